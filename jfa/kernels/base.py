@@ -1,0 +1,53 @@
+"""The contract between the op and a kernel backend.
+
+A backend is a module with three functions; :mod:`jfa.attention` validates, picks one, and never looks inside:
+
+    supports(problem) -> str | None                 None, or one sentence: which argument it cannot do and which backend can
+    forward(problem, q, k, v, plan) -> (out, lse)   out [rows_out, H, Dv] in q.dtype, lse [H, rows_out] fp32, natural log
+    backward(problem, dout, dlse, q, k, v, out, lse, plan) -> (dq, dk, dv)
+                                                    dlse [H, rows_out] fp32 or None; gradients in the inputs' dtypes
+
+Every row of every output is written: a query without keys gets out 0 and lse -inf, uncovered rows likewise, and gradients of
+rows that nothing touches are 0. Nothing is read or written outside the tensors, whatever the offsets say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from jfa.masks import Band
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call, validated and normalised: what is static about it, and the offset tensors.
+
+    Shapes: q [total_q, H, D] (broadcast_q: [Lq, H, D]), k [total_kv, H_kv, D], v [total_kv, H_kv, Dv]; H % H_kv == 0.
+    """
+
+    num_batches: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    rows_q: int  # rows of the query tensor
+    rows_kv: int  # rows of key and value
+    rows_out: int  # rows of the output: rows_q, or num_batches * rows_q with broadcast_q
+    dtype: torch.dtype
+    device: torch.device
+    sm_scale: float
+    band: Band
+    broadcast_q: bool
+    deterministic: bool
+    query_offset: torch.Tensor  # [B+1] int32, or [2] with broadcast_q
+    key_offset: torch.Tensor  # [B+1] int32
+    output_offset: torch.Tensor | None = None  # [B+1] int32, broadcast_q only; None: batch b starts at row b * rows_q
+    max_seq_len_q: int = 0  # hints for configuration only: correctness never depends on them
+    max_seq_len_kv: int = 0
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.num_heads // self.num_kv_heads
