@@ -1,0 +1,7 @@
+"""``python -m jfa`` is ``jfa``."""
+
+import sys
+
+from jfa.cli import main
+
+sys.exit(main())
