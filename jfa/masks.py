@@ -1,7 +1,7 @@
 """Which (query, key) pairs count: causal and window masks, exact pair counts and FLOPs.
 
-Every mask that jfa supports is a *band*: query ``i`` of a sequence sees the keys ``lo(i) <= j <= hi(i)``, both bounds moving
-one key a query. Two anchors exist: a bound tied to the sequences' starts (``i + c``), and one tied to their ends
+Every mask that jfa supports is a *band*: query ``i`` of a sequence sees the keys ``lo(i) <= j <= hi(i)``, both bounds
+moving one key a query. Two anchors exist: a bound tied to the sequences' starts (``i + c``), and one tied to their ends
 (``i + c + len_kv - len_q``). So four numbers describe causal (either alignment) and window (either kind) masks and all
 their combinations; the reference, the pair counts and every kernel read the same four.
 """
@@ -15,9 +15,9 @@ UNBOUNDED = 1 << 30  # a bound no int32 sequence position can reach, still safe 
 
 @dataclass(frozen=True)
 class Band:
-    """Keys seen by query ``i``: ``max(i + lo_start, i + lo_end + d) <= j <= min(i + hi_start, i + hi_end + d)``, d = len_kv - len_q.
+    """Keys seen by query ``i``: ``max(i + lo_start, i + lo_end + d) <= j <= min(i + hi_start, i + hi_end + d)``.
 
-    ``None`` means that the bound does not exist. ``0 <= j < len_kv`` always holds besides.
+    ``d = len_kv - len_q``. ``None`` means that the bound does not exist. ``0 <= j < len_kv`` always holds besides.
     """
 
     lo_start: int | None = None
@@ -30,9 +30,10 @@ class Band:
         """The band of a call's ``causal`` and ``window_size`` arguments.
 
         Args:
-            causal: False, True or "bottom_right" (the last query sees the last key), or "top_left" (query i sees keys 0..i).
-            window_size: None, W (keys with ``|i - j| <= W``, both counted from their own start), or (left, right) around
-                the diagonal ``i + len_kv - len_q`` as in FlashAttention, where -1 leaves that side open.
+            causal: False, True or "bottom_right" (the last query sees the last key), or "top_left" (query i sees
+                keys 0..i).
+            window_size: None, W (keys with ``|i - j| <= W``, both counted from their own start), or (left, right)
+                around the diagonal ``i + len_kv - len_q`` as in FlashAttention, where -1 leaves that side open.
 
         Raises:
             ValueError, TypeError: naming ``causal`` or ``window_size``.
@@ -46,7 +47,8 @@ class Band:
                     raise TypeError(f"window_size must be an int or a pair of ints (left, right), got {window_size!r}")
                 left, right = window_size
                 if left < -1 or right < -1:
-                    raise ValueError(f"window_size sides must be >= 0, or -1 for an open side, got {tuple(window_size)}")
+                    sides = tuple(window_size)
+                    raise ValueError(f"window_size sides must be >= 0, or -1 for an open side, got {sides}")
                 lo_end = None if left == -1 else -left
                 hi_end = None if right == -1 else right
             elif _is_int(window_size):
@@ -54,7 +56,8 @@ class Band:
                     raise ValueError(f"window_size must be >= 0, or None for no window, got {window_size}")
                 lo_start, hi_start = -window_size, window_size
             else:
-                raise TypeError(f"window_size must be an int, a pair of ints (left, right) or None, got {type(window_size).__name__}")
+                kind = type(window_size).__name__
+                raise TypeError(f"window_size must be an int, a pair of ints (left, right) or None, got {kind}")
         if causal == "top_left":
             hi_start = 0 if hi_start is None else min(hi_start, 0)
         elif causal:
@@ -72,7 +75,7 @@ class Band:
         return self.hi_start is not None or self.hi_end is not None
 
     def offsets(self, len_q: int, len_kv: int) -> tuple[int, int]:
-        """(lo, hi) of one pair of sequences, in keys: query i sees ``i + lo <= j <= i + hi``; +-UNBOUNDED where open."""
+        """(lo, hi) of one pair of sequences, in keys: query i sees ``i + lo <= j <= i + hi``; +-UNBOUNDED if open."""
         d = len_kv - len_q
         los = [c for c in (self.lo_start, None if self.lo_end is None else self.lo_end + d) if c is not None]
         his = [c for c in (self.hi_start, None if self.hi_end is None else self.hi_end + d) if c is not None]

@@ -2,13 +2,14 @@
 
 A backend is a module with three functions; :mod:`jfa.attention` validates, picks one, and never looks inside:
 
-    supports(problem) -> str | None                 None, or one sentence: which argument it cannot do and which backend can
-    forward(problem, q, k, v, plan) -> (out, lse)   out [rows_out, H, Dv] in q.dtype, lse [H, rows_out] fp32, natural log
+    supports(problem) -> str | None                 None, or a sentence: which argument it cannot do, which backend can
+    forward(problem, q, k, v, plan) -> (out, lse)   out [rows_out, H, Dv] in q.dtype; lse [H, rows_out] fp32, natural
+                                                    log
     backward(problem, dout, dlse, q, k, v, out, lse, plan) -> (dq, dk, dv)
                                                     dlse [H, rows_out] fp32 or None; gradients in the inputs' dtypes
 
-Every row of every output is written: a query without keys gets out 0 and lse -inf, uncovered rows likewise, and gradients of
-rows that nothing touches are 0. Nothing is read or written outside the tensors, whatever the offsets say.
+Every row of every output is written: a query without keys gets out 0 and lse -inf, uncovered rows likewise, and
+gradients of rows that nothing touches are 0. Nothing is read or written outside the tensors, whatever the offsets say.
 """
 
 from __future__ import annotations
