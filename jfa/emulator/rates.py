@@ -180,7 +180,7 @@ class Chip:
         return Demand(needs, latency=self["tma_latency"])
 
     def _mma(self, m: int, n: int, k: int, itemsize_a: int = 2, a_space: str = "smem", two_cta: bool = False, **_) -> Demand:
-        """One CTA's share: a pair (``two_cta``) computes m x n together, each CTA its half of the rows and of B's columns in SMEM."""
+        """One CTA's share: a pair (``two_cta``) computes m x n together, each CTA half of the rows and of B in SMEM."""
         rows = m / 2 if two_cta else m
         flops = 2 * rows * n * k
         # below 128 rows the array is half empty, and takes as long as if it were full
