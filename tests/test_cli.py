@@ -1,0 +1,37 @@
+"""The command line finds its subcommands, imports only the one asked for, and tells a wrong name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from jfa import cli
+
+
+def test_usage_lists_every_command(capsys):
+    assert cli.main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    for name, command in cli.COMMANDS.items():
+        assert name in printed and command.help in printed
+
+
+def test_a_wrong_name_exits_2_and_suggests(capsys):
+    assert cli.main(["gradd", "1.1"]) == 2
+    assert "did you mean 'grade'?" in capsys.readouterr().err
+
+
+def test_no_command_exits_2(capsys):
+    assert cli.main([]) == 2
+
+
+def test_help_imports_neither_torch_nor_triton():
+    program = "import sys; from jfa.cli import main; main(['--help']); print({'torch', 'triton'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.rstrip().endswith("set()")
+
+
+def test_a_command_gets_its_arguments_and_gives_the_exit_status(monkeypatch):
+    seen = []
+    monkeypatch.setattr("jfa.lab.main", lambda argv: seen.append(argv) or 7)
+    assert cli.main(["lab", "--no-browser"]) == 7
+    assert seen == [["--no-browser"]]
