@@ -1,0 +1,525 @@
+"""Compile kernels for Hopper and Blackwell without a GPU, and report what the hardware would be asked for.
+
+    jfa compile                       every shipped configuration on every target, as a table
+    jfa compile 'blackwell-*' --arch 100 --json
+    jfa compile --diff blackwell-forward-d128 blackwell-forward-d64
+    jfa compile --diff before.json after.json
+
+From Python, in a notebook too: ``compile_kernel(kernel, signature, constexprs, arch=100)`` returns a :class:`Report`
+that displays as a table. Compiling happens in a child process: Triton cannot compile where TRITON_INTERPRET
+is set, and a crash of the compiler must not take a notebook with it. Nothing here needs or touches a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fnmatch
+import html
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jfa.kernels.compile_config import CompileConfig
+
+# Limits of one CTA. SMEM: what a kernel can opt in to on these three (228 KiB of the SM less 1 KiB the system keeps).
+SMEM_CAP = {90: 232_448, 100: 232_448, 103: 232_448}
+TMEM_CAP = {90: 0, 100: 512, 103: 512}  # columns of 128 lanes x 32 bits; Hopper has none
+REGISTER_FILE = 65_536  # 32-bit registers of one SM
+MAX_THREADS = 1024
+MARK = "REPORT "  # starts a child's line that carries a report; the compiler prints lines of its own
+
+# What to count, and what one line of PTX must contain to count. Each is an instruction that decides about speed.
+PTX_COUNTS = {
+    "tcgen05.mma": r"\btcgen05\.mma\b",
+    "tcgen05.ld": r"\btcgen05\.ld\b",
+    "tcgen05.st": r"\btcgen05\.st\b",
+    "tcgen05.commit": r"\btcgen05\.commit\b",
+    "wgmma": r"\bwgmma\.mma_async\b",
+    "tma.load": r"\bcp\.async\.bulk\.tensor\S*shared::\w+\.global",
+    "tma.store": r"\bcp\.async\.bulk\.tensor\S*global\.shared::cta",
+    "tma.reduce": r"\bcp\.reduce\.async\.bulk\.tensor",
+    "setmaxnreg": r"\bsetmaxnreg\b",
+    "clusterlaunchcontrol": r"\bclusterlaunchcontrol\.try_cancel",
+    "mbarrier.init": r"\bmbarrier\.init\b",
+    "mbarrier.wait": r"\bmbarrier\.try_wait\b",
+    "mbarrier.arrive": r"\bmbarrier\.arrive\b",
+    "bar.sync": r"\bbar\.sync\b|\bbarrier\.sync\b",
+    "fence.proxy": r"\bfence\.proxy\.async\b",
+    "ex2 (mufu)": r"\bex2\.approx",
+    "mufu, others": r"\b(?:lg2|rcp|rsqrt|sqrt|sin|cos|tanh)\.approx",
+    "fma.f32x2": r"\b(?:fma|mul|add|sub)\S*\.f32x2\b",
+    "st.global": r"\bst\.global\b",
+    "ld.global": r"\bld\.global\b",
+    "atomic": r"\b(?:atom|red)\.global\b",
+}
+
+
+@dataclass
+class Role:
+    """One warp group of the kernel: its warps and the registers a thread of it has (None where nothing sets them)."""
+
+    name: str
+    warps: int
+    registers: int | None
+
+
+@dataclass
+class Report:
+    """What one kernel variant asks of one target."""
+
+    name: str
+    arch: int
+    smem: int = 0  # bytes
+    tmem: int = 0  # columns
+    threads: int = 0
+    registers: int = 0  # of a thread, as ptxas allots them at launch, before setmaxnreg moves them between roles
+    spill_stores: int = 0  # bytes a thread
+    spill_loads: int = 0
+    stack: int = 0  # bytes a thread
+    global_scratch: int = 0  # bytes a CTA; more than 0 means that a launch needs an allocator
+    roles: list[Role] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    max_spill_bytes: int | None = None  # recorded; None: nothing recorded
+    error: str | None = None
+
+    @property
+    def problems(self) -> list[str]:
+        """Why this variant must not ship on this target; empty if it may."""
+        if self.error:
+            return [f"does not compile: {self.error.strip().splitlines()[-1]}"]
+        found = []
+        if self.smem > SMEM_CAP[self.arch]:
+            found.append(f"SMEM {self.smem} B exceeds the {SMEM_CAP[self.arch]} B of sm_{self.arch}")
+        if self.tmem > TMEM_CAP[self.arch]:
+            found.append(f"TMEM {self.tmem} columns exceed the {TMEM_CAP[self.arch]} of sm_{self.arch}")
+        if self.threads > MAX_THREADS:
+            found.append(f"{self.threads} threads exceed the {MAX_THREADS} of a CTA")
+        if self.registers * self.threads > REGISTER_FILE:
+            found.append(f"{self.registers} registers x {self.threads} threads exceed the file of {REGISTER_FILE}")
+        spills = self.spill_stores + self.spill_loads
+        if self.max_spill_bytes is not None and spills > self.max_spill_bytes:
+            found.append(f"spills {spills} B a thread (stores + loads), recorded are {self.max_spill_bytes}")
+        return found
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}@{self.arch}"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(quantity, value) pairs, the order in which a reader asks for them."""
+        out = [
+            ("SMEM", f"{self.smem:,} of {SMEM_CAP[self.arch]:,} B"),
+            ("TMEM", f"{self.tmem} of {TMEM_CAP[self.arch]} columns"),
+            ("threads", str(self.threads)),
+            ("registers at launch", str(self.registers)),
+            ("spills", f"{self.spill_stores} B stored, {self.spill_loads} B loaded a thread"),
+            ("barriers", str(self.counts.get("mbarrier.init", 0))),
+            ("global scratch", f"{self.global_scratch} B"),
+        ]
+        out += [(f"role {r.name}", f"{r.warps} warps, {r.registers or '?'} registers a thread") for r in self.roles]
+        out += [(k, str(v)) for k, v in self.counts.items() if v and k != "mbarrier.init"]
+        return out
+
+    def to_text(self) -> str:
+        head = f"{self.name} on sm_{self.arch}: {'; '.join(self.problems) or 'fits'}"
+        width = max(len(k) for k, _ in self.rows())
+        return "\n".join([head] + [f"  {k:<{width}}  {v}" for k, v in self.rows()])
+
+    def _repr_html_(self) -> str:
+        cells = "".join(f"<tr><td>{html.escape(k)}</td><td>{html.escape(v)}</td></tr>" for k, v in self.rows())
+        verdict = html.escape("; ".join(self.problems) or "fits")
+        return f"<b>{html.escape(self.name)}</b> on sm_{self.arch}: {verdict}<table>{cells}</table>"
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Report:
+        data = dict(data)
+        data["roles"] = [Role(**r) for r in data.get("roles", [])]
+        return cls(**data)
+
+
+# ---------------------------------------------------------------------------------------------------- configurations
+
+
+def shipped_configs() -> list[CompileConfig]:
+    """Every configuration of every kernel module, in the order of their names.
+
+    Raises:
+        ValueError: if two share a name.
+    """
+    import jfa.kernels
+
+    found: dict[str, CompileConfig] = {}
+    for info in pkgutil.walk_packages(jfa.kernels.__path__, "jfa.kernels."):
+        if info.ispkg:
+            continue
+        module = importlib.import_module(info.name)
+        for config in getattr(module, "compile_configs", lambda: [])():
+            if config.name in found:
+                raise ValueError(f"two kernel configurations are called {config.name!r}")
+            found[config.name] = config
+    return [found[name] for name in sorted(found)]
+
+
+def select(configs: Sequence[CompileConfig], patterns: Iterable[str]) -> list[CompileConfig]:
+    """The configurations whose name matches any of the shell patterns; all, without patterns.
+
+    Raises:
+        ValueError: naming a pattern that matches none.
+    """
+    patterns = list(patterns)
+    for p in patterns:
+        if not fnmatch.filter([c.name for c in configs], p):
+            raise ValueError(f"no kernel configuration matches {p!r}; `jfa compile --list` names them")
+    return [c for c in configs if not patterns or any(fnmatch.fnmatch(c.name, p) for p in patterns)]
+
+
+# ------------------------------------------------------------------------------------------------------- the parent
+
+
+def compile_configs(configs: Sequence[CompileConfig], archs: Sequence[int] | None = None) -> list[Report]:
+    """Compile each configuration for its targets (those among ``archs``, if given) in one child process."""
+    jobs, recorded = [], []
+    for config in configs:
+        for arch in config.targets:
+            if archs is None or arch in archs:
+                jobs.append(_job(config.kernel, config, arch))
+                recorded.append(config.max_spill_bytes)
+    reports = _run_worker(jobs)
+    for report, spill in zip(reports, recorded):
+        report.max_spill_bytes = spill
+    return reports
+
+
+def compile_kernel(
+    kernel: Any,
+    signature: dict[str, str],
+    constexprs: dict[str, Any] | None = None,
+    *,
+    arch: int = 100,
+    num_warps: int = 4,
+    roles: Sequence[str] = (),
+    name: str | None = None,
+) -> Report:
+    """Compile any ``@triton.jit`` function, one defined in a notebook cell too, for ``arch`` (90, 100 or 103).
+
+    Args:
+        signature: Triton types of the arguments that are no constexprs, as in :class:`CompileConfig`.
+        constexprs: values of the constexprs; numbers, strings, booleans, None, ``tl.dtype``.
+        roles: names for the warp groups in the report.
+    """
+    config = CompileConfig(
+        name=name or _plain_function(kernel).__name__,
+        kernel="",
+        signature=signature,
+        constexprs={k: _encode(v) for k, v in (constexprs or {}).items()},
+        targets=(arch,),
+        num_warps=num_warps,
+        roles=tuple(roles),
+    )
+    with tempfile.TemporaryDirectory(prefix="jfa-compile-") as folder:
+        path = Path(folder) / "shipped_kernel.py"
+        path.write_text(ship_source(kernel))
+        return _run_worker([_job(f"{path}:{_plain_function(kernel).__name__}", config, arch)])[0]
+
+
+def _job(kernel: str, config: CompileConfig, arch: int) -> dict[str, Any]:
+    data = dataclasses.asdict(config)
+    data.update(kernel=kernel, arch=arch)
+    return data
+
+
+def _run_worker(jobs: list[dict[str, Any]]) -> list[Report]:
+    """Reports of the jobs, from a child that has no interpreter switched on. A job that kills the child is named."""
+    if not jobs:
+        return []
+    env = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_INTERPRET")}
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parents[1]), *sys.path])
+    env.setdefault("TRITON_CACHE_DIR", str(_state_folder() / "triton"))
+    env["TRITON_ALWAYS_COMPILE"] = "1"  # a cached kernel would come without ptxas's log
+    command = [sys.executable, "-m", "jfa.compiled", "--worker"]
+    child = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, env=env)
+    lines = [line.removeprefix(MARK) for line in child.stdout.splitlines() if line.startswith(MARK)]
+    reports = [Report.from_json(json.loads(line)) for line in lines]
+    if len(reports) < len(jobs):
+        job = jobs[len(reports)]
+        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        died = f"the compiler process died ({child.returncode}): {last}"
+        reports.append(Report(job["name"], job["arch"], error=died))
+        reports += _run_worker(jobs[len(reports):])
+    return reports
+
+
+def _state_folder() -> Path:
+    """Where generated files go: the course's ignored state folder, never the home directory."""
+    return Path(os.environ.get("JFA_STATE", Path.cwd() / ".jfa"))
+
+
+# ----------------------------------------------------------------------------------- shipping a notebook cell's kernel
+
+
+def ship_source(kernel: Any) -> str:
+    """One module's text that defines ``kernel`` and all it uses: jit functions, modules, plain values."""
+    parts: dict[str, str] = {}
+    _collect(kernel, parts)
+    header = "import triton\nimport triton.language as tl\n\n"
+    return header + "\n".join(parts.values())
+
+
+def _collect(kernel: Any, parts: dict[str, str]) -> None:
+    fn = _plain_function(kernel)
+    key = f"{fn.__module__}.{fn.__qualname__}"
+    if key in parts:
+        return
+    parts[key] = ""  # marks it as being collected, for recursion
+    for name, value in inspect.getclosurevars(fn).globals.items() | inspect.getclosurevars(fn).nonlocals.items():
+        line = _ship_value(name, value, parts)
+        if line:
+            parts.setdefault(f"value {name}", line)
+    source = textwrap.dedent(inspect.getsource(fn))
+    body = source[source.index("def "):] if "def " in source else source
+    parts.pop(key)
+    parts[key] = f"\n\n@triton.jit\n{body}"
+
+
+def _ship_value(name: str, value: Any, parts: dict[str, str]) -> str | None:
+    """The line that makes ``name`` mean ``value`` in the shipped module; None where nothing is needed."""
+    if inspect.ismodule(value):
+        return f"import {value.__name__} as {name}"
+    if _is_jit(value):
+        fn = _plain_function(value)
+        if fn.__module__ and importlib.util.find_spec(fn.__module__.split(".")[0]) and fn.__module__ != "__main__":
+            return f"from {fn.__module__} import {fn.__name__} as {name}"
+        _collect(value, parts)
+        return None if fn.__name__ == name else f"{name} = {fn.__name__}"
+    inner = getattr(value, "value", value)
+    if isinstance(inner, bool | int | float | str | type(None)):
+        return f"{name} = tl.constexpr({inner!r})"
+    module = getattr(value, "__module__", None)
+    if module and hasattr(value, "__name__"):
+        return f"from {module} import {value.__name__} as {name}"
+    raise TypeError(f"cannot ship {name} = {value!r}: a kernel may use modules, jit functions and plain constants")
+
+
+def _is_jit(value: Any) -> bool:
+    return type(value).__name__ in ("JITFunction", "InterpretedFunction") or hasattr(value, "fn")
+
+
+def _plain_function(kernel: Any) -> Any:
+    while hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    return kernel
+
+
+# -------------------------------------------------------------------------------------------------------- the child
+
+
+def _worker() -> int:
+    """Read jobs from stdin, write one ``REPORT {json}`` line each."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Triton prints whole PTX files to stdout when ptxas fails
+    for job in json.load(sys.stdin):
+        print(MARK + json.dumps(_compile(job).to_json()), file=out, flush=True)
+    return 0
+
+
+def _compile(job: dict[str, Any]) -> Report:
+    report = Report(job["name"], job["arch"])
+    try:
+        compiled, log = _triton_compile(job)
+    except BaseException as e:  # noqa: BLE001 - whatever the compiler raises is the answer
+        report.error = f"{type(e).__name__}: {e}"
+        return report
+    meta, ptx = compiled.metadata, compiled.asm["ptx"]
+    report.smem = meta.shared
+    report.tmem = getattr(meta, "tmem_size", 0) or 0
+    report.global_scratch = getattr(meta, "global_scratch_size", 0) or 0
+    report.threads = _first_int(r"\.(?:req|max)ntid\s+(\d+)", ptx)
+    report.registers = _first_int(r"Used (\d+) registers", log)
+    report.spill_stores = _first_int(r"(\d+) bytes spill stores", log)
+    report.spill_loads = _first_int(r"(\d+) bytes spill loads", log)
+    report.stack = _first_int(r"(\d+) bytes stack frame", log)
+    report.roles = parse_roles(compiled.asm["ttgir"], ptx, job["num_warps"], job["roles"])
+    report.counts = {name: len(re.findall(pattern, ptx)) for name, pattern in PTX_COUNTS.items()}
+    return report
+
+
+def _triton_compile(job: dict[str, Any]):
+    """(compiled kernel, ptxas's log) of one job."""
+    import contextlib
+    import io
+
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = _load_kernel(job["kernel"])
+    constexprs = {k: _decode(v) for k, v in job["constexprs"].items()}
+    signature = {a: "constexpr" if a in constexprs else job["signature"][a] for a in kernel.arg_names}
+    log = io.StringIO()
+    with contextlib.redirect_stdout(log), triton.knobs.nvidia.scope():
+        triton.knobs.nvidia.dump_ptxas_log = True
+        compiled = triton.compile(
+            ASTSource(kernel, signature, constexprs),
+            target=GPUTarget("cuda", job["arch"], 32),
+            options={"num_warps": job["num_warps"], "num_stages": 1, **job["options"]},
+        )
+    return compiled, log.getvalue()
+
+
+def _load_kernel(path: str) -> Any:
+    module_name, attribute = path.rsplit(":", 1)
+    if module_name.endswith(".py"):
+        spec = importlib.util.spec_from_file_location("shipped_kernel", module_name)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(module_name)
+    kernel = getattr(module, attribute)
+    while not hasattr(kernel, "arg_names") or type(kernel).__name__ != "JITFunction":
+        kernel = kernel.fn
+    return kernel
+
+
+def _encode(value: Any) -> Any:
+    value = getattr(value, "value", value)
+    return value if isinstance(value, bool | int | float | str | type(None)) else f"dtype:{value}"
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith("dtype:"):
+        import triton.language as tl
+
+        return getattr(tl, {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(value[6:], value[6:]))
+    return value
+
+
+def _first_int(pattern: str, text: str) -> int:
+    match = re.search(pattern, text)
+    return int(match.group(1)) if match else 0
+
+
+def parse_roles(ttgir: str, ptx: str, num_warps: int, names: Sequence[str]) -> list[Role]:
+    """The warp groups of a warp-specialized kernel; none for a plain one.
+
+    Requested registers stand in TTGIR; what is left for the default task is the ``setmaxnreg`` that PTX executes
+    between the two barriers at which the groups part.
+    """
+    warps = [int(w) for w in re.findall(r"^\s*partition\d+\(.*?\) num_warps\((\d+)\)", ttgir, re.M)]
+    if not warps:
+        return []
+    asked = re.search(r"requestedRegisters = array<i32: ([\d, ]+)>", ttgir)
+    registers: list[int | None] = [int(r) for r in asked.group(1).split(",")] if asked else [None] * len(warps)
+    left = re.search(r"barrier\.sync\s+1;\s*setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)
+    groups = zip([num_warps, *warps], [int(left.group(1)) if left else None, *registers])
+    labels = list(names) + ["default" if i == 0 else f"task {i}" for i in range(len(names), len(warps) + 1)]
+    return [Role(label, w, r) for label, (w, r) in zip(labels, groups)]
+
+
+# ------------------------------------------------------------------------------------------------------------ output
+
+
+TABLE_HEAD = (
+    "kernel", "sm", "SMEM", "TMEM", "threads", "regs x warps by role", "spill st/ld", "bars", "mma", "ld/st",
+    "TMA l/s/r", "ex2", "verdict",
+)  # fmt: skip
+
+
+def table(reports: Sequence[Report]) -> str:
+    """One line per variant and target: what fits, what spills, what counts."""
+    lines = [list(TABLE_HEAD)] + [_table_row(r) for r in reports]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(TABLE_HEAD))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths)).rstrip() for line in lines)
+
+
+def _table_row(r: Report) -> list[str]:
+    c = r.counts.get
+    mma = c("tcgen05.mma", 0) or c("wgmma", 0)
+    return [
+        r.name, str(r.arch), f"{r.smem:,}", str(r.tmem), str(r.threads),
+        " ".join(f"{x.registers or '?'}x{x.warps}" for x in r.roles) or str(r.registers),
+        f"{r.spill_stores}/{r.spill_loads}", str(c("mbarrier.init", 0)), str(mma),
+        f"{c('tcgen05.ld', 0)}/{c('tcgen05.st', 0)}", f"{c('tma.load', 0)}/{c('tma.store', 0)}/{c('tma.reduce', 0)}",
+        str(c("ex2 (mufu)", 0)), "; ".join(r.problems) or "fits",
+    ]  # fmt: skip
+
+
+def diff(before: Report, after: Report) -> str:
+    """The quantities in which two reports differ, side by side."""
+    a, b = dict(before.rows()), dict(after.rows())
+    changed = [(k, a.get(k, "-"), b.get(k, "-")) for k in [*a, *(k for k in b if k not in a)] if a.get(k) != b.get(k)]
+    lines = [("", before.key, after.key), *(changed or [("no difference", "", "")])]
+    widths = [max(len(line[i]) for line in lines) for i in range(3)]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths)).rstrip() for line in lines)
+
+
+def _diff_sides(side: str, archs: Sequence[int] | None) -> list[Report]:
+    """Reports behind one argument of --diff: a saved JSON file, a configuration's name, or ``name@arch``."""
+    if side.endswith(".json"):
+        return [Report.from_json(r) for r in json.loads(Path(side).read_text())]
+    name, _, arch = side.partition("@")
+    return compile_configs(select(shipped_configs(), [name]), [int(arch)] if arch else archs)
+
+
+def _print_diff(left: list[Report], right: list[Report]) -> None:
+    """Pairs by (name, target) where both sides know it, else by target alone."""
+    by_key, by_arch = {r.key: r for r in right}, {r.arch: r for r in right}
+    for report in left:
+        other = by_key.get(report.key) or by_arch.get(report.arch)
+        if other is not None:
+            print(diff(report, other), end="\n\n")
+
+
+def _arguments() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="jfa compile", description="Compile kernels for sm_90/100/103 without a GPU.")
+    p.add_argument("names", nargs="*", help="configurations to compile, shell patterns allowed (default: all)")
+    p.add_argument("--arch", nargs="+", type=int, choices=sorted(SMEM_CAP), help="targets (default: each one's own)")
+    p.add_argument("--list", action="store_true", help="name the configurations")
+    p.add_argument("--json", action="store_true", help="print reports as JSON")
+    p.add_argument("--full", action="store_true", help="one block per kernel in place of one line")
+    p.add_argument("--diff", nargs=2, metavar=("A", "B"), help="compare two: a name, name@arch, or a saved JSON file")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``jfa compile``. Exit status 1 if a variant does not compile, exceeds a cap, or spills more than recorded."""
+    args = _arguments().parse_args(argv)
+    try:
+        if args.diff:
+            _print_diff(*(_diff_sides(side, args.arch) for side in args.diff))
+            return 0
+        configs = select(shipped_configs(), args.names)
+    except ValueError as e:
+        print(f"jfa compile: {e}", file=sys.stderr)
+        return 2
+    if args.list:
+        for c in configs:
+            print(f"{c.name:<44} sm_{', sm_'.join(map(str, c.targets))}  {c.kernel}")
+        return 0
+    reports = compile_configs(configs, args.arch)
+    if args.json:
+        print(json.dumps([r.to_json() for r in reports], indent=1))
+    elif args.full:
+        print("\n\n".join(r.to_text() for r in reports))
+    else:
+        print(table(reports))
+    return int(any(r.problems for r in reports))
+
+
+if __name__ == "__main__":
+    sys.exit(_worker() if sys.argv[1:] == ["--worker"] else main())

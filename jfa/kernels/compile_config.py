@@ -1,0 +1,37 @@
+"""What a kernel module tells `jfa compile` about a variant that it ships.
+
+Each kernel module exposes ``compile_configs() -> list[CompileConfig]``; :mod:`jfa.compiled` finds them by walking
+:mod:`jfa.kernels`, so a new kernel file needs no registration anywhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CompileConfig:
+    """One kernel with one set of compile-time choices.
+
+    Attributes:
+        name: unique, such as ``"blackwell-forward-d128-causal"``.
+        kernel: ``"package.module:attribute"`` of the ``@triton.jit`` function; an autotuner is looked through.
+        signature: type of every argument that is not a constexpr, in Triton's spelling: ``"*fp32"``, ``"i32"``,
+            ``"tensordesc<bf16[1, 1, 1, 128, 128]>"``.
+        constexprs: value of every constexpr; a ``tl.dtype`` is written ``"dtype:bf16"``.
+        targets: compute capabilities times ten: 90, 100, 103.
+        num_warps: warps of the default task (or of the whole kernel, without async tasks).
+        roles: names of the default task and of the others, in the order in which the kernel opens them, replicas apart.
+        max_spill_bytes: recorded spill loads plus stores of one thread, in bytes; more is a regression.
+    """
+
+    name: str
+    kernel: str
+    signature: dict[str, str]
+    constexprs: dict[str, Any]
+    targets: tuple[int, ...]
+    num_warps: int = 4
+    roles: tuple[str, ...] = ()
+    max_spill_bytes: int = 0
+    options: dict[str, Any] = field(default_factory=dict)

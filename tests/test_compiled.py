@@ -1,0 +1,108 @@
+"""`jfa compile`: kernels compile without a GPU, and the report says what fits and what does not."""
+
+import json
+
+import pytest
+
+triton = pytest.importorskip("triton")
+tlx = pytest.importorskip("triton.language.extra.tlx")
+if not triton.__version__.endswith("+fb"):
+    pytest.skip("compiling TLX needs fbtriton", allow_module_level=True)
+
+import triton.language as tl  # noqa: E402
+
+from jfa import compiled  # noqa: E402
+from jfa.compiled import Report, Role, compile_kernel  # noqa: E402
+from jfa.kernels.compile_config import CompileConfig  # noqa: E402
+
+SCALE = tl.constexpr(2.0)
+
+
+@triton.jit
+def _scaled(x):
+    return x * SCALE
+
+
+@triton.jit
+def _scale_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=offs < n, other=0.0)
+    tl.store(y_ptr + offs, tl.exp2(_scaled(x)), mask=offs < n)
+
+
+@triton.jit
+def _two_role_kernel(desc, out_ptr, BUFFERS: tl.constexpr):
+    tiles = tlx.local_alloc((128, 128), tl.bfloat16, BUFFERS)
+    fulls = tlx.alloc_barriers(BUFFERS)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            tlx.barrier_wait(fulls[0], 0)
+            x = tlx.local_load(tiles[0])
+            tl.store(out_ptr + tl.arange(0, 128), tl.sum(x.to(tl.float32), 1))
+        with tlx.async_task(num_warps=1, registers=24):
+            tlx.barrier_expect_bytes(fulls[0], 128 * 128 * 2)
+            tlx.async_descriptor_load(desc, tiles[0], [0, 0], fulls[0])
+
+
+POINTWISE = {"x_ptr": "*fp32", "y_ptr": "*fp32", "n": "i32"}
+TWO_ROLES = {"desc": "tensordesc<bf16[128, 128]>", "out_ptr": "*fp32"}
+
+
+def test_a_kernel_of_this_file_compiles_with_its_helpers_and_constants():
+    report = compile_kernel(_scale_kernel, POINTWISE, {"BLOCK": 256}, arch=90)
+    assert report.error is None and report.problems == []
+    assert report.counts["ex2 (mufu)"] > 0 and report.threads == 128
+    assert "_scale_kernel" in report._repr_html_() and "fits" in report.to_text()
+
+
+def test_compiling_works_while_the_interpreter_is_switched_on(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert compile_kernel(_scale_kernel, POINTWISE, {"BLOCK": 128}, arch=100).error is None
+
+
+def test_roles_carry_their_warps_and_registers():
+    report = compile_kernel(_two_role_kernel, TWO_ROLES, {"BUFFERS": 2}, arch=100, roles=("consumer", "load"))
+    assert [(r.name, r.warps) for r in report.roles] == [("consumer", 4), ("load", 1)]
+    assert report.roles[1].registers == 24 and report.roles[0].registers > 24
+    assert report.counts["tma.load"] > 0 and report.counts["mbarrier.init"] >= 2
+
+
+def test_too_much_shared_memory_is_a_problem_though_triton_compiles_it():
+    report = compile_kernel(_two_role_kernel, TWO_ROLES, {"BUFFERS": 8}, arch=90)
+    assert any("SMEM" in p and "exceeds" in p for p in report.problems)
+
+
+def test_a_compile_error_is_reported_not_raised():
+    report = compile_kernel(_scale_kernel, POINTWISE, {"BLOCK": 3}, arch=90)
+    assert report.error and "does not compile" in report.problems[0]
+
+
+def test_problems_cover_every_cap():
+    r = Report("k", 100, smem=300_000, tmem=640, threads=2048, registers=64, spill_stores=8, max_spill_bytes=0)
+    assert [p.split()[0] for p in r.problems] == ["SMEM", "TMEM", "2048", "64", "spills"]
+
+
+def test_report_survives_json():
+    r = Report("k", 90, roles=[Role("load", 1, 24)], counts={"wgmma": 3})
+    assert Report.from_json(json.loads(json.dumps(r.to_json()))) == r
+
+
+def test_diff_shows_only_what_differs():
+    a, b = Report("a", 90, smem=10), Report("b", 90, smem=20)
+    text = compiled.diff(a, b)
+    assert "SMEM" in text and "TMEM" not in text
+    assert "no difference" in compiled.diff(a, a)
+
+
+def test_a_pattern_without_match_is_named():
+    config = CompileConfig("one", "m:k", {}, {}, (90,))
+    assert compiled.select([config], ["o*"]) == [config]
+    with pytest.raises(ValueError, match="two"):
+        compiled.select([config], ["two"])
+
+
+def test_saved_reports_can_be_compared(tmp_path, capsys):
+    for name, smem in (("before", 1), ("after", 2)):
+        (tmp_path / f"{name}.json").write_text(json.dumps([Report("k", 100, smem=smem).to_json()]))
+    assert compiled.main(["--diff", str(tmp_path / "before.json"), str(tmp_path / "after.json")]) == 0
+    assert "k@100" in capsys.readouterr().out
