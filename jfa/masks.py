@@ -9,6 +9,11 @@ their combinations; the reference, the pair counts and every kernel read the sam
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
 
 UNBOUNDED = 1 << 30  # a bound no int32 sequence position can reach, still safe to add lengths to
 
@@ -81,6 +86,141 @@ class Band:
         his = [c for c in (self.hi_start, None if self.hi_end is None else self.hi_end + d) if c is not None]
         return max(los, default=-UNBOUNDED), min(his, default=UNBOUNDED)
 
+    def bounds(self, len_q: Tensor, len_kv: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`offsets` for many sequences at once: [B] lengths -> (lo [B], hi [B]) int64, on the lengths' device."""
+        len_q, len_kv = _as_int64(len_q), _as_int64(len_kv)
+        d = len_kv - len_q
+        lo, hi = torch.full_like(d, -UNBOUNDED), torch.full_like(d, UNBOUNDED)
+        if self.lo_start is not None:
+            lo = lo.clamp(min=self.lo_start)
+        if self.lo_end is not None:
+            lo = torch.maximum(lo, d + self.lo_end)
+        if self.hi_start is not None:
+            hi = hi.clamp(max=self.hi_start)
+        if self.hi_end is not None:
+            hi = torch.minimum(hi, d + self.hi_end)
+        return lo, hi
+
+    def dense(self, len_q: int, len_kv: int, *, device: torch.device | str | None = None) -> Tensor:
+        """[len_q, len_kv] bool: True where query i may look at key j."""
+        lo, hi = self.offsets(len_q, len_kv)
+        distance = torch.arange(len_kv, device=device) - torch.arange(len_q, device=device)[:, None]  # j - i
+        return (distance >= lo) & (distance <= hi)
+
 
 def _is_int(x: object) -> bool:
     return isinstance(x, int) and not isinstance(x, bool)
+
+
+def _as_int64(lengths: Tensor | np.ndarray | list[int] | int) -> Tensor:
+    return torch.as_tensor(lengths).to(torch.int64)
+
+
+# ------------------------------------------------------------------------------------------------------ pairs and FLOPs
+def allowed_pairs(band: Band, len_q: Tensor, len_kv: Tensor) -> Tensor:
+    """Exact number of (query, key) pairs that count in each sequence: [B] lengths -> [B] int64, in closed form, on any device."""
+    len_q, len_kv = _as_int64(len_q), _as_int64(len_kv)
+    lo, hi = band.bounds(len_q, len_kv)
+    return (_pairs_up_to(hi, len_q, len_kv) - _pairs_up_to(lo - 1, len_q, len_kv)).clamp(min=0)
+
+
+def _pairs_up_to(c: Tensor, len_q: Tensor, len_kv: Tensor) -> Tensor:
+    """Pairs with j <= i + c: the sum over queries of clamp(i + c + 1, 0, len_kv), as a difference of two such sums."""
+    c = torch.minimum(torch.maximum(c, -len_q), len_kv)  # beyond these nothing changes; keeps products small
+    return _ramp_sum(c + len_q, len_kv) - _ramp_sum(c, len_kv)
+
+
+def _ramp_sum(x: Tensor, top: Tensor) -> Tensor:
+    """Sum over t = 1 .. x of min(t, top); 0 for x <= 0."""
+    x = x.clamp(min=0)
+    below = torch.minimum(x, top)
+    return below * (below + 1) // 2 + (x - below) * top
+
+
+def attention_flops(pairs: int, num_heads: int, head_dim: int, head_dim_v: int | None = None, *, backward: bool = False) -> int:
+    """FLOPs of the matrix products over ``pairs`` allowed pairs: 4 * pairs * H * D forward, and 2.5 times that backward.
+
+    Forward multiplies twice (Q K^T over D, P V over Dv); backward five times (S, dQ, dK over D; dP, dV over Dv). A multiply
+    and an add are two FLOPs.
+    """
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    per_pair = 3 * head_dim + 2 * head_dim_v if backward else head_dim + head_dim_v
+    return 2 * int(pairs) * num_heads * per_pair
+
+
+def flop_waste(len_q: Tensor, len_kv: Tensor | None = None, band: Band | None = None) -> float:
+    """Share of a padded batch's B * max_q * max_kv pairs that attention does not need; 0 if there is no pair at all."""
+    len_q = _as_int64(len_q)
+    len_kv = len_q if len_kv is None else _as_int64(len_kv)
+    padded = len_q.numel() * int(len_q.max()) * int(len_kv.max()) if len_q.numel() else 0
+    return 1.0 - int(allowed_pairs(band or Band(), len_q, len_kv).sum()) / padded if padded else 0.0
+
+
+# ----------------------------------------------------------------------------------------------------------- blocks
+class Block(IntEnum):
+    """What a tile of scores needs: nothing, a mask, or no mask at all."""
+
+    EMPTY = 0
+    PARTIAL = 1
+    FULL = 2
+
+
+def block_kinds(band: Band, len_q: int, len_kv: int, block_m: int, block_n: int) -> Tensor:
+    """[ceil(len_q / block_m), ceil(len_kv / block_n)] int8 of :class:`Block` for one pair of sequences.
+
+    A block that sticks out past the last key is PARTIAL (those columns must be masked); rows past the last query ask for
+    nothing, as they are never stored.
+    """
+    lo, hi = band.offsets(len_q, len_kv)
+    q0 = torch.arange(0, len_q, block_m)[:, None]
+    q_last = (q0 + block_m).clamp(max=len_q) - 1
+    k0 = torch.arange(0, len_kv, block_n)[None, :]
+    k_last = (k0 + block_n).clamp(max=len_kv) - 1
+    nearest, farthest = k0 - q_last, k_last - q0  # j - i takes every value between these two
+    touched = (nearest <= hi) & (farthest >= lo) & torch.tensor(lo <= hi)
+    full = (nearest >= lo) & (farthest <= hi) & (k0 + block_n <= len_kv)
+    return touched.to(torch.int8) + (touched & full).to(torch.int8)
+
+
+def key_ranges(
+    band: Band, q_start: Tensor, q_end: Tensor, len_q: Tensor, len_kv: Tensor, block_n: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The key blocks that tiles of queries visit, and those among them that need no mask: what a peeled loop runs over.
+
+    Args:
+        q_start, q_end: [T] first query of each tile and one past its last, inside their sequences (0 <= start < end <= len_q).
+        len_q, len_kv: [T] lengths of the sequences that the tiles belong to.
+        block_n: keys a block.
+
+    Returns:
+        (first, full_first, full_end, end), each [T] int64 in blocks: [first, full_first) masked, [full_first, full_end)
+        full, [full_end, end) masked. ``first == end`` if the tile sees no key.
+    """
+    return _ranges(*band.bounds(len_q, len_kv), q_start, q_end, len_kv, block_n)
+
+
+def query_ranges(
+    band: Band, k_start: Tensor, k_end: Tensor, len_q: Tensor, len_kv: Tensor, block_m: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The mirror of :func:`key_ranges` for a backward that holds a tile of keys: the query blocks that see any of it.
+
+    A query block that sticks out past ``len_q`` counts as masked: its surplus rows would add to dK and dV.
+    """
+    lo, hi = band.bounds(len_q, len_kv)
+    return _ranges(-hi, -lo, k_start, k_end, len_q, block_m)
+
+
+def _ranges(lo: Tensor, hi: Tensor, start: Tensor, end: Tensor, length: Tensor, block: int) -> tuple[Tensor, ...]:
+    """Blocks of the other side, of ``length`` positions, that [start, end) touches through lo <= other - own <= hi."""
+    start, end, length = _as_int64(start), _as_int64(end), _as_int64(length)
+    zero = torch.zeros_like(length)
+    touch_from = torch.maximum(start + lo, zero)
+    touch_to = torch.minimum(end + hi, length)  # one past the last
+    some = (touch_from < touch_to) & (lo <= hi) & (start < end)
+    first = torch.where(some, touch_from // block, 0)
+    stop = torch.where(some, (touch_to + block - 1) // block, 0)
+    full_from = torch.maximum(end - 1 + lo, zero)  # every row of the tile sees from here ...
+    full_to = torch.minimum(start + hi + 1, length)  # ... to here
+    full_first = torch.minimum(torch.maximum((full_from + block - 1) // block, first), stop)
+    full_stop = torch.minimum(torch.maximum(full_to // block, full_first), stop)
+    return first, full_first, full_stop, stop
