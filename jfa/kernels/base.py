@@ -1,15 +1,17 @@
 """The contract between the op and a kernel backend.
 
-A backend is a module with three functions; :mod:`jfa.attention` validates, picks one, and never looks inside:
+A backend is a module with these functions; :mod:`jfa.attention` validates, picks one, and never looks inside:
 
-    supports(problem) -> str | None                 None, or a sentence: which argument it cannot do, which backend can
-    forward(problem, q, k, v, plan) -> (out, lse)   out [rows_out, H, Dv] in q.dtype; lse [H, rows_out] fp32, natural
-                                                    log
-    backward(problem, dout, dlse, q, k, v, out, lse, plan) -> (dq, dk, dv)
-                                                    dlse [H, rows_out] fp32 or None; gradients in the inputs' dtypes
+    supports(problem) -> str | None                 None, or one sentence: which argument it cannot do and which backend can
+    forward(problem, q, k, v, plan) -> (out, lse)   out [rows_out, H, Dv] in q.dtype, lse [H, rows_out] fp32, natural log
+    backward(problem, dout, dlse, q, k, v, out, lse, plan, needs=(True, True, True)) -> (dq, dk, dv)
+                                                    dlse [H, rows_out] fp32 or None; gradients in the inputs' dtypes;
+                                                    a gradient that is not needed may be None
+    plan(problem) -> list[Tensor]                   optional: tile lists and schedules, built without synchronising
 
-Every row of every output is written: a query without keys gets out 0 and lse -inf, uncovered rows likewise, and
-gradients of rows that nothing touches are 0. Nothing is read or written outside the tensors, whatever the offsets say.
+``plan`` is None, or what the backend's own ``plan`` returned for a problem of the same shapes and the same offsets.
+Every row of every output is written: a query without keys gets out 0 and lse -inf, uncovered rows likewise, and gradients of
+rows that nothing touches are 0. Nothing is read or written outside the tensors, whatever the offsets say.
 """
 
 from __future__ import annotations
@@ -45,10 +47,28 @@ class Problem:
     query_offset: torch.Tensor  # [B+1] int32, or [2] with broadcast_q
     key_offset: torch.Tensor  # [B+1] int32
     output_offset: torch.Tensor | None = None  # [B+1] int32, broadcast_q only; None: batch b starts at row b * rows_q
-    max_seq_len_q: int = 0  # hints for configuration only: correctness never depends on them
+    max_seq_len_q: int = 0  # hints for configuration only, 0 = not told: correctness never depends on them
     max_seq_len_kv: int = 0
 
     @property
     def group_size(self) -> int:
         """Query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads
+
+
+def wrong_gpu(problem: Problem, capabilities: set[tuple[int, int]], name: str) -> str | None:
+    """Why a TLX backend cannot run here: another GPU, or a Triton without TLX. CPU tensors run on the emulator: None."""
+    if problem.device.type == "cpu":
+        return None
+    found = torch.cuda.get_device_capability(problem.device)
+    if found not in capabilities:
+        wanted = " or ".join(f"sm_{major}{minor}" for major, minor in sorted(capabilities))
+        return f"backend {name!r} needs {wanted}, this GPU is sm_{found[0]}{found[1]}; backend 'portable' can"
+    import triton
+
+    if not triton.__version__.endswith("+fb"):
+        return (
+            f"backend {name!r} needs Triton with TLX (tested: fbtriton 3.7.4), found triton {triton.__version__}; "
+            "backend 'portable' can"
+        )
+    return None
