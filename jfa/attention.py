@@ -153,10 +153,8 @@ def plan(
     """
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
-    q, k, v = (
-        torch.empty(rows, heads, dim, dtype=dtype, device="meta")
-        for rows, heads, dim in ((rows_q, num_heads, head_dim), (rows_kv, num_kv_heads, head_dim), (rows_kv, num_kv_heads, head_dim_v))
-    )
+    shapes = (rows_q, num_heads, head_dim), (rows_kv, num_kv_heads, head_dim), (rows_kv, num_kv_heads, head_dim_v)
+    q, k, v = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
     check_arguments(q, k, v, query_offset, key_offset, broadcast_q, output_offset, device=key_offset.device)
     problem = make_problem(
         q,
@@ -297,7 +295,9 @@ def _check_slots(problem: Problem) -> None:
     starts = problem.output_offset[:-1].tolist()
     for b, start in enumerate(starts):
         if start < 0 or start + problem.rows_q > problem.rows_out:
-            raise ValueError(f"output_offset[{b}] = {start}: its {problem.rows_q} rows are not inside the {problem.rows_out} of the output")
+            raise ValueError(
+                f"output_offset[{b}] = {start}: {problem.rows_q} rows from there are not inside the output's {problem.rows_out}"
+            )
     ordered = sorted(starts)
     if any(b - a < problem.rows_q for a, b in zip(ordered, ordered[1:])):
         raise ValueError(f"output_offset gives two sequences the same rows: each needs {problem.rows_q} of its own")
@@ -430,7 +430,7 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, dout, dlse):
     query, key, value, out, lse, query_offset, key_offset, output_offset, *plan_tensors = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:3])
-    nothing = (None,) * (len(ctx.rest) + 4)
+    nothing = (None, None, None, [None] * len(plan_tensors), *(None for _ in ctx.rest))
     if dout is None and dlse is None:
         return (None, None, None, *nothing)
     grads = torch.ops.jfa.attention_backward(

@@ -59,7 +59,8 @@ def choose(problem: Problem, backend: str) -> Explanation:
             raise ValueError(why_not)
         return Explanation(backend, ((backend, "named by the call"),))
     if problem.device.type == "cpu":
-        return Explanation("reference", (("reference", "the tensors are on the CPU; name another backend to run it on the emulator"),))
+        why = "the tensors are on the CPU; name another backend to run its kernel on the emulator"
+        return Explanation("reference", (("reference", why),))
     reasons = []
     for name in GPU_ORDER:
         why_not = objection(name, problem)
