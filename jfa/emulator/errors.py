@@ -1,0 +1,221 @@
+"""Every mistake the emulator can name, one class each.
+
+An error knows four things: what happened, where (source lines), who was involved (tasks, barriers, buffers), and what
+usually causes it.
+`str(error)` is the report a learner reads, so it starts with the fact and ends with the usual cause.
+
+With `report="raise"` the first error ends the launch. With `report="collect"` errors after which the emulated machine can
+go on (a race, a
+read of poison, a missing fence, ...) are gathered in `run.findings` and the launch continues.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+
+class EmulatorError(RuntimeError):
+    """Base class. `summary` is one sentence, `details` are lines of facts, `cause` says what usually leads here."""
+
+    cause = ""
+
+    def __init__(self, summary: str, details=(), cause: str | None = None, where=()):
+        self.summary = summary
+        self.details = list(details)
+        self.cause = type(self).cause if cause is None else cause
+        self.where = tuple(where)
+        super().__init__(summary)
+
+    @property
+    def kind(self) -> str:
+        """The name shown in tables: the class name without its ending."""
+        return type(self).__name__.removesuffix("Error")
+
+    def __str__(self):
+        lines = [self.summary, *("  " + line for line in self.details)]
+        if self.cause:
+            lines.append("  Usual cause: " + self.cause)
+        return "\n".join(lines)
+
+
+class EmulatorWarning(UserWarning):
+    """A finding that works on today's hardware and compiler but deserves a look; printed with the same report as an error."""
+
+
+class NotSupported(EmulatorError, NotImplementedError):
+    """A construct the emulator cannot run. The message names it."""
+
+
+class LaunchError(EmulatorError):
+    """The launch itself is impossible: a grid that its cluster does not divide, too many threads."""
+
+
+# ---------------------------------------------------------------- synchronisation
+
+
+class DeadlockError(EmulatorError):
+    """Every live task waits and nothing is in flight that could wake one."""
+
+    cause = "an arrive that never happens (forgotten, predicated off, or on another barrier), or a wait on the wrong phase."
+
+
+class PhaseError(DeadlockError):
+    """A wait is two phases off: the barrier went on twice while a task had yet to see the first time."""
+
+    cause = (
+        "the producer is not held back by an empty barrier, or two tasks count phases differently; "
+        "a parity cannot tell two phases ahead from none."
+    )
+
+
+class ExpectBytesError(EmulatorError):
+    """The bytes announced by barrier_expect_bytes are not the bytes that the copies deliver."""
+
+    cause = (
+        "the size passed to barrier_expect_bytes does not match the boxes loaded on that barrier in that phase "
+        "(a box at the edge of the tensor counts in full; rows * columns * element size, summed over all loads)."
+    )
+
+
+class OverArrivalError(EmulatorError):
+    """More arrivals in one phase than the barrier was made for."""
+
+    cause = (
+        "arrive_count in alloc_barriers is smaller than the number of arrivals per phase: one a task and replica, one "
+        "an MMA, one an expect."
+    )
+
+
+class NamedBarrierError(EmulatorError):
+    """A named barrier used outside its rules: ids 0-15, thread counts in whole warps, the same count by every user."""
+
+    cause = "the thread count must be the sum over waiting and arriving tasks of 32 * num_warps."
+
+
+class RaceError(EmulatorError):
+    """Two accesses to one place, at least one a write, that no barrier orders."""
+
+    cause = (
+        "a wait that is missing, comes too late or passes on an old phase; or an arrive that comes before the access it"
+        " should cover."
+    )
+
+
+class MissingFenceError(EmulatorError):
+    """Ordinary stores to shared memory are read by the async proxy (TMA, tensor core) without a proxy fence."""
+
+    cause = 'tlx.fence("async_shared") is missing between local_store and the arrive (or the TMA store) that hands the buffer on.'
+
+
+class PoisonError(EmulatorError):
+    """Memory that nobody wrote is read."""
+
+    cause = (
+        "the first iteration reads before anything was stored (use_acc=False is missing on the first MMA), "
+        "or a view covers more than was written."
+    )
+
+
+class InFlightError(EmulatorError):
+    """A CTA ends while its tensor core still works."""
+
+    cause = "no task waits for the barrier of the last MMA (async_dot's mBarriers or tcgen05_commit) before the kernel ends."
+
+
+class ClcError(EmulatorError):
+    """Cluster launch control used outside its rules."""
+
+    cause = "clc_producer after a response of -1, or more or fewer clc_consumer calls than clc_create_context was told."
+
+
+class ClusterError(EmulatorError):
+    """A CTA rank or a peer's buffer that does not exist in this cluster."""
+
+    cause = "the kernel was launched with a smaller cluster than it is written for (num_ctas / ctas_per_cga)."
+
+
+class LivelockError(EmulatorError):
+    """The launch took more scheduling steps than the limit allows."""
+
+    cause = "a loop that polls memory nobody will write, or max_steps too small for a very long kernel."
+
+
+# ---------------------------------------------------------------- limits of the hardware
+
+
+class LimitError(EmulatorError):
+    """Base class of everything that does not fit the machine."""
+
+
+class SharedMemoryError(LimitError):
+    """More shared memory than an SM gives one CTA."""
+
+    cause = "too many or too large buffers in local_alloc; share storage with reuse= or use fewer stages."
+
+
+class TensorMemoryError(LimitError):
+    """More tensor memory than 128 lanes x 512 columns."""
+
+    cause = (
+        "accumulators take one 32-bit column per element of a row; let buffers that are never live together share storage (reuse=)."
+    )
+
+
+class RegisterLimitError(LimitError):
+    """Register requests that the register file cannot serve."""
+
+    cause = (
+        "registers= counts per thread: the sum over all warps of 32 * registers must stay within 65,536, each 24 to 256"
+        " in steps of 8."
+    )
+
+
+class ThreadLimitError(LimitError):
+    """More than 1024 threads in a CTA."""
+
+    cause = "num_warps of the kernel plus num_warps * replicate of every async_task must stay within 32 warps."
+
+
+class MmaShapeError(LimitError):
+    """A tile shape the tensor core does not have."""
+
+    cause = "M is 64 or 128 per CTA, N a multiple of 16 up to 256, K a multiple of 32 bytes."
+
+
+class DescriptorError(LimitError):
+    """A TMA descriptor or box the hardware refuses."""
+
+    cause = (
+        "up to 5 dimensions, box sides up to 256, inner row a multiple of 16 bytes, base and strides multiples of 16 "
+        "bytes, last stride 1."
+    )
+
+
+class BufferIndexError(LimitError, IndexError):
+    """An index past the buffers or barriers that were allocated."""
+
+    cause = "the index must be taken modulo the number of buffers: bufIdx = count % NUM_BUFFERS."
+
+
+# ---------------------------------------------------------------- global memory (raised by the frontend)
+
+
+class OutOfBoundsError(EmulatorError):
+    """An access to global memory outside every tensor of the launch, without a mask."""
+
+    cause = "a mask is missing on the last tile, or an offset is computed with the wrong stride."
+
+
+class GlobalRaceError(EmulatorError):
+    """Two CTAs write one address of global memory without atomics."""
+
+    cause = "two programs compute the same tile, or a tile's tail reaches into its neighbour's rows."
+
+
+class DeviceAssertError(EmulatorError):
+    """A tl.device_assert (or assert) of the kernel does not hold."""
+
+
+def warn(finding: EmulatorError) -> None:
+    """Print a finding that is not an error, once a source line."""
+    warnings.warn(EmulatorWarning(str(finding)), stacklevel=3)

@@ -1,0 +1,61 @@
+"""What a launch on the emulator can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+POLICIES = ("eager", "lazy", "random", "timed")
+
+
+@dataclass
+class Options:
+    """Options of one launch.
+
+    policy: which of the things that could happen next does.
+        "eager": copies and MMAs complete when issued, tasks run in turn until they wait. The fastest.
+        "lazy": copies and MMAs complete only when no task can run: the latest a kernel may count on.
+        "random": any order, from `seed`; a task may be interrupted at every TLX operation.
+        "timed": discrete events; `rates` says how long each operation takes.
+    races: look for races, missing fences and reads of poison.
+    poison: fill fresh shared and tensor memory with NaN.
+    report: "raise" ends at the first error, "collect" gathers what it can in `run.findings`.
+    fences: "strict" makes every missing proxy fence an error; "compiler" only warns where the write and the async read
+    are in the same task
+        of a kernel that writes no fence at all, for there the compiler adds it.
+    max_ctas: how many clusters are resident at once (the number of SMs); None: 4, or all of a cooperative launch.
+    arch: 100 (Blackwell) or 90 (Hopper), or None: whatever the kernel uses.
+    rates: an object with `demand(op, **facts)`, used by "timed".
+    trace: keep the events that `Timeline` draws.
+    fault: called as fault(kind, name, task, location) before each synchronisation; may return "drop", "flip" or "late"
+    (fault injection).
+    """
+
+    policy: str = "eager"
+    seed: int = 0
+    races: bool = True
+    poison: bool = True
+    report: str = "raise"
+    fences: str = "compiler"
+    max_ctas: int | None = None
+    arch: int | None = None
+    rates: Any = None
+    trace: bool = False
+    fault: Callable | None = None
+    max_steps: int = 20_000_000
+    num_sms: int = 4
+
+    def __post_init__(self):
+        if self.policy == "fifo":
+            self.policy = "eager"
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {POLICIES}, not {self.policy!r}")
+        if self.report not in ("raise", "collect"):
+            raise ValueError(f'report must be "raise" or "collect", not {self.report!r}')
+        if self.fences not in ("strict", "compiler"):
+            raise ValueError(f'fences must be "strict" or "compiler", not {self.fences!r}')
+
+    def but(self, **changes) -> Options:
+        """A copy with some options changed."""
+        return replace(self, **changes)
