@@ -318,7 +318,7 @@ def pip(words, total=None):
     def progress():
         if total is None:
             return ""
-        names = {f.name.rsplit("-", 1)[0].lower() for f in site_packages().glob("*.dist-info")}
+        names = {f.name.split("-")[0].lower() for f in site_packages().glob("*.dist-info")}
         return "{} of {} packages".format(len(names & set(locked())), total)
 
     run(command, progress)
@@ -361,9 +361,10 @@ def watch(process, progress):
 
 
 def last_log_line():
-    """What pip said last, shortened to one package's name where it lists them all."""
-    lines = (STATE / "setup.log").read_text().strip().splitlines() or [""]
-    return lines[-1].strip().split(": ")[0] if lines[-1].startswith("Installing") else lines[-1].strip()
+    """What pip is doing: the last line of its log that is not a warning, without the list of all packages."""
+    lines = [line.strip() for line in (STATE / "setup.log").read_text().splitlines()]
+    last = next((line for line in reversed(lines) if line and not line.startswith("WARNING")), "")
+    return last.split(": ")[0] if last.startswith("Installing") else last
 
 
 def explain_failure(log):
