@@ -31,10 +31,10 @@ STATE_FOLDERS = {
 
 
 def find_root(start: Path | None = None) -> Path | None:
-    """The checkout of the course: the nearest folder upwards with notebooks/ and jupyter/, else this package's."""
+    """The checkout of the course: the nearest folder upwards with Lab settings of ours, else this package's."""
     start = Path.cwd() if start is None else Path(start)
     for folder in (start, *start.parents, Path(__file__).resolve().parent.parent):
-        if (folder / "notebooks").is_dir() and (folder / "jupyter").is_dir():
+        if (folder / "jupyter" / "labconfig").is_dir() and (folder / "jupytext.toml").is_file():
             return folder
     return None
 
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
     known, options = parser.parse_known_args(argv)
     root = find_root()
     if root is None:
-        print("jfa lab: run it inside a checkout of the course (it has notebooks/ and jupyter/)", file=sys.stderr)
+        print("jfa lab: run it inside a checkout of the course (where jupytext.toml is)", file=sys.stderr)
         return 2
     missing = [name for name in ("jupyterlab", "jupytext") if find_spec(name) is None]
     if missing:
