@@ -1,0 +1,445 @@
+"""``jfa doctor``: is this installation sound? One line a check, with the command that repairs what is not.
+
+Each check imports what it looks at inside itself, so that a torch or Triton that does not import is a line, not a
+traceback. In a notebook, ``from jfa.doctor import doctor; doctor()`` looks at the running process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+OK, WARNING, BROKEN = "ok", "warning", "broken"
+
+FBTRITON = "3.7.4"  # where there is no checkout with a lock to ask
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
+OLDEST_TORCH, OLDEST_NUMPY = (2, 10), (1, 26)
+KERNEL_SECONDS = 120  # a cold first launch on a busy two-core machine takes about ten
+
+COURSE_PACKAGES = ("greenlet", "jupyterlab", "jupytext", "nbclient", "ipykernel", "matplotlib")
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one check found: ``status`` is "ok", "warning" or "broken"; ``repair`` a command, or None."""
+
+    name: str
+    status: str
+    text: str
+    repair: str | None = None
+
+    def __str__(self) -> str:
+        line = f"{self.status:<8} {self.name:<11} {self.text}"
+        return line if self.repair is None else f"{line}\n{'':<21}repair: {self.repair}"
+
+
+def examine() -> Iterator[Line]:
+    """Every check's lines, each as soon as it is known. A check that itself fails is a broken line."""
+    for check in CHECKS:
+        try:
+            yield from check()
+        except Exception as error:
+            name = check.__name__.removeprefix("check_")
+            yield Line(name, BROKEN, _first_line(f"{type(error).__name__}: {error}"), pip_command("-r requirements.txt"))
+
+
+def doctor() -> bool:
+    """Print every line; True if nothing is broken. For notebooks: it sees the process that it is called in."""
+    lines = []
+    for line in examine():
+        print(line, flush=True)
+        lines.append(line)
+    print(_summary(lines))
+    return all(line.status != BROKEN for line in lines)
+
+
+def main(argv: list[str]) -> int:
+    """The subcommand: exit status 1 if anything is broken."""
+    parser = argparse.ArgumentParser(prog="jfa doctor", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", action="store_true", help="the lines as JSON")
+    if not parser.parse_args(argv).json:
+        return 0 if doctor() else 1
+    lines = list(examine())
+    print(json.dumps([asdict(line) for line in lines], indent=1))
+    return 1 if any(line.status == BROKEN for line in lines) else 0
+
+
+def _summary(lines: list[Line]) -> str:
+    broken, warnings = (sum(line.status == status for line in lines) for status in (BROKEN, WARNING))
+    if broken:
+        return f"\n{broken} broken, {warnings} with a warning. Run the repair of the first broken line, then jfa doctor again."
+    return f"\nNothing is broken{f', {warnings} with a warning' if warnings else ''}."
+
+
+# -- the checks ------------------------------------------------------------------------------------------------------
+
+
+def check_python() -> Iterator[Line]:
+    """A Python and a platform that Triton with TLX has wheels for."""
+    version = sys.version_info[:2]
+    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.prefix}"
+    if not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
+        wanted = f"{_dotted(OLDEST_PYTHON)} to {_dotted(NEWEST_PYTHON)}"
+        yield Line("python", BROKEN, f"{text}; {wanted} is needed", "rm -r .venv && make lab PYTHON=python3.12")
+    elif platform.system() != "Linux":
+        yield Line("python", WARNING, f"{text}; Triton exists for Linux only: chapters 00-02 run, the rest in a container")
+    else:
+        yield Line("python", OK, text)
+
+
+def check_numpy() -> Iterator[Line]:
+    """numpy imports and is not older than what jfa asks for."""
+    import numpy
+
+    if _numbers(numpy.__version__) < OLDEST_NUMPY:
+        text = f"{numpy.__version__}; {_dotted(OLDEST_NUMPY)} or newer is needed"
+        yield Line("numpy", BROKEN, text, pip_command(_locked("numpy")))
+    else:
+        yield Line("numpy", OK, numpy.__version__)
+
+
+def check_torch() -> Iterator[Line]:
+    """torch imports, is new enough, and is the build that fits the driver."""
+    import torch
+
+    build = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
+    text = f"{torch.__version__}, {build}"
+    if _numbers(torch.__version__) < OLDEST_TORCH:
+        yield Line("torch", BROKEN, f"{text}; {_dotted(OLDEST_TORCH)} or newer is needed", pip_command(_locked("torch")))
+    elif torch.version.cuda is None and os.path.exists("/proc/driver/nvidia/version"):
+        yield Line("torch", WARNING, f"{text}, although there is an NVIDIA driver", "make lab GPU=1")
+    else:
+        yield Line("torch", OK, text)
+
+
+def check_triton() -> Iterator[Line]:
+    """The module ``triton`` is the one with TLX, complete, and not half overwritten by another package."""
+    yield triton_flavour()
+
+
+def check_tlx() -> Iterator[Line]:
+    """TLX's Python half imports and Triton's compiled half has what it calls."""
+    if triton_flavour().status != OK:
+        return
+    import triton.language.extra.tlx as tlx
+    from triton._C.libtriton import ir
+
+    if not hasattr(ir.builder, "make_nv_mma_shared_encoding_attr") or not hasattr(tlx, "async_tasks"):
+        text = "its Python files import, but Triton's compiled half does not know TLX: files of two packages are mixed"
+        yield Line("tlx", BROKEN, text, reinstall_fbtriton())
+    else:
+        yield Line("tlx", OK, f"{sum(not name.startswith('_') for name in dir(tlx))} names")
+
+
+def check_interpret() -> Iterator[Line]:
+    """TRITON_INTERPRET says now what it said when Triton was imported."""
+    if _import_triton()[0] is None:
+        return
+    import triton.language as tl
+
+    wanted = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+    imported = type(tl.sum).__name__ == "InterpretedFunction"
+    if wanted != imported:
+        change = "set after Triton was imported" if wanted else "unset after Triton was imported"
+        text = f"TRITON_INTERPRET was {change}: one half of this process interprets, the other compiles"
+        repair = f"restart the process (a notebook: its kernel) with it {'set' if wanted else 'unset'} from the start"
+        yield Line("interpret", BROKEN, text, f"{repair}; jfa needs it in neither case")
+    elif wanted:
+        text = "TRITON_INTERPRET is set: Triton's own interpreter, which has no TLX; `jfa compile` works in a process apart"
+        yield Line("interpret", WARNING, text, "unset TRITON_INTERPRET (jfa runs kernels on CPU tensors without it)")
+    else:
+        yield Line("interpret", OK, "TRITON_INTERPRET is not set, and need not be")
+
+
+def check_ptxas() -> Iterator[Line]:
+    """The assemblers that Triton compiles with are there and start."""
+    if _import_triton()[0] is None:
+        return
+    from triton import knobs
+
+    for attribute in ("ptxas", "ptxas_blackwell"):
+        tool = getattr(knobs.nvidia, attribute, None)
+        if tool is None:
+            continue
+        run = subprocess.run([tool.path, "--version"], capture_output=True, text=True, timeout=30)
+        release = re.search(r"release ([\d.]+)", run.stdout)
+        if run.returncode or not release:
+            yield Line("ptxas", BROKEN, f"{tool.path} does not run: {_first_line(run.stderr)}", reinstall_fbtriton())
+        else:
+            yield Line("ptxas", OK, f"{Path(tool.path).name} of CUDA {release.group(1)}")
+
+
+def check_gpu() -> Iterator[Line]:
+    """Each GPU with its architecture; none is fine."""
+    import torch
+
+    if not torch.cuda.is_available():
+        yield Line("gpu", OK, "none here: kernels run on the emulator, or are compiled only")
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        major, minor = torch.cuda.get_device_capability(index)
+        yield Line("gpu", OK, f"{torch.cuda.get_device_name(index)}, sm_{major}{minor}")
+
+
+def check_backends() -> Iterator[Line]:
+    """Where each backend of the op runs on this machine."""
+    import torch
+
+    from jfa.kernels import registry
+
+    devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+    emulator = _emulator_objection()
+    for name in registry.MODULES:
+        places = []
+        for device in devices:
+            objection = registry.objection(name, _small_problem(device))
+            if objection is None and device == "cpu" and name != "reference":
+                objection = emulator
+            where = "GPU" if device == "cuda" else ("CPU" if name == "reference" else "CPU (emulator)")
+            places.append(where if objection is None else f"not on the {device.upper()[:3]}: {objection}")
+        works = any(not place.startswith("not on") for place in places)
+        yield Line("backend", OK if works else WARNING, f"{name}: {'; '.join(places)}")
+
+
+def check_known_value() -> Iterator[Line]:
+    """A small kernel gives the number it must, run in each way that there is, in a process of its own."""
+    if _import_triton()[0] is None:
+        return
+    import torch
+
+    ways = {"interpreter": "Triton's interpreter"}
+    if _emulator_objection() is None:
+        ways["emulator"] = "jfa's emulator"
+    if torch.cuda.is_available():
+        ways["gpu"] = "the GPU"
+    for way, words in ways.items():
+        failure = _run_known_value(way)
+        if failure is None:
+            yield Line("kernel", OK, f"right number on {words}")
+        else:
+            yield Line("kernel", BROKEN, f"on {words}: {_last_line(failure)}", _kernel_repair(failure))
+
+
+def check_course() -> Iterator[Line]:
+    """The packages that the course needs besides, and whether they are the locked ones."""
+    versions = {name: _version(name) for name in COURSE_PACKAGES}
+    missing = [name for name, version in versions.items() if version is None]
+    if missing:
+        repair = pip_command(" ".join(_locked(name) for name in missing))
+        yield Line("course", WARNING, f"not installed: {', '.join(missing)}", repair)
+        return
+    other = [f"{name} {version}" for name, version in versions.items() if _locked(name) not in (name, f"{name}=={version}")]
+    if other:
+        yield Line("course", WARNING, f"not the locked versions: {', '.join(other)}", pip_command("-r requirements.txt"))
+    else:
+        yield Line("course", OK, ", ".join(f"{name} {version}" for name, version in versions.items()))
+
+
+CHECKS: tuple[Callable[[], Iterator[Line]], ...] = (
+    check_python,
+    check_numpy,
+    check_torch,
+    check_triton,
+    check_tlx,
+    check_interpret,
+    check_ptxas,
+    check_gpu,
+    check_backends,
+    check_known_value,
+    check_course,
+)
+
+
+# -- Triton's flavours -----------------------------------------------------------------------------------------------
+
+
+def triton_flavour() -> Line:
+    """Which package's files the module ``triton`` consists of.
+
+    Three packages install this one module. pip lets the last one win and an uninstall of one take the files of all, so
+    what pip lists says little: the version string and fbtriton's own record of files decide.
+    """
+    installed = _version("fbtriton")
+    version, place = _import_triton()
+    if version is None and installed is None:
+        text = f"none ({place}): chapters 00-02 run, kernels do not"
+        return Line("triton", WARNING, text, pip_command(_locked("fbtriton")))
+    if version is None:
+        why = _damage("fbtriton") or place
+        text = f"fbtriton {installed} is listed as installed, but does not import: {why} (pip uninstall triton does that)"
+        return Line("triton", BROKEN, text, reinstall_fbtriton())
+    if not version.endswith("+fb"):
+        return _upstream_triton(version, place, installed)
+    damage = None
+    if installed is not None and _home("fbtriton") == Path(place).parent.resolve():  # else unpacked without a record
+        damage = _damage("fbtriton")
+    if damage is not None:
+        return Line("triton", BROKEN, f"{version} (fbtriton), but {damage}", reinstall_fbtriton())
+    return Line("triton", OK, f"{version} (fbtriton, with TLX) at {place}")
+
+
+def _upstream_triton(version: str, place: str, installed: str | None) -> Line:
+    if installed is None:
+        text = f"{version}, upstream: no TLX, so Hopper and Blackwell kernels run on the emulator and do not compile"
+        return Line("triton", WARNING, text, pip_command(f"--force-reinstall --no-deps {_locked('fbtriton')}"))
+    if Path(place).parent.resolve() != _home("fbtriton"):
+        text = f"upstream {version} at {place} hides fbtriton {installed}: it comes first on sys.path"
+        return Line("triton", BROKEN, text, "unset PYTHONPATH, or take that folder out of it")
+    text = f"upstream {version} was installed over fbtriton {installed}: importing TLX may work, compiling it fails"
+    return Line("triton", BROKEN, text, reinstall_fbtriton())
+
+
+def _import_triton() -> tuple[str | None, str]:
+    """(version, folder) of the module; (None, why) if it does not import or is an empty shell."""
+    try:
+        import triton
+    except Exception as error:
+        return None, _first_line(f"{type(error).__name__}: {error}")
+    version = getattr(triton, "__version__", None)
+    if version is None or not hasattr(triton, "jit"):
+        return None, "an empty folder is left"
+    return version, str(Path(triton.__file__).parent)
+
+
+def _home(package: str) -> Path:
+    """The folder that a package is installed in."""
+    return Path(str(metadata.distribution(package).locate_file(""))).resolve()
+
+
+def _damage(package: str) -> str | None:
+    """The first file that differs from the package's own record, in words; None where all fit."""
+    distribution = metadata.distribution(package)
+    for file in distribution.files or ():
+        if file.size is None or file.parts[0] != "triton":
+            continue  # its scripts are not what runs kernels
+        path = Path(str(file.locate()))
+        if not path.exists():
+            return f"{file} is missing"
+        if path.stat().st_size != file.size:
+            return f"{file} is another package's"
+    return None
+
+
+# -- running a kernel ------------------------------------------------------------------------------------------------
+
+
+def _run_known_value(way: str) -> str | None:
+    """Run jfa/known_value.py in a child process; None, or what it printed when it went wrong."""
+    here = Path(__file__).resolve().parent
+    env = dict(os.environ)
+    env.pop("TRITON_INTERPRET", None)
+    if way == "interpreter":
+        env["TRITON_INTERPRET"] = "1"
+    # Last, so that it adds jfa where it is not installed and hides nothing.
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), str(here.parent)]))
+    command = [sys.executable, "-P", str(here / "known_value.py"), way]
+    try:
+        run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=KERNEL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {KERNEL_SECONDS} s"
+    if run.returncode == 0:
+        return None
+    return (run.stderr + run.stdout).strip() or f"the process ended with status {run.returncode}"
+
+
+def _kernel_repair(failure: str) -> str:
+    """Both ways of running on a CPU calculate with numpy; a traceback that names it points there, another at Triton."""
+    if triton_flavour().status != BROKEN and re.search(r"numpy|\bnp\.", failure):
+        return pip_command(f"--force-reinstall {_locked('numpy')}")
+    return reinstall_fbtriton()
+
+
+def _emulator_objection() -> str | None:
+    """Why the emulator cannot run here; None where it can."""
+    try:
+        from jfa.emulator import run  # noqa: F401
+    except Exception as error:
+        return _first_line(f"the emulator does not import: {error}")
+    return None
+
+
+def _small_problem(device: str):
+    """One sequence of two tokens: enough to ask a backend whether it runs on this device."""
+    import torch
+
+    from jfa.kernels.base import Problem
+    from jfa.masks import Band
+
+    offsets = torch.tensor([0, 2], dtype=torch.int32, device=device)
+    return Problem(
+        num_batches=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=64,
+        head_dim_v=64,
+        rows_q=2,
+        rows_kv=2,
+        rows_out=2,
+        dtype=torch.bfloat16,
+        device=torch.device(device),
+        sm_scale=0.125,
+        band=Band(),
+        broadcast_q=False,
+        deterministic=False,
+        query_offset=offsets,
+        key_offset=offsets,
+    )
+
+
+# -- words and versions ----------------------------------------------------------------------------------------------
+
+
+def pip_command(arguments: str) -> str:
+    """A pip command for the Python that is running, not for whichever comes first on PATH."""
+    return f"{sys.executable} -m pip install {arguments}"
+
+
+def reinstall_fbtriton() -> str:
+    """The repair of every clash of Triton's packages."""
+    return pip_command(f"--no-deps --force-reinstall {_locked('fbtriton')}")
+
+
+def _locked(package: str) -> str:
+    """``package==version`` of this checkout's lock, else the bare name (fbtriton: the version that was tested)."""
+    lock = Path(__file__).resolve().parent.parent / "requirements.txt"
+    if lock.is_file():
+        found = re.search(rf"^{re.escape(package)}==[^\s;]+", lock.read_text(encoding="utf-8"), flags=re.M | re.I)
+        if found:
+            return found.group(0)
+    return f"fbtriton=={FBTRITON}" if package == "fbtriton" else package
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, minor = re.match(r"(\d+)\.(\d+)", version).groups()
+    return int(major), int(minor)
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _first_line(text: str) -> str:
+    return _shorten(text.strip().splitlines()[0]) if text.strip() else "no message"
+
+
+def _last_line(text: str) -> str:
+    return _shorten(text.strip().splitlines()[-1])
+
+
+def _shorten(line: str) -> str:
+    return line if len(line) <= 200 else line[:197] + "..."
