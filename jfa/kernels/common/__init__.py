@@ -1,0 +1,1 @@
+"""Jit helpers that several backends share, one small file a topic."""

@@ -1,0 +1,54 @@
+"""TMA descriptors that stop at the end of any sequence of a packed tensor, made once on the host.
+
+A packed tensor [total, H, D] holds sequences back to back, so a tile that reaches past a sequence's end reaches into its neighbour.
+A *ragged* descriptor bounds every box by the sequence instead: rows past its end load as zeros and are neither stored nor added.
+It does so with one 5-D map for all sequences. The row coordinate counts up to ``BILLION`` exactly at the sequence's end, where the
+map's shape ends; a second dimension of the same stride brings the address back to the sequence, and a first one, whose stride is
+2**34 minus a row, subtracts the billion again modulo 2**64 (the idea and the host side are Triton's ``triton.tools.ragged_tma``).
+
+Boxes are [1, 1, 1, rows, D] on the view [H, total, D], so the head dimension is a dimension of its own and a box that is wider than
+D loads zeros there.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.ragged_tma import create_ragged_descriptor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+BILLION = tl.constexpr(1 << 30)
+
+
+def ragged_descriptor(packed: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Descriptor of ``packed`` [total, H, D] with boxes of ``rows`` x ``columns`` of one head.
+
+    ``packed`` must satisfy :func:`tma_ready`.
+    """
+    by_head = packed.permute(1, 0, 2)
+    return create_ragged_descriptor(by_head, [1, rows, columns], ragged_dim=1)
+
+
+def tma_ready(packed: torch.Tensor) -> bool:
+    """Whether TMA can address ``packed`` [total, H, D]: base and strides in whole 16 bytes, last stride 1, not empty."""
+    size = packed.element_size()
+    aligned = all(stride * size % 16 == 0 for stride in packed.stride()[:-1])
+    return packed.numel() > 0 and packed.stride(-1) == 1 and aligned and packed.data_ptr() % 16 == 0
+
+
+def make_tma_ready(packed: torch.Tensor) -> torch.Tensor:
+    """``packed`` itself if TMA can address it, else a copy whose rows are padded to 16 bytes (and that has at least one row)."""
+    if tma_ready(packed):
+        return packed
+    total, heads, dim = packed.shape
+    step = 16 // packed.element_size()
+    padded = packed.new_zeros(max(total, 1), heads, -(-dim // step) * step)[:, :, :dim]
+    padded[:total] = packed
+    return padded
+
+
+@triton.jit
+def ragged_box(begin, length, row, head):
+    """Coordinates of the box that starts at ``row`` of the sequence [begin, begin + length) in ``head``."""
+    return [BILLION, begin + length, head, BILLION - length + row, 0]

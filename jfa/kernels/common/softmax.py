@@ -1,0 +1,35 @@
+"""One step of the online softmax, and its end, in base 2: scores are multiplied by sm_scale * log2(e), so exp2 does."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634  # host side: sm_scale * LOG2_E
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def softmax_step(scores, row_max, row_sum, scale_log2, MAY_BE_EMPTY: tl.constexpr):
+    """Takes the raw scores [M, N] of one more key block into the running maximum and sum [M].
+
+    Returns (p, row_max, row_sum, alpha): p = exp2(scores * scale_log2 - row_max) fp32, and alpha, by which whatever was
+    accumulated under the old maximum must be multiplied. With MAY_BE_EMPTY a row may have had no key so far (its maximum is
+    -inf); it then stays at p = 0. scale_log2 must be positive.
+    """
+    new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
+    shift = new_max
+    if MAY_BE_EMPTY:
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+    p = tl.math.exp2(scores * scale_log2 - shift[:, None])
+    alpha = tl.math.exp2(row_max - shift)
+    row_sum = row_sum * alpha + tl.sum(p, 1)
+    return p, new_max, row_sum, alpha
+
+
+@triton.jit
+def softmax_end(acc, row_max, row_sum):
+    """(out, lse): acc divided by its row's sum, and the natural log-sum-exp; 0 and -inf for a row without keys."""
+    lse = (row_max + tl.math.log2(row_sum)) * LN_2
+    inverse = 1.0 / tl.where(row_sum == 0.0, 1.0, row_sum)
+    return acc * inverse[:, None], lse

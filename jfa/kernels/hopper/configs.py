@@ -1,0 +1,51 @@
+"""Tile shapes of the Hopper kernels by class of problem, chosen by measurement (docs/hopper-notes.md), never in a user's call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from jfa.kernels.base import Problem
+
+EMULATED_SMS = 2  # workers on CPU tensors: enough that tiles are dealt to several
+
+
+@dataclass(frozen=True)
+class ForwardConfig:
+    """Choices of the forward kernel; see jfa.kernels.hopper.forward for what streams and parts are."""
+
+    block_n: int  # keys of a block
+    stages: int  # key/value blocks in flight, for each stream
+    parts: int  # consumers that share a stream: a tile has 64 * parts queries
+    streams: int
+    resident_q: bool
+    registers: int = 232  # of a consumer's thread
+
+    @property
+    def block_m(self) -> int:
+        """Queries of a tile."""
+        return 64 * self.parts
+
+
+def padded_dim(dim: int) -> int:
+    """A head dimension as tiles hold it: 64, 128 or 256. TMA fills the surplus columns with zeros."""
+    return max(64, 1 << (dim - 1).bit_length())
+
+
+def forward_config(problem: Problem) -> ForwardConfig:
+    """The forward's tile shape for a problem, from what its shapes and hints say."""
+    width = max(padded_dim(problem.head_dim), padded_dim(problem.head_dim_v))
+    resident = problem.broadcast_q and problem.rows_q <= 128
+    longest = problem.rows_q if problem.broadcast_q else problem.max_seq_len_q
+    if 0 < longest <= 64 and width <= 128:
+        return ForwardConfig(block_n=64, stages=256 // width, parts=1, streams=2, resident_q=resident)
+    block_n, stages = {64: (128, 4), 128: (128, 2), 256: (32, 2)}[width]
+    return ForwardConfig(block_n, stages, parts=2, streams=1, resident_q=resident)
+
+
+def workers(device: torch.device) -> int:
+    """Programs of a persistent kernel: one an SM."""
+    if device.type == "cpu":
+        return EMULATED_SMS
+    return torch.cuda.get_device_properties(device).multi_processor_count
