@@ -34,7 +34,9 @@ def offsets_from_lengths(lengths: LengthsLike, *, device: torch.device | str | N
         if int(lengths.min()) < 0:
             raise ValueError(f"lengths must not be negative, got {int(lengths.min())} at {int(lengths.argmin())}")
         if int(lengths.sum(dtype=torch.int64)) > torch.iinfo(torch.int32).max:
-            raise ValueError(f"lengths sum to {int(lengths.sum(dtype=torch.int64))} rows, more than int32 offsets can hold")
+            raise ValueError(
+                f"lengths sum to {int(lengths.sum(dtype=torch.int64))} rows, more than int32 offsets can hold"
+            )
     offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int32, device=lengths.device)
     offsets[1:] = torch.cumsum(lengths, 0, dtype=torch.int64)
     return offsets
@@ -46,7 +48,12 @@ def lengths_from_offsets(offsets: Tensor) -> Tensor:
 
 
 def check_offsets(
-    offsets: Tensor, rows: int | None = None, *, name: str = "offsets", batches: int | None = None, contents: bool = True
+    offsets: Tensor,
+    rows: int | None = None,
+    *,
+    name: str = "offsets",
+    batches: int | None = None,
+    contents: bool = True,
 ) -> None:
     """Raise an error that names the argument unless ``offsets`` describes sequences inside a tensor of ``rows`` rows.
 
@@ -66,7 +73,9 @@ def check_offsets(
     if offsets.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} must be int32 (int64 is accepted), got {offsets.dtype}")
     if offsets.ndim != 1 or offsets.numel() < 1:
-        raise ValueError(f"{name} must be 1-D with one entry more than there are sequences, got shape {tuple(offsets.shape)}")
+        raise ValueError(
+            f"{name} must be 1-D with one entry more than there are sequences, got shape {tuple(offsets.shape)}"
+        )
     if batches is not None and offsets.numel() != batches + 1:
         raise ValueError(f"{name} has {offsets.numel()} entries, but {batches} sequences need {batches + 1}")
     if contents:
@@ -79,7 +88,9 @@ def _check_contents(offsets: Tensor, rows: int | None, name: str) -> None:
     drops = torch.nonzero(offsets[1:] < offsets[:-1])
     if drops.numel():
         b = int(drops[0])
-        raise ValueError(f"{name} must not decrease, but {name}[{b + 1}] = {int(offsets[b + 1])} < {name}[{b}] = {int(offsets[b])}")
+        raise ValueError(
+            f"{name} must not decrease, but {name}[{b + 1}] = {int(offsets[b + 1])} < {name}[{b}] = {int(offsets[b])}"
+        )
     if rows is not None and int(offsets[-1]) > rows:
         raise ValueError(f"{name} ends at {int(offsets[-1])}, but the tensor has only {rows} rows")
 

@@ -105,7 +105,9 @@ class _Rows:
             q_start, len_q = query_offset[:-1].long(), lengths_from_offsets(query_offset).long()
             return cls(q_start, k_start, q_start, len_q, len_kv, query.shape[0])
         rows = query.shape[0]
-        o_start = torch.arange(batches, device=query.device) * rows if output_offset is None else output_offset[:-1].long()
+        o_start = (
+            torch.arange(batches, device=query.device) * rows if output_offset is None else output_offset[:-1].long()
+        )
         return cls(torch.zeros_like(k_start), k_start, o_start, torch.full_like(k_start, rows), len_kv, batches * rows)
 
     def chunks(self, heads: int) -> Iterator[tuple[Tensor, int, int]]:

@@ -98,7 +98,9 @@ def test_contents_are_not_read_unless_asked():
     layout.check_offsets(torch.tensor([5, 1]), 3, contents=False)
 
 
-@pytest.mark.parametrize("lengths, error", [([3, -1], ValueError), ([[1]], ValueError), ([1.5], TypeError), ([2**31], ValueError)])
+@pytest.mark.parametrize(
+    "lengths, error", [([3, -1], ValueError), ([[1]], ValueError), ([1.5], TypeError), ([2**31], ValueError)]
+)
 def test_bad_lengths_are_refused_by_name(lengths, error):
     with pytest.raises(error, match="lengths"):
         layout.offsets_from_lengths(lengths)

@@ -53,7 +53,9 @@ def test_every_feature_equals_the_plain_loops(lengths, causal, window, shape, se
     want = one_score_at_a_time(q, k, v, spans, Band.make(causal, window), 0.5, q.shape[0], qo[:-1].tolist())
     torch.testing.assert_close((out, lse), want, rtol=1e-12, atol=1e-12)
     with torch.no_grad():
-        blocks = reference.blockwise_attention(q, k, v, qo, ko, block_size=3, causal=causal, window_size=window, return_lse=True)
+        blocks = reference.blockwise_attention(
+            q, k, v, qo, ko, block_size=3, causal=causal, window_size=window, return_lse=True
+        )
     torch.testing.assert_close(blocks, want, rtol=1e-12, atol=1e-12)
 
 
@@ -122,7 +124,9 @@ def test_any_scale_counts_as_given(sm_scale):
     q, k, v, qo, ko = tensors([(4, 5), (3, 2)])
     spans = [(0, 4, 0, 5), (4, 7, 5, 7)]
     out, lse = reference.attention(q, k, v, qo, ko, sm_scale=sm_scale, return_lse=True)
-    torch.testing.assert_close((out, lse), one_score_at_a_time(q, k, v, spans, Band(), sm_scale, 7, [0, 4]), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        (out, lse), one_score_at_a_time(q, k, v, spans, Band(), sm_scale, 7, [0, 4]), rtol=1e-9, atol=1e-9
+    )
     dq, dk = torch.autograd.grad(out.sum(), (q, k))
     if sm_scale == 0:
         assert not dq.any() and not dk.any()

@@ -40,7 +40,9 @@ class ClcQueue:
         if worker >= self.started:
             raise RuntimeError(f"worker {worker} never started, so it cannot ask for work")
         if worker in self._done:
-            raise RuntimeError(f"worker {worker} was told that nothing is left and asks again; the hardware leaves this undefined")
+            raise RuntimeError(
+                f"worker {worker} was told that nothing is left and asks again; the hardware leaves this undefined"
+            )
         if self._pending:
             return self._pending.popleft()
         self._done.add(worker)
@@ -63,7 +65,9 @@ class QueueRun:
         return float(self.finish.max(initial=0))
 
 
-def simulate_queue(costs: Costs, workers: int, *, order: list[int] | None = None, jitter: float = 0.0, seed: int = 0) -> QueueRun:
+def simulate_queue(
+    costs: Costs, workers: int, *, order: list[int] | None = None, jitter: float = 0.0, seed: int = 0
+) -> QueueRun:
     """Runs tiles through a :class:`ClcQueue`: whoever is free first asks first.
 
     Args:

@@ -132,7 +132,9 @@ def test_split_parts_tile_the_keys_of_every_tile(pairs, workers, copies, least):
     assert (split.tile[count:] == -1).all()
     limit = max(-(-int(tiles.cost.sum()) * copies // workers), least)
     covered = {}
-    for t, p, n, a, b in zip(*(x[:count].tolist() for x in (split.tile, split.part, split.parts, split.begin, split.end))):
+    for t, p, n, a, b in zip(
+        *(x[:count].tolist() for x in (split.tile, split.part, split.parts, split.begin, split.end))
+    ):
         assert b - a <= limit and 0 <= p < n and a == covered.get(t, 0)
         covered[t] = b
     assert covered == {t: c for t, c in enumerate(tiles.cost.tolist()) if tiles.seq[t] >= 0}

@@ -1,0 +1,332 @@
+"""Every figure of the course: one look, safe for colour-blind eyes, and its numbers as text beside it.
+
+Colours are Okabe and Ito's (2008). Colour never carries a meaning alone: lines have markers, areas have hatches, blocks have
+letters. A function returns a :class:`Picture`; as the last line of a notebook cell it shows the image with its values
+folded below, in a terminal it prints the values. matplotlib is imported on use and no figure enters pyplot's global list.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
+SKY, PURPLE, YELLOW, BLACK = "#56B4E9", "#CC79A7", "#F0E442", "#000000"
+CYCLE = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
+MARKERS = "osD^vPX"
+HATCHES = ("", "///", "...", "xx", "\\\\\\", "++", "oo")
+EMPTY_PLACE = "#E8E8E8"
+DPI = 120
+
+
+@dataclass
+class Picture:
+    """A finished figure and what it says in words and numbers."""
+
+    figure: Figure
+    text: str
+
+    def png(self) -> bytes:
+        """The image."""
+        buffer = io.BytesIO()
+        self.figure.savefig(buffer, format="png", dpi=DPI)
+        return buffer.getvalue()
+
+    def save(self, path: Any) -> None:
+        """Writes the image to a file; its ending picks the format."""
+        self.figure.savefig(path, dpi=DPI)
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        image = base64.b64encode(self.png()).decode()
+        words = html.escape(self.text)
+        width = int(self.figure.get_figwidth() * 100)
+        return (
+            f'<figure style="margin:0"><img style="max-width:100%;width:{width}px" alt="{html.escape(self.text, quote=True)}" '
+            f'src="data:image/png;base64,{image}">'
+            f"<details><summary>the numbers of this figure</summary><pre>{words}</pre></details></figure>"
+        )
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """An aligned plain-text table; floats get four significant digits, numbers stand right."""
+    cells = [[_cell(x) for x in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headers, *cells)]
+    number = [all(isinstance(row[i], int | float | np.number) for row in rows) for i in range(len(headers))]
+    lines = [
+        "  ".join(x.rjust(w) if n else x.ljust(w) for x, w, n in zip(line, widths, number)).rstrip()
+        for line in (list(headers), *cells)
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def _cell(x: Any) -> str:
+    return f"{x:.4g}" if isinstance(x, float | np.floating) else str(x)
+
+
+def canvas(
+    width: float = 7.0, height: float = 3.2, rows: int = 1, columns: int = 1, **kwargs: Any
+) -> tuple[Figure, Any]:
+    """A new figure of ``width`` x ``height`` inches in the house style, and its axes (one, or an array of them)."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    look = {
+        "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
+        "hatch.linewidth": 0.6, "legend.frameon": False, "axes.axisbelow": True,
+    }  # fmt: skip
+    with matplotlib.rc_context(look):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        return figure, figure.subplots(rows, columns, **kwargs)
+
+
+def label(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
+    """Title and axis labels in one call: no figure goes without them."""
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_xlabel(xlabel, fontsize=9)
+    axes.set_ylabel(ylabel, fontsize=9)
+    axes.tick_params(labelsize=8)
+
+
+# ------------------------------------------------------------------------------------------------------- general charts
+def lines(
+    x: Sequence[float], series: Mapping[str, Sequence[float]], *, title: str, xlabel: str, ylabel: str,
+    log_x: bool = False, log_y: bool = False,
+) -> Picture:  # fmt: skip
+    """One line a series over common x values, told apart by colour and marker, named at the line's end."""
+    figure, axes = canvas()
+    for i, (name, y) in enumerate(series.items()):
+        axes.plot(x, y, color=CYCLE[i % 7], marker=MARKERS[i % 7], markersize=5, label=name)
+    if log_x:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(x), [f"{v:g}" for v in x])
+    if log_y:
+        axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+    if len(series) > 1:
+        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    label(axes, title, xlabel, ylabel)
+    rows = [[v, *(float(y[i]) for y in series.values())] for i, v in enumerate(x)]
+    return Picture(figure, f"{title}\n{table([xlabel, *series], rows)}")
+
+
+def bars(
+    labels: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    *,
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    form: str = "{:.3g}",
+) -> Picture:
+    """Groups of bars, one bar a series in each, with its value written above."""
+    figure, axes = canvas(max(5.5, 1.1 * len(labels) + 2.5))
+    width = 0.8 / len(series)
+    for i, (name, values) in enumerate(series.items()):
+        place = np.arange(len(labels)) + (i - (len(series) - 1) / 2) * width
+        drawn = axes.bar(
+            place, values, width * 0.92, color=CYCLE[i % 7], hatch=HATCHES[i % 7], edgecolor="white", label=name
+        )
+        axes.bar_label(drawn, [form.format(v) for v in values], fontsize=8, padding=1)
+    axes.set_xticks(range(len(labels)), labels)
+    axes.margins(y=0.12)
+    if len(series) > 1:
+        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    label(axes, title, xlabel, ylabel)
+    rows = [[name, *(float(v[i]) for v in series.values())] for i, name in enumerate(labels)]
+    return Picture(figure, f"{title}\n{table([xlabel, *series], rows)}")
+
+
+def histograms(samples: Mapping[str, Any], *, title: str, xlabel: str, bins: int = 40) -> Picture:
+    """One small histogram a sample over a common axis, the mean marked; long tails stay visible on the log count axis."""
+    figure, panels = canvas(2.4 * len(samples) + 0.6, 2.6, 1, len(samples), sharex=True, sharey=True, squeeze=False)
+    arrays = {name: np.asarray(sample) for name, sample in samples.items()}
+    top = max(float(a.max()) for a in arrays.values())
+    rows = []
+    for i, (axes, (name, sample)) in enumerate(zip(panels[0], arrays.items())):
+        axes.hist(sample, np.linspace(0, top, bins + 1), color=CYCLE[i % 7], log=True)
+        axes.axvline(sample.mean(), color="black", linestyle="--", linewidth=1)
+        place = {"transform": axes.get_xaxis_transform(), "va": "top", "fontsize": 8}
+        axes.text(sample.mean() + 0.02 * top, 0.95, f"mean {sample.mean():.0f}", **place)
+        label(axes, name, xlabel, "how many" if i == 0 else "")
+        rows.append([name, float(sample.mean()), float(np.median(sample)), int(sample.max())])
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return Picture(figure, f"{title}\n{table(['', 'mean', 'median', 'longest'], rows)}")
+
+
+# ---------------------------------------------------------------------------------------------------- packing and masks
+def padded_and_packed(lengths: Sequence[int]) -> Picture:
+    """The same batch twice: as a padded rectangle, and as one packed row with its offsets. For small batches."""
+    lengths = [int(n) for n in lengths]
+    longest, total = max(lengths), sum(lengths)
+    figure, (upper, lower) = canvas(7.2, 0.32 * len(lengths) + 2.2, 2, 1, height_ratios=(len(lengths), 1.6))
+    for b, n in enumerate(lengths):
+        _cells(upper, [(i, b) for i in range(n)], CYCLE[b % 7], str(b))
+        _cells(upper, [(i, b) for i in range(n, longest)], EMPTY_PLACE, "", hatch="////")
+    upper.set_xticks(range(0, longest + 1, max(1, longest // 10)))
+    upper.set(
+        xlim=(0, longest), ylim=(len(lengths), 0), yticks=np.arange(len(lengths)) + 0.5, yticklabels=range(len(lengths))
+    )
+    places = f"{len(lengths)} x {longest} = {len(lengths) * longest} places, {total} of them used"
+    label(upper, f"padded: {places}", "position", "sequence")
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    for b, n in enumerate(lengths):
+        _cells(lower, [(offsets[b] + i, 0) for i in range(n)], CYCLE[b % 7], str(b))
+    lower.set(xlim=(0, max(total, 1)), ylim=(1, 0), yticks=[], xticks=sorted(set(offsets.tolist())))
+    label(lower, f"packed: {total} rows; the ticks are the offsets {offsets.tolist()}", "row", "")
+    waste = 100 * (1 - total / (len(lengths) * longest))
+    words = f"{len(lengths) * longest} padded places, {total} packed rows, {waste:.1f} % of the places empty"
+    return Picture(figure, f"lengths {lengths}: {words}\noffsets {offsets.tolist()}")
+
+
+def _cells(axes: Axes, places: Sequence[tuple[float, float]], colour: str, text: str, hatch: str = "") -> None:
+    """Unit squares at (x, y), each with the same short text."""
+    from matplotlib.patches import Rectangle
+
+    edge = "#BBBBBB" if hatch else "white"
+    for x, y in places:
+        axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor=edge, hatch=hatch, linewidth=0.8))
+        if text:
+            axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=_ink(colour), fontsize=7)
+
+
+def _ink(colour: str) -> str:
+    """Black or white, whichever reads better on the colour."""
+    r, g, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "black" if 0.299 * r + 0.587 * g + 0.114 * b > 140 else "white"
+
+
+def score_grids(grids: Mapping[str, Any], *, title: str, xlabel: str = "key", ylabel: str = "query") -> Picture:
+    """Boolean [queries, keys] tables side by side: a filled square with a dot counts, a pale one is computed for nothing."""
+    figure, panels = canvas(2.35 * len(grids) + 0.4, 3.4, 1, len(grids), squeeze=False)
+    rows = []
+    for axes, (name, grid) in zip(panels[0], grids.items()):
+        grid = np.asarray(grid, dtype=bool)
+        _grid(axes, grid)
+        axes.set_aspect("equal")
+        label(axes, f"{name}\n{int(grid.sum())} of {grid.size} count", xlabel, ylabel)
+        rows.append([name, int(grid.sum()), grid.size, 100 * (1 - grid.mean()) if grid.size else 0.0])
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return Picture(figure, f"{title}\n{table(['', 'pairs that count', 'pairs computed', 'wasted %'], rows)}")
+
+
+def _grid(axes: Axes, grid: np.ndarray) -> None:
+    from matplotlib.colors import ListedColormap
+    from matplotlib.ticker import MaxNLocator
+
+    height, width = grid.shape
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.imshow(
+        grid,
+        cmap=ListedColormap([EMPTY_PLACE, BLUE]),
+        vmin=0,
+        vmax=1,
+        extent=(0, width, height, 0),
+        interpolation="nearest",
+    )
+    if grid.size <= 500:
+        axes.set_xticks(range(width + 1), minor=True)
+        axes.set_yticks(range(height + 1), minor=True)
+        axes.grid(which="minor", color="white", linewidth=0.8)
+        axes.tick_params(which="minor", length=0)
+        i, j = np.nonzero(grid)
+        axes.plot(j + 0.5, i + 0.5, linestyle="", marker=".", markersize=3, color="white")
+
+
+def block_map(kinds: Any, *, title: str, block_m: int, block_n: int) -> Picture:
+    """What each tile of scores needs (:func:`jfa.masks.block_kinds`): F no mask, P a mask, nothing where it is skipped."""
+    kinds = np.asarray(kinds)
+    figure, axes = canvas(0.32 * kinds.shape[1] + 2.6, 0.32 * kinds.shape[0] + 1.5)
+    for kind, colour, letter, hatch in ((0, EMPTY_PLACE, "", ""), (1, ORANGE, "P", "///"), (2, BLUE, "F", "")):
+        _cells(axes, [(j, i) for i, j in zip(*np.nonzero(kinds == kind))], colour, letter, hatch)
+    axes.set(xlim=(0, kinds.shape[1]), ylim=(kinds.shape[0], 0), aspect="equal")
+    axes.set_xticks(np.arange(kinds.shape[1]) + 0.5, range(kinds.shape[1]))
+    axes.set_yticks(np.arange(kinds.shape[0]) + 0.5, range(kinds.shape[0]))
+    label(axes, title, f"block of {block_n} keys", f"block of {block_m} queries")
+    counts = [int((kinds == k).sum()) for k in (2, 1, 0)]
+    return Picture(figure, f"{title}\n{counts[0]} full, {counts[1]} partial, {counts[2]} empty (skipped) blocks")
+
+
+# ------------------------------------------------------------------------------------------------------ online softmax
+def online_walk(scores: Sequence[float], block: int) -> Picture:
+    """One query's scores in blocks: the running maximum m above, the running sum l and its rescaling below."""
+    scores = np.asarray(scores, dtype=float)
+    figure, (upper, lower) = canvas(7.2, 4.2, 2, 1, sharex=True)
+    steps = _online_steps(scores, block)
+    for n, (m, _, kept, added, before) in enumerate(steps):
+        x = np.arange(n * block, min((n + 1) * block, len(scores)))
+        upper.plot(x, scores[x], linestyle="", marker="o", color=BLUE, label="score" if n == 0 else "_")
+        upper.hlines(
+            m, x[0] - 0.5, x[-1] + 0.5, color=VERMILLION, linewidth=2, label="running max m" if n == 0 else "_"
+        )
+        _sum_bars(lower, x.mean(), block, before, kept, added, first=n == 0)
+    for axes in (upper, lower):
+        for border in range(block, len(scores), block):
+            axes.axvline(border - 0.5, color="#AAAAAA", linewidth=0.8, linestyle=":")
+        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    lower.margins(y=0.15)
+    label(upper, "the maximum only ever rises", "", "score")
+    label(lower, "when it rises, the sum so far shrinks by exp(m_old - m_new)", "key", "running sum l")
+    rows = [[n, m, factor, kept, added, kept + added] for n, (m, factor, kept, added, _) in enumerate(steps)]
+    return Picture(figure, table(["block", "m", "factor", "l kept", "l added", "l"], rows))
+
+
+def _online_steps(scores: np.ndarray, block: int) -> list[tuple[float, float, float, float, float]]:
+    """(m, factor, l kept, l added, l before) after each block of the online softmax."""
+    m, l, steps = -np.inf, 0.0, []
+    for start in range(0, len(scores), block):
+        part = scores[start : start + block]
+        new_m = max(m, float(part.max()))
+        factor = float(np.exp(m - new_m))
+        added = float(np.exp(part - new_m).sum())
+        steps.append((new_m, factor, l * factor, added, l))
+        m, l = new_m, l * factor + added
+    return steps
+
+
+def _sum_bars(axes: Axes, middle: float, block: int, before: float, kept: float, added: float, *, first: bool) -> None:
+    """Left: l as it was. Right: what is kept of it, and the block's own sum on top."""
+    names = ("l before", "l before x factor", "this block's sum") if first else ("_", "_", "_")
+    left, right, width = middle - block / 6, middle + block / 6, block / 4
+    axes.bar(left, before, width, color=EMPTY_PLACE, hatch="////", edgecolor="#888888", label=names[0])
+    axes.bar(right, kept, width, color=ORANGE, hatch="...", edgecolor="white", label=names[1])
+    axes.bar(right, added, width, bottom=kept, color=GREEN, label=names[2])
+    axes.text(right, kept + added, f"{kept + added:.2f}", ha="center", va="bottom", fontsize=8)
+
+
+# ---------------------------------------------------------------------------------------------------------- schedules
+def worker_loads(assignments: Mapping[str, Sequence[Sequence[int]]], costs: Sequence[float]) -> Picture:
+    """One panel a schedule: each worker's tiles end to end; the dashed line is the mean load that no schedule beats."""
+    costs = np.asarray(costs, dtype=float)
+    figure, panels = canvas(
+        3.2 * len(assignments) + 0.6, 3.0, 1, len(assignments), sharex=True, sharey=True, squeeze=False
+    )
+    rows = []
+    for axes, (name, assignment) in zip(panels[0], assignments.items()):
+        loads = [float(costs[list(mine)].sum()) for mine in assignment]
+        for w, mine in enumerate(assignment):
+            left = 0.0
+            for n, t in enumerate(mine):
+                axes.barh(
+                    w, costs[t], left=left, color=CYCLE[n % 7], hatch=HATCHES[n % 7], edgecolor="white", height=0.8
+                )
+                left += costs[t]
+        axes.axvline(np.mean(loads), color="black", linestyle="--", linewidth=1)
+        label(axes, f"{name}: ends at {max(loads):g}", "cost", "worker" if not rows else "")
+        rows.append([name, max(loads), float(np.mean(loads)), max(loads) / np.mean(loads), max(loads) - min(loads)])
+    panels[0][0].invert_yaxis()
+    panels[0][0].set_yticks(range(len(assignment)))
+    return Picture(figure, table(["schedule", "makespan", "mean load", "imbalance", "range"], rows))
