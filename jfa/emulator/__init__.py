@@ -1,0 +1,1 @@
+"""Runs Triton and TLX kernels on a CPU. It imports nothing of jfa outside itself."""

@@ -1,0 +1,489 @@
+"""tl.load, tl.store, the atomics and tensor descriptors, on the launch's `GlobalMemory`.
+
+These replace Triton's versions whole (they differ between Triton versions in nothing that matters here), with Triton's checks kept.
+A masked lane without `other` is poison: NaN with a payload of our own, or a loud integer. It may be computed with; storing it is
+reported together with the load it came from.
+"""
+
+import numpy as np
+import triton.language as tl
+
+from .. import dtypes
+from ..errors import PoisonError
+from ..locations import here, show
+from ..memory import TensorMap
+from .tensor import BOOL, Hooks, Scalar, Tensor, canonical, fix, held_dtype, make, scalar, wrap
+
+POISON_BITS = 0x7FC5ADBA
+_POISON_FLOAT = np.array(POISON_BITS, np.uint32).view(np.float32)[()]
+_POISON_INTEGER = {n: int.from_bytes(bytes([0xBA, 0xAD, 0xC5, 0x5A] * (n // 4)), "big", signed=True) for n in (4, 8)}
+_SMALL_POISON = {1: -0x46, 2: -0x4553}
+
+
+class State:
+    """The launch that is running."""
+
+    memory = None
+    poison = True
+    poison_source = None  # where the first masked load without `other` stands
+
+    @classmethod
+    def begin(cls, memory, poison):
+        cls.memory, cls.poison, cls.poison_source = memory, poison, None
+
+
+def _poison(dtype):
+    held = held_dtype(dtype)
+    if held == np.float32:
+        return _POISON_FLOAT
+    if held == np.float64:
+        return np.float64(np.nan)
+    size = held.itemsize
+    value = _POISON_INTEGER.get(size, _SMALL_POISON.get(size, 0))
+    return np.array(value).astype(held)[()]
+
+
+def _value(x):
+    """An argument that may be a constexpr, a Python number, a value or None."""
+    if type(x) is tl.constexpr:
+        x = x.value
+    if x is None or isinstance(x, tl.tensor):
+        return fix(x)
+    return fix(Hooks.semantic.to_tensor(x))
+
+
+def _pointee(pointer, what):
+    dtype = pointer.dtype
+    if type(dtype) is not tl.pointer_type and not dtype.is_ptr():
+        raise ValueError(f"Unsupported ptr type {pointer.type!r} in `tl.{what}`")
+    return dtype.element_ty
+
+
+def _check_scalar_operands(pointer, **operands):
+    if type(pointer) is Scalar:
+        for name, operand in operands.items():
+            if type(operand) is Tensor:
+                raise ValueError(f"{name} argument cannot be block type if pointer argument is not a block")
+
+
+def _spread(value, shape, what):
+    """`value`'s array broadcast to the pointers' shape (leading dimensions may be missing, as in Triton)."""
+    data = value.data
+    if data.shape == shape:
+        return data
+    try:
+        return np.broadcast_to(data, shape)
+    except ValueError:
+        raise ValueError(f"Cannot make_shape_compatible: {what} has shape {list(data.shape)}, the pointers {list(shape)}") from None
+
+
+def _addresses(pointer):
+    return np.array(pointer.value, np.int64) if type(pointer) is Scalar else pointer.data
+
+
+def load(pointer, mask=None, other=None, boundary_check=(), padding_option="", cache_modifier="", eviction_policy="", volatile=False,
+         latency=None, **hints):
+    """tl.load."""
+    if getattr(pointer, "__triton_block_ptr__", False):
+        return _load_block_pointer(pointer, mask, other, boundary_check, padding_option)
+    element = _pointee(pointer, "load")
+    mask, other = _value(mask), _value(other)
+    if mask is None and other is not None:
+        raise ValueError("`other` cannot be provided without `mask`")
+    if padding_option or boundary_check:
+        raise ValueError("`padding_option` or `boundary_check` argument is not supported for loading a tensor of pointers or loading a "
+                         "scalar; use block pointers (made by `make_block_ptr`) instead")
+    _check_scalar_operands(pointer, Mask=mask, Other=other)
+    addresses, name = _addresses(pointer), element.name
+    if Hooks.charge:
+        Hooks.charge("load", addresses.size * dtypes.itemsize(name))
+    if volatile:
+        _pause()
+    if mask is None:
+        stored = State.memory.read(addresses if addresses.ndim else addresses.reshape(1), name, pointer.allocation)
+        return _loaded(stored.reshape(addresses.shape), element)
+    return _masked_load(pointer, addresses, element, mask, other)
+
+
+def _masked_load(pointer, addresses, element, mask, other):
+    name = element.name
+    if other is not None:
+        other = other.to(element) if other.dtype.name != name else other
+    active = _spread(_as_mask(mask), addresses.shape, "mask")
+    if active.all():
+        flat = addresses if addresses.ndim else addresses.reshape(1)
+        return _loaded(State.memory.read(flat, name, pointer.allocation).reshape(addresses.shape), element)
+    if other is None and State.poison:
+        State.poison_source = State.poison_source or here()
+        fill = _poison(element)
+    else:
+        fill = held_dtype(element).type(0) if other is None else _spread(other, addresses.shape, "other")
+    result = np.empty(addresses.shape, held_dtype(element))
+    result[...] = fill
+    if active.any():
+        result[active] = dtypes.decode(State.memory.read(addresses[active], name, pointer.allocation), name)
+    return wrap(result, canonical(element))
+
+
+def _loaded(stored, element):
+    return wrap(dtypes.decode(stored, element.name), element if element.is_ptr() else canonical(element))
+
+
+def _as_mask(mask):
+    if mask.dtype is not BOOL:
+        raise ValueError("Mask must have boolean scalar type")
+    return mask
+
+
+def store(pointer, value, mask=None, boundary_check=(), cache_modifier="", eviction_policy="", **hints):
+    """tl.store."""
+    if getattr(pointer, "__triton_block_ptr__", False):
+        return _store_block_pointer(pointer, value, mask, boundary_check)
+    element = _pointee(pointer, "store")
+    if pointer.dtype.is_const():
+        raise ValueError("Cannot store to a constant pointer")
+    if boundary_check:
+        raise ValueError("`boundary_check` argument is not supported for storing a tensor of pointers or storing a scalar; "
+                         "use block pointers (made by `make_block_ptr`) instead")
+    value, mask = _value(value), _value(mask)
+    _check_scalar_operands(pointer, Value=value, Mask=mask)
+    addresses = _addresses(pointer)
+    _check_pointer_shape(pointer, value, mask)
+    if value.dtype.name != element.name:
+        value = value.to(element)
+    data = _spread(value, addresses.shape, "value")
+    if Hooks.charge:
+        Hooks.charge("store", addresses.size * dtypes.itemsize(element.name))
+    if mask is not None:
+        active = _spread(_as_mask(mask), addresses.shape, "mask")
+        if not active.all():
+            addresses, data = addresses[active], data[active]
+    if not addresses.ndim:
+        addresses, data = addresses.reshape(1), data.reshape(1)
+    if State.poison_source is not None:
+        check_poison(data, element.name)
+    State.memory.write(addresses, dtypes.encode(data, element.name), element.name, pointer.allocation)
+    return None
+
+
+def _check_pointer_shape(pointer, *operands):
+    shape = pointer.data.shape if type(pointer) is Tensor else ()
+    full = np.broadcast_shapes(shape, *[o.data.shape for o in operands if o is not None])
+    if shape != full:
+        raise ValueError(f"Expected pointer argument to have shape {list(full)} but got {list(shape)}")
+
+
+def check_poison(data, name):
+    """Report lanes of `data` (held) that come from a masked load without `other`."""
+    if data.dtype == np.float32:
+        bad = np.ascontiguousarray(data).view(np.uint32) == POISON_BITS
+    elif data.dtype.kind in "iu" and data.dtype.itemsize >= 4:
+        bad = data == np.array(_POISON_INTEGER[data.dtype.itemsize]).astype(data.dtype)
+    else:
+        return
+    count = int(np.count_nonzero(bad))
+    if count:
+        source, State.poison_source = State.poison_source, None
+        State.memory.report(PoisonError(
+            f"stores {count} value(s) that were never loaded",
+            [f"at {show(here())}", f"they are masked lanes of the load without `other` at {show(source)}"],
+            cause="such lanes hold whatever the register held: on a GPU, garbage that may look right.\n"
+            "  Fix: pass other=0.0 (or what suits the computation) to that load, or mask this store alike.", where=here()))
+
+
+def _load_block_pointer(pointer, mask, other, boundary_check, padding_option):
+    if mask is not None or other is not None:
+        raise ValueError("`mask` and `other` arguments cannot be specified for loading block pointers")
+    padding_option = tl.core._unwrap_if_constexpr(padding_option) or ""
+    if padding_option not in ("", "zero", "nan"):
+        raise ValueError(f"Padding option {padding_option} not supported")
+    pointers, mask = pointer._materialize(boundary_check, _semantic=Hooks.semantic)
+    fill = {"": None, "zero": 0, "nan": float("nan")}[padding_option]
+    return load(fix(pointers), mask, None if mask is None else fill)
+
+
+def _store_block_pointer(pointer, value, mask, boundary_check):
+    if mask is not None:
+        raise ValueError("`mask` argument cannot be specified for storing block pointers")
+    pointers, mask = pointer._materialize(boundary_check, _semantic=Hooks.semantic)
+    return store(fix(pointers), value, mask)
+
+
+# ---- atomics
+
+
+def _pause():
+    """A point where a program that may be waiting for another lets it run."""
+    pause = Hooks.pause
+    if pause is not None:
+        pause()
+
+
+Hooks.pause = None
+
+_COMBINE = {
+    "add": lambda old, new: old + new, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor, "xchg": lambda old, new: new,
+}
+
+
+def _check_atomic(pointer, op):
+    element = _pointee(pointer, f"atomic_{op}")
+    if pointer.dtype.is_const():
+        raise ValueError("Cannot store to a constant pointer")
+    name = element.name
+    if name in ("fp16", "bf16") and op != "add":
+        raise ValueError(f"atomic_{op} does not support {name}")
+    if name in ("int16", "uint16") or element.primitive_bitwidth < 16:
+        raise ValueError(f"atomic_{op} does not support {name}")
+    if name.startswith(("fp", "bf")) and op in ("and", "or", "xor"):
+        raise TypeError(f"atomic_{op} is not defined for {name}")
+    return element
+
+
+def _atomic(op):
+    combine = _COMBINE[op]
+
+    def atomic(pointer, val, mask=None, sem=None, scope=None, **_):
+        element = _check_atomic(pointer, op)
+        val, mask = _value(val), _value(mask)
+        Hooks.semantic._str_to_sem(tl.core._unwrap_if_constexpr(sem))
+        Hooks.semantic._str_to_scope(tl.core._unwrap_if_constexpr(scope))
+        _check_scalar_operands(pointer, Value=val, Mask=mask)
+        _check_pointer_shape(pointer, val, mask)
+        val = val.to(element)
+        return _combine_lanes(pointer, element, val, mask, lambda old, new, lanes: combine(old, new))
+
+    atomic.__name__ = f"atomic_{op}"
+    return atomic
+
+
+def _combine_lanes(pointer, element, val, mask, combine):
+    _pause()
+    addresses = _addresses(pointer)
+    shape = addresses.shape
+    data = _spread(val, shape, "value").reshape(-1)
+    flat = addresses.reshape(-1)
+    if Hooks.charge:
+        Hooks.charge("atomic", flat.size)
+    if State.poison_source is not None:
+        check_poison(data if mask is None else data[_spread(mask, shape, "mask").reshape(-1)], element.name)
+    if mask is None:
+        old = State.memory.atomic(flat, data, element.name, combine, pointer.allocation)
+    else:
+        active = _spread(_as_mask(mask), shape, "mask").reshape(-1)
+        old = np.zeros(flat.shape, held_dtype(element))
+        if active.any():
+            old[active] = State.memory.atomic(flat[active], data[active], element.name, combine, pointer.allocation)
+    return wrap(old.reshape(shape), canonical(element))
+
+
+def atomic_cas(pointer, cmp, val, sem=None, scope=None, **_):
+    """tl.atomic_cas: store `val` where memory equals `cmp`; returns the old values."""
+    element = _pointee(pointer, "atomic_cas")
+    if element.primitive_bitwidth not in (16, 32, 64):
+        raise ValueError("atomic_cas only supports elements with width {16, 32, 64}")
+    cmp, val = _value(cmp).to(element), _value(val).to(element)
+    expected = _spread(cmp, _addresses(pointer).shape, "cmp").reshape(-1)
+    return _combine_lanes(pointer, element, val, None, lambda old, new, lanes: np.where(old == expected[lanes], new, old))
+
+
+def atomic_load(pointer, mask=None, sem=None, scope=None, **_):
+    """tl.atomic_load (Triton 3.9): a load that acquires."""
+    _synchronise(pointer)
+    return load(pointer, mask, None if mask is None else 0)
+
+
+def atomic_store(pointer, value, mask=None, sem=None, scope=None, **_):
+    """tl.atomic_store (Triton 3.9): a store that releases."""
+    element = _pointee(pointer, "atomic_store")
+    value = _value(value).to(element)
+    _combine_lanes(pointer, element, value, _value(mask), lambda old, new, lanes: new)
+
+
+def atomic_poll(pointer, expected_value, sem=None, scope=None, timeout_ns=None, **_):
+    """tl.atomic_poll (Triton 3.9): wait until memory holds the expected value."""
+    timeout_ns = tl.core._unwrap_if_constexpr(timeout_ns)
+    expected = _value(expected_value)
+    while True:
+        seen = load(pointer) == expected
+        if timeout_ns is not None or seen.data.all() or Hooks.pause is None:
+            _synchronise(pointer)
+            return seen
+        _pause()
+
+
+def _synchronise(pointer):
+    _pause()
+    for address in np.unique(_addresses(pointer))[:1024]:
+        State.memory.synchronise(int(address))
+
+
+FUNCTIONS = {f"atomic_{op}": _atomic(op) for op in _COMBINE}
+FUNCTIONS |= {"load": load, "store": store, "atomic_cas": atomic_cas, "atomic_load": atomic_load, "atomic_store": atomic_store,
+              "atomic_poll": atomic_poll}
+
+
+# ---- tensor descriptors
+
+
+class Descriptor(tl.core.tensor_descriptor_base):
+    """A tensor descriptor value: `map` is the TensorMap, `block_shape` plain ints, `shape` and `strides` of scalars."""
+
+    def __init__(self, tensor_map, dtype, shape, strides, name=None):
+        self.map, self._dtype, self.name = tensor_map, canonical(dtype), name
+        self.shape, self.strides = tl.tuple(shape), tl.tuple(strides)
+        self.type = tl.core.tensor_descriptor_base_type(tl.block_type(dtype, list(tensor_map.block_shape)))
+
+    @property
+    def handle(self):
+        return self
+
+    @property
+    def dtype(self):
+        return self._dtype
+
+    @property
+    def block_shape(self):
+        return list(self.map.block_shape)
+
+    def _offsets(self, offsets):
+        offsets = tl.core._unwrap_if_constexpr(offsets)
+        if len(offsets) != len(self.map.block_shape):
+            raise ValueError(f"expected {len(self.map.block_shape)} offsets, but got {len(offsets)}")
+        values = []
+        for offset in offsets:
+            offset = tl.core._unwrap_if_constexpr(offset)
+            if isinstance(offset, tl.tensor):
+                if offset.dtype.name in ("int64", "uint64"):
+                    raise ValueError("descriptor offsets must be 32 bit: add a `.to(tl.int32)`")
+                offset = fix(offset).data.reshape(-1)[0].item()
+            values.append(int(offset))
+        if values[-1] * self.map.stored.itemsize % 16:
+            raise ValueError(f"descriptor offset {values[-1]} in the last dimension is not a multiple of 16 bytes")
+        return values
+
+    def load(self, offsets, cache_modifier="", eviction_policy="", latency=None, _semantic=None, **_):
+        box = self.map.load(self._offsets(offsets))
+        if Hooks.charge:
+            Hooks.charge("load", box.nbytes)
+        return make(dtypes.decode(box, self._dtype.name), self._dtype)
+
+    def _box(self, value):
+        value = _value(value)
+        if list(value.data.shape) != list(self.map.block_shape):
+            raise ValueError(f"the value's shape {list(value.data.shape)} is not the descriptor's block shape {self.block_shape}")
+        if value.dtype.name != self._dtype.name:
+            value = value.to(self._dtype)
+        if State.poison_source is not None:
+            check_poison(value.data, self._dtype.name)
+        return dtypes.encode(value.data, self._dtype.name)
+
+    def store(self, offsets, value, store_reduce="", _semantic=None, **_):
+        kind = tl.core._unwrap_if_constexpr(store_reduce)
+        if kind:
+            return self._reduce(offsets, value, kind)
+        stored = self._box(value)
+        if Hooks.charge:
+            Hooks.charge("store", stored.nbytes)
+        self.map.store(self._offsets(offsets), stored)
+
+    _REDUCIBLE = {"add": {"uint32", "int32", "uint64", "fp32", "fp16", "bf16"},
+                  "min": {"uint32", "int32", "uint64", "int64", "fp16", "bf16"}, "and": {"uint32", "int32", "uint64", "int64"}}
+
+    def _reduce(self, offsets, value, kind):
+        allowed = self._REDUCIBLE[{"max": "min", "or": "and", "xor": "and"}.get(kind, kind)]
+        if self._dtype.name not in allowed:
+            raise TypeError(f"Unsupported dtype {self._dtype} for a descriptor's atomic {kind}")
+        stored = self._box(value)
+        if Hooks.charge:
+            Hooks.charge("atomic", stored.nbytes)
+        self.map.reduce(self._offsets(offsets), stored, kind)
+
+    def gather(self, x_offsets, y_offset, _semantic=None):
+        rows = self._rows(x_offsets)
+        y_offset = fix(_value(y_offset))
+        return make(np.concatenate([self.load([int(x), y_offset]).data for x in rows]), self._dtype)
+
+    def scatter(self, value, x_offsets, y_offset, _semantic=None):
+        y_offset = fix(_value(y_offset))
+        for row, x in zip(_value(value).data, self._rows(x_offsets)):
+            self.store([int(x), y_offset], make(row[None], self._dtype))
+
+    def _rows(self, x_offsets):
+        if len(self.map.block_shape) != 2 or self.map.block_shape[0] != 1:
+            raise ValueError(f"descriptor must be 2D with a block of 1 row, but got {self.block_shape}")
+        rows = _value(x_offsets).data
+        if rows.ndim != 1 or rows.size < 8:
+            raise ValueError(f"descriptor gather and scatter need 1D offsets of at least 8 rows, but got {list(rows.shape)}")
+        columns = 32 // self._dtype.primitive_bitwidth * 8
+        if self.map.block_shape[1] < columns:
+            raise ValueError(f"descriptor gather of {self._dtype} must have at least {columns} columns, got {self.map.block_shape[1]}")
+        return rows
+
+
+def _atomic_member(kind):
+    def member(self, offsets, value, _semantic=None):
+        return self._reduce(offsets, value, kind)
+    return member
+
+
+for _kind in ("add", "min", "max", "and", "or", "xor"):
+    setattr(Descriptor, f"atomic_{_kind}", _atomic_member(_kind))
+
+
+def check_descriptor(address, shape, strides, block_shape, itemsize, what="tensor descriptor"):
+    """The rules that the hardware and Triton's front end have for a TMA descriptor; ValueError names the broken one."""
+    rank = len(block_shape)
+    if not 1 <= rank <= 5:
+        raise ValueError(f"Expected 1 <= ndim <= 5 but got {rank} dimensions")
+    if len(shape) != rank or len(strides) != rank:
+        raise ValueError(f"Expected {rank} extents and strides but got {len(shape)} and {len(strides)}")
+    if block_shape[-1] * itemsize < 16:
+        raise ValueError("Descriptor block shape must have at least 16 bytes in the last dimension, but got "
+                         f"{block_shape[-1]} * {itemsize} = {block_shape[-1] * itemsize} bytes")
+    if strides[-1] != 1:
+        raise ValueError(f"Tensor descriptor last dim must be 1 but got {strides[-1]}")
+    if address % 16:
+        raise ValueError(f"{what}: the base address must be a multiple of 16 bytes")
+    for axis, stride in enumerate(strides[:-1]):
+        if stride * itemsize % 16:
+            raise ValueError(f"{what}: stride {stride} of dimension {axis} is {stride * itemsize} bytes, no multiple of 16")
+
+
+def make_tensor_descriptor(base, shape, strides, block_shape, padding_option="zero", **_):
+    """tl.make_tensor_descriptor."""
+    unwrap = tl.core._unwrap_if_constexpr
+    base, padding = fix(base), unwrap(padding_option) or "zero"
+    if type(base) is not Scalar or not base.dtype.is_ptr():
+        raise TypeError("the base of a tensor descriptor must be a scalar pointer")
+    block_shape = [int(unwrap(b)) for b in unwrap(block_shape)]
+    for extent in block_shape:
+        if extent & (extent - 1) or extent <= 0:
+            raise ValueError(f"Shape element must be a power of 2, got {extent}")
+    if isinstance(unwrap(unwrap(strides)[-1]), tl.tensor):
+        raise ValueError("Tensor descriptor last dim must be 1 but got a run-time value: write the constant 1")
+    shape, strides = [_value(s) for s in unwrap(shape)], [_value(s) for s in unwrap(strides)]
+    element = base.dtype.element_ty
+    if padding not in ("zero", "nan"):
+        raise ValueError(f"Padding option {padding} not supported")
+    if element.is_int() and padding == "nan":
+        raise ValueError("Padding option `nan` is not supported for integer blocks")
+    extents, steps = [int(s.value) for s in shape], [int(s.value) for s in strides]
+    check_descriptor(base.value, extents, steps, block_shape, dtypes.itemsize(element.name))
+    tensor_map = TensorMap(State.memory, base.value, extents, steps, block_shape, element.name, padding, base.allocation)
+    return Descriptor(tensor_map, element, [scalar(e, tl.int32) for e in extents], [scalar(s, tl.int64) for s in steps])
+
+
+def load_tensor_descriptor(desc, offsets, *args, **kwargs):
+    return desc.load(offsets, *args, **kwargs)
+
+
+def store_tensor_descriptor(desc, offsets, value, *args, **kwargs):
+    return desc.store(offsets, value, *args, **kwargs)
+
+
+FUNCTIONS |= {"make_tensor_descriptor": make_tensor_descriptor, "load_tensor_descriptor": load_tensor_descriptor,
+              "store_tensor_descriptor": store_tensor_descriptor,
+              "_experimental_descriptor_load": lambda desc, offsets, shape=None, dtype=None: desc.load(offsets),
+              "_experimental_descriptor_store": lambda desc, value, offsets, store_reduce="": desc.store(offsets, value, store_reduce)}

@@ -1,0 +1,365 @@
+"""Global memory of one launch, without Triton: the tensors' bytes, bounds, who wrote what, and TMA boxes over them.
+
+Addresses are real ones: a kernel that reads a pointer from a table works. Each tensor argument is an `Allocation` (its storage's
+bounds and its argument name), and a pointer carries the allocation it was made from, so that an address beyond it is reported by name
+even where another tensor happens to lie there.
+
+Writes are remembered per program: a second program that writes a different value to the same place, without an atomic between the two
+that orders them, is a race.
+"""
+
+import ctypes
+from bisect import bisect_right
+
+import numpy as np
+
+from . import dtypes
+from .errors import GlobalRaceError, OutOfBoundsError
+from .locations import here, show
+
+_OWNER_BITS = 24
+_OWNER_MASK = (1 << _OWNER_BITS) - 1
+_PAGE = 4096
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _bytes_at(address, count):
+    return np.frombuffer((ctypes.c_uint8 * count).from_address(address), dtype=np.uint8)
+
+
+def _is_mapped(lo, hi):
+    """Whether every page of [lo, hi) belongs to this process."""
+    if lo < _PAGE or hi - lo > 1 << 40:
+        return False
+    start = lo & -_PAGE
+    pages = (hi - start + _PAGE - 1) // _PAGE
+    status = (ctypes.c_ubyte * pages)()
+    return _libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(pages * _PAGE), status) == 0
+
+
+class Allocation:
+    """The storage behind a tensor argument: bytes [lo, hi), the argument's name, and who wrote where."""
+
+    def __init__(self, name, lo, hi, element_size=1):
+        self.name, self.lo, self.hi, self.element_size = name, lo, hi, element_size
+        self._views, self._owner, self._grain = {}, None, element_size
+
+    def __repr__(self):
+        return f"Allocation({self.name}, {self.hi - self.lo} bytes)"
+
+    def view(self, dtype):
+        """All of it as a flat array of a numpy dtype."""
+        view = self._views.get(dtype)
+        if view is None:
+            count = (self.hi - self.lo) // dtype.itemsize
+            view = self._views[dtype] = _bytes_at(self.lo, count * dtype.itemsize).view(dtype)
+        return view
+
+    def owners(self, size):
+        """(owner per grain, grains per element of `size` bytes): who wrote last, as program + 1 and its epoch in the upper bits."""
+        if self._owner is None:
+            self._grain = min(self._grain, size)
+            self._owner = np.zeros((self.hi - self.lo) // self._grain + 1, np.int64)
+        elif size < self._grain:
+            self._owner, self._grain = np.repeat(self._owner, self._grain // size), size
+        return self._owner, size // self._grain
+
+
+class GlobalMemory:
+    """The global memory of a launch: `program()` tells the linear index of the running program."""
+
+    def __init__(self, allocations=(), program=lambda: 0, races=True, report=None):
+        self.allocations = sorted(allocations, key=lambda a: a.lo)
+        self._starts = [a.lo for a in self.allocations]
+        self.program, self.races, self.report = program, races, report or self._raise
+        self._clocks, self._published = {}, {}
+        self._foreign = {}
+
+    @staticmethod
+    def _raise(error):
+        raise error
+
+    # ---- finding the tensor
+
+    def find(self, address):
+        """The allocation that holds `address`, or None."""
+        i = bisect_right(self._starts, address) - 1
+        if i >= 0 and address < self.allocations[i].hi:
+            return self.allocations[i]
+        return None
+
+    def locate(self, lo, hi, allocation, what, size):
+        """The allocation that holds bytes [lo, hi); an OutOfBoundsError where there is none."""
+        if allocation is None:
+            allocation = self.find(lo) or self._unknown(lo, hi, what)
+        if lo < allocation.lo or hi > allocation.hi:
+            raise self._out_of_bounds(lo, hi, allocation, what, size)
+        return allocation
+
+    def _unknown(self, lo, hi, what):
+        """Memory that no argument holds, reached through an integer: usable if the process has it."""
+        region = self._foreign.get((lo, hi))
+        if region is None:
+            if not _is_mapped(lo, hi):
+                where = "a null pointer" if 0 <= lo < _PAGE else f"address {lo:#x}, which no tensor argument holds"
+                raise OutOfBoundsError(f"{what} through {where}", [f"at {show(here())}"], where=here(),
+                                       cause="an address made by arithmetic, or a tensor that was not passed as an argument.")
+            if len(self._foreign) > 4096:
+                self._foreign.clear()
+            region = self._foreign[lo, hi] = Allocation("memory outside the arguments", lo, hi)
+        return region
+
+    def _out_of_bounds(self, lo, hi, allocation, what, size):
+        element = max(size, 1)
+        first, last = (lo - allocation.lo) // element, (hi - allocation.lo) // element - 1
+        count = (allocation.hi - allocation.lo) // element
+        touched = f"element {first}" if first == last else f"elements {first} … {last}"
+        return OutOfBoundsError(
+            f"{what} of `{allocation.name}` outside the tensor",
+            [f"at {show(here())}", f"it touches {touched}; `{allocation.name}` has elements 0 … {count - 1}"],
+            cause=f"the mask lets these lanes through (or there is none), or an offset or stride is wrong.\n"
+            f"  Fix: pass mask=offsets < size to the {what}" + (", and other=… beside it." if what == "load" else "."), where=here())
+
+    # ---- element access
+
+    def _indices(self, addresses, name, allocation, what):
+        """(allocation, element index of each address)."""
+        size = dtypes.itemsize(name)
+        lo, hi = int(addresses.min()), int(addresses.max()) + size
+        allocation = self.locate(lo, hi, allocation, what, size)
+        index = addresses - allocation.lo
+        if size > 1:
+            if int(np.bitwise_or.reduce(index, axis=None)) & (size - 1):
+                raise OutOfBoundsError(f"misaligned {what} of `{allocation.name}`", [f"at {show(here())}"], where=here(),
+                                       cause=f"an address that is no multiple of the element's {size} bytes.")
+            index >>= size.bit_length() - 1
+        return allocation, index
+
+    def read(self, addresses, name, allocation=None):
+        """Stored values at an int64 array of addresses."""
+        if not addresses.size:
+            return np.empty(addresses.shape, dtypes.stored(name))
+        try:
+            allocation, index = self._indices(addresses, name, allocation, "load")
+        except OutOfBoundsError:
+            if allocation is not None or addresses.size == 1:
+                raise
+            return self._scattered_read(addresses, name)
+        return np.take(allocation.view(dtypes.stored(name)), index)
+
+    def _scattered_read(self, addresses, name):
+        """Addresses that came from integers and lie in several tensors: one by one."""
+        values = [self.read(np.array([a]), name)[0] for a in addresses.ravel()]
+        return np.array(values, dtypes.stored(name)).reshape(addresses.shape)
+
+    def write(self, addresses, values, name, allocation=None):
+        """Store `values` (stored form) at an int64 array of addresses of the same shape."""
+        if not addresses.size:
+            return
+        try:
+            allocation, index = self._indices(addresses, name, allocation, "store")
+        except OutOfBoundsError:
+            if allocation is not None or addresses.size == 1:
+                raise
+            for a, v in zip(addresses.ravel(), values.ravel()):
+                self.write(np.array([a]), np.array([v]), name)
+            return
+        flat = allocation.view(values.dtype)
+        if self.races:
+            self._claim(allocation, index, flat, values)
+        flat[index] = values
+
+    # ---- who wrote what
+
+    def clock(self, program):
+        """The epochs of every program that `program` is ordered after (its own included)."""
+        clock = self._clocks.get(program)
+        if clock is None:
+            clock = self._clocks[program] = {program: 1}
+        return clock
+
+    def synchronise(self, address):
+        """An atomic at `address`: acquire what earlier atomics there published, and publish."""
+        me = self.program()
+        mine = self.clock(me)
+        theirs = self._published.setdefault(address, {})
+        for program, epoch in theirs.items():
+            if mine.get(program, 0) < epoch:
+                mine[program] = epoch
+        theirs.update(mine)
+        mine[me] += 1
+
+    def _claim(self, allocation, index, flat, values):
+        """Mark elements as written by this program; report those that an unordered program wrote differently."""
+        size = values.dtype.itemsize
+        owners, grains = allocation.owners(size)
+        if grains > 1:
+            owners = owners[:len(owners) // grains * grains].reshape(-1, grains)[:, 0]
+        me = self.program()
+        before = np.take(owners, index)
+        foreign = (before != 0) & ((before & _OWNER_MASK) != me + 1)
+        if foreign.any():
+            self._check_order(allocation, me, before, foreign, index, np.take(flat, index), values)
+        owners[index] = (me + 1) | (self.clock(me)[me] << _OWNER_BITS)
+
+    def _check_order(self, allocation, me, before, foreign, index, old, new):
+        mine = self.clock(me)
+        for mark in np.unique(before[foreign]):
+            writer, epoch = int(mark & _OWNER_MASK) - 1, int(mark >> _OWNER_BITS)
+            if mine.get(writer, 0) >= epoch:
+                continue
+            clash = foreign & (before == mark) & (_raw(old) != _raw(new))
+            if clash.any():
+                element = int(np.broadcast_to(index, clash.shape)[clash][0])
+                self.report(GlobalRaceError(
+                    f"two programs write different values to `{allocation.name}` element {element}",
+                    [f"at {show(here())}", f"program {writer} wrote it first, program {me} writes it now, and nothing orders the two"],
+                    cause="offsets that do not depend on tl.program_id as the grid assumes, or a sum over programs made with tl.store.\n"
+                    "  Fix: give each program elements of its own, or use tl.atomic_add.", where=here()))
+                return
+
+    # ---- atomics
+
+    def atomic(self, addresses, values, name, combine, allocation=None):
+        """new = combine(old, value) at each address, in order; returns the old values (held). `values` are held."""
+        if not addresses.size:
+            return values.copy()
+        allocation, index = self._indices(addresses, name, allocation, "atomic")
+        flat, index = allocation.view(dtypes.stored(name)), index.ravel()
+        values, old = values.ravel(), np.empty(values.size, values.dtype)
+        for lanes in _rounds(index):
+            here_index = index[lanes]
+            current = dtypes.decode(np.take(flat, here_index), name)
+            old[lanes] = current
+            flat[here_index] = dtypes.encode(combine(current, values[lanes], lanes), name)
+        for address in np.unique(addresses)[:1024]:
+            self.synchronise(int(address))
+        return old.reshape(addresses.shape)
+
+
+def _raw(values):
+    return values.view(f"uint{8 * values.dtype.itemsize}") if values.dtype.kind == "f" else values
+
+
+def _rounds(index):
+    """Lanes in rounds such that no round has two lanes of one address, each address's lanes in order."""
+    order = np.argsort(index, kind="stable")
+    ordered = index[order]
+    if index.size < 2 or (ordered[1:] != ordered[:-1]).all():
+        yield np.arange(index.size)
+        return
+    first = np.r_[0, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1]
+    rank = np.arange(index.size) - np.repeat(first, np.diff(np.r_[first, index.size]))
+    for r in range(int(rank.max()) + 1):
+        yield order[rank == r]
+
+
+# ---- TMA
+
+_REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum,
+               "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+_WRAP = (1 << 64) - 1
+
+
+def _signed(value):
+    value &= _WRAP
+    return value - (1 << 64) if value >> 63 else value
+
+
+class TensorMap:
+    """A TMA descriptor: a box of `block_shape` elements over a strided tensor in global memory.
+
+    Offsets outside `shape` are filled (loads: zero or NaN) or dropped (stores); addresses wrap modulo 2^64, as the hardware's do.
+    """
+
+    def __init__(self, memory, base, shape, strides, block_shape, dtype, padding="zero", allocation=None):
+        self.memory, self.base, self.shape, self.strides = memory, base, list(shape), list(strides)
+        self.block_shape, self.dtype, self.padding, self.allocation = list(block_shape), dtype, padding, allocation
+        self.stored = dtypes.stored(dtype)
+
+    @property
+    def nbytes(self):
+        """Bytes of a full box: what a load adds to its barrier, clipped or not."""
+        count = 1
+        for extent in self.block_shape:
+            count *= extent
+        return count * self.stored.itemsize
+
+    def _clip(self, offsets):
+        """(slices into the box, start per dimension, extents) of the part inside the tensor; None where nothing is."""
+        inside, start, extents = [], [], []
+        for offset, box, size in zip(offsets, self.block_shape, self.shape):
+            lo, hi = max(offset, 0), min(offset + box, size)
+            if lo >= hi:
+                return None
+            inside.append(slice(lo - offset, hi - offset))
+            start.append(lo)
+            extents.append(hi - lo)
+        return tuple(inside), start, extents
+
+    def _window(self, start, extents, what):
+        """(allocation, first element, element strides): the clipped box as a strided window."""
+        size = self.stored.itemsize
+        first = (self.base + sum(s * stride for s, stride in zip(start, self.strides)) * size) & _WRAP
+        strides = [_signed(stride * size) for stride in self.strides]
+        reach = [(n - 1) * s for n, s in zip(extents, strides)]
+        lo = first + sum(r for r in reach if r < 0)
+        hi = first + sum(r for r in reach if r > 0) + size
+        allocation = self.memory.locate(lo, hi, self.allocation, f"TMA {what}", size)
+        return allocation, first - allocation.lo, strides
+
+    def _strided(self, flat, first, extents, strides):
+        step = flat.dtype.itemsize // self.stored.itemsize  # an owners array has wider elements than the data
+        return np.ndarray(extents, flat.dtype, flat.data, first * step, [s * step for s in strides])
+
+    def load(self, offsets):
+        """The box at `offsets`, stored form."""
+        fill = _nan(self.dtype) if self.padding == "nan" else 0
+        clip = self._clip(offsets)
+        if clip is None:
+            return np.full(self.block_shape, fill, self.stored)
+        inside, start, extents = clip
+        allocation, first, strides = self._window(start, extents, "load")
+        window = self._strided(allocation.view(self.stored), first, extents, strides)
+        if extents == self.block_shape:
+            return window.copy()
+        box = np.full(self.block_shape, fill, self.stored)
+        box[inside] = window
+        return box
+
+    def store(self, offsets, values):
+        """Write the part of the box that lies inside the tensor. `values`: stored form, block_shape."""
+        clip = self._clip(offsets)
+        if clip is None:
+            return
+        inside, start, extents = clip
+        allocation, first, strides = self._window(start, extents, "store")
+        values = values.reshape(self.block_shape)[inside]
+        flat = allocation.view(self.stored)
+        if self.memory.races:
+            size = self.stored.itemsize
+            index = np.full(extents, first // size, np.int64)
+            for axis, (n, s) in enumerate(zip(extents, strides)):
+                index += (np.arange(n) * (s // size)).reshape([-1] + [1] * (len(extents) - axis - 1))
+            self.memory._claim(allocation, index, flat, values)
+        self._strided(flat, first, extents, strides)[...] = values
+
+    def reduce(self, offsets, values, kind):
+        """Atomically combine the box into memory: add, min, max, and, or, xor; the sum is rounded to the dtype."""
+        clip = self._clip(offsets)
+        if clip is None:
+            return
+        inside, start, extents = clip
+        allocation, first, strides = self._window(start, extents, "reduction")
+        window = self._strided(allocation.view(self.stored), first, extents, strides)
+        new = dtypes.decode(np.ascontiguousarray(values.reshape(self.block_shape)[inside]), self.dtype)
+        old = dtypes.decode(np.ascontiguousarray(window), self.dtype)
+        window[...] = dtypes.encode(_REDUCTIONS[kind](old, new), self.dtype)
+
+
+def _nan(dtype):
+    if dtype == "bf16":
+        return 0x7FC0
+    if dtype.startswith("fp8"):
+        return 0x7F
+    return np.nan if dtype.startswith("fp") else 0
