@@ -2,8 +2,9 @@
 
 A type goes by Triton's short name (``bf16``, ``fp8e4nv``, ``int32`` …). It has two numpy forms:
 
-* *held*: what tensors carry and arithmetic uses. fp16, bf16 and the fp8 formats are float32 arrays whose every value is representable
-  in the format; int1 is bool; all others are themselves. Elementwise work then runs at float32 speed, with one rounding per operation.
+* *held*: what tensors carry and arithmetic uses. fp16, bf16 and the fp8 formats are float32 arrays whose every value is
+  representable in the format; int1 is bool; all others are themselves. Elementwise work then runs at float32 speed, with
+  one rounding per operation.
 * *stored*: what lies in memory, bit for bit: fp16 as float16, bf16 as uint16, fp8 as uint8, int1 as uint8.
 
 Conversions go through torch where it has the format, since its vectorised conversions are ten times as fast as numpy's.
@@ -17,14 +18,23 @@ import torch
 _PLAIN = {f"{u}int{n}": np.dtype(f"{u}int{n}") for u in ("", "u") for n in (8, 16, 32, 64)}
 _PLAIN |= {"fp32": np.dtype(np.float32), "fp64": np.dtype(np.float64)}
 _STORED = _PLAIN | {
-    "int1": np.dtype(np.uint8), "fp16": np.dtype(np.float16), "bf16": np.dtype(np.uint16),
-    "fp8e4nv": np.dtype(np.uint8), "fp8e5": np.dtype(np.uint8), "fp8e4b15": np.dtype(np.uint8),
-    "fp8e4b8": np.dtype(np.uint8), "fp8e5b16": np.dtype(np.uint8),
+    "int1": np.dtype(np.uint8),
+    "fp16": np.dtype(np.float16),
+    "bf16": np.dtype(np.uint16),
+    "fp8e4nv": np.dtype(np.uint8),
+    "fp8e5": np.dtype(np.uint8),
+    "fp8e4b15": np.dtype(np.uint8),
+    "fp8e4b8": np.dtype(np.uint8),
+    "fp8e5b16": np.dtype(np.uint8),
 }
 _FLOAT32 = np.dtype(np.float32)
 _HELD = {name: _PLAIN.get(name, _FLOAT32) for name in _STORED} | {"int1": np.dtype(np.bool_)}
-_TORCH_FP8 = {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2,
-              "fp8e4b8": torch.float8_e4m3fnuz, "fp8e5b16": torch.float8_e5m2fnuz}
+_TORCH_FP8 = {
+    "fp8e4nv": torch.float8_e4m3fn,
+    "fp8e5": torch.float8_e5m2,
+    "fp8e4b8": torch.float8_e4m3fnuz,
+    "fp8e5b16": torch.float8_e5m2fnuz,
+}
 _FP8_MAX = {"fp8e4nv": 448.0, "fp8e5": 57344.0, "fp8e4b8": 240.0, "fp8e5b16": 57344.0, "fp8e4b15": 1.75}
 
 NARROW_FLOATS = frozenset(n for n in _STORED if n not in _PLAIN and n != "int1")
@@ -74,7 +84,7 @@ def decode(array, name):
 
 
 def encode(array, name):
-    """Held array -> stored array. Exact for held values; any other float32 is rounded to nearest even (fp8 saturates to the largest finite)."""
+    """Held array -> stored array: exact for held values, any other float32 is rounded to nearest even (fp8 saturates)."""
     if name in _PLAIN:
         return array
     if name == "int1":

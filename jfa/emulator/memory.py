@@ -1,11 +1,11 @@
 """Global memory of one launch, without Triton: the tensors' bytes, bounds, who wrote what, and TMA boxes over them.
 
-Addresses are real ones: a kernel that reads a pointer from a table works. Each tensor argument is an `Allocation` (its storage's
-bounds and its argument name), and a pointer carries the allocation it was made from, so that an address beyond it is reported by name
-even where another tensor happens to lie there.
+Addresses are real ones: a kernel that reads a pointer from a table works. Each tensor argument is an `Allocation` (its
+storage's bounds and its argument name), and a pointer carries the allocation it was made from, so that an address beyond it
+is reported by name even where another tensor happens to lie there.
 
-Writes are remembered per program: a second program that writes a different value to the same place, without an atomic between the two
-that orders them, is a race.
+Writes are remembered per program: a second program that writes a different value to the same place, without an atomic
+between the two that orders them, is a race.
 """
 
 import ctypes
@@ -102,8 +102,12 @@ class GlobalMemory:
         if region is None:
             if not _is_mapped(lo, hi):
                 where = "a null pointer" if 0 <= lo < _PAGE else f"address {lo:#x}, which no tensor argument holds"
-                raise OutOfBoundsError(f"{what} through {where}", [f"at {show(here())}"], where=here(),
-                                       cause="an address made by arithmetic, or a tensor that was not passed as an argument.")
+                raise OutOfBoundsError(
+                    f"{what} through {where}",
+                    [f"at {show(here())}"],
+                    where=here(),
+                    cause="an address made by arithmetic, or a tensor that was not passed as an argument.",
+                )
             if len(self._foreign) > 4096:
                 self._foreign.clear()
             region = self._foreign[lo, hi] = Allocation("memory outside the arguments", lo, hi)
@@ -118,7 +122,9 @@ class GlobalMemory:
             f"{what} of `{allocation.name}` outside the tensor",
             [f"at {show(here())}", f"it touches {touched}; `{allocation.name}` has elements 0 … {count - 1}"],
             cause=f"the mask lets these lanes through (or there is none), or an offset or stride is wrong.\n"
-            f"  Fix: pass mask=offsets < size to the {what}" + (", and other=… beside it." if what == "load" else "."), where=here())
+            f"  Fix: pass mask=offsets < size to the {what}" + (", and other=… beside it." if what == "load" else "."),
+            where=here(),
+        )
 
     # ---- element access
 
@@ -130,8 +136,12 @@ class GlobalMemory:
         index = addresses - allocation.lo
         if size > 1:
             if int(np.bitwise_or.reduce(index, axis=None)) & (size - 1):
-                raise OutOfBoundsError(f"misaligned {what} of `{allocation.name}`", [f"at {show(here())}"], where=here(),
-                                       cause=f"an address that is no multiple of the element's {size} bytes.")
+                raise OutOfBoundsError(
+                    f"misaligned {what} of `{allocation.name}`",
+                    [f"at {show(here())}"],
+                    where=here(),
+                    cause=f"an address that is no multiple of the element's {size} bytes.",
+                )
             index >>= size.bit_length() - 1
         return allocation, index
 
@@ -194,7 +204,7 @@ class GlobalMemory:
         size = values.dtype.itemsize
         owners, grains = allocation.owners(size)
         if grains > 1:
-            owners = owners[:len(owners) // grains * grains].reshape(-1, grains)[:, 0]
+            owners = owners[: len(owners) // grains * grains].reshape(-1, grains)[:, 0]
         me = self.program()
         before = np.take(owners, index)
         foreign = (before != 0) & ((before & _OWNER_MASK) != me + 1)
@@ -211,11 +221,15 @@ class GlobalMemory:
             clash = foreign & (before == mark) & (_raw(old) != _raw(new))
             if clash.any():
                 element = int(np.broadcast_to(index, clash.shape)[clash][0])
-                self.report(GlobalRaceError(
-                    f"two programs write different values to `{allocation.name}` element {element}",
-                    [f"at {show(here())}", f"program {writer} wrote it first, program {me} writes it now, and nothing orders the two"],
-                    cause="offsets that do not depend on tl.program_id as the grid assumes, or a sum over programs made with tl.store.\n"
-                    "  Fix: give each program elements of its own, or use tl.atomic_add.", where=here()))
+                self.report(
+                    GlobalRaceError(
+                        f"two programs write different values to `{allocation.name}` element {element}",
+                        [f"at {show(here())}", f"program {writer} wrote it first, program {me} now; nothing orders the two"],
+                        cause="offsets that do not depend on tl.program_id as the grid assumes, or a sum over programs "
+                        "made with tl.store.\n  Fix: give each program elements of its own, or use tl.atomic_add.",
+                        where=here(),
+                    )
+                )
                 return
 
     # ---- atomics
@@ -256,8 +270,14 @@ def _rounds(index):
 
 # ---- TMA
 
-_REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum,
-               "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+_REDUCTIONS = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
 _WRAP = (1 << 64) - 1
 
 

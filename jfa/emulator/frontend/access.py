@@ -81,8 +81,18 @@ def _addresses(pointer):
     return np.array(pointer.value, np.int64) if type(pointer) is Scalar else pointer.data
 
 
-def load(pointer, mask=None, other=None, boundary_check=(), padding_option="", cache_modifier="", eviction_policy="", volatile=False,
-         latency=None, **hints):
+def load(
+    pointer,
+    mask=None,
+    other=None,
+    boundary_check=(),
+    padding_option="",
+    cache_modifier="",
+    eviction_policy="",
+    volatile=False,
+    latency=None,
+    **hints,
+):
     """tl.load."""
     if getattr(pointer, "__triton_block_ptr__", False):
         return _load_block_pointer(pointer, mask, other, boundary_check, padding_option)
@@ -91,8 +101,10 @@ def load(pointer, mask=None, other=None, boundary_check=(), padding_option="", c
     if mask is None and other is not None:
         raise ValueError("`other` cannot be provided without `mask`")
     if padding_option or boundary_check:
-        raise ValueError("`padding_option` or `boundary_check` argument is not supported for loading a tensor of pointers or loading a "
-                         "scalar; use block pointers (made by `make_block_ptr`) instead")
+        raise ValueError(
+            "`padding_option` or `boundary_check` argument is not supported for loading a tensor of pointers "
+            "or a scalar; use block pointers (made by `make_block_ptr`) instead"
+        )
     _check_scalar_operands(pointer, Mask=mask, Other=other)
     addresses, name = _addresses(pointer), element.name
     if Hooks.charge:
@@ -143,8 +155,10 @@ def store(pointer, value, mask=None, boundary_check=(), cache_modifier="", evict
     if pointer.dtype.is_const():
         raise ValueError("Cannot store to a constant pointer")
     if boundary_check:
-        raise ValueError("`boundary_check` argument is not supported for storing a tensor of pointers or storing a scalar; "
-                         "use block pointers (made by `make_block_ptr`) instead")
+        raise ValueError(
+            "`boundary_check` argument is not supported for storing a tensor of pointers or storing a scalar; "
+            "use block pointers (made by `make_block_ptr`) instead"
+        )
     value, mask = _value(value), _value(mask)
     _check_scalar_operands(pointer, Value=value, Mask=mask)
     addresses = _addresses(pointer)
@@ -184,11 +198,15 @@ def check_poison(data, name):
     count = int(np.count_nonzero(bad))
     if count:
         source, State.poison_source = State.poison_source, None
-        State.memory.report(PoisonError(
-            f"stores {count} value(s) that were never loaded",
-            [f"at {show(here())}", f"they are masked lanes of the load without `other` at {show(source)}"],
-            cause="such lanes hold whatever the register held: on a GPU, garbage that may look right.\n"
-            "  Fix: pass other=0.0 (or what suits the computation) to that load, or mask this store alike.", where=here()))
+        State.memory.report(
+            PoisonError(
+                f"stores {count} value(s) that were never loaded",
+                [f"at {show(here())}", f"they are masked lanes of the load without `other` at {show(source)}"],
+                cause="such lanes hold whatever the register held: on a GPU, garbage that may look right.\n"
+                "  Fix: pass other=0.0 (or what suits the computation) to that load, or mask this store alike.",
+                where=here(),
+            )
+        )
 
 
 def _load_block_pointer(pointer, mask, other, boundary_check, padding_option):
@@ -222,8 +240,13 @@ def _pause():
 Hooks.pause = None
 
 _COMBINE = {
-    "add": lambda old, new: old + new, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or,
-    "xor": np.bitwise_xor, "xchg": lambda old, new: new,
+    "add": lambda old, new: old + new,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "xchg": lambda old, new: new,
 }
 
 
@@ -320,8 +343,14 @@ def _synchronise(pointer):
 
 
 FUNCTIONS = {f"atomic_{op}": _atomic(op) for op in _COMBINE}
-FUNCTIONS |= {"load": load, "store": store, "atomic_cas": atomic_cas, "atomic_load": atomic_load, "atomic_store": atomic_store,
-              "atomic_poll": atomic_poll}
+FUNCTIONS |= {
+    "load": load,
+    "store": store,
+    "atomic_cas": atomic_cas,
+    "atomic_load": atomic_load,
+    "atomic_store": atomic_store,
+    "atomic_poll": atomic_poll,
+}
 
 
 # ---- tensor descriptors
@@ -388,8 +417,11 @@ class Descriptor(tl.core.tensor_descriptor_base):
             Hooks.charge("store", stored.nbytes)
         self.map.store(self._offsets(offsets), stored)
 
-    _REDUCIBLE = {"add": {"uint32", "int32", "uint64", "fp32", "fp16", "bf16"},
-                  "min": {"uint32", "int32", "uint64", "int64", "fp16", "bf16"}, "and": {"uint32", "int32", "uint64", "int64"}}
+    _REDUCIBLE = {
+        "add": {"uint32", "int32", "uint64", "fp32", "fp16", "bf16"},
+        "min": {"uint32", "int32", "uint64", "int64", "fp16", "bf16"},
+        "and": {"uint32", "int32", "uint64", "int64"},
+    }
 
     def _reduce(self, offsets, value, kind):
         allowed = self._REDUCIBLE[{"max": "min", "or": "and", "xor": "and"}.get(kind, kind)]
@@ -418,13 +450,16 @@ class Descriptor(tl.core.tensor_descriptor_base):
             raise ValueError(f"descriptor gather and scatter need 1D offsets of at least 8 rows, but got {list(rows.shape)}")
         columns = 32 // self._dtype.primitive_bitwidth * 8
         if self.map.block_shape[1] < columns:
-            raise ValueError(f"descriptor gather of {self._dtype} must have at least {columns} columns, got {self.map.block_shape[1]}")
+            raise ValueError(
+                f"descriptor gather of {self._dtype} must have at least {columns} columns, got {self.map.block_shape[1]}"
+            )
         return rows
 
 
 def _atomic_member(kind):
     def member(self, offsets, value, _semantic=None):
         return self._reduce(offsets, value, kind)
+
     return member
 
 
@@ -440,8 +475,10 @@ def check_descriptor(address, shape, strides, block_shape, itemsize, what="tenso
     if len(shape) != rank or len(strides) != rank:
         raise ValueError(f"Expected {rank} extents and strides but got {len(shape)} and {len(strides)}")
     if block_shape[-1] * itemsize < 16:
-        raise ValueError("Descriptor block shape must have at least 16 bytes in the last dimension, but got "
-                         f"{block_shape[-1]} * {itemsize} = {block_shape[-1] * itemsize} bytes")
+        raise ValueError(
+            "Descriptor block shape must have at least 16 bytes in the last dimension, but got "
+            f"{block_shape[-1]} * {itemsize} = {block_shape[-1] * itemsize} bytes"
+        )
     if strides[-1] != 1:
         raise ValueError(f"Tensor descriptor last dim must be 1 but got {strides[-1]}")
     if address % 16:
@@ -483,7 +520,10 @@ def store_tensor_descriptor(desc, offsets, value, *args, **kwargs):
     return desc.store(offsets, value, *args, **kwargs)
 
 
-FUNCTIONS |= {"make_tensor_descriptor": make_tensor_descriptor, "load_tensor_descriptor": load_tensor_descriptor,
-              "store_tensor_descriptor": store_tensor_descriptor,
-              "_experimental_descriptor_load": lambda desc, offsets, shape=None, dtype=None: desc.load(offsets),
-              "_experimental_descriptor_store": lambda desc, value, offsets, store_reduce="": desc.store(offsets, value, store_reduce)}
+FUNCTIONS |= {
+    "make_tensor_descriptor": make_tensor_descriptor,
+    "load_tensor_descriptor": load_tensor_descriptor,
+    "store_tensor_descriptor": store_tensor_descriptor,
+    "_experimental_descriptor_load": lambda desc, offsets, shape=None, dtype=None: desc.load(offsets),
+    "_experimental_descriptor_store": lambda desc, value, offsets, store_reduce="": desc.store(offsets, value, store_reduce),
+}

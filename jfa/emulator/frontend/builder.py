@@ -14,7 +14,21 @@ from .. import dtypes
 from ..errors import DeviceAssertError, NotSupported
 from ..locations import here, show
 from . import mathlib
-from .tensor import BOOL, INT32, Hooks, Scalar, Tensor, canonical, divide_arrays, held_dtype, literal, make, remainder_arrays, scalar, wrap
+from .tensor import (
+    BOOL,
+    INT32,
+    Hooks,
+    Scalar,
+    Tensor,
+    canonical,
+    divide_arrays,
+    held_dtype,
+    literal,
+    make,
+    remainder_arrays,
+    scalar,
+    wrap,
+)
 
 _SIGNED = {np.dtype(f"uint{n}"): np.dtype(f"int{n}") for n in (8, 16, 32, 64)}
 _UNSIGNED = {s: u for u, s in _SIGNED.items()}
@@ -53,6 +67,7 @@ def _arithmetic(function, view=None, unit="alu"):
         if a.dtype.name not in dtypes.NARROW_FLOATS and data.dtype != held_dtype(a.dtype):
             data = data.view(held_dtype(a.dtype)) if data.dtype.itemsize == held_dtype(a.dtype).itemsize else data
         return _result(data, a.dtype, unit)
+
     return create
 
 
@@ -62,6 +77,7 @@ def _comparison(function, view=None):
         data = function(x, y)
         _charge("alu", data)
         return wrap(data, BOOL)
+
     return create
 
 
@@ -72,6 +88,7 @@ def _unordered(function):
 def _unary(function, unit="alu"):
     def create(self, a):
         return _result(function(a.data), a.dtype, unit)
+
     return create
 
 
@@ -88,6 +105,7 @@ def _shift(function, view):
         if view is _unsigned:
             return np.where(overflow, shifted.dtype.type(0), shifted)
         return shifted
+
     return shift
 
 
@@ -149,7 +167,7 @@ class Builder:
     def __getattr__(self, name):
         if name.startswith("get_") and name.endswith("_ty"):
             short = {"half": "fp16", "float": "fp32", "double": "fp64"}.get(name[4:-3], name[4:-3])
-            return lambda: getattr(tl, "void") if short == "void" else tl.dtype(short)
+            return lambda: tl.void if short == "void" else tl.dtype(short)
         if name.startswith("create_"):
             raise NotSupported(f"the emulator does not model `{name[7:]}`", [f"at {show(here())}"], where=here())
         raise AttributeError(name)
@@ -280,10 +298,14 @@ class Builder:
         return wrap(data.astype(held_dtype(dtype)), dtype)
 
     def create_si_to_fp(self, a, dst):
-        return _result(_signed(a.data).astype(np.float64 if a.data.dtype.itemsize > 2 else np.float32), canonical(dst.scalar), "cvt")
+        return _result(
+            _signed(a.data).astype(np.float64 if a.data.dtype.itemsize > 2 else np.float32), canonical(dst.scalar), "cvt"
+        )
 
     def create_ui_to_fp(self, a, dst):
-        return _result(_unsigned(a.data).astype(np.float64 if a.data.dtype.itemsize > 2 else np.float32), canonical(dst.scalar), "cvt")
+        return _result(
+            _unsigned(a.data).astype(np.float64 if a.data.dtype.itemsize > 2 else np.float32), canonical(dst.scalar), "cvt"
+        )
 
     def create_fp_to_si(self, a, dst):
         dtype = canonical(dst.scalar)
@@ -378,7 +400,9 @@ class Builder:
 
     def create_assert(self, condition, message):
         if not condition.data.all():
-            raise DeviceAssertError(f"device assert failed: {message or 'the condition is false'}", [f"at {show(here())}"], where=here())
+            raise DeviceAssertError(
+                f"device assert failed: {message or 'the condition is false'}", [f"at {show(here())}"], where=here()
+            )
 
     def create_assume(self, condition):
         if not condition.data.all():

@@ -62,7 +62,7 @@ def unpack_e2m1(packed, axis):
     low, high = _E2M1[packed & 15], _E2M1[packed >> 4]
     axis %= packed.ndim
     joined = np.stack([low, high], axis=axis + 1)
-    return joined.reshape(packed.shape[:axis] + (2 * packed.shape[axis],) + packed.shape[axis + 1:])
+    return joined.reshape(packed.shape[:axis] + (2 * packed.shape[axis],) + packed.shape[axis + 1 :])
 
 
 def scale_values(scale):
@@ -74,7 +74,7 @@ def scale_values(scale):
 
 
 def descale(operand, scale, fmt, k_axis, pack_axis):
-    """The float32 matrix that an operand of dot_scaled means. `scale`: [rows, K / group] (columns for the right operand), or None."""
+    """The float32 matrix that an operand of dot_scaled means. `scale`: [rows (right operand: columns), K / group], or None."""
     fmt = fmt.lower()
     if fmt == "e2m1":
         values = unpack_e2m1(operand.view(np.uint8), pack_axis)

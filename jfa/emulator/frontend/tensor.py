@@ -18,10 +18,32 @@ _new = object.__new__
 _pointer_type = tl.pointer_type
 INT32, INT64, UINT32, BOOL, FP32 = tl.int32, tl.int64, tl.uint32, tl.int1, tl.float32
 
-_TYPES = {t.name: t for t in (
-    tl.int1, tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint16, tl.uint32, tl.uint64, tl.float16, tl.bfloat16, tl.float32,
-    tl.float64, tl.float8e4nv, tl.float8e5, tl.float8e4b15, tl.float8e4b8, tl.float8e5b16)}
-_INTEGERS = {f"{u}int{n}": ((0, 2**n - 1) if u else (-(2 ** (n - 1)), 2 ** (n - 1) - 1)) for u in ("", "u") for n in (8, 16, 32, 64)}
+_TYPES = {
+    t.name: t
+    for t in (
+        tl.int1,
+        tl.int8,
+        tl.int16,
+        tl.int32,
+        tl.int64,
+        tl.uint8,
+        tl.uint16,
+        tl.uint32,
+        tl.uint64,
+        tl.float16,
+        tl.bfloat16,
+        tl.float32,
+        tl.float64,
+        tl.float8e4nv,
+        tl.float8e5,
+        tl.float8e4b15,
+        tl.float8e4b8,
+        tl.float8e5b16,
+    )
+}
+_INTEGERS = {
+    f"{u}int{n}": ((0, 2**n - 1) if u else (-(2 ** (n - 1)), 2 ** (n - 1) - 1)) for u in ("", "u") for n in (8, 16, 32, 64)
+}
 _FLOATS = frozenset(n for n in _TYPES if n.startswith(("fp", "bf")))
 _NARROW = dtypes.NARROW_FLOATS
 
@@ -196,7 +218,12 @@ class Scalar(Tensor):
 
     def to(self, dtype, fp_downcast_rounding=None, bitcast=False, _semantic=None):
         dtype = tl.core._unwrap_if_constexpr(dtype)
-        if not bitcast and fp_downcast_rounding is None and type(dtype) is not _pointer_type and type(self.dtype) is not _pointer_type:
+        if (
+            not bitcast
+            and fp_downcast_rounding is None
+            and type(dtype) is not _pointer_type
+            and type(self.dtype) is not _pointer_type
+        ):
             name, own = dtype.name, self.dtype.name
             if name == own:
                 return self
@@ -244,7 +271,9 @@ def retype(t, dtype):
         if dtype.name in _INTEGERS and t.dtype.name in _INTEGERS:
             value = _wrap_integer(int(value), dtype.name)
         return scalar(value, canonical(dtype), t.allocation)
-    data = t.data if t.data.dtype == target else t.data.view(target) if t.data.itemsize == target.itemsize else t.data.astype(target)
+    data = (
+        t.data if t.data.dtype == target else t.data.view(target) if t.data.itemsize == target.itemsize else t.data.astype(target)
+    )
     return make(data, canonical(dtype), t.allocation)
 
 
@@ -420,7 +449,9 @@ def offset_pointer(pointer, offset, negative=False):
     if kind is Tensor and offset.dtype.name in _INTEGERS:
         base = pointer.value if type(pointer) is Scalar else pointer.data
         try:
-            data = base + (offset.data.astype(np.int64, copy=False) * size if size != 1 else offset.data.astype(np.int64, copy=False))
+            data = base + (
+                offset.data.astype(np.int64, copy=False) * size if size != 1 else offset.data.astype(np.int64, copy=False)
+            )
         except ValueError:
             return NotImplemented
         if Hooks.charge:
@@ -466,15 +497,20 @@ def _float_division(a, b):
 
 
 _OPERATORS = [
-    _Operator("__add__", operator.add, np.add), _Operator("__sub__", operator.sub, np.subtract),
+    _Operator("__add__", operator.add, np.add),
+    _Operator("__sub__", operator.sub, np.subtract),
     _Operator("__mul__", operator.mul, np.multiply),
     _Operator("__floordiv__", truncated_division, divide_arrays, "i", unit="div"),
     _Operator("__mod__", truncated_remainder, remainder_arrays, "i", unit="div"),
-    _Operator("__and__", operator.and_, np.bitwise_and, "ib"), _Operator("__or__", operator.or_, np.bitwise_or, "ib"),
+    _Operator("__and__", operator.and_, np.bitwise_and, "ib"),
+    _Operator("__or__", operator.or_, np.bitwise_or, "ib"),
     _Operator("__xor__", operator.xor, np.bitwise_xor, "ib"),
-    _Operator("__lt__", operator.lt, np.less, compares=True), _Operator("__le__", operator.le, np.less_equal, compares=True),
-    _Operator("__gt__", operator.gt, np.greater, compares=True), _Operator("__ge__", operator.ge, np.greater_equal, compares=True),
-    _Operator("__eq__", operator.eq, np.equal, compares=True), _Operator("__ne__", operator.ne, np.not_equal, compares=True),
+    _Operator("__lt__", operator.lt, np.less, compares=True),
+    _Operator("__le__", operator.le, np.less_equal, compares=True),
+    _Operator("__gt__", operator.gt, np.greater, compares=True),
+    _Operator("__ge__", operator.ge, np.greater_equal, compares=True),
+    _Operator("__eq__", operator.eq, np.equal, compares=True),
+    _Operator("__ne__", operator.ne, np.not_equal, compares=True),
 ]
 for _op in _OPERATORS:
     _forward, _backward = _binary(_op)
@@ -485,7 +521,13 @@ for _op in _OPERATORS:
 
 def _true_divide(self, other, _semantic=None):
     kind = type(other)
-    if self.dtype is FP32 and (kind is Tensor or kind is Scalar) and other.dtype is FP32 or self.dtype is FP32 and kind in (int, float):
+    if (
+        self.dtype is FP32
+        and (kind is Tensor or kind is Scalar)
+        and other.dtype is FP32
+        or self.dtype is FP32
+        and kind in (int, float)
+    ):
         return _divide_fp32(self, other)
     return _through_semantic("__truediv__", self, tl.core._unwrap_if_constexpr(other))
 
@@ -531,6 +573,7 @@ Tensor.__pos__ = lambda self, _semantic=None: self
 def _reflected_shift(name):
     def shift(self, other, _semantic=None):
         return fix(_slow(name)(self, tl.core._unwrap_if_constexpr(other), _semantic=Hooks.semantic))
+
     return shift
 
 
