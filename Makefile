@@ -5,7 +5,7 @@
 
 PYTHON ?= python3
 SETUP = $(PYTHON) tools/setup_env.py $(if $(filter 1,$(GPU)),--gpu)
-PYTEST = .venv/bin/python -m pytest -n 2 --dist worksteal
+PYTEST = .venv/bin/python -m pytest -n 2 --dist loadgroup
 
 .PHONY: lab test test-slow setup doctor
 
