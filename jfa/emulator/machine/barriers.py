@@ -1,0 +1,221 @@
+"""Barriers: mbarriers in shared memory, named barriers, the cluster barrier.
+
+An mbarrier counts arrivals and transaction bytes. Its phase number starts at 0; a phase completes when no arrival is
+pending and no byte is
+outstanding, and the next begins. wait(parity) passes when the phase in progress has the other parity: so a fresh barrier
+passes parity 1 and
+blocks on 0, and a waiter cannot tell two phases ahead from none.
+"""
+
+from __future__ import annotations
+
+from .. import errors
+from ..locations import show
+from . import limits
+from .shadow import join
+
+_HISTORY = 6  # arrivals remembered for the report
+
+
+class MBarrier:
+    """One mbarrier. `count` arrivals complete a phase; `per_thread` barriers (alloc_warp_barrier) count threads, not calls."""
+
+    __slots__ = (
+        *("name", "cta", "count", "per_thread", "pending", "bytes", "phase", "gathered", "clock", "time", "gathered_time"),
+        *("history", "waiters", "passed_by", "seen_by", "landed"),
+    )
+
+    def __init__(self, name: str, cta, count: int, per_thread=False):
+        self.name, self.cta, self.count, self.per_thread = name, cta, count, per_thread
+        self.pending, self.bytes, self.phase = count, 0, 0
+        self.gathered, self.clock = {}, {}  # clocks of this phase's arrivals; what a waiter of the last completed phase learns
+        self.time = self.gathered_time = 0.0
+        self.history, self.waiters = [], []
+        self.passed_by = {}  # task -> its counter when it passed the phase before this one
+        self.seen_by = {}  # task -> (phase it passed last, location)
+        self.landed = []  # (phase when issued, nbytes, location) of copies that came after their phase had ended
+
+    # ------------------------------------------------------------ arriving
+    def arrive(self, count: int, clock: dict, time: float, what) -> None:
+        """`count` arrivals of someone whose clock is given; `what` = (verb, actor, location) for reports."""
+        self._note(clock, time, what)
+        self.pending -= count
+        if self.pending < 0:
+            over, self.pending = -self.pending, 0
+            raise errors.OverArrivalError(
+                f"mbarrier {self.label} got {over} arrival{'s' * (over > 1)} more than its arrive_count={self.count} in phase "
+                f"{self.phase}",
+                ["arrivals of this phase, last one last:", *self.show_history()],
+                where=what[2],
+            )
+        self._complete()
+
+    def expect(self, nbytes: int) -> None:
+        """Announce bytes for the current phase (the arrival that goes with it is separate)."""
+        self.bytes += nbytes
+
+    def deliver(self, nbytes: int, clock: dict, time: float, what) -> None:
+        """`nbytes` of a copy have landed."""
+        self._note(clock, time, what)
+        self.bytes -= nbytes
+        self._complete()
+
+    def _note(self, clock, time, what):
+        join(self.gathered, clock)
+        if time > self.gathered_time:
+            self.gathered_time = time
+        self.history.append((self.phase, what))
+        if len(self.history) > _HISTORY:
+            del self.history[0]
+
+    def _complete(self):
+        if self.pending or self.bytes:
+            return
+        missed = [task for task, count in self.passed_by.items() if self.gathered.get(task.component.id, 0) < count]
+        self.phase += 1
+        self.pending = self.count
+        self.clock = self.gathered
+        self.gathered = dict(self.clock)
+        self.time = self.gathered_time
+        self.passed_by = {}
+        if missed and self.cta.machine.options.races:
+            self._overrun(missed[0])
+        for task in self.waiters[:]:
+            if self.passes(task.parity):
+                self.waiters.remove(task)
+                task.machine.wake(task)
+
+    def _overrun(self, task):
+        phase, where = self.seen_by[task]
+        self.cta.machine.report(
+            errors.PhaseError(
+                f"a wait on mbarrier {self.label} can come two phases late: nothing keeps phase {self.phase - 1} from completing"
+                f" "
+                f"before {task.label} has seen phase {phase}",
+                [
+                    f"wait for phase {phase} (parity {phase & 1}) by {task.label}",
+                    f"    at {show(where)}",
+                    f"what completed phase {self.phase - 1} did not follow from that wait:",
+                    *self.show_history(),
+                ],
+                where=where,
+            )
+        )
+
+    # ------------------------------------------------------------ waiting
+    def passes(self, parity: int) -> bool:
+        return (self.phase & 1) != parity
+
+    def seen(self, task, where) -> None:
+        """A wait of `task` passed: it learns what the completed phase's arrivals knew."""
+        phase = self.phase - 1
+        last = self.seen_by.get(task)
+        if last is not None and last[0] == phase:
+            task.stale = (self, phase, where)
+        self.seen_by[task] = (phase, where)
+        self.passed_by[task] = task.clock[task.component.id]
+        join(task.clock, self.clock)
+
+    # ------------------------------------------------------------ reports
+    @property
+    def label(self) -> str:
+        return self.name if len(self.cta.cluster.ctas) == 1 else f"{self.name} of cta {self.cta.rank}"
+
+    def state(self) -> str:
+        arrived = self.count - self.pending
+        text = f"phase {self.phase} (parity {self.phase & 1}) in progress: {arrived} of {self.count} arrivals"
+        if self.bytes:
+            text += f", {self.bytes} bytes outstanding" if self.bytes > 0 else f", {-self.bytes} bytes more than announced"
+        return text
+
+    def show_history(self):
+        if not self.history:
+            return ["    nobody ever arrived"]
+        return [f"    phase {phase}: {verb} by {actor} at {show(where)}" for phase, (verb, actor, where) in self.history]
+
+
+class NamedBarrier:
+    """bar.sync / bar.arrive: threads, not calls; the count is given by each user and must agree."""
+
+    __slots__ = ("number", "cta", "arrived", "expected", "generation", "gathered", "clock", "waiters", "time", "history")
+
+    def __init__(self, number: int, cta):
+        self.number, self.cta = number, cta
+        self.arrived, self.expected, self.generation = 0, None, 0
+        self.gathered, self.clock, self.waiters, self.time, self.history = {}, {}, [], 0.0, []
+
+    def enter(self, task, threads: int, where, verb: str) -> int:
+        """Count task's threads in; returns the generation to wait for."""
+        if not 0 <= self.number < limits.NAMED_BARRIERS:
+            raise errors.NamedBarrierError(f"named barrier {self.number}: ids go from 0 to 15", [f"at {show(where)}"], where=where)
+        if threads % limits.WARP or threads <= 0:
+            raise errors.NamedBarrierError(
+                f"named barrier {self.number}: {threads} threads is no multiple of 32", [f"at {show(where)}"], where=where
+            )
+        if self.expected is not None and self.expected != threads:
+            raise errors.NamedBarrierError(
+                f"named barrier {self.number}: {task.label} says {threads} threads, earlier users of this round said "
+                f"{self.expected}",
+                [f"at {show(where)}", *self.show_history()],
+                where=where,
+            )
+        generation = self.generation
+        self.expected = threads
+        self.arrived += limits.WARP * task.num_warps
+        self.history = [*self.history[-_HISTORY:], (verb, task.label, where)]
+        join(self.gathered, task.clock)
+        self.time = max(self.time, task.time)
+        if self.arrived > threads:
+            raise errors.NamedBarrierError(
+                f"named barrier {self.number}: {self.arrived} threads arrived, its users said {threads}",
+                self.show_history(),
+                where=where,
+            )
+        if self.arrived == threads:
+            self.arrived, self.expected, self.generation = 0, None, generation + 1
+            self.clock, self.gathered = self.gathered, {}
+            for waiter in self.waiters:
+                waiter.machine.wake(waiter)
+            self.waiters = []
+        return generation
+
+    def state(self) -> str:
+        return f"{self.arrived} of {self.expected} threads"
+
+    def show_history(self):
+        return [f"    {verb} by {actor} at {show(where)}" for verb, actor, where in self.history]
+
+
+class ClusterBarrier:
+    """barrier.cluster: every live warp of every CTA of the cluster; warps that have left count as arrived."""
+
+    __slots__ = ("cluster", "inside", "generation", "gathered", "clock", "time")
+
+    def __init__(self, cluster):
+        self.cluster, self.inside, self.generation = cluster, [], 0
+        self.gathered, self.clock, self.time = {}, {}, 0.0
+
+    def enter(self, task) -> int:
+        generation = self.generation
+        join(self.gathered, task.clock)
+        self.time = max(self.time, task.time)
+        self.inside.append(task)
+        self.settle()
+        return generation
+
+    def settle(self) -> None:
+        """Open if everybody who still runs is inside (also called when a task ends)."""
+        if not self.inside or self.missing():
+            return
+        self.generation += 1
+        self.clock, self.gathered = self.gathered, {}
+        inside, self.inside = self.inside, []
+        for task in inside:
+            if task.waiting is self:
+                task.machine.wake(task)
+
+    def missing(self):
+        return [t for t in self.cluster.workers() if t not in self.inside]
+
+    def state(self) -> str:
+        return "missing: " + ", ".join(t.label for t in self.missing())

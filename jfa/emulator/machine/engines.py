@@ -1,0 +1,194 @@
+"""What engines do for a task: TMA copies, tensor-core MMAs, cp.async, cluster launch control.
+
+Each function issues an AsyncOp. Under the eager policy it completes at once; otherwise the scheduler completes it when it
+likes. The race
+detector treats both alike: nobody knows of the operation's effect until a barrier says so.
+"""
+
+from __future__ import annotations
+
+from .. import errors
+
+# ---------------------------------------------------------------- TMA
+
+
+def tma_load(task, fetch, targets, nbytes: int, where, title="", facts=None) -> None:
+    """Copy a box into shared memory. fetch() -> stored array; targets: [(view, name, barrier), ...], one a CTA."""
+    machine = task.machine
+
+    def run(op):
+        data = fetch()
+        for view, name, bar in targets:
+            machine.op_access(op, view, True, name)
+            view.write(data.reshape(view.shape))
+            bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where))
+
+    facts = facts or {"bytes": nbytes, "multicast": len(targets)}
+    machine.issue(task, "TMA load", run, where, demand="tma_load", title=title, facts=facts, barrier=targets[0][2])
+
+
+def tma_store(task, put, view, name, nbytes: int, where, title="", reduce=False) -> None:
+    """Copy a view to global memory: put(array). Its own bulk group of the issuing task."""
+    machine = task.machine
+
+    def run(op):
+        machine.op_access(op, view, False, name)
+        put(view.read())
+
+    op = machine.issue(
+        task, "TMA store", run, where, demand="tma_reduce" if reduce else "tma_store", title=title, facts={"bytes": nbytes}
+    )
+    task.stores.append(op)
+
+
+def store_wait(task, pending: int, where) -> None:
+    """Wait until at most `pending` TMA stores of this task still read shared memory."""
+    while len(task.stores) > pending:
+        op = task.stores.pop(0)
+        _wait(task, op, lambda: f"TMA stores ({len(task.stores) + 1} outstanding, {pending} allowed)", where, "store")
+
+
+def _wait(task, op, why, where, name):
+    started = task.time
+    task.machine.wait_for(task, op, why, where)
+    if task.machine.timed and task.time > started:
+        task.machine.emit(task.cta, task.name, f"wait {name}", started, task.time, where, kind="wait", barrier=name)
+
+
+def remote_copy(task, source, target, target_name, bar, nbytes: int, where, title="") -> None:
+    """Copy shared memory (a view, or an array out of registers) to a peer CTA; its bytes count on the peer's barrier."""
+    machine = task.machine
+    values = None if hasattr(source, "storage") else source
+
+    def run(op):
+        if values is None:
+            machine.op_access(op, source, False, target_name)
+        machine.op_access(op, target, True, target_name, generic=values is not None)
+        target.write((source.read() if values is None else values).reshape(target.shape))
+        bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where))
+
+    machine.issue(task, "remote copy", run, where, demand="tma_load", title=title, facts={"bytes": nbytes}, barrier=bar)
+
+
+# ---------------------------------------------------------------- cp.async
+
+
+def cp_async(task, fetch, view, name, nbytes: int, where, title="") -> None:
+    """Copy gathered global memory into shared memory; joins the task's open group. fetch() -> stored array."""
+    machine = task.machine
+    data = fetch()
+
+    def run(op):
+        machine.op_access(op, view, True, name)
+        view.write(data)
+
+    task.copies.append(
+        machine.issue(
+            task, "cp.async", run, where, demand="global_load", title=title, facts={"bytes": nbytes, "warps": task.num_warps}
+        )
+    )
+
+
+def commit_group(task) -> None:
+    task.groups.append(task.copies)
+    task.copies = []
+
+
+def wait_group(task, pending: int, where) -> None:
+    """Wait until at most `pending` committed groups are outstanding."""
+    while len(task.groups) > pending:
+        for op in task.groups.pop(0):
+            _wait(task, op, lambda: f"cp.async groups ({pending} may be outstanding)", where, "cp.async")
+
+
+# ---------------------------------------------------------------- tensor core
+
+
+def mma(task, compute, reads, writes, bars, where, title="", facts=None, wait=False) -> None:
+    """Issue a tcgen05 operation on the task's pipe.
+
+    compute() does the arithmetic and stores the result; reads and writes are [(view, name), ...]; each of bars gets one
+    arrival when this and
+    all earlier operations of the task have finished. wait: the compiler waits for it (async_dot without barriers).
+    """
+    machine = task.machine
+
+    def run(op):
+        for view, name in reads:
+            machine.op_access(op, view, False, name)
+        for view, name in writes:
+            machine.op_access(op, view, True, name)
+        compute()
+        for bar in bars:
+            bar.arrive(1, op.clock, op.end, ("commit of the MMA", op.label, where))
+
+    op = machine.issue(task, "mma", run, where, pipe=True, demand="mma" if facts else None, track="MMA", title=title, facts=facts)
+    if wait:
+        _wait(task, op, lambda: "its own MMA", where, "MMA")
+
+
+def commit(task, bars, where, title="") -> None:
+    """One arrival on each barrier once all earlier tensor-core operations of the task have finished."""
+
+    def run(op):
+        for bar in bars:
+            bar.arrive(1, op.clock, op.end, ("commit", op.label, where))
+
+    task.machine.issue(task, "commit", run, where, pipe=True, demand="commit", track="MMA", title=title, facts={})
+
+
+def wgmma(task, reads, where, title="", facts=None) -> None:
+    """Hopper: the operand reads of an MMA whose result is in registers. They last until wgmma_wait."""
+    machine = task.machine
+
+    def run(op):
+        for view, name in reads:
+            machine.op_access(op, view, False, name)
+
+    task.dots.append(machine.issue(task, "wgmma", run, where, pipe=True, demand="mma", track="MMA", title=title, facts=facts))
+
+
+def wgmma_wait(task, pending: int, where) -> None:
+    while len(task.dots) > pending:
+        _wait(task, task.dots.pop(0), lambda: f"MMAs ({pending} may be outstanding)", where, "MMA")
+
+
+# ---------------------------------------------------------------- cluster launch control
+
+
+class ClcResponse:
+    """The 16-byte answers of cluster launch control, one a stage: what try_cancel wrote."""
+
+    def __init__(self, cta, stages, storage_view):
+        self.cta, self.values, self.view = cta, [None] * stages, storage_view
+        self.failed = False
+
+
+def clc_try_cancel(task, responses, stage: int, bars, where) -> None:
+    """Ask for a cluster that has not started. responses: one ClcResponse a CTA of the cluster; bars: their full barriers."""
+    machine = task.machine
+    if responses[0].failed:
+        raise errors.ClcError(
+            f"{task.label} asks for another tile after the answer was that none is left",
+            ["the hardware leaves this undefined"],
+            where=where,
+        )
+
+    def run(op):
+        origin = machine.steal()
+        if origin is None:
+            responses[0].failed = True
+        machine.stats["clc queries" if origin else "clc failed queries"] += 1
+        for response, bar in zip(responses, bars):
+            machine.op_access(op, response.view(stage), True, "the CLC response")
+            response.view(stage).write(0)
+            response.values[stage] = origin
+            bar.deliver(16, op.clock, op.end, ("CLC response", op.label, where))
+
+    machine.issue(task, "CLC query", run, where, demand="clc", track="CLC", title="try_cancel", facts={}, barrier=bars[0])
+
+
+def clc_query(task, response, stage: int, where):
+    """The origin (x, y, z) of the cluster that was taken over, or None."""
+    task.machine.task_access(task, response.view(stage), False, where, "the CLC response")
+    return response.values[stage]

@@ -1,0 +1,631 @@
+"""The machine of one launch: runs clusters of CTAs, task by task, operation by operation.
+
+One thing happens at a time. `pick()` chooses what is next: a task that can run, or an asynchronous operation that can
+complete. The
+four policies differ only there (and in whether an operation completes when it is issued).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections import Counter, deque
+
+import numpy as np
+from greenlet import getcurrent
+
+from .. import errors
+from ..locations import here, show
+from ..options import Options
+from . import limits
+from .shadow import Access, Component, join
+from .tasks import CTA, AsyncOp, Cluster, Task
+
+_lock = threading.RLock()  # one launch at a time in a process: tasks share Python's globals
+_running: Task | None = None
+
+_POLLS = 200_000  # polls in a row, by all tasks together, without any barrier or copy moving
+_COLLECT_EVERY = 64  # completed operations between two clean-ups of the clocks
+
+
+def current() -> Task | None:
+    """The task that runs now, None outside a launch."""
+    return _running
+
+
+class Run:
+    """What a launch left behind: findings and warnings (errors.EmulatorError), events, operation counts, modelled time."""
+
+    def __init__(self, machine):
+        self.machine, self.kernel, self.options = machine, machine.kernel, machine.options
+        self.findings, self.warnings = machine.findings, machine.warnings
+        self.events, self.stats, self.time, self.steps = machine.events, machine.stats, machine.time, machine.steps
+
+    @property
+    def clean(self) -> bool:
+        return not self.findings
+
+    def __repr__(self):
+        return f"<run of {self.kernel}: {len(self.findings)} findings, {len(self.warnings)} warnings>"
+
+
+class Machine:
+    def __init__(self, options: Options | None = None, kernel="kernel"):
+        self.options, self.kernel = options or Options(), kernel
+        o = self.options
+        self.policy, self.timed, self.eager = o.policy, o.policy == "timed", o.policy == "eager"
+        self.preempts = o.policy in ("random", "timed")
+        self.watch, self.fault, self.trace = o.races, o.fault, o.trace
+        self.rng = random.Random(o.seed)
+        self.ready, self.ops, self.tasks = deque(), [], []
+        self.hub = None
+        self.findings, self.warnings, self.events, self.stats = [], [], [], Counter()
+        self._reported = set()
+        self._components = 0
+        self._since_collect = 0
+        self._idle = 0
+        self.steps, self.time = 0, 0.0
+        self.pending_clusters = deque()
+        self.single_cta = True
+        self.fences_seen = False
+        self.clusters = []
+        self.live_clusters = 0
+
+    # ------------------------------------------------------------ launching
+    def launch(self, entry, grid=(1, 1, 1), cluster=(1, 1, 1), num_warps=4) -> Run:
+        """Run `entry()` once a CTA of the grid; returns the Run, or raises the first error (report="raise")."""
+        global _running
+        grid, cluster = _three(grid), _three(cluster)
+        self._check_launch(grid, cluster, num_warps)
+        self.entry, self.grid, self.cluster_shape, self.num_warps = entry, grid, cluster, num_warps
+        self.single_cta = grid == (1, 1, 1)
+        self.pending_clusters.extend(_cluster_origins(grid, cluster))
+        with _lock:
+            outer, self.hub = _running, getcurrent()
+            try:
+                with np.errstate(all="ignore"):
+                    self._run()
+            except errors.EmulatorError as error:
+                self._end_with(error)
+            finally:
+                self._end_all()
+                _running = outer
+        return Run(self)
+
+    def _check_launch(self, grid, cluster, num_warps):
+        if any(g % c for g, c in zip(grid, cluster)):
+            raise errors.LaunchError(f"the grid {grid} is not divisible by the cluster {cluster}")
+        if cluster[0] * cluster[1] * cluster[2] > limits.MAX_CLUSTER:
+            raise errors.LaunchError(f"a cluster of {cluster} has more than {limits.MAX_CLUSTER} CTAs")
+        if num_warps * limits.WARP > limits.MAX_THREADS:
+            raise errors.ThreadLimitError(f"num_warps={num_warps} is more than {limits.MAX_THREADS} threads")
+
+    def _end_with(self, error):
+        if self.options.report == "collect":
+            self.findings.append(error)
+        else:
+            error.run = Run(self)
+            raise error
+
+    def _end_all(self):
+        for task in self.tasks:
+            task.end()
+        self.tasks, self.ops = [], []
+        self.ready.clear()
+        self.clusters.clear()
+        self.hub = self.entry = None
+
+    def _start_cluster(self, start=0.0) -> bool:
+        if not self.pending_clusters:
+            return False
+        origin = self.pending_clusters.popleft()
+        cluster = Cluster(self, start)
+        cx, cy, cz = self.cluster_shape
+        for rank in range(cx * cy * cz):
+            pid = (origin[0] + rank % cx, origin[1] + rank // cx % cy, origin[2] + rank // (cx * cy))
+            cluster.ctas.append(CTA(self, cluster, pid, rank, self.grid, self.num_warps))
+        self.clusters.append(cluster)
+        self.live_clusters += 1
+        cluster.live = len(cluster.ctas)
+        self.stats["ctas"] += cluster.live
+        for cta in cluster.ctas:
+            self.add_task(Task(self, cta, "main", self.entry, self.num_warps))
+        return True
+
+    def add_task(self, task):
+        task.cta.tasks.append(task)
+        self.tasks.append(task)
+        self.ready.append(task)
+
+    def steal(self):
+        """CLC: the origin of a cluster that has not started, or None."""
+        return self.pending_clusters.popleft() if self.pending_clusters else None
+
+    # ------------------------------------------------------------ the loop
+    def _run(self):
+        global _running
+        for _ in range(self.options.max_ctas or self.options.num_sms):
+            self._start_cluster()
+        limit = self.options.max_steps
+        while True:
+            chosen = self.pick()
+            if chosen is None:
+                if self.tasks:
+                    raise self._deadlock()
+                if not self._start_cluster(self.time):
+                    return
+                continue
+            self.steps += 1
+            if self.steps > limit:
+                raise errors.LivelockError(f"no end after {limit} scheduling steps", self._who_runs())
+            if type(chosen) is AsyncOp:
+                self.ops.remove(chosen)
+                self.complete(chosen)
+                continue
+            _running = chosen
+            chosen.greenlet.switch()
+            if chosen.done:
+                self._task_ended(chosen)
+
+    def pick(self):
+        """What happens next: a ready task or an operation that can complete; None if neither exists."""
+        ready, policy = self.ready, self.policy
+        if policy == "eager":
+            return ready.popleft() if ready else (self.ops[0] if self.ops else None)
+        if policy == "lazy" and ready:
+            return self._take(self.rng.randrange(len(ready)))
+        ops = [op for op in self.ops if op.eligible] if self.ops else ()
+        if policy == "timed":
+            return self._earliest(ops)
+        if not ready and not ops:
+            return None
+        index = self.rng.randrange(len(ready) + len(ops))
+        return self._take(index) if index < len(ready) else ops[index - len(ready)]
+
+    def _take(self, index):
+        ready = self.ready
+        if index == 0:
+            return ready.popleft()
+        task = ready[index]
+        del ready[index]
+        return task
+
+    def _earliest(self, ops):
+        best = None
+        for op in ops:
+            if best is None or op.end < best.end:
+                best = op
+        index = None
+        for k, task in enumerate(self.ready):
+            if (best is None or task.time < best.end) and (index is None or task.time < self.ready[index].time):
+                index = k
+        return best if index is None else self._take(index)
+
+    def _task_ended(self, task):
+        self.tasks.remove(task)
+        self.time = max(self.time, task.time)
+        self._check_stores(task)
+        cluster = task.cta.cluster
+        if task.parent is not None:
+            parent = task.parent
+            join(parent.clock, task.clock)
+            parent.children.discard(task)
+            parent.time = max(parent.time, task.time)
+            if not parent.children and parent.waiting == "region":
+                self.wake(parent)
+            if task.pipe is not None:
+                task.cta.pipes.append((task, task.pipe))
+        else:
+            cluster.live -= 1
+        cluster.barrier.settle()
+        if cluster.live == 0 and task.parent is None:
+            self._check_cluster_end(cluster)
+            self.clusters.remove(cluster)
+            self.live_clusters -= 1
+            self._start_cluster(task.time)
+        task.greenlet = _ENDED
+
+    # ------------------------------------------------------------ checks at the end of a task and a cluster
+    def _check_stores(self, task):
+        if task.stores and self.watch:
+            op = task.stores[0]
+            self.warn(
+                errors.InFlightError(
+                    f"{task.label} ends with {len(task.stores)} TMA store(s) that nobody waited for",
+                    [f"first issued at {show(op.where)}"],
+                    "tlx.async_descriptor_store_wait(0) is missing at the end; the shared memory may be handed on while it is still"
+                    " read.",
+                    op.where,
+                )
+            )
+
+    def _check_cluster_end(self, cluster):
+        known = {}
+        for cta in cluster.ctas:
+            for task in cta.tasks:
+                join(known, task.clock)
+        for cta in cluster.ctas:
+            mains = [(t, t.pipe) for t in cta.tasks if t.is_main and t.pipe is not None]
+            for task, last in (*cta.pipes, *mains):
+                op = last
+                while op is not None and op.kind == "commit":
+                    op = op.info
+                if op is not None and op.clock[op.component.id] > known.get(op.component.id, 0):
+                    self.report(
+                        errors.InFlightError(
+                            f"{cta.label} ends while an MMA of {task.label} may still run: nobody waited for it",
+                            [f"MMA issued at {show(op.where)}"],
+                            where=op.where,
+                        )
+                    )
+            self._check_bytes(cta)
+
+    def _check_bytes(self, cta):
+        for bar in self._barriers(cta):
+            if bar.bytes and not any(op.barrier is bar for op in self.ops):
+                self.report(self._bytes_error(bar, "the CTA ends"))
+
+    def _barriers(self, cta):
+        for item in cta.allocations:
+            yield from getattr(item, "barriers", ())
+
+    def _bytes_error(self, bar, when):
+        if bar.bytes > 0:
+            what = f"{bar.bytes} bytes more were announced on mbarrier {bar.label} than the copies delivered"
+        else:
+            what = f"{-bar.bytes} bytes more were delivered on mbarrier {bar.label} than barrier_expect_bytes announced"
+        return errors.ExpectBytesError(
+            what, [f"found when {when}; {bar.state()}", *bar.show_history()], where=bar.history[-1][1][2] if bar.history else ()
+        )
+
+    # ------------------------------------------------------------ waiting and waking
+    def block(self, task, waiting, why, where):
+        """Suspend `task` until someone wakes it. `why()` says what it waits for."""
+        task.waiting, task.why, task.where = waiting, why, where
+        self.hub.switch()
+
+    def wake(self, task):
+        task.waiting = task.why = None
+        self._idle = 0
+        self.ready.append(task)
+
+    def pause(self, task):
+        """Put a running task at the end of the queue. Under 'lazy' operations get a chance, for the task may poll for
+        their effect."""
+        if self.policy == "lazy":
+            for op in [op for op in self.ops if op.eligible][:1]:
+                self.ops.remove(op)
+                self.complete(op)
+        self._idle += 1
+        if self._idle > _POLLS:
+            raise errors.LivelockError(f"{task.label} polls and nobody changes anything", [f"at {show(here())}"], where=here())
+        if self.timed:
+            task.time += 1
+        if self.eager and not self.ready and self.pending_clusters:
+            self._start_cluster(task.time)  # whoever it polls for may not be resident yet
+        self.ready.append(task)
+        self.hub.switch()
+
+    def step(self, task, kind, name, where):
+        """Start of every TLX operation: others may run first (random, timed), and faults are injected. Returns the fault
+        or None."""
+        self.stats[kind] += 1
+        if self.preempts:
+            if not self.timed or self._someone_earlier(task):
+                self.ready.append(task)
+                self.hub.switch()
+        if self.fault is not None:
+            return self.fault(kind, name, task, where)
+        return None
+
+    def _someone_earlier(self, task):
+        now = task.time
+        for other in self.ready:
+            if other.time < now:
+                return True
+        for op in self.ops:
+            if op.end < now and op.eligible:
+                return True
+        return False
+
+    # ------------------------------------------------------------ asynchronous operations
+    def new_component(self, label) -> Component:
+        self._components += 1
+        return Component(self._components, label)
+
+    def issue(self, task, kind, run, where, *, pipe=False, demand=None, track="TMA", title="", facts=None, barrier=None):
+        """Hand an operation to an engine. pipe: it follows the task's earlier MMAs in order. `run(op)` moves data and
+        signals."""
+        previous = task.pipe if pipe else None
+        clock = dict(task.clock)
+        if pipe:
+            if previous is not None:
+                join(clock, previous.clock)
+                component = previous.component
+                clock[component.id] = previous.clock[component.id] + 1
+            else:
+                component = self.new_component(f"MMA pipe of {task.label}")
+                clock[component.id] = 1
+        else:
+            component = self.new_component(kind)
+            clock[component.id] = 1
+        op = AsyncOp(kind, run, task, component, clock, where, None if previous is None or previous.done else previous, title)
+        op.piped = pipe
+        if pipe:
+            op.info = previous if kind == "commit" else None
+            task.pipe = op
+        if barrier is not None:
+            op.barrier, op.phase = barrier, barrier.phase
+        task.clock[task.component.id] += 1
+        if self.timed:
+            op.start, op.end = self._book(task.cta, task.time, demand, facts or {})
+            if previous is not None:
+                op.end = max(op.end, previous.end)
+            self.emit(task.cta, track, title or kind, op.start, op.end, kind="async", where=where, **(facts or {}))
+        if self.eager:
+            self.complete(op)
+        else:
+            self.ops.append(op)
+        return op
+
+    def complete(self, op):
+        """The operation takes effect."""
+        op.run(op)
+        op.done = True
+        op.previous = op.run = None
+        self.time = max(self.time, op.end)
+        for task in op.waiters:
+            self.wake(task)
+        op.waiters = []
+        self._idle = 0
+        if not op.piped:
+            op.task.cta.cluster.finished.append(op.component)
+        self._since_collect += 1
+        if self._since_collect >= _COLLECT_EVERY:
+            self._collect()
+
+    def wait_for(self, task, op, why, where):
+        """Block `task` until `op` has completed; it then knows of everything the operation knew."""
+        if not op.done:
+            op.waiters.append(task)
+            self.block(task, op, why, where)
+        join(task.clock, op.clock)
+        if self.timed:
+            task.time = max(task.time, op.end)
+
+    def _collect(self):
+        """Retire the components of finished copies that every live task of their cluster has heard of."""
+        self._since_collect = 0
+        for cluster in self.clusters:
+            clocks = [t.clock for cta in cluster.ctas for t in cta.tasks if not t.done and t.waiting != "region"]
+            clocks += [op.clock for op in self.ops if op.task.cta.cluster is cluster]
+            dead, left = [], []
+            for component in cluster.finished:
+                (dead if all(component.id in clock for clock in clocks) else left).append(component)
+            if not dead:
+                continue
+            cluster.finished = left
+            for component in dead:
+                component.retired = True
+            keys = [c.id for c in dead]
+            keys += [-1 - k for k in keys]
+            for clock in self._clocks_of(cluster):
+                for key in keys:
+                    clock.pop(key, None)
+
+    def _clocks_of(self, cluster):
+        yield from (cluster.barrier.gathered, cluster.barrier.clock)
+        for op in self.ops:
+            yield op.clock
+        for cta in cluster.ctas:
+            for task in cta.tasks:
+                yield task.clock
+                if task.pipe is not None:
+                    yield task.pipe.clock
+            for bar in (*self._barriers(cta), *cta.named.values()):
+                yield from (bar.clock, bar.gathered)
+
+    # ------------------------------------------------------------ memory accesses
+    def access(self, actor, component, clock, view, write, generic, where, name):
+        """`actor` (a Task or an AsyncOp) reads or writes `view`, the buffer called `name`: look for races, poison,
+        missing fences.
+
+        generic: through the generic proxy, that is by ordinary loads and stores.
+        """
+        access = Access(component, clock[component.id], write, generic, actor, where, name)
+        region = view._region or view.region
+        shadow = view.storage.shadow
+        (shadow.write if write else shadow.read)(region, access, clock, self._memory_error)
+
+    def task_access(self, task, view, write, where, name):
+        """An ordinary access of a task."""
+        if self.watch:
+            self.access(task, task.component, task.clock, view, write, True, where, name)
+
+    def op_access(self, op, view, write, name, generic=False):
+        """An access of an engine."""
+        if self.watch:
+            self.access(op, op.component, op.clock, view, write, generic, op.where, name)
+
+    def _memory_error(self, kind, earlier, later, shadow):
+        key = (kind, id(shadow.storage), earlier and earlier.where[:1], later.where[:1], earlier and earlier.write, later.write)
+        if key in self._reported:
+            return
+        self._reported.add(key)
+        storage = shadow.storage
+        space = "shared" if storage.space == "smem" else "tensor"
+        place = f"{space} memory {later.name}" + ("" if storage.cta.alone else f" of cta{storage.cta.pid}")
+        if kind == "poison":
+            summary = f"{later.actor.label} reads {place} where nobody has written"
+            self.report(errors.PoisonError(summary, [f"read at {show(later.where)}"], where=later.where))
+        elif kind == "fence":
+            if storage.space == "smem":
+                self._missing_fence(place, earlier, later)
+        else:
+            self._race(place, earlier, later)
+
+    def _missing_fence(self, place, earlier, later):
+        finding = errors.MissingFenceError(
+            f"{later.actor.label} reads {place} through the async proxy, but the stores to it were never fenced",
+            [f"stored by {earlier.actor.label} at {show(earlier.where)}", f"read by {later.actor.label} at {show(later.where)}"],
+            where=earlier.where,
+        )
+        same_task = isinstance(later.actor, AsyncOp) and later.actor.task is earlier.actor
+        if self.options.fences == "strict" or self.fences_seen or not same_task:
+            self.report(finding)
+        else:
+            finding.details.append("in one task, and the kernel writes no fence: the compiler adds this one (a warning)")
+            self.warn(finding)
+
+    def _race(self, place, earlier, later):
+        details = [_describe(a) for a in (earlier, later)]
+        late = next((a.actor for a in (earlier, later) if isinstance(a.actor, AsyncOp) and a.actor.landed_late), None)
+        if late is not None:
+            error = self._bytes_error(late.barrier, f"its barrier went on before the {late.label} had landed")
+            error.details[1:1] = [f"so two accesses to {place} are not ordered:", *details]
+            self.report(error)
+            return
+        for access in (later, earlier):
+            task = access.actor.task if isinstance(access.actor, AsyncOp) else access.actor
+            if task.stale is not None:
+                bar, phase, where = task.stale
+                details.append(f"note: at {show(where)}")
+                details.append(f"    {task.label} waited on {bar.label} and passed on phase {phase}, which it had passed before")
+                break
+        self.report(errors.RaceError(f"two accesses to {place} that nothing orders", details, where=later.where))
+
+    # ------------------------------------------------------------ reports
+    def report(self, error):
+        """An error after which the machine could go on: raised, or gathered under report="collect"."""
+        if self.options.report == "collect":
+            self.findings.append(error)
+        else:
+            raise error
+
+    def warn(self, finding):
+        key = ("warning", finding.kind, finding.where[:1])
+        if key in self._reported:
+            return
+        self._reported.add(key)
+        self.warnings.append(finding)
+        if self.options.report == "raise":
+            errors.warn(finding)
+
+    def _who_runs(self):
+        return [f"{t.label} at {show(t.where)}" for t in self.tasks]
+
+    def _deadlock(self):
+        """Name what is wrong when nothing can go on."""
+        waiting = [t for t in self.tasks if t.waiting not in (None, "region")]
+        for task in waiting:
+            bar = task.waiting
+            if getattr(bar, "bytes", 0) and not bar.pending:
+                return self._bytes_error(bar, f"nothing can go on: {task.label} waits at {show(task.where)}")
+        for task in waiting:
+            bar = task.waiting
+            last = getattr(bar, "seen_by", {}).get(task)
+            if last is not None and bar.phase == last[0] + 3:
+                error = errors.PhaseError(
+                    f"{task.label} waits for mbarrier {bar.label} two phases late: it last saw phase {last[0]}"
+                )
+                break
+        else:
+            error = errors.DeadlockError("deadlock: every live task waits, and nothing is in flight that could wake one")
+        for task in waiting:
+            error.details.append(f"{task.label} waits for {task.why()}")
+            error.details.append(f"    at {show(task.where)}")
+            if hasattr(task.waiting, "show_history"):
+                error.details.extend("    " + line.strip() for line in task.waiting.show_history()[-2:])
+        ended = sorted({t.label for c in self.clusters for cta in c.ctas for t in cta.tasks if t.done})
+        if ended:
+            error.details.append("already ended: " + ", ".join(ended))
+        error.where = waiting[0].where if waiting else ()
+        return error
+
+    # ------------------------------------------------------------ time (policy "timed")
+    def charge(self, op, **facts):
+        """A synchronous operation of the running task takes the time that rates.demand(op, **facts) says."""
+        task = _running
+        start, end = self._book(task.cta, task.time, op, facts)
+        if end > start:
+            self.emit(task.cta, task.name, op, start, end, kind="compute", **facts)
+            task.time = end
+
+    def spend(self, task, op, title, where, **facts):
+        """Like charge, with a title and a source line for the timeline."""
+        start, end = self._book(task.cta, task.time, op, facts)
+        if end > start:
+            self.emit(task.cta, task.name, title, start, end, kind="compute", where=where, **facts)
+            task.time = end
+
+    def _book(self, cta, time, op, facts):
+        rates = self.options.rates
+        if rates is None or op is None:
+            return time, time + 1
+        demand = rates.demand(op, **facts)
+        start, end = time, time
+        free = cta.free
+        for resource, cycles in demand.needs.items():
+            begin = max(time, free.get(resource, 0.0))
+            free[resource] = begin + cycles
+            end = max(end, begin + cycles)
+            start = max(start, begin)
+        return min(start, end), end + demand.latency
+
+    def emit(self, cta, track, name, start, end, where=(), **args):
+        """Keep an event for the timeline."""
+        if self.trace:
+            if where:
+                args["src"] = f"{where[0][0]}:{where[0][1]}"
+            self.events.append((cta.pid, track, name, start, end, args))
+
+
+class _Ended:
+    """Stands in for a finished task's greenlet, so that it can be freed."""
+
+    dead = True
+
+
+_ENDED = _Ended()
+
+
+def _describe(access):
+    verb = "write" if access.write else "read "
+    return f"{verb} of {access.name} by {access.actor.label} at {show(access.where)}"
+
+
+def _three(value):
+    value = tuple(int(v) for v in (value if isinstance(value, (tuple, list)) else (value,)))
+    return value + (1,) * (3 - len(value))
+
+
+def _cluster_origins(grid, cluster):
+    return [
+        (x, y, z)
+        for z in range(0, grid[2], cluster[2])
+        for y in range(0, grid[1], cluster[1])
+        for x in range(0, grid[0], cluster[0])
+    ]
+
+
+def launch(entry, grid=(1, 1, 1), cluster=(1, 1, 1), num_warps=4, options=None, kernel="kernel") -> Run:
+    """Run `entry()` as every CTA of a grid on a fresh machine."""
+    return Machine(options, kernel).launch(entry, grid, cluster, num_warps)
+
+
+def charge(kind, elements=1, **facts):
+    """Time of a block operation of the running task (policy "timed"); nothing under the other policies."""
+    if _running is not None and _running.machine.timed:
+        _running.machine.charge("alu", kind=kind, elements=elements, warps=_running.num_warps, **facts)
+
+
+@contextlib.contextmanager
+def running(task):
+    """For tests: make `task` the current one."""
+    global _running
+    old, _running = _running, task
+    try:
+        yield task
+    finally:
+        _running = old

@@ -1,0 +1,160 @@
+"""Happens-before race detection.
+
+What it must find: two accesses to the same bytes of SMEM or TMEM, at least one of them a write, that no chain of barriers
+orders; reads of
+bytes nobody wrote; ordinary stores read by the async proxy (TMA, tensor core) without a proxy fence in between. It must
+find them in
+*every* schedule in which the two accesses happen, not only in one where they collide, and it must never report a pair
+that is ordered.
+
+How: vector clocks. Each *component* (a task; the MMA pipe of a task; one TMA, cp.async or CLC operation) has a counter. A
+task knows, for each
+component, how far it has heard of it: its clock. Releasing (an arrive, a commit, a completed copy) publishes the clock on
+the barrier;
+passing a wait merges it in. An access is remembered with its component and counter; a later one that has not heard of it
+is a race.
+The proxy clock rides in the same dictionary under the key -1-component: "ordinary writes of that component up to here
+were fenced".
+
+Where: memory is divided on demand. A `Region` is the bytes of one view; `Atom`s are the pieces that all regions seen so
+far cut the storage into.
+An access looks at its region's atoms only, usually one to four, whatever the tile's size: this is what makes detection
+cheap. A new
+region splits atoms, which copies their history.
+
+What could go wrong, and how we would know:
+  - a false alarm on a correct kernel: the conformance tests run public kernels under every policy and many random seeds;
+  - a missed race: the fault sweep drops, flips and moves every synchronisation of public kernels and counts the mutants found;
+  - too coarse granules (a false race between neighbours): tests with 4-byte slots and byte-wide buffers side by side;
+  - components that pile up over thousands of copies: a test counts them; finished copies that every live task has heard
+  of are retired.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class Component:
+    """One line of the vector clocks."""
+
+    __slots__ = ("id", "label", "retired")
+
+    def __init__(self, number: int, label):
+        self.id, self.label, self.retired = number, label, False
+
+
+def join(clock: dict, other: dict) -> None:
+    """Merge `other` into `clock`: afterwards clock knows of everything that either knew."""
+    get = clock.get
+    for key, value in other.items():
+        if get(key, 0) < value:
+            clock[key] = value
+
+
+def fence(clock: dict) -> None:
+    """A proxy fence: ordinary writes known so far are visible to the async proxy."""
+    for key, value in list(clock.items()):
+        if key >= 0:
+            clock[-1 - key] = value
+
+
+class Access:
+    """Who (a Task or an AsyncOp) touched which buffer, when (component and counter) and how."""
+
+    __slots__ = ("component", "count", "write", "generic", "actor", "where", "name")
+
+    def __init__(self, component, count, write, generic, actor, where, name):
+        self.component, self.count, self.write, self.generic = component, count, write, generic
+        self.actor, self.where, self.name = actor, where, name
+
+
+class Atom:
+    __slots__ = ("number", "size", "write", "reads", "regions")
+
+    def __init__(self, number, size):
+        self.number, self.size, self.write, self.reads, self.regions = number, size, None, {}, []
+
+
+class Region:
+    __slots__ = ("atoms",)
+
+    def __init__(self):
+        self.atoms = []
+
+
+class Shadow:
+    """The access history of one storage of `count` granules of `granule` bytes."""
+
+    def __init__(self, count: int, granule: int, storage):
+        self.granule, self.storage = granule, storage
+        self.owner = np.zeros(count, np.int32)  # granule -> atom
+        self.atoms = [Atom(0, count)]
+        self.regions = {}
+
+    # ------------------------------------------------------------ regions
+    def region_of_range(self, lo: int, hi: int) -> Region:
+        return self.region_of((lo, hi), lambda: slice(lo, hi))
+
+    def region_of(self, key, granules) -> Region:
+        region = self.regions.get(key)
+        if region is None:
+            region = self.regions[key] = self._add(granules())
+        return region
+
+    def _add(self, cells) -> Region:
+        region = Region()
+        owners = self.owner[cells].copy()
+        first = int(owners.flat[0])
+        numbers = [first] if (owners == first).all() else [int(n) for n in np.unique(owners)]
+        for number in numbers:
+            atom = self.atoms[number]
+            inside = owners.size if len(numbers) == 1 else int((owners == number).sum())
+            if inside != atom.size:
+                atom = self._split(atom, cells, owners, inside)
+            region.atoms.append(atom)
+            atom.regions.append(region)
+        return region
+
+    def _split(self, atom: Atom, cells, owners, inside: int) -> Atom:
+        new = Atom(len(self.atoms), inside)
+        new.write, new.reads, new.regions = atom.write, dict(atom.reads), list(atom.regions)
+        atom.size -= inside
+        for region in atom.regions:
+            region.atoms.append(new)
+        self.atoms.append(new)
+        chosen = owners == atom.number
+        if isinstance(cells, slice):
+            self.owner[cells][chosen] = new.number
+        else:
+            self.owner[cells[chosen]] = new.number
+        return new
+
+    # ------------------------------------------------------------ accesses
+    def read(self, region: Region, access: Access, clock: dict, report) -> None:
+        """Note a read; `report(kind, earlier access or None, access, shadow)` hears of what is wrong."""
+        key = access.component.id
+        for atom in region.atoms:
+            write = atom.write
+            if write is None:
+                report("poison", None, access, self)
+            elif write.count > clock.get(write.component.id, 0) and not write.component.retired:
+                report("race", write, access, self)
+            elif not access.generic and write.generic and write.count > clock.get(-1 - write.component.id, 0):
+                report("fence", write, access, self)
+            atom.reads[key] = access
+
+    def write(self, region: Region, access: Access, clock: dict, report) -> None:
+        get = clock.get
+        for atom in region.atoms:
+            write = atom.write
+            if write is not None and write.count > get(write.component.id, 0) and not write.component.retired:
+                report("race", write, access, self)
+            reads = atom.reads
+            if reads:
+                for read in reads.values():
+                    if read.count > get(read.component.id, 0) and not read.component.retired:
+                        report("race", read, access, self)
+                        break
+                atom.reads = {}
+            atom.write = access

@@ -1,0 +1,196 @@
+"""Shared and tensor memory of a CTA, and views into them.
+
+A `Storage` is one piece of memory: flat bytes (SMEM) or 128 lanes of bytes (TMEM). Buffers that alias share a Storage, so
+a write through one is
+seen through the other, as on the chip. Fresh storage holds 0xFF bytes: NaN in every floating-point format used here.
+
+A `View` is a typed window. Most windows are strided numpy views. A tensor-memory tile whose rows are not simply lanes (64
+rows, 256 rows, the
+half tiles of a two-CTA MMA) is a strided window whose C-order reading is the tile (`arr.shape != shape`); a window cut
+from such a tile in a
+way strides cannot say falls back to a table of element offsets.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import limits
+from .shadow import Shadow
+
+_SMALL = 4096  # storages up to this size are watched byte by byte, larger ones in words of 4 bytes
+
+
+class Storage:
+    """`nbytes` bytes of SMEM, or (TMEM) 128 lanes of `columns` 4-byte columns."""
+
+    def __init__(self, cta, space: str, nbytes: int, name: str, poison=True, watch=True):
+        self.cta, self.space, self.name, self.nbytes = cta, space, name, nbytes
+        self.data = np.full(nbytes, 0xFF, np.uint8) if poison else np.zeros(nbytes, np.uint8)
+        if space == "tmem":
+            self.row = nbytes // limits.TMEM_LANES
+        granule = 4 if space == "tmem" or nbytes > _SMALL else 1
+        self.shadow = Shadow(-(-nbytes // granule), granule, self) if watch else None
+
+    def typed(self, dtype):
+        """All bytes as a flat array of dtype."""
+        return self.data.view(dtype)
+
+
+class View:
+    """A typed window: `shape` elements of numpy type `dtype`, read and written in C order."""
+
+    __slots__ = ("storage", "shape", "dtype", "arr", "offsets", "_region")
+
+    def __init__(self, storage: Storage, shape, dtype, arr=None, offsets=None):
+        self.storage, self.shape, self.dtype = storage, tuple(shape), np.dtype(dtype)
+        self.arr, self.offsets, self._region = arr, offsets, None
+
+    @property
+    def nbytes(self) -> int:
+        n = self.dtype.itemsize
+        for s in self.shape:
+            n *= s
+        return n
+
+    def read(self):
+        """The elements, possibly as a view of the memory itself: copy before keeping."""
+        if self.arr is not None:
+            return self.arr if self.arr.shape == self.shape else self.arr.reshape(self.shape)
+        return self.storage.typed(self.dtype)[self.offsets]
+
+    def write(self, values):
+        if self.arr is not None:
+            self.arr[...] = values if self.arr.shape == self.shape else np.broadcast_to(values, self.shape).reshape(self.arr.shape)
+        else:
+            self.storage.typed(self.dtype)[self.offsets] = values
+
+    def element_offsets(self):
+        """Element offset in the storage of every element, as an array of the view's shape."""
+        if self.offsets is not None:
+            return self.offsets
+        base = self.storage.data.__array_interface__["data"][0]
+        size = self.dtype.itemsize
+        out = np.full(self.arr.shape, (self.arr.__array_interface__["data"][0] - base) // size, np.int64)
+        for axis, (n, stride) in enumerate(zip(self.arr.shape, self.arr.strides)):
+            index = np.arange(n, dtype=np.int64) * (stride // size)
+            out += index.reshape([-1 if k == axis else 1 for k in range(self.arr.ndim)])
+        return out.reshape(self.shape)
+
+    def derive(self, function):
+        """The view whose array is function(array): a slice, transpose or reshape."""
+        if self.arr is not None and self.arr.shape == self.shape:
+            arr = function(self.arr)
+            if np.may_share_memory(arr, self.arr):
+                return View(self.storage, arr.shape, self.dtype, arr)
+        offsets = function(self.element_offsets())
+        return View(self.storage, offsets.shape, self.dtype, offsets=np.ascontiguousarray(offsets))
+
+    def columns(self, offset: int, size: int):
+        """A slice of the last axis, kept strided where the tile's layout allows."""
+        shape = (*self.shape[:-1], size)
+        if self.arr is not None:
+            last = self.arr.shape[-1]
+            if last == self.shape[-1]:
+                return View(self.storage, shape, self.dtype, self.arr[..., offset : offset + size])
+            if offset // last == (offset + size - 1) // last:  # inside one half of a two-CTA tile
+                half = self.arr[:, offset // last, offset % last : offset % last + size]
+                return View(self.storage, shape, self.dtype, half)
+        return self.derive(lambda a: a[..., offset : offset + size])
+
+    def retype(self, dtype, shape=None):
+        """Reinterpret the bytes. Without a shape the shape in elements stays, so a narrower type sees the first part of
+        the bytes."""
+        dtype = np.dtype(dtype)
+        shape = self.shape if shape is None else tuple(shape)
+        count = int(np.prod(shape))
+        if self.storage.space == "tmem":
+            rows, cols = shape
+            arr = self.arr if self.arr.flags.c_contiguous or self.arr.strides[-1] == self.arr.itemsize else None
+            if arr is None:
+                raise ValueError("a tensor-memory view cut across its columns cannot be reinterpreted")
+            return View(self.storage, shape, dtype, arr[..., : cols * dtype.itemsize // arr.itemsize].view(dtype))
+        start = int(self.element_offsets().flat[0]) * self.dtype.itemsize
+        raw = self.storage.data[start : start + count * dtype.itemsize]
+        if raw.nbytes < count * dtype.itemsize:
+            raise ValueError(f"{count} elements of {dtype} do not fit into the {raw.nbytes} bytes of the buffer")
+        return View(self.storage, shape, dtype, raw.view(dtype).reshape(shape))
+
+    # ------------------------------------------------------------ race detection
+    @property
+    def region(self):
+        if self._region is None:
+            self._region = self._find_region()
+        return self._region
+
+    def _find_region(self):
+        shadow = self.storage.shadow
+        g = shadow.granule
+        if self.arr is not None:
+            start = self.arr.__array_interface__["data"][0] - self.storage.data.__array_interface__["data"][0]
+            if self.arr.flags.c_contiguous:
+                return shadow.region_of_range(start // g, -(-(start + self.arr.nbytes) // g))
+            key = (start, self.arr.shape, self.arr.strides, self.dtype.itemsize)
+            return shadow.region_of(key, lambda: self._granules(g))
+        key = self.offsets.tobytes()
+        return shadow.region_of((key, self.dtype.itemsize), lambda: self._granules(g))
+
+    def _granules(self, g):
+        size = self.dtype.itemsize
+        first = self.element_offsets().ravel() * size
+        cells = [first // g]
+        for extra in range(g, size, g):
+            cells.append((first + extra) // g)
+        if size > 1:
+            cells.append((first + size - 1) // g)
+        return np.unique(np.concatenate(cells))
+
+
+def smem_view(storage: Storage, offset: int, shape, dtype) -> View:
+    """`shape` elements of dtype at byte `offset` of an SMEM storage."""
+    dtype = np.dtype(dtype)
+    count = int(np.prod(shape))
+    return View(storage, shape, dtype, storage.data[offset : offset + count * dtype.itemsize].view(dtype).reshape(tuple(shape)))
+
+
+def tmem_columns(shape, itemsize: int, mode: str = "plain") -> int:
+    """4-byte columns that a tile of `shape` takes."""
+    rows, cols = shape
+    if mode == "scales":  # 32 rows a column, 4 scales a cell, repeated in the four 32-lane quarters
+        return max(1, -(-rows // 32) * -(-cols // 4))
+    width = -(-cols * itemsize // 4)
+    if mode == "half":
+        return max(1, width // 2)
+    return width * max(1, rows // limits.TMEM_LANES)
+
+
+def tmem_view(storage: Storage, column: int, shape, dtype, mode: str = "plain") -> View:
+    """A tile in tensor memory from 4-byte `column` on.
+
+    plain: 128 rows are the 128 lanes; 256 rows are two such tiles side by side; 64 rows take lanes 0-15, 32-47, 64-79 and
+    96-111 (PTX layout
+    F); fewer rows take the first lanes.
+    half: the accumulator of a two-CTA MMA with 64 rows a CTA: lanes 0-63 hold the left half of the columns, lanes 64-127
+    the right half.
+    scales: 8-bit block scales; row r, column c lie in lane r % 32, cell (r // 32, c // 4), byte c % 4.
+    """
+    dtype = np.dtype(dtype)
+    rows, cols = shape
+    lanes = storage.data.reshape(limits.TMEM_LANES, storage.row)
+    if mode == "scales":
+        r, c = np.meshgrid(np.arange(rows), np.arange(cols), indexing="ij")
+        group = -(-cols // 4)
+        offsets = (r % 32) * storage.row + 4 * (column + (r // 32) * group + c // 4) + c % 4
+        return View(storage, shape, dtype, offsets=offsets)
+    start, width = 4 * column, cols * dtype.itemsize
+    if mode == "half":
+        half = lanes[:, start : start + width // 2].view(dtype).reshape(2, 64, cols // 2)
+        return View(storage, shape, dtype, half.transpose(1, 0, 2))
+    if rows > limits.TMEM_LANES:
+        parts = rows // limits.TMEM_LANES
+        arr = lanes[:, start : start + parts * width].view(dtype).reshape(limits.TMEM_LANES, parts, cols).transpose(1, 0, 2)
+        return View(storage, shape, dtype, arr)
+    block = lanes[:, start : start + width].view(dtype)
+    if rows == 64:
+        return View(storage, shape, dtype, block.reshape(4, 32, cols)[:, :16])
+    return View(storage, shape, dtype, block[:rows])

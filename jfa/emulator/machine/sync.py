@@ -1,0 +1,145 @@
+"""What a task does by itself: barriers, fences, loads and stores, starting other tasks.
+
+Every function takes the running task, plain Python values and `where`, the source location. The caller has checked the
+arguments.
+"""
+
+from __future__ import annotations
+
+from .. import errors
+from .shadow import fence as _fence
+from .shadow import join
+from .tasks import Task
+
+
+def wait(task, bar, parity: int, where) -> None:
+    """Wait until the phase of that parity has completed."""
+    if not bar.passes(parity):
+        started = task.time
+        task.parity = parity
+        bar.waiters.append(task)
+        task.machine.block(task, bar, lambda: f"mbarrier {bar.label}, parity {parity}: {bar.state()}", where)
+        if task.machine.timed:
+            _waited(task, bar.label, started, bar.time, where)
+    bar.seen(task, where)
+    if task.machine.timed:
+        task.machine.spend(task, "barrier_wait", f"pass {bar.name}", where)
+
+
+def _waited(task, name, started, until, where):
+    task.time = max(task.time, until)
+    if task.time > started:
+        task.machine.emit(task.cta, task.name, f"wait {name}", started, task.time, where, kind="wait", barrier=name)
+
+
+def arrive(task, bar, count: int, where) -> None:
+    """`count` arrivals (a per-thread barrier counts the task's threads)."""
+    if bar.per_thread:
+        count *= 32 * task.num_warps
+    if task.machine.timed:
+        task.machine.spend(task, "barrier_arrive", f"arrive {bar.name}", where)
+    bar.arrive(count, task.clock, task.time, ("arrive", task.label, where))
+    task.publish()
+
+
+def expect_bytes(task, bar, nbytes: int, where) -> None:
+    """Announce bytes and arrive once."""
+    bar.expect(nbytes)
+    bar.arrive(1, task.clock, task.time, (f"expect of {nbytes} bytes", task.label, where))
+    task.publish()
+
+
+def named_arrive(task, number: int, threads: int, where) -> None:
+    _named(task.cta, number).enter(task, threads, where, "arrive")
+    task.publish()
+
+
+def named_wait(task, number: int, threads: int, where) -> None:
+    bar = _named(task.cta, number)
+    generation = bar.enter(task, threads, where, "wait")
+    task.publish()
+    started = task.time
+    if bar.generation == generation:
+        bar.waiters.append(task)
+        task.machine.block(task, bar, lambda: f"named barrier {number}: {bar.state()}", where)
+    join(task.clock, bar.clock)
+    if task.machine.timed:
+        _waited(task, f"named barrier {number}", started, bar.time, where)
+
+
+def _named(cta, number):
+    from .barriers import NamedBarrier
+
+    if number not in cta.named:
+        cta.named[number] = NamedBarrier(number, cta)
+    return cta.named[number]
+
+
+def cluster_wait(task, where) -> None:
+    """Arrive at the cluster barrier and wait for every other live task of the cluster."""
+    bar = task.cta.cluster.barrier
+    generation = bar.enter(task)
+    task.publish()
+    started = task.time
+    if bar.generation == generation:
+        task.machine.block(task, bar, lambda: f"the cluster barrier; {bar.state()}", where)
+    join(task.clock, bar.clock)
+    if task.machine.timed:
+        _waited(task, "cluster barrier", started, bar.time, where)
+
+
+def fence(task) -> None:
+    """Order ordinary stores that this task knows of before later reads by the async proxy."""
+    task.machine.fences_seen = True
+    _fence(task.clock)
+
+
+def load(task, view, where, name):
+    """The elements of a view (stored form, not to be kept: copy)."""
+    task.machine.task_access(task, view, False, where, name)
+    return view.read()
+
+
+def store(task, view, values, where, name) -> None:
+    task.machine.task_access(task, view, True, where, name)
+    view.write(values)
+
+
+def run_region(task, specs, where) -> None:
+    """Start the tasks of an async_tasks region and wait for all of them.
+
+    specs: [(name, body, num_warps, replica), ...]; body() is the task's code.
+    """
+    machine, cta = task.machine, task.cta
+    children = [Task(machine, cta, name, body, num_warps, replica, task) for name, body, num_warps, replica in specs]
+    task.publish()
+    task.children = set(children)
+    for child in children:
+        machine.add_task(child)
+    machine.block(task, "region", lambda: "the end of its async_tasks", where)
+
+
+def peer(task, rank: int, where):
+    """The CTA of that rank in the task's cluster."""
+    ctas = task.cta.cluster.ctas
+    if not 0 <= rank < len(ctas):
+        raise errors.ClusterError(f"cluster rank {rank} does not exist: the cluster has {len(ctas)} CTA(s)", where=where)
+    return ctas[rank]
+
+
+def twin(task, index: int, cta, where):
+    """What CTA `cta` allocated as its number `index`. Waits until it has: the launch of a cluster makes sure on the GPU."""
+    if len(cta.allocations) <= index:
+        cta.alloc_waiters.append(task)
+        task.machine.block(task, cta, lambda: f"{cta.label} to allocate its buffers", where)
+        return twin(task, index, cta, where)
+    return cta.allocations[index]
+
+
+def allocated(cta, item) -> int:
+    """Register a buffer, barrier array or CLC context of a CTA; returns its number, the same in every CTA of the cluster."""
+    cta.allocations.append(item)
+    waiters, cta.alloc_waiters = cta.alloc_waiters, []
+    for task in waiters:
+        task.machine.wake(task)
+    return len(cta.allocations) - 1
