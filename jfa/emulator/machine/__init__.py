@@ -1,5 +1,4 @@
-"""The emulated machine, without Triton: clusters, CTAs, tasks, barriers, memories, engines, a race detector. README.md
-has the picture."""
+"""The emulated machine, without Triton: CTAs, tasks, barriers, memories, engines, a race detector. README.md has the picture."""
 
 from . import limits
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
@@ -8,6 +7,22 @@ from .storage import Storage, View, smem_view, tmem_columns, tmem_view
 from .tasks import CTA, AsyncOp, Cluster, Task
 
 __all__ = [
-    *("limits", "ClusterBarrier", "MBarrier", "NamedBarrier", "Machine", "Run", "charge", "current", "launch"),
-    *("Storage", "View", "smem_view", "tmem_columns", "tmem_view", "CTA", "AsyncOp", "Cluster", "Task"),
+    "CTA",
+    "AsyncOp",
+    "Cluster",
+    "ClusterBarrier",
+    "MBarrier",
+    "Machine",
+    "NamedBarrier",
+    "Run",
+    "Storage",
+    "Task",
+    "View",
+    "charge",
+    "current",
+    "launch",
+    "limits",
+    "smem_view",
+    "tmem_columns",
+    "tmem_view",
 ]
