@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support import ROOT, copy_course
+
 CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9]*.py"))
 SOLUTIONS = sorted((ROOT / "solutions").glob("[0-9]*.py"))
 EXERCISES = sorted((ROOT / "exercises").glob("[0-9]*.py"))
@@ -32,16 +33,22 @@ def forkserver():
     return context
 
 
-def run_as_script(path: str, state: str, results) -> None:
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    """A copy of the course, which the tests run in."""
+    return copy_course(tmp_path_factory.mktemp("course"))
+
+
+def run_as_script(path: str, course: str, results) -> None:
     """In the child: run the file in its folder, as a kernel would; report the traceback, '' if there was none."""
     import builtins
 
     from IPython.display import display
 
     builtins.display = display  # a notebook has it without an import
-    os.environ["JFA_STATE_DIR"] = state
+    os.environ["JFA_COURSE"] = course
     os.chdir(Path(path).parent)
-    sys.path.insert(0, str(ROOT))
+    sys.path.insert(0, course)
     try:
         runpy.run_path(path, run_name="__main__")
         results.put("")
@@ -50,9 +57,10 @@ def run_as_script(path: str, state: str, results) -> None:
 
 
 @pytest.mark.parametrize("path", [*CHAPTERS, *SOLUTIONS], ids=name)
-def test_runs_from_top_to_bottom(path, forkserver, tmp_path):
+def test_runs_from_top_to_bottom(path, forkserver, course):
     results = forkserver.Queue()
-    child = forkserver.Process(target=run_as_script, args=(str(path), str(tmp_path), results))
+    copy = course / path.relative_to(ROOT)
+    child = forkserver.Process(target=run_as_script, args=(str(copy), str(course), results))
     child.start()
     try:
         assert results.get(timeout=SECONDS) == ""
@@ -62,16 +70,16 @@ def test_runs_from_top_to_bottom(path, forkserver, tmp_path):
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=name)
-def test_runs_as_a_notebook(path, tmp_path, monkeypatch):
+def test_runs_as_a_notebook(path, course, tmp_path, monkeypatch):
     import jupytext
     from nbclient import NotebookClient
 
-    monkeypatch.setenv("JFA_STATE_DIR", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("JFA_COURSE", str(course))
+    monkeypatch.setenv("PYTHONPATH", str(course))
     for variable in ("JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(variable, str(tmp_path / variable.lower()))
     notebook = jupytext.read(path)
-    resources = {"metadata": {"path": str(path.parent)}}
+    resources = {"metadata": {"path": str(course / path.parent.name)}}
     NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources=resources).execute()
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT, copy_course
+
 SCREENSHOTS = ROOT / ".jfa" / "screenshots"
-COURSE = ("notebooks", "exercises", "solutions", "jupyter", "jupytext.toml")
 START_SECONDS = 90
 TOKEN = "a-token-of-the-tests"
 
@@ -47,13 +47,10 @@ class Lab:
 @pytest.fixture(scope="package")
 def lab(tmp_path_factory):
     """`jfa lab` over a copy of the course, as a learner starts it, with an empty home folder."""
-    course, home = tmp_path_factory.mktemp("course"), tmp_path_factory.mktemp("home")
-    for name in filter(lambda name: (ROOT / name).exists(), COURSE):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, course / name)
+    course, home = copy_course(tmp_path_factory.mktemp("course")), tmp_path_factory.mktemp("home")
     port = _free_port()
     env = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "XDG", "PYTEST", "MPL"))}
-    env |= {"HOME": str(home), "PYTHONPATH": str(ROOT)}
+    env |= {"HOME": str(home), "PYTHONPATH": str(course), "JFA_COURSE": str(course)}
     options = ["--no-browser", f"--port={port}", f"--IdentityProvider.token={TOKEN}"]
     options.append("--LabApp.expose_app_in_browser=True")  # window.jupyterapp: the tests ask the notebook's model
     command = [sys.executable, "-m", "jfa", "lab", *options]
