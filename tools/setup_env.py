@@ -130,6 +130,7 @@ def ensure_environment(gpu):
             return
         print("The Triton on disk is not the locked one any more; repairing it.", flush=True)
         repair_triton(site_packages())
+        print("Repaired.", flush=True)
         return
     check_ensurepip()
     started = time.time()
