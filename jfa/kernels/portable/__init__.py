@@ -1,0 +1,57 @@
+"""Plain Triton: any CUDA GPU, and CPU tensors on the emulator. The backend contract is in jfa.kernels.base."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jfa.kernels.base import Problem
+from jfa.kernels.portable import config, launch, tiles
+from jfa.kernels.portable.tiles import Units
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MAX_HEAD_DIM = 256
+
+
+def supports(problem: Problem) -> str | None:
+    """None, or why this backend cannot do what is asked."""
+    if problem.dtype not in DTYPES:
+        return f"query is {problem.dtype}, which backend 'portable' does not compute in; backend 'reference' can"
+    if max(problem.head_dim, problem.head_dim_v) > MAX_HEAD_DIM:
+        return f"a head dim of more than {MAX_HEAD_DIM} is too large for backend 'portable'; backend 'reference' can"
+    if problem.device.type not in ("cuda", "cpu"):
+        return f"query is on {problem.device.type}, backend 'portable' runs on cuda and cpu; backend 'reference' can"
+    return None
+
+
+def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, plan: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    """(out [rows_out, H, Dv], lse [H, rows_out])."""
+    return launch.forward(problem, q, k, v, _unpack(problem, plan)[0])
+
+
+def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True)):
+    """(dq, dk, dv)."""
+    return launch.backward(problem, dout, dlse, q, k, v, out, lse, needs, _unpack(problem, plan)[1:])
+
+
+def plan(problem: Problem) -> list[Tensor]:
+    """The lists of the forward and, unless the query is shared, of the passes over queries and over keys: one tensor each."""
+    if problem.num_batches == 0:
+        return []
+    tile, dq, dkdv = config.forward_tile(problem), config.dq_tile(problem), config.dkdv_tile(problem)
+    with launch.on_device(problem.key_offset):
+        lists = [tiles.query_units(problem, tile.keep, tile.step, config.split_workers(problem))]
+        if not problem.broadcast_q:
+            lists.append(tiles.query_units(problem, dq.keep, dq.step))
+            lists.append(tiles.key_units(problem, dkdv.keep, dkdv.step))
+    return [units.words for units in lists]
+
+
+def _unpack(problem: Problem, plan: list[Tensor] | None) -> tuple[Units | None, Units | None, Units | None]:
+    """A plan's tensors as the lists of (forward, query pass, key pass)."""
+    rooms = [tiles.query_room(problem, config.forward_tile(problem).keep, config.split_workers(problem))]
+    if not problem.broadcast_q:
+        rooms.append(tiles.query_room(problem, config.dq_tile(problem).keep))
+        rooms.append(tiles.key_room(problem, config.dkdv_tile(problem).keep))
+    lists = [Units.of(words, room) for words, room in zip(plan or [], rooms)]
+    return (*lists, *(None for _ in range(3 - len(lists))))

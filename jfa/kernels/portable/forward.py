@@ -1,0 +1,244 @@
+"""The forward in plain Triton: one program per unit of work and key/value head.
+
+A unit is a tile of BLOCK_M packed query rows of one sequence, or one of several chunks of its keys where a mega-sequence is
+split (see tiles.py). The loop over key blocks is peeled: the bulk that every row sees whole runs without any mask, the
+edges (a causal diagonal, a window's rims, the sequence's tail) with one.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from jfa.kernels.common.sequence import band_of, count_edges, edge_block, load_rows, rows_of, seen_range, slack_of, visible
+from jfa.kernels.portable.softmax import hide, softmax_step
+
+
+@triton.jit
+def _attend_block(
+    acc,
+    l,
+    m,
+    q,
+    k_base,
+    v_base,
+    n0,
+    pos,
+    len_kv,
+    lo,
+    hi,
+    scale,
+    stride_kr,
+    stride_kd,
+    stride_vr,
+    stride_vd,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_LO: tl.constexpr,
+    HAS_HI: tl.constexpr,
+    NEGATIVE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Adds keys n0 .. n0 + BLOCK_N - 1 to a tile's running (acc, l, m)."""
+    rows = tl.arange(0, BLOCK_N)
+    k_ptr = k_base + tl.cast(n0, tl.int64) * stride_kr
+    v_ptr = v_base + tl.cast(n0, tl.int64) * stride_vr
+    k = load_rows(k_ptr, rows, tl.arange(0, BLOCK_D), stride_kr, stride_kd, len_kv - n0, D, BLOCK_D, MASKED)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if MASKED:
+        scores = hide(scores, visible(pos[:, None], (n0 + rows)[None, :], len_kv, lo, hi, HAS_LO, HAS_HI), NEGATIVE)
+    p, alpha, m = softmax_step(scores, m, scale, NEGATIVE, MASKED)
+    l = l * alpha + tl.sum(p, 1)
+    acc = acc * alpha[:, None]
+    v = load_rows(v_ptr, rows, tl.arange(0, BLOCK_DV), stride_vr, stride_vd, len_kv - n0, DV, BLOCK_DV, MASKED)
+    acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+    return acc, l, m
+
+
+@triton.jit
+def _leave_part(acc, l, m, partial_acc, partial_ml, slot, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr):
+    """Writes one chunk's (acc, l, m) into its slot, for the chunk that arrives last to merge."""
+    slot = tl.cast(slot, tl.int64)
+    rows = tl.arange(0, BLOCK_M)
+    tl.store(partial_acc + slot * BLOCK_M * BLOCK_DV + rows[:, None] * BLOCK_DV + tl.arange(0, BLOCK_DV)[None, :], acc)
+    tl.store(partial_ml + slot * 2 * BLOCK_M + rows, m)
+    tl.store(partial_ml + slot * 2 * BLOCK_M + BLOCK_M + rows, l)
+
+
+@triton.jit
+def _merge_chunks(partial_acc, partial_ml, first, chunks, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr):
+    """(acc, l, m) of a tile from the partial results of its chunks, always summed in the same order."""
+    rows = tl.arange(0, BLOCK_M)
+    cols = tl.arange(0, BLOCK_DV)
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    for i in range(chunks):
+        slot = tl.cast(first + i, tl.int64)
+        part_m = tl.load(partial_ml + slot * 2 * BLOCK_M + rows, cache_modifier=".cg")
+        part_l = tl.load(partial_ml + slot * 2 * BLOCK_M + BLOCK_M + rows, cache_modifier=".cg")
+        part = tl.load(
+            partial_acc + slot * BLOCK_M * BLOCK_DV + rows[:, None] * BLOCK_DV + cols[None, :], cache_modifier=".cg"
+        )
+        new_m = tl.maximum(m, part_m)
+        shift = tl.where(new_m == float("-inf"), 0.0, new_m)
+        old_weight = tl.math.exp2(m - shift)
+        weight = tl.math.exp2(part_m - shift)
+        l = l * old_weight + part_l * weight
+        acc = acc * old_weight[:, None] + part * weight[:, None]
+        m = new_m
+    return acc, l, m
+
+
+@triton.jit
+def _store_tile(
+    acc, l, m, out, lse, first_out, pos, head, keep, rows_out, stride_or, stride_oh, DV: tl.constexpr, BLOCK_DV: tl.constexpr
+):
+    """Normalises a tile and writes its output rows and natural-log LSE; a row without keys gets 0 and -inf."""
+    empty = l == 0.0
+    l = tl.where(empty, 1.0, l)
+    natural = tl.where(empty, float("-inf"), (m + tl.math.log2(l)) * 0.6931471805599453)
+    row = tl.cast(first_out, tl.int64) + pos
+    tl.store(lse + tl.cast(head, tl.int64) * rows_out + row, natural, mask=keep)
+    cols = tl.arange(0, BLOCK_DV)
+    pointers = out + row[:, None] * stride_or + (head * stride_oh)[:, None] + cols[None, :]
+    tl.store(pointers, (acc / l[:, None]).to(out.dtype.element_ty), mask=keep[:, None] & (cols < DV)[None, :])
+
+
+@triton.jit
+def forward_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    units,
+    counts,
+    arrivals,
+    partial_acc,
+    partial_ml,
+    query_offset,
+    key_offset,
+    output_offset,
+    num_batches,
+    rows_q,
+    rows_kv,
+    rows_out,
+    num_kv_heads,
+    scale,
+    lo_start,
+    lo_end,
+    hi_start,
+    hi_end,
+    stride_qr,
+    stride_qh,
+    stride_qd,
+    stride_kr,
+    stride_kh,
+    stride_kd,
+    stride_vr,
+    stride_vh,
+    stride_vd,
+    stride_or,
+    stride_oh,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BROADCAST: tl.constexpr,
+    HAS_SLOTS: tl.constexpr,
+    HAS_LO: tl.constexpr,
+    HAS_HI: tl.constexpr,
+    NEGATIVE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """This program computes one unit (all of a query tile's keys, or one chunk of them) of one key/value head."""
+    unit = tl.program_id(0) // num_kv_heads
+    kv_head = tl.program_id(0) % num_kv_heads
+    if unit >= tl.load(counts):
+        return
+    b = tl.load(units + unit * 4)
+    m0 = tl.load(units + unit * 4 + 1) * BLOCK_M
+    begin_q = 0
+    len_q = rows_q
+    begin_kv = 0
+    len_kv = 0
+    if b < num_batches:
+        begin_kv, len_kv = rows_of(key_offset, b, rows_kv)
+        if not BROADCAST:
+            begin_q, len_q = rows_of(query_offset, b, rows_q)
+    elif not BROADCAST:
+        begin_q, len_q = slack_of(query_offset, num_batches, rows_q)
+    first_out = begin_q
+    if BROADCAST:
+        first_out = b * rows_q
+        if HAS_SLOTS:
+            first_out = tl.load(output_offset + b)
+            inside = (first_out >= 0) & (first_out + rows_q <= rows_out)
+            len_q = tl.where(inside, len_q, 0)
+
+    row = m0 + tl.arange(0, BLOCK_M)
+    pos = row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    keep = pos < len_q
+    cols = tl.arange(0, BLOCK_D)
+    q_rows = q_ptr + (tl.cast(begin_q, tl.int64) + pos) * stride_qr + head * stride_qh
+    q = tl.load(q_rows[:, None] + cols[None, :] * stride_qd, mask=keep[:, None] & (cols < D)[None, :], other=0.0)
+    k_base = k_ptr + tl.cast(begin_kv, tl.int64) * stride_kr + kv_head * stride_kh
+    v_base = v_ptr + tl.cast(begin_kv, tl.int64) * stride_vr + kv_head * stride_vh
+
+    lo, hi = band_of(len_q, len_kv, lo_start, lo_end, hi_start, hi_end)
+    last = tl.maximum(tl.minimum((m0 + BLOCK_M - 1) // GROUP, len_q - 1), m0 // GROUP)
+    start, edges, bulk_start, bulk, end = seen_range(m0 // GROUP, last, lo, hi, len_kv, BLOCK_N, HAS_LO, HAS_HI)
+    num_edges = count_edges(edges, bulk_start, bulk, end, BLOCK_N)
+    bulk_from = 0
+    bulk_to = bulk
+    edge_from = 0
+    edge_to = num_edges
+    chunks = 1
+    chunk = 0
+    if SPLIT:
+        code = tl.load(units + unit * 4 + 2)
+        chunks = code & 0xFFFF
+        chunk = code >> 16
+        bulk_from = bulk * chunk // chunks
+        bulk_to = bulk * (chunk + 1) // chunks
+        edge_from = num_edges * chunk // chunks
+        edge_to = num_edges * (chunk + 1) // chunks
+
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    for i in range(bulk_from, bulk_to):
+        acc, l, m = _attend_block(
+            acc, l, m, q, k_base, v_base, bulk_start + i * BLOCK_N, pos, len_kv, lo, hi, scale,
+            stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N,
+            HAS_LO, HAS_HI, NEGATIVE, PRECISION, False,
+        )  # fmt: skip
+    for i in range(edge_from, edge_to):
+        acc, l, m = _attend_block(
+            acc, l, m, q, k_base, v_base, edge_block(i, start, edges, bulk_start, bulk, BLOCK_N), pos, len_kv, lo, hi, scale,
+            stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N,
+            HAS_LO, HAS_HI, NEGATIVE, PRECISION, True,
+        )  # fmt: skip
+
+    arrived = chunks - 1
+    if SPLIT:
+        if chunks > 1:
+            first = tl.load(units + unit * 4 + 3) * num_kv_heads + kv_head * chunks
+            _leave_part(acc, l, m, partial_acc, partial_ml, first + chunk, BLOCK_M, BLOCK_DV)
+            tl.debug_barrier()
+            arrived = tl.atomic_add(arrivals + first, 1, sem="acq_rel")
+            if arrived == chunks - 1:
+                acc, l, m = _merge_chunks(partial_acc, partial_ml, first, chunks, BLOCK_M, BLOCK_DV)
+                tl.store(arrivals + first, 0)  # ready for the next launch with the same plan
+    if arrived == chunks - 1:
+        _store_tile(acc, l, m, out_ptr, lse_ptr, first_out, pos, head, keep, rows_out, stride_or, stride_oh, DV, BLOCK_DV)

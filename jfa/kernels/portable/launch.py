@@ -1,0 +1,260 @@
+"""From a Problem to launches: outputs allocated, strides and constants passed, tiles chosen."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+import torch
+import triton
+from torch import Tensor
+
+from jfa.kernels.base import Problem
+from jfa.kernels.portable import config, tiles
+from jfa.kernels.portable.backward import cast_kernel, delta_kernel, dkdv_kernel, dq_kernel
+from jfa.kernels.portable.config import Tile, pow2
+from jfa.kernels.portable.forward import forward_kernel
+from jfa.kernels.portable.shared_query import plan_pieces, shared_dq_kernel, shared_query_kernel, sum_dq_kernel
+from jfa.kernels.portable.tiles import Units
+from jfa.masks import UNBOUNDED
+
+PIECE = 512  # keys of one piece of the shared query's backward: short enough to balance, long enough to load dO once for many
+TINY_SCALE = 2.0**-120  # stands for a scale of 0 in the exponent, where -inf * 0 would be NaN
+
+
+def on_device(x: Tensor):
+    """Triton launches on the current device: make it the tensors' own."""
+    return torch.cuda.device_of(x) if x.is_cuda else nullcontext()
+
+
+def scale_log2(problem: Problem) -> float:
+    """The factor from raw scores to log2 units, never 0."""
+    return (problem.sm_scale or TINY_SCALE) * math.log2(math.e)
+
+
+def band_arguments(problem: Problem) -> tuple[int, int, int, int]:
+    """(lo_start, lo_end, hi_start, hi_end) with numbers for the bounds that do not exist."""
+    band = problem.band
+    los = (-UNBOUNDED if x is None else max(x, -UNBOUNDED) for x in (band.lo_start, band.lo_end))
+    his = (UNBOUNDED if x is None else min(x, UNBOUNDED) for x in (band.hi_start, band.hi_end))
+    return (*los, *his)
+
+
+def constants(problem: Problem) -> dict:
+    """The constexprs that all kernels share."""
+    return dict(
+        GROUP=problem.group_size,
+        D=problem.head_dim,
+        DV=problem.head_dim_v,
+        BLOCK_D=pow2(problem.head_dim),
+        BLOCK_DV=pow2(problem.head_dim_v),
+        HAS_LO=problem.band.has_lo,
+        HAS_HI=problem.band.has_hi,
+        PRECISION="tf32x3" if problem.dtype == torch.float32 else "tf32",
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- forward
+def forward(
+    problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    units: Units | None = None,
+    tile: Tile | None = None,
+    workers: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) of one call."""
+    out, lse = _new_outputs(problem, q)
+    if problem.num_batches == 0 or problem.rows_out == 0:
+        return out.zero_(), lse.fill_(-math.inf)
+    tile = tile or config.forward_tile(problem)
+    workers = config.split_workers(problem) if workers is None else workers
+    with on_device(q):
+        units = units or tiles.query_units(problem, tile.keep, tile.step, workers)
+        parts = units.slots * problem.num_kv_heads
+        block_dv = pow2(problem.head_dim_v)
+        partial = torch.empty(parts * tile.keep * (block_dv + 2), dtype=torch.float32, device=q.device)
+        forward_kernel[(units.capacity * problem.num_kv_heads,)](
+            q,
+            k,
+            v,
+            out,
+            lse,
+            units.units,
+            units.counts,
+            units.arrivals,
+            partial,
+            partial[parts * tile.keep * block_dv :],
+            problem.query_offset,
+            problem.key_offset,
+            problem.output_offset,
+            problem.num_batches,
+            problem.rows_q,
+            problem.rows_kv,
+            problem.rows_out,
+            problem.num_kv_heads,
+            scale_log2(problem),
+            *band_arguments(problem),
+            *q.stride(),
+            *k.stride(),
+            *v.stride(),
+            *out.stride()[:2],
+            BLOCK_M=tile.keep,
+            BLOCK_N=tile.step,
+            BROADCAST=problem.broadcast_q,
+            HAS_SLOTS=problem.output_offset is not None,
+            NEGATIVE=problem.sm_scale < 0,
+            SPLIT=units.slots > 0,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            **constants(problem),
+        )
+    return out, lse
+
+
+def _new_outputs(problem: Problem, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Empty where the kernel writes every row; with an output_offset rows may stay uncovered, and must be 0."""
+    out = torch.empty(problem.rows_out, problem.num_heads, problem.head_dim_v, dtype=q.dtype, device=q.device)
+    lse = torch.empty(problem.num_heads, problem.rows_out, dtype=torch.float32, device=q.device)
+    if problem.output_offset is not None:
+        out.zero_()
+        lse.fill_(-math.inf)
+    return out, lse
+
+
+# ---------------------------------------------------------------------------------------------------------------- backward
+def backward(problem: Problem, dout, dlse, q, k, v, out, lse, needs=(True, True, True), lists=None):
+    """(dq, dk, dv); those that are not needed may be None."""
+    if problem.num_batches == 0 or problem.rows_kv == 0 or problem.rows_q == 0:
+        return tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    dlse = None if dlse is None else dlse.contiguous()
+    out, lse = out.contiguous(), lse.contiguous()
+    with on_device(q):
+        if problem.broadcast_q and config.packed_rows(problem) <= config.SHARED_ROWS:
+            return shared_query_backward(problem, dout, dlse, q, k, v, out, lse)
+        delta = torch.empty_like(lse)
+        query_units, key_units = lists or (None, None)
+        if problem.broadcast_q:
+            dq = shared_dq(problem, dout, dlse, q, k, v, out, lse, delta)
+        elif config.atomic_dq(problem) and needs[0] and any(needs[1:]):
+            return atomic_backward(problem, dout, dlse, q, k, v, out, lse, delta, key_units)
+        elif needs[0]:
+            dq = dq_pass(problem, dout, dlse, q, k, v, out, lse, delta, query_units)
+        else:
+            dq = None
+            delta_pass(problem, dout, dlse, out, delta, None)
+        if not any(needs[1:]):
+            return dq, None, None
+        dk, dv = dkdv_pass(problem, dout, q, k, v, lse, delta, None, key_units)
+    return dq, dk, dv
+
+
+def delta_pass(problem: Problem, dout, dlse, out, delta, dq_sum) -> None:
+    """delta of every output row; clears dq_sum [rows_q, H, D] beside it where there is one."""
+    block = 64
+    delta_kernel[(triton.cdiv(problem.rows_out, block) * problem.num_heads,)](
+        out, dout, dlse, delta, dq_sum, problem.rows_out, problem.num_heads, *out.stride()[:2], *dout.stride(),
+        D=problem.head_dim, DV=problem.head_dim_v, BLOCK_D=pow2(problem.head_dim), BLOCK_DV=pow2(problem.head_dim_v),
+        BLOCK_M=block, HAS_DLSE=dlse is not None, ZERO_DQ=dq_sum is not None,
+    )  # fmt: skip
+
+
+def dq_pass(problem: Problem, dout, dlse, q, k, v, out, lse, delta, units=None, tile: Tile | None = None) -> Tensor:
+    """dQ by a pass over query tiles; delta on the way."""
+    tile = tile or config.dq_tile(problem)
+    units = units or tiles.query_units(problem, tile.keep, tile.step)
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    dq_kernel[(units.capacity * problem.num_kv_heads,)](
+        q, k, v, out, dout, lse, dlse, delta, dq, units.units, units.counts,
+        problem.query_offset, problem.key_offset, problem.num_batches, problem.rows_q, problem.rows_kv, problem.num_kv_heads,
+        scale_log2(problem), problem.sm_scale, *band_arguments(problem), *q.stride(), *k.stride(), *v.stride(),
+        *out.stride()[:2], *dout.stride(), BLOCK_M=tile.keep, BLOCK_N=tile.step, HAS_DLSE=dlse is not None,
+        num_warps=tile.warps, num_stages=tile.stages, **constants(problem),
+    )  # fmt: skip
+    return dq
+
+
+def dkdv_pass(problem: Problem, dout, q, k, v, lse, delta, dq_sum=None, units=None, tile: Tile | None = None):
+    """dK and dV by a pass over key tiles; adds dQ into dq_sum (fp32) where there is one."""
+    tile = tile or config.dkdv_tile(problem)
+    units = units or tiles.key_units(problem, tile.keep, tile.step)
+    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    dkdv_kernel[(units.capacity * problem.num_kv_heads,)](
+        q, k, v, dout, lse, delta, dk, dv, dq_sum, units.units, units.counts,
+        problem.query_offset, problem.key_offset, problem.output_offset, problem.num_batches, problem.rows_q, problem.rows_kv,
+        problem.rows_out, problem.num_kv_heads, scale_log2(problem), problem.sm_scale, *band_arguments(problem),
+        *q.stride(), *k.stride(), *v.stride(), *dout.stride(), BLOCK_M=tile.step, BLOCK_N=tile.keep,
+        BROADCAST=problem.broadcast_q, HAS_SLOTS=problem.output_offset is not None, ATOMIC_DQ=dq_sum is not None,
+        num_warps=tile.warps, num_stages=tile.stages, **constants(problem),
+    )  # fmt: skip
+    return dk, dv
+
+
+def atomic_backward(problem: Problem, dout, dlse, q, k, v, out, lse, delta, units=None, tile: Tile | None = None):
+    """(dq, dk, dv) in one pass over key tiles, dQ added up with atomics in fp32."""
+    dq_sum = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    delta_pass(problem, dout, dlse, out, delta, dq_sum)
+    dk, dv = dkdv_pass(problem, dout, q, k, v, lse, delta, dq_sum, units, tile)
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    cast_kernel[(triton.cdiv(dq.numel(), 4096),)](dq_sum, dq, dq.numel(), problem.sm_scale, BLOCK=4096)
+    return dq, dk, dv
+
+
+# ------------------------------------------------------------------------------------------------------------ shared query
+def shared_query_backward(problem: Problem, dout, dlse, q, k, v, out, lse, tile: Tile | None = None, workers: int | None = None):
+    """(dq, dk, dv) of a short shared query: Q and dQ stay on chip."""
+    tile = tile or config.shared_tile(problem)
+    workers = workers or config.shared_workers(problem)
+    capacity = triton.cdiv(problem.rows_kv, PIECE) + problem.num_batches + 1
+    pieces = torch.empty(2 * capacity + 1, dtype=torch.int32, device=q.device)
+    counts = pieces[2 * capacity :]
+    plan_pieces[(triton.cdiv(problem.num_batches + 1, tiles.SEQUENCES),)](
+        pieces, counts, problem.key_offset, problem.num_batches, problem.rows_kv, capacity,
+        PIECE=PIECE, SEQUENCES=tiles.SEQUENCES, SCAN=tiles.SCAN,
+    )  # fmt: skip
+    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    partial = _new_partials(problem, workers, tile.keep)
+    shared_query_kernel[(workers * problem.num_kv_heads,)](
+        q, k, v, out, dout, lse, dlse, dk, dv, partial, pieces, counts,
+        problem.key_offset, problem.output_offset, problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out,
+        problem.num_kv_heads, workers, scale_log2(problem), problem.sm_scale, *band_arguments(problem),
+        *q.stride(), *k.stride(), *v.stride(), *out.stride()[:2], *dout.stride(),
+        BLOCK_R=tile.keep, BLOCK_N=tile.step, PIECE=PIECE, HAS_SLOTS=problem.output_offset is not None,
+        HAS_DLSE=dlse is not None, num_warps=tile.warps, num_stages=tile.stages, **constants(problem),
+    )  # fmt: skip
+    return _sum_partials(problem, partial, q, tile.keep, workers), dk, dv
+
+
+def shared_dq(problem: Problem, dout, dlse, q, k, v, out, lse, delta, tile: Tile | None = None) -> Tensor:
+    """dQ of a long shared query, tile by tile, each summed over the sequences on chip; delta on the way."""
+    tile = tile or config.dq_tile(problem)
+    count = triton.cdiv(config.packed_rows(problem), tile.keep)
+    workers = min(problem.num_batches, max(1, config.processors(q.device) * 2 // (count * problem.num_kv_heads)))
+    partial = _new_partials(problem, workers, count * tile.keep)
+    shared_dq_kernel[(workers * count * problem.num_kv_heads,)](
+        q, k, v, out, dout, lse, dlse, delta, partial,
+        problem.key_offset, problem.output_offset, problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out,
+        problem.num_kv_heads, workers, count, scale_log2(problem), *band_arguments(problem),
+        *q.stride(), *k.stride(), *v.stride(), *out.stride()[:2], *dout.stride(),
+        BLOCK_M=tile.keep, BLOCK_N=tile.step, HAS_SLOTS=problem.output_offset is not None, HAS_DLSE=dlse is not None,
+        num_warps=tile.warps, num_stages=tile.stages, **constants(problem),
+    )  # fmt: skip
+    return _sum_partials(problem, partial, q, count * tile.keep, workers)
+
+
+def _new_partials(problem: Problem, workers: int, rows: int) -> Tensor:
+    return torch.empty(workers * problem.num_kv_heads * rows * pow2(problem.head_dim), dtype=torch.float32, device=problem.device)
+
+
+def _sum_partials(problem: Problem, partial: Tensor, q: Tensor, padded_rows: int, workers: int) -> Tensor:
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    block = 256
+    block_d = pow2(problem.head_dim)
+    sum_dq_kernel[(triton.cdiv(padded_rows * block_d, block) * problem.num_kv_heads,)](
+        partial, dq, problem.rows_q, padded_rows, problem.num_kv_heads, workers, problem.sm_scale,
+        GROUP=problem.group_size, D=problem.head_dim, BLOCK_D=block_d, BLOCK=block, STEP=16,
+    )  # fmt: skip
+    return dq
