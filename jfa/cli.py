@@ -27,6 +27,7 @@ COMMANDS = {
     "reset": Command("jfa.course.cli:reset", "put an exercise back to its start (a backup is kept): jfa reset 1.2"),
     "update": Command("jfa.course.cli:update", "after a git pull: carry your answers into the new exercises"),
     "release": Command("jfa.course.cli:release", "for instructors: the course without its solutions"),
+    "strip": Command("jfa.course.cli:strip", "for authors: make exercises/ from solutions/"),
     "mutants": Command("jfa.course.cli:mutants", "table of known mistakes and the check that catches each"),
     "compile": Command("jfa.compiled:main", "compile a kernel for a GPU that is not here: registers, spills, memory"),
     "timeline": Command("jfa.emulator.cli:timeline", "what each role of a kernel did when, on the emulator's clock"),

@@ -1,0 +1,349 @@
+"""The answer's process: build its namespace, run it on each case, tell what it returned. It knows no right answer.
+
+It is forked from a notebook's kernel (the function is there, live) or from the nursery, a clean process that has imported torch and
+nothing of the course's checks. Messages to the judge: see :func:`run`.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import linecache
+import os
+import random
+import struct
+import sys
+import traceback
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from jfa.course import guard, measure, wire
+
+_PRINT_LIMIT = 20_000
+_FRAME = struct.Struct("<Q")
+
+
+class Output(io.TextIOBase):
+    """Keeps the first part of what the answer prints and drops the rest: a flood costs nothing."""
+
+    def __init__(self):
+        self.kept, self.size = [], 0
+
+    def write(self, text: str) -> int:
+        if self.size < _PRINT_LIMIT:
+            self.kept.append(text[: _PRINT_LIMIT - self.size])
+        self.size += len(text)
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+    def take(self) -> str:
+        """What was printed since the last call."""
+        text, self.kept, self.size = "".join(self.kept), [], 0
+        return text
+
+
+class Reporter:
+    """Sends length-prefixed messages down the result pipe."""
+
+    def __init__(self, fd: int):
+        self.fd = fd
+
+    def send(self, event: str, **fields: Any) -> None:
+        data = wire.pack({"event": event, **fields})
+        data = _FRAME.pack(len(data)) + data
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.fd, view) :]
+
+
+def run(job: dict, fd: int, live: Any = None) -> None:
+    """Run one answer and end the process: never returns.
+
+    Sends "loaded", then for each case "case" (value, facts about it, changed inputs, counts, printed) or "raised", then "end"
+    with the violations. What is missing tells the judge at which point the process died.
+    """
+    status = 1
+    try:
+        _isolate(job)
+        _run(job, Reporter(fd), live)
+        status = 0
+    except BaseException:  # noqa: BLE001  the process must end here, whatever the answer raised
+        status = 70
+    finally:
+        os._exit(status)
+
+
+def _isolate(job: dict) -> None:
+    """Streams, seeds, torch's state: the same for every answer."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    sys.stdout = sys.stderr = Output()
+    sys.stdin = open(os.devnull)  # noqa: SIM115
+    warnings.simplefilter("ignore")
+    os.environ["MPLBACKEND"] = "Agg"
+    random.seed(job["seed"])
+    torch.manual_seed(job["seed"])
+    sys.setrecursionlimit(2000)
+
+
+def _run(job: dict, reporter: Reporter, live: Any) -> None:
+    violations = guard.Violations()
+    if job["needs_triton"]:
+        _load_emulator()
+    call = _load_call(job)
+    with guard.pristine():
+        guard.limit_process(job["memory_mb"], job["cpu_seconds"])
+    if live is not None:
+        _forget_checks()
+    guard.forbid_modules(job["forbid"], job["allow"], violations)
+    guard.watch(job["protected"], violations)
+    answer = live
+    if live is None:
+        answer, found = _load_answer(job, reporter, violations)
+        if not found:
+            return
+    elif "numpy" in job["forbid"]:
+        guard.forbid_numpy(getattr(_function(live), "__globals__", {}), violations)
+    reporter.send("loaded")
+    _run_cases(job, reporter, violations, answer, call)
+
+
+def _load_emulator() -> None:
+    """Triton and the emulator: imported while imports are still free."""
+    import jfa.emulator  # noqa: F401
+
+
+def _forget_checks() -> None:
+    """In a notebook's fork the exercises' descriptions lie in memory: empty them, the answer has no business there."""
+    for name in [n for n in sys.modules if n.startswith("jfa.course.checks.")]:
+        for exercise in getattr(sys.modules[name], "EXERCISES", ()):
+            vars(exercise).clear()
+        for value in vars(sys.modules[name]).values():
+            if isinstance(value, types.FunctionType) and not value.__code__.co_freevars:
+                value.__code__ = (lambda *a, **k: None).__code__
+        sys.modules.pop(name)
+    for name in ("jfa.course.catalog", "jfa.course.judge"):
+        sys.modules.pop(name, None)
+
+
+def _load_call(job: dict) -> Any:
+    """The exercise's way of calling the answer, made from its source; None for a plain call."""
+    if not job["call"]:
+        return None
+    namespace = {"__name__": "jfa_call", "torch": torch}
+    exec(_compile(job["call"], "<how the exercise calls the answer>"), namespace)
+    return namespace[job["call_name"]]
+
+
+# ---------------------------------------------------------------------------------------------- the namespace
+
+
+def _load_answer(job: dict, reporter: Reporter, violations: guard.Violations) -> tuple[Any, bool]:
+    """(answer, whether there is one): runs the helper cells and the answer's cell in a fresh module."""
+    module = types.ModuleType("answer")
+    sys.modules["answer"] = module
+    sys.modules["jfa.course"] = _silent_course()
+    namespace = vars(module)
+    if "numpy" in job["forbid"]:
+        guard.forbid_numpy(namespace, violations)
+    notes = []
+    for label, source in job["helpers"]:
+        try:
+            exec(_compile(source, f"<{label}>"), namespace)
+        except Exception as error:  # noqa: BLE001  a helper cell may be half written: only the answer counts
+            notes.append(f"{label} raised {type(error).__name__}: {_short(error)}")
+        if "numpy" in job["forbid"]:
+            guard.forbid_numpy(namespace, violations)
+    try:
+        exec(_compile(job["source"], "<your answer>"), namespace)
+        _define_missing(job["below"], namespace)
+    except BaseException as error:  # noqa: BLE001
+        reporter.send("raised", index=-1, **_describe(error, violations), notes=notes)
+        return None, False
+    if job["name"] not in namespace:
+        reporter.send("missing", defined=_defined(job["source"]), notes=notes)
+        return None, False
+    if notes:
+        reporter.send("notes", notes=notes)
+    return namespace[job["name"]], True
+
+
+def _silent_course() -> types.ModuleType:
+    """A jfa.course whose check(), hint() and progress() do nothing: the notebook's own calls are ignored when grading."""
+    import jfa
+
+    course = types.ModuleType("jfa.course")
+    course.check = course.hint = course.progress = lambda *args, **kwargs: None
+    jfa.course = course
+    return course
+
+
+def _compile(source: str, filename: str) -> types.CodeType:
+    """Compiled, and its source put where tracebacks and Triton look for it."""
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    return compile(source, filename, "exec")
+
+
+def _define_missing(sources: list[str], namespace: dict) -> None:
+    """Definitions in cells below the answer, for names it lacks: a notebook need not be run from top to bottom."""
+    for number, source in enumerate(sources):
+        with contextlib.suppress(Exception):
+            tree = ast.parse(source)
+            wanted = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name not in namespace]
+            for node in wanted:
+                text = ast.get_source_segment(source, node) or ""
+                exec(_compile(text, f"<cell below the answer, {number}: {node.name}>"), namespace)
+
+
+def _defined(source: str) -> list[str]:
+    """Names a cell defines."""
+    with contextlib.suppress(SyntaxError):
+        return [n.name for n in ast.parse(source).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    return []
+
+
+# ---------------------------------------------------------------------------------------------- the cases
+
+
+def _run_cases(job: dict, reporter: Reporter, violations: guard.Violations, answer: Any, call: Any) -> None:
+    sys.stdout.take()
+    for index, case in enumerate(job["cases"]):
+        inputs = (case["args"], case["kwargs"])
+        before = _copies(inputs)
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(True)
+        try:
+            with _measured(job, violations) as counts:
+                value = answer if job["kind"] == "value" else _call(call, answer, case)
+        except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt are answers, too
+            reporter.send("raised", index=index, **_describe(error, violations), printed=sys.stdout.take())
+            if not case["raises"]:
+                break
+            continue
+        reporter.send(
+            "case", index=index, value=value, facts=_facts(value, inputs), changed=_changed(inputs, before, job["parameters"]),
+            counts=counts, printed=sys.stdout.take(), emulator=_emulator_notes(job),
+        )  # fmt: skip
+    reporter.send("end", violations=violations.words)
+
+
+def _call(call: Any, answer: Any, case: dict) -> Any:
+    if call is not None:
+        return call(answer, *case["args"], **case["kwargs"])
+    return answer(*case["args"], **case["kwargs"])
+
+
+@contextlib.contextmanager
+def _measured(job: dict, violations: guard.Violations) -> Iterator[dict[str, int]]:
+    """Everything counted while the answer runs once; the counts are complete when the context ends."""
+    families = [f for f in job["forbid"] if not (f == "numpy" and job["needs_triton"])]
+    meter = measure.Meter(families, violations)
+    counts: dict[str, int] = {}
+    with measure.kernel_counts(job["needs_triton"]) as kernel, meter, guard.OperationGuard(families, violations):
+        yield counts
+    counts |= meter.take() | kernel
+
+
+def _leaves(value: Any) -> list[Any]:
+    return tree_flatten(value)[0]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _plain(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and not tensor.is_nested and tensor.layout == torch.strided
+
+
+def _copies(inputs: tuple) -> list[Any]:
+    return [t.detach().clone() if _plain(t) else t.copy() if hasattr(t, "tobytes") else t for t in _leaves(inputs)]
+
+
+def _changed(inputs: tuple, before: list[Any], parameters: list[str]) -> list[str]:
+    """Names of the arguments that no longer hold what they held."""
+    args, kwargs = inputs
+    changed, position = [], 0
+    names = [*(parameters + [f"argument {i}" for i in range(len(parameters), len(args))])[: len(args)], *kwargs]
+    for name, value in zip(names, [*args, *kwargs.values()]):
+        for leaf in _leaves(value):
+            old = before[position]
+            position += 1
+            if _differs(leaf, old) and name not in changed:
+                changed.append(name)
+    return changed
+
+
+def _differs(now: Any, old: Any) -> bool:
+    if _plain(now):
+        return now.shape != old.shape or not torch.equal(_bytes(now), _bytes(old))
+    if hasattr(now, "tobytes"):
+        return now.tobytes() != old.tobytes()
+    return False
+
+
+def _facts(value: Any, inputs: tuple) -> list[dict]:
+    """For each returned tensor or array: its device, and whether it shares memory with an input."""
+    storages = {t.untyped_storage().data_ptr() for t in _leaves(inputs) if _plain(t) and t.numel()}
+    facts = []
+    for leaf in _leaves(value):
+        if _plain(leaf):
+            facts.append({"device": str(leaf.device), "shared": leaf.numel() > 0 and leaf.untyped_storage().data_ptr() in storages})
+        else:
+            facts.append({"device": "cpu", "shared": False})
+    return facts[:100]
+
+
+def _emulator_notes(job: dict) -> list[str]:
+    """Warnings of the last launch: things that run here and would not do on a GPU."""
+    if not job["needs_triton"]:
+        return []
+    from jfa import emulator
+
+    last = emulator.last() if hasattr(emulator, "last") else None
+    return [_short(w) for w in getattr(last, "warnings", ()) or ()][:5]
+
+
+# ---------------------------------------------------------------------------------------------- exceptions
+
+
+def _function(answer: Any) -> Any:
+    """The Python function inside a jit function."""
+    return getattr(answer, "fn", answer)
+
+
+def _short(error: Any, limit: int = 300) -> str:
+    text = str(error).strip()
+    return text if len(text) <= limit else text[:limit] + " …"
+
+
+def _describe(error: BaseException, violations: guard.Violations) -> dict:
+    """An exception in plain data: type, message, the learner's own line, whether it is a report of the emulator."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    line, text = (own[-1].lineno, own[-1].line or "") if own else (0, "")
+    if isinstance(error, SyntaxError) and error.lineno:
+        line, text = error.lineno, (error.text or "").strip()
+    module = type(error).__module__ or ""
+    report = module.startswith(("jfa.emulator", "triton"))
+    return {
+        "type": type(error).__name__, "message": _short(error, 4000 if report else 300), "line": int(line),
+        "text": text.strip()[:160], "report": report, "violations": violations.words, "memory": _is_memory(error),
+    }  # fmt: skip
+
+
+def _is_own(filename: str) -> bool:
+    """Whether a traceback's file is a cell of the learner's."""
+    return filename.startswith(("<your answer", "<helper", "<cell", "<ipython")) or "ipykernel" in filename
+
+
+def _is_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or "not enough memory" in str(error) or "can't allocate memory" in str(error)

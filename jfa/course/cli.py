@@ -1,0 +1,213 @@
+"""The course's subcommands: each takes its arguments as a list and returns an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from jfa.course.paths import Course, find_course
+
+
+def _command(function: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
+    """Turns lookups and refusals that a user caused into one line and exit status 2."""
+
+    def run(argv: list[str]) -> int:
+        try:
+            return function(argv)
+        except (LookupError, FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+            print(f"jfa {function.__name__}: {error.args[0] if isinstance(error, LookupError) else error}", file=sys.stderr)
+            return 2
+
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    return run
+
+
+def _parser(name: str, text: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(prog=f"jfa {name}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+@_command
+def grade(argv: list[str]) -> int:
+    """Exit status 0 only if everything asked for passes."""
+    parser = _parser("grade", "Grade exercises headless: your notebooks' tagged cells, run apart, judged as check() does.")
+    parser.add_argument("what", nargs="*", help="chapters (2) or exercises (2.3); all if left out")
+    parser.add_argument("--solutions", action="store_true", help="grade the solutions instead of your answers")
+    parser.add_argument("--from", dest="submissions", type=Path, metavar="DIR", help="grade submissions: one folder a learner")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the data (a notebook's check uses 0)")
+    parser.add_argument("--jobs", type=int, default=0, help="answers at a time (default: the number of cores)")
+    for name in ("json", "junit", "csv"):
+        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write the results as {name.upper()}")
+    options = parser.parse_args(argv)
+    _start_nursery()
+    from jfa.course import catalog, outputs
+    from jfa.course.grade import Source, submissions
+
+    course, exercises = find_course(), catalog.select(options.what)
+    if options.submissions:
+        sources = {p.name: Source(course, "submission", p) for p in submissions(options.submissions)}
+    else:
+        sources = {"": Source(course, "solutions" if options.solutions else "exercises")}
+    graded = {learner: _grade_source(learner, exercises, source, options) for learner, source in sources.items()}
+    for name in ("json", "junit", "csv"):
+        if getattr(options, name):
+            getattr(outputs, f"write_{name}")(getattr(options, name), graded)
+    return 0 if graded and exercises and all(r.passed for results in graded.values() for r in results) else 1
+
+
+def _grade_source(learner: str, exercises: list, source, options: argparse.Namespace) -> list:
+    from jfa.course import grade as grading
+    from jfa.course.report import summary_line
+
+    if learner:
+        print(f"== {learner}")
+    results = grading.grade(exercises, source, options.seed, options.jobs, done=lambda r: print(_brief(r), flush=True))
+    print(f"{learner + ': ' if learner else ''}{summary_line(results)}, seed {options.seed}", flush=True)
+    return results
+
+
+def _brief(result) -> str:
+    """One line for what passed or was not touched, the whole report for the rest."""
+    if result.state in ("wrong", "wrong method"):
+        return result.text()
+    notes = "".join(f"\n  Note: {n}" for n in result.notes)
+    return f"{result.exercise} {result.title}: {result.state}{f'  ({result.seconds:.1f} s)' if result.passed else ''}{notes}"
+
+
+def _start_nursery() -> None:
+    """The process that answers are forked from imports torch while this one does."""
+    from jfa.course.nursery_client import nursery
+
+    nursery()
+
+
+@_command
+def mutants(argv: list[str]) -> int:
+    """Exit status 0 only if every mutant is caught by the check it names."""
+    parser = _parser("mutants", "Run every stored mistake as an answer and print which check caught it.")
+    parser.add_argument("what", nargs="*", help="chapters or exercises; all if left out")
+    options = parser.parse_args(argv)
+    _start_nursery()
+    from jfa.course import catalog, mutant_table
+
+    exercises = catalog.select(options.what)
+    print(f"{'exercise':<9} {'mutant':<44} caught by")
+    rows = mutant_table.run_mutants(exercises, find_course(), done=lambda row: print(_mutant_line(row), flush=True))
+    wrong = sum(bool(row.fault) for row in rows)
+    print(f"{len(rows)} mutants of {len(exercises)} exercises, {len(rows) - wrong} caught as declared")
+    return 1 if wrong else 0
+
+
+def _mutant_line(row) -> str:
+    line = f"{row.exercise.id:<9} {row.mutant.name:<44} {row.caught_by or '-'}"
+    return f"{line}\n    NOT AS DECLARED: {row.fault}" if row.fault else line
+
+
+@_command
+def hint(argv: list[str]) -> int:
+    """The next hint, or a given one."""
+    parser = _parser("hint", "Show the next hint of an exercise; each call goes one further.")
+    parser.add_argument("exercise", help="such as 2.3")
+    parser.add_argument("which", nargs="?", type=int, help="1, 2 or 3")
+    options = parser.parse_args(argv)
+    from jfa.course import notebook_api
+
+    try:
+        notebook_api.hint(options.exercise, options.which)
+    except ValueError as error:
+        print(f"jfa hint: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+@_command
+def progress(argv: list[str]) -> int:
+    """A bar a chapter."""
+    _parser("progress", "What is solved, a bar a chapter, as of the checks run in notebooks.").parse_args(argv)
+    from jfa.course import notebook_api
+
+    notebook_api.progress()
+    return 0
+
+
+@_command
+def reset(argv: list[str]) -> int:
+    """Put exercises back to their start."""
+    parser = _parser("reset", "Put an exercise (or a chapter) back to its start. A backup is kept in .jfa/backups.")
+    parser.add_argument("what", nargs="+", help="exercises (2.3) or chapters (2)")
+    options = parser.parse_args(argv)
+    from jfa.course import catalog, upkeep
+
+    course = find_course()
+    for exercise in catalog.select(options.what):
+        path, saved = upkeep.reset(course, exercise, catalog.chapter(exercise.chapter).stem)
+        print(f"{exercise.id} is back at its start in {_relative(path, course)}; your version: {_relative(saved, course)}")
+    print("If the notebook is open: File > Reload Notebook from Disk.")
+    return 0
+
+
+@_command
+def update(argv: list[str]) -> int:
+    """Carry answers into new skeletons."""
+    parser = _parser("update", "After a git pull: carry your answers, by tag, into the new exercises. Backups: .jfa/backups.")
+    parser.add_argument("what", nargs="*", type=int, help="chapters; all if left out")
+    options = parser.parse_args(argv)
+    from jfa.course import catalog, upkeep
+
+    course, stuck = find_course(), False
+    for stem in catalog.stems():
+        if not options.what or int(stem[:2]) in options.what:
+            happened, saved = upkeep.update(course, stem)
+            stuck |= happened.startswith("holds")
+            print(f"exercises/{stem}: {happened}" + (f"; before: {_relative(saved, course)}" if saved else ""))
+    return 1 if stuck else 0
+
+
+@_command
+def release(argv: list[str]) -> int:
+    """Write a copy of the course for handing out."""
+    parser = _parser("release", "For instructors: write the course to DIR, exercises at their start.")
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("--without-solutions", action="store_true", help="leave out the solutions and answers in the checks")
+    options = parser.parse_args(argv)
+    from jfa.course import release as releasing
+
+    written = releasing.release(find_course(), options.folder, with_solutions=not options.without_solutions)
+    kind = "without solutions" if options.without_solutions else "with solutions"
+    print(f"{len(written)} files written to {options.folder}, {kind}")
+    return 0
+
+
+@_command
+def strip(argv: list[str]) -> int:
+    """Make exercises/ from solutions/."""
+    parser = _parser("strip", "For authors: make exercises/NN_topic.py from solutions/NN_topic.py. It overwrites answers.")
+    parser.add_argument("what", nargs="*", type=int, help="chapters; all if left out")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="another folder than exercises/")
+    parser.add_argument("--check", action="store_true", help="write nothing; status 1 if exercises/ is not what solutions/ gives")
+    options = parser.parse_args(argv)
+    course = find_course()
+    if options.check:
+        return _check_stripped(course)
+    from jfa.course import upkeep
+
+    for path in upkeep.make_exercises(course, options.to, set(options.what) or None):
+        print(f"wrote {path}")
+    return 0
+
+
+def _check_stripped(course: Course) -> int:
+    from jfa.course import catalog
+
+    stale = []
+    for path in sorted(course.solutions.glob("[0-9][0-9]_*.py")):
+        made, there = catalog.skeleton_notebook(course, path.stem), course.exercises / path.name
+        if not there.exists() or there.read_text(encoding="utf-8") != made.text:
+            stale.append(path.stem)
+    print(f"not what solutions/ gives: {', '.join(stale)}; run jfa strip" if stale else "exercises/ is what solutions/ gives")
+    return 1 if stale else 0
+
+
+def _relative(path: Path, course: Course) -> Path:
+    return path.relative_to(course.root) if path.is_relative_to(course.root) else path

@@ -1,0 +1,280 @@
+"""What the answer's process may not do, enforced while it runs; and torch as it was before a notebook patched it.
+
+This keeps honest answers honest and catches the usual short cuts. It is no sandbox: code that a learner runs in the notebook has
+the learner's rights anyway. What an answer cannot do, whatever it tries, is to decide its own verdict: that is made in another
+process from the numbers it returned.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import json
+import math
+import os
+import re
+import resource
+import signal
+import struct
+import sys
+import time
+import types
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+
+FAMILIES = {
+    "softmax": re.compile(r"^_?(log_)?(safe_)?soft(max|min)|^logsumexp|gumbel_softmax"),
+    "sdpa": re.compile(r"scaled_dot_product|_flash_attention|_efficient_attention|multi_?head_attention|_fused_sdp"),
+    "flex": re.compile(r"flex_attention"),
+    "nested": re.compile(r"^_?nested|_nested|to_padded_tensor|_jagged"),
+    "numpy": re.compile(r"^(numpy|__array__)$"),
+}
+"""Operations by family: matched against the bare name of a torch function or of an aten operation."""
+
+WORDS = {
+    "softmax": "torch's own softmax (and logsumexp)",
+    "sdpa": "scaled_dot_product_attention",
+    "flex": "flex_attention",
+    "nested": "torch's nested tensors",
+    "numpy": "numpy",
+    "solutions": "the solutions (and the course's own checks)",
+    "processes": "other processes",
+}
+
+_LEARNER_MODULES = ("answer", "__main__")
+
+
+class ForbiddenError(RuntimeError):
+    """The answer used something that its exercise forbids."""
+
+
+class Violations:
+    """What an answer did against the rules, in the order it happened; swallowing the exception does not undo the entry."""
+
+    def __init__(self):
+        self.words: list[str] = []
+
+    def add(self, word: str) -> ForbiddenError:
+        """Record one; the caller raises what this returns."""
+        if word not in self.words:
+            self.words.append(word)
+        return ForbiddenError(f"{describe(word)}: not allowed in this exercise")
+
+
+def describe(word: str) -> str:
+    """A forbidden thing in the learner's words."""
+    return WORDS.get(word, word)
+
+
+class OperationGuard(TorchFunctionMode):
+    """Notes every torch function of a forbidden family, whatever name the answer has for it, and lets it run."""
+
+    def __init__(self, families: Iterable[str], violations: Violations):
+        super().__init__()
+        self.families = [f for f in families if f in FAMILIES]
+        self.violations = violations
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        note_operation(getattr(func, "__name__", "") or resolve_name(func) or "", self.families, self.violations)
+        return func(*args, **(kwargs or {}))
+
+
+def note_operation(name: str, families: Iterable[str], violations: Violations) -> None:
+    """Record the operation if its bare name belongs to one of these families."""
+    for family in families:
+        if FAMILIES[family].search(name):
+            violations.add(family)
+
+
+# ---------------------------------------------------------------------------------------------- modules
+
+
+def forbid_modules(words: Iterable[str], allow: Iterable[str], violations: Violations) -> None:
+    """Make the modules among ``words`` unusable in this process: not importable, and loaded functions raise.
+
+    ``allow`` names single functions ("jfa.reference.merge") that stay, with whatever they call.
+    """
+    blocked = []
+    for word in words:
+        if not word.startswith("jfa."):
+            continue
+        kept = [a for a in allow if a.startswith(word + ".")]
+        if kept:
+            module = __import__(word, fromlist=["_"])
+            _disarm(module, word, violations, {a.rsplit(".", 1)[1] for a in kept})
+            continue
+        blocked.append(word)
+        for name in [n for n in sys.modules if n == word or n.startswith(word + ".")]:
+            if not _is_engine(name):
+                _disarm(sys.modules.pop(name), word, violations, set())
+                parent, _, leaf = name.rpartition(".")
+                vars(sys.modules.get(parent, types.ModuleType("none"))).pop(leaf, None)
+    sys.meta_path.insert(0, _Blocker(blocked, violations))
+
+
+def _is_engine(name: str) -> bool:
+    """Modules of the engine itself that this process is running."""
+    return name.startswith("jfa.course") and not name.startswith("jfa.course.checks")
+
+
+class _Blocker:
+    """A finder that refuses forbidden modules."""
+
+    def __init__(self, blocked: list[str], violations: Violations):
+        self.blocked, self.violations = blocked, violations
+
+    def find_spec(self, name, path=None, target=None):
+        for word in self.blocked:
+            if name == word or name.startswith(word + "."):
+                raise self.violations.add(word)
+        return None
+
+
+def _disarm(module: types.ModuleType, word: str, violations: Violations, kept: set[str]) -> None:
+    """Swap the code of a module's functions, so that every reference to them is dead, wherever the answer got it from."""
+    kept = _reachable(module, kept)
+    _REFUSALS[word] = violations
+    for name, value in list(vars(module).items()):
+        if isinstance(value, types.FunctionType) and value.__module__ == module.__name__ and name not in kept:
+            if not value.__code__.co_freevars:
+                value.__code__ = _refusing_code(word)
+
+
+_REFUSALS: dict[str, Violations] = {}
+
+
+def refusal(word: str) -> ForbiddenError:
+    """Called by disarmed functions."""
+    return _REFUSALS[word].add(word)
+
+
+def _refusing_code(word: str) -> types.CodeType:
+    namespace: dict = {}
+    exec(f"def refuse(*a, **k):\n import jfa.course.guard as g\n raise g.refusal({word!r})", namespace)
+    return namespace["refuse"].__code__
+
+
+def _reachable(module: types.ModuleType, names: set[str]) -> set[str]:
+    """The module's functions that these ones call, directly or not."""
+    found, todo = set(), list(names)
+    while todo:
+        name = todo.pop()
+        value = vars(module).get(name)
+        if name not in found and isinstance(value, types.FunctionType):
+            found.add(name)
+            todo += value.__code__.co_names
+    return found
+
+
+class Unusable:
+    """Stands for a forbidden module in the answer's namespace."""
+
+    def __init__(self, word: str, violations: Violations):
+        object.__setattr__(self, "_state", (word, violations))
+
+    def __getattribute__(self, name):
+        word, violations = object.__getattribute__(self, "_state")
+        raise violations.add(word)
+
+    def __call__(self, *args, **kwargs):
+        word, violations = object.__getattribute__(self, "_state")
+        raise violations.add(word)
+
+
+def forbid_numpy(namespace: dict, violations: Violations) -> None:
+    """Take numpy from the answer: names bound to it, and ``import numpy`` in the answer's own code (torch still may)."""
+    for name, value in list(namespace.items()):
+        home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+        if isinstance(home, str) and home.split(".")[0] == "numpy":
+            namespace[name] = Unusable("numpy", violations)
+    original = builtins.__import__
+
+    def guarded(name, globals=None, locals=None, fromlist=(), level=0):
+        if name.split(".")[0] == "numpy" and (globals or {}).get("__name__") in _LEARNER_MODULES:
+            raise violations.add("numpy")
+        return original(name, globals, locals, fromlist, level)
+
+    builtins.__import__ = guarded
+
+
+# ---------------------------------------------------------------------------------------------- the process
+
+_PROCESS_EVENTS = (
+    "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen", "os.kill", "os.killpg",
+    "pty.spawn", "ptrace",
+)  # fmt: skip
+
+
+def watch(protected: Iterable[str], violations: Violations) -> None:
+    """For the rest of this process's life, refuse reading protected folders or other processes' memory, and starting processes."""
+    roots = tuple(os.path.realpath(p) + os.sep for p in protected)
+
+    def hook(event: str, args: tuple) -> None:
+        if event == "open" and isinstance(args[0], str | bytes):
+            path = os.path.realpath(os.fsdecode(args[0]))
+            if path.startswith(roots) or re.match(r"/proc/\d+/", path) and not path.startswith(f"/proc/{os.getpid()}/"):
+                raise violations.add("solutions")
+        elif event == "os.listdir" and isinstance(args[0], str) and (os.path.realpath(args[0]) + os.sep).startswith(roots):
+            raise violations.add("solutions")
+        elif event in _PROCESS_EVENTS:
+            raise ForbiddenError("an answer starts and signals no other processes")
+
+    sys.addaudithook(hook)
+
+
+def limit_process(memory_mb: int, cpu_seconds: float) -> None:
+    """Own process group, memory and CPU limits, death with the parent, no core dumps. Called in the child."""
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory_mb:
+        size = _virtual_bytes() + memory_mb * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    hard = math.ceil(cpu_seconds) + 5 + math.ceil(time.process_time())
+    resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**26, 2**26))
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _virtual_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+# ---------------------------------------------------------------------------------------------- torch as it was
+
+_PLACES = (torch, torch.nn.functional, torch.linalg, torch.Tensor, np, np.linalg, math, builtins, time, os, json, struct)
+_ORIGINAL = [dict(vars(place)) for place in _PLACES]
+_MISSING = object()
+_IGNORED = {"__import__", "_", "__doc__", "__dict__", "__weakref__"}
+
+
+@contextlib.contextmanager
+def pristine() -> Iterator[list[str]]:
+    """Judge with the functions that torch, numpy and Python had when the course was imported; yields the names found replaced.
+
+    A notebook that says ``torch.allclose = lambda *a: True`` changes the process the judge lives in. What was replaced is put
+    back as it was found afterwards: it is the notebook's own.
+    """
+    changed = []
+    for place, original in zip(_PLACES, _ORIGINAL):
+        for name, value in original.items():
+            found = vars(place).get(name, _MISSING)
+            if name not in _IGNORED and found is not value:
+                changed.append((place, name, found, value))
+    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    for place, name, _, value in changed:
+        setattr(place, name, value)
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+    try:
+        yield [f"{getattr(place, '__name__', place)}.{name}" for place, name, _, _ in changed]
+    finally:
+        for place, name, found, _ in changed:
+            delattr(place, name) if found is _MISSING else setattr(place, name, found)
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(grad)

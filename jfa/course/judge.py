@@ -1,0 +1,120 @@
+"""The judge: makes the cases, has the answer run elsewhere, computes what is right, and compares. It runs no learner code."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from jfa.course import launch, report
+from jfa.course.mutants import Mutants
+from jfa.course.paths import Course
+from jfa.course.report import Result
+from jfa.course.spec import Case, Exercise
+from jfa.course.trial import Trial
+
+
+@dataclass
+class Answer:
+    """An answer to judge: its cell, and in a notebook also the live object.
+
+    ``helpers`` are (label, source) of cells to run first; ``below`` are sources of cells that may define what is missing.
+    ``skeleton`` is the pristine cell; ``solution`` the solution's cell where there is one (to make mutants from).
+    """
+
+    source: str
+    helpers: list[tuple[str, str]] = field(default_factory=list)
+    below: list[str] = field(default_factory=list)
+    skeleton: str = ""
+    solution: str = ""
+    given: list[str] = field(default_factory=list)
+    live: Any = None
+    is_live: bool = False
+
+
+def judge(exercise: Exercise, answer: Answer, course: Course, seed: int = 0) -> Result:
+    """Judge one answer; never raises for anything the answer does."""
+    start = time.monotonic()
+    result = Result(exercise.id, exercise.title, report.NOT_STARTED, seed=seed, hints=len(exercise.hints))
+    if not _is_untouched(answer, exercise):
+        cases = _cases(exercise, seed)
+        outcome = _run(exercise, answer, course, cases, seed)
+        Trial(exercise, cases, outcome, result, Mutants(answer.solution, answer.given)).decide()
+    result.seconds = time.monotonic() - start
+    return result
+
+
+def _is_untouched(answer: Answer, exercise: Exercise) -> bool:
+    """Whether the answer's AST equals the skeleton's: comments and layout do not make an answer."""
+    if answer.is_live and answer.live is ...:
+        return True
+    mine, pristine = _tree(answer.source, exercise.name, answer.is_live), _tree(answer.skeleton, exercise.name, answer.is_live)
+    return mine is not None and mine == pristine
+
+
+def _tree(source: str, name: str, only_function: bool) -> str | None:
+    """The cell's AST as text; of a live function only its own definition (that is all that its source shows)."""
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except (SyntaxError, ValueError):
+        return None
+    if only_function:
+        found = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == name]
+        return ast.dump(found[-1]) if found else None
+    return ast.dump(tree) if tree.body else None
+
+
+def _cases(exercise: Exercise, seed: int) -> list[Case]:
+    """The exercise's cases, then the first one again with other numbers (cached and hard-coded answers fail there)."""
+    if exercise.kind == "value":
+        return exercise.cases(seed)
+    with torch.random.fork_rng(devices=[]):
+        cases, fresh = exercise.cases(seed), exercise.cases(seed + 1)
+    again = next((c for c in fresh if not c.raises), None)
+    return cases + ([again] if again else [])
+
+
+def job_for(exercise: Exercise, answer: Answer, course: Course, cases: list[Case], seed: int) -> dict:
+    """Everything the child gets to know: no reference, no solution, no mutant."""
+    return {
+        "source": answer.source,
+        "helpers": [list(h) for h in answer.helpers],
+        "below": answer.below,
+        "name": exercise.name,
+        "kind": exercise.kind,
+        "call": textwrap.dedent(inspect.getsource(exercise.call)) if exercise.call else "",
+        "call_name": exercise.call.__name__ if exercise.call else "",
+        "cases": [{"args": c.args, "kwargs": c.kwargs, "raises": bool(c.raises)} for c in cases],
+        "parameters": _parameters(answer.source, exercise),
+        "forbid": list(exercise.forbidden),
+        "allow": list(exercise.allow),
+        "protected": course.protected,
+        "memory_mb": exercise.memory_mb,
+        "cpu_seconds": exercise.time_limit,
+        "needs_triton": exercise.needs_triton,
+        "seed": seed,
+    }
+
+
+def _parameters(source: str, exercise: Exercise) -> list[str]:
+    """Names of the answer's parameters, to name a changed input by."""
+    if exercise.call is not None:
+        return list(inspect.signature(exercise.call).parameters)[1:]
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except SyntaxError:
+        return []
+    found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == exercise.name]
+    return [a.arg for a in found[-1].args.posonlyargs + found[-1].args.args] if found else []
+
+
+def _run(exercise: Exercise, answer: Answer, course: Course, cases: list[Case], seed: int) -> launch.Outcome:
+    job = job_for(exercise, answer, course, cases, seed)
+    if answer.is_live and not torch.cuda.is_initialized():
+        return launch.run_forked(job, answer.live)
+    return launch.run_clean(job)

@@ -1,0 +1,191 @@
+"""The judge's side of running an answer: start the process, read what it sends, end it and all it started at the limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import struct
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from jfa.course import child, wire
+from jfa.course.nursery_client import nursery
+
+_FRAME = struct.Struct("<Q")
+_MAX_BYTES = 2**29
+_WALL_FACTOR = 3  # wall seconds allowed for each second of CPU: a busy machine is not the answer's fault
+_LOAD_SECONDS = 30  # for a child's own imports (Triton, the emulator) before the answer runs
+
+
+@dataclass
+class Outcome:
+    """What became of one run: the messages, in order, and how the process ended.
+
+    ``ended`` is "done" (all messages came), "time", "died" (``status`` is the wait status), or "garbled" (unreadable messages).
+    """
+
+    events: list[dict] = field(default_factory=list)
+    ended: str = "died"
+    status: int = 0
+    seconds: float = 0.0
+
+    def last(self, kind: str) -> dict | None:
+        """The last message of a kind."""
+        return next((e for e in reversed(self.events) if e.get("event") == kind), None)
+
+
+def run_forked(job: dict, answer: Any) -> Outcome:
+    """Run a live function in a fork of this process (a notebook's kernel)."""
+    read, write = os.pipe()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a fork of a process whose OpenMP threads are in use would wait for them forever
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads; the child only computes
+            pid = os.fork()
+        if pid == 0:
+            _in_fork(job, read, write, answer)
+    finally:
+        torch.set_num_threads(threads)
+    os.close(write)
+    return _follow(job, pid, read, lambda wait: _wait(pid, wait))
+
+
+def _in_fork(job: dict, read: int, write: int, answer: Any) -> None:
+    """The fork's whole life: it must never return into the notebook."""
+    try:
+        os.close(read)
+        child.run(wire.unpack(wire.pack(job)), write, live=answer)
+    finally:
+        os._exit(70)
+
+
+def run_clean(job: dict) -> Outcome:
+    """Run an answer given as source in a child of the nursery."""
+    read, write = os.pipe()
+    try:
+        pid = nursery().start(job, write)
+    finally:
+        os.close(write)
+    return _follow(job, pid, read, lambda wait: nursery().wait(pid, wait))
+
+
+def _wait(pid: int, block: bool) -> int | None:
+    """The wait status of a forked child, None while it runs."""
+    try:
+        done, status = os.waitpid(pid, 0 if block else os.WNOHANG)
+    except ChildProcessError:
+        return 0
+    return status if done else None
+
+
+# ---------------------------------------------------------------------------------------------- following a child
+
+
+def _follow(job: dict, pid: int, read: int, wait: Callable[[bool], int | None]) -> Outcome:
+    """Read messages until the last one, the limit, or the process's end; leaves no process of the group alive."""
+    outcome, start, buffer = Outcome(), time.monotonic(), bytearray()
+    try:
+        while True:
+            if select.select([read], [], [], 0.05)[0]:
+                chunk = os.read(read, 1 << 20)
+                buffer += chunk
+                if not _take_messages(buffer, outcome):
+                    outcome.ended = "garbled"
+                    break
+                if _complete(outcome):
+                    outcome.ended = "done"
+                    break
+                if not chunk:
+                    break
+            elif wait(False) is not None:
+                break
+            if _over_limit(job, pid, time.monotonic() - start, outcome):
+                outcome.ended = "time"
+                break
+    finally:
+        os.close(read)
+        outcome.status = _end(pid, wait, gently=outcome.ended == "done")
+        outcome.seconds = time.monotonic() - start
+    return outcome
+
+
+def _take_messages(buffer: bytearray, outcome: Outcome) -> bool:
+    """Move whole messages from the buffer to the outcome; False if they cannot be read."""
+    while len(buffer) >= _FRAME.size:
+        (size,) = _FRAME.unpack_from(buffer)
+        if size > _MAX_BYTES:
+            return False
+        if len(buffer) < _FRAME.size + size:
+            return True
+        data = bytes(buffer[_FRAME.size : _FRAME.size + size])
+        del buffer[: _FRAME.size + size]
+        try:
+            event = wire.unpack(data)
+        except wire.WireError:
+            return False
+        if not _is_wellformed(event):
+            return False
+        outcome.events.append(event)
+    return True
+
+
+_FIELDS = {
+    "loaded": {},
+    "notes": {"notes": list},
+    "missing": {"defined": list},
+    "case": {"index": int, "facts": list, "changed": list, "counts": dict, "printed": str, "emulator": list},
+    "raised": {"index": int, "type": str, "message": str, "line": int, "text": str}
+    | {"report": bool, "memory": bool, "violations": list},
+    "end": {"violations": list},
+}  # what each message must hold: it comes from a process that ran somebody's code
+
+
+def _is_wellformed(event: Any) -> bool:
+    """Whether a message has its fields, of the right types, and lists of text or dicts only."""
+    fields = _FIELDS.get(event.get("event")) if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+    if fields is None or not all(type(event.get(name)) is kind for name, kind in fields.items()):
+        return False
+    lists = [v for k, v in event.items() if k != "value" and isinstance(v, list)]
+    return all(isinstance(entry, str | dict) for entries in lists for entry in entries)
+
+
+def _complete(outcome: Outcome) -> bool:
+    last = outcome.events[-1] if outcome.events else {}
+    return last.get("event") in ("end", "missing") or (last.get("event") == "raised" and last.get("index") == -1)
+
+
+def _over_limit(job: dict, pid: int, wall: float, outcome: Outcome) -> bool:
+    """Whether the CPU or wall limit is used up. Imports before the answer's own code have a limit of their own."""
+    spare = _LOAD_SECONDS if job["needs_triton"] and not outcome.events else 0
+    return _cpu_seconds(pid) > job["cpu_seconds"] + spare or wall > _WALL_FACTOR * job["cpu_seconds"] + spare
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return sum(int(n) for n in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _end(pid: int, wait: Callable[[bool], int | None], gently: bool) -> int:
+    """Kill the child's process group and collect the child; its wait status."""
+    deadline = time.monotonic() + (1.0 if gently else 0.0)
+    status = wait(False)
+    while status is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+        status = wait(False)
+    for kill in (os.killpg, os.kill):  # the group may not exist yet when a child is killed at its very start
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if kill is os.killpg or status is None:
+                kill(pid, signal.SIGKILL)
+    return wait(True) if status is None else status

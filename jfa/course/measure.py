@@ -1,0 +1,77 @@
+"""How an answer computes: torch operations counted and sized while it runs, and the emulator's counts for kernels."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from jfa.course.guard import FAMILIES, Violations, note_operation
+
+_VIEWS = {"detach", "alias", "view", "_unsafe_view", "t", "transpose", "permute", "expand", "slice", "select", "unbind", "split"}
+
+
+class Meter(TorchDispatchMode):
+    """Counts torch operations by name and keeps the size of the largest new tensor; sees every operation below autograd."""
+
+    def __init__(self, families: Iterable[str], violations: Violations):
+        super().__init__()
+        self.families = [f for f in families if f in FAMILIES]
+        self.violations = violations
+        self.operations: Counter[str] = Counter()
+        self.peak_numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.split("::")[-1] if hasattr(func, "_schema") else getattr(func, "__name__", "")
+        note_operation(name, self.families, self.violations)
+        self.operations[name.rstrip("_") or name] += 1
+        out = func(*args, **(kwargs or {}))
+        if name not in _VIEWS:
+            for leaf in tree_leaves(out):
+                if isinstance(leaf, torch.Tensor):
+                    self.peak_numel = max(self.peak_numel, _new_elements(leaf))
+        return out
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's hook: skipping would import the whole compiler (seconds) at the first operation of every answer."""
+        return False
+
+    def take(self) -> dict[str, int]:
+        """The counts so far, and start again from zero."""
+        counts = {f"op:{name}": n for name, n in self.operations.items()}
+        counts |= {"ops": sum(self.operations.values()), "peak_numel": self.peak_numel}
+        self.operations.clear()
+        self.peak_numel = 0
+        return counts
+
+
+def _new_elements(tensor: torch.Tensor) -> int:
+    """Elements of a result that was computed or copied, 0 for an expanded view (stride 0)."""
+    with contextlib.suppress(RuntimeError):
+        if tensor._is_view() or 0 in tensor.stride():
+            return 0
+    return tensor.numel()
+
+
+@contextlib.contextmanager
+def kernel_counts(active: bool) -> Iterator[dict[str, int]]:
+    """Counts of the kernels launched inside: loads, stores, load_elements, peak_tile; filled in at the end."""
+    counts: dict[str, int] = {}
+    if not active:
+        yield counts
+        return
+    from jfa import emulator
+
+    if not hasattr(emulator, "counting"):
+        yield counts
+        return
+    with emulator.counting() as seen:
+        yield counts
+        for name in ("loads", "stores", "load_elements", "store_elements", "dots", "peak_tile", "programs"):
+            if hasattr(seen, name):
+                counts[name] = int(getattr(seen, name))

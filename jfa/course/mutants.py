@@ -1,0 +1,91 @@
+"""Known mistakes: run in the judge on a wrong answer's case, to tell a learner which mistake this looks like."""
+
+from __future__ import annotations
+
+import ast
+import time
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from jfa.course import compare
+from jfa.course.notebook import runnable
+from jfa.course.spec import Case, Exercise, Mutant
+from jfa.course.strip import solution_source
+
+_SECONDS = 3.0  # all mutants of a case together
+_COURSE_NAMES = {"check", "hint", "progress"}
+
+
+@dataclass(frozen=True)
+class Mutants:
+    """What mutants are made from: the solution's cell ("" where there is none) and the cells an exercise gives above it."""
+
+    solution: str = ""
+    given: tuple[str, ...] | list[str] = ()
+
+    def recognise(self, exercise: Exercise, case: Case, value: Any) -> str:
+        """``says`` of the first mutant that returns what the answer returned, else ""."""
+        deadline = time.monotonic() + _SECONDS
+        for mutant in exercise.mutants:
+            if not mutant.recognise or mutant.caught_by == "runs" or time.monotonic() > deadline:
+                continue
+            try:
+                output = run_trusted(exercise, source_of(mutant, self.solution), case, self.given)
+                if _equal(value, output, exercise):
+                    return mutant.says
+            except Exception:  # noqa: BLE001  a mutant may fail on this case: then it is not this mistake
+                continue
+        return ""
+
+
+def source_of(mutant: Mutant, solution: str) -> str:
+    """A mutant's cell, from the solution's cell with or without markers."""
+    return mutant.apply(solution_source(solution))
+
+
+def run_trusted(exercise: Exercise, source: str, case: Case, given: tuple[str, ...] | list[str]) -> Any:
+    """Run course code (a solution, a mutant) in this process on a case's copies."""
+    module = types.ModuleType("trusted")
+    for cell in given:
+        exec(compile(without_course_calls(cell), "<given cell>", "exec"), vars(module))
+    exec(compile(source, "<course code>", "exec"), vars(module))
+    answer = vars(module)[exercise.name]
+    args, kwargs = _copy(case.args), _copy(case.kwargs)
+    return exercise.call(answer, *args, **kwargs) if exercise.call else answer(*args, **kwargs)
+
+
+def without_course_calls(source: str) -> str:
+    """A cell without its imports from jfa.course and its check(), hint() and progress() calls."""
+    tree = ast.parse(runnable(source))
+    tree.body = [node for node in tree.body if not _is_course(node)]
+    return ast.unparse(tree)
+
+
+def _is_course(node: ast.stmt) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").startswith("jfa.course")
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in _COURSE_NAMES
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if isinstance(value, tuple | list):
+        return type(value)(_copy(v) for v in value)
+    if isinstance(value, dict):
+        return {k: _copy(v) for k, v in value.items()}
+    return value.copy() if hasattr(value, "tobytes") else value
+
+
+def _equal(value: Any, output: Any, exercise: Exercise) -> bool:
+    """Whether the answer returned what the mutant returned, within ten times the exercise's tolerance."""
+    if compare.structure_fault(value, output, exercise.outputs):
+        return False
+    for name, got, want, out in compare.leaves(value, output, exercise.outputs):
+        if compare.form_fault(name, got, want, out, {}) or compare.value_fault(name, got, want, out, Case("x"), 10 * exercise.tol):
+            return False
+    return True

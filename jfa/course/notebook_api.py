@@ -1,0 +1,219 @@
+"""What an exercise notebook uses: check("2.3", merge), hint("2.3"), progress()."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from html import escape
+from typing import Any
+
+from jfa.course import catalog, guard, notebook, report, state
+from jfa.course.answers import Pristine, from_notebook
+from jfa.course.judge import Answer, judge
+from jfa.course.paths import Course, find_course
+from jfa.course.report import Checked, Result
+from jfa.course.spec import Exercise
+
+NOTEBOOK_SEED = 0  # fixed, so that a message can be talked about; `jfa grade --seed` uses others
+
+
+def check(number: str, answer: Any) -> Result:
+    """Judge an answer: ``check("2.3", merge)``.
+
+    Args:
+        number: the exercise, "N.M".
+        answer: the function (or kernel, or value) itself, not the result of calling it.
+
+    Returns:
+        A Result, which a notebook shows in colours and words; outside of one it is printed.
+
+    Raises:
+        LookupError: there is no such exercise.
+    """
+    with guard.pristine() as replaced:
+        exercise, course = catalog.exercise(number), find_course()
+        stem = catalog.chapter(exercise.chapter).stem
+        result = _misuse(exercise, answer) or _judge(exercise, answer, course, stem)
+        if replaced:
+            result.notes.append(f"This notebook has replaced {', '.join(replaced[:3])}; judged with the original.")
+        state.record(course, result)
+        state.keep_pristine(course, stem)
+    if not _in_notebook():
+        print(result.text())
+    return result
+
+
+def _judge(exercise: Exercise, answer: Any, course: Course, stem: str) -> Result:
+    pristine = Pristine.load(course, stem)
+    saved = _saved_answer(exercise, course, stem, pristine)
+    source = _source(answer)
+    live = Answer(
+        source=source or (saved.source if saved else ""),
+        helpers=saved.helpers if saved else [],
+        below=saved.below if saved else [],
+        skeleton=pristine.stub(exercise),
+        solution=pristine.solution(exercise),
+        given=pristine.given(exercise),
+        live=answer,
+        is_live=True,
+    )
+    result = judge(exercise, live, course, NOTEBOOK_SEED)
+    result.notes += _differences(exercise, answer, source, saved, stem)
+    return result
+
+
+def _misuse(exercise: Exercise, answer: Any) -> Result | None:
+    """A result that says so when what was given to check() cannot be an answer."""
+    if exercise.kind == "value" or answer is ... or callable(answer) or hasattr(answer, "fn"):
+        return None
+    what = type(answer).__name__
+    message = f'check() was given a {what}; give it the function itself: check("{exercise.id}", {exercise.name}).'
+    checks = [Checked(n, False if n == "runs" else None, "", message if n == "runs" else "") for n in exercise.check_names]
+    return Result(exercise.id, exercise.title, report.WRONG, checks, hints=len(exercise.hints))
+
+
+def _saved_answer(exercise: Exercise, course: Course, stem: str, pristine: Pristine) -> Answer | None:
+    path, _ = catalog.exercise_file(course, stem)
+    try:
+        return from_notebook(notebook.read(path), exercise, pristine) if path else None
+    except ValueError:
+        return None
+
+
+def _source(answer: Any) -> str:
+    """Source of a live function or kernel, "" where Python does not know it."""
+    try:
+        return textwrap.dedent(inspect.getsource(getattr(answer, "fn", answer)))
+    except (OSError, TypeError):
+        return ""
+
+
+def _differences(exercise: Exercise, answer: Any, source: str, saved: Answer | None, stem: str) -> list[str]:
+    """Where the function, the cell last run and the saved file are not the same thing."""
+    mine = _definition(source, exercise.name)
+    if exercise.kind == "value" or mine is None:
+        return []
+    notes = []
+    run = next((d for s in reversed(_history()) if (d := _definition(s, exercise.name))), None)
+    if run is not None and run != mine:
+        notes.append(f"The function given to check() is not the `{exercise.name}` of the cell you ran last.")
+    if saved is not None and _definition(saved.source, exercise.name) != mine:
+        notes.append(f"The saved file holds another version: save exercises/{stem}.py before `jfa grade {exercise.id}`.")
+    if getattr(getattr(answer, "fn", answer), "__name__", exercise.name) != exercise.name:
+        notes.append(f"Checked a function of another name; `jfa grade` will look for `{exercise.name}`.")
+    return notes
+
+
+def _definition(source: str, name: str) -> str | None:
+    """The AST of a function's definition in a source, as text."""
+    try:
+        tree = ast.parse(notebook.runnable(source))
+    except (SyntaxError, ValueError):
+        return None
+    found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name]
+    return ast.dump(found[-1]) if found else None
+
+
+def _shell() -> Any:
+    module = sys.modules.get("IPython")
+    return module.get_ipython() if module is not None and hasattr(module, "get_ipython") else None
+
+
+def _in_notebook() -> bool:
+    return _shell() is not None
+
+
+def _history() -> list[str]:
+    """Sources of the cells run so far."""
+    shell = _shell()
+    cells = shell.user_ns.get("In", []) if shell is not None else []
+    return [c for c in cells if isinstance(c, str)]
+
+
+# ---------------------------------------------------------------------------------------------- hints
+
+
+class Text:
+    """A short text: as it is in a terminal, in a box in a notebook."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f'<div style="border-left:6px solid #56B4E9;padding:.4em .9em">{escape(self.text)}</div>'
+
+
+def hint(number: str, which: int | None = None) -> Text:
+    """The next hint of an exercise, from a nudge to nearly the answer; ``which`` (1, 2, 3) shows one outright."""
+    exercise, course = catalog.exercise(number), find_course()
+    count = len(exercise.hints)
+    if not count:
+        return Text(f"{number} has no hints.")
+    if which is not None and not 1 <= which <= count:
+        raise ValueError(f"which must be 1 to {count}, got {which}")
+    index = state.next_hint(course, number, count) if which is None else which - 1
+    more = "" if index + 1 == count else f" (hint {index + 2} goes further)"
+    text = Text(f"Hint {index + 1} of {count} for {number}: {exercise.hints[index]}{more}")
+    if not _in_notebook():
+        print(text)
+    return text
+
+
+# ---------------------------------------------------------------------------------------------- progress
+
+_CELLS = 20  # width of a terminal's bar
+
+
+class Progress:
+    """A bar a chapter: how many exercises are passed, tried, untouched. As of the checks run; `jfa grade` decides."""
+
+    def __init__(self, rows: list[tuple[str, list[tuple[str, str]]]]):
+        self.rows = rows
+
+    def __repr__(self) -> str:
+        return "\n".join(map(self._line, self.rows)) or "no chapters with exercises here"
+
+    def _line(self, row: tuple[str, list[tuple[str, str]]]) -> str:
+        title, items = row
+        passed = sum(s == "passed" for _, s in items)
+        full = round(_CELLS * passed / max(len(items), 1))
+        tried = [i for i, s in items if s in ("wrong", "wrong method")]
+        rest = f"  in work: {', '.join(tried)}" if tried else ""
+        return f"{title:<28} [{'#' * full}{'.' * (_CELLS - full)}] {passed} of {len(items)} passed{rest}"
+
+    def _repr_html_(self) -> str:
+        return f'<table style="border-collapse:collapse">{"".join(map(self._row, self.rows))}</table>'
+
+    def _row(self, row: tuple[str, list[tuple[str, str]]]) -> str:
+        title, items = row
+        cells = "".join(
+            f'<span title="{escape(i)}: {escape(s)}" style="display:inline-block;width:3.2em;margin-right:2px;text-align:center;'
+            f'color:#000;background:{_BACKGROUNDS.get(s, "#dddddd")}">{escape(i)}{_SYMBOLS.get(s, "")}</span>'
+            for i, s in items
+        )
+        passed = sum(s == "passed" for _, s in items)
+        style = "padding:2px 10px;text-align:left"
+        words = f"{passed} of {len(items)} passed"
+        return f'<tr><td style="{style}">{escape(title)}</td><td style="{style}">{cells}</td><td style="{style}">{words}</td></tr>'
+
+
+_BACKGROUNDS = {"passed": "#5fd0ae", "wrong": "#f2a477", "wrong method": "#f3cf80"}
+_SYMBOLS = {"passed": " ✓", "wrong": " ✗", "wrong method": " ~"}
+
+
+def progress() -> Progress:
+    """What is solved so far, a bar a chapter."""
+    course = find_course()
+    known = state.states(course)
+    rows = []
+    for chapter in catalog.chapters():
+        rows.append((f"{chapter.number:02d} {chapter.title}", [(e.id, known.get(e.id, "not started")) for e in chapter.exercises]))
+    shown = Progress(rows)
+    if not _in_notebook():
+        print(shown)
+    return shown

@@ -1,0 +1,57 @@
+"""Where the course's files lie: exercises, solutions, and the one ignored folder that keeps what must not get lost."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Course:
+    """One checkout (or release) of the course. ``root`` holds exercises/ and, except in a release, solutions/."""
+
+    root: Path
+
+    @property
+    def exercises(self) -> Path:
+        return self.root / "exercises"
+
+    @property
+    def solutions(self) -> Path:
+        return self.root / "solutions"
+
+    @property
+    def notebooks(self) -> Path:
+        return self.root / "notebooks"
+
+    @property
+    def skeletons(self) -> Path:
+        """Pristine exercises of a release, which has no solutions to make them from."""
+        return self.root / "jfa" / "course" / "skeletons"
+
+    @property
+    def state(self) -> Path:
+        """The ignored folder: progress, backups."""
+        return self.root / ".jfa"
+
+    @property
+    def protected(self) -> list[str]:
+        """Folders whose files an answer may not read."""
+        return [str(self.solutions), str(_PACKAGE / "course" / "checks"), str(self.skeletons)]
+
+
+def find_course(start: Path | None = None) -> Course:
+    """The course around ``start`` (default: the current folder), else the one this package lies in.
+
+    The environment variable JFA_COURSE names one outright.
+    """
+    if os.environ.get("JFA_COURSE"):
+        return Course(Path(os.environ["JFA_COURSE"]).resolve())
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        if (folder / "exercises").is_dir() and (folder / "jfa").is_dir():
+            return Course(folder)
+    return Course(_PACKAGE.parent)

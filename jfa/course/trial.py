@@ -1,0 +1,271 @@
+"""Weighing one run of an answer: check by check, the smallest case first, until the first thing that is wrong."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from jfa.course import compare, guard, launch, report
+from jfa.course.mutants import Mutants
+from jfa.course.report import Checked, Result
+from jfa.course.spec import Case, Exercise, Limit
+from jfa.course.strip import NOT_STARTED
+
+_METHOD_CHECKS = {"allowed operations"}
+
+
+class _Fault(Exception):  # noqa: N818  not an error: it carries a verdict out of nested checks
+    """The first thing found wrong: which check, on which case, and the sentence."""
+
+    def __init__(self, check: str, message: str, case: str = "", position: int = -1):
+        super().__init__(message)
+        self.check, self.message, self.case, self.position = check, message, case, position
+
+
+class Trial:
+    """One answer's outcome, weighed check by check."""
+
+    def __init__(self, exercise: Exercise, cases: list[Case], outcome: launch.Outcome, result: Result, mutants: Mutants):
+        self.exercise, self.cases, self.outcome, self.result, self.mutants = exercise, cases, outcome, result, mutants
+        self.events = {e["index"]: e for e in outcome.events if type(e.get("index")) is int and e["event"] in ("case", "raised")}
+        self.violations = self._violations()
+        self.fresh = len(cases) - 1 if exercise.kind != "value" and len(cases) > 1 else -1
+        self.names = list(exercise.check_names)
+        self.reached: set[str] = set()
+
+    def decide(self) -> None:
+        """Fill in the result."""
+        result = self.result
+        result.cases = len(self.cases)
+        self._collect_notes()
+        try:
+            self._weigh()
+            result.state = report.PASSED
+            result.checks = [Checked(name, True) for name in self.names]
+        except _NotStarted:
+            result.state = report.NOT_STARTED
+        except _Fault as fault:
+            method = fault.check in _METHOD_CHECKS or fault.check in {limit.name for limit in self.exercise.limits}
+            result.state = report.WRONG_METHOD if method else report.WRONG
+            result.checks = [self._checked(name, fault) for name in self.names]
+            if fault.check in ("values", "returns", "new numbers") or fault.check in {p.name for p in self.exercise.properties}:
+                result.recognised = self._recognise(fault)
+
+    def _checked(self, name: str, fault: _Fault) -> Checked:
+        if name == fault.check:
+            return Checked(name, False, fault.case, fault.message)
+        earlier = name in self.names[: self.names.index(fault.check)] or name in self.reached
+        return Checked(name, True if earlier else None)
+
+    def _weigh(self) -> None:
+        """All checks in order, the smallest case first; raises _Fault or _NotStarted."""
+        self._loaded()
+        if self.violations and any(e["event"] == "raised" and e.get("violations") for e in self.events.values()):
+            self._operations()
+        for i, case in enumerate(self.cases):
+            self._weigh_case(i, case)
+        if self.outcome.last("end") is None:
+            raise _Fault("runs", self._how_it_ended(len(self.events)))
+        self._operations()
+        for limit in self.exercise.limits:
+            self._limit(limit)
+
+    def _violations(self) -> list[str]:
+        words: list[str] = []
+        for event in self.outcome.events:
+            found = event.get("violations")
+            words += [w for w in found if isinstance(w, str) and w not in words] if isinstance(found, list) else []
+        return words
+
+    # -- did it run
+
+    def _loaded(self) -> None:
+        """The cell compiled, ran, and defined the name asked for."""
+        failed, missing = self.events.get(-1), self.outcome.last("missing")
+        if failed is not None:
+            self._raise_not_started(failed)
+            if failed.get("violations"):
+                self._operations()
+            verb = "does not compile" if failed["type"] in ("SyntaxError", "IndentationError") else "cannot be run"
+            raise _Fault("runs", f"Your cell {verb}: {_exception_text(failed)}")
+        if missing is not None:
+            defined = ", ".join(map(str, missing.get("defined", ()))) or "nothing"
+            raise _Fault("runs", f"The cell defines no `{self.exercise.name}` (it defines {defined}).")
+        if not self.outcome.events:
+            raise _Fault("runs", self._how_it_ended(0))
+
+    def _raise_not_started(self, event: dict) -> None:
+        if event["type"] == "NotImplementedError" and NOT_STARTED in event["message"]:
+            raise _NotStarted
+
+    def _weigh_case(self, i: int, case: Case) -> None:
+        event = self.events.get(i)
+        if event is None:
+            raise _Fault("runs", self._how_it_ended(i), case.name, i)
+        if event["event"] == "raised":
+            self._raised(event, case, i)
+            return
+        if case.raises:
+            raise _Fault("values", f"This input must be refused with {case.raises}, but a result was returned.", case.name, i)
+        self.reached |= {"runs", "returns", "inputs kept"}
+        fresh = i == self.fresh
+        try:
+            self._compare(event, case, i)
+        except _Fault as fault:
+            if fresh:
+                start = "The same inputs with other numbers: the answer seems remembered or hard-coded. "
+                raise _Fault("new numbers", start + fault.message, case.name, i) from None
+            raise
+
+    def _raised(self, event: dict, case: Case, i: int) -> None:
+        self._raise_not_started(event)
+        if not case.raises:
+            text = _exception_text(event)
+            check = "new numbers" if i == self.fresh and not event.get("memory") else "runs"
+            if event.get("memory"):
+                text = f"It ran out of memory (an answer may take {self.exercise.memory_mb} MB)."
+            raise _Fault(check, text if event.get("memory") or event.get("report") else f"It raised {text}", case.name, i)
+        fault = _refusal_fault(event, case)
+        if fault:
+            raise _Fault("values", fault, case.name, i)
+
+    def _how_it_ended(self, i: int) -> str:
+        """A sentence for a run whose messages stopped before case i."""
+        name = f" in the case “{self.cases[i].name}”" if 0 < i < len(self.cases) else ""
+        if self.outcome.ended == "time":
+            return f"Time limit: it had not finished after {self.exercise.time_limit:g} s of computing{name}. An endless loop?"
+        if self.outcome.ended == "garbled":
+            return "The answer's process sent something that is no result."
+        status = self.outcome.status
+        if status & 0x7F:
+            number = status & 0x7F
+            known = signal.Signals(number).name if number in signal.valid_signals() else str(number)
+            return f"The answer's process crashed{name} (signal {known})."
+        return f"The answer ended its own process{name} (exit status {status >> 8}) instead of returning."
+
+    # -- is it right
+
+    def _compare(self, event: dict, case: Case, i: int) -> None:
+        exercise, value = self.exercise, event.get("value")
+        reference = reference_for(exercise, case) if exercise.reference else None
+        fault = compare.fault_of(exercise, case, event, reference) if exercise.reference else None
+        if fault and fault[0] == "returns":
+            raise _Fault("returns", fault[1], case.name, i)
+        changed = event.get("changed")
+        if isinstance(changed, list) and changed:
+            names = ", ".join(f"`{c}`" for c in map(str, changed))
+            raise _Fault("inputs kept", f"It changed its input {names}: the caller still needs it. Work on a copy.", case.name, i)
+        if fault:
+            raise _Fault(fault[0], fault[1], case.name, i)
+        if exercise.reference is None and value is None and exercise.properties:
+            raise _Fault("returns", "It returned None: the last line must be `return ...`.", case.name, i)
+        self.reached |= {"values"}
+        for prop in exercise.properties:
+            sentence = _test_property(prop.test, case, value)
+            if sentence:
+                raise _Fault(prop.name, sentence, case.name, i)
+            self.reached.add(prop.name)
+
+    # -- is it done as asked
+
+    def _operations(self) -> None:
+        if self.violations:
+            used = ", ".join(guard.describe(w) for w in self.violations)
+            rule = "which this exercise does not allow: build it from simpler operations."
+            raise _Fault("allowed operations", f"It uses {used}, {rule}")
+
+    def _limit(self, limit: Limit) -> None:
+        for i, case in enumerate(self.cases):
+            counts = self.events[i].get("counts")
+            if case.raises or not isinstance(counts, dict):
+                continue
+            count = counts.get(limit.measure, 0 if limit.measure.startswith("op:") else None)
+            if type(count) is not int:
+                self.result.notes.append(f"“{limit.name}” could not be measured here.")
+                return
+            most, least = _bound(limit.at_most, case), _bound(limit.at_least, case)
+            found = _measured(limit.measure, count)
+            if most is not None and count > most:
+                raise _Fault(limit.name, f"{found}; the limit is {most} ({limit.text}).", case.name, i)
+            if least is not None and count < least:
+                raise _Fault(limit.name, f"{found}; at least {least} asked for ({limit.text}).", case.name, i)
+
+    def _recognise(self, fault: _Fault) -> str:
+        event = self.events.get(fault.position)
+        if event is None or event["event"] != "case" or not self.exercise.reference:
+            return ""
+        return self.mutants.recognise(self.exercise, self.cases[fault.position], event.get("value"))
+
+    def _collect_notes(self) -> None:
+        for event in self.outcome.events:
+            for note in [*event.get("notes", ()), *event.get("emulator", ())]:
+                if isinstance(note, str) and note not in self.result.notes and len(self.result.notes) < 5:
+                    self.result.notes.append(note)
+
+
+def _refusal_fault(event: dict, case: Case) -> str | None:
+    """What is wrong with the exception an answer raised where it had to raise one."""
+    if event["type"] != case.raises:
+        return f"This input must be refused with {case.raises}; it raised {_exception_text(event)}"
+    words = [w for w in case.wanted_words if w]
+    if words and not any(w in event["message"] for w in words):
+        wanted = " or ".join(f"`{w}`" for w in words)
+        return f"The message of the {case.raises} must name {wanted}, so that its reader knows where to look."
+    return None
+
+
+class _NotStarted(Exception):  # noqa: N818  a verdict, not an error
+    """The stub was reached."""
+
+
+def _test_property(test: Callable, case: Case, value: Any) -> str | None:
+    """A property's sentence; a property that stumbles over a strange value says so instead of failing the judge."""
+    try:
+        return test(case, value)
+    except Exception as error:  # noqa: BLE001  the value may be anything
+        return f"The returned value ({compare.kind_of(value)}) has not the form asked for ({type(error).__name__})."
+
+
+def reference_for(exercise: Exercise, case: Case) -> Any:
+    """The right result for a case: the reference gets fresh copies, floating tensors in float64."""
+    return exercise.reference(*_upcast(case.args), **_upcast(case.kwargs))
+
+
+def _upcast(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        copy = value.detach().clone()
+        return copy.to(torch.float64) if copy.is_floating_point() else copy
+    if isinstance(value, tuple | list):
+        return type(value)(_upcast(v) for v in value)
+    if isinstance(value, dict):
+        return {k: _upcast(v) for k, v in value.items()}
+    return value.copy() if hasattr(value, "tobytes") else value
+
+
+def _bound(limit: Any, case: Case) -> int | None:
+    return limit(case) if callable(limit) else limit
+
+
+def _measured(measure: str, count: int) -> str:
+    """A count in words: "40 loads"."""
+    if measure.startswith("op:"):
+        return f"torch's {measure[3:]} ran {count} times"
+    words = {
+        "peak_numel": "its largest tensor has {} elements",
+        "peak_tile": "its largest block has {} elements",
+        "ops": "{} torch operations ran",
+        "load_elements": "it loads {} elements",
+        "store_elements": "it stores {} elements",
+    }
+    return words.get(measure, "{} " + measure).format(count)
+
+
+def _exception_text(event: dict) -> str:
+    """An exception as a learner should read it: what, and at which of their lines."""
+    if event.get("report"):
+        return f"{event['type']}: {event['message']}"
+    where = f" at line {event['line']} of your answer: `{event['text']}`" if event.get("line") else ""
+    return f"{event['type']}: {event['message']}{where}" if event["message"] else f"{event['type']}{where}"

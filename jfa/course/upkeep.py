@@ -1,0 +1,118 @@
+"""Changing learners' files without losing anything: reset to the start, carry answers into new skeletons, make exercises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from jfa.course import catalog, state
+from jfa.course.notebook import Cell, Notebook, insert_before, read, to_json
+from jfa.course.paths import Course
+from jfa.course.spec import Exercise
+from jfa.course.strip import NOT_STARTED
+
+
+def make_exercises(course: Course, folder: Path | None = None, numbers: set[int] | None = None) -> list[Path]:
+    """Write exercises/NN_topic.py for every chapter with solutions (or only these chapters); the files written.
+
+    For the course's authors: it overwrites. Learners use reset and update.
+    """
+    written = []
+    target = folder or course.exercises
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(course.solutions.glob("[0-9][0-9]_*.py")):
+        if numbers is None or int(path.stem[:2]) in numbers:
+            skeleton = catalog.skeleton_notebook(course, path.stem)
+            destination = target / path.name
+            if not destination.exists() or destination.read_text() != skeleton.text:
+                destination.write_text(skeleton.text)
+                written.append(destination)
+    return written
+
+
+def reset(course: Course, exercise: Exercise, stem: str) -> tuple[Path, Path]:
+    """Put one exercise's cell back to its start; (file, backup). Raises LookupError where there is nothing to reset."""
+    skeleton = catalog.skeleton_notebook(course, stem)
+    path, _ = catalog.exercise_file(course, stem)
+    if skeleton is None or skeleton.answer(exercise.id) is None:
+        raise LookupError(f"the pristine text of {exercise.id} is not in this checkout")
+    if path is None:
+        raise LookupError(f"there is no exercises/{stem}.py; jfa update brings it back")
+    mine = read(path)
+    cell = mine.answer(exercise.id)
+    if cell is None:
+        raise LookupError(f"{path.name} has no cell tagged {exercise.tag}; jfa update brings it back")
+    saved = state.backup(course, path)
+    path.write_text(mine.with_sources({mine.cells.index(cell): skeleton.answer(exercise.id).source}).text, encoding="utf-8")
+    state.forget(course, exercise.id)
+    return path, saved
+
+
+def update(course: Course, stem: str) -> tuple[str, Path | None]:
+    """Carry the answers of a chapter's exercise file into the present skeleton: (what happened, backup or None)."""
+    skeleton = catalog.skeleton_notebook(course, stem)
+    path, remark = catalog.exercise_file(course, stem)
+    if skeleton is None:
+        return "no pristine text here: left alone", None
+    if path is None:
+        course.exercises.mkdir(parents=True, exist_ok=True)
+        (course.exercises / f"{stem}.py").write_text(skeleton.text, encoding="utf-8")
+        state.keep_pristine(course, stem)
+        return "new", None
+    text = path.read_text(encoding="utf-8")
+    if any(line.startswith(("<<<<<<< ", ">>>>>>> ")) for line in text.splitlines()):
+        return "holds git's conflict marks: take your side (git checkout --ours), then run jfa update again", None
+    merged, carried = carry(read(path), skeleton, state.known_pristine(course, stem), path.suffix == ".ipynb")
+    state.keep_pristine(course, stem)
+    if merged == text:
+        return "up to date" + (f" ({remark})" if remark else ""), None
+    saved = state.backup(course, path)
+    path.write_text(merged, encoding="utf-8")
+    return f"updated, {carried} answer{'s' * (carried != 1)} carried over" + (f" ({remark})" if remark else ""), saved
+
+
+def carry(mine: Notebook, skeleton: Notebook, seen: list[Notebook], as_json: bool) -> tuple[str, int]:
+    """(text of the new file, answers carried): tagged cells by tag, the learner's own cells above the exercise they stood above."""
+    shipped = {(c.kind, c.source.strip()) for n in [skeleton, *seen] for c in n.cells}
+    answers = {c.exercise: c.source for c in mine.cells if _is_answer(c, shipped)}
+    known = {c.exercise for c in skeleton.cells if c.exercise}
+    sources = {i: answers[c.exercise] for i, c in enumerate(skeleton.cells) if c.kind == "code" and c.exercise in answers}
+    own = _own_cells(mine, shipped if seen else None, known)
+    result = skeleton.with_sources(sources)
+    for following, cells in reversed(own):
+        index = next((i for i, c in enumerate(result.cells) if c.exercise == following and c.kind == "code"), len(result.cells))
+        result = insert_before(result, index, cells)
+    text = json.dumps(to_json(result), indent=1, ensure_ascii=False) + "\n" if as_json else result.text
+    return text, len(sources)
+
+
+def _is_answer(cell: Cell, shipped: set) -> bool:
+    """A tagged code cell that somebody has worked on."""
+    if cell.kind != "code" or cell.exercise is None:
+        return False
+    untouched = ("code", cell.source.strip()) in shipped
+    stub = f'raise NotImplementedError("{cell.exercise}: {NOT_STARTED}")' in cell.source
+    return not untouched and not stub
+
+
+def _own_cells(mine: Notebook, shipped: set | None, known: set[str]) -> list[tuple[str | None, list[Cell]]]:
+    """The learner's own cells with the exercise they precede. Without a memory of older skeletons only answers whose exercise is
+    gone and code that no skeleton could hold (it defines something) count as own."""
+    groups: list[tuple[str | None, list[Cell]]] = []
+    waiting: list[Cell] = []
+    for cell in mine.cells:
+        if cell.exercise in known and cell.kind == "code":
+            groups.append((cell.exercise, waiting))
+            waiting = []
+        elif _is_own(cell, shipped):
+            waiting.append(cell)
+    groups.append((None, waiting))
+    return [(exercise, cells) for exercise, cells in groups if cells]
+
+
+def _is_own(cell: Cell, shipped: set | None) -> bool:
+    if not cell.source.strip() or "setup" in cell.tags:
+        return False
+    if shipped is not None:
+        return (cell.kind, cell.source.strip()) not in shipped
+    return cell.kind == "code" and (cell.exercise is not None or any(w in cell.source for w in ("def ", "class ")))
