@@ -1,3 +1,4 @@
+# ruff: noqa: E501  the answers of a test chapter, quoted whole
 """A chapter for the engine's own tests."""
 
 import torch
