@@ -1,4 +1,5 @@
-"""The emulated machine, without Triton: CTAs, tasks, barriers, memories, engines, a race detector. README.md has the picture."""
+"""The emulated machine, without Triton: CTAs, tasks, barriers, memories, engines, a race detector. README.md has the
+picture."""
 
 from . import limits
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier

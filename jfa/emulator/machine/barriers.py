@@ -83,13 +83,15 @@ class MBarrier:
         for task in self.waiters[:]:
             if self.passes(task.parity):
                 self.waiters.remove(task)
+                self.seen(task, task.where)
                 task.machine.wake(task)
 
     def _overrun(self, task):
         phase, where = self.seen_by[task]
         self.cta.machine.report(
             errors.PhaseError(
-                f"a wait on mbarrier {self.label} can come two phases late: nothing keeps phase {self.phase - 1} from completing"
+                f"a wait on mbarrier {self.label} can come two phases late: "
+                f"nothing keeps phase {self.phase - 1} from completing"
                 f" "
                 f"before {task.label} has seen phase {phase}",
                 [

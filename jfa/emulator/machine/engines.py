@@ -55,14 +55,14 @@ def _wait(task, op, why, where, name):
         task.machine.emit(task.cta, task.name, f"wait {name}", started, task.time, where, kind="wait", barrier=name)
 
 
-def remote_copy(task, source, target, target_name, bar, nbytes: int, where, title="") -> None:
+def remote_copy(task, source, target, target_name, bar, nbytes: int, where, title="", source_name="") -> None:
     """Copy shared memory (a view, or an array out of registers) to a peer CTA; its bytes count on the peer's barrier."""
     machine = task.machine
     values = None if hasattr(source, "storage") else source
 
     def run(op):
         if values is None:
-            machine.op_access(op, source, False, target_name)
+            machine.op_access(op, source, False, source_name)
         machine.op_access(op, target, True, target_name, generic=values is not None)
         target.write((source.read() if values is None else values).reshape(target.shape))
         bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where))

@@ -25,6 +25,7 @@ from .tasks import CTA, AsyncOp, Cluster, Task
 _lock = threading.RLock()  # one launch at a time in a process: tasks share Python's globals
 _running: Task | None = None
 
+_PATIENCE = 64  # polls in a row before one more cluster is let in
 _POLLS = 200_000  # polls in a row, by all tasks together, without any barrier or copy moving
 _COLLECT_EVERY = 64  # completed operations between two clean-ups of the clocks
 
@@ -234,7 +235,8 @@ class Machine:
                 errors.InFlightError(
                     f"{task.label} ends with {len(task.stores)} TMA store(s) that nobody waited for",
                     [f"first issued at {show(op.where)}"],
-                    "tlx.async_descriptor_store_wait(0) is missing at the end; the shared memory may be handed on while it is still"
+                    "tlx.async_descriptor_store_wait(0) is missing at the end; "
+                    "the shared memory may be handed on while it is still"
                     " read.",
                     op.where,
                 )
@@ -302,7 +304,7 @@ class Machine:
             raise errors.LivelockError(f"{task.label} polls and nobody changes anything", [f"at {show(here())}"], where=here())
         if self.timed:
             task.time += 1
-        if self.eager and not self.ready and self.pending_clusters:
+        if self.pending_clusters and self._idle % _PATIENCE == 0:
             self._start_cluster(task.time)  # whoever it polls for may not be resident yet
         self.ready.append(task)
         self.hub.switch()

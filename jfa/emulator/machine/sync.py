@@ -21,7 +21,8 @@ def wait(task, bar, parity: int, where) -> None:
         task.machine.block(task, bar, lambda: f"mbarrier {bar.label}, parity {parity}: {bar.state()}", where)
         if task.machine.timed:
             _waited(task, bar.label, started, bar.time, where)
-    bar.seen(task, where)
+    else:
+        bar.seen(task, where)
     if task.machine.timed:
         task.machine.spend(task, "barrier_wait", f"pass {bar.name}", where)
 
