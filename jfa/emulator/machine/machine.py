@@ -551,7 +551,8 @@ class Machine:
         task = _running
         start, end = self._book(task.cta, task.time, op, facts)
         if end > start:
-            self.emit(task.cta, task.name, op, start, end, kind="compute", **facts)
+            title = facts.pop("kind", op)
+            self.emit(task.cta, task.name, title, start, end, kind="compute", **facts)
             task.time = end
 
     def spend(self, task, op, title, where, **facts):

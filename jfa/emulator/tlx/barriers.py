@@ -1,0 +1,219 @@
+"""Barriers and fences."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from .. import errors
+from ..locations import here, show
+from ..machine import MBarrier, limits, sync
+from .api import api, begin, constant, integer, plain, predicate, running
+from .types import storage_kind
+
+
+class mbarrier:
+    """An array of mbarriers (`index` None), one of them, or a view of one in another CTA (`rank` given)."""
+
+    __slots__ = ("array", "index", "rank")
+
+    def __init__(self, array, index=None, rank=None):
+        self.array, self.index, self.rank = array, index, rank
+
+    def __getitem__(self, index):
+        return local_view(self, index)
+
+    def at(self, index: int) -> mbarrier:
+        return self.array.handle(index) if self.index is None else self
+
+    @property
+    def num(self):
+        return len(self.array.barriers) if self.index is None else 0
+
+    @property
+    def is_warp_barrier(self):
+        return self.array.per_thread
+
+    @property
+    def storage(self):
+        return storage_kind.smem if self.rank is None else storage_kind.smemCluster
+
+    @property
+    def type(self):
+        return self
+
+    @property
+    def shape(self):
+        return [1]
+
+    def machine_barrier(self, task, where, cta=None) -> MBarrier:
+        """The machine's barrier: this CTA's own, that of `cta`, or of the CTA a remote view names."""
+        array, index = self.array, self.index
+        if index is None:
+            if len(array.barriers) != 1:
+                raise ValueError(f"{array.name} is an array of {len(array.barriers)} barriers: index it first")
+            index = 0
+        if cta is None and self.rank is not None:
+            cta = sync.peer(task, self.rank, where)
+        if cta is None or cta is array.cta:
+            return array.barriers[index]
+        return sync.twin(task, array.number, cta, where).barriers[index]
+
+    def __repr__(self):
+        return f"<mbarrier {self.array.name}{'' if self.index is None else [self.index]}>"
+
+
+class BarrierArray:
+    """What alloc_barriers made."""
+
+    def __init__(self, cta, name, num, count, per_thread):
+        self.cta, self.name, self.per_thread = cta, name, per_thread
+        self.barriers = [MBarrier(f"{name}[{i}]", cta, count, per_thread) for i in range(num)]
+        self.number = sync.allocated(cta, self)
+        self._handles = {}
+
+    def handle(self, index: int) -> mbarrier:
+        handle = self._handles.get(index)
+        if handle is None:
+            if not 0 <= index < len(self.barriers):
+                raise errors.BufferIndexError(
+                    f"{self.name}[{index}]: there are {len(self.barriers)} barriers", [f"at {show(here())}"], where=here()
+                )
+            handle = self._handles[index] = mbarrier(self, index)
+        return handle
+
+
+def _allocate(num, count, per_thread, name):
+    if num < 1:
+        raise ValueError(f"alloc_barriers needs at least one barrier, got {num}")
+    if not 1 <= count <= limits.BARRIER_COUNT:
+        raise ValueError(f"arrive_count must be from 1 to {limits.BARRIER_COUNT}, got {count}")
+    return mbarrier(BarrierArray(running().cta, name, num, count, per_thread))
+
+
+@api
+def alloc_barriers(num_barriers, arrive_count=1, _name="barrier"):
+    """`num_barriers` mbarriers that `arrive_count` arrivals complete."""
+    return _allocate(integer(constant(num_barriers, "num_barriers")), integer(constant(arrive_count, "arrive_count")), False, _name)
+
+
+@api
+def alloc_warp_barrier(num_barriers, num_warps=1, num_arrivals=1, _name="warp_barrier"):
+    """mbarriers at which every thread arrives by itself: the count is num_warps * 32 * num_arrivals."""
+    count = 32 * integer(constant(num_warps, "num_warps")) * integer(constant(num_arrivals, "num_arrivals"))
+    return _allocate(integer(constant(num_barriers, "num_barriers")), count, True, _name)
+
+
+alloc_barriers.takes_name = alloc_warp_barrier.takes_name = True
+
+
+@api
+def barrier_wait(bar, phase, pred=None):
+    """Wait until the phase of that parity has completed (a fresh barrier passes 1 and blocks on 0)."""
+    assert bar.rank is None, (
+        "barrier_wait does not support remote_view of mbarrier. Use local mbarrier only (storage must be smem, not smemCluster)."
+    )
+    if isinstance(phase, (bool, int)) or isinstance(phase, (tl.tensor, tl.constexpr)):
+        parity = integer(phase) & 1
+    else:
+        raise RuntimeError(f"`phase` is in type {type(phase)} (must be either `tl.tensor` or `tl.constexpr`)")
+    task = running()
+    where = here()
+    target = bar.machine_barrier(task, where)
+    fault = task.machine.step(task, "barrier_wait", target.name, where)
+    if fault == "drop" or not predicate(pred):
+        return
+    if fault == "flip":
+        parity ^= 1
+    sync.wait(task, target, parity, where)
+
+
+@api
+def barrier_arrive(bar, arrive_count=1, remote_cta_rank=None, pred=None):
+    """Arrive `arrive_count` times, at this CTA's barrier or the same barrier of another CTA of the cluster."""
+    assert bar.rank is None, (
+        "barrier_arrive does not allow users to pass a remote_view of mbarrier. Remote view is done inside barrier_arrive"
+    )
+    task = running()
+    where = here()
+    count = integer(constant(arrive_count, "arrive_count"))
+    fault = task.machine.step(task, "barrier_arrive", bar.array.name, where)
+    if fault == "drop" or not predicate(pred):
+        return
+    cta = None if remote_cta_rank is None else sync.peer(task, integer(remote_cta_rank), where)
+    sync.arrive(task, bar.machine_barrier(task, where, cta), count * (2 if fault == "twice" else 1), where)
+
+
+@api
+def barrier_expect_bytes(bar, size, pred=None):
+    """Arrive once and announce `size` bytes that copies will deliver in this phase."""
+    task, where, fault = begin("barrier_expect_bytes", bar.array.name)
+    size = integer(constant(size, "size"))
+    if not 0 <= size <= limits.BARRIER_BYTES:
+        raise errors.ExpectBytesError(f"{size} bytes do not fit the counter of an mbarrier ({limits.BARRIER_BYTES})", where=where)
+    if fault == "drop" or not predicate(pred):
+        return
+    if fault == "half":
+        size //= 2
+    sync.expect_bytes(task, bar.machine_barrier(task, where), size, where)
+
+
+@api
+def named_barrier_wait(bar, arrive_count):
+    """bar.sync: wait until `arrive_count` threads are at named barrier `bar` (0-15)."""
+    task, where, fault = begin("named_barrier_wait", str(integer(bar)))
+    if fault != "drop":
+        sync.named_wait(task, integer(bar), integer(arrive_count), where)
+
+
+@api
+def named_barrier_arrive(bar, arrive_count):
+    """bar.arrive: be counted at named barrier `bar` without waiting."""
+    task, where, fault = begin("named_barrier_arrive", str(integer(bar)))
+    if fault != "drop":
+        sync.named_arrive(task, integer(bar), integer(arrive_count), where)
+
+
+@api
+def cluster_barrier():
+    """Wait for every live warp of every CTA of the cluster."""
+    task, where, fault = begin("cluster_barrier", "")
+    if fault != "drop":
+        sync.cluster_wait(task, where)
+
+
+@api
+def fence_mbarrier_init_cluster():
+    """Make fresh mbarriers visible to the cluster. The launch of a cluster sees to that here; kept for its place in time."""
+    begin("fence_mbarrier_init_cluster", "")
+
+
+@api
+def fence(scope):
+    """A fence: "async_shared" lets the async proxy see ordinary stores, "gpu" and "sys" order global memory."""
+    scope = plain(scope)
+    if scope not in ("async_shared", "gpu", "sys"):
+        raise ValueError(f"fence scope must be 'gpu', 'sys', or 'async_shared', got '{scope}'")
+    task, where, fault = begin("fence", scope)
+    if scope == "async_shared":
+        task.machine.fences_seen = True
+        if fault != "drop":
+            sync.fence(task)
+    if task.machine.timed:
+        task.machine.spend(task, "fence", "fence", where)
+
+
+@api
+def fence_async_shared():
+    """The older name of fence("async_shared")."""
+    fence("async_shared")
+
+
+@api
+def remote_view(local_allocated_buffer, remote_cta_rank):
+    """The same barrier in CTA `remote_cta_rank` of the cluster."""
+    assert isinstance(local_allocated_buffer, mbarrier), "remote_view only supports barrier for now"
+    assert local_allocated_buffer.rank is None, "remote_view requires local smem as input"
+    return mbarrier(local_allocated_buffer.array, local_allocated_buffer.index or 0, integer(remote_cta_rank))
+
+
+from .buffers import local_view  # noqa: E402  (each side's __getitem__ needs the other)

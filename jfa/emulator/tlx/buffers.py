@@ -1,0 +1,594 @@
+"""Buffers in shared and tensor memory: allocation, views, aliasing, loads and stores."""
+
+from __future__ import annotations
+
+import math
+
+import triton.language as tl
+
+from .. import dtypes, errors
+from ..frontend import values
+from ..locations import here, show
+from ..machine import limits, smem_view, sync, tmem_columns, tmem_view
+from ..machine.storage import Storage
+from .api import api, begin, constant, integer, integers, plain, running
+from .types import layout_encoding, reuse_group_type, storage_kind
+
+_ALIGN = 128  # bytes between two SMEM allocations
+
+
+# ---------------------------------------------------------------- storage shared by allocations
+
+
+class AliasSet:
+    """The allocations that share one piece of storage. Its size is known once the kernel first uses a member."""
+
+    def __init__(self, cta, space, name, fixed=None):
+        self.cta, self.space, self.name, self.fixed = cta, space, name, fixed
+        self.members, self._storage, self.overlap = [], None, None
+        cta.alias_sets = [*getattr(cta, "alias_sets", ()), self]
+
+    @property
+    def size(self) -> int:
+        """Bytes (SMEM) or 4-byte columns (TMEM)."""
+        return max([m.end for m in self.members] + [self.fixed or 0])
+
+    def storage(self) -> Storage:
+        if self._storage is None:
+            machine = self.cta.machine
+            size = self.size if self.space == "smem" else self.size * 4 * limits.TMEM_LANES
+            self._storage = Storage(self.cta, self.space, size, self.name, machine.options.poison, machine.watch)
+        return self._storage
+
+    def grew(self, member):
+        if self._storage is not None and member.end > self.size_of_storage():
+            raise errors.NotSupported(
+                f"{member.name} is larger than the storage it reuses, which is in use already; allocate it before the first access"
+            )
+
+    def size_of_storage(self):
+        return self._storage.nbytes if self.space == "smem" else self._storage.nbytes // (4 * limits.TMEM_LANES)
+
+
+class Allocation:
+    """What one local_alloc made: `num` tiles of `shape`, tile i at offset(i) of the alias set's storage."""
+
+    def __init__(self, cta, aliases, shape, dtype, num, name):
+        self.cta, self.aliases, self.shape, self.dtype, self.num, self.name = cta, aliases, tuple(shape), dtype, num, name
+        self.space = aliases.space
+        self.dtype_name = dtype.name
+        self.mode = self._first_mode()
+        self.scale, self.shift, self.group = 1, 0, 1  # tile i is at unit * (scale * (i % group...) + shift)
+        self.tiles = {}
+        aliases.members.append(self)
+        aliases.grew(self)
+        self.number = sync.allocated(cta, self)
+
+    def _first_mode(self):
+        if self.space == "smem":
+            return "plain"
+        if dtypes.itemsize(self.dtype_name) == 1 and self.dtype_name in ("int8", "uint8"):
+            return "scales"
+        pair = len(self.cta.cluster.ctas) > 1 and self.shape[0] == 64 and self.dtype_name == "fp32"
+        return "half" if pair else "plain"
+
+    @property
+    def unit(self) -> int:
+        """Bytes or columns of one tile."""
+        size = dtypes.itemsize(self.dtype_name)
+        return math.prod(self.shape) * size if self.space == "smem" else tmem_columns(self.shape, size, self.mode)
+
+    def offset(self, index: int) -> int:
+        index = index % self.group if self.group > 1 else index
+        return self.unit * (self.scale * index + self.shift)
+
+    @property
+    def end(self) -> int:
+        return max(self.offset(i) for i in range(max(1, self.num))) + self.unit
+
+    def tile(self, index: int) -> buffered_tensor:
+        tile = self.tiles.get(index)
+        if tile is None:
+            if not 0 <= index < self.num:
+                raise errors.BufferIndexError(
+                    f"{self.name}[{index}]: there are {self.num} buffers", [f"at {show(here())}"], where=here()
+                )
+            tile = self.tiles[index] = buffered_tensor(self, (index,), self.shape, self.dtype, 0, f"{self.name}[{index}]")
+        return tile
+
+    def view(self, index: int):
+        storage, dtype = self.aliases.storage(), dtypes.stored(self.dtype_name)
+        if self.space == "smem":
+            return smem_view(storage, self.offset(index), self.shape, dtype)
+        return tmem_view(storage, self.offset(index), self.shape, dtype, self.mode)
+
+    def set_mode(self, mode: str) -> None:
+        """A two-CTA MMA with 64 rows keeps its accumulator in another layout: move what is there."""
+        if mode == self.mode:
+            return
+        if len(self.aliases.members) == 1 or self.aliases.overlap is None:
+            needed = max(1, self.num) * tmem_columns(self.shape, dtypes.itemsize(self.dtype_name), mode)
+            if self.aliases._storage is not None and needed > self.aliases.size_of_storage():
+                raise errors.NotSupported(f"{self.name} is used by one-CTA and two-CTA MMAs")
+        contents = {i: self.view(i).read().copy() for i in self.tiles} if self.aliases._storage is not None else {}
+        self.mode = mode
+        for tile in self.tiles.values():
+            tile.forget()
+        for i, data in contents.items():
+            self.view(i).write(data)
+
+
+class _Type:
+    """What `buffer.type` tells."""
+
+    def __init__(self, buffer):
+        self.shape, self.scalar, self.element_ty = list(buffer.shape), buffer.dtype, buffer.dtype
+        self.num, self.storage, self.layout = buffer.num, buffer.storage, None
+
+    def is_block(self):
+        return True
+
+
+class buffered_tensor:
+    """A tile (num == 0) or an array of `num` tiles, in SMEM or TMEM. `path` is how it was cut from its allocation."""
+
+    __slots__ = ("allocation", "path", "shape", "dtype", "num", "name", "_view", "_children")
+
+    def __init__(self, allocation, path, shape, dtype, num, name):
+        self.allocation, self.path, self.shape, self.dtype, self.num, self.name = allocation, path, list(shape), dtype, num, name
+        self._view, self._children = None, {}
+
+    def __getitem__(self, index):
+        return local_view(self, index)
+
+    @property
+    def storage(self):
+        return storage_kind.smem if self.allocation.space == "smem" else storage_kind.tmem
+
+    @property
+    def space(self):
+        return self.allocation.space
+
+    @property
+    def type(self):
+        return _Type(self)
+
+    @property
+    def dtype_name(self):
+        return self.dtype.name
+
+    @property
+    def view(self):
+        """The machine's view of this tile."""
+        view = self._view
+        if view is None:
+            index, *cuts = self.path
+            view = self.allocation.view(index)
+            for _, cut in cuts:
+                view = cut(view)
+            self._view = view
+        return view
+
+    @property
+    def nbytes(self):
+        return math.prod(self.shape) * dtypes.itemsize(self.dtype.name)
+
+    def forget(self):
+        self._view = None
+        for child in self._children.values():
+            child.forget()
+
+    def cut(self, key, function, shape, dtype=None, label="") -> buffered_tensor:
+        """The tile that function(view) shows; remembered under `key`."""
+        child = self._children.get(key)
+        if child is None:
+            path = (*self.path, (key, function))
+            child = self._children[key] = buffered_tensor(self.allocation, path, shape, dtype or self.dtype, 0, self.name + label)
+        return child
+
+    def one(self) -> buffered_tensor:
+        """Itself, or the only tile of an array of one."""
+        if self.num == 0:
+            return self
+        if self.num == 1:
+            return self.allocation.tile(0)
+        raise ValueError(f"{self.name} is an array of {self.num} buffers: index it first")
+
+    def twin(self, task, cta, where) -> buffered_tensor:
+        """The same tile in another CTA of the cluster."""
+        if cta is self.allocation.cta:
+            return self
+        other = sync.twin(task, self.allocation.number, cta, where)
+        tile = other.tile(self.path[0])
+        for key, function in self.path[1:]:
+            tile = tile.cut(key, function, self.shape, self.dtype)
+        if len(self.path) > 1:
+            tile.shape = list(self.shape)
+        return tile
+
+    def make_permute(self, handle, dims):
+        return local_trans(self, dims)
+
+    def __repr__(self):
+        return f"<{self.name} {self.dtype}{self.shape}>"
+
+
+# ---------------------------------------------------------------- aliasing
+
+
+class reuse_group:
+    """How buffers of one storage_alias_spec overlap: "shared" elements lie on each other, "distinct" ones side by side."""
+
+    def __init__(self, *args, group_type=reuse_group_type.shared, group_size=1):
+        if len(args) == 0:
+            raise ValueError("reuse_group requires at least one element")
+        group_size = plain(group_size)
+        if not isinstance(group_size, int) or group_size < 1:
+            raise ValueError(f"group_size must be a positive integer, got {group_size}")
+        args = tuple(plain(a) for a in args)
+        for element in args:
+            if not isinstance(element, (reuse_group, buffered_tensor)):
+                raise TypeError(f"reuse_group elements must be buffered_tensor or reuse_group, got {type(element).__name__}")
+        self.args, self.group_type, self.group_size = args, plain(group_type), group_size
+
+    @property
+    def distinct(self):
+        return self.group_type.value == "distinct"
+
+    def __repr__(self):
+        return f"reuse_group({self.args}, group_type={self.group_type.value}, group_size={self.group_size})"
+
+
+def _size(element) -> int:
+    if isinstance(element, buffered_tensor):
+        return element.allocation.unit
+    sizes = [_size(e) for e in element.args]
+    if not element.distinct:
+        return max(sizes) * element.group_size
+    total = 0
+    for child, size in zip(element.args, sizes):
+        total = _up(total, _alignment(child)) + size
+    return total * element.group_size
+
+
+def _alignment(element) -> int:
+    if isinstance(element, buffered_tensor):
+        return element.allocation.unit if element.space == "tmem" else _ALIGN
+    return max(_alignment(e) for e in element.args)
+
+
+def _up(value, step):
+    return -(-value // step) * step
+
+
+def _place(element, offset, pitch, group, out):
+    """Collect (allocation, offset, pitch between tiles, tiles a group) of every buffer under `element`."""
+    if isinstance(element, buffered_tensor):
+        out.append((element.allocation, offset, pitch, group))
+        return
+    if not element.distinct:
+        for child in element.args:
+            _place(child, offset, pitch // element.group_size, group * element.group_size, out)
+        return
+    at = offset
+    for child in element.args:
+        at = _up(at, _alignment(child))
+        _place(child, at, pitch, group, out)
+        at += _size(child)
+    if at - offset > pitch:
+        raise ValueError(f"not enough space for distinct allocations: need {at - offset}, have {pitch}")
+
+
+class storage_alias_spec:
+    """Storage that several local_allocs share as equals."""
+
+    takes_name = True
+
+    def __init__(self, storage=storage_kind.smem, buffer_size_bytes=None, _name="alias"):
+        storage = plain(storage)
+        if not isinstance(storage, storage_kind):
+            raise ValueError(f"storage must be a tlx.storage_kind, got {type(storage)}")
+        if storage == storage_kind.smemCluster:
+            raise ValueError("smemCluster storage is not supported for storage_alias_spec")
+        size = None if buffer_size_bytes is None else integer(constant(buffer_size_bytes, "buffer_size_bytes"))
+        if size is not None and size <= 0:
+            raise ValueError(f"buffer_size_bytes must be positive, got {size}")
+        self.storage, self.buffer_size_bytes = storage, size
+        fixed = size if storage == storage_kind.smem or size is None else size // (4 * limits.TMEM_LANES)
+        self.aliases = AliasSet(running().cta, storage.value, _name, fixed)
+
+    def set_buffer_overlap(self, overlap_def) -> None:
+        """Lay the members out as the reuse_group tree says."""
+        overlap_def = plain(overlap_def)
+        if not isinstance(overlap_def, reuse_group):
+            raise TypeError(f"overlap_def must be a reuse_group, got {type(overlap_def).__name__}")
+        aliases = self.aliases
+        if aliases.overlap is not None:
+            raise ValueError(
+                "storage_alias_spec already has a set_buffer_overlap defined; each spec can only have one overlap definition"
+            )
+        out, alignment = [], _alignment(overlap_def)
+        _place(overlap_def, 0, _up(_size(overlap_def), alignment), 1, out)
+        for allocation, offset, pitch, _ in out:
+            if allocation.aliases is not aliases:
+                raise ValueError(f"{allocation.name} does not use this storage_alias_spec")
+            if offset % allocation.unit or pitch % allocation.unit:
+                raise ValueError(
+                    f"{allocation.name}: offset {offset} and pitch {pitch} must be multiples of its size {allocation.unit}"
+                )
+        aliases.overlap = overlap_def
+        for allocation, offset, pitch, group in out:
+            _set_layout(allocation, offset, pitch, group)
+        _check_capacity(aliases.cta)
+
+    def __repr__(self):
+        return f"storage_alias_spec(storage={self.storage.value}, size={self.buffer_size_bytes})"
+
+
+def _set_layout(allocation, offset, pitch, group):
+    unit = allocation.unit
+    scale, shift = pitch // unit, offset // unit
+    if scale > 1 or shift > 0:
+        allocation.scale, allocation.shift, allocation.group = scale, shift, group
+    for tile in allocation.tiles.values():
+        tile.forget()
+
+
+# ---------------------------------------------------------------- allocation
+
+
+@api
+def local_alloc(shape, dtype, num, storage=storage_kind.smem, reuse=None, layout=None, _name="buffer"):
+    """Allocate `num` tiles of `shape` and dtype in SMEM or TMEM.
+
+    reuse: a buffer or a storage_alias_spec to share storage with. Raises SharedMemoryError or TensorMemoryError beyond
+    the hardware's size.
+    """
+    task = running()
+    storage = plain(storage)
+    shape = [integer(constant(s, "shape")) for s in plain(shape)]
+    dtype = values.triton_dtype(values.dtype_name(plain(dtype)))
+    num = integer(constant(num, "num"))
+    layout = plain(layout)
+    if layout is not None:
+        if storage != storage_kind.smem:
+            raise NotImplementedError("User-specified layout encoding is only supported for shared memory (smem)")
+        if not isinstance(layout, layout_encoding) and not type(layout).__name__.endswith(("layout", "encoding")):
+            raise TypeError(f"`layout` must be a tlx.shared_layout_encoding, got {type(layout).__name__}")
+    if storage == storage_kind.tmem:
+        _check_tmem_tile(task, shape, _name)
+    aliases = _aliases(task.cta, storage, plain(reuse), _name)
+    allocation = Allocation(task.cta, aliases, shape, dtype, num, _name)
+    _check_capacity(task.cta)
+    return buffered_tensor(allocation, (), shape, dtype, num, _name)
+
+
+def _aliases(cta, storage, reuse, name):
+    if reuse is None:
+        return AliasSet(cta, storage.value, name)
+    if isinstance(reuse, buffered_tensor):
+        if reuse.storage != storage:
+            raise ValueError("reuse tensor has different storage")
+        return reuse.allocation.aliases
+    if isinstance(reuse, storage_alias_spec):
+        if reuse.storage != storage:
+            raise ValueError(
+                f"storage_alias_spec storage ({reuse.storage.value}) doesn't match local_alloc storage ({storage.value})"
+            )
+        return reuse.aliases
+    raise ValueError(f"reuse must be a buffered_tensor or storage_alias_spec, got {type(reuse)}")
+
+
+def _check_tmem_tile(task, shape, name):
+    assert task.machine.options.arch != 90, "tmem is only available on Blackwell (sm_100)"
+    if len(shape) != 2:
+        raise ValueError(f"a tensor memory buffer has two dimensions, {name} has {len(shape)}")
+    if shape[0] > limits.TMEM_LANES and shape[0] % limits.TMEM_LANES:
+        raise errors.TensorMemoryError(
+            f"{name}: {shape[0]} rows do not map to the {limits.TMEM_LANES} lanes of tensor memory", where=here()
+        )
+
+
+def _check_capacity(cta):
+    """Everything allocated so far must fit."""
+    smem = sum(_up(a.size, _ALIGN) for a in cta.alias_sets if a.space == "smem" and a.members)
+    smem += sum(8 * len(b.barriers) for b in cta.allocations if hasattr(b, "barriers"))
+    if smem > limits.SHARED_MEMORY:
+        raise errors.SharedMemoryError(
+            f"{smem:,} bytes of shared memory are asked for, a CTA has {limits.SHARED_MEMORY:,}",
+            _sizes(cta, "smem", "bytes"),
+            where=here(),
+        )
+    columns = sum(a.size for a in cta.alias_sets if a.space == "tmem" and a.members)
+    if columns > limits.TMEM_COLUMNS:
+        raise errors.TensorMemoryError(
+            f"{columns} columns of tensor memory are asked for, an SM has {limits.TMEM_COLUMNS}",
+            _sizes(cta, "tmem", "columns"),
+            where=here(),
+        )
+
+
+def _sizes(cta, space, unit):
+    lines = [f"at {show(here())}"]
+    for aliases in cta.alias_sets:
+        if aliases.space == space and aliases.members:
+            names = ", ".join(f"{m.name} {m.num} x {list(m.shape)} {m.dtype_name}" for m in aliases.members)
+            lines.append(f"{aliases.size:>8,} {unit}: {names}")
+    return lines
+
+
+local_alloc.takes_name = True
+
+
+# ---------------------------------------------------------------- views
+
+
+@api
+def local_view(buffers, index):
+    """Tile `index` of an array; row `index` of a tile (a one-element view of a vector)."""
+    if type(buffers) is not buffered_tensor:
+        return buffers.at(integer(index))
+    index = integer(index)
+    if buffers.num:
+        return buffers.allocation.tile(index)
+    if not 0 <= index < buffers.shape[0]:
+        raise errors.BufferIndexError(
+            f"{buffers.name}[{index}]: it has {buffers.shape[0]} rows", [f"at {show(here())}"], where=here()
+        )
+    if len(buffers.shape) == 1:
+        return buffers.cut(("item", index), lambda v: v.derive(lambda a: a[index : index + 1]), [1], label=f"[{index}]")
+    return buffers.cut(("row", index), lambda v: v.derive(lambda a: a[index]), buffers.shape[1:], label=f"[{index}]")
+
+
+@api
+def local_slice(buffer, offset, shape):
+    """A sub-tile. In TMEM only the inner dimension can be cut."""
+    offset, shape = integers(offset), integers(shape)
+    buffer = buffer.one()
+    if buffer.space == "tmem":
+        assert len(offset) == 2 and len(shape) == 2
+        assert offset[0] == 0, "a tensor memory slice takes all rows"
+        assert shape[0] == buffer.shape[0], "a tensor memory slice takes all rows"
+        return subslice(buffer, offset[1], shape[1])
+    for o, s, n in zip(offset, shape, buffer.shape):
+        if o < 0 or o + s > n:
+            raise ValueError(f"local_slice: {offset} + {shape} lies outside {buffer.name}, which is {buffer.shape}")
+    cut = tuple(slice(o, o + s) for o, s in zip(offset, shape))
+    key = ("slice", tuple(offset), tuple(shape))
+    label = str([f"{o}:{o + s}" for o, s in zip(offset, shape)])
+    return buffer.cut(key, lambda v: v.derive(lambda a: a[cut]), shape, label=label)
+
+
+@api
+def subslice(local_allocated_buffer, offset, size):
+    """`size` columns of a TMEM tile from column `offset` on."""
+    buffer = local_allocated_buffer.one()
+    offset, size = integer(offset), integer(size)
+    assert buffer.space == "tmem", "subslice is only supported for tmem"
+    if offset < 0 or offset + size > buffer.shape[-1]:
+        raise ValueError(f"subslice {offset}:{offset + size} lies outside {buffer.name}, which has {buffer.shape[-1]} columns")
+    shape = [*buffer.shape[:-1], size]
+    return buffer.cut(("columns", offset, size), lambda v: v.columns(offset, size), shape, label=f"[:, {offset}:{offset + size}]")
+
+
+@api
+def local_trans(input, dims=(1, 0)):
+    """The tile with its dimensions permuted; no data moves."""
+    buffer = input.one()
+    dims = tuple(integers(dims))
+    if len(buffer.shape) != len(dims):
+        raise ValueError("permute dims must have the same length as input shape")
+    if sorted(dims) != list(range(len(dims))):
+        raise ValueError(f"permute dims must be a permutation of 0, 1, ..., n-1, but were {dims}")
+    return buffer.cut(("trans", dims), lambda v: v.derive(lambda a: a.transpose(dims)), [buffer.shape[d] for d in dims], label=".T")
+
+
+@api
+def local_reshape(src, shape):
+    """The SMEM tile in another shape of as many elements."""
+    assert isinstance(src, buffered_tensor) and src.space == "smem", "TLX local_reshape only supports SMEM"
+    buffer, shape = src.one(), integers(shape)
+    if math.prod(shape) != math.prod(buffer.shape):
+        raise ValueError(f"local_reshape: {buffer.shape} and {shape} differ in their number of elements")
+    return buffer.cut(("reshape", tuple(shape)), lambda v: v.derive(lambda a: a.reshape(shape)), shape)
+
+
+@api
+def local_reinterpret(src, dtype, shape=None):
+    """The same bytes under another dtype, and in SMEM another shape. An array of tiles becomes one contiguous tile."""
+    dtype = values.triton_dtype(values.dtype_name(plain(dtype)))
+    if shape is None:
+        shape = list(src.shape)
+    else:
+        assert isinstance(src, buffered_tensor) and src.space == "smem", "TLX local_reinterpret with reshaping only supports SMEM"
+        shape = integers(shape)
+    buffer = src if src.num == 0 else src.allocation.tile(0)
+    stored = dtypes.stored(dtype.name)
+    return buffer.cut(("retype", dtype.name, tuple(shape)), lambda v: v.retype(stored, shape), shape, dtype)
+
+
+# ---------------------------------------------------------------- loads and stores
+
+
+@api
+def local_load(src, token=None, layout=None, relaxed=False):
+    """The tile as a block in registers."""
+    src = src.one()
+    task, where, fault = begin("local_load", src.name)
+    view = src.view
+    data = sync.load(task, view, where, src.name)
+    if task.machine.timed:
+        task.machine.spend(task, "local_load", f"load {src.name}", where, space=src.space, bytes=src.nbytes, warps=task.num_warps)
+    if view.arr is not None:
+        data = data.copy()
+    return values.from_stored(data, src.dtype)
+
+
+@api
+def local_store(dst, src):
+    """Write a block to the tile: an ordinary store (see fence)."""
+    dst = dst.one()
+    task, where, fault = begin("local_store", dst.name)
+    _check_block(dst, src)
+    if fault == "drop":
+        return
+    sync.store(task, dst.view, values.to_stored(src, dst.dtype.name), where, dst.name)
+    if task.machine.timed:
+        task.machine.spend(task, "local_store", f"store {dst.name}", where, space=dst.space, bytes=dst.nbytes, warps=task.num_warps)
+
+
+def _check_block(dst, src):
+    if not isinstance(src, tl.tensor):
+        raise TypeError(f"local_store needs a block, got {type(src).__name__}")
+    if src.dtype.name != dst.dtype.name:
+        raise ValueError(f"local_store: the block is {src.dtype}, {dst.name} holds {dst.dtype}; convert with .to({dst.dtype})")
+    shape = [int(s) for s in src.shape]
+    if shape != dst.shape:
+        raise ValueError(f"local_store: the block is {shape}, {dst.name} is {dst.shape}")
+
+
+@api
+def local_gather(src, indices, axis, token=None):
+    """result[.., i, ..] = src[.., indices[.., i, ..], ..] along `axis` of an SMEM tile."""
+    import numpy as np
+
+    src = src.one()
+    assert src.space == "smem", "local_gather only supports shared memory!"
+    task, where, fault = begin("local_gather", src.name)
+    data = sync.load(task, src.view, where, src.name)
+    index = _indices(task, indices, where).astype(np.int64)
+    _check_indices(index, src, integer(axis))
+    return values.from_stored(np.take_along_axis(data, index, integer(axis)), src.dtype)
+
+
+@api
+def local_scatter(dst, src, indices, axis, token=None):
+    """dst[.., indices[.., i, ..], ..] = src[.., i, ..] along `axis` of an SMEM tile."""
+    import numpy as np
+
+    dst = dst.one()
+    assert dst.space == "smem", "local_scatter only supports shared memory!"
+    task, where, fault = begin("local_scatter", dst.name)
+    index = _indices(task, indices, where).astype(np.int64)
+    _check_indices(index, dst, integer(axis))
+    view = dst.view
+    data = view.read().copy()
+    np.put_along_axis(data, index, values.to_stored(src, dst.dtype.name), integer(axis))
+    sync.store(task, view, data, where, dst.name)
+
+
+def _indices(task, indices, where):
+    if isinstance(indices, buffered_tensor):
+        indices = indices.one()
+        return sync.load(task, indices.view, where, indices.name)
+    return values.to_numpy(indices)
+
+
+def _check_indices(index, buffer, axis):
+    n = buffer.shape[axis]
+    if index.size and (index.min() < 0 or index.max() >= n):
+        raise errors.BufferIndexError(
+            f"an index from {index.min()} to {index.max()} into axis {axis} of {buffer.name}, which has {n}",
+            [f"at {show(here())}"],
+            where=here(),
+        )

@@ -1,0 +1,360 @@
+"""The tensor core: async_dot, async_dot_scaled, commits, and copies from shared to tensor memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import triton.language as tl
+
+from .. import dtypes, errors
+from ..frontend import values
+from ..locations import show
+from ..machine import engines, sync
+from .api import api, begin, constant, integer, plain, predicate, running, truth
+from .buffers import buffered_tensor
+
+_FORMATS = {"e4m3": "fp8e4nv", "e5m2": "fp8e5", "e2m1": None}
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+_MX = 32  # elements that share a scale
+_FLOATS = ("fp16", "bf16", "fp32", "fp8e4nv", "fp8e5")
+
+
+# ---------------------------------------------------------------- tcgen05 (Blackwell) and wgmma (Hopper)
+
+
+@api
+def async_dot(
+    A,
+    B,
+    acc=None,
+    use_acc=None,
+    pred=None,
+    mBarriers=(),
+    two_ctas=False,
+    force_async=False,
+    input_precision=None,
+    out_dtype=tl.float32,
+):
+    """acc += A @ B on the tensor core, or acc = A @ B with use_acc=False.
+
+    acc in TMEM (Blackwell): asynchronous if a barrier or force_async is given. acc a block or None (Hopper): returns the
+    new accumulator,
+    which is valid after async_dot_wait.
+    """
+    A = A.one() if isinstance(A, buffered_tensor) else A
+    B = B.one()
+    _check_shapes(A, B)
+    if isinstance(acc, buffered_tensor):
+        return _tcgen05(A, B, acc.one(), use_acc, pred, plain(mBarriers), truth(two_ctas), truth(force_async))
+    assert running().machine.options.arch != 100 or acc is not None, "the accumulator must be in tensor memory on Blackwell"
+    return _wgmma(A, B, acc, plain(out_dtype))
+
+
+def _shape(x):
+    return [int(s) for s in x.shape]
+
+
+def _check_shapes(A, B):
+    a, b = _shape(A), _shape(B)
+    assert len(a) == 2 and len(b) == 2, f"async_dot takes two-dimensional operands, got {a} and {b}"
+    assert a[1] == b[0], (
+        f"First input shape ({a}) and second input shape {b} are not compatible for matmul "
+        f"(second index of first shape ({a[1]}) must be equal to first index of second shape ({b[0]})"
+    )
+    assert a[0] >= 64, "M must be at least 64"
+    assert a[1] >= 16, "K must be at least 16"
+    assert b[1] >= 32, "N must be at least 32"
+    da, db = A.dtype.name, B.dtype.name
+    mixed = da.startswith("fp8") and db.startswith("fp8")
+    assert da == db or mixed, f"Both operands must be same dtype. Got {A.dtype} and {B.dtype}"
+
+
+def _pair(task, two, where):
+    """The CTAs whose memory an MMA uses: the task's own, or the pair it leads."""
+    if not two:
+        return [task.cta]
+    ctas = task.cta.cluster.ctas
+    first = task.cta.rank & ~1
+    if len(ctas) < first + 2:
+        raise errors.ClusterError("two_ctas needs a cluster of two CTAs", [f"at {show(where)}"], where=where)
+    return ctas[first : first + 2]
+
+
+def _commit_targets(task, bars, pair, where):
+    """An MMA's barriers: the CTA's own, or those of both CTAs of the pair."""
+    return [bar.machine_barrier(task, where, cta if bar.rank is None else None) for bar in bars for cta in pair]
+
+
+def _check_accumulator(acc, m, n, two, where):
+    if acc.space != "tmem":
+        raise ValueError("the accumulator of a Blackwell MMA lies in tensor memory (storage_kind.tmem)")
+    if acc.shape != [m, n]:
+        raise ValueError(f"async_dot: the accumulator {acc.name} is {acc.shape}, the product is {[m, n]}")
+    bad = m % 64 or (m > 128 and m % 128) or n % 16 or (n > 256 and n % 256)
+    if bad:
+        raise errors.MmaShapeError(f"the tensor core has no {m} x {n} tile", [f"at {show(where)}"], where=where)
+    if two:
+        acc.allocation.set_mode("half" if m == 64 else "plain")
+    elif acc.allocation.mode == "half":
+        acc.allocation.set_mode("plain")
+
+
+def _tcgen05(A, B, acc, use_acc, pred, bars, two, force_async):
+    task, where, fault = begin("async_dot", acc.name)
+    if not isinstance(A, buffered_tensor):
+        raise AssertionError("register operand is not supported on Blackwell")
+    if B.space != "smem":
+        raise ValueError("the second operand of an MMA lies in shared memory")
+    if two and task.cta.rank % 2:  # only the leader of a pair issues
+        return None
+    pair = _pair(task, two, where)
+    m, k, n = A.shape[0], A.shape[1], B.shape[1] * len(pair)
+    As, Bs, Cs = ([x.twin(task, cta, where) for cta in pair] for x in (A, B, acc))
+    for c in Cs:
+        _check_accumulator(c, m, n, two, where)
+    if fault == "drop" or not predicate(pred):
+        return None
+    targets = [] if fault == "nobar" else _commit_targets(task, bars, pair, where)
+    accumulate = True if use_acc is None else truth(use_acc)
+    reads = [(x.view, x.name) for x in (*As, *Bs)]
+    writes = [(c.view, c.name) for c in Cs]
+    if accumulate:
+        reads += writes
+
+    def compute():
+        b = [dtypes.decode(x.view.read(), x.dtype_name) for x in Bs]
+        b = np.concatenate(b, axis=1) if two else b[0]
+        for a, c in zip(As, Cs):
+            _accumulate(c, _product(dtypes.decode(a.view.read(), a.dtype_name), b), accumulate)
+
+    facts = dict(m=m * len(pair), n=n, k=k, itemsize_a=dtypes.itemsize(A.dtype_name), a_space=A.space, two_cta=two, scaled=False)
+    title = f"{acc.name} {'+=' if accumulate else '='} {A.name} @ {B.name}"
+    engines.mma(task, compute, reads, writes, targets, where, title, facts, wait=not (bars or force_async))
+    return None
+
+
+def _product(a, b):
+    if a.dtype.kind in "iu":
+        return a.astype(np.int32) @ b.astype(np.int32)
+    return np.matmul(a, b)
+
+
+def _accumulate(c, product, accumulate):
+    view = c.view
+    if accumulate:
+        held = dtypes.decode(view.read(), c.dtype_name)
+        if c.dtype_name == "fp32" and view.arr is not None and view.arr.shape == view.shape:
+            view.arr += product
+            return
+        product = held + product
+    view.write(dtypes.encode(product, c.dtype_name))
+
+
+def _wgmma(A, B, acc, out_dtype):
+    task, where, fault = begin("async_dot", B.name)
+    m, k, n = *_shape(A), _shape(B)[1]
+    if acc is not None and _shape(acc) != [m, n]:
+        raise ValueError(f"async_dot: the accumulator is {_shape(acc)}, the product is {[m, n]}")
+    operands = [x for x in (A, B) if isinstance(x, buffered_tensor)]
+    a = dtypes.decode(A.view.read(), A.dtype_name) if isinstance(A, buffered_tensor) else values.to_numpy(A)
+    product = _product(a, dtypes.decode(B.view.read(), B.dtype_name))
+    dtype = acc.dtype if acc is not None else out_dtype
+    if acc is not None:
+        product = product + values.to_numpy(acc)
+    facts = dict(
+        m=m,
+        n=n,
+        k=k,
+        itemsize_a=dtypes.itemsize(A.dtype.name),
+        a_space=A.space if isinstance(A, buffered_tensor) else "reg",
+        two_cta=False,
+        scaled=False,
+    )
+    engines.wgmma(task, [(x.view, x.name) for x in operands], where, f"{B.name}", facts)
+    return values.from_numpy(dtypes.round_to(product, dtype.name), dtype)
+
+
+@api
+def async_dot_wait(pendings, inp=None):
+    """Hopper: wait until at most `pendings` MMAs of this task are in flight; returns `inp`."""
+    task, where, fault = begin("async_dot_wait", "")
+    if fault != "drop":
+        engines.wgmma_wait(task, integer(constant(pendings, "pendings")), where)
+    return inp
+
+
+@api
+def tcgen05_commit(mBarrier, two_ctas=False):
+    """One arrival on the barrier once all earlier tensor-core operations of this task have finished."""
+    task, where, fault = begin("tcgen05_commit", mBarrier.array.name)
+    two = truth(two_ctas)
+    if fault == "drop" or (two and task.cta.rank % 2):
+        return
+    pair = _pair(task, two, where)
+    engines.commit(task, _commit_targets(task, [mBarrier], pair, where), where, f"commit {mBarrier.array.name}")
+
+
+# ---------------------------------------------------------------- block scales
+
+
+def _unpack_scales(raw, rows, cols):
+    """Scales as the tensor core expects them in SMEM (blocks of 128 rows x 4 columns as [32][4][4] bytes) -> [rows, cols]."""
+    blocks = raw.reshape(-(-rows // 128), -(-cols // 4), 32, 4, 4)
+    full = blocks.transpose(0, 3, 2, 1, 4).reshape(blocks.shape[0] * 128, blocks.shape[1] * 4)
+    return full[:rows, :cols]
+
+
+def _scale_matrix(buffer, rows, cols):
+    """Factors 2^(e - 127) as float32 [rows, cols]; 255 is NaN."""
+    raw = buffer.view.read()
+    if buffer.space == "smem" and not (list(raw.shape) == [rows, cols] and raw.size % 512):
+        if raw.size != -(-rows // 128) * 128 * -(-cols // 4) * 4:
+            raise ValueError(
+                f"async_dot_scaled: {buffer.name} {buffer.shape} does not hold the scales of a {rows} x {cols * _MX} operand"
+            )
+        raw = _unpack_scales(np.ascontiguousarray(raw), rows, cols)
+    elif raw.shape[0] < rows or raw.shape[1] < cols:
+        raise ValueError(
+            f"async_dot_scaled: {buffer.name} {buffer.shape} does not hold the scales of a {rows} x {cols * _MX} operand"
+        )
+    code = raw[:rows, :cols].astype(np.uint8)
+    return np.where(code == 255, np.float32(np.nan), np.ldexp(np.float32(1), code.astype(np.int32) - 127).astype(np.float32))
+
+
+def _operand(buffer, fmt, along):
+    """A scaled operand's values; fp4 is packed two a byte along axis `along`."""
+    raw = buffer.view.read()
+    if fmt != "e2m1":
+        return dtypes.decode(raw.view(np.uint8) if raw.dtype != np.uint8 else raw, _FORMATS[fmt])
+    low, high = _E2M1[raw & 15], _E2M1[(raw >> 4) & 15]
+    shape = list(raw.shape)
+    shape[along] *= 2
+    return np.stack([low, high], axis=along + 1).reshape(shape)
+
+
+@api
+def async_dot_scaled(
+    A,
+    B,
+    acc,
+    A_scale,
+    A_format,
+    B_scale,
+    B_format,
+    use_acc=None,
+    pred=None,
+    mBarriers=(),
+    two_ctas=False,
+    force_async=False,
+    out_dtype=tl.float32,
+):
+    """acc (+)= (A * A_scale) @ (B * B_scale): fp8 or fp4 operands with one power-of-two scale per 32 values along K."""
+    A, B, acc, A_scale, B_scale = (_buffer(x).one() for x in (A, B, acc, A_scale, B_scale))
+    a_format, b_format = plain(A_format), plain(B_format)
+    assert A.shape[0] >= 64, "M must be at least 64"
+    assert A.shape[1] >= 16, "K must be at least 16"
+    assert B.shape[1] >= 32, "N must be at least 32"
+    assert running().machine.options.arch != 90, "async_dot_scaled is only available on Blackwell"
+    assert B.space == "smem", "input must be a shared memory tensor"
+    assert a_format in _FORMATS, f"Unsupported A_format: {a_format}"
+    assert b_format in _FORMATS, f"Unsupported B_format: {b_format}"
+    task, where, fault = begin("async_dot_scaled", acc.name)
+    two, bars = truth(two_ctas), plain(mBarriers)
+    if two and task.cta.rank % 2:
+        return None
+    pair = _pair(task, two, where)
+    m, n = A.shape[0], B.shape[1] * len(pair)
+    k = A.shape[1] * (2 if a_format == "e2m1" else 1)
+    k_of_b = B.shape[0] * (2 if b_format == "e2m1" else 1)
+    assert k == k_of_b, f"K differs: {k} of {A.name} ({a_format}), {k_of_b} of {B.name} ({b_format})"
+    As, Bs, Cs, SAs, SBs = ([x.twin(task, cta, where) for cta in pair] for x in (A, B, acc, A_scale, B_scale))
+    for c in Cs:
+        _check_accumulator(c, m, n, two, where)
+    if fault == "drop" or not predicate(pred):
+        return None
+    targets = [] if fault == "nobar" else _commit_targets(task, bars, pair, where)
+    accumulate = True if use_acc is None else truth(use_acc)
+    reads = [(x.view, x.name) for x in (*As, *Bs, *SAs, *SBs)]
+    writes = [(c.view, c.name) for c in Cs]
+    groups = -(-k // _MX)
+
+    def compute():
+        b = np.concatenate([_operand(x, b_format, 0) for x in Bs], axis=1)
+        for a, sa, sb, c in zip(As, SAs, SBs, Cs):
+            b_scale = _b_scales(sb, SBs, n, groups)
+            left = _operand(a, a_format, 1) * np.repeat(_scale_matrix(sa, m, groups), _MX, axis=1)[:, :k]
+            right = b * np.repeat(b_scale, _MX, axis=1)[:, :k].T
+            _accumulate(c, left @ right, accumulate)
+
+    facts = dict(m=m * len(pair), n=n, k=k, itemsize_a=1, a_space=A.space, two_cta=two, scaled=True)
+    title = f"{acc.name} {'+=' if accumulate else '='} scaled {A.name} @ {B.name}"
+    engines.mma(
+        task,
+        compute,
+        reads + writes if accumulate else reads,
+        writes,
+        targets,
+        where,
+        title,
+        facts,
+        wait=not (bars or truth(force_async)),
+    )
+    return None
+
+
+def _b_scales(own, both, n, groups):
+    """Scales of all n columns of B: each CTA of a pair holds all of them, or its half."""
+    rows = own.shape[0] if own.space == "tmem" else own.view.read().size // (-(-groups // 4) * 4)
+    if rows >= n or len(both) == 1:
+        return _scale_matrix(own, n, groups)
+    return np.concatenate([_scale_matrix(s, n // len(both), groups) for s in both])
+
+
+def _buffer(x):
+    assert isinstance(x, buffered_tensor), "input must be a buffered tensor"
+    return x
+
+
+@api
+def tmem_copy(src, dst):
+    """Copy SMEM to TMEM on the tensor core's pipe (so later MMAs of this task see it without a barrier)."""
+    assert isinstance(src, buffered_tensor), "source must be a buffered tensor"
+    assert isinstance(dst, buffered_tensor), "destination must be a buffered tensor"
+    assert src.space == "smem", "source must be in shared memory"
+    assert dst.space == "tmem", "destination must be in tensor memory"
+    src, dst = src.one(), dst.one()
+    scales = dst.dtype_name in ("int8", "uint8")
+    if scales:
+        _check_scale_copy(src, dst)
+    elif int(np.prod(src.shape)) * dtypes.itemsize(src.dtype_name) != int(np.prod(dst.shape)) * dtypes.itemsize(dst.dtype_name):
+        raise ValueError(f"tmem_copy: {src.name} {src.shape} and {dst.name} {dst.shape} differ in size")
+    task, where, fault = begin("tmem_copy", dst.name)
+    if fault == "drop":
+        return
+
+    def compute():
+        raw = np.ascontiguousarray(src.view.read())
+        dst.view.write(_unpack_scales(raw, *dst.shape) if scales else raw.view(dst.view.dtype).reshape(dst.shape))
+
+    engines.mma(task, compute, [(src.view, src.name)], [(dst.view, dst.name)], [], where, f"copy {src.name}", None)
+
+
+def _check_scale_copy(src, dst):
+    message = (
+        "scale tmem_copy requires an explicit packed i8 SMEM shape matching the rank-2 TMEM scale shape; "
+        "accepted source shapes are [rows / 128, cols / 4, 32, 16], [rows / 128, cols / 4, 32, 4, 4], "
+        "[1, rows / 128, cols / 4, 2, 256], or [rows / 128, (cols / 4) * 512]"
+    )
+    assert src.dtype_name in ("int8", "uint8"), message
+    rows, cols = dst.shape
+    assert rows % 128 == 0 and cols % 4 == 0, message
+    r, c = rows // 128, cols // 4
+    assert src.shape in ([r, c, 32, 16], [r, c, 32, 4, 4], [1, r, c, 2, 256], [r, c * 512]), message
+
+
+@api
+def require_layout(x, layout):
+    """Pins a register layout; values do not change."""
+    return x
+
+
+__all__ = ["async_dot", "async_dot_scaled", "async_dot_wait", "require_layout", "sync", "tcgen05_commit", "tmem_copy"]

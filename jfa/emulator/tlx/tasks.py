@@ -1,0 +1,163 @@
+"""Warp specialisation: async_tasks, async_task, and what they cost in threads and registers."""
+
+from __future__ import annotations
+
+from .. import errors
+from ..locations import here, show
+from ..machine import limits, sync
+from .api import api, plain, running
+
+
+class async_task:
+    """One task of an async_tasks region: async_task("default") or async_task(num_warps=..., registers=..., replicate=...)."""
+
+    def __init__(self, *args, _builder=None, **kwargs):
+        self.is_default = self.is_explict = False
+        self.task_ids = self.num_warps = self.num_regs = self.replicate = self.warp_group_start_id = None
+        if args:
+            assert len(args) == 1
+            if plain(args[0]) != "default":
+                self.task_ids = list({plain(t) for t in args[0]})
+                return
+            self.is_explict = self.is_default = True
+            assert "num_regs" not in kwargs and "registers" not in kwargs, (
+                "Cannot specify registers for the default async_task; it receives leftover registers from the partition budget"
+            )
+        else:
+            self.is_explict = True
+            self.num_warps = plain(kwargs.get("num_warps"))
+            self.num_regs = plain(kwargs.get("num_regs", kwargs.get("registers")))
+            if self.num_regs is not None and self.num_regs % limits.REGISTER_STEP:
+                raise ValueError(f"num_regs must be divisible by 8, got {self.num_regs}")
+        self.replicate = plain(kwargs.get("replicate", 1))
+        self.warp_group_start_id = plain(kwargs.get("warp_group_start_id"))
+
+    def __enter__(self):
+        raise errors.NotSupported("this async_task was not rewritten: it must be a `with` directly inside `with tlx.async_tasks()`")
+
+    def __exit__(self, *_):
+        return False
+
+
+class async_tasks:
+    """The region: on leaving it all its tasks run, each by its own warps, and the kernel goes on when all have ended."""
+
+    def __init__(self, *args, exclusive=False, no_ending_cluster_sync=False, **kwargs):
+        self.exclusive, self.no_ending_cluster_sync = plain(exclusive), plain(no_ending_cluster_sync)
+        self.entries = []
+
+    def __enter__(self):
+        running().regions.append(self)
+        return self
+
+    def __exit__(self, kind, error, trace):
+        task = running()
+        if kind is None:
+            _run(self, task)
+        elif task is not None and self in task.regions:
+            task.regions.remove(self)
+        return False
+
+
+@api
+def _run(region, task):
+    task.regions.remove(region)
+    entries = region.entries
+    if all(entry[0].is_default for entry in entries):  # nothing to specialise: the code runs in place
+        for _, body, _, _ in entries:
+            body()
+        return
+    where = entries[0][3]
+    _check(task, [entry[0] for entry in entries], where)
+    specs = []
+    for spec, body, name, _ in entries:
+        warps = task.cta.num_warps if spec.is_default else spec.num_warps
+        for replica in range(spec.replicate):
+            specs.append((f"{name}[{replica}]" if spec.replicate > 1 else name, body, warps, replica))
+    sync.run_region(task, specs, where)
+
+
+def _check(task, specs, where):
+    for spec in specs:
+        assert spec.is_explict
+        assert spec.replicate is not None, "Replicate must be non-None task"
+    assert sum(s.is_default for s in specs) == 1, "Default task must be one and only one"
+    others = [s for s in specs if not s.is_default]
+    for spec in others:
+        assert spec.num_warps is not None, "num_warps must be given for every task but the default one"
+        assert spec.num_warps in (1, 2, 4, 8, 16), f"num_warps must be a power of two up to 16, got {spec.num_warps}"
+    registers = [s.num_regs for s in others if s.num_regs]
+    assert len(registers) in (0, len(others)), "Registers are set for either ALL or NONE of non-default tasks"
+    starts = [s.warp_group_start_id for s in others if s.warp_group_start_id is not None]
+    assert len(starts) in (0, len(others)), "warp_group_start_id must be set for either ALL or NONE of non-default tasks"
+    default = next(s for s in specs if s.is_default)
+    if starts:
+        _check_starts(others, task.cta.num_warps)
+    _check_threads(task, others, default, where)
+    if registers:
+        _check_registers(task, others, default, where)
+
+
+def _check_starts(others, default_warps):
+    ranges = [(s.warp_group_start_id, s.warp_group_start_id + s.num_warps * s.replicate) for s in others]
+    for number, (start, end) in enumerate(ranges):
+        assert start >= 0, f"warp_group_start_id[{number}] = {start} must be non-negative"
+        assert not (start < default_warps and 0 < end), (
+            f"Overlapping warp ranges: task {number} uses warps [{start}, {end}) "
+            f"which overlaps with default region warps [0, {default_warps})"
+        )
+        for other, (begin, stop) in enumerate(ranges[number + 1 :], number + 1):
+            assert not (start < stop and begin < end), (
+                f"Overlapping warp ranges: task {number} uses warps [{start}, {end}) and task {other} uses warps [{begin}, {stop})"
+            )
+
+
+def _warps(task, others, default):
+    return task.cta.num_warps * default.replicate + sum(s.num_warps * s.replicate for s in others)
+
+
+def _check_threads(task, others, default, where):
+    warps = _warps(task, others, default)
+    if warps * limits.WARP > limits.MAX_THREADS:
+        lines = [f"default: {task.cta.num_warps} warps", *(f"{s.num_warps} warps x {s.replicate}" for s in others)]
+        raise errors.ThreadLimitError(
+            f"{warps} warps are {warps * 32} threads, a CTA has at most 1024", [f"at {show(where)}", *lines]
+        )
+
+
+def _check_registers(task, others, default, where):
+    total = 0
+    for spec in others:
+        if not limits.MIN_REGISTERS <= spec.num_regs <= limits.MAX_REGISTERS:
+            raise errors.RegisterLimitError(f"registers={spec.num_regs} is outside 24..256", [f"at {show(where)}"])
+        total += spec.num_regs * spec.num_warps * spec.replicate * limits.WARP
+    least = limits.MIN_REGISTERS * task.cta.num_warps * default.replicate * limits.WARP
+    if total + least > limits.REGISTERS:
+        lines = [f"{s.num_warps} warps x {s.replicate} x 32 x {s.num_regs} registers" for s in others]
+        raise errors.RegisterLimitError(
+            f"{total:,} registers for the tasks and at least {least:,} for the default one: an SM has {limits.REGISTERS:,}",
+            [f"at {show(where)}", *lines],
+        )
+
+
+def register_task(task, body, name, location):
+    """What a rewritten `with tlx.async_task(...)` calls: remember the task until its region ends."""
+    regions = running().regions
+    if not regions:
+        raise errors.NotSupported("async_task outside of async_tasks", [f"at {show((location,))}"])
+    regions[-1].entries.append((task, body, name, (tuple(location),)))
+
+
+@api
+def async_task_replica_id():
+    """Which replica of its async_task this is: a constexpr."""
+    task = running()
+    assert task.parent is not None, "async_task_replica_id must be called inside an async region where the stack must be non-empty"
+    return task.replica
+
+
+class warp_pipeline_stage:
+    """AMD only."""
+
+    def __init__(self, label=None, *, priority=None):
+        raise errors.NotSupported("tlx.warp_pipeline_stage is only supported on AMD (HIP) targets", [f"at {show(here())}"])

@@ -1,0 +1,82 @@
+"""Layouts, enumerations and the like: TLX's own classes where Triton has TLX, a stand-in with the same names and checks
+elsewhere."""
+
+from __future__ import annotations
+
+import enum
+
+try:
+    from triton.language.extra.tlx.types import (  # the wheel's own classes: host code and kernels share them
+        DummyRegisterLayoutEncoding,
+        TMemCTAMode,
+        layout,
+        layout_encoding,
+        nv_mma_shared_layout_encoding,
+        padded_shared_layout_encoding,
+        reuse_group_type,
+        shared_layout_encoding,
+        storage_kind,
+        swizzled_layout,
+        swizzled_shared_layout_encoding,
+        tensor_memory_layout_encoding,
+    )
+except ImportError:
+
+    class storage_kind(enum.Enum):
+        smem = "smem"
+        tmem = "tmem"
+        smemCluster = "smemCluster"
+
+    class reuse_group_type(enum.Enum):
+        shared = "shared"
+        distinct = "distinct"
+
+    class TMemCTAMode:
+        DEFAULT, TwoCTA_LHS, TwoCTA_RHS = 0, 1, 2
+
+    class layout_encoding:
+        """Any layout: the emulator stores tiles in logical order, so a layout only travels along."""
+
+        def __init__(self, *args, **kwargs):
+            self.arguments = (args, kwargs)
+
+        @classmethod
+        def make_default(cls, *args, **kwargs):
+            return cls(*args, **kwargs)
+
+        def make_permute(self, dims):
+            return self
+
+        def __repr__(self):
+            return type(self).__name__
+
+    class shared_layout_encoding(layout_encoding):
+        pass
+
+    class swizzled_shared_layout_encoding(shared_layout_encoding):
+        pass
+
+    class padded_shared_layout_encoding(shared_layout_encoding):
+        with_bases = with_identity_for = classmethod(lambda cls, *args, **kwargs: cls(*args, **kwargs))
+
+    class tensor_memory_layout_encoding(shared_layout_encoding):
+        pass
+
+    class nv_mma_shared_layout_encoding(shared_layout_encoding):
+        pass
+
+    class swizzled_layout(layout_encoding):
+        pass
+
+    class layout(layout_encoding):
+        pass
+
+    class DummyRegisterLayoutEncoding(layout_encoding):
+        pass
+
+
+__all__ = [
+    *("DummyRegisterLayoutEncoding", "TMemCTAMode", "layout", "layout_encoding", "nv_mma_shared_layout_encoding"),
+    *("padded_shared_layout_encoding", "reuse_group_type", "shared_layout_encoding", "storage_kind", "swizzled_layout"),
+    *("swizzled_shared_layout_encoding", "tensor_memory_layout_encoding"),
+]

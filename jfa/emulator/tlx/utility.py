@@ -1,0 +1,202 @@
+"""Small things: ranks, clocks, dtypes, warp votes, stochastic rounding, layout diagnostics."""
+
+from __future__ import annotations
+
+import numpy as np
+import triton.language as tl
+
+from .. import dtypes, errors
+from ..frontend import values
+from ..locations import here, show
+from .api import api, begin, integer, plain, running
+from .buffers import buffered_tensor
+
+_WARP = 32
+
+
+@api
+def cluster_cta_rank():
+    """This CTA's number in its cluster, over all dimensions."""
+    return values.make_scalar(running().cta.rank, tl.int32)
+
+
+@api
+def cluster_size_1d():
+    """How many CTAs the cluster has."""
+    return values.make_scalar(len(running().cta.cluster.ctas), tl.int32)
+
+
+@api
+def thread_id(axis):
+    """Index of the thread within its CTA. The emulator works on whole tiles: every thread is its task's first one (a
+    warning says so)."""
+    axis = plain(axis)
+    if axis not in (0, 1, 2):
+        raise ValueError(f"thread_id axis must be 0, 1, or 2 but got {axis}")
+    task = running()
+    task.machine.warn(
+        errors.NotSupported(
+            "thread_id: the emulator runs tiles, not threads; the code runs as the first thread of its task",
+            [f"at {show(here())}"],
+            "",
+            here(),
+        )
+    )
+    return values.make_scalar(0, tl.int32)
+
+
+@api
+def dtype_of(v):
+    """Element type of a block, a pointer, a descriptor or a buffer."""
+    if isinstance(v, buffered_tensor):
+        return v.dtype
+    if isinstance(v, tl.tensor):
+        dtype = v.dtype
+        return dtype.element_ty if dtype.is_ptr() else dtype
+    if hasattr(v, "block_shape"):
+        return v.dtype
+    raise ValueError(f"dtype_of only works on tensors and tensor descriptors, but got {v}")
+
+
+@api
+def size_of(dtype):
+    """Bytes of one element."""
+    dtype = plain(dtype)
+    assert isinstance(dtype, tl.dtype), f"size_of expects a dtype, but got {type(dtype)}"
+    return dtype.primitive_bitwidth // 8
+
+
+@api
+def get_fp8_format_name(dtype):
+    """ "e5m2" or "e4m3"."""
+    dtype = plain(dtype)
+    assert isinstance(dtype, tl.dtype), f"get_fp8_format_name expects a dtype, but got {type(dtype)}"
+    names = {"fp8e5": "e5m2", "fp8e4nv": "e4m3"}
+    if dtype.name not in names:
+        raise AssertionError(f"get_fp8_format_name only supports tl.float8e5 (e5m2) and tl.float8e4nv (e4m3), but got {dtype}")
+    return names[dtype.name]
+
+
+@api
+def clock64():
+    """A counter that advances: modelled cycles under the timed policy, operations so far otherwise."""
+    task, _, _ = begin("clock64", "")
+    machine = task.machine
+    machine.stats["clock"] += 1
+    now = int(task.time) if machine.timed else sum(machine.stats.values())
+    return values.make_scalar(now, tl.int64)
+
+
+# ---------------------------------------------------------------- warps
+
+
+def _by_warp(flat, function):
+    """function(rows of 32 lanes) with the result spread over each row. A warp holds 32 consecutive elements."""
+    if flat.size % _WARP:
+        return np.full(flat.shape, function(flat[None, :])[0])
+    return np.repeat(function(flat.reshape(-1, _WARP)), _WARP)
+
+
+@api
+def vote_ballot_sync(mask, pred):
+    """Every lane's predicate as one bit, for each warp: a block of int32 in the predicate's shape."""
+    mask = integer(mask) & 0xFFFFFFFF
+    begin("vote_ballot_sync", "")
+    if not isinstance(pred, tl.tensor) or not values.is_block(pred):
+        return values.make_scalar(int(np.uint32(mask if values.scalar(pred) else 0).view(np.int32)), tl.int32)
+    data = values.to_numpy(pred)
+    bits = np.uint32(1) << np.arange(_WARP, dtype=np.uint32)
+
+    def ballot(rows):
+        votes = (rows * bits[: rows.shape[1]]).sum(axis=1, dtype=np.uint64)
+        return (votes & np.uint64(mask)).astype(np.uint32).view(np.int32)
+
+    flat = (data != 0).reshape(-1)
+    if flat.size < _WARP:  # the block repeats over the warp's lanes
+        flat = np.resize(flat, _WARP)
+        return values.from_numpy(np.full(data.shape, ballot(flat[None, :])[0], np.int32), tl.int32)
+    return values.from_numpy(_by_warp(flat, ballot).reshape(data.shape), tl.int32)
+
+
+_REDUX = {
+    "max": lambda rows: rows.max(axis=1),
+    "min": lambda rows: rows.min(axis=1),
+    "abs_max": lambda rows: np.abs(rows).max(axis=1),
+    "abs_min": lambda rows: np.abs(rows).min(axis=1),
+}
+
+
+@api
+def warp_redux(x, op):
+    """Each element becomes the reduction over its warp's 32 lanes: 32 consecutive rows (axis 0) hold one element a lane."""
+    data = values.to_numpy(x)
+    function = _REDUX[plain(op)]
+    if data.ndim == 2 and data.shape[0] % _WARP == 0:
+        blocks = data.reshape(-1, _WARP, data.shape[1]).transpose(0, 2, 1)
+        reduced = function(blocks.reshape(-1, _WARP)).reshape(blocks.shape[:2])
+        out = np.repeat(reduced, _WARP, axis=0)
+    else:
+        out = _by_warp(data.reshape(-1), function).reshape(data.shape)
+    return values.from_numpy(np.ascontiguousarray(out), x.dtype)
+
+
+# ---------------------------------------------------------------- rounding
+
+_DROPPED = {"bf16": 16, "fp16": 13, "fp8e4nv": 20, "fp8e5": 21}  # fp32 mantissa bits that the format lacks
+_LARGEST = {"bf16": 3.3895313892515355e38, "fp16": 65504.0, "fp8e4nv": 448.0, "fp8e5": 57344.0}
+_SMALLEST_EXPONENT = {"bf16": -126, "fp16": -14, "fp8e4nv": -6, "fp8e5": -14}
+
+
+@api
+def stoch_round(src, dst_ty, rand_bits):
+    """fp32 -> fp8, bf16 or fp16, up with the probability of what is cut off; saturates. rand_bits: uint32, one an element."""
+    dst_ty = plain(dst_ty)
+    assert running().machine.options.arch != 90, "stoch_round requires compute capability >= 100 (Blackwell GPU)"
+    assert src.dtype.name == "fp32", f"Stochastic rounding only supports fp32 source, got {src.dtype}. Source must be float32."
+    assert dst_ty.name in _DROPPED, (
+        f"Stochastic rounding only supports fp8/fp16/bf16 destination, got {dst_ty}. "
+        "Supported types: float8e5 (fp8 E5M2), float8e4nv (fp8 E4M3FN), float16, bfloat16"
+    )
+    if values.is_block(src) != values.is_block(rand_bits):
+        raise ValueError(
+            "src and rand_bits must both be blocks or both be scalars, "
+            f"got src_ty.is_block()={values.is_block(src)}, rbits_ty.is_block()={values.is_block(rand_bits)}"
+        )
+    x = np.atleast_1d(np.asarray(values.to_numpy(src), np.float32))
+    random = np.atleast_1d(np.asarray(values.to_numpy(rand_bits))).astype(np.uint32)
+    assert x.shape == random.shape, f"rand_bits shape {random.shape} must match src shape {x.shape}"
+    out = _round_stochastically(x, dst_ty.name, random)
+    return values.from_numpy(out if values.is_block(src) else out.reshape(()), dst_ty)
+
+
+def _round_stochastically(x, name, random):
+    """Add random bits below the last kept one, then cut; in units of the last place, so subnormals work too."""
+    _, exponent = np.frexp(x.astype(np.float64))
+    lowest = _SMALLEST_EXPONENT[name]
+    kept = 23 - _DROPPED[name]
+    unit = np.exp2((np.maximum(exponent - 1, lowest) - kept).astype(np.float64))
+    bits = min(16, _DROPPED[name])
+    noise = (random & np.uint32((1 << bits) - 1)).astype(np.float64) / (1 << bits)
+    rounded = np.sign(x) * np.floor(np.abs(x.astype(np.float64)) / unit + noise) * unit
+    limit = _LARGEST[name]
+    rounded = np.where(np.isnan(x), np.nan, np.clip(rounded, -limit, limit))
+    return dtypes.round_to(rounded.astype(np.float32), name)
+
+
+# ---------------------------------------------------------------- diagnostics
+
+
+@api
+def assert_same_layout(lhs, rhs):
+    """Layouts are the compiler's: nothing to compare here."""
+
+
+@api
+def dump_layout(x):
+    """Layouts are the compiler's: nothing to print here."""
+
+
+__all__ = [
+    *("assert_same_layout", "clock64", "cluster_cta_rank", "cluster_size_1d", "dtype_of", "dump_layout"),
+    *("get_fp8_format_name", "size_of", "stoch_round", "thread_id", "vote_ballot_sync", "warp_redux"),
+]
