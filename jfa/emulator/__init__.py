@@ -1,1 +1,99 @@
-"""Runs Triton and TLX kernels on a CPU. It imports nothing of jfa outside itself."""
+"""Runs Triton and TLX kernels on a CPU, unmodified, with errors that teach. It imports nothing of jfa outside itself.
+
+    import jfa.emulator as emulator          # installs the launch hook: kernel[grid](cpu tensors) now runs here
+
+    with emulator.options(policy="random", seed=3):
+        kernel[grid](x, y, n, BLOCK=128)
+    emulator.last()                          # the Run: findings, warnings, events, stats
+
+Modules load on use: the machine needs greenlet and numpy, the frontend Triton.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+import warnings
+
+from .errors import EmulatorError, NotSupported
+from .options import Options
+
+__all__ = ["EmulatorError", "NotSupported", "Options", "install", "last", "options", "run", "uninstall"]
+
+
+def _hooks():
+    return importlib.import_module(".frontend.hooks", __name__)
+
+
+def install():
+    """Send launches on CPU tensors (all launches, where there is no GPU or TRITON_INTERPRET is set) to the emulator."""
+    _hooks().install()
+
+
+def uninstall():
+    """Give Triton its launches back."""
+    _hooks().uninstall()
+
+
+@contextlib.contextmanager
+def options(base=None, **changes):
+    """Options of the launches inside the block: `with options(policy="lazy"): …`. Nested blocks change what the outer set."""
+    hooks = _hooks()
+    hooks.install()
+    chosen = (base or hooks.current_options()).but(**changes)
+    token = hooks.set_options(chosen)
+    try:
+        yield chosen
+    finally:
+        hooks.reset_options(token)
+
+
+def run(kernel, grid, *args, report="collect", **kwargs):
+    """Launch `kernel[grid](*args, **kwargs)` on the emulator and return its Run; `Options` fields among the keywords are options.
+
+    report: "collect" (default) gathers findings in the Run where the machine can go on; "raise" ends at the first.
+    """
+    names = Options.__dataclass_fields__
+    chosen = {k: kwargs.pop(k) for k in list(kwargs) if k in names}
+    with options(report=report, **chosen):
+        kernel[grid](*args, **kwargs)
+    return last()
+
+
+def last():
+    """The Run of the last launch, or None."""
+    return _hooks().Last.run
+
+
+class _AfterTriton:
+    """Import hook: installs the launch hook as soon as somebody has imported Triton, and is gone."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "triton":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                execute(module)
+                _install_quietly()
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+def _install_quietly():
+    try:
+        install()
+    except Exception as error:  # an unknown Triton must stay usable without the emulator
+        warnings.warn(f"jfa: the emulator could not hook into this Triton ({error!r}); kernels run on a GPU only", stacklevel=2)
+
+
+def install_with_triton():
+    """What `import jfa` does: install now if Triton is loaded, else when it is. Costs nothing and needs no Triton."""
+    if "triton" in sys.modules:
+        _install_quietly()
+    elif not any(isinstance(finder, _AfterTriton) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterTriton())

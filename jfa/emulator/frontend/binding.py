@@ -1,0 +1,403 @@
+"""Binds a kernel and every jit function it reaches to the emulator, with copied globals: nothing of the user's or Triton's changes.
+
+Each jit function becomes an `EmulatedFunction`: its rewritten code runs in a copy of its globals where Triton's language,
+TLX and other jit functions are replaced. Once a launch, a function compares the globals it uses (and its source) with what it
+bound, so that re-run cells and edited helpers take effect.
+"""
+
+import builtins
+import inspect
+import types
+
+import triton
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+from ..errors import NotSupported
+from ..locations import MARK
+from . import language, support
+from .rewrite import Source, compile_function
+from .tensor import Tensor, fix, install_members
+
+try:
+    from triton.runtime.interpreter import InterpretedFunction
+except ImportError:
+    InterpretedFunction = JITFunction
+try:
+    from triton.runtime.jit import BoundConstexprFunction, ConstexprFunction
+except ImportError:
+    BoundConstexprFunction = ConstexprFunction = ()
+
+_TLX = "triton.language.extra.tlx"
+_CONSTEXPR_FUNCTIONS = tuple(c for c in (BoundConstexprFunction, ConstexprFunction) if isinstance(c, type))
+
+
+class Epoch:
+    """Counts launches: a function checks its bindings once in each."""
+
+    now = 0
+
+
+def is_jit(value):
+    return isinstance(value, JITFunction | InterpretedFunction)
+
+
+class EmulatedFunction:
+    """A jit function as kernels call it on the emulator."""
+
+    def __init__(self, jit):
+        self.jit, self.python = jit, jit.fn
+        self.__name__ = self.python.__name__
+        self._epoch, self._source, self.function = -1, None, None
+        self.globals, self._seen, self._cells, self.forbidden = {}, {}, (), {}
+
+    def __repr__(self):
+        return f"<emulated {self.__name__}>"
+
+    @property
+    def source(self):
+        return self._source
+
+    def _text(self):
+        return getattr(self.jit, "_src", None)
+
+    def refresh(self):
+        """Bring the bindings up to date with the user's globals, closure and source."""
+        self._epoch = Epoch.now
+        cells = tuple(_cell_value(c) for c in self.python.__closure__ or ())
+        fresh = self.function is None or self._text() is not self._bound_text
+        if fresh or len(cells) != len(self._cells) or any(a is not b for a, b in zip(cells, self._cells)):
+            self._build(cells)
+        user = self.python.__globals__
+        for name in self._names:
+            value = user.get(name, _ABSENT)
+            if value is not self._seen.get(name, _UNSEEN):
+                self._bind_global(name, value)
+
+    def _build(self, cells):
+        free = self.python.__code__.co_freevars
+        self._source = Source.of(self.jit, self.python)
+        self._bound_text = self._text()
+        code = compile_function(self._source, free)
+        self.globals = {MARK: self, "__builtins__": builtins, "__name__": self.python.__globals__.get("__name__", "kernel")}
+        self.globals |= {f"__jfa_{k}": v for k, v in support.HELPERS.items()}
+        self.globals["__jfa_register_task"] = register_task
+        self._seen, self.forbidden, self._cells = {}, {}, cells
+        exec(code, self.globals)
+        self._names = sorted(_global_names(code) - self.globals.keys() - {self.python.__name__} | {self.python.__name__})
+        self.function = self.globals["__jfa_make"](*[bind(c) for c in cells])
+        self.function.__defaults__ = tuple(support.constexpr(bind(d)) for d in self.python.__defaults__ or ()) or None
+        self.function.__kwdefaults__ = {
+            k: support.constexpr(bind(d)) for k, d in (self.python.__kwdefaults__ or {}).items()
+        } or None
+
+    def _bind_global(self, name, value):
+        self._seen[name] = value
+        self.globals.pop(name, None)
+        self.forbidden.pop(name, None)
+        if value is _ABSENT:
+            if name in language.BUILTINS:
+                self.globals[name] = language.BUILTINS[name]
+        elif _may_be_global(value):
+            self.globals[name] = bind(value)
+        elif name in language.BUILTINS:
+            self.globals[name] = language.BUILTINS[name]
+        else:
+            self.forbidden[name] = value
+            # a name that is missing raises NameError where it is used, as the compiler does
+
+    def __call__(self, *args, **kwargs):
+        if self._epoch != Epoch.now:
+            self.refresh()
+        args = [_argument(a) for a in args]
+        if kwargs:
+            kwargs.pop("_semantic", None)
+            kwargs = {k: _argument(v) for k, v in kwargs.items()}
+        return self.function(*args, **kwargs)
+
+
+_ABSENT, _UNSEEN = object(), object()
+
+
+def _argument(value):
+    return value.value if type(value) is tl.constexpr else value
+
+
+def _cell_value(cell):
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _ABSENT
+
+
+def _global_names(code):
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _global_names(constant)
+    return names
+
+
+def _may_be_global(value):
+    """Triton's rule for what a kernel may read from its globals."""
+    module = getattr(value, "__module__", None) or ""
+    return (
+        isinstance(value, types.ModuleType | tl.constexpr | tl.dtype | JITFunction | InterpretedFunction)
+        or isinstance(value, _CONSTEXPR_FUNCTIONS)
+        or getattr(value, "__triton_builtin__", False)
+        or getattr(value, "__triton_aggregate__", False)
+        or module.startswith(("triton.language", "triton.experimental.gluon.language", "jfa.emulator"))
+        or (isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"))
+        or triton.knobs.compilation.allow_non_constexpr_globals
+    )
+
+
+# ---- what stands for what
+
+
+def emulated(jit):
+    """The EmulatedFunction of a jit function (kept with it, so that it goes when the function goes)."""
+    own = vars(jit).get("_jfa_emulated")
+    if own is None or own.python is not jit.fn:
+        own = vars(jit)["_jfa_emulated"] = EmulatedFunction(jit)
+    return own
+
+
+def bind(value):
+    """The emulator's form of anything that a kernel can name."""
+    if isinstance(value, types.ModuleType):
+        return namespace(value)
+    if isinstance(value, tl.constexpr):
+        return value.value
+    if is_jit(value):
+        return _bind_jit(value)
+    if isinstance(value, _CONSTEXPR_FUNCTIONS):
+        return _constexpr_function(value)
+    if isinstance(value, type):
+        return _bind_class(value)
+    module = getattr(value, "__module__", None) or ""
+    if module.startswith(_TLX):
+        return _tlx_attribute(getattr(value, "__name__", None), value)
+    if getattr(value, "__triton_builtin__", False):
+        direct = language.native(value.__name__) if module in _LANGUAGE_MODULES else None
+        return direct or _bound(value, language.wrap_builtin)
+    if module == "triton.language.extra.libdevice":
+        return _libdevice(value.__name__)
+    return value
+
+
+_LANGUAGE_MODULES = {f"triton.language{m}" for m in ("", ".core", ".math", ".standard", ".random")}
+_made = {}
+
+
+def _bound(value, make):
+    made = _made.get(value)
+    if made is None:
+        made = _made[value] = make(value)
+    return made
+
+
+def _bind_jit(jit):
+    module = jit.fn.__module__ or ""
+    if module.startswith(_TLX):
+        direct = _emulated_tlx(jit.fn.__name__)
+        if direct is not None:
+            return direct
+    if module in _LANGUAGE_MODULES:
+        direct = language.native(jit.fn.__name__)
+        if direct is not None:
+            return direct
+    return emulated(jit)
+
+
+def _bind_class(cls):
+    if cls is tl.constexpr:
+        return support.constexpr
+    if (cls.__module__ or "").startswith(_TLX):
+        return _tlx_attribute(cls.__name__, cls)
+    if getattr(cls, "__triton_aggregate__", False):
+        return _bound(cls, _aggregate)
+    if cls.__module__ == "triton.language.core":
+        return language.native(cls.__name__) or cls
+    return cls
+
+
+def _constexpr_function(function):
+    python = function.fn if hasattr(function, "fn") else function.__func__
+
+    def call(*args, **kwargs):
+        unwrap = tl.core._unwrap_if_constexpr
+        kwargs.pop("_semantic", None)
+        return support.constexpr(python(*[unwrap(a) for a in args], **{k: unwrap(v) for k, v in kwargs.items()}))
+
+    call.__name__ = getattr(python, "__name__", "constexpr_function")
+    return call
+
+
+def _aggregate(cls):
+    """An aggregate whose constexpr fields read as plain values and whose jit methods run emulated."""
+
+    class Emulated(cls):
+        @classmethod
+        def _get_instance(this):
+            return object.__new__(Emulated)
+
+        def __new__(this, *args, **kwargs):
+            wrapped = [_as_field(a) for a in args]
+            return cls.__new__(Emulated, *wrapped, _semantic=language.SEMANTIC, **{k: _as_field(v) for k, v in kwargs.items()})
+
+        def __getattribute__(self, name):
+            value = object.__getattribute__(self, name)
+            if type(value) is tl.constexpr:
+                return value.value
+            if is_jit(value):
+                function = emulated(value)
+                return lambda *args, **kwargs: function(self, *args, **kwargs)
+            if isinstance(value, _CONSTEXPR_FUNCTIONS):
+                return _constexpr_function(value)
+            return value
+
+    Emulated.__name__, Emulated.__qualname__, Emulated.__module__ = cls.__name__, cls.__qualname__, cls.__module__
+    return Emulated
+
+
+def _as_field(value):
+    return value if isinstance(value, tl.core.base_value) else tl.constexpr(value)
+
+
+# ---- modules
+
+
+class Namespace:
+    """A module as a kernel sees it: its attributes in their emulated form."""
+
+    def __init__(self, module, keeps):
+        self.__dict__["__jfa_module"], self.__dict__["__jfa_keeps"] = module, keeps
+
+    def __getattr__(self, name):
+        module = self.__dict__["__jfa_module"]
+        value = bind(getattr(module, name))
+        if self.__dict__["__jfa_keeps"]:
+            self.__dict__[name] = value
+        return value
+
+    def __repr__(self):
+        return f"<emulated {self.__dict__['__jfa_module'].__name__}>"
+
+
+class LibdeviceNamespace:
+    def __getattr__(self, name):
+        value = self.__dict__[name] = _libdevice(name)
+        return value
+
+
+class TlxNamespace:
+    """`tlx`: the emulator's functions; jit functions of the installed TLX that it does not define run as jit functions."""
+
+    def __init__(self, module):
+        self.__dict__["__jfa_module"] = module
+
+    def __getattr__(self, name):
+        value = _tlx_attribute(name, getattr(self.__dict__["__jfa_module"], name, None))
+        self.__dict__[name] = value
+        return value
+
+
+_namespaces = {}
+
+
+def namespace(module):
+    name = module.__name__
+    found = _namespaces.get(name)
+    if found is not None and found[0] is module:
+        return found[1]
+    if name.startswith(_TLX):
+        made = TlxNamespace(module)
+    elif name.startswith("triton.language.extra") and name.endswith("libdevice"):
+        made = LibdeviceNamespace()
+    elif name.split(".")[0] == "triton":
+        made = Namespace(module, keeps=True)
+    else:
+        return Namespace(module, keeps=False)
+    _namespaces[name] = (module, made)
+    return made
+
+
+def _libdevice(name):
+    """libdevice's functions: Triton's own declarations (types, symbols) on our table of symbols."""
+    from triton.language.extra.cuda import libdevice
+
+    function = getattr(libdevice, name, None)
+    if function is None:
+        return language.unsupported(f"libdevice.{name}")
+    return language.wrap_builtin(function)
+
+
+def _emulated_tlx(name):
+    from .. import tlx
+
+    return getattr(tlx, name, None)
+
+
+def _tlx_attribute(name, real):
+    direct = _emulated_tlx(name)
+    if direct is not None:
+        return direct
+    if real is None:
+        raise AttributeError(f"module 'tlx' has no attribute '{name}'")
+    if is_jit(real):
+        return emulated(real)
+    if isinstance(real, types.ModuleType):
+        return TlxNamespace(real)
+    if isinstance(real, _CONSTEXPR_FUNCTIONS):
+        return _constexpr_function(real)
+    return language.unsupported(f"tlx.{name}") if callable(real) else real
+
+
+# ---- tasks
+
+
+def register_task(spec, function, variables, names, name, line, owner=None):
+    """Called in place of a `with tlx.async_task(…)`: hand its body to the emulated TLX."""
+    tlx = owner if owner is not None else _emulated_tlx_module()
+    private = {n: variables[n] for n in names if n in variables}
+    file = function.__code__.co_filename
+    return tlx.register_task(spec, lambda: function(private), name, (file, line))
+
+
+def _emulated_tlx_module():
+    try:
+        from .. import tlx
+    except ImportError as missing:
+        raise NotSupported("TLX is not available on this emulator") from missing
+    return tlx
+
+
+# ---- member functions of tensors
+
+
+def _bind_member(name, member):
+    if is_jit(member):
+        return language.native(member.fn.__name__) or _lazy_member(member)
+    if getattr(member, "__triton_builtin__", False) or inspect.isfunction(member):
+        if name.startswith("_"):
+            return None
+        direct = language.native(name)
+        if direct is not None:
+            return direct
+        free = getattr(tl, name, None)
+        if free is not None and getattr(free, "__triton_builtin__", False):
+            return language.wrap_builtin(free)
+        if is_jit(free):
+            return _lazy_member(free)
+        return language.wrap_builtin(member)
+    return None
+
+
+def _lazy_member(jit):
+    return lambda *args, **kwargs: emulated(jit)(*args, **kwargs)
+
+
+install_members(_bind_member)
+
+__all__ = ["EmulatedFunction", "Epoch", "Tensor", "bind", "emulated", "fix", "is_jit", "namespace"]

@@ -1,0 +1,310 @@
+"""Reductions, scans and per-element functions of a block: numpy where the combine function is one of Triton's own, else the user's
+function on whole slices (a tree for reductions, Hillis-Steele steps for scans), since it is elementwise by contract."""
+
+import numpy as np
+import triton.language as tl
+
+from .. import dtypes
+from .tensor import BOOL, INT32, Hooks, Scalar, Tensor, canonical, fix, held_dtype, make, wrap
+
+_unwrap = tl.core._unwrap_if_constexpr
+
+
+def _function_name(combine):
+    """Triton's own combine functions by name; None for a user's."""
+    python = getattr(combine, "python", combine)
+    python = getattr(python, "fn", python)
+    return python.__name__ if getattr(python, "__module__", "").startswith("triton.language.standard") else None
+
+
+def _sum(data, axis, keep):
+    return np.add.reduce(data, axis=axis, keepdims=keep)
+
+
+def _max_number(data, axis, keep):
+    return (
+        np.fmax.reduce(data, axis=axis, keepdims=keep)
+        if data.dtype.kind == "f"
+        else np.maximum.reduce(data, axis=axis, keepdims=keep)
+    )
+
+
+def _min_number(data, axis, keep):
+    return (
+        np.fmin.reduce(data, axis=axis, keepdims=keep)
+        if data.dtype.kind == "f"
+        else np.minimum.reduce(data, axis=axis, keepdims=keep)
+    )
+
+
+_REDUCERS = {
+    "_sum_combine": _sum,
+    "_elementwise_max": _max_number,
+    "_elementwise_min": _min_number,
+    "_xor_combine": lambda data, axis, keep: np.bitwise_xor.reduce(data, axis=axis, keepdims=keep),
+    "_or_combine": lambda data, axis, keep: np.bitwise_or.reduce(data, axis=axis, keepdims=keep),
+    "_prod_combine": lambda data, axis, keep: np.multiply.reduce(data, axis=axis, keepdims=keep),
+}
+_ARG_REDUCERS = {
+    "_argmax_combine_tie_break_left": np.argmax,
+    "_argmax_combine_tie_break_fast": np.argmax,
+    "_argmin_combine_tie_break_left": np.argmin,
+    "_argmin_combine_tie_break_fast": np.argmin,
+}
+
+
+def _charge(kind, data):
+    if Hooks.charge:
+        Hooks.charge(kind, data.size)
+
+
+def _axis_of(axis, rank):
+    if not -rank <= axis < rank:
+        raise ValueError(f"invalid axis {axis}. Expected {-rank} <= axis < {rank}")
+    return axis % rank
+
+
+def _typed(data, dtype):
+    data = np.asarray(data)
+    if dtype.name in dtypes.NARROW_FLOATS:
+        data = dtypes.round_to(data, dtype.name)
+    elif data.dtype != held_dtype(dtype):
+        data = data.astype(held_dtype(dtype))
+    return wrap(data, canonical(dtype))
+
+
+def reduce_native(value, axis, keep_dims, function):
+    """One block reduced by a numpy reducer, over `axis` or all axes (None)."""
+    if type(value) is Scalar:
+        raise ValueError("cannot reduce a scalar")
+    data = value.data
+    _charge("reduce", data)
+    if axis is None:
+        result = function(data.reshape(-1), 0, False)
+        if keep_dims:
+            result = np.asarray(result).reshape((1,) * data.ndim)
+    else:
+        result = function(data, _axis_of(axis, data.ndim), keep_dims)
+    return _typed(result, value.dtype)
+
+
+def reduce(input, axis, combine_fn, keep_dims=False, reduction_ordering=None):
+    """tl.reduce."""
+    axis, keep_dims = _unwrap(axis), bool(_unwrap(keep_dims))
+    single = isinstance(input, tl.tensor)
+    values = [fix(input)] if single else [fix(v) for v in input]
+    name = _function_name(combine_fn)
+    if len(values) == 1 and name in _REDUCERS:
+        result = reduce_native(values[0], axis, keep_dims, _REDUCERS[name])
+        return result if single else (result,)
+    if len(values) == 2 and name in _ARG_REDUCERS and axis is not None:
+        return _arg_reduce(values, axis, keep_dims, _ARG_REDUCERS[name])
+    result = _tree_reduce(values, axis, keep_dims, combine_fn)
+    return result[0] if single else result
+
+
+def _arg_reduce(values, axis, keep_dims, function):
+    data, index = values[0].data, values[1].data
+    axis = _axis_of(axis, data.ndim)
+    _charge("reduce", data)
+    where = np.expand_dims(function(np.nan_to_num(data, nan=-np.inf) if data.dtype.kind == "f" else data, axis), axis)
+    best, at = (np.take_along_axis(d, where, axis) for d in (data, index))
+    if not keep_dims:
+        best, at = best.squeeze(axis), at.squeeze(axis)
+    return _typed(best, values[0].dtype), _typed(at, values[1].dtype)
+
+
+def _call(combine_fn, left, right):
+    result = combine_fn(*left, *right)
+    return (result,) if isinstance(result, tl.tensor) else tuple(result)
+
+
+def _slices(values, selection, axis):
+    return [make(v.data[(slice(None),) * axis + (selection,)], v.dtype) for v in values]
+
+
+def _tree_reduce(values, axis, keep_dims, combine_fn):
+    rank = values[0].data.ndim
+    if axis is None:
+        values, work_axis = [make(v.data.reshape(-1), v.dtype) for v in values], 0
+    else:
+        work_axis = _axis_of(axis, rank)
+    types = [v.dtype for v in values]
+    while (n := values[0].data.shape[work_axis]) > 1:
+        half = n // 2
+        merged = _call(combine_fn, _slices(values, slice(0, half), work_axis), _slices(values, slice(half, 2 * half), work_axis))
+        merged = [_as_type(m, t) for m, t in zip(merged, types)]
+        if n % 2:
+            merged = [
+                make(np.concatenate([m.data, v.data[(slice(None),) * work_axis + (slice(2 * half, n),)]], work_axis), v.dtype)
+                for m, v in zip(merged, values)
+            ]
+        values = merged
+    results = []
+    for v in values:
+        data = v.data.reshape((1,) * rank) if axis is None else v.data
+        if not keep_dims:
+            data = data.reshape(()) if axis is None else data.squeeze(work_axis)
+        results.append(wrap(data, v.dtype))
+    return tuple(results)
+
+
+def _as_type(value, dtype):
+    value = fix(value)
+    return value if value.dtype.name == dtype.name else value.to(dtype)
+
+
+def associative_scan(input, axis, combine_fn, reverse=False):
+    """tl.associative_scan."""
+    axis, reverse = _unwrap(axis), bool(_unwrap(reverse))
+    single = isinstance(input, tl.tensor)
+    values = [fix(input)] if single else [fix(v) for v in input]
+    axis = _axis_of(axis, values[0].data.ndim)
+    if reverse:
+        values = [make(np.flip(v.data, axis), v.dtype) for v in values]
+    name = _function_name(combine_fn)
+    _charge("reduce", values[0].data)
+    if len(values) == 1 and name in ("_sum_combine", "_prod_combine"):
+        function = np.cumsum if name == "_sum_combine" else np.cumprod
+        results = [_typed(function(values[0].data, axis=axis, dtype=values[0].data.dtype), values[0].dtype)]
+    else:
+        results = _step_scan(values, axis, combine_fn)
+    if reverse:
+        results = [make(np.flip(r.data, axis), r.dtype) for r in results]
+    return results[0] if single else tuple(results)
+
+
+def _step_scan(values, axis, combine_fn):
+    n, step = values[0].data.shape[axis], 1
+    types = [v.dtype for v in values]
+    while step < n:
+        earlier, later = _slices(values, slice(0, n - step), axis), _slices(values, slice(step, n), axis)
+        merged = [_as_type(m, t) for m, t in zip(_call(combine_fn, earlier, later), types)]
+        kept = _slices(values, slice(0, step), axis)
+        values = [make(np.concatenate([k.data, m.data], axis), k.dtype) for k, m in zip(kept, merged)]
+        step *= 2
+    return values
+
+
+def map_elementwise(scalar_fn, *args, pack=1):
+    """tl.map_elementwise: the scalar function once per element (it may branch), or per `pack` neighbouring elements."""
+    values = [Hooks.semantic.to_tensor(_unwrap(a)) for a in args]
+    values = list(Hooks.semantic.broadcast_tensors(*values)) if len(values) > 1 else values
+    shape, pack = values[0].data.shape, _unwrap(pack)
+    columns = [fix(v).data.reshape(-1) for v in values]
+    results, single = None, False
+    for start in range(0, columns[0].size, pack):
+        operands = [wrap(np.asarray(c[start + j]), v.dtype) for c, v in zip(columns, values) for j in range(pack)]
+        out = scalar_fn(*operands)
+        single = isinstance(out, tl.tensor)
+        out = [fix(o) for o in ((out,) if single else out)]
+        if results is None:
+            results = [(np.empty(columns[0].size, held_dtype(o.dtype)), o.dtype) for o in out[::pack]]
+        for k, o in enumerate(out):
+            results[k // pack][0][start + k % pack] = o.value
+    made = tuple(make(data.reshape(shape), dtype) for data, dtype in results)
+    return made[0] if single or len(made) == 1 else made
+
+
+# ---- Triton's jit-ed reductions, done directly
+
+
+def _narrow_to_wide(value):
+    """What tl.max and tl.min compute in: 32 bits at least."""
+    bits, dtype = value.dtype.primitive_bitwidth, value.dtype
+    if dtype.name == "bf16" or (bits < 32 and dtype.is_floating()):
+        return value.to(tl.float32)
+    return value.to(tl.int32) if bits < 32 else value
+
+
+def _extremum(native, arg):
+    def extremum(
+        input, axis=None, return_indices=False, return_indices_tie_break_left=True, keep_dims=False, reduction_ordering=None
+    ):
+        input = fix(input)
+        axis, keep_dims = _unwrap(axis), bool(_unwrap(keep_dims))
+        if not _unwrap(return_indices):
+            return reduce_native(_narrow_to_wide(input), axis, keep_dims, native)
+        if input.dtype.name == "bf16" and INDEXED_BF16_IN_FP32:
+            input = input.to(tl.float32)
+        if axis is None:
+            raise TypeError("return_indices needs an axis")
+        index = np.arange(input.data.shape[axis], dtype=np.int32)
+        shape = [1] * input.data.ndim
+        shape[axis] = -1
+        index = make(np.broadcast_to(index.reshape(shape), input.data.shape), INT32)
+        return _arg_reduce([input, index], axis, keep_dims, arg)
+
+    return extremum
+
+
+maximum_of, minimum_of = _extremum(_max_number, np.argmax), _extremum(_min_number, np.argmin)
+
+
+def argmax(input, axis, tie_break_left=True, keep_dims=False, reduction_ordering=None):
+    return maximum_of(input, axis, True, tie_break_left, keep_dims)[1]
+
+
+def argmin(input, axis, tie_break_left=True, keep_dims=False, reduction_ordering=None):
+    return minimum_of(input, axis, True, tie_break_left, keep_dims)[1]
+
+
+def _accumulation_type(value, dtype):
+    """The type tl.sum and tl.cumsum accumulate in."""
+    if dtype is not None:
+        return value.to(dtype)
+    own = value.dtype
+    if own.is_int() and own.int_bitwidth < 32:
+        return value.to(tl.int32 if own.is_int_signed() else tl.uint32)
+    return value.to(tl.float32) if own.name == "bf16" and SUMS_BF16_IN_FP32 else value
+
+
+SUMS_BF16_IN_FP32 = hasattr(tl, "async_task")  # fbtriton promotes; upstream keeps bf16
+INDEXED_BF16_IN_FP32 = hasattr(tl.core, "_promote_bfloat16_to_float32")  # until Triton 3.8
+
+
+def sum_of(input, axis=None, keep_dims=False, dtype=None, reduction_ordering=None):
+    value = _accumulation_type(fix(input), _unwrap(dtype))
+    return reduce_native(value, _unwrap(axis), bool(_unwrap(keep_dims)), _sum)
+
+
+def sort(x, dim=None, descending=False):
+    """tl.sort along the last dimension."""
+    return _sorted(x, None, dim, descending)
+
+
+def topk(x, k, dim=None, descending=True):
+    return _sorted(x, _unwrap(k), dim, descending)
+
+
+def _sorted(x, k, dim, descending):
+    x, dim, descending = fix(x), _unwrap(dim), bool(_unwrap(descending))
+    if dim is not None and dim % x.data.ndim != x.data.ndim - 1:
+        raise AssertionError("only minor dimension is currently supported")
+    _charge("shuffle", x.data)
+    data = np.sort(x.data, axis=-1)
+    if descending:
+        data = np.flip(data, -1)
+    return make(data if k is None else data[..., :k], x.dtype)
+
+
+def flip(x, dim=None):
+    x, dim = fix(x), _unwrap(dim)
+    return make(np.flip(x.data, x.data.ndim - 1 if dim is None else dim), x.dtype)
+
+
+NATIVE = {
+    "reduce": reduce,
+    "associative_scan": associative_scan,
+    "map_elementwise": map_elementwise,
+    "max": maximum_of,
+    "min": minimum_of,
+    "argmax": argmax,
+    "argmin": argmin,
+    "sum": sum_of,
+    "sort": sort,
+    "topk": topk,
+    "flip": flip,
+}
+
+__all__ = ["BOOL", "NATIVE", "Tensor", "associative_scan", "map_elementwise", "reduce"]

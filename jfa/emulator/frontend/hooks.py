@@ -1,0 +1,116 @@
+"""The launch hook: launches on CPU tensors go to the emulator. Triton's modules stay as they are but for three `run` methods."""
+
+import contextvars
+import functools
+
+import torch
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
+
+from ..options import Options
+from . import launch as launching
+from .binding import InterpretedFunction
+
+_options = contextvars.ContextVar("jfa_emulator_options", default=None)
+
+
+class Last:
+    """The Run of the last launch."""
+
+    run = None
+
+
+def current_options():
+    return _options.get() or Options()
+
+
+def set_options(options):
+    """Returns the token that `reset_options` takes."""
+    return _options.set(options)
+
+
+def reset_options(token):
+    _options.reset(token)
+
+
+def emulate(jit, grid, args, kwargs, warmup=False):
+    """Launch `jit` on the emulator; the emulator's Run is kept as the last one."""
+    if warmup:
+        return None
+    try:
+        Last.run = launching.launch(jit, grid, args, kwargs, current_options())
+    except Exception as error:
+        Last.run = getattr(error, "run", None)
+        raise
+    return launching.KernelInfo(Last.run)
+
+
+def _takes(args, kwargs):
+    """Whether a launch belongs to the emulator: CPU tensors, or no GPU at all."""
+    if launching.any_gpu_argument(args, kwargs):
+        return False
+    return launching.any_cpu_tensor(args, kwargs) or not torch.cuda.is_available()
+
+
+def _hook_jit(original):
+    @functools.wraps(original)
+    def run(self, *args, grid, warmup, **kwargs):
+        if warmup or not _takes(args, kwargs):
+            return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+        return emulate(self, grid, args, kwargs)
+
+    return run
+
+
+def _hook_interpreted(original):
+    @functools.wraps(original)
+    def run(self, *args, grid, warmup, **kwargs):
+        return emulate(self, grid, args, kwargs, warmup)
+
+    return run
+
+
+def _hook_autotuner(original):
+    @functools.wraps(original)
+    def run(self, *args, **kwargs):
+        if not _takes(args, kwargs) or kwargs.get("warmup"):
+            return original(self, *args, **kwargs)
+        return _first_config(self, args, kwargs)
+
+    return run
+
+
+def _first_config(tuner, args, kwargs):
+    """What an autotuned launch does without a GPU: no timing, the first configuration that pruning leaves."""
+    tuner.nargs = dict(zip(tuner.arg_names, args))
+    configs = tuner.configs if len(tuner.configs) == 1 else tuner.prune_configs(kwargs)
+    tuner.best_config = config = configs[0]
+    options = config.all_kwargs()
+    if config.pre_hook is not None:
+        config.pre_hook({**tuner.nargs, **kwargs, **options})
+    try:
+        return tuner.fn.run(*args, **{**kwargs, **options})
+    finally:
+        tuner.nargs = None
+
+
+_installed = {}
+
+
+def install():
+    """Put the hook in (idempotent)."""
+    if _installed:
+        return
+    hooks = [(JITFunction, _hook_jit), (Autotuner, _hook_autotuner)]
+    if InterpretedFunction is not JITFunction:
+        hooks.append((InterpretedFunction, _hook_interpreted))
+    for cls, hook in hooks:
+        _installed[cls] = cls.run
+        cls.run = hook(cls.run)
+
+
+def uninstall():
+    """Take the hook out again."""
+    for cls, original in _installed.items():
+        cls.run = original
+    _installed.clear()

@@ -1,0 +1,405 @@
+"""A launch: arguments to kernel values, one entry per program on the machine, and Python errors back as Triton's own."""
+
+import inspect
+import linecache
+import warnings
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure, UnsupportedLanguageConstruct
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from .. import dtypes, errors
+from ..locations import MARK
+from ..memory import Allocation, GlobalMemory, TensorMap
+from . import access, language, support
+from .access import Descriptor, State
+from .binding import Epoch, emulated
+from .semantic import BUILDER, SEMANTIC, full_value
+from .tensor import BOOL, FP32, INT32, Hooks, canonical, literal, scalar
+
+try:
+    from triton.runtime.jit import TensorWrapper
+except ImportError:
+    TensorWrapper = ()
+
+TORCH_TYPES = {
+    torch.bool: tl.int1, torch.int8: tl.int8, torch.int16: tl.int16, torch.int32: tl.int32, torch.int64: tl.int64,
+    torch.uint8: tl.uint8, torch.uint16: tl.uint16, torch.uint32: tl.uint32, torch.uint64: tl.uint64, torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64, torch.float8_e4m3fn: tl.float8e4nv,
+    torch.float8_e5m2: tl.float8e5, torch.float8_e4m3fnuz: tl.float8e4b8, torch.float8_e5m2fnuz: tl.float8e5b16,
+}  # fmt: skip
+for _name, _type in (("float8_e8m0fnu", tl.uint8), ("float4_e2m1fn_x2", tl.uint8)):
+    if hasattr(torch, _name):
+        TORCH_TYPES[getattr(torch, _name)] = _type
+
+LAUNCH_OPTIONS = {
+    "num_warps", "num_stages", "num_ctas", "ctas_per_cga", "cluster_dims", "maxnreg", "stream", "debug", "launch_cooperative_grid",
+    "launch_pdl", "instrumentation_mode", "preferred_ctas_per_cga", "enable_fp_fusion", "launch_cluster", "warp_size", "arch",
+    "sanitize_overflow", "ptx_options", "ir_override", "minRegAutoWS", "maxRegAutoWS", "pingpongAutoWS", "extern_libs", "device",
+    "device_type", "allow_fp8e4nv", "max_num_imprecise_acc_default", "matrix_instr_nonkdim", "waves_per_eu", "kpack",
+    "grf_mode", "fpsan_homomorphic_casts",
+}  # fmt: skip
+
+
+class KernelInfo:
+    """What a launch returns in place of a compiled kernel: nothing to look at but the run."""
+
+    def __init__(self, run):
+        self.run = run
+        self.asm, self.n_regs, self.n_spills = {}, 0, 0
+
+
+class Arguments:
+    """Converts host arguments and collects the tensors' allocations."""
+
+    def __init__(self):
+        self.allocations, self._storages, self._keep = [], {}, []
+        self.copied_back = []
+
+    def pointer(self, value, name, const=False):
+        """A tensor argument as a pointer value."""
+        dtype, tensor = self._dtype(value), getattr(value, "base", value)
+        if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
+            tensor = self._to_host(tensor)
+        allocation = self._allocation(tensor, name)
+        pointer = tl.pointer_type(dtype, 1, True) if const else tl.pointer_type(dtype)
+        return scalar(tensor.data_ptr(), pointer, allocation)
+
+    def _to_host(self, tensor):
+        """A GPU tensor of an interpreted launch: work on a copy, written back afterwards."""
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr()
+        host = next((h for s, h in self.copied_back if s.data_ptr() == key), None)
+        if host is None:
+            host = storage.cpu()
+            self.copied_back.append((storage, host))
+        view = torch.empty(0, dtype=tensor.dtype)
+        return view.set_(host, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    def write_back(self):
+        for device_storage, host in self.copied_back:
+            device_storage.copy_(host)
+
+    @staticmethod
+    def _dtype(value):
+        dtype = value.dtype
+        if isinstance(dtype, tl.dtype):
+            return canonical(dtype)
+        if dtype not in TORCH_TYPES:
+            raise TypeError(f"the emulator does not take tensors of {dtype}")
+        return TORCH_TYPES[dtype]
+
+    def _allocation(self, tensor, name):
+        storage = tensor.untyped_storage()
+        lo, size = storage.data_ptr(), storage.nbytes()
+        found = self._storages.get(lo)
+        if found is None:
+            found = self._storages[lo] = Allocation(name, lo, lo + size, tensor.element_size())
+            self._keep.append(storage)
+            self.allocations.append(found)
+        return found
+
+    def convert(self, value, name, parameter=None):
+        """Any host argument as a kernel value."""
+        if value is None or isinstance(value, str | tl.dtype):
+            return value
+        if isinstance(value, tl.constexpr):
+            return value.value
+        if isinstance(value, bool):
+            return scalar(value, BOOL)
+        if isinstance(value, int):
+            return self._integer(value, parameter)
+        if isinstance(value, float):
+            return self._float(value, parameter)
+        if isinstance(value, TensorDescriptor):
+            return self.descriptor(value, name)
+        if hasattr(value, "data_ptr"):
+            return self.pointer(value, name, bool(parameter is not None and parameter.is_const))
+        if isinstance(value, tuple | list | tl.tuple):
+            return self._tuple(value, name)
+        if isinstance(value, np.generic):
+            return self.convert(value.item(), name, parameter)
+        return value
+
+    def _tuple(self, value, name):
+        items = [self.convert(v, f"{name}[{i}]") for i, v in enumerate(value)]
+        if hasattr(value, "_fields"):
+            return type(value)(*items)
+        return support.Sequence(items)
+
+    @staticmethod
+    def _annotated(parameter):
+        """The scalar type that an annotation such as `n: tl.int64` or "i64" names, or None."""
+        name = parameter.annotation_type if parameter is not None else ""
+        if not name or name.startswith("*"):
+            return None
+        return canonical(tl.dtype({"i1": "int1", "u1": "int1"}.get(name, _LONG_NAMES.get(name, name))))
+
+    def _integer(self, value, parameter):
+        dtype = self._annotated(parameter)
+        if dtype is not None:
+            return full_value(value, dtype)
+        if value == 1 and parameter is not None and not parameter.do_not_specialize:
+            return 1  # Triton specialises on the value 1: the parameter is a constexpr then
+        return literal(value)
+
+    def _float(self, value, parameter):
+        dtype = self._annotated(parameter)
+        return full_value(value, dtype if dtype is not None and dtype.is_floating() else FP32)
+
+    def descriptor(self, value, name):
+        """A host TensorDescriptor, under the hardware's rules."""
+        base = self.pointer(value.base, name)
+        dtype = base.dtype.element_ty
+        shape, strides = [int(s) for s in value.shape], [int(s) for s in value.strides]
+        block = [int(tl.core._unwrap_if_constexpr(b)) for b in value.block_shape]
+        access.check_descriptor(base.value, shape, strides, block, dtypes.itemsize(dtype.name), f"descriptor `{name}`")
+        padding = getattr(value, "padding", "zero") or "zero"
+        box = TensorMap(self.memory, base.value, shape, strides, block, dtype.name, padding, base.allocation)
+        return Descriptor(box, dtype, [literal(s) for s in shape], [scalar(s, tl.int64) for s in strides], name)
+
+
+_LONG_NAMES = {f"{p}{n}": f"{full}{n}" for p, full in (("i", "int"), ("u", "uint")) for n in (8, 16, 32, 64)}
+
+
+# ---- errors
+
+
+def _kernel_frames(traceback):
+    """(frame, line, instruction) of the kernel frames of a traceback, outermost first."""
+    frames = []
+    while traceback is not None:
+        if MARK in traceback.tb_frame.f_globals:
+            frames.append((traceback.tb_frame, traceback.tb_lineno, traceback.tb_lasti))
+        traceback = traceback.tb_next
+    return frames
+
+
+class _Node:
+    """What CompilationError wants to know of an AST node."""
+
+    def __init__(self, lineno, col_offset):
+        self.lineno, self.col_offset = lineno, col_offset
+
+
+def _column(frame, instruction):
+    positions = list(frame.f_code.co_positions())
+    column = positions[instruction // 2][2] if instruction // 2 < len(positions) else 0
+    return column or 0
+
+
+def translate(error):
+    """An exception of kernel code as the error that Triton's compiler raises for it; ours pass as they are."""
+    if isinstance(error, errors.EmulatorError | CompilationError):
+        return error
+    frames = _kernel_frames(error.__traceback__)
+    if not frames:
+        return error
+    frame, line, instruction = frames[-1]
+    function = frame.f_globals[MARK]
+    source = function.source
+    node = _Node(line - source.first_line + 1, _column(frame, instruction))
+    kind, message = _message(error, function)
+    return kind(source.text, node, message)
+
+
+def _message(error, function):
+    text = str(error)
+    if isinstance(error, support.UnsupportedConstruct):
+        return UnsupportedLanguageConstruct, text
+    if isinstance(error, language.StaticAssertion):
+        return CompileTimeAssertionFailure, text
+    if isinstance(error, UnboundLocalError | NameError):
+        name = getattr(error, "name", None) or text.split("'")[1] if "'" in text else None
+        if name in function.forbidden:
+            return CompilationError, repr(NameError(_forbidden_global(name, function.forbidden[name])))
+        return CompilationError, repr(NameError(f"{name} is not defined"))
+    return CompilationError, text if isinstance(error, ValueError | TypeError) else repr(error)
+
+
+def _forbidden_global(name, value):
+    if callable(value):
+        return (
+            f"Cannot access global variable {name} from within @jit'ed function: it is a plain Python function. "
+            "Decorate it with @triton.jit."
+        )
+    return (
+        f"Cannot access global variable {name} from within @jit'ed function. Triton kernels can only access global variables "
+        f"that are instantiated as constexpr (`{name} = tl.constexpr({value!r})`); or pass it as an argument."
+    )
+
+
+# ---- the launch itself
+
+
+def split_options(jit, kwargs):
+    """(kernel arguments, launch options) of a launch's keywords."""
+    names = set(jit.arg_names)
+    options = {k: v for k, v in kwargs.items() if k not in names}
+    unknown = [k for k in options if k not in LAUNCH_OPTIONS]
+    if unknown:
+        known = _backend_options()
+        for key in unknown:
+            if key not in known:
+                raise KeyError(f"Keyword argument {key} was specified but unrecognised")
+    return {k: v for k, v in kwargs.items() if k in names}, options
+
+
+def _backend_options():
+    from triton.backends.nvidia.compiler import CUDAOptions
+
+    return set(CUDAOptions.__dataclass_fields__)
+
+
+def signature_of(jit):
+    return getattr(jit, "signature", None) or inspect.signature(jit.fn)
+
+
+def parameters_of(jit):
+    """Name -> Triton's KernelParam (an interpreted function keeps none)."""
+    params = getattr(jit, "params", None)
+    if params is None:
+        from triton.runtime.jit import KernelParam
+
+        params = [KernelParam(i, p, False, False) for i, p in enumerate(inspect.signature(jit.fn).parameters.values())]
+    return {p.name: p for p in params}
+
+
+def _three(values):
+    values = tuple(int(v) for v in (values if isinstance(values, tuple | list) else (values,)))
+    return values + (1,) * (3 - len(values))
+
+
+def cluster_of(options):
+    """The cluster's shape that launch options ask for."""
+    for key in ("ctas_per_cga", "cluster_dims"):
+        if options.get(key):
+            return _three(options[key])
+    return _three(options.get("num_ctas") or 1)
+
+
+class ProgramContext:
+    """tl.program_id and num_programs, read from the machine's current task."""
+
+    def __init__(self, current):
+        self._current = current
+
+    @property
+    def pid(self):
+        return self._current().cta.pid
+
+    @property
+    def grid(self):
+        return self._current().cta.grid
+
+
+def launch(jit, grid, args, kwargs, options):
+    """Run a kernel. `options`: the emulator's Options."""
+    arguments_by_name, launch_options = split_options(jit, kwargs)
+    for hook in getattr(jit, "pre_run_hooks", ()):
+        hook(*args, **kwargs)
+    bound = signature_of(jit).bind(*args, **arguments_by_name)
+    bound.apply_defaults()
+    parameters = parameters_of(jit)
+    arguments = Arguments()
+    memory = arguments.memory = GlobalMemory(races=options.races)
+    values = {name: _kernel_argument(arguments, name, value, parameters[name]) for name, value in bound.arguments.items()}
+    memory.__init__(arguments.allocations, races=options.races)
+    grid = _three(grid(dict(bound.arguments)) if callable(grid) else grid)
+    if 0 in grid:
+        return None
+    run = _execute(emulated(jit), values, grid, launch_options, memory, options)
+    arguments.write_back()
+    return run
+
+
+def _kernel_argument(arguments, name, value, parameter):
+    if parameter.is_constexpr:
+        return support.constexpr(value) if not isinstance(value, tuple | list) else value
+    return arguments.convert(value, name, parameter)
+
+
+def _execute(function, values, grid, launch_options, memory, options):
+    from .. import machine
+
+    num_warps = int(launch_options.get("num_warps") or 4)
+    Epoch.now += 1
+    support.begin_launch()
+    language.begin_launch()
+    saved = (State.memory, State.poison, State.poison_source, Hooks.charge, Hooks.pause, BUILDER.program)
+    State.begin(memory, options.poison)
+    BUILDER.program = ProgramContext(machine.current)
+    BUILDER.options.num_warps = num_warps
+    Hooks.charge = machine.charge if options.policy == "timed" else None
+    Hooks.pause = _pause(machine)
+    memory.program = _program_index(machine)
+    memory.report = lambda error: machine.current().machine.report(error)
+    try:
+        function.refresh()
+        return machine.launch(
+            lambda: _run_program(function, values),
+            grid=grid,
+            cluster=cluster_of(launch_options),
+            num_warps=num_warps,
+            options=options,
+            kernel=function.__name__,
+        )
+    finally:
+        State.memory, State.poison, State.poison_source, Hooks.charge, Hooks.pause, BUILDER.program = saved
+
+
+def _run_program(function, values):
+    try:
+        function(**values)
+    except Exception as error:
+        translated = translate(error)
+        if translated is error:
+            raise
+        raise translated from _cause(error)
+
+
+def _cause(error):
+    """The chained exception: the compiler shows Triton's own code, not our rewritten one."""
+    return None if isinstance(error, support.UnsupportedConstruct | language.StaticAssertion | NameError) else error
+
+
+def _pause(machine):
+    def pause():
+        task = machine.current()
+        if task is not None:
+            task.pause()
+
+    return pause
+
+
+def _program_index(machine):
+    def index():
+        cta = machine.current().cta
+        (x, y, z), (gx, gy, _) = cta.pid, cta.grid
+        return x + gx * (y + gy * z)
+
+    return index
+
+
+def any_gpu_argument(args, kwargs):
+    """Whether an argument lives on a GPU."""
+    for value in (*args, *kwargs.values()):
+        tensor = value.base if isinstance(value, TensorDescriptor) else value
+        device = getattr(tensor, "device", None)
+        if device is not None and getattr(device, "type", "cpu") != "cpu":
+            return True
+    return False
+
+
+def any_cpu_tensor(args, kwargs):
+    for value in (*args, *kwargs.values()):
+        tensor = value.base if isinstance(value, TensorDescriptor) else value
+        if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+            return True
+    return False
+
+
+__all__ = ["INT32", "KernelInfo", "SEMANTIC", "launch", "linecache", "triton", "warnings"]

@@ -1,0 +1,400 @@
+"""Rewrites a kernel's Python source so that it runs: what Triton's code generator does with the AST, done to executable code.
+
+The kernel keeps its file and line numbers. What changes:
+
+* an assigned Python number becomes a Scalar (`x = 0` is an i32), unless annotated `tl.constexpr`;
+* `if` and `while` ask `__jfa_test`, `and`/`or`/`not`/`is` follow Triton (no short circuit on run-time values);
+* loops carry their variables' types, and a variable that changes type is refused as the compiler refuses it;
+* `with tlx.async_task(…)` becomes a function of its own that starts with a private copy of the names it assigns;
+* what the compiler refuses (break, nested def, try …) raises where it stands.
+"""
+
+import ast
+import linecache
+import re
+import textwrap
+
+REFUSED = (
+    ast.Break, ast.Continue, ast.Try, ast.Raise, ast.Delete, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.ClassDef,
+    ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Match,
+)  # fmt: skip
+REFUSED_EXPRESSIONS = (
+    ast.Lambda, ast.GeneratorExp, ast.SetComp, ast.DictComp, ast.Set, ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr,
+)  # fmt: skip
+_NAMED_CALLS = re.compile(r"alloc|storage_alias|create_context|make_tensor_descriptor")
+
+
+class Source:
+    """The text of a jit function: dedented source from `def` on, and where it stands in its file."""
+
+    def __init__(self, python, text, filename, first_line):
+        self.python, self.text, self.filename, self.first_line = python, text, filename, first_line
+
+    @classmethod
+    def of(cls, jit, python):
+        """From a JITFunction (which keeps its source) or a plain function."""
+        lines, start = getattr(jit, "raw_src", None), getattr(jit, "starting_line_number", None)
+        if lines is None:
+            import inspect
+
+            lines, start = inspect.getsourcelines(python)
+        text = getattr(jit, "_src", None)
+        lines = list(lines)
+        skip = next(i for i, line in enumerate(lines) if re.match(r"\s*def\s+\w+\s*\(", line))
+        if text is None:
+            text = textwrap.dedent("".join(lines[skip:]))
+        return cls(python, text, python.__code__.co_filename, start + skip)
+
+
+def _call(name, *args, at):
+    node = ast.Call(ast.Name(name, ast.Load()), list(args), [])
+    return _located(node, at)
+
+
+def _located(node, at):
+    ast.copy_location(node, at)
+    for child in ast.walk(node):
+        if "lineno" in child._attributes and not hasattr(child, "lineno"):
+            ast.copy_location(child, at)
+    return node
+
+
+def _is_call_of(node, name):
+    """Whether `node` is a call of something named `name` (tlx.name(…) or name(…))."""
+    if not isinstance(node, ast.Call):
+        return False
+    function = node.func
+    return getattr(function, "attr", getattr(function, "id", None)) == name
+
+
+def _is_task(node):
+    return isinstance(node, ast.With) and _is_call_of(node.items[0].context_expr, "async_task")
+
+
+def _is_constexpr(annotation):
+    return annotation is not None and ast.unparse(annotation).split(".")[-1].strip("\"'") == "constexpr"
+
+
+def _assigned(statements):
+    """Names that a statement list binds, without those of nested tasks."""
+    names = set()
+
+    class Finder(ast.NodeVisitor):
+        def visit_Name(self, node):
+            if isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+
+        def visit_With(self, node):
+            if not _is_task(node):
+                self.generic_visit(node)
+
+        def visit_ListComp(self, node):
+            pass
+
+    for statement in statements:
+        Finder().visit(statement)
+    return {n for n in names if not n.startswith("__jfa")}
+
+
+def _refusals(statements):
+    """Unsupported statements that stand directly in these statements, not inside another `if`."""
+    found = []
+    for statement in statements:
+        if isinstance(statement, REFUSED):
+            found.append(f"unsupported AST node type: {type(statement).__name__}")
+        for block in ("body", "orelse"):
+            if not isinstance(statement, ast.If | ast.FunctionDef) and isinstance(getattr(statement, block, None), list):
+                found += _refusals(getattr(statement, block))
+    return found
+
+
+class Rewriter(ast.NodeTransformer):
+    """Transforms one function definition; `base` is the line offset of its source in its file."""
+
+    def __init__(self, filename, base):
+        self.filename, self.base = filename, base
+        self.loops, self.counter, self.constexprs = 0, 0, set()
+
+    def _fresh(self, stem):
+        self.counter += 1
+        return f"__jfa_{stem}{self.counter}"
+
+    def _refuse(self, node, message):
+        call = _call("__jfa_refuse", ast.Constant(message), at=node)
+        return _located(ast.Expr(call), node) if isinstance(node, ast.stmt) else call
+
+    # ---- the function itself
+
+    def rewrite(self, function):
+        function.decorator_list, function.returns = [], None
+        function.args.defaults, function.args.kw_defaults = [], [None] * len(function.args.kwonlyargs)
+        arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
+        for argument in arguments:
+            if _is_constexpr(argument.annotation):
+                self.constexprs.add(argument.arg)
+            argument.annotation = None
+        function.body = self._block(function.body)
+        return function
+
+    def _block(self, statements):
+        out = []
+        for statement in statements:
+            new = self.visit(statement)
+            out += new if isinstance(new, list) else [new] if new is not None else []
+        return out or [ast.Pass()]
+
+    def visit_FunctionDef(self, node):
+        return self._refuse(node, "nested function definition is not supported.")
+
+    def visit(self, node):
+        if isinstance(node, REFUSED + REFUSED_EXPRESSIONS):
+            return self._refuse(node, f"unsupported AST node type: {type(node).__name__}")
+        return super().visit(node)
+
+    # ---- assignment
+
+    def visit_Assign(self, node):
+        if len(node.targets) != 1:
+            return self._refuse(node, "simultaneous assignment to several names is not supported")
+        target, value = node.targets[0], self.visit(node.value)
+        if isinstance(target, ast.Subscript):
+            return self._refuse(node, "__setitem__ is not supported in triton")
+        if isinstance(target, ast.Attribute):
+            target = self.visit(target.value)
+            return _located(ast.Expr(_call("__jfa_setattr", target, ast.Constant(node.targets[0].attr), value, at=node)), node)
+        if isinstance(target, ast.Name) and isinstance(value, ast.Call):
+            name = getattr(value.func, "attr", getattr(value.func, "id", ""))
+            if _NAMED_CALLS.search(name):
+                value.func = _call("__jfa_named", value.func, ast.Constant(target.id), at=node)
+        node.value = _call("__jfa_assign", value, at=node)
+        return node
+
+    def visit_AnnAssign(self, node):
+        if node.value is None:
+            return None
+        value = self.visit(node.value)
+        if not _is_constexpr(node.annotation):
+            return self.visit_Assign(_located(ast.Assign([node.target], node.value), node))
+        return _located(ast.Assign([node.target], _call("__jfa_constexpr", value, at=node)), node)
+
+    def visit_AugAssign(self, node):
+        if not isinstance(node.target, ast.Name):
+            return self._refuse(node, "__setitem__ is not supported in triton")
+        load = _located(ast.Name(node.target.id, ast.Load()), node)
+        return self.visit_Assign(_located(ast.Assign([node.target], _located(ast.BinOp(load, node.op, node.value), node)), node))
+
+    # ---- expressions
+
+    def visit_BoolOp(self, node):
+        helper = "__jfa_and" if isinstance(node.op, ast.And) else "__jfa_or"
+        result = self.visit(node.values[0])
+        for value in node.values[1:]:
+            name = self._fresh("t")
+            stored = _located(ast.NamedExpr(ast.Name(name, ast.Store()), result), node)
+            goes_on = _call(helper + "_goes_on", stored, at=node)
+            joined = _call(helper, ast.Name(name, ast.Load()), self.visit(value), at=node)
+            result = _located(ast.IfExp(goes_on, joined, ast.Name(name, ast.Load())), node)
+        return result
+
+    def visit_UnaryOp(self, node):
+        operand = self.visit(node.operand)
+        if isinstance(node.op, ast.Not):
+            return _call("__jfa_not", operand, at=node)
+        node.operand = operand
+        return node
+
+    def visit_Compare(self, node):
+        if len(node.ops) != 1:
+            return self._refuse(node, "simultaneous multiple comparison is not supported")
+        left, right, op = self.visit(node.left), self.visit(node.comparators[0]), node.ops[0]
+        if isinstance(op, ast.Is):
+            return _call("__jfa_is", left, right, at=node)
+        if isinstance(op, ast.IsNot):
+            return _located(ast.UnaryOp(ast.Not(), _call("__jfa_is", left, right, at=node)), node)
+        if isinstance(op, ast.In | ast.NotIn):
+            return self._refuse(node, f"AST comparison operator '{type(op).__name__}' is not (currently) implemented.")
+        node.left, node.comparators = left, [right]
+        return node
+
+    def visit_BinOp(self, node):
+        if isinstance(node.op, ast.MatMult):
+            return self._refuse(node, "AST binary operator 'MatMult' is not (currently) implemented.")
+        return self.generic_visit(node)
+
+    def visit_IfExp(self, node):
+        node = self.generic_visit(node)
+        node.test = _call("__jfa_test", node.test, at=node)
+        return node
+
+    def visit_Attribute(self, node):
+        node = self.generic_visit(node)
+        if node.attr == "value" and isinstance(node.ctx, ast.Load):
+            return _call("__jfa_value", node.value, at=node)
+        return node
+
+    def visit_List(self, node):
+        node = self.generic_visit(node)
+        if not isinstance(node.ctx, ast.Load):
+            return node
+        return _call("__jfa_sequence", _located(ast.Tuple(node.elts, ast.Load()), node), at=node)
+
+    def visit_ListComp(self, node):
+        if len(node.generators) != 1:
+            return self._refuse(node, "nested comprehensions are not supported")
+        iterable = node.generators[0].iter
+        node = self.generic_visit(node)
+        if _is_call_of(iterable, "range"):
+            node.generators[0].iter.func = _located(ast.Name("__jfa_static_range", ast.Load()), node)
+        return _call("__jfa_sequence", node, at=node)
+
+    def visit_Call(self, node):
+        node = self.generic_visit(node)
+        for i, argument in enumerate(node.args):
+            if isinstance(argument, ast.Starred):
+                node.args[i] = argument
+        return node
+
+    # ---- control flow
+
+    def visit_If(self, node):
+        names = sorted(_assigned(node.body) | _assigned(node.orelse))
+        refusals = _refusals(node.body) + _refusals(node.orelse)
+        if self.loops and any(isinstance(n, ast.Return) for s in node.body + node.orelse for n in ast.walk(s)):
+            refusals.append("Cannot have `return` statements inside `while` or `for` statements in triton.")
+        test = self.visit(node.test)
+        arguments = [test] + ([ast.Constant(refusals[0])] if refusals else [])
+        node.test = _call("__jfa_test", *arguments, at=node)
+        both = _assigned(node.body) & _assigned(node.orelse)
+        node.body, orelse = self._block(node.body), self._block(node.orelse) if node.orelse else []
+        node.orelse = orelse
+        watched = [n for n in names if n not in both]
+        if not watched:
+            return node
+        return self._watch_types(node, watched, "__jfa_check_branch")
+
+    def _watch_types(self, node, names, checker):
+        """Around a branch: remember the types of `names`, and compare after it where its condition is a run-time value."""
+        memory, before = self._remember(node, names)
+        node.test = _call("__jfa_watch", node.test.args[0], ast.Name(memory, ast.Load()), *node.test.args[1:], at=node)
+        check = _call(checker, _call("locals", at=node), ast.Name(memory, ast.Load()), at=node)
+        guarded = ast.If(ast.Name(memory, ast.Load()), [_located(ast.Expr(check), node)], [])
+        after = _located(guarded, node)
+        return [before, node, after]
+
+    def _remember(self, node, names):
+        """(name, statement `name = types of names, or None`): each place looks only the first few times it is reached."""
+        memory = self._fresh("m")
+        listed = _located(ast.Tuple([ast.Constant(n) for n in names], ast.Load()), node)
+        types = _call("__jfa_types", _call("locals", at=node), listed, at=node)
+        looks = _call("__jfa_looks", ast.Constant((self.filename, self.base, self.counter)), at=node)
+        value = _located(ast.IfExp(looks, types, ast.Constant(None)), node)
+        return memory, _located(ast.Assign([ast.Name(memory, ast.Store())], value), node)
+
+    def visit_For(self, node):
+        if node.orelse:
+            return self._refuse(node, "`else` after a loop is not supported")
+        if not isinstance(node.target, ast.Name):
+            return self._refuse(node, "a loop has one loop variable")
+        if not isinstance(node.iter, ast.Call):
+            return self._refuse(node, "Only `range` and `static_range` iterators are currently supported")
+        static = _is_call_of(node.iter, "static_range")
+        node.iter = _call("__jfa_iterate", self.visit(node.iter), at=node)
+        carried = sorted(_assigned(node.body) - {node.target.id})
+        self.loops += not static
+        node.body = self._block(node.body)
+        self.loops -= not static
+        return node if static or not carried else self._carry(node, carried)
+
+    def visit_While(self, node):
+        if node.orelse:
+            return self._refuse(node, "`else` after a loop is not supported")
+        carried = sorted(_assigned(node.body))
+        node.test = _call("__jfa_while", self.visit(node.test), at=node)
+        self.loops += 1
+        node.body = self._block(node.body)
+        self.loops -= 1
+        return self._carry(node, carried) if carried else node
+
+    def _carry(self, node, names):
+        """Compare the types of loop-carried names after the first iteration with those before the loop."""
+        memory, before = self._remember(node, names)
+        check = _call("__jfa_check_loop", _call("locals", at=node), ast.Name(memory, ast.Load()), at=node)
+        forget = ast.Assign([ast.Name(memory, ast.Store())], check)
+        last = node.body[-1]
+        guarded = ast.If(ast.Name(memory, ast.Load()), [_located(forget, last)], [])
+        node.body.append(_located(guarded, last))
+        return [before, node]
+
+    def visit_Assert(self, node):
+        message = self.visit(node.msg) if node.msg is not None else ast.Constant("")
+        return _located(ast.Expr(_call("__jfa_assert", self.visit(node.test), message, at=node)), node)
+
+    def visit_With(self, node):
+        if _is_task(node):
+            return self._task(node)
+        context = node.items[0].context_expr
+        node.body = self._block(node.body)
+        if _is_call_of(context, "async_tasks"):
+            node.items[0] = ast.withitem(self.visit(context), None)
+            return node
+        node.items[0] = ast.withitem(_call("__jfa_context", self.visit(context), at=node), None)
+        return node
+
+    # ---- tasks
+
+    def _task(self, node):
+        """`with tlx.async_task(…): body` -> a function, and its registration with the enclosing async_tasks."""
+        spec = node.items[0].context_expr
+        owner = spec.func.value if isinstance(spec.func, ast.Attribute) else None
+        private = sorted(_assigned(node.body))
+        loops, self.loops = self.loops, 0
+        body = self._block(node.body)
+        self.loops = loops
+        function = self._fresh("task")
+        prologue = [_located(ast.parse(f"if {n!r} in __jfa_private: {n} = __jfa_private[{n!r}]").body[0], node) for n in private]
+        for statement in prologue:
+            for child in ast.walk(statement):
+                if "lineno" in child._attributes:
+                    ast.copy_location(child, node)
+        arguments = ast.arguments([], [ast.arg("__jfa_private")], None, [], [], None, [])
+        definition = ast.FunctionDef(function, arguments, prologue + body, [], None)
+        if hasattr(definition, "type_params"):
+            definition.type_params = []
+        names = _located(ast.Tuple([ast.Constant(n) for n in private], ast.Load()), node)
+        register = _call(
+            "__jfa_register_task", self.visit(spec), ast.Name(function, ast.Load()), _call("locals", at=node), names,
+            ast.Constant(self._task_name(node)), ast.Constant(node.lineno + self.base), at=node,
+        )  # fmt: skip
+        if owner is not None:
+            register.keywords.append(ast.keyword("owner", _located(ast.parse(ast.unparse(owner), mode="eval").body, node)))
+        _located(register, node)
+        return [_located(definition, node), _located(ast.Expr(register), node)]
+
+    def _task_name(self, node):
+        """What a comment beside or above the `with` calls the task; else "default" or its line."""
+        line = node.lineno + self.base
+        text, above = linecache.getline(self.filename, line), linecache.getline(self.filename, line - 1)
+        comment = re.search(r"#\s*(.+)", text) or re.match(r"\s*#\s*(.+)", above)
+        if comment:
+            words = re.sub(r"[^\w]+", "_", comment.group(1).strip()).strip("_")
+            if words:
+                return words[:24].strip("_")
+        first = node.items[0].context_expr.args[:1]
+        return "default" if first and isinstance(first[0], ast.Constant) and first[0].value == "default" else f"task_L{line}"
+
+
+def compile_function(source, free_names):
+    """A code object that, executed, defines `__jfa_make(free names…)`, which returns the rewritten function."""
+    tree = ast.parse(source.text)
+    function = next(n for n in tree.body if isinstance(n, ast.FunctionDef))
+    base = source.first_line - 1
+    function = Rewriter(source.filename, base).rewrite(function)
+    arguments = ast.arguments([], [ast.arg(n) for n in free_names], None, [], [], None, [])
+    give = ast.Return(ast.Name(function.name, ast.Load()))
+    maker = ast.FunctionDef("__jfa_make", arguments, [function, give], [], None)
+    if hasattr(maker, "type_params"):
+        maker.type_params = []
+    module = ast.Module([_located(maker, function)], [])
+    ast.fix_missing_locations(module)
+    ast.increment_lineno(module, base)
+    return compile(module, source.filename, "exec")

@@ -1,0 +1,397 @@
+"""What rewritten kernel code calls: conversions on assignment, conditions, boolean operators, iteration, type checks."""
+
+import builtins
+
+import triton.language as tl
+
+from ..errors import DeviceAssertError
+from ..locations import here, show
+from .tensor import BOOL, INT32, INT64, Hooks, Scalar, Tensor, canonical, fix, literal, scalar
+
+_unwrap = tl.core._unwrap_if_constexpr
+_NUMBERS = (bool, int, float)
+
+
+class Sequence(tuple):
+    """A list or tuple of a kernel: immutable, and it joins with Triton's tuples."""
+
+    def __add__(self, other):
+        return Sequence(tuple(self) + tuple(other))
+
+    def __radd__(self, other):
+        return Sequence(tuple(other) + tuple(self))
+
+    def __mul__(self, count):
+        return Sequence(tuple(self) * int(_unwrap(count)))
+
+    def __getitem__(self, index):
+        item = tuple.__getitem__(self, _unwrap(index))
+        return Sequence(item) if isinstance(index, slice) else item
+
+    @property
+    def values(self):
+        return list(self)
+
+
+def sequence(values):
+    return Sequence(values)
+
+
+def assign(value):
+    """What `name = value` binds: Python numbers become values of Triton types."""
+    kind = type(value)
+    if kind is Tensor or kind is Scalar:
+        return value
+    if kind is int:
+        return scalar(value, INT32) if -(2**31) <= value < 2**31 else literal(value)
+    if kind is bool or kind is float:
+        return literal(value)
+    if kind is tl.constexpr:
+        return assign(value.value)
+    if kind is tuple or kind is Sequence:
+        return Sequence(assign(v) for v in value)
+    if kind is tl.tensor:
+        return fix(value)
+    if kind is tl.tuple:
+        return (
+            tl.tuple([assign(v) for v in value.values], value.type)
+            if value.type.fields
+            else Sequence(assign(v) for v in value.values)
+        )
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*(assign(v) for v in value))
+    return value
+
+
+def constexpr(value):
+    """What `name: tl.constexpr = value` binds: the plain value."""
+    value = _unwrap(value)
+    if type(value) is Scalar or type(value) is Tensor:
+        raise ValueError(f"{value.type} is a run-time value: a tl.constexpr must be known when the kernel is compiled")
+    if isinstance(value, int) and type(value) is not bool and type(value) is not int:
+        return int(value) if type(value).__name__ == "Extent" else value
+    return value
+
+
+def value_of(x):
+    """`x.value`: constexprs are plain values here."""
+    if isinstance(x, _NUMBERS) or x is None or isinstance(x, tl.dtype | str):
+        return x
+    return x.value
+
+
+def set_attribute(obj, name, value):
+    raise NotImplementedError("Attribute assignment is not supported in triton")
+
+
+def refuse(message):
+    raise UnsupportedConstruct(message)
+
+
+class UnsupportedConstruct(Exception):
+    """Raised where a kernel uses Python that Triton's compiler does not take; the launch turns it into Triton's own error."""
+
+
+# ---- conditions
+
+_CONDITION_TYPES = (bool, int, type(None))
+
+
+def _truth(condition):
+    """The truth of an `if` condition that is not a Scalar."""
+    kind = type(condition)
+    if kind is Tensor:
+        if condition.data.size > 1:
+            refuse("Boolean value of Tensor with more than one value is ambiguous")
+        return builtins.bool(condition.data.reshape(-1)[0])
+    condition = _unwrap(condition)
+    if type(condition) not in _CONDITION_TYPES and type(condition).__name__ != "Extent":
+        kind = type(condition).__name__
+        refuse(f"`if` conditionals can only accept values of type {{bool, int, NoneType}}, not objects of type {kind}")
+    return builtins.bool(condition)
+
+
+def test(condition, refusal=None):
+    """An `if` condition. `refusal`: what in the branches cannot be compiled, if the condition is a run-time value."""
+    if type(condition) is Scalar:
+        if refusal is not None:
+            refuse(refusal)
+        return builtins.bool(condition.value)
+    return _truth(condition)
+
+
+def watch(condition, memory, refusal=None):
+    """Like `test`; the remembered types only count if the condition is a run-time value."""
+    if type(condition) is not Scalar and type(condition) is not Tensor and memory is not None:
+        memory.clear()
+    taken = test(condition, refusal)
+    if memory:
+        memory[None] = "then" if taken else "else"
+    return taken
+
+
+def while_test(condition):
+    """A `while` condition: a run-time scalar."""
+    if isinstance(condition, Condition):
+        condition = condition.condition
+    if type(condition) is Scalar:
+        return builtins.bool(condition.value)
+    if type(condition) is Tensor:
+        return _truth(condition)
+    refuse(f"a `while` condition must be a run-time scalar, not {_unwrap(condition)!r}: the compiler has no other loop for it")
+
+
+class Condition:
+    """tl.condition(…): a while condition with compiler hints."""
+
+    def __init__(self, arg1, disable_licm=False):
+        self.condition = arg1
+
+
+def _is_value(x):
+    kind = type(x)
+    return kind is Scalar or kind is Tensor
+
+
+def and_goes_on(value):
+    return _is_value(value) or builtins.bool(_unwrap(value))
+
+
+def or_goes_on(value):
+    return _is_value(value) or not builtins.bool(_unwrap(value))
+
+
+def and_(left, right):
+    if not _is_value(left):
+        return right
+    if not _is_value(right):
+        return left if right else right
+    if type(left) is Scalar and type(right) is Scalar and left.dtype is BOOL and right.dtype is BOOL:
+        return scalar(left.value and right.value, BOOL)
+    return left.logical_and(right)
+
+
+def or_(left, right):
+    if not _is_value(left):
+        return right
+    if not _is_value(right):
+        return right if right else left
+    if type(left) is Scalar and type(right) is Scalar and left.dtype is BOOL and right.dtype is BOOL:
+        return scalar(left.value or right.value, BOOL)
+    return left.logical_or(right)
+
+
+def not_(value):
+    if type(value) is Scalar and value.dtype is BOOL:
+        return scalar(not value.value, BOOL)
+    if _is_value(value):
+        return fix(tl.tensor.__not__.__wrapped__(value, _semantic=Hooks.semantic))
+    return not _unwrap(value)
+
+
+def is_(left, right):
+    return _unwrap(left) is _unwrap(right)
+
+
+def check(condition, message=""):
+    """An `assert` of a kernel."""
+    held = condition.data.all() if _is_value(condition) else builtins.bool(_unwrap(condition))
+    if not held:
+        raise DeviceAssertError(
+            f"assertion failed: {_unwrap(message) or 'the condition is false'}", [f"at {show(here())}"], where=here()
+        )
+
+
+# ---- loops
+
+
+class Range:
+    """`range` and `tl.range`: the loop variable is a Scalar of the bounds' common integer type."""
+
+    def __init__(self, arg1, arg2=None, step=None, **hints):
+        start, stop = (0, arg1) if arg2 is None else (arg1, arg2)
+        bounds, self.dtype = [], INT32
+        for bound in (start, stop, 1 if step is None else step):
+            bound = _unwrap(bound)
+            value = bound if type(bound) is Scalar else self._scalar(bound)
+            if not value.dtype.is_int():
+                raise TypeError(f"For loop bounds and step must all be ints, are {value.dtype}")
+            if value.dtype is not self.dtype:
+                self.dtype = (
+                    canonical(Hooks.semantic.integer_promote_impl(self.dtype, value.dtype))
+                    if value.dtype is not BOOL
+                    else self.dtype
+                )
+            bounds.append(int(value.value))
+        self.values = builtins.range(*bounds)
+
+    @staticmethod
+    def _scalar(bound):
+        if type(bound) is Tensor:
+            raise TypeError(f"a loop bound must be a scalar, got {bound.type}")
+        return literal(bound)
+
+    def __iter__(self):
+        dtype = self.dtype
+        for value in self.values:
+            yield scalar(value, dtype)
+
+
+class StaticRange:
+    """tl.static_range: unrolled by the compiler, so the loop variable is a plain int."""
+
+    def __init__(self, arg1, arg2=None, step=None):
+        for bound in (arg1, arg2, step):
+            if _is_value(bound):
+                raise AssertionError(f"{bound} used as tl.static_range bound is not a constexpr")
+        start, stop = (0, arg1) if arg2 is None else (arg1, arg2)
+        self.values = builtins.range(_unwrap(start), _unwrap(stop), 1 if step is None else _unwrap(step))
+
+    def __iter__(self):
+        return iter(self.values)
+
+    def __len__(self):
+        return len(self.values)
+
+
+def iterate(iterable):
+    if not isinstance(iterable, Range | StaticRange):
+        raise RuntimeError("Only `range` and `static_range` iterators are currently supported")
+    return iterable
+
+
+# ---- types that must not change
+
+_looked = {}
+_LOOKS = 4
+
+
+def begin_launch():
+    _looked.clear()
+
+
+def looks(site):
+    """Whether a place still checks types: the first few times of a launch."""
+    count = _looked.get(site, 0)
+    if count >= _LOOKS:
+        return False
+    _looked[site] = count + 1
+    return True
+
+
+def _type_of(value):
+    if _is_value(value):
+        return str(value.type)
+    if isinstance(value, _NUMBERS):
+        return "constexpr"
+    if isinstance(value, tuple | tl.tuple):
+        return tuple(_type_of(v) for v in value)
+    return type(value).__name__
+
+
+def types_of(variables, names):
+    """The types of those names that are bound."""
+    return {name: _type_of(variables[name]) for name in names if name in variables}
+
+
+def check_loop(variables, memory):
+    """After a loop's first iteration: each carried name must have the type it came in with."""
+    for name, before in memory.items():
+        now = _type_of(variables.get(name))
+        if now != before:
+            if before == "constexpr":
+                raise TypeError(
+                    f"Loop carried variable {name} changed type: it is a constexpr before the loop and {now} after one iteration"
+                )
+            raise AssertionError(
+                f"Loop-carried variable {name} has initial type {before} but is re-assigned to {now} in loop! "
+                "Please make sure that the type stays consistent."
+            )
+
+
+def check_branch(variables, memory):
+    """After a branch on a run-time value: a name that existed before must have kept its type."""
+    branch = memory.pop(None, "then")
+    for name, before in memory.items():
+        now = _type_of(variables.get(name))
+        if now != before and before != "constexpr":
+            raise AssertionError(f"initial value for `{name}` is of type {before}, but the {branch} block redefines it as {now}")
+
+
+# ---- Python's builtins as a kernel sees them
+
+
+def _extremum(python, name):
+    def extremum(*values):
+        if len(values) == 1:
+            values = tuple(values[0])
+        values = [_unwrap(v) for v in values]
+        if not any(_is_value(v) for v in values):
+            return python(values)
+        result = values[0]
+        for value in values[1:]:
+            result = _pair(python, name, result, value)
+        return result
+
+    return extremum
+
+
+def _pair(python, name, a, b):
+    if type(a) is Scalar and type(b) is int:
+        b = literal(b) if a.dtype is INT32 else b
+    elif type(b) is Scalar and type(a) is int:
+        a = literal(a) if b.dtype is INT32 else a
+    if type(a) is Scalar and type(b) is Scalar and a.dtype is b.dtype and a.dtype in (INT32, INT64):
+        return scalar(python(a.value, b.value), a.dtype)
+    return fix(getattr(tl, name).__wrapped__(a, b, _semantic=Hooks.semantic))
+
+
+minimum, maximum = _extremum(builtins.min, "minimum"), _extremum(builtins.max, "maximum")
+
+
+def named(function, name):
+    """Tell an allocation what the variable it is assigned to is called."""
+    if getattr(function, "takes_name", False):
+        return lambda *args, **kwargs: function(*args, _name=name, **kwargs)
+    return function
+
+
+class context:
+    """A `with` that means nothing to the emulator (compiler hints)."""
+
+    def __init__(self, *_):
+        pass
+
+    def __enter__(self):
+        return None
+
+    def __exit__(self, *_):
+        return False
+
+
+HELPERS = {
+    "assign": assign,
+    "constexpr": constexpr,
+    "value": value_of,
+    "setattr": set_attribute,
+    "refuse": refuse,
+    "test": test,
+    "watch": watch,
+    "while": while_test,
+    "and_goes_on": and_goes_on,
+    "or_goes_on": or_goes_on,
+    "and": and_,
+    "or": or_,
+    "not": not_,
+    "is": is_,
+    "assert": check,
+    "iterate": iterate,
+    "static_range": StaticRange,
+    "looks": looks,
+    "types": types_of,
+    "check_loop": check_loop,
+    "check_branch": check_branch,
+    "sequence": sequence,
+    "named": named,
+    "context": context,
+}
