@@ -2,6 +2,8 @@
 
 from importlib import import_module
 
+from .emulator import install_with_triton
+
 __version__ = "0.1.0"
 
 # What `jfa.NAME` gives, loaded when it is first asked for: `import jfa` stays quick and needs no more than Python.
@@ -14,6 +16,8 @@ _LAZY = {
     "JaggedSelfAttention": "jfa.modules",
     "PMA": "jfa.modules",
 }
+
+install_with_triton()  # launches on CPU tensors go to the emulator, whenever Triton gets imported
 
 
 def __getattr__(name: str):
