@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from jfa.kernels.common.sequence import band_of, count_edges, edge_block, load_rows, rows_of, seen_range, slack_of, visible
+from jfa.kernels.common.sequence import RUNTIME, band_of, count_edges, edge_block, load_rows, rows_of, seen_range, slack_of, visible
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -50,7 +50,7 @@ def to_log2(lse):
     return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def delta_kernel(
     out_ptr, dout_ptr, dlse_ptr, delta_ptr, dq_sum_ptr, rows_out, num_heads,
     stride_or, stride_oh, stride_dr, stride_dh, stride_dd,
@@ -110,7 +110,7 @@ def _dkdv_block(
     return dk, dv
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def dkdv_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, dq_sum_ptr, units, counts,
     query_offset, key_offset, output_offset, num_batches, rows_q, rows_kv, rows_out, num_kv_heads, scale, sm_scale,
@@ -235,7 +235,7 @@ def dq_block(
     return tl.dot(ds, k, dq, input_precision=PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def dq_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, lse_ptr, dlse_ptr, delta_ptr, dq_ptr, units, counts,
     query_offset, key_offset, num_batches, rows_q, rows_kv, num_kv_heads, scale, sm_scale,
@@ -295,7 +295,7 @@ def dq_kernel(
     tl.store(dq_ptr + out_row[:, None] * D + cols[None, :], (dq * sm_scale).to(dq_ptr.dtype.element_ty), mask=keep)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def cast_kernel(source, target, count, factor, BLOCK: tl.constexpr):
     """target = source * factor in the target's dtype, ``count`` numbers."""
     at = tl.cast(tl.program_id(0), tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from jfa.kernels.common.sequence import band_of, count_edges, edge_block, load_rows, rows_of, seen_range, slack_of, visible
+from jfa.kernels.common.sequence import RUNTIME, band_of, count_edges, edge_block, load_rows, rows_of, seen_range, slack_of, visible
 from jfa.kernels.portable.softmax import hide, softmax_step
 
 
@@ -109,7 +109,7 @@ def _store_tile(
     tl.store(pointers, (acc / l[:, None]).to(out.dtype.element_ty), mask=keep[:, None] & (cols < DV)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def forward_kernel(
     q_ptr,
     k_ptr,

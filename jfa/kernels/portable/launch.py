@@ -222,7 +222,7 @@ def shared_query_backward(problem: Problem, dout, dlse, q, k, v, out, lse, tile:
         problem.key_offset, problem.output_offset, problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out,
         problem.num_kv_heads, workers, scale_log2(problem), problem.sm_scale, *band_arguments(problem),
         *q.stride(), *k.stride(), *v.stride(), *out.stride()[:2], *dout.stride(),
-        BLOCK_R=tile.keep, BLOCK_N=tile.step, PIECE=PIECE, HAS_SLOTS=problem.output_offset is not None,
+        BLOCK_R=tile.keep, BLOCK_N=tile.step, PIECE=PIECE, KEYS_FIRST=tile.keep < 64, HAS_SLOTS=problem.output_offset is not None,
         HAS_DLSE=dlse is not None, num_warps=tile.warps, num_stages=tile.stages, **constants(problem),
     )  # fmt: skip
     return _sum_partials(problem, partial, q, tile.keep, workers), dk, dv

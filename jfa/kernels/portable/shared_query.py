@@ -5,7 +5,8 @@ dQ on chip in fp32 and walks over a fixed share of all key blocks of all sequenc
 one visit and written once, nothing is added in memory. One partial dQ a program is left; ``sum_dq_kernel`` adds them in a
 fixed order. So the whole backward is deterministic and reads K, V, O, dO once. (kernel-facts: byte-bound for short queries.)
 
-Scores are transposed (keys are the rows of every product): the few queries would leave most of a tensor core's rows empty.
+A Hopper tensor core wants 64 rows or more on a product's first side. Where the queries are fewer, keys are the rows of every
+product (KEYS_FIRST: scores and dQ are transposed).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from jfa.kernels.common.sequence import band_of, count_edges, edge_block, load_rows, rows_of, seen_range, slack_of, visible
+from jfa.kernels.common.sequence import RUNTIME, band_of, count_edges, edge_block, load_rows, rows_of, seen_range, slack_of, visible
 from jfa.kernels.portable.backward import dq_block, load_packed, load_packed_scalars, store_grad, to_log2
 
 
@@ -26,7 +27,7 @@ def _pieces_of(b, key_offset, num_batches, rows_kv, PIECE: tl.constexpr):
     return length // PIECE, length % PIECE
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def plan_pieces(
     pieces, counts, key_offset, num_batches, rows_kv, capacity,
     PIECE: tl.constexpr, SEQUENCES: tl.constexpr, SCAN: tl.constexpr,
@@ -64,38 +65,50 @@ def plan_pieces(
 
 @triton.jit
 def _piece_block(
-    dq_t, q, do, lse, delta, pos, k_base, v_base, dk_ptr, dv_ptr, begin_kv, n0, len_kv, lo, hi, kv_head, num_kv_heads,
+    dq, q, do, lse, delta, pos, k_base, v_base, dk_ptr, dv_ptr, begin_kv, n0, len_kv, lo, hi, kv_head, num_kv_heads,
     scale, sm_scale, stride_kr, stride_kd, stride_vr, stride_vd,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, PRECISION: tl.constexpr,
+    KEYS_FIRST: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes dK and dV of keys n0 .. n0 + BLOCK_N - 1 of one sequence and adds their share to dQ^T [D, R]."""
+    """Writes dK and dV of keys n0 .. n0 + BLOCK_N - 1 of one sequence and adds their share to dQ (KEYS_FIRST: dQ^T)."""
     rows = tl.arange(0, BLOCK_N)
     k_ptr = k_base + tl.cast(n0, tl.int64) * stride_kr
     v_ptr = v_base + tl.cast(n0, tl.int64) * stride_vr
     k = load_rows(k_ptr, rows, tl.arange(0, BLOCK_D), stride_kr, stride_kd, len_kv - n0, D, BLOCK_D, True)
     v = load_rows(v_ptr, rows, tl.arange(0, BLOCK_DV), stride_vr, stride_vd, len_kv - n0, DV, BLOCK_DV, True)
-    s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-    p = tl.math.exp2(s * scale - lse[None, :])
-    p = tl.where(visible(pos[None, :], (n0 + rows)[:, None], len_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
-    dv = tl.dot(p.to(do.dtype), do, input_precision=PRECISION)
-    store_grad(dv_ptr, dv, begin_kv, n0, len_kv, kv_head, num_kv_heads, DV, BLOCK_DV, BLOCK_N)
-    dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
-    ds = (p * (dp - delta[None, :])).to(q.dtype)
-    dk = tl.dot(ds, q, input_precision=PRECISION)
+    if KEYS_FIRST:
+        s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+        p = tl.math.exp2(s * scale - lse[None, :])
+        p = tl.where(visible(pos[None, :], (n0 + rows)[:, None], len_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
+        dv = tl.dot(p.to(do.dtype), do, input_precision=PRECISION)
+        store_grad(dv_ptr, dv, begin_kv, n0, len_kv, kv_head, num_kv_heads, DV, BLOCK_DV, BLOCK_N)
+        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+        ds = (p * (dp - delta[None, :])).to(q.dtype)
+        dk = tl.dot(ds, q, input_precision=PRECISION)
+        dq = tl.dot(tl.trans(k), ds, dq, input_precision=PRECISION)
+    else:
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        p = tl.math.exp2(s * scale - lse[:, None])
+        p = tl.where(visible(pos[:, None], (n0 + rows)[None, :], len_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
+        dv = tl.dot(tl.trans(p.to(do.dtype)), do, input_precision=PRECISION)
+        store_grad(dv_ptr, dv, begin_kv, n0, len_kv, kv_head, num_kv_heads, DV, BLOCK_DV, BLOCK_N)
+        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+        ds = (p * (dp - delta[:, None])).to(q.dtype)
+        dk = tl.dot(tl.trans(ds), q, input_precision=PRECISION)
+        dq = tl.dot(ds, k, dq, input_precision=PRECISION)
     store_grad(dk_ptr, dk * sm_scale, begin_kv, n0, len_kv, kv_head, num_kv_heads, D, BLOCK_D, BLOCK_N)
-    return tl.dot(tl.trans(k), ds, dq_t, input_precision=PRECISION)
+    return dq
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def shared_query_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, lse_ptr, dlse_ptr, dk_ptr, dv_ptr, dq_partial_ptr, pieces, counts,
     key_offset, output_offset, num_batches, rows_q, rows_kv, rows_out, num_kv_heads, workers, scale, sm_scale,
     lo_start, lo_end, hi_start, hi_end, stride_qr, stride_qh, stride_qd, stride_kr, stride_kh, stride_kd,
     stride_vr, stride_vh, stride_vd, stride_or, stride_oh, stride_dr, stride_dh, stride_dd,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, PIECE: tl.constexpr, HAS_SLOTS: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_DLSE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, PIECE: tl.constexpr, KEYS_FIRST: tl.constexpr,
+    HAS_SLOTS: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_DLSE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """This program walks over one worker's pieces of one key/value head, dealt in zigzag from the list."""
     worker = tl.program_id(0) // num_kv_heads
@@ -104,7 +117,10 @@ def shared_query_kernel(
     row = tl.arange(0, BLOCK_R)
     pos = row // GROUP
     q = load_packed(q_ptr, 0, 0, rows_q * GROUP, head0, stride_qr, stride_qh, stride_qd, BLOCK_R, GROUP, D, BLOCK_D, True)
-    dq_t = tl.zeros([BLOCK_D, BLOCK_R], tl.float32)
+    if KEYS_FIRST:
+        dq = tl.zeros([BLOCK_D, BLOCK_R], tl.float32)
+    else:
+        dq = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
     count = tl.load(counts)
     for turn in range(tl.cdiv(count, workers)):
         at = turn * workers + tl.where(turn % 2 == 0, worker, workers - 1 - worker)
@@ -136,17 +152,20 @@ def shared_query_kernel(
             k_base = k_ptr + tl.cast(begin_kv, tl.int64) * stride_kr + kv_head * stride_kh
             v_base = v_ptr + tl.cast(begin_kv, tl.int64) * stride_vr + kv_head * stride_vh
             for n0 in range(c0, tl.minimum(c0 + PIECE, len_kv), BLOCK_N):
-                dq_t = _piece_block(
-                    dq_t, q, do, lse, delta, pos, k_base, v_base, dk_ptr, dv_ptr, begin_kv, n0, len_kv, lo, hi,
+                dq = _piece_block(
+                    dq, q, do, lse, delta, pos, k_base, v_base, dk_ptr, dv_ptr, begin_kv, n0, len_kv, lo, hi,
                     kv_head, num_kv_heads, scale, sm_scale, stride_kr, stride_kd, stride_vr, stride_vd,
-                    D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, HAS_LO, HAS_HI, PRECISION,
+                    D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, KEYS_FIRST, HAS_LO, HAS_HI, PRECISION,
                 )  # fmt: skip
     cols = tl.arange(0, BLOCK_D)
     partial = dq_partial_ptr + tl.cast(tl.program_id(0), tl.int64) * BLOCK_R * BLOCK_D
-    tl.store(partial + row[None, :] * BLOCK_D + cols[:, None], dq_t)
+    if KEYS_FIRST:
+        tl.store(partial + row[None, :] * BLOCK_D + cols[:, None], dq)
+    else:
+        tl.store(partial + row[:, None] * BLOCK_D + cols[None, :], dq)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def shared_dq_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, lse_ptr, dlse_ptr, delta_ptr, dq_partial_ptr,
     key_offset, output_offset, num_batches, rows_q, rows_kv, rows_out, num_kv_heads, workers, tiles, scale,
@@ -206,7 +225,7 @@ def shared_dq_kernel(
     tl.store(dq_partial_ptr + base + row[:, None] * BLOCK_D + cols[None, :], dq)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def sum_dq_kernel(
     dq_partial_ptr, dq_ptr, rows_q, padded_rows, num_kv_heads, workers, sm_scale,
     GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,

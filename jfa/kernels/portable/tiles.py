@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jfa.kernels.base import Problem
+from jfa.kernels.common.sequence import RUNTIME
 from jfa.masks import UNBOUNDED, Band
 
 SEQUENCES = 16  # sequences that one program of the planner places
@@ -92,7 +93,7 @@ def _chunks_of(width, chunk):
     return tl.maximum(tl.minimum(chunks, 1024), 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def plan_units(
     units,
     counts,
