@@ -1,0 +1,141 @@
+"""jfa bench: measure the op and its peers on this machine.
+
+    jfa bench                                   the default shapes, the op against every installed peer
+    jfa bench --shapes pma32 self --peers fa2 flex --json result.json --plot result.svg
+    jfa bench --peers tlx_jfa=/path/to/package --backend hopper
+
+Times are medians of device time with the L2 cache cleared; FLOPs count the pairs that the mask allows, nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+from pathlib import Path
+
+import torch
+
+from jfa.bench import peers, runner, shapes
+from jfa.bench.runner import Timing
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(prog="jfa bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--shapes", nargs="+", metavar="NAME", help=f"of {', '.join(shapes.SHAPES)}")
+    p.add_argument("--peers", nargs="*", metavar="NAME", help=f"of {', '.join(peers.PEERS)}, or NAME=PATH of a Python package")
+    p.add_argument("--backend", nargs="+", default=["auto"], help="backends of the op to measure")
+    p.add_argument("--runs", type=int, default=20, help="timed runs; the median counts")
+    p.add_argument("--forward-only", action="store_true")
+    p.add_argument("--json", metavar="FILE", help="write the result, with GPU, driver, versions and date")
+    p.add_argument("--plot", metavar="FILE", help="write a bar chart (svg, png, pdf)")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print; 0, or 2 for arguments that name nothing."""
+    args = parser().parse_args(argv)
+    unknown = [n for n in args.shapes or () if n not in shapes.SHAPES]
+    unknown += [n for n in args.peers or () if n not in peers.PEERS and "=" not in n]
+    if unknown:
+        print(f"jfa bench: unknown shape or peer: {', '.join(unknown)}")
+        return 2
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = [shapes.SHAPES[n] for n in args.shapes or shapes.DEFAULT]
+    if device.type == "cpu":
+        print("No CUDA GPU here: this times the PyTorch reference on tiny shapes. It says nothing about the kernels' speed.")
+        chosen = list(shapes.ON_CPU) if not args.shapes else chosen
+    implementations = _implementations(args, device)
+    extra = {"ceilings": runner.ceilings()} if device.type == "cuda" else {}
+    timings = []
+    for shape in chosen:
+        inputs = shapes.make_inputs(shape, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+        for name, build in implementations.items():
+            timings.append(runner.measure(inputs, name, build, args.runs, not args.forward_only))
+            print(_line(timings[-1]), flush=True)
+        del inputs
+    result = runner.as_json(timings, device, extra)
+    print("\n" + table(result))
+    if args.json:
+        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
+    if args.plot:
+        plot(result, args.plot)
+    return 0
+
+
+def _implementations(args: argparse.Namespace, device: torch.device) -> dict:
+    names = args.peers if args.peers is not None else (list(peers.PEERS) if device.type == "cuda" else [])
+    ours = {f"jfa:{b}" if b != "auto" else "jfa": functools.partial(peers.jfa, backend=b) for b in args.backend}
+    return ours | {n.split("=")[0]: peers.from_path(n.split("=", 1)[1]) if "=" in n else peers.PEERS[n] for n in names}
+
+
+def _line(t: Timing) -> str:
+    if t.forward_ms is None:
+        return f"{t.shape:14} {t.name:14} {t.note}"
+    backward = f"{t.backward_ms:8.3f} ms {t.backward_tflops:6.1f} TFLOP/s" if t.backward_ms else f"- {t.note}"
+    return f"{t.shape:14} {t.name:14} {t.forward_ms:8.3f} ms {t.forward_tflops:6.1f} TFLOP/s | {backward}"
+
+
+def table(result: dict) -> str:
+    """The result as text: TFLOP/s forward | backward, ratios of the first implementation to each other, and what bounds it."""
+    by_shape: dict[str, list[dict]] = {}
+    for t in result["timings"]:
+        by_shape.setdefault(t["shape"], []).append(t)
+    names = list(dict.fromkeys(t["name"] for t in result["timings"]))
+    env = result["environment"]
+    lines = [f"{env['device']}, {env['date']}, torch {env['torch']}, triton {env['triton']}: TFLOP/s forward | backward"]
+    lines.append(f"{'shape':14}" + "".join(f"{n:>26}" for n in names) + f"{'of the bound':>18}")
+    for shape, row in by_shape.items():
+        found = {t["name"]: t for t in row}
+        cells = [_cell(found.get(n), row[0], first=i == 0) for i, n in enumerate(names)]
+        lines.append(f"{shape:14}" + "".join(f"{c:>26}" for c in cells) + f"{_of_bound(row[0], result):>18}")
+    notes = dict.fromkeys(f"{t['name']} on {t['shape']}: {t['note']}" for t in result["timings"] if t["note"])
+    return "\n".join(lines + [f"  {n}" for n in notes])
+
+
+def _cell(t: dict | None, ours: dict, first: bool) -> str:
+    parts = []
+    for way in ("forward_tflops", "backward_tflops"):
+        value = t[way] if t else None
+        ratio = "" if first or not value or not ours[way] else f" ({ours[way] / value:.2f}x)"
+        parts.append(f"{value:.0f}{ratio}" if value else "-")
+    return " | ".join(parts)
+
+
+def _of_bound(t: dict, result: dict) -> str:
+    """How near the first implementation is to the larger of its two floors, bytes and FLOPs: 'mem 81% | mma 45%'."""
+    if "ceilings" not in result or t["shape"] not in shapes.SHAPES or not t["forward_ms"]:
+        return "-"
+    parts = []
+    for way, backward in (("forward_ms", False), ("backward_ms", True)):
+        floors = floors_ms(t["shape"], result["ceilings"], backward)
+        kind = max(floors, key=floors.get)
+        parts.append(f"{kind} {100 * floors[kind] / t[way]:.0f}%" if t[way] else "-")
+    return " | ".join(parts)
+
+
+def floors_ms(shape: str, ceilings: dict[str, float], backward: bool) -> dict[str, float]:
+    """The least milliseconds by bytes ("mem") and by FLOPs ("mma") at the measured ceilings."""
+    s = shapes.SHAPES[shape]
+    return {
+        "mem": s.least_bytes(backward) / ceilings["copy_tb_per_s"] / 1e9,
+        "mma": s.flops(backward) / ceilings["bf16_tflops"] / 1e9,
+    }
+
+
+def plot(result: dict, path: str) -> None:
+    """Two bar charts, forward and backward, one group of bars a shape."""
+    from jfa import plots
+
+    names = list(dict.fromkeys(t["name"] for t in result["timings"]))
+    labels = list(dict.fromkeys(t["shape"] for t in result["timings"]))
+    value = {(t["shape"], t["name"], w): t[w] or 0.0 for t in result["timings"] for w in ("forward_tflops", "backward_tflops")}
+    for way in ("forward", "backward"):
+        series = {n: [value.get((s, n, f"{way}_tflops"), 0.0) for s in labels] for n in names}
+        env = result["environment"]
+        picture = plots.bars(
+            labels, series, title=f"{way}, {env['device']}, {env['date']}", xlabel="shape", ylabel="TFLOP/s (allowed pairs)"
+        )
+        target = Path(path)
+        picture.save(target.with_stem(f"{target.stem}-{way}"))

@@ -1,0 +1,211 @@
+"""Other people's attention, each behind the same small interface, or one sentence why it cannot run here.
+
+A peer is a function ``build(inputs) -> call``; ``call()`` runs one forward and returns the packed output, differentiable
+with respect to inputs.query, key and value. A peer that lacks a feature raises :class:`Unavailable`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from jfa.attention import jagged_flash_attention
+from jfa.bench.shapes import Inputs
+from jfa.layout import pad, unpad
+
+Call = Callable[[], Tensor]
+
+
+class Unavailable(Exception):
+    """Why a peer cannot run a shape here."""
+
+
+def jfa(inputs: Inputs, backend: str = "auto") -> Call:
+    """This project's op, tile lists built anew in every call."""
+    shape = inputs.shape
+    return lambda: jagged_flash_attention(
+        inputs.query,
+        inputs.key,
+        inputs.value,
+        inputs.query_offset,
+        inputs.key_offset,
+        inputs.max_q,
+        inputs.max_kv,
+        broadcast_q=bool(shape.shared_q),
+        causal=shape.causal,
+        window_size=shape.window_size,
+        backend=backend,
+    )
+
+
+def fa2(inputs: Inputs) -> Call:
+    """FlashAttention 2 as PyTorch ships it: torch.nn.attention.varlen.varlen_attn."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError as error:
+        raise Unavailable("this PyTorch has no torch.nn.attention.varlen") from error
+    import inspect
+
+    shape, known = inputs.shape, inspect.signature(varlen_attn).parameters
+    options: dict = {}
+    if shape.heads != shape.kv_heads:
+        if "enable_gqa" not in known:
+            raise Unavailable("varlen_attn of this PyTorch knows no grouped heads")
+        options["enable_gqa"] = True
+    if "window_size" in known:
+        window = shape.window_size
+        options["window_size"] = (-1, 0) if shape.causal else (-1, -1) if window is None else (window, window)
+    elif shape.window_size is not None:
+        raise Unavailable("varlen_attn of this PyTorch knows no window")
+    else:
+        options["is_causal"] = shape.causal
+
+    def call() -> Tensor:
+        query, query_offset = inputs.expanded_query()
+        return varlen_attn(
+            query, inputs.key, inputs.value, query_offset, inputs.key_offset, inputs.max_q, inputs.max_kv, **options
+        )
+
+    return call
+
+
+def fa4(inputs: Inputs) -> Call:
+    """FlashAttention 4 (package flash-attn-4)."""
+    try:
+        from flash_attn.cute.interface import flash_attn_varlen_func
+    except ImportError as error:
+        raise Unavailable("flash-attn-4 is not installed") from error
+    shape = inputs.shape
+    window = (None, None) if shape.window_size is None else (shape.window_size, shape.window_size)
+
+    def call() -> Tensor:
+        query, query_offset = inputs.expanded_query()
+        out = flash_attn_varlen_func(
+            query,
+            inputs.key,
+            inputs.value,
+            cu_seqlens_q=query_offset,
+            cu_seqlens_k=inputs.key_offset,
+            max_seqlen_q=inputs.max_q,
+            max_seqlen_k=inputs.max_kv,
+            causal=shape.causal,
+            window_size=window,
+        )
+        return out[0] if isinstance(out, tuple) else out
+
+    return call
+
+
+def flex(inputs: Inputs) -> Call:
+    """FlexAttention, compiled, with a block mask by sequence number; the block mask is built beforehand, not timed."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    shape = inputs.shape
+    query, query_offset = inputs.expanded_query()
+    q_id, q_pos = _numbers(query_offset, query.shape[0])
+    k_id, k_pos = _numbers(inputs.key_offset, inputs.key.shape[0])
+    lengths = inputs.key_offset.diff() - query_offset.diff()
+
+    def mask(b, h, i, j):
+        keep = q_id[i] == k_id[j]
+        if shape.causal:
+            keep = keep & (k_pos[j] <= q_pos[i] + lengths[q_id[i]])
+        if shape.window_size is not None:
+            keep = keep & ((k_pos[j] - q_pos[i]).abs() <= shape.window_size)
+        return keep
+
+    compiled_mask = torch.compile(create_block_mask)
+    block_mask = compiled_mask(mask, None, None, query.shape[0], inputs.key.shape[0], device=query.device)
+    run = torch.compile(flex_attention)
+
+    def call() -> Tensor:
+        query, _ = inputs.expanded_query()
+        packed = (x.transpose(0, 1).unsqueeze(0) for x in (query, inputs.key, inputs.value))
+        out = run(*packed, block_mask=block_mask, enable_gqa=shape.heads != shape.kv_heads)
+        return out.squeeze(0).transpose(0, 1)
+
+    return call
+
+
+def _numbers(offsets: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """([rows] sequence number, [rows] position inside it)."""
+    row = torch.arange(rows, device=offsets.device)
+    number = torch.searchsorted(offsets[1:].long(), row, right=True)
+    return number, row - offsets[number]
+
+
+def sdpa(inputs: Inputs) -> Call:
+    """PyTorch's scaled_dot_product_attention on the padded batch, with a mask of real keys; padding is part of the time."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    shape = inputs.shape
+    len_q, len_kv = (x.to(inputs.key.device) for x in shape.lengths())
+    batches, scores = len_kv.numel(), len_kv.numel() * inputs.max_q * inputs.max_kv
+    full = bool((len_q == inputs.max_q).all() and (len_kv == inputs.max_kv).all())
+    if shape.window_size is not None or (shape.causal and not full) or (not full and scores > 1 << 34):
+        raise Unavailable("padded SDPA would need a mask too large to form")
+    kv_row = torch.arange(inputs.max_kv, device=len_kv.device)
+    mask = None if full else (kv_row < len_kv[:, None])[:, None, None, :]
+
+    def call() -> Tensor:
+        query, query_offset = inputs.expanded_query()
+        q = pad(query, query_offset, inputs.max_q).transpose(1, 2)
+        k, v = (pad(x, inputs.key_offset, inputs.max_kv).transpose(1, 2) for x in (inputs.key, inputs.value))
+        out = scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=shape.causal, enable_gqa=shape.heads != shape.kv_heads
+        )
+        return unpad(out.transpose(1, 2).reshape(batches, inputs.max_q, shape.heads, -1), query_offset, query.shape[0])
+
+    return call
+
+
+def cudnn(inputs: Inputs) -> Call:
+    """The cuDNN backend of scaled_dot_product_attention: dense shapes only."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    call = sdpa(inputs)
+    padded_rows = inputs.max_kv * (inputs.key_offset.numel() - 1)
+    if inputs.shape.len_q is not None or inputs.shape.shared_q or padded_rows != inputs.key.shape[0]:
+        raise Unavailable("through PyTorch cuDNN takes dense batches only")
+
+    def with_cudnn() -> Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return call()
+
+    return with_cudnn
+
+
+def from_path(path: str) -> Callable[[Inputs], Call]:
+    """A peer in a Python file or package of the user's (tlx_jfa=PATH) that defines jagged_flash_attention as this project does."""
+
+    def build(inputs: Inputs) -> Call:
+        file = Path(path)
+        file = file / "__init__.py" if file.is_dir() else file
+        if not file.exists():
+            raise Unavailable(f"{path} does not exist")
+        spec = importlib.util.spec_from_file_location(f"jfa_peer_{file.stem}", file)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        shape = inputs.shape
+        return lambda: module.jagged_flash_attention(
+            inputs.query,
+            inputs.key,
+            inputs.value,
+            inputs.query_offset,
+            inputs.key_offset,
+            inputs.max_q,
+            inputs.max_kv,
+            broadcast_q=bool(shape.shared_q),
+            window_size=shape.window_size,
+        )
+
+    return build
+
+
+PEERS = {"fa2": fa2, "fa4": fa4, "flex": flex, "sdpa": sdpa, "cudnn": cudnn}

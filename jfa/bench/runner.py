@@ -1,0 +1,133 @@
+"""Time one call properly, and describe the machine it ran on.
+
+On a GPU: CUDA events, the median of several runs, the L2 cache cleared before each, and a pause on the device before the first
+event, so that the host has queued everything by the time the clock starts: device time is measured, not Python. The
+backward is timed by itself on a kept graph. On a CPU: the wall clock, for the reference; such numbers say nothing of a GPU.
+"""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+
+from jfa.bench.peers import Call, Unavailable
+from jfa.bench.shapes import Inputs
+
+FLUSH_BYTES = 128 << 20  # more than the L2 of any GPU so far
+PAUSE_CYCLES = 2_000_000  # about 1 ms: longer than it takes the host to queue a forward or a backward
+
+
+@dataclass
+class Timing:
+    """Median milliseconds of one implementation on one shape; ``note`` says why a number is missing."""
+
+    shape: str
+    name: str
+    forward_ms: float | None = None
+    backward_ms: float | None = None
+    forward_tflops: float | None = None
+    backward_tflops: float | None = None
+    note: str = ""
+
+
+def measure(inputs: Inputs, name: str, build: Callable[[Inputs], Call], runs: int = 20, backward: bool = True) -> Timing:
+    """Build, warm up and time an implementation; what it cannot do ends in the note."""
+    timing = Timing(inputs.shape.name, name)
+    try:
+        call = build(inputs)
+        call()
+        timing.forward_ms = median_ms(call, inputs.key.device, runs)
+        timing.forward_tflops = inputs.shape.flops() / timing.forward_ms / 1e9
+        if backward:
+            out = call()
+            grads = lambda: torch.autograd.grad(
+                out, (inputs.query, inputs.key, inputs.value), inputs.grad_out.view_as(out), retain_graph=True
+            )
+            timing.backward_ms = median_ms(grads, inputs.key.device, runs)
+            timing.backward_tflops = inputs.shape.flops(backward=True) / timing.backward_ms / 1e9
+    except Unavailable as reason:
+        timing.note = str(reason)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, ImportError) as error:
+        timing.note = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
+    return timing
+
+
+def median_ms(call: Callable[[], object], device: torch.device, runs: int = 20, warmup: int = 3) -> float:
+    """Median time of one call."""
+    for _ in range(warmup):
+        call()
+    return _median_cuda(call, runs) if device.type == "cuda" else _median_cpu(call, min(runs, 5))
+
+
+def _median_cuda(call: Callable[[], object], runs: int) -> float:
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    starts, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(runs)] for _ in range(2))
+    for start, end in zip(starts, ends):
+        flush.zero_()
+        torch.cuda._sleep(PAUSE_CYCLES)
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in zip(starts, ends))
+
+
+def _median_cpu(call: Callable[[], object], runs: int) -> float:
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times)
+
+
+def ceilings() -> dict[str, float]:
+    """What this GPU reaches at best: TB/s of a large copy, TFLOP/s of a large bf16 matrix product on random data."""
+    source = torch.randn(1 << 28, device="cuda")
+    target = torch.empty_like(source)
+    copy_ms = median_ms(lambda: target.copy_(source), source.device, 10)
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product_ms = median_ms(lambda: a @ b, a.device, 10)
+    return {"copy_tb_per_s": 2 * source.numel() * 4 / copy_ms / 1e9, "bf16_tflops": 2 * 8192**3 / product_ms / 1e9}
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """Where a result comes from: GPU, driver, versions, date."""
+    try:
+        from triton import __version__ as triton_version
+    except ImportError:
+        triton_version = "not installed"
+    import jfa
+
+    facts = {
+        "date": datetime.date.today().isoformat(),
+        "jfa": jfa.__version__,
+        "torch": torch.__version__,
+        "triton": triton_version,
+        "cuda": str(torch.version.cuda),
+        "device": "CPU",
+    }
+    if device.type == "cuda":
+        facts["device"] = torch.cuda.get_device_name(device)
+        facts["driver"] = _driver()
+    return facts
+
+
+def _driver() -> str:
+    import subprocess
+
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.split("\n")[0].strip()
+    except OSError:
+        return "unknown"
+
+
+def as_json(timings: list[Timing], device: torch.device, extra: dict | None = None) -> dict:
+    """A result file's contents."""
+    return {"environment": environment(device), **(extra or {}), "timings": [asdict(t) for t in timings]}
