@@ -137,25 +137,16 @@ class _Blocker:
 def _disarm(module: types.ModuleType, word: str, violations: Violations, kept: set[str]) -> None:
     """Swap the code of a module's functions, so that every reference to them is dead, wherever the answer got it from."""
     kept = _reachable(module, kept)
-    _REFUSALS[word] = violations
     for name, value in list(vars(module).items()):
         if isinstance(value, types.FunctionType) and value.__module__ == module.__name__ and name not in kept:
             if not value.__code__.co_freevars:
-                value.__code__ = _refusing_code(word)
+                value.__code__ = _refuse.__code__
+                value.__kwdefaults__ = {"_refusal": lambda: violations.add(word)}
 
 
-_REFUSALS: dict[str, Violations] = {}
-
-
-def refusal(word: str) -> ForbiddenError:
-    """Called by disarmed functions."""
-    return _REFUSALS[word].add(word)
-
-
-def _refusing_code(word: str) -> types.CodeType:
-    namespace: dict = {}
-    exec(f"def refuse(*a, **k):\n import jfa.course.guard as g\n raise g.refusal({word!r})", namespace)
-    return namespace["refuse"].__code__
+def _refuse(*args, _refusal, **kwargs):
+    """What a disarmed function does instead."""
+    raise _refusal()
 
 
 def _reachable(module: types.ModuleType, names: set[str]) -> set[str]:

@@ -196,7 +196,9 @@ def _edit_percent(notebook: Notebook, sources: dict[int, str]) -> Notebook:
     lines = notebook.text.splitlines()
     for index in sorted(sources, reverse=True):
         cell = notebook.cells[index]
-        new = sources[index].splitlines()
+        if sources[index] == cell.source:
+            continue
+        new = sources[index].split("\n") if sources[index] else []
         if cell.kind != "code":
             new = [f"# {line}" if line else "#" for line in new]
         lines[cell.first : cell.last] = new

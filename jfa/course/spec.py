@@ -7,6 +7,7 @@ runs an answer. The judge makes the cases, has a child process run the answer on
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -138,6 +139,14 @@ class Mutant:
         return solution
 
 
+_INSTANCES: list[weakref.ref] = []
+
+
+def instances() -> list[Exercise]:
+    """All exercises alive in this process: a notebook's fork empties them before it runs an answer."""
+    return [exercise for ref in _INSTANCES if (exercise := ref()) is not None]
+
+
 @dataclass(frozen=True)
 class Exercise:
     """One exercise: what is asked, on what data, how the answer is judged.
@@ -196,6 +205,7 @@ class Exercise:
             raise ValueError(f"exercise {self.id}: kind must be function, kernel or value, got {self.kind!r}")
         if self.kind == "kernel" and self.call is None:
             raise ValueError(f"exercise {self.id}: a kernel needs call(kernel, ...): how to launch it")
+        _INSTANCES.append(weakref.ref(self))
         for word in self.forbid:
             if not word.startswith(FORBIDDABLE):
                 raise ValueError(f"exercise {self.id}: forbid does not know {word!r}")

@@ -51,6 +51,9 @@ class Trial:
             method = fault.check in _METHOD_CHECKS or fault.check in {limit.name for limit in self.exercise.limits}
             result.state = report.WRONG_METHOD if method else report.WRONG
             result.checks = [self._checked(name, fault) for name in self.names]
+            if self.violations and fault.check != "allowed operations":
+                used = ", ".join(guard.describe(w) for w in self.violations)
+                result.notes.append(f"It also uses {used}, which this exercise does not allow.")
             if fault.check in ("values", "returns", "new numbers") or fault.check in {p.name for p in self.exercise.properties}:
                 result.recognised = self._recognise(fault)
 

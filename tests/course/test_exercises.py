@@ -1,0 +1,219 @@
+"""Every exercise of every chapter: what its author promises holds, and what the course promises its readers holds."""
+
+import ast
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from jfa.course import catalog, compare, notebook, trial
+from jfa.course.answers import Pristine, from_notebook, from_source
+from jfa.course.judge import judge
+from jfa.course.mutant_table import run_mutant
+from jfa.course.paths import Course, find_course
+from jfa.course.strip import solution_source
+
+COURSE = Course(find_course().root)
+CHAPTERS = [c for c in catalog.chapters() if (COURSE.solutions / f"{c.stem}.py").exists()]
+PRISTINE = {c.number: Pristine.load(COURSE, c.stem) for c in CHAPTERS}
+EXERCISES = [e for c in CHAPTERS for e in c.exercises]
+
+
+def _by_id(exercise):
+    return exercise.id
+
+
+every_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=_by_id)
+every_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.stem)
+
+
+def _grade(exercise, source, seed=0):
+    return judge(exercise, from_source(source, exercise, PRISTINE[exercise.chapter]), COURSE, seed)
+
+
+@every_chapter
+def test_each_chapter_has_a_cell_for_each_exercise(chapter):
+    tagged = PRISTINE[chapter.number].solutions.exercises()
+    assert tagged == [e.id for e in chapter.exercises]
+    assert 4 <= len(tagged) <= 8
+
+
+@every_exercise
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_the_solution_passes(exercise, seed):
+    pristine = PRISTINE[exercise.chapter]
+    solutions = pristine.solutions
+    clean = solutions.with_sources({i: solution_source(c.source) for i, c in enumerate(solutions.cells) if c.kind == "code"})
+    result = judge(exercise, from_notebook(clean, exercise, pristine), COURSE, seed)
+    assert result.passed, result.text()
+    assert not [n for n in result.notes if "could not be measured" in n], result.text()
+
+
+@every_exercise
+def test_the_skeleton_is_not_started(exercise):
+    pristine = PRISTINE[exercise.chapter]
+    result = judge(exercise, from_notebook(pristine.skeleton, exercise, pristine), COURSE)
+    assert result.state == "not started"
+    assert "Traceback" not in result.text() and "YOUR CODE" in result.text()
+
+
+@every_exercise
+def test_a_comment_in_the_skeleton_does_not_start_it(exercise):
+    stub = PRISTINE[exercise.chapter].stub(exercise)
+    assert "# YOUR CODE" in stub
+    result = _grade(exercise, stub.replace("# YOUR CODE", "# YOUR CODE: hm, where to begin?"))
+    assert result.state == "not started"
+
+
+VARIANTS = [(e, i) for e in EXERCISES for i in range(max(2, len(e.variants)))]
+
+
+@pytest.mark.parametrize("exercise, index", VARIANTS, ids=lambda v: getattr(v, "id", str(v)))
+def test_a_right_answer_in_another_form_passes(exercise, index):
+    assert len(exercise.variants) >= 2, f"{exercise.id} has {len(exercise.variants)} variants"
+    result = _grade(exercise, exercise.variants[index])
+    assert result.passed, result.text()
+
+
+def _label(value):
+    return getattr(value, "id", None) or getattr(value, "name", None) or str(value)
+
+
+@pytest.mark.parametrize("exercise, mutant", [(e, m) for e in EXERCISES for m in e.mutants], ids=_label)
+def test_a_known_mistake_fails_its_check_and_is_told(exercise, mutant):
+    row = run_mutant(exercise, mutant, COURSE, PRISTINE[exercise.chapter])
+    assert not row.fault, row.fault
+    assert "tensor(" not in row.result.text(), "a message prints a whole tensor"
+
+
+@every_exercise
+def test_hints_mutants_and_texts_are_there(exercise):
+    assert 2 <= len(exercise.hints) <= 3 and all(h.strip() for h in exercise.hints)
+    assert len(exercise.mutants) >= 4
+    assert len({m.name for m in exercise.mutants}) == len(exercise.mutants)
+    names = set(exercise.check_names)
+    assert all(m.caught_by in names and m.says for m in exercise.mutants)
+    assert 1 <= exercise.difficulty <= 3 and exercise.minutes > 0 and exercise.title
+
+
+@every_exercise
+def test_limits_are_printed_in_the_exercise(exercise):
+    text = " ".join(c.source for c in PRISTINE[exercise.chapter].skeleton.cells)
+    words = re.sub(r"[\s*`$]+", " ", text)
+    for limit in exercise.limits:
+        assert limit.text and re.sub(r"[\s*`$]+", " ", limit.text) in words, f"{exercise.id}: {limit.text!r} is not in its text"
+
+
+def _references(exercise):
+    for case in exercise.cases(0):
+        if exercise.reference and not case.raises:
+            yield case, trial.reference_for(exercise, case)
+
+
+def _arrays(value):
+    if isinstance(value, tuple | list):
+        return [a for v in value for a in _arrays(v)]
+    if isinstance(value, dict):
+        return [a for v in value.values() for a in _arrays(v)]
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        return [a for v in value.unbind() for a in _arrays(v)]
+    numbers = compare._numbers(value)
+    return [] if numbers is None else [numbers]
+
+
+@every_exercise
+def test_references_hold_no_nan_and_stand_out_from_the_tolerance(exercise):
+    largest = []
+    for case, reference in _references(exercise):
+        for array in _arrays(reference):
+            if array.dtype.kind == "f":
+                assert not np.isnan(array).any() and not np.isposinf(array).any(), f"{case.name}: reference holds NaN or +inf"
+                finite = array[np.isfinite(array)]
+                largest.append(np.abs(finite).max(initial=0.0))
+                assert finite.size == 0 or array.size < 2 or exercise.tol * max(1.0, largest[-1]) < 0.05 * max(1.0, largest[-1])
+    assert not largest or max(largest) >= 50 * exercise.tol * max(1.0, max(largest)), "zeros would pass"
+
+
+def _zeros(value):
+    if isinstance(value, tuple | list):
+        return type(value)(_zeros(v) for v in value)
+    if isinstance(value, dict):
+        return {k: _zeros(v) for k, v in value.items()}
+    return torch.zeros_like(value) if isinstance(value, torch.Tensor) and not value.is_nested else value
+
+
+@every_exercise
+def test_zeros_are_no_answer(exercise):
+    wrong = []
+    for case, reference in _references(exercise):
+        zeros = _zeros(reference)
+        if any((a != 0).any() for a in _arrays(reference)) and any(isinstance(v, torch.Tensor) for v in _flat(reference)):
+            wrong.append(compare.fault_of(exercise, case, {"value": zeros, "facts": []}, reference))
+    assert not wrong or any(wrong), "a tensor of zeros passes"
+
+
+def _flat(value):
+    return [v for item in value for v in _flat(item)] if isinstance(value, tuple | list) else [value]
+
+
+@every_exercise
+def test_cases_are_random_and_keep_their_shapes(exercise):
+    if exercise.kind == "value":
+        return
+    zero, one = exercise.cases(0), exercise.cases(1)
+    assert [c.name for c in zero] == [c.name for c in one]
+    for a, b in zip(zero, one):
+        for x, y in zip(_arrays(list(a.args)), _arrays(list(b.args))):
+            assert x.shape == y.shape, f"{a.name}: shapes depend on the seed"
+    assert [repr(c.args) for c in zero] == [repr(c.args) for c in exercise.cases(0)], "not reproducible"
+
+
+# ---------------------------------------------------------------------------------------------- nothing leaks
+
+
+def _distinctive(cell, skeleton):
+    """Lines of a solution that are long and particular enough to recognise, and not given in the exercise."""
+    lines = [line.strip() for line in solution_source(cell.source).split("\n")]
+    return [line for line in lines if len(line) >= 25 and not line.startswith("#") and line not in skeleton]
+
+
+@every_chapter
+def test_no_solution_line_is_in_the_exercises(chapter):
+    pristine = PRISTINE[chapter.number]
+    text = pristine.skeleton.text
+    for exercise in chapter.exercises:
+        stub = pristine.stub(exercise)
+        for line in _distinctive(pristine.solutions.answer(exercise.id), stub):
+            assert line not in text, f"{exercise.id}: {line!r} is in the exercises"
+
+
+def _bodies(source):
+    """ASTs of the functions a source defines, without names and docstrings."""
+    found = []
+    for node in ast.walk(ast.parse(notebook.runnable(source))):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            found.append((node.name, "\n".join(ast.dump(n) for n in body), len(body)))
+    return found
+
+
+@every_chapter
+def test_no_worked_cell_answers_an_exercise(chapter):
+    path = COURSE.notebooks / f"{chapter.stem}.py"
+    if not path.exists():
+        pytest.skip("the chapter's text is not here")
+    worked = {body for c in notebook.read(path).cells if c.kind == "code" for _, body, _ in _bodies(c.source)}
+    for exercise in chapter.exercises:
+        for name, body, size in _bodies(PRISTINE[chapter.number].solution(exercise)):
+            assert size < 1 or body not in worked or name != exercise.name, f"{exercise.id}: the chapter works out {name}"
+
+
+@every_chapter
+def test_every_solution_is_stripped_completely(chapter):
+    pristine = PRISTINE[chapter.number]
+    assert "SOLUTION" not in pristine.skeleton.text
+    setup = next(c for c in pristine.skeleton.cells if c.kind == "code")
+    assert "setup" in setup.tags and "progress()" in setup.source
+
+

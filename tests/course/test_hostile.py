@@ -1,0 +1,314 @@
+"""Answers that do what learners' code does and worse: each is judged, named, and leaves nothing running."""
+
+import os
+import time
+
+import psutil
+import pytest
+import torch
+
+from jfa.course import catalog, launch, wire
+from jfa.course.answers import Pristine, from_source
+from jfa.course.judge import Answer, job_for, judge
+
+
+def _twice(body, before=""):
+    return f"{before}\ndef twice(x):\n" + "".join(f"    {line}\n" for line in body.strip("\n").split("\n"))
+
+
+# name, body of twice(x), the check that must fail, words its message must hold
+ANSWERS = [
+    ("endless loop", "while True: pass", "runs", "Time limit"),
+    ("endless loop inside C", "(lambda: [None for _ in __import__('itertools').repeat(0)])()", "runs", ("Time limit", "memory")),
+    ("endless loop in one C call", "sum(__import__('itertools').repeat(0))", "runs", "Time limit"),
+    ("swallowed timeout", "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True:\n    try:\n"
+     "        while True: pass\n    except BaseException: pass", "runs", "Time limit"),
+    ("sleeps", "import time\ntime.sleep(1000)", "runs", "Time limit"),
+    ("os._exit", "import os\nos._exit(0)", "runs", "ended its own process"),
+    ("sys.exit", "import sys\nsys.exit(0)", "runs", "SystemExit"),
+    ("segfault", "import ctypes\nctypes.string_at(0)", "runs", "SIGSEGV"),
+    ("abort", "import os\nos.abort()", "runs", "SIGABRT"),
+    ("out of memory", "return torch.ones(10**9)[:3].sum()", "runs", "out of memory"),
+    ("out of memory in Python", "a = []\nwhile True: a.append(bytearray(10**7))", "runs", "out of memory"),
+    ("raises", "return x[99]", "runs", "IndexError"),
+    ("syntax error", "return x *", "runs", "does not compile"),
+    ("endless recursion", "return twice(x)", "runs", "RecursionError"),
+    ("KeyboardInterrupt", "raise KeyboardInterrupt", "runs", "KeyboardInterrupt"),
+    ("returns None", "y = 2 * x", "returns", "return"),
+    ("prints only", "print('done:', 2)", "returns", "printing is not returning"),
+    ("a list", "return (2 * x).tolist()", "returns", "a list of 3"),
+    ("numpy", "return (2 * x).numpy()", "returns", "torch tensor is asked for"),
+    ("a string", "return 'twice'", "returns", "a string"),
+    ("a module", "import math\nreturn math", "returns", "a module"),
+    ("one value in a tuple", "return 2 * x,", "returns", "comma"),
+    ("wrong shape", "return 2 * x[None]", "returns", "shape [1, 3, 2, 4] instead of [3, 2, 4]"),
+    ("axes swapped", "return (2 * x).transpose(0, 1)", "returns", "another order"),
+    ("integers", "return (2 * x).int()", "returns", "int32"),
+    ("complex", "return (2 * x).to(torch.complex64)", "returns", "complex64"),
+    ("meta device", "return (2 * x).to('meta')", "returns", "asked for"),
+    ("NaN", "y = 2 * x\ny[1, 0, 2] = float('nan')\nreturn y", "returns", "NaN at sequence 1, row 0, head 0, dim 2"),
+    ("a view of its input", "return x[:]", "returns", "view"),
+    ("mutated input", "y = 2 * x\nx.zero_()\nreturn y", "inputs kept", "`x`"),
+    ("doubles in place and returns it", "return x.mul_(2)", "returns", "view"),
+    ("mutated to match", "x.zero_()\nreturn torch.zeros_like(x) + 0", "inputs kept", "`x`"),
+    ("zeros", "return torch.zeros_like(x)", "values", "sequence 0, row 0"),
+    ("old memory", "return torch.empty_like(x)", None, ""),
+    ("only the first sequence", "return torch.cat([2 * x[:1], x[1:]])", "values", "sequence 1, row 0"),
+    ("infinite", "return 2 * x / 0", "values", "inf"),
+    ("default dtype", "torch.set_default_dtype(torch.float64)\nreturn torch.ones(3, 2, 4)", "values", "wrong"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, body, check, words", ANSWERS, ids=[a[0] for a in ANSWERS])
+def test_each_kind_of_wrong_answer_has_its_sentence(judged, name, body, check, words):
+    result = judged("90.2", _twice(body))
+    assert result.state in ("wrong", "wrong method"), result.text()
+    assert result.failed is not None
+    if check:
+        assert result.failed.name == check, result.text()
+        assert any(w in result.message for w in ((words,) if isinstance(words, str) else words)), result.text()
+
+
+def test_remembered_answers_fail_on_new_numbers(judged):
+    source = "kept = {}\ndef twice(x):\n    return kept.setdefault(tuple(x.shape), 2 * x).clone()\n"
+    result = judged("90.2", source)
+    assert result.failed.name == "new numbers" and "remembered" in result.message
+
+
+def test_hard_coded_answers_fail(judged, toy):
+    case = catalog.exercise("90.4").cases(0)[0]
+    right = catalog.exercise("90.4").reference(*case.args)
+    source = f"def lengths_of(offsets):\n    if offsets[1] > offsets[2]:\n        raise ValueError('offsets')\n    return {right}\n"
+    assert judged("90.4", source).failed.name == "new numbers"
+
+
+def test_old_memory_is_rejected_every_time(judged):
+    body = "big = [torch.empty_like(x) for _ in range(50)]\nreturn big[-1]"
+    assert not any(judged("90.2", _twice(body), seed).passed for seed in range(20))
+
+
+PATCHES = [
+    "torch.allclose = torch.equal = lambda *a, **k: True",
+    "import numpy as np\nnp.abs = lambda *a: 0 * a[0]\nnp.isnan = lambda a: a != a",
+    "torch.Tensor.__ne__ = torch.Tensor.__eq__",
+    "def reference(*a): return twice(*a)\ndef judge(*a): return True\ndef compare(*a): return None",
+    "import builtins\nbuiltins.any = lambda *a: False\nbuiltins.isinstance = lambda *a: True",
+    "import sys\nsys.modules['jfa.course.wire'].pack = lambda *a: b''",
+    "import json\njson.dumps = lambda *a, **k: '{}'",
+    "from jfa.course import guard",
+    "import os\nos.write = lambda fd, data: len(data)",
+]
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_replacing_the_checkers_names_passes_nothing(judged, patch):
+    assert not judged("90.2", _twice("return 3 * x", patch)).passed
+
+
+def test_an_innocent_helper_called_reference_does_no_harm(judged):
+    assert judged("90.2", "def reference(x):\n    return x + x\n\ndef twice(x):\n    return reference(x)\n").passed
+
+
+SEND = """
+for fd in range(3, 40):
+    try: os.write(fd, data)
+    except OSError: pass
+os._exit(0)"""
+
+FORGERIES = [
+    # a verdict of its own making, down every open descriptor
+    "import os, struct, json\ntext = json.dumps({'event': 'end', 'violations': [], 'verdict': 'passed'}).encode()\n"
+    "data = struct.pack('<QQQ', len(text) + 16, len(text), 0) + text" + SEND,
+    # a pickle
+    "import os, pickle\nclass P:\n    def __reduce__(self): return (os.system, ('touch /tmp/jfa-forged',))\n"
+    "data = pickle.dumps(P())" + SEND,
+    # a promise of endless data
+    "import os, struct\ndata = struct.pack('<Q', 2**62)" + SEND,
+    # fields of the wrong type
+    "import os, struct, json\ntext = json.dumps({'t': 'dict', 'k': ['event', 'index'], 'v': ['case', 'zero']}).encode()\n"
+    "data = struct.pack('<QQQ', len(text) + 16, len(text), 0) + text" + SEND,
+]
+
+
+@pytest.mark.parametrize("body", FORGERIES)
+def test_forged_messages_are_no_verdict(judged, body):
+    result = judged("90.2", _twice(body))
+    assert result.state == "wrong", result.text()
+    assert not os.path.exists("/tmp/jfa-forged")
+
+
+def test_a_lying_tensor_subclass_is_measured_by_its_bytes(judged):
+    source = (
+        "class Liar(torch.Tensor):\n    def __eq__(self, other): return True\n    def numpy(self): raise RuntimeError\n"
+        "def twice(x):\n    return (3 * x).as_subclass(Liar)\n"
+    )
+    assert judged("90.2", source).failed.name == "values"
+
+
+SNOOPS = [
+    "import os\nreturn eval(open('ROOT/solutions/90_toy.py').read())",
+    "import os, io\nreturn io.open(os.path.join('ROOT', 'exercises', '..', 'solutions', '90_toy.py')).read()",
+    "import os\nos.listdir('ROOT/solutions')\nreturn 2 * x",
+    "import os\nfd = os.open('ROOT/solutions/90_toy.py', os.O_RDONLY)\nreturn 2 * x",
+    "import os\nopen(f'/proc/{os.getppid()}/mem', 'rb')\nreturn 2 * x",
+    "try:\n    import os\n    open('ROOT/solutions/90_toy.py')\nexcept Exception: pass\nreturn 2 * x",
+]
+
+
+@pytest.mark.parametrize("body", SNOOPS)
+def test_reading_the_solutions_is_noticed(judged, toy, body):
+    result = judged("90.2", _twice(body.replace("ROOT", str(toy.root))))
+    assert result.state == "wrong method", result.text()
+    assert result.failed.name == "allowed operations" and "solutions" in result.message
+
+
+@pytest.mark.parametrize(
+    "body, word",
+    [
+        ("torch.softmax(x, -1)\nreturn 2 * x", "softmax"),
+        ("s = torch.nn.functional.softmax\nreturn 2 * x + 0 * s(x, -1)", "softmax"),
+        ("return 2 * x + 0 * x.softmax(-1)", "softmax"),
+        ("return 2 * x + 0 * torch.nn.Softmax(-1)(x)", "softmax"),
+        ("return 2 * x + 0 * torch.ops.aten._softmax(x, -1, False)", "softmax"),
+        ("return 2 * x + 0 * torch.logsumexp(x, -1, keepdim=True)", "softmax"),
+        ("import numpy as np\nreturn torch.as_tensor(2 * np.asarray(x))", "numpy"),
+        ("return torch.from_numpy(2 * x.numpy())", "numpy"),
+        ("import importlib\nnp = importlib.import_module('numpy')\nreturn torch.as_tensor(2 * np.asarray(x))", "numpy"),
+        ("f = torch.nn.functional.scaled_dot_product_attention\nf(x[None], x[None], x[None])\nreturn 2 * x", "scaled_dot_product"),
+        ("from jfa.reference import attention\nreturn 2 * x", "jfa.reference"),
+        ("import jfa\njfa.jagged_flash_attention\nreturn 2 * x", "jfa.attention"),
+        ("import jfa.course.checks\nreturn 2 * x", "jfa.course"),
+        ("from jfa.course import guard\nreturn 2 * x", "jfa.course"),
+    ],
+)
+def test_forbidden_operations_are_named_even_beside_a_right_answer(judged, monkeypatch, body, word):
+    from dataclasses import replace
+
+    exercise = catalog.exercise("90.2")
+    strict = replace(exercise, forbid=("softmax", "numpy"))
+    monkeypatch.setattr(catalog, "exercise", lambda number: strict)
+    result = judged("90.2", _twice(body))
+    assert result.state == "wrong method" and result.failed.name == "allowed operations", result.text()
+    assert word in result.message
+
+
+def test_print_floods_cost_nothing(judged):
+    start = time.process_time()
+    assert judged("90.2", _twice("for i in range(20000): print('x' * 100)\nreturn 2 * x")).passed
+    assert judged("90.2", _twice("import os\nfor i in range(200): os.write(1, b'x' * 65536)\nreturn 2 * x")).passed
+    assert time.process_time() - start < 5
+
+
+def _descendants():
+    return {p.pid for p in psutil.Process().children(recursive=True)}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import os\nwhile True: os.fork()",
+        "import subprocess\nsubprocess.Popen(['sleep', '100'])\nreturn 2 * x",
+        "import os\nos.system('sleep 100 &')\nreturn 2 * x",
+        "import ctypes\nlibc = ctypes.CDLL(None)\nfor _ in range(5): libc.fork()\nwhile True: pass",
+        "import threading, time\n[threading.Thread(target=time.sleep, args=(100,)).start() for _ in range(20)]\nreturn 3 * x",
+        "import multiprocessing\np = multiprocessing.Process(target=print)\np.start()\nreturn 2 * x",
+    ],
+)
+def test_nothing_an_answer_starts_outlives_it(judged, body):
+    judged("90.2", "def twice(x):\n    return 2 * x\n")
+    before = _descendants()
+    assert not judged("90.2", _twice(body)).passed
+    for _ in range(50):
+        if _descendants() <= before:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"still running: {_descendants() - before}")
+
+
+def test_an_answer_cannot_signal_the_judge(judged):
+    result = judged("90.2", _twice("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nreturn 2 * x"))
+    assert "no other processes" in result.message
+    assert judged("90.2", "def twice(x):\n    return 2 * x\n").passed
+
+
+# ---------------------------------------------------------------------------------------------- the fork of a notebook
+
+
+def _live(toy, function, number="90.2"):
+    exercise = catalog.exercise(number)
+    return judge(exercise, Answer("", live=function, is_live=True), toy)
+
+
+def test_a_fork_after_heavy_threads_and_autograd_does_not_hang(toy):
+    torch.set_num_threads(2)
+    x = torch.randn(300, 300, requires_grad=True)
+    (x @ x).exp().sum().backward()
+
+    def twice(x):
+        a = torch.randn(300, 300, requires_grad=True)
+        (a @ a).sum().backward()
+        return 2 * x
+
+    assert _live(toy, twice).passed
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+
+
+def test_a_fork_cannot_find_the_reference(toy):
+    def twice(x):
+        import gc
+        import types
+
+        for thing in gc.get_objects():
+            if isinstance(thing, types.FunctionType) and "90_toy" in (thing.__module__ or "") and thing.__name__ == "<lambda>":
+                value = thing(x)
+                if isinstance(value, torch.Tensor) and value.shape == x.shape:
+                    return value
+        raise LookupError("found no reference")
+
+    result = _live(toy, twice)
+    assert result.failed.name == "runs" and "found no reference" in result.message, result.text()
+    assert catalog.exercise("90.2").reference(torch.ones(1)) == 2, "the judge's own reference must survive the fork's cleaning"
+
+
+def test_a_fork_cannot_read_variants(toy):
+    catalog.exercise("90.2")
+
+    def twice(x):
+        import gc
+
+        for thing in gc.get_objects():
+            if type(thing).__name__ == "Exercise" and getattr(thing, "variants", None):
+                raise LookupError("found an exercise")
+        return 2 * x
+
+    assert _live(toy, twice).passed
+
+
+def test_a_fork_does_not_disturb_its_process(toy):
+    state = torch.get_rng_state()
+
+    def twice(x):
+        torch.manual_seed(99)
+        os.environ["JFA_LEFT_BEHIND"] = "1"
+        torch.set_default_dtype(torch.float64)
+        return 2 * x
+
+    assert _live(toy, twice).passed
+    assert torch.equal(torch.get_rng_state(), state)
+    assert "JFA_LEFT_BEHIND" not in os.environ and torch.get_default_dtype() == torch.float32
+
+
+def test_jobs_hold_no_answer(toy):
+    """What is sent to the child: nothing of the solution, the mutants, the reference."""
+    exercise = catalog.exercise("90.1")
+    answer = from_source("def row_means(x, offsets): pass", exercise, Pristine.load(toy, "90_toy"))
+    data = wire.pack(job_for(exercise, answer, toy, exercise.cases(0), 0))
+    assert b"torch.stack" not in data and b"forgets to divide" not in data
+
+
+def test_the_process_group_is_gone_after_a_time_limit(judged):
+    start = time.monotonic()
+    judged("90.2", _twice("while True: pass"))
+    assert time.monotonic() - start < 3 * 2.0 + 3
+    assert launch.nursery().wait(0, block=False) is None
