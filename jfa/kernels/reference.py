@@ -28,7 +28,7 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
     with torch.enable_grad():
         again, lse_again = _attend(problem, *inputs)
         outputs, grads = [again], [dout]
-        if dlse is not None:
+        if dlse is not None and lse_again.requires_grad:
             # The LSE of a query without keys is a constant -inf.
             outputs.append(torch.where(torch.isfinite(lse_again), lse_again, 0))
             grads.append(dlse.to(lse_again.dtype))

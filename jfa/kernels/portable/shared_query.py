@@ -65,21 +65,24 @@ def plan_pieces(
 
 @triton.jit
 def _piece_block(
-    dq, q, do, lse, delta, pos, k_base, v_base, dk_ptr, dv_ptr, begin_kv, n0, len_kv, lo, hi, kv_head, num_kv_heads,
-    scale, sm_scale, stride_kr, stride_kd, stride_vr, stride_vd,
+    dq, q, do, lse, delta, pos, k_base, v_base, dk_ptr, dv_ptr, begin_kv, n0, len_kv, live_kv, lo, hi, kv_head,
+    num_kv_heads, scale, sm_scale, stride_kr, stride_kd, stride_vr, stride_vd,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
     KEYS_FIRST: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes dK and dV of keys n0 .. n0 + BLOCK_N - 1 of one sequence and adds their share to dQ (KEYS_FIRST: dQ^T)."""
+    """Writes dK and dV of keys n0 .. n0 + BLOCK_N - 1 of one sequence and adds their share to dQ (KEYS_FIRST: dQ^T).
+
+    ``live_kv`` is len_kv, or 0 where no query looks: then the keys are not read, and zeros are written.
+    """
     rows = tl.arange(0, BLOCK_N)
     k_ptr = k_base + tl.cast(n0, tl.int64) * stride_kr
     v_ptr = v_base + tl.cast(n0, tl.int64) * stride_vr
-    k = load_rows(k_ptr, rows, tl.arange(0, BLOCK_D), stride_kr, stride_kd, len_kv - n0, D, BLOCK_D, True)
-    v = load_rows(v_ptr, rows, tl.arange(0, BLOCK_DV), stride_vr, stride_vd, len_kv - n0, DV, BLOCK_DV, True)
+    k = load_rows(k_ptr, rows, tl.arange(0, BLOCK_D), stride_kr, stride_kd, live_kv - n0, D, BLOCK_D, True)
+    v = load_rows(v_ptr, rows, tl.arange(0, BLOCK_DV), stride_vr, stride_vd, live_kv - n0, DV, BLOCK_DV, True)
     if KEYS_FIRST:
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         p = tl.math.exp2(s * scale - lse[None, :])
-        p = tl.where(visible(pos[None, :], (n0 + rows)[:, None], len_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
+        p = tl.where(visible(pos[None, :], (n0 + rows)[:, None], live_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
         dv = tl.dot(p.to(do.dtype), do, input_precision=PRECISION)
         store_grad(dv_ptr, dv, begin_kv, n0, len_kv, kv_head, num_kv_heads, DV, BLOCK_DV, BLOCK_N)
         dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
@@ -89,7 +92,7 @@ def _piece_block(
     else:
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         p = tl.math.exp2(s * scale - lse[:, None])
-        p = tl.where(visible(pos[:, None], (n0 + rows)[None, :], len_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
+        p = tl.where(visible(pos[:, None], (n0 + rows)[None, :], live_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
         dv = tl.dot(tl.trans(p.to(do.dtype)), do, input_precision=PRECISION)
         store_grad(dv_ptr, dv, begin_kv, n0, len_kv, kv_head, num_kv_heads, DV, BLOCK_DV, BLOCK_N)
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
@@ -148,12 +151,13 @@ def shared_query_kernel(
             if HAS_DLSE:
                 delta -= load_packed_scalars(dlse_ptr, first_out, row, packed_len, head0, rows_out, 0.0, GROUP)
             lse = to_log2(load_packed_scalars(lse_ptr, first_out, row, packed_len, head0, rows_out, float("inf"), GROUP))
+            live_kv = tl.where(packed_len > 0, len_kv, 0)
             lo, hi = band_of(rows_q, len_kv, lo_start, lo_end, hi_start, hi_end)
             k_base = k_ptr + tl.cast(begin_kv, tl.int64) * stride_kr + kv_head * stride_kh
             v_base = v_ptr + tl.cast(begin_kv, tl.int64) * stride_vr + kv_head * stride_vh
             for n0 in range(c0, tl.minimum(c0 + PIECE, len_kv), BLOCK_N):
                 dq = _piece_block(
-                    dq, q, do, lse, delta, pos, k_base, v_base, dk_ptr, dv_ptr, begin_kv, n0, len_kv, lo, hi,
+                    dq, q, do, lse, delta, pos, k_base, v_base, dk_ptr, dv_ptr, begin_kv, n0, len_kv, live_kv, lo, hi,
                     kv_head, num_kv_heads, scale, sm_scale, stride_kr, stride_kd, stride_vr, stride_vd,
                     D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, KEYS_FIRST, HAS_LO, HAS_HI, PRECISION,
                 )  # fmt: skip
