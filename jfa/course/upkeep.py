@@ -80,7 +80,8 @@ def carry(mine: Notebook, skeleton: Notebook, seen: list[Notebook], as_json: boo
     own = _own_cells(mine, shipped if seen else None, known)
     result = skeleton.with_sources(sources)
     for following, cells in reversed(own):
-        index = next((i for i, c in enumerate(result.cells) if c.exercise == following and c.kind == "code"), len(result.cells))
+        target = result.answer(following) if following else None
+        index = result.cells.index(target) if target else len(result.cells)
         result = insert_before(result, index, cells)
     text = json.dumps(to_json(result), indent=1, ensure_ascii=False) + "\n" if as_json else result.text
     return text, len(sources)
