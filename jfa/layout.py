@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -179,7 +181,18 @@ def to_nested(values: Tensor, offsets: Tensor) -> Tensor:
 
     Rows past ``offsets[-1]`` belong to no sequence and stay reachable through ``.values()`` only.
     """
-    return torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
+    with _quiet("torch.fx._symbolic_trace"):  # torch 2.13 warns there about a deprecated helper that it calls itself
+        return torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
 
 
 def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,7 @@ BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 SKY, PURPLE, YELLOW, BLACK = "#56B4E9", "#CC79A7", "#F0E442", "#000000"
 CYCLE = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 MARKERS = "osD^vPX"
+DASHES = ("-", "--", ":", "-.")
 HATCHES = ("", "///", "...", "xx", "\\\\\\", "++", "oo")
 EMPTY_PLACE = "#E8E8E8"
 DPI = 120
@@ -105,15 +106,18 @@ def lines(
     x: Sequence[float], series: Mapping[str, Sequence[float]], *, title: str, xlabel: str, ylabel: str,
     log_x: bool = False, log_y: bool = False,
 ) -> Picture:  # fmt: skip
-    """One line a series over common x values, told apart by colour and marker, named at the line's end."""
+    """One line a series over common x values, told apart by colour, marker and dashes."""
     figure, axes = canvas()
     for i, (name, y) in enumerate(series.items()):
-        axes.plot(x, y, color=CYCLE[i % 7], marker=MARKERS[i % 7], markersize=5, label=name)
+        look = {"color": CYCLE[i % 7], "marker": MARKERS[i % 7], "linestyle": DASHES[i % 4]}
+        axes.plot(x, y, markersize=7 if i == 0 else 5, label=name, **look)  # lines that coincide stay visible
     if log_x:
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(x), [f"{v:g}" for v in x])
     if log_y:
         axes.set_yscale("log")
+    if from_zero:
+        axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     if len(series) > 1:
         figure.legend(loc="outside right upper", frameon=False, fontsize=8)
@@ -208,18 +212,29 @@ def _ink(colour: str) -> str:
     return "black" if 0.299 * r + 0.587 * g + 0.114 * b > 140 else "white"
 
 
-def score_grids(grids: Mapping[str, Any], *, title: str, xlabel: str = "key", ylabel: str = "query") -> Picture:
-    """Boolean [queries, keys] tables side by side: a filled square with a dot counts, a pale one is computed for nothing."""
+def score_grids(
+    grids: Mapping[str, Any], *, title: str, xlabel: str = "key", ylabel: str = "query", counts: bool = True
+) -> Picture:
+    """Boolean [queries, keys] tables side by side: a filled square with a dot counts, a pale one is computed for nothing.
+
+    ``counts`` writes beside each how many do.
+    """
     figure, panels = canvas(2.35 * len(grids) + 0.4, 3.4, 1, len(grids), squeeze=False)
     rows = []
     for axes, (name, grid) in zip(panels[0], grids.items()):
         grid = np.asarray(grid, dtype=bool)
         _grid(axes, grid)
         axes.set_aspect("equal")
-        label(axes, f"{name}\n{int(grid.sum())} of {grid.size} count", xlabel, ylabel)
+        label(axes, f"{name}\n{int(grid.sum())} of {grid.size} count" if counts else name, xlabel, ylabel)
         rows.append([name, int(grid.sum()), grid.size, 100 * (1 - grid.mean()) if grid.size else 0.0])
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    if not counts:
+        return Picture(figure, "\n".join([title, *(f"{n}: {_true_pairs(g)}" for n, g in grids.items())]))
     return Picture(figure, f"{title}\n{table(['', 'pairs that count', 'pairs computed', 'wasted %'], rows)}")
+
+
+def _true_pairs(grid: Any) -> str:
+    return " ".join(f"{i}->{j}" for i, j in zip(*np.nonzero(np.asarray(grid))))
 
 
 def _grid(axes: Axes, grid: np.ndarray) -> None:

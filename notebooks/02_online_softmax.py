@@ -1,0 +1,411 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 02 Online softmax
+#
+# **Goals.** After this chapter you
+# * can compute a softmax that neither overflows nor vanishes,
+# * can compute attention without ever holding a row of scores, block by block, and say why that is exact,
+# * know what the LSE is good for: merging partial results, and later the backward pass.
+#
+# **Time** 90 minutes, exercises included. **You need** chapter 01.
+#
+# ## Mental model: a running total in a currency that changes
+#
+# You add up amounts, and the currency is "the largest amount so far". A larger one comes along: everything counted so far must be converted, once, by one
+# factor. Then you go on. At the end you have the exact total, and you have looked at each amount once.
+#
+# In the picture one query meets 16 keys, four at a time. Above: the scores, and the running maximum **m**, the currency. Below: the running sum **l**. When m
+# rises, the old sum (hatched) is converted (dotted), and the block's own sum is added on top.
+
+# %%
+import math
+
+import torch
+
+from jfa import layout, plots, reference
+from jfa.masks import Band
+
+generator = torch.Generator().manual_seed(4)
+scores = torch.randn(16, generator=generator) + torch.tensor([0.0, 1.5, 0.0, 2.5]).repeat_interleave(4)
+plots.online_walk(scores.tolist(), block=4)
+
+# %% [markdown]
+# Look at the third block: its scores are all below m. Nothing is converted there, the factor is 1. Only a *new* maximum costs anything.
+#
+# ## The math
+#
+# For one query, scores s_j (j = 1 ... n) and values v_j (rows of D numbers):
+#
+# $$ o = \frac{\sum_j e^{s_j} v_j}{\sum_j e^{s_j}} = \frac{\sum_j e^{s_j - m} v_j}{\sum_j e^{s_j - m}} \quad \text{for every number } m. $$
+#
+# The second form is the first with numerator and denominator multiplied by the same number. So m may be chosen freely. The largest score is the choice that
+# keeps every exponential at most 1, and at least one of them at exactly 1.
+#
+# **Online.** Keep three things while the keys come in blocks:
+#
+# | | shape, for n queries | meaning |
+# |---|---|---|
+# | m | [n] | largest score so far |
+# | l | [n] | sum of exp(s − m) so far |
+# | acc | [n, D] | sum of exp(s − m) · v so far |
+#
+# A block with scores S [n, block] and values V [block, D] changes them to
+#
+# $$ m' = \max(m, \max_j S_{\cdot j}), \quad f = e^{m - m'}, \quad l' = f\,l + \sum_j e^{S_{\cdot j} - m'}, \quad acc' = f\,acc + e^{S - m'} V. $$
+#
+# In the end o = acc / l, and the **log-sum-exp** is LSE = m + ln l.
+#
+# The likely mistake: to convert l and forget acc, or the reverse. Both are in the old currency.
+#
+# ## Version 0: as written
+#
+# The formula without any m. Float32 ends at exp(88.7), float16 at exp(11.09), and scores of a hundred are nothing unusual.
+
+# %%
+def softmax_as_written(s):
+    e = torch.exp(s)
+    return e / e.sum()
+
+
+for shift in (0.0, 50.0, 100.0, -110.0):
+    print(f"scores near {shift:6.0f}:", softmax_as_written(torch.tensor([0.0, 1.0, 2.0]) + shift).tolist())
+
+# %% [markdown]
+# All four lines should be equal. Too large: inf / inf is NaN. Too small: 0 / 0 is NaN.
+#
+# ## Version 1: two passes
+#
+# Subtract the maximum first. This is what every library does. It reads the scores twice, so all of them must be there.
+
+# %%
+def softmax_stable(s):
+    e = torch.exp(s - s.max())
+    return e / e.sum()
+
+
+for shift in (0.0, 50.0, 100.0, -110.0):
+    print(f"scores near {shift:6.0f}:", [round(x, 4) for x in softmax_stable(torch.tensor([0.0, 1.0, 2.0]) + shift).tolist()])
+
+# %% [markdown]
+# ## Version 2: one pass, one number at a time
+#
+# Here is the running total in its smallest form. Plain Python, one score after another. `m` starts at minus infinity and `l` at 0: the state of someone who
+# has seen nothing.
+
+# %%
+def running_sum(numbers):
+    """m and l after each number."""
+    m, l = -math.inf, 0.0
+    for s in numbers:
+        if s > m:
+            l = l * math.exp(m - s) + 1.0  # convert, then add exp(s - s)
+            m = s
+        else:
+            l = l + math.exp(s - m)
+    return m, l
+
+
+m, l = running_sum(scores.tolist())
+print("m + ln l  =", m + math.log(l))
+print("logsumexp =", float(torch.logsumexp(scores.double(), 0)))
+
+# %% [markdown]
+# exp(−∞ − s) is 0: the first number needs no special case. Two people who each did half of the numbers can put their results together in the same
+# way, with one conversion. That is exercise 2.2, and it is how a long sequence is shared among several workers.
+#
+# ## Version 3: attention of one sequence, block by block
+#
+# The same for all queries of a sequence at once, and with acc. The loop is over blocks of keys. What exists at any time is [n, block], never [n, n].
+
+# %%
+def attention_in_blocks(q, k, v, block):
+    """q, k, v [n, D] -> [n, D]; every query sees every key."""
+    m = torch.full((len(q), 1), -torch.inf)
+    l = torch.zeros(len(q), 1)
+    acc = torch.zeros_like(v)
+    for k_block, v_block in zip(k.split(block), v.split(block)):
+        s = q @ k_block.T / q.shape[1] ** 0.5  # [n, block]
+        m_new = torch.maximum(m, s.max(1, keepdim=True).values)
+        p = torch.exp(s - m_new)
+        f = torch.exp(m - m_new)
+        l = f * l + p.sum(1, keepdim=True)
+        acc = f * acc + p @ v_block
+        m = m_new
+    return acc / l
+
+
+q, k, v = (torch.randn(200, 32, generator=generator) for _ in range(3))
+whole = torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])[0]
+print("blocks of 16 against PyTorch:", float((attention_in_blocks(q, k, v, 16) - whole).abs().max()))
+
+# %% [markdown]
+# This is not an approximation. The block size changes the order of additions, so the last digit may differ, and nothing else. Predict before you look: does
+# the error grow with the number of blocks?
+
+# %%
+exact = torch.softmax(q.double() @ k.double().T / 32**0.5, 1) @ v.double()
+sizes = [1, 2, 4, 8, 16, 32, 64, 128]
+errors = [float((attention_in_blocks(q, k, v, size) - exact).abs().max()) for size in sizes]
+plots.lines(
+    sizes,
+    {"largest error": errors},
+    title="float32 in blocks against float64",
+    xlabel="keys a block",
+    ylabel="error",
+    log_x=True,
+    from_zero=True,
+)
+
+# %% [markdown]
+# A few units in the seventh digit, at every size: what float32 has to offer.
+#
+# What it saves is memory. Elements alive for one head of D = 128, in blocks of 128 keys:
+
+# %%
+lengths_n = [512, 1024, 2048, 4096, 8192, 16384]
+plots.lines(
+    lengths_n,
+    {"all scores: n x n": [n * n for n in lengths_n], "one block and acc: n x (128 + 128)": [n * 256 for n in lengths_n]},
+    title="elements that must exist at once",
+    xlabel="n",
+    ylabel="elements",
+    log_x=True,
+    log_y=True,
+)
+
+# %% [markdown]
+# ## Version 4: packed sequences
+#
+# An outer loop over sequences, with two pairs of marks. The package's `blockwise_attention` is this loop, with masks and heads; every kernel of this course
+# computes the same recurrence. Against attention that really pads, on the lengths of chapter 01, D = 32, blocks of 16:
+
+# %%
+lengths = [7, 3, 19, 5, 11]
+offsets = layout.offsets_from_lengths(lengths)
+n = layout.lengths_from_offsets(offsets)
+torch.manual_seed(0)
+packed = [torch.randn(45, 1, 32) for _ in range(3)]
+for causal in (False, True):
+    blocks = reference.blockwise_attention(*packed, offsets, offsets, block_size=16, causal=causal)
+    padded, _ = reference.padded_attention(*(layout.pad(x, offsets) for x in packed), n, n, band=Band.make(causal))
+    print(f"causal={causal}: largest difference {float((blocks - layout.unpad(padded, offsets)).abs().max()):.1e}")
+
+# %% [markdown]
+# ## Version 5: heads, and heads that share
+#
+# With heads the packed tensors are [total, H, D], and each head attends for itself. In **grouped-query attention** (GQA) there are fewer key/value heads than query
+# heads. Query head h reads key/value head h // (H // H_kv): neighbours share.
+#
+# The likely mistake is h % H_kv. Shapes agree, sums look plausible, and a model trained one way is ruined the other way.
+
+# %%
+H, H_kv = 6, 2
+sharing = torch.zeros(H, H_kv, dtype=torch.bool)
+other = torch.zeros(H, H_kv, dtype=torch.bool)
+for h in range(H):
+    sharing[h, h // (H // H_kv)] = True
+    other[h, h % H_kv] = True
+plots.score_grids(
+    {"h // (H // H_kv)": sharing, "h % H_kv, wrong": other},
+    title="who reads whom",
+    xlabel="key/value head",
+    ylabel="query head",
+    counts=False,
+)
+
+# %% [markdown]
+# A second opinion again: PyTorch's own function on padded inputs with a mask, six query heads over two key/value heads.
+
+# %%
+q = torch.randn(45, H, 16, generator=generator)
+k, v = (torch.randn(45, H_kv, 16, generator=generator) for _ in range(2))
+mask = reference.padded_mask(n, n, 19, 19)[:, None]  # [B, 1, M, M]
+padded = (layout.pad(x, offsets).transpose(1, 2) for x in (q, k, v))  # [B, heads, M, D]
+by_torch = torch.nn.functional.scaled_dot_product_attention(*padded, attn_mask=mask, enable_gqa=True)
+by_torch = layout.unpad(by_torch.transpose(1, 2), offsets)
+
+out, lse = reference.blockwise_attention(q, k, v, offsets, offsets, block_size=16, return_lse=True)
+print("against scaled_dot_product_attention:", float((out - by_torch).abs().max()))
+print("out", tuple(out.shape), "| lse", tuple(lse.shape), "= [heads, rows]")
+
+# %% [markdown]
+# ## Version 6: the LSE puts halves together
+#
+# Give one worker the first half of each sequence's keys, another the rest. Each returns its normalised output and its LSE. That is enough to get the whole:
+# with L = ln(e^a + e^b), the shares are e^(a − L) and e^(b − L). `merge_attention` in the package does it for packed outputs.
+
+# %%
+half = (n + 1) // 2
+starts, ends = offsets[:-1].tolist(), offsets[1:].tolist()
+first = torch.tensor([r for a, h in zip(starts, half.tolist()) for r in range(a, a + h)])
+second = torch.tensor([r for a, b, h in zip(starts, ends, half.tolist()) for r in range(a + h, b)])
+parts = []
+for rows, counts in ((first, half), (second, n - half)):
+    key_offset = layout.offsets_from_lengths(counts)
+    parts += reference.attention(q, k[rows], v[rows], offsets, key_offset, return_lse=True)
+merged, merged_lse = reference.merge_attention(*parts)
+print("merged against whole:", float((merged - out).abs().max()), "| LSE:", float((merged_lse - lse).abs().max()))
+
+# %% [markdown]
+# The same merge serves a sequence that is split over several SMs (chapter 08), or a prompt that lives on another machine. And the backward pass needs the LSE
+# instead of the weights: P = exp(S − LSE) brings any block of them back.
+#
+# ## Version 7: one set of queries for everybody
+#
+# Pooling by attention: a few learned queries, shared by all sequences, read each sequence's keys and turn a history of any length into a fixed number of rows. The
+# sketch is one line: Q is the same, whatever b. Output rows b·L to b·L + L − 1 belong to sequence b.
+
+# %%
+shared = torch.randn(2, 1, 16, generator=generator)  # L = 2 queries
+history_offset = layout.offsets_from_lengths([4, 0, 30])
+history_k, history_v = (torch.randn(34, 1, 16, generator=generator) for _ in range(2))
+pooled = reference.attention(shared, history_k, history_v, None, history_offset, broadcast_q=True)
+print("pooled", tuple(pooled.shape), "| rows of zeros:", torch.nonzero((pooled[:, 0] == 0).all(1)).flatten().tolist(), "(no history)")
+
+# %% [markdown]
+# A loop over 10,000 short histories is all overhead. Exercise 2.6 finds a way without one.
+#
+# ## How often does the maximum rise?
+#
+# If scores come in random order, the n-th block holds a new maximum with chance 1/n. So the number of conversions grows like a logarithm. On Blackwell
+# this matters: converting acc costs a trip through tensor memory, and chapter 12 skips most of them.
+
+# %%
+counts = [1, 2, 4, 8, 16, 32, 64]
+trials = torch.randn(2000, 64, 16, generator=generator).amax(2)  # the maximum of each block of 16
+rises = [float((trials[:, :c].cummax(1).values.diff(dim=1) > 0).float().sum(1).mean()) + 1 for c in counts]
+harmonic = [sum(1 / i for i in range(1, c + 1)) for c in counts]
+plots.lines(
+    counts,
+    {"counted over 2000 rows": rises, "1 + 1/2 + ... + 1/blocks": harmonic},
+    title="blocks in which the maximum rises",
+    xlabel="blocks",
+    ylabel="rises",
+    log_x=True,
+)
+
+# %% [markdown]
+# ## Exercises
+#
+# Open [exercises/02_online_softmax.py](../exercises/02_online_softmax.py). From 2.3 on, an answer that forms a whole row of scores is called right, and sent
+# back: the method is the point.
+#
+# | | | difficulty | minutes |
+# |---|---|---|---|
+# | 2.1 | a softmax with a mask, and its LSE | 1 | 12 |
+# | 2.2 | merge two halves | 2 | 15 |
+# | 2.3 | blockwise causal attention | 2 | 20 |
+# | 2.4 | a packed batch, two lengths each | 2 | 25 |
+# | 2.5 | shared key heads (GQA) | 3 | 25 |
+# | 2.6 | one set of queries for all sequences | 3 | 30 |
+#
+# ## Checkpoint
+#
+# <details><summary>All 128 keys of a query have the same score, 500. What are m, l and the LSE?</summary>
+#
+# m = 500, l = 128, LSE = 500 + ln 128 ≈ 504.85. The weights are 1/128 each.
+# </details>
+#
+# <details><summary>Blocks come in falling order: the first holds all the largest scores. How often is acc converted?</summary>
+#
+# Never, after the first block. The factor is 1 from then on.
+# </details>
+#
+# <details><summary>Could m be any upper bound of the scores instead of the maximum?</summary>
+#
+# In exact arithmetic any number at all will do. In float32 the bound must not be much larger than the largest score: with a bound 100 above, every exponential
+# vanishes.
+# </details>
+#
+# <details><summary>Why is the LSE of a query without keys −∞, and not 0?</summary>
+#
+# It is the logarithm of a sum with no terms, ln 0. And merging then works by itself: the share e^(−∞ − L) is 0.
+# </details>
+#
+# ## Try this
+#
+# * In `attention_in_blocks`, start m at 0 instead of −∞ and give it scores near −200. Predict the output first.
+# * Sort the keys so that scores rise along the sequence, and count the conversions with the last picture's code. Then let them fall.
+#
+# ## Pitfalls
+#
+# Each with a number.
+#
+# **acc is not converted.** The bug hides where the first block holds the maximum. Here are two orders of the same keys, and the error of the broken version:
+
+# %%
+def broken_in_blocks(q, k, v, block):
+    """attention_in_blocks with one factor forgotten."""
+    m, l, acc = torch.full((len(q), 1), -torch.inf), torch.zeros(len(q), 1), torch.zeros_like(v)
+    for k_block, v_block in zip(k.split(block), v.split(block)):
+        s = q @ k_block.T / q.shape[1] ** 0.5
+        m_new = torch.maximum(m, s.max(1, keepdim=True).values)
+        p = torch.exp(s - m_new)
+        l = torch.exp(m - m_new) * l + p.sum(1, keepdim=True)
+        acc = acc + p @ v_block  # the factor is missing
+        m = m_new
+    return acc / l
+
+
+direction = torch.randn(1, 32, generator=generator)
+q1 = direction.repeat(64, 1)
+k1 = direction * torch.linspace(3, 0, 64)[:, None]  # scores fall along the sequence
+v1 = torch.randn(64, 32, generator=generator)
+for name, order in (("falling scores", torch.arange(64)), ("rising scores", torch.arange(63, -1, -1))):
+    right = attention_in_blocks(q1, k1[order], v1[order], 16)
+    print(f"{name}: error {float((broken_in_blocks(q1, k1[order], v1[order], 16) - right).abs().max()):.2g}")
+
+# %% [markdown]
+# One test with falling scores would have passed it. That is why the checks of this course use many orders, huge scores and very negative ones.
+#
+# **m starts at 0.** Then m never falls below 0. For scores near −200 every exponential is 0, and so is l.
+
+# %%
+s = torch.tensor([-200.0, -201.0, -202.0])
+m = torch.clamp(s.max(), min=0.0)  # what "start at 0" amounts to
+print("exponentials with m = 0:", torch.exp(s - m).tolist(), "| with the true maximum:", torch.exp(s - s.max()).tolist())
+
+# %% [markdown]
+# **−∞ minus −∞.** If a block, or a whole row, is masked away, m stays −∞ and s − m is NaN. The cure is to subtract 0 there: exp(−∞ − 0) is 0, as it should be.
+
+# %%
+masked = torch.full((3,), -torch.inf)
+print("naive:", torch.exp(masked - masked.max()).tolist(), "| cured:", torch.exp(masked - 0.0).tolist())
+
+# %% [markdown]
+# **A logarithm of another base.** GPUs compute powers of 2, so kernels like to hold the LSE in base 2. Mix the two and outputs stay right, while merged results
+# and gradients are wrong. In this course LSE is natural, always. The error of one mixed-up merge:
+
+# %%
+wrong, _ = reference.merge_attention(parts[0], parts[1] / math.log(2), parts[2], parts[3] / math.log(2))
+print("merged with base-2 numbers:", float((wrong - out).abs().max()), "| merged right:", float((merged - out).abs().max()))
+
+# %% [markdown]
+# ## What differs on a GPU
+#
+# * exp(x) is computed as 2^(x·log₂e): one multiplication and the hardware's power of 2. The factor log₂e is folded into the scale.
+# * The products run on tensor cores in bfloat16 or float16, with float32 sums. m, l and acc stay float32. The weights are rounded to 16 bits before they meet V.
+# * Blocks have 64 to 128 keys, and several are on their way at once. The recurrence is the one above.
+# * A kernel may keep an old m on purpose while it is not too far off. Chapter 12 does.
+#
+# ## What was verified here
+#
+# Everything ran on a CPU in float32. Blockwise equals padded within 5·10⁻⁷ on the lengths of chapter 01, causal or not; six heads over two equal PyTorch's own function.
+# The tests of `jfa.reference` repeat it in float64 for random lengths, masks, heads and scores of ±300, gradients too. Element counts are arithmetic, not
+# measurements. No GPU was used.
+#
+# ## Sources
+#
+# * Milakov and Gimelshein, *Online normalizer calculation for softmax*, 2018: the running maximum and sum.
+# * Dao et al., *FlashAttention*, 2022, section 3.1: the same with acc, in blocks.
+# * Ainslie et al., *GQA*, 2023: shared key/value heads.
+# * The lengths, D = 32 and blocks of 16 with seed 0: the chapter this course grew from.
+#
+# Next: 03, first Triton kernels.
