@@ -104,7 +104,7 @@ def label(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
 # ------------------------------------------------------------------------------------------------------- general charts
 def lines(
     x: Sequence[float], series: Mapping[str, Sequence[float]], *, title: str, xlabel: str, ylabel: str,
-    log_x: bool = False, log_y: bool = False,
+    log_x: bool = False, log_y: bool = False, from_zero: bool = False,
 ) -> Picture:  # fmt: skip
     """One line a series over common x values, told apart by colour, marker and dashes."""
     figure, axes = canvas()

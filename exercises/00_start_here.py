@@ -1,0 +1,88 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Exercises 00: start here
+#
+# Three small ones, to practise *how* this course works. The text is in `notebooks/00_start_here.py`; keep it open beside this.
+#
+# Run the first cell now (Shift+Enter). It shows what you have solved so far.
+
+# %% tags=["setup"]
+from jfa.course import check, hint, progress
+
+progress()
+
+# %% [markdown]
+# ## 0.1 Edit and check
+#
+# *Difficulty 1 of 3, 3 minutes.*
+#
+# A batch holds several sequences. `lengths` says how many tokens each one has, for example `[7, 3, 19, 5, 11]`.
+# Return the number of tokens in the whole batch.
+#
+# 1. Run the two cells below as they are. The report says **not started**: that is no fault, only a state.
+# 2. Replace the line marked `YOUR CODE` and run both cells again.
+
+# %% tags=["ex-0.1"]
+def count_tokens(lengths):
+    """lengths: list of B numbers -> how many tokens they are together."""
+    raise NotImplementedError("0.1: not started")  # YOUR CODE
+
+
+# %%
+check("0.1", count_tokens)
+
+# %% [markdown]
+# ## 0.2 Read a report
+#
+# *Difficulty 1 of 3, 5 minutes.*
+#
+# Return the length of the longest sequence. A batch without any sequence has the longest length 0.
+#
+# Write `return max(lengths)` first, although you may see already what is wrong with it. Read the report: it names the
+# smallest case that goes wrong. Then mend it. `hint("0.2")` gives a first hint, and calling it again a closer one.
+
+# %% tags=["ex-0.2"]
+def longest(lengths):
+    """lengths: list of B numbers -> the largest of them, 0 for an empty list."""
+    raise NotImplementedError("0.2: not started")  # YOUR CODE
+
+
+# %%
+check("0.2", longest)
+
+# %% [markdown]
+# ## 0.3 A value instead of a function, and a round trip
+#
+# *Difficulty 1 of 3, 7 minutes.*
+#
+# Sequences of lengths `[7, 3, 19, 5, 11]` lie one after another in one tensor of 45 rows. Row 0 is the first token of
+# sequence 0. Which sequence does **row 30** belong to, and which position does it have inside that sequence? Everything
+# counts from 0. Put the pair `(sequence, position)` into `where`: as two numbers you found on paper, or computed.
+#
+# Then make the round trip, once in your life:
+#
+# 1. **Save** (Ctrl+S). The file on disk is an ordinary Python file: open it in any editor.
+# 2. **Restart** the kernel (Kernel menu, *Restart Kernel*). All variables are gone. Your code is not.
+# 3. **Close** the tab and open the file again by a double click.
+# 4. Run all cells (Run menu, *Run All Cells*). The reports are back.
+# 5. In a terminal (File, New, Terminal): `jfa grade 0`. It judges the *saved file*, without any notebook.
+# 6. `jfa reset 0.1` puts exercise 0.1 back to its start, and prints where your answer is kept. In the notebook: File,
+#    *Reload Notebook from Disk*.
+
+# %% tags=["ex-0.3"]
+lengths = [7, 3, 19, 5, 11]
+row = 30
+starts = ...  # YOUR CODE
+sequence = ...  # YOUR CODE
+where = ...  # YOUR CODE
+
+
+# %%
+check("0.3", where)

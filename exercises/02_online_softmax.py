@@ -1,0 +1,146 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Exercises 02: online softmax
+#
+# The text is in `notebooks/02_online_softmax.py`. Each exercise stands alone.
+#
+# `torch.softmax` and `torch.logsumexp` are forbidden here: you are building them. LSE is the natural logarithm of a row's sum of
+# exponentials. A row that may look at nothing has output 0 and LSE -inf.
+
+# %% tags=["setup"]
+import torch
+
+from jfa.course import check, hint, progress
+
+progress()
+
+# %% [markdown]
+# ## 2.1 A softmax with a mask, and its LSE
+#
+# *Difficulty 1 of 3, 12 minutes.*
+#
+# The chapter's stable softmax had no mask. Add one. Where `allowed` is False, the score does not exist: it may be anything, even
+# larger than all others, and it must neither get a weight nor influence one. A row may have no allowed score at all. Scores lie
+# anywhere between -10,000 and 10,000.
+
+# %% tags=["ex-2.1"]
+def masked_softmax(scores, allowed):
+    """scores: [R, C] float, allowed: [R, C] bool -> (weights [R, C], lse [R])."""
+    raise NotImplementedError("2.1: not started")  # YOUR CODE
+
+
+# %%
+check("2.1", masked_softmax)
+
+# %% [markdown]
+# ## 2.2 Merge two halves
+#
+# *Difficulty 2 of 3, 15 minutes.*
+#
+# Two workers went over different keys for the same n queries. Each brings back its maximum `m` [n], its sum `l` [n] of exp(score - m), and its
+# unnormalised output `acc` [n, D], the sum of exp(score - m) * value. Merge them into what one worker would have brought back that
+# saw all the keys.
+#
+# A worker that saw no key for a query reports m = -inf, l = 0, acc = 0. Both may. The limit: **at most 2 exponentials** (calls of
+# `torch.exp`; each may work on a whole tensor).
+
+# %% tags=["ex-2.2"]
+def merge(m1, l1, acc1, m2, l2, acc2):
+    """m, l: [n], acc: [n, D] of each half -> (m, l, acc) of both together."""
+    raise NotImplementedError("2.2: not started")  # YOUR CODE
+
+
+# %%
+check("2.2", merge)
+
+# %% [markdown]
+# ## 2.3 Blockwise causal attention
+#
+# *Difficulty 2 of 3, 20 minutes.*
+#
+# The chapter's blockwise attention let every query see every key. Make it causal: query i sees the keys 0..i. Go over the keys in blocks of
+# `block` (the last one may be shorter) and return the LSE as well. Scores are scaled by 1/sqrt(D).
+#
+# The limit is the point of the exercise: **no tensor with more than n x max(block, D) elements**. A whole n x n matrix of scores, or a
+# mask of that size, is too large.
+
+# %% tags=["ex-2.3"]
+def causal_attention(q, k, v, block):
+    """q, k, v: [n, D], block: keys a block -> (out [n, D], lse [n])."""
+    raise NotImplementedError("2.3: not started")  # YOUR CODE
+
+
+# %%
+check("2.3", causal_attention)
+
+# %% [markdown]
+# ## 2.4 A packed batch, two lengths each
+#
+# *Difficulty 2 of 3, 25 minutes.*
+#
+# Cross-attention on packed tensors: sequence b owns the rows `q_offsets[b] : q_offsets[b + 1]` of `q` and the rows `k_offsets[b] :
+# k_offsets[b + 1]` of `k` and `v`. Its queries see all its keys and no others. Either length may be 0. Behind the last offset `k` and `v` have
+# rows that belong to nobody, and they are poisoned with NaN.
+#
+# Go over the keys in blocks again: **no tensor with more than total_q x max(block, D) elements**.
+
+# %% tags=["ex-2.4"]
+def packed_attention(q, k, v, q_offsets, k_offsets, block):
+    """q: [total_q, D], k, v: [total_kv, D], offsets: [B+1] int32 -> (out [total_q, D], lse [total_q])."""
+    raise NotImplementedError("2.4: not started")  # YOUR CODE
+
+
+# %%
+check("2.4", packed_attention)
+
+# %% [markdown]
+# ## 2.5 Shared key heads (GQA)
+#
+# *Difficulty 3 of 3, 25 minutes.*
+#
+# Now with heads. There are H query heads and fewer key/value heads, H_kv. Query head h reads key/value head **h // (H // H_kv)**: neighbouring query
+# heads share one. One sequence, few queries, many keys, every query sees every key.
+#
+# The point of sharing is that K and V are small, so do not blow them up: **no tensor with more than n_q x H x max(block, D) elements**. Repeating K
+# for each query head breaks that limit, and so does a copy of all of K.
+
+# %% tags=["ex-2.5"]
+def gqa_attention(q, k, v, block):
+    """q: [n_q, H, D], k, v: [n_kv, H_kv, D] -> (out [n_q, H, D], lse [n_q, H])."""
+    raise NotImplementedError("2.5: not started")  # YOUR CODE
+
+
+# %%
+check("2.5", gqa_attention)
+
+# %% [markdown]
+# ## 2.6 One set of queries for all sequences (broadcast-Q)
+#
+# *Difficulty 3 of 3, 30 minutes.*
+#
+# Pooling by attention has a few learned queries, the same for every sequence: `q` is `[L, D]`. Sequence b's answer fills the output rows `b * L` to
+# `b * L + L - 1`. A sequence without keys gets zeros.
+#
+# With so few queries a loop over sequences is nearly all overhead. The packed layout offers something better: one product `k @ q.T` has all scores
+# of all sequences, one row a key. What remains is a maximum and two sums *per sequence*, along the packed rows. The limit: **at most 80 torch
+# operations, however many sequences there are**. `jfa.layout.sequence_ids(k_offsets, total)` tells each key row's sequence; look at `scatter_reduce` (with
+# "amax") and `index_add`.
+
+# %% tags=["ex-2.6"]
+from jfa.layout import sequence_ids
+
+
+def pool(q, k, v, k_offsets):
+    """q: [L, D] shared, k, v: [total_kv, D], k_offsets: [B+1] int32 -> [B * L, D]."""
+    raise NotImplementedError("2.6: not started")  # YOUR CODE
+
+
+# %%
+check("2.6", pool)
