@@ -364,10 +364,10 @@ def watch(process, progress):
 
 
 def last_log_line():
-    """What pip is doing: the last line of its log that is not a warning, without the list of all packages."""
+    """What pip is doing: the last line of its log that says so. Once it has everything, it unpacks and says nothing more."""
     lines = [line.strip() for line in (STATE / "setup.log").read_text().splitlines()]
     last = next((line for line in reversed(lines) if line and not line.startswith("WARNING")), "")
-    return last.split(": ")[0] if last.startswith("Installing") else last
+    return "unpacking" if re.match(r"Installing collected|Attempting uninstall|Found existing|Successfully unin", last) else last
 
 
 def explain_failure(log):
