@@ -287,9 +287,18 @@ def test_gpu_1_replaces_the_cpu_build_and_a_later_start_keeps_the_cuda_build(rea
     checkout.serve_torch("cuda")
     result = checkout.setup("--gpu")
     assert result.returncode == 0, result.stderr
-    assert "torch 2.13.0: the CUDA build" in result.stdout
+    assert "torch 2.13.0: the CUDA build, " in result.stdout
     assert checkout.setup("--gpu", index=False).stdout == ""
     assert checkout.setup(index=False).stdout == ""
+
+
+def test_the_size_told_of_a_cuda_build_counts_its_libraries(setup_env, monkeypatch, tmp_path, capsys):
+    for name, size in (("torch-2.13.0+cu130", 500_000_000), ("nvidia_cublas-13.1", 600_000_000), ("nvidia_nvtx-13", 100_000_000)):
+        (tmp_path / f"{name}.dist-info").mkdir()
+        (tmp_path / f"{name}.dist-info" / "RECORD").write_text(f"some/file.so,sha256=x,{size}\nRECORD,,\n")
+    monkeypatch.setattr(setup_env, "site_packages", lambda: tmp_path)
+    setup_env.report_torch("cuda")
+    assert capsys.readouterr().out.strip() == "torch 2.13.0+cu130: the CUDA build, 1.2 GB on disk"
 
 
 def test_a_moved_checkout_gets_a_new_environment(tmp_path):

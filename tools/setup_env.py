@@ -259,10 +259,10 @@ def torch_kind(site):
 
 def report_torch(kind):
     """Say which torch came and how big it is on disk, with the CUDA libraries if it has them."""
-    names = ["torch"] + (["nvidia_*", "triton"] if kind == "cuda" else [])
-    folders = [f for name in names for f in site_packages().glob(name + "-*.dist-info")]
-    size = sum(installed_bytes(folder) for folder in folders)
-    version = re.search(r"torch-(.+)\.dist-info", " ".join(f.name for f in folders)).group(1)
+    (torch,) = site_packages().glob("torch-*.dist-info")
+    libraries = site_packages().glob("nvidia_*.dist-info") if kind == "cuda" else []
+    size = sum(installed_bytes(folder) for folder in [torch] + list(libraries))
+    version = torch.name[len("torch-") : -len(".dist-info")]
     build = "CUDA" if kind == "cuda" else "CPU"
     print("      torch {}: the {} build, {:.1f} GB on disk".format(version, build, size / 1e9), flush=True)
 
