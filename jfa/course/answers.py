@@ -51,7 +51,7 @@ def from_notebook(notebook: Notebook, exercise: Exercise, pristine: Pristine) ->
     given = pristine.given(exercise)
     shipped = {_fingerprint(source) for source in given}
     own = [c for c in _untagged_above(notebook, exercise.id) if _fingerprint(c.source) not in shipped]
-    helpers = [("given cell", g) for g in given] + [(f"helper cell {i + 1}", c.source) for i, c in enumerate(own)]
+    helpers = [(f"given cell {i + 1}", g) for i, g in enumerate(given)] + [(f"helper cell {i + 1}", c.source) for i, c in enumerate(own)]
     return Answer(
         source=runnable(cell.source),
         helpers=[(label, runnable(source)) for label, source in helpers],
@@ -67,7 +67,7 @@ def from_source(source: str, exercise: Exercise, pristine: Pristine) -> Answer:
     given = pristine.given(exercise)
     return Answer(
         source=source,
-        helpers=[("given cell", g) for g in given],
+        helpers=[(f"given cell {i + 1}", g) for i, g in enumerate(given)],
         skeleton=pristine.stub(exercise),
         solution=pristine.solution(exercise),
         given=given,

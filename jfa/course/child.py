@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
-import linecache
 import os
 import random
 import struct
@@ -24,6 +23,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from jfa.course import guard, measure, wire
+from jfa.course.sources import compile_visible
 
 _PRINT_LIMIT = 20_000
 _FRAME = struct.Struct("<Q")
@@ -141,7 +141,7 @@ def _load_call(job: dict) -> Any:
     if not job["call"]:
         return None
     namespace = {"__name__": "jfa_call", "torch": torch}
-    exec(_compile(job["call"], "<how the exercise calls the answer>"), namespace)
+    exec(compile_visible(job["call"], "<how the exercise calls the answer>"), namespace)
     return namespace[job["call_name"]]
 
 
@@ -159,13 +159,13 @@ def _load_answer(job: dict, reporter: Reporter, violations: guard.Violations) ->
     notes = []
     for label, source in job["helpers"]:
         try:
-            exec(_compile(source, f"<{label}>"), namespace)
+            exec(compile_visible(source, f"<{label}>"), namespace)
         except Exception as error:  # noqa: BLE001  a helper cell may be half written: only the answer counts
             notes.append(f"{label} raised {type(error).__name__}: {_short(error)}")
         if "numpy" in job["forbid"]:
             guard.forbid_numpy(namespace, violations)
     try:
-        exec(_compile(job["source"], "<your answer>"), namespace)
+        exec(compile_visible(job["source"], "<your answer>"), namespace)
         _define_missing(job["below"], namespace)
     except BaseException as error:  # noqa: BLE001
         reporter.send("raised", index=-1, **_describe(error, violations), notes=notes)
@@ -191,12 +191,6 @@ def _silent_course() -> types.ModuleType:
     return course
 
 
-def _compile(source: str, filename: str) -> types.CodeType:
-    """Compiled, and its source put where tracebacks and Triton look for it."""
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    return compile(source, filename, "exec")
-
-
 def _define_missing(sources: list[str], namespace: dict) -> None:
     """Definitions in cells below the answer, for names it lacks: a notebook need not be run from top to bottom."""
     for number, source in enumerate(sources):
@@ -205,7 +199,7 @@ def _define_missing(sources: list[str], namespace: dict) -> None:
             wanted = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name not in namespace]
             for node in wanted:
                 text = ast.get_source_segment(source, node) or ""
-                exec(_compile(text, f"<cell below the answer, {number}: {node.name}>"), namespace)
+                exec(compile_visible(text, f"<cell below the answer, {number}: {node.name}>"), namespace)
 
 
 def _defined(source: str) -> list[str]:
@@ -222,7 +216,7 @@ def _run_cases(job: dict, reporter: Reporter, violations: guard.Violations, answ
     sys.stdout.take()
     for index, case in enumerate(job["cases"]):
         inputs = (case["args"], case["kwargs"])
-        before = _copies(inputs)
+        before = {"args": _copy(case["args"]), "kwargs": _copy(case["kwargs"])}
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
         try:
@@ -234,7 +228,7 @@ def _run_cases(job: dict, reporter: Reporter, violations: guard.Violations, answ
                 break
             continue
         reporter.send(
-            "case", index=index, value=value, facts=_facts(value, inputs), changed=_changed(inputs, before, job["parameters"]),
+            "case", index=index, value=value, facts=_facts(value, inputs), changed=_changed(case, before, job["parameters"]),
             counts=counts, printed=sys.stdout.take(), emulator=_emulator_notes(job),
         )  # fmt: skip
     reporter.send("end", violations=violations.words)
@@ -269,30 +263,36 @@ def _plain(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and not tensor.is_nested and tensor.layout == torch.strided
 
 
-def _copies(inputs: tuple) -> list[Any]:
-    return [t.detach().clone() if _plain(t) else t.copy() if hasattr(t, "tobytes") else t for t in _leaves(inputs)]
+def _copy(value: Any) -> Any:
+    """A value that later changes of the original do not reach."""
+    if _plain(value):
+        return value.detach().clone()
+    if isinstance(value, tuple | list):
+        return [_copy(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _copy(v) for k, v in value.items()}
+    return value.copy() if hasattr(value, "tobytes") else value
 
 
-def _changed(inputs: tuple, before: list[Any], parameters: list[str]) -> list[str]:
+def _changed(case: dict, before: dict, parameters: list[str]) -> list[str]:
     """Names of the arguments that no longer hold what they held."""
-    args, kwargs = inputs
-    changed, position = [], 0
-    names = [*(parameters + [f"argument {i}" for i in range(len(parameters), len(args))])[: len(args)], *kwargs]
-    for name, value in zip(names, [*args, *kwargs.values()]):
-        for leaf in _leaves(value):
-            old = before[position]
-            position += 1
-            if _differs(leaf, old) and name not in changed:
-                changed.append(name)
-    return changed
+    extra = [f"argument {i}" for i in range(len(parameters), len(case["args"]))]
+    named = zip(parameters + extra, case["args"], before["args"])
+    changed = [name for name, now, old in named if _differs(now, old)]
+    return changed + [name for name, now in case["kwargs"].items() if _differs(now, before["kwargs"][name])]
 
 
 def _differs(now: Any, old: Any) -> bool:
+    """Whether a value is another one than its copy made before; NaN equals itself, bit for bit."""
     if _plain(now):
         return now.shape != old.shape or not torch.equal(_bytes(now), _bytes(old))
+    if isinstance(now, tuple | list):
+        return len(now) != len(old) or any(map(_differs, now, old))
+    if isinstance(now, dict):
+        return list(now) != list(old) or any(_differs(v, old[k]) for k, v in now.items())
     if hasattr(now, "tobytes"):
         return now.tobytes() != old.tobytes()
-    return False
+    return isinstance(now, bool | int | float | str) and now != old and now == now
 
 
 def _facts(value: Any, inputs: tuple) -> list[dict]:

@@ -258,5 +258,5 @@ def to_json(notebook: Notebook) -> dict:
         entry = {"cell_type": cell.kind, "id": f"cell-{i}", "metadata": {"tags": list(cell.tags)} if cell.tags else {}}
         entry["source"] = cell.source.splitlines(keepends=True)
         cells.append(entry | ({"execution_count": None, "outputs": []} if cell.kind == "code" else {}))
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}

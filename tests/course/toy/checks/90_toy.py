@@ -98,7 +98,7 @@ def row_means(x, offsets):
         reference=lambda: 42,
         hints=("A number.", "Forty-two."),
         mutants=tuple(
-            Mutant(f"is {n}", "-", caught_by="values", source=f"answer = {n}\n", recognise=False, expect="not right") for n in (1, 2, 3)
+            Mutant(f"is {n}", f"{n} is only a part of it.", source=f"answer = {n}\n") for n in (1, 2, 3)
         )
         + (Mutant("text", "-", caught_by="returns", source="answer = '42'\n", expect="a string"),),
         variants=("answer = 6 * 7\n", "answer = 40\nanswer += 2\n"),
@@ -114,6 +114,7 @@ def row_means(x, offsets):
             Mutant("never refuses", "-", edit=("b < a for", "False for"), recognise=False, expect="must be refused"),
             Mutant("wrong exception", "-", edit=("raise ValueError", "raise TypeError"), recognise=False, expect="TypeError"),
             Mutant("says nothing", "-", edit=('"offsets must not decrease"', '"no"'), recognise=False, expect="must name `offsets`"),
+            Mutant("reverses the caller's list", "-", caught_by="inputs kept", edit=("    return [b - a", "    offsets.reverse()\n    offsets = offsets[::-1]\n    return [b - a"), expect="`offsets`"),
             Mutant("one length too few", "The last length is missing.", caught_by="returns", edit=("return [b - a for a, b in zip(offsets, offsets[1:])]", "return [b - a for a, b in zip(offsets, offsets[1:-1])]"), expect="list of 2"),
         ),
         variants=(
