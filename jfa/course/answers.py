@@ -51,10 +51,9 @@ def from_notebook(notebook: Notebook, exercise: Exercise, pristine: Pristine) ->
     given = pristine.given(exercise)
     shipped = {_fingerprint(source) for source in given}
     own = [c for c in _untagged_above(notebook, exercise.id) if _fingerprint(c.source) not in shipped]
-    helpers = [(f"given cell {i + 1}", g) for i, g in enumerate(given)] + [(f"helper cell {i + 1}", c.source) for i, c in enumerate(own)]
     return Answer(
         source=runnable(cell.source),
-        helpers=[(label, runnable(source)) for label, source in helpers],
+        helpers=_labelled("given", given) + _labelled("helper", [c.source for c in own]),
         below=[runnable(c.source) for c in _untagged_below(notebook, exercise.id)],
         skeleton=pristine.stub(exercise),
         solution=pristine.solution(exercise),
@@ -67,11 +66,16 @@ def from_source(source: str, exercise: Exercise, pristine: Pristine) -> Answer:
     given = pristine.given(exercise)
     return Answer(
         source=source,
-        helpers=[(f"given cell {i + 1}", g) for i, g in enumerate(given)],
+        helpers=_labelled("given", given),
         skeleton=pristine.stub(exercise),
         solution=pristine.solution(exercise),
         given=given,
     )
+
+
+def _labelled(kind: str, sources: list[str]) -> list[tuple[str, str]]:
+    """(label, runnable source): each cell has a name of its own in tracebacks."""
+    return [(f"{kind} cell {i + 1}", runnable(source)) for i, source in enumerate(sources)]
 
 
 def _untagged_above(notebook: Notebook, exercise: str) -> list[Cell]:
