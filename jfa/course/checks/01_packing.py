@@ -160,15 +160,11 @@ _LOCATE = Exercise(
             "first row given to the sequence before",
             "The first row of a sequence is counted to the one before. An end is one past a sequence's last row.",
             edit=("right=True", "right=False"),
-            recognise=False,
-            expect="row",
         ),
         Mutant(
             "sequences counted from one",
             "The sequences are numbered from 1.",
             edit=("offsets[1:], rows, right=True)", "offsets, rows, right=True)"),
-            recognise=False,
-            expect="row",
         ),
         Mutant(
             "position in the whole tensor",
@@ -649,7 +645,6 @@ def padded_attention(q, k, v, lengths):
     weights = torch.softmax(q @ k.transpose(1, 2) / q.shape[2] ** 0.5, -1)
     return torch.where(real[:, :, None], weights @ v, 0)
 """,
-            recognise=False,
             expect="Keys in free places still get a share",
         ),
     ),
