@@ -232,7 +232,8 @@ def _these(label: str, which: list[int], total: int) -> str:
     if len(which) == total and total > 1:
         return f"every {label}"
     shown = ", ".join(map(str, which[:6])) + (", …" if len(which) > 6 else "")
-    return f"{label}{'s' * (len(which) != 1)} {shown}"
+    many = f"{label[:-1]}ies" if label.endswith("y") else f"{label}s"
+    return f"{label if len(which) == 1 else many} {shown}"
 
 
 def _first(bad: np.ndarray) -> tuple[int, ...]:
