@@ -13,12 +13,12 @@ EMULATED_SMS = 2  # workers on CPU tensors: enough that tiles are dealt to sever
 
 @dataclass(frozen=True)
 class ForwardConfig:
-    """Choices of the forward kernel; see jfa.kernels.hopper.forward for what streams and parts are."""
+    """Choices of the forward kernel; see jfa.kernels.hopper.forward for what parts and heads are."""
 
     block_n: int  # keys of a block
-    stages: int  # key/value blocks in flight, for each stream
-    parts: int  # consumers that share a stream: a tile has 64 * parts queries
-    streams: int
+    stages: int  # key/value blocks in flight, for each head
+    parts: int  # consumers that share a head's blocks: a tile has 64 * parts queries
+    heads: int  # heads of a tile
     resident_q: bool
     registers: int = 232  # of a consumer's thread
 
@@ -39,9 +39,10 @@ def forward_config(problem: Problem) -> ForwardConfig:
     resident = problem.broadcast_q and problem.rows_q <= 128
     longest = problem.rows_q if problem.broadcast_q else problem.max_seq_len_q
     if 0 < longest <= 64 and width <= 128:
-        return ForwardConfig(block_n=64, stages=256 // width, parts=1, streams=2, resident_q=resident)
-    block_n, stages = {64: (128, 4), 128: (128, 2), 256: (32, 2)}[width]
-    return ForwardConfig(block_n, stages, parts=2, streams=1, resident_q=resident)
+        heads = 2 if problem.num_heads % 2 == 0 else 1
+        return ForwardConfig(block_n=64, stages=512 // (width * heads), parts=1, heads=heads, resident_q=resident)
+    block_n, stages = {64: (128, 2), 128: (128, 2), 256: (32, 2)}[width]
+    return ForwardConfig(block_n, stages, parts=2, heads=1, resident_q=resident)
 
 
 def workers(device: torch.device) -> int:

@@ -1,20 +1,18 @@
-"""Jagged attention forward for sm_90: producer warps bring tiles by TMA, consumer warp groups run wgmma and the softmax.
+"""Jagged attention forward for sm_90: a producer brings tiles by TMA, consumer warp groups run wgmma and the softmax.
 
-    query [total_q, H, D] --ragged TMA--> q_tiles  \\
-    key   [total_kv, H_kv, D]  ------->   k_tiles   > consumers --ragged TMA--> out [rows_out, H, Dv], lse [H, rows_out]
-    value [total_kv, H_kv, Dv] ------->   v_tiles  /
+    query [total_q, H, D] --ragged TMA--> q tiles  \\
+    key   [total_kv, H_kv, D]  ------->   k ring    > consumers --ragged TMA--> out [rows_out, H, Dv], lse [H, rows_out]
+    value [total_kv, H_kv, Dv] ------->   v ring   /
 
-A CTA runs STREAMS independent streams. A stream has one producer warp, one ring of key/value blocks and PARTS consumers of 64 query
-rows each, which share the ring:
+A consumer is a warp group with 64 query rows. A CTA has HEADS * PARTS of them:
 
-* one stream of two parts (a tile of 128 queries): the two consumers take turns on the tensor cores, one computing its softmax
-  while the other multiplies. The choice for long queries.
-* two streams of one part (64 queries each): each consumer walks its own tiles, so short and long sequences do not wait for each
-  other. The choice for at most 64 queries a sequence.
+* PARTS = 2, HEADS = 1: a tile is 128 queries of one head. The two consumers share every key and value block and take turns on the
+  tensor cores, one computing its softmax while the other multiplies. The choice for long queries.
+* PARTS = 1, HEADS = 2: a tile is 64 queries of two neighbouring heads, each consumer with its own ring. The choice for at most 64
+  queries a sequence: then memory is the limit, and neighbouring heads lie side by side there.
 
-The grid is persistent: a worker takes every n-th tile of a list that was sorted longest first, in alternating direction
-(jfa.kernels.hopper.tiles). With RESIDENT_Q every tile of a worker has the same queries (broadcast_q with one tile of them):
-they are loaded once.
+The grid is persistent and draws tiles from a queue, longest first (jfa.kernels.hopper.queue). With RESIDENT_Q every tile of a
+program has the same queries (broadcast_q with one tile of them): they are loaded once.
 
 Within a tile key blocks run from the last to the first, so the block that hangs over the sequence's end is the first one, which is
 masked in any case; see jfa.kernels.common.band for the peeled loops.
@@ -33,21 +31,16 @@ from jfa.kernels.common.ragged import make_tma_ready, ragged_box, ragged_descrip
 from jfa.kernels.common.softmax import LOG2_E, softmax_end, softmax_step
 from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.configs import ForwardConfig, forward_config, padded_dim, workers
-from jfa.kernels.hopper.tiles import TileList, item_at, load_tile, query_tiles, turns_of
+from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
+from jfa.kernels.hopper.tiles import TileList, query_tiles
 
 TINY_SCALE = 2.0**-120  # stands for a scale of 0: scores vanish beside it, and -inf times it stays -inf
 ROWS = tl.constexpr(64)  # query rows of one consumer: the M of a wgmma
 
 
 @triton.jit
-def ring_slot(count, STAGES: tl.constexpr):
-    """(slot, parity) of the count-th use of a ring of STAGES buffers."""
-    return count % STAGES, (count // STAGES) & 1
-
-
-@triton.jit
 def wait_turn(part, PARTS: tl.constexpr):
-    """Ping-pong: block until the other consumer of the stream has issued its scores."""
+    """Ping-pong: block until the other consumer of the tile has issued its scores."""
     if PARTS == 2:
         if part == 0:
             tlx.named_barrier_wait(9, 256)
@@ -66,162 +59,129 @@ def pass_turn(part, PARTS: tl.constexpr):
 
 
 @triton.jit
-def load_box(desc, buffer, full, empty, parity, begin, length, row, head, BYTES: tl.constexpr):
-    """One box into one buffer, once its readers have left."""
-    tlx.barrier_wait(empty, parity ^ 1)
-    tlx.barrier_expect_bytes(full, BYTES)
-    tlx.async_descriptor_load(desc, buffer, ragged_box(begin, length, row, head), full)
+def load_box(desc, ring, slot, parity, begin, length, row, head, BYTES: tl.constexpr):
+    """One box into one buffer of a ring, once its readers have left."""
+    tiles, fulls, empties = ring
+    tlx.barrier_wait(empties[slot], parity ^ 1)
+    tlx.barrier_expect_bytes(fulls[slot], BYTES)
+    tlx.async_descriptor_load(desc, tiles[slot], ragged_box(begin, length, row, head), fulls[slot])
 
 
 @triton.jit
-def worker_of(stream, STREAMS: tl.constexpr):
-    """(worker, workers): every stream of every program along axis 0 is a worker of its own."""
-    return stream * tl.num_programs(0) + tl.program_id(0), STREAMS * tl.num_programs(0)
-
-
-@triton.jit
-def read_item(records, turn, worker, workers, heads, RESIDENT_Q: tl.constexpr):
-    """(tile, head) of a worker's turn. With resident queries a program keeps the head of its grid column."""
-    item = item_at(turn, worker, workers)
-    if RESIDENT_Q:
-        head = tl.program_id(1)
-        tile = load_tile(records, item)
-    else:
-        head = item % heads
-        tile = load_tile(records, item // heads)
-    return tile, head
-
-
-@triton.jit
-def count_turns(counts, worker, workers, heads, RESIDENT_Q: tl.constexpr):
-    """How many tiles this worker will see."""
-    items = tl.load(counts + 1)
-    if not RESIDENT_Q:
-        items *= heads
-    return turns_of(worker, workers, items)
-
-
-@triton.jit
-def produce(desc_q, desc_k, desc_v, rows_q, records, counts, heads, group,
-            q_tiles, q_fulls, q_empties, k_tiles, k_fulls, k_empties, v_tiles, v_fulls, v_empties, stream,
-            D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
-            STREAMS: tl.constexpr, RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """Producer of one stream: of every tile the queries, then the key and value blocks from last to first."""
+def produce(desc_q, desc_k, desc_v, rows_q, records, num_tiles, items, heads, group, counter, queue, q_ring, k_ring, v_ring,
+            D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, HEADS: tl.constexpr,
+            PARTS: tl.constexpr, RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+    """Producer: of every tile the queries, then the key and value blocks from last to first."""
     SIZE: tl.constexpr = tlx.size_of(tlx.dtype_of(desc_q))
-    worker, workers = worker_of(stream, STREAMS)
+    turn = 0
     count = 0
-    for turn in range(count_turns(counts, worker, workers, heads, RESIDENT_Q)):
-        tile, head = read_item(records, turn, worker, workers, heads, RESIDENT_Q)
+    item = draw_item(counter, queue, turn)
+    while item < items:
+        tile, column = find_tile(records, num_tiles, heads // HEADS, item, RESIDENT_Q)
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi = tile
         first, bulk_begin, bulk_end, end = key_blocks(row0, PARTS * ROWS, len_q, len_kv, lo, hi, BLOCK_N, HAS_LO, HAS_HI)
         if RESIDENT_Q:
             q_begin = 0
             len_q = rows_q
         if not RESIDENT_Q or turn == 0:
-            for part in tl.static_range(PARTS):
-                q = stream * PARTS + part
-                load_box(desc_q, q_tiles[q], q_fulls[q], q_empties[q], turn & 1, q_begin, len_q, row0 + part * ROWS, head,
+            for c in tl.static_range(HEADS * PARTS):
+                load_box(desc_q, q_ring, c, turn & 1, q_begin, len_q, row0 + c % PARTS * ROWS, column * HEADS + c // PARTS,
                          SIZE * ROWS * D)
         for back in range(end - first):
             slot, parity = ring_slot(count, STAGES)
-            slot += stream * STAGES
             row = (end - 1 - back) * BLOCK_N
-            load_box(desc_k, k_tiles[slot], k_fulls[slot], k_empties[slot], parity, kv_begin, len_kv, row, head // group,
-                     SIZE * BLOCK_N * D)
-            load_box(desc_v, v_tiles[slot], v_fulls[slot], v_empties[slot], parity, kv_begin, len_kv, row, head // group,
-                     SIZE * BLOCK_N * DV)
+            for h in tl.static_range(HEADS):
+                load_box(desc_k, k_ring, slot + h * STAGES, parity, kv_begin, len_kv, row, (column * HEADS + h) // group,
+                         SIZE * BLOCK_N * D)
+            for h in tl.static_range(HEADS):
+                load_box(desc_v, v_ring, slot + h * STAGES, parity, kv_begin, len_kv, row, (column * HEADS + h) // group,
+                         SIZE * BLOCK_N * DV)
             count += 1
+        turn += 1
+        item = draw_item(counter, queue, turn)
 
 
 @triton.jit
-def score_block(q_tile, k_tiles, k_fulls, stream, count, part, STAGES: tl.constexpr, PARTS: tl.constexpr):
+def score_block(q_tile, k_ring, base, count, part, STAGES: tl.constexpr, PARTS: tl.constexpr):
     """Issues the scores [ROWS, BLOCK_N] of the count-th key block; they are not waited for."""
+    tiles, fulls, empties = k_ring
     slot, parity = ring_slot(count, STAGES)
-    slot += stream * STAGES
-    tlx.barrier_wait(k_fulls[slot], parity)
+    tlx.barrier_wait(fulls[base + slot], parity)
     wait_turn(part, PARTS)
-    scores = tlx.async_dot(q_tile, tlx.local_trans(k_tiles[slot]))
+    scores = tlx.async_dot(q_tile, tlx.local_trans(tiles[base + slot]))
     pass_turn(part, PARTS)
     return scores
 
 
 @triton.jit
-def accumulate_block(p, acc, v_tiles, v_fulls, stream, count, STAGES: tl.constexpr):
+def accumulate_block(p, acc, v_ring, base, count, STAGES: tl.constexpr):
     """Issues acc += p V of the count-th value block; not waited for."""
+    tiles, fulls, empties = v_ring
     slot, parity = ring_slot(count, STAGES)
-    slot += stream * STAGES
-    tlx.barrier_wait(v_fulls[slot], parity)
-    return tlx.async_dot(p, v_tiles[slot], acc)
+    tlx.barrier_wait(fulls[base + slot], parity)
+    return tlx.async_dot(p, tiles[base + slot], acc)
 
 
 @triton.jit
-def release(empties, stream, count, STAGES: tl.constexpr):
-    """Gives the count-th buffer of a ring back to its producer."""
-    tlx.barrier_arrive(empties[stream * STAGES + count % STAGES], 1)
+def release(ring, base, count, STAGES: tl.constexpr):
+    """Gives the count-th buffer of a ring back to the producer."""
+    tiles, fulls, empties = ring
+    tlx.barrier_arrive(empties[base + count % STAGES], 1)
 
 
 @triton.jit
-def attend_block(q_tile, k_tiles, k_fulls, k_empties, v_tiles, v_fulls, v_empties, stream, part,
-                 acc, row_max, row_sum, p, count, rows, block, len_kv, lo, hi, scale_log2,
+def attend_block(q_tile, k_ring, v_ring, base, part, acc, row_max, row_sum, p, count, rows, block, len_kv, lo, hi, scale_log2,
                  BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
                  HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, MASKED: tl.constexpr):
     """One key block in the steady state: its scores run beside the previous block's p V, its softmax behind them."""
-    scores = score_block(q_tile, k_tiles, k_fulls, stream, count, part, STAGES, PARTS)
-    acc = accumulate_block(p, acc, v_tiles, v_fulls, stream, count - 1, STAGES)
+    scores = score_block(q_tile, k_ring, base, count, part, STAGES, PARTS)
+    acc = accumulate_block(p, acc, v_ring, base, count - 1, STAGES)
     scores = tlx.async_dot_wait(1, scores)
-    release(k_empties, stream, count, STAGES)
+    release(k_ring, base, count, STAGES)
     if MASKED:
         keys = block * BLOCK_N + tl.arange(0, BLOCK_N)
         valid = in_band(rows[:, None], keys[None, :], len_kv, lo, hi, HAS_LO, HAS_HI)
         scores = tl.where(valid, scores, float("-inf"))
-    p, row_max, row_sum, alpha = softmax_step(scores, row_max, row_sum, scale_log2, HAS_LO or HAS_HI)
+    next_p, row_max, row_sum, alpha = softmax_step(scores, row_max, row_sum, scale_log2, HAS_LO or HAS_HI)
     acc = tlx.async_dot_wait(0, acc)
-    release(v_empties, stream, count - 1, STAGES)
-    acc = acc * alpha[:, None]
-    return acc, row_max, row_sum, p.to(v_tiles.dtype), count + 1
+    release(v_ring, base, count - 1, STAGES)
+    return acc * alpha[:, None], row_max, row_sum, next_p.to(p.dtype), count + 1
 
 
 @triton.jit
-def attend_tile(q_tile, q_empty, k_tiles, k_fulls, k_empties, v_tiles, v_fulls, v_empties, stream, part,
-                count, rows, blocks, len_kv, lo, hi, scale_log2,
+def attend_tile(q_tile, k_ring, v_ring, base, part, count, rows, blocks, len_kv, lo, hi, scale_log2, DTYPE: tl.constexpr,
                 DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
-                RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """All key blocks of 64 query rows, last block first. Returns (acc, row_max, row_sum, count) with acc not yet divided."""
+                HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+    """All key blocks of 64 query rows but the last p V. Returns (acc, row_max, row_sum, p, count), acc not yet divided."""
     first, bulk_begin, bulk_end, end = blocks
-    scores = score_block(q_tile, k_tiles, k_fulls, stream, count, part, STAGES, PARTS)
+    scores = score_block(q_tile, k_ring, base, count, part, STAGES, PARTS)
     scores = tlx.async_dot_wait(0, scores)
-    release(k_empties, stream, count, STAGES)
+    release(k_ring, base, count, STAGES)
     keys = (end - 1) * BLOCK_N + tl.arange(0, BLOCK_N)
     valid = in_band(rows[:, None], keys[None, :], len_kv, lo, hi, HAS_LO, HAS_HI)
     scores = tl.where(valid, scores, float("-inf"))
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     p, row_max, row_sum, alpha = softmax_step(scores, row_max, row_sum, scale_log2, True)
-    p = p.to(v_tiles.dtype)
+    p = p.to(DTYPE)
     acc = tl.zeros([ROWS, DV], tl.float32)
     count += 1
     if HAS_HI:
         for back in range(1, end - bulk_end):
             acc, row_max, row_sum, p, count = attend_block(
-                q_tile, k_tiles, k_fulls, k_empties, v_tiles, v_fulls, v_empties, stream, part, acc, row_max, row_sum, p, count,
-                rows, end - 1 - back, len_kv, lo, hi, scale_log2, BLOCK_N, STAGES, PARTS, HAS_LO, HAS_HI, True)
-    bulk_end = min(bulk_end, end - 1)
-    for _ in range(bulk_end - bulk_begin):
+                q_tile, k_ring, v_ring, base, part, acc, row_max, row_sum, p, count, rows, end - 1 - back, len_kv, lo, hi,
+                scale_log2, BLOCK_N, STAGES, PARTS, HAS_LO, HAS_HI, True)
+    for _ in range(min(bulk_end, end - 1) - bulk_begin):
         acc, row_max, row_sum, p, count = attend_block(
-            q_tile, k_tiles, k_fulls, k_empties, v_tiles, v_fulls, v_empties, stream, part, acc, row_max, row_sum, p, count,
-            rows, 0, len_kv, lo, hi, scale_log2, BLOCK_N, STAGES, PARTS, HAS_LO, HAS_HI, False)
+            q_tile, k_ring, v_ring, base, part, acc, row_max, row_sum, p, count, rows, 0, len_kv, lo, hi,
+            scale_log2, BLOCK_N, STAGES, PARTS, HAS_LO, HAS_HI, False)
     if HAS_LO:
         left = min(bulk_begin, end - 1)
         for back in range(left - first):
             acc, row_max, row_sum, p, count = attend_block(
-                q_tile, k_tiles, k_fulls, k_empties, v_tiles, v_fulls, v_empties, stream, part, acc, row_max, row_sum, p, count,
-                rows, left - 1 - back, len_kv, lo, hi, scale_log2, BLOCK_N, STAGES, PARTS, HAS_LO, HAS_HI, True)
-    if not RESIDENT_Q:
-        tlx.barrier_arrive(q_empty, 1)
-    acc = accumulate_block(p, acc, v_tiles, v_fulls, stream, count - 1, STAGES)
-    acc = tlx.async_dot_wait(0, acc)
-    release(v_empties, stream, count - 1, STAGES)
-    return acc, row_max, row_sum, count
+                q_tile, k_ring, v_ring, base, part, acc, row_max, row_sum, p, count, rows, left - 1 - back, len_kv, lo, hi,
+                scale_log2, BLOCK_N, STAGES, PARTS, HAS_LO, HAS_HI, True)
+    return acc, row_max, row_sum, p, count
 
 
 @triton.jit
@@ -236,72 +196,86 @@ def store_tile(desc_o, o_tile, lse, acc, row_max, row_sum, out_begin, len_q, row
 
 
 @triton.jit
-def consume(desc_o, lse, rows_out, records, counts, heads, scale_log2,
-            q_tiles, q_fulls, q_empties, k_tiles, k_fulls, k_empties, v_tiles, v_fulls, v_empties, o_tiles, consumer,
-            DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
-            STREAMS: tl.constexpr, RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """Consumer of 64 query rows of every tile of its stream: scores, softmax, p V, epilogue."""
-    stream: tl.constexpr = consumer // PARTS
+def consume(desc_o, lse, rows_out, records, num_tiles, items, heads, scale_log2, queue, q_ring, k_ring, v_ring, o_tiles, consumer,
+            DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr,
+            RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+    """Consumer of 64 query rows of every tile: scores, softmax, p V, epilogue."""
+    q_tiles, q_fulls, q_empties = q_ring
     part: tl.constexpr = consumer % PARTS
-    worker, workers = worker_of(stream, STREAMS)
+    base: tl.constexpr = consumer // PARTS * STAGES
     if PARTS == 2 and part == 1:
         tlx.named_barrier_arrive(9, 256)
+    turn = 0
     count = 0
-    for turn in range(count_turns(counts, worker, workers, heads, RESIDENT_Q)):
-        tile, head = read_item(records, turn, worker, workers, heads, RESIDENT_Q)
+    item = receive_item(queue, turn)
+    while item < items:
+        tile, column = find_tile(records, num_tiles, heads // HEADS, item, RESIDENT_Q)
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi = tile
         blocks = key_blocks(row0, PARTS * ROWS, len_q, len_kv, lo, hi, BLOCK_N, HAS_LO, HAS_HI)
         rows = row0 + part * ROWS + tl.arange(0, ROWS)
         if not RESIDENT_Q or turn == 0:
             tlx.barrier_wait(q_fulls[consumer], turn & 1)
-        acc, row_max, row_sum, count = attend_tile(
-            q_tiles[consumer], q_empties[consumer], k_tiles, k_fulls, k_empties, v_tiles, v_fulls, v_empties, stream, part,
-            count, rows, blocks, len_kv, lo, hi, scale_log2, DV, BLOCK_N, STAGES, PARTS, RESIDENT_Q, HAS_LO, HAS_HI)
+        acc, row_max, row_sum, p, count = attend_tile(
+            q_tiles[consumer], k_ring, v_ring, base, part, count, rows, blocks, len_kv, lo, hi, scale_log2, o_tiles.dtype,
+            DV, BLOCK_N, STAGES, PARTS, HAS_LO, HAS_HI)
+        if not RESIDENT_Q:
+            tlx.barrier_arrive(q_empties[consumer], 1)
+        acc = accumulate_block(p, acc, v_ring, base, count - 1, STAGES)
+        acc = tlx.async_dot_wait(0, acc)
+        release(v_ring, base, count - 1, STAGES)
         store_tile(desc_o, o_tiles[consumer], lse, acc, row_max, row_sum, out_begin, len_q, row0 + part * ROWS, rows,
-                   head, rows_out)
+                   column * HEADS + consumer // PARTS, rows_out)
+        turn += 1
+        item = receive_item(queue, turn)
     if PARTS == 2 and part == 0:
         tlx.named_barrier_wait(9, 256)
     tlx.async_descriptor_store_wait(0)
 
 
 @triton.jit(do_not_specialize=["rows_q", "rows_out", "heads", "group"])
-def forward_kernel(desc_q, desc_k, desc_v, desc_o, lse, rows_q, rows_out, records, counts, heads, group, scale_log2,
-                   D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
-                   STREAMS: tl.constexpr, RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
+def forward_kernel(desc_q, desc_k, desc_v, desc_o, lse, rows_q, rows_out, records, counts, counters, heads, group, scale_log2,
+                   D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, HEADS: tl.constexpr,
+                   PARTS: tl.constexpr, RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
                    REGISTERS: tl.constexpr):
-    """Buffers, barriers, and who runs which role. Grid: (workers,), or (workers a head, H) with resident queries.
+    """Buffers, barriers, and who runs which role. Grid: (programs,), or (programs, H // HEADS) with resident queries.
 
     desc_q, desc_k, desc_v, desc_o: ragged descriptors of boxes [64, D], [BLOCK_N, D], [BLOCK_N, DV], [64, DV].
-    lse [H, rows_out] fp32; records, counts: a list of PARTS * 64 queries a tile (jfa.kernels.hopper.tiles).
+    lse [H, rows_out] fp32; records, counts: a list of PARTS * 64 queries a tile (jfa.kernels.hopper.tiles);
+    counters: one int32 of 0 for each grid column.
     """
-    CONSUMERS: tl.constexpr = STREAMS * PARTS
+    CONSUMERS: tl.constexpr = HEADS * PARTS
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
-    q_tiles = tlx.local_alloc((ROWS, D), DTYPE, CONSUMERS)
-    k_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, STREAMS * STAGES)
-    v_tiles = tlx.local_alloc((BLOCK_N, DV), DTYPE, STREAMS * STAGES)
+    num_tiles = tl.load(counts + 1)
+    items = num_tiles
+    if not RESIDENT_Q:
+        items = num_tiles * (heads // HEADS)
     o_tiles = tlx.local_alloc((ROWS, DV), DTYPE, CONSUMERS)
+    q_tiles = tlx.local_alloc((ROWS, D), DTYPE, CONSUMERS)
     q_fulls = tlx.alloc_barriers(CONSUMERS, arrive_count=1)
     q_empties = tlx.alloc_barriers(CONSUMERS, arrive_count=1)
-    k_fulls = tlx.alloc_barriers(STREAMS * STAGES, arrive_count=1)
-    k_empties = tlx.alloc_barriers(STREAMS * STAGES, arrive_count=PARTS)
-    v_fulls = tlx.alloc_barriers(STREAMS * STAGES, arrive_count=1)
-    v_empties = tlx.alloc_barriers(STREAMS * STAGES, arrive_count=PARTS)
+    k_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, HEADS * STAGES)
+    k_fulls = tlx.alloc_barriers(HEADS * STAGES, arrive_count=1)
+    k_empties = tlx.alloc_barriers(HEADS * STAGES, arrive_count=PARTS)
+    v_tiles = tlx.local_alloc((BLOCK_N, DV), DTYPE, HEADS * STAGES)
+    v_fulls = tlx.alloc_barriers(HEADS * STAGES, arrive_count=1)
+    v_empties = tlx.alloc_barriers(HEADS * STAGES, arrive_count=PARTS)
+    drawn = tlx.local_alloc((1,), tl.int32, SLOTS)
+    drawn_fulls = tlx.alloc_barriers(SLOTS, arrive_count=1)
+    drawn_empties = tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS)
+    q_ring = (q_tiles, q_fulls, q_empties)
+    k_ring = (k_tiles, k_fulls, k_empties)
+    v_ring = (v_tiles, v_fulls, v_empties)
+    queue = (drawn, drawn_fulls, drawn_empties)
     with tlx.async_tasks():
-        with tlx.async_task("default"):  # producer of stream 0
-            produce(desc_q, desc_k, desc_v, rows_q, records, counts, heads, group,
-                    q_tiles, q_fulls, q_empties, k_tiles, k_fulls, k_empties, v_tiles, v_fulls, v_empties, 0,
-                    D, DV, BLOCK_N, STAGES, PARTS, STREAMS, RESIDENT_Q, HAS_LO, HAS_HI)
-        if STREAMS > 1:
-            with tlx.async_task(num_warps=1, registers=24, replicate=STREAMS - 1):  # producers of the other streams
-                produce(desc_q, desc_k, desc_v, rows_q, records, counts, heads, group,
-                        q_tiles, q_fulls, q_empties, k_tiles, k_fulls, k_empties, v_tiles, v_fulls, v_empties,
-                        1 + tlx.async_task_replica_id(),
-                        D, DV, BLOCK_N, STAGES, PARTS, STREAMS, RESIDENT_Q, HAS_LO, HAS_HI)
+        with tlx.async_task("default"):  # producer
+            counter = counters
+            if RESIDENT_Q:
+                counter += tl.program_id(1)
+            produce(desc_q, desc_k, desc_v, rows_q, records, num_tiles, items, heads, group, counter, queue,
+                    q_ring, k_ring, v_ring, D, DV, BLOCK_N, STAGES, HEADS, PARTS, RESIDENT_Q, HAS_LO, HAS_HI)
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=CONSUMERS):  # consumers
-            consume(desc_o, lse, rows_out, records, counts, heads, scale_log2,
-                    q_tiles, q_fulls, q_empties, k_tiles, k_fulls, k_empties, v_tiles, v_fulls, v_empties, o_tiles,
-                    tlx.async_task_replica_id(),
-                    DV, BLOCK_N, STAGES, PARTS, STREAMS, RESIDENT_Q, HAS_LO, HAS_HI)
+            consume(desc_o, lse, rows_out, records, num_tiles, items, heads, scale_log2, queue, q_ring, k_ring, v_ring, o_tiles,
+                    tlx.async_task_replica_id(), DV, BLOCK_N, STAGES, HEADS, PARTS, RESIDENT_Q, HAS_LO, HAS_HI)
 
 
 def forward(problem: Problem, q, k, v, plan=None, config: ForwardConfig | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -330,16 +304,19 @@ def launch(problem: Problem, config: ForwardConfig, tiles: TileList, q, k, v, sc
     """Descriptors and grid. Everything is TMA-ready and not empty; scale >= 0."""
     d, dv = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
     programs = workers(problem.device)
+    columns = problem.num_heads // config.heads
     if config.resident_q:
-        grid = (max(1, programs // problem.num_heads), problem.num_heads)
+        grid = (max(1, programs // columns), columns)
     else:
-        grid = (min(programs, tiles.records.shape[0] * problem.num_heads),)
+        grid = (min(programs, tiles.records.shape[0] * columns),)
+    counters = torch.zeros(columns, dtype=torch.int32, device=problem.device)
     forward_kernel[grid](
         ragged_descriptor(q, 64, d), ragged_descriptor(k, config.block_n, d), ragged_descriptor(v, config.block_n, dv),
-        ragged_descriptor(out, 64, dv), lse, problem.rows_q, problem.rows_out, tiles.records, tiles.counts,
+        ragged_descriptor(out, 64, dv), lse, problem.rows_q, problem.rows_out, tiles.records, tiles.counts, counters,
         problem.num_heads, problem.group_size, max(scale * LOG2_E, TINY_SCALE),
-        D=d, DV=dv, BLOCK_N=config.block_n, STAGES=config.stages, PARTS=config.parts, STREAMS=config.streams,
-        RESIDENT_Q=config.resident_q, HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi, REGISTERS=config.registers,
+        D=d, DV=dv, BLOCK_N=config.block_n, STAGES=config.stages, HEADS=config.heads, PARTS=config.parts,
+        RESIDENT_Q=config.resident_q, HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi,
+        REGISTERS=config.registers,
         num_warps=4,
     )
 
@@ -359,26 +336,27 @@ def _outputs(problem: Problem, q: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 def compile_configs() -> list[CompileConfig]:
     """The variants that jfa compile reports."""
     return [
-        _compile_config("hopper-forward-d128", 128, 128, 2, 2, 1, False, False, False),
-        _compile_config("hopper-forward-d128-causal", 128, 128, 2, 2, 1, False, False, True),
-        _compile_config("hopper-forward-d128-window", 128, 128, 2, 2, 1, False, True, True),
-        _compile_config("hopper-forward-d64", 64, 128, 4, 2, 1, False, False, False),
-        _compile_config("hopper-forward-d256", 256, 32, 2, 2, 1, False, True, True),
-        _compile_config("hopper-forward-short-d128", 128, 64, 2, 1, 2, True, False, False),
-        _compile_config("hopper-forward-resident-d128", 128, 128, 2, 2, 1, True, False, False),
+        _compile_config("hopper-forward-d128", 128, 128, 2, 1, 2, False, False, False),
+        _compile_config("hopper-forward-d128-causal", 128, 128, 2, 1, 2, False, False, True),
+        _compile_config("hopper-forward-d128-window", 128, 128, 2, 1, 2, False, True, True),
+        _compile_config("hopper-forward-d64", 64, 128, 2, 1, 2, False, False, False),
+        _compile_config("hopper-forward-d256", 256, 32, 2, 1, 2, False, True, True),
+        _compile_config("hopper-forward-short-d128", 128, 64, 2, 2, 1, True, False, False),
+        _compile_config("hopper-forward-resident-d128", 128, 128, 2, 1, 2, True, False, False),
     ]
 
 
-def _compile_config(name, d, block_n, stages, parts, streams, resident, has_lo, has_hi):
+def _compile_config(name, d, block_n, stages, heads, parts, resident, has_lo, has_hi):
     desc = "tensordesc<bf16[1, 1, 1, {}, {}]>"
     return CompileConfig(
         name=name,
         kernel="jfa.kernels.hopper.forward:forward_kernel",
         signature=dict(desc_q=desc.format(64, d), desc_k=desc.format(block_n, d), desc_v=desc.format(block_n, d),
                        desc_o=desc.format(64, d), lse="*fp32", rows_q="i32", rows_out="i32", records="*i32",
-                       counts="*i32", heads="i32", group="i32", scale_log2="fp32"),
-        constexprs=dict(D=d, DV=d, BLOCK_N=block_n, STAGES=stages, PARTS=parts, STREAMS=streams, RESIDENT_Q=resident,
+                       counts="*i32", counters="*i32", heads="i32", group="i32", scale_log2="fp32"),
+        constexprs=dict(D=d, DV=d, BLOCK_N=block_n, STAGES=stages, HEADS=heads, PARTS=parts, RESIDENT_Q=resident,
                         HAS_LO=has_lo, HAS_HI=has_hi, REGISTERS=232),
         targets=(90,),
         num_warps=4,
+        roles=("producer",) + ("consumer",) * (heads * parts),
     )

@@ -35,19 +35,6 @@ def load_tile(records, index):
             tl.load(at + 4), tl.load(at + 5), tl.load(at + 6), tl.load(at + 7))
 
 
-@triton.jit
-def item_at(turn, worker, workers):
-    """Zigzag: which item of a list sorted longest first a worker takes in its turn; odd rounds run backwards."""
-    return turn * workers + worker + (turn & 1) * (workers - 1 - 2 * worker)
-
-
-@triton.jit
-def turns_of(worker, workers, items):
-    """How many items of the list a worker takes."""
-    whole = items // workers
-    return whole + (item_at(whole, worker, workers) < items).to(tl.int32)
-
-
 def query_tiles(problem: Problem, block_m: int, block_n: int) -> TileList:
     """Tiles of ``block_m`` queries of every sequence, for the forward: the most key blocks first.
 

@@ -1,0 +1,65 @@
+"""The work queue of a persistent kernel: a counter in global memory that producers draw from, and a ring that tells the consumers.
+
+Blackwell has hardware for this (CLC); here one atomic add a tile does. Against dealing tiles out beforehand (zigzag) it evens out what
+cannot be known: on the benchmark's PMA shape with 128 queries the most loaded SM had 1.42 times the mean under zigzag, 1.02 with the
+queue, by simulation. Order and place of a tile then vary from run to run; nothing a tile computes depends on them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+
+from jfa.kernels.hopper.tiles import load_tile
+
+CHUNK = tl.constexpr(32)  # tiles that all heads work through before the next ones: their keys and values stay in L2
+SLOTS = tl.constexpr(2)  # announced tiles that consumers may lag behind
+
+
+@triton.jit
+def ring_slot(count, STAGES: tl.constexpr):
+    """(slot, parity) of the count-th use of a ring of STAGES buffers."""
+    return count % STAGES, (count // STAGES) & 1
+
+
+@triton.jit
+def draw_item(counter, queue, turn):
+    """Producer: takes the next number and announces it to the consumers."""
+    items, fulls, empties = queue
+    slot, parity = ring_slot(turn, SLOTS)
+    item = tl.atomic_add(counter, 1, sem="relaxed")
+    tlx.barrier_wait(empties[slot], parity ^ 1)
+    tlx.local_store(items[slot], tl.full([1], item, tl.int32))
+    tlx.barrier_arrive(fulls[slot], 1)
+    return item
+
+
+@triton.jit
+def receive_item(queue, turn):
+    """Consumer: the turn-th number that the producer drew."""
+    items, fulls, empties = queue
+    slot, parity = ring_slot(turn, SLOTS)
+    tlx.barrier_wait(fulls[slot], parity)
+    item = tl.max(tlx.local_load(items[slot]), 0)
+    tlx.barrier_arrive(empties[slot], 1)
+    return item
+
+
+@triton.jit
+def find_tile(records, num_tiles, heads, item, COLUMNS: tl.constexpr):
+    """(tile record, head) of a number. With COLUMNS the head is the program's grid column and the numbers count tiles.
+
+    Otherwise numbers run through chunks of CHUNK tiles; in a chunk head by head. Lists are sorted longest first, so neighbours have
+    about the same length.
+    """
+    if COLUMNS:
+        tile = item
+        head = tl.program_id(1)
+    else:
+        first = item // (CHUNK * heads) * CHUNK
+        size = min(CHUNK, num_tiles - first)
+        rest = item - first * heads
+        head = rest // size
+        tile = first + rest % size
+    return load_tile(records, tile), head
