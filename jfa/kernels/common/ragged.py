@@ -38,14 +38,17 @@ def tma_ready(packed: torch.Tensor) -> bool:
 
 
 def make_tma_ready(packed: torch.Tensor) -> torch.Tensor:
-    """``packed`` itself if TMA can address it, else a copy whose rows are padded to 16 bytes (and that has at least one row)."""
+    """``packed`` itself if TMA can address it, else a copy whose rows are padded to 16 bytes. It must not be empty."""
     if tma_ready(packed):
         return packed
-    total, heads, dim = packed.shape
-    step = 16 // packed.element_size()
-    padded = packed.new_zeros(max(total, 1), heads, -(-dim // step) * step)[:, :, :dim]
-    padded[:total] = packed
-    return padded
+    return empty_tma_ready(packed, packed.shape[2]).copy_(packed)
+
+
+def empty_tma_ready(like: torch.Tensor, dim: int) -> torch.Tensor:
+    """Uninitialised [rows, H, dim] for ``like`` [rows, H, *] that TMA can address: a view of rows padded to 16 bytes."""
+    rows, heads = like.shape[:2]
+    step = 16 // like.element_size()
+    return like.new_empty(rows, heads, -(-dim // step) * step)[:, :, :dim]
 
 
 @triton.jit

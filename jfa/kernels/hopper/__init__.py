@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 
 from jfa.kernels.base import Problem, wrong_gpu
-from jfa.kernels.hopper.forward import forward, tile_list
+from jfa.kernels.hopper import backward as _backward
+from jfa.kernels.hopper import forward as _forward
 
-__all__ = ["forward", "plan", "supports"]
+forward = _forward.forward
+backward = _backward.backward
+
+__all__ = ["backward", "forward", "plan", "supports"]
 
 
 def supports(problem: Problem) -> str | None:
@@ -21,6 +25,6 @@ def supports(problem: Problem) -> str | None:
 
 
 def plan(problem: Problem) -> list[torch.Tensor]:
-    """Tile lists of the forward, for several calls with the same offsets."""
-    tiles = tile_list(problem)
-    return [tiles.records, tiles.counts]
+    """Tile lists of the forward and the backward, for several calls with the same offsets."""
+    lists = _forward.tile_list(problem), _backward.tile_list(problem)
+    return [x for tiles in lists for x in (tiles.records, tiles.counts)]

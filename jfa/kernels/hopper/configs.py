@@ -8,6 +8,7 @@ import torch
 
 from jfa.kernels.base import Problem
 
+TINY_SCALE = 2.0**-120  # stands for a scale of 0: scores vanish beside it, and -inf times it stays -inf
 EMULATED_SMS = 2  # workers on CPU tensors: enough that tiles are dealt to several
 
 

@@ -27,14 +27,13 @@ import triton.language.extra.tlx as tlx
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.band import in_band, key_blocks
-from jfa.kernels.common.ragged import make_tma_ready, ragged_box, ragged_descriptor
+from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_box, ragged_descriptor
 from jfa.kernels.common.softmax import LOG2_E, softmax_end, softmax_step
 from jfa.kernels.compile_config import CompileConfig
-from jfa.kernels.hopper.configs import ForwardConfig, forward_config, padded_dim, workers
+from jfa.kernels.hopper.configs import TINY_SCALE, ForwardConfig, forward_config, padded_dim, workers
 from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
 from jfa.kernels.hopper.tiles import TileList, query_tiles
 
-TINY_SCALE = 2.0**-120  # stands for a scale of 0: scores vanish beside it, and -inf times it stays -inf
 ROWS = tl.constexpr(64)  # query rows of one consumer: the M of a wgmma
 
 
@@ -78,7 +77,7 @@ def produce(desc_q, desc_k, desc_v, rows_q, records, num_tiles, items, heads, gr
     item = draw_item(counter, queue, turn)
     while item < items:
         tile, column = find_tile(records, num_tiles, heads // HEADS, item, RESIDENT_Q)
-        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi = tile
+        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
         first, bulk_begin, bulk_end, end = key_blocks(row0, PARTS * ROWS, len_q, len_kv, lo, hi, BLOCK_N, HAS_LO, HAS_HI)
         if RESIDENT_Q:
             q_begin = 0
@@ -210,7 +209,7 @@ def consume(desc_o, lse, rows_out, records, num_tiles, items, heads, scale_log2,
     item = receive_item(queue, turn)
     while item < items:
         tile, column = find_tile(records, num_tiles, heads // HEADS, item, RESIDENT_Q)
-        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi = tile
+        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
         blocks = key_blocks(row0, PARTS * ROWS, len_q, len_kv, lo, hi, BLOCK_N, HAS_LO, HAS_HI)
         rows = row0 + part * ROWS + tl.arange(0, ROWS)
         if not RESIDENT_Q or turn == 0:
@@ -317,15 +316,13 @@ def launch(problem: Problem, config: ForwardConfig, tiles: TileList, q, k, v, sc
         D=d, DV=dv, BLOCK_N=config.block_n, STAGES=config.stages, HEADS=config.heads, PARTS=config.parts,
         RESIDENT_Q=config.resident_q, HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi,
         REGISTERS=config.registers,
-        num_warps=4,
+        num_warps=4, num_stages=1,
     )
 
 
 def _outputs(problem: Problem, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and LSE; with rows padded to 16 bytes where TMA needs it, and cleared where the slots may leave rows out."""
-    step = 16 // q.element_size()
-    width = -(-problem.head_dim_v // step) * step
-    out = q.new_empty(problem.rows_out, problem.num_heads, width)[:, :, : problem.head_dim_v]
+    """Output and LSE, cleared where slots may leave rows out."""
+    out = empty_tma_ready(q.new_empty(problem.rows_out, problem.num_heads, 0), problem.head_dim_v)
     lse = q.new_empty(problem.num_heads, problem.rows_out, dtype=torch.float32)
     if problem.output_offset is not None:
         out.zero_()
@@ -358,5 +355,6 @@ def _compile_config(name, d, block_n, stages, heads, parts, resident, has_lo, ha
                         HAS_LO=has_lo, HAS_HI=has_hi, REGISTERS=232),
         targets=(90,),
         num_warps=4,
+        options=dict(num_stages=1),
         roles=("producer",) + ("consumer",) * (heads * parts),
     )

@@ -1,8 +1,8 @@
 """The work queue of a persistent kernel: a counter in global memory that producers draw from, and a ring that tells the consumers.
 
-Blackwell has hardware for this (CLC); here one atomic add a tile does. Against dealing tiles out beforehand (zigzag) it evens out what
-cannot be known: on the benchmark's PMA shape with 128 queries the most loaded SM had 1.42 times the mean under zigzag, 1.02 with the
-queue, by simulation. Order and place of a tile then vary from run to run; nothing a tile computes depends on them.
+Blackwell has hardware for this (CLC); here one atomic add a tile does. Against dealing tiles out beforehand (zigzag) it evens out
+what cannot be known: on the benchmark's PMA shape with 128 queries the most loaded SM had 1.42 times the mean under zigzag,
+1.02 with the queue, by simulation. Order and place of a tile then vary from run to run; nothing a tile computes depends on them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Lists of tiles for the persistent Hopper kernels: made on the device without a synchronisation, read by every role.
 
-A list is one int32 tensor [capacity, 8], a record a tile, longest tile first, and how many of the records are valid. The order and
+A list is one int32 tensor [capacity, 9], a record a tile, longest tile first, and how many of the records are valid. The order and
 the count come from :mod:`jfa.schedule.tiles`; this module adds where the sequences lie, so that a role reads one record and
 needs no offsets.
 """
@@ -16,12 +16,13 @@ import triton.language as tl
 from jfa.kernels.base import Problem
 from jfa.schedule import tiles as schedule
 
-FIELDS = tl.constexpr(8)  # of a record: q_begin, len_q, row0 of the tile, out_begin, kv_begin, len_kv, lo, hi
+FIELDS = tl.constexpr(9)  # of a record; see load_tile
+PAD = 64  # rows: the unit in which the backward pads every sequence (see padded_begins)
 
 
 @dataclass(frozen=True)
 class TileList:
-    """``records`` [capacity, 8] int32 and ``counts`` [2] int32 = (tiles that have work, all valid tiles)."""
+    """``records`` [capacity, 9] int32 and ``counts`` [2] int32 = (tiles that have work, all valid tiles)."""
 
     records: torch.Tensor
     counts: torch.Tensor
@@ -29,10 +30,14 @@ class TileList:
 
 @triton.jit
 def load_tile(records, index):
-    """The eight numbers of a tile: (q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi)."""
+    """(q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin).
+
+    row0 is the tile's first row inside its sequence; begins are rows of the tensors; i + lo <= j <= i + hi is the band; pad_begin
+    is where the sequence's queries begin in the backward's padded arrays.
+    """
     at = records + index * FIELDS
-    return (tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3),
-            tl.load(at + 4), tl.load(at + 5), tl.load(at + 6), tl.load(at + 7))
+    return (tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4), tl.load(at + 5),
+            tl.load(at + 6), tl.load(at + 7), tl.load(at + 8))
 
 
 def query_tiles(problem: Problem, block_m: int, block_n: int) -> TileList:
@@ -83,19 +88,66 @@ def _records(problem: Problem, tiles: schedule.Tiles, queries: torch.Tensor | No
     seq = tiles.seq.clamp(min=0).long()
     kv_begin, len_kv = keys[seq], keys[seq + 1] - keys[seq]
     if queries is None:
-        batch = (seq - margins).clamp(0, problem.num_batches - 1)
-        real = (seq >= margins) & (seq - margins < problem.num_batches)
-        len_q = torch.where(real, problem.rows_q, 0).to(torch.int32)
+        batch = seq - margins
+        out_begin, len_q = _slots(problem)
+        real = (batch >= 0) & (batch < problem.num_batches)
+        batch = batch.clamp(0, problem.num_batches - 1)
+        out_begin, len_q = out_begin[batch], torch.where(real, len_q[batch], 0)
         q_begin = torch.zeros_like(len_q)
-        out_begin = (batch * problem.rows_q).to(torch.int32)
-        if problem.output_offset is not None:
-            out_begin = problem.output_offset[batch]
-            inside = (out_begin >= 0) & (out_begin <= problem.rows_out - problem.rows_q)
-            len_q = torch.where(inside, len_q, 0)  # a slot that is not inside the output is neither written nor read
-            out_begin = torch.where(inside, out_begin, 0)
+        pad_begin = batch * padded(problem.rows_q)
     else:
         q_begin, len_q = queries[seq], queries[seq + 1] - queries[seq]
         out_begin = q_begin
+        pad_begin = padded_begins(q_begin, seq)
     lo, hi = problem.band.bounds(len_q, len_kv)
-    fields = [q_begin, len_q, tiles.row, out_begin, kv_begin, len_kv, lo, hi]
+    fields = [q_begin, len_q, tiles.row, out_begin, kv_begin, len_kv, lo, hi, pad_begin]
     return TileList(torch.stack([f.to(torch.int32) for f in fields], 1).contiguous(), tiles.counts)
+
+
+def _slots(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
+    """(first output row, queries) of every batch with broadcast_q; a slot that is not inside the output has no queries."""
+    batch = torch.arange(problem.num_batches, device=problem.device, dtype=torch.int32)
+    if problem.output_offset is None:
+        return batch * problem.rows_q, torch.full_like(batch, problem.rows_q)
+    begin = problem.output_offset[:-1]
+    inside = (begin >= 0) & (begin <= problem.rows_out - problem.rows_q)
+    return torch.where(inside, begin, 0), torch.where(inside, problem.rows_q, 0).to(torch.int32)
+
+
+# ------------------------------------------------------------------------------------ the backward's padded arrays of queries
+def padded(rows: int) -> int:
+    """Rows rounded up to whole blocks of PAD."""
+    return -(-rows // PAD) * PAD
+
+
+def padded_begins(begin: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
+    """Where segment number ``segment``, whose first row is ``begin``, starts when every segment begins a new block of PAD rows.
+
+    Needs no prefix sum: a segment's predecessors grow by less than PAD rows each.
+    """
+    return (begin + segment * PAD) // PAD * PAD
+
+
+def padded_rows(problem: Problem) -> int:
+    """Rows of an array that holds every sequence's output rows padded: an upper bound from shapes."""
+    if problem.broadcast_q:
+        return problem.num_batches * padded(problem.rows_q)
+    return padded(problem.rows_q) + (problem.num_batches + 2) * PAD
+
+
+def padded_blocks(problem: Problem) -> torch.Tensor:
+    """[padded_rows / PAD, 2] int32: of every padded block its first output row and how many of its rows exist (0: none)."""
+    start = torch.arange(padded_rows(problem) // PAD, device=problem.device) * PAD
+    if problem.broadcast_q:
+        out_begin, len_q = _slots(problem)
+        segment = start // padded(problem.rows_q)
+        begin, inside = out_begin[segment], start % padded(problem.rows_q)
+    else:
+        offset = _clean(problem.query_offset, problem.rows_q)
+        offset = torch.cat([offset.new_zeros(1), offset, offset.new_full((1,), problem.rows_q)])
+        pads = padded_begins(offset[:-1], torch.arange(offset.numel() - 1, device=problem.device))
+        segment = torch.searchsorted(pads, start, right=True) - 1
+        len_q = offset[1:] - offset[:-1]
+        begin, inside = offset[segment], start - pads[segment]
+    exist = (len_q[segment] - inside).clamp(0, PAD)
+    return torch.stack([(begin + inside).to(torch.int32), exist.to(torch.int32)], 1).contiguous()
