@@ -9,7 +9,7 @@
 # %% [markdown]
 # # Exercises 00: start here
 #
-# Three small ones, to practise *how* this course works. The text is in `notebooks/00_start_here.py`; keep it open beside this.
+# Four small ones, to practise *how* this course works. The text is in `notebooks/00_start_here.py`; keep it open beside this.
 #
 # Run the first cell now (Shift+Enter). It shows what you have solved so far.
 
@@ -58,7 +58,29 @@ def longest(lengths):
 check("0.2", longest)
 
 # %% [markdown]
-# ## 0.3 A value instead of a function, and a round trip
+# ## 0.3 Right answer, wrong method
+#
+# *Difficulty 1 of 3, 5 minutes.*
+#
+# `weights` is a tensor [n, n] of positive numbers. Return the shares: every row divided by its own sum, so that each row sums to 1.
+#
+# Some exercises limit *how* you get there. Here the limit is: **at most 6 torch operations**, whatever n is. Write a Python loop over the rows first,
+# and read what the report says about it. Then do it without a loop: sums along one axis, and broadcasting, do all rows at once.
+
+# %% tags=["ex-0.3"]
+import torch
+
+
+def shares(weights):
+    """weights: [n, n] float, all positive -> [n, n], each row summing to 1."""
+    raise NotImplementedError("0.3: not started")  # YOUR CODE
+
+
+# %%
+check("0.3", shares)
+
+# %% [markdown]
+# ## 0.4 A value instead of a function, and a round trip
 #
 # *Difficulty 1 of 3, 7 minutes.*
 #
@@ -76,7 +98,7 @@ check("0.2", longest)
 # 6. `jfa reset 0.1` puts exercise 0.1 back to its start, and prints where your answer is kept. In the notebook: File,
 #    *Reload Notebook from Disk*.
 
-# %% tags=["ex-0.3"]
+# %% tags=["ex-0.4"]
 lengths = [7, 3, 19, 5, 11]
 row = 30
 starts = ...  # YOUR CODE
@@ -85,4 +107,4 @@ where = ...  # YOUR CODE
 
 
 # %%
-check("0.3", where)
+check("0.4", where)

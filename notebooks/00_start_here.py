@@ -18,7 +18,7 @@
 # * can run a chapter, solve an exercise, and read a report,
 # * have saved, restarted, reopened, graded and reset an exercise once.
 #
-# **Time** 25 minutes. **You need** Python, a little PyTorch (indexing, `@` for matrix products), and to have met attention once.
+# **Time** 30 minutes. **You need** Python, a little PyTorch (indexing, `@` for matrix products), and to have met attention once.
 #
 # Run a cell with Shift+Enter. Run them from the top, in order.
 
@@ -165,7 +165,8 @@ print(f"padded: {padded_scores} scores, packed: {packed_scores}; padding does {p
 # |---|---|---|
 # | 0.1 | edit and check | 3 |
 # | 0.2 | read a report | 5 |
-# | 0.3 | a value, and a round trip: save, restart, reopen, grade, reset | 7 |
+# | 0.3 | right answer, wrong method | 5 |
+# | 0.4 | a value, and a round trip: save, restart, reopen, grade, reset | 7 |
 #
 # ## Checkpoint
 #

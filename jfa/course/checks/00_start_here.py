@@ -2,7 +2,9 @@
 
 import random
 
-from jfa.course.spec import Case, Exercise, Mutant, Output
+import torch
+
+from jfa.course.spec import Case, Exercise, Limit, Mutant, Output
 
 
 def _length_cases(seed):
@@ -19,6 +21,12 @@ def _length_cases(seed):
         Case("an empty sequence in the middle", ([*draw(2), 0, *draw(2)],)),
         Case("two hundred sequences", (draw(200, 0),)),
     ]
+
+
+def _weight_cases(seed):
+    g = torch.Generator().manual_seed(seed)
+    sizes = (("two rows", 2), ("five rows", 5), ("two hundred rows", 200))
+    return [Case(name, (torch.rand(n, n, generator=g) + 0.1,)) for name, n in sizes]
 
 
 def _where():
@@ -146,6 +154,73 @@ def longest(lengths):
     ),
     Exercise(
         id="0.3",
+        title="Right answer, wrong method",
+        name="shares",
+        cases=_weight_cases,
+        reference=lambda weights: weights / weights.sum(1, keepdim=True),
+        outputs=(Output("shares", ("row", "column")),),
+        difficulty=1,
+        minutes=5,
+        hints=(
+            "weights.sum(dim=...) sums all rows, or all columns, at once. Which of the two is one number a row?",
+            "weights.sum(dim=1) has shape [n]. To divide row by row it must have shape [n, 1]: look at keepdim.",
+            "return weights / weights.sum(dim=1, keepdim=True)",
+        ),
+        limits=(Limit("no loop over rows", "ops", at_most=6, text="at most 6 torch operations"),),
+        mutants=(
+            Mutant(
+                "a loop over the rows",
+                "Right, with a few operations for each row.",
+                caught_by="no loop over rows",
+                edit=(
+                    "return weights / weights.sum(dim=1, keepdim=True)",
+                    "return torch.stack([row / row.sum() for row in weights])",
+                ),
+                expect="the limit is 6",
+            ),
+            Mutant(
+                "columns instead of rows",
+                "Every column sums to 1, not every row.",
+                edit=("dim=1", "dim=0"),
+            ),
+            Mutant(
+                "one sum for everything",
+                "Everything was divided by the sum of the whole tensor. Each row has a sum of its own.",
+                edit=("weights.sum(dim=1, keepdim=True)", "weights.sum()"),
+            ),
+            Mutant(
+                "row sums laid along the columns",
+                "The right sums, laid along the wrong axis: a tensor of shape [n] counts as one row. Each column was divided "
+                "by a row's sum.",
+                edit=("dim=1, keepdim=True", "dim=1"),
+            ),
+            Mutant(
+                "changes its input",
+                "/= changes the caller's tensor.",
+                caught_by="inputs kept",
+                edit=(
+                    "return weights / weights.sum(dim=1, keepdim=True)",
+                    "weights /= weights.sum(dim=1, keepdim=True)\n    return weights.clone()",
+                ),
+                expect="weights",
+            ),
+        ),
+        variants=(
+            """
+def shares(weights):
+    return weights * (1 / weights.sum(1))[:, None]
+""",
+            """
+import torch
+
+
+def shares(weights):
+    return torch.nn.functional.normalize(weights, p=1, dim=1)
+""",
+        ),
+    ),
+    Exercise(
+        id="0.4",
         title="A value, and a round trip",
         name="where",
         kind="value",
