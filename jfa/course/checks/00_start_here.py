@@ -190,8 +190,8 @@ def longest(lengths):
             ),
             Mutant(
                 "row sums laid along the columns",
-                "The right sums, laid along the wrong axis: a tensor of shape [n] counts as one row. Each column was divided "
-                "by a row's sum.",
+                "The right sums, laid along the wrong axis: a tensor of shape [n] counts as one row. Each column "
+                "was divided by a row's sum.",
                 edit=("dim=1, keepdim=True", "dim=1"),
             ),
             Mutant(
