@@ -37,13 +37,19 @@ class Answer:
     is_live: bool = False
 
 
-def judge(exercise: Exercise, answer: Answer, course: Course, seed: int = 0) -> Result:
-    """Judge one answer; never raises for anything the answer does."""
+def judge(
+    exercise: Exercise, answer: Answer, course: Course, seed: int = 0, waiting: launch.Waiting = launch.say_nothing
+) -> Result:
+    """Judge one answer; never raises for anything the answer does. ``waiting`` hears of long runs."""
     start = time.monotonic()
     result = Result(exercise.id, exercise.title, report.NOT_STARTED, seed=seed, hints=len(exercise.hints))
     if not _is_untouched(answer, exercise):
         cases = _cases(exercise, seed)
-        outcome = _run(exercise, answer, course, cases, seed)
+        job = job_for(exercise, answer, course, cases, seed)
+        if answer.is_live and not torch.cuda.is_initialized():
+            outcome = launch.run_forked(job, answer.live, waiting)
+        else:  # from a file, or beside a GPU that a fork could not use
+            outcome = launch.run_clean(job, waiting)
         Trial(exercise, cases, outcome, result, Mutants(answer.solution, answer.given)).decide()
     result.seconds = time.monotonic() - start
     return result
@@ -111,10 +117,3 @@ def _parameters(source: str, exercise: Exercise) -> list[str]:
         return []
     found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == exercise.name]
     return [a.arg for a in found[-1].args.posonlyargs + found[-1].args.args] if found else []
-
-
-def _run(exercise: Exercise, answer: Answer, course: Course, cases: list[Case], seed: int) -> launch.Outcome:
-    job = job_for(exercise, answer, course, cases, seed)
-    if answer.is_live and not torch.cuda.is_initialized():
-        return launch.run_forked(job, answer.live)
-    return launch.run_clean(job)

@@ -41,7 +41,15 @@ class Outcome:
         return next((e for e in reversed(self.events) if e.get("event") == kind), None)
 
 
-def run_forked(job: dict, answer: Any) -> Outcome:
+Waiting = Callable[[float, int], None]
+"""Told about once a second while an answer runs: seconds so far, cases done."""
+
+
+def say_nothing(seconds: float, done: int) -> None:
+    """For callers that show no progress."""
+
+
+def run_forked(job: dict, answer: Any, waiting: Waiting = say_nothing) -> Outcome:
     """Run a live function in a fork of this process (a notebook's kernel)."""
     read, write = os.pipe()
     threads = torch.get_num_threads()
@@ -55,7 +63,7 @@ def run_forked(job: dict, answer: Any) -> Outcome:
     finally:
         torch.set_num_threads(threads)
     os.close(write)
-    return _follow(job, pid, read, lambda wait: _wait(pid, wait))
+    return _follow(job, pid, read, lambda wait: _wait(pid, wait), waiting)
 
 
 def _in_fork(job: dict, read: int, write: int, answer: Any) -> None:
@@ -67,14 +75,14 @@ def _in_fork(job: dict, read: int, write: int, answer: Any) -> None:
         os._exit(70)
 
 
-def run_clean(job: dict) -> Outcome:
+def run_clean(job: dict, waiting: Waiting = say_nothing) -> Outcome:
     """Run an answer given as source in a child of the nursery."""
     read, write = os.pipe()
     try:
         pid = nursery().start(job, write)
     finally:
         os.close(write)
-    return _follow(job, pid, read, lambda wait: nursery().wait(pid, wait))
+    return _follow(job, pid, read, lambda wait: nursery().wait(pid, wait), waiting)
 
 
 def _wait(pid: int, block: bool) -> int | None:
@@ -89,11 +97,14 @@ def _wait(pid: int, block: bool) -> int | None:
 # ---------------------------------------------------------------------------------------------- following a child
 
 
-def _follow(job: dict, pid: int, read: int, wait: Callable[[bool], int | None]) -> Outcome:
+def _follow(job: dict, pid: int, read: int, wait: Callable[[bool], int | None], waiting: Waiting) -> Outcome:
     """Read messages until the last one, the limit, or the process's end; leaves no process of the group alive."""
-    outcome, start, buffer = Outcome(), time.monotonic(), bytearray()
+    outcome, start, buffer, told = Outcome(), time.monotonic(), bytearray(), 1.0
     try:
         while True:
+            if time.monotonic() - start > told:
+                waiting(told, sum(e["event"] == "case" for e in outcome.events))
+                told += 1.0
             if select.select([read], [], [], 0.05)[0]:
                 chunk = os.read(read, 1 << 20)
                 buffer += chunk

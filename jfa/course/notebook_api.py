@@ -59,9 +59,35 @@ def _judge(exercise: Exercise, answer: Any, course: Course, stem: str) -> Result
         live=answer,
         is_live=True,
     )
-    result = judge(exercise, live, course, NOTEBOOK_SEED)
+    waiting = _Waiting(exercise.id)
+    result = judge(exercise, live, course, NOTEBOOK_SEED, waiting)
+    waiting.end()
     result.notes += _differences(exercise, answer, source, saved, stem)
     return result
+
+
+class _Waiting:
+    """A line in the notebook while a check runs for more than a second; gone when it ends."""
+
+    def __init__(self, number: str):
+        self.number, self.shown = number, None
+
+    def __call__(self, seconds: float, done: int) -> None:
+        self._show(f"<i>checking {self.number}: {seconds:.0f} s, {done} cases done</i>")
+
+    def end(self) -> None:
+        if self.shown is not None:
+            self._show("")
+
+    def _show(self, html: str) -> None:
+        if not _in_notebook():
+            return
+        from IPython.display import HTML, display
+
+        if self.shown is None:
+            self.shown = display(HTML(html), display_id=True)
+        else:
+            self.shown.update(HTML(html))
 
 
 def _misuse(exercise: Exercise, answer: Any) -> Result | None:

@@ -14,6 +14,7 @@ from jfa.course.report import Checked, Result
 from jfa.course.spec import Case, Exercise, Limit
 from jfa.course.strip import NOT_STARTED
 
+_COMPILE_ERRORS = {"CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct"}
 _METHOD_CHECKS = {"allowed operations"}
 
 
@@ -269,6 +270,7 @@ def _measured(measure: str, count: int) -> str:
 def _exception_text(event: dict) -> str:
     """An exception as a learner should read it: what, and at which of their lines."""
     if event.get("report"):
-        return f"{event['type']}: {event['message']}"
+        start = "It will not compile on a GPU. " if event["type"] in _COMPILE_ERRORS else ""
+        return f"{start}{event['type']}: {event['message']}"
     where = f" at line {event['line']} of your answer: `{event['text']}`" if event.get("line") else ""
     return f"{event['type']}: {event['message']}{where}" if event["message"] else f"{event['type']}{where}"

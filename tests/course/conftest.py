@@ -10,7 +10,7 @@ from jfa.course.answers import Pristine, from_source
 from jfa.course.judge import judge
 from jfa.course.paths import Course
 
-TOY = Path(__file__).parent / "toy"
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,16 +20,27 @@ def nursery():
     nursery_client.close_nursery()
 
 
+def _course(source, folder, monkeypatch):
+    """A course of one chapter with untouched exercises, in a temporary folder."""
+    monkeypatch.setattr(checks, "__path__", [str(source / "checks")])
+    shutil.copytree(source / "solutions", folder / "solutions")
+    course = Course(folder)
+    upkeep.make_exercises(course)
+    (folder / "jfa").mkdir()
+    monkeypatch.setenv("JFA_COURSE", str(folder))
+    return course
+
+
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """A course of one chapter, 90, with untouched exercises, in a temporary folder."""
-    monkeypatch.setattr(checks, "__path__", [str(TOY / "checks")])
-    shutil.copytree(TOY / "solutions", tmp_path / "solutions")
-    course = Course(tmp_path)
-    upkeep.make_exercises(course)
-    (tmp_path / "jfa").mkdir()
-    monkeypatch.setenv("JFA_COURSE", str(tmp_path))
-    return course
+    """Chapter 90: plain functions."""
+    return _course(HERE / "toy", tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def toy_kernels(tmp_path, monkeypatch):
+    """Chapter 91: kernels."""
+    return _course(HERE / "toy_kernels", tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -1,0 +1,60 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Exercises 91: kernels for the engine's own tests
+
+# %% tags=["setup"]
+import triton
+import triton.language as tl
+
+from jfa.course import check, progress
+
+progress()
+
+# %% [markdown]
+# ## 91.1 Twice, in tiles
+# No block larger than 16 elements; at most 3 loads.
+
+# %% tags=["ex-91.1"]
+@triton.jit
+def twice_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    """out = 2 x for x [n]; program i takes the elements from i * BLOCK on."""
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ### BEGIN SOLUTION
+    inside = rows < n
+    x = tl.load(x_ptr + rows, mask=inside, other=0.0)
+    tl.store(out_ptr + rows, 2 * x, mask=inside)
+    ### END SOLUTION
+
+
+# %%
+check("91.1", twice_kernel)
+
+# %% [markdown]
+# ## 91.2 A host function that launches
+
+# %% tags=["ex-91.2"]
+@triton.jit
+def _copy(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    rows = tl.arange(0, BLOCK)
+    tl.store(out_ptr + rows, tl.load(x_ptr + rows))
+
+
+def copied(x):
+    import torch
+
+    ### BEGIN SOLUTION
+    out = torch.empty_like(x)
+    _copy[(1,)](x, out, BLOCK=x.numel())
+    return out
+    ### END SOLUTION
+
+
+# %%
+check("91.2", copied)
