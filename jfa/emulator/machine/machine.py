@@ -429,7 +429,7 @@ class Machine:
                 yield from (bar.clock, bar.gathered)
 
     # ------------------------------------------------------------ memory accesses
-    def access(self, actor, component, clock, view, write, generic, where, name):
+    def access(self, actor, component, clock, view, write, generic, where, name, report=None):
         """`actor` (a Task or an AsyncOp) reads or writes `view`, the buffer called `name`: look for races, poison,
         missing fences.
 
@@ -438,12 +438,24 @@ class Machine:
         access = Access(component, clock[component.id], write, generic, actor, where, name)
         region = view._region or view.region
         shadow = view.storage.shadow
-        (shadow.write if write else shadow.read)(region, access, clock, self._memory_error)
+        (shadow.write if write else shadow.read)(region, access, clock, report or self._memory_error)
 
     def task_access(self, task, view, write, where, name):
         """An ordinary access of a task."""
         if self.watch:
             self.access(task, task.component, task.clock, view, write, True, where, name)
+
+    def tolerant_read(self, task, view, where, name) -> bool:
+        """A read that may meet poison, for kernels load memory that nobody wrote and never use it. Returns whether it did."""
+        if not self.watch:
+            return False
+        met = []
+
+        def report(kind, *what):
+            met.append(kind) if kind == "poison" else self._memory_error(kind, *what)
+
+        self.access(task, task.component, task.clock, view, False, True, where, name, report)
+        return bool(met)
 
     def op_access(self, op, view, write, name, generic=False):
         """An access of an engine."""

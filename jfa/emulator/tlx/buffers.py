@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import triton.language as tl
 
 from .. import dtypes, errors
-from ..frontend import values
+from ..frontend import access, values
 from ..locations import here, show
 from ..machine import limits, smem_view, sync, tmem_columns, tmem_view
 from ..machine.storage import Storage
@@ -516,12 +517,25 @@ def local_load(src, token=None, layout=None, relaxed=False):
     src = src.one()
     task, where, fault = begin("local_load", src.name)
     view = src.view
-    data = sync.load(task, view, where, src.name)
+    unwritten = task.machine.tolerant_read(task, view, where, src.name)
+    data = view.read()
     if task.machine.timed:
         task.machine.spend(task, "local_load", f"load {src.name}", where, space=src.space, bytes=src.nbytes, warps=task.num_warps)
     if view.arr is not None:
         data = data.copy()
-    return values.from_stored(data, src.dtype)
+    block = values.from_stored(data, src.dtype)
+    return _poisoned(block, where) if unwritten else block
+
+
+def _poisoned(block, where):
+    """A block out of memory that nobody wrote: NaN that the frontend knows, so that storing it is an error, using it is not."""
+    access.State.poison_source = access.State.poison_source or where
+    if block.data.dtype == np.float32:
+        return values.from_numpy(np.where(np.isnan(block.data), access._POISON_FLOAT, block.data), block.dtype)
+    if block.data.dtype.kind in "iu":
+        fill = access._poison(block.dtype)
+        return values.from_numpy(np.where(block.data == np.array(-1).astype(block.data.dtype), fill, block.data), block.dtype)
+    return block
 
 
 @api
@@ -550,8 +564,6 @@ def _check_block(dst, src):
 @api
 def local_gather(src, indices, axis, token=None):
     """result[.., i, ..] = src[.., indices[.., i, ..], ..] along `axis` of an SMEM tile."""
-    import numpy as np
-
     src = src.one()
     assert src.space == "smem", "local_gather only supports shared memory!"
     task, where, fault = begin("local_gather", src.name)
@@ -564,8 +576,6 @@ def local_gather(src, indices, axis, token=None):
 @api
 def local_scatter(dst, src, indices, axis, token=None):
     """dst[.., indices[.., i, ..], ..] = src[.., i, ..] along `axis` of an SMEM tile."""
-    import numpy as np
-
     dst = dst.one()
     assert dst.space == "smem", "local_scatter only supports shared memory!"
     task, where, fault = begin("local_scatter", dst.name)
