@@ -271,6 +271,8 @@ class Machine:
     def _barriers(self, cta):
         for item in cta.allocations:
             yield from getattr(item, "barriers", ())
+        if cta.pair_barrier is not None:
+            yield cta.pair_barrier
 
     def _bytes_error(self, bar, when):
         if bar.bytes > 0:

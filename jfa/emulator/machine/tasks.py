@@ -106,6 +106,7 @@ class CTA:
         self.tasks = []
         self.alloc_waiters = []
         self.free = {}  # resource -> time it is free from (timed policy)
+        self.pair_barrier, self.pair_parity = None, 0  # of two-CTA MMAs that the compiler waits for
         self.pipes = []  # (task, last MMA) of every task that issued one
 
     @property

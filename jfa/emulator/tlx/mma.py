@@ -8,7 +8,7 @@ import triton.language as tl
 from .. import dtypes, errors
 from ..frontend import values
 from ..locations import show
-from ..machine import engines, sync
+from ..machine import MBarrier, engines, sync
 from .api import api, begin, constant, integer, plain, predicate, running, truth
 from .buffers import buffered_tensor
 
@@ -104,9 +104,11 @@ def _tcgen05(A, B, acc, use_acc, pred, bars, two, force_async):
         raise AssertionError("register operand is not supported on Blackwell")
     if B.space != "smem":
         raise ValueError("the second operand of an MMA lies in shared memory")
-    if two and task.cta.rank % 2:  # only the leader of a pair issues
-        return None
     pair = _pair(task, two, where)
+    waits = not (bars or force_async)
+    if two and task.cta.rank % 2:  # only the leader of a pair issues
+        _wait_for_pair(task, waits and predicate(pred), where)
+        return None
     m, k, n = A.shape[0], A.shape[1], B.shape[1] * len(pair)
     As, Bs, Cs = ([x.twin(task, cta, where) for cta in pair] for x in (A, B, acc))
     for c in Cs:
@@ -114,6 +116,7 @@ def _tcgen05(A, B, acc, use_acc, pred, bars, two, force_async):
     if fault == "drop" or not predicate(pred):
         return None
     targets = [] if fault == "nobar" else _commit_targets(task, bars, pair, where)
+    targets += _pair_barriers(pair) if two and waits else []
     accumulate = True if use_acc is None else truth(use_acc)
     reads = [(x.view, x.name) for x in (*As, *Bs)]
     writes = [(c.view, c.name) for c in Cs]
@@ -128,8 +131,25 @@ def _tcgen05(A, B, acc, use_acc, pred, bars, two, force_async):
 
     facts = dict(m=m * len(pair), n=n, k=k, itemsize_a=dtypes.itemsize(A.dtype_name), a_space=A.space, two_cta=two, scaled=False)
     title = f"{acc.name} {'+=' if accumulate else '='} {A.name} @ {B.name}"
-    engines.mma(task, compute, reads, writes, targets, where, title, facts, wait=not (bars or force_async))
+    engines.mma(task, compute, reads, writes, targets, where, title, facts, wait=waits and not two)
+    _wait_for_pair(task, two and waits, where)
     return None
+
+
+def _pair_barriers(pair):
+    """The barriers by which the compiler makes both CTAs of a pair wait for an MMA without barriers."""
+    for cta in pair:
+        if cta.pair_barrier is None:
+            cta.pair_barrier = MBarrier("the pair's MMA", cta, 1)
+    return [cta.pair_barrier for cta in pair]
+
+
+def _wait_for_pair(task, waits, where):
+    if waits:
+        cta = task.cta
+        _pair_barriers([cta])
+        parity, cta.pair_parity = cta.pair_parity, cta.pair_parity ^ 1
+        sync.wait(task, cta.pair_barrier, parity, where)
 
 
 def _product(a, b):
@@ -259,9 +279,11 @@ def async_dot_scaled(
     assert b_format in _FORMATS, f"Unsupported B_format: {b_format}"
     task, where, fault = begin("async_dot_scaled", acc.name)
     two, bars = truth(two_ctas), plain(mBarriers)
-    if two and task.cta.rank % 2:
-        return None
+    waits = not (bars or truth(force_async))
     pair = _pair(task, two, where)
+    if two and task.cta.rank % 2:
+        _wait_for_pair(task, waits and predicate(pred), where)
+        return None
     m, n = A.shape[0], B.shape[1] * len(pair)
     k = A.shape[1] * (2 if a_format == "e2m1" else 1)
     k_of_b = B.shape[0] * (2 if b_format == "e2m1" else 1)
@@ -272,6 +294,7 @@ def async_dot_scaled(
     if fault == "drop" or not predicate(pred):
         return None
     targets = [] if fault == "nobar" else _commit_targets(task, bars, pair, where)
+    targets += _pair_barriers(pair) if two and waits else []
     accumulate = True if use_acc is None else truth(use_acc)
     reads = [(x.view, x.name) for x in (*As, *Bs, *SAs, *SBs)]
     writes = [(c.view, c.name) for c in Cs]
@@ -296,8 +319,9 @@ def async_dot_scaled(
         where,
         title,
         facts,
-        wait=not (bars or truth(force_async)),
+        wait=waits and not two,
     )
+    _wait_for_pair(task, two and waits, where)
     return None
 
 
