@@ -241,7 +241,7 @@ def _virtual_bytes() -> int:
 _PLACES = (torch, torch.nn.functional, torch.linalg, torch.Tensor, np, np.linalg, math, builtins, time, os, json, struct)
 _ORIGINAL = [dict(vars(place)) for place in _PLACES]
 _MISSING = object()
-_IGNORED = {"__import__", "_", "__doc__", "__dict__", "__weakref__"}
+_IGNORED = {"__import__", "_", "__doc__", "__dict__", "__weakref__", "input", "print", "open"}  # Jupyter replaces the last three
 
 
 @contextlib.contextmanager

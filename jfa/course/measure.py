@@ -18,9 +18,10 @@ _VIEWS = {"detach", "alias", "view", "_unsafe_view", "t", "transpose", "permute"
 class Meter(TorchDispatchMode):
     """Counts torch operations by name and keeps the size of the largest new tensor; sees every operation below autograd."""
 
-    def __init__(self, families: Iterable[str], violations: Violations):
+    def __init__(self, forbidden: Iterable[str], violations: Violations):
         super().__init__()
-        self.families = [f for f in families if f in FAMILIES]
+        self.forbidden = set(forbidden)
+        self.families = [f for f in self.forbidden if f in FAMILIES]
         self.violations = violations
         self.operations: Counter[str] = Counter()
         self.peak_numel = 0
@@ -28,6 +29,8 @@ class Meter(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.split("::")[-1] if hasattr(func, "_schema") else getattr(func, "__name__", "")
         note_operation(name, self.families, self.violations)
+        if getattr(func, "namespace", "") == "jfa" and "jfa.attention" in self.forbidden:
+            self.violations.add("jfa.attention")
         self.operations[name.rstrip("_") or name] += 1
         out = func(*args, **(kwargs or {}))
         if name not in _VIEWS:

@@ -36,6 +36,7 @@ class Trial:
         self.fresh = len(cases) - 1 if exercise.kind != "value" and len(cases) > 1 else -1
         self.names = list(exercise.check_names)
         self.reached: set[str] = set()
+        self.unmeasured: set[str] = set()
 
     def decide(self) -> None:
         """Fill in the result."""
@@ -45,7 +46,7 @@ class Trial:
         try:
             self._weigh()
             result.state = report.PASSED
-            result.checks = [Checked(name, True) for name in self.names]
+            result.checks = [Checked(name, None if name in self.unmeasured else True) for name in self.names]
         except _NotStarted:
             result.state = report.NOT_STARTED
         except _Fault as fault:
@@ -189,6 +190,7 @@ class Trial:
             count = counts.get(limit.measure, 0 if limit.measure.startswith("op:") else None)
             if type(count) is not int:
                 self.result.notes.append(f"“{limit.name}” could not be measured here.")
+                self.unmeasured.add(limit.name)
                 return
             most, least = _bound(limit.at_most, case), _bound(limit.at_least, case)
             found = _measured(limit.measure, count)

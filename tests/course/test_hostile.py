@@ -177,6 +177,7 @@ def test_reading_the_solutions_is_noticed(judged, toy, body):
         ("f = torch.nn.functional.scaled_dot_product_attention\nf(x[None], x[None], x[None])\nreturn 2 * x", "scaled_dot_product"),
         ("from jfa.reference import attention\nreturn 2 * x", "jfa.reference"),
         ("import jfa\njfa.jagged_flash_attention\nreturn 2 * x", "jfa.attention"),
+        ("from jfa import jagged_flash_attention as f\nreturn f(x, x, x)", "jfa.attention"),
         ("import jfa.course.checks\nreturn 2 * x", "jfa.course"),
         ("from jfa.course import guard\nreturn 2 * x", "jfa.course"),
     ],
@@ -190,6 +191,13 @@ def test_forbidden_operations_are_named_even_beside_a_right_answer(judged, monke
     result = judged("90.2", _twice(body))
     assert result.state == "wrong method" and result.failed.name == "allowed operations", result.text()
     assert word in result.message
+
+
+def test_forbidden_imports_outside_the_function_are_named_too(judged):
+    result = judged("90.2", "from jfa import jagged_flash_attention as f\n\ndef twice(x):\n    return 2 * x\n")
+    assert result.failed.name == "allowed operations" and "jfa.attention" in result.message, result.text()
+    hidden = "try:\n    import jfa.reference\nexcept Exception:\n    pass\n\ndef twice(x):\n    return 2 * x\n"
+    assert judged("90.2", hidden).failed.name == "allowed operations"
 
 
 def test_print_floods_cost_nothing(judged):
@@ -283,6 +291,48 @@ def test_a_fork_cannot_read_variants(toy):
         return 2 * x
 
     assert _live(toy, twice).passed
+
+
+def test_a_fork_cannot_use_what_the_notebook_imported(toy):
+    import jfa.reference as reference
+    from jfa.layout import pack
+
+    names = [n for n, v in vars(reference).items() if callable(v) and getattr(v, "__module__", "") == "jfa.reference"]
+    kept = getattr(reference, next(n for n in names if type(getattr(reference, n)).__name__ == "function"))
+
+    def twice(x):
+        kept(x)
+        return 2 * x
+
+    result = _live(toy, twice)
+    assert result.failed.name == "allowed operations" and "jfa.reference" in result.message, result.text()
+    assert callable(pack) and reference is not None
+
+
+def test_an_allowed_function_of_a_forbidden_module_may_be_used(toy, monkeypatch):
+    from dataclasses import replace
+
+    exercise = replace(catalog.exercise("90.2"), forbid=("jfa.layout",), allow=("jfa.layout.pack",))
+    use = "import torch\nfrom jfa.layout import pack\n\ndef twice(x):\n    return 2 * x if callable(pack) else None\n"
+    misuse = "from jfa import layout\n\ndef twice(x):\n    layout.unpack(x, [0, 3])\n    return 2 * x\n"
+    pristine = Pristine.load(toy, "90_toy")
+    assert judge(exercise, from_source(use, exercise, pristine), toy).passed
+    result = judge(exercise, from_source(misuse, exercise, pristine), toy)
+    assert result.failed.name == "allowed operations", result.text()
+
+
+def test_an_interrupt_ends_the_answers_process(toy):
+    def twice(x):
+        while True:
+            pass
+
+    def interrupt(seconds, done):
+        raise KeyboardInterrupt
+
+    before = _descendants()
+    with pytest.raises(KeyboardInterrupt):
+        judge(catalog.exercise("90.2"), Answer("", live=twice, is_live=True), toy, waiting=interrupt)
+    assert _descendants() <= before
 
 
 def test_a_fork_does_not_disturb_its_process(toy):
