@@ -152,10 +152,13 @@ def update(argv: list[str]) -> int:
     """Carry answers into new skeletons."""
     parser = _parser("update", "After a git pull: carry your answers, by tag, into the new exercises. Backups: .jfa/backups.")
     parser.add_argument("what", nargs="*", type=int, help="chapters; all if left out")
+    parser.add_argument("--pull", action="store_true", help="run git pull first; edited exercises do not stand in its way")
     options = parser.parse_args(argv)
     from jfa.course import catalog, upkeep
 
     course, stuck = find_course(), False
+    if options.pull:
+        print(upkeep.pull(course))
     for stem in catalog.stems():
         if not options.what or int(stem[:2]) in options.what:
             happened, saved = upkeep.update(course, stem)

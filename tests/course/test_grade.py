@@ -160,6 +160,17 @@ def test_submissions_are_graded_by_learner(toy, tmp_path, capsys):
     assert {r["state"] for r in rows if r["learner"] == "cyd"} == {"missing"}
 
 
+def test_the_interpreter_at_work_grades_whatever_kernels_are_registered(toy, tmp_path, monkeypatch):
+    """JU-6"""
+    spec = tmp_path / "jupyter" / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    (spec / "kernel.json").write_text('{"argv": ["/nowhere/python"], "display_name": "Python 3", "language": "python"}')
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    _write(toy.exercises, {"90.3": "import sys\nanswer = 42 if sys.executable else 0"})
+    assert _states(toy)["90.3"] == "passed"
+
+
 def test_a_submission_cannot_bring_its_own_set_up_or_judge(toy, tmp_path):
     """Answers are spliced into the pristine file: shipped cells are taken as shipped."""
     folder = tmp_path / "eve"

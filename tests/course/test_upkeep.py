@@ -1,11 +1,13 @@
 """Nothing a learner wrote is lost: reset, update, release, progress and hints."""
 
 import json
+import subprocess
 
 import pytest
 
-from jfa.course import catalog, cli, notebook, release, state
+from jfa.course import catalog, cli, notebook, release, state, upkeep
 from jfa.course.notebook import Cell, insert_before, to_json
+from jfa.course.paths import Course
 from jfa.course.report import Result
 from tests.course.test_grade import FILE, RIGHT, _insert, _write
 
@@ -83,6 +85,36 @@ def test_update_brings_back_a_deleted_file_and_stops_at_conflicts(toy, capsys):
     assert cli.update([]) == 0 and _file(toy).read_text() == pristine
     _file(toy).write_text("<<<<<<< HEAD\n" + pristine)
     assert cli.update([]) == 1 and "conflict" in capsys.readouterr().out
+
+
+def _commit(folder, message):
+    author = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", "-C", str(folder), "add", "-A"], check=True)
+    subprocess.run(["git", "-C", str(folder), *author, "commit", "-qm", message], check=True)
+
+
+def test_update_pulls_although_the_exercises_were_edited(toy, tmp_path_factory, monkeypatch, capsys):
+    upstream, mine = toy.root, Course(tmp_path_factory.mktemp("mine") / "clone")
+    subprocess.run(["git", "init", "-q", str(upstream)], check=True)
+    (upstream / "jfa" / "keep").write_text("")
+    (upstream / ".gitignore").write_text(".jfa/\n")
+    _commit(upstream, "one")
+    subprocess.run(["git", "clone", "-q", str(upstream), str(mine.root)], check=True)
+    _write(mine.exercises, {"90.2": RIGHT["90.2"]})
+    _new_course_version(toy)
+    upkeep.make_exercises(toy)
+    _commit(upstream, "two")
+    monkeypatch.setenv("JFA_COURSE", str(mine.root))
+    assert cli.update(["--pull"]) == 0
+    text = _file(mine).read_text()
+    assert "said better" in text and RIGHT["90.2"] in text and "1 answer carried over" in capsys.readouterr().out
+    edited = _file(mine).read_text()
+    (mine.solutions / f"{FILE}.py").write_text("in the way of the next pull")
+    _new_course_version(toy)
+    (toy.solutions / f"{FILE}.py").write_text((toy.solutions / f"{FILE}.py").read_text() + "\n# more\n")
+    _commit(upstream, "three")
+    assert cli.update(["--pull"]) == 2
+    assert "git pull failed" in capsys.readouterr().err and _file(mine).read_text() == edited
 
 
 def test_hints_go_one_further_at_each_call(toy, capsys):
