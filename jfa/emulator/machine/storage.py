@@ -18,6 +18,7 @@ import numpy as np
 from . import limits
 from .shadow import Shadow
 
+_LANES = 16  # tensor memory is watched in cells of 16 lanes x 4 bytes: every layout below moves 16 lanes together
 _SMALL = 4096  # storages up to this size are watched byte by byte, larger ones in words of 4 bytes
 
 
@@ -30,7 +31,8 @@ class Storage:
         if space == "tmem":
             self.row = nbytes // limits.TMEM_LANES
         granule = 4 if space == "tmem" or nbytes > _SMALL else 1
-        self.shadow = Shadow(-(-nbytes // granule), granule, self) if watch else None
+        cells = nbytes // 4 // _LANES if space == "tmem" else -(-nbytes // granule)
+        self.shadow = Shadow(cells, granule, self) if watch else None
 
     def typed(self, dtype):
         """All bytes as a flat array of dtype."""
@@ -40,11 +42,12 @@ class Storage:
 class View:
     """A typed window: `shape` elements of numpy type `dtype`, read and written in C order."""
 
-    __slots__ = ("storage", "shape", "dtype", "arr", "offsets", "_region")
+    __slots__ = ("storage", "shape", "dtype", "arr", "offsets", "rectangle", "_region")
 
-    def __init__(self, storage: Storage, shape, dtype, arr=None, offsets=None):
+    def __init__(self, storage: Storage, shape, dtype, arr=None, offsets=None, rectangle=None):
         self.storage, self.shape, self.dtype = storage, tuple(shape), np.dtype(dtype)
         self.arr, self.offsets, self._region = arr, offsets, None
+        self.rectangle = rectangle  # of a tile in tensor memory: (groups of 16 lanes, first byte, bytes in a lane)
 
     @property
     def nbytes(self) -> int:
@@ -92,11 +95,16 @@ class View:
         if self.arr is not None:
             last = self.arr.shape[-1]
             if last == self.shape[-1]:
-                return View(self.storage, shape, self.dtype, self.arr[..., offset : offset + size])
+                rectangle = self.rectangle and self._sub_rectangle(offset, size, self.dtype.itemsize)
+                return View(self.storage, shape, self.dtype, self.arr[..., offset : offset + size], rectangle=rectangle)
             if offset // last == (offset + size - 1) // last:  # inside one half of a two-CTA tile
                 half = self.arr[:, offset // last, offset % last : offset % last + size]
                 return View(self.storage, shape, self.dtype, half)
         return self.derive(lambda a: a[..., offset : offset + size])
+
+    def _sub_rectangle(self, offset, size, itemsize):
+        groups, start, _ = self.rectangle
+        return groups, start + offset * itemsize, size * itemsize
 
     def retype(self, dtype, shape=None):
         """Reinterpret the bytes. Without a shape the shape in elements stays, so a narrower type sees the first part of
@@ -109,7 +117,8 @@ class View:
             arr = self.arr if self.arr.flags.c_contiguous or self.arr.strides[-1] == self.arr.itemsize else None
             if arr is None:
                 raise ValueError("a tensor-memory view cut across its columns cannot be reinterpreted")
-            return View(self.storage, shape, dtype, arr[..., : cols * dtype.itemsize // arr.itemsize].view(dtype))
+            arr = arr[..., : cols * dtype.itemsize // arr.itemsize].view(dtype)
+            return View(self.storage, shape, dtype, arr, rectangle=self.rectangle and self._sub_rectangle(0, cols, dtype.itemsize))
         start = int(self.element_offsets().flat[0]) * self.dtype.itemsize
         raw = self.storage.data[start : start + count * dtype.itemsize]
         if raw.nbytes < count * dtype.itemsize:
@@ -125,24 +134,35 @@ class View:
 
     def _find_region(self):
         shadow = self.storage.shadow
+        if self.storage.space == "tmem":
+            if self.rectangle is not None:
+                return shadow.region_of(self.rectangle, self._rectangle_cells)
+            key = (self.element_offsets().tobytes(), self.dtype.itemsize)
+            return shadow.region_of(key, self._lane_cells)
         g = shadow.granule
         if self.arr is not None:
             start = self.arr.__array_interface__["data"][0] - self.storage.data.__array_interface__["data"][0]
-            if self.arr.flags.c_contiguous:
+            if self.arr.flags.c_contiguous or self.arr.T.flags.c_contiguous:
                 return shadow.region_of_range(start // g, -(-(start + self.arr.nbytes) // g))
             key = (start, self.arr.shape, self.arr.strides, self.dtype.itemsize)
-            return shadow.region_of(key, lambda: self._granules(g))
-        key = self.offsets.tobytes()
-        return shadow.region_of((key, self.dtype.itemsize), lambda: self._granules(g))
+        else:
+            key = (self.offsets.tobytes(), self.dtype.itemsize)
+        return shadow.region_of(key, lambda: self._byte_cells(g))
 
-    def _granules(self, g):
+    def _rectangle_cells(self):
+        groups, start, length = self.rectangle
+        columns = np.arange(start // 4, -(-(start + length) // 4))
+        return (np.array(groups)[:, None] * (self.storage.row // 4) + columns).ravel()
+
+    def _lane_cells(self):
+        lane, byte = np.divmod(self.element_offsets().ravel() * self.dtype.itemsize, self.storage.row)
+        return np.unique(lane // _LANES * (self.storage.row // 4) + byte // 4)
+
+    def _byte_cells(self, g):
         size = self.dtype.itemsize
         first = self.element_offsets().ravel() * size
-        cells = [first // g]
-        for extra in range(g, size, g):
-            cells.append((first + extra) // g)
-        if size > 1:
-            cells.append((first + size - 1) // g)
+        cells = [(first + extra) // g for extra in range(0, size, g)]
+        cells.append((first + size - 1) // g)
         return np.unique(np.concatenate(cells))
 
 
@@ -192,5 +212,6 @@ def tmem_view(storage: Storage, column: int, shape, dtype, mode: str = "plain") 
         return View(storage, shape, dtype, arr)
     block = lanes[:, start : start + width].view(dtype)
     if rows == 64:
-        return View(storage, shape, dtype, block.reshape(4, 32, cols)[:, :16])
-    return View(storage, shape, dtype, block[:rows])
+        return View(storage, shape, dtype, block.reshape(4, 32, cols)[:, :16], rectangle=((0, 2, 4, 6), start, width))
+    groups = tuple(range(-(-rows // _LANES)))
+    return View(storage, shape, dtype, block[:rows], rectangle=(groups, start, width))

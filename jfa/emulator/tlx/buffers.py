@@ -85,7 +85,8 @@ class Allocation:
 
     @property
     def end(self) -> int:
-        return max(self.offset(i) for i in range(max(1, self.num))) + self.unit
+        last = max(1, self.num) if self.group == 1 else min(self.group, max(1, self.num))
+        return self.offset(last - 1) + self.unit
 
     def tile(self, index: int) -> buffered_tensor:
         tile = self.tiles.get(index)
