@@ -168,7 +168,7 @@ def bind(value):
     if isinstance(value, types.ModuleType):
         return namespace(value)
     if isinstance(value, tl.constexpr):
-        return value.value
+        return bind(value.value)
     if is_jit(value):
         return _bind_jit(value)
     if isinstance(value, _CONSTEXPR_FUNCTIONS):

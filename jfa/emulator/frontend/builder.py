@@ -411,7 +411,10 @@ class Builder:
     def create_print(self, prefix, hexadecimal, values, is_signed):
         formatter = {"int_kind": lambda v: hex(int(v))} if hexadecimal else None
         for value in values or [None]:
-            text = "" if value is None else np.array2string(np.asarray(value.data), formatter=formatter, threshold=64)
+            if type(value) is Scalar:
+                text = hex(value.value) if hexadecimal else str(value.value)
+            else:
+                text = "" if value is None else np.array2string(value.data, formatter=formatter, threshold=64)
             print(f"pid {tuple(self.program.pid)}{prefix}{text}")
 
 

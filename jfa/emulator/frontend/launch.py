@@ -16,7 +16,7 @@ from ..locations import MARK
 from ..memory import Allocation, GlobalMemory, TensorMap
 from . import access, language, support
 from .access import Descriptor, State
-from .binding import Epoch, emulated
+from .binding import Epoch, bind, emulated, is_jit
 from .semantic import BUILDER, SEMANTIC, full_value
 from .tensor import BOOL, FP32, INT32, Hooks, canonical, literal, scalar
 
@@ -107,7 +107,9 @@ class Arguments:
         if value is None or isinstance(value, str | tl.dtype):
             return value
         if isinstance(value, tl.constexpr):
-            return value.value
+            return bind(value)
+        if is_jit(value):
+            return bind(value)
         if isinstance(value, bool):
             return scalar(value, BOOL)
         if isinstance(value, int):
@@ -318,7 +320,7 @@ def launch(jit, grid, args, kwargs, options):
 
 def _kernel_argument(arguments, name, value, parameter):
     if parameter.is_constexpr:
-        return support.constexpr(value) if not isinstance(value, tuple | list) else value
+        return bind(support.constexpr(value)) if not isinstance(value, tuple | list) else value
     return arguments.convert(value, name, parameter)
 
 

@@ -130,8 +130,16 @@ def watch(condition, memory, refusal=None):
     return taken
 
 
+_polls = 0
+_POLLS_PER_PAUSE = 64
+
+
 def while_test(condition):
-    """A `while` condition: a run-time scalar."""
+    """A `while` condition: a run-time scalar. A long loop may wait for another program, so it lets others run now and then."""
+    global _polls
+    _polls += 1
+    if _polls % _POLLS_PER_PAUSE == 0 and Hooks.pause is not None:
+        Hooks.pause()
     if isinstance(condition, Condition):
         condition = condition.condition
     if type(condition) is Scalar:

@@ -66,8 +66,13 @@ def held_dtype(dtype):
 
 
 @lru_cache(4096)
-def _block_type(dtype, name, shape):
-    return tl.block_type(dtype, list(shape))
+def _plain_block_type(name, shape):
+    return tl.block_type(_TYPES[name], list(shape))
+
+
+def _block_type(dtype, shape):
+    """The type of a block (kept, for checking a shape takes Triton a while)."""
+    return _plain_block_type(dtype.name, shape) if dtype.name in _TYPES else tl.block_type(dtype, list(shape))
 
 
 class Extent(int):
@@ -118,7 +123,7 @@ class Tensor(tl.tensor):
 
     @property
     def type(self):
-        return _block_type(self.dtype, str(self.dtype), self.data.shape)
+        return _block_type(self.dtype, self.data.shape)
 
     @property
     def shape(self):
