@@ -303,7 +303,8 @@ REFERENCES = {
     "exp": torch.exp, "exp2": torch.exp2, "log": torch.log, "log2": torch.log2, "sqrt": torch.sqrt, "sqrt_rn": torch.sqrt,
     "rsqrt": torch.rsqrt, "sin": torch.sin, "cos": torch.cos, "erf": torch.erf, "floor": torch.floor, "ceil": torch.ceil,
     "abs": torch.abs, "sigmoid": torch.sigmoid, "softmax": lambda v: torch.softmax(v, 0), "clamp": lambda v: v.clamp(-0.5, 0.5),
-    "fma": lambda v: (v.double() * v.double() + v.double()).float(), "div_rn": lambda v: v / (v + 3.0), "fdiv": lambda v: v / (v + 3.0),
+    "fma": lambda v: (v.double() * v.double() + v.double()).float(), "div_rn": lambda v: v / (v + 3.0),
+    "fdiv": lambda v: v / (v + 3.0),
     "neg": torch.neg,
 }  # fmt: skip
 
