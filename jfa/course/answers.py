@@ -45,14 +45,14 @@ def from_notebook(notebook: Notebook, exercise: Exercise, pristine: Pristine) ->
     Shipped cells are taken as shipped, the learner's own untagged cells run after them; cells of other exercises never run, so
     that a name which a later exercise uses again does no harm.
     """
-    cell = notebook.answer(exercise.id)
-    if cell is None:
+    source = notebook.answer_source(exercise.id)
+    if source is None:
         return None
     given = pristine.given(exercise)
     shipped = {_fingerprint(source) for source in given}
     own = [c for c in _untagged_above(notebook, exercise.id) if _fingerprint(c.source) not in shipped]
     return Answer(
-        source=runnable(cell.source),
+        source=runnable(source),
         helpers=_labelled("given", given) + _labelled("helper", [c.source for c in own]),
         below=[runnable(c.source) for c in _untagged_below(notebook, exercise.id)],
         skeleton=pristine.stub(exercise),

@@ -100,12 +100,14 @@ def _wait(pid: int, block: bool) -> int | None:
 def _follow(job: dict, pid: int, read: int, wait: Callable[[bool], int | None], waiting: Waiting) -> Outcome:
     """Read messages until the last one, the limit, or the process's end; leaves no process of the group alive."""
     outcome, start, buffer, told = Outcome(), time.monotonic(), bytearray(), 1.0
+    poll = select.poll()  # select() knows no descriptors beyond 1023
+    poll.register(read, select.POLLIN | select.POLLHUP)
     try:
         while True:
             if time.monotonic() - start > told:
                 waiting(told, sum(e["event"] == "case" for e in outcome.events))
                 told += 1.0
-            if select.select([read], [], [], 0.05)[0]:
+            if poll.poll(50):
                 chunk = os.read(read, 1 << 20)
                 buffer += chunk
                 if not _take_messages(buffer, outcome):

@@ -49,6 +49,11 @@ class Notebook:
         """The code cell tagged for this exercise, or None (missing, or turned into text)."""
         return next((c for c in self.cells if c.kind == "code" and c.exercise == exercise), None)
 
+    def answer_source(self, exercise: str) -> str | None:
+        """The source of all code cells tagged for this exercise, joined: a learner may have split the cell."""
+        sources = [c.source for c in self.cells if c.kind == "code" and c.exercise == exercise]
+        return "\n\n\n".join(sources) if sources else None
+
     def exercises(self) -> list[str]:
         """Ids of the tagged code cells, in the file's order."""
         return [c.exercise for c in self.cells if c.kind == "code" and c.exercise]

@@ -77,7 +77,7 @@ class Result:
             lines.append(f"  {self.failed.name}{self._case()}: {_indent(self.failed.message)}")
         if self.recognised:
             lines.append(f"  Known mistake: {self.recognised}")
-        lines += [f"  Note: {note}" for note in self.notes]
+        lines += [f"  Note: {_indent(note)}" for note in self.notes]
         if self.state in (WRONG, WRONG_METHOD, PASSED):
             lines.append("  " + " · ".join(f"{c.name} {_SIGNS[c.ok]}" for c in self.checks))
         lines += [f"  {line}" for line in self._next_step()]
@@ -110,7 +110,7 @@ class Result:
             parts.append(f"<div><b>{escape(self.failed.name)}</b>{escape(self._case())}: {body}</div>")
         if self.recognised:
             parts.append(f"<div><b>Known mistake:</b> {escape(self.recognised)}</div>")
-        parts += [f'<div style="opacity:.85"><i>Note: {escape(note)}</i></div>' for note in self.notes]
+        parts += [f'<div style="opacity:.85">Note: {_html_message(note)}</div>' for note in self.notes]
         if self.state in (WRONG, WRONG_METHOD, PASSED):
             parts.append(f'<div style="opacity:.85">{" · ".join(_html_check(c) for c in self.checks)}</div>')
         parts += [f"<div>{escape(line)}</div>" for line in self._next_step()]

@@ -53,6 +53,7 @@ class Trial:
             method = fault.check in _METHOD_CHECKS or fault.check in {limit.name for limit in self.exercise.limits}
             result.state = report.WRONG_METHOD if method else report.WRONG
             result.checks = [self._checked(name, fault) for name in self.names]
+            self._show_prints(fault)
             if self.violations and fault.check != "allowed operations":
                 used = ", ".join(guard.describe(w) for w in self.violations)
                 result.notes.append(f"It also uses {used}, which this exercise does not allow.")
@@ -204,6 +205,13 @@ class Trial:
         if event is None or event["event"] != "case" or not self.exercise.reference:
             return ""
         return self.mutants.recognise(self.exercise, self.cases[fault.position], event.get("value"))
+
+    def _show_prints(self, fault: _Fault) -> None:
+        """What the answer printed in the case that failed: how many people look for a mistake."""
+        text = self.events.get(fault.position, {}).get("printed", "")
+        text = text.strip() if isinstance(text, str) else ""
+        if text and "printing is not returning" not in fault.message:
+            self.result.notes.append(f"It printed: {text if len(text) <= 500 else text[:500] + ' …'}")
 
     def _collect_notes(self) -> None:
         for event in self.outcome.events:

@@ -44,7 +44,9 @@ def reset(course: Course, exercise: Exercise, stem: str) -> tuple[Path, Path]:
     if cell is None:
         raise LookupError(f"{path.name} has no cell tagged {exercise.tag}; jfa update brings it back")
     saved = state.backup(course, path)
-    path.write_text(mine.with_sources({mine.cells.index(cell): skeleton.answer(exercise.id).source}).text, encoding="utf-8")
+    sources = {i: "" for i, c in enumerate(mine.cells) if c.kind == "code" and c.exercise == exercise.id}  # parts of a split cell
+    sources[mine.cells.index(cell)] = skeleton.answer(exercise.id).source
+    path.write_text(mine.with_sources(sources).text, encoding="utf-8")
     state.forget(course, exercise.id)
     return path, saved
 
@@ -103,7 +105,7 @@ def update(course: Course, stem: str) -> tuple[str, Path | None]:
 def carry(mine: Notebook, skeleton: Notebook, seen: list[Notebook], as_json: bool) -> tuple[str, int]:
     """(text of the new file, answers carried): tagged cells by tag, the learner's own cells above the exercise they stood above."""
     shipped = {(c.kind, c.source.strip()) for n in [skeleton, *seen] for c in n.cells}
-    answers = {c.exercise: c.source for c in mine.cells if _is_answer(c, shipped)}
+    answers = {c.exercise: mine.answer_source(c.exercise) for c in mine.cells if _is_answer(c, shipped)}
     known = {c.exercise for c in skeleton.cells if c.exercise}
     sources = {i: answers[c.exercise] for i, c in enumerate(skeleton.cells) if c.kind == "code" and c.exercise in answers}
     own = _own_cells(mine, shipped if seen else None, known)

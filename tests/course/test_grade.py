@@ -79,6 +79,18 @@ def _insert(toy, before, source):
     path.write_text(insert_before(book, index, [Cell("code", source)]).text)
 
 
+def test_an_answer_split_over_two_cells_is_whole(toy):
+    _write(toy.exercises, {"90.2": "factor = 2"})
+    path = toy.exercises / f"{FILE}.py"
+    book = notebook.read(path)
+    index = next(i for i, c in enumerate(book.cells) if c.exercise == "90.2") + 1
+    part = Cell("code", "def twice(x):\n    return factor * x", ("ex-90.2",))
+    path.write_text(insert_before(book, index, [part]).text)
+    assert _states(toy)["90.2"] == "passed"
+    assert cli.reset(["90.2"]) == 0
+    assert _states(toy)["90.2"] == "not started" and "factor * x" not in path.read_text()
+
+
 def test_helper_cells_run_and_may_fail(toy):
     _write(toy.exercises, {"90.2": "def twice(x):\n    return plus(x, x)"})
     _insert(toy, "90.2", "def plus(a, b):\n    return a + b")

@@ -207,6 +207,11 @@ def test_print_floods_cost_nothing(judged):
     assert time.process_time() - start < 5
 
 
+def test_prints_of_the_failing_case_are_shown(judged):
+    result = judged("90.2", _twice("print('x is', tuple(x.shape))\nreturn 3 * x"))
+    assert any("x is (3, 2, 4)" in note for note in result.notes)
+
+
 def _descendants():
     return {p.pid for p in psutil.Process().children(recursive=True)}
 
