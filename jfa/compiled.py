@@ -343,7 +343,7 @@ def _compile(job: dict[str, Any]) -> Report:
     try:
         compiled, log = _triton_compile(job)
     except BaseException as e:  # noqa: BLE001 - whatever the compiler raises is the answer
-        report.error = f"{type(e).__name__}: {e}"
+        report.error = _explain(e)
         return report
     meta, ptx = compiled.metadata, compiled.asm["ptx"]
     report.smem = meta.shared
@@ -357,6 +357,15 @@ def _compile(job: dict[str, Any]) -> Report:
     report.roles = parse_roles(compiled.asm["ttgir"], ptx, job["num_warps"], job["roles"])
     report.counts = {name: len(re.findall(pattern, ptx)) for name, pattern in PTX_COUNTS.items()}
     return report
+
+
+def _explain(e: BaseException | None) -> str:
+    """The chain of causes, outermost first: Triton names the call in one error and the reason in the next."""
+    lines = []
+    while e is not None:
+        lines.append(f"{type(e).__name__}: {e}".strip())
+        e = e.__cause__ or e.__context__
+    return "\n".join(lines)
 
 
 def _triton_compile(job: dict[str, Any]):

@@ -1,0 +1,57 @@
+"""The arithmetic of one softmax step on Blackwell, in base 2.
+
+Two things differ from the textbook. The running maximum may stay behind the true one by up to ``THRESHOLD`` bits: the accumulator is
+then not rescaled, which is exact as long as the same maximum is used for P, the row sum and the accumulator (FlashAttention-4, arXiv
+2603.05451). And a share of the exponentials runs on the FMA pipe, since the special function unit is as busy as the tensor cores.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Stands for "no key seen yet" in place of -inf, so that no difference of two maxima is NaN. Scores never come near it.
+NO_MAXIMUM = tl.constexpr(-1.0e38)
+# Growth of the maximum, in bits, that is put up with before the accumulator is rescaled: P stays below 2**8, far inside fp16.
+THRESHOLD = tl.constexpr(8.0)
+
+ROUND_TO_INT = tl.constexpr(12582912.0)  # 1.5 * 2**23: adding it leaves the rounded integer in the low mantissa bits
+# 2**f on [-1/2, 1/2], minimax in the relative error (our own Remez exchange): 7.5e-5 in fp32.
+CUBIC_0 = tl.constexpr(0.9999280571937561)
+CUBIC_1 = tl.constexpr(0.6932609677314758)
+CUBIC_2 = tl.constexpr(0.2426111251115799)
+CUBIC_3 = tl.constexpr(0.0551716685295105)
+SMALLEST_POWER = tl.constexpr(-125.0)  # below it the exponent field would run out
+
+
+@triton.jit
+def running_maximum(scores, row_max, scale_log2):
+    """(maximum to use from now on, factor for what was accumulated under the old one), both [M], of raw scores [M, N]."""
+    grown = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
+    keep = grown - row_max <= THRESHOLD
+    alpha = tl.where(keep, 1.0, tl.math.exp2(row_max - grown))
+    return tl.where(keep, row_max, grown), alpha
+
+
+@triton.jit
+def split_columns(x, PARTS: tl.constexpr):
+    """x [M, N] as a tuple of PARTS blocks [M, N / PARTS] from left to right; a thread that holds a row moves nothing."""
+    if PARTS == 1:
+        return (x,)
+    else:
+        left, right = x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute(0, 2, 1).split()
+        return split_columns(left, PARTS // 2) + split_columns(right, PARTS // 2)
+
+
+@triton.jit
+def exp2_on_fma_pipe(x):
+    """2**x for finite x <= 100 without the special function unit; relative error 7.5e-5, where bf16 rounds at 4e-3.
+
+    x = n + f with f in [-1/2, 1/2]: a cubic gives 2**f, and n is added to its exponent bits.
+    """
+    x = tl.maximum(x, SMALLEST_POWER)
+    shifted = x + ROUND_TO_INT
+    f = x - (shifted - ROUND_TO_INT)
+    power = CUBIC_0 + f * (CUBIC_1 + f * (CUBIC_2 + f * CUBIC_3))
+    exponent = shifted.to(tl.int32, bitcast=True) << 23
+    return (power.to(tl.int32, bitcast=True) + exponent).to(tl.float32, bitcast=True)
