@@ -378,7 +378,8 @@ def _triton_compile(job: dict[str, Any]):
     from triton.compiler import ASTSource
 
     kernel = _load_kernel(job["kernel"])
-    constexprs = {k: _decode(v) for k, v in job["constexprs"].items()}
+    defaults = {p.name: p.default for p in kernel.params if p.is_constexpr and p.has_default}
+    constexprs = defaults | {k: _decode(v) for k, v in job["constexprs"].items()}
     signature = {a: "constexpr" if a in constexprs else job["signature"][a] for a in kernel.arg_names}
     log = io.StringIO()
     with contextlib.redirect_stdout(log), triton.knobs.nvidia.scope():

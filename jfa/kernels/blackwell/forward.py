@@ -10,7 +10,7 @@ One CTA works on a tile of 256 queries of one head, in two halves of 128 rows th
 
 While one group computes its exponentials the tensor cores multiply for the other. A tile of at most 128 queries would leave
 the second half empty, so there both groups take the *same* queries and every other key block ("shared" below), and the correction
-merges their two results. All communication is by mbarriers; ``*_full`` says that data is there, ``*_empty`` that it has been consumed.
+merges their results. All communication is by mbarriers: ``*_full`` says that data is there, ``*_empty`` that it has been consumed.
 
 TMEM (512 columns at D = 128): S0 S1 O0 O1. P, alpha, l and m live inside their own S. What protects them is order, not more
 barriers: S(i+1) of a half is issued after P V(i) of that half, which waits until alpha(i) has been read.
@@ -25,10 +25,12 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
+from jfa.kernels.blackwell.lists import read_record
 from jfa.kernels.blackwell.softmax import NO_MAXIMUM, exp2_on_fma_pipe, running_maximum, split_columns
 from jfa.kernels.common.band import key_blocks
+from jfa.kernels.common.packed import fma_pairs, mul_pairs
 from jfa.kernels.common.ragged import ragged_box
-from jfa.kernels.common.units import band_bounds, sequence_span, zigzag_unit
+from jfa.kernels.common.units import zigzag_unit
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -40,20 +42,10 @@ def forward_kernel(
     v_desc,
     o_desc,
     lse_ptr,  # [H, rows_out] fp32
-    tile_seq_ptr,
-    tile_row_ptr,
-    tile_counts_ptr,  # [2]: tiles with work, all tiles; the kernel visits the first kind
-    query_offset_ptr,
-    key_offset_ptr,
-    output_offset_ptr,
-    rows_q,
-    rows_kv,
+    records_ptr,  # [tiles, 8] int32, longest first; see jfa.kernels.blackwell.lists
+    counts_ptr,  # [2] int32: tiles with work, all tiles; the kernel visits the first kind
     rows_out,
     scale_log2,  # |sm_scale| * log2(e), positive
-    lo_start,
-    lo_end,
-    hi_start,
-    hi_end,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads that share a key head
     HEAD_DIM: tl.constexpr,  # 64 or 128: the tensors' head dims padded
@@ -65,14 +57,14 @@ def forward_kernel(
     HAS_LO: tl.constexpr,
     HAS_HI: tl.constexpr,
     NEGATIVE: tl.constexpr,  # sm_scale < 0
-    BROADCAST_Q: tl.constexpr,
-    HAS_OUTPUT_OFFSET: tl.constexpr,
     SOFTMAX_REGISTERS: tl.constexpr = 192,
-    SMALL_REGISTERS: tl.constexpr = 40,
+    SMALL_REGISTERS: tl.constexpr = 32,
+    O_COLUMNS: tl.constexpr = 16,  # of O that the correction holds in registers at a time
     BLOCK_M: tl.constexpr = 128,
     BLOCK_N: tl.constexpr = 128,
 ):
     Q_BUFFERS: tl.constexpr = 1 if ONE_Q else 2
+    O_SLICES: tl.constexpr = HEAD_DIM // O_COLUMNS
     dtype = tlx.dtype_of(q_desc)
 
     q_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), dtype, Q_BUFFERS)
@@ -110,48 +102,41 @@ def forward_kernel(
     if CLC:
         queue = tlx.clc_create_context(num_consumers=6)
 
-    worker = tl.program_id(0)
-    workers = tl.num_programs(0)
-    units = tl.load(tile_counts_ptr) * HEADS
-    lists = (tile_seq_ptr, tile_row_ptr, query_offset_ptr, key_offset_ptr, output_offset_ptr)
-    rows = (rows_q, rows_kv, rows_out)
-    band = (lo_start, lo_end, hi_start, hi_end)
-
     with tlx.async_tasks():
         with tlx.async_task("default"):  # correction
-            unit = worker
+            unit = tl.program_id(0)
+            units = tl.load(counts_ptr) * HEADS
             done = 0
             steps_done = 0
             while (unit >= 0) & (unit < units):
                 if CLC:
                     tlx.clc_producer(queue, (done & 1) ^ 1)
-                head, seq, row, q_begin, q_len, k_begin, k_len = query_tile(unit, lists, rows, HEADS, BROADCAST_Q)
-                lo, hi = band_bounds(q_len, k_len, lo_start, lo_end, hi_start, hi_end)
+                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi = read_record(records_ptr, unit // HEADS)
                 first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
-                out_begin, out_len = output_span(seq, q_begin, q_len, lists, rows, BROADCAST_Q, HAS_OUTPUT_OFFSET)
+                out_len = tl.where(out_begin < 0, 0, q_len)
                 correct_accumulators(
-                    accs, alphas, alpha_fulls, acc_readys, steps, steps_done, done, P_SLICES, BLOCK_M, HEAD_DIM
+                    accs, alphas, alpha_fulls, acc_readys, steps, steps_done, done, O_SLICES, BLOCK_M, HEAD_DIM
                 )
                 finish_tile(
                     accs, sums, maxima, o_tiles, sum_fulls, s_empties, acc_fulls, o_fulls, o_empties,
-                    lse_ptr + head * rows_out + out_begin, row, out_len, shared, done, dtype,
-                    ONE_Q, P_SLICES, BLOCK_M, HEAD_DIM,
+                    lse_ptr + (unit % HEADS) * rows_out + out_begin, row, out_len, shared, done, dtype,
+                    ONE_Q, O_SLICES, BLOCK_M, HEAD_DIM,
                 )  # fmt: skip
                 steps_done += steps
                 done += 1
                 if CLC:
                     unit = tlx.clc_consumer(queue, (done - 1) & 1)
                 else:
-                    unit = zigzag_unit(done, worker, workers)
+                    unit = zigzag_unit(done, tl.program_id(0), tl.num_programs(0))
 
         with tlx.async_task(num_warps=4, registers=SOFTMAX_REGISTERS, replicate=2):  # softmax
             half = tlx.async_task_replica_id()
-            unit = worker
+            unit = tl.program_id(0)
+            units = tl.load(counts_ptr) * HEADS
             done = 0
             steps_done = 0
             while (unit >= 0) & (unit < units):
-                head, seq, row, q_begin, q_len, k_begin, k_len = query_tile(unit, lists, rows, HEADS, BROADCAST_Q)
-                lo, hi = band_bounds(q_len, k_len, lo_start, lo_end, hi_start, hi_end)
+                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi = read_record(records_ptr, unit // HEADS)
                 first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
                 softmax_tile(
                     s_tiles, p_tiles, alphas, sums, maxima, s_fulls, p_fulls, alpha_fulls, sum_fulls, half,
@@ -163,16 +148,16 @@ def forward_kernel(
                 if CLC:
                     unit = tlx.clc_consumer(queue, (done - 1) & 1)
                 else:
-                    unit = zigzag_unit(done, worker, workers)
+                    unit = zigzag_unit(done, tl.program_id(0), tl.num_programs(0))
 
         with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # mma
-            unit = worker
+            unit = tl.program_id(0)
+            units = tl.load(counts_ptr) * HEADS
             done = 0
             steps_done = 0
             blocks = 0
             while (unit >= 0) & (unit < units):
-                head, seq, row, q_begin, q_len, k_begin, k_len = query_tile(unit, lists, rows, HEADS, BROADCAST_Q)
-                lo, hi = band_bounds(q_len, k_len, lo_start, lo_end, hi_start, hi_end)
+                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi = read_record(records_ptr, unit // HEADS)
                 first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
                 blocks = multiply_tile(
                     q_tiles, kv_tiles, s_tiles, p_tiles, accs,
@@ -184,59 +169,43 @@ def forward_kernel(
                 if CLC:
                     unit = tlx.clc_consumer(queue, (done - 1) & 1)
                 else:
-                    unit = zigzag_unit(done, worker, workers)
+                    unit = zigzag_unit(done, tl.program_id(0), tl.num_programs(0))
 
         with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # load
-            unit = worker
+            unit = tl.program_id(0)
+            units = tl.load(counts_ptr) * HEADS
             done = 0
             blocks = 0
             while (unit >= 0) & (unit < units):
-                head, seq, row, q_begin, q_len, k_begin, k_len = query_tile(unit, lists, rows, HEADS, BROADCAST_Q)
-                lo, hi = band_bounds(q_len, k_len, lo_start, lo_end, hi_start, hi_end)
+                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi = read_record(records_ptr, unit // HEADS)
                 first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
                 blocks = load_tile(
                     q_desc, k_desc, v_desc, q_tiles, kv_tiles, q_fulls, q_empties, kv_fulls, kv_empties,
-                    head, row, q_begin, q_len, k_begin, k_len, first, steps, shared, done, blocks,
+                    unit % HEADS, row, q_begin, q_len, k_begin, k_len, first, steps, shared, done, blocks,
                     GROUP, ONE_Q, KV_BUFFERS, BLOCK_M, BLOCK_N, HEAD_DIM,
                 )  # fmt: skip
                 done += 1
                 if CLC:
                     unit = tlx.clc_consumer(queue, (done - 1) & 1)
                 else:
-                    unit = zigzag_unit(done, worker, workers)
+                    unit = zigzag_unit(done, tl.program_id(0), tl.num_programs(0))
 
         with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # store
-            unit = worker
+            unit = tl.program_id(0)
+            units = tl.load(counts_ptr) * HEADS
             done = 0
             while (unit >= 0) & (unit < units):
-                head, seq, row, q_begin, q_len, k_begin, k_len = query_tile(unit, lists, rows, HEADS, BROADCAST_Q)
-                out_begin, out_len = output_span(seq, q_begin, q_len, lists, rows, BROADCAST_Q, HAS_OUTPUT_OFFSET)
-                store_tile(o_desc, o_tiles, o_fulls, o_empties, head, row, out_begin, out_len, done, ONE_Q, BLOCK_M)
+                row, _, q_len, _, _, out_begin, _, _ = read_record(records_ptr, unit // HEADS)
+                out_len = tl.where(out_begin < 0, 0, q_len)
+                store_tile(o_desc, o_tiles, o_fulls, o_empties, unit % HEADS, row, out_begin, out_len, done, ONE_Q, BLOCK_M)
                 done += 1
                 if CLC:
                     unit = tlx.clc_consumer(queue, (done - 1) & 1)
                 else:
-                    unit = zigzag_unit(done, worker, workers)
+                    unit = zigzag_unit(done, tl.program_id(0), tl.num_programs(0))
 
 
-# ------------------------------------------------------------------------------------------------------ what a unit is
-
-
-@triton.jit
-def query_tile(unit, lists, rows, HEADS: tl.constexpr, BROADCAST_Q: tl.constexpr):
-    """(head, sequence, first row in it, q_begin, q_len, k_begin, k_len) of a unit of work."""
-    tile_seq_ptr, tile_row_ptr, query_offset_ptr, key_offset_ptr, _ = lists
-    rows_q, rows_kv, _ = rows
-    tile = unit // HEADS
-    head = unit % HEADS
-    seq = tl.load(tile_seq_ptr + tile)
-    row = tl.load(tile_row_ptr + tile)
-    k_begin, k_len = sequence_span(key_offset_ptr, seq, rows_kv)
-    if BROADCAST_Q:
-        return head, seq, row, 0, rows_q, k_begin, k_len
-    else:
-        q_begin, q_len = sequence_span(query_offset_ptr, seq, rows_q)
-        return head, seq, row, q_begin, q_len, k_begin, k_len
+# ----------------------------------------------------------------------------------------------------- steps and rings
 
 
 @triton.jit
@@ -258,21 +227,6 @@ def key_steps(
 
 
 @triton.jit
-def output_span(seq, q_begin, q_len, lists, rows, BROADCAST_Q: tl.constexpr, HAS_OUTPUT_OFFSET: tl.constexpr):
-    """(begin, length) of the rows that a sequence fills in the output; length 0 where its slot is not wholly inside."""
-    _, _, _, _, output_offset_ptr = lists
-    rows_q, _, rows_out = rows
-    if HAS_OUTPUT_OFFSET:
-        begin = tl.load(output_offset_ptr + seq)
-        inside = (begin >= 0) & (begin <= rows_out - q_len)
-        return tl.where(inside, begin, 0), tl.where(inside, q_len, 0)
-    elif BROADCAST_Q:
-        return seq * rows_q, q_len
-    else:
-        return q_begin, q_len
-
-
-@triton.jit
 def ring(count, BUFFERS: tl.constexpr):
     """(buffer, phase) of the count-th use of a ring of buffers."""
     return count % BUFFERS, (count // BUFFERS) & 1
@@ -289,26 +243,27 @@ def load_tile(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
     """Loads Q and then K and V blocks in the very order in which :func:`multiply_tile` uses them up. Returns ``blocks``."""
-    kv_head = head // GROUP
+    keys = (k_begin, k_len, head // GROUP)
+    kv = (kv_tiles, kv_fulls, kv_empties)
     stride = BLOCK_N << shared
     key = first * BLOCK_N
 
     load_queries(q_desc, q_tiles, q_fulls, q_empties, 0, row, q_begin, q_len, head, done, BLOCK_M, HEAD_DIM)
-    blocks = load_keys(k_desc, kv_tiles, kv_fulls, kv_empties, key, k_begin, k_len, kv_head, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
+    blocks = load_keys(k_desc, kv, keys, key, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
     if not ONE_Q:
         # A shared tile ends before this half: the box is zeros and costs no traffic, but keeps the barriers' phases in step.
         load_queries(q_desc, q_tiles, q_fulls, q_empties, 1, row + BLOCK_M, q_begin, q_len, head, done, BLOCK_M, HEAD_DIM)
     if shared:
-        blocks = load_keys(k_desc, kv_tiles, kv_fulls, kv_empties, key + BLOCK_N, k_begin, k_len, kv_head, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
+        blocks = load_keys(k_desc, kv, keys, key + BLOCK_N, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
     for step in range(0, steps):
         more = step + 1 < steps
-        blocks = load_keys(v_desc, kv_tiles, kv_fulls, kv_empties, key, k_begin, k_len, kv_head, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
+        blocks = load_keys(v_desc, kv, keys, key, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
         if more:
-            blocks = load_keys(k_desc, kv_tiles, kv_fulls, kv_empties, key + stride, k_begin, k_len, kv_head, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
+            blocks = load_keys(k_desc, kv, keys, key + stride, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
         if shared:
-            blocks = load_keys(v_desc, kv_tiles, kv_fulls, kv_empties, key + BLOCK_N, k_begin, k_len, kv_head, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
+            blocks = load_keys(v_desc, kv, keys, key + BLOCK_N, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
             if more:
-                blocks = load_keys(k_desc, kv_tiles, kv_fulls, kv_empties, key + stride + BLOCK_N, k_begin, k_len, kv_head, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
+                blocks = load_keys(k_desc, kv, keys, key + stride + BLOCK_N, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
         key += stride
     return blocks
 
@@ -326,10 +281,11 @@ def load_queries(
 
 @triton.jit
 def load_keys(
-    desc, tiles, fulls, empties, key, begin, length, head, blocks,
-    KV_BUFFERS: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-):  # fmt: skip
+    desc, kv, keys, key, blocks, KV_BUFFERS: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr
+):
     """One block of K or V into the ring's next buffer. Returns how many blocks that makes."""
+    tiles, fulls, empties = kv
+    begin, length, head = keys
     buffer, phase = ring(blocks, KV_BUFFERS)
     tlx.barrier_wait(empties[buffer], phase ^ 1)
     tlx.barrier_expect_bytes(fulls[buffer], BLOCK_N * HEAD_DIM * tlx.size_of(tlx.dtype_of(desc)))
@@ -345,7 +301,8 @@ def multiply_tile(
     q_tiles, kv_tiles, s_tiles, p_tiles, accs,
     q_fulls, q_empties, kv_fulls, kv_empties, s_fulls, s_empties, p_fulls, acc_readys, acc_fulls,
     steps, shared, done, steps_done, blocks,
-    ONE_Q: tl.constexpr, KV_BUFFERS: tl.constexpr, P_SLICES: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
+    ONE_Q: tl.constexpr, KV_BUFFERS: tl.constexpr, P_SLICES: tl.constexpr,
+    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
     """Issues, per step, P0 V, the next S0, P1 V, the next S1: one half multiplies while the other half's softmax runs.
 
@@ -381,7 +338,8 @@ def multiply_tile(
             if not ONE_Q:
                 tlx.tcgen05_commit(q_empties[1])
         tlx.barrier_wait(kv_fulls[v_buffer], v_phase)
-        accumulate(0, p_tiles, kv_tiles[v_buffer], accs, p_fulls, acc_readys, phase, step > 0, P_SLICES, BLOCK_N, HEAD_DIM)
+        v_tile = kv_tiles[v_buffer]
+        accumulate(0, p_tiles, v_tile, accs, p_fulls, acc_readys, phase, step > 0, P_SLICES, BLOCK_N, HEAD_DIM)
         if shared:
             tlx.tcgen05_commit(kv_empties[v_buffer])
         if more:
@@ -397,7 +355,8 @@ def multiply_tile(
             v_buffer, v_phase = ring(blocks, KV_BUFFERS)
             blocks += 1
             tlx.barrier_wait(kv_fulls[v_buffer], v_phase)
-        accumulate(1, p_tiles, kv_tiles[v_buffer], accs, p_fulls, acc_readys, phase, step > 0, P_SLICES, BLOCK_N, HEAD_DIM)
+        v_tile = kv_tiles[v_buffer]
+        accumulate(1, p_tiles, v_tile, accs, p_fulls, acc_readys, phase, step > 0, P_SLICES, BLOCK_N, HEAD_DIM)
         tlx.tcgen05_commit(kv_empties[v_buffer])
         if more:
             if shared:
@@ -442,7 +401,7 @@ def softmax_tile(
     P_SLICES: tl.constexpr, FMA_SLICES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, NEGATIVE: tl.constexpr,
 ):  # fmt: skip
-    """One half's softmax over all its key blocks, peeled: masked blocks at the left edge, the bulk, masked blocks at the right."""
+    """One half's softmax over its key blocks, peeled: masked blocks at the left edge, the bulk, masked blocks at the right."""
     _, bulk_begin, bulk_end, _ = key_blocks(row, BLOCK_M, q_len, k_len, lo, hi, BLOCK_N, HAS_LO, HAS_HI)
     # In steps of this half: its step s is block first + (s << shared), one further for the second half of a shared tile.
     start = first + half * shared
@@ -497,7 +456,7 @@ def softmax_steps(
             tlx.barrier_arrive(alpha_fulls[half])
 
         row_sum = row_sum * alpha
-        exponents = split_columns(scores * scale_log2 - row_max[:, None], P_SLICES)
+        exponents = split_columns(fma_pairs(scores, scale_log2, -row_max[:, None]), P_SLICES)
         for i in tl.static_range(P_SLICES):
             p = exp2_on_fma_pipe(exponents[i]) if i < FMA_SLICES else tl.math.exp2(exponents[i])
             tlx.local_store(tlx.subslice(p_tiles[half], i * SLICE, SLICE), p.to(dtype))
@@ -542,7 +501,7 @@ def correct_accumulators(
             if rescale_needed(alpha):
                 for i in tl.static_range(SLICES):
                     part = tlx.subslice(accs[half], i * HEAD_DIM // SLICES, HEAD_DIM // SLICES)
-                    tlx.local_store(part, tlx.local_load(part) * alpha)
+                    tlx.local_store(part, mul_pairs(tlx.local_load(part), alpha))
             tlx.barrier_arrive(acc_readys[half])
 
 

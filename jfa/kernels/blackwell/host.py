@@ -12,9 +12,9 @@ from torch import Tensor
 
 from jfa.kernels.base import Problem, wrong_gpu
 from jfa.kernels.blackwell.forward import forward_kernel
+from jfa.kernels.blackwell.lists import tile_records
 from jfa.kernels.common.ragged import make_tma_ready, ragged_descriptor
-from jfa.masks import UNBOUNDED, Band
-from jfa.schedule import Tiles, query_tiles
+from jfa.schedule import query_tiles
 
 LOG2_E = 1.4426950408889634
 BLOCK = 128  # rows of a softmax group, keys of a block: the M of one MMA and its N
@@ -70,9 +70,9 @@ def forward_config(problem: Problem, clc: bool = False) -> ForwardConfig:
     return ForwardConfig(one_q=one_q, clc=clc, kv_buffers=buffers)
 
 
-def forward_tiles(problem: Problem, config: ForwardConfig) -> Tiles:
-    """The forward's tiles, longest first, built without synchronising."""
-    return query_tiles(
+def forward_lists(problem: Problem, config: ForwardConfig) -> list[Tensor]:
+    """[records, counts] of the forward's tiles, longest first, built without synchronising."""
+    tiles = query_tiles(
         problem.query_offset,
         problem.key_offset,
         BLOCK if config.one_q else 2 * BLOCK,
@@ -81,6 +81,7 @@ def forward_tiles(problem: Problem, config: ForwardConfig) -> Tiles:
         band=problem.band,
         broadcast_q=problem.broadcast_q,
     )
+    return [tile_records(problem, tiles), tiles.counts]
 
 
 def forward(
@@ -92,55 +93,45 @@ def forward(
     lse = torch.full((problem.num_heads, problem.rows_out), -torch.inf, dtype=torch.float32, device=q.device)
     if 0 in (out.numel(), q.numel(), k.numel(), problem.num_batches):
         return out, lse
-    tiles = Tiles(*plan[:4], BLOCK if config.one_q else 2 * BLOCK) if plan else forward_tiles(problem, config)
+    records, counts = plan[:2] if plan else forward_lists(problem, config)
     out_tma = make_tma_ready(out)
-    launch_forward(problem, q, k, v, out_tma, lse, tiles, config)
+    launch_forward(problem, q, k, v, out_tma, lse, records, counts, config)
     return (out if out_tma is out else out.copy_(out_tma)), lse
 
 
-def launch_forward(problem: Problem, q, k, v, out, lse, tiles: Tiles, config: ForwardConfig) -> None:
+def launch_forward(problem: Problem, q, k, v, out, lse, records: Tensor, counts: Tensor, config: ForwardConfig) -> None:
     """One launch; ``out`` must be addressable by TMA."""
     head_dim = padded_head_dim(problem)
-    units = tiles.capacity * problem.num_heads
-    output_offset = problem.output_offset
+    units = records.shape[0] * problem.num_heads
     forward_kernel[(units if config.clc else min(units, streaming_multiprocessors(problem.device)),)](
         *(ragged_descriptor(make_tma_ready(x), BLOCK, head_dim) for x in (q, k, v)),
         ragged_descriptor(out, BLOCK, head_dim),
         lse,
-        tiles.seq,
-        tiles.row,
-        tiles.counts,
-        problem.query_offset,
-        problem.key_offset,
-        problem.key_offset if output_offset is None else output_offset,
-        problem.rows_q,
-        problem.rows_kv,
+        records,
+        counts,
         problem.rows_out,
         (abs(problem.sm_scale) or ZERO_SCALE) * LOG2_E,
-        *band_arguments(problem.band),
-        HEADS=problem.num_heads,
-        GROUP=problem.group_size,
-        HEAD_DIM=head_dim,
-        KV_BUFFERS=config.kv_buffers,
-        P_SLICES=config.p_slices,
-        FMA_SLICES=config.fma_slices,
-        ONE_Q=config.one_q,
-        CLC=config.clc,
-        HAS_LO=problem.band.has_lo,
-        HAS_HI=problem.band.has_hi,
-        NEGATIVE=problem.sm_scale < 0,
-        BROADCAST_Q=problem.broadcast_q,
-        HAS_OUTPUT_OFFSET=output_offset is not None,
+        **forward_constexprs(problem, config),
         num_warps=4,
         num_stages=1,
     )
 
 
-def band_arguments(band: Band) -> tuple[int, int, int, int]:
-    """The band's four constants as a kernel takes them: a bound that does not exist is one that nothing reaches."""
-    low = (-UNBOUNDED if c is None else c for c in (band.lo_start, band.lo_end))
-    high = (UNBOUNDED if c is None else c for c in (band.hi_start, band.hi_end))
-    return (*low, *high)
+def forward_constexprs(problem: Problem, config: ForwardConfig) -> dict[str, int | bool]:
+    """The forward kernel's compile-time choices for a problem."""
+    return {
+        "HEADS": problem.num_heads,
+        "GROUP": problem.group_size,
+        "HEAD_DIM": padded_head_dim(problem),
+        "KV_BUFFERS": config.kv_buffers,
+        "P_SLICES": config.p_slices,
+        "FMA_SLICES": config.fma_slices,
+        "ONE_Q": config.one_q,
+        "CLC": config.clc,
+        "HAS_LO": problem.band.has_lo,
+        "HAS_HI": problem.band.has_hi,
+        "NEGATIVE": problem.sm_scale < 0,
+    }
 
 
 def streaming_multiprocessors(device: torch.device) -> int:

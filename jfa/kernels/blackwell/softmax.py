@@ -1,7 +1,7 @@
 """The arithmetic of one softmax step on Blackwell, in base 2.
 
-Two things differ from the textbook. The running maximum may stay behind the true one by up to ``THRESHOLD`` bits: the accumulator is
-then not rescaled, which is exact as long as the same maximum is used for P, the row sum and the accumulator (FlashAttention-4, arXiv
+Two things differ from the textbook. The running maximum may stay behind the true one by up to ``THRESHOLD`` bits: the accumulator
+is then not rescaled, which is exact as long as P, the row sum and the accumulator use the same maximum (FlashAttention-4, arXiv
 2603.05451). And a share of the exponentials runs on the FMA pipe, since the special function unit is as busy as the tensor cores.
 """
 

@@ -1,6 +1,6 @@
 """From a unit of work to a tile: what a persistent kernel does before each tile.
 
-A tile list (:class:`jfa.schedule.Tiles`) is for one head; unit u is tile ``u // HEADS``, head ``u % HEADS``, so the heads of a tile,
+A tile list (:class:`jfa.schedule.Tiles`) is for one head; unit u is tile ``u // HEADS``, head ``u % HEADS``: the heads of a tile,
 which cost the same and share keys under GQA, stand side by side.
 """
 

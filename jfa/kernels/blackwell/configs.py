@@ -1,0 +1,73 @@
+"""The Blackwell variants that ship, for `jfa compile`: what the host side launches for typical problems."""
+
+from __future__ import annotations
+
+import torch
+
+from jfa.kernels.base import Problem
+from jfa.kernels.blackwell import host
+from jfa.kernels.compile_config import CompileConfig
+from jfa.masks import Band
+
+TARGETS = (100, 103)
+FORWARD_ROLES = ("correction", "softmax 0", "softmax 1", "mma", "load", "store")
+BANDS = {"full": Band(), "causal": Band.make(causal=True), "window": Band.make(causal=True, window_size=256)}
+
+# Spill stores plus loads of one thread in bytes, as ptxas reported them: more is a regression.
+FORWARD_SPILLS = 76
+
+
+def example_problem(head_dim: int, band: Band, short_queries: bool = False, deterministic: bool = False) -> Problem:
+    """A problem of the shape that a configuration is for; only what is static about it matters."""
+    offsets = torch.tensor([0, 4096], dtype=torch.int32)
+    rows_q = 32 if short_queries else 4096
+    return Problem(
+        num_batches=1,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=head_dim,
+        head_dim_v=head_dim,
+        rows_q=rows_q,
+        rows_kv=4096,
+        rows_out=rows_q,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        sm_scale=head_dim**-0.5,
+        band=band,
+        broadcast_q=short_queries,
+        deterministic=deterministic,
+        query_offset=offsets,
+        key_offset=offsets,
+    )
+
+
+def compile_configs() -> list[CompileConfig]:
+    """Forward: both head dims, three masks and the short-query form, static and stealing."""
+    configs = []
+    for head_dim in (64, 128):
+        for clc in (False, True):
+            for mask, band in BANDS.items():
+                configs.append(_forward(f"d{head_dim}-{mask}", example_problem(head_dim, band), clc))
+            configs.append(_forward(f"d{head_dim}-pma", example_problem(head_dim, Band(), short_queries=True), clc))
+    return configs
+
+
+def _forward(name: str, problem: Problem, clc: bool) -> CompileConfig:
+    config = host.forward_config(problem, clc=clc)
+    box = f"tensordesc<bf16[1, 1, 1, {host.BLOCK}, {host.padded_head_dim(problem)}]>"
+    return CompileConfig(
+        name=f"blackwell-forward-{name}-{'clc' if clc else 'static'}",
+        kernel="jfa.kernels.blackwell.forward:forward_kernel",
+        signature={
+            **dict.fromkeys(("q_desc", "k_desc", "v_desc", "o_desc"), box),
+            "lse_ptr": "*fp32",
+            "records_ptr": "*i32",
+            "counts_ptr": "*i32",
+            "rows_out": "i32",
+            "scale_log2": "fp32",
+        },
+        constexprs=host.forward_constexprs(problem, config),
+        targets=TARGETS,
+        roles=FORWARD_ROLES,
+        max_spill_bytes=FORWARD_SPILLS,
+    )
