@@ -199,7 +199,8 @@ def compile_configs(configs: Sequence[CompileConfig], archs: Sequence[int] | Non
         for arch in config.targets:
             if archs is None or arch in archs:
                 jobs.append(_job(config.kernel, config, arch))
-                recorded.append(config.max_spill_bytes)
+                spill = config.max_spill_bytes
+                recorded.append(spill[arch] if isinstance(spill, dict) else spill)
     reports = _run_worker(jobs)
     for report, spill in zip(reports, recorded):
         report.max_spill_bytes = spill
@@ -240,7 +241,7 @@ def compile_kernel(
 
 def _job(kernel: str, config: CompileConfig, arch: int) -> dict[str, Any]:
     data = dataclasses.asdict(config)
-    data.update(kernel=kernel, arch=arch)
+    data.update(kernel=kernel, arch=arch, max_spill_bytes=None)
     return data
 
 

@@ -23,7 +23,8 @@ class CompileConfig:
         targets: compute capabilities times ten: 90, 100, 103.
         num_warps: warps of the default task (or of the whole kernel, without async tasks).
         roles: names of the default task and of the others, in the order in which the kernel opens them, replicas apart.
-        max_spill_bytes: recorded spill loads plus stores of one thread, in bytes; more is a regression.
+        max_spill_bytes: recorded spill loads plus stores of one thread in bytes, for all targets or for each; more is a
+            regression.
     """
 
     name: str
@@ -33,5 +34,5 @@ class CompileConfig:
     targets: tuple[int, ...]
     num_warps: int = 4
     roles: tuple[str, ...] = ()
-    max_spill_bytes: int = 0
+    max_spill_bytes: int | dict[int, int] = 0
     options: dict[str, Any] = field(default_factory=dict)

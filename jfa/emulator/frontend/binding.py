@@ -178,12 +178,22 @@ def bind(value):
     module = getattr(value, "__module__", None) or ""
     if module.startswith(_TLX):
         return _tlx_attribute(getattr(value, "__name__", None), value)
+    if module == "triton.language.extra.cuda.inline_ptx_lib" and value.__name__ in _INLINE_PTX:
+        return _INLINE_PTX[value.__name__]
     if getattr(value, "__triton_builtin__", False):
         direct = language.native(value.__name__) if module in _LANGUAGE_MODULES else None
         return direct or _bound(value, language.wrap_builtin)
     if module == "triton.language.extra.libdevice":
         return _libdevice(value.__name__)
     return value
+
+
+# Triton's inline PTX on pairs of fp32 numbers, by what it computes.
+_INLINE_PTX = {
+    "_mul_f32x2": lambda a, b: fix(a * b),
+    "_sub_f32x2": lambda a, b: fix(a - b),
+    "_fma_f32x2": lambda a, b, c: fix(a * b + c),
+}
 
 
 _LANGUAGE_MODULES = {f"triton.language{m}" for m in ("", ".core", ".math", ".standard", ".random")}

@@ -584,8 +584,9 @@ def finish_shared(
         tlx.local_store(tlx.local_slice(o_tiles[0], [0, i * WIDTH], [BLOCK_M, WIDTH]), (part_0 + part_1).to(dtype))
     tlx.fence("async_shared")
     tlx.barrier_arrive(o_fulls[0])
-    if not ONE_Q:
-        tlx.barrier_arrive(o_fulls[1])  # nothing to store there, but its phase moves on
+    if not ONE_Q:  # nothing to store in the other buffer, but its phases move on, and no two of them at once
+        tlx.barrier_wait(o_empties[1], phase ^ 1)
+        tlx.barrier_arrive(o_fulls[1])
 
 
 @triton.jit

@@ -1,0 +1,92 @@
+"""The Blackwell forward on the emulator against fp64: jagged shapes, masks, both schedulers, every order of events."""
+
+import dataclasses
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+pytest.importorskip("greenlet")
+
+import jfa.emulator as emulator  # noqa: E402
+from jfa.kernels.blackwell import host  # noqa: E402
+from jfa.masks import Band  # noqa: E402
+from tests.kernels.blackwell.cases import SCHEDULE_NAMES, SCHEDULES, assert_close, make, reference  # noqa: E402
+
+CAUSAL = Band.make(causal=True)
+PROBLEMS = {
+    # zero-length queries and keys, one key, tails on both sides, a tile of which only one half has queries
+    "jagged": dict(len_q=[300, 5, 128, 0, 9], len_kv=[200, 150, 1, 30, 0], heads=2, kv_heads=1),
+    "causal": dict(len_q=[300, 130, 40], len_kv=[300, 200, 10], band=CAUSAL),
+    "top-left": dict(len_q=[150, 270], len_kv=[60, 300], band=Band.make(causal="top_left")),
+    "window": dict(len_q=[400, 130], len_kv=[200, 300], band=Band.make(window_size=60)),
+    "causal-window": dict(len_q=[300, 130], len_kv=[500, 100], band=Band.make(True, (70, 20))),
+    "short-queries": dict(len_q=[32, 128, 0, 7], len_kv=[300, 129, 5, 384]),
+    "pma": dict(len_q=32, len_kv=[200, 0, 300, 128], heads=2),
+    "pma-long": dict(len_q=200, len_kv=[150, 300]),
+    "d128": dict(len_q=[200, 60], len_kv=[260, 130], head_dim=128, heads=2, kv_heads=2),
+    "d80-dv128": dict(len_q=[150], len_kv=[200], head_dim=80, head_dim_v=128, dtype=torch.float16),
+    "d24": dict(len_q=[70, 30], len_kv=[40, 140], head_dim=24, heads=3, kv_heads=1),
+    "negative-scale": dict(len_q=[140], len_kv=[200], sm_scale=-0.4, band=CAUSAL),
+    "zero-scale": dict(len_q=[40], len_kv=[130], sm_scale=0.0),
+}
+
+
+def run(case: dict, schedule: dict, **choices):
+    problem, q, k, v, _ = make(**case)
+    config = dataclasses.replace(host.forward_config(problem), **choices)
+    with emulator.options(**schedule):
+        out, lse = host.forward(problem, q, k, v, config=config)
+    want_out, want_lse = reference(problem, q, k, v)
+    assert_close("out", out, want_out, problem.dtype)
+    assert_close("lse", lse, want_lse, problem.dtype)
+    return out, lse
+
+
+@pytest.mark.parametrize("clc", [False, True], ids=["static", "clc"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_matches_fp64(name, clc):
+    run(PROBLEMS[name], {"policy": "random", "seed": 7}, clc=clc)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=SCHEDULE_NAMES)
+@pytest.mark.parametrize("name", ["jagged", "causal-window", "pma"])
+def test_any_order_of_events_gives_the_same_bits(name, schedule):
+    first = run(PROBLEMS[name], {"policy": "eager"})
+    again = run(PROBLEMS[name], schedule, clc=schedule["policy"] == "random")
+    assert all(torch.equal(a, b) for a, b in zip(first, again))
+
+
+@pytest.mark.parametrize("choices", [dict(p_slices=1, fma_slices=0), dict(p_slices=2, fma_slices=2), dict(kv_buffers=2)], ids=str)
+def test_tuning_does_not_change_the_result(choices):
+    run(PROBLEMS["causal"], {"policy": "lazy"}, **choices)
+
+
+def test_one_q_does_not_rely_on_the_stated_maximum():
+    run(PROBLEMS["jagged"], {"policy": "lazy"}, one_q=True, kv_buffers=4)
+
+
+def test_nothing_to_do_ends():
+    for case in (dict(len_q=[0, 3], len_kv=[5, 0]), dict(len_q=[4], len_kv=[9], band=Band.make(window_size=(0, 0)))):
+        run(case, {"policy": "eager"}, clc=True)
+    problem, q, k, v, _ = make([3], [4])
+    empty = dataclasses.replace(problem, num_batches=0, query_offset=problem.query_offset[:1], key_offset=problem.key_offset[:1])
+    out, lse = host.forward(empty, q, k, v)
+    assert not out.any() and torch.isinf(lse).all()
+
+
+def test_a_slot_outside_the_output_is_not_written():
+    case = dict(len_q=3, len_kv=[40, 5, 9], output_offset=torch.tensor([6, -1, 0, 9], dtype=torch.int32))
+    problem, q, k, v, _ = make(**case)
+    out, lse = host.forward(problem, q, k, v)
+    inside = dataclasses.replace(problem, output_offset=torch.tensor([6, 3, 0, 9], dtype=torch.int32))
+    want, want_lse = reference(inside, q, k, v)
+    want[3:6], want_lse[:, 3:6] = 0, -torch.inf
+    assert_close("out", out, want, problem.dtype)
+    assert_close("lse", lse, want_lse, problem.dtype)
+
+
+def test_offsets_that_lie_stay_inside_the_tensors():
+    problem, q, k, v, _ = make([140, 20], [150, 30])
+    lies = torch.tensor([-7, 400, 90], dtype=torch.int32)
+    host.forward(dataclasses.replace(problem, query_offset=lies, key_offset=lies), q, k, v)
