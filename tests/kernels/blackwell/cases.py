@@ -11,6 +11,7 @@ from jfa.reference import attention
 # Every order in which a GPU may finish asynchronous work and let warps run is right; these are the ones that find mistakes.
 SCHEDULES = [{"policy": "eager"}, {"policy": "lazy"}, *({"policy": "random", "seed": s} for s in (1, 2, 3))]
 SCHEDULE_NAMES = ["eager", "lazy", "random-1", "random-2", "random-3"]
+NO_MASK = Band()
 
 
 def offsets(lengths: list[int]) -> torch.Tensor:
@@ -25,7 +26,7 @@ def make(
     kv_heads: int | None = None,
     head_dim: int = 64,
     head_dim_v: int | None = None,
-    band: Band = Band(),
+    band: Band = NO_MASK,
     dtype: torch.dtype = torch.bfloat16,
     sm_scale: float | None = None,
     deterministic: bool = False,
