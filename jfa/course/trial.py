@@ -31,7 +31,7 @@ class Trial:
 
     def __init__(self, exercise: Exercise, cases: list[Case], outcome: launch.Outcome, result: Result, mutants: Mutants):
         self.exercise, self.cases, self.outcome, self.result, self.mutants = exercise, cases, outcome, result, mutants
-        self.events = {e["index"]: e for e in outcome.events if type(e.get("index")) is int and e["event"] in ("case", "raised")}
+        self.events = {e["index"]: e for e in outcome.events if "index" in e and (e["index"] >= 0 or e["event"] == "raised")}
         self.violations = self._violations()
         self.fresh = len(cases) - 1 if exercise.kind != "value" and len(cases) > 1 else -1
         self.names = list(exercise.check_names)
@@ -157,7 +157,7 @@ class Trial:
     def _compare(self, event: dict, case: Case, i: int) -> None:
         exercise, value = self.exercise, event.get("value")
         reference = reference_for(exercise, case) if exercise.reference else None
-        fault = compare.fault_of(exercise, case, event, reference) if exercise.reference else None
+        fault = self._fault_of(case, event, reference) if exercise.reference else None
         if fault and fault[0] == "returns":
             raise _Fault("returns", fault[1], case.name, i)
         changed = event.get("changed")
@@ -174,6 +174,13 @@ class Trial:
             if sentence:
                 raise _Fault(prop.name, sentence, case.name, i)
             self.reached.add(prop.name)
+
+    def _fault_of(self, case: Case, event: dict, reference: Any) -> tuple[str, str] | None:
+        try:
+            return compare.fault_of(self.exercise, case, event, reference)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:  # the value came from somebody's process
+            what = compare.kind_of(event.get("value"))
+            return "returns", f"It returned {what}, which cannot be compared ({type(error).__name__})."
 
     # -- is it done as asked
 

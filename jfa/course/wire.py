@@ -55,7 +55,7 @@ def unpack(data: bytes) -> Any:
             raise WireError("sizes do not add up")
         blob = memoryview(data)[_HEADER.size + text_size :]
         return _decode(json.loads(bytes(data[_HEADER.size : _HEADER.size + text_size])), blob, 0)
-    except (struct.error, ValueError, TypeError, KeyError, RuntimeError, RecursionError) as error:
+    except (struct.error, ValueError, TypeError, KeyError, RuntimeError, RecursionError, AttributeError, IndexError) as error:
         raise WireError(f"unreadable message: {error}") from None
 
 
@@ -133,13 +133,22 @@ def _decode(entry: Any, blob: memoryview, depth: int) -> Any:
     if kind == "other":
         return Other(str(entry["name"])[:100])
     if kind == "nested":
-        parts = [_decode(v, blob, depth + 1) for v in entry["v"]]
-        return torch.nested.nested_tensor_from_jagged(*parts) if entry["jagged"] else torch.nested.nested_tensor(parts)
+        return _decode_nested([_decode(v, blob, depth + 1) for v in entry["v"]], entry["jagged"])
     if kind == "tensor":
         return _decode_tensor(entry, blob)
     if kind == "array":
         return _decode_array(entry, blob)
     raise WireError(f"unknown kind {kind!r}")
+
+
+def _decode_nested(parts: list[Any], jagged: bool) -> torch.Tensor:
+    """A nested tensor; its offsets are checked first, for torch trusts them."""
+    if not jagged:
+        return torch.nested.nested_tensor(parts)
+    values, offsets = parts
+    if offsets.dim() != 1 or len(offsets) < 1 or offsets[0] != 0 or offsets[-1] > len(values) or bool((offsets.diff() < 0).any()):
+        raise WireError("offsets of a nested tensor that are none")
+    return torch.nested.nested_tensor_from_jagged(values, offsets)
 
 
 def _slice(entry: dict, itemsize: int, blob: memoryview) -> tuple[tuple[int, ...], bytearray]:

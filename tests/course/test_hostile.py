@@ -124,6 +124,12 @@ FORGERIES = [
     "data = pickle.dumps(P())" + SEND,
     # a promise of endless data
     "import os, struct\ndata = struct.pack('<Q', 2**62)" + SEND,
+    # a case before the first one
+    "import os, struct, json\nv = ['case', {'t': 'int', 'v': '-1'}, {'t': 'list', 'v': []}, {'t': 'list', 'v': []}, "
+    "{'t': 'dict', 'k': [], 'v': []}, '', {'t': 'list', 'v': []}]\n"
+    "k = ['event', 'index', 'facts', 'changed', 'counts', 'printed', 'emulator']\n"
+    "text = json.dumps({'t': 'dict', 'k': k, 'v': v}).encode()\n"
+    "data = struct.pack('<QQQ', len(text) + 16, len(text), 0) + text" + SEND,
     # fields of the wrong type
     "import os, struct, json\ntext = json.dumps({'t': 'dict', 'k': ['event', 'index'], 'v': ['case', 'zero']}).encode()\n"
     "data = struct.pack('<QQQ', len(text) + 16, len(text), 0) + text" + SEND,

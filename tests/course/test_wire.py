@@ -71,6 +71,7 @@ BAD = [
     _message({"t": "tensor", "dtype": "object", "shape": [1], "at": 0, "grad": False}, b"12345678"),
     _message({"t": "array", "dtype": "O", "shape": [1], "at": 0}, b"12345678"),
     _message({"t": "tensor", "dtype": "float32", "shape": [2], "at": 4, "grad": False}, b"12345678"),
+    _message({"t": "nested", "jagged": True, "v": [None, None]}),
     _message([1, 2]), _message(3.5), _message({"t": "int", "v": "9" * 10000}), struct.pack("<QQ", 2**63, 2**63),
 ]  # fmt: skip
 
