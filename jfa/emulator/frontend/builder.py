@@ -13,7 +13,7 @@ import triton.language as tl
 from .. import dtypes
 from ..errors import DeviceAssertError, NotSupported
 from ..locations import here, show
-from . import mathlib
+from . import mathlib, ptx
 from .tensor import (
     BOOL,
     INT32,
@@ -392,6 +392,17 @@ class Builder:
         if Hooks.charge:
             Hooks.charge("dot", acc.data.size * left.shape[-1])
         return _result(acc.data + left @ right, acc.dtype, "none")
+
+    # ---- inline assembly and libdevice
+
+    def create_inline_asm(self, asm, constraints, arguments, types, is_pure, pack):
+        return ptx.evaluate(asm, constraints, [a.handle for a in arguments], types, pack)
+
+    def create_extern_elementwise(self, lib_name, lib_path, symbol, arguments, return_type, is_pure):
+        function = mathlib.libdevice(symbol)
+        if function is None:
+            raise NotSupported(f"the library function `{symbol}` is not modelled", [f"at {show(here())}"], where=here())
+        return _result(function(*[a.data for a in arguments]), canonical(return_type.scalar), "mufu")
 
     # ---- debugging
 

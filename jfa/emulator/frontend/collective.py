@@ -5,6 +5,7 @@ import numpy as np
 import triton.language as tl
 
 from .. import dtypes
+from .support import UnsupportedConstruct, assign
 from .tensor import BOOL, INT32, Hooks, Scalar, Tensor, canonical, fix, held_dtype, make, wrap
 
 _unwrap = tl.core._unwrap_if_constexpr
@@ -187,17 +188,42 @@ def _step_scan(values, axis, combine_fn):
 
 
 def map_elementwise(scalar_fn, *args, pack=1):
-    """tl.map_elementwise: the scalar function once per element (it may branch), or per `pack` neighbouring elements."""
+    """tl.map_elementwise: a scalar function over all elements, `pack` neighbours at a time.
+
+    A function without branches does the same on whole blocks, so that is tried first; one that asks for the truth of a block is
+    called element by element.
+    """
     values = [Hooks.semantic.to_tensor(_unwrap(a)) for a in args]
     values = list(Hooks.semantic.broadcast_tensors(*values)) if len(values) > 1 else values
     shape, pack = values[0].data.shape, _unwrap(pack)
     columns = [fix(v).data.reshape(-1) for v in values]
+    try:
+        return _map_blocks(scalar_fn, columns, values, shape, pack)
+    except UnsupportedConstruct:
+        return _map_elements(scalar_fn, columns, values, shape, pack)
+
+
+def _map_blocks(scalar_fn, columns, values, shape, pack):
+    operands = [make(c[j::pack], v.dtype) for c, v in zip(columns, values) for j in range(pack)]
+    out = scalar_fn(*operands)
+    single = isinstance(out, tl.tensor)
+    results = []
+    out = [assign(o) for o in ((out,) if single else out)]
+    for k in range(0, len(out), pack):
+        data = np.empty(columns[0].size, held_dtype(out[k].dtype))
+        for j in range(pack):
+            data[j::pack] = out[k + j].data
+        results.append(make(data.reshape(shape), out[k].dtype))
+    return results[0] if single or len(results) == 1 else tuple(results)
+
+
+def _map_elements(scalar_fn, columns, values, shape, pack):
     results, single = None, False
     for start in range(0, columns[0].size, pack):
         operands = [wrap(np.asarray(c[start + j]), v.dtype) for c, v in zip(columns, values) for j in range(pack)]
         out = scalar_fn(*operands)
         single = isinstance(out, tl.tensor)
-        out = [fix(o) for o in ((out,) if single else out)]
+        out = [assign(o) for o in ((out,) if single else out)]
         if results is None:
             results = [(np.empty(columns[0].size, held_dtype(o.dtype)), o.dtype) for o in out[::pack]]
         for k, o in enumerate(out):
