@@ -14,12 +14,13 @@ from bisect import bisect_right
 import numpy as np
 
 from . import dtypes
-from .errors import GlobalRaceError, OutOfBoundsError
+from .errors import DescriptorError, GlobalRaceError, OutOfBoundsError
 from .locations import here, show
 
 _OWNER_BITS = 24
 _OWNER_MASK = (1 << _OWNER_BITS) - 1
 _PAGE = 4096
+_CHUNK = 16  # bytes: what TMA moves and clips by in the inner dimension
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -305,10 +306,29 @@ class TensorMap:
             count *= extent
         return count * self.stored.itemsize
 
-    def _clip(self, offsets):
-        """(slices into the box, start per dimension, extents) of the part inside the tensor; None where nothing is."""
+    def _check(self, offsets, what):
+        """Corners that an H200 answers with an illegal instruction (tests/gpu/h200_facts.json)."""
+        row = offsets[-1] * self.stored.itemsize
+        if row % _CHUNK:
+            raise DescriptorError(
+                f"TMA {what} at inner coordinate {offsets[-1]}: {row} bytes is no multiple of {_CHUNK}", [f"at {show(here())}"],
+                "the innermost coordinate times the element size must be a multiple of 16 bytes; the GPU traps.", here())
+        if what != "load" and min(offsets) < 0:
+            raise DescriptorError(
+                f"TMA {what} at {list(offsets)}: a coordinate is negative", [f"at {show(here())}"],
+                "loads may start before the tensor (and read zeros), stores may not; the GPU traps.", here())
+
+    def _clip(self, offsets, whole_chunks=False):
+        """(slices into the box, start per dimension, extents) of the part inside the tensor; None where nothing is.
+
+        Stores clip the inner dimension in chunks of 16 bytes: what lies between the last element and the end of its chunk is written.
+        """
         inside, start, extents = [], [], []
-        for offset, box, size in zip(offsets, self.block_shape, self.shape):
+        shape = self.shape
+        if whole_chunks:
+            per = max(1, _CHUNK // self.stored.itemsize)
+            shape = [*shape[:-1], -(-shape[-1] // per) * per]
+        for offset, box, size in zip(offsets, self.block_shape, shape):
             lo, hi = max(offset, 0), min(offset + box, size)
             if lo >= hi:
                 return None
@@ -334,6 +354,7 @@ class TensorMap:
 
     def load(self, offsets):
         """The box at `offsets`, stored form."""
+        self._check(offsets, "load")
         fill = _nan(self.dtype) if self.padding == "nan" else 0
         clip = self._clip(offsets)
         if clip is None:
@@ -349,7 +370,8 @@ class TensorMap:
 
     def store(self, offsets, values):
         """Write the part of the box that lies inside the tensor. `values`: stored form, block_shape."""
-        clip = self._clip(offsets)
+        self._check(offsets, "store")
+        clip = self._clip(offsets, whole_chunks=True)
         if clip is None:
             return
         inside, start, extents = clip
@@ -366,7 +388,8 @@ class TensorMap:
 
     def reduce(self, offsets, values, kind):
         """Atomically combine the box into memory: add, min, max, and, or, xor; the sum is rounded to the dtype."""
-        clip = self._clip(offsets)
+        self._check(offsets, "reduction")
+        clip = self._clip(offsets, whole_chunks=True)
         if clip is None:
             return
         inside, start, extents = clip

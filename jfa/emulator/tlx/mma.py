@@ -124,10 +124,10 @@ def _tcgen05(A, B, acc, use_acc, pred, bars, two, force_async):
         reads += writes
 
     def compute():
-        b = [dtypes.decode(x.view.read(), x.dtype_name) for x in Bs]
+        b = [_matrix(x.view.read(), x.dtype_name) for x in Bs]
         b = np.concatenate(b, axis=1) if two else b[0]
         for a, c in zip(As, Cs):
-            _accumulate(c, _product(dtypes.decode(a.view.read(), a.dtype_name), b), accumulate)
+            _accumulate(c, _product(_matrix(a.view.read(), a.dtype_name), b), accumulate)
 
     facts = dict(m=m * len(pair), n=n, k=k, itemsize_a=dtypes.itemsize(A.dtype_name), a_space=A.space, two_cta=two, scaled=False)
     title = f"{acc.name} {'+=' if accumulate else '='} {A.name} @ {B.name}"
@@ -158,6 +158,13 @@ def _product(a, b):
     return np.matmul(a, b)
 
 
+def _matrix(stored, name):
+    """An operand as the tensor core reads it. fp32 is taken as tf32: the low 13 bits are ignored (asked of an H200)."""
+    if name != "fp32":
+        return dtypes.decode(stored, name)
+    return (np.ascontiguousarray(stored).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
 def _accumulate(c, product, accumulate):
     view = c.view
     if accumulate:
@@ -175,8 +182,8 @@ def _wgmma(A, B, acc, out_dtype):
     if acc is not None and _shape(acc) != [m, n]:
         raise ValueError(f"async_dot: the accumulator is {_shape(acc)}, the product is {[m, n]}")
     operands = [x for x in (A, B) if isinstance(x, buffered_tensor)]
-    a = dtypes.decode(A.view.read(), A.dtype_name) if isinstance(A, buffered_tensor) else values.to_numpy(A)
-    product = _product(a, dtypes.decode(B.view.read(), B.dtype_name))
+    a = A.view.read() if isinstance(A, buffered_tensor) else values.to_stored(A)
+    product = _product(_matrix(a, A.dtype.name), _matrix(B.view.read(), B.dtype_name))
     dtype = acc.dtype if acc is not None else out_dtype
     if acc is not None:
         product = product + values.to_numpy(acc)

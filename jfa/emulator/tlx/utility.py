@@ -90,32 +90,26 @@ def clock64():
 # ---------------------------------------------------------------- warps
 
 
-def _by_warp(flat, function):
-    """function(rows of 32 lanes) with the result spread over each row. A warp holds 32 consecutive elements."""
-    if flat.size % _WARP:
-        return np.full(flat.shape, function(flat[None, :])[0])
-    return np.repeat(function(flat.reshape(-1, _WARP)), _WARP)
-
-
 @api
 def vote_ballot_sync(mask, pred):
-    """Every lane's predicate as one bit, for each warp: a block of int32 in the predicate's shape."""
+    """Every lane's predicate as one bit, for each warp: a block of int32 in the predicate's shape.
+
+    Element i belongs to thread i modulo the task's threads; a thread with several elements votes yes if any of them does,
+    and all its
+    elements get its warp's ballot (asked of an H200: tests/gpu/h200_facts.json).
+    """
     mask = integer(mask) & 0xFFFFFFFF
-    begin("vote_ballot_sync", "")
+    task, _, _ = begin("vote_ballot_sync", "")
     if not isinstance(pred, tl.tensor) or not values.is_block(pred):
         return values.make_scalar(int(np.uint32(mask if values.scalar(pred) else 0).view(np.int32)), tl.int32)
     data = values.to_numpy(pred)
-    bits = np.uint32(1) << np.arange(_WARP, dtype=np.uint32)
-
-    def ballot(rows):
-        votes = (rows * bits[: rows.shape[1]]).sum(axis=1, dtype=np.uint64)
-        return (votes & np.uint64(mask)).astype(np.uint32).view(np.int32)
-
     flat = (data != 0).reshape(-1)
-    if flat.size < _WARP:  # the block repeats over the warp's lanes
-        flat = np.resize(flat, _WARP)
-        return values.from_numpy(np.full(data.shape, ballot(flat[None, :])[0], np.int32), tl.int32)
-    return values.from_numpy(_by_warp(flat, ballot).reshape(data.shape), tl.int32)
+    threads = _WARP * task.num_warps
+    votes = np.resize(flat, threads) if flat.size < threads else flat.reshape(-1, threads).any(axis=0)
+    bits = np.uint64(1) << np.arange(_WARP, dtype=np.uint64)
+    ballots = (votes.reshape(-1, _WARP) * bits).sum(axis=1, dtype=np.uint64) & np.uint64(mask)
+    spread = np.repeat(ballots.astype(np.uint32).view(np.int32), _WARP)
+    return values.from_numpy(np.resize(spread, flat.size).reshape(data.shape), tl.int32)
 
 
 _REDUX = {
@@ -136,7 +130,8 @@ def warp_redux(x, op):
         reduced = function(blocks.reshape(-1, _WARP)).reshape(blocks.shape[:2])
         out = np.repeat(reduced, _WARP, axis=0)
     else:
-        out = _by_warp(data.reshape(-1), function).reshape(data.shape)
+        rows = data.reshape(-1, _WARP) if data.size % _WARP == 0 else data.reshape(1, -1)
+        out = np.repeat(function(rows), rows.shape[1]).reshape(data.shape)
     return values.from_numpy(np.ascontiguousarray(out), x.dtype)
 
 
