@@ -321,7 +321,7 @@ class TensorMap:
     def _clip(self, offsets, whole_chunks=False):
         """(slices into the box, start per dimension, extents) of the part inside the tensor; None where nothing is.
 
-        Stores clip the inner dimension in chunks of 16 bytes: what lies between the last element and the end of its chunk is written.
+        Stores clip the inner dimension in chunks of 16 bytes: all of the last element's chunk is written.
         """
         inside, start, extents = [], [], []
         shape = self.shape
