@@ -6,6 +6,7 @@ bound, so that re-run cells and edited helpers take effect.
 """
 
 import builtins
+import enum
 import inspect
 import types
 
@@ -177,23 +178,13 @@ def bind(value):
         return _bind_class(value)
     module = getattr(value, "__module__", None) or ""
     if module.startswith(_TLX):
-        return _tlx_attribute(getattr(value, "__name__", None), value)
-    if module == "triton.language.extra.cuda.inline_ptx_lib" and value.__name__ in _INLINE_PTX:
-        return _INLINE_PTX[value.__name__]
+        return _tlx_object(value)
     if getattr(value, "__triton_builtin__", False):
         direct = language.native(value.__name__) if module in _LANGUAGE_MODULES else None
         return direct or _bound(value, language.wrap_builtin)
     if module == "triton.language.extra.libdevice":
         return _libdevice(value.__name__)
     return value
-
-
-# Triton's inline PTX on pairs of fp32 numbers, by what it computes.
-_INLINE_PTX = {
-    "_mul_f32x2": lambda a, b: fix(a * b),
-    "_sub_f32x2": lambda a, b: fix(a - b),
-    "_fma_f32x2": lambda a, b, c: fix(a * b + c),
-}
 
 
 _LANGUAGE_MODULES = {f"triton.language{m}" for m in ("", ".core", ".math", ".standard", ".random")}
@@ -362,6 +353,15 @@ def _tlx_attribute(name, real):
     if isinstance(real, _CONSTEXPR_FUNCTIONS):
         return _constexpr_function(real)
     return language.unsupported(f"tlx.{name}") if callable(real) else real
+
+
+def _tlx_object(value):
+    """Something taken out of TLX: a function or class by its name, an enum's member by its class, else itself."""
+    if isinstance(value, enum.Enum):
+        owner = _emulated_tlx(type(value).__name__)
+        return value if owner is None else getattr(owner, value.name, value)
+    name = getattr(value, "__name__", None)
+    return _tlx_attribute(name, value) if name else value
 
 
 # ---- tasks
