@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from jfa.kernels.base import Problem, wrong_gpu
-from jfa.kernels.hopper import backward as _backward
+from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready
+from jfa.kernels.hopper import backward as _general
+from jfa.kernels.hopper import backward_shared_q as _shared_q
 from jfa.kernels.hopper import forward as _forward
-
-forward = _forward.forward
-backward = _backward.backward
+from jfa.kernels.hopper.prepare import finish_dq, prepare_rows
+from jfa.kernels.hopper.tiles import TileList
 
 __all__ = ["backward", "forward", "plan", "supports"]
+
+forward = _forward.forward
 
 
 def supports(problem: Problem) -> str | None:
@@ -26,5 +31,26 @@ def supports(problem: Problem) -> str | None:
 
 def plan(problem: Problem) -> list[torch.Tensor]:
     """Tile lists of the forward and the backward, for several calls with the same offsets."""
-    lists = _forward.tile_list(problem), _backward.tile_list(problem)
+    lists = _forward.tile_list(problem), _backward_kernel(problem).tile_list(problem)
     return [x for tiles in lists for x in (tiles.records, tiles.counts)]
+
+
+def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True)):
+    """(dq, dk, dv) in the inputs' dtypes: see jfa.kernels.base."""
+    if out.numel() == 0 or problem.num_batches == 0 or problem.rows_kv == 0:
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    if problem.sm_scale < 0:
+        problem = replace(problem, sm_scale=-problem.sm_scale)
+        dq, dk, dv = backward(problem, dout, dlse, -q, k, v, out, lse, plan, needs)
+        return -dq, dk, dv
+    kernel = _backward_kernel(problem)
+    tiles = TileList(*plan[2:4]) if plan else kernel.tile_list(problem)
+    rows = prepare_rows(problem, out, dout, lse, dlse)
+    q, k, v, dout = (make_tma_ready(x) for x in (q, k, v, dout))
+    dk, dv = empty_tma_ready(k, problem.head_dim), empty_tma_ready(v, problem.head_dim_v)
+    accumulated = kernel.launch(problem, tiles, rows, q, k, v, dout, dk, dv)
+    return finish_dq(problem, rows, accumulated, q.dtype), dk.contiguous(), dv.contiguous()
+
+
+def _backward_kernel(problem: Problem):
+    return _shared_q if _shared_q.applies(problem) else _general

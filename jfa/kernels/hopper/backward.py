@@ -6,17 +6,16 @@ For a tile of 128 keys of one key/value head and every block of 64 queries that 
     dP^T = V dO^T          dS^T = P^T (dP^T - delta)            dK += dS^T Q          dQ += dS K
 
 Two consumer warp groups own 64 keys each: S^T, dP^T, dK and dV never leave their registers, and P^T and dS^T enter the next
-product straight from them. Only dQ needs all 128 keys: both write their dS^T to shared memory. With D = 128 each then makes the
-half of dQ that belongs to half of K's columns; with D = 64 the two take whole blocks in turn. dQ leaves by TMA reduce-add
-in fp32. Query heads of a group (GQA) are walked one after another in the same tile, so dK and dV need no atomics.
+product straight from them. Only dQ needs all 128 keys: both write their dS^T to shared memory, and they take turns in making
+dQ from it, one block each. So a consumer waits for the other only every second block, and while one adds up dQ the other is
+already in the next block. dQ leaves by TMA reduce-add in fp32. Query heads of a group (GQA) are walked one after another in the
+same tile, so dK and dV need no atomics.
 
 dQ is added in whatever order tiles finish; with ``deterministic`` it is left out here and made by the second kernel of
 jfa.kernels.hopper.backward_dq.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 import triton
@@ -26,11 +25,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.band import in_band, query_blocks
-from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_box, ragged_descriptor
+from jfa.kernels.common.ragged import ragged_box, ragged_descriptor
 from jfa.kernels.common.softmax import LOG2_E
 from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.configs import TINY_SCALE, padded_dim, workers
-from jfa.kernels.hopper.prepare import PaddedRows, finish_dq, prepare_rows
+from jfa.kernels.hopper.prepare import PaddedRows
 from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
 from jfa.kernels.hopper.tiles import TileList, key_tiles, padded
 
@@ -38,8 +37,8 @@ KEYS = tl.constexpr(64)  # key rows of one consumer: the M of a wgmma
 CONSUMERS = tl.constexpr(2)
 BLOCK_M = tl.constexpr(64)  # queries of a block
 BOTH = tl.constexpr(256)  # threads of both consumers
-DS_READY = tl.constexpr(9)  # named barrier: both halves of a dS block are written
-TILE_DONE = tl.constexpr(10)  # named barrier: both consumers have read K for the last time
+DS_STAGES = tl.constexpr(2)  # blocks of dS^T: the one whose dQ is being made and the next
+TILE_DONE = tl.constexpr(9)  # named barrier: both consumers have read K for the last time
 
 
 @triton.jit
@@ -71,13 +70,16 @@ def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, 
     SIZE: tl.constexpr = tlx.size_of(tlx.dtype_of(desc_q))
     turn = 0
     count = 0
-    item = draw_item(counter, queue, turn)
+    item = draw_item(counter, queue, turn, False)
+    tile, kv_head = find_tile(records, num_tiles, kv_heads, item, False)
     while item < items:
-        tile, kv_head = find_tile(records, num_tiles, kv_heads, item, False)
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
         first, bulk_begin, bulk_end, end = query_blocks(row0, BLOCK_N, len_q, len_kv, lo, hi, BLOCK_M, HAS_LO, HAS_HI)
         load_box(desc_k, k_ring, 0, turn & 1, kv_begin, len_kv, row0, kv_head, SIZE * BLOCK_N * D)
         load_box(desc_v, v_ring, 0, turn & 1, kv_begin, len_kv, row0, kv_head, SIZE * BLOCK_N * DV)
+        turn += 1
+        item = draw_item(counter, queue, turn, False)
+        tile, next_head = find_tile(records, num_tiles, kv_heads, item, False)
         for head in range(kv_head * group, kv_head * group + group):
             constants = padded_rows.to(tl.int64) * head + pad_begin
             for block in range(first, end):
@@ -87,21 +89,38 @@ def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, 
                 load_box_and_rows(desc_do, do_ring, slot, parity, out_begin, len_q, block * BLOCK_M, head,
                                   delta + constants + block * BLOCK_M, BLOCK_M, SIZE * BLOCK_M * DV)
                 count += 1
-        turn += 1
-        item = draw_item(counter, queue, turn)
+        kv_head = next_head
 
 
 @triton.jit
-def add_dq(desc_dq, stage, dq, row, column):
-    """Adds [64, 64] of dQ at (row, column), in fp32, by TMA."""
+def publish_ds(ds_ring, ds, count, part):
+    """Writes this consumer's half of a block's dS^T; where the block's dQ is the other's turn, tells it."""
+    ds_tiles, ds_fulls, ds_empties = ds_ring
+    slot, parity = ring_slot(count, DS_STAGES)
+    theirs = count % 2 != part
+    tlx.barrier_wait(ds_empties[slot], parity ^ 1, pred=theirs)
+    tlx.local_store(tlx.local_slice(ds_tiles[slot], [part * KEYS, 0], [KEYS, BLOCK_M]), ds)
+    tlx.fence("async_shared")
+    tlx.barrier_arrive(ds_fulls[slot], 1, pred=theirs)
+
+
+@triton.jit
+def add_dq(desc_dq, stage, ds_ring, k_tile, count, row):
+    """This consumer's turn: dQ [64, D] of the block from both halves of dS^T, added in fp32 by TMA."""
+    ds_tiles, ds_fulls, ds_empties = ds_ring
+    slot, parity = ring_slot(count, DS_STAGES)
+    tlx.barrier_wait(ds_fulls[slot], parity)
+    dq = tlx.async_dot(tlx.local_trans(ds_tiles[slot]), k_tile)
+    dq = tlx.async_dot_wait(0, dq)
+    tlx.barrier_arrive(ds_empties[slot], 1)
     tlx.async_descriptor_store_wait(0)
     tlx.local_store(stage, dq)
     tlx.fence("async_shared")
-    tlx.async_descriptor_store(desc_dq, stage, [row, column], store_reduce="add")
+    tlx.async_descriptor_store(desc_dq, stage, [row, 0], store_reduce="add")
 
 
 @triton.jit
-def backward_block(desc_dq, k_tile, v_tile, q_ring, do_ring, ds_tiles, dq_stage, dk, dv, count, block, dq_row,
+def backward_block(desc_dq, k_tile, v_tile, q_ring, do_ring, ds_ring, dq_stage, dk, dv, count, block, dq_row,
                    key0, len_kv, lo, hi, scale_log2, part,
                    D: tl.constexpr, STAGES: tl.constexpr, WITH_DQ: tl.constexpr,
                    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, MASKED: tl.constexpr):
@@ -128,26 +147,14 @@ def backward_block(desc_dq, k_tile, v_tile, q_ring, do_ring, ds_tiles, dq_stage,
     ds = (p.to(tl.float32) * (dp - row_delta[None, :])).to(k_tile.dtype)
     dk = tlx.async_dot(ds, q_tiles[slot], dk)
     if WITH_DQ:
-        ds_tile = ds_tiles[count % 2]
-        tlx.local_store(tlx.local_slice(ds_tile, [part * KEYS, 0], [KEYS, BLOCK_M]), ds)
-        tlx.fence("async_shared")
-        tlx.named_barrier_wait(DS_READY, BOTH)
-    HALVES: tl.constexpr = WITH_DQ and D > 64
-    if HALVES:
-        half = tlx.local_slice(k_tile, [0, part * (D // 2)], [CONSUMERS * KEYS, D // 2])
-        dq = tlx.async_dot(tlx.local_trans(ds_tile), half)
-    dv = tlx.async_dot_wait(2 if HALVES else 1, dv)
+        publish_ds(ds_ring, ds, count, part)
+    dv = tlx.async_dot_wait(1, dv)
     tlx.barrier_arrive(do_empties[slot], 1)
-    dk = tlx.async_dot_wait(1 if HALVES else 0, dk)
+    dk = tlx.async_dot_wait(0, dk)
     tlx.barrier_arrive(q_empties[slot], 1)
-    if HALVES:
-        dq = tlx.async_dot_wait(0, dq)
-        add_dq(desc_dq, dq_stage, dq, dq_row + block * BLOCK_M, part * (D // 2))
-    elif WITH_DQ:
+    if WITH_DQ:
         if count % 2 == part:
-            dq = tlx.async_dot(tlx.local_trans(ds_tile), k_tile)
-            dq = tlx.async_dot_wait(0, dq)
-            add_dq(desc_dq, dq_stage, dq, dq_row + block * BLOCK_M, 0)
+            add_dq(desc_dq, dq_stage, ds_ring, k_tile, count, dq_row + block * BLOCK_M)
     return dk, dv, count + 1
 
 
@@ -162,7 +169,7 @@ def store_gradient(desc, tile, gradient, part, begin, length, row, head):
 
 @triton.jit
 def consume(desc_dq, desc_dk, desc_dv, dq_rows, records, num_tiles, items, kv_heads, group,
-            scale, scale_log2, queue, k_ring, v_ring, q_ring, do_ring, ds_tiles, dq_stages, part,
+            scale, scale_log2, queue, k_ring, v_ring, q_ring, do_ring, ds_ring, dq_stages, part,
             D: tl.constexpr, DV: tl.constexpr, STAGES: tl.constexpr, WITH_DQ: tl.constexpr,
             BROADCAST_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """Consumer of 64 keys of every tile."""
@@ -172,8 +179,8 @@ def consume(desc_dq, desc_dk, desc_dv, dq_rows, records, num_tiles, items, kv_he
     turn = 0
     count = 0
     item = receive_item(queue, turn)
+    tile, kv_head = find_tile(records, num_tiles, kv_heads, item, False)
     while item < items:
-        tile, kv_head = find_tile(records, num_tiles, kv_heads, item, False)
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
         first, bulk_begin, bulk_end, end = query_blocks(row0, BLOCK_N, len_q, len_kv, lo, hi, BLOCK_M, HAS_LO, HAS_HI)
         dq_begin = pad_begin
@@ -188,25 +195,27 @@ def consume(desc_dq, desc_dk, desc_dv, dq_rows, records, num_tiles, items, kv_he
             if HAS_HI:
                 for block in range(first, bulk_begin):
                     dk, dv, count = backward_block(
-                        desc_dq, k_tiles[0], v_tiles[0], q_ring, do_ring, ds_tiles, dq_stages[part], dk, dv, count, block, dq_row,
+                        desc_dq, k_tiles[0], v_tiles[0], q_ring, do_ring, ds_ring, dq_stages[part], dk, dv, count, block, dq_row,
                         row0, len_kv, lo, hi, scale_log2, part, D, STAGES, WITH_DQ, HAS_LO, HAS_HI, True)
             for block in range(bulk_begin, bulk_end):
                 dk, dv, count = backward_block(
-                    desc_dq, k_tiles[0], v_tiles[0], q_ring, do_ring, ds_tiles, dq_stages[part], dk, dv, count, block, dq_row,
+                    desc_dq, k_tiles[0], v_tiles[0], q_ring, do_ring, ds_ring, dq_stages[part], dk, dv, count, block, dq_row,
                     row0, len_kv, lo, hi, scale_log2, part, D, STAGES, WITH_DQ, HAS_LO, HAS_HI, False)
             for block in range(bulk_end, end):
                 dk, dv, count = backward_block(
-                    desc_dq, k_tiles[0], v_tiles[0], q_ring, do_ring, ds_tiles, dq_stages[part], dk, dv, count, block, dq_row,
+                    desc_dq, k_tiles[0], v_tiles[0], q_ring, do_ring, ds_ring, dq_stages[part], dk, dv, count, block, dq_row,
                     row0, len_kv, lo, hi, scale_log2, part, D, STAGES, WITH_DQ, HAS_LO, HAS_HI, True)
         mine = row0 + part * KEYS
+        turn += 1
+        item = receive_item(queue, turn)
+        tile, next_head = find_tile(records, num_tiles, kv_heads, item, False)
         store_gradient(desc_dv, v_tiles[0], dv, part, kv_begin, len_kv, mine, kv_head)
         tlx.named_barrier_wait(TILE_DONE, BOTH)
         store_gradient(desc_dk, k_tiles[0], dk * scale, part, kv_begin, len_kv, mine, kv_head)
         tlx.async_descriptor_store_wait(0)
         tlx.barrier_arrive(k_empties[0], 1)
         tlx.barrier_arrive(v_empties[0], 1)
-        turn += 1
-        item = receive_item(queue, turn)
+        kv_head = next_head
 
 
 @triton.jit(do_not_specialize=["padded_rows", "dq_rows", "kv_heads", "group"])
@@ -217,7 +226,7 @@ def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, 
     """Buffers, barriers, and who runs which role. Grid: (programs,).
 
     desc_q, desc_do: ragged, boxes [64, D] and [64, DV]; desc_k, desc_v: ragged, [128, D], [128, DV]; desc_dk, desc_dv:
-    ragged, [64, D], [64, DV]; desc_dq: plain, fp32, [H * dq_rows, D], boxes [64, 64]. lse2, delta [H, padded_rows] fp32.
+    ragged, [64, D], [64, DV]; desc_dq: plain, fp32, [H * dq_rows, D], boxes [64, D]. lse2, delta [H, padded_rows] fp32.
     records, counts: a list of 128 keys a tile; counter: one int32 of 0.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
@@ -228,8 +237,8 @@ def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, 
     v_tiles = tlx.local_alloc((BLOCK_N, DV), DTYPE, 1)
     q_tiles = tlx.local_alloc((BLOCK_M, D), DTYPE, STAGES)
     do_tiles = tlx.local_alloc((BLOCK_M, DV), DTYPE, STAGES)
-    ds_tiles = tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, 2)
-    dq_stages = tlx.local_alloc((BLOCK_M, 64), tl.float32, CONSUMERS)
+    ds_tiles = tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, DS_STAGES)
+    dq_stages = tlx.local_alloc((BLOCK_M, D), tl.float32, CONSUMERS)
     k_ring = (k_tiles, tlx.alloc_barriers(1, arrive_count=1), tlx.alloc_barriers(1, arrive_count=CONSUMERS))
     v_ring = (v_tiles, tlx.alloc_barriers(1, arrive_count=1), tlx.alloc_barriers(1, arrive_count=CONSUMERS))
     lse_tiles = tlx.local_alloc((BLOCK_M,), tl.float32, STAGES)
@@ -238,6 +247,7 @@ def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, 
               lse_tiles)
     do_ring = (do_tiles, tlx.alloc_barriers(STAGES, arrive_count=1), tlx.alloc_barriers(STAGES, arrive_count=CONSUMERS),
                delta_tiles)
+    ds_ring = (ds_tiles, tlx.alloc_barriers(DS_STAGES, arrive_count=1), tlx.alloc_barriers(DS_STAGES, arrive_count=1))
     drawn = tlx.local_alloc((1,), tl.int32, SLOTS)
     queue = (drawn, tlx.alloc_barriers(SLOTS, arrive_count=1), tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS))
     with tlx.async_tasks():
@@ -246,29 +256,12 @@ def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, 
                     queue, k_ring, v_ring, q_ring, do_ring, D, DV, STAGES, HAS_LO, HAS_HI)
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=CONSUMERS):  # consumers
             consume(desc_dq, desc_dk, desc_dv, dq_rows, records, num_tiles, items, kv_heads, group,
-                    scale, scale_log2, queue, k_ring, v_ring, q_ring, do_ring, ds_tiles, dq_stages, tlx.async_task_replica_id(),
+                    scale, scale_log2, queue, k_ring, v_ring, q_ring, do_ring, ds_ring, dq_stages, tlx.async_task_replica_id(),
                     D, DV, STAGES, WITH_DQ, BROADCAST_Q, HAS_LO, HAS_HI)
 
 
-def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True)):
-    """(dq, dk, dv) in the inputs' dtypes: see jfa.kernels.base."""
-    if out.numel() == 0 or problem.num_batches == 0 or problem.rows_kv == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    scale = problem.sm_scale
-    if scale < 0:
-        dq, dk, dv = backward(replace(problem, sm_scale=-scale), dout, dlse, -q, k, v, out, lse, plan, needs)
-        return -dq, dk, dv
-    rows = prepare_rows(problem, out, dout, lse, dlse)
-    tiles = TileList(*plan[2:4]) if plan else tile_list(problem)
-    q, k, v, dout = (make_tma_ready(x) for x in (q, k, v, dout))
-    dk, dv = empty_tma_ready(k, problem.head_dim), empty_tma_ready(v, problem.head_dim_v)
-    accumulated = launch(problem, tiles, rows, q, k, v, dout, dk, dv)
-    dq = finish_dq(problem, rows, accumulated, q.dtype)
-    return dq, dk.contiguous(), dv.contiguous()
-
-
 def tile_list(problem: Problem) -> TileList:
-    """The list of tiles that :func:`backward` walks."""
+    """The list of tiles that :func:`launch` walks."""
     return key_tiles(problem, 128, 64)
 
 
@@ -280,7 +273,7 @@ def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, d
     grid = (min(workers(problem.device), tiles.records.shape[0] * problem.num_kv_heads),)
     backward_kernel[grid](
         ragged_descriptor(q, 64, d), ragged_descriptor(k, 128, d), ragged_descriptor(v, 128, dv_block),
-        ragged_descriptor(dout, 64, dv_block), TensorDescriptor.from_tensor(accumulated.view(-1, d), [64, 64]),
+        ragged_descriptor(dout, 64, dv_block), TensorDescriptor.from_tensor(accumulated.view(-1, d), [64, d]),
         ragged_descriptor(dk, 64, d), ragged_descriptor(dv, 64, dv_block), rows.lse2, rows.delta, rows.count, dq_rows,
         tiles.records, tiles.counts, torch.zeros(1, dtype=torch.int32, device=q.device), problem.num_kv_heads,
         problem.group_size, problem.sm_scale, max(problem.sm_scale * LOG2_E, TINY_SCALE),
@@ -307,7 +300,7 @@ def _compile_config(name, d, stages, with_dq, has_lo, has_hi):
         name=name,
         kernel="jfa.kernels.hopper.backward:backward_kernel",
         signature=dict(desc_q=desc.format(64, d), desc_k=desc.format(128, d), desc_v=desc.format(128, d),
-                       desc_do=desc.format(64, d), desc_dq="tensordesc<fp32[64, 64]>", desc_dk=desc.format(64, d),
+                       desc_do=desc.format(64, d), desc_dq=f"tensordesc<fp32[64, {d}]>", desc_dk=desc.format(64, d),
                        desc_dv=desc.format(64, d), lse2="*fp32", delta="*fp32", padded_rows="i32", dq_rows="i32",
                        records="*i32", counts="*i32", counter="*i32", kv_heads="i32", group="i32", scale="fp32",
                        scale_log2="fp32"),

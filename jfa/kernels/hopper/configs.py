@@ -21,6 +21,7 @@ class ForwardConfig:
     parts: int  # consumers that share a head's blocks: a tile has 64 * parts queries
     heads: int  # heads of a tile
     resident_q: bool
+    q_stages: int = 2  # tiles of queries in flight
     registers: int = 232  # of a consumer's thread
 
     @property
@@ -41,9 +42,11 @@ def forward_config(problem: Problem) -> ForwardConfig:
     longest = problem.rows_q if problem.broadcast_q else problem.max_seq_len_q
     if 0 < longest <= 64 and width <= 128:
         heads = 2 if problem.num_heads % 2 == 0 else 1
-        return ForwardConfig(block_n=64, stages=512 // (width * heads), parts=1, heads=heads, resident_q=resident)
+        return ForwardConfig(64, 512 // (width * heads), 1, heads, resident, q_stages=1 if resident else 2)
+    if resident and width == 128:
+        return ForwardConfig(64, 4, 2, 1, resident, q_stages=1)
     block_n, stages = {64: (128, 2), 128: (128, 2), 256: (32, 2)}[width]
-    return ForwardConfig(block_n, stages, parts=2, heads=1, resident_q=resident)
+    return ForwardConfig(block_n, stages, 2, 1, resident, q_stages=1 if resident or width == 256 else 2)
 
 
 def workers(device: torch.device) -> int:

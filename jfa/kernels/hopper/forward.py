@@ -67,37 +67,51 @@ def load_box(desc, ring, slot, parity, begin, length, row, head, BYTES: tl.const
 
 
 @triton.jit
+def load_keys_values(desc_k, desc_v, k_ring, v_ring, count, kv_begin, len_kv, row, first_head, group, SIZE: tl.constexpr,
+                     D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, HEADS: tl.constexpr):
+    """The count-th key block and value block of every head of the tile."""
+    slot, parity = ring_slot(count, STAGES)
+    for h in tl.static_range(HEADS):
+        load_box(desc_k, k_ring, slot + h * STAGES, parity, kv_begin, len_kv, row, (first_head + h) // group, SIZE * BLOCK_N * D)
+    for h in tl.static_range(HEADS):
+        load_box(desc_v, v_ring, slot + h * STAGES, parity, kv_begin, len_kv, row, (first_head + h) // group, SIZE * BLOCK_N * DV)
+
+
+@triton.jit
 def produce(desc_q, desc_k, desc_v, rows_q, records, num_tiles, items, heads, group, counter, queue, q_ring, k_ring, v_ring,
-            D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, HEADS: tl.constexpr,
-            PARTS: tl.constexpr, RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """Producer: of every tile the queries, then the key and value blocks from last to first."""
+            D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, Q_STAGES: tl.constexpr,
+            HEADS: tl.constexpr, PARTS: tl.constexpr, RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+    """Producer: of every tile the queries, then the key and value blocks from last to first.
+
+    The next number is drawn behind the first block, so that its latency hides behind the ring.
+    """
     SIZE: tl.constexpr = tlx.size_of(tlx.dtype_of(desc_q))
+    CONSUMERS: tl.constexpr = HEADS * PARTS
     turn = 0
     count = 0
-    item = draw_item(counter, queue, turn)
+    item = draw_item(counter, queue, turn, False)
+    tile, column = find_tile(records, num_tiles, heads // HEADS, item, RESIDENT_Q)
     while item < items:
-        tile, column = find_tile(records, num_tiles, heads // HEADS, item, RESIDENT_Q)
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
         first, bulk_begin, bulk_end, end = key_blocks(row0, PARTS * ROWS, len_q, len_kv, lo, hi, BLOCK_N, HAS_LO, HAS_HI)
+        first_head = column * HEADS
         if RESIDENT_Q:
             q_begin = 0
             len_q = rows_q
         if not RESIDENT_Q or turn == 0:
-            for c in tl.static_range(HEADS * PARTS):
-                load_box(desc_q, q_ring, c, turn & 1, q_begin, len_q, row0 + c % PARTS * ROWS, column * HEADS + c // PARTS,
-                         SIZE * ROWS * D)
-        for back in range(end - first):
-            slot, parity = ring_slot(count, STAGES)
-            row = (end - 1 - back) * BLOCK_N
-            for h in tl.static_range(HEADS):
-                load_box(desc_k, k_ring, slot + h * STAGES, parity, kv_begin, len_kv, row, (column * HEADS + h) // group,
-                         SIZE * BLOCK_N * D)
-            for h in tl.static_range(HEADS):
-                load_box(desc_v, v_ring, slot + h * STAGES, parity, kv_begin, len_kv, row, (column * HEADS + h) // group,
-                         SIZE * BLOCK_N * DV)
-            count += 1
+            slot, parity = ring_slot(turn, Q_STAGES)
+            for c in tl.static_range(CONSUMERS):
+                load_box(desc_q, q_ring, slot * CONSUMERS + c, parity, q_begin, len_q, row0 + c % PARTS * ROWS,
+                         first_head + c // PARTS, SIZE * ROWS * D)
+        load_keys_values(desc_k, desc_v, k_ring, v_ring, count, kv_begin, len_kv, (end - 1) * BLOCK_N, first_head, group,
+                         SIZE, D, DV, BLOCK_N, STAGES, HEADS)
         turn += 1
-        item = draw_item(counter, queue, turn)
+        item = draw_item(counter, queue, turn, False)
+        tile, column = find_tile(records, num_tiles, heads // HEADS, item, RESIDENT_Q)
+        for back in range(1, end - first):
+            load_keys_values(desc_k, desc_v, k_ring, v_ring, count + back, kv_begin, len_kv, (end - 1 - back) * BLOCK_N,
+                             first_head, group, SIZE, D, DV, BLOCK_N, STAGES, HEADS)
+        count += end - first
 
 
 @triton.jit
@@ -196,9 +210,9 @@ def store_tile(desc_o, o_tile, lse, acc, row_max, row_sum, out_begin, len_q, row
 
 @triton.jit
 def consume(desc_o, lse, rows_out, records, num_tiles, items, heads, scale_log2, queue, q_ring, k_ring, v_ring, o_tiles, consumer,
-            DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr,
-            RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """Consumer of 64 query rows of every tile: scores, softmax, p V, epilogue."""
+            DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, Q_STAGES: tl.constexpr, HEADS: tl.constexpr,
+            PARTS: tl.constexpr, RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+    """Consumer of 64 query rows of every tile: scores, softmax, p V, epilogue. The next tile is looked up before the epilogue."""
     q_tiles, q_fulls, q_empties = q_ring
     part: tl.constexpr = consumer % PARTS
     base: tl.constexpr = consumer // PARTS * STAGES
@@ -207,25 +221,29 @@ def consume(desc_o, lse, rows_out, records, num_tiles, items, heads, scale_log2,
     turn = 0
     count = 0
     item = receive_item(queue, turn)
+    tile, column = find_tile(records, num_tiles, heads // HEADS, item, RESIDENT_Q)
     while item < items:
-        tile, column = find_tile(records, num_tiles, heads // HEADS, item, RESIDENT_Q)
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
         blocks = key_blocks(row0, PARTS * ROWS, len_q, len_kv, lo, hi, BLOCK_N, HAS_LO, HAS_HI)
-        rows = row0 + part * ROWS + tl.arange(0, ROWS)
+        head = column * HEADS + consumer // PARTS
+        mine = row0 + part * ROWS
+        rows = mine + tl.arange(0, ROWS)
+        slot, parity = ring_slot(turn, Q_STAGES)
+        q = slot * HEADS * PARTS + consumer
         if not RESIDENT_Q or turn == 0:
-            tlx.barrier_wait(q_fulls[consumer], turn & 1)
+            tlx.barrier_wait(q_fulls[q], parity)
         acc, row_max, row_sum, p, count = attend_tile(
-            q_tiles[consumer], k_ring, v_ring, base, part, count, rows, blocks, len_kv, lo, hi, scale_log2, o_tiles.dtype,
+            q_tiles[q], k_ring, v_ring, base, part, count, rows, blocks, len_kv, lo, hi, scale_log2, o_tiles.dtype,
             DV, BLOCK_N, STAGES, PARTS, HAS_LO, HAS_HI)
         if not RESIDENT_Q:
-            tlx.barrier_arrive(q_empties[consumer], 1)
+            tlx.barrier_arrive(q_empties[q], 1)
         acc = accumulate_block(p, acc, v_ring, base, count - 1, STAGES)
-        acc = tlx.async_dot_wait(0, acc)
-        release(v_ring, base, count - 1, STAGES)
-        store_tile(desc_o, o_tiles[consumer], lse, acc, row_max, row_sum, out_begin, len_q, row0 + part * ROWS, rows,
-                   column * HEADS + consumer // PARTS, rows_out)
         turn += 1
         item = receive_item(queue, turn)
+        tile, column = find_tile(records, num_tiles, heads // HEADS, item, RESIDENT_Q)
+        acc = tlx.async_dot_wait(0, acc)
+        release(v_ring, base, count - 1, STAGES)
+        store_tile(desc_o, o_tiles[consumer], lse, acc, row_max, row_sum, out_begin, len_q, mine, rows, head, rows_out)
     if PARTS == 2 and part == 0:
         tlx.named_barrier_wait(9, 256)
     tlx.async_descriptor_store_wait(0)
@@ -233,8 +251,8 @@ def consume(desc_o, lse, rows_out, records, num_tiles, items, heads, scale_log2,
 
 @triton.jit(do_not_specialize=["rows_q", "rows_out", "heads", "group"])
 def forward_kernel(desc_q, desc_k, desc_v, desc_o, lse, rows_q, rows_out, records, counts, counters, heads, group, scale_log2,
-                   D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, HEADS: tl.constexpr,
-                   PARTS: tl.constexpr, RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
+                   D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, Q_STAGES: tl.constexpr,
+                   HEADS: tl.constexpr, PARTS: tl.constexpr, RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
                    REGISTERS: tl.constexpr):
     """Buffers, barriers, and who runs which role. Grid: (programs,), or (programs, H // HEADS) with resident queries.
 
@@ -249,9 +267,9 @@ def forward_kernel(desc_q, desc_k, desc_v, desc_o, lse, rows_q, rows_out, record
     if not RESIDENT_Q:
         items = num_tiles * (heads // HEADS)
     o_tiles = tlx.local_alloc((ROWS, DV), DTYPE, CONSUMERS)
-    q_tiles = tlx.local_alloc((ROWS, D), DTYPE, CONSUMERS)
-    q_fulls = tlx.alloc_barriers(CONSUMERS, arrive_count=1)
-    q_empties = tlx.alloc_barriers(CONSUMERS, arrive_count=1)
+    q_tiles = tlx.local_alloc((ROWS, D), DTYPE, Q_STAGES * CONSUMERS)
+    q_fulls = tlx.alloc_barriers(Q_STAGES * CONSUMERS, arrive_count=1)
+    q_empties = tlx.alloc_barriers(Q_STAGES * CONSUMERS, arrive_count=1)
     k_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, HEADS * STAGES)
     k_fulls = tlx.alloc_barriers(HEADS * STAGES, arrive_count=1)
     k_empties = tlx.alloc_barriers(HEADS * STAGES, arrive_count=PARTS)
@@ -271,10 +289,10 @@ def forward_kernel(desc_q, desc_k, desc_v, desc_o, lse, rows_q, rows_out, record
             if RESIDENT_Q:
                 counter += tl.program_id(1)
             produce(desc_q, desc_k, desc_v, rows_q, records, num_tiles, items, heads, group, counter, queue,
-                    q_ring, k_ring, v_ring, D, DV, BLOCK_N, STAGES, HEADS, PARTS, RESIDENT_Q, HAS_LO, HAS_HI)
+                    q_ring, k_ring, v_ring, D, DV, BLOCK_N, STAGES, Q_STAGES, HEADS, PARTS, RESIDENT_Q, HAS_LO, HAS_HI)
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=CONSUMERS):  # consumers
             consume(desc_o, lse, rows_out, records, num_tiles, items, heads, scale_log2, queue, q_ring, k_ring, v_ring, o_tiles,
-                    tlx.async_task_replica_id(), DV, BLOCK_N, STAGES, HEADS, PARTS, RESIDENT_Q, HAS_LO, HAS_HI)
+                    tlx.async_task_replica_id(), DV, BLOCK_N, STAGES, Q_STAGES, HEADS, PARTS, RESIDENT_Q, HAS_LO, HAS_HI)
 
 
 def forward(problem: Problem, q, k, v, plan=None, config: ForwardConfig | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -313,7 +331,7 @@ def launch(problem: Problem, config: ForwardConfig, tiles: TileList, q, k, v, sc
         ragged_descriptor(q, 64, d), ragged_descriptor(k, config.block_n, d), ragged_descriptor(v, config.block_n, dv),
         ragged_descriptor(out, 64, dv), lse, problem.rows_q, problem.rows_out, tiles.records, tiles.counts, counters,
         problem.num_heads, problem.group_size, max(scale * LOG2_E, TINY_SCALE),
-        D=d, DV=dv, BLOCK_N=config.block_n, STAGES=config.stages, HEADS=config.heads, PARTS=config.parts,
+        D=d, DV=dv, BLOCK_N=config.block_n, STAGES=config.stages, Q_STAGES=config.q_stages, HEADS=config.heads, PARTS=config.parts,
         RESIDENT_Q=config.resident_q, HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi,
         REGISTERS=config.registers,
         num_warps=4, num_stages=1,
@@ -351,8 +369,8 @@ def _compile_config(name, d, block_n, stages, heads, parts, resident, has_lo, ha
         signature=dict(desc_q=desc.format(64, d), desc_k=desc.format(block_n, d), desc_v=desc.format(block_n, d),
                        desc_o=desc.format(64, d), lse="*fp32", rows_q="i32", rows_out="i32", records="*i32",
                        counts="*i32", counters="*i32", heads="i32", group="i32", scale_log2="fp32"),
-        constexprs=dict(D=d, DV=d, BLOCK_N=block_n, STAGES=stages, HEADS=heads, PARTS=parts, RESIDENT_Q=resident,
-                        HAS_LO=has_lo, HAS_HI=has_hi, REGISTERS=232),
+        constexprs=dict(D=d, DV=d, BLOCK_N=block_n, STAGES=stages, Q_STAGES=1 if resident or d == 256 else 2, HEADS=heads,
+                        PARTS=parts, RESIDENT_Q=resident, HAS_LO=has_lo, HAS_HI=has_hi, REGISTERS=232),
         targets=(90,),
         num_warps=4,
         options=dict(num_stages=1),

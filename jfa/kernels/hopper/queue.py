@@ -24,11 +24,16 @@ def ring_slot(count, STAGES: tl.constexpr):
 
 
 @triton.jit
-def draw_item(counter, queue, turn):
-    """Producer: takes the next number and announces it to the consumers."""
+def draw_item(counter, queue, turn, STATIC: tl.constexpr):
+    """Producer: takes the next number and announces it to the consumers. STATIC: numbers dealt in zigzag, the same in every run."""
     items, fulls, empties = queue
     slot, parity = ring_slot(turn, SLOTS)
-    item = tl.atomic_add(counter, 1, sem="relaxed")
+    if STATIC:
+        worker = tl.program_id(0)
+        workers = tl.num_programs(0)
+        item = turn * workers + worker + turn % 2 * (workers - 1 - 2 * worker)
+    else:
+        item = tl.atomic_add(counter, 1, sem="relaxed")
     tlx.barrier_wait(empties[slot], parity ^ 1)
     tlx.local_store(items[slot], tl.full([1], item, tl.int32))
     tlx.barrier_arrive(fulls[slot], 1)
@@ -47,19 +52,27 @@ def receive_item(queue, turn):
 
 
 @triton.jit
-def find_tile(records, num_tiles, heads, item, COLUMNS: tl.constexpr):
-    """(tile record, head) of a number. With COLUMNS the head is the program's grid column and the numbers count tiles.
+def place(num_tiles, heads, item, COLUMNS: tl.constexpr):
+    """(tile, head) of a number. With COLUMNS the head is the program's grid column and the numbers count tiles.
 
-    Otherwise numbers run through chunks of CHUNK tiles; in a chunk head by head. Lists are sorted longest first, so neighbours have
-    about the same length.
+    Otherwise numbers run through chunks of CHUNK tiles; in a chunk head by head. Lists are sorted longest first, so neighbours
+    have about the same length. A number past the end gives tile 0: a record may be read for it, and is not used.
     """
     if COLUMNS:
-        tile = item
+        tile = tl.where(item < num_tiles, item, 0)
         head = tl.program_id(1)
     else:
+        item = tl.where(item < num_tiles * heads, item, 0)
         first = item // (CHUNK * heads) * CHUNK
-        size = min(CHUNK, num_tiles - first)
+        size = max(1, min(CHUNK, num_tiles - first))
         rest = item - first * heads
         head = rest // size
         tile = first + rest % size
+    return tile, head
+
+
+@triton.jit
+def find_tile(records, num_tiles, heads, item, COLUMNS: tl.constexpr):
+    """(tile record, head) of a number."""
+    tile, head = place(num_tiles, heads, item, COLUMNS)
     return load_tile(records, tile), head
