@@ -171,7 +171,7 @@ class Exercise:
         mutants: at least four.
         variants: at least two differently written right answers, each the source of the whole cell.
         tol: tolerance relative to max(1, max |reference|).
-        time_limit: seconds of CPU for all cases together (three times that in wall time).
+        time_limit: seconds of CPU for all cases together, and seconds it may sleep.
         memory_mb: how much memory the answer may take beyond what the process has.
         where: "cpu" or "emulator"; "" means by kind. An "emulator" function (a host function that launches kernels) gets Triton.
     """

@@ -194,13 +194,30 @@ def test_no_solution_line_is_in_the_exercises(chapter):
     assert not (secret - given) & shown
 
 
+class _Anonymous(ast.NodeTransformer):
+    """Names replaced by numbers in order of appearance: the same code with other names is the same code."""
+
+    def __init__(self):
+        self.numbers = {}
+
+    def _number(self, name):
+        return f"n{self.numbers.setdefault(name, len(self.numbers))}"
+
+    def visit_Name(self, node):
+        return ast.Name(self._number(node.id), node.ctx)
+
+    def visit_arg(self, node):
+        return ast.arg(self._number(node.arg), None)
+
+
 def _bodies(source):
-    """ASTs of the functions a source defines, without names and docstrings."""
+    """(name, parameters and body with anonymous names, number of statements) of the functions a source defines."""
     found = []
     for node in ast.walk(ast.parse(notebook.runnable(source))):
         if isinstance(node, ast.FunctionDef):
             body = node.body[1:] if ast.get_docstring(node) else node.body
-            found.append((node.name, "\n".join(ast.dump(n) for n in body), len(body)))
+            plain = _Anonymous().visit(ast.parse(ast.unparse(ast.Module([ast.Lambda(node.args, ast.Constant(0)), *body], []))))
+            found.append((node.name, ast.dump(plain), sum(isinstance(n, ast.stmt) for b in body for n in ast.walk(b))))
     return found
 
 
@@ -212,7 +229,8 @@ def test_no_worked_cell_answers_an_exercise(chapter):
     worked = {body for c in notebook.read(path).cells if c.kind == "code" for _, body, _ in _bodies(c.source)}
     for exercise in chapter.exercises:
         for name, body, size in _bodies(PRISTINE[chapter.number].solution(exercise)):
-            assert size < 1 or body not in worked or name != exercise.name, f"{exercise.id}: the chapter works out {name}"
+            helper = name != exercise.name and size < 3
+            assert helper or body not in worked, f"{exercise.id}: the chapter works out {name}"
 
 
 @every_chapter
