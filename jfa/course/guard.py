@@ -241,7 +241,15 @@ def _virtual_bytes() -> int:
 _PLACES = (torch, torch.nn.functional, torch.linalg, torch.Tensor, np, np.linalg, math, builtins, time, os, json, struct)
 _ORIGINAL = [dict(vars(place)) for place in _PLACES]
 _MISSING = object()
-_IGNORED = {"__import__", "_", "__doc__", "__dict__", "__weakref__", "input", "print", "open"}  # Jupyter replaces the last three
+_IGNORED = {"__import__", "_", "__doc__", "__dict__", "__weakref__"}
+_IGNORED |= {"input", "print", "open"}  # Jupyter replaces them
+_IGNORED |= {"tzname", "timezone", "altzone", "daylight"}  # time.tzset() sets them
+
+
+def _is_librarys_own(name: str, found: object) -> bool:
+    """Whether torch or numpy itself put another version of its function there (torch.manual_seed, once its compiler loads)."""
+    home = getattr(found, "__module__", None) or ""
+    return home.split(".")[0] in ("torch", "numpy") and getattr(found, "__name__", "") == name
 
 
 @contextlib.contextmanager
@@ -255,7 +263,7 @@ def pristine() -> Iterator[list[str]]:
     for place, original in zip(_PLACES, _ORIGINAL):
         for name, value in original.items():
             found = vars(place).get(name, _MISSING)
-            if name not in _IGNORED and found is not value:
+            if name not in _IGNORED and found is not value and not _is_librarys_own(name, found):
                 changed.append((place, name, found, value))
     dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
     for place, name, _, value in changed:
