@@ -65,7 +65,7 @@ check("1.2", locate_rows)
 
 # %% tags=["ex-1.3"]
 def to_padded(values, offsets, fill):
-    """values: [total, D], offsets: [B+1] int32, fill: number -> [B, longest, D] in the dtype of values."""
+    """values: [total, D], offsets: [B+1] int32, fill: number -> [B, longest, D], same dtype."""
     raise NotImplementedError("1.3: not started")  # YOUR CODE
 
 
@@ -110,7 +110,10 @@ check("1.4", cross_waste)
 
 # %% tags=["ex-1.5"]
 def take_sequences(values, offsets, order):
-    """values: [total, D], offsets: [B+1] int32, order: [N] int64, each 0..B-1 -> (new values, new offsets [N+1] int32)."""
+    """values: [total, D], offsets: [B+1] int32, order: [N] int64, each 0..B-1.
+
+    Returns the new values [new total, D] and the new offsets [N+1] int32.
+    """
     raise NotImplementedError("1.5: not started")  # YOUR CODE
 
 

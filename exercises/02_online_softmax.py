@@ -93,7 +93,7 @@ check("2.3", causal_attention)
 
 # %% tags=["ex-2.4"]
 def packed_attention(q, k, v, q_offsets, k_offsets, block):
-    """q: [total_q, D], k, v: [total_kv, D], offsets: [B+1] int32 -> (out [total_q, D], lse [total_q])."""
+    """q: [total_q, D], k, v: [total_kv, D], offsets: [B+1] -> (out [total_q, D], lse [total_q])."""
     raise NotImplementedError("2.4: not started")  # YOUR CODE
 
 

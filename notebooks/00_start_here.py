@@ -33,7 +33,8 @@ from jfa import plots
 has_triton = importlib.util.find_spec("triton") is not None
 print("Python", platform.python_version(), "| torch", torch.__version__)
 print("Triton:", "installed" if has_triton else "not installed; chapters 00 to 02 do not need it")
-print("GPU:", torch.cuda.get_device_name() if torch.cuda.is_available() else "none here, and none is needed")
+gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none here, and none is needed"
+print("GPU:", gpu)
 
 # %% [markdown]
 # ## The problem in one picture
@@ -72,6 +73,7 @@ plots.padded_and_packed(lengths)
 #
 # Start with something slow that cannot be misunderstood. One query, one key, one number at a time.
 
+
 # %%
 def attention_by_loops(q, k, v):
     """One sequence, one score at a time: q, k, v [n, D] -> [n, D]."""
@@ -89,6 +91,7 @@ def attention_by_loops(q, k, v):
 # %% [markdown]
 # Now the same with matrices. And a second opinion: PyTorch's own function. A result counts here only after it was compared with something
 # else.
+
 
 # %%
 def attention_by_matrices(q, k, v):
@@ -121,7 +124,8 @@ plots.score_grids({"45 packed rows": allowed}, title="which pairs count")
 
 # %%
 padded_scores, packed_scores = 5 * 19 * 19, int(allowed.sum())
-print(f"padded: {padded_scores} scores, packed: {packed_scores}; padding does {padded_scores / packed_scores:.1f} times the work")
+times = padded_scores / packed_scores
+print(f"padded {padded_scores} scores, packed {packed_scores}: {times:.1f} times the work")
 
 # %% [markdown]
 # ## How the course works
@@ -218,7 +222,14 @@ for dim in dims:
     a, b = (torch.randn(64, dim, generator=generator) for _ in range(2))
     shares["with 1/sqrt(D)"].append(float(torch.softmax(a @ b.T / dim**0.5, 1).amax(1).mean()))
     shares["without"].append(float(torch.softmax(a @ b.T, 1).amax(1).mean()))
-plots.lines(dims, shares, title="the largest share in a row of 64, on average", xlabel="D", ylabel="share", log_x=True)
+plots.lines(
+    dims,
+    shares,
+    title="the largest share in a row of 64, on average",
+    xlabel="D",
+    ylabel="share",
+    log_x=True,
+)
 
 # %% [markdown]
 # **Cells run out of order.** A notebook shows code in one order and remembers it in another. When something is odd: Kernel menu, *Restart

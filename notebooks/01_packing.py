@@ -57,9 +57,11 @@ plots.padded_and_packed(lengths)
 
 # %%
 total, longest, batches = sum(lengths), max(lengths), len(lengths)
-print(f"{total} tokens in {batches * longest} places: token waste {100 * (1 - total / (batches * longest)):.1f} %")
+places = batches * longest
+print(f"{total} tokens in {places} places: token waste {100 * (1 - total / places):.1f} %")
 pairs = sum(n * n for n in lengths)
-print(f"{pairs} pairs of {batches * longest**2}: pair waste {100 * (1 - pairs / (batches * longest**2)):.1f} %")
+computed = batches * longest**2
+print(f"{pairs} pairs of {computed}: pair waste {100 * (1 - pairs / computed):.1f} %")
 
 # %% [markdown]
 # The same as a picture: what each of the five sequences computes, and what of it counts.
@@ -141,7 +143,8 @@ print("rows of the tape that are zero now:", torch.nonzero((tape == 0).all(1)).f
 nested = layout.to_nested(q, offsets)
 tape_again, offsets_again = layout.from_nested(nested)
 print("shape", nested.shape, "where the word with a letter is the ragged dimension")
-print("same memory there:", nested.values().data_ptr() == q.data_ptr(), "| and back:", tape_again.data_ptr() == q.data_ptr())
+print("same memory there:   ", nested.values().data_ptr() == q.data_ptr())
+print("same memory and back:", tape_again.data_ptr() == q.data_ptr())
 print("offsets inside are", nested.offsets().dtype, "and come back as", offsets_again.dtype)
 
 # %% [markdown]
@@ -156,8 +159,11 @@ print("offsets inside are", nested.offsets().dtype, "and come back as", offsets_
 # %%
 query_offset = layout.offsets_from_lengths([2, 1, 0, 3])
 key_offset = layout.offsets_from_lengths([4, 0, 2, 5])
-cross = reference.attention(torch.randn(6, 1, D), torch.randn(11, 1, D), torch.randn(11, 1, D), query_offset, key_offset)
-print("rows of the output that are 0:", torch.nonzero((cross[:, 0] == 0).all(1)).flatten().tolist(), "(sequence 1 has a query and no key)")
+cross_q = torch.randn(6, 1, D, generator=generator)
+cross_k, cross_v = (torch.randn(11, 1, D, generator=generator) for _ in range(2))
+cross = reference.attention(cross_q, cross_k, cross_v, query_offset, key_offset)
+zeros = torch.nonzero((cross[:, 0] == 0).all(1)).flatten().tolist()
+print("rows of the output that are 0:", zeros, "(sequence 1 has a query and no key)")
 
 # %% [markdown]
 # ## How bad is it, really?
@@ -182,7 +188,14 @@ shares = {
     "tokens": [100 * layout.padding_waste(s) for s in samples.values()],
     "pairs": [100 * masks.flop_waste(s) for s in samples.values()],
 }
-plots.bars(list(samples), shares, title="waste of one padded batch of 1024", xlabel="lengths", ylabel="waste in %", form="{:.1f}")
+plots.bars(
+    list(samples),
+    shares,
+    title="waste of one padded batch of 1024",
+    xlabel="lengths",
+    ylabel="waste in %",
+    form="{:.1f}",
+)
 
 # %% [markdown]
 # With a Pareto tail nearly all places and practically all pairs are waste: one long sequence sets the size of the rectangle for everybody. Where
@@ -191,9 +204,10 @@ plots.bars(list(samples), shares, title="waste of one padded batch of 1024", xla
 # **The usual remedy** is to sort by length and pad each group to its own maximum. It helps, more with every group. It never
 # reaches zero, and sorting a training batch by length changes what is trained on.
 
+
 # %%
 def waste_in_groups(sample, groups):
-    """Pair waste in % if the sorted batch is cut into equal groups, each padded to its own longest."""
+    """Pair waste in %: the sorted batch is cut into equal groups, each padded to its own longest."""
     parts = torch.sort(sample).values.long().chunk(groups)
     computed = sum(len(p) * int(p.max()) ** 2 for p in parts)
     return 100 * (1 - int((sample.long() ** 2).sum()) / computed)
@@ -278,7 +292,8 @@ print(plots.table(["lengths", "mask GiB", "offsets KiB", "scores computed / want
 shifted = offsets.clone()
 shifted[1:-1] += 1
 wrong = reference.attention(q[:, None], k[:, None], v[:, None], shifted, shifted)[:, 0]
-print(int(((wrong - by_packing).abs().amax(1) > 1e-4).sum()), "of", len(q), "rows are wrong, and no error was raised")
+changed = (wrong - by_packing).abs().amax(1) > 1e-4
+print(int(changed.sum()), "of", len(q), "rows are wrong, and no error was raised")
 
 # %% [markdown]
 # **NaN in a place that has weight 0.** Free places of a padded tensor hold whatever was there before. Their weight is exactly 0. But 0 · NaN is NaN, and
@@ -323,7 +338,8 @@ for name, sample in samples.items():
     bound = max_tiles(int(sample.sum()), 64, len(sample))
     padded_tiles = len(sample) * -(-int(sample.max()) // 64)
     rows.append([name, exact, bound, padded_tiles])
-print(plots.table(["lengths", "blocks that exist", "bound from shapes", "blocks of the padded batch"], rows))
+headers = ["lengths", "blocks that exist", "bound from shapes", "blocks of the padded batch"]
+print(plots.table(headers, rows))
 
 # %% [markdown]
 # The bound costs a little, the rectangle costs everything.

@@ -33,7 +33,8 @@ from jfa import layout, plots, reference
 from jfa.masks import Band
 
 generator = torch.Generator().manual_seed(4)
-scores = torch.randn(16, generator=generator) + torch.tensor([0.0, 1.5, 0.0, 2.5]).repeat_interleave(4)
+lift = torch.tensor([0.0, 1.5, 0.0, 2.5]).repeat_interleave(4)
+scores = torch.randn(16, generator=generator) + lift
 plots.online_walk(scores.tolist(), block=4)
 
 # %% [markdown]
@@ -68,14 +69,16 @@ plots.online_walk(scores.tolist(), block=4)
 #
 # The formula without any m. Float32 ends at exp(88.7), float16 at exp(11.09), and scores of a hundred are nothing unusual.
 
+
 # %%
 def softmax_as_written(s):
     e = torch.exp(s)
     return e / e.sum()
 
 
+three = torch.tensor([0.0, 1.0, 2.0])
 for shift in (0.0, 50.0, 100.0, -110.0):
-    print(f"scores near {shift:6.0f}:", softmax_as_written(torch.tensor([0.0, 1.0, 2.0]) + shift).tolist())
+    print(f"scores near {shift:6.0f}:", softmax_as_written(three + shift))
 
 # %% [markdown]
 # All four lines should be equal. Too large: inf / inf is NaN. Too small: 0 / 0 is NaN.
@@ -84,6 +87,7 @@ for shift in (0.0, 50.0, 100.0, -110.0):
 #
 # Subtract the maximum first. This is what every library does. It reads the scores twice, so all of them must be there.
 
+
 # %%
 def softmax_stable(s):
     e = torch.exp(s - s.max())
@@ -91,13 +95,14 @@ def softmax_stable(s):
 
 
 for shift in (0.0, 50.0, 100.0, -110.0):
-    print(f"scores near {shift:6.0f}:", [round(x, 4) for x in softmax_stable(torch.tensor([0.0, 1.0, 2.0]) + shift).tolist()])
+    print(f"scores near {shift:6.0f}:", softmax_stable(three + shift))
 
 # %% [markdown]
 # ## Version 2: one pass, one number at a time
 #
 # Here is the running total in its smallest form. Plain Python, one score after another. `m` starts at minus infinity and `l` at 0: the state of someone who
 # has seen nothing.
+
 
 # %%
 def running_sum(numbers):
@@ -124,7 +129,13 @@ print("logsumexp =", float(torch.logsumexp(scores.double(), 0)))
 #
 # The same for all queries of a sequence at once, and with acc. The loop is over blocks of keys. What exists at any time is [n, block], never [n, n].
 
+
 # %%
+def apart(a, b):
+    """The largest difference between two tensors."""
+    return float((a - b).abs().max())
+
+
 def attention_in_blocks(q, k, v, block):
     """q, k, v [n, D] -> [n, D]; every query sees every key."""
     m = torch.full((len(q), 1), -torch.inf)
@@ -143,7 +154,7 @@ def attention_in_blocks(q, k, v, block):
 
 q, k, v = (torch.randn(200, 32, generator=generator) for _ in range(3))
 whole = torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])[0]
-print("blocks of 16 against PyTorch:", float((attention_in_blocks(q, k, v, 16) - whole).abs().max()))
+print("blocks of 16 against PyTorch:", apart(attention_in_blocks(q, k, v, 16), whole))
 
 # %% [markdown]
 # This is not an approximation. The block size changes the order of additions, so the last digit may differ, and nothing else. Predict before you look: does
@@ -152,7 +163,7 @@ print("blocks of 16 against PyTorch:", float((attention_in_blocks(q, k, v, 16) -
 # %%
 exact = torch.softmax(q.double() @ k.double().T / 32**0.5, 1) @ v.double()
 sizes = [1, 2, 4, 8, 16, 32, 64, 128]
-errors = [float((attention_in_blocks(q, k, v, size) - exact).abs().max()) for size in sizes]
+errors = [apart(attention_in_blocks(q, k, v, size), exact) for size in sizes]
 plots.lines(
     sizes,
     {"largest error": errors},
@@ -172,7 +183,10 @@ plots.lines(
 lengths_n = [512, 1024, 2048, 4096, 8192, 16384]
 plots.lines(
     lengths_n,
-    {"all scores: n x n": [n * n for n in lengths_n], "one block and acc: n x (128 + 128)": [n * 256 for n in lengths_n]},
+    {
+        "all scores: n x n": [n * n for n in lengths_n],
+        "one block and acc: n x (128 + 128)": [n * 256 for n in lengths_n],
+    },
     title="elements that must exist at once",
     xlabel="n",
     ylabel="elements",
@@ -194,8 +208,9 @@ torch.manual_seed(0)
 packed = [torch.randn(45, 1, 32) for _ in range(3)]
 for causal in (False, True):
     blocks = reference.blockwise_attention(*packed, offsets, offsets, block_size=16, causal=causal)
-    padded, _ = reference.padded_attention(*(layout.pad(x, offsets) for x in packed), n, n, band=Band.make(causal))
-    print(f"causal={causal}: largest difference {float((blocks - layout.unpad(padded, offsets)).abs().max()):.1e}")
+    rectangles = [layout.pad(x, offsets) for x in packed]
+    padded, _ = reference.padded_attention(*rectangles, n, n, band=Band.make(causal))
+    print(f"causal={causal}: largest difference {apart(blocks, layout.unpad(padded, offsets)):.1e}")
 
 # %% [markdown]
 # ## Version 5: heads, and heads that share
@@ -228,11 +243,13 @@ q = torch.randn(45, H, 16, generator=generator)
 k, v = (torch.randn(45, H_kv, 16, generator=generator) for _ in range(2))
 mask = reference.padded_mask(n, n, 19, 19)[:, None]  # [B, 1, M, M]
 padded = (layout.pad(x, offsets).transpose(1, 2) for x in (q, k, v))  # [B, heads, M, D]
-by_torch = torch.nn.functional.scaled_dot_product_attention(*padded, attn_mask=mask, enable_gqa=True)
+by_torch = torch.nn.functional.scaled_dot_product_attention(
+    *padded, attn_mask=mask, enable_gqa=True
+)
 by_torch = layout.unpad(by_torch.transpose(1, 2), offsets)
 
 out, lse = reference.blockwise_attention(q, k, v, offsets, offsets, block_size=16, return_lse=True)
-print("against scaled_dot_product_attention:", float((out - by_torch).abs().max()))
+print("against scaled_dot_product_attention:", apart(out, by_torch))
 print("out", tuple(out.shape), "| lse", tuple(lse.shape), "= [heads, rows]")
 
 # %% [markdown]
@@ -251,7 +268,7 @@ for rows, counts in ((first, half), (second, n - half)):
     key_offset = layout.offsets_from_lengths(counts)
     parts += reference.attention(q, k[rows], v[rows], offsets, key_offset, return_lse=True)
 merged, merged_lse = reference.merge_attention(*parts)
-print("merged against whole:", float((merged - out).abs().max()), "| LSE:", float((merged_lse - lse).abs().max()))
+print("merged against whole:", apart(merged, out), "| LSE:", apart(merged_lse, lse))
 
 # %% [markdown]
 # The same merge serves a sequence that is split over several SMs (chapter 08), or a prompt that lives on another machine. And the backward pass needs the LSE
@@ -267,7 +284,8 @@ shared = torch.randn(2, 1, 16, generator=generator)  # L = 2 queries
 history_offset = layout.offsets_from_lengths([4, 0, 30])
 history_k, history_v = (torch.randn(34, 1, 16, generator=generator) for _ in range(2))
 pooled = reference.attention(shared, history_k, history_v, None, history_offset, broadcast_q=True)
-print("pooled", tuple(pooled.shape), "| rows of zeros:", torch.nonzero((pooled[:, 0] == 0).all(1)).flatten().tolist(), "(no history)")
+zeros = torch.nonzero((pooled[:, 0] == 0).all(1)).flatten().tolist()
+print("pooled", tuple(pooled.shape), "| rows of zeros:", zeros, "(no history)")
 
 # %% [markdown]
 # A loop over 10,000 short histories is all overhead. Exercise 2.6 finds a way without one.
@@ -280,7 +298,8 @@ print("pooled", tuple(pooled.shape), "| rows of zeros:", torch.nonzero((pooled[:
 # %%
 counts = [1, 2, 4, 8, 16, 32, 64]
 trials = torch.randn(2000, 64, 16, generator=generator).amax(2)  # the maximum of each block of 16
-rises = [float((trials[:, :c].cummax(1).values.diff(dim=1) > 0).float().sum(1).mean()) + 1 for c in counts]
+new = trials.cummax(1).values.diff(dim=1) > 0  # does block i + 1 hold a new maximum?
+rises = [1 + float(new[:, : c - 1].float().sum(1).mean()) for c in counts]
 harmonic = [sum(1 / i for i in range(1, c + 1)) for c in counts]
 plots.lines(
     counts,
@@ -340,6 +359,7 @@ plots.lines(
 #
 # **acc is not converted.** The bug hides where the first block holds the maximum. Here are two orders of the same keys, and the error of the broken version:
 
+
 # %%
 def broken_in_blocks(q, k, v, block):
     """attention_in_blocks with one factor forgotten."""
@@ -358,9 +378,13 @@ direction = torch.randn(1, 32, generator=generator)
 q1 = direction.repeat(64, 1)
 k1 = direction * torch.linspace(3, 0, 64)[:, None]  # scores fall along the sequence
 v1 = torch.randn(64, 32, generator=generator)
-for name, order in (("falling scores", torch.arange(64)), ("rising scores", torch.arange(63, -1, -1))):
+for name, order in (
+    ("falling scores", torch.arange(64)),
+    ("rising scores", torch.arange(63, -1, -1)),
+):
     right = attention_in_blocks(q1, k1[order], v1[order], 16)
-    print(f"{name}: error {float((broken_in_blocks(q1, k1[order], v1[order], 16) - right).abs().max()):.2g}")
+    broken = broken_in_blocks(q1, k1[order], v1[order], 16)
+    print(f"{name}: error {apart(broken, right):.2g}")
 
 # %% [markdown]
 # One test with falling scores would have passed it. That is why the checks of this course use many orders, huge scores and very negative ones.
@@ -370,22 +394,25 @@ for name, order in (("falling scores", torch.arange(64)), ("rising scores", torc
 # %%
 s = torch.tensor([-200.0, -201.0, -202.0])
 m = torch.clamp(s.max(), min=0.0)  # what "start at 0" amounts to
-print("exponentials with m = 0:", torch.exp(s - m).tolist(), "| with the true maximum:", torch.exp(s - s.max()).tolist())
+print("exponentials with m = 0:          ", torch.exp(s - m))
+print("exponentials with the true maximum:", torch.exp(s - s.max()))
 
 # %% [markdown]
 # **−∞ minus −∞.** If a block, or a whole row, is masked away, m stays −∞ and s − m is NaN. The cure is to subtract 0 there: exp(−∞ − 0) is 0, as it should be.
 
 # %%
 masked = torch.full((3,), -torch.inf)
-print("naive:", torch.exp(masked - masked.max()).tolist(), "| cured:", torch.exp(masked - 0.0).tolist())
+print("naive:", torch.exp(masked - masked.max()))
+print("cured:", torch.exp(masked - 0.0))
 
 # %% [markdown]
 # **A logarithm of another base.** GPUs compute powers of 2, so kernels like to hold the LSE in base 2. Mix the two and outputs stay right, while merged results
 # and gradients are wrong. In this course LSE is natural, always. The error of one mixed-up merge:
 
 # %%
-wrong, _ = reference.merge_attention(parts[0], parts[1] / math.log(2), parts[2], parts[3] / math.log(2))
-print("merged with base-2 numbers:", float((wrong - out).abs().max()), "| merged right:", float((merged - out).abs().max()))
+in_base_2 = [lse / math.log(2) for lse in (parts[1], parts[3])]
+wrong, _ = reference.merge_attention(parts[0], in_base_2[0], parts[2], in_base_2[1])
+print("merged with base-2 numbers:", apart(wrong, out), "| merged right:", apart(merged, out))
 
 # %% [markdown]
 # ## What differs on a GPU

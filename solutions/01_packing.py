@@ -74,7 +74,7 @@ check("1.2", locate_rows)
 
 # %% tags=["ex-1.3"]
 def to_padded(values, offsets, fill):
-    """values: [total, D], offsets: [B+1] int32, fill: number -> [B, longest, D] in the dtype of values."""
+    """values: [total, D], offsets: [B+1] int32, fill: number -> [B, longest, D], same dtype."""
     ### BEGIN SOLUTION
     lengths = offsets[1:] - offsets[:-1]
     padded = values.new_full((len(lengths), int(lengths.max()), values.shape[1]), fill)
@@ -132,7 +132,10 @@ check("1.4", cross_waste)
 
 # %% tags=["ex-1.5"]
 def take_sequences(values, offsets, order):
-    """values: [total, D], offsets: [B+1] int32, order: [N] int64, each 0..B-1 -> (new values, new offsets [N+1] int32)."""
+    """values: [total, D], offsets: [B+1] int32, order: [N] int64, each 0..B-1.
+
+    Returns the new values [new total, D] and the new offsets [N+1] int32.
+    """
     ### BEGIN SOLUTION
     lengths = (offsets[1:] - offsets[:-1])[order]
     new_offsets = torch.zeros(len(order) + 1, dtype=torch.int32)

@@ -125,7 +125,7 @@ check("2.3", causal_attention)
 
 # %% tags=["ex-2.4"]
 def packed_attention(q, k, v, q_offsets, k_offsets, block):
-    """q: [total_q, D], k, v: [total_kv, D], offsets: [B+1] int32 -> (out [total_q, D], lse [total_q])."""
+    """q: [total_q, D], k, v: [total_kv, D], offsets: [B+1] -> (out [total_q, D], lse [total_q])."""
     ### BEGIN SOLUTION
     out = torch.zeros_like(q)
     lse = q.new_full((len(q),), -torch.inf)
@@ -182,7 +182,8 @@ def gqa_attention(q, k, v, block):
         weights = torch.exp(scores - new_m[..., None])
         shrink = torch.exp(m - new_m)
         l = l * shrink + weights.sum(-1)
-        acc = acc * shrink[..., None] + torch.einsum("ihgj,jhd->ihgd", weights, v[start : start + block])
+        update = torch.einsum("ihgj,jhd->ihgd", weights, v[start : start + block])
+        acc = acc * shrink[..., None] + update
         m = new_m
     out, lse = acc / l[..., None], m + torch.log(l)
     return out.reshape(n, heads, dim), lse.reshape(n, heads)
