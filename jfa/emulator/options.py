@@ -21,9 +21,10 @@ class Options:
     races: look for races, missing fences and reads of poison.
     poison: fill fresh shared and tensor memory with NaN.
     report: "raise" ends at the first error, "collect" gathers what it can in `run.findings`.
-    fences: "strict" makes every missing proxy fence an error; "compiler" only warns where the write and the async read
-    are in the same task
-        of a kernel that writes no fence at all, for there the compiler adds it.
+    fences: "strict" makes a missing proxy fence an error; "compiler" only warns, for fbtriton's compiler puts a fence
+    before every TMA store
+        and MMA that reads what ordinary stores wrote (several of its tutorials rely on it). Write them anyway: other
+        compilers may not.
     max_ctas: how many clusters are resident at once (the number of SMs); None: 4, or all of a cooperative launch.
     arch: 100 (Blackwell) or 90 (Hopper), or None: whatever the kernel uses.
     rates: an object with `demand(op, **facts)`, used by "timed".

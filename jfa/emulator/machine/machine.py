@@ -69,7 +69,6 @@ class Machine:
         self.steps, self.time = 0, 0.0
         self.pending_clusters = deque()
         self.single_cta = True
-        self.fences_seen = False
         self.clusters = []
         self.live_clusters = 0
 
@@ -487,11 +486,10 @@ class Machine:
             [f"stored by {earlier.actor.label} at {show(earlier.where)}", f"read by {later.actor.label} at {show(later.where)}"],
             where=earlier.where,
         )
-        same_task = isinstance(later.actor, AsyncOp) and later.actor.task is earlier.actor
-        if self.options.fences == "strict" or self.fences_seen or not same_task:
+        if self.options.fences == "strict":
             self.report(finding)
         else:
-            finding.details.append("in one task, and the kernel writes no fence: the compiler adds this one (a warning)")
+            finding.details.append('a warning: fbtriton\'s compiler puts this fence in; fences="strict" makes it an error')
             self.warn(finding)
 
     def _race(self, place, earlier, later):

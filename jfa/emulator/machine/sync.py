@@ -91,7 +91,6 @@ def cluster_wait(task, where) -> None:
 
 def fence(task) -> None:
     """Order ordinary stores that this task knows of before later reads by the async proxy."""
-    task.machine.fences_seen = True
     _fence(task.clock)
 
 

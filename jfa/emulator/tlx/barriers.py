@@ -195,7 +195,6 @@ def fence(scope):
         raise ValueError(f"fence scope must be 'gpu', 'sys', or 'async_shared', got '{scope}'")
     task, where, fault = begin("fence", scope)
     if scope == "async_shared":
-        task.machine.fences_seen = True
         if fault != "drop":
             sync.fence(task)
     if task.machine.timed:

@@ -59,7 +59,7 @@ class Allocation:
         self.space = aliases.space
         self.dtype_name = dtype.name
         self.mode = self._first_mode()
-        self.scale, self.shift, self.group = 1, 0, 1  # tile i is at unit * (scale * (i % group...) + shift)
+        self.scale, self.shift, self.group = 1, 0, 1  # see offset()
         self.tiles = {}
         aliases.members.append(self)
         aliases.grew(self)
@@ -80,13 +80,16 @@ class Allocation:
         return math.prod(self.shape) * size if self.space == "smem" else tmem_columns(self.shape, size, self.mode)
 
     def offset(self, index: int) -> int:
-        index = index % self.group if self.group > 1 else index
-        return self.unit * (self.scale * index + self.shift)
+        """Where tile `index` lies. set_buffer_overlap spreads tiles: slot = scale * index + shift + index % group, in
+        tiles of `unit`."""
+        if self.scale == 1 and self.shift == 0:
+            return self.unit * index
+        return self.unit * (self.scale * index + self.shift + index % self.group)
 
     @property
     def end(self) -> int:
-        last = max(1, self.num) if self.group == 1 else min(self.group, max(1, self.num))
-        return self.offset(last - 1) + self.unit
+        num = max(1, self.num)
+        return max(self.offset(i) for i in range(max(0, num - self.group), num)) + self.unit
 
     def tile(self, index: int) -> buffered_tensor:
         tile = self.tiles.get(index)
