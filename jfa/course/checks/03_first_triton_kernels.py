@@ -1,0 +1,709 @@
+"""Checks of chapter 03: first Triton kernels."""
+
+import torch
+
+from jfa.course.spec import Case, Exercise, Limit, Mutant, Output
+
+
+def _rng(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+# -- 3.1 ---------------------------------------------------------------------------------------------------------------
+
+
+def _axpy_cases(seed):
+    g = _rng(seed)
+
+    def case(name, n, a):
+        return Case(name, (torch.randn(n, generator=g), torch.randn(n, generator=g), a))
+
+    return [case("one full block", 64, 2.5), case("a block and one element", 65, -0.75), case("200 elements", 200, 3.0)]
+
+
+def _axpy_launch(kernel, x, y, a):
+    import torch
+    import triton
+
+    out = torch.full_like(x, float("nan"))
+    kernel[(triton.cdiv(x.numel(), 64),)](x, y, out, a, x.numel(), BLOCK=64)
+    return out
+
+
+AXPY = Exercise(
+    id="3.1",
+    title="Scale and add, any length",
+    name="axpy_kernel",
+    kind="kernel",
+    call=_axpy_launch,
+    cases=_axpy_cases,
+    reference=lambda x, y, a: a * x + y,
+    outputs=(Output("out", ("element",)),),
+    difficulty=1,
+    minutes=8,
+    tol=1e-6,
+    hints=(
+        "Which element numbers does program p own? Build them as one block: a start plus tl.arange(0, BLOCK).",
+        "Elements at or past n belong to nobody: build a mask and give it to both loads and to the store.",
+        "i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK); mask = i < n; load x and y with mask=mask, other=0.0; store a * x + y.",
+    ),
+    mutants=(
+        Mutant(
+            "store without a mask",
+            "the last block writes past the end of out.",
+            caught_by="runs",
+            edit=("a * x + y, mask=valid)", "a * x + y)"),
+            expect="out",
+            recognise=False,
+        ),
+        Mutant(
+            "load without a mask",
+            "the last block reads past the end of x.",
+            caught_by="runs",
+            edit=("x = tl.load(x_ptr + i, mask=valid, other=0.0)", "x = tl.load(x_ptr + i)"),
+            expect="x",
+            recognise=False,
+        ),
+        Mutant(
+            "every program does the first block",
+            "The first block is right and nothing after it was written: every program works on block 0.",
+            edit=("tl.program_id(0) * BLOCK + tl.arange", "0 * BLOCK + tl.arange"),
+            caught_by="returns",
+            expect="NaN",
+        ),
+        Mutant("scales the wrong operand", "a multiplies y here; it should multiply x.", edit=("a * x + y", "x + a * y")),
+    ),
+    variants=(
+        """
+@triton.jit
+def axpy_kernel(x_ptr, y_ptr, out_ptr, a, n, BLOCK: tl.constexpr):
+    start = tl.program_id(0) * BLOCK
+    lane = tl.arange(0, BLOCK)
+    left = n - start
+    y = tl.load(y_ptr + start + lane, mask=lane < left, other=1.0)
+    y += a * tl.load(x_ptr + start + lane, mask=lane < left, other=1.0)
+    tl.store(out_ptr + start + lane, y, mask=lane < left)
+""",
+        """
+@triton.jit
+def fused(a, x, y):
+    return y + x * a
+
+@triton.jit
+def axpy_kernel(x_ptr, y_ptr, out_ptr, a, n, BLOCK: tl.constexpr):
+    for half in tl.static_range(2):
+        i = tl.program_id(0) * BLOCK + half * (BLOCK // 2) + tl.arange(0, BLOCK // 2)
+        m = i < n
+        tl.store(out_ptr + i, fused(a, tl.load(x_ptr + i, m, 0.0), tl.load(y_ptr + i, m, 0.0)), m)
+""",
+    ),
+)
+
+# -- 3.2 ---------------------------------------------------------------------------------------------------------------
+
+
+def _transpose_cases(seed):
+    g = _rng(seed)
+    return [
+        Case("one square tile", (torch.randn(16, 16, generator=g),)),
+        Case("33 rows, 20 columns", (torch.randn(33, 20, generator=g),)),
+        Case("a view: every second column", (torch.randn(21, 70, generator=g)[:, ::2],)),
+        Case("a view: already transposed", (torch.randn(40, 17, generator=g).t(),)),
+    ]
+
+
+def _transpose_launch(kernel, x):
+    import torch
+    import triton
+
+    rows, cols = x.shape
+    out = torch.full((cols, rows), float("nan"))
+    grid = (triton.cdiv(rows, 16), triton.cdiv(cols, 16))
+    kernel[grid](x, out, rows, cols, x.stride(0), x.stride(1), out.stride(0), out.stride(1), BLOCK=16)
+    return out
+
+
+def _tiles_of(case):
+    rows, cols = case.args[0].shape
+    return -(-rows // 16) * -(-cols // 16)
+
+
+TRANSPOSE = Exercise(
+    id="3.2",
+    title="Transpose, whatever the strides",
+    name="transpose_kernel",
+    kind="kernel",
+    call=_transpose_launch,
+    cases=_transpose_cases,
+    reference=lambda x: x.t().contiguous(),
+    outputs=(Output("out", ("column of x", "row of x")),),
+    difficulty=1,
+    minutes=12,
+    tol=1e-6,
+    hints=(
+        "A tile's addresses are a 2-D block: a column of row numbers, [:, None], against a row of column numbers, [None, :].",
+        "Load with x's two strides. For the store you need no new block: element (r, c) goes to c * out_row + r * out_col.",
+        "r = program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None], c the same with program_id(1) and [None, :]; mask (r < rows) & (c < cols).",
+    ),
+    limits=(Limit("one load a tile", "loads", at_most=_tiles_of, text="at most 1 load for each program"),),
+    mutants=(
+        Mutant(
+            "takes x for contiguous",
+            "x is read as if its rows lay cols elements apart and its columns side by side: its strides are not used.",
+            edit=("x_ptr + r * x_row + c * x_col", "x_ptr + r * cols + c"),
+        ),
+        Mutant(
+            "mask only for rows",
+            "columns past the end are read and written.",
+            caught_by="runs",
+            edit=("inside = (r < rows) & (c < cols)", "inside = (r < rows) & (c < cols + BLOCK)"),
+            expect="transpose_kernel",
+            recognise=False,
+        ),
+        Mutant(
+            "row and column limits swapped",
+            "the mask compares row numbers with the number of columns.",
+            edit=("(r < rows) & (c < cols)", "(r < cols) & (c < rows)"),
+            caught_by="returns",
+            expect="NaN",
+            recognise=False,
+        ),
+        Mutant(
+            "copies instead of transposing",
+            "The tile lands at the same place it came from: rows and columns of out are not exchanged.",
+            edit=("out_ptr + c * out_row + r * out_col", "out_ptr + r * out_row + c * out_col"),
+            caught_by="runs",
+            expect="out",
+            recognise=False,
+        ),
+        Mutant(
+            "program axes exchanged",
+            "program_id(0) must choose the rows of x and program_id(1) the columns, as the grid is laid out.",
+            edit=(
+                ("tl.program_id(0)", "tl.program_id(2)"),
+                ("tl.program_id(1)", "tl.program_id(0)"),
+                ("tl.program_id(2)", "tl.program_id(1)"),
+            ),
+            caught_by="returns",
+            expect="NaN",
+            recognise=False,
+        ),
+    ),
+    variants=(
+        """
+@triton.jit
+def transpose_kernel(x_ptr, out_ptr, rows, cols, x_row, x_col, out_row, out_col, BLOCK: tl.constexpr):
+    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    tile = tl.load(x_ptr + r[:, None] * x_row + c[None, :] * x_col, mask=(r < rows)[:, None] & (c < cols)[None, :], other=0.0)
+    tl.store(out_ptr + c[:, None] * out_row + r[None, :] * out_col, tl.trans(tile), mask=(c < cols)[:, None] & (r < rows)[None, :])
+""",
+        """
+@triton.jit
+def transpose_kernel(x_ptr, out_ptr, rows, cols, x_row, x_col, out_row, out_col, BLOCK: tl.constexpr):
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    keep = (c < cols) & (r < rows)
+    tl.store(out_ptr + c * out_row + r * out_col, tl.load(x_ptr + c * x_col + r * x_row, keep, 0.0), keep)
+""",
+    ),
+)
+
+# -- 3.3 ---------------------------------------------------------------------------------------------------------------
+
+
+def _lse_cases(seed):
+    g = _rng(seed)
+    wide = torch.randn(6, 40, generator=g)
+    wide[2] -= 200.0
+    wide[3] += 200.0
+    wide[4] *= 30.0
+    return [
+        Case("two rows of four", (torch.randn(2, 4, generator=g) - 3.0,)),
+        Case("three rows of five, all below -1", (-1.0 - torch.rand(3, 5, generator=g),)),
+        Case("rows near -200 and +200", (wide[:, :33],)),
+    ]
+
+
+def _lse_launch(kernel, x):
+    import torch
+    import triton
+
+    out = torch.full((x.shape[0],), float("nan"))
+    kernel[(x.shape[0],)](x, out, x.shape[1], x.stride(0), BLOCK=triton.next_power_of_2(x.shape[1]))
+    return out
+
+
+LSE = Exercise(
+    id="3.3",
+    title="Log-sum-exp of a row",
+    name="row_lse_kernel",
+    kind="kernel",
+    call=_lse_launch,
+    cases=_lse_cases,
+    reference=lambda x: torch.logsumexp(x, dim=1),
+    outputs=(Output("out", ("row",)),),
+    difficulty=2,
+    minutes=12,
+    tol=1e-6,
+    hints=(
+        "The block is wider than the row. What value in the spare lanes changes neither a maximum nor a sum of exponentials?",
+        "log(sum exp(x)) = m + log(sum exp(x - m)) for any m; with m the maximum nothing overflows.",
+        "Load with other=float('-inf'); m = tl.max(x, axis=0); store m + tl.log(tl.sum(tl.exp(x - m), axis=0)).",
+    ),
+    mutants=(
+        Mutant(
+            "spare lanes are 0",
+            "The lanes past the row's end count as zeros: exp(0) is in the sum. Give the masked load a neutral value.",
+            edit=('other=float("-inf")', "other=0.0"),
+        ),
+        Mutant(
+            "masked load without other",
+            "lanes past the row's end hold whatever they hold.",
+            caught_by="returns",
+            edit=(', other=float("-inf")', ""),
+            expect="NaN",
+            recognise=False,
+        ),
+        Mutant(
+            "no maximum",
+            "exp(200) is infinite in fp32.",
+            caught_by="returns",
+            edit=(("tl.max(x, axis=0)", "0.0"),),
+            expect="row",
+            recognise=False,
+        ),
+        Mutant(
+            "log base 2",
+            "This is the logarithm to base 2; the exercise asks for the natural one.",
+            edit=("tl.log(", "tl.log2("),
+        ),
+        Mutant(
+            "forgets to add the maximum back",
+            "The maximum was taken out of the exponent and never added back.",
+            edit=("m + tl.log", "tl.log"),
+        ),
+    ),
+    variants=(
+        """
+@triton.jit
+def row_lse_kernel(x_ptr, out_ptr, cols, x_row, BLOCK: tl.constexpr):
+    lane = tl.arange(0, BLOCK)
+    inside = lane < cols
+    x = tl.load(x_ptr + tl.program_id(0) * x_row + lane, mask=inside, other=0.0)
+    top = tl.max(tl.where(inside, x, float("-inf")), axis=0)
+    weight = tl.where(inside, tl.exp(x - top), 0.0)
+    tl.store(out_ptr + tl.program_id(0), tl.log(tl.sum(weight, axis=0)) + top)
+""",
+        """
+@triton.jit
+def row_lse_kernel(x_ptr, out_ptr, cols, x_row, BLOCK: tl.constexpr):
+    LOG2E: tl.constexpr = 1.4426950408889634
+    row = tl.program_id(0)
+    x = tl.load(x_ptr + row * x_row + tl.arange(0, BLOCK), mask=tl.arange(0, BLOCK) < cols, other=-1e30) * LOG2E
+    m = tl.max(x, 0)
+    tl.store(out_ptr + row, (m + tl.log2(tl.sum(tl.exp2(x - m), 0))) / LOG2E)
+""",
+    ),
+)
+
+# -- 3.4 ---------------------------------------------------------------------------------------------------------------
+
+
+def _long_cases(seed):
+    g = _rng(seed)
+    tall = torch.randn(3, 200, generator=g)
+    tall[0] = tall[0].sort().values * 10.0  # the maximum rises with every block
+    tall[1] -= 250.0
+    return [
+        Case("two rows of two blocks", (torch.randn(2, 64, generator=g) * 2.0,)),
+        Case("rows of 33: a block and one column", (torch.randn(2, 33, generator=g) - 1.0,)),
+        Case("rows of 200, rising and near -250", (tall,)),
+    ]
+
+
+def _long_launch(kernel, x):
+    import torch
+
+    out = torch.full_like(x, float("nan"))
+    kernel[(x.shape[0],)](x, out, x.shape[1], x.stride(0), out.stride(0), BLOCK=32)
+    return out
+
+
+def _two_passes(case):
+    rows, cols = case.args[0].shape
+    return 2 * rows * -(-cols // 32)
+
+
+LONG = Exercise(
+    id="3.4",
+    title="Softmax of rows longer than a block",
+    name="long_softmax_kernel",
+    kind="kernel",
+    call=_long_launch,
+    cases=_long_cases,
+    reference=lambda x: torch.softmax(x, dim=1),
+    outputs=(Output("out", ("row", "column")),),
+    difficulty=2,
+    minutes=20,
+    tol=1e-6,
+    forbid=("softmax",),
+    hints=(
+        "Two loops over range(0, cols, BLOCK). The first carries two numbers, the running maximum and the running sum.",
+        "If the maximum goes from m to m_new, a sum made with m becomes right for m_new by multiplying it with exp(m - m_new).",
+        "l = l * tl.exp(m - m_new) + tl.sum(tl.exp(x - m_new), axis=0); the second loop stores tl.exp(x - m) / l, masked.",
+    ),
+    limits=(
+        Limit("tiled", "peak_tile", at_most=32, text="no block larger than 32 elements"),
+        Limit("two passes", "loads", at_most=_two_passes, text="at most 2 loads for each block of a row"),
+    ),
+    mutants=(
+        Mutant(
+            "forgets to rescale",
+            "When the maximum rose, the sum so far was not multiplied by exp(old - new): it belongs to the old maximum.",
+            edit=("l = l * tl.exp(m - m_new) +", "l = l +"),
+        ),
+        Mutant(
+            "rescales the wrong way round",
+            "The factor is exp(new - old); it must be exp(old - new), which is at most 1.",
+            edit=("tl.exp(m - m_new)", "tl.exp(m_new - m)"),
+            caught_by="returns",
+            expect="NaN",
+            recognise=False,
+        ),
+        Mutant(
+            "every block normalised by itself",
+            "Each block of the row sums to one by itself: the sum and the maximum must run over the whole row.",
+            source="""
+@triton.jit
+def long_softmax_kernel(x_ptr, out_ptr, cols, x_row, out_row, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    for start in range(0, cols, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * x_row + c, mask=c < cols, other=float("-inf"))
+        e = tl.exp(x - tl.max(x, axis=0))
+        tl.store(out_ptr + row * out_row + c, e / tl.sum(e, axis=0), mask=c < cols)
+""",
+        ),
+        Mutant(
+            "spare lanes are 0",
+            "The lanes past the row's end are zeros in the first pass: they enter the maximum and the sum.",
+            edit=(
+                'mask=c < cols, other=float("-inf"))\n        m_new',
+                "mask=c < cols, other=0.0)\n        m_new",
+            ),
+            caught_by="returns",
+            expect="NaN",
+            recognise=False,
+        ),
+        Mutant(
+            "the whole row in one block",
+            "right numbers, but the row is held in one block.",
+            caught_by="tiled",
+            source="""
+@triton.jit
+def long_softmax_kernel(x_ptr, out_ptr, cols, x_row, out_row, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    c = tl.arange(0, 256)
+    x = tl.load(x_ptr + row * x_row + c, mask=c < cols, other=float("-inf"))
+    e = tl.exp(x - tl.max(x, axis=0))
+    tl.store(out_ptr + row * out_row + c, e / tl.sum(e, axis=0), mask=c < cols)
+""",
+            expect="no block larger than 32 elements",
+            recognise=False,
+        ),
+        Mutant(
+            "three passes",
+            "right numbers, but one pass finds the maximum, another the sum.",
+            caught_by="two passes",
+            source="""
+@triton.jit
+def long_softmax_kernel(x_ptr, out_ptr, cols, x_row, out_row, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    m = float("-inf")
+    for start in range(0, cols, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * x_row + c, mask=c < cols, other=float("-inf"))
+        m = tl.maximum(m, tl.max(x, axis=0))
+    l = 0.0
+    for start in range(0, cols, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * x_row + c, mask=c < cols, other=float("-inf"))
+        l += tl.sum(tl.exp(x - m), axis=0)
+    for start in range(0, cols, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * x_row + c, mask=c < cols, other=float("-inf"))
+        tl.store(out_ptr + row * out_row + c, tl.exp(x - m) / l, mask=c < cols)
+""",
+            expect="at most 2 loads for each block of a row",
+            recognise=False,
+        ),
+    ),
+    variants=(
+        """
+@triton.jit
+def long_softmax_kernel(x_ptr, out_ptr, cols, x_row, out_row, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    m = tl.full((BLOCK,), -1e30, tl.float32)
+    l = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, cols, BLOCK):          # every lane keeps its own maximum and sum ...
+        x = tl.load(x_ptr + row * x_row + start + lane, mask=start + lane < cols, other=-1e30)
+        new = tl.maximum(m, x)
+        l = l * tl.exp(m - new) + tl.where(start + lane < cols, tl.exp(x - new), 0.0)
+        m = new
+    top = tl.max(m, 0)                           # ... and the lanes are merged once, at the end
+    total = tl.sum(l * tl.exp(m - top), 0)
+    for start in range(0, cols, BLOCK):
+        x = tl.load(x_ptr + row * x_row + start + lane, mask=start + lane < cols, other=0.0)
+        tl.store(out_ptr + row * out_row + start + lane, tl.exp(x - top) / total, mask=start + lane < cols)
+""",
+        """
+@triton.jit
+def long_softmax_kernel(x_ptr, out_ptr, cols, x_row, out_row, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    lse = float("-inf")
+    for block in range(tl.cdiv(cols, BLOCK)):
+        c = block * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * x_row + c, mask=c < cols, other=float("-inf"))
+        m = tl.max(x, axis=0)
+        part = m + tl.log(tl.sum(tl.exp(x - m), axis=0))
+        top = tl.maximum(lse, part)
+        lse = top + tl.log(tl.exp(lse - top) + tl.exp(part - top))
+    for block in range(tl.cdiv(cols, BLOCK)):
+        c = block * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * x_row + c, mask=c < cols, other=0.0)
+        tl.store(out_ptr + row * out_row + c, tl.exp(x - lse), mask=c < cols)
+""",
+    ),
+)
+
+# -- 3.5 ---------------------------------------------------------------------------------------------------------------
+
+
+def _scores_cases(seed):
+    g = _rng(seed)
+
+    def case(name, m, n, k):
+        return Case(name, tuple((torch.randn(rows, k, generator=g) * 2.0).to(torch.bfloat16) for rows in (m, n)))
+
+    return [case("one tile, one step", 16, 16, 16), case("K of 40", 16, 16, 40), case("M 21, N 35, K 72", 21, 35, 72)]
+
+
+def _scores_launch(kernel, a, b):
+    import torch
+    import triton
+
+    (m, k), n = a.shape, b.shape[0]
+    out = torch.full((m, n), float("nan"))
+    kernel[(triton.cdiv(m, 16), triton.cdiv(n, 16))](a, b, out, m, n, k, BM=16, BN=16, BK=16)
+    return out
+
+
+SCORES = Exercise(
+    id="3.5",
+    title="Scores: A times B transposed",
+    name="scores_kernel",
+    kind="kernel",
+    call=_scores_launch,
+    cases=_scores_cases,
+    reference=lambda a, b: a @ b.t(),
+    outputs=(Output("out", ("row", "column"), dtype="float32"),),
+    difficulty=3,
+    minutes=20,
+    tol=1e-5,
+    hints=(
+        "tl.dot wants [BM, BK] times [BK, BN]. You need no transpose if you *load* B's tile with k down and n across.",
+        "Every load is masked on both axes, with other=0.0: a zero adds nothing to a sum over K. The accumulator is fp32 and lives outside the loop.",
+        "bt = tl.load(b_ptr + n[None, :] * K + k[:, None], mask=(n[None, :] < N) & (k[:, None] < K), other=0.0); acc = tl.dot(a, bt, acc).",
+    ),
+    limits=(Limit("tiled", "peak_tile", at_most=256, text="no block larger than 256 elements"),),
+    mutants=(
+        Mutant(
+            "accumulates in bf16",
+            "The sum over K is rounded to bf16 after every step: keep the accumulator in fp32.",
+            edit=("acc = tl.dot(a, bt, acc)", "acc = (acc + tl.dot(a, bt)).to(tl.bfloat16).to(tl.float32)"),
+        ),
+        Mutant(
+            "K tail not masked",
+            "The last step over K reads past the row's end, into the next row.",
+            edit=("mask=(m[:, None] < M) & (k[None, :] < K)", "mask=(m[:, None] < M) & (m[:, None] * K + k[None, :] < M * K)"),
+        ),
+        Mutant(
+            "B not transposed",
+            "B's tile was read as if B were [K, N]: its rows are the n of the result, not the k.",
+            edit=(
+                "n[None, :] * K + k[:, None], mask=(n[None, :] < N) & (k[:, None] < K)",
+                "(k[:, None] * N + n[None, :]) % (N * K), mask=(n[None, :] < N) & (k[:, None] < K)",
+            ),
+        ),
+        Mutant(
+            "only the last step is kept",
+            "Each step over K replaces the result: add to the accumulator.",
+            edit=("acc = tl.dot(a, bt, acc)", "acc = tl.dot(a, bt)"),
+        ),
+        Mutant(
+            "masked load without other",
+            "lanes past K hold whatever they hold, and the product sums over them.",
+            caught_by="returns",
+            edit=("mask=(m[:, None] < M) & (k[None, :] < K), other=0.0", "mask=(m[:, None] < M) & (k[None, :] < K)"),
+            expect="NaN",
+            recognise=False,
+        ),
+    ),
+    variants=(
+        """
+@triton.jit
+def scores_kernel(a_ptr, b_ptr, out_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    m = tl.program_id(0) * BM + tl.arange(0, BM)[:, None]
+    n = tl.program_id(1) * BN + tl.arange(0, BN)[:, None]
+    k = tl.arange(0, BK)[None, :]
+    acc = tl.zeros((BM, BN), tl.float32)
+    for step in range(tl.cdiv(K, BK)):
+        kk = step * BK + k
+        a = tl.load(a_ptr + m * K + kk, mask=(m < M) & (kk < K), other=0.0)
+        b = tl.load(b_ptr + n * K + kk, mask=(n < N) & (kk < K), other=0.0)
+        acc += tl.dot(a, tl.trans(b))
+    col = tl.program_id(1) * BN + tl.arange(0, BN)[None, :]
+    tl.store(out_ptr + m * N + col, acc, mask=(m < M) & (col < N))
+""",
+        """
+@triton.jit
+def scores_kernel(a_ptr, b_ptr, out_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    m = (tl.program_id(0) * BM + tl.arange(0, BM))[:, None]
+    n = (tl.program_id(1) * BN + tl.arange(0, BN))[None, :]
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(K):                     # one outer product after another: no tl.dot at all
+        a = tl.load(a_ptr + m * K + k, mask=m < M, other=0.0).to(tl.float32)
+        b = tl.load(b_ptr + n * K + k, mask=n < N, other=0.0).to(tl.float32)
+        acc += a * b
+    tl.store(out_ptr + m * N + n, acc, mask=(m < M) & (n < N))
+""",
+    ),
+)
+
+# -- 3.6 ---------------------------------------------------------------------------------------------------------------
+
+
+def _pool_cases(seed):
+    g = _rng(seed)
+
+    def case(name, lengths, dim, slack=0):
+        total = sum(lengths)
+        x = torch.randn(total + slack, dim, generator=g) + 1.0
+        if slack:
+            x[total:] = float("nan")
+        offsets = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+        return Case(name, (x, offsets))
+
+    return [
+        case("lengths 2 and 3", [2, 3], 8),
+        case("lengths 5, 0, 33, 1, 17", [5, 0, 33, 1, 17], 12),
+        case("rows past the last sequence hold NaN", [7, 20], 16, slack=9),
+        case("one sequence of 200", [3, 200, 1], 8),
+    ]
+
+
+def _pool_launch(kernel, x, offsets):
+    import torch
+    import triton
+
+    out = torch.full((offsets.numel() - 1, x.shape[1]), float("nan"))
+    kernel[(offsets.numel() - 1,)](x, offsets, out, x.shape[1], BLOCK_L=16, BLOCK_D=triton.next_power_of_2(x.shape[1]))
+    return out
+
+
+def _pool(x, offsets):
+    bounds = offsets.tolist()
+    return torch.stack([x[lo:hi].mean(0) if hi > lo else x.new_zeros(x.shape[1]) for lo, hi in zip(bounds, bounds[1:])])
+
+
+def _pool_tile(case):
+    dim = case.args[0].shape[1]
+    return 16 * (1 << (dim - 1).bit_length())
+
+
+POOL = Exercise(
+    id="3.6",
+    title="The mean of every sequence",
+    name="mean_pool_kernel",
+    kind="kernel",
+    call=_pool_launch,
+    cases=_pool_cases,
+    reference=_pool,
+    outputs=(Output("out", ("sequence", "dim")),),
+    difficulty=3,
+    minutes=20,
+    tol=1e-6,
+    hints=(
+        "A program loads two offsets, b and b + 1, as scalars. They are the bounds of its own loop.",
+        "The last step of the loop hangs over the end of the sequence: the rows there are somebody else's, so the mask compares with end, not with the total.",
+        "for start in range(begin, end, BLOCK_L): r = start + tl.arange(0, BLOCK_L); add tl.sum(load(..., other=0.0), axis=0). Divide by tl.maximum(end - begin, 1).",
+    ),
+    limits=(Limit("tiled", "peak_tile", at_most=_pool_tile, text="no block larger than 16 rows of `BLOCK_D` columns"),),
+    mutants=(
+        Mutant(
+            "tail reads the neighbour",
+            "The last block of a sequence also sums rows of the next one: mask rows at or past this sequence's end.",
+            edit=("(r[:, None] < end)", "(r[:, None] < tl.load(offsets_ptr + tl.num_programs(0)))"),
+        ),
+        Mutant(
+            "divides by the block's rows",
+            "The sum is divided by a rounded-up number of rows: divide by the sequence's own length.",
+            edit=("tl.maximum(end - begin, 1)", "tl.maximum(tl.cdiv(end - begin, BLOCK_L) * BLOCK_L, 1)"),
+        ),
+        Mutant(
+            "empty sequence divides by zero",
+            "an empty sequence has no mean.",
+            caught_by="returns",
+            edit=("tl.maximum(end - begin, 1)", "end - begin"),
+            expect="NaN",
+            recognise=False,
+        ),
+        Mutant(
+            "starts at row 0",
+            "Every sequence is read from the first row of x: the offset of its beginning is not used.",
+            edit=(
+                "for start in range(begin, end, BLOCK_L):\n        r = start + tl.arange(0, BLOCK_L)\n        inside = (r[:, None] < end)",
+                "for start in range(0, end - begin, BLOCK_L):\n        r = start + tl.arange(0, BLOCK_L)\n        inside = (r[:, None] < end - begin)",
+            ),
+        ),
+        Mutant(
+            "one block only",
+            "Only the first 16 rows of a sequence are summed: loop over the whole of it.",
+            edit=("range(begin, end, BLOCK_L)", "range(begin, tl.minimum(end, begin + BLOCK_L), BLOCK_L)"),
+        ),
+    ),
+    variants=(
+        """
+@triton.jit
+def mean_pool_kernel(x_ptr, offsets_ptr, out_ptr, D, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr):
+    b = tl.program_id(0)
+    begin = tl.load(offsets_ptr + b)
+    n = tl.load(offsets_ptr + b + 1) - begin
+    d = tl.arange(0, BLOCK_D)
+    acc = tl.zeros((BLOCK_D,), tl.float32)
+    for i in range(n):
+        acc += tl.load(x_ptr + (begin + i) * D + d, mask=d < D, other=0.0)
+    if n > 0:
+        acc = acc / n
+    tl.store(out_ptr + b * D + d, acc, mask=d < D)
+""",
+        """
+@triton.jit
+def mean_pool_kernel(x_ptr, offsets_ptr, out_ptr, D, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr):
+    b = tl.program_id(0)
+    first, last = tl.load(offsets_ptr + b), tl.load(offsets_ptr + b + 1)
+    d = tl.arange(0, BLOCK_D)[None, :]
+    acc = tl.zeros((BLOCK_L, BLOCK_D), tl.float32)
+    for block in range(tl.cdiv(last - first, BLOCK_L)):
+        i = block * BLOCK_L + tl.arange(0, BLOCK_L)[:, None]
+        mine = (i < last - first) & (d < D)
+        acc += tl.load(x_ptr + (first + i) * D + d, mask=mine, other=0.0)
+    mean = tl.sum(acc, axis=0) * (1.0 / tl.maximum(last - first, 1))
+    tl.store(out_ptr + b * D + tl.arange(0, BLOCK_D), mean, mask=tl.arange(0, BLOCK_D) < D)
+""",
+    ),
+)
+
+EXERCISES = [AXPY, TRANSPOSE, LSE, LONG, SCORES, POOL]

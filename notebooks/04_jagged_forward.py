@@ -1,0 +1,392 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 04 · The jagged forward
+#
+# **Goals.** Write flash attention over packed sequences: find your rows through the offsets, walk the keys in blocks, mask the tails, keep the log-sum-exp. See a
+# poisoned neighbour leak through V and stop it. Go from one launch a sequence to one launch over a list of tiles.
+#
+# **Time.** 75 minutes, and 100 for the exercises. **Needs.** Chapters 02 (online softmax) and 03 (Triton). No GPU.
+
+# %%
+import math
+
+import matplotlib.pyplot as plt
+import torch
+import triton
+import triton.language as tl
+
+import jfa.emulator as emulator
+from jfa import reference
+
+torch.manual_seed(0)
+
+# %% [markdown]
+# ## The mental model: a tile belongs to one sequence
+#
+# The packed tensor is one long column of rows. Sequences lie in it one after another; `offsets` says where each begins. Cut each sequence's queries into tiles of `BM` rows.
+# The last tile of a sequence is rarely full: its block hangs over into the *next sequence*, not into empty memory. That is the whole difference from a padded batch,
+# and the source of every bug in this chapter.
+#
+# One program takes one tile and one head. It loads its queries once, then walks over the keys of its own sequence in blocks of `BN`.
+
+# %%
+LENGTHS = [5, 0, 33, 1, 17]
+
+
+def draw_tiles(lengths, block):
+    """Packed rows as one bar, sequence by sequence; above it the tiles, hatched where a tile hangs into a neighbour."""
+    colours = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"]
+    fig, ax = plt.subplots(figsize=(10, 2.2), layout="constrained")
+    begin = 0
+    for b, n in enumerate(lengths):
+        colour = colours[b % len(colours)]
+        if n:
+            ax.broken_barh([(begin, n)], (0, 1), facecolor=colour, edgecolor="white")
+            ax.text(begin + n / 2, 0.5, f"s{b}", ha="center", va="center", color="white")
+        for row in range(0, n, block):
+            level = 1.3 + 0.5 * (row // block % 2)
+            inside = min(block, n - row)
+            ax.broken_barh([(begin + row, inside)], (level, 0.4), facecolor=colour)
+            if inside < block:
+                ax.broken_barh([(begin + n, block - inside)], (level, 0.4), facecolor="white", edgecolor=colour, hatch="////")
+        begin += n
+    ax.set_yticks([0.5, 1.7], ["packed rows", f"tiles of {block}"])
+    ax.set_xlabel("row of the packed tensor (hatched: rows of somebody else, or past the end)")
+    ax.set_title(f"lengths {lengths}: {sum(-(-n // block) for n in lengths)} tiles with work", fontsize=10)
+    return fig
+
+
+draw_tiles(LENGTHS, 16)
+plt.show()
+
+# %% [markdown]
+# Shapes, for the rest of the chapter:
+#
+# | name | shape | |
+# |---|---|---|
+# | `q` | `[total_q, H, D]` | packed queries |
+# | `k`, `v` | `[total_kv, H, D]` | packed keys and values |
+# | `q_offsets`, `k_offsets` | `[B + 1]` int32 | sequence `b` owns rows `offsets[b] .. offsets[b + 1] - 1` |
+# | `out` | `[total_q, H, D]` | |
+# | `lse` | `[H, total_q]` fp32 | natural logarithm; what the backward pass needs |
+#
+# Row `r` of head `h` starts at element `(r * H + h) * D`.
+
+# %%
+def make_problem(len_q, len_kv, heads=2, dim=16):
+    """Random packed q, k, v and their offsets."""
+    offsets = [torch.tensor([0, *n]).cumsum(0).to(torch.int32) for n in (len_q, len_kv)]
+    q, k, v = (torch.randn(sum(n), heads, dim) for n in (len_q, len_kv, len_kv))
+    return q, k, v, *offsets
+
+
+def right_answer(problem):
+    """(out, lse) in fp64, by the package's reference."""
+    q, k, v, q_offsets, k_offsets = problem
+    return reference.attention(q.double(), k.double(), v.double(), q_offsets, k_offsets, return_lse=True)
+
+
+def largest_error(out, problem):
+    return (out - right_answer(problem)[0]).abs().max().item()
+
+
+# %% [markdown]
+# ## Version 0: one launch for each sequence
+#
+# The simplest right thing. The host slices one sequence out of the packed tensors, and launches a dense flash attention on it. Inside, everything is chapter 02's recurrence.
+#
+# For a tile of queries, with $m$ the running maximum, $l$ the running sum and $A$ the running output, a block of keys with scores $S$ gives
+#
+# $$m' = \max(m, \max_j S_j), \quad \alpha = e^{m - m'}, \quad P = e^{S - m'}, \quad l' = \alpha l + \sum_j P_j, \quad A' = \alpha A + P V .$$
+
+# %%
+@triton.jit
+def softmax_step(s, m, l):
+    """One block of scores [BM, BN] joins the running softmax: -> (P, alpha, new m, new l)."""
+    m_new = tl.maximum(m, tl.max(s, axis=1))
+    alpha = tl.exp(m - m_new)
+    p = tl.exp(s - m_new[:, None])
+    return p, alpha, m_new, l * alpha + tl.sum(p, axis=1)
+
+
+@triton.jit
+def dense_kernel(q_ptr, k_ptr, v_ptr, out_ptr, scale, len_q, len_kv, H, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """One sequence: program (tile, head)."""
+    head = tl.program_id(1)
+    d = tl.arange(0, D)
+    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    q = tl.load(q_ptr + (i[:, None] * H + head) * D + d[None, :], mask=i[:, None] < len_q, other=0.0)
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    l = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, D), tl.float32)
+    for start in range(0, len_kv, BN):
+        j = start + tl.arange(0, BN)
+        kt = tl.load(k_ptr + (j[None, :] * H + head) * D + d[:, None], mask=j[None, :] < len_kv, other=0.0)
+        v = tl.load(v_ptr + (j[:, None] * H + head) * D + d[None, :], mask=j[:, None] < len_kv, other=0.0)
+        s = tl.where(j[None, :] < len_kv, tl.dot(q, kt, input_precision="ieee") * scale, float("-inf"))
+        p, alpha, m, l = softmax_step(s, m, l)
+        acc = tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")
+    tl.store(out_ptr + (i[:, None] * H + head) * D + d[None, :], acc / l[:, None], mask=i[:, None] < len_q)
+
+
+def attend_v0(q, k, v, q_offsets, k_offsets, block=16):
+    out = torch.zeros_like(q)
+    heads, dim = q.shape[1:]
+    for b in range(len(q_offsets) - 1):
+        rows = slice(int(q_offsets[b]), int(q_offsets[b + 1]))
+        keys = slice(int(k_offsets[b]), int(k_offsets[b + 1]))
+        len_q, len_kv = rows.stop - rows.start, keys.stop - keys.start
+        if len_q and len_kv:
+            grid = (triton.cdiv(len_q, block), heads)
+            dense_kernel[grid](
+                q[rows], k[keys], v[keys], out[rows], 1 / math.sqrt(dim), len_q, len_kv, heads, D=dim, BM=block, BN=block
+            )
+    return out
+
+
+problem = make_problem(LENGTHS, [17, 4, 40, 9, 21])
+print("largest error of version 0:", largest_error(attend_v0(*problem), problem))
+
+# %% [markdown]
+# It is right, and it is slow on a GPU for two reasons. The host reads the offsets back, which makes the GPU wait. And each launch is far too small to fill the chip.
+
+# %% [markdown]
+# ## Version 1: one launch, offsets read in the kernel
+#
+# A grid of (tiles of the longest sequence, heads, sequences). Each program looks its own bounds up. Programs whose tile lies past their sequence's end return at once.
+#
+# This version holds a mistake. Scores of keys past the end are set to minus infinity, so their probabilities are exactly 0. The author concluded that V needs no mask.
+
+# %%
+@triton.jit
+def jagged_v1(
+    q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, out_ptr, scale, total_kv, H,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, MASK_V: tl.constexpr,
+):  # fmt: skip
+    """Program (tile, head, sequence)."""
+    tile, head, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    q_begin, q_end = tl.load(q_offsets_ptr + seq), tl.load(q_offsets_ptr + seq + 1)
+    k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)
+    if q_begin + tile * BM >= q_end:
+        return
+    d = tl.arange(0, D)
+    rows = q_begin + tile * BM + tl.arange(0, BM)
+    q = tl.load(q_ptr + (rows[:, None] * H + head) * D + d[None, :], mask=rows[:, None] < q_end, other=0.0)
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    l = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, D), tl.float32)
+    v_end = k_end if MASK_V else total_kv
+    for start in range(k_begin, k_end, BN):
+        keys = start + tl.arange(0, BN)
+        kt = tl.load(k_ptr + (keys[None, :] * H + head) * D + d[:, None], mask=keys[None, :] < k_end, other=0.0)
+        v = tl.load(v_ptr + (keys[:, None] * H + head) * D + d[None, :], mask=keys[:, None] < v_end, other=0.0)
+        s = tl.where(keys[None, :] < k_end, tl.dot(q, kt, input_precision="ieee") * scale, float("-inf"))
+        p, alpha, m, l = softmax_step(s, m, l)
+        acc = tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")
+    out = acc / tl.where(l > 0, l, 1.0)[:, None]
+    tl.store(out_ptr + (rows[:, None] * H + head) * D + d[None, :], out, mask=rows[:, None] < q_end)
+
+
+def attend_v1(q, k, v, q_offsets, k_offsets, mask_v=True, block=16):
+    out = torch.full_like(q, float("nan"))
+    heads, dim = q.shape[1:]
+    longest = int((q_offsets[1:] - q_offsets[:-1]).max())
+    grid = (triton.cdiv(longest, block), heads, len(q_offsets) - 1)
+    jagged_v1[grid](
+        q, k, v, q_offsets, k_offsets, out, 1 / math.sqrt(dim), len(k), heads, D=dim, BM=block, BN=block, MASK_V=mask_v
+    )
+    return out
+
+
+print("largest error without a mask on V:", largest_error(attend_v1(*problem, mask_v=False), problem))
+
+# %% [markdown]
+# Right on random numbers, so it ships. Weeks later one user's sequence holds a NaN: a bad feature, an overflow upstream. Predict first: whose outputs become NaN?
+
+# %%
+def poisoned(problem, sequence):
+    """The same problem, with the values of one sequence set to NaN."""
+    q, k, v, q_offsets, k_offsets = problem
+    v = v.clone()
+    v[int(k_offsets[sequence]) : int(k_offsets[sequence + 1])] = float("nan")
+    return q, k, v, q_offsets, k_offsets
+
+
+def sequences_with_nan(out, q_offsets):
+    bounds = q_offsets.tolist()
+    return [b for b, (lo, hi) in enumerate(zip(bounds, bounds[1:])) if torch.isnan(out[lo:hi]).any()]
+
+
+sick = poisoned(problem, 3)
+print("sequence 3 is poisoned")
+print("without a mask on V, NaN in sequences:", sequences_with_nan(attend_v1(*sick, mask_v=False), sick[3]))
+print("with a mask on V,    NaN in sequences:", sequences_with_nan(attend_v1(*sick, mask_v=True), sick[3]))
+
+# %% [markdown]
+# **Zero times NaN is NaN.** Sequence 2 has 40 keys, so its last block of 16 holds 8 of its own and 8 of sequence 3. Their probabilities are 0, their values are not numbers. A probability
+# of 0 does not protect you; a zero *value* does. So V's tail rows are masked on load.
+#
+# The same trap waits in every kernel of this course, in other clothes: a TMA load fetches a whole box and knows nothing of your mask. Chapter 12 shows what to do there.
+
+# %% [markdown]
+# ## Version 2: the log-sum-exp, and queries without keys
+#
+# Two things are missing. The backward pass wants $\mathrm{lse}_i = m_i + \ln l_i$ for each query. And a query whose sequence has no key: the loop does no step, $l = 0$, and `acc / l` would be 0/0.
+# The contract says: output 0, lse minus infinity.
+#
+# ## Version 3: a list of tiles
+#
+# Version 1 launches `tiles of the longest x H x B` programs. With skewed lengths almost all of them return at once. That is not free: each costs a launch slot, and on a persistent kernel
+# (chapter 13) a turn. So make a list of the tiles that exist, and launch exactly these. Longest first is a good order: the big ones start early and the small ones fill the gaps (chapter 08).
+
+# %%
+@triton.jit
+def jagged_v3(
+    q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tile_seq_ptr, tile_row_ptr, out_ptr, lse_ptr, scale, total_q, H,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Program (entry of the tile list, head)."""
+    head = tl.program_id(1)
+    seq = tl.load(tile_seq_ptr + tl.program_id(0))
+    first = tl.load(tile_row_ptr + tl.program_id(0))
+    q_begin, q_end = tl.load(q_offsets_ptr + seq), tl.load(q_offsets_ptr + seq + 1)
+    k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)
+    d = tl.arange(0, D)
+    rows = q_begin + first + tl.arange(0, BM)
+    q = tl.load(q_ptr + (rows[:, None] * H + head) * D + d[None, :], mask=rows[:, None] < q_end, other=0.0)
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    l = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, D), tl.float32)
+    for start in range(k_begin, k_end, BN):
+        keys = start + tl.arange(0, BN)
+        kt = tl.load(k_ptr + (keys[None, :] * H + head) * D + d[:, None], mask=keys[None, :] < k_end, other=0.0)
+        v = tl.load(v_ptr + (keys[:, None] * H + head) * D + d[None, :], mask=keys[:, None] < k_end, other=0.0)
+        s = tl.where(keys[None, :] < k_end, tl.dot(q, kt, input_precision="ieee") * scale, float("-inf"))
+        p, alpha, m, l = softmax_step(s, m, l)
+        acc = tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")
+    out = acc / tl.where(l > 0, l, 1.0)[:, None]
+    tl.store(out_ptr + (rows[:, None] * H + head) * D + d[None, :], out, mask=rows[:, None] < q_end)
+    tl.store(lse_ptr + head * total_q + rows, m + tl.log(l), mask=rows < q_end)
+
+
+def longest_first(q_offsets, k_offsets, block):
+    """Tiles with work as (sequence, first row) tensors, those with the most keys first."""
+    len_q = (q_offsets[1:] - q_offsets[:-1]).tolist()
+    len_kv = (k_offsets[1:] - k_offsets[:-1]).tolist()
+    tiles = [(-len_kv[b], b, row) for b, n in enumerate(len_q) for row in range(0, n, block)]
+    _, seq, row = zip(*sorted(tiles))
+    return torch.tensor(seq, dtype=torch.int32), torch.tensor(row, dtype=torch.int32)
+
+
+def attend_v3(q, k, v, q_offsets, k_offsets, block=16):
+    out, lse = torch.full_like(q, float("nan")), torch.full((q.shape[1], len(q)), float("nan"))
+    heads, dim = q.shape[1:]
+    seq, row = longest_first(q_offsets, k_offsets, block)
+    jagged_v3[(len(seq), heads)](
+        q, k, v, q_offsets, k_offsets, seq, row, out, lse, 1 / math.sqrt(dim), len(q), heads, D=dim, BM=block, BN=block
+    )
+    return out, lse
+
+
+no_keys = make_problem(LENGTHS, [17, 4, 40, 0, 21])
+out, lse = attend_v3(*no_keys)
+want_out, want_lse = right_answer(no_keys)
+has_keys = torch.isfinite(want_lse)
+print("largest error, out:", (out - want_out).abs().max().item())
+print("largest error, lse:", (lse - want_lse)[has_keys].abs().max().item())
+print("the query without keys: lse", lse[:, 38].tolist(), "out", out[38].abs().max().item())
+
+# %% [markdown]
+# How many programs, how many loads? `emulator.counting()` counts what a launch does.
+
+# %%
+skewed = make_problem([200, 3, 0, 5, 1, 9, 2, 16], [200, 3, 0, 5, 1, 9, 2, 16], heads=1)
+rows = []
+for name, attend in {"v0: a launch a sequence": attend_v0, "v1: one grid": attend_v1, "v3: tile list": attend_v3}.items():
+    with emulator.counting() as counts:
+        attend(*skewed)
+    rows.append((name, counts.programs, counts.loads))
+    print(f"{name:<24} programs {counts.programs:>4}   loads {counts.loads:>4}")
+
+fig, ax = plt.subplots(figsize=(6, 2.2), layout="constrained")
+ax.barh([r[0] for r in rows], [r[1] for r in rows], color="#0072B2", edgecolor="white")
+for y, r in enumerate(rows):
+    ax.text(r[1], y, f" {r[1]}", va="center")
+ax.invert_yaxis()
+ax.set_xlabel("programs launched, lengths 200, 3, 0, 5, 1, 9, 2, 16, block 16")
+ax.margins(x=0.12)
+plt.show()
+
+# %% [markdown]
+# The grid of version 1 holds 13 tiles for each of 8 sequences; 20 have work. Real batches are more skewed than that.
+#
+# ## What the package does
+#
+# `jfa.jagged_flash_attention` is version 3 with the rest of the contract: masks, grouped heads, shared queries, any head size and stride, a list built on the device without asking the host, and a
+# backward. On CPU tensors it uses the reference, unless you ask for the kernel by name; then the emulator runs it.
+
+# %%
+import jfa
+
+q, k, v, q_offsets, k_offsets = problem
+ours = jfa.jagged_flash_attention(q, k, v, q_offsets, k_offsets, 33, 40, backend="portable")
+print("the package's portable kernel, on the emulator, largest error:", largest_error(ours, problem))
+
+# %% [markdown]
+# ## Exercises
+#
+# Open [exercises/04_jagged_forward.py](../exercises/04_jagged_forward.py): a tile list, the log-sum-exp alone, the poisoned neighbour, a forward with a distance penalty, and
+# attention pooling.
+#
+# ## Checkpoint
+#
+# 1. Lengths `[64, 64, 1]`, tiles of 64. How many programs do versions 1 and 3 launch for each head?
+# 2. Why does masking S not make masking V unnecessary, although P is exactly 0 there?
+# 3. Queries past the sequence's end were loaded as 0. Do they disturb the result?
+# 4. Why is `lse` kept, and not `m` and `l`?
+#
+# <details><summary>Answers</summary>
+#
+# 1. Three for both: one tile for each sequence. The list pays when lengths differ by more than a tile.
+# 2. The product computes `0 * v`. For a NaN or an infinity in `v` that is NaN.
+# 3. No. Each row of a tile has its own softmax; such a row is computed and not stored.
+# 4. The backward needs $P = e^{S - \mathrm{lse}}$ only. One number a query, and it also merges partial results (chapter 02).
+#
+# </details>
+#
+# ## Try this
+#
+# - Poison a sequence's *keys* instead of its values. Which version leaks, and why not?
+# - Swap `longest_first` for the plain order. The numbers do not change. What does? Chapter 08 answers.
+# - Set `BN` to 64 for keys of length 17. How many score columns are computed in vain?
+#
+# ## Pitfalls
+#
+# | pitfall | where you saw it |
+# |---|---|
+# | the tile's tail belongs to the next sequence | the first picture |
+# | 0 * NaN leaks the neighbour through V | version 1, poisoned |
+# | a query without keys: 0/0 | version 3's last lines |
+# | a grid sized by the longest sequence | the count of programs |
+#
+# ## What differs on a real GPU
+#
+# - Reading `q_offsets` on the host (`int(...)`, `.tolist()`) stops the GPU's queue. Version 3's list is built with tensor operations on the device in the package.
+# - The order of the list matters only when there are more tiles than SMs; on the emulator it never does.
+# - bf16 inputs: P is rounded to bf16 before `P @ V`, and the sum `l` is not. The package's kernels do the same on both sides.
+#
+# ## Verified here, and not
+#
+# Every kernel above ran on the emulator when this notebook ran and was compared with the fp64 reference. Nothing here was timed.
+#
+# ## Sources
+#
+# - Dao et al., *FlashAttention*, arXiv 2205.14135, and *FlashAttention-2*, arXiv 2307.08691: the recurrence and the log-sum-exp.
+# - Milakov and Gimelshein, *Online normalizer calculation for softmax*, arXiv 1805.02867.

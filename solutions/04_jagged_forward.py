@@ -1,0 +1,202 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Exercises 04: the jagged forward
+#
+# Read [notebooks/04_jagged_forward.py](../notebooks/04_jagged_forward.py) first. All tensors are packed: `q: [total_q, H, D]`, `k: [total_kv, H, D]`,
+# `v: [total_kv, H, Dv]`, fp32 and contiguous; `q_offsets, k_offsets: [B + 1]` int32. Rows of other sequences may hold NaN or huge numbers: none of them may reach your
+# result. The kernels run on the emulator.
+
+# %% tags=["setup"]
+import torch
+import triton
+import triton.language as tl
+
+from jfa.course import check, hint, progress
+
+progress()
+
+# %% [markdown]
+# ## 4.1 A tile list without empty tiles
+#
+# (difficulty 1 of 3, 12 minutes) On the host: given the packed `offsets` and a block size, make the list of tiles that the launch needs. A tile is a pair
+# (sequence, first row inside the sequence). A sequence of length `n` has `ceil(n / block)` tiles; one of length 0 has none. Return a tensor
+# `[tiles, 2]`, int32, sequences in order, rows ascending.
+#
+# Example: lengths `[3, 0, 5]` and block 2 give `(0, 0), (0, 2), (2, 0), (2, 2), (2, 4)`.
+
+# %% tags=["ex-4.1"]
+def tile_list(offsets, block):
+    """offsets: [B + 1] int32 -> [tiles, 2] int32, rows (sequence, first row inside it)."""
+    ### BEGIN SOLUTION
+    lengths = (offsets[1:] - offsets[:-1]).tolist()
+    tiles = [(b, row) for b, n in enumerate(lengths) for row in range(0, n, block)]
+    return torch.tensor(tiles, dtype=torch.int32).reshape(-1, 2)
+    ### END SOLUTION
+
+
+# %%
+check("4.1", tile_list)
+
+# %% [markdown]
+# ## 4.2 The log-sum-exp of every query
+#
+# (difficulty 2 of 3, 20 minutes) The forward pass keeps one number for the backward: `lse[h, t] = log(sum over keys j of exp(scale * q_t . k_j))`, over the keys of
+# `t`'s own sequence, natural logarithm, `-inf` where that sequence has no key. Write the kernel that computes only this, walking the keys in blocks.
+#
+# Launched on `(number of tiles, H)`: program `(t, h)` works on the tile `tiles[t] = (sequence, first row)`, a list as in 4.1 with block `BM`. `BM=BN=16`.
+# Limit: no block larger than 512 elements.
+
+# %% tags=["ex-4.2"]
+@triton.jit
+def lse_kernel(q_ptr, k_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, lse_ptr, scale, total_q, H, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """lse: [H, total_q] fp32; D is a power of two, 16 or 32."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    seq = tl.load(tiles_ptr + 2 * tile)
+    first = tl.load(tiles_ptr + 2 * tile + 1)
+    ### BEGIN SOLUTION
+    q_begin, q_end = tl.load(q_offsets_ptr + seq), tl.load(q_offsets_ptr + seq + 1)
+    k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)
+    d = tl.arange(0, D)
+    rows = q_begin + first + tl.arange(0, BM)
+    q = tl.load(q_ptr + (rows[:, None] * H + head) * D + d[None, :], mask=rows[:, None] < q_end, other=0.0)
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    l = tl.zeros((BM,), tl.float32)
+    for start in range(k_begin, k_end, BN):
+        cols = start + tl.arange(0, BN)
+        kt = tl.load(k_ptr + (cols[None, :] * H + head) * D + d[:, None], mask=cols[None, :] < k_end, other=0.0)
+        s = tl.dot(q, kt, input_precision="ieee") * scale
+        s = tl.where(cols[None, :] < k_end, s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, axis=1))
+        l = l * tl.exp(m - m_new) + tl.sum(tl.exp(s - m_new[:, None]), axis=1)
+        m = m_new
+    tl.store(lse_ptr + head * total_q + rows, m + tl.log(l), mask=rows < q_end)
+    ### END SOLUTION
+
+
+# %%
+check("4.2", lse_kernel)
+
+# %% [markdown]
+# ## 4.3 The poisoned neighbour
+#
+# (difficulty 2 of 3, 15 minutes) One step of a forward pass: `acc = acc + P @ V` for one block of keys, of which only the first `valid` belong to this sequence. The
+# probabilities of the others are already 0. The rows after them belong to the next sequence, and in this exercise the next sequence is broken: it holds NaN and infinities.
+# `0 * NaN` is NaN. Finish the kernel so that nothing of the neighbour arrives, in at most 3 loads.
+#
+# Launched as `pv_kernel[(1,)](p, v, acc, valid, ROWS=16, KEYS=16, D=16)`. The tensor `v` has 16 rows, all of them readable. Limit: at most 3 loads.
+
+# %% tags=["ex-4.3"]
+@triton.jit
+def pv_kernel(p_ptr, v_ptr, acc_ptr, valid, ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr):
+    """acc += P @ V[:valid]; p: [ROWS, KEYS] fp32 (zero from column `valid` on), v: [KEYS, D] fp32, acc: [ROWS, D] fp32, in place."""
+    r, j, d = tl.arange(0, ROWS), tl.arange(0, KEYS), tl.arange(0, D)
+    p = tl.load(p_ptr + r[:, None] * KEYS + j[None, :])
+    acc = tl.load(acc_ptr + r[:, None] * D + d[None, :])
+    ### BEGIN SOLUTION
+    v = tl.load(v_ptr + j[:, None] * D + d[None, :], mask=j[:, None] < valid, other=0.0)
+    acc = tl.dot(p, v, acc, input_precision="ieee")
+    ### END SOLUTION
+    tl.store(acc_ptr + r[:, None] * D + d[None, :], acc)
+
+
+# %%
+check("4.3", pv_kernel)
+
+# %% [markdown]
+# ## 4.4 Attention with a distance penalty
+#
+# (difficulty 3 of 3, 30 minutes) The whole jagged forward, with one thing added: a score loses `slope[h]` for each position between query and key (ALiBi), so
+# `s = scale * q_i . k_j - slope[h] * |i - j|`, with `i` and `j` counted from the start of their own sequence. Queries whose sequence has no keys give 0. `Dv` may differ from `D`.
+#
+# Launched as in 4.2, on `(number of tiles, H)`, `BM=BN=16`. Limit: no block larger than 512 elements.
+
+# %% tags=["ex-4.4"]
+@triton.jit
+def alibi_kernel(q_ptr, k_ptr, v_ptr, slope_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, out_ptr, scale, H, D: tl.constexpr, DV: tl.constexpr,
+                 BM: tl.constexpr, BN: tl.constexpr):
+    """out: [total_q, H, DV] fp32; slope: [H] fp32; D and DV are powers of two, 16 or 32."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    seq = tl.load(tiles_ptr + 2 * tile)
+    first = tl.load(tiles_ptr + 2 * tile + 1)
+    q_begin, q_end = tl.load(q_offsets_ptr + seq), tl.load(q_offsets_ptr + seq + 1)
+    k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)
+    ### BEGIN SOLUTION
+    d, dv = tl.arange(0, D), tl.arange(0, DV)
+    i = first + tl.arange(0, BM)
+    rows = q_begin + i
+    slope = tl.load(slope_ptr + head)
+    q = tl.load(q_ptr + (rows[:, None] * H + head) * D + d[None, :], mask=rows[:, None] < q_end, other=0.0)
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    l = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, DV), tl.float32)
+    for start in range(0, k_end - k_begin, BN):
+        j = start + tl.arange(0, BN)
+        mine = j < k_end - k_begin
+        keys = k_begin + j
+        kt = tl.load(k_ptr + (keys[None, :] * H + head) * D + d[:, None], mask=mine[None, :], other=0.0)
+        v = tl.load(v_ptr + (keys[:, None] * H + head) * DV + dv[None, :], mask=mine[:, None], other=0.0)
+        s = tl.dot(q, kt, input_precision="ieee") * scale - slope * tl.abs(i[:, None] - j[None, :])
+        s = tl.where(mine[None, :], s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, axis=1))
+        alpha = tl.exp(m - m_new)
+        p = tl.exp(s - m_new[:, None])
+        l = l * alpha + tl.sum(p, axis=1)
+        acc = tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")
+        m = m_new
+    out = tl.where(l[:, None] > 0, acc / tl.where(l > 0, l, 1.0)[:, None], 0.0)
+    tl.store(out_ptr + (rows[:, None] * H + head) * DV + dv[None, :], out, mask=rows[:, None] < q_end)
+    ### END SOLUTION
+
+
+# %%
+check("4.4", alibi_kernel)
+
+# %% [markdown]
+# ## 4.5 One query that pools a sequence
+#
+# (difficulty 3 of 3, 25 minutes) Pooling by attention: one learned query `q: [H, D]`, the same for every sequence, attends to each sequence's keys, and the sequence becomes one
+# row `out[b, h]`. One program a (sequence, head). A tile of one query has no use for `tl.dot`: multiply and `tl.sum` instead. A sequence without keys gives 0.
+#
+# Launched as `pool_kernel[(B, H)](q, k, v, k_offsets, out, scale, H, D=D, BN=16)`. Limits: no block larger than 16 rows of `D` columns,
+# and at most 2 loads for each block of keys and 3 more for each program.
+
+# %% tags=["ex-4.5"]
+@triton.jit
+def pool_kernel(q_ptr, k_ptr, v_ptr, k_offsets_ptr, out_ptr, scale, H, D: tl.constexpr, BN: tl.constexpr):
+    """out: [B, H, D] fp32; q: [H, D]; k, v: [total_kv, H, D]; D is a power of two."""
+    ### BEGIN SOLUTION
+    b, head = tl.program_id(0), tl.program_id(1)
+    begin, end = tl.load(k_offsets_ptr + b), tl.load(k_offsets_ptr + b + 1)
+    d = tl.arange(0, D)
+    q = tl.load(q_ptr + head * D + d) * scale
+    m = float("-inf")
+    l = 0.0
+    acc = tl.zeros((D,), tl.float32)
+    for start in range(begin, end, BN):
+        rows = start + tl.arange(0, BN)
+        mine = rows < end
+        at = (rows[:, None] * H + head) * D + d[None, :]
+        k = tl.load(k_ptr + at, mask=mine[:, None], other=0.0)
+        v = tl.load(v_ptr + at, mask=mine[:, None], other=0.0)
+        s = tl.where(mine, tl.sum(q[None, :] * k, axis=1), float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, axis=0))
+        alpha = tl.exp(m - m_new)
+        p = tl.exp(s - m_new)
+        l = l * alpha + tl.sum(p, axis=0)
+        acc = acc * alpha + tl.sum(p[:, None] * v, axis=0)
+        m = m_new
+    if end > begin:
+        acc = acc / l
+    tl.store(out_ptr + (b * H + head) * D + d, acc)
+    ### END SOLUTION
+
+
+# %%
+check("4.5", pool_kernel)
