@@ -3,6 +3,7 @@
 It knows nbgrader's ``### BEGIN SOLUTION`` / ``### END SOLUTION``, otter's ``# BEGIN SOLUTION`` / ``# END SOLUTION`` and otter's
 ``x = 5  # SOLUTION`` at the end of a line. What replaces a region depends on where it stands: a function says that it is not
 started, a kernel does nothing (the emulator's messages come from a body that compiles), a name at module level holds ``...``.
+A bug hunt gives the faulty code instead: commented lines between ``### STARTER`` and the end marker are uncommented.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from jfa.course.notebook import Notebook, drop_cells
 
 _BEGIN = re.compile(r"^(?P<indent>\s*)#+\s*BEGIN SOLUTION(?P<silent>\s+NO PROMPT)?\s*$")
 _END = re.compile(r"^\s*#+\s*END SOLUTION\s*$")
+_STARTER = re.compile(r"^\s*#+\s*STARTER\s*$")
 _LINE = re.compile(r"^(?P<left>\s*[A-Za-z_][\w.\[\]'\", ]*?\s*(?::[^=]+)?=)\s*\S.*#\s*SOLUTION\s*$")
 NOT_STARTED = "not started"
 
@@ -53,7 +55,11 @@ def strip_cell(source: str, exercise: str | None) -> str:
 
 def solution_source(source: str) -> str:
     """A solution's cell without the marker lines: what runs when a solution is graded."""
-    lines = [line for line in source.split("\n") if not (_BEGIN.match(line) or _END.match(line))]
+    lines, starter = [], False
+    for line in source.split("\n"):
+        starter = (starter or bool(_STARTER.match(line))) and not _END.match(line)
+        if not (starter or _BEGIN.match(line) or _END.match(line)):
+            lines.append(line)
     return "\n".join(re.sub(r"\s*#\s*SOLUTION\s*$", "", line) for line in lines)
 
 
@@ -68,6 +74,9 @@ def _region_end(lines: list[str], begin: int) -> int:
 
 def _stub(lines: list[str], begin: int, end: int, indent: str, exercise: str | None) -> list[str]:
     """The lines that stand for the region between these two marker lines."""
+    starter = [i for i in range(begin, end) if _STARTER.match(lines[i])]
+    if starter:
+        return [re.sub(r"^(\s*)# ?", r"\1", line, count=1) for line in lines[starter[0] + 1 : end]]
     function = _enclosing_function(lines, begin, indent)
     if function is None:
         names = _assigned(lines[begin + 1 : end])
