@@ -1,0 +1,693 @@
+"""Checks of chapter 10: TLX primitives. Every launch is repeated under several schedules; the first axis of a result is the schedule."""
+
+import torch
+
+from jfa.course.spec import Case, Exercise, Mutant, Output
+
+SCHEDULES = 4  # eager, lazy and two random ones: see the launch functions
+
+
+def _rng(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def _each_schedule(out):
+    """The reference's result once for each schedule that the launch functions go through."""
+    return torch.stack([out] * SCHEDULES)
+
+
+# -- 10.1 --------------------------------------------------------------------------------------------------------------
+
+
+def _scale_cases(seed):
+    g = _rng(seed)
+
+    def case(name, rows, cols, factor):
+        return Case(name, (torch.randn(rows, cols, generator=g), factor))
+
+    return [case("16 x 16", 16, 16, 3.0), case("32 x 64", 32, 64, -0.5)]
+
+
+def _scale_launch(kernel, x, factor):
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    import jfa.emulator as emulator
+
+    results = []
+    for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
+        out = torch.full_like(x, float("nan"))
+        boxes = [TensorDescriptor.from_tensor(t, list(x.shape)) for t in (x, out)]
+        with emulator.options(policy=policy, seed=seed, fences="strict"):
+            kernel[(1,)](*boxes, factor, ROWS=x.shape[0], COLS=x.shape[1])
+        results.append(out)
+    return torch.stack(results)
+
+
+SCALE = Exercise(
+    id="10.1",
+    title="In by TMA, out by TMA",
+    name="scale_kernel",
+    kind="kernel",
+    call=_scale_launch,
+    cases=_scale_cases,
+    reference=lambda x, factor: _each_schedule(x * factor),
+    outputs=(Output("out", ("schedule", "row", "column")),),
+    difficulty=1,
+    minutes=15,
+    tol=1e-6,
+    time_limit=20.0,
+    hints=(
+        "Announce the bytes on the barrier, start the load on it, wait for its first phase. Then the tile is yours to read.",
+        "Write with local_store into the other buffer. The TMA does not see your stores until a fence; the fence comes between the last local_store and the TMA store.",
+        "barrier_expect_bytes(loaded[0], ROWS * COLS * 4); async_descriptor_load(x_desc, source[0], [0, 0], loaded[0]); barrier_wait(loaded[0], 0); local_load, local_store, fence, async_descriptor_store, async_descriptor_store_wait(0).",
+    ),
+    mutants=(
+        Mutant(
+            "no fence",
+            "the TMA store reads what threads wrote, without a fence.",
+            caught_by="runs",
+            edit=('    tlx.fence("async_shared")\n', ""),
+            expect="fence",
+            recognise=False,
+        ),
+        Mutant(
+            "does not wait for the load",
+            "the tile is read before the TMA has delivered it.",
+            caught_by="runs",
+            edit=("    tlx.barrier_wait(loaded[0], 0)\n", ""),
+            expect="source",
+            recognise=False,
+        ),
+        Mutant(
+            "expects half the bytes",
+            "an fp32 element has four bytes.",
+            caught_by="runs",
+            edit=("ROWS * COLS * 4", "ROWS * COLS * 2"),
+            expect="bytes",
+            recognise=False,
+        ),
+        Mutant(
+            "waits for the wrong phase",
+            "a fresh barrier lets parity 1 pass at once.",
+            caught_by="runs",
+            edit=("tlx.barrier_wait(loaded[0], 0)", "tlx.barrier_wait(loaded[0], 1)"),
+            expect="source",
+            recognise=False,
+        ),
+        Mutant(
+            "stores the source",
+            "The buffer that was stored is the unscaled one.",
+            edit=("async_descriptor_store(out_desc, result[0]", "async_descriptor_store(out_desc, source[0]"),
+        ),
+    ),
+    variants=(
+        """
+@triton.jit
+def scale_kernel(x_desc, out_desc, factor, ROWS: tl.constexpr, COLS: tl.constexpr):
+    source = tlx.local_alloc((ROWS, COLS), tl.float32, 1)
+    result = tlx.local_alloc((ROWS, COLS), tl.float32, 1)
+    loaded = tlx.alloc_barriers(1, arrive_count=1)
+    inbox = tlx.local_view(source, 0)
+    outbox = tlx.local_view(result, 0)
+    bar = tlx.local_view(loaded, 0)
+    tlx.barrier_expect_bytes(bar, ROWS * COLS * tlx.size_of(tl.float32))
+    tlx.async_descriptor_load(x_desc, inbox, [0, 0], bar)
+    tlx.barrier_wait(bar, 0)
+    tlx.local_store(outbox, factor * tlx.local_load(inbox))
+    tlx.fence_async_shared()
+    tlx.async_descriptor_store(out_desc, outbox, [0, 0])
+    tlx.async_descriptor_store_wait(0)
+""",
+        """
+@triton.jit
+def scale_kernel(x_desc, out_desc, factor, ROWS: tl.constexpr, COLS: tl.constexpr):
+    source = tlx.local_alloc((ROWS, COLS), tl.float32, 1)
+    loaded = tlx.alloc_barriers(1, arrive_count=1)
+    tlx.barrier_expect_bytes(loaded[0], ROWS * COLS * 4)
+    tlx.async_descriptor_load(x_desc, source[0], [0, 0], loaded[0])
+    tlx.barrier_wait(loaded[0], 0)
+    x = tlx.local_load(source[0])
+    tlx.local_store(source[0], x * factor)       # in place: one buffer is enough
+    tlx.fence("async_shared")
+    tlx.async_descriptor_store(out_desc, source[0], [0, 0])
+    tlx.async_descriptor_store_wait(0)
+""",
+    ),
+)
+
+# -- 10.2 --------------------------------------------------------------------------------------------------------------
+
+
+def _ring_cases(seed):
+    start = 3 * (seed % 7)
+    return [
+        Case("the first round of two buffers", (start, 2)),
+        Case("the first buffer's second turn", (start + 2, 2)),
+        *(Case(f"{stages} buffers, round {k}", (k, stages)) for stages in (1, 3, 4) for k in (start + 1, start + 5, start + 10)),
+    ]
+
+
+def _ring(k, stages):
+    return k % stages, (k // stages) % 2, (k // stages + 1) % 2
+
+
+RING = Exercise(
+    id="10.2",
+    title="The parity puzzle",
+    name="ring_round",
+    cases=_ring_cases,
+    reference=_ring,
+    outputs=(Output("buffer"), Output("full parity"), Output("empty parity")),
+    difficulty=1,
+    minutes=15,
+    hints=(
+        "How often has the ring gone round before round k? Each turn completes one phase of each buffer's barriers.",
+        "In turn t the consumer waits for phase t of full. The producer needs phase t - 1 of empty, and in turn 0 nothing: which parity passes on a fresh barrier?",
+        "turn = k // stages; return k % stages, turn % 2, (turn + 1) % 2.",
+    ),
+    mutants=(
+        Mutant(
+            "producer waits like the consumer",
+            "The producer would wait for the consumer before it has given it anything: in the first turn it must pass a fresh barrier.",
+            edit=("(turn + 1) % 2", "turn % 2"),
+        ),
+        Mutant(
+            "parity flips every round",
+            "The parity flips with each turn around the ring, not with each round.",
+            edit=("turn = k // stages", "turn = k"),
+        ),
+        Mutant(
+            "phase instead of parity",
+            "A wait takes a parity, 0 or 1, not the number of the phase.",
+            edit=("k % stages, turn % 2, (turn + 1) % 2", "k % stages, turn, turn + 1"),
+        ),
+        Mutant(
+            "buffer from the turn",
+            "Rounds walk through the buffers one by one: the buffer is the remainder, not the quotient.",
+            edit=("return k % stages", "return turn % stages"),
+        ),
+    ),
+    variants=(
+        """
+def ring_round(k, stages):
+    slot, full, empty = 0, 0, 1
+    for _ in range(k):
+        slot += 1
+        if slot == stages:
+            slot, full, empty = 0, full ^ 1, empty ^ 1
+    return slot, full, empty
+""",
+        """
+def ring_round(k, stages):
+    turn, slot = divmod(k, stages)
+    return slot, turn & 1, 1 - (turn & 1)
+""",
+    ),
+)
+
+# -- 10.3 and 10.4: streams through a ring ---------------------------------------------------------------------------------
+
+
+def _stream_cases(seed):
+    g = _rng(seed)
+
+    def case(name, chunks, rows=16, cols=32):
+        return Case(name, (torch.randn(rows, chunks * cols, generator=g) - 3.0, chunks))
+
+    return [case("one chunk", 1), case("three chunks: the ring goes round", 3), case("seven chunks", 7, rows=32, cols=16)]
+
+
+def _stream_launch(kernel, x, chunks):
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    import jfa.emulator as emulator
+
+    results, rows, cols = [], x.shape[0], x.shape[1] // chunks
+    for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
+        out = torch.full((rows,), float("nan"))
+        box = TensorDescriptor.from_tensor(x, [rows, cols])
+        with emulator.options(policy=policy, seed=seed):
+            kernel[(1,)](box, out, chunks, ROWS=rows, COLS=cols, STAGES=2)
+        results.append(out)
+    return torch.stack(results)
+
+
+_RING_PRODUCER = """
+        with tlx.async_task(num_warps=1):  # producer
+            for k in range(chunks):
+                slot = k % STAGES
+                tlx.barrier_wait(empties[slot], ((k // STAGES) & 1) ^ 1)
+                tlx.barrier_expect_bytes(fulls[slot], ROWS * COLS * 4)
+                tlx.async_descriptor_load(x_desc, tiles[slot], [0, k * COLS], fulls[slot])
+"""
+
+_RING_HEAD = """
+@triton.jit
+def {name}(x_desc, out_ptr, chunks, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr):
+    tiles = tlx.local_alloc((ROWS, COLS), tl.float32, STAGES)
+    fulls = tlx.alloc_barriers(STAGES, arrive_count=1)
+    empties = tlx.alloc_barriers(STAGES, arrive_count=1)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):  # consumer
+"""
+
+ROW_MAX = Exercise(
+    id="10.3",
+    title="A consumer",
+    name="row_max_kernel",
+    kind="kernel",
+    call=_stream_launch,
+    cases=_stream_cases,
+    reference=lambda x, chunks: _each_schedule(x.amax(dim=1)),
+    outputs=(Output("out", ("schedule", "row")),),
+    difficulty=2,
+    minutes=25,
+    tol=1e-6,
+    time_limit=30.0,
+    hints=(
+        "The consumer's loop mirrors the producer's: the same rounds, the same slots. It waits where the producer completes, and arrives where the producer waits.",
+        "Exercise 10.2 gives the slot and the parity. Arrive on empties[slot] only after the values are in registers.",
+        "for k in range(chunks): slot = k % STAGES; barrier_wait(fulls[slot], (k // STAGES) & 1); largest = tl.maximum(largest, tl.max(tlx.local_load(tiles[slot]), axis=1)); barrier_arrive(empties[slot], 1).",
+    ),
+    mutants=(
+        Mutant(
+            "never frees a buffer",
+            "the producer waits for an arrive that never comes.",
+            caught_by="runs",
+            edit=("                tlx.barrier_arrive(empties[slot], 1)\n", ""),
+            expect="empties",
+            recognise=False,
+        ),
+        Mutant(
+            "frees before reading",
+            "the producer may refill a buffer that is being read.",
+            caught_by="runs",
+            edit=(
+                "                largest = tl.maximum(largest, tl.max(tlx.local_load(tiles[slot]), axis=1))\n                tlx.barrier_arrive(empties[slot], 1)\n",
+                "                tlx.barrier_arrive(empties[slot], 1)\n                largest = tl.maximum(largest, tl.max(tlx.local_load(tiles[slot]), axis=1))\n",
+            ),
+            expect="tiles",
+            recognise=False,
+        ),
+        Mutant(
+            "waits for parity 0 for ever",
+            "in the second turn that phase is long over.",
+            caught_by="runs",
+            edit=("tlx.barrier_wait(fulls[slot], (k // STAGES) & 1)", "tlx.barrier_wait(fulls[slot], 0)"),
+            expect="tiles",
+            recognise=False,
+        ),
+        Mutant(
+            "never waits",
+            "buffers are read before they are filled.",
+            caught_by="runs",
+            edit=("                tlx.barrier_wait(fulls[slot], (k // STAGES) & 1)\n", ""),
+            expect="tiles",
+            recognise=False,
+        ),
+        Mutant(
+            "keeps the last chunk only",
+            "Only the last chunk counts: keep the maximum of what was and what came.",
+            edit=(
+                "tl.maximum(largest, tl.max(tlx.local_load(tiles[slot]), axis=1))",
+                "tl.max(tlx.local_load(tiles[slot]), axis=1)",
+            ),
+        ),
+    ),
+    variants=(
+        _RING_HEAD.format(name="row_max_kernel")
+        + """
+            largest = tl.full((ROWS,), -1e30, tl.float32)
+            slot = 0
+            phase = 0
+            for k in range(chunks):
+                tlx.barrier_wait(fulls[slot], phase)
+                chunk = tlx.local_load(tiles[slot])
+                tlx.barrier_arrive(empties[slot], 1)
+                largest = tl.maximum(largest, tl.max(chunk, axis=1))
+                slot += 1
+                if slot == STAGES:
+                    slot = 0
+                    phase ^= 1
+            tl.store(out_ptr + tl.arange(0, ROWS), largest)
+"""
+        + _RING_PRODUCER,
+        _RING_HEAD.format(name="row_max_kernel")
+        + """
+            best = tl.full((ROWS, COLS), float("-inf"), tl.float32)
+            for k in range(chunks):
+                bar = tlx.local_view(fulls, k % STAGES)
+                tlx.barrier_wait(bar, k // STAGES % 2)
+                best = tl.maximum(best, tlx.local_load(tlx.local_view(tiles, k % STAGES)))
+                tlx.barrier_arrive(tlx.local_view(empties, k % STAGES), 1)
+            tl.store(out_ptr + tl.arange(0, ROWS), tl.max(best, 1))
+"""
+        + _RING_PRODUCER,
+    ),
+)
+
+ROW_SUM = Exercise(
+    id="10.4",
+    title="Bug hunt: nobody moves",
+    name="row_sum_kernel",
+    kind="kernel",
+    call=_stream_launch,
+    cases=_stream_cases,
+    reference=lambda x, chunks: _each_schedule(x.sum(dim=1)),
+    outputs=(Output("out", ("schedule", "row")),),
+    difficulty=2,
+    minutes=15,
+    tol=1e-5,
+    time_limit=30.0,
+    hints=(
+        "The report names the barrier the producer waits on. Who should arrive there, and where does it arrive instead?",
+        "With one chunk, and with two, all is well: only the second turn needs the buffers back.",
+        "The consumer gives back buffer 0 in every round. It must give back the one it just read: empties[slot].",
+    ),
+    mutants=(
+        Mutant(
+            "always gives back buffer 0",
+            "the given kernel, unmended in another form.",
+            caught_by="runs",
+            edit=("tlx.barrier_arrive(empties[slot], 1)", "tlx.barrier_arrive(empties[slot * 0], 1)"),
+            expect="empties",
+            recognise=False,
+        ),
+        Mutant(
+            "gives back twice",
+            "two arrivals where the barrier was made for one.",
+            caught_by="runs",
+            edit=("tlx.barrier_arrive(empties[slot], 1)", "tlx.barrier_arrive(empties[slot], 2)"),
+            expect="arriv",
+            recognise=False,
+        ),
+        Mutant(
+            "arrives on full",
+            "the consumer completes a phase of its own barrier.",
+            caught_by="runs",
+            edit=("tlx.barrier_arrive(empties[slot], 1)", "tlx.barrier_arrive(fulls[slot], 1)"),
+            expect="fulls",
+            recognise=False,
+        ),
+        Mutant(
+            "takes the producer's wait away",
+            "nothing holds the producer back now: it overwrites what is being read.",
+            caught_by="runs",
+            edit=("                tlx.barrier_wait(empties[slot], ((k // STAGES) & 1) ^ 1)\n", ""),
+            expect="tiles",
+            recognise=False,
+        ),
+    ),
+    variants=(
+        _RING_HEAD.format(name="row_sum_kernel")
+        + """
+            total = tl.zeros((ROWS,), tl.float32)
+            for k in range(chunks):
+                slot = k % STAGES
+                tlx.barrier_wait(fulls[slot], (k // STAGES) & 1)
+                chunk = tlx.local_load(tiles[slot])
+                tlx.barrier_arrive(empties[k % STAGES])
+                total += tl.sum(chunk, axis=1)
+            tl.store(out_ptr + tl.arange(0, ROWS), total)
+"""
+        + _RING_PRODUCER,
+        _RING_HEAD.format(name="row_sum_kernel")
+        + """
+            total = tl.zeros((ROWS,), tl.float32)
+            for k in range(chunks):
+                slot = k % STAGES
+                tlx.barrier_wait(fulls[slot], (k // STAGES) & 1)
+                total += tl.sum(tlx.local_load(tiles[slot]), axis=1)
+                for i in tl.static_range(STAGES):
+                    if i == slot:
+                        tlx.barrier_arrive(empties[i], 1)
+            tl.store(out_ptr + tl.arange(0, ROWS), total)
+"""
+        + _RING_PRODUCER,
+    ),
+)
+
+# -- 10.5 --------------------------------------------------------------------------------------------------------------
+
+
+def _gemm_cases(seed):
+    g = _rng(seed)
+
+    def case(name, steps, n=64, k=64):
+        a = torch.randn(128, steps * k, generator=g).to(torch.bfloat16)
+        b = torch.randn(steps * k, n, generator=g).to(torch.bfloat16)
+        return Case(name, (a, b, steps))
+
+    return [case("one slice of K", 1), case("three slices", 3)]
+
+
+def _gemm_launch(kernel, a, b, steps):
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    import jfa.emulator as emulator
+
+    results, m, n, k = [], a.shape[0], b.shape[1], a.shape[1] // steps
+    for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
+        out = torch.full((m, n), float("nan"))
+        boxes = [TensorDescriptor.from_tensor(a, [m, k]), TensorDescriptor.from_tensor(b, [k, n])]
+        with emulator.options(policy=policy, seed=seed):
+            kernel[(1,)](*boxes, out, steps, M=m, N=n, K=k)
+        results.append(out)
+    return torch.stack(results)
+
+
+_GEMM_FRAME = """
+@triton.jit
+def gemm_kernel(a_desc, b_desc, out_ptr, steps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    a = tlx.local_alloc((M, K), tl.bfloat16, 1)
+    b = tlx.local_alloc((K, N), tl.bfloat16, 1)
+    acc = tlx.local_alloc((M, N), tl.float32, 1, tlx.storage_kind.tmem)
+    full = tlx.alloc_barriers(1, arrive_count=1)
+    empty = tlx.alloc_barriers(1, arrive_count=1)
+    done = tlx.alloc_barriers(1, arrive_count=1)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):  # epilogue
+            tlx.barrier_wait(done[0], 0)
+            m, n = tl.arange(0, M), tl.arange(0, N)
+            tl.store(out_ptr + m[:, None] * N + n[None, :], tlx.local_load(acc[0]))
+        with tlx.async_task(num_warps=1):  # load
+            for k in range(steps):
+                tlx.barrier_wait(empty[0], (k & 1) ^ 1)
+                tlx.barrier_expect_bytes(full[0], 2 * (M * K + K * N))
+                tlx.async_descriptor_load(a_desc, a[0], [0, k * K], full[0])
+                tlx.async_descriptor_load(b_desc, b[0], [k * K, 0], full[0])
+        with tlx.async_task(num_warps=1):  # mma
+            for k in range(steps):
+                tlx.barrier_wait(full[0], k & 1)
+"""
+
+GEMM = Exercise(
+    id="10.5",
+    title="Bug hunt: right on Mondays",
+    name="gemm_kernel",
+    kind="kernel",
+    call=_gemm_launch,
+    cases=_gemm_cases,
+    reference=lambda a, b, steps: _each_schedule(a @ b),
+    outputs=(Output("out", ("schedule", "row", "column")),),
+    difficulty=3,
+    minutes=20,
+    tol=1e-5,
+    time_limit=60.0,
+    hints=(
+        "One of the two accesses is the load of the next slice. What tells the load task that the buffer is free, and when is that said?",
+        "A barrier_arrive after async_dot happens when the product was *issued*. You want an arrival when it is *done*.",
+        "async_dot takes mBarriers=[...]: each gets one arrival when the product has finished. Give it empty[0] and drop the barrier_arrive.",
+    ),
+    mutants=(
+        Mutant(
+            "frees the buffers when the product is issued",
+            "the given kernel.",
+            caught_by="runs",
+            edit=("mBarriers=[empty[0]])", "force_async=True)\n                tlx.barrier_arrive(empty[0], 1)"),
+            expect="a",
+            recognise=False,
+        ),
+        Mutant(
+            "never frees the buffers",
+            "the load task waits for ever.",
+            caught_by="runs",
+            edit=(", mBarriers=[empty[0]])", ", force_async=True)"),
+            expect="empty",
+            recognise=False,
+        ),
+        Mutant(
+            "completion on the wrong barrier",
+            "the epilogue starts after the first slice.",
+            caught_by="runs",
+            edit=("mBarriers=[empty[0]]", "mBarriers=[empty[0], done[0]]"),
+            expect="done",
+            recognise=False,
+        ),
+        Mutant(
+            "starts every slice afresh",
+            "Each slice replaces the accumulator: only the first product may ignore what it holds.",
+            edit=("use_acc=k > 0", "use_acc=False"),
+        ),
+        Mutant(
+            "accumulates onto nothing",
+            "the first product adds to tensor memory that nobody wrote.",
+            caught_by="runs",
+            edit=("use_acc=k > 0", "use_acc=True"),
+            expect="acc",
+            recognise=False,
+        ),
+    ),
+    variants=(
+        _GEMM_FRAME
+        + """
+                tlx.async_dot(a[0], b[0], acc[0], use_acc=k > 0, force_async=True)
+                tlx.tcgen05_commit(empty[0])
+            tlx.tcgen05_commit(done[0])
+""",
+        _GEMM_FRAME.replace("    done = ", "    product = tlx.alloc_barriers(1, arrive_count=1)\n    done = ")
+        + """
+                tlx.async_dot(a[0], b[0], acc[0], use_acc=k != 0, mBarriers=[product[0]])
+                tlx.barrier_wait(product[0], k & 1)
+                tlx.barrier_arrive(empty[0], 1)
+            tlx.tcgen05_commit(done[0])
+""",
+    ),
+)
+
+# -- 10.6 --------------------------------------------------------------------------------------------------------------
+
+
+def _add_cases(seed):
+    g = _rng(seed)
+
+    def case(name, n, k):
+        a = torch.randn(128, k, generator=g).to(torch.bfloat16)
+        b = torch.randn(k, n, generator=g).to(torch.bfloat16)
+        return Case(name, (a, b, 5.0 * torch.randn(128, n, generator=g)))
+
+    return [case("128 x 64 x 64", 64, 64), case("128 x 128 x 64", 128, 64)]
+
+
+def _add_launch(kernel, a, b, c):
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    import jfa.emulator as emulator
+
+    results, (m, k), n = [], a.shape, b.shape[1]
+    for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
+        out = torch.full((m, n), float("nan"))
+        boxes = [TensorDescriptor.from_tensor(a, [m, k]), TensorDescriptor.from_tensor(b, [k, n])]
+        with emulator.options(policy=policy, seed=seed):
+            kernel[(1,)](*boxes, c, out, M=m, N=n, K=k)
+        results.append(out)
+    return torch.stack(results)
+
+
+GEMM_ADD = Exercise(
+    id="10.6",
+    title="One product in tensor memory",
+    name="gemm_add_kernel",
+    kind="kernel",
+    call=_add_launch,
+    cases=_add_cases,
+    reference=lambda a, b, c: _each_schedule(a @ b + c),
+    outputs=(Output("out", ("schedule", "row", "column")),),
+    difficulty=3,
+    minutes=30,
+    tol=1e-5,
+    time_limit=60.0,
+    hints=(
+        "Three buffers (a, b in shared memory, the accumulator with tlx.storage_kind.tmem) and two barriers: one for the loads, one for the product.",
+        "Two loads may share one barrier: announce the bytes of both together. Put C into the accumulator with local_store, then async_dot(..., use_acc=True, mBarriers=[done[0]]).",
+        "expect 2 * (M * K + K * N) bytes; load a and b; local_store(acc[0], tl.load(c_ptr + at)); wait loaded; async_dot; wait done; store local_load(acc[0]).",
+    ),
+    mutants=(
+        Mutant(
+            "reads before the product is done",
+            "async_dot returns at once.",
+            caught_by="runs",
+            edit=("    tlx.barrier_wait(done[0], 0)\n", ""),
+            expect="acc",
+            recognise=False,
+        ),
+        Mutant(
+            "multiplies before the tiles are there",
+            "the tensor core reads shared memory that the TMA has yet to fill.",
+            caught_by="runs",
+            edit=("    tlx.barrier_wait(loaded[0], 0)\n", ""),
+            expect="a",
+            recognise=False,
+        ),
+        Mutant(
+            "forgets C",
+            "C is not in the result: use_acc=False throws away what the accumulator held.",
+            edit=("use_acc=True", "use_acc=False"),
+        ),
+        Mutant(
+            "announces only A's bytes",
+            "the barrier is told of one tile and gets two.",
+            caught_by="runs",
+            edit=("2 * (M * K + K * N)", "2 * M * K"),
+            expect="bytes",
+            recognise=False,
+        ),
+        Mutant(
+            "accumulator in shared memory",
+            "a Blackwell product accumulates in tensor memory.",
+            caught_by="runs",
+            edit=("tl.float32, 1, tlx.storage_kind.tmem)", "tl.float32, 1)"),
+            expect="tmem",
+            recognise=False,
+        ),
+    ),
+    variants=(
+        """
+@triton.jit
+def gemm_add_kernel(a_desc, b_desc, c_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    a = tlx.local_alloc((M, K), tl.bfloat16, 1)
+    b = tlx.local_alloc((K, N), tl.bfloat16, 1)
+    acc = tlx.local_alloc((M, N), tl.float32, tl.constexpr(1), tlx.storage_kind.tmem)
+    bars = tlx.alloc_barriers(num_barriers=3, arrive_count=1)
+    tlx.local_store(tlx.local_view(acc, 0), tl.load(c_ptr + at))
+    tlx.barrier_expect_bytes(bars[0], M * K * 2)
+    tlx.async_descriptor_load(a_desc, a[0], [0, 0], bars[0])
+    tlx.barrier_expect_bytes(bars[1], K * N * 2)
+    tlx.async_descriptor_load(b_desc, b[0], [0, 0], bars[1])
+    tlx.barrier_wait(bars[0], 0)
+    tlx.barrier_wait(bars[1], 0)
+    tlx.async_dot(a[0], b[0], acc[0], force_async=True)
+    tlx.tcgen05_commit(bars[2])
+    tlx.barrier_wait(bars[2], 0)
+    tl.store(out_ptr + at, tlx.local_load(acc[0]))
+""",
+        """
+@triton.jit
+def gemm_add_kernel(a_desc, b_desc, c_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    a = tlx.local_alloc((M, K), tl.bfloat16, 1)
+    b = tlx.local_alloc((K, N), tl.bfloat16, 1)
+    acc = tlx.local_alloc((M, N), tl.float32, 1, tlx.storage_kind.tmem)
+    loaded = tlx.alloc_barriers(1, arrive_count=1)
+    done = tlx.alloc_barriers(1, arrive_count=1)
+    tlx.local_store(acc[0], tl.load(c_ptr + at))
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            tlx.barrier_wait(done[0], 0)
+            tl.store(out_ptr + at, tlx.local_load(acc[0]))
+        with tlx.async_task(num_warps=1):
+            tlx.barrier_expect_bytes(loaded[0], 2 * K * (M + N))
+            tlx.async_descriptor_load(a_desc, a[0], [0, 0], loaded[0])
+            tlx.async_descriptor_load(b_desc, b[0], [0, 0], loaded[0])
+            tlx.barrier_wait(loaded[0], 0)
+            tlx.async_dot(a[0], b[0], acc[0], use_acc=True, mBarriers=[done[0]])
+""",
+    ),
+)
+
+EXERCISES = [SCALE, RING, ROW_MAX, ROW_SUM, GEMM, GEMM_ADD]
