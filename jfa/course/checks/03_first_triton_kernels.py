@@ -71,7 +71,7 @@ AXPY = Exercise(
             caught_by="returns",
             expect="NaN",
         ),
-        Mutant("scales the wrong operand", "a multiplies y here; it should multiply x.", edit=("a * x + y", "x + a * y")),
+        Mutant("scales the wrong operand", "a multiplies y here; it should multiply x.", edit=("a * x + y, mask", "x + a * y, mask")),
     ),
     variants=(
         """
@@ -260,9 +260,9 @@ LSE = Exercise(
         Mutant(
             "masked load without other",
             "lanes past the row's end hold whatever they hold.",
-            caught_by="returns",
+            caught_by="runs",
             edit=(', other=float("-inf")', ""),
-            expect="NaN",
+            expect="other",
             recognise=False,
         ),
         Mutant(
@@ -392,9 +392,6 @@ def long_softmax_kernel(x_ptr, out_ptr, cols, x_row, out_row, BLOCK: tl.constexp
                 'mask=c < cols, other=float("-inf"))\n        m_new',
                 "mask=c < cols, other=0.0)\n        m_new",
             ),
-            caught_by="returns",
-            expect="NaN",
-            recognise=False,
         ),
         Mutant(
             "the whole row in one block",
@@ -527,7 +524,10 @@ SCORES = Exercise(
         Mutant(
             "K tail not masked",
             "The last step over K reads past the row's end, into the next row.",
-            edit=("mask=(m[:, None] < M) & (k[None, :] < K)", "mask=(m[:, None] < M) & (m[:, None] * K + k[None, :] < M * K)"),
+            edit=(
+                ("mask=(m[:, None] < M) & (k[None, :] < K)", "mask=(m[:, None] < M) & (m[:, None] * K + k[None, :] < M * K)"),
+                ("mask=(n[None, :] < N) & (k[:, None] < K)", "mask=(n[None, :] < N) & (n[None, :] * K + k[:, None] < N * K)"),
+            ),
         ),
         Mutant(
             "B not transposed",
@@ -545,9 +545,9 @@ SCORES = Exercise(
         Mutant(
             "masked load without other",
             "lanes past K hold whatever they hold, and the product sums over them.",
-            caught_by="returns",
+            caught_by="runs",
             edit=("mask=(m[:, None] < M) & (k[None, :] < K), other=0.0", "mask=(m[:, None] < M) & (k[None, :] < K)"),
-            expect="NaN",
+            expect="other",
             recognise=False,
         ),
     ),

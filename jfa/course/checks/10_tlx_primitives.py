@@ -296,7 +296,7 @@ ROW_MAX = Exercise(
             "in the second turn that phase is long over.",
             caught_by="runs",
             edit=("tlx.barrier_wait(fulls[slot], (k // STAGES) & 1)", "tlx.barrier_wait(fulls[slot], 0)"),
-            expect="tiles",
+            expect="two phases late",
             recognise=False,
         ),
         Mutant(
@@ -388,7 +388,7 @@ ROW_SUM = Exercise(
             "the consumer completes a phase of its own barrier.",
             caught_by="runs",
             edit=("tlx.barrier_arrive(empties[slot], 1)", "tlx.barrier_arrive(fulls[slot], 1)"),
-            expect="fulls",
+            expect="empties",
             recognise=False,
         ),
         Mutant(
@@ -504,10 +504,13 @@ GEMM = Exercise(
     ),
     mutants=(
         Mutant(
-            "frees the buffers when the product is issued",
-            "the given kernel.",
+            "frees the buffers before the product",
+            "the given kernel's mistake in another form.",
             caught_by="runs",
-            edit=("mBarriers=[empty[0]])", "force_async=True)\n                tlx.barrier_arrive(empty[0], 1)"),
+            edit=(
+                "tlx.async_dot(a[0], b[0], acc[0], use_acc=k > 0, mBarriers=[empty[0]])",
+                "tlx.barrier_arrive(empty[0], 1)\n                tlx.async_dot(a[0], b[0], acc[0], use_acc=k > 0, force_async=True)",
+            ),
             expect="a",
             recognise=False,
         ),
