@@ -68,15 +68,25 @@ class Timeline:
     Args:
         events: (cta, track, name, start, end, args) tuples, times in cycles.
         chip: the name of the chip whose rates gave the times.
-        resources: busy cycles per (cta, resource) where the machine kept them, e.g. ``{(0, "tensor"): 1024.0}``.
+        occupied: for each (cta, resource) the spans (begin, end) in which it was occupied, in cycles.
     """
 
-    def __init__(self, events: Iterable[tuple], chip: str = "", resources: dict | None = None):
+    def __init__(self, events: Iterable[tuple], chip: str = "", occupied: dict | None = None):
         self.events = [Event(*e) for e in events]
         self.chip = chip
-        self.resources = dict(resources or {})
+        self.occupied = dict(occupied or {})
         self.start = min((e.start for e in self.events), default=0.0)
         self.end = max((e.end for e in self.events), default=0.0)
+
+    @classmethod
+    def of(cls, run) -> Timeline:
+        """The timeline of a launch: ``Timeline.of(emulator.last())``, after ``options(policy="timed", rates=B200, trace=True)``.
+
+        Raises ValueError if the launch kept no trace.
+        """
+        if not run.events:
+            raise ValueError("this launch kept no events: run it under options(policy='timed', rates=..., trace=True)")
+        return cls(run.events, getattr(run.options.rates, "name", ""), run.occupied)
 
     @property
     def cycles(self) -> float:
@@ -96,20 +106,17 @@ class Timeline:
         return list(dict.fromkeys(e.cta for e in self.events))
 
     def busy(self, resource: str = "tensor", span: tuple[float, float] | None = None) -> float:
-        """Mean share of the run in which a resource was occupied, over the CTAs that used it (modelled).
+        """Mean share of the run, or of ``span`` (start, end in cycles), in which a resource was occupied (modelled).
 
-        With ``span`` (start, end in cycles) the share is that of the engine track's events inside it: the steady state
-        without ramp-up and tail.
+        The mean is over the CTAs that used the resource. A span leaves ramp-up and tail out.
         """
-        if span is None:
-            shares = [cycles / self.cycles for (_, name), cycles in self.resources.items() if name == resource]
-            return sum(shares) / len(shares) if shares and self.cycles else 0.0
-        lo, hi = span
-        spans = defaultdict(list)
-        for e in self.events:
-            if e.args.get("resource") == resource and e.end > lo and e.start < hi:
-                spans[e.cta].append((max(e.start, lo), min(e.end, hi)))
-        return sum(_covered(s) for s in spans.values()) / (len(spans) * (hi - lo)) if spans else 0.0
+        lo, hi = span or (self.start, self.end)
+        shares = [
+            _covered((max(begin, lo), min(end, hi)) for begin, end in spans if end > lo and begin < hi) / (hi - lo)
+            for (_, name), spans in self.occupied.items()
+            if name == resource
+        ]
+        return sum(shares) / len(shares) if shares else 0.0
 
     def waits(self) -> dict[tuple[str, str], float]:
         """Cycles waited per (track, barrier), longest first, summed over CTAs."""
@@ -127,7 +134,7 @@ class Timeline:
             work = t.cycles("async" if t.is_engine else "compute")
             share = [c / self.cycles if self.cycles else 0.0 for c in (work, t.cycles("wait"))]
             lines.append(f"{_label(t.cta):<12} {t.name:<26} {share[0]:>6.1%} {share[1]:>6.1%} {len(t.events):>6}")
-        for name in dict.fromkeys(name for _, name in self.resources):
+        for name in dict.fromkeys(name for _, name in self.occupied):
             lines.append(f"{'all':<12} {'unit: ' + name:<26} {self.busy(name):>6.1%}")
         waits = self.waits()
         if waits:

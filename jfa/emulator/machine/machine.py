@@ -42,6 +42,7 @@ class Run:
         self.machine, self.kernel, self.options = machine, machine.kernel, machine.options
         self.findings, self.warnings = machine.findings, machine.warnings
         self.events, self.stats, self.time, self.steps = machine.events, machine.stats, machine.time, machine.steps
+        self.occupied = machine.occupied
 
     @property
     def clean(self) -> bool:
@@ -62,6 +63,7 @@ class Machine:
         self.ready, self.ops, self.tasks = deque(), [], []
         self.hub = None
         self.findings, self.warnings, self.events, self.stats = [], [], [], Counter()
+        self.occupied = {}  # (CTA, resource) -> [(begin, end)] in modelled cycles, kept with the trace
         self._reported = set()
         self._components = 0
         self._since_collect = 0
@@ -584,6 +586,8 @@ class Machine:
         for resource, cycles in demand.needs.items():
             begin = max(time, free.get(resource, 0.0))
             free[resource] = begin + cycles
+            if self.trace:
+                self.occupied.setdefault((cta.pid, resource), []).append((begin, begin + cycles))
             end = max(end, begin + cycles)
             start = max(start, begin)
         return min(start, end), end + demand.latency
