@@ -325,7 +325,7 @@ ax.margins(x=0.12)
 plt.show()
 
 # %% [markdown]
-# The grid of version 1 holds 13 tiles for each of 8 sequences; 20 have work. Real batches are more skewed than that.
+# The grid of version 1 holds 13 tiles for each of 8 sequences; 19 have work. Real batches are more skewed than that.
 #
 # ## What the package does
 #

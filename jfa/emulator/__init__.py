@@ -15,10 +15,11 @@ import importlib.util
 import sys
 import warnings
 
+from .counting import Counts, counting
 from .errors import EmulatorError, NotSupported
 from .options import Options
 
-__all__ = ["EmulatorError", "NotSupported", "Options", "install", "last", "options", "run", "uninstall"]
+__all__ = ["Counts", "EmulatorError", "NotSupported", "Options", "counting", "install", "last", "options", "run", "uninstall"]
 
 
 def _hooks():

@@ -9,11 +9,13 @@ between the two that orders them, is a race.
 """
 
 import ctypes
+import math
 from bisect import bisect_right
 
 import numpy as np
 
 from . import dtypes
+from .counting import Active
 from .errors import DescriptorError, GlobalRaceError, OutOfBoundsError
 from .locations import here, show
 
@@ -354,6 +356,8 @@ class TensorMap:
 
     def load(self, offsets):
         """The box at `offsets`, stored form."""
+        if Active.counts is not None:
+            Active.counts.load(math.prod(self.block_shape))
         self._check(offsets, "load")
         fill = _nan(self.dtype) if self.padding == "nan" else 0
         clip = self._clip(offsets)
@@ -370,6 +374,8 @@ class TensorMap:
 
     def store(self, offsets, values):
         """Write the part of the box that lies inside the tensor. `values`: stored form, block_shape."""
+        if Active.counts is not None:
+            Active.counts.store(math.prod(self.block_shape))
         self._check(offsets, "store")
         clip = self._clip(offsets, whole_chunks=True)
         if clip is None:

@@ -60,12 +60,15 @@ def _heads(heads: int, length: int, dim: int, seed: int = 0):
     return [torch.randn(1, heads, length, dim, generator=g).half() for _ in range(3)]
 
 
-def hopper_attention(name: str, length: int = 1024, heads: int = 1, dim: int = 128, num_sms: int = 132):
-    """Launch one of the Hopper attention tutorials on [1, heads, length, dim] fp16; returns its output."""
+def hopper_attention(name: str, length: int = 1024, heads: int = 1, dim: int = 128, num_sms: int = 132, config: dict | None = None):
+    """Launch one of the Hopper attention tutorials on [1, heads, length, dim] fp16; returns its output.
+
+    config: launch parameters; None takes the tutorial's first configuration, for there is nothing to tune by.
+    """
     module = load(name)
     q, k, v = _heads(heads, length, dim)
     with answering_gpu(num_sms, (9, 0)):
-        return module.attention(q, k, v, dim**-0.5)
+        return module.attention(q, k, v, dim**-0.5, config=config)
 
 
 def blackwell_attention(name: str, length: int = 1024, heads: int = 1, dim: int = 128, num_sms: int = 148, causal: bool = False):

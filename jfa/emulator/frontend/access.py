@@ -9,6 +9,7 @@ import numpy as np
 import triton.language as tl
 
 from .. import dtypes
+from ..counting import Active
 from ..errors import PoisonError
 from ..locations import here, show
 from ..memory import TensorMap
@@ -111,6 +112,8 @@ def load(
         Hooks.charge("load", addresses.size * dtypes.itemsize(name))
     if volatile:
         _pause()
+    if Active.counts is not None:
+        Active.counts.load(addresses.size if mask is None else np.count_nonzero(_spread(mask, addresses.shape, "mask")))
     if mask is None:
         stored = State.memory.read(addresses if addresses.ndim else addresses.reshape(1), name, pointer.allocation)
         return _loaded(stored.reshape(addresses.shape), element)
@@ -172,6 +175,8 @@ def store(pointer, value, mask=None, boundary_check=(), cache_modifier="", evict
         active = _spread(_as_mask(mask), addresses.shape, "mask")
         if not active.all():
             addresses, data = addresses[active], data[active]
+    if Active.counts is not None:
+        Active.counts.store(addresses.size)
     if not addresses.ndim:
         addresses, data = addresses.reshape(1), data.reshape(1)
     if State.poison_source is not None:

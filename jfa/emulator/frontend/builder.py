@@ -11,6 +11,7 @@ import numpy as np
 import triton.language as tl
 
 from .. import dtypes
+from ..counting import Active
 from ..errors import DeviceAssertError, NotSupported
 from ..locations import here, show
 from . import mathlib, ptx
@@ -379,6 +380,8 @@ class Builder:
     # ---- matrix products
 
     def create_dot(self, a, b, acc, input_precision=None, *_):
+        if Active.counts is not None:
+            Active.counts.dots += 1
         product = mathlib.matmul(a.data, b.data, a.dtype.name, b.dtype.name, str(getattr(input_precision, "name", input_precision)))
         if Hooks.charge:
             Hooks.charge("dot", product.size * a.data.shape[-1])
@@ -387,6 +390,8 @@ class Builder:
         return _result(acc.data + product, acc.dtype, "none")
 
     def create_dot_scaled(self, a, a_scale, a_format, b, b_scale, b_format, fast_math, a_k_pack, b_k_pack, acc):
+        if Active.counts is not None:
+            Active.counts.dots += 1
         left = mathlib.descale(a.data, a_scale, str(getattr(a_format, "name", a_format)), -1, -1 if a_k_pack else -2)
         right = mathlib.descale(b.data, b_scale, str(getattr(b_format, "name", b_format)), -2, -2 if b_k_pack else -1)
         if Hooks.charge:

@@ -7,9 +7,11 @@ import torch
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
+from ..counting import Active
 from ..options import Options
 from . import launch as launching
 from .binding import InterpretedFunction
+from .driver import answer_without_gpu
 
 _options = contextvars.ContextVar("jfa_emulator_options", default=None)
 
@@ -39,6 +41,8 @@ def emulate(jit, grid, args, kwargs, warmup=False):
         return None
     try:
         Last.run = launching.launch(jit, grid, args, kwargs, current_options())
+        if Active.counts is not None and Last.run is not None:
+            Active.counts.programs += Last.run.stats["ctas"]
     except Exception as error:
         Last.run = getattr(error, "run", None)
         raise
@@ -104,6 +108,7 @@ def install():
     hooks = [(JITFunction, _hook_jit), (Autotuner, _hook_autotuner)]
     if InterpretedFunction is not JITFunction:
         hooks.append((InterpretedFunction, _hook_interpreted))
+    answer_without_gpu()
     for cls, hook in hooks:
         _installed[cls] = cls.run
         cls.run = hook(cls.run)

@@ -13,6 +13,7 @@ import numpy as np
 import triton.language as tl
 
 from .. import dtypes
+from ..counting import Active
 
 _new = object.__new__
 _pointer_type = tl.pointer_type
@@ -243,6 +244,8 @@ def make(data, dtype, allocation=None):
     """A block Tensor from a held array (a Scalar from a 0-d one)."""
     if data.ndim == 0:
         return scalar(data.item(), dtype, allocation)
+    if Active.counts is not None:
+        Active.counts.block(data.size)
     t = _new(Tensor)
     t.data, t.dtype = data, dtype
     if allocation is not None:

@@ -8,6 +8,7 @@ detector treats both alike: nobody knows of the operation's effect until a barri
 from __future__ import annotations
 
 from .. import errors
+from ..counting import Active
 
 # ---------------------------------------------------------------- TMA
 
@@ -112,6 +113,8 @@ def mma(task, compute, reads, writes, bars, where, title="", facts=None, wait=Fa
     all earlier operations of the task have finished. wait: the compiler waits for it (async_dot without barriers).
     """
     machine = task.machine
+    if Active.counts is not None and facts:
+        Active.counts.dots += 1
 
     def run(op):
         for view, name in reads:
@@ -140,6 +143,8 @@ def commit(task, bars, where, title="") -> None:
 def wgmma(task, reads, where, title="", facts=None) -> None:
     """Hopper: the operand reads of an MMA whose result is in registers. They last until wgmma_wait."""
     machine = task.machine
+    if Active.counts is not None:
+        Active.counts.dots += 1
 
     def run(op):
         for view, name in reads:

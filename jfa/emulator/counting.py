@@ -1,0 +1,56 @@
+"""Counts what kernels do: loads, stores, matrix products, the largest block. A grader's way to see how an answer works."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass
+class Counts:
+    """What the launches inside ``counting()`` did, all programs together.
+
+    loads, stores: calls of tl.load, tl.store, descriptor loads and stores, and TMA copies, whatever their size; atomics are neither.
+    load_elements, store_elements: lanes that were loaded or stored, masked ones left out; a TMA box counts in full.
+    dots: matrix products of any kind. peak_tile: elements of the largest block that any operation made. programs: programs launched.
+    """
+
+    loads: int = 0
+    stores: int = 0
+    load_elements: int = 0
+    store_elements: int = 0
+    dots: int = 0
+    peak_tile: int = 0
+    programs: int = 0
+
+    def load(self, elements: int) -> None:
+        """One load of so many elements."""
+        self.loads += 1
+        self.load_elements += int(elements)
+
+    def store(self, elements: int) -> None:
+        """One store of so many elements."""
+        self.stores += 1
+        self.store_elements += int(elements)
+
+    def block(self, elements: int) -> None:
+        """An operation made a block of so many elements."""
+        if elements > self.peak_tile:
+            self.peak_tile = int(elements)
+
+
+class Active:
+    """The counts that operations add to; None outside ``counting()``, and then counting costs one look here."""
+
+    counts: Counts | None = None
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Counts]:
+    """``with counting() as counts: kernel[grid](...)``; nested blocks count for themselves only."""
+    outer, Active.counts = Active.counts, Counts()
+    try:
+        yield Active.counts
+    finally:
+        Active.counts = outer

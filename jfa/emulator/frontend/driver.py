@@ -1,0 +1,52 @@
+"""What Triton's driver answers where there is no GPU.
+
+Kernel files ask it at import: which device, which target, which benchmark. Without a GPU Triton has no driver and raises;
+the emulator answers in its place: the CPU, and a B200 for a target.
+"""
+
+import types
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+
+class EmulatedDriver:
+    """The part of a Triton driver that host code asks."""
+
+    def get_active_torch_device(self):
+        """The device tensors should be made on."""
+        return torch.device("cpu")
+
+    def get_current_target(self):
+        """A Blackwell, so that host code takes its TMA and tensor-memory paths."""
+        return GPUTarget("cuda", 100, 32)
+
+    def get_current_device(self):
+        """The only one there is."""
+        return 0
+
+    def get_current_stream(self, device=None):
+        """The default stream."""
+        return 0
+
+    def get_device_interface(self):
+        """What benchmarking code synchronises with."""
+        return types.SimpleNamespace(synchronize=lambda *_: None, current_device=lambda: 0, device_count=lambda: 1)
+
+    def get_benchmarker(self):
+        """Runs once and measures nothing: an emulator's time says nothing of a GPU's."""
+
+        def benchmark(function, **_):
+            function()
+            return [0.0, 0.0, 0.0]
+
+        return benchmark
+
+
+def answer_without_gpu():
+    """Set the emulated driver, unless there is a GPU or somebody set a driver."""
+    config = triton.runtime.driver
+    if getattr(config, "_active", None) is not None or torch.cuda.is_available():
+        return
+    config.set_active(EmulatedDriver())
