@@ -46,7 +46,8 @@ def draw_blocks(n, block):
     for p in range(programs):
         lo, hi = p * block, (p + 1) * block
         ax.broken_barh([(lo, min(hi, n) - lo)], (0, 1), facecolor=colours[p % len(colours)], edgecolor="white")
-        ax.text((lo + min(hi, n)) / 2, 0.5, f"program {p}", ha="center", va="center", color="white")
+        label = f"program {p}" if min(hi, n) - lo > block / 2 else str(p)
+        ax.text((lo + min(hi, n)) / 2, 0.5, label, ha="center", va="center", color="white")
         if hi > n:
             ax.broken_barh([(n, hi - n)], (0, 1), facecolor="white", edgecolor="#555555", hatch="///")
             ax.text((n + hi) / 2, 1.12, "nobody's: mask them", ha="center", fontsize=9)
@@ -294,7 +295,7 @@ print("largest error, fp32 accumulator:", (run_matmul(a, b) - a.double() @ b.dou
 # %%
 def error_curve():
     """Median relative error over a 16 x 16 tile, for growing K, with an fp32 and with a bf16 accumulator."""
-    lengths, curves = [16, 32, 64, 128, 256, 512], {"fp32": [], "bf16": []}
+    lengths, curves = [32, 64, 128, 256, 512, 1024], {"fp32": [], "bf16": []}
     for K in lengths:
         a, b = torch.rand(16, K).bfloat16(), torch.rand(K, 16).bfloat16()
         want = a.double() @ b.double()

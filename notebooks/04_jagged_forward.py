@@ -41,23 +41,24 @@ LENGTHS = [5, 0, 33, 1, 17]
 
 
 def draw_tiles(lengths, block):
-    """Packed rows as one bar, sequence by sequence; above it the tiles, hatched where a tile hangs into a neighbour."""
+    """Packed rows as one bar, sequence by sequence; above it one bar a tile, hatched where it hangs into a neighbour."""
     colours = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"]
-    fig, ax = plt.subplots(figsize=(10, 2.2), layout="constrained")
-    begin = 0
+    fig, ax = plt.subplots(figsize=(10, 3), layout="constrained")
+    begin, level = 0, 1.3
     for b, n in enumerate(lengths):
         colour = colours[b % len(colours)]
         if n:
             ax.broken_barh([(begin, n)], (0, 1), facecolor=colour, edgecolor="white")
-            ax.text(begin + n / 2, 0.5, f"s{b}", ha="center", va="center", color="white")
+            ax.text(begin + n / 2, -0.35, f"sequence {b}" if n > 4 else str(b), ha="center", va="center", fontsize=8)
         for row in range(0, n, block):
-            level = 1.3 + 0.5 * (row // block % 2)
             inside = min(block, n - row)
             ax.broken_barh([(begin + row, inside)], (level, 0.4), facecolor=colour)
             if inside < block:
                 ax.broken_barh([(begin + n, block - inside)], (level, 0.4), facecolor="white", edgecolor=colour, hatch="////")
+            level += 0.5
         begin += n
-    ax.set_yticks([0.5, 1.7], ["packed rows", f"tiles of {block}"])
+    ax.set_yticks([0.5, (1.3 + level) / 2 - 0.05], ["packed rows", f"tiles of {block}"])
+    ax.set_ylim(-0.7, level + 0.1)
     ax.set_xlabel("row of the packed tensor (hatched: rows of somebody else, or past the end)")
     ax.set_title(f"lengths {lengths}: {sum(-(-n // block) for n in lengths)} tiles with work", fontsize=10)
     return fig
@@ -320,7 +321,7 @@ ax.barh([r[0] for r in rows], [r[1] for r in rows], color="#0072B2", edgecolor="
 for y, r in enumerate(rows):
     ax.text(r[1], y, f" {r[1]}", va="center")
 ax.invert_yaxis()
-ax.set_xlabel("programs launched, lengths 200, 3, 0, 5, 1, 9, 2, 16, block 16")
+ax.set_xlabel("programs launched")
 ax.margins(x=0.12)
 plt.show()
 

@@ -1,0 +1,136 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Exercises 03: first Triton kernels
+#
+# Read [notebooks/03_first_triton_kernels.py](../notebooks/03_first_triton_kernels.py) first. Every answer here is a kernel. It runs on the
+# emulator, on your CPU; the same source compiles for a GPU. Write the body below the docstring, then run the check cell under it.
+#
+# A kernel returns nothing: it stores its result through the pointers it was given. Each exercise shows how the check launches it.
+
+# %% tags=["setup"]
+import triton
+import triton.language as tl
+
+from jfa.course import check, hint, progress
+
+progress()
+
+# %% [markdown]
+# ## 3.1 Scale and add, any length
+#
+# (difficulty 1 of 3, 8 minutes) Compute `out[i] = a * x[i] + y[i]` for `0 <= i < n`. Program `p` owns the elements
+# `p * BLOCK .. (p + 1) * BLOCK - 1`, so the last program's block may hang over the end.
+#
+# Launched as `axpy_kernel[(triton.cdiv(n, BLOCK),)](x, y, out, a, n, BLOCK=64)`. The three tensors end exactly at element `n`.
+
+# %% tags=["ex-3.1"]
+@triton.jit
+def axpy_kernel(x_ptr, y_ptr, out_ptr, a, n, BLOCK: tl.constexpr):
+    """out = a * x + y; x, y, out: [n] fp32, contiguous."""
+    pass  # YOUR CODE
+
+
+# %%
+check("3.1", axpy_kernel)
+
+# %% [markdown]
+# ## 3.2 Transpose, whatever the strides
+#
+# (difficulty 1 of 3, 12 minutes) Write `out[c, r] = x[r, c]`. Program `(i, j)` moves the tile of `x` whose rows start at `i * BLOCK` and whose
+# columns start at `j * BLOCK`. Both tensors may be views: element `(r, c)` of `x` is `x_row * r + x_col * c` elements after `x_ptr`.
+#
+# Launched on a grid of `(cdiv(rows, BLOCK), cdiv(cols, BLOCK))` with `BLOCK=16`. Limit: at most 1 load for each program.
+
+# %% tags=["ex-3.2"]
+@triton.jit
+def transpose_kernel(x_ptr, out_ptr, rows, cols, x_row, x_col, out_row, out_col, BLOCK: tl.constexpr):
+    """out = x transposed; x: [rows, cols], out: [cols, rows], fp32, any strides (in elements)."""
+    pass  # YOUR CODE
+
+
+# %%
+check("3.2", transpose_kernel)
+
+# %% [markdown]
+# ## 3.3 Log-sum-exp of a row
+#
+# (difficulty 2 of 3, 12 minutes) One program a row: `out[r] = log(sum over c of exp(x[r, c]))`, natural logarithm. Some rows hold only
+# numbers near -200, some near +200: neither may overflow or vanish. `BLOCK` is a power of two and at least `cols`.
+#
+# Launched as `row_lse_kernel[(rows,)](x, out, cols, x.stride(0), BLOCK=triton.next_power_of_2(cols))`.
+
+# %% tags=["ex-3.3"]
+@triton.jit
+def row_lse_kernel(x_ptr, out_ptr, cols, x_row, BLOCK: tl.constexpr):
+    """out[r] = log sum_c exp(x[r, c]); x: [rows, cols] fp32, rows x_row elements apart; out: [rows] fp32."""
+    pass  # YOUR CODE
+
+
+# %%
+check("3.3", row_lse_kernel)
+
+# %% [markdown]
+# ## 3.4 Softmax of rows longer than a block
+#
+# (difficulty 2 of 3, 20 minutes) The same softmax as in the chapter, but a row may be much longer than `BLOCK`, so it has to be walked in
+# steps of `BLOCK` columns. Walk it twice: once for the row's maximum `m` and the sum `l` of `exp(x - m)`, once to write the result. When a step raises the
+# maximum, what was summed so far was summed with the old one: multiply it by `exp(old - new)`. That is the recurrence of chapter 02.
+#
+# Launched as `long_softmax_kernel[(rows,)](x, out, cols, x.stride(0), out.stride(0), BLOCK=32)`. Limits: no block larger than 32 elements,
+# and at most 2 loads for each block of a row.
+
+# %% tags=["ex-3.4"]
+@triton.jit
+def long_softmax_kernel(x_ptr, out_ptr, cols, x_row, out_row, BLOCK: tl.constexpr):
+    """out[r] = softmax(x[r]); x, out: [rows, cols] fp32, rows x_row and out_row elements apart."""
+    pass  # YOUR CODE
+
+
+# %%
+check("3.4", long_softmax_kernel)
+
+# %% [markdown]
+# ## 3.5 Scores: A times B transposed
+#
+# (difficulty 3 of 3, 20 minutes) The product that attention starts with: `out = A @ B^T`, so row `n` of B meets row `m` of A. A and B are bf16, the
+# sum over K is kept in fp32, and the result leaves in fp32. Program `(i, j)` makes one `BM x BN` tile of the result. M, N and K are no multiples of the block
+# sizes. All three tensors are contiguous.
+#
+# Launched on `(cdiv(M, BM), cdiv(N, BN))` with `BM=BN=BK=16`. Limit: no block larger than 256 elements.
+
+# %% tags=["ex-3.5"]
+@triton.jit
+def scores_kernel(a_ptr, b_ptr, out_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """out = A @ B^T; a: [M, K] bf16, b: [N, K] bf16, out: [M, N] fp32, all contiguous."""
+    pass  # YOUR CODE
+
+
+# %%
+check("3.5", scores_kernel)
+
+# %% [markdown]
+# ## 3.6 The mean of every sequence
+#
+# (difficulty 3 of 3, 20 minutes) Your first jagged kernel. `x` holds the rows of all sequences one after another; sequence `b` owns the rows
+# `offsets[b] .. offsets[b + 1] - 1`. Program `b` writes the mean of its rows to `out[b]`. A sequence without rows gets zeros. Rows of other sequences may hold NaN:
+# what you load and then throw away must not reach your sum.
+#
+# Launched as `mean_pool_kernel[(num_sequences,)](x, offsets, out, D, BLOCK_L=16, BLOCK_D=triton.next_power_of_2(D))`.
+# Limit: no block larger than 16 rows of `BLOCK_D` columns.
+
+# %% tags=["ex-3.6"]
+@triton.jit
+def mean_pool_kernel(x_ptr, offsets_ptr, out_ptr, D, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr):
+    """out[b] = mean over rows of sequence b; x: [total, D] fp32, offsets: [B + 1] int32, out: [B, D] fp32."""
+    pass  # YOUR CODE
+
+
+# %%
+check("3.6", mean_pool_kernel)

@@ -1,0 +1,129 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Exercises 04: the jagged forward
+#
+# Read [notebooks/04_jagged_forward.py](../notebooks/04_jagged_forward.py) first. All tensors are packed: `q: [total_q, H, D]`, `k: [total_kv, H, D]`,
+# `v: [total_kv, H, Dv]`, fp32 and contiguous; `q_offsets, k_offsets: [B + 1]` int32. Rows of other sequences may hold NaN or huge numbers: none of them may reach your
+# result. The kernels run on the emulator.
+
+# %% tags=["setup"]
+import torch
+import triton
+import triton.language as tl
+
+from jfa.course import check, hint, progress
+
+progress()
+
+# %% [markdown]
+# ## 4.1 A tile list without empty tiles
+#
+# (difficulty 1 of 3, 12 minutes) On the host: given the packed `offsets` and a block size, make the list of tiles that the launch needs. A tile is a pair
+# (sequence, first row inside the sequence). A sequence of length `n` has `ceil(n / block)` tiles; one of length 0 has none. Return a tensor
+# `[tiles, 2]`, int32, sequences in order, rows ascending.
+#
+# Example: lengths `[3, 0, 5]` and block 2 give `(0, 0), (0, 2), (2, 0), (2, 2), (2, 4)`.
+
+# %% tags=["ex-4.1"]
+def tile_list(offsets, block):
+    """offsets: [B + 1] int32 -> [tiles, 2] int32, rows (sequence, first row inside it)."""
+    raise NotImplementedError("4.1: not started")  # YOUR CODE
+
+
+# %%
+check("4.1", tile_list)
+
+# %% [markdown]
+# ## 4.2 The log-sum-exp of every query
+#
+# (difficulty 2 of 3, 20 minutes) The forward pass keeps one number for the backward: `lse[h, t] = log(sum over keys j of exp(scale * q_t . k_j))`, over the keys of
+# `t`'s own sequence, natural logarithm, `-inf` where that sequence has no key. Write the kernel that computes only this, walking the keys in blocks.
+#
+# Launched on `(number of tiles, H)`: program `(t, h)` works on the tile `tiles[t] = (sequence, first row)`, a list as in 4.1 with block `BM`. `BM=BN=16`.
+# Limit: no block larger than 512 elements.
+
+# %% tags=["ex-4.2"]
+@triton.jit
+def lse_kernel(q_ptr, k_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, lse_ptr, scale, total_q, H, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """lse: [H, total_q] fp32; D is a power of two, 16 or 32."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    seq = tl.load(tiles_ptr + 2 * tile)
+    first = tl.load(tiles_ptr + 2 * tile + 1)
+    pass  # YOUR CODE
+
+
+# %%
+check("4.2", lse_kernel)
+
+# %% [markdown]
+# ## 4.3 The poisoned neighbour
+#
+# (difficulty 2 of 3, 15 minutes) One step of a forward pass: `acc = acc + P @ V` for one block of keys, of which only the first `valid` belong to this sequence. The
+# probabilities of the others are already 0. The rows after them belong to the next sequence, and in this exercise the next sequence is broken: it holds NaN and infinities.
+# `0 * NaN` is NaN. Finish the kernel so that nothing of the neighbour arrives, in at most 3 loads.
+#
+# Launched as `pv_kernel[(1,)](p, v, acc, valid, ROWS=16, KEYS=16, D=16)`. The tensor `v` has 16 rows, all of them readable. Limit: at most 3 loads.
+
+# %% tags=["ex-4.3"]
+@triton.jit
+def pv_kernel(p_ptr, v_ptr, acc_ptr, valid, ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr):
+    """acc += P @ V[:valid]; p: [ROWS, KEYS] fp32 (zero from column `valid` on), v: [KEYS, D] fp32, acc: [ROWS, D] fp32, in place."""
+    r, j, d = tl.arange(0, ROWS), tl.arange(0, KEYS), tl.arange(0, D)
+    p = tl.load(p_ptr + r[:, None] * KEYS + j[None, :])
+    acc = tl.load(acc_ptr + r[:, None] * D + d[None, :])
+    pass  # YOUR CODE
+    tl.store(acc_ptr + r[:, None] * D + d[None, :], acc)
+
+
+# %%
+check("4.3", pv_kernel)
+
+# %% [markdown]
+# ## 4.4 Attention with a distance penalty
+#
+# (difficulty 3 of 3, 30 minutes) The whole jagged forward, with one thing added: a score loses `slope[h]` for each position between query and key (ALiBi), so
+# `s = scale * q_i . k_j - slope[h] * |i - j|`, with `i` and `j` counted from the start of their own sequence. Queries whose sequence has no keys give 0. `Dv` may differ from `D`.
+#
+# Launched as in 4.2, on `(number of tiles, H)`, `BM=BN=16`. Limit: no block larger than 512 elements.
+
+# %% tags=["ex-4.4"]
+@triton.jit
+def alibi_kernel(q_ptr, k_ptr, v_ptr, slope_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, out_ptr, scale, H, D: tl.constexpr, DV: tl.constexpr,
+                 BM: tl.constexpr, BN: tl.constexpr):
+    """out: [total_q, H, DV] fp32; slope: [H] fp32; D and DV are powers of two, 16 or 32."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    seq = tl.load(tiles_ptr + 2 * tile)
+    first = tl.load(tiles_ptr + 2 * tile + 1)
+    q_begin, q_end = tl.load(q_offsets_ptr + seq), tl.load(q_offsets_ptr + seq + 1)
+    k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)
+    pass  # YOUR CODE
+
+
+# %%
+check("4.4", alibi_kernel)
+
+# %% [markdown]
+# ## 4.5 One query that pools a sequence
+#
+# (difficulty 3 of 3, 25 minutes) Pooling by attention: one learned query `q: [H, D]`, the same for every sequence, attends to each sequence's keys, and the sequence becomes one
+# row `out[b, h]`. One program a (sequence, head). A tile of one query has no use for `tl.dot`: multiply and `tl.sum` instead. A sequence without keys gives 0.
+#
+# Launched as `pool_kernel[(B, H)](q, k, v, k_offsets, out, scale, H, D=D, BN=16)`. Limits: no block larger than 16 rows of `D` columns,
+# and at most 2 loads for each block of keys and 3 more for each program.
+
+# %% tags=["ex-4.5"]
+@triton.jit
+def pool_kernel(q_ptr, k_ptr, v_ptr, k_offsets_ptr, out_ptr, scale, H, D: tl.constexpr, BN: tl.constexpr):
+    """out: [B, H, D] fp32; q: [H, D]; k, v: [total_kv, H, D]; D is a power of two."""
+    pass  # YOUR CODE
+
+
+# %%
+check("4.5", pool_kernel)

@@ -1,0 +1,185 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Exercises 10: TLX primitives
+#
+# Read [notebooks/10_tlx_primitives.py](../notebooks/10_tlx_primitives.py) first. Each kernel is run under several schedules: copies and matrix products complete at once, as late
+# as they may, or in a random order. An answer passes when the numbers are right under all of them and the emulator finds nothing.
+#
+# Two exercises are bug hunts. They give you a kernel that runs into a report. Read the report, find the line, mend it. You need not guess.
+
+# %% tags=["setup"]
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+
+from jfa.course import check, hint, progress
+
+progress()
+
+# %% [markdown]
+# ## 10.1 In by TMA, out by TMA
+#
+# (difficulty 1 of 3, 15 minutes) Scale a tile: load it with the TMA into shared memory, multiply by `factor` in registers, put the result into a second buffer, and let the TMA
+# store that buffer. The TMA is another reader than your threads: what they wrote becomes visible to it with `tlx.fence("async_shared")`. Before the kernel ends the
+# store must have read its buffer: `tlx.async_descriptor_store_wait(0)`.
+#
+# Launched on one program with two descriptors of `[ROWS, COLS]` fp32 tensors and boxes of the same size.
+
+# %% tags=["ex-10.1"]
+@triton.jit
+def scale_kernel(x_desc, out_desc, factor, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """out = factor * x, through shared memory; x, out: [ROWS, COLS] fp32."""
+    source = tlx.local_alloc((ROWS, COLS), tl.float32, 1)
+    result = tlx.local_alloc((ROWS, COLS), tl.float32, 1)
+    loaded = tlx.alloc_barriers(1, arrive_count=1)
+    pass  # YOUR CODE
+
+
+# %%
+check("10.1", scale_kernel)
+
+# %% [markdown]
+# ## 10.2 The parity puzzle
+#
+# (difficulty 1 of 3, 15 minutes) No kernel, only counting. A ring has `stages` buffers, each with a barrier `full` and a barrier `empty`, all fresh. Round `k` (0, 1, 2, ...) uses one
+# buffer. The producer waits until it is empty, fills it, and completes a phase of `full`; the consumer waits for `full`, reads, and arrives on `empty`. Nothing holds the producer
+# back in its first turn around the ring.
+#
+# `barrier_wait(bar, parity)` returns once the phase of that parity has completed: phase 0, 1, 2, ... of a barrier have parity 0, 1, 0, ... A fresh barrier lets parity 1 pass and
+# holds parity 0. Return for round `k`: the buffer's number, the parity the consumer waits for on `full`, and the parity the producer waits for on `empty`.
+
+# %% tags=["ex-10.2"]
+def ring_round(k, stages):
+    """-> (buffer number, parity the consumer waits for on full, parity the producer waits for on empty)."""
+    raise NotImplementedError("10.2: not started")  # YOUR CODE
+
+
+# %%
+check("10.2", ring_round)
+
+# %% [markdown]
+# ## 10.3 A consumer
+#
+# (difficulty 2 of 3, 25 minutes) The producer below streams the chunks of a wide matrix through a ring of `STAGES` buffers. Write the consumer: for each row the *largest* value over all
+# chunks. It must tell the producer when a buffer is free again.
+#
+# Launched on one program; the matrix has `chunks * COLS` columns.
+
+# %% tags=["ex-10.3"]
+@triton.jit
+def row_max_kernel(x_desc, out_ptr, chunks, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr):
+    """out[r] = max over all columns of x[r]; x: [ROWS, chunks * COLS] fp32."""
+    tiles = tlx.local_alloc((ROWS, COLS), tl.float32, STAGES)
+    fulls = tlx.alloc_barriers(STAGES, arrive_count=1)
+    empties = tlx.alloc_barriers(STAGES, arrive_count=1)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):  # consumer
+            largest = tl.full((ROWS,), float("-inf"), tl.float32)
+            pass  # YOUR CODE
+            tl.store(out_ptr + tl.arange(0, ROWS), largest)
+        with tlx.async_task(num_warps=1):  # producer
+            for k in range(chunks):
+                slot = k % STAGES
+                tlx.barrier_wait(empties[slot], ((k // STAGES) & 1) ^ 1)
+                tlx.barrier_expect_bytes(fulls[slot], ROWS * COLS * 4)
+                tlx.async_descriptor_load(x_desc, tiles[slot], [0, k * COLS], fulls[slot])
+
+
+# %%
+check("10.3", row_max_kernel)
+
+# %% [markdown]
+# ## 10.4 Bug hunt: nobody moves
+#
+# (difficulty 2 of 3, 15 minutes) This kernel adds the chunks of a matrix. Run the check: the report says who waits for what, and what last arrived there. One line is wrong. Mend it, and leave the rest.
+
+# %% tags=["ex-10.4"]
+@triton.jit
+def row_sum_kernel(x_desc, out_ptr, chunks, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr):
+    """out[r] = sum over all columns of x[r]; x: [ROWS, chunks * COLS] fp32."""
+    tiles = tlx.local_alloc((ROWS, COLS), tl.float32, STAGES)
+    fulls = tlx.alloc_barriers(STAGES, arrive_count=1)
+    empties = tlx.alloc_barriers(STAGES, arrive_count=1)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):  # consumer
+            total = tl.zeros((ROWS,), tl.float32)
+            for k in range(chunks):
+                slot = k % STAGES
+                tlx.barrier_wait(fulls[slot], (k // STAGES) & 1)
+                total += tl.sum(tlx.local_load(tiles[slot]), axis=1)
+                tlx.barrier_arrive(empties[0], 1)
+            tl.store(out_ptr + tl.arange(0, ROWS), total)
+        with tlx.async_task(num_warps=1):  # producer
+            for k in range(chunks):
+                slot = k % STAGES
+                tlx.barrier_wait(empties[slot], ((k // STAGES) & 1) ^ 1)
+                tlx.barrier_expect_bytes(fulls[slot], ROWS * COLS * 4)
+                tlx.async_descriptor_load(x_desc, tiles[slot], [0, k * COLS], fulls[slot])
+
+
+# %%
+check("10.4", row_sum_kernel)
+
+# %% [markdown]
+# ## 10.5 Bug hunt: right on Mondays
+#
+# (difficulty 3 of 3, 20 minutes) A matrix product over `steps` slices of K, through one pair of buffers. It gives the right numbers as long as the tensor core is quick. The tensor core is not your
+# thread: `async_dot` returns before the product is done. The report names two accesses to one buffer that nothing orders. Mend the order, not the numbers.
+
+# %% tags=["ex-10.5"]
+@triton.jit
+def gemm_kernel(a_desc, b_desc, out_ptr, steps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    """out = A @ B; a: [M, steps * K] bf16, b: [steps * K, N] bf16, out: [M, N] fp32."""
+    a = tlx.local_alloc((M, K), tl.bfloat16, 1)
+    b = tlx.local_alloc((K, N), tl.bfloat16, 1)
+    acc = tlx.local_alloc((M, N), tl.float32, 1, tlx.storage_kind.tmem)
+    full = tlx.alloc_barriers(1, arrive_count=1)
+    empty = tlx.alloc_barriers(1, arrive_count=1)
+    done = tlx.alloc_barriers(1, arrive_count=1)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):  # epilogue
+            tlx.barrier_wait(done[0], 0)
+            m, n = tl.arange(0, M), tl.arange(0, N)
+            tl.store(out_ptr + m[:, None] * N + n[None, :], tlx.local_load(acc[0]))
+        with tlx.async_task(num_warps=1):  # load
+            for k in range(steps):
+                tlx.barrier_wait(empty[0], (k & 1) ^ 1)
+                tlx.barrier_expect_bytes(full[0], 2 * (M * K + K * N))
+                tlx.async_descriptor_load(a_desc, a[0], [0, k * K], full[0])
+                tlx.async_descriptor_load(b_desc, b[0], [k * K, 0], full[0])
+        with tlx.async_task(num_warps=1):  # mma
+            for k in range(steps):
+                tlx.barrier_wait(full[0], k & 1)
+                tlx.async_dot(a[0], b[0], acc[0], use_acc=k > 0, force_async=True)
+                tlx.barrier_arrive(empty[0], 1)
+            tlx.tcgen05_commit(done[0])
+
+
+# %%
+check("10.5", gemm_kernel)
+
+# %% [markdown]
+# ## 10.6 One product in tensor memory
+#
+# (difficulty 3 of 3, 30 minutes) Compute `out = A @ B + C` for one tile, the whole way: A and B come by TMA on one barrier, C is loaded with ordinary loads and put *into tensor memory* as the accumulator's
+# first value, one `async_dot` adds to it, and you read the result back after the tensor core says that it is done. No async tasks are needed.
+#
+# Launched on one program. Descriptors for A `[M, K]` and B `[K, N]`, bf16; `c` and `out` are `[M, N]` fp32, contiguous. M is 128, N and K are 64 or 128.
+
+# %% tags=["ex-10.6"]
+@triton.jit
+def gemm_add_kernel(a_desc, b_desc, c_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    """out = A @ B + C; one tile, accumulated in tensor memory."""
+    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    pass  # YOUR CODE
+
+
+# %%
+check("10.6", gemm_add_kernel)
