@@ -104,6 +104,7 @@ check("10.3", row_max_kernel)
 @triton.jit
 def row_sum_kernel(x_desc, out_ptr, chunks, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr):
     """out[r] = sum over all columns of x[r]; x: [ROWS, chunks * COLS] fp32."""
+    # YOUR CODE: one line below is wrong
     tiles = tlx.local_alloc((ROWS, COLS), tl.float32, STAGES)
     fulls = tlx.alloc_barriers(STAGES, arrive_count=1)
     empties = tlx.alloc_barriers(STAGES, arrive_count=1)
@@ -137,6 +138,7 @@ check("10.4", row_sum_kernel)
 @triton.jit
 def gemm_kernel(a_desc, b_desc, out_ptr, steps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     """out = A @ B; a: [M, steps * K] bf16, b: [steps * K, N] bf16, out: [M, N] fp32."""
+    # YOUR CODE: a buffer below is given back too early
     a = tlx.local_alloc((M, K), tl.bfloat16, 1)
     b = tlx.local_alloc((K, N), tl.bfloat16, 1)
     acc = tlx.local_alloc((M, N), tl.float32, 1, tlx.storage_kind.tmem)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 class Counts:
     """What the launches inside ``counting()`` did, all programs together.
 
-    loads, stores: calls of tl.load, tl.store, descriptor loads and stores, and TMA copies, whatever their size; atomics are neither.
+    loads, stores: calls of tl.load, tl.store, descriptor loads and stores, and TMA copies, of any size; atomics are neither.
     load_elements, store_elements: lanes that were loaded or stored, masked ones left out; a TMA box counts in full.
-    dots: matrix products of any kind. peak_tile: elements of the largest block that any operation made. programs: programs launched.
+    dots: matrix products of any kind. peak_tile: elements of the largest block made. programs: how many were launched.
     """
 
     loads: int = 0

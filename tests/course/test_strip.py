@@ -62,3 +62,9 @@ def test_unbalanced_markers_are_refused(source):
 def test_cells_for_the_solution_only_are_dropped():
     text = '# %%\nx = 1\n\n# %% tags=["solution-only"]\nplot(x)\n\n# %%\ny = 2\n'
     assert [c.source for c in strip_notebook(parse_percent(text)).cells] == ["x = 1", "y = 2"]
+
+
+def test_a_starter_region_gives_the_faulty_code_and_the_solution_keeps_its_own():
+    source = "@triton.jit\ndef k(x):\n    ### BEGIN SOLUTION\n    free(x)\n    ### STARTER\n    # if x:\n    #     free(0)\n    ### END SOLUTION\n    end()"
+    assert strip_cell(source, "9.1") == "@triton.jit\ndef k(x):\n    if x:\n        free(0)\n    end()"
+    assert solution_source(source) == "@triton.jit\ndef k(x):\n    free(x)\n    end()"

@@ -346,7 +346,7 @@ LONG = Exercise(
     outputs=(Output("out", ("row", "column")),),
     difficulty=2,
     minutes=20,
-    tol=1e-6,
+    tol=3e-6,
     forbid=("softmax",),
     hints=(
         "Two loops over range(0, cols, BLOCK). The first carries two numbers, the running maximum and the running sum.",

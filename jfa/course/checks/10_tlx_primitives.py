@@ -144,7 +144,7 @@ def _ring_cases(seed):
     return [
         Case("the first round of two buffers", (start, 2)),
         Case("the first buffer's second turn", (start + 2, 2)),
-        *(Case(f"{stages} buffers, round {k}", (k, stages)) for stages in (1, 3, 4) for k in (start + 1, start + 5, start + 10)),
+        *(Case(f"{stages} buffers, a {when} round", (start + k, stages)) for stages in (1, 3, 4) for when, k in (("first", 1), ("later", 5), ("late", 10))),
     ]
 
 
@@ -304,7 +304,7 @@ ROW_MAX = Exercise(
             "buffers are read before they are filled.",
             caught_by="runs",
             edit=("                tlx.barrier_wait(fulls[slot], (k // STAGES) & 1)\n", ""),
-            expect="tiles",
+            expect="empties",
             recognise=False,
         ),
         Mutant(
