@@ -65,6 +65,7 @@ def test_cells_for_the_solution_only_are_dropped():
 
 
 def test_a_starter_region_gives_the_faulty_code_and_the_solution_keeps_its_own():
-    source = "@triton.jit\ndef k(x):\n    ### BEGIN SOLUTION\n    free(x)\n    ### STARTER\n    # if x:\n    #     free(0)\n    ### END SOLUTION\n    end()"
+    region = "    ### BEGIN SOLUTION\n    free(x)\n    ### STARTER\n    # if x:\n    #     free(0)\n    ### END SOLUTION\n"
+    source = "@triton.jit\ndef k(x):\n" + region + "    end()"
     assert strip_cell(source, "9.1") == "@triton.jit\ndef k(x):\n    if x:\n        free(0)\n    end()"
     assert solution_source(source) == "@triton.jit\ndef k(x):\n    free(x)\n    end()"
