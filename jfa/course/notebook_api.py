@@ -12,6 +12,7 @@ from typing import Any
 from jfa.course import catalog, guard, notebook, report, state
 from jfa.course.answers import Pristine, from_notebook
 from jfa.course.judge import Answer, judge
+from jfa.course.mutants import without_course_calls
 from jfa.course.paths import Course, find_course
 from jfa.course.report import Checked, Result
 from jfa.course.spec import Exercise
@@ -51,7 +52,7 @@ def _judge(exercise: Exercise, answer: Any, course: Course, stem: str) -> Result
     source = _source(answer)
     live = Answer(
         source=source or (saved.source if saved else ""),
-        helpers=saved.helpers if saved else [],
+        helpers=_history_helpers(),
         below=saved.below if saved else [],
         skeleton=pristine.stub(exercise),
         solution=pristine.solution(exercise),
@@ -156,6 +157,25 @@ def _history() -> list[str]:
     shell = _shell()
     cells = shell.user_ns.get("In", []) if shell is not None else []
     return [c for c in cells if isinstance(c, str)]
+
+
+def _history_helpers() -> list[tuple[str, str]]:
+    """Imports, definitions and constants of the cells run so far: what a fresh process (beside a GPU) needs of a notebook."""
+    helpers = []
+    for number, source in enumerate(_history()):
+        try:
+            tree = ast.parse(without_course_calls(source))
+        except SyntaxError:
+            continue
+        tree.body = [node for node in tree.body if _is_definition(node)]
+        if tree.body:
+            helpers.append((f"helper cell In[{number}]", ast.unparse(tree)))
+    return helpers
+
+
+def _is_definition(node: ast.stmt) -> bool:
+    kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
+    return isinstance(node, kinds) or isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
 
 
 # ---------------------------------------------------------------------------------------------- hints

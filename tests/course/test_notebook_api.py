@@ -102,6 +102,8 @@ def test_beside_a_gpu_in_use_the_answer_runs_in_a_fresh_process(toy, shell, monk
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(launch, "run_forked", None)
     assert check("90.2", _run_cell(RIGHT["90.2"], "twice", shell)).passed
+    shell.user_ns["In"].append("import math\nFACTOR = 2\n\ndef scaled(x):\n    return FACTOR * x\n\nraise SystemExit")
+    assert check("90.2", _run_cell("def twice(x):\n    return scaled(x)", "twice", shell)).passed
 
 
 def test_outside_a_notebook_results_are_printed(toy, capsys):
