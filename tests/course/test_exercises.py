@@ -216,7 +216,8 @@ def _bodies(source):
     for node in ast.walk(ast.parse(notebook.runnable(source))):
         if isinstance(node, ast.FunctionDef):
             body = node.body[1:] if ast.get_docstring(node) else node.body
-            plain = _Anonymous().visit(ast.parse(ast.unparse(ast.Module([ast.Lambda(node.args, ast.Constant(0)), *body], []))))
+            bare = ast.FunctionDef("f", node.args, body or [ast.Pass()], [], lineno=1)
+            plain = _Anonymous().visit(ast.parse(ast.unparse(bare)))
             found.append((node.name, ast.dump(plain), sum(isinstance(n, ast.stmt) for b in body for n in ast.walk(b))))
     return found
 
