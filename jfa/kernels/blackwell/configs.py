@@ -11,10 +11,12 @@ from jfa.masks import Band
 
 TARGETS = (100, 103)
 FORWARD_ROLES = ("correction", "softmax 0", "softmax 1", "mma", "load", "store")
+BACKWARD_ROLES = ("reduce", "compute 0", "compute 1", "mma", "load")
 BANDS = {"full": Band(), "causal": Band.make(causal=True), "window": Band.make(causal=True, window_size=256)}
 
 # Spill stores plus loads of one thread in bytes, as ptxas reported them: more is a regression.
 FORWARD_SPILLS = {100: 76, 103: 264}
+BACKWARD_SPILLS = {100: 600, 103: 600}
 
 
 def example_problem(head_dim: int, band: Band, short_queries: bool = False, deterministic: bool = False) -> Problem:
@@ -42,13 +44,15 @@ def example_problem(head_dim: int, band: Band, short_queries: bool = False, dete
 
 
 def compile_configs() -> list[CompileConfig]:
-    """Forward: both head dims, three masks and the short-query form, static and stealing."""
+    """Forward and backward: both head dims, three masks and broadcast queries, static and stealing."""
     configs = []
     for head_dim in (64, 128):
         for clc in (False, True):
-            for mask, band in BANDS.items():
-                configs.append(_forward(f"d{head_dim}-{mask}", example_problem(head_dim, band), clc))
-            configs.append(_forward(f"d{head_dim}-pma", example_problem(head_dim, Band(), short_queries=True), clc))
+            problems = {mask: example_problem(head_dim, band) for mask, band in BANDS.items()}
+            problems["pma"] = example_problem(head_dim, Band(), short_queries=True)
+            for name, problem in problems.items():
+                configs.append(_forward(f"d{head_dim}-{name}", problem, clc))
+                configs.append(_backward(f"d{head_dim}-{name}", problem, clc))
     return configs
 
 
@@ -70,4 +74,29 @@ def _forward(name: str, problem: Problem, clc: bool) -> CompileConfig:
         targets=TARGETS,
         roles=FORWARD_ROLES,
         max_spill_bytes=FORWARD_SPILLS,
+    )
+
+
+def _backward(name: str, problem: Problem, clc: bool) -> CompileConfig:
+    config = host.backward_config(problem, clc=clc)
+    box = f"tensordesc<bf16[1, 1, 1, {host.BLOCK}, {host.padded_head_dim(problem)}]>"
+    return CompileConfig(
+        name=f"blackwell-backward-{name}-{'clc' if clc else 'static'}",
+        kernel="jfa.kernels.blackwell.backward_1cta:backward_kernel",
+        signature={
+            **dict.fromkeys(("q_desc", "k_desc", "v_desc", "do_desc", "dk_desc", "dv_desc"), box),
+            "dq_desc": f"tensordesc<fp32[{host.BLOCK}, {host.DQ_COLUMNS}]>",
+            "lse_ptr": "*fp32",
+            "delta_ptr": "*fp32",
+            "records_ptr": "*i32",
+            "counts_ptr": "*i32",
+            "padded_count": "i32",
+            "dq_rows": "i32",
+            "scale_log2": "fp32",
+            "sm_scale": "fp32",
+        },
+        constexprs=host.backward_constexprs(problem, config),
+        targets=TARGETS,
+        roles=BACKWARD_ROLES,
+        max_spill_bytes=BACKWARD_SPILLS,
     )

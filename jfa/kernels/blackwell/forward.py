@@ -30,7 +30,7 @@ from jfa.kernels.blackwell.softmax import NO_MAXIMUM, exp2_on_fma_pipe, running_
 from jfa.kernels.common.band import key_blocks
 from jfa.kernels.common.packed import fma_pairs, mul_pairs
 from jfa.kernels.common.ragged import ragged_box
-from jfa.kernels.common.units import zigzag_unit
+from jfa.kernels.common.units import ring, zigzag_unit
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -42,7 +42,7 @@ def forward_kernel(
     v_desc,
     o_desc,
     lse_ptr,  # [H, rows_out] fp32
-    records_ptr,  # [tiles, 8] int32, longest first; see jfa.kernels.blackwell.lists
+    records_ptr,  # [tiles, 9] int32, longest first; see jfa.kernels.blackwell.lists
     counts_ptr,  # [2] int32: tiles with work, all tiles; the kernel visits the first kind
     rows_out,
     scale_log2,  # |sm_scale| * log2(e), positive
@@ -111,15 +111,14 @@ def forward_kernel(
             while (unit >= 0) & (unit < units):
                 if CLC:
                     tlx.clc_producer(queue, (done & 1) ^ 1)
-                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi = read_record(records_ptr, unit // HEADS)
+                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi, _ = read_record(records_ptr, unit // HEADS)
                 first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
-                out_len = tl.where(out_begin < 0, 0, q_len)
                 correct_accumulators(
                     accs, alphas, alpha_fulls, acc_readys, steps, steps_done, done, O_SLICES, BLOCK_M, HEAD_DIM
                 )
                 finish_tile(
                     accs, sums, maxima, o_tiles, sum_fulls, s_empties, acc_fulls, o_fulls, o_empties,
-                    lse_ptr + (unit % HEADS) * rows_out + out_begin, row, out_len, shared, done, dtype,
+                    lse_ptr + (unit % HEADS) * rows_out + out_begin, row, q_len, shared, done, dtype,
                     ONE_Q, O_SLICES, BLOCK_M, HEAD_DIM,
                 )  # fmt: skip
                 steps_done += steps
@@ -136,7 +135,7 @@ def forward_kernel(
             done = 0
             steps_done = 0
             while (unit >= 0) & (unit < units):
-                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi = read_record(records_ptr, unit // HEADS)
+                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi, _ = read_record(records_ptr, unit // HEADS)
                 first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
                 softmax_tile(
                     s_tiles, p_tiles, alphas, sums, maxima, s_fulls, p_fulls, alpha_fulls, sum_fulls, half,
@@ -157,7 +156,7 @@ def forward_kernel(
             steps_done = 0
             blocks = 0
             while (unit >= 0) & (unit < units):
-                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi = read_record(records_ptr, unit // HEADS)
+                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi, _ = read_record(records_ptr, unit // HEADS)
                 first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
                 blocks = multiply_tile(
                     q_tiles, kv_tiles, s_tiles, p_tiles, accs,
@@ -177,7 +176,7 @@ def forward_kernel(
             done = 0
             blocks = 0
             while (unit >= 0) & (unit < units):
-                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi = read_record(records_ptr, unit // HEADS)
+                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi, _ = read_record(records_ptr, unit // HEADS)
                 first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
                 blocks = load_tile(
                     q_desc, k_desc, v_desc, q_tiles, kv_tiles, q_fulls, q_empties, kv_fulls, kv_empties,
@@ -195,9 +194,8 @@ def forward_kernel(
             units = tl.load(counts_ptr) * HEADS
             done = 0
             while (unit >= 0) & (unit < units):
-                row, _, q_len, _, _, out_begin, _, _ = read_record(records_ptr, unit // HEADS)
-                out_len = tl.where(out_begin < 0, 0, q_len)
-                store_tile(o_desc, o_tiles, o_fulls, o_empties, unit % HEADS, row, out_begin, out_len, done, ONE_Q, BLOCK_M)
+                row, _, q_len, _, _, out_begin, _, _, _ = read_record(records_ptr, unit // HEADS)
+                store_tile(o_desc, o_tiles, o_fulls, o_empties, unit % HEADS, row, out_begin, q_len, done, ONE_Q, BLOCK_M)
                 done += 1
                 if CLC:
                     unit = tlx.clc_consumer(queue, (done - 1) & 1)
@@ -224,12 +222,6 @@ def key_steps(
         shared = (q_len - row <= BLOCK_M).to(tl.int32)
         first, _, _, end = key_blocks(row, 2 * BLOCK_M, q_len, k_len, lo, hi, BLOCK_N, HAS_LO, HAS_HI)
     return first, (end - first + shared) >> shared, shared
-
-
-@triton.jit
-def ring(count, BUFFERS: tl.constexpr):
-    """(buffer, phase) of the count-th use of a ring of buffers."""
-    return count % BUFFERS, (count // BUFFERS) & 1
 
 
 # ---------------------------------------------------------------------------------------------------------------- load

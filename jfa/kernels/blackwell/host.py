@@ -9,15 +9,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.kernels.base import Problem, wrong_gpu
+from jfa.kernels.blackwell.backward_1cta import backward_kernel
 from jfa.kernels.blackwell.forward import forward_kernel
 from jfa.kernels.blackwell.lists import tile_records
-from jfa.kernels.common.ragged import make_tma_ready, ragged_descriptor
-from jfa.schedule import query_tiles
+from jfa.kernels.common.padded_rows import finish_dq, padded, padded_rows, row_constants
+from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor
+from jfa.schedule import key_tiles, query_tiles
 
 LOG2_E = 1.4426950408889634
 BLOCK = 128  # rows of a softmax group, keys of a block: the M of one MMA and its N
+DQ_COLUMNS = 16  # fp32 columns of dQ that leave at once
 EMULATED_SMS = 2  # without a GPU: enough to have CTAs that take several tiles and CTAs side by side
 ZERO_SCALE = 2.0**-100  # stands for sm_scale = 0: scores vanish, and a masked -inf stays -inf
 DTYPES = (torch.bfloat16, torch.float16)
@@ -115,6 +119,115 @@ def launch_forward(problem: Problem, q, k, v, out, lse, records: Tensor, counts:
         num_warps=4,
         num_stages=1,
     )
+
+
+@dataclass(frozen=True)
+class BackwardConfig:
+    """Choices of the backward that do not change its result, beyond the order in which dQ is summed.
+
+    Attributes:
+        clc: steal tiles through cluster launch control; else a static schedule.
+        zigzag: static schedule in zigzag, else round robin (which keeps the key blocks of a sequence together).
+        q_buffers, do_buffers: rings of Q with its lse and of dO with its delta.
+        dq_stages: shared memory buffers through which slices of dQ leave.
+        held_slices: slices of dQ taken to registers so that their tensor memory is released before they leave.
+    """
+
+    clc: bool = False
+    zigzag: bool = True
+    q_buffers: int = 2
+    do_buffers: int = 1
+    dq_stages: int = 2
+    held_slices: int = 2
+
+
+def backward_config(problem: Problem, clc: bool = False) -> BackwardConfig:
+    """Broadcast queries cost every key tile the same, so round robin; ring buffers as shared memory allows."""
+    small = padded_head_dim(problem) == 64
+    return BackwardConfig(clc=clc, zigzag=not problem.broadcast_q, do_buffers=2 if small else 1)
+
+
+def backward_lists(problem: Problem) -> list[Tensor]:
+    """[records, counts] of the backward's key tiles, built without synchronising."""
+    tiles = key_tiles(
+        problem.query_offset,
+        problem.key_offset,
+        BLOCK,
+        BLOCK,
+        total_q=problem.rows_q,
+        total_kv=problem.rows_kv,
+        band=problem.band,
+        broadcast_q=problem.broadcast_q,
+    )
+    return [tile_records(problem, tiles), tiles.counts]
+
+
+def backward(
+    problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True), config: BackwardConfig | None = None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """(dq, dk, dv) in the inputs' dtype; rows that no tile covers are 0. dq is summed in fp32."""
+    if 0 in (dout.numel(), q.numel(), k.numel(), problem.num_batches):
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    config = config or backward_config(problem)
+    records, counts = plan[2:4] if plan else backward_lists(problem)
+    dout = make_tma_ready(dout)
+    rows = padded_rows(problem, BLOCK)
+    lse2, delta = row_constants(problem, rows, out, dout, lse, dlse)
+    dq_rows = padded(problem.rows_q, BLOCK) if problem.broadcast_q else rows.count
+    sums = torch.zeros(problem.num_heads, dq_rows, padded_head_dim(problem), dtype=torch.float32, device=q.device)
+    dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
+    launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, records, counts, config)
+    return finish_dq(problem, rows, sums, q.dtype), dk.contiguous(), dv.contiguous()
+
+
+def launch_backward(
+    problem: Problem, dout, q, k, v, dk, dv, sums, lse2, delta, records: Tensor, counts: Tensor, config: BackwardConfig
+) -> None:
+    """One launch; dout, dk and dv must be addressable by TMA. ``sums`` [H, rows, columns] fp32 receives dQ / sm_scale."""
+    head_dim = padded_head_dim(problem)
+    units = records.shape[0] * problem.num_kv_heads
+    flat = sums.view(-1, head_dim)
+    backward_kernel[(units if config.clc else min(units, streaming_multiprocessors(problem.device)),)](
+        *(ragged_descriptor(make_tma_ready(x), BLOCK, head_dim) for x in (q, k, v)),
+        *(ragged_descriptor(x, BLOCK, head_dim) for x in (dout, dk, dv)),
+        TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [BLOCK, DQ_COLUMNS]),
+        lse2,
+        delta,
+        records,
+        counts,
+        lse2.shape[1],
+        sums.shape[1],
+        problem.sm_scale * LOG2_E,
+        problem.sm_scale,
+        **backward_constexprs(problem, config),
+        num_warps=4,
+        num_stages=1,
+    )
+
+
+def backward_constexprs(problem: Problem, config: BackwardConfig) -> dict[str, int | bool]:
+    """The backward kernel's compile-time choices for a problem."""
+    return {
+        "KV_HEADS": problem.num_kv_heads,
+        "GROUP": problem.group_size,
+        "HEAD_DIM": padded_head_dim(problem),
+        "Q_BUFFERS": config.q_buffers,
+        "DO_BUFFERS": config.do_buffers,
+        "DQ_STAGES": config.dq_stages,
+        "HELD_SLICES": config.held_slices,
+        "DQ_COLUMNS": DQ_COLUMNS,
+        "WITH_DQ": True,
+        "CLC": config.clc,
+        "ZIGZAG": config.zigzag,
+        "BROADCAST_Q": problem.broadcast_q,
+        "HAS_LO": problem.band.has_lo,
+        "HAS_HI": problem.band.has_hi,
+    }
+
+
+def plan(problem: Problem) -> list[Tensor]:
+    """Tile lists of the forward and the backward, to be reused for the same offsets: forward's two tensors, then backward's."""
+    return [*forward_lists(problem, forward_config(problem)), *backward_lists(problem)]
 
 
 def forward_constexprs(problem: Problem, config: ForwardConfig) -> dict[str, int | bool]:

@@ -21,15 +21,6 @@ def zigzag_unit(round_, worker, workers):
 
 
 @triton.jit
-def sequence_span(offset_ptr, seq, rows):
-    """(begin, length) of sequence ``seq`` in a packed tensor of ``rows`` rows; offsets that lie are clamped into it."""
-    begin = min(max(tl.load(offset_ptr + seq), 0), rows)
-    end = min(max(tl.load(offset_ptr + seq + 1), begin), rows)
-    return begin, end - begin
-
-
-@triton.jit
-def band_bounds(len_q, len_kv, lo_start, lo_end, hi_start, hi_end):
-    """(lo, hi) of one pair of sequences: query i sees i + lo <= j <= i + hi. See :class:`jfa.masks.Band`."""
-    shift = len_kv - len_q
-    return max(lo_start, lo_end + shift), min(hi_start, hi_end + shift)
+def ring(count, BUFFERS: tl.constexpr):
+    """(buffer, phase) of the count-th use of a ring of buffers."""
+    return count % BUFFERS, (count // BUFFERS) & 1

@@ -1,0 +1,174 @@
+"""Arrays in which every sequence owns whole blocks of rows: what a backward's loops read and add to without masks.
+
+A backward walks queries in blocks of ``pad`` rows: it reads their log-sum-exp and delta and adds to their dQ. In a packed array the
+last block of a sequence would reach into the next one, and a bulk copy would start at an unaligned address. Here it does neither.
+Rows that do not exist get lse = +inf, which makes their probabilities 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jfa.kernels.base import Problem
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@dataclass(frozen=True)
+class PaddedRows:
+    """The shape of such arrays for one problem.
+
+    ``blocks`` [count / pad, 2] int32 says of every block its first row in the output and how many of its rows exist.
+    """
+
+    blocks: Tensor
+    count: int
+    pad: int
+
+
+def clean_offsets(offset: Tensor, rows: int) -> Tensor:
+    """Offsets as they must be: inside [0, rows] and never falling, so that no lie leads outside a tensor."""
+    return offset.clamp(0, rows).cummax(0).values if offset.numel() else offset
+
+
+def output_slots(problem: Problem) -> tuple[Tensor, Tensor]:
+    """(first output row, queries) of every batch with broadcast_q; a slot that is not inside the output has no queries."""
+    batch = torch.arange(problem.num_batches, device=problem.device, dtype=torch.int32)
+    if problem.output_offset is None:
+        return batch * problem.rows_q, torch.full_like(batch, problem.rows_q)
+    begin = problem.output_offset[:-1]
+    inside = (begin >= 0) & (begin <= problem.rows_out - problem.rows_q)
+    return torch.where(inside, begin, 0), torch.where(inside, problem.rows_q, 0).to(torch.int32)
+
+
+def padded(rows: int, pad: int) -> int:
+    """Rows rounded up to whole blocks."""
+    return -(-rows // pad) * pad
+
+
+def padded_begins(problem: Problem, pad: int) -> Tensor:
+    """[B] int32: where each sequence's queries begin in the padded arrays; every sequence, even an empty one, owns a block.
+
+    Needs no prefix sum: each predecessor grows by less than ``pad`` rows.
+    """
+    batch = torch.arange(problem.num_batches, device=problem.device, dtype=torch.int32)
+    if problem.broadcast_q:
+        return batch * padded(problem.rows_q, pad)
+    begin = clean_offsets(problem.query_offset, problem.rows_q)[:-1]
+    return ((begin + batch * pad) // pad * pad).to(torch.int32)
+
+
+def padded_rows(problem: Problem, pad: int) -> PaddedRows:
+    """The layout for a problem, from shapes and, on the device, offsets."""
+    if problem.broadcast_q:
+        count = problem.num_batches * padded(problem.rows_q, pad)
+        out_begin, len_q = output_slots(problem)
+    else:
+        count = padded(problem.rows_q, pad) + (problem.num_batches + 1) * pad
+        offset = clean_offsets(problem.query_offset, problem.rows_q)
+        out_begin, len_q = offset[:-1], offset[1:] - offset[:-1]
+    begins = padded_begins(problem, pad)
+    start = torch.arange(count // pad, device=problem.device, dtype=torch.int32) * pad
+    seq = torch.searchsorted(begins, start, right=True) - 1
+    inside = start - begins[seq]
+    exist = (len_q[seq] - inside).clamp(0, pad)
+    return PaddedRows(torch.stack([out_begin[seq] + inside, exist], 1).to(torch.int32).contiguous(), count, pad)
+
+
+def row_constants(problem: Problem, rows: PaddedRows, out: Tensor, dout: Tensor, lse: Tensor, dlse: Tensor | None):
+    """(lse2, delta), each [H, count] fp32: lse in base 2 and rowsum(out * dout) - dlse.
+
+    out, dout [rows_out, H, Dv] with a last stride of 1; lse, dlse [H, rows_out].
+    """
+    lse2, delta = torch.empty(2, problem.num_heads, rows.count, dtype=torch.float32, device=out.device)
+    constants_kernel[(rows.count // rows.pad, problem.num_heads)](
+        out,
+        dout,
+        lse,
+        lse if dlse is None else dlse.contiguous(),
+        rows.blocks,
+        lse2,
+        delta,
+        problem.rows_out,
+        rows.count,
+        out.stride(0),
+        out.stride(1),
+        dout.stride(0),
+        dout.stride(1),
+        DIM=problem.head_dim_v,
+        DIM_BLOCK=triton.next_power_of_2(problem.head_dim_v),
+        HAS_DLSE=dlse is not None,
+        ROWS=rows.pad,
+    )
+    return lse2, delta
+
+
+def finish_dq(problem: Problem, rows: PaddedRows, sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """dq [rows_q, H, D] = sm_scale * sums, from [H, padded rows, columns] fp32; rows that no sequence covers become 0."""
+    if problem.broadcast_q:
+        dq = sums[:, : problem.rows_q, : problem.head_dim].permute(1, 0, 2) * problem.sm_scale
+        return dq.to(dtype).contiguous()
+    dq = torch.zeros(problem.rows_q, problem.num_heads, problem.head_dim, dtype=dtype, device=sums.device)
+    finish_kernel[(rows.count // rows.pad, problem.num_heads)](
+        sums,
+        dq,
+        rows.blocks,
+        problem.num_heads,
+        rows.count,
+        problem.sm_scale,
+        DIM=problem.head_dim,
+        COLUMNS=sums.shape[2],
+        ROWS=rows.pad,
+    )
+    return dq
+
+
+@triton.jit
+def constants_kernel(
+    out, dout, lse, dlse, blocks, lse2, delta, rows_out, padded_count,
+    out_row, out_head, dout_row, dout_head,
+    DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, HAS_DLSE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """One program a padded block and head; see :func:`row_constants`. The four strides are in elements."""
+    block = tl.program_id(0)
+    head = tl.program_id(1).to(tl.int64)
+    begin = tl.load(blocks + 2 * block)
+    exist = tl.load(blocks + 2 * block + 1)
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, DIM_BLOCK)[None, :]
+    valid = rows < exist
+    inside = valid[:, None] & (columns < DIM)
+    row = (begin + rows).to(tl.int64)
+    o = tl.load(out + (row * out_row + head * out_head)[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
+    do = tl.load(dout + (row * dout_row + head * dout_head)[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
+    d = tl.sum(o * do, 1)
+    if HAS_DLSE:
+        d -= tl.load(dlse + head * rows_out + row, mask=valid, other=0.0)
+    natural = tl.load(lse + head * rows_out + row, mask=valid, other=float("-inf"))
+    empty = natural == float("-inf")
+    to = head * padded_count + block * ROWS + rows
+    tl.store(lse2 + to, tl.where(empty, float("inf"), natural * LOG2_E))
+    tl.store(delta + to, tl.where(empty, 0.0, d))
+
+
+@triton.jit
+def finish_kernel(
+    sums, dq, blocks, heads, padded_count, scale, DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr
+):
+    """One program a padded block and head: dq [rows_q, H, D] = scale * sums [H, padded_count, COLUMNS]."""
+    block = tl.program_id(0)
+    head = tl.program_id(1).to(tl.int64)
+    begin = tl.load(blocks + 2 * block)
+    exist = tl.load(blocks + 2 * block + 1)
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)[None, :]
+    if exist > 0:
+        inside = (rows < exist)[:, None] & (columns < DIM)
+        x = tl.load(sums + ((head * padded_count + block * ROWS + rows) * COLUMNS)[:, None] + columns, mask=inside, other=0.0)
+        at = ((begin + rows).to(tl.int64) * heads + head)[:, None] * DIM + columns
+        tl.store(dq + at, (x * scale).to(dq.dtype.element_ty), mask=inside)

@@ -1,0 +1,107 @@
+"""The Blackwell backward on the emulator against fp64."""
+
+import dataclasses
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+pytest.importorskip("greenlet")
+
+import jfa.emulator as emulator  # noqa: E402
+from jfa.kernels.blackwell import host  # noqa: E402
+from jfa.masks import Band  # noqa: E402
+from tests.kernels.blackwell.cases import SCHEDULE_NAMES, SCHEDULES, assert_close, make, reference  # noqa: E402
+
+CAUSAL = Band.make(causal=True)
+PROBLEMS = {
+    "jagged": dict(len_q=[300, 5, 128, 0, 9], len_kv=[200, 150, 1, 30, 0], heads=2, kv_heads=1),
+    "causal": dict(len_q=[300, 130, 40], len_kv=[300, 200, 10], band=CAUSAL),
+    "window": dict(len_q=[400, 30], len_kv=[200, 300], band=Band.make(window_size=60)),
+    "causal-window": dict(len_q=[300, 130], len_kv=[500, 100], band=Band.make(True, (70, 20)), heads=2, kv_heads=1),
+    "pma": dict(len_q=32, len_kv=[200, 0, 300, 128], heads=2),
+    "pma-long": dict(len_q=200, len_kv=[150, 130]),
+    "d128": dict(len_q=[200, 60], len_kv=[260, 130], head_dim=128),
+    "d80-dv128": dict(len_q=[150], len_kv=[200], head_dim=80, head_dim_v=128, dtype=torch.float16),
+    "d24": dict(len_q=[70, 30], len_kv=[40, 140], head_dim=24, heads=3, kv_heads=1),
+    "negative-scale": dict(len_q=[140], len_kv=[200], sm_scale=-0.1, band=CAUSAL),
+    "zero-scale": dict(len_q=[40], len_kv=[130], sm_scale=0.0),
+}
+
+
+def run(case: dict, schedule: dict, with_dlse: bool = False, **choices):
+    problem, q, k, v, dout = make(**case)
+    out, lse, *want = reference(problem, q, k, v, dout)
+    dlse = None
+    if with_dlse:
+        dlse = torch.linspace(-1, 1, lse.numel()).reshape(lse.shape)
+        want = gradients_of_both(problem, q, k, v, dout, dlse)
+    config = dataclasses.replace(host.backward_config(problem), **choices)
+    with emulator.options(**schedule):
+        got = host.backward(problem, dout, dlse, q, k, v, out.to(q.dtype), lse.float(), config=config)
+    for name, g, w in zip(("dq", "dk", "dv"), got, want):
+        assert g.dtype == problem.dtype
+        assert_close(name, g, w, problem.dtype)
+    return got
+
+
+def gradients_of_both(problem, q, k, v, dout, dlse):
+    """fp64 gradients of sum(out * dout) + sum(lse * dlse)."""
+    from jfa.reference import attention
+
+    inputs = [x.double().nan_to_num().requires_grad_() for x in (q, k, v)]
+    out, lse = attention(*inputs, problem.query_offset, problem.key_offset, sm_scale=problem.sm_scale, return_lse=True)
+    finite = torch.isfinite(lse)
+    return torch.autograd.grad((out * dout.double()).sum() + (lse[finite] * dlse.double()[finite]).sum(), inputs)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_matches_fp64(name):
+    run(PROBLEMS[name], {"policy": "random", "seed": 7}, clc=name in ("causal", "pma"))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=SCHEDULE_NAMES)
+@pytest.mark.parametrize("name", ["causal-window", "d128"])
+def test_any_order_of_events_is_right(name, schedule):
+    run(PROBLEMS[name], schedule)
+
+
+CHOICES = [
+    dict(held_slices=0, dq_stages=1),
+    dict(q_buffers=3, do_buffers=1),
+    dict(zigzag=False),
+    dict(dq_stages=4, held_slices=4),
+]
+
+
+@pytest.mark.parametrize("choices", CHOICES, ids=str)
+def test_tuning_does_not_change_the_result(choices):
+    run(PROBLEMS["causal-window"], {"policy": "lazy"}, **choices)
+
+
+def test_gradient_of_the_log_sum_exp():
+    run(dict(len_q=[70, 20], len_kv=[90, 0]), {"policy": "eager"}, with_dlse=True)
+
+
+def test_strided_grad_out():
+    problem, q, k, v, _ = make([70], [90], heads=2)
+    dout = torch.ones((), dtype=q.dtype).expand(problem.rows_out, 2, 64)
+    out, lse, *want = reference(problem, q, k, v, dout)
+    got = host.backward(problem, dout, None, q, k, v, out.to(q.dtype), lse.float())
+    for name, g, w in zip(("dq", "dk", "dv"), got, want):
+        assert_close(name, g, w, problem.dtype)
+
+
+def test_nothing_to_do_ends():
+    for case in (dict(len_q=[0, 3], len_kv=[5, 0]), dict(len_q=[4, 300], len_kv=[300, 4], band=Band.make(window_size=2))):
+        run(case, {"policy": "eager"}, clc=True)
+
+
+def test_a_plan_carries_both_lists():
+    problem, q, k, v, dout = make([140, 20], [150, 30])
+    plan = host.plan(problem)
+    out, lse = host.forward(problem, q, k, v, plan)
+    want_out, want_lse, *want = reference(problem, q, k, v, dout)
+    assert_close("out", out, want_out, problem.dtype)
+    for name, g, w in zip(("dq", "dk", "dv"), host.backward(problem, dout, None, q, k, v, out, lse, plan), want):
+        assert_close(name, g, w, problem.dtype)
