@@ -223,7 +223,7 @@ def choose_torch(want_cuda, gpu):
         pip(["install", "--no-deps", "--index-url", CPU_INDEX, "torch==" + locked()["torch"]])
     else:
         print(
-            "      no NVIDIA driver, and PyTorch's CPU index did not answer within {} s: the build that pip's default "
+            "      no NVIDIA driver, and PyTorch's CPU index did not answer (asked for {} s at most): the build that pip's default "
             "index has.\n      If that is the CUDA build, it and its libraries take several GB; it works without a GPU "
             "too.".format(CPU_INDEX_PATIENCE),
             flush=True,
