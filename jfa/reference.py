@@ -70,7 +70,7 @@ def attention(
     rows = _Rows.of(query, query_offset, key_offset, broadcast_q, output_offset)
     out_parts, lse_parts, targets = [], [], []
     for part in rows.chunks(query.shape[1]):
-        out, lse, target = _chunk(q, k, v, rows, part, band, scale)
+        out, lse, target = _attend(q, k, v, rows, part, band, scale)
         out_parts.append(out)
         lse_parts.append(lse)
         targets.append(target)
@@ -110,8 +110,8 @@ class _Rows:
         )
         return cls(torch.zeros_like(k_start), k_start, o_start, torch.full_like(k_start, rows), len_kv, batches * rows)
 
-    def chunks(self, heads: int) -> Iterator[tuple[Tensor, int, int]]:
-        """Groups of sequences to pad together: (their numbers, max len_q, max len_kv); none without queries or keys."""
+    def chunks(self, heads: int) -> Iterator[_Chunk]:
+        """Groups of sequences to pad together; sequences without queries or without keys are in none."""
         live = torch.nonzero((self.len_q > 0) & (self.len_kv > 0)).flatten()
         if live.numel() == 0:
             return
@@ -120,8 +120,21 @@ class _Rows:
         sizes = torch.unique_consecutive(group[order], return_counts=True)[1].tolist()
         for members in torch.split(live[order], sizes):
             len_q, len_kv = int(self.len_q[members].max()), int(self.len_kv[members].max())
-            for part in torch.split(members, max(1, MAX_SCORES // (len_q * len_kv * max(heads, 1)))):
-                yield part, len_q, len_kv
+            together = MAX_SCORES // (len_q * len_kv * heads)
+            rows = len_q if together else max(1, MAX_SCORES // (len_kv * heads))  # of one sequence too long for one go
+            for ids in torch.split(members, max(1, together)):
+                for first in range(0, len_q, rows):
+                    yield _Chunk(ids, first, min(rows, len_q - first), len_kv)
+
+
+@dataclass
+class _Chunk:
+    """Queries ``first .. first + rows`` of some sequences of like lengths, padded together."""
+
+    ids: Tensor  # which sequences
+    first: int
+    rows: int
+    max_kv: int
 
 
 def _bucket(lengths: Tensor) -> Tensor:
@@ -129,20 +142,20 @@ def _bucket(lengths: Tensor) -> Tensor:
     return torch.where(lengths <= 8, lengths, (torch.log2(lengths.double()) * 4).long())
 
 
-def _chunk(q: Tensor, k: Tensor, v: Tensor, rows: _Rows, part: tuple[Tensor, int, int], band: Band, scale: float):
-    """Pads one group of sequences and attends: (out [n, H, Dv], lse [n, H], target rows [n]) of the group's n real queries."""
-    ids, max_q, max_kv = part
+def _attend(q: Tensor, k: Tensor, v: Tensor, rows: _Rows, part: _Chunk, band: Band, scale: float):
+    """Pads one chunk and attends: (out [n, H, Dv], lse [n, H], target rows [n]) of the chunk's n real queries."""
+    ids = part.ids
     len_q, len_kv = rows.len_q[ids], rows.len_kv[ids]
-    q_pad, q_valid = _padded(q, rows.q_start[ids], len_q, max_q)
-    k_pad, _ = _padded(k, rows.k_start[ids], len_kv, max_kv)
-    v_pad, _ = _padded(v, rows.k_start[ids], len_kv, max_kv)
-    out, lse = padded_attention(q_pad, k_pad, v_pad, len_q, len_kv, band=band, sm_scale=scale)
-    target = rows.o_start[ids][:, None] + torch.arange(max_q, device=q.device)
+    q_pad, q_valid = _padded(q, rows.q_start[ids] + part.first, len_q - part.first, part.rows)
+    k_pad, _ = _padded(k, rows.k_start[ids], len_kv, part.max_kv)
+    v_pad, _ = _padded(v, rows.k_start[ids], len_kv, part.max_kv)
+    out, lse = padded_attention(q_pad, k_pad, v_pad, len_q, len_kv, band=band, sm_scale=scale, first_query=part.first)
+    target = rows.o_start[ids][:, None] + part.first + torch.arange(part.rows, device=q.device)
     return out[q_valid], lse[q_valid], target[q_valid]
 
 
 def _padded(x: Tensor, start: Tensor, length: Tensor, max_len: int) -> tuple[Tensor, Tensor]:
-    """[total, H, D] -> ([B, max_len, H, D] with zeros in free places, [B, max_len] bool); a neighbour's rows never get in."""
+    """[total, H, D] -> ([B, max_len, H, D] with zeros in free places, [B, max_len] bool); never a neighbour's rows."""
     place = torch.arange(max_len, device=x.device)
     valid = place < length[:, None]
     index = torch.where(valid, start[:, None] + place, 0)
@@ -159,18 +172,20 @@ def padded_attention(
     *,
     band: Band | None = None,
     sm_scale: float | None = None,
+    first_query: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Attention on a batch that really is padded, with a mask: what a model does that knows nothing of jagged tensors.
 
     Args:
         query: [B, Mq, H, D]; key: [B, Mkv, H_kv, D]; value: [B, Mkv, H_kv, Dv].
         len_q, len_kv: [B] lengths; places past them take no part.
+        first_query: the number in its sequence of the queries at place 0, where ``query`` is a slice of longer ones.
 
     Returns:
         (out [B, Mq, H, Dv], lse [B, Mq, H]); rows without keys are 0 and -inf.
     """
     scale = 1.0 / math.sqrt(query.shape[-1]) if sm_scale is None else float(sm_scale)
-    allowed = padded_mask(len_q, len_kv, query.shape[1], key.shape[1], band)[:, None]  # [B, 1, Mq, Mkv]
+    allowed = padded_mask(len_q, len_kv, query.shape[1], key.shape[1], band, first_query)[:, None]  # [B, 1, Mq, Mkv]
     group = query.shape[2] // key.shape[2]
     q = query.transpose(1, 2)
     k, v = (x.transpose(1, 2).repeat_interleave(group, 1) for x in (key, value))
@@ -186,11 +201,13 @@ def padded_attention(
     return out.transpose(1, 2), lse.transpose(1, 2)
 
 
-def padded_mask(len_q: Tensor, len_kv: Tensor, max_q: int, max_kv: int, band: Band | None = None) -> Tensor:
-    """[B, max_q, max_kv] bool: the pairs of a padded batch that count."""
+def padded_mask(
+    len_q: Tensor, len_kv: Tensor, max_q: int, max_kv: int, band: Band | None = None, first_query: int = 0
+) -> Tensor:
+    """[B, max_q, max_kv] bool: the pairs of a padded batch that count; row 0 is query ``first_query``."""
     band = band or Band()
     lo, hi = (x[:, None, None] for x in band.bounds(len_q, len_kv))
-    i = torch.arange(max_q, device=len_q.device)[:, None]
+    i = first_query + torch.arange(max_q, device=len_q.device)[:, None]
     j = torch.arange(max_kv, device=len_q.device)
     inside = (i < len_q[:, None, None]) & (j < len_kv[:, None, None])
     return inside & (j - i >= lo) & (j - i <= hi)

@@ -18,7 +18,7 @@
 # * can run a chapter, solve an exercise, and read a report,
 # * have saved, restarted, reopened, graded and reset an exercise once.
 #
-# **Time** 30 minutes. **You need** Python, a little PyTorch (indexing, `@` for matrix products), and to have met attention once.
+# **Time** 15 minutes to read, 20 for the exercises. **You need** Python, a little PyTorch (indexing, `@` for matrix products), and to have met attention once.
 #
 # Run a cell with Shift+Enter. Run them from the top, in order.
 
@@ -137,6 +137,8 @@ print(f"padded {padded_scores} scores, packed {packed_scores}: {times:.1f} times
 # | `notebooks/` | **read** and run: the chapters, with worked code and pictures |
 # | `exercises/` | **do**: a few gaps to fill in, and a `check()` after each |
 # | `solutions/` | **compare**, afterwards |
+#
+# The map of all chapters, with what each teaches and needs, is in the [README](../README.md).
 #
 # All are ordinary `.py` files that open as notebooks. Nothing in a chapter answers an exercise: exercises vary it or go a step further.
 #

@@ -14,7 +14,7 @@
 # * can say what padding costs, in tokens and in FLOPs, and why the second number is the worse one,
 # * know the three ways in which padded attention goes wrong silently.
 #
-# **Time** 60 minutes, exercises included. **You need** chapter 00.
+# **Time** 30 minutes to read, 90 for the exercises. **You need** chapter 00.
 #
 # ## Mental model: a tape with marks
 #

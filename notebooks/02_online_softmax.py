@@ -14,7 +14,7 @@
 # * can compute attention without ever holding a row of scores, block by block, and say why that is exact,
 # * know what the LSE is good for: merging partial results, and later the backward pass.
 #
-# **Time** 90 minutes, exercises included. **You need** chapter 01.
+# **Time** 40 minutes to read, two hours for the exercises. **You need** chapter 01.
 #
 # ## Mental model: a running total in a currency that changes
 #

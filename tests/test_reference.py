@@ -215,6 +215,19 @@ def test_many_short_sequences_are_batched():
     assert sum(e.count for e in profile.key_averages() if e.key in ("aten::bmm", "aten::matmul")) < 50
 
 
+@pytest.mark.parametrize("limit", [1, 40, 400])
+def test_the_size_of_a_chunk_changes_nothing(limit, monkeypatch):
+    """A sequence too long for one go is cut into ranges of queries; the mask must not restart in each."""
+    lengths = [(30, 17), (0, 3), (5, 40), (28, 18), (4, 0)]
+    q, k, v, qo, ko = tensors(lengths, 4, 2)
+    whole = reference.attention(q, k, v, qo, ko, causal=True, window_size=9, return_lse=True)
+    monkeypatch.setattr(reference, "MAX_SCORES", limit)
+    parts = reference.attention(q, k, v, qo, ko, causal=True, window_size=9, return_lse=True)
+    torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
+    grads = [torch.autograd.grad((o * torch.arange(4.0)[:, None]).sum(), (q, k, v)) for o, _ in (parts, whole)]
+    torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)
+
+
 def test_head_counts_must_divide():
     q, k, v, qo, ko = tensors([(3, 4)], 6, 4)
     with pytest.raises(ValueError, match="heads"):

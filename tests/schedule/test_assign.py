@@ -103,3 +103,16 @@ def test_mega_tile_is_split_and_an_even_batch_is_not():
         split_decision([400] + [10] * 32, 8, copies=8).max_blocks is None
     )  # enough heads: the mega-tiles fill the machine
     assert split_decision([], 8).max_blocks is None
+
+
+def test_no_schedule_beats_a_mega_tile_and_splitting_does():
+    """148 workers, 888 tiles with a Pareto tail: the median over seeds of each makespan over the bound of whole tiles."""
+    ratios = []
+    for seed in range(40):
+        costs = np.ceil(10 * (np.random.default_rng(seed).pareto(1.5, 888) + 1)).astype(int)
+        whole = [balance(deal(costs, 148), costs) for deal in (round_robin, zigzag, longest_first)]
+        spans = [b.makespan for b in whole] + [simulate_queue(costs, 148).makespan, split_decision(costs, 148).split]
+        ratios.append([span / whole[0].bound for span in spans])
+    robin, zig, longest, queue, split = np.median(ratios, axis=0)
+    assert 1.0 <= longest < queue < zig < robin < 1.2
+    assert split < 0.5  # half and less of what the largest tile alone takes
