@@ -324,6 +324,12 @@ class Machine:
             return self.fault(kind, name, task, where)
         return None
 
+    def _let_earlier_run(self, task):
+        """Resources serve in the order of time: whoever is behind this task books first."""
+        if self.timed and self._someone_earlier(task):
+            self.ready.append(task)
+            self.hub.switch()
+
     def _someone_earlier(self, task):
         now = task.time
         for other in self.ready:
@@ -563,6 +569,7 @@ class Machine:
     def charge(self, op, **facts):
         """A synchronous operation of the running task takes the time that rates.demand(op, **facts) says."""
         task = _running
+        self._let_earlier_run(task)
         start, end = self._book(task.cta, task.time, op, facts)
         if end > start:
             title = facts.pop("kind", op)
@@ -571,6 +578,7 @@ class Machine:
 
     def spend(self, task, op, title, where, **facts):
         """Like charge, with a title and a source line for the timeline."""
+        self._let_earlier_run(task)
         start, end = self._book(task.cta, task.time, op, facts)
         if end > start:
             self.emit(task.cta, task.name, title, start, end, kind="compute", where=where, **facts)
