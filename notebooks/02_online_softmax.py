@@ -435,4 +435,4 @@ print("merged with base-2 numbers:", apart(wrong, out), "| merged right:", apart
 # * Ainslie et al., *GQA*, 2023: shared key/value heads.
 # * The lengths, D = 32 and blocks of 16 with seed 0: the chapter this course grew from.
 #
-# Next: 03, first Triton kernels.
+# Next: [03 first Triton kernels](03_first_triton_kernels.py).
