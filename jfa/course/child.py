@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from jfa.course import guard, measure, wire
+from jfa.course import guard, measure, seccomp, wire
 from jfa.course.sources import compile_visible
 
 _PRINT_LIMIT = 20_000
@@ -102,6 +102,7 @@ def _run(job: dict, reporter: Reporter, live: Any) -> None:
     call = _load_call(job)
     with guard.pristine():
         guard.limit_process(job["memory_mb"], job["cpu_seconds"])
+        seccomp.forbid_processes()
     if live is not None:
         _forget_checks()
     guard.forbid_modules(job["forbid"], job["allow"], violations)

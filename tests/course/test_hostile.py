@@ -1,13 +1,14 @@
 """Answers that do what learners' code does and worse: each is judged, named, and leaves nothing running."""
 
 import os
+import platform
 import time
 
 import psutil
 import pytest
 import torch
 
-from jfa.course import catalog, launch, wire
+from jfa.course import catalog, compare, launch, seccomp, wire
 from jfa.course.answers import Pristine, from_source
 from jfa.course.judge import Answer, job_for, judge
 
@@ -82,9 +83,15 @@ def test_hard_coded_answers_fail(judged, toy):
     assert judged("90.4", source).failed.name == "new numbers"
 
 
-def test_old_memory_is_rejected_every_time(judged):
-    body = "big = [torch.empty_like(x) for _ in range(50)]\nreturn big[-1]"
-    assert not any(judged("90.2", _twice(body), seed).passed for seed in range(20))
+def test_old_memory_is_rejected_every_time(toy):
+    """LE-6: a hundred tries in one process, each compared by itself."""
+    exercise = catalog.exercise("90.2")
+    cases = [exercise.cases(seed)[0] for seed in range(100)]
+    answer = from_source(_twice("return torch.empty_like(x)"), exercise, Pristine.load(toy, "90_toy"))
+    outcome = launch.run_clean(job_for(exercise, answer, toy, cases, 0))
+    events = [e for e in outcome.events if e["event"] == "case"]
+    assert len(events) == 100
+    assert all(compare.fault_of(exercise, c, e, exercise.reference(*c.args)) for c, e in zip(cases, events))
 
 
 PATCHES = [
@@ -242,6 +249,14 @@ def test_nothing_an_answer_starts_outlives_it(judged, body):
             return
         time.sleep(0.05)
     raise AssertionError(f"still running: {_descendants() - before}")
+
+
+@pytest.mark.skipif(platform.machine() not in seccomp._NUMBERS or not hasattr(os, "fork"), reason="no system-call filter here")
+def test_the_kernel_refuses_forks_that_go_past_python(judged):
+    refused = "libc.fork() == -1 and libc.kill(os.getppid(), 0) == -1"
+    body = f"import ctypes, os\nlibc = ctypes.CDLL(None)\nif not ({refused}): os._exit(3)\nreturn 2 * x"
+    result = judged("90.2", _twice(body))
+    assert result.passed, result.text()
 
 
 def test_an_answer_cannot_signal_the_judge(judged):
