@@ -18,13 +18,14 @@ from greenlet import getcurrent
 from .. import errors
 from ..locations import here, show
 from ..options import Options
-from . import limits
+from . import limits, sync
 from .shadow import Access, Component, join
 from .tasks import CTA, AsyncOp, Cluster, Task
 
 _lock = threading.RLock()  # one launch at a time in a process: tasks share Python's globals
 _running: Task | None = None
 
+_NO_ACCESS = ("barrier_wait", "fence", "clock64", "async_descriptor_store_wait", "async_dot_wait")  # a wait may move past these
 _PATIENCE = 64  # polls in a row before one more cluster is let in
 _POLLS = 200_000  # polls in a row, by all tasks together, without any barrier or copy moving
 _COLLECT_EVERY = 64  # completed operations between two clean-ups of the clocks
@@ -316,6 +317,8 @@ class Machine:
         """Start of every TLX operation: others may run first (random, timed), and faults are injected. Returns the fault
         or None."""
         self.stats[kind] += 1
+        if task.deferred is not None and kind not in _NO_ACCESS:
+            self._overdue(task)
         if self.preempts:
             if not self.timed or self._someone_earlier(task):
                 self.ready.append(task)
@@ -329,6 +332,15 @@ class Machine:
         if self.timed and self._someone_earlier(task):
             self.ready.append(task)
             self.hub.switch()
+
+    @staticmethod
+    def _overdue(task):
+        """Fault injection: a wait that was put off until one more operation has run."""
+        deferred = task.deferred
+        deferred[0] -= 1
+        if deferred[0] < 0:
+            task.deferred = None
+            sync.wait(task, *deferred[1:])
 
     def _someone_earlier(self, task):
         now = task.time

@@ -124,6 +124,9 @@ def barrier_wait(bar, phase, pred=None):
         return
     if fault == "flip":
         parity ^= 1
+    if fault == "late":
+        task.deferred = [1, target, parity, where]
+        return
     sync.wait(task, target, parity, where)
 
 

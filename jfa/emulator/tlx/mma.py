@@ -99,7 +99,7 @@ def _check_accumulator(acc, m, n, two, where):
 
 
 def _tcgen05(A, B, acc, use_acc, pred, bars, two, force_async):
-    task, where, fault = begin("async_dot", acc.name)
+    task, where, fault = begin("async_dot" if bars else "async_dot_waited", acc.name)
     if not isinstance(A, buffered_tensor):
         raise AssertionError("register operand is not supported on Blackwell")
     if B.space != "smem":
@@ -284,8 +284,8 @@ def async_dot_scaled(
     assert B.space == "smem", "input must be a shared memory tensor"
     assert a_format in _FORMATS, f"Unsupported A_format: {a_format}"
     assert b_format in _FORMATS, f"Unsupported B_format: {b_format}"
-    task, where, fault = begin("async_dot_scaled", acc.name)
     two, bars = truth(two_ctas), plain(mBarriers)
+    task, where, fault = begin("async_dot_scaled" if bars else "async_dot_waited", acc.name)
     waits = not (bars or truth(force_async))
     pair = _pair(task, two, where)
     if two and task.cta.rank % 2:

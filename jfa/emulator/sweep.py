@@ -1,0 +1,205 @@
+"""Fault injection: break each synchronisation of a kernel in turn and see how, or whether, the emulator finds it.
+
+    from jfa.emulator import sweep
+    result = sweep.sweep(lambda: [my_matmul(a, b)])
+    print(result.table())
+    result.clean          # mutants that nothing found: for a human to judge
+
+A kernel whose mutants are all found has no superfluous synchronisation that the emulator can tell; a clean mutant is
+either superfluous, or
+something the tests of that kernel should be made to see.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from . import errors
+from .locations import source
+
+FAULTS = {
+    "barrier_wait": ("drop", "flip", "late"),
+    "barrier_arrive": ("drop",),
+    "barrier_expect_bytes": ("drop", "half"),
+    "named_barrier_wait": ("drop",),
+    "named_barrier_arrive": ("drop",),
+    "cluster_barrier": ("drop",),
+    "tcgen05_commit": ("drop",),
+    "async_dot": ("nobar",),
+    "async_dot_scaled": ("nobar",),
+    "async_dot_wait": ("drop",),
+    "async_descriptor_store_wait": ("drop",),
+    "async_load_wait_group": ("drop",),
+    "fence": ("drop",),
+}
+"""What can be broken at a site: drop it, wait for the other phase (flip), wait one operation too late (late), announce
+half the bytes
+(half), leave out an MMA's barriers (nobar)."""
+
+SCHEDULES = (dict(policy="eager"), dict(policy="lazy", seed=1), dict(policy="random", seed=1), dict(policy="random", seed=2))
+"""Tried in this order until one of them finds the mutant."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A synchronisation in the source: what it is and where; `count` executions in the run without faults."""
+
+    kind: str
+    file: str
+    line: int
+    count: int = field(default=0, compare=False)
+
+    @property
+    def text(self) -> str:
+        return source((self.file, self.line))
+
+    def hit(self, kind, where) -> bool:
+        return kind == self.kind and bool(where) and where[0] == (self.file, self.line)
+
+
+@dataclass
+class Mutant:
+    """One site broken in one way.
+
+    found: the error's class name, "wrong result", "warning" for one that the whole kernel does not give, "" if every
+    schedule ran clean.
+    """
+
+    site: Site
+    how: str
+    found: str = ""
+    schedule: str = ""
+    report: str = ""
+
+    def __str__(self):
+        return f"{self.how:5} {self.site.kind:28} line {self.site.line:<5} {self.found or 'CLEAN':18} {self.site.text[:70]}"
+
+
+@dataclass
+class Result:
+    """All mutants of a sweep."""
+
+    mutants: list[Mutant]
+
+    @property
+    def found(self) -> list[Mutant]:
+        return [m for m in self.mutants if m.found]
+
+    @property
+    def clean(self) -> list[Mutant]:
+        return [m for m in self.mutants if not m.found]
+
+    def table(self) -> str:
+        """Counts by kind, fault and finding, then the clean mutants line by line."""
+        counts = Counter((m.site.kind, m.how, m.found or "CLEAN") for m in self.mutants)
+        lines = [f"{len(self.mutants)} mutants, {len(self.found)} found"]
+        lines += [f"  {kind:28} {how:5} {found:18} {n:4}" for (kind, how, found), n in sorted(counts.items())]
+        if self.clean:
+            lines += ["not found:", *("  " + str(m) for m in self.clean)]
+        return "\n".join(lines)
+
+
+def _run(launch, **options):
+    """(outputs, run) of a launch under options, quietly."""
+    from . import last
+    from . import options as emulator_options
+
+    with emulator_options(report="raise", **options), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        outputs = launch()
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs], last()
+
+
+def sites(launch: Callable) -> list[Site]:
+    """The synchronisation sites that a launch executes, in order of first execution."""
+    seen: Counter = Counter()
+
+    def record(kind, name, task, where):
+        if kind in FAULTS and where:
+            seen[(kind, *where[0])] += 1
+
+    _run(launch, fault=record)
+    return [Site(kind, file, line, count) for (kind, file, line), count in seen.items()]
+
+
+def mutants_of(found: Sequence[Site]) -> list[Mutant]:
+    """Every way to break every site."""
+    return [Mutant(site, how) for site in found for how in FAULTS[site.kind]]
+
+
+def _same(outputs, expected, tolerance) -> bool:
+    for got, want in zip(outputs, expected):
+        got, want = got.double(), want.double()
+        if got.shape != want.shape or not bool(((got - want).abs() <= tolerance).all()):  # NaN compares false
+            return False
+    return True
+
+
+def _warnings(run):
+    return {(w.kind, w.where[:1]): w for w in run.warnings}
+
+
+def judge(mutant: Mutant, launch: Callable, expected, known=(), schedules=SCHEDULES, tolerance=2e-2) -> Mutant:
+    """Run the mutant under each schedule until one finds it; fills in found, schedule and report. known: warnings of the
+    whole kernel."""
+
+    def fault(kind, name, task, where):
+        return mutant.how if mutant.site.hit(kind, where) else None
+
+    for schedule in schedules:
+        try:
+            outputs, run = _run(launch, fault=fault, **schedule)
+        except errors.EmulatorError as error:
+            return _note(mutant, type(error).__name__, schedule, str(error))
+        if not _same(outputs, expected, tolerance):
+            return _note(mutant, "wrong result", schedule, "")
+        fresh = [w for key, w in _warnings(run).items() if key not in known]
+        if fresh:
+            missing = isinstance(fresh[0], errors.MissingFenceError)
+            return _note(mutant, "MissingFenceError" if missing else "warning", schedule, str(fresh[0]))
+    return mutant
+
+
+def _note(mutant, found, schedule, report):
+    mutant.found, mutant.report = found, report
+    mutant.schedule = " ".join(str(v) for v in schedule.values())
+    return mutant
+
+
+def sweep(launch: Callable, schedules=SCHEDULES, tolerance=2e-2, select: Callable | None = None, progress=None) -> Result:
+    """Break every synchronisation that `launch()` executes and judge each mutant.
+
+    launch: launches the kernel and returns its output tensors; must give the same result each time.
+    select: keeps the mutants for which select(mutant) is true. progress: called with each judged mutant.
+    """
+    expected, run = _run(launch)
+    expected, known = [t.clone() for t in expected], set(_warnings(run))
+    chosen = [m for m in mutants_of(sites(launch)) if select is None or select(m)]
+    for mutant in chosen:
+        judge(mutant, launch, expected, known, schedules, tolerance)
+        if progress is not None:
+            progress(mutant)
+    return Result(chosen)
+
+
+def main(argv) -> int:
+    """`jfa emulator sweep MODULE:NAME`: NAME is a function without arguments that launches the kernel and returns its
+    output tensors."""
+    import argparse
+    import importlib
+
+    parser = argparse.ArgumentParser(prog="jfa emulator sweep", description=main.__doc__)
+    parser.add_argument("target", metavar="MODULE:NAME")
+    parser.add_argument("--verbose", action="store_true", help="print every mutant as it is judged")
+    arguments = parser.parse_args(argv)
+    module, _, name = arguments.target.partition(":")
+    launch = getattr(importlib.import_module(module), name or "launch", None)
+    if launch is None or hasattr(launch, "fn"):
+        print(f"{arguments.target}: name a function without arguments that launches the kernel and returns its outputs")
+        return 2
+    result = sweep(launch, progress=(lambda m: print(m, flush=True)) if arguments.verbose else None)
+    print(result.table())
+    return 0
