@@ -108,10 +108,10 @@ class MissingFenceError(EmulatorError):
 
 
 class PoisonError(EmulatorError):
-    """Memory that nobody wrote is read."""
+    """Memory that nobody wrote is read, and what was read is used."""
 
     cause = (
-        "the first iteration reads before anything was stored (use_acc=False is missing on the first MMA), "
+        "a wait is missing before the read, the first MMA accumulates onto nothing (use_acc=False is missing), "
         "or a view covers more than was written."
     )
 

@@ -25,9 +25,7 @@ STAGE_DQ = ("local_store", dict(space="smem", bytes=128 * 128 * 4)), ("tma_reduc
 FORWARD = (_mma(), _mma("tmem"), EXP)
 # S and dP read both operands from SMEM; dV and dK take P and dS from TMEM; dQ reads dS and K from SMEM
 BACKWARD = (_mma(), _mma(), _mma("tmem"), _mma("tmem"), _mma(), EXP, STORE_DS, *STAGE_DQ)
-BACKWARD_PAIR = tuple(
-    (op, {**facts, "m": 256, "two_cta": True}) if op == "mma" else (op, facts) for op, facts in BACKWARD
-)
+BACKWARD_PAIR = tuple((op, {**facts, "m": 256, "two_cta": True}) if op == "mma" else (op, facts) for op, facts in BACKWARD)
 
 PUBLISHED = [
     ("forward, 128 queries", FORWARD, dict(tensor=1024, smem=768, mufu=1024)),

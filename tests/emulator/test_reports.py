@@ -18,7 +18,7 @@ from .reports import kernels  # noqa: E402
 GOLDEN = Path(__file__).parent / "reports"
 EXPECTED = {
     "dropped arrive": errors.DeadlockError,
-    "dropped wait": errors.RaceError,
+    "dropped wait": errors.PoisonError,
     "flipped phase": errors.EmulatorError,
     "wrong expect-bytes": errors.ExpectBytesError,
     "missing fence": errors.MissingFenceError,

@@ -26,11 +26,12 @@ class State:
 
     memory = None
     poison = True
+    poison_memory = None  # (where, buffer): the first read of shared or tensor memory that nobody wrote
     poison_source = None  # where the first masked load without `other` stands
 
     @classmethod
     def begin(cls, memory, poison):
-        cls.memory, cls.poison, cls.poison_source = memory, poison, None
+        cls.memory, cls.poison, cls.poison_source, cls.poison_memory = memory, poison, None, None
 
 
 def _poison(dtype):
@@ -192,8 +193,8 @@ def _check_pointer_shape(pointer, *operands):
         raise ValueError(f"Expected pointer argument to have shape {list(full)} but got {list(shape)}")
 
 
-def check_poison(data, name):
-    """Report lanes of `data` (held) that come from a masked load without `other`."""
+def check_poison(data, name, where=None):
+    """Report lanes of `data` (held) that come from a masked load without `other`, or from on-chip memory that nobody wrote."""
     if data.dtype == np.float32:
         bad = np.ascontiguousarray(data).view(np.uint32) == POISON_BITS
     elif data.dtype.kind in "iu" and data.dtype.itemsize >= 4:
@@ -201,7 +202,16 @@ def check_poison(data, name):
     else:
         return
     count = int(np.count_nonzero(bad))
-    if count:
+    if count and State.poison_memory is not None:
+        (source, buffer), State.poison_source, State.poison_memory = State.poison_memory, None, None
+        State.memory.report(
+            PoisonError(
+                f"stores {count} value(s) out of {buffer}, where nobody had written",
+                [f"stored at {show(where or here())}", f"read at {show(source)}"],
+                where=where or here(),
+            )
+        )
+    elif count:
         source, State.poison_source = State.poison_source, None
         State.memory.report(
             PoisonError(

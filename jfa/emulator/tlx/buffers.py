@@ -528,12 +528,13 @@ def local_load(src, token=None, layout=None, relaxed=False):
     if view.arr is not None:
         data = data.copy()
     block = values.from_stored(data, src.dtype)
-    return _poisoned(block, where) if unwritten else block
+    return _poisoned(block, where, src.name) if unwritten else block
 
 
-def _poisoned(block, where):
+def _poisoned(block, where, name):
     """A block out of memory that nobody wrote: NaN that the frontend knows, so that storing it is an error, using it is not."""
     access.State.poison_source = access.State.poison_source or where
+    access.State.poison_memory = access.State.poison_memory or (where, name)
     if block.data.dtype == np.float32:
         return values.from_numpy(np.where(np.isnan(block.data), access._POISON_FLOAT, block.data), block.dtype)
     if block.data.dtype.kind in "iu":
