@@ -313,12 +313,18 @@ class TensorMap:
         row = offsets[-1] * self.stored.itemsize
         if row % _CHUNK:
             raise DescriptorError(
-                f"TMA {what} at inner coordinate {offsets[-1]}: {row} bytes is no multiple of {_CHUNK}", [f"at {show(here())}"],
-                "the innermost coordinate times the element size must be a multiple of 16 bytes; the GPU traps.", here())
+                f"TMA {what} at inner coordinate {offsets[-1]}: {row} bytes is no multiple of {_CHUNK}",
+                [f"at {show(here())}"],
+                "the innermost coordinate times the element size must be a multiple of 16 bytes; the GPU traps.",
+                here(),
+            )
         if what != "load" and min(offsets) < 0:
             raise DescriptorError(
-                f"TMA {what} at {list(offsets)}: a coordinate is negative", [f"at {show(here())}"],
-                "loads may start before the tensor (and read zeros), stores may not; the GPU traps.", here())
+                f"TMA {what} at {list(offsets)}: a coordinate is negative",
+                [f"at {show(here())}"],
+                "loads may start before the tensor (and read zeros), stores may not; the GPU traps.",
+                here(),
+            )
 
     def _clip(self, offsets, whole_chunks=False):
         """(slices into the box, start per dimension, extents) of the part inside the tensor; None where nothing is.

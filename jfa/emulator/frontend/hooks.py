@@ -10,6 +10,7 @@ from triton.runtime.jit import JITFunction
 from ..counting import Active
 from ..options import Options
 from . import launch as launching
+from .artifacts import Kernel
 from .binding import InterpretedFunction
 from .driver import answer_without_gpu
 
@@ -46,7 +47,7 @@ def emulate(jit, grid, args, kwargs, warmup=False):
     except Exception as error:
         Last.run = getattr(error, "run", None)
         raise
-    return launching.KernelInfo(Last.run)
+    return Kernel(jit, args, kwargs, Last.run)
 
 
 def _takes(args, kwargs):

@@ -1,12 +1,9 @@
 """A launch: arguments to kernel values, one entry per program on the machine, and Python errors back as Triton's own."""
 
 import inspect
-import linecache
-import warnings
 
 import numpy as np
 import torch
-import triton
 import triton.language as tl
 from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure, UnsupportedLanguageConstruct
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -17,8 +14,8 @@ from ..memory import Allocation, GlobalMemory, TensorMap
 from . import access, language, support
 from .access import Descriptor, State
 from .binding import Epoch, bind, emulated, is_jit
-from .semantic import BUILDER, SEMANTIC, full_value
-from .tensor import BOOL, FP32, INT32, Hooks, canonical, literal, scalar
+from .semantic import BUILDER, full_value
+from .tensor import BOOL, FP32, Hooks, canonical, literal, scalar
 
 try:
     from triton.runtime.jit import TensorWrapper
@@ -42,14 +39,6 @@ LAUNCH_OPTIONS = {
     "device_type", "allow_fp8e4nv", "max_num_imprecise_acc_default", "matrix_instr_nonkdim", "waves_per_eu", "kpack",
     "grf_mode", "fpsan_homomorphic_casts",
 }  # fmt: skip
-
-
-class KernelInfo:
-    """What a launch returns in place of a compiled kernel: nothing to look at but the run."""
-
-    def __init__(self, run):
-        self.run = run
-        self.asm, self.n_regs, self.n_spills = {}, 0, 0
 
 
 class Arguments:
@@ -402,6 +391,3 @@ def any_cpu_tensor(args, kwargs):
         if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
             return True
     return False
-
-
-__all__ = ["INT32", "KernelInfo", "SEMANTIC", "launch", "linecache", "triton", "warnings"]

@@ -391,3 +391,10 @@ def test_an_interrupted_launch_leaves_the_next_one_sound():
     out = torch.empty(16)
     takes_function[(1,)](torch.ones(16), out, negated, 16)
     assert (out == -1).all()
+
+
+@pytest.mark.skipif(bool(triton.knobs.runtime.interpret), reason="Triton compiles nothing where TRITON_INTERPRET is set")
+def test_a_launch_returns_a_kernel_that_compiles_when_looked_at():
+    kernel = takes_function[(1,)](torch.ones(16), torch.empty(16), negated, 16, num_warps=2)
+    assert "tt.store" in kernel.asm["ttir"] and kernel.metadata.num_warps == 2
+    assert kernel.run.stats["ctas"] == 1
