@@ -86,6 +86,8 @@ class _AfterTriton:
 
 
 def _install_quietly():
+    if "jfa.emulator.frontend.hooks" in sys.modules:
+        return  # the hooks themselves are importing Triton: whoever wants them installs them
     try:
         install()
     except Exception as error:  # an unknown Triton must stay usable without the emulator

@@ -16,7 +16,7 @@ import numpy as np
 
 from . import dtypes
 from .counting import Active
-from .errors import DescriptorError, GlobalRaceError, OutOfBoundsError
+from .errors import DescriptorError, GlobalRaceError, OutOfBoundsError, warn
 from .locations import here, show
 
 _OWNER_BITS = 24
@@ -77,6 +77,7 @@ class GlobalMemory:
         self.program, self.races, self.report = program, races, report or self._raise
         self._clocks, self._published = {}, {}
         self._foreign = {}
+        self.warn, self._said_duplicate = warn, False
 
     @staticmethod
     def _raise(error):
@@ -221,8 +222,11 @@ class GlobalMemory:
             writer, epoch = int(mark & _OWNER_MASK) - 1, int(mark >> _OWNER_BITS)
             if mine.get(writer, 0) >= epoch:
                 continue
-            clash = foreign & (before == mark) & (_raw(old) != _raw(new))
-            if clash.any():
+            same_place = foreign & (before == mark)
+            clash = same_place & (_raw(old) != _raw(new))
+            if not clash.any():
+                self._duplicate(allocation, writer, me, int(np.broadcast_to(index, same_place.shape)[same_place][0]))
+            else:
                 element = int(np.broadcast_to(index, clash.shape)[clash][0])
                 self.report(
                     GlobalRaceError(
@@ -234,6 +238,19 @@ class GlobalMemory:
                     )
                 )
                 return
+
+    def _duplicate(self, allocation, writer, me, element):
+        """Two programs wrote one value to one place: harmless, but rarely meant; said once a launch."""
+        if not self._said_duplicate:
+            self._said_duplicate = True
+            self.warn(
+                GlobalRaceError(
+                    f"two programs write the same value to `{allocation.name}` element {element}",
+                    [f"at {show(here())}", f"program {writer} wrote it first, program {me} now"],
+                    cause="every program does the same work: the offsets lack tl.program_id(0) * BLOCK.",
+                    where=here(),
+                )
+            )
 
     # ---- atomics
 

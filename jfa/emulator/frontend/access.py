@@ -13,6 +13,7 @@ from ..counting import Active
 from ..errors import PoisonError
 from ..locations import here, show
 from ..memory import TensorMap
+from .builder import Builder
 from .tensor import BOOL, Hooks, Scalar, Tensor, canonical, fix, held_dtype, make, scalar, wrap
 
 POISON_BITS = 0x7FC5ADBA
@@ -83,6 +84,22 @@ def _addresses(pointer):
     return np.array(pointer.value, np.int64) if type(pointer) is Scalar else pointer.data
 
 
+_EVICTION = ("", None, "evict_first", "evict_last")
+_LOAD_CACHE, _STORE_CACHE = ("", None, ".ca", ".cg", ".cs", ".cv"), ("", None, ".wb", ".cg", ".cs", ".wt")
+_HINTS = {"latency", "cache_policy", "is_volatile"}
+
+
+def _check_hints(function, cache_modifier, allowed_cache, eviction_policy, hints):
+    cache_modifier, eviction_policy = tl.core._unwrap_if_constexpr(cache_modifier), tl.core._unwrap_if_constexpr(eviction_policy)
+    if cache_modifier not in allowed_cache:
+        raise ValueError(f"Cache modifier {cache_modifier} not supported")
+    if eviction_policy not in _EVICTION:
+        raise ValueError(f"Eviction policy {eviction_policy} not supported")
+    for name in hints:
+        if name not in _HINTS:
+            raise TypeError(f"{function}() got an unexpected keyword argument '{name}'")
+
+
 def load(
     pointer,
     mask=None,
@@ -99,6 +116,8 @@ def load(
     if getattr(pointer, "__triton_block_ptr__", False):
         return _load_block_pointer(pointer, mask, other, boundary_check, padding_option)
     element = _pointee(pointer, "load")
+    if cache_modifier or eviction_policy or hints:
+        _check_hints("load", cache_modifier, _LOAD_CACHE, eviction_policy, hints)
     mask, other = _value(mask), _value(other)
     if mask is None and other is not None:
         raise ValueError("`other` cannot be provided without `mask`")
@@ -156,6 +175,8 @@ def store(pointer, value, mask=None, boundary_check=(), cache_modifier="", evict
     if getattr(pointer, "__triton_block_ptr__", False):
         return _store_block_pointer(pointer, value, mask, boundary_check)
     element = _pointee(pointer, "store")
+    if cache_modifier or eviction_policy or hints:
+        _check_hints("store", cache_modifier, _STORE_CACHE, eviction_policy, hints)
     if pointer.dtype.is_const():
         raise ValueError("Cannot store to a constant pointer")
     if boundary_check:
@@ -366,6 +387,40 @@ FUNCTIONS |= {
     "atomic_store": atomic_store,
     "atomic_poll": atomic_poll,
 }
+
+
+class MemoryBuilder(Builder):
+    """The builder's memory operations, for builtins of others that come through Triton's semantic layer."""
+
+    def create_load(self, pointer, *_):
+        return load(pointer)
+
+    def create_masked_load(self, pointer, mask, other, *_):
+        return load(pointer, mask, other)
+
+    def create_store(self, pointer, value, *_):
+        return store(pointer, value)
+
+    def create_masked_store(self, pointer, value, mask, *_):
+        return store(pointer, value, mask)
+
+    def create_atomic_rmw(self, op, pointer, value, mask, *_):
+        kind = op.name.lower().removeprefix("f").removeprefix("u")
+        return FUNCTIONS[f"atomic_{kind}"](pointer, value, mask)
+
+    def create_atomic_cas(self, pointer, expected, value, *_):
+        return atomic_cas(pointer, expected, value)
+
+    def create_descriptor_load(self, descriptor, offsets, *_):
+        return descriptor.load(offsets)
+
+    def create_descriptor_store(self, descriptor, value, offsets, *_):
+        return descriptor.store(offsets, value)
+
+    def create_grid_dependency_wait(self, *_):
+        """Programmatic dependent launch: launches are one after the other here."""
+
+    create_grid_dependency_launch_dependents = create_grid_dependency_wait
 
 
 # ---- tensor descriptors

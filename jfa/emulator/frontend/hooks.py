@@ -1,4 +1,5 @@
-"""The launch hook: launches on CPU tensors go to the emulator. Triton's modules stay as they are but for three `run` methods."""
+"""The launch hook: launches on CPU tensors go to the emulator. Triton's modules stay as they are but for three
+`run` methods and the message of a call without a grid."""
 
 import contextvars
 import functools
@@ -9,10 +10,12 @@ from triton.runtime.jit import JITFunction
 
 from ..counting import Active
 from ..options import Options
-from . import launch as launching
-from .artifacts import Kernel
-from .binding import InterpretedFunction
 from .driver import answer_without_gpu
+
+try:
+    from triton.runtime.interpreter import InterpretedFunction
+except ImportError:
+    InterpretedFunction = JITFunction
 
 _options = contextvars.ContextVar("jfa_emulator_options", default=None)
 
@@ -40,6 +43,9 @@ def emulate(jit, grid, args, kwargs, warmup=False):
     """Launch `jit` on the emulator; the emulator's Run is kept as the last one."""
     if warmup:
         return None
+    from . import launch as launching
+    from .artifacts import Kernel
+
     try:
         Last.run = launching.launch(jit, grid, args, kwargs, current_options())
         if Active.counts is not None and Last.run is not None:
@@ -50,11 +56,19 @@ def emulate(jit, grid, args, kwargs, warmup=False):
     return Kernel(jit, args, kwargs, Last.run)
 
 
+def _tensors(args, kwargs):
+    for value in (*args, *kwargs.values()):
+        tensor = getattr(value, "base", value)  # of a descriptor or a reinterpreted tensor
+        if isinstance(tensor, torch.Tensor):
+            yield tensor
+
+
 def _takes(args, kwargs):
     """Whether a launch belongs to the emulator: CPU tensors, or no GPU at all."""
-    if launching.any_gpu_argument(args, kwargs):
+    devices = {tensor.device.type for tensor in _tensors(args, kwargs)}
+    if devices - {"cpu"}:
         return False
-    return launching.any_cpu_tensor(args, kwargs) or not torch.cuda.is_available()
+    return bool(devices) or not torch.cuda.is_available()
 
 
 def _hook_jit(original):
@@ -73,6 +87,20 @@ def _hook_interpreted(original):
         return emulate(self, grid, args, kwargs, warmup)
 
     return run
+
+
+def _hook_call(original):
+    """A kernel called without a grid: Triton's error, with the way out."""
+
+    @functools.wraps(original)
+    def call(self, *args, **kwargs):
+        name = self.fn.__name__
+        raise RuntimeError(
+            f"Cannot call @triton.jit'd outside of the scope of a kernel: `{name}(...)` has no grid.\n"
+            f"  Fix: launch it as {name}[(number_of_programs,)](...)."
+        )
+
+    return call
 
 
 def _hook_autotuner(original):
@@ -111,12 +139,15 @@ def install():
         hooks.append((InterpretedFunction, _hook_interpreted))
     answer_without_gpu()
     for cls, hook in hooks:
-        _installed[cls] = cls.run
+        _installed[cls, "run"] = cls.run
         cls.run = hook(cls.run)
+    for cls in {JITFunction, InterpretedFunction}:
+        _installed[cls, "__call__"] = cls.__call__
+        cls.__call__ = _hook_call(cls.__call__)
 
 
 def uninstall():
     """Take the hook out again."""
-    for cls, original in _installed.items():
-        cls.run = original
+    for (cls, name), original in _installed.items():
+        setattr(cls, name, original)
     _installed.clear()

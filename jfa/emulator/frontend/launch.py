@@ -5,15 +5,14 @@ import inspect
 import numpy as np
 import torch
 import triton.language as tl
-from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure, UnsupportedLanguageConstruct
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .. import dtypes, errors
-from ..locations import MARK
+from .. import dtypes
 from ..memory import Allocation, GlobalMemory, TensorMap
 from . import access, language, support
 from .access import Descriptor, State
 from .binding import Epoch, bind, emulated, is_jit
+from .explain import cause_of, translate
 from .semantic import BUILDER, full_value
 from .tensor import BOOL, FP32, Hooks, canonical, literal, scalar
 
@@ -113,6 +112,8 @@ class Arguments:
             return self._tuple(value, name)
         if isinstance(value, np.generic):
             return self.convert(value.item(), name, parameter)
+        if isinstance(value, np.ndarray):
+            raise TypeError(f"argument `{name}` is a numpy array; pass a tensor: torch.from_numpy({name})")
         return value
 
     def _tuple(self, value, name):
@@ -154,73 +155,6 @@ class Arguments:
 
 
 _LONG_NAMES = {f"{p}{n}": f"{full}{n}" for p, full in (("i", "int"), ("u", "uint")) for n in (8, 16, 32, 64)}
-
-
-# ---- errors
-
-
-def _kernel_frames(traceback):
-    """(frame, line, instruction) of the kernel frames of a traceback, outermost first."""
-    frames = []
-    while traceback is not None:
-        if MARK in traceback.tb_frame.f_globals:
-            frames.append((traceback.tb_frame, traceback.tb_lineno, traceback.tb_lasti))
-        traceback = traceback.tb_next
-    return frames
-
-
-class _Node:
-    """What CompilationError wants to know of an AST node."""
-
-    def __init__(self, lineno, col_offset):
-        self.lineno, self.col_offset = lineno, col_offset
-
-
-def _column(frame, instruction):
-    positions = list(frame.f_code.co_positions())
-    column = positions[instruction // 2][2] if instruction // 2 < len(positions) else 0
-    return column or 0
-
-
-def translate(error):
-    """An exception of kernel code as the error that Triton's compiler raises for it; ours pass as they are."""
-    if isinstance(error, errors.EmulatorError | CompilationError):
-        return error
-    frames = _kernel_frames(error.__traceback__)
-    if not frames:
-        return error
-    frame, line, instruction = frames[-1]
-    function = frame.f_globals[MARK]
-    source = function.source
-    node = _Node(line - source.first_line + 1, _column(frame, instruction))
-    kind, message = _message(error, function)
-    return kind(source.text, node, message)
-
-
-def _message(error, function):
-    text = str(error)
-    if isinstance(error, support.UnsupportedConstruct):
-        return UnsupportedLanguageConstruct, text
-    if isinstance(error, language.StaticAssertion):
-        return CompileTimeAssertionFailure, text
-    if isinstance(error, UnboundLocalError | NameError):
-        name = getattr(error, "name", None) or text.split("'")[1] if "'" in text else None
-        if name in function.forbidden:
-            return CompilationError, repr(NameError(_forbidden_global(name, function.forbidden[name])))
-        return CompilationError, repr(NameError(f"{name} is not defined"))
-    return CompilationError, text if isinstance(error, ValueError | TypeError) else repr(error)
-
-
-def _forbidden_global(name, value):
-    if callable(value):
-        return (
-            f"Cannot access global variable {name} from within @jit'ed function: it is a plain Python function. "
-            "Decorate it with @triton.jit."
-        )
-    return (
-        f"Cannot access global variable {name} from within @jit'ed function. Triton kernels can only access global variables "
-        f"that are instantiated as constexpr (`{name} = tl.constexpr({value!r})`); or pass it as an argument."
-    )
 
 
 # ---- the launch itself
@@ -349,12 +283,7 @@ def _run_program(function, values):
         translated = translate(error)
         if translated is error:
             raise
-        raise translated from _cause(error)
-
-
-def _cause(error):
-    """The chained exception: the compiler shows Triton's own code, not our rewritten one."""
-    return None if isinstance(error, support.UnsupportedConstruct | language.StaticAssertion | NameError) else error
+        raise translated from cause_of(error)
 
 
 def _pause(machine):
@@ -373,21 +302,3 @@ def _program_index(machine):
         return x + gx * (y + gy * z)
 
     return index
-
-
-def any_gpu_argument(args, kwargs):
-    """Whether an argument lives on a GPU."""
-    for value in (*args, *kwargs.values()):
-        tensor = value.base if isinstance(value, TensorDescriptor) else value
-        device = getattr(tensor, "device", None)
-        if device is not None and getattr(device, "type", "cpu") != "cpu":
-            return True
-    return False
-
-
-def any_cpu_tensor(args, kwargs):
-    for value in (*args, *kwargs.values()):
-        tensor = value.base if isinstance(value, TensorDescriptor) else value
-        if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
-            return True
-    return False

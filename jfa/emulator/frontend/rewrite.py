@@ -24,6 +24,16 @@ REFUSED_EXPRESSIONS = (
 _NAMED_CALLS = re.compile(r"alloc|storage_alias|create_context|make_tensor_descriptor")
 
 
+class Features:
+    """What the installed Triton's compiler takes that others do not."""
+
+    def __init__(self):
+        from triton.compiler.code_generator import CodeGenerator
+
+        self.walrus = hasattr(CodeGenerator, "visit_NamedExpr")
+        self.chained_comparisons = hasattr(CodeGenerator, "_apply_boolean_values")
+
+
 class Source:
     """The text of a jit function: dedented source from `def` on, and where it stands in its file."""
 
@@ -111,16 +121,17 @@ def _refusals(statements):
 class Rewriter(ast.NodeTransformer):
     """Transforms one function definition; `base` is the line offset of its source in its file."""
 
-    def __init__(self, filename, base):
-        self.filename, self.base = filename, base
+    def __init__(self, filename, base, features):
+        self.filename, self.base, self.features = filename, base, features
         self.loops, self.counter, self.constexprs = 0, 0, set()
+        self.defined = set()  # names the compiler knows at this point: what a loop or branch may carry
 
     def _fresh(self, stem):
         self.counter += 1
         return f"__jfa_{stem}{self.counter}"
 
-    def _refuse(self, node, message):
-        call = _call("__jfa_refuse", ast.Constant(message), at=node)
+    def _refuse(self, node, message, helper="__jfa_refuse"):
+        call = _call(helper, ast.Constant(message), at=node)
         return _located(ast.Expr(call), node) if isinstance(node, ast.stmt) else call
 
     # ---- the function itself
@@ -129,6 +140,7 @@ class Rewriter(ast.NodeTransformer):
         function.decorator_list, function.returns = [], None
         function.args.defaults, function.args.kw_defaults = [], [None] * len(function.args.kwonlyargs)
         arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
+        self.defined = {a.arg for a in arguments}
         for argument in arguments:
             if _is_constexpr(argument.annotation):
                 self.constexprs.add(argument.arg)
@@ -143,11 +155,21 @@ class Rewriter(ast.NodeTransformer):
             out += new if isinstance(new, list) else [new] if new is not None else []
         return out or [ast.Pass()]
 
+    def _scope(self, statements, keeps):
+        """Rewrite a nested block; what it defines is known afterwards only if `keeps` (the compiler unrolls it, or branches)."""
+        before = set(self.defined)
+        rewritten = self._block(statements)
+        inside, self.defined = self.defined, before
+        if keeps:
+            self.defined = before | inside
+        return rewritten
+
     def visit_FunctionDef(self, node):
         return self._refuse(node, "nested function definition is not supported.")
 
     def visit(self, node):
-        if isinstance(node, REFUSED + REFUSED_EXPRESSIONS):
+        refused = isinstance(node, REFUSED + REFUSED_EXPRESSIONS)
+        if refused and not (isinstance(node, ast.NamedExpr) and (self.features.walrus or node.target.id.startswith("__jfa"))):
             return self._refuse(node, f"unsupported AST node type: {type(node).__name__}")
         return super().visit(node)
 
@@ -158,7 +180,7 @@ class Rewriter(ast.NodeTransformer):
             return self._refuse(node, "simultaneous assignment to several names is not supported")
         target, value = node.targets[0], self.visit(node.value)
         if isinstance(target, ast.Subscript):
-            return self._refuse(node, "__setitem__ is not supported in triton")
+            return self._refuse(node, "__setitem__ is not supported in triton", "__jfa_refuse_use")
         if isinstance(target, ast.Attribute):
             target = self.visit(target.value)
             return _located(ast.Expr(_call("__jfa_setattr", target, ast.Constant(node.targets[0].attr), value, at=node)), node)
@@ -167,6 +189,7 @@ class Rewriter(ast.NodeTransformer):
             if _NAMED_CALLS.search(name):
                 value.func = _call("__jfa_named", value.func, ast.Constant(target.id), at=node)
         node.value = _call("__jfa_assign", value, at=node)
+        self.defined |= _assigned([node])
         return node
 
     def visit_AnnAssign(self, node):
@@ -175,11 +198,12 @@ class Rewriter(ast.NodeTransformer):
         value = self.visit(node.value)
         if not _is_constexpr(node.annotation):
             return self.visit_Assign(_located(ast.Assign([node.target], node.value), node))
+        self.defined |= _assigned([node])
         return _located(ast.Assign([node.target], _call("__jfa_constexpr", value, at=node)), node)
 
     def visit_AugAssign(self, node):
         if not isinstance(node.target, ast.Name):
-            return self._refuse(node, "__setitem__ is not supported in triton")
+            return self._refuse(node, "__setitem__ is not supported in triton", "__jfa_refuse_use")
         load = _located(ast.Name(node.target.id, ast.Load()), node)
         return self.visit_Assign(_located(ast.Assign([node.target], _located(ast.BinOp(load, node.op, node.value), node)), node))
 
@@ -205,20 +229,40 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_Compare(self, node):
         if len(node.ops) != 1:
-            return self._refuse(node, "simultaneous multiple comparison is not supported")
+            if not self.features.chained_comparisons:
+                return self._refuse(node, "simultaneous multiple comparison is not supported")
+            return self.visit(self._pairwise(node))
         left, right, op = self.visit(node.left), self.visit(node.comparators[0]), node.ops[0]
         if isinstance(op, ast.Is):
             return _call("__jfa_is", left, right, at=node)
         if isinstance(op, ast.IsNot):
             return _located(ast.UnaryOp(ast.Not(), _call("__jfa_is", left, right, at=node)), node)
         if isinstance(op, ast.In | ast.NotIn):
-            return self._refuse(node, f"AST comparison operator '{type(op).__name__}' is not (currently) implemented.")
+            message = f"AST comparison operator '{type(op).__name__}' is not (currently) implemented."
+            return self._refuse(node, message, "__jfa_refuse_use")
         node.left, node.comparators = left, [right]
         return node
 
+    def _pairwise(self, node):
+        """a < b < c as (a < b) and (b < c), each operand evaluated once."""
+        pairs, left = [], node.left
+        for op, right in zip(node.ops, node.comparators):
+            name = self._fresh("t")
+            keep = right is not node.comparators[-1]
+            operand = _located(ast.NamedExpr(ast.Name(name, ast.Store()), right), node) if keep else right
+            pairs.append(_located(ast.Compare(left, [op], [operand]), node))
+            left = _located(ast.Name(name, ast.Load()), node)
+        return _located(ast.BoolOp(ast.And(), pairs), node)
+
+    def visit_NamedExpr(self, node):
+        if not node.target.id.startswith("__jfa"):
+            node.value = _call("__jfa_assign", self.visit(node.value), at=node)
+            return node
+        return self.generic_visit(node)
+
     def visit_BinOp(self, node):
         if isinstance(node.op, ast.MatMult):
-            return self._refuse(node, "AST binary operator 'MatMult' is not (currently) implemented.")
+            return self._refuse(node, "AST binary operator 'MatMult' is not (currently) implemented.", "__jfa_refuse_use")
         return self.generic_visit(node)
 
     def visit_IfExp(self, node):
@@ -265,9 +309,12 @@ class Rewriter(ast.NodeTransformer):
         arguments = [test] + ([ast.Constant(refusals[0])] if refusals else [])
         node.test = _call("__jfa_test", *arguments, at=node)
         both = _assigned(node.body) & _assigned(node.orelse)
-        node.body, orelse = self._block(node.body), self._block(node.orelse) if node.orelse else []
-        node.orelse = orelse
-        watched = [n for n in names if n not in both]
+        watched = [n for n in names if n not in both and n in self.defined]
+        before = set(self.defined)
+        node.body = self._scope(node.body, keeps=True)
+        after, self.defined = self.defined, before
+        node.orelse = self._scope(node.orelse, keeps=True) if node.orelse else []
+        self.defined |= after
         if not watched:
             return node
         return self._watch_types(node, watched, "__jfa_check_branch")
@@ -296,22 +343,23 @@ class Rewriter(ast.NodeTransformer):
         if not isinstance(node.target, ast.Name):
             return self._refuse(node, "a loop has one loop variable")
         if not isinstance(node.iter, ast.Call):
-            return self._refuse(node, "Only `range` and `static_range` iterators are currently supported")
+            message = "Only `range` and `static_range` iterators are currently supported"
+            return self._refuse(node, message, "__jfa_refuse_use")
         static = _is_call_of(node.iter, "static_range")
         node.iter = _call("__jfa_iterate", self.visit(node.iter), at=node)
-        carried = sorted(_assigned(node.body) - {node.target.id})
+        carried = sorted((_assigned(node.body) - {node.target.id}) & self.defined)
         self.loops += not static
-        node.body = self._block(node.body)
+        node.body = self._scope(node.body, keeps=static)
         self.loops -= not static
         return node if static or not carried else self._carry(node, carried)
 
     def visit_While(self, node):
         if node.orelse:
             return self._refuse(node, "`else` after a loop is not supported")
-        carried = sorted(_assigned(node.body))
+        carried = sorted(_assigned(node.body) & self.defined)
         node.test = _call("__jfa_while", self.visit(node.test), at=node)
         self.loops += 1
-        node.body = self._block(node.body)
+        node.body = self._scope(node.body, keeps=False)
         self.loops -= 1
         return self._carry(node, carried) if carried else node
 
@@ -348,7 +396,7 @@ class Rewriter(ast.NodeTransformer):
         owner = spec.func.value if isinstance(spec.func, ast.Attribute) else None
         private = sorted(_assigned(node.body))
         loops, self.loops = self.loops, 0
-        body = self._block(node.body)
+        body = self._scope(node.body, keeps=False)
         self.loops = loops
         function = self._fresh("task")
         prologue = [_located(ast.parse(f"if {n!r} in __jfa_private: {n} = __jfa_private[{n!r}]").body[0], node) for n in private]
@@ -388,7 +436,7 @@ def compile_function(source, free_names):
     tree = ast.parse(source.text)
     function = next(n for n in tree.body if isinstance(n, ast.FunctionDef))
     base = source.first_line - 1
-    function = Rewriter(source.filename, base).rewrite(function)
+    function = Rewriter(source.filename, base, Features()).rewrite(function)
     arguments = ast.arguments([], [ast.arg(n) for n in free_names], None, [], [], None, [])
     give = ast.Return(ast.Name(function.name, ast.Load()))
     maker = ast.FunctionDef("__jfa_make", arguments, [function, give], [], None)

@@ -7,7 +7,7 @@ native helpers that want IR handles) and leaves everything else to the installed
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 
-from .builder import Builder
+from .access import MemoryBuilder
 from .tensor import Hooks, Scalar, Tensor, canonical, fix, make, scalar
 
 
@@ -72,7 +72,7 @@ def full_value(value, dtype):
     return scalar(int(value), dtype)
 
 
-BUILDER = Builder()
+BUILDER = MemoryBuilder()
 SEMANTIC = Semantic(BUILDER)
 Hooks.semantic = SEMANTIC
 

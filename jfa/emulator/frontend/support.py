@@ -60,6 +60,8 @@ def assign(value):
         )
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return kind(*(assign(v) for v in value))
+    if kind is str or kind is dict:
+        raise TypeError(f"cannot convert {value!r} of type {kind} to tensor: annotate the name as tl.constexpr to keep it as it is")
     return value
 
 
@@ -84,12 +86,20 @@ def set_attribute(obj, name, value):
     raise NotImplementedError("Attribute assignment is not supported in triton")
 
 
-def refuse(message):
-    raise UnsupportedConstruct(message)
-
-
 class UnsupportedConstruct(Exception):
-    """Raised where a kernel uses Python that Triton's compiler does not take; the launch turns it into Triton's own error."""
+    """Raised where a kernel uses Python that Triton's compiler does not take; becomes its UnsupportedLanguageConstruct."""
+
+
+class Refused(Exception):
+    """Raised where the compiler takes the construct but not this use of it; becomes its CompilationError."""
+
+
+def refuse(message, kind=UnsupportedConstruct):
+    raise kind(message)
+
+
+def refuse_use(message):
+    raise Refused(message)
 
 
 # ---- conditions
@@ -146,7 +156,7 @@ def while_test(condition):
         return builtins.bool(condition.value)
     if type(condition) is Tensor:
         return _truth(condition)
-    refuse(f"a `while` condition must be a run-time scalar, not {_unwrap(condition)!r}: the compiler has no other loop for it")
+    refuse_use(f"a `while` condition must be a run-time scalar, not {_unwrap(condition)!r}: the compiler has no other loop for it")
 
 
 class Condition:
@@ -264,7 +274,7 @@ class StaticRange:
 
 def iterate(iterable):
     if not isinstance(iterable, Range | StaticRange):
-        raise RuntimeError("Only `range` and `static_range` iterators are currently supported")
+        raise Refused("Only `range` and `static_range` iterators are currently supported")
     return iterable
 
 
@@ -383,6 +393,7 @@ HELPERS = {
     "value": value_of,
     "setattr": set_attribute,
     "refuse": refuse,
+    "refuse_use": refuse_use,
     "test": test,
     "watch": watch,
     "while": while_test,

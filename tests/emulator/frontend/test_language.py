@@ -106,6 +106,25 @@ def test_ranges():
 
 
 @triton.jit
+def reused_name(o, n):
+    """`acc` ends each outer iteration with another type, but the compiler does not carry it: it starts anew inside."""
+    k = 0
+    while k < n:
+        acc = 0
+        for i in range(n):
+            acc += i
+        acc = acc * 0.5
+        tl.store(o + k, acc)
+        k += 1
+
+
+def test_a_name_that_starts_anew_in_each_iteration_is_not_carried():
+    out = torch.zeros(3)
+    reused_name[(1,)](out, 3)
+    assert out.tolist() == [1.5] * 3
+
+
+@triton.jit
 def logic(o, a, b, FLAG: tl.constexpr, NOTHING: tl.constexpr):
     r = 0
     if a > 0 and b > 0:
@@ -171,7 +190,7 @@ def compile_time(o, N: tl.constexpr, DTYPE: tl.constexpr):
 
 def test_constexpr_functions_and_values(capsys):
     out = torch.zeros(2)
-    compile_time[(2,)](out, 50, tl.float32)
+    compile_time[(1,)](out, 50, tl.float32)
     assert out.tolist() == [96.0, 64.0]
     assert capsys.readouterr().out == "P 64\n"
 

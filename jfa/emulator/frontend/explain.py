@@ -1,0 +1,131 @@
+"""Errors of kernel code, short enough to read: Triton's own kinds, the line in the user's file, the cause, and how to mend it."""
+
+import os
+import re
+
+from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure, UnsupportedLanguageConstruct
+
+from .. import errors
+from ..locations import MARK, source
+from . import language, support
+
+# What usually mends a message of Triton's front end: (pattern, advice). The first that matches is shown.
+FIXES = (
+    (r"Boolean value of Tensor with more than one", "`if` needs one truth value: use tl.where(condition, a, b) on blocks."),
+    (r"must be a power of 2|power of two", "extents are powers of 2: round up (triton.next_power_of_2) and mask the rest."),
+    (r"must be of type tl.constexpr|must have type `constexpr", "annotate the parameter: BLOCK: tl.constexpr."),
+    (r"Cannot access global variable \w+ .*plain Python function", "decorate the function with @triton.jit."),
+    (r"Cannot access global variable", "write NAME = tl.constexpr(value) in the module, or pass the value as an argument."),
+    (r"Loop.carried variable|initial value for", "start with the type it ends with: 0.0 or tl.zeros(…, tl.float32)."),
+    (r"AST node type: (Break|Continue)", "put the condition into the loop: `while i < n and …`, or mask with tl.where."),
+    (r"nested function", "move the function to the module and decorate it with @triton.jit."),
+    (r"AST node type", "kernels are compiled: only the part of Python that Triton knows is available inside them."),
+    (r"Input shapes should have M", "tl.dot needs larger blocks: pad with zeros, or multiply and tl.sum."),
+    (r"Unsupported ptr type|operands of type pointer", "loads and stores take pointers: x_ptr + offsets, not values."),
+    (r"incompatible dimensions|make_shape_compatible", "shapes must match or be 1: add an axis, x[:, None] or x[None, :]."),
+    (r"__setitem__", "blocks are values: build a new one with tl.where(index == k, new, old)."),
+    (r"has no attribute 'append'", "lists are tuples in kernels: write xs = xs + (value,) in an unrolled loop."),
+    (r"must be a tl.constexpr|is a run-time value", "only what is known at compile time can be a tl.constexpr."),
+    (r"`other` cannot be provided without `mask`", "pass mask=… as well, or drop other."),
+    (r"Mask must have boolean", "a mask is a comparison such as offsets < n."),
+    (r"return` statements inside", "compute a flag and use it after the loop."),
+    (r"is not defined", "names must be parameters, locals, tl.… or constexpr globals."),
+    (r"missing \d+ required|positional argument", "compare the call with the function's parameters."),
+    (r"unexpected keyword", "compare the keyword with the function's parameters."),
+    (r"change total number", "a reshape keeps the number of elements."),
+)
+_CONTEXT = 3  # lines of source before the one at fault
+
+
+class _Explained:
+    """A Triton error that shows little source, where it is in the file, and a way to mend it."""
+
+    source_line_count_max_in_message = _CONTEXT
+    place = ""
+
+    def _format_message(self):
+        text = super()._format_message()
+        lines = [f"{self.place}", *text.splitlines()[1:]] if self.place else [text]
+        fix = next((advice for pattern, advice in FIXES if re.search(pattern, self.error_message or "")), None)
+        return "\n".join(lines + ([f"  Fix: {fix}"] if fix else []))
+
+
+def _explained(kind):
+    return type(kind.__name__, (_Explained, kind), {"__module__": kind.__module__})
+
+
+_KINDS = {k: _explained(k) for k in (CompilationError, CompileTimeAssertionFailure, UnsupportedLanguageConstruct)}
+
+
+class _Node:
+    """What CompilationError wants to know of an AST node."""
+
+    def __init__(self, lineno, col_offset):
+        self.lineno, self.col_offset = lineno, col_offset
+
+
+def _kernel_frames(traceback):
+    """(frame, line, instruction) of the kernel frames of a traceback, outermost first."""
+    frames = []
+    while traceback is not None:
+        if MARK in traceback.tb_frame.f_globals:
+            frames.append((traceback.tb_frame, traceback.tb_lineno, traceback.tb_lasti))
+        traceback = traceback.tb_next
+    return frames
+
+
+def _column(frame, instruction):
+    positions = list(frame.f_code.co_positions())
+    column = positions[instruction // 2][2] if instruction // 2 < len(positions) else 0
+    return column or 0
+
+
+def translate(error):
+    """An exception of kernel code as the error that Triton's compiler raises for it; ours pass as they are."""
+    if isinstance(error, errors.EmulatorError | CompilationError):
+        return error
+    frames = _kernel_frames(error.__traceback__)
+    if not frames:
+        return error
+    frame, line, instruction = frames[-1]
+    function = frame.f_globals[MARK]
+    kind, message = _message(error, function)
+    cls = _KINDS[kind]
+    translated = cls.__new__(cls)
+    file = frame.f_code.co_filename
+    translated.place = f"{os.path.basename(file)}:{line}, in {function.__name__}:"
+    if not source((file, line)):
+        translated.place = f"line {line}, in {function.__name__}:"
+    translated.__init__(function.source.text, _Node(line - function.source.first_line + 1, _column(frame, instruction)), message)
+    return translated
+
+
+def _message(error, function):
+    text = str(error)
+    if isinstance(error, support.UnsupportedConstruct):
+        return UnsupportedLanguageConstruct, text
+    if isinstance(error, support.Refused):
+        return CompilationError, text
+    if isinstance(error, language.StaticAssertion):
+        return CompileTimeAssertionFailure, text
+    if isinstance(error, UnboundLocalError | NameError):
+        name = getattr(error, "name", None) or (text.split("'")[1] if "'" in text else None)
+        if name in function.forbidden:
+            return CompilationError, _forbidden_global(name, function.forbidden[name])
+        return CompilationError, repr(NameError(f"{name} is not defined"))
+    return CompilationError, text if isinstance(error, ValueError | TypeError | AssertionError) and text else repr(error)
+
+
+def _forbidden_global(name, value):
+    if callable(value):
+        return f"Cannot access global variable {name} from within @jit'ed function: it is a plain Python function."
+    return (
+        f"Cannot access global variable {name} from within @jit'ed function. "
+        f"Triton kernels can only access global variables that are instantiated as constexpr (`{name} = tl.constexpr({value!r})`)."
+    )
+
+
+def cause_of(error):
+    """The exception to chain to: none where ours says it all."""
+    silent = support.UnsupportedConstruct | support.Refused | language.StaticAssertion | NameError
+    return None if isinstance(error, silent) else error
