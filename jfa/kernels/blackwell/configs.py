@@ -11,12 +11,14 @@ from jfa.masks import Band
 
 TARGETS = (100, 103)
 FORWARD_ROLES = ("correction", "softmax 0", "softmax 1", "mma", "load", "store")
+DQ_ROLES = ("load", "compute 0", "compute 1", "mma")
 BACKWARD_ROLES = ("reduce", "compute 0", "compute 1", "mma", "load")
 BANDS = {"full": Band(), "causal": Band.make(causal=True), "window": Band.make(causal=True, window_size=256)}
 
 # Spill stores plus loads of one thread in bytes, as ptxas reported them: more is a regression.
 FORWARD_SPILLS = {100: 76, 103: 264}
 BACKWARD_SPILLS = {100: 600, 103: 600}
+DQ_SPILLS = {100: 300, 103: 300}
 
 
 def example_problem(head_dim: int, band: Band, short_queries: bool = False, deterministic: bool = False) -> Problem:
@@ -53,6 +55,8 @@ def compile_configs() -> list[CompileConfig]:
             for name, problem in problems.items():
                 configs.append(_forward(f"d{head_dim}-{name}", problem, clc))
                 configs.append(_backward(f"d{head_dim}-{name}", problem, clc))
+        for mask, band in BANDS.items():
+            configs.append(_dq(f"d{head_dim}-{mask}", example_problem(head_dim, band, deterministic=True)))
     return configs
 
 
@@ -99,4 +103,24 @@ def _backward(name: str, problem: Problem, clc: bool) -> CompileConfig:
         targets=TARGETS,
         roles=BACKWARD_ROLES,
         max_spill_bytes=BACKWARD_SPILLS,
+    )
+
+
+def _dq(name: str, problem: Problem) -> CompileConfig:
+    box = f"tensordesc<bf16[1, 1, 1, {host.BLOCK}, {host.padded_head_dim(problem)}]>"
+    return CompileConfig(
+        name=f"blackwell-dq-{name}",
+        kernel="jfa.kernels.blackwell.backward_dq:dq_kernel",
+        signature={
+            **dict.fromkeys(("q_desc", "k_desc", "v_desc", "do_desc"), box),
+            "dq_desc": f"tensordesc<fp32[{host.BLOCK}, {host.DQ_COLUMNS}]>",
+            **dict.fromkeys(("lse_ptr", "delta_ptr"), "*fp32"),
+            **dict.fromkeys(("records_ptr", "counts_ptr"), "*i32"),
+            "padded_count": "i32",
+            "scale_log2": "fp32",
+        },
+        constexprs=host.dq_constexprs(problem),
+        targets=TARGETS,
+        roles=DQ_ROLES,
+        max_spill_bytes=DQ_SPILLS,
     )

@@ -13,6 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.kernels.base import Problem, wrong_gpu
 from jfa.kernels.blackwell.backward_1cta import backward_kernel
+from jfa.kernels.blackwell.backward_dq import dq_kernel
 from jfa.kernels.blackwell.forward import forward_kernel
 from jfa.kernels.blackwell.lists import tile_records
 from jfa.kernels.common.padded_rows import finish_dq, padded, padded_rows, row_constants
@@ -173,11 +174,59 @@ def backward(
     dout = make_tma_ready(dout)
     rows = padded_rows(problem, BLOCK)
     lse2, delta = row_constants(problem, rows, out, dout, lse, dlse)
-    dq_rows = padded(problem.rows_q, BLOCK) if problem.broadcast_q else rows.count
+    shared_dq = problem.broadcast_q and not problem.deterministic
+    dq_rows = padded(problem.rows_q, BLOCK) if shared_dq else rows.count
     sums = torch.zeros(problem.num_heads, dq_rows, padded_head_dim(problem), dtype=torch.float32, device=q.device)
     dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
     launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, records, counts, config)
+    if problem.deterministic:
+        launch_dq(problem, dout, q, k, v, sums, lse2, delta, *(plan[4:6] if plan else dq_lists(problem)))
+        if problem.broadcast_q:
+            sums = sums.view(problem.num_heads, problem.num_batches, -1, sums.shape[2]).sum(1)
     return finish_dq(problem, rows, sums, q.dtype), dk.contiguous(), dv.contiguous()
+
+
+def dq_lists(problem: Problem) -> list[Tensor]:
+    """[records, counts] of the deterministic dQ's query tiles."""
+    return forward_lists(problem, ForwardConfig(one_q=True))
+
+
+def launch_dq(problem: Problem, dout, q, k, v, sums, lse2, delta, records: Tensor, counts: Tensor) -> None:
+    """dQ / sm_scale of every query tile into ``sums`` [H, padded rows, columns] fp32, each tile written once."""
+    head_dim = padded_head_dim(problem)
+    units = records.shape[0] * problem.num_heads
+    dq_kernel[(min(units, streaming_multiprocessors(problem.device)),)](
+        *(ragged_descriptor(make_tma_ready(x), BLOCK, head_dim) for x in (q, k, v, dout)),
+        dq_descriptor(sums),
+        lse2,
+        delta,
+        records,
+        counts,
+        lse2.shape[1],
+        problem.sm_scale * LOG2_E,
+        **dq_constexprs(problem),
+        num_warps=4,
+        num_stages=1,
+    )
+
+
+def dq_constexprs(problem: Problem) -> dict[str, int | bool]:
+    """The dQ kernel's compile-time choices for a problem."""
+    return {
+        "HEADS": problem.num_heads,
+        "GROUP": problem.group_size,
+        "HEAD_DIM": padded_head_dim(problem),
+        "KV_BUFFERS": 2,
+        "DQ_COLUMNS": DQ_COLUMNS,
+        "HAS_LO": problem.band.has_lo,
+        "HAS_HI": problem.band.has_hi,
+    }
+
+
+def dq_descriptor(sums: Tensor) -> TensorDescriptor:
+    """Plain boxes of 128 rows and a few columns on fp32 sums [H, rows, columns]."""
+    flat = sums.view(-1, sums.shape[2])
+    return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [BLOCK, DQ_COLUMNS])
 
 
 def launch_backward(
@@ -186,11 +235,10 @@ def launch_backward(
     """One launch; dout, dk and dv must be addressable by TMA. ``sums`` [H, rows, columns] fp32 receives dQ / sm_scale."""
     head_dim = padded_head_dim(problem)
     units = records.shape[0] * problem.num_kv_heads
-    flat = sums.view(-1, head_dim)
     backward_kernel[(units if config.clc else min(units, streaming_multiprocessors(problem.device)),)](
         *(ragged_descriptor(make_tma_ready(x), BLOCK, head_dim) for x in (q, k, v)),
         *(ragged_descriptor(x, BLOCK, head_dim) for x in (dout, dk, dv)),
-        TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [BLOCK, DQ_COLUMNS]),
+        dq_descriptor(sums),
         lse2,
         delta,
         records,
@@ -216,7 +264,7 @@ def backward_constexprs(problem: Problem, config: BackwardConfig) -> dict[str, i
         "DQ_STAGES": config.dq_stages,
         "HELD_SLICES": config.held_slices,
         "DQ_COLUMNS": DQ_COLUMNS,
-        "WITH_DQ": True,
+        "WITH_DQ": not problem.deterministic,
         "CLC": config.clc,
         "ZIGZAG": config.zigzag,
         "BROADCAST_Q": problem.broadcast_q,
@@ -226,8 +274,9 @@ def backward_constexprs(problem: Problem, config: BackwardConfig) -> dict[str, i
 
 
 def plan(problem: Problem) -> list[Tensor]:
-    """Tile lists of the forward and the backward, to be reused for the same offsets: forward's two tensors, then backward's."""
-    return [*forward_lists(problem, forward_config(problem)), *backward_lists(problem)]
+    """Tile lists to be reused for the same offsets, two tensors each: forward, backward, and dQ if it is deterministic."""
+    lists = [*forward_lists(problem, forward_config(problem)), *backward_lists(problem)]
+    return lists + (dq_lists(problem) if problem.deterministic else [])
 
 
 def forward_constexprs(problem: Problem, config: ForwardConfig) -> dict[str, int | bool]:

@@ -79,6 +79,14 @@ def test_tuning_does_not_change_the_result(choices):
     run(PROBLEMS["causal-window"], {"policy": "lazy"}, **choices)
 
 
+@pytest.mark.parametrize("name", ["jagged", "causal-window", "pma", "d128"])
+def test_deterministic_dq_is_right_and_the_same_in_any_order_of_events(name):
+    case = PROBLEMS[name] | dict(deterministic=True)
+    first = run(case, {"policy": "lazy"})
+    again = run(case, {"policy": "random", "seed": 11})
+    assert all(torch.equal(a, b) for a, b in zip(first, again))
+
+
 def test_gradient_of_the_log_sum_exp():
     run(dict(len_q=[70, 20], len_kv=[90, 0]), {"policy": "eager"}, with_dlse=True)
 
