@@ -11,6 +11,7 @@ from triton.runtime.jit import JITFunction
 from ..counting import Active
 from ..options import Options
 from .driver import answer_without_gpu
+from .standin import register as register_tlx
 
 try:
     from triton.runtime.interpreter import InterpretedFunction
@@ -138,6 +139,7 @@ def install():
     if InterpretedFunction is not JITFunction:
         hooks.append((InterpretedFunction, _hook_interpreted))
     answer_without_gpu()
+    register_tlx()
     for cls, hook in hooks:
         _installed[cls, "run"] = cls.run
         cls.run = hook(cls.run)

@@ -1,0 +1,38 @@
+"""A stand-in for triton.language.extra.tlx where the installed Triton has none, so that TLX kernels load and run on the emulator.
+
+It holds nothing of its own: its attributes are those of jfa.emulator.tlx. Compiling a TLX kernel still needs fbtriton.
+"""
+
+import importlib
+import importlib.util
+import sys
+import types
+
+NAME = "triton.language.extra.tlx"
+
+
+class TlxStandIn(types.ModuleType):
+    """`tlx` by another road: attributes come from the emulated TLX when they are asked for."""
+
+    __path__ = ()
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return getattr(importlib.import_module("jfa.emulator.tlx"), name)
+        except AttributeError:
+            raise AttributeError(f"module '{NAME}' has no attribute '{name}'") from None
+
+    def __dir__(self):
+        return dir(importlib.import_module("jfa.emulator.tlx"))
+
+
+def register():
+    """Put the stand-in where `import triton.language.extra.tlx` finds it, unless Triton has its own."""
+    if NAME in sys.modules or importlib.util.find_spec(NAME) is not None:
+        return
+    extra = importlib.import_module("triton.language.extra")
+    module = TlxStandIn(NAME, __doc__)
+    sys.modules[NAME] = module
+    extra.tlx = module
