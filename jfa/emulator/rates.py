@@ -54,7 +54,7 @@ _COMMON = {
     "cvt": _r(64, "conversions/clk/SM", "public: CUDA programming guide, arithmetic throughput of narrowing conversions"),
     "reduce_shuffle": _r(32, "lanes/clk/SM", "public: CUDA programming guide, warp shuffles"),
     "smem": _r(128, "B/clk/SM", "fa4"),
-    "barrier": _r(20, "cycles to arrive", "assumed"),
+    "barrier": _r(20, "cycles to arrive, or to pass a completed phase", "assumed"),
     "wakeup": _r(40, "cycles from phase completion to a waiting warp's next instruction", "assumed"),
     "fence": _r(30, "cycles", "assumed"),
     "named_barrier": _r(30, "cycles", "assumed"),
@@ -195,8 +195,8 @@ class Chip:
     def _barrier_arrive(self, **_) -> Demand:
         return Demand(latency=self["barrier"])
 
-    def _barrier_wait(self, **_) -> Demand:
-        return Demand(latency=self["wakeup"])
+    def _barrier_wait(self, waited: bool = True, **_) -> Demand:
+        return Demand(latency=self["wakeup" if waited else "barrier"])
 
     def _named_barrier(self, **_) -> Demand:
         return Demand(latency=self["named_barrier"])

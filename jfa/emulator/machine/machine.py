@@ -53,6 +53,12 @@ class Run:
         return f"<run of {self.kernel}: {len(self.findings)} findings, {len(self.warnings)} warnings>"
 
 
+# Block operations of one warp group that go register by register. In a chain of them the next starts on the first registers while
+# the last ones are still under way, so units work side by side: a chain takes as long as its busiest unit. Anything else (a
+# reduction, a load, a barrier) needs the whole block and ends the chain.
+_ELEMENTWISE = ("alu", "mufu", "cvt", "int")
+
+
 class Machine:
     def __init__(self, options: Options | None = None, kernel="kernel"):
         self.options, self.kernel = options or Options(), kernel
@@ -582,11 +588,16 @@ class Machine:
         """A synchronous operation of the running task takes the time that rates.demand(op, **facts) says."""
         task = _running
         self._let_earlier_run(task)
-        start, end = self._book(task.cta, task.time, op, facts)
+        elementwise = facts.get("kind") in _ELEMENTWISE
+        if task.time != task.chain_end:
+            task.chain = task.time
+        start, end = self._book(task.cta, task.chain if elementwise else task.time, op, facts)
         if end > start:
             title = facts.pop("kind", op)
             self.emit(task.cta, task.name, title, start, end, kind="compute", **facts)
-            task.time = end
+            task.time = max(task.time, end)
+        if elementwise:
+            task.chain_end = task.time
 
     def spend(self, task, op, title, where, **facts):
         """Like charge, with a title and a source line for the timeline."""

@@ -14,7 +14,8 @@ from .tasks import Task
 
 def wait(task, bar, parity: int, where) -> None:
     """Wait until the phase of that parity has completed."""
-    if not bar.passes(parity):
+    waited = not bar.passes(parity)
+    if waited:
         started = task.time
         task.parity = parity
         bar.waiters.append(task)
@@ -24,7 +25,7 @@ def wait(task, bar, parity: int, where) -> None:
     else:
         bar.seen(task, where)
     if task.machine.timed:
-        task.machine.spend(task, "barrier_wait", f"pass {bar.name}", where)
+        task.machine.spend(task, "barrier_wait", f"pass {bar.name}", where, waited=waited)
 
 
 def _waited(task, name, started, until, where):

@@ -22,6 +22,7 @@ class Task:
         self.clock = dict(parent.clock) if parent else {}
         self.clock[self.component.id] = 1
         self.time = parent.time if parent else cta.cluster.start
+        self.chain = self.chain_end = self.time
         self.waiting = self.why = None
         self.where, self.parity, self.done = (), 0, False
         self.children = set()
