@@ -429,11 +429,11 @@ local_alloc.takes_name = True
 
 
 @api
-def local_view(buffers, index):
+def local_view(local_allocated_buffers, buffer_idx):
     """Tile `index` of an array; row `index` of a tile (a one-element view of a vector)."""
+    buffers, index = local_allocated_buffers, integer(buffer_idx)
     if type(buffers) is not buffered_tensor:
-        return buffers.at(integer(index))
-    index = integer(index)
+        return buffers.at(index)
     if buffers.num:
         return buffers.allocation.tile(index)
     if not 0 <= index < buffers.shape[0]:
