@@ -127,7 +127,6 @@ def _handshake(out, WARP: tl.constexpr, NAMED: tl.constexpr):
         full = tlx.alloc_warp_barrier(1, num_warps=4)
     else:
         full = tlx.alloc_barriers(1)
-    i = tl.arange(0, 128)
     with tlx.async_tasks():
         with tlx.async_task("default"):
             tlx.local_store(buffer[0], tl.full((128,), 3.0, tl.float32))
