@@ -153,6 +153,70 @@ def bars(
     return Picture(figure, f"{title}\n{table([xlabel, *series], rows)}")
 
 
+def roofline(
+    shapes: Mapping[str, float],
+    roofs: Mapping[str, tuple[float, float]],
+    measured: Mapping[str, Mapping[str, float]],
+    *,
+    title: str,
+) -> Picture:
+    """Shapes by their FLOPs per byte, under the roofs that memory and tensor cores form.
+
+    Args:
+        shapes: name -> FLOPs per byte.
+        roofs: name -> (TB/s, TFLOP/s): the roof is the smaller of FLOPs per byte times TB/s, and TFLOP/s.
+        measured: series -> shape -> TFLOP/s.
+    """
+    figure, axes = canvas(9.0, 4.6)
+    low, high = 0.6 * min(shapes.values()), 1.7 * max(shapes.values())
+    for i, (name, (bandwidth, peak)) in enumerate(roofs.items()):
+        corner = peak / bandwidth
+        x = [low, min(max(corner, low), high), high]
+        words = f"roof of {name}: {bandwidth:.1f} TB/s, {peak:.0f} TFLOP/s"
+        axes.plot(x, [min(v * bandwidth, peak) for v in x], color=BLACK, linestyle=DASHES[i % 4], linewidth=1.5, label=words)
+    for i, (name, points) in enumerate(measured.items()):
+        x = [shapes[n] for n in points]
+        look = {"color": CYCLE[i % 6], "marker": MARKERS[i % 7], "markersize": 7, "alpha": 0.85}
+        axes.plot(x, list(points.values()), linestyle="", label=name, **look)
+    _log2_axes(axes, (low, high))
+    _name_along_top(axes, shapes)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    label(axes, "", "FLOPs per byte that must move", "TFLOP/s")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    headers = ["shape", "FLOPs per byte", *(f"under {name}" for name in roofs), *measured]
+    rows = [
+        [n, x, *(min(x * b, peak) for b, peak in roofs.values()), *(points.get(n, "-") for points in measured.values())]
+        for n, x in shapes.items()
+    ]
+    return Picture(figure, f"{title} (TFLOP/s)\n{table(headers, rows)}")
+
+
+def _log2_axes(axes: Axes, xlim: tuple[float, float]) -> None:
+    """Both axes logarithmic with powers of two as plain numbers."""
+    from matplotlib.ticker import FuncFormatter
+
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xlim(*xlim)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    axes.grid(alpha=0.3)
+
+
+def _name_along_top(axes: Axes, places: Mapping[str, float], nearest: float = 1.12) -> None:
+    """A dotted line and a name above the axes for each x; names that would overlap share one."""
+    groups: list[list[str]] = []
+    for name, x in sorted(places.items(), key=lambda item: item[1]):
+        axes.axvline(x, color="#AAAAAA", linewidth=0.8, linestyle=":")
+        if groups and x < nearest * places[groups[-1][0]]:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+    for group in groups:
+        text = {"transform": axes.get_xaxis_transform(), "rotation": 30, "ha": "left", "va": "bottom", "fontsize": 8}
+        axes.text(places[group[0]], 1.01, ", ".join(group), **text)
+
+
 def histograms(samples: Mapping[str, Any], *, title: str, xlabel: str, bins: int = 40) -> Picture:
     """One small histogram a sample over a common axis, the mean marked; long tails stay visible on the log count axis."""
     figure, panels = canvas(2.4 * len(samples) + 0.6, 2.6, 1, len(samples), sharex=True, sharey=True, squeeze=False)

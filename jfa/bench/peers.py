@@ -7,6 +7,7 @@ with respect to inputs.query, key and value. A peer that lacks a feature raises 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,8 +50,6 @@ def fa2(inputs: Inputs) -> Call:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError as error:
         raise Unavailable("this PyTorch has no torch.nn.attention.varlen") from error
-    import inspect
-
     shape, known = inputs.shape, inspect.signature(varlen_attn).parameters
     options: dict = {}
     if shape.heads != shape.kv_heads:
@@ -181,31 +180,50 @@ def cudnn(inputs: Inputs) -> Call:
 
 
 def from_path(path: str) -> Callable[[Inputs], Call]:
-    """A peer in a Python file or package of the user's (tlx_jfa=PATH) that defines jagged_flash_attention as this project does."""
+    """A peer in a Python file or package of the user's (tlx_jfa=PATH) that defines jagged_flash_attention as this project does.
+
+    The file's folder joins sys.path, for the modules beside it. A function that takes output_offset gets it with a shared query.
+    """
 
     def build(inputs: Inputs) -> Call:
         file = Path(path)
         file = file / "__init__.py" if file.is_dir() else file
         if not file.exists():
             raise Unavailable(f"{path} does not exist")
-        spec = importlib.util.spec_from_file_location(f"jfa_peer_{file.stem}", file)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        shape = inputs.shape
-        return lambda: module.jagged_flash_attention(
-            inputs.query,
-            inputs.key,
-            inputs.value,
-            inputs.query_offset,
-            inputs.key_offset,
-            inputs.max_q,
-            inputs.max_kv,
-            broadcast_q=bool(shape.shared_q),
-            window_size=shape.window_size,
-        )
+        function, shape = _load(file).jagged_flash_attention, inputs.shape
+        if shape.causal:
+            raise Unavailable("a peer from a path is not asked for causal masks")
+        options = {"broadcast_q": bool(shape.shared_q), "window_size": shape.window_size}
+        if shape.shared_q and "output_offset" in inspect.signature(function).parameters:
+            options["output_offset"] = inputs.expanded_query()[1]
+
+        def call() -> Tensor:
+            out = function(
+                inputs.query,
+                inputs.key,
+                inputs.value,
+                inputs.query_offset,
+                inputs.key_offset,
+                inputs.max_q,
+                inputs.max_kv,
+                **options,
+            )
+            return out[0] if isinstance(out, tuple | list) else out
+
+        return call
 
     return build
+
+
+def _load(file: Path):
+    """The module in a file outside of any package on the path."""
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    spec = importlib.util.spec_from_file_location(f"jfa_peer_{file.stem}", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 PEERS = {"fa2": fa2, "fa4": fa4, "flex": flex, "sdpa": sdpa, "cudnn": cudnn}
