@@ -113,7 +113,8 @@ def _run(job: dict, reporter: Reporter, live: Any) -> None:
         if not found:
             return
     elif "numpy" in job["forbid"]:
-        guard.forbid_numpy(getattr(_function(live), "__globals__", {}), violations)
+        guard.forbid_numpy_import(violations)
+        guard.forbid_numpy_names(getattr(_function(live), "__globals__", {}), violations)
     reporter.send("loaded")
     _run_cases(job, reporter, violations, answer, call)
 
@@ -155,16 +156,15 @@ def _load_answer(job: dict, reporter: Reporter, violations: guard.Violations) ->
     sys.modules["answer"] = module
     sys.modules["jfa.course"] = _silent_course()
     namespace = vars(module)
-    if "numpy" in job["forbid"]:
-        guard.forbid_numpy(namespace, violations)
     notes = []
     for label, source in job["helpers"]:
         try:
             exec(compile_visible(source, f"<{label}>"), namespace)
-        except Exception as error:  # noqa: BLE001  a helper cell may be half written: only the answer counts
+        except BaseException as error:  # noqa: BLE001  a helper cell may be half written: only the answer counts
             notes.append(f"{label} raised {type(error).__name__}: {_short(error)}")
-        if "numpy" in job["forbid"]:
-            guard.forbid_numpy(namespace, violations)
+    if "numpy" in job["forbid"]:  # only now: a helper cell that plots is no part of the answer
+        guard.forbid_numpy_import(violations)
+        guard.forbid_numpy_names(namespace, violations)
     try:
         exec(compile_visible(job["source"], "<your answer>"), namespace)
         _define_missing(job["below"], namespace)

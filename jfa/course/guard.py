@@ -176,12 +176,16 @@ class Unusable:
         raise violations.add(word)
 
 
-def forbid_numpy(namespace: dict, violations: Violations) -> None:
-    """Take numpy from the answer: names bound to it, and ``import numpy`` in the answer's own code (torch still may)."""
+def forbid_numpy_names(namespace: dict, violations: Violations) -> None:
+    """Take numpy's name, and the names of its functions, from the answer's namespace."""
     for name, value in list(namespace.items()):
         home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
         if isinstance(home, str) and home.split(".")[0] == "numpy":
             namespace[name] = Unusable("numpy", violations)
+
+
+def forbid_numpy_import(violations: Violations) -> None:
+    """Refuse ``import numpy`` in the answer's own code; torch and the package still may."""
     original = builtins.__import__
 
     def guarded(name, globals=None, locals=None, fromlist=(), level=0):

@@ -99,6 +99,14 @@ def test_helper_cells_run_and_may_fail(toy):
     assert result.passed and any("NameError" in n for n in result.notes), result.text()
 
 
+def test_numpy_in_a_helper_cell_is_no_fault_until_the_answer_uses_it(toy):
+    _write(toy.exercises, {"90.1": RIGHT["90.1"]})
+    _insert(toy, "90.1", "import numpy as np\n\ndef through_numpy(x):\n    return np.asarray(x)")
+    assert _states(toy)["90.1"] == "passed"
+    _write(toy.exercises, {"90.1": RIGHT["90.1"].replace("    n = ", "    through_numpy(x)\n    n = ")})
+    assert _states(toy)["90.1"] == "wrong method"
+
+
 def test_a_helper_below_the_answer_counts_too(toy):
     _write(toy.exercises, {"90.2": "def twice(x):\n    return plus(x, x)"})
     _insert(toy, "90.3", "def plus(a, b):\n    return a + b\n\nraise RuntimeError('cells below do not run')")
