@@ -31,7 +31,7 @@ COMMANDS = {
     "mutants": Command("jfa.course.cli:mutants", "table of known mistakes and the check that catches each"),
     "compile": Command("jfa.compiled:main", "compile a kernel for a GPU that is not here: registers, spills, memory"),
     "timeline": Command("jfa.emulator.cli:timeline", "what each role of a kernel did when, on the emulator's clock"),
-    "emulator": Command("jfa.emulator.cli:main", "run and check kernels on the CPU emulator"),
+    "emulator": Command("jfa.emulator.cli:main", "sweep a kernel's synchronisation on the emulator for faults it would miss"),
     "bench": Command("jfa.bench.cli:main", "measure kernels on this machine's GPU and store the results"),
 }
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
+
+import pytest
 
 from jfa import cli
 
@@ -35,3 +38,15 @@ def test_a_command_gets_its_arguments_and_gives_the_exit_status(monkeypatch):
     monkeypatch.setattr("jfa.lab.main", lambda argv: seen.append(argv) or 7)
     assert cli.main(["lab", "--no-browser"]) == 7
     assert seen == [["--no-browser"]]
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_leads_to_a_function_with_help(name, capsys):
+    module, function = cli.COMMANDS[name].target.split(":")
+    assert callable(getattr(import_module(module), function))
+    try:
+        status = cli.main([name, "--help"])
+    except SystemExit as ended:  # argparse's way
+        status = ended.code
+    printed = capsys.readouterr()
+    assert status == 0 and "usage:" in printed.out + printed.err
