@@ -57,9 +57,9 @@ class _Driver:
 
 
 @contextlib.contextmanager
-def no_gpu():
+def no_gpu(sms=NUM_SMS):
     """Host code of tutorials asks the GPU for its size and allocates scratch on it: answer for it."""
-    properties = types.SimpleNamespace(multi_processor_count=NUM_SMS, total_memory=1 << 37, major=10, minor=0, name="emulated")
+    properties = types.SimpleNamespace(multi_processor_count=sms, total_memory=1 << 37, major=10, minor=0, name="emulated")
     saved = torch.cuda.get_device_properties, torch.cuda.get_device_capability
     torch.cuda.get_device_properties = lambda *_: properties
     torch.cuda.get_device_capability = lambda *_: (10, 0)

@@ -25,7 +25,14 @@ from .tasks import CTA, AsyncOp, Cluster, Task
 _lock = threading.RLock()  # one launch at a time in a process: tasks share Python's globals
 _running: Task | None = None
 
-_NO_ACCESS = ("barrier_wait", "fence", "clock64", "async_descriptor_store_wait", "async_dot_wait")  # a wait may move past these
+_NO_ACCESS = (
+    "barrier_wait",
+    "barrier_expect_bytes",
+    "fence",
+    "clock64",
+    "async_descriptor_store_wait",
+    "async_dot_wait",
+)  # waits move past these
 _PATIENCE = 64  # polls in a row before one more cluster is let in
 _POLLS = 200_000  # polls in a row, by all tasks together, without any barrier or copy moving
 _COLLECT_EVERY = 64  # completed operations between two clean-ups of the clocks
@@ -53,7 +60,8 @@ class Run:
         return f"<run of {self.kernel}: {len(self.findings)} findings, {len(self.warnings)} warnings>"
 
 
-# Block operations of one warp group that go register by register. In a chain of them the next starts on the first registers while
+# Block operations of one warp group that go register by register. In a chain of them the next starts on the first
+# registers while
 # the last ones are still under way, so units work side by side: a chain takes as long as its busiest unit. Anything else (a
 # reduction, a load, a barrier) needs the whole block and ends the chain.
 _ELEMENTWISE = ("alu", "mufu", "cvt", "int")
