@@ -127,7 +127,7 @@ def load(
             "or a scalar; use block pointers (made by `make_block_ptr`) instead"
         )
     _check_scalar_operands(pointer, Mask=mask, Other=other)
-    addresses, name = _addresses(pointer), element.name
+    addresses, name = _addresses(pointer), _stored_name(element)
     if Hooks.charge:
         Hooks.charge("load", addresses.size * dtypes.itemsize(name))
     if volatile:
@@ -140,10 +140,15 @@ def load(
     return _masked_load(pointer, addresses, element, mask, other)
 
 
+def _stored_name(element):
+    """The number format of what a pointer points to: pointers lie in memory as integers."""
+    return "int64" if element.is_ptr() else element.name
+
+
 def _masked_load(pointer, addresses, element, mask, other):
-    name = element.name
+    name = _stored_name(element)
     if other is not None:
-        other = other.to(element) if other.dtype.name != name else other
+        other = other.to(element) if other.dtype.name != element.name else other
     active = _spread(_as_mask(mask), addresses.shape, "mask")
     if active.all():
         flat = addresses if addresses.ndim else addresses.reshape(1)
@@ -161,7 +166,7 @@ def _masked_load(pointer, addresses, element, mask, other):
 
 
 def _loaded(stored, element):
-    return wrap(dtypes.decode(stored, element.name), element if element.is_ptr() else canonical(element))
+    return wrap(dtypes.decode(stored, _stored_name(element)), element if element.is_ptr() else canonical(element))
 
 
 def _as_mask(mask):
@@ -190,9 +195,9 @@ def store(pointer, value, mask=None, boundary_check=(), cache_modifier="", evict
     _check_pointer_shape(pointer, value, mask)
     if value.dtype.name != element.name:
         value = value.to(element)
-    data = _spread(value, addresses.shape, "value")
+    data, name = _spread(value, addresses.shape, "value"), _stored_name(element)
     if Hooks.charge:
-        Hooks.charge("store", addresses.size * dtypes.itemsize(element.name))
+        Hooks.charge("store", addresses.size * dtypes.itemsize(name))
     if mask is not None:
         active = _spread(_as_mask(mask), addresses.shape, "mask")
         if not active.all():
@@ -202,8 +207,8 @@ def store(pointer, value, mask=None, boundary_check=(), cache_modifier="", evict
     if not addresses.ndim:
         addresses, data = addresses.reshape(1), data.reshape(1)
     if State.poison_source is not None:
-        check_poison(data, element.name)
-    State.memory.write(addresses, dtypes.encode(data, element.name), element.name, pointer.allocation)
+        check_poison(data, name)
+    State.memory.write(addresses, dtypes.encode(data, name), name, pointer.allocation)
     return None
 
 

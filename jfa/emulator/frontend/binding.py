@@ -370,9 +370,22 @@ def _tlx_object(value):
 def register_task(spec, function, variables, names, name, line, owner=None):
     """Called in place of a `with tlx.async_task(…)`: hand its body to the emulated TLX."""
     tlx = owner if owner is not None else _emulated_tlx_module()
+    _refuse_captured_blocks(spec, function)
     private = {n: variables[n] for n in names if n in variables}
     file = function.__code__.co_filename
     return tlx.register_task(spec, lambda: function(private), name, (file, line))
+
+
+def _refuse_captured_blocks(spec, function):
+    """The compiler hands scalars and buffers to a task with warps of its own, but no blocks: those live in registers."""
+    if getattr(spec, "is_default", False) or not getattr(spec, "is_explict", True):
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        if type(_cell_value(cell)) is Tensor:
+            raise support.Refused(
+                f"WarpSpecializeOp should not capture RankedTensorType (`{name}`). "
+                "Try moving tensor computation into specific async task."
+            )
 
 
 def _emulated_tlx_module():

@@ -26,6 +26,7 @@ from .tensor import (
     held_dtype,
     literal,
     make,
+    pointee_size,
     remainder_arrays,
     scalar,
     wrap,
@@ -374,8 +375,7 @@ class Builder:
     # ---- pointers and memory: see access.py, which subclasses this
 
     def create_addptr(self, pointer, offset):
-        size = max(1, pointer.dtype.element_ty.primitive_bitwidth // 8)
-        return wrap(pointer.data + offset.data.astype(np.int64) * size, pointer.dtype, pointer.allocation)
+        return wrap(pointer.data + offset.data.astype(np.int64) * pointee_size(pointer), pointer.dtype, pointer.allocation)
 
     # ---- matrix products
 

@@ -453,9 +453,15 @@ def _dispatch(op, a, b, own, other, swapped):
     return _through_semantic(op.name, a, b)
 
 
+def pointee_size(pointer):
+    """Bytes of what a pointer points to (a pointer takes 8)."""
+    element = pointer.dtype.element_ty
+    return 8 if type(element) is _pointer_type else max(1, element.primitive_bitwidth // 8)
+
+
 def offset_pointer(pointer, offset, negative=False):
     """pointer ± offset elements; NotImplemented where the types must be refused."""
-    size = max(1, pointer.dtype.element_ty.primitive_bitwidth // 8)
+    size = pointee_size(pointer)
     if negative:
         size = -size
     kind = type(offset)

@@ -101,3 +101,17 @@ def test_a_mistake_inside_a_task_is_a_compile_error_at_its_line():
 
     with pytest.raises(triton.compiler.errors.CompilationError, match="if v > 3"):
         kernel[(1,)](torch.zeros(1))
+
+
+def test_a_block_made_outside_cannot_be_used_in_a_task_of_other_warps():
+    @triton.jit
+    def kernel(o, N: tl.constexpr):
+        i = tl.arange(0, N)
+        with tlx.async_tasks():
+            with tlx.async_task("default"):
+                tl.store(o + i, 1.0)
+            with tlx.async_task(num_warps=4):
+                tl.store(o + N + i, 2.0)
+
+    with pytest.raises(triton.compiler.errors.CompilationError, match="should not capture RankedTensorType"):
+        kernel[(1,)](torch.zeros(64), 32)
