@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from jfa.course import guard, measure, seccomp, wire
+from jfa.course import closed_modules, guard, measure, seccomp, wire
 from jfa.course.sources import compile_visible
 
 _PRINT_LIMIT = 20_000
@@ -70,13 +70,13 @@ def run(job: dict, fd: int, live: Any = None) -> None:
     Sends "loaded", then for each case "case" (value, facts about it, changed inputs, counts, printed) or "raised", then "end"
     with the violations. What is missing tells the judge at which point the process died.
     """
-    status = 1
+    status, reporter = 70, Reporter(fd)
     try:
         _isolate(job)
-        _run(job, Reporter(fd), live)
+        _run(job, reporter, live)
         status = 0
-    except BaseException:  # noqa: BLE001  the process must end here, whatever the answer raised
-        status = 70
+    except BaseException as error:  # noqa: BLE001  the process must end here, whatever happened
+        reporter.send("broken", message=f"{type(error).__name__}: {_short(error)}")
     finally:
         os._exit(status)
 
@@ -105,7 +105,7 @@ def _run(job: dict, reporter: Reporter, live: Any) -> None:
         seccomp.forbid_processes()
     if live is not None:
         _forget_checks()
-    guard.forbid_modules(job["forbid"], job["allow"], violations)
+    closed_modules.close(job["forbid"], job["allow"], violations)
     guard.watch(job["protected"], violations)
     answer = live
     if live is None:

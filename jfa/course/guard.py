@@ -90,75 +90,7 @@ def note_operation(name: str, families: Iterable[str], violations: Violations) -
             violations.add(family)
 
 
-# ---------------------------------------------------------------------------------------------- modules
-
-
-def forbid_modules(words: Iterable[str], allow: Iterable[str], violations: Violations) -> None:
-    """Make the modules among ``words`` unusable in this process: not importable, and loaded functions raise.
-
-    ``allow`` names single functions ("jfa.reference.merge") that stay, with whatever they call.
-    """
-    blocked = []
-    for word in words:
-        if not word.startswith("jfa."):
-            continue
-        kept = [a for a in allow if a.startswith(word + ".")]
-        if kept:
-            module = __import__(word, fromlist=["_"])
-            _disarm(module, word, violations, {a.rsplit(".", 1)[1] for a in kept})
-            continue
-        blocked.append(word)
-        for name in [n for n in sys.modules if n == word or n.startswith(word + ".")]:
-            if not _is_engine(name):
-                _disarm(sys.modules.pop(name), word, violations, set())
-                parent, _, leaf = name.rpartition(".")
-                vars(sys.modules.get(parent, types.ModuleType("none"))).pop(leaf, None)
-    sys.meta_path.insert(0, _Blocker(blocked, violations))
-
-
-def _is_engine(name: str) -> bool:
-    """Modules of the engine itself that this process is running."""
-    return name.startswith("jfa.course") and not name.startswith("jfa.course.checks")
-
-
-class _Blocker:
-    """A finder that refuses forbidden modules."""
-
-    def __init__(self, blocked: list[str], violations: Violations):
-        self.blocked, self.violations = blocked, violations
-
-    def find_spec(self, name, path=None, target=None):
-        for word in self.blocked:
-            if name == word or name.startswith(word + "."):
-                raise self.violations.add(word)
-        return None
-
-
-def _disarm(module: types.ModuleType, word: str, violations: Violations, kept: set[str]) -> None:
-    """Swap the code of a module's functions, so that every reference to them is dead, wherever the answer got it from."""
-    kept = _reachable(module, kept)
-    for name, value in list(vars(module).items()):
-        if isinstance(value, types.FunctionType) and value.__module__ == module.__name__ and name not in kept:
-            if not value.__code__.co_freevars:
-                value.__code__ = _refuse.__code__
-                value.__kwdefaults__ = {"_refusal": lambda: violations.add(word)}
-
-
-def _refuse(*args, _refusal, **kwargs):
-    """What a disarmed function does instead."""
-    raise _refusal()
-
-
-def _reachable(module: types.ModuleType, names: set[str]) -> set[str]:
-    """The module's functions that these ones call, directly or not."""
-    found, todo = set(), list(names)
-    while todo:
-        name = todo.pop()
-        value = vars(module).get(name)
-        if name not in found and isinstance(value, types.FunctionType):
-            found.add(name)
-            todo += value.__code__.co_names
-    return found
+# ---------------------------------------------------------------------------------------------- numpy
 
 
 class Unusable:

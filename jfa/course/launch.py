@@ -153,6 +153,7 @@ def _take_messages(buffer: bytearray, outcome: Outcome) -> bool:
 
 _FIELDS = {
     "loaded": {},
+    "broken": {"message": str},
     "notes": {"notes": list},
     "missing": {"defined": list},
     "case": {"index": int, "facts": list, "changed": list, "counts": dict, "printed": str, "emulator": list},
@@ -173,7 +174,7 @@ def _is_wellformed(event: Any) -> bool:
 
 def _complete(outcome: Outcome) -> bool:
     last = outcome.events[-1] if outcome.events else {}
-    return last.get("event") in ("end", "missing") or (last.get("event") == "raised" and last.get("index") == -1)
+    return last.get("event") in ("end", "missing", "broken") or (last.get("event") == "raised" and last.get("index") == -1)
 
 
 class _Clock:

@@ -167,7 +167,7 @@ class Exercise:
             it: allocate outputs, launch, return them. Its *source* is sent to the child: it must import what it uses.
         properties, limits: see there; they are judged in this order after "values".
         forbid: more than ALWAYS_FORBIDDEN: "softmax", "numpy", "nested", or a module such as "jfa.layout".
-        allow: exceptions, such as "jfa.reference.merge" or "sdpa".
+        allow: exceptions: a word of the list ("sdpa"), a module ("jfa.kernels.common") or a function ("jfa.reference.merge").
         mutants: at least four.
         variants: at least two differently written right answers, each the source of the whole cell.
         tol: tolerance relative to max(1, max |reference|).

@@ -100,6 +100,9 @@ class Trial:
         if missing is not None:
             defined = ", ".join(map(str, missing.get("defined", ()))) or "nothing"
             raise _Fault("runs", f"The cell defines no `{self.exercise.name}` (it defines {defined}).")
+        broken = self.outcome.last("broken")
+        if broken is not None:
+            raise _Fault("runs", f"The answer could not be run here: {broken['message']}")
         if not self.outcome.events:
             raise _Fault("runs", self._how_it_ended(0))
 

@@ -347,6 +347,18 @@ def test_an_allowed_function_of_a_forbidden_module_may_be_used(toy, monkeypatch)
     assert result.failed.name == "allowed operations", result.text()
 
 
+def test_an_allowed_module_of_a_forbidden_package_may_be_used(toy):
+    from dataclasses import replace
+
+    exercise = replace(catalog.exercise("90.2"), forbid=("jfa.schedule",), allow=("jfa.schedule.tiles",))
+    use = "from jfa.schedule import tiles\nimport jfa.schedule.tiles as same\n\ndef twice(x):\n    return 2 * x\n"
+    other = "import jfa.schedule.{}\n\ndef twice(x):\n    return 2 * x\n"
+    pristine = Pristine.load(toy, "90_toy")
+    assert judge(exercise, from_source(use, exercise, pristine), toy).passed
+    result = judge(exercise, from_source(other.format("assign"), exercise, pristine), toy)
+    assert result.failed.name == "allowed operations", result.text()
+
+
 def test_an_interrupt_ends_the_answers_process(toy):
     def twice(x):
         while True:
