@@ -223,6 +223,7 @@ class Machine:
         self.tasks.remove(task)
         self.time = max(self.time, task.time)
         self._check_stores(task)
+        self._check_dots(task)
         cluster = task.cta.cluster
         if task.parent is not None:
             parent = task.parent
@@ -244,6 +245,18 @@ class Machine:
         task.greenlet = _ENDED
 
     # ------------------------------------------------------------ checks at the end of a task and a cluster
+    def _check_dots(self, task):
+        if task.dots and self.watch:
+            op = task.dots[0]
+            self.report(
+                errors.InFlightError(
+                    f"{task.label} ends while {len(task.dots)} of its MMAs may still run: their result was never waited for",
+                    [f"issued at {show(op.where)}"],
+                    "tlx.async_dot_wait(0, acc) is missing before acc is used.",
+                    op.where,
+                )
+            )
+
     def _check_stores(self, task):
         if task.stores and self.watch:
             op = task.stores[0]

@@ -96,6 +96,21 @@ def test_an_operand_written_before_the_wait_is_a_race():
         _overwritten_too_early[(1,)](torch.zeros(64, 64).half(), torch.zeros(64, 64), 64)
 
 
+@triton.jit
+def _never_waited(a, c, M: tl.constexpr):
+    rows = tl.arange(0, M)
+    at = rows[:, None] * M + rows[None, :]
+    tile = tlx.local_alloc((M, M), tl.float16, 1)
+    tlx.local_store(tile[0], tl.load(a + at))
+    tlx.fence("async_shared")
+    tl.store(c + at, tlx.async_dot(tile[0], tile[0]))
+
+
+def test_a_result_that_was_never_waited_for():
+    with pytest.raises(errors.InFlightError, match="never waited for"):
+        _never_waited[(1,)](torch.zeros(64, 64).half(), torch.zeros(64, 64), 64)
+
+
 # ---------------------------------------------------------------- two CTAs
 
 
