@@ -13,7 +13,7 @@ import triton.language as tl
 # Integers that change from step to step with the data: Triton would compile anew for each that turns divisible by 16.
 RUNTIME = (
     "num_batches num_sequences rows_q rows_kv rows_out tile_rows other_rows width_limit capacity slots least_chunk workers tiles "
-    "padded_rows count lo_start lo_end hi_start hi_end"
+    "padded_rows count piece lo_start lo_end hi_start hi_end"
 ).split()
 
 

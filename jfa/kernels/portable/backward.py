@@ -1,12 +1,12 @@
-"""The backward in plain Triton, in two passes over the scores (or one, with atomics).
+"""The backward in plain Triton, in two passes over the scores.
 
 With P = exp2(S * scale - LSE) and delta = rowsum(O * dO) - dLSE:
 
     dV = P^T dO      dP = dO V^T      dS = P * (dP - delta)      dK = scale dS^T Q      dQ = scale dS K
 
 ``dkdv_kernel`` keeps a tile of keys and walks over the queries that see it; ``dq_kernel`` keeps a tile of queries and walks
-over its keys. Each owns what it writes, so gradients repeat bit by bit. Instead of the second pass ``dkdv_kernel`` can add its
-dQ contributions to an fp32 buffer with atomics (ATOMIC_DQ): five products instead of seven, in no fixed order.
+over its keys. Each owns what it writes, so gradients repeat bit by bit. One pass that adds dQ with fp32 atomics needs five
+products instead of seven, and was slower on an H200 (docs/portable-notes.md).
 
 Packed rows (sequence.py) make the walk over queries a walk over all heads of a group: dK and dV are their sum, in fp32.
 """
@@ -16,7 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from jfa.kernels.common.sequence import RUNTIME, band_of, count_edges, edge_block, load_rows, rows_of, seen_range, slack_of, visible
+from jfa.kernels.common.sequence import RUNTIME, band_of, count_edges, edge_block, load_rows, seen_range, visible
+from jfa.kernels.portable.tiles import read_unit
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -25,16 +26,23 @@ LOG2E = tl.constexpr(1.4426950408889634)
 def load_packed(base, begin, r0, limit, head0, stride_row, stride_head, stride_col, BLOCK_R: tl.constexpr, GROUP: tl.constexpr,
                 COLS: tl.constexpr, BLOCK_COLS: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """A tile [BLOCK_R, BLOCK_COLS] of packed query rows r0 on, of the sequence whose first row is ``begin``."""
-    row = r0 + tl.arange(0, BLOCK_R)
+    rows = tl.arange(0, BLOCK_R)
     cols = tl.arange(0, BLOCK_COLS)
-    if GROUP == 1:
-        start = base + (tl.cast(begin, tl.int64) + r0) * stride_row + head0 * stride_head
-        return load_rows(
-            start, tl.arange(0, BLOCK_R), cols, stride_row, stride_col, limit - r0, COLS, BLOCK_COLS, MASKED
-        )
-    rows = base + (tl.cast(begin, tl.int64) + row // GROUP) * stride_row + (head0 + row % GROUP) * stride_head
-    keep = (row < limit)[:, None] & (cols < COLS)[None, :]
-    return tl.load(rows[:, None] + cols[None, :] * stride_col, mask=keep, other=0.0)
+    if BLOCK_R % GROUP == 0:  # then r0 is a multiple of GROUP, and what varies inside the tile does not depend on it
+        start = base + (tl.cast(begin, tl.int64) + r0 // GROUP) * stride_row + head0 * stride_head
+        offset = (rows // GROUP) * stride_row + (rows % GROUP) * stride_head
+    else:
+        start = base + tl.cast(begin, tl.int64) * stride_row + head0 * stride_head
+        offset = ((r0 + rows) // GROUP) * tl.cast(stride_row, tl.int64) + ((r0 + rows) % GROUP) * stride_head
+    pointers = start + offset[:, None] + cols[None, :] * stride_col
+    if MASKED:
+        keep = (rows < limit - r0)[:, None]
+        if COLS != BLOCK_COLS:
+            keep = keep & (cols < COLS)[None, :]
+        return tl.load(pointers, mask=keep, other=0.0)
+    if COLS != BLOCK_COLS:
+        return tl.load(pointers, mask=(cols < COLS)[None, :], other=0.0)
+    return tl.load(pointers)
 
 
 @triton.jit
@@ -52,12 +60,10 @@ def to_log2(lse):
 
 @triton.jit(do_not_specialize=RUNTIME)
 def delta_kernel(
-    out_ptr, dout_ptr, dlse_ptr, delta_ptr, dq_sum_ptr, rows_out, num_heads,
-    stride_or, stride_oh, stride_dr, stride_dh, stride_dd,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr,
-    HAS_DLSE: tl.constexpr, ZERO_DQ: tl.constexpr,
+    out_ptr, dout_ptr, dlse_ptr, delta_ptr, rows_out, num_heads, stride_or, stride_oh, stride_dr, stride_dh, stride_dd,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, HAS_DLSE: tl.constexpr,
 ):  # fmt: skip
-    """This program computes delta [H, rows_out] of BLOCK_M rows of one head, and clears the same rows of dQ's sum [rows, H, D]."""
+    """This program computes delta [H, rows_out] of BLOCK_M rows of one head: only where dQ, whose pass does it, is not wanted."""
     row = tl.program_id(0) // num_heads * BLOCK_M + tl.arange(0, BLOCK_M)
     head = tl.program_id(0) % num_heads
     wide = tl.cast(row, tl.int64)[:, None]
@@ -70,21 +76,17 @@ def delta_kernel(
     if HAS_DLSE:
         delta -= tl.load(dlse_ptr + place, mask=row < rows_out, other=0.0)
     tl.store(delta_ptr + place, delta, mask=row < rows_out)
-    if ZERO_DQ:
-        dcols = tl.arange(0, BLOCK_D)[None, :]
-        zero = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        tl.store(dq_sum_ptr + (wide * num_heads + head) * D + dcols, zero, mask=(row < rows_out)[:, None] & (dcols < D))
 
 
 @triton.jit
 def _dkdv_block(
-    dk, dv, k, v, q_ptr, dout_ptr, lse_ptr, delta_ptr, dq_sum_ptr, r0, first_q, first_out, packed_len, n0, len_kv, lo, hi,
-    head0, num_heads, rows_out, scale, stride_qr, stride_qh, stride_qd, stride_dr, stride_dh, stride_dd,
+    dk, dv, k, v, q_ptr, dout_ptr, lse_ptr, delta_ptr, r0, first_q, first_out, packed_len, n0, len_kv, lo, hi,
+    head0, rows_out, scale, stride_qr, stride_qh, stride_qd, stride_dr, stride_dh, stride_dd,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, ATOMIC_DQ: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
     PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Adds packed query rows r0 .. r0 + BLOCK_M - 1 to a key tile's (dK, dV), and their dQ to the sum if ATOMIC_DQ."""
+    """Adds packed query rows r0 .. r0 + BLOCK_M - 1 to a key tile's (dK, dV)."""
     row = r0 + tl.arange(0, BLOCK_M)
     q = load_packed(q_ptr, first_q, r0, packed_len, head0, stride_qr, stride_qh, stride_qd, BLOCK_M, GROUP, D, BLOCK_D, MASKED)
     lse = to_log2(load_packed_scalars(lse_ptr, first_out, row, packed_len, head0, rows_out, float("inf"), GROUP))
@@ -101,51 +103,32 @@ def _dkdv_block(
     delta = load_packed_scalars(delta_ptr, first_out, row, packed_len, head0, rows_out, 0.0, GROUP)
     ds = (p * (dp - delta[None, :])).to(q.dtype)
     dk = tl.dot(ds, q, dk, input_precision=PRECISION)
-    if ATOMIC_DQ:
-        dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION)
-        cols = tl.arange(0, BLOCK_D)
-        place = (tl.cast(first_q, tl.int64) + row // GROUP) * num_heads + head0 + row % GROUP
-        keep = (row < packed_len)[:, None] & (cols < D)[None, :]
-        tl.atomic_add(dq_sum_ptr + place[:, None] * D + cols[None, :], dq, mask=keep, sem="relaxed")
     return dk, dv
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, dq_sum_ptr, units, counts,
-    query_offset, key_offset, output_offset, num_batches, rows_q, rows_kv, rows_out, num_kv_heads, scale, sm_scale,
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, units, counts,
+    output_offset, num_batches, rows_q, rows_out, num_kv_heads, scale, sm_scale,
     lo_start, lo_end, hi_start, hi_end, stride_qr, stride_qh, stride_qd, stride_kr, stride_kh, stride_kd,
     stride_vr, stride_vh, stride_vd, stride_dr, stride_dh, stride_dd,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BROADCAST: tl.constexpr, HAS_SLOTS: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, ATOMIC_DQ: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """This program computes dK and dV of one tile of keys of one head, over all queries (of the whole group) that see it."""
-    unit = tl.program_id(0) // num_kv_heads
     kv_head = tl.program_id(0) % num_kv_heads
-    if unit >= tl.load(counts):
+    used, b, tile, _, _, begin_kv, len_kv, first_q, len_q = read_unit(units, counts, tl.program_id(0) // num_kv_heads)
+    if not used:
         return
-    b = tl.load(units + unit * 4)
-    n0 = tl.load(units + unit * 4 + 1) * BLOCK_N
+    n0 = tile * BLOCK_N
     head0 = kv_head * GROUP
-    first_q = 0
-    len_q = 0
-    begin_kv = 0
-    len_kv = 0
-    first_out = 0
-    if b < num_batches:
-        begin_kv, len_kv = rows_of(key_offset, b, rows_kv)
-        if BROADCAST:
-            len_q = rows_q
-            first_out = b * rows_q
-            if HAS_SLOTS:
-                first_out = tl.load(output_offset + b)
-                len_q = tl.where((first_out >= 0) & (first_out + rows_q <= rows_out), rows_q, 0)
-        else:
-            first_q, len_q = rows_of(query_offset, b, rows_q)
-            first_out = first_q
-    else:
-        begin_kv, len_kv = slack_of(key_offset, num_batches, rows_kv)
+    first_out = first_q
+    if BROADCAST:
+        first_out = b * rows_q
+        if HAS_SLOTS:
+            first_out = tl.load(output_offset + tl.minimum(b, num_batches))
+            len_q = tl.where((first_out >= 0) & (first_out + rows_q <= rows_out), len_q, 0)
 
     rows = tl.arange(0, BLOCK_N)
     k_base = k_ptr + (tl.cast(begin_kv, tl.int64) + n0) * stride_kr + kv_head * stride_kh
@@ -168,17 +151,17 @@ def dkdv_kernel(
     dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     for i in range(bulk):
         dk, dv = _dkdv_block(
-            dk, dv, k, v, q_ptr, dout_ptr, lse_ptr, delta_ptr, dq_sum_ptr, bulk_start + i * BLOCK_M,
-            first_q, first_out, packed_len, n0, len_kv, lo, hi, head0, num_kv_heads * GROUP, rows_out, scale,
+            dk, dv, k, v, q_ptr, dout_ptr, lse_ptr, delta_ptr, bulk_start + i * BLOCK_M,
+            first_q, first_out, packed_len, n0, len_kv, lo, hi, head0, rows_out, scale,
             stride_qr, stride_qh, stride_qd, stride_dr, stride_dh, stride_dd,
-            GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI, ATOMIC_DQ, PRECISION, False,
+            GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI, PRECISION, False,
         )  # fmt: skip
     for i in range(num_edges):
         dk, dv = _dkdv_block(
-            dk, dv, k, v, q_ptr, dout_ptr, lse_ptr, delta_ptr, dq_sum_ptr, edge_block(i, start, edges, bulk_start, bulk, BLOCK_M),
-            first_q, first_out, packed_len, n0, len_kv, lo, hi, head0, num_kv_heads * GROUP, rows_out, scale,
+            dk, dv, k, v, q_ptr, dout_ptr, lse_ptr, delta_ptr, edge_block(i, start, edges, bulk_start, bulk, BLOCK_M),
+            first_q, first_out, packed_len, n0, len_kv, lo, hi, head0, rows_out, scale,
             stride_qr, stride_qh, stride_qd, stride_dr, stride_dh, stride_dd,
-            GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI, ATOMIC_DQ, PRECISION, True,
+            GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI, PRECISION, True,
         )  # fmt: skip
 
     store_grad(dk_ptr, dk * sm_scale, begin_kv, n0, len_kv, kv_head, num_kv_heads, D, BLOCK_D, BLOCK_N)
@@ -238,7 +221,7 @@ def dq_block(
 @triton.jit(do_not_specialize=RUNTIME)
 def dq_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, lse_ptr, dlse_ptr, delta_ptr, dq_ptr, units, counts,
-    query_offset, key_offset, num_batches, rows_q, rows_kv, num_kv_heads, scale, sm_scale,
+    rows_q, num_kv_heads, scale, sm_scale,
     lo_start, lo_end, hi_start, hi_end, stride_qr, stride_qh, stride_qd, stride_kr, stride_kh, stride_kd,
     stride_vr, stride_vh, stride_vd, stride_or, stride_oh, stride_dr, stride_dh, stride_dd,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -246,20 +229,12 @@ def dq_kernel(
     HAS_DLSE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """This program computes dQ of one tile of packed queries, and delta of its rows for the pass over keys that follows."""
-    unit = tl.program_id(0) // num_kv_heads
     kv_head = tl.program_id(0) % num_kv_heads
-    if unit >= tl.load(counts):
+    used, b, tile, _, _, first_q, len_q, begin_kv, len_kv = read_unit(units, counts, tl.program_id(0) // num_kv_heads)
+    if not used:
         return
-    b = tl.load(units + unit * 4)
-    m0 = tl.load(units + unit * 4 + 1) * BLOCK_M
+    m0 = tile * BLOCK_M
     head0 = kv_head * GROUP
-    begin_kv = 0
-    len_kv = 0
-    if b < num_batches:
-        begin_kv, len_kv = rows_of(key_offset, b, rows_kv)
-        first_q, len_q = rows_of(query_offset, b, rows_q)
-    else:
-        first_q, len_q = slack_of(query_offset, num_batches, rows_q)
     packed_len = len_q * GROUP
     row = m0 + tl.arange(0, BLOCK_M)
     pos = row // GROUP
@@ -294,9 +269,3 @@ def dq_kernel(
     keep = (row < packed_len)[:, None] & (cols < D)[None, :]
     tl.store(dq_ptr + out_row[:, None] * D + cols[None, :], (dq * sm_scale).to(dq_ptr.dtype.element_ty), mask=keep)
 
-
-@triton.jit(do_not_specialize=RUNTIME)
-def cast_kernel(source, target, count, factor, BLOCK: tl.constexpr):
-    """target = source * factor in the target's dtype, ``count`` numbers."""
-    at = tl.cast(tl.program_id(0), tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(target + at, (tl.load(source + at, mask=at < count, other=0.0) * factor).to(target.dtype.element_ty), mask=at < count)

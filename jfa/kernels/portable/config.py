@@ -1,4 +1,8 @@
-"""Tile sizes, warps and pipeline stages for a problem: a table that the H200 measured, not a tuner that runs on every call."""
+"""Tile sizes, warps and pipeline stages for a problem: a table that an H200 measured, not a tuner that runs on every call.
+
+The numbers are the fastest of a sweep (tests/gpu/run_op.py tune; docs/portable-notes.md tells which and by how much). Which row
+of the table a problem gets follows from shapes alone: nothing here reads an offset.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,46 @@ from jfa.kernels.base import Problem
 
 @dataclass(frozen=True)
 class Tile:
-    """One kernel's configuration: rows kept, rows passed by in a step, warps, pipeline stages."""
+    """One kernel's configuration: rows kept, rows passed by in a step, warps, pipeline stages, registers a thread (None: any)."""
 
     keep: int
     step: int
     warps: int
     stages: int
+    registers: int | None = None
+
+    @property
+    def launch(self) -> dict:
+        """The launch options of Triton."""
+        options = dict(num_warps=self.warps, num_stages=self.stages)
+        return options if self.registers is None else options | {"maxnreg": self.registers}
 
 
+TILES = {
+    # Packed rows of a mean sequence decide between short and long.
+    "forward-short": Tile(64, 64, 4, 3),
+    "forward-long": Tile(128, 64, 8, 3),
+    "forward-shared-64": Tile(32, 32, 2, 4),  # a shared query of at most 64 packed rows
+    "forward-shared-128": Tile(128, 32, 4, 3),
+    "dkdv": Tile(64, 32, 4, 3),
+    "dkdv-grouped": Tile(128, 64, 8, 3),
+    "dq-short": Tile(64, 64, 4, 2),
+    "dq-long": Tile(128, 64, 8, 3),
+    "dq-d64": Tile(64, 64, 4, 3),
+    "shared-64": Tile(32, 64, 4, 2),
+    "shared-128": Tile(128, 64, 8, 3),
+    # Head dims above 128, or above 64 in fp32; then those beyond that: not swept, sized to fit.
+    "wide": Tile(64, 32, 4, 2),
+    "wide-backward": Tile(64, 32, 4, 1),
+    "widest": Tile(32, 16, 4, 1),
+}
 EMULATED = Tile(32, 32, 4, 1)  # small enough that short test sequences have several blocks
+LONG = 2048  # packed rows
 SHARED_ROWS = 128  # packed rows of a shared query that one program can keep in the backward
+SPLIT = {"forward-shared-64": 0, "forward-shared-128": 2}  # workers a multiprocessor that mega-sequences are split for
+RESIDENT = {"forward-shared-64": 0, "forward-shared-128": 0}  # programs a multiprocessor that keep a shared query; 0: none do
+WORKERS = {"shared-64": 2, "shared-128": 1}  # programs a multiprocessor in the shared query's backward
+PIECE = 512  # keys of one piece there: short enough to balance, long enough to load dO once for many
 
 
 def pow2(n: int) -> int:
@@ -53,24 +87,41 @@ def width(problem: Problem) -> int:
     return columns * 2 if problem.dtype == torch.float32 else columns
 
 
+def forward_row(problem: Problem) -> str:
+    """The table's row for the forward."""
+    wide, rows = width(problem), typical_rows(problem)
+    if wide > 128:
+        return "wide" if wide <= 256 else "widest"
+    if problem.broadcast_q and rows <= SHARED_ROWS:
+        return "forward-shared-64" if rows <= 64 else "forward-shared-128"
+    return "forward-long" if rows > LONG else "forward-short"
+
+
 def forward_tile(problem: Problem) -> Tile:
     """Query rows kept, key rows a step."""
     if problem.device.type == "cpu":
         return EMULATED
-    wide = width(problem)
-    rows = typical_rows(problem)
-    if wide > 128:
-        return Tile(64, 32, 4, 2) if wide <= 256 else Tile(32, 16, 4, 1)
-    if rows <= 64:
-        return Tile(max(16, pow2(rows)), 64, 4, 3)
-    return Tile(128, 64, 4, 3) if wide <= 64 else Tile(128, 64, 8, 3)
+    row = forward_row(problem)
+    tile = TILES[row]
+    if row == "forward-shared-64" and tile.keep < pow2(packed_rows(problem)):
+        return Tile(64, 64, 4, 2)
+    return tile
 
 
 def split_workers(problem: Problem) -> int:
-    """How many workers a head's work is spread over when mega-sequences are split (0: not split)."""
-    if problem.deterministic and problem.device.type == "cpu":
+    """Workers a head that mega-sequences are split for (0: not split): where few tiles make the longest one the last to end."""
+    if problem.device.type == "cpu":
+        return 4
+    return SPLIT.get(forward_row(problem), 0) * processors(problem.device) // problem.num_kv_heads
+
+
+def resident_workers(problem: Problem, tile: Tile) -> int:
+    """Programs a head that keep a shared query for many sequences; 0: a program a unit."""
+    if not problem.broadcast_q or packed_rows(problem) > tile.keep:
         return 0
-    return max(1, processors(problem.device) * 4 // problem.num_kv_heads)
+    if problem.device.type == "cpu":
+        return 3
+    return RESIDENT.get(forward_row(problem), 0) * processors(problem.device) // problem.num_kv_heads
 
 
 def dkdv_tile(problem: Problem) -> Tile:
@@ -79,8 +130,8 @@ def dkdv_tile(problem: Problem) -> Tile:
         return EMULATED
     wide = width(problem)
     if wide > 128:
-        return Tile(64, 32, 4, 1) if wide <= 256 else Tile(32, 16, 4, 1)
-    return Tile(128, 64, 8, 2)
+        return TILES["wide-backward" if wide <= 256 else "widest"]
+    return TILES["dkdv-grouped" if problem.group_size > 1 else "dkdv"]
 
 
 def dq_tile(problem: Problem) -> Tile:
@@ -89,27 +140,35 @@ def dq_tile(problem: Problem) -> Tile:
         return EMULATED
     wide = width(problem)
     if wide > 128:
-        return Tile(64, 32, 4, 1) if wide <= 256 else Tile(32, 16, 4, 1)
-    return Tile(128, 64, 8, 2)
+        return TILES["wide-backward" if wide <= 256 else "widest"]
+    if wide <= 64:
+        return TILES["dq-d64"]
+    return TILES["dq-long" if typical_rows(problem) > LONG else "dq-short"]
 
 
-def atomic_dq(problem: Problem) -> bool:
-    """Whether the pass over keys adds dQ with atomics, instead of a second pass over queries."""
-    return False
+def keeps_shared_query(problem: Problem) -> bool:
+    """Whether the backward can keep the whole shared query and its dQ on chip."""
+    return problem.broadcast_q and packed_rows(problem) <= (SHARED_ROWS if width(problem) <= 128 else 32)
+
+
+def shared_row(problem: Problem) -> str:
+    """The table's row for the backward of a short shared query."""
+    return "shared-64" if packed_rows(problem) <= 64 else "shared-128"
 
 
 def shared_tile(problem: Problem) -> Tile:
     """Packed rows kept (all of them), key rows a step, for the backward of a short shared query."""
-    rows = pow2(packed_rows(problem))
+    rows, wide = pow2(packed_rows(problem)), width(problem)
     if problem.device.type == "cpu":
         return Tile(rows, 16, 4, 1)
-    wide = width(problem)
     if wide > 128:
         return Tile(rows, 32 if wide <= 256 else 16, 4, 1)
-    return Tile(rows, 64, 4, 2) if rows <= 64 else Tile(rows, 64, 8, 2)
+    tile = TILES[shared_row(problem)]
+    return Tile(rows, tile.step, tile.warps, tile.stages, tile.registers)
 
 
 def shared_workers(problem: Problem) -> int:
     """Programs a key/value head of the shared query's backward."""
-    per_processor = 2 if pow2(packed_rows(problem)) <= 64 else 1
-    return max(1, processors(problem.device) * per_processor // problem.num_kv_heads)
+    if problem.device.type == "cpu":
+        return 4
+    return max(1, WORKERS[shared_row(problem)] * processors(problem.device) // problem.num_kv_heads)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from jfa.kernels.common.sequence import RUNTIME, band_of, count_edges, edge_block, load_rows, rows_of, seen_range, slack_of, visible
+from jfa.kernels.common.sequence import RUNTIME, band_of, count_edges, edge_block, load_rows, seen_range, visible
 from jfa.kernels.portable.softmax import hide, softmax_step
+from jfa.kernels.portable.tiles import read_unit
 
 
 @triton.jit
@@ -109,6 +110,84 @@ def _store_tile(
     tl.store(pointers, (acc / l[:, None]).to(out.dtype.element_ty), mask=keep[:, None] & (cols < DV)[None, :])
 
 
+@triton.jit
+def _load_queries(
+    q_ptr, begin_q, m0, len_q, kv_head, stride_qr, stride_qh, stride_qd,
+    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """A tile [BLOCK_M, BLOCK_D] of packed query rows, zeros past the sequence's end."""
+    row = m0 + tl.arange(0, BLOCK_M)
+    cols = tl.arange(0, BLOCK_D)
+    rows = q_ptr + (tl.cast(begin_q, tl.int64) + row // GROUP) * stride_qr + (kv_head * GROUP + row % GROUP) * stride_qh
+    keep = (row // GROUP < len_q)[:, None] & (cols < D)[None, :]
+    return tl.load(rows[:, None] + cols[None, :] * stride_qd, mask=keep, other=0.0)
+
+
+@triton.jit
+def _attend_unit(
+    q, k_ptr, v_ptr, out_ptr, lse_ptr, arrivals, partial_acc, partial_ml, first_out, m0, code, slot, len_q, begin_kv, len_kv,
+    kv_head, num_kv_heads, rows_out, scale, lo_start, lo_end, hi_start, hi_end, stride_kr, stride_kh, stride_kd,
+    stride_vr, stride_vh, stride_vd, stride_or, stride_oh,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
+    NEGATIVE: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One unit: walks over its keys, then writes the tile, or its part of it (whoever arrives last merges and writes)."""
+    row = m0 + tl.arange(0, BLOCK_M)
+    pos = row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    keep = pos < len_q
+    k_base = k_ptr + tl.cast(begin_kv, tl.int64) * stride_kr + kv_head * stride_kh
+    v_base = v_ptr + tl.cast(begin_kv, tl.int64) * stride_vr + kv_head * stride_vh
+
+    lo, hi = band_of(len_q, len_kv, lo_start, lo_end, hi_start, hi_end)
+    last = tl.maximum(tl.minimum((m0 + BLOCK_M - 1) // GROUP, len_q - 1), m0 // GROUP)
+    start, edges, bulk_start, bulk, end = seen_range(m0 // GROUP, last, lo, hi, len_kv, BLOCK_N, HAS_LO, HAS_HI)
+    num_edges = count_edges(edges, bulk_start, bulk, end, BLOCK_N)
+    bulk_from = 0
+    bulk_to = bulk
+    edge_from = 0
+    edge_to = num_edges
+    chunks = 1
+    chunk = 0
+    if SPLIT:
+        chunks = code & 0xFFFF
+        chunk = code >> 16
+        bulk_from = bulk * chunk // chunks
+        bulk_to = bulk * (chunk + 1) // chunks
+        edge_from = num_edges * chunk // chunks
+        edge_to = num_edges * (chunk + 1) // chunks
+
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    for i in range(bulk_from, bulk_to):
+        acc, l, m = _attend_block(
+            acc, l, m, q, k_base, v_base, bulk_start + i * BLOCK_N, pos, len_kv, lo, hi, scale,
+            stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N,
+            HAS_LO, HAS_HI, NEGATIVE, PRECISION, False,
+        )  # fmt: skip
+    for i in range(edge_from, edge_to):
+        acc, l, m = _attend_block(
+            acc, l, m, q, k_base, v_base, edge_block(i, start, edges, bulk_start, bulk, BLOCK_N), pos, len_kv, lo, hi, scale,
+            stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N,
+            HAS_LO, HAS_HI, NEGATIVE, PRECISION, True,
+        )  # fmt: skip
+
+    arrived = chunks - 1
+    if SPLIT:
+        if chunks > 1:
+            first = slot * num_kv_heads + kv_head * chunks
+            _leave_part(acc, l, m, partial_acc, partial_ml, first + chunk, BLOCK_M, BLOCK_DV)
+            tl.debug_barrier()
+            arrived = tl.atomic_add(arrivals + first, 1, sem="acq_rel")
+            if arrived == chunks - 1:
+                acc, l, m = _merge_chunks(partial_acc, partial_ml, first, chunks, BLOCK_M, BLOCK_DV)
+                tl.store(arrivals + first, 0)  # ready for the next launch with the same plan
+    if arrived == chunks - 1:
+        _store_tile(acc, l, m, out_ptr, lse_ptr, first_out, pos, head, keep, rows_out, stride_or, stride_oh, DV, BLOCK_DV)
+
+
 @triton.jit(do_not_specialize=RUNTIME)
 def forward_kernel(
     q_ptr,
@@ -121,12 +200,8 @@ def forward_kernel(
     arrivals,
     partial_acc,
     partial_ml,
-    query_offset,
-    key_offset,
     output_offset,
-    num_batches,
     rows_q,
-    rows_kv,
     rows_out,
     num_kv_heads,
     scale,
@@ -161,22 +236,11 @@ def forward_kernel(
     PRECISION: tl.constexpr,
 ):
     """This program computes one unit (all of a query tile's keys, or one chunk of them) of one key/value head."""
-    unit = tl.program_id(0) // num_kv_heads
     kv_head = tl.program_id(0) % num_kv_heads
-    if unit >= tl.load(counts):
+    used, b, tile, code, slot, begin_q, len_q, begin_kv, len_kv = read_unit(units, counts, tl.program_id(0) // num_kv_heads)
+    if not used:
         return
-    b = tl.load(units + unit * 4)
-    m0 = tl.load(units + unit * 4 + 1) * BLOCK_M
-    begin_q = 0
-    len_q = rows_q
-    begin_kv = 0
-    len_kv = 0
-    if b < num_batches:
-        begin_kv, len_kv = rows_of(key_offset, b, rows_kv)
-        if not BROADCAST:
-            begin_q, len_q = rows_of(query_offset, b, rows_q)
-    elif not BROADCAST:
-        begin_q, len_q = slack_of(query_offset, num_batches, rows_q)
+    m0 = tile * BLOCK_M
     first_out = begin_q
     if BROADCAST:
         first_out = b * rows_q
@@ -185,60 +249,41 @@ def forward_kernel(
             inside = (first_out >= 0) & (first_out + rows_q <= rows_out)
             len_q = tl.where(inside, len_q, 0)
 
-    row = m0 + tl.arange(0, BLOCK_M)
-    pos = row // GROUP
-    head = kv_head * GROUP + row % GROUP
-    keep = pos < len_q
-    cols = tl.arange(0, BLOCK_D)
-    q_rows = q_ptr + (tl.cast(begin_q, tl.int64) + pos) * stride_qr + head * stride_qh
-    q = tl.load(q_rows[:, None] + cols[None, :] * stride_qd, mask=keep[:, None] & (cols < D)[None, :], other=0.0)
-    k_base = k_ptr + tl.cast(begin_kv, tl.int64) * stride_kr + kv_head * stride_kh
-    v_base = v_ptr + tl.cast(begin_kv, tl.int64) * stride_vr + kv_head * stride_vh
+    q = _load_queries(q_ptr, begin_q, m0, len_q, kv_head, stride_qr, stride_qh, stride_qd, GROUP, D, BLOCK_D, BLOCK_M)
+    _attend_unit(
+        q, k_ptr, v_ptr, out_ptr, lse_ptr, arrivals, partial_acc, partial_ml, first_out, m0, code, slot, len_q, begin_kv, len_kv,
+        kv_head, num_kv_heads, rows_out, scale, lo_start, lo_end, hi_start, hi_end, stride_kr, stride_kh, stride_kd,
+        stride_vr, stride_vh, stride_vd, stride_or, stride_oh, GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        HAS_LO, HAS_HI, NEGATIVE, SPLIT, PRECISION,
+    )  # fmt: skip
 
-    lo, hi = band_of(len_q, len_kv, lo_start, lo_end, hi_start, hi_end)
-    last = tl.maximum(tl.minimum((m0 + BLOCK_M - 1) // GROUP, len_q - 1), m0 // GROUP)
-    start, edges, bulk_start, bulk, end = seen_range(m0 // GROUP, last, lo, hi, len_kv, BLOCK_N, HAS_LO, HAS_HI)
-    num_edges = count_edges(edges, bulk_start, bulk, end, BLOCK_N)
-    bulk_from = 0
-    bulk_to = bulk
-    edge_from = 0
-    edge_to = num_edges
-    chunks = 1
-    chunk = 0
-    if SPLIT:
-        code = tl.load(units + unit * 4 + 2)
-        chunks = code & 0xFFFF
-        chunk = code >> 16
-        bulk_from = bulk * chunk // chunks
-        bulk_to = bulk * (chunk + 1) // chunks
-        edge_from = num_edges * chunk // chunks
-        edge_to = num_edges * (chunk + 1) // chunks
 
-    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    for i in range(bulk_from, bulk_to):
-        acc, l, m = _attend_block(
-            acc, l, m, q, k_base, v_base, bulk_start + i * BLOCK_N, pos, len_kv, lo, hi, scale,
-            stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N,
-            HAS_LO, HAS_HI, NEGATIVE, PRECISION, False,
-        )  # fmt: skip
-    for i in range(edge_from, edge_to):
-        acc, l, m = _attend_block(
-            acc, l, m, q, k_base, v_base, edge_block(i, start, edges, bulk_start, bulk, BLOCK_N), pos, len_kv, lo, hi, scale,
-            stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N,
-            HAS_LO, HAS_HI, NEGATIVE, PRECISION, True,
-        )  # fmt: skip
-
-    arrived = chunks - 1
-    if SPLIT:
-        if chunks > 1:
-            first = tl.load(units + unit * 4 + 3) * num_kv_heads + kv_head * chunks
-            _leave_part(acc, l, m, partial_acc, partial_ml, first + chunk, BLOCK_M, BLOCK_DV)
-            tl.debug_barrier()
-            arrived = tl.atomic_add(arrivals + first, 1, sem="acq_rel")
-            if arrived == chunks - 1:
-                acc, l, m = _merge_chunks(partial_acc, partial_ml, first, chunks, BLOCK_M, BLOCK_DV)
-                tl.store(arrivals + first, 0)  # ready for the next launch with the same plan
-    if arrived == chunks - 1:
-        _store_tile(acc, l, m, out_ptr, lse_ptr, first_out, pos, head, keep, rows_out, stride_or, stride_oh, DV, BLOCK_DV)
+@triton.jit(do_not_specialize=RUNTIME)
+def resident_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, units, counts, arrivals, partial_acc, partial_ml, output_offset, rows_q, rows_out,
+    num_kv_heads, workers, scale, lo_start, lo_end, hi_start, hi_end, stride_qr, stride_qh, stride_qd, stride_kr, stride_kh,
+    stride_kd, stride_vr, stride_vh, stride_vd, stride_or, stride_oh,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_SLOTS: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
+    NEGATIVE: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A short shared query: this program reads Q once and keeps it for one worker's units of one head, dealt in zigzag."""
+    kv_head = tl.program_id(0) % num_kv_heads
+    worker = tl.program_id(0) // num_kv_heads
+    q = _load_queries(q_ptr, 0, 0, rows_q, kv_head, stride_qr, stride_qh, stride_qd, GROUP, D, BLOCK_D, BLOCK_M)
+    count = tl.load(counts)
+    for turn in range(tl.cdiv(count, workers)):
+        unit = turn * workers + tl.where(turn % 2 == 0, worker, workers - 1 - worker)
+        if unit < count:
+            _, b, tile, code, slot, _, _, begin_kv, len_kv = read_unit(units, counts, unit)
+            len_q = rows_q
+            first_out = b * rows_q
+            if HAS_SLOTS:
+                first_out = tl.load(output_offset + b)
+                len_q = tl.where((first_out >= 0) & (first_out + rows_q <= rows_out), len_q, 0)
+            _attend_unit(
+                q, k_ptr, v_ptr, out_ptr, lse_ptr, arrivals, partial_acc, partial_ml, first_out, 0, code, slot, len_q, begin_kv,
+                len_kv, kv_head, num_kv_heads, rows_out, scale, lo_start, lo_end, hi_start, hi_end, stride_kr, stride_kh, stride_kd,
+                stride_vr, stride_vh, stride_vd, stride_or, stride_oh, GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+                HAS_LO, HAS_HI, NEGATIVE, SPLIT, PRECISION,
+            )  # fmt: skip

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from jfa.kernels.base import Problem
 from jfa.kernels.portable import config, tiles
-from jfa.kernels.portable.backward import cast_kernel, delta_kernel, dkdv_kernel, dq_kernel
+from jfa.kernels.portable.backward import delta_kernel, dkdv_kernel, dq_kernel
 from jfa.kernels.portable.config import Tile, pow2
-from jfa.kernels.portable.forward import forward_kernel
+from jfa.kernels.portable.forward import forward_kernel, resident_kernel
 from jfa.kernels.portable.shared_query import plan_pieces, shared_dq_kernel, shared_query_kernel, sum_dq_kernel
 from jfa.kernels.portable.tiles import Units
 from jfa.masks import UNBOUNDED
 
-PIECE = 512  # keys of one piece of the shared query's backward: short enough to balance, long enough to load dO once for many
 TINY_SCALE = 2.0**-120  # stands for a scale of 0 in the exponent, where -inf * 0 would be NaN
 
 
@@ -63,8 +62,9 @@ def forward(
     units: Units | None = None,
     tile: Tile | None = None,
     workers: int | None = None,
+    resident: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse) of one call."""
+    """(out, lse) of one call. The last three override :mod:`.config`, for sweeps."""
     out, lse = _new_outputs(problem, q)
     if problem.num_batches == 0 or problem.rows_out == 0:
         return out.zero_(), lse.fill_(-math.inf)
@@ -75,41 +75,24 @@ def forward(
         parts = units.slots * problem.num_kv_heads
         block_dv = pow2(problem.head_dim_v)
         partial = torch.empty(parts * tile.keep * (block_dv + 2), dtype=torch.float32, device=q.device)
-        forward_kernel[(units.capacity * problem.num_kv_heads,)](
-            q,
-            k,
-            v,
-            out,
-            lse,
-            units.units,
-            units.counts,
-            units.arrivals,
-            partial,
-            partial[parts * tile.keep * block_dv :],
-            problem.query_offset,
-            problem.key_offset,
-            problem.output_offset,
-            problem.num_batches,
-            problem.rows_q,
-            problem.rows_kv,
-            problem.rows_out,
-            problem.num_kv_heads,
-            scale_log2(problem),
-            *band_arguments(problem),
-            *q.stride(),
-            *k.stride(),
-            *v.stride(),
-            *out.stride()[:2],
+        tensors = q, k, v, out, lse, units.units, units.counts, units.arrivals, partial, partial[parts * tile.keep * block_dv :]
+        scalars = scale_log2(problem), *band_arguments(problem), *q.stride(), *k.stride(), *v.stride(), *out.stride()[:2]
+        options = dict(
             BLOCK_M=tile.keep,
             BLOCK_N=tile.step,
-            BROADCAST=problem.broadcast_q,
             HAS_SLOTS=problem.output_offset is not None,
             NEGATIVE=problem.sm_scale < 0,
             SPLIT=units.slots > 0,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
+            **tile.launch,
             **constants(problem),
         )
+        rows = problem.output_offset, problem.rows_q, problem.rows_out, problem.num_kv_heads
+        resident = config.resident_workers(problem, tile) if resident is None else resident
+        if resident:
+            resident_kernel[(resident * problem.num_kv_heads,)](*tensors, *rows, resident, *scalars, **options)
+        else:
+            grid = (units.capacity * problem.num_kv_heads,)
+            forward_kernel[grid](*tensors, *rows, *scalars, BROADCAST=problem.broadcast_q, **options)
     return out, lse
 
 
@@ -131,32 +114,29 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, needs=(True, True,
     dlse = None if dlse is None else dlse.contiguous()
     out, lse = out.contiguous(), lse.contiguous()
     with on_device(q):
-        if problem.broadcast_q and config.packed_rows(problem) <= config.SHARED_ROWS:
+        if config.keeps_shared_query(problem):
             return shared_query_backward(problem, dout, dlse, q, k, v, out, lse)
         delta = torch.empty_like(lse)
         query_units, key_units = lists or (None, None)
         if problem.broadcast_q:
             dq = shared_dq(problem, dout, dlse, q, k, v, out, lse, delta)
-        elif config.atomic_dq(problem) and needs[0] and any(needs[1:]):
-            return atomic_backward(problem, dout, dlse, q, k, v, out, lse, delta, key_units)
         elif needs[0]:
             dq = dq_pass(problem, dout, dlse, q, k, v, out, lse, delta, query_units)
         else:
             dq = None
-            delta_pass(problem, dout, dlse, out, delta, None)
+            delta_pass(problem, dout, dlse, out, delta)
         if not any(needs[1:]):
             return dq, None, None
-        dk, dv = dkdv_pass(problem, dout, q, k, v, lse, delta, None, key_units)
+        dk, dv = dkdv_pass(problem, dout, q, k, v, lse, delta, key_units)
     return dq, dk, dv
 
 
-def delta_pass(problem: Problem, dout, dlse, out, delta, dq_sum) -> None:
-    """delta of every output row; clears dq_sum [rows_q, H, D] beside it where there is one."""
+def delta_pass(problem: Problem, dout, dlse, out, delta) -> None:
+    """delta of every output row."""
     block = 64
     delta_kernel[(triton.cdiv(problem.rows_out, block) * problem.num_heads,)](
-        out, dout, dlse, delta, dq_sum, problem.rows_out, problem.num_heads, *out.stride()[:2], *dout.stride(),
-        D=problem.head_dim, DV=problem.head_dim_v, BLOCK_D=pow2(problem.head_dim), BLOCK_DV=pow2(problem.head_dim_v),
-        BLOCK_M=block, HAS_DLSE=dlse is not None, ZERO_DQ=dq_sum is not None,
+        out, dout, dlse, delta, problem.rows_out, problem.num_heads, *out.stride()[:2], *dout.stride(),
+        DV=problem.head_dim_v, BLOCK_DV=pow2(problem.head_dim_v), BLOCK_M=block, HAS_DLSE=dlse is not None,
     )  # fmt: skip
 
 
@@ -167,39 +147,29 @@ def dq_pass(problem: Problem, dout, dlse, q, k, v, out, lse, delta, units=None, 
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     dq_kernel[(units.capacity * problem.num_kv_heads,)](
         q, k, v, out, dout, lse, dlse, delta, dq, units.units, units.counts,
-        problem.query_offset, problem.key_offset, problem.num_batches, problem.rows_q, problem.rows_kv, problem.num_kv_heads,
+        problem.rows_q, problem.num_kv_heads,
         scale_log2(problem), problem.sm_scale, *band_arguments(problem), *q.stride(), *k.stride(), *v.stride(),
         *out.stride()[:2], *dout.stride(), BLOCK_M=tile.keep, BLOCK_N=tile.step, HAS_DLSE=dlse is not None,
-        num_warps=tile.warps, num_stages=tile.stages, **constants(problem),
+        **tile.launch, **constants(problem),
     )  # fmt: skip
     return dq
 
 
-def dkdv_pass(problem: Problem, dout, q, k, v, lse, delta, dq_sum=None, units=None, tile: Tile | None = None):
-    """dK and dV by a pass over key tiles; adds dQ into dq_sum (fp32) where there is one."""
+def dkdv_pass(problem: Problem, dout, q, k, v, lse, delta, units=None, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
+    """(dK, dV) by a pass over key tiles."""
     tile = tile or config.dkdv_tile(problem)
     units = units or tiles.key_units(problem, tile.keep, tile.step)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     dkdv_kernel[(units.capacity * problem.num_kv_heads,)](
-        q, k, v, dout, lse, delta, dk, dv, dq_sum, units.units, units.counts,
-        problem.query_offset, problem.key_offset, problem.output_offset, problem.num_batches, problem.rows_q, problem.rows_kv,
-        problem.rows_out, problem.num_kv_heads, scale_log2(problem), problem.sm_scale, *band_arguments(problem),
+        q, k, v, dout, lse, delta, dk, dv, units.units, units.counts,
+        problem.output_offset, problem.num_batches, problem.rows_q, problem.rows_out, problem.num_kv_heads,
+        scale_log2(problem), problem.sm_scale, *band_arguments(problem),
         *q.stride(), *k.stride(), *v.stride(), *dout.stride(), BLOCK_M=tile.step, BLOCK_N=tile.keep,
-        BROADCAST=problem.broadcast_q, HAS_SLOTS=problem.output_offset is not None, ATOMIC_DQ=dq_sum is not None,
-        num_warps=tile.warps, num_stages=tile.stages, **constants(problem),
+        BROADCAST=problem.broadcast_q, HAS_SLOTS=problem.output_offset is not None,
+        **tile.launch, **constants(problem),
     )  # fmt: skip
     return dk, dv
-
-
-def atomic_backward(problem: Problem, dout, dlse, q, k, v, out, lse, delta, units=None, tile: Tile | None = None):
-    """(dq, dk, dv) in one pass over key tiles, dQ added up with atomics in fp32."""
-    dq_sum = torch.empty(q.shape, dtype=torch.float32, device=q.device)
-    delta_pass(problem, dout, dlse, out, delta, dq_sum)
-    dk, dv = dkdv_pass(problem, dout, q, k, v, lse, delta, dq_sum, units, tile)
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    cast_kernel[(triton.cdiv(dq.numel(), 4096),)](dq_sum, dq, dq.numel(), problem.sm_scale, BLOCK=4096)
-    return dq, dk, dv
 
 
 # ------------------------------------------------------------------------------------------------------------ shared query
@@ -207,12 +177,12 @@ def shared_query_backward(problem: Problem, dout, dlse, q, k, v, out, lse, tile:
     """(dq, dk, dv) of a short shared query: Q and dQ stay on chip."""
     tile = tile or config.shared_tile(problem)
     workers = workers or config.shared_workers(problem)
-    capacity = triton.cdiv(problem.rows_kv, PIECE) + problem.num_batches + 1
+    capacity = triton.cdiv(problem.rows_kv, config.PIECE) + problem.num_batches + 1
     pieces = torch.empty(2 * capacity + 1, dtype=torch.int32, device=q.device)
     counts = pieces[2 * capacity :]
     plan_pieces[(triton.cdiv(problem.num_batches + 1, tiles.SEQUENCES),)](
-        pieces, counts, problem.key_offset, problem.num_batches, problem.rows_kv, capacity,
-        PIECE=PIECE, SEQUENCES=tiles.SEQUENCES, SCAN=tiles.SCAN,
+        pieces, counts, problem.key_offset, problem.num_batches, problem.rows_kv, capacity, config.PIECE,
+        **tiles.planner_options(problem.num_batches + 1),
     )  # fmt: skip
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -220,10 +190,11 @@ def shared_query_backward(problem: Problem, dout, dlse, q, k, v, out, lse, tile:
     shared_query_kernel[(workers * problem.num_kv_heads,)](
         q, k, v, out, dout, lse, dlse, dk, dv, partial, pieces, counts,
         problem.key_offset, problem.output_offset, problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out,
-        problem.num_kv_heads, workers, scale_log2(problem), problem.sm_scale, *band_arguments(problem),
+        problem.num_kv_heads, workers, config.PIECE, scale_log2(problem), problem.sm_scale, *band_arguments(problem),
         *q.stride(), *k.stride(), *v.stride(), *out.stride()[:2], *dout.stride(),
-        BLOCK_R=tile.keep, BLOCK_N=tile.step, PIECE=PIECE, KEYS_FIRST=tile.keep < 64, HAS_SLOTS=problem.output_offset is not None,
-        HAS_DLSE=dlse is not None, num_warps=tile.warps, num_stages=tile.stages, **constants(problem),
+        BLOCK_R=tile.keep, BLOCK_N=tile.step, KEYS_FIRST=tile.keep < 64,
+        HAS_SLOTS=problem.output_offset is not None,
+        HAS_DLSE=dlse is not None, **tile.launch, **constants(problem),
     )  # fmt: skip
     return _sum_partials(problem, partial, q, tile.keep, workers), dk, dv
 
@@ -240,7 +211,7 @@ def shared_dq(problem: Problem, dout, dlse, q, k, v, out, lse, delta, tile: Tile
         problem.num_kv_heads, workers, count, scale_log2(problem), *band_arguments(problem),
         *q.stride(), *k.stride(), *v.stride(), *out.stride()[:2], *dout.stride(),
         BLOCK_M=tile.keep, BLOCK_N=tile.step, HAS_SLOTS=problem.output_offset is not None, HAS_DLSE=dlse is not None,
-        num_warps=tile.warps, num_stages=tile.stages, **constants(problem),
+        **tile.launch, **constants(problem),
     )  # fmt: skip
     return _sum_partials(problem, partial, q, count * tile.keep, workers)
 

@@ -19,29 +19,29 @@ from jfa.kernels.portable.backward import dq_block, load_packed, load_packed_sca
 
 
 @triton.jit
-def _pieces_of(b, key_offset, num_batches, rows_kv, PIECE: tl.constexpr):
+def _pieces_of(b, key_offset, num_batches, rows_kv, piece):
     """(whole pieces, rows left over) of sequences b (a block); the slack at B, nothing past it."""
     begin = tl.minimum(tl.maximum(tl.load(key_offset + b, mask=b <= num_batches, other=0), 0), rows_kv)
     end = tl.minimum(tl.load(key_offset + b + 1, mask=b < num_batches, other=0), rows_kv)
     length = tl.where(b < num_batches, tl.maximum(end - begin, 0), tl.where(b == num_batches, rows_kv - begin, 0))
-    return length // PIECE, length % PIECE
+    return length // piece, length % piece
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def plan_pieces(
-    pieces, counts, key_offset, num_batches, rows_kv, capacity,
-    PIECE: tl.constexpr, SEQUENCES: tl.constexpr, SCAN: tl.constexpr,
+    pieces, counts, key_offset, num_batches, rows_kv, capacity, piece,
+    SEQUENCES: tl.constexpr, SCAN: tl.constexpr,
 ):  # fmt: skip
     """This program places SEQUENCES sequences' pieces (sequence, first key): whole pieces first, then the rests, longest first."""
     i = tl.program_id(0) * SEQUENCES + tl.arange(0, SEQUENCES)
-    whole_i, rest_i = _pieces_of(i, key_offset, num_batches, rows_kv, PIECE)
+    whole_i, rest_i = _pieces_of(i, key_offset, num_batches, rows_kv, piece)
     place = tl.zeros([SEQUENCES], tl.int32)
     rank = tl.zeros([SEQUENCES], tl.int32)
     wholes = tl.zeros([SCAN], tl.int32)
     rests = tl.zeros([SCAN], tl.int32)
     for j0 in range(0, num_batches + 1, SCAN):
         j = j0 + tl.arange(0, SCAN)
-        whole, rest = _pieces_of(j, key_offset, num_batches, rows_kv, PIECE)
+        whole, rest = _pieces_of(j, key_offset, num_batches, rows_kv, piece)
         earlier = j[None, :] < i[:, None]
         longer = (rest[None, :] > rest_i[:, None]) | ((rest[None, :] == rest_i[:, None]) & earlier)
         place += tl.sum(tl.where(earlier, whole[None, :], 0), 1)
@@ -56,11 +56,11 @@ def plan_pieces(
         at = place[:, None] + t
         keep = (t < whole_i[:, None]) & (at < capacity)
         tl.store(pieces + at * 2, tl.broadcast_to(i[:, None], (SEQUENCES, 16)), mask=keep)
-        tl.store(pieces + at * 2 + 1, t * PIECE + tl.zeros([SEQUENCES, 16], tl.int32), mask=keep)
+        tl.store(pieces + at * 2 + 1, t * piece + tl.zeros([SEQUENCES, 16], tl.int32), mask=keep)
     at = total + rank
     keep = (rest_i > 0) & (at < capacity)
     tl.store(pieces + at * 2, i, mask=keep)
-    tl.store(pieces + at * 2 + 1, whole_i * PIECE, mask=keep)
+    tl.store(pieces + at * 2 + 1, whole_i * piece, mask=keep)
 
 
 @triton.jit
@@ -106,12 +106,12 @@ def _piece_block(
 @triton.jit(do_not_specialize=RUNTIME)
 def shared_query_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, lse_ptr, dlse_ptr, dk_ptr, dv_ptr, dq_partial_ptr, pieces, counts,
-    key_offset, output_offset, num_batches, rows_q, rows_kv, rows_out, num_kv_heads, workers, scale, sm_scale,
+    key_offset, output_offset, num_batches, rows_q, rows_kv, rows_out, num_kv_heads, workers, piece, scale, sm_scale,
     lo_start, lo_end, hi_start, hi_end, stride_qr, stride_qh, stride_qd, stride_kr, stride_kh, stride_kd,
     stride_vr, stride_vh, stride_vd, stride_or, stride_oh, stride_dr, stride_dh, stride_dd,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, PIECE: tl.constexpr, KEYS_FIRST: tl.constexpr,
-    HAS_SLOTS: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_DLSE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, KEYS_FIRST: tl.constexpr, HAS_SLOTS: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_DLSE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """This program walks over one worker's pieces of one key/value head, dealt in zigzag from the list."""
     worker = tl.program_id(0) // num_kv_heads
@@ -155,7 +155,7 @@ def shared_query_kernel(
             lo, hi = band_of(rows_q, len_kv, lo_start, lo_end, hi_start, hi_end)
             k_base = k_ptr + tl.cast(begin_kv, tl.int64) * stride_kr + kv_head * stride_kh
             v_base = v_ptr + tl.cast(begin_kv, tl.int64) * stride_vr + kv_head * stride_vh
-            for n0 in range(c0, tl.minimum(c0 + PIECE, len_kv), BLOCK_N):
+            for n0 in range(c0, tl.minimum(c0 + piece, len_kv), BLOCK_N):
                 dq = _piece_block(
                     dq, q, do, lse, delta, pos, k_base, v_base, dk_ptr, dv_ptr, begin_kv, n0, len_kv, live_kv, lo, hi,
                     kv_head, num_kv_heads, scale, sm_scale, stride_kr, stride_kd, stride_vr, stride_vd,

@@ -4,8 +4,10 @@ A sort would need several launches, each as long as a small attention itself. In
 counts the units of all sequences that come before it. That is B * B comparisons, spread over many programs; from some
 thousand sequences on torch sorts instead. Nothing here waits for the device, so a CUDA graph can hold it.
 
-A list is int32 [capacity, 4]: sequence, tile, chunk << 16 | chunks, first partial slot. ``counts`` holds how many are used.
-The rows past the last sequence ("slack") are one more sequence, number B, with nothing on the other side: its tiles write zeros.
+A list is int32 [capacity, 8]: sequence, tile, chunk << 16 | chunks, first partial slot, then the first row and the number of
+rows on the tiles' side and on the other, inside the tensors whatever the offsets say: so a program needs one load before it can
+fetch its first keys. ``counts`` holds how many entries are used. The rows past the last sequence ("slack") are one more
+sequence, number B, with nothing on the other side: its tiles write zeros.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from jfa.kernels.base import Problem
 from jfa.kernels.common.sequence import RUNTIME
 from jfa.masks import UNBOUNDED, Band
 
-SEQUENCES = 16  # sequences that one program of the planner places
-SCAN = 256  # sequences that it looks at in one step
+WORDS = tl.constexpr(8)  # of an entry
+SEQUENCES = 4  # sequences that one program of the planner places
+SCANS = (256, 1024)  # sequences that it looks at in one step: the first that holds them all, else the last
 LEAST_CHUNK = 256  # keys: shorter chunks cost more in merging than they save
 SORT_FROM = 8192  # sequences from which on a sort is quicker than comparing all with all (modelled: some 100 us of comparisons)
 
@@ -32,7 +35,7 @@ class Units:
     """A list of units for one launch."""
 
     words: Tensor  # the one allocation behind the next three
-    units: Tensor  # [capacity * 4] int32
+    units: Tensor  # [capacity * 8] int32
     counts: Tensor  # [1] int32
     arrivals: Tensor  # [slots * kv_heads] int32 zeros: how many chunks of a split tile have arrived
     capacity: int
@@ -42,47 +45,31 @@ class Units:
     def of(cls, words: Tensor, room: tuple[int, int]) -> Units:
         """The views of a list with ``room`` = (capacity, slots)."""
         capacity, slots = room
-        return cls(words, words[: capacity * 4], words[capacity * 4 : capacity * 4 + 1], words[capacity * 4 + 1 :], capacity, slots)
+        end = capacity * WORDS.value
+        return cls(words, words[:end], words[end : end + 1], words[end + 1 :], capacity, slots)
 
 
 @triton.jit
-def _lengths(
-    b, tile_offset, other_offset, num_batches, tile_rows, other_rows, TILE_SHARED: tl.constexpr, OTHER_SHARED: tl.constexpr
-):
-    """(rows to cut into tiles, rows of the other side) of sequences b (a block); 0 past the last one, and the slack at B."""
+def _span(b, offset, num_batches, rows, SHARED: tl.constexpr, SLACK: tl.constexpr):
+    """(first row, number of rows) of sequences b (a block), inside the tensor; number B has the slack or nothing, more nothing."""
     real = b < num_batches
-    if TILE_SHARED:
-        mine = tl.where(real, tile_rows, 0)
-    else:
-        begin = tl.minimum(tl.maximum(tl.load(tile_offset + b, mask=b <= num_batches, other=0), 0), tile_rows)
-        end = tl.minimum(tl.load(tile_offset + b + 1, mask=real, other=0), tile_rows)
-        mine = tl.where(real, tl.maximum(end - begin, 0), tl.where(b == num_batches, tile_rows - begin, 0))
-    if OTHER_SHARED:
-        other = tl.where(real, other_rows, 0)
-    else:
-        begin = tl.minimum(tl.maximum(tl.load(other_offset + b, mask=real, other=0), 0), other_rows)
-        end = tl.minimum(tl.load(other_offset + b + 1, mask=real, other=0), other_rows)
-        other = tl.maximum(end - begin, 0)
-    return mine, other
+    if SHARED:
+        return tl.zeros_like(b), tl.where(real, rows, 0)
+    begin = tl.minimum(tl.maximum(tl.load(offset + b, mask=b <= num_batches, other=0), 0), rows)
+    end = tl.minimum(tl.load(offset + b + 1, mask=real, other=0), rows)
+    if SLACK:
+        end = tl.where(b == num_batches, rows, end)
+    return begin, tl.maximum(end - begin, 0)
 
 
 @triton.jit
 def _shape_of(
-    b,
-    tile_offset,
-    other_offset,
-    num_batches,
-    tile_rows,
-    other_rows,
-    width_limit,
-    TILE_SHARED: tl.constexpr,
-    OTHER_SHARED: tl.constexpr,
-    PACK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OTHER_BLOCK: tl.constexpr,
-):
+    b, tile_offset, other_offset, num_batches, tile_rows, other_rows, width_limit,
+    TILE_SHARED: tl.constexpr, OTHER_SHARED: tl.constexpr, PACK: tl.constexpr, BLOCK: tl.constexpr, OTHER_BLOCK: tl.constexpr,
+):  # fmt: skip
     """(tiles, blocks that the longest of them visits) of sequences b."""
-    mine, other = _lengths(b, tile_offset, other_offset, num_batches, tile_rows, other_rows, TILE_SHARED, OTHER_SHARED)
+    mine = _span(b, tile_offset, num_batches, tile_rows, TILE_SHARED, True)[1]
+    other = _span(b, other_offset, num_batches, other_rows, OTHER_SHARED, False)[1]
     return tl.cdiv(mine * PACK, BLOCK), tl.cdiv(tl.minimum(other, width_limit), OTHER_BLOCK)
 
 
@@ -163,18 +150,35 @@ def plan_units(
         all_units += tiles * chunks
     tl.store(counts, tl.minimum(tl.sum(all_units, 0), capacity))
 
+    begin, length = _span(i, tile_offset, num_batches, tile_rows, TILE_SHARED, True)
+    other_begin, other_length = _span(i, other_offset, num_batches, other_rows, OTHER_SHARED, False)
     steps = tl.arange(0, 16)[None, :]
     for t0 in range(0, tl.max(tiles_i * chunks_i, 0), 16):
         t = t0 + steps
         at = place[:, None] + t
         keep = (t < (tiles_i * chunks_i)[:, None]) & (at < capacity)
         tile = t // chunks_i[:, None]
-        entry = units + at * 4
-        tl.store(entry, tl.broadcast_to(i[:, None], (SEQUENCES, 16)), mask=keep)
         # The last rows of a causal tile see most keys, the first rows of a key tile are seen by most queries.
-        tl.store(entry + 1, tl.where(LAST_FIRST, tiles_i[:, None] - 1 - tile, tile), mask=keep)
+        shown = tl.where(LAST_FIRST, tiles_i[:, None] - 1 - tile, tile)
+        entry = units + at * WORDS
+        everywhere = tl.zeros_like(t)
+        tl.store(entry, i[:, None] + everywhere, mask=keep)
+        tl.store(entry + 1, shown, mask=keep)
         tl.store(entry + 2, ((t % chunks_i[:, None]) << 16) | chunks_i[:, None], mask=keep)
         tl.store(entry + 3, slot[:, None] + tile * chunks_i[:, None], mask=keep)
+        tl.store(entry + 4, begin[:, None] + everywhere, mask=keep)
+        tl.store(entry + 5, length[:, None] + everywhere, mask=keep)
+        tl.store(entry + 6, other_begin[:, None] + everywhere, mask=keep)
+        tl.store(entry + 7, other_length[:, None] + everywhere, mask=keep)
+
+
+@triton.jit
+def read_unit(units, counts, unit):
+    """(is it used, sequence, tile, chunk code, slot, first row, rows, first row of the other side, rows): one load deep."""
+    entry = units + unit * WORDS
+    used = unit < tl.load(counts)
+    b, tile, code, slot = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3)
+    return used, b, tile, code, slot, tl.load(entry + 4), tl.load(entry + 5), tl.load(entry + 6), tl.load(entry + 7)
 
 
 # ------------------------------------------------------------------------------------------------------------- on the host
@@ -219,7 +223,7 @@ class _Side:
 
 def _build(problem: Problem, side: _Side, other: _Side, width: int, room: tuple[int, int], last_first: bool) -> Units:
     capacity, slots = room
-    words = torch.empty(capacity * 4 + 1 + slots * problem.num_kv_heads, dtype=torch.int32, device=problem.device)
+    words = torch.empty(capacity * WORDS.value + 1 + slots * problem.num_kv_heads, dtype=torch.int32, device=problem.device)
     out = Units.of(words, room)
     # On the emulator short tests are to split as well.
     least_chunk = max(1, (LEAST_CHUNK if problem.device.type == "cuda" else 64) // other.block)
@@ -250,37 +254,49 @@ def _build(problem: Problem, side: _Side, other: _Side, width: int, room: tuple[
         OTHER_BLOCK=other.block,
         SPLIT=slots > 0,
         LAST_FIRST=last_first,
-        SEQUENCES=SEQUENCES,
-        SCAN=SCAN,
+        **planner_options(sequences),
     )
     return out
 
 
+def planner_options(sequences: int) -> dict:
+    """Constexprs of a planner that looks at all sequences in one step where that is possible, with short code per thread."""
+    scan = SCANS[0] if sequences <= SCANS[0] else SCANS[1]
+    return dict(SEQUENCES=SEQUENCES, SCAN=scan, num_warps=scan // 128)
+
+
 def _sorted_units(out: Units, problem: Problem, side: _Side, other: _Side, width: int, last_first: bool) -> None:
     """The list of :func:`plan_units`, unsplit, by a sort: for very many sequences."""
-    mine, theirs = _clamped(side, problem), _clamped(other, problem)
-    if not side.shared:
-        slack = (side.rows - side.offset[-1:].long().clamp(0, side.rows))
-        mine, theirs = torch.cat([mine, slack]), torch.cat([theirs, torch.zeros_like(slack)])
+    begin, mine = _spans(side, problem, slack=not side.shared)
+    other_begin, theirs = _spans(other, problem, slack=False, pad=not side.shared)
     tiles = -(-mine * side.pack // side.block)
     cost = -(-theirs.clamp(max=width) // other.block)
     order = torch.sort(cost, descending=True, stable=True).indices
     ends = torch.cumsum(tiles[order], 0)
     unit = torch.arange(out.capacity, device=problem.device)
     at = torch.searchsorted(ends, unit, right=True).clamp(max=len(order) - 1)
-    sequence = order[at]
-    tile = unit - (ends[at] - tiles[sequence])
-    tile = tiles[sequence] - 1 - tile if last_first else tile
-    ones = torch.ones_like(unit)
-    out.units.copy_(torch.stack([sequence, tile, ones, 0 * ones], 1).flatten())
+    seq = order[at]
+    tile = unit - (ends[at] - tiles[seq])
+    tile = tiles[seq] - 1 - tile if last_first else tile
+    one = torch.ones_like(unit)
+    words = [seq, tile, one, 0 * one, begin[seq], mine[seq], other_begin[seq], theirs[seq]]
+    out.units.copy_(torch.stack(words, 1).flatten())
     out.counts.copy_(ends[-1:].clamp(max=out.capacity))
 
 
-def _clamped(side: _Side, problem: Problem) -> Tensor:
+def _spans(side: _Side, problem: Problem, slack: bool, pad: bool = False) -> tuple[Tensor, Tensor]:
+    """(first row, number of rows) of all sequences on one side, and of the slack (or nothing, ``pad``) after them."""
+    batches = problem.num_batches
     if side.shared:
-        return torch.full((problem.num_batches,), side.rows, device=problem.device, dtype=torch.int64)
-    inside = side.offset.long().clamp(0, side.rows)
-    return (inside[1:] - inside[:-1]).clamp(min=0)
+        begin = torch.zeros(batches, device=problem.device, dtype=torch.int64)
+        length = torch.full_like(begin, side.rows)
+    else:
+        inside = side.offset.long().clamp(0, side.rows)
+        inside = torch.cat([inside, torch.full_like(inside[:1], side.rows)]) if slack else inside
+        begin, length = inside[:-1], (inside[1:] - inside[:-1]).clamp(min=0)
+    if pad and begin.numel() == batches:
+        begin, length = (torch.cat([x, torch.zeros_like(x[:1])]) for x in (begin, length))
+    return begin, length
 
 
 def _band_width(band: Band, rows: int) -> int:
