@@ -1,0 +1,301 @@
+"""The op as its users meet it: arguments, gradients, torch.compile, nested tensors. On the CPU, by the reference backend."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from attention_cases import Case, judge, random_case
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
+
+import jfa
+from jfa.attention import jagged_flash_attention
+from jfa.layout import offsets_from_lengths
+
+LEN_Q, LEN_KV = [5, 0, 3, 17], [4, 6, 0, 9]
+
+
+def call(len_q=LEN_Q, len_kv=LEN_KV, heads=4, kv_heads=2, dim=8, dim_v=None, shared=0, dtype=torch.float32, **options):
+    """Keyword arguments of a random call."""
+    torch.manual_seed(0)
+    rows = lambda n, h, d: torch.randn(n, h, d, dtype=dtype, requires_grad=True)
+    return dict(
+        query=rows(shared or sum(len_q), heads, dim),
+        key=rows(sum(len_kv), kv_heads, dim),
+        value=rows(sum(len_kv), kv_heads, dim_v or dim),
+        query_offset=None if shared else offsets_from_lengths(len_q),
+        key_offset=offsets_from_lengths(len_kv),
+        broadcast_q=bool(shared),
+        **options,
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- numbers
+@given(seed=st.integers(0, 10**6), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+@hypothesis_settings(max_examples=30)
+def test_random_problems_agree_with_fp64(seed, dtype):
+    judge(random_case(seed, dtype))
+
+
+def test_query_heads_read_their_groups_head():
+    arguments = call([3], [4], heads=6, kv_heads=2)
+    values = torch.stack([torch.full((4, 8), 1.0), torch.full((4, 8), 2.0)], 1)
+    out = jagged_flash_attention(**{**arguments, "value": values})
+    torch.testing.assert_close(out[0, :, 0], torch.tensor([1.0, 1, 1, 2, 2, 2]))
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        (dict(window_size=2), [3, 4, 5, 5, 4, 3]),
+        (dict(window_size=0), [1] * 6),
+        (dict(causal=True), [1, 2, 3, 4, 5, 6]),
+        (dict(causal=True, window_size=1), [1, 2, 2, 2, 2, 2]),
+        (dict(window_size=(1, 0)), [1, 2, 2, 2, 2, 2]),
+        (dict(window_size=(-1, 1)), [2, 3, 4, 5, 6, 6]),
+        (dict(window_size=10_000), [6] * 6),
+    ],
+)
+def test_masks_are_inclusive(options, seen):
+    arguments = call([6], [6], heads=1, kv_heads=1, dim=6, sm_scale=0.0, **options)
+    out = jagged_flash_attention(**{**arguments, "value": torch.eye(6)[:, None]})
+    assert (out[:, 0] > 1e-6).sum(1).tolist() == seen
+
+
+def test_causal_aligns_the_ends_and_top_left_the_starts():
+    eye = torch.eye(5)[:, None]
+    seen = {}
+    for causal in (True, "bottom_right", "top_left"):
+        arguments = call([2], [5], heads=1, kv_heads=1, dim=5, sm_scale=0.0, causal=causal)
+        seen[causal] = (jagged_flash_attention(**{**arguments, "value": eye})[:, 0] > 1e-6).sum(1).tolist()
+    assert seen == {True: [4, 5], "bottom_right": [4, 5], "top_left": [1, 2]}
+
+
+def test_queries_without_keys_give_zero_and_minus_infinity():
+    arguments = call([4, 3], [0, 5])
+    out, lse = jagged_flash_attention(**arguments, return_lse=True)
+    assert (out[:4] == 0).all() and (lse[:, :4] == -math.inf).all() and torch.isfinite(lse[:, 4:]).all()
+    out.sum().backward()
+    assert (arguments["query"].grad[:4] == 0).all()
+
+
+def test_rows_past_the_last_offset_are_zero_and_get_no_gradient():
+    arguments = call([3, 7], [4, 8])
+    arguments.update(query_offset=torch.tensor([0, 3, 8]).int(), key_offset=torch.tensor([0, 4, 10]).int())
+    out = jagged_flash_attention(**arguments)
+    out.sum().backward()
+    assert (out[8:] == 0).all()
+    for name, end in (("query", 8), ("key", 10), ("value", 10)):
+        assert (arguments[name].grad[end:] == 0).all()
+
+
+def test_shared_query_places_its_rows_by_output_offset():
+    plain = jagged_flash_attention(**call(shared=3))
+    slots = torch.tensor([9, 0, 6, 3, 12]).int()
+    moved = jagged_flash_attention(**call(shared=3), output_offset=slots)
+    for b, start in enumerate(slots[:-1].tolist()):
+        torch.testing.assert_close(moved[start : start + 3], plain[b * 3 : b * 3 + 3])
+
+
+def test_merging_two_halves_by_their_lse_is_the_whole_with_gradients():
+    arguments = call([4, 6], [10, 8])
+    whole = jagged_flash_attention(**arguments)
+    inputs = [arguments[n] for n in ("query", "key", "value")]
+    grad = torch.randn_like(whole)
+    expected = torch.autograd.grad(whole, inputs, grad)
+    halves = []
+    for rows in (torch.tensor([0, 1, 2, 3, 4, 10, 11, 12]), torch.tensor([5, 6, 7, 8, 9, 13, 14, 15, 16, 17])):
+        kv_offset = offsets_from_lengths([int((rows < 10).sum()), int((rows >= 10).sum())])
+        query, key, value = inputs[0], inputs[1][rows], inputs[2][rows]
+        halves.append(jagged_flash_attention(query, key, value, arguments["query_offset"], kv_offset, return_lse=True))
+    lse = torch.stack([lse for _, lse in halves])
+    weight = torch.softmax(lse, 0).permute(0, 2, 1)[..., None]
+    merged = sum(w * out for w, (out, _) in zip(weight, halves))
+    torch.testing.assert_close(merged, whole)
+    for got, want in zip(torch.autograd.grad(merged, inputs, grad), expected):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------------------- autograd
+@pytest.mark.parametrize("shared", [0, 3])
+def test_gradcheck_in_fp64(shared):
+    arguments = call([2, 3], [3, 2], heads=2, kv_heads=1, dim=4, shared=shared, dtype=torch.float64)
+    inputs = [arguments.pop(n) for n in ("query", "key", "value")]
+    assert torch.autograd.gradcheck(lambda q, k, v: jagged_flash_attention(q, k, v, **arguments, return_lse=True), inputs)
+
+
+@pytest.mark.parametrize("wanted", ["query", "key", "value", "query key", "key value"])
+def test_gradients_only_for_what_requires_them(wanted):
+    arguments = call()
+    full = jagged_flash_attention(**arguments)
+    expected = dict(zip(("query", "key", "value"), torch.autograd.grad(full.sum(), [arguments[n] for n in ("query", "key", "value")])))
+    for name in expected:
+        arguments[name] = arguments[name].detach().requires_grad_(name in wanted)
+    jagged_flash_attention(**arguments).sum().backward()
+    for name, grad in expected.items():
+        if name in wanted:
+            torch.testing.assert_close(arguments[name].grad, grad)
+        else:
+            assert arguments[name].grad is None
+
+
+def test_an_input_used_twice_gets_both_gradients():
+    x = torch.randn(12, 2, 8, requires_grad=True)
+    offsets = offsets_from_lengths([5, 7])
+    jagged_flash_attention(x, x, x, offsets, offsets).sum().backward()
+    parts = [x.detach().clone().requires_grad_() for _ in range(3)]
+    jagged_flash_attention(*parts, offsets, offsets).sum().backward()
+    torch.testing.assert_close(x.grad, sum(p.grad for p in parts))
+
+
+def test_activation_checkpointing_gives_the_same_gradients():
+    arguments = call()
+    run = lambda q: jagged_flash_attention(**{**arguments, "query": q}).square().sum()
+    (expected,) = torch.autograd.grad(run(arguments["query"]), arguments["query"])
+    (got,) = torch.autograd.grad(checkpoint(run, arguments["query"], use_reentrant=False), arguments["query"])
+    torch.testing.assert_close(got, expected)
+
+
+def test_changing_an_input_in_place_before_backward_is_an_error():
+    arguments = call()
+    leaf = arguments["query"]
+    arguments["query"] = leaf * 1.0
+    out = jagged_flash_attention(**arguments)
+    arguments["query"].mul_(3)
+    with pytest.raises(RuntimeError, match="inplace"):
+        out.sum().backward()
+
+
+def test_only_lse_may_be_used():
+    arguments = call()
+    _, lse = jagged_flash_attention(**arguments, return_lse=True)
+    lse[torch.isfinite(lse)].sum().backward()
+    assert arguments["query"].grad.abs().sum() > 0 and (arguments["value"].grad == 0).all()
+
+
+# ------------------------------------------------------------------------------------------------- compile, custom op
+@pytest.mark.parametrize("shared", [0, 3])
+def test_opcheck(shared):
+    a = call(shared=shared)
+    arguments = (
+        a["query"], a["key"], a["value"], None if shared else a["query_offset"], a["key_offset"], None, [], 0.3,
+        None, None, None, 0, bool(shared), False, "auto", False, 0, 0,
+    )  # fmt: skip
+    torch.library.opcheck(torch.ops.jfa.attention.default, arguments)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_into_one_graph(dynamic):
+    step = lambda a: jagged_flash_attention(**a, causal=True, check_offsets=True) * 2
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for lengths in ((LEN_Q, LEN_KV), ([6, 2, 9, 1], [3, 3, 11, 2])):
+        arguments = call(*lengths)
+        inputs = [arguments[n] for n in ("query", "key", "value")]
+        torch.testing.assert_close(compiled(arguments), step(arguments))
+        for got, want in zip(*(torch.autograd.grad(f(arguments).sum(), inputs) for f in (compiled, step))):
+            torch.testing.assert_close(got, want)
+
+
+# --------------------------------------------------------------------------------------------------- nested tensors
+def test_nested_tensors_in_and_out():
+    arguments = call([5, 2, 3], [4, 6, 1], heads=2, kv_heads=2)
+    names = ("query", "key", "value")
+    offsets = {"query": arguments["query_offset"], "key": arguments["key_offset"], "value": arguments["key_offset"]}
+    packed = jagged_flash_attention(**arguments)
+    expected = torch.autograd.grad(packed.sum(), [arguments[n] for n in names])
+    nested = [torch.nested.nested_tensor_from_jagged(arguments[n], offsets=offsets[n].long()) for n in names]
+    out = jagged_flash_attention(*nested)
+    assert out.is_nested and out.layout == torch.jagged
+    torch.testing.assert_close(out.values(), packed)
+    for got, want in zip(torch.autograd.grad(out.values().sum(), [arguments[n] for n in names]), expected):
+        torch.testing.assert_close(got, want)
+
+
+# --------------------------------------------------------------------------------------------------------- arguments
+def _changed(name, value, **options):
+    arguments = call(**options)
+    arguments[name] = value(arguments[name]) if callable(value) else value
+    return arguments
+
+
+WRONG = [
+    ("query", lambda x: x[0], "query"),
+    ("query", lambda x: x.double(), "key"),
+    ("key", lambda x: x[..., :4], "head dim"),
+    ("value", lambda x: x[:-1], "value"),
+    ("key", lambda x: x[:, :1].expand(-1, 3, -1), "heads"),
+    ("query", lambda x: x.long(), "query"),
+    ("key", None, "key"),
+    ("query_offset", None, "query_offset"),
+    ("query_offset", lambda x: x[:-1], "query_offset"),
+    ("query_offset", lambda x: x.float(), "query_offset"),
+    ("query_offset", lambda x: x + 2, "query_offset"),
+    ("query_offset", lambda x: x.flip(0), "query_offset"),
+    ("key_offset", lambda x: x * 3, "key_offset"),
+    ("key_offset", lambda x: x[None], "key_offset"),
+    ("window_size", -2, "window_size"),
+    ("window_size", (1, -3), "window_size"),
+    ("window_size", 1.5, "window_size"),
+    ("causal", "left", "causal"),
+    ("backend", "cuda", "backend"),
+    ("max_seq_len_q", 3, "max_seq_len_q"),
+    ("max_seq_len_kv", 5, "max_seq_len_kv"),
+    ("output_offset", torch.tensor([0, 1, 2, 3, 4]).int(), "output_offset"),
+    ("plan", "mine", "plan"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "word"), WRONG, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(WRONG)])
+def test_errors_name_the_argument(name, value, word):
+    arguments = call()
+    arguments[name] = value(arguments[name]) if callable(value) else value
+    with pytest.raises((ValueError, TypeError), match=word):
+        jagged_flash_attention(**arguments)
+
+
+@pytest.mark.parametrize("slots", [[0, 3], [0, 3, 6, 10, 13], [0, 1, 2, 3, 4]])
+def test_output_slots_must_be_complete_inside_and_disjoint(slots):
+    with pytest.raises(ValueError, match="output_offset"):
+        jagged_flash_attention(**call(shared=3), output_offset=torch.tensor(slots).int())
+
+
+def test_maxima_are_hints_and_int64_offsets_work():
+    arguments = call()
+    expected = jagged_flash_attention(**arguments)
+    for maxima in ((4096, 4096), (torch.tensor(17), torch.tensor(9)), (17, 9)):
+        torch.testing.assert_close(jagged_flash_attention(**arguments, max_seq_len_q=maxima[0], max_seq_len_kv=maxima[1]), expected)
+    arguments.update(query_offset=arguments["query_offset"].long(), key_offset=arguments["key_offset"].long())
+    torch.testing.assert_close(jagged_flash_attention(**arguments), expected)
+
+
+def test_no_sequences_and_no_rows():
+    empty = torch.zeros(0, 2, 8, requires_grad=True)
+    for offsets in (torch.zeros(1).int(), torch.zeros(4).int()):
+        for backend in ("reference", "portable"):
+            out = jagged_flash_attention(empty, empty, empty, offsets, offsets, backend=backend)
+            assert out.shape == (0, 2, 8)
+            out.sum().backward()
+
+
+def test_explain_names_the_backend_and_a_plan_belongs_to_one():
+    arguments = call()
+    explanation = jfa.explain(**arguments)
+    assert explanation.backend == "reference" and "CPU" in str(explanation)
+    plan = jfa.plan(arguments["query_offset"], arguments["key_offset"], rows_q=25, rows_kv=19, num_heads=4, num_kv_heads=2, head_dim=8)
+    torch.testing.assert_close(jagged_flash_attention(**arguments, plan=plan), jagged_flash_attention(**arguments))
+    with pytest.raises(ValueError, match="plan"):
+        jagged_flash_attention(**arguments, plan=plan, backend="portable")
+
+
+def test_a_backend_that_cannot_says_which_can():
+    with pytest.raises(ValueError, match="reference"):
+        jagged_flash_attention(**call(dtype=torch.float64), backend="portable")
+
+
+def test_one_long_sequence_and_scores_of_three_hundred():
+    for scale_up in (1.0, 80.0):
+        judge(Case([1, 200, 0], [3, 200, 1], dim=16, options=dict(causal=True), scale_up=scale_up, seed=3))
