@@ -131,8 +131,9 @@ def test_gradcheck_in_fp64(shared):
 @pytest.mark.parametrize("wanted", ["query", "key", "value", "query key", "key value"])
 def test_gradients_only_for_what_requires_them(wanted):
     arguments = call()
+    names = ("query", "key", "value")
     full = jagged_flash_attention(**arguments)
-    expected = dict(zip(("query", "key", "value"), torch.autograd.grad(full.sum(), [arguments[n] for n in ("query", "key", "value")])))
+    expected = dict(zip(names, torch.autograd.grad(full.sum(), [arguments[n] for n in names])))
     for name in expected:
         arguments[name] = arguments[name].detach().requires_grad_(name in wanted)
     jagged_flash_attention(**arguments).sum().backward()
@@ -285,7 +286,8 @@ def test_explain_names_the_backend_and_a_plan_belongs_to_one():
     arguments = call()
     explanation = jfa.explain(**arguments)
     assert explanation.backend == "reference" and "CPU" in str(explanation)
-    plan = jfa.plan(arguments["query_offset"], arguments["key_offset"], rows_q=25, rows_kv=19, num_heads=4, num_kv_heads=2, head_dim=8)
+    offsets = arguments["query_offset"], arguments["key_offset"]
+    plan = jfa.plan(*offsets, rows_q=25, rows_kv=19, num_heads=4, num_kv_heads=2, head_dim=8)
     torch.testing.assert_close(jagged_flash_attention(**arguments, plan=plan), jagged_flash_attention(**arguments))
     with pytest.raises(ValueError, match="plan"):
         jagged_flash_attention(**arguments, plan=plan, backend="portable")

@@ -10,6 +10,7 @@ CUDA and Triton; jfa from its source tree.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib
 import inspect
 import json
@@ -33,7 +34,12 @@ PROCESSES = 15  # children that compile: one a core
 
 
 # --------------------------------------------------------------------------------------------------------------- check
-def check(pool, only: str = "") -> int:
+def children():
+    """A pool of fresh processes, to be ended before anything is timed."""
+    return multiprocessing.get_context("spawn").Pool(PROCESSES)
+
+
+def check(only: str = "") -> int:
     """Runs the GPU tests side by side, for compiling takes most of their time; the number of failures."""
     tests = importlib.import_module("test_op_gpu")
     jobs = []
@@ -41,7 +47,8 @@ def check(pool, only: str = "") -> int:
         seeds = inspect.signature(getattr(tests, name)).parameters.get("seeds")
         jobs.extend([(name, [seed]) for seed in seeds.default] if seeds else [(name, None)])
     jobs.sort(key=lambda job: job[1] is not None)  # the long ones first
-    results = list(pool.imap_unordered(_check_one, jobs, 1))
+    with children() as pool:
+        results = list(pool.imap_unordered(_check_one, jobs, 1))
     for name in sorted({name for name, *_ in results}):
         mine = [r for r in results if r[0] == name]
         bad = [message for _, message, _ in mine if message]
@@ -171,14 +178,15 @@ def _compile_shape(job: tuple) -> None:
     torch.cuda.synchronize()
 
 
-def tune(pool, out: Path) -> dict[str, dict]:
+def tune(out: Path) -> dict[str, dict]:
     """Compiles all candidates in parallel, times each, writes tune.json, prints and returns the best of each row."""
     jobs = candidates()
     start = time.time()
     kernels = {(j["row"], j["tile"], j.get("split", 0) > 0, j.get("resident", 0) > 0): j for j in jobs}
     each = sorted(kernels.values(), key=lambda j: j["shape"])
     size = -(-len(each) // PROCESSES)
-    errors = pool.map(_compile, [each[i : i + size] for i in range(0, len(each), size)], 1)
+    with children() as pool:
+        errors = pool.map(_compile, [each[i : i + size] for i in range(0, len(each), size)], 1)
     for error in (e for part in errors for e in part):
         print("does not run:", error)
     print(f"{len(jobs)} candidates compiled in {time.time() - start:.1f} s", flush=True)
@@ -186,6 +194,7 @@ def tune(pool, out: Path) -> dict[str, dict]:
     for job in sorted(jobs, key=lambda j: j["shape"]):
         if bench is None or bench.inputs.shape.name != job["shape"]:
             bench, first = Bench(job["shape"]), {}
+        print(f"{time.time() - start:.1f} s: {job}", flush=True)
         try:
             call = bench.call(job)
             got = call()
@@ -193,6 +202,7 @@ def tune(pool, out: Path) -> dict[str, dict]:
             apart = max(float((a.float() - b.float()).abs().max()) for a, b in zip(got, reference) if a is not None)
             ms = runner.median_ms(call, torch.device("cuda"), 7, warmup=1)
             results.append(dict(job, ms=ms, apart=apart))
+            print(f"    {ms:.3f} ms", flush=True)
         except Exception as error:  # noqa: BLE001
             results.append(dict(job, error=f"{type(error).__name__}: {str(error)[:120]}"))
     (out / "tune.json").write_text(json.dumps(results))
@@ -214,22 +224,22 @@ def main() -> int:
     p.add_argument("--peers", nargs="*", default=["fa2", "sdpa"])
     p.add_argument("--shapes", nargs="*", default=[])
     args = p.parse_args()
+    faulthandler.dump_traceback_later(50, repeat=True)  # where it is, if something takes long
     out, failed, best = Path(args.out), 0, {}
-    pool = multiprocessing.get_context("spawn").Pool(PROCESSES)
     for what in args.what:
         start = time.time()
         if what == "check":
-            failed = check(pool, args.only)
+            failed = check(args.only)
         elif what == "tune":
-            best = tune(pool, out)
+            best = tune(out)
             apply(best)
         else:
-            pool.map(_compile_shape, [(name, best) for name in args.shapes or shapes.DEFAULT], 1)
+            with children() as pool:
+                pool.map(_compile_shape, [(name, best) for name in args.shapes or shapes.DEFAULT], 1)
             print(f"shapes compiled in {time.time() - start:.1f} s", flush=True)
             argv = ["--json", str(out / "bench.json"), "--peers", *args.peers]
             cli.main(argv + (["--shapes", *args.shapes] if args.shapes else []))
         print(f"{what}: {time.time() - start:.1f} s", flush=True)
-    pool.terminate()
     return failed
 
 
