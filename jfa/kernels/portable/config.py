@@ -35,14 +35,14 @@ TILES = {
     # Packed rows of a mean sequence decide between short and long.
     "forward-short": Tile(64, 64, 4, 3),
     "forward-long": Tile(128, 64, 8, 3),
-    "forward-shared-64": Tile(32, 32, 2, 4),  # a shared query of at most 64 packed rows
-    "forward-shared-128": Tile(128, 32, 4, 3),
+    "forward-shared-64": Tile(64, 32, 4, 3, 168),  # a shared query of at most 64 packed rows
+    "forward-shared-128": Tile(128, 64, 8, 3),
     "dkdv": Tile(64, 32, 4, 3),
     "dkdv-grouped": Tile(128, 64, 8, 3),
     "dq-short": Tile(64, 64, 4, 2),
     "dq-long": Tile(128, 64, 8, 3),
     "dq-d64": Tile(64, 64, 4, 3),
-    "shared-64": Tile(32, 64, 4, 2),
+    "shared-64": Tile(64, 64, 4, 2),
     "shared-128": Tile(128, 64, 8, 3),
     # Head dims above 128, or above 64 in fp32; then those beyond that: not swept, sized to fit.
     "wide": Tile(64, 32, 4, 2),
@@ -52,10 +52,9 @@ TILES = {
 EMULATED = Tile(32, 32, 4, 1)  # small enough that short test sequences have several blocks
 LONG = 2048  # packed rows
 SHARED_ROWS = 128  # packed rows of a shared query that one program can keep in the backward
-SPLIT = {"forward-shared-64": 0, "forward-shared-128": 2}  # workers a multiprocessor that mega-sequences are split for
-RESIDENT = {"forward-shared-64": 0, "forward-shared-128": 0}  # programs a multiprocessor that keep a shared query; 0: none do
+SPLIT = {"forward-shared-64": 0, "forward-shared-128": 0}  # workers a multiprocessor that mega-sequences are split for
 WORKERS = {"shared-64": 2, "shared-128": 1}  # programs a multiprocessor in the shared query's backward
-PIECE = 512  # keys of one piece there: short enough to balance, long enough to load dO once for many
+PIECE = {"shared-64": 512, "shared-128": 1024}  # keys of one piece there: short to balance, long to load dO once for many
 
 
 def pow2(n: int) -> int:
@@ -101,11 +100,7 @@ def forward_tile(problem: Problem) -> Tile:
     """Query rows kept, key rows a step."""
     if problem.device.type == "cpu":
         return EMULATED
-    row = forward_row(problem)
-    tile = TILES[row]
-    if row == "forward-shared-64" and tile.keep < pow2(packed_rows(problem)):
-        return Tile(64, 64, 4, 2)
-    return tile
+    return TILES[forward_row(problem)]
 
 
 def split_workers(problem: Problem) -> int:
@@ -113,15 +108,6 @@ def split_workers(problem: Problem) -> int:
     if problem.device.type == "cpu":
         return 4
     return SPLIT.get(forward_row(problem), 0) * processors(problem.device) // problem.num_kv_heads
-
-
-def resident_workers(problem: Problem, tile: Tile) -> int:
-    """Programs a head that keep a shared query for many sequences; 0: a program a unit."""
-    if not problem.broadcast_q or packed_rows(problem) > tile.keep:
-        return 0
-    if problem.device.type == "cpu":
-        return 3
-    return RESIDENT.get(forward_row(problem), 0) * processors(problem.device) // problem.num_kv_heads
 
 
 def dkdv_tile(problem: Problem) -> Tile:
@@ -172,3 +158,8 @@ def shared_workers(problem: Problem) -> int:
     if problem.device.type == "cpu":
         return 4
     return max(1, WORKERS[shared_row(problem)] * processors(problem.device) // problem.num_kv_heads)
+
+
+def piece(problem: Problem) -> int:
+    """Keys of one piece in the shared query's backward."""
+    return 64 if problem.device.type == "cpu" else PIECE[shared_row(problem)]

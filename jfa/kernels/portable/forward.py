@@ -257,33 +257,3 @@ def forward_kernel(
         HAS_LO, HAS_HI, NEGATIVE, SPLIT, PRECISION,
     )  # fmt: skip
 
-
-@triton.jit(do_not_specialize=RUNTIME)
-def resident_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, units, counts, arrivals, partial_acc, partial_ml, output_offset, rows_q, rows_out,
-    num_kv_heads, workers, scale, lo_start, lo_end, hi_start, hi_end, stride_qr, stride_qh, stride_qd, stride_kr, stride_kh,
-    stride_kd, stride_vr, stride_vh, stride_vd, stride_or, stride_oh,
-    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_SLOTS: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
-    NEGATIVE: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """A short shared query: this program reads Q once and keeps it for one worker's units of one head, dealt in zigzag."""
-    kv_head = tl.program_id(0) % num_kv_heads
-    worker = tl.program_id(0) // num_kv_heads
-    q = _load_queries(q_ptr, 0, 0, rows_q, kv_head, stride_qr, stride_qh, stride_qd, GROUP, D, BLOCK_D, BLOCK_M)
-    count = tl.load(counts)
-    for turn in range(tl.cdiv(count, workers)):
-        unit = turn * workers + tl.where(turn % 2 == 0, worker, workers - 1 - worker)
-        if unit < count:
-            _, b, tile, code, slot, _, _, begin_kv, len_kv = read_unit(units, counts, unit)
-            len_q = rows_q
-            first_out = b * rows_q
-            if HAS_SLOTS:
-                first_out = tl.load(output_offset + b)
-                len_q = tl.where((first_out >= 0) & (first_out + rows_q <= rows_out), len_q, 0)
-            _attend_unit(
-                q, k_ptr, v_ptr, out_ptr, lse_ptr, arrivals, partial_acc, partial_ml, first_out, 0, code, slot, len_q, begin_kv,
-                len_kv, kv_head, num_kv_heads, rows_out, scale, lo_start, lo_end, hi_start, hi_end, stride_kr, stride_kh, stride_kd,
-                stride_vr, stride_vh, stride_vd, stride_or, stride_oh, GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-                HAS_LO, HAS_HI, NEGATIVE, SPLIT, PRECISION,
-            )  # fmt: skip

@@ -13,7 +13,7 @@ from jfa.kernels.base import Problem
 from jfa.kernels.portable import config, tiles
 from jfa.kernels.portable.backward import delta_kernel, dkdv_kernel, dq_kernel
 from jfa.kernels.portable.config import Tile, pow2
-from jfa.kernels.portable.forward import forward_kernel, resident_kernel
+from jfa.kernels.portable.forward import forward_kernel
 from jfa.kernels.portable.shared_query import plan_pieces, shared_dq_kernel, shared_query_kernel, sum_dq_kernel
 from jfa.kernels.portable.tiles import Units
 from jfa.masks import UNBOUNDED
@@ -62,9 +62,8 @@ def forward(
     units: Units | None = None,
     tile: Tile | None = None,
     workers: int | None = None,
-    resident: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse) of one call. The last three override :mod:`.config`, for sweeps."""
+    """(out, lse) of one call. The last two override :mod:`.config`, for sweeps."""
     out, lse = _new_outputs(problem, q)
     if problem.num_batches == 0 or problem.rows_out == 0:
         return out.zero_(), lse.fill_(-math.inf)
@@ -87,12 +86,8 @@ def forward(
             **constants(problem),
         )
         rows = problem.output_offset, problem.rows_q, problem.rows_out, problem.num_kv_heads
-        resident = config.resident_workers(problem, tile) if resident is None else resident
-        if resident:
-            resident_kernel[(resident * problem.num_kv_heads,)](*tensors, *rows, resident, *scalars, **options)
-        else:
-            grid = (units.capacity * problem.num_kv_heads,)
-            forward_kernel[grid](*tensors, *rows, *scalars, BROADCAST=problem.broadcast_q, **options)
+        grid = (units.capacity * problem.num_kv_heads,)
+        forward_kernel[grid](*tensors, *rows, *scalars, BROADCAST=problem.broadcast_q, **options)
     return out, lse
 
 
@@ -173,15 +168,18 @@ def dkdv_pass(problem: Problem, dout, q, k, v, lse, delta, units=None, tile: Til
 
 
 # ------------------------------------------------------------------------------------------------------------ shared query
-def shared_query_backward(problem: Problem, dout, dlse, q, k, v, out, lse, tile: Tile | None = None, workers: int | None = None):
+def shared_query_backward(
+    problem: Problem, dout, dlse, q, k, v, out, lse, tile: Tile | None = None, workers: int = 0, piece: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) of a short shared query: Q and dQ stay on chip."""
     tile = tile or config.shared_tile(problem)
     workers = workers or config.shared_workers(problem)
-    capacity = triton.cdiv(problem.rows_kv, config.PIECE) + problem.num_batches + 1
-    pieces = torch.empty(2 * capacity + 1, dtype=torch.int32, device=q.device)
-    counts = pieces[2 * capacity :]
+    piece = piece or config.piece(problem)
+    capacity = triton.cdiv(problem.rows_kv, piece) + problem.num_batches + 1
+    words = torch.empty(tiles.HEADER + 2 * capacity, dtype=torch.int32, device=q.device)
+    counts, pieces = words[:1], words[tiles.HEADER :]
     plan_pieces[(triton.cdiv(problem.num_batches + 1, tiles.SEQUENCES),)](
-        pieces, counts, problem.key_offset, problem.num_batches, problem.rows_kv, capacity, config.PIECE,
+        pieces, counts, problem.key_offset, problem.num_batches, problem.rows_kv, capacity, piece,
         **tiles.planner_options(problem.num_batches + 1),
     )  # fmt: skip
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
@@ -190,7 +188,7 @@ def shared_query_backward(problem: Problem, dout, dlse, q, k, v, out, lse, tile:
     shared_query_kernel[(workers * problem.num_kv_heads,)](
         q, k, v, out, dout, lse, dlse, dk, dv, partial, pieces, counts,
         problem.key_offset, problem.output_offset, problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out,
-        problem.num_kv_heads, workers, config.PIECE, scale_log2(problem), problem.sm_scale, *band_arguments(problem),
+        problem.num_kv_heads, workers, piece, scale_log2(problem), problem.sm_scale, *band_arguments(problem),
         *q.stride(), *k.stride(), *v.stride(), *out.stride()[:2], *dout.stride(),
         BLOCK_R=tile.keep, BLOCK_N=tile.step, KEYS_FIRST=tile.keep < 64,
         HAS_SLOTS=problem.output_offset is not None,

@@ -24,6 +24,7 @@ from jfa.kernels.common.sequence import RUNTIME
 from jfa.masks import UNBOUNDED, Band
 
 WORDS = tl.constexpr(8)  # of an entry
+HEADER = 4  # words before the entries, the first of which is the count: entries stay aligned, or kernels would be compiled twice
 SEQUENCES = 4  # sequences that one program of the planner places
 SCANS = (256, 1024)  # sequences that it looks at in one step: the first that holds them all, else the last
 LEAST_CHUNK = 256  # keys: shorter chunks cost more in merging than they save
@@ -45,8 +46,8 @@ class Units:
     def of(cls, words: Tensor, room: tuple[int, int]) -> Units:
         """The views of a list with ``room`` = (capacity, slots)."""
         capacity, slots = room
-        end = capacity * WORDS.value
-        return cls(words, words[:end], words[end : end + 1], words[end + 1 :], capacity, slots)
+        end = HEADER + capacity * WORDS.value
+        return cls(words, words[HEADER:end], words[:1], words[end:], capacity, slots)
 
 
 @triton.jit
@@ -223,7 +224,7 @@ class _Side:
 
 def _build(problem: Problem, side: _Side, other: _Side, width: int, room: tuple[int, int], last_first: bool) -> Units:
     capacity, slots = room
-    words = torch.empty(capacity * WORDS.value + 1 + slots * problem.num_kv_heads, dtype=torch.int32, device=problem.device)
+    words = torch.empty(HEADER + capacity * WORDS.value + slots * problem.num_kv_heads, dtype=torch.int32, device=problem.device)
     out = Units.of(words, room)
     # On the emulator short tests are to split as well.
     least_chunk = max(1, (LEAST_CHUNK if problem.device.type == "cuda" else 64) // other.block)
