@@ -18,6 +18,7 @@ BANDS = {"full": Band(), "causal": Band.make(causal=True), "window": Band.make(c
 # Spill stores plus loads of one thread in bytes, as ptxas reported them: more is a regression.
 FORWARD_SPILLS = {100: 76, 103: 264}
 BACKWARD_SPILLS = {100: 600, 103: 600}
+PLAIN_SPILLS = 140
 DQ_SPILLS = {100: 300, 103: 300}
 
 
@@ -55,6 +56,7 @@ def compile_configs() -> list[CompileConfig]:
             for name, problem in problems.items():
                 configs.append(_forward(f"d{head_dim}-{name}", problem, clc))
                 configs.append(_backward(f"d{head_dim}-{name}", problem, clc))
+        configs.append(_plain(f"d{head_dim}-full", example_problem(head_dim, Band())))
         for mask, band in BANDS.items():
             configs.append(_dq(f"d{head_dim}-{mask}", example_problem(head_dim, band, deterministic=True)))
     return configs
@@ -78,6 +80,24 @@ def _forward(name: str, problem: Problem, clc: bool) -> CompileConfig:
         targets=TARGETS,
         roles=FORWARD_ROLES,
         max_spill_bytes=FORWARD_SPILLS,
+    )
+
+
+def _plain(name: str, problem: Problem) -> CompileConfig:
+    box = f"tensordesc<bf16[1, 1, 1, {host.BLOCK}, {host.padded_head_dim(problem)}]>"
+    return CompileConfig(
+        name=f"blackwell-plain-{name}",
+        kernel="jfa.kernels.blackwell.plain:plain_forward_kernel",
+        signature={
+            **dict.fromkeys(("q_desc", "k_desc", "v_desc", "o_desc"), box),
+            "lse_ptr": "*fp32",
+            **dict.fromkeys(("records_ptr", "counts_ptr"), "*i32"),
+            "rows_out": "i32",
+            "scale_log2": "fp32",
+        },
+        constexprs=host.plain_constexprs(problem),
+        targets=TARGETS,
+        max_spill_bytes=PLAIN_SPILLS,
     )
 
 

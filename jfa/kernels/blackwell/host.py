@@ -16,6 +16,7 @@ from jfa.kernels.blackwell.backward_1cta import backward_kernel
 from jfa.kernels.blackwell.backward_dq import dq_kernel
 from jfa.kernels.blackwell.forward import forward_kernel
 from jfa.kernels.blackwell.lists import tile_records
+from jfa.kernels.blackwell.plain import plain_forward_kernel
 from jfa.kernels.common.padded_rows import finish_dq, padded, padded_rows, row_constants
 from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor
 from jfa.schedule import key_tiles, query_tiles
@@ -277,6 +278,38 @@ def plan(problem: Problem) -> list[Tensor]:
     """Tile lists to be reused for the same offsets, two tensors each: forward, backward, and dQ if it is deterministic."""
     lists = [*forward_lists(problem, forward_config(problem)), *backward_lists(problem)]
     return lists + (dq_lists(problem) if problem.deterministic else [])
+
+
+def plain_forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The forward by the non-specialized kernel, for comparison. sm_scale must be positive, head dims multiples of 8."""
+    records, counts = forward_lists(problem, ForwardConfig(one_q=True))
+    head_dim = padded_head_dim(problem)
+    out = q.new_zeros(problem.rows_out, problem.num_heads, problem.head_dim_v)
+    lse = torch.full((problem.num_heads, problem.rows_out), -torch.inf, dtype=torch.float32, device=q.device)
+    plain_forward_kernel[(records.shape[0] * problem.num_heads,)](
+        *(ragged_descriptor(make_tma_ready(x), BLOCK, head_dim) for x in (q, k, v)),
+        ragged_descriptor(out, BLOCK, head_dim),
+        lse,
+        records,
+        counts,
+        problem.rows_out,
+        problem.sm_scale * LOG2_E,
+        **plain_constexprs(problem),
+        num_warps=4,
+        num_stages=1,
+    )
+    return out, lse
+
+
+def plain_constexprs(problem: Problem) -> dict[str, int | bool]:
+    """The plain forward's compile-time choices for a problem."""
+    return {
+        "HEADS": problem.num_heads,
+        "GROUP": problem.group_size,
+        "HEAD_DIM": padded_head_dim(problem),
+        "HAS_LO": problem.band.has_lo,
+        "HAS_HI": problem.band.has_hi,
+    }
 
 
 def forward_constexprs(problem: Problem, config: ForwardConfig) -> dict[str, int | bool]:

@@ -90,3 +90,13 @@ def test_offsets_that_lie_stay_inside_the_tensors():
     problem, q, k, v, _ = make([140, 20], [150, 30])
     lies = torch.tensor([-7, 400, 90], dtype=torch.int32)
     host.forward(dataclasses.replace(problem, query_offset=lies, key_offset=lies), q, k, v)
+
+
+@pytest.mark.parametrize("name", ["jagged", "causal-window", "pma", "d128"])
+def test_the_plain_kernel_agrees(name):
+    problem, q, k, v, _ = make(**PROBLEMS[name])
+    with emulator.options(policy="lazy"):
+        out, lse = host.plain_forward(problem, q, k, v)
+    want_out, want_lse = reference(problem, q, k, v)
+    assert_close("out", out, want_out, problem.dtype)
+    assert_close("lse", lse, want_lse, problem.dtype)
