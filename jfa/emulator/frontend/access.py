@@ -431,7 +431,7 @@ class MemoryBuilder(Builder):
 # ---- tensor descriptors
 
 
-class Descriptor(tl.core.tensor_descriptor_base):
+class Descriptor(tl.tensor_descriptor):
     """A tensor descriptor value: `map` is the TensorMap, `block_shape` plain ints, `shape` and `strides` of scalars."""
 
     def __init__(self, tensor_map, dtype, shape, strides, name=None):
