@@ -36,9 +36,7 @@ from jfa.kernels.hopper.tiles import TileList, key_tiles, padded
 KEYS = tl.constexpr(64)  # key rows of one consumer: the M of a wgmma
 CONSUMERS = tl.constexpr(2)
 BLOCK_M = tl.constexpr(64)  # queries of a block
-BOTH = tl.constexpr(256)  # threads of both consumers
 DS_STAGES = tl.constexpr(2)  # blocks of dS^T: the one whose dQ is being made and the next
-TILE_DONE = tl.constexpr(9)  # named barrier: both consumers have read K for the last time
 
 
 @triton.jit
@@ -63,7 +61,7 @@ def load_box_and_rows(desc, ring, slot, parity, begin, length, row, head, row_va
 @triton.jit
 def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, num_tiles, items, kv_heads, group, counter,
             queue, k_ring, v_ring, q_ring, do_ring,
-            D: tl.constexpr, DV: tl.constexpr, STAGES: tl.constexpr,
+            D: tl.constexpr, STAGES: tl.constexpr,
             HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """Producer: of every tile its keys and values, then the queries and output gradients of every head and block that sees them."""
     BLOCK_N: tl.constexpr = CONSUMERS * KEYS
@@ -76,7 +74,7 @@ def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, 
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
         first, bulk_begin, bulk_end, end = query_blocks(row0, BLOCK_N, len_q, len_kv, lo, hi, BLOCK_M, HAS_LO, HAS_HI)
         load_box(desc_k, k_ring, 0, turn & 1, kv_begin, len_kv, row0, kv_head, SIZE * BLOCK_N * D)
-        load_box(desc_v, v_ring, 0, turn & 1, kv_begin, len_kv, row0, kv_head, SIZE * BLOCK_N * DV)
+        load_box(desc_v, v_ring, 0, turn & 1, kv_begin, len_kv, row0, kv_head, SIZE * BLOCK_N * D)
         turn += 1
         item = draw_item(counter, queue, turn, False)
         tile, next_head = find_tile(records, num_tiles, kv_heads, item, False)
@@ -87,7 +85,7 @@ def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, 
                 load_box_and_rows(desc_q, q_ring, slot, parity, q_begin, len_q, block * BLOCK_M, head,
                                   lse2 + constants + block * BLOCK_M, BLOCK_M, SIZE * BLOCK_M * D)
                 load_box_and_rows(desc_do, do_ring, slot, parity, out_begin, len_q, block * BLOCK_M, head,
-                                  delta + constants + block * BLOCK_M, BLOCK_M, SIZE * BLOCK_M * DV)
+                                  delta + constants + block * BLOCK_M, BLOCK_M, SIZE * BLOCK_M * D)
                 count += 1
         kv_head = next_head
 
@@ -132,7 +130,7 @@ def backward_block(desc_dq, k_tile, v_tile, q_ring, do_ring, ds_ring, dq_stage, 
     tlx.barrier_wait(q_fulls[slot], parity)
     scores = tlx.async_dot(mine, tlx.local_trans(q_tiles[slot]))
     tlx.barrier_wait(do_fulls[slot], parity)
-    dp = tlx.async_dot(tlx.local_slice(v_tile, [part * KEYS, 0], [KEYS, v_tile.shape[1]]), tlx.local_trans(do_tiles[slot]))
+    dp = tlx.async_dot(tlx.local_slice(v_tile, [part * KEYS, 0], [KEYS, D]), tlx.local_trans(do_tiles[slot]))
     scores = tlx.async_dot_wait(1, scores)
     row_lse = tlx.local_load(lse_tiles[slot])
     p = tl.math.exp2(scores * scale_log2 - row_lse[None, :])
@@ -159,18 +157,17 @@ def backward_block(desc_dq, k_tile, v_tile, q_ring, do_ring, ds_ring, dq_stage, 
 
 
 @triton.jit
-def store_gradient(desc, tile, gradient, part, begin, length, row, head):
-    """64 rows of dK or dV leave through the shared memory that held their keys or values, clipped at the sequence's end."""
-    buffer = tlx.local_slice(tile, [part * KEYS, 0], [KEYS, tile.shape[1]])
-    tlx.local_store(buffer, gradient.to(tile.dtype))
+def store_gradient(desc, stage, gradient, begin, length, row, head):
+    """64 rows of dK or dV leave through a staging buffer, clipped at the sequence's end."""
+    tlx.local_store(stage, gradient.to(stage.dtype))
     tlx.fence("async_shared")
-    tlx.async_descriptor_store(desc, buffer, ragged_box(begin, length, row, head))
+    tlx.async_descriptor_store(desc, stage, ragged_box(begin, length, row, head))
 
 
 @triton.jit
 def consume(desc_dq, desc_dk, desc_dv, dq_rows, records, num_tiles, items, kv_heads, group,
-            scale, scale_log2, queue, k_ring, v_ring, q_ring, do_ring, ds_ring, dq_stages, part,
-            D: tl.constexpr, DV: tl.constexpr, STAGES: tl.constexpr, WITH_DQ: tl.constexpr,
+            scale, scale_log2, queue, k_ring, v_ring, q_ring, do_ring, ds_ring, dq_stages, gradient_stages, part,
+            D: tl.constexpr, STAGES: tl.constexpr, WITH_DQ: tl.constexpr,
             BROADCAST_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """Consumer of 64 keys of every tile."""
     k_tiles, k_fulls, k_empties = k_ring
@@ -187,7 +184,7 @@ def consume(desc_dq, desc_dk, desc_dv, dq_rows, records, num_tiles, items, kv_he
         if BROADCAST_Q:
             dq_begin = 0
         dk = tl.zeros([KEYS, D], tl.float32)
-        dv = tl.zeros([KEYS, DV], tl.float32)
+        dv = tl.zeros([KEYS, D], tl.float32)
         tlx.barrier_wait(k_fulls[0], turn & 1)
         tlx.barrier_wait(v_fulls[0], turn & 1)
         for head in range(kv_head * group, kv_head * group + group):
@@ -205,28 +202,28 @@ def consume(desc_dq, desc_dk, desc_dv, dq_rows, records, num_tiles, items, kv_he
                 dk, dv, count = backward_block(
                     desc_dq, k_tiles[0], v_tiles[0], q_ring, do_ring, ds_ring, dq_stages[part], dk, dv, count, block, dq_row,
                     row0, len_kv, lo, hi, scale_log2, part, D, STAGES, WITH_DQ, HAS_LO, HAS_HI, True)
+        tlx.barrier_arrive(k_empties[0], 1)
+        tlx.barrier_arrive(v_empties[0], 1)
         mine = row0 + part * KEYS
         turn += 1
         item = receive_item(queue, turn)
         tile, next_head = find_tile(records, num_tiles, kv_heads, item, False)
-        store_gradient(desc_dv, v_tiles[0], dv, part, kv_begin, len_kv, mine, kv_head)
-        tlx.named_barrier_wait(TILE_DONE, BOTH)
-        store_gradient(desc_dk, k_tiles[0], dk * scale, part, kv_begin, len_kv, mine, kv_head)
         tlx.async_descriptor_store_wait(0)
-        tlx.barrier_arrive(k_empties[0], 1)
-        tlx.barrier_arrive(v_empties[0], 1)
+        store_gradient(desc_dv, gradient_stages[2 * part], dv, kv_begin, len_kv, mine, kv_head)
+        store_gradient(desc_dk, gradient_stages[2 * part + 1], dk * scale, kv_begin, len_kv, mine, kv_head)
         kv_head = next_head
+    tlx.async_descriptor_store_wait(0)
 
 
 @triton.jit(do_not_specialize=["padded_rows", "dq_rows", "kv_heads", "group"])
 def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, lse2, delta, padded_rows, dq_rows,
                     records, counts, counter, kv_heads, group, scale, scale_log2,
-                    D: tl.constexpr, DV: tl.constexpr, STAGES: tl.constexpr, WITH_DQ: tl.constexpr,
+                    D: tl.constexpr, STAGES: tl.constexpr, WITH_DQ: tl.constexpr,
                     BROADCAST_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, REGISTERS: tl.constexpr):
     """Buffers, barriers, and who runs which role. Grid: (programs,).
 
-    desc_q, desc_do: ragged, boxes [64, D] and [64, DV]; desc_k, desc_v: ragged, [128, D], [128, DV]; desc_dk, desc_dv:
-    ragged, [64, D], [64, DV]; desc_dq: plain, fp32, [H * dq_rows, D], boxes [64, D]. lse2, delta [H, padded_rows] fp32.
+    desc_q, desc_do, desc_dk, desc_dv: ragged, boxes [64, D]; desc_k, desc_v: ragged, [128, D]; desc_dq: plain, fp32,
+    [H * dq_rows, D], boxes [64, D]. lse2, delta [H, padded_rows] fp32. D holds both head dimensions.
     records, counts: a list of 128 keys a tile; counter: one int32 of 0.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
@@ -234,11 +231,12 @@ def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, 
     num_tiles = tl.load(counts + 1)
     items = num_tiles * kv_heads
     k_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, 1)
-    v_tiles = tlx.local_alloc((BLOCK_N, DV), DTYPE, 1)
+    v_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, 1)
     q_tiles = tlx.local_alloc((BLOCK_M, D), DTYPE, STAGES)
-    do_tiles = tlx.local_alloc((BLOCK_M, DV), DTYPE, STAGES)
+    do_tiles = tlx.local_alloc((BLOCK_M, D), DTYPE, STAGES)
     ds_tiles = tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, DS_STAGES)
     dq_stages = tlx.local_alloc((BLOCK_M, D), tl.float32, CONSUMERS)
+    gradient_stages = tlx.local_alloc((KEYS, D), DTYPE, 2 * CONSUMERS, reuse=dq_stages)  # dV, dK: in their consumer's dq_stage
     k_ring = (k_tiles, tlx.alloc_barriers(1, arrive_count=1), tlx.alloc_barriers(1, arrive_count=CONSUMERS))
     v_ring = (v_tiles, tlx.alloc_barriers(1, arrive_count=1), tlx.alloc_barriers(1, arrive_count=CONSUMERS))
     lse_tiles = tlx.local_alloc((BLOCK_M,), tl.float32, STAGES)
@@ -253,11 +251,11 @@ def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, 
     with tlx.async_tasks():
         with tlx.async_task("default"):  # producer
             produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, num_tiles, items, kv_heads, group, counter,
-                    queue, k_ring, v_ring, q_ring, do_ring, D, DV, STAGES, HAS_LO, HAS_HI)
+                    queue, k_ring, v_ring, q_ring, do_ring, D, STAGES, HAS_LO, HAS_HI)
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=CONSUMERS):  # consumers
-            consume(desc_dq, desc_dk, desc_dv, dq_rows, records, num_tiles, items, kv_heads, group,
-                    scale, scale_log2, queue, k_ring, v_ring, q_ring, do_ring, ds_ring, dq_stages, tlx.async_task_replica_id(),
-                    D, DV, STAGES, WITH_DQ, BROADCAST_Q, HAS_LO, HAS_HI)
+            consume(desc_dq, desc_dk, desc_dv, dq_rows, records, num_tiles, items, kv_heads, group, scale, scale_log2, queue,
+                    k_ring, v_ring, q_ring, do_ring, ds_ring, dq_stages, gradient_stages, tlx.async_task_replica_id(),
+                    D, STAGES, WITH_DQ, BROADCAST_Q, HAS_LO, HAS_HI)
 
 
 def tile_list(problem: Problem) -> TileList:
@@ -267,17 +265,17 @@ def tile_list(problem: Problem) -> TileList:
 
 def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv) -> torch.Tensor:
     """Descriptors and grid; returns dQ's sums [H, rows, D] fp32, padded and not yet scaled. Everything is TMA-ready."""
-    d, dv_block = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
+    d = max(padded_dim(problem.head_dim), padded_dim(problem.head_dim_v))
     dq_rows = padded(problem.rows_q) if problem.broadcast_q else rows.count
     accumulated = torch.zeros(problem.num_heads, dq_rows, d, dtype=torch.float32, device=q.device)
     grid = (min(workers(problem.device), tiles.records.shape[0] * problem.num_kv_heads),)
     backward_kernel[grid](
-        ragged_descriptor(q, 64, d), ragged_descriptor(k, 128, d), ragged_descriptor(v, 128, dv_block),
-        ragged_descriptor(dout, 64, dv_block), TensorDescriptor.from_tensor(accumulated.view(-1, d), [64, d]),
-        ragged_descriptor(dk, 64, d), ragged_descriptor(dv, 64, dv_block), rows.lse2, rows.delta, rows.count, dq_rows,
+        ragged_descriptor(q, 64, d), ragged_descriptor(k, 128, d), ragged_descriptor(v, 128, d),
+        ragged_descriptor(dout, 64, d), TensorDescriptor.from_tensor(accumulated.view(-1, d), [64, d]),
+        ragged_descriptor(dk, 64, d), ragged_descriptor(dv, 64, d), rows.lse2, rows.delta, rows.count, dq_rows,
         tiles.records, tiles.counts, torch.zeros(1, dtype=torch.int32, device=q.device), problem.num_kv_heads,
         problem.group_size, problem.sm_scale, max(problem.sm_scale * LOG2_E, TINY_SCALE),
-        D=d, DV=dv_block, STAGES=2, WITH_DQ=True, BROADCAST_Q=problem.broadcast_q,
+        D=d, STAGES=2, WITH_DQ=True, BROADCAST_Q=problem.broadcast_q,
         HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi, REGISTERS=240, num_warps=4, num_stages=1,
     )
     return accumulated
@@ -304,7 +302,7 @@ def _compile_config(name, d, stages, with_dq, has_lo, has_hi):
                        desc_dv=desc.format(64, d), lse2="*fp32", delta="*fp32", padded_rows="i32", dq_rows="i32",
                        records="*i32", counts="*i32", counter="*i32", kv_heads="i32", group="i32", scale="fp32",
                        scale_log2="fp32"),
-        constexprs=dict(D=d, DV=d, STAGES=stages, WITH_DQ=with_dq, BROADCAST_Q=False, HAS_LO=has_lo,
+        constexprs=dict(D=d, STAGES=stages, WITH_DQ=with_dq, BROADCAST_Q=False, HAS_LO=has_lo,
                         HAS_HI=has_hi, REGISTERS=240),
         targets=(90,),
         num_warps=4,

@@ -28,7 +28,7 @@ from jfa.kernels.common.band import in_band
 from jfa.kernels.common.ragged import ragged_box, ragged_descriptor
 from jfa.kernels.common.softmax import LOG2_E
 from jfa.kernels.compile_config import CompileConfig
-from jfa.kernels.hopper.backward import BOTH, CONSUMERS, KEYS, load_box, store_gradient
+from jfa.kernels.hopper.backward import CONSUMERS, KEYS, load_box, store_gradient
 from jfa.kernels.hopper.configs import TINY_SCALE, padded_dim, workers
 from jfa.kernels.hopper.prepare import PaddedRows
 from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
@@ -36,8 +36,9 @@ from jfa.kernels.hopper.tiles import TileList, key_tiles
 
 TILE_KEYS = 1024  # keys of a tile: cut so that no program is left with a mega-sequence, at the price of reloading dO
 BLOCK_N = tl.constexpr(128)
+BOTH = tl.constexpr(256)  # threads of both consumers
 DS_READY = tl.constexpr(9)  # named barrier: both halves of dS^T are written
-BLOCK_DONE = tl.constexpr(10)  # named barrier: both consumers have read K and dS^T
+DS_READ = tl.constexpr(10)  # named barrier: both consumers have read the previous block's dS^T
 
 
 @triton.jit
@@ -55,7 +56,7 @@ def load_output_gradients(desc_do, do_ring, slot, parity, out_begin, len_q, head
 
 @triton.jit
 def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, records, num_tiles, counter, queue,
-            q_ring, k_ring, v_ring, do_ring, LQ: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, STAGES: tl.constexpr,
+            q_ring, k_ring, v_ring, do_ring, LQ: tl.constexpr, D: tl.constexpr, K_STAGES: tl.constexpr, V_STAGES: tl.constexpr,
             DO_STAGES: tl.constexpr, TILE: tl.constexpr, STATIC: tl.constexpr):
     """Producer: the queries once; of every tile its output gradients and row constants, then its key and value blocks."""
     SIZE: tl.constexpr = tlx.size_of(tlx.dtype_of(desc_q))
@@ -70,11 +71,12 @@ def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, r
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
         slot, parity = ring_slot(turn, DO_STAGES)
         load_output_gradients(desc_do, do_ring, slot, parity, out_begin, len_q, head, delta + constants + pad_begin,
-                              lse2 + constants + pad_begin, LQ // 64, SIZE * LQ * DV)
+                              lse2 + constants + pad_begin, LQ // 64, SIZE * LQ * D)
         for row in range(row0, min(row0 + TILE, len_kv), BLOCK_N):
-            slot, parity = ring_slot(count, STAGES)
+            slot, parity = ring_slot(count, K_STAGES)
             load_box(desc_k, k_ring, slot, parity, kv_begin, len_kv, row, head, SIZE * BLOCK_N * D)
-            load_box(desc_v, v_ring, slot, parity, kv_begin, len_kv, row, head, SIZE * BLOCK_N * DV)
+            slot, parity = ring_slot(count, V_STAGES)
+            load_box(desc_v, v_ring, slot, parity, kv_begin, len_kv, row, head, SIZE * BLOCK_N * D)
             count += 1
         turn += 1
         item = draw_item(counter, queue, turn, STATIC)
@@ -82,12 +84,12 @@ def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, r
 
 @triton.jit
 def half_block(k_tile, v_tile, q_tile, do_tile, lse_tile, delta_tile, ds_tile, dv, keys, seen, lo, hi, scale_log2, part,
-               HALF: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+               HALF: tl.constexpr, D: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """This consumer's keys against 64 of the queries: dS^T to ds_tile, and dv with P^T dO issued."""
     q = tlx.local_slice(q_tile, [HALF * 64, 0], [64, D])
-    do = tlx.local_slice(do_tile, [HALF * 64, 0], [64, DV])
+    do = tlx.local_slice(do_tile, [HALF * 64, 0], [64, D])
     scores = tlx.async_dot(tlx.local_slice(k_tile, [part * KEYS, 0], [KEYS, D]), tlx.local_trans(q))
-    dp = tlx.async_dot(tlx.local_slice(v_tile, [part * KEYS, 0], [KEYS, DV]), tlx.local_trans(do))
+    dp = tlx.async_dot(tlx.local_slice(v_tile, [part * KEYS, 0], [KEYS, D]), tlx.local_trans(do))
     scores = tlx.async_dot_wait(1, scores)
     p = tl.math.exp2(scores * scale_log2 - tlx.local_load(lse_tile)[None, :])
     queries = HALF * 64 + tl.arange(0, 64)
@@ -99,56 +101,59 @@ def half_block(k_tile, v_tile, q_tile, do_tile, lse_tile, delta_tile, ds_tile, d
         dv = tlx.async_dot(p, do, dv)
     dp = tlx.async_dot_wait(1, dp)
     ds = (p.to(tl.float32) * (dp - tlx.local_load(delta_tile)[None, :])).to(q_tile.dtype)
+    if HALF == 0:
+        tlx.named_barrier_wait(DS_READ, BOTH)
     tlx.local_store(tlx.local_slice(ds_tile, [part * KEYS, HALF * 64], [KEYS, 64]), ds)
     return dv
 
 
 @triton.jit
-def consume_block(desc_dk, desc_dv, q_tile, k_ring, v_ring, do_ring, do_slot, ds_tile, dq, count,
+def consume_block(desc_dk, desc_dv, q_tile, k_ring, v_ring, do_ring, do_slot, ds_tile, stage, dq, count,
                   row, kv_begin, len_kv, seen, lo, hi, head, scale, scale_log2, part,
-                  LQ: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, STAGES: tl.constexpr,
+                  LQ: tl.constexpr, D: tl.constexpr, K_STAGES: tl.constexpr, V_STAGES: tl.constexpr,
                   HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """64 of the 128 keys from ``row`` on, of which those below ``seen`` count: writes their dK and dV, adds to dq."""
     k_tiles, k_fulls, k_empties = k_ring
     v_tiles, v_fulls, v_empties = v_ring
     do_tiles, do_fulls, do_empties, delta_tiles, lse_tiles = do_ring
     HALVES: tl.constexpr = LQ // 64
-    slot, parity = ring_slot(count, STAGES)
+    k, k_parity = ring_slot(count, K_STAGES)
+    v, v_parity = ring_slot(count, V_STAGES)
     mine = row + part * KEYS
     keys = mine + tl.arange(0, KEYS)
-    tlx.barrier_wait(k_fulls[slot], parity)
-    tlx.barrier_wait(v_fulls[slot], parity)
+    tlx.barrier_wait(k_fulls[k], k_parity)
+    tlx.barrier_wait(v_fulls[v], v_parity)
     dv = half_block(
-        k_tiles[slot], v_tiles[slot], q_tile, do_tiles[do_slot], lse_tiles[do_slot * HALVES], delta_tiles[do_slot * HALVES],
-        ds_tile, None, keys, seen, lo, hi, scale_log2, part, 0, D, DV, HAS_LO, HAS_HI)
+        k_tiles[k], v_tiles[v], q_tile, do_tiles[do_slot], lse_tiles[do_slot * HALVES], delta_tiles[do_slot * HALVES],
+        ds_tile, None, keys, seen, lo, hi, scale_log2, part, 0, D, HAS_LO, HAS_HI)
     if HALVES == 2:
         dv = half_block(
-            k_tiles[slot], v_tiles[slot], q_tile, do_tiles[do_slot], lse_tiles[do_slot * 2 + 1], delta_tiles[do_slot * 2 + 1],
-            ds_tile, dv, keys, seen, lo, hi, scale_log2, part, 1, D, DV, HAS_LO, HAS_HI)
+            k_tiles[k], v_tiles[v], q_tile, do_tiles[do_slot], lse_tiles[do_slot * 2 + 1], delta_tiles[do_slot * 2 + 1],
+            ds_tile, dv, keys, seen, lo, hi, scale_log2, part, 1, D, HAS_LO, HAS_HI)
+    tlx.barrier_arrive(v_empties[v], 1)
     tlx.fence("async_shared")
     dv = tlx.async_dot_wait(0, dv)
-    store_gradient(desc_dv, v_tiles[slot], dv, part, kv_begin, len_kv, mine, head)
     tlx.named_barrier_wait(DS_READY, BOTH)
     own_ds = tlx.local_slice(ds_tile, [part * KEYS, 0], [KEYS, LQ])
     dk = tlx.async_dot(own_ds, q_tile)
     if D == 64:
-        dq = tlx.async_dot(tlx.local_trans(tlx.local_slice(k_tiles[slot], [part * KEYS, 0], [KEYS, D])), own_ds, dq)
+        dq = tlx.async_dot(tlx.local_trans(tlx.local_slice(k_tiles[k], [part * KEYS, 0], [KEYS, D])), own_ds, dq)
     else:
-        half = tlx.local_slice(k_tiles[slot], [0, part * 64], [BLOCK_N, 64])
+        half = tlx.local_slice(k_tiles[k], [0, part * 64], [BLOCK_N, 64])
         dq = tlx.async_dot(tlx.local_trans(half), ds_tile, dq)
+    tlx.async_descriptor_store_wait(0)
+    store_gradient(desc_dv, stage, dv, kv_begin, len_kv, mine, head)
     dk = tlx.async_dot_wait(1, dk)
     dq = tlx.async_dot_wait(0, dq)
-    tlx.named_barrier_wait(BLOCK_DONE, BOTH)
-    store_gradient(desc_dk, k_tiles[slot], dk * scale, part, kv_begin, len_kv, mine, head)
+    tlx.barrier_arrive(k_empties[k], 1)
     tlx.async_descriptor_store_wait(0)
-    tlx.barrier_arrive(k_empties[slot], 1)
-    tlx.barrier_arrive(v_empties[slot], 1)
+    store_gradient(desc_dk, stage, dk * scale, kv_begin, len_kv, mine, head)
     return dq, count + 1
 
 
 @triton.jit
 def consume(desc_dq, desc_dk, desc_dv, records, num_tiles, heads, scale, scale_log2, queue, q_ring, k_ring, v_ring, do_ring,
-            ds_tiles, dq_stages, part, LQ: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, STAGES: tl.constexpr,
+            ds_tiles, stages, dq_stages, part, LQ: tl.constexpr, D: tl.constexpr, K_STAGES: tl.constexpr, V_STAGES: tl.constexpr,
             DO_STAGES: tl.constexpr, TILE: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """Consumer of 64 keys of every block; at the end it leaves its rows of the program's dQ^T."""
     q_tiles, q_fulls, q_empties = q_ring
@@ -169,12 +174,13 @@ def consume(desc_dq, desc_dk, desc_dv, records, num_tiles, heads, scale, scale_l
             seen = 0
         for row in range(row0, min(row0 + TILE, len_kv), BLOCK_N):
             dq, count = consume_block(
-                desc_dk, desc_dv, q_tiles[0], k_ring, v_ring, do_ring, slot, ds_tiles[0], dq, count, row, kv_begin, len_kv, seen,
-                lo, hi, head, scale, scale_log2, part, LQ, D, DV, STAGES, HAS_LO, HAS_HI)
+                desc_dk, desc_dv, q_tiles[0], k_ring, v_ring, do_ring, slot, ds_tiles[0], stages[part], dq, count, row, kv_begin,
+                len_kv, seen, lo, hi, head, scale, scale_log2, part, LQ, D, K_STAGES, V_STAGES, HAS_LO, HAS_HI)
         tlx.barrier_arrive(do_empties[slot], 1)
         turn += 1
         item = receive_item(queue, turn)
-    tlx.named_barrier_wait(BLOCK_DONE, BOTH)
+    tlx.async_descriptor_store_wait(0)
+    tlx.named_barrier_wait(DS_READ, BOTH)
     tlx.local_store(dq_stages[part], dq)
     tlx.fence("async_shared")
     tlx.async_descriptor_store(desc_dq, dq_stages[part], [((tl.program_id(0) * heads + head) * CONSUMERS + part) * 64, 0])
@@ -184,28 +190,29 @@ def consume(desc_dq, desc_dk, desc_dv, records, num_tiles, heads, scale, scale_l
 @triton.jit(do_not_specialize=["padded_rows", "rows_q", "heads"])
 def backward_shared_q_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, lse2, delta, padded_rows, rows_q,
                              records, counts, counters, heads, scale, scale_log2,
-                             LQ: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, STAGES: tl.constexpr, DO_STAGES: tl.constexpr,
-                             TILE: tl.constexpr, STATIC: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
-                             REGISTERS: tl.constexpr):
+                             LQ: tl.constexpr, D: tl.constexpr, K_STAGES: tl.constexpr, V_STAGES: tl.constexpr,
+                             DO_STAGES: tl.constexpr, TILE: tl.constexpr, STATIC: tl.constexpr, HAS_LO: tl.constexpr,
+                             HAS_HI: tl.constexpr, REGISTERS: tl.constexpr):
     """Buffers, barriers, and who runs which role. Grid: (programs a head, H).
 
-    desc_q, desc_do: ragged, boxes [LQ, D], [LQ, DV]; desc_k, desc_v: ragged, [128, D], [128, DV]; desc_dk, desc_dv: ragged,
-    [64, D], [64, DV]; desc_dq: plain, fp32 [programs * H * 2 * 64, LQ], boxes [64, LQ]. lse2, delta [H, padded_rows] fp32.
+    desc_q, desc_do: ragged, boxes [LQ, D]; desc_k, desc_v: ragged, [128, D]; desc_dk, desc_dv: ragged, [64, D]; desc_dq: plain,
+    fp32 [programs * H * 2 * 64, LQ], boxes [64, LQ]. lse2, delta [H, padded_rows] fp32.
     records, counts: a list of TILE keys a tile; counters: one int32 of 0 a head.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
     num_tiles = tl.load(counts + 1)
-    k_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, STAGES)
-    v_tiles = tlx.local_alloc((BLOCK_N, DV), DTYPE, STAGES)
+    k_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, K_STAGES)
+    v_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, V_STAGES)
     q_tiles = tlx.local_alloc((LQ, D), DTYPE, 1)
-    do_tiles = tlx.local_alloc((LQ, DV), DTYPE, DO_STAGES)
+    do_tiles = tlx.local_alloc((LQ, D), DTYPE, DO_STAGES)
     ds_tiles = tlx.local_alloc((BLOCK_N, LQ), DTYPE, 1)
     delta_tiles = tlx.local_alloc((64,), tl.float32, DO_STAGES * (LQ // 64))
     lse_tiles = tlx.local_alloc((64,), tl.float32, DO_STAGES * (LQ // 64))
+    stages = tlx.local_alloc((KEYS, D), DTYPE, CONSUMERS)  # where dV and dK wait for their TMA store
     dq_stages = tlx.local_alloc((64, LQ), tl.float32, CONSUMERS, reuse=k_tiles)  # used when the key ring has been emptied
     drawn = tlx.local_alloc((1,), tl.int32, SLOTS)
-    k_ring = (k_tiles, tlx.alloc_barriers(STAGES, arrive_count=1), tlx.alloc_barriers(STAGES, arrive_count=CONSUMERS))
-    v_ring = (v_tiles, tlx.alloc_barriers(STAGES, arrive_count=1), tlx.alloc_barriers(STAGES, arrive_count=CONSUMERS))
+    k_ring = (k_tiles, tlx.alloc_barriers(K_STAGES, arrive_count=1), tlx.alloc_barriers(K_STAGES, arrive_count=CONSUMERS))
+    v_ring = (v_tiles, tlx.alloc_barriers(V_STAGES, arrive_count=1), tlx.alloc_barriers(V_STAGES, arrive_count=CONSUMERS))
     q_ring = (q_tiles, tlx.alloc_barriers(1, arrive_count=1), tlx.alloc_barriers(1, arrive_count=CONSUMERS))
     do_fulls = tlx.alloc_barriers(DO_STAGES, arrive_count=1)
     do_empties = tlx.alloc_barriers(DO_STAGES, arrive_count=CONSUMERS)
@@ -215,11 +222,11 @@ def backward_shared_q_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, 
         with tlx.async_task("default"):  # producer
             produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, records, num_tiles,
                     counters + tl.program_id(1), queue, q_ring, k_ring, v_ring, do_ring,
-                    LQ, D, DV, STAGES, DO_STAGES, TILE, STATIC)
+                    LQ, D, K_STAGES, V_STAGES, DO_STAGES, TILE, STATIC)
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=CONSUMERS):  # consumers
             consume(desc_dq, desc_dk, desc_dv, records, num_tiles, heads, scale, scale_log2, queue, q_ring, k_ring, v_ring,
-                    do_ring, ds_tiles, dq_stages, tlx.async_task_replica_id(),
-                    LQ, D, DV, STAGES, DO_STAGES, TILE, HAS_LO, HAS_HI)
+                    do_ring, ds_tiles, stages, dq_stages, tlx.async_task_replica_id(),
+                    LQ, D, K_STAGES, V_STAGES, DO_STAGES, TILE, HAS_LO, HAS_HI)
 
 
 def applies(problem: Problem) -> bool:
@@ -244,8 +251,8 @@ def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, d
         rows.lse2, rows.delta, rows.count, problem.rows_q, tiles.records, tiles.counts,
         torch.zeros(heads, dtype=torch.int32, device=q.device), heads, problem.sm_scale,
         max(problem.sm_scale * LOG2_E, TINY_SCALE),
-        LQ=lq, D=d, DV=d, STAGES=2, DO_STAGES=1 if lq == 128 else 2, TILE=TILE_KEYS, STATIC=problem.deterministic,
-        HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi, REGISTERS=240, num_warps=4, num_stages=1,
+        LQ=lq, D=d, K_STAGES=2, V_STAGES=1 if lq == 128 else 2, DO_STAGES=1 if lq == 128 else 2, TILE=TILE_KEYS,
+        STATIC=problem.deterministic, HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi, REGISTERS=240, num_warps=4, num_stages=1,
     )
     if d == 64:  # each consumer left a partial of all rows
         dq = partials.sum((0, 2))
@@ -272,8 +279,8 @@ def _compile_config(name, lq, d, do_stages):
                        desc_do=desc.format(lq, d), desc_dq=f"tensordesc<fp32[64, {lq}]>", desc_dk=desc.format(64, d),
                        desc_dv=desc.format(64, d), lse2="*fp32", delta="*fp32", padded_rows="i32", rows_q="i32", records="*i32",
                        counts="*i32", counters="*i32", heads="i32", scale="fp32", scale_log2="fp32"),
-        constexprs=dict(LQ=lq, D=d, DV=d, STAGES=2, DO_STAGES=do_stages, TILE=1024, STATIC=False, HAS_LO=False, HAS_HI=False,
-                        REGISTERS=240),
+        constexprs=dict(LQ=lq, D=d, K_STAGES=2, V_STAGES=do_stages, DO_STAGES=do_stages, TILE=1024,
+                        STATIC=False, HAS_LO=False, HAS_HI=False, REGISTERS=240),
         targets=(90,),
         num_warps=4,
         options=dict(num_stages=1),
