@@ -30,7 +30,7 @@ from jfa.kernels.common.softmax import LOG2_E
 from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.configs import TINY_SCALE, padded_dim, workers
 from jfa.kernels.hopper.prepare import PaddedRows
-from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
+from jfa.kernels.hopper.queue import SLOTS, find_tile, receive_item, ring_slot, schedule
 from jfa.kernels.hopper.tiles import TileList, key_tiles, padded
 
 KEYS = tl.constexpr(64)  # key rows of one consumer: the M of a wgmma
@@ -59,8 +59,8 @@ def load_box_and_rows(desc, ring, slot, parity, begin, length, row, head, row_va
 
 
 @triton.jit
-def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, num_tiles, items, kv_heads, group, counter,
-            queue, k_ring, v_ring, q_ring, do_ring,
+def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, num_tiles, items, kv_heads, group, queue,
+            k_ring, v_ring, q_ring, do_ring,
             D: tl.constexpr, STAGES: tl.constexpr,
             HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """Producer: of every tile its keys and values, then the queries and output gradients of every head and block that sees them."""
@@ -68,7 +68,7 @@ def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, 
     SIZE: tl.constexpr = tlx.size_of(tlx.dtype_of(desc_q))
     turn = 0
     count = 0
-    item = draw_item(counter, queue, turn, False)
+    item = receive_item(queue, turn)
     tile, kv_head = find_tile(records, num_tiles, kv_heads, item, False)
     while item < items:
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
@@ -76,7 +76,7 @@ def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, 
         load_box(desc_k, k_ring, 0, turn & 1, kv_begin, len_kv, row0, kv_head, SIZE * BLOCK_N * D)
         load_box(desc_v, v_ring, 0, turn & 1, kv_begin, len_kv, row0, kv_head, SIZE * BLOCK_N * D)
         turn += 1
-        item = draw_item(counter, queue, turn, False)
+        item = receive_item(queue, turn)
         tile, next_head = find_tile(records, num_tiles, kv_heads, item, False)
         for head in range(kv_head * group, kv_head * group + group):
             constants = padded_rows.to(tl.int64) * head + pad_begin
@@ -247,15 +247,21 @@ def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, 
                delta_tiles)
     ds_ring = (ds_tiles, tlx.alloc_barriers(DS_STAGES, arrive_count=1), tlx.alloc_barriers(DS_STAGES, arrive_count=1))
     drawn = tlx.local_alloc((1,), tl.int32, SLOTS)
-    queue = (drawn, tlx.alloc_barriers(SLOTS, arrive_count=1), tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS))
+    queue = (drawn, tlx.alloc_barriers(SLOTS, arrive_count=1), tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS + 1))
     with tlx.async_tasks():
-        with tlx.async_task("default"):  # producer
-            produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, num_tiles, items, kv_heads, group, counter,
-                    queue, k_ring, v_ring, q_ring, do_ring, D, STAGES, HAS_LO, HAS_HI)
-        with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=CONSUMERS):  # consumers
+        with tlx.async_task("default"):  # consumer 0
             consume(desc_dq, desc_dk, desc_dv, dq_rows, records, num_tiles, items, kv_heads, group, scale, scale_log2, queue,
-                    k_ring, v_ring, q_ring, do_ring, ds_ring, dq_stages, gradient_stages, tlx.async_task_replica_id(),
+                    k_ring, v_ring, q_ring, do_ring, ds_ring, dq_stages, gradient_stages, 0,
                     D, STAGES, WITH_DQ, BROADCAST_Q, HAS_LO, HAS_HI)
+        with tlx.async_task(num_warps=4, registers=REGISTERS):  # consumer 1
+            consume(desc_dq, desc_dk, desc_dv, dq_rows, records, num_tiles, items, kv_heads, group, scale, scale_log2, queue,
+                    k_ring, v_ring, q_ring, do_ring, ds_ring, dq_stages, gradient_stages, 1,
+                    D, STAGES, WITH_DQ, BROADCAST_Q, HAS_LO, HAS_HI)
+        with tlx.async_task(num_warps=1, registers=24):  # producer
+            produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, num_tiles, items, kv_heads, group, queue,
+                    k_ring, v_ring, q_ring, do_ring, D, STAGES, HAS_LO, HAS_HI)
+        with tlx.async_task(num_warps=1, registers=24):  # scheduler
+            schedule(counter, queue, items, False)
 
 
 def tile_list(problem: Problem) -> TileList:
@@ -307,5 +313,5 @@ def _compile_config(name, d, stages, with_dq, has_lo, has_hi):
         targets=(90,),
         num_warps=4,
         options=dict(num_stages=1),
-        roles=("producer", "consumer", "consumer"),
+        roles=("consumer", "consumer", "producer", "scheduler"),
     )

@@ -31,7 +31,7 @@ from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.backward import CONSUMERS, KEYS, load_box, store_gradient
 from jfa.kernels.hopper.configs import TINY_SCALE, padded_dim, workers
 from jfa.kernels.hopper.prepare import PaddedRows
-from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
+from jfa.kernels.hopper.queue import SLOTS, find_tile, receive_item, ring_slot, schedule
 from jfa.kernels.hopper.tiles import TileList, key_tiles
 
 TILE_KEYS = 1024  # keys of a tile: cut so that no program is left with a mega-sequence, at the price of reloading dO
@@ -55,9 +55,9 @@ def load_output_gradients(desc_do, do_ring, slot, parity, out_begin, len_q, head
 
 
 @triton.jit
-def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, records, num_tiles, counter, queue,
+def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, records, num_tiles, queue,
             q_ring, k_ring, v_ring, do_ring, LQ: tl.constexpr, D: tl.constexpr, K_STAGES: tl.constexpr, V_STAGES: tl.constexpr,
-            DO_STAGES: tl.constexpr, TILE: tl.constexpr, STATIC: tl.constexpr):
+            DO_STAGES: tl.constexpr, TILE: tl.constexpr):
     """Producer: the queries once; of every tile its output gradients and row constants, then its key and value blocks."""
     SIZE: tl.constexpr = tlx.size_of(tlx.dtype_of(desc_q))
     head = tl.program_id(1)
@@ -65,11 +65,14 @@ def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, r
     constants = padded_rows.to(tl.int64) * head
     turn = 0
     count = 0
-    item = draw_item(counter, queue, turn, STATIC)
+    item = receive_item(queue, turn)
+    tile, column = find_tile(records, num_tiles, 1, item, True)
     while item < num_tiles:
-        tile, column = find_tile(records, num_tiles, 1, item, True)
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
         slot, parity = ring_slot(turn, DO_STAGES)
+        turn += 1
+        item = receive_item(queue, turn)
+        tile, column = find_tile(records, num_tiles, 1, item, True)
         load_output_gradients(desc_do, do_ring, slot, parity, out_begin, len_q, head, delta + constants + pad_begin,
                               lse2 + constants + pad_begin, LQ // 64, SIZE * LQ * D)
         for row in range(row0, min(row0 + TILE, len_kv), BLOCK_N):
@@ -78,8 +81,6 @@ def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, r
             slot, parity = ring_slot(count, V_STAGES)
             load_box(desc_v, v_ring, slot, parity, kv_begin, len_kv, row, head, SIZE * BLOCK_N * D)
             count += 1
-        turn += 1
-        item = draw_item(counter, queue, turn, STATIC)
 
 
 @triton.jit
@@ -164,10 +165,13 @@ def consume(desc_dq, desc_dk, desc_dv, records, num_tiles, heads, scale, scale_l
     turn = 0
     count = 0
     item = receive_item(queue, turn)
+    tile, column = find_tile(records, num_tiles, 1, item, True)
     while item < num_tiles:
-        tile, column = find_tile(records, num_tiles, 1, item, True)
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
         slot, parity = ring_slot(turn, DO_STAGES)
+        turn += 1
+        item = receive_item(queue, turn)
+        tile, column = find_tile(records, num_tiles, 1, item, True)
         tlx.barrier_wait(do_fulls[slot], parity)
         seen = len_kv
         if len_q == 0:  # rows of no sequence: gradients of 0
@@ -177,8 +181,6 @@ def consume(desc_dq, desc_dk, desc_dv, records, num_tiles, heads, scale, scale_l
                 desc_dk, desc_dv, q_tiles[0], k_ring, v_ring, do_ring, slot, ds_tiles[0], stages[part], dq, count, row, kv_begin,
                 len_kv, seen, lo, hi, head, scale, scale_log2, part, LQ, D, K_STAGES, V_STAGES, HAS_LO, HAS_HI)
         tlx.barrier_arrive(do_empties[slot], 1)
-        turn += 1
-        item = receive_item(queue, turn)
     tlx.async_descriptor_store_wait(0)
     tlx.named_barrier_wait(DS_READ, BOTH)
     tlx.local_store(dq_stages[part], dq)
@@ -217,16 +219,19 @@ def backward_shared_q_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, 
     do_fulls = tlx.alloc_barriers(DO_STAGES, arrive_count=1)
     do_empties = tlx.alloc_barriers(DO_STAGES, arrive_count=CONSUMERS)
     do_ring = (do_tiles, do_fulls, do_empties, delta_tiles, lse_tiles)
-    queue = (drawn, tlx.alloc_barriers(SLOTS, arrive_count=1), tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS))
+    queue = (drawn, tlx.alloc_barriers(SLOTS, arrive_count=1), tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS + 1))
     with tlx.async_tasks():
-        with tlx.async_task("default"):  # producer
-            produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, records, num_tiles,
-                    counters + tl.program_id(1), queue, q_ring, k_ring, v_ring, do_ring,
-                    LQ, D, K_STAGES, V_STAGES, DO_STAGES, TILE, STATIC)
-        with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=CONSUMERS):  # consumers
+        with tlx.async_task("default"):  # consumer 0
             consume(desc_dq, desc_dk, desc_dv, records, num_tiles, heads, scale, scale_log2, queue, q_ring, k_ring, v_ring,
-                    do_ring, ds_tiles, stages, dq_stages, tlx.async_task_replica_id(),
-                    LQ, D, K_STAGES, V_STAGES, DO_STAGES, TILE, HAS_LO, HAS_HI)
+                    do_ring, ds_tiles, stages, dq_stages, 0, LQ, D, K_STAGES, V_STAGES, DO_STAGES, TILE, HAS_LO, HAS_HI)
+        with tlx.async_task(num_warps=4, registers=REGISTERS):  # consumer 1
+            consume(desc_dq, desc_dk, desc_dv, records, num_tiles, heads, scale, scale_log2, queue, q_ring, k_ring, v_ring,
+                    do_ring, ds_tiles, stages, dq_stages, 1, LQ, D, K_STAGES, V_STAGES, DO_STAGES, TILE, HAS_LO, HAS_HI)
+        with tlx.async_task(num_warps=1, registers=24):  # producer
+            produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, records, num_tiles, queue,
+                    q_ring, k_ring, v_ring, do_ring, LQ, D, K_STAGES, V_STAGES, DO_STAGES, TILE)
+        with tlx.async_task(num_warps=1, registers=24):  # scheduler
+            schedule(counters + tl.program_id(1), queue, num_tiles, STATIC)
 
 
 def applies(problem: Problem) -> bool:
@@ -252,7 +257,8 @@ def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, d
         torch.zeros(heads, dtype=torch.int32, device=q.device), heads, problem.sm_scale,
         max(problem.sm_scale * LOG2_E, TINY_SCALE),
         LQ=lq, D=d, K_STAGES=2, V_STAGES=1 if lq == 128 else 2, DO_STAGES=1 if lq == 128 else 2, TILE=TILE_KEYS,
-        STATIC=problem.deterministic, HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi, REGISTERS=240, num_warps=4, num_stages=1,
+        STATIC=problem.deterministic, HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi, REGISTERS=240,
+        num_warps=4, num_stages=1,
     )
     if d == 64:  # each consumer left a partial of all rows
         dq = partials.sum((0, 2))
@@ -284,5 +290,5 @@ def _compile_config(name, lq, d, do_stages):
         targets=(90,),
         num_warps=4,
         options=dict(num_stages=1),
-        roles=("producer", "consumer", "consumer"),
+        roles=("consumer", "consumer", "producer", "scheduler"),
     )

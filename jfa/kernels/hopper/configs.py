@@ -22,7 +22,7 @@ class ForwardConfig:
     heads: int  # heads of a tile
     resident_q: bool
     q_stages: int = 2  # tiles of queries in flight
-    registers: int = 232  # of a consumer's thread
+    registers: int = 240  # of a consumer's thread
 
     @property
     def block_m(self) -> int:
@@ -45,7 +45,9 @@ def forward_config(problem: Problem) -> ForwardConfig:
         return ForwardConfig(64, 512 // (width * heads), 1, heads, resident, q_stages=1 if resident else 2)
     if resident and width == 128:
         return ForwardConfig(64, 4, 2, 1, resident, q_stages=1)
-    block_n, stages = {64: (128, 2), 128: (128, 2), 256: (32, 2)}[width]
+    if width == 64 and problem.num_heads % 2 == 0 and not resident:
+        return ForwardConfig(128, 2, 1, 2, resident)
+    block_n, stages = {64: (128, 3), 128: (128, 2), 256: (32, 2)}[width]
     return ForwardConfig(block_n, stages, 2, 1, resident, q_stages=1 if resident or width == 256 else 2)
 
 
