@@ -11,6 +11,7 @@ from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready
 from jfa.kernels.hopper import backward as _general
 from jfa.kernels.hopper import backward_shared_q as _shared_q
 from jfa.kernels.hopper import forward as _forward
+from jfa.kernels.hopper.configs import forward_config
 from jfa.kernels.hopper.prepare import finish_dq, prepare_rows
 from jfa.kernels.hopper.tiles import TileList
 
@@ -31,8 +32,7 @@ def supports(problem: Problem) -> str | None:
 
 def plan(problem: Problem) -> list[torch.Tensor]:
     """Tile lists of the forward and the backward, for several calls with the same offsets."""
-    lists = _forward.tile_list(problem), _backward_kernel(problem).tile_list(problem)
-    return [x for tiles in lists for x in (tiles.records, tiles.counts)]
+    return [x for tiles in _lists(problem) for x in (tiles.records, tiles.counts)]
 
 
 def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True)):
@@ -44,12 +44,17 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
         dq, dk, dv = backward(problem, dout, dlse, -q, k, v, out, lse, plan, needs)
         return -dq, dk, dv
     kernel = _backward_kernel(problem)
-    tiles = TileList(*plan[2:4]) if plan else kernel.tile_list(problem)
-    rows = prepare_rows(problem, out, dout, lse, dlse)
+    block = forward_config(problem).block_m
+    query_tiles, key_tiles = (TileList(*plan[:2]), TileList(*plan[2:4])) if plan else _lists(problem)
+    rows = prepare_rows(problem, query_tiles, block, out, dout, lse, dlse)
     q, k, v, dout = (make_tma_ready(x) for x in (q, k, v, dout))
     dk, dv = empty_tma_ready(k, problem.head_dim), empty_tma_ready(v, problem.head_dim_v)
-    accumulated = kernel.launch(problem, tiles, rows, q, k, v, dout, dk, dv)
-    return finish_dq(problem, rows, accumulated, q.dtype), dk.contiguous(), dv.contiguous()
+    accumulated = kernel.launch(problem, key_tiles, rows, q, k, v, dout, dk, dv)
+    return finish_dq(problem, query_tiles, block, accumulated, q.dtype), dk.contiguous(), dv.contiguous()
+
+
+def _lists(problem: Problem) -> tuple[TileList, TileList]:
+    return _forward.tile_list(problem), _backward_kernel(problem).tile_list(problem)
 
 
 def _backward_kernel(problem: Problem):

@@ -266,7 +266,7 @@ def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, 
 
 def tile_list(problem: Problem) -> TileList:
     """The list of tiles that :func:`launch` walks."""
-    return key_tiles(problem, 128, 64)
+    return key_tiles(problem, 128)
 
 
 def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv) -> torch.Tensor:

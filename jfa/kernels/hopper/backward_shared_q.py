@@ -242,7 +242,7 @@ def applies(problem: Problem) -> bool:
 
 def tile_list(problem: Problem) -> TileList:
     """The list of tiles that :func:`launch` walks."""
-    return key_tiles(problem, TILE_KEYS, 64)
+    return key_tiles(problem, TILE_KEYS)
 
 
 def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv) -> torch.Tensor:

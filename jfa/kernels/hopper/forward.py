@@ -315,7 +315,7 @@ def forward(problem: Problem, q, k, v, plan=None, config: ForwardConfig | None =
 def tile_list(problem: Problem, config: ForwardConfig | None = None) -> TileList:
     """The list of tiles that :func:`forward` walks."""
     config = config or forward_config(problem)
-    return query_tiles(problem, config.block_m, config.block_n)
+    return query_tiles(problem, config.block_m)
 
 
 def launch(problem: Problem, config: ForwardConfig, tiles: TileList, q, k, v, scale: float, out, lse) -> None:

@@ -1,8 +1,8 @@
 """Before and after the backward: per-row constants in padded arrays, and fp32 gradients to the input's dtype. Plain Triton.
 
 The backward's loops read log-sum-exp and delta, and add to dQ, in whole blocks of 64 queries. In a packed array such a block would
-reach into the next sequence; so these arrays give every sequence whole blocks (jfa.kernels.hopper.tiles.padded_begins). Rows that
-do not exist get lse = +inf, which makes their probabilities 0.
+reach into the next sequence; so these arrays give every sequence whole blocks (jfa.kernels.hopper.tiles.padded_rows). Rows that
+do not exist get lse = +inf, which makes their probabilities 0. Both kernels walk the forward's list of tiles.
 """
 
 from __future__ import annotations
@@ -15,89 +15,87 @@ import triton.language as tl
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.softmax import LOG2_E as _LOG2_E
-from jfa.kernels.hopper.tiles import PAD, padded_blocks, padded_rows
+from jfa.kernels.hopper.tiles import PAD, TileList, load_tile, padded_rows
 
 LOG2_E = tl.constexpr(_LOG2_E)
 
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Constants of every query row, padded: lse2, delta [H, count] fp32, and blocks [count / PAD, 2] (jfa.kernels.hopper.tiles)."""
+    """Constants of every query row, padded: lse2, delta [H, count] fp32."""
 
     lse2: torch.Tensor
     delta: torch.Tensor
-    blocks: torch.Tensor
     count: int
 
 
-def prepare_rows(problem: Problem, out, dout, lse, dlse) -> PaddedRows:
-    """lse in base 2 and delta = rowsum(out * dout) - dlse, padded. ``dout`` may have any strides."""
+def prepare_rows(problem: Problem, tiles: TileList, block: int, out, dout, lse, dlse) -> PaddedRows:
+    """lse in base 2 and delta = rowsum(out * dout) - dlse, padded. ``tiles``: of ``block`` queries. ``dout``: any strides."""
     count, heads = padded_rows(problem), problem.num_heads
-    blocks = padded_blocks(problem)
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     lse2, delta = torch.empty(2, heads, count, dtype=torch.float32, device=out.device)
-    prepare_kernel[(count // PAD, heads)](
-        out, dout, lse, lse if dlse is None else dlse.contiguous(), blocks, lse2, delta, heads, problem.rows_out, count,
-        dout.stride(0), dout.stride(1), DV=problem.head_dim_v, DV_BLOCK=triton.next_power_of_2(problem.head_dim_v),
-        HAS_DLSE=dlse is not None, ROWS=PAD,
+    prepare_kernel[(tiles.records.shape[0] * (block // int(PAD)), heads)](
+        out, dout, lse, lse if dlse is None else dlse.contiguous(), tiles.records, tiles.counts, lse2, delta, heads,
+        problem.rows_out, count, problem.rows_q if problem.broadcast_q else 1, dout.stride(0), dout.stride(1), DV=problem.head_dim_v,
+        DV_BLOCK=triton.next_power_of_2(problem.head_dim_v), HAS_DLSE=dlse is not None, PARTS=block // int(PAD), ROWS=int(PAD),
     )
-    return PaddedRows(lse2, delta, blocks, count)
+    return PaddedRows(lse2, delta, count)
 
 
-def finish_dq(problem: Problem, rows: PaddedRows, accumulated: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def finish_dq(problem: Problem, tiles: TileList, block: int, accumulated: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """dq [rows_q, H, D] from its sums [H, padded, D_BLOCK] fp32: unpadded, scaled, in ``dtype``."""
     if problem.broadcast_q:
         dq = accumulated[:, : problem.rows_q, : problem.head_dim].permute(1, 0, 2) * problem.sm_scale
         return dq.to(dtype).contiguous()
     dq = torch.empty(problem.rows_q, problem.num_heads, problem.head_dim, dtype=dtype, device=accumulated.device)
-    finish_kernel[(rows.count // PAD, problem.num_heads)](
-        accumulated, dq, rows.blocks, problem.num_heads, rows.count, problem.sm_scale,
-        D=problem.head_dim, D_BLOCK=accumulated.shape[2], ROWS=PAD,
+    finish_kernel[(tiles.records.shape[0] * (block // int(PAD)), problem.num_heads)](
+        accumulated, dq, tiles.records, tiles.counts, problem.num_heads, accumulated.shape[1], problem.sm_scale,
+        D=problem.head_dim, D_BLOCK=accumulated.shape[2], PARTS=block // int(PAD), ROWS=int(PAD),
     )
     return dq
 
 
-@triton.jit
-def prepare_kernel(out, dout, lse, dlse, blocks, lse2, delta, heads, rows_out, padded_rows, stride_row, stride_head,
-                   DV: tl.constexpr, DV_BLOCK: tl.constexpr, HAS_DLSE: tl.constexpr, ROWS: tl.constexpr):
-    """One program a padded block and head: lse2 = lse * log2(e), delta = rowsum(out * dout) - dlse.
+@triton.jit(do_not_specialize=["heads", "rows_out", "padded_rows", "least_rows"])
+def prepare_kernel(out, dout, lse, dlse, records, counts, lse2, delta, heads, rows_out, padded_rows, least_rows, stride_row, stride_head,
+                   DV: tl.constexpr, DV_BLOCK: tl.constexpr, HAS_DLSE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr):
+    """One program ROWS queries of a tile of PARTS * ROWS, and a head: lse2 = lse * log2(e), delta = rowsum(out * dout) - dlse.
 
-    out, dout [rows_out, H, DV] (dout with the strides given, out contiguous); lse, dlse [H, rows_out]; blocks [padded/ROWS, 2];
-    lse2, delta [H, padded_rows].
+    out, dout [rows_out, H, DV] (dout with the strides given, out contiguous); lse, dlse [H, rows_out]; lse2, delta
+    [H, padded_rows]. Padding is written for ``least_rows`` even where a sequence has fewer (Lq with shared queries, else 1).
     """
-    block = tl.program_id(0)
+    tile = tl.program_id(0) // PARTS
     head = tl.program_id(1).to(tl.int64)
-    begin = tl.load(blocks + 2 * block)
-    exist = tl.load(blocks + 2 * block + 1)
-    rows = tl.arange(0, ROWS)
-    columns = tl.arange(0, DV_BLOCK)
-    valid = rows < exist
-    inside = valid[:, None] & (columns < DV)[None, :]
-    row = (begin + rows).to(tl.int64)
-    o = tl.load(out + (row * heads + head)[:, None] * DV + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-    do = tl.load(dout + (row * stride_row + head * stride_head)[:, None] + columns[None, :], mask=inside, other=0.0)
-    d = tl.sum(o * do.to(tl.float32), 1)
-    if HAS_DLSE:
-        d -= tl.load(dlse + head * rows_out + row, mask=valid, other=0.0)
-    natural = tl.load(lse + head * rows_out + row, mask=valid, other=float("-inf"))
-    to = head * padded_rows + block * ROWS + rows
-    tl.store(lse2 + to, tl.where(natural == float("-inf"), float("inf"), natural * LOG2_E))
-    tl.store(delta + to, tl.where(natural == float("-inf"), 0.0, d))
+    if tile < tl.load(counts + 1):
+        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = load_tile(records, tile)
+        rows = row0 + tl.program_id(0) % PARTS * ROWS + tl.arange(0, ROWS)
+        columns = tl.arange(0, DV_BLOCK)
+        valid = rows < len_q
+        inside = valid[:, None] & (columns < DV)[None, :]
+        row = (out_begin + rows).to(tl.int64)
+        o = tl.load(out + (row * heads + head)[:, None] * DV + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+        do = tl.load(dout + (row * stride_row + head * stride_head)[:, None] + columns[None, :], mask=inside, other=0.0)
+        d = tl.sum(o * do.to(tl.float32), 1)
+        if HAS_DLSE:
+            d -= tl.load(dlse + head * rows_out + row, mask=valid, other=0.0)
+        natural = tl.load(lse + head * rows_out + row, mask=valid, other=float("-inf"))
+        to = head * padded_rows + pad_begin + rows
+        padding = rows < tl.cdiv(tl.maximum(len_q, least_rows), ROWS) * ROWS
+        tl.store(lse2 + to, tl.where(natural == float("-inf"), float("inf"), natural * LOG2_E), mask=padding)
+        tl.store(delta + to, tl.where(natural == float("-inf"), 0.0, d), mask=padding)
 
 
-@triton.jit
-def finish_kernel(accumulated, dq, blocks, heads, padded_rows, scale,
-                  D: tl.constexpr, D_BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """One program a padded block and head: dq [rows_q, H, D] = accumulated [H, padded_rows, D_BLOCK] * scale, in dq's dtype."""
-    block = tl.program_id(0)
+@triton.jit(do_not_specialize=["heads", "padded_rows"])
+def finish_kernel(accumulated, dq, records, counts, heads, padded_rows, scale,
+                  D: tl.constexpr, D_BLOCK: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr):
+    """One program ROWS queries of a tile and a head: dq [rows_q, H, D] = accumulated [H, padded_rows, D_BLOCK] * scale."""
+    tile = tl.program_id(0) // PARTS
     head = tl.program_id(1).to(tl.int64)
-    begin = tl.load(blocks + 2 * block)
-    exist = tl.load(blocks + 2 * block + 1)
-    rows = tl.arange(0, ROWS)
-    columns = tl.arange(0, D_BLOCK)
-    if exist > 0:
-        x = tl.load(accumulated + ((head * padded_rows + block * ROWS + rows) * D_BLOCK)[:, None] + columns[None, :])
-        row = (begin + rows).to(tl.int64)
-        inside = (rows < exist)[:, None] & (columns < D)[None, :]
+    if tile < tl.load(counts + 1):
+        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = load_tile(records, tile)
+        rows = row0 + tl.program_id(0) % PARTS * ROWS + tl.arange(0, ROWS)
+        columns = tl.arange(0, D_BLOCK)
+        inside = (rows < len_q)[:, None] & (columns < D)[None, :]
+        x = tl.load(accumulated + ((head * padded_rows + pad_begin + rows) * D_BLOCK)[:, None] + columns[None, :], mask=inside)
+        row = (q_begin + rows).to(tl.int64)
         tl.store(dq + (row * heads + head)[:, None] * D + columns[None, :], (x * scale).to(dq.dtype.element_ty), mask=inside)

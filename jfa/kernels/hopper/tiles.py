@@ -1,8 +1,15 @@
-"""Lists of tiles for the persistent Hopper kernels: made on the device without a synchronisation, read by every role.
+"""Lists of tiles for the persistent Hopper kernels: made by one small kernel, without a synchronisation, read by every role.
 
-A list is one int32 tensor [capacity, 9], a record a tile, longest tile first, and how many of the records are valid. The order and
-the count come from :mod:`jfa.schedule.tiles`; this module adds where the sequences lie, so that a role reads one record and
-needs no offsets.
+A list is one int32 tensor [capacity, 9], a record a tile, and how many of the records are valid. Sequences with much work come
+first, and a record says all that a role must know, so that no role reads offsets. The capacity follows from shapes alone, so
+building works inside a CUDA-graph capture.
+
+Sorting without a sort: a sequence's first slot is the number of tiles of all sequences with more work than it. Counting them costs
+B comparisons a sequence, which is nothing beside launching the several kernels of a sort; ties go by position, so a list is
+always the same.
+
+Besides the B sequences a list may hold two margins: the rows before the first offset and those behind the last, which no sequence
+covers and which get zeros. Offsets are clamped, so that no lie in them leads outside a tensor.
 """
 
 from __future__ import annotations
@@ -14,10 +21,10 @@ import triton
 import triton.language as tl
 
 from jfa.kernels.base import Problem
-from jfa.schedule import tiles as schedule
+from jfa.masks import UNBOUNDED
 
 FIELDS = tl.constexpr(9)  # of a record; see load_tile
-PAD = 64  # rows: the unit in which the backward pads every sequence (see padded_begins)
+PAD = tl.constexpr(64)  # rows: the unit in which the backward pads every sequence's queries (see padded_rows)
 
 
 @dataclass(frozen=True)
@@ -40,114 +47,171 @@ def load_tile(records, index):
             tl.load(at + 6), tl.load(at + 7), tl.load(at + 8))
 
 
-def query_tiles(problem: Problem, block_m: int, block_n: int) -> TileList:
-    """Tiles of ``block_m`` queries of every sequence, for the forward: the most key blocks first.
+@triton.jit
+def span(offset, s, batches, rows, mask):
+    """(begin, length) of segment ``s``: 0 is the margin before the first sequence, batches + 1 the one behind the last."""
+    begin = tl.load(offset + s - 1, mask=mask & (s > 0), other=0)
+    end = tl.load(offset + s, mask=mask & (s <= batches), other=rows)
+    begin = tl.minimum(tl.maximum(begin, 0), rows)
+    return begin, tl.maximum(tl.minimum(end, rows) - begin, 0)
+
+
+@triton.jit
+def segment(query_offset, key_offset, output_offset, s, batches, rows_q, rows_kv, rows_out,
+            KEYS: tl.constexpr, BROADCAST_Q: tl.constexpr, SLOTS: tl.constexpr):
+    """(q_begin, len_q, out_begin, kv_begin, len_kv, pad_begin, rows to cut into tiles) of the segments ``s`` [N]."""
+    mask = s < batches + 2
+    real = (s > 0) & (s <= batches)
+    kv_begin, len_kv = span(key_offset, s, batches, rows_kv, mask)
+    if BROADCAST_Q:
+        q_begin = s * 0
+        len_q = tl.where(real, rows_q, 0)
+        cut = len_q
+        out_begin = (s - 1) * rows_q
+        if SLOTS:  # a slot that is not inside the output is neither written nor read
+            out_begin = tl.load(output_offset + s - 1, mask=real, other=0)
+            len_q = tl.where((out_begin >= 0) & (out_begin <= rows_out - rows_q), len_q, 0)
+            out_begin = tl.where(len_q > 0, out_begin, 0)
+        pad_begin = tl.maximum(s - 1, 0) * (tl.cdiv(rows_q, PAD) * PAD)
+    else:
+        q_begin, len_q = span(query_offset, s, batches, rows_q, mask)
+        cut = len_q
+        out_begin = q_begin
+        pad_begin = (q_begin + s * PAD) // PAD * PAD
+    if KEYS:
+        cut = len_kv
+        len_q = tl.where(real, len_q, 0)
+    else:
+        len_kv = tl.where(real, len_kv, 0)
+    return q_begin, len_q, out_begin, kv_begin, len_kv, pad_begin, tl.where(mask, cut, 0)
+
+
+@triton.jit
+def bounds(len_q, len_kv, lo_start, lo_end, hi_start, hi_end):
+    """(lo, hi) of jfa.masks.Band for sequences of these lengths; +-UNBOUNDED, or nearly, where a side is open."""
+    d = len_kv - len_q
+    return tl.maximum(lo_start, lo_end + d), tl.minimum(hi_start, hi_end + d)
+
+
+@triton.jit
+def work_of(len_q, len_kv, lo, hi, BLOCK: tl.constexpr, KEYS: tl.constexpr):
+    """An estimate of what a tile of a sequence costs, in rows of the other side; 0 if there is nothing to do."""
+    other = len_kv
+    if KEYS:
+        other = len_q
+    width = tl.maximum(hi - lo + BLOCK, 0)
+    return tl.where((len_q > 0) & (len_kv > 0), tl.minimum(other, width), 0)
+
+
+@triton.jit
+def store_records(records, slot, row, mask, q_begin, len_q, out_begin, kv_begin, len_kv, lo, hi, pad_begin):
+    """Writes the records of [sequences, tiles]; everything but slot and row is [sequences, 1]."""
+    at = records + slot * FIELDS
+    tl.store(at, q_begin + row * 0, mask=mask)
+    tl.store(at + 1, len_q + row * 0, mask=mask)
+    tl.store(at + 2, row, mask=mask)
+    tl.store(at + 3, out_begin + row * 0, mask=mask)
+    tl.store(at + 4, kv_begin + row * 0, mask=mask)
+    tl.store(at + 5, len_kv + row * 0, mask=mask)
+    tl.store(at + 6, lo + row * 0, mask=mask)
+    tl.store(at + 7, hi + row * 0, mask=mask)
+    tl.store(at + 8, pad_begin + row * 0, mask=mask)
+
+
+@triton.jit(do_not_specialize=["batches", "rows_q", "rows_kv", "rows_out", "capacity", "lo_start", "lo_end", "hi_start", "hi_end"])
+def list_kernel(query_offset, key_offset, output_offset, records, counts, batches, rows_q, rows_kv, rows_out, capacity,
+                lo_start, lo_end, hi_start, hi_end,
+                BLOCK: tl.constexpr, KEYS: tl.constexpr, BROADCAST_Q: tl.constexpr, SLOTS: tl.constexpr, DOWN: tl.constexpr,
+                OWN: tl.constexpr, OTHERS: tl.constexpr, TILES: tl.constexpr):
+    """One program lists OWN sequences: finds their first slots by counting, then writes their records.
+
+    KEYS: tiles of keys, for the backward; else of queries. DOWN: a sequence's last rows first.
+    Segments are numbered 0 .. batches + 1.
+    """
+    s = tl.program_id(0) * OWN + tl.arange(0, OWN)
+    q_begin, len_q, out_begin, kv_begin, len_kv, pad_begin, cut = segment(
+        query_offset, key_offset, output_offset, s, batches, rows_q, rows_kv, rows_out, KEYS, BROADCAST_Q, SLOTS)
+    lo, hi = bounds(len_q, len_kv, lo_start, lo_end, hi_start, hi_end)
+    work = work_of(len_q, len_kv, lo, hi, BLOCK, KEYS)
+    first = tl.zeros([OWN], tl.int32)
+    busy = 0
+    total = 0
+    for base in range(0, batches + 2, OTHERS):
+        o = base + tl.arange(0, OTHERS)
+        _, o_len_q, _, _, o_len_kv, _, o_cut = segment(
+            query_offset, key_offset, output_offset, o, batches, rows_q, rows_kv, rows_out, KEYS, BROADCAST_Q, SLOTS)
+        o_lo, o_hi = bounds(o_len_q, o_len_kv, lo_start, lo_end, hi_start, hi_end)
+        o_work = work_of(o_len_q, o_len_kv, o_lo, o_hi, BLOCK, KEYS)
+        o_tiles = tl.cdiv(o_cut, BLOCK)
+        before = (o_work[None, :] > work[:, None]) | ((o_work[None, :] == work[:, None]) & (o[None, :] < s[:, None]))
+        first += tl.sum(tl.where(before, o_tiles[None, :], 0), 1)
+        busy += tl.sum(tl.where(o_work > 0, o_tiles, 0), 0)
+        total += tl.sum(o_tiles, 0)
+    if tl.program_id(0) == 0:
+        tl.store(counts, tl.minimum(busy, capacity))
+        tl.store(counts + 1, tl.minimum(total, capacity))
+    tiles = tl.cdiv(cut, BLOCK)
+    for base in range(0, tl.max(tiles, 0), TILES):
+        t = base + tl.arange(0, TILES)[None, :]
+        slot = first[:, None] + t
+        row = t * BLOCK
+        if DOWN:
+            row = (tiles[:, None] - 1 - t) * BLOCK
+        store_records(records, slot, row, (t < tiles[:, None]) & (slot < capacity), q_begin[:, None], len_q[:, None],
+                      out_begin[:, None], kv_begin[:, None], len_kv[:, None], lo[:, None], hi[:, None], pad_begin[:, None])
+
+
+def query_tiles(problem: Problem, block: int) -> TileList:
+    """Tiles of ``block`` queries of every sequence, for the forward: the most keys first.
 
     Tiles without keys are in the list too (the kernel writes 0 and -inf there), and so are rows that no sequence covers.
     """
-    keys = _clean(problem.key_offset, problem.rows_kv)
     if problem.broadcast_q:
-        queries = None
+        capacity = problem.num_batches * -(-problem.rows_q // block)
     else:
-        queries, keys = _with_margins(_clean(problem.query_offset, problem.rows_q), keys, problem.rows_q)
-    tiles = schedule.query_tiles(queries, keys, block_m, block_n, total_q=problem.rows_q, band=problem.band,
-                                 broadcast_q=problem.broadcast_q)
-    return _records(problem, tiles, queries, keys)
+        capacity = _capacity(problem.rows_q, problem, block)
+    return _list(problem, block, capacity, keys=False)
 
 
-def key_tiles(problem: Problem, block_n: int, block_m: int) -> TileList:
-    """Tiles of ``block_n`` keys of every sequence, for the backward: the most query blocks first. row0 is a key row here.
+def key_tiles(problem: Problem, block: int) -> TileList:
+    """Tiles of ``block`` keys of every sequence, for the backward: the most queries first. row0 is a key row here.
 
     Tiles without queries are in the list too (the kernel writes 0 there), and so are rows that no sequence covers.
     """
-    keys = _clean(problem.key_offset, problem.rows_kv)
-    queries = None
-    if problem.broadcast_q:
-        keys = torch.cat([keys.new_zeros(1), keys, keys.new_full((1,), problem.rows_kv)])
-    else:
-        keys, queries = _with_margins(keys, _clean(problem.query_offset, problem.rows_q), problem.rows_kv)
-    tiles = schedule.key_tiles(queries, keys, block_n, block_m, total_q=problem.rows_q, total_kv=problem.rows_kv,
-                               band=problem.band, broadcast_q=problem.broadcast_q)
-    return _records(problem, tiles, queries, keys, margins=1)
+    return _list(problem, block, _capacity(problem.rows_kv, problem, block), keys=True)
 
 
-def _clean(offset: torch.Tensor, rows: int) -> torch.Tensor:
-    """Offsets as they must be: inside [0, rows] and never falling, so that no lie leads outside a tensor."""
-    return offset.clamp(0, rows).cummax(0).values
+def _capacity(rows: int, problem: Problem, block: int) -> int:
+    return -(-rows // block) + problem.num_batches + 2
 
 
-def _with_margins(mine: torch.Tensor, other: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Adds a pseudo-sequence before and after: the rows of ``mine`` that no sequence covers, with nothing of ``other``."""
-    mine = torch.cat([mine.new_zeros(1), mine, mine.new_full((1,), rows)])
-    return mine, torch.cat([other[:1], other, other[-1:]])
+def _list(problem: Problem, block: int, capacity: int, keys: bool) -> TileList:
+    band, device = problem.band, problem.device
+    records = torch.empty(max(capacity, 1), int(FIELDS), dtype=torch.int32, device=device)
+    counts = torch.empty(2, dtype=torch.int32, device=device)
+    lows = [-UNBOUNDED if c is None else c for c in (band.lo_start, band.lo_end)]
+    highs = [UNBOUNDED if c is None else c for c in (band.hi_start, band.hi_end)]
+    own = 8
+    list_kernel[(triton.cdiv(problem.num_batches + 2, own),)](
+        problem.query_offset, problem.key_offset, problem.output_offset if problem.output_offset is not None else counts,
+        records, counts, problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out, capacity, *lows, *highs,
+        BLOCK=block, KEYS=keys, BROADCAST_Q=problem.broadcast_q, SLOTS=problem.output_offset is not None,
+        DOWN=band.has_hi and not keys, OWN=own, OTHERS=256, TILES=16,
+    )
+    return TileList(records, counts)
 
 
-def _records(problem: Problem, tiles: schedule.Tiles, queries: torch.Tensor | None, keys: torch.Tensor,
-             margins: int = 0) -> TileList:
-    """Gathers a record for every tile. ``margins``: pseudo-sequences before the first real one when queries are broadcast."""
-    seq = tiles.seq.clamp(min=0).long()
-    kv_begin, len_kv = keys[seq], keys[seq + 1] - keys[seq]
-    if queries is None:
-        batch = seq - margins
-        out_begin, len_q = _slots(problem)
-        real = (batch >= 0) & (batch < problem.num_batches)
-        batch = batch.clamp(0, problem.num_batches - 1)
-        out_begin, len_q = out_begin[batch], torch.where(real, len_q[batch], 0)
-        q_begin = torch.zeros_like(len_q)
-        pad_begin = batch * padded(problem.rows_q)
-    else:
-        q_begin, len_q = queries[seq], queries[seq + 1] - queries[seq]
-        out_begin = q_begin
-        pad_begin = padded_begins(q_begin, seq)
-    lo, hi = problem.band.bounds(len_q, len_kv)
-    fields = [q_begin, len_q, tiles.row, out_begin, kv_begin, len_kv, lo, hi, pad_begin]
-    return TileList(torch.stack([f.to(torch.int32) for f in fields], 1).contiguous(), tiles.counts)
-
-
-def _slots(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
-    """(first output row, queries) of every batch with broadcast_q; a slot that is not inside the output has no queries."""
-    batch = torch.arange(problem.num_batches, device=problem.device, dtype=torch.int32)
-    if problem.output_offset is None:
-        return batch * problem.rows_q, torch.full_like(batch, problem.rows_q)
-    begin = problem.output_offset[:-1]
-    inside = (begin >= 0) & (begin <= problem.rows_out - problem.rows_q)
-    return torch.where(inside, begin, 0), torch.where(inside, problem.rows_q, 0).to(torch.int32)
-
-
-# ------------------------------------------------------------------------------------ the backward's padded arrays of queries
 def padded(rows: int) -> int:
     """Rows rounded up to whole blocks of PAD."""
-    return -(-rows // PAD) * PAD
-
-
-def padded_begins(begin: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
-    """Where segment number ``segment``, whose first row is ``begin``, starts when every segment begins a new block of PAD rows.
-
-    Needs no prefix sum: a segment's predecessors grow by less than PAD rows each.
-    """
-    return (begin + segment * PAD) // PAD * PAD
+    return -(-rows // int(PAD)) * int(PAD)
 
 
 def padded_rows(problem: Problem) -> int:
-    """Rows of an array that holds every sequence's output rows padded: an upper bound from shapes."""
+    """Rows of an array that gives every sequence's queries whole blocks of PAD: an upper bound from shapes.
+
+    Segment s starts at (begin + s * PAD) rounded down to a block: no prefix sum is needed, as its predecessors grow by less than
+    PAD rows each.
+    """
     if problem.broadcast_q:
         return problem.num_batches * padded(problem.rows_q)
-    return padded(problem.rows_q) + (problem.num_batches + 2) * PAD
-
-
-def padded_blocks(problem: Problem) -> torch.Tensor:
-    """[padded_rows / PAD, 2] int32: of every padded block its first output row and how many of its rows exist (0: none)."""
-    start = torch.arange(padded_rows(problem) // PAD, device=problem.device) * PAD
-    if problem.broadcast_q:
-        out_begin, len_q = _slots(problem)
-        segment = start // padded(problem.rows_q)
-        begin, inside = out_begin[segment], start % padded(problem.rows_q)
-    else:
-        offset = _clean(problem.query_offset, problem.rows_q)
-        offset = torch.cat([offset.new_zeros(1), offset, offset.new_full((1,), problem.rows_q)])
-        pads = padded_begins(offset[:-1], torch.arange(offset.numel() - 1, device=problem.device))
-        segment = torch.searchsorted(pads, start, right=True) - 1
-        len_q = offset[1:] - offset[:-1]
-        begin, inside = offset[segment], start - pads[segment]
-    exist = (len_q[segment] - inside).clamp(0, PAD)
-    return torch.stack([(begin + inside).to(torch.int32), exist.to(torch.int32)], 1).contiguous()
+    return padded(problem.rows_q) + (problem.num_batches + 2) * int(PAD)
