@@ -37,8 +37,9 @@ def prepare_rows(problem: Problem, tiles: TileList, block: int, out, dout, lse, 
     lse2, delta = torch.empty(2, heads, count, dtype=torch.float32, device=out.device)
     prepare_kernel[(tiles.records.shape[0] * (block // int(PAD)), heads)](
         out, dout, lse, lse if dlse is None else dlse.contiguous(), tiles.records, tiles.counts, lse2, delta, heads,
-        problem.rows_out, count, problem.rows_q if problem.broadcast_q else 1, dout.stride(0), dout.stride(1), DV=problem.head_dim_v,
-        DV_BLOCK=triton.next_power_of_2(problem.head_dim_v), HAS_DLSE=dlse is not None, PARTS=block // int(PAD), ROWS=int(PAD),
+        problem.rows_out, count, problem.rows_q if problem.broadcast_q else 1, dout.stride(0), dout.stride(1),
+        DV=problem.head_dim_v, DV_BLOCK=triton.next_power_of_2(problem.head_dim_v), HAS_DLSE=dlse is not None,
+        PARTS=block // int(PAD), ROWS=int(PAD),
     )
     return PaddedRows(lse2, delta, count)
 
@@ -57,7 +58,8 @@ def finish_dq(problem: Problem, tiles: TileList, block: int, accumulated: torch.
 
 
 @triton.jit(do_not_specialize=["heads", "rows_out", "padded_rows", "least_rows"])
-def prepare_kernel(out, dout, lse, dlse, records, counts, lse2, delta, heads, rows_out, padded_rows, least_rows, stride_row, stride_head,
+def prepare_kernel(out, dout, lse, dlse, records, counts, lse2, delta, heads, rows_out, padded_rows, least_rows,
+                   stride_row, stride_head,
                    DV: tl.constexpr, DV_BLOCK: tl.constexpr, HAS_DLSE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr):
     """One program ROWS queries of a tile of PARTS * ROWS, and a head: lse2 = lse * log2(e), delta = rowsum(out * dout) - dlse.
 

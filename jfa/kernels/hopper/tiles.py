@@ -24,6 +24,7 @@ from jfa.kernels.base import Problem
 from jfa.masks import UNBOUNDED
 
 FIELDS = tl.constexpr(9)  # of a record; see load_tile
+FAR = tl.constexpr(1 << 28)  # an open side of a band for differences of bounds, which must not overflow
 PAD = tl.constexpr(64)  # rows: the unit in which the backward pads every sequence's queries (see padded_rows)
 
 
@@ -94,12 +95,15 @@ def bounds(len_q, len_kv, lo_start, lo_end, hi_start, hi_end):
 
 
 @triton.jit
-def work_of(len_q, len_kv, lo, hi, BLOCK: tl.constexpr, KEYS: tl.constexpr):
-    """An estimate of what a tile of a sequence costs, in rows of the other side; 0 if there is nothing to do."""
+def work_of(len_q, len_kv, lo, hi, BLOCK: tl.constexpr, KEYS: tl.constexpr, BROADCAST_Q: tl.constexpr):
+    """An estimate of what a tile of a sequence costs, in rows of the other side; 0 if there is nothing to do.
+
+    Shared queries are equally many everywhere: then sequences with more keys come first, whose tiles are full.
+    """
     other = len_kv
-    if KEYS:
+    if KEYS and not BROADCAST_Q:
         other = len_q
-    width = tl.maximum(hi - lo + BLOCK, 0)
+    width = tl.maximum(tl.minimum(hi, FAR) - tl.maximum(lo, -FAR) + BLOCK, 0)
     return tl.where((len_q > 0) & (len_kv > 0), tl.minimum(other, width), 0)
 
 
@@ -132,7 +136,7 @@ def list_kernel(query_offset, key_offset, output_offset, records, counts, batche
     q_begin, len_q, out_begin, kv_begin, len_kv, pad_begin, cut = segment(
         query_offset, key_offset, output_offset, s, batches, rows_q, rows_kv, rows_out, KEYS, BROADCAST_Q, SLOTS)
     lo, hi = bounds(len_q, len_kv, lo_start, lo_end, hi_start, hi_end)
-    work = work_of(len_q, len_kv, lo, hi, BLOCK, KEYS)
+    work = work_of(len_q, len_kv, lo, hi, BLOCK, KEYS, BROADCAST_Q)
     first = tl.zeros([OWN], tl.int32)
     busy = 0
     total = 0
@@ -141,7 +145,7 @@ def list_kernel(query_offset, key_offset, output_offset, records, counts, batche
         _, o_len_q, _, _, o_len_kv, _, o_cut = segment(
             query_offset, key_offset, output_offset, o, batches, rows_q, rows_kv, rows_out, KEYS, BROADCAST_Q, SLOTS)
         o_lo, o_hi = bounds(o_len_q, o_len_kv, lo_start, lo_end, hi_start, hi_end)
-        o_work = work_of(o_len_q, o_len_kv, o_lo, o_hi, BLOCK, KEYS)
+        o_work = work_of(o_len_q, o_len_kv, o_lo, o_hi, BLOCK, KEYS, BROADCAST_Q)
         o_tiles = tl.cdiv(o_cut, BLOCK)
         before = (o_work[None, :] > work[:, None]) | ((o_work[None, :] == work[:, None]) & (o[None, :] < s[:, None]))
         first += tl.sum(tl.where(before, o_tiles[None, :], 0), 1)
