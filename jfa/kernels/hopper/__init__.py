@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import torch
 
+from jfa.kernels import portable
 from jfa.kernels.base import Problem, wrong_gpu
 from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready
 from jfa.kernels.hopper import backward as _general
+from jfa.kernels.hopper import backward_dq as _dq
 from jfa.kernels.hopper import backward_shared_q as _shared_q
 from jfa.kernels.hopper import forward as _forward
 from jfa.kernels.hopper.configs import forward_config
@@ -36,13 +38,15 @@ def plan(problem: Problem) -> list[torch.Tensor]:
 
 
 def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True)):
-    """(dq, dk, dv) in the inputs' dtypes: see jfa.kernels.base."""
+    """(dq, dk, dv) in the inputs' dtypes: see jfa.kernels.base. Head dimensions beyond 128 are done by the portable kernels."""
     if out.numel() == 0 or problem.num_batches == 0 or problem.rows_kv == 0:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     if problem.sm_scale < 0:
         problem = replace(problem, sm_scale=-problem.sm_scale)
         dq, dk, dv = backward(problem, dout, dlse, -q, k, v, out, lse, plan, needs)
         return -dq, dk, dv
+    if max(problem.head_dim, problem.head_dim_v) > 128:  # dK and dV of 64 keys would fill a consumer's registers
+        return portable.backward(problem, dout, dlse, q, k, v, out, lse, None, needs)
     kernel = _backward_kernel(problem)
     block = forward_config(problem).block_m
     query_tiles, key_tiles = (TileList(*plan[:2]), TileList(*plan[2:4])) if plan else _lists(problem)
@@ -50,7 +54,11 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
     q, k, v, dout = (make_tma_ready(x) for x in (q, k, v, dout))
     dk, dv = empty_tma_ready(k, problem.head_dim), empty_tma_ready(v, problem.head_dim_v)
     accumulated = kernel.launch(problem, key_tiles, rows, q, k, v, dout, dk, dv)
-    return finish_dq(problem, query_tiles, block, accumulated, q.dtype), dk.contiguous(), dv.contiguous()
+    if accumulated is None:
+        dq = _dq.launch(problem, rows, q, k, v, dout)
+    else:
+        dq = finish_dq(problem, query_tiles, block, accumulated, q.dtype)
+    return dq, dk.contiguous(), dv.contiguous()
 
 
 def _lists(problem: Problem) -> tuple[TileList, TileList]:

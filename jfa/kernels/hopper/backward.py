@@ -11,7 +11,7 @@ dQ from it, one block each. So a consumer waits for the other only every second 
 already in the next block. dQ leaves by TMA reduce-add in fp32. Query heads of a group (GQA) are walked one after another in the
 same tile, so dK and dV need no atomics.
 
-dQ is added in whatever order tiles finish; with ``deterministic`` it is left out here and made by the second kernel of
+dQ is added in whatever order tiles finish; with ``deterministic`` it is left out here and made by
 jfa.kernels.hopper.backward_dq.
 """
 
@@ -269,11 +269,15 @@ def tile_list(problem: Problem) -> TileList:
     return key_tiles(problem, 128)
 
 
-def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv) -> torch.Tensor:
-    """Descriptors and grid; returns dQ's sums [H, rows, D] fp32, padded and not yet scaled. Everything is TMA-ready."""
+def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv) -> torch.Tensor | None:
+    """Descriptors and grid; returns dQ's sums [H, rows, D] fp32, padded and not yet scaled. Everything is TMA-ready.
+
+    With ``deterministic`` dQ is left to jfa.kernels.hopper.backward_dq: None.
+    """
     d = max(padded_dim(problem.head_dim), padded_dim(problem.head_dim_v))
     dq_rows = padded(problem.rows_q) if problem.broadcast_q else rows.count
-    accumulated = torch.zeros(problem.num_heads, dq_rows, d, dtype=torch.float32, device=q.device)
+    with_dq = not problem.deterministic
+    accumulated = torch.zeros(problem.num_heads, dq_rows if with_dq else 1, d, dtype=torch.float32, device=q.device)
     grid = (min(workers(problem.device), tiles.records.shape[0] * problem.num_kv_heads),)
     backward_kernel[grid](
         ragged_descriptor(q, 64, d), ragged_descriptor(k, 128, d), ragged_descriptor(v, 128, d),
@@ -281,10 +285,10 @@ def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, d
         ragged_descriptor(dk, 64, d), ragged_descriptor(dv, 64, d), rows.lse2, rows.delta, rows.count, dq_rows,
         tiles.records, tiles.counts, torch.zeros(1, dtype=torch.int32, device=q.device), problem.num_kv_heads,
         problem.group_size, problem.sm_scale, max(problem.sm_scale * LOG2_E, TINY_SCALE),
-        D=d, STAGES=2, WITH_DQ=True, BROADCAST_Q=problem.broadcast_q,
+        D=d, STAGES=2, WITH_DQ=with_dq, BROADCAST_Q=problem.broadcast_q,
         HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi, REGISTERS=240, num_warps=4, num_stages=1,
     )
-    return accumulated
+    return accumulated if with_dq else None
 
 
 def compile_configs() -> list[CompileConfig]:
