@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from jfa.kernels.base import Problem
@@ -11,6 +13,7 @@ from jfa.masks import Band
 
 TARGETS = (100, 103)
 FORWARD_ROLES = ("correction", "softmax 0", "softmax 1", "mma", "load", "store")
+PMA_ROLES = ("store", "compute 0", "compute 1", "mma", "load")
 DQ_ROLES = ("load", "compute 0", "compute 1", "mma")
 BACKWARD_ROLES = ("reduce", "compute 0", "compute 1", "mma", "load")
 BANDS = {"full": Band(), "causal": Band.make(causal=True), "window": Band.make(causal=True, window_size=256)}
@@ -19,10 +22,11 @@ BANDS = {"full": Band(), "causal": Band.make(causal=True), "window": Band.make(c
 FORWARD_SPILLS = {100: 76, 103: 264}
 BACKWARD_SPILLS = {100: 600, 103: 600}
 PLAIN_SPILLS = 140
+PMA_SPILLS = {100: 600, 103: 600}
 DQ_SPILLS = {100: 300, 103: 300}
 
 
-def example_problem(head_dim: int, band: Band, short_queries: bool = False, deterministic: bool = False) -> Problem:
+def example_problem(head_dim: int, band: Band, short_queries: bool = False) -> Problem:
     """A problem of the shape that a configuration is for; only what is static about it matters."""
     offsets = torch.tensor([0, 4096], dtype=torch.int32)
     rows_q = 32 if short_queries else 4096
@@ -40,25 +44,27 @@ def example_problem(head_dim: int, band: Band, short_queries: bool = False, dete
         sm_scale=head_dim**-0.5,
         band=band,
         broadcast_q=short_queries,
-        deterministic=deterministic,
+        deterministic=False,
         query_offset=offsets,
         key_offset=offsets,
     )
 
 
 def compile_configs() -> list[CompileConfig]:
-    """Forward and backward: both head dims, three masks and broadcast queries, static and stealing."""
+    """What the host side launches: both head dims, three masks and shared short queries; stealing for the main ones."""
     configs = []
     for head_dim in (64, 128):
-        for clc in (False, True):
-            problems = {mask: example_problem(head_dim, band) for mask, band in BANDS.items()}
-            problems["pma"] = example_problem(head_dim, Band(), short_queries=True)
-            for name, problem in problems.items():
+        problems = {mask: example_problem(head_dim, band) for mask, band in BANDS.items()}
+        problems["pma"] = example_problem(head_dim, Band(), short_queries=True)
+        for name, problem in problems.items():
+            for clc in (False, True) if head_dim == 128 and name != "window" else (False,):
                 configs.append(_forward(f"d{head_dim}-{name}", problem, clc))
                 configs.append(_backward(f"d{head_dim}-{name}", problem, clc))
-        configs.append(_plain(f"d{head_dim}-full", example_problem(head_dim, Band())))
-        for mask, band in BANDS.items():
-            configs.append(_dq(f"d{head_dim}-{mask}", example_problem(head_dim, band, deterministic=True)))
+        for name in ("full", "causal"):
+            deterministic = replace(problems[name], deterministic=True)
+            configs.append(_dq(f"d{head_dim}-{name}", deterministic))
+        configs.append(_pma(f"d{head_dim}", problems["pma"]))
+        configs.append(_plain(f"d{head_dim}-full", problems["full"]))
     return configs
 
 
@@ -123,6 +129,20 @@ def _backward(name: str, problem: Problem, clc: bool) -> CompileConfig:
         targets=TARGETS,
         roles=BACKWARD_ROLES,
         max_spill_bytes=BACKWARD_SPILLS,
+    )
+
+
+def _pma(name: str, problem: Problem) -> CompileConfig:
+    general = _backward(name, problem, clc=False)
+    signature = {k: v for k, v in general.signature.items() if k != "dq_rows"} | {"rows_q": "i32"}
+    return replace(
+        general,
+        name=f"blackwell-backward-resident-{name}",
+        kernel="jfa.kernels.blackwell.backward_pma:pma_backward_kernel",
+        signature=signature,
+        constexprs=host.pma_constexprs(problem),
+        roles=PMA_ROLES,
+        max_spill_bytes=PMA_SPILLS,
     )
 
 

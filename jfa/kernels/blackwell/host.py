@@ -14,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from jfa.kernels.base import Problem, wrong_gpu
 from jfa.kernels.blackwell.backward_1cta import backward_kernel
 from jfa.kernels.blackwell.backward_dq import dq_kernel
+from jfa.kernels.blackwell.backward_pma import pma_backward_kernel
 from jfa.kernels.blackwell.forward import forward_kernel
 from jfa.kernels.blackwell.lists import tile_records
 from jfa.kernels.blackwell.plain import plain_forward_kernel
@@ -133,8 +134,10 @@ class BackwardConfig:
         q_buffers, do_buffers: rings of Q with its lse and of dO with its delta.
         dq_stages: shared memory buffers through which slices of dQ leave.
         held_slices: slices of dQ taken to registers so that their tensor memory is released before they leave.
+        resident: keep Q and dQ on the chip (broadcast queries, at most 128, no grouped heads); the rest is then unused.
     """
 
+    resident: bool = False
     clc: bool = False
     zigzag: bool = True
     q_buffers: int = 2
@@ -146,7 +149,8 @@ class BackwardConfig:
 def backward_config(problem: Problem, clc: bool = False) -> BackwardConfig:
     """Broadcast queries cost every key tile the same, so round robin; ring buffers as shared memory allows."""
     small = padded_head_dim(problem) == 64
-    return BackwardConfig(clc=clc, zigzag=not problem.broadcast_q, do_buffers=2 if small else 1)
+    resident = problem.broadcast_q and problem.rows_q <= BLOCK and problem.group_size == 1
+    return BackwardConfig(resident=resident, clc=clc, zigzag=not problem.broadcast_q, do_buffers=2 if small else 1)
 
 
 def backward_lists(problem: Problem) -> list[Tensor]:
@@ -175,16 +179,54 @@ def backward(
     dout = make_tma_ready(dout)
     rows = padded_rows(problem, BLOCK)
     lse2, delta = row_constants(problem, rows, out, dout, lse, dlse)
+    dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
+    if config.resident:
+        sums = launch_pma(problem, dout, q, k, v, dk, dv, lse2, delta, records, counts)
+        return finish_dq(problem, rows, sums, q.dtype), dk.contiguous(), dv.contiguous()
     shared_dq = problem.broadcast_q and not problem.deterministic
     dq_rows = padded(problem.rows_q, BLOCK) if shared_dq else rows.count
     sums = torch.zeros(problem.num_heads, dq_rows, padded_head_dim(problem), dtype=torch.float32, device=q.device)
-    dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
     launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, records, counts, config)
     if problem.deterministic:
         launch_dq(problem, dout, q, k, v, sums, lse2, delta, *(plan[4:6] if plan else dq_lists(problem)))
         if problem.broadcast_q:
             sums = sums.view(problem.num_heads, problem.num_batches, -1, sums.shape[2]).sum(1)
     return finish_dq(problem, rows, sums, q.dtype), dk.contiguous(), dv.contiguous()
+
+
+def launch_pma(problem: Problem, dout, q, k, v, dk, dv, lse2, delta, records: Tensor, counts: Tensor) -> Tensor:
+    """One launch of the query-resident form; dQ / sm_scale [H, 128, columns] fp32, summed over the CTAs in their order."""
+    head_dim, heads = padded_head_dim(problem), problem.num_heads
+    workers = max(1, min(records.shape[0], streaming_multiprocessors(problem.device) // heads))
+    partials = torch.zeros(workers * heads, BLOCK, head_dim, dtype=torch.float32, device=q.device)
+    pma_backward_kernel[(workers * heads,)](
+        *(ragged_descriptor(make_tma_ready(x), BLOCK, head_dim) for x in (q, k, v)),
+        *(ragged_descriptor(x, BLOCK, head_dim) for x in (dout, dk, dv)),
+        dq_descriptor(partials),
+        lse2,
+        delta,
+        records,
+        counts,
+        problem.rows_q,
+        lse2.shape[1],
+        problem.sm_scale * LOG2_E,
+        problem.sm_scale,
+        **pma_constexprs(problem),
+        num_warps=4,
+        num_stages=1,
+    )
+    return partials.view(workers, heads, BLOCK, head_dim).sum(0)
+
+
+def pma_constexprs(problem: Problem) -> dict[str, int | bool]:
+    """The query-resident backward's compile-time choices for a problem."""
+    return {
+        "HEADS": problem.num_heads,
+        "HEAD_DIM": padded_head_dim(problem),
+        "DQ_COLUMNS": DQ_COLUMNS,
+        "HAS_LO": problem.band.has_lo,
+        "HAS_HI": problem.band.has_hi,
+    }
 
 
 def dq_lists(problem: Problem) -> list[Tensor]:

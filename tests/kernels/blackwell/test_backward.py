@@ -87,6 +87,16 @@ def test_deterministic_dq_is_right_and_the_same_in_any_order_of_events(name):
     assert all(torch.equal(a, b) for a, b in zip(first, again))
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_short_shared_queries_resident_and_contended(head_dim):
+    case = dict(len_q=100, len_kv=[200, 0, 130, 7], heads=2, head_dim=head_dim, band=CAUSAL)
+    first = run(case, {"policy": "lazy"})
+    again = run(case, {"policy": "random", "seed": 5})
+    assert all(torch.equal(a, b) for a, b in zip(first, again)), "partials are summed in a fixed order"
+    run(case, {"policy": "random", "seed": 6}, resident=False, clc=True)
+    run(case | dict(deterministic=True), {"policy": "lazy"}, resident=False)
+
+
 def test_gradient_of_the_log_sum_exp():
     run(dict(len_q=[70, 20], len_kv=[90, 0]), {"policy": "eager"}, with_dlse=True)
 
