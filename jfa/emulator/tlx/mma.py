@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 import triton.language as tl
 
 from .. import dtypes, errors
@@ -155,7 +156,8 @@ def _wait_for_pair(task, waits, where):
 def _product(a, b):
     if a.dtype.kind in "iu":
         return a.astype(np.int32) @ b.astype(np.int32)
-    return np.matmul(a, b)
+    # torch's, for numpy's matrix product ignores torch.set_num_threads and wastes the cores of a busy machine
+    return torch.mm(torch.from_numpy(a), torch.from_numpy(b)).numpy()
 
 
 def _matrix(stored, name):
@@ -313,7 +315,7 @@ def async_dot_scaled(
             b_scale = _b_scales(sb, SBs, n, groups)
             left = _operand(a, a_format, 1) * np.repeat(_scale_matrix(sa, m, groups), _MX, axis=1)[:, :k]
             right = b * np.repeat(b_scale, _MX, axis=1)[:, :k].T
-            _accumulate(c, left @ right, accumulate)
+            _accumulate(c, _product(left, right), accumulate)
 
     facts = dict(m=m * len(pair), n=n, k=k, itemsize_a=1, a_space=A.space, two_cta=two, scaled=True)
     title = f"{acc.name} {'+=' if accumulate else '='} scaled {A.name} @ {B.name}"
