@@ -304,7 +304,7 @@ def _type_of(value):
         return "constexpr"
     if isinstance(value, tuple | tl.tuple):
         return tuple(_type_of(v) for v in value)
-    return type(value).__name__
+    return getattr(value, "compiled_type", None) or type(value).__name__
 
 
 def types_of(variables, names):

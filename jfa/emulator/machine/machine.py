@@ -95,6 +95,9 @@ class Machine:
         global _running
         grid, cluster = _three(grid), _three(cluster)
         self._check_launch(grid, cluster, num_warps)
+        refused = self._refused_grid(grid, cluster)
+        if refused is not None:  # the compiler comes before the driver: let it object first
+            grid = cluster
         self.entry, self.grid, self.cluster_shape, self.num_warps = entry, grid, cluster, num_warps
         self.single_cta = grid == (1, 1, 1)
         self.pending_clusters.extend(_cluster_origins(grid, cluster))
@@ -104,15 +107,21 @@ class Machine:
                 with np.errstate(all="ignore"):
                     self._run()
             except errors.EmulatorError as error:
-                self._end_with(error)
+                self._end_with(refused or error)
             finally:
                 self._end_all()
                 _running = outer
+        if refused is not None and refused not in self.findings:
+            self._end_with(refused)
         return Run(self)
 
-    def _check_launch(self, grid, cluster, num_warps):
+    @staticmethod
+    def _refused_grid(grid, cluster):
         if any(g % c for g, c in zip(grid, cluster)):
-            raise errors.LaunchError(f"the grid {grid} is not divisible by the cluster {cluster}")
+            return errors.LaunchError(f"the grid {grid} is not divisible by the cluster {cluster}")
+        return None
+
+    def _check_launch(self, grid, cluster, num_warps):
         if cluster[0] * cluster[1] * cluster[2] > limits.MAX_CLUSTER:
             raise errors.LaunchError(f"a cluster of {cluster} has more than {limits.MAX_CLUSTER} CTAs")
         if num_warps * limits.WARP > limits.MAX_THREADS:
@@ -294,7 +303,7 @@ class Machine:
 
     def _check_bytes(self, cta):
         for bar in self._barriers(cta):
-            if bar.bytes and not any(op.barrier is bar for op in self.ops):
+            if bar.bytes < 0 and not any(op.barrier is bar for op in self.ops):
                 self.report(self._bytes_error(bar, "the CTA ends"))
 
     def _barriers(self, cta):

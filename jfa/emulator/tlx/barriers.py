@@ -42,6 +42,10 @@ class mbarrier:
         return self
 
     @property
+    def compiled_type(self):
+        return f"mbarrier<{self.num}>"
+
+    @property
     def shape(self):
         return [1]
 

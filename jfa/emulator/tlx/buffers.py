@@ -159,6 +159,11 @@ class buffered_tensor:
         return _Type(self)
 
     @property
+    def compiled_type(self):
+        """What must not change from one iteration of a loop to the next."""
+        return f"buffered_tensor_<{self.dtype}, {self.shape}, {self.num}>"
+
+    @property
     def dtype_name(self):
         return self.dtype.name
 
