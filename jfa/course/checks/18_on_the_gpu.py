@@ -1,6 +1,5 @@
 """Checks of chapter 18: on the GPU. All exercises are about numbers, so that no GPU is needed."""
 
-import math
 import random
 import statistics
 

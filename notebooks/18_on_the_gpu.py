@@ -1,0 +1,562 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 18 · On the GPU: run it, measure it
+#
+# **Goals.** After this chapter you
+# * can say, before anything runs, how fast a shape could be on a chip, and what stops it from being faster,
+# * can check and time the op on the machine you have, and read your result beside recorded ones,
+# * can tell from five counters which machine inside the GPU a kernel waits for.
+#
+# **Time.** 60 minutes, and 80 for the exercises. **Needs.** Any kernel chapter (04 is enough).
+#
+# This notebook runs on a B200, an H100 or H200, another NVIDIA GPU, or none. It finds out where it is. Without a GPU it shows the emulator's model,
+# what the compiler says, and results that were recorded on real GPUs. Cells that time a GPU take about a minute each there; on a CPU everything runs
+# in one or two minutes.
+
+# %%
+import json
+import statistics
+import time
+
+import torch
+
+import jfa
+from jfa import layout, masks, plots, reference
+from jfa.bench import cli as bench
+from jfa.bench import lines, recorded, shapes
+from jfa.bench.recorded import WAYS
+from jfa.course.paths import find_course
+from jfa.emulator.rates import B200, H200
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+HERE = torch.cuda.get_device_name() if GPU else "CPU, no GPU"
+
+# %% [markdown]
+# ## What is here
+#
+# `jfa doctor` says it all. The two lines that matter for this chapter: which GPU, and which backend a call gets. `jfa.explain` takes the arguments of
+# a call and tells the backend and the reason.
+
+# %%
+q = torch.randn(8, 2, 64, dtype=torch.bfloat16, device=DEVICE)
+offsets = layout.offsets_from_lengths([5, 3], device=DEVICE)
+print("this machine:", HERE)
+print(jfa.explain(q, q, q, offsets, offsets, 5, 5))
+
+# %% [markdown]
+# ## Mental model: three machines under one roof
+#
+# A kernel keeps three machines busy at the same time. **Memory** brings bytes. **Tensor cores** multiply. The **exponential units** (NVIDIA calls
+# them MUFU or XU) compute `exp2`. In the best case all three run beside each other, and the slowest decides.
+#
+# The first two make a *roof*. A shape stands at its number of FLOPs for each byte that it must move. Left of the corner bytes decide, right of it
+# FLOPs do. Nobody can be above the roof, so it shows what there is to win before you write a line.
+
+# %%
+MEASURED_H200 = {"tb_per_s": 4.2, "tflops": 771.0}  # a large copy, an 8192^3 bf16 product on one H200
+MODELLED_B200 = {"tb_per_s": B200["hbm"] * B200["sms"] * B200["clock"] / 1e12, "tflops": B200.peak_flops() / 1e12}
+ROOFS = {"an H200, measured": tuple(MEASURED_H200.values()), "a B200, modelled": tuple(MODELLED_B200.values())}
+recorded.roofline([], roofs=ROOFS)
+
+# %% [markdown]
+# Look at `pma32`: 32 shared queries read long key sequences. It stands far left. However good its kernel is, it cannot pass 130 TFLOP/s on an H200: a
+# sixth of what `dense` may hope for. Whoever calls 100 TFLOP/s slow has not looked at the roof.
+#
+# ### The math
+#
+# | | forward | backward |
+# |---|---|---|
+# | pairs | $p=$ the (query, key) pairs that the mask allows, over all sequences | the same |
+# | FLOPs | $4\,p\,H\,D$: two products | $10\,p\,H\,D$: five products |
+# | bytes, at least | $Q$, $K$, $V$ once, $O$ once | also $dO$; $dQ$, $dK$, $dV$ once |
+# | exponentials | $p\,H$ | $p\,H$ |
+#
+# $$ t \;\ge\; \max\left(\frac{\text{bytes}}{\text{TB/s}},\; \frac{\text{FLOPs}}{\text{TFLOP/s}},\; \frac{\text{exponentials}}{16 \cdot \text{SMs} \cdot \text{clock}}\right) $$
+#
+# Each SM makes 16 exponentials a clock, on both chips. The tensor cores became twice as fast from Hopper to Blackwell, the exponential units did not.
+# So the limit moves. The table counts it, for the forward.
+
+# %%
+def floor_rows(names, chip, ceilings):
+    """Rows (shape, ms by bytes, by FLOPs, by exponentials, the limit) of a forward."""
+    exps_per_ms = 16 * chip["sms"] * chip["clock_sustained"] / 1e3
+    rows = []
+    for name in names:
+        s = shapes.SHAPES[name]
+        by_bytes = s.least_bytes() / ceilings["tb_per_s"] / 1e9
+        by_flops = s.flops() / ceilings["tflops"] / 1e9
+        by_exps = s.flops() / (4 * s.head_dim) / exps_per_ms
+        largest = max(by_bytes, by_flops, by_exps)
+        close = [word for word, ms in (("bytes", by_bytes), ("tensor", by_flops), ("exp", by_exps)) if ms > 0.95 * largest]
+        rows.append([name, by_bytes, by_flops, by_exps, " and ".join(close)])
+    return rows
+
+
+headers = ["shape", "bytes, ms", "tensor, ms", "exp, ms", "limit"]
+print("forward on an H200: bytes and FLOPs at measured ceilings, exponentials modelled")
+print(plots.table(headers, floor_rows(shapes.DEFAULT, H200, MEASURED_H200)))
+print("\nforward on a B200, all modelled")
+print(plots.table(headers, floor_rows(shapes.DEFAULT, B200, MODELLED_B200)))
+
+# %% [markdown]
+# Two things to see. With `D = 128` a B200 needs as long for the exponentials as for the products: this is why its kernels compute a part of them on
+# other units (chapter 12). With `D = 64` there are half as many FLOPs for each exponential, and on a B200 the exponentials alone are the limit.
+#
+# ## Version 1 of every measurement: is it right?
+#
+# A fast wrong number is worth nothing, and the first question about any timing is what the kernel computed. The suite below is small: masks, grouped
+# heads, a shared query, empty sequences, a NaN in a neighbour. Each result and each gradient is compared with float64. It may be off by twice what
+# the same mathematics in bf16 is off, and by one rounding.
+
+# %%
+SUITE = {
+    "self, with empty ones": dict(len_q=[5, 0, 33, 1, 17]),
+    "cross, queries without keys": dict(len_q=[9, 20, 0, 4], len_kv=[40, 0, 7, 65]),
+    "causal, more keys than queries": dict(len_q=[12, 30], len_kv=[50, 31], causal=True),
+    "window of 9": dict(len_q=[70, 3], window_size=9),
+    "four query heads, two key heads": dict(len_q=[33, 18], heads=4, causal=True),
+    "32 shared queries": dict(len_q=32, len_kv=[80, 0, 5]),
+    "a long one among short ones": dict(len_q=[3, 200, 1]),
+}
+
+
+def suite_inputs(len_q, len_kv=None, heads=2, **options):
+    """Tensors of one case; the last sequence has keys but no queries, and its keys and values are NaN."""
+    shared = isinstance(len_q, int)
+    len_kv = [*(len_kv or len_q), 6]
+    rows_q = len_q if shared else sum(len_q)
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(rows_q, heads, 64, generator=generator)
+    k, v = (torch.randn(sum(len_kv), 2, 64, generator=generator) for _ in range(2))
+    if shared:
+        len_kv = len_kv[:-1]  # a shared query has rows in every sequence: here the NaN rows belong to none
+    k[sum(len_kv) - (0 if shared else 6) :] = torch.nan
+    v[sum(len_kv) - (0 if shared else 6) :] = torch.nan
+    tensors = [x.bfloat16().to(DEVICE).requires_grad_() for x in (q, k, v)]
+    query_offset = None if shared else layout.offsets_from_lengths([*len_q, 0], device=DEVICE)
+    return tensors, (query_offset, layout.offsets_from_lengths(len_kv, device=DEVICE)), dict(broadcast_q=shared, **options)
+
+
+def results(attend, tensors, dtype):
+    """[out, dQ, dK, dV] in float64."""
+    inputs = [x.detach().to(dtype).requires_grad_() for x in tensors]
+    out = attend(*inputs)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+    return [x.detach().double() for x in (out, *torch.autograd.grad(out, inputs, grad))]
+
+
+def worst_ratio(backend, case):
+    """The largest of: error / allowed error, over out, dQ, dK, dV; at most 1 is right. NaN counts as infinitely wrong."""
+    tensors, offsets, options = suite_inputs(**case)
+    by_reference = lambda dtype: lambda q, k, v: reference.attention(q, k, v, *offsets, dtype=dtype, **options)
+    ours = lambda q, k, v: jfa.jagged_flash_attention(q, k, v, *offsets, backend=backend, **options)
+    got = results(ours, tensors, torch.bfloat16)
+    truth = results(by_reference(torch.float64), tensors, torch.float64)
+    low = results(by_reference(torch.bfloat16), tensors, torch.bfloat16)
+    ratios = []
+    for g, t, p in zip(got, truth, low):
+        known = torch.isfinite(t)  # the poisoned sequence's own rows have no gradient to compare
+        allowed = 2 * (p - t)[known].nan_to_num().abs().max() + 2**-7 * t[known].abs().max()
+        ratios.append(float((g - t)[known].nan_to_num(nan=torch.inf).abs().max() / allowed))
+    return max(ratios)
+
+
+def backends_here():
+    """Backends that can run here: on a GPU those made for it, on a CPU all of them, the kernels on the emulator."""
+    example = [torch.zeros(8, 2, 64, dtype=torch.bfloat16, device=DEVICE)] * 3
+    usable = []
+    for name in ("portable", "hopper", "blackwell"):
+        try:
+            jfa.explain(*example, offsets, offsets, 5, 5, backend=name)
+            usable.append(name)
+        except ValueError as why_not:
+            print(f"not here: {why_not}")
+    return usable
+
+
+# %%
+verdicts = {}
+for backend in backends_here():
+    for name, case in SUITE.items():
+        start = time.perf_counter()
+        verdicts[backend, name] = ratio = worst_ratio(backend, case)
+        word = "right" if ratio <= 1 else "WRONG"
+        print(f"{word}  {backend:<10} {name:<34} error / allowed {ratio:.2f}   {time.perf_counter() - start:.1f} s", flush=True)
+print(f"{sum(r <= 1 for r in verdicts.values())} of {len(verdicts)} right, on {HERE}" + ("" if GPU else " (kernels on the emulator)"))
+
+# %% [markdown]
+# ## How to time, and how not to
+#
+# A GPU works behind your back. A launch returns at once; the work comes later. Five habits make a timing honest:
+#
+# | habit | without it |
+# |---|---|
+# | time between two *events on the device*, and wait for the second | you time how long Python takes to queue the work |
+# | warm up first | the first call compiles |
+# | clear the L2 cache before each run | a small problem is read from the cache, as it never will be in training |
+# | random inputs, never zeros | zeros need less power, and the clock rises |
+# | the median of several runs | one disturbed run moves the mean |
+#
+# `jfa/bench/runner.py` is these five habits in a hundred lines. The last one you can see on any machine. Here is the same small call, forty times.
+
+# %%
+def wall_clock_ms(call, runs):
+    """Milliseconds of each run."""
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        call()
+        if GPU:
+            torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+inputs = shapes.make_inputs(shapes.ON_CPU[0], DEVICE, torch.bfloat16 if GPU else torch.float32)
+small_call = lambda: jfa.jagged_flash_attention(
+    inputs.query, inputs.key, inputs.value, inputs.query_offset, inputs.key_offset, inputs.max_q, inputs.max_kv
+)
+times = wall_clock_ms(small_call, 40)
+print(f"first run {times[0]:.3g} ms, then: fastest {min(times[1:]):.3g}, median {statistics.median(times[1:]):.3g}, "
+      f"mean {statistics.fmean(times[1:]):.3g}, slowest {max(times[1:]):.3g} ms")  # fmt: skip
+run = list(range(len(times)))
+middle = [statistics.median(times[1:])] * len(run)
+plots.lines(run, {"one run": times, "median": middle}, title=f"the same call forty times, {HERE}", xlabel="run", ylabel="ms", from_zero=True)
+
+# %% [markdown]
+# **The likely mistake: no waiting.** On a GPU the next cell times one call twice, without and with waiting for the device.
+
+# %%
+if GPU:
+    busy = shapes.make_inputs(shapes.SHAPES["self"], DEVICE)
+    call = lambda: jfa.jagged_flash_attention(
+        busy.query, busy.key, busy.value, busy.query_offset, busy.key_offset, busy.max_q, busy.max_kv
+    )
+    wall_clock_ms(call, 3)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    queued = (time.perf_counter() - start) * 1e3
+    waited = statistics.median(wall_clock_ms(call, 10))
+    print(f"time to queue the call: {queued:.3f} ms; time until it is done: {waited:.3f} ms")
+else:
+    print("no GPU here: a CPU call returns when it is done, so there is nothing to see")
+
+# %% [markdown]
+# **The likely mistake: FLOPs of the padded batch.** TFLOP/s are FLOPs over time, and one may choose the FLOPs. Counting the padded rectangle makes a
+# jagged kernel look better than any machine. Here only pairs that the mask allows count. How much others could inflate:
+
+# %%
+rows = []
+for name in shapes.DEFAULT:
+    s = shapes.SHAPES[name]
+    rows.append([name, s.flops() / 1e9, 1 / (1 - masks.flop_waste(*s.lengths(), s.band))])
+print(plots.table(["shape", "GFLOP forward, exact", "padded would be x"], rows))
+
+# %% [markdown]
+# ## Measure here
+#
+# This is the shell command `jfa bench --json FILE`, called from Python. On a GPU: three shapes from the left, the middle and the right of the roof,
+# against every peer that is installed; one that is not is said to be so. On a CPU it times the PyTorch reference on two tiny shapes, which shows the
+# form of a result and nothing else.
+
+# %%
+folder = find_course().state / "results"  # ignored by git
+folder.mkdir(parents=True, exist_ok=True)
+result_file = folder / f"{HERE.replace(',', '').replace(' ', '-')}-{time.strftime('%Y-%m-%d-%H%M')}.json"
+POINTS = ["pma32", "self", "dense"]
+status = bench.main(["--json", str(result_file), *(["--shapes", *POINTS] if GPU else ["--runs", "5"])])
+
+# %%
+here = recorded.Recorded(result_file.stem, json.loads(result_file.read_text()))
+print(here.where)
+if GPU and here.fastest("dense"):
+    backend, tflops = here.fastest("dense")
+    print(f"one point: dense forward, {backend}: {tflops:.0f} TFLOP/s = {here.share_of_bound('dense', 'forward'):.0f} % of the roof measured here")
+
+# %% [markdown]
+# ## What was recorded
+#
+# The files in `jfa/bench/results/` are such results, each from one run on the GPU that it names, with driver, versions and date. Ratio: our fastest
+# backend to the best peer *of the same run*. Times of two runs or two machines are not compared. "of bound": how near we are to the roof that the run
+# itself measured.
+
+# %%
+known = recorded.read_all()
+columns = ["shape", "ours", "TFLOP/s", "best peer", "TFLOP/s", "ratio", "of bound, %"]
+for result in known:
+    print(f"{result.name}: {result.where}")
+    for way in WAYS:
+        print(f"\n{way}\n{plots.table(columns, result.comparison(way))}")
+    print()
+if not known:
+    print("no result file is in jfa/bench/results")
+
+# %% [markdown]
+# And under the roof: every recorded GPU, and this one if it is a GPU.
+
+# %%
+def under_the_roof(way):
+    """The shapes, the roofs, and every result there is."""
+    everything = known + ([here] if GPU else [])
+    return recorded.roofline(everything, way, roofs=None if any(r.ceilings for r in everything) else ROOFS)
+
+
+under_the_roof("forward")
+
+# %%
+under_the_roof("backward")
+
+# %% [markdown]
+# How to read it: go straight up from a point to the roof. That distance is all that there is to win on this shape, by anybody. A point near the slope
+# is limited by memory, and a better product will not help it. A point far below both lines waits: for exponentials, for a barrier, or for the one SM
+# that got the longest sequence.
+#
+# If your GPU is one that was recorded, compare your point with it:
+
+# %%
+same_gpu = [r for r in known if GPU and r.gpu == here.gpu]
+rows = []
+for r in same_gpu:
+    for shape in POINTS:
+        theirs, mine = r.fastest(shape), here.fastest(shape)
+        if theirs and mine:
+            rows.append([r.name, shape, theirs[1], mine[1], mine[1] / theirs[1]])
+print(plots.table(["recorded in", "shape", "then, TFLOP/s", "here, TFLOP/s", "here / then"], rows) if rows else "nothing recorded on this device")
+
+# %% [markdown]
+# ### Quoted, not measured
+#
+# No B200 was there to measure on. These figures are others' and are quoted.
+
+# %%
+for figure in recorded.QUOTED:
+    print(f"{figure.gpu}, quoted: {figure.claim} ({figure.source})")
+
+# %% [markdown]
+# ## Without a GPU: what the compiler says
+#
+# `jfa compile` compiles a kernel for a GPU that is not there. It cannot tell how fast it is. It can tell whether it fits, how many registers each
+# role gets, and whether values are spilled. This takes ten seconds or more for each kernel.
+
+# %%
+from jfa.compiled import compile_configs, select, shipped_configs
+
+reports = []
+for name in ("hopper-forward-d128", "blackwell-forward-d128-full-static"):
+    print(f"compiling {name} ...", flush=True)
+    configs = select(shipped_configs(), [name])
+    reports += compile_configs(configs, [min(configs[0].targets)])
+    print(reports[-1].to_text(), end="\n\n", flush=True)
+
+# %% [markdown]
+# Where Triton has no TLX, the report says that the kernel does not compile here; `jfa doctor` says how to get one that has it.
+#
+# ## Without a GPU: what the model says
+#
+# The emulator keeps a clock. Its rates are in `jfa/emulator/rates.py`, each with a source. Below the Hopper forward runs on two modelled SMs: one
+# sequence of 640, one of 128, one of 64. Everything in this picture is modelled.
+
+# %%
+from jfa.emulator.cli import record
+
+LENGTHS = [640, 128, 64]
+tape = layout.offsets_from_lengths(LENGTHS)
+q, k, v = (torch.randn(sum(LENGTHS), 1, 128).bfloat16() for _ in range(3))
+
+
+def modelled(backend, chip):
+    """The timeline of one forward on two SMs of a chip."""
+    launch = lambda: jfa.jagged_flash_attention(q, k, v, tape, tape, max(LENGTHS), max(LENGTHS), backend=backend)
+    return record(launch, chip, max_ctas=2, num_sms=2)
+
+
+hopper = modelled("hopper", H200)
+figure, axes = plots.canvas(11, 5.2, 2, 1, sharex=True)
+for ax, cta in zip(axes, hopper.ctas()):
+    hopper.plot(cta, span=(0, hopper.cycles), ax=ax)
+    ax.set_title("")
+    ax.set_title(f"modelled SM {cta[0]}", loc="left", fontsize=10)
+axes[0].set_xlabel("")
+axes[1].get_legend().remove()
+plots.Picture(figure, hopper.table())
+
+# %% [markdown]
+# ## Profile: five numbers and what they mean
+#
+# A time says that a kernel is slow. A profiler says who is waiting for whom. On a machine with Nsight Compute:
+#
+# ```
+# ncu --kernel-name regex:forward_kernel --launch-skip 5 --launch-count 1 --metrics \
+# gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed,\
+# sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed,\
+# sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_elapsed,\
+# smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio,\
+# sm__cycles_active.avg,sm__cycles_active.max \
+# python -m jfa bench --shapes pma32 --peers --forward-only --runs 3
+# ```
+#
+# | | counter | high means | the kernel's own words for it | what helps |
+# |---|---|---|---|---|
+# | 1 | `gpu__dram_throughput` | **memory**: TMA cannot bring tiles faster | consumers wait at `k_fulls`, `v_fulls` | fewer bytes: read Q once, keep tiles, no copies. Near 100 %: done |
+# | 2 | `sm__pipe_tensor_cycles_active` | **tensor cores** are busy | softmax waits for scores | skip empty blocks, peel masks. Near 100 %: done |
+# | 3 | `sm__inst_executed_pipe_xu` | **exponentials** (and conversions) | the tensor core waits for P | two groups in ping-pong, a polynomial on other units, fewer rescalings |
+# | 4 | `smsp__..._stalled_barrier` while 1-3 are low | **waiting**: roles hand over too late | the barrier with the longest wait in `jfa timeline` | more buffers, earlier releases, another order |
+# | 5 | `sm__cycles_active.avg` far below `.max` | **imbalance**: a few SMs got the long sequences | CTAs that end early in the timeline | longest first, zigzag, split the longest (chapter 08) |
+#
+# Read them from the bottom. With idle SMs every mean is low, so 5 comes first. Then 1, 2 and 3: one of them near its peak is the limit, and a limit
+# is no fault. Only if none is, look at 4.
+#
+# **The likely mistake** is to read 4 alone. Warps of a specialized kernel wait most of the time *by design*: the producer waits for an empty buffer,
+# and that is right. A wait is bad only while no machine is busy. Mind also that a wait for an `mbarrier` is a loop of try-wait instructions, which a
+# profiler may book under another stall than `barrier`. Its source view shows the line.
+#
+# The names differ between chips and versions; `ncu --query-metrics` lists yours. Counters may need permission: `ERR_NVGPUCTRPERM` means that the
+# administrator has to allow them.
+#
+# The emulator has the same five, modelled. Which of the sentences above apply?
+
+# %%
+def five_numbers(timeline):
+    """Modelled counterparts of the five counters; the unit shares are means over the SMs and the whole run."""
+    ends = [max(e.end for t in timeline.tracks(cta) for e in t.events) for cta in timeline.ctas()]
+    waits = timeline.waits()
+    (track, barrier), cycles = next(iter(waits.items()))
+    return {
+        "1 memory path (L2), busy": f"{timeline.busy('l2'):.0%}",
+        "2 tensor cores, busy": f"{timeline.busy('tensor'):.0%}",
+        "3 exponential units, busy": f"{timeline.busy('mufu'):.0%}",
+        "4 longest wait": f"{track} at {barrier}, {cycles:,.0f} cycles",
+        "5 balance, mean / longest SM": f"{sum(ends) / len(ends) / max(ends):.2f}",
+    }
+
+
+for backend, chip, drawn in (("hopper", H200, hopper), ("blackwell", B200, modelled("blackwell", B200))):
+    print(f"{backend} forward on two SMs with the rates of the {chip.name}, modelled")
+    print("\n".join(f"  {name:<30} {value}" for name, value in five_numbers(drawn).items()))
+
+# %% [markdown]
+# Short sequences and one launch: nobody is near a peak. The longest waits belong to roles that are meant to wait. What the model says about long
+# sequences on an H200, and how far that is from the measured time, is a test of the project (`tests/emulator/test_rates.py`).
+#
+# ## How long are the kernels?
+#
+# A claim about kernels is also about their size. These are lines that hold code: no blank lines, no comments, no docstrings. They are counted now.
+
+# %%
+files = lines.kernel_files()
+print(plots.table(["package", "file", "lines of code"], files))
+totals = {}
+for package, _, count in files:
+    totals[package] = totals.get(package, 0) + count
+plots.bars(list(totals), {"lines of code": list(totals.values())}, title="kernel sources with their host side, counted", xlabel="package", ylabel="lines of code", form="{:.0f}")
+
+# %% [markdown]
+# Quoted for comparison: about 3.2 thousand lines for JFA on Blackwell against about 10 thousand for FA4. How those were counted is not known, and the
+# feature lists differ, so read this as a size and not as a score. A backend here also uses `common`.
+#
+# ## The original as a peer
+#
+# The public kernels that this course grew from need a Blackwell GPU and fbtriton. They are cloned, not shipped:
+#
+# ```
+# git clone https://github.com/facebookresearch/ads_model_kernel_library
+# cd ads_model_kernel_library && git checkout 2c128ab
+# PEER=$(find "$PWD" -name tlx_jagged_flash_attention.py)
+# export TRITON_ALLOW_NON_CONSTEXPR_GLOBALS=1
+# jfa bench --shapes pma32 pma128 self self-window --peers fa4 tlx_jfa=$PEER --json mine.json
+# ```
+#
+# `tlx_jfa=FILE` is any Python file with a function `jagged_flash_attention` that takes the arguments of ours. Modules beside it are found. It has no
+# causal mask, and its backward knows no grouped heads, so ask for shapes without them.
+#
+# ## A result worth sharing
+#
+# Where your result is, and what makes it worth something to others: the GPU, the driver, the versions, the date, the ceilings of the same run, and
+# every peer that did not run with the reason.
+
+# %%
+print("written:", result_file.relative_to(find_course().root))
+print(json.dumps(here.content["environment"], indent=1))
+notes = [f"{t['name']} on {t['shape']}: {t['note']}" for t in here.content["timings"] if t["note"]]
+print("\n".join(notes) if notes else "nothing was left out")
+if not GPU:
+    print("a CPU's result is for looking at the format; please do not share it as a measurement")
+
+# %% [markdown]
+# ## Exercises
+#
+# Open [exercises/18_on_the_gpu.py](../exercises/18_on_the_gpu.py). None of them needs a GPU.
+#
+# | | | difficulty | minutes |
+# |---|---|---|---|
+# | 18.1 | the FLOPs of a causal batch | 1 | 12 |
+# | 18.2 | the fewest bytes of attention pooling | 2 | 12 |
+# | 18.3 | predict before you measure | 1 | 10 |
+# | 18.4 | read a result | 2 | 15 |
+# | 18.5 | what bounds it? | 3 | 20 |
+# | 18.6 | no schedule beats this | 2 | 12 |
+#
+# ## Checkpoint
+#
+# 1. A kernel reaches 104 TFLOP/s on `pma32` on an H200 whose tensor cores do 771. Is that bad?
+# 2. Somebody reports 900 TFLOP/s on `self` with an H200. What do you ask first?
+# 3. Why does the limit of a `D = 64` forward move from Hopper to Blackwell?
+# 4. Tensor cores 45 %, memory 30 %, exponentials 25 %, mean active cycles half of the largest. What do you change?
+# 5. Why is a ratio within one run worth more than a ratio of two published numbers?
+#
+# <details><summary>Answers</summary>
+#
+# 1. No. The roof over `pma32` is near 127 TFLOP/s at 4.2 TB/s: that is 82 % of what bytes allow.
+# 2. Which FLOPs were counted. No bf16 kernel there does more than its tensor cores. Counted with the padded rectangle it would be easy.
+# 3. Per exponential there are half as many FLOPs as with `D = 128`. The tensor cores became twice as fast, the exponential units did not.
+# 4. The distribution of work. Half of the SM time is idle; the others' percentages while working are twice as high.
+# 5. The clock, the temperature, the driver, the versions, the lengths and the counting of FLOPs are the same for both.
+#
+# </details>
+#
+# ## Try this
+#
+# - On a GPU: run `self` with `--backend portable hopper`. Where is the difference larger, at `pma32` or at `dense`? Predict from the roof.
+# - Change `LENGTHS` to `[256, 256, 256]` and run the model again. Which of the five numbers changes most?
+# - `jfa timeline hopper_fa_ws_pipelined_pingpong` draws a public kernel. Find the barrier with the longest wait, and say whether it is a fault.
+#
+# ## Pitfalls
+#
+# | pitfall | where you saw it |
+# |---|---|
+# | timing the queue | "How to time", second cell |
+# | the mean of disturbed runs | the forty runs |
+# | FLOPs of the padded batch | the table of exact counts |
+# | TFLOP/s without a roof | the first picture |
+# | percentages of idle SMs | counter 5 comes first |
+# | a wait taken for a fault | counter 4 |
+#
+# ## What differs on a GPU
+#
+# On a GPU the suite runs the real kernels, the measuring cell takes a minute or more, mostly because peers compile, and your points join the picture.
+# On a CPU the same suite runs the kernels' sources on the emulator, and nothing is timed that says anything about a GPU.
+#
+# ## Verified here, and not
+#
+# - The suite and the exact counts ran when this notebook ran, on the device printed at its top.
+# - Recorded results were measured on the GPU that each file names. The floors of an H200 rest on its measured copy and product.
+# - All B200 figures are modelled or quoted. No kernel of this project has been timed on a B200.
+# - The `ncu` command and the original as a peer were not run for this text. The names of the counters are from the sources below.
+#
+# ## Sources
+#
+# - Williams, Waterman, Patterson, *Roofline*, Communications of the ACM 52 (2009): the roof.
+# - FlashAttention-4, arXiv 2603.05451: 16 exponentials a clock and SM, 4096 and 8192 bf16 FLOPs a clock and SM, and the five products of the backward.
+# - Ceilings of the H200: `jfa bench` measures them in every run (`runner.ceilings`). Rates of the model: `jfa/emulator/rates.py`.
+# - NVIDIA, *Nsight Compute: Profiling Guide*: metric names, and what a stall reason means.
+# - facebookresearch/ads_model_kernel_library at 2c128ab: the peer and its arguments.
+# - Named shapes: `jfa/bench/shapes.py`, each with its source.
