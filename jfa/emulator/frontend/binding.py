@@ -238,6 +238,8 @@ def _constexpr_function(function):
 def _aggregate(cls):
     """An aggregate whose constexpr fields read as plain values and whose jit methods run emulated."""
 
+    written = _class_as_written(cls)
+
     class Emulated(cls):
         @classmethod
         def _get_instance(this):
@@ -248,7 +250,12 @@ def _aggregate(cls):
             return cls.__new__(Emulated, *wrapped, _semantic=language.SEMANTIC, **{k: _as_field(v) for k, v in kwargs.items()})
 
         def __getattribute__(self, name):
-            value = object.__getattribute__(self, name)
+            try:
+                value = object.__getattribute__(self, name)
+            except AttributeError:
+                value = vars(written)[name] if name in vars(written) else None
+                if not is_jit(value):
+                    raise
             if type(value) is tl.constexpr:
                 return value.value
             if is_jit(value):
@@ -260,6 +267,15 @@ def _aggregate(cls):
 
     Emulated.__name__, Emulated.__qualname__, Emulated.__module__ = cls.__name__, cls.__qualname__, cls.__module__
     return Emulated
+
+
+def _class_as_written(cls):
+    """The class under @aggregate: under TRITON_INTERPRET Triton does not copy its jit methods, but its constructor remembers it."""
+    constructor = getattr(vars(cls).get("__new__"), "__func__", None)
+    if constructor is None:
+        return cls
+    cells = dict(zip(constructor.__code__.co_freevars, constructor.__closure__ or ()))
+    return _cell_value(cells["cls"]) if "cls" in cells else cls
 
 
 def _as_field(value):
