@@ -107,6 +107,21 @@ class EmulatedFunction:
             self.forbidden[name] = value
             # a name that is missing raises NameError where it is used, as the compiler does
 
+    def reaches_tlx(self, seen=None):
+        """Whether this function or one it names uses TLX."""
+        seen = set() if seen is None else seen
+        if id(self) in seen:
+            return False
+        seen.add(id(self))
+        if self._epoch != Epoch.now:
+            self.refresh()
+        values = [*self.globals.values(), *(_cell_value(c) for c in self.function.__closure__ or ())]
+        if any(
+            isinstance(v, TlxNamespace) or (getattr(v, "__module__", None) or "").startswith("jfa.emulator.tlx") for v in values
+        ):
+            return True
+        return any(v.reaches_tlx(seen) for v in values if isinstance(v, EmulatedFunction))
+
     def __call__(self, *args, **kwargs):
         if self._epoch != Epoch.now:
             self.refresh()
@@ -292,6 +307,8 @@ class Namespace:
         self.__dict__["__jfa_module"], self.__dict__["__jfa_keeps"] = module, keeps
 
     def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
         module = self.__dict__["__jfa_module"]
         value = bind(getattr(module, name))
         if self.__dict__["__jfa_keeps"]:
@@ -303,7 +320,11 @@ class Namespace:
 
 
 class LibdeviceNamespace:
+    """libdevice: Triton's declarations on the emulator's table of functions."""
+
     def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
         value = self.__dict__[name] = _libdevice(name)
         return value
 
@@ -315,6 +336,8 @@ class TlxNamespace:
         self.__dict__["__jfa_module"] = module
 
     def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
         value = _tlx_attribute(name, getattr(self.__dict__["__jfa_module"], name, None))
         self.__dict__[name] = value
         return value

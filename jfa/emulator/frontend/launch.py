@@ -198,12 +198,16 @@ def _three(values):
     return values + (1,) * (3 - len(values))
 
 
-def cluster_of(options):
-    """The cluster's shape that launch options ask for."""
+def cluster_of(function, options):
+    """The cluster's shape that launch options ask for.
+
+    Plain Triton's num_ctas spreads one program over several CTAs and changes nothing of what it computes; TLX sees the CTAs.
+    """
     for key in ("ctas_per_cga", "cluster_dims"):
         if options.get(key):
             return _three(options[key])
-    return _three(options.get("num_ctas") or 1)
+    count = int(options.get("num_ctas") or 1)
+    return _three(count if count > 1 and function.reaches_tlx() else 1)
 
 
 class ProgramContext:
@@ -251,6 +255,8 @@ def _execute(function, values, grid, launch_options, memory, options):
     from .. import machine
 
     num_warps = int(launch_options.get("num_warps") or 4)
+    if num_warps & (num_warps - 1):
+        raise AssertionError("num_warps must be a power of 2")
     Epoch.now += 1
     support.begin_launch()
     language.begin_launch()
@@ -267,7 +273,7 @@ def _execute(function, values, grid, launch_options, memory, options):
         return machine.launch(
             lambda: _run_program(function, values),
             grid=grid,
-            cluster=cluster_of(launch_options),
+            cluster=cluster_of(function, launch_options),
             num_warps=num_warps,
             options=options,
             kernel=function.__name__,

@@ -417,3 +417,11 @@ def test_a_launch_returns_a_kernel_that_compiles_when_looked_at():
     kernel = takes_function[(1,)](torch.ones(16), torch.empty(16), negated, 16, num_warps=2)
     assert "tt.store" in kernel.asm["ttir"] and kernel.metadata.num_warps == 2
     assert kernel.run.stats["ctas"] == 1
+
+
+def test_num_ctas_of_a_plain_kernel_changes_nothing():
+    x, out = torch.randn(16), torch.empty(16)
+    takes_function[(1,)](x, out, negated, 16, num_ctas=2)
+    assert torch.equal(out, -x)
+    with pytest.raises(AssertionError, match="power of 2"):
+        takes_function[(1,)](x, out, negated, 16, num_warps=3)
