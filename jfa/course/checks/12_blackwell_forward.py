@@ -1,0 +1,642 @@
+"""Checks of chapter 12: the Blackwell forward. Kernels run under several schedules; the first axis of a result is the schedule."""
+
+import math
+
+import torch
+
+from jfa.course.spec import Case, Exercise, Limit, Mutant, Output, Property
+
+SCHEDULES = 4  # eager, lazy, random, and the timed one
+
+
+def _rng(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def _qkv(g, rows, keys, dim, lift=1.0):
+    return tuple((torch.randn(n, dim, generator=g) * f).to(torch.bfloat16) for n, f in ((rows, lift), (keys, 1.0), (keys, 1.0)))
+
+
+def _attention(q, k, v):
+    """(out, lse) in float64, whatever the tensors' type."""
+    scores = q.double() @ k.double().t() / math.sqrt(q.shape[1])
+    return torch.softmax(scores, dim=1) @ v.double(), torch.logsumexp(scores, dim=1)
+
+
+def _cell(name):
+    """The solution's cell that binds a name, for variants that change a few lines of it."""
+    from jfa.course.strip import solution_source
+
+    path = __file__.rsplit("jfa", 1)[0] + "solutions/12_blackwell_forward.py"
+    return solution_source(_cells(path)[name])
+
+
+# -- 12.1 --------------------------------------------------------------------------------------------------------------
+
+
+def _lazy_cases(seed):
+    g = _rng(seed)
+
+    def case(name, rows, blocks, width, threshold, rising=0.0):
+        scores = 3.0 * torch.randn(rows, blocks, width, generator=g) + rising * torch.arange(blocks)[None, :, None] - 20.0
+        return Case(name, (scores, torch.randn(blocks * width, 8, generator=g), threshold))
+
+    return [
+        case("one block", 2, 1, 4, 8.0),
+        case("two blocks, threshold 0", 3, 2, 8, 0.0),
+        case("maxima that rise by about 3 a block, threshold 8", 5, 9, 16, 8.0, rising=3.0),
+        case("maxima that rise by about 30 a block, threshold 8", 4, 5, 16, 8.0, rising=30.0),
+    ]
+
+
+def _lazy(scores, values, threshold):
+    rows, blocks, width = scores.shape
+    reference = scores[:, 0].amax(dim=1)
+    raised = torch.zeros(rows, dtype=torch.int64)
+    for j in range(1, blocks):
+        grew = scores[:, j].amax(dim=1) - reference > threshold
+        reference = torch.where(grew, scores[:, j].amax(dim=1), reference)
+        raised += grew
+    p = torch.softmax(scores.reshape(rows, -1) * math.log(2), dim=1)
+    return p @ values, raised
+
+
+LAZY = Exercise(
+    id="12.1",
+    title="Rescale only when it matters",
+    name="lazy_attention",
+    cases=_lazy_cases,
+    reference=_lazy,
+    outputs=(Output("out", ("row", "dim")), Output("raised", ("row",), dtype="int64")),
+    difficulty=2,
+    minutes=20,
+    tol=1e-5,
+    forbid=("softmax",),
+    hints=(
+        "Keep three things for each row: the reference maximum, the sum, the output. All exponentials of a block use the reference, whether it was raised or not.",
+        "grew = block_max - reference > threshold. Where it did not grow alpha is 1, because the reference stays.",
+        "new = torch.where(grew, block_max, reference); alpha = torch.exp2(reference - new); p = torch.exp2(s - new[:, None]); sum and output are rescaled by alpha; out / total at the end.",
+    ),
+    limits=(
+        Limit(
+            "block by block",
+            "peak_numel",
+            at_most=lambda case: max(case.args[0].shape[0] * case.args[0].shape[2], case.args[0].shape[0] * case.args[1].shape[1]),
+            text="at most `rows * BN`",
+        ),
+    ),
+    mutants=(
+        Mutant("raises at any growth", "The reference follows every larger maximum: it may only move when the growth exceeds the threshold.", edit=("> threshold", "> 0")),
+        Mutant(
+            "compares with the last block",
+            "The growth is measured from the block before; it must be measured from the reference that is in use.",
+            edit=(("grew = block_max - reference > threshold", "grew = block_max - (reference if j == 0 else scores[:, j - 1].amax(dim=1)) > threshold"),),
+        ),
+        Mutant("sum not rescaled", "When the reference rose, the sum was not multiplied by alpha.", edit=("total = total * alpha +", "total = total +")),
+        Mutant("output not rescaled", "When the reference rose, the output so far was not multiplied by alpha.", edit=("out = out * alpha[:, None] +", "out = out +")),
+        Mutant("counts the first block", "The first block sets the reference; that is no raise.", edit=("if j > 0:\n            raised", "if j >= 0:\n            raised")),
+        Mutant(
+            "all blocks at once",
+            "right numbers, but the whole row is exponentiated at once.",
+            caught_by="block by block",
+            source="""
+def lazy_attention(scores, values, threshold):
+    rows, blocks, width = scores.shape
+    top = scores.amax(dim=2)
+    reference, raised = top[:, 0], torch.zeros(rows, dtype=torch.int64)
+    for j in range(1, blocks):
+        grew = top[:, j] - reference > threshold
+        reference = torch.where(grew, top[:, j], reference)
+        raised += grew
+    p = torch.exp2(scores - scores.amax(dim=(1, 2), keepdim=True)).reshape(rows, -1)
+    return p @ values / p.sum(1, keepdim=True), raised
+""",
+            expect="at most `rows * BN`",
+            recognise=False,
+        ),
+    ),
+    variants=(
+        """
+def lazy_attention(scores, values, threshold):
+    rows, blocks, width = scores.shape
+    parts = values.reshape(blocks, width, -1)
+    top = scores[:, 0].max(1).values
+    p = torch.exp2(scores[:, 0] - top.unsqueeze(1))
+    total, out, raised = p.sum(1), p @ parts[0], torch.zeros(rows).long()
+    for j in range(1, blocks):
+        jump = (scores[:, j].max(1).values - top).clamp(min=0)
+        jump = torch.where(jump > threshold, jump, torch.zeros_like(jump))
+        raised = raised + (jump > 0).long()
+        shrink = torch.exp2(-jump)
+        top = top + jump
+        p = torch.exp2(scores[:, j] - top.unsqueeze(1))
+        total = torch.addcmul(p.sum(1), total, shrink)
+        out = out * shrink.unsqueeze(1) + p.matmul(parts[j])
+    return out / total.unsqueeze(1), raised
+""",
+        """
+def lazy_attention(scores, values, threshold):
+    outs, counts = [], []
+    width = scores.shape[2]
+    for row in scores:                         # a row at a time
+        reference, total, out, count = None, 0.0, 0.0, 0
+        for j, s in enumerate(row):
+            top = s.max()
+            if reference is None or top - reference > threshold:
+                if reference is not None:
+                    total, out, count = total * torch.exp2(reference - top), out * torch.exp2(reference - top), count + 1
+                reference = top
+            p = torch.exp2(s - reference)
+            total, out = total + p.sum(), out + p @ values[j * width : (j + 1) * width]
+        outs.append(out / total)
+        counts.append(count)
+    return torch.stack(outs), torch.tensor(counts)
+""",
+    ),
+)
+
+# -- kernels -----------------------------------------------------------------------------------------------------------
+
+
+def _kernel_cases(rows, block, dim, counts):
+    def cases(seed):
+        g = _rng(seed)
+        found = [Case(f"{n} key block{'s' * (n > 1)}", (*_qkv(g, rows, n * block, dim), block)) for n in counts]
+        found.append(Case("scores up to 60: the maximum moves", (*_qkv(g, rows, counts[-1] * block, dim, lift=12.0), block)))
+        return found
+
+    return cases
+
+
+def _out_four_times(q, k, v, block):
+    return torch.stack([_attention(q, k, v)[0]] * SCHEDULES)
+
+
+def _right(case, result):
+    """A property's view of the values: within 2 % of fp64, for bf16 rounds P."""
+    want = _attention(*case.args[:3])[0]
+    out = result[0]
+    for schedule in range(SCHEDULES):
+        off = (out[schedule].double() - want).abs().max().item()
+        if not off <= 0.02 * max(1.0, want.abs().max().item()):
+            return f"schedule {schedule}: out differs from fp64 by up to {off:.3g}."
+    return None
+
+
+def _within(limit):
+    def test(case, result):
+        cycles = int(result[1])
+        if len(case.args[1]) // case.args[3] == max(4, len(case.args[1]) // case.args[3]) and cycles > limit:
+            return f"{cycles:,} modelled cycles; the limit is {limit:,}."
+        return None
+
+    return test
+
+
+# -- 12.2 --------------------------------------------------------------------------------------------------------------
+
+
+def _crowded_launch(kernel, q, k, v, block):
+    import math
+
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    import jfa.emulator as emulator
+
+    results, dim = [], q.shape[1]
+    for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
+        out = torch.full(q.shape, float("nan"))
+        boxes = [TensorDescriptor.from_tensor(t, [128, dim]) for t in (q, k, v)]
+        with emulator.options(policy=policy, seed=seed):
+            kernel[(1,)](*boxes, out, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block)
+        results.append(out)
+    return torch.stack(results)
+
+
+CROWDED = Exercise(
+    id="12.2",
+    title="Six buffers into 512 columns",
+    name="crowded_kernel",
+    kind="kernel",
+    call=_crowded_launch,
+    cases=_kernel_cases(256, 128, 128, (1, 2)),
+    reference=_out_four_times,
+    outputs=(Output("out", ("schedule", "row", "dim")),),
+    difficulty=2,
+    minutes=15,
+    tol=0.02,
+    time_limit=60.0,
+    hints=(
+        "A storage_alias_spec is a piece of tensor memory that several local_allocs share: pass it as reuse=.",
+        "set_buffer_overlap says how they lie in it: a reuse_group of type shared puts its members at the same place. Give both allocs the same count of buffers.",
+        "storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem); s and p_tiles with reuse=storage; storage.set_buffer_overlap(tlx.reuse_group(s, p_tiles, group_type=tlx.reuse_group_type.shared)).",
+    ),
+    mutants=(
+        Mutant(
+            "one after the other",
+            "distinct members lie side by side: nothing is saved.",
+            caught_by="runs",
+            edit=("tlx.reuse_group(s, p_tiles, group_type=tlx.reuse_group_type.shared)", "tlx.reuse_group(s, p_tiles, group_type=tlx.reuse_group_type.distinct)"),
+            expect="640 columns",
+            recognise=False,
+        ),
+        Mutant(
+            "only one P",
+            "both halves would share one P.",
+            caught_by="runs",
+            edit=("p_tiles = tlx.local_alloc((BM, BN), tl.bfloat16, 2,", "p_tiles = tlx.local_alloc((BM, BN), tl.bfloat16, 1,"),
+            expect="p_tiles",
+            recognise=False,
+        ),
+        Mutant(
+            "accumulators inside S",
+            "an accumulator lives as long as the tile: it may share with nobody.",
+            caught_by="runs",
+            edit=(
+                (
+                    "    accs = tlx.local_alloc((BM, D), tl.float32, 2, tlx.storage_kind.tmem)\n    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)\n",
+                    "    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)\n    accs = tlx.local_alloc((BM, D), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)\n",
+                ),
+                ("tlx.reuse_group(s, p_tiles, group", "tlx.reuse_group(s, accs, p_tiles, group"),
+            ),
+            expect="accs",
+            recognise=False,
+        ),
+        Mutant("one accumulator for both halves", "Half 1 is computed into half 0's accumulator.", caught_by="runs", edit=("tlx.async_dot(p_tiles[1], kv[1], accs[1], use_acc=j > 0", "tlx.async_dot(p_tiles[1], kv[1], accs[0], use_acc=j > 0"), expect="accs", recognise=False),
+    ),
+    variants=(),
+)
+
+# -- 12.3 --------------------------------------------------------------------------------------------------------------
+
+
+def _early_launch(kernel, q, k, v, block):
+    import math
+
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    import jfa.emulator as emulator
+    from jfa.emulator.rates import B200
+
+    results, dim = [], q.shape[1]
+    for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("timed", 0)):
+        out = torch.full(q.shape, float("nan"))
+        boxes = [TensorDescriptor.from_tensor(q, [128, dim]), *(TensorDescriptor.from_tensor(t, [block, dim]) for t in (k, v))]
+        with emulator.options(policy=policy, seed=seed, rates=B200):
+            kernel[(1,)](*boxes, out, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block, BUFFERS=4)
+        results.append(out)
+    return torch.stack(results), int(emulator.last().time)
+
+
+EARLY = Exercise(
+    id="12.3",
+    title="Bug hunt: scores that come too early",
+    name="early_kernel",
+    kind="kernel",
+    call=_early_launch,
+    cases=_kernel_cases(128, 64, 64, (1, 6)),
+    outputs=(Output("out", ("schedule", "row", "dim")), Output("cycles")),
+    difficulty=2,
+    minutes=20,
+    time_limit=60.0,
+    hints=(
+        "The report's two lines: the softmax reads S while the tensor core writes the next S. Somebody must say that S has been read, and somebody must wait for it.",
+        "A barrier for that is there already and nobody uses it: s_empty. The scores are in registers right after local_load.",
+        "softmax: tlx.barrier_arrive(s_empty[0], 1) right after the local_load; mma: tlx.barrier_wait(s_empty[0], (j & 1) ^ 1) before the S product.",
+    ),
+    properties=(Property("right numbers", _right), Property("overlap", _within(13_500))),
+    mutants=(
+        Mutant(
+            "waits but nobody arrives",
+            "the tensor core waits for ever.",
+            caught_by="runs",
+            edit=("                tlx.barrier_arrive(s_empty[0], 1)\n", ""),
+            expect="s_empty",
+            recognise=False,
+        ),
+        Mutant(
+            "arrives but nobody waits",
+            "the arrivals pile up and hold nobody back.",
+            caught_by="runs",
+            edit=("                    tlx.barrier_wait(s_empty[0], (j & 1) ^ 1)\n", ""),
+            expect="s",
+            recognise=False,
+        ),
+        Mutant(
+            "waits for the wrong parity",
+            "before the first S nobody has arrived.",
+            caught_by="runs",
+            edit=("tlx.barrier_wait(s_empty[0], (j & 1) ^ 1)", "tlx.barrier_wait(s_empty[0], j & 1)"),
+            expect="s_empty",
+            recognise=False,
+        ),
+        Mutant(
+            "gives S back after P",
+            "right numbers, but S is held until P is written: the tensor core idles meanwhile.",
+            caught_by="overlap",
+            edit=(
+                ("                tlx.barrier_arrive(s_empty[0], 1)\n", ""),
+                ("                tlx.barrier_arrive(p_full[0], 1)\n", "                tlx.barrier_arrive(p_full[0], 1)\n                tlx.barrier_arrive(s_empty[0], 1)\n"),
+            ),
+            expect="the limit is 13,500",
+            recognise=False,
+        ),
+        Mutant(
+            "never rescales",
+            "the accumulator keeps the old maximum's scale.",
+            caught_by="right numbers",
+            edit=("tlx.local_store(acc[0], tlx.local_load(acc[0]) * alpha[:, None])", "tlx.local_store(acc[0], tlx.local_load(acc[0]))"),
+            expect="fp64",
+            recognise=False,
+        ),
+    ),
+    variants=(),
+)
+
+# -- 12.4 --------------------------------------------------------------------------------------------------------------
+
+
+def _corrected_launch(kernel, q, k, v, block):
+    import math
+
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    import jfa.emulator as emulator
+
+    outs, lses, dim = [], [], q.shape[1]
+    for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
+        out, lse = torch.full(q.shape, float("nan")), torch.full((len(q),), float("nan"))
+        boxes = [TensorDescriptor.from_tensor(q, [128, dim]), *(TensorDescriptor.from_tensor(t, [block, dim]) for t in (k, v))]
+        with emulator.options(policy=policy, seed=seed):
+            kernel[(1,)](*boxes, out, lse, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block, BUFFERS=3)
+        outs.append(out)
+        lses.append(lse)
+    return torch.stack(outs), torch.stack(lses)
+
+
+def _out_and_lse(q, k, v, block):
+    return tuple(torch.stack([x] * SCHEDULES) for x in _attention(q, k, v))
+
+
+_ARRIVE_LATE = """
+            tlx.barrier_wait(acc_fulls[half], (j - 1) & 1)
+            if tl.min"""
+
+CORRECTED = Exercise(
+    id="12.4",
+    title="A role to write: the correction",
+    name="corrected_kernel",
+    kind="kernel",
+    call=_corrected_launch,
+    cases=_kernel_cases(256, 64, 64, (1, 3)),
+    reference=_out_and_lse,
+    outputs=(Output("out", ("schedule", "row", "dim"), tol=0.02), Output("lse", ("schedule", "row"), tol=1e-4)),
+    difficulty=3,
+    minutes=35,
+    time_limit=90.0,
+    hints=(
+        "Three parts: let the first products through, a loop over the blocks 1 .. blocks - 1 with both halves inside, and the end. alpha of block j is phase j - 1 of alpha_fulls.",
+        "Before you touch the accumulator the product of block j - 1 must be done: acc_fulls[half], parity (j - 1) & 1. One answer for all rows: tl.min(tl.reshape(alpha, [BM]), 0) < 1.0.",
+        "End: wait sum_fulls[half] (parity 0), load sums and maxima, lse = (top + tl.math.log2(total)) * 0.6931471805599453, wait acc_fulls[half] at (blocks - 1) & 1, store_rows(out_ptr, half * BM, tlx.local_load(accs[half]) / total, D, BM).",
+    ),
+    mutants=(
+        Mutant(
+            "never lets the first product through",
+            "the tensor core waits for acc_readys.",
+            caught_by="runs",
+            edit=("    for half in tl.static_range(2):\n        tlx.barrier_arrive(acc_readys[half])\n    for j in range(1, blocks):", "    for j in range(1, blocks):"),
+            expect="acc_readys",
+            recognise=False,
+        ),
+        Mutant(
+            "lets products through before rescaling",
+            "the next product adds to an accumulator that is being rescaled.",
+            caught_by="runs",
+            edit=(
+                (
+                    "                tlx.local_store(accs[half], tlx.local_load(accs[half]) * alpha)\n            tlx.barrier_arrive(acc_readys[half])\n",
+                    "                tlx.local_store(accs[half], tlx.local_load(accs[half]) * alpha)\n",
+                ),
+                ("            alpha = tlx.local_load(alphas[half])\n", "            alpha = tlx.local_load(alphas[half])\n            tlx.barrier_arrive(acc_readys[half])\n"),
+            ),
+            expect="accs",
+            recognise=False,
+        ),
+        Mutant("never rescales", "The accumulator is never multiplied by alpha: rows whose maximum grew are wrong.", edit=("if tl.min(tl.reshape(alpha, [BM]), 0) < 1.0:", "if tl.min(tl.reshape(alpha, [BM]), 0) < -1.0:")),
+        Mutant("lse in base 2", "lse is left in log2 units: multiply by ln 2.", edit=("(top + tl.math.log2(total)) * 0.6931471805599453", "(top + tl.math.log2(total))")),
+        Mutant("forgets to divide", "The output is not divided by the row sums.", edit=("tlx.local_load(accs[half]) / total, D, BM)", "tlx.local_load(accs[half]), D, BM)")),
+        Mutant(
+            "reads the accumulator too early",
+            "the last product may still be running.",
+            caught_by="runs",
+            edit=("        tlx.barrier_wait(acc_fulls[half], (blocks - 1) & 1)\n        store_rows", "        store_rows"),
+            expect="accs",
+            recognise=False,
+        ),
+    ),
+    variants=(),
+)
+
+# -- 12.5 --------------------------------------------------------------------------------------------------------------
+
+
+def _ping_launch(kernel, q, k, v, block):
+    import math
+
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    import jfa.emulator as emulator
+    from jfa.emulator.rates import B200
+
+    results, dim = [], q.shape[1]
+    for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("timed", 0)):
+        out = torch.full(q.shape, float("nan"))
+        boxes = [TensorDescriptor.from_tensor(t, [128, dim]) for t in (q, k, v)]
+        with emulator.options(policy=policy, seed=seed, rates=B200):
+            kernel[(1,)](*boxes, out, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block, BUFFERS=3)
+        results.append(out)
+    return torch.stack(results), int(emulator.last().time)
+
+
+PING_PONG = Exercise(
+    id="12.5",
+    title="Ping-pong",
+    name="ping_pong_kernel",
+    kind="kernel",
+    call=_ping_launch,
+    cases=_kernel_cases(256, 128, 128, (1, 4)),
+    outputs=(Output("out", ("schedule", "row", "dim")), Output("cycles")),
+    difficulty=3,
+    minutes=25,
+    time_limit=90.0,
+    hints=(
+        "The tensor core already alternates between the halves. It is the softmax that does them one after the other.",
+        "Two async tasks, each with its own m and l: one is the default task, the other one has num_warps=4. Each loops over all blocks of its half.",
+        "In a task of its own: for j in range(blocks): m, l = half_step(..., half, j, m, l, scale_log2); then half_end(accs, acc_fulls, out_ptr, half, blocks, l, D, BM).",
+    ),
+    properties=(Property("right numbers", _right), Property("overlap", _within(25_000))),
+    mutants=(
+        Mutant(
+            "still one task",
+            "the given kernel in another form.",
+            caught_by="overlap",
+            source="from-starter",
+            expect="the limit is 25,000",
+            recognise=False,
+        ),
+        Mutant(
+            "both tasks do half 0",
+            "half 1 is never served.",
+            caught_by="runs",
+            edit=("acc_readys, acc_fulls, 1, j, m, l, scale_log2)", "acc_readys, acc_fulls, 0, j, m, l, scale_log2)"),
+            expect="fulls",
+            recognise=False,
+        ),
+        Mutant(
+            "half 1 is not stored",
+            "the second half's rows stay as they were.",
+            caught_by="right numbers",
+            edit=("            half_end(accs, acc_fulls, out_ptr, 1, blocks, l, D, BM)\n", "            tlx.barrier_wait(acc_fulls[1], (blocks - 1) & 1)\n"),
+            expect="fp64",
+            recognise=False,
+        ),
+        Mutant(
+            "too few warps",
+            "a softmax of 128 rows reads all 128 lanes of tensor memory: that takes four warps.",
+            caught_by="runs",
+            edit=("with tlx.async_task(num_warps=4):  # softmax of half 1", "with tlx.async_task(num_warps=1):  # softmax of half 1"),
+            expect="warps",
+            recognise=False,
+        ),
+    ),
+    variants=(),
+)
+
+# -- 12.6 --------------------------------------------------------------------------------------------------------------
+
+
+def _peel_cases(seed):
+    shift = 2 * (seed % 5)
+    wide = 1 << 30
+    return [
+        Case("no mask, keys a multiple of the block", (0, 15, 64, -wide, wide, 16)),
+        Case("no mask, a tail of keys", (16, 31, 70 + shift, -wide, wide, 16)),
+        Case("causal, the tile on the diagonal", (32, 47, 64 + shift, -wide, 0, 16)),
+        Case("causal, more keys than queries", (16, 31, 100 + shift, -wide, 52, 16)),
+        Case("a window on both sides", (64, 95, 200 + shift, -40, 40, 16)),
+        Case("a window smaller than a block", (64, 95, 200 + shift, -3, 3, 32)),
+        Case("a window that ends before the keys do not begin", (0, 15, 40 + shift, -90, -60, 16)),
+        Case("a window past the last key", (300, 331, 100 + shift, -20, 20, 16)),
+    ]
+
+
+def _visible(case):
+    """[blocks, 2]: whether any pair of the block is visible, and whether all are."""
+    first, last, len_kv, lo, hi, block = case.args
+    i = torch.arange(first, last + 1)[:, None]
+    blocks = -(-len_kv // block)
+    found = []
+    for b in range(blocks):
+        j = torch.arange(b * block, (b + 1) * block)[None, :]
+        seen = (j >= i + lo) & (j <= i + hi) & (j < len_kv)
+        found.append((bool(seen.any()), bool(seen.all())))
+    return found
+
+
+def _four_numbers(case, result):
+    if not (isinstance(result, tuple) and len(result) == 4 and all(isinstance(x, int) for x in result)):
+        return "Return four whole numbers."
+    return None
+
+
+def _covers(case, result):
+    begin, _, _, end = result
+    some = [b for b, (any_, _) in enumerate(_visible(case)) if any_]
+    if not some:
+        return None if (begin, end) == (0, 0) else "Nothing is visible here, and yet there are blocks."
+    if begin > some[0] or end < some[-1] + 1:
+        return "A block with a visible pair is left out."
+    if begin < some[0] or end > some[-1] + 1:
+        return "A block without a visible pair is visited."
+    return None
+
+
+def _bulk(case, result):
+    begin, bulk_begin, bulk_end, end = result
+    if not begin <= bulk_begin <= bulk_end <= end:
+        return "The bulk must lie inside begin .. end, and must not end before it begins."
+    full = [b for b, (_, all_) in enumerate(_visible(case)) if all_]
+    if any(b not in full for b in range(bulk_begin, bulk_end)):
+        return "A block in the bulk has a pair that must be masked."
+    if bulk_end - bulk_begin < len(full):
+        return "A block that needs no mask is treated as an edge."
+    return None
+
+
+PEEL = Exercise(
+    id="12.6",
+    title="Peel the loop",
+    name="peel",
+    cases=_peel_cases,
+    outputs=(Output("begin"), Output("bulk_begin"), Output("bulk_end"), Output("end")),
+    difficulty=2,
+    minutes=20,
+    forbid=("jfa.masks", "jfa.schedule"),
+    hints=(
+        "Which keys does *some* query of the tile see? From the first query's lower bound to the last query's upper bound. Which keys does *every* query see? The other two.",
+        "some: [first + lo, last + hi]; every: [last + lo, first + hi]. Cut both to 0 .. len_kv - 1, round the first outwards to blocks and the second inwards.",
+        "begin = key_begin // block, end = ceil(key_end / block); bulk_begin = ceil(full_begin / block), bulk_end = full_end // block, both kept inside begin .. end and bulk_end >= bulk_begin.",
+    ),
+    properties=(Property("four numbers", _four_numbers), Property("visits what is visible", _covers), Property("bulk needs no mask", _bulk)),
+    mutants=(
+        Mutant("bulk rounded outwards", "edge blocks count as bulk.", caught_by="bulk needs no mask", edit=("full_end // block, bulk_begin)", "-(-full_end // block), bulk_begin)"), expect="masked"),
+        Mutant(
+            "bulk of the wrong query",
+            "the last query's upper bound says nothing of the first query.",
+            caught_by="bulk needs no mask",
+            edit=("full_end = min(len_kv, first + hi + 1)", "full_end = min(len_kv, last + hi + 1)"),
+            expect="masked",
+        ),
+        Mutant("forgets the tail", "the last, partly filled block is left out.", caught_by="visits what is visible", edit=("-(-key_end // block)", "key_end // block"), expect="left out"),
+        Mutant("window ignored on the left", "all blocks from 0 on are visited.", caught_by="visits what is visible", edit=("key_begin = max(0, first + lo)", "key_begin = max(0, min(0, first + lo))"), expect="visited"),
+        Mutant("empty tiles have blocks", "a tile that sees nothing still gets a block.", caught_by="visits what is visible", edit=("        return 0, 0, 0, 0", "        return 0, 0, 0, 1"), expect="Nothing is visible"),
+        Mutant("hi is exclusive", "key i + hi itself is visible.", caught_by="visits what is visible", edit=("min(len_kv, last + hi + 1)\n    if", "min(len_kv, last + hi)\n    if"), expect="left out"),
+    ),
+    variants=(
+        """
+def peel(first, last, len_kv, lo, hi, block):
+    blocks = range(-(-len_kv // block))
+    some, every = [], []
+    for b in blocks:
+        j0, j1 = b * block, min((b + 1) * block, len_kv) - 1
+        if j1 >= first + lo and j0 <= last + hi and any(max(j0, i + lo) <= min(j1, i + hi) for i in range(first, last + 1)):
+            some.append(b)
+        if (b + 1) * block <= len_kv and j0 >= last + lo and j1 <= first + hi:
+            every.append(b)
+    if not some:
+        return 0, 0, 0, 0
+    if not every:
+        return some[0], some[0], some[0], some[-1] + 1
+    return some[0], every[0], every[-1] + 1, some[-1] + 1
+""",
+        """
+def peel(first, last, len_kv, lo, hi, block):
+    def clip(x):
+        return min(max(x, 0), len_kv)
+    a, b = clip(first + lo), clip(last + hi + 1)
+    if a >= b:
+        return (0,) * 4
+    begin, end = a // block, (b + block - 1) // block
+    x, y = (clip(last + lo) + block - 1) // block, clip(first + hi + 1) // block
+    if x >= y:
+        x = y = begin
+    return begin, x, y, end
+""",
+    ),
+)
+
+EXERCISES = [LAZY, CROWDED, EARLY, CORRECTED, PING_PONG, PEEL]
