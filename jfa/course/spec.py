@@ -131,12 +131,17 @@ class Mutant:
         """The mutant's whole cell, from the solution's cell (markers already removed)."""
         if self.source:
             return self.source
-        pairs = (self.edit,) if self.edit and isinstance(self.edit[0], str) else self.edit
-        for old, new in pairs:
-            if solution.count(old) != 1:
-                raise ValueError(f"mutant {self.name!r}: {old!r} occurs {solution.count(old)} times in the solution, not once")
-            solution = solution.replace(old, new)
-        return solution
+        return edited(solution, self.edit, f"mutant {self.name!r}")
+
+
+def edited(source: str, edit: tuple, what: str) -> str:
+    """``source`` with (old, new) or several such pairs replaced; each old text must occur exactly once, else ValueError."""
+    pairs = (edit,) if edit and isinstance(edit[0], str) else edit
+    for old, new in pairs:
+        if source.count(old) != 1:
+            raise ValueError(f"{what}: {old!r} occurs {source.count(old)} times in the solution, not once")
+        source = source.replace(old, new)
+    return source
 
 
 _INSTANCES: list[weakref.ref] = []
@@ -169,7 +174,8 @@ class Exercise:
         forbid: more than ALWAYS_FORBIDDEN: "softmax", "numpy", "nested", or a module such as "jfa.layout".
         allow: exceptions: a word of the list ("sdpa"), a module ("jfa.kernels.common") or a function ("jfa.reference.merge").
         mutants: at least four.
-        variants: at least two differently written right answers, each the source of the whole cell.
+        variants: at least two differently written right answers, each the source of the whole cell or, where the cell is long, a
+            tuple of (old, new) pairs: what to change in the solution's cell.
         tol: tolerance relative to max(1, max |reference|).
         time_limit: seconds of CPU for all cases together, and seconds it may sleep.
         memory_mb: how much memory the answer may take beyond what the process has.
@@ -192,7 +198,7 @@ class Exercise:
     forbid: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     mutants: tuple[Mutant, ...] = ()
-    variants: tuple[str, ...] = ()
+    variants: tuple[str | tuple, ...] = ()
     tol: float = 1e-5
     time_limit: float = 5.0
     memory_mb: int = 1024
@@ -209,6 +215,11 @@ class Exercise:
         for word in self.forbid:
             if not word.startswith(FORBIDDABLE):
                 raise ValueError(f"exercise {self.id}: forbid does not know {word!r}")
+
+    def variant(self, index: int, solution: str) -> str:
+        """The whole cell of a differently written right answer, from the solution's cell (markers already removed)."""
+        chosen = self.variants[index]
+        return chosen if isinstance(chosen, str) else edited(solution, chosen, f"variant {index} of {self.id}")
 
     @property
     def chapter(self) -> int:
