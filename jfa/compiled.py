@@ -304,7 +304,7 @@ def _ship_value(name: str, value: Any, parts: dict[str, str]) -> str | None:
         return f"import {value.__name__} as {name}"
     if _is_jit(value):
         fn = _plain_function(value)
-        if fn.__module__ and importlib.util.find_spec(fn.__module__.split(".")[0]) and fn.__module__ != "__main__":
+        if fn.__module__ and fn.__module__ != "__main__" and importlib.util.find_spec(fn.__module__.split(".")[0]):
             return f"from {fn.__module__} import {fn.__name__} as {name}"
         _collect(value, parts)
         return None if fn.__name__ == name else f"{name} = {fn.__name__}"
