@@ -256,8 +256,13 @@ def corrected_kernel(
     alphas = tlx.local_alloc((BM, 1), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)
     sums = tlx.local_alloc((BM, 1), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)
     maxima = tlx.local_alloc((BM, 1), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)
-    inside = tlx.reuse_group(p_tiles, alphas, sums, maxima, group_type=tlx.reuse_group_type.distinct)
-    storage.set_buffer_overlap(tlx.reuse_group(s, inside, group_type=tlx.reuse_group_type.shared))
+    storage.set_buffer_overlap(
+        tlx.reuse_group(
+            s,
+            tlx.reuse_group(p_tiles, alphas, sums, maxima, group_type=tlx.reuse_group_type.distinct),
+            group_type=tlx.reuse_group_type.shared,
+        )
+    )
     accs = tlx.local_alloc((BM, D), tl.float32, 2, tlx.storage_kind.tmem)
     q_fulls = tlx.alloc_barriers(2)
     kv_fulls = tlx.alloc_barriers(BUFFERS)
