@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 import types
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,9 @@ def source_of(mutant: Mutant, solution: str) -> str:
 def run_trusted(exercise: Exercise, source: str, case: Case, given: tuple[str, ...] | list[str]) -> Any:
     """Run course code (a solution, a mutant) in this process on a case's copies; one at a time, for the emulator's sake."""
     module = types.ModuleType("trusted")
-    with _ONE_AT_A_TIME:
+    vars(module)["print"] = lambda *args, **kwargs: None  # a mutant's words are not the judge's
+    with _ONE_AT_A_TIME, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         for number, cell in enumerate([*map(without_course_calls, given), source]):
             exec(compile_visible(cell, f"<course code {next(_COUNT)}.{number}>"), vars(module))
         answer = vars(module)[exercise.name]

@@ -6,6 +6,7 @@ from jfa.course import catalog
 from jfa.course.answers import Pristine
 from jfa.course.grade import Source, grade
 from jfa.course.mutant_table import run_mutants
+from jfa.course.mutants import run_trusted
 
 IDS = ["90.1", "90.2", "90.3", "90.4"]
 
@@ -33,6 +34,14 @@ def test_variants_pass(judged, number, seed):
 
 def test_mutants_are_caught_as_declared(toy):
     assert [row.fault for row in run_mutants(catalog.select([]), toy) if row.fault] == []
+
+
+def test_mutants_run_in_the_judge_without_a_word(toy, capsys, recwarn):
+    exercise = catalog.exercise("90.2")
+    source = "import warnings\nprint('loud')\nwarnings.warn('loud')\n\ndef twice(x):\n    print('loud')\n    return 3 * x\n"
+    case = exercise.cases(0)[0]
+    assert bool((run_trusted(exercise, source, case, []) == 3 * case.args[0]).all())
+    assert capsys.readouterr().out == "" and not len(recwarn)
 
 
 def test_without_solutions_the_skeleton_still_serves(toy):
