@@ -45,14 +45,20 @@ def judge(
     result = Result(exercise.id, exercise.title, report.NOT_STARTED, seed=seed, hints=len(exercise.hints))
     if not _is_untouched(answer, exercise):
         cases = _cases(exercise, seed)
-        job = job_for(exercise, answer, course, cases, seed)
-        if answer.is_live and not torch.cuda.is_initialized():
-            outcome = launch.run_forked(job, answer.live, waiting)
-        else:  # from a file, or beside a GPU that a fork could not use
-            outcome = launch.run_clean(job, waiting)
+        outcome = _run(job_for(exercise, answer, course, cases, seed), answer, waiting)
         Trial(exercise, cases, outcome, result, Mutants(answer.solution, answer.given)).decide()
     result.seconds = time.monotonic() - start
     return result
+
+
+def _run(job: dict, answer: Answer, waiting: launch.Waiting) -> launch.Outcome:
+    """Run the answer: forked from this process if it lives here, else (a file's answer, or a GPU in use) from a clean one."""
+    if answer.is_live and not torch.cuda.is_initialized():
+        outcome = launch.run_forked(job, answer.live, waiting)
+        if outcome.ended != "time" or outcome.events or not answer.source:
+            return outcome
+        # nothing came at all: a thread of the notebook held a lock at the moment of the fork
+    return launch.run_clean(job, waiting)
 
 
 def _is_untouched(answer: Answer, exercise: Exercise) -> bool:

@@ -106,6 +106,11 @@ def test_beside_a_gpu_in_use_the_answer_runs_in_a_fresh_process(toy, shell, monk
     assert check("90.2", _run_cell("def twice(x):\n    return scaled(x)", "twice", shell)).passed
 
 
+def test_a_fork_that_never_woke_is_run_again_in_a_fresh_process(toy, shell, monkeypatch):
+    monkeypatch.setattr(launch, "run_forked", lambda *args: launch.Outcome(ended="time"))
+    assert check("90.2", _run_cell(RIGHT["90.2"], "twice", shell)).passed
+
+
 def test_outside_a_notebook_results_are_printed(toy, capsys):
     check("90.2", _run_cell("def twice(x):\n    return x + 2", "twice"))
     text = capsys.readouterr().out
