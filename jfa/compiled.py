@@ -381,12 +381,14 @@ def _triton_compile(job: dict[str, Any]):
     kernel = _load_kernel(job["kernel"])
     defaults = {p.name: p.default for p in kernel.params if p.is_constexpr and p.has_default}
     constexprs = defaults | {k: _decode(v) for k, v in job["constexprs"].items()}
-    signature = {a: "constexpr" if a in constexprs else job["signature"][a] for a in kernel.arg_names}
+    written = {a: "constexpr" if a in constexprs else job["signature"][a] for a in kernel.arg_names}
+    signature = {a: t.removesuffix(":16") for a, t in written.items()}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(written.values()) if t.endswith(":16")}
     log = io.StringIO()
     with contextlib.redirect_stdout(log), triton.knobs.nvidia.scope():
         triton.knobs.nvidia.dump_ptxas_log = True
         compiled = triton.compile(
-            ASTSource(kernel, signature, constexprs),
+            ASTSource(kernel, signature, constexprs, aligned),
             target=GPUTarget("cuda", job["arch"], 32),
             options={"num_warps": job["num_warps"], "num_stages": 1, **job["options"]},
         )

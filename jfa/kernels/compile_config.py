@@ -18,7 +18,7 @@ class CompileConfig:
         name: unique, such as ``"blackwell-forward-d128-causal"``.
         kernel: ``"package.module:attribute"`` of the ``@triton.jit`` function; an autotuner is looked through.
         signature: type of every argument that is not a constexpr, in Triton's spelling: ``"*fp32"``, ``"i32"``,
-            ``"tensordesc<bf16[1, 1, 1, 128, 128]>"``.
+            ``"tensordesc<bf16[1, 1, 1, 128, 128]>"``; ``"*bf16:16"`` and ``"i32:16"`` promise a multiple of 16.
         constexprs: value of every constexpr; a ``tl.dtype`` is written ``"dtype:bf16"``.
         targets: compute capabilities times ten: 90, 100, 103.
         num_warps: warps of the default task (or of the whole kernel, without async tasks).

@@ -36,7 +36,7 @@ TILES = {
     "forward-short": Tile(64, 64, 4, 3),
     "forward-long": Tile(128, 64, 8, 3),
     "forward-shared-64": Tile(64, 32, 4, 3, 168),  # a shared query of at most 64 packed rows
-    "forward-shared-128": Tile(128, 64, 8, 3),
+    "forward-shared-128": Tile(64, 64, 4, 3),  # two tiles a sequence: the second finds its keys in the L2 cache
     "dkdv": Tile(64, 32, 4, 3),
     "dkdv-grouped": Tile(128, 64, 8, 3),
     "dq-short": Tile(64, 64, 4, 2),
@@ -54,7 +54,7 @@ LONG = 2048  # packed rows
 SHARED_ROWS = 128  # packed rows of a shared query that one program can keep in the backward
 SPLIT = {"forward-shared-64": 0, "forward-shared-128": 0}  # workers a multiprocessor that mega-sequences are split for
 WORKERS = {"shared-64": 2, "shared-128": 1}  # programs a multiprocessor in the shared query's backward
-PIECE = {"shared-64": 512, "shared-128": 1024}  # keys of one piece there: short to balance, long to load dO once for many
+PIECE = {"shared-64": 1024, "shared-128": 2048}  # keys of one piece there: short to balance, long to load dO once for many
 
 
 def pow2(n: int) -> int:

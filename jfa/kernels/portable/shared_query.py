@@ -49,7 +49,7 @@ def plan_pieces(
         wholes += whole
         rests += tl.where(rest > 0, 1, 0)
     total = tl.sum(wholes, 0)
-    tl.store(counts, tl.minimum(total + tl.sum(rests, 0), capacity))
+    tl.store(counts, tl.minimum(total + tl.sum(rests, 0), capacity), mask=tl.program_id(0) == 0)
     steps = tl.arange(0, 16)[None, :]
     for t0 in range(0, tl.max(whole_i, 0), 16):
         t = t0 + steps

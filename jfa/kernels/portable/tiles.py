@@ -149,7 +149,7 @@ def plan_units(
         if SPLIT:
             slot += tl.sum(tl.where(before & (chunks > 1)[None, :], (tiles * chunks)[None, :], 0), 1)
         all_units += tiles * chunks
-    tl.store(counts, tl.minimum(tl.sum(all_units, 0), capacity))
+    tl.store(counts, tl.minimum(tl.sum(all_units, 0), capacity), mask=tl.program_id(0) == 0)
 
     begin, length = _span(i, tile_offset, num_batches, tile_rows, TILE_SHARED, True)
     other_begin, other_length = _span(i, other_offset, num_batches, other_rows, OTHER_SHARED, False)

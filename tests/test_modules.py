@@ -1,0 +1,79 @@
+"""The two layers: shapes, gradients, nested tensors, agreement with plain PyTorch; and the example learns."""
+
+from __future__ import annotations
+
+import runpy
+
+import pytest
+import torch
+
+from jfa.layout import offsets_from_lengths, unpack
+from jfa.modules import PMA, JaggedSelfAttention
+
+LENGTHS = [5, 0, 3, 9]
+
+
+def packed(dim: int = 16):
+    """(x [total, dim], offsets)."""
+    torch.manual_seed(0)
+    return torch.randn(sum(LENGTHS), dim, requires_grad=True), offsets_from_lengths(LENGTHS)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_self_attention_is_that_of_each_sequence_alone(kv_heads):
+    x, offsets = packed()
+    layer = JaggedSelfAttention(16, 4, kv_heads, causal=True)
+    out = layer(x, offsets, 9)
+    assert out.shape == x.shape
+    for part, whole in zip(unpack(x, offsets), unpack(out, offsets)):
+        alone = layer(part, offsets_from_lengths([len(part)])) if len(part) else part
+        torch.testing.assert_close(whole, alone)
+    out.sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+def test_pma_pools_as_plain_attention_with_the_seeds_does():
+    x, offsets = packed()
+    layer = PMA(16, 4, num_seeds=3, num_kv_heads=2)
+    out = layer(x, offsets)
+    assert out.shape == (4, 3, 16)
+    for b, part in enumerate(unpack(x, offsets)):
+        k, v = layer.to_kv(part).unflatten(-1, (-1, 4)).chunk(2, dim=1)
+        k, v = (t.repeat_interleave(2, 1).transpose(0, 1) for t in (k, v))
+        p = torch.softmax(layer.seeds.transpose(0, 1) @ k.mT / 2, -1) if len(part) else torch.zeros(4, 3, 0)
+        torch.testing.assert_close(out[b], layer.to_out((p @ v).transpose(0, 1).flatten(1)))
+    out.square().sum().backward()
+    assert layer.seeds.grad.abs().sum() > 0
+
+
+def test_nested_tensors_in_and_out():
+    x, offsets = packed()
+    nested = torch.nested.nested_tensor_from_jagged(x, offsets=offsets.long())
+    layer, pool = JaggedSelfAttention(16, 4), PMA(16, 4, 2)
+    torch.testing.assert_close(layer(nested).values(), layer(x, offsets))
+    torch.testing.assert_close(pool(nested), pool(x, offsets))
+
+
+def test_the_kernel_gives_what_the_reference_gives():
+    x, offsets = packed()
+    for layer in (JaggedSelfAttention(16, 2, 1, window_size=3), PMA(16, 2, 3)):
+        expected = layer(x, offsets)
+        layer.backend = "portable"
+        torch.testing.assert_close(layer(x, offsets), expected)
+
+
+@pytest.mark.parametrize("make", [lambda: PMA(10, 4, 2), lambda: JaggedSelfAttention(16, 4, 3), lambda: PMA(16, 0, 2)])
+def test_head_counts_must_divide(make):
+    with pytest.raises(ValueError, match="num_heads"):
+        make()
+
+
+def test_offsets_are_needed_for_packed_input():
+    with pytest.raises(TypeError, match="offsets"):
+        PMA(16, 4, 2)(packed()[0])
+
+
+def test_the_example_learns(root):
+    example = runpy.run_path(str(root / "examples" / "pool_user_histories.py"))
+    losses = example["train"](steps=40, users=32, report=0)
+    assert sum(losses[-8:]) < 0.8 * sum(losses[:8])
