@@ -47,7 +47,7 @@ def _unsigned(array):
 
 
 def _charge(kind, data):
-    if Hooks.charge and getattr(data, "size", 1) > 1:
+    if Hooks.charge and kind != "none" and getattr(data, "size", 1) > 1:
         Hooks.charge(kind, data.size)
 
 
