@@ -449,8 +449,9 @@ for backend, chip, drawn in (("hopper", H200, hopper), ("blackwell", B200, model
     print("\n".join(f"  {name:<30} {value}" for name, value in five_numbers(drawn).items()))
 
 # %% [markdown]
-# Short sequences and one launch: nobody is near a peak. The longest waits belong to roles that are meant to wait. What the model says about long
-# sequences on an H200, and how far that is from the measured time, is a test of the project (`tests/emulator/test_rates.py`).
+# Short sequences and one launch: no unit is near its peak, so counter 4 may be read. Here those wait longest who wait by design: for a product of the
+# tensor core, or for a finished output. What the model says about long sequences on an H200, and how far that is from the measured time, is a test of
+# the project (`tests/emulator/test_rates.py`).
 #
 # ## How long are the kernels?
 #
@@ -565,3 +566,4 @@ if not GPU:
 # - NVIDIA, *Nsight Compute: Profiling Guide*: metric names, and what a stall reason means.
 # - facebookresearch/ads_model_kernel_library at 2c128ab: the peer and its arguments.
 # - Named shapes: `jfa/bench/shapes.py`, each with its source.
+# - What was tried, predicted and measured on the way: the lab notebooks `docs/*-notes.md`.
