@@ -118,7 +118,7 @@ def forward_kernel(
                 )
                 finish_tile(
                     accs, sums, maxima, o_tiles, sum_fulls, s_empties, acc_fulls, o_fulls, o_empties,
-                    lse_ptr + (unit % HEADS) * rows_out + out_begin, row, q_len, shared, done, dtype,
+                    lse_ptr + (unit % HEADS).to(tl.int64) * rows_out + out_begin, row, q_len, shared, done, dtype,
                     ONE_Q, O_SLICES, BLOCK_M, HEAD_DIM,
                 )  # fmt: skip
                 steps_done += steps

@@ -40,6 +40,8 @@ def supports(problem: Problem) -> str | None:
     if max(problem.head_dim, problem.head_dim_v) > 128:
         largest = max(problem.head_dim, problem.head_dim_v)
         return f"backend 'blackwell' needs head dims of query and value up to 128, got {largest}; backend 'portable' can"
+    if problem.num_heads * (problem.rows_out + (problem.num_batches + 1) * BLOCK) >= 2**31:
+        return "backend 'blackwell' counts query rows of all heads in 32 bits, and query has more; backend 'portable' can"
     return None
 
 

@@ -89,7 +89,7 @@ def plain_forward_kernel(
 
         inverse = tl.where(row_sum > 0.0, 1.0 / row_sum, 0.0)
         lse = (row_max + tl.math.log2(row_sum)) * LN_2
-        tl.store(lse_ptr + head * rows_out + out_begin + queries, lse, mask=queries < q_len)
+        tl.store(lse_ptr + head.to(tl.int64) * rows_out + out_begin + queries, lse, mask=queries < q_len)
         tlx.local_store(q_tiles[0], (tlx.local_load(accs[0]) * inverse[:, None]).to(dtype))
         tlx.fence("async_shared")
         tlx.async_descriptor_store(o_desc, q_tiles[0], ragged_box(out_begin, q_len, row, head))
