@@ -58,7 +58,7 @@ class ForwardConfig:
     """
 
     one_q: bool
-    clc: bool = False
+    clc: bool = True
     kv_buffers: int = 3
     p_slices: int = 4
     fma_slices: int = 1
@@ -69,8 +69,11 @@ def padded_head_dim(problem: Problem) -> int:
     return 64 if max(problem.head_dim, problem.head_dim_v) <= 64 else 128
 
 
-def forward_config(problem: Problem, clc: bool = False) -> ForwardConfig:
-    """Tiles of 128 queries where no sequence is longer; ring buffers fill the shared memory."""
+def forward_config(problem: Problem, clc: bool = True) -> ForwardConfig:
+    """Tiles of 128 queries where no sequence is longer; ring buffers fill the shared memory.
+
+    Stealing is the default: on skewed lengths a queue over the sorted list ends earlier than any fixed deal of it.
+    """
     longest = problem.rows_q if problem.broadcast_q else problem.max_seq_len_q
     one_q = 0 < longest <= BLOCK
     buffers = 5 if one_q else 3
@@ -140,7 +143,7 @@ class BackwardConfig:
     """
 
     resident: bool = False
-    clc: bool = False
+    clc: bool = True
     zigzag: bool = True
     q_buffers: int = 2
     do_buffers: int = 1
@@ -148,10 +151,11 @@ class BackwardConfig:
     held_slices: int = 2
 
 
-def backward_config(problem: Problem, clc: bool = False) -> BackwardConfig:
-    """Broadcast queries cost every key tile the same, so round robin; ring buffers as shared memory allows."""
+def backward_config(problem: Problem, clc: bool = True) -> BackwardConfig:
+    """Stealing unless the order matters; a static schedule of broadcast queries, whose key tiles cost the same, is round robin."""
     small = padded_head_dim(problem) == 64
     resident = problem.broadcast_q and problem.rows_q <= BLOCK and problem.group_size == 1
+    clc = clc and not problem.deterministic
     return BackwardConfig(resident=resident, clc=clc, zigzag=not problem.broadcast_q, do_buffers=2 if small else 1)
 
 

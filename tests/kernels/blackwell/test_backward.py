@@ -57,7 +57,7 @@ def gradients_of_both(problem, q, k, v, dout, dlse):
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_matches_fp64(name):
-    run(PROBLEMS[name], {"policy": "random", "seed": 7}, clc=name in ("causal", "pma"))
+    run(PROBLEMS[name], {"policy": "random", "seed": 7}, clc=name in ("causal", "pma", "d128"))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=SCHEDULE_NAMES)

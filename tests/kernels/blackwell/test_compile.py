@@ -1,0 +1,40 @@
+"""The shipped Blackwell configurations compile for sm_100 and sm_103, fit, and spill no more than recorded. No GPU needed."""
+
+import pytest
+
+triton = pytest.importorskip("triton")
+if not triton.__version__.endswith("+fb"):
+    pytest.skip("compiling TLX needs fbtriton", allow_module_level=True)
+
+from jfa.compiled import compile_configs, select  # noqa: E402
+from jfa.kernels.blackwell import configs  # noqa: E402
+
+# One of each kernel, both head dims, both schedulers; the others differ from these in a mask.
+MAIN = [
+    "blackwell-forward-d128-full-static",
+    "blackwell-forward-d128-causal-clc",
+    "blackwell-forward-d64-pma-static",
+    "blackwell-backward-d128-causal-static",
+    "blackwell-backward-d64-full-static",
+    "blackwell-backward-resident-d128",
+    "blackwell-dq-d128-causal",
+]
+
+
+def check(names: list[str]) -> None:
+    problems = {r.key: r.problems for r in compile_configs(select(configs.compile_configs(), names)) if r.problems}
+    assert not problems, problems
+
+
+def test_main_configurations():
+    check(MAIN)
+
+
+@pytest.mark.slow
+def test_all_configurations():
+    check(["*"])
+
+
+def test_every_kernel_ships_a_configuration():
+    kernels = {c.kernel.split(":")[0].rsplit(".", 1)[1] for c in configs.compile_configs()}
+    assert kernels == {"forward", "backward_1cta", "backward_pma", "backward_dq", "plain"}
