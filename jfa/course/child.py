@@ -341,7 +341,8 @@ def _describe(error: BaseException, violations: guard.Violations) -> dict:
     report = module.startswith(("jfa.emulator", "triton"))
     return {
         "type": type(error).__name__, "message": _short(error, 4000 if report else 300), "line": int(line),
-        "text": text.strip()[:160], "report": report, "violations": violations.words, "memory": _is_memory(error),
+        "text": text.strip()[:160], "report": report,
+        "bases": [c.__name__ for c in type(error).__mro__], "violations": violations.words, "memory": _is_memory(error),
     }  # fmt: skip
 
 

@@ -158,7 +158,7 @@ _FIELDS = {
     "missing": {"defined": list},
     "case": {"index": int, "facts": list, "changed": list, "counts": dict, "printed": str, "emulator": list},
     "raised": {"index": int, "type": str, "message": str, "line": int, "text": str}
-    | {"report": bool, "memory": bool, "violations": list},
+    | {"report": bool, "memory": bool, "violations": list, "bases": list},
     "end": {"violations": list},
 }  # what each message must hold: it comes from a process that ran somebody's code
 

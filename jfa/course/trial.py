@@ -232,7 +232,7 @@ class Trial:
 
 def _refusal_fault(event: dict, case: Case) -> str | None:
     """What is wrong with the exception an answer raised where it had to raise one."""
-    if event["type"] != case.raises:
+    if case.raises not in event["bases"]:
         return f"This input must be refused with {case.raises}; it raised {_exception_text(event)}"
     words = [w for w in case.wanted_words if w]
     if words and not any(w in event["message"] for w in words):

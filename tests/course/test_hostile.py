@@ -83,6 +83,15 @@ def test_hard_coded_answers_fail(judged, toy):
     assert judged("90.4", source).failed.name == "new numbers"
 
 
+def test_an_exception_of_a_derived_class_refuses_as_well(judged):
+    source = (
+        "class BadOffsets(ValueError):\n    pass\n\n"
+        "def lengths_of(offsets):\n    out = [b - a for a, b in zip(offsets, offsets[1:])]\n"
+        "    if min(out) < 0:\n        raise BadOffsets('offsets must not decrease')\n    return out\n"
+    )
+    assert judged("90.4", source).passed
+
+
 def test_old_memory_is_rejected_every_time(toy):
     """LE-6: a hundred tries in one process, each compared by itself."""
     exercise = catalog.exercise("90.2")
