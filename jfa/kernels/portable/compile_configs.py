@@ -17,6 +17,8 @@ KERNELS = {
 SCALARS = {"scale": "fp32", "sm_scale": "fp32"}
 FP32 = ("lse_ptr", "dlse_ptr", "delta_ptr", "dq_partial_ptr", "partial_acc", "partial_ml")
 INT32 = ("units", "counts", "arrivals", "pieces", "key_offset", "output_offset")
+# Recorded spill bytes a thread, stores and loads, the most of sm_90 and sm_100: a row of the table may not need more.
+SPILLS = {"forward-short": 96, "dkdv-grouped": 8, "dq-short": 8, "dq-long": 20, "shared-64": 436, "shared-128": 768}
 # Contiguous rows, no output_offset, no gradient of the LSE, no mask: what most calls are compiled for.
 USUAL = dict(
     stride_qd=1, stride_kd=1, stride_vd=1, stride_dd=1, output_offset=None, dlse_ptr=None, GROUP=1, HAS_SLOTS=False, HAS_LO=False,
@@ -59,6 +61,7 @@ def _config(kind: str, row: str, dim: int, **more) -> CompileConfig:
         targets=(90, 100),
         num_warps=tile.warps,
         options=options,
+        max_spill_bytes=SPILLS.get(row, 0),
     )
 
 
