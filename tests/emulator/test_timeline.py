@@ -106,3 +106,12 @@ def test_the_command_writes_picture_and_trace(tmp_path, capsys):
 def test_the_command_says_what_it_cannot_find(capsys):
     assert cli.timeline(["nowhere.module:launch"]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_an_engines_arithmetic_costs_no_task_time_and_wakes_nobody():
+    """A public backward whose products convert their operands: its roles were once resumed while they still waited."""
+    from jfa.emulator import rates
+    from tests.emulator import tutorials
+
+    tutorials.run("fa backward 1-CTA", policy="timed", rates=rates.B200)
+    assert emulator.last().clean

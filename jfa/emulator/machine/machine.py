@@ -696,7 +696,8 @@ def launch(entry, grid=(1, 1, 1), cluster=(1, 1, 1), num_warps=4, options=None, 
 
 def charge(kind, elements=1, **facts):
     """Time of a block operation of the running task (policy "timed"); nothing under the other policies."""
-    if _running is not None and _running.machine.timed:
+    # an engine's arithmetic runs outside every task: it costs what the engine's demand says, and nobody's instructions
+    if _running is not None and _running.machine.timed and getcurrent() is _running.greenlet:
         _running.machine.charge("alu", kind=kind, elements=elements, warps=_running.num_warps, **facts)
 
 
