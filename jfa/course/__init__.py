@@ -1,4 +1,21 @@
-"""The course engine: check(), hint(), progress() in a notebook, and the same judge behind ``jfa grade``."""
+"""The course engine: check(), hint(), progress() in a notebook, and the same judge behind ``jfa grade``.
+
+How an answer is judged, file by file, from the outside in:
+
+    notebook_api, cli   check("2.3", merge) in a notebook; jfa grade 2.3 in a terminal (through grade, answers, outputs)
+    catalog, checks/    which exercises there are; spec: the words in which one is described
+    judge               makes cases, has the answer run, weighs what came back; runs no learner code
+    launch, nursery     start a process for the answer, read its messages, end it; a clean warm process to fork from
+    child               the answer's process: namespace, cases, what it returned (measure: how it computed it)
+    guard, closed_modules, seccomp    what an answer may not do; torch as it was before a notebook patched it
+    wire                numbers and text between the two, never a pickle
+    trial, compare      check by check, the smallest case first; where and how results differ, in sentences
+    mutants             known mistakes, to recognise one; mutant_table: every mistake against the check that catches it
+    report              the one result: text and HTML
+
+Files of learners and authors: notebook (cells of .py and .ipynb), strip (solutions to exercises), upkeep (reset, update), state
+(progress, backups in .jfa/), release (for instructors), paths.
+"""
 
 from __future__ import annotations
 

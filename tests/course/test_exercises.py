@@ -40,7 +40,7 @@ def test_each_chapter_has_a_cell_for_each_exercise(chapter):
 
 
 @every_exercise
-@pytest.mark.parametrize("seed", [0, 1, 7])
+@pytest.mark.parametrize("seed", [0, 7])
 def test_the_solution_passes(exercise, seed):
     pristine = PRISTINE[exercise.chapter]
     solutions = pristine.solutions
