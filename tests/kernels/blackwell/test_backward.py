@@ -123,3 +123,10 @@ def test_a_plan_carries_both_lists():
     assert_close("out", out, want_out, problem.dtype)
     for name, g, w in zip(("dq", "dk", "dv"), host.backward(problem, dout, None, q, k, v, out, lse, plan), want):
         assert_close(name, g, w, problem.dtype)
+
+
+def test_in_modelled_time_too():
+    """Bulk copies of row constants land between the steps of whatever role runs then: that must not disturb it."""
+    from jfa.emulator.rates import B200
+
+    run(PROBLEMS["causal"], {"policy": "timed", "rates": B200})
