@@ -50,7 +50,7 @@ class EmulatedFunction:
         self.jit, self.python = jit, jit.fn
         self.__name__ = self.python.__name__
         self._epoch, self._source, self.function = -1, None, None
-        self.globals, self._seen, self._cells, self.forbidden = {}, {}, (), {}
+        self.globals, self._seen, self._cells, self.forbidden, self._tlx = {}, {}, (), {}, None
 
     def __repr__(self):
         return f"<emulated {self.__name__}>"
@@ -83,7 +83,7 @@ class EmulatedFunction:
         self.globals = {MARK: self, "__builtins__": builtins, "__name__": self.python.__globals__.get("__name__", "kernel")}
         self.globals |= {f"__jfa_{k}": v for k, v in support.HELPERS.items()}
         self.globals["__jfa_register_task"] = register_task
-        self._seen, self.forbidden, self._cells = {}, {}, cells
+        self._seen, self.forbidden, self._cells, self._tlx = {}, {}, cells, None
         exec(code, self.globals)
         self._names = sorted(_global_names(code) - self.globals.keys() - {self.python.__name__} | {self.python.__name__})
         self.function = self.globals["__jfa_make"](*[bind(c) for c in cells])
@@ -93,7 +93,7 @@ class EmulatedFunction:
         } or None
 
     def _bind_global(self, name, value):
-        self._seen[name] = value
+        self._seen[name], self._tlx = value, None
         self.globals.pop(name, None)
         self.forbidden.pop(name, None)
         if value is _ABSENT:
@@ -107,8 +107,14 @@ class EmulatedFunction:
             self.forbidden[name] = value
             # a name that is missing raises NameError where it is used, as the compiler does
 
-    def reaches_tlx(self, seen=None):
-        """Whether this function or one it names uses TLX."""
+    @property
+    def uses_tlx(self):
+        """Whether this function or one it reaches names TLX (found once per set of bindings)."""
+        if self._tlx is None:
+            self._tlx = self._reaches_tlx()
+        return self._tlx
+
+    def _reaches_tlx(self, seen=None):
         seen = set() if seen is None else seen
         if id(self) in seen:
             return False
@@ -120,7 +126,7 @@ class EmulatedFunction:
             isinstance(v, TlxNamespace) or (getattr(v, "__module__", None) or "").startswith("jfa.emulator.tlx") for v in values
         ):
             return True
-        return any(v.reaches_tlx(seen) for v in values if isinstance(v, EmulatedFunction))
+        return any(v._reaches_tlx(seen) for v in values if isinstance(v, EmulatedFunction))
 
     def __call__(self, *args, **kwargs):
         if self._epoch != Epoch.now:

@@ -207,7 +207,7 @@ def cluster_of(function, options):
         if options.get(key):
             return _three(options[key])
     count = int(options.get("num_ctas") or 1)
-    return _three(count if count > 1 and function.reaches_tlx() else 1)
+    return _three(count if count > 1 and function.uses_tlx else 1)
 
 
 class ProgramContext:
@@ -270,16 +270,30 @@ def _execute(function, values, grid, launch_options, memory, options):
     memory.report = lambda error: machine.current().machine.report(error)
     try:
         function.refresh()
+        cluster = cluster_of(function, launch_options)
+        options = _with_residents(function, options, grid, cluster, launch_options)
         return machine.launch(
             lambda: _run_program(function, values),
             grid=grid,
-            cluster=cluster_of(function, launch_options),
+            cluster=cluster,
             num_warps=num_warps,
             options=options,
             kernel=function.__name__,
         )
     finally:
         State.memory, State.poison, State.poison_source, Hooks.charge, Hooks.pause, BUILDER.program = saved
+
+
+PLAIN_RESIDENTS = 32  # programs of a plain kernel that run at once: those that wait for each other need company
+
+
+def _with_residents(function, options, grid, cluster, launch_options):
+    """Options with the number of resident clusters that this launch needs, unless the user set one."""
+    if options.max_ctas is not None:
+        return options
+    if launch_options.get("launch_cooperative_grid"):
+        return options.but(max_ctas=grid[0] * grid[1] * grid[2] // (cluster[0] * cluster[1] * cluster[2]))
+    return options if function.uses_tlx else options.but(max_ctas=PLAIN_RESIDENTS)
 
 
 def _run_program(function, values):

@@ -247,3 +247,19 @@ def test_pointers_read_from_memory():
 def test_a_null_pointer_is_reported():
     with pytest.raises(OutOfBoundsError, match="null pointer"):
         through_table[(1,)](torch.zeros(1, dtype=torch.int64), torch.empty(16), 16)
+
+
+@triton.jit
+def meet(count, o, PROGRAMS: tl.constexpr):
+    """A barrier over the grid: every program waits for the last."""
+    tl.atomic_add(count, 1)
+    while tl.atomic_add(count, 0) < PROGRAMS:
+        pass
+    tl.store(o + tl.program_id(0), tl.load(count))
+
+
+@pytest.mark.parametrize("programs,options", [(20, {}), (100, {"launch_cooperative_grid": True})])
+def test_programs_can_wait_for_each_other(programs, options):
+    count, out = torch.zeros(1, dtype=torch.int32), torch.zeros(programs, dtype=torch.int32)
+    meet[(programs,)](count, out, programs, **options)
+    assert (out == programs).all()
