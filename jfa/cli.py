@@ -6,6 +6,7 @@ A table of names; the module behind one is imported only when it is called, so t
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import NamedTuple
@@ -62,6 +63,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\njfa: stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # `jfa mutants | head`: who read us has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
+        return 141
 
 
 def _version() -> str:

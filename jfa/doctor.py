@@ -7,6 +7,7 @@ traceback. In a notebook, ``from jfa.doctor import doctor; doctor()`` looks at t
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import platform
@@ -317,14 +318,15 @@ def _home(package: str) -> Path:
 def _damage(package: str) -> str | None:
     """The first file that differs from the package's own record, in words; None where all fit."""
     distribution = metadata.distribution(package)
-    for file in distribution.files or ():
-        if file.size is None or file.parts[0] != "triton":
+    # Not distribution.files: from Python 3.12 on it leaves out the files that are missing.
+    for name, _, size in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
+        if not size or not name.startswith("triton/"):
             continue  # its scripts are not what runs kernels
-        path = Path(str(file.locate()))
+        path = Path(str(distribution.locate_file(name)))
         if not path.exists():
-            return f"{file} is missing"
-        if path.stat().st_size != file.size:
-            return f"{file} is another package's"
+            return f"{name} is missing"
+        if path.stat().st_size != int(size):
+            return f"{name} is another package's"
     return None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,7 +60,7 @@ def command(root: Path, chapter: str | None = None, options: list[str] = ()) -> 
 
 
 def main(argv: list[str]) -> int:
-    """Start JupyterLab and wait for it; options that are not ours go to JupyterLab."""
+    """Become JupyterLab; options that are not ours are its. Returns (1 or 2) only if it cannot be started."""
     parser = argparse.ArgumentParser(
         prog="jfa lab",
         description="Open JupyterLab at the first chapter. Other options go to JupyterLab: --no-browser, --port=8890",
@@ -84,14 +83,7 @@ def main(argv: list[str]) -> int:
             print(f"jfa lab: {chapter} is no file of {root}", file=sys.stderr)
             return 2
         chapter = path.relative_to(root).as_posix()
-    process = subprocess.Popen(command(root, chapter, options), env=environment(root), cwd=root)
-    return _wait(process)
-
-
-def _wait(process: subprocess.Popen) -> int:
-    """The exit status of JupyterLab; Ctrl-C is JupyterLab's (it asks before it stops), not ours."""
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue
+    os.chdir(root)
+    words = command(root, chapter, options)
+    # JupyterLab takes this process's place: Ctrl-C and a kill reach it directly, and nothing is left behind.
+    os.execve(words[0], words, environment(root))

@@ -40,6 +40,12 @@ def test_a_command_gets_its_arguments_and_gives_the_exit_status(monkeypatch):
     assert seen == [["--no-browser"]]
 
 
+def test_a_reader_that_stops_reading_is_no_error():
+    program = "import sys; from jfa import cli, lab; lab.main = lambda argv: print('x' * 1000000); sys.exit(cli.main(['lab']))"
+    result = subprocess.run(f"'{sys.executable}' -c \"{program}\" | head -c 10", shell=True, capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("x" * 10, "")
+
+
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_leads_to_a_function_with_help(name, capsys):
     module, function = cli.COMMANDS[name].target.split(":")

@@ -53,6 +53,9 @@ def lab(tmp_path_factory):
     env |= {"HOME": str(home), "PYTHONPATH": str(course), "JFA_COURSE": str(course)}
     options = ["--no-browser", f"--port={port}", f"--IdentityProvider.token={TOKEN}"]
     options.append("--LabApp.expose_app_in_browser=True")  # window.jupyterapp: the tests ask the notebook's model
+    # Should the tests be killed, what they started ends by itself.
+    options += ["--MappingKernelManager.cull_idle_timeout=300", "--MappingKernelManager.cull_interval=60"]
+    options += ["--ServerApp.shutdown_no_activity_timeout=300"]
     command = [sys.executable, "-m", "jfa", "lab", *options]
     log = course / "lab.log"
     with open(log, "w") as output:
