@@ -73,7 +73,7 @@ def segment(query_offset, key_offset, output_offset, s, batches, rows_q, rows_kv
             out_begin = tl.load(output_offset + s - 1, mask=real, other=0)
             len_q = tl.where((out_begin >= 0) & (out_begin <= rows_out - rows_q), len_q, 0)
             out_begin = tl.where(len_q > 0, out_begin, 0)
-        pad_begin = tl.maximum(s - 1, 0) * (tl.cdiv(rows_q, PAD) * PAD)
+        pad_begin = tl.minimum(tl.maximum(s - 1, 0), batches - 1) * (tl.cdiv(rows_q, PAD) * PAD)
     else:
         q_begin, len_q = span(query_offset, s, batches, rows_q, mask)
         cut = len_q
