@@ -74,6 +74,14 @@ def _kernel_frames(traceback):
     return frames
 
 
+def _callers(frames):
+    """' (called at k.py:12)' for an error inside a helper: where the kernel called it."""
+    if not frames:
+        return ""
+    frame, line, _ = frames[-1]
+    return f" (called at {os.path.basename(frame.f_code.co_filename)}:{line})"
+
+
 def _column(frame, instruction):
     positions = list(frame.f_code.co_positions())
     column = positions[instruction // 2][2] if instruction // 2 < len(positions) else 0
@@ -93,9 +101,8 @@ def translate(error):
     cls = _KINDS[kind]
     translated = cls.__new__(cls)
     file = frame.f_code.co_filename
-    translated.place = f"{os.path.basename(file)}:{line}, in {function.__name__}:"
-    if not source((file, line)):
-        translated.place = f"line {line}, in {function.__name__}:"
+    named = os.path.basename(file) if source((file, line)) else "line"
+    translated.place = f"{named}:{line}, in {function.__name__}{_callers(frames[:-1])}:"
     translated.__init__(function.source.text, _Node(line - function.source.first_line + 1, _column(frame, instruction)), message)
     return translated
 

@@ -1,6 +1,8 @@
 """What rewritten kernel code calls: conversions on assignment, conditions, boolean operators, iteration, type checks."""
 
 import builtins
+import functools
+import sys
 
 import triton.language as tl
 
@@ -60,9 +62,20 @@ def assign(value):
         )
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return kind(*(assign(v) for v in value))
-    if kind is str or kind is dict:
+    if _is_no_value(kind):
         raise TypeError(f"cannot convert {value!r} of type {kind} to tensor: annotate the name as tl.constexpr to keep it as it is")
     return value
+
+
+@functools.cache
+def _is_no_value(kind):
+    """Whether the compiler has no run-time value of this type, so that a plain name cannot hold one."""
+    if kind is str or kind is dict:
+        return True
+    if not kind.__module__.startswith("jfa.emulator.tlx"):
+        return False
+    real = getattr(sys.modules.get("triton.language.extra.tlx"), kind.__name__, None)
+    return isinstance(real, type) and real is not kind and not issubclass(real, tl.core.base_value)
 
 
 def constexpr(value):

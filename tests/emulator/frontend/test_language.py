@@ -425,3 +425,20 @@ def test_num_ctas_of_a_plain_kernel_changes_nothing():
     assert torch.equal(out, -x)
     with pytest.raises(AssertionError, match="power of 2"):
         takes_function[(1,)](x, out, negated, 16, num_warps=3)
+
+
+@triton.jit
+def faulty_helper(v):
+    if v > 0:
+        return v
+    return -v
+
+
+@triton.jit
+def calls_faulty_helper(x, o):
+    tl.store(o, faulty_helper(tl.load(x + tl.arange(0, 4))))
+
+
+def test_an_error_in_a_helper_tells_who_called_it():
+    with pytest.raises(CompilationError, match=r"in faulty_helper \(called at test_language.py:\d+\)"):
+        calls_faulty_helper[(1,)](torch.zeros(4), torch.zeros(4))

@@ -115,3 +115,15 @@ def test_a_block_made_outside_cannot_be_used_in_a_task_of_other_warps():
 
     with pytest.raises(triton.compiler.errors.CompilationError, match="should not capture RankedTensorType"):
         kernel[(1,)](torch.zeros(64), 32)
+
+
+@pytest.mark.skipif(not triton.__version__.endswith("+fb"), reason="the rule is that of the installed TLX")
+def test_what_is_no_run_time_value_cannot_be_assigned_to_a_plain_name():
+    @triton.jit
+    def kernel(o):
+        a = tlx.local_alloc((64, 32), tl.float32, 1, tlx.storage_kind.tmem)
+        inside = tlx.reuse_group(a, group_type=tlx.reuse_group_type.shared)  # noqa: F841
+        tl.store(o, 1.0)
+
+    with pytest.raises(triton.compiler.errors.CompilationError, match="cannot convert"):
+        kernel[(1,)](torch.zeros(1))
