@@ -33,6 +33,21 @@ def test_links_lead_to_files(document):
         assert "://" in target or (ROOT / target).exists(), target
 
 
+def test_the_table_of_the_seed_names_tests_that_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## From the seed's chapters")[1]
+    rows = re.findall(r"^\| [^|]+ \| (\d\d) \| ([^|]+) \|$", text, flags=re.M)
+    assert rows
+    for number, test in rows:
+        assert number in MAP
+        assert (ROOT / test.split("::")[0]).exists(), test
+
+
+def test_the_map_of_the_house_has_every_module():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    modules = [path.name for path in (ROOT / "jfa").glob("*.py") if not path.name.startswith("__")]
+    assert [name for name in modules if name not in text] == []
+
+
 def test_the_example_runs():
     (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
     names: dict = {}
