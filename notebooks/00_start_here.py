@@ -10,7 +10,7 @@
 # # 00 Start here
 #
 # This course ends at one of the fastest pieces of code that is written today: attention over sequences of different lengths, on an NVIDIA
-# Blackwell GPU, with warps that each have their own job. It begins with a list of five numbers. No GPU is needed. Where
+# Blackwell GPU, where groups of threads (*warps*) each have a job of their own. It begins with a list of five numbers. No GPU is needed. Where
 # a chapter needs the machine, it runs on an emulator that is part of the course.
 #
 # **Goals.** After this chapter you
@@ -42,7 +42,7 @@ print("GPU:", gpu)
 # Sequences come in all lengths: sentences, user histories, protein chains. Tensors are rectangles. So most programs *pad*: every sequence gets
 # as many places as the longest one.
 #
-# Below are five sequences. Above as a rectangle, below as one row with nothing between them. The hatched places are bought,
+# Here are five sequences: first as a rectangle, then as one row with nothing between them. The hatched places are bought,
 # stored, moved and multiplied. They are worth nothing.
 
 # %%
@@ -243,7 +243,7 @@ plots.lines(
 #
 # ## What was verified here
 #
-# The cells above ran on a CPU: the loops, the matrices and PyTorch agree to the digits printed. The numbers of the pictures are
+# The cells above ran on a CPU: the loops, the matrices and PyTorch agree up to rounding, as printed. The numbers of the pictures are
 # folded below them. No GPU was used.
 #
 # ## Sources

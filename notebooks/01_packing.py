@@ -11,8 +11,8 @@
 #
 # **Goals.** After this chapter you
 # * can go from lengths to offsets, from a list to a packed tensor, and back, without copying more than you must,
-# * can say what padding costs, in tokens and in FLOPs, and why the second number is the worse one,
-# * know the three ways in which padded attention goes wrong silently.
+# * can say what padding costs, in tokens and in FLOPs (floating-point operations), and why the second number is the worse one,
+# * know four mistakes of padding and packing that raise no error.
 #
 # **Time** 30 minutes to read, 90 for the exercises. **You need** chapter 00.
 #
@@ -199,10 +199,10 @@ plots.bars(
 
 # %% [markdown]
 # With a Pareto tail nearly all places and practically all pairs are waste: one long sequence sets the size of the rectangle for everybody. Where
-# all sequences are about equally long, padding is fine. Packing never loses.
+# all sequences are about equally long, padding is fine. Counted in tokens or in pairs, packing never loses.
 #
-# **The usual remedy** is to sort by length and pad each group to its own maximum. It helps, more with every group. It never
-# reaches zero, and sorting a training batch by length changes what is trained on.
+# **The usual remedy** is to sort by length and pad each group to its own maximum. It helps, more with every group. But the waste is
+# zero only when each group has a single length, and sorting training data by length changes what a batch holds.
 
 
 # %%
@@ -352,7 +352,7 @@ print(plots.table(headers, rows))
 #
 # ## What was verified here
 #
-# Versions 1, 2 and 3 agree on this batch, on a CPU, to the digits printed; the tests of `jfa.layout` and `jfa.reference` do the same on random lengths
+# Versions 1, 2 and 3 agree on this batch, on a CPU, up to rounding, as printed; the tests of `jfa.layout` and `jfa.reference` do the same on random lengths
 # with empty sequences. Waste and block counts are exact counts. Nothing was timed, and no GPU was used.
 #
 # ## Sources

@@ -12,7 +12,7 @@
 # **Goals.** After this chapter you
 # * can compute a softmax that neither overflows nor vanishes,
 # * can compute attention without ever holding a row of scores, block by block, and say why that is exact,
-# * know what the LSE is good for: merging partial results, and later the backward pass.
+# * know what the LSE (log-sum-exp) is good for: merging partial results, and later the backward pass.
 #
 # **Time** 40 minutes to read, two hours for the exercises. **You need** chapter 01.
 #
@@ -271,7 +271,7 @@ merged, merged_lse = reference.merge_attention(*parts)
 print("merged against whole:", apart(merged, out), "| LSE:", apart(merged_lse, lse))
 
 # %% [markdown]
-# The same merge serves a sequence that is split over several SMs (chapter 08), or a prompt that lives on another machine. And the backward pass needs the LSE
+# The same merge serves a sequence that is split over several SMs, the processors of a GPU (chapter 08), or a prompt that lives on another machine. And the backward pass needs the LSE
 # instead of the weights: P = exp(S − LSE) brings any block of them back.
 #
 # ## Version 7: one set of queries for everybody
@@ -313,7 +313,7 @@ plots.lines(
 # %% [markdown]
 # ## Exercises
 #
-# Open [exercises/02_online_softmax.py](../exercises/02_online_softmax.py). From 2.3 on, an answer that forms a whole row of scores is called right, and sent
+# Open [exercises/02_online_softmax.py](../exercises/02_online_softmax.py). In 2.3 to 2.5 an answer that forms all scores at once is called right, and sent
 # back: the method is the point.
 #
 # | | | difficulty | minutes |
@@ -339,8 +339,8 @@ plots.lines(
 #
 # <details><summary>Could m be any upper bound of the scores instead of the maximum?</summary>
 #
-# In exact arithmetic any number at all will do. In float32 the bound must not be much larger than the largest score: with a bound 100 above, every exponential
-# vanishes.
+# In exact arithmetic any number at all will do. In float32 the bound must not be much larger than the largest score: with a bound 110 above, every exponential
+# is 0.
 # </details>
 #
 # <details><summary>Why is the LSE of a query without keys −∞, and not 0?</summary>

@@ -47,7 +47,7 @@ def draw_blocks(n, block):
         lo, hi = p * block, (p + 1) * block
         ax.broken_barh([(lo, min(hi, n) - lo)], (0, 1), facecolor=colours[p % len(colours)], edgecolor="white")
         label = f"program {p}" if min(hi, n) - lo > block / 2 else str(p)
-        ax.text((lo + min(hi, n)) / 2, 0.5, label, ha="center", va="center", color="white")
+        ax.text((lo + min(hi, n)) / 2, 0.5, label, ha="center", va="center", color="black" if p % len(colours) == 1 else "white")
         if hi > n:
             ax.broken_barh([(n, hi - n)], (0, 1), facecolor="white", edgecolor="#555555", hatch="///")
             ax.text((n + hi) / 2, 1.12, "nobody's: mask them", ha="center", fontsize=9)

@@ -25,7 +25,7 @@ import triton.language as tl
 import jfa.emulator as emulator
 from jfa import reference
 
-torch.manual_seed(0)
+_ = torch.manual_seed(0)
 
 # %% [markdown]
 # ## The mental model: a tile belongs to one sequence

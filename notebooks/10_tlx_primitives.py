@@ -171,10 +171,10 @@ def draw_phases(rounds=3):
     """One barrier's life: phases in a row, and which parity passes while each is in progress."""
     fig, ax = plt.subplots(figsize=(10, 1.9), layout="constrained")
     for phase in range(rounds):
-        colour = "#0072B2" if phase % 2 == 0 else "#E69F00"
+        colour, ink = ("#0072B2", "white") if phase % 2 == 0 else ("#E69F00", "black")
         ax.broken_barh([(phase, 1)], (0, 1), facecolor=colour, edgecolor="white")
-        ax.text(phase + 0.5, 0.66, f"phase {phase} in progress", ha="center", va="center", color="white", fontsize=10)
-        ax.text(phase + 0.5, 0.3, f"wait(0) {'holds' if phase % 2 == 0 else 'passes'}, wait(1) {'passes' if phase % 2 == 0 else 'holds'}", ha="center", va="center", color="white", fontsize=9)
+        ax.text(phase + 0.5, 0.66, f"phase {phase} in progress", ha="center", va="center", color=ink, fontsize=10)
+        ax.text(phase + 0.5, 0.3, f"wait(0) {'holds' if phase % 2 == 0 else 'passes'}, wait(1) {'passes' if phase % 2 == 0 else 'holds'}", ha="center", va="center", color=ink, fontsize=9)
         ax.annotate("all arrivals and bytes are in", (phase + 1, 1.0), (phase + 1, 1.35), ha="center", fontsize=8, arrowprops=dict(arrowstyle="->"))
     ax.set_xlim(0, rounds + 0.35)
     ax.set_ylim(0, 1.6)

@@ -43,7 +43,7 @@ D, BM, BN, BLOCKS = 128, 128, 128, 8
 # | job | unit | cycles |
 # |---|---|---|
 # | $S = QK^T$ and $O \mathrel{+}= PV$, both halves | tensor core | 2,048 |
-# | $2 \cdot 128 \cdot 128$ exponentials | MUFU | 2,048 |
+# | $2 \cdot 128 \cdot 128$ exponentials | exp2 units (MUFU) | 2,048 |
 # | operands of the products | shared memory | 1,536 |
 # | K and V from memory | TMA | beside it |
 #
@@ -513,7 +513,7 @@ plt.show()
 
 # %% [markdown]
 # What holds version 5 back? Follow one half through a step: S is loaded from tensor memory, its maximum taken, 16,384 exponentials, converted, stored, and only then can the tensor core start P V and the next S. That chain is longer than the other half's products.
-# The package's kernel shortens it: it publishes P in slices, so that the product starts on the first slice while the last is still being computed, and it takes some exponentials to the FMA pipe as a polynomial.
+# The package's kernel shortens it: it publishes P in slices, so that the product starts on the first slice while the last is still being computed, and it computes some exponentials as a polynomial on the fp32 lanes (the FMA pipe).
 #
 # ## What the compiler says
 #

@@ -9,7 +9,9 @@ import pytest
 from tests.support import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MAP = {row[0]: row for row in re.findall(r"^\| (\d\d) \| ([^|]+) \|.*\| ([^|]*) \|$", README, flags=re.M)}
+NEEDS = dict(re.findall(r"^\| (\d\d) \|.*\| ([^|]*) \| [^|]* \|$", README, flags=re.M))
 CHAPTERS = {path.name[:2]: path for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.py")}
 
 
@@ -34,7 +36,7 @@ def test_links_lead_to_files(document):
 
 
 def test_the_table_of_the_seed_names_tests_that_exist():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## From the seed's chapters")[1]
+    text = CONTRIBUTING.split("## From the seed's chapters")[1]
     rows = re.findall(r"^\| [^|]+ \| (\d\d) \| ([^|]+) \|$", text, flags=re.M)
     assert rows
     for number, test in rows:
@@ -43,9 +45,25 @@ def test_the_table_of_the_seed_names_tests_that_exist():
 
 
 def test_the_map_of_the_house_has_every_module():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     modules = [path.name for path in (ROOT / "jfa").glob("*.py") if not path.name.startswith("__")]
-    assert [name for name in modules if name not in text] == []
+    assert [name for name in modules if name not in CONTRIBUTING] == []
+
+
+def numbers(text):
+    """The chapters that a sentence names."""
+    return re.findall(r"\b\d\d\b", text)
+
+
+@pytest.mark.parametrize("number", CHAPTERS)
+def test_what_a_chapter_needs_is_what_the_map_says(number):
+    text = CHAPTERS[number].read_text(encoding="utf-8")
+    (sentence,) = re.findall(r"\*\*(?:You need|Needs\.)\*\*([^.]*)\.", text)
+    assert numbers(sentence) == numbers(NEEDS[number])
+
+
+def test_the_tests_that_contributing_names_exist():
+    named = re.findall(r"tests/[\w/]+(?:\.py)?", CONTRIBUTING)
+    assert named and not [path for path in named if not (ROOT / path).exists()]
 
 
 def test_the_example_runs():
@@ -67,7 +85,7 @@ def test_the_picture_is_the_one_its_script_draws():
 def test_the_commands_of_the_readme_exist():
     from jfa.cli import COMMANDS
 
-    text = README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    text = README + CONTRIBUTING
     used = set(re.findall(r"(?:^|`|, )jfa ([a-z]+)", text, flags=re.M))
     assert used <= set(COMMANDS), used - set(COMMANDS)
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M)

@@ -28,9 +28,13 @@ def source(location):
     return linecache.getline(*location).strip()
 
 
+def place(file, line):
+    """'file.py:12'; 'cell In[3], line 12' where the file is a notebook's cell, whose own name is a number nobody knows."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    kind, name = (shell.compile.format_code_name(file) if shell is not None else None) or ("File", file)
+    return f"{os.path.basename(file)}:{line}" if kind == "File" else f"{kind.lower()} {name}, line {line}"
+
+
 def show(locations):
     """'file.py:12  `text of the line`' for the innermost of `locations`."""
-    if not locations:
-        return "?"
-    file, line = locations[0]
-    return f"{os.path.basename(file)}:{line}  `{source(locations[0])[:100]}`"
+    return f"{place(*locations[0])}  `{source(locations[0])[:100]}`" if locations else "?"

@@ -1,12 +1,11 @@
 """Errors of kernel code, short enough to read: Triton's own kinds, the line in the user's file, the cause, and how to mend it."""
 
-import os
 import re
 
 from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure, UnsupportedLanguageConstruct
 
 from .. import errors
-from ..locations import MARK, source
+from ..locations import MARK, place, source
 from . import language, support
 
 # What usually mends a message of Triton's front end: (pattern, advice). The first that matches is shown.
@@ -79,7 +78,7 @@ def _callers(frames):
     if not frames:
         return ""
     frame, line, _ = frames[-1]
-    return f" (called at {os.path.basename(frame.f_code.co_filename)}:{line})"
+    return f" (called at {place(frame.f_code.co_filename, line)})"
 
 
 def _column(frame, instruction):
@@ -101,8 +100,8 @@ def translate(error):
     cls = _KINDS[kind]
     translated = cls.__new__(cls)
     file = frame.f_code.co_filename
-    named = os.path.basename(file) if source((file, line)) else "line"
-    translated.place = f"{named}:{line}, in {function.__name__}{_callers(frames[:-1])}:"
+    where = place(file, line) if source((file, line)) else f"line {line}"
+    translated.place = f"{where}, in {function.__name__}{_callers(frames[:-1])}:"
     translated.__init__(function.source.text, _Node(line - function.source.first_line + 1, _column(frame, instruction)), message)
     return translated
 
