@@ -13,6 +13,7 @@ from ..counting import Active
 from ..errors import PoisonError
 from ..locations import here, show
 from ..memory import TensorMap
+from . import threads
 from .builder import Builder
 from .tensor import BOOL, Hooks, Scalar, Tensor, canonical, fix, held_dtype, make, scalar, wrap
 
@@ -198,10 +199,10 @@ def store(pointer, value, mask=None, boundary_check=(), cache_modifier="", evict
     data, name = _spread(value, addresses.shape, "value"), _stored_name(element)
     if Hooks.charge:
         Hooks.charge("store", addresses.size * dtypes.itemsize(name))
-    if mask is not None:
-        active = _spread(_as_mask(mask), addresses.shape, "mask")
-        if not active.all():
-            addresses, data = addresses[active], data[active]
+    active = None if mask is None else _spread(_as_mask(mask), addresses.shape, "mask")
+    active = threads.active(active, addresses.shape)
+    if active is not None and not active.all():
+        addresses, data = addresses[active], data[active]
     if Active.counts is not None:
         Active.counts.store(addresses.size)
     if not addresses.ndim:

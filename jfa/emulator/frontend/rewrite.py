@@ -141,6 +141,7 @@ class Rewriter(ast.NodeTransformer):
         function.args.defaults, function.args.kw_defaults = [], [None] * len(function.args.kwonlyargs)
         arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
         self.defined = {a.arg for a in arguments}
+        self.threads = any(isinstance(n, ast.Attribute) and n.attr == "thread_id" for n in ast.walk(function))
         for argument in arguments:
             if _is_constexpr(argument.annotation):
                 self.constexprs.add(argument.arg)
@@ -315,9 +316,15 @@ class Rewriter(ast.NodeTransformer):
         after, self.defined = self.defined, before
         node.orelse = self._scope(node.orelse, keeps=True) if node.orelse else []
         self.defined |= after
-        if not watched:
-            return node
-        return self._watch_types(node, watched, "__jfa_check_branch")
+        out = self._watch_types(node, watched, "__jfa_check_branch") if watched else [node]
+        return self._reconverge(node, out) if self.threads else out
+
+    def _reconverge(self, node, statements):
+        """After a branch that only some threads took, all of them go on."""
+        memory = self._fresh("lanes")
+        before = _located(ast.Assign([ast.Name(memory, ast.Store())], _call("__jfa_lanes", at=node)), node)
+        after = _located(ast.Expr(_call("__jfa_converge", ast.Name(memory, ast.Load()), at=node)), node)
+        return [before, *statements, after]
 
     def _watch_types(self, node, names, checker):
         """Around a branch: remember the types of `names`, and compare after it where its condition is a run-time value."""

@@ -9,6 +9,7 @@ import triton.language as tl
 from ..errors import DeviceAssertError
 from ..locations import here, show
 from .tensor import BOOL, INT32, INT64, Hooks, Scalar, Tensor, canonical, fix, literal, scalar
+from .threads import ThreadScalar, converge, diverge, lanes
 
 _unwrap = tl.core._unwrap_if_constexpr
 _NUMBERS = (bool, int, float)
@@ -140,6 +141,8 @@ def test(condition, refusal=None):
         if refusal is not None:
             refuse(refusal)
         return builtins.bool(condition.value)
+    if type(condition) is ThreadScalar:
+        return diverge(condition)
     return _truth(condition)
 
 
@@ -426,4 +429,6 @@ HELPERS = {
     "sequence": sequence,
     "named": named,
     "context": context,
+    "lanes": lanes,
+    "converge": converge,
 }

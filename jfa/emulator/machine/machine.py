@@ -60,10 +60,9 @@ class Run:
         return f"<run of {self.kernel}: {len(self.findings)} findings, {len(self.warnings)} warnings>"
 
 
-# Block operations of one warp group that go register by register. In a chain of them the next starts on the first
-# registers while
-# the last ones are still under way, so units work side by side: a chain takes as long as its busiest unit. Anything else (a
-# reduction, a load, a barrier) needs the whole block and ends the chain.
+# Block operations of one warp group that go register by register. In a chain of them the next starts on the first registers
+# while the last ones are still under way, so units work side by side: a chain takes as long as its busiest unit. Anything
+# else (a reduction, a load, a barrier) needs the whole block and ends the chain.
 _ELEMENTWISE = ("alu", "mufu", "cvt", "int")
 
 
@@ -85,7 +84,7 @@ class Machine:
         self._idle = 0
         self.steps, self.time = 0, 0.0
         self.pending_clusters = deque()
-        self.single_cta = True
+        self.single_cta, self.engine_runs = True, False
         self.clusters = []
         self.live_clusters = 0
 
@@ -187,7 +186,9 @@ class Machine:
                 raise errors.LivelockError(f"no end after {limit} scheduling steps", self._who_runs())
             if type(chosen) is AsyncOp:
                 self.ops.remove(chosen)
+                self.engine_runs = True
                 self.complete(chosen)
+                self.engine_runs = False
                 continue
             _running = chosen
             chosen.greenlet.switch()
@@ -616,6 +617,8 @@ class Machine:
     # ------------------------------------------------------------ time (policy "timed")
     def charge(self, op, **facts):
         """A synchronous operation of the running task takes the time that rates.demand(op, **facts) says."""
+        if self.engine_runs:
+            return  # what an engine does with the frontend's functions costs no task anything
         task = _running
         self._let_earlier_run(task)
         elementwise = facts.get("kind") in _ELEMENTWISE

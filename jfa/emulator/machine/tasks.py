@@ -31,6 +31,7 @@ class Task:
         self.copies, self.groups = [], []  # cp.async: open group, committed groups
         self.pipe = None  # the last MMA this task issued
         self.stale = None
+        self.lanes = None  # in a branch that only some threads take: which (the frontend's)
         self.deferred = None  # fault injection: [operations to go, barrier, parity, where] of a wait put off
         self.is_main = parent is None
         self.registers = None

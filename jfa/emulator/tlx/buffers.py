@@ -183,6 +183,12 @@ class buffered_tensor:
     def nbytes(self):
         return math.prod(self.shape) * dtypes.itemsize(self.dtype.name)
 
+    def as_scales(self, rows, cols):
+        """A whole tile of block scales in tensor memory seen as rows x cols of them."""
+        allocation = self.allocation
+        column = allocation.offset(self.path[0])
+        return tmem_view(allocation.aliases.storage(), column, (rows, cols), dtypes.stored(self.dtype.name), "scales")
+
     def forget(self):
         self._view = None
         for child in self._children.values():

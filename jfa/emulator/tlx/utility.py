@@ -7,6 +7,7 @@ import triton.language as tl
 
 from .. import dtypes, errors
 from ..frontend import values
+from ..frontend.threads import ThreadScalar, thread_scalar
 from ..locations import here, show
 from .api import api, begin, integer, plain, running
 from .buffers import buffered_tensor
@@ -28,21 +29,23 @@ def cluster_size_1d():
 
 @api
 def thread_id(axis):
-    """Index of the thread within its CTA. The emulator works on whole tiles: every thread is its task's first one (a
-    warning says so)."""
+    """Index of the thread within its CTA. The emulator works on whole tiles: `frontend/threads.py` says what of a thread's
+    own doings it follows (a warning says so too)."""
     axis = plain(axis)
     if axis not in (0, 1, 2):
         raise ValueError(f"thread_id axis must be 0, 1, or 2 but got {axis}")
     task = running()
     task.machine.warn(
         errors.NotSupported(
-            "thread_id: the emulator runs tiles, not threads; the code runs as the first thread of its task",
+            "thread_id: the emulator runs tiles, not threads; stores and votes go by thread, everything else as in the first one",
             [f"at {show(here())}"],
             "",
             here(),
         )
     )
-    return values.make_scalar(0, tl.int32)
+    if axis:
+        return values.make_scalar(0, tl.int32)
+    return thread_scalar(np.arange(_WARP * task.num_warps, dtype=np.int32))
 
 
 @api
@@ -100,16 +103,22 @@ def vote_ballot_sync(mask, pred):
     """
     mask = integer(mask) & 0xFFFFFFFF
     task, _, _ = begin("vote_ballot_sync", "")
+    if type(pred) is ThreadScalar:
+        return thread_scalar(_ballots(pred.threads != 0, mask))
     if not isinstance(pred, tl.tensor) or not values.is_block(pred):
         return values.make_scalar(int(np.uint32(mask if values.scalar(pred) else 0).view(np.int32)), tl.int32)
     data = values.to_numpy(pred)
     flat = (data != 0).reshape(-1)
     threads = _WARP * task.num_warps
     votes = np.resize(flat, threads) if flat.size < threads else flat.reshape(-1, threads).any(axis=0)
+    return values.from_numpy(np.resize(_ballots(votes, mask), flat.size).reshape(data.shape), tl.int32)
+
+
+def _ballots(votes, mask):
+    """What every thread gets: its warp's votes as bits."""
     bits = np.uint64(1) << np.arange(_WARP, dtype=np.uint64)
     ballots = (votes.reshape(-1, _WARP) * bits).sum(axis=1, dtype=np.uint64) & np.uint64(mask)
-    spread = np.repeat(ballots.astype(np.uint32).view(np.int32), _WARP)
-    return values.from_numpy(np.resize(spread, flat.size).reshape(data.shape), tl.int32)
+    return np.repeat(ballots.astype(np.uint32).view(np.int32), _WARP)
 
 
 _REDUX = {

@@ -204,10 +204,15 @@ def test_named_barrier_counts_threads(options):
     assert order == ["before", "after"]
 
 
-@pytest.mark.parametrize("number, threads, message", [(16, 128, "0 to 15"), (0, 100, "multiple of 32"), (0, 64, "arrived")])
+@pytest.mark.parametrize("number, threads, message", [(16, 128, "0 to 15"), (0, 100, "multiple of 32"), (0, 96, "arrived")])
 def test_named_barrier_rules(number, threads, message):
     with pytest.raises(errors.NamedBarrierError, match=message):
         run(lambda: sync.named_wait(current(), number, threads, ()))
+
+
+def test_a_task_may_open_a_smaller_named_barrier_alone():
+    """Four warps, a barrier of one: each warp opens it for itself, on a GPU as here."""
+    run(lambda: sync.named_wait(current(), 3, 32, ()))
 
 
 @every_policy

@@ -315,3 +315,27 @@ def _accumulates_onto_nothing(out):
 def test_the_first_mma_must_not_accumulate():
     with pytest.raises(errors.PoisonError, match=r"tensor memory acc\[0\]"):
         _accumulates_onto_nothing[(1,)](torch.zeros(1))
+
+
+@triton.jit
+def _uniform_scales(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BYTE: tl.constexpr):
+    rows, cols, depth = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    a_tile = tlx.local_alloc((M, K), tl.float8e4nv, 1)
+    b_tile = tlx.local_alloc((K, N), tl.float8e4nv, 1)
+    tlx.local_store(a_tile[0], tl.load(a + rows[:, None] * K + depth[None, :]))
+    tlx.local_store(b_tile[0], tl.load(b + depth[:, None] * N + cols[None, :]))
+    tlx.fence("async_shared")
+    scale_a = tlx.local_alloc((M, K // 32), tl.uint8, 1, tlx.storage_kind.tmem)
+    scale_b = tlx.local_alloc((K, N // 32), tl.uint8, 1, tlx.storage_kind.tmem)  # (N, K // 32) is meant: as many bytes
+    tlx.local_store(scale_a[0], tl.full((M, K // 32), 127, tl.uint8))
+    tlx.local_store(scale_b[0], tl.full((K, N // 32), BYTE, tl.uint8))
+    acc = tlx.local_alloc((M, N), tl.float32, 1, tlx.storage_kind.tmem)
+    tlx.async_dot_scaled(a_tile[0], b_tile[0], acc[0], scale_a[0], "e4m3", scale_b[0], "e4m3", use_acc=False)
+    tl.store(c + rows[:, None] * N + cols[None, :], tlx.local_load(acc[0]))
+
+
+def test_block_scales_of_another_shape():
+    a, b = (torch.randn(s).to(torch.float8_e4m3fn) for s in ((128, 256), (256, 128)))
+    c = torch.empty(128, 128)
+    _uniform_scales[(1,)](a, b, c, 128, 128, 256, 128)
+    torch.testing.assert_close(c, 2 * (a.float() @ b.float()), atol=1e-3, rtol=1e-4)

@@ -271,3 +271,55 @@ def test_stochastic_rounding(dtype):
     low, high = got[3:].min(), got[3:].max()
     assert low <= x[3] <= high and set(got[3:].tolist()) == {low.item(), high.item()}
     assert abs(got[3:].mean() - x[3]) < 0.1 * (high - low)
+
+
+@triton.jit
+def _thread_zero(out, value, B: tl.constexpr):
+    offsets = tl.arange(0, B)
+    tid = tlx.thread_id(0)
+    if tid == 0:
+        tl.store(out + offsets, value)
+    tl.store(out + B + offsets, value)
+
+
+def test_a_store_by_some_threads_only():
+    out = torch.zeros(64, dtype=torch.int32)
+    _thread_zero[(1,)](out, 42, 32, num_warps=1)
+    assert out.tolist() == [42] + [0] * 31 + [42] * 32
+
+
+@triton.jit
+def _ballot_of_threads(out):
+    tid = tlx.thread_id(0)
+    ballot = tlx.vote_ballot_sync(0xFFFFFFFF, tid < 16)
+    if tid == 0:
+        tl.store(out, ballot)
+
+
+def test_a_ballot_of_threads():
+    out = torch.zeros(1, dtype=torch.int32)
+    _ballot_of_threads[(1,)](out, num_warps=1)
+    assert out.item() == 0xFFFF
+
+
+@triton.jit
+def _late(src, out, N: tl.constexpr):
+    tile = tlx.local_alloc((N,), tl.float32, tl.constexpr(1))
+    bars = tlx.alloc_barriers(tl.constexpr(2))
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            tlx.barrier_expect_bytes(bars[0], N * 4)
+            tlx.async_load(src, tile[0], bulk=True, barrier=bars[0])
+            tlx.barrier_wait(bars[1], 0)  # blocked when the engine reads `src`
+            tl.store(out + tl.arange(0, N), tlx.local_load(tile[0]))
+        with tlx.async_task(num_warps=1):
+            tlx.barrier_wait(bars[0], 0)
+            tlx.barrier_arrive(bars[1])
+
+
+def test_an_engine_wakes_nobody():
+    """What a copy reads through the frontend costs the task that issued it no time and does not wake it."""
+    x, out = torch.rand(128), torch.zeros(128)
+    with emulator.options(policy="timed"):
+        _late[(1,)](x, out, 128)
+    assert torch.equal(x, out)

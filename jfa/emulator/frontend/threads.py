@@ -1,0 +1,92 @@
+"""Scalars that differ from thread to thread: what `tlx.thread_id` starts.
+
+The emulator runs tiles, not threads. A `ThreadScalar` keeps the value of every thread of the task through integer arithmetic and
+comparisons; everything else takes it for the first thread's. An `if` on one runs its body when any thread would, and `tl.store`
+in there stores only the elements of those threads: element i belongs to thread i modulo the task's threads, a scalar to the first.
+"""
+
+import operator
+
+import numpy as np
+import triton.language as tl
+
+from ..machine import machine
+from .tensor import BOOL, INT32, Scalar, scalar
+
+_OPERATORS = ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift")
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+
+
+class ThreadScalar(Scalar):
+    """`threads`: the value in every thread; `value`: the first thread's."""
+
+    __hash__ = Scalar.__hash__
+
+
+def thread_scalar(threads):
+    """An int32 or int1 of which every thread has its own value."""
+    s = object.__new__(ThreadScalar)
+    s.threads, s.value = threads, threads[0].item()
+    s.dtype = BOOL if threads.dtype == bool else INT32
+    return s
+
+
+def _values(other):
+    """The other operand's value in every thread, or None if it is nothing that differs at most by thread."""
+    if type(other) is tl.constexpr:
+        other = other.value
+    if type(other) is ThreadScalar:
+        return other.threads
+    if type(other) is Scalar:
+        return other.value if other.dtype in (INT32, BOOL) else None
+    return other if isinstance(other, int) else None
+
+
+def _method(name, swapped=False):
+    function = getattr(operator, f"__{name}__")
+
+    def method(self, other, _semantic=None):
+        values = _values(other)
+        if values is None:
+            own = scalar(self.value, self.dtype)
+            return function(other, own) if swapped else function(own, other)
+        return thread_scalar(np.asarray(function(values, self.threads) if swapped else function(self.threads, values)))
+
+    return method
+
+
+for _name in _OPERATORS:
+    setattr(ThreadScalar, f"__{_name}__", _method(_name))
+    setattr(ThreadScalar, f"__r{_name}__", _method(_name, swapped=True))
+for _name in _COMPARISONS:
+    setattr(ThreadScalar, f"__{_name}__", _method(_name))
+
+
+def lanes():
+    """Which threads of the running task are at this place; None: all."""
+    task = machine._running
+    return None if task is None else task.lanes
+
+
+def diverge(condition):
+    """An `if` on a ThreadScalar: from here to `converge` only the threads for which it holds run. Whether there are any."""
+    held = condition.threads != 0
+    if not held.all():
+        before = machine._running.lanes
+        machine._running.lanes = held if before is None else held & before
+    return bool(held.any())
+
+
+def converge(before):
+    """The end of an `if`: the threads that came to it go on."""
+    machine._running.lanes = before
+
+
+def active(mask, shape):
+    """`mask` of a store without the elements of threads that are not here."""
+    here = lanes()
+    if here is None:
+        return mask
+    size = int(np.prod(shape))
+    own = np.resize(here, max(size, 1))[:size].reshape(shape) if shape else np.asarray(here[0])
+    return own if mask is None else mask & own
