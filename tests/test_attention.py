@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from attention_cases import Case, judge, random_case
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -15,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import jfa
 from jfa.attention import jagged_flash_attention
 from jfa.layout import offsets_from_lengths
+from tests.attention_cases import Case, judge, random_case
 
 LEN_Q, LEN_KV = [5, 0, 3, 17], [4, 6, 0, 9]
 

@@ -14,12 +14,11 @@ try:
     pytestmark = pytest.mark.gpu
 except ImportError:  # a GPU machine may lack pytest: run_op.py calls these functions itself
     pass
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from attention_cases import Case, judge, random_case  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run_op.py has no pytest to do it
 
 import jfa  # noqa: E402
 from jfa.layout import offsets_from_lengths  # noqa: E402
+from tests.attention_cases import Case, judge, random_case  # noqa: E402
 
 BACKEND = "portable"
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,17 +10,14 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from attention_cases import Case, judge, random_case  # noqa: E402
-
-import jfa  # noqa: E402
-from jfa import emulator  # noqa: E402
-from jfa.attention import make_problem  # noqa: E402
-from jfa.kernels.portable import config, launch, tiles  # noqa: E402
-from jfa.layout import offsets_from_lengths  # noqa: E402
-from jfa.masks import Band  # noqa: E402
-from jfa.schedule.tiles import key_tiles, query_tiles  # noqa: E402
+import jfa
+from jfa import emulator
+from jfa.attention import make_problem
+from jfa.kernels.portable import config, launch, tiles
+from jfa.layout import offsets_from_lengths
+from jfa.masks import Band
+from jfa.schedule.tiles import key_tiles, query_tiles
+from tests.attention_cases import Case, judge, random_case
 
 
 def attend(*arguments, **options):
