@@ -17,8 +17,8 @@
 # **Time.** 60 minutes, and 80 for the exercises. **Needs.** Any kernel chapter (04 is enough).
 #
 # This notebook runs on a B200, an H100 or H200, another NVIDIA GPU, or none. It finds out where it is. Without a GPU it shows the emulator's model,
-# what the compiler says, and results that were recorded on real GPUs. Cells that time a GPU take about a minute each there; on a CPU everything runs
-# in one or two minutes.
+# what the compiler says, and results that were recorded on real GPUs. On a GPU the suite and the measuring cell compile kernels, ours and the peers':
+# allow some minutes the first time. On a CPU everything runs in one or two minutes.
 
 # %%
 import json
@@ -548,8 +548,8 @@ if not GPU:
 #
 # ## What differs on a GPU
 #
-# On a GPU the suite runs the real kernels, the measuring cell takes a minute or more, mostly because peers compile, and your points join the picture.
-# On a CPU the same suite runs the kernels' sources on the emulator, and nothing is timed that says anything about a GPU.
+# On a GPU the suite runs the compiled kernels, and your points join the picture. On a CPU the same suite runs the kernels' sources on the emulator, and
+# nothing is timed that says anything about a GPU.
 #
 # ## Verified here, and not
 #
