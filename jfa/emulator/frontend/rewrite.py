@@ -413,7 +413,7 @@ class Rewriter(ast.NodeTransformer):
                     ast.copy_location(child, node)
         arguments = ast.arguments([], [ast.arg("__jfa_private")], None, [], [], None, [])
         definition = ast.FunctionDef(function, arguments, prologue + body, [], None)
-        if hasattr(definition, "type_params"):
+        if "type_params" in ast.FunctionDef._fields:  # Python 3.12
             definition.type_params = []
         names = _located(ast.Tuple([ast.Constant(n) for n in private], ast.Load()), node)
         register = _call(
@@ -447,7 +447,7 @@ def compile_function(source, free_names):
     arguments = ast.arguments([], [ast.arg(n) for n in free_names], None, [], [], None, [])
     give = ast.Return(ast.Name(function.name, ast.Load()))
     maker = ast.FunctionDef("__jfa_make", arguments, [function, give], [], None)
-    if hasattr(maker, "type_params"):
+    if "type_params" in ast.FunctionDef._fields:  # Python 3.12
         maker.type_params = []
     module = ast.Module([_located(maker, function)], [])
     ast.fix_missing_locations(module)

@@ -1,8 +1,10 @@
 """Control flow, functions, closures, tuples, aggregates, launches: a kernel as Python sees it and as Triton means it."""
 
 import collections
+import gc
 import linecache
 import types
+import warnings
 
 import pytest
 import torch
@@ -442,3 +444,18 @@ def calls_faulty_helper(x, o):
 def test_an_error_in_a_helper_tells_who_called_it():
     with pytest.raises(CompilationError, match=r"in faulty_helper \(called at test_language.py:\d+\)"):
         calls_faulty_helper[(1,)](torch.zeros(4), torch.zeros(4))
+
+
+def test_launches_leave_nothing_behind():
+    x, out = torch.ones(16), torch.empty(16)
+
+    def objects_after(launches):
+        for _ in range(launches):
+            takes_function[(3,)](x, out, negated, 16)
+        gc.collect()
+        return len(gc.get_objects())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # three programs write the same values
+        before = objects_after(50)
+        assert objects_after(300) - before < 100
