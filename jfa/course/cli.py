@@ -45,6 +45,8 @@ def grade(argv: list[str]) -> int:
     from jfa.course.grade import Source, submissions
 
     course, exercises = find_course(), catalog.select(options.what)
+    if options.solutions:
+        course.require_solutions()
     if options.submissions:
         sources = {p.name: Source(course, "submission", p) for p in submissions(options.submissions)}
     else:
@@ -87,15 +89,16 @@ def mutants(argv: list[str]) -> int:
     """Exit status 0 only if every mutant is caught by the check it names."""
     parser = _parser("mutants", "Run every stored mistake as an answer and print which check caught it.")
     parser.add_argument("what", nargs="*", help="chapters or exercises; all if left out")
-    options = parser.parse_args(argv)
+    options, course = parser.parse_args(argv), find_course()
+    course.require_solutions()  # most mutants are edits of them
     _start_nursery()
     from jfa.course import catalog, mutant_table
 
     exercises = catalog.select(options.what)
     print(f"{'exercise':<9} {'mutant':<44} caught by")
-    rows = mutant_table.run_mutants(exercises, find_course(), done=lambda row: print(_mutant_line(row), flush=True))
+    rows = mutant_table.run_mutants(exercises, course, done=lambda row: print(_mutant_line(row), flush=True))
     wrong = sum(bool(row.fault) for row in rows)
-    print(f"{len(rows)} mutants of {len(exercises)} exercises, {len(rows) - wrong} caught as declared")
+    print(f"exercises: {len(exercises)}; mutants: {len(rows)}, caught as declared: {len(rows) - wrong}")
     return 1 if wrong else 0
 
 
@@ -172,7 +175,8 @@ def release(argv: list[str]) -> int:
     """Write a copy of the course for handing out."""
     parser = _parser("release", "For instructors: write the course to DIR, exercises at their start.")
     parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument("--without-solutions", action="store_true", help="leave out the solutions and answers in the checks")
+    without = "leave out the solutions and the answers quoted in the checks (their references stay: the judge compares with them)"
+    parser.add_argument("--without-solutions", action="store_true", help=without)
     options = parser.parse_args(argv)
     from jfa.course import release as releasing
 
@@ -191,6 +195,7 @@ def strip(argv: list[str]) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 if exercises/ is not what solutions/ gives")
     options = parser.parse_args(argv)
     course = find_course()
+    course.require_solutions()
     if options.check:
         return _check_stripped(course)
     from jfa.course import upkeep

@@ -103,5 +103,10 @@ def _grade_one(exercise: Exercise, opened: _Opened, source: Source, seed: int) -
 
 
 def submissions(folder: Path) -> list[Path]:
-    """One folder a learner, in order of name."""
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    """One folder a learner, in order of name. Raises NotADirectoryError or LookupError where there are none."""
+    if not folder.is_dir():
+        raise NotADirectoryError(f"there is no folder {folder}")
+    found = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if not found:
+        raise LookupError(f"{folder} holds no folder: one for each learner is expected, as in {folder / 'ada' / '01_packing.py'}")
+    return found

@@ -23,6 +23,11 @@ class Course:
     def solutions(self) -> Path:
         return self.root / "solutions"
 
+    def require_solutions(self) -> None:
+        """Raises LookupError in a release without solutions."""
+        if not any(self.solutions.glob("*.py")):
+            raise LookupError(f"there are no solutions in {self.root}: this copy of the course was handed out without them")
+
     @property
     def notebooks(self) -> Path:
         return self.root / "notebooks"

@@ -136,5 +136,5 @@ def _indent(message: str) -> str:
 def summary_line(results: list[Result]) -> str:
     """ "3 of 5 passed (1 wrong, 1 not started)", naming how many were run."""
     counts = {state: sum(r.state == state for r in results) for state in HEADLINES}
-    rest = ", ".join(f"{n} {HEADLINES[s]}" for s, n in counts.items() if n and s != PASSED)
+    rest = ", ".join(f"{n} {s if s == MISSING else HEADLINES[s]}" for s, n in counts.items() if n and s != PASSED)
     return f"{counts[PASSED]} of {len(results)} passed" + (f" ({rest})" if rest else "")

@@ -108,7 +108,7 @@ def carry(mine: Notebook, skeleton: Notebook, seen: list[Notebook], as_json: boo
     answers = {c.exercise: mine.answer_source(c.exercise) for c in mine.cells if _is_answer(c, shipped)}
     known = {c.exercise for c in skeleton.cells if c.exercise}
     sources = {i: answers[c.exercise] for i, c in enumerate(skeleton.cells) if c.kind == "code" and c.exercise in answers}
-    own = _own_cells(mine, shipped if seen else None, known)
+    own = _own_cells(mine, shipped, bool(seen), known)
     result = skeleton.with_sources(sources)
     for following, cells in reversed(own):
         target = result.answer(following) if following else None
@@ -127,24 +127,22 @@ def _is_answer(cell: Cell, shipped: set) -> bool:
     return not untouched and not stub
 
 
-def _own_cells(mine: Notebook, shipped: set | None, known: set[str]) -> list[tuple[str | None, list[Cell]]]:
-    """The learner's own cells with the exercise they precede. Without a memory of older skeletons only answers whose exercise is
-    gone and code that no skeleton could hold (it defines something) count as own."""
+def _own_cells(mine: Notebook, shipped: set, remembers: bool, known: set[str]) -> list[tuple[str | None, list[Cell]]]:
+    """The learner's own cells with the exercise they precede: what no skeleton ``shipped``. Where nothing ``remembers`` older
+    skeletons, only answers whose exercise is gone and code that defines something count as own."""
     groups: list[tuple[str | None, list[Cell]]] = []
     waiting: list[Cell] = []
     for cell in mine.cells:
         if cell.exercise in known and cell.kind == "code":
             groups.append((cell.exercise, waiting))
             waiting = []
-        elif _is_own(cell, shipped):
+        elif _is_own(cell, shipped, remembers):
             waiting.append(cell)
     groups.append((None, waiting))
     return [(exercise, cells) for exercise, cells in groups if cells]
 
 
-def _is_own(cell: Cell, shipped: set | None) -> bool:
-    if not cell.source.strip() or "setup" in cell.tags:
+def _is_own(cell: Cell, shipped: set, remembers: bool) -> bool:
+    if not cell.source.strip() or "setup" in cell.tags or (cell.kind, cell.source.strip()) in shipped:
         return False
-    if shipped is not None:
-        return (cell.kind, cell.source.strip()) not in shipped
-    return cell.kind == "code" and (cell.exercise is not None or any(w in cell.source for w in ("def ", "class ")))
+    return remembers or cell.kind == "code" and (cell.exercise is not None or any(w in cell.source for w in ("def ", "class ")))

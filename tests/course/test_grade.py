@@ -165,6 +165,16 @@ def test_results_as_files(toy, tmp_path, capsys):
     assert not any(v.startswith(("=", "+", "@")) for r in rows for v in r.values())
 
 
+def test_a_folder_without_submissions_is_said_to_be_one(toy, tmp_path, capsys):
+    assert cli.grade(["--from", str(tmp_path / "nowhere")]) == 2
+    assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
+    folder = tmp_path / "handed in"
+    folder.mkdir()
+    (folder / f"{FILE}.py").write_text("")
+    assert cli.grade(["--from", str(folder)]) == 2
+    assert "one for each learner is expected" in capsys.readouterr().err
+
+
 def test_submissions_are_graded_by_learner(toy, tmp_path, capsys):
     folder = tmp_path / "handed-in"
     for learner, answers in (("ada", RIGHT), ("bob", {"90.3": "answer = 1"}), ("cyd", {})):

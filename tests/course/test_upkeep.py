@@ -10,6 +10,7 @@ from jfa.course.notebook import Cell, insert_before, to_json
 from jfa.course.paths import Course
 from jfa.course.report import Result
 from tests.course.test_grade import FILE, RIGHT, _insert, _write
+from tests.support import copy_course
 
 
 def _file(toy):
@@ -77,6 +78,15 @@ def test_update_without_a_memory_keeps_code_that_defines_something(toy):
     assert cli.update([]) == 0
     text = _file(toy).read_text()
     assert "my_helper" in text and RIGHT["90.2"] in text and text.count("import torch") == 1
+
+
+@pytest.mark.parametrize("stem", catalog.stems())
+def test_a_first_update_changes_no_untouched_chapter(stem, tmp_path):
+    """Nothing remembers older skeletons yet, and a chapter's own helper cells define functions too."""
+    course = Course(copy_course(tmp_path))
+    before = (course.exercises / f"{stem}.py").read_text(encoding="utf-8")
+    assert upkeep.update(course, stem) == ("up to date", None)
+    assert (course.exercises / f"{stem}.py").read_text(encoding="utf-8") == before
 
 
 def test_update_brings_back_a_deleted_file_and_stops_at_conflicts(toy, capsys):
@@ -170,6 +180,15 @@ def test_a_release_holds_no_answers(checkout, tmp_path_factory, capsys):
     assert "BEGIN SOLUTION" not in stub and "return x + x" not in stub
     compile((target / "jfa/course/checks" / f"{FILE}.py").read_text(), "checks", "exec")
     assert cli.release([str(target)]) == 2 and "not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["grade", "--solutions"], ["mutants"], ["strip"], ["strip", "--check"]])
+def test_what_needs_solutions_says_that_there_are_none(toy, command, capsys):
+    for path in toy.solutions.glob("*.py"):
+        path.unlink()
+    assert getattr(cli, command[0])(command[1:]) == 2
+    said = capsys.readouterr()
+    assert "handed out without them" in said.err and not said.out
 
 
 def test_check_modules_lose_their_answers_whatever_their_form():
