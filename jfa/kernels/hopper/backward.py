@@ -30,7 +30,7 @@ from jfa.kernels.common.softmax import LOG2_E
 from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.configs import TINY_SCALE, padded_dim, workers
 from jfa.kernels.hopper.prepare import PaddedRows
-from jfa.kernels.hopper.queue import SLOTS, find_tile, receive_item, ring_slot, schedule
+from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
 from jfa.kernels.hopper.tiles import TileList, key_tiles, padded
 
 KEYS = tl.constexpr(64)  # key rows of one consumer: the M of a wgmma
@@ -59,7 +59,7 @@ def load_box_and_rows(desc, ring, slot, parity, begin, length, row, head, row_va
 
 
 @triton.jit
-def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, num_tiles, items, kv_heads, group, queue,
+def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, num_tiles, items, kv_heads, group, counter, queue,
             k_ring, v_ring, q_ring, do_ring,
             D: tl.constexpr, STAGES: tl.constexpr,
             HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
@@ -68,16 +68,13 @@ def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, 
     SIZE: tl.constexpr = tlx.size_of(tlx.dtype_of(desc_q))
     turn = 0
     count = 0
-    item = receive_item(queue, turn)
-    tile, kv_head = find_tile(records, num_tiles, kv_heads, item, False)
+    item = draw_item(counter, queue, turn, False)
     while item < items:
+        tile, kv_head = find_tile(records, num_tiles, kv_heads, item, False)
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
         first, bulk_begin, bulk_end, end = query_blocks(row0, BLOCK_N, len_q, len_kv, lo, hi, BLOCK_M, HAS_LO, HAS_HI)
         load_box(desc_k, k_ring, 0, turn & 1, kv_begin, len_kv, row0, kv_head, SIZE * BLOCK_N * D)
         load_box(desc_v, v_ring, 0, turn & 1, kv_begin, len_kv, row0, kv_head, SIZE * BLOCK_N * D)
-        turn += 1
-        item = receive_item(queue, turn)
-        tile, next_head = find_tile(records, num_tiles, kv_heads, item, False)
         for head in range(kv_head * group, kv_head * group + group):
             constants = padded_rows.to(tl.int64) * head + pad_begin
             for block in range(first, end):
@@ -87,7 +84,8 @@ def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, 
                 load_box_and_rows(desc_do, do_ring, slot, parity, out_begin, len_q, block * BLOCK_M, head,
                                   delta + constants + block * BLOCK_M, BLOCK_M, SIZE * BLOCK_M * D)
                 count += 1
-        kv_head = next_head
+        turn += 1
+        item = draw_item(counter, queue, turn, False)
 
 
 @triton.jit
@@ -247,7 +245,7 @@ def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, 
                delta_tiles)
     ds_ring = (ds_tiles, tlx.alloc_barriers(DS_STAGES, arrive_count=1), tlx.alloc_barriers(DS_STAGES, arrive_count=1))
     drawn = tlx.local_alloc((1,), tl.int32, SLOTS)
-    queue = (drawn, tlx.alloc_barriers(SLOTS, arrive_count=1), tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS + 1))
+    queue = (drawn, tlx.alloc_barriers(SLOTS, arrive_count=1), tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS))
     with tlx.async_tasks():
         with tlx.async_task("default"):  # consumer 0
             consume(desc_dq, desc_dk, desc_dv, dq_rows, records, num_tiles, items, kv_heads, group, scale, scale_log2, queue,
@@ -258,10 +256,8 @@ def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, 
                     k_ring, v_ring, q_ring, do_ring, ds_ring, dq_stages, gradient_stages, 1,
                     D, STAGES, WITH_DQ, BROADCAST_Q, HAS_LO, HAS_HI)
         with tlx.async_task(num_warps=1, registers=24):  # producer
-            produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, num_tiles, items, kv_heads, group, queue,
-                    k_ring, v_ring, q_ring, do_ring, D, STAGES, HAS_LO, HAS_HI)
-        with tlx.async_task(num_warps=1, registers=24):  # scheduler
-            schedule(counter, queue, items, False)
+            produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, num_tiles, items, kv_heads, group, counter,
+                    queue, k_ring, v_ring, q_ring, do_ring, D, STAGES, HAS_LO, HAS_HI)
 
 
 def tile_list(problem: Problem) -> TileList:
@@ -294,15 +290,15 @@ def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, d
 def compile_configs() -> list[CompileConfig]:
     """The variants that jfa compile reports."""
     return [
-        _compile_config("hopper-backward-d128", 128, 2, True, False, False),
-        _compile_config("hopper-backward-d128-causal", 128, 2, True, False, True),
-        _compile_config("hopper-backward-d128-window", 128, 2, True, True, True),
-        _compile_config("hopper-backward-d128-no-dq", 128, 2, False, False, False),
-        _compile_config("hopper-backward-d64", 64, 2, True, False, False),
+        _compile_config("hopper-backward-d128", 128, 2, True, False, False, 1000),
+        _compile_config("hopper-backward-d128-causal", 128, 2, True, False, True, 1500),
+        _compile_config("hopper-backward-d128-window", 128, 2, True, True, True, 1900),
+        _compile_config("hopper-backward-d128-no-dq", 128, 2, False, False, False, 250),
+        _compile_config("hopper-backward-d64", 64, 2, True, False, False, 0),
     ]
 
 
-def _compile_config(name, d, stages, with_dq, has_lo, has_hi):
+def _compile_config(name, d, stages, with_dq, has_lo, has_hi, spills):
     desc = "tensordesc<bf16[1, 1, 1, {}, {}]>"
     return CompileConfig(
         name=name,
@@ -317,5 +313,6 @@ def _compile_config(name, d, stages, with_dq, has_lo, has_hi):
         targets=(90,),
         num_warps=4,
         options=dict(num_stages=1),
-        roles=("consumer", "consumer", "producer", "scheduler"),
+        max_spill_bytes=spills,
+        roles=("consumer", "consumer", "producer"),
     )

@@ -21,7 +21,7 @@ from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.backward import load_box, store_gradient
 from jfa.kernels.hopper.configs import TINY_SCALE, padded_dim, workers
 from jfa.kernels.hopper.prepare import PaddedRows
-from jfa.kernels.hopper.queue import SLOTS, find_tile, receive_item, ring_slot, schedule
+from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
 from jfa.kernels.hopper.tiles import query_tiles
 
 ROWS = tl.constexpr(64)  # query rows of one consumer
@@ -30,13 +30,13 @@ BLOCK_N = tl.constexpr(64)
 
 
 @triton.jit
-def produce(desc_q, desc_k, desc_v, desc_do, records, num_tiles, items, heads, group, queue, q_ring, do_ring, k_ring, v_ring,
-            D: tl.constexpr, STAGES: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+def produce(desc_q, desc_k, desc_v, desc_do, records, num_tiles, items, heads, group, counter, queue, q_ring, do_ring, k_ring,
+            v_ring, D: tl.constexpr, STAGES: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """Producer: of every tile the queries and output gradients, then the key and value blocks from last to first."""
     SIZE: tl.constexpr = tlx.size_of(tlx.dtype_of(desc_q))
     turn = 0
     count = 0
-    item = receive_item(queue, turn)
+    item = draw_item(counter, queue, turn, False)
     while item < items:
         tile, head = find_tile(records, num_tiles, heads, item, False)
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
@@ -51,7 +51,7 @@ def produce(desc_q, desc_k, desc_v, desc_do, records, num_tiles, items, heads, g
             load_box(desc_v, v_ring, slot, parity, kv_begin, len_kv, row, head // group, SIZE * BLOCK_N * D)
             count += 1
         turn += 1
-        item = receive_item(queue, turn)
+        item = draw_item(counter, queue, turn, False)
 
 
 @triton.jit
@@ -148,7 +148,7 @@ def dq_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, lse2, delta, padded_rows
     do_ring = (do_tiles, tlx.alloc_barriers(CONSUMERS, arrive_count=1), tlx.alloc_barriers(CONSUMERS, arrive_count=1))
     k_ring = (k_tiles, tlx.alloc_barriers(STAGES, arrive_count=1), tlx.alloc_barriers(STAGES, arrive_count=CONSUMERS))
     v_ring = (v_tiles, tlx.alloc_barriers(STAGES, arrive_count=1), tlx.alloc_barriers(STAGES, arrive_count=CONSUMERS))
-    queue = (drawn, tlx.alloc_barriers(SLOTS, arrive_count=1), tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS + 1))
+    queue = (drawn, tlx.alloc_barriers(SLOTS, arrive_count=1), tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS))
     with tlx.async_tasks():
         with tlx.async_task("default"):  # consumer 0
             consume(desc_dq, lse2, delta, padded_rows, records, num_tiles, items, heads, scale, scale_log2, queue,
@@ -156,11 +156,9 @@ def dq_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, lse2, delta, padded_rows
         with tlx.async_task(num_warps=4, registers=REGISTERS):  # consumer 1
             consume(desc_dq, lse2, delta, padded_rows, records, num_tiles, items, heads, scale, scale_log2, queue,
                     q_ring, do_ring, k_ring, v_ring, stages, 1, D, STAGES, BROADCAST_Q, HAS_LO, HAS_HI)
-        with tlx.async_task(num_warps=1, registers=48):  # producer
-            produce(desc_q, desc_k, desc_v, desc_do, records, num_tiles, items, heads, group, queue, q_ring, do_ring,
+        with tlx.async_task(num_warps=1, registers=24):  # producer
+            produce(desc_q, desc_k, desc_v, desc_do, records, num_tiles, items, heads, group, counter, queue, q_ring, do_ring,
                     k_ring, v_ring, D, STAGES, HAS_LO, HAS_HI)
-        with tlx.async_task(num_warps=1, registers=48):  # scheduler
-            schedule(counter, queue, items, False)
 
 
 def launch(problem: Problem, rows: PaddedRows, q, k, v, dout) -> torch.Tensor:
@@ -180,7 +178,7 @@ def launch(problem: Problem, rows: PaddedRows, q, k, v, dout) -> torch.Tensor:
         ragged_descriptor(dq, 64, d), rows.lse2, rows.delta, rows.count, tiles.records, tiles.counts,
         torch.zeros(1, dtype=torch.int32, device=q.device), problem.num_heads, problem.group_size, problem.sm_scale,
         max(problem.sm_scale * LOG2_E, TINY_SCALE), D=d, STAGES=3, BROADCAST_Q=problem.broadcast_q,
-        HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi, REGISTERS=232, num_warps=4, num_stages=1,
+        HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi, REGISTERS=240, num_warps=4, num_stages=1,
     )
     if not problem.broadcast_q:
         return dq.contiguous()
@@ -211,9 +209,9 @@ def _compile_config(name, d, has_hi):
         signature=dict(desc_q=desc, desc_k=desc, desc_v=desc, desc_do=desc, desc_dq=desc, lse2="*fp32", delta="*fp32",
                        padded_rows="i32", records="*i32", counts="*i32", counter="*i32", heads="i32", group="i32", scale="fp32",
                        scale_log2="fp32"),
-        constexprs=dict(D=d, STAGES=3, BROADCAST_Q=False, HAS_LO=False, HAS_HI=has_hi, REGISTERS=232),
+        constexprs=dict(D=d, STAGES=3, BROADCAST_Q=False, HAS_LO=False, HAS_HI=has_hi, REGISTERS=240),
         targets=(90,),
         num_warps=4,
         options=dict(num_stages=1),
-        roles=("consumer", "consumer", "producer", "scheduler"),
+        roles=("consumer", "consumer", "producer"),
     )

@@ -31,7 +31,7 @@ from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.backward import CONSUMERS, KEYS, load_box, store_gradient
 from jfa.kernels.hopper.configs import TINY_SCALE, padded_dim, workers
 from jfa.kernels.hopper.prepare import PaddedRows
-from jfa.kernels.hopper.queue import SLOTS, find_tile, receive_item, ring_slot, schedule
+from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
 from jfa.kernels.hopper.tiles import TileList, key_tiles
 
 TILE_KEYS = 1024  # keys of a tile: cut so that no program is left with a mega-sequence, at the price of reloading dO
@@ -55,9 +55,9 @@ def load_output_gradients(desc_do, do_ring, slot, parity, out_begin, len_q, head
 
 
 @triton.jit
-def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, records, num_tiles, queue,
+def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, records, num_tiles, counter, queue,
             q_ring, k_ring, v_ring, do_ring, LQ: tl.constexpr, D: tl.constexpr, K_STAGES: tl.constexpr, V_STAGES: tl.constexpr,
-            DO_STAGES: tl.constexpr, TILE: tl.constexpr):
+            DO_STAGES: tl.constexpr, TILE: tl.constexpr, STATIC: tl.constexpr):
     """Producer: the queries once; of every tile its output gradients and row constants, then its key and value blocks."""
     SIZE: tl.constexpr = tlx.size_of(tlx.dtype_of(desc_q))
     head = tl.program_id(1)
@@ -65,14 +65,11 @@ def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, r
     constants = padded_rows.to(tl.int64) * head
     turn = 0
     count = 0
-    item = receive_item(queue, turn)
-    tile, column = find_tile(records, num_tiles, 1, item, True)
+    item = draw_item(counter, queue, turn, STATIC)
     while item < num_tiles:
+        tile, column = find_tile(records, num_tiles, 1, item, True)
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
         slot, parity = ring_slot(turn, DO_STAGES)
-        turn += 1
-        item = receive_item(queue, turn)
-        tile, column = find_tile(records, num_tiles, 1, item, True)
         load_output_gradients(desc_do, do_ring, slot, parity, out_begin, len_q, head, delta + constants + pad_begin,
                               lse2 + constants + pad_begin, LQ // 64, SIZE * LQ * D)
         loaded = len_kv
@@ -84,6 +81,8 @@ def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, r
             slot, parity = ring_slot(count, V_STAGES)
             load_box(desc_v, v_ring, slot, parity, kv_begin, loaded, row, head, SIZE * BLOCK_N * D)
             count += 1
+        turn += 1
+        item = draw_item(counter, queue, turn, STATIC)
 
 
 @triton.jit
@@ -168,13 +167,10 @@ def consume(desc_dq, desc_dk, desc_dv, records, num_tiles, heads, scale, scale_l
     turn = 0
     count = 0
     item = receive_item(queue, turn)
-    tile, column = find_tile(records, num_tiles, 1, item, True)
     while item < num_tiles:
+        tile, column = find_tile(records, num_tiles, 1, item, True)
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
         slot, parity = ring_slot(turn, DO_STAGES)
-        turn += 1
-        item = receive_item(queue, turn)
-        tile, column = find_tile(records, num_tiles, 1, item, True)
         tlx.barrier_wait(do_fulls[slot], parity)
         seen = len_kv
         if len_q == 0:  # rows of no sequence: gradients of 0
@@ -184,6 +180,8 @@ def consume(desc_dq, desc_dk, desc_dv, records, num_tiles, heads, scale, scale_l
                 desc_dk, desc_dv, q_tiles[0], k_ring, v_ring, do_ring, slot, ds_tiles[0], stages[part], dq, count, row, kv_begin,
                 len_kv, seen, lo, hi, head, scale, scale_log2, part, LQ, D, K_STAGES, V_STAGES, HAS_LO, HAS_HI)
         tlx.barrier_arrive(do_empties[slot], 1)
+        turn += 1
+        item = receive_item(queue, turn)
     tlx.async_descriptor_store_wait(0)
     tlx.named_barrier_wait(DS_READ, BOTH)
     tlx.local_store(dq_stages[part], dq)
@@ -222,7 +220,7 @@ def backward_shared_q_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, 
     do_fulls = tlx.alloc_barriers(DO_STAGES, arrive_count=1)
     do_empties = tlx.alloc_barriers(DO_STAGES, arrive_count=CONSUMERS)
     do_ring = (do_tiles, do_fulls, do_empties, delta_tiles, lse_tiles)
-    queue = (drawn, tlx.alloc_barriers(SLOTS, arrive_count=1), tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS + 1))
+    queue = (drawn, tlx.alloc_barriers(SLOTS, arrive_count=1), tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS))
     with tlx.async_tasks():
         with tlx.async_task("default"):  # consumer 0
             consume(desc_dq, desc_dk, desc_dv, records, num_tiles, heads, scale, scale_log2, queue, q_ring, k_ring, v_ring,
@@ -231,10 +229,9 @@ def backward_shared_q_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, 
             consume(desc_dq, desc_dk, desc_dv, records, num_tiles, heads, scale, scale_log2, queue, q_ring, k_ring, v_ring,
                     do_ring, ds_tiles, stages, dq_stages, 1, LQ, D, K_STAGES, V_STAGES, DO_STAGES, TILE, HAS_LO, HAS_HI)
         with tlx.async_task(num_warps=1, registers=24):  # producer
-            produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, records, num_tiles, queue,
-                    q_ring, k_ring, v_ring, do_ring, LQ, D, K_STAGES, V_STAGES, DO_STAGES, TILE)
-        with tlx.async_task(num_warps=1, registers=24):  # scheduler
-            schedule(counters + tl.program_id(1), queue, num_tiles, STATIC)
+            produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, records, num_tiles,
+                    counters + tl.program_id(1), queue, q_ring, k_ring, v_ring, do_ring,
+                    LQ, D, K_STAGES, V_STAGES, DO_STAGES, TILE, STATIC)
 
 
 def applies(problem: Problem) -> bool:
@@ -273,13 +270,13 @@ def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, d
 def compile_configs() -> list[CompileConfig]:
     """The variants that jfa compile reports."""
     return [
-        _compile_config("hopper-backward-shared-q64-d128", 64, 128, 2),
-        _compile_config("hopper-backward-shared-q128-d128", 128, 128, 1),
-        _compile_config("hopper-backward-shared-q64-d64", 64, 64, 2),
+        _compile_config("hopper-backward-shared-q64-d128", 64, 128, 2, 0),
+        _compile_config("hopper-backward-shared-q128-d128", 128, 128, 1, 1200),
+        _compile_config("hopper-backward-shared-q64-d64", 64, 64, 2, 0),
     ]
 
 
-def _compile_config(name, lq, d, do_stages):
+def _compile_config(name, lq, d, do_stages, spills):
     desc = "tensordesc<bf16[1, 1, 1, {}, {}]>"
     return CompileConfig(
         name=name,
@@ -293,5 +290,6 @@ def _compile_config(name, lq, d, do_stages):
         targets=(90,),
         num_warps=4,
         options=dict(num_stages=1),
-        roles=("consumer", "consumer", "producer", "scheduler"),
+        max_spill_bytes=spills,
+        roles=("consumer", "consumer", "producer"),
     )

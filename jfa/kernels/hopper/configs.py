@@ -22,7 +22,7 @@ class ForwardConfig:
     heads: int  # heads of a tile
     resident_q: bool
     q_stages: int = 2  # tiles of queries in flight
-    registers: int = 232  # of a consumer's thread
+    registers: int = 240  # of a consumer's thread
 
     @property
     def block_m(self) -> int:

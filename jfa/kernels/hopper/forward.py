@@ -31,10 +31,9 @@ from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_bo
 from jfa.kernels.common.softmax import LOG2_E, softmax_end, softmax_step
 from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.configs import TINY_SCALE, ForwardConfig, forward_config, padded_dim, workers
-from jfa.kernels.hopper.queue import SLOTS, find_tile, receive_item, ring_slot, schedule
+from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
 from jfa.kernels.hopper.tiles import TileList, query_tiles
 
-PRODUCER_REGISTERS = tl.constexpr(48)  # of producer and scheduler: with 24 the look-ahead stalled, PMA lost 15 %
 ROWS = tl.constexpr(64)  # query rows of one consumer: the M of a wgmma
 
 
@@ -79,7 +78,7 @@ def load_keys_values(desc_k, desc_v, k_ring, v_ring, count, kv_begin, len_kv, ro
 
 
 @triton.jit
-def produce(desc_q, desc_k, desc_v, rows_q, records, num_tiles, items, heads, group, queue, q_ring, k_ring, v_ring,
+def produce(desc_q, desc_k, desc_v, rows_q, records, num_tiles, items, heads, group, counter, queue, q_ring, k_ring, v_ring,
             D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, Q_STAGES: tl.constexpr,
             HEADS: tl.constexpr, PARTS: tl.constexpr, RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """Producer: of every tile the queries, then the key and value blocks from last to first."""
@@ -87,9 +86,9 @@ def produce(desc_q, desc_k, desc_v, rows_q, records, num_tiles, items, heads, gr
     CONSUMERS: tl.constexpr = HEADS * PARTS
     turn = 0
     count = 0
-    item = receive_item(queue, turn)
-    tile, column = find_tile(records, num_tiles, heads // HEADS, item, RESIDENT_Q)
+    item = draw_item(counter, queue, turn, False)
     while item < items:
+        tile, column = find_tile(records, num_tiles, heads // HEADS, item, RESIDENT_Q)
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
         first, bulk_begin, bulk_end, end = key_blocks(row0, PARTS * ROWS, len_q, len_kv, lo, hi, BLOCK_N, HAS_LO, HAS_HI)
         first_head = column * HEADS
@@ -101,13 +100,12 @@ def produce(desc_q, desc_k, desc_v, rows_q, records, num_tiles, items, heads, gr
             for c in tl.static_range(CONSUMERS):
                 load_box(desc_q, q_ring, slot * CONSUMERS + c, parity, q_begin, len_q, row0 + c % PARTS * ROWS,
                          first_head + c // PARTS, SIZE * ROWS * D)
-        turn += 1
-        item = receive_item(queue, turn)
-        tile, column = find_tile(records, num_tiles, heads // HEADS, item, RESIDENT_Q)
         for back in range(end - first):
             load_keys_values(desc_k, desc_v, k_ring, v_ring, count + back, kv_begin, len_kv, (end - 1 - back) * BLOCK_N,
                              first_head, group, SIZE, D, DV, BLOCK_N, STAGES, HEADS)
         count += end - first
+        turn += 1
+        item = draw_item(counter, queue, turn, False)
 
 
 @triton.jit
@@ -275,7 +273,7 @@ def forward_kernel(desc_q, desc_k, desc_v, desc_o, lse, rows_q, rows_out, record
     v_empties = tlx.alloc_warp_barrier(HEADS * STAGES, num_warps=4, num_arrivals=PARTS)
     drawn = tlx.local_alloc((1,), tl.int32, SLOTS)
     drawn_fulls = tlx.alloc_barriers(SLOTS, arrive_count=1)
-    drawn_empties = tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS + 1)
+    drawn_empties = tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS)
     q_ring = (q_tiles, q_fulls, q_empties)
     k_ring = (k_tiles, k_fulls, k_empties)
     v_ring = (v_tiles, v_fulls, v_empties)
@@ -288,13 +286,11 @@ def forward_kernel(desc_q, desc_k, desc_v, desc_o, lse, rows_q, rows_out, record
             with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=CONSUMERS - 1):  # the other consumers
                 consume(desc_o, lse, rows_out, records, num_tiles, items, heads, scale_log2, queue, q_ring, k_ring, v_ring, o_tiles,
                         1 + tlx.async_task_replica_id(), DV, BLOCK_N, STAGES, Q_STAGES, HEADS, PARTS, RESIDENT_Q, HAS_LO, HAS_HI)
-        with tlx.async_task(num_warps=1, registers=PRODUCER_REGISTERS):  # producer
-            produce(desc_q, desc_k, desc_v, rows_q, records, num_tiles, items, heads, group, queue, q_ring, k_ring, v_ring,
-                    D, DV, BLOCK_N, STAGES, Q_STAGES, HEADS, PARTS, RESIDENT_Q, HAS_LO, HAS_HI)
-        with tlx.async_task(num_warps=1, registers=PRODUCER_REGISTERS):  # scheduler
+        with tlx.async_task(num_warps=1, registers=24):  # producer
             if RESIDENT_Q:
                 counters += tl.program_id(1)
-            schedule(counters, queue, items, False)
+            produce(desc_q, desc_k, desc_v, rows_q, records, num_tiles, items, heads, group, counters, queue, q_ring, k_ring,
+                    v_ring, D, DV, BLOCK_N, STAGES, Q_STAGES, HEADS, PARTS, RESIDENT_Q, HAS_LO, HAS_HI)
 
 
 def forward(problem: Problem, q, k, v, plan=None, config: ForwardConfig | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -372,9 +368,9 @@ def _compile_config(name, d, block_n, stages, heads, parts, resident, has_lo, ha
                        desc_o=desc.format(64, d), lse="*fp32", rows_q="i32", rows_out="i32", records="*i32",
                        counts="*i32", counters="*i32", heads="i32", group="i32", scale_log2="fp32"),
         constexprs=dict(D=d, DV=d, BLOCK_N=block_n, STAGES=stages, Q_STAGES=1 if resident or d == 256 else 2, HEADS=heads,
-                        PARTS=parts, RESIDENT_Q=resident, HAS_LO=has_lo, HAS_HI=has_hi, REGISTERS=232),
+                        PARTS=parts, RESIDENT_Q=resident, HAS_LO=has_lo, HAS_HI=has_hi, REGISTERS=240),
         targets=(90,),
         num_warps=4,
         options=dict(num_stages=1),
-        roles=("consumer",) * (heads * parts) + ("producer", "scheduler"),
+        roles=("consumer",) * (heads * parts) + ("producer",),
     )
