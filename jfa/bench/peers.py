@@ -26,7 +26,7 @@ class Unavailable(Exception):
     """Why a peer cannot run a shape here."""
 
 
-def jfa(inputs: Inputs, backend: str = "auto") -> Call:
+def jfa(inputs: Inputs, backend: str = "auto", deterministic: bool = False) -> Call:
     """This project's op, tile lists built anew in every call."""
     shape = inputs.shape
     return lambda: jagged_flash_attention(
@@ -41,6 +41,7 @@ def jfa(inputs: Inputs, backend: str = "auto") -> Call:
         causal=shape.causal,
         window_size=shape.window_size,
         backend=backend,
+        deterministic=deterministic,
     )
 
 

@@ -1,0 +1,217 @@
+"""Everything about the Hopper kernels that needs a GPU of sm_90, in one command, without network or pytest.
+
+    python tests/gpu/run_hopper.py check [--cases 1000]        random problems against fp64, repeatability, the op's own GPU tests
+    python tests/gpu/run_hopper.py time --out FILE             this project's times on the named shapes
+    python tests/gpu/run_hopper.py time --peers fa2 fa4 flex cudnn sdpa --out FILE     other people's, for an environment of theirs
+    python tests/gpu/run_hopper.py merge OUT FILES...          one result file, and the table of ratios to the best peer
+
+The peers need the Triton that belongs to PyTorch, and these kernels the one with TLX; so each side is timed by a command of its
+own, on the same machine, one right after the other. Compiling takes most of the time: every shape has a process of its own, all
+compile at once, then each times what it compiled while the others wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import inspect
+import json
+import multiprocessing
+import random
+import sys
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE)]
+
+import torch  # noqa: E402
+
+from jfa.bench import peers, runner, shapes  # noqa: E402
+
+PROCESSES = 15  # children that compile: one a core
+CONTEXT = multiprocessing.get_context("spawn")
+HALF = (torch.bfloat16, torch.bfloat16, torch.float16)
+
+
+# --------------------------------------------------------------------------------------------------------------- check
+def check(cases: int) -> int:
+    """Random cases and the op's GPU tests, side by side; the number of failures."""
+    jobs = [("random", n) for n in range(0, cases, 10)] + [("large", n) for n in range(40)] + [("repeat", n) for n in range(3)]
+    jobs += [("op", n) for n in _op_tests()]
+    start, failed, done = time.time(), 0, {}
+    with CONTEXT.Pool(PROCESSES) as pool:
+        for kind, count, message in pool.imap_unordered(_check_one, jobs, 1):
+            done[kind] = done.get(kind, 0) + count
+            if message:
+                failed += 1
+                print(f"FAIL {kind}: {message}", flush=True)
+    print(f"check: {done}, {failed} jobs failed, {time.time() - start:.1f} s", flush=True)
+    return failed
+
+
+def _check_one(job: tuple) -> tuple[str, int, str]:
+    """In a child: (kind, problems judged, what is wrong or nothing)."""
+    kind, n = job
+    try:
+        count = {"random": _random_cases, "large": _large_case, "repeat": _repeatable, "op": _op_test}[kind](n)
+        torch.cuda.synchronize()
+        return kind, count, ""
+    except Exception as error:  # noqa: BLE001  one failure must not hide the others
+        text = f"{type(error).__name__}: {str(error)[:700]}"
+        return kind, 0, text if isinstance(error, AssertionError) else text + traceback.format_exc()[-900:]
+
+
+def _random_cases(first: int) -> int:
+    from attention_cases import judge, random_case
+
+    for seed in range(first, first + 10):
+        judge(random_case(seed, HALF[seed % 3]), "cuda", backend="hopper", deterministic=seed % 5 == 4)
+    return 10
+
+
+def _large_case(seed: int) -> int:
+    from attention_cases import judge, random_case
+
+    rng = random.Random(seed)
+    case = random_case(1000 + seed, HALF[seed % 3], longest=1500, most=9)
+    case.dim = (64, 128, 128, 80, 96, 128)[seed % 6]
+    case.dim_v = rng.choice([None, None, 64, 128])
+    case.scale_up = 1.0
+    judge(case, "cuda", backend="hopper", deterministic=seed % 4 == 3)
+    return 1
+
+
+def _repeatable(index: int) -> int:
+    """Deterministic gradients, bit by bit, ten times."""
+    name = ("pma32", "self", "cross")[index]
+    inputs = shapes.make_inputs(shapes.SHAPES[name], "cuda")
+    call = peers.jfa(inputs, backend="hopper", deterministic=True)
+    grads = lambda: torch.autograd.grad(call(), (inputs.query, inputs.key, inputs.value), inputs.grad_out)
+    first = grads()
+    for _ in range(9):
+        assert all(torch.equal(a, b) for a, b in zip(first, grads())), f"{name}: gradients differ from run to run"
+    return 10
+
+
+def _op_tests() -> list[str]:
+    """The GPU tests of the op that ask for no arguments."""
+    tests = importlib.import_module("test_op_gpu")
+    return [n for n in dir(tests) if n.startswith("test_") and not inspect.signature(getattr(tests, n)).parameters]
+
+
+def _op_test(name: str) -> int:
+    import test_op_gpu
+
+    test_op_gpu.BACKEND = "hopper"
+    getattr(test_op_gpu, name)()
+    return 1
+
+
+# ---------------------------------------------------------------------------------------------------------------- time
+def _implementations(names: list[str]) -> dict:
+    if names:
+        return {name: peers.PEERS[name] for name in names}
+    return {
+        "jfa-hopper": functools.partial(peers.jfa, backend="hopper"),
+        "jfa-hopper-deterministic": functools.partial(peers.jfa, backend="hopper", deterministic=True),
+    }
+
+
+def _prepare(shape: str, names: list[str]) -> str:
+    """In a shape's process: makes the tensors and runs everything once, which compiles it."""
+    start = time.time()
+    _prepare.inputs = inputs = shapes.make_inputs(shapes.SHAPES[shape], "cuda")
+    for build in _implementations(names).values():
+        try:
+            out = build(inputs)()
+            torch.autograd.grad(out, (inputs.query, inputs.key, inputs.value), inputs.grad_out.view_as(out))
+            torch.cuda.synchronize()
+        except Exception:  # noqa: BLE001  what cannot run is said when it is measured
+            torch.cuda.empty_cache()
+    return f"{shape} ready after {time.time() - start:.1f} s"
+
+
+def _measure(names: list[str]) -> list[dict]:
+    """In a shape's process, alone on the GPU."""
+    return [asdict(runner.measure(_prepare.inputs, name, build)) for name, build in _implementations(names).items()]
+
+
+def time_shapes(out: Path, chosen: list[str], names: list[str]) -> None:
+    """All shapes: compiled at once, then timed one after the other."""
+    pools = {shape: CONTEXT.Pool(1) for shape in chosen}
+    waiting = {shape: pool.apply_async(_prepare, (shape, names)) for shape, pool in pools.items()}
+    print("; ".join(answer.get() for answer in waiting.values()), flush=True)
+    device = torch.device("cuda")
+    result = runner.as_json([], device, {"ceilings": runner.ceilings()})
+    for pool in pools.values():
+        result["timings"] += pool.apply(_measure, (names,))
+        out.write_text(json.dumps(result, indent=1) + "\n")
+        pool.terminate()
+
+
+# --------------------------------------------------------------------------------------------------------------- merge
+def merge(out: Path, files: list[Path]) -> None:
+    """One file of all sides, and the table."""
+    parts = [json.loads(f.read_text()) for f in files]
+    result = {
+        "environments": [p["environment"] for p in parts],
+        "ceilings": [p["ceilings"] for p in parts],
+        "limits_ms": {n: {w: _limit(shapes.SHAPES[n], w == "backward") for w in ("forward", "backward")} for n in _names(parts)},
+        "timings": [t for p in parts for t in p["timings"]],
+    }
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(table(result))
+
+
+def _names(parts: list[dict]) -> list[str]:
+    return list(dict.fromkeys(t["shape"] for p in parts for t in p["timings"]))
+
+
+def _limit(shape: shapes.Shape, backward: bool) -> float:
+    """Milliseconds no version can beat by much on an H200: bytes at 4.2 TB/s or FLOPs at 770 TFLOP/s, both as measured there."""
+    return max(shape.least_bytes(backward) / 4.2e9, shape.flops(backward) / 770e9)
+
+
+def table(result: dict) -> str:
+    """Per shape and pass: this project's time and rate, how far from the limit, the best peer, and the ratio to it."""
+    lines = ["| shape | pass | ms | TFLOP/s | time / limit | best peer | its ms | ratio |", "|---|---|---|---|---|---|---|---|"]
+    for name, limits in result["limits_ms"].items():
+        mine = [t for t in result["timings"] if t["shape"] == name]
+        for which, limit in limits.items():
+            ours = next((t for t in mine if t["name"] == "jfa-hopper" and t[f"{which}_ms"]), None)
+            others = [t for t in mine if not t["name"].startswith("jfa") and t[f"{which}_ms"]]
+            best = min(others, key=lambda t: t[f"{which}_ms"], default=None)
+            if ours is None:
+                continue
+            ms = ours[f"{which}_ms"]
+            row = [name, which, f"{ms:.3f}", f"{ours[f'{which}_tflops']:.0f}", f"{ms / limit:.2f}"]
+            row += [best["name"], f"{best[f'{which}_ms']:.3f}", f"{best[f'{which}_ms'] / ms:.2f}"] if best else ["-"] * 3
+            lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """See the module's docstring."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("what", choices=["check", "time", "merge"])
+    p.add_argument("files", nargs="*", type=Path, help="merge: the result, then its parts")
+    p.add_argument("--out", type=Path, default=Path("hopper.json"))
+    p.add_argument("--cases", type=int, default=1000)
+    p.add_argument("--peers", nargs="*", default=[])
+    p.add_argument("--shapes", nargs="*", default=list(shapes.DEFAULT))
+    args = p.parse_args()
+    if args.what == "check":
+        return check(args.cases)
+    if args.what == "time":
+        time_shapes(args.out, args.shapes, args.peers)
+    else:
+        merge(args.files[0], args.files[1:])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
