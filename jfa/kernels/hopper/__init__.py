@@ -15,7 +15,7 @@ from jfa.kernels.hopper import backward_shared_q as _shared_q
 from jfa.kernels.hopper import forward as _forward
 from jfa.kernels.hopper.configs import forward_config
 from jfa.kernels.hopper.prepare import finish_dq, prepare_rows
-from jfa.kernels.hopper.tiles import TileList
+from jfa.kernels.hopper.tiles import TileList, query_tiles
 
 __all__ = ["backward", "forward", "plan", "supports"]
 
@@ -49,15 +49,16 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
         return portable.backward(problem, dout, dlse, q, k, v, out, lse, None, needs)
     kernel = _backward_kernel(problem)
     block = forward_config(problem).block_m
-    query_tiles, key_tiles = (TileList(*plan[:2]), TileList(*plan[2:4])) if plan else _lists(problem)
-    rows = prepare_rows(problem, query_tiles, block, out, dout, lse, dlse)
+    lists, key_lists = (TileList(*plan[:2]), TileList(*plan[2:4])) if plan else _lists(problem)
+    rows = prepare_rows(problem, lists, block, out, dout, lse, dlse)
     q, k, v, dout = (make_tma_ready(x) for x in (q, k, v, dout))
     dk, dv = empty_tma_ready(k, problem.head_dim), empty_tma_ready(v, problem.head_dim_v)
-    accumulated = kernel.launch(problem, key_tiles, rows, q, k, v, dout, dk, dv)
+    accumulated = kernel.launch(problem, key_lists, rows, q, k, v, dout, dk, dv)
     if accumulated is None:
-        dq = _dq.launch(problem, rows, q, k, v, dout)
+        dq_tiles = lists if block == 128 else query_tiles(problem, 128)
+        dq = _dq.launch(problem, dq_tiles, rows, q, k, v, dout)
     else:
-        dq = finish_dq(problem, query_tiles, block, accumulated, q.dtype)
+        dq = finish_dq(problem, lists, block, accumulated, q.dtype)
     return dq, dk.contiguous(), dv.contiguous()
 
 

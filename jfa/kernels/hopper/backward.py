@@ -11,8 +11,8 @@ dQ from it, one block each. So a consumer waits for the other only every second 
 already in the next block. dQ leaves by TMA reduce-add in fp32. Query heads of a group (GQA) are walked one after another in the
 same tile, so dK and dV need no atomics.
 
-dQ is added in whatever order tiles finish; with ``deterministic`` it is left out here and made by
-jfa.kernels.hopper.backward_dq.
+dQ is added in whatever order tiles finish. Where that must not be, or a pass of its own is faster (jfa.kernels.hopper.configs), it
+is left out here and made by jfa.kernels.hopper.backward_dq.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jfa.kernels.common.band import in_band, query_blocks
 from jfa.kernels.common.ragged import ragged_box, ragged_descriptor
 from jfa.kernels.common.softmax import LOG2_E
 from jfa.kernels.compile_config import CompileConfig
-from jfa.kernels.hopper.configs import TINY_SCALE, padded_dim, workers
+from jfa.kernels.hopper.configs import TINY_SCALE, padded_dim, separate_dq, workers
 from jfa.kernels.hopper.prepare import PaddedRows
 from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
 from jfa.kernels.hopper.tiles import TileList, key_tiles, padded
@@ -268,11 +268,11 @@ def tile_list(problem: Problem) -> TileList:
 def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv) -> torch.Tensor | None:
     """Descriptors and grid; returns dQ's sums [H, rows, D] fp32, padded and not yet scaled. Everything is TMA-ready.
 
-    With ``deterministic`` dQ is left to jfa.kernels.hopper.backward_dq: None.
+    Where dQ is left to jfa.kernels.hopper.backward_dq: None.
     """
     d = max(padded_dim(problem.head_dim), padded_dim(problem.head_dim_v))
     dq_rows = padded(problem.rows_q) if problem.broadcast_q else rows.count
-    with_dq = not problem.deterministic
+    with_dq = not separate_dq(problem)
     accumulated = torch.zeros(problem.num_heads, dq_rows if with_dq else 1, d, dtype=torch.float32, device=q.device)
     grid = (min(workers(problem.device), tiles.records.shape[0] * problem.num_kv_heads),)
     backward_kernel[grid](

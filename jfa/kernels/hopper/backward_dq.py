@@ -1,4 +1,4 @@
-"""dQ by itself, for a deterministic backward: one tile of queries owns its dQ and walks its keys, so nothing is added atomically.
+"""dQ in a pass of its own: a tile of queries owns its dQ and walks its keys, so nothing is added atomically and order is fixed.
 
     S = Q K^T      P = exp2(S scale - lse)      dP = dO V^T      dS = P (dP - delta)      dQ += dS K
 
@@ -22,7 +22,7 @@ from jfa.kernels.hopper.backward import load_box, store_gradient
 from jfa.kernels.hopper.configs import TINY_SCALE, padded_dim, workers
 from jfa.kernels.hopper.prepare import PaddedRows
 from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
-from jfa.kernels.hopper.tiles import query_tiles
+from jfa.kernels.hopper.tiles import TileList
 
 ROWS = tl.constexpr(64)  # query rows of one consumer
 CONSUMERS = tl.constexpr(2)
@@ -161,10 +161,9 @@ def dq_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, lse2, delta, padded_rows
                     k_ring, v_ring, D, STAGES, HAS_LO, HAS_HI)
 
 
-def launch(problem: Problem, rows: PaddedRows, q, k, v, dout) -> torch.Tensor:
-    """dq [rows_q, H, D] in q's dtype. Everything is TMA-ready."""
+def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout) -> torch.Tensor:
+    """dq [rows_q, H, D] in q's dtype. Everything is TMA-ready; ``tiles``: of 128 queries."""
     d = max(padded_dim(problem.head_dim), padded_dim(problem.head_dim_v))
-    tiles = query_tiles(problem, 128)
     if problem.broadcast_q:
         like = torch.zeros(problem.rows_out, problem.num_heads, 0, dtype=torch.float32, device=q.device)
     else:

@@ -72,14 +72,14 @@ def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, r
         slot, parity = ring_slot(turn, DO_STAGES)
         load_output_gradients(desc_do, do_ring, slot, parity, out_begin, len_q, head, delta + constants + pad_begin,
                               lse2 + constants + pad_begin, LQ // 64, SIZE * LQ * D)
-        loaded = len_kv
-        if len_q == 0:  # rows of no sequence may hold anything, and 0 * NaN is NaN: zeros are loaded in their place
-            loaded = 0
+        seen = len_kv
+        if len_q == 0:  # rows of no sequence may hold anything: load zeros in their place
+            seen = 0
         for row in range(row0, min(row0 + TILE, len_kv), BLOCK_N):
             slot, parity = ring_slot(count, K_STAGES)
-            load_box(desc_k, k_ring, slot, parity, kv_begin, loaded, row, head, SIZE * BLOCK_N * D)
+            load_box(desc_k, k_ring, slot, parity, kv_begin, seen, row, head, SIZE * BLOCK_N * D)
             slot, parity = ring_slot(count, V_STAGES)
-            load_box(desc_v, v_ring, slot, parity, kv_begin, loaded, row, head, SIZE * BLOCK_N * D)
+            load_box(desc_v, v_ring, slot, parity, kv_begin, seen, row, head, SIZE * BLOCK_N * D)
             count += 1
         turn += 1
         item = draw_item(counter, queue, turn, STATIC)

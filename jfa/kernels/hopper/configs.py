@@ -51,6 +51,16 @@ def forward_config(problem: Problem) -> ForwardConfig:
     return ForwardConfig(block_n, stages, 2, 1, resident, q_stages=1 if resident or width == 256 else 2)
 
 
+def separate_dq(problem: Problem) -> bool:
+    """Whether dQ is made by a pass of its own (jfa.kernels.hopper.backward_dq) rather than added up by the pass over keys.
+
+    It repeats two of five products and needs no atomics. With D = 128 it was 2 to 20 % faster on seven of eight jagged and causal
+    shapes (dense full: 3 % slower), with D = 64 12 % slower; a shared query would need a partial dQ for every batch.
+    """
+    wide = max(padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)) == 128
+    return problem.deterministic or (wide and not problem.broadcast_q)
+
+
 def workers(device: torch.device) -> int:
     """Programs of a persistent kernel: one an SM."""
     if device.type == "cpu":

@@ -37,8 +37,9 @@ def test_random_cases_agree_with_fp64(seed):
         Case([1] * 5, [130, 5, 0, 300, 140], dim=128, dtype=torch.bfloat16, shared_q=32),
         Case([1] * 3, [1100, 7, 140], dim=128, dtype=torch.bfloat16, shared_q=128, options=dict(causal=True)),
         Case([1] * 3, [130, 0, 140], dim=64, dtype=torch.bfloat16, shared_q=150),
+        Case([1] * 3, [16, 9, 155], dim=16, dtype=torch.bfloat16, shared_q=33, slack=5),
     ],
-    ids=["full", "causal gqa", "window short", "shared 32", "shared 128", "shared 150"],
+    ids=["full", "causal gqa", "window short", "shared 32", "shared 128", "shared 150", "rows of no sequence"],
 )
 def test_every_path_agrees_under_every_policy(policy, case):
     with emulator.options(policy=policy, seed=7):
