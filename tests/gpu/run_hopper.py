@@ -116,8 +116,8 @@ def _implementations(names: list[str]) -> dict:
     if names:
         return {name: peers.PEERS[name] for name in names}
     return {
-        "jfa-hopper": functools.partial(peers.jfa, backend="hopper"),
-        "jfa-hopper-deterministic": functools.partial(peers.jfa, backend="hopper", deterministic=True),
+        "jfa:hopper": functools.partial(peers.jfa, backend="hopper"),
+        "jfa:hopper-deterministic": functools.partial(peers.jfa, backend="hopper", deterministic=True),
     }
 
 
@@ -155,20 +155,16 @@ def time_shapes(out: Path, chosen: list[str], names: list[str]) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- merge
 def merge(out: Path, files: list[Path]) -> None:
-    """One file of all sides, and the table."""
+    """One file of all sides, in the form of jfa bench, and the table. The first part is this project's."""
     parts = [json.loads(f.read_text()) for f in files]
     result = {
-        "environments": [p["environment"] for p in parts],
-        "ceilings": [p["ceilings"] for p in parts],
-        "limits_ms": {n: {w: _limit(shapes.SHAPES[n], w == "backward") for w in ("forward", "backward")} for n in _names(parts)},
+        "environment": parts[0]["environment"],
+        "ceilings": parts[0]["ceilings"],
+        "peer_environments": [p["environment"] for p in parts[1:]],
         "timings": [t for p in parts for t in p["timings"]],
     }
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))
-
-
-def _names(parts: list[dict]) -> list[str]:
-    return list(dict.fromkeys(t["shape"] for p in parts for t in p["timings"]))
 
 
 def _limit(shape: shapes.Shape, backward: bool) -> float:
@@ -179,10 +175,11 @@ def _limit(shape: shapes.Shape, backward: bool) -> float:
 def table(result: dict) -> str:
     """Per shape and pass: this project's time and rate, how far from the limit, the best peer, and the ratio to it."""
     lines = ["| shape | pass | ms | TFLOP/s | time / limit | best peer | its ms | ratio |", "|---|---|---|---|---|---|---|---|"]
-    for name, limits in result["limits_ms"].items():
+    for name in dict.fromkeys(t["shape"] for t in result["timings"]):
         mine = [t for t in result["timings"] if t["shape"] == name]
-        for which, limit in limits.items():
-            ours = next((t for t in mine if t["name"] == "jfa-hopper" and t[f"{which}_ms"]), None)
+        for which in ("forward", "backward"):
+            limit = _limit(shapes.SHAPES[name], which == "backward")
+            ours = next((t for t in mine if t["name"] == "jfa:hopper" and t[f"{which}_ms"]), None)
             others = [t for t in mine if not t["name"].startswith("jfa") and t[f"{which}_ms"]]
             best = min(others, key=lambda t: t[f"{which}_ms"], default=None)
             if ours is None:
