@@ -427,7 +427,7 @@ class Builder:
     def create_print(self, prefix, hexadecimal, values, is_signed):
         formatter = {"int_kind": lambda v: hex(int(v))} if hexadecimal else None
         for value in values or [None]:
-            if type(value) is Scalar:
+            if isinstance(value, Scalar):
                 text = hex(value.value) if hexadecimal else str(value.value)
             else:
                 text = "" if value is None else np.array2string(value.data, formatter=formatter, threshold=64)
@@ -436,7 +436,7 @@ class Builder:
 
 def is_value(x):
     """Whether x is a run-time value of a kernel."""
-    return type(x) is Scalar or type(x) is Tensor
+    return isinstance(x, Tensor)
 
 
 def as_value(x):

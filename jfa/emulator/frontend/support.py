@@ -82,7 +82,7 @@ def _is_no_value(kind):
 def constexpr(value):
     """What `name: tl.constexpr = value` binds: the plain value."""
     value = _unwrap(value)
-    if type(value) is Scalar or type(value) is Tensor:
+    if isinstance(value, Tensor):
         raise ValueError(f"{value.type} is a run-time value: a tl.constexpr must be known when the kernel is compiled")
     if isinstance(value, int) and type(value) is not bool and type(value) is not int:
         return int(value) if type(value).__name__ == "Extent" else value
@@ -168,7 +168,7 @@ def while_test(condition):
         Hooks.pause()
     if isinstance(condition, Condition):
         condition = condition.condition
-    if type(condition) is Scalar:
+    if type(condition) is Scalar or type(condition) is ThreadScalar:
         return builtins.bool(condition.value)
     if type(condition) is Tensor:
         return _truth(condition)
@@ -183,8 +183,7 @@ class Condition:
 
 
 def _is_value(x):
-    kind = type(x)
-    return kind is Scalar or kind is Tensor
+    return isinstance(x, Tensor)
 
 
 def and_goes_on(value):
@@ -202,6 +201,8 @@ def and_(left, right):
         return left if right else right
     if type(left) is Scalar and type(right) is Scalar and left.dtype is BOOL and right.dtype is BOOL:
         return scalar(left.value and right.value, BOOL)
+    if type(right) is ThreadScalar:
+        left, right = right, left
     return left.logical_and(right)
 
 
@@ -212,12 +213,16 @@ def or_(left, right):
         return right if right else left
     if type(left) is Scalar and type(right) is Scalar and left.dtype is BOOL and right.dtype is BOOL:
         return scalar(left.value or right.value, BOOL)
+    if type(right) is ThreadScalar:
+        left, right = right, left
     return left.logical_or(right)
 
 
 def not_(value):
     if type(value) is Scalar and value.dtype is BOOL:
         return scalar(not value.value, BOOL)
+    if type(value) is ThreadScalar:
+        return value == 0
     if _is_value(value):
         return fix(tl.tensor.__not__.__wrapped__(value, _semantic=Hooks.semantic))
     return not _unwrap(value)
@@ -247,7 +252,7 @@ class Range:
         bounds, self.dtype = [], INT32
         for bound in (start, stop, 1 if step is None else step):
             bound = _unwrap(bound)
-            value = bound if type(bound) is Scalar else self._scalar(bound)
+            value = bound if isinstance(bound, Scalar) else self._scalar(bound)
             if not value.dtype.is_int():
                 raise TypeError(f"For loop bounds and step must all be ints, are {value.dtype}")
             if value.dtype is not self.dtype:

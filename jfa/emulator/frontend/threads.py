@@ -22,6 +22,12 @@ class ThreadScalar(Scalar):
 
     __hash__ = Scalar.__hash__
 
+    def logical_and(self, other, _semantic=None):
+        return (self != 0) & (other != 0)
+
+    def logical_or(self, other, _semantic=None):
+        return (self != 0) | (other != 0)
+
 
 def thread_scalar(threads):
     """An int32 or int1 of which every thread has its own value."""

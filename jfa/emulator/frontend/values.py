@@ -35,10 +35,9 @@ def from_stored(array, dtype):
 def scalar(x):
     """A constexpr, Scalar, one-element block or Python number as a Python number."""
     x = _unwrap(x)
-    kind = type(x)
-    if kind is Scalar:
+    if isinstance(x, Scalar):
         return x.value
-    if kind is Tensor:
+    if isinstance(x, Tensor):
         if x.data.size != 1:
             raise ValueError(f"expected a scalar, got {x.type}")
         return x.data.reshape(-1)[0].item()

@@ -289,6 +289,30 @@ def test_a_store_by_some_threads_only():
 
 
 @triton.jit
+def _some_threads(out, n, B: tl.constexpr):
+    tid = tlx.thread_id(0)
+    offsets = tl.arange(0, B)
+    if (tid == 0) and n > 3:
+        tl.store(out + offsets, 1)
+    if n > 3 and tid == 1:
+        tl.store(out + offsets, 1)
+    if not (tid < 30):
+        tl.store(out + offsets, 1)
+    if tid == 5 or tid == 6:
+        if n > 3:
+            tl.store(out + offsets, 1)
+        tl.store(out + B + offsets, 1)
+    while tid < 0:
+        tid += 1
+
+
+def test_branches_on_threads():
+    out = torch.zeros(64, dtype=torch.int32)
+    _some_threads[(1,)](out, 32, 32, num_warps=1)
+    assert out.nonzero().flatten().tolist() == [0, 1, 5, 6, 30, 31, 37, 38]
+
+
+@triton.jit
 def _ballot_of_threads(out):
     tid = tlx.thread_id(0)
     ballot = tlx.vote_ballot_sync(0xFFFFFFFF, tid < 16)
