@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         inputs = shapes.make_inputs(shape, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
         for name, build in implementations.items():
             timings.append(runner.measure(inputs, name, build, args.runs, not args.forward_only))
-            print(_line(timings[-1]), flush=True)
+            print(line(timings[-1]), flush=True)
         del inputs
     result = runner.as_json(timings, device, extra)
     print("\n" + table(result))
@@ -70,7 +70,8 @@ def _implementations(args: argparse.Namespace, device: torch.device) -> dict:
     return ours | {n.split("=")[0]: peers.from_path(n.split("=", 1)[1]) if "=" in n else peers.PEERS[n] for n in names}
 
 
-def _line(t: Timing) -> str:
+def line(t: Timing) -> str:
+    """One timing as a line of text."""
     if t.forward_ms is None:
         return f"{t.shape:14} {t.name:14} {t.note}"
     backward = f"{t.backward_ms:8.3f} ms {t.backward_tflops:6.1f} TFLOP/s" if t.backward_ms else f"- {t.note}"

@@ -193,7 +193,7 @@ def bench(out: Path, names: list[str], chosen: list[str], sweep: bool) -> None:
         for job in sorted(more, key=lambda j: (j["row"], j["ms"])):
             print(name, {k: v for k, v in job.items() if k not in ("kind", "shape")}, flush=True)
         for t in timings:
-            print(cli._line(runner.Timing(**t)), flush=True)
+            print(cli.line(runner.Timing(**t)), flush=True)
         (out / "sweep.json").write_text(json.dumps(timed))
         (out / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
         pool.terminate()
