@@ -77,7 +77,13 @@ class EmulatedFunction:
 
     def _build(self, cells):
         free = self.python.__code__.co_freevars
-        self._source = Source.of(self.jit, self.python)
+        try:
+            self._source = Source.of(self.jit, self.python)
+        except OSError as error:
+            raise NotSupported(
+                f"`{self.__name__}` has no source that Python can find",
+                cause="it was made by exec from text: register the text with linecache, or define it in a file or a notebook cell.",
+            ) from error
         self._bound_text = self._text()
         code = compile_function(self._source, free)
         self.globals = {MARK: self, "__builtins__": builtins, "__name__": self.python.__globals__.get("__name__", "kernel")}

@@ -459,3 +459,10 @@ def test_launches_leave_nothing_behind():
         warnings.simplefilter("ignore")  # three programs write the same values
         before = objects_after(50)
         assert objects_after(300) - before < 100
+
+
+@pytest.mark.skipif(bool(triton.knobs.runtime.interpret), reason="Triton compiles nothing where TRITON_INTERPRET is set")
+def test_warmup_compiles_and_runs_nothing():
+    out = torch.zeros(16)
+    kernel = takes_function.warmup(torch.ones(16), out, negated, 16, grid=(1,))
+    assert "tt.store" in kernel.asm["ttir"] and (out == 0).all()
