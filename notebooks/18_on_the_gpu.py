@@ -291,7 +291,8 @@ if GPU and here.fastest("dense"):
 #
 # The files in `jfa/bench/results/` are such results, each from one run on the GPU that it names, with driver, versions and date. Ratio: our fastest
 # backend to the best peer *of the same run*. Times of two runs or two machines are not compared. A peer that a run's list does not name was not there,
-# and the ratio says nothing about it. "of bound": how near we are to the roof that the run itself measured.
+# and the ratio says nothing about it. "of bound": how near we are to the roof that the run itself measured. A name such as `jfa:hopper-deterministic` is
+# the same backend asked for gradients that repeat bit by bit; its forward is the same kernel, timed once more.
 
 # %%
 known = recorded.read_all()
