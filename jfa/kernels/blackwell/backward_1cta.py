@@ -5,7 +5,7 @@ For one key/value head, each query head of its group and each block of 128 queri
     S^T  = K Q^T           P^T  = exp2(S^T scale - lse)        dV += P^T dO
     dP^T = V dO^T          dS^T = P^T (dP^T - delta)           dK += dS^T Q           dQ = dS K
 
-    load       1 warp    TMA: K and V once a tile; per block Q with its lse, dO with its delta
+    load       1 warp    TMA: K and V once a tile; per block Q with its rows' lse and delta, and dO
     mma        1 warp    the five products, in the order S, [dQ and dK of the block before], dP, dV
     compute    2 x 4     each group half of the queries: P^T into TMEM where S^T was, dS^T into SMEM; at the end dK and dV
     reduce     4 warps   dQ from TMEM in slices through staged SMEM to memory, by TMA reduce-add in fp32; then stores dK and dV
@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
+from jfa.kernels.blackwell.backward_dq import load_block
 from jfa.kernels.blackwell.lists import read_record
 from jfa.kernels.common.band import in_band, query_blocks
 from jfa.kernels.common.packed import fma_pairs
@@ -79,7 +80,7 @@ def backward_kernel(
     ds_tiles = tlx.local_alloc((BLOCK_N, BLOCK_M), dtype, 1)
     dq_stages = tlx.local_alloc((BLOCK_M, DQ_COLUMNS), tl.float32, DQ_STAGES)
     lses = tlx.local_alloc((BLOCK_M,), tl.float32, Q_BUFFERS)
-    deltas = tlx.local_alloc((BLOCK_M,), tl.float32, DO_BUFFERS)
+    deltas = tlx.local_alloc((BLOCK_M,), tl.float32, Q_BUFFERS)
 
     s_storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
     s_tiles = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem, reuse=s_storage)
@@ -98,9 +99,9 @@ def backward_kernel(
     v_fulls = tlx.alloc_barriers(1)
     kv_empties = tlx.alloc_barriers(1)  # dK and dV, staged in K's and V's buffers, have left
     q_fulls = tlx.alloc_barriers(Q_BUFFERS)
-    q_empties = tlx.alloc_barriers(Q_BUFFERS, arrive_count=3)  # mma for Q, both compute groups for lse
+    q_empties = tlx.alloc_barriers(Q_BUFFERS, arrive_count=3)  # mma for Q, both compute groups for lse and delta
     do_fulls = tlx.alloc_barriers(DO_BUFFERS)
-    do_empties = tlx.alloc_barriers(DO_BUFFERS, arrive_count=3)
+    do_empties = tlx.alloc_barriers(DO_BUFFERS)
     s_fulls = tlx.alloc_barriers(1)
     p_fulls = tlx.alloc_barriers(2)
     dp_fulls = tlx.alloc_barriers(1)
@@ -108,8 +109,7 @@ def backward_kernel(
     dq_fulls = tlx.alloc_barriers(1)
     dq_empties = tlx.alloc_barriers(1)
     dkv_fulls = tlx.alloc_barriers(1)  # the tile's last product is done, K and V will not be read again
-    dkv_empties = tlx.alloc_barriers(1, arrive_count=2)  # dK and dV have been read from TMEM
-    out_fulls = tlx.alloc_barriers(1, arrive_count=2)  # and written to SMEM
+    out_fulls = tlx.alloc_barriers(1, arrive_count=2)  # dK and dV have been read from TMEM and written to SMEM
     if CLC:
         queue = tlx.clc_create_context(num_consumers=5)
 
@@ -153,25 +153,25 @@ def backward_kernel(
                     row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI
                 )
                 tiles = (s_tiles, p_tiles, dp_tiles, ds_tiles, lses, deltas)
-                barriers = (s_fulls, p_fulls, dp_fulls, ds_fulls, q_fulls, q_empties, do_fulls, do_empties)
+                barriers = (s_fulls, p_fulls, dp_fulls, ds_fulls, q_fulls, q_empties)
                 for _ in range(GROUP):
                     blocks = compute_blocks(
                         tiles, barriers, tlx.async_task_replica_id(), first, bulk_begin,
                         blocks, row, k_len, lo, hi, scale_log2, dtype,
-                        Q_BUFFERS, DO_BUFFERS, BLOCK_M, BLOCK_N, COLUMNS, True, HAS_LO, HAS_HI,
+                        Q_BUFFERS, BLOCK_M, BLOCK_N, COLUMNS, True, HAS_LO, HAS_HI,
                     )  # fmt: skip
                     blocks = compute_blocks(
                         tiles, barriers, tlx.async_task_replica_id(), bulk_begin, bulk_end,
                         blocks, row, k_len, lo, hi, scale_log2, dtype,
-                        Q_BUFFERS, DO_BUFFERS, BLOCK_M, BLOCK_N, COLUMNS, False, HAS_LO, HAS_HI,
+                        Q_BUFFERS, BLOCK_M, BLOCK_N, COLUMNS, False, HAS_LO, HAS_HI,
                     )  # fmt: skip
                     blocks = compute_blocks(
                         tiles, barriers, tlx.async_task_replica_id(), bulk_end, end,
                         blocks, row, k_len, lo, hi, scale_log2, dtype,
-                        Q_BUFFERS, DO_BUFFERS, BLOCK_M, BLOCK_N, COLUMNS, True, HAS_LO, HAS_HI,
+                        Q_BUFFERS, BLOCK_M, BLOCK_N, COLUMNS, True, HAS_LO, HAS_HI,
                     )  # fmt: skip
                 write_dkv(
-                    dk_tiles, dv_tiles, k_tiles, v_tiles, dkv_fulls, dkv_empties, out_fulls,
+                    dk_tiles, dv_tiles, k_tiles, v_tiles, dkv_fulls, out_fulls,
                     tlx.async_task_replica_id(), done, sm_scale, dtype, HEAD_DIM, BLOCK_N,
                 )  # fmt: skip
                 done += 1
@@ -191,7 +191,7 @@ def backward_kernel(
                 smem = (k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles)
                 tmem = (s_tiles, p_tiles, dp_tiles, dq_tiles, dv_tiles, dk_tiles)
                 loads = (k_fulls, v_fulls, q_fulls, q_empties, do_fulls, do_empties)
-                results = (s_fulls, p_fulls, dp_fulls, ds_fulls, dq_fulls, dq_empties, dkv_fulls, dkv_empties)
+                results = (s_fulls, p_fulls, dp_fulls, ds_fulls, dq_fulls, dq_empties, dkv_fulls)
                 blocks = multiply_tile(
                     smem, tmem, loads, results, (end - first) * GROUP, blocks, done,
                     HEAD_DIM, Q_BUFFERS, DO_BUFFERS, DQ_TAKES_DP, WITH_DQ, BLOCK_M, BLOCK_N,
@@ -224,13 +224,14 @@ def backward_kernel(
                     constants = head.to(tl.int64) * padded_count + pad_begin
                     for block in range(first, end):
                         q_row = block * BLOCK_M
-                        load_rows(
-                            q_desc, q_tiles, lses, q_fulls, q_empties, ragged_box(q_begin, q_len, q_row, head),
-                            lse_ptr + constants + q_row, blocks, Q_BUFFERS, HEAD_DIM, BLOCK_M,
+                        load_queries(
+                            q_desc, q_tiles, lses, deltas, q_fulls, q_empties, ragged_box(q_begin, q_len, q_row, head),
+                            lse_ptr + constants + q_row, delta_ptr + constants + q_row, blocks,
+                            Q_BUFFERS, HEAD_DIM, BLOCK_M,
                         )  # fmt: skip
-                        load_rows(
-                            do_desc, do_tiles, deltas, do_fulls, do_empties, ragged_box(out_begin, q_len, q_row, head),
-                            delta_ptr + constants + q_row, blocks, DO_BUFFERS, HEAD_DIM, BLOCK_M,
+                        load_block(
+                            do_desc, do_tiles, do_fulls, do_empties, ragged_box(out_begin, q_len, q_row, head), blocks,
+                            DO_BUFFERS, HEAD_DIM, BLOCK_M,
                         )  # fmt: skip
                         blocks += 1
                 done += 1
@@ -267,16 +268,17 @@ def query_steps(
 
 
 @triton.jit
-def load_rows(
-    desc, tiles, constants, fulls, empties, box, constants_ptr, blocks,
+def load_queries(
+    desc, tiles, lses, deltas, fulls, empties, box, lse_ptr, delta_ptr, blocks,
     BUFFERS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """A block of Q or dO, and on the same barrier one fp32 constant a row."""
+    """A block of Q, and on the same barrier its rows' lse and delta."""
     buffer, phase = ring(blocks, BUFFERS)
     tlx.barrier_wait(empties[buffer], phase ^ 1)
-    tlx.barrier_expect_bytes(fulls[buffer], BLOCK_M * HEAD_DIM * tlx.size_of(tlx.dtype_of(desc)) + 4 * BLOCK_M)
+    tlx.barrier_expect_bytes(fulls[buffer], BLOCK_M * HEAD_DIM * tlx.size_of(tlx.dtype_of(desc)) + 8 * BLOCK_M)
     tlx.async_descriptor_load(desc, tiles[buffer], box, fulls[buffer])
-    tlx.async_load(constants_ptr, constants[buffer], bulk=True, barrier=fulls[buffer])
+    tlx.async_load(lse_ptr, lses[buffer], bulk=True, barrier=fulls[buffer])
+    tlx.async_load(delta_ptr, deltas[buffer], bulk=True, barrier=fulls[buffer])
 
 
 # ----------------------------------------------------------------------------------------------------------------- mma
@@ -290,12 +292,13 @@ def multiply_tile(
 ):  # fmt: skip
     """Issues a tile's products. Returns the blocks done so far.
 
-    S of a block comes before dQ and dK of the block before it, so that compute has scores to work on meanwhile.
+    S of a block comes before dQ and dK of the block before it, so that compute has scores to work on meanwhile. A new tile's K is
+    there only after dK and dV of the tile before have left through its buffer: their tensor memory is free by then.
     """
     k_tiles, v_tiles, q_tiles, do_tiles, _ = smem
     s_tiles, p_tiles, dp_tiles, _, dv_tiles, dk_tiles = tmem
     k_fulls, v_fulls, q_fulls, q_empties, do_fulls, do_empties = loads
-    s_fulls, p_fulls, dp_fulls, _, _, dq_empties, dkv_fulls, dkv_empties = results
+    s_fulls, p_fulls, dp_fulls, _, _, dq_empties, dkv_fulls = results
     HALF_M: tl.constexpr = BLOCK_M // 2
 
     tlx.barrier_wait(k_fulls[0], done & 1)
@@ -311,7 +314,6 @@ def multiply_tile(
             multiply_ds(smem, tmem, loads, results, blocks - 1, step > 1, Q_BUFFERS, DQ_TAKES_DP, WITH_DQ)
         else:
             tlx.barrier_wait(v_fulls[0], done & 1)
-            tlx.barrier_wait(dkv_empties[0], (done & 1) ^ 1)
 
         tlx.barrier_wait(do_fulls[do_buffer], do_phase)
         if DQ_TAKES_DP and WITH_DQ:
@@ -340,7 +342,7 @@ def multiply_ds(
     k_tiles, _, q_tiles, _, ds_tiles = smem
     _, _, _, dq_tiles, _, dk_tiles = tmem
     _, _, _, q_empties, _, _ = loads
-    _, _, _, ds_fulls, dq_fulls, dq_empties, _, _ = results
+    _, _, _, ds_fulls, dq_fulls, dq_empties, _ = results
     phase = block & 1
     q_buffer, _ = ring(block, Q_BUFFERS)
     tlx.barrier_wait(ds_fulls[0], phase)
@@ -361,19 +363,18 @@ def multiply_ds(
 @triton.jit
 def compute_blocks(
     tiles, barriers, half: tl.constexpr, block_begin, block_end, blocks, row, k_len, lo, hi, scale_log2, dtype: tl.constexpr,
-    Q_BUFFERS: tl.constexpr, DO_BUFFERS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    Q_BUFFERS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     COLUMNS: tl.constexpr, MASKED: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
 ):  # fmt: skip
     """P^T and dS^T of one half of the queries, over one stretch of blocks, all masked or none. Returns the blocks done."""
     s_tiles, p_tiles, dp_tiles, ds_tiles, lses, deltas = tiles
-    s_fulls, p_fulls, dp_fulls, ds_fulls, q_fulls, q_empties, do_fulls, do_empties = barriers
+    s_fulls, p_fulls, dp_fulls, ds_fulls, q_fulls, q_empties = barriers
     HALF_M: tl.constexpr = BLOCK_M // 2
     SLICES: tl.constexpr = HALF_M // COLUMNS
     FIRST: tl.constexpr = half * HALF_M
     for block in range(block_begin, block_end):
         phase = blocks & 1
         q_buffer, q_phase = ring(blocks, Q_BUFFERS)
-        do_buffer, do_phase = ring(blocks, DO_BUFFERS)
 
         tlx.barrier_wait(q_fulls[q_buffer], q_phase)
         tlx.barrier_wait(s_fulls[0], phase)
@@ -389,17 +390,15 @@ def compute_blocks(
             kept = kept + (p.to(dtype),)
         for i in tl.static_range(SLICES):  # only now: P lies where S was
             tlx.local_store(tlx.subslice(p_tiles[0], half * BLOCK_M + i * COLUMNS, COLUMNS), kept[i])
-        tlx.barrier_arrive(q_empties[q_buffer])
         tlx.barrier_arrive(p_fulls[half])
 
-        tlx.barrier_wait(do_fulls[do_buffer], do_phase)
         tlx.barrier_wait(dp_fulls[0], phase)
         for i in tl.static_range(SLICES):
-            delta = tlx.local_load(tlx.local_slice(deltas[do_buffer], [FIRST + i * COLUMNS], [COLUMNS]))
+            delta = tlx.local_load(tlx.local_slice(deltas[q_buffer], [FIRST + i * COLUMNS], [COLUMNS]))
             dp = tlx.local_load(tlx.subslice(dp_tiles[0], FIRST + i * COLUMNS, COLUMNS))
             ds = kept[i].to(tl.float32) * (dp - delta[None, :])
             tlx.local_store(tlx.local_slice(ds_tiles[0], [0, FIRST + i * COLUMNS], [BLOCK_N, COLUMNS]), ds.to(dtype))
-        tlx.barrier_arrive(do_empties[do_buffer])
+        tlx.barrier_arrive(q_empties[q_buffer])
         tlx.fence("async_shared")
         tlx.barrier_arrive(ds_fulls[half])
         blocks += 1
@@ -408,7 +407,7 @@ def compute_blocks(
 
 @triton.jit
 def write_dkv(
-    dk_tiles, dv_tiles, k_tiles, v_tiles, dkv_fulls, dkv_empties, out_fulls, half: tl.constexpr, done, sm_scale,
+    dk_tiles, dv_tiles, k_tiles, v_tiles, dkv_fulls, out_fulls, half: tl.constexpr, done, sm_scale,
     dtype: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Half of dK's and dV's columns from TMEM to the SMEM of K and V, which the tile no longer needs."""
@@ -417,7 +416,6 @@ def write_dkv(
     dv = tlx.local_load(tlx.subslice(dv_tiles[0], half * HALF_D, HALF_D)).to(dtype)
     tlx.local_store(tlx.local_slice(v_tiles[0], [0, half * HALF_D], [BLOCK_N, HALF_D]), dv)
     dk = (tlx.local_load(tlx.subslice(dk_tiles[0], half * HALF_D, HALF_D)) * sm_scale).to(dtype)
-    tlx.barrier_arrive(dkv_empties[0])
     tlx.local_store(tlx.local_slice(k_tiles[0], [0, half * HALF_D], [BLOCK_N, HALF_D]), dk)
     tlx.fence("async_shared")
     tlx.barrier_arrive(out_fulls[0])

@@ -155,12 +155,12 @@ def dq_kernel(
 
 @triton.jit
 def load_block(
-    desc, tiles, fulls, empties, box, blocks, BUFFERS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr
+    desc, tiles, fulls, empties, box, blocks, BUFFERS: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr
 ):
-    """A block of K or V into its ring."""
+    """A block of rows into its ring."""
     buffer, phase = ring(blocks, BUFFERS)
     tlx.barrier_wait(empties[buffer], phase ^ 1)
-    tlx.barrier_expect_bytes(fulls[buffer], BLOCK_N * HEAD_DIM * tlx.size_of(tlx.dtype_of(desc)))
+    tlx.barrier_expect_bytes(fulls[buffer], ROWS * HEAD_DIM * tlx.size_of(tlx.dtype_of(desc)))
     tlx.async_descriptor_load(desc, tiles[buffer], box, fulls[buffer])
 
 

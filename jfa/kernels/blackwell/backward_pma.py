@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.blackwell.backward_1cta import compute_blocks, load_rows, query_steps
-from jfa.kernels.blackwell.backward_dq import write_dq
+from jfa.kernels.blackwell.backward_1cta import compute_blocks, query_steps
+from jfa.kernels.blackwell.backward_dq import load_block, write_dq
 from jfa.kernels.blackwell.lists import read_record
 from jfa.kernels.common.ragged import ragged_box
 from jfa.kernels.common.units import ring
@@ -83,10 +83,10 @@ def pma_backward_kernel(
     q_fulls = tlx.alloc_barriers(1)
     kv_fulls = tlx.alloc_barriers(KV_BUFFERS)
     kv_empties = tlx.alloc_barriers(KV_BUFFERS)  # dK and dV, staged in K's and V's buffers, have left
-    lse_fulls = tlx.alloc_barriers(1)
-    lse_empties = tlx.alloc_barriers(1, arrive_count=2)
+    row_fulls = tlx.alloc_barriers(1)  # lse and delta
+    row_empties = tlx.alloc_barriers(1, arrive_count=2)
     do_fulls = tlx.alloc_barriers(1)
-    do_empties = tlx.alloc_barriers(1, arrive_count=3)  # mma for dO, both compute groups for delta
+    do_empties = tlx.alloc_barriers(1)
     s_fulls = tlx.alloc_barriers(1)
     p_fulls = tlx.alloc_barriers(2)
     dp_fulls = tlx.alloc_barriers(1)
@@ -122,22 +122,22 @@ def pma_backward_kernel(
                 )
                 done = tile - begin
                 tiles = (s_tiles, p_tiles, dp_tiles, ds_tiles, lses, deltas)
-                barriers = (s_fulls, p_fulls, dp_fulls, ds_fulls, lse_fulls, lse_empties, do_fulls, do_empties)
+                barriers = (s_fulls, p_fulls, dp_fulls, ds_fulls, row_fulls, row_empties)
                 # At most one block of queries: it is masked (in one of the two loops) or it is bulk.
                 compute_blocks(
                     tiles, barriers, tlx.async_task_replica_id(), first, bulk_begin,
                     done, row, k_len, lo, hi, scale_log2, dtype,
-                    1, 1, BLOCK_M, BLOCK_N, COLUMNS, True, HAS_LO, HAS_HI,
+                    1, BLOCK_M, BLOCK_N, COLUMNS, True, HAS_LO, HAS_HI,
                 )  # fmt: skip
                 compute_blocks(
                     tiles, barriers, tlx.async_task_replica_id(), bulk_begin, bulk_end,
                     done, row, k_len, lo, hi, scale_log2, dtype,
-                    1, 1, BLOCK_M, BLOCK_N, COLUMNS, False, HAS_LO, HAS_HI,
+                    1, BLOCK_M, BLOCK_N, COLUMNS, False, HAS_LO, HAS_HI,
                 )  # fmt: skip
                 compute_blocks(
                     tiles, barriers, tlx.async_task_replica_id(), bulk_end, last,
                     done, row, k_len, lo, hi, scale_log2, dtype,
-                    1, 1, BLOCK_M, BLOCK_N, COLUMNS, True, HAS_LO, HAS_HI,
+                    1, BLOCK_M, BLOCK_N, COLUMNS, True, HAS_LO, HAS_HI,
                 )  # fmt: skip
                 buffer, _ = ring(done, KV_BUFFERS)
                 write_half(
@@ -187,12 +187,13 @@ def pma_backward_kernel(
                 tlx.async_descriptor_load(k_desc, k_tiles[buffer], box, kv_fulls[buffer])
                 tlx.async_descriptor_load(v_desc, v_tiles[buffer], box, kv_fulls[buffer])
                 constants = head.to(tl.int64) * padded_count + pad_begin
-                tlx.barrier_wait(lse_empties[0], (done & 1) ^ 1)
-                tlx.barrier_expect_bytes(lse_fulls[0], 4 * BLOCK_M)
-                tlx.async_load(lse_ptr + constants, lses[0], bulk=True, barrier=lse_fulls[0])
-                load_rows(
-                    do_desc, do_tiles, deltas, do_fulls, do_empties, ragged_box(out_begin, q_len, 0, head),
-                    delta_ptr + constants, done, 1, HEAD_DIM, BLOCK_M,
+                tlx.barrier_wait(row_empties[0], (done & 1) ^ 1)
+                tlx.barrier_expect_bytes(row_fulls[0], 8 * BLOCK_M)
+                tlx.async_load(lse_ptr + constants, lses[0], bulk=True, barrier=row_fulls[0])
+                tlx.async_load(delta_ptr + constants, deltas[0], bulk=True, barrier=row_fulls[0])
+                load_block(
+                    do_desc, do_tiles, do_fulls, do_empties, ragged_box(out_begin, q_len, 0, head), done,
+                    1, HEAD_DIM, BLOCK_M,
                 )  # fmt: skip
 
 

@@ -60,8 +60,8 @@ class ForwardConfig:
     one_q: bool
     clc: bool = True
     kv_buffers: int = 3
-    p_slices: int = 4
-    fma_slices: int = 1
+    p_slices: int = 2
+    fma_slices: int = 0
 
 
 def padded_head_dim(problem: Problem) -> int:
@@ -147,16 +147,22 @@ class BackwardConfig:
     zigzag: bool = True
     q_buffers: int = 2
     do_buffers: int = 1
-    dq_stages: int = 2
-    held_slices: int = 2
+    dq_stages: int = 4
+    held_slices: int = 4
 
 
 def backward_config(problem: Problem, clc: bool = True) -> BackwardConfig:
     """Stealing unless the order matters; a static schedule of broadcast queries, whose key tiles cost the same, is round robin."""
-    small = padded_head_dim(problem) == 64
+    head_dim = padded_head_dim(problem)
     resident = problem.broadcast_q and problem.rows_q <= BLOCK and problem.group_size == 1
     clc = clc and not problem.deterministic
-    return BackwardConfig(resident=resident, clc=clc, zigzag=not problem.broadcast_q, do_buffers=2 if small else 1)
+    return BackwardConfig(
+        resident=resident,
+        clc=clc,
+        zigzag=not problem.broadcast_q,
+        do_buffers=2 if head_dim == 64 else 1,
+        held_slices=head_dim // DQ_COLUMNS,
+    )
 
 
 def backward_lists(problem: Problem) -> list[Tensor]:

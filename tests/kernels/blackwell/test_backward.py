@@ -68,9 +68,9 @@ def test_any_order_of_events_is_right(name, schedule):
 
 CHOICES = [
     dict(held_slices=0, dq_stages=1),
+    dict(held_slices=2, dq_stages=2),
     dict(q_buffers=3, do_buffers=1),
     dict(zigzag=False),
-    dict(dq_stages=4, held_slices=4),
 ]
 
 
