@@ -18,7 +18,7 @@ from ..errors import NotSupported
 from ..locations import MARK
 from . import language, support
 from .rewrite import Source, compile_function
-from .tensor import Tensor, fix, install_members
+from .tensor import Tensor, install_members
 
 try:
     from triton.runtime.interpreter import InterpretedFunction
@@ -473,5 +473,3 @@ def _lazy_member(jit):
 
 
 install_members(_bind_member)
-
-__all__ = ["EmulatedFunction", "Epoch", "Tensor", "bind", "emulated", "fix", "is_jit", "namespace"]

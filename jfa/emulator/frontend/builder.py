@@ -4,7 +4,6 @@ Operands and results are `Tensor`/`Scalar` (they are their own handles). As in L
 depends on it views its operands as signed or unsigned first; the semantic layer names the result's type.
 """
 
-import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,11 +19,9 @@ from .tensor import (
     INT32,
     Hooks,
     Scalar,
-    Tensor,
     canonical,
     divide_arrays,
     held_dtype,
-    literal,
     make,
     pointee_size,
     remainder_arrays,
@@ -432,17 +429,3 @@ class Builder:
             else:
                 text = "" if value is None else np.array2string(value.data, formatter=formatter, threshold=64)
             print(f"pid {tuple(self.program.pid)}{prefix}{text}")
-
-
-def is_value(x):
-    """Whether x is a run-time value of a kernel."""
-    return isinstance(x, Tensor)
-
-
-def as_value(x):
-    """x as a run-time value: Python numbers become Scalars."""
-    return x if is_value(x) else literal(x)
-
-
-def is_nan(x):
-    return isinstance(x, float) and math.isnan(x)

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from .. import dtypes
 from .support import UnsupportedConstruct, assign
-from .tensor import BOOL, INT32, Hooks, Scalar, Tensor, canonical, fix, held_dtype, make, wrap
+from .tensor import INT32, Hooks, Scalar, canonical, fix, held_dtype, make, wrap
 
 _unwrap = tl.core._unwrap_if_constexpr
 
@@ -332,5 +332,3 @@ NATIVE = {
     "topk": topk,
     "flip": flip,
 }
-
-__all__ = ["BOOL", "NATIVE", "Tensor", "associative_scan", "map_elementwise", "reduce"]

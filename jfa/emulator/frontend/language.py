@@ -18,11 +18,9 @@ from .tensor import (
     BOOL,
     FP32,
     INT32,
-    Extent,
     Hooks,
     Scalar,
     Tensor,
-    _promoted,
     canonical,
     fix,
     held_dtype,
@@ -374,6 +372,3 @@ def unsupported(name):
         raise NotSupported(f"the emulator does not model `{name}`", [f"at {show(here())}"], where=here())
 
     return refused
-
-
-__all__ = ["BUILTINS", "Extent", "_promoted", "native", "unsupported", "wrap_builtin"]

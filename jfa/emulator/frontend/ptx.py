@@ -13,7 +13,7 @@ from .. import dtypes
 from ..errors import NotSupported
 from ..locations import here, show
 from . import mathlib
-from .tensor import Hooks, held_dtype, wrap
+from .tensor import Hooks, wrap
 
 _WIDTH = re.compile(r"(\d+)(x2)?$")
 _NO_OPS = ("griddepcontrol", "membar", "fence", "nanosleep", "prefetch", "applypriority", "discard")
@@ -472,6 +472,3 @@ def _packed_arithmetic(asm, outputs, arguments, pack):
     if result is None or result[2] != [(f"${2 * i + 2}", f"${2 * i + 3}") for i in range(arguments)]:
         return None
     return {"add": np.add, "sub": np.subtract, "mul": np.multiply, "fma": mathlib.fused_multiply_add}.get(result[0])
-
-
-__all__ = ["Call", "evaluate", "held_dtype", "parse"]

@@ -8,7 +8,7 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 
 from .access import MemoryBuilder
-from .tensor import Hooks, Scalar, Tensor, canonical, fix, make, scalar
+from .tensor import Hooks, Scalar, Tensor, canonical, fix, scalar
 
 
 class Semantic(TritonSemantic):
@@ -75,5 +75,3 @@ def full_value(value, dtype):
 BUILDER = MemoryBuilder()
 SEMANTIC = Semantic(BUILDER)
 Hooks.semantic = SEMANTIC
-
-__all__ = ["BUILDER", "SEMANTIC", "Semantic", "full_value", "make"]
