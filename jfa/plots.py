@@ -119,10 +119,16 @@ def lines(
     if from_zero:
         axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
+    return _finished(figure, axes, x, series, (title, xlabel, ylabel))
+
+
+def _finished(figure, axes, positions: Sequence, series: Mapping[str, Sequence[float]], words: tuple[str, str, str]) -> Picture:
+    """A picture of several series: their legend where there are two, ``words`` (title, xlabel, ylabel), and their table."""
     if len(series) > 1:
         figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    label(axes, title, xlabel, ylabel)
-    rows = [[v, *(float(y[i]) for y in series.values())] for i, v in enumerate(x)]
+    label(axes, *words)
+    rows = [[position, *(float(values[i]) for values in series.values())] for i, position in enumerate(positions)]
+    title, xlabel, _ = words
     return Picture(figure, f"{title}\n{table([xlabel, *series], rows)}")
 
 
@@ -146,11 +152,7 @@ def bars(
         axes.bar_label(drawn, [form.format(v) for v in values], fontsize=8, padding=1)
     axes.set_xticks(range(len(labels)), labels)
     axes.margins(y=0.12)
-    if len(series) > 1:
-        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    label(axes, title, xlabel, ylabel)
-    rows = [[name, *(float(v[i]) for v in series.values())] for i, name in enumerate(labels)]
-    return Picture(figure, f"{title}\n{table([xlabel, *series], rows)}")
+    return _finished(figure, axes, labels, series, (title, xlabel, ylabel))
 
 
 def roofline(

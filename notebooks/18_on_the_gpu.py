@@ -225,9 +225,7 @@ def wall_clock_ms(call, runs):
 
 
 inputs = shapes.make_inputs(shapes.ON_CPU[0], DEVICE, torch.bfloat16 if GPU else torch.float32)
-small_call = lambda: jfa.jagged_flash_attention(
-    inputs.query, inputs.key, inputs.value, inputs.query_offset, inputs.key_offset, inputs.max_q, inputs.max_kv
-)
+small_call = lambda: jfa.jagged_flash_attention(*inputs.arguments)
 times = wall_clock_ms(small_call, 40)
 print(f"first run {times[0]:.3g} ms, then: fastest {min(times[1:]):.3g}, median {statistics.median(times[1:]):.3g}, "
       f"mean {statistics.fmean(times[1:]):.3g}, slowest {max(times[1:]):.3g} ms")  # fmt: skip
@@ -241,9 +239,7 @@ plots.lines(run, {"one run": times, "median": middle}, title=f"the same call for
 # %%
 if GPU:
     busy = shapes.make_inputs(shapes.SHAPES["self"], DEVICE)
-    call = lambda: jfa.jagged_flash_attention(
-        busy.query, busy.key, busy.value, busy.query_offset, busy.key_offset, busy.max_q, busy.max_kv
-    )
+    call = lambda: jfa.jagged_flash_attention(*busy.arguments)
     wall_clock_ms(call, 3)
     torch.cuda.synchronize()
     start = time.perf_counter()

@@ -30,13 +30,7 @@ def jfa(inputs: Inputs, backend: str = "auto", deterministic: bool = False) -> C
     """This project's op, tile lists built anew in every call."""
     shape = inputs.shape
     return lambda: jagged_flash_attention(
-        inputs.query,
-        inputs.key,
-        inputs.value,
-        inputs.query_offset,
-        inputs.key_offset,
-        inputs.max_q,
-        inputs.max_kv,
+        *inputs.arguments,
         broadcast_q=bool(shape.shared_q),
         causal=shape.causal,
         window_size=shape.window_size,
@@ -199,16 +193,7 @@ def from_path(path: str) -> Callable[[Inputs], Call]:
             options["output_offset"] = inputs.expanded_query()[1]
 
         def call() -> Tensor:
-            out = function(
-                inputs.query,
-                inputs.key,
-                inputs.value,
-                inputs.query_offset,
-                inputs.key_offset,
-                inputs.max_q,
-                inputs.max_kv,
-                **options,
-            )
+            out = function(*inputs.arguments, **options)
             return out[0] if isinstance(out, tuple | list) else out
 
         return call

@@ -110,6 +110,11 @@ class Inputs:
     max_q: int
     max_kv: int
 
+    @property
+    def arguments(self) -> tuple:
+        """The positional arguments of jagged_flash_attention."""
+        return self.query, self.key, self.value, self.query_offset, self.key_offset, self.max_q, self.max_kv
+
     def expanded_query(self) -> tuple[Tensor, Tensor]:
         """(query, query_offset) for peers that know no shared query: B copies of it, as a view where that is possible."""
         if not self.shape.shared_q:

@@ -47,8 +47,22 @@ def judge(
         cases = _cases(exercise, seed)
         outcome = _run(job_for(exercise, answer, course, cases, seed), answer, waiting)
         Trial(exercise, cases, outcome, result, Mutants(answer.solution, answer.given)).decide()
+        if exercise.needs_triton and not result.passed:
+            result.notes += triton_trouble()
     result.seconds = time.monotonic() - start
     return result
+
+
+def triton_trouble() -> list[str]:
+    """A sentence if Triton is missing or in pieces, for reports that would else blame the answer."""
+    try:
+        import triton
+        import triton.language
+
+        _ = triton.jit, triton.language.load
+    except (ImportError, AttributeError) as error:
+        return [f"Triton does not work here ({error}), which is no fault of your answer: `jfa doctor` says how to repair it."]
+    return []
 
 
 def _run(job: dict, answer: Answer, waiting: launch.Waiting) -> launch.Outcome:

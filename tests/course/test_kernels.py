@@ -1,5 +1,8 @@
 """Kernel exercises: they run on the emulator, whose reports are the message, and loads and blocks are counted."""
 
+import sys
+import types
+
 import pytest
 
 pytest.importorskip("triton")
@@ -74,3 +77,11 @@ def test_an_out_of_bounds_access_is_the_emulators_report(kernel):
     assert result.failed.name == "runs" and "OutOfBoundsError" in result.message and "x_ptr" in result.message
 
 
+
+
+@pytest.mark.parametrize("left", [None, "an empty folder"])
+def test_a_broken_triton_is_not_the_answers_fault(kernel, monkeypatch, left):
+    """None in sys.modules: no Triton at all. An uninstall of another Triton's package leaves an empty folder of fbtriton's."""
+    monkeypatch.setitem(sys.modules, "triton", left and types.ModuleType("triton"))
+    (note,) = [n for n in kernel(HEAD + "0" + TAIL).notes if "Triton does not work here" in n]
+    assert "no fault of your answer" in note and "jfa doctor" in note

@@ -19,10 +19,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import jfa.emulator as emulator
+from jfa.emulator.frontend.driver import EmulatedDriver
 
 TUTORIALS = os.path.join(os.path.dirname(triton.__file__), "language", "extra", "tlx", "tutorials")
 NUM_SMS = 2  # what the host code of persistent kernels is told
@@ -40,22 +40,6 @@ def case(*names):
     return register
 
 
-class _Driver:
-    """Answers what tutorials ask Triton's driver at import."""
-
-    def get_active_torch_device(self):
-        return torch.device("cpu")
-
-    def get_current_target(self):
-        return GPUTarget("cuda", 100, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device=None):
-        return 0
-
-
 @contextlib.contextmanager
 def no_gpu(sms=NUM_SMS):
     """Host code of tutorials asks the GPU for its size and allocates scratch on it: answer for it."""
@@ -66,7 +50,7 @@ def no_gpu(sms=NUM_SMS):
     try:
         triton.runtime.driver.active.get_current_target()
     except (RuntimeError, AttributeError):
-        triton.runtime.driver.set_active(_Driver())
+        triton.runtime.driver.set_active(EmulatedDriver())
     try:
         yield
     finally:
