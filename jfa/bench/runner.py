@@ -19,7 +19,9 @@ from jfa.bench.peers import Call, Unavailable
 from jfa.bench.shapes import Inputs
 
 FLUSH_BYTES = 128 << 20  # more than the L2 of any GPU so far
-PAUSE_CYCLES = 2_000_000  # about 1 ms: longer than it takes the host to queue a forward or a backward
+# About 4 ms: longer than the host takes to queue a forward or a backward. 1 ms was not always: a backward of 0.4 ms was once
+# timed as 0.8 ms, on a host that took 0.6 ms to queue the forward.
+PAUSE_CYCLES = 8_000_000
 
 
 @dataclass
