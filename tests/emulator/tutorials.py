@@ -51,10 +51,21 @@ def no_gpu(sms=NUM_SMS):
         triton.runtime.driver.active.get_current_target()
     except (RuntimeError, AttributeError):
         triton.runtime.driver.set_active(EmulatedDriver())
+    _forget_sizes()
     try:
         yield
     finally:
+        _forget_sizes()
         torch.cuda.get_device_properties, torch.cuda.get_device_capability = saved
+
+
+def _forget_sizes():
+    """Tutorials remember how many SMs the GPU has."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("tutorial_"):
+            for value in vars(module).values():
+                if hasattr(value, "cache_clear") and value.__module__ == name:
+                    value.cache_clear()
 
 
 @functools.cache

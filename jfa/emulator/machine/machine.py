@@ -84,7 +84,7 @@ class Machine:
         self._idle = 0
         self.steps, self.time = 0, 0.0
         self.pending_clusters = deque()
-        self.single_cta, self.engine_runs = True, False
+        self.single_cta = True
         self.clusters = []
         self.live_clusters = 0
 
@@ -186,9 +186,7 @@ class Machine:
                 raise errors.LivelockError(f"no end after {limit} scheduling steps", self._who_runs())
             if type(chosen) is AsyncOp:
                 self.ops.remove(chosen)
-                self.engine_runs = True
                 self.complete(chosen)
-                self.engine_runs = False
                 continue
             _running = chosen
             chosen.greenlet.switch()
@@ -617,8 +615,6 @@ class Machine:
     # ------------------------------------------------------------ time (policy "timed")
     def charge(self, op, **facts):
         """A synchronous operation of the running task takes the time that rates.demand(op, **facts) says."""
-        if self.engine_runs:
-            return  # what an engine does with the frontend's functions costs no task anything
         task = _running
         self._let_earlier_run(task)
         elementwise = facts.get("kind") in _ELEMENTWISE
