@@ -1,0 +1,67 @@
+"""Launches to look at, on CPU tensors: `jfa timeline jfa.kernels.blackwell.examples:forward`, or any other function below.
+
+Each makes one kernel's launch its last, so that the timeline shows that kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from jfa.kernels.base import Problem
+from jfa.kernels.blackwell import host
+from jfa.kernels.common.padded_rows import padded_rows, row_constants
+from jfa.kernels.common.ragged import empty_tma_ready
+from jfa.layout import offsets_from_lengths
+from jfa.masks import Band
+
+
+def example(len_q: int, len_kv: int, head_dim: int = 128, causal: bool = False):
+    """(problem, q, k, v, dout) of one sequence and one head, bf16."""
+    rng = torch.Generator().manual_seed(0)
+    q, k, v, dout = (
+        torch.randn(n, 1, head_dim, generator=rng).to(torch.bfloat16) for n in (len_q, len_kv, len_kv, len_q)
+    )
+    problem = Problem(
+        num_batches=1, num_heads=1, num_kv_heads=1, head_dim=head_dim, head_dim_v=head_dim,
+        rows_q=len_q, rows_kv=len_kv, rows_out=len_q, dtype=q.dtype, device=q.device,
+        sm_scale=head_dim**-0.5, band=Band.make(causal), broadcast_q=False, deterministic=False,
+        query_offset=offsets_from_lengths([len_q]), key_offset=offsets_from_lengths([len_kv]),
+        max_seq_len_q=len_q, max_seq_len_kv=len_kv,
+    )  # fmt: skip
+    return problem, q, k, v, dout
+
+
+def forward() -> None:
+    """One tile of 256 queries against 1024 keys."""
+    problem, q, k, v, _ = example(256, 1024)
+    host.forward(problem, q, k, v)
+
+
+def shared_tile() -> None:
+    """One tile of 64 queries: both softmax groups take the same queries and every other key block."""
+    problem, q, k, v, _ = example(64, 1024)
+    host.forward(problem, q, k, v)
+
+
+def plain() -> None:
+    """The kernel without specialized warps on the forward's problem, its first 128 queries."""
+    problem, q, k, v, _ = example(128, 1024)
+    host.plain_forward(problem, q, k, v)
+
+
+def backward(**choices) -> None:
+    """One tile of 128 keys against 1024 queries; ``choices`` as in :class:`jfa.kernels.blackwell.host.BackwardConfig`."""
+    problem, q, k, v, dout = example(1024, 128)
+    config = host.BackwardConfig(**{"held_slices": 8, **choices})
+    rows = padded_rows(problem, host.BLOCK)
+    lse = torch.zeros(1, problem.rows_out)
+    lse2, delta = row_constants(problem, rows, torch.zeros_like(dout), dout, lse, None)
+    sums = torch.zeros(1, rows.count, problem.head_dim)
+    dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
+    lists = host.backward_lists(problem)
+    host.launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, *lists, config)
+
+
+def backward_before() -> None:
+    """The same without early release and without a second staging buffer."""
+    backward(held_slices=0, dq_stages=1)

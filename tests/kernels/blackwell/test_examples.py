@@ -1,0 +1,23 @@
+"""The launches that `jfa timeline` is pointed at run, each ending with the kernel it is named after."""
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("greenlet")
+
+import jfa.emulator as emulator  # noqa: E402
+from jfa.kernels.blackwell import examples  # noqa: E402
+
+KERNELS = {
+    examples.forward: "forward_kernel",
+    examples.shared_tile: "forward_kernel",
+    examples.plain: "plain_forward_kernel",
+    examples.backward: "backward_kernel",
+    examples.backward_before: "backward_kernel",
+}
+
+
+@pytest.mark.parametrize("launch", KERNELS, ids=lambda f: f.__name__)
+def test_example(launch):
+    launch()
+    assert emulator.last().kernel == KERNELS[launch] and not emulator.last().findings
