@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.blackwell.lists import read_record
+from jfa.kernels.blackwell.lists import read_out_begin, read_record, read_shape
 from jfa.kernels.blackwell.softmax import NO_MAXIMUM, exp2_on_fma_pipe, running_maximum, split_columns
 from jfa.kernels.common.band import key_blocks
 from jfa.kernels.common.packed import fma_pairs, mul_pairs
@@ -111,7 +111,8 @@ def forward_kernel(
             while (unit >= 0) & (unit < units):
                 if CLC:
                     tlx.clc_producer(queue, (done & 1) ^ 1)
-                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi, _ = read_record(records_ptr, unit // HEADS)
+                row, q_len, k_len, lo, hi = read_shape(records_ptr, unit // HEADS, HAS_LO, HAS_HI)
+                out_begin = read_out_begin(records_ptr, unit // HEADS)
                 first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
                 correct_accumulators(
                     accs, alphas, alpha_fulls, acc_readys, steps, steps_done, done, O_SLICES, BLOCK_M, HEAD_DIM
@@ -135,7 +136,7 @@ def forward_kernel(
             done = 0
             steps_done = 0
             while (unit >= 0) & (unit < units):
-                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi, _ = read_record(records_ptr, unit // HEADS)
+                row, q_len, k_len, lo, hi = read_shape(records_ptr, unit // HEADS, HAS_LO, HAS_HI)
                 first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
                 softmax_tile(
                     s_tiles, p_tiles, alphas, sums, maxima, s_fulls, p_fulls, alpha_fulls, sum_fulls, half,
@@ -156,7 +157,7 @@ def forward_kernel(
             steps_done = 0
             blocks = 0
             while (unit >= 0) & (unit < units):
-                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi, _ = read_record(records_ptr, unit // HEADS)
+                row, q_len, k_len, lo, hi = read_shape(records_ptr, unit // HEADS, HAS_LO, HAS_HI)
                 first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
                 blocks = multiply_tile(
                     q_tiles, kv_tiles, s_tiles, p_tiles, accs,
@@ -176,7 +177,7 @@ def forward_kernel(
             done = 0
             blocks = 0
             while (unit >= 0) & (unit < units):
-                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi, _ = read_record(records_ptr, unit // HEADS)
+                row, q_begin, q_len, k_begin, k_len, _, lo, hi, _ = read_record(records_ptr, unit // HEADS)
                 first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
                 blocks = load_tile(
                     q_desc, k_desc, v_desc, q_tiles, kv_tiles, q_fulls, q_empties, kv_fulls, kv_empties,
@@ -194,7 +195,8 @@ def forward_kernel(
             units = tl.load(counts_ptr) * HEADS
             done = 0
             while (unit >= 0) & (unit < units):
-                row, _, q_len, _, _, out_begin, _, _, _ = read_record(records_ptr, unit // HEADS)
+                row, q_len, _, _, _ = read_shape(records_ptr, unit // HEADS, False, False)
+                out_begin = read_out_begin(records_ptr, unit // HEADS)
                 store_tile(o_desc, o_tiles, o_fulls, o_empties, unit % HEADS, row, out_begin, q_len, done, ONE_Q, BLOCK_M)
                 done += 1
                 if CLC:
@@ -447,13 +449,17 @@ def softmax_steps(
             tlx.local_store(alphas[half], alpha[:, None])
             tlx.barrier_arrive(alpha_fulls[half])
 
-        row_sum = row_sum * alpha
         exponents = split_columns(fma_pairs(scores, scale_log2, -row_max[:, None]), P_SLICES)
+        published = ()
         for i in tl.static_range(P_SLICES):
             p = exp2_on_fma_pipe(exponents[i]) if i < FMA_SLICES else tl.math.exp2(exponents[i])
             tlx.local_store(tlx.subslice(p_tiles[half], i * SLICE, SLICE), p.to(dtype))
             tlx.barrier_arrive(p_fulls[half * P_SLICES + i])
-            row_sum += tl.sum(p, 1)
+            published = published + (p,)
+        # The sum is in nobody's way: the tensor cores wait for P alone.
+        row_sum = row_sum * alpha
+        for i in tl.static_range(P_SLICES):
+            row_sum += tl.sum(published[i], 1)
     return row_max, row_sum
 
 

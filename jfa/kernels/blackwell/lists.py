@@ -52,3 +52,22 @@ def read_record(records_ptr, tile):
         tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3),
         tl.load(at + 4), tl.load(at + 5), tl.load(at + 6), tl.load(at + 7), tl.load(at + 8),
     )  # fmt: skip
+
+
+@triton.jit
+def read_shape(records_ptr, tile, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+    """What decides how long a tile is: (row, q_len, k_len, lo, hi); an open side of the band is not read, and 0."""
+    at = records_ptr + tile * RECORD
+    lo = 0
+    hi = 0
+    if HAS_LO:
+        lo = tl.load(at + 6)
+    if HAS_HI:
+        hi = tl.load(at + 7)
+    return tl.load(at), tl.load(at + 2), tl.load(at + 4), lo, hi
+
+
+@triton.jit
+def read_out_begin(records_ptr, tile):
+    """The first output row of a tile's sequence."""
+    return tl.load(records_ptr + tile * RECORD + 5)
