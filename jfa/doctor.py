@@ -14,6 +14,7 @@ import platform
 import re
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -290,7 +291,7 @@ def triton_flavour() -> Line:
 def _upstream_triton(version: str, place: str, installed: str | None) -> Line:
     if installed is None:
         text = f"{version}, upstream: no TLX, so Hopper and Blackwell kernels run on the emulator and do not compile"
-        return Line("triton", WARNING, text, pip_command(f"--force-reinstall --no-deps {_locked('fbtriton')}"))
+        return Line("triton", WARNING, text, reinstall_fbtriton())
     if Path(place).parent.resolve() != _home("fbtriton"):
         text = f"upstream {version} at {place} hides fbtriton {installed}: it comes first on sys.path"
         return Line("triton", BROKEN, text, "unset PYTHONPATH, or take that folder out of it")
@@ -316,10 +317,11 @@ def _home(package: str) -> Path:
 
 
 def _damage(package: str) -> str | None:
-    """The first file that differs from the package's own record, in words; None where all fit."""
+    """The first file that differs from the package's own record, or is not in it, in words; None where all fit."""
     distribution = metadata.distribution(package)
     # Not distribution.files: from Python 3.12 on it leaves out the files that are missing.
-    for name, _, size in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
+    rows = list(csv.reader((distribution.read_text("RECORD") or "").splitlines()))
+    for name, _, size in rows:
         if not size or not name.startswith("triton/"):
             continue  # its scripts are not what runs kernels
         path = Path(str(distribution.locate_file(name)))
@@ -327,7 +329,13 @@ def _damage(package: str) -> str | None:
             return f"{name} is missing"
         if path.stat().st_size != int(size):
             return f"{name} is another package's"
-    return None
+    return _stray(Path(str(distribution.locate_file(""))), {name for name, _, _ in rows})
+
+
+def _stray(home: Path, recorded: set[str]) -> str | None:
+    """A module that the record does not have: upstream's, left by a repair. A folder of a module's name hides the module."""
+    names = (path.relative_to(home).as_posix() for path in sorted((home / "triton").rglob("*.py")))
+    return next((f"{name} is another package's" for name in names if recorded and name not in recorded), None)
 
 
 # -- running a kernel ------------------------------------------------------------------------------------------------
@@ -405,8 +413,9 @@ def pip_command(arguments: str) -> str:
 
 
 def reinstall_fbtriton() -> str:
-    """The repair of every clash of Triton's packages."""
-    return pip_command(f"--no-deps --force-reinstall {_locked('fbtriton')}")
+    """The repair of every clash of Triton's packages. The folder goes first: pip leaves what another package has more."""
+    home = Path(sysconfig.get_path("purelib")) if _version("fbtriton") is None else _home("fbtriton")
+    return f"rm -rf {home / 'triton'} && {pip_command('--no-deps --force-reinstall ' + _locked('fbtriton'))}"
 
 
 def _locked(package: str) -> str:

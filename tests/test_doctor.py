@@ -120,6 +120,16 @@ def test_one_foreign_file_is_broken(installation):
     assert line.status == "broken" and "build.py is another package's" in line.text
 
 
+def test_a_module_left_by_another_package_is_broken_and_the_repair_removes_it(installation):
+    """fbtriton put back over upstream: all its files fit, and upstream's folder _ops hides fbtriton's module _ops.py."""
+    package = installation.own("triton")
+    (package / "runtime" / "build").mkdir()
+    (package / "runtime" / "build" / "__init__.py").write_text("")
+    line = installation.flavour()
+    assert line.status == "broken" and "build/__init__.py is another package's" in line.text
+    assert line.repair.startswith(f"rm -rf {package} && ")
+
+
 def test_an_upstream_triton_that_comes_first_is_broken_and_the_path_is_named(installation, tmp_path):
     other = Installation(tmp_path / "other")
     overwrite_with_upstream(other)

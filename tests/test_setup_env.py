@@ -261,6 +261,17 @@ def test_triton_installed_over_fbtriton_is_repaired(ready):
     assert checkout.triton() == "fb = 1\n"
 
 
+def test_what_another_triton_has_more_is_removed(ready):
+    """A repair by pip alone leaves it there, and a folder of a module's name hides the module."""
+    checkout, _ = ready
+    (package,) = (checkout.folder / ".venv").glob("lib/*/site-packages/triton")
+    (package / "tlx").mkdir()
+    (package / "tlx" / "__init__.py").write_text("upstream = 1\n")
+    result = checkout.setup()
+    assert "repairing it" in result.stdout
+    assert not (package / "tlx").exists() and checkout.triton() == "fb = 1\n"
+
+
 def test_fbtriton_gutted_by_an_uninstall_is_repaired(ready):
     checkout, _ = ready
     checkout.pip("install", "--no-index", "--no-deps", str(checkout.wheels / "triton-3.7.1-py3-none-any.whl"))

@@ -287,23 +287,27 @@ def triton_damage(site):
     """None if the module `triton` is fbtriton's as installed, else one sentence.
 
     Another package installs the same module: a later `pip install triton` overwrites it, and `pip uninstall triton`
-    empties it, while pip still lists fbtriton. So its files are compared with its own record.
+    empties it, while pip still lists fbtriton. So its files are compared with its own record; a file that is not in it
+    may hide one that is (a folder of a module's name comes before the module).
     """
     folders = list(site.glob("fbtriton-*.dist-info"))
     if not folders:
         return "fbtriton is not installed"
-    for path, size in installed_files(folders[0]):
+    recorded = dict(installed_files(folders[0]))
+    for path, size in recorded.items():
         if ".." in path.parts:
             continue  # its scripts, which are not what runs kernels
         if not path.exists():
             return "{} is missing".format(path.name)
         if path.stat().st_size != size:
             return "{} is another package's".format(path.name)
-    return None
+    strays = (path for path in sorted((site / "triton").rglob("*.py")) if path not in recorded)
+    return next(("{} is another package's".format(path.name) for path in strays), None)
 
 
 def repair_triton(site):
-    """Put fbtriton's files back."""
+    """Put fbtriton's files back, and nothing else: pip leaves what the other package has more."""
+    shutil.rmtree(str(site / "triton"), ignore_errors=True)
     requirement = "fbtriton==" + locked()["fbtriton"]
     pip(["install", "--no-deps", "--force-reinstall", requirement])
     damage = triton_damage(site)
