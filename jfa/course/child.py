@@ -335,12 +335,13 @@ def _describe(error: BaseException, violations: guard.Violations) -> dict:
     """An exception in plain data: type, message, the learner's own line, whether it is a report of the emulator."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
     line, text = (own[-1].lineno, own[-1].line or "") if own else (0, "")
+    message = _short(error)
     if isinstance(error, SyntaxError) and error.lineno:
-        line, text = error.lineno, (error.text or "").strip()
+        line, text, message = error.lineno, (error.text or "").strip(), error.msg  # its str() says the line too
     module = type(error).__module__ or ""
     report = module.startswith(("jfa.emulator", "triton"))
     return {
-        "type": type(error).__name__, "message": _short(error, 4000 if report else 300), "line": int(line),
+        "type": type(error).__name__, "message": _short(error, 4000) if report else message, "line": int(line),
         "text": text.strip()[:160], "report": report,
         "bases": [c.__name__ for c in type(error).__mro__], "violations": violations.words, "memory": _is_memory(error),
     }  # fmt: skip

@@ -97,7 +97,9 @@ def _encode_tensor(value: torch.Tensor, blob: bytearray, depth: int) -> dict:
             parts = [value.values(), value.offsets()] if value.layout == torch.jagged else list(value.unbind())
             return {"t": "nested", "jagged": value.layout == torch.jagged, "v": [_encode(p, blob, depth + 1) for p in parts]}
         name = str(value.dtype).removeprefix("torch.")
-        if value.layout != torch.strided or name not in _DTYPES or value.device.type == "meta":
+        if value.device.type == "meta":
+            return {"t": "other", "name": "tensor on the device 'meta', where no numbers are"}
+        if value.layout != torch.strided or name not in _DTYPES:
             return {"t": "other", "name": f"tensor of layout {value.layout}, dtype {value.dtype}"}
         flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         entry = {"t": "tensor", "dtype": name, "shape": list(value.shape), "at": len(blob), "grad": bool(value.requires_grad)}
