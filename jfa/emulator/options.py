@@ -28,6 +28,8 @@ class Options:
     max_ctas: how many clusters are resident at once (the number of SMs); None: 4, or all of a cooperative launch.
     arch: 100 (Blackwell) or 90 (Hopper), or None: whatever the kernel uses.
     rates: an object with `demand(op, **facts)`, used by "timed".
+    cold: under "timed", a box that no TMA load of this launch has fetched before comes from HBM, not from L2. Off by default: one
+        emulated SM stands for a chip whose other SMs have fetched what they share.
     trace: keep the events that `Timeline` draws.
     fault: called as fault(kind, name, task, location) before each synchronisation; may return "drop", "flip" or "late"
     (fault injection).
@@ -46,6 +48,7 @@ class Options:
     fault: Callable | None = None
     max_steps: int = 20_000_000
     num_sms: int = 4
+    cold: bool = False
 
     def __post_init__(self):
         if self.policy == "fifo":

@@ -77,7 +77,7 @@ B200_RATES = _COMMON | {
     "tmem_write": _r(228, "B/clk/SM", "assumed: as the read"),
     "mma_latency": _r(200, "cycles, 128x128 SMEM-SMEM (168 TMEM-SMEM)", "micro"),
     "mma_latency_pair": _r(298, "cycles, two CTAs SMEM-SMEM (266 TMEM-SMEM)", "micro"),
-    "tma_latency": _r(1000, "cycles, L2 hit", "assumed: micro has about 2000 for a small box from memory"),
+    "tma_latency": _r(1000, "cycles, L2 hit; twice that from HBM", "assumed: micro has about 2000 for a small box from memory"),
     "l2": _r(20.5e12 / 148 / 1.965e9, "B/clk/SM", "derived: 20.5 TB/s measured (TileSight)"),
     "hbm": _r(7.0e12 / 148 / 1.965e9, "B/clk/SM", "derived: 7.0 TB/s measured (TileSight)"),
 }
@@ -167,8 +167,11 @@ class Chip:
     def _tma(self, bytes: int) -> dict[str, float]:
         return {"tma": bytes / self["tma_issue"], "l2": bytes / self["l2"], "smem": bytes / self["smem"]}
 
-    def _tma_load(self, bytes: int, multicast: int = 1, **_) -> Demand:
-        return Demand(self._tma(bytes), latency=self["tma_latency"])
+    def _tma_load(self, bytes: int, multicast: int = 1, cold: bool = False, **_) -> Demand:
+        needs = self._tma(bytes)
+        if cold:
+            needs["hbm"] = bytes / self["hbm"]
+        return Demand(needs, latency=self["tma_latency"] * (2 if cold else 1))
 
     def _tma_store(self, bytes: int, **_) -> Demand:
         return Demand(self._tma(bytes), latency=self["tma_latency"] / 2)

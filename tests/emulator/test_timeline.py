@@ -115,3 +115,12 @@ def test_an_engines_arithmetic_costs_no_task_time_and_wakes_nobody():
 
     tutorials.run("fa backward 1-CTA", policy="timed", rates=rates.B200)
     assert emulator.last().clean
+
+
+def test_cold_boxes_come_from_hbm_once():
+    """The stream reads every box once: cold, its bytes pass HBM's share of one SM; warm, HBM is not asked."""
+    warm, cold = (cli.record(launch, B200, cold=flag) for flag in (False, True))
+    assert warm.busy("hbm") == 0.0
+    fetched = sum(end - begin for begin, end in cold.occupied[(0, 0, 0), "hbm"])
+    assert fetched == pytest.approx(6 * 64 * 64 * 4 / B200["hbm"])
+    assert cold.cycles > warm.cycles

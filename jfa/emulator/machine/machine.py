@@ -77,6 +77,7 @@ class Machine:
         self.ready, self.ops, self.tasks = deque(), [], []
         self.hub = None
         self.findings, self.warnings, self.events, self.stats = [], [], [], Counter()
+        self.touched = set()  # boxes that TMA loads have fetched, kept with options.cold
         self.occupied = {}  # (CTA, resource) -> [(begin, end)] in modelled cycles, kept with the trace
         self._reported = set()
         self._components = 0
@@ -613,6 +614,13 @@ class Machine:
         return error
 
     # ------------------------------------------------------------ time (policy "timed")
+    def first_touch(self, place) -> bool:
+        """Whether a launch with `cold` memory fetches this box for the first time."""
+        if not self.options.cold or place in self.touched:
+            return False
+        self.touched.add(place)
+        return True
+
     def charge(self, op, **facts):
         """A synchronous operation of the running task takes the time that rates.demand(op, **facts) says."""
         task = _running

@@ -73,7 +73,8 @@ def async_descriptor_load(
         data = tensor_map.load(offsets)
         return data if data.dtype == stored else data.view(stored)
 
-    engines.tma_load(task, fetch, targets, result.nbytes, where, result.name)
+    facts = {"bytes": result.nbytes, "multicast": len(targets), "cold": task.machine.first_touch((tensor_map.base, *offsets))}
+    engines.tma_load(task, fetch, targets, result.nbytes, where, result.name, facts)
 
 
 def _load_targets(task, result, barrier, multicast, two, where):
