@@ -459,13 +459,14 @@ def local_view(local_allocated_buffers, buffer_idx):
 @api
 def local_slice(buffer, offset, shape):
     """A sub-tile. In TMEM only the inner dimension can be cut."""
-    offset, shape = integers(offset), integers(shape)
+    given, shape = plain(offset), integers(shape)
+    offset = integers(given)
     buffer = buffer.one()
     if buffer.space == "tmem":
         assert len(offset) == 2 and len(shape) == 2
         assert offset[0] == 0, "a tensor memory slice takes all rows"
         assert shape[0] == buffer.shape[0], "a tensor memory slice takes all rows"
-        return subslice(buffer, offset[1], shape[1])
+        return subslice(buffer, list(given)[1], shape[1])
     for o, s, n in zip(offset, shape, buffer.shape):
         if o < 0 or o + s > n:
             raise ValueError(f"local_slice: {offset} + {shape} lies outside {buffer.name}, which is {buffer.shape}")
@@ -479,6 +480,11 @@ def local_slice(buffer, offset, shape):
 def subslice(local_allocated_buffer, offset, size):
     """`size` columns of a TMEM tile from column `offset` on."""
     buffer = local_allocated_buffer.one()
+    if type(plain(offset)) is not int:
+        raise TypeError(
+            "the offset of a tensor memory slice must be known when the kernel is compiled: a constexpr or a number, "
+            "not a value that the kernel computes (tl.static_range and constexpr parameters give such numbers)"
+        )
     offset, size = integer(offset), integer(size)
     assert buffer.space == "tmem", "subslice is only supported for tmem"
     if offset < 0 or offset + size > buffer.shape[-1]:

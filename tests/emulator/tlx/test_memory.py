@@ -259,6 +259,10 @@ def _mistake(out, KIND: tl.constexpr):
     elif KIND == "subslice of smem":
         tiles = tlx.local_alloc((16, 16), tl.float32, 1)
         tlx.subslice(tiles[0], 0, 8)
+    elif KIND == "subslice at run time":
+        tiles = tlx.local_alloc((128, 64), tl.float32, 1, tlx.storage_kind.tmem)
+        for i in range(2):
+            tlx.subslice(tiles[0], i * 32, 32)
     elif KIND == "storage":
         tiles = tlx.local_alloc((128, 16), tl.float32, 1)
         tlx.local_alloc((128, 16), tl.float32, 1, tlx.storage_kind.tmem, reuse=tiles)
@@ -284,6 +288,7 @@ def _mistake(out, KIND: tl.constexpr):
         ("dtype", triton.CompilationError, "local_store: the block is fp16"),
         ("shape", triton.CompilationError, r"is \[16, 32\]"),
         ("subslice of smem", triton.CompilationError, "only supported for tmem"),
+        ("subslice at run time", triton.CompilationError, "must be known when the kernel is compiled"),
         ("storage", triton.CompilationError, "different storage"),
         ("permutation", triton.CompilationError, "permutation"),
         ("fence", triton.CompilationError, "fence scope must be"),
