@@ -12,7 +12,7 @@
 # Read [notebooks/10_tlx_primitives.py](../notebooks/10_tlx_primitives.py) first. Each kernel is run under several schedules: copies and matrix products complete at once, as late
 # as they may, or in a random order. An answer passes when the numbers are right under all of them and the emulator finds nothing.
 #
-# Two exercises are bug hunts. They give you a kernel that runs into a report. Read the report, find the line, mend it. You need not guess.
+# Two exercises are bug hunts. They give you a faulty kernel. Run its check before you change anything: it says "not started", and then the report that the kernel as given runs into. Read the report, find the line, mend it. You need not guess.
 
 # %% tags=["setup"]
 import triton
@@ -114,9 +114,9 @@ def row_max_kernel(x_desc, out_ptr, chunks, ROWS: tl.constexpr, COLS: tl.constex
 check("10.3", row_max_kernel)
 
 # %% [markdown]
-# ## 10.4 Bug hunt: nobody moves
+# ## 10.4 Bug hunt: given back twice
 #
-# (difficulty 2 of 3, 15 minutes) This kernel adds the chunks of a matrix. Run the check: the report says who waits for what, and what last arrived there. One line is wrong. Mend it, and leave the rest.
+# (difficulty 2 of 3, 15 minutes) This kernel adds the chunks of a matrix. Run the check: the report names a barrier, who waits on it, and what arrived there. One line is wrong. Mend it, and leave the rest.
 
 # %% tags=["ex-10.4"]
 @triton.jit

@@ -195,7 +195,7 @@ check("12.2", crowded_kernel)
 # ## 12.3 Bug hunt: scores that come too early
 #
 # (difficulty 2 of 3, 20 minutes) One half, and S and P in columns of their own. That allows a trick: the tensor core starts the *next* S before it waits for P, so it works while the softmax does. Somebody forgot what this needs.
-# The report names two accesses to one buffer. Mend the kernel without giving the trick up: the limit is 13,500 modelled cycles.
+# Run the check before you change anything: the report says that one S can be overtaken by the next. On another schedule it is two accesses to one buffer that nothing orders. Mend the kernel without giving the trick up: the limit is 13,500 modelled cycles.
 #
 # Launched on one program with `D=64, BM=128, BN=64, BUFFERS=4` and six key blocks.
 

@@ -44,12 +44,23 @@ def judge(
     start = time.monotonic()
     result = Result(exercise.id, exercise.title, report.NOT_STARTED, seed=seed, hints=len(exercise.hints))
     if not _is_untouched(answer, exercise):
-        cases = _cases(exercise, seed)
-        outcome = _run(job_for(exercise, answer, course, cases, seed), answer, waiting)
-        Trial(exercise, cases, outcome, result, Mutants(answer.solution, answer.given)).decide()
-        if exercise.needs_triton and not result.passed:
-            result.notes += triton_trouble()
+        _try(exercise, answer, course, seed, waiting, result)
+    elif exercise.hunt:
+        as_given = _try(exercise, answer, course, seed, waiting, Result(exercise.id, exercise.title, report.WRONG, seed=seed))
+        result.notes += [f"As it stands: {as_given.message}", *as_given.notes]
     result.seconds = time.monotonic() - start
+    return result
+
+
+def _try(
+    exercise: Exercise, answer: Answer, course: Course, seed: int, waiting: launch.Waiting, result: Result
+) -> Result:
+    """Run the answer on its cases and enter into ``result`` what came of it."""
+    cases = _cases(exercise, seed)
+    outcome = _run(job_for(exercise, answer, course, cases, seed), answer, waiting)
+    Trial(exercise, cases, outcome, result, Mutants(answer.solution, answer.given)).decide()
+    if exercise.needs_triton and not result.passed:
+        result.notes += triton_trouble()
     return result
 
 

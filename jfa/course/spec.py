@@ -179,6 +179,7 @@ class Exercise:
         tol: tolerance relative to max(1, max |reference|).
         time_limit: seconds of CPU for all cases together, and seconds it may sleep.
         memory_mb: how much memory the answer may take beyond what the process has.
+        hunt: the skeleton is a faulty program: checked as given it is "not started", and the report says what it runs into.
         where: "cpu" or "emulator"; "" means by kind. An "emulator" function (a host function that launches kernels) gets Triton.
     """
 
@@ -203,6 +204,7 @@ class Exercise:
     time_limit: float = 5.0
     memory_mb: int = 1024
     where: str = ""
+    hunt: bool = False
 
     def __post_init__(self):
         if not re.fullmatch(r"\d+\.\d+", self.id):

@@ -65,6 +65,13 @@ def test_a_comment_in_the_skeleton_does_not_start_it(exercise):
     assert result.state == "not started"
 
 
+@pytest.mark.parametrize("exercise", [e for e in EXERCISES if e.hunt], ids=_by_id)
+def test_a_hunt_says_what_the_given_program_runs_into(exercise):
+    result = _grade(exercise, PRISTINE[exercise.chapter].stub(exercise))
+    assert result.state == "not started"
+    assert len(result.notes) == 1 and result.notes[0].startswith("As it stands: "), result.text()
+
+
 VARIANTS = [(e, i) for e in EXERCISES for i in range(max(2, len(e.variants)))]
 
 

@@ -350,9 +350,10 @@ ROW_MAX = Exercise(
 
 ROW_SUM = Exercise(
     id="10.4",
-    title="Bug hunt: nobody moves",
+    title="Bug hunt: given back twice",
     name="row_sum_kernel",
     kind="kernel",
+    hunt=True,
     call=_stream_launch,
     cases=_stream_cases,
     reference=lambda x, chunks: _each_schedule(x.sum(dim=1)),
@@ -489,6 +490,7 @@ GEMM = Exercise(
     title="Bug hunt: right on Mondays",
     name="gemm_kernel",
     kind="kernel",
+    hunt=True,
     call=_gemm_launch,
     cases=_gemm_cases,
     reference=lambda a, b, steps: _each_schedule(a @ b),
