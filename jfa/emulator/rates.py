@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-RESOURCES = ("tensor", "smem", "tmem_read", "tmem_write", "alu", "mufu", "tma", "l2", "hbm")
-
 
 @dataclass(frozen=True)
 class Rate:
@@ -52,7 +50,6 @@ _COMMON = {
     "mufu": _r(16, "exp/clk/SM", "fa4"),
     "alu": _r(128, "fp32 operations/clk/SM", "public"),
     "cvt": _r(64, "conversions/clk/SM", "public: CUDA programming guide, arithmetic throughput of narrowing conversions"),
-    "reduce_shuffle": _r(32, "lanes/clk/SM", "public: CUDA programming guide, warp shuffles"),
     "smem": _r(128, "B/clk/SM", "fa4"),
     "barrier": _r(20, "cycles to arrive, or to pass a completed phase", "assumed"),
     "wakeup": _r(40, "cycles from phase completion to a waiting warp's next instruction", "assumed"),

@@ -53,7 +53,7 @@ AXPY = Exercise(
             "the last block writes past the end of out.",
             caught_by="runs",
             edit=("a * x + y, mask=valid)", "a * x + y)"),
-            expect="out",
+            expect="store of `out_ptr` outside",
             recognise=False,
         ),
         Mutant(
@@ -61,7 +61,7 @@ AXPY = Exercise(
             "the last block reads past the end of x.",
             caught_by="runs",
             edit=("x = tl.load(x_ptr + i, mask=valid, other=0.0)", "x = tl.load(x_ptr + i)"),
-            expect="x",
+            expect="load of `x_ptr` outside",
             recognise=False,
         ),
         Mutant(

@@ -217,7 +217,7 @@ LSE = Exercise(
             "a tile that hangs over the end writes into the next sequence.",
             caught_by="runs",
             edit=("mask=rows < q_end)", "mask=rows < total_q + BM)"),
-            expect="lse",
+            expect="store of `lse_ptr` outside",
             recognise=False,
         ),
     ),

@@ -513,7 +513,7 @@ GEMM = Exercise(
                 "tlx.async_dot(a[0], b[0], acc[0], use_acc=k > 0, mBarriers=[empty[0]])",
                 "tlx.barrier_arrive(empty[0], 1)\n                tlx.async_dot(a[0], b[0], acc[0], use_acc=k > 0, force_async=True)",
             ),
-            expect="a",
+            expect="shared memory a[0]",
             recognise=False,
         ),
         Mutant(
@@ -542,7 +542,7 @@ GEMM = Exercise(
             "the first product adds to tensor memory that nobody wrote.",
             caught_by="runs",
             edit=("use_acc=k > 0", "use_acc=True"),
-            expect="acc",
+            expect="acc[0]",
             recognise=False,
         ),
     ),
@@ -617,7 +617,7 @@ GEMM_ADD = Exercise(
             "async_dot returns at once.",
             caught_by="runs",
             edit=("    tlx.barrier_wait(done[0], 0)\n", ""),
-            expect="acc",
+            expect="acc[0]",
             recognise=False,
         ),
         Mutant(
@@ -625,7 +625,7 @@ GEMM_ADD = Exercise(
             "the tensor core reads shared memory that the TMA has yet to fill.",
             caught_by="runs",
             edit=("    tlx.barrier_wait(loaded[0], 0)\n", ""),
-            expect="a",
+            expect="shared memory a[0]",
             recognise=False,
         ),
         Mutant(
