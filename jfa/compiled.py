@@ -288,7 +288,7 @@ def _collect(kernel: Any, parts: dict[str, str]) -> None:
     if key in parts:
         return
     parts[key] = ""  # marks it as being collected, for recursion
-    for name, value in inspect.getclosurevars(fn).globals.items() | inspect.getclosurevars(fn).nonlocals.items():
+    for name, value in _used_names(fn).items():
         line = _ship_value(name, value, parts)
         if line:
             parts.setdefault(f"value {name}", line)
@@ -296,6 +296,12 @@ def _collect(kernel: Any, parts: dict[str, str]) -> None:
     body = source[source.index("def "):] if "def " in source else source
     parts.pop(key)
     parts[key] = f"\n\n@triton.jit\n{body}"
+
+
+def _used_names(fn: Any) -> dict[str, Any]:
+    """What the names of a function mean outside it. No set of the values: a jit function's hash parses its whole source."""
+    used = inspect.getclosurevars(fn)
+    return {**used.globals, **used.nonlocals}
 
 
 def _ship_value(name: str, value: Any, parts: dict[str, str]) -> str | None:
@@ -342,7 +348,9 @@ def _worker() -> int:
 def _compile(job: dict[str, Any]) -> Report:
     report = Report(job["name"], job["arch"])
     try:
-        compiled, log = _triton_compile(job)
+        kernel = _load_kernel(job["kernel"])
+        _require_tlx(kernel)
+        compiled, log = _triton_compile(kernel, job)
     except BaseException as e:  # noqa: BLE001 - whatever the compiler raises is the answer
         report.error = _explain(e)
         return report
@@ -369,7 +377,33 @@ def _explain(e: BaseException | None) -> str:
     return "\n".join(lines)
 
 
-def _triton_compile(job: dict[str, Any]):
+class NeedsTlxError(RuntimeError):
+    """The kernel is written in TLX, and the installed Triton has none."""
+
+
+def _require_tlx(kernel: Any) -> None:
+    """Raises NeedsTlxError if the kernel, or a jit function that it calls, uses TLX where only the emulator's stand-in is there."""
+    from jfa.emulator.frontend.standin import NAME, TlxStandIn
+
+    if not isinstance(sys.modules.get(NAME), TlxStandIn):
+        return
+    import triton
+
+    seen, todo = set(), [_plain_function(kernel)]
+    while todo:
+        fn = todo.pop()
+        seen.add(fn)
+        for value in _used_names(fn).values():
+            if isinstance(value, TlxStandIn) or (getattr(value, "__module__", None) or "").startswith("jfa.emulator.tlx"):
+                raise NeedsTlxError(
+                    f"`{fn.__name__}` uses TLX, which Triton {triton.__version__} does not have: install fbtriton in its place "
+                    "(`jfa doctor` prints the command). The emulator runs the kernel here all the same"
+                )
+            if _is_jit(value) and _plain_function(value) not in seen:
+                todo.append(_plain_function(value))
+
+
+def _triton_compile(kernel: Any, job: dict[str, Any]):
     """(compiled kernel, ptxas's log) of one job."""
     import contextlib
     import io
@@ -378,7 +412,6 @@ def _triton_compile(job: dict[str, Any]):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel = _load_kernel(job["kernel"])
     defaults = {p.name: p.default for p in kernel.params if p.is_constexpr and p.has_default}
     constexprs = defaults | {k: _decode(v) for k, v in job["constexprs"].items()}
     written = {a: "constexpr" if a in constexprs else job["signature"][a] for a in kernel.arg_names}

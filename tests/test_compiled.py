@@ -1,6 +1,7 @@
 """`jfa compile`: kernels compile without a GPU, and the report says what fits and what does not."""
 
 import json
+import sys
 
 import pytest
 
@@ -106,3 +107,32 @@ def test_saved_reports_can_be_compared(tmp_path, capsys):
         (tmp_path / f"{name}.json").write_text(json.dumps([Report("k", 100, smem=smem).to_json()]))
     assert compiled.main(["--diff", str(tmp_path / "before.json"), str(tmp_path / "after.json")]) == 0
     assert "k@100" in capsys.readouterr().out
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """The emulator's TLX in this file's kernels, as it is everywhere where Triton has none."""
+    from jfa.emulator.frontend.standin import NAME, TlxStandIn
+
+    module = TlxStandIn(NAME)
+    monkeypatch.setitem(globals(), "tlx", module)
+    monkeypatch.setitem(sys.modules, NAME, module)
+
+
+@triton.jit
+def _calls_a_tlx_kernel(desc, out_ptr):
+    _two_role_kernel(desc, out_ptr, 2)
+
+
+@pytest.mark.parametrize("kernel", [_two_role_kernel, _calls_a_tlx_kernel], ids=["itself", "through a helper"])
+def test_where_triton_has_no_tlx_the_error_names_what_to_install(stand_in, kernel):
+    with pytest.raises(compiled.NeedsTlxError, match=r"`_two_role_kernel` uses TLX, .*fbtriton.*jfa doctor"):
+        compiled._require_tlx(kernel)
+
+
+def test_a_plain_kernel_needs_no_tlx(stand_in):
+    compiled._require_tlx(_scale_kernel)
+
+
+def test_a_kernel_of_a_notebook_is_shipped_where_triton_has_no_tlx(stand_in):
+    assert "_two_role_kernel(desc, out_ptr, 2)" in compiled.ship_source(_calls_a_tlx_kernel)
