@@ -8,11 +8,13 @@ through ``jfa::attention_backward``. Contents are checked inside the op, so that
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from jfa.kernels import registry
 from jfa.kernels.base import Problem
@@ -71,8 +73,9 @@ def jagged_flash_attention(
             it is not done there. Unchecked wrong offsets give wrong numbers, but nothing outside the tensors is touched.
         plan: tile lists from :func:`plan`, to build them once for several layers and the backward.
 
-    Nested tensors (torch.jagged, [B, j, H, D]) may stand for query, key and value; offsets are then theirs, and the output
-    is nested as the query (with ``broadcast_q`` it is packed).
+    Nested tensors (torch.jagged, [B, j, H, D] or transposed [B, H, j, D]) may stand for query, key and value; offsets are then
+    theirs, and the output is nested as the query (with ``broadcast_q`` it is packed). Under ``torch.autocast`` the three are
+    cast to autocast's type, as ``scaled_dot_product_attention`` does. Gradients cannot be differentiated again.
 
     Returns:
         out [rows_out, H, Dv] in the query's dtype, rows_out = total_q, or B * Lq with ``broadcast_q``. With ``return_lse``
@@ -81,12 +84,20 @@ def jagged_flash_attention(
     Raises:
         TypeError, ValueError: naming the argument that is wrong.
     """
-    nested = query.is_nested and not broadcast_q
+    nested = _is_nested(query) and not broadcast_q
     query, key, value, query_offset, key_offset, restore = _unwrap_nested(query, key, value, query_offset, key_offset)
+    query, key, value = _autocast(query, key, value)
     band = Band.make(causal, window_size)
     check_arguments(query, key, value, query_offset, key_offset, broadcast_q, output_offset)
-    if plan is not None and not isinstance(plan, Plan):
-        raise TypeError(f"plan must come from jfa.plan, got {type(plan).__name__}")
+    _refuse_forward_mode(query, key, value)
+    hints = _maximum("max_seq_len_q", max_seq_len_q), _maximum("max_seq_len_kv", max_seq_len_kv)
+    if plan is not None:
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan must come from jfa.plan, got {type(plan).__name__}")
+        plan.check(_plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic))
+        hints = plan.hints
+    if not isinstance(backend, str):
+        raise TypeError(f"backend must be a string, got {type(backend).__name__}")
     out, lse = torch.ops.jfa.attention(
         query,
         key,
@@ -104,8 +115,7 @@ def jagged_flash_attention(
         deterministic,
         backend if plan is None else plan.backend_for(backend),
         bool(check_offsets),
-        _maximum("max_seq_len_q", max_seq_len_q),
-        _maximum("max_seq_len_kv", max_seq_len_kv),
+        *hints,
     )
     if nested:
         out = restore(out)
@@ -118,6 +128,18 @@ class Plan:
 
     backend: str
     tensors: tuple[Tensor, ...]
+    facts: tuple[tuple[str, object], ...] = ()  # what the lists depend on, by the name a message gives it
+    hints: tuple[int, int] = (0, 0)  # max_seq_len_q and max_seq_len_kv: tiles were sized by them, so calls take these
+
+    def check(self, facts: tuple[tuple[str, object], ...]) -> None:
+        """Lists for other shapes would lead a kernel outside its tensors.
+
+        Raises:
+            ValueError: naming what differs between the plan and a call.
+        """
+        for (name, planned), (_, called) in zip(self.facts, facts):
+            if planned != called:
+                raise ValueError(f"plan was built for {name} = {planned}, but this call has {called}")
 
     def backend_for(self, asked: str) -> str:
         """The backend that this plan belongs to; an error if the call names another."""
@@ -172,7 +194,27 @@ def plan(
     )
     name = registry.choose(problem, backend).backend
     build = getattr(registry.load(name), "plan", None)
-    return Plan(name, tuple(build(problem)) if build else ())
+    facts = _plan_facts(q, k, v, key_offset, problem.band, broadcast_q, deterministic)
+    hints = _maximum("max_seq_len_q", max_seq_len_q), _maximum("max_seq_len_kv", max_seq_len_kv)
+    return Plan(name, tuple(build(problem)) if build else (), facts, hints)
+
+
+def _plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic) -> tuple[tuple[str, object], ...]:
+    """Everything static that tile lists may depend on, hints apart."""
+    return (
+        ("rows_q", query.shape[0]),
+        ("rows_kv", key.shape[0]),
+        ("num_heads", query.shape[1]),
+        ("num_kv_heads", key.shape[1]),
+        ("head_dim", query.shape[2]),
+        ("head_dim_v", value.shape[2]),
+        ("dtype", query.dtype),
+        ("sequences", key_offset.shape[0] - 1),
+        ("device", key_offset.device),
+        ("the mask (causal, window_size)", band),
+        ("broadcast_q", broadcast_q),
+        ("deterministic", deterministic),
+    )
 
 
 def explain(
@@ -195,6 +237,7 @@ def explain(
 ) -> Explanation:
     """Which backend the same call of :func:`jagged_flash_attention` would get, and why. Printable; runs nothing."""
     query, key, value, query_offset, key_offset, _ = _unwrap_nested(query, key, value, query_offset, key_offset)
+    query, key, value = _autocast(query, key, value)
     check_arguments(query, key, value, query_offset, key_offset, broadcast_q, output_offset)
     problem = make_problem(
         query,
@@ -306,30 +349,82 @@ def _check_slots(problem: Problem) -> None:
 def _unwrap_nested(query, key, value, query_offset, key_offset):
     """Nested tensors -> packed ones and their offsets; ``restore`` nests an output as the query was."""
     restore = None
-    if isinstance(query, Tensor) and query.is_nested:
-        query, query_offset = from_nested(query)
+    if _is_nested(query):
+        source = query
+        query, query_offset = _packed_of("query", query)
         offsets = query_offset
-        restore = lambda out: torch.nested.nested_tensor_from_jagged(out, offsets=offsets)
-    if isinstance(key, Tensor) and key.is_nested:
-        key, key_offset = from_nested(key)
-    if isinstance(value, Tensor) and value.is_nested:
-        value, _ = from_nested(value)
+        transposed = source._ragged_idx == 2  # [B, H, j, D], as scaled_dot_product_attention takes it
+
+        def restore(out):
+            out = torch.nested.nested_tensor_from_jagged(out, offsets=offsets)
+            return out.transpose(1, 2) if transposed else out
+
+    given = key, value
+    if _is_nested(key):
+        key, key_offset = _packed_of("key", key)
+    if _is_nested(value):
+        value, value_offset = _packed_of("value", value)
+        if _is_nested(given[0]):
+            _check_same_lengths(*(x.offsets() for x in given), key_offset, value_offset)
     return query, key, value, query_offset, key_offset, restore
 
 
+def _is_nested(x) -> bool:
+    return isinstance(x, Tensor) and x.is_nested
+
+
+def _packed_of(name: str, nested: Tensor) -> tuple[Tensor, Tensor]:
+    if nested.layout != torch.jagged:
+        raise TypeError(f"{name} is a nested tensor of layout {nested.layout}; only layout=torch.jagged is packed")
+    return from_nested(nested)
+
+
+def _check_same_lengths(key_source: Tensor, value_source: Tensor, key_offset: Tensor, value_offset: Tensor) -> None:
+    """Key and value must be cut alike. Offsets that are one tensor are; others are compared where nothing has to wait."""
+    if key_source is value_source or torch.compiler.is_compiling() or key_offset.device.type != "cpu":
+        return
+    if not torch.equal(key_offset, value_offset):
+        raise ValueError("value is a nested tensor with other sequence lengths than key")
+
+
 def _int32(offsets: Tensor | None) -> Tensor | None:
-    return offsets if offsets is None or offsets.dtype == torch.int32 else offsets.to(torch.int32)
+    """As kernels read offsets: int32, one after another."""
+    return None if offsets is None else offsets.to(torch.int32).contiguous()
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in autocast's type where it is on (fp64 stays)."""
+    kind = tensors[0].device.type if isinstance(tensors[0], Tensor) else ""
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    low = (torch.bfloat16, torch.float16, torch.float32)
+    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in low else x for x in tensors)
+
+
+def _refuse_forward_mode(*tensors: Tensor) -> None:
+    """Tangents would be dropped silently: custom ops know reverse mode only."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError("jagged_flash_attention has no forward-mode derivative (jvp); use reverse mode")
 
 
 def _scale(sm_scale: float | None, query: Tensor) -> float:
-    return 1.0 / math.sqrt(query.shape[-1]) if sm_scale is None else float(sm_scale)
+    if sm_scale is None:
+        return 1.0 / math.sqrt(query.shape[-1])
+    if isinstance(sm_scale, str | bytes | bool):
+        raise TypeError(f"sm_scale must be a number, got {sm_scale!r}")
+    return float(sm_scale)
 
 
 def _maximum(name: str, told) -> int:
     """A length hint as an int; 0 means that none was given."""
     if told is None:
         return 0
-    if isinstance(told, Tensor):
+    if not isinstance(told, int | torch.SymInt):
+        if not isinstance(told, Tensor | numbers.Integral):
+            raise TypeError(f"{name} must be an int, got {told!r}")
         told = int(told)
     if told < 0:
         raise ValueError(f"{name} must not be negative, got {told}")
@@ -436,7 +531,27 @@ def _backward(ctx, dout, dlse):
     grads = torch.ops.jfa.attention_backward(
         dout, dlse, query, key, value, out, lse, needs, query_offset, key_offset, output_offset, plan_tensors, *ctx.rest
     )
-    return (*(grad if need else None for grad, need in zip(grads, needs)), *nothing)
+    wanted = [grad if need else None for grad, need in zip(grads, needs)]
+    return (*_differentiable_once(wanted, dout, dlse, query, key, value), *nothing)
+
+
+class _DifferentiableOnce(torch.autograd.Function):
+    """Ties a gradient to the inputs, so that a second derivative by any of them is an error and not silently incomplete."""
+
+    @staticmethod
+    def forward(ctx, grad, *inputs):
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError("jagged_flash_attention has no double backward: its gradients cannot be differentiated again")
+
+
+def _differentiable_once(grads: list[Tensor | None], *inputs: Tensor | None) -> list[Tensor | None]:
+    """The gradients; with create_graph=True such that differentiating them raises."""
+    if not torch.is_grad_enabled() or any(g is not None and type(g) is not Tensor for g in grads):
+        return grads  # no graph is made, or torch.compile traces with fake tensors
+    return [g if g is None else _DifferentiableOnce.apply(g, *inputs) for g in grads]
 
 
 _LIBRARY.impl("attention", _attention, "CompositeExplicitAutograd")

@@ -8,6 +8,7 @@ their combinations; the reference, the pair counts and every kernel read the sam
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -50,13 +51,14 @@ class Band:
             if isinstance(window_size, tuple | list):
                 if len(window_size) != 2 or not all(_is_int(w) for w in window_size):
                     raise TypeError(f"window_size must be an int or a pair of ints (left, right), got {window_size!r}")
-                left, right = window_size
+                left, right = (_plain(w) for w in window_size)
                 if left < -1 or right < -1:
                     sides = tuple(window_size)
                     raise ValueError(f"window_size sides must be >= 0, or -1 for an open side, got {sides}")
                 lo_end = None if left == -1 else -left
                 hi_end = None if right == -1 else right
             elif _is_int(window_size):
+                window_size = _plain(window_size)
                 if window_size < 0:
                     raise ValueError(f"window_size must be >= 0, or None for no window, got {window_size}")
                 lo_start, hi_start = -window_size, window_size
@@ -109,7 +111,12 @@ class Band:
 
 
 def _is_int(x: object) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)
+    """Also a NumPy integer; True and False are none."""
+    return isinstance(x, int | numbers.Integral) and not isinstance(x, bool)
+
+
+def _plain(x: int | numbers.Integral) -> int:
+    return x if isinstance(x, int) else int(x)
 
 
 def _as_int64(lengths: Tensor | np.ndarray | list[int] | int) -> Tensor:

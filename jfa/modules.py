@@ -96,6 +96,8 @@ class PMA(nn.Module):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         _check_heads(dim, num_heads, num_kv_heads)
+        if num_seeds < 1:
+            raise ValueError(f"num_seeds must be at least 1, got {num_seeds}")
         self.num_heads, self.num_kv_heads, self.head_dim, self.backend = num_heads, num_kv_heads, dim // num_heads, backend
         self.seeds = nn.Parameter(torch.empty(num_seeds, num_heads, self.head_dim))
         self.to_kv = nn.Linear(dim, 2 * num_kv_heads * self.head_dim, bias=bias)

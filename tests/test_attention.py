@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -247,6 +248,12 @@ WRONG = [
     ("max_seq_len_kv", 5, "max_seq_len_kv"),
     ("output_offset", torch.tensor([0, 1, 2, 3, 4]).int(), "output_offset"),
     ("plan", "mine", "plan"),
+    ("query", [1.0], "query"),
+    ("max_seq_len_q", 17.0, "max_seq_len_q"),
+    ("max_seq_len_kv", "9", "max_seq_len_kv"),
+    ("sm_scale", "0.1", "sm_scale"),
+    ("backend", None, "backend"),
+    ("query_offset", [0, 5, 5, 8, 25], "query_offset"),
 ]
 
 
@@ -287,7 +294,7 @@ def test_explain_names_the_backend_and_a_plan_belongs_to_one():
     explanation = jfa.explain(**arguments)
     assert explanation.backend == "reference" and "CPU" in str(explanation)
     offsets = arguments["query_offset"], arguments["key_offset"]
-    plan = jfa.plan(*offsets, rows_q=25, rows_kv=19, num_heads=4, num_kv_heads=2, head_dim=8)
+    plan = jfa.plan(*offsets, rows_q=25, rows_kv=19, num_heads=4, num_kv_heads=2, head_dim=8, dtype=torch.float32)
     torch.testing.assert_close(jagged_flash_attention(**arguments, plan=plan), jagged_flash_attention(**arguments))
     with pytest.raises(ValueError, match="plan"):
         jagged_flash_attention(**arguments, plan=plan, backend="portable")
@@ -301,3 +308,96 @@ def test_a_backend_that_cannot_says_which_can():
 def test_one_long_sequence_and_scores_of_three_hundred():
     for scale_up in (1.0, 80.0):
         judge(Case([1, 200, 0], [3, 200, 1], dim=16, options=dict(causal=True), scale_up=scale_up, seed=3))
+
+
+# ------------------------------------------------------------------------------------------------ what a model does to it
+@pytest.mark.parametrize("backend", ["reference", "portable"])
+def test_offsets_may_have_any_stride(backend):
+    arguments = call()
+    expected = jagged_flash_attention(**arguments, backend=backend)
+    for name in ("query_offset", "key_offset"):
+        arguments[name] = torch.stack([arguments[name], arguments[name] * 0 + 1], 1)[:, 0]
+    torch.testing.assert_close(jagged_flash_attention(**arguments, backend=backend), expected)
+    shared = call(shared=3)
+    slots = torch.tensor([9, 0, 6, 3, 12]).int()
+    expected = jagged_flash_attention(**shared, backend=backend, output_offset=slots)
+    strided = torch.stack([slots, slots * 0], 1)[:, 0]
+    torch.testing.assert_close(jagged_flash_attention(**shared, backend=backend, output_offset=strided), expected)
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [(dict(dim=16), "head_dim"), (dict(heads=8), "num_heads"), (dict(dtype=torch.bfloat16), "dtype"), (dict(causal=True), "mask")],
+)
+def test_a_plan_for_another_call_is_refused(changed, word):
+    arguments = call()
+    plan = jfa.plan(
+        arguments["query_offset"], arguments["key_offset"], rows_q=25, rows_kv=19, num_heads=4, num_kv_heads=2, head_dim=8,
+        dtype=torch.float32, backend="portable",
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=f"plan was built for .*{word}"):
+        jagged_flash_attention(**call(**changed), plan=plan)
+
+
+def test_a_plan_brings_its_own_hints():
+    """Tiles are sized by the hints, so a call with other hints than its plan's must follow the plan."""
+    arguments = call(dtype=torch.bfloat16, dim=64)
+    offsets = arguments["query_offset"], arguments["key_offset"]
+    expected = jagged_flash_attention(**arguments)
+    for backend in ("portable", "hopper"):
+        plan = jfa.plan(*offsets, rows_q=25, rows_kv=19, num_heads=4, num_kv_heads=2, head_dim=64, backend=backend)
+        out = jagged_flash_attention(**arguments, max_seq_len_q=17, max_seq_len_kv=9, plan=plan)
+        torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("backend", ["reference", "portable"])
+def test_a_second_derivative_is_an_error(backend):
+    arguments = call()
+    out = jagged_flash_attention(**arguments, backend=backend)
+    (grad,) = torch.autograd.grad(out.sum(), arguments["query"], create_graph=True)
+    with pytest.raises(NotImplementedError, match="double backward"):
+        torch.autograd.grad(grad.square().sum(), arguments["key"])
+
+
+def test_forward_mode_is_an_error():
+    arguments = call()
+    query = arguments.pop("query").detach()
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        torch.func.jvp(lambda q: jagged_flash_attention(q, **arguments), (query,), (query,))
+
+
+def test_autocast_decides_the_type():
+    arguments = call()
+    arguments["key"] = arguments["key"].detach().bfloat16()  # what a linear layer gives there
+    with torch.autocast("cpu", torch.bfloat16):
+        out = jagged_flash_attention(**arguments)
+    assert out.dtype == torch.bfloat16
+    out.sum().backward()
+    assert arguments["query"].grad.dtype == torch.float32
+
+
+def test_nested_tensors_in_other_shapes():
+    arguments = call([5, 2, 3], [5, 2, 3], heads=2, kv_heads=2)
+    offsets = arguments["query_offset"].long()
+    nested = [torch.nested.nested_tensor_from_jagged(arguments[n], offsets=offsets) for n in ("query", "key", "value")]
+    expected = jagged_flash_attention(**arguments)
+    out = jagged_flash_attention(*(x.transpose(1, 2) for x in nested))
+    assert out.shape[:2] == (3, 2)
+    torch.testing.assert_close(out.transpose(1, 2).values(), expected)
+    other = torch.nested.nested_tensor_from_jagged(arguments["value"], offsets=offsets_from_lengths([2, 5, 3]).long())
+    with pytest.raises(ValueError, match="value"):
+        jagged_flash_attention(*nested[:2], other)
+    with pytest.raises(TypeError, match="query.*jagged"):
+        jagged_flash_attention(torch.nested.nested_tensor([torch.zeros(2, 1, 8)]), *nested[1:])
+
+
+def test_tensors_on_meta_have_shapes_and_an_explanation():
+    arguments = {n: x.to("meta") if isinstance(x, torch.Tensor) else x for n, x in call().items()}
+    assert jagged_flash_attention(**arguments).shape == (25, 4, 8)
+    assert jfa.explain(**arguments).backend == "reference"
+
+
+def test_numbers_may_come_from_numpy():
+    expected = jagged_flash_attention(**call(), window_size=2, max_seq_len_q=17)
+    got = jagged_flash_attention(**call(), window_size=np.int64(2), max_seq_len_q=np.int32(17), sm_scale=np.float64(8**-0.5))
+    torch.testing.assert_close(got, expected)

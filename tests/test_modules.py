@@ -77,3 +77,8 @@ def test_the_example_learns(root):
     example = runpy.run_path(str(root / "examples" / "pool_user_histories.py"))
     losses = example["train"](steps=40, users=32, report=0)
     assert sum(losses[-8:]) < 0.8 * sum(losses[:8])
+
+
+def test_pooling_needs_a_seed():
+    with pytest.raises(ValueError, match="num_seeds"):
+        PMA(16, 4, 0)

@@ -60,6 +60,8 @@ def wrong_gpu(problem: Problem, capabilities: set[tuple[int, int]], name: str) -
     """Why a TLX backend cannot run here: another GPU, or a Triton without TLX. CPU tensors run on the emulator: None."""
     if problem.device.type == "cpu":
         return None
+    if problem.device.type != "cuda":
+        return f"backend {name!r} runs on cuda (and cpu, on the emulator), the tensors are on {problem.device.type}"
     found = torch.cuda.get_device_capability(problem.device)
     if found not in capabilities:
         wanted = " or ".join(f"sm_{major}{minor}" for major, minor in sorted(capabilities))
