@@ -12,7 +12,7 @@ import html
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -95,7 +95,7 @@ def canvas(
 
 def label(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
     """Title and axis labels in one call: no figure goes without them."""
-    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_title(title, loc="left", fontsize=10, wrap=True)
     axes.set_xlabel(xlabel, fontsize=9)
     axes.set_ylabel(ylabel, fontsize=9)
     axes.tick_params(labelsize=8)
@@ -184,7 +184,7 @@ def roofline(
     _name_along_top(axes, shapes)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     label(axes, "", "FLOPs per byte that must move", "TFLOP/s")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, wrap=True)
     headers = ["shape", "FLOPs per byte", *(f"under {name}" for name in roofs), *measured]
     rows = [
         [n, x, *(min(x * b, peak) for b, peak in roofs.values()), *(points.get(n, "-") for points in measured.values())]
@@ -232,8 +232,131 @@ def histograms(samples: Mapping[str, Any], *, title: str, xlabel: str, bins: int
         axes.text(sample.mean() + 0.02 * top, 0.95, f"mean {sample.mean():.0f}", **place)
         label(axes, name, xlabel, "how many" if i == 0 else "")
         rows.append([name, float(sample.mean()), float(np.median(sample)), int(sample.max())])
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, wrap=True)
     return Picture(figure, f"{title}\n{table(['', 'mean', 'median', 'longest'], rows)}")
+
+
+def panels(labels: Sequence[str], quantities: Mapping[str, tuple[Sequence[float], str]], *, title: str) -> Picture:
+    """Horizontal bars, one panel a quantity, with the value written behind each bar.
+
+    Args:
+        labels: what each line of bars is; words may be long here.
+        quantities: name, the axis label of its panel -> (one value a label, how to write it: "{:.0f} %").
+    """
+    figure, axes = canvas(3.0 * len(quantities) + 1.8, 0.34 * len(labels) + 1.2, 1, len(quantities), sharey=True, squeeze=False)
+    for i, (panel, (name, (values, form))) in enumerate(zip(axes[0], quantities.items())):
+        drawn = panel.barh(labels, values, color=CYCLE[i % 7], hatch=HATCHES[i % 7], edgecolor="white")
+        panel.bar_label(drawn, [form.format(v) for v in values], fontsize=8, padding=3)
+        panel.margins(x=0.18)
+        label(panel, "", name, "")
+    axes[0][0].invert_yaxis()
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, wrap=True)
+    rows = [[name, *(form.format(values[n]) for values, form in quantities.values())] for n, name in enumerate(labels)]
+    return Picture(figure, f"{title}\n{table(['', *quantities], rows)}")
+
+
+class Segment(NamedTuple):
+    """A stretch of a line: ``look`` picks colour and hatch; None is somebody else's, drawn pale and hatched."""
+
+    start: float
+    length: float
+    words: str = ""
+    look: int | None = 0
+
+
+def segments(
+    rows: Mapping[str, Sequence[Segment]], *, title: str, xlabel: str, ticks: Sequence[float] | None = None
+) -> Picture:
+    """Labelled stretches along one axis, a line of them for each row: who owns which part. Words that do not fit stand above."""
+    height = max((s.words.count("\n") for line in rows.values() for s in line), default=0)
+    figure, axes = canvas(9.0, (0.3 + 0.22 * height) * len(rows) + 1.0)
+    last = max(s.start + s.length for line in rows.values() for s in line)
+    for n, line in enumerate(rows.values()):
+        for s in line:
+            _segment(axes, n, s, fits=s.length / last * 95 >= max(map(len, s.words.split("\n"))))
+    axes.set(xlim=(0, last), ylim=(len(rows) - 0.4, -0.75), yticks=range(len(rows)), yticklabels=list(rows))
+    if ticks is not None:
+        axes.set_xticks(list(ticks))
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    label(axes, title, xlabel, "")
+    words = [
+        [name, s.start, s.start + s.length, s.words.replace("\n", ", ") or ("nobody's" if s.look is None else "")]
+        for name, line in rows.items()
+        for s in line
+    ]
+    return Picture(figure, f"{title}\n{table(['', 'from', 'to', ''], words)}")
+
+
+def _segment(axes: Axes, row: int, s: Segment, *, fits: bool) -> None:
+    """One stretch at a height of 0.8 about ``row``, with its words inside or above."""
+    colour = "#FFFFFF" if s.look is None else CYCLE[s.look % 7]
+    look = {"hatch": "////", "edgecolor": "#888888"} if s.look is None else {"edgecolor": "white"}
+    axes.broken_barh([(s.start, s.length)], (row - 0.3, 0.6), facecolor=colour, **look)
+    place = {"ha": "center", "va": "center" if fits else "bottom", "fontsize": 8, "color": _ink(colour) if fits else "black"}
+    back = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if fits and s.look is None else None
+    axes.text(s.start + s.length / 2, row if fits else row - 0.32, s.words, bbox=back, **place)
+
+
+def blocks(
+    places: Mapping[str, tuple[tuple[float, float, float, float], str, int]], links: Sequence[tuple[str, str]], *, title: str
+) -> Picture:
+    """A block diagram: boxes with words, and arrows between boxes that lie side by side or one above the other.
+
+    Args:
+        places: heading -> ((x, y, width, height), words, palette number). y grows upwards. A box may lie inside another.
+        links: pairs of headings that exchange data; the arrow joins the edges that face each other.
+    """
+    from matplotlib.patches import FancyBboxPatch
+
+    right, top = (max(p[0][i] + p[0][i + 2] for p in places.values()) for i in (0, 1))
+    figure, axes = canvas(9.0, 9.0 * (top + 0.2) / (right + 0.2))
+    for heading, ((x, y, w, h), words, number) in places.items():
+        look = {"facecolor": CYCLE[number % 7] + "22", "edgecolor": CYCLE[number % 7], "linewidth": 1.2}
+        axes.add_patch(FancyBboxPatch((x, y), w, h, boxstyle="round,pad=0.02", **look))
+        axes.text(x + w / 2, y + h - 0.14, heading, ha="center", va="top", fontsize=9, weight="bold")
+        axes.text(x + w / 2, y + h - 0.45, words, ha="center", va="top", fontsize=8)
+    for a, b in links:
+        axes.annotate("", *_facing(places[a][0], places[b][0]), arrowprops={"arrowstyle": "<->", "color": BLACK, "linewidth": 1.3})
+    axes.set(xlim=(-0.1, right + 0.1), ylim=(-0.1, top + 0.1))
+    axes.set_axis_off()
+    axes.set_title(title, loc="left", fontsize=10, wrap=True)
+    said = [f"{heading}: {' '.join(words.split())}".rstrip(": ") for heading, (_, words, _) in places.items()]
+    return Picture(figure, "\n".join([title, *said, *(f"{a} <-> {b}" for a, b in links)]))
+
+
+def _facing(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> tuple[tuple, tuple]:
+    """The two points at which boxes (x, y, width, height) face each other: across their gap, in the middle of what they share."""
+    for axis in (0, 1):
+        first, second = (a, b) if a[axis] < b[axis] else (b, a)
+        gap = first[axis] + first[axis + 2], second[axis]
+        other = 1 - axis
+        low, high = max(a[other], b[other]), min(a[other] + a[other + 2], b[other] + b[other + 2])
+        if gap[0] <= gap[1] and low < high:
+            middle = (low + high) / 2
+            return tuple((edge, middle) if axis == 0 else (middle, edge) for edge in gap)
+    raise ValueError("boxes that are linked must lie side by side or one above the other")
+
+
+def timelines(drawn: Mapping[str, Any], span: tuple[float, float] | None = None) -> Picture:
+    """Timelines of the emulator, one below the other over the same cycles; their tables as text.
+
+    Args:
+        drawn: heading -> a :class:`jfa.emulator.timeline.Timeline`, drawn by its first CTA, or (timeline, CTA).
+        span: (first, last) modelled cycle that is shown; from the earliest start to the latest end, unless given.
+    """
+    pairs = [(name, *(one if isinstance(one, tuple) else (one, one.ctas()[0]))) for name, one in drawn.items()]
+    span = span or (min(line.start for _, line, _ in pairs), max(line.end for _, line, _ in pairs))
+    lanes = [len(line.tracks(cta)) for _, line, cta in pairs]
+    figure, axes = canvas(9.5, 0.3 * sum(lanes) + 0.75 * len(pairs) + 0.3, len(pairs), 1, squeeze=False, height_ratios=lanes)
+    for n, (panel, (name, line, cta)) in enumerate(zip(axes[:, 0], pairs)):
+        line.plot(cta, span=span, ax=panel)
+        panel.set_title("")
+        label(panel, name, panel.get_xlabel() if n == len(pairs) - 1 else "", "")
+        legend = panel.get_legend()
+        legend.remove() if n else [text.set_fontsize(8) for text in legend.get_texts()]
+    told = {id(line): f"{name}\n{line.table()}" for name, line, _ in pairs}
+    return Picture(figure, "\n\n".join(told.values()))
 
 
 # ---------------------------------------------------------------------------------------------------- packing and masks
@@ -293,7 +416,7 @@ def score_grids(
         axes.set_aspect("equal")
         label(axes, f"{name}\n{int(grid.sum())} of {grid.size} count" if counts else name, xlabel, ylabel)
         rows.append([name, int(grid.sum()), grid.size, 100 * (1 - grid.mean()) if grid.size else 0.0])
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, wrap=True)
     if not counts:
         return Picture(figure, "\n".join([title, *(f"{n}: {_true_pairs(g)}" for n, g in grids.items())]))
     return Picture(figure, f"{title}\n{table(['', 'pairs that count', 'pairs computed', 'wasted %'], rows)}")
@@ -330,7 +453,7 @@ def _grid(axes: Axes, grid: np.ndarray) -> None:
 def block_map(kinds: Any, *, title: str, block_m: int, block_n: int) -> Picture:
     """What each tile of scores needs (:func:`jfa.masks.block_kinds`): F no mask, P a mask, nothing where it is skipped."""
     kinds = np.asarray(kinds)
-    figure, axes = canvas(0.32 * kinds.shape[1] + 2.6, 0.32 * kinds.shape[0] + 1.5)
+    figure, axes = canvas(max(4.5, 0.45 * kinds.shape[1] + 1.0), 0.45 * kinds.shape[0] + 1.1)
     for kind, colour, letter, hatch in ((0, EMPTY_PLACE, "", ""), (1, ORANGE, "P", "///"), (2, BLUE, "F", "")):
         _cells(axes, [(j, i) for i, j in zip(*np.nonzero(kinds == kind))], colour, letter, hatch)
     axes.set(xlim=(0, kinds.shape[1]), ylim=(kinds.shape[0], 0), aspect="equal")

@@ -16,12 +16,12 @@
 # source that a GPU would compile.
 
 # %%
-import matplotlib.pyplot as plt
 import torch
 import triton
 import triton.language as tl
 
 import jfa.emulator as emulator
+from jfa import plots
 
 torch.manual_seed(0)
 print("Triton", triton.__version__)
@@ -38,30 +38,12 @@ print("Triton", triton.__version__)
 # The picture: 200 elements, blocks of 64, so four programs. The last block hangs over the end by 56.
 
 # %%
-def draw_blocks(n, block):
-    """n elements as one row of cells, coloured by the program that owns them; cells past n are hatched."""
-    programs = -(-n // block)
-    colours = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"]
-    fig, ax = plt.subplots(figsize=(10, 1.5), layout="constrained")
-    for p in range(programs):
-        lo, hi = p * block, (p + 1) * block
-        ax.broken_barh([(lo, min(hi, n) - lo)], (0, 1), facecolor=colours[p % len(colours)], edgecolor="white")
-        label = f"program {p}" if min(hi, n) - lo > block / 2 else str(p)
-        ax.text((lo + min(hi, n)) / 2, 0.5, label, ha="center", va="center", color="black" if p % len(colours) == 1 else "white")
-        if hi > n:
-            ax.broken_barh([(n, hi - n)], (0, 1), facecolor="white", edgecolor="#555555", hatch="///")
-            ax.text((n + hi) / 2, 1.12, "nobody's: mask them", ha="center", fontsize=9)
-    ax.set_xlim(0, programs * block)
-    ax.set_ylim(0, 1.45)
-    ax.set_yticks([])
-    ax.set_xticks([*range(0, programs * block + 1, block), n])
-    ax.set_xlabel("element number")
-    ax.set_title(f"{n} elements, blocks of {block}: {programs} programs, {programs * block - n} lanes to mask", fontsize=10)
-    return fig
-
-
-draw_blocks(200, 64)
-plt.show()
+n, block = 200, 64
+owned = [plots.Segment(p * block, min(block, n - p * block), f"program {p}", p) for p in range(4)]
+past_the_end = plots.Segment(n, 4 * block - n, "nobody's: mask them", None)
+plots.segments(
+    {"elements": [*owned, past_the_end]}, title="200 elements, blocks of 64", xlabel="element number", ticks=[0, 64, 128, 192, 200, 256]
+)
 
 # %% [markdown]
 # ## Version 1: a kernel that is right by luck
@@ -86,7 +68,9 @@ print("largest error on 256 elements:", (out - 2 * x).abs().max().item())
 
 # %% [markdown]
 # 256 is a multiple of 64. What happens with 200? On a GPU the last program reads and writes 56 elements behind the tensor. Often that memory
-# exists and belongs to another tensor, so nothing complains, and somebody else's numbers change. The emulator knows where each tensor ends, and says so.
+# exists and belongs to another tensor, so nothing complains, and somebody else's numbers change. The emulator knows where each tensor ends.
+#
+# Predict first: which elements will the report name, and which line, the load or the store?
 
 # %%
 x = torch.randn(200)
@@ -305,18 +289,11 @@ def error_curve():
 
 
 lengths, curves = error_curve()
-fig, ax = plt.subplots(figsize=(6, 3.4), layout="constrained")
-for (name, ys), colour, marker in zip(curves.items(), ("#0072B2", "#D55E00"), ("o", "s")):
-    ax.plot(lengths, ys, color=colour, marker=marker, label=f"{name} accumulator")
-ax.set_xscale("log", base=2)
-ax.set_yscale("log")
-ax.set_xlabel("K, products in the sum")
-ax.set_ylabel("median relative error")
-ax.legend(frameon=False)
-ax.set_title("bf16 operands: what the accumulator costs", fontsize=10)
-plt.show()
-for name, ys in curves.items():
-    print(f"{name}: " + ", ".join(f"K={k} {y:.1e}" for k, y in zip(lengths, ys)))
+print(f"at K = 1024 the bf16 accumulator is off by {curves['bf16'][-1]:.1e}, the fp32 one by {curves['fp32'][-1]:.1e}")
+plots.lines(
+    lengths, {f"{name} accumulator": errors for name, errors in curves.items()}, log_x=True, log_y=True,
+    title="bf16 operands: what the accumulator costs", xlabel="K, products in the sum", ylabel="median relative error",
+)  # fmt: skip
 
 # %% [markdown]
 # The bf16 curve climbs: once the sum is large, each new product is smaller than half a unit in its last place, and is lost. The gradient `dQ` of attention is such a

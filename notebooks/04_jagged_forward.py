@@ -17,13 +17,12 @@
 # %%
 import math
 
-import matplotlib.pyplot as plt
 import torch
 import triton
 import triton.language as tl
 
 import jfa.emulator as emulator
-from jfa import reference
+from jfa import plots, reference
 
 _ = torch.manual_seed(0)
 
@@ -40,32 +39,23 @@ _ = torch.manual_seed(0)
 LENGTHS = [5, 0, 33, 1, 17]
 
 
-def draw_tiles(lengths, block):
-    """Packed rows as one bar, sequence by sequence; above it one bar a tile, hatched where it hangs into a neighbour."""
-    colours = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"]
-    fig, ax = plt.subplots(figsize=(10, 3), layout="constrained")
-    begin, level = 0, 1.3
+def tile_rows(lengths, block):
+    """The packed rows by sequence, and below them each tile: its own rows, and those of somebody else that its block covers."""
+    rows, begin = {"packed rows": []}, 0
     for b, n in enumerate(lengths):
-        colour = colours[b % len(colours)]
-        if n:
-            ax.broken_barh([(begin, n)], (0, 1), facecolor=colour, edgecolor="white")
-            ax.text(begin + n / 2, -0.35, f"sequence {b}" if n > 4 else str(b), ha="center", va="center", fontsize=8)
-        for row in range(0, n, block):
-            inside = min(block, n - row)
-            ax.broken_barh([(begin + row, inside)], (level, 0.4), facecolor=colour)
-            if inside < block:
-                ax.broken_barh([(begin + n, block - inside)], (level, 0.4), facecolor="white", edgecolor=colour, hatch="////")
-            level += 0.5
+        rows["packed rows"] += [plots.Segment(begin, n, f"sequence {b}", b)] if n else []
+        for first in range(0, n, block):
+            own, foreign = min(block, n - first), max(0, first + block - n)
+            hangs_over = [plots.Segment(begin + n, foreign, "", None)] if foreign else []
+            rows[f"tile {len(rows) - 1}"] = [plots.Segment(begin + first, own, "", b), *hangs_over]
         begin += n
-    ax.set_yticks([0.5, (1.3 + level) / 2 - 0.05], ["packed rows", f"tiles of {block}"])
-    ax.set_ylim(-0.7, level + 0.1)
-    ax.set_xlabel("row of the packed tensor (hatched: rows of somebody else, or past the end)")
-    ax.set_title(f"lengths {lengths}: {sum(-(-n // block) for n in lengths)} tiles with work", fontsize=10)
-    return fig
+    return rows
 
 
-draw_tiles(LENGTHS, 16)
-plt.show()
+plots.segments(
+    tile_rows(LENGTHS, 16), title=f"lengths {LENGTHS}, tiles of 16: seven tiles have work, four hang over their sequence's end",
+    xlabel="row of the packed tensor (hatched: rows of somebody else, or past the end)",
+)  # fmt: skip
 
 # %% [markdown]
 # Shapes, for the rest of the chapter:
@@ -156,7 +146,7 @@ problem = make_problem(LENGTHS, [17, 4, 40, 9, 21])
 print("largest error of version 0:", largest_error(attend_v0(*problem), problem))
 
 # %% [markdown]
-# It is right, and it is slow on a GPU for two reasons. The host reads the offsets back, which makes the GPU wait. And each launch is far too small to fill the chip.
+# It is right, and it would be slow on a GPU for two reasons. The host reads the offsets back, which makes the GPU wait. And each launch is far too small to fill the chip.
 
 # %% [markdown]
 # ## Version 1: one launch, offsets read in the kernel
@@ -309,24 +299,24 @@ print("the query without keys: lse", lse[:, 38].tolist(), "out", out[38].abs().m
 
 # %%
 skewed = make_problem([200, 3, 0, 5, 1, 9, 2, 16], [200, 3, 0, 5, 1, 9, 2, 16], heads=1)
-rows = []
-for name, attend in {"v0: a launch a sequence": attend_v0, "v1: one grid": attend_v1, "v3: tile list": attend_v3}.items():
-    with emulator.counting() as counts:
+versions = {"v0: a launch a sequence": attend_v0, "v1: one grid": attend_v1, "v3: a tile list": attend_v3}
+counted = {}
+for name, attend in versions.items():
+    with emulator.counting() as counted[name]:
         attend(*skewed)
-    rows.append((name, counts.programs, counts.loads))
-    print(f"{name:<24} programs {counts.programs:>4}   loads {counts.loads:>4}")
-
-fig, ax = plt.subplots(figsize=(6, 2.2), layout="constrained")
-ax.barh([r[0] for r in rows], [r[1] for r in rows], color="#0072B2", edgecolor="white")
-for y, r in enumerate(rows):
-    ax.text(r[1], y, f" {r[1]}", va="center")
-ax.invert_yaxis()
-ax.set_xlabel("programs launched")
-ax.margins(x=0.12)
-plt.show()
+plots.panels(
+    list(counted),
+    {
+        "launches": ([c.launches for c in counted.values()], "{}"),
+        "programs": ([c.programs for c in counted.values()], "{}"),
+        "loads": ([c.loads for c in counted.values()], "{}"),
+    },
+    title="eight sequences, one of 200 rows and the others short, one head",
+)
 
 # %% [markdown]
-# The grid of version 1 holds 13 tiles for each of 8 sequences; 19 have work. Real batches are more skewed than that.
+# The grid of version 1 holds 13 tiles for each of 8 sequences, 104 programs; 19 have work. Version 3 launches these 19, once. It loads more than version 0 does, since each program looks up its own
+# tile and offsets: two numbers of the list and four offsets. Against seven launches, and a host that waits for the offsets, that is cheap.
 #
 # ## What the package does
 #

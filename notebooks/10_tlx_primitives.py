@@ -15,15 +15,14 @@
 # **Time.** 90 minutes, and 120 for the exercises. **Needs.** Chapter 03. No GPU: TLX kernels have no interpreter anywhere else; here the emulator runs them.
 
 # %%
-import matplotlib.pyplot as plt
 import torch
 import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
-from matplotlib.patches import FancyBboxPatch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import jfa.emulator as emulator
+from jfa import plots
 from jfa.emulator.rates import B200
 from jfa.emulator.timeline import Timeline
 
@@ -46,35 +45,19 @@ def attempt(launch, **options):
 # A GPU has many *streaming multiprocessors* (SMs): 148 on a B200. One block of threads, a *CTA* (what Triton calls a program), lives on one SM. Everything below is inside one SM.
 
 # %%
-def draw_machine():
-    """One SM of a Blackwell GPU: who computes, what remembers, who moves data."""
-    fig, ax = plt.subplots(figsize=(10.5, 5.2), layout="constrained")
-
-    def box(x, y, w, h, title, text="", colour="#FFFFFF"):
-        ax.add_patch(FancyBboxPatch((x, y), w, h, boxstyle="round,pad=0.02", facecolor=colour, edgecolor="#333333"))
-        ax.text(x + w / 2, y + h - 0.22, title, ha="center", va="top", fontsize=10, weight="bold")
-        ax.text(x + w / 2, y + h - 0.62, text, ha="center", va="top", fontsize=8.5)
-
-    box(0.2, 3.6, 6.6, 2.2, "warps: 32 threads each, up to 32 warps in a CTA", "four schedulers; registers 256 KB, at most 255 a thread", "#E8F1F8")
-    for i in range(4):
-        box(0.4 + 1.6 * i, 3.75, 1.4, 1.15, f"scheduler {i}", "32 fp32 lanes\n4 exp2 units", "#FFFFFF")
-    box(7.2, 3.6, 3.2, 2.2, "tensor core", "D = A B + D, asynchronous\nA: shared or tensor memory\nB: shared memory\nD: tensor memory", "#FBE6D4")
-    box(0.2, 1.3, 2.4, 1.8, "TMA", "copies boxes between\nglobal and shared memory,\nasynchronous", "#FBE6D4")
-    box(3.0, 1.3, 4.6, 1.8, "shared memory (SMEM)", "228 KB, 128 bytes a clock\ntiles of A and B, barriers", "#E0F2EC")
-    box(8.0, 1.3, 2.4, 1.8, "tensor memory (TMEM)", "128 lanes x 512 columns\nof 4 bytes: accumulators", "#F6E3EE")
-    box(0.2, 0.1, 10.2, 0.8, "L2 cache and global memory (all SMs)", "", "#EEEEEE")
-    arrows = [((1.4, 1.3), (1.4, 0.9)), ((2.6, 2.2), (3.0, 2.2)), ((4.8, 3.1), (4.8, 3.6))]  # TMA-global, TMA-SMEM, SMEM-warps
-    arrows += [((7.4, 3.1), (7.4, 3.6)), ((9.2, 3.1), (9.2, 3.6)), ((8.05, 3.1), (6.75, 3.6))]  # SMEM-MMA, TMEM-MMA, TMEM-warps
-    for start, end in arrows:
-        ax.annotate("", end, start, arrowprops=dict(arrowstyle="<->", color="#555555", linewidth=1.5))
-    ax.set_xlim(0, 10.6)
-    ax.set_ylim(0, 6.0)
-    ax.axis("off")
-    return fig
-
-
-draw_machine()
-plt.show()
+LANES = "32 fp32 lanes\n4 exp2 units"
+MACHINE = {  # heading -> ((x, y, width, height), words, colour)
+    "warps": ((0, 3.2, 6.4, 2.0), "32 threads each, up to 32 warps in a CTA; registers 256 KB, at most 255 a thread", 0),
+    **{f"scheduler {i}": ((0.15 + 1.55 * i, 3.3, 1.4, 1.0), LANES, 0) for i in range(4)},
+    "tensor memory (TMEM)": ((7.0, 3.2, 3.0, 2.0), "128 lanes x 512 columns\nof 4 bytes: accumulators", 4),
+    "shared memory (SMEM)": ((2.9, 1.4, 3.5, 1.3), "228 KB, 128 bytes a clock:\ntiles of A and B, barriers", 2),
+    "tensor core": ((7.0, 1.4, 3.0, 1.3), "D = A B + D, asynchronous\nA: SMEM or TMEM, B: SMEM, D: TMEM", 1),
+    "TMA": ((0, 1.4, 2.4, 1.3), "copies boxes between global\nand shared memory, asynchronous", 1),
+    "L2 and global memory": ((0, 0.4, 10, 0.5), "", 6),
+}
+LINKS = [("TMA", "L2 and global memory"), ("TMA", "shared memory (SMEM)"), ("shared memory (SMEM)", "warps")]
+LINKS += [("shared memory (SMEM)", "tensor core"), ("tensor memory (TMEM)", "tensor core"), ("tensor memory (TMEM)", "warps")]
+plots.blocks(MACHINE, LINKS, title="one SM of a Blackwell GPU: who computes, what remembers, who moves data")
 
 # %% [markdown]
 # | term | what it is |
@@ -110,7 +93,7 @@ print("largest error:", (out - x.t()).abs().max().item())
 
 # %% [markdown]
 # **Broken.** Fill buffer 1 and read buffer 0. On a GPU you get whatever an earlier kernel left there: perhaps your own right numbers from the last run. The emulator fills fresh memory with
-# poison.
+# poison. Predict first: which of the two lines will the report name?
 
 # %%
 attempt(lambda: transpose_in_smem[(1,)](x, out, N=32, FIRST=1))
@@ -167,23 +150,11 @@ attempt(lambda: run_tma_copy(wait=False))
 # through its first turn without special cases.
 
 # %%
-def draw_phases(rounds=3):
-    """One barrier's life: phases in a row, and which parity passes while each is in progress."""
-    fig, ax = plt.subplots(figsize=(10, 1.9), layout="constrained")
-    for phase in range(rounds):
-        colour, ink = ("#0072B2", "white") if phase % 2 == 0 else ("#E69F00", "black")
-        ax.broken_barh([(phase, 1)], (0, 1), facecolor=colour, edgecolor="white")
-        ax.text(phase + 0.5, 0.66, f"phase {phase} in progress", ha="center", va="center", color=ink, fontsize=10)
-        ax.text(phase + 0.5, 0.3, f"wait(0) {'holds' if phase % 2 == 0 else 'passes'}, wait(1) {'passes' if phase % 2 == 0 else 'holds'}", ha="center", va="center", color=ink, fontsize=9)
-        ax.annotate("all arrivals and bytes are in", (phase + 1, 1.0), (phase + 1, 1.35), ha="center", fontsize=8, arrowprops=dict(arrowstyle="->"))
-    ax.set_xlim(0, rounds + 0.35)
-    ax.set_ylim(0, 1.6)
-    ax.axis("off")
-    return fig
-
-
-draw_phases()
-plt.show()
+PASSES = ("wait(0) holds\nwait(1) passes", "wait(0) passes\nwait(1) holds")
+plots.segments(
+    {"barrier": [plots.Segment(n, 1, f"phase {n} in progress\n{PASSES[n % 2]}", n % 2) for n in range(3)]},
+    title="one barrier's life", xlabel="completed phases; at each border all arrivals and bytes are in", ticks=range(4),
+)  # fmt: skip
 
 # %% [markdown]
 # **The likely mistake.** A parity cannot tell "one phase ahead" from "three". If a producer runs two turns ahead of a consumer, the consumer's wait passes on the wrong turn. So every buffer has two
@@ -235,7 +206,7 @@ print("largest relative error:", ((sums - wide.double().exp().sum(1)) / sums).ab
 
 # %% [markdown]
 # **Broken.** Take the producer's wait away. It now refills buffers before anybody has read them. One mistake can show in more than one way. Run it on two schedules: copies that finish at once, and
-# copies that finish as late as they may.
+# copies that finish as late as they may. Predict first: who is blamed, the producer or the consumer?
 
 # %%
 attempt(lambda: run_stream(hold_back=False), policy="eager")
@@ -260,19 +231,13 @@ def timeline(launch):
     return Timeline.of(emulator.last())
 
 
-drawn = {stages: timeline(lambda: run_stream(stages)) for stages in (1, 3)}
-fig, axes = plt.subplots(2, 1, figsize=(11, 3.6), layout="constrained", sharex=True)
-for ax, (stages, lines) in zip(axes, drawn.items()):
-    lines.plot(ax=ax, span=(0, drawn[1].cycles))
-    ax.set_title(f"{stages} buffer{'s' * (stages > 1)}: {lines.cycles:,.0f} modelled cycles", fontsize=10)
-axes[0].set_xlabel("")
-axes[1].get_legend().remove()
-plt.show()
-print(drawn[3].table())
+one, three = (timeline(lambda: run_stream(stages)) for stages in (1, 3))
+print(f"{one.cycles:,.0f} modelled cycles with one buffer, {three.cycles:,.0f} with three")
+plots.timelines({"one buffer": one, "three buffers": three})
 
 # %% [markdown]
-# With one buffer the copy and the arithmetic take turns. With three the copies run ahead, and the consumer waits less. It does not reach zero: with so little work on each chunk,
-# the copies' latency decides.
+# With one buffer the copy and the arithmetic take turns: both roles wait most of the time. With three the copies run ahead, and the launch takes less than half as long. The consumer still waits,
+# once for each turn of the ring: three chunks of this little arithmetic are over before the copy that replaces the first of them has arrived.
 
 # %% [markdown]
 # ## 5. Tensor memory and the tensor core
@@ -313,6 +278,7 @@ print("largest error:", (product - a.double() @ b.double()).abs().max().item())
 
 # %% [markdown]
 # **Broken twice.** Read the accumulator without waiting for the product. Then ask for five accumulators of 128 columns: 640 columns of 512.
+# Predict first: one of the two is refused before anything is copied. Which?
 
 # %%
 attempt(lambda: run_product(wait=False))
@@ -357,6 +323,7 @@ attempt(lambda: run_ship(False), fences="strict")
 # |---|---|---|
 # | `DeadlockError` | everybody waits, nothing is in flight | the barrier it names: who should arrive there? |
 # | `RaceError` | two accesses, one a write, unordered | the two lines: which barrier should lie between them? |
+# | `OverArrivalError` | more arrivals in a phase than the barrier counts | a role that comes round too early, or `arrive_count` |
 # | `PhaseError` | a wait can pass on an old phase | a producer that nothing holds back |
 # | `ExpectBytesError` | bytes announced and delivered differ | element size, number of loads on the barrier |
 # | `PoisonError` | memory that nobody wrote | `use_acc` on the first product; a wrong buffer number |

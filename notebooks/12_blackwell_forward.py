@@ -19,7 +19,6 @@ import importlib
 import inspect
 import math
 
-import matplotlib.pyplot as plt
 import torch
 import triton
 import triton.language as tl
@@ -28,10 +27,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import jfa
 import jfa.emulator as emulator
-from jfa import reference
+from jfa import plots, reference
 from jfa.emulator.rates import B200
 from jfa.emulator.timeline import Timeline
-from jfa.masks import Band
+from jfa.masks import Band, block_kinds
 
 D, BM, BN, BLOCKS = 128, 128, 128, 8
 
@@ -82,15 +81,15 @@ def study(name, kernel, rows=BM, **constants):
     busy = sum(end - begin for (_, unit), spans in run.occupied.items() if unit == "tensor" for begin, end in spans) / run.time
     SCORE.append((name, run.time, busy))
     print(f"{name}: largest error {error:.1e}; {run.time:,.0f} modelled cycles for 256 queries, tensor core busy {busy:.0%}")
-    first = [e for e in run.events if e[0] == run.events[0][0]]
-    return Timeline(first, "B200")
+    first = run.events[0][0]
+    units = {key: spans for key, spans in run.occupied.items() if key[0] == first}
+    return Timeline([e for e in run.events if e[0] == first], "B200", units)
 
 
 def show(line, cycles=9000):
     """A stretch of the timeline from the middle of the run."""
     start = line.start + 0.4 * line.cycles
-    line.plot(span=(start, start + cycles))
-    plt.show()
+    return plots.timelines({f"{SCORE[-1][0]}: {cycles:,} cycles from the middle of the first program": line}, (start, start + cycles))
 
 # %%
 @triton.jit
@@ -112,6 +111,8 @@ def store_rows(out_ptr, row, values, D: tl.constexpr, BM: tl.constexpr):
 # ## Version 1: one role does everything
 #
 # A straight line: load, wait, multiply, wait, softmax, multiply, wait. `S`, `P` and the accumulator live in tensor memory.
+#
+# Predict: for which share of the time will the tensor core work?
 
 # %%
 @triton.jit
@@ -234,24 +235,13 @@ show(line)
 # `storage_alias_spec` says so; it adds no barrier. What keeps the two apart is order: the next S of a half is issued after the product that reads its P, and one task's products run in order.
 
 # %%
-def draw_columns():
-    """Tensor memory at D = 128: what lies in which of the 512 columns."""
-    fig, ax = plt.subplots(figsize=(10, 1.7), layout="constrained")
-    for i, (name, colour) in enumerate((("S0", "#0072B2"), ("S1", "#0072B2"), ("O0", "#009E73"), ("O1", "#009E73"))):
-        ax.broken_barh([(128 * i, 128)], (0, 1), facecolor=colour, edgecolor="white")
-        ax.text(128 * i + 64, 0.72 if i < 2 else 0.5, name, ha="center", va="center", color="white", fontsize=11)
-    for i in range(2):
-        ax.broken_barh([(128 * i, 64)], (0, 0.45), facecolor="#E69F00", edgecolor="white", hatch="//")
-        ax.text(128 * i + 32, 0.22, f"P{i}", ha="center", va="center", fontsize=10)
-    ax.set_xticks(range(0, 513, 64))
-    ax.set_yticks([])
-    ax.set_xlim(0, 512)
-    ax.set_xlabel("column of tensor memory (128 lanes of 4 bytes each)")
-    return fig
-
-
-draw_columns()
-plt.show()
+plots.segments(
+    {
+        "S and O": [plots.Segment(128 * i, 128, name, look) for i, (name, look) in enumerate((("S0", 0), ("S1", 0), ("O0", 2), ("O1", 2)))],
+        "P, in S": [plots.Segment(0, 64, "P0", 3), plots.Segment(128, 64, "P1", 3)],
+    },
+    title="tensor memory at D = 128", xlabel="column (128 lanes of 4 bytes each)", ticks=range(0, 513, 64),
+)  # fmt: skip
 
 # %%
 @triton.jit
@@ -323,6 +313,9 @@ def three_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, D: tl.const
         with tlx.async_task(num_warps=1):  # load
             load_role(q_desc, k_desc, v_desc, q, kv, q_fulls, kv_fulls, kv_empties, row, blocks, HALVES, D, BM, BN, BUFFERS)
 
+# %% [markdown]
+# Predict: one half only. What does the new role win?
+
 # %%
 line = study("3: MMA role", three_roles, HALVES=1, BUFFERS=3)
 show(line)
@@ -350,6 +343,8 @@ show(line)
 #    block, and the correction only has to look. The end divides by a sum made with the same reference, so nothing is approximate.
 #
 # `alpha` and the row sums are columns in the same aliased storage.
+#
+# Predict: which of the two ideas will show in the modelled cycles, and which will not?
 
 # %%
 @triton.jit
@@ -463,7 +458,6 @@ def five_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, D: tl.conste
 line = study("5a: correction role", five_roles, rows=2 * BM, BUFFERS=3, THRESHOLD=0.0)
 line = study("5b: and a threshold of 8", five_roles, rows=2 * BM, BUFFERS=3, THRESHOLD=8.0)
 show(line)
-print(line.table())
 
 # %% [markdown]
 # The correction does not wait for the product before it touches the accumulator. It need not: `alpha` of a block comes from a group that has read S of that block, that S was issued after the earlier product, and a task's
@@ -496,20 +490,15 @@ for threshold in (0.0, 1.0, 8.0):
 # ## The score
 
 # %%
-fig, (left, right) = plt.subplots(1, 2, figsize=(11, 2.8), layout="constrained", sharey=True)
-names = [name for name, _, _ in SCORE]
 tflops = [4 * 256 * BLOCKS * BN * D / B200.seconds(cycles) * B200["sms"] / 1e12 for _, cycles, _ in SCORE]
-for ax, values, label, form in (
-    (left, tflops, "modelled TFLOP/s of a B200", "{:.0f}"),
-    (right, [100 * busy for _, _, busy in SCORE], "tensor core busy, percent (modelled)", "{:.0f} %"),
-):
-    ax.barh(names, values, color="#0072B2", edgecolor="white")
-    for y, value in enumerate(values):
-        ax.text(value, y, " " + form.format(value), va="center")
-    ax.set_xlabel(label)
-    ax.margins(x=0.16)
-left.invert_yaxis()
-plt.show()
+plots.panels(
+    [name for name, _, _ in SCORE],
+    {
+        "modelled TFLOP/s of a B200": (tflops, "{:.0f}"),
+        "tensor core busy, percent (modelled)": ([100 * busy for _, _, busy in SCORE], "{:.0f} %"),
+    },
+    title="256 queries, 1,024 keys, D = 128",
+)
 
 # %% [markdown]
 # What holds version 5 back? Follow one half through a step: S is loaded from tensor memory, its maximum taken, 16,384 exponentials, converted, stored, and only then can the tensor core start P V and the next S. That chain is longer than the other half's products.
@@ -543,29 +532,11 @@ for name, kernel, constants in (("1: one role", one_role, {}), ("5: five roles",
 # - **Lists.** CTAs are persistent: one a SM, each walks a list of tiles that have work. Chapter 13.
 
 # %%
-def draw_peeling(len_q=512, len_kv=1100, block=128, band=Band.make(causal=True, window_size=(600, 0))):
-    """Blocks of a causal window: dark needs no mask, hatched is an edge, white is never visited."""
-    lo, hi = band.offsets(len_q, len_kv)
-    fig, ax = plt.subplots(figsize=(7.5, 3.2), layout="constrained")
-    counts = {"bulk": 0, "edge": 0, "skipped": 0}
-    for row in range(0, len_q, block):
-        for col in range(0, len_kv, block):
-            i = torch.arange(row, min(row + block, len_q))[:, None]
-            j = torch.arange(col, col + block)[None, :]
-            seen = (j >= i + lo) & (j <= i + hi) & (j < len_kv)
-            kind = "bulk" if seen.all() else "edge" if seen.any() else "skipped"
-            counts[kind] += 1
-            style = {"bulk": ("#0072B2", ""), "edge": ("#E69F00", "///"), "skipped": ("white", "")}[kind]
-            ax.broken_barh([(col, block)], (row, block), facecolor=style[0], hatch=style[1], edgecolor="#888888")
-    ax.invert_yaxis()
-    ax.set_xlabel("key")
-    ax.set_ylabel("query")
-    ax.set_title(", ".join(f"{n} {kind}" for kind, n in counts.items()), fontsize=10)
-    return fig
+kinds = block_kinds(Band.make(causal=True, window_size=(600, 0)), 512, 1100, 128, 128)
+plots.block_map(kinds, title="512 queries, 1,100 keys, causal, 600 keys back", block_m=128, block_n=128)
 
-
-draw_peeling()
-plt.show()
+# %% [markdown]
+# Each line of blocks is one tile's loop: some P (an edge), then F (bulk), then P. Blocks without a letter are never visited.
 
 # %% [markdown]
 # ## Read the kernel
@@ -592,8 +563,11 @@ with emulator.options(policy="timed", rates=B200, trace=True, max_ctas=1):
 print("largest error:", (out - want).abs().max().item())
 line = Timeline.of(emulator.last())
 busiest = max(line.ctas(), key=lambda cta: sum(e.cta == cta for e in line.events))
-line.plot(cta=busiest, span=(0, max(e.end for e in line.events if e.cta == busiest)))
-plt.show()
+plots.timelines({"the package's forward, its busiest CTA": (line, busiest)}, (0, max(e.end for e in line.events if e.cta == busiest)))
+
+# %% [markdown]
+# You know every lane: correction, two softmax groups, mma, load, and a `store` role of its own. `CLC` asks the hardware for the next tile. With 277 rows there is little of the steady state to see:
+# the picture shows how a tile begins and ends.
 
 # %% [markdown]
 # ## Exercises

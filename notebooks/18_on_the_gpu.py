@@ -382,14 +382,7 @@ def modelled(backend, chip):
 
 
 hopper = modelled("hopper", H200)
-figure, axes = plots.canvas(11, 5.2, 2, 1, sharex=True)
-for ax, cta in zip(axes, hopper.ctas()):
-    hopper.plot(cta, span=(0, hopper.cycles), ax=ax)
-    ax.set_title("")
-    ax.set_title(f"modelled SM {cta[0]}", loc="left", fontsize=10)
-axes[0].set_xlabel("")
-axes[1].get_legend().remove()
-plots.Picture(figure, hopper.table())
+plots.timelines({f"modelled SM {cta[0]}": (hopper, cta) for cta in hopper.ctas()})
 
 # %% [markdown]
 # ## Profile: five numbers and what they mean
@@ -446,8 +439,9 @@ for backend, chip, drawn in (("hopper", H200, hopper), ("blackwell", B200, model
     print("\n".join(f"  {name:<30} {value}" for name, value in five_numbers(drawn).items()))
 
 # %% [markdown]
-# Short sequences and one launch: no unit is near its peak, so counter 4 may be read. Here those wait longest who wait by design: for a product of the
-# tensor core, or for a finished output. What the model says about long sequences on an H200, and how far that is from the measured time, is a test of
+# Read them from the bottom again. Short sequences on two SMs: a part of the distance to 100 % is the SM that ends first. On the Hopper model the memory
+# path and the tensor cores are both busy most of the time, one beside the other: this is what overlap looks like. On the Blackwell model no unit is busy
+# half of the time, so counter 4 may be read, and it names a role that waits by design, for a finished output. What the model says about long sequences on an H200, and how far that is from the measured time, is a test of
 # the project (`tests/emulator/test_rates.py`).
 #
 # ## How long are the kernels?

@@ -1,12 +1,24 @@
 """Figures: each draws, says its numbers in words, labels its axes, and leaves pyplot alone."""
 
+import html
+
 import numpy as np
 import pytest
 
 from jfa import plots
+from jfa.emulator.timeline import Timeline
 from jfa.layout import uniform_lengths
 from jfa.masks import Band, block_kinds
 
+
+def small_timeline() -> Timeline:
+    """Two CTAs of one role each."""
+    work = dict(kind="compute")
+    return Timeline([(0, "load", "copy", 0.0, 4.0, work), (1, "load", "copy", 2.0, 7.0, work)], "a chip")
+
+
+NO_AXES = {"blocks"}  # a diagram: its axes mean nothing
+NO_YLABEL = {"panels", "segments", "timelines"}  # each line of these has a name
 PICTURES = {
     "lines": (
         lambda: plots.lines(
@@ -26,6 +38,16 @@ PICTURES = {
         "1 full, 2 partial, 1",
     ),
     "online_walk": (lambda: plots.online_walk([1.0, 2.0, 0.0, 5.0], 2), "0.04979"),  # exp(2 - 5)
+    "panels": (lambda: plots.panels(["one", "two"], {"cycles": ([10.4, 20.6], "{:.0f}")}, title="t"), "21"),
+    "segments": (
+        lambda: plots.segments({"row": [plots.Segment(0, 3, "mine"), plots.Segment(3, 5, "", None)]}, title="t", xlabel="x"),
+        "3   8  nobody's",
+    ),
+    "blocks": (
+        lambda: plots.blocks({"A": ((0, 0, 1, 1), "two\nlines", 0), "B": ((2, 0, 1, 3), "", 1)}, [("A", "B")], title="t"),
+        "A: two lines\nB\nA <-> B",
+    ),
+    "timelines": (lambda: plots.timelines({"u": small_timeline(), "v": (small_timeline(), 1)}), "7 cycles"),
     "worker_loads": (lambda: plots.worker_loads({"a": [[0, 2], [1]]}, [1.0, 2.0, 3.0]), "1.333"),
 }
 
@@ -37,11 +59,24 @@ def test_a_picture_has_an_image_its_numbers_and_axis_labels(name):
     assert number in picture.text and repr(picture) == picture.text
     assert picture.png().startswith(b"\x89PNG")
     page = picture._repr_html_()
-    assert "<img" in page and "alt=" in page and number in page
-    assert all(axes.get_title(loc="left") for axes in picture.figure.axes)
-    assert any(axes.get_xlabel() for axes in picture.figure.axes) and any(
-        axes.get_ylabel() for axes in picture.figure.axes
-    )
+    assert "<img" in page and "alt=" in page and html.escape(number) in page
+    axes = picture.figure.axes
+    assert picture.figure.get_suptitle() or all(a.get_title(loc="left") for a in axes)
+    assert any(a.get_xlabel() for a in axes) or name in NO_AXES
+    assert any(a.get_ylabel() for a in axes) or name in NO_AXES | NO_YLABEL
+
+
+def test_words_that_do_not_fit_into_a_stretch_stand_above_it():
+    picture = plots.segments({"row": [plots.Segment(0, 95, "a"), plots.Segment(95, 5, "program 3")]}, title="t", xlabel="x")
+    assert [text.get_va() for text in picture.figure.axes[0].texts] == ["center", "bottom"]
+
+
+def test_an_arrow_joins_the_edges_that_face_each_other():
+    picture = plots.blocks({"A": ((0, 0, 1, 1), "", 0), "B": ((0.5, 2, 2, 1), "", 1)}, [("B", "A")], title="t")
+    (arrow,) = [t for t in picture.figure.axes[0].texts if hasattr(t, "xyann")]
+    assert {arrow.xy, arrow.xyann} == {(0.75, 1), (0.75, 2)}
+    with pytest.raises(ValueError, match="side by side"):
+        plots.blocks({"A": ((0, 0, 1, 1), "", 0), "B": ((2, 2, 1, 1), "", 1)}, [("A", "B")], title="t")
 
 
 def test_no_figure_is_left_in_pyplot():
@@ -61,3 +96,18 @@ def test_series_are_told_apart_without_colour():
 def test_table_aligns_numbers_right():
     text = plots.table(["name", "n"], [["a", 5], ["bcd", 1234], ["e", np.float64(0.123456)]])
     assert text.splitlines()[2:] == ["a          5", "bcd     1234", "e     0.1235"]
+
+
+@pytest.mark.parametrize("name", ["block_map", "bars", "panels", "histograms"])
+def test_a_long_title_is_wrapped_not_cut_off(name, monkeypatch):
+    long = "a title that is far too long for the width that this small figure has " * 3
+    make = {
+        "block_map": lambda: plots.block_map(block_kinds(Band.make(True), 8, 8, 4, 4), title=long, block_m=4, block_n=4),
+        "bars": lambda: plots.bars(["u"], {"a": [1]}, title=long, xlabel="x", ylabel="y"),
+        "panels": lambda: plots.panels(["u"], {"a": ([1], "{}")}, title=long),
+        "histograms": lambda: plots.histograms({"u": [1, 2, 3]}, title=long, xlabel="x"),
+    }
+    figure = make[name]().figure
+    figure.canvas.draw()
+    title = figure._suptitle or figure.axes[0]._left_title
+    assert title.get_window_extent().x1 <= figure.bbox.x1

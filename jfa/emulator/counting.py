@@ -13,7 +13,7 @@ class Counts:
 
     loads, stores: calls of tl.load, tl.store, descriptor loads and stores, and TMA copies, of any size; atomics are neither.
     load_elements, store_elements: lanes that were loaded or stored, masked ones left out; a TMA box counts in full.
-    dots: matrix products of any kind. peak_tile: elements of the largest block made. programs: how many were launched.
+    dots: matrix products of any kind. peak_tile: elements of the largest block made. programs: how many ran. launches: of kernels.
     """
 
     loads: int = 0
@@ -23,6 +23,7 @@ class Counts:
     dots: int = 0
     peak_tile: int = 0
     programs: int = 0
+    launches: int = 0
 
     def load(self, elements: int) -> None:
         """One load of so many elements."""

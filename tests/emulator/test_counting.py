@@ -21,6 +21,7 @@ def test_loads_elements_dots_programs_and_the_largest_block_are_counted():
     a, b, out = torch.randn(16, 16), torch.randn(16, 16), torch.empty(2, 16, 16)
     with emulator.counting() as counts:
         product[(2,)](a, b, out, 10, N=16)
+    assert counts.launches == 1
     assert (counts.programs, counts.loads, counts.stores, counts.dots) == (2, 4, 2, 2)
     assert counts.load_elements == 2 * (256 + 160)  # masked lanes are not loaded
     assert counts.store_elements == 2 * 256

@@ -50,6 +50,7 @@ def emulate(jit, grid, args, kwargs, warmup=False):
     try:
         Last.run = launching.launch(jit, grid, args, kwargs, current_options())
         if Active.counts is not None and Last.run is not None:
+            Active.counts.launches += 1
             Active.counts.programs += Last.run.stats["ctas"]
     except Exception as error:
         Last.run = getattr(error, "run", None)
