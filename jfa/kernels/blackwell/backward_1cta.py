@@ -302,33 +302,33 @@ def multiply_tile(
     HALF_M: tl.constexpr = BLOCK_M // 2
 
     tlx.barrier_wait(k_fulls[0], done & 1)
-    for step in range(0, steps):
+    for step in range(0, steps + 1):
         phase = blocks & 1
         q_buffer, q_phase = ring(blocks, Q_BUFFERS)
         do_buffer, do_phase = ring(blocks, DO_BUFFERS)
-        tlx.barrier_wait(q_fulls[q_buffer], q_phase)
-        tlx.async_dot(
-            k_tiles[0], tlx.local_trans(q_tiles[q_buffer]), s_tiles[0], use_acc=False, mBarriers=[s_fulls[0]]
-        )
+        if step < steps:
+            tlx.barrier_wait(q_fulls[q_buffer], q_phase)
+            tlx.async_dot(
+                k_tiles[0], tlx.local_trans(q_tiles[q_buffer]), s_tiles[0], use_acc=False, mBarriers=[s_fulls[0]]
+            )
         if step > 0:
             multiply_ds(smem, tmem, loads, results, blocks - 1, step > 1, Q_BUFFERS, DQ_TAKES_DP, WITH_DQ)
         else:
             tlx.barrier_wait(v_fulls[0], done & 1)
-
-        tlx.barrier_wait(do_fulls[do_buffer], do_phase)
-        if DQ_TAKES_DP and WITH_DQ:
-            tlx.barrier_wait(dq_empties[0], phase ^ 1)
-        tlx.async_dot(
-            v_tiles[0], tlx.local_trans(do_tiles[do_buffer]), dp_tiles[0], use_acc=False, mBarriers=[dp_fulls[0]]
-        )
-        for half in tl.static_range(2):
-            tlx.barrier_wait(p_fulls[half], phase)
-            p_half = tlx.subslice(p_tiles[0], half * BLOCK_M, HALF_M)
-            do_half = tlx.local_slice(do_tiles[do_buffer], [half * HALF_M, 0], [HALF_M, HEAD_DIM])
-            tlx.async_dot(p_half, do_half, dv_tiles[0], use_acc=step > 0 if half == 0 else True, force_async=True)
-        tlx.tcgen05_commit(do_empties[do_buffer])
-        blocks += 1
-    multiply_ds(smem, tmem, loads, results, blocks - 1, steps > 1, Q_BUFFERS, DQ_TAKES_DP, WITH_DQ)
+        if step < steps:
+            tlx.barrier_wait(do_fulls[do_buffer], do_phase)
+            if DQ_TAKES_DP and WITH_DQ:
+                tlx.barrier_wait(dq_empties[0], phase ^ 1)
+            tlx.async_dot(
+                v_tiles[0], tlx.local_trans(do_tiles[do_buffer]), dp_tiles[0], use_acc=False, mBarriers=[dp_fulls[0]]
+            )
+            for half in tl.static_range(2):
+                tlx.barrier_wait(p_fulls[half], phase)
+                p_half = tlx.subslice(p_tiles[0], half * BLOCK_M, HALF_M)
+                do_half = tlx.local_slice(do_tiles[do_buffer], [half * HALF_M, 0], [HALF_M, HEAD_DIM])
+                tlx.async_dot(p_half, do_half, dv_tiles[0], use_acc=step > 0 if half == 0 else True, force_async=True)
+            tlx.tcgen05_commit(do_empties[do_buffer])
+            blocks += 1
     tlx.tcgen05_commit(dkv_fulls[0])
     return blocks
 
