@@ -200,6 +200,12 @@ class Execution:
             return np.uint64(int(getattr(task, "time", 0)))
         if name in ("%smid", "%warpid", "%laneid"):
             return np.uint64(0)
+        axis = re.fullmatch(r"%(n?ctaid)\.([xyz])", name)
+        if axis:
+            from .. import machine
+
+            cta = machine.current().cta
+            return np.uint64((cta.pid if axis[1] == "ctaid" else cta.grid)["xyz".index(axis[2])])
         refuse(f"special register {name}")
 
     def put(self, operand, bits, guard):

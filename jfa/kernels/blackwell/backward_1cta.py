@@ -29,7 +29,7 @@ from jfa.kernels.blackwell.lists import read_record
 from jfa.kernels.common.band import in_band, query_blocks
 from jfa.kernels.common.packed import fma_pairs
 from jfa.kernels.common.ragged import ragged_box
-from jfa.kernels.common.units import ring, zigzag_unit
+from jfa.kernels.common.units import all_ctas, ring, this_cta, zigzag_unit
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def backward_kernel(
 
     with tlx.async_tasks():
         with tlx.async_task("default"):  # reduce
-            unit = tl.program_id(0)
+            unit = this_cta()
             units = tl.load(counts_ptr) * KV_HEADS
             done = 0
             blocks = 0
@@ -143,7 +143,7 @@ def backward_kernel(
                     unit = static_unit(done, ZIGZAG)
 
         with tlx.async_task(num_warps=4, registers=COMPUTE_REGISTERS, replicate=2):  # compute
-            unit = tl.program_id(0)
+            unit = this_cta()
             units = tl.load(counts_ptr) * KV_HEADS
             done = 0
             blocks = 0
@@ -181,7 +181,7 @@ def backward_kernel(
                     unit = static_unit(done, ZIGZAG)
 
         with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # mma
-            unit = tl.program_id(0)
+            unit = this_cta()
             units = tl.load(counts_ptr) * KV_HEADS
             done = 0
             blocks = 0
@@ -203,7 +203,7 @@ def backward_kernel(
                     unit = static_unit(done, ZIGZAG)
 
         with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # load
-            unit = tl.program_id(0)
+            unit = this_cta()
             units = tl.load(counts_ptr) * KV_HEADS
             done = 0
             blocks = 0
@@ -245,9 +245,9 @@ def backward_kernel(
 def static_unit(round_, ZIGZAG: tl.constexpr):
     """The unit that this CTA takes in a round of a static schedule."""
     if ZIGZAG:
-        return zigzag_unit(round_, tl.program_id(0), tl.num_programs(0))
+        return zigzag_unit(round_, this_cta(), all_ctas())
     else:
-        return round_ * tl.num_programs(0) + tl.program_id(0)
+        return round_ * all_ctas() + this_cta()
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from jfa.kernels.blackwell.lists import read_record
 from jfa.kernels.common.band import in_band, key_blocks
 from jfa.kernels.common.packed import fma_pairs
 from jfa.kernels.common.ragged import ragged_box
-from jfa.kernels.common.units import ring, zigzag_unit
+from jfa.kernels.common.units import all_ctas, ring, this_cta, zigzag_unit
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def dq_kernel(
 
     with tlx.async_tasks():
         with tlx.async_task("default"):  # load
-            unit = tl.program_id(0)
+            unit = this_cta()
             units = tl.load(counts_ptr) * HEADS
             done = 0
             blocks = 0
@@ -97,10 +97,10 @@ def dq_kernel(
                     load_block(v_desc, v_tiles, v_fulls, v_empties, box, blocks, KV_BUFFERS, HEAD_DIM, BLOCK_N)
                     blocks += 1
                 done += 1
-                unit = zigzag_unit(done, tl.program_id(0), tl.num_programs(0))
+                unit = zigzag_unit(done, this_cta(), all_ctas())
 
         with tlx.async_task(num_warps=4, registers=COMPUTE_REGISTERS, replicate=2):  # compute
-            unit = tl.program_id(0)
+            unit = this_cta()
             units = tl.load(counts_ptr) * HEADS
             done = 0
             blocks = 0
@@ -130,10 +130,10 @@ def dq_kernel(
                     HEAD_DIM, DQ_COLUMNS,
                 )  # fmt: skip
                 done += 1
-                unit = zigzag_unit(done, tl.program_id(0), tl.num_programs(0))
+                unit = zigzag_unit(done, this_cta(), all_ctas())
 
         with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # mma
-            unit = tl.program_id(0)
+            unit = this_cta()
             units = tl.load(counts_ptr) * HEADS
             done = 0
             blocks = 0
@@ -150,7 +150,7 @@ def dq_kernel(
                 tlx.tcgen05_commit(q_empties[0])
                 tlx.tcgen05_commit(dq_fulls[0])
                 done += 1
-                unit = zigzag_unit(done, tl.program_id(0), tl.num_programs(0))
+                unit = zigzag_unit(done, this_cta(), all_ctas())
 
 
 @triton.jit

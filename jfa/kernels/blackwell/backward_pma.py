@@ -19,7 +19,7 @@ from jfa.kernels.blackwell.backward_1cta import compute_blocks, query_steps
 from jfa.kernels.blackwell.backward_dq import load_block, write_dq
 from jfa.kernels.blackwell.lists import read_record
 from jfa.kernels.common.ragged import ragged_box
-from jfa.kernels.common.units import ring
+from jfa.kernels.common.units import all_ctas, ring, this_cta
 
 
 @triton.jit
@@ -104,7 +104,7 @@ def pma_backward_kernel(
             begin, end = share(counts_ptr, HEADS)
             for tile in range(begin, end):
                 row, _, _, k_begin, k_len, _, _, _, _ = read_record(records_ptr, tile)
-                head = tl.program_id(0) % HEADS
+                head = this_cta() % HEADS
                 done = tile - begin
                 buffer, phase = ring(done, KV_BUFFERS)
                 tlx.barrier_wait(out_fulls[buffer], phase)
@@ -153,7 +153,7 @@ def pma_backward_kernel(
             if begin < end:
                 write_dq(
                     dq_desc, dq_tiles, stages, dq_fulls, dq_empties, tlx.async_task_replica_id(),
-                    tl.program_id(0) * BLOCK_M, 0, HEAD_DIM, DQ_COLUMNS,
+                    this_cta() * BLOCK_M, 0, HEAD_DIM, DQ_COLUMNS,
                 )  # fmt: skip
 
         with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # mma
@@ -172,7 +172,7 @@ def pma_backward_kernel(
 
         with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # load
             begin, end = share(counts_ptr, HEADS)
-            head = tl.program_id(0) % HEADS
+            head = this_cta() % HEADS
             SIZE: tl.constexpr = tlx.size_of(dtype)
             if begin < end:
                 tlx.barrier_expect_bytes(q_fulls[0], BLOCK_M * HEAD_DIM * SIZE)
@@ -201,8 +201,8 @@ def pma_backward_kernel(
 def share(counts_ptr, HEADS: tl.constexpr):
     """This CTA's part [begin, end) of the list: program p works for head p % HEADS, and neighbours share K and V of no tile."""
     tiles = tl.load(counts_ptr)
-    worker = tl.program_id(0) // HEADS
-    workers = tl.num_programs(0) // HEADS
+    worker = this_cta() // HEADS
+    workers = all_ctas() // HEADS
     return worker * tiles // workers, (worker + 1) * tiles // workers
 
 

@@ -11,6 +11,23 @@ import triton.language as tl
 
 
 @triton.jit
+def this_cta():
+    """tl.program_id(0), read anew where it is asked for.
+
+    The warps of all roles but the first wait for work in a loop. Compilers take what never changes out of that loop, ask for it
+    once, and keep it in a register of every role, which a role that needs all of its own pays for with spills. What looks as if it
+    might change stays where it is.
+    """
+    return tl.inline_asm_elementwise("mov.u32 $0, %ctaid.x;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def all_ctas():
+    """tl.num_programs(0), read anew where it is asked for; see :func:`this_cta`."""
+    return tl.inline_asm_elementwise("mov.u32 $0, %nctaid.x;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def zigzag_unit(round_, worker, workers):
     """The unit that ``worker`` takes in ``round_`` of a longest-first list: every second round is dealt backwards.
 

@@ -90,6 +90,19 @@ def test_conversion_of_pairs_to_fp8():
     assert torch.equal(got.view(torch.uint8), x.to(torch.float8_e4m3fn).view(torch.uint8))
 
 
+@triton.jit
+def numbers(o):
+    here = tl.inline_asm_elementwise("mov.u32 $0, %ctaid.y;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    count = tl.inline_asm_elementwise("mov.u32 $0, %nctaid.x;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    tl.store(o + tl.program_id(1) * 2 + tl.program_id(0), here * 10 + count)
+
+
+def test_a_cta_may_ask_for_its_number():
+    out = torch.zeros(6, dtype=torch.int32)
+    numbers[(2, 3)](out)
+    assert out.tolist() == [2, 2, 12, 12, 22, 22]
+
+
 def test_other_ptx_is_refused_by_name():
     with pytest.raises(NotSupported, match="shfl.sync.bfly.b32"):
         run_snippet(torch.randn(32), "shfl.sync.bfly.b32 $0, $1, 1, 0x1f, -1;")
