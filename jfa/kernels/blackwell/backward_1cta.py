@@ -62,8 +62,8 @@ def backward_kernel(
     BROADCAST_Q: tl.constexpr,  # all sequences add to the same dQ
     HAS_LO: tl.constexpr,
     HAS_HI: tl.constexpr,
-    COMPUTE_REGISTERS: tl.constexpr = 152,
-    SMALL_REGISTERS: tl.constexpr = 48,
+    COMPUTE_REGISTERS: tl.constexpr = 176,
+    SMALL_REGISTERS: tl.constexpr = 40,
     DQ_COLUMNS: tl.constexpr = 16,
     COLUMNS: tl.constexpr = 32,  # of P and dS that a compute group works on at a time
     BLOCK_M: tl.constexpr = 128,

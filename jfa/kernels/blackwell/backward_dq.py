@@ -42,8 +42,8 @@ def dq_kernel(
     KV_BUFFERS: tl.constexpr,  # of K, and as many of V
     HAS_LO: tl.constexpr,
     HAS_HI: tl.constexpr,
-    COMPUTE_REGISTERS: tl.constexpr = 152,
-    SMALL_REGISTERS: tl.constexpr = 64,
+    COMPUTE_REGISTERS: tl.constexpr = 160,
+    SMALL_REGISTERS: tl.constexpr = 80,
     DQ_COLUMNS: tl.constexpr = 16,
     COLUMNS: tl.constexpr = 32,  # of dS that a compute group works on at a time
     BLOCK_M: tl.constexpr = 128,

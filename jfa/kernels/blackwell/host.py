@@ -161,7 +161,7 @@ def backward_config(problem: Problem, clc: bool = True) -> BackwardConfig:
         clc=clc,
         zigzag=not problem.broadcast_q,
         do_buffers=2 if head_dim == 64 else 1,
-        held_slices=head_dim // DQ_COLUMNS,
+        held_slices=min(6, head_dim // DQ_COLUMNS),
     )
 
 

@@ -31,8 +31,9 @@ def test_main_configurations():
 
 
 @pytest.mark.slow
-def test_all_configurations():
-    check(["*"])
+@pytest.mark.parametrize("name", [c.name for c in configs.compile_configs()])
+def test_configuration(name):
+    check([name])
 
 
 def test_every_kernel_ships_a_configuration():
