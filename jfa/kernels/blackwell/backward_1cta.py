@@ -432,6 +432,7 @@ def reduce_dq(
 ):  # fmt: skip
     """Adds every block's dQ of a tile to memory, slice by slice. Returns the blocks done so far."""
     SLICES: tl.constexpr = HEAD_DIM // DQ_COLUMNS
+    tl.static_assert(SLICES % DQ_STAGES == 0, "a block of dQ starts with the staging buffer that was filled longest ago")
     for member in range(GROUP):
         head_row = (first_head + member) * dq_rows + dq_begin
         for block in range(first, end):
@@ -447,8 +448,6 @@ def reduce_dq(
             for i in tl.static_range(HELD_SLICES):
                 add_slice(dq_desc, dq_stages, held[i], row, SLICES - HELD_SLICES + i, DQ_STAGES, DQ_COLUMNS)
             blocks += 1
-    # The next tile's staging starts afresh; nothing here reads SMEM once this returns.
-    tlx.async_descriptor_store_wait(0)
     return blocks
 
 

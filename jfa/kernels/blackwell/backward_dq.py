@@ -125,12 +125,12 @@ def dq_kernel(
                     tiles, tlx.async_task_replica_id(), bulk_end, end, blocks, lse, delta, row, k_len, lo, hi,
                     scale_log2, dtype, BLOCK_M, BLOCK_N, COLUMNS, True, HAS_LO, HAS_HI,
                 )  # fmt: skip
-                write_dq(
-                    dq_desc, dq_tiles, stages, dq_fulls, dq_empties, tlx.async_task_replica_id(), out_row, done,
-                    HEAD_DIM, DQ_COLUMNS,
-                )  # fmt: skip
+                tlx.barrier_wait(dq_fulls[0], done & 1)
+                write_dq(dq_desc, dq_tiles, stages, tlx.async_task_replica_id(), out_row, HEAD_DIM, DQ_COLUMNS)
+                tlx.barrier_arrive(dq_empties[0])
                 done += 1
                 unit = zigzag_unit(done, this_cta(), all_ctas())
+            tlx.async_descriptor_store_wait(0)
 
         with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # mma
             unit = this_cta()
@@ -238,18 +238,14 @@ def compute_ds(
 
 @triton.jit
 def write_dq(
-    dq_desc, dq_tiles, stages, dq_fulls, dq_empties, half: tl.constexpr, out_row, done,
-    HEAD_DIM: tl.constexpr, DQ_COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Half of dQ's columns to memory; whole blocks, for the rows are padded."""
+    dq_desc, dq_tiles, stages, half: tl.constexpr, out_row, HEAD_DIM: tl.constexpr, DQ_COLUMNS: tl.constexpr
+):
+    """Half of dQ's columns to memory; whole blocks, for the rows are padded. The last store may be under way on return."""
     HALF_D: tl.constexpr = HEAD_DIM // 2
     FIRST: tl.constexpr = half * HALF_D
-    tlx.barrier_wait(dq_fulls[0], done & 1)
     for i in tl.static_range(HALF_D // DQ_COLUMNS):
         part = tlx.local_load(tlx.subslice(dq_tiles[0], FIRST + i * DQ_COLUMNS, DQ_COLUMNS))
         tlx.async_descriptor_store_wait(0)
         tlx.local_store(stages[half], part)
         tlx.fence("async_shared")
         tlx.async_descriptor_store(dq_desc, stages[half], [out_row, FIRST + i * DQ_COLUMNS])
-    tlx.barrier_arrive(dq_empties[0])
-    tlx.async_descriptor_store_wait(0)

@@ -96,8 +96,6 @@ def pma_backward_kernel(
     dk_fulls = tlx.alloc_barriers(1)
     dk_empties = tlx.alloc_barriers(1, arrive_count=2)
     out_fulls = tlx.alloc_barriers(KV_BUFFERS, arrive_count=2)
-    dq_fulls = tlx.alloc_barriers(1)
-    dq_empties = tlx.alloc_barriers(1, arrive_count=2)  # nobody reuses dQ's place; the shared epilogue arrives on it
 
     with tlx.async_tasks():
         with tlx.async_task("default"):  # store
@@ -151,10 +149,11 @@ def pma_backward_kernel(
                 tlx.fence("async_shared")
                 tlx.barrier_arrive(out_fulls[buffer])
             if begin < end:
+                # Complete since dK of the last tile is: dQ was issued before it.
                 write_dq(
-                    dq_desc, dq_tiles, stages, dq_fulls, dq_empties, tlx.async_task_replica_id(),
-                    this_cta() * BLOCK_M, 0, HEAD_DIM, DQ_COLUMNS,
-                )  # fmt: skip
+                    dq_desc, dq_tiles, stages, tlx.async_task_replica_id(), this_cta() * BLOCK_M, HEAD_DIM, DQ_COLUMNS
+                )
+                tlx.async_descriptor_store_wait(0)
 
         with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # mma
             begin, end = share(counts_ptr, HEADS)
@@ -167,8 +166,6 @@ def pma_backward_kernel(
                 ready = (kv_fulls, do_fulls, p_fulls, ds_fulls, dv_empties, dk_empties)
                 results = (s_fulls, dp_fulls, dv_fulls, dk_fulls, do_empties)
                 multiply_tile(smem, tmem, ready, results, done, DV_AND_DK_SHARE, KV_BUFFERS, HEAD_DIM, BLOCK_M)
-            if begin < end:
-                tlx.tcgen05_commit(dq_fulls[0])
 
         with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # load
             begin, end = share(counts_ptr, HEADS)
@@ -238,10 +235,8 @@ def multiply_tile(
     tlx.barrier_wait(ds_fulls[0], phase)
     tlx.barrier_wait(ds_fulls[1], phase)
     tlx.async_dot(tlx.local_trans(ds_tiles[0]), k_tiles[buffer], dq_tiles[0], use_acc=done > 0, force_async=True)
-    if DV_AND_DK_SHARE:
+    if DV_AND_DK_SHARE:  # else dS says it: a group has read the dK before it makes the next dS
         tlx.barrier_wait(dv_empties[0], phase)
-    else:
-        tlx.barrier_wait(dk_empties[0], phase ^ 1)
     tlx.async_dot(ds_tiles[0], q_tiles[0], dk_tiles[0], use_acc=False, force_async=True)
     tlx.tcgen05_commit(dk_fulls[0])
 

@@ -1,0 +1,117 @@
+"""Every synchronisation of the backward kernels broken in turn: the emulator finds each, or it is argued here why it need not.
+
+One CTA takes several tiles, so that every ring wraps. A mutant counts as found if one of its kernel's cases finds it under one of
+the sweep's orders of events.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+pytest.importorskip("greenlet")
+
+import jfa.emulator as emulator  # noqa: E402
+from jfa.emulator import sweep  # noqa: E402
+from jfa.kernels.blackwell import host  # noqa: E402
+from jfa.kernels.common.padded_rows import padded_rows, row_constants  # noqa: E402
+from jfa.kernels.common.ragged import empty_tma_ready  # noqa: E402
+from jfa.masks import Band  # noqa: E402
+from tests.kernels.blackwell.cases import make, reference  # noqa: E402
+
+CAUSAL = Band.make(causal=True)
+CASES = {
+    "general": [
+        (dict(len_q=[300], len_kv=[300], head_dim=128), {}),
+        (dict(len_q=[300], len_kv=[300], band=CAUSAL), {}),
+        (dict(len_q=[200], len_kv=[200], heads=2, kv_heads=1), {}),
+        (dict(len_q=[300], len_kv=[300]), dict(clc=True)),
+    ],
+    "resident": [
+        (dict(len_q=100, len_kv=[200, 130, 140], head_dim=128), {}),
+        (dict(len_q=100, len_kv=[200, 130, 140]), {}),
+    ],
+    "dq": [(dict(len_q=[300], len_kv=[300], band=CAUSAL, deterministic=True), {})],
+}
+# (how, the broken line): why nothing needs to find it.
+S_READ = "put off by one operation, the load of the rows' lse, which another barrier guards"
+ARGUED = {
+    "general": {
+        ("drop", "tlx.barrier_wait(q_fulls[q_buffer], q_phase)"): "S comes after Q, whose barrier lse and delta share; "
+        "kept, for a copy engine's writes are promised to those who wait on the copy's own barrier",
+        ("late", "tlx.barrier_wait(q_fulls[q_buffer], q_phase)"): "as above",
+        ("late", "tlx.barrier_wait(s_fulls[0], phase)"): S_READ,
+        ("late", "tlx.barrier_wait(dp_fulls[0], phase)"): S_READ.replace("lse", "delta"),
+    },
+    "resident": {
+        ("late", "tlx.barrier_wait(s_fulls[0], phase)"): S_READ,
+        ("late", "tlx.barrier_wait(dp_fulls[0], phase)"): S_READ.replace("lse", "delta"),
+    },
+    "dq": {
+        ("late", "tlx.barrier_wait(dq_empties[0], (done & 1) ^ 1)"): "put off past S, which does not touch dQ's place",
+    },
+}
+
+
+def launcher(kernel: str, case: dict, choices: dict):
+    """A function that launches one of the kernels, nothing else, and returns all it writes."""
+    problem, q, k, v, dout = make(**case)
+    out, lse = reference(problem, q, k, v)
+    rows = padded_rows(problem, host.BLOCK)
+    lse2, delta = row_constants(problem, rows, out.to(q.dtype), dout, lse.float(), None)
+    config = dataclasses.replace(host.backward_config(problem, clc=False), **choices)
+    lists = host.dq_lists(problem) if kernel == "dq" else host.backward_lists(problem)
+
+    def launch():
+        dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
+        sums = torch.zeros(problem.num_heads, rows.count, host.padded_head_dim(problem))
+        with emulator.options(max_ctas=1):  # a single SM: its one CTA takes every tile that can be stolen
+            if kernel == "resident":
+                sums = host.launch_pma(problem, dout, q, k, v, dk, dv, lse2, delta, *lists)
+            elif kernel == "dq":
+                host.launch_dq(problem, dout, q, k, v, sums, lse2, delta, *lists)
+            else:
+                host.launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, *lists, config)
+        return [sums, dk, dv]
+
+    return launch
+
+
+def clean_mutants(kernel: str, every: int = 1):
+    """(all mutants, those that no case found) by (how, line text); of each ``every``-th mutant only."""
+    judged, found, seen = {}, set(), []
+    for case, choices in CASES[kernel]:
+
+        def chosen(mutant):
+            key = (mutant.how, mutant.site)
+            if key not in seen:
+                seen.append(key)
+            return seen.index(key) % every == 0 and key not in found
+
+        for mutant in sweep.sweep(launcher(kernel, case, choices), select=chosen).mutants:
+            key = (mutant.how, mutant.site)
+            judged[key] = (mutant.how, mutant.site.text.strip())
+            if mutant.found:
+                found.add(key)
+    return judged, {text for key, text in judged.items() if key not in found}
+
+
+@pytest.fixture(autouse=True)
+def one_sm(monkeypatch):
+    monkeypatch.setattr(host, "EMULATED_SMS", 1)
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_a_sample_of_broken_synchronisations_is_found(kernel):
+    judged, clean = clean_mutants(kernel, every=7)
+    assert len(judged) > 5
+    assert clean <= ARGUED[kernel].keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", CASES)
+def test_every_broken_synchronisation_is_found_or_argued(kernel):
+    judged, clean = clean_mutants(kernel)
+    assert len(judged) > {"general": 90, "resident": 65, "dq": 40}[kernel]
+    assert clean == ARGUED[kernel].keys(), "either nothing finds a mutant, or one that was argued away is found after all"
