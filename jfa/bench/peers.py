@@ -97,8 +97,10 @@ def fa4(inputs: Inputs) -> Call:
 
 def flex(inputs: Inputs) -> Call:
     """FlexAttention, compiled, with a block mask by sequence number; the block mask is built beforehand, not timed."""
+    import torch._functorch.config
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+    torch._functorch.config.donated_buffer = False  # else its backward runs only once a forward, and the timing keeps the graph
     shape = inputs.shape
     query, query_offset = inputs.expanded_query()
     q_id, q_pos = _numbers(query_offset, query.shape[0])

@@ -1,6 +1,9 @@
 """Everything about the Hopper kernels that needs a GPU of sm_90, in one command, without network or pytest.
 
-    python tests/gpu/run_hopper.py check [--cases 1000]        random problems against fp64, repeatability, the op's own GPU tests
+    python tests/gpu/run_hopper.py check [--first 0] [--cases 1000] [--seconds 500]
+                                                               random problems against fp64, repeatability, the op's own GPU tests
+    compute-sanitizer python tests/gpu/run_hopper.py sample --cases 8
+    python tests/gpu/run_hopper.py record --out FILE           results of small problems, to compare with the emulator's
     python tests/gpu/run_hopper.py time --out FILE             this project's times on the named shapes
     python tests/gpu/run_hopper.py time --peers fa2 fa4 flex cudnn sdpa --out FILE     other people's, for an environment of theirs
     python tests/gpu/run_hopper.py merge OUT FILES...          one result file, and the table of ratios to the best peer
@@ -38,39 +41,76 @@ HALF = (torch.bfloat16, torch.bfloat16, torch.float16)
 
 
 # --------------------------------------------------------------------------------------------------------------- check
-def check(cases: int) -> int:
-    """Random cases and the op's GPU tests, side by side; the number of failures."""
-    jobs = [("random", n) for n in range(0, cases, 10)] + [("large", n) for n in range(40)] + [("repeat", n) for n in range(3)]
-    jobs += [("op", n) for n in _op_tests()]
-    start, failed, done = time.time(), 0, {}
+KINDS = ("random", "large", "wide", "repeat", "op")
+
+
+def check(first: int, cases: int, seconds: float, kinds: list[str]) -> int:
+    """Random cases ``first`` .. ``first + cases`` and the rest of the suite, side by side; the number of failures.
+
+    After ``seconds`` no more is begun, and how far it came is said: a later run takes up there.
+    """
+    numbers = {"random": range(first, first + cases, 10), "large": range(40), "wide": range(12), "repeat": range(4)}
+    numbers["op"] = _op_tests()
+    jobs = [(kind, n, time.time() + seconds) for kind in reversed(kinds) for n in numbers[kind]]
+    start, failed, done, left, said = time.time(), 0, {}, {}, 0.0
     with CONTEXT.Pool(PROCESSES) as pool:
-        for kind, count, message in pool.imap_unordered(_check_one, jobs, 1):
+        for kind, count, message, n in pool.imap_unordered(_check_one, jobs, 1):
             done[kind] = done.get(kind, 0) + count
-            if message:
+            if message == LATE:
+                left.setdefault(kind, []).append(n)
+            elif message:
                 failed += 1
-                print(f"FAIL {kind}: {message}", flush=True)
+                print(f"FAIL {kind} {n}: {message}", flush=True)
+            if time.time() - said > 5:
+                said = time.time()
+                print(f"{said - start:.0f} s: judged {done}", flush=True)
+    print(f"not begun: {left}" if left else "nothing left out", flush=True)
     print(f"check: {done}, {failed} jobs failed, {time.time() - start:.1f} s", flush=True)
     return failed
 
 
-def _check_one(job: tuple) -> tuple[str, int, str]:
-    """In a child: (kind, problems judged, what is wrong or nothing)."""
-    kind, n = job
+LATE = "late"
+
+
+def _check_one(job: tuple) -> tuple[str, int, str, object]:
+    """In a child: (kind, problems judged, what is wrong or nothing, which one)."""
+    kind, n, deadline = job
+    if time.time() > deadline:
+        return kind, 0, LATE, n
     try:
-        count = {"random": _random_cases, "large": _large_case, "repeat": _repeatable, "op": _op_test}[kind](n)
+        count = RUN[kind](n)
         torch.cuda.synchronize()
-        return kind, count, ""
+        return kind, count, "", n
     except Exception as error:  # noqa: BLE001  one failure must not hide the others
         text = f"{type(error).__name__}: {str(error)[:700]}"
-        return kind, 0, text if isinstance(error, AssertionError) else text + traceback.format_exc()[-900:]
+        return kind, 0, text if isinstance(error, AssertionError) else text + traceback.format_exc()[-900:], n
+
+
+def sample(first: int, cases: int) -> int:
+    """A few random cases one after another in this process, for a tool that watches it, such as compute-sanitizer."""
+    failed = 0
+    for n in range(first, first + cases):
+        for kind, run in (("random", _random_case), ("large", _large_case)):
+            message = ""
+            try:
+                run(n)
+                torch.cuda.synchronize()
+            except Exception as error:  # noqa: BLE001  the tool shall see the others, too
+                message = f"{type(error).__name__}: {str(error)[:300]}"
+            failed += bool(message)
+            print(f"{kind} {n}: {message or 'right'}", flush=True)
+    return failed
+
+
+def _random_case(seed: int) -> int:
+    from attention_cases import judge, random_case
+
+    judge(random_case(seed, HALF[seed % 3]), "cuda", backend="hopper", deterministic=seed % 5 == 4)
+    return 1
 
 
 def _random_cases(first: int) -> int:
-    from attention_cases import judge, random_case
-
-    for seed in range(first, first + 10):
-        judge(random_case(seed, HALF[seed % 3]), "cuda", backend="hopper", deterministic=seed % 5 == 4)
-    return 10
+    return sum(_random_case(seed) for seed in range(first, first + 10))
 
 
 def _large_case(seed: int) -> int:
@@ -85,9 +125,20 @@ def _large_case(seed: int) -> int:
     return 1
 
 
+def _wide_case(seed: int) -> int:
+    """Head dimensions beyond 128: forward here, backward through the portable kernels."""
+    from attention_cases import judge, random_case
+
+    case = random_case(2000 + seed, HALF[seed % 3], longest=300)
+    case.dim, case.dim_v = ((160, 160), (256, 256), (192, 128), (128, 256))[seed % 4]
+    case.scale_up = 1.0
+    judge(case, "cuda", backend="hopper", deterministic=seed % 3 == 2)
+    return 1
+
+
 def _repeatable(index: int) -> int:
     """Deterministic gradients, bit by bit, ten times."""
-    name = ("pma32", "self", "cross")[index]
+    name = ("pma32", "pma128", "self", "cross")[index]
     inputs = shapes.make_inputs(shapes.SHAPES[name], "cuda")
     call = peers.jfa(inputs, backend="hopper", deterministic=True)
     grads = lambda: torch.autograd.grad(call(), (inputs.query, inputs.key, inputs.value), inputs.grad_out)
@@ -114,6 +165,17 @@ def _op_test(name: str) -> int:
             raise
         return 0
     return 1
+
+
+RUN = {"random": _random_cases, "large": _large_case, "wide": _wide_case, "repeat": _repeatable, "op": _op_test}
+
+
+# -------------------------------------------------------------------------------------------------------------- record
+def record(out: Path) -> None:
+    """What this GPU makes of the small problems that a test on the CPU gives to the emulator."""
+    from kernels.hopper.same_problems import PROBLEMS, results
+
+    torch.save({name: results(case, "cuda", options) for name, (case, options) in PROBLEMS.items()}, out)
 
 
 # ---------------------------------------------------------------------------------------------------------------- time
@@ -199,16 +261,23 @@ def table(result: dict) -> str:
 def main() -> int:
     """See the module's docstring."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=["check", "time", "merge"])
+    p.add_argument("what", choices=["check", "sample", "record", "time", "merge"])
     p.add_argument("files", nargs="*", type=Path, help="merge: the result, then its parts")
     p.add_argument("--out", type=Path, default=Path("hopper.json"))
     p.add_argument("--cases", type=int, default=1000)
+    p.add_argument("--first", type=int, default=0, help="check, sample: the first random case")
+    p.add_argument("--seconds", type=float, default=1e9, help="check: begin nothing after so many seconds")
+    p.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="check: parts of the suite")
     p.add_argument("--peers", nargs="*", default=[])
     p.add_argument("--shapes", nargs="*", default=list(shapes.DEFAULT))
     args = p.parse_args()
     if args.what == "check":
-        return check(args.cases)
-    if args.what == "time":
+        return check(args.first, args.cases, args.seconds, args.kinds)
+    if args.what == "sample":
+        return sample(args.first, args.cases)
+    if args.what == "record":
+        record(args.out)
+    elif args.what == "time":
         time_shapes(args.out, args.shapes, args.peers)
     else:
         merge(args.files[0], args.files[1:])

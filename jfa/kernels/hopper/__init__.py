@@ -47,18 +47,29 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
         return -dq, dk, dv
     if max(problem.head_dim, problem.head_dim_v) > 128:  # dK and dV of 64 keys would fill a consumer's registers
         return portable.backward(problem, dout, dlse, q, k, v, out, lse, None, needs)
-    kernel = _backward_kernel(problem)
+    if _shared_q.applies(problem):
+        return _backward_shared_q(problem, dout, dlse, q, k, v, out, lse, plan)
     block = forward_config(problem).block_m
     lists, key_lists = (TileList(*plan[:2]), TileList(*plan[2:4])) if plan else _lists(problem)
     rows = prepare_rows(problem, lists, block, out, dout, lse, dlse)
     q, k, v, dout = (make_tma_ready(x) for x in (q, k, v, dout))
     dk, dv = empty_tma_ready(k, problem.head_dim), empty_tma_ready(v, problem.head_dim_v)
-    accumulated = kernel.launch(problem, key_lists, rows, q, k, v, dout, dk, dv)
+    accumulated = _general.launch(problem, key_lists, rows, q, k, v, dout, dk, dv)
     if accumulated is None:
         dq_tiles = lists if block == 128 else query_tiles(problem, 128)
         dq = _dq.launch(problem, dq_tiles, rows, q, k, v, dout)
     else:
         dq = finish_dq(problem, lists, block, accumulated, q.dtype)
+    return dq, dk.contiguous(), dv.contiguous()
+
+
+def _backward_shared_q(problem: Problem, dout, dlse, q, k, v, out, lse, plan):
+    q, k, v, dout = (make_tma_ready(x) for x in (q, k, v, dout))
+    dlse = None if dlse is None else dlse.contiguous()
+    dk, dv = empty_tma_ready(k, problem.head_dim), empty_tma_ready(v, problem.head_dim_v)
+    tiles = TileList(*plan[2:4]) if plan else _shared_q.tile_list(problem)
+    rows = prepare_rows(problem, None, 0, out, dout, lse, dlse, beside=plan is None)
+    dq = _shared_q.launch(problem, tiles, rows, q, k, v, dout, dk, dv)
     return dq, dk.contiguous(), dv.contiguous()
 
 

@@ -24,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
+from triton.language.extra.cuda import gdc_wait
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.band import in_band, key_blocks
@@ -257,6 +258,7 @@ def forward_kernel(desc_q, desc_k, desc_v, desc_o, lse, rows_q, rows_out, record
     """
     CONSUMERS: tl.constexpr = HEADS * PARTS
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
+    gdc_wait()
     num_tiles = tl.load(counts + 1)
     items = num_tiles
     if not RESIDENT_Q:
@@ -324,15 +326,14 @@ def launch(problem: Problem, config: ForwardConfig, tiles: TileList, q, k, v, sc
         grid = (max(1, programs // columns), columns)
     else:
         grid = (min(programs, tiles.records.shape[0] * columns),)
-    counters = torch.zeros(columns, dtype=torch.int32, device=problem.device)
     forward_kernel[grid](
         ragged_descriptor(q, 64, d), ragged_descriptor(k, config.block_n, d), ragged_descriptor(v, config.block_n, dv),
-        ragged_descriptor(out, 64, dv), lse, problem.rows_q, problem.rows_out, tiles.records, tiles.counts, counters,
-        problem.num_heads, problem.group_size, max(scale * LOG2_E, TINY_SCALE),
+        ragged_descriptor(out, 64, dv), lse, problem.rows_q, problem.rows_out, tiles.records, tiles.counts,
+        tiles.counters(columns), problem.num_heads, problem.group_size, max(scale * LOG2_E, TINY_SCALE),
         D=d, DV=dv, BLOCK_N=config.block_n, STAGES=config.stages, Q_STAGES=config.q_stages, HEADS=config.heads, PARTS=config.parts,
         RESIDENT_Q=config.resident_q, HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi,
         REGISTERS=config.registers,
-        num_warps=4, num_stages=1,
+        num_warps=4, num_stages=1, launch_pdl=True,
     )
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.softmax import LOG2_E as _LOG2_E
-from jfa.kernels.hopper.tiles import PAD, TileList, load_tile, padded_rows
+from jfa.kernels.hopper.tiles import PAD, TileList, load_tile, padded, padded_rows
 
 LOG2_E = tl.constexpr(_LOG2_E)
 
@@ -29,17 +30,28 @@ class PaddedRows:
     count: int
 
 
-def prepare_rows(problem: Problem, tiles: TileList, block: int, out, dout, lse, dlse) -> PaddedRows:
-    """lse in base 2 and delta = rowsum(out * dout) - dlse, padded. ``tiles``: of ``block`` queries. ``dout``: any strides."""
+def prepare_rows(problem: Problem, tiles: TileList | None, block: int, out, dout, lse, dlse, beside: bool = False) -> PaddedRows:
+    """lse in base 2 and delta = rowsum(out * dout) - dlse, padded. ``dout``: any strides.
+
+    ``tiles``: of ``block`` queries. None with shared queries: where those lie can be told without a list. ``beside``: the
+    launch before this one was the list kernel, whose results are not used here: run beside it, and end after it.
+    """
     count, heads = padded_rows(problem), problem.num_heads
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     lse2, delta = torch.empty(2, heads, count, dtype=torch.float32, device=out.device)
-    prepare_kernel[(tiles.records.shape[0] * (block // int(PAD)), heads)](
-        out, dout, lse, lse if dlse is None else dlse.contiguous(), tiles.records, tiles.counts, lse2, delta, heads,
+    if tiles is None:
+        parts = padded(problem.rows_q) // int(PAD)
+        programs, where, counts = problem.num_batches * parts, problem.output_offset, lse
+    else:
+        parts = block // int(PAD)
+        programs, where, counts = tiles.records.shape[0] * parts, tiles.records, tiles.counts
+    prepare_kernel[(programs, heads)](
+        out, dout, lse, lse if dlse is None else dlse.contiguous(), lse if where is None else where, counts, lse2, delta, heads,
         problem.rows_out, count, problem.rows_q if problem.broadcast_q else 1, dout.stride(0), dout.stride(1),
         DV=problem.head_dim_v, DV_BLOCK=triton.next_power_of_2(problem.head_dim_v), HAS_DLSE=dlse is not None,
-        PARTS=block // int(PAD), ROWS=int(PAD),
+        SHARED=tiles is None, SLOTS=tiles is None and where is not None, BESIDE=beside, PARTS=parts,
+        ROWS=int(PAD), launch_pdl=True,
     )
     return PaddedRows(lse2, delta, count)
 
@@ -57,19 +69,44 @@ def finish_dq(problem: Problem, tiles: TileList, block: int, accumulated: torch.
     return dq
 
 
+@triton.jit
+def shared_query_tile(output_offset, batch, rows_q, rows_out, PAD_ROWS: tl.constexpr, SLOTS: tl.constexpr):
+    """(len_q, out_begin, pad_begin) of a batch with shared queries, as jfa.kernels.hopper.tiles.segment has them."""
+    len_q = rows_q
+    out_begin = batch * rows_q
+    if SLOTS:
+        out_begin = tl.load(output_offset + batch)
+        len_q = tl.where((out_begin >= 0) & (out_begin <= rows_out - rows_q), len_q, 0)
+        out_begin = tl.where(len_q > 0, out_begin, 0)
+    return len_q, out_begin, batch * PAD_ROWS
+
+
 @triton.jit(do_not_specialize=["heads", "rows_out", "padded_rows", "least_rows"])
-def prepare_kernel(out, dout, lse, dlse, records, counts, lse2, delta, heads, rows_out, padded_rows, least_rows,
+def prepare_kernel(out, dout, lse, dlse, where, counts, lse2, delta, heads, rows_out, padded_rows, least_rows,
                    stride_row, stride_head,
-                   DV: tl.constexpr, DV_BLOCK: tl.constexpr, HAS_DLSE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr):
+                   DV: tl.constexpr, DV_BLOCK: tl.constexpr, HAS_DLSE: tl.constexpr, SHARED: tl.constexpr, SLOTS: tl.constexpr,
+                   BESIDE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr):
     """One program ROWS queries of a tile of PARTS * ROWS, and a head: lse2 = lse * log2(e), delta = rowsum(out * dout) - dlse.
 
     out, dout [rows_out, H, DV] (dout with the strides given, out contiguous); lse, dlse [H, rows_out]; lse2, delta
     [H, padded_rows]. Padding is written for ``least_rows`` even where a sequence has fewer (Lq with shared queries, else 1).
+    where, counts: the list of tiles; SHARED: a batch is a tile, and where is the output's offsets, if there are such (SLOTS).
     """
+    gdc_launch_dependents()
+    if not BESIDE:
+        gdc_wait()
     tile = tl.program_id(0) // PARTS
     head = tl.program_id(1).to(tl.int64)
-    if tile < tl.load(counts + 1):
-        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = load_tile(records, tile)
+    if SHARED:
+        tiles = tile + 1
+    else:
+        tiles = tl.load(counts + 1)
+    if tile < tiles:
+        if SHARED:
+            row0 = 0
+            len_q, out_begin, pad_begin = shared_query_tile(where, tile, least_rows, rows_out, PARTS * ROWS, SLOTS)
+        else:
+            q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = load_tile(where, tile)
         rows = row0 + tl.program_id(0) % PARTS * ROWS + tl.arange(0, ROWS)
         columns = tl.arange(0, DV_BLOCK)
         valid = rows < len_q
@@ -85,6 +122,8 @@ def prepare_kernel(out, dout, lse, dlse, records, counts, lse2, delta, heads, ro
         padding = rows < tl.cdiv(tl.maximum(len_q, least_rows), ROWS) * ROWS
         tl.store(lse2 + to, tl.where(natural == float("-inf"), float("inf"), natural * LOG2_E), mask=padding)
         tl.store(delta + to, tl.where(natural == float("-inf"), 0.0, d), mask=padding)
+    if BESIDE:  # the next kernel waits for this one only, and needs the list
+        gdc_wait()
 
 
 @triton.jit(do_not_specialize=["heads", "padded_rows"])

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from jfa.kernels.base import Problem
 from jfa.masks import UNBOUNDED
@@ -28,12 +29,23 @@ FAR = tl.constexpr(1 << 28)  # an open side of a band for differences of bounds,
 PAD = tl.constexpr(64)  # rows: the unit in which the backward pads every sequence's queries (see padded_rows)
 
 
-@dataclass(frozen=True)
+@dataclass
 class TileList:
     """``records`` [capacity, 9] int32 and ``counts`` [2] int32 = (tiles that have work, all valid tiles)."""
 
     records: torch.Tensor
     counts: torch.Tensor
+    cleared: torch.Tensor | None = None  # int32 of 0, one a head, as long as no launch has drawn from them
+
+    def counters(self, number: int) -> torch.Tensor:
+        """``number`` int32 of 0 for one launch to draw tiles from.
+
+        The list's kernel cleared some along the way, for the first launch that asks; a launch to clear others costs 2 us.
+        """
+        cleared, self.cleared = self.cleared, None
+        if cleared is not None and cleared.numel() >= number:
+            return cleared[:number]
+        return torch.zeros(number, dtype=torch.int32, device=self.records.device)
 
 
 @triton.jit
@@ -122,16 +134,18 @@ def store_records(records, slot, row, mask, q_begin, len_q, out_begin, kv_begin,
     tl.store(at + 8, pad_begin + row * 0, mask=mask)
 
 
-@triton.jit(do_not_specialize=["batches", "rows_q", "rows_kv", "rows_out", "capacity", "lo_start", "lo_end", "hi_start", "hi_end"])
-def list_kernel(query_offset, key_offset, output_offset, records, counts, batches, rows_q, rows_kv, rows_out, capacity,
-                lo_start, lo_end, hi_start, hi_end,
+@triton.jit(do_not_specialize=["heads", "batches", "rows_q", "rows_kv", "rows_out", "capacity", "lo_start", "lo_end", "hi_start",
+                               "hi_end"])
+def list_kernel(query_offset, key_offset, output_offset, records, counts, counters, heads, batches, rows_q, rows_kv, rows_out,
+                capacity, lo_start, lo_end, hi_start, hi_end,
                 BLOCK: tl.constexpr, KEYS: tl.constexpr, BROADCAST_Q: tl.constexpr, SLOTS: tl.constexpr, DOWN: tl.constexpr,
-                OWN: tl.constexpr, OTHERS: tl.constexpr, TILES: tl.constexpr):
+                OWN: tl.constexpr, OTHERS: tl.constexpr, TILES: tl.constexpr, HEADS: tl.constexpr):
     """One program lists OWN sequences: finds their first slots by counting, then writes their records.
 
-    KEYS: tiles of keys, for the backward; else of queries. DOWN: a sequence's last rows first.
+    KEYS: tiles of keys, for the backward; else of queries. DOWN: a sequence's last rows first. ``counters`` [heads] are cleared.
     Segments are numbered 0 .. batches + 1.
     """
+    gdc_launch_dependents()  # the kernel that reads the list may be set up already; it waits for this one's end itself
     s = tl.program_id(0) * OWN + tl.arange(0, OWN)
     q_begin, len_q, out_begin, kv_begin, len_kv, pad_begin, cut = segment(
         query_offset, key_offset, output_offset, s, batches, rows_q, rows_kv, rows_out, KEYS, BROADCAST_Q, SLOTS)
@@ -154,6 +168,7 @@ def list_kernel(query_offset, key_offset, output_offset, records, counts, batche
     if tl.program_id(0) == 0:
         tl.store(counts, tl.minimum(busy, capacity))
         tl.store(counts + 1, tl.minimum(total, capacity))
+        tl.store(counters + tl.arange(0, HEADS), 0, mask=tl.arange(0, HEADS) < heads)
     tiles = tl.cdiv(cut, BLOCK)
     for base in range(0, tl.max(tiles, 0), TILES):
         t = base + tl.arange(0, TILES)[None, :]
@@ -193,16 +208,19 @@ def _list(problem: Problem, block: int, capacity: int, keys: bool) -> TileList:
     band, device = problem.band, problem.device
     records = torch.empty(max(capacity, 1), int(FIELDS), dtype=torch.int32, device=device)
     counts = torch.empty(2, dtype=torch.int32, device=device)
+    counters = torch.empty(problem.num_heads, dtype=torch.int32, device=device)
     lows = [-UNBOUNDED if c is None else c for c in (band.lo_start, band.lo_end)]
     highs = [UNBOUNDED if c is None else c for c in (band.hi_start, band.hi_end)]
-    own = 8
+    own, others = 8, min(2048, max(256, triton.next_power_of_2(problem.num_batches + 2)))
     list_kernel[(triton.cdiv(problem.num_batches + 2, own),)](
         problem.query_offset, problem.key_offset, problem.output_offset if problem.output_offset is not None else counts,
-        records, counts, problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out, capacity, *lows, *highs,
+        records, counts, counters, problem.num_heads, problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out,
+        capacity, *lows, *highs,
         BLOCK=block, KEYS=keys, BROADCAST_Q=problem.broadcast_q, SLOTS=problem.output_offset is not None,
-        DOWN=band.has_hi and not keys, OWN=own, OTHERS=256, TILES=16,
+        DOWN=band.has_hi and not keys, OWN=own, OTHERS=others, TILES=16, HEADS=triton.next_power_of_2(problem.num_heads),
+        num_warps=8 if others > 1024 else 4,
     )
-    return TileList(records, counts)
+    return TileList(records, counts, counters)
 
 
 def padded(rows: int) -> int:
