@@ -5,8 +5,8 @@
     compute-sanitizer python tests/gpu/run_hopper.py sample --cases 8
     python tests/gpu/run_hopper.py record --out FILE           results of small problems, to compare with the emulator's
     python tests/gpu/run_hopper.py time --out FILE             this project's times on the named shapes
-    python tests/gpu/run_hopper.py time --peers fa2 fa4 flex cudnn sdpa --out FILE     other people's, for an environment of theirs
-    python tests/gpu/run_hopper.py merge OUT FILES...          one result file, and the table of ratios to the best peer
+    python tests/gpu/run_hopper.py time --peers jfa:portable fa2 fa4 flex cudnn sdpa --out FILE     for an environment of theirs
+    python tests/gpu/run_hopper.py merge OUT FILES... [--ours jfa:portable]     one result file, and the table of ratios
 
 The peers need the Triton that belongs to PyTorch, and these kernels the one with TLX; so each side is timed by a command of its
 own, on the same machine, one right after the other. Compiling takes most of the time: every shape has a process of its own, all
@@ -179,13 +179,16 @@ def record(out: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- time
+OURS = {
+    "jfa:hopper": functools.partial(peers.jfa, backend="hopper"),
+    "jfa:hopper-deterministic": functools.partial(peers.jfa, backend="hopper", deterministic=True),
+    "jfa:portable": functools.partial(peers.jfa, backend="portable"),
+}
+
+
 def _implementations(names: list[str]) -> dict:
-    if names:
-        return {name: peers.PEERS[name] for name in names}
-    return {
-        "jfa:hopper": functools.partial(peers.jfa, backend="hopper"),
-        "jfa:hopper-deterministic": functools.partial(peers.jfa, backend="hopper", deterministic=True),
-    }
+    known = OURS | peers.PEERS
+    return {name: known[name] for name in names or ("jfa:hopper", "jfa:hopper-deterministic")}
 
 
 def _prepare(shape: str, names: list[str]) -> str:
@@ -197,8 +200,10 @@ def _prepare(shape: str, names: list[str]) -> str:
             out = build(inputs)()
             torch.autograd.grad(out, (inputs.query, inputs.key, inputs.value), inputs.grad_out.view_as(out))
             torch.cuda.synchronize()
+            out = None
         except Exception:  # noqa: BLE001  what cannot run is said when it is measured
-            torch.cuda.empty_cache()
+            pass
+        torch.cuda.empty_cache()
     return f"{shape} ready after {time.time() - start:.1f} s"
 
 
@@ -207,31 +212,40 @@ def _measure(names: list[str]) -> list[dict]:
     return [asdict(runner.measure(_prepare.inputs, name, build)) for name, build in _implementations(names).items()]
 
 
-def time_shapes(out: Path, chosen: list[str], names: list[str]) -> None:
-    """All shapes: compiled at once, then timed one after the other."""
+def time_shapes(out: Path, chosen: list[str], names: list[str], wait: Path | None) -> None:
+    """All shapes: compiled at once, then timed one after the other.
+
+    With ``wait`` this makes the file WAIT.ready when everything is compiled, and times when the file WAIT is there: several such
+    commands, each with libraries of its own, compile side by side and time one by one.
+    """
     pools = {shape: CONTEXT.Pool(1) for shape in chosen}
     waiting = {shape: pool.apply_async(_prepare, (shape, names)) for shape, pool in pools.items()}
     print("; ".join(answer.get() for answer in waiting.values()), flush=True)
+    if wait:
+        Path(f"{wait}.ready").touch()
+        while not wait.exists():
+            time.sleep(0.2)
     device = torch.device("cuda")
     result = runner.as_json([], device, {"ceilings": runner.ceilings()})
-    for pool in pools.values():
+    for shape, pool in pools.items():
         result["timings"] += pool.apply(_measure, (names,))
+        print(f"{time.strftime('%H:%M:%S')} {shape} timed", flush=True)
         out.write_text(json.dumps(result, indent=1) + "\n")
         pool.terminate()
 
 
 # --------------------------------------------------------------------------------------------------------------- merge
-def merge(out: Path, files: list[Path]) -> None:
-    """One file of all sides, in the form of jfa bench, and the table. The first part is this project's."""
+def merge(out: Path, files: list[Path], ours: str) -> None:
+    """One file of all sides, in the form of jfa bench, and the table. Of this project's rows only those named ``ours``*."""
     parts = [json.loads(f.read_text()) for f in files]
     result = {
         "environment": parts[0]["environment"],
         "ceilings": parts[0]["ceilings"],
         "peer_environments": [p["environment"] for p in parts[1:]],
-        "timings": [t for p in parts for t in p["timings"]],
+        "timings": [t for p in parts for t in p["timings"] if t["name"].startswith(ours) or not t["name"].startswith("jfa")],
     }
     out.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result))
+    print(table(result, ours))
 
 
 def _limit(shape: shapes.Shape, backward: bool) -> float:
@@ -239,14 +253,14 @@ def _limit(shape: shapes.Shape, backward: bool) -> float:
     return max(shape.least_bytes(backward) / 4.2e9, shape.flops(backward) / 770e9)
 
 
-def table(result: dict) -> str:
+def table(result: dict, name_of_ours: str = "jfa:hopper") -> str:
     """Per shape and pass: this project's time and rate, how far from the limit, the best peer, and the ratio to it."""
     lines = ["| shape | pass | ms | TFLOP/s | time / limit | best peer | its ms | ratio |", "|---|---|---|---|---|---|---|---|"]
     for name in dict.fromkeys(t["shape"] for t in result["timings"]):
         mine = [t for t in result["timings"] if t["shape"] == name]
         for which in ("forward", "backward"):
             limit = _limit(shapes.SHAPES[name], which == "backward")
-            ours = next((t for t in mine if t["name"] == "jfa:hopper" and t[f"{which}_ms"]), None)
+            ours = next((t for t in mine if t["name"] == name_of_ours and t[f"{which}_ms"]), None)
             others = [t for t in mine if not t["name"].startswith("jfa") and t[f"{which}_ms"]]
             best = min(others, key=lambda t: t[f"{which}_ms"], default=None)
             if ours is None:
@@ -263,12 +277,14 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("what", choices=["check", "sample", "record", "time", "merge"])
     p.add_argument("files", nargs="*", type=Path, help="merge: the result, then its parts")
+    p.add_argument("--ours", default="jfa:hopper", help="merge: this project's backend whose rows go into the file")
     p.add_argument("--out", type=Path, default=Path("hopper.json"))
     p.add_argument("--cases", type=int, default=1000)
     p.add_argument("--first", type=int, default=0, help="check, sample: the first random case")
     p.add_argument("--seconds", type=float, default=1e9, help="check: begin nothing after so many seconds")
     p.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="check: parts of the suite")
-    p.add_argument("--peers", nargs="*", default=[])
+    p.add_argument("--peers", nargs="*", default=[], help=f"time: of {', '.join([*OURS, *peers.PEERS])}; default: the first two")
+    p.add_argument("--wait", type=Path, help="time: compile, make WAIT.ready, and time as soon as there is a file WAIT")
     p.add_argument("--shapes", nargs="*", default=list(shapes.DEFAULT))
     args = p.parse_args()
     if args.what == "check":
@@ -278,9 +294,9 @@ def main() -> int:
     if args.what == "record":
         record(args.out)
     elif args.what == "time":
-        time_shapes(args.out, args.shapes, args.peers)
+        time_shapes(args.out, args.shapes, args.peers, args.wait)
     else:
-        merge(args.files[0], args.files[1:])
+        merge(args.files[0], args.files[1:], args.ours)
     return 0
 
 
