@@ -68,7 +68,7 @@ def compile_configs() -> list[CompileConfig]:
         configs.append(_pma(f"d{head_dim}", problems["pma"]))
         configs.append(_pma(f"d{head_dim}-causal", example_problem(head_dim, BANDS["causal"], short_queries=True)))
         configs.append(_plain(f"d{head_dim}-full", problems["full"]))
-    return configs
+    return configs + _lists()
 
 
 def _forward(name: str, problem: Problem, clc: bool) -> CompileConfig:
@@ -133,6 +133,49 @@ def _backward(name: str, problem: Problem, clc: bool) -> CompileConfig:
         roles=BACKWARD_ROLES,
         max_spill_bytes=BACKWARD_SPILLS,
     )
+
+
+def _lists() -> list[CompileConfig]:
+    """The small kernels before and after the backward, and those that make the lists of tiles."""
+    offsets = dict.fromkeys(("query_offset", "key_offset", "output_offset", "records", "counts"), "*i32")
+    numbers = "batches rows_q rows_kv rows_out capacity lo_start lo_end hi_start hi_end".split()
+    listed = {"BLOCK": host.BLOCK, "BROADCAST_Q": False, "SLOTS": False, "PAD": host.BLOCK, "TILES": 16, "OTHERS": 256}
+    floats = dict.fromkeys(("lse", "dlse", "lse2", "delta"), "*fp32")
+    integers = dict.fromkeys(("rows_out", "padded_count", "out_row", "out_head", "dout_row", "dout_head"), "i32")
+    shape = {"DIM": 128, "ROWS": host.BLOCK}
+    rows, lists = "jfa.kernels.common.padded_rows", "jfa.kernels.common.tile_list:list_kernel"
+    small = {
+        "list-queries": (lists, offsets | dict.fromkeys(numbers, "i32"), listed | {"KEYS": False}),
+        "list-keys": (lists, offsets | dict.fromkeys(numbers, "i32"), listed | {"KEYS": True}),
+        "blocks": (
+            f"{rows}:blocks_kernel",
+            dict.fromkeys(("query_offset", "output_offset", "blocks"), "*i32")
+            | dict.fromkeys(("batches", "rows_q", "rows_out", "count"), "i32"),
+            {"BROADCAST_Q": False, "SLOTS": False, "PAD": host.BLOCK, "STEPS": 8, "N": 128},
+        ),
+        "constants": (
+            f"{rows}:constants_kernel",
+            dict.fromkeys(("out", "dout"), "*bf16") | floats | {"blocks": "*i32"} | integers,
+            shape | {"DIM_BLOCK": 128, "HAS_DLSE": True},
+        ),
+        "finish": (
+            f"{rows}:finish_kernel",
+            {"sums": "*fp32", "dq": "*bf16", "blocks": "*i32", "heads": "i32", "padded_count": "i32", "scale": "fp32"},
+            shape | {"COLUMNS": 128},
+        ),
+    }
+    return [
+        CompileConfig(
+            name=f"blackwell-{name}",
+            kernel=kernel,
+            signature=signature,
+            constexprs=constexprs,
+            targets=TARGETS,
+            num_warps=8 if name == "constants" else 4,
+            max_spill_bytes=0,
+        )
+        for name, (kernel, signature, constexprs) in small.items()
+    ]
 
 
 def _pma(name: str, problem: Problem) -> CompileConfig:

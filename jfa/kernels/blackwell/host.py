@@ -1,6 +1,6 @@
 """The Blackwell kernels' host side: what fits, which configuration, descriptors, grids, launches.
 
-Nothing here waits for the device: lists of tiles are built by torch operations on it, and their lengths stay there.
+Nothing here waits for the device: lists of tiles are built on it by one kernel each, and their lengths stay there.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from jfa.kernels.blackwell.backward_1cta import backward_kernel
 from jfa.kernels.blackwell.backward_dq import dq_kernel
 from jfa.kernels.blackwell.backward_pma import pma_backward_kernel
 from jfa.kernels.blackwell.forward import forward_kernel
-from jfa.kernels.blackwell.lists import tile_records
 from jfa.kernels.blackwell.plain import plain_forward_kernel
 from jfa.kernels.common.padded_rows import finish_dq, padded, padded_rows, row_constants
 from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor
-from jfa.schedule import key_tiles, query_tiles
+from jfa.kernels.common.tile_list import tile_list
 
 LOG2_E = 1.4426950408889634
 BLOCK = 128  # rows of a softmax group, keys of a block: the M of one MMA and its N
@@ -84,16 +83,7 @@ def forward_config(problem: Problem, clc: bool = True) -> ForwardConfig:
 
 def forward_lists(problem: Problem, config: ForwardConfig) -> list[Tensor]:
     """[records, counts] of the forward's tiles, longest first, built without synchronising."""
-    tiles = query_tiles(
-        problem.query_offset,
-        problem.key_offset,
-        BLOCK if config.one_q else 2 * BLOCK,
-        BLOCK,
-        total_q=problem.rows_q,
-        band=problem.band,
-        broadcast_q=problem.broadcast_q,
-    )
-    return [tile_records(problem, tiles), tiles.counts]
+    return [*tile_list(problem, BLOCK if config.one_q else 2 * BLOCK, keys=False, pad=BLOCK)]
 
 
 def forward(
@@ -167,17 +157,7 @@ def backward_config(problem: Problem, clc: bool = True) -> BackwardConfig:
 
 def backward_lists(problem: Problem) -> list[Tensor]:
     """[records, counts] of the backward's key tiles, built without synchronising."""
-    tiles = key_tiles(
-        problem.query_offset,
-        problem.key_offset,
-        BLOCK,
-        BLOCK,
-        total_q=problem.rows_q,
-        total_kv=problem.rows_kv,
-        band=problem.band,
-        broadcast_q=problem.broadcast_q,
-    )
-    return [tile_records(problem, tiles), tiles.counts]
+    return [*tile_list(problem, BLOCK, keys=True, pad=BLOCK)]
 
 
 def backward(

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jfa.kernels.base import Problem
+from jfa.kernels.common.sequence import rows_of
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -31,53 +32,37 @@ class PaddedRows:
     pad: int
 
 
-def clean_offsets(offset: Tensor, rows: int) -> Tensor:
-    """Offsets as they must be: inside [0, rows] and never falling, so that no lie leads outside a tensor."""
-    return offset.clamp(0, rows).cummax(0).values if offset.numel() else offset
-
-
-def output_slots(problem: Problem) -> tuple[Tensor, Tensor]:
-    """(first output row, queries) of every batch with broadcast_q; a slot that is not inside the output has no queries."""
-    batch = torch.arange(problem.num_batches, device=problem.device, dtype=torch.int32)
-    if problem.output_offset is None:
-        return batch * problem.rows_q, torch.full_like(batch, problem.rows_q)
-    begin = problem.output_offset[:-1]
-    inside = (begin >= 0) & (begin <= problem.rows_out - problem.rows_q)
-    return torch.where(inside, begin, 0), torch.where(inside, problem.rows_q, 0).to(torch.int32)
-
-
 def padded(rows: int, pad: int) -> int:
     """Rows rounded up to whole blocks."""
     return -(-rows // pad) * pad
 
 
-def padded_begins(problem: Problem, pad: int) -> Tensor:
-    """[B] int32: where each sequence's queries begin in the padded arrays; every sequence, even an empty one, owns a block.
-
-    Needs no prefix sum: each predecessor grows by less than ``pad`` rows.
-    """
-    batch = torch.arange(problem.num_batches, device=problem.device, dtype=torch.int32)
-    if problem.broadcast_q:
-        return batch * padded(problem.rows_q, pad)
-    begin = clean_offsets(problem.query_offset, problem.rows_q)[:-1]
-    return ((begin + batch * pad) // pad * pad).to(torch.int32)
-
-
 def padded_rows(problem: Problem, pad: int) -> PaddedRows:
-    """The layout for a problem, from shapes and, on the device, offsets."""
+    """The layout for a problem: its size from shapes, its blocks from offsets, on the device.
+
+    Every sequence, even an empty one, owns a block, and begins at its first row plus ``pad`` rows for every sequence before it,
+    rounded down to a block: each of them grows by less than that. So no prefix sum is needed.
+    """
     if problem.broadcast_q:
         count = problem.num_batches * padded(problem.rows_q, pad)
-        out_begin, len_q = output_slots(problem)
     else:
         count = padded(problem.rows_q, pad) + (problem.num_batches + 1) * pad
-        offset = clean_offsets(problem.query_offset, problem.rows_q)
-        out_begin, len_q = offset[:-1], offset[1:] - offset[:-1]
-    begins = padded_begins(problem, pad)
-    start = torch.arange(count // pad, device=problem.device, dtype=torch.int32) * pad
-    seq = torch.searchsorted(begins, start, right=True) - 1
-    inside = start - begins[seq]
-    exist = (len_q[seq] - inside).clamp(0, pad)
-    return PaddedRows(torch.stack([out_begin[seq] + inside, exist], 1).to(torch.int32).contiguous(), count, pad)
+    blocks = torch.empty(count // pad, 2, dtype=torch.int32, device=problem.device)
+    blocks_kernel[(triton.cdiv(count // pad, 128),)](
+        problem.query_offset,
+        problem.key_offset if problem.output_offset is None else problem.output_offset,
+        blocks,
+        problem.num_batches,
+        problem.rows_q,
+        problem.rows_out,
+        count // pad,
+        BROADCAST_Q=problem.broadcast_q,
+        SLOTS=problem.output_offset is not None,
+        PAD=pad,
+        STEPS=problem.num_batches.bit_length(),
+        N=128,
+    )
+    return PaddedRows(blocks, count, pad)
 
 
 def row_constants(problem: Problem, rows: PaddedRows, out: Tensor, dout: Tensor, lse: Tensor, dlse: Tensor | None):
@@ -104,6 +89,7 @@ def row_constants(problem: Problem, rows: PaddedRows, out: Tensor, dout: Tensor,
         DIM_BLOCK=triton.next_power_of_2(problem.head_dim_v),
         HAS_DLSE=dlse is not None,
         ROWS=rows.pad,
+        num_warps=8,
     )
     return lse2, delta
 
@@ -126,6 +112,39 @@ def finish_dq(problem: Problem, rows: PaddedRows, sums: Tensor, dtype: torch.dty
         ROWS=rows.pad,
     )
     return dq
+
+
+@triton.jit(do_not_specialize=["batches", "rows_q", "rows_out", "count"])
+def blocks_kernel(
+    query_offset, output_offset, blocks, batches, rows_q, rows_out, count,
+    BROADCAST_Q: tl.constexpr, SLOTS: tl.constexpr, PAD: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """One program N padded blocks; see :class:`PaddedRows`. Halves the sequences STEPS times to find each block's own."""
+    block = tl.program_id(0) * N + tl.arange(0, N)
+    row = block * PAD
+    if BROADCAST_Q:
+        blocks_each = tl.cdiv(rows_q, PAD)
+        seq = tl.minimum(block // blocks_each, batches - 1)
+        begin = seq * rows_q
+        length = begin * 0 + rows_q
+        if SLOTS:
+            begin = tl.load(output_offset + seq)
+            length = tl.where((begin >= 0) & (begin <= rows_out - rows_q), rows_q, 0)
+        inside = row - seq * blocks_each * PAD
+    else:
+        seq = block * 0
+        last = seq + batches - 1
+        for _ in range(STEPS):
+            middle = (seq + last + 1) // 2
+            begin, _ = rows_of(query_offset, middle, rows_q)
+            here = (begin + middle * PAD) // PAD * PAD <= row
+            seq = tl.where(here, middle, seq)
+            last = tl.where(here, last, middle - 1)
+        begin, length = rows_of(query_offset, seq, rows_q)
+        inside = row - (begin + seq * PAD) // PAD * PAD
+    exist = tl.where(inside >= 0, tl.minimum(tl.maximum(length - inside, 0), PAD), 0)
+    tl.store(blocks + 2 * block, tl.where(exist > 0, begin + inside, 0), mask=block < count)
+    tl.store(blocks + 2 * block + 1, exist, mask=block < count)
 
 
 @triton.jit

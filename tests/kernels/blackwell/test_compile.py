@@ -18,12 +18,17 @@ MAIN = [
     "blackwell-backward-d64-full-static",
     "blackwell-backward-resident-d128",
     "blackwell-dq-d128-causal",
+    "blackwell-list-keys",
+    "blackwell-blocks",
 ]
 
 
 def check(names: list[str]) -> None:
-    problems = {r.key: r.problems for r in compile_configs(select(configs.compile_configs(), names)) if r.problems}
+    reports = compile_configs(select(configs.compile_configs(), names))
+    problems = {r.key: r.problems for r in reports if r.problems}
     assert not problems, problems
+    # So no launch needs an allocator, whichever thread it comes from.
+    assert not [r.key for r in reports if r.global_scratch]
 
 
 def test_main_configurations():
@@ -31,11 +36,11 @@ def test_main_configurations():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["forward", "backward-d64", "backward-d128", "backward-resident", "dq", "plain"])
+@pytest.mark.parametrize("kernel", ["forward", "backward-d64", "backward-d128", "backward-resident", "dq", "plain", "list"])
 def test_all_configurations(kernel):
     check([f"blackwell-{kernel}-*"])
 
 
 def test_every_kernel_ships_a_configuration():
     kernels = {c.kernel.split(":")[0].rsplit(".", 1)[1] for c in configs.compile_configs()}
-    assert kernels == {"forward", "backward_1cta", "backward_pma", "backward_dq", "plain"}
+    assert kernels == {"forward", "backward_1cta", "backward_pma", "backward_dq", "plain", "tile_list", "padded_rows"}
