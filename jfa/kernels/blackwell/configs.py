@@ -73,12 +73,13 @@ def compile_configs() -> list[CompileConfig]:
 
 def _forward(name: str, problem: Problem, clc: bool) -> CompileConfig:
     config = host.forward_config(problem, clc=clc)
-    box = f"tensordesc<bf16[1, 1, 1, {host.BLOCK}, {host.padded_head_dim(problem)}]>"
+    box = "tensordesc<bf16[1, 1, 1, {}, {}]>".format
     return CompileConfig(
         name=f"blackwell-forward-{name}-{'clc' if clc else 'static'}",
         kernel="jfa.kernels.blackwell.forward:forward_kernel",
         signature={
-            **dict.fromkeys(("q_desc", "k_desc", "v_desc", "o_desc"), box),
+            **dict.fromkeys(("q_desc", "k_desc", "v_desc"), box(host.BLOCK, host.padded_head_dim(problem))),
+            "o_desc": box(host.BLOCK, host.padded_head_dim(problem) // host.O_PARTS),
             "lse_ptr": "*fp32",
             "records_ptr": "*i32",
             "counts_ptr": "*i32",

@@ -6,14 +6,17 @@ One CTA works on a tile of 256 queries of one head, in two halves of 128 rows th
     mma         1 warp    tensor cores: S = Q K^T of a half, O += P V of a half, always alternating
     softmax     2 x 4     a group a half: maximum, exp2, row sum; leaves P where S was, in slices
     correction  4 warps   rescales O where the maximum grew, at the end divides by the sum and writes O to SMEM, LSE out
-    store       1 warp    TMA: O to global memory
+    store       1 warp    TMA: O to global memory, half of its columns at a time
 
-While one group computes its exponentials the tensor cores multiply for the other. A tile of at most 128 queries would leave
-the second half empty, so there both groups take the *same* queries and every other key block ("shared" below), and the correction
-merges their results. All communication is by mbarriers: ``*_full`` says that data is there, ``*_empty`` that it has been consumed.
+While one group computes its exponentials the tensor cores multiply for the other. The same goes on from tile to tile: a tile's
+last P V goes out between the next tile's first S, and O leaves while the next tile's softmax runs. A tile of at most 128 queries
+would leave the second half empty, so there both groups take the *same* queries and every other key block ("shared" below), and the
+correction merges their results. All communication is by mbarriers: ``*_full`` says that data is there, ``*_empty`` that it has been
+consumed.
 
-TMEM (512 columns at D = 128): S0 S1 O0 O1. P, alpha, l and m live inside their own S. What protects them is order, not more
-barriers: S(i+1) of a half is issued after P V(i) of that half, which waits until alpha(i) has been read.
+TMEM (512 columns at D = 128): S0 S1 O0 O1. P and alpha live inside their own S. What protects them is order, not more barriers:
+S(i+1) of a half is issued after P V(i) of that half, which waits until alpha(i) has been read. Row sums and maxima are in SMEM,
+for the next tile's S arrives before they are read.
 
 Jagged: every TMA box is bounded by its own sequence (:mod:`jfa.kernels.common.ragged`), so a tail tile reads zeros and never its
 neighbour, and stores nothing past its end.
@@ -26,11 +29,11 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from jfa.kernels.blackwell.lists import read_out_begin, read_record, read_shape
-from jfa.kernels.blackwell.softmax import NO_MAXIMUM, exp2_on_fma_pipe, running_maximum, split_columns
+from jfa.kernels.blackwell.softmax import NO_MAXIMUM, exp2_shared, running_maximum, split_columns
 from jfa.kernels.common.band import key_blocks
 from jfa.kernels.common.packed import fma_pairs, mul_pairs
 from jfa.kernels.common.ragged import ragged_box
-from jfa.kernels.common.units import ring, zigzag_unit
+from jfa.kernels.common.units import all_ctas, ring, this_cta, zigzag_unit
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -51,15 +54,16 @@ def forward_kernel(
     HEAD_DIM: tl.constexpr,  # 64 or 128: the tensors' head dims padded
     KV_BUFFERS: tl.constexpr,
     P_SLICES: tl.constexpr,
-    FMA_SLICES: tl.constexpr,  # slices of P whose exp2 runs on the FMA pipe
+    FMA_EIGHTHS: tl.constexpr,  # of each slice's columns: their exp2 runs on the FMA pipe
     ONE_Q: tl.constexpr,  # tiles of 128 queries: every tile is shared, and its second Q and O buffers become ring
     CLC: tl.constexpr,  # steal units through cluster launch control; else a static zigzag
     HAS_LO: tl.constexpr,
     HAS_HI: tl.constexpr,
     NEGATIVE: tl.constexpr,  # sm_scale < 0
-    SOFTMAX_REGISTERS: tl.constexpr = 192,
+    SOFTMAX_REGISTERS: tl.constexpr = 184,
     SMALL_REGISTERS: tl.constexpr = 32,
-    O_COLUMNS: tl.constexpr = 16,  # of O that the correction holds in registers at a time
+    O_COLUMNS: tl.constexpr = 32,  # of O that the correction holds in registers at a time
+    O_PARTS: tl.constexpr = 2,  # in which O leaves through as many buffers
     BLOCK_M: tl.constexpr = 128,
     BLOCK_N: tl.constexpr = 128,
 ):
@@ -69,18 +73,18 @@ def forward_kernel(
 
     q_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), dtype, Q_BUFFERS)
     kv_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), dtype, KV_BUFFERS)
-    o_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), dtype, Q_BUFFERS)
+    o_parts = tlx.local_alloc((BLOCK_M, HEAD_DIM // O_PARTS), dtype, O_PARTS)  # the columns of one half's O
+    sums = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
+    maxima = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
 
     s_storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
     s_tiles = tlx.local_alloc((BLOCK_M, BLOCK_N), tl.float32, 2, tlx.storage_kind.tmem, reuse=s_storage)
     p_tiles = tlx.local_alloc((BLOCK_M, BLOCK_N), dtype, 2, tlx.storage_kind.tmem, reuse=s_storage)
     alphas = tlx.local_alloc((BLOCK_M, 1), tl.float32, 2, tlx.storage_kind.tmem, reuse=s_storage)
-    sums = tlx.local_alloc((BLOCK_M, 1), tl.float32, 2, tlx.storage_kind.tmem, reuse=s_storage)
-    maxima = tlx.local_alloc((BLOCK_M, 1), tl.float32, 2, tlx.storage_kind.tmem, reuse=s_storage)
     s_storage.set_buffer_overlap(
         tlx.reuse_group(
             s_tiles,
-            tlx.reuse_group(p_tiles, alphas, sums, maxima, group_type=tlx.reuse_group_type.distinct),
+            tlx.reuse_group(p_tiles, alphas, group_type=tlx.reuse_group_type.distinct),
             group_type=tlx.reuse_group_type.shared,
         )
     )
@@ -91,47 +95,48 @@ def forward_kernel(
     kv_fulls = tlx.alloc_barriers(KV_BUFFERS)
     kv_empties = tlx.alloc_barriers(KV_BUFFERS)
     s_fulls = tlx.alloc_barriers(2)
-    s_empties = tlx.alloc_barriers(2)  # l and m of the tile have been read: the next tile may write S
     p_fulls = tlx.alloc_barriers(2 * P_SLICES)
     alpha_fulls = tlx.alloc_barriers(2)
-    sum_fulls = tlx.alloc_barriers(2)
-    acc_readys = tlx.alloc_barriers(2)  # rescaled (or free, at a tile's start): P V may accumulate
+    acc_readys = tlx.alloc_barriers(2)  # rescaled or, at a tile's start, free: P V may write
     acc_fulls = tlx.alloc_barriers(2)  # the tile's last P V is done
-    o_fulls = tlx.alloc_barriers(Q_BUFFERS)
-    o_empties = tlx.alloc_barriers(Q_BUFFERS)
+    sum_fulls = tlx.alloc_barriers(2)
+    sum_empties = tlx.alloc_barriers(2)
+    o_fulls = tlx.alloc_barriers(O_PARTS)
+    o_empties = tlx.alloc_barriers(O_PARTS)
     if CLC:
-        queue = tlx.clc_create_context(num_consumers=6)
+        queue = tlx.clc_create_context(num_consumers=6, num_stages=2)
 
     with tlx.async_tasks():
         with tlx.async_task("default"):  # correction
-            unit = tl.program_id(0)
+            unit = this_cta()
             units = tl.load(counts_ptr) * HEADS
             done = 0
             steps_done = 0
+            outs = 0
+            for half in tl.static_range(2):
+                tlx.barrier_arrive(acc_readys[half])
             while (unit >= 0) & (unit < units):
-                if CLC:
-                    tlx.clc_producer(queue, (done & 1) ^ 1)
                 row, q_len, k_len, lo, hi = read_shape(records_ptr, unit // HEADS, HAS_LO, HAS_HI)
                 out_begin = read_out_begin(records_ptr, unit // HEADS)
                 first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
                 correct_accumulators(
-                    accs, alphas, alpha_fulls, acc_readys, steps, steps_done, done, O_SLICES, BLOCK_M, HEAD_DIM
+                    accs, alphas, alpha_fulls, acc_readys, steps, steps_done - done, O_SLICES, BLOCK_M, HEAD_DIM
                 )
-                finish_tile(
-                    accs, sums, maxima, o_tiles, sum_fulls, s_empties, acc_fulls, o_fulls, o_empties,
-                    lse_ptr + (unit % HEADS).to(tl.int64) * rows_out + out_begin, row, q_len, shared, done, dtype,
-                    ONE_Q, O_SLICES, BLOCK_M, HEAD_DIM,
+                outs = finish_tile(
+                    accs, sums, maxima, o_parts, sum_fulls, sum_empties, acc_fulls, acc_readys, o_fulls, o_empties,
+                    lse_ptr + (unit % HEADS).to(tl.int64) * rows_out + out_begin, row, q_len, shared, done, outs, dtype,
+                    ONE_Q, O_PARTS, O_SLICES, BLOCK_M, HEAD_DIM,
                 )  # fmt: skip
+                if CLC:
+                    unit = tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1)
+                else:
+                    unit = zigzag_unit(done + 1, this_cta(), all_ctas())
                 steps_done += steps
                 done += 1
-                if CLC:
-                    unit = tlx.clc_consumer(queue, (done - 1) & 1)
-                else:
-                    unit = zigzag_unit(done, tl.program_id(0), tl.num_programs(0))
 
         with tlx.async_task(num_warps=4, registers=SOFTMAX_REGISTERS, replicate=2):  # softmax
             half = tlx.async_task_replica_id()
-            unit = tl.program_id(0)
+            unit = this_cta()
             units = tl.load(counts_ptr) * HEADS
             done = 0
             steps_done = 0
@@ -139,44 +144,55 @@ def forward_kernel(
                 row, q_len, k_len, lo, hi = read_shape(records_ptr, unit // HEADS, HAS_LO, HAS_HI)
                 first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
                 softmax_tile(
-                    s_tiles, p_tiles, alphas, sums, maxima, s_fulls, p_fulls, alpha_fulls, sum_fulls, half,
-                    row + half * (1 - shared) * BLOCK_M, q_len, k_len, lo, hi, first, steps, shared,
-                    steps_done, scale_log2, dtype, P_SLICES, FMA_SLICES, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI, NEGATIVE,
+                    s_tiles, p_tiles, alphas, sums, maxima, s_fulls, p_fulls, alpha_fulls, sum_fulls, sum_empties, half,
+                    row + half * (1 - shared) * BLOCK_M, q_len, k_len, lo, hi, first, steps, shared, done,
+                    steps_done, scale_log2, dtype, P_SLICES, FMA_EIGHTHS, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI, NEGATIVE,
                 )  # fmt: skip
+                if CLC:
+                    unit = tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1)
+                else:
+                    unit = zigzag_unit(done + 1, this_cta(), all_ctas())
                 steps_done += steps
                 done += 1
-                if CLC:
-                    unit = tlx.clc_consumer(queue, (done - 1) & 1)
-                else:
-                    unit = zigzag_unit(done, tl.program_id(0), tl.num_programs(0))
 
         with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # mma
-            unit = tl.program_id(0)
+            unit = this_cta()
             units = tl.load(counts_ptr) * HEADS
             done = 0
             steps_done = 0
             blocks = 0
-            while (unit >= 0) & (unit < units):
-                row, q_len, k_len, lo, hi = read_shape(records_ptr, unit // HEADS, HAS_LO, HAS_HI)
+            steps = 0
+            shared = 0
+            going = unit < units
+            while going:  # a tile's last P V goes out between the next tile's first S, so one round follows the last tile
+                going = (unit >= 0) & (unit < units)
+                steps_before = steps
+                shared_before = shared
+                row, q_len, k_len, lo, hi = read_shape(records_ptr, tl.where(going, unit // HEADS, 0), HAS_LO, HAS_HI)
                 first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
+                steps = tl.where(going, steps, 1)
                 blocks = multiply_tile(
                     q_tiles, kv_tiles, s_tiles, p_tiles, accs,
-                    q_fulls, q_empties, kv_fulls, kv_empties, s_fulls, s_empties, p_fulls, acc_readys, acc_fulls,
-                    steps, shared, done, steps_done, blocks, ONE_Q, KV_BUFFERS, P_SLICES, BLOCK_N, HEAD_DIM,
+                    q_fulls, q_empties, kv_fulls, kv_empties, s_fulls, p_fulls, acc_readys, acc_fulls,
+                    going, steps, shared, steps_before, shared_before, done, steps_done, blocks,
+                    ONE_Q, KV_BUFFERS, P_SLICES, BLOCK_N, HEAD_DIM,
                 )  # fmt: skip
+                if going:
+                    if CLC:
+                        unit = tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1)
+                    else:
+                        unit = zigzag_unit(done + 1, this_cta(), all_ctas())
                 steps_done += steps
                 done += 1
-                if CLC:
-                    unit = tlx.clc_consumer(queue, (done - 1) & 1)
-                else:
-                    unit = zigzag_unit(done, tl.program_id(0), tl.num_programs(0))
 
         with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # load
-            unit = tl.program_id(0)
+            unit = this_cta()
             units = tl.load(counts_ptr) * HEADS
             done = 0
             blocks = 0
             while (unit >= 0) & (unit < units):
+                if CLC:  # two answers may be on their way: this role is up to a tile ahead of the others
+                    tlx.clc_producer(queue, ((done >> 1) & 1) ^ 1, k=done & 1)
                 row, q_begin, q_len, k_begin, k_len, _, lo, hi, _ = read_record(records_ptr, unit // HEADS)
                 first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
                 blocks = load_tile(
@@ -184,25 +200,29 @@ def forward_kernel(
                     unit % HEADS, row, q_begin, q_len, k_begin, k_len, first, steps, shared, done, blocks,
                     GROUP, ONE_Q, KV_BUFFERS, BLOCK_M, BLOCK_N, HEAD_DIM,
                 )  # fmt: skip
-                done += 1
                 if CLC:
-                    unit = tlx.clc_consumer(queue, (done - 1) & 1)
+                    unit = tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1)
                 else:
-                    unit = zigzag_unit(done, tl.program_id(0), tl.num_programs(0))
+                    unit = zigzag_unit(done + 1, this_cta(), all_ctas())
+                done += 1
 
         with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # store
-            unit = tl.program_id(0)
+            unit = this_cta()
             units = tl.load(counts_ptr) * HEADS
             done = 0
+            outs = 0
             while (unit >= 0) & (unit < units):
                 row, q_len, _, _, _ = read_shape(records_ptr, unit // HEADS, False, False)
                 out_begin = read_out_begin(records_ptr, unit // HEADS)
-                store_tile(o_desc, o_tiles, o_fulls, o_empties, unit % HEADS, row, out_begin, q_len, done, ONE_Q, BLOCK_M)
-                done += 1
-                if CLC:
-                    unit = tlx.clc_consumer(queue, (done - 1) & 1)
+                head = unit % HEADS
+                if CLC:  # before the wait for O, so that the answer's slot is free early
+                    unit = tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1)
                 else:
-                    unit = zigzag_unit(done, tl.program_id(0), tl.num_programs(0))
+                    unit = zigzag_unit(done + 1, this_cta(), all_ctas())
+                outs = store_tile(
+                    o_desc, o_parts, o_fulls, o_empties, head, row, out_begin, q_len, outs, ONE_Q, O_PARTS, BLOCK_M, HEAD_DIM
+                )
+                done += 1
 
 
 # ----------------------------------------------------------------------------------------------------- steps and rings
@@ -236,29 +256,29 @@ def load_tile(
     GROUP: tl.constexpr, ONE_Q: tl.constexpr, KV_BUFFERS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Loads Q and then K and V blocks in the very order in which :func:`multiply_tile` uses them up. Returns ``blocks``."""
+    """Loads Q and then K and V blocks, numbered as :func:`multiply_tile` counts them. Returns ``blocks``."""
     keys = (k_begin, k_len, head // GROUP)
     kv = (kv_tiles, kv_fulls, kv_empties)
     stride = BLOCK_N << shared
     key = first * BLOCK_N
 
-    load_queries(q_desc, q_tiles, q_fulls, q_empties, 0, row, q_begin, q_len, head, done, BLOCK_M, HEAD_DIM)
+    # K first: the ring has room for it before the tile before is done with Q.
     blocks = load_keys(k_desc, kv, keys, key, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
+    load_queries(q_desc, q_tiles, q_fulls, q_empties, 0, row, q_begin, q_len, head, done, BLOCK_M, HEAD_DIM)
     if not ONE_Q:
         # A shared tile ends before this half: the box is zeros and costs no traffic, but keeps the barriers' phases in step.
         load_queries(q_desc, q_tiles, q_fulls, q_empties, 1, row + BLOCK_M, q_begin, q_len, head, done, BLOCK_M, HEAD_DIM)
     if shared:
         blocks = load_keys(k_desc, kv, keys, key + BLOCK_N, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
     for step in range(0, steps):
-        more = step + 1 < steps
         blocks = load_keys(v_desc, kv, keys, key, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
-        if more:
-            blocks = load_keys(k_desc, kv, keys, key + stride, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
         if shared:
             blocks = load_keys(v_desc, kv, keys, key + BLOCK_N, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
-            if more:
-                blocks = load_keys(k_desc, kv, keys, key + stride + BLOCK_N, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
         key += stride
+        if step + 1 < steps:
+            blocks = load_keys(k_desc, kv, keys, key, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
+            if shared:
+                blocks = load_keys(k_desc, kv, keys, key + BLOCK_N, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
     return blocks
 
 
@@ -293,96 +313,93 @@ def load_keys(
 @triton.jit
 def multiply_tile(
     q_tiles, kv_tiles, s_tiles, p_tiles, accs,
-    q_fulls, q_empties, kv_fulls, kv_empties, s_fulls, s_empties, p_fulls, acc_readys, acc_fulls,
-    steps, shared, done, steps_done, blocks,
+    q_fulls, q_empties, kv_fulls, kv_empties, s_fulls, p_fulls, acc_readys, acc_fulls,
+    going, steps, shared, steps_before, shared_before, done, steps_done, blocks,
     ONE_Q: tl.constexpr, KV_BUFFERS: tl.constexpr, P_SLICES: tl.constexpr,
     BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Issues, per step, P0 V, the next S0, P1 V, the next S1: one half multiplies while the other half's softmax runs.
+    """Issues, per step, the previous P0 V, S0, the previous P1 V, S1: one half multiplies while the other half's softmax runs.
 
-    The two halves use the same K and V block, except in a shared tile, where each has its own. Returns ``blocks``.
+    Before a tile's first step "the previous" is the last of the tile before; after the last tile (not ``going``) there are no
+    more S. The ring holds, for a step, the previous V and then K, two of each in a shared tile. Returns ``blocks``. Both halves
+    are issued from one place: each product keeps a dozen addresses in registers.
     """
-    tile_phase = done & 1
-    second_q = 0 if ONE_Q else 1 - shared
-
-    tlx.barrier_wait(q_fulls[0], tile_phase)
-    k_buffer, k_phase = ring(blocks, KV_BUFFERS)
-    tlx.barrier_wait(kv_fulls[k_buffer], k_phase)
-    tlx.barrier_wait(s_empties[0], tile_phase ^ 1)
-    score(q_tiles[0], kv_tiles[k_buffer], s_tiles[0], s_fulls[0])
-    if shared:
-        tlx.tcgen05_commit(kv_empties[k_buffer])
-        blocks += 1
-        k_buffer, k_phase = ring(blocks, KV_BUFFERS)
-        tlx.barrier_wait(kv_fulls[k_buffer], k_phase)
-    if not ONE_Q:
-        tlx.barrier_wait(q_fulls[1], tile_phase)
-    tlx.barrier_wait(s_empties[1], tile_phase ^ 1)
-    score(q_tiles[second_q], kv_tiles[k_buffer], s_tiles[1], s_fulls[1])
-    tlx.tcgen05_commit(kv_empties[k_buffer])
-    blocks += 1
-
     for step in range(0, steps):
-        more = step + 1 < steps
-        phase = (steps_done + step) & 1
-        v_buffer, v_phase = ring(blocks, KV_BUFFERS)
-        blocks += 1
-        if not more:
-            tlx.tcgen05_commit(q_empties[0])
-            if not ONE_Q:
-                tlx.tcgen05_commit(q_empties[1])
-        tlx.barrier_wait(kv_fulls[v_buffer], v_phase)
-        v_tile = kv_tiles[v_buffer]
-        accumulate(0, p_tiles, v_tile, accs, p_fulls, acc_readys, phase, step > 0, P_SLICES, BLOCK_N, HEAD_DIM)
-        if shared:
-            tlx.tcgen05_commit(kv_empties[v_buffer])
-        if more:
-            k_buffer, k_phase = ring(blocks, KV_BUFFERS)
-            blocks += 1
-            tlx.barrier_wait(kv_fulls[k_buffer], k_phase)
-            score(q_tiles[0], kv_tiles[k_buffer], s_tiles[0], s_fulls[0])
-            if shared:
-                tlx.tcgen05_commit(kv_empties[k_buffer])
-        else:
-            tlx.tcgen05_commit(acc_fulls[0])
-        if shared:
-            v_buffer, v_phase = ring(blocks, KV_BUFFERS)
-            blocks += 1
-            tlx.barrier_wait(kv_fulls[v_buffer], v_phase)
-        v_tile = kv_tiles[v_buffer]
-        accumulate(1, p_tiles, v_tile, accs, p_fulls, acc_readys, phase, step > 0, P_SLICES, BLOCK_N, HEAD_DIM)
-        tlx.tcgen05_commit(kv_empties[v_buffer])
-        if more:
-            if shared:
-                k_buffer, k_phase = ring(blocks, KV_BUFFERS)
-                blocks += 1
-                tlx.barrier_wait(kv_fulls[k_buffer], k_phase)
-            score(q_tiles[second_q], kv_tiles[k_buffer], s_tiles[1], s_fulls[1])
-            tlx.tcgen05_commit(kv_empties[k_buffer])
-        else:
-            tlx.tcgen05_commit(acc_fulls[1])
+        pending = (step > 0) | (done > 0)
+        v_shared = tl.where(step > 0, shared, shared_before)
+        use_acc = tl.where(step > 0, step, steps_before) > 1
+        phase = (steps_done + step - 1) & 1
+        k = blocks + tl.where(pending, 1 + v_shared, 0)
+        for half in range(0, 2):
+            if pending:
+                accumulate(
+                    half, kv_tiles, p_tiles, accs, kv_fulls, kv_empties, p_fulls, acc_readys,
+                    blocks + half * v_shared, phase, v_shared, use_acc, KV_BUFFERS, P_SLICES, BLOCK_N, HEAD_DIM,
+                )  # fmt: skip
+                if step == 0:
+                    tlx.tcgen05_commit(acc_fulls[half])
+            if going:
+                score(
+                    half, q_tiles, kv_tiles, s_tiles, q_fulls, q_empties, kv_fulls, kv_empties, s_fulls,
+                    k + half * shared, step == 0, step + 1 == steps, done & 1, shared, ONE_Q, KV_BUFFERS,
+                )  # fmt: skip
+        blocks = k + tl.where(going, 1 + shared, 0)
     return blocks
 
 
 @triton.jit
-def score(q_tile, k_tile, s_tile, s_full):
-    """S = Q K^T; ``s_full`` is arrived on when it is done, and with it all that was issued before."""
-    tlx.async_dot(q_tile, tlx.local_trans(k_tile), s_tile, use_acc=False, mBarriers=[s_full])
+def score(
+    half, q_tiles, kv_tiles, s_tiles, q_fulls, q_empties, kv_fulls, kv_empties, s_fulls,
+    block, is_first, is_last, q_phase, shared, ONE_Q: tl.constexpr, KV_BUFFERS: tl.constexpr,
+):  # fmt: skip
+    """S = Q K^T of one half with the ring's ``block``; a tile's first waits for Q, its last frees it. Half 1 frees a common K.
+
+    What arrives on ``s_fulls`` says that S is there, and that all products issued before are done.
+    """
+    if is_first:
+        if ONE_Q:
+            if half == 0:
+                tlx.barrier_wait(q_fulls[0], q_phase)
+        else:
+            tlx.barrier_wait(q_fulls[half], q_phase)
+    buffer, phase = ring(block, KV_BUFFERS)
+    if (half == 0) | (shared == 1):
+        tlx.barrier_wait(kv_fulls[buffer], phase)
+    q = 0 if ONE_Q else half * (1 - shared)
+    tlx.async_dot(q_tiles[q], tlx.local_trans(kv_tiles[buffer]), s_tiles[half], use_acc=False, mBarriers=[s_fulls[half]])
+    if (half == 1) | (shared == 1):
+        tlx.tcgen05_commit(kv_empties[buffer])
+    if is_last:
+        if ONE_Q:
+            if half == 1:
+                tlx.tcgen05_commit(q_empties[0])
+        else:
+            if shared == 0:
+                tlx.tcgen05_commit(q_empties[half])
+            elif half == 1:
+                tlx.tcgen05_commit(q_empties[0])
+                tlx.tcgen05_commit(q_empties[1])
 
 
 @triton.jit
 def accumulate(
-    half: tl.constexpr, p_tiles, v_tile, accs, p_fulls, acc_readys, phase, use_acc,
-    P_SLICES: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
+    half, kv_tiles, p_tiles, accs, kv_fulls, kv_empties, p_fulls, acc_readys,
+    block, phase, shared, use_acc,
+    KV_BUFFERS: tl.constexpr, P_SLICES: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
     """O += P V of one half, slice by slice as softmax publishes them; the first step of a tile overwrites O."""
     SLICE: tl.constexpr = BLOCK_N // P_SLICES
+    buffer, kv_phase = ring(block, KV_BUFFERS)
+    if (half == 0) | (shared == 1):
+        tlx.barrier_wait(kv_fulls[buffer], kv_phase)
     tlx.barrier_wait(acc_readys[half], phase)
     for i in tl.static_range(P_SLICES):
         tlx.barrier_wait(p_fulls[half * P_SLICES + i], phase)
         p_slice = tlx.subslice(p_tiles[half], i * SLICE, SLICE)
-        v_slice = tlx.local_slice(v_tile, [i * SLICE, 0], [SLICE, HEAD_DIM])
+        v_slice = tlx.local_slice(kv_tiles[buffer], [i * SLICE, 0], [SLICE, HEAD_DIM])
         tlx.async_dot(p_slice, v_slice, accs[half], use_acc=use_acc if i == 0 else True, force_async=True)
+    if (half == 1) | (shared == 1):
+        tlx.tcgen05_commit(kv_empties[buffer])
 
 
 # ------------------------------------------------------------------------------------------------------------- softmax
@@ -390,9 +407,9 @@ def accumulate(
 
 @triton.jit
 def softmax_tile(
-    s_tiles, p_tiles, alphas, sums, maxima, s_fulls, p_fulls, alpha_fulls, sum_fulls, half,
-    row, q_len, k_len, lo, hi, first, steps, shared, steps_done, scale_log2, dtype: tl.constexpr,
-    P_SLICES: tl.constexpr, FMA_SLICES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    s_tiles, p_tiles, alphas, sums, maxima, s_fulls, p_fulls, alpha_fulls, sum_fulls, sum_empties, half,
+    row, q_len, k_len, lo, hi, first, steps, shared, done, steps_done, scale_log2, dtype: tl.constexpr,
+    P_SLICES: tl.constexpr, FMA_EIGHTHS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, NEGATIVE: tl.constexpr,
 ):  # fmt: skip
     """One half's softmax over its key blocks, peeled: masked blocks at the left edge, the bulk, masked blocks at the right."""
@@ -413,7 +430,7 @@ def softmax_tile(
     row_max, row_sum = softmax_steps(
         s_tiles, p_tiles, alphas, s_fulls, p_fulls, alpha_fulls, half, row_max, row_sum,
         left_end if HAS_LO else 0, bulk_stop, start, shared, row, k_len, lo, hi, steps_done, scale_log2, dtype,
-        P_SLICES, FMA_SLICES, BLOCK_M, BLOCK_N, False, HAS_LO, HAS_HI, NEGATIVE,
+        P_SLICES, FMA_EIGHTHS, BLOCK_M, BLOCK_N, False, HAS_LO, HAS_HI, NEGATIVE,
     )  # fmt: skip
     row_max, row_sum = softmax_steps(
         s_tiles, p_tiles, alphas, s_fulls, p_fulls, alpha_fulls, half, row_max, row_sum,
@@ -421,8 +438,9 @@ def softmax_tile(
         P_SLICES, 0, BLOCK_M, BLOCK_N, True, HAS_LO, HAS_HI, NEGATIVE,
     )  # fmt: skip
 
-    tlx.local_store(sums[half], row_sum[:, None])
-    tlx.local_store(maxima[half], row_max[:, None])
+    tlx.barrier_wait(sum_empties[half], (done & 1) ^ 1)
+    tlx.local_store(sums[half], row_sum)
+    tlx.local_store(maxima[half], row_max)
     tlx.barrier_arrive(sum_fulls[half])
 
 
@@ -430,7 +448,7 @@ def softmax_tile(
 def softmax_steps(
     s_tiles, p_tiles, alphas, s_fulls, p_fulls, alpha_fulls, half, row_max, row_sum,
     step_begin, step_end, start, shared, row, k_len, lo, hi, steps_done, scale_log2, dtype: tl.constexpr,
-    P_SLICES: tl.constexpr, FMA_SLICES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    P_SLICES: tl.constexpr, FMA_EIGHTHS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, NEGATIVE: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over one stretch of steps, all masked or none. Returns (row_max, row_sum)."""
@@ -452,7 +470,7 @@ def softmax_steps(
         exponents = split_columns(fma_pairs(scores, scale_log2, -row_max[:, None]), P_SLICES)
         published = ()
         for i in tl.static_range(P_SLICES):
-            p = exp2_on_fma_pipe(exponents[i]) if i < FMA_SLICES else tl.math.exp2(exponents[i])
+            p = exp2_shared(exponents[i], FMA_EIGHTHS)
             tlx.local_store(tlx.subslice(p_tiles[half], i * SLICE, SLICE), p.to(dtype))
             tlx.barrier_arrive(p_fulls[half * P_SLICES + i])
             published = published + (p,)
@@ -485,14 +503,12 @@ def mask_scores(
 
 @triton.jit
 def correct_accumulators(
-    accs, alphas, alpha_fulls, acc_readys, steps, steps_done, done,
+    accs, alphas, alpha_fulls, acc_readys, steps, alphas_done,
     SLICES: tl.constexpr, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Before each further P V, O *= alpha if any row of the half asks for it."""
-    for half in tl.static_range(2):
-        tlx.barrier_arrive(acc_readys[half])  # the previous tile's O has been read: the first P V may overwrite it
+    """Before each P V but a tile's first, O *= alpha if any row of the half asks for it."""
     for step in range(1, steps):
-        phase = (steps_done - done + step - 1) & 1  # a tile has one alpha fewer than steps
+        phase = (alphas_done + step - 1) & 1
         for half in tl.static_range(2):
             tlx.barrier_wait(alpha_fulls[half], phase)
             alpha = tlx.local_load(alphas[half])
@@ -511,80 +527,96 @@ def rescale_needed(alpha):
 
 @triton.jit
 def finish_tile(
-    accs, sums, maxima, o_tiles, sum_fulls, s_empties, acc_fulls, o_fulls, o_empties,
-    lse_ptr, row, out_len, shared, done, dtype: tl.constexpr,
-    ONE_Q: tl.constexpr, SLICES: tl.constexpr, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
+    accs, sums, maxima, o_parts, sum_fulls, sum_empties, acc_fulls, acc_readys, o_fulls, o_empties,
+    lse_ptr, row, out_len, shared, done, outs, dtype: tl.constexpr,
+    ONE_Q: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Divides by the row sums, writes O to SMEM for the store role and LSE to memory."""
+    """Divides by the row sums, writes O to SMEM for the store role and LSE to memory. Returns ``outs``: halves written so far."""
     phase = done & 1
-    tlx.barrier_wait(sum_fulls[0], phase)
-    sum_0 = tlx.local_load(sums[0])
-    max_0 = tlx.local_load(maxima[0])
-    tlx.barrier_arrive(s_empties[0])
-    tlx.barrier_wait(sum_fulls[1], phase)
-    sum_1 = tlx.local_load(sums[1])
-    max_1 = tlx.local_load(maxima[1])
-    tlx.barrier_arrive(s_empties[1])
-
     if shared:
         finish_shared(
-            accs, o_tiles, acc_fulls, o_fulls, o_empties, lse_ptr, row, out_len, sum_0, max_0, sum_1, max_1, phase,
-            dtype, ONE_Q, SLICES, BLOCK_M, HEAD_DIM,
+            accs, sums, maxima, o_parts, sum_fulls, sum_empties, acc_fulls, acc_readys, o_fulls, o_empties,
+            lse_ptr, row, out_len, phase, outs, dtype, PARTS, 2 * SLICES, BLOCK_M, HEAD_DIM,
         )  # fmt: skip
-    else:
-        finish_half(
-            0, accs, o_tiles, acc_fulls, o_fulls, o_empties, lse_ptr, row, out_len, sum_0, max_0, phase,
-            dtype, SLICES, BLOCK_M, HEAD_DIM,
-        )  # fmt: skip
-        finish_half(
-            1, accs, o_tiles, acc_fulls, o_fulls, o_empties, lse_ptr, row + BLOCK_M, out_len, sum_1, max_1, phase,
-            dtype, SLICES, BLOCK_M, HEAD_DIM,
-        )  # fmt: skip
+        outs += 1
+    if not ONE_Q:
+        if shared == 0:
+            for half in tl.static_range(2):
+                finish_half(
+                    half, accs, sums, maxima, o_parts, sum_fulls, sum_empties, acc_fulls, acc_readys, o_fulls, o_empties,
+                    lse_ptr, row + half * BLOCK_M, out_len, phase, outs + half, dtype, PARTS, SLICES, BLOCK_M, HEAD_DIM,
+                )  # fmt: skip
+            outs += 2
+    return outs
+
+
+@triton.jit
+def take_sums(half: tl.constexpr, sums, maxima, sum_fulls, sum_empties, phase):
+    """(row sum, row maximum), both [M, 1], of a half that has seen all its keys."""
+    tlx.barrier_wait(sum_fulls[half], phase)
+    row_sum = tlx.local_load(sums[half])
+    row_max = tlx.local_load(maxima[half])
+    tlx.barrier_arrive(sum_empties[half])
+    return row_sum, row_max
 
 
 @triton.jit
 def finish_half(
-    half: tl.constexpr, accs, o_tiles, acc_fulls, o_fulls, o_empties, lse_ptr, row, out_len, row_sum, row_max, phase,
-    dtype: tl.constexpr, SLICES: tl.constexpr, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
+    half: tl.constexpr, accs, sums, maxima, o_parts, sum_fulls, sum_empties, acc_fulls, acc_readys, o_fulls, o_empties,
+    lse_ptr, row, out_len, phase, outs, dtype: tl.constexpr,
+    PARTS: tl.constexpr, SLICES: tl.constexpr, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """One half's O and LSE."""
+    """One half's O and LSE; its accumulator is free as soon as it has been read, while the store is still under way."""
     WIDTH: tl.constexpr = HEAD_DIM // SLICES
-    store_lse(lse_ptr, row, out_len, row_max, row_sum, BLOCK_M)
-    inverse = safe_inverse(row_sum)
+    row_sum, row_max = take_sums(half, sums, maxima, sum_fulls, sum_empties, phase)
+    inverse = safe_inverse(row_sum)[:, None]
+    if half == 0:  # there is time until the product is done; for half 1 there is none, its accumulator waits to be read
+        store_lse(lse_ptr, row, out_len, row_max, row_sum, BLOCK_M)
     tlx.barrier_wait(acc_fulls[half], phase)
-    tlx.barrier_wait(o_empties[half], phase ^ 1)
-    for i in tl.static_range(SLICES):
-        out = tlx.local_load(tlx.subslice(accs[half], i * WIDTH, WIDTH)) * inverse
-        tlx.local_store(tlx.local_slice(o_tiles[half], [0, i * WIDTH], [BLOCK_M, WIDTH]), out.to(dtype))
-    tlx.fence("async_shared")
-    tlx.barrier_arrive(o_fulls[half])
+    for part in tl.static_range(PARTS):
+        tlx.barrier_wait(o_empties[part], (outs & 1) ^ 1)
+        for i in tl.static_range(SLICES // PARTS):
+            out = tlx.local_load(tlx.subslice(accs[half], (part * SLICES // PARTS + i) * WIDTH, WIDTH)) * inverse
+            if part == PARTS - 1 and i == SLICES // PARTS - 1:
+                tlx.barrier_arrive(acc_readys[half])
+            tlx.local_store(tlx.local_slice(o_parts[part], [0, i * WIDTH], [BLOCK_M, WIDTH]), out.to(dtype))
+        tlx.fence("async_shared")
+        tlx.barrier_arrive(o_fulls[part])
+    if half == 1:
+        store_lse(lse_ptr, row, out_len, row_max, row_sum, BLOCK_M)
 
 
 @triton.jit
 def finish_shared(
-    accs, o_tiles, acc_fulls, o_fulls, o_empties, lse_ptr, row, out_len, sum_0, max_0, sum_1, max_1, phase,
-    dtype: tl.constexpr, ONE_Q: tl.constexpr, SLICES: tl.constexpr, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
+    accs, sums, maxima, o_parts, sum_fulls, sum_empties, acc_fulls, acc_readys, o_fulls, o_empties,
+    lse_ptr, row, out_len, phase, outs, dtype: tl.constexpr,
+    PARTS: tl.constexpr, SLICES: tl.constexpr, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """The merge of a shared tile: each half's O weighted by its share of the common sum."""
+    """The merge of a shared tile: each half's O weighted by its share of the common sum. Two accumulators, so narrower slices."""
     WIDTH: tl.constexpr = HEAD_DIM // SLICES
+    sum_0, max_0 = take_sums(0, sums, maxima, sum_fulls, sum_empties, phase)
+    sum_1, max_1 = take_sums(1, sums, maxima, sum_fulls, sum_empties, phase)
     row_max = tl.maximum(max_0, max_1)
     weight_0 = tl.math.exp2(max_0 - row_max)
     weight_1 = tl.math.exp2(max_1 - row_max)
     row_sum = sum_0 * weight_0 + sum_1 * weight_1
     store_lse(lse_ptr, row, out_len, row_max, row_sum, BLOCK_M)
     inverse = safe_inverse(row_sum)
+    weight_0 = (weight_0 * inverse)[:, None]
+    weight_1 = (weight_1 * inverse)[:, None]
     tlx.barrier_wait(acc_fulls[0], phase)
     tlx.barrier_wait(acc_fulls[1], phase)
-    tlx.barrier_wait(o_empties[0], phase ^ 1)
-    for i in tl.static_range(SLICES):
-        part_0 = tlx.local_load(tlx.subslice(accs[0], i * WIDTH, WIDTH)) * (weight_0 * inverse)
-        part_1 = tlx.local_load(tlx.subslice(accs[1], i * WIDTH, WIDTH)) * (weight_1 * inverse)
-        tlx.local_store(tlx.local_slice(o_tiles[0], [0, i * WIDTH], [BLOCK_M, WIDTH]), (part_0 + part_1).to(dtype))
-    tlx.fence("async_shared")
-    tlx.barrier_arrive(o_fulls[0])
-    if not ONE_Q:  # nothing to store in the other buffer, but its phases move on, and no two of them at once
-        tlx.barrier_wait(o_empties[1], phase ^ 1)
-        tlx.barrier_arrive(o_fulls[1])
+    for part in tl.static_range(PARTS):
+        tlx.barrier_wait(o_empties[part], (outs & 1) ^ 1)
+        for i in tl.static_range(SLICES // PARTS):
+            out = tlx.local_load(tlx.subslice(accs[0], (part * SLICES // PARTS + i) * WIDTH, WIDTH)) * weight_0
+            out += tlx.local_load(tlx.subslice(accs[1], (part * SLICES // PARTS + i) * WIDTH, WIDTH)) * weight_1
+            if part == PARTS - 1 and i == SLICES // PARTS - 1:
+                for half in tl.static_range(2):
+                    tlx.barrier_arrive(acc_readys[half])
+            tlx.local_store(tlx.local_slice(o_parts[part], [0, i * WIDTH], [BLOCK_M, WIDTH]), out.to(dtype))
+        tlx.fence("async_shared")
+        tlx.barrier_arrive(o_fulls[part])
 
 
 @triton.jit
@@ -598,7 +630,7 @@ def store_lse(lse_ptr, row, out_len, row_max, row_sum, BLOCK_M: tl.constexpr):
     """Natural log-sum-exp of the tile's rows; log2(0) makes it -inf for a row without keys."""
     rows = row + tl.arange(0, BLOCK_M)
     lse = (row_max + tl.math.log2(row_sum)) * LN_2
-    tl.store(lse_ptr + rows, tl.reshape(lse, [BLOCK_M]), mask=rows < out_len)
+    tl.store(lse_ptr + rows, lse, mask=rows < out_len)
 
 
 # --------------------------------------------------------------------------------------------------------------- store
@@ -606,13 +638,19 @@ def store_lse(lse_ptr, row, out_len, row_max, row_sum, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def store_tile(
-    o_desc, o_tiles, o_fulls, o_empties, head, row, out_begin, out_len, done, ONE_Q: tl.constexpr, BLOCK_M: tl.constexpr
-):
-    """O from SMEM to memory; rows past the sequence's end are clipped by the ragged box."""
-    for half in tl.static_range(1 if ONE_Q else 2):
-        tlx.barrier_wait(o_fulls[half], done & 1)
-        if row + half * BLOCK_M < out_len:
-            box = ragged_box(out_begin, out_len, row + half * BLOCK_M, head)
-            tlx.async_descriptor_store(o_desc, o_tiles[half], box)
+    o_desc, o_parts, o_fulls, o_empties, head, row, out_begin, out_len, outs,
+    ONE_Q: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """O from SMEM to memory, part by part; rows past the sequence's end are clipped by the ragged box. Returns ``outs``."""
+    halves = 1
+    if not ONE_Q:
+        halves = tl.where(out_len - row > BLOCK_M, 2, 1)
+    for half in range(0, halves):
+        for part in tl.static_range(PARTS):
+            tlx.barrier_wait(o_fulls[part], outs & 1)
+            box = ragged_box(out_begin, out_len, row + half * BLOCK_M, head, part * HEAD_DIM // PARTS)
+            tlx.async_descriptor_store(o_desc, o_parts[part], box)
             tlx.async_descriptor_store_wait(0)
-        tlx.barrier_arrive(o_empties[half])
+            tlx.barrier_arrive(o_empties[part])
+        outs += 1
+    return outs

@@ -23,6 +23,7 @@ from jfa.kernels.common.tile_list import tile_list
 
 LOG2_E = 1.4426950408889634
 BLOCK = 128  # rows of a softmax group, keys of a block: the M of one MMA and its N
+O_PARTS = 2  # column parts in which the forward's O leaves
 DQ_COLUMNS = 16  # fp32 columns of dQ that leave at once
 EMULATED_SMS = 2  # without a GPU: enough to have CTAs that take several tiles and CTAs side by side
 ZERO_SCALE = 2.0**-100  # stands for sm_scale = 0: scores vanish, and a masked -inf stays -inf
@@ -53,14 +54,14 @@ class ForwardConfig:
         clc: steal tiles through cluster launch control; else deal them in zigzag.
         kv_buffers: ring of K and V blocks.
         p_slices: slices in which P is published.
-        fma_slices: slices of P, of ``p_slices``, whose exp2 runs on the FMA pipe.
+        fma_eighths: of each slice's columns, whose exp2 runs on the FMA pipe.
     """
 
     one_q: bool
     clc: bool = True
-    kv_buffers: int = 3
+    kv_buffers: int = 4
     p_slices: int = 2
-    fma_slices: int = 0
+    fma_eighths: int = 2
 
 
 def padded_head_dim(problem: Problem) -> int:
@@ -75,7 +76,7 @@ def forward_config(problem: Problem, clc: bool = True) -> ForwardConfig:
     """
     longest = problem.rows_q if problem.broadcast_q else problem.max_seq_len_q
     one_q = 0 < longest <= BLOCK
-    buffers = 5 if one_q else 3
+    buffers = 5 if one_q else 4
     if padded_head_dim(problem) == 64:
         buffers *= 2
     return ForwardConfig(one_q=one_q, clc=clc, kv_buffers=buffers)
@@ -107,7 +108,7 @@ def launch_forward(problem: Problem, q, k, v, out, lse, records: Tensor, counts:
     units = records.shape[0] * problem.num_heads
     forward_kernel[(units if config.clc else min(units, streaming_multiprocessors(problem.device)),)](
         *(ragged_descriptor(make_tma_ready(x), BLOCK, head_dim) for x in (q, k, v)),
-        ragged_descriptor(out, BLOCK, head_dim),
+        ragged_descriptor(out, BLOCK, head_dim // O_PARTS),
         lse,
         records,
         counts,
@@ -354,7 +355,8 @@ def forward_constexprs(problem: Problem, config: ForwardConfig) -> dict[str, int
         "HEAD_DIM": padded_head_dim(problem),
         "KV_BUFFERS": config.kv_buffers,
         "P_SLICES": config.p_slices,
-        "FMA_SLICES": config.fma_slices,
+        "FMA_EIGHTHS": config.fma_eighths,
+        "O_PARTS": O_PARTS,
         "ONE_Q": config.one_q,
         "CLC": config.clc,
         "HAS_LO": problem.band.has_lo,

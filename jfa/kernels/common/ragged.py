@@ -52,6 +52,6 @@ def empty_tma_ready(like: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 @triton.jit
-def ragged_box(begin, length, row, head):
-    """Coordinates of the box that starts at ``row`` of the sequence [begin, begin + length) in ``head``."""
-    return [BILLION, begin + length, head, BILLION - length + row, 0]
+def ragged_box(begin, length, row, head, column=0):
+    """Coordinates of the box that starts at ``row`` of the sequence [begin, begin + length) in ``head``, at ``column``."""
+    return [BILLION, begin + length, head, BILLION - length + row, column]

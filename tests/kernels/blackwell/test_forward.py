@@ -57,7 +57,7 @@ def test_any_order_of_events_gives_the_same_bits(name, schedule):
     assert all(torch.equal(a, b) for a, b in zip(first, again))
 
 
-@pytest.mark.parametrize("choices", [dict(p_slices=1, fma_slices=0), dict(p_slices=4, fma_slices=1), dict(kv_buffers=2)], ids=str)
+@pytest.mark.parametrize("choices", [dict(p_slices=1, fma_eighths=0), dict(p_slices=4, fma_eighths=3), dict(kv_buffers=2)], ids=str)
 def test_tuning_does_not_change_the_result(choices):
     run(PROBLEMS["causal"], {"policy": "lazy"}, **choices)
 

@@ -1,0 +1,141 @@
+"""How busy a B200's tensor cores would be, and how much of that hangs on rates that nobody has measured there.
+
+``python -m jfa.kernels.blackwell.modelled`` prints two tables, made by running the kernels on the emulator's clock: the forward
+beside the plain kernel and the public tutorials of fbtriton, and the same with each rate that no B200 source gives halved and
+doubled (:meth:`jfa.emulator.rates.Chip.assumed`). Modelled, not measured. ``--kernels`` prints the first table only.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+
+from jfa.kernels.blackwell import host
+from jfa.kernels.blackwell.examples import example
+
+FACTORS = (0.5, 1.0, 2.0)
+STEADY = (0.35, 0.8)  # of a long tile's run: between the first loads and the last store
+# Given by public sources, but for other GPUs or for all of them alike.
+NOT_BLACKWELL = ("smem_latency", "cvt")
+PERSISTENT, STEALING, PIPELINED = "blackwell_fa_ws_pipelined_persistent", "blackwell_fa_clc", "blackwell_fa_ws_pipelined"
+
+
+def record_one_sm(launch: Callable[[], object], chip):
+    """The timeline of a launch on one SM, whatever the number of its CTAs."""
+    from jfa.emulator.cli import record
+
+    saved, host.EMULATED_SMS = host.EMULATED_SMS, 1
+    try:
+        return record(launch, chip, max_ctas=1)
+    finally:
+        host.EMULATED_SMS = saved
+
+
+def forward_launch(len_q: int, len_kv: int, clc: bool = False, **choices) -> Callable[[], object]:
+    """The forward at D = 128 on one sequence and head; ``choices`` as in :class:`jfa.kernels.blackwell.host.ForwardConfig`."""
+    problem, q, k, v, _ = example(len_q, len_kv)
+    config = replace(host.forward_config(problem, clc=clc), **choices)
+    return lambda: host.forward(problem, q, k, v, config=config)
+
+
+def plain_launch(len_q: int, len_kv: int) -> Callable[[], object]:
+    """The kernel without specialized warps on the same problem."""
+    problem, q, k, v, _ = example(len_q, len_kv)
+    return lambda: host.plain_forward(problem, q, k, v)
+
+
+def tutorial_launch(name: str) -> Callable[[], object]:
+    """A public tutorial on 1024 queries and keys, as one SM would run it, with the best of its configurations in this model."""
+    from jfa.emulator import tutorials
+
+    module = tutorials.load(name)
+    config = dict(module.configs[0].kwargs)
+    if "RESCALE_OPT" in config:
+        config |= {"NUM_BUFFERS_KV": 3, "GROUP_SIZE_N": 1, "RESCALE_OPT": True, "USE_WHERE": False}
+    _, q, k, v, _ = example(1024, 1024)
+    q, k, v = (x.permute(1, 0, 2)[None].half() for x in (q, k, v))
+
+    def launch():
+        with tutorials.answering_gpu(1):
+            module.attention(q, k, v, 128**-0.5, False, config=config)
+
+    return launch
+
+
+def busy_share(line, begin: float = 0.0, end: float = 1.0) -> float:
+    """Share of a stretch of a one-SM run in which the tensor cores were busy, whichever CTA had the SM."""
+    span = (line.start + begin * line.cycles, line.start + end * line.cycles)
+    return line.busy(span=span) * sum(unit == "tensor" for _, unit in line.occupied)
+
+
+def steady_busy(launch: Callable[[], object], chip) -> float:
+    """Share of the middle of a run in which the tensor cores were busy."""
+    return busy_share(record_one_sm(launch, chip), *STEADY)
+
+
+def whole_busy(launch: Callable[[], object], chip) -> float:
+    """Share of a whole run, first load to last store, in which the tensor cores were busy."""
+    return busy_share(record_one_sm(launch, chip))
+
+
+def measures() -> dict[str, Callable]:
+    """What is modelled: name -> function(chip) -> share of time in which the tensor cores are busy."""
+    steady = {
+        "forward, long tile": forward_launch(256, 2048),
+        "plain, long tile": plain_launch(128, 2048),
+    }
+    whole = {
+        "forward, static": forward_launch(1024, 1024),
+        "forward, stealing": forward_launch(1024, 1024, clc=True),
+        "plain": plain_launch(1024, 1024),
+        "tutorial, pipelined persistent": tutorial_launch(PERSISTENT),
+        "tutorial, stealing": tutorial_launch(STEALING),
+        "tutorial, pipelined": tutorial_launch(PIPELINED),
+    }
+    return {name: (lambda chip, f=f: steady_busy(f, chip)) for name, f in steady.items()} | {
+        name: (lambda chip, f=f: whole_busy(f, chip)) for name, f in whole.items()
+    }
+
+
+def uncertain(chip) -> list[str]:
+    """The rates to doubt: assumed ones, and those that only other chips' sources give."""
+    return [name for name in (*chip.assumed(), *NOT_BLACKWELL) if name != "clock_sustained"]  # no count of cycles depends on it
+
+
+def kernels_table(chip) -> str:
+    """Every kernel with the rates as they are."""
+    lines = [f"| kernel, modelled on {chip.name}, D = 128 | tensor cores busy |", "|---|---|"]
+    return "\n".join(lines + [f"| {name} | {100 * measure(chip):.1f} % |" for name, measure in measures().items()])
+
+
+def sensitivity_table(chip, names: tuple[str, ...]) -> str:
+    """For each doubtful rate the shares at half, once and twice its value, of the measures called ``names``."""
+    chosen = {name: measures()[name] for name in names}
+    once = {name: measure(chip) for name, measure in chosen.items()}
+    lines = ["| rate, times 0.5 / 1 / 2 | " + " | ".join(names) + " |", "|---" * (1 + len(names)) + "|"]
+    for rate in uncertain(chip):
+        cells = [
+            " / ".join(f"{100 * (once[name] if f == 1.0 else measure(chip.scaled(rate, f))):.1f}" for f in FACTORS)
+            for name, measure in chosen.items()
+        ]
+        lines.append(f"| {rate}: {chip[rate]:.4g} {chip.rates[rate].unit} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the tables."""
+    from jfa.emulator.rates import B200
+
+    parser = argparse.ArgumentParser(prog="python -m jfa.kernels.blackwell.modelled", description=main.__doc__)
+    parser.add_argument("--kernels", action="store_true", help="only the table of kernels (some ten seconds)")
+    args = parser.parse_args(argv)
+    print(kernels_table(B200), flush=True)
+    if not args.kernels:
+        names = ("forward, long tile", "forward, static", "tutorial, pipelined persistent", "plain")
+        print("\n" + sensitivity_table(B200, names), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
