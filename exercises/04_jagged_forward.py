@@ -12,6 +12,8 @@
 # Read [notebooks/04_jagged_forward.py](../notebooks/04_jagged_forward.py) first. All tensors are packed: `q: [total_q, H, D]`, `k: [total_kv, H, D]`,
 # `v: [total_kv, H, Dv]`, fp32 and contiguous; `q_offsets, k_offsets: [B + 1]` int32. Rows of other sequences may hold NaN or huge numbers: none of them may reach your
 # result. The kernels run on the emulator.
+#
+# `tl.dot` rounds fp32 operands to TF32, which is too coarse for the checks here: ask for `input_precision="ieee"`.
 
 # %% tags=["setup"]
 import torch

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from jfa.course import closed_modules, guard, measure, seccomp, wire
+from jfa.course import closed_modules, guard, landlock, measure, seccomp, wire
 from jfa.course.sources import compile_visible
 
 _PRINT_LIMIT = 20_000
@@ -103,6 +103,7 @@ def _run(job: dict, reporter: Reporter, live: Any) -> None:
     with guard.pristine():
         guard.limit_process(job["memory_mb"], job["cpu_seconds"])
         seccomp.forbid_processes()
+        landlock.close_folders(job["protected"])
     if live is not None:
         _forget_checks()
     closed_modules.close(job["forbid"], job["allow"], violations)
@@ -333,7 +334,7 @@ def _short(error: Any, limit: int = 300) -> str:
 
 def _describe(error: BaseException, violations: guard.Violations) -> dict:
     """An exception in plain data: type, message, the learner's own line, whether it is a report of the emulator."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if guard.is_own_file(frame.filename)]
     line, text = (own[-1].lineno, own[-1].line or "") if own else (0, "")
     message = _short(error)
     if isinstance(error, SyntaxError) and error.lineno:
@@ -345,11 +346,6 @@ def _describe(error: BaseException, violations: guard.Violations) -> dict:
         "text": text.strip()[:160], "report": report,
         "bases": [c.__name__ for c in type(error).__mro__], "violations": violations.words, "memory": _is_memory(error),
     }  # fmt: skip
-
-
-def _is_own(filename: str) -> bool:
-    """Whether a traceback's file is a cell of the learner's."""
-    return filename.startswith(("<your answer", "<helper", "<cell", "<ipython")) or "ipykernel" in filename
 
 
 def _is_memory(error: BaseException) -> bool:

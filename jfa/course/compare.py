@@ -5,6 +5,7 @@ Sentences name places and sizes, never the expected numbers: a message should po
 
 from __future__ import annotations
 
+import inspect
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -131,6 +132,14 @@ def _shape_hint(got: Any, want: Any) -> str:
 
 def _article(kind: str) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+
+
+NEVER_STORED = " A place that the kernel never stores to holds NaN as well."
+
+
+def _is_fresh(exercise: Exercise, name: str) -> bool:
+    """Whether a kernel's output is made for the launch, full of NaN, and not one of its inputs, updated in place."""
+    return exercise.kind == "kernel" and name not in inspect.signature(exercise.call).parameters
 
 
 def nan_fault(name: str, got: Any, want: Any, output: Output, case: Case) -> str | None:
@@ -301,7 +310,7 @@ def fault_of(exercise: Exercise, case: Case, event: dict, reference: Any) -> tup
     for name, got, want, output in items:
         fault = nan_fault(name, got, want, output, case)
         if fault:
-            return "returns", fault
+            return "returns", fault + (NEVER_STORED if _is_fresh(exercise, name) else "")
     for name, got, want, output in items:
         fault = value_fault(name, got, want, output, case, exercise.tol)
         if fault:

@@ -3,6 +3,10 @@
 This keeps honest answers honest and catches the usual short cuts. It is no sandbox: code that a learner runs in the notebook has
 the learner's rights anyway. What an answer cannot do, whatever it tries, is to decide its own verdict: that is made in another
 process from the numbers it returned.
+
+Files with references (solutions, checks) are closed twice: the audit hook here names whoever opens one from Python, and the kernel
+(:mod:`jfa.course.landlock`) refuses the rest, C code included. Not covered: a copy of them somewhere else, such as another
+checkout or git's own objects; C code on a kernel without Landlock; what a notebook read before it called check().
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ WORDS = {
     "numpy": "numpy",
     "solutions": "the solutions (and the course's own checks)",
     "processes": "other processes",
+    "ctypes": "C functions called past Python (ctypes)",
 }
 
 _LEARNER_MODULES = ("answer", "__main__")
@@ -147,10 +152,28 @@ def watch(protected: Iterable[str], violations: Violations) -> None:
                 raise violations.add("solutions")
         elif event == "os.listdir" and isinstance(args[0], str) and (os.path.realpath(args[0]) + os.sep).startswith(roots):
             raise violations.add("solutions")
+        elif event in _C_EVENTS and _asked_by_learner(sys._getframe(1)):
+            raise violations.add("ctypes")
         elif event in _PROCESS_EVENTS:
             raise ForbiddenError("an answer starts and signals no other processes")
 
     sys.addaudithook(hook)
+
+
+_C_EVENTS = ("ctypes.dlopen", "ctypes.dlsym")
+_CTYPES = os.path.dirname(ctypes.__file__)
+
+
+def _asked_by_learner(frame: types.FrameType | None) -> bool:
+    """Whether ctypes was called by the answer's own code: torch and Python use it as well."""
+    while frame is not None and frame.f_code.co_filename.startswith(_CTYPES):
+        frame = frame.f_back
+    return frame is not None and is_own_file(frame.f_code.co_filename)
+
+
+def is_own_file(filename: str) -> bool:
+    """Whether a frame's file is a cell of the learner's."""
+    return filename.startswith(("<your answer", "<helper", "<cell", "<ipython")) or "ipykernel" in filename
 
 
 def limit_process(memory_mb: int, cpu_seconds: float) -> None:

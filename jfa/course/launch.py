@@ -100,6 +100,7 @@ def _wait(pid: int, block: bool) -> int | None:
 def _follow(job: dict, pid: int, read: int, wait: Callable[[bool], int | None], waiting: Waiting) -> Outcome:
     """Read messages until the last one, the limit, or the process's end; leaves no process of the group alive."""
     outcome, start, buffer, told = Outcome(), time.monotonic(), bytearray(), 1.0
+    status = None
     clock = _Clock(job, pid)
     poll = select.poll()  # select() knows no descriptors beyond 1023
     poll.register(read, select.POLLIN | select.POLLHUP)
@@ -119,14 +120,16 @@ def _follow(job: dict, pid: int, read: int, wait: Callable[[bool], int | None], 
                     break
                 if not chunk:
                     break
-            elif wait(False) is not None:
-                break
+            elif status is not None:
+                break  # it has ended, and whatever it wrote before has been read
+            else:
+                status = wait(False)
             if clock.is_up(outcome):
                 outcome.ended = "time"
                 break
     finally:
         os.close(read)
-        outcome.status = _end(pid, wait, gently=outcome.ended == "done")
+        outcome.status = _end(pid, wait, status, gently=outcome.ended == "done")
         outcome.seconds = time.monotonic() - start
     return outcome
 
@@ -205,10 +208,10 @@ class _Clock:
             return 0.0, False
 
 
-def _end(pid: int, wait: Callable[[bool], int | None], gently: bool) -> int:
-    """Kill the child's process group and collect the child; its wait status."""
+def _end(pid: int, wait: Callable[[bool], int | None], status: int | None, gently: bool) -> int:
+    """Kill the child's process group and collect the child, unless it was already; its wait status, which can be asked for once."""
     deadline = time.monotonic() + (1.0 if gently else 0.0)
-    status = wait(False)
+    status = wait(False) if status is None else status
     while status is None and time.monotonic() < deadline:
         time.sleep(0.001)
         status = wait(False)
@@ -216,4 +219,5 @@ def _end(pid: int, wait: Callable[[bool], int | None], gently: bool) -> int:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if kill is os.killpg or status is None:
                 kill(pid, signal.SIGKILL)
-    return wait(True) if status is None else status
+    status = wait(True) if status is None else status
+    return signal.SIGKILL if status is None else status

@@ -12,8 +12,6 @@ from torch.utils._pytree import tree_leaves
 
 from jfa.course.guard import FAMILIES, Violations, note_operation
 
-_VIEWS = {"detach", "alias", "view", "_unsafe_view", "t", "transpose", "permute", "expand", "slice", "select", "unbind", "split"}
-
 
 class Meter(TorchDispatchMode):
     """Counts torch operations by name and keeps the size of the largest new tensor; sees every operation below autograd."""
@@ -33,10 +31,11 @@ class Meter(TorchDispatchMode):
             self.violations.add("jfa.attention")
         self.operations[name.rstrip("_") or name] += 1
         out = func(*args, **(kwargs or {}))
-        if name not in _VIEWS:
-            for leaf in tree_leaves(out):
-                if isinstance(leaf, torch.Tensor):
-                    self.peak_numel = max(self.peak_numel, _new_elements(leaf))
+        results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        if any(result.numel() > self.peak_numel for result in results):
+            given = {_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+            new = (result.numel() for result in results if _memory(result) not in given)
+            self.peak_numel = max(self.peak_numel, *new, 0)
         return out
 
     @classmethod
@@ -53,12 +52,12 @@ class Meter(TorchDispatchMode):
         return counts
 
 
-def _new_elements(tensor: torch.Tensor) -> int:
-    """Elements of a result that was computed or copied, 0 for an expanded view (stride 0)."""
-    with contextlib.suppress(RuntimeError):
-        if tensor._is_view() or 0 in tensor.stride():
-            return 0
-    return tensor.numel()
+def _memory(tensor: torch.Tensor) -> int:
+    """Where a tensor's elements lie: a view lies where its base does, and a view is no new tensor."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a tensor without memory of its own kind
+        return id(tensor)
 
 
 @contextlib.contextmanager

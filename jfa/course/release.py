@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from jfa.course import catalog, upkeep
+from jfa.course import upkeep
 from jfa.course.paths import Course
 
 _NEVER = {".git", ".venv", ".jfa", "__pycache__", ".ruff_cache", ".pytest_cache", "build", "dist", ".ipynb_checkpoints"}
@@ -73,8 +73,3 @@ def _line_starts(data: bytes) -> list[int]:
     for line in data.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     return starts
-
-
-def chapters_without_exercises(course: Course) -> list[str]:
-    """Stems of check modules that have no solutions file: nothing can be handed out for them."""
-    return [stem for stem in catalog.stems() if not (course.solutions / f"{stem}.py").exists()]

@@ -59,15 +59,6 @@ def unpack(data: bytes) -> Any:
         raise WireError(f"unreadable message: {error}") from None
 
 
-def message_size(head: bytes) -> int:
-    """Total bytes of the message that begins with these bytes (at least HEAD_SIZE of them)."""
-    text_size, blob_size = _HEADER.unpack_from(head)
-    return _HEADER.size + text_size + blob_size
-
-
-HEAD_SIZE = _HEADER.size
-
-
 def _encode(value: Any, blob: bytearray, depth: int) -> Any:
     if depth > _MAX_DEPTH:
         return {"t": "other", "name": "deeply nested structure"}

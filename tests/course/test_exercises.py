@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from jfa.course import catalog, compare, notebook, trial
 from jfa.course.answers import Pristine, from_notebook, from_source
@@ -139,6 +140,14 @@ def test_references_hold_no_nan_and_stand_out_from_the_tolerance(exercise):
                 largest.append(np.abs(finite).max(initial=0.0))
                 assert finite.size == 0 or array.size < 2 or exercise.tol * max(1.0, largest[-1]) < 0.05 * max(1.0, largest[-1])
     assert not largest or max(largest) >= 50 * exercise.tol * max(1.0, max(largest)), "zeros would pass"
+
+
+@every_exercise
+def test_cases_hold_no_views(exercise):
+    """A tensor travels to the answer's process as its numbers: strides are lost. A launch that wants a view makes it there."""
+    for case in exercise.cases(0):
+        tensors = [x for x in tree_leaves((case.args, case.kwargs)) if isinstance(x, torch.Tensor) and not x.is_nested]
+        assert all(x.is_contiguous() for x in tensors), case.name
 
 
 def _zeros(value):

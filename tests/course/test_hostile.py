@@ -2,13 +2,15 @@
 
 import os
 import platform
+import subprocess
+import sys
 import time
 
 import psutil
 import pytest
 import torch
 
-from jfa.course import catalog, compare, launch, seccomp, wire
+from jfa.course import catalog, compare, landlock, launch, seccomp, wire
 from jfa.course.answers import Pristine, from_source
 from jfa.course.judge import Answer, job_for, judge
 
@@ -175,7 +177,65 @@ SNOOPS = [
     "import os\nfd = os.open('ROOT/solutions/90_toy.py', os.O_RDONLY)\nreturn 2 * x",
     "import os\nopen(f'/proc/{os.getppid()}/mem', 'rb')\nreturn 2 * x",
     "try:\n    import os\n    open('ROOT/solutions/90_toy.py')\nexcept Exception: pass\nreturn 2 * x",
+    "import pathlib\nreturn eval(pathlib.Path('ROOT/solutions/90_toy.py').read_text())",
+    "import importlib.util as u\ns = u.spec_from_file_location('s', 'ROOT/solutions/90_toy.py')\n"
+    "m = u.module_from_spec(s)\ns.loader.exec_module(m)\nreturn m.twice(x)",
+    "import runpy\nreturn runpy.run_path('ROOT/solutions/90_toy.py')['twice'](x)",
+    "import linecache\nlinecache.getlines('ROOT/solutions/90_toy.py')\nreturn 2 * x",
+    "import os\nos.symlink('ROOT/solutions', 'ROOT/link')\nopen('ROOT/link/90_toy.py')\nreturn 2 * x",
 ]
+
+
+READ_BY_C = """
+import ctypes
+libc = ctypes.CDLL(None)
+text = ctypes.create_string_buffer(100_000)
+fd = libc.open(b'PATH', 0)
+assert fd < 0 or libc.read(fd, text, 100_000) < 0, text.value[:20]
+return 2 * x"""
+
+
+def test_reading_the_solutions_past_python_is_refused_and_named(judged, toy):
+    result = judged("90.2", _twice(READ_BY_C.replace("PATH", str(toy.root / "solutions" / "90_toy.py"))))
+    assert result.state in ("wrong", "wrong method") and "ctypes" in result.message, result.text()
+
+
+PAST_PYTHON = [
+    "fd = libc.open(os.fsencode(target), 0)\nprint(fd)",
+    "fd = libc.syscall(257, -100, os.fsencode(target), 0)\nprint(fd)",  # openat itself
+    "print(-1 if not libc.fopen(os.fsencode(target), b'r') else 1)",
+    "fd = libc.open(b'/proc/self/root' + os.fsencode(target), 0)\nprint(fd)",
+]
+
+
+@pytest.mark.parametrize("read", PAST_PYTHON)
+def test_the_kernel_opens_nothing_below_a_closed_folder(tmp_path, read):
+    """Without the audit hook: what C code meets."""
+    (tmp_path / "closed" / "deep").mkdir(parents=True)
+    (tmp_path / "beside").write_text("open")
+    target = tmp_path / "closed" / "deep" / "file"
+    target.write_text("secret")
+    program = (
+        "import ctypes, os, sys\nfrom jfa.course import landlock\nlibc, target = ctypes.CDLL(None), sys.argv[1]\n"
+        f"known = landlock.close_folders([{str(tmp_path / 'closed')!r}])\n"
+        f"assert open({str(tmp_path / 'beside')!r}).read() == 'open'\nimport jfa.layout, decimal\nprint(known)\n{read}\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program, str(target)], capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stderr
+    known, fd = run.stdout.split()
+    if known != "True":
+        pytest.skip("this kernel has no Landlock")
+    assert int(fd) == -1
+
+
+def test_rules_leave_out_the_way_down_and_what_is_closed(tmp_path):
+    (tmp_path / "a" / "closed").mkdir(parents=True)
+    (tmp_path / "a" / "open").mkdir()
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "a" / "closed")
+    (tmp_path / "b").mkdir()
+    rules = set(landlock._open_paths([tmp_path / "a" / "closed"]))
+    assert {tmp_path / "a" / "open", tmp_path / "b"} <= rules
+    assert not {tmp_path, tmp_path / "a", tmp_path / "a" / "closed", tmp_path / "a" / "link"} & rules
 
 
 @pytest.mark.parametrize("body", SNOOPS)
@@ -266,7 +326,7 @@ def test_the_kernel_refuses_forks_that_go_past_python(judged):
     refused = "libc.fork() == -1 and libc.kill(os.getppid(), 0) == -1"
     body = f"import ctypes, os\nlibc = ctypes.CDLL(None)\nif not ({refused}): os._exit(3)\nreturn 2 * x"
     result = judged("90.2", _twice(body))
-    assert result.passed, result.text()
+    assert result.state == "wrong method" and "ctypes" in result.message, result.text()  # it did not leave by exit status 3
 
 
 def test_an_answer_cannot_signal_the_judge(judged):

@@ -217,14 +217,14 @@ def transpose_kernel(x_ptr, out_ptr, rows, cols, x_row, x_col, out_row, out_col,
 
 def _lse_cases(seed):
     g = _rng(seed)
-    wide = torch.randn(6, 40, generator=g)
+    wide = torch.randn(6, 33, generator=g)
     wide[2] -= 200.0
     wide[3] += 200.0
     wide[4] *= 30.0
     return [
         Case("two rows of four", (torch.randn(2, 4, generator=g) - 3.0,)),
         Case("three rows of five, all below -1", (-1.0 - torch.rand(3, 5, generator=g),)),
-        Case("rows near -200 and +200", (wide[:, :33],)),
+        Case("rows near -200 and +200, in a wider matrix", (wide,)),
     ]
 
 
@@ -232,8 +232,12 @@ def _lse_launch(kernel, x):
     import torch
     import triton
 
-    out = torch.full((x.shape[0],), float("nan"))
-    kernel[(x.shape[0],)](x, out, x.shape[1], x.stride(0), BLOCK=triton.next_power_of_2(x.shape[1]))
+    rows, cols = x.shape
+    room = torch.full((rows, cols + 7 if cols > 5 else cols), float("nan"))  # longer rows lie in a wider matrix
+    room[:, :cols] = x
+    x = room[:, :cols]
+    out = torch.full((rows,), float("nan"))
+    kernel[(rows,)](x, out, cols, x.stride(0), BLOCK=triton.next_power_of_2(cols))
     return out
 
 
@@ -272,6 +276,14 @@ LSE = Exercise(
             "no maximum",
             "The maximum is not taken out first: exp(200) is infinite in fp32, and exp(-200) is zero.",
             edit=(("tl.max(x, axis=0)", "0.0"),),
+        ),
+        Mutant(
+            "cols for the row stride",
+            "Row r was looked for r * cols elements after the first. The rows lie x_row elements apart, which is more here.",
+            edit=("row * x_row", "row * cols"),
+            caught_by="returns",
+            expect="NaN",
+            recognise=False,
         ),
         Mutant(
             "log base 2",
@@ -325,8 +337,12 @@ def _long_cases(seed):
 def _long_launch(kernel, x):
     import torch
 
-    out = torch.full_like(x, float("nan"))
-    kernel[(x.shape[0],)](x, out, x.shape[1], x.stride(0), out.stride(0), BLOCK=32)
+    rows, cols = x.shape
+    gap = 0 if cols == 64 else 5  # the rows of later cases lie in wider matrices, x's and out's of different widths
+    room = torch.full((rows, cols + gap), 7.0)
+    room[:, :cols] = x
+    x, out = room[:, :cols], torch.full((rows, cols + 2 * gap), float("nan"))[:, :cols]
+    kernel[(rows,)](x, out, cols, x.stride(0), out.stride(0), BLOCK=32)
     return out
 
 
@@ -367,6 +383,22 @@ LONG = Exercise(
             "rescales the wrong way round",
             "The factor is exp(new - old); it must be exp(old - new), which is at most 1.",
             edit=("tl.exp(m - m_new)", "tl.exp(m_new - m)"),
+            caught_by="returns",
+            expect="NaN",
+            recognise=False,
+        ),
+        Mutant(
+            "cols for the row stride of x",
+            "Row r of x was looked for r * cols elements after the first. The rows lie x_row elements apart, which may be more.",
+            edit=(
+                ('row * x_row + c, mask=c < cols, other=float("-inf"))\n        m_new', 'row * cols + c, mask=c < cols, other=float("-inf"))\n        m_new'),
+                ('row * x_row + c, mask=c < cols, other=float("-inf"))\n        tl.store', 'row * cols + c, mask=c < cols, other=float("-inf"))\n        tl.store'),
+            ),
+        ),
+        Mutant(
+            "x's row stride for out",
+            "out has a row stride of its own, out_row: where it differs from x_row, rows are stored to the wrong place.",
+            edit=("row * out_row", "row * x_row"),
             caught_by="returns",
             expect="NaN",
             recognise=False,

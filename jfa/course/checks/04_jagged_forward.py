@@ -205,6 +205,11 @@ LSE = Exercise(
             edit=('input_precision="ieee") * scale', 'input_precision="ieee")'),
         ),
         Mutant(
+            "products in TF32",
+            "tl.dot rounded its fp32 operands to TF32, 10 bits of mantissa. Ask for input_precision='ieee'.",
+            edit=(', input_precision="ieee"', ""),
+        ),
+        Mutant(
             "query tile starts at the sequence",
             "Every tile of a sequence works on its first rows: the tile's own first row is not added.",
             caught_by="returns",
@@ -347,6 +352,11 @@ PV = Exercise(
             recognise=False,
         ),
         Mutant(
+            "products in TF32",
+            "tl.dot rounded its fp32 operands to TF32, 10 bits of mantissa. Ask for input_precision='ieee'.",
+            edit=(', input_precision="ieee"', ""),
+        ),
+        Mutant(
             "forgets what was accumulated",
             "What acc held before is gone: the product must be added to it.",
             edit=("acc = tl.dot(p, v, acc,", "acc = tl.dot(p, v,"),
@@ -462,6 +472,11 @@ ALIBI = Exercise(
             "positions in the packed tensor",
             "The distance is taken between packed row numbers: count i and j from the start of their own sequences.",
             edit=("tl.abs(i[:, None] - j[None, :])", "tl.abs(rows[:, None] - keys[None, :])"),
+        ),
+        Mutant(
+            "products in TF32",
+            "tl.dot rounded its fp32 operands to TF32, 10 bits of mantissa. Ask for input_precision='ieee'.",
+            edit=(('kt, input_precision="ieee"', "kt"), (', input_precision="ieee")\n        m = m_new', ")\n        m = m_new")),
         ),
         Mutant(
             "one slope for all heads",

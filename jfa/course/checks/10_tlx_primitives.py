@@ -40,6 +40,8 @@ def _scale_launch(kernel, x, factor):
         boxes = [TensorDescriptor.from_tensor(t, list(x.shape)) for t in (x, out)]
         with emulator.options(policy=policy, seed=seed, fences="strict"):
             kernel[(1,)](*boxes, factor, ROWS=x.shape[0], COLS=x.shape[1])
+        for warning in emulator.last().warnings:  # a store that nobody waited for: the exercise asks for the wait
+            raise warning
         results.append(out)
     return torch.stack(results)
 
@@ -93,6 +95,14 @@ SCALE = Exercise(
             caught_by="runs",
             edit=("tlx.barrier_wait(loaded[0], 0)", "tlx.barrier_wait(loaded[0], 1)"),
             expect="source",
+            recognise=False,
+        ),
+        Mutant(
+            "does not wait for the store",
+            "the kernel ends while the TMA may still read the buffer.",
+            caught_by="runs",
+            edit=("\n    tlx.async_descriptor_store_wait(0)", ""),
+            expect="nobody waited for",
             recognise=False,
         ),
         Mutant(
