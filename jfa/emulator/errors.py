@@ -161,6 +161,12 @@ class TensorMemoryError(LimitError):
     )
 
 
+class TensorMemoryWarpsError(LimitError):
+    """Tensor memory loaded or stored by a task of fewer than four warps."""
+
+    cause = "each warp reaches a quarter of the 128 lanes only: give the task that loads or stores num_warps=4 or 8."
+
+
 class RegisterLimitError(LimitError):
     """Register requests that the register file cannot serve."""
 

@@ -647,13 +647,13 @@ PING_PONG = Exercise(
         ),
         Mutant(
             "too few warps",
-            "right numbers, but one warp does the work of four.",
-            caught_by="overlap",
+            "tensor memory belongs to groups of four warps: one warp reaches a quarter of its lanes.",
+            caught_by="runs",
             edit=(
                 "with tlx.async_task(num_warps=4):  # softmax of half 1",
                 "with tlx.async_task(num_warps=1):  # softmax of half 1",
             ),
-            expect="the limit is 25,000",
+            expect="it takes four",
             recognise=False,
         ),
     ),

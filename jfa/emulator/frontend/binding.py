@@ -421,22 +421,32 @@ def _tlx_object(value):
 def register_task(spec, function, variables, names, name, line, owner=None):
     """Called in place of a `with tlx.async_task(…)`: hand its body to the emulated TLX."""
     tlx = owner if owner is not None else _emulated_tlx_module()
-    _refuse_captured_blocks(spec, function)
     private = {n: variables[n] for n in names if n in variables}
+    _refuse_captured_blocks(spec, function, private)
     file = function.__code__.co_filename
     return tlx.register_task(spec, lambda: function(private), name, (file, line))
 
 
-def _refuse_captured_blocks(spec, function):
-    """The compiler hands scalars and buffers to a task with warps of its own, but no blocks: those live in registers."""
+def _refuse_captured_blocks(spec, function, private):
+    """The compiler hands scalars and buffers to a task with warps of its own, but no blocks: those live in registers.
+
+    A name that the task assigns itself (``private``) counts as handed over, too, where it names a block outside.
+    """
     if getattr(spec, "is_default", False) or not getattr(spec, "is_explict", True):
         return
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        if type(_cell_value(cell)) is Tensor:
+    free = zip(function.__code__.co_freevars, map(_cell_value, function.__closure__ or ()))
+    for name, value in [*free, *private.items()]:
+        if _holds_a_block(value):
             raise support.Refused(
                 f"WarpSpecializeOp should not capture RankedTensorType (`{name}`). "
                 "Try moving tensor computation into specific async task."
             )
+
+
+def _holds_a_block(value):
+    if isinstance(value, tuple | tl.tuple):
+        return any(map(_holds_a_block, value))
+    return type(value) is Tensor
 
 
 def _emulated_tlx_module():

@@ -1,5 +1,6 @@
 """Errors of kernel code, short enough to read: Triton's own kinds, the line in the user's file, the cause, and how to mend it."""
 
+import ast
 import re
 
 from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure, UnsupportedLanguageConstruct
@@ -27,6 +28,8 @@ FIXES = (
     (r"must be a tl.constexpr|is a run-time value", "only what is known at compile time can be a tl.constexpr."),
     (r"`other` cannot be provided without `mask`", "pass mask=… as well, or drop other."),
     (r"Mask must have boolean", "a mask is a comparison such as offsets < n."),
+    (r"unsupported tensor index", "an index only adds axes, x[:, None]; to read memory: tl.load(x_ptr + i)."),
+    (r"a kernel returns nothing", "tl.store(out_ptr + i, value)."),
     (r"return` statements inside", "compute a flag and use it after the loop."),
     (r"is not defined", "names must be parameters, locals, tl.… or constexpr globals."),
     (r"missing \d+ required|positional argument", "compare the call with the function's parameters."),
@@ -104,6 +107,19 @@ def translate(error):
     translated.place = f"{where}, in {function.__name__}{_callers(frames[:-1])}:"
     translated.__init__(function.source.text, _Node(line - function.source.first_line + 1, _column(frame, instruction)), message)
     return translated
+
+
+def returned(function):
+    """The error for a kernel that returned a value, at the first line that does."""
+    returns = (n for n in ast.walk(ast.parse(function.source.text)) if isinstance(n, ast.Return) and n.value is not None)
+    node = next(returns, None)
+    line = node.lineno if node is not None else 1
+    error = CompilationError.__new__(_KINDS[CompilationError])
+    place_of = place(function.source.filename, function.source.first_line + line - 1)
+    error.place = f"{place_of}, in {function.__name__}:"
+    column = node.col_offset if node is not None else 0
+    error.__init__(function.source.text, _Node(line, column), "a kernel returns nothing: its results leave through pointers")
+    return error
 
 
 def _message(error, function):

@@ -12,7 +12,7 @@ from ..memory import Allocation, GlobalMemory, TensorMap
 from . import access, language, support
 from .access import Descriptor, State
 from .binding import Epoch, bind, emulated, is_jit
-from .explain import cause_of, translate
+from .explain import cause_of, returned, translate
 from .semantic import BUILDER, full_value
 from .tensor import BOOL, FP32, Hooks, canonical, literal, scalar
 
@@ -298,7 +298,9 @@ def _with_residents(function, options, grid, cluster, launch_options):
 
 def _run_program(function, values):
     try:
-        function(**values)
+        result = function(**values)
+        if isinstance(result, tl.tensor):
+            raise returned(function)
     except Exception as error:
         translated = translate(error)
         if translated is error:

@@ -162,12 +162,7 @@ class Tensor(tl.tensor):
     __str__ = __repr__
 
     def __getitem__(self, key, _semantic=None):
-        keys = key if isinstance(key, tuple) else tuple(key.values) if isinstance(key, tl.tuple) else (key,)
-        if all(k is None or k == _ALL for k in keys):
-            return make(self.data[keys], self.dtype, self.allocation)
-        for k in keys:
-            if k is not None and k != _ALL:
-                raise ValueError(f"unsupported tensor index: {k}")
+        return make(self.data[_axes_only(key)], self.dtype, self.allocation)
 
     def to(self, dtype, fp_downcast_rounding=None, bitcast=False, _semantic=None):
         dtype = tl.core._unwrap_if_constexpr(dtype)
@@ -187,6 +182,15 @@ class Tensor(tl.tensor):
 
 
 _ALL = slice(None)
+
+
+def _axes_only(key):
+    """The index as a tuple of None and full slices; anything else is no index in a kernel."""
+    keys = key if isinstance(key, tuple) else tuple(key.values) if isinstance(key, tl.tuple) else (key,)
+    for k in keys:
+        if k is not None and not (isinstance(k, slice) and k == _ALL):
+            raise ValueError(f"unsupported tensor index: {k}")
+    return keys
 
 
 class Scalar(Tensor):
@@ -221,7 +225,7 @@ class Scalar(Tensor):
     __str__ = __repr__
 
     def __getitem__(self, key, _semantic=None):
-        return fix(_slow("__getitem__")(self, key, _semantic=Hooks.semantic))
+        return fix(_slow("__getitem__")(self, list(_axes_only(key)), _semantic=Hooks.semantic))
 
     def to(self, dtype, fp_downcast_rounding=None, bitcast=False, _semantic=None):
         dtype = tl.core._unwrap_if_constexpr(dtype)

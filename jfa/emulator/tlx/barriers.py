@@ -30,10 +30,6 @@ class mbarrier:
         return len(self.array.barriers) if self.index is None else 0
 
     @property
-    def is_warp_barrier(self):
-        return self.array.per_thread
-
-    @property
     def storage(self):
         return storage_kind.smem if self.rank is None else storage_kind.smemCluster
 

@@ -203,12 +203,11 @@ class buffered_tensor:
         return child
 
     def one(self) -> buffered_tensor:
-        """Itself, or the only tile of an array of one."""
+        """Itself. An array of buffers, even of one, is no buffer: the compiler refuses its rank."""
         if self.num == 0:
             return self
-        if self.num == 1:
-            return self.allocation.tile(0)
-        raise ValueError(f"{self.name} is an array of {self.num} buffers: index it first")
+        plural = "s" if self.num > 1 else ""
+        raise ValueError(f"{self.name} is an array of {self.num} buffer{plural}: index it first, {self.name}[0]")
 
     def twin(self, task, cta, where) -> buffered_tensor:
         """The same tile in another CTA of the cluster."""
@@ -537,6 +536,7 @@ def local_load(src, token=None, layout=None, relaxed=False):
     """The tile as a block in registers."""
     src = src.one()
     task, where, fault = begin("local_load", src.name)
+    _check_warps(task, src, "loads", where)
     view = src.view
     unwritten = task.machine.tolerant_read(task, view, where, src.name)
     data = view.read()
@@ -565,12 +565,21 @@ def local_store(dst, src):
     """Write a block to the tile: an ordinary store (see fence)."""
     dst = dst.one()
     task, where, fault = begin("local_store", dst.name)
+    _check_warps(task, dst, "stores to", where)
     _check_block(dst, src)
     if fault == "drop":
         return
     sync.store(task, dst.view, values.to_stored(src, dst.dtype.name), where, dst.name)
     if task.machine.timed:
         task.machine.spend(task, "local_store", f"store {dst.name}", where, space=dst.space, bytes=dst.nbytes, warps=task.num_warps)
+
+
+def _check_warps(task, tile, what, where):
+    """Tensor memory belongs to warp groups: warp w of four reaches lanes 32 w .. 32 w + 31 (PTX ISA, tcgen05.ld)."""
+    if tile.space == "tmem" and task.num_warps < 4:
+        warps = "1 warp" if task.num_warps == 1 else f"{task.num_warps} warps"
+        summary = f"{task.label} {what} tensor memory {tile.name} with {warps}; it takes four"
+        raise errors.TensorMemoryWarpsError(summary, where=where)
 
 
 def _check_block(dst, src):
