@@ -228,8 +228,6 @@ def backward_shared_q_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, 
     records, counts: a list of TILE keys a tile; counters: one int32 of 0 a head.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
-    gdc_wait()
-    num_tiles = tl.load(counts + 1)
     k_tiles = tlx.local_alloc((KEYS, D), DTYPE, K_STAGES)
     v_tiles = tlx.local_alloc((KEYS, D), DTYPE, V_STAGES)
     q_tiles = tlx.local_alloc((LQ, D), DTYPE, 1)
@@ -251,6 +249,8 @@ def backward_shared_q_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, 
     do_ring = (do_tiles, do_fulls, do_empties, delta_tiles, lse_tiles)
     ds_ring = (ds_tiles, tlx.alloc_barriers(GROUPS, arrive_count=1), tlx.alloc_barriers(GROUPS, arrive_count=1))
     queue = (drawn, tlx.alloc_barriers(SLOTS, arrive_count=1), tlx.alloc_barriers(SLOTS, arrive_count=GROUPS + 1))
+    gdc_wait()  # from here on the list and the row constants are read
+    num_tiles = tl.load(counts + 1)
     with tlx.async_tasks():
         with tlx.async_task("default"):  # key group 0
             key_group(desc_dk, desc_dv, records, num_tiles, scale, scale_log2, queue, q_ring, k_ring, v_ring, do_ring, ds_ring,

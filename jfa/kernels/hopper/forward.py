@@ -258,11 +258,6 @@ def forward_kernel(desc_q, desc_k, desc_v, desc_o, lse, rows_q, rows_out, record
     """
     CONSUMERS: tl.constexpr = HEADS * PARTS
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
-    gdc_wait()
-    num_tiles = tl.load(counts + 1)
-    items = num_tiles
-    if not RESIDENT_Q:
-        items = num_tiles * (heads // HEADS)
     o_tiles = tlx.local_alloc((ROWS, DV), DTYPE, CONSUMERS)
     q_tiles = tlx.local_alloc((ROWS, D), DTYPE, Q_STAGES * CONSUMERS)
     q_fulls = tlx.alloc_barriers(Q_STAGES * CONSUMERS, arrive_count=1)
@@ -280,6 +275,11 @@ def forward_kernel(desc_q, desc_k, desc_v, desc_o, lse, rows_q, rows_out, record
     k_ring = (k_tiles, k_fulls, k_empties)
     v_ring = (v_tiles, v_fulls, v_empties)
     queue = (drawn, drawn_fulls, drawn_empties)
+    gdc_wait()  # from here on the list is read
+    num_tiles = tl.load(counts + 1)
+    items = num_tiles
+    if not RESIDENT_Q:
+        items = num_tiles * (heads // HEADS)
     with tlx.async_tasks():
         with tlx.async_task("default"):  # consumer 0
             consume(desc_o, lse, rows_out, records, num_tiles, items, heads, scale_log2, queue, q_ring, k_ring, v_ring, o_tiles, 0,

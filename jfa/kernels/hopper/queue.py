@@ -30,7 +30,7 @@ def ring_slot(count, STAGES: tl.constexpr):
 def draw_item(counter, queue, turn, STATIC: tl.constexpr):
     """Producer: takes the next number and announces it to the consumers; one past the end tells them to stop.
 
-    STATIC deals the numbers in zigzag instead: every program gets the same ones in every run.
+    A program's first number is its own, so that no atomic's way stands before its first load. STATIC deals the numbers in zigzag instead: every program gets the same ones in every run.
     """
     numbers, fulls, empties = queue
     slot, parity = ring_slot(turn, SLOTS)
@@ -39,7 +39,9 @@ def draw_item(counter, queue, turn, STATIC: tl.constexpr):
         workers = tl.num_programs(0)
         item = turn * workers + worker + turn % 2 * (workers - 1 - 2 * worker)
     else:
-        item = tl.atomic_add(counter, 1, sem="relaxed")
+        item = tl.program_id(0)
+        if turn > 0:
+            item = tl.num_programs(0) + tl.atomic_add(counter, 1, sem="relaxed")
     tlx.barrier_wait(empties[slot], parity ^ 1)
     tlx.local_store(numbers[slot], tl.full([1], item, tl.int32))
     tlx.barrier_arrive(fulls[slot], 1)
