@@ -30,7 +30,8 @@ def ring_slot(count, STAGES: tl.constexpr):
 def draw_item(counter, queue, turn, STATIC: tl.constexpr):
     """Producer: takes the next number and announces it to the consumers; one past the end tells them to stop.
 
-    A program's first number is its own, so that no atomic's way stands before its first load. STATIC deals the numbers in zigzag instead: every program gets the same ones in every run.
+    A program's first number is its own, so that no atomic's way stands before its first load. STATIC deals the numbers in
+    zigzag instead: every program gets the same ones in every run.
     """
     numbers, fulls, empties = queue
     slot, parity = ring_slot(turn, SLOTS)
