@@ -36,16 +36,18 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Measure and print; 0, or 2 for arguments that name nothing."""
     args = parser().parse_args(argv)
-    unknown = [n for n in args.shapes or () if n not in shapes.SHAPES]
-    unknown += [n for n in args.peers or () if n not in peers.PEERS and "=" not in n]
-    if unknown:
-        print(f"jfa bench: unknown shape or peer: {', '.join(unknown)}")
-        return 2
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = [shapes.SHAPES[n] for n in args.shapes or shapes.DEFAULT]
+    tiny = {shape.name: shape for shape in shapes.ON_CPU}
+    known = shapes.SHAPES | tiny
+    wrong = [("shape", n, known) for n in args.shapes or () if n not in known]
+    wrong += [("peer", n, peers.PEERS) for n in args.peers or () if n not in peers.PEERS and "=" not in n]
+    for kind, name, names in wrong:
+        print(f"jfa bench: unknown {kind} {name!r}; known are {', '.join(names)}")
+    if wrong:
+        return 2
+    chosen = [known[n] for n in args.shapes or (tiny if device.type == "cpu" else shapes.DEFAULT)]
     if device.type == "cpu":
-        print("No CUDA GPU here: this times the PyTorch reference on tiny shapes. It says nothing about the kernels' speed.")
-        chosen = list(shapes.ON_CPU) if not args.shapes else chosen
+        print("No CUDA GPU here: this times the PyTorch reference on the CPU. It says nothing about the kernels' speed.")
     implementations = _implementations(args, device)
     extra = {"ceilings": runner.ceilings()} if device.type == "cuda" else {}
     timings = []
@@ -67,7 +69,10 @@ def main(argv: list[str] | None = None) -> int:
 def _implementations(args: argparse.Namespace, device: torch.device) -> dict:
     names = args.peers if args.peers is not None else (list(peers.PEERS) if device.type == "cuda" else [])
     ours = {f"jfa:{b}" if b != "auto" else "jfa": functools.partial(peers.jfa, backend=b) for b in args.backend}
-    return ours | {n.split("=")[0]: peers.from_path(n.split("=", 1)[1]) if "=" in n else peers.PEERS[n] for n in names}
+    builds = {n.split("=")[0]: peers.from_path(n.split("=", 1)[1]) if "=" in n else peers.PEERS[n] for n in names}
+    if device.type == "cpu":
+        builds |= {n: peers.on_cpu for n in builds if n != "sdpa"}
+    return ours | builds
 
 
 def line(t: Timing) -> str:
@@ -79,28 +84,31 @@ def line(t: Timing) -> str:
 
 
 def table(result: dict) -> str:
-    """The result as text: TFLOP/s forward | backward, ratios of the first implementation to each other, and what bounds it."""
+    """The result as text: TFLOP/s (a CPU's: milliseconds) forward | backward, ratios of the first implementation to each other,
+    and what bounds it."""
     by_shape: dict[str, list[dict]] = {}
     for t in result["timings"]:
         by_shape.setdefault(t["shape"], []).append(t)
     names = list(dict.fromkeys(t["name"] for t in result["timings"]))
     env = result["environment"]
-    lines = [f"{env['device']}, {env['date']}, torch {env['torch']}, triton {env['triton']}: TFLOP/s forward | backward"]
+    unit = "ms" if env["device"] == "CPU" else "TFLOP/s"
+    lines = [f"{env['device']}, {env['date']}, torch {env['torch']}, triton {env['triton']}: {unit} forward | backward"]
     lines.append(f"{'shape':14}" + "".join(f"{n:>26}" for n in names) + f"{'of the bound':>18}")
     for shape, row in by_shape.items():
         found = {t["name"]: t for t in row}
-        cells = [_cell(found.get(n), row[0], first=i == 0) for i, n in enumerate(names)]
+        cells = [_cell(found.get(n), row[0], unit, first=i == 0) for i, n in enumerate(names)]
         lines.append(f"{shape:14}" + "".join(f"{c:>26}" for c in cells) + f"{_of_bound(row[0], result):>18}")
     notes = dict.fromkeys(f"{t['name']} on {t['shape']}: {t['note']}" for t in result["timings"] if t["note"])
     return "\n".join(lines + [f"  {n}" for n in notes])
 
 
-def _cell(t: dict | None, ours: dict, first: bool) -> str:
+def _cell(t: dict | None, ours: dict, unit: str, first: bool) -> str:
     parts = []
-    for way in ("forward_tflops", "backward_tflops"):
-        value = t[way] if t else None
-        ratio = "" if first or not value or not ours[way] else f" ({ours[way] / value:.2f}x)"
-        parts.append(f"{value:.0f}{ratio}" if value else "-")
+    for way in ("forward", "backward"):
+        rate, our_rate = (x[f"{way}_tflops"] if x else None for x in (t, ours))
+        ratio = "" if first or not rate or not our_rate else f" ({our_rate / rate:.2f}x)"
+        value = f"{t[f'{way}_ms']:.1f}" if rate and unit == "ms" else f"{rate or 0:.0f}"
+        parts.append(value + ratio if rate else "-")
     return " | ".join(parts)
 
 

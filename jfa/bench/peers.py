@@ -214,4 +214,9 @@ def _load(file: Path):
     return module
 
 
+def on_cpu(inputs: Inputs) -> Call:
+    """Stands for a peer that a CPU cannot run."""
+    raise Unavailable("runs on a CUDA GPU only")
+
+
 PEERS = {"fa2": fa2, "fa4": fa4, "flex": flex, "sdpa": sdpa, "cudnn": cudnn}

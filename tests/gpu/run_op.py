@@ -1,7 +1,8 @@
 """Everything about the op that needs a GPU, in one command: a sweep of tile sizes, the benchmark, checks.
 
     python tests/gpu/run_op.py bench --sweep --out DIR      times candidates first, uses the fastest, writes sweep.json, bench.json
-    python tests/gpu/run_op.py check                        test_op_gpu.py's functions, side by side (no pytest needed)
+    python tests/gpu/run_op.py check                        test_op_gpu.py's and test_schedule_gpu.py's functions, side by side
+                                                            (no pytest needed)
 
 Compiling takes most of the time. So every shape has a process of its own: all compile at once, then each times what it compiled
 while the others wait. Needs torch with CUDA and Triton; jfa runs from its source tree.
@@ -30,6 +31,7 @@ from jfa.bench import cli, peers, runner, shapes  # noqa: E402
 from jfa.kernels.portable import config, launch, tiles  # noqa: E402
 from jfa.kernels.portable.config import Tile  # noqa: E402
 
+TESTS = ("test_op_gpu", "test_schedule_gpu")
 PROCESSES = 15  # children that compile: one a core
 CONTEXT = multiprocessing.get_context("spawn")
 
@@ -37,12 +39,13 @@ CONTEXT = multiprocessing.get_context("spawn")
 # --------------------------------------------------------------------------------------------------------------- check
 def check(only: str = "") -> int:
     """Runs the GPU tests; the number of failures."""
-    tests = importlib.import_module("test_op_gpu")
     jobs = []
-    for name in [n for n in dir(tests) if n.startswith("test_") and only in n]:
-        seeds = inspect.signature(getattr(tests, name)).parameters.get("seeds")
-        jobs.extend([(name, [seed]) for seed in seeds.default] if seeds else [(name, None)])
-    jobs.sort(key=lambda job: job[1] is not None)  # the long ones first
+    for module in TESTS:
+        tests = importlib.import_module(module)
+        for name in [n for n in dir(tests) if n.startswith("test_") and only in n]:
+            seeds = inspect.signature(getattr(tests, name)).parameters.get("seeds")
+            jobs.extend([(module, name, [seed]) for seed in seeds.default] if seeds else [(module, name, None)])
+    jobs.sort(key=lambda job: job[2] is not None)  # the long ones first
     results: list[tuple] = []
     with CONTEXT.Pool(PROCESSES) as pool:
         for result in pool.imap_unordered(_check_one, jobs, 1):
@@ -58,10 +61,10 @@ def check(only: str = "") -> int:
 
 def _check_one(job: tuple) -> tuple[str, str, float]:
     """In a child: (test, what is wrong or nothing, seconds)."""
-    name, seeds = job
+    module, name, seeds = job
     start, message = time.time(), ""
     try:
-        getattr(importlib.import_module("test_op_gpu"), name)(*([seeds] if seeds else []))
+        getattr(importlib.import_module(module), name)(*([seeds] if seeds else []))
         torch.cuda.synchronize()
     except Exception as error:  # noqa: BLE001  a failed test must not hide the others
         message = f"{type(error).__name__}: {str(error)[:1000]}"
@@ -71,22 +74,24 @@ def _check_one(job: tuple) -> tuple[str, str, float]:
 
 
 # --------------------------------------------------------------------------------------------------------------- sweep
-FORWARD = [dict(split=0), dict(split=8)]
 # Shape -> [(row of config.TILES that it decides, pass, tiles (keep, step, warps, stages[, registers]), further choices)]
 SWEEP = {
     "pma32": [
-        ("forward-shared-64", "forward",
-         [(64, 32, 4, 3, 168), (64, 32, 4, 2, 128), (64, 16, 4, 4, 128), (64, 32, 4, 2), (32, 32, 2, 3)], FORWARD),
-        ("shared-64", "shared", [(32, 64, 4, 2)], [dict(per=2, piece=n) for n in (512, 1024, 2048)]),
+        ("forward-shared-64", "forward", [(64, 32, 4, 3, 128), (64, 32, 4, 4, 168), (64, 64, 4, 3)], [{}]),
+        ("shared-64", "shared", [(32, 64, 4, 2)], [dict(per=2, piece=n) for n in (512, 1024, 1536)]),
     ],
     "pma128": [
-        ("forward-shared-128", "forward", [(128, 64, 8, 3), (64, 64, 4, 3), (128, 32, 4, 3), (64, 32, 4, 3, 168)],
-         [dict(split=0), dict(split=2)]),
-        ("shared-128", "shared", [(128, 64, 8, 3)], [dict(per=1, piece=n) for n in (512, 1024, 2048)]),
+        ("forward-shared-128", "forward", [(64, 64, 4, 3), (64, 32, 4, 3, 128), (128, 64, 8, 3)], [{}]),
+        ("shared-128", "shared", [(128, 64, 8, 3)], [dict(per=1, piece=n) for n in (1024, 1536, 2048)]),
     ],
     "self": [
-        ("dkdv", "keys", [(64, 32, 4, 3), (64, 32, 4, 2), (64, 32, 4, 4), (64, 16, 4, 4)], [{}]),
-        ("dq-short", "queries", [(64, 64, 4, 2), (64, 32, 4, 3), (128, 64, 8, 3)], [{}]),
+        ("forward-short", "forward", [(64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 2, 128)], [{}]),
+        ("dkdv", "keys", [(64, 64, 4, 2), (64, 32, 4, 3)], [{}]),
+        ("dq-short", "queries", [(64, 64, 4, 2), (64, 32, 4, 3), (128, 32, 8, 3, 128)], [{}]),
+    ],
+    "dense": [
+        ("forward-long", "forward", [(64, 64, 4, 3), (128, 64, 8, 2, 128)], [{}]),
+        ("dq-long", "queries", [(64, 64, 4, 2), (128, 64, 8, 3)], [{}]),
     ],
 }  # fmt: skip
 
@@ -109,16 +114,15 @@ class Bench:
     def call(self, job: dict):
         """The function to time for a job."""
         p, tile, grad = self.problem, Tile(*job["tile"]), self.inputs.grad_out
-        sms = config.processors(p.device)
         if job["kind"] == "forward":
-            return lambda: launch.forward(p, *self.qkv, None, tile, job["split"] * sms // p.num_kv_heads)
+            return lambda: launch.forward(p, *self.qkv, None, tile)
         if job["kind"] == "keys":
             return lambda: launch.dkdv_pass(p, grad, *self.qkv, self.lse, self.delta, None, tile)
         if job["kind"] == "queries":
             return lambda: (launch.dq_pass(p, grad, None, *self.qkv, self.out, self.lse, self.delta, None, tile),)
         if job["kind"] == "plan":
-            return lambda: tiles.query_units(p, tile.keep, tile.step, job["split"] * sms // p.num_kv_heads)
-        workers = job["per"] * sms // p.num_kv_heads
+            return lambda: tiles.query_units(p, tile.keep, tile.step)
+        workers = job["per"] * config.processors(p.device) // p.num_kv_heads
         return lambda: launch.shared_query_backward(p, grad, None, *self.qkv, self.out, self.lse, tile, workers, job["piece"])
 
 
@@ -126,8 +130,7 @@ def candidates(name: str) -> list[dict]:
     """What to time on a shape."""
     rows = SWEEP.get(name, [])
     jobs = [dict(row=r, kind=k, tile=t, **e) for r, k, tiles, extras in rows for t in tiles for e in extras]
-    plans = [dict(row="plan", kind="plan", tile=(64, 32, 4, 2), split=s) for s in (0, 8)]
-    return jobs + (plans if jobs else [])
+    return jobs + ([dict(row="plan", kind="plan", tile=(64, 32, 4, 2))] if jobs else [])
 
 
 def apply(job: dict) -> None:
@@ -136,8 +139,6 @@ def apply(job: dict) -> None:
     config.TILES[row] = Tile(*job["tile"])
     if "piece" in job:
         config.WORKERS[row], config.PIECE[row] = job["per"], job["piece"]
-    elif "split" in job:
-        config.SPLIT[row] = job["split"]
 
 
 def _prepare(name: str, sweep: bool, names: list[str]) -> str:

@@ -39,6 +39,16 @@ def test_large_random_cases_agree_with_fp64(seeds=range(18)):
         judge(case, "cuda", backend=BACKEND)
 
 
+def test_every_type_and_head_dim_has_tiles_that_fit(seeds=range(12)):
+    """Tiles follow from shapes: what is rarely asked for must launch as well."""
+    for seed in seeds:
+        dim = (40, 64, 128, 256)[seed % 4]
+        for dtype in (torch.float32, torch.bfloat16):
+            shared = (0, 16, 64)[seed // 4]
+            case = Case([30, 0, 90], [100, 70, 3], heads=4, kv_heads=2, dim=dim, dtype=dtype, shared_q=shared, seed=seed)
+            judge(case, "cuda", backend=BACKEND)
+
+
 def test_split_mega_sequences_agree_with_fp64():
     for shared, len_q in ((32, [1] * 4), (128, [1] * 4), (0, [40, 3, 200, 64])):
         case = Case(len_q, [9000, 30, 500, 64], heads=2, kv_heads=2, dim=128, dtype=torch.bfloat16, shared_q=shared)
@@ -162,6 +172,13 @@ def test_any_strides():
     for name, got in results.items():
         for a, b in zip(first, got):
             torch.testing.assert_close(a, b, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_offsets_may_have_any_stride():
+    q, k, v, qo, ko = _tensors([100, 30, 70], [60, 90, 50])
+    expected = jfa.jagged_flash_attention(q, k, v, qo, ko, backend=BACKEND)
+    strided = (torch.stack([x, x * 0 + 7], 1)[:, 0] for x in (qo, ko))
+    assert torch.equal(jfa.jagged_flash_attention(q, k, v, *strided, backend=BACKEND), expected)
 
 
 def test_compiles_into_one_graph():

@@ -21,13 +21,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 BILLION = tl.constexpr(1 << 30)
 
 
-def ragged_descriptor(packed: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Descriptor of ``packed`` [total, H, D] with boxes of ``rows`` x ``columns`` of one head.
+def ragged_descriptor(packed: torch.Tensor, rows: int, columns: int, heads: int = 1) -> TensorDescriptor:
+    """Descriptor of ``packed`` [total, H, D] with boxes of ``rows`` x ``columns`` of one head, or of several next to each other.
 
     ``packed`` must satisfy :func:`tma_ready`.
     """
     by_head = packed.permute(1, 0, 2)
-    return create_ragged_descriptor(by_head, [1, rows, columns], ragged_dim=1)
+    return create_ragged_descriptor(by_head, [heads, rows, columns], ragged_dim=1)
 
 
 def tma_ready(packed: torch.Tensor) -> bool:
@@ -55,3 +55,17 @@ def empty_tma_ready(like: torch.Tensor, dim: int) -> torch.Tensor:
 def ragged_box(begin, length, row, head, column=0):
     """Coordinates of the box that starts at ``row`` of the sequence [begin, begin + length) in ``head``, at ``column``."""
     return [BILLION, begin + length, head, BILLION - length + row, column]
+
+
+@triton.jit
+def load_box(descriptor, begin, length, row, head, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A box at ``row`` of the sequence [begin, begin + length) as [ROWS, COLUMNS], zeros past the sequence's end (plain Triton)."""
+    box = descriptor.load([BILLION, begin + length, head, BILLION - length + row, 0])
+    return tl.reshape(box, (ROWS, COLUMNS))
+
+
+@triton.jit
+def store_box(descriptor, begin, length, row, head, block, HEADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Writes ``block`` [ROWS, COLUMNS], HEADS heads of ROWS / HEADS rows, at ``row`` of the sequence, nothing past its end."""
+    box = tl.reshape(block.to(descriptor.dtype), (1, 1, HEADS, ROWS // HEADS, COLUMNS))
+    descriptor.store([BILLION, begin + length, head, BILLION - length + row, 0], box)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from jfa.kernels.common.ragged import load_box
 from jfa.kernels.common.sequence import RUNTIME, band_of, count_edges, edge_block, load_rows, seen_range, visible
 from jfa.kernels.portable.tiles import read_unit
 
@@ -80,24 +81,33 @@ def delta_kernel(
 
 @triton.jit
 def _dkdv_block(
-    dk, dv, k, v, q_ptr, dout_ptr, lse_ptr, delta_ptr, r0, first_q, first_out, packed_len, n0, len_kv, lo, hi,
+    dk, dv, k, v, q_desc, dout_desc, q_ptr, dout_ptr, lse_ptr, delta_ptr, r0, first_q, first_out, packed_len, n0, len_kv, lo, hi,
     head0, rows_out, scale, stride_qr, stride_qh, stride_qd, stride_dr, stride_dh, stride_dd,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
-    PRECISION: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, masked,
 ):  # fmt: skip
     """Adds packed query rows r0 .. r0 + BLOCK_M - 1 to a key tile's (dK, dV)."""
     row = r0 + tl.arange(0, BLOCK_M)
-    q = load_packed(q_ptr, first_q, r0, packed_len, head0, stride_qr, stride_qh, stride_qd, BLOCK_M, GROUP, D, BLOCK_D, MASKED)
+    if TMA:  # a box holds one head after another: the same packed rows in another order
+        PLACES: tl.constexpr = BLOCK_M // GROUP
+        row = r0 + tl.arange(0, BLOCK_M) % PLACES * GROUP + tl.arange(0, BLOCK_M) // PLACES
+        q = load_box(q_desc, first_q, packed_len // GROUP, r0 // GROUP, head0, BLOCK_M, BLOCK_D)
+    else:
+        q = load_packed(q_ptr, first_q, r0, packed_len, head0, stride_qr, stride_qh, stride_qd, BLOCK_M, GROUP, D, BLOCK_D, masked)
     lse = to_log2(load_packed_scalars(lse_ptr, first_out, row, packed_len, head0, rows_out, float("inf"), GROUP))
     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     p = tl.math.exp2(s * scale - lse[None, :])
-    if MASKED:
-        j = (n0 + tl.arange(0, BLOCK_N))[:, None]
-        p = tl.where(visible((row // GROUP)[None, :], j, len_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
-    do = load_packed(
-        dout_ptr, first_out, r0, packed_len, head0, stride_dr, stride_dh, stride_dd, BLOCK_M, GROUP, DV, BLOCK_DV, MASKED
-    )
+    if HAS_LO or HAS_HI:  # else queries past the end have P = 0 by their LSE, and keys past the end are computed and not stored
+        if masked:
+            j = (n0 + tl.arange(0, BLOCK_N))[:, None]
+            p = tl.where(visible((row // GROUP)[None, :], j, len_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
+    if TMA:
+        do = load_box(dout_desc, first_out, packed_len // GROUP, r0 // GROUP, head0, BLOCK_M, BLOCK_DV)
+    else:
+        do = load_packed(
+            dout_ptr, first_out, r0, packed_len, head0, stride_dr, stride_dh, stride_dd, BLOCK_M, GROUP, DV, BLOCK_DV, masked
+        )
     dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
     dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
     delta = load_packed_scalars(delta_ptr, first_out, row, packed_len, head0, rows_out, 0.0, GROUP)
@@ -108,13 +118,13 @@ def _dkdv_block(
 
 @triton.jit(do_not_specialize=RUNTIME)
 def dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, units, counts,
+    q_ptr, k_ptr, v_ptr, q_desc, dout_desc, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, units, counts,
     output_offset, num_batches, rows_q, rows_out, num_kv_heads, scale, sm_scale,
     lo_start, lo_end, hi_start, hi_end, stride_qr, stride_qh, stride_qd, stride_kr, stride_kh, stride_kd,
     stride_vr, stride_vh, stride_vd, stride_dr, stride_dh, stride_dd,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BROADCAST: tl.constexpr, HAS_SLOTS: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """This program computes dK and dV of one tile of keys of one head, over all queries (of the whole group) that see it."""
     kv_head = tl.program_id(0) % num_kv_heads
@@ -141,28 +151,34 @@ def dkdv_kernel(
     last = tl.minimum(n0 + BLOCK_N, len_kv) - 1
     packed_len = len_q * GROUP
     start, edges, bulk_start, bulk, end = _seen_packed(n0, last, lo, hi, len_q, BLOCK_M, GROUP, HAS_LO, HAS_HI)
-    if n0 + BLOCK_N > len_kv:  # keys past the end would count: every block is an edge
-        edges = tl.cdiv(end - start, BLOCK_M)
-        bulk_start = start + edges * BLOCK_M
-        bulk = 0
     num_edges = count_edges(edges, bulk_start, bulk, end, BLOCK_M)
 
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
-    for i in range(bulk):
-        dk, dv = _dkdv_block(
-            dk, dv, k, v, q_ptr, dout_ptr, lse_ptr, delta_ptr, bulk_start + i * BLOCK_M,
-            first_q, first_out, packed_len, n0, len_kv, lo, hi, head0, rows_out, scale,
-            stride_qr, stride_qh, stride_qd, stride_dr, stride_dh, stride_dd,
-            GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI, PRECISION, False,
-        )  # fmt: skip
-    for i in range(num_edges):
-        dk, dv = _dkdv_block(
-            dk, dv, k, v, q_ptr, dout_ptr, lse_ptr, delta_ptr, edge_block(i, start, edges, bulk_start, bulk, BLOCK_M),
-            first_q, first_out, packed_len, n0, len_kv, lo, hi, head0, rows_out, scale,
-            stride_qr, stride_qh, stride_qd, stride_dr, stride_dh, stride_dd,
-            GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI, PRECISION, True,
-        )  # fmt: skip
+    if TMA:  # one loop, since boxes end with the sequence: a second one would wait for its first queries again
+        for i in range(bulk + num_edges):
+            dk, dv = _dkdv_block(
+                dk, dv, k, v, q_desc, dout_desc, q_ptr, dout_ptr, lse_ptr, delta_ptr, start + i * BLOCK_M,
+                first_q, first_out, packed_len, n0, len_kv, lo, hi, head0, rows_out, scale,
+                stride_qr, stride_qh, stride_qd, stride_dr, stride_dh, stride_dd, GROUP, D, DV, BLOCK_D, BLOCK_DV,
+                BLOCK_M, BLOCK_N, HAS_LO, HAS_HI, PRECISION, TMA, (i < edges) | (i >= edges + bulk),
+            )  # fmt: skip
+    else:
+        for i in range(bulk):
+            dk, dv = _dkdv_block(
+                dk, dv, k, v, q_desc, dout_desc, q_ptr, dout_ptr, lse_ptr, delta_ptr, bulk_start + i * BLOCK_M,
+                first_q, first_out, packed_len, n0, len_kv, lo, hi, head0, rows_out, scale,
+                stride_qr, stride_qh, stride_qd, stride_dr, stride_dh, stride_dd, GROUP, D, DV, BLOCK_D, BLOCK_DV,
+                BLOCK_M, BLOCK_N, HAS_LO, HAS_HI, PRECISION, TMA, False,
+            )  # fmt: skip
+        for i in range(num_edges):
+            dk, dv = _dkdv_block(
+                dk, dv, k, v, q_desc, dout_desc, q_ptr, dout_ptr, lse_ptr, delta_ptr,
+                edge_block(i, start, edges, bulk_start, bulk, BLOCK_M),
+                first_q, first_out, packed_len, n0, len_kv, lo, hi, head0, rows_out, scale,
+                stride_qr, stride_qh, stride_qd, stride_dr, stride_dh, stride_dd, GROUP, D, DV, BLOCK_D, BLOCK_DV,
+                BLOCK_M, BLOCK_N, HAS_LO, HAS_HI, PRECISION, TMA, True,
+            )  # fmt: skip
 
     store_grad(dk_ptr, dk * sm_scale, begin_kv, n0, len_kv, kv_head, num_kv_heads, D, BLOCK_D, BLOCK_N)
     store_grad(dv_ptr, dv, begin_kv, n0, len_kv, kv_head, num_kv_heads, DV, BLOCK_DV, BLOCK_N)
@@ -199,34 +215,68 @@ def store_grad(ptr, grad, begin, n0, length, head, num_heads, COLS: tl.constexpr
 
 @triton.jit
 def dq_block(
-    dq, q, do, lse, delta, k_base, v_base, n0, pos, len_kv, lo, hi, scale, stride_kr, stride_kd, stride_vr, stride_vd,
+    dq, q, do, lse, delta, k_desc, v_desc, k_base, v_base, begin_kv, kv_head, n0, pos, len_kv, lo, hi, scale,
+    stride_kr, stride_kd, stride_vr, stride_vd,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, masked,
 ):  # fmt: skip
     """Adds keys n0 .. n0 + BLOCK_N - 1 to a query tile's dQ."""
     rows = tl.arange(0, BLOCK_N)
     k_ptr = k_base + tl.cast(n0, tl.int64) * stride_kr
     v_ptr = v_base + tl.cast(n0, tl.int64) * stride_vr
-    k = load_rows(k_ptr, rows, tl.arange(0, BLOCK_D), stride_kr, stride_kd, len_kv - n0, D, BLOCK_D, MASKED)
-    v = load_rows(v_ptr, rows, tl.arange(0, BLOCK_DV), stride_vr, stride_vd, len_kv - n0, DV, BLOCK_DV, MASKED)
+    if TMA:
+        k = load_box(k_desc, begin_kv, len_kv, n0, kv_head, BLOCK_N, BLOCK_D)
+        v = load_box(v_desc, begin_kv, len_kv, n0, kv_head, BLOCK_N, BLOCK_DV)
+    else:
+        k = load_rows(k_ptr, rows, tl.arange(0, BLOCK_D), stride_kr, stride_kd, len_kv - n0, D, BLOCK_D, masked)
+        v = load_rows(v_ptr, rows, tl.arange(0, BLOCK_DV), stride_vr, stride_vd, len_kv - n0, DV, BLOCK_DV, masked)
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
     p = tl.math.exp2(s * scale - lse[:, None])
-    if MASKED:
+    if masked:
         p = tl.where(visible(pos[:, None], (n0 + rows)[None, :], len_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
     ds = (p * (dp - delta[:, None])).to(k.dtype)
     return tl.dot(ds, k, dq, input_precision=PRECISION)
 
 
+@triton.jit
+def dq_over_keys(
+    dq, q, do, lse, delta, k_desc, v_desc, k_base, v_base, begin_kv, kv_head, m0, len_q, len_kv, scale,
+    lo_start, lo_end, hi_start, hi_end, stride_kr, stride_kd, stride_vr, stride_vd,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """Adds all of a sequence's keys to the dQ of the tile of packed queries m0 .. m0 + BLOCK_M - 1."""
+    pos = (m0 + tl.arange(0, BLOCK_M)) // GROUP
+    lo, hi = band_of(len_q, len_kv, lo_start, lo_end, hi_start, hi_end)
+    last = tl.maximum(tl.minimum((m0 + BLOCK_M - 1) // GROUP, len_q - 1), m0 // GROUP)
+    start, edges, bulk_start, bulk, end = seen_range(m0 // GROUP, last, lo, hi, len_kv, BLOCK_N, HAS_LO, HAS_HI)
+    num_edges = count_edges(edges, bulk_start, bulk, end, BLOCK_N)
+    for i in range(bulk):
+        dq = dq_block(
+            dq, q, do, lse, delta, k_desc, v_desc, k_base, v_base, begin_kv, kv_head, bulk_start + i * BLOCK_N, pos, len_kv,
+            lo, hi, scale, stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N,
+            HAS_LO, HAS_HI, PRECISION, TMA, False,
+        )  # fmt: skip
+    for i in range(num_edges):
+        dq = dq_block(
+            dq, q, do, lse, delta, k_desc, v_desc, k_base, v_base, begin_kv, kv_head,
+            edge_block(i, start, edges, bulk_start, bulk, BLOCK_N), pos, len_kv, lo, hi, scale, stride_kr, stride_kd,
+            stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, HAS_LO, HAS_HI, PRECISION, TMA, True,
+        )  # fmt: skip
+    return dq
+
+
 @triton.jit(do_not_specialize=RUNTIME)
 def dq_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, lse_ptr, dlse_ptr, delta_ptr, dq_ptr, units, counts,
+    q_ptr, k_ptr, v_ptr, k_desc, v_desc, out_ptr, dout_ptr, lse_ptr, dlse_ptr, delta_ptr, dq_ptr, units, counts,
     rows_q, num_kv_heads, scale, sm_scale,
     lo_start, lo_end, hi_start, hi_end, stride_qr, stride_qh, stride_qd, stride_kr, stride_kh, stride_kd,
     stride_vr, stride_vh, stride_vd, stride_or, stride_oh, stride_dr, stride_dh, stride_dd,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
-    HAS_DLSE: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_DLSE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """This program computes dQ of one tile of packed queries, and delta of its rows for the pass over keys that follows."""
     kv_head = tl.program_id(0) % num_kv_heads
@@ -250,20 +300,12 @@ def dq_kernel(
     k_base = k_ptr + tl.cast(begin_kv, tl.int64) * stride_kr + kv_head * stride_kh
     v_base = v_ptr + tl.cast(begin_kv, tl.int64) * stride_vr + kv_head * stride_vh
 
-    lo, hi = band_of(len_q, len_kv, lo_start, lo_end, hi_start, hi_end)
-    last = tl.maximum(tl.minimum((m0 + BLOCK_M - 1) // GROUP, len_q - 1), m0 // GROUP)
-    start, edges, bulk_start, bulk, end = seen_range(m0 // GROUP, last, lo, hi, len_kv, BLOCK_N, HAS_LO, HAS_HI)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for i in range(bulk):
-        dq = dq_block(
-            dq, q, do, lse, delta, k_base, v_base, bulk_start + i * BLOCK_N, pos, len_kv, lo, hi, scale,
-            stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, HAS_LO, HAS_HI, PRECISION, False,
-        )  # fmt: skip
-    for i in range(count_edges(edges, bulk_start, bulk, end, BLOCK_N)):
-        dq = dq_block(
-            dq, q, do, lse, delta, k_base, v_base, edge_block(i, start, edges, bulk_start, bulk, BLOCK_N), pos, len_kv, lo, hi,
-            scale, stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, HAS_LO, HAS_HI, PRECISION, True,
-        )  # fmt: skip
+    dq = dq_over_keys(
+        dq, q, do, lse, delta, k_desc, v_desc, k_base, v_base, begin_kv, kv_head, m0, len_q, len_kv, scale,
+        lo_start, lo_end, hi_start, hi_end, stride_kr, stride_kd, stride_vr, stride_vd,
+        GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI, PRECISION, TMA,
+    )  # fmt: skip
     cols = tl.arange(0, BLOCK_D)
     out_row = (tl.cast(first_q, tl.int64) + pos) * (num_kv_heads * GROUP) + head0 + row % GROUP
     keep = (row < packed_len)[:, None] & (cols < D)[None, :]

@@ -6,7 +6,7 @@ of the table a problem gets follows from shapes alone: nothing here reads an off
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -34,27 +34,28 @@ class Tile:
 TILES = {
     # Packed rows of a mean sequence decide between short and long.
     "forward-short": Tile(64, 64, 4, 3),
-    "forward-long": Tile(128, 64, 8, 3),
-    "forward-shared-64": Tile(64, 32, 4, 3, 168),  # a shared query of at most 64 packed rows
+    "forward-long": Tile(128, 64, 8, 2, 128),
+    "forward-shared-64": Tile(64, 32, 4, 3, 128),  # a shared query of at most 64 packed rows
     "forward-shared-128": Tile(64, 64, 4, 3),  # two tiles a sequence: the second finds its keys in the L2 cache
-    "dkdv": Tile(64, 32, 4, 3),
-    "dkdv-grouped": Tile(128, 64, 8, 3),
+    "dkdv": Tile(64, 64, 4, 2),
+    "dkdv-d64": Tile(64, 64, 4, 2, 168),
     "dq-short": Tile(64, 64, 4, 2),
     "dq-long": Tile(128, 64, 8, 3),
-    "dq-d64": Tile(64, 64, 4, 3),
     "shared-64": Tile(64, 64, 4, 2),
     "shared-128": Tile(128, 64, 8, 3),
+    "shared-128-sm100": Tile(128, 64, 8, 2),  # there products pass through shared memory as well: compiled, not measured
     # Head dims above 128, or above 64 in fp32; then those beyond that: not swept, sized to fit.
     "wide": Tile(64, 32, 4, 2),
     "wide-backward": Tile(64, 32, 4, 1),
     "widest": Tile(32, 16, 4, 1),
 }
 EMULATED = Tile(32, 32, 4, 1)  # small enough that short test sequences have several blocks
-LONG = 2048  # packed rows
+LONG = 4096  # packed rows
+LARGE_MEMORY = 200_000  # bytes of shared memory: less, and the whole of a long shared query does not stay on chip
 SHARED_ROWS = 128  # packed rows of a shared query that one program can keep in the backward
-SPLIT = {"forward-shared-64": 0, "forward-shared-128": 0}  # workers a multiprocessor that mega-sequences are split for
+FEW_TILES, SPLIT = 4, 2  # tiles a multiprocessor under which mega-sequences are split, and workers a multiprocessor for which
 WORKERS = {"shared-64": 2, "shared-128": 1}  # programs a multiprocessor in the shared query's backward
-PIECE = {"shared-64": 1024, "shared-128": 2048}  # keys of one piece there: short to balance, long to load dO once for many
+PIECE = {"shared-64": 1024, "shared-128": 1536}  # keys of one piece there: short to balance, long to load dO once for many
 
 
 def pow2(n: int) -> int:
@@ -63,9 +64,34 @@ def pow2(n: int) -> int:
 
 
 @cache
+def has_tma(device: torch.device) -> bool:
+    """Whether tiles can be fetched by TMA: NVIDIA GPUs from Hopper on, and the emulator."""
+    return device.type == "cpu" or (torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0))
+
+
+@cache
 def processors(device: torch.device) -> int:
     """Multiprocessors of a GPU; a small number on the emulator, so that splitting happens in tests too."""
     return 4 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may have."""
+    if device.type != "cuda":
+        return LARGE_MEMORY
+    told = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", None)
+    return told or {9: 232_448, 10: 232_448}.get(torch.cuda.get_device_capability(device)[0], 101_376)
+
+
+def fitted(tile: Tile, problem: Problem, kept: int, passed: int) -> Tile:
+    """The tile with as many of its stages as shared memory has room for, beside ``kept`` tiles that stay and ``passed`` a stage.
+
+    The table is an H200's, where all fit; a GPU with 99 KB of it runs the same tiles with a shorter pipeline.
+    """
+    columns = pow2(max(problem.head_dim, problem.head_dim_v)) * problem.dtype.itemsize
+    room = shared_memory(problem.device) - kept * tile.keep * columns
+    return replace(tile, stages=max(1, min(tile.stages, room // (passed * tile.step * columns))))
 
 
 def packed_rows(problem: Problem) -> int:
@@ -100,14 +126,21 @@ def forward_tile(problem: Problem) -> Tile:
     """Query rows kept, key rows a step."""
     if problem.device.type == "cpu":
         return EMULATED
-    return TILES[forward_row(problem)]
+    return fitted(TILES[forward_row(problem)], problem, 1, 2)
 
 
 def split_workers(problem: Problem) -> int:
-    """Workers a head that mega-sequences are split for (0: not split): where few tiles make the longest one the last to end."""
+    """Workers a head that mega-sequences are split over keys for; 0: not split.
+
+    Known from shapes alone: where there are at most a few tiles for each multiprocessor, the longest one ends last and alone, or
+    some have nothing to do at all. Where there are many, splitting costs more than it balances (docs/portable-notes.md).
+    """
     if problem.device.type == "cpu":
         return 4
-    return SPLIT.get(forward_row(problem), 0) * processors(problem.device) // problem.num_kv_heads
+    sms, keep = processors(problem.device), forward_tile(problem).keep
+    tiles = -(-problem.rows_q * problem.group_size // keep)
+    tiles = tiles * problem.num_batches if problem.broadcast_q else tiles + problem.num_batches
+    return SPLIT * sms // problem.num_kv_heads if tiles * problem.num_kv_heads < FEW_TILES * sms else 0
 
 
 def dkdv_tile(problem: Problem) -> Tile:
@@ -117,7 +150,7 @@ def dkdv_tile(problem: Problem) -> Tile:
     wide = width(problem)
     if wide > 128:
         return TILES["wide-backward" if wide <= 256 else "widest"]
-    return TILES["dkdv-grouped" if problem.group_size > 1 else "dkdv"]
+    return fitted(TILES["dkdv-d64" if wide <= 64 else "dkdv"], problem, 2, 2)
 
 
 def dq_tile(problem: Problem) -> Tile:
@@ -127,14 +160,16 @@ def dq_tile(problem: Problem) -> Tile:
     wide = width(problem)
     if wide > 128:
         return TILES["wide-backward" if wide <= 256 else "widest"]
-    if wide <= 64:
-        return TILES["dq-d64"]
-    return TILES["dq-long" if typical_rows(problem) > LONG else "dq-short"]
+    return fitted(TILES["dq-long" if typical_rows(problem) > LONG and wide > 64 else "dq-short"], problem, 2, 2)
 
 
 def keeps_shared_query(problem: Problem) -> bool:
     """Whether the backward can keep the whole shared query and its dQ on chip."""
-    return problem.broadcast_q and packed_rows(problem) <= (SHARED_ROWS if width(problem) <= 128 else 32)
+    wide, full = width(problem), problem.dtype == torch.float32
+    most = 0 if wide > 256 else 32 if wide > 128 else 64 if full else SHARED_ROWS
+    if shared_memory(problem.device) < LARGE_MEMORY:
+        most = min(most, 32)
+    return problem.broadcast_q and packed_rows(problem) <= most
 
 
 def shared_row(problem: Problem) -> str:
@@ -147,10 +182,12 @@ def shared_tile(problem: Problem) -> Tile:
     rows, wide = pow2(packed_rows(problem)), width(problem)
     if problem.device.type == "cpu":
         return Tile(rows, 16, 4, 1)
-    if wide > 128:
-        return Tile(rows, 32 if wide <= 256 else 16, 4, 1)
-    tile = TILES[shared_row(problem)]
-    return Tile(rows, tile.step, tile.warps, tile.stages, tile.registers)
+    if wide > 128 or problem.dtype == torch.float32:
+        return Tile(rows, 32, 4, 1)
+    row = shared_row(problem)
+    if row == "shared-128" and torch.cuda.get_device_capability(problem.device) >= (10, 0):
+        row += "-sm100"
+    return fitted(replace(TILES[row], keep=rows), problem, 3, 2)
 
 
 def shared_workers(problem: Problem) -> int:

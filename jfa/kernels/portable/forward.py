@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from jfa.kernels.common.ragged import load_box, store_box
 from jfa.kernels.common.sequence import RUNTIME, band_of, count_edges, edge_block, load_rows, seen_range, visible
 from jfa.kernels.portable.softmax import hide, softmax_step
 from jfa.kernels.portable.tiles import read_unit
@@ -21,8 +22,12 @@ def _attend_block(
     l,
     m,
     q,
+    k_desc,
+    v_desc,
     k_base,
     v_base,
+    begin_kv,
+    kv_head,
     n0,
     pos,
     len_kv,
@@ -42,20 +47,31 @@ def _attend_block(
     HAS_HI: tl.constexpr,
     NEGATIVE: tl.constexpr,
     PRECISION: tl.constexpr,
-    MASKED: tl.constexpr,
+    TMA: tl.constexpr,
+    masked,
 ):
-    """Adds keys n0 .. n0 + BLOCK_N - 1 to a tile's running (acc, l, m)."""
+    """Adds keys n0 .. n0 + BLOCK_N - 1 to a tile's running (acc, l, m).
+
+    ``masked``: some row may not see all of them. With TMA it is known at run time only, else when compiling.
+    """
     rows = tl.arange(0, BLOCK_N)
     k_ptr = k_base + tl.cast(n0, tl.int64) * stride_kr
     v_ptr = v_base + tl.cast(n0, tl.int64) * stride_vr
-    k = load_rows(k_ptr, rows, tl.arange(0, BLOCK_D), stride_kr, stride_kd, len_kv - n0, D, BLOCK_D, MASKED)
+    if TMA:
+        k = load_box(k_desc, begin_kv, len_kv, n0, kv_head, BLOCK_N, BLOCK_D)
+    else:
+        k = load_rows(k_ptr, rows, tl.arange(0, BLOCK_D), stride_kr, stride_kd, len_kv - n0, D, BLOCK_D, masked)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    if MASKED:
+    if masked:
         scores = hide(scores, visible(pos[:, None], (n0 + rows)[None, :], len_kv, lo, hi, HAS_LO, HAS_HI), NEGATIVE)
-    p, alpha, m = softmax_step(scores, m, scale, NEGATIVE, MASKED)
+    # Without a band the first block of a tile or chunk shows every row a key, so that no maximum stays -inf.
+    p, alpha, m = softmax_step(scores, m, scale, NEGATIVE, HAS_LO or HAS_HI)
     l = l * alpha + tl.sum(p, 1)
     acc = acc * alpha[:, None]
-    v = load_rows(v_ptr, rows, tl.arange(0, BLOCK_DV), stride_vr, stride_vd, len_kv - n0, DV, BLOCK_DV, MASKED)
+    if TMA:
+        v = load_box(v_desc, begin_kv, len_kv, n0, kv_head, BLOCK_N, BLOCK_DV)
+    else:
+        v = load_rows(v_ptr, rows, tl.arange(0, BLOCK_DV), stride_vr, stride_vd, len_kv - n0, DV, BLOCK_DV, masked)
     acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
     return acc, l, m
 
@@ -96,47 +112,65 @@ def _merge_chunks(partial_acc, partial_ml, first, chunks, BLOCK_M: tl.constexpr,
 
 
 @triton.jit
+def _rows_of_tile(m0, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BOXED: tl.constexpr):
+    """(position, head in its group) of a tile's packed rows. A TMA box holds one head's rows after another's."""
+    i = tl.arange(0, BLOCK_M)
+    if BOXED:
+        PLACES: tl.constexpr = BLOCK_M // GROUP
+        return m0 // GROUP + i % PLACES, i // PLACES
+    return (m0 + i) // GROUP, (m0 + i) % GROUP
+
+
+@triton.jit
 def _store_tile(
-    acc, l, m, out, lse, first_out, pos, head, keep, rows_out, stride_or, stride_oh, DV: tl.constexpr, BLOCK_DV: tl.constexpr
-):
+    acc, l, m, out_desc, out, lse, first_out, m0, len_q, kv_head, rows_out, stride_or, stride_oh,
+    GROUP: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr, BOXED: tl.constexpr,
+    BOXED_OUT: tl.constexpr,
+):  # fmt: skip
     """Normalises a tile and writes its output rows and natural-log LSE; a row without keys gets 0 and -inf."""
+    pos, in_group = _rows_of_tile(m0, GROUP, BLOCK_M, BOXED)
+    head = kv_head * GROUP + in_group
+    keep = pos < len_q
     empty = l == 0.0
     l = tl.where(empty, 1.0, l)
     natural = tl.where(empty, float("-inf"), (m + tl.math.log2(l)) * 0.6931471805599453)
     row = tl.cast(first_out, tl.int64) + pos
     tl.store(lse + tl.cast(head, tl.int64) * rows_out + row, natural, mask=keep)
-    cols = tl.arange(0, BLOCK_DV)
-    pointers = out + row[:, None] * stride_or + (head * stride_oh)[:, None] + cols[None, :]
-    tl.store(pointers, (acc / l[:, None]).to(out.dtype.element_ty), mask=keep[:, None] & (cols < DV)[None, :])
+    if BOXED_OUT:
+        store_box(out_desc, first_out, len_q, m0 // GROUP, kv_head * GROUP, acc / l[:, None], GROUP, BLOCK_M, BLOCK_DV)
+    else:
+        cols = tl.arange(0, BLOCK_DV)
+        pointers = out + row[:, None] * stride_or + (head * stride_oh)[:, None] + cols[None, :]
+        tl.store(pointers, (acc / l[:, None]).to(out.dtype.element_ty), mask=keep[:, None] & (cols < DV)[None, :])
 
 
 @triton.jit
-def _load_queries(
-    q_ptr, begin_q, m0, len_q, kv_head, stride_qr, stride_qh, stride_qd,
-    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+def load_queries(
+    q_desc, q_ptr, begin_q, m0, len_q, kv_head, stride_qr, stride_qh, stride_qd, GROUP: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BOXED: tl.constexpr, BOXED_Q: tl.constexpr,
 ):  # fmt: skip
     """A tile [BLOCK_M, BLOCK_D] of packed query rows, zeros past the sequence's end."""
-    row = m0 + tl.arange(0, BLOCK_M)
     cols = tl.arange(0, BLOCK_D)
-    rows = q_ptr + (tl.cast(begin_q, tl.int64) + row // GROUP) * stride_qr + (kv_head * GROUP + row % GROUP) * stride_qh
-    keep = (row // GROUP < len_q)[:, None] & (cols < D)[None, :]
+    if BOXED_Q:
+        return load_box(q_desc, begin_q, len_q, m0 // GROUP, kv_head * GROUP, BLOCK_M, BLOCK_D)
+    pos, in_group = _rows_of_tile(m0, GROUP, BLOCK_M, BOXED)
+    rows = q_ptr + (tl.cast(begin_q, tl.int64) + pos) * stride_qr + (kv_head * GROUP + in_group) * stride_qh
+    keep = (pos < len_q)[:, None] & (cols < D)[None, :]
     return tl.load(rows[:, None] + cols[None, :] * stride_qd, mask=keep, other=0.0)
 
 
 @triton.jit
-def _attend_unit(
-    q, k_ptr, v_ptr, out_ptr, lse_ptr, arrivals, partial_acc, partial_ml, first_out, m0, code, slot, len_q, begin_kv, len_kv,
-    kv_head, num_kv_heads, rows_out, scale, lo_start, lo_end, hi_start, hi_end, stride_kr, stride_kh, stride_kd,
-    stride_vr, stride_vh, stride_vd, stride_or, stride_oh,
+def attend_unit(
+    q, k_desc, v_desc, out_desc, k_ptr, v_ptr, out_ptr, lse_ptr, arrivals, partial_acc, partial_ml, first_out, m0, code, slot,
+    len_q, begin_kv, len_kv, kv_head, num_kv_heads, rows_out, scale, lo_start, lo_end, hi_start, hi_end,
+    stride_kr, stride_kh, stride_kd, stride_vr, stride_vh, stride_vd, stride_or, stride_oh,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
-    NEGATIVE: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    NEGATIVE: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, BOXED: tl.constexpr,
+    BOXED_OUT: tl.constexpr,
 ):  # fmt: skip
     """One unit: walks over its keys, then writes the tile, or its part of it (whoever arrives last merges and writes)."""
-    row = m0 + tl.arange(0, BLOCK_M)
-    pos = row // GROUP
-    head = kv_head * GROUP + row % GROUP
-    keep = pos < len_q
+    pos = _rows_of_tile(m0, GROUP, BLOCK_M, BOXED)[0]
     k_base = k_ptr + tl.cast(begin_kv, tl.int64) * stride_kr + kv_head * stride_kh
     v_base = v_ptr + tl.cast(begin_kv, tl.int64) * stride_vr + kv_head * stride_vh
 
@@ -144,35 +178,37 @@ def _attend_unit(
     last = tl.maximum(tl.minimum((m0 + BLOCK_M - 1) // GROUP, len_q - 1), m0 // GROUP)
     start, edges, bulk_start, bulk, end = seen_range(m0 // GROUP, last, lo, hi, len_kv, BLOCK_N, HAS_LO, HAS_HI)
     num_edges = count_edges(edges, bulk_start, bulk, end, BLOCK_N)
-    bulk_from = 0
-    bulk_to = bulk
-    edge_from = 0
-    edge_to = num_edges
     chunks = 1
     chunk = 0
     if SPLIT:
         chunks = code & 0xFFFF
         chunk = code >> 16
-        bulk_from = bulk * chunk // chunks
-        bulk_to = bulk * (chunk + 1) // chunks
-        edge_from = num_edges * chunk // chunks
-        edge_to = num_edges * (chunk + 1) // chunks
 
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    for i in range(bulk_from, bulk_to):
-        acc, l, m = _attend_block(
-            acc, l, m, q, k_base, v_base, bulk_start + i * BLOCK_N, pos, len_kv, lo, hi, scale,
-            stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N,
-            HAS_LO, HAS_HI, NEGATIVE, PRECISION, False,
-        )  # fmt: skip
-    for i in range(edge_from, edge_to):
-        acc, l, m = _attend_block(
-            acc, l, m, q, k_base, v_base, edge_block(i, start, edges, bulk_start, bulk, BLOCK_N), pos, len_kv, lo, hi, scale,
-            stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N,
-            HAS_LO, HAS_HI, NEGATIVE, PRECISION, True,
-        )  # fmt: skip
+    if TMA:  # boxes end with the sequence, so one loop does: a second one would wait for its first keys again
+        blocks = bulk + num_edges
+        for i in range(blocks * chunk // chunks, blocks * (chunk + 1) // chunks):
+            acc, l, m = _attend_block(
+                acc, l, m, q, k_desc, v_desc, k_base, v_base, begin_kv, kv_head, start + i * BLOCK_N, pos, len_kv, lo, hi, scale,
+                stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N,
+                HAS_LO, HAS_HI, NEGATIVE, PRECISION, TMA, (i < edges) | (i >= edges + bulk),
+            )  # fmt: skip
+    else:
+        for i in range(bulk * chunk // chunks, bulk * (chunk + 1) // chunks):
+            acc, l, m = _attend_block(
+                acc, l, m, q, k_desc, v_desc, k_base, v_base, begin_kv, kv_head, bulk_start + i * BLOCK_N, pos, len_kv, lo, hi,
+                scale, stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N,
+                HAS_LO, HAS_HI, NEGATIVE, PRECISION, TMA, False,
+            )  # fmt: skip
+        for i in range(num_edges * chunk // chunks, num_edges * (chunk + 1) // chunks):
+            acc, l, m = _attend_block(
+                acc, l, m, q, k_desc, v_desc, k_base, v_base, begin_kv, kv_head,
+                edge_block(i, start, edges, bulk_start, bulk, BLOCK_N), pos, len_kv, lo, hi, scale,
+                stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N,
+                HAS_LO, HAS_HI, NEGATIVE, PRECISION, TMA, True,
+            )  # fmt: skip
 
     arrived = chunks - 1
     if SPLIT:
@@ -185,7 +221,10 @@ def _attend_unit(
                 acc, l, m = _merge_chunks(partial_acc, partial_ml, first, chunks, BLOCK_M, BLOCK_DV)
                 tl.store(arrivals + first, 0)  # ready for the next launch with the same plan
     if arrived == chunks - 1:
-        _store_tile(acc, l, m, out_ptr, lse_ptr, first_out, pos, head, keep, rows_out, stride_or, stride_oh, DV, BLOCK_DV)
+        _store_tile(
+            acc, l, m, out_desc, out_ptr, lse_ptr, first_out, m0, len_q, kv_head, rows_out, stride_or, stride_oh,
+            GROUP, DV, BLOCK_M, BLOCK_DV, BOXED, BOXED_OUT,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -193,6 +232,10 @@ def forward_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
+    q_desc,
+    k_desc,
+    v_desc,
+    out_desc,
     out_ptr,
     lse_ptr,
     units,
@@ -234,6 +277,10 @@ def forward_kernel(
     NEGATIVE: tl.constexpr,
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
+    TMA: tl.constexpr,
+    BOXED: tl.constexpr,
+    BOXED_Q: tl.constexpr,
+    BOXED_OUT: tl.constexpr,
 ):
     """This program computes one unit (all of a query tile's keys, or one chunk of them) of one key/value head."""
     kv_head = tl.program_id(0) % num_kv_heads
@@ -248,12 +295,17 @@ def forward_kernel(
             first_out = tl.load(output_offset + b)
             inside = (first_out >= 0) & (first_out + rows_q <= rows_out)
             len_q = tl.where(inside, len_q, 0)
+            first_out = tl.where(inside, first_out, 0)  # a TMA store at a negative row traps, even one that writes nothing
 
-    q = _load_queries(q_ptr, begin_q, m0, len_q, kv_head, stride_qr, stride_qh, stride_qd, GROUP, D, BLOCK_D, BLOCK_M)
-    _attend_unit(
-        q, k_ptr, v_ptr, out_ptr, lse_ptr, arrivals, partial_acc, partial_ml, first_out, m0, code, slot, len_q, begin_kv, len_kv,
-        kv_head, num_kv_heads, rows_out, scale, lo_start, lo_end, hi_start, hi_end, stride_kr, stride_kh, stride_kd,
-        stride_vr, stride_vh, stride_vd, stride_or, stride_oh, GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-        HAS_LO, HAS_HI, NEGATIVE, SPLIT, PRECISION,
+    q = load_queries(
+        q_desc, q_ptr, begin_q, m0, len_q, kv_head, stride_qr, stride_qh, stride_qd, GROUP, D, BLOCK_D, BLOCK_M,
+        BOXED, BOXED_Q,
+    )  # fmt: skip
+    attend_unit(
+        q, k_desc, v_desc, out_desc, k_ptr, v_ptr, out_ptr, lse_ptr, arrivals, partial_acc, partial_ml, first_out, m0, code, slot,
+        len_q, begin_kv, len_kv, kv_head, num_kv_heads, rows_out, scale, lo_start, lo_end, hi_start, hi_end,
+        stride_kr, stride_kh, stride_kd, stride_vr, stride_vh, stride_vd, stride_or, stride_oh,
+        GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI,
+        NEGATIVE, SPLIT, PRECISION, TMA, BOXED, BOXED_OUT,
     )  # fmt: skip
 

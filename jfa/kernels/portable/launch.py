@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from jfa.kernels.base import Problem
+from jfa.kernels.common.ragged import ragged_descriptor, tma_ready
 from jfa.kernels.portable import config, tiles
 from jfa.kernels.portable.backward import delta_kernel, dkdv_kernel, dq_kernel
 from jfa.kernels.portable.config import Tile, pow2
@@ -37,6 +38,16 @@ def band_arguments(problem: Problem) -> tuple[int, int, int, int]:
     los = (-UNBOUNDED if x is None else max(x, -UNBOUNDED) for x in (band.lo_start, band.lo_end))
     his = (UNBOUNDED if x is None else min(x, UNBOUNDED) for x in (band.hi_start, band.hi_end))
     return (*los, *his)
+
+
+def boxes_of(rows: int, *packed: Tensor, heads: int = 1) -> tuple:
+    """TMA descriptors with boxes of ``rows`` rows of the tensors [total, H, D], or Nones where pointers have to do.
+
+    With ``heads`` a box has that many heads' rows, ``rows`` in all.
+    """
+    if rows % heads or heads & (heads - 1) or not (config.has_tma(packed[0].device) and all(tma_ready(x) for x in packed)):
+        return (None,) * len(packed)
+    return tuple(ragged_descriptor(x, rows // heads, pow2(x.shape[2]), heads) for x in packed)
 
 
 def constants(problem: Problem) -> dict:
@@ -71,23 +82,31 @@ def forward(
     workers = config.split_workers(problem) if workers is None else workers
     with on_device(q):
         units = units or tiles.query_units(problem, tile.keep, tile.step, workers)
-        parts = units.slots * problem.num_kv_heads
-        block_dv = pow2(problem.head_dim_v)
+        parts, block_dv = units.slots * problem.num_kv_heads, pow2(problem.head_dim_v)
         partial = torch.empty(parts * tile.keep * (block_dv + 2), dtype=torch.float32, device=q.device)
-        tensors = q, k, v, out, lse, units.units, units.counts, units.arrivals, partial, partial[parts * tile.keep * block_dv :]
+        k_box, v_box = boxes_of(tile.step, k, v)
+        # A box of several heads would become an operand in registers, and triton 3.6 then gave wrong scores.
+        (q_box,) = boxes_of(tile.keep, q) if problem.group_size == 1 else (None,)
+        (out_box,) = boxes_of(tile.keep, out, heads=problem.group_size)
+        boxes = q_box, k_box, v_box, out_box
+        tensors = out, lse, units.units, units.counts, units.arrivals, partial, partial[parts * tile.keep * block_dv :]
         scalars = scale_log2(problem), *band_arguments(problem), *q.stride(), *k.stride(), *v.stride(), *out.stride()[:2]
         options = dict(
             BLOCK_M=tile.keep,
             BLOCK_N=tile.step,
+            BROADCAST=problem.broadcast_q,
             HAS_SLOTS=problem.output_offset is not None,
             NEGATIVE=problem.sm_scale < 0,
             SPLIT=units.slots > 0,
+            TMA=k_box is not None,
+            BOXED=q_box is not None or out_box is not None,
+            BOXED_Q=q_box is not None,
+            BOXED_OUT=out_box is not None,
             **tile.launch,
             **constants(problem),
         )
         rows = problem.output_offset, problem.rows_q, problem.rows_out, problem.num_kv_heads
-        grid = (units.capacity * problem.num_kv_heads,)
-        forward_kernel[grid](*tensors, *rows, *scalars, BROADCAST=problem.broadcast_q, **options)
+        forward_kernel[(units.capacity * problem.num_kv_heads,)](q, k, v, *boxes, *tensors, *rows, *scalars, **options)
     return out, lse
 
 
@@ -140,12 +159,13 @@ def dq_pass(problem: Problem, dout, dlse, q, k, v, out, lse, delta, units=None, 
     tile = tile or config.dq_tile(problem)
     units = units or tiles.query_units(problem, tile.keep, tile.step)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    boxes = boxes_of(tile.step, k, v)
     dq_kernel[(units.capacity * problem.num_kv_heads,)](
-        q, k, v, out, dout, lse, dlse, delta, dq, units.units, units.counts,
+        q, k, v, *boxes, out, dout, lse, dlse, delta, dq, units.units, units.counts,
         problem.rows_q, problem.num_kv_heads,
         scale_log2(problem), problem.sm_scale, *band_arguments(problem), *q.stride(), *k.stride(), *v.stride(),
         *out.stride()[:2], *dout.stride(), BLOCK_M=tile.keep, BLOCK_N=tile.step, HAS_DLSE=dlse is not None,
-        **tile.launch, **constants(problem),
+        TMA=boxes[0] is not None, **tile.launch, **constants(problem),
     )  # fmt: skip
     return dq
 
@@ -156,13 +176,14 @@ def dkdv_pass(problem: Problem, dout, q, k, v, lse, delta, units=None, tile: Til
     units = units or tiles.key_units(problem, tile.keep, tile.step)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    boxes = boxes_of(tile.step, q, dout, heads=problem.group_size)
     dkdv_kernel[(units.capacity * problem.num_kv_heads,)](
-        q, k, v, dout, lse, delta, dk, dv, units.units, units.counts,
+        q, k, v, *boxes, dout, lse, delta, dk, dv, units.units, units.counts,
         problem.output_offset, problem.num_batches, problem.rows_q, problem.rows_out, problem.num_kv_heads,
         scale_log2(problem), problem.sm_scale, *band_arguments(problem),
         *q.stride(), *k.stride(), *v.stride(), *dout.stride(), BLOCK_M=tile.step, BLOCK_N=tile.keep,
         BROADCAST=problem.broadcast_q, HAS_SLOTS=problem.output_offset is not None,
-        **tile.launch, **constants(problem),
+        TMA=boxes[0] is not None, **tile.launch, **constants(problem),
     )  # fmt: skip
     return dk, dv
 
@@ -185,14 +206,17 @@ def shared_query_backward(
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     partial = _new_partials(problem, workers, tile.keep)
+    boxes = boxes_of(tile.step, k, v)
+    grad_boxes = boxes_of(tile.step, dk, dv)
     shared_query_kernel[(workers * problem.num_kv_heads,)](
-        q, k, v, out, dout, lse, dlse, dk, dv, partial, pieces, counts,
+        q, k, v, *boxes, *grad_boxes, out, dout, lse, dlse, dk, dv, partial, pieces, counts,
         problem.key_offset, problem.output_offset, problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out,
         problem.num_kv_heads, workers, piece, scale_log2(problem), problem.sm_scale, *band_arguments(problem),
         *q.stride(), *k.stride(), *v.stride(), *out.stride()[:2], *dout.stride(),
         BLOCK_R=tile.keep, BLOCK_N=tile.step, KEYS_FIRST=tile.keep < 64,
         HAS_SLOTS=problem.output_offset is not None,
-        HAS_DLSE=dlse is not None, **tile.launch, **constants(problem),
+        HAS_DLSE=dlse is not None, TMA=boxes[0] is not None, TMA_STORE=grad_boxes[0] is not None,
+        **tile.launch, **constants(problem),
     )  # fmt: skip
     return _sum_partials(problem, partial, q, tile.keep, workers), dk, dv
 
@@ -203,13 +227,14 @@ def shared_dq(problem: Problem, dout, dlse, q, k, v, out, lse, delta, tile: Tile
     count = triton.cdiv(config.packed_rows(problem), tile.keep)
     workers = min(problem.num_batches, max(1, config.processors(q.device) * 2 // (count * problem.num_kv_heads)))
     partial = _new_partials(problem, workers, count * tile.keep)
+    boxes = boxes_of(tile.step, k, v)
     shared_dq_kernel[(workers * count * problem.num_kv_heads,)](
-        q, k, v, out, dout, lse, dlse, delta, partial,
+        q, k, v, *boxes, out, dout, lse, dlse, delta, partial,
         problem.key_offset, problem.output_offset, problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out,
         problem.num_kv_heads, workers, count, scale_log2(problem), *band_arguments(problem),
         *q.stride(), *k.stride(), *v.stride(), *out.stride()[:2], *dout.stride(),
         BLOCK_M=tile.keep, BLOCK_N=tile.step, HAS_SLOTS=problem.output_offset is not None, HAS_DLSE=dlse is not None,
-        **tile.launch, **constants(problem),
+        TMA=boxes[0] is not None, **tile.launch, **constants(problem),
     )  # fmt: skip
     return _sum_partials(problem, partial, q, count * tile.keep, workers)
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from jfa.kernels.common.sequence import RUNTIME, band_of, count_edges, edge_block, load_rows, rows_of, seen_range, slack_of, visible
-from jfa.kernels.portable.backward import dq_block, load_packed, load_packed_scalars, store_grad, to_log2
+from jfa.kernels.common.ragged import load_box, store_box
+from jfa.kernels.common.sequence import RUNTIME, band_of, load_rows, rows_of, slack_of, visible
+from jfa.kernels.portable.backward import dq_over_keys, load_packed, load_packed_scalars, store_grad, to_log2
 
 
 @triton.jit
@@ -64,11 +65,25 @@ def plan_pieces(
 
 
 @triton.jit
+def _leave(
+    descriptor, ptr, grad, begin, n0, length, head, num_heads,
+    COLS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """Writes a block of dK or dV, by TMA where the gradient's rows allow it."""
+    if TMA:
+        store_box(descriptor, begin, length, n0, head, grad, 1, BLOCK_N, BLOCK_COLS)
+    else:
+        store_grad(ptr, grad, begin, n0, length, head, num_heads, COLS, BLOCK_COLS, BLOCK_N)
+
+
+@triton.jit
 def _piece_block(
-    dq, q, do, lse, delta, pos, k_base, v_base, dk_ptr, dv_ptr, begin_kv, n0, len_kv, live_kv, lo, hi, kv_head,
+    dq, q, do, lse, delta, pos, k_desc, v_desc, dk_desc, dv_desc, k_base, v_base, dk_ptr, dv_ptr, begin_kv, n0, len_kv,
+    live_kv, lo, hi, kv_head,
     num_kv_heads, scale, sm_scale, stride_kr, stride_kd, stride_vr, stride_vd,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
-    KEYS_FIRST: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, PRECISION: tl.constexpr,
+    KEYS_FIRST: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    TMA_STORE: tl.constexpr,
 ):  # fmt: skip
     """Writes dK and dV of keys n0 .. n0 + BLOCK_N - 1 of one sequence and adds their share to dQ (KEYS_FIRST: dQ^T).
 
@@ -77,14 +92,20 @@ def _piece_block(
     rows = tl.arange(0, BLOCK_N)
     k_ptr = k_base + tl.cast(n0, tl.int64) * stride_kr
     v_ptr = v_base + tl.cast(n0, tl.int64) * stride_vr
-    k = load_rows(k_ptr, rows, tl.arange(0, BLOCK_D), stride_kr, stride_kd, live_kv - n0, D, BLOCK_D, True)
-    v = load_rows(v_ptr, rows, tl.arange(0, BLOCK_DV), stride_vr, stride_vd, live_kv - n0, DV, BLOCK_DV, True)
+    if TMA:
+        k = load_box(k_desc, begin_kv, live_kv, n0, kv_head, BLOCK_N, BLOCK_D)
+        v = load_box(v_desc, begin_kv, live_kv, n0, kv_head, BLOCK_N, BLOCK_DV)
+    else:
+        k = load_rows(k_ptr, rows, tl.arange(0, BLOCK_D), stride_kr, stride_kd, live_kv - n0, D, BLOCK_D, True)
+        v = load_rows(v_ptr, rows, tl.arange(0, BLOCK_DV), stride_vr, stride_vd, live_kv - n0, DV, BLOCK_DV, True)
+    masked = HAS_LO or HAS_HI or (n0 + BLOCK_N > live_kv)
     if KEYS_FIRST:
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         p = tl.math.exp2(s * scale - lse[None, :])
-        p = tl.where(visible(pos[None, :], (n0 + rows)[:, None], live_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
+        if masked:
+            p = tl.where(visible(pos[None, :], (n0 + rows)[:, None], live_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
         dv = tl.dot(p.to(do.dtype), do, input_precision=PRECISION)
-        store_grad(dv_ptr, dv, begin_kv, n0, len_kv, kv_head, num_kv_heads, DV, BLOCK_DV, BLOCK_N)
+        _leave(dv_desc, dv_ptr, dv, begin_kv, n0, len_kv, kv_head, num_kv_heads, DV, BLOCK_DV, BLOCK_N, TMA_STORE)
         dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
         ds = (p * (dp - delta[None, :])).to(q.dtype)
         dk = tl.dot(ds, q, input_precision=PRECISION)
@@ -92,26 +113,29 @@ def _piece_block(
     else:
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         p = tl.math.exp2(s * scale - lse[:, None])
-        p = tl.where(visible(pos[:, None], (n0 + rows)[None, :], live_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
+        if masked:
+            p = tl.where(visible(pos[:, None], (n0 + rows)[None, :], live_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
         dv = tl.dot(tl.trans(p.to(do.dtype)), do, input_precision=PRECISION)
-        store_grad(dv_ptr, dv, begin_kv, n0, len_kv, kv_head, num_kv_heads, DV, BLOCK_DV, BLOCK_N)
+        _leave(dv_desc, dv_ptr, dv, begin_kv, n0, len_kv, kv_head, num_kv_heads, DV, BLOCK_DV, BLOCK_N, TMA_STORE)
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         ds = (p * (dp - delta[:, None])).to(q.dtype)
         dk = tl.dot(tl.trans(ds), q, input_precision=PRECISION)
         dq = tl.dot(ds, k, dq, input_precision=PRECISION)
-    store_grad(dk_ptr, dk * sm_scale, begin_kv, n0, len_kv, kv_head, num_kv_heads, D, BLOCK_D, BLOCK_N)
+    _leave(dk_desc, dk_ptr, dk * sm_scale, begin_kv, n0, len_kv, kv_head, num_kv_heads, D, BLOCK_D, BLOCK_N, TMA_STORE)
     return dq
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def shared_query_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, lse_ptr, dlse_ptr, dk_ptr, dv_ptr, dq_partial_ptr, pieces, counts,
+    q_ptr, k_ptr, v_ptr, k_desc, v_desc, dk_desc, dv_desc, out_ptr, dout_ptr, lse_ptr, dlse_ptr, dk_ptr, dv_ptr,
+    dq_partial_ptr, pieces, counts,
     key_offset, output_offset, num_batches, rows_q, rows_kv, rows_out, num_kv_heads, workers, piece, scale, sm_scale,
     lo_start, lo_end, hi_start, hi_end, stride_qr, stride_qh, stride_qd, stride_kr, stride_kh, stride_kd,
     stride_vr, stride_vh, stride_vd, stride_or, stride_oh, stride_dr, stride_dh, stride_dd,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, KEYS_FIRST: tl.constexpr, HAS_SLOTS: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_DLSE: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_DLSE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    TMA_STORE: tl.constexpr,
 ):  # fmt: skip
     """This program walks over one worker's pieces of one key/value head, dealt in zigzag from the list."""
     worker = tl.program_id(0) // num_kv_heads
@@ -157,9 +181,10 @@ def shared_query_kernel(
             v_base = v_ptr + tl.cast(begin_kv, tl.int64) * stride_vr + kv_head * stride_vh
             for n0 in range(c0, tl.minimum(c0 + piece, len_kv), BLOCK_N):
                 dq = _piece_block(
-                    dq, q, do, lse, delta, pos, k_base, v_base, dk_ptr, dv_ptr, begin_kv, n0, len_kv, live_kv, lo, hi,
-                    kv_head, num_kv_heads, scale, sm_scale, stride_kr, stride_kd, stride_vr, stride_vd,
-                    D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, KEYS_FIRST, HAS_LO, HAS_HI, PRECISION,
+                    dq, q, do, lse, delta, pos, k_desc, v_desc, dk_desc, dv_desc, k_base, v_base, dk_ptr, dv_ptr, begin_kv, n0,
+                    len_kv, live_kv, lo, hi, kv_head, num_kv_heads, scale, sm_scale, stride_kr, stride_kd, stride_vr, stride_vd,
+                    D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, KEYS_FIRST, HAS_LO, HAS_HI, PRECISION, TMA,
+                    TMA_STORE,
                 )  # fmt: skip
     cols = tl.arange(0, BLOCK_D)
     partial = dq_partial_ptr + tl.cast(tl.program_id(0), tl.int64) * BLOCK_R * BLOCK_D
@@ -171,13 +196,13 @@ def shared_query_kernel(
 
 @triton.jit(do_not_specialize=RUNTIME)
 def shared_dq_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, lse_ptr, dlse_ptr, delta_ptr, dq_partial_ptr,
+    q_ptr, k_ptr, v_ptr, k_desc, v_desc, out_ptr, dout_ptr, lse_ptr, dlse_ptr, delta_ptr, dq_partial_ptr,
     key_offset, output_offset, num_batches, rows_q, rows_kv, rows_out, num_kv_heads, workers, tiles, scale,
     lo_start, lo_end, hi_start, hi_end, stride_qr, stride_qh, stride_qd, stride_kr, stride_kh, stride_kd,
     stride_vr, stride_vh, stride_vd, stride_or, stride_oh, stride_dr, stride_dh, stride_dd,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_SLOTS: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_DLSE: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_DLSE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """dQ of a shared query too long for one tile: this program sums one tile's dQ over every workers-th sequence.
 
@@ -189,7 +214,6 @@ def shared_dq_kernel(
     head0 = kv_head * GROUP
     row = m0 + tl.arange(0, BLOCK_M)
     pos = row // GROUP
-    last = tl.maximum(tl.minimum((m0 + BLOCK_M - 1) // GROUP, rows_q - 1), m0 // GROUP)
     q = load_packed(q_ptr, 0, m0, rows_q * GROUP, head0, stride_qr, stride_qh, stride_qd, BLOCK_M, GROUP, D, BLOCK_D, True)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for b in range(worker, num_batches, workers):
@@ -211,19 +235,11 @@ def shared_dq_kernel(
         lse = to_log2(load_packed_scalars(lse_ptr, first_out, row, packed_len, head0, rows_out, float("inf"), GROUP))
         k_base = k_ptr + tl.cast(begin_kv, tl.int64) * stride_kr + kv_head * stride_kh
         v_base = v_ptr + tl.cast(begin_kv, tl.int64) * stride_vr + kv_head * stride_vh
-        lo, hi = band_of(rows_q, len_kv, lo_start, lo_end, hi_start, hi_end)
-        start, edges, bulk_start, bulk, end = seen_range(m0 // GROUP, last, lo, hi, len_kv, BLOCK_N, HAS_LO, HAS_HI)
-        for i in range(bulk):
-            dq = dq_block(
-                dq, q, do, lse, delta, k_base, v_base, bulk_start + i * BLOCK_N, pos, len_kv, lo, hi, scale,
-                stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, HAS_LO, HAS_HI, PRECISION, False,
-            )  # fmt: skip
-        for i in range(count_edges(edges, bulk_start, bulk, end, BLOCK_N)):
-            dq = dq_block(
-                dq, q, do, lse, delta, k_base, v_base, edge_block(i, start, edges, bulk_start, bulk, BLOCK_N), pos, len_kv, lo,
-                hi, scale, stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, HAS_LO, HAS_HI,
-                PRECISION, True,
-            )  # fmt: skip
+        dq = dq_over_keys(
+            dq, q, do, lse, delta, k_desc, v_desc, k_base, v_base, begin_kv, kv_head, m0, rows_q, len_kv, scale,
+            lo_start, lo_end, hi_start, hi_end, stride_kr, stride_kd, stride_vr, stride_vd,
+            GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI, PRECISION, TMA,
+        )  # fmt: skip
     cols = tl.arange(0, BLOCK_D)
     base = (tl.cast(worker, tl.int64) * num_kv_heads + kv_head) * (tiles * BLOCK_M) * BLOCK_D
     tl.store(dq_partial_ptr + base + row[:, None] * BLOCK_D + cols[None, :], dq)

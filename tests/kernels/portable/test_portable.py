@@ -214,3 +214,18 @@ def test_the_table_gives_every_head_dim_and_type_a_tile():
             problem = dataclasses.replace(_problem([64], [64]), head_dim=dim, dtype=dtype, device=torch.device("meta"))
             for pick in (config.forward_tile, config.dkdv_tile, config.dq_tile):
                 assert pick(problem).keep >= 16
+
+
+@pytest.mark.parametrize("memory", [232_448, 166_912, 101_376])
+def test_tiles_fit_into_smaller_shared_memories(monkeypatch, memory):
+    monkeypatch.setattr(config, "shared_memory", lambda device: memory)
+    for dtype in (torch.bfloat16, torch.float32):
+        for rows in (64, 5000):
+            sizes = dict(rows_q=rows, head_dim=64, head_dim_v=64, dtype=dtype, device=torch.device("meta"))
+            problem = dataclasses.replace(_problem([rows], [rows]), **sizes)
+            for pick, kept in ((config.forward_tile, 1), (config.dkdv_tile, 2), (config.dq_tile, 2)):
+                tile = pick(problem)
+                tiles_held = kept * tile.keep + 2 * tile.stages * tile.step
+                assert tile.stages == 1 or tiles_held * 64 * dtype.itemsize <= memory
+    shared = dataclasses.replace(_problem([1], [9], shared=128), dtype=torch.bfloat16)
+    assert config.keeps_shared_query(shared) == (memory > 200_000)
