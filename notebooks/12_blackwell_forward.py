@@ -608,7 +608,7 @@ plots.timelines({"the package's forward, its busiest CTA": (line, busiest)}, (0,
 #
 # ## What differs on a real GPU
 #
-# - Registers: each softmax thread holds a row of 128 scores. The package's kernel asks for 192 registers there and gives the small roles 32.
+# - Registers: each softmax thread holds a row of 128 scores. So the package's kernel gives most registers to the softmax and 32 to the small roles; `jfa compile` prints the shares.
 # - The first tile waits for memory, not for L2; a grid ends when its slowest CTA does.
 # - Numbers: the tensor core rounds sums in its own way; differences stay within bf16's.
 #
