@@ -93,6 +93,8 @@ class Report:
     roles: list[Role] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     max_spill_bytes: int | None = None  # recorded; None: nothing recorded
+    serialized: bool = False  # ptxas had too few registers to leave wgmmas in flight, and waits after each
+    setmaxnreg_ignored: bool = False  # a role needs more registers than it asks for, so all roles get the same
     error: str | None = None
 
     @property
@@ -112,6 +114,10 @@ class Report:
         spills = self.spill_stores + self.spill_loads
         if self.max_spill_bytes is not None and spills > self.max_spill_bytes:
             found.append(f"spills {spills} B a thread (stores + loads), recorded are {self.max_spill_bytes}")
+        if self.serialized:
+            found.append("wgmmas wait for each other: a role has too few registers to leave them in flight (ptxas C7512)")
+        if self.setmaxnreg_ignored:
+            found.append("setmaxnreg has no effect: a role needs more registers than it asks for (ptxas C7507)")
         return found
 
     @property
@@ -362,6 +368,8 @@ def _compile(job: dict[str, Any]) -> Report:
     report.registers = _first_int(r"Used (\d+) registers", log)
     report.spill_stores = _first_int(r"(\d+) bytes spill stores", log)
     report.spill_loads = _first_int(r"(\d+) bytes spill loads", log)
+    report.serialized = "wgmma.mma_async instructions are serialized" in log
+    report.setmaxnreg_ignored = "'setmaxnreg' ignored" in log
     report.stack = _first_int(r"(\d+) bytes stack frame", log)
     report.roles = parse_roles(compiled.asm["ttgir"], ptx, job["num_warps"], job["roles"])
     report.counts = {name: len(re.findall(pattern, ptx)) for name, pattern in PTX_COUNTS.items()}

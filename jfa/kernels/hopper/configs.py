@@ -64,11 +64,10 @@ def _narrow(problem: Problem) -> bool:
 def separate_dq(problem: Problem) -> bool:
     """Whether dQ is made by a pass of its own (jfa.kernels.hopper.backward_dq) rather than added up by the pass over keys.
 
-    It repeats two of five products and needs no atomics. With D = 128 it was 2 to 20 % faster on seven of eight jagged and causal
-    shapes (dense full: 3 % slower), with D = 64 12 % slower; a shared query would need a partial dQ for every batch.
+    It repeats two of five products: the one pass with an adder (jfa.kernels.hopper.backward) is faster on every shape measured, by
+    8 % (narrow window) to 34 % (dense). But its sums depend on the order in which tiles finish.
     """
-    wide = max(padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)) == 128
-    return problem.deterministic or (wide and not problem.broadcast_q)
+    return problem.deterministic
 
 
 def workers(device: torch.device) -> int:
