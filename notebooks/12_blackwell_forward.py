@@ -502,7 +502,7 @@ plots.panels(
 
 # %% [markdown]
 # What holds version 5 back? Follow one half through a step: S is loaded from tensor memory, its maximum taken, 16,384 exponentials, converted, stored, and only then can the tensor core start P V and the next S. That chain is longer than the other half's products.
-# The package's kernel shortens it: it publishes P in slices, so that the product starts on the first slice while the last is still being computed, and it computes some exponentials as a polynomial on the fp32 lanes (the FMA pipe).
+# The package's kernel shortens it: it publishes P in slices, so that the product starts on the first slice while the last is still being computed, and it computes a quarter of each slice's exponentials as a polynomial on the fp32 lanes (the FMA pipe), beside the other three quarters on the exp2 units.
 #
 # ## What the compiler says
 #
@@ -520,16 +520,17 @@ for name, kernel, constants in (("1: one role", one_role, {}), ("5: five roles",
 
 # %% [markdown]
 # **Read it.** Version 1 fits into its registers. Version 5 spills over a kilobyte a thread: its correction loads a whole row of 128 columns, and its warps are left with 96 registers. The emulator does not see that; only the compiler does. The
-# package's correction works in slices of 16 columns, and its softmax publishes P in slices too. `jfa compile blackwell` prints its report.
+# package's correction works in slices of 32 columns, and its softmax publishes P in slices too. `jfa compile blackwell` prints its report.
 
 # %% [markdown]
 # ## Jagged: edges and bulk
 #
-# Three things turn version 5 into the package's kernel.
+# Four things turn version 5 into the package's kernel.
 #
 # - **Boundaries.** Every TMA box is bounded by its own sequence: a *ragged* descriptor fills rows past the end with zeros and stores nothing there. So a poisoned neighbour cannot leak through V (chapter 04's trap).
 # - **Peeling.** A mask costs two comparisons and a select for each score. Most blocks need none: every query of the tile sees every key of the block. The loop is split into masked blocks at the left edge, an unmasked bulk, and masked blocks at the right edge.
 # - **Lists.** CTAs are persistent: one a SM, each walks a list of tiles that have work. Chapter 13.
+# - **No seam between tiles.** The mma role issues the next tile's first scores before the last P V of this one, so the softmax groups go on while O is still being normalised and stored.
 
 # %%
 kinds = block_kinds(Band.make(causal=True, window_size=(600, 0)), 512, 1100, 128, 128)

@@ -362,7 +362,13 @@ def forward_constexprs(problem: Problem, config: ForwardConfig) -> dict[str, int
         "HAS_LO": problem.band.has_lo,
         "HAS_HI": problem.band.has_hi,
         "NEGATIVE": problem.sm_scale < 0,
+        "SOFTMAX_REGISTERS": softmax_registers(problem, config),
     }
+
+
+def softmax_registers(problem: Problem, config: ForwardConfig) -> int:
+    """Of a thread of the softmax groups, so that they and the correction, which gets what is left, spill least (`jfa compile`)."""
+    return 192 if problem.band.has_lo or config.one_q else 184
 
 
 def streaming_multiprocessors(device: torch.device) -> int:
