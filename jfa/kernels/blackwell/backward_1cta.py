@@ -27,7 +27,7 @@ import triton.language.extra.tlx as tlx
 from jfa.kernels.blackwell.backward_dq import load_block
 from jfa.kernels.blackwell.lists import read_record
 from jfa.kernels.common.band import in_band, query_blocks
-from jfa.kernels.common.packed import fma_pairs
+from jfa.kernels.common.packed import fma_pairs, rounded
 from jfa.kernels.common.ragged import ragged_box
 from jfa.kernels.common.units import all_ctas, ring, this_cta, zigzag_unit
 
@@ -62,7 +62,7 @@ def backward_kernel(
     BROADCAST_Q: tl.constexpr,  # all sequences add to the same dQ
     HAS_LO: tl.constexpr,
     HAS_HI: tl.constexpr,
-    COMPUTE_REGISTERS: tl.constexpr = 176,
+    COMPUTE_REGISTERS: tl.constexpr,
     SMALL_REGISTERS: tl.constexpr = 40,
     DQ_COLUMNS: tl.constexpr = 16,
     COLUMNS: tl.constexpr = 32,  # of P and dS that a compute group works on at a time
@@ -387,7 +387,7 @@ def compute_blocks(
                 keys = row + tl.arange(0, BLOCK_N)
                 queries = block * BLOCK_M + FIRST + i * COLUMNS + tl.arange(0, COLUMNS)
                 p = tl.where(in_band(queries[None, :], keys[:, None], k_len, lo, hi, HAS_LO, HAS_HI), p, 0.0)
-            kept = kept + (p.to(dtype),)
+            kept = kept + (rounded(p, dtype),)
         for i in tl.static_range(SLICES):  # only now: P lies where S was
             tlx.local_store(tlx.subslice(p_tiles[0], half * BLOCK_M + i * COLUMNS, COLUMNS), kept[i])
         tlx.barrier_arrive(p_fulls[half])

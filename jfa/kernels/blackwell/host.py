@@ -152,7 +152,7 @@ def backward_config(problem: Problem, clc: bool = True) -> BackwardConfig:
         clc=clc,
         zigzag=not problem.broadcast_q,
         do_buffers=2 if head_dim == 64 else 1,
-        held_slices=min(6, head_dim // DQ_COLUMNS),
+        held_slices=min(5, head_dim // DQ_COLUMNS),
     )
 
 
@@ -306,6 +306,8 @@ def backward_constexprs(problem: Problem, config: BackwardConfig) -> dict[str, i
         "BROADCAST_Q": problem.broadcast_q,
         "HAS_LO": problem.band.has_lo,
         "HAS_HI": problem.band.has_hi,
+        # As many as compile without spills beside the slices of dQ that the reduction holds.
+        "COMPUTE_REGISTERS": 192 if padded_head_dim(problem) == 64 else 184,
     }
 
 
