@@ -52,7 +52,7 @@ def plain() -> None:
 def backward(**choices) -> None:
     """One tile of 128 keys against 1024 queries; ``choices`` as in :class:`jfa.kernels.blackwell.host.BackwardConfig`."""
     problem, q, k, v, dout = example(1024, 128)
-    config = host.BackwardConfig(**{"held_slices": 8, **choices})
+    config = host.BackwardConfig(**{"held_slices": 5, **choices})
     rows = padded_rows(problem, host.BLOCK)
     lse = torch.zeros(1, problem.rows_out)
     lse2, delta = row_constants(problem, rows, torch.zeros_like(dout), dout, lse, None)

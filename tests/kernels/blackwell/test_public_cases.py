@@ -1,8 +1,8 @@
 """Cases of attention gone wrong elsewhere, by name, through the op with backend="blackwell" on CPU tensors.
 
-All in float16: these kernels' products are of 16 bits, so float32 is refused by name where this backend is named, and left to another
-where it is not. Bounds are those of :func:`tests.attention_cases.judge`: twice what plain PyTorch is off in the same type. (Bounds
-written for float32 cannot be met, whoever computes: rounding an output of 0.26 to float16 alone is off by 1.2e-4.)
+All in float16: these kernels' products are of 16 bits, so float32 is refused by name where this backend is named, and left to
+another where it is not. Bounds are those of :func:`tests.attention_cases.judge`: twice what plain PyTorch is off in the same type.
+Bounds written for float32 cannot be met, whoever computes: rounding an output of 0.26 to float16 alone is off by 1.2e-4.
 
 Left out, with the test that has it:
     more sequences than a grid axis holds   65,536 CTAs take the emulator minutes; no grid here has batches on a short axis
@@ -58,14 +58,15 @@ def call(**changed):
     return jfa.jagged_flash_attention(**arguments)
 
 
+ROWS = {"query": 8, "key": 10, "value": 10}
 REFUSED = {
     "offsets that do not start at 0": (dict(query_offset=[2, 5, 8]), "query_offset"),
     "query and key batch sizes differ": (dict(key_offset=[0, 2, 4, 10]), "key_offset"),
     "maximum below the true length": (dict(max_seq_len_kv=5), "max_seq_len_kv"),
     "negative window": (dict(window_size=-2), "window_size"),
     "query heads no multiple of key heads": (dict(query=torch.zeros(8, 3, 16, dtype=HALF)), "head"),
-    "float32": ({n: torch.zeros(r, 2, 16) for n, r in (("query", 8), ("key", 10), ("value", 10))}, "query.*'portable' can"),
-    "head dim above 128": ({n: torch.zeros(r, 2, 136, dtype=HALF) for n, r in (("query", 8), ("key", 10), ("value", 10))}, "portable"),
+    "float32": ({n: torch.zeros(r, 2, 16) for n, r in ROWS.items()}, "query.*'portable' can"),
+    "head dim above 128": ({n: torch.zeros(r, 2, 136, dtype=HALF) for n, r in ROWS.items()}, "portable"),
 }
 
 
@@ -89,9 +90,8 @@ def test_maxima_above_the_true_lengths_or_as_tensors_change_nothing():
 def test_every_optional_argument_then_backward_twice(deterministic):
     """Repeated calls agree: here in every bit, since one CTA after another adds to dQ on the emulator; always if deterministic."""
     arguments = make(Case([3, 5], [4, 6], heads=4, dtype=HALF), DEVICE)
-    options = dict(
-        sm_scale=0.3, causal=True, window_size=(3, 2), max_seq_len_q=5, max_seq_len_kv=6, deterministic=deterministic, return_lse=True
-    )
+    options = dict(sm_scale=0.3, causal=True, window_size=(3, 2), max_seq_len_q=5, max_seq_len_kv=6)
+    options |= dict(deterministic=deterministic, return_lse=True)
     inputs = [arguments[n] for n in ("query", "key", "value")]
 
     def run():
