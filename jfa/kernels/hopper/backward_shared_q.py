@@ -68,14 +68,12 @@ def tile_rows(tile, TILE: tl.constexpr):
 
 
 @triton.jit
-def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, records, counts, counter, queue,
+def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, records, num_tiles, counter, queue,
             q_ring, k_ring, v_ring, do_ring, LQ: tl.constexpr, D: tl.constexpr, K_STAGES: tl.constexpr, V_STAGES: tl.constexpr,
             DO_STAGES: tl.constexpr, TILE: tl.constexpr, STATIC: tl.constexpr):
     """Producer: the queries once; of every tile its output gradients and row constants, then its key and value blocks."""
     SIZE: tl.constexpr = tlx.size_of(tlx.dtype_of(desc_q))
     head = tl.program_id(1)
-    gdc_wait()  # every role waits for the list and the row constants itself, when it is set up
-    num_tiles = tl.load(counts + 1)
     load_box(desc_q, q_ring, 0, 0, 0, rows_q, 0, head, SIZE * LQ * D)
     constants = padded_rows.to(tl.int64) * head
     turn = 0
@@ -149,15 +147,13 @@ def key_block(desc_dk, desc_dv, q_tile, k_ring, v_ring, do_tile, delta_tile, lse
 
 
 @triton.jit
-def key_group(desc_dk, desc_dv, records, counts, scale, scale_log2, queue, q_ring, k_ring, v_ring, do_ring, ds_ring, stages,
+def key_group(desc_dk, desc_dv, records, num_tiles, scale, scale_log2, queue, q_ring, k_ring, v_ring, do_ring, ds_ring, stages,
               group, LQ: tl.constexpr, D: tl.constexpr, K_STAGES: tl.constexpr, V_STAGES: tl.constexpr, DO_STAGES: tl.constexpr,
               TILE: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """Every second block of 64 keys: scores, their gradients, dV and dK."""
     q_tiles, q_fulls, q_empties = q_ring
     do_tiles, do_fulls, do_empties, delta_tiles, lse_tiles = do_ring
     head = tl.program_id(1)
-    gdc_wait()
-    num_tiles = tl.load(counts + 1)
     tlx.barrier_wait(q_fulls[0], 0)
     turn = 0
     count = 0
@@ -185,14 +181,12 @@ def key_group(desc_dk, desc_dv, records, counts, scale, scale_log2, queue, q_rin
 
 
 @triton.jit
-def query_group(desc_dq, records, counts, heads, queue, k_ring, do_ring, ds_ring, dq_stages,
+def query_group(desc_dq, records, num_tiles, heads, queue, k_ring, do_ring, ds_ring, dq_stages,
                 LQ: tl.constexpr, D: tl.constexpr, K_STAGES: tl.constexpr, DO_STAGES: tl.constexpr, TILE: tl.constexpr):
     """dQ^T [D, LQ] += K^T dS^T over all blocks; at the end it leaves the program's partial."""
     k_tiles, k_fulls, k_empties = k_ring
     ds_tiles, ds_fulls, ds_empties = ds_ring
     do_tiles, do_fulls, do_empties, delta_tiles, lse_tiles = do_ring
-    gdc_wait()
-    num_tiles = tl.load(counts + 1)
     dq = tl.zeros([D, LQ], tl.float32)
     turn = 0
     count = 0
@@ -255,18 +249,20 @@ def backward_shared_q_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, 
     do_ring = (do_tiles, do_fulls, do_empties, delta_tiles, lse_tiles)
     ds_ring = (ds_tiles, tlx.alloc_barriers(GROUPS, arrive_count=1), tlx.alloc_barriers(GROUPS, arrive_count=1))
     queue = (drawn, tlx.alloc_barriers(SLOTS, arrive_count=1), tlx.alloc_barriers(SLOTS, arrive_count=GROUPS + 1))
+    gdc_wait()  # from here on the list and the row constants are read
+    num_tiles = tl.load(counts + 1)
     with tlx.async_tasks():
         with tlx.async_task("default"):  # key group 0
-            key_group(desc_dk, desc_dv, records, counts, scale, scale_log2, queue, q_ring, k_ring, v_ring, do_ring, ds_ring,
+            key_group(desc_dk, desc_dv, records, num_tiles, scale, scale_log2, queue, q_ring, k_ring, v_ring, do_ring, ds_ring,
                       stages, 0, LQ, D, K_STAGES, V_STAGES, DO_STAGES, TILE, HAS_LO, HAS_HI)
         with tlx.async_task(num_warps=4, registers=KEY_REGISTERS):  # key group 1
-            key_group(desc_dk, desc_dv, records, counts, scale, scale_log2, queue, q_ring, k_ring, v_ring, do_ring, ds_ring,
+            key_group(desc_dk, desc_dv, records, num_tiles, scale, scale_log2, queue, q_ring, k_ring, v_ring, do_ring, ds_ring,
                       stages, 1, LQ, D, K_STAGES, V_STAGES, DO_STAGES, TILE, HAS_LO, HAS_HI)
         with tlx.async_task(num_warps=4, registers=QUERY_REGISTERS):  # query group
-            query_group(desc_dq, records, counts, heads, queue, k_ring, do_ring, ds_ring, dq_stages,
+            query_group(desc_dq, records, num_tiles, heads, queue, k_ring, do_ring, ds_ring, dq_stages,
                         LQ, D, K_STAGES, DO_STAGES, TILE)
         with tlx.async_task(num_warps=1, registers=24):  # producer
-            produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, records, counts,
+            produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, records, num_tiles,
                     counters + tl.program_id(1), queue, q_ring, k_ring, v_ring, do_ring,
                     LQ, D, K_STAGES, V_STAGES, DO_STAGES, TILE, STATIC)
 

@@ -79,24 +79,12 @@ def load_keys_values(desc_k, desc_v, k_ring, v_ring, count, kv_begin, len_kv, ro
 
 
 @triton.jit
-def await_list(counts, heads, HEADS: tl.constexpr, RESIDENT_Q: tl.constexpr):
-    """(tiles, items to draw), once the kernel that made the list has ended; every role waits for itself, when it is set up."""
-    gdc_wait()
-    num_tiles = tl.load(counts + 1)
-    items = num_tiles
-    if not RESIDENT_Q:
-        items = num_tiles * (heads // HEADS)
-    return num_tiles, items
-
-
-@triton.jit
-def produce(desc_q, desc_k, desc_v, rows_q, records, counts, heads, group, counter, queue, q_ring, k_ring, v_ring,
+def produce(desc_q, desc_k, desc_v, rows_q, records, num_tiles, items, heads, group, counter, queue, q_ring, k_ring, v_ring,
             D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, Q_STAGES: tl.constexpr,
             HEADS: tl.constexpr, PARTS: tl.constexpr, RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """Producer: of every tile the queries, then the key and value blocks from last to first."""
     SIZE: tl.constexpr = tlx.size_of(tlx.dtype_of(desc_q))
     CONSUMERS: tl.constexpr = HEADS * PARTS
-    num_tiles, items = await_list(counts, heads, HEADS, RESIDENT_Q)
     turn = 0
     count = 0
     item = draw_item(counter, queue, turn, False)
@@ -216,7 +204,7 @@ def store_tile(desc_o, o_tile, lse, acc, row_max, row_sum, out_begin, len_q, row
 
 
 @triton.jit
-def consume(desc_o, lse, rows_out, records, counts, heads, scale_log2, queue, q_ring, k_ring, v_ring, o_tiles, consumer,
+def consume(desc_o, lse, rows_out, records, num_tiles, items, heads, scale_log2, queue, q_ring, k_ring, v_ring, o_tiles, consumer,
             DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, Q_STAGES: tl.constexpr, HEADS: tl.constexpr,
             PARTS: tl.constexpr, RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """Consumer of 64 query rows of every tile: scores, softmax, p V, epilogue. The next tile is looked up before the epilogue."""
@@ -225,7 +213,6 @@ def consume(desc_o, lse, rows_out, records, counts, heads, scale_log2, queue, q_
     base: tl.constexpr = consumer // PARTS * STAGES
     if PARTS == 2 and part == 1:
         tlx.named_barrier_arrive(9, 256)
-    num_tiles, items = await_list(counts, heads, HEADS, RESIDENT_Q)
     turn = 0
     count = 0
     item = receive_item(queue, turn)
@@ -288,18 +275,23 @@ def forward_kernel(desc_q, desc_k, desc_v, desc_o, lse, rows_q, rows_out, record
     k_ring = (k_tiles, k_fulls, k_empties)
     v_ring = (v_tiles, v_fulls, v_empties)
     queue = (drawn, drawn_fulls, drawn_empties)
+    gdc_wait()  # from here on the list is read
+    num_tiles = tl.load(counts + 1)
+    items = num_tiles
+    if not RESIDENT_Q:
+        items = num_tiles * (heads // HEADS)
     with tlx.async_tasks():
         with tlx.async_task("default"):  # consumer 0
-            consume(desc_o, lse, rows_out, records, counts, heads, scale_log2, queue, q_ring, k_ring, v_ring, o_tiles, 0,
+            consume(desc_o, lse, rows_out, records, num_tiles, items, heads, scale_log2, queue, q_ring, k_ring, v_ring, o_tiles, 0,
                     DV, BLOCK_N, STAGES, Q_STAGES, HEADS, PARTS, RESIDENT_Q, HAS_LO, HAS_HI)
         if CONSUMERS > 1:
             with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=CONSUMERS - 1):  # the other consumers
-                consume(desc_o, lse, rows_out, records, counts, heads, scale_log2, queue, q_ring, k_ring, v_ring, o_tiles,
+                consume(desc_o, lse, rows_out, records, num_tiles, items, heads, scale_log2, queue, q_ring, k_ring, v_ring, o_tiles,
                         1 + tlx.async_task_replica_id(), DV, BLOCK_N, STAGES, Q_STAGES, HEADS, PARTS, RESIDENT_Q, HAS_LO, HAS_HI)
         with tlx.async_task(num_warps=1, registers=24):  # producer
             if RESIDENT_Q:
                 counters += tl.program_id(1)
-            produce(desc_q, desc_k, desc_v, rows_q, records, counts, heads, group, counters, queue, q_ring, k_ring,
+            produce(desc_q, desc_k, desc_v, rows_q, records, num_tiles, items, heads, group, counters, queue, q_ring, k_ring,
                     v_ring, D, DV, BLOCK_N, STAGES, Q_STAGES, HEADS, PARTS, RESIDENT_Q, HAS_LO, HAS_HI)
 
 
