@@ -53,7 +53,7 @@ EMULATED = Tile(32, 32, 4, 1)  # small enough that short test sequences have sev
 LONG = 4096  # packed rows
 LARGE_MEMORY = 200_000  # bytes of shared memory: less, and the whole of a long shared query does not stay on chip
 SHARED_ROWS = 128  # packed rows of a shared query that one program can keep in the backward
-FEW_TILES, SPLIT = 4, 2  # tiles a multiprocessor under which mega-sequences are split, and workers a multiprocessor for which
+FEW_TILES, SPLIT = 4, 1  # tiles a multiprocessor under which mega-sequences are split, and workers a multiprocessor for which
 WORKERS = {"shared-64": 2, "shared-128": 1}  # programs a multiprocessor in the shared query's backward
 PIECE = {"shared-64": 1024, "shared-128": 1536}  # keys of one piece there: short to balance, long to load dO once for many
 

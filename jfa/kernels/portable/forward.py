@@ -1,8 +1,9 @@
 """The forward in plain Triton: one program per unit of work and key/value head.
 
 A unit is a tile of BLOCK_M packed query rows of one sequence, or one of several chunks of its keys where a mega-sequence is
-split (see tiles.py). The loop over key blocks is peeled: the bulk that every row sees whole runs without any mask, the
-edges (a causal diagonal, a window's rims, the sequence's tail) with one.
+split (see tiles.py). Only the edges of what a tile sees need a mask (a causal diagonal, a window's rims, the sequence's tail); the
+bulk, which every row sees whole, runs without. Loads by pointer are masked as well, so there the loop is peeled into two. By
+TMA (GPUs from Hopper on) a box ends where its sequence ends: one loop with a branch then keeps the pipeline filled to the end.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def _merge_chunks(partial_acc, partial_ml, first, chunks, BLOCK_M: tl.constexpr,
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    for i in range(chunks):
+    for i in tl.range(0, chunks, num_stages=3):
         slot = tl.cast(first + i, tl.int64)
         part_m = tl.load(partial_ml + slot * 2 * BLOCK_M + rows, cache_modifier=".cg")
         part_l = tl.load(partial_ml + slot * 2 * BLOCK_M + BLOCK_M + rows, cache_modifier=".cg")

@@ -40,6 +40,14 @@ def test_random_problems_agree_with_fp64(seed, dtype):
     judge(random_case(seed, dtype, longest=100, most=4), backend="portable")
 
 
+@given(seed=st.integers(0, 10**6), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+@hypothesis_settings(max_examples=6)
+def test_gpus_without_tma_compute_the_same(seed, dtype):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "has_tma", lambda device: False)
+        judge(random_case(seed, dtype, longest=100, most=4), backend="portable")
+
+
 @pytest.mark.parametrize(
     "case",
     [
