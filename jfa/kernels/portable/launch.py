@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from jfa.kernels.base import Problem
-from jfa.kernels.common.ragged import ragged_descriptor, tma_ready
+from jfa.kernels.common.ragged import BILLION, ragged_descriptor, tma_ready
 from jfa.kernels.portable import config, tiles
 from jfa.kernels.portable.backward import delta_kernel, dkdv_kernel, dq_kernel
 from jfa.kernels.portable.config import Tile, pow2
@@ -45,7 +45,9 @@ def boxes_of(rows: int, *packed: Tensor, heads: int = 1) -> tuple:
 
     With ``heads`` a box has that many heads' rows, ``rows`` in all.
     """
-    if rows % heads or heads & (heads - 1) or not (config.has_tma(packed[0].device) and all(tma_ready(x) for x in packed)):
+    whole = rows % heads == 0 and heads & (heads - 1) == 0
+    ready = config.has_tma(packed[0].device) and all(tma_ready(x) and x.shape[0] <= BILLION.value for x in packed)
+    if not (whole and ready):
         return (None,) * len(packed)
     return tuple(ragged_descriptor(x, rows // heads, pow2(x.shape[2]), heads) for x in packed)
 
