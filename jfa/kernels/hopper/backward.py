@@ -33,9 +33,9 @@ from jfa.kernels.common.ragged import ragged_box, ragged_descriptor
 from jfa.kernels.common.rounding import rounded_pairs
 from jfa.kernels.common.softmax import LOG2_E
 from jfa.kernels.compile_config import CompileConfig
-from jfa.kernels.hopper.configs import TINY_SCALE, padded_dim, separate_dq, workers
+from jfa.kernels.hopper.configs import TINY_SCALE, backward_config, padded_dim, separate_dq, workers
 from jfa.kernels.hopper.prepare import PaddedRows
-from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item
+from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
 from jfa.kernels.hopper.tiles import TileList, key_tiles, padded
 
 KEYS = tl.constexpr(64)  # key rows of one consumer: the M of a wgmma
@@ -54,7 +54,7 @@ def pair_slot(count):
 
 
 @triton.jit
-def always_first(count):
+def always_zero(count):
     """0, as an index that seems to change with ``count``.
 
     Tiles of keys and values have one buffer. With a constant index the compiler computes all matrix descriptors of a tile's slices
@@ -87,7 +87,8 @@ def load_block(desc_q, desc_do, lse2, delta, block_ring, count, q_begin, out_beg
 
 @triton.jit
 def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, num_tiles, items, kv_heads, group, counter, queue,
-            k_ring, v_ring, block_ring, D: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+            k_ring, v_ring, block_ring,
+            D: tl.constexpr, TILE_STAGES: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """Producer: of every tile its keys and values, then the queries and output gradients of every head and block that sees them."""
     BLOCK_N: tl.constexpr = CONSUMERS * KEYS
     SIZE: tl.constexpr = tlx.size_of(tlx.dtype_of(desc_q))
@@ -98,8 +99,9 @@ def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, 
         tile, kv_head = find_tile(records, num_tiles, kv_heads, item, False)
         q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
         first, bulk_begin, bulk_end, end = query_blocks(row0, BLOCK_N, len_q, len_kv, lo, hi, BLOCK_M, HAS_LO, HAS_HI)
-        load_box(desc_k, k_ring, 0, turn & 1, kv_begin, len_kv, row0, kv_head, SIZE * BLOCK_N * D)
-        load_box(desc_v, v_ring, 0, turn & 1, kv_begin, len_kv, row0, kv_head, SIZE * BLOCK_N * D)
+        slot, parity = ring_slot(turn, TILE_STAGES)
+        load_box(desc_k, k_ring, slot, parity, kv_begin, len_kv, row0, kv_head, SIZE * BLOCK_N * D)
+        load_box(desc_v, v_ring, slot, parity, kv_begin, len_kv, row0, kv_head, SIZE * BLOCK_N * D)
         for head in range(kv_head * group, kv_head * group + group):
             constants = padded_rows.to(tl.int64) * head + pad_begin
             for block in range(first, end):
@@ -122,53 +124,108 @@ def publish_ds(ds_ring, ds, count, part):
 
 
 @triton.jit
-def backward_block(k_tiles, v_tiles, block_ring, ds_ring, dk, dv, count, block, key0, len_kv, lo, hi, scale_log2, part,
-                   D: tl.constexpr, WITH_DQ: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, MASKED: tl.constexpr):
-    """One block of queries against this consumer's 64 keys."""
+def issue_scores(k_tiles, tile_slot, block_ring, count, part, D: tl.constexpr):
+    """Issues S^T of the count-th block; it is not waited for."""
     q_tiles, do_tiles, lse_tiles, delta_tiles, fulls, empties = block_ring
     slot, parity = pair_slot(count)
-    k_mine = tlx.local_slice(k_tiles[always_first(count)], [part * KEYS, 0], [KEYS, D])
-    v_mine = tlx.local_slice(v_tiles[always_first(count)], [part * KEYS, 0], [KEYS, D])
+    mine = tlx.local_slice(k_tiles[tile_slot + always_zero(count)], [part * KEYS, 0], [KEYS, D])
     tlx.barrier_wait(fulls[slot], parity)
-    scores = tlx.async_dot(k_mine, tlx.local_trans(q_tiles[slot]))
-    scores = tlx.async_dot_wait(0, scores)
+    return tlx.async_dot(mine, tlx.local_trans(q_tiles[slot]))
+
+
+@triton.jit
+def use_scores(scores, v_tiles, tile_slot, block_ring, dv, count, block, masked, key0, len_kv, lo, hi, scale_log2, part,
+               D: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+    """From a block's S^T: (dS^T, dV with the block's part added). ``masked`` may be known at compile time."""
+    q_tiles, do_tiles, lse_tiles, delta_tiles, fulls, empties = block_ring
+    slot, parity = pair_slot(count)
+    mine = tlx.local_slice(v_tiles[tile_slot + always_zero(count)], [part * KEYS, 0], [KEYS, D])
     row_lse = tlx.local_load(lse_tiles[slot])
     p = tl.math.exp2(scores * scale_log2 - row_lse[None, :])
-    if MASKED:
+    if masked:
         keys = key0 + part * KEYS + tl.arange(0, KEYS)
         queries = block * BLOCK_M + tl.arange(0, BLOCK_M)
         p = tl.where(in_band(queries[None, :], keys[:, None], len_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
-    p = rounded_pairs(p, k_tiles.dtype)  # the one form that is kept: 16 registers a thread instead of 32
+    p = rounded_pairs(p, v_tiles.dtype)  # the one form that is kept: 16 registers a thread instead of 32
     # dV first: products start in the order of their text, so it keeps dP from starting, and filling registers, before p is done
     dv = tlx.async_dot(p, do_tiles[slot], dv)
     less_delta = tl.broadcast_to(-tlx.local_load(delta_tiles[slot])[None, :], [KEYS, BLOCK_M])
-    dp = tlx.async_dot(v_mine, tlx.local_trans(do_tiles[slot]), less_delta)
+    dp = tlx.async_dot(mine, tlx.local_trans(do_tiles[slot]), less_delta)
     dp = tlx.async_dot_wait(0, dp)
     dv = tlx.async_dot_wait(0, dv)
-    ds = (p.to(tl.float32) * dp).to(k_tiles.dtype)
-    dk = tlx.async_dot(ds, q_tiles[slot], dk)
+    return (p.to(tl.float32) * dp).to(v_tiles.dtype), dv
+
+
+@triton.jit
+def backward_block(k_tiles, v_tiles, tile_slot, block_ring, ds_ring, dk, dv, count, block, key0, len_kv, lo, hi, scale_log2, part,
+                   D: tl.constexpr, WITH_DQ: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, MASKED: tl.constexpr):
+    """One block of queries against this consumer's 64 keys, from S^T to dK."""
+    q_tiles, do_tiles, lse_tiles, delta_tiles, fulls, empties = block_ring
+    scores = issue_scores(k_tiles, tile_slot, block_ring, count, part, D)
+    scores = tlx.async_dot_wait(0, scores)
+    ds, dv = use_scores(scores, v_tiles, tile_slot, block_ring, dv, count, block, MASKED, key0, len_kv, lo, hi, scale_log2, part,
+                        D, HAS_LO, HAS_HI)
+    dk = tlx.async_dot(ds, q_tiles[count & 1], dk)
     if WITH_DQ:
         publish_ds(ds_ring, ds, count, part)
     dk = tlx.async_dot_wait(0, dk)
-    tlx.barrier_arrive(empties[slot], 1)
+    tlx.barrier_arrive(empties[count & 1], 1)
     return dk, dv, count + 1
 
 
 @triton.jit
-def walk_blocks(k_tiles, v_tiles, block_ring, ds_ring, dk, dv, count, blocks, key0, len_kv, lo, hi, scale_log2, part,
-                D: tl.constexpr, WITH_DQ: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """All blocks of one query head: masked ones at both edges of the band, between them a bulk that needs no mask."""
+def walk_blocks(k_tiles, v_tiles, tile_slot, block_ring, ds_ring, dk, dv, count, blocks, group, key0, len_kv, lo, hi, scale_log2,
+                part, D: tl.constexpr, WITH_DQ: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+    """All blocks of all query heads: masked ones at both edges of the band, between them a bulk that needs no mask."""
     first, bulk_begin, bulk_end, end = blocks
-    if HAS_HI:
-        for block in range(first, bulk_begin):
-            dk, dv, count = backward_block(k_tiles, v_tiles, block_ring, ds_ring, dk, dv, count, block, key0, len_kv, lo, hi,
-                                           scale_log2, part, D, WITH_DQ, HAS_LO, HAS_HI, True)
-    for block in range(bulk_begin, bulk_end):
-        dk, dv, count = backward_block(k_tiles, v_tiles, block_ring, ds_ring, dk, dv, count, block, key0, len_kv, lo, hi,
-                                       scale_log2, part, D, WITH_DQ, HAS_LO, HAS_HI, False)
-    for block in range(bulk_end, end):
-        dk, dv, count = backward_block(k_tiles, v_tiles, block_ring, ds_ring, dk, dv, count, block, key0, len_kv, lo, hi,
-                                       scale_log2, part, D, WITH_DQ, HAS_LO, HAS_HI, True)
+    for _ in range(group):
+        if HAS_HI:
+            for block in range(first, bulk_begin):
+                dk, dv, count = backward_block(k_tiles, v_tiles, tile_slot, block_ring, ds_ring, dk, dv, count, block, key0, len_kv,
+                                               lo, hi, scale_log2, part, D, WITH_DQ, HAS_LO, HAS_HI, True)
+        for block in range(bulk_begin, bulk_end):
+            dk, dv, count = backward_block(k_tiles, v_tiles, tile_slot, block_ring, ds_ring, dk, dv, count, block, key0, len_kv,
+                                           lo, hi, scale_log2, part, D, WITH_DQ, HAS_LO, HAS_HI, False)
+        for block in range(bulk_end, end):
+            dk, dv, count = backward_block(k_tiles, v_tiles, tile_slot, block_ring, ds_ring, dk, dv, count, block, key0, len_kv,
+                                           lo, hi, scale_log2, part, D, WITH_DQ, HAS_LO, HAS_HI, True)
+    return dk, dv, count
+
+
+@triton.jit
+def walk_blocks_ahead(k_tiles, v_tiles, tile_slot, block_ring, ds_ring, dk, dv, count, blocks, group, key0, len_kv, lo, hi,
+                      scale_log2, part, D: tl.constexpr, WITH_DQ: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+    """The same as one loop that issues a block's S^T behind the dK of the block before; whether to mask is asked as it runs."""
+    first, bulk_begin, bulk_end, end = blocks
+    q_tiles, do_tiles, lse_tiles, delta_tiles, fulls, empties = block_ring
+    if end > first:
+        scores = issue_scores(k_tiles, tile_slot, block_ring, count, part, D)
+        scores = tlx.async_dot_wait(0, scores)
+        block = first
+        masked = (block < bulk_begin) | (block >= bulk_end)
+        ds, dv = use_scores(scores, v_tiles, tile_slot, block_ring, dv, count, block, masked, key0, len_kv, lo, hi, scale_log2,
+                            part, D, HAS_LO, HAS_HI)
+        for _ in range(group * (end - first) - 1):
+            dk = tlx.async_dot(ds, q_tiles[count & 1], dk)
+            scores = issue_scores(k_tiles, tile_slot, block_ring, count + 1, part, D)
+            if WITH_DQ:
+                publish_ds(ds_ring, ds, count, part)
+            dk = tlx.async_dot_wait(1, dk)
+            tlx.barrier_arrive(empties[count & 1], 1)
+            scores = tlx.async_dot_wait(0, scores)
+            count += 1
+            block += 1
+            if block == end:
+                block = first
+            masked = (block < bulk_begin) | (block >= bulk_end)
+            ds, dv = use_scores(scores, v_tiles, tile_slot, block_ring, dv, count, block, masked, key0, len_kv, lo, hi, scale_log2,
+                                part, D, HAS_LO, HAS_HI)
+        dk = tlx.async_dot(ds, q_tiles[count & 1], dk)
+        if WITH_DQ:
+            publish_ds(ds_ring, ds, count, part)
+        dk = tlx.async_dot_wait(0, dk)
+        tlx.barrier_arrive(empties[count & 1], 1)
+        count += 1
     return dk, dv, count
 
 
@@ -183,7 +240,8 @@ def store_gradient(desc, stage, gradient, begin, length, row, head):
 @triton.jit
 def consume(desc_dk, desc_dv, records, num_tiles, items, kv_heads, group, scale, scale_log2, queue,
             k_ring, v_ring, block_ring, ds_ring, stage, part,
-            D: tl.constexpr, WITH_DQ: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+            D: tl.constexpr, TILE_STAGES: tl.constexpr, AHEAD: tl.constexpr, WITH_DQ: tl.constexpr,
+            HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """Consumer of 64 keys of every tile."""
     k_tiles, k_fulls, k_empties = k_ring
     v_tiles, v_fulls, v_empties = v_ring
@@ -196,13 +254,17 @@ def consume(desc_dk, desc_dv, records, num_tiles, items, kv_heads, group, scale,
         blocks = query_blocks(row0, CONSUMERS * KEYS, len_q, len_kv, lo, hi, BLOCK_M, HAS_LO, HAS_HI)
         dk = tl.zeros([KEYS, D], tl.float32)
         dv = tl.zeros([KEYS, D], tl.float32)
-        tlx.barrier_wait(k_fulls[0], turn & 1)
-        tlx.barrier_wait(v_fulls[0], turn & 1)
-        for _ in range(group):
-            dk, dv, count = walk_blocks(k_tiles, v_tiles, block_ring, ds_ring, dk, dv, count, blocks, row0, len_kv, lo, hi,
-                                        scale_log2, part, D, WITH_DQ, HAS_LO, HAS_HI)
-        tlx.barrier_arrive(k_empties[0], 1)
-        tlx.barrier_arrive(v_empties[0], 1)
+        tile_slot, tile_parity = ring_slot(turn, TILE_STAGES)
+        tlx.barrier_wait(k_fulls[tile_slot], tile_parity)
+        tlx.barrier_wait(v_fulls[tile_slot], tile_parity)
+        if AHEAD:
+            dk, dv, count = walk_blocks_ahead(k_tiles, v_tiles, tile_slot, block_ring, ds_ring, dk, dv, count, blocks, group, row0,
+                                              len_kv, lo, hi, scale_log2, part, D, WITH_DQ, HAS_LO, HAS_HI)
+        else:
+            dk, dv, count = walk_blocks(k_tiles, v_tiles, tile_slot, block_ring, ds_ring, dk, dv, count, blocks, group, row0,
+                                        len_kv, lo, hi, scale_log2, part, D, WITH_DQ, HAS_LO, HAS_HI)
+        tlx.barrier_arrive(k_empties[tile_slot], 1)
+        tlx.barrier_arrive(v_empties[tile_slot], 1)
         tlx.async_descriptor_store_wait(0)
         store_gradient(desc_dv, stage, dv, kv_begin, len_kv, row0 + part * KEYS, kv_head)
         tlx.async_descriptor_store_wait(0)
@@ -240,7 +302,7 @@ def add_block(desc_dq, stages, ds_ring, k_tile, count, row, D: tl.constexpr):
 
 @triton.jit
 def add_up(desc_dq, dq_rows, records, num_tiles, items, kv_heads, group, queue, k_ring, ds_ring, stages,
-           D: tl.constexpr, BROADCAST_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+           D: tl.constexpr, TILE_STAGES: tl.constexpr, BROADCAST_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """Adder: dQ of every block that the consumers have published."""
     k_tiles, k_fulls, k_empties = k_ring
     BLOCK_N: tl.constexpr = CONSUMERS * KEYS
@@ -254,13 +316,14 @@ def add_up(desc_dq, dq_rows, records, num_tiles, items, kv_heads, group, queue, 
         begin = pad_begin
         if BROADCAST_Q:
             begin = 0
-        tlx.barrier_wait(k_fulls[0], turn & 1)
+        tile_slot, tile_parity = ring_slot(turn, TILE_STAGES)
+        tlx.barrier_wait(k_fulls[tile_slot], tile_parity)
         for head in range(kv_head * group, kv_head * group + group):
             for block in range(first, end):
-                add_block(desc_dq, stages, ds_ring, k_tiles[always_first(count)], count,
+                add_block(desc_dq, stages, ds_ring, k_tiles[tile_slot + always_zero(count)], count,
                           head * dq_rows + begin + block * BLOCK_M, D)
                 count += 1
-        tlx.barrier_arrive(k_empties[0], 1)
+        tlx.barrier_arrive(k_empties[tile_slot], 1)
         turn += 1
         item = receive_item(queue, turn)
     tlx.async_descriptor_store_wait(0)
@@ -269,8 +332,8 @@ def add_up(desc_dq, dq_rows, records, num_tiles, items, kv_heads, group, queue, 
 @triton.jit(do_not_specialize=["padded_rows", "dq_rows", "kv_heads", "group"])
 def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, lse2, delta, padded_rows, dq_rows,
                     records, counts, counter, kv_heads, group, scale, scale_log2,
-                    D: tl.constexpr, WITH_DQ: tl.constexpr, BROADCAST_Q: tl.constexpr,
-                    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, REGISTERS: tl.constexpr):
+                    D: tl.constexpr, TILE_STAGES: tl.constexpr, AHEAD: tl.constexpr, WITH_DQ: tl.constexpr,
+                    BROADCAST_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, REGISTERS: tl.constexpr):
     """Buffers, barriers, and who runs which role. Grid: (programs,).
 
     desc_q, desc_do, desc_dk, desc_dv: ragged, boxes [64, D]; desc_k, desc_v: ragged, [128, D]; desc_dq: plain, fp32,
@@ -282,8 +345,8 @@ def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, 
     READERS: tl.constexpr = CONSUMERS + WITH_DQ
     num_tiles = tl.load(counts + 1)
     items = num_tiles * kv_heads
-    k_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, 1)
-    v_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, 1)
+    k_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, TILE_STAGES)
+    v_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, TILE_STAGES)
     q_tiles = tlx.local_alloc((BLOCK_M, D), DTYPE, 2)
     do_tiles = tlx.local_alloc((BLOCK_M, D), DTYPE, 2)
     ds_tiles = tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, 2)
@@ -292,8 +355,8 @@ def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, 
     lse_tiles = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
     delta_tiles = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
     drawn = tlx.local_alloc((1,), tl.int32, SLOTS)
-    k_ring = (k_tiles, tlx.alloc_barriers(1, arrive_count=1), tlx.alloc_barriers(1, arrive_count=READERS))
-    v_ring = (v_tiles, tlx.alloc_barriers(1, arrive_count=1), tlx.alloc_barriers(1, arrive_count=CONSUMERS))
+    k_ring = (k_tiles, tlx.alloc_barriers(TILE_STAGES, arrive_count=1), tlx.alloc_barriers(TILE_STAGES, arrive_count=READERS))
+    v_ring = (v_tiles, tlx.alloc_barriers(TILE_STAGES, arrive_count=1), tlx.alloc_barriers(TILE_STAGES, arrive_count=CONSUMERS))
     block_ring = (q_tiles, do_tiles, lse_tiles, delta_tiles, tlx.alloc_barriers(2, arrive_count=1),
                   tlx.alloc_barriers(2, arrive_count=CONSUMERS))
     ds_ring = (ds_tiles, tlx.alloc_barriers(2, arrive_count=CONSUMERS), tlx.alloc_barriers(2, arrive_count=1))
@@ -302,30 +365,25 @@ def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, 
         with tlx.async_task("default"):  # the adder where there is one: it gets what registers the others leave
             if WITH_DQ:
                 add_up(desc_dq, dq_rows, records, num_tiles, items, kv_heads, group, queue, k_ring, ds_ring, dq_stages,
-                       D, BROADCAST_Q, HAS_LO, HAS_HI)
+                       D, TILE_STAGES, BROADCAST_Q, HAS_LO, HAS_HI)
             else:
                 consume(desc_dk, desc_dv, records, num_tiles, items, kv_heads, group, scale, scale_log2, queue,
-                        k_ring, v_ring, block_ring, ds_ring, gradient_stages[0], 0, D, WITH_DQ, HAS_LO, HAS_HI)
+                        k_ring, v_ring, block_ring, ds_ring, gradient_stages[0], 0, D, TILE_STAGES, AHEAD, WITH_DQ, HAS_LO, HAS_HI)
         if WITH_DQ:
             with tlx.async_task(num_warps=4, registers=REGISTERS):
                 consume(desc_dk, desc_dv, records, num_tiles, items, kv_heads, group, scale, scale_log2, queue,
-                        k_ring, v_ring, block_ring, ds_ring, gradient_stages[0], 0, D, WITH_DQ, HAS_LO, HAS_HI)
+                        k_ring, v_ring, block_ring, ds_ring, gradient_stages[0], 0, D, TILE_STAGES, AHEAD, WITH_DQ, HAS_LO, HAS_HI)
         with tlx.async_task(num_warps=4, registers=REGISTERS):
             consume(desc_dk, desc_dv, records, num_tiles, items, kv_heads, group, scale, scale_log2, queue,
-                    k_ring, v_ring, block_ring, ds_ring, gradient_stages[1], 1, D, WITH_DQ, HAS_LO, HAS_HI)
+                    k_ring, v_ring, block_ring, ds_ring, gradient_stages[1], 1, D, TILE_STAGES, AHEAD, WITH_DQ, HAS_LO, HAS_HI)
         with tlx.async_task(num_warps=1, registers=24):
             produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, num_tiles, items, kv_heads, group, counter,
-                    queue, k_ring, v_ring, block_ring, D, HAS_LO, HAS_HI)
+                    queue, k_ring, v_ring, block_ring, D, TILE_STAGES, HAS_LO, HAS_HI)
 
 
 def tile_list(problem: Problem) -> TileList:
     """The list of tiles that :func:`launch` walks."""
     return key_tiles(problem, 128)
-
-
-def registers(with_dq: bool) -> int:
-    """Of a consumer's thread. Three groups beside one warp share 512 of them: 2 * 208, 72 for the adder, 24."""
-    return 208 if with_dq else 240
 
 
 def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv) -> torch.Tensor | None:
@@ -336,6 +394,7 @@ def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, d
     d = max(padded_dim(problem.head_dim), padded_dim(problem.head_dim_v))
     dq_rows = padded(problem.rows_q) if problem.broadcast_q else rows.count
     with_dq = not separate_dq(problem)
+    config = backward_config(d, problem.band.has_lo, with_dq)
     accumulated = torch.zeros(problem.num_heads, dq_rows if with_dq else 1, d, dtype=torch.float32, device=q.device)
     grid = (min(workers(problem.device), tiles.records.shape[0] * problem.num_kv_heads),)
     backward_kernel[grid](
@@ -344,8 +403,9 @@ def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, d
         ragged_descriptor(dk, 64, d), ragged_descriptor(dv, 64, d), rows.lse2, rows.delta, rows.count, dq_rows,
         tiles.records, tiles.counts, tiles.counters(1), problem.num_kv_heads,
         problem.group_size, problem.sm_scale, max(problem.sm_scale * LOG2_E, TINY_SCALE),
-        D=d, WITH_DQ=with_dq, BROADCAST_Q=problem.broadcast_q, HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi,
-        REGISTERS=registers(with_dq), num_warps=4, num_stages=1,
+        D=d, TILE_STAGES=config.tile_stages, AHEAD=config.ahead, WITH_DQ=with_dq, BROADCAST_Q=problem.broadcast_q,
+        HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi,
+        REGISTERS=config.registers, num_warps=4, num_stages=1,
     )
     return accumulated if with_dq else None
 
@@ -355,7 +415,7 @@ def compile_configs() -> list[CompileConfig]:
     return [
         _compile_config("hopper-backward-d128", 128, True, False, False, 0),
         _compile_config("hopper-backward-d128-causal", 128, True, False, True, 80),
-        _compile_config("hopper-backward-d128-window", 128, True, True, True, 80),
+        _compile_config("hopper-backward-d128-window", 128, True, True, True, 0),
         _compile_config("hopper-backward-d128-no-dq", 128, False, False, False, 0),
         _compile_config("hopper-backward-d128-no-dq-window", 128, False, True, True, 0),
         _compile_config("hopper-backward-d64", 64, True, False, False, 0),
@@ -365,6 +425,7 @@ def compile_configs() -> list[CompileConfig]:
 
 def _compile_config(name, d, with_dq, has_lo, has_hi, spills):
     desc = "tensordesc<bf16[1, 1, 1, {}, {}]>"
+    config = backward_config(d, has_lo, with_dq)
     return CompileConfig(
         name=name,
         kernel="jfa.kernels.hopper.backward:backward_kernel",
@@ -373,7 +434,8 @@ def _compile_config(name, d, with_dq, has_lo, has_hi, spills):
                        desc_dv=desc.format(64, d), lse2="*fp32", delta="*fp32", padded_rows="i32", dq_rows="i32",
                        records="*i32", counts="*i32", counter="*i32", kv_heads="i32", group="i32", scale="fp32",
                        scale_log2="fp32"),
-        constexprs=dict(D=d, WITH_DQ=with_dq, BROADCAST_Q=False, HAS_LO=has_lo, HAS_HI=has_hi, REGISTERS=registers(with_dq)),
+        constexprs=dict(D=d, TILE_STAGES=config.tile_stages, AHEAD=config.ahead, WITH_DQ=with_dq,
+                        BROADCAST_Q=False, HAS_LO=has_lo, HAS_HI=has_hi, REGISTERS=config.registers),
         targets=(90,),
         num_warps=4,
         options=dict(num_stages=1),

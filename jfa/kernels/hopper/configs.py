@@ -61,6 +61,25 @@ def _narrow(problem: Problem) -> bool:
     return False
 
 
+@dataclass(frozen=True)
+class BackwardConfig:
+    """Choices of the backward kernel for queries of their own; see jfa.kernels.hopper.backward."""
+
+    tile_stages: int  # tiles of keys and values in flight
+    ahead: bool  # issue a block's scores behind the block before
+    registers: int  # of a consumer's thread
+
+
+def backward_config(width: int, has_lo: bool, with_dq: bool) -> BackwardConfig:
+    """The backward's choices for a padded head dimension, a mask open or not to the left, and dQ in the same pass or not.
+
+    Scores ahead gain 7 % with D = 64 (with a second tile in flight) and 3 % with a window, whose many edges then share one loop;
+    with D = 128 they lose 2 % on all else. Three groups and one warp share 512 registers: 2 * 208, 72 for the adder, 24.
+    """
+    narrow = width == 64
+    return BackwardConfig(tile_stages=2 if narrow else 1, ahead=narrow or has_lo, registers=208 if with_dq else 240)
+
+
 def separate_dq(problem: Problem) -> bool:
     """Whether dQ is made by a pass of its own (jfa.kernels.hopper.backward_dq) rather than added up by the pass over keys.
 

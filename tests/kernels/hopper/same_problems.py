@@ -20,6 +20,8 @@ PROBLEMS = {
     "causal, grouped": (Case([60, 40], [60, 90], heads=2, kv_heads=1, dim=64, dtype=FP16, options=dict(causal=True)), {}),
     "window, D 128": (
         Case([80, 9], [70, 20], heads=1, kv_heads=1, dim=128, dtype=BF16, options=dict(window_size=20)), DETERMINISTIC),
+    "window, D 128, dQ added": (
+        Case([80, 9], [70, 20], heads=1, kv_heads=1, dim=128, dtype=BF16, options=dict(window_size=20)), {}),
     "shared 20": (Case([1] * 3, [130, 0, 30], heads=2, kv_heads=2, dim=64, dtype=BF16, shared_q=20), DETERMINISTIC),
     "shared 128": (Case([1] * 2, [150, 40], heads=1, kv_heads=1, dim=128, dtype=BF16, shared_q=128), DETERMINISTIC),
     "shared 100, causal": (
