@@ -54,22 +54,25 @@ def staging() -> None:
         print(f"  {name:32} {line.cycles:7,.0f}  {line.busy():5.1%}  {line.busy('tensor', middle):5.1%}")
 
 
-def shared_queries() -> None:
+def shared_queries(group: int) -> None:
     """32 shared queries, six sequences of 512 keys, one SM: Q and dQ resident, or dQ added to memory by every tile."""
     problem, q, k, v, _ = examples.example(32, 6 * 512)
+    q = q.repeat(1, group, 1)
     problem = dataclasses.replace(
-        problem, num_batches=6, rows_out=6 * 32, broadcast_q=True, key_offset=offsets_from_lengths([512] * 6), max_seq_len_q=0
-    )
-    dout = torch.randn(problem.rows_out, 1, problem.head_dim, generator=torch.Generator().manual_seed(1)).to(q.dtype)
+        problem, num_heads=group, num_batches=6, rows_out=6 * 32, broadcast_q=True, max_seq_len_q=0,
+        key_offset=offsets_from_lengths([512] * 6),
+    )  # fmt: skip
+    dout = torch.randn(problem.rows_out, group, problem.head_dim, generator=torch.Generator().manual_seed(1)).to(q.dtype)
     rows, lists = padded_rows(problem, host.BLOCK), host.backward_lists(problem)
-    constants = row_constants(problem, rows, torch.zeros_like(dout), dout, torch.zeros(1, problem.rows_out), None)
+    constants = row_constants(problem, rows, torch.zeros_like(dout), dout, torch.zeros(group, problem.rows_out), None)
     dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
-    sums = torch.zeros(1, host.BLOCK, problem.head_dim)
+    sums = torch.zeros(group, host.BLOCK, problem.head_dim)
     config = dataclasses.replace(host.backward_config(problem, clc=False), resident=False)
     host.EMULATED_SMS = 1
     resident = timed(lambda: host.launch_pma(problem, dout, q, k, v, dk, dv, *constants, *lists))
     contended = timed(lambda: host.launch_backward(problem, dout, q, k, v, dk, dv, sums, *constants, *lists, config))
-    print(f"\n32 shared queries, 6 x 512 keys, one SM: resident {resident.cycles:,.0f} cycles, contended {contended.cycles:,.0f}")
+    cycles = f"resident {resident.cycles:,.0f} cycles, contended {contended.cycles:,.0f}"
+    print(f"32 shared queries, 6 x 512 keys, query heads a key head {group}, one SM: {cycles}")
 
 
 def schedules(seeds: int = 20, sms: int = 148, heads: int = 4) -> None:
@@ -111,7 +114,9 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="DIR")
     folder = parser.parse_args().plot
     staging()
-    shared_queries()
+    print()
+    for group in (1, 4):
+        shared_queries(group)
     schedules()
     if folder:
         folder.mkdir(parents=True, exist_ok=True)

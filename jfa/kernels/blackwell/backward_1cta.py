@@ -365,8 +365,12 @@ def compute_blocks(
     tiles, barriers, half: tl.constexpr, block_begin, block_end, blocks, row, k_len, lo, hi, scale_log2, dtype: tl.constexpr,
     Q_BUFFERS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     COLUMNS: tl.constexpr, MASKED: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
+    HEAD_ROWS: tl.constexpr = 0,
 ):  # fmt: skip
-    """P^T and dS^T of one half of the queries, over one stretch of blocks, all masked or none. Returns the blocks done."""
+    """P^T and dS^T of one half of the queries, over one stretch of blocks, all masked or none. Returns the blocks done.
+
+    HEAD_ROWS: where a block holds several heads' queries, the rows of each.
+    """
     s_tiles, p_tiles, dp_tiles, ds_tiles, lses, deltas = tiles
     s_fulls, p_fulls, dp_fulls, ds_fulls, q_fulls, q_empties = barriers
     HALF_M: tl.constexpr = BLOCK_M // 2
@@ -386,6 +390,8 @@ def compute_blocks(
             if MASKED:
                 keys = row + tl.arange(0, BLOCK_N)
                 queries = block * BLOCK_M + FIRST + i * COLUMNS + tl.arange(0, COLUMNS)
+                if HEAD_ROWS:
+                    queries = queries % HEAD_ROWS
                 p = tl.where(in_band(queries[None, :], keys[:, None], k_len, lo, hi, HAS_LO, HAS_HI), p, 0.0)
             kept = kept + (rounded(p, dtype),)
         for i in tl.static_range(SLICES):  # only now: P lies where S was

@@ -1,9 +1,10 @@
 """The backward of a short shared query: Q and dQ stay on the chip while all sequences pass by.
 
-With broadcast_q and at most 128 queries one block of queries completes the dK and dV of every key tile; only dQ is a sum. A CTA
-keeps one head and a fixed share of the list's key tiles, of whatever sequences: it adds their dQ up in tensor memory and leaves
-one fp32 partial at its end, where :mod:`jfa.kernels.blackwell.backward_1cta` sends every tile's dQ to the same few rows of memory.
-The partials are summed in the order of the CTAs: deterministic for free.
+With broadcast_q and at most 128 queries one block of queries completes the dK and dV of every key tile; only dQ is a sum. Query
+heads that share a key head share the block, 128 / GROUP rows each, so that the products add up their gradients of K and V. A
+CTA keeps one key head and a fixed share of the list's key tiles, of whatever sequences: it adds their dQ up in tensor memory
+and leaves one fp32 partial at its end, where :mod:`jfa.kernels.blackwell.backward_1cta` sends every tile's dQ to the same few
+rows of memory. The partials are summed in the order of the CTAs: deterministic for free.
 
 Roles and products are those of the general backward. TMEM at D = 128: S^T (P^T inside it), dP^T, dQ, and one place that holds dV,
 then dK; at D = 64 they have a place each.
@@ -16,7 +17,7 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from jfa.kernels.blackwell.backward_1cta import compute_blocks, query_steps
-from jfa.kernels.blackwell.backward_dq import load_block, write_dq
+from jfa.kernels.blackwell.backward_dq import write_dq
 from jfa.kernels.blackwell.lists import read_record
 from jfa.kernels.common.ragged import ragged_box
 from jfa.kernels.common.units import all_ctas, ring, this_cta
@@ -30,7 +31,7 @@ def pma_backward_kernel(
     do_desc,
     dk_desc,
     dv_desc,
-    dq_desc,  # [workers * H * BLOCK_M, HEAD_DIM] fp32, boxes [BLOCK_M, DQ_COLUMNS]
+    dq_desc,  # [workers * KV_HEADS * BLOCK_M, HEAD_DIM] fp32, boxes [BLOCK_M, DQ_COLUMNS]
     lse_ptr,  # [H, padded_count] fp32, in base 2
     delta_ptr,
     records_ptr,
@@ -39,7 +40,8 @@ def pma_backward_kernel(
     padded_count,
     scale_log2,
     sm_scale,
-    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads that share a key head, and a tile; a power of two
     HEAD_DIM: tl.constexpr,
     HAS_LO: tl.constexpr,
     HAS_HI: tl.constexpr,
@@ -52,6 +54,8 @@ def pma_backward_kernel(
     BLOCK_N: tl.constexpr = 128,
 ):
     DV_AND_DK_SHARE: tl.constexpr = HEAD_DIM == 128
+    HEAD_ROWS: tl.constexpr = BLOCK_M // GROUP
+    SHARED_ROWS: tl.constexpr = HEAD_ROWS if GROUP > 1 else 0
     dtype = tlx.dtype_of(q_desc)
 
     q_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), dtype, 1)
@@ -99,10 +103,10 @@ def pma_backward_kernel(
 
     with tlx.async_tasks():
         with tlx.async_task("default"):  # store
-            begin, end = share(counts_ptr, HEADS)
+            begin, end = share(counts_ptr, KV_HEADS)
             for tile in range(begin, end):
                 row, _, _, k_begin, k_len, _, _, _, _ = read_record(records_ptr, tile)
-                head = this_cta() % HEADS
+                head = this_cta() % KV_HEADS
                 done = tile - begin
                 buffer, phase = ring(done, KV_BUFFERS)
                 tlx.barrier_wait(out_fulls[buffer], phase)
@@ -112,7 +116,7 @@ def pma_backward_kernel(
                 tlx.barrier_arrive(kv_empties[buffer])
 
         with tlx.async_task(num_warps=4, registers=COMPUTE_REGISTERS, replicate=2):  # compute
-            begin, end = share(counts_ptr, HEADS)
+            begin, end = share(counts_ptr, KV_HEADS)
             for tile in range(begin, end):
                 row, _, q_len, _, k_len, _, lo, hi, _ = read_record(records_ptr, tile)
                 first, bulk_begin, bulk_end, last = query_steps(
@@ -125,17 +129,17 @@ def pma_backward_kernel(
                 compute_blocks(
                     tiles, barriers, tlx.async_task_replica_id(), first, bulk_begin,
                     done, row, k_len, lo, hi, scale_log2, dtype,
-                    1, BLOCK_M, BLOCK_N, COLUMNS, True, HAS_LO, HAS_HI,
+                    1, BLOCK_M, BLOCK_N, COLUMNS, True, HAS_LO, HAS_HI, SHARED_ROWS,
                 )  # fmt: skip
                 compute_blocks(
                     tiles, barriers, tlx.async_task_replica_id(), bulk_begin, bulk_end,
                     done, row, k_len, lo, hi, scale_log2, dtype,
-                    1, BLOCK_M, BLOCK_N, COLUMNS, False, HAS_LO, HAS_HI,
+                    1, BLOCK_M, BLOCK_N, COLUMNS, False, HAS_LO, HAS_HI, SHARED_ROWS,
                 )  # fmt: skip
                 compute_blocks(
                     tiles, barriers, tlx.async_task_replica_id(), bulk_end, last,
                     done, row, k_len, lo, hi, scale_log2, dtype,
-                    1, BLOCK_M, BLOCK_N, COLUMNS, True, HAS_LO, HAS_HI,
+                    1, BLOCK_M, BLOCK_N, COLUMNS, True, HAS_LO, HAS_HI, SHARED_ROWS,
                 )  # fmt: skip
                 buffer, _ = ring(done, KV_BUFFERS)
                 write_half(
@@ -156,7 +160,7 @@ def pma_backward_kernel(
                 tlx.async_descriptor_store_wait(0)
 
         with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # mma
-            begin, end = share(counts_ptr, HEADS)
+            begin, end = share(counts_ptr, KV_HEADS)
             if begin < end:
                 tlx.barrier_wait(q_fulls[0], 0)
             for tile in range(begin, end):
@@ -168,12 +172,12 @@ def pma_backward_kernel(
                 multiply_tile(smem, tmem, ready, results, done, DV_AND_DK_SHARE, KV_BUFFERS, HEAD_DIM, BLOCK_M)
 
         with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # load
-            begin, end = share(counts_ptr, HEADS)
-            head = this_cta() % HEADS
+            begin, end = share(counts_ptr, KV_HEADS)
+            head = this_cta() % KV_HEADS
             SIZE: tl.constexpr = tlx.size_of(dtype)
             if begin < end:
                 tlx.barrier_expect_bytes(q_fulls[0], BLOCK_M * HEAD_DIM * SIZE)
-                tlx.async_descriptor_load(q_desc, q_tiles[0], ragged_box(0, rows_q, 0, head), q_fulls[0])
+                load_group(q_desc, q_tiles[0], 0, rows_q, head, q_fulls[0], GROUP, HEAD_ROWS, HEAD_DIM)
             for tile in range(begin, end):
                 row, _, q_len, k_begin, k_len, out_begin, _, _, pad_begin = read_record(records_ptr, tile)
                 done = tile - begin
@@ -183,20 +187,32 @@ def pma_backward_kernel(
                 tlx.barrier_expect_bytes(kv_fulls[buffer], 2 * BLOCK_N * HEAD_DIM * SIZE)
                 tlx.async_descriptor_load(k_desc, k_tiles[buffer], box, kv_fulls[buffer])
                 tlx.async_descriptor_load(v_desc, v_tiles[buffer], box, kv_fulls[buffer])
-                constants = head.to(tl.int64) * padded_count + pad_begin
                 tlx.barrier_wait(row_empties[0], (done & 1) ^ 1)
                 tlx.barrier_expect_bytes(row_fulls[0], 8 * BLOCK_M)
-                tlx.async_load(lse_ptr + constants, lses[0], bulk=True, barrier=row_fulls[0])
-                tlx.async_load(delta_ptr + constants, deltas[0], bulk=True, barrier=row_fulls[0])
-                load_block(
-                    do_desc, do_tiles, do_fulls, do_empties, ragged_box(out_begin, q_len, 0, head), done,
-                    1, HEAD_DIM, BLOCK_M,
-                )  # fmt: skip
+                for member in tl.static_range(GROUP):
+                    constants = (head * GROUP + member).to(tl.int64) * padded_count + pad_begin
+                    lse = tlx.local_slice(lses[0], [member * HEAD_ROWS], [HEAD_ROWS])
+                    delta = tlx.local_slice(deltas[0], [member * HEAD_ROWS], [HEAD_ROWS])
+                    tlx.async_load(lse_ptr + constants, lse, bulk=True, barrier=row_fulls[0])
+                    tlx.async_load(delta_ptr + constants, delta, bulk=True, barrier=row_fulls[0])
+                tlx.barrier_wait(do_empties[0], (done & 1) ^ 1)
+                tlx.barrier_expect_bytes(do_fulls[0], BLOCK_M * HEAD_DIM * SIZE)
+                load_group(do_desc, do_tiles[0], out_begin, q_len, head, do_fulls[0], GROUP, HEAD_ROWS, HEAD_DIM)
+
+
+@triton.jit
+def load_group(
+    desc, tile, begin, length, head, full, GROUP: tl.constexpr, HEAD_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr
+):
+    """The rows of a key head's query heads, each head's into its own part of the tile."""
+    for member in tl.static_range(GROUP):
+        rows = tlx.local_slice(tile, [member * HEAD_ROWS, 0], [HEAD_ROWS, HEAD_DIM])
+        tlx.async_descriptor_load(desc, rows, ragged_box(begin, length, 0, head * GROUP + member), full)
 
 
 @triton.jit
 def share(counts_ptr, HEADS: tl.constexpr):
-    """This CTA's part [begin, end) of the list: program p works for head p % HEADS, and neighbours share K and V of no tile."""
+    """This CTA's part [begin, end) of the list: program p works for key head p % HEADS, and neighbours share no tile's keys."""
     tiles = tl.load(counts_ptr)
     worker = this_cta() // HEADS
     workers = all_ctas() // HEADS

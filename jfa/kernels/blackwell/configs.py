@@ -67,6 +67,7 @@ def compile_configs() -> list[CompileConfig]:
         configs.append(_backward(f"d{head_dim}-causal-gqa", example_problem(head_dim, BANDS["causal"], group=4), True))
         configs.append(_pma(f"d{head_dim}", problems["pma"]))
         configs.append(_pma(f"d{head_dim}-causal", example_problem(head_dim, BANDS["causal"], short_queries=True)))
+        configs.append(_pma(f"d{head_dim}-causal-gqa", example_problem(head_dim, BANDS["causal"], short_queries=True, group=4)))
         configs.append(_plain(f"d{head_dim}-full", problems["full"]))
     return configs + _lists()
 
@@ -182,6 +183,8 @@ def _lists() -> list[CompileConfig]:
 def _pma(name: str, problem: Problem) -> CompileConfig:
     general = _backward(name, problem, clc=False)
     signature = {k: v for k, v in general.signature.items() if k != "dq_rows"} | {"rows_q": "i32"}
+    rows = host.BLOCK // problem.group_size
+    signature |= dict.fromkeys(("q_desc", "do_desc"), f"tensordesc<bf16[1, 1, 1, {rows}, {host.padded_head_dim(problem)}]>")
     return replace(
         general,
         name=f"blackwell-backward-resident-{name}",

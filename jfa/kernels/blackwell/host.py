@@ -130,7 +130,7 @@ class BackwardConfig:
         q_buffers, do_buffers: rings of Q with its lse and of dO with its delta.
         dq_stages: shared memory buffers through which slices of dQ leave.
         held_slices: slices of dQ taken to registers so that their tensor memory is released before they leave.
-        resident: keep Q and dQ on the chip (broadcast queries, at most 128, no grouped heads); the rest is then unused.
+        resident: keep Q and dQ on the chip (broadcast queries, at most 128 in all heads that share keys); the rest is then unused.
     """
 
     resident: bool = False
@@ -145,7 +145,8 @@ class BackwardConfig:
 def backward_config(problem: Problem, clc: bool = True) -> BackwardConfig:
     """Stealing unless the order matters; a static schedule of broadcast queries, whose key tiles cost the same, is round robin."""
     head_dim = padded_head_dim(problem)
-    resident = problem.broadcast_q and problem.rows_q <= BLOCK and problem.group_size == 1
+    group = problem.group_size
+    resident = problem.broadcast_q and problem.rows_q <= BLOCK // group and group in (1, 2, 4, 8, 16)
     clc = clc and not problem.deterministic
     return BackwardConfig(
         resident=resident,
@@ -188,13 +189,15 @@ def backward(
 
 
 def launch_pma(problem: Problem, dout, q, k, v, dk, dv, lse2, delta, records: Tensor, counts: Tensor) -> Tensor:
-    """One launch of the query-resident form; dQ / sm_scale [H, 128, columns] fp32, summed over the CTAs in their order."""
-    head_dim, heads = padded_head_dim(problem), problem.num_heads
+    """One launch of the query-resident form; dQ / sm_scale [H, rows, columns] fp32, summed over the CTAs in their order."""
+    head_dim, heads, rows = padded_head_dim(problem), problem.num_kv_heads, BLOCK // problem.group_size
     workers = max(1, min(records.shape[0], streaming_multiprocessors(problem.device) // heads))
     partials = torch.zeros(workers * heads, BLOCK, head_dim, dtype=torch.float32, device=q.device)
     pma_backward_kernel[(workers * heads,)](
-        *(ragged_descriptor(make_tma_ready(x), BLOCK, head_dim) for x in (q, k, v)),
-        *(ragged_descriptor(x, BLOCK, head_dim) for x in (dout, dk, dv)),
+        ragged_descriptor(make_tma_ready(q), rows, head_dim),
+        *(ragged_descriptor(make_tma_ready(x), BLOCK, head_dim) for x in (k, v)),
+        ragged_descriptor(dout, rows, head_dim),
+        *(ragged_descriptor(x, BLOCK, head_dim) for x in (dk, dv)),
         dq_descriptor(partials),
         lse2,
         delta,
@@ -208,13 +211,14 @@ def launch_pma(problem: Problem, dout, q, k, v, dk, dv, lse2, delta, records: Te
         num_warps=4,
         num_stages=1,
     )
-    return partials.view(workers, heads, BLOCK, head_dim).sum(0)
+    return partials.view(workers, problem.num_heads, rows, head_dim).sum(0)
 
 
 def pma_constexprs(problem: Problem) -> dict[str, int | bool]:
     """The query-resident backward's compile-time choices for a problem."""
     return {
-        "HEADS": problem.num_heads,
+        "KV_HEADS": problem.num_kv_heads,
+        "GROUP": problem.group_size,
         "HEAD_DIM": padded_head_dim(problem),
         "DQ_COLUMNS": DQ_COLUMNS,
         "HAS_LO": problem.band.has_lo,

@@ -97,6 +97,15 @@ def test_short_shared_queries_resident_and_contended(head_dim):
     run(case | dict(deterministic=True), {"policy": "lazy"}, resident=False)
 
 
+@pytest.mark.parametrize("heads, kv_heads, rows, head_dim", [(4, 2, 50, 64), (4, 1, 32, 128), (16, 1, 8, 64), (6, 2, 20, 64)])
+@pytest.mark.parametrize("band", [Band(), CAUSAL], ids=["full", "causal"])
+def test_short_shared_queries_of_grouped_heads(heads, kv_heads, rows, head_dim, band):
+    """The heads of a group share a tile where they fit and are a power of two; three of them go the contended way."""
+    case = dict(len_q=rows, len_kv=[200, 0, 130, 7], heads=heads, kv_heads=kv_heads, head_dim=head_dim, band=band)
+    assert host.backward_config(make(**case)[0]).resident == (heads // kv_heads != 3)
+    run(case, {"policy": "random", "seed": 5})
+
+
 def test_gradient_of_the_log_sum_exp():
     run(dict(len_q=[70, 20], len_kv=[90, 0]), {"policy": "eager"}, with_dlse=True)
 

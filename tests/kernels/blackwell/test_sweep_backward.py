@@ -31,6 +31,7 @@ CASES = {
     "resident": [
         (dict(len_q=100, len_kv=[200, 130, 140], head_dim=128), {}),
         (dict(len_q=100, len_kv=[200, 130, 140]), {}),
+        (dict(len_q=50, len_kv=[200, 130, 140], heads=2, kv_heads=1), {}),
     ],
     "dq": [(dict(len_q=[300], len_kv=[300], band=CAUSAL, deterministic=True), {})],
 }
