@@ -467,10 +467,10 @@ def softmax_steps(
             tlx.local_store(alphas[half], alpha[:, None])
             tlx.barrier_arrive(alpha_fulls[half])
 
-        parts = split_columns(scores, P_SLICES)
+        exponents = split_columns(fma_pairs(scores, scale_log2, -row_max[:, None]), P_SLICES)
         published = ()
         for i in tl.static_range(P_SLICES):
-            p = exp2_shared(fma_pairs(parts[i], scale_log2, -row_max[:, None]), FMA_EIGHTHS)
+            p = exp2_shared(exponents[i], FMA_EIGHTHS)
             tlx.local_store(tlx.subslice(p_tiles[half], i * SLICE, SLICE), p.to(dtype))
             tlx.barrier_arrive(p_fulls[half * P_SLICES + i])
             published = published + (p,)
