@@ -441,8 +441,8 @@ for backend, chip, drawn in (("hopper", H200, hopper), ("blackwell", B200, model
 # %% [markdown]
 # Read them from the bottom again. Short sequences on two SMs: a part of the distance to 100 % is the SM that ends first. On the Hopper model the memory
 # path and the tensor cores are both busy most of the time, one beside the other: this is what overlap looks like. On the Blackwell model no unit is near
-# its peak, so counter 4 may be read, and it names a role that waits by design, for a finished output. What the model says about long sequences on an H200, and how far that is from the measured time, is a test of
-# the project (`tests/emulator/test_rates.py`).
+# its peak, so counter 4 may be read, and it names a role that waits by design, for a finished output. What the model says about long sequences on an
+# H200, and how far that is from the measured time, is a test of the project (`tests/emulator/test_rates.py`).
 #
 # ## How long are the kernels?
 #
