@@ -459,7 +459,7 @@ def _decode(value: Any) -> Any:
     if isinstance(value, str) and value.startswith("dtype:"):
         import triton.language as tl
 
-        return getattr(tl, {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(value[6:], value[6:]))
+        return tl.dtype(value[6:])
     return value
 
 

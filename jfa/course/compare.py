@@ -156,7 +156,7 @@ def nan_fault(name: str, got: Any, want: Any, output: Output, case: Case) -> str
 def value_fault(name: str, got: Any, want: Any, output: Output, case: Case, tol: float) -> str | None:
     """A sentence saying where the value differs from the reference and by how much, or None."""
     if isinstance(want, str):
-        return None if got == want else f"{name} is another text than asked for."
+        return None if got == want else f"{name} is {_quote(got)}, which is not right."
     if want is None:
         return None if got is None else f"{name} should be None."
     if getattr(want, "is_nested", False):

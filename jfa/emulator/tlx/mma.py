@@ -44,6 +44,8 @@ def async_dot(
     A = A.one() if isinstance(A, buffered_tensor) else A
     B = B.one()
     _check_shapes(A, B)
+    if acc is not None:
+        _check_accumulator_type(A, acc, plain(out_dtype))
     if isinstance(acc, buffered_tensor):
         return _tcgen05(A, B, acc.one(), use_acc, pred, plain(mBarriers), truth(two_ctas), truth(force_async))
     assert running().machine.options.arch != 100 or acc is not None, "the accumulator must be in tensor memory on Blackwell"
@@ -67,6 +69,25 @@ def _check_shapes(A, B):
     da, db = A.dtype.name, B.dtype.name
     mixed = da.startswith("fp8") and db.startswith("fp8")
     assert da == db or mixed, f"Both operands must be same dtype. Got {A.dtype} and {B.dtype}"
+
+
+def _check_accumulator_type(A, acc, out_dtype):
+    """What accumulates a product, by Triton's rules: int32 for integers, fp16 for fp16 and fp8 if out_dtype says so, else fp32."""
+    name = A.dtype.name
+    narrow = out_dtype.name == "fp16" and name not in ("fp32", "bf16")
+    wanted = "int32" if A.dtype.is_int() else "fp16" if narrow else "fp32"
+    assert acc.dtype.name == wanted, f"a product of {name} operands accumulates in {wanted}, the accumulator is {acc.dtype.name}"
+
+
+def _check_major(A, B, types):
+    """Operands of these types must lie K-major in shared memory: the tensor core transposes 16-bit elements only."""
+    for tile, k_axis in ((A, 1), (B, 0)):
+        if isinstance(tile, buffered_tensor) and tile.space == "smem" and tile.dtype_name in types:
+            strides = (0, 0) if tile.view.arr is None else tile.view.arr.strides  # a view that strides cannot say is let through
+            if strides[k_axis] > strides[1 - k_axis]:
+                mend = "keep B as [N, K] and pass tlx.local_trans" if tile is B else "keep A as [M, K], untransposed"
+                what = f"{tile.dtype_name} operands lie K-major in shared memory, {tile.name} does not"
+                raise ValueError(f"async_dot: {what}: {mend}")
 
 
 def _pair(task, two, where):
@@ -105,6 +126,7 @@ def _tcgen05(A, B, acc, use_acc, pred, bars, two, force_async):
         raise AssertionError("register operand is not supported on Blackwell")
     if B.space != "smem":
         raise ValueError("the second operand of an MMA lies in shared memory")
+    _check_major(A, B, ("fp32",))
     pair = _pair(task, two, where)
     waits = not (bars or force_async)
     if two and task.cta.rank % 2:  # only the leader of a pair issues
@@ -183,6 +205,7 @@ def _wgmma(A, B, acc, out_dtype):
     m, k, n = *_shape(A), _shape(B)[1]
     if acc is not None and _shape(acc) != [m, n]:
         raise ValueError(f"async_dot: the accumulator is {_shape(acc)}, the product is {[m, n]}")
+    _check_major(A, B, ("fp32", "fp8e4nv", "fp8e5"))
     operands = [x for x in (A, B) if isinstance(x, buffered_tensor)]
     a = A.view.read() if isinstance(A, buffered_tensor) else values.to_stored(A)
     product = _product(_matrix(a, A.dtype.name), _matrix(B.view.read(), B.dtype_name))

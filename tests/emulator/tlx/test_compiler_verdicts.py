@@ -51,6 +51,8 @@ REFUSALS = {
     "tensor memory loaded by 1 warps": r"loads tensor memory t\[0\] with 1 warp; it takes four\n.*num_warps=4",
     "tensor memory stored by 2 warps": r"stores to tensor memory t\[0\] with 2 warps; it takes four",
     "array of one buffer stored to": r"a is an array of 1 buffer: index it first, a\[0\]",
+    "product of bf16 into bf16": "a product of bf16 operands accumulates in fp32, the accumulator is bf16",
+    "product of fp32, B as [K, N]": r"fp32 operands lie K-major in shared memory, b\[0\] does not: keep B as \[N, K\]",
     "array of two barriers": "is an array of 2 barriers: index it first",
 }
 

@@ -36,6 +36,19 @@ def plain(*code):
     return HEAD + lines(*code)
 
 
+def product(dtype="tl.bfloat16", acc="tl.float32", a=(128, 64), b=(64, 128), trans_a=False, trans_b=False):
+    """One product on the tensor core of a B200; shapes are those of the buffers, before a transposed view."""
+    take = {False: "{}[0]", True: "tlx.local_trans({}[0])"}
+    return HEAD + lines(
+        f"a = tlx.local_alloc({a}, {dtype}, 1)", f"b = tlx.local_alloc({b}, {dtype}, 1)",
+        f"tlx.local_store(a[0], tl.zeros({a}, {dtype}))", f"tlx.local_store(b[0], tl.zeros({b}, {dtype}))",
+        "tlx.fence('async_shared')",
+        f"acc = tlx.local_alloc((128, 128), {acc}, 1, tlx.storage_kind.tmem)", "done = tlx.alloc_barriers(1)",
+        f"tlx.async_dot({take[trans_a].format('a')}, {take[trans_b].format('b')}, acc[0], use_acc=False, mBarriers=[done[0]])",
+        "tlx.barrier_wait(done[0], 0)",
+    )  # fmt: skip
+
+
 LOAD = ("w = tlx.local_load(t[0])", "tl.store(o + tl.arange(0, 128), tl.sum(w, 1))")
 STORE = ("tlx.local_store(t[0], tl.zeros((128, N), tl.float32))",)
 TILE, TMEM = "a = tlx.local_alloc((N, N), tl.float32, 1)", "a = tlx.local_alloc((128, N), tl.float32, 1, tlx.storage_kind.tmem)"
@@ -57,6 +70,15 @@ VERDICTS = {
     "the same arange outside and in a task": captured("tl.store(o + tl.arange(0, N), 1.0)"),
     **{f"tensor memory loaded by {w} warps": tensor_memory(LOAD, w) for w in (1, 2, 4, 8)},
     **{f"tensor memory stored by {w} warps": tensor_memory(STORE, w) for w in (1, 2, 4)},
+    "product of bf16 into fp32": product(),
+    "product of bf16 into bf16": product(acc="tl.bfloat16"),
+    "product of fp16 into fp16": product("tl.float16", acc="tl.float16"),
+    "product of fp16 into fp32": product("tl.float16"),
+    "product of bf16, both transposed": product(a=(64, 128), b=(128, 64), trans_a=True, trans_b=True),
+    "product of fp32, B as [K, N]": product("tl.float32"),
+    "product of fp32, B as [N, K] transposed": product("tl.float32", b=(128, 64), trans_b=True),
+    "product of fp32, both transposed": product("tl.float32", a=(64, 128), b=(128, 64), trans_a=True, trans_b=True),
+    "product of fp8, B as [K, N]": product("tl.float8e5"),
     "array of one buffer stored to": plain(TILE, f"tlx.local_store(a, {ZEROS})"),
     "array of one buffer loaded": plain(TILE, f"tlx.local_store(a[0], {ZEROS})", "tlx.local_store(a[0], tlx.local_load(a))"),
     "array of one buffer in tensor memory": plain(TMEM, f"tlx.local_store(a, {TALL})"),
