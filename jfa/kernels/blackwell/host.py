@@ -128,7 +128,7 @@ class BackwardConfig:
         clc: steal tiles through cluster launch control; else a static schedule.
         zigzag: static schedule in zigzag, else round robin (which keeps the key blocks of a sequence together).
         q_buffers, do_buffers: rings of Q with its lse and of dO with its delta.
-        dq_stages: shared memory buffers through which slices of dQ leave.
+        dq_stages: shared memory buffers through which slices of dQ leave; a divisor of the number of slices, head_dim / 16.
         held_slices: slices of dQ taken to registers so that their tensor memory is released before they leave.
         resident: keep Q and dQ on the chip (broadcast queries, at most 128 in all heads that share keys); the rest is then unused.
     """
