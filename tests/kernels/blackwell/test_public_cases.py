@@ -6,7 +6,7 @@ Bounds written for float32 cannot be met, whoever computes: rounding an output o
 
 Left out, with the test that has it:
     more sequences than a grid axis holds   65,536 CTAs take the emulator minutes; no grid here has batches on a short axis
-    1200 ragged sequences                   the lists alone, in tests/kernels/test_tile_list.py (300 and a long one)
+    1200 ragged sequences                   two minutes on the emulator; lists of 300 in tests/kernels/test_tile_list.py
     an input changed before the backward    autograd's doing, before any backend: tests/test_attention.py
 """
 
@@ -36,6 +36,7 @@ CASES = {
     "sm_scale 0": Case([4, 3], [5, 2], options=dict(sm_scale=0.0)),
     "bfloat16": Case([5, 3], [6, 4], dtype=torch.bfloat16),
     "group size unlike head count": Case([4, 3], [5, 2], heads=6, kv_heads=2),
+    "window inclusive on both sides": Case([6, 4], [6, 5], options=dict(window_size=2)),
     "window as long as the sequence": Case([6, 4], [6, 4], options=dict(window_size=6)),
     "window leaves rows without keys": Case([9, 4], [3, 2], options=dict(window_size=1)),
     "head dim not a power of two": Case([5, 3], [4, 6], dim=24),
