@@ -546,7 +546,7 @@ if not GPU:
 #
 # - The suite and the exact counts ran when this notebook ran, on the device printed at its top.
 # - On one H200 (driver 580, torch 2.11, 2026-11-29) every cell ran but the compiler's and the emulator's, with three cases of the suite and without
-#   FlexAttention: `dense` forward gave 728 TFLOP/s, 1.00 times the recorded one.
+#   FlexAttention: `dense` forward gave 728 TFLOP/s, 1.00 times the one recorded then.
 # - Recorded results were measured on the GPU that each file names. The floors of an H200 rest on its measured copy and product.
 # - All B200 figures are modelled or quoted. No kernel of this project has been timed on a B200.
 # - The `ncu` command and the original as a peer were not run for this text. The names of the counters are from the sources below.
