@@ -13,6 +13,8 @@ thread never holds more than two accumulators. They share nothing but their inpu
 is busy with exponentials and stores. Each hands its dS^T through shared memory to the *query group*, which does nothing but
 hold dQ^T and add to it. The producer brings keys, values and output gradients.
 
+The accumulators of S^T and dP^T start from -lse/scale and -delta: no row constants stay in registers, nothing is subtracted.
+
 Shared memory is what limits the rings, so buffers serve twice: dV leaves through the buffer of its own values, which no product
 reads any more, and dK through that of its dS^T.
 
