@@ -94,6 +94,7 @@ class Report:
     counts: dict[str, int] = field(default_factory=dict)
     max_spill_bytes: int | None = None  # recorded; None: nothing recorded
     serialized: bool = False  # ptxas had too few registers to leave wgmmas in flight, and waits after each
+    may_serialize: bool = False  # recorded as the fastest all the same
     setmaxnreg_ignored: bool = False  # a role needs more registers than it asks for, so all roles get the same
     error: str | None = None
 
@@ -114,7 +115,7 @@ class Report:
         spills = self.spill_stores + self.spill_loads
         if self.max_spill_bytes is not None and spills > self.max_spill_bytes:
             found.append(f"spills {spills} B a thread (stores + loads), recorded are {self.max_spill_bytes}")
-        if self.serialized:
+        if self.serialized and not self.may_serialize:
             found.append("wgmmas wait for each other: a role has too few registers to leave them in flight (ptxas C7512)")
         if self.setmaxnreg_ignored:
             found.append("setmaxnreg has no effect: a role needs more registers than it asks for (ptxas C7507)")
@@ -206,10 +207,10 @@ def compile_configs(configs: Sequence[CompileConfig], archs: Sequence[int] | Non
             if archs is None or arch in archs:
                 jobs.append(_job(config.kernel, config, arch))
                 spill = config.max_spill_bytes
-                recorded.append(spill[arch] if isinstance(spill, dict) else spill)
+                recorded.append((spill[arch] if isinstance(spill, dict) else spill, config.serialized))
     reports = _run_worker(jobs)
-    for report, spill in zip(reports, recorded):
-        report.max_spill_bytes = spill
+    for report, (spill, serialized) in zip(reports, recorded):
+        report.max_spill_bytes, report.may_serialize = spill, serialized
     return reports
 
 
@@ -257,6 +258,7 @@ def _run_worker(jobs: list[dict[str, Any]]) -> list[Report]:
         return []
     env = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_INTERPRET")}
     env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parents[1]), *sys.path])
+    env["PYTHONSAFEPATH"] = "1"  # this package, not another jfa that lies in the current folder
     env.setdefault("TRITON_CACHE_DIR", str(_state_folder() / "triton"))
     env["TRITON_ALWAYS_COMPILE"] = "1"  # a cached kernel would come without ptxas's log
     command = [sys.executable, "-m", "jfa.compiled", "--worker"]

@@ -61,6 +61,14 @@ def test_compiling_works_while_the_interpreter_is_switched_on(monkeypatch):
     assert compile_kernel(_scale_kernel, POINTWISE, {"BLOCK": 128}, arch=100).error is None
 
 
+def test_compiling_uses_this_package_in_a_folder_that_has_another_jfa(monkeypatch, tmp_path):
+    (tmp_path / "jfa.py").write_text("raise RuntimeError('the wrong jfa')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JFA_STATE", str(tmp_path / "state"))
+    chosen = compiled.select(compiled.shipped_configs(), ["blackwell-finish"])
+    assert [r.problems for r in compiled.compile_configs(chosen, [100])] == [[]]
+
+
 def test_roles_carry_their_warps_and_registers():
     report = compile_kernel(_two_role_kernel, TWO_ROLES, {"BUFFERS": 2}, arch=100, roles=("consumer", "load"))
     assert [(r.name, r.warps) for r in report.roles] == [("consumer", 4), ("load", 1)]
@@ -81,6 +89,12 @@ def test_a_compile_error_is_reported_not_raised():
 def test_problems_cover_every_cap():
     r = Report("k", 100, smem=300_000, tmem=640, threads=2048, registers=64, spill_stores=8, max_spill_bytes=0)
     assert [p.split()[0] for p in r.problems] == ["SMEM", "TMEM", "2048", "64", "spills"]
+
+
+def test_wgmmas_that_wait_are_a_problem_unless_recorded():
+    (problem,) = Report("k", 90, serialized=True).problems
+    assert "C7512" in problem
+    assert Report("k", 90, serialized=True, may_serialize=True).problems == []
 
 
 def test_report_survives_json():

@@ -25,6 +25,8 @@ class CompileConfig:
         roles: names of the default task and of the others, in the order in which the kernel opens them, replicas apart.
         max_spill_bytes: recorded spill loads plus stores of one thread in bytes, for all targets or for each; more is a
             regression.
+        serialized: True where ptxas makes the wgmmas of sm_90 wait for each other and the variant was measured to be the fastest
+            all the same; otherwise that is a problem.
     """
 
     name: str
@@ -35,4 +37,5 @@ class CompileConfig:
     num_warps: int = 4
     roles: tuple[str, ...] = ()
     max_spill_bytes: int | dict[int, int] = 0
+    serialized: bool = False
     options: dict[str, Any] = field(default_factory=dict)

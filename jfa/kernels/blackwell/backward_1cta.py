@@ -27,8 +27,9 @@ import triton.language.extra.tlx as tlx
 from jfa.kernels.blackwell.backward_dq import load_block
 from jfa.kernels.blackwell.lists import read_record
 from jfa.kernels.common.band import in_band, query_blocks
-from jfa.kernels.common.packed import fma_pairs, rounded
+from jfa.kernels.common.packed import fma_pairs
 from jfa.kernels.common.ragged import ragged_box
+from jfa.kernels.common.rounding import rounded_pairs
 from jfa.kernels.common.units import all_ctas, ring, this_cta, zigzag_unit
 
 
@@ -393,7 +394,7 @@ def compute_blocks(
                 if HEAD_ROWS:
                     queries = queries % HEAD_ROWS
                 p = tl.where(in_band(queries[None, :], keys[:, None], k_len, lo, hi, HAS_LO, HAS_HI), p, 0.0)
-            kept = kept + (rounded(p, dtype),)
+            kept = kept + (rounded_pairs(p, dtype),)
         for i in tl.static_range(SLICES):  # only now: P lies where S was
             tlx.local_store(tlx.subslice(p_tiles[0], half * BLOCK_M + i * COLUMNS, COLUMNS), kept[i])
         tlx.barrier_arrive(p_fulls[half])

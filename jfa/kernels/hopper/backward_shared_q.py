@@ -329,10 +329,14 @@ def compile_configs() -> list[CompileConfig]:
         _compile_config("hopper-backward-shared-q64-d128", 64, 128, 4, 0),
         _compile_config("hopper-backward-shared-q128-d128", 128, 128, 3, 20),
         _compile_config("hopper-backward-shared-q64-d64", 64, 64, 4, 0),
+        _compile_config("hopper-backward-shared-q64-d128-causal", 64, 128, 4, 0, has_hi=True),
+        _compile_config("hopper-backward-shared-q64-d128-window", 64, 128, 4, 0, has_lo=True, has_hi=True),
+        _compile_config("hopper-backward-shared-q128-d128-causal", 128, 128, 3, 700, has_hi=True),
+        _compile_config("hopper-backward-shared-q128-d128-window", 128, 128, 3, 1604, has_lo=True, has_hi=True),
     ]
 
 
-def _compile_config(name, lq, d, stages, spills):
+def _compile_config(name, lq, d, stages, spills, has_lo=False, has_hi=False):
     desc = "tensordesc<bf16[1, 1, 1, {}, {}]>"
     return CompileConfig(
         name=name,
@@ -342,7 +346,7 @@ def _compile_config(name, lq, d, stages, spills):
                        desc_dv=desc.format(64, d), lse2="*fp32", delta="*fp32", padded_rows="i32", rows_q="i32", records="*i32",
                        counts="*i32", counters="*i32", heads="i32", scale="fp32", scale_log2="fp32"),
         constexprs=dict(LQ=lq, D=d, K_STAGES=stages, V_STAGES=stages, DO_STAGES=2, TILE=1024,
-                        STATIC=False, HAS_LO=False, HAS_HI=False, KEY_REGISTERS=160, QUERY_REGISTERS=160),
+                        STATIC=False, HAS_LO=has_lo, HAS_HI=has_hi, KEY_REGISTERS=160, QUERY_REGISTERS=160),
         targets=(90,),
         num_warps=4,
         options=dict(num_stages=1),
