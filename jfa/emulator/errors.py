@@ -108,7 +108,7 @@ class MissingFenceError(EmulatorError):
 
 
 class PoisonError(EmulatorError):
-    """Memory that nobody wrote is read, and what was read is used."""
+    """Memory that nobody wrote, or a product that is still being computed, is read, and what was read is used."""
 
     cause = (
         "a wait is missing before the read, the first MMA accumulates onto nothing (use_acc=False is missing), "

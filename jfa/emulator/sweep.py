@@ -103,14 +103,19 @@ class Result:
 
 
 def _run(launch, **options):
-    """(outputs, run) of a launch under options, quietly."""
-    from . import last
+    """(outputs, warnings) of a launch, which may be of several kernels, under options, quietly."""
     from . import options as emulator_options
+    from .frontend.hooks import Last
 
-    with emulator_options(report="raise", **options), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        outputs = launch()
-    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs], last()
+    Last.runs = runs = []
+    try:
+        with emulator_options(report="raise", **options), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            outputs = launch()
+    finally:
+        Last.runs = None
+    found = {(w.kind, w.where[:1]): w for run in runs for w in run.warnings}
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs], found
 
 
 def sites(launch: Callable) -> list[Site]:
@@ -138,10 +143,6 @@ def _same(outputs, expected, tolerance) -> bool:
     return True
 
 
-def _warnings(run):
-    return {(w.kind, w.where[:1]): w for w in run.warnings}
-
-
 def judge(mutant: Mutant, launch: Callable, expected, known=(), schedules=SCHEDULES, tolerance=2e-2) -> Mutant:
     """Run the mutant under each schedule until one finds it; fills in found, schedule and report. known: warnings of the
     whole kernel."""
@@ -151,12 +152,12 @@ def judge(mutant: Mutant, launch: Callable, expected, known=(), schedules=SCHEDU
 
     for schedule in schedules:
         try:
-            outputs, run = _run(launch, fault=fault, **schedule)
+            outputs, warned = _run(launch, fault=fault, **schedule)
         except errors.EmulatorError as error:
             return _note(mutant, type(error).__name__, schedule, str(error))
         if not _same(outputs, expected, tolerance):
             return _note(mutant, "wrong result", schedule, "")
-        fresh = [w for key, w in _warnings(run).items() if key not in known]
+        fresh = [w for key, w in warned.items() if key not in known]
         if fresh:
             missing = isinstance(fresh[0], errors.MissingFenceError)
             return _note(mutant, "MissingFenceError" if missing else "warning", schedule, str(fresh[0]))
@@ -175,8 +176,8 @@ def sweep(launch: Callable, schedules=SCHEDULES, tolerance=2e-2, select: Callabl
     launch: launches the kernel and returns its output tensors; must give the same result each time.
     select: keeps the mutants for which select(mutant) is true. progress: called with each judged mutant.
     """
-    expected, run = _run(launch)
-    expected, known = [t.clone() for t in expected], set(_warnings(run))
+    expected, warned = _run(launch)
+    expected, known = [t.clone() for t in expected], set(warned)
     chosen = [m for m in mutants_of(sites(launch)) if select is None or select(m)]
     for mutant in chosen:
         judge(mutant, launch, expected, known, schedules, tolerance)

@@ -19,6 +19,8 @@ from .tensor import BOOL, Hooks, Scalar, Tensor, canonical, fix, held_dtype, mak
 
 POISON_BITS = 0x7FC5ADBA
 _POISON_FLOAT = np.array(POISON_BITS, np.uint32).view(np.float32)[()]
+UNWAITED_BITS = POISON_BITS + 1
+_UNWAITED_FLOAT = np.array(UNWAITED_BITS, np.uint32).view(np.float32)[()]
 _POISON_INTEGER = {n: int.from_bytes(bytes([0xBA, 0xAD, 0xC5, 0x5A] * (n // 4)), "big", signed=True) for n in (4, 8)}
 _SMALL_POISON = {1: -0x46, 2: -0x4553}
 
@@ -30,10 +32,20 @@ class State:
     poison = True
     poison_memory = None  # (where, buffer): the first read of shared or tensor memory that nobody wrote
     poison_source = None  # where the first masked load without `other` stands
+    poison_dot = None  # where the first MMA with its result in registers stands
 
     @classmethod
     def begin(cls, memory, poison):
-        cls.memory, cls.poison, cls.poison_source, cls.poison_memory = memory, poison, None, None
+        cls.restore((memory, poison, None, None, None))
+
+    @classmethod
+    def saved(cls):
+        """All of it, for `restore` after a launch within a launch."""
+        return cls.memory, cls.poison, cls.poison_source, cls.poison_memory, cls.poison_dot
+
+    @classmethod
+    def restore(cls, state):
+        cls.memory, cls.poison, cls.poison_source, cls.poison_memory, cls.poison_dot = state
 
 
 def _poison(dtype):
@@ -220,10 +232,37 @@ def _check_pointer_shape(pointer, *operands):
         raise ValueError(f"Expected pointer argument to have shape {list(full)} but got {list(shape)}")
 
 
+def unwaited(result, where):
+    """A block as large as an MMA's `result`, which arrives in it later: until then NaN that the frontend knows."""
+    State.poison_source = State.poison_source or where
+    State.poison_dot = State.poison_dot or where
+    return np.full_like(result, _UNWAITED_FLOAT if result.dtype == np.float32 else _POISON_INTEGER[4])
+
+
+def _check_unwaited(bits, where):
+    """Report results of an MMA that were used before they were there."""
+    count = int(np.count_nonzero(bits == UNWAITED_BITS))
+    if count:
+        source, State.poison_dot = State.poison_dot, None
+        State.memory.report(
+            PoisonError(
+                f"stores {count} value(s) made from a product that was still being computed",
+                [f"stored at {show(where or here())}", f"the first async_dot stands at {show(source)}"],
+                cause="async_dot returns at once; on a GPU its registers hold anything until the product is waited for.\n"
+                "  Fix: x = tlx.async_dot_wait(0, x) before x is used.",
+                where=where or here(),
+            )
+        )
+
+
 def check_poison(data, name, where=None):
-    """Report lanes of `data` (held) that come from a masked load without `other`, or from on-chip memory that nobody wrote."""
+    """Report lanes of `data` (held) that come from a masked load without `other`, from on-chip memory that nobody wrote, or from
+    a product that was not waited for."""
     if data.dtype == np.float32:
-        bad = np.ascontiguousarray(data).view(np.uint32) == POISON_BITS
+        bits = np.ascontiguousarray(data).view(np.uint32)
+        bad = bits == POISON_BITS
+        if State.poison_dot is not None:
+            _check_unwaited(bits, where)
     elif data.dtype.kind in "iu" and data.dtype.itemsize >= 4:
         bad = data == np.array(_POISON_INTEGER[data.dtype.itemsize]).astype(data.dtype)
     else:

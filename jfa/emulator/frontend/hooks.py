@@ -22,9 +22,10 @@ _options = contextvars.ContextVar("jfa_emulator_options", default=None)
 
 
 class Last:
-    """The Run of the last launch."""
+    """The Run of the last launch, and where somebody asked for it, those of all launches."""
 
     run = None
+    runs = None
 
 
 def current_options():
@@ -49,6 +50,8 @@ def emulate(jit, grid, args, kwargs, warmup=False):
 
     try:
         Last.run = launching.launch(jit, grid, args, kwargs, current_options())
+        if Last.runs is not None and Last.run is not None:
+            Last.runs.append(Last.run)
         if Active.counts is not None and Last.run is not None:
             Active.counts.launches += 1
             Active.counts.programs += Last.run.stats["ctas"]

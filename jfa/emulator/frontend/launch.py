@@ -260,7 +260,7 @@ def _execute(function, values, grid, launch_options, memory, options):
     Epoch.now += 1
     support.begin_launch()
     language.begin_launch()
-    saved = (State.memory, State.poison, State.poison_source, Hooks.charge, Hooks.pause, BUILDER.program)
+    saved = (State.saved(), Hooks.charge, Hooks.pause, BUILDER.program)
     State.begin(memory, options.poison)
     BUILDER.program = ProgramContext(machine.current)
     BUILDER.options.num_warps = num_warps
@@ -281,7 +281,8 @@ def _execute(function, values, grid, launch_options, memory, options):
             kernel=function.__name__,
         )
     finally:
-        State.memory, State.poison, State.poison_source, Hooks.charge, Hooks.pause, BUILDER.program = saved
+        state, Hooks.charge, Hooks.pause, BUILDER.program = saved
+        State.restore(state)
 
 
 PLAIN_RESIDENTS = 32  # programs of a plain kernel that run at once: those that wait for each other need company

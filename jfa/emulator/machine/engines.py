@@ -140,8 +140,8 @@ def commit(task, bars, where, title="") -> None:
     task.machine.issue(task, "commit", run, where, pipe=True, demand="commit", track="MMA", title=title, facts={})
 
 
-def wgmma(task, reads, where, title="", facts=None) -> None:
-    """Hopper: the operand reads of an MMA whose result is in registers. They last until wgmma_wait."""
+def wgmma(task, reads, where, title="", facts=None, block=None, result=None) -> None:
+    """Hopper: an MMA whose result is in registers. Its reads last, and the array `block` holds no `result`, until wgmma_wait."""
     machine = task.machine
     if Active.counts is not None:
         Active.counts.dots += 1
@@ -150,12 +150,19 @@ def wgmma(task, reads, where, title="", facts=None) -> None:
         for view, name in reads:
             machine.op_access(op, view, False, name)
 
-    task.dots.append(machine.issue(task, "wgmma", run, where, pipe=True, demand="mma", track="MMA", title=title, facts=facts))
+    op = machine.issue(task, "wgmma", run, where, pipe=True, demand="mma", track="MMA", title=title, facts=facts)
+    task.dots.append(op)
+    if block is not None:
+        task.results[id(block)] = (op, block, result)
 
 
 def wgmma_wait(task, pending: int, where) -> None:
     while len(task.dots) > pending:
-        _wait(task, task.dots.pop(0), lambda: f"MMAs ({pending} may be outstanding)", where, "MMA")
+        done = task.dots.pop(0)
+        _wait(task, done, lambda: f"MMAs ({pending} may be outstanding)", where, "MMA")
+        for key in [key for key, (op, *_) in task.results.items() if op is done]:
+            _, block, result = task.results.pop(key)
+            block[...] = result
 
 
 # ---------------------------------------------------------------- cluster launch control

@@ -28,6 +28,7 @@ class Task:
         self.children = set()
         self.stores = []  # TMA stores not waited for
         self.dots = []  # Hopper MMAs not waited for
+        self.results = {}  # of these: the block that async_dot returned, by its identity, and what it will hold
         self.copies, self.groups = [], []  # cp.async: open group, committed groups
         self.pipe = None  # the last MMA this task issued
         self.stale = None

@@ -7,7 +7,7 @@ import torch
 import triton.language as tl
 
 from .. import dtypes, errors
-from ..frontend import values
+from ..frontend import access, values
 from ..locations import show
 from ..machine import MBarrier, engines, sync
 from .api import api, begin, constant, integer, plain, predicate, running, truth
@@ -201,7 +201,7 @@ def _accumulate(c, product, accumulate):
 
 
 def _wgmma(A, B, acc, out_dtype):
-    task, where, fault = begin("async_dot", B.name)
+    task, where, _ = begin("async_dot_waited", B.name)  # it has no barriers that a fault could take away
     m, k, n = *_shape(A), _shape(B)[1]
     if acc is not None and _shape(acc) != [m, n]:
         raise ValueError(f"async_dot: the accumulator is {_shape(acc)}, the product is {[m, n]}")
@@ -211,7 +211,8 @@ def _wgmma(A, B, acc, out_dtype):
     product = _product(_matrix(a, A.dtype.name), _matrix(B.view.read(), B.dtype_name))
     dtype = acc.dtype if acc is not None else out_dtype
     if acc is not None:
-        product = product + values.to_numpy(acc)
+        before = values.to_numpy(acc)  # may still be on its way: MMAs of a task that share an accumulator follow each other
+        product = product + task.results.get(id(before), (None, None, before))[2]
     facts = dict(
         m=m,
         n=n,
@@ -221,8 +222,10 @@ def _wgmma(A, B, acc, out_dtype):
         two_cta=False,
         scaled=False,
     )
-    engines.wgmma(task, [(x.view, x.name) for x in operands], where, f"{B.name}", facts)
-    return values.from_numpy(dtypes.round_to(product, dtype.name), dtype)
+    product = dtypes.round_to(product, dtype.name)
+    block = access.unwaited(product, where) if task.machine.options.poison else product
+    engines.wgmma(task, [(x.view, x.name) for x in operands], where, f"{B.name}", facts, block, product)
+    return values.from_numpy(block, dtype)
 
 
 @api

@@ -97,18 +97,51 @@ def test_an_operand_written_before_the_wait_is_a_race():
 
 
 @triton.jit
-def _never_waited(a, c, M: tl.constexpr):
+def _never_waited(a, c, M: tl.constexpr, STORE: tl.constexpr):
     rows = tl.arange(0, M)
     at = rows[:, None] * M + rows[None, :]
     tile = tlx.local_alloc((M, M), tl.float16, 1)
     tlx.local_store(tile[0], tl.load(a + at))
     tlx.fence("async_shared")
-    tl.store(c + at, tlx.async_dot(tile[0], tile[0]))
+    product = tlx.async_dot(tile[0], tile[0])
+    if STORE:
+        tl.store(c + at, product)
 
 
 def test_a_result_that_was_never_waited_for():
     with pytest.raises(errors.InFlightError, match="never waited for"):
-        _never_waited[(1,)](torch.zeros(64, 64).half(), torch.zeros(64, 64), 64)
+        _never_waited[(1,)](torch.zeros(64, 64).half(), torch.zeros(64, 64), 64, False)
+
+
+def test_a_result_that_is_stored_before_it_is_there():
+    with pytest.raises(errors.PoisonError, match="4096 value.s. made from a product that was still being computed"):
+        _never_waited[(1,)](torch.zeros(64, 64).half(), torch.zeros(64, 64), 64, True)
+
+
+@triton.jit
+def _used_between_waits(a, c, M: tl.constexpr, WAIT: tl.constexpr):
+    """x is ready once one MMA at most is in flight; y, which accumulates onto x's product, is waited for at the end."""
+    rows = tl.arange(0, M)
+    at = rows[:, None] * M + rows[None, :]
+    tile = tlx.local_alloc((M, M), tl.float16, 1)
+    tlx.local_store(tile[0], tl.load(a + at))
+    tlx.fence("async_shared")
+    x = tlx.async_dot(tile[0], tile[0])
+    y = tlx.async_dot(tile[0], tile[0], x)
+    if WAIT:
+        x = tlx.async_dot_wait(1, x)
+    doubled = x * 2.0
+    y = tlx.async_dot_wait(0, y)
+    tl.store(c + at, doubled + y)
+
+
+def test_an_accumulator_may_be_passed_on_unwaited_but_not_computed_with():
+    a, c = torch.randn(64, 64).half(), torch.zeros(64, 64)
+    _used_between_waits[(1,)](a, c, 64, True)
+    product = a.float() @ a.float()
+    torch.testing.assert_close(c, 4 * product, atol=1e-3, rtol=1e-4)
+    with pytest.raises(errors.PoisonError, match="async_dot_wait"):
+        _used_between_waits[(1,)](a, c, 64, False)
 
 
 # ---------------------------------------------------------------- two CTAs

@@ -1,0 +1,122 @@
+"""Every synchronisation of the Hopper kernels broken in turn: the emulator finds each, or it is argued here why it need not.
+
+One program takes several tiles, so that every ring wraps. A mutant counts as found if one of its kernel's cases finds it under one
+of the sweep's orders of events.
+"""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+pytest.importorskip("greenlet")
+
+import jfa  # noqa: E402
+from jfa.emulator import sweep  # noqa: E402
+from jfa.kernels.hopper import configs  # noqa: E402
+from jfa.layout import offsets_from_lengths  # noqa: E402
+
+SHORT = [40, 30, 50, 20, 10, 60]
+CASES = {
+    "forward": [
+        dict(len_q=[300, 40], len_kv=[500, 200]),
+        dict(len_q=[300, 40], len_kv=[500, 200], causal=True),
+        dict(len_q=40, len_kv=[500, 200, 130]),
+        dict(len_q=SHORT, len_kv=SHORT),
+    ],
+    "backward": [
+        dict(len_q=[300], len_kv=[300]),
+        dict(len_q=[300], len_kv=[300], dim=64, causal=True),
+        dict(len_q=SHORT, len_kv=SHORT, dim=64),
+    ],
+    "backward_dq": [
+        dict(len_q=[300], len_kv=[300], dim=64, deterministic=True),
+        dict(len_q=SHORT, len_kv=SHORT, dim=64, deterministic=True),
+    ],
+    "backward_shared_q": [
+        dict(len_q=100, len_kv=[200, 130, 140]),
+        dict(len_q=40, len_kv=[200, 130, 140], dim=64),
+        dict(len_q=100, len_kv=SHORT),
+    ],
+}
+LATE = "put off by one operation, which does not touch what it guards"
+OWN_WAIT = (
+    "the consumers waited for the same keys before they made the dS that this group waits for; kept, for a copy engine's writes are "
+    "promised to those who wait on the copy's own barrier"
+)
+# (how, the broken line): why nothing needs to find it.
+ARGUED = {
+    "forward": {("drop", "tlx.named_barrier_wait(9, 256)"): "the consumers' turns are for speed alone"},
+    "backward": {
+        ("drop", "tlx.barrier_wait(k_fulls[tile_slot], tile_parity)"): OWN_WAIT,
+        ("late", "tlx.barrier_wait(k_fulls[tile_slot], tile_parity)"): OWN_WAIT,
+        ("late", "tlx.barrier_wait(v_fulls[tile_slot], tile_parity)"): LATE,
+        ("drop", "dp = tlx.async_dot_wait(0, dp)"): "the next line waits for all that is in flight, too",
+        ("drop", "dv = tlx.async_dot_wait(0, dv)"): "the line before has waited for all that is in flight",
+    },
+    "backward_dq": {("late", "tlx.barrier_wait(do_fulls[part], turn & 1)"): LATE},
+    "backward_shared_q": {
+        ("late", "tlx.barrier_wait(q_fulls[0], 0)"): LATE,
+        ("late", "tlx.barrier_wait(k_fulls[k], k_parity)"): LATE,
+        ("late", "tlx.barrier_wait(v_fulls[v], v_parity)"): LATE,
+        ("late", "tlx.barrier_wait(ds_empties[group], use & 1)"): LATE,
+        ("drop", "tlx.barrier_wait(k_fulls[k], k_parity)"): OWN_WAIT,
+    },
+}
+
+
+def launcher(kernel: str, len_q, len_kv, dim: int = 128, **options):
+    """A function that calls the op, and for a backward kernel its backward, and returns all that it writes."""
+    shared = isinstance(len_q, int)
+    rng = torch.Generator().manual_seed(0)
+    rows_q = len_q if shared else sum(len_q)
+    inputs = [torch.randn(rows, 1, dim, generator=rng).bfloat16() for rows in (rows_q, sum(len_kv), sum(len_kv))]
+    dout = torch.randn(rows_q * (len(len_kv) if shared else 1), 1, dim, generator=rng).bfloat16()
+    offsets = (None if shared else offsets_from_lengths(len_q), offsets_from_lengths(len_kv))
+
+    def launch():
+        tensors = [x.clone().requires_grad_(kernel != "forward") for x in inputs]
+        out = jfa.jagged_flash_attention(*tensors, *offsets, broadcast_q=shared, backend="hopper", **options)
+        return [out] if kernel == "forward" else list(torch.autograd.grad(out, tensors, dout))
+
+    return launch
+
+
+def clean_mutants(kernel: str, every: int = 1):
+    """(all mutants, those that no case found) by (how, line text); of each ``every``-th mutant only."""
+    judged, found, seen = {}, set(), []
+    for case in CASES[kernel]:
+
+        def chosen(mutant):
+            key = (mutant.how, mutant.site)
+            if not mutant.site.file.endswith((f"hopper/{kernel}.py", "hopper/queue.py")) or key in found:
+                return False
+            if key not in seen:
+                seen.append(key)
+            return seen.index(key) % every == 0
+
+        for mutant in sweep.sweep(launcher(kernel, **case), select=chosen).mutants:
+            key = (mutant.how, mutant.site)
+            judged[key] = (mutant.how, mutant.site.text.strip())
+            if mutant.found:
+                found.add(key)
+    return judged, {text for key, text in judged.items() if key not in found}
+
+
+@pytest.fixture(autouse=True)
+def one_program(monkeypatch):
+    monkeypatch.setattr(configs, "EMULATED_SMS", 1)
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_a_sample_of_broken_synchronisations_is_found(kernel):
+    judged, clean = clean_mutants(kernel, every=7)
+    assert len(judged) > 2
+    assert clean <= ARGUED[kernel].keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", CASES)
+def test_every_broken_synchronisation_is_found_or_argued(kernel):
+    judged, clean = clean_mutants(kernel)
+    assert len(judged) > {"forward": 20, "backward": 40, "backward_dq": 15, "backward_shared_q": 40}[kernel]
+    assert clean == ARGUED[kernel].keys(), "either nothing finds a mutant, or one that was argued away is found after all"
