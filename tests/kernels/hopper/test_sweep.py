@@ -40,8 +40,8 @@ CASES = {
 }
 LATE = "put off by one operation, which does not touch what it guards"
 OWN_WAIT = (
-    "the consumers waited for the same keys before they made the dS that this group waits for; kept, for a copy engine's writes are "
-    "promised to those who wait on the copy's own barrier"
+    "the consumers waited for the same keys before they made the dS that this group waits for; kept, for a copy engine's writes "
+    "are promised to those who wait on the copy's own barrier"
 )
 # (how, the broken line): why nothing needs to find it.
 ARGUED = {
