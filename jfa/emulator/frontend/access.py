@@ -17,10 +17,9 @@ from . import threads
 from .builder import Builder
 from .tensor import BOOL, Hooks, Scalar, Tensor, canonical, fix, held_dtype, make, scalar, wrap
 
-POISON_BITS = 0x7FC5ADBA
-_POISON_FLOAT = np.array(POISON_BITS, np.uint32).view(np.float32)[()]
-UNWAITED_BITS = POISON_BITS + 1
-_UNWAITED_FLOAT = np.array(UNWAITED_BITS, np.uint32).view(np.float32)[()]
+# What a value may be made of that must not be used -> the NaN that marks it. Integers have one mark for all.
+MARKS = {"masked load": 0x7FC5ADBA, "unwritten memory": 0x7FC5ADBB, "unwaited product": 0x7FC5ADBC}
+_FLOATS = {kind: np.array(bits, np.uint32).view(np.float32)[()] for kind, bits in MARKS.items()}
 _POISON_INTEGER = {n: int.from_bytes(bytes([0xBA, 0xAD, 0xC5, 0x5A] * (n // 4)), "big", signed=True) for n in (4, 8)}
 _SMALL_POISON = {1: -0x46, 2: -0x4553}
 
@@ -30,28 +29,28 @@ class State:
 
     memory = None
     poison = True
-    poison_memory = None  # (where, buffer): the first read of shared or tensor memory that nobody wrote
-    poison_source = None  # where the first masked load without `other` stands
-    poison_dot = None  # where the first MMA with its result in registers stands
+    sources = {}  # kind of poison that is about -> (where it first came from, the buffer or None)
 
     @classmethod
     def begin(cls, memory, poison):
-        cls.restore((memory, poison, None, None, None))
+        cls.restore((memory, poison, {}))
 
     @classmethod
     def saved(cls):
         """All of it, for `restore` after a launch within a launch."""
-        return cls.memory, cls.poison, cls.poison_source, cls.poison_memory, cls.poison_dot
+        return cls.memory, cls.poison, cls.sources
 
     @classmethod
     def restore(cls, state):
-        cls.memory, cls.poison, cls.poison_source, cls.poison_memory, cls.poison_dot = state
+        cls.memory, cls.poison, cls.sources = state
 
 
-def _poison(dtype):
+def poison(kind, dtype, where, buffer=None):
+    """The value that marks poison of a kind in values of a type, which from now on stores look for."""
+    State.sources.setdefault(kind, (where, buffer))
     held = held_dtype(dtype)
     if held == np.float32:
-        return _POISON_FLOAT
+        return _FLOATS[kind]
     if held == np.float64:
         return np.float64(np.nan)
     size = held.itemsize
@@ -167,8 +166,7 @@ def _masked_load(pointer, addresses, element, mask, other):
         flat = addresses if addresses.ndim else addresses.reshape(1)
         return _loaded(State.memory.read(flat, name, pointer.allocation).reshape(addresses.shape), element)
     if other is None and State.poison:
-        State.poison_source = State.poison_source or here()
-        fill = _poison(element)
+        fill = poison("masked load", element, here())
     else:
         fill = held_dtype(element).type(0) if other is None else _spread(other, addresses.shape, "other")
     result = np.empty(addresses.shape, held_dtype(element))
@@ -219,7 +217,7 @@ def store(pointer, value, mask=None, boundary_check=(), cache_modifier="", evict
         Active.counts.store(addresses.size)
     if not addresses.ndim:
         addresses, data = addresses.reshape(1), data.reshape(1)
-    if State.poison_source is not None:
+    if State.sources:
         check_poison(data, name)
     State.memory.write(addresses, dtypes.encode(data, name), name, pointer.allocation)
     return None
@@ -232,62 +230,43 @@ def _check_pointer_shape(pointer, *operands):
         raise ValueError(f"Expected pointer argument to have shape {list(full)} but got {list(shape)}")
 
 
-def unwaited(result, where):
-    """A block as large as an MMA's `result`, which arrives in it later: until then NaN that the frontend knows."""
-    State.poison_source = State.poison_source or where
-    State.poison_dot = State.poison_dot or where
-    return np.full_like(result, _UNWAITED_FLOAT if result.dtype == np.float32 else _POISON_INTEGER[4])
-
-
-def _check_unwaited(bits, where):
-    """Report results of an MMA that were used before they were there."""
-    count = int(np.count_nonzero(bits == UNWAITED_BITS))
-    if count:
-        source, State.poison_dot = State.poison_dot, None
-        State.memory.report(
-            PoisonError(
-                f"stores {count} value(s) made from a product that was still being computed",
-                [f"stored at {show(where or here())}", f"the first async_dot stands at {show(source)}"],
-                cause="async_dot returns at once; on a GPU its registers hold anything until the product is waited for.\n"
-                "  Fix: x = tlx.async_dot_wait(0, x) before x is used.",
-                where=where or here(),
-            )
-        )
-
-
 def check_poison(data, name, where=None):
-    """Report lanes of `data` (held) that come from a masked load without `other`, from on-chip memory that nobody wrote, or from
-    a product that was not waited for."""
+    """Report lanes of `data` (held) that hold poison of a kind that is about; of each kind the first."""
+    for kind, (source, buffer) in list(State.sources.items()):
+        count = int(np.count_nonzero(_is_poison(data, kind)))
+        if count:
+            del State.sources[kind]
+            State.memory.report(_poison_error(kind, count, source, buffer, where or here()))
+
+
+def _is_poison(data, kind):
     if data.dtype == np.float32:
-        bits = np.ascontiguousarray(data).view(np.uint32)
-        bad = bits == POISON_BITS
-        if State.poison_dot is not None:
-            _check_unwaited(bits, where)
-    elif data.dtype.kind in "iu" and data.dtype.itemsize >= 4:
-        bad = data == np.array(_POISON_INTEGER[data.dtype.itemsize]).astype(data.dtype)
-    else:
-        return
-    count = int(np.count_nonzero(bad))
-    if count and State.poison_memory is not None:
-        (source, buffer), State.poison_source, State.poison_memory = State.poison_memory, None, None
-        State.memory.report(
-            PoisonError(
-                f"stores {count} value(s) out of {buffer}, where nobody had written",
-                [f"stored at {show(where or here())}", f"read at {show(source)}"],
-                where=where or here(),
-            )
+        return np.ascontiguousarray(data).view(np.uint32) == MARKS[kind]
+    if data.dtype.kind in "iu" and data.dtype.itemsize >= 4:
+        return data == np.array(_POISON_INTEGER[data.dtype.itemsize]).astype(data.dtype)
+    return False
+
+
+def _poison_error(kind, count, source, buffer, where):
+    """What to say of `count` values of a kind of poison that are stored at `where`."""
+    if kind == "unwritten memory":
+        lines = [f"stored at {show(where)}", f"read at {show(source)}"]
+        return PoisonError(f"stores {count} value(s) out of {buffer}, where nobody had written", lines, where=where)
+    if kind == "unwaited product":
+        return PoisonError(
+            f"stores {count} value(s) made from a product that was still being computed",
+            [f"stored at {show(where)}", f"the first async_dot stands at {show(source)}"],
+            cause="async_dot returns at once; on a GPU its registers hold anything until the product is waited for.\n"
+            "  Fix: x = tlx.async_dot_wait(0, x) before x is used.",
+            where=where,
         )
-    elif count:
-        source, State.poison_source = State.poison_source, None
-        State.memory.report(
-            PoisonError(
-                f"stores {count} value(s) that were never loaded",
-                [f"at {show(here())}", f"they are masked lanes of the load without `other` at {show(source)}"],
-                cause="such lanes hold whatever the register held: on a GPU, garbage that may look right.\n"
-                "  Fix: pass other=0.0 (or what suits the computation) to that load, or mask this store alike.",
-                where=here(),
-            )
-        )
+    return PoisonError(
+        f"stores {count} value(s) that were never loaded",
+        [f"at {show(where)}", f"they are masked lanes of the load without `other` at {show(source)}"],
+        cause="such lanes hold whatever the register held: on a GPU, garbage that may look right.\n"
+        "  Fix: pass other=0.0 (or what suits the computation) to that load, or mask this store alike.",
+        where=where,
+    )
 
 
 def _load_block_pointer(pointer, mask, other, boundary_check, padding_option):
@@ -370,7 +349,7 @@ def _combine_lanes(pointer, element, val, mask, combine):
     flat = addresses.reshape(-1)
     if Hooks.charge:
         Hooks.charge("atomic", flat.size)
-    if State.poison_source is not None:
+    if State.sources:
         check_poison(data if mask is None else data[_spread(mask, shape, "mask").reshape(-1)], element.name)
     if mask is None:
         old = State.memory.atomic(flat, data, element.name, combine, pointer.allocation)
@@ -519,7 +498,7 @@ class Descriptor(tl.tensor_descriptor):
             raise ValueError(f"the value's shape {list(value.data.shape)} is not the descriptor's block shape {self.block_shape}")
         if value.dtype.name != self._dtype.name:
             value = value.to(self._dtype)
-        if State.poison_source is not None:
+        if State.sources:
             check_poison(value.data, self._dtype.name)
         return dtypes.encode(value.data, self._dtype.name)
 

@@ -550,14 +550,11 @@ def local_load(src, token=None, layout=None, relaxed=False):
 
 def _poisoned(block, where, name):
     """A block out of memory that nobody wrote: NaN that the frontend knows, so that storing it is an error, using it is not."""
-    access.State.poison_source = access.State.poison_source or where
-    access.State.poison_memory = access.State.poison_memory or (where, name)
-    if block.data.dtype == np.float32:
-        return values.from_numpy(np.where(np.isnan(block.data), access._POISON_FLOAT, block.data), block.dtype)
-    if block.data.dtype.kind in "iu":
-        fill = access._poison(block.dtype)
-        return values.from_numpy(np.where(block.data == np.array(-1).astype(block.data.dtype), fill, block.data), block.dtype)
-    return block
+    if block.data.dtype != np.float32 and block.data.dtype.kind not in "iu":
+        return block
+    unwritten = np.isnan(block.data) if block.data.dtype == np.float32 else block.data == np.array(-1).astype(block.data.dtype)
+    fill = access.poison("unwritten memory", block.dtype, where, name)
+    return values.from_numpy(np.where(unwritten, fill, block.data), block.dtype)
 
 
 @api

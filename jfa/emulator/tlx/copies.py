@@ -109,7 +109,7 @@ def async_descriptor_store(desc, source, offsets, eviction_policy="", store_redu
     def put(data):
         data = data.reshape([int(b) for b in desc.block_shape])
         data = data if data.dtype == stored else data.view(stored)
-        if access.State.poison_source is not None:
+        if access.State.sources:
             access.check_poison(dtypes.decode(data, desc.dtype.name), desc.dtype.name, where)
         if reduce:
             tensor_map.reduce(offsets, data, reduce)

@@ -223,7 +223,9 @@ def _wgmma(A, B, acc, out_dtype):
         scaled=False,
     )
     product = dtypes.round_to(product, dtype.name)
-    block = access.unwaited(product, where) if task.machine.options.poison else product
+    block = product
+    if task.machine.options.poison:
+        block = np.full_like(product, access.poison("unwaited product", dtype, where))
     engines.wgmma(task, [(x.view, x.name) for x in operands], where, f"{B.name}", facts, block, product)
     return values.from_numpy(block, dtype)
 

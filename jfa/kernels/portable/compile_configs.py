@@ -18,7 +18,7 @@ SCALARS = {"scale": "fp32", "sm_scale": "fp32"}
 FP32 = ("lse_ptr", "dlse_ptr", "delta_ptr", "dq_partial_ptr", "partial_acc", "partial_ml")
 INT32 = ("units", "counts", "arrivals", "pieces", "key_offset", "output_offset")
 # Recorded spill bytes a thread, stores and loads, the most of sm_90 and sm_100: a row of the table may not need more.
-SPILLS = {"forward-short": 16, "forward-long": 296, "dq-long": 24, "shared-128": 360, "shared-128-sm100": 360}
+SPILLS = {"forward-long": 296, "dq-long": 24, "shared-128": 336, "shared-128-sm100": 320}
 # With 128 registers a thread two CTAs fit on a multiprocessor of sm_90: faster on long sequences, though wgmmas then wait.
 SERIALIZED = ("forward-long",)
 TARGETS = {"shared-128": (90,), "shared-128-sm100": (100,)}

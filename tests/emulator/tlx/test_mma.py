@@ -119,6 +119,24 @@ def test_a_result_that_is_stored_before_it_is_there():
 
 
 @triton.jit
+def _a_masked_load_after_a_product(a, c, M: tl.constexpr):
+    rows = tl.arange(0, M)
+    at = rows[:, None] * M + rows[None, :]
+    tile = tlx.local_alloc((M, M), tl.float16, 1)
+    tlx.local_store(tile[0], tl.load(a + at))
+    tlx.fence("async_shared")
+    product = tlx.async_dot_wait(0, tlx.async_dot(tile[0], tile[0]))
+    tl.store(c + at, product)
+    row = tl.load(c + rows, mask=rows < M - 2)
+    tl.store(c + rows, row)
+
+
+def test_each_poison_is_said_to_be_what_it_is():
+    with pytest.raises(errors.PoisonError, match="(?s)stores 2 value.s. that were never loaded.*mask=rows < M - 2"):
+        _a_masked_load_after_a_product[(1,)](torch.zeros(64, 64).half(), torch.zeros(64, 64), 64)
+
+
+@triton.jit
 def _used_between_waits(a, c, M: tl.constexpr, WAIT: tl.constexpr):
     """x is ready once one MMA at most is in flight; y, which accumulates onto x's product, is waited for at the end."""
     rows = tl.arange(0, M)

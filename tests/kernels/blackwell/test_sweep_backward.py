@@ -13,12 +13,12 @@ pytest.importorskip("triton")
 pytest.importorskip("greenlet")
 
 import jfa.emulator as emulator  # noqa: E402
-from jfa.emulator import sweep  # noqa: E402
 from jfa.kernels.blackwell import host  # noqa: E402
 from jfa.kernels.common.padded_rows import padded_rows, row_constants  # noqa: E402
 from jfa.kernels.common.ragged import empty_tma_ready  # noqa: E402
 from jfa.masks import Band  # noqa: E402
 from tests.kernels.blackwell.cases import make, reference  # noqa: E402
+from tests.kernels.sweeping import clean_mutants  # noqa: E402
 
 CAUSAL = Band.make(causal=True)
 CASES = {
@@ -79,23 +79,9 @@ def launcher(kernel: str, case: dict, choices: dict):
     return launch
 
 
-def clean_mutants(kernel: str, every: int = 1):
-    """(all mutants, those that no case found) by (how, line text); of each ``every``-th mutant only."""
-    judged, found, seen = {}, set(), []
-    for case, choices in CASES[kernel]:
-
-        def chosen(mutant):
-            key = (mutant.how, mutant.site)
-            if key not in seen:
-                seen.append(key)
-            return seen.index(key) % every == 0 and key not in found
-
-        for mutant in sweep.sweep(launcher(kernel, case, choices), select=chosen).mutants:
-            key = (mutant.how, mutant.site)
-            judged[key] = (mutant.how, mutant.site.text.strip())
-            if mutant.found:
-                found.add(key)
-    return judged, {text for key, text in judged.items() if key not in found}
+def mutants(kernel: str, every: int = 1):
+    """See clean_mutants: of one of the kernels, over all of its cases."""
+    return clean_mutants([launcher(kernel, case, choices) for case, choices in CASES[kernel]], every)
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +91,7 @@ def one_sm(monkeypatch):
 
 @pytest.mark.parametrize("kernel", CASES)
 def test_a_sample_of_broken_synchronisations_is_found(kernel):
-    judged, clean = clean_mutants(kernel, every=7)
+    judged, clean = mutants(kernel, every=7)
     assert len(judged) > 5
     assert clean <= ARGUED[kernel].keys()
 
@@ -113,6 +99,6 @@ def test_a_sample_of_broken_synchronisations_is_found(kernel):
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", CASES)
 def test_every_broken_synchronisation_is_found_or_argued(kernel):
-    judged, clean = clean_mutants(kernel)
+    judged, clean = mutants(kernel)
     assert len(judged) > {"general": 90, "resident": 65, "dq": 40}[kernel]
     assert clean == ARGUED[kernel].keys(), "either nothing finds a mutant, or one that was argued away is found after all"

@@ -11,9 +11,9 @@ pytest.importorskip("triton")
 pytest.importorskip("greenlet")
 
 import jfa  # noqa: E402
-from jfa.emulator import sweep  # noqa: E402
 from jfa.kernels.hopper import configs  # noqa: E402
 from jfa.layout import offsets_from_lengths  # noqa: E402
+from tests.kernels.sweeping import clean_mutants  # noqa: E402
 
 SHORT = [40, 30, 50, 20, 10, 60]
 CASES = {
@@ -81,25 +81,10 @@ def launcher(kernel: str, len_q, len_kv, dim: int = 128, **options):
     return launch
 
 
-def clean_mutants(kernel: str, every: int = 1):
-    """(all mutants, those that no case found) by (how, line text); of each ``every``-th mutant only."""
-    judged, found, seen = {}, set(), []
-    for case in CASES[kernel]:
-
-        def chosen(mutant):
-            key = (mutant.how, mutant.site)
-            if not mutant.site.file.endswith((f"hopper/{kernel}.py", "hopper/queue.py")) or key in found:
-                return False
-            if key not in seen:
-                seen.append(key)
-            return seen.index(key) % every == 0
-
-        for mutant in sweep.sweep(launcher(kernel, **case), select=chosen).mutants:
-            key = (mutant.how, mutant.site)
-            judged[key] = (mutant.how, mutant.site.text.strip())
-            if mutant.found:
-                found.add(key)
-    return judged, {text for key, text in judged.items() if key not in found}
+def mutants(kernel: str, every: int = 1):
+    """See clean_mutants: of one of the kernels and of the queue, over all of its cases."""
+    launches = [launcher(kernel, **case) for case in CASES[kernel]]
+    return clean_mutants(launches, every, (f"hopper/{kernel}.py", "hopper/queue.py"))
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +94,7 @@ def one_program(monkeypatch):
 
 @pytest.mark.parametrize("kernel", CASES)
 def test_a_sample_of_broken_synchronisations_is_found(kernel):
-    judged, clean = clean_mutants(kernel, every=7)
+    judged, clean = mutants(kernel, every=7)
     assert len(judged) > 2
     assert clean <= ARGUED[kernel].keys()
 
@@ -117,6 +102,6 @@ def test_a_sample_of_broken_synchronisations_is_found(kernel):
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", CASES)
 def test_every_broken_synchronisation_is_found_or_argued(kernel):
-    judged, clean = clean_mutants(kernel)
+    judged, clean = mutants(kernel)
     assert len(judged) > {"forward": 20, "backward": 40, "backward_dq": 15, "backward_shared_q": 40}[kernel]
     assert clean == ARGUED[kernel].keys(), "either nothing finds a mutant, or one that was argued away is found after all"
