@@ -62,7 +62,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 @contextlib.contextmanager
 def kernel_counts(active: bool) -> Iterator[dict[str, int]]:
-    """Counts of the kernels launched inside: loads, stores, load_elements, peak_tile; filled in at the end."""
+    """Counts of the kernels launched inside (:class:`jfa.emulator.Counts`) by name; filled in at the end."""
     counts: dict[str, int] = {}
     if not active:
         yield counts
@@ -74,6 +74,4 @@ def kernel_counts(active: bool) -> Iterator[dict[str, int]]:
         return
     with emulator.counting() as seen:
         yield counts
-        for name in ("loads", "stores", "load_elements", "store_elements", "dots", "peak_tile", "programs"):
-            if hasattr(seen, name):
-                counts[name] = int(getattr(seen, name))
+        counts |= {name: int(count) for name, count in vars(seen).items()}

@@ -91,6 +91,8 @@ class Limit:
             "op:NAME": how often the torch operation aten.NAME ran (op:mm, op:bmm, op:exp);
             "ops": torch operations in all;
             "loads", "stores": how often the kernel loads or stores (all programs together); "load_elements": elements loaded;
+            "dots": matrix products; "atomics", "atomic_elements": atomic operations, and their lanes;
+            "selects", "compares", "exponentials": lanes of blocks that tl.where, a comparison, or tl.exp and tl.exp2 made;
             "peak_tile": elements of the largest block of the kernel.
         at_most: the limit, or a function of the case.
         text: the limit in words, as the exercise's text prints it (a test looks for it there):

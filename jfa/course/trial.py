@@ -283,6 +283,11 @@ def _measured(measure: str, count: int) -> str:
         "ops": "{} torch operations ran",
         "load_elements": "it loads {} elements",
         "store_elements": "it stores {} elements",
+        "dots": "{} matrix products ran",
+        "selects": "tl.where made {} lanes",
+        "compares": "comparisons made {} lanes",
+        "exponentials": "{} exponentials ran",
+        "atomic_elements": "atomic operations touch {} elements",
     }
     return words.get(measure, "{} " + measure).format(count)
 

@@ -1,4 +1,4 @@
-"""Counts what kernels do: loads, stores, matrix products, the largest block. A grader's way to see how an answer works."""
+"""Counts what kernels do: loads, stores, products, selects, the largest block. A grader's way to see how an answer works."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ class Counts:
 
     loads, stores: calls of tl.load, tl.store, descriptor loads and stores, and TMA copies, of any size; atomics are neither.
     load_elements, store_elements: lanes that were loaded or stored, masked ones left out; a TMA box counts in full.
+    atomics: calls of tl.atomic_add and its kin. atomic_elements: their lanes, masked ones left out.
+    selects: lanes of blocks that tl.where made. compares: lanes of blocks that a comparison made. exponentials: lanes of tl.exp
+    and tl.exp2 on blocks. These three are the price of masks and of the softmax, so they count lanes, not calls; scalars are free.
     dots: matrix products of any kind. peak_tile: elements of the largest block made. programs: how many ran. launches: of kernels.
     """
 
@@ -20,6 +23,11 @@ class Counts:
     stores: int = 0
     load_elements: int = 0
     store_elements: int = 0
+    atomics: int = 0
+    atomic_elements: int = 0
+    selects: int = 0
+    compares: int = 0
+    exponentials: int = 0
     dots: int = 0
     peak_tile: int = 0
     programs: int = 0
@@ -35,6 +43,11 @@ class Counts:
         self.stores += 1
         self.store_elements += int(elements)
 
+    def atomic(self, elements: int) -> None:
+        """One atomic operation on so many elements."""
+        self.atomics += 1
+        self.atomic_elements += int(elements)
+
     def block(self, elements: int) -> None:
         """An operation made a block of so many elements."""
         if elements > self.peak_tile:
@@ -45,6 +58,12 @@ class Active:
     """The counts that operations add to; None outside ``counting()``, and then counting costs one look here."""
 
     counts: Counts | None = None
+
+
+def count_lanes(name: str, data) -> None:
+    """Add the lanes of a block (a numpy array) to one of the counts; a scalar adds nothing."""
+    if Active.counts is not None and getattr(data, "ndim", 0):
+        setattr(Active.counts, name, getattr(Active.counts, name) + data.size)
 
 
 @contextlib.contextmanager

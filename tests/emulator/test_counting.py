@@ -55,3 +55,24 @@ def test_a_tma_box_counts_as_one_load_in_full():
         copy[(1,)](TensorDescriptor.from_tensor(x, [16, 16]), TensorDescriptor.from_tensor(out, [16, 16]), N=16)
     assert torch.equal(out[:16], x[:16])
     assert (counts.loads, counts.load_elements, counts.stores, counts.store_elements) == (1, 256, 1, 256)
+
+
+@triton.jit
+def masked_softmax(x_ptr, out_ptr, n, N: tl.constexpr):
+    i, j = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    x = tl.load(x_ptr + i * N + j)
+    if n > 3:  # a comparison of scalars
+        x = tl.where((j < n) & (j >= i - 2), x, float("-inf"))
+    p = tl.exp2(x - tl.max(x, 1)[:, None]) + tl.exp(x)
+    tl.atomic_add(out_ptr + i * N + j, p, mask=j < n)
+    tl.atomic_max(out_ptr, tl.where(n > 3, 1.0, 2.0))
+
+
+@pytest.mark.parametrize("n, selected", [(5, 64), (2, 0)])
+def test_selects_compares_exponentials_and_atomics_are_counted_by_lanes(n, selected):
+    with emulator.counting() as counts:
+        masked_softmax[(1,)](torch.randn(8, 8), torch.zeros(8, 8), n, N=8)
+    assert counts.selects == selected
+    assert counts.compares == (8 + 64 if selected else 0) + 8  # j < n is a row of lanes, j >= i - 2 a block of them
+    assert counts.exponentials == 2 * 64
+    assert (counts.atomics, counts.atomic_elements) == (2, 8 * n + 1)

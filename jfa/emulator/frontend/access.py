@@ -351,6 +351,8 @@ def _combine_lanes(pointer, element, val, mask, combine):
         Hooks.charge("atomic", flat.size)
     if State.sources:
         check_poison(data if mask is None else data[_spread(mask, shape, "mask").reshape(-1)], element.name)
+    if Active.counts is not None:
+        Active.counts.atomic(flat.size if mask is None else np.count_nonzero(_spread(mask, shape, "mask")))
     if mask is None:
         old = State.memory.atomic(flat, data, element.name, combine, pointer.allocation)
     else:

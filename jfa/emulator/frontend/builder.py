@@ -10,7 +10,7 @@ import numpy as np
 import triton.language as tl
 
 from .. import dtypes
-from ..counting import Active
+from ..counting import Active, count_lanes
 from ..errors import DeviceAssertError, NotSupported
 from ..locations import here, show
 from . import mathlib, ptx
@@ -75,6 +75,7 @@ def _comparison(function, view=None):
         x, y = (a.data, b.data) if view is None else (view(a.data), view(b.data))
         data = function(x, y)
         _charge("alu", data)
+        count_lanes("compares", data)
         return wrap(data, BOOL)
 
     return create
@@ -84,8 +85,10 @@ def _unordered(function):
     return lambda x, y: function(x, y) | np.isnan(x) | np.isnan(y)
 
 
-def _unary(function, unit="alu"):
+def _unary(function, unit="alu", counted=""):
     def create(self, a):
+        if counted:
+            count_lanes(counted, a.data)
         return _result(function(a.data), a.dtype, unit)
 
     return create
@@ -252,7 +255,7 @@ class Builder:
     create_fneg, create_fabs = _unary(np.negative), _unary(np.abs)
     create_iabs = _unary(lambda x: np.abs(_signed(x)))
     create_floor, create_ceil = _unary(np.floor), _unary(np.ceil)
-    create_exp, create_exp2 = _unary(np.exp, "mufu"), _unary(np.exp2, "mufu")
+    create_exp, create_exp2 = (_unary(function, "mufu", "exponentials") for function in (np.exp, np.exp2))
     create_log, create_log2 = _unary(np.log, "mufu"), _unary(np.log2, "mufu")
     create_sin, create_cos = _unary(np.sin, "mufu"), _unary(np.cos, "mufu")
     create_sqrt = create_precise_sqrt = _unary(np.sqrt, "mufu")
@@ -270,6 +273,7 @@ class Builder:
     def create_select(self, condition, a, b):
         data = np.where(condition.data, a.data, b.data)
         _charge("alu", data)
+        count_lanes("selects", data)
         return wrap(data, a.dtype, a.allocation or b.allocation)
 
     # ---- casts

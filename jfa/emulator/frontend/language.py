@@ -10,6 +10,7 @@ import functools
 import numpy as np
 import triton.language as tl
 
+from ..counting import count_lanes
 from ..errors import NotSupported
 from ..locations import here, show
 from . import access, collective, support
@@ -172,6 +173,7 @@ def _where_block(condition, x, y):
         return None
     if Hooks.charge:
         Hooks.charge("alu", data.size)
+    count_lanes("selects", data)
     return make(data, dtype, allocation)
 
 
@@ -195,7 +197,7 @@ def _extremum(name, quiet, propagating):
     return extremum
 
 
-def _unary_fp32(name, function, unit):
+def _unary_fp32(name, function, unit, counted=""):
     real = getattr(tl.math, name)
     slow = wrap_builtin(real)
 
@@ -203,6 +205,8 @@ def _unary_fp32(name, function, unit):
         if type(x) is Tensor and x.dtype is FP32 and not args and not kwargs:
             if Hooks.charge:
                 Hooks.charge(unit, x.data.size)
+            if counted:
+                count_lanes(counted, x.data)
             return make(function(x.data), FP32)
         return slow(x, *args, **kwargs)
 
@@ -337,8 +341,8 @@ _TABLE = {
     "builtin_max": support.maximum,
 }
 _TABLE |= {
-    "exp": _unary_fp32("exp", np.exp, "mufu"),
-    "exp2": _unary_fp32("exp2", np.exp2, "mufu"),
+    "exp": _unary_fp32("exp", np.exp, "mufu", "exponentials"),
+    "exp2": _unary_fp32("exp2", np.exp2, "mufu", "exponentials"),
     "log": _unary_fp32("log", np.log, "mufu"),
     "log2": _unary_fp32("log2", np.log2, "mufu"),
     "sqrt": _unary_fp32("sqrt", np.sqrt, "mufu"),

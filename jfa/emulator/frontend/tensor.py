@@ -13,7 +13,7 @@ import numpy as np
 import triton.language as tl
 
 from .. import dtypes
-from ..counting import Active
+from ..counting import Active, count_lanes
 
 _new = object.__new__
 _pointer_type = tl.pointer_type
@@ -373,6 +373,7 @@ class _Operator:
         if Hooks.charge:
             self._charge(x, y, data)
         if self.compares:
+            count_lanes("compares", data)
             return make(data, BOOL)
         return make(dtypes.round_to(data, name) if name in _NARROW else data, dtype)
 
