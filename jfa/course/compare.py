@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from jfa.course.precision import rounding_errors
 from jfa.course.spec import Case, Exercise, Output
 from jfa.course.wire import Other
 
@@ -153,8 +154,11 @@ def nan_fault(name: str, got: Any, want: Any, output: Output, case: Case) -> str
     return f"{name} holds NaN at {place(_first(bad), output, case)}{_spread(bad, output, case)}."
 
 
-def value_fault(name: str, got: Any, want: Any, output: Output, case: Case, tol: float) -> str | None:
-    """A sentence saying where the value differs from the reference and by how much, or None."""
+def value_fault(name: str, got: Any, want: Any, output: Output, case: Case, tol: float, error: float = 0.0) -> str | None:
+    """A sentence saying where the value differs from the reference and by how much, or None.
+
+    Allowed is ``tol`` relative to max(1, max |want|), or ``error``, absolute, where that is more.
+    """
     if isinstance(want, str):
         return None if got == want else f"{name} is {_quote(got)}, which is not right."
     if want is None:
@@ -164,7 +168,7 @@ def value_fault(name: str, got: Any, want: Any, output: Output, case: Case, tol:
     numbers, right = _numbers(got), _numbers(want)
     if numbers is None or right is None or numbers.shape != right.shape:
         return f"{name} is {kind_of(got)}, which cannot be compared."
-    bad = mismatch(numbers, right, output.tol or tol)
+    bad = mismatch(numbers, right, output.tol or tol, error)
     if not bad.any():
         return None
     if numbers.ndim == 0:
@@ -191,14 +195,14 @@ def _nested_fault(name: str, got: Any, want: Any, output: Output, case: Case, to
     return None
 
 
-def mismatch(numbers: np.ndarray, right: np.ndarray, tol: float) -> np.ndarray:
-    """True where numbers differ: exactly for integers, else by more than tol * max(1, max |right|); infinities must agree."""
+def mismatch(numbers: np.ndarray, right: np.ndarray, tol: float, error: float = 0.0) -> np.ndarray:
+    """Return True where numbers differ: integers at all, others by more than :func:`value_fault` allows; infinities must agree."""
     if right.dtype.kind in "biu" and numbers.dtype.kind in "biu":
         return numbers != right
     with np.errstate(invalid="ignore"):
         finite = np.isfinite(right)
         scale = max(1.0, float(np.abs(right[finite]).max(initial=0.0)))
-        close = np.abs(numbers - right) <= tol * scale
+        close = np.abs(numbers - right) <= max(tol * scale, error)
         same = (numbers == right) | (np.isnan(numbers) & np.isnan(right))
     return ~((close & finite) | same)
 
@@ -311,8 +315,10 @@ def fault_of(exercise: Exercise, case: Case, event: dict, reference: Any) -> tup
         fault = nan_fault(name, got, want, output, case)
         if fault:
             return "returns", fault + (NEVER_STORED if _is_fresh(exercise, name) else "")
-    for name, got, want, output in items:
-        fault = value_fault(name, got, want, output, case, exercise.tol)
-        if fault:
-            return "values", fault
-    return None
+    fault = next((f for name, *rest in items if (f := value_fault(name, *rest, case, exercise.tol))), None)
+    if fault is None:
+        return None
+    errors = rounding_errors(exercise, case, [want for _, _, want, _ in items])
+    faults = (value_fault(name, *rest, case, exercise.tol, error) for (name, *rest), error in zip(items, errors))
+    fault = next((f for f in faults if f), None)
+    return ("values", fault) if fault else None

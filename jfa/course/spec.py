@@ -178,7 +178,11 @@ class Exercise:
         mutants: at least four.
         variants: at least two differently written right answers, each the source of the whole cell or, where the cell is long, a
             tuple of (old, new) pairs: what to change in the solution's cell.
-        tol: tolerance relative to max(1, max |reference|).
+        tol: tolerance relative to max(1, max |reference|): what is always allowed.
+        arithmetic: ``arithmetic(*args, **kwargs)`` gives the result as a right answer's arithmetic does (P rounded to bf16, say)
+            and gets tensors of the cases' dtypes. None asks the reference itself, in fp32 and from inputs one rounding away.
+        slack: what differs by more than ``tol`` may still err by this many times the error of that arithmetic: see
+            :mod:`jfa.course.precision`. Keep it small: a result 1 % off must fail.
         time_limit: seconds of CPU for all cases together, and seconds it may sleep.
         memory_mb: how much memory the answer may take beyond what the process has.
         hunt: the skeleton is a faulty program: checked as given it is "not started", and the report says what it runs into.
@@ -203,6 +207,8 @@ class Exercise:
     mutants: tuple[Mutant, ...] = ()
     variants: tuple[str | tuple, ...] = ()
     tol: float = 1e-5
+    arithmetic: Callable[..., Any] | None = None
+    slack: float = 8.0
     time_limit: float = 5.0
     memory_mb: int = 1024
     where: str = ""

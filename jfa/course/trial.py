@@ -6,10 +6,9 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from jfa.course import compare, guard, launch, report
 from jfa.course.mutants import Mutants
+from jfa.course.precision import reference_for
 from jfa.course.report import Checked, Result
 from jfa.course.spec import Case, Exercise, Limit
 from jfa.course.strip import NOT_STARTED
@@ -251,22 +250,6 @@ def _test_property(test: Callable, case: Case, value: Any) -> str | None:
         return test(case, value)
     except Exception as error:  # noqa: BLE001  the value may be anything
         return f"The returned value ({compare.kind_of(value)}) has not the form asked for ({type(error).__name__})."
-
-
-def reference_for(exercise: Exercise, case: Case) -> Any:
-    """The right result for a case: the reference gets fresh copies, floating tensors in float64."""
-    return exercise.reference(*_upcast(case.args), **_upcast(case.kwargs))
-
-
-def _upcast(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        copy = value.detach().clone()
-        return copy.to(torch.float64) if copy.is_floating_point() else copy
-    if isinstance(value, tuple | list):
-        return type(value)(_upcast(v) for v in value)
-    if isinstance(value, dict):
-        return {k: _upcast(v) for k, v in value.items()}
-    return value.copy() if hasattr(value, "tobytes") else value
 
 
 def _bound(limit: Any, case: Case) -> int | None:
