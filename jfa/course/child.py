@@ -224,6 +224,7 @@ def _run_cases(job: dict, reporter: Reporter, violations: guard.Violations, answ
         try:
             with _measured(job, violations) as counts:
                 value = answer if job["kind"] == "value" else _call(call, answer, case)
+            again = [_under(schedule, call, answer, case, before) for schedule in job["schedules"]]
         except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt are answers, too
             reporter.send("raised", index=index, **_describe(error, violations), printed=sys.stdout.take())
             if not case["raises"]:
@@ -231,7 +232,7 @@ def _run_cases(job: dict, reporter: Reporter, violations: guard.Violations, answ
             continue
         reporter.send(
             "case", index=index, value=value, facts=_facts(value, inputs), changed=_changed(case, before, job["parameters"]),
-            counts=counts, printed=sys.stdout.take(), emulator=_emulator_notes(job),
+            counts=counts, printed=sys.stdout.take(), emulator=_emulator_notes(job), again=again,
         )  # fmt: skip
     reporter.send("end", violations=violations.words)
 
@@ -240,6 +241,15 @@ def _call(call: Any, answer: Any, case: dict) -> Any:
     if call is not None:
         return call(answer, *case["args"], **case["kwargs"])
     return answer(*case["args"], **case["kwargs"])
+
+
+def _under(schedule: list, call: Any, answer: Any, case: dict, before: dict) -> Any:
+    """What the answer returns for copies of a case's inputs under another schedule of the emulator."""
+    from jfa import emulator
+
+    policy, seed = schedule
+    with emulator.options(policy=policy, seed=seed):
+        return _call(call, answer, {**case, "args": _copy(before["args"]), "kwargs": _copy(before["kwargs"])})
 
 
 @contextlib.contextmanager

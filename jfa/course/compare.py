@@ -299,6 +299,22 @@ def _quote(text: str) -> str:
     return repr(line if len(line) <= 60 else line[:60] + "…")
 
 
+def bits_fault(exercise: Exercise, case: Case, value: Any, again: list) -> str | None:
+    """A sentence about the first schedule under which the answer returned other numbers than at first, or None."""
+    for (policy, seed), other in zip(exercise.schedules, again):
+        order = f"With the programs in another order (schedule {policy!r}, seed {seed})"
+        if structure_fault(other, value, exercise.outputs):
+            return f"{order} it returned {kind_of(other)}."
+        for name, got, first, output in leaves(other, value, exercise.outputs):
+            numbers, right = _numbers(got), _numbers(first)
+            if numbers is None or right is None or numbers.shape != right.shape:
+                return f"{order}, {name} is {kind_of(got)}."
+            bad = (numbers != right) & ~((numbers != numbers) & (right != right))
+            if bad.any():
+                return f"{order}, {name} differs at {place(_first(bad), output, case)}{_off_by(numbers, right, bad)}."
+    return None
+
+
 def fault_of(exercise: Exercise, case: Case, event: dict, reference: Any) -> tuple[str, str] | None:
     """(check, sentence) of the first thing wrong with one returned value: "returns" or "values"; None if all is right."""
     value = event.get("value")

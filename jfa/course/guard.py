@@ -30,6 +30,8 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from jfa.course import host_reads
+
 FAMILIES = {
     "softmax": re.compile(r"^_?(log_)?(safe_)?soft(max|min)|^logsumexp|gumbel_softmax"),
     "sdpa": re.compile(r"scaled_dot_product|_flash_attention|_efficient_attention|multi_?head_attention|_fused_sdp"),
@@ -80,11 +82,16 @@ class OperationGuard(TorchFunctionMode):
 
     def __init__(self, families: Iterable[str], violations: Violations):
         super().__init__()
+        families = list(families)
         self.families = [f for f in families if f in FAMILIES]
+        self.host_reads = host_reads.WORD in families
         self.violations = violations
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        note_operation(getattr(func, "__name__", "") or resolve_name(func) or "", self.families, self.violations)
+        name = getattr(func, "__name__", "") or resolve_name(func) or ""
+        note_operation(name, self.families, self.violations)
+        if self.host_reads:
+            note_host_read(host_reads.by_function(name, args, kwargs or {}), self.violations)
         return func(*args, **(kwargs or {}))
 
 
@@ -93,6 +100,15 @@ def note_operation(name: str, families: Iterable[str], violations: Violations) -
     for family in families:
         if FAMILIES[family].search(name):
             violations.add(family)
+
+
+def note_host_read(words: str | None, violations: Violations) -> None:
+    """Record one way of reading on the host; only the first, for the others tend to be its parts."""
+    if words is not None and not any(w.startswith(_HOST_READ) for w in violations.words):
+        violations.add(f"{_HOST_READ} ({words})")
+
+
+_HOST_READ = "numbers of a tensor on the host"
 
 
 # ---------------------------------------------------------------------------------------------- numpy

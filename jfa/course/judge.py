@@ -134,6 +134,7 @@ def job_for(exercise: Exercise, answer: Answer, course: Course, cases: list[Case
         "memory_mb": exercise.memory_mb,
         "cpu_seconds": exercise.time_limit,
         "needs_triton": exercise.needs_triton,
+        "schedules": [list(s) for s in exercise.schedules],
         "seed": seed,
     }
 

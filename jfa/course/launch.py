@@ -159,7 +159,7 @@ _FIELDS = {
     "broken": {"message": str},
     "notes": {"notes": list},
     "missing": {"defined": list},
-    "case": {"index": int, "facts": list, "changed": list, "counts": dict, "printed": str, "emulator": list},
+    "case": {"index": int, "facts": list, "changed": list, "counts": dict, "printed": str, "emulator": list, "again": list},
     "raised": {"index": int, "type": str, "message": str, "line": int, "text": str}
     | {"report": bool, "memory": bool, "violations": list, "bases": list},
     "end": {"violations": list},
@@ -171,7 +171,7 @@ def _is_wellformed(event: Any) -> bool:
     fields = _FIELDS.get(event.get("event")) if isinstance(event, dict) and isinstance(event.get("event"), str) else None
     if fields is None or not all(type(event.get(name)) is kind for name, kind in fields.items()):
         return False
-    lists = [v for k, v in event.items() if k != "value" and isinstance(v, list)]
+    lists = [v for k, v in event.items() if k not in ("value", "again") and isinstance(v, list)]
     return all(isinstance(entry, str | dict) for entries in lists for entry in entries)
 
 

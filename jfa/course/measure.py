@@ -10,7 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from jfa.course.guard import FAMILIES, Violations, note_operation
+from jfa.course import host_reads
+from jfa.course.guard import FAMILIES, Violations, note_host_read, note_operation
 
 
 class Meter(TorchDispatchMode):
@@ -27,6 +28,8 @@ class Meter(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.split("::")[-1] if hasattr(func, "_schema") else getattr(func, "__name__", "")
         note_operation(name, self.families, self.violations)
+        if host_reads.WORD in self.forbidden:
+            note_host_read(host_reads.by_operation(name, args), self.violations)
         if getattr(func, "namespace", "") == "jfa" and "jfa.attention" in self.forbidden:
             self.violations.add("jfa.attention")
         self.operations[name.rstrip("_") or name] += 1

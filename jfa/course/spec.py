@@ -15,8 +15,9 @@ from typing import Any
 ALWAYS_FORBIDDEN = ("sdpa", "flex", "jfa.attention", "jfa.reference", "jfa.kernels", "jfa.course", "solutions")
 """What no exercise may call unless its ``allow`` names it: calling the product is not an answer."""
 
-FORBIDDABLE = ("softmax", "sdpa", "flex", "numpy", "nested", "jfa.", "solutions")
-"""Words that ``forbid`` understands: operations by family, numpy, or any module of the package by its dotted name."""
+FORBIDDABLE = ("softmax", "sdpa", "flex", "numpy", "nested", "host reads", "jfa.", "solutions")
+"""Words that ``forbid`` understands: operations by family, numpy, numbers of tensors read on the host
+(:mod:`jfa.course.host_reads`), or any module of the package by its dotted name."""
 
 BUILTIN_CHECKS = ("runs", "returns", "inputs kept", "values", "new numbers", "allowed operations")
 """The names of the checks every exercise has; an exercise's own properties and limits come on top."""
@@ -185,6 +186,8 @@ class Exercise:
             :mod:`jfa.course.precision`. Keep it small: a result 1 % off must fail.
         time_limit: seconds of CPU for all cases together, and seconds it may sleep.
         memory_mb: how much memory the answer may take beyond what the process has.
+        schedules: (policy, seed) pairs of the emulator. The kernel runs again under each, its programs and atomics in another
+            order, and must return the same bits as at first (check "same bits").
         hunt: the skeleton is a faulty program: checked as given it is "not started", and the report says what it runs into.
         where: "cpu" or "emulator"; "" means by kind. An "emulator" function (a host function that launches kernels) gets Triton.
     """
@@ -212,6 +215,7 @@ class Exercise:
     time_limit: float = 5.0
     memory_mb: int = 1024
     where: str = ""
+    schedules: tuple[tuple[str, int], ...] = ()
     hunt: bool = False
 
     def __post_init__(self):
@@ -222,6 +226,8 @@ class Exercise:
         if self.kind == "kernel" and self.call is None:
             raise ValueError(f"exercise {self.id}: a kernel needs call(kernel, ...): how to launch it")
         _INSTANCES.append(weakref.ref(self))
+        if self.schedules and not self.needs_triton:
+            raise ValueError(f"exercise {self.id}: only kernels run under schedules")
         for word in self.forbid:
             if not word.startswith(FORBIDDABLE):
                 raise ValueError(f"exercise {self.id}: forbid does not know {word!r}")
@@ -263,4 +269,5 @@ class Exercise:
         own = tuple(p.name for p in self.properties)
         limits = tuple(limit.name for limit in self.limits)
         head = ("runs", "returns", "inputs kept") + (("values",) if self.reference else ())
+        head += ("same bits",) if self.schedules else ()
         return head + own + ("new numbers", "allowed operations") + limits

@@ -171,11 +171,22 @@ class Trial:
         if exercise.reference is None and value is None and exercise.properties:
             raise _Fault("returns", "It returned None: the last line must be `return ...`.", case.name, i)
         self.reached |= {"values"}
+        self._same_bits(event, case, i)
         for prop in exercise.properties:
             sentence = _test_property(prop.test, case, value)
             if sentence:
                 raise _Fault(prop.name, sentence, case.name, i)
             self.reached.add(prop.name)
+
+    def _same_bits(self, event: dict, case: Case, i: int) -> None:
+        """The same numbers under every schedule, to the last bit."""
+        exercise, again = self.exercise, event.get("again", [])
+        if len(again) != len(exercise.schedules):
+            raise _Fault("same bits", "It did not run under every schedule.", case.name, i)
+        sentence = compare.bits_fault(exercise, case, event.get("value"), again)
+        if sentence:
+            raise _Fault("same bits", sentence, case.name, i)
+        self.reached.add("same bits")
 
     def _fault_of(self, case: Case, event: dict, reference: Any) -> tuple[str, str] | None:
         try:

@@ -24,6 +24,19 @@ def _even_cases(seed):
     return [Case("16 elements", (torch.randn(16, generator=torch.Generator().manual_seed(seed)),))]
 
 
+def _sum_launch(kernel, x):
+    import torch
+
+    out = torch.zeros(1)
+    kernel[(x.numel() // 4,)](x, out, BLOCK=4)
+    return out
+
+
+def _sum_cases(seed):
+    g = torch.Generator().manual_seed(seed)
+    return [Case(f"{n} elements", (torch.randn(n, generator=g),)) for n in (4, 256)]
+
+
 EXERCISES = [
     Exercise(
         id="91.1",
@@ -70,6 +83,29 @@ EXERCISES = [
         variants=(
             "@triton.jit\ndef k(x_ptr, out_ptr):\n    i = tl.program_id(0)\n    tl.store(out_ptr + i, tl.load(x_ptr + i))\n\ndef copied(x):\n    import torch\n    out = torch.zeros_like(x)\n    k[(x.numel(),)](x, out)\n    return out\n",
             "@triton.jit\ndef k(x_ptr, out_ptr, N: tl.constexpr):\n    i = tl.arange(0, N)\n    tl.store(out_ptr + i, tl.load(x_ptr + i))\n\ndef copied(x):\n    import torch\n    out = torch.zeros_like(x)\n    k[1,](x, out, x.numel())\n    return out\n",
+        ),
+        time_limit=20.0,
+    ),
+    Exercise(
+        id="91.3",
+        title="A sum that is the same whatever comes first",
+        name="sum_kernel",
+        kind="kernel",
+        call=_sum_launch,
+        cases=_sum_cases,
+        reference=lambda x: x.sum()[None],
+        outputs=(Output("sum", ("row",)),),
+        hints=("One program.", "A loop."),
+        schedules=(("lazy", 1), ("random", 1), ("random", 2)),
+        mutants=(
+            Mutant(
+                "everybody adds",
+                "-",
+                caught_by="same bits",
+                source="@triton.jit\ndef sum_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):\n    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n    tl.atomic_add(out_ptr, tl.sum(tl.load(x_ptr + rows), 0))\n",
+                expect="in another order",
+            ),
+            Mutant("doubles", "Twice the sum.", edit=("tl.store(out_ptr, total)", "tl.store(out_ptr, 2 * total)")),
         ),
         time_limit=20.0,
     ),

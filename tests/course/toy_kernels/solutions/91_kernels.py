@@ -58,3 +58,22 @@ def copied(x):
 
 # %%
 check("91.2", copied)
+
+# %% [markdown]
+# ## 91.3 A sum that is the same whatever comes first
+
+# %% tags=["ex-91.3"]
+@triton.jit
+def sum_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    """out[0] = the sum of x; one program works, the others return at once."""
+    ### BEGIN SOLUTION
+    if tl.program_id(0) == 0:
+        total = 0.0
+        for block in range(tl.num_programs(0)):
+            total += tl.sum(tl.load(x_ptr + block * BLOCK + tl.arange(0, BLOCK)), 0)
+        tl.store(out_ptr, total)
+    ### END SOLUTION
+
+
+# %%
+check("91.3", sum_kernel)
