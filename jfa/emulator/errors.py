@@ -68,6 +68,15 @@ class PhaseError(DeadlockError):
     )
 
 
+class ParityError(EmulatorError):
+    """A wait for a parity that is neither 0 nor 1."""
+
+    cause = (
+        "the number of the phase is passed where its parity belongs; what a GPU makes of it is not defined.\n"
+        "  Fix: phase & 1, for instance (k // STAGES) & 1."
+    )
+
+
 class ExpectBytesError(EmulatorError):
     """The bytes announced by barrier_expect_bytes are not the bytes that the copies deliver."""
 

@@ -33,11 +33,10 @@ FAULTS = {
     "async_dot_wait": ("drop",),
     "async_descriptor_store_wait": ("drop",),
     "async_load_wait_group": ("drop",),
-    "fence": ("drop",),
+    "fence": ("drop", "early"),
 }
 """What can be broken at a site: drop it, wait for the other phase (flip), wait one operation too late (late), announce
-half the bytes
-(half), leave out an MMA's barriers (nobar)."""
+half the bytes (half), leave out an MMA's barriers (nobar), fence before the store that the fence is for (early)."""
 
 SCHEDULES = (dict(policy="eager"), dict(policy="lazy", seed=1), dict(policy="random", seed=1), dict(policy="random", seed=2))
 """Tried in this order until one of them finds the mutant."""

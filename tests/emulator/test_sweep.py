@@ -72,6 +72,12 @@ def test_every_fault_in_our_pipeline_is_found():
     assert {m.found for m in result.mutants} >= {"DeadlockError", "RaceError", "MissingFenceError", "ExpectBytesError"}
 
 
+def test_a_fence_that_comes_too_early_is_found():
+    """In our pipeline each fence covers a store of its own task; one that comes before the store covers nothing."""
+    result = sweep.sweep(lambda: [kernels.double()[0]], select=lambda m: m.how == "early")
+    assert result.mutants and [m.found for m in result.mutants] == ["MissingFenceError"] * len(result.mutants)
+
+
 def test_the_table_lists_what_was_not_found():
     site = sweep.Site("barrier_wait", __file__, 1, 3)
     result = sweep.Result([sweep.Mutant(site, "drop", "RaceError"), sweep.Mutant(site, "flip")])

@@ -7,6 +7,7 @@ bound, so that re-run cells and edited helpers take effect.
 
 import builtins
 import enum
+import functools
 import inspect
 import types
 
@@ -18,7 +19,7 @@ from ..errors import NotSupported
 from ..locations import MARK
 from . import language, support
 from .rewrite import Source, compile_function
-from .tensor import Tensor, install_members
+from .tensor import Tensor, fix, install_members
 
 try:
     from triton.runtime.interpreter import InterpretedFunction
@@ -251,7 +252,9 @@ def _bind_class(cls):
 
 
 def _constexpr_function(function):
-    python = function.fn if hasattr(function, "fn") else function.__func__
+    python, bound = getattr(function, "__func__", function).fn, getattr(function, "__self__", None)
+    if bound is not None:
+        python = functools.partial(python, bound)
 
     def call(*args, **kwargs):
         unwrap = tl.core._unwrap_if_constexpr
@@ -276,6 +279,12 @@ def _aggregate(cls):
             wrapped = [_as_field(a) for a in args]
             return cls.__new__(Emulated, *wrapped, _semantic=language.SEMANTIC, **{k: _as_field(v) for k, v in kwargs.items()})
 
+        def __setattr__(self, name, value):
+            if _stands_in(value, cls.__annotations__.get(name)):
+                object.__setattr__(self, name, value)
+            else:
+                super().__setattr__(name, value)
+
         def __getattribute__(self, name):
             try:
                 value = object.__getattribute__(self, name)
@@ -290,7 +299,14 @@ def _aggregate(cls):
                 return lambda *args, **kwargs: function(self, *args, **kwargs)
             if isinstance(value, _CONSTEXPR_FUNCTIONS):
                 return _constexpr_function(value)
-            return value
+            return support.Sequence(fix(value)) if type(value) is tl.tuple and not value.type.fields else value
+
+        @property
+        def compiled_type(self):
+            """What must not change from one iteration of a loop to the next; constexpr fields count with their value."""
+            fields = {name: vars(self)[name] for name in cls.__annotations__}
+            types = [f"{n}={v.value!r}" if type(v) is tl.constexpr else f"{n}: {support.type_of(v)}" for n, v in fields.items()]
+            return f"{cls.__name__}<{', '.join(types)}>"
 
     Emulated.__name__, Emulated.__qualname__, Emulated.__module__ = cls.__name__, cls.__qualname__, cls.__module__
     return Emulated
@@ -306,7 +322,18 @@ def _class_as_written(cls):
 
 
 def _as_field(value):
+    if isinstance(value, tuple):
+        items, names = [_as_field(v) for v in value], getattr(value, "_fields", None)
+        return tl.tuple(items, tl.core.tuple_type([i.type for i in items], names) if names else None)
     return value if isinstance(value, tl.core.base_value) else tl.constexpr(value)
+
+
+def _stands_in(value, annotation):
+    """Whether a field of that class may hold `value`: an instance of the emulator's class of that name."""
+    if not isinstance(annotation, type) or isinstance(value, annotation):
+        return False
+    emulated = bind(annotation)
+    return isinstance(emulated, type) and isinstance(value, emulated)
 
 
 # ---- modules

@@ -318,25 +318,25 @@ def looks(site):
     return True
 
 
-def _type_of(value):
+def type_of(value):
     if _is_value(value):
         return str(value.type)
     if isinstance(value, _NUMBERS):
         return "constexpr"
     if isinstance(value, tuple | tl.tuple):
-        return tuple(_type_of(v) for v in value)
+        return tuple(type_of(v) for v in value)
     return getattr(value, "compiled_type", None) or type(value).__name__
 
 
 def types_of(variables, names):
     """The types of those names that are bound."""
-    return {name: _type_of(variables[name]) for name in names if name in variables}
+    return {name: type_of(variables[name]) for name in names if name in variables}
 
 
 def check_loop(variables, memory):
     """After a loop's first iteration: each carried name must have the type it came in with."""
     for name, before in memory.items():
-        now = _type_of(variables.get(name))
+        now = type_of(variables.get(name))
         if now != before:
             if before == "constexpr":
                 raise TypeError(
@@ -352,7 +352,7 @@ def check_branch(variables, memory):
     """After a branch on a run-time value: a name that existed before must have kept its type."""
     branch = memory.pop(None, "then")
     for name, before in memory.items():
-        now = _type_of(variables.get(name))
+        now = type_of(variables.get(name))
         if now != before and before != "constexpr":
             raise AssertionError(f"initial value for `{name}` is of type {before}, but the {branch} block redefines it as {now}")
 

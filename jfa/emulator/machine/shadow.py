@@ -52,10 +52,10 @@ def join(clock: dict, other: dict) -> None:
             clock[key] = value
 
 
-def fence(clock: dict) -> None:
-    """A proxy fence: ordinary writes known so far are visible to the async proxy."""
-    for key, value in list(clock.items()):
-        if key >= 0:
+def fence(clock: dict, known: dict) -> None:
+    """A proxy fence: the ordinary writes that the clock `known` has heard of are visible to the async proxy."""
+    for key, value in list(known.items()):
+        if key >= 0 and clock.get(-1 - key, 0) < value:
             clock[-1 - key] = value
 
 

@@ -14,6 +14,8 @@ from .tasks import Task
 
 def wait(task, bar, parity: int, where) -> None:
     """Wait until the phase of that parity has completed."""
+    if task.machine.fault is not None:
+        _remember(task, stores=False)
     waited = not bar.passes(parity)
     if waited:
         started = task.time
@@ -90,9 +92,23 @@ def cluster_wait(task, where) -> None:
         _waited(task, "cluster barrier", started, bar.time, where)
 
 
-def fence(task) -> None:
-    """Order ordinary stores that this task knows of before later reads by the async proxy."""
-    _fence(task.clock)
+def fence(task, early=False) -> None:
+    """Order ordinary stores that this task knows of before later reads by the async proxy.
+
+    early (fault injection): only those it knew of before the last store of its own, or before its last wait where it has
+    stored nothing since its last fence.
+    """
+    _fence(task.clock, task.before if early else task.clock)
+    task.publish()  # what it stores from now on is not fenced
+    if task.machine.fault is not None:
+        task.before, task.stored = dict(task.clock), False
+
+
+def _remember(task, stores: bool) -> None:
+    """For a fence that is to come early: what the task knew before this store or wait."""
+    if stores or not task.stored:
+        task.before, task.stored = dict(task.clock), stores
+        task.publish()
 
 
 def load(task, view, where, name):
@@ -102,6 +118,8 @@ def load(task, view, where, name):
 
 
 def store(task, view, values, where, name) -> None:
+    if task.machine.fault is not None:
+        _remember(task, stores=True)
     task.machine.task_access(task, view, True, where, name)
     view.write(values)
 

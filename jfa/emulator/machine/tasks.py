@@ -34,6 +34,7 @@ class Task:
         self.stale = None
         self.lanes = None  # in a branch that only some threads take: which (the frontend's)
         self.deferred = None  # fault injection: [operations to go, barrier, parity, where] of a wait put off
+        self.before, self.stored = {}, False  # fault injection: the clock that a fence is to see that comes early, see sync.fence
         self.is_main = parent is None
         self.registers = None
         self.regions = []

@@ -11,7 +11,7 @@ from .api import api, begin, constant, integer, plain, predicate, running
 from .types import storage_kind
 
 
-class mbarrier:
+class mbarrier(tl.core.base_value):
     """An array of mbarriers (`index` None), one of them, or a view of one in another CTA (`rank` given)."""
 
     __slots__ = ("array", "index", "rank")
@@ -113,12 +113,15 @@ def barrier_wait(bar, phase, pred=None):
         "barrier_wait does not support remote_view of mbarrier. Use local mbarrier only (storage must be smem, not smemCluster)."
     )
     if isinstance(phase, (bool, int)) or isinstance(phase, (tl.tensor, tl.constexpr)):
-        parity = integer(phase) & 1
+        parity = integer(phase)
     else:
         raise RuntimeError(f"`phase` is in type {type(phase)} (must be either `tl.tensor` or `tl.constexpr`)")
     task = running()
     where = here()
     target = bar.machine_barrier(task, where)
+    if parity not in (0, 1):
+        summary = f"{task.label} waits for parity {parity} of mbarrier {target.label}"
+        raise errors.ParityError(summary, [f"at {show(where)}"], where=where)
     fault = task.machine.step(task, "barrier_wait", target.name, where)
     if fault == "drop" or not predicate(pred):
         return
@@ -199,7 +202,7 @@ def fence(scope):
     task, where, fault = begin("fence", scope)
     if scope == "async_shared":
         if fault != "drop":
-            sync.fence(task)
+            sync.fence(task, early=fault == "early")
     if task.machine.timed:
         task.machine.spend(task, "fence", "fence", where)
 

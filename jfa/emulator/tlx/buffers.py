@@ -134,7 +134,7 @@ class _Type:
         return True
 
 
-class buffered_tensor:
+class buffered_tensor(tl.core.base_value):
     """A tile (num == 0) or an array of `num` tiles, in SMEM or TMEM. `path` is how it was cut from its allocation."""
 
     __slots__ = ("allocation", "path", "shape", "dtype", "num", "name", "_view", "_children")
@@ -294,7 +294,7 @@ def _place(element, offset, pitch, group, out):
         raise ValueError(f"not enough space for distinct allocations: need {at - offset}, have {pitch}")
 
 
-class storage_alias_spec:
+class storage_alias_spec(tl.core.base_value):
     """Storage that several local_allocs share as equals."""
 
     takes_name = True

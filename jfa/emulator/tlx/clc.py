@@ -12,7 +12,7 @@ from .api import api, begin, constant, integer, running, truth
 from .barriers import BarrierArray, barrier_arrive, barrier_expect_bytes, barrier_wait, mbarrier
 
 
-class clc_response:
+class clc_response(tl.core.base_value):
     """Room for `num` answers of try_cancel (`index` None), or one of them."""
 
     def __init__(self, store, index=None):

@@ -173,7 +173,7 @@ def _element_pointers(pointer, count, name):
 # ---------------------------------------------------------------- cp.async
 
 
-class async_token:
+class async_token(tl.core.base_value):
     """What an asynchronous copy returns; commit and wait take it for the compiler's sake."""
 
     def __init__(self, handle=None):
@@ -317,7 +317,7 @@ def _remote_barrier(task, barrier, rank, where):
 # ---------------------------------------------------------------- descriptors made in the kernel
 
 
-class tensor_descriptor_ptr:
+class tensor_descriptor_ptr(tl.core.base_value):
     """Room for `num` descriptors in global scratch memory; ptr[i] is one of them."""
 
     descriptor_size = 128

@@ -333,3 +333,55 @@ def test_an_interrupt_ends_every_task_and_the_next_launch_works():
         run(kernel)
     assert ended == [True] and current() is None
     run(lambda: None)
+
+
+@every_policy
+@pytest.mark.parametrize("barrier_between", [False, True])
+def test_a_fence_does_not_cover_what_is_stored_after_it(options, barrier_between):
+    def kernel():
+        ready, other, first, second = Bars("ready", 1), Bars("other", 1), Buffers("first", 1), Buffers("second", 1)
+
+        def writer():
+            first.store(0, 1)
+            sync.fence(current())
+            if barrier_between:
+                arrive(other[0])
+            second.store(0, 2)
+            arrive(ready[0])
+
+        def sender():
+            wait(ready[0], 0)
+            for buffer, label in ((first, "first[0]"), (second, "second[0]")):
+                engines.tma_store(current(), lambda data: None, buffer.views[0], label, 64, ())
+            engines.store_wait(current(), 0, ())
+
+        tasks(writer=writer, sender=sender)
+
+    found = run(kernel, options.but(report="collect", fences="strict")).findings
+    assert [type(f) for f in found] == [errors.MissingFenceError] and "second[0]" in str(found[0])
+
+
+@every_policy
+def test_a_fence_covers_the_stores_of_others_that_were_waited_for_before_it(options):
+    def kernel(late):
+        stored, buffer = Bars("stored", 1), Buffers("b", 1)
+
+        def writer():
+            buffer.store(0, 7)
+            arrive(stored[0])
+
+        def sender():
+            if late:
+                sync.fence(current())
+            wait(stored[0], 0)
+            if not late:
+                sync.fence(current())
+            engines.tma_store(current(), lambda data: None, buffer.views[0], "b[0]", 64, ())
+            engines.store_wait(current(), 0, ())
+
+        tasks(writer=writer, sender=sender)
+
+    strict = options.but(fences="strict")
+    assert run(lambda: kernel(False), strict).clean
+    with pytest.raises(errors.MissingFenceError):
+        run(lambda: kernel(True), strict)

@@ -347,3 +347,41 @@ def test_an_engine_wakes_nobody():
     with emulator.options(policy="timed"):
         _late[(1,)](x, out, 128)
     assert torch.equal(x, out)
+
+
+@triton.jit
+def _parities(o, parity, N: tl.constexpr, FIXED: tl.constexpr):
+    bars = tlx.alloc_barriers(1, arrive_count=1)
+    tlx.barrier_arrive(bars[0], 1)
+    tlx.barrier_wait(bars[0], parity if FIXED is None else FIXED)
+    tl.store(o, 1.0)
+
+
+@pytest.mark.parametrize("given", ["argument", "constexpr"])
+@pytest.mark.parametrize("parity", [-1, 0, 2, 3, 6])
+def test_a_parity_is_zero_or_one(parity, given):
+    out = torch.zeros(1)
+    launch = lambda: _parities[(1,)](out, parity, 32, parity if given == "constexpr" else None)  # noqa: E731
+    if parity == 0:
+        launch()
+        assert out.item() == 1
+        return
+    with pytest.raises(errors.ParityError, match=f"parity {parity} of mbarrier bars\\[0\\]") as error:
+        launch()
+    assert "& 1" in str(error.value) and "test_tasks.py" in str(error.value)
+
+
+@triton.jit
+def _phase_number(x, o, n, N: tl.constexpr):
+    bars = tlx.alloc_barriers(2, arrive_count=1)
+    for k in range(n):
+        tlx.barrier_arrive(bars[k % 2], 1)
+        tlx.barrier_wait(bars[k % 2], k // 2)
+    tl.store(o, n)
+
+
+def test_the_number_of_a_phase_is_no_parity():
+    out = torch.zeros(1)
+    _phase_number[(1,)](out, out, 4, 32)
+    with pytest.raises(errors.ParityError, match="parity 2"):
+        _phase_number[(1,)](out, out, 5, 32)
