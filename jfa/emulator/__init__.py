@@ -54,6 +54,9 @@ def run(kernel, grid, *args, report="collect", **kwargs):
 
     report: "collect" (default) gathers findings in the Run where the machine can go on; "raise" ends at the first.
     """
+    if not hasattr(kernel, "run"):
+        name = getattr(kernel, "__name__", repr(kernel))
+        raise TypeError(f"`{name}` is no Triton kernel but a {type(kernel).__name__}\n  Fix: decorate it with @triton.jit.")
     names = Options.__dataclass_fields__
     chosen = {k: kwargs.pop(k) for k in list(kwargs) if k in names}
     with options(report=report, **chosen):

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import warnings
 
+from .locations import here, place, show
+
 
 class EmulatorError(RuntimeError):
     """Base class. `summary` is one sentence, `details` are lines of facts, `cause` says what usually leads here."""
@@ -23,7 +25,7 @@ class EmulatorError(RuntimeError):
         self.summary = summary
         self.details = list(details)
         self.cause = type(self).cause if cause is None else cause
-        self.where = tuple(where)
+        self.where = tuple(where) or here()
         super().__init__(summary)
 
     @property
@@ -32,7 +34,10 @@ class EmulatorError(RuntimeError):
         return type(self).__name__.removesuffix("Error")
 
     def __str__(self):
-        lines = [self.summary, *("  " + line for line in self.details)]
+        facts = [self.summary, *("  " + line for line in self.details if not (self.where and line == "at ?"))]
+        if self.where and place(*self.where[0]) not in "\n".join(facts):
+            facts.insert(1, f"  at {show(self.where)}")
+        lines = facts
         if self.cause:
             lines.append("  Usual cause: " + self.cause)
         return "\n".join(lines)

@@ -11,9 +11,12 @@ import sys
 MARK = "__jfa_kernel__"
 
 
-def here(depth=3):
-    """((file, line), …), innermost kernel frame first, at most `depth` of them; () outside a kernel."""
-    frame, found = sys._getframe(1), []
+def here(depth=3, frame=None):
+    """((file, line), …), innermost kernel frame first, at most `depth` of them; () outside a kernel.
+
+    frame: where to start; the caller's if None. A suspended task's is `task.greenlet.gr_frame`.
+    """
+    frame, found = frame or sys._getframe(1), []
     while frame is not None:
         if MARK in frame.f_globals:
             found.append((frame.f_code.co_filename, frame.f_lineno))
@@ -38,3 +41,12 @@ def place(file, line):
 def show(locations):
     """'file.py:12  `text of the line`' for the innermost of `locations`."""
     return f"{place(*locations[0])}  `{source(locations[0])[:100]}`" if locations else "?"
+
+
+def turn(turns) -> str:
+    """' (tile = 1, k = 2)': the turn of the two innermost loops around an access; '' outside loops."""
+    said = []
+    while turns is not None and len(said) < 2:
+        name, value, turns, _ = turns
+        said.append(f"{name} = {getattr(value, 'value', value)}")
+    return f" ({', '.join(said[::-1])})" if said else ""

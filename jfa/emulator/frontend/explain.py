@@ -32,6 +32,10 @@ FIXES = (
     (r"a kernel returns nothing", "tl.store(out_ptr + i, value)."),
     (r"return` statements inside", "compute a flag and use it after the loop."),
     (r"is not defined", "names must be parameters, locals, tl.… or constexpr globals."),
+    (
+        r"must be (real number|Tensor), not (Scalar|Tensor)|ufunc",
+        "Python's math, numpy and torch know no values of a kernel: use tl.exp, tl.sqrt, tl.math.… on them.",
+    ),
     (r"missing \d+ required|positional argument", "compare the call with the function's parameters."),
     (r"unexpected keyword", "compare the keyword with the function's parameters."),
     (r"change total number", "a reshape keeps the number of elements."),

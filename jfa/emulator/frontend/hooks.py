@@ -9,6 +9,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 from ..counting import Active
+from ..errors import EmulatorError
 from ..options import Options
 from .driver import answer_without_gpu
 from .standin import register as register_tlx
@@ -57,6 +58,9 @@ def emulate(jit, grid, args, kwargs, warmup=False):
             Active.counts.programs += Last.run.stats["ctas"]
     except Exception as error:
         Last.run = getattr(error, "run", None)
+        if isinstance(error, EmulatorError) and not error.where:  # it never came to run: name the kernel itself
+            code = jit.fn.__code__
+            error.where = ((code.co_filename, code.co_firstlineno),)
         raise
     return Kernel(jit, args, kwargs, Last.run)
 

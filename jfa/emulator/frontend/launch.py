@@ -266,6 +266,7 @@ def _execute(function, values, grid, launch_options, memory, options):
     BUILDER.options.num_warps = num_warps
     Hooks.charge = machine.charge if options.policy == "timed" else None
     Hooks.pause = _pause(machine)
+    Hooks.task = staticmethod(machine.current)
     memory.program = _program_index(machine)
     memory.report = lambda error: machine.current().machine.report(error)
     try:

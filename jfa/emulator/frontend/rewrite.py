@@ -353,7 +353,7 @@ class Rewriter(ast.NodeTransformer):
             message = "Only `range` and `static_range` iterators are currently supported"
             return self._refuse(node, message, "__jfa_refuse_use")
         static = _is_call_of(node.iter, "static_range")
-        node.iter = _call("__jfa_iterate", self.visit(node.iter), at=node)
+        node.iter = _call("__jfa_iterate", self.visit(node.iter), ast.Constant(node.target.id), at=node)
         carried = sorted((_assigned(node.body) - {node.target.id}) & self.defined)
         self.loops += not static
         node.body = self._scope(node.body, keeps=static)
@@ -364,11 +364,20 @@ class Rewriter(ast.NodeTransformer):
         if node.orelse:
             return self._refuse(node, "`else` after a loop is not supported")
         carried = sorted(_assigned(node.body) & self.defined)
-        node.test = _call("__jfa_while", self.visit(node.test), at=node)
+        node.test = _call("__jfa_while", self.visit(node.test), *self._counter(node), at=node)
         self.loops += 1
         node.body = self._scope(node.body, keeps=False)
         self.loops -= 1
         return self._carry(node, carried) if carried else node
+
+    def _counter(self, node):
+        """(site, name, value) of what a `while` counts, for reports: the first name of its condition that its body changes."""
+        changed = _assigned(node.body)
+        names = (n.id for n in ast.walk(node.test) if isinstance(n, ast.Name) and n.id in changed)
+        name = next(names, None)
+        if name is None:
+            return ()
+        return ast.Constant(f"{self.filename}:{node.lineno + self.base}"), ast.Constant(name), ast.Name(name, ast.Load())
 
     def _carry(self, node, names):
         """Compare the types of loop-carried names after the first iteration with those before the loop."""

@@ -160,8 +160,21 @@ _polls = 0
 _POLLS_PER_PAUSE = 64
 
 
-def while_test(condition):
-    """A `while` condition: a run-time scalar. A long loop may wait for another program, so it lets others run now and then."""
+def while_test(condition, site=None, name=None, value=None):
+    """A `while` condition: a run-time scalar. A long loop may wait for another program, so it lets others run now and then.
+
+    site, name, value: which loop this is, and what its counter holds; a task remembers its turn for reports.
+    """
+    goes_on = _while_test(condition)
+    task = Hooks.task() if site is not None else None
+    if task is not None:
+        turns = task.turns
+        outer = turns[2] if turns is not None and turns[3] == site else turns
+        task.turns = (name, value, outer, site) if goes_on else outer
+    return goes_on
+
+
+def _while_test(condition):
     global _polls
     _polls += 1
     if _polls % _POLLS_PER_PAUSE == 0 and Hooks.pause is not None:
@@ -293,10 +306,20 @@ class StaticRange:
         return len(self.values)
 
 
-def iterate(iterable):
+def iterate(iterable, name):
+    """The values of a loop; the running task remembers which turn it is in, for reports."""
     if not isinstance(iterable, Range | StaticRange):
         raise Refused("Only `range` and `static_range` iterators are currently supported")
-    return iterable
+    task = Hooks.task()
+    return iterable if task is None else _turns(iterable, name, task)
+
+
+def _turns(iterable, name, task):
+    outer = task.turns
+    for value in iterable:
+        task.turns = (name, value, outer, None)
+        yield value
+    task.turns = outer
 
 
 # ---- types that must not change

@@ -53,6 +53,7 @@ class Hooks:
     """What other modules of the frontend plug in: the semantic layer, and the cost model of a timed run."""
 
     semantic = None
+    task = staticmethod(lambda: None)  # the machine's running task
     charge = None  # callable(kind, elements) while a timed run is on
     product = None  # the array of the latest multiplication: an addition to it costs nothing, the compiler fuses the two
 
@@ -111,6 +112,7 @@ class Tensor(tl.tensor):
 
     allocation = None
     poison = None
+    __array_ufunc__ = None  # numpy's functions do not run on values of a kernel
 
     def __new__(cls, handle, type):
         """What Triton's semantic layer calls with a builder's result and the type it should have."""

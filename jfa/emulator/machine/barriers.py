@@ -10,7 +10,7 @@ blocks on 0, and a waiter cannot tell two phases ahead from none.
 from __future__ import annotations
 
 from .. import errors
-from ..locations import show
+from ..locations import show, turn
 from . import limits
 from .shadow import join
 
@@ -22,7 +22,7 @@ class MBarrier:
 
     __slots__ = (
         *("name", "cta", "count", "per_thread", "pending", "bytes", "phase", "gathered", "clock", "time", "gathered_time"),
-        *("history", "waiters", "passed_by", "seen_by", "landed"),
+        *("history", "waiters", "passed_by", "seen_by", "landed", "arrivers"),
     )
 
     def __init__(self, name: str, cta, count: int, per_thread=False):
@@ -31,6 +31,7 @@ class MBarrier:
         self.gathered, self.clock = {}, {}  # clocks of this phase's arrivals; what a waiter of the last completed phase learns
         self.time = self.gathered_time = 0.0
         self.history, self.waiters = [], []
+        self.arrivers = []  # who has arrived in the phase in progress
         self.passed_by = {}  # task -> its counter when it passed the phase before this one
         self.seen_by = {}  # task -> (phase it passed last, location)
         self.landed = []  # (phase when issued, nbytes, location) of copies that came after their phase had ended
@@ -42,12 +43,14 @@ class MBarrier:
         self.pending -= count
         if self.pending < 0:
             over, self.pending = -self.pending, 0
+            before = f", after {' and '.join(dict.fromkeys(w[1] for w in self.arrivers))}" if self.arrivers else ""
             raise errors.OverArrivalError(
                 f"mbarrier {self.label} got {over} arrival{'s' * (over > 1)} more than its arrive_count={self.count} in phase "
-                f"{self.phase}",
-                ["arrivals of this phase, last one last:", *self.show_history()],
+                f"{self.phase}: the last is {what[1]}'s{before}",
+                ["arrivals of this phase, last one last:", *(_entry(self.phase, w) for w in (*self.arrivers, what))],
                 where=what[2],
             )
+        self.arrivers.append(what)
         self._complete()
 
     def expect(self, nbytes: int) -> None:
@@ -73,7 +76,7 @@ class MBarrier:
             return
         missed = [task for task, count in self.passed_by.items() if self.gathered.get(task.component.id, 0) < count]
         self.phase += 1
-        self.pending = self.count
+        self.pending, self.arrivers = self.count, []
         self.clock = self.gathered
         self.gathered = dict(self.clock)
         self.time = self.gathered_time
@@ -96,7 +99,7 @@ class MBarrier:
                 f"before {task.label} has seen phase {phase}",
                 [
                     f"wait for phase {phase} (parity {phase & 1}) by {task.label}",
-                    f"    at {show(where)}",
+                    f"    at {show(where)}{turn(task.turns)}",
                     f"what completed phase {self.phase - 1} did not follow from that wait:",
                     *self.show_history(),
                 ],
@@ -112,8 +115,12 @@ class MBarrier:
         """A wait of `task` passed: it learns what the completed phase's arrivals knew."""
         phase = self.phase - 1
         last = self.seen_by.get(task)
-        if last is not None and last[0] == phase:
-            task.stale = (self, phase, where)
+        again = last is not None and last[0] == phase
+        if again or phase < 0:
+            task.early.pop(self, None)
+            task.early[self] = (phase, again, where, task.turns)
+        elif task.early and self in task.early and not task.early[self][1]:
+            del task.early[self]
         self.seen_by[task] = (phase, where)
         self.passed_by[task] = task.clock[task.component.id]
         join(task.clock, self.clock)
@@ -133,7 +140,12 @@ class MBarrier:
     def show_history(self):
         if not self.history:
             return ["    nobody ever arrived"]
-        return [f"    phase {phase}: {verb} by {actor} at {show(where)}" for phase, (verb, actor, where) in self.history]
+        return [_entry(phase, what) for phase, what in self.history]
+
+
+def _entry(phase, what) -> str:
+    verb, actor, where, *turns = what
+    return f"    phase {phase}: {verb} by {actor} at {show(where)}{turn(turns[0]) if turns else ''}"
 
 
 class NamedBarrier:

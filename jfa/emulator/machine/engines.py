@@ -22,7 +22,7 @@ def tma_load(task, fetch, targets, nbytes: int, where, title="", facts=None) -> 
         for view, name, bar in targets:
             machine.op_access(op, view, True, name)
             view.write(data.reshape(view.shape))
-            bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where))
+            bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where, op.turns))
 
     facts = facts or {"bytes": nbytes, "multicast": len(targets)}
     machine.issue(task, "TMA load", run, where, demand="tma_load", title=title, facts=facts, barrier=targets[0][2])
@@ -66,7 +66,7 @@ def remote_copy(task, source, target, target_name, bar, nbytes: int, where, titl
             machine.op_access(op, source, False, source_name)
         machine.op_access(op, target, True, target_name, generic=values is not None)
         target.write((source.read() if values is None else values).reshape(target.shape))
-        bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where))
+        bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where, op.turns))
 
     machine.issue(task, "remote copy", run, where, demand="tma_load", title=title, facts={"bytes": nbytes}, barrier=bar)
 
@@ -123,7 +123,7 @@ def mma(task, compute, reads, writes, bars, where, title="", facts=None, wait=Fa
             machine.op_access(op, view, True, name)
         compute()
         for bar in bars:
-            bar.arrive(1, op.clock, op.end, ("commit of the MMA", op.label, where))
+            bar.arrive(1, op.clock, op.end, ("commit of the MMA", op.label, where, op.turns))
 
     op = machine.issue(task, "mma", run, where, pipe=True, demand="mma" if facts else None, track="MMA", title=title, facts=facts)
     if wait:
@@ -135,7 +135,7 @@ def commit(task, bars, where, title="") -> None:
 
     def run(op):
         for bar in bars:
-            bar.arrive(1, op.clock, op.end, ("commit", op.label, where))
+            bar.arrive(1, op.clock, op.end, ("commit", op.label, where, op.turns))
 
     task.machine.issue(task, "commit", run, where, pipe=True, demand="commit", track="MMA", title=title, facts={})
 
@@ -195,7 +195,7 @@ def clc_try_cancel(task, responses, stage: int, bars, where) -> None:
             machine.op_access(op, response.view(stage), True, "the CLC response")
             response.view(stage).write(0)
             response.values[stage] = origin
-            bar.deliver(16, op.clock, op.end, ("CLC response", op.label, where))
+            bar.deliver(16, op.clock, op.end, ("CLC response", op.label, where, op.turns))
 
     machine.issue(task, "CLC query", run, where, demand="clc", track="CLC", title="try_cancel", facts={}, barrier=bars[0])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import threading
 from collections import Counter, deque
 
@@ -16,7 +17,7 @@ import numpy as np
 from greenlet import getcurrent
 
 from .. import errors
-from ..locations import here, show
+from ..locations import here, show, turn
 from ..options import Options
 from . import limits, sync
 from .shadow import Access, Component, join
@@ -80,6 +81,7 @@ class Machine:
         self.touched = set()  # boxes that TMA loads have fetched, kept with options.cold
         self.occupied = {}  # (CTA, resource) -> [(begin, end)] in modelled cycles, kept with the trace
         self._reported = set()
+        self.read_early = {}  # place where memory that nobody wrote was loaded -> notes on the waits before
         self._components = 0
         self._since_collect = 0
         self._idle = 0
@@ -128,6 +130,7 @@ class Machine:
             raise errors.ThreadLimitError(f"num_warps={num_warps} is more than {limits.MAX_THREADS} threads")
 
     def _end_with(self, error):
+        self._note_early_reads(error)
         if self.options.report == "collect":
             self.findings.append(error)
         else:
@@ -184,7 +187,8 @@ class Machine:
                 continue
             self.steps += 1
             if self.steps > limit:
-                raise errors.LivelockError(f"no end after {limit} scheduling steps", self._who_runs())
+                where = next((at for at in (t.stands() for t in self.tasks) if at), ())
+                raise errors.LivelockError(f"no end after {limit} scheduling steps", self._who_runs(), where=where)
             if type(chosen) is AsyncOp:
                 self.ops.remove(chosen)
                 self.complete(chosen)
@@ -430,7 +434,11 @@ class Machine:
 
     def complete(self, op):
         """The operation takes effect."""
-        op.run(op)
+        try:
+            op.run(op)
+        except errors.EmulatorError as error:
+            error.where = error.where or op.where  # no kernel code is on the stack when an engine works
+            raise
         op.done = True
         op.previous = op.run = None
         self.time = max(self.time, op.end)
@@ -492,8 +500,8 @@ class Machine:
 
         generic: through the generic proxy, that is by ordinary loads and stores.
         """
-        access = Access(component, clock[component.id], write, generic, actor, where, name)
         region = view._region or view.region
+        access = Access(component, clock[component.id], write, generic, actor, where, name, region)
         shadow = view.storage.shadow
         (shadow.write if write else shadow.read)(region, access, clock, report or self._memory_error)
 
@@ -512,6 +520,8 @@ class Machine:
             met.append(kind) if kind == "poison" else self._memory_error(kind, *what)
 
         self.access(task, task.component, task.clock, view, False, True, where, name, report)
+        if met:
+            self.read_early.setdefault(show(where), early_waits(task))
         return bool(met)
 
     def op_access(self, op, view, write, name, generic=False):
@@ -529,12 +539,13 @@ class Machine:
         place = f"{space} memory {later.name}" + ("" if storage.cta.alone else f" of cta{storage.cta.pid}")
         if kind == "poison":
             summary = f"{later.actor.label} reads {place} where nobody has written"
-            self.report(errors.PoisonError(summary, [f"read at {show(later.where)}"], where=later.where))
+            details = [f"read at {show(later.where)}{turn(later.turns)}", *early_waits(_task_of(later.actor))]
+            self.report(errors.PoisonError(summary, details, where=later.where))
         elif kind == "fence":
             if storage.space == "smem":
                 self._missing_fence(place, earlier, later)
         else:
-            self._race(place, earlier, later)
+            self._race(place, earlier, later, shadow)
 
     def _missing_fence(self, place, earlier, later):
         finding = errors.MissingFenceError(
@@ -548,7 +559,7 @@ class Machine:
             finding.details.append('a warning: fbtriton\'s compiler puts this fence in; fences="strict" makes it an error')
             self.warn(finding)
 
-    def _race(self, place, earlier, later):
+    def _race(self, place, earlier, later, shadow):
         details = [_describe(a) for a in (earlier, later)]
         late = next((a.actor for a in (earlier, later) if isinstance(a.actor, AsyncOp) and a.actor.landed_late), None)
         if late is not None:
@@ -556,22 +567,30 @@ class Machine:
             error.details[1:1] = [f"so two accesses to {place} are not ordered:", *details]
             self.report(error)
             return
+        details += _alias(earlier, later, shadow.storage)
         for access in (later, earlier):
-            task = access.actor.task if isinstance(access.actor, AsyncOp) else access.actor
-            if task.stale is not None:
-                bar, phase, where = task.stale
-                details.append(f"note: at {show(where)}")
-                details.append(f"    {task.label} waited on {bar.label} and passed on phase {phase}, which it had passed before")
+            notes = early_waits(_task_of(access.actor), again_only=True)
+            if notes:
+                details += notes
                 break
         self.report(errors.RaceError(f"two accesses to {place} that nothing orders", details, where=later.where))
 
     # ------------------------------------------------------------ reports
     def report(self, error):
         """An error after which the machine could go on: raised, or gathered under report="collect"."""
+        self._note_early_reads(error)
         if self.options.report == "collect":
             self.findings.append(error)
         else:
             raise error
+
+    def _note_early_reads(self, error):
+        """Add to a report of poison which waits before the load passed too early."""
+        if isinstance(error, errors.PoisonError):
+            facts = "\n".join(error.details)
+            for place, notes in self.read_early.items():
+                if place in facts and not set(notes) & set(error.details):
+                    error.details += notes
 
     def warn(self, finding):
         key = ("warning", finding.kind, finding.where[:1])
@@ -583,7 +602,7 @@ class Machine:
             errors.warn(finding)
 
     def _who_runs(self):
-        return [f"{t.label} at {show(t.where)}" for t in self.tasks]
+        return [f"{t.label} at {show(t.stands())}{turn(t.turns)}" for t in self.tasks]
 
     def _deadlock(self):
         """Name what is wrong when nothing can go on."""
@@ -607,6 +626,9 @@ class Machine:
             error.details.append(f"    at {show(task.where)}")
             if hasattr(task.waiting, "show_history"):
                 error.details.extend("    " + line.strip() for line in task.waiting.show_history()[-2:])
+            error.details.extend(early_waits(task, only=task.waiting))
+        for task in self.tasks:
+            error.details.extend(line for line in early_waits(task, again_only=True) if line not in error.details)
         ended = sorted({t.label for c in self.clusters for cta in c.ctas for t in cta.tasks if t.done})
         if ended:
             error.details.append("already ended: " + ", ".join(ended))
@@ -679,7 +701,37 @@ _ENDED = _Ended()
 
 def _describe(access):
     verb = "write" if access.write else "read "
-    return f"{verb} of {access.name} by {access.actor.label} at {show(access.where)}"
+    return f"{verb} of {access.name} by {access.actor.label} at {show(access.where)}{turn(access.turns)}"
+
+
+def _alias(earlier, later, storage) -> list[str]:
+    """Why accesses to buffers of two names meet: which lies in the other, or that they overlap."""
+    names = [re.sub(r"[\[.].*", "", a.name) for a in (earlier, later)]
+    if names[0] == names[1] or earlier.region is None or later.region is None:
+        return []
+    cells = "columns" if storage.space == "tmem" else "bytes"
+    inner, outer = sorted((earlier, later), key=lambda a: sum(atom.size for atom in a.region.atoms))
+    inside = {a.number for a in inner.region.atoms} <= {a.number for a in outer.region.atoms}
+    how = f"lies in the {cells} of" if inside else f"shares {cells} with"
+    return [f"note: {inner.name} {how} {outer.name}: they are one storage"]
+
+
+def _task_of(actor):
+    return actor.task if isinstance(actor, AsyncOp) else actor
+
+
+def early_waits(task, only=None, again_only=False) -> list[str]:
+    """Notes on a task's waits that passed on a phase passed before, or before anything had arrived; newest first, at most two.
+
+    only: on this barrier alone. again_only: not the first wait on a fresh barrier, on which producers rightly pass.
+    """
+    notes = []
+    for bar, (phase, again, where, turns) in reversed(task.early.items()):
+        if (only is None or bar is only) and (again or not again_only):
+            what = "before anything had arrived" if phase < 0 else f"on phase {phase}, which it had passed before"
+            notes.append(f"note: at {show(where)}{turn(turns)}")
+            notes.append(f"    {task.label} waited on {bar.label} (parity {phase & 1}) and passed {what}")
+    return notes[:4]
 
 
 def _three(value):

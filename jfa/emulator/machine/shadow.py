@@ -60,13 +60,13 @@ def fence(clock: dict, known: dict) -> None:
 
 
 class Access:
-    """Who (a Task or an AsyncOp) touched which buffer, when (component and counter) and how."""
+    """Who (a Task or an AsyncOp) touched which buffer, when (component and counter, turn of its loops) and how."""
 
-    __slots__ = ("component", "count", "write", "generic", "actor", "where", "name")
+    __slots__ = ("component", "count", "write", "generic", "actor", "where", "name", "region", "turns")
 
-    def __init__(self, component, count, write, generic, actor, where, name):
+    def __init__(self, component, count, write, generic, actor, where, name, region=None):
         self.component, self.count, self.write, self.generic = component, count, write, generic
-        self.actor, self.where, self.name = actor, where, name
+        self.actor, self.where, self.name, self.region, self.turns = actor, where, name, region, actor.turns
 
 
 class Atom:

@@ -42,14 +42,14 @@ def arrive(task, bar, count: int, where) -> None:
         count *= 32 * task.num_warps
     if task.machine.timed:
         task.machine.spend(task, "barrier_arrive", f"arrive {bar.name}", where)
-    bar.arrive(count, task.clock, task.time, ("arrive", task.label, where))
+    bar.arrive(count, task.clock, task.time, ("arrive", task.label, where, task.turns))
     task.publish()
 
 
 def expect_bytes(task, bar, nbytes: int, where) -> None:
     """Announce bytes and arrive once."""
     bar.expect(nbytes)
-    bar.arrive(1, task.clock, task.time, (f"expect of {nbytes} bytes", task.label, where))
+    bar.arrive(1, task.clock, task.time, (f"expect of {nbytes} bytes", task.label, where, task.turns))
     task.publish()
 
 

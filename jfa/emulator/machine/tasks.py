@@ -6,6 +6,7 @@ import contextvars
 
 from greenlet import greenlet
 
+from ..locations import here
 from .barriers import ClusterBarrier
 
 
@@ -31,7 +32,8 @@ class Task:
         self.results = {}  # of these: the block that async_dot returned, by its identity, and what it will hold
         self.copies, self.groups = [], []  # cp.async: open group, committed groups
         self.pipe = None  # the last MMA this task issued
-        self.stale = None
+        self.early = {}  # barrier -> (phase, passed before?, where, turns) of waits that passed too early, or before any arrival
+        self.turns = parent.turns if parent else None  # the loops it is in, innermost first: (name, value, outer loop's, site)
         self.lanes = None  # in a branch that only some threads take: which (the frontend's)
         self.deferred = None  # fault injection: [operations to go, barrier, parity, where] of a wait put off
         self.before, self.stored = {}, False  # fault injection: the clock that a fence is to see that comes early, see sync.fence
@@ -58,6 +60,11 @@ class Task:
         """Let others run (used by code that polls)."""
         self.machine.pause(self)
 
+    def stands(self):
+        """Where in the kernel it is: where it was suspended, or where it waits."""
+        frame = self.greenlet.gr_frame if not self.done else None
+        return (here(frame=frame) if frame is not None else ()) or self.where
+
     def end(self) -> None:
         """End the task's greenlet, wherever it stands."""
         if not self.greenlet.dead:
@@ -73,7 +80,7 @@ class AsyncOp:
 
     __slots__ = (
         *("kind", "run", "task", "component", "clock", "where", "previous", "done"),
-        *("start", "end", "waiters", "title", "barrier", "phase", "info", "piped"),
+        *("start", "end", "waiters", "title", "barrier", "phase", "info", "piped", "turns"),
     )
 
     def __init__(self, kind, run, task, component, clock, where, previous=None, title=""):
@@ -81,7 +88,7 @@ class AsyncOp:
         self.previous, self.title = previous, title
         self.done, self.start, self.end, self.waiters = False, 0.0, 0.0, []
         self.barrier = self.phase = self.info = None  # barrier: where its bytes are counted; phase: of that barrier at issue
-        self.piped = False
+        self.piped, self.turns = False, task.turns
 
     @property
     def label(self) -> str:
