@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from jfa.course import closed_modules, guard, landlock, measure, seccomp, wire
 from jfa.course.sources import compile_visible
@@ -225,6 +225,7 @@ def _run_cases(job: dict, reporter: Reporter, violations: guard.Violations, answ
             with _measured(job, violations) as counts:
                 value = answer if job["kind"] == "value" else _call(call, answer, case)
             again = [_under(schedule, call, answer, case, before) for schedule in job["schedules"]]
+            value = tree_map(measure.plain_arrays, value)
         except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt are answers, too
             reporter.send("raised", index=index, **_describe(error, violations), printed=sys.stdout.take())
             if not case["raises"]:
@@ -256,9 +257,10 @@ def _under(schedule: list, call: Any, answer: Any, case: dict, before: dict) -> 
 def _measured(job: dict, violations: guard.Violations) -> Iterator[dict[str, int]]:
     """Everything counted while the answer runs once; the counts are complete when the context ends."""
     families = [f for f in job["forbid"] if not (f == "numpy" and job["needs_triton"])]
-    meter = measure.Meter(families, violations)
+    meter = measure.Meter(families, violations, watch_python="live_numel" in job.get("measures", ()))
     counts: dict[str, int] = {}
-    with measure.kernel_counts(job["needs_triton"]) as kernel, meter, guard.OperationGuard(families, violations):
+    arrays = contextlib.nullcontext() if job["needs_triton"] else measure.counted_numpy(meter)
+    with arrays, measure.kernel_counts(job["needs_triton"]) as kernel, meter, measure.Watch(meter):
         yield counts
     counts |= meter.take() | kernel
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from jfa.course import launch, report
+from jfa.course.given import definitions
 from jfa.course.mutants import Mutants
 from jfa.course.paths import Course
 from jfa.course.report import Result
@@ -58,7 +59,8 @@ def _try(
     """Run the answer on its cases and enter into ``result`` what came of it."""
     cases = _cases(exercise, seed)
     outcome = _run(job_for(exercise, answer, course, cases, seed), answer, waiting)
-    Trial(exercise, cases, outcome, result, Mutants(answer.solution, answer.given)).decide()
+    cells = (answer.source, answer.skeleton)
+    Trial(exercise, cases, outcome, result, Mutants(answer.solution, answer.given), cells).decide()
     if exercise.needs_triton and not result.passed:
         result.notes += triton_trouble()
     return result
@@ -90,19 +92,19 @@ def _is_untouched(answer: Answer, exercise: Exercise) -> bool:
     """Whether the answer's AST equals the skeleton's: comments and layout do not make an answer."""
     if answer.is_live and answer.live is ...:
         return True
-    mine, pristine = _tree(answer.source, exercise.name, answer.is_live), _tree(answer.skeleton, exercise.name, answer.is_live)
+    if answer.is_live:  # only functions are known of it, not the rest of its cell
+        mine, given = definitions(answer.source), definitions(answer.skeleton)
+        return exercise.name in mine and all(name in given and ast.dump(n) == ast.dump(given[name]) for name, n in mine.items())
+    mine, pristine = _tree(answer.source), _tree(answer.skeleton)
     return mine is not None and mine == pristine
 
 
-def _tree(source: str, name: str, only_function: bool) -> str | None:
-    """The cell's AST as text; of a live function only its own definition (that is all that its source shows)."""
+def _tree(source: str) -> str | None:
+    """The cell's AST as text."""
     try:
         tree = ast.parse(textwrap.dedent(source))
     except (SyntaxError, ValueError):
         return None
-    if only_function:
-        found = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == name]
-        return ast.dump(found[-1]) if found else None
     return ast.dump(tree) if tree.body else None
 
 
@@ -135,6 +137,7 @@ def job_for(exercise: Exercise, answer: Answer, course: Course, cases: list[Case
         "cpu_seconds": exercise.time_limit,
         "needs_triton": exercise.needs_triton,
         "schedules": [list(s) for s in exercise.schedules],
+        "measures": [limit.measure for limit in exercise.limits if isinstance(limit.measure, str)],
         "seed": seed,
     }
 

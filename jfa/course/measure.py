@@ -1,29 +1,85 @@
-"""How an answer computes: torch operations counted and sized while it runs, and the emulator's counts for kernels."""
+"""How an answer computes: operations counted and sized while it runs, memory that is alive, and the emulator's counts for kernels.
+
+What the learner writes counts once, however many operations torch makes of it: ``torch.einsum(...)`` is one. NumPy operations count
+as torch's do, and numbers that leave torch as Python floats count one each, so that a loop is a loop in any library.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
+import numpy as np
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from jfa.course import host_reads
 from jfa.course.guard import FAMILIES, Violations, note_host_read, note_operation
 
+_EXPONENTIALS = {
+    "exp", "exp2", "expm1", "sigmoid", "tanh", "sinh", "cosh", "softplus", "logaddexp", "logaddexp2", "logsumexp", "logcumsumexp",
+    "log_sigmoid_forward", "log_sigmoid", "silu", "elu", "mish", "float_power", "_softmax", "_log_softmax", "power",
+}  # fmt: skip
+_FREE = {
+    "__get__", "__len__", "__repr__", "__str__", "__format__", "__hash__", "dim", "ndimension", "size", "stride", "numel",
+    "nelement", "is_floating_point", "is_complex", "is_contiguous", "element_size", "storage_offset", "data_ptr",
+    "untyped_storage", "requires_grad_", "detach", "tolist", "numpy", "__array__", "__iter__",
+}  # fmt: skip
+_TO_PYTHON = {"item", "tolist", "__float__"}
+_PYTHON_FREE = 2**15  # bytes of Python's own that no answer has to account for: lists of offsets, frames, tensors' wrappers
+_BOOKKEEPING = 600  # bytes that counting one living tensor takes, its Python object included
+_ARRAY_MAKERS = (
+    "array", "asarray", "asanyarray", "ascontiguousarray", "zeros", "ones", "empty", "full", "arange", "fromiter", "from_dlpack",
+)  # fmt: skip
+
 
 class Meter(TorchDispatchMode):
-    """Counts torch operations by name and keeps the size of the largest new tensor; sees every operation below autograd."""
+    """Counts what an answer does; sees every torch operation below autograd.
 
-    def __init__(self, forbidden: Iterable[str], violations: Violations):
+    Counts, as :meth:`take` returns them:
+        ops: operations the learner wrote, in torch or NumPy, and one for each float that left torch.
+        op:NAME: torch operations aten.NAME.
+        exponentials: operations that exponentiate a tensor or array, by whatever name. exp_axis:N: those whose result has an axis
+        of length N. exp_above_one: how many of their results are larger than 1.
+        python_floats: floats that left torch (tolist, item, float).
+        peak_numel: elements of the largest new tensor. live_numel: elements of all new tensors that were alive at the same time,
+        and of NumPy arrays and Python lists (four bytes count as one).
+    """
+
+    def __init__(self, forbidden: Iterable[str], violations: Violations, watch_python: bool = False):
         super().__init__()
         self.forbidden = set(forbidden)
         self.families = [f for f in self.forbidden if f in FAMILIES]
         self.violations = violations
+        self.watch_python = watch_python
+        self.depth = 0  # inside one operation of the learner's
+        self._reset()
+
+    def _reset(self) -> None:
         self.operations: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self.peak_numel = 0
+        self.alive = _Alive()
+
+    def __enter__(self):
+        if self.watch_python:
+            tracemalloc.start(1)
+            tracemalloc.reset_peak()
+            self.python_before = tracemalloc.get_traced_memory()[0]
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        if self.watch_python:
+            used = tracemalloc.get_traced_memory()[1] - self.python_before
+            tracemalloc.stop()
+            self.alive.peak += max(0, used - _PYTHON_FREE - _BOOKKEEPING * self.alive.most) // 4
+        return super().__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.split("::")[-1] if hasattr(func, "_schema") else getattr(func, "__name__", "")
@@ -32,14 +88,34 @@ class Meter(TorchDispatchMode):
             note_host_read(host_reads.by_operation(name, args), self.violations)
         if getattr(func, "namespace", "") == "jfa" and "jfa.attention" in self.forbidden:
             self.violations.add("jfa.attention")
-        self.operations[name.rstrip("_") or name] += 1
+        plain = name.rstrip("_") or name
+        self.operations[plain] += 1
+        self.counts["ops"] += self.depth == 0
         out = func(*args, **(kwargs or {}))
         results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        if any(result.numel() > self.peak_numel for result in results):
-            given = {_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
-            new = (result.numel() for result in results if _memory(result) not in given)
-            self.peak_numel = max(self.peak_numel, *new, 0)
+        self._new_memory(results, args, kwargs)
+        if plain in _EXPONENTIALS or plain == "pow" and isinstance(args[1], torch.Tensor):
+            for result in results:
+                self.exponential(result)
         return out
+
+    def _new_memory(self, results: list[torch.Tensor], args: tuple, kwargs: dict | None) -> None:
+        """Enter results that have memory of their own: a view, and what is written into an argument, has none."""
+        given = None
+        for result in results:
+            if not self.alive.knows(result):
+                given = {_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)} if given is None else given
+                if _memory(result) not in given:
+                    self.peak_numel = max(self.peak_numel, result.numel())
+                    self.alive.add(result)
+
+    def exponential(self, result: Any) -> None:
+        """Count one exponentiation and what came of it (a tensor or an array)."""
+        self.counts["exponentials"] += 1
+        for axis in set(result.shape):
+            self.counts[f"exp_axis:{int(axis)}"] += 1
+        with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):
+            self.counts["exp_above_one"] += int((result > 1.0001).sum())
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -48,11 +124,131 @@ class Meter(TorchDispatchMode):
 
     def take(self) -> dict[str, int]:
         """The counts so far, and start again from zero."""
-        counts = {f"op:{name}": n for name, n in self.operations.items()}
-        counts |= {"ops": sum(self.operations.values()), "peak_numel": self.peak_numel}
-        self.operations.clear()
-        self.peak_numel = 0
+        counts = {f"op:{name}": n for name, n in self.operations.items()} | dict(self.counts)
+        for name in ("ops", "exponentials", "exp_above_one", "python_floats"):
+            counts.setdefault(name, 0)
+        counts |= {"peak_numel": self.peak_numel, "live_numel": self.alive.peak}
+        self._reset()
         return counts
+
+
+class _Alive:
+    """The memory of new tensors: how many elements are alive at the same time, at most."""
+
+    def __init__(self):
+        self.found: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.total = self.peak = self.most = 0
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor lies in memory that has been entered and is alive."""
+        entry = self.found.get(_memory(tensor))
+        return entry is not None and not entry[0].expired()
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Enter a new tensor's memory."""
+        try:
+            storage = tensor.untyped_storage()
+            size = storage.nbytes() // tensor.element_size()
+        except (RuntimeError, NotImplementedError):  # a tensor without memory of its own kind
+            return
+        if size == 0:
+            return
+        where = storage.data_ptr()
+        self.total += size - self.found.get(where, (None, 0))[1]
+        self.found[where] = (StorageWeakRef(storage), size)
+        if self.total > self.peak:  # only then is it worth looking which of them are gone
+            self.found = {k: (ref, n) for k, (ref, n) in self.found.items() if not ref.expired()}
+            self.total = sum(n for _, n in self.found.values())
+            self.peak, self.most = max(self.peak, self.total), max(self.most, len(self.found))
+
+
+class Watch(TorchFunctionMode):
+    """Sees what the learner wrote: counts it once, notes forbidden families, and keeps an eye on what leaves torch."""
+
+    def __init__(self, meter: Meter):
+        super().__init__()
+        self.meter = meter
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        meter = self.meter
+        name = getattr(func, "__name__", "") or resolve_name(func) or ""
+        note_operation(name, meter.families, meter.violations)
+        if host_reads.WORD in meter.forbidden:
+            note_host_read(host_reads.by_function(name, args, kwargs or {}), meter.violations)
+        meter.counts["ops"] += name not in _FREE
+        meter.depth += name != "__iter__"  # going through a tensor row by row is an operation a row
+        try:
+            out = func(*args, **(kwargs or {}))
+        finally:
+            meter.depth -= name != "__iter__"
+        if name in _TO_PYTHON and args and args[0].is_floating_point():
+            meter.counts["python_floats"] += args[0].numel()
+            meter.counts["ops"] += args[0].numel() if name == "tolist" else 0
+        becomes_array = _Array.meter is not None and name in ("numpy", "__array__")
+        return _as_counted(out) if becomes_array else out
+
+
+class _Array(np.ndarray):
+    """A NumPy array whose operations count."""
+
+    meter: Meter | None = None
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=None, **kwargs):
+        if _Array.meter is not None:
+            _Array.meter.counts["ops"] += 1
+            if ufunc.__name__.startswith("logaddexp") and method != "__call__":
+                note_operation("logsumexp", _Array.meter.families, _Array.meter.violations)
+        if out is not None:
+            kwargs["out"] = tuple(plain_arrays(x) for x in out)
+        result = getattr(ufunc, method)(*(plain_arrays(x) for x in inputs), **kwargs)
+        if _Array.meter is not None and ufunc.__name__ in _EXPONENTIALS and isinstance(result, np.ndarray | np.generic):
+            _Array.meter.exponential(np.asarray(result))
+        return _as_counted(result)
+
+    def __array_function__(self, func, types, args, kwargs):
+        if _Array.meter is not None:
+            _Array.meter.counts["ops"] += 1
+        return _as_counted(func(*tree_map(plain_arrays, args), **tree_map(plain_arrays, kwargs)))
+
+    def __getitem__(self, key):
+        if _Array.meter is not None:
+            _Array.meter.counts["ops"] += 1
+        return super().__getitem__(key)
+
+    def __setitem__(self, key, value):
+        if _Array.meter is not None:
+            _Array.meter.counts["ops"] += 1
+        super().__setitem__(key, value)
+
+
+def plain_arrays(value: Any) -> Any:
+    """The value itself, as an ordinary array if it is one that counts."""
+    return value.view(np.ndarray) if isinstance(value, _Array) else value
+
+
+def _as_counted(result: Any) -> Any:
+    if isinstance(result, tuple | list):
+        return type(result)(_as_counted(r) for r in result)
+    return result.view(_Array) if type(result) is np.ndarray else result
+
+
+@contextlib.contextmanager
+def counted_numpy(meter: Meter) -> Iterator[None]:
+    """NumPy arrays that are made inside count their operations on the meter."""
+    originals = {name: getattr(np, name) for name in _ARRAY_MAKERS}
+
+    def counting(make):
+        return lambda *args, **kwargs: _as_counted(make(*args, **kwargs))
+
+    _Array.meter = meter
+    for name, make in originals.items():
+        setattr(np, name, counting(make))
+    try:
+        yield
+    finally:
+        _Array.meter = None
+        for name, make in originals.items():
+            setattr(np, name, make)
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -65,7 +261,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 @contextlib.contextmanager
 def kernel_counts(active: bool) -> Iterator[dict[str, int]]:
-    """Counts of the kernels launched inside (:class:`jfa.emulator.Counts`) by name; filled in at the end."""
+    """Count what kernels launched inside do (:class:`jfa.emulator.Counts`), TLX operations as "tlx:NAME"; filled in at the end."""
     counts: dict[str, int] = {}
     if not active:
         yield counts
@@ -77,4 +273,5 @@ def kernel_counts(active: bool) -> Iterator[dict[str, int]]:
         return
     with emulator.counting() as seen:
         yield counts
-        counts |= {name: int(count) for name, count in vars(seen).items()}
+        counts |= {name: int(count) for name, count in vars(seen).items() if name != "operations"}
+        counts |= {f"tlx:{name}": int(count) for name, count in seen.operations.items()}

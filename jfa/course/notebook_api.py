@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import sys
-import textwrap
 from html import escape
 from typing import Any
 
 from jfa.course import catalog, guard, notebook, report, state
 from jfa.course.answers import Pristine, from_notebook
+from jfa.course.given import live_source
 from jfa.course.judge import Answer, judge
 from jfa.course.mutants import without_course_calls
 from jfa.course.paths import Course, find_course
@@ -49,7 +48,7 @@ def check(number: str, answer: Any) -> Result:
 def _judge(exercise: Exercise, answer: Any, course: Course, stem: str) -> Result:
     pristine = Pristine.load(course, stem)
     saved = _saved_answer(exercise, course, stem, pristine)
-    source = _source(answer)
+    source = live_source(answer, pristine.stub(exercise))
     live = Answer(
         source=source or (saved.source if saved else ""),
         helpers=_history_helpers(),
@@ -107,14 +106,6 @@ def _saved_answer(exercise: Exercise, course: Course, stem: str, pristine: Prist
         return from_notebook(notebook.read(path), exercise, pristine) if path else None
     except ValueError:
         return None
-
-
-def _source(answer: Any) -> str:
-    """Source of a live function or kernel, "" where Python does not know it."""
-    try:
-        return textwrap.dedent(inspect.getsource(getattr(answer, "fn", answer)))
-    except (OSError, TypeError):
-        return ""
 
 
 def _differences(exercise: Exercise, answer: Any, source: str, saved: Answer | None, stem: str) -> list[str]:

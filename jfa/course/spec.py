@@ -88,13 +88,17 @@ class Limit:
 
     Args:
         name: the check's name in the report, such as "blockwise".
-        measure: "peak_numel": elements of the largest new tensor of any torch operation;
-            "op:NAME": how often the torch operation aten.NAME ran (op:mm, op:bmm, op:exp);
-            "ops": torch operations in all;
+        measure: what is counted: a name, or a function of the case that gives one. Of torch (see jfa.course.measure.Meter):
+            "ops": operations as the learner writes them, NumPy's too; "op:NAME": torch operations aten.NAME (op:mm, op:bmm);
+            "peak_numel": elements of the largest new tensor; "live_numel": of all new tensors, arrays and lists alive together;
+            "exponentials": exp by any name; "exp_axis:N": those with an axis of length N; "exp_above_one": results above 1;
+            "python_floats": floats that left torch. Of kernels (see jfa.emulator.Counts):
             "loads", "stores": how often the kernel loads or stores (all programs together); "load_elements": elements loaded;
             "dots": matrix products; "atomics", "atomic_elements": atomic operations, and their lanes;
             "selects", "compares", "exponentials": lanes of blocks that tl.where, a comparison, or tl.exp and tl.exp2 made;
-            "peak_tile": elements of the largest block of the kernel.
+            "peak_tile": elements of the largest block of the kernel; "store_elements": elements stored, so that everybody does
+            a share; "tlx:NAME": TLX operations (tlx:async_descriptor_load, tlx:barrier_wait); "tasks", "mmas", "accumulated",
+            "tmem_loads", "tmem_stores", "tmem_columns", "shared_bytes".
         at_most: the limit, or a function of the case.
         text: the limit in words, as the exercise's text prints it (a test looks for it there):
             "no tensor larger than 16 x 16 scores".
@@ -102,10 +106,29 @@ class Limit:
     """
 
     name: str
-    measure: str
+    measure: str | Callable[[Case], str]
     at_most: int | Callable[[Case], int] | None = None
     text: str = ""
     at_least: int | Callable[[Case], int] | None = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Functions that the exercise gives and the answer must leave as they are; breaking it is "right answer, wrong method".
+
+    Args:
+        names: the functions, as the cell defines them.
+        text: the rule in words, as the exercise's text prints it: "the body stays as it is".
+        free: statements that call one of these are the learner's: ("local_alloc", "reuse_group").
+    """
+
+    names: tuple[str, ...]
+    text: str
+    free: tuple[str, ...] = ()
+
+
+GIVEN_KEPT = "given code kept"
+"""The name of the check that Exercise.kept brings."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +197,7 @@ class Exercise:
         call: ``call(answer, *args, **kwargs)``: how the child uses the answer; default ``answer(*args, **kwargs)``. A kernel needs
             it: allocate outputs, launch, return them. Its *source* is sent to the child: it must import what it uses.
         properties, limits: see there; they are judged in this order after "values".
+        kept: given functions that must stay as they are.
         forbid: more than ALWAYS_FORBIDDEN: "softmax", "numpy", "nested", or a module such as "jfa.layout".
         allow: exceptions: a word of the list ("sdpa"), a module ("jfa.kernels.common") or a function ("jfa.reference.merge").
         mutants: at least four.
@@ -205,6 +229,7 @@ class Exercise:
     call: Callable[..., Any] | None = None
     properties: tuple[Property, ...] = ()
     limits: tuple[Limit, ...] = ()
+    kept: Kept | None = None
     forbid: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     mutants: tuple[Mutant, ...] = ()
@@ -270,4 +295,4 @@ class Exercise:
         limits = tuple(limit.name for limit in self.limits)
         head = ("runs", "returns", "inputs kept") + (("values",) if self.reference else ())
         head += ("same bits",) if self.schedules else ()
-        return head + own + ("new numbers", "allowed operations") + limits
+        return head + own + ("new numbers", "allowed operations") + ((GIVEN_KEPT,) if self.kept else ()) + limits

@@ -6,11 +6,11 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from jfa.course import compare, guard, launch, report
+from jfa.course import compare, given, guard, launch, report
 from jfa.course.mutants import Mutants
 from jfa.course.precision import reference_for
 from jfa.course.report import Checked, Result
-from jfa.course.spec import Case, Exercise, Limit
+from jfa.course.spec import GIVEN_KEPT, Case, Exercise, Limit
 from jfa.course.strip import NOT_STARTED
 
 _COMPILE_ERRORS = {"CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct"}
@@ -28,8 +28,12 @@ class _Fault(Exception):  # noqa: N818  not an error: it carries a verdict out o
 class Trial:
     """One answer's outcome, weighed check by check."""
 
-    def __init__(self, exercise: Exercise, cases: list[Case], outcome: launch.Outcome, result: Result, mutants: Mutants):
+    def __init__(
+        self, exercise: Exercise, cases: list[Case], outcome: launch.Outcome, result: Result, mutants: Mutants,
+        cells: tuple[str, str] = ("", ""),
+    ):  # fmt: skip
         self.exercise, self.cases, self.outcome, self.result, self.mutants = exercise, cases, outcome, result, mutants
+        self.cells = cells  # the answer's and the skeleton's
         self.events = {e["index"]: e for e in outcome.events if "index" in e and (e["index"] >= 0 or e["event"] == "raised")}
         self.violations = self._violations()
         self.fresh = len(cases) - 1 if exercise.kind != "value" and len(cases) > 1 else -1
@@ -49,7 +53,7 @@ class Trial:
         except _NotStarted:
             result.state = report.NOT_STARTED
         except _Fault as fault:
-            method = fault.check in _METHOD_CHECKS or fault.check in {limit.name for limit in self.exercise.limits}
+            method = fault.check in (*_METHOD_CHECKS, GIVEN_KEPT) or fault.check in {limit.name for limit in self.exercise.limits}
             result.state = report.WRONG_METHOD if method else report.WRONG
             result.checks = [self._checked(name, fault) for name in self.names]
             self._show_prints(fault)
@@ -75,6 +79,8 @@ class Trial:
         if self.outcome.last("end") is None:
             raise _Fault("runs", self._how_it_ended(len(self.events)))
         self._operations()
+        if self.exercise.kept and (sentence := given.changed(self.exercise.kept, *self.cells)):
+            raise _Fault(GIVEN_KEPT, sentence)
         for limit in self.exercise.limits:
             self._limit(limit)
 
@@ -208,13 +214,14 @@ class Trial:
             counts = self.events[i].get("counts")
             if case.raises or not isinstance(counts, dict):
                 continue
-            count = counts.get(limit.measure, 0 if limit.measure.startswith("op:") else None)
+            measure = limit.measure(case) if callable(limit.measure) else limit.measure
+            count = counts.get(measure, 0 if ":" in measure else None)
             if type(count) is not int:
                 self.result.notes.append(f"“{limit.name}” could not be measured here.")
                 self.unmeasured.add(limit.name)
                 return
             most, least = _bound(limit.at_most, case), _bound(limit.at_least, case)
-            found = _measured(limit.measure, count)
+            found = _measured(measure, count)
             if most is not None and count > most:
                 raise _Fault(limit.name, f"{found}; the limit is {most} ({limit.text}).", case.name, i)
             if least is not None and count < least:
@@ -269,12 +276,25 @@ def _bound(limit: Any, case: Case) -> int | None:
 
 def _measured(measure: str, count: int) -> str:
     """A count in words: "40 loads"."""
-    if measure.startswith("op:"):
-        return f"torch's {measure[3:]} ran {count} times"
+    family, _, name = measure.partition(":")
+    if name:
+        if family == "exp_axis":
+            return f"{count} exponentials have an axis of {name}"
+        return f"tlx.{name} ran {count} times" if family == "tlx" else f"torch's {name} ran {count} times"
     words = {
         "peak_numel": "its largest tensor has {} elements",
         "peak_tile": "its largest block has {} elements",
+        "live_numel": "its tensors, arrays and lists hold {} elements at the same time",
         "ops": "{} torch operations ran",
+        "exp_above_one": "{} exponentials are larger than 1",
+        "python_floats": "{} numbers left torch as Python floats",
+        "tasks": "{} async tasks ran side by side",
+        "mmas": "{} async_dot ran",
+        "accumulated": "{} async_dot added to what their accumulator held",
+        "tmem_loads": "it loads from tensor memory {} times",
+        "tmem_stores": "it stores to tensor memory {} times",
+        "tmem_columns": "it takes {} columns of tensor memory",
+        "shared_bytes": "it takes {} bytes of shared memory",
         "load_elements": "it loads {} elements",
         "store_elements": "it stores {} elements",
         "dots": "{} matrix products ran",

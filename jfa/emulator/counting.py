@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -17,6 +18,11 @@ class Counts:
     selects: lanes of blocks that tl.where made. compares: lanes of blocks that a comparison made. exponentials: lanes of tl.exp
     and tl.exp2 on blocks. These three are the price of masks and of the softmax, so they count lanes, not calls; scalars are free.
     dots: matrix products of any kind. peak_tile: elements of the largest block made. programs: how many ran. launches: of kernels.
+    operations: TLX operations by name (barrier_wait, async_descriptor_load, local_store, ...), as issued.
+    mmas: async_dot into tensor memory. accumulated: those of them that added to what their accumulator held.
+    tmem_loads, tmem_stores: local_load and local_store of tensor memory.
+    tasks: async tasks of the largest region, replicas each for itself.
+    tmem_columns, shared_bytes: the most that one CTA allocated, shared storage once.
     """
 
     loads: int = 0
@@ -32,6 +38,14 @@ class Counts:
     peak_tile: int = 0
     programs: int = 0
     launches: int = 0
+    mmas: int = 0
+    accumulated: int = 0
+    tmem_loads: int = 0
+    tmem_stores: int = 0
+    tasks: int = 0
+    tmem_columns: int = 0
+    shared_bytes: int = 0
+    operations: Counter[str] = field(default_factory=Counter)
 
     def load(self, elements: int) -> None:
         """One load of so many elements."""
@@ -47,6 +61,10 @@ class Counts:
         """One atomic operation on so many elements."""
         self.atomics += 1
         self.atomic_elements += int(elements)
+
+    def most(self, name: str, amount: int) -> None:
+        """Keep the largest amount seen under this name."""
+        setattr(self, name, max(getattr(self, name), int(amount)))
 
     def block(self, elements: int) -> None:
         """An operation made a block of so many elements."""

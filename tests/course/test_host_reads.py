@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from jfa.course import host_reads
-from jfa.course.guard import OperationGuard, Violations
-from jfa.course.measure import Meter
+from jfa.course.guard import Violations
+from jfa.course.measure import Meter, Watch
 from jfa.course.spec import Exercise
 
 READS = {
@@ -93,7 +93,8 @@ def noticed(function) -> list[str]:
     """What the watchers write down while a function runs on [3, 0, 5]."""
     violations = Violations()
     x = torch.tensor([3, 0, 5], dtype=torch.int32)
-    with Meter([host_reads.WORD], violations), OperationGuard([host_reads.WORD], violations):
+    meter = Meter([host_reads.WORD], violations)
+    with meter, Watch(meter):
         function(x)
     return violations.words
 

@@ -1,10 +1,13 @@
 """What counts as a new tensor: results with memory of their own, by whatever way they came; views of any kind do not."""
 
+import operator
+
+import numpy as np
 import pytest
 import torch
 
 from jfa.course.guard import Violations
-from jfa.course.measure import Meter
+from jfa.course.measure import Meter, Watch, counted_numpy
 
 VIEWS = {
     "reshape": lambda x: x.reshape(4, 2, 8),
@@ -47,3 +50,137 @@ def test_what_has_memory_of_its_own_counts(name):
 
 def test_a_result_written_into_the_input_is_not_new():
     assert largest(lambda x: x.add_(1).mul_(2)) == 0
+
+
+def counted(function, *tensors, forbidden=(), python=False):
+    """(counts, violations) of one call, as an answer's call is counted."""
+    meter = Meter(forbidden, Violations(), watch_python=python)
+    with counted_numpy(meter), meter, Watch(meter):
+        function(*tensors)
+    return meter.take(), meter.violations.words
+
+
+def _rows(n=50):
+    return torch.rand(n, n, generator=torch.Generator().manual_seed(2)) + 0.1
+
+
+FEW = {
+    "einsum": (lambda w: torch.einsum("ij,i->ij", w, w[:, 0]), 2),
+    "a function of many operations": (lambda w: torch.nn.functional.normalize(w, p=1, dim=1), 1),
+    "a module": (lambda w: torch.nn.Softplus()(w), 1),
+    "attributes and sizes": (lambda w: (w.T.shape, w.dtype, len(w), w.numel(), w.dim()), 0),
+    "a loop that torch makes": (lambda w: torch.vmap(lambda r: r / r.sum())(w), 2),
+    "one NumPy operation": (lambda w: torch.from_numpy(w.numpy() / w.numpy().sum(1, keepdims=True)), 4),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_what_the_learner_writes_counts_once(name):
+    function, most = FEW[name]
+    counts, _ = counted(function, _rows())
+    assert counts["ops"] <= most
+
+
+def _numpy_rows(w):
+    a = w.numpy().copy()
+    for i in range(len(a)):
+        a[i] /= a[i].sum()
+    return torch.from_numpy(a)
+
+
+LOOPS = {
+    "torch": lambda w: torch.stack([row / row.sum() for row in w]),
+    "torch, by index": lambda w: torch.stack([w[i] / w[i].sum() for i in range(len(w))]),
+    "numpy": _numpy_rows,
+    "numpy, by np.asarray": lambda w: np.stack([row / row.sum() for row in np.asarray(w)]),
+    "numpy, by dlpack": lambda w: [row * 2 for row in np.from_dlpack(w)],
+    "numpy, into an array of its own": lambda w: [operator.setitem(out, i, i) for out in [np.zeros(50)] for i in range(50)],
+    "lists": lambda w: torch.tensor([[x / sum(row) for x in row] for row in w.tolist()]),
+    "numbers": lambda w: [x.item() for x in w[0]],
+    "aten": lambda w: [torch.ops.aten.mul(w[i], 2) for i in range(50)],
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_is_a_loop_in_any_library(name):
+    assert counted(LOOPS[name], _rows())[0]["ops"] >= 50
+
+
+HELD = {
+    "a list of tensors": lambda w: [torch.exp(w - w[i]) for i in range(50)],
+    "numpy arrays": lambda w: [w.numpy() - i for i in range(50)],
+    "Python lists": lambda w: [w.tolist() for _ in range(20)],
+    "one large array": lambda w: w.numpy()[:, :, None] + w.numpy()[:, None],
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_memory_is_what_is_alive_together(name):
+    counts, _ = counted(HELD[name], _rows(), python=True)
+    assert counts["live_numel"] >= 0.8 * 50 * 2500
+
+
+def test_what_is_gone_does_not_count():
+    def one_after_the_other(w):
+        for i in range(50):
+            total = torch.exp(w - i) * 2
+        return total
+
+    counts, _ = counted(one_after_the_other, _rows(), python=True)
+    assert counts["peak_numel"] == 2500 and counts["live_numel"] <= 5 * 2500
+
+
+EXPONENTIALS = {
+    "exp and exp2": lambda w: (torch.exp(w), torch.exp2(w)),
+    "powers of e": lambda w: (2.718**w, torch.pow(torch.tensor(2.718), w)),
+    "in place": lambda w: (w.clone().exp_(), w.clone().exp2_()),
+    "numpy": lambda w: (np.exp(w.numpy()), np.exp2(np.asarray(w))),
+    "other names": lambda w: (w.sigmoid(), torch.special.expm1(w)),
+}
+
+
+@pytest.mark.parametrize("name", EXPONENTIALS)
+def test_exponentials_count_under_any_name(name):
+    counts, _ = counted(EXPONENTIALS[name], _rows())
+    assert counts["exponentials"] == 2 and counts["exp_axis:50"] == 2
+    assert counted(lambda w: w**2 + w.pow(3.0), _rows())[0]["exponentials"] == 0
+
+
+def test_exponentials_above_one_and_floats_that_leave_torch_are_counted():
+    x = torch.tensor([-1.0, 0.0, 2.0, 3.0])
+    assert counted(torch.exp, x)[0]["exp_above_one"] == 2
+    assert counted(lambda x: (x.tolist(), x[0].item(), float(x[1])), x)[0]["python_floats"] == 6
+    assert counted(lambda x: x.long().tolist(), x)[0]["python_floats"] == 0
+
+
+SOFTMAXES = {
+    "softmax": lambda w: torch.softmax(w, 1),
+    "a method": lambda w: w.softmax(1),
+    "nn.functional": lambda w: torch.nn.functional.softmax(w, 1),
+    "a module": lambda w: torch.nn.Softmax(1)(w),
+    "special": lambda w: torch.special.softmax(w, 1),
+    "log_softmax": lambda w: torch.log_softmax(w, 1).exp(),
+    "softmin": lambda w: torch.nn.functional.softmin(-w, 1),
+    "aten": lambda w: torch.ops.aten._softmax(w, 1, False),
+    "sparse": lambda w: torch.sparse.softmax(w.to_sparse(), 1),
+    "masked": lambda w: torch.masked.softmax(w, 1),
+    "logsumexp": lambda w: torch.exp(w - torch.logsumexp(w, 1, keepdim=True)),
+    "special logsumexp": lambda w: torch.special.logsumexp(w, 1),
+    "cross entropy": lambda w: torch.nn.functional.cross_entropy(w, torch.zeros(50, dtype=torch.long)),
+    "a distribution": lambda w: torch.distributions.Categorical(logits=w).probs,
+    "numpy's logaddexp": lambda w: np.logaddexp.reduce(w.numpy(), axis=1),
+    "gumbel": lambda w: torch.nn.functional.gumbel_softmax(w, 1),
+}
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_every_way_to_a_softmax_is_noticed(name):
+    assert counted(SOFTMAXES[name], _rows(), forbidden=["softmax"])[1] == ["softmax"]
+
+
+def test_the_parts_of_a_softmax_are_allowed():
+    def by_hand(w):
+        e = torch.exp(w - w.amax(1, keepdim=True))
+        return e / e.sum(1, keepdim=True), torch.logcumsumexp(w, 1), np.exp(w.numpy())
+
+    assert counted(by_hand, _rows(), forbidden=["softmax"])[1] == []

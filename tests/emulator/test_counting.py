@@ -76,3 +76,42 @@ def test_selects_compares_exponentials_and_atomics_are_counted_by_lanes(n, selec
     assert counts.compares == (8 + 64 if selected else 0) + 8  # j < n is a row of lanes, j >= i - 2 a block of them
     assert counts.exponentials == 2 * 64
     assert (counts.atomics, counts.atomic_elements) == (2, 8 * n + 1)
+
+
+def test_tensor_memory_tasks_and_operations_are_counted():
+    tlx = pytest.importorskip("triton.language.extra.tlx")
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    @triton.jit
+    def gemm(a_desc, b_desc, c_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+        at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+        a = tlx.local_alloc((M, K), tl.bfloat16, 1)
+        b = tlx.local_alloc((K, N), tl.bfloat16, 1)
+        acc = tlx.local_alloc((M, N), tl.float32, 2, tlx.storage_kind.tmem)
+        loaded = tlx.alloc_barriers(1, arrive_count=1)
+        done = tlx.alloc_barriers(2, arrive_count=1)
+        with tlx.async_tasks():
+            with tlx.async_task("default"):
+                tlx.local_store(acc[0], tl.load(c_ptr + at))
+                tlx.barrier_wait(loaded[0], 0)
+                tlx.async_dot(a[0], b[0], acc[0], use_acc=True, mBarriers=[done[0]])
+                tlx.async_dot(a[0], b[0], acc[1], use_acc=False, mBarriers=[done[1]])
+                tlx.barrier_wait(done[0], 0)
+                tlx.barrier_wait(done[1], 0)
+                tl.store(out_ptr + at, tlx.local_load(acc[0]) + tlx.local_load(acc[1]))
+            with tlx.async_task(num_warps=1):
+                tlx.barrier_expect_bytes(loaded[0], 2 * K * (M + N))
+                tlx.async_descriptor_load(a_desc, a[0], [0, 0], loaded[0])
+                tlx.async_descriptor_load(b_desc, b[0], [0, 0], loaded[0])
+
+    a, b, c = torch.randn(128, 64).bfloat16(), torch.randn(64, 64).bfloat16(), torch.randn(128, 64)
+    out = torch.empty(128, 64)
+    boxes = [TensorDescriptor.from_tensor(x, list(x.shape)) for x in (a, b)]
+    with emulator.counting() as counts:
+        gemm[(1,)](*boxes, c, out, M=128, N=64, K=64)
+    assert torch.allclose(out, 2 * (a.float() @ b.float()) + c, atol=1e-3)
+    assert (counts.mmas, counts.accumulated, counts.tasks) == (2, 1, 2)
+    assert (counts.tmem_loads, counts.tmem_stores, counts.tmem_columns) == (2, 1, 128)
+    assert 2 * 64 * (128 + 64) <= counts.shared_bytes <= 2 * 64 * (128 + 64) + 256
+    assert counts.operations["async_descriptor_load"] == 2 and counts.operations["barrier_wait"] == 3
+    assert counts.operations["barrier_arrive"] == 0

@@ -56,6 +56,7 @@ def emulate(jit, grid, args, kwargs, warmup=False):
         if Active.counts is not None and Last.run is not None:
             Active.counts.launches += 1
             Active.counts.programs += Last.run.stats["ctas"]
+            Active.counts.operations += Last.run.stats
     except Exception as error:
         Last.run = getattr(error, "run", None)
         if isinstance(error, EmulatorError) and not error.where:  # it never came to run: name the kernel itself

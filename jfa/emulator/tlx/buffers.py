@@ -8,6 +8,7 @@ import numpy as np
 import triton.language as tl
 
 from .. import dtypes, errors
+from ..counting import Active
 from ..frontend import access, values
 from ..locations import here, show
 from ..machine import limits, smem_view, sync, tmem_columns, tmem_view
@@ -421,6 +422,9 @@ def _check_capacity(cta):
             _sizes(cta, "tmem", "columns"),
             where=here(),
         )
+    if Active.counts is not None:
+        Active.counts.most("shared_bytes", smem)
+        Active.counts.most("tmem_columns", columns)
 
 
 def _sizes(cta, space, unit):
@@ -537,6 +541,8 @@ def local_load(src, token=None, layout=None, relaxed=False):
     src = src.one()
     task, where, fault = begin("local_load", src.name)
     _check_warps(task, src, "loads", where)
+    if Active.counts is not None:
+        Active.counts.tmem_loads += src.space == "tmem"
     view = src.view
     unwritten = task.machine.tolerant_read(task, view, where, src.name)
     data = view.read()
@@ -566,6 +572,8 @@ def local_store(dst, src):
     _check_block(dst, src)
     if fault == "drop":
         return
+    if Active.counts is not None:
+        Active.counts.tmem_stores += dst.space == "tmem"
     sync.store(task, dst.view, values.to_stored(src, dst.dtype.name), where, dst.name)
     if task.machine.timed:
         task.machine.spend(task, "local_store", f"store {dst.name}", where, space=dst.space, bytes=dst.nbytes, warps=task.num_warps)

@@ -7,6 +7,7 @@ import torch
 import triton.language as tl
 
 from .. import dtypes, errors
+from ..counting import Active
 from ..frontend import access, values
 from ..locations import show
 from ..machine import MBarrier, engines, sync
@@ -145,6 +146,9 @@ def _tcgen05(A, B, acc, use_acc, pred, bars, two, force_async):
     writes = [(c.view, c.name) for c in Cs]
     if accumulate:
         reads += writes
+    if Active.counts is not None:
+        Active.counts.mmas += 1
+        Active.counts.accumulated += bool(accumulate)
 
     def compute():
         b = [_matrix(x.view.read(), x.dtype_name) for x in Bs]

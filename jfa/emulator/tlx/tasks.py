@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .. import errors
+from ..counting import Active
 from ..locations import here, show
 from ..machine import limits, sync
 from .api import api, plain, running
@@ -74,6 +75,8 @@ def _run(region, task):
         warps = task.cta.num_warps if spec.is_default else spec.num_warps
         for replica in range(spec.replicate):
             specs.append((f"{name}[{replica}]" if spec.replicate > 1 else name, body, warps, replica))
+    if Active.counts is not None:
+        Active.counts.most("tasks", len(specs))
     sync.run_region(task, specs, where)
 
 

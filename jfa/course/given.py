@@ -1,0 +1,67 @@
+"""Code that an exercise gives and that an answer must leave alone, compared as syntax: comments and layout are free."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from typing import Any
+
+from jfa.course.notebook import runnable
+from jfa.course.spec import Kept
+
+
+def definitions(source: str) -> dict[str, ast.AST]:
+    """Return the functions and classes that a cell defines at its top level, by name; the last one of a name counts."""
+    try:
+        tree = ast.parse(textwrap.dedent(runnable(source)))
+    except (SyntaxError, ValueError):
+        return {}
+    return {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+
+
+def live_source(answer: Any, stub: str) -> str:
+    """Return the source of a live function, and of the stub's other functions as that function would find them, "" if unknown."""
+    function = getattr(answer, "fn", answer)
+    others = [n for n in definitions(stub) if n != getattr(function, "__name__", "")]
+    found = [answer, *(getattr(function, "__globals__", {}).get(name) for name in others)]
+    return "\n\n".join(text for text in map(_source, found) if text)
+
+
+def _source(value: Any) -> str:
+    try:
+        return "" if value is None else textwrap.dedent(inspect.getsource(getattr(value, "fn", value)))
+    except (OSError, TypeError):
+        return ""
+
+
+def changed(kept: Kept, source: str, skeleton: str) -> str | None:
+    """Return a sentence if an answer changed what the exercise gave, else None."""
+    mine, given = definitions(source), definitions(skeleton)
+    for name in kept.names:
+        if name not in mine and name in given:
+            return f"`{name}` is missing from the cell; it is given and stays as it is ({kept.text})."
+        if name in given and _plain(mine[name], kept.free) != _plain(given[name], kept.free):
+            return f"`{name}` was changed beyond what is asked for ({kept.text})."
+    return None
+
+
+def _plain(node: ast.AST, free: tuple[str, ...]) -> str:
+    """A definition as text, without docstrings, `pass`, and the statements that are the learner's."""
+    return ast.unparse(_Without(free).visit(ast.parse(ast.unparse(node))))
+
+
+class _Without(ast.NodeTransformer):
+    def __init__(self, free: tuple[str, ...]):
+        self.free = free
+
+    def visit(self, node: ast.AST) -> ast.AST | None:
+        if isinstance(node, ast.Pass) or isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            return None
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr) and self._is_free(node):
+            return None
+        return super().visit(node)
+
+    def _is_free(self, node: ast.stmt) -> bool:
+        calls = [n.func for n in ast.walk(node) if isinstance(n, ast.Call)]
+        return any(getattr(f, "attr", getattr(f, "id", "")) in self.free for f in calls)

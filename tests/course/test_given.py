@@ -1,0 +1,61 @@
+"""Given code: what may change (layout, comments, the learner's own statements) and what may not."""
+
+import pytest
+
+from jfa.course import given
+from jfa.course.spec import Kept
+
+SKELETON = '''
+@jit
+def kernel(x, blocks):
+    """What it does."""
+    s = alloc(1)
+    for j in range(blocks):
+        step(s, x, j)
+
+
+@jit
+def step(s, x, j):
+    # adds
+    s[j] += x
+
+
+def other():
+    return 1
+'''
+KEPT = Kept(("kernel", "step"), "the body stays as it is", free=("alloc", "share"))
+FINE = {
+    "as given": ("", ""),
+    "layout and comments": ("    # adds\n", "    # adds things up\n\n"),
+    "no docstring": ('    """What it does."""\n', ""),
+    "its own allocation": ("    s = alloc(1)\n", "    both = tl.share(2)\n    s = alloc(2, both)\n    pass\n"),
+    "a function that is not kept": ("return 1", "return 2"),
+}
+CHANGED = {
+    "the loop": ("range(blocks)", "range(1, blocks)"),
+    "a helper": ("s[j] += x", "s[j] = x"),
+    "the signature": ("def step(s, x, j)", "def step(s, x, j, k=0)"),
+    "a decorator": ("@jit\ndef step", "def step"),
+    "one statement more": ("        step(s, x, j)\n", "        step(s, x, j)\n        s = s * 2\n"),
+    "a function removed": ("def step(", "def step_2("),
+}
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_what_is_free_may_change(name):
+    assert given.changed(KEPT, SKELETON.replace(*FINE[name]), SKELETON) is None
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_is_given_may_not(name):
+    assert "the body stays as it is" in given.changed(KEPT, SKELETON.replace(*CHANGED[name]), SKELETON)
+
+
+def test_a_live_functions_source_has_the_cells_other_functions():
+    stub = "def test_what_is_free_may_change(name):\n    pass\n\ndef _helper():\n    pass\n"
+    source = given.live_source(test_what_is_free_may_change, stub)
+    assert list(given.definitions(source)) == ["test_what_is_free_may_change", "_helper"]
+
+
+def _helper():
+    return "found by its name among the function's globals"
