@@ -122,6 +122,34 @@ def lines(
     return _finished(figure, axes, x, series, (title, xlabel, ylabel))
 
 
+def bands(
+    x: Sequence[float], samples: Mapping[str, Any], *, title: str, xlabel: str, ylabel: str, level: tuple[float, str] | None = None,
+    log_y: bool = False,
+) -> Picture:  # fmt: skip
+    """The median of many samples over common x values, the middle 80 % shaded.
+
+    Args:
+        samples: series -> [len(x), samples].
+        level: (y, words) of a dashed line to compare with.
+    """
+    figure, axes = canvas(7.5, 3.4)
+    medians, rows = {}, []
+    for i, (name, values) in enumerate(samples.items()):
+        low, medians[name], high = np.quantile(np.asarray(values, dtype=float), (0.1, 0.5, 0.9), axis=1)
+        look = {"color": CYCLE[i % 7], "marker": MARKERS[i % 7], "linestyle": DASHES[i % 4]}
+        axes.plot(x, medians[name], markersize=5, label=name, **look)
+        axes.fill_between(x, low, high, color=CYCLE[i % 7], alpha=0.18, hatch=HATCHES[i % 7], linewidth=0)
+        rows += [[name, float(v), *(float(q[n]) for q in (low, medians[name], high))] for n, v in enumerate(x)]
+    if level is not None:
+        axes.axhline(level[0], color=BLACK, linestyle="--", linewidth=1)
+        axes.text(x[-1], level[0], level[1], ha="right", va="bottom", fontsize=8)
+    if log_y:
+        axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+    _finished(figure, axes, x, medians, (title, xlabel, ylabel))
+    return Picture(figure, f"{title}\n{table(['', xlabel, '10 %', 'median', '90 %'], rows)}")
+
+
 def _finished(figure, axes, positions: Sequence, series: Mapping[str, Sequence[float]], words: tuple[str, str, str]) -> Picture:
     """A picture of several series: their legend where there are two, ``words`` (title, xlabel, ylabel), and their table."""
     if len(series) > 1:

@@ -1,8 +1,11 @@
-"""The two layers: shapes, gradients, nested tensors, agreement with plain PyTorch; and the example learns."""
+"""The two layers: shapes, gradients, nested tensors, agreement with plain PyTorch; and the examples do what they say."""
 
 from __future__ import annotations
 
+import re
 import runpy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -82,3 +85,24 @@ def test_the_example_learns(root):
 def test_pooling_needs_a_seed():
     with pytest.raises(ValueError, match="num_seeds"):
         PMA(16, 4, 0)
+
+
+@pytest.fixture(scope="module")
+def rank_lines(root):
+    """What the four ranks print: rule -> its numbers."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    done = subprocess.run([*command, str(root / "examples" / "balance_ranks.py")], capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if "most / mean" in line]
+    return {line.split(" tokens [")[0].strip(): [float(n) for n in re.findall(r"\d[\d.e+-]*", line)] for line in lines}
+
+
+def test_ranks_get_even_tokens_or_even_pairs(rank_lines):
+    assert list(rank_lines) == ["as they come", "zigzag", "longest first, tokens", "longest first, pairs"]
+    tokens, pairs = ({name: numbers[at] for name, numbers in rank_lines.items()} for at in (4, 5))
+    assert tokens["longest first, tokens"] < 1.01 < tokens["zigzag"] < tokens["as they come"]
+    assert pairs["longest first, pairs"] < 1.01 < pairs["zigzag"] < pairs["as they come"]
+
+
+def test_gradients_of_ranks_are_weighted_by_tokens(rank_lines):
+    by_tokens, by_mean = ([numbers[at] for numbers in rank_lines.values()] for at in (6, 7))
+    assert max(by_tokens) < 1e-6 and min(by_mean) > 50 * max(by_tokens)

@@ -26,6 +26,10 @@ PICTURES = {
         ),
         "3.5",
     ),
+    "bands": (
+        lambda: plots.bands([1, 2], {"a": [[1, 2, 4.5], [3, 3, 3]]}, title="t", xlabel="x", ylabel="y", level=(2.0, "two")),
+        "4",
+    ),
     "bars": (lambda: plots.bars(["u", "v"], {"a": [1, 2], "b": [0.25, 4]}, title="t", xlabel="x", ylabel="y"), "0.25"),
     "histograms": (
         lambda: plots.histograms({"u": uniform_lengths(50, 1, 9, seed=0)}, title="t", xlabel="length"),
