@@ -23,7 +23,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from jfa.course import closed_modules, guard, landlock, measure, seccomp, wire
-from jfa.course.sources import compile_visible
+from jfa.course.sources import Cells, compile_visible
 
 _PRINT_LIMIT = 20_000
 _FRAME = struct.Struct("<Q")
@@ -157,17 +157,18 @@ def _load_answer(job: dict, reporter: Reporter, violations: guard.Violations) ->
     sys.modules["answer"] = module
     sys.modules["jfa.course"] = _silent_course()
     namespace = vars(module)
-    notes = []
+    namespace["display"] = lambda *args, **kwargs: None  # a notebook has it without an import
+    notes, cells = [], Cells(namespace)
     for label, source in job["helpers"]:
         try:
-            exec(compile_visible(source, f"<{label}>"), namespace)
+            cells.run(source, f"<{label}>")
         except BaseException as error:  # noqa: BLE001  a helper cell may be half written: only the answer counts
             notes.append(f"{label} raised {type(error).__name__}: {_short(error)}")
     if "numpy" in job["forbid"]:  # only now: a helper cell that plots is no part of the answer
         guard.forbid_numpy_import(violations)
         guard.forbid_numpy_names(namespace, violations)
     try:
-        exec(compile_visible(job["source"], "<your answer>"), namespace)
+        cells.run(job["source"], "<your answer>")
         _define_missing(job["below"], namespace)
     except BaseException as error:  # noqa: BLE001
         reporter.send("raised", index=-1, **_describe(error, violations), notes=notes)

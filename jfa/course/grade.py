@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jfa.course import catalog, notebook, report
-from jfa.course.answers import Pristine, from_notebook
+from jfa.course.answers import Pristine, from_notebook, remarks
 from jfa.course.judge import judge
 from jfa.course.paths import Course
 from jfa.course.report import Result
@@ -97,6 +97,7 @@ def _grade_one(exercise: Exercise, opened: _Opened, source: Source, seed: int) -
         reason = opened.remark if opened.notebook is None else untagged
         return Result(exercise.id, exercise.title, report.MISSING, notes=[reason], seed=seed)
     result = judge(exercise, answer, source.course, seed)
+    result.notes += remarks(opened.notebook, exercise, opened.pristine)
     if opened.remark:
         result.notes.append(opened.remark)
     return result

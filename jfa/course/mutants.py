@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from jfa.course import compare
-from jfa.course.notebook import runnable
+from jfa.course.magics import runnable
 from jfa.course.sources import compile_visible
 from jfa.course.spec import Case, Exercise, Mutant
 from jfa.course.strip import solution_source
