@@ -80,18 +80,27 @@ def _number(word: str) -> int:
 
 
 def solution_notebook(course: Course, stem: str) -> Notebook | None:
-    """The chapter's solutions, None in a release without them."""
+    """The chapter's solutions, None in a release without them (or where the file cannot be read)."""
     path = course.solutions / f"{stem}.py"
-    return notebook.read(path) if path.exists() else None
+    try:
+        return notebook.read(path) if path.exists() else None
+    except notebook.Unreadable:
+        return None
 
 
 def skeleton_notebook(course: Course, stem: str) -> Notebook | None:
-    """The chapter's pristine exercises: stripped from its solutions, or as a release brought them along."""
+    """The chapter's pristine exercises: stripped from its solutions, or as a release brought them along; None without either."""
     solutions = solution_notebook(course, stem)
     if solutions is not None:
-        return strip.strip_notebook(solutions)
+        try:
+            return strip.strip_notebook(solutions)
+        except ValueError:  # solutions that somebody is editing
+            pass
     path = course.skeletons / f"{stem}.py"
-    return notebook.read(path) if path.exists() else None
+    try:
+        return notebook.read(path) if path.exists() else None
+    except notebook.Unreadable:
+        return None
 
 
 def exercise_file(course: Course, stem: str) -> tuple[Path | None, str]:

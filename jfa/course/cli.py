@@ -7,7 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from jfa.course import files
+from jfa.course.notebook import Unreadable
 from jfa.course.paths import Course, find_course
+
+_TROUBLE = (LookupError, files.Refusal, Unreadable, OSError)
 
 
 def _command(function: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
@@ -16,12 +20,20 @@ def _command(function: Callable[[list[str]], int]) -> Callable[[list[str]], int]
     def run(argv: list[str]) -> int:
         try:
             return function(argv)
-        except (LookupError, FileExistsError, FileNotFoundError, NotADirectoryError) as error:
-            print(f"jfa {function.__name__}: {error.args[0] if isinstance(error, LookupError) else error}", file=sys.stderr)
-            return 2
+        except _TROUBLE as error:
+            return _complain(function.__name__, error)
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     return run
+
+
+def _complain(command: str, error: Exception) -> int:
+    """One line about something that a user or the system caused, and the exit status for it."""
+    text = error.args[0] if isinstance(error, LookupError) and error.args else error
+    if isinstance(error, OSError) and not isinstance(error, FileExistsError | FileNotFoundError | NotADirectoryError):
+        text = f"{error.filename or 'a file'}: {files.words(error)}"
+    print(f"jfa {command}: {text}", file=sys.stderr)
+    return 2
 
 
 def _parser(name: str, text: str) -> argparse.ArgumentParser:
@@ -142,12 +154,31 @@ def reset(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     from jfa.course import catalog, upkeep
 
-    course = find_course()
+    course, status, done = find_course(), 0, 0
+    _recover(course)
     for exercise in catalog.select(options.what):
-        path, saved = upkeep.reset(course, exercise, catalog.chapter(exercise.chapter).stem)
-        print(f"{exercise.id} is back at its start in {_relative(path, course)}; your version: {_relative(saved, course)}")
-    print("If the notebook is open: File > Reload Notebook from Disk.")
-    return 0
+        try:
+            stem = catalog.chapter(exercise.chapter).stem
+            path, _, remark = upkeep.reset(course, exercise, stem, lambda *both: _announce(course, *both))
+            print(f"{exercise.id} is back at its start in {_relative(path, course)}{remark and '. ' + remark}")
+            done += 1
+        except _TROUBLE as error:
+            status = _complain("reset", error)
+    if done:
+        print("If the notebook is open: File > Reload Notebook from Disk.")
+    return status
+
+
+def _announce(course: Course, path: Path, saved: Path) -> None:
+    print(f"{_relative(path, course)} as it was: {_relative(saved, course)}", flush=True)
+
+
+def _recover(course: Course) -> None:
+    """What an update that was killed left undone."""
+    from jfa.course import upkeep
+
+    for sentence in upkeep.recover(course):
+        print(sentence, flush=True)
 
 
 @_command
@@ -159,15 +190,20 @@ def update(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     from jfa.course import catalog, upkeep
 
-    course, stuck = find_course(), False
+    course, status = find_course(), 0
+    _recover(course)
     if options.pull:
-        print(upkeep.pull(course))
+        print(upkeep.pull(course, lambda *both: _announce(course, *both)))
     for stem in catalog.stems():
-        if not options.what or int(stem[:2]) in options.what:
-            happened, saved = upkeep.update(course, stem)
-            stuck |= happened.startswith("holds")
-            print(f"exercises/{stem}: {happened}" + (f"; before: {_relative(saved, course)}" if saved else ""))
-    return 1 if stuck else 0
+        if options.what and int(stem[:2]) not in options.what:
+            continue
+        try:
+            happened, _ = upkeep.update(course, stem, lambda *both: _announce(course, *both))
+            status = max(status, 1 if happened == upkeep.CONFLICT else 0)
+            print(f"exercises/{stem}: {happened}")
+        except _TROUBLE as error:
+            status = _complain("update", error)
+    return status
 
 
 @_command
@@ -189,7 +225,7 @@ def release(argv: list[str]) -> int:
 @_command
 def strip(argv: list[str]) -> int:
     """Make exercises/ from solutions/."""
-    parser = _parser("strip", "For authors: make exercises/NN_topic.py from solutions/NN_topic.py. It overwrites answers.")
+    parser = _parser("strip", "For authors: make exercises/NN_topic.py from solutions/NN_topic.py. Backups: .jfa/backups.")
     parser.add_argument("what", nargs="*", type=int, help="chapters; all if left out")
     parser.add_argument("--to", type=Path, metavar="DIR", help="another folder than exercises/")
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 if exercises/ is not what solutions/ gives")
@@ -200,18 +236,19 @@ def strip(argv: list[str]) -> int:
         return _check_stripped(course)
     from jfa.course import upkeep
 
-    for path in upkeep.make_exercises(course, options.to, set(options.what) or None):
+    _recover(course)
+    for path in upkeep.make_exercises(course, options.to, set(options.what) or None, lambda *both: _announce(course, *both)):
         print(f"wrote {path}")
     return 0
 
 
 def _check_stripped(course: Course) -> int:
-    from jfa.course import catalog
+    from jfa.course import notebook, upkeep
 
     stale = []
     for path in sorted(course.solutions.glob("[0-9][0-9]_*.py")):
-        made, there = catalog.skeleton_notebook(course, path.stem), course.exercises / path.name
-        if not there.exists() or there.read_text(encoding="utf-8") != made.text:
+        there = course.exercises / path.name
+        if not there.exists() or notebook.read_bytes(there) != upkeep.stripped(path).text.encode():
             stale.append(path.stem)
     print(f"not what solutions/ gives: {', '.join(stale)}; run jfa strip" if stale else "exercises/ is what solutions/ gives")
     return 1 if stale else 0

@@ -349,7 +349,7 @@ def source_lines(source: str) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+", source)
 
 
-def dump(value: object, indent: int | None = None) -> str:
+def dump(value: object, indent: str | None = None) -> str:
     """JSON in the characters themselves, or escaped where UTF-8 has none for them (lone surrogates)."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     try:

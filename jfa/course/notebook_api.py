@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import functools
+import inspect
 import sys
 from html import escape
 from typing import Any
 
-from jfa.course import catalog, guard, notebook, report, state
-from jfa.course.answers import Pristine, from_notebook
+import torch
+
+from jfa.course import catalog, guard, magics, notebook, report, state
+from jfa.course.answers import Pristine, from_notebook, remarks
 from jfa.course.given import live_source
 from jfa.course.judge import Answer, judge
 from jfa.course.mutants import without_course_calls
@@ -38,7 +42,7 @@ def check(number: str, answer: Any) -> Result:
         result = _misuse(exercise, answer) or _judge(exercise, answer, course, stem)
         if replaced:
             result.notes.append(f"This notebook has replaced {', '.join(replaced[:3])}; judged with the original.")
-        state.record(course, result)
+        result.notes += filter(None, [state.record(course, result)])
         state.keep_pristine(course, stem)
     if not _in_notebook():
         print(result.text())
@@ -47,10 +51,12 @@ def check(number: str, answer: Any) -> Result:
 
 def _judge(exercise: Exercise, answer: Any, course: Course, stem: str) -> Result:
     pristine = Pristine.load(course, stem)
-    saved = _saved_answer(exercise, course, stem, pristine)
-    source = live_source(answer, pristine.stub(exercise))
+    saved, notes = _saved_answer(exercise, course, stem, pristine)
+    source = live_source(_unwrapped(answer), pristine.stub(exercise))
+    if exercise.kind == "value" and saved is not None:
+        source = saved.source  # a value has no source of its own; beside a GPU in use the cell runs again
     live = Answer(
-        source=source or (saved.source if saved else ""),
+        source=source,
         helpers=_history_helpers(),
         below=saved.below if saved else [],
         skeleton=pristine.stub(exercise),
@@ -62,7 +68,7 @@ def _judge(exercise: Exercise, answer: Any, course: Course, stem: str) -> Result
     waiting = _Waiting(exercise.id)
     result = judge(exercise, live, course, NOTEBOOK_SEED, waiting)
     waiting.end()
-    result.notes += _differences(exercise, answer, source, saved, stem)
+    result.notes += _differences(exercise, answer, source, saved, stem) + notes
     return result
 
 
@@ -92,26 +98,58 @@ class _Waiting:
 
 def _misuse(exercise: Exercise, answer: Any) -> Result | None:
     """A result that says so when what was given to check() cannot be an answer."""
-    if exercise.kind == "value" or answer is ... or callable(answer) or hasattr(answer, "fn"):
+    if exercise.kind == "value" or answer is ...:
         return None
     what = type(answer).__name__
-    message = f'check() was given a {what}; give it the function itself: check("{exercise.id}", {exercise.name}).'
+    if not callable(answer) and not hasattr(answer, "fn"):
+        message = f'check() was given a {what}; give it the function itself: check("{exercise.id}", {exercise.name}).'
+    elif torch.cuda.is_initialized() and not live_source(answer, ""):
+        message = (
+            f"A GPU is in use here, so an answer runs in a fresh process, from its source, and this {what} has none. "
+            f'Write a function in a cell: def {exercise.name}(...), then check("{exercise.id}", {exercise.name}).'
+        )
+    else:
+        return None
     checks = [Checked(n, False if n == "runs" else None, "", message if n == "runs" else "") for n in exercise.check_names]
     return Result(exercise.id, exercise.title, report.WRONG, checks, hints=len(exercise.hints))
 
 
-def _saved_answer(exercise: Exercise, course: Course, stem: str, pristine: Pristine) -> Answer | None:
+def _saved_answer(exercise: Exercise, course: Course, stem: str, pristine: Pristine) -> tuple[Answer | None, list[str]]:
+    """(the answer in the saved file, what `jfa grade` would have to say about that file)."""
     path, _ = catalog.exercise_file(course, stem)
+    if path is None:
+        return None, []
     try:
-        return from_notebook(notebook.read(path), exercise, pristine) if path else None
-    except ValueError:
-        return None
+        book = notebook.read(path)
+    except ValueError as error:
+        return None, [f"`jfa grade {exercise.id}` cannot read your saved file: {error}"]
+    saved = from_notebook(book, exercise, pristine)
+    if saved is None:
+        lost = f"The saved file has no code cell tagged {exercise.tag}: `jfa grade {exercise.id}` will find no answer there."
+        return None, [f"{lost} `jfa update` brings the cell back."]
+    return saved, remarks(book, exercise, pristine)
+
+
+def _unwrapped(answer: Any) -> Any:
+    """The function inside partials and wrappers made with functools.wraps."""
+    while isinstance(answer, functools.partial):
+        answer = answer.func
+    return inspect.unwrap(answer) if inspect.isfunction(answer) else answer
 
 
 def _differences(exercise: Exercise, answer: Any, source: str, saved: Answer | None, stem: str) -> list[str]:
     """Where the function, the cell last run and the saved file are not the same thing."""
+    if exercise.kind == "value" or answer is ...:
+        return []
+    name = getattr(getattr(answer, "fn", answer), "__name__", None)
+    if name is None:
+        what = type(answer).__name__
+        return [f"Checked a {what} object; `jfa grade {exercise.id}` will call `{exercise.name}` as your saved file defines it."]
+    if name != exercise.name:
+        what = "a function without a name (a lambda)" if name == "<lambda>" else f"`{name}`"
+        return [f"Checked {what}; `jfa grade {exercise.id}` will look for `{exercise.name}`."]
     mine = _definition(source, exercise.name)
-    if exercise.kind == "value" or mine is None:
+    if mine is None:
         return []
     notes = []
     run = next((d for s in reversed(_history()) if (d := _definition(s, exercise.name))), None)
@@ -119,19 +157,16 @@ def _differences(exercise: Exercise, answer: Any, source: str, saved: Answer | N
         notes.append(f"The function given to check() is not the `{exercise.name}` of the cell you ran last.")
     if saved is not None and _definition(saved.source, exercise.name) != mine:
         notes.append(f"The saved file holds another version: save exercises/{stem}.py before `jfa grade {exercise.id}`.")
-    if getattr(getattr(answer, "fn", answer), "__name__", exercise.name) != exercise.name:
-        notes.append(f"Checked a function of another name; `jfa grade` will look for `{exercise.name}`.")
     return notes
 
 
 def _definition(source: str, name: str) -> str | None:
     """The AST of a function's definition in a source, as text."""
     try:
-        tree = ast.parse(notebook.runnable(source))
-    except (SyntaxError, ValueError):
+        found = [n for n in magics.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name]
+        return ast.dump(found[-1]) if found else None
+    except magics.UNPARSABLE:
         return None
-    found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name]
-    return ast.dump(found[-1]) if found else None
 
 
 def _shell() -> Any:
@@ -156,7 +191,7 @@ def _history_helpers() -> list[tuple[str, str]]:
     for number, source in enumerate(_history()):
         try:
             tree = ast.parse(without_course_calls(source))
-        except SyntaxError:
+        except magics.UNPARSABLE:
             continue
         tree.body = [node for node in tree.body if _is_definition(node)]
         if tree.body:
@@ -193,9 +228,10 @@ def hint(number: str, which: int | None = None) -> Text:
         return Text(f"{number} has no hints.")
     if which is not None and not 1 <= which <= count:
         raise ValueError(f"which must be 1 to {count}, got {which}")
-    index = state.next_hint(course, number, count) if which is None else which - 1
+    index, remark = state.next_hint(course, number, count) if which is None else (which - 1, "")
     more = "" if index + 1 == count else f" (hint {index + 2} goes further)"
-    text = Text(f"Hint {index + 1} of {count} for {number}: {exercise.hints[index]}{more}")
+    note = f"\n{remark}" if remark else ""
+    text = Text(f"Hint {index + 1} of {count} for {number}: {exercise.hints[index]}{more}{note}")
     if not _in_notebook():
         print(text)
     return text
@@ -207,13 +243,13 @@ _CELLS = 20  # width of a terminal's bar
 
 
 class Progress:
-    """A bar a chapter: how many exercises are passed, tried, untouched. As of the checks run; `jfa grade` decides."""
+    """A bar per chapter: how many exercises are passed, tried, untouched. As of the checks run; `jfa grade` decides."""
 
-    def __init__(self, rows: list[tuple[str, list[tuple[str, str]]]]):
-        self.rows = rows
+    def __init__(self, rows: list[tuple[str, list[tuple[str, str]]]], note: str = ""):
+        self.rows, self.note = rows, note
 
     def __repr__(self) -> str:
-        return "\n".join(map(self._line, self.rows)) or "no chapters with exercises here"
+        return "\n".join([*map(self._line, self.rows), *filter(None, [self.note])]) or "no chapters with exercises here"
 
     def _line(self, row: tuple[str, list[tuple[str, str]]]) -> str:
         title, items = row
@@ -224,7 +260,8 @@ class Progress:
         return f"{title:<28} [{'#' * full}{'.' * (_CELLS - full)}] {passed} of {len(items)} passed{rest}"
 
     def _repr_html_(self) -> str:
-        return f'<table style="border-collapse:collapse">{"".join(map(self._row, self.rows))}</table>'
+        note = f"<p>{escape(self.note)}</p>" if self.note else ""
+        return f'<table style="border-collapse:collapse">{"".join(map(self._row, self.rows))}</table>{note}'
 
     def _row(self, row: tuple[str, list[tuple[str, str]]]) -> str:
         title, items = row
@@ -244,13 +281,13 @@ _SYMBOLS = {"passed": " ✓", "wrong": " ✗", "wrong method": " ~"}
 
 
 def progress() -> Progress:
-    """What is solved so far, a bar a chapter."""
+    """What is solved so far, a bar per chapter."""
     course = find_course()
     known = state.states(course)
     rows = []
     for chapter in catalog.chapters():
         rows.append((f"{chapter.number:02d} {chapter.title}", [(e.id, known.get(e.id, "not started")) for e in chapter.exercises]))
-    shown = Progress(rows)
+    shown = Progress(rows, state.trouble(course))
     if not _in_notebook():
         print(shown)
     return shown

@@ -1,148 +1,248 @@
-"""Changing learners' files without losing anything: reset to the start, carry answers into new skeletons, make exercises."""
+"""Changing learners' files without losing anything: reset to the start, carry answers into new skeletons, make exercises.
+
+Every change is announced with the place of its backup before it is made, so that the name is known whatever happens then.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
-from jfa.course import catalog, state
-from jfa.course.notebook import Cell, Notebook, insert_before, read, to_json
+from jfa.course import catalog, notebook, state, strip
+from jfa.course.carry import carry
+from jfa.course.files import Refusal, words, write_whole
+from jfa.course.notebook import Notebook
 from jfa.course.paths import Course
 from jfa.course.spec import Exercise
-from jfa.course.strip import NOT_STARTED
+
+Announce = Callable[[Path, Path], None]  # (file, its backup), called when the backup is on the disk and the file is as it was
+
+CONFLICT = "holds git's conflict marks: take your side (git checkout --ours), then run jfa update again"
 
 
-def make_exercises(course: Course, folder: Path | None = None, numbers: set[int] | None = None) -> list[Path]:
+def _quietly(file: Path, saved: Path) -> None:
+    pass
+
+
+def _replace(course: Course, path: Path, before: bytes, after: bytes, announce: Announce) -> Path:
+    """Back a file up, say so, change it; where the backup is. Raises Refusal, and the file is as it was."""
+    saved = state.backup(course, path, before)
+    announce(path, saved)
+    write_whole(path, after, before)
+    return saved
+
+
+# -- for authors -----------------------------------------------------------------------------------------------------
+
+
+def make_exercises(
+    course: Course, folder: Path | None = None, numbers: set[int] | None = None, announce: Announce = _quietly
+) -> list[Path]:
     """Write exercises/NN_topic.py for every chapter with solutions (or only these chapters); the files written.
 
-    For the course's authors: it overwrites. Learners use reset and update.
+    For the course's authors. What stood there is backed up first. Raises Refusal where a file cannot be read or written.
     """
     written = []
     target = folder or course.exercises
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(course.solutions.glob("[0-9][0-9]_*.py")):
-        if numbers is None or int(path.stem[:2]) in numbers:
-            skeleton = catalog.skeleton_notebook(course, path.stem)
-            destination = target / path.name
-            if not destination.exists() or destination.read_text() != skeleton.text:
-                destination.write_text(skeleton.text)
-                written.append(destination)
+        if numbers is not None and int(path.stem[:2]) not in numbers:
+            continue
+        made, destination = stripped(path).text.encode(), target / path.name
+        if not os.path.lexists(destination):
+            write_whole(destination, made)
+        elif (before := notebook.read_bytes(destination)) != made:
+            _replace(course, destination, before, made, announce)
+        else:
+            continue
+        written.append(destination)
     return written
 
 
-def reset(course: Course, exercise: Exercise, stem: str) -> tuple[Path, Path]:
-    """Put one exercise's cell back to its start; (file, backup). Raises LookupError where there is nothing to reset."""
-    skeleton = catalog.skeleton_notebook(course, stem)
+def stripped(path: Path) -> Notebook:
+    """The exercises that a solutions file gives; raises Refusal naming the file where its marks do not fit together."""
+    try:
+        return strip.strip_notebook(notebook.read(path))
+    except notebook.Unreadable:
+        raise
+    except (ValueError, SyntaxError) as error:
+        raise Refusal(f"{path}: {error}") from error
+
+
+# -- for learners ----------------------------------------------------------------------------------------------------
+
+
+def reset(course: Course, exercise: Exercise, stem: str, announce: Announce = _quietly) -> tuple[Path, Path, str]:
+    """Put one exercise's cell back to its start: (file, backup, a remark about progress that could not be kept, or "").
+
+    Raises LookupError where there is nothing to reset, Refusal where it cannot be done; the file is then as it was.
+    """
+    skeleton = catalog.skeleton_notebook(course, stem) or _remembered(course, stem)
     path, _ = catalog.exercise_file(course, stem)
     if skeleton is None or skeleton.answer(exercise.id) is None:
         raise LookupError(f"the pristine text of {exercise.id} is not in this checkout")
     if path is None:
         raise LookupError(f"there is no exercises/{stem}.py; jfa update brings it back")
-    mine = read(path)
+    before, mine = notebook.read_bytes(path), notebook.read(path)
     cell = mine.answer(exercise.id)
     if cell is None:
         raise LookupError(f"{path.name} has no cell tagged {exercise.tag}; jfa update brings it back")
-    saved = state.backup(course, path)
     sources = {i: "" for i, c in enumerate(mine.cells) if c.kind == "code" and c.exercise == exercise.id}  # parts of a split cell
     sources[mine.cells.index(cell)] = skeleton.answer(exercise.id).source
-    path.write_text(mine.with_sources(sources).text, encoding="utf-8")
-    state.forget(course, exercise.id)
-    return path, saved
+    after = mine.with_sources(sources).text.encode()
+    saved = _replace(course, path, before, after, announce)
+    return path, saved, state.forget(course, exercise.id)
 
 
-def pull(course: Course) -> str:
-    """``git pull`` although exercises were edited: they step aside and come back, for update() to carry them over.
+def _remembered(course: Course, stem: str) -> Notebook | None:
+    """A skeleton this checkout has seen, where somebody took solutions and skeletons away."""
+    known = state.known_pristine(course, stem)
+    return known[-1] if known else None
 
-    Returns git's own words. Raises LookupError where the pull fails; every file is then as it was before.
+
+def update(course: Course, stem: str, announce: Announce = _quietly) -> tuple[str, Path | None]:
+    """Carry the answers of a chapter's exercise file into the present skeleton: (what happened, backup or None).
+
+    Raises Unreadable or Refusal, each one sentence; the file is then as it was.
     """
-    for stem in catalog.stems():
-        state.keep_pristine(course, stem)  # tomorrow's update must know today's shipped cells
-    changed = _git(course, "diff", "--name-only", "--relative", "HEAD", "--", "exercises").split()
-    mine = {course.root / name: (course.root / name).read_bytes() for name in changed if (course.root / name).exists()}
-    for path in mine:
-        state.backup(course, path)
-    try:
-        if mine:
-            _git(course, "checkout", "HEAD", "--", *changed)
-        return _git(course, "pull", "--ff-only").strip()
-    finally:
-        for path, content in mine.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-
-
-def _git(course: Course, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(course.root), *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise LookupError(f"git {arguments[0]} failed, nothing was changed: {done.stderr.strip()}")
-    return done.stdout
-
-
-def update(course: Course, stem: str) -> tuple[str, Path | None]:
-    """Carry the answers of a chapter's exercise file into the present skeleton: (what happened, backup or None)."""
     skeleton = catalog.skeleton_notebook(course, stem)
     path, remark = catalog.exercise_file(course, stem)
     if skeleton is None:
         return "no pristine text here: left alone", None
     if path is None:
-        course.exercises.mkdir(parents=True, exist_ok=True)
-        (course.exercises / f"{stem}.py").write_text(skeleton.text, encoding="utf-8")
+        try:
+            course.exercises.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Refusal(f"{course.exercises} cannot be made: {words(error)}") from error
+        write_whole(course.exercises / f"{stem}.py", skeleton.text.encode())
         state.keep_pristine(course, stem)
         return "new", None
-    text = path.read_text(encoding="utf-8")
-    if any(line.startswith(("<<<<<<< ", ">>>>>>> ")) for line in text.splitlines()):
-        return "holds git's conflict marks: take your side (git checkout --ours), then run jfa update again", None
-    merged, carried = carry(read(path), skeleton, state.known_pristine(course, stem), path.suffix == ".ipynb")
+    before = notebook.read_bytes(path)
+    remark = f" ({remark})" if remark else ""
+    if any(line.startswith((b"<<<<<<< ", b">>>>>>> ")) for line in before.splitlines()):
+        return CONFLICT, None
+    mine = notebook.read(path)
+    carried = carry(mine, skeleton, [])
+    if carried is not None:  # only now, because git takes its time
+        carried = carry(mine, skeleton, _seen(course, stem))
     state.keep_pristine(course, stem)
-    if merged == text:
-        return "up to date" + (f" ({remark})" if remark else ""), None
-    saved = state.backup(course, path)
-    path.write_text(merged, encoding="utf-8")
-    return f"updated, {carried} answer{'s' * (carried != 1)} carried over" + (f" ({remark})" if remark else ""), saved
+    if carried is None or carried[0] == mine.text:
+        return f"up to date{remark}", None
+    text, count = carried
+    saved = _replace(course, path, before, text.encode(), announce)
+    return f"updated, {count} answer{'s' * (count != 1)} carried over{remark}", saved
 
 
-def carry(mine: Notebook, skeleton: Notebook, seen: list[Notebook], as_json: bool) -> tuple[str, int]:
-    """(text of the new file, answers carried): tagged cells by tag, the learner's own cells above the exercise they stood above."""
-    shipped = {(c.kind, c.source.strip()) for n in [skeleton, *seen] for c in n.cells}
-    answers = {c.exercise: mine.answer_source(c.exercise) for c in mine.cells if _is_answer(c, shipped)}
-    known = {c.exercise for c in skeleton.cells if c.exercise}
-    sources = {i: answers[c.exercise] for i, c in enumerate(skeleton.cells) if c.kind == "code" and c.exercise in answers}
-    own = _own_cells(mine, shipped, bool(seen), known)
-    result = skeleton.with_sources(sources)
-    for following, cells in reversed(own):
-        target = result.answer(following) if following else None
-        index = result.cells.index(target) if target else len(result.cells)
-        result = insert_before(result, index, cells)
-    text = json.dumps(to_json(result), indent=1, ensure_ascii=False) + "\n" if as_json else result.text
-    return text, len(sources)
+def _seen(course: Course, stem: str) -> list[Notebook]:
+    """Older skeletons: remembered ones, and those of git's history (not of exercises/: a learner may commit answers)."""
+    found = state.known_pristine(course, stem)
+    for name, is_solution in ((f"solutions/{stem}.py", True), (f"jfa/course/skeletons/{stem}.py", False)):
+        for text in _history(course, name):
+            try:
+                book = notebook.parse_percent(text)
+                found.append(strip.strip_notebook(book) if is_solution else book)
+            except (ValueError, SyntaxError):
+                continue
+    return found
 
 
-def _is_answer(cell: Cell, shipped: set) -> bool:
-    """A tagged code cell that somebody has worked on."""
-    if cell.kind != "code" or cell.exercise is None:
-        return False
-    untouched = ("code", cell.source.strip()) in shipped
-    stub = f'raise NotImplementedError("{cell.exercise}: {NOT_STARTED}")' in cell.source
-    return not untouched and not stub
+def _history(course: Course, name: str, versions: int = 40) -> list[str]:
+    """The texts that a file had in git, the last ones; [] without git."""
+    try:
+        commits = _git(course, "log", f"-{versions}", "--format=%H", "--", name).split()
+        return [_git(course, "show", f"{commit}:./{name}") for commit in commits]
+    except LookupError:
+        return []
 
 
-def _own_cells(mine: Notebook, shipped: set, remembers: bool, known: set[str]) -> list[tuple[str | None, list[Cell]]]:
-    """The learner's own cells with the exercise they precede: what no skeleton ``shipped``. Where nothing ``remembers`` older
-    skeletons, only answers whose exercise is gone and code that defines something count as own."""
-    groups: list[tuple[str | None, list[Cell]]] = []
-    waiting: list[Cell] = []
-    for cell in mine.cells:
-        if cell.exercise in known and cell.kind == "code":
-            groups.append((cell.exercise, waiting))
-            waiting = []
-        elif _is_own(cell, shipped, remembers):
-            waiting.append(cell)
-    groups.append((None, waiting))
-    return [(exercise, cells) for exercise, cells in groups if cells]
+# -- git pull --------------------------------------------------------------------------------------------------------
 
 
-def _is_own(cell: Cell, shipped: set, remembers: bool) -> bool:
-    if not cell.source.strip() or "setup" in cell.tags or (cell.kind, cell.source.strip()) in shipped:
-        return False
-    return remembers or cell.kind == "code" and (cell.exercise is not None or any(w in cell.source for w in ("def ", "class ")))
+def pull(course: Course, announce: Announce = _quietly) -> str:
+    """``git pull`` although exercises were edited: they step aside and come back, for update() to carry them over.
+
+    Returns git's own words. Raises LookupError where the pull fails, Refusal where no backup can be kept; every file is then as it
+    was before. If the process is killed meanwhile, :func:`recover` puts the files back.
+    """
+    for stem in catalog.stems():
+        state.keep_pristine(course, stem)  # tomorrow's update must know today's shipped cells
+    changed = [n for n in _git(course, "diff", "--name-only", "-z", "--relative", "HEAD", "--", "exercises").split("\0") if n]
+    mine = {name: notebook.read_bytes(course.root / name) for name in changed if (course.root / name).exists()}
+    kept = {}
+    for name, content in mine.items():
+        kept[name] = state.backup(course, course.root / name, content)
+        announce(course.root / name, kept[name])
+    if not mine:
+        return _git(course, "pull", "--ff-only").strip()
+    write_whole(_journal(course), json.dumps({name: str(path) for name, path in kept.items()}).encode())
+    try:
+        _git(course, "checkout", "HEAD", "--", *changed)
+        return _git(course, "pull", "--ff-only").strip()
+    finally:
+        for name, content in mine.items():
+            (course.root / name).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(course.root / name, content)
+        _journal(course).unlink(missing_ok=True)
+
+
+def _journal(course: Course) -> Path:
+    """Exists while files stepped aside for git: {file: its backup}."""
+    return course.state / "pulling.json"
+
+
+def recover(course: Course) -> list[str]:
+    """Put back what a killed :func:`pull` left aside; a sentence for each file, [] if there was no such accident."""
+    if not _journal(course).is_file():
+        return []
+    try:
+        entries = json.loads(notebook.read_bytes(_journal(course)))
+        kept = {str(name): Path(saved) for name, saved in entries.items()}
+    except (ValueError, AttributeError, TypeError):
+        kept = {}
+    said = [_put_back(course, course.root / name, saved) for name, saved in kept.items()]
+    try:
+        _journal(course).unlink()
+    except OSError as error:
+        raise Refusal(f"{_journal(course)} cannot be removed: {words(error)}") from error
+    return said or [f"an update was interrupted; your files as they were are in {course.state / 'backups'}"]
+
+
+def _put_back(course: Course, path: Path, saved: Path) -> str:
+    """Write a backup to its file again, unless somebody has worked there since."""
+    wanted = notebook.read_bytes(saved)
+    try:
+        now = notebook.read_bytes(path) if os.path.lexists(path) else None
+        if now == wanted:
+            return f"an update was interrupted; {path} is whole"
+        if now is None or _is_pristine(course, path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, wanted)
+            return f"an update was interrupted; {path} is put back from {saved}"
+    except (Refusal, OSError, notebook.Unreadable) as error:
+        return f"an update was interrupted; your version is in {saved}, and was not put back: {error}"
+    return f"an update was interrupted, and {path} was edited since; your version from before is in {saved}"
+
+
+def _is_pristine(course: Course, path: Path) -> bool:
+    """Whether no cell of the file is a learner's: git's version, or one of the skeletons."""
+    relative = path.relative_to(course.root).as_posix()
+    try:
+        committed = _git(course, "show", f"HEAD:./{relative}")
+    except LookupError:
+        committed = None
+    text = notebook.decode(notebook.read_bytes(path), path)
+    skeleton = catalog.skeleton_notebook(course, path.stem)
+    return text == committed or text in {n.text for n in [*filter(None, [skeleton]), *_seen(course, path.stem)]}
+
+
+def _git(course: Course, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(course.root), *arguments], capture_output=True, check=False)
+    except OSError as error:
+        raise LookupError(f"git does not start here ({error.strerror}); nothing was changed") from error
+    if done.returncode:
+        raise LookupError(f"git {arguments[0]} failed, nothing was changed: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout.decode(errors="replace")
