@@ -362,6 +362,11 @@ class TensorMap:
             extents.append(hi - lo)
         return tuple(inside), start, extents
 
+    def inside(self, offsets):
+        """Slices of the box's part inside the tensor; None where nothing is."""
+        clip = self._clip(offsets)
+        return None if clip is None else clip[0]
+
     def _window(self, start, extents, what):
         """(allocation, first element, element strides): the clipped box as a strided window."""
         size = self.stored.itemsize

@@ -267,9 +267,9 @@ LSE = Exercise(
         Mutant(
             "masked load without other",
             "lanes past the row's end hold whatever they hold.",
-            caught_by="returns",
+            caught_by="runs",
             edit=(', other=float("-inf")', ""),
-            expect="NaN",
+            expect="never loaded",
             recognise=False,
         ),
         Mutant(

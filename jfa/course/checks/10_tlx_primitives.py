@@ -314,7 +314,7 @@ ROW_MAX = Exercise(
             "buffers are read before they are filled.",
             caught_by="runs",
             edit=("                tlx.barrier_wait(fulls[slot], (k // STAGES) & 1)\n", ""),
-            expect="empties",
+            expect="where nobody had written",
             recognise=False,
         ),
         Mutant(

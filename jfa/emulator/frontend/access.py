@@ -1,8 +1,8 @@
 """tl.load, tl.store, the atomics and tensor descriptors, on the launch's `GlobalMemory`.
 
 These replace Triton's versions whole (they differ between Triton versions in nothing that matters here), with Triton's checks kept.
-A masked lane without `other` is poison: NaN with a payload of our own, or a loud integer. It may be computed with; storing it is
-reported together with the load it came from.
+A masked lane without `other` is undefined (see ..undefined); its data is NaN or a loud integer. Here is where undefined lanes
+matter: a store, an address, a mask and a descriptor's offset must be defined.
 """
 
 import numpy as np
@@ -10,52 +10,42 @@ import triton.language as tl
 
 from .. import dtypes
 from ..counting import Active
-from ..errors import PoisonError
-from ..locations import here, show
+from ..locations import here
 from ..memory import TensorMap
-from . import threads
+from ..undefined import MARK, Undefined, check, mark, some, union
+from . import carry, threads
 from .builder import Builder
-from .tensor import BOOL, Hooks, Scalar, Tensor, canonical, fix, held_dtype, make, scalar, wrap
+from .tensor import BOOL, Hooks, Scalar, Tensor, canonical, fix, held_dtype, make, marks_of, rearranged, scalar, wrap
 
-# What a value may be made of that must not be used -> the NaN that marks it. Integers have one mark for all.
-MARKS = {"masked load": 0x7FC5ADBA, "unwritten memory": 0x7FC5ADBB, "unwaited product": 0x7FC5ADBC}
-_FLOATS = {kind: np.array(bits, np.uint32).view(np.float32)[()] for kind, bits in MARKS.items()}
-_POISON_INTEGER = {n: int.from_bytes(bytes([0xBA, 0xAD, 0xC5, 0x5A] * (n // 4)), "big", signed=True) for n in (4, 8)}
-_SMALL_POISON = {1: -0x46, 2: -0x4553}
+_LOUD = {n: int.from_bytes(bytes([0xBA, 0xAD, 0xC5, 0x5A] * (n // 4)), "big", signed=True) for n in (4, 8)} | {1: -0x46, 2: -0x4553}
 
 
 class State:
     """The launch that is running."""
 
     memory = None
-    poison = True
-    sources = {}  # kind of poison that is about -> (where it first came from, the buffer or None)
 
     @classmethod
     def begin(cls, memory, poison):
-        cls.restore((memory, poison, {}))
+        """Start a launch. `poison`: whether it looks for undefined values."""
+        cls.memory = memory
+        Undefined.begin(poison, lambda error: memory.report(error))
 
     @classmethod
     def saved(cls):
         """All of it, for `restore` after a launch within a launch."""
-        return cls.memory, cls.poison, cls.sources
+        return cls.memory, Undefined.saved()
 
     @classmethod
     def restore(cls, state):
-        cls.memory, cls.poison, cls.sources = state
+        cls.memory, undefined = state
+        Undefined.restore(undefined)
 
 
-def poison(kind, dtype, where, buffer=None):
-    """The value that marks poison of a kind in values of a type, which from now on stores look for."""
-    State.sources.setdefault(kind, (where, buffer))
+def garbage(dtype):
+    """What undefined lanes of a type hold: NaN or an integer that leaps to the eye."""
     held = held_dtype(dtype)
-    if held == np.float32:
-        return _FLOATS[kind]
-    if held == np.float64:
-        return np.float64(np.nan)
-    size = held.itemsize
-    value = _POISON_INTEGER.get(size, _SMALL_POISON.get(size, 0))
-    return np.array(value).astype(held)[()]
+    return held.type(np.nan) if held.kind == "f" else np.array(_LOUD[held.itemsize]).astype(held)[()]
 
 
 def _value(x):
@@ -139,6 +129,7 @@ def load(
             "or a scalar; use block pointers (made by `make_block_ptr`) instead"
         )
     _check_scalar_operands(pointer, Mask=mask, Other=other)
+    mask, lost = _reachable(pointer, mask)
     addresses, name = _addresses(pointer), _stored_name(element)
     if Hooks.charge:
         Hooks.charge("load", addresses.size * dtypes.itemsize(name))
@@ -149,7 +140,26 @@ def load(
     if mask is None:
         stored = State.memory.read(addresses if addresses.ndim else addresses.reshape(1), name, pointer.allocation)
         return _loaded(stored.reshape(addresses.shape), element)
-    return _masked_load(pointer, addresses, element, mask, other)
+    return _masked_load(pointer, addresses, element, mask, other, lost)
+
+
+def _reachable(pointer, mask):
+    """(mask of the lanes that can be accessed, marks of those that cannot): an undefined mask or address is reported."""
+    if not Undefined.live or (pointer.undefined is None and marks_of(mask) is None):
+        return mask, None
+    shape = _addresses(pointer).shape
+    active = np.ones(shape, np.bool_) if mask is None else _spread(_as_mask(mask), shape, "mask")
+    lost = np.zeros(shape, MARK)
+    if marks_of(mask) is not None:
+        check(mask.undefined, "mask")
+        lost = np.maximum(lost, mask.undefined)
+    if pointer.undefined is not None:
+        reached = np.where(active & (lost == 0), pointer.undefined, MARK.type(0))
+        check(reached, "address")
+        lost = np.maximum(lost, reached)
+    if some(lost) is None:
+        return mask, None
+    return wrap(active & (lost == 0), BOOL), lost
 
 
 def _stored_name(element):
@@ -157,7 +167,8 @@ def _stored_name(element):
     return "int64" if element.is_ptr() else element.name
 
 
-def _masked_load(pointer, addresses, element, mask, other):
+def _masked_load(pointer, addresses, element, mask, other, lost=None):
+    """`lost`: marks of lanes that an undefined mask or address keeps from being loaded."""
     name = _stored_name(element)
     if other is not None:
         other = other.to(element) if other.dtype.name != element.name else other
@@ -165,15 +176,19 @@ def _masked_load(pointer, addresses, element, mask, other):
     if active.all():
         flat = addresses if addresses.ndim else addresses.reshape(1)
         return _loaded(State.memory.read(flat, name, pointer.allocation).reshape(addresses.shape), element)
-    if other is None and State.poison:
-        fill = poison("masked load", element, here())
+    marks = None
+    if other is not None:
+        fill, marks = _spread(other, addresses.shape, "other"), marks_of(other)
+    elif Undefined.wanted:
+        fill, marks = garbage(element), mark("masked load", here())
     else:
-        fill = held_dtype(element).type(0) if other is None else _spread(other, addresses.shape, "other")
+        fill = held_dtype(element).type(0)
+    marks = union(lost, None if marks is None else np.where(active, MARK.type(0), marks))
     result = np.empty(addresses.shape, held_dtype(element))
     result[...] = fill
     if active.any():
         result[active] = dtypes.decode(State.memory.read(addresses[active], name, pointer.allocation), name)
-    return wrap(result, canonical(element))
+    return wrap(result, element if element.is_ptr() else canonical(element), undefined=marks)
 
 
 def _loaded(stored, element):
@@ -206,19 +221,20 @@ def store(pointer, value, mask=None, boundary_check=(), cache_modifier="", evict
     _check_pointer_shape(pointer, value, mask)
     if value.dtype.name != element.name:
         value = value.to(element)
+    mask, _ = _reachable(pointer, mask)
     data, name = _spread(value, addresses.shape, "value"), _stored_name(element)
     if Hooks.charge:
         Hooks.charge("store", addresses.size * dtypes.itemsize(name))
     active = None if mask is None else _spread(_as_mask(mask), addresses.shape, "mask")
     active = threads.active(active, addresses.shape)
+    if value.undefined is not None:
+        check_lanes(value.undefined, active)
     if active is not None and not active.all():
         addresses, data = addresses[active], data[active]
     if Active.counts is not None:
         Active.counts.store(addresses.size)
     if not addresses.ndim:
         addresses, data = addresses.reshape(1), data.reshape(1)
-    if State.sources:
-        check_poison(data, name)
     State.memory.write(addresses, dtypes.encode(data, name), name, pointer.allocation)
     return None
 
@@ -230,43 +246,17 @@ def _check_pointer_shape(pointer, *operands):
         raise ValueError(f"Expected pointer argument to have shape {list(full)} but got {list(shape)}")
 
 
-def check_poison(data, name, where=None):
-    """Report lanes of `data` (held) that hold poison of a kind that is about; of each kind the first."""
-    for kind, (source, buffer) in list(State.sources.items()):
-        count = int(np.count_nonzero(_is_poison(data, kind)))
-        if count:
-            del State.sources[kind]
-            State.memory.report(_poison_error(kind, count, source, buffer, where or here()))
+def check_lanes(marks, active=None, use="store"):
+    """Report undefined lanes among the active ones (None: all)."""
+    if marks is not None:
+        check(marks if active is None else np.where(active, marks, MARK.type(0)), use)
 
 
-def _is_poison(data, kind):
-    if data.dtype == np.float32:
-        return np.ascontiguousarray(data).view(np.uint32) == MARKS[kind]
-    if data.dtype.kind in "iu" and data.dtype.itemsize >= 4:
-        return data == np.array(_POISON_INTEGER[data.dtype.itemsize]).astype(data.dtype)
-    return False
-
-
-def _poison_error(kind, count, source, buffer, where):
-    """What to say of `count` values of a kind of poison that are stored at `where`."""
-    if kind == "unwritten memory":
-        lines = [f"stored at {show(where)}", f"read at {show(source)}"]
-        return PoisonError(f"stores {count} value(s) out of {buffer}, where nobody had written", lines, where=where)
-    if kind == "unwaited product":
-        return PoisonError(
-            f"stores {count} value(s) made from a product that was still being computed",
-            [f"stored at {show(where)}", f"the first async_dot stands at {show(source)}"],
-            cause="async_dot returns at once; on a GPU its registers hold anything until the product is waited for.\n"
-            "  Fix: x = tlx.async_dot_wait(0, x) before x is used.",
-            where=where,
-        )
-    return PoisonError(
-        f"stores {count} value(s) that were never loaded",
-        [f"at {show(where)}", f"they are masked lanes of the load without `other` at {show(source)}"],
-        cause="such lanes hold whatever the register held: on a GPU, garbage that may look right.\n"
-        "  Fix: pass other=0.0 (or what suits the computation) to that load, or mask this store alike.",
-        where=where,
-    )
+def check_box(tensor_map, offsets, marks, where=None):
+    """Report undefined lanes of a box that lie inside the tensor it is stored to."""
+    inside = None if some(marks) is None else tensor_map.inside(offsets)
+    if inside is not None:
+        check(marks.reshape(tensor_map.block_shape)[inside], "store", where)
 
 
 def _load_block_pointer(pointer, mask, other, boundary_check, padding_option):
@@ -343,24 +333,28 @@ def _atomic(op):
 
 def _combine_lanes(pointer, element, val, mask, combine):
     _pause()
+    mask, lost = _reachable(pointer, mask)
     addresses = _addresses(pointer)
     shape = addresses.shape
     data = _spread(val, shape, "value").reshape(-1)
     flat = addresses.reshape(-1)
     if Hooks.charge:
         Hooks.charge("atomic", flat.size)
-    if State.sources:
-        check_poison(data if mask is None else data[_spread(mask, shape, "mask").reshape(-1)], element.name)
+    active = None if mask is None else _spread(_as_mask(mask), shape, "mask")
+    check_lanes(val.undefined, active)
     if Active.counts is not None:
-        Active.counts.atomic(flat.size if mask is None else np.count_nonzero(_spread(mask, shape, "mask")))
-    if mask is None:
+        Active.counts.atomic(flat.size if mask is None else np.count_nonzero(active))
+    if active is None:
         old = State.memory.atomic(flat, data, element.name, combine, pointer.allocation)
-    else:
-        active = _spread(_as_mask(mask), shape, "mask").reshape(-1)
-        old = np.zeros(flat.shape, held_dtype(element))
-        if active.any():
-            old[active] = State.memory.atomic(flat[active], data[active], element.name, combine, pointer.allocation)
-    return wrap(old.reshape(shape), canonical(element))
+        return wrap(old.reshape(shape), canonical(element))
+    chosen = active.reshape(-1)
+    old = np.zeros(flat.shape, held_dtype(element))
+    if chosen.any():
+        old[chosen] = State.memory.atomic(flat[chosen], data[chosen], element.name, combine, pointer.allocation)
+    if not Undefined.wanted or chosen.all():
+        return wrap(old.reshape(shape), canonical(element))
+    marks = union(lost, np.where(active, MARK.type(0), mark("masked atomic", here())))
+    return wrap(old.reshape(shape), canonical(element), undefined=marks)
 
 
 def atomic_cas(pointer, cmp, val, sem=None, scope=None, **_):
@@ -369,6 +363,7 @@ def atomic_cas(pointer, cmp, val, sem=None, scope=None, **_):
     if element.primitive_bitwidth not in (16, 32, 64):
         raise ValueError("atomic_cas only supports elements with width {16, 32, 64}")
     cmp, val = _value(cmp).to(element), _value(val).to(element)
+    check(cmp.undefined, "compare")
     expected = _spread(cmp, _addresses(pointer).shape, "cmp").reshape(-1)
     return _combine_lanes(pointer, element, val, None, lambda old, new, lanes: np.where(old == expected[lanes], new, old))
 
@@ -390,6 +385,7 @@ def atomic_poll(pointer, expected_value, sem=None, scope=None, timeout_ns=None, 
     """tl.atomic_poll (Triton 3.9): wait until memory holds the expected value."""
     timeout_ns = tl.core._unwrap_if_constexpr(timeout_ns)
     expected = _value(expected_value)
+    check(expected.undefined, "compare")
     while True:
         seen = load(pointer) == expected
         if timeout_ns is not None or seen.data.all() or Hooks.pause is None:
@@ -400,6 +396,7 @@ def atomic_poll(pointer, expected_value, sem=None, scope=None, timeout_ns=None, 
 
 def _synchronise(pointer):
     _pause()
+    check(pointer.undefined, "address")
     for address in np.unique(_addresses(pointer))[:1024]:
         State.memory.synchronise(int(address))
 
@@ -415,34 +412,44 @@ FUNCTIONS |= {
 }
 
 
+@carry.carrying_builder
 class MemoryBuilder(Builder):
     """The builder's memory operations, for builtins of others that come through Triton's semantic layer."""
 
+    @carry.carries(carry.itself)
     def create_load(self, pointer, *_):
         return load(pointer)
 
+    @carry.carries(carry.itself)
     def create_masked_load(self, pointer, mask, other, *_):
         return load(pointer, mask, other)
 
+    @carry.carries(carry.itself)
     def create_store(self, pointer, value, *_):
         return store(pointer, value)
 
+    @carry.carries(carry.itself)
     def create_masked_store(self, pointer, value, mask, *_):
         return store(pointer, value, mask)
 
+    @carry.carries(carry.itself)
     def create_atomic_rmw(self, op, pointer, value, mask, *_):
         kind = op.name.lower().removeprefix("f").removeprefix("u")
         return FUNCTIONS[f"atomic_{kind}"](pointer, value, mask)
 
+    @carry.carries(carry.itself)
     def create_atomic_cas(self, pointer, expected, value, *_):
         return atomic_cas(pointer, expected, value)
 
+    @carry.carries(carry.itself)
     def create_descriptor_load(self, descriptor, offsets, *_):
         return descriptor.load(offsets)
 
+    @carry.carries(carry.itself)
     def create_descriptor_store(self, descriptor, value, offsets, *_):
         return descriptor.store(offsets, value)
 
+    @carry.carries(carry.itself)
     def create_grid_dependency_wait(self, *_):
         """Programmatic dependent launch: launches are one after the other here."""
 
@@ -482,6 +489,7 @@ class Descriptor(tl.tensor_descriptor):
             if isinstance(offset, tl.tensor):
                 if offset.dtype.name in ("int64", "uint64"):
                     raise ValueError("descriptor offsets must be 32 bit: add a `.to(tl.int32)`")
+                check(fix(offset).undefined, "offset")
                 offset = fix(offset).data.reshape(-1)[0].item()
             values.append(int(offset))
         if values[-1] * self.map.stored.itemsize % 16:
@@ -494,24 +502,25 @@ class Descriptor(tl.tensor_descriptor):
             Hooks.charge("load", box.nbytes)
         return make(dtypes.decode(box, self._dtype.name), self._dtype)
 
-    def _box(self, value):
+    def _box(self, value, offsets):
+        """A value to store at these offsets, in stored form."""
         value = _value(value)
         if list(value.data.shape) != list(self.map.block_shape):
             raise ValueError(f"the value's shape {list(value.data.shape)} is not the descriptor's block shape {self.block_shape}")
         if value.dtype.name != self._dtype.name:
             value = value.to(self._dtype)
-        if State.sources:
-            check_poison(value.data, self._dtype.name)
+        check_box(self.map, offsets, value.undefined)
         return dtypes.encode(value.data, self._dtype.name)
 
     def store(self, offsets, value, store_reduce="", _semantic=None, **_):
         kind = tl.core._unwrap_if_constexpr(store_reduce)
         if kind:
             return self._reduce(offsets, value, kind)
-        stored = self._box(value)
+        at = self._offsets(offsets)
+        stored = self._box(value, at)
         if Hooks.charge:
             Hooks.charge("store", stored.nbytes)
-        self.map.store(self._offsets(offsets), stored)
+        self.map.store(at, stored)
 
     _REDUCIBLE = {
         "add": {"uint32", "int32", "uint64", "fp32", "fp16", "bf16"},
@@ -523,10 +532,11 @@ class Descriptor(tl.tensor_descriptor):
         allowed = self._REDUCIBLE[{"max": "min", "or": "and", "xor": "and"}.get(kind, kind)]
         if self._dtype.name not in allowed:
             raise TypeError(f"Unsupported dtype {self._dtype} for a descriptor's atomic {kind}")
-        stored = self._box(value)
+        at = self._offsets(offsets)
+        stored = self._box(value, at)
         if Hooks.charge:
             Hooks.charge("atomic", stored.nbytes)
-        self.map.reduce(self._offsets(offsets), stored, kind)
+        self.map.reduce(at, stored, kind)
 
     def gather(self, x_offsets, y_offset, _semantic=None):
         rows = self._rows(x_offsets)
@@ -535,13 +545,16 @@ class Descriptor(tl.tensor_descriptor):
 
     def scatter(self, value, x_offsets, y_offset, _semantic=None):
         y_offset = fix(_value(y_offset))
-        for row, x in zip(_value(value).data, self._rows(x_offsets)):
-            self.store([int(x), y_offset], make(row[None], self._dtype))
+        value = _value(value)
+        for i, x in enumerate(self._rows(x_offsets)):
+            self.store([int(x), y_offset], rearranged(value, lambda lanes, i=i: lanes[i : i + 1]))
 
     def _rows(self, x_offsets):
         if len(self.map.block_shape) != 2 or self.map.block_shape[0] != 1:
             raise ValueError(f"descriptor must be 2D with a block of 1 row, but got {self.block_shape}")
-        rows = _value(x_offsets).data
+        x_offsets = _value(x_offsets)
+        check(x_offsets.undefined, "offset")
+        rows = x_offsets.data
         if rows.ndim != 1 or rows.size < 8:
             raise ValueError(f"descriptor gather and scatter need 1D offsets of at least 8 rows, but got {list(rows.shape)}")
         columns = 32 // self._dtype.primitive_bitwidth * 8
@@ -602,6 +615,8 @@ def make_tensor_descriptor(base, shape, strides, block_shape, padding_option="ze
         raise ValueError(f"Padding option {padding} not supported")
     if element.is_int() and padding == "nan":
         raise ValueError("Padding option `nan` is not supported for integer blocks")
+    for value in (base, *shape, *strides):
+        check(value.undefined, "address" if value is base else "offset")
     extents, steps = [int(s.value) for s in shape], [int(s.value) for s in strides]
     check_descriptor(base.value, extents, steps, block_shape, dtypes.itemsize(element.name))
     tensor_map = TensorMap(State.memory, base.value, extents, steps, block_shape, element.name, padding, base.allocation)

@@ -2,6 +2,9 @@
 
 Operands and results are `Tensor`/`Scalar` (they are their own handles). As in LLVM, integers carry no sign here: an operation that
 depends on it views its operands as signed or unsigned first; the semantic layer names the result's type.
+
+Marks of undefined lanes go from operands to results as `carry` says: lane by lane in arithmetic, along with the lanes in operations
+that move them.
 """
 
 from types import SimpleNamespace
@@ -13,7 +16,8 @@ from .. import dtypes
 from ..counting import Active, count_lanes
 from ..errors import DeviceAssertError, NotSupported
 from ..locations import here, show
-from . import mathlib, ptx
+from ..undefined import Undefined, check, conjunction, everywhere, reduced, some, union
+from . import carry, mathlib, ptx
 from .tensor import (
     BOOL,
     INT32,
@@ -60,6 +64,7 @@ def _result(data, dtype, kind="alu"):
 
 
 def _arithmetic(function, view=None, unit="alu"):
+    @carry.carries(carry.lanewise)
     def create(self, a, b):
         x, y = (a.data, b.data) if view is None else (view(a.data), view(b.data))
         data = function(x, y)
@@ -71,6 +76,7 @@ def _arithmetic(function, view=None, unit="alu"):
 
 
 def _comparison(function, view=None):
+    @carry.carries(carry.lanewise)
     def create(self, a, b):
         x, y = (a.data, b.data) if view is None else (view(a.data), view(b.data))
         data = function(x, y)
@@ -86,11 +92,26 @@ def _unordered(function):
 
 
 def _unary(function, unit="alu", counted=""):
+    @carry.carries(carry.lanewise)
     def create(self, a):
         if counted:
             count_lanes(counted, a.data)
         return _result(function(a.data), a.dtype, unit)
 
+    return create
+
+
+def _absorbing(function, value):
+    """An `and` or `or`: an operand that is all zeros (`value` 0) or all ones (-1) decides the lane whatever the other one is."""
+
+    def rule(_, operands, result):
+        _, a, b = operands
+        x, y = a.data, b.data
+        absorbing = np.array(value).astype(x.dtype)
+        return conjunction(x, a.undefined, y, b.undefined, absorbing)
+
+    create = _arithmetic(function)
+    create.carries = rule
     return create
 
 
@@ -149,6 +170,16 @@ def _convert_custom_types(value, dst_type, fp_downcast_rounding=None, _semantic=
     return _semantic.builder.create_fp_to_fp(value, dst_type, fp_downcast_rounding)
 
 
+def _scaled_marks(operand, scale, extent, k_axis):
+    """Marks of the rows (right operand: columns) of a scaled operand: one of its lanes or scales is undefined."""
+    marks, kept = reduced(operand.undefined, k_axis, True), -3 - k_axis
+    if marks is not None:
+        marks = np.repeat(marks, extent // marks.shape[kept], kept)  # fp4 may be packed along this axis
+    scales = reduced(getattr(scale, "undefined", None), -1, True) if getattr(scale, "shape", ()) else None
+    return union(marks, scales if scales is None or k_axis == -1 else np.swapaxes(scales, -1, -2))
+
+
+@carry.carrying_builder
 class Builder:
     """Computes what Triton's IR builder would emit."""
 
@@ -209,9 +240,11 @@ class Builder:
 
     # ---- programs
 
+    @carry.carries(carry.itself)
     def create_get_program_id(self, axis):
         return scalar(self.program.pid[axis], INT32)
 
+    @carry.carries(carry.itself)
     def create_get_num_programs(self, axis):
         return scalar(self.program.grid[axis], INT32)
 
@@ -233,8 +266,8 @@ class Builder:
     create_minnumf, create_maxnumf = _arithmetic(_min_num), _arithmetic(_max_num)
     create_minsi, create_maxsi = _arithmetic(np.minimum, _signed), _arithmetic(np.maximum, _signed)
     create_minui, create_maxui = _arithmetic(np.minimum, _unsigned), _arithmetic(np.maximum, _unsigned)
-    create_and = _arithmetic(np.bitwise_and)
-    create_or = _arithmetic(np.bitwise_or)
+    create_and = _absorbing(np.bitwise_and, 0)
+    create_or = _absorbing(np.bitwise_or, -1)
     create_xor = _arithmetic(np.bitwise_xor)
     create_shl = _arithmetic(_shift(np.left_shift, _unsigned))
     create_lshr = _arithmetic(_shift(np.right_shift, _unsigned))
@@ -262,14 +295,17 @@ class Builder:
     create_rsqrt = _unary(lambda x: (1 / np.sqrt(x)).astype(x.dtype), "mufu")
     create_erf = _unary(mathlib.erf, "mufu")
 
+    @carry.carries(carry.lanewise)
     def create_fma(self, a, b, c):
         return _result(mathlib.fused_multiply_add(a.data, b.data, c.data), a.dtype)
 
+    @carry.carries(carry.lanewise)
     def create_clampf(self, value, low, high, propagate_nan):
         keep = str(getattr(propagate_nan, "name", propagate_nan)) == "ALL"
         lower, upper = (np.maximum, np.minimum) if keep else (np.fmax, np.fmin)
         return _result(upper(lower(value.data, low.data), high.data), value.dtype)
 
+    @carry.carries(carry.chosen)
     def create_select(self, condition, a, b):
         data = np.where(condition.data, a.data, b.data)
         _charge("alu", data)
@@ -278,6 +314,7 @@ class Builder:
 
     # ---- casts
 
+    @carry.carries(carry.lanewise)
     def create_fp_to_fp(self, a, dst, rounding=None):
         dtype = canonical(dst.scalar)
         _charge("cvt", a.data)
@@ -286,11 +323,13 @@ class Builder:
             return wrap(dtypes.round_toward_zero(np.asarray(a.data, np.float32), dtype.name), dtype)
         return wrap(dtypes.round_to(np.asarray(a.data), dtype.name), dtype)
 
+    @carry.carries(carry.lanewise)
     def create_fp_trunc(self, a, dst):
         return self.create_fp_to_fp(a, dst)
 
     create_fp_ext = create_fp_trunc
 
+    @carry.carries(carry.lanewise)
     def create_int_cast(self, a, dst, is_signed):
         dtype = canonical(dst.scalar)
         data = a.data if a.data.dtype == np.bool_ and not is_signed else _signed(a.data) if is_signed else _unsigned(a.data)
@@ -300,16 +339,19 @@ class Builder:
             data = -data.astype(np.int8)
         return wrap(data.astype(held_dtype(dtype)), dtype)
 
+    @carry.carries(carry.lanewise)
     def create_si_to_fp(self, a, dst):
         return _result(
             _signed(a.data).astype(np.float64 if a.data.dtype.itemsize > 2 else np.float32), canonical(dst.scalar), "cvt"
         )
 
+    @carry.carries(carry.lanewise)
     def create_ui_to_fp(self, a, dst):
         return _result(
             _unsigned(a.data).astype(np.float64 if a.data.dtype.itemsize > 2 else np.float32), canonical(dst.scalar), "cvt"
         )
 
+    @carry.carries(carry.lanewise)
     def create_fp_to_si(self, a, dst):
         dtype = canonical(dst.scalar)
         _charge("cvt", a.data)
@@ -317,6 +359,7 @@ class Builder:
 
     create_fp_to_ui = create_fp_to_si
 
+    @carry.carries(carry.lanewise)
     def create_bitcast(self, a, dst):
         dtype = dst.scalar
         if dtype.is_ptr() or a.dtype.is_ptr():
@@ -324,62 +367,85 @@ class Builder:
         bits = dtypes.bits_of(np.atleast_1d(a.data), a.dtype.name)
         return wrap(dtypes.from_bits(bits, dtype.name).reshape(a.data.shape), canonical(dtype))
 
+    @carry.carries(carry.lanewise)
     def create_ptr_to_int(self, a, dst):
         return wrap(a.data.astype(np.int64), canonical(dst.scalar), a.allocation)
 
+    @carry.carries(carry.lanewise)
     def create_int_to_ptr(self, a, dst):
         return wrap(a.data.astype(np.int64), dst.scalar)
 
     # ---- shapes
 
+    @carry.carries(carry.itself)
     def create_make_range(self, dst, start, stop):
         return make(np.arange(start, stop, dtype=np.int32), INT32)
 
+    @carry.carries(carry.moved)
     def create_splat(self, dst, a):
         return make(np.full(list(dst.shape), a.data, a.data.dtype), a.dtype, a.allocation)
 
+    @carry.carries(carry.moved)
     def create_unsplat(self, a):
         return wrap(a.data.reshape(()), a.dtype, a.allocation)
 
+    @carry.carries(carry.moved)
     def create_broadcast(self, a, shape):
         return make(np.broadcast_to(a.data, [int(s) for s in shape]), a.dtype, a.allocation)
 
+    @carry.carries(carry.moved)
     def create_expand_dims(self, a, axis):
         return make(np.expand_dims(a.data, axis), a.dtype, a.allocation)
 
+    @carry.carries(carry.moved)
     def create_reshape(self, a, shape, allow_reorder=False):
         return make(a.data.reshape([int(s) for s in shape]), a.dtype, a.allocation)
 
+    @carry.carries(carry.moved)
     def create_trans(self, a, dims):
         return make(a.data.transpose([int(getattr(d, "value", d)) for d in dims]), a.dtype, a.allocation)
 
+    @carry.carries(carry.moved)
     def create_cat(self, a, b):
         return make(np.concatenate([a.data, b.data]), a.dtype, a.allocation)
 
+    @carry.carries(carry.moved)
     def create_join(self, a, b):
         return make(np.stack([a.data, b.data], axis=-1), a.dtype, a.allocation)
 
+    @carry.carries(carry.moved)
     def create_split(self, a):
         return make(a.data[..., 0], a.dtype, a.allocation), make(a.data[..., 1], a.dtype, a.allocation)
 
+    @carry.carries(carry.itself)
     def create_gather(self, source, index, axis):
-        bound = source.data.shape[axis]
-        if ((index.data < 0) | (index.data >= bound)).any():
+        bound, at, lost = source.data.shape[axis], index.data.astype(np.int64), some(index.undefined)
+        if lost is not None:
+            at = np.where(lost, 0, at)
+        if ((at < 0) | (at >= bound)).any():
             raise IndexError(f"tl.gather: an index lies outside 0 … {bound - 1}")
-        return make(np.take_along_axis(source.data, index.data.astype(np.int64), axis), source.dtype)
+        marks = union(lost, None if source.undefined is None else np.take_along_axis(source.undefined, at, axis))
+        return make(np.take_along_axis(source.data, at, axis), source.dtype, undefined=marks)
 
+    @carry.carries(carry.itself)
     def create_histogram(self, a, bins, mask=None):
         data = a.data if mask is None else a.data[mask.data]
         data = data[(data >= 0) & (data < bins)]
-        return make(np.bincount(data.astype(np.int64), minlength=bins)[:bins].astype(np.int32), INT32)
+        marks = a.undefined if mask is None or a.undefined is None else a.undefined[mask.data]
+        if mask is not None:
+            marks = union(everywhere(marks), everywhere(mask.undefined))
+        counts = np.bincount(data.astype(np.int64), minlength=bins)[:bins].astype(np.int32)
+        return make(counts, INT32, undefined=everywhere(marks, counts.shape))
 
     # ---- pointers and memory: see access.py, which subclasses this
 
+    @carry.carries(carry.lanewise)
     def create_addptr(self, pointer, offset):
         return wrap(pointer.data + offset.data.astype(np.int64) * pointee_size(pointer), pointer.dtype, pointer.allocation)
 
     # ---- matrix products
 
+    @carry.carries(carry.multiplied)
     def create_dot(self, a, b, acc, input_precision=None, *_):
         if Active.counts is not None:
             Active.counts.dots += 1
@@ -390,6 +456,7 @@ class Builder:
             return wrap(acc.data + product.astype(acc.data.dtype), acc.dtype)
         return _result(acc.data + product, acc.dtype, "none")
 
+    @carry.carries(carry.itself)
     def create_dot_scaled(self, a, a_scale, a_format, b, b_scale, b_format, fast_math, a_k_pack, b_k_pack, acc):
         if Active.counts is not None:
             Active.counts.dots += 1
@@ -397,13 +464,20 @@ class Builder:
         right = mathlib.descale(b.data, b_scale, str(getattr(b_format, "name", b_format)), -2, -2 if b_k_pack else -1)
         if Hooks.charge:
             Hooks.charge("dot", acc.data.size * left.shape[-1])
-        return _result(acc.data + left @ right, acc.dtype, "none")
+        result = _result(acc.data + left @ right, acc.dtype, "none")
+        if Undefined.live:
+            rows = _scaled_marks(a, a_scale, left.shape[-2], -1)
+            columns = _scaled_marks(b, b_scale, right.shape[-1], -2)
+            carry.put(result, union(acc.undefined, rows, columns))
+        return result
 
     # ---- inline assembly and libdevice
 
+    @carry.carries(carry.itself)
     def create_inline_asm(self, asm, constraints, arguments, types, is_pure, pack):
         return ptx.evaluate(asm, constraints, [a.handle for a in arguments], types, pack)
 
+    @carry.carries(carry.lanewise)
     def create_extern_elementwise(self, lib_name, lib_path, symbol, arguments, return_type, is_pure):
         function = mathlib.libdevice(symbol)
         if function is None:
@@ -412,19 +486,23 @@ class Builder:
 
     # ---- debugging
 
+    @carry.carries(carry.itself)
     def create_barrier(self):
         return None
 
+    @carry.carries(carry.itself)
     def create_assert(self, condition, message):
-        if not condition.data.all():
+        if not check(condition.undefined, "assert") and not condition.data.all():
             raise DeviceAssertError(
                 f"device assert failed: {message or 'the condition is false'}", [f"at {show(here())}"], where=here()
             )
 
+    @carry.carries(carry.itself)
     def create_assume(self, condition):
-        if not condition.data.all():
+        if not check(condition.undefined, "assert") and not condition.data.all():
             raise DeviceAssertError("tl.assume of something false", [f"at {show(here())}"], "the compiler builds on it.", here())
 
+    @carry.carries(carry.itself)
     def create_print(self, prefix, hexadecimal, values, is_signed):
         formatter = {"int_kind": lambda v: hex(int(v))} if hexadecimal else None
         for value in values or [None]:

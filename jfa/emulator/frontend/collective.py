@@ -5,8 +5,9 @@ import numpy as np
 import triton.language as tl
 
 from .. import dtypes
+from ..undefined import MARK, reduced, some, union
 from .support import UnsupportedConstruct, assign
-from .tensor import INT32, Hooks, Scalar, canonical, fix, held_dtype, make, wrap
+from .tensor import INT32, Hooks, Scalar, canonical, fix, held_dtype, joined, make, rearranged, wrap
 
 _unwrap = tl.core._unwrap_if_constexpr
 
@@ -65,28 +66,29 @@ def _axis_of(axis, rank):
     return axis % rank
 
 
-def _typed(data, dtype):
+def _typed(data, dtype, undefined=None):
     data = np.asarray(data)
     if dtype.name in dtypes.NARROW_FLOATS:
         data = dtypes.round_to(data, dtype.name)
     elif data.dtype != held_dtype(dtype):
         data = data.astype(held_dtype(dtype))
-    return wrap(data, canonical(dtype))
+    return wrap(data, canonical(dtype), undefined=undefined)
 
 
 def reduce_native(value, axis, keep_dims, function):
     """One block reduced by a numpy reducer, over `axis` or all axes (None)."""
     if type(value) is Scalar:
         raise ValueError("cannot reduce a scalar")
-    data = value.data
+    data, marks = value.data, value.undefined
     _charge("reduce", data)
     if axis is None:
         result = function(data.reshape(-1), 0, False)
         if keep_dims:
             result = np.asarray(result).reshape((1,) * data.ndim)
     else:
-        result = function(data, _axis_of(axis, data.ndim), keep_dims)
-    return _typed(result, value.dtype)
+        axis = _axis_of(axis, data.ndim)
+        result = function(data, axis, keep_dims)
+    return _typed(result, value.dtype, reduced(marks, axis, keep_dims))
 
 
 def reduce(input, axis, combine_fn, keep_dims=False, reduction_ordering=None):
@@ -112,7 +114,8 @@ def _arg_reduce(values, axis, keep_dims, function):
     best, at = (np.take_along_axis(d, where, axis) for d in (data, index))
     if not keep_dims:
         best, at = best.squeeze(axis), at.squeeze(axis)
-    return _typed(best, values[0].dtype), _typed(at, values[1].dtype)
+    marks = reduced(union(*[v.undefined for v in values]), axis, keep_dims)
+    return _typed(best, values[0].dtype, marks), _typed(at, values[1].dtype, marks)
 
 
 def _call(combine_fn, left, right):
@@ -121,13 +124,14 @@ def _call(combine_fn, left, right):
 
 
 def _slices(values, selection, axis):
-    return [make(v.data[(slice(None),) * axis + (selection,)], v.dtype) for v in values]
+    at = (slice(None),) * axis + (selection,)
+    return [rearranged(v, lambda lanes: lanes[at]) for v in values]
 
 
 def _tree_reduce(values, axis, keep_dims, combine_fn):
     rank = values[0].data.ndim
     if axis is None:
-        values, work_axis = [make(v.data.reshape(-1), v.dtype) for v in values], 0
+        values, work_axis = [rearranged(v, np.ravel) for v in values], 0
     else:
         work_axis = _axis_of(axis, rank)
     types = [v.dtype for v in values]
@@ -136,18 +140,16 @@ def _tree_reduce(values, axis, keep_dims, combine_fn):
         merged = _call(combine_fn, _slices(values, slice(0, half), work_axis), _slices(values, slice(half, 2 * half), work_axis))
         merged = [_as_type(m, t) for m, t in zip(merged, types)]
         if n % 2:
-            merged = [
-                make(np.concatenate([m.data, v.data[(slice(None),) * work_axis + (slice(2 * half, n),)]], work_axis), v.dtype)
-                for m, v in zip(merged, values)
-            ]
+            last = _slices(values, slice(2 * half, n), work_axis)
+            merged = [joined(parts, lambda lanes: np.concatenate(lanes, work_axis)) for parts in zip(merged, last)]
         values = merged
-    results = []
-    for v in values:
-        data = v.data.reshape((1,) * rank) if axis is None else v.data
-        if not keep_dims:
-            data = data.reshape(()) if axis is None else data.squeeze(work_axis)
-        results.append(wrap(data, v.dtype))
-    return tuple(results)
+
+    def finish(lanes):
+        if axis is None:
+            return lanes.reshape((1,) * rank if keep_dims else ())
+        return lanes if keep_dims else lanes.squeeze(work_axis)
+
+    return tuple(rearranged(v, finish) for v in values)
 
 
 def _as_type(value, dtype):
@@ -162,16 +164,18 @@ def associative_scan(input, axis, combine_fn, reverse=False):
     values = [fix(input)] if single else [fix(v) for v in input]
     axis = _axis_of(axis, values[0].data.ndim)
     if reverse:
-        values = [make(np.flip(v.data, axis), v.dtype) for v in values]
+        values = [rearranged(v, lambda lanes: np.flip(lanes, axis)) for v in values]
     name = _function_name(combine_fn)
     _charge("reduce", values[0].data)
     if len(values) == 1 and name in ("_sum_combine", "_prod_combine"):
         function = np.cumsum if name == "_sum_combine" else np.cumprod
-        results = [_typed(function(values[0].data, axis=axis, dtype=values[0].data.dtype), values[0].dtype)]
+        data, marks = values[0].data, values[0].undefined
+        marks = None if marks is None else np.maximum.accumulate(marks, axis)
+        results = [_typed(function(data, axis=axis, dtype=data.dtype), values[0].dtype, marks)]
     else:
         results = _step_scan(values, axis, combine_fn)
     if reverse:
-        results = [make(np.flip(r.data, axis), r.dtype) for r in results]
+        results = [rearranged(r, lambda lanes: np.flip(lanes, axis)) for r in results]
     return results[0] if single else tuple(results)
 
 
@@ -182,7 +186,7 @@ def _step_scan(values, axis, combine_fn):
         earlier, later = _slices(values, slice(0, n - step), axis), _slices(values, slice(step, n), axis)
         merged = [_as_type(m, t) for m, t in zip(_call(combine_fn, earlier, later), types)]
         kept = _slices(values, slice(0, step), axis)
-        values = [make(np.concatenate([k.data, m.data], axis), k.dtype) for k, m in zip(kept, merged)]
+        values = [joined(parts, lambda lanes: np.concatenate(lanes, axis)) for parts in zip(kept, merged)]
         step *= 2
     return values
 
@@ -196,7 +200,7 @@ def map_elementwise(scalar_fn, *args, pack=1):
     values = [Hooks.semantic.to_tensor(_unwrap(a)) for a in args]
     values = list(Hooks.semantic.broadcast_tensors(*values)) if len(values) > 1 else values
     shape, pack = values[0].data.shape, _unwrap(pack)
-    columns = [fix(v).data.reshape(-1) for v in values]
+    columns = [rearranged(fix(v), np.ravel) for v in values]
     try:
         return _map_blocks(scalar_fn, columns, values, shape, pack)
     except UnsupportedConstruct:
@@ -204,31 +208,31 @@ def map_elementwise(scalar_fn, *args, pack=1):
 
 
 def _map_blocks(scalar_fn, columns, values, shape, pack):
-    operands = [make(c[j::pack], v.dtype) for c, v in zip(columns, values) for j in range(pack)]
+    operands = [rearranged(c, lambda lanes, j=j: lanes[j::pack]) for c in columns for j in range(pack)]
     out = scalar_fn(*operands)
     single = isinstance(out, tl.tensor)
     results = []
     out = [assign(o) for o in ((out,) if single else out)]
     for k in range(0, len(out), pack):
-        data = np.empty(columns[0].size, held_dtype(out[k].dtype))
-        for j in range(pack):
-            data[j::pack] = out[k + j].data
-        results.append(make(data.reshape(shape), out[k].dtype))
+        parts = [rearranged(p, lambda lanes: np.broadcast_to(lanes, columns[0].data.size // pack)) for p in out[k : k + pack]]
+        results.append(joined(parts, lambda lanes: np.stack(lanes, axis=-1).reshape(shape)))
     return results[0] if single or len(results) == 1 else tuple(results)
 
 
 def _map_elements(scalar_fn, columns, values, shape, pack):
     results, single = None, False
-    for start in range(0, columns[0].size, pack):
-        operands = [wrap(np.asarray(c[start + j]), v.dtype) for c, v in zip(columns, values) for j in range(pack)]
+    size = columns[0].data.size
+    for start in range(0, size, pack):
+        operands = [rearranged(c, lambda lanes, j=j: lanes[start + j]) for c in columns for j in range(pack)]
         out = scalar_fn(*operands)
         single = isinstance(out, tl.tensor)
         out = [assign(o) for o in ((out,) if single else out)]
         if results is None:
-            results = [(np.empty(columns[0].size, held_dtype(o.dtype)), o.dtype) for o in out[::pack]]
+            results = [(np.empty(size, held_dtype(o.dtype)), o.dtype, np.zeros(size, MARK)) for o in out[::pack]]
         for k, o in enumerate(out):
             results[k // pack][0][start + k % pack] = o.value
-    made = tuple(make(data.reshape(shape), dtype) for data, dtype in results)
+            results[k // pack][2][start + k % pack] = 0 if o.undefined is None else o.undefined
+    made = tuple(make(data.reshape(shape), dtype, None, some(marks.reshape(shape))) for data, dtype, marks in results)
     return made[0] if single or len(made) == 1 else made
 
 
@@ -311,12 +315,15 @@ def _sorted(x, k, dim, descending):
     data = np.sort(x.data, axis=-1)
     if descending:
         data = np.flip(data, -1)
-    return make(data if k is None else data[..., :k], x.dtype)
+    data = data if k is None else data[..., :k]
+    row = reduced(x.undefined, -1, True)  # an undefined lane may belong anywhere in its row
+    return make(data, x.dtype, None, None if row is None else np.broadcast_to(row, data.shape))
 
 
 def flip(x, dim=None):
     x, dim = fix(x), _unwrap(dim)
-    return make(np.flip(x.data, x.data.ndim - 1 if dim is None else dim), x.dtype)
+    dim = x.data.ndim - 1 if dim is None else dim
+    return rearranged(x, lambda lanes: np.flip(lanes, dim))
 
 
 NATIVE = {

@@ -13,7 +13,9 @@ import triton.language as tl
 from ..counting import count_lanes
 from ..errors import NotSupported
 from ..locations import here, show
+from ..undefined import Undefined, everywhere
 from . import access, collective, support
+from .carry import any_undefined
 from .semantic import BUILDER, SEMANTIC, full_value
 from .tensor import (
     BOOL,
@@ -25,8 +27,11 @@ from .tensor import (
     canonical,
     fix,
     held_dtype,
+    joined,
     make,
+    rearranged,
     scalar,
+    wrap,
 )
 
 _unwrap = tl.core._unwrap_if_constexpr
@@ -121,6 +126,9 @@ def full(shape, value, dtype):
             raise AssertionError("only accepts size-1 tensor")
         value = value.to(dtype)
         data = value.data.reshape(-1)[0]
+        if value.undefined is not None:
+            marks = everywhere(value.undefined, shape)
+            return wrap(np.full(shape, data, held_dtype(dtype)), dtype, undefined=marks)
     else:
         if dtype is None:
             raise ValueError("dtype must be specified when value is not a tensor")
@@ -141,13 +149,18 @@ def zeros_like(input):
 
 def where(condition, x, y):
     condition, x, y = _unwrap(condition), _unwrap(x), _unwrap(y)
-    if type(condition) is Tensor and condition.dtype is BOOL:
+    if type(condition) is Tensor and condition.dtype is BOOL and not _undefined(condition, x, y):
         result = _where_block(condition, x, y)
         if result is not None:
             return result
     if not isinstance(condition, tl.tensor):
         condition = SEMANTIC.to_tensor(condition)
     return fix(tl.where.__wrapped__(condition, x, y, _semantic=SEMANTIC))
+
+
+def _undefined(*operands):
+    """Whether an operand has undefined lanes: the builder carries those."""
+    return Undefined.live and any_undefined(operands)
 
 
 def _where_block(condition, x, y):
@@ -182,7 +195,7 @@ def _extremum(name, quiet, propagating):
 
     def extremum(x, y, propagate_nan=tl.PropagateNan.NONE):
         x, y = _unwrap(x), _unwrap(y)
-        if isinstance(x, Tensor) and isinstance(y, Tensor) and x.dtype is y.dtype:
+        if isinstance(x, Tensor) and isinstance(y, Tensor) and x.dtype is y.dtype and not _undefined(x, y):
             dtype = x.dtype
             if type(x) is Scalar and type(y) is Scalar and dtype.is_int():
                 return scalar(python(x.value, y.value), dtype)
@@ -202,7 +215,7 @@ def _unary_fp32(name, function, unit, counted=""):
     slow = wrap_builtin(real)
 
     def unary(x, *args, **kwargs):
-        if type(x) is Tensor and x.dtype is FP32 and not args and not kwargs:
+        if type(x) is Tensor and x.dtype is FP32 and not args and not kwargs and x.undefined is None:
             if Hooks.charge:
                 Hooks.charge(unit, x.data.size)
             if counted:
@@ -275,14 +288,14 @@ def _reshape(input, shape):
         size *= extent
     if size != input.data.size:
         raise ValueError("reshape() cannot change total number of elements in tensor")
-    return make(input.data.reshape(shape), input.dtype, input.allocation)
+    return rearranged(input, lambda lanes: lanes.reshape(shape))
 
 
 def split(a):
     a = fix(a)
     if a.data.shape[-1:] != (2,):
         raise AssertionError("split needs a last dimension of 2")
-    return make(a.data[..., 0], a.dtype, a.allocation), make(a.data[..., 1], a.dtype, a.allocation)
+    return rearranged(a, lambda lanes: lanes[..., 0]), rearranged(a, lambda lanes: lanes[..., 1])
 
 
 def cat(input, other, can_reorder=False, dim=0):
@@ -290,7 +303,7 @@ def cat(input, other, can_reorder=False, dim=0):
     input, other, dim = fix(input), fix(other), _unwrap(dim)
     if input.dtype.name != other.dtype.name or input.data.ndim != other.data.ndim:
         raise ValueError(f"cat needs two tensors of one type and rank, got {input.type} and {other.type}")
-    return make(np.concatenate([input.data, other.data], dim), input.dtype)
+    return joined([input, other], lambda lanes: np.concatenate(lanes, dim))
 
 
 def is_instance(value, classes):

@@ -12,7 +12,8 @@ import numpy as np
 from .. import dtypes
 from ..errors import NotSupported
 from ..locations import here, show
-from . import mathlib
+from ..undefined import Undefined, union
+from . import carry, mathlib
 from .tensor import Hooks, wrap
 
 _WIDTH = re.compile(r"(\d+)(x2)?$")
@@ -448,7 +449,7 @@ def evaluate(asm, constraints, arguments, types, pack):
                 Hooks.charge("mufu" if instruction.name in _MUFU else "alu", int(np.prod(shape)))
     direct = _packed_arithmetic(asm, outputs, len(arguments), pack)
     if direct is not None and all(a.dtype.name == "fp32" for a in arguments):
-        return Call([wrap(direct(*[a.data for a in arguments]), scalars[0])])
+        return Call(_marked([wrap(direct(*[a.data for a in arguments]), scalars[0])], arguments, 1))
     run = Execution([r for a in arguments for r in _input_registers(a, pack)], outputs)
     run.run(program)
     results, used = [], 0
@@ -457,7 +458,16 @@ def evaluate(asm, constraints, arguments, types, pack):
         registers = [run.registers.get(f"${used + i}", np.uint64(0)) for i in range(count)]
         results.append(_output_value(registers, dtype, pack, shape))
         used += count
-    return Call(results)
+    return Call(_marked(results, arguments, pack))
+
+
+def _marked(results, arguments, pack):
+    """The results with marks: of the `pack` elements that share a run of the snippet, one undefined makes all undefined."""
+    marks = union(*[a.undefined for a in arguments]) if Undefined.live else None
+    if marks is not None and pack > 1 and marks.ndim:
+        flat = np.pad(marks.reshape(-1), (0, -marks.size % pack)).reshape(-1, pack)
+        marks = np.repeat(flat.max(axis=1), pack)[: marks.size].reshape(marks.shape)
+    return carry.put(results, marks)
 
 
 @functools.lru_cache(512)

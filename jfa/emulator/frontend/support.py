@@ -8,7 +8,9 @@ import triton.language as tl
 
 from ..errors import DeviceAssertError
 from ..locations import here, show
-from .tensor import BOOL, INT32, INT64, Hooks, Scalar, Tensor, canonical, fix, literal, scalar
+from ..undefined import Undefined
+from ..undefined import check as check_defined
+from .tensor import BOOL, INT32, INT64, Hooks, Scalar, Tensor, canonical, fix, literal, marks_of, scalar
 from .threads import ThreadScalar, converge, diverge, lanes
 
 _unwrap = tl.core._unwrap_if_constexpr
@@ -127,6 +129,7 @@ def _truth(condition):
     if kind is Tensor:
         if condition.data.size > 1:
             refuse("Boolean value of Tensor with more than one value is ambiguous")
+        check_defined(condition.undefined, "branch")
         return builtins.bool(condition.data.reshape(-1)[0])
     condition = _unwrap(condition)
     if type(condition) not in _CONDITION_TYPES and type(condition).__name__ != "Extent":
@@ -140,6 +143,8 @@ def test(condition, refusal=None):
     if type(condition) is Scalar:
         if refusal is not None:
             refuse(refusal)
+        if condition.undefined is not None:
+            check_defined(condition.undefined, "branch")
         return builtins.bool(condition.value)
     if type(condition) is ThreadScalar:
         return diverge(condition)
@@ -181,6 +186,8 @@ def _while_test(condition):
         Hooks.pause()
     if isinstance(condition, Condition):
         condition = condition.condition
+    if Undefined.live and check_defined(marks_of(condition), "branch"):
+        return False
     if type(condition) is Scalar or type(condition) is ThreadScalar:
         return builtins.bool(condition.value)
     if type(condition) is Tensor:
@@ -207,12 +214,20 @@ def or_goes_on(value):
     return _is_value(value) or not builtins.bool(_unwrap(value))
 
 
+def _undefined(left, right):
+    return left.undefined is not None or right.undefined is not None
+
+
+def _are_known_bools(left, right):
+    return left.dtype is BOOL and right.dtype is BOOL and not _undefined(left, right)
+
+
 def and_(left, right):
     if not _is_value(left):
         return right
     if not _is_value(right):
         return left if right else right
-    if type(left) is Scalar and type(right) is Scalar and left.dtype is BOOL and right.dtype is BOOL:
+    if type(left) is Scalar and type(right) is Scalar and _are_known_bools(left, right):
         return scalar(left.value and right.value, BOOL)
     if type(right) is ThreadScalar:
         left, right = right, left
@@ -224,7 +239,7 @@ def or_(left, right):
         return right
     if not _is_value(right):
         return right if right else left
-    if type(left) is Scalar and type(right) is Scalar and left.dtype is BOOL and right.dtype is BOOL:
+    if type(left) is Scalar and type(right) is Scalar and _are_known_bools(left, right):
         return scalar(left.value or right.value, BOOL)
     if type(right) is ThreadScalar:
         left, right = right, left
@@ -232,7 +247,7 @@ def or_(left, right):
 
 
 def not_(value):
-    if type(value) is Scalar and value.dtype is BOOL:
+    if type(value) is Scalar and value.dtype is BOOL and value.undefined is None:
         return scalar(not value.value, BOOL)
     if type(value) is ThreadScalar:
         return value == 0
@@ -247,6 +262,8 @@ def is_(left, right):
 
 def check(condition, message=""):
     """An `assert` of a kernel."""
+    if check_defined(marks_of(condition), "assert"):
+        return
     held = condition.data.all() if _is_value(condition) else builtins.bool(_unwrap(condition))
     if not held:
         raise DeviceAssertError(
@@ -262,12 +279,13 @@ class Range:
 
     def __init__(self, arg1, arg2=None, step=None, **hints):
         start, stop = (0, arg1) if arg2 is None else (arg1, arg2)
-        bounds, self.dtype = [], INT32
+        bounds, self.dtype, unknown = [], INT32, False
         for bound in (start, stop, 1 if step is None else step):
             bound = _unwrap(bound)
             value = bound if isinstance(bound, Scalar) else self._scalar(bound)
             if not value.dtype.is_int():
                 raise TypeError(f"For loop bounds and step must all be ints, are {value.dtype}")
+            unknown = check_defined(value.undefined, "bound") or unknown
             if value.dtype is not self.dtype:
                 self.dtype = (
                     canonical(Hooks.semantic.integer_promote_impl(self.dtype, value.dtype))
@@ -275,7 +293,7 @@ class Range:
                     else self.dtype
                 )
             bounds.append(int(value.value))
-        self.values = builtins.range(*bounds)
+        self.values = builtins.range(0) if unknown else builtins.range(*bounds)
 
     @staticmethod
     def _scalar(bound):
@@ -403,7 +421,7 @@ def _pair(python, name, a, b):
         b = literal(b) if a.dtype is INT32 else b
     elif type(b) is Scalar and type(a) is int:
         a = literal(a) if b.dtype is INT32 else a
-    if type(a) is Scalar and type(b) is Scalar and a.dtype is b.dtype and a.dtype in (INT32, INT64):
+    if type(a) is Scalar and type(b) is Scalar and a.dtype is b.dtype and a.dtype in (INT32, INT64) and not _undefined(a, b):
         return scalar(python(a.value, b.value), a.dtype)
     return fix(getattr(tl, name).__wrapped__(a, b, _semantic=Hooks.semantic))
 

@@ -3,6 +3,9 @@
 Both subclass Triton's own `tensor`, so Triton's language functions take them. Arithmetic between operands of one type goes straight
 to numpy (blocks) or to Python (scalars); everything else goes through Triton's own semantic layer, which promotes, broadcasts and
 refuses exactly as the compiler's front end does, and ends in `builder`.
+
+A value with undefined lanes has their marks beside it (`undefined`, see ..undefined). The fast ways here are for defined operands:
+with an undefined one everything goes through the semantic layer, so that `builder` alone carries marks (see `carry`).
 """
 
 import math
@@ -14,6 +17,7 @@ import triton.language as tl
 
 from .. import dtypes
 from ..counting import Active, count_lanes
+from ..undefined import MARK, Undefined, some, union
 
 _new = object.__new__
 _pointer_type = tl.pointer_type
@@ -108,10 +112,11 @@ def _round_float(value, name):
 
 
 class Tensor(tl.tensor):
-    """A block of values. `data`: numpy array in held form, `dtype`: Triton scalar (or pointer) type, `allocation`: of pointers."""
+    """A block of values. `data`: numpy array in held form, `dtype`: Triton scalar (or pointer) type, `allocation`: of pointers,
+    `undefined`: marks in data's shape, None where all lanes are defined."""
 
     allocation = None
-    poison = None
+    undefined = None
     __array_ufunc__ = None  # numpy's functions do not run on values of a kernel
 
     def __new__(cls, handle, type):
@@ -139,7 +144,7 @@ class Tensor(tl.tensor):
 
     @property
     def T(self):
-        return make(self.data.T, self.dtype, self.allocation)
+        return rearranged(self, np.transpose)
 
     def get_type(self):
         return self.type
@@ -164,7 +169,8 @@ class Tensor(tl.tensor):
     __str__ = __repr__
 
     def __getitem__(self, key, _semantic=None):
-        return make(self.data[_axes_only(key)], self.dtype, self.allocation)
+        keys = _axes_only(key)
+        return rearranged(self, lambda lanes: lanes[keys])
 
     def to(self, dtype, fp_downcast_rounding=None, bitcast=False, _semantic=None):
         dtype = tl.core._unwrap_if_constexpr(dtype)
@@ -172,11 +178,13 @@ class Tensor(tl.tensor):
             name = dtype.name
             if name == self.dtype.name:
                 return self
-            if self.dtype is FP32 and name in ("bf16", "fp16"):
+            if self.undefined is not None:
+                pass
+            elif self.dtype is FP32 and name in ("bf16", "fp16"):
                 if Hooks.charge:
                     Hooks.charge("cvt", self.data.size)
                 return make(dtypes.round_to(self.data, name), canonical(dtype))
-            if name == "fp32" and self.dtype.name in ("bf16", "fp16"):
+            elif name == "fp32" and self.dtype.name in ("bf16", "fp16"):
                 if Hooks.charge:
                     Hooks.charge("cvt", self.data.size)
                 return make(self.data, FP32)
@@ -240,40 +248,65 @@ class Scalar(Tensor):
             name, own = dtype.name, self.dtype.name
             if name == own:
                 return self
-            if name in _INTEGERS and (own in _INTEGERS or own == "int1"):
+            if self.undefined is not None:
+                pass
+            elif name in _INTEGERS and (own in _INTEGERS or own == "int1"):
                 return scalar(_wrap_integer(int(self.value), name), canonical(dtype))
-            if name in ("fp32", "fp64") and own in _FLOATS | {"int32", "int64", "int1"}:
+            elif name in ("fp32", "fp64") and own in _FLOATS | {"int32", "int64", "int1"}:
                 return scalar(_round_float(self.value, name), canonical(dtype))
         return fix(tl.cast.__wrapped__(self, dtype, fp_downcast_rounding, bitcast, _semantic=Hooks.semantic))
 
 
-def make(data, dtype, allocation=None):
-    """A block Tensor from a held array (a Scalar from a 0-d one)."""
+def make(data, dtype, allocation=None, undefined=None):
+    """A block Tensor from a held array (a Scalar from a 0-d one). `undefined`: marks in data's shape."""
     if data.ndim == 0:
-        return scalar(data.item(), dtype, allocation)
+        return scalar(data.item(), dtype, allocation, undefined)
     if Active.counts is not None:
         Active.counts.block(data.size)
     t = _new(Tensor)
     t.data, t.dtype = data, dtype
     if allocation is not None:
         t.allocation = allocation
+    if undefined is not None:
+        t.undefined = undefined
     return t
 
 
-def scalar(value, dtype, allocation=None):
+def scalar(value, dtype, allocation=None, undefined=None):
     """A Scalar; `value` must already fit `dtype`."""
     s = _new(Scalar)
     s.value, s.dtype = value, dtype
     if allocation is not None:
         s.allocation = allocation
+    if undefined is not None:
+        s.undefined = undefined
     return s
 
 
-def wrap(data, dtype, allocation=None):
+def wrap(data, dtype, allocation=None, undefined=None):
     """Whatever numpy returned, as a Tensor or Scalar."""
     if type(data) is np.ndarray and data.ndim:
-        return make(data, dtype, allocation)
-    return scalar(data.item() if hasattr(data, "item") else data, dtype, allocation)
+        return make(data, dtype, allocation, undefined)
+    return scalar(data.item() if hasattr(data, "item") else data, dtype, allocation, undefined)
+
+
+def rearranged(t, function):
+    """The value whose array is function(t.data), where `function` only moves, repeats or picks lanes: marks go with them."""
+    return wrap(function(t.data), t.dtype, t.allocation, None if t.undefined is None else some(function(t.undefined)))
+
+
+def marks_of(x):
+    """The marks of an operand; None where it is defined, or no value of a kernel."""
+    return getattr(x, "undefined", None)
+
+
+def joined(parts, function):
+    """function(arrays) of several values of one type, where `function` only puts lanes side by side."""
+    data = function([p.data for p in parts])
+    if not Undefined.live or all(p.undefined is None for p in parts):
+        return make(data, parts[0].dtype, parts[0].allocation)
+    marks = function([np.zeros(p.data.shape, MARK) if p.undefined is None else p.undefined for p in parts])
+    return make(data, parts[0].dtype, parts[0].allocation, some(marks))
 
 
 def retype(t, dtype):
@@ -285,11 +318,11 @@ def retype(t, dtype):
         value = t.value
         if dtype.name in _INTEGERS and t.dtype.name in _INTEGERS:
             value = _wrap_integer(int(value), dtype.name)
-        return scalar(value, canonical(dtype), t.allocation)
+        return scalar(value, canonical(dtype), t.allocation, t.undefined)
     data = (
         t.data if t.data.dtype == target else t.data.view(target) if t.data.itemsize == target.itemsize else t.data.astype(target)
     )
-    return make(data, canonical(dtype), t.allocation)
+    return make(data, canonical(dtype), t.allocation, t.undefined)
 
 
 def fix(result):
@@ -324,6 +357,10 @@ def literal(value):
 def _slow(name):
     """Triton's own version of an operator, which takes the semantic layer explicitly."""
     return getattr(tl.tensor, name).__wrapped__
+
+
+def _any_undefined(a, b):
+    return a.undefined is not None or getattr(b, "undefined", None) is not None
 
 
 def _through_semantic(name, a, b):
@@ -405,9 +442,13 @@ def _binary(op):
     name = op.name
 
     def forward(self, other, _semantic=None):
+        if Undefined.live and _any_undefined(self, other):
+            return _through_semantic(name, self, other)
         return _dispatch(op, self, other, self, other, False)
 
     def backward(self, other, _semantic=None):
+        if Undefined.live and _any_undefined(self, other):
+            return _through_semantic(name, other, self)
         return _dispatch(op, other, self, self, other, True)
 
     forward.__name__, backward.__name__ = name, "__r" + name[2:]
@@ -552,7 +593,9 @@ for _op in _OPERATORS:
 
 def _true_divide(self, other, _semantic=None):
     kind = type(other)
-    if (
+    if Undefined.live and _any_undefined(self, other):
+        pass
+    elif (
         self.dtype is FP32
         and (kind is Tensor or kind is Scalar)
         and other.dtype is FP32
@@ -564,7 +607,7 @@ def _true_divide(self, other, _semantic=None):
 
 
 def _true_divide_reversed(self, other, _semantic=None):
-    if self.dtype is FP32 and type(other) in (int, float):
+    if self.dtype is FP32 and type(other) in (int, float) and self.undefined is None:
         return _divide_fp32(other, self)
     return _through_semantic("__truediv__", tl.core._unwrap_if_constexpr(other), self)
 
@@ -584,15 +627,16 @@ def _divide_fp32(a, b):
 
 def _negate(self, _semantic=None):
     name = self.dtype.name
-    if name in _FLOATS:
-        return scalar(-self.value, self.dtype) if type(self) is Scalar else make(-self.data, self.dtype)
-    if name in _INTEGERS:
-        return scalar(_wrap_integer(-self.value, name), self.dtype) if type(self) is Scalar else make(-self.data, self.dtype)
+    if name in _FLOATS or name in _INTEGERS:
+        if type(self) is Scalar:
+            value = -self.value if name in _FLOATS else _wrap_integer(-self.value, name)
+            return scalar(value, self.dtype, None, self.undefined)
+        return make(-self.data, self.dtype, None, union(self.undefined))
     return fix(_slow("__neg__")(self, _semantic=Hooks.semantic))
 
 
 def _invert(self, _semantic=None):
-    if self.dtype is BOOL:
+    if self.dtype is BOOL and self.undefined is None:
         return scalar(not self.value, BOOL) if type(self) is Scalar else make(~self.data, BOOL)
     return fix(_slow("__invert__")(self, _semantic=Hooks.semantic))
 

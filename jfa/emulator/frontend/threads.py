@@ -44,7 +44,7 @@ def _values(other):
     if type(other) is ThreadScalar:
         return other.threads
     if type(other) is Scalar:
-        return other.value if other.dtype in (INT32, BOOL) else None
+        return other.value if other.dtype in (INT32, BOOL) and other.undefined is None else None
     return other if isinstance(other, int) else None
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import triton.language as tl
 
 from .. import dtypes
-from .tensor import _TYPES, Scalar, Tensor, canonical, fix
+from ..undefined import check
+from .tensor import _TYPES, Scalar, Tensor, canonical, fix, marks_of
 from .tensor import wrap as _wrap
 
 _unwrap = tl.core._unwrap_if_constexpr
@@ -22,19 +23,26 @@ def to_stored(x, name=None):
     return dtypes.encode(x.data, name or x.dtype.name)
 
 
-def from_numpy(array, dtype):
-    """Held array -> value of a Triton type."""
-    return _wrap(array, canonical(dtype))
+def undefined(x):
+    """A value's marks; None where all of it is defined."""
+    return marks_of(fix(_unwrap(x)))
 
 
-def from_stored(array, dtype):
-    """Stored array -> value of a Triton type."""
-    return _wrap(dtypes.decode(array, dtype.name), canonical(dtype))
+def from_numpy(array, dtype, undefined=None):
+    """Held array (and its marks) -> value of a Triton type."""
+    return _wrap(array, canonical(dtype), undefined=undefined)
+
+
+def from_stored(array, dtype, undefined=None):
+    """Stored array (and its marks) -> value of a Triton type."""
+    return _wrap(dtypes.decode(array, dtype.name), canonical(dtype), undefined=undefined)
 
 
 def scalar(x):
     """A constexpr, Scalar, one-element block or Python number as a Python number."""
     x = _unwrap(x)
+    if isinstance(x, Tensor) and x.undefined is not None:
+        check(x.undefined, "number")
     if isinstance(x, Scalar):
         return x.value
     if isinstance(x, Tensor):

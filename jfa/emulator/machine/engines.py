@@ -29,12 +29,13 @@ def tma_load(task, fetch, targets, nbytes: int, where, title="", facts=None) -> 
 
 
 def tma_store(task, put, view, name, nbytes: int, where, title="", reduce=False) -> None:
-    """Copy a view to global memory: put(array). Its own bulk group of the issuing task."""
+    """Copy a view to global memory: put(array[, its marks]). Its own bulk group of the issuing task."""
     machine = task.machine
 
     def run(op):
         machine.op_access(op, view, False, name)
-        put(view.read())
+        marks = view.undefined
+        put(view.read()) if marks is None else put(view.read(), marks)
 
     op = machine.issue(
         task, "TMA store", run, where, demand="tma_reduce" if reduce else "tma_store", title=title, facts={"bytes": nbytes}
@@ -56,8 +57,9 @@ def _wait(task, op, why, where, name):
         task.machine.emit(task.cta, task.name, f"wait {name}", started, task.time, where, kind="wait", barrier=name)
 
 
-def remote_copy(task, source, target, target_name, bar, nbytes: int, where, title="", source_name="") -> None:
-    """Copy shared memory (a view, or an array out of registers) to a peer CTA; its bytes count on the peer's barrier."""
+def remote_copy(task, source, target, target_name, bar, nbytes: int, where, title="", source_name="", undefined=None) -> None:
+    """Copy shared memory (a view, or an array out of registers with its marks) to a peer CTA; its bytes count on the peer's
+    barrier."""
     machine = task.machine
     values = None if hasattr(source, "storage") else source
 
@@ -65,7 +67,9 @@ def remote_copy(task, source, target, target_name, bar, nbytes: int, where, titl
         if values is None:
             machine.op_access(op, source, False, source_name)
         machine.op_access(op, target, True, target_name, generic=values is not None)
-        target.write((source.read() if values is None else values).reshape(target.shape))
+        marks = source.undefined if values is None else undefined
+        marks = None if marks is None else marks.reshape(target.shape)
+        target.write((source.read() if values is None else values).reshape(target.shape), marks)
         bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where, op.turns))
 
     machine.issue(task, "remote copy", run, where, demand="tma_load", title=title, facts={"bytes": nbytes}, barrier=bar)
@@ -74,14 +78,15 @@ def remote_copy(task, source, target, target_name, bar, nbytes: int, where, titl
 # ---------------------------------------------------------------- cp.async
 
 
-def cp_async(task, fetch, view, name, nbytes: int, where, title="") -> None:
-    """Copy gathered global memory into shared memory; joins the task's open group. fetch() -> stored array."""
+def cp_async(task, fetch, view, name, nbytes: int, where, title="", undefined=None) -> None:
+    """Copy gathered global memory into shared memory; joins the task's open group. fetch() -> stored array; `undefined`: its
+    marks."""
     machine = task.machine
     data = fetch()
 
     def run(op):
         machine.op_access(op, view, True, name)
-        view.write(data)
+        view.write(data, undefined)
 
     task.copies.append(
         machine.issue(
@@ -140,8 +145,8 @@ def commit(task, bars, where, title="") -> None:
     task.machine.issue(task, "commit", run, where, pipe=True, demand="commit", track="MMA", title=title, facts={})
 
 
-def wgmma(task, reads, where, title="", facts=None, block=None, result=None) -> None:
-    """Hopper: an MMA whose result is in registers. Its reads last, and the array `block` holds no `result`, until wgmma_wait."""
+def wgmma(task, reads, where, title="", facts=None, pending=None) -> None:
+    """Hopper: an MMA whose result is in registers. Its reads last until wgmma_wait; then the Pending result is there."""
     machine = task.machine
     if Active.counts is not None:
         Active.counts.dots += 1
@@ -152,17 +157,31 @@ def wgmma(task, reads, where, title="", facts=None, block=None, result=None) -> 
 
     op = machine.issue(task, "wgmma", run, where, pipe=True, demand="mma", track="MMA", title=title, facts=facts)
     task.dots.append(op)
-    if block is not None:
-        task.results[id(block)] = (op, block, result)
+    if pending is not None:
+        pending.op = op
+        task.results[id(pending.block)] = pending
+
+
+class Pending:
+    """The result of a wgmma until it is waited for: the array `block` and its `marks` (or None), as the kernel has them, and what
+    they will hold."""
+
+    def __init__(self, block, marks, result, result_marks):
+        self.block, self.marks, self.result, self.result_marks = block, marks, result, result_marks
+        self.op = None
+
+    def finish(self):
+        self.block[...] = self.result
+        if self.marks is not None:
+            self.marks[...] = 0 if self.result_marks is None else self.result_marks
 
 
 def wgmma_wait(task, pending: int, where) -> None:
     while len(task.dots) > pending:
         done = task.dots.pop(0)
         _wait(task, done, lambda: f"MMAs ({pending} may be outstanding)", where, "MMA")
-        for key in [key for key, (op, *_) in task.results.items() if op is done]:
-            _, block, result = task.results.pop(key)
-            block[...] = result
+        for key in [key for key, pending in task.results.items() if pending.op is done]:
+            task.results.pop(key).finish()
 
 
 # ---------------------------------------------------------------- cluster launch control

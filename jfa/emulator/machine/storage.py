@@ -2,7 +2,9 @@
 
 A `Storage` is one piece of memory: flat bytes (SMEM) or 128 lanes of bytes (TMEM). Buffers that alias share a Storage, so
 a write through one is
-seen through the other, as on the chip. Fresh storage holds 0xFF bytes: NaN in every floating-point format used here.
+seen through the other, as on the chip. Fresh storage holds 0xFF bytes: NaN in every floating-point format used here. A storage to
+which undefined values were written has marks, one for each byte (see ..undefined); bytes that nobody wrote are known to the race
+detector's shadow.
 
 A `View` is a typed window. Most windows are strided numpy views. A tensor-memory tile whose rows are not simply lanes (64
 rows, 256 rows, the
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..undefined import MARK
 from . import limits
 from .shadow import Shadow
 
@@ -33,6 +36,7 @@ class Storage:
         granule = 4 if space == "tmem" or nbytes > _SMALL else 1
         cells = nbytes // 4 // _LANES if space == "tmem" else -(-nbytes // granule)
         self.shadow = Shadow(cells, granule, self) if watch else None
+        self.undefined = None  # marks of the bytes, once there are any
 
     def typed(self, dtype):
         """All bytes as a flat array of dtype."""
@@ -62,11 +66,75 @@ class View:
             return self.arr if self.arr.shape == self.shape else self.arr.reshape(self.shape)
         return self.storage.typed(self.dtype)[self.offsets]
 
-    def write(self, values):
+    def write(self, values, undefined=None):
+        """Store the elements; `undefined`: their marks, in a shape that broadcasts to the view's."""
+        if undefined is not None or self.storage.undefined is not None:
+            self._mark(undefined)
         if self.arr is not None:
             self.arr[...] = values if self.arr.shape == self.shape else np.broadcast_to(values, self.shape).reshape(self.arr.shape)
         else:
             self.storage.typed(self.dtype)[self.offsets] = values
+
+    @property
+    def undefined(self):
+        """Marks of the elements: a new array of the view's shape, or None where no byte of them is marked."""
+        if self.storage.undefined is None:
+            return None
+        words = self._words()
+        if not words.any():
+            return None
+        marks = words & 0xFFFF
+        for shift in range(16, 8 * words.itemsize, 16):
+            np.maximum(marks, words >> shift & 0xFFFF, out=marks)
+        return marks.max(axis=-1).astype(MARK).reshape(self.shape)
+
+    def _mark(self, marks):
+        """Set the marks of the elements' bytes (None: defined); a storage without marks forgets them."""
+        storage = self.storage
+        if storage.undefined is None:
+            if marks is None:
+                return
+            storage.undefined = np.zeros(storage.nbytes + -storage.nbytes % 8, MARK)
+        words = self._words()
+        if marks is None:
+            if not words.any():
+                return
+            value = words.dtype.type(0)
+        else:
+            repeated = words.dtype.type(0x0001000100010001 & (1 << 8 * words.itemsize) - 1)
+            value = np.broadcast_to(marks, self.shape)[..., None].astype(words.dtype) * repeated
+        if self.arr is None:
+            storage.undefined.view(words.dtype).reshape(-1, words.shape[-1])[self.offsets] = value
+        else:
+            words[...] = value if marks is None else value.reshape(*self.arr.shape, 1)
+        if marks is None and not storage.undefined.view(np.uint64).any():
+            storage.undefined = None
+
+    def _words(self):
+        """The marks of every element's bytes, up to four in an integer: a last axis longer than `arr`, or than `offsets`."""
+        marks, size = self.storage.undefined, self.dtype.itemsize
+        together = min(size, 4)
+        word = np.dtype(f"u{together * MARK.itemsize}")
+        if self.arr is None:
+            return marks.view(word).reshape(-1, size // together)[self.offsets]
+        start = self.arr.__array_interface__["data"][0] - self.storage.data.__array_interface__["data"][0]
+        strides = [s * MARK.itemsize for s in (*self.arr.strides, together)]
+        return np.ndarray((*self.arr.shape, size // together), word, marks.data, start * MARK.itemsize, strides)
+
+    def unwritten(self, mark):
+        """Marks of the elements of which the race detector has seen no write."""
+        if all(atom.write is None for atom in self.region.atoms):
+            return np.full(self.shape, mark, MARK)
+        shadow, size = self.storage.shadow, self.dtype.itemsize
+        fresh = np.array([atom.write is None for atom in shadow.atoms])[shadow.owner]
+        first = self.element_offsets() * size
+        if self.storage.space == "tmem":
+            lane, byte = np.divmod(first, self.storage.row)
+            return np.where(fresh[lane // _LANES * (self.storage.row // 4) + byte // 4], mark, MARK.type(0))
+        found = fresh[(first + size - 1) // shadow.granule]
+        for extra in range(0, size, shadow.granule):
+            found |= fresh[(first + extra) // shadow.granule]
+        return np.where(found, mark, MARK.type(0))
 
     def element_offsets(self):
         """Element offset in the storage of every element, as an array of the view's shape."""

@@ -117,11 +117,12 @@ def load(task, view, where, name):
     return view.read()
 
 
-def store(task, view, values, where, name) -> None:
+def store(task, view, values, where, name, undefined=None) -> None:
+    """Write a view's elements (stored form); `undefined`: their marks."""
     if task.machine.fault is not None:
         _remember(task, stores=True)
     task.machine.task_access(task, view, True, where, name)
-    view.write(values)
+    view.write(values, undefined)
 
 
 def run_region(task, specs, where) -> None:

@@ -16,6 +16,7 @@ from triton.compiler.errors import CompilationError
 
 from .. import errors
 from ..frontend import values
+from ..frontend.carry import carrying
 from ..locations import here
 from ..machine import machine as _machine
 
@@ -32,7 +33,9 @@ def running():
 
 
 def api(function):
-    """Mark a function that kernels call."""
+    """Mark a function that kernels call. Its result is undefined where an argument is, unless `carries` says better."""
+
+    function = carrying(function)
 
     @functools.wraps(function)
     def call(*args, **kwargs):

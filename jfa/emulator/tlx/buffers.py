@@ -9,10 +9,12 @@ import triton.language as tl
 
 from .. import dtypes, errors
 from ..counting import Active
-from ..frontend import access, values
+from ..frontend import values
+from ..frontend.carry import carries, itself
 from ..locations import here, show
 from ..machine import limits, smem_view, sync, tmem_columns, tmem_view
 from ..machine.storage import Storage
+from ..undefined import MARK, check, mark, union
 from .api import api, begin, constant, integer, integers, plain, running
 from .types import layout_encoding, reuse_group_type, storage_kind
 
@@ -116,12 +118,14 @@ class Allocation:
             needed = max(1, self.num) * tmem_columns(self.shape, dtypes.itemsize(self.dtype_name), mode)
             if self.aliases._storage is not None and needed > self.aliases.size_of_storage():
                 raise errors.NotSupported(f"{self.name} is used by one-CTA and two-CTA MMAs")
-        contents = {i: self.view(i).read().copy() for i in self.tiles} if self.aliases._storage is not None else {}
+        contents = {}
+        if self.aliases._storage is not None:
+            contents = {i: (self.view(i).read().copy(), self.view(i).undefined) for i in self.tiles}
         self.mode = mode
         for tile in self.tiles.values():
             tile.forget()
-        for i, data in contents.items():
-            self.view(i).write(data)
+        for i, (data, marks) in contents.items():
+            self.view(i).write(data, marks)
 
 
 class _Type:
@@ -536,6 +540,7 @@ def local_reinterpret(src, dtype, shape=None):
 
 
 @api
+@carries(itself)
 def local_load(src, token=None, layout=None, relaxed=False):
     """The tile as a block in registers."""
     src = src.one()
@@ -544,23 +549,16 @@ def local_load(src, token=None, layout=None, relaxed=False):
     if Active.counts is not None:
         Active.counts.tmem_loads += src.space == "tmem"
     view = src.view
-    unwritten = task.machine.tolerant_read(task, view, where, src.name)
+    unwritten = task.machine.tolerant_read(task, view, where, src.name) and task.machine.options.poison
     data = view.read()
     if task.machine.timed:
         task.machine.spend(task, "local_load", f"load {src.name}", where, space=src.space, bytes=src.nbytes, warps=task.num_warps)
     if view.arr is not None:
         data = data.copy()
-    block = values.from_stored(data, src.dtype)
-    return _poisoned(block, where, src.name) if unwritten else block
-
-
-def _poisoned(block, where, name):
-    """A block out of memory that nobody wrote: NaN that the frontend knows, so that storing it is an error, using it is not."""
-    if block.data.dtype != np.float32 and block.data.dtype.kind not in "iu":
-        return block
-    unwritten = np.isnan(block.data) if block.data.dtype == np.float32 else block.data == np.array(-1).astype(block.data.dtype)
-    fill = access.poison("unwritten memory", block.dtype, where, name)
-    return values.from_numpy(np.where(unwritten, fill, block.data), block.dtype)
+    marks = view.undefined
+    if unwritten:
+        marks = union(marks, view.unwritten(mark("unwritten memory", where, src.name)))
+    return values.from_stored(data, src.dtype, marks)
 
 
 @api
@@ -574,7 +572,7 @@ def local_store(dst, src):
         return
     if Active.counts is not None:
         Active.counts.tmem_stores += dst.space == "tmem"
-    sync.store(task, dst.view, values.to_stored(src, dst.dtype.name), where, dst.name)
+    sync.store(task, dst.view, values.to_stored(src, dst.dtype.name), where, dst.name, values.undefined(src))
     if task.machine.timed:
         task.machine.spend(task, "local_store", f"store {dst.name}", where, space=dst.space, bytes=dst.nbytes, warps=task.num_warps)
 
@@ -598,15 +596,21 @@ def _check_block(dst, src):
 
 
 @api
+@carries(itself)
 def local_gather(src, indices, axis, token=None):
     """result[.., i, ..] = src[.., indices[.., i, ..], ..] along `axis` of an SMEM tile."""
     src = src.one()
     assert src.space == "smem", "local_gather only supports shared memory!"
     task, where, fault = begin("local_gather", src.name)
     data = sync.load(task, src.view, where, src.name)
-    index = _indices(task, indices, where).astype(np.int64)
-    _check_indices(index, src, integer(axis))
-    return values.from_stored(np.take_along_axis(data, index, integer(axis)), src.dtype)
+    index, lost = _indices(task, indices, where)
+    if lost is not None:
+        index = np.where(lost, 0, index)
+    axis = integer(axis)
+    _check_indices(index, src, axis)
+    marks = src.view.undefined
+    marks = union(lost, None if marks is None else np.take_along_axis(marks, index, axis))
+    return values.from_stored(np.take_along_axis(data, index, axis), src.dtype, marks)
 
 
 @api
@@ -615,19 +619,25 @@ def local_scatter(dst, src, indices, axis, token=None):
     dst = dst.one()
     assert dst.space == "smem", "local_scatter only supports shared memory!"
     task, where, fault = begin("local_scatter", dst.name)
-    index = _indices(task, indices, where).astype(np.int64)
-    _check_indices(index, dst, integer(axis))
+    index, lost = _indices(task, indices, where)
+    check(lost, "number", where)
+    axis = integer(axis)
+    _check_indices(index, dst, axis)
     view = dst.view
-    data = view.read().copy()
-    np.put_along_axis(data, index, values.to_stored(src, dst.dtype.name), integer(axis))
-    sync.store(task, view, data, where, dst.name)
+    data, marks, new = view.read().copy(), view.undefined, values.undefined(src)
+    np.put_along_axis(data, index, values.to_stored(src, dst.dtype.name), axis)
+    if marks is not None or new is not None:
+        marks = np.zeros(view.shape, MARK) if marks is None else marks
+        np.put_along_axis(marks, index, MARK.type(0) if new is None else new, axis)
+    sync.store(task, view, data, where, dst.name, marks)
 
 
 def _indices(task, indices, where):
+    """(indices as int64, their marks)."""
     if isinstance(indices, buffered_tensor):
         indices = indices.one()
-        return sync.load(task, indices.view, where, indices.name)
-    return values.to_numpy(indices)
+        return sync.load(task, indices.view, where, indices.name).astype(np.int64), indices.view.undefined
+    return values.to_numpy(indices).astype(np.int64), values.undefined(indices)
 
 
 def _check_indices(index, buffer, axis):

@@ -12,6 +12,7 @@ from .. import dtypes, errors
 from ..frontend import access, values
 from ..locations import show
 from ..machine import engines, sync
+from ..undefined import check
 from .api import api, begin, constant, integer, integers, plain, predicate, truth
 
 _EVICTION = ("", "evict_first", "evict_last")
@@ -106,11 +107,10 @@ def async_descriptor_store(desc, source, offsets, eviction_policy="", store_redu
     tensor_map = desc.map
     stored = dtypes.stored(desc.dtype.name)
 
-    def put(data):
+    def put(data, marks=None):
         data = data.reshape([int(b) for b in desc.block_shape])
         data = data if data.dtype == stored else data.view(stored)
-        if access.State.sources:
-            access.check_poison(dtypes.decode(data, desc.dtype.name), desc.dtype.name, where)
+        access.check_box(tensor_map, offsets, marks, where)
         if reduce:
             tensor_map.reduce(offsets, data, reduce)
         else:
@@ -157,7 +157,8 @@ def async_store(dst_global_ptr, src_smem, size):
     count = size // dtypes.itemsize(source.dtype_name)
     pointer = _element_pointers(dst_global_ptr, count, source.dtype_name)
 
-    def put(data):
+    def put(data, marks=None):
+        check(None if marks is None else marks.reshape(-1)[:count], "store", where)
         access.store(pointer, values.from_stored(data.reshape(-1)[:count].copy(), source.dtype))
 
     engines.tma_store(task, put, source.view, source.name, size, where, source.name)
@@ -209,7 +210,8 @@ def async_load(
     mask = plain(mask)
     block = access.load(src, mask=mask, other=None if mask is None else (0 if plain(other) is None else other))
     data = values.to_stored(block, result.dtype_name)
-    engines.cp_async(task, lambda: data, result.view, result.name, result.nbytes, where, result.name)
+    marks = values.undefined(block)
+    engines.cp_async(task, lambda: data, result.view, result.name, result.nbytes, where, result.name, marks)
     return async_token()
 
 
@@ -275,7 +277,7 @@ def remote_shmem_store(dst, src, remote_cta_rank):
     tile = _remote_tile(task, dst, remote_cta_rank, "remote_shmem_store", where)
     _check_block(tile, src)
     if fault != "drop":
-        sync.store(task, tile.view, values.to_stored(src, tile.dtype_name), where, tile.name)
+        sync.store(task, tile.view, values.to_stored(src, tile.dtype_name), where, tile.name, values.undefined(src))
 
 
 @api
@@ -289,7 +291,8 @@ def async_remote_shmem_store(dst, src, remote_cta_rank, barrier):
         return
     bar = _remote_barrier(task, barrier, remote_cta_rank, where)
     data = np.array(values.to_stored(src, tile.dtype_name))
-    engines.remote_copy(task, data, tile.view, tile.name, bar, tile.nbytes, where, tile.name)
+    marks = values.undefined(src)
+    engines.remote_copy(task, data, tile.view, tile.name, bar, tile.nbytes, where, tile.name, undefined=marks)
 
 
 @api

@@ -9,8 +9,10 @@ import triton.language as tl
 from .. import dtypes, errors
 from ..counting import Active
 from ..frontend import access, values
+from ..frontend.carry import carries, itself
 from ..locations import show
 from ..machine import MBarrier, engines, sync
+from ..undefined import MARK, everywhere, mark, product, union
 from .api import api, begin, constant, integer, plain, predicate, running, truth
 from .buffers import buffered_tensor
 
@@ -24,6 +26,7 @@ _FLOATS = ("fp16", "bf16", "fp32", "fp8e4nv", "fp8e5")
 
 
 @api
+@carries(itself)
 def async_dot(
     A,
     B,
@@ -153,8 +156,10 @@ def _tcgen05(A, B, acc, use_acc, pred, bars, two, force_async):
     def compute():
         b = [_matrix(x.view.read(), x.dtype_name) for x in Bs]
         b = np.concatenate(b, axis=1) if two else b[0]
+        b_marks = _side_by_side(Bs)
         for a, c in zip(As, Cs):
-            _accumulate(c, _product(_matrix(a.view.read(), a.dtype_name), b), accumulate)
+            marks = product(a.view.undefined, b_marks)
+            _accumulate(c, _product(_matrix(a.view.read(), a.dtype_name), b), accumulate, marks)
 
     facts = dict(m=m * len(pair), n=n, k=k, itemsize_a=dtypes.itemsize(A.dtype_name), a_space=A.space, two_cta=two, scaled=False)
     title = f"{acc.name} {'+=' if accumulate else '='} {A.name} @ {B.name}"
@@ -193,15 +198,25 @@ def _matrix(stored, name):
     return (np.ascontiguousarray(stored).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def _accumulate(c, product, accumulate):
+def _side_by_side(Bs):
+    """Marks of B, of which each CTA of a pair holds half the columns; None where nothing is undefined."""
+    marks = [x.view.undefined for x in Bs]
+    if all(m is None for m in marks):
+        return None
+    return np.concatenate([np.zeros(x.view.shape, MARK) if m is None else m for x, m in zip(Bs, marks)], axis=1)
+
+
+def _accumulate(c, product, accumulate, marks=None):
+    """Add a product to an accumulator, or put it there; `marks`: of the product."""
     view = c.view
     if accumulate:
+        marks = union(marks, view.undefined)
         held = dtypes.decode(view.read(), c.dtype_name)
-        if c.dtype_name == "fp32" and view.arr is not None and view.arr.shape == view.shape:
+        if c.dtype_name == "fp32" and view.arr is not None and view.arr.shape == view.shape and marks is None:
             view.arr += product
             return
         product = held + product
-    view.write(dtypes.encode(product, c.dtype_name))
+    view.write(dtypes.encode(product, c.dtype_name), marks)
 
 
 def _wgmma(A, B, acc, out_dtype):
@@ -211,12 +226,17 @@ def _wgmma(A, B, acc, out_dtype):
         raise ValueError(f"async_dot: the accumulator is {_shape(acc)}, the product is {[m, n]}")
     _check_major(A, B, ("fp32", "fp8e4nv", "fp8e5"))
     operands = [x for x in (A, B) if isinstance(x, buffered_tensor)]
-    a = A.view.read() if isinstance(A, buffered_tensor) else values.to_stored(A)
-    product = _product(_matrix(a, A.dtype.name), _matrix(B.view.read(), B.dtype_name))
+    in_memory = isinstance(A, buffered_tensor)
+    a = A.view.read() if in_memory else values.to_stored(A)
+    result = _product(_matrix(a, A.dtype.name), _matrix(B.view.read(), B.dtype_name))
+    marks = product(A.view.undefined if in_memory else values.undefined(A), B.view.undefined)
     dtype = acc.dtype if acc is not None else out_dtype
     if acc is not None:
-        before = values.to_numpy(acc)  # may still be on its way: MMAs of a task that share an accumulator follow each other
-        product = product + task.results.get(id(before), (None, None, before))[2]
+        before, before_marks = values.to_numpy(acc), values.undefined(acc)
+        pending = task.results.get(id(before))
+        if pending is not None:  # still on its way: MMAs of a task that share an accumulator follow each other
+            before, before_marks = pending.result, pending.result_marks
+        result, marks = result + before, union(marks, before_marks)
     facts = dict(
         m=m,
         n=n,
@@ -226,12 +246,15 @@ def _wgmma(A, B, acc, out_dtype):
         two_cta=False,
         scaled=False,
     )
-    product = dtypes.round_to(product, dtype.name)
-    block = product
+    result = dtypes.round_to(result, dtype.name)
+    block, unknown = result, None
     if task.machine.options.poison:
-        block = np.full_like(product, access.poison("unwaited product", dtype, where))
-    engines.wgmma(task, [(x.view, x.name) for x in operands], where, f"{B.name}", facts, block, product)
-    return values.from_numpy(block, dtype)
+        block = np.full_like(result, access.garbage(dtype))
+        unknown = np.full(result.shape, mark("unwaited product", where), MARK)
+    engines.wgmma(
+        task, [(x.view, x.name) for x in operands], where, f"{B.name}", facts, engines.Pending(block, unknown, result, marks)
+    )
+    return values.from_numpy(block, dtype, marks if unknown is None else unknown)
 
 
 @api
@@ -349,12 +372,13 @@ def async_dot_scaled(
     groups = -(-k // _MX)
 
     def compute():
-        b = np.concatenate([_operand(x, b_format, 0) for x in Bs], axis=1)
+        b, b_marks = np.concatenate([_operand(x, b_format, 0) for x in Bs], axis=1), _side_by_side(Bs)
         for a, sa, sb, c in zip(As, SAs, SBs, Cs):
             b_scale = _b_scales(sb, SBs, n, groups)
             left = _operand(a, a_format, 1) * np.repeat(_scale_matrix(sa, m, groups), _MX, axis=1)[:, :k]
             right = b * np.repeat(b_scale, _MX, axis=1)[:, :k].T
-            _accumulate(c, _product(left, right), accumulate)
+            marks = union(product(a.view.undefined, b_marks), *[everywhere(x.view.undefined) for x in (sa, sb)])
+            _accumulate(c, _product(left, right), accumulate, marks)
 
     facts = dict(m=m * len(pair), n=n, k=k, itemsize_a=1, a_space=A.space, two_cta=two, scaled=True)
     title = f"{acc.name} {'+=' if accumulate else '='} scaled {A.name} @ {B.name}"
@@ -404,8 +428,13 @@ def tmem_copy(src, dst):
         return
 
     def compute():
-        raw = np.ascontiguousarray(src.view.read())
-        dst.view.write(_unpack_scales(raw, *dst.shape) if scales else raw.view(dst.view.dtype).reshape(dst.shape))
+        raw, marks = np.ascontiguousarray(src.view.read()), src.view.undefined
+        if scales:
+            dst.view.write(_unpack_scales(raw, *dst.shape), None if marks is None else _unpack_scales(marks, *dst.shape))
+            return
+        same = src.view.dtype.itemsize == dst.view.dtype.itemsize
+        marks = marks.reshape(dst.shape) if same and marks is not None else everywhere(marks)
+        dst.view.write(raw.view(dst.view.dtype).reshape(dst.shape), marks)
 
     engines.mma(task, compute, [(src.view, src.name)], [(dst.view, dst.name)], [], where, f"copy {src.name}", None)
 

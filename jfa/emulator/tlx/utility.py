@@ -7,6 +7,7 @@ import triton.language as tl
 
 from .. import dtypes, errors
 from ..frontend import values
+from ..frontend.carry import carries, itself, lanewise
 from ..frontend.threads import ThreadScalar, thread_scalar
 from ..locations import here, show
 from .api import api, begin, integer, plain, running
@@ -130,10 +131,16 @@ _REDUX = {
 
 
 @api
+@carries(itself)
 def warp_redux(x, op):
     """Each element becomes the reduction over its warp's 32 lanes: 32 consecutive rows (axis 0) hold one element a lane."""
-    data = values.to_numpy(x)
-    function = _REDUX[plain(op)]
+    data, marks = values.to_numpy(x), values.undefined(x)
+    reduced = _over_warps(data, _REDUX[plain(op)])
+    return values.from_numpy(reduced, x.dtype, None if marks is None else _over_warps(marks, _REDUX["max"]))
+
+
+def _over_warps(data, function):
+    """Each element replaced by function(rows of a warp's 32 elements)."""
     if data.ndim == 2 and data.shape[0] % _WARP == 0:
         blocks = data.reshape(-1, _WARP, data.shape[1]).transpose(0, 2, 1)
         reduced = function(blocks.reshape(-1, _WARP)).reshape(blocks.shape[:2])
@@ -141,7 +148,7 @@ def warp_redux(x, op):
     else:
         rows = data.reshape(-1, _WARP) if data.size % _WARP == 0 else data.reshape(1, -1)
         out = np.repeat(function(rows), rows.shape[1]).reshape(data.shape)
-    return values.from_numpy(np.ascontiguousarray(out), x.dtype)
+    return np.ascontiguousarray(out)
 
 
 # ---------------------------------------------------------------- rounding
@@ -152,6 +159,7 @@ _SMALLEST_EXPONENT = {"bf16": -126, "fp16": -14, "fp8e4nv": -6, "fp8e5": -14}
 
 
 @api
+@carries(lanewise)
 def stoch_round(src, dst_ty, rand_bits):
     """fp32 -> fp8, bf16 or fp16, up with the probability of what is cut off; saturates. rand_bits: uint32, one an element."""
     dst_ty = plain(dst_ty)
