@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import io
+import itertools
 import os
 import random
 import struct
 import sys
+import tempfile
 import traceback
 import types
 import warnings
@@ -51,28 +54,33 @@ class Output(io.TextIOBase):
 
 
 class Reporter:
-    """Sends length-prefixed messages down the result pipe."""
+    """Sends messages down the result pipe, each with its length and a seal that only this closure can make.
 
-    def __init__(self, fd: int):
-        self.fd = fd
+    A learner's code may find the pipe; without the key, what it writes there is "something that is no result".
+    """
 
-    def send(self, event: str, **fields: Any) -> None:
-        data = wire.pack({"event": event, **fields})
-        data = _FRAME.pack(len(data)) + data
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self.fd, view) :]
+    def __init__(self, fd: int, key: bytes):
+        write, pack, seal, frame, sent = os.write, wire.pack, wire.seal, _FRAME, itertools.count()
+
+        def send(event: str, **fields: Any) -> None:
+            data = pack({"event": event, **fields})
+            view = memoryview(frame.pack(len(data)) + seal(key, next(sent), data) + data)
+            while view:
+                view = view[write(fd, view) :]
+
+        self.send = send
 
 
 def run(job: dict, fd: int, live: Any = None) -> None:
     """Run one answer and end the process: never returns.
 
-    Sends "loaded", then for each case "case" (value, facts about it, changed inputs, counts, printed) or "raised", then "end"
-    with the violations. What is missing tells the judge at which point the process died.
+    Sends "loaded", then for each case "case" (value, facts about it, changed inputs, counts, printed) or "raised", then "end".
+    What is missing tells the judge at which point the process died. "violation" is sent when one happens: nothing that the answer
+    does later can take it back.
     """
-    status, reporter = 70, Reporter(fd)
+    status, reporter = 70, Reporter(fd, bytes.fromhex(job.pop("key")))
     try:
-        _isolate(job)
+        _isolate(job, fd)
         _run(job, reporter, live)
         status = 0
     except BaseException as error:  # noqa: BLE001  the process must end here, whatever happened
@@ -81,33 +89,54 @@ def run(job: dict, fd: int, live: Any = None) -> None:
         os._exit(status)
 
 
-def _isolate(job: dict) -> None:
-    """Streams, seeds, torch's state: the same for every answer."""
+def _isolate(job: dict, result: int) -> None:
+    """Descriptors, streams, folders, seeds, torch's state: the same for every answer."""
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
+    for fd in {0, 1, 2, *_descriptors()} - {null, result}:
+        os.dup2(null, fd)  # not closed: an object that still holds the number must not meet another file there
     sys.stdout = sys.stderr = Output()
     sys.stdin = open(os.devnull)  # noqa: SIM115
     warnings.simplefilter("ignore")
     os.environ["MPLBACKEND"] = "Agg"
+    os.environ["TMPDIR"] = tempfile.tempdir = job["scratch"] or tempfile.gettempdir()
+    sys.dont_write_bytecode = True
     random.seed(job["seed"])
     torch.manual_seed(job["seed"])
     sys.setrecursionlimit(2000)
 
 
+def _descriptors() -> set[int]:
+    """The open descriptors; in a notebook's fork also the kernel's connections."""
+    try:
+        found = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        found = range(3, 1024)
+    return {fd for fd in found if _is_open(fd)}
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
 def _run(job: dict, reporter: Reporter, live: Any) -> None:
-    violations = guard.Violations()
+    violations = guard.Violations(lambda word: reporter.send("violation", word=word))
     if job["needs_triton"]:
         _load_emulator()
     call = _load_call(job)
+    closed = job["closed"] | closed_modules.close(job["forbid"], job["allow"], violations)
     with guard.pristine():
         guard.limit_process(job["memory_mb"], job["cpu_seconds"])
+        landlock.drop_rights()
+        landlock.confine([path for paths in closed.values() for path in paths], job["scratch"])
         seccomp.forbid_processes()
-        landlock.close_folders(job["protected"])
     if live is not None:
         _forget_checks()
-    closed_modules.close(job["forbid"], job["allow"], violations)
-    guard.watch(job["protected"], violations)
+    guard.watch(closed, job["scratch"], violations)
+    gc.freeze()  # what exists so far, the judge's side of this process, is not among gc.get_objects()
     answer = live
     if live is None:
         answer, found = _load_answer(job, reporter, violations)
@@ -236,7 +265,7 @@ def _run_cases(job: dict, reporter: Reporter, violations: guard.Violations, answ
             "case", index=index, value=value, facts=_facts(value, inputs), changed=_changed(case, before, job["parameters"]),
             counts=counts, printed=sys.stdout.take(), emulator=_emulator_notes(job), again=again,
         )  # fmt: skip
-    reporter.send("end", violations=violations.words)
+    reporter.send("end")
 
 
 def _call(call: Any, answer: Any, case: dict) -> Any:

@@ -8,6 +8,7 @@ import sys
 import types
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from jfa.course.guard import Violations
 
@@ -29,10 +30,13 @@ class _Closed:
         return not (below or leads)
 
 
-def close(words: Iterable[str], allow: Iterable[str], violations: Violations) -> None:
+def close(words: Iterable[str], allow: Iterable[str], violations: Violations) -> dict[str, list[str]]:
     """Make the modules among ``words`` unusable in this process: not importable, and loaded functions raise.
 
     ``allow`` names modules ("jfa.kernels.common") or functions ("jfa.reference.merge", with whatever they call) that stay open.
+
+    Returns:
+        The closed modules' files by word, compiled ones included: they must not be read either.
     """
     rules = [_rule(word, allow) for word in words if word.startswith("jfa.")]
     for rule in rules:
@@ -42,6 +46,22 @@ def close(words: Iterable[str], allow: Iterable[str], violations: Violations) ->
             if not _is_engine(name):
                 _shut(name, rule, violations)
     sys.meta_path.insert(0, _Blocker(rules, violations))
+    return {rule.word: files for rule in rules if rule.word != "jfa.course" and (files := _files(rule))}
+
+
+def _files(rule: _Closed) -> list[str]:
+    """Files of the modules that a rule closes."""
+    top = _HOME.joinpath(*rule.word.split(".")[1:])
+    found = []
+    for path in top.rglob("*.py") if top.is_dir() else [top.with_suffix(".py")]:
+        parts = path.relative_to(_HOME).with_suffix("").parts
+        name = ".".join(("jfa", *parts)).removesuffix(".__init__")
+        if not any(name == m or name.startswith(m + ".") for m in rule.modules):
+            found += [path, *(path.parent / "__pycache__").glob(f"{path.stem}.*")]
+    return [str(path) for path in found]
+
+
+_HOME = Path(__file__).resolve().parent.parent  # of the package: its modules lie below it by their dotted names
 
 
 def _rule(word: str, allow: Iterable[str]) -> _Closed:

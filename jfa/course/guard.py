@@ -24,7 +24,7 @@ import struct
 import sys
 import time
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ WORDS = {
     "nested": "torch's nested tensors",
     "numpy": "numpy",
     "solutions": "the solutions (and the course's own checks)",
+    "submissions": "somebody else's submission",
     "processes": "other processes",
     "ctypes": "C functions called past Python (ctypes)",
 }
@@ -56,17 +57,39 @@ class ForbiddenError(RuntimeError):
     """The answer used something that its exercise forbids."""
 
 
+class ForbiddenWriteError(ForbiddenError, PermissionError):
+    """The answer wanted to change a file that is not in its temporary folder; libraries expect an OSError there."""
+
+
 class Violations:
-    """What an answer did against the rules, in the order it happened; swallowing the exception does not undo the entry."""
+    """What an answer did against the rules, in the order it happened; swallowing the exception does not undo the entry.
 
-    def __init__(self):
-        self.words: list[str] = []
+    ``tell`` is called with each word the first time it comes up; in the answer's process it sends the word to the judge at once.
+    """
 
-    def add(self, word: str) -> ForbiddenError:
-        """Record one; the caller raises what this returns."""
-        if word not in self.words:
-            self.words.append(word)
-        return ForbiddenError(f"{describe(word)}: not allowed in this exercise")
+    __slots__ = ("_words", "add")
+
+    def __init__(self, tell: Callable[[str], None] = lambda word: None):
+        words: list[str] = []
+        self._words = words
+
+        told: set[str] = set()
+
+        def add(word: str) -> ForbiddenError:
+            """Record one; the caller raises what this returns."""
+            if word not in words:
+                words.append(word)
+            if word not in told:
+                told.add(word)
+                tell(word)
+            return ForbiddenError(f"{describe(word)}: not allowed in this exercise")
+
+        self.add = add
+
+    @property
+    def words(self) -> list[str]:
+        """A copy of the words so far."""
+        return list(self._words)
 
 
 def describe(word: str) -> str:
@@ -134,36 +157,115 @@ _PROCESS_EVENTS = (
     "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen", "os.kill", "os.killpg",
     "pty.spawn", "ptrace",
 )  # fmt: skip
+_THREAD_EVENTS = ("_thread.start_new_thread", "_thread.start_joinable_thread")
+_C_EVENTS = ("ctypes.dlopen", "ctypes.dlsym")
+_FRAME_EVENTS = ("sys._getframe", "sys._current_frames", "sys._current_exceptions", "sys.settrace", "sys.setprofile")
+_FRAME_ATTRIBUTES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
+_CHANGES = {
+    "os.remove": (0,), "os.rmdir": (0,), "os.mkdir": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,),
+    "os.truncate": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "os.setxattr": (0,), "os.removexattr": (0,),
+}  # fmt: skip
+"""Events that change files: which of their arguments are the paths."""
+
+_RELATIVE = ("os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link", "os.symlink", "os.chmod", "os.chown", "os.utime")
+_FOLDER_EVENTS = ("os.listdir", "os.scandir")
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_SHOWS_FRAMES = {"inspect.py": None, "traceback.py": ("walk_tb", "walk_stack")}  # by file: functions (None: all) that return frames
 
 
-def watch(protected: Iterable[str], violations: Violations) -> None:
-    """For the rest of this process's life, refuse reading protected folders or other processes' memory, and starting processes."""
-    roots = tuple(os.path.realpath(p) + os.sep for p in protected)
+def watch(closed: Mapping[str, Iterable[str]], scratch: str, violations: Violations) -> None:
+    """Refuse, for the rest of this process's life, what an answer has no business with; the kernel's rules stand behind it.
+
+    Args:
+        closed: files and folders not to be read, by the word of the violation.
+        scratch: the one folder in which files may change; "" for none.
+        violations: where reading closed files and calling C functions is recorded. What is merely refused (starting processes and
+            threads, writing files, looking at the frames of the judge's code) raises and is not recorded.
+    """
+    roots = [(os.path.realpath(path), word) for word, paths in closed.items() for path in paths]
+    own = os.path.realpath(scratch) + os.sep if scratch else None
+    busy = False
 
     def hook(event: str, args: tuple) -> None:
-        if event == "open" and isinstance(args[0], str | bytes):
-            path = os.path.realpath(os.fsdecode(args[0]))
-            if path.startswith(roots) or re.match(r"/proc/\d+/", path) and not path.startswith(f"/proc/{os.getpid()}/"):
-                raise violations.add("solutions")
-        elif event == "os.listdir" and isinstance(args[0], str) and (os.path.realpath(args[0]) + os.sep).startswith(roots):
-            raise violations.add("solutions")
-        elif event in _C_EVENTS and _asked_by_learner(sys._getframe(1)):
-            raise violations.add("ctypes")
+        nonlocal busy
+        if busy:
+            return
+        busy = True
+        try:
+            refuse(event, args)
+        finally:
+            busy = False
+
+    def refuse(event: str, args: tuple) -> None:
+        if event == "open":
+            if isinstance(args[0], str | bytes):
+                opens(os.path.realpath(os.fsdecode(args[0])), args[2])
+        elif event in _FRAME_EVENTS or event == "object.__getattr__" and args[1] in _FRAME_ATTRIBUTES:
+            if _asked_by_learner(sys._getframe(2), _SHOWS_FRAMES):
+                raise ForbiddenError("an answer does not look at the frames of the code that runs it")
+        elif event in _FOLDER_EVENTS:
+            if args[0] is None or isinstance(args[0], str | bytes):
+                reads(os.path.realpath(os.fsdecode(args[0] or ".")))
+        elif event in _CHANGES:
+            if event in _RELATIVE and args[-1] != -1:
+                return  # relative to a folder's descriptor: left to the kernel
+            if event in ("os.link", "os.symlink"):
+                reads(os.path.realpath(os.fsdecode(args[0])))
+            for path in (args[i] for i in _CHANGES[event] if not isinstance(args[i], int)):
+                folder, name = os.path.split(os.fsdecode(path))
+                changes(os.path.join(os.path.realpath(folder or "."), name))
+        elif event in _C_EVENTS:
+            if _asked_by_learner(sys._getframe(2), {"ctypes": None}):
+                raise violations.add("ctypes")
         elif event in _PROCESS_EVENTS:
             raise ForbiddenError("an answer starts and signals no other processes")
+        elif event == "resource.prlimit" and args[0] not in (0, os.getpid()):
+            raise ForbiddenError("an answer starts and signals no other processes, nor sets their limits")
+        elif event in _THREAD_EVENTS:
+            raise ForbiddenError("an answer starts no threads: nobody would see what it computes there")
+
+    def opens(path: str, flags: int | None) -> None:
+        reads(path)
+        if isinstance(flags, int) and flags & _WRITING and not path.startswith("/dev/"):
+            changes(path)
+
+    def reads(path: str) -> None:
+        for root, word in roots:
+            if path == root or path.startswith(root + os.sep):
+                raise violations.add(word)
+        if _OTHER_PROCESS.match(path) and not path.startswith(f"/proc/{os.getpid()}/"):
+            raise violations.add("solutions")
+
+    def changes(path: str) -> None:
+        reads(path)
+        if own is None or not path.startswith(own):
+            raise ForbiddenWriteError("an answer changes no files but in a temporary folder: tempfile.mkdtemp() makes one")
 
     sys.addaudithook(hook)
 
 
-_C_EVENTS = ("ctypes.dlopen", "ctypes.dlsym")
-_CTYPES = os.path.dirname(ctypes.__file__)
+_OTHER_PROCESS = re.compile(r"/proc/\d+/")
 
 
-def _asked_by_learner(frame: types.FrameType | None) -> bool:
-    """Whether ctypes was called by the answer's own code: torch and Python use it as well."""
-    while frame is not None and frame.f_code.co_filename.startswith(_CTYPES):
+def _asked_by_learner(frame: types.FrameType | None, helpers: Mapping[str, tuple[str, ...] | None]) -> bool:
+    """Whether the learner's own code asked, itself or through these library files: torch and Python ask as well."""
+    while frame is not None and _is_helper(frame.f_code, helpers):
         frame = frame.f_back
     return frame is not None and is_own_file(frame.f_code.co_filename)
+
+
+def _is_helper(code: types.CodeType, helpers: Mapping[str, tuple[str, ...] | None]) -> bool:
+    """Whether code lies in one of these library files or folders, and is one of the functions named."""
+    if code.co_filename == __file__:
+        return True
+    folder, name = os.path.split(code.co_filename)
+    for key in (name, os.path.basename(folder)):
+        if key in helpers and folder.startswith(_LIBRARY):
+            return helpers[key] is None or code.co_name in helpers[key]
+    return False
+
+
+_LIBRARY = os.path.dirname(os.__file__)
 
 
 def is_own_file(filename: str) -> bool:

@@ -6,7 +6,9 @@ import ast
 import inspect
 import textwrap
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,9 +17,12 @@ from jfa.course import launch, report
 from jfa.course.given import definitions
 from jfa.course.mutants import Mutants
 from jfa.course.paths import Course
-from jfa.course.report import Result
+from jfa.course.report import Checked, Result
 from jfa.course.spec import Case, Exercise
 from jfa.course.trial import Trial
+
+Closed = Mapping[str, list[str]]
+"""Files and folders that an answer may not read, by the word of the violation."""
 
 
 @dataclass
@@ -39,31 +44,48 @@ class Answer:
 
 
 def judge(
-    exercise: Exercise, answer: Answer, course: Course, seed: int = 0, waiting: launch.Waiting = launch.say_nothing
+    exercise: Exercise, answer: Answer, course: Course, seed: int = 0, waiting: launch.Waiting = launch.say_nothing,
+    closed: Closed = MappingProxyType({}),
 ) -> Result:
-    """Judge one answer; never raises for anything the answer does. ``waiting`` hears of long runs."""
+    """Judge one answer; never raises for anything the answer is or does.
+
+    Args:
+        waiting: called about once per second while the answer runs.
+        closed: what the answer may not read besides the course's own solutions and checks.
+    """  # fmt: skip
     start = time.monotonic()
     result = Result(exercise.id, exercise.title, report.NOT_STARTED, seed=seed, hints=len(exercise.hints))
-    if not _is_untouched(answer, exercise):
-        _try(exercise, answer, course, seed, waiting, result)
-    elif exercise.hunt:
-        as_given = _try(exercise, answer, course, seed, waiting, Result(exercise.id, exercise.title, report.WRONG, seed=seed))
-        result.notes += [f"As it stands: {as_given.message}", *as_given.notes]
+    try:
+        _judge(exercise, answer, course, waiting, closed, result)
+    except Exception as error:  # noqa: BLE001  an answer's text or value may be anything; the next answer is to be judged
+        result.state = report.WRONG
+        fault = f"This answer could not be judged ({type(error).__name__}: {str(error)[:200]})."
+        names = exercise.check_names
+        result.checks = [Checked("runs", False, "", fault), *(Checked(n) for n in names if n != "runs")]
     result.seconds = time.monotonic() - start
     return result
 
 
-def _try(
-    exercise: Exercise, answer: Answer, course: Course, seed: int, waiting: launch.Waiting, result: Result
-) -> Result:
+def _judge(
+    exercise: Exercise, answer: Answer, course: Course, waiting: launch.Waiting, closed: Closed, result: Result
+) -> None:
+    """Enter into ``result`` what the answer is worth."""
+    if not _is_untouched(answer, exercise):
+        _try(exercise, answer, course, waiting, closed, result)
+    elif exercise.hunt:
+        seen = Result(exercise.id, exercise.title, report.WRONG, seed=result.seed)
+        _try(exercise, answer, course, waiting, closed, seen)
+        result.notes += [f"As it stands: {seen.message}", *seen.notes]
+
+
+def _try(exercise: Exercise, answer: Answer, course: Course, waiting: launch.Waiting, closed: Closed, result: Result) -> None:
     """Run the answer on its cases and enter into ``result`` what came of it."""
-    cases = _cases(exercise, seed)
-    outcome = _run(job_for(exercise, answer, course, cases, seed), answer, waiting)
+    cases = _cases(exercise, result.seed)
+    outcome = _run(job_for(exercise, answer, course, cases, result.seed, closed), answer, waiting)
     cells = (answer.source, answer.skeleton)
     Trial(exercise, cases, outcome, result, Mutants(answer.solution, answer.given), cells).decide()
     if exercise.needs_triton and not result.passed:
         result.notes += triton_trouble()
-    return result
 
 
 def triton_trouble() -> list[str]:
@@ -103,9 +125,9 @@ def _tree(source: str) -> str | None:
     """The cell's AST as text."""
     try:
         tree = ast.parse(textwrap.dedent(source))
-    except (SyntaxError, ValueError):
+        return ast.dump(tree) if tree.body else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return ast.dump(tree) if tree.body else None
 
 
 def _cases(exercise: Exercise, seed: int) -> list[Case]:
@@ -118,7 +140,9 @@ def _cases(exercise: Exercise, seed: int) -> list[Case]:
     return cases + ([again] if again else [])
 
 
-def job_for(exercise: Exercise, answer: Answer, course: Course, cases: list[Case], seed: int) -> dict:
+def job_for(
+    exercise: Exercise, answer: Answer, course: Course, cases: list[Case], seed: int, closed: Closed = MappingProxyType({})
+) -> dict:
     """Everything the child gets to know: no reference, no solution, no mutant."""
     return {
         "source": answer.source,
@@ -132,7 +156,7 @@ def job_for(exercise: Exercise, answer: Answer, course: Course, cases: list[Case
         "parameters": _parameters(answer.source, exercise),
         "forbid": list(exercise.forbidden),
         "allow": list(exercise.allow),
-        "protected": course.protected,
+        "closed": {"solutions": course.protected, **closed},
         "memory_mb": exercise.memory_mb,
         "cpu_seconds": exercise.time_limit,
         "needs_triton": exercise.needs_triton,
@@ -148,7 +172,7 @@ def _parameters(source: str, exercise: Exercise) -> list[str]:
         return list(inspect.signature(exercise.call).parameters)[1:]
     try:
         tree = ast.parse(textwrap.dedent(source))
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == exercise.name]
     return [a.arg for a in found[-1].args.posonlyargs + found[-1].args.args] if found else []

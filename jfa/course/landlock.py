@@ -1,9 +1,11 @@
-"""Files that the answer's process cannot open, whichever way it asks: Linux's Landlock, since 5.13, for any user.
+"""What the answer's process may read and write, enforced by Linux's Landlock (since 5.13, for any user).
 
-The audit hook of :mod:`jfa.course.guard` sees what Python opens, and names it; ctypes goes past it. Landlock sits in the kernel: it
-allows reading below what a rule names and refuses the rest. So everything gets a rule but the way down to the closed folders.
+The audit hook of :mod:`jfa.course.guard` sees what Python opens, and names it; C code goes past it. Landlock sits in the kernel and
+cannot be taken off again. Reading is allowed everywhere but below the closed files and folders and in /dev; writing, making,
+removing, renaming and truncating only below the answer's own temporary folder; running programs, connecting over TCP, signals
+and abstract sockets to the outside not at all, as far as the kernel's version of Landlock knows these rights.
 
-What it leaves open: names of files can still be listed, and a kernel without Landlock closes nothing (the audit hook remains).
+What it leaves open: names of files can still be listed; rights, owners and times of files (see :mod:`jfa.course.seccomp`).
 """
 
 from __future__ import annotations
@@ -11,28 +13,78 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+_READ = 1 << 2  # READ_FILE; folders stay listable, or imports would find nothing
+_WRITE = 1 << 1  # WRITE_FILE
+_HANDLED = {
+    1: {  # the version of Landlock that brought the rights
+        "execute": 1 << 0, "write_file": _WRITE, "read_file": _READ, "remove_dir": 1 << 4, "remove_file": 1 << 5,
+        "make_char": 1 << 6, "make_dir": 1 << 7, "make_reg": 1 << 8, "make_sock": 1 << 9, "make_fifo": 1 << 10,
+        "make_block": 1 << 11, "make_sym": 1 << 12,
+    },
+    2: {"refer": 1 << 13},  # renaming and linking from one folder to another
+    3: {"truncate": 1 << 14},
+    5: {"ioctl_dev": 1 << 15},
+}  # fmt: skip
+_IN_SCRATCH = {"write_file", "read_file", "remove_dir", "remove_file", "make_dir", "make_reg", "make_sym", "refer", "truncate"}
+_DEVICES = {"null": _READ | _WRITE, "full": _READ | _WRITE, "zero": _READ, "urandom": _READ, "random": _READ}  # of /dev
+_NET_VERSION, _NET = 4, 0b11  # binding and connecting TCP
+_SCOPE_VERSION, _SCOPE = 6, 0b11  # abstract unix sockets, signals
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, the same on every architecture
-_READ_FILE = 1 << 2  # LANDLOCK_ACCESS_FS_READ_FILE; directories stay listable, or imports would find nothing
+_ASK_VERSION = 1  # a flag of _CREATE
 _PATH_BENEATH = 1  # the kind of rule
 _NO_NEW_PRIVS = 38  # prctl
 
 
-def close_folders(folders: Iterable[str]) -> bool:
-    """For the rest of this process's life no file below these folders can be opened; whether the kernel knows how.
+def version() -> int:
+    """Version of the kernel's Landlock, 0 where there is none."""
+    if sys.platform != "linux":
+        return 0
+    return max(0, ctypes.CDLL(None, use_errno=True).syscall(_CREATE, None, 0, _ASK_VERSION))
 
-    Files that later appear beside them, or beside a folder above them, cannot be read by this process either.
+
+def shortcoming() -> str:
+    """One sentence about what an answer could do on this kernel, "" where Landlock holds everything it should."""
+    found = version()
+    if found == 0:
+        return (
+            "This system has no Landlock: answers are kept from the files of others, and from writing outside their temporary "
+            "folder, in Python only; C code of an answer could do both."
+        )
+    missing = [words for since, words in ((2, "moving files between folders"), (3, "truncating files")) if found < since]
+    if not missing:
+        return ""
+    return f"The Landlock of this kernel is old (version {found}): C code of an answer is not kept from {' and '.join(missing)}."
+
+
+def confine(closed: Iterable[str], scratch: str = "") -> bool:
+    """Take the rights away for the rest of this process's life; whether the kernel knows how.
+
+    Args:
+        closed: files and folders that cannot be read any more. Files that later appear beside them, or beside a folder above
+            them, cannot be read by this process either.
+        scratch: the one folder to write in; "" for none.
     """
-    closed = [Path(os.path.realpath(folder)) for folder in folders]
+    found = version()
+    if not found:
+        return False
+    rights = {name: bit for since, names in _HANDLED.items() if since <= found for name, bit in names.items()}
+    handled = [sum(rights.values()), _NET if found >= _NET_VERSION else 0, _SCOPE if found >= _SCOPE_VERSION else 0]
+    attributes = struct.pack("=QQQ", *handled)[: 24 if found >= _SCOPE_VERSION else 16 if found >= _NET_VERSION else 8]
     libc = ctypes.CDLL(None, use_errno=True)
-    rules = libc.syscall(_CREATE, struct.pack("=Q", _READ_FILE), 8, 0)
+    rules = libc.syscall(_CREATE, attributes, len(attributes), 0)
     if rules < 0:
         return False
     try:
-        for path in _open_paths(closed):
-            _allow(libc, rules, path)
+        for path in _open_paths([*(Path(os.path.realpath(c)) for c in closed), Path("/dev")]):
+            _allow(libc, rules, path, _READ)
+        for name, bits in _DEVICES.items():
+            _allow(libc, rules, Path("/dev", name), bits & handled[0])
+        if scratch:
+            _allow(libc, rules, Path(os.path.realpath(scratch)), sum(bit for name, bit in rights.items() if name in _IN_SCRATCH))
         return libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and libc.syscall(_RESTRICT, rules, 0) == 0
     finally:
         os.close(rules)
@@ -40,6 +92,7 @@ def close_folders(folders: Iterable[str]) -> bool:
 
 def _open_paths(closed: list[Path]) -> Iterator[Path]:
     """The largest files and folders that hold nothing closed, from the root down."""
+    shut, above = set(closed), {parent for path in closed for parent in path.parents}
     todo = [Path("/")]
     while todo:
         folder = todo.pop()
@@ -49,21 +102,34 @@ def _open_paths(closed: list[Path]) -> Iterator[Path]:
             continue
         for entry in entries:
             path = Path(entry.path)
-            if path in closed or entry.is_symlink():  # what a link names has a place, and a rule, of its own
+            if path in shut or entry.is_symlink():  # what a link names has a place, and a rule, of its own
                 continue
-            if any(path in target.parents for target in closed):
+            if path in above:
                 todo.append(path)
             else:
                 yield path
 
 
-def _allow(libc: ctypes.CDLL, rules: int, path: Path) -> None:
-    """One rule: files at or below ``path`` may be read."""
+def _allow(libc: ctypes.CDLL, rules: int, path: Path, bits: int) -> None:
+    """One rule: these rights at or below ``path``."""
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return
     try:
-        libc.syscall(_ADD, rules, _PATH_BENEATH, struct.pack("=Qi", _READ_FILE, fd), 0)
+        libc.syscall(_ADD, rules, _PATH_BENEATH, struct.pack("=Qi", bits, fd), 0)
     finally:
         os.close(fd)
+
+
+_CAPSET, _CAPABILITY_VERSION = "capset", 0x20080522
+_KEPT = 1 << 2  # CAP_DAC_READ_SEARCH: root reads the files of a learner's account as before
+
+
+def drop_rights() -> None:
+    """Give up what only root may do; nothing changes for any other user."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return
+    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    getattr(libc, _CAPSET)(header, struct.pack("=6I", _KEPT, _KEPT, 0, 0, 0, 0))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import select
+import shutil
 import signal
 import struct
+import subprocess
+import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +23,8 @@ from jfa.course import child, wire
 from jfa.course.nursery_client import nursery
 
 _FRAME = struct.Struct("<Q")
-_MAX_BYTES = 2**29
+_MAX_BYTES, _MAX_EVENTS = 2**29, 20_000  # of all messages of a run
+SCRATCH_MB, _SCRATCH_FILES = 256, 5_000  # what an answer may leave in its temporary folder
 _WALL_FACTOR = 20  # wall seconds allowed at most for each second of the limit
 _LOAD_SECONDS = 30  # for a child's own imports (Triton, the emulator) before the answer runs
 
@@ -28,7 +33,8 @@ _LOAD_SECONDS = 30  # for a child's own imports (Triton, the emulator) before th
 class Outcome:
     """What became of one run: the messages, in order, and how the process ended.
 
-    ``ended`` is "done" (all messages came), "time", "died" (``status`` is the wait status), or "garbled" (unreadable messages).
+    ``ended`` is "done" (all messages came), "time", "disk" (too much written), "died" (``status`` is the wait status), or "garbled"
+    (messages that cannot be read, or that somebody else wrote).
     """
 
     events: list[dict] = field(default_factory=list)
@@ -51,19 +57,20 @@ def say_nothing(seconds: float, done: int) -> None:
 
 def run_forked(job: dict, answer: Any, waiting: Waiting = say_nothing) -> Outcome:
     """Run a live function in a fork of this process (a notebook's kernel)."""
-    read, write = os.pipe()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a fork of a process whose OpenMP threads are in use would wait for them forever
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads; the child only computes
-            pid = os.fork()
-        if pid == 0:
-            _in_fork(job, read, write, answer)
-    finally:
-        torch.set_num_threads(threads)
-    os.close(write)
-    return _follow(job, pid, read, lambda wait: _wait(pid, wait), waiting)
+    with _sealed(job) as job:
+        read, write = os.pipe()
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # a fork of a process whose OpenMP threads are in use would wait for them forever
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads; the child only computes
+                pid = os.fork()
+            if pid == 0:
+                _in_fork(job, read, write, answer)
+        finally:
+            torch.set_num_threads(threads)
+        os.close(write)
+        return _follow(job, pid, read, lambda wait: _wait(pid, wait), waiting)
 
 
 def _in_fork(job: dict, read: int, write: int, answer: Any) -> None:
@@ -77,12 +84,58 @@ def _in_fork(job: dict, read: int, write: int, answer: Any) -> None:
 
 def run_clean(job: dict, waiting: Waiting = say_nothing) -> Outcome:
     """Run an answer given as source in a child of the nursery."""
-    read, write = os.pipe()
+    with _sealed(job) as job:
+        read, write = os.pipe()
+        try:
+            home = nursery()
+            pid = home.start(job, write)
+        except BaseException:
+            os.close(read)
+            raise
+        finally:
+            os.close(write)
+        return _follow(job, pid, read, lambda wait: home.wait(pid, wait), waiting)
+
+
+@contextlib.contextmanager
+def _sealed(job: dict) -> Iterator[dict]:
+    """The job with a key for its messages and a temporary folder of its own, which is removed at the end."""
     try:
-        pid = nursery().start(job, write)
+        folder = tempfile.mkdtemp(prefix="jfa_answer_")
+    except OSError:  # no room, or nowhere to write: then the answer cannot write either
+        folder = ""
+    try:
+        yield {**job, "key": os.urandom(32).hex(), "scratch": folder}
     finally:
-        os.close(write)
-    return _follow(job, pid, read, lambda wait: nursery().wait(pid, wait), waiting)
+        if folder:
+            _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """Remove what an answer left, however deep or closed its folders are."""
+
+    def open_up(function: Callable, path: str, error: Any) -> None:
+        with contextlib.suppress(OSError):
+            os.chmod(os.path.dirname(path), 0o700)
+            os.chmod(path, 0o700, follow_symlinks=False) if os.path.islink(path) else os.chmod(path, 0o700)
+
+    with contextlib.suppress(OSError, RecursionError, NotImplementedError):
+        shutil.rmtree(folder, onerror=open_up)
+    if os.path.lexists(folder):
+        subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+
+
+def _is_full(folder: str) -> bool:
+    """Whether a folder holds more than an answer may write."""
+    size = files = 0
+    for top, folders, names in os.walk(folder):
+        files += len(names) + len(folders)
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(top, name)).st_blocks * 512
+        if files > _SCRATCH_FILES or size > SCRATCH_MB * 2**20:
+            return True
+    return False
 
 
 def _wait(pid: int, block: bool) -> int | None:
@@ -99,9 +152,8 @@ def _wait(pid: int, block: bool) -> int | None:
 
 def _follow(job: dict, pid: int, read: int, wait: Callable[[bool], int | None], waiting: Waiting) -> Outcome:
     """Read messages until the last one, the limit, or the process's end; leaves no process of the group alive."""
-    outcome, start, buffer, told = Outcome(), time.monotonic(), bytearray(), 1.0
-    status = None
-    clock = _Clock(job, pid)
+    outcome, start, told, looked = Outcome(), time.monotonic(), 1.0, 0.0
+    status, inbox, clock = None, _Inbox(bytes.fromhex(job["key"]), outcome), _Clock(job, pid)
     poll = select.poll()  # select() knows no descriptors beyond 1023
     poll.register(read, select.POLLIN | select.POLLHUP)
     try:
@@ -109,10 +161,14 @@ def _follow(job: dict, pid: int, read: int, wait: Callable[[bool], int | None], 
             if time.monotonic() - start > told:
                 waiting(told, sum(e["event"] == "case" for e in outcome.events))
                 told += 1.0
+            if job["scratch"] and time.monotonic() - start > looked + 0.5:
+                looked = time.monotonic() - start
+                if _is_full(job["scratch"]):
+                    outcome.ended = "disk"
+                    break
             if poll.poll(50):
                 chunk = os.read(read, 1 << 20)
-                buffer += chunk
-                if not _take_messages(buffer, outcome):
+                if not inbox.take(chunk):
                     outcome.ended = "garbled"
                     break
                 if _complete(outcome):
@@ -134,24 +190,41 @@ def _follow(job: dict, pid: int, read: int, wait: Callable[[bool], int | None], 
     return outcome
 
 
-def _take_messages(buffer: bytearray, outcome: Outcome) -> bool:
-    """Move whole messages from the buffer to the outcome; False if they cannot be read."""
-    while len(buffer) >= _FRAME.size:
-        (size,) = _FRAME.unpack_from(buffer)
-        if size > _MAX_BYTES:
+class _Inbox:
+    """The bytes of a result pipe, cut into messages; trusts none that does not bear the seal."""
+
+    def __init__(self, key: bytes, outcome: Outcome):
+        self.key, self.outcome = key, outcome
+        self.buffer, self.received = bytearray(), 0
+
+    def take(self, chunk: bytes) -> bool:
+        """Move whole messages to the outcome; False if they cannot be read, or are too many."""
+        self.buffer += chunk
+        self.received += len(chunk)
+        head = _FRAME.size + wire.SEAL_BYTES
+        while len(self.buffer) >= head:
+            (size,) = _FRAME.unpack_from(self.buffer)
+            if size > _MAX_BYTES or self.received > 2 * _MAX_BYTES or len(self.outcome.events) > _MAX_EVENTS:
+                return False
+            if len(self.buffer) < head + size:
+                return True
+            seal, data = bytes(self.buffer[_FRAME.size : head]), bytes(self.buffer[head : head + size])
+            del self.buffer[: head + size]
+            if not self._enter(seal, data):
+                return False
+        return True
+
+    def _enter(self, seal: bytes, data: bytes) -> bool:
+        if not hmac.compare_digest(seal, wire.seal(self.key, len(self.outcome.events), data)):
             return False
-        if len(buffer) < _FRAME.size + size:
-            return True
-        data = bytes(buffer[_FRAME.size : _FRAME.size + size])
-        del buffer[: _FRAME.size + size]
         try:
             event = wire.unpack(data)
         except wire.WireError:
             return False
-        if not _is_wellformed(event):
-            return False
-        outcome.events.append(event)
-    return True
+        if _is_wellformed(event):
+            self.outcome.events.append(event)
+            return True
+        return False
 
 
 _FIELDS = {
@@ -162,7 +235,8 @@ _FIELDS = {
     "case": {"index": int, "facts": list, "changed": list, "counts": dict, "printed": str, "emulator": list, "again": list},
     "raised": {"index": int, "type": str, "message": str, "line": int, "text": str}
     | {"report": bool, "memory": bool, "violations": list, "bases": list},
-    "end": {"violations": list},
+    "violation": {"word": str},
+    "end": {},
 }  # what each message must hold: it comes from a process that ran somebody's code
 
 
@@ -203,7 +277,7 @@ class _Clock:
         try:
             with open(f"/proc/{self.pid}/stat") as file:
                 fields = file.read().rpartition(")")[2].split()
-            return sum(int(n) for n in fields[11:15]) / os.sysconf("SC_CLK_TCK"), fields[0] in "SD"
+            return sum(int(n) for n in fields[11:15]) / os.sysconf("SC_CLK_TCK"), fields[0] != "R"  # stopped counts as asleep
         except (OSError, ValueError, IndexError):
             return 0.0, False
 

@@ -72,7 +72,10 @@ class Trial:
     def _weigh(self) -> None:
         """All checks in order, the smallest case first; raises _Fault or _NotStarted."""
         self._loaded()
-        if self.violations and any(e["event"] == "raised" and e.get("violations") for e in self.events.values()):
+        raised = [e for e in self.events.values() if e["event"] == "raised"]
+        for event in raised[:1]:
+            self._raise_not_started(event)
+        if self.violations and raised:
             self._operations()
         for i, case in enumerate(self.cases):
             self._weigh_case(i, case)
@@ -87,7 +90,7 @@ class Trial:
     def _violations(self) -> list[str]:
         words: list[str] = []
         for event in self.outcome.events:
-            found = event.get("violations")
+            found = [event["word"]] if event["event"] == "violation" else event.get("violations")
             words += [w for w in found if isinstance(w, str) and w not in words] if isinstance(found, list) else []
         return words
 
@@ -153,6 +156,8 @@ class Trial:
             return f"Time limit: it had not finished after {self.exercise.time_limit:g} s of computing{name}. An endless loop?"
         if self.outcome.ended == "garbled":
             return "The answer's process sent something that is no result."
+        if self.outcome.ended == "disk":
+            return f"It wrote more than {launch.SCRATCH_MB} MB into its temporary folder{name}."
         status = self.outcome.status
         if status & 0x7F:
             number = status & 0x7F

@@ -1,7 +1,6 @@
 """Answers that do what learners' code does and worse: each is judged, named, and leaves nothing running."""
 
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -217,7 +216,7 @@ def test_the_kernel_opens_nothing_below_a_closed_folder(tmp_path, read):
     target.write_text("secret")
     program = (
         "import ctypes, os, sys\nfrom jfa.course import landlock\nlibc, target = ctypes.CDLL(None), sys.argv[1]\n"
-        f"known = landlock.close_folders([{str(tmp_path / 'closed')!r}])\n"
+        f"known = landlock.confine([{str(tmp_path / 'closed')!r}])\n"
         f"assert open({str(tmp_path / 'beside')!r}).read() == 'open'\nimport jfa.layout, decimal\nprint(known)\n{read}\n"
     )
     run = subprocess.run([sys.executable, "-c", program, str(target)], capture_output=True, text=True, timeout=100)
@@ -321,7 +320,7 @@ def test_nothing_an_answer_starts_outlives_it(judged, body):
     raise AssertionError(f"still running: {_descendants() - before}")
 
 
-@pytest.mark.skipif(platform.machine() not in seccomp._NUMBERS or not hasattr(os, "fork"), reason="no system-call filter here")
+@pytest.mark.skipif(not seccomp.is_known(), reason="no system-call filter here")
 def test_the_kernel_refuses_forks_that_go_past_python(judged):
     refused = "libc.fork() == -1 and libc.kill(os.getppid(), 0) == -1"
     body = f"import ctypes, os\nlibc = ctypes.CDLL(None)\nif not ({refused}): os._exit(3)\nreturn 2 * x"

@@ -9,7 +9,8 @@ import pytest
 
 from jfa.course import launch, wire
 
-JOB = {"cpu_seconds": 20, "needs_triton": False}
+KEY = bytes(32)
+JOB = {"cpu_seconds": 20, "needs_triton": False, "key": KEY.hex(), "scratch": ""}
 
 
 @pytest.fixture
@@ -21,9 +22,9 @@ def process():
     child.wait()
 
 
-def message(**fields) -> bytes:
+def message(number: int = 0, key: bytes = KEY, **fields) -> bytes:
     data = wire.pack(fields)
-    return struct.pack("<Q", len(data)) + data
+    return struct.pack("<Q", len(data)) + wire.seal(key, number, data) + data
 
 
 class EndsWhileWeLook:
@@ -47,7 +48,7 @@ def follow(process, last_words: bytes, status: int) -> launch.Outcome:
 
 
 def test_messages_written_just_before_the_end_are_read(process):
-    outcome = follow(process, message(event="loaded") + message(event="end", violations=[]), 0)
+    outcome = follow(process, message(event="loaded") + message(1, event="end"), 0)
     assert [e["event"] for e in outcome.events] == ["loaded", "end"]
     assert outcome.ended == "done" and outcome.status == 0
 
