@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from jfa.course import closed_modules, guard, landlock, measure, seccomp, wire
+from jfa.course import closed_modules, guard, kinds, landlock, measure, seccomp, wire
 from jfa.course.sources import Cells, compile_visible
 
 _PRINT_LIMIT = 20_000
@@ -172,7 +172,7 @@ def _load_call(job: dict) -> Any:
     """The exercise's way of calling the answer, made from its source; None for a plain call."""
     if not job["call"]:
         return None
-    namespace = {"__name__": "jfa_call", "torch": torch}
+    namespace = {"__name__": "jfa_call", "torch": torch, "unwritten": kinds.unwritten}
     exec(compile_visible(job["call"], "<how the exercise calls the answer>"), namespace)
     return namespace[job["call_name"]]
 

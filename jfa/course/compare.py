@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from jfa.course import kinds
 from jfa.course.precision import rounding_errors
 from jfa.course.spec import Case, Exercise, Output
 from jfa.course.wire import Other
@@ -135,14 +136,6 @@ def _article(kind: str) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
-NEVER_STORED = " A place that the kernel never stores to holds NaN as well."
-
-
-def _is_fresh(exercise: Exercise, name: str) -> bool:
-    """Whether a kernel's output is made for the launch, full of NaN, and not one of its inputs, updated in place."""
-    return exercise.kind == "kernel" and name not in inspect.signature(exercise.call).parameters
-
-
 def nan_fault(name: str, got: Any, want: Any, output: Output, case: Case) -> str | None:
     """A sentence if the value holds NaN where the reference does not."""
     numbers, right = _numbers(got), _numbers(want)
@@ -151,7 +144,15 @@ def nan_fault(name: str, got: Any, want: Any, output: Output, case: Case) -> str
     bad = np.isnan(numbers) & ~np.isnan(right)
     if not bad.any():
         return None
-    return f"{name} holds NaN at {place(_first(bad), output, case)}{_spread(bad, output, case)}."
+    return f"{name} holds NaN at {place(_first(bad), output, case)}{_spread(bad, output, case)}.{_never_stored(got, bad)}"
+
+
+def _never_stored(got: Any, bad: np.ndarray) -> str:
+    """A sentence if NaN is there because nothing was ever written there: the launch filled it with NaN of a kind of its own."""
+    untouched = kinds.is_unwritten(got)
+    if untouched is None or not (bad & untouched).any():
+        return ""
+    return " Nothing was ever stored there." if untouched[bad].all() else " To some of these places nothing was ever stored."
 
 
 def value_fault(name: str, got: Any, want: Any, output: Output, case: Case, tol: float, error: float = 0.0) -> str | None:
@@ -217,8 +218,15 @@ def _coordinate(axis: str, i: int, case: Case) -> str:
     if axis == "token" and case.offsets is not None:
         sequence = _sequence_of(i, case.offsets)
         inside = 0 <= sequence < len(case.offsets) - 1
-        return f"sequence {sequence}, row {i - case.offsets[sequence]}" if inside else f"row {i} (of no sequence)"
+        row = i - case.offsets[sequence] if inside else i
+        return f"sequence {sequence}{_label(case, sequence)}, row {row}" if inside else f"row {row} (of no sequence)"
+    if axis in ("sequence", "row"):
+        return f"{axis} {i}{_label(case, i)}"
     return f"{axis} {i}" if not axis.startswith("axis ") else f"index {i} of {axis}"
+
+
+def _label(case: Case, i: int) -> str:
+    return f" ({case.labels[i]})" if i < len(case.labels) else ""
 
 
 def _sequence_of(row: int, offsets: tuple[int, ...]) -> int:
@@ -254,12 +262,15 @@ def _first(bad: np.ndarray) -> tuple[int, ...]:
 
 
 def _off_by(numbers: np.ndarray, right: np.ndarray, bad: np.ndarray) -> str:
+    """ ", off by 0.5": by up to that if several numbers are wrong."""
     if numbers.dtype.kind == "b":
         return ""
     with np.errstate(invalid="ignore"):
         error = np.abs(numbers[bad].astype(float) - right[bad].astype(float))
     finite = error[np.isfinite(error)]
-    return f", off by up to {finite.max():.3g}" if finite.size else ""
+    if not finite.size:
+        return ""
+    return f", off by {'up to ' if bad.sum() > 1 else ''}{finite.max():.3g}"
 
 
 def _show(number: Any) -> str:
@@ -330,7 +341,7 @@ def fault_of(exercise: Exercise, case: Case, event: dict, reference: Any) -> tup
     for name, got, want, output in items:
         fault = nan_fault(name, got, want, output, case)
         if fault:
-            return "returns", fault + (NEVER_STORED if _is_fresh(exercise, name) else "")
+            return "returns", fault
     fault = next((f for name, *rest in items if (f := value_fault(name, *rest, case, exercise.tol))), None)
     if fault is None:
         return None
@@ -338,3 +349,45 @@ def fault_of(exercise: Exercise, case: Case, event: dict, reference: Any) -> tup
     faults = (value_fault(name, *rest, case, exercise.tol, error) for (name, *rest), error in zip(items, errors))
     fault = next((f for f in faults if f), None)
     return ("values", fault) if fault else None
+
+
+_SMALL = 12  # numbers: what a reader takes in at a glance
+
+
+def example(exercise: Exercise, case: Case, value: Any, reference: Any) -> str:
+    """A small case in full: its input, the value, and the right one; "" where they are not small or would be the answer itself."""
+    if exercise.kind == "value" or not case.args + tuple(case.kwargs):
+        return ""
+    named = [*zip(inspect.signature(exercise.reference).parameters, case.args), *case.kwargs.items()]
+    parts = [_written([v for _, v in named]), _written(value), _written(reference)]
+    if not all(parts) or sum(_count(v) for _, v in named) > _SMALL or max(_count(value), _count(reference)) > _SMALL:
+        return ""
+    given = ", ".join(f"{name} = {_written(v)}" for name, v in named)
+    return f"Input: {given}. Yours: {parts[1]}. Right: {parts[2]}."
+
+
+def _count(value: Any) -> int:
+    """How many numbers or texts a value holds; tensors count in full."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return math.prod(value.shape)
+    if isinstance(value, dict):
+        return sum(map(_count, value.values()))
+    return sum(map(_count, value)) if isinstance(value, tuple | list) else 1
+
+
+def _written(value: Any) -> str:
+    """A value as a reader would write it: numbers to five digits; "" for what cannot be written so."""
+    if isinstance(value, torch.Tensor):
+        return "" if value.is_nested or value.is_complex() else _written(value.detach().tolist())
+    if isinstance(value, np.ndarray | np.generic):
+        return _written(value.tolist())
+    if isinstance(value, dict):
+        parts = [(k, _written(v)) for k, v in value.items()]
+        return "{" + ", ".join(f"{k}: {v}" for k, v in parts) + "}" if all(v for _, v in parts) else ""
+    if isinstance(value, tuple | list):
+        parts = [_written(v) for v in value]
+        brackets = "()" if isinstance(value, tuple) else "[]"
+        return brackets[0] + ", ".join(parts) + brackets[1] if all(parts) else ""
+    if isinstance(value, bool | int | str | None.__class__):
+        return repr(value)
+    return f"{value:.5g}" if isinstance(value, float) else ""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 Draw = torch.Generator
@@ -161,6 +162,24 @@ def query_and_key(
     return (q, k) if heads else (q[:, 0], k[:, 0])
 
 
+MODERATE = [name for name in SCORES if name != "near -30000"]
+"""Kinds that fit into one case: a score of -30,000 carries rounding errors that widen the tolerance for all of its case."""
+
+
+def score_rows(names: Sequence[str], keys: int, block: int, g: Draw) -> torch.Tensor:
+    """Return scores [len(names), keys], one row of each of these kinds; ``names`` are good as a case's labels."""
+    return torch.cat([scores(name, 1, keys, block, g) for name in names])
+
+
+def packed(
+    names: Sequence[str], queries: int, keys: int, dim: int, block: int, g: Draw, heads: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return q, k, q_offsets, k_offsets of a packed batch with one sequence of each of these kinds, all of the same lengths."""
+    pairs = [query_and_key(name, queries, keys, dim, block, g, heads) for name in names]
+    q, k = (torch.cat(parts) for parts in zip(*pairs))
+    return q, k, offsets([queries] * len(names)), offsets([keys] * len(names))
+
+
 def _grid(rows: int, columns: int, g: Draw) -> torch.Tensor:
     """Normal numbers rounded to eighths."""
     return _eighths(torch.randn(rows, columns, generator=g))
@@ -240,6 +259,24 @@ def with_true_zeros(x: torch.Tensor) -> torch.Tensor:
 def around(threshold: float) -> list[float]:
     """Return the numbers just below, exactly at, and just above a threshold: where > and >= differ."""
     return [math.nextafter(threshold, -math.inf), threshold, math.nextafter(threshold, math.inf)]
+
+
+_UNWRITTEN = 0x7FC0DEAD  # a NaN that no arithmetic makes
+
+
+def unwritten(*shape: int) -> torch.Tensor:
+    """Return an fp32 output tensor for a kernel, full of NaN by which the judge sees where nothing was ever stored.
+
+    A launch function may call it without an import.
+    """
+    return torch.full(shape, _UNWRITTEN, dtype=torch.int32).view(torch.float32)
+
+
+def is_unwritten(tensor: object) -> np.ndarray | None:
+    """Return True where a tensor still holds what :func:`unwritten` put there, None if that cannot be known."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32 or tensor.is_nested:
+        return None
+    return tensor.detach().contiguous().view(torch.int32).numpy() == _UNWRITTEN
 
 
 # ---------------------------------------------------------------------------------------------- the answer's arithmetic

@@ -32,6 +32,7 @@ class Case:
         args: positional arguments: CPU tensors, numpy arrays, numbers, strings, None, lists/tuples/dicts of those.
         kwargs: keyword arguments, of the same kinds.
         offsets: row borders of packed results, so that a wrong row is named as "sequence 1, row 4" (axis "token").
+        labels: what is special about each sequence of a packed result, or each row: named beside its number.
         raises: the answer must raise this (the exception's name, such as "ValueError") instead of returning.
         mentions: words of which the raised message must contain at least one ("" asks for nothing).
         extra: anything the exercise's own properties want to know; never sent to the child.
@@ -41,6 +42,7 @@ class Case:
     args: tuple = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     offsets: tuple[int, ...] | None = None
+    labels: tuple[str, ...] = ()
     raises: str | None = None
     mentions: str | tuple[str, ...] = ""
     extra: Any = None

@@ -56,6 +56,7 @@ class Trial:
             method = fault.check in (*_METHOD_CHECKS, GIVEN_KEPT) or fault.check in {limit.name for limit in self.exercise.limits}
             result.state = report.WRONG_METHOD if method else report.WRONG
             result.checks = [self._checked(name, fault) for name in self.names]
+            self._show_example(fault)
             self._show_prints(fault)
             if self.violations and fault.check != "allowed operations":
                 used = ", ".join(guard.describe(w) for w in self.violations)
@@ -237,6 +238,15 @@ class Trial:
         if event is None or event["event"] != "case" or not self.exercise.reference:
             return ""
         return self.mutants.recognise(self.exercise, self.cases[fault.position], event.get("value"))
+
+    def _show_example(self, fault: _Fault) -> None:
+        """A small case that went wrong, in full."""
+        event = self.events.get(fault.position)
+        if fault.check in ("values", "new numbers") and event is not None and event["event"] == "case" and self.exercise.reference:
+            case = self.cases[fault.position]
+            if not case.raises:
+                text = compare.example(self.exercise, case, event.get("value"), reference_for(self.exercise, case))
+                self.result.notes = [*([text] if text else []), *self.result.notes]
 
     def _show_prints(self, fault: _Fault) -> None:
         """What the answer printed in the case that failed: how many people look for a mistake."""

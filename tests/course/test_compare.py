@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from jfa.course import compare
+from jfa.course.kinds import unwritten
 from jfa.course.spec import Case, Exercise, Output
 
 PACKED = Output("out", ("token", "head", "dim"))
@@ -26,7 +27,7 @@ def test_places_are_sequence_row_and_head():
     got[3, 1, 0] += 0.5
     check, sentence = _fault(got, want)
     assert check == "values"
-    assert "sequence 2, row 1, head 1, dim 0" in sentence and "off by up to 0.5" in sentence
+    assert "sequence 2, row 1, head 1, dim 0" in sentence and "off by 0.5" in sentence
 
 
 def test_how_far_a_fault_reaches_is_told():
@@ -96,7 +97,7 @@ def test_numbers_arrays_dicts_and_texts():
     plain = (Output("waste"),)
     assert _fault(0.526, 0.526, plain) is None and _fault(torch.tensor(0.526), 0.526, plain, tol=1e-3) is None
     assert _fault(np.float64(0.526), 0.526, plain) is None
-    assert _fault(0.5, 0.526, plain)[1] == "waste is 0.5, which is not right, off by up to 0.026."
+    assert _fault(0.5, 0.526, plain)[1] == "waste is 0.5, which is not right, off by 0.026."
     assert _fault("half", 0.526, plain)[1] == "waste is a string; a number is asked for."
     assert _fault(np.arange(3), np.arange(3), plain) is None
     assert _fault({"a": 1}, {"a": 1}, plain) is None
@@ -122,3 +123,48 @@ def test_tolerance_scales_with_the_reference_but_not_below_one():
     row = (Output("out", ("row",)),)
     assert _fault(big + 0.005, big, row) is None
     assert _fault(big / 1000 + 0.005, big / 1000, row) is not None
+
+
+def test_several_wrong_numbers_are_off_by_up_to():
+    want = _right()
+    got = want.clone()
+    got[3:, 1, 0] += torch.tensor([0.5, 0.25])
+    assert "off by up to 0.5" in _fault(got, want)[1]
+
+
+def test_places_have_their_labels():
+    want = _right()
+    got = want.clone()
+    got[3] += 1
+    case = Case("kinds", offsets=(0, 2, 2, 5), labels=("rising", "ties", "near -150"))
+    assert "sequence 2 (near -150), row 1, head 0" in _fault(got, want, case=case)[1]
+    rows = (Output("lse", ("row",)),)
+    assert "row 1 (ties)" in _fault(torch.tensor([0.0, 1.0]), torch.zeros(2), rows, Case("x", labels=("a", "ties")))[1]
+
+
+def test_never_stored_is_said_only_where_it_is_so():
+    want, row = torch.ones(4), (Output("out", ("row",)),)
+    got = unwritten(4)
+    assert _fault(got, want, row)[1].endswith("Nothing was ever stored there.")
+    got[:2] = torch.tensor([1.0, float("nan")])
+    assert _fault(got, want, row)[1].endswith("To some of these places nothing was ever stored.")
+    for nan in (torch.tensor([1.0, 1.0, float("nan"), 1.0]), torch.tensor([1.0, 1.0, float("inf"), 1.0]) * 0 + 1):
+        assert _fault(nan, want, row)[1].endswith("at row 2.")
+    assert torch.equal(unwritten(2, 3).isnan(), torch.ones(2, 3, dtype=torch.bool))
+
+
+def _example(case, value, reference, **more):
+    exercise = Exercise(id="1.1", title="t", name="f", cases=lambda seed: [case], reference=reference, **more)
+    return compare.example(exercise, case, value, reference(*case.args))
+
+
+def test_a_small_case_is_shown_in_full():
+    case = Case("x", (torch.tensor([3, 2]), 0.5))
+    text = _example(case, (torch.tensor([0, 3]), 1.0), lambda lengths, share: (torch.tensor([0, 3, 5]), 2 * share))
+    assert text == "Input: lengths = [3, 2], share = 0.5. Yours: ([0, 3], 1). Right: ([0, 3, 5], 1)."
+
+
+def test_a_large_case_and_a_puzzles_answer_are_not_shown():
+    assert _example(Case("x", (torch.zeros(20),)), 1.0, lambda x: 2.0) == ""
+    assert _example(Case("x", (2,)), torch.zeros(20), lambda n: torch.ones(20)) == ""
+    assert _example(Case("x"), 3, lambda: 4, kind="value") == ""
