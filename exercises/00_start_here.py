@@ -66,6 +66,13 @@ check("0.2", longest)
 #
 # Some exercises limit *how* you get there. Here the limit is: **at most 6 torch operations**, whatever n is. Write a Python loop over the rows first,
 # and read what the report says about it. Then do it without a loop: sums along one axis, and broadcasting, do all rows at once.
+#
+# What you write counts once, however much torch makes of it (`torch.einsum(...)` is one operation). NumPy's operations count as torch's do, and each
+# number that leaves torch as a Python float counts one: a loop is a loop in any library.
+#
+# Two rules hold in every exercise, unless its text says otherwise. A result is a tensor of its own: it shares no memory with an input, and the inputs stay
+# as they are. And the finished thing is no answer: torch's attention (`scaled_dot_product_attention`, `flex_attention`), this package's attention and
+# reference, and the solutions are out of bounds everywhere.
 
 # %% tags=["ex-0.3"]
 import torch

@@ -13,6 +13,9 @@
 #
 # `values` is always a packed tensor, `offsets` the rows at which its sequences begin, with one more entry for the end.
 # Sequences of length 0 are ordinary sequences.
+#
+# Out of bounds here: `jfa.layout` and torch's nested tensors, which do the packing for you. Results are tensors of their own and share no memory with
+# the inputs.
 
 # %% tags=["setup"]
 import torch
@@ -27,7 +30,7 @@ progress()
 # *Difficulty 1 of 3, 8 minutes.*
 #
 # Make the B+1 offsets of B lengths. The first is 0, the last the number of all tokens. Kernels want them as **int32**. A batch
-# of no sequences has the offsets `[0]`.
+# of no sequences has the offsets `[0]`. A batch may have many millions of tokens.
 
 # %% tags=["ex-1.1"]
 def offsets_from_lengths(lengths):
@@ -61,7 +64,8 @@ check("1.2", locate_rows)
 # *Difficulty 2 of 3, 12 minutes.*
 #
 # Put each sequence at the beginning of its own line of a rectangle that is as long as the longest sequence. Free places hold
-# `fill`, and nothing of a neighbour.
+# `fill`, and nothing of a neighbour, even if the neighbour holds NaN. Values are values: zeros, NaN and infinities among them stay where they belong.
+# The values may have any dtype, and the rectangle has the same.
 
 # %% tags=["ex-1.3"]
 def to_padded(values, offsets, fill):
@@ -106,7 +110,7 @@ check("1.4", cross_waste)
 # Build it, packed as well: its values and its int32 offsets.
 #
 # A Python loop over the sequences is slow on a GPU, so the limit is: **at most 60 torch operations, however many sequences there
-# are**. (Slicing and indexing count too.)
+# are**. (Slicing and indexing count too. So do NumPy's operations, and each number that leaves torch as a Python float.) The values keep their dtype.
 
 # %% tags=["ex-1.5"]
 def take_sequences(values, offsets, order):

@@ -11,8 +11,11 @@
 #
 # The text is in `notebooks/02_online_softmax.py`. Each exercise stands alone.
 #
-# `torch.softmax` and `torch.logsumexp` are forbidden here: you are building them. LSE is the natural logarithm of a row's sum of
-# exponentials. A row that may look at nothing has output 0 and LSE -inf.
+# `torch.softmax` and `torch.logsumexp` are forbidden here, in all their forms: you are building them. So are `jfa.layout` (except where an exercise gives
+# it to you) and torch's nested tensors. LSE is the natural logarithm of a row's sum of exponentials. A row that may look at nothing has output 0 and LSE -inf.
+#
+# Scores may lie anywhere between -50,000 and 50,000, in any order along the keys, unless an exercise says otherwise. Results are tensors of their own and
+# share no memory with the inputs. Limits on operations and memory hold for NumPy and Python lists as well.
 
 # %% tags=["setup"]
 import torch
@@ -57,7 +60,7 @@ check("2.1", masked_softmax)
 # saw all the keys.
 #
 # A worker that saw no key for a query reports m = -inf, l = 0, acc = 0. Both may. The limit: **at most 2 exponentials** (calls of
-# `torch.exp`; each may work on a whole tensor).
+# `torch.exp`, or of any function that exponentiates: `exp2`, `e ** x`, ...; each may work on a whole tensor), and **no number leaves torch as a Python float**.
 
 # %% tags=["ex-2.2"]
 def merge(m1, l1, acc1, m2, l2, acc2):
@@ -83,8 +86,9 @@ check("2.2", merge)
 # The chapter's blockwise attention let every query see every key. Make it causal: query i sees the keys 0..i. Go over the keys in blocks of
 # `block` (the last one may be shorter) and return the LSE as well. Scores are scaled by 1/sqrt(D).
 #
-# The limit is the point of the exercise: **no tensor with more than n x max(block, D) elements**. A whole n x n matrix of scores, or a
-# mask of that size, is too large.
+# The limit is the point of the exercise: **no tensor with more than n x max(block, D) elements**, and **no more than 12 times that alive at the same time**
+# in all tensors you make together, lists included. A whole n x n matrix of scores, or a mask of that size, is too large, also as a list of rows. And
+# `block` decides the blocks: **one exponential for the scores of a whole block of keys**, not one a key.
 
 # %% tags=["ex-2.3"]
 def causal_attention(q, k, v, block):
@@ -121,7 +125,8 @@ check("2.3", causal_attention)
 # k_offsets[b + 1]` of `k` and `v`. Its queries see all its keys and no others. Either length may be 0. Behind the last offset `k` and `v` have
 # rows that belong to nobody, and they are poisoned with NaN.
 #
-# Go over the keys in blocks again: **no tensor with more than total_q x max(block, D) elements**.
+# Go over the keys in blocks again: **no tensor with more than total_q x max(block, D) elements**, no more than 12 times that alive at the same time, and
+# one exponential for the scores of a whole block of keys.
 
 # %% tags=["ex-2.4"]
 def packed_attention(q, k, v, q_offsets, k_offsets, block):
@@ -164,7 +169,7 @@ check("2.4", packed_attention)
 # heads share one. One sequence, few queries, many keys, every query sees every key.
 #
 # The point of sharing is that K and V are small, so do not blow them up: **no tensor with more than n_q x H x max(block, D) elements**. Repeating K
-# for each query head breaks that limit, and so does a copy of all of K.
+# for each query head breaks that limit, and so does a copy of all of K. Together, no more than 12 times that alive at the same time.
 
 # %% tags=["ex-2.5"]
 def gqa_attention(q, k, v, block):
@@ -203,7 +208,7 @@ check("2.5", gqa_attention)
 #
 # With so few queries a loop over sequences is nearly all overhead. The packed layout offers something better: one product `k @ q.T` has all scores
 # of all sequences, one row a key. What remains is a maximum and two sums *per sequence*, along the packed rows. The limit: **at most 80 torch
-# operations, however many sequences there are**. `jfa.layout.sequence_ids(k_offsets, total)` tells each key row's sequence; look at `scatter_reduce` (with
+# operations, however many sequences there are** (NumPy's count as well). `jfa.layout.sequence_ids(k_offsets, total)` tells each key row's sequence; look at `scatter_reduce` (with
 # "amax") and `index_add`.
 
 # %% tags=["ex-2.6"]

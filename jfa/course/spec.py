@@ -101,7 +101,7 @@ class Limit:
             "peak_tile": elements of the largest block of the kernel; "store_elements": elements stored, so that everybody does
             a share; "tlx:NAME": TLX operations (tlx:async_descriptor_load, tlx:barrier_wait); "tasks", "mmas", "accumulated",
             "tmem_loads", "tmem_stores", "tmem_columns", "shared_bytes".
-        at_most: the limit, or a function of the case.
+        at_most: the limit, or a function of the case (None: no limit for this one).
         text: the limit in words, as the exercise's text prints it (a test looks for it there):
             "no tensor larger than 16 x 16 scores".
         at_least: a lower bound instead or besides ("at least 4 matrix products").
@@ -109,7 +109,7 @@ class Limit:
 
     name: str
     measure: str | Callable[[Case], str]
-    at_most: int | Callable[[Case], int] | None = None
+    at_most: int | Callable[[Case], int | None] | None = None
     text: str = ""
     at_least: int | Callable[[Case], int] | None = None
 

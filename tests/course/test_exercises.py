@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from jfa.course import catalog, compare, notebook, trial
+from jfa.course import catalog, compare, given, notebook, trial
 from jfa.course.answers import Pristine, from_notebook, from_source
 from jfa.course.judge import judge
 from jfa.course.mutant_table import run_mutant
@@ -112,6 +112,21 @@ def test_limits_are_printed_in_the_exercise(exercise):
         assert limit.text and re.sub(r"[\s*`$]+", " ", limit.text) in words, f"{exercise.id}: {limit.text!r} is not in its text"
 
 
+@every_exercise
+def test_what_is_forbidden_is_said_in_the_text(exercise):
+    text = " ".join(c.source for c in PRISTINE[exercise.chapter].skeleton.cells).lower()
+    for word in exercise.forbid:
+        assert word.lower() in text, f"{exercise.id} forbids {word!r}, and its chapter does not say so"
+
+
+@every_exercise
+def test_what_must_stay_as_given_is_said_in_the_text(exercise):
+    text = " ".join(c.source for c in PRISTINE[exercise.chapter].skeleton.cells)
+    if exercise.kept:
+        assert exercise.kept.text in re.sub(r"[\s*`#]+", " ", text)
+        assert set(exercise.kept.names) <= set(given.definitions(PRISTINE[exercise.chapter].stub(exercise)))
+
+
 def _references(exercise):
     for case in exercise.cases(0):
         if exercise.reference and not case.raises:
@@ -135,7 +150,9 @@ def test_references_hold_no_nan_and_stand_out_from_the_tolerance(exercise):
     for case, reference in _references(exercise):
         for array in _arrays(reference):
             if array.dtype.kind == "f":
-                assert not np.isnan(array).any() and not np.isposinf(array).any(), f"{case.name}: reference holds NaN or +inf"
+                wild = "a neighbour of NaN" in case.name  # whose own result is NaN: it must not be anybody else's
+                assert wild or not (np.isnan(array) | np.isposinf(array)).any(), f"{case.name}: reference holds NaN or +inf"
+                assert np.isnan(array).sum() <= array.size // 2, f"{case.name}: most of it is NaN"
                 finite = array[np.isfinite(array)]
                 largest.append(np.abs(finite).max(initial=0.0))
                 assert finite.size == 0 or array.size < 2 or exercise.tol * max(1.0, largest[-1]) < 0.05 * max(1.0, largest[-1])

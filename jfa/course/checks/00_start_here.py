@@ -179,6 +179,35 @@ def longest(lengths):
                 expect="the limit is 6",
             ),
             Mutant(
+                "a loop in NumPy",
+                "Right, with a few NumPy operations for each row. They count as torch's do.",
+                caught_by="no loop over rows",
+                source="""
+import torch
+
+
+def shares(weights):
+    rows = weights.numpy().copy()
+    for i in range(len(rows)):
+        rows[i] /= rows[i].sum()
+    return torch.from_numpy(rows)
+""",
+                expect="the limit is 6",
+            ),
+            Mutant(
+                "Python lists",
+                "Right, with every number taken out of torch and divided by itself.",
+                caught_by="no loop over rows",
+                source="""
+import torch
+
+
+def shares(weights):
+    return torch.tensor([[x / sum(row) for x in row] for row in weights.tolist()])
+""",
+                expect="the limit is 6",
+            ),
+            Mutant(
                 "columns instead of rows",
                 "Every column sums to 1, not every row.",
                 edit=("dim=1", "dim=0"),
@@ -216,6 +245,13 @@ import torch
 
 def shares(weights):
     return torch.nn.functional.normalize(weights, p=1, dim=1)
+""",
+            """
+import torch
+
+
+def shares(weights):
+    return torch.einsum("ij,i->ij", weights, 1 / torch.einsum("ij->i", weights))
 """,
         ),
     ),

@@ -4,9 +4,9 @@ import random
 
 import torch
 
-from jfa.course.spec import Case, Exercise, Limit, Mutant, Output
-
-RAGGED = [5, 0, 33, 1, 17]
+from jfa.course import kinds
+from jfa.course.kinds import RAGGED
+from jfa.course.spec import Case, Exercise, Limit, Mutant, Output, Property
 
 
 def _offsets(lengths):
@@ -15,6 +15,16 @@ def _offsets(lengths):
 
 def _generator(seed):
     return torch.Generator().manual_seed(seed)
+
+
+def _dtype_kept(case, result):
+    """The values of the result have the dtype of the values given."""
+    values = result[0] if isinstance(result, tuple) else result
+    wanted = case.args[0].dtype
+    return None if values.dtype == wanted else f"The values came as {wanted} and went as {values.dtype}: the dtype must stay."
+
+
+DTYPE_KEPT = Property("dtype kept", _dtype_kept)
 
 
 # ------------------------------------------------------------------------------------------------------------ 1.1
@@ -33,6 +43,7 @@ def _length_cases(seed):
         ),
         Case("a batch without sequences", (draw(0),)),
         Case("two hundred sequences", (draw(200, 0),)),
+        Case("sums beyond 2**24", (torch.tensor(kinds.LARGE_COUNTS) + draw(len(kinds.LARGE_COUNTS)),)),
     ]
 
 
@@ -54,8 +65,18 @@ _OFFSETS = Exercise(
         "torch.cumsum gives the running sum, which is where each sequence *ends*. One entry is missing at the front.",
         "Make B+1 zeros of dtype torch.int32 and write torch.cumsum(lengths, 0) into all but the first.",
     ),
-    forbid=("jfa.layout", "numpy", "nested"),
+    forbid=("jfa.layout", "nested"),
     mutants=(
+        Mutant(
+            "summed in fp32",
+            "The running sum was made in fp32, which knows no odd numbers beyond 2**24 (16 million).",
+            edit=("torch.cumsum(lengths, 0)", "torch.cumsum(lengths.float(), 0)"),
+        ),
+        Mutant(
+            "summed in int16",
+            "The running sum was made in int16 and overflowed.",
+            edit=("torch.cumsum(lengths, 0)", "torch.cumsum(lengths, 0, dtype=torch.int16)"),
+        ),
         Mutant(
             "lengths as they are",
             "These are the lengths behind a 0. An offset is the sum of all lengths before it.",
@@ -217,12 +238,20 @@ def _packed_cases(seed):
     def packed(lengths, dim):
         return torch.randn(sum(lengths), dim, generator=g), _offsets(lengths)
 
+    def typed(dtype, fill):
+        values, offsets = packed([2, 0, 5], 3)
+        return Case(f"values of {str(dtype).removeprefix('torch.')}", ((8 * values).round().to(dtype), offsets, fill))
+
+    wild, bounds = packed([4, 2, 5], 3)
     return [
         Case("two sequences, free places 0", (*packed([3, 1], 2), 0.0)),
         Case("free places -1", (*packed([1, 4, 2], 3), -1.0)),
         Case("an empty sequence first", (*packed([0, 3, 2], 4), 0.5)),
         Case("a long one among short ones", (*packed(RAGGED, 4), 7.0)),
         Case("one of 200, last", (*packed([3, 0, 200], 2), -2.0)),
+        Case("zeros among the values", (*(f(x) for f, x in zip((kinds.with_true_zeros, lambda x: x), packed([1, 4, 2], 3))), 9.0)),
+        Case("a neighbour of NaN and infinities", (kinds.poison(wild, slice(4, 6)), bounds, 1.0)),
+        *(typed(dtype, 7) for dtype in kinds.DTYPES),
     ]
 
 
@@ -242,6 +271,7 @@ _PAD = Exercise(
     cases=_packed_cases,
     reference=_pad_reference,
     outputs=(Output("padded", ("sequence", "position", "dim")),),
+    properties=(DTYPE_KEPT,),
     difficulty=2,
     minutes=12,
     hints=(
@@ -277,6 +307,39 @@ def to_padded(values, offsets, fill):
     rows = offsets[:-1, None] + torch.arange(longest)
     return values[rows.clamp(max=len(values) - 1)]
 """,
+        ),
+        Mutant(
+            "multiplied by a mask",
+            "Free places are NaN where the neighbour is: a product with 0 does not remove NaN.",
+            caught_by="returns",
+            source="""
+def to_padded(values, offsets, fill):
+    lengths = offsets.diff()
+    place = torch.arange(int(lengths.max()))
+    inside = (place < lengths[:, None])[:, :, None]
+    rows = (offsets[:-1, None] + place).clamp(max=len(values) - 1)
+    return (values[rows] * inside + fill * ~inside).to(values.dtype)
+""",
+            expect="NaN",
+        ),
+        Mutant(
+            "a true zero becomes fill",
+            "Zeros among the values were taken for free places.",
+            source="""
+def to_padded(values, offsets, fill):
+    lengths = offsets.diff()
+    padded = values.new_zeros(len(lengths), int(lengths.max()), values.shape[1])
+    padded[torch.arange(padded.shape[1]) < lengths[:, None]] = values
+    return torch.where(padded == 0, torch.tensor(fill, dtype=values.dtype), padded)
+""",
+        ),
+        Mutant(
+            "always fp32",
+            "The rectangle is fp32 whatever the values are.",
+            caught_by="dtype kept",
+            edit=("values.new_full((len(lengths), int(lengths.max()), values.shape[1]), fill)",
+                  "torch.full((len(lengths), int(lengths.max()), values.shape[1]), float(fill))"),
+            expect="the dtype must stay",
         ),
         Mutant(
             "the last row is missing",
@@ -417,12 +480,10 @@ def cross_waste(len_q, len_kv):
 def _take_cases(seed):
     g = _generator(seed)
 
-    def packed(lengths):
-        return torch.randn(sum(lengths), 3, generator=g), _offsets(lengths)
-
-    def case(name, lengths, order):
+    def case(name, lengths, order, dtype=torch.float32):
         ends = torch.tensor([0] + [lengths[b] for b in order]).cumsum(0)
-        return Case(name, (*packed(lengths), torch.tensor(order, dtype=torch.int64)), offsets=tuple(ends.tolist()))
+        values = (8 * torch.randn(sum(lengths), 3, generator=g)).round().to(dtype) / 8
+        return Case(name, (values, _offsets(lengths), torch.tensor(order, dtype=torch.int64)), offsets=tuple(ends.tolist()))
 
     many = [(7 * b) % 5 for b in range(200)]
     return [
@@ -431,6 +492,8 @@ def _take_cases(seed):
         case("one taken twice", [2, 0, 3], [2, 1, 2]),
         case("ragged, all moved", RAGGED, [3, 4, 2, 0, 1]),
         case("nothing taken", [2, 3], []),
+        case("values of float64", [2, 0, 4], [2, 1, 0, 0], torch.float64),
+        case("values of bfloat16", [2, 0, 4], [2, 1, 0, 0], torch.bfloat16),
         case("two hundred sequences", many, [(37 * b) % 200 for b in range(200)]),
     ]
 
@@ -448,6 +511,7 @@ _TAKE = Exercise(
     cases=_take_cases,
     reference=_take_reference,
     outputs=(Output("values", ("token", "dim")), Output("offsets", ("entry",), dtype="int32")),
+    properties=(DTYPE_KEPT,),
     difficulty=3,
     minutes=25,
     hints=(
@@ -480,6 +544,19 @@ def take_sequences(values, offsets, order):
     parts = [values[bounds[b]:bounds[b + 1]] for b in order.tolist()]
     ends = torch.tensor([0] + [len(p) for p in parts]).cumsum(0).to(torch.int32)
     return torch.cat([values[:0], *parts]), ends
+""",
+            expect="60",
+        ),
+        Mutant(
+            "loops over the sequences in NumPy",
+            "One NumPy slice a sequence: the number of operations grows with the batch all the same.",
+            caught_by="no loop over sequences",
+            source="""
+def take_sequences(values, offsets, order):
+    v, bounds = values.float().numpy(), offsets.tolist()
+    parts = [v[bounds[b]:bounds[b + 1]].copy() for b in order.tolist()]
+    ends = torch.tensor([0] + [len(p) for p in parts]).cumsum(0).to(torch.int32)
+    return torch.cat([values[:0], *map(torch.from_numpy, parts)]).to(values.dtype), ends
 """,
             expect="60",
         ),
@@ -564,6 +641,13 @@ def _padded_cases(seed):
             q, k, v = (_garbage(x, lengths, g) for x in (q, k, v))
         return Case(name, (q, k, v, torch.tensor(lengths)))
 
+    def hard(name, names):
+        pairs = [kinds.query_and_key(kind, 20, 20, 16, 16, g) for kind in names]
+        q, k = (torch.stack(x) for x in zip(*pairs))
+        lengths = [20 - b for b in range(len(names))]
+        q, k, v = (_garbage(x, lengths, g) for x in (q, k, torch.randn(q.shape, generator=g)))
+        return Case(name, (q, k, v, torch.tensor(lengths)), labels=tuple(names))
+
     return [
         case("one sequence that fills its line", [3], 3, 4),
         case("a shorter one, zeros in free places", [3, 2], 3, 4, dirty=False),
@@ -571,6 +655,8 @@ def _padded_cases(seed):
         case("an empty sequence", [3, 0, 5], 5, 8),
         case("scores of several hundred", [6, 3, 17], 17, 16, scale=10.0),
         case("one of 200", [5, 200], 200, 8),
+        hard("scores that need the maximum, a kind a line", kinds.MODERATE),
+        hard("scores near -30,000", ["near -30000"]),
     ]
 
 

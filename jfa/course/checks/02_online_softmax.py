@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from jfa.course import kinds
 from jfa.course.spec import Case, Exercise, Limit, Mutant, Output
 
 FORBID = ("softmax", "jfa.layout", "nested")
@@ -39,6 +40,14 @@ def _softmax_cases(seed):
         scores = torch.where(allowed, scores, scores + poison)
         return Case(name, (scores, allowed))
 
+    names = kinds.MODERATE
+    hard = kinds.score_rows(names, 40, 16, g)
+    mask = torch.rand(hard.shape, generator=g) < 0.7
+    wild = torch.randn(4, 6, generator=g)
+    seen = torch.tensor([[True, False, True, False, True, False], [False] * 5 + [True], [False] * 6, [True] * 6])
+    for r in range(3):
+        kinds.poison(wild[r], ~seen[r])
+
     return [
         case("two rows, everything allowed", 2, 3, share=2.0),
         case("a mask", 4, 6),
@@ -48,6 +57,8 @@ def _softmax_cases(seed):
         case("forbidden scores far larger than all others", 5, 7, poison=1000.0),
         case("rows with nothing allowed", 6, 5, empty=(1, 4)),
         case("a row of 200", 3, 200, scale=4.0),
+        Case("scores that need the maximum, a kind a row", (hard, mask), labels=tuple(names)),
+        Case("forbidden scores of NaN and infinities", (wild, seen)),
     ]
 
 
@@ -98,6 +109,13 @@ _SOFTMAX = Exercise(
             expect="NaN",
         ),
         Mutant(
+            "the mask is added",
+            "The mask was added. A forbidden score may be NaN or infinite, and NaN - inf is NaN: it must be replaced.",
+            caught_by="returns",
+            edit=("torch.where(allowed, scores, -torch.inf)", "scores + torch.where(allowed, 0.0, -torch.inf)"),
+            expect="NaN",
+        ),
+        Mutant(
             "-1e9 instead of -inf",
             "A row with nothing allowed became an average over everything: -1e9 is a score like any other once all "
             "are -1e9.",
@@ -140,6 +158,12 @@ def masked_softmax(scores, allowed):
     lse = top + (s - top[:, None]).exp().sum(1).log()
     return (s - lse.clamp(min=-1e30)[:, None]).exp().float(), lse.float()
 """,
+        """
+def masked_softmax(scores, allowed):
+    s = scores.masked_fill(~allowed, -torch.inf)
+    lse = torch.logcumsumexp(s, 1)[:, -1]
+    return torch.where(allowed, torch.exp(s - lse[:, None]), 0.0), lse
+""",
     ),
 )
 
@@ -160,6 +184,8 @@ def _merge_cases(seed):
         Case("four queries", (*part(4, 3), *part(4, 3, 1.0))),
         Case("scores near 300 and near -300", (*part(3, 4, 300.0), *part(3, 4, -300.0))),
         Case("both near -300", (*part(3, 4, -300.0), *part(3, 4, -301.0))),
+        Case("one above 90, one near 0", (*part(3, 4, 95.0), *part(3, 4))),
+        Case("near -30,000 and near -30,100", (*part(3, 4, -30000.0), *part(3, 4, -30100.0))),
         Case("one half saw no key for some queries", (*part(5, 4, empty=(0, 2)), *part(5, 4, empty=(4,)))),
         Case("neither half saw a key", (*part(3, 4, empty=(1,)), *part(3, 4, empty=(1,)))),
         Case("two hundred queries", (*part(200, 8, 3.0), *part(200, 8))),
@@ -191,7 +217,10 @@ _MERGE = Exercise(
         "use 0 in its place inside exp.",
     ),
     forbid=FORBID,
-    limits=(Limit("few exponentials", "op:exp", at_most=2, text="at most 2 exponentials"),),
+    limits=(
+        Limit("few exponentials", "exponentials", at_most=2, text="at most 2 exponentials"),
+        Limit("stays in torch", "python_floats", at_most=0, text="no number leaves torch as a Python float"),
+    ),
     mutants=(
         Mutant(
             "sums added as they are",
@@ -236,6 +265,34 @@ _MERGE = Exercise(
             ),
             expect="2",
         ),
+        Mutant(
+            "exponentials by other names",
+            "exp2 and powers of e are exponentials, too.",
+            caught_by="few exponentials",
+            edit=(
+                "acc1 * share1[:, None] + acc2 * share2[:, None]",
+                "acc1 * 2.718281828459045 ** (m1 - anchor)[:, None] + acc2 * torch.exp2((m2 - anchor) * 1.4426950408889634)[:, None]",
+            ),
+            expect="2",
+        ),
+        Mutant(
+            "query by query in Python",
+            "Right, with math.exp of Python floats.",
+            caught_by="stays in torch",
+            source="""
+import math
+
+
+def merge(m1, l1, acc1, m2, l2, acc2):
+    m, l, acc = torch.maximum(m1, m2), torch.zeros_like(l1), torch.zeros_like(acc1)
+    for i, (a, b) in enumerate(zip(m1.tolist(), m2.tolist())):
+        top = max(a, b) if max(a, b) > -math.inf else 0.0
+        l[i] = math.exp(a - top) * l1[i] + math.exp(b - top) * l2[i]
+        acc[i] = math.exp(a - top) * acc1[i] + math.exp(b - top) * acc2[i]
+    return m, l, acc
+""",
+            expect="Python float",
+        ),
     ),
     variants=(
         """
@@ -269,6 +326,10 @@ def _causal_cases(seed):
             q, k = q * 0.1 + 4.0, k * 0.1 + lift
         return Case(name, (q * scale, k * scale, v, block))
 
+    def hard(kind):
+        q, k = kinds.query_and_key(kind, 40, 40, 8, 16, g)
+        return Case(kinds.SCORES[kind].says, (q, k, torch.randn(40, 8, generator=g), 16))
+
     return [
         case("one token", 1, 4, 4),
         case("one block", 4, 4, 4),
@@ -277,7 +338,21 @@ def _causal_cases(seed):
         case("33 tokens, large scores", 33, 8, 16, scale=6.0),
         case("all scores near -100", 33, 8, 16, lift=-9.0),
         case("200 tokens", 200, 8, 16),
+        *map(hard, kinds.SCORES),
     ]
+
+
+def _whole_blocks(case):
+    return len(case.args[0]) // case.args[3]
+
+
+def _alive(columns):
+    """LIVE times the elements that one tensor of scores or of the output may have; small cases say nothing about memory."""
+    return lambda case: LIVE * columns(case) if columns(case) >= 1000 else None
+
+
+LIVE = 12
+ALIVE = "no more than 12 times that alive at the same time"
 
 
 def _causal_reference(q, k, v, block):
@@ -311,6 +386,18 @@ _CAUSAL = Exercise(
             at_most=lambda case: len(case.args[0]) * max(case.args[3], case.args[0].shape[1]),
             text="no tensor with more than n x max(block, D) elements",
         ),
+        Limit(
+            "little memory",
+            "live_numel",
+            at_most=_alive(lambda case: len(case.args[0]) * max(case.args[3], case.args[0].shape[1])),
+            text=ALIVE,
+        ),
+        Limit(
+            "whole blocks",
+            lambda case: f"exp_axis:{case.args[3]}",
+            at_least=_whole_blocks,
+            text="one exponential for the scores of a whole block of keys",
+        ),
     ),
     mutants=(
         Mutant(
@@ -328,6 +415,50 @@ def causal_attention(q, k, v, block):
     return weights @ v / total, (top + torch.log(total))[:, 0]
 """,
             expect="n x max(block, D)",
+        ),
+        Mutant(
+            "scores in a list of rows",
+            "Right, but a list of n rows of n scores is the whole matrix as well.",
+            caught_by="little memory",
+            source="""
+def causal_attention(q, k, v, block):
+    n = len(q)
+    scores = [torch.where(torch.arange(n) >= j, q @ k[j] / q.shape[1] ** 0.5, -torch.inf) for j in range(n)]
+    top = scores[0]
+    for s in scores:
+        top = torch.maximum(top, s)
+    weights = [torch.exp(s - top) for s in scores]
+    total = sum(weights)
+    return sum(w[:, None] * v[j] for j, w in enumerate(weights)) / total[:, None], top + total.log()
+""",
+            expect="at the same time",
+        ),
+        Mutant(
+            "one key at a time",
+            "Right, but block is not used: every step takes a single key.",
+            caught_by="whole blocks",
+            edit=("n, dim = q.shape", "n, dim = q.shape\n    block = 1"),
+            expect="whole block",
+        ),
+        Mutant(
+            "query by query, all keys at once",
+            "Right, but there are no blocks of keys: each query takes all its keys at once.",
+            caught_by="whole blocks",
+            source="""
+def causal_attention(q, k, v, block):
+    out, lse = torch.empty_like(v), torch.empty(len(q))
+    for i in range(len(q)):
+        s = k[: i + 1] @ q[i] / q.shape[1] ** 0.5
+        e = torch.exp(s - s.max())
+        out[i], lse[i] = e @ v[: i + 1] / e.sum(), s.max() + e.sum().log()
+    return out, lse
+""",
+            expect="whole block",
+        ),
+        Mutant(
+            "maximum starts at 0",
+            "The running maximum starts at 0. Where all scores are very negative, every exponential vanishes.",
+            edit=("m = q.new_full((n, 1), -torch.inf)", "m = q.new_zeros(n, 1)"),
         ),
         Mutant(
             "acc not rescaled",
@@ -434,6 +565,11 @@ def _packed_cases(seed):
             k[mine], v[mine] = k[mine] * 30, v[mine] * 30
         return Case(name, (q, k, v, q_offsets, k_offsets, block), offsets=tuple(q_offsets.tolist()))
 
+    def hard(name, names):
+        q, k, q_offsets, k_offsets = kinds.packed(names, 10, 40, 8, 16, g)
+        v = torch.randn(len(k), 8, generator=g)
+        return Case(name, (q, k, v, q_offsets, k_offsets, 16), offsets=tuple(q_offsets.tolist()), labels=tuple(names))
+
     return [
         case("two sequences", [2, 3], [3, 2], dim=4, block=2),
         case("an empty query side", [3, 0, 2], [2, 4, 3], dim=4, block=2),
@@ -442,7 +578,16 @@ def _packed_cases(seed):
         case("a loud neighbour", [4, 3, 5], [6, 7, 5], block=4, wild=1),
         case("ragged, large scores", [5, 0, 33, 1, 17], [17, 3, 20, 0, 33], scale=20.0),
         case("one of 200", [5, 200, 1], [9, 200, 0], slack=5),
+        case("blocks of 3", [2, 3, 1], [7, 0, 8], dim=4, block=3),
+        hard("scores that need the maximum, a kind a sequence", kinds.MODERATE),
+        hard("scores near -30,000", ["near -30000"]),
     ]
+
+
+def _whole_packed_blocks(case):
+    """Whole blocks of the sequences that have queries."""
+    queries, keys, block = case.args[3].diff(), case.args[4].diff(), case.args[5]
+    return int((keys // block * (queries > 0)).sum())
 
 
 def _packed_reference(q, k, v, q_offsets, k_offsets, block):
@@ -480,6 +625,18 @@ _PACKED = Exercise(
             "peak_numel",
             at_most=lambda case: len(case.args[0]) * max(case.args[5], case.args[0].shape[1]),
             text="no tensor with more than total_q x max(block, D) elements",
+        ),
+        Limit(
+            "little memory",
+            "live_numel",
+            at_most=_alive(lambda case: len(case.args[0]) * max(case.args[5], case.args[0].shape[1])),
+            text=ALIVE,
+        ),
+        Limit(
+            "whole blocks",
+            lambda case: f"exp_axis:{case.args[5]}",
+            at_least=_whole_packed_blocks,
+            text="one exponential for the scores of a whole block of keys",
         ),
     ),
     mutants=(
@@ -523,6 +680,13 @@ _PACKED = Exercise(
                 "block = max(block, len(k))\n        for start in range(first, last, block):",
             ),
             expect="total_q x max(block, D)",
+        ),
+        Mutant(
+            "blocks of 16 whatever block is",
+            "Right, but the blocks have 16 keys whatever block says.",
+            caught_by="whole blocks",
+            edit=("out = torch.zeros_like(q)", "out = torch.zeros_like(q)\n    block = min(16, 4 * block)"),
+            expect="whole block",
         ),
         Mutant(
             "acc not rescaled",
@@ -581,12 +745,18 @@ def _gqa_cases(seed):
         k, v = (torch.randn(n_kv, kv_heads, dim, generator=g) for _ in range(2))
         return Case(name, (q, k, v, block))
 
+    def hard(kind):
+        q, _ = kinds.query_and_key(kind, 8, 40, 8, 16, g, heads=4)
+        _, k = kinds.query_and_key(kind, 8, 40, 8, 16, g, heads=2)
+        return Case(kinds.SCORES[kind].says, (q, k, torch.randn(40, 2, 8, generator=g), 16))
+
     return [
         case("two heads, two key heads", 4, 8, 2, 2, 4, 4),
         case("four heads, two key heads", 4, 8, 4, 2, 4, 4),
         case("six heads, two key heads, a short last block", 4, 9, 6, 2, 8, 4),
         case("all heads share one", 16, 33, 4, 1, 8, 16, scale=20.0),
         case("200 keys", 16, 200, 8, 2, 8, 16),
+        *map(hard, kinds.SCORES),
     ]
 
 
@@ -622,6 +792,12 @@ _GQA = Exercise(
             "peak_numel",
             at_most=lambda case: len(case.args[0]) * case.args[0].shape[1] * max(case.args[3], case.args[0].shape[2]),
             text="no tensor with more than n_q x H x max(block, D) elements",
+        ),
+        Limit(
+            "little memory",
+            "live_numel",
+            at_most=_alive(lambda case: len(case.args[0]) * case.args[0].shape[1] * max(case.args[3], case.args[0].shape[2])),
+            text=ALIVE,
         ),
     ),
     mutants=(
@@ -755,6 +931,12 @@ def _pool_cases(seed):
             k[int(offsets[b]) : int(offsets[b + 1])] += amount * dim**0.5 * q[0] / (q[0] @ q[0])
         return Case(name, (q, k, v, offsets), offsets=tuple(range(0, queries * len(lengths) + 1, queries)))
 
+    def hard(name, names):
+        _, k, _, offsets = kinds.packed(names, 3, 40, 8, 16, g)
+        q, _ = kinds.query_and_key("rows 150 apart", 3, 1, 8, 16, g)  # shared by all: rows that differ add to each kind
+        labels = tuple(names)
+        return Case(name, (q, k, torch.randn(len(k), 8, generator=g), offsets), offsets=tuple(range(0, 3 * len(names) + 1, 3)), labels=labels)
+
     return [
         case("one query, two sequences", 1, [2, 3]),
         case("three queries, two sequences", 3, [4, 2]),
@@ -763,6 +945,8 @@ def _pool_cases(seed):
         case("ragged", 4, [5, 0, 33, 1, 17], dim=8),
         case("one of 200", 3, [3, 200, 2], dim=8),
         case("three hundred sequences", 2, [(5 * b) % 4 for b in range(300)]),
+        hard("scores that need the maximum, a kind a sequence", kinds.MODERATE),
+        hard("scores near -30,000", ["near -30000", "near -30000"]),
     ]
 
 
@@ -833,6 +1017,11 @@ def pool(q, k, v, k_offsets):
             caught_by="returns",
             edit=("torch.where(l > 0, l, 1.0)", "l"),
             expect="NaN",
+        ),
+        Mutant(
+            "maximum starts at 0",
+            "The maxima start at 0 and so never go below it: where all scores are very negative, every exponential vanishes.",
+            edit=("m = scores.new_full((batches, length), -torch.inf)", "m = scores.new_zeros(batches, length)"),
         ),
         Mutant(
             "rows in the wrong order",
