@@ -13,6 +13,9 @@
 # emulator, on your CPU; the same source compiles for a GPU. Write the body below the docstring, then run the check cell under it.
 #
 # A kernel returns nothing: it stores its result through the pointers it was given. Each exercise shows how the check launches it.
+#
+# Every program does its own share and nobody else's: **each element of a result is stored once**. Numbers that go into a softmax or a log-sum-exp may lie
+# anywhere between -50,000 and 50,000, in any order.
 
 # %% tags=["setup"]
 import triton
@@ -100,7 +103,7 @@ check("3.4", long_softmax_kernel)
 # ## 3.5 Scores: A times B transposed
 #
 # (difficulty 3 of 3, 20 minutes) The product that attention starts with: `out = A @ B^T`, so row `n` of B meets row `m` of A. A and B are bf16, the
-# sum over K is kept in fp32, and the result leaves in fp32. Program `(i, j)` makes one `BM x BN` tile of the result. M, N and K are no multiples of the block
+# sum over K is kept in fp32, and the result leaves in fp32. The numbers may be as large as bf16 allows. Program `(i, j)` makes one `BM x BN` tile of the result. M, N and K are no multiples of the block
 # sizes. All three tensors are contiguous.
 #
 # Launched on `(cdiv(M, BM), cdiv(N, BN))` with `BM=BN=BK=16`. Limit: no block larger than 256 elements.

@@ -13,6 +13,9 @@
 # `v: [total_kv, H, Dv]`, fp32 and contiguous; `q_offsets, k_offsets: [B + 1]` int32. Rows of other sequences may hold NaN or huge numbers: none of them may reach your
 # result. The kernels run on the emulator.
 #
+# Every program does its own share and nobody else's: **each element of a result is stored once**. Scores may lie anywhere between -50,000 and 50,000, in any
+# order along the keys, and neighbouring queries may differ by hundreds.
+#
 # `tl.dot` rounds fp32 operands to TF32, which is too coarse for the checks here: ask for `input_precision="ieee"`.
 
 # %% tags=["setup"]
@@ -29,7 +32,7 @@ progress()
 #
 # (difficulty 1 of 3, 12 minutes) On the host: given the packed `offsets` and a block size, make the list of tiles that the launch needs. A tile is a pair
 # (sequence, first row inside the sequence). A sequence of length `n` has `ceil(n / block)` tiles; one of length 0 has none. Return a tensor
-# `[tiles, 2]`, int32, sequences in order, rows ascending.
+# `[tiles, 2]`, int32, sequences in order, rows ascending. (`jfa.schedule`, which makes such lists, is closed here.)
 #
 # Example: lengths `[3, 0, 5]` and block 2 give `(0, 0), (0, 2), (2, 0), (2, 2), (2, 4)`.
 

@@ -43,7 +43,7 @@ def _attempts(exercise: Exercise, case: Case) -> list[Any]:
     if exercise.arithmetic is not None:
         return [exercise.arithmetic(*_mapped(case.args, _copy), **_mapped(case.kwargs, _copy))]
     found = []
-    for change in (_copy, _Nudge()):
+    for change in (_accumulated, _Nudge()):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -70,6 +70,13 @@ def _copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     return value.copy() if hasattr(value, "tobytes") else value
+
+
+def _accumulated(value: Any) -> Any:
+    """A copy in the precision that sums are kept in: fp32 for tensors of fewer bits."""
+    copy = _copy(value)
+    narrow = isinstance(copy, torch.Tensor) and copy.is_floating_point() and copy.element_size() < 4
+    return copy.to(torch.float32) if narrow else copy
 
 
 def _upcast(value: Any) -> Any:

@@ -78,3 +78,12 @@ def test_integers_and_references_that_cannot_run_in_fp32_are_left_alone():
     case = Case("x", (torch.tensor([1.2, 3.4]),))
     assert _fault(exercise, case, torch.tensor([1, 3])) is None
     assert _fault(exercise, case, torch.tensor([1, 4]))[0] == "values"
+
+
+def test_inputs_in_bf16_do_not_excuse_sums_in_bf16():
+    g = kinds.generator(5)
+    a, b = (torch.randn(16, 40, generator=g).to(torch.bfloat16) for _ in range(2))
+    product = Exercise(id="1.1", title="t", name="f", cases=lambda seed: [], reference=lambda a, b: a @ b.T, tol=1e-5)
+    case = Case("x", (a, b))
+    assert _fault(product, case, a.float() @ b.float().T) is None
+    assert _fault(product, case, (a @ b.T).float())[0] == "values"

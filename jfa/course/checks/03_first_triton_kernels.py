@@ -2,11 +2,18 @@
 
 import torch
 
+from jfa.course import kinds
+from jfa.course.kinds import unwritten  # noqa: F401  launches use it
 from jfa.course.spec import Case, Exercise, Limit, Mutant, Output
 
 
 def _rng(seed):
     return torch.Generator().manual_seed(seed)
+
+
+def _share(elements):
+    """Everybody does a share: no element of the result is stored twice. ``elements(case)`` counts the result's."""
+    return Limit("its own share", "store_elements", at_most=elements, text="each element of a result is stored once")
 
 
 # -- 3.1 ---------------------------------------------------------------------------------------------------------------
@@ -22,10 +29,9 @@ def _axpy_cases(seed):
 
 
 def _axpy_launch(kernel, x, y, a):
-    import torch
     import triton
 
-    out = torch.full_like(x, float("nan"))
+    out = unwritten(*x.shape)
     kernel[(triton.cdiv(x.numel(), 64),)](x, y, out, a, x.numel(), BLOCK=64)
     return out
 
@@ -42,6 +48,7 @@ AXPY = Exercise(
     difficulty=1,
     minutes=8,
     tol=1e-6,
+    limits=(_share(lambda case: case.args[0].numel()),),
     hints=(
         "Which element numbers does program p own? Build them as one block: a start plus tl.arange(0, BLOCK).",
         "Elements at or past n belong to nobody: build a mask and give it to both loads and to the store.",
@@ -70,6 +77,23 @@ AXPY = Exercise(
             edit=("tl.program_id(0) * BLOCK + tl.arange", "0 * BLOCK + tl.arange"),
             caught_by="returns",
             expect="NaN",
+        ),
+        Mutant(
+            "every program does everything",
+            "right numbers, but every program goes over the whole tensor.",
+            caught_by="its own share",
+            source="""
+@triton.jit
+def axpy_kernel(x_ptr, y_ptr, out_ptr, a, n, BLOCK: tl.constexpr):
+    for start in range(0, n, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        valid = i < n
+        x = tl.load(x_ptr + i, mask=valid, other=0.0)
+        y = tl.load(y_ptr + i, mask=valid, other=0.0)
+        tl.store(out_ptr + i, a * x + y, mask=valid)
+""",
+            expect="stored once",
+            recognise=False,
         ),
         Mutant("scales the wrong operand", "a multiplies y here; it should multiply x.", edit=("a * x + y, mask", "x + a * y, mask")),
     ),
@@ -123,7 +147,7 @@ def _transpose_launch(kernel, x, layout):
         x = wide[:, ::2]
     elif layout == "transposed":
         x = x.t().contiguous().t()
-    out = torch.full((cols, rows), float("nan"))
+    out = unwritten(cols, rows)
     grid = (triton.cdiv(rows, 16), triton.cdiv(cols, 16))
     kernel[grid](x, out, rows, cols, x.stride(0), x.stride(1), out.stride(0), out.stride(1), BLOCK=16)
     return out
@@ -151,7 +175,10 @@ TRANSPOSE = Exercise(
         "Load with x's two strides. For the store you need no new block: element (r, c) goes to c * out_row + r * out_col.",
         "r = program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None], c the same with program_id(1) and [None, :]; mask (r < rows) & (c < cols).",
     ),
-    limits=(Limit("one load a tile", "loads", at_most=_tiles_of, text="at most 1 load for each program"),),
+    limits=(
+        Limit("one load a tile", "loads", at_most=_tiles_of, text="at most 1 load for each program"),
+        _share(lambda case: case.args[0].numel()),
+    ),
     mutants=(
         Mutant(
             "takes x for contiguous",
@@ -225,6 +252,8 @@ def _lse_cases(seed):
         Case("two rows of four", (torch.randn(2, 4, generator=g) - 3.0,)),
         Case("three rows of five, all below -1", (-1.0 - torch.rand(3, 5, generator=g),)),
         Case("rows near -200 and +200, in a wider matrix", (wide,)),
+        Case("a kind of numbers a row", (kinds.score_rows(kinds.MODERATE, 21, 8, g),), labels=tuple(kinds.MODERATE)),
+        Case("rows near -30,000", (kinds.score_rows(["near -30000"] * 2, 21, 8, g),)),
     ]
 
 
@@ -236,7 +265,7 @@ def _lse_launch(kernel, x):
     room = torch.full((rows, cols + 7 if cols > 5 else cols), float("nan"))  # longer rows lie in a wider matrix
     room[:, :cols] = x
     x = room[:, :cols]
-    out = torch.full((rows,), float("nan"))
+    out = unwritten(rows)
     kernel[(rows,)](x, out, cols, x.stride(0), BLOCK=triton.next_power_of_2(cols))
     return out
 
@@ -253,6 +282,7 @@ LSE = Exercise(
     difficulty=2,
     minutes=12,
     tol=1e-6,
+    limits=(_share(lambda case: len(case.args[0])),),
     hints=(
         "The block is wider than the row. What value in the spare lanes changes neither a maximum nor a sum of exponentials?",
         "log(sum exp(x)) = m + log(sum exp(x - m)) for any m; with m the maximum nothing overflows.",
@@ -263,6 +293,11 @@ LSE = Exercise(
             "spare lanes are 0",
             "The lanes past the row's end count as zeros: exp(0) is in the sum. Give the masked load a neutral value.",
             edit=('other=float("-inf")', "other=0.0"),
+        ),
+        Mutant(
+            "spare lanes are -250",
+            "The lanes past the row's end hold -250: in a row of lower numbers that is the maximum.",
+            edit=('other=float("-inf")', "other=-250.0"),
         ),
         Mutant(
             "masked load without other",
@@ -331,6 +366,8 @@ def _long_cases(seed):
         Case("two rows of two blocks", (torch.randn(2, 64, generator=g) * 2.0,)),
         Case("rows of 33: a block and one column", (torch.randn(2, 33, generator=g) - 1.0,)),
         Case("rows of 200, rising and near -250", (tall,)),
+        Case("a kind of numbers a row", (kinds.score_rows(kinds.MODERATE, 70, 32, g),), labels=tuple(kinds.MODERATE)),
+        Case("rows near -30,000", (kinds.score_rows(["near -30000"] * 2, 70, 32, g),)),
     ]
 
 
@@ -341,7 +378,7 @@ def _long_launch(kernel, x):
     gap = 0 if cols == 64 else 5  # the rows of later cases lie in wider matrices, x's and out's of different widths
     room = torch.full((rows, cols + gap), 7.0)
     room[:, :cols] = x
-    x, out = room[:, :cols], torch.full((rows, cols + 2 * gap), float("nan"))[:, :cols]
+    x, out = room[:, :cols], unwritten(rows, cols + 2 * gap)[:, :cols]
     kernel[(rows,)](x, out, cols, x.stride(0), out.stride(0), BLOCK=32)
     return out
 
@@ -372,12 +409,29 @@ LONG = Exercise(
     limits=(
         Limit("tiled", "peak_tile", at_most=32, text="no block larger than 32 elements"),
         Limit("two passes", "loads", at_most=_two_passes, text="at most 2 loads for each block of a row"),
+        _share(lambda case: case.args[0].numel()),
     ),
     mutants=(
         Mutant(
             "forgets to rescale",
             "When the maximum rose, the sum so far was not multiplied by exp(old - new): it belongs to the old maximum.",
             edit=("l = l * tl.exp(m - m_new) +", "l = l +"),
+        ),
+        Mutant(
+            "maximum starts at 0",
+            "The running maximum starts at 0 and never goes below it: in a row of very low numbers every exponential vanishes.",
+            edit=('m = float("-inf")', "m = 0.0"),
+            caught_by="returns",
+            expect="NaN",
+            recognise=False,
+        ),
+        Mutant(
+            "the first block's maximum is kept",
+            "The maximum of the first block was kept for all of them: later numbers may be far larger, and their exponentials overflow.",
+            edit=("m_new = tl.maximum(m, tl.max(x, axis=0))", 'm_new = tl.where(m == float("-inf"), tl.max(x, axis=0), m)'),
+            caught_by="returns",
+            expect="NaN",
+            recognise=False,
         ),
         Mutant(
             "rescales the wrong way round",
@@ -516,15 +570,16 @@ def _scores_cases(seed):
     def case(name, m, n, k):
         return Case(name, tuple((torch.randn(rows, k, generator=g) * 2.0).to(torch.bfloat16) for rows in (m, n)))
 
-    return [case("one tile, one step", 16, 16, 16), case("K of 40", 16, 16, 40), case("M 21, N 35, K 72", 21, 35, 72)]
+    large = case("numbers beyond fp16's range", 16, 16, 24)
+    large = Case(large.name, (large.args[0] * kinds.LARGE_BF16, large.args[1]))
+    return [case("one tile, one step", 16, 16, 16), case("K of 40", 16, 16, 40), case("M 21, N 35, K 72", 21, 35, 72), large]
 
 
 def _scores_launch(kernel, a, b):
-    import torch
     import triton
 
     (m, k), n = a.shape, b.shape[0]
-    out = torch.full((m, n), float("nan"))
+    out = unwritten(m, n)
     kernel[(triton.cdiv(m, 16), triton.cdiv(n, 16))](a, b, out, m, n, k, BM=16, BN=16, BK=16)
     return out
 
@@ -546,12 +601,23 @@ SCORES = Exercise(
         "Every load is masked on both axes, with other=0.0: a zero adds nothing to a sum over K. The accumulator is fp32 and lives outside the loop.",
         "bt = tl.load(b_ptr + n[None, :] * K + k[:, None], mask=(n[None, :] < N) & (k[:, None] < K), other=0.0); acc = tl.dot(a, bt, acc).",
     ),
-    limits=(Limit("tiled", "peak_tile", at_most=256, text="no block larger than 256 elements"),),
+    limits=(
+        Limit("tiled", "peak_tile", at_most=256, text="no block larger than 256 elements"),
+        _share(lambda case: len(case.args[0]) * len(case.args[1])),
+    ),
     mutants=(
         Mutant(
             "accumulates in bf16",
             "The sum over K is rounded to bf16 after every step: keep the accumulator in fp32.",
             edit=("acc = tl.dot(a, bt, acc)", "acc = (acc + tl.dot(a, bt)).to(tl.bfloat16).to(tl.float32)"),
+        ),
+        Mutant(
+            "products in fp16",
+            "The operands were converted to fp16, which ends at 65,504. bf16 goes as far as fp32.",
+            edit=("acc = tl.dot(a, bt, acc)", "acc = tl.dot(a.to(tl.float16), bt.to(tl.float16), acc)"),
+            caught_by="returns",
+            expect="NaN",
+            recognise=False,
         ),
         Mutant(
             "K tail not masked",
@@ -628,19 +694,21 @@ def _pool_cases(seed):
         offsets = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
         return Case(name, (x, offsets))
 
+    neighbour = case("a neighbour of NaN between two others", [5, 3, 7], 8)
+    neighbour.args[0][5:8] = float("nan")  # its own mean is NaN, nobody else's is
     return [
         case("lengths 2 and 3", [2, 3], 8),
         case("lengths 5, 0, 33, 1, 17", [5, 0, 33, 1, 17], 12),
         case("rows past the last sequence hold NaN", [7, 20], 16, slack=9),
         case("one sequence of 200", [3, 200, 1], 8),
+        neighbour,
     ]
 
 
 def _pool_launch(kernel, x, offsets):
-    import torch
     import triton
 
-    out = torch.full((offsets.numel() - 1, x.shape[1]), float("nan"))
+    out = unwritten(offsets.numel() - 1, x.shape[1])
     kernel[(offsets.numel() - 1,)](x, offsets, out, x.shape[1], BLOCK_L=16, BLOCK_D=triton.next_power_of_2(x.shape[1]))
     return out
 
@@ -672,12 +740,26 @@ POOL = Exercise(
         "The last step of the loop hangs over the end of the sequence: the rows there are somebody else's, so the mask compares with end, not with the total.",
         "for start in range(begin, end, BLOCK_L): r = start + tl.arange(0, BLOCK_L); add tl.sum(load(..., other=0.0), axis=0). Divide by tl.maximum(end - begin, 1).",
     ),
-    limits=(Limit("tiled", "peak_tile", at_most=_pool_tile, text="no block larger than 16 rows of `BLOCK_D` columns"),),
+    limits=(
+        Limit("tiled", "peak_tile", at_most=_pool_tile, text="no block larger than 16 rows of `BLOCK_D` columns"),
+        _share(lambda case: (len(case.args[1]) - 1) * case.args[0].shape[1]),
+    ),
     mutants=(
         Mutant(
             "tail reads the neighbour",
             "The last block of a sequence also sums rows of the next one: mask rows at or past this sequence's end.",
             edit=("(r[:, None] < end)", "(r[:, None] < tl.load(offsets_ptr + tl.num_programs(0)))"),
+        ),
+        Mutant(
+            "multiplied by a mask",
+            "rows of the neighbour are multiplied by 0, and 0 * NaN is NaN.",
+            caught_by="returns",
+            edit=(
+                ("(r[:, None] < end) &", "(r[:, None] < tl.load(offsets_ptr + tl.num_programs(0))) &"),
+                ("mask=inside, other=0.0), axis=0)", "mask=inside, other=0.0) * (r[:, None] < end).to(tl.float32), axis=0)"),
+            ),
+            expect="NaN",
+            recognise=False,
         ),
         Mutant(
             "divides by the block's rows",

@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from jfa.course import kinds
+from jfa.course.kinds import unwritten  # noqa: F401  launches use it
 from jfa.course.spec import Case, Exercise, Limit, Mutant, Output, Property
 
 
@@ -34,6 +36,15 @@ def _spans(offsets):
     return list(zip(bounds, bounds[1:]))
 
 
+def _share(elements):
+    """Everybody does a share: no element of the result is stored twice. ``elements(case)`` counts the result's."""
+    return Limit("its own share", "store_elements", at_most=elements, text="each element of a result is stored once")
+
+
+HARD = (("scores that need the maximum, a kind a sequence", kinds.MODERATE), ("scores near -30,000", ["near -30000"]))
+"""Names of cases, and the kinds of scores of their sequences."""
+
+
 # -- 4.1 ---------------------------------------------------------------------------------------------------------------
 
 
@@ -48,6 +59,8 @@ def _tile_cases(seed):
         case("lengths 3, 0, 5", [3, 0, 5 + shift], 2),
         case("lengths 5, 0, 33, 1, 17, 0", [5, 0, 33 + shift, 1, 17, 0], 16),
         case("a length that is a multiple of the block", [32, 16 + shift], 16),
+        case("lengths around blocks of 128", [*kinds.around_block(128), 1 + shift], 128),
+        case("blocks of 1000", [*kinds.around_block(1000), 5 + shift], 1000),
         case("only empty sequences", [0, 0, 0], 16),
     ]
 
@@ -80,6 +93,13 @@ TILE_LIST = Exercise(
             "a length that is a multiple of the block gets an empty tile.",
             caught_by="returns",
             edit=("range(0, n, block)", "range(0, n + 1, block)"),
+            expect="shape",
+        ),
+        Mutant(
+            "rounds instead of rounding up",
+            "a sequence that hangs a few rows into another block loses those rows: ceil is not round(x + 0.49).",
+            caught_by="returns",
+            edit=("for row in range(0, n, block)]", "for row in range(0, round(n / block + 0.49) * block, block)]"),
             expect="shape",
         ),
         Mutant(
@@ -137,6 +157,10 @@ def _lse_cases(seed):
             q, k = q.abs() * shift, k.abs()  # every score far from 0, all of one sign
         return Case(name, (q, k, qo, ko, 1 / math.sqrt(dim)), offsets=tuple(qo.tolist()))
 
+    def hard(name, names):
+        q, k, qo, ko = kinds.packed(names, 16, 37, 16, 16, g, heads=1)
+        return Case(name, (q, k, qo, ko, 0.25), offsets=tuple(qo.tolist()), labels=tuple(names))
+
     # sequence 1 has keys but no queries, so nothing but a leak can carry its NaN into a result
     poisoned = case("the neighbour's keys are NaN", [4, 0, 19], [5, 18, 6])
     poisoned.args[1][5:23] = float("nan")
@@ -147,6 +171,7 @@ def _lse_cases(seed):
         case("every score far below 0", [6, 3], [21, 35], shift=-40.0),
         poisoned,
         case("a sequence of 200", [3, 20], [2, 200], heads=1, lift=4.0),
+        *(hard(*h) for h in HARD),
     ]
 
 
@@ -156,7 +181,7 @@ def _lse_launch(kernel, q, k, q_offsets, k_offsets, scale):
     lengths = (q_offsets[1:] - q_offsets[:-1]).tolist()
     tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, 16)], dtype=torch.int32)
     total, heads, dim = q.shape
-    out = torch.full((heads, total), float("nan"))
+    out = unwritten(heads, total)
     kernel[(len(tiles), heads)](q, k, q_offsets, k_offsets, tiles, out, scale, total, heads, D=dim, BM=16, BN=16)
     return out
 
@@ -187,8 +212,16 @@ LSE = Exercise(
         "Mask the scores of keys past the sequence's end with -inf, and carry m and l as in exercise 3.4, one pair for each row.",
         "l = l * tl.exp(m - m_new) + tl.sum(tl.exp(s - m_new[:, None]), axis=1). At the end m + tl.log(l): with no key at all that is -inf + -inf.",
     ),
-    limits=(Limit("tiled", "peak_tile", at_most=512, text="no block larger than 512 elements"),),
+    limits=(
+        Limit("tiled", "peak_tile", at_most=512, text="no block larger than 512 elements"),
+        _share(lambda case: case.args[0].shape[0] * case.args[0].shape[1]),
+    ),
     mutants=(
+        Mutant(
+            "-1e4 in masked places",
+            "Keys past the end have the score -1e4, which is a score like any other once all are lower.",
+            edit=('s = tl.where(cols[None, :] < k_end, s, float("-inf"))', "s = tl.where(cols[None, :] < k_end, s, -1e4)"),
+        ),
         Mutant(
             "tail keys not masked",
             "Keys past the end of the sequence take part: the last block of keys needs its scores set to -inf there.",
@@ -198,6 +231,21 @@ LSE = Exercise(
             "sum not rescaled",
             "When the maximum rose, the sum so far was not multiplied by exp(old - new).",
             edit=("l = l * tl.exp(m - m_new) +", "l = l +"),
+        ),
+        Mutant(
+            "one maximum for the whole tile",
+            "All queries of a tile share one maximum: a row whose scores lie far below it loses every exponential.",
+            edit=("m_new = tl.maximum(m, tl.max(s, axis=1))", "m_new = tl.maximum(m, tl.max(s))"),
+        ),
+        Mutant(
+            "the first block's maximum is kept",
+            "The maximum of the first block of keys was kept: later scores may be far larger, and their exponentials overflow.",
+            edit=("m_new = tl.maximum(m, tl.max(s, axis=1))", 'm_new = tl.where(m == float("-inf"), tl.max(s, axis=1), m)'),
+        ),
+        Mutant(
+            "no running maximum",
+            "The maximum is 0 throughout: where all scores are far below it, every exponential vanishes.",
+            edit=("m_new = tl.maximum(m, tl.max(s, axis=1))", "m_new = tl.maximum(m, 0.0)"),
         ),
         Mutant(
             "forgets the scale",
@@ -408,6 +456,11 @@ def _alibi_cases(seed):
         slope = 0.05 + 0.3 * torch.rand(heads, generator=g)
         return Case(name, (q, k, v, slope, qo, ko, 1 / math.sqrt(dim)), offsets=tuple(qo.tolist()))
 
+    def hard(name, names):
+        q, k, qo, ko = kinds.packed(names, 16, 37, 16, 16, g, heads=1)
+        v = torch.randn(len(k), 1, 16, generator=g)
+        return Case(name, (q, k, v, torch.tensor([0.125]), qo, ko, 0.25), offsets=tuple(qo.tolist()), labels=tuple(names))
+
     # sequence 1 has keys but no queries, so nothing but a leak can carry its NaN into a result
     poisoned = case("the neighbour's keys and values are NaN", [4, 0, 19], [5, 18, 6])
     for tensor in poisoned.args[1:3]:
@@ -418,6 +471,7 @@ def _alibi_cases(seed):
         case("Dv 32, scores up to 100", [20, 6], [18, 35], dim_v=32, lift=12.0),
         poisoned,
         case("one of 200 keys", [18, 2], [200, 3], heads=1),
+        *(hard(*h) for h in HARD),
     ]
 
 
@@ -426,7 +480,7 @@ def _alibi_launch(kernel, q, k, v, slope, q_offsets, k_offsets, scale):
 
     lengths = (q_offsets[1:] - q_offsets[:-1]).tolist()
     tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, 16)], dtype=torch.int32)
-    out = torch.full((q.shape[0], q.shape[1], v.shape[2]), float("nan"))
+    out = unwritten(q.shape[0], q.shape[1], v.shape[2])
     grid = (len(tiles), q.shape[1])
     kernel[grid](q, k, v, slope, q_offsets, k_offsets, tiles, out, scale, q.shape[1], D=q.shape[2], DV=v.shape[2], BM=16, BN=16)
     return out
@@ -461,12 +515,37 @@ ALIBI = Exercise(
         "Subtract slope * |i - j| after the scale and before the mask; |i - j| is tl.abs(i[:, None] - j[None, :]). The online softmax does not change.",
         "s = tl.dot(q, kt) * scale - slope * tl.abs(i[:, None] - j[None, :]); then mask, m_new, alpha, p, l, acc as in the chapter; 0 where l is 0.",
     ),
-    limits=(Limit("tiled", "peak_tile", at_most=512, text="no block larger than 512 elements"),),
+    limits=(
+        Limit("tiled", "peak_tile", at_most=512, text="no block larger than 512 elements"),
+        _share(lambda case: case.args[0].shape[0] * case.args[2].shape[1] * case.args[2].shape[2]),
+    ),
     mutants=(
+        Mutant(
+            "-1e4 in masked places",
+            "Keys past the end have the score -1e4, which is a score like any other once all are lower.",
+            edit=('s = tl.where(mine[None, :], s, float("-inf"))', "s = tl.where(mine[None, :], s, -1e4)"),
+        ),
         Mutant(
             "distance without absolute value",
             "Keys after the query gain instead of losing: the distance is |i - j|.",
             edit=("tl.abs(i[:, None] - j[None, :])", "(i[:, None] - j[None, :])"),
+        ),
+        Mutant(
+            "one maximum for the whole tile",
+            "All queries of a tile share one maximum: a row whose scores lie far below it loses every weight.",
+            edit=("m_new = tl.maximum(m, tl.max(s, axis=1))", "m_new = tl.maximum(m, tl.max(s))"),
+        ),
+        Mutant(
+            "the first block's maximum is kept",
+            "The maximum of the first block of keys was kept: later scores may be far larger, and their exponentials overflow.",
+            caught_by="returns",
+            edit=("m_new = tl.maximum(m, tl.max(s, axis=1))", 'm_new = tl.where(m == float("-inf"), tl.max(s, axis=1), m)'),
+            expect="NaN",
+        ),
+        Mutant(
+            "maximum starts at 0",
+            "The running maximum starts at 0 and never goes below it: where all scores are far lower, every weight vanishes.",
+            edit=('m = tl.full((BM,), float("-inf"), tl.float32)', "m = tl.zeros((BM,), tl.float32)"),
         ),
         Mutant(
             "positions in the packed tensor",
@@ -584,19 +663,24 @@ def _pool_cases(seed):
         _, k, v, _, ko = _jagged(g, [1], lengths, heads, dim)
         return Case(name, (torch.randn(heads, dim, generator=g) * lift, k, v, ko, 1 / math.sqrt(dim)))
 
+    def hard(name, names):
+        q, _ = kinds.query_and_key("rising", 1, 1, 16, 16, g)
+        _, k, _, ko = kinds.packed(names, 1, 37, 16, 16, g, heads=1)
+        return Case(name, (q, k, torch.randn(len(k), 1, 16, generator=g), ko, 0.25), labels=tuple(names))
+
     return [
         case("lengths 3 and 4", [3, 4], heads=1),
         case("lengths 5, 0, 33, 1, 17", [5, 0, 33, 1, 17]),
         case("scores up to 300", [40, 7], lift=100.0),
         case("one of 200", [2, 200], dim=32),
+        *(hard(*h) for h in HARD),
     ]
 
 
 def _pool_launch(kernel, q, k, v, k_offsets, scale):
-    import torch
 
     batches, (heads, dim) = k_offsets.numel() - 1, q.shape
-    out = torch.full((batches, heads, dim), float("nan"))
+    out = unwritten(batches, heads, dim)
     kernel[(batches, heads)](q, k, v, k_offsets, out, scale, heads, D=dim, BN=16)
     return out
 
@@ -653,8 +737,14 @@ POOL = Exercise(
             text="no block larger than 16 rows of `D` columns",
         ),
         Limit("loads", "loads", at_most=_pool_loads, text="at most 2 loads for each block of keys and 3 more for each program"),
+        _share(lambda case: case.args[0].numel() * (len(case.args[3]) - 1)),
     ),
     mutants=(
+        Mutant(
+            "-1e4 in masked places",
+            "Rows past the end have the score -1e4, which is a score like any other once all are lower.",
+            edit=('s = tl.where(mine, tl.sum(q[None, :] * k, axis=1), float("-inf"))', "s = tl.where(mine, tl.sum(q[None, :] * k, axis=1), -1e4)"),
+        ),
         Mutant(
             "tail keys not masked",
             "Rows past the sequence's end count as keys with score 0.",
@@ -664,6 +754,20 @@ POOL = Exercise(
             "accumulator not rescaled",
             "acc was summed with an older maximum: multiply it by exp(old - new) when the maximum rises.",
             edit=("acc = acc * alpha +", "acc = acc +"),
+        ),
+        Mutant(
+            "the first block's maximum is kept",
+            "The maximum of the first block of keys was kept: later scores may be far larger, and their exponentials overflow.",
+            caught_by="returns",
+            edit=("m_new = tl.maximum(m, tl.max(s, axis=0))", 'm_new = tl.where(m == float("-inf"), tl.max(s, axis=0), m)'),
+            expect="NaN",
+        ),
+        Mutant(
+            "maximum starts at 0",
+            "The running maximum starts at 0 and never goes below it: where all scores are far lower, every weight vanishes.",
+            caught_by="returns",
+            edit=('m = float("-inf")', "m = 0.0"),
+            expect="NaN",
         ),
         Mutant(
             "never divides", "The weights do not sum to one: divide by l at the end.", edit=("acc = acc / l", "acc = acc * 1.0")
