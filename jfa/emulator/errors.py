@@ -136,6 +136,12 @@ class InFlightError(EmulatorError):
     cause = "no task waits for the barrier of the last MMA (async_dot's mBarriers or tcgen05_commit) before the kernel ends."
 
 
+class EndedCtaError(InFlightError):
+    """A CTA uses the shared memory or a barrier of another that may have ended."""
+
+    cause = "a cluster barrier is missing at the end of the kernel."
+
+
 class ClcError(EmulatorError):
     """Cluster launch control used outside its rules."""
 

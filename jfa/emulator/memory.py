@@ -76,7 +76,8 @@ class GlobalMemory:
         self._starts = [a.lo for a in self.allocations]
         self.program, self.races, self.report = program, races, report or self._raise
         self._clocks, self._published = {}, {}
-        self._foreign = {}
+        self._foreign, self._live = {}, None
+        self.live_tensors = list  # () -> Allocations of the process's other tensors
         self.warn, self._said_duplicate = warn, False
 
     @staticmethod
@@ -101,8 +102,8 @@ class GlobalMemory:
         return allocation
 
     def _unknown(self, lo, hi, what):
-        """Memory that no argument holds, reached through an integer: usable if the process has it."""
-        region = self._foreign.get((lo, hi))
+        """Memory that no argument holds, reached through an integer: another tensor of the process, else unchecked memory of it."""
+        region = self.find_live(lo) or self._foreign.get((lo, hi))
         if region is None:
             if not _is_mapped(lo, hi):
                 where = "a null pointer" if 0 <= lo < _PAGE else f"address {lo:#x}, which no tensor argument holds"
@@ -114,8 +115,30 @@ class GlobalMemory:
                 )
             if len(self._foreign) > 4096:
                 self._foreign.clear()
+            self._say_unchecked(lo, what)
             region = self._foreign[lo, hi] = Allocation("memory outside the arguments", lo, hi)
         return region
+
+    def find_live(self, address):
+        """The tensor that holds `address`: an argument, or any other that is alive in the process; None if neither does."""
+        found = self.find(address)
+        if found is None:
+            if self._live is None:
+                self._live = sorted(self.live_tensors(), key=lambda a: a.lo)
+            i = bisect_right(self._live, address, key=lambda a: a.lo) - 1
+            found = self._live[i] if i >= 0 and address < self._live[i].hi else None
+        return found
+
+    def _say_unchecked(self, address, what):
+        if not self._foreign:
+            self.warn(
+                OutOfBoundsError(
+                    f"{what} at address {address:#x}, which lies in no tensor: such an access is not checked",
+                    [f"at {show(here())}"],
+                    "an address made from an integer, past the end of its tensor or of a tensor that is no more.",
+                    here(),
+                )
+            )
 
     def _out_of_bounds(self, lo, hi, allocation, what, size):
         element = max(size, 1)
@@ -163,8 +186,18 @@ class GlobalMemory:
 
     def _scattered_read(self, addresses, name):
         """Addresses that came from integers and lie in several tensors: one by one."""
+        self._check_scattered(addresses, dtypes.itemsize(name), "load")
         values = [self.read(np.array([a]), name)[0] for a in addresses.ravel()]
         return np.array(values, dtypes.stored(name)).reshape(addresses.shape)
+
+    def _check_scattered(self, addresses, size, what):
+        """Where some of the addresses lie in tensors, one that does not has left its own."""
+        nearest = None
+        for address in np.unique(addresses):
+            found = self.find_live(int(address))
+            if found is None and nearest is not None:
+                raise self._out_of_bounds(int(address), int(address) + size, nearest, what, size)
+            nearest = found or nearest
 
     def write(self, addresses, values, name, allocation=None):
         """Store `values` (stored form) at an int64 array of addresses of the same shape."""
@@ -175,6 +208,7 @@ class GlobalMemory:
         except OutOfBoundsError:
             if allocation is not None or addresses.size == 1:
                 raise
+            self._check_scattered(addresses, values.dtype.itemsize, "store")
             for a, v in zip(addresses.ravel(), values.ravel()):
                 self.write(np.array([a]), np.array([v]), name)
             return

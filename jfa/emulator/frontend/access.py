@@ -13,7 +13,7 @@ from ..counting import Active
 from ..locations import here
 from ..memory import TensorMap
 from ..undefined import MARK, Undefined, check, mark, some, union
-from . import carry, threads
+from . import carry, own_stores, threads
 from .builder import Builder
 from .tensor import BOOL, Hooks, Scalar, Tensor, canonical, fix, held_dtype, make, marks_of, rearranged, scalar, wrap
 
@@ -138,6 +138,7 @@ def load(
     if Active.counts is not None:
         Active.counts.load(addresses.size if mask is None else np.count_nonzero(_spread(mask, addresses.shape, "mask")))
     if mask is None:
+        own_stores.check(pointer.allocation, addresses, dtypes.itemsize(name))
         stored = State.memory.read(addresses if addresses.ndim else addresses.reshape(1), name, pointer.allocation)
         return _loaded(stored.reshape(addresses.shape), element)
     return _masked_load(pointer, addresses, element, mask, other, lost)
@@ -173,6 +174,7 @@ def _masked_load(pointer, addresses, element, mask, other, lost=None):
     if other is not None:
         other = other.to(element) if other.dtype.name != element.name else other
     active = _spread(_as_mask(mask), addresses.shape, "mask")
+    own_stores.check(pointer.allocation, addresses, dtypes.itemsize(name), active)
     if active.all():
         flat = addresses if addresses.ndim else addresses.reshape(1)
         return _loaded(State.memory.read(flat, name, pointer.allocation).reshape(addresses.shape), element)
@@ -226,11 +228,12 @@ def store(pointer, value, mask=None, boundary_check=(), cache_modifier="", evict
     if Hooks.charge:
         Hooks.charge("store", addresses.size * dtypes.itemsize(name))
     active = None if mask is None else _spread(_as_mask(mask), addresses.shape, "mask")
-    active = threads.active(active, addresses.shape)
+    active, shape = threads.active(active, addresses.shape), addresses.shape
     if value.undefined is not None:
         check_lanes(value.undefined, active)
     if active is not None and not active.all():
         addresses, data = addresses[active], data[active]
+    own_stores.note(pointer.allocation, addresses, dtypes.itemsize(name), shape, active)
     if Active.counts is not None:
         Active.counts.store(addresses.size)
     if not addresses.ndim:
@@ -332,6 +335,7 @@ def _atomic(op):
 
 
 def _combine_lanes(pointer, element, val, mask, combine):
+    own_stores.ordered()
     _pause()
     mask, lost = _reachable(pointer, mask)
     addresses = _addresses(pointer)
@@ -415,6 +419,12 @@ FUNCTIONS |= {
 @carry.carrying_builder
 class MemoryBuilder(Builder):
     """The builder's memory operations, for builtins of others that come through Triton's semantic layer."""
+
+    def origin(self, addresses):
+        if State.memory is None or not addresses.size:
+            return None
+        found = State.memory.find_live(int(addresses.min()))
+        return found if found is not None and int(addresses.max()) < found.hi else None
 
     @carry.carries(carry.itself)
     def create_load(self, pointer, *_):

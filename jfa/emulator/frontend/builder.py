@@ -18,6 +18,7 @@ from ..errors import DeviceAssertError, NotSupported
 from ..locations import here, show
 from ..undefined import Undefined, check, conjunction, everywhere, reduced, some, union
 from . import carry, mathlib, ptx
+from .own_stores import ordered
 from .tensor import (
     BOOL,
     INT32,
@@ -45,11 +46,6 @@ def _signed(array):
 def _unsigned(array):
     target = _UNSIGNED.get(array.dtype)
     return array if target is None else array.view(target)
-
-
-def _exchange():
-    if Hooks.exchange is not None:
-        Hooks.exchange()
 
 
 def _charge(kind, data):
@@ -378,7 +374,12 @@ class Builder:
 
     @carry.carries(carry.lanewise)
     def create_int_to_ptr(self, a, dst):
-        return wrap(a.data.astype(np.int64), dst.scalar)
+        addresses = a.data.astype(np.int64)
+        return wrap(addresses, dst.scalar, self.origin(addresses))
+
+    def origin(self, addresses):
+        """The tensor that pointers made from integers point into; None if there is none, or more than one."""
+        return None
 
     # ---- shapes
 
@@ -404,32 +405,27 @@ class Builder:
 
     @carry.carries(carry.moved)
     def create_reshape(self, a, shape, allow_reorder=False):
-        _exchange()
         return make(a.data.reshape([int(s) for s in shape]), a.dtype, a.allocation)
 
     @carry.carries(carry.moved)
     def create_trans(self, a, dims):
-        _exchange()
         return make(a.data.transpose([int(getattr(d, "value", d)) for d in dims]), a.dtype, a.allocation)
 
     @carry.carries(carry.moved)
     def create_cat(self, a, b):
-        _exchange()
         return make(np.concatenate([a.data, b.data]), a.dtype, a.allocation)
 
     @carry.carries(carry.moved)
     def create_join(self, a, b):
-        _exchange()
         return make(np.stack([a.data, b.data], axis=-1), a.dtype, a.allocation)
 
     @carry.carries(carry.moved)
     def create_split(self, a):
-        _exchange()
         return make(a.data[..., 0], a.dtype, a.allocation), make(a.data[..., 1], a.dtype, a.allocation)
 
     @carry.carries(carry.itself)
     def create_gather(self, source, index, axis):
-        _exchange()
+        ordered()
         bound, at, lost = source.data.shape[axis], index.data.astype(np.int64), some(index.undefined)
         if lost is not None:
             at = np.where(lost, 0, at)
@@ -440,7 +436,7 @@ class Builder:
 
     @carry.carries(carry.itself)
     def create_histogram(self, a, bins, mask=None):
-        _exchange()
+        ordered()
         data = a.data if mask is None else a.data[mask.data]
         data = data[(data >= 0) & (data < bins)]
         marks = a.undefined if mask is None or a.undefined is None else a.undefined[mask.data]
@@ -459,7 +455,7 @@ class Builder:
 
     @carry.carries(carry.multiplied)
     def create_dot(self, a, b, acc, input_precision=None, *_):
-        _exchange()
+        ordered()
         if Active.counts is not None:
             Active.counts.dots += 1
         product = mathlib.matmul(a.data, b.data, a.dtype.name, b.dtype.name, str(getattr(input_precision, "name", input_precision)))
@@ -471,6 +467,7 @@ class Builder:
 
     @carry.carries(carry.itself)
     def create_dot_scaled(self, a, a_scale, a_format, b, b_scale, b_format, fast_math, a_k_pack, b_k_pack, acc):
+        ordered()
         if Active.counts is not None:
             Active.counts.dots += 1
         left = mathlib.descale(a.data, a_scale, str(getattr(a_format, "name", a_format)), -1, -1 if a_k_pack else -2)
@@ -501,8 +498,7 @@ class Builder:
 
     @carry.carries(carry.itself)
     def create_barrier(self):
-        _exchange()
-        return None
+        ordered()
 
     @carry.carries(carry.itself)
     def create_assert(self, condition, message):

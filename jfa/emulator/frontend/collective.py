@@ -1,11 +1,14 @@
 """Reductions, scans and per-element functions of a block: numpy where the combine function is one of Triton's own, else the user's
-function on whole slices (a tree for reductions, Hillis-Steele steps for scans), since it is elementwise by contract."""
+function on whole slices where that gives what it gives for scalars, and pair by pair where it does not (`_Combine`); a tree for
+reductions, Hillis-Steele steps for scans."""
 
 import numpy as np
 import triton.language as tl
 
 from .. import dtypes
+from ..errors import EmulatorError
 from ..undefined import MARK, reduced, some, union
+from .own_stores import ordered
 from .support import UnsupportedConstruct, assign
 from .tensor import INT32, Hooks, Scalar, canonical, fix, held_dtype, joined, make, rearranged, wrap
 
@@ -56,6 +59,7 @@ _ARG_REDUCERS = {
 
 
 def _charge(kind, data):
+    ordered()
     if Hooks.charge:
         Hooks.charge(kind, data.size)
 
@@ -118,9 +122,59 @@ def _arg_reduce(values, axis, keep_dims, function):
     return _typed(best, values[0].dtype, marks), _typed(at, values[1].dtype, marks)
 
 
-def _call(combine_fn, left, right):
-    result = combine_fn(*left, *right)
-    return (result,) if isinstance(result, tl.tensor) else tuple(result)
+class _Combine:
+    """A user's combine function, which the language promises scalars.
+
+    It is asked on the first pair of elements as the compiler asks it, so that what it refuses is refused. A function without
+    branches does the same on whole slices; one that does not (it branches, or looks at shapes) is called pair by pair.
+    """
+
+    def __init__(self, function, types):
+        self.function, self.types, self.pairwise = function, types, None
+
+    def __call__(self, left, right):
+        """What the function makes of two lists of blocks of one shape: a list of blocks."""
+        if self.pairwise is None:
+            return self._first(left, right)
+        return self._pairs(left, right) if self.pairwise else self._slices(left, right)
+
+    def _first(self, left, right):
+        expected = self._pair([v.data.flat[0] for v in left], [v.data.flat[0] for v in right])
+        try:
+            merged, self.pairwise = self._slices(left, right), False
+            same = all(m.data.shape == v.data.shape and _same(m.data.flat[0], e) for m, v, e in zip(merged, left, expected))
+        except EmulatorError:
+            raise
+        except Exception:  # the function does what only scalars can
+            same = False
+        if same:
+            return merged
+        self.pairwise = True
+        return self._pairs(left, right)
+
+    def _slices(self, left, right):
+        return self._typed(self.function(*left, *right))
+
+    def _pair(self, left, right):
+        operands = [wrap(np.asarray(x, held_dtype(t)), t) for x, t in zip((*left, *right), self.types * 2)]
+        return [r.value for r in self._typed(self.function(*operands))]
+
+    def _pairs(self, left, right):
+        out = [np.empty_like(v.data) for v in left]
+        columns = [v.data.reshape(-1) for v in (*left, *right)]
+        for i, operands in enumerate(zip(*columns)):
+            for block, value in zip(out, self._pair(operands[: len(left)], operands[len(left) :])):
+                block.flat[i] = value
+        marks = union(*[v.undefined for v in (*left, *right)])
+        return [make(block, t, undefined=marks) for block, t in zip(out, self.types)]
+
+    def _typed(self, result):
+        results = (result,) if isinstance(result, tl.tensor) or not isinstance(result, tuple | tl.tuple) else tuple(result)
+        return [_as_type(assign(r), t) for r, t in zip(results, self.types)]
+
+
+def _same(a, b):
+    return a == b or (a != a and b != b)
 
 
 def _slices(values, selection, axis):
@@ -134,11 +188,10 @@ def _tree_reduce(values, axis, keep_dims, combine_fn):
         values, work_axis = [rearranged(v, np.ravel) for v in values], 0
     else:
         work_axis = _axis_of(axis, rank)
-    types = [v.dtype for v in values]
+    combine = _Combine(combine_fn, [v.dtype for v in values])
     while (n := values[0].data.shape[work_axis]) > 1:
         half = n // 2
-        merged = _call(combine_fn, _slices(values, slice(0, half), work_axis), _slices(values, slice(half, 2 * half), work_axis))
-        merged = [_as_type(m, t) for m, t in zip(merged, types)]
+        merged = combine(_slices(values, slice(0, half), work_axis), _slices(values, slice(half, 2 * half), work_axis))
         if n % 2:
             last = _slices(values, slice(2 * half, n), work_axis)
             merged = [joined(parts, lambda lanes: np.concatenate(lanes, work_axis)) for parts in zip(merged, last)]
@@ -181,10 +234,10 @@ def associative_scan(input, axis, combine_fn, reverse=False):
 
 def _step_scan(values, axis, combine_fn):
     n, step = values[0].data.shape[axis], 1
-    types = [v.dtype for v in values]
+    combine = _Combine(combine_fn, [v.dtype for v in values])
     while step < n:
         earlier, later = _slices(values, slice(0, n - step), axis), _slices(values, slice(step, n), axis)
-        merged = [_as_type(m, t) for m, t in zip(_call(combine_fn, earlier, later), types)]
+        merged = combine(earlier, later)
         kept = _slices(values, slice(0, step), axis)
         values = [joined(parts, lambda lanes: np.concatenate(lanes, axis)) for parts in zip(kept, merged)]
         step *= 2

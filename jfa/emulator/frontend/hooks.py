@@ -3,6 +3,7 @@
 
 import contextvars
 import functools
+import threading
 
 import torch
 from triton.runtime.autotuner import Autotuner
@@ -22,11 +23,17 @@ except ImportError:
 _options = contextvars.ContextVar("jfa_emulator_options", default=None)
 
 
-class Last:
-    """The Run of the last launch, and where somebody asked for it, those of all launches."""
+_one_at_a_time = threading.RLock()  # launches share the state of the process: those of other threads wait
+
+
+class _Last(threading.local):
+    """The Run of this thread's last launch, and where somebody asked for it, those of all its launches."""
 
     run = None
     runs = None
+
+
+Last = _Last()
 
 
 def current_options():
@@ -46,6 +53,11 @@ def emulate(jit, grid, args, kwargs, warmup=False):
     """Launch `jit` on the emulator; the emulator's Run is kept as the last one."""
     if warmup:
         return None
+    with _one_at_a_time:
+        return _emulate(jit, grid, args, kwargs)
+
+
+def _emulate(jit, grid, args, kwargs):
     from . import launch as launching
     from .artifacts import Kernel
 
@@ -125,6 +137,11 @@ def _hook_autotuner(original):
 
 def _first_config(tuner, args, kwargs):
     """What an autotuned launch does without a GPU: no timing, the first configuration that pruning leaves."""
+    with _one_at_a_time:
+        return _with_first_config(tuner, args, kwargs)
+
+
+def _with_first_config(tuner, args, kwargs):
     tuner.nargs = dict(zip(tuner.arg_names, args))
     configs = tuner.configs if len(tuner.configs) == 1 else tuner.prune_configs(kwargs)
     tuner.best_config = config = configs[0]
@@ -142,8 +159,12 @@ _installed = {}
 
 def install():
     """Put the hook in (idempotent)."""
-    if _installed:
-        return
+    with _one_at_a_time:
+        if not _installed:
+            _install()
+
+
+def _install():
     hooks = [(JITFunction, _hook_jit), (Autotuner, _hook_autotuner)]
     if InterpretedFunction is not JITFunction:
         hooks.append((InterpretedFunction, _hook_interpreted))
@@ -159,6 +180,7 @@ def install():
 
 def uninstall():
     """Take the hook out again."""
-    for (cls, name), original in _installed.items():
-        setattr(cls, name, original)
-    _installed.clear()
+    with _one_at_a_time:
+        for (cls, name), original in _installed.items():
+            setattr(cls, name, original)
+        _installed.clear()

@@ -1,5 +1,6 @@
 """A launch: arguments to kernel values, one entry per program on the machine, and Python errors back as Triton's own."""
 
+import gc
 import inspect
 
 import numpy as np
@@ -267,9 +268,10 @@ def _execute(function, values, grid, launch_options, memory, options):
     Hooks.charge = machine.charge if options.policy == "timed" else None
     Hooks.pause = _pause(machine)
     Hooks.task = staticmethod(machine.current)
-    Hooks.exchange = machine.exchange if function.uses_tlx else None
     memory.program = _program_index(machine)
     memory.report = lambda error: machine.current().machine.report(error)
+    memory.warn = lambda finding: machine.current().machine.warn(finding)
+    memory.live_tensors = _live_tensors
     try:
         function.refresh()
         cluster = cluster_of(function, launch_options)
@@ -309,6 +311,21 @@ def _run_program(function, values):
         if translated is error:
             raise
         raise translated from cause_of(error)
+
+
+def _live_tensors():
+    """The storages of every tensor of the process: what an address out of a table of pointers may mean."""
+    found = {}
+    for tensor in (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)):
+        try:
+            storage = tensor.untyped_storage() if tensor.device.type == "cpu" else None
+            lo, size = (storage.data_ptr(), storage.nbytes()) if storage is not None else (0, 0)
+        except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
+            continue
+        if size:
+            name = f"a tensor of {list(tensor.shape)} that is no argument"
+            found[lo] = Allocation(name, lo, lo + size, tensor.element_size())
+    return list(found.values())
 
 
 def _pause(machine):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from .. import errors
 from ..counting import Active
+from .users import note, note_copy
 
 # ---------------------------------------------------------------- TMA
 
@@ -25,7 +26,9 @@ def tma_load(task, fetch, targets, nbytes: int, where, title="", facts=None) -> 
             bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where, op.turns))
 
     facts = facts or {"bytes": nbytes, "multicast": len(targets)}
-    machine.issue(task, "TMA load", run, where, demand="tma_load", title=title, facts=facts, barrier=targets[0][2])
+    op = machine.issue(task, "TMA load", run, where, demand="tma_load", title=title, facts=facts, barrier=targets[0][2])
+    for view, name, _ in targets:
+        note_copy(view.storage.cta, op, f"a TMA load of {name}")
 
 
 def tma_store(task, put, view, name, nbytes: int, where, title="", reduce=False) -> None:
@@ -72,7 +75,10 @@ def remote_copy(task, source, target, target_name, bar, nbytes: int, where, titl
         target.write((source.read() if values is None else values).reshape(target.shape), marks)
         bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where, op.turns))
 
-    machine.issue(task, "remote copy", run, where, demand="tma_load", title=title, facts={"bytes": nbytes}, barrier=bar)
+    op = machine.issue(task, "remote copy", run, where, demand="tma_load", title=title, facts={"bytes": nbytes}, barrier=bar)
+    note_copy(target.storage.cta, op, f"a copy to {target_name}")
+    if values is None:
+        note_copy(source.storage.cta, op, f"a copy of {source_name} to another CTA")
 
 
 # ---------------------------------------------------------------- cp.async
@@ -88,11 +94,9 @@ def cp_async(task, fetch, view, name, nbytes: int, where, title="", undefined=No
         machine.op_access(op, view, True, name)
         view.write(data, undefined)
 
-    task.copies.append(
-        machine.issue(
-            task, "cp.async", run, where, demand="global_load", title=title, facts={"bytes": nbytes, "warps": task.num_warps}
-        )
-    )
+    facts = {"bytes": nbytes, "warps": task.num_warps}
+    op = machine.issue(task, "cp.async", run, where, demand="global_load", title=title, facts=facts)
+    task.copies.append(op)
 
 
 def commit_group(task) -> None:
@@ -131,6 +135,10 @@ def mma(task, compute, reads, writes, bars, where, title="", facts=None, wait=Fa
             bar.arrive(1, op.clock, op.end, ("commit of the MMA", op.label, where, op.turns))
 
     op = machine.issue(task, "mma", run, where, pipe=True, demand="mma" if facts else None, track="MMA", title=title, facts=facts)
+    _note_arrivals(task, op, bars)
+    for view, name in (*reads, *writes):
+        if view.storage.cta is not task.cta:
+            note(view.storage.cta, op, op.component, op.clock[op.component.id], where, f"an MMA that uses {name}")
     if wait:
         _wait(task, op, lambda: "its own MMA", where, "MMA")
 
@@ -142,7 +150,23 @@ def commit(task, bars, where, title="") -> None:
         for bar in bars:
             bar.arrive(1, op.clock, op.end, ("commit", op.label, where, op.turns))
 
-    task.machine.issue(task, "commit", run, where, pipe=True, demand="commit", track="MMA", title=title, facts={})
+    op = task.machine.issue(task, "commit", run, where, pipe=True, demand="commit", track="MMA", title=title, facts={})
+    _note_arrivals(task, op, bars)
+
+
+def _note_arrivals(task, op, bars):
+    """Commits that arrive at barriers of other CTAs; one is held done when the MMA before it is, as at the CTA's own end."""
+    mma = last_mma(op)
+    for bar in bars:
+        if bar.cta is not task.cta and mma is not None:
+            note(bar.cta, op, mma.component, mma.clock[mma.component.id], op.where, f"a commit to mbarrier {bar.name}")
+
+
+def last_mma(op):
+    """The MMA that a commit follows; the operation itself if it is one."""
+    while op is not None and op.kind == "commit":
+        op = op.info
+    return op
 
 
 def wgmma(task, reads, where, title="", facts=None, pending=None) -> None:

@@ -19,7 +19,7 @@ from greenlet import getcurrent
 from .. import errors
 from ..locations import here, show, turn
 from ..options import Options
-from . import limits, sync, warps
+from . import engines, limits, sync, users
 from .shadow import Access, Component, join
 from .tasks import CTA, AsyncOp, Cluster, Task
 
@@ -240,7 +240,6 @@ class Machine:
         cluster = task.cta.cluster
         if task.parent is not None:
             parent = task.parent
-            warps.join(task)
             join(parent.clock, task.clock)
             parent.children.discard(task)
             parent.time = max(parent.time, task.time)
@@ -293,9 +292,7 @@ class Machine:
         for cta in cluster.ctas:
             mains = [(t, t.pipe) for t in cta.tasks if t.is_main and t.pipe is not None]
             for task, last in (*cta.pipes, *mains):
-                op = last
-                while op is not None and op.kind == "commit":
-                    op = op.info
+                op = engines.last_mma(last)
                 if op is not None and op.clock[op.component.id] > known.get(op.component.id, 0):
                     self.report(
                         errors.InFlightError(
@@ -305,10 +302,11 @@ class Machine:
                         )
                     )
             self._check_bytes(cta)
+        users.check(cluster)
 
     def _check_bytes(self, cta):
         for bar in self._barriers(cta):
-            if bar.bytes < 0 and not any(op.barrier is bar for op in self.ops):
+            if bar.bytes and not any(op.barrier is bar for op in self.ops):
                 self.report(self._bytes_error(bar, "the CTA ends"))
 
     def _barriers(self, cta):
@@ -358,6 +356,8 @@ class Machine:
         """Start of every TLX operation: others may run first (random, timed), and faults are injected. Returns the fault
         or None."""
         self.stats[kind] += 1
+        if task.unordered:
+            task.unordered = []
         if task.deferred is not None and kind not in _NO_ACCESS:
             self._overdue(task)
         if self.preempts:
@@ -401,8 +401,6 @@ class Machine:
     def issue(self, task, kind, run, where, *, pipe=False, demand=None, track="TMA", title="", facts=None, barrier=None):
         """Hand an operation to an engine. pipe: it follows the task's earlier MMAs in order. `run(op)` moves data and
         signals."""
-        if task.warp_groups and kind not in ("TMA load", "cp.async"):
-            warps.join(task)  # one thread issues, after a barrier of all
         previous = task.pipe if pipe else None
         clock = dict(task.clock)
         if pipe:
@@ -468,7 +466,8 @@ class Machine:
         """Retire the components of finished copies that every live task of their cluster has heard of."""
         self._since_collect = 0
         for cluster in self.clusters:
-            clocks = [t.clock for cta in cluster.ctas for t in cta.tasks if not t.done and t.waiting != "region"]
+            tasks = [t for cta in cluster.ctas for t in cta.tasks]
+            clocks = [t.clock for t in tasks if t.is_main and t.done or not t.done and t.waiting != "region"]
             clocks += [op.clock for op in self.ops if op.task.cta.cluster is cluster]
             dead, left = [], []
             for component in cluster.finished:
@@ -478,6 +477,8 @@ class Machine:
             cluster.finished = left
             for component in dead:
                 component.retired = True
+            for cta in cluster.ctas:
+                users.forget_retired(cta)
             keys = [c.id for c in dead]
             keys += [-1 - k for k in keys]
             for clock in self._clocks_of(cluster):
@@ -511,13 +512,7 @@ class Machine:
     def task_access(self, task, view, write, where, name):
         """An ordinary access of a task."""
         if self.watch:
-            self._access_of(task, view, write, where, name, self._memory_error)
-
-    def _access_of(self, task, view, write, where, name, report):
-        if task.num_warps > warps.WARPS and view.storage.space == "tmem":
-            warps.access(task, view, write, where, name, report)
-        else:
-            self.access(task, task.component, task.clock, view, write, True, where, name, report)
+            self.access(task, task.component, task.clock, view, write, True, where, name)
 
     def tolerant_read(self, task, view, where, name) -> bool:
         """A read that may meet poison, for kernels load memory that nobody wrote and never use it. Returns whether it did."""
@@ -528,7 +523,7 @@ class Machine:
         def report(kind, *what):
             met.append(kind) if kind == "poison" else self._memory_error(kind, *what)
 
-        self._access_of(task, view, False, where, name, report)
+        self.access(task, task.component, task.clock, view, False, True, where, name, report)
         if met:
             self.read_early.setdefault(show(where), early_waits(task))
         return bool(met)
@@ -582,13 +577,7 @@ class Machine:
             if notes:
                 details += notes
                 break
-        cause = None
-        if all(isinstance(a.actor, warps.WarpGroup) for a in (earlier, later)) and earlier.actor.task is later.actor.task:
-            cause = (
-                "the warps of one task run apart: each loads its own share, and may store while others still load.\n"
-                "  Fix: tl.debug_barrier() or tlx.named_barrier_wait(...) of all its threads between the load and the store."
-            )
-        self.report(errors.RaceError(f"two accesses to {place} that nothing orders", details, cause, later.where))
+        self.report(errors.RaceError(f"two accesses to {place} that nothing orders", details, where=later.where))
 
     # ------------------------------------------------------------ reports
     def report(self, error):
@@ -732,7 +721,7 @@ def _alias(earlier, later, storage) -> list[str]:
 
 
 def _task_of(actor):
-    return actor if isinstance(actor, Task) else actor.task
+    return actor.task if isinstance(actor, AsyncOp) else actor
 
 
 def early_waits(task, only=None, again_only=False) -> list[str]:
@@ -766,12 +755,6 @@ def _cluster_origins(grid, cluster):
 def launch(entry, grid=(1, 1, 1), cluster=(1, 1, 1), num_warps=4, options=None, kernel="kernel") -> Run:
     """Run `entry()` as every CTA of a grid on a fresh machine."""
     return Machine(options, kernel).launch(entry, grid, cluster, num_warps)
-
-
-def exchange():
-    """The running task's warps meet at a barrier: they exchange values, or were told to."""
-    if _running is not None and _running.warp_groups:
-        warps.join(_running)
 
 
 def charge(kind, elements=1, **facts):

@@ -7,10 +7,10 @@ arguments.
 from __future__ import annotations
 
 from .. import errors
-from . import warps
 from .shadow import fence as _fence
 from .shadow import join
 from .tasks import Task
+from .users import note
 
 
 def wait(task, bar, parity: int, where) -> None:
@@ -43,16 +43,15 @@ def arrive(task, bar, count: int, where) -> None:
         count *= 32 * task.num_warps
     if task.machine.timed:
         task.machine.spend(task, "barrier_arrive", f"arrive {bar.name}", where)
-    if task.warp_groups and not bar.per_thread:
-        warps.join(task)
-    bar.arrive(count, warps.told(task), task.time, ("arrive", task.label, where, task.turns))
+    if bar.cta is not task.cta:
+        note(bar.cta, task, task.component, task.clock[task.component.id], where, f"an arrive at mbarrier {bar.name}")
+    bar.arrive(count, task.clock, task.time, ("arrive", task.label, where, task.turns))
     task.publish()
 
 
 def expect_bytes(task, bar, nbytes: int, where) -> None:
     """Announce bytes and arrive once."""
     bar.expect(nbytes)
-    warps.join(task)
     bar.arrive(1, task.clock, task.time, (f"expect of {nbytes} bytes", task.label, where, task.turns))
     task.publish()
 
@@ -64,7 +63,6 @@ def named_arrive(task, number: int, threads: int, where) -> None:
 
 def named_wait(task, number: int, threads: int, where) -> None:
     bar = _named(task.cta, number)
-    warps.join(task)
     generation = bar.enter(task, threads, where, "wait")
     task.publish()
     started = task.time
@@ -87,7 +85,6 @@ def _named(cta, number):
 def cluster_wait(task, where) -> None:
     """Arrive at the cluster barrier and wait for every other live task of the cluster."""
     bar = task.cta.cluster.barrier
-    warps.join(task)
     generation = bar.enter(task)
     task.publish()
     started = task.time
@@ -128,6 +125,8 @@ def store(task, view, values, where, name, undefined=None) -> None:
     if task.machine.fault is not None:
         _remember(task, stores=True)
     task.machine.task_access(task, view, True, where, name)
+    if view.storage.cta is not task.cta:
+        note(view.storage.cta, task, task.component, task.clock[task.component.id], where, f"a store to {name}")
     view.write(values, undefined)
 
 
@@ -137,7 +136,6 @@ def run_region(task, specs, where) -> None:
     specs: [(name, body, num_warps, replica), ...]; body() is the task's code.
     """
     machine, cta = task.machine, task.cta
-    warps.join(task)
     children = [Task(machine, cta, name, body, num_warps, replica, task) for name, body, num_warps, replica in specs]
     task.publish()
     task.children = set(children)

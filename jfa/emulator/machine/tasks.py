@@ -32,12 +32,12 @@ class Task:
         self.results = {}  # of these: the block that async_dot returned, by its identity, and what it will hold
         self.copies, self.groups = [], []  # cp.async: open group, committed groups
         self.pipe = None  # the last MMA this task issued
-        self.warp_groups = []  # of a task of more than four warps that has used tensor memory
         self.early = {}  # barrier -> (phase, passed before?, where, turns) of waits that passed too early, or before any arrival
         self.turns = parent.turns if parent else None  # the loops it is in, innermost first: (name, value, outer loop's, site)
         self.lanes = None  # in a branch that only some threads take: which (the frontend's)
         self.deferred = None  # fault injection: [operations to go, barrier, parity, where] of a wait put off
         self.before, self.stored = {}, False  # fault injection: the clock that a fence is to see that comes early, see sync.fence
+        self.unordered = []  # stores to global memory since its last barrier (frontend/own_stores.py)
         self.is_main = parent is None
         self.registers = None
         self.regions = []
@@ -121,6 +121,8 @@ class CTA:
         self.free = {}  # resource -> time it is free from (timed policy)
         self.pair_barrier, self.pair_parity = None, 0  # of two-CTA MMAs that the compiler waits for
         self.pipes = []  # (task, last MMA) of every task that issued one
+        self.users = {}  # of its shared memory: copies into it and other CTAs, see users.py
+        self.stays = True  # whether the compiler's own cluster barrier at the end of kernels with paired MMAs is left in
 
     @property
     def alone(self) -> bool:
@@ -136,6 +138,7 @@ class Cluster:
 
     def __init__(self, machine, start=0.0):
         self.machine, self.start, self.ctas, self.live = machine, start, [], 0
+        self.paired = False  # whether it issued an MMA of a pair of CTAs
         self.finished = []  # components of completed copies, until all tasks have heard of them
         self.barrier = ClusterBarrier(self)
 

@@ -102,6 +102,7 @@ def _pair(task, two, where):
     first = task.cta.rank & ~1
     if len(ctas) < first + 2:
         raise errors.ClusterError("two_ctas needs a cluster of two CTAs", [f"at {show(where)}"], where=where)
+    task.cta.cluster.paired = True
     return ctas[first : first + 2]
 
 

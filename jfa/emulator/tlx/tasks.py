@@ -69,6 +69,7 @@ def _run(region, task):
             body()
         return
     where = entries[0][3]
+    task.cta.stays = task.cta.stays and not region.no_ending_cluster_sync
     _check(task, [entry[0] for entry in entries], where)
     specs = []
     for spec, body, name, _ in entries:

@@ -1,0 +1,70 @@
+"""Who uses a CTA's shared memory without being part of it: copies in flight, and other CTAs of the cluster.
+
+A CTA must not end before they have: the next CTA gets its shared memory. So at its end it must have *heard* of each such use,
+through a barrier it waited on, whatever the schedule. Of every user the latest use is kept: who knows of that knows of all before.
+"""
+
+from __future__ import annotations
+
+from .. import errors
+from ..locations import show
+from .shadow import join
+
+_CAUSE = {
+    "copy": "nobody waits for the copy's barrier (or group) before the kernel ends; its shared memory is then another CTA's.\n"
+    "  Fix: wait for every copy that was issued, or do not issue the last ones.",
+    "CTA": "a CTA whose shared memory or barriers others still use must not end.\n"
+    "  Fix: tlx.cluster_barrier() as the last thing every CTA does, or a barrier that the CTA waits on for the last use.",
+}
+
+
+def note(cta, actor, component, count: int, where, what: str) -> None:
+    """`actor` (a Task or an AsyncOp, by its component and counter) uses the memory of `cta`: "a store to b[0]"."""
+    if cta.machine.watch:
+        cta.users[component.id, what] = (component, count, actor, where)
+
+
+def note_copy(cta, op, what: str) -> None:
+    """An asynchronous operation that reads or writes the memory of `cta` some time."""
+    note(cta, op, op.component, op.clock[op.component.id], op.where, what)
+
+
+def forget_retired(cta) -> None:
+    """Drop what every task of the cluster has heard of."""
+    cta.users = {key: use for key, use in cta.users.items() if not use[0].retired}
+
+
+def check(cluster) -> None:
+    """At a cluster's end: report, of each CTA, the uses of its memory that it had not heard of when it ended."""
+    clocks = {}
+    for cta in cluster.ctas:
+        clocks[cta] = known = {}
+        for task in cta.tasks:
+            join(known, task.clock)
+    together = len(clocks) > 1 and cluster.paired and all(cta.stays for cta in cluster.ctas)
+    for cta in cluster.ctas:
+        for known in clocks.values() if together else ():
+            join(clocks[cta], known)
+        for (_, what), (component, count, actor, where) in cta.users.items():
+            if not component.retired and count > clocks[cta].get(component.id, 0):
+                _report(cta, actor, where, what)
+
+
+def _report(cta, actor, where, what):
+    task = getattr(actor, "task", actor)
+    if task.cta is cta:
+        error = errors.InFlightError(
+            f"{cta.label} ends while {what} by {task.label} may still be under way: nobody waited for it",
+            [f"issued at {show(where)}"],
+            _CAUSE["copy"],
+            where,
+        )
+    else:
+        error = errors.EndedCtaError(
+            f"{what} by {task.label} may come when {cta.label}, whose memory it uses, has ended",
+            [f"at {show(where)}", f"nothing that {cta.label} waits for before its end comes after it"],
+            _CAUSE["CTA"],
+            where,
+        )
+    reads = what.endswith("to another CTA")  # a warning, as for a TMA store that nobody waited for
+    (cta.machine.warn if reads else cta.machine.report)(error)

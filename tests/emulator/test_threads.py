@@ -1,0 +1,92 @@
+"""Launches from several threads at once: each waits for the others, keeps its own options, and sees its own Run."""
+
+import threading
+
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+import jfa.emulator as emulator
+
+emulator.install()
+
+
+@triton.jit
+def _powers(x, o, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    v, total = tl.load(x + i), tl.zeros((N,), tl.float32)
+    for _ in range(n):
+        total += v
+        v = v * 0.5
+    tl.store(o + i, total)
+
+
+@triton.autotune([triton.Config({"N": 64}, num_warps=2)], key=["n"])
+@triton.jit
+def _tuned(x, o, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(o + i, tl.load(x + i) * n)
+
+
+@triton.jit
+def _past_the_end(o, N: tl.constexpr):
+    tl.store(o + tl.arange(0, N), 1.0)
+
+
+def _in_threads(work, count=8):
+    results, threads = [None] * count, []
+
+    def call(number):
+        try:
+            results[number] = work(number)
+        except Exception as error:
+            results[number] = error
+
+    for number in range(count):
+        threads.append(threading.Thread(target=call, args=(number,)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_eight_threads_get_their_own_numbers():
+    def work(number):
+        for turn in range(5):
+            n, x, out = number + turn, torch.randn(64), torch.zeros(64)
+            with emulator.options(policy=("eager", "random")[number % 2], seed=turn):
+                _powers[(1,)](x, out, n, 64)
+            assert torch.allclose(out, x * (2 - 2.0 ** (1 - n)))
+            _tuned[(1,)](x, out, n)
+            assert torch.equal(out, x * n)
+        return "right"
+
+    assert _in_threads(work) == ["right"] * 8
+
+
+def test_a_fault_in_one_thread_is_that_threads_alone():
+    def work(number):
+        if number == 3:
+            return emulator.run(_past_the_end, (1,), torch.zeros(16), 64)
+        return emulator.run(_past_the_end, (1,), torch.zeros(64), 64)
+
+    runs = _in_threads(work)
+    assert [bool(run.findings) for run in runs] == [number == 3 for number in range(8)]
+
+
+def test_the_last_run_is_the_threads_own():
+    here = emulator.run(_powers, (3,), torch.zeros(64), torch.zeros(64), 1, 64)
+    others = _in_threads(lambda number: (emulator.run(_powers, (1,), torch.zeros(64), torch.zeros(64), 1, 64), emulator.last()))
+    assert emulator.last() is here and all(run is last for run, last in others)
+
+
+def test_the_hook_goes_in_once():
+    emulator.uninstall()
+    _in_threads(lambda number: emulator.install())
+    emulator.uninstall()
+    try:
+        assert not hasattr(JITFunction.run, "__wrapped__")
+    finally:
+        emulator.install()
+    assert hasattr(JITFunction.run, "__wrapped__") and not hasattr(JITFunction.run.__wrapped__, "__wrapped__")

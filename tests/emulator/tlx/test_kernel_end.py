@@ -1,0 +1,119 @@
+"""What must be over when a CTA ends: copies into its shared memory, and the uses that other CTAs make of it."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+import jfa.emulator as emulator
+from jfa.emulator import errors
+
+tlx = pytest.importorskip("triton.language.extra.tlx")
+every_policy = pytest.mark.parametrize("policy", ["eager", "lazy", "random", "timed"])
+
+
+@triton.jit
+def _prefetches(desc, out, tiles, N: tl.constexpr, AHEAD: tl.constexpr):
+    """A ring of two; with AHEAD one tile more is loaded than is used."""
+    ring = tlx.local_alloc((N, N), tl.float32, 2)
+    fulls = tlx.alloc_barriers(2, arrive_count=1)
+    tlx.barrier_expect_bytes(fulls[0], N * N * 4)
+    tlx.async_descriptor_load(desc, ring[0], [0, 0], fulls[0])
+    total = 0.0
+    for k in range(tiles):
+        if k + 1 < tiles + AHEAD:
+            tlx.barrier_expect_bytes(fulls[(k + 1) % 2], N * N * 4)
+            tlx.async_descriptor_load(desc, ring[(k + 1) % 2], [(k + 1) * N, 0], fulls[(k + 1) % 2])
+        tlx.barrier_wait(fulls[k % 2], (k // 2) & 1)
+        total += tl.sum(tl.sum(tlx.local_load(ring[k % 2]), 0), 0)
+    tl.store(out, total)
+
+
+@every_policy
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("tiles", [1, 70])
+def test_a_load_that_nobody_waits_for(policy, ahead, tiles):
+    x = torch.randn(tiles * 16, 16)
+    with emulator.options(policy=policy):
+        run = emulator.run(_prefetches, (1,), TensorDescriptor.from_tensor(x, [16, 16]), torch.zeros(1), tiles, 16, ahead)
+    assert [type(f) for f in run.findings] == [errors.InFlightError] * ahead
+    if ahead:
+        assert f"TMA load of ring[{tiles % 2}]" in str(run.findings[0]) and "test_kernel_end.py" in str(run.findings[0])
+
+
+@triton.jit
+def _announces(out, N: tl.constexpr, BYTES: tl.constexpr):
+    full = tlx.alloc_barriers(1, arrive_count=1)
+    if BYTES:
+        tlx.barrier_expect_bytes(full[0], BYTES)
+    tl.store(out, 1.0)
+
+
+@every_policy
+def test_bytes_that_never_come(policy):
+    with emulator.options(policy=policy):
+        assert emulator.run(_announces, (1,), torch.zeros(1), 16, 0).clean
+        found = emulator.run(_announces, (1,), torch.zeros(1), 16, 96).findings
+    assert [type(f) for f in found] == [errors.ExpectBytesError] and "96 bytes more were announced" in str(found[0])
+
+
+@triton.jit
+def _ring_of_ctas(x, y, N: tl.constexpr, HOW: tl.constexpr, SIZE: tl.constexpr):
+    """Each CTA gives its right neighbour a block; `HOW` says what, if anything, orders the neighbour's end."""
+    rank = tlx.cluster_cta_rank()
+    right = (rank + 1) % SIZE
+    inbox = tlx.local_alloc((N,), tl.float32, 1)
+    come = tlx.alloc_barriers(1, arrive_count=1)
+    read = tlx.alloc_barriers(1, arrive_count=1)
+    i = tl.arange(0, N)
+    tlx.barrier_expect_bytes(come[0], N * 4)
+    tlx.cluster_barrier()
+    tlx.async_remote_shmem_store(inbox[0], tl.load(x + rank * N + i), right, come[0])
+    if HOW != "nobody waits":
+        tlx.barrier_wait(come[0], 0)
+        tl.store(y + rank * N + i, tlx.local_load(inbox[0]))
+    if HOW == "answered" or HOW == "answered, not awaited":
+        tlx.barrier_arrive(read[0], 1, (rank + SIZE - 1) % SIZE)
+    if HOW == "answered":
+        tlx.barrier_wait(read[0], 0)
+
+
+@every_policy
+@pytest.mark.parametrize(
+    "how, found", [("come", 0), ("answered", 0), ("nobody waits", "a copy to inbox[0]"), ("answered, not awaited", "an arrive at")]
+)
+def test_what_other_ctas_do_to_a_cta_comes_before_its_end(policy, how, found):
+    with emulator.options(policy=policy):
+        run = emulator.run(_ring_of_ctas, (4,), torch.randn(128), torch.zeros(128), 32, how, 4, ctas_per_cga=(4, 1, 1))
+    assert bool(run.findings) == bool(found) and all(type(f) is errors.EndedCtaError for f in run.findings)
+    if found:
+        assert len({str(f) for f in run.findings}) == 4 and all(found in str(f) for f in run.findings)
+
+
+@triton.jit
+def _pair(out, M: tl.constexpr, K: tl.constexpr, NO_SYNC: tl.constexpr):
+    """The leader's MMA reads both CTAs' memory; the follower ends without waiting for it."""
+    a = tlx.local_alloc((M, K), tl.bfloat16, 1)
+    b = tlx.local_alloc((K, M // 2), tl.bfloat16, 1)
+    acc = tlx.local_alloc((M, M), tl.float32, 1, tlx.storage_kind.tmem)
+    done = tlx.alloc_barriers(1, arrive_count=1)
+    tlx.local_store(a[0], tl.zeros((M, K), tl.bfloat16))
+    tlx.local_store(b[0], tl.zeros((K, M // 2), tl.bfloat16))
+    tlx.fence("async_shared")
+    tlx.cluster_barrier()
+    with tlx.async_tasks(no_ending_cluster_sync=NO_SYNC):
+        with tlx.async_task("default"):
+            if tlx.cluster_cta_rank() == 0:
+                tlx.barrier_wait(done[0], 0)
+        with tlx.async_task(num_warps=4):
+            tlx.async_dot(a[0], b[0], acc[0], use_acc=False, mBarriers=[done[0]], two_ctas=True)
+
+
+@every_policy
+@pytest.mark.parametrize("no_sync", [False, True])
+def test_the_compiler_ends_paired_kernels_with_a_cluster_barrier(policy, no_sync):
+    """Compiled for sm_100, such a kernel ends with barrier.cluster unless no_ending_cluster_sync says otherwise."""
+    with emulator.options(policy=policy, arch=100):
+        run = emulator.run(_pair, (2,), torch.zeros(1), 128, 64, no_sync, ctas_per_cga=(2, 1, 1))
+    assert bool(run.findings) == no_sync and all(type(f) is errors.EndedCtaError for f in run.findings)
