@@ -15,11 +15,13 @@ import torch
 
 from jfa.course import compare
 from jfa.course.magics import runnable
+from jfa.course.precision import reference_for
 from jfa.course.sources import compile_visible
 from jfa.course.spec import Case, Exercise, Mutant
 from jfa.course.strip import solution_source
 
 _SECONDS = 5.0  # of this thread's computing, for all mutants of a case together: a verdict's words must not depend on the load
+_COARSE = 1e-3  # a tolerance for numbers that are simulated: mutants lie within ten of it
 _ONE_AT_A_TIME = threading.Lock()
 _COUNT = itertools.count()
 _COURSE_NAMES = {"check", "hint", "progress"}
@@ -40,7 +42,7 @@ class Mutants:
                 continue
             try:
                 output = run_trusted(exercise, source_of(mutant, self.solution), case, self.given)
-                if _equal(value, output, exercise):
+                if _equal(value, output, exercise) and not _is_right(output, case, exercise):
                     return mutant.says
             except Exception:  # noqa: BLE001  a mutant may fail on this case: then it is not this mistake
                 continue
@@ -91,11 +93,19 @@ def _copy(value: Any) -> Any:
     return value.copy() if hasattr(value, "tobytes") else value
 
 
+def _is_right(output: Any, case: Case, exercise: Exercise) -> bool:
+    """Whether this case does not show the mutant's mistake: then its equality with a wrong answer means nothing."""
+    right = reference_for(exercise, case)
+    leaves = compare.leaves(output, right, exercise.outputs)
+    return not any(compare.value_fault(name, got, want, out, case, exercise.tol) for name, got, want, out in leaves)
+
+
 def _equal(value: Any, output: Any, exercise: Exercise) -> bool:
-    """Whether the answer returned what the mutant returned, within ten times the exercise's tolerance."""
+    """Whether the answer returned what the mutant returned, within ten times the exercise's tolerance (a coarse one: once)."""
+    tol = 10 * exercise.tol if exercise.tol < _COARSE else exercise.tol
     if compare.structure_fault(value, output, exercise.outputs):
         return False
     for name, got, want, out in compare.leaves(value, output, exercise.outputs):
-        if compare.form_fault(name, got, want, out, {}) or compare.value_fault(name, got, want, out, Case("x"), 10 * exercise.tol):
+        if compare.form_fault(name, got, want, out, {}) or compare.value_fault(name, got, want, out, Case("x"), tol):
             return False
     return True
