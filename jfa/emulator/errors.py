@@ -122,7 +122,7 @@ class MissingFenceError(EmulatorError):
 
 
 class PoisonError(EmulatorError):
-    """Memory that nobody wrote, or a product that is still being computed, is read, and what was read is used."""
+    """An undefined value (a masked lane of a load, memory nobody wrote, a product still being computed) decides something."""
 
     cause = (
         "a wait is missing before the read, the first MMA accumulates onto nothing (use_acc=False is missing), "

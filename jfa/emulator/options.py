@@ -19,7 +19,7 @@ class Options:
         "random": any order, from `seed`; a task may be interrupted at every TLX operation.
         "timed": discrete events; `rates` says how long each operation takes.
     races: look for races, missing fences and reads of poison.
-    poison: fill fresh shared and tensor memory with NaN.
+    poison: fill fresh shared and tensor memory with NaN, and follow undefined values (see undefined.py).
     report: "raise" ends at the first error, "collect" gathers what it can in `run.findings`.
     fences: "strict" makes a missing proxy fence an error; "compiler" only warns, for fbtriton's compiler puts a fence
     before every TMA store

@@ -236,12 +236,17 @@ def _step_scan(values, axis, combine_fn):
     n, step = values[0].data.shape[axis], 1
     combine = _Combine(combine_fn, [v.dtype for v in values])
     while step < n:
-        earlier, later = _slices(values, slice(0, n - step), axis), _slices(values, slice(step, n), axis)
-        merged = combine(earlier, later)
-        kept = _slices(values, slice(0, step), axis)
-        values = [joined(parts, lambda lanes: np.concatenate(lanes, axis)) for parts in zip(kept, merged)]
+        earlier = [_beside(v, slice(0, step), v, slice(0, n - step), axis) for v in values]  # whole blocks: types have such shapes
+        merged = combine(earlier, values)
+        values = [_beside(v, slice(0, step), m, slice(step, n), axis) for v, m in zip(values, merged)]
         step *= 2
     return values
+
+
+def _beside(left, from_left, right, from_right, axis):
+    """A slice of one block and a slice of another, side by side along `axis`."""
+    parts = [*_slices([left], from_left, axis), *_slices([right], from_right, axis)]
+    return joined(parts, lambda lanes: np.concatenate(lanes, axis))
 
 
 def map_elementwise(scalar_fn, *args, pack=1):
