@@ -45,7 +45,7 @@ WORDS = {
     "nested": "torch's nested tensors",
     "numpy": "numpy",
     "solutions": "the solutions (and the course's own checks)",
-    "submissions": "somebody else's submission",
+    "submissions": "somebody else's answers",
     "processes": "other processes",
     "ctypes": "C functions called past Python (ctypes)",
 }

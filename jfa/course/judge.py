@@ -17,6 +17,7 @@ from jfa.course import launch, report
 from jfa.course.given import definitions
 from jfa.course.mutants import Mutants
 from jfa.course.paths import Course
+from jfa.course.printable import clean
 from jfa.course.report import Checked, Result
 from jfa.course.spec import Case, Exercise
 from jfa.course.trial import Trial
@@ -63,7 +64,7 @@ def judge(
         names = exercise.check_names
         result.checks = [Checked("runs", False, "", fault), *(Checked(n) for n in names if n != "runs")]
     result.seconds = time.monotonic() - start
-    return result
+    return clean(result)
 
 
 def _judge(

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree
 
+from jfa.course.printable import printable
 from jfa.course.report import HEADLINES, Result
 
 Graded = dict[str, list[Result]]  # by learner; "" is this checkout
@@ -14,7 +15,7 @@ Graded = dict[str, list[Result]]  # by learner; "" is this checkout
 
 def write_json(path: Path, graded: Graded) -> None:
     """Everything there is to know about each result."""
-    content = [{"learner": learner, "results": [r.as_dict() for r in results]} for learner, results in graded.items()]
+    content = [{"learner": printable(learner), "results": [r.as_dict() for r in results]} for learner, results in graded.items()]
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -31,7 +32,7 @@ def write_csv(path: Path, graded: Graded) -> None:
 
 def _plain(text: str) -> str:
     """Text that a spreadsheet does not take for a formula (messages quote learners' code)."""
-    line = " ".join(text.split())
+    line = " ".join(printable(text).split())
     return f"'{line}" if line[:1] in ("=", "+", "-", "@") else line
 
 
@@ -41,7 +42,7 @@ def write_junit(path: Path, graded: Graded) -> None:
     for learner, results in graded.items():
         failures = sum(not r.passed for r in results)
         suite = ElementTree.SubElement(
-            root, "testsuite", name=learner or "jfa", tests=str(len(results)), failures=str(failures),
+            root, "testsuite", name=_xml(printable(learner)) or "jfa", tests=str(len(results)), failures=str(failures),
             time=f"{sum(r.seconds for r in results):.2f}",
         )  # fmt: skip
         for r in results:

@@ -45,7 +45,20 @@ class Course:
     @property
     def protected(self) -> list[str]:
         """Folders whose files an answer may not read."""
-        return [str(self.solutions), str(_PACKAGE / "course" / "checks"), str(self.skeletons)]
+        checks = {Path(p, "course", "checks").resolve() for p in (_PACKAGE, self.root / "jfa")}
+        return [str(p) for p in (self.solutions, *sorted(checks), self.skeletons, *_git(self.root))]
+
+
+def _git(root: Path) -> list[Path]:
+    """Git's folder of a checkout, which holds every version of the solutions; in a worktree the one it belongs to."""
+    git = root / ".git"
+    try:
+        if git.is_file():
+            git = root / git.read_text().removeprefix("gitdir:").strip()
+            git = git / (git / "commondir").read_text().strip()
+        return [git.resolve()] if git.is_dir() else []
+    except (OSError, ValueError):
+        return []
 
 
 def find_course(start: Path | None = None) -> Course:
