@@ -70,7 +70,8 @@ check("10.2", ring_round)
 # (difficulty 2 of 3, 25 minutes) The producer below streams the chunks of a wide matrix through a ring of `STAGES` buffers. Write the consumer: for each row the *largest* value over all
 # chunks. It must tell the producer when a buffer is free again.
 #
-# Launched on one program; the matrix has `chunks * COLS` columns.
+# Launched on one program with 1, 2 or 3 stages; the matrix has `chunks * COLS` columns. It stays a producer and a consumer, two async tasks, and
+# every chunk goes through the ring.
 
 # %% tags=["ex-10.3"]
 @triton.jit
@@ -98,7 +99,7 @@ check("10.3", row_max_kernel)
 # %% [markdown]
 # ## 10.4 Bug hunt: given back twice
 #
-# (difficulty 2 of 3, 15 minutes) This kernel adds the chunks of a matrix. Run the check: the report names a barrier, who waits on it, and what arrived there. One line is wrong. Mend it, and leave the rest.
+# (difficulty 2 of 3, 15 minutes) This kernel adds the chunks of a matrix. Run the check: the report names a barrier, who waits on it, and what arrived there. One line is wrong. Mend it, and leave the rest: 1, 2 or 3 stages, a producer and a consumer, two async tasks, and every chunk goes through the ring.
 
 # %% tags=["ex-10.4"]
 @triton.jit
@@ -132,7 +133,7 @@ check("10.4", row_sum_kernel)
 # ## 10.5 Bug hunt: right on Mondays
 #
 # (difficulty 3 of 3, 20 minutes) A matrix product over `steps` slices of K, through one pair of buffers. It gives the right numbers as long as the tensor core is quick. The tensor core is not your
-# thread: `async_dot` returns before the product is done. The report names two accesses to one buffer that nothing orders. Mend the order, not the numbers.
+# thread: `async_dot` returns before the product is done. The report names two accesses to one buffer that nothing orders. Mend the order, not the numbers, and keep three async tasks and tensor memory, as given.
 
 # %% tags=["ex-10.5"]
 @triton.jit

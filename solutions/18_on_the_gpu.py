@@ -11,6 +11,8 @@
 #
 # Read [notebooks/18_on_the_gpu.py](../notebooks/18_on_the_gpu.py) first. No exercise here needs a GPU: they are about what you do *before* you start
 # one and after it has answered. Count, predict, read, decide.
+#
+# `jfa.masks`, `jfa.schedule` and `jfa.bench` count these things for you, and are closed here.
 
 # %% tags=["setup"]
 import math

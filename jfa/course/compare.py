@@ -109,6 +109,8 @@ def leaves(value: Any, reference: Any, outputs: tuple[Output, ...]) -> Iterator[
 
 def form_fault(name: str, got: Any, want: Any, output: Output, fact: dict) -> str | None:
     """What is wrong with one returned value's shape, dtype, device, or memory, or None."""
+    if output.dtype == "int" and (numbers := _numbers(got)) is not None and numbers.dtype.kind == "f":
+        return f"{name} is {kind_of(got)}; a whole number is asked for."
     if not isinstance(want, torch.Tensor | np.ndarray) or getattr(want, "is_nested", False):
         return None
     if tuple(got.shape) != tuple(want.shape):

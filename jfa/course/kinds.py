@@ -257,8 +257,9 @@ def with_true_zeros(x: torch.Tensor) -> torch.Tensor:
 
 
 def around(threshold: float) -> list[float]:
-    """Return the numbers just below, exactly at, and just above a threshold: where > and >= differ."""
-    return [math.nextafter(threshold, -math.inf), threshold, math.nextafter(threshold, math.inf)]
+    """Return the fp32 numbers just below, exactly at, and just above a threshold: where > and >= differ."""
+    at = torch.tensor(threshold)
+    return [torch.nextafter(at, torch.tensor(side)).item() for side in (-math.inf, threshold, math.inf)]
 
 
 _UNWRITTEN = 0x7FC0DEAD  # a NaN that no arithmetic makes

@@ -60,7 +60,8 @@ class Output:
     Args:
         name: "out", "lse", ...
         axes: a name for each axis: "token" (packed rows, split by ``Case.offsets``), "head", "dim", "row", "column", ...
-        dtype: None accepts any dtype of the reference's kind (float, integer, bool); "float32" and the like demand one.
+        dtype: None accepts any dtype of the reference's kind (float, integer, bool); "float32" and the like demand one, and "int"
+            of a number that it is a whole one.
         may_alias: whether sharing memory with an input is fine (slices of a packed tensor, say).
         tol: tolerance relative to max(1, max |reference|); None takes the exercise's.
     """

@@ -2,7 +2,9 @@
 
 import torch
 
-from jfa.course.spec import Case, Exercise, Mutant, Output
+from jfa.course import kinds
+from jfa.course.kinds import unwritten  # noqa: F401  launches use it
+from jfa.course.spec import Case, Exercise, Limit, Mutant, Output
 
 SCHEDULES = 4  # eager, lazy and two random ones: see the launch functions
 
@@ -14,6 +16,11 @@ def _rng(seed):
 def _each_schedule(out):
     """The reference's result once for each schedule that the launch functions go through."""
     return torch.stack([out] * SCHEDULES)
+
+
+def _at_least(name, measure, each, text):
+    """In every launch the operation happens ``each`` times or more (a number, or a function of the case)."""
+    return Limit(name, measure, at_least=lambda case: SCHEDULES * (each(case) if callable(each) else each), text=text)
 
 
 # -- 10.1 --------------------------------------------------------------------------------------------------------------
@@ -36,7 +43,7 @@ def _scale_launch(kernel, x, factor):
 
     results = []
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
-        out = torch.full_like(x, float("nan"))
+        out = unwritten(*x.shape)
         boxes = [TensorDescriptor.from_tensor(t, list(x.shape)) for t in (x, out)]
         with emulator.options(policy=policy, seed=seed, fences="strict"):
             kernel[(1,)](*boxes, factor, ROWS=x.shape[0], COLS=x.shape[1])
@@ -58,6 +65,11 @@ SCALE = Exercise(
     difficulty=1,
     minutes=15,
     tol=1e-6,
+    limits=(
+        _at_least("in by TMA", "tlx:async_descriptor_load", 1, "load it with the TMA into shared memory"),
+        _at_least("through shared memory", "tlx:local_store", 1, "put the result into a second buffer"),
+        _at_least("out by TMA", "tlx:async_descriptor_store", 1, "let the TMA store that buffer"),
+    ),
     time_limit=20.0,
     hints=(
         "Announce the bytes on the barrier, start the load on it, wait for its first phase. Then the tile is yours to read.",
@@ -103,6 +115,29 @@ SCALE = Exercise(
             caught_by="runs",
             edit=("\n    tlx.async_descriptor_store_wait(0)", ""),
             expect="nobody waited for",
+            recognise=False,
+        ),
+        Mutant(
+            "fence before the store",
+            "a fence covers what was written before it.",
+            caught_by="runs",
+            edit=(
+                '    tlx.local_store(result[0], x * factor)\n    tlx.fence("async_shared")\n',
+                '    tlx.fence("async_shared")\n    tlx.local_store(result[0], x * factor)\n',
+            ),
+            expect="fence",
+            recognise=False,
+        ),
+        Mutant(
+            "no shared memory of its own",
+            "right numbers, but descriptors loaded and stored in registers: no buffer, no barrier, no fence.",
+            caught_by="in by TMA",
+            source="""
+@triton.jit
+def scale_kernel(x_desc, out_desc, factor, ROWS: tl.constexpr, COLS: tl.constexpr):
+    out_desc.store([0, 0], x_desc.load([0, 0]) * factor)
+""",
+            expect="load it with the TMA",
             recognise=False,
         ),
         Mutant(
@@ -222,13 +257,14 @@ def ring_round(k, stages):
 def _stream_cases(seed):
     g = _rng(seed)
 
-    def case(name, chunks, rows=16, cols=32):
-        return Case(name, (torch.randn(rows, chunks * cols, generator=g) - 3.0, chunks))
+    def case(chunks, stages, rows=16, cols=16):
+        name = f"{chunks} chunk{'s' * (chunks > 1)}, {stages} stage{'s' * (stages > 1)}"
+        return Case(name, (torch.randn(rows, chunks * cols, generator=g) - 3.0, chunks, stages))
 
-    return [case("one chunk", 1), case("three chunks: the ring goes round", 3), case("seven chunks", 7, rows=32, cols=16)]
+    return [case(*ring) for ring in kinds.FEW_RINGS] + [case(9, 2, rows=32, cols=32)]
 
 
-def _stream_launch(kernel, x, chunks):
+def _stream_launch(kernel, x, chunks, stages):
     import torch
     from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -236,13 +272,19 @@ def _stream_launch(kernel, x, chunks):
 
     results, rows, cols = [], x.shape[0], x.shape[1] // chunks
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
-        out = torch.full((rows,), float("nan"))
+        out = unwritten(rows)
         box = TensorDescriptor.from_tensor(x, [rows, cols])
         with emulator.options(policy=policy, seed=seed):
-            kernel[(1,)](box, out, chunks, ROWS=rows, COLS=cols, STAGES=2)
+            kernel[(1,)](box, out, chunks, ROWS=rows, COLS=cols, STAGES=stages)
         results.append(out)
     return torch.stack(results)
 
+
+RING_LIMITS = (
+    Limit("two tasks", "tasks", at_least=2, text="a producer and a consumer, two async tasks"),
+    _at_least("every chunk through the ring", "tlx:async_descriptor_load", lambda case: case.args[1], "every chunk goes through the ring"),
+    _at_least("waits for every chunk", "tlx:barrier_wait", lambda case: 2 * case.args[1], "every chunk goes through the ring"),
+)
 
 _RING_PRODUCER = """
         with tlx.async_task(num_warps=1):  # producer
@@ -270,12 +312,13 @@ ROW_MAX = Exercise(
     kind="kernel",
     call=_stream_launch,
     cases=_stream_cases,
-    reference=lambda x, chunks: _each_schedule(x.amax(dim=1)),
+    reference=lambda x, chunks, stages: _each_schedule(x.amax(dim=1)),
     outputs=(Output("out", ("schedule", "row")),),
     difficulty=2,
     minutes=25,
     tol=1e-6,
     time_limit=30.0,
+    limits=RING_LIMITS,
     hints=(
         "The consumer's loop mirrors the producer's: the same rounds, the same slots. It waits where the producer completes, and arrives where the producer waits.",
         "Exercise 10.2 gives the slot and the parity. Arrive on empties[slot] only after the values are in registers.",
@@ -315,6 +358,40 @@ ROW_MAX = Exercise(
             caught_by="runs",
             edit=("                tlx.barrier_wait(fulls[slot], (k // STAGES) & 1)\n", ""),
             expect="where nobody had written",
+            recognise=False,
+        ),
+        Mutant(
+            "no ring",
+            "right numbers, but no task, no buffer, no barrier: the chunks are loaded one after the other.",
+            caught_by="two tasks",
+            source="""
+@triton.jit
+def row_max_kernel(x_desc, out_ptr, chunks, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr):
+    found = tl.full((ROWS,), float("-inf"), tl.float32)
+    for k in range(chunks):
+        found = tl.maximum(found, tl.max(x_desc.load([0, k * COLS]), axis=1))
+    tl.store(out_ptr + tl.arange(0, ROWS), found)
+""",
+            expect="two async tasks",
+            recognise=False,
+        ),
+        Mutant(
+            "frees a buffer one round late",
+            "with one stage the producer waits for the buffer that is given back after its next load.",
+            caught_by="runs",
+            edit=(
+                "                tlx.barrier_arrive(empties[slot], 1)\n",
+                "                if k > 0:\n                    tlx.barrier_arrive(empties[(k - 1) % STAGES], 1)\n",
+            ),
+            expect="empties",
+            recognise=False,
+        ),
+        Mutant(
+            "parity without & 1",
+            "a parity is 0 or 1, not the number of the turn.",
+            caught_by="runs",
+            edit=("tlx.barrier_wait(fulls[slot], (k // STAGES) & 1)", "tlx.barrier_wait(fulls[slot], k // STAGES)"),
+            expect="parity",
             recognise=False,
         ),
         Mutant(
@@ -366,12 +443,13 @@ ROW_SUM = Exercise(
     hunt=True,
     call=_stream_launch,
     cases=_stream_cases,
-    reference=lambda x, chunks: _each_schedule(x.sum(dim=1)),
+    reference=lambda x, chunks, stages: _each_schedule(x.sum(dim=1)),
     outputs=(Output("out", ("schedule", "row")),),
     difficulty=2,
     minutes=15,
     tol=1e-5,
     time_limit=30.0,
+    limits=RING_LIMITS,
     hints=(
         "The report names the barrier the producer waits on. Who should arrive there, and where does it arrive instead?",
         "With one chunk, and with two, all is well: only the second turn needs the buffers back.",
@@ -384,6 +462,21 @@ ROW_SUM = Exercise(
             caught_by="runs",
             edit=("tlx.barrier_arrive(empties[slot], 1)", "tlx.barrier_arrive(empties[slot * 0], 1)"),
             expect="empties",
+            recognise=False,
+        ),
+        Mutant(
+            "no ring",
+            "right numbers, but no task, no buffer, no barrier: the chunks are loaded one after the other.",
+            caught_by="two tasks",
+            source="""
+@triton.jit
+def row_sum_kernel(x_desc, out_ptr, chunks, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr):
+    found = tl.full((ROWS,), 0.0, tl.float32)
+    for k in range(chunks):
+        found = found + tl.sum(x_desc.load([0, k * COLS]), axis=1)
+    tl.store(out_ptr + tl.arange(0, ROWS), found)
+""",
+            expect="two async tasks",
             recognise=False,
         ),
         Mutant(
@@ -451,7 +544,7 @@ def _gemm_cases(seed):
         b = torch.randn(steps * k, n, generator=g).to(torch.bfloat16)
         return Case(name, (a, b, steps))
 
-    return [case("one slice of K", 1), case("three slices", 3)]
+    return [case("one slice of K", 1), case("three slices", 3), case("two slices", 2), case("five slices", 5, k=32)]
 
 
 def _gemm_launch(kernel, a, b, steps):
@@ -462,7 +555,7 @@ def _gemm_launch(kernel, a, b, steps):
 
     results, m, n, k = [], a.shape[0], b.shape[1], a.shape[1] // steps
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
-        out = torch.full((m, n), float("nan"))
+        out = unwritten(m, n)
         boxes = [TensorDescriptor.from_tensor(a, [m, k]), TensorDescriptor.from_tensor(b, [k, n])]
         with emulator.options(policy=policy, seed=seed):
             kernel[(1,)](*boxes, out, steps, M=m, N=n, K=k)
@@ -509,6 +602,11 @@ GEMM = Exercise(
     minutes=20,
     tol=1e-5,
     time_limit=60.0,
+    limits=(
+        Limit("three tasks", "tasks", at_least=3, text="three async tasks and tensor memory, as given"),
+        _at_least("products in tensor memory", "mmas", lambda case: case.args[2], "three async tasks and tensor memory, as given"),
+        _at_least("slices by TMA", "tlx:async_descriptor_load", lambda case: 2 * case.args[2], "three async tasks and tensor memory, as given"),
+    ),
     hints=(
         "One of the two accesses is the load of the next slice. What tells the load task that the buffer is free, and when is that said?",
         "A barrier_arrive after async_dot happens when the product was *issued*. You want an arrival when it is *done*.",
@@ -524,6 +622,22 @@ GEMM = Exercise(
                 "tlx.barrier_arrive(empty[0], 1)\n                tlx.async_dot(a[0], b[0], acc[0], use_acc=k > 0, force_async=True)",
             ),
             expect="shared memory a[0]",
+            recognise=False,
+        ),
+        Mutant(
+            "one loop of tl.dot",
+            "right numbers, but no task, no buffer and no tensor memory are left.",
+            caught_by="three tasks",
+            source="""
+@triton.jit
+def gemm_kernel(a_desc, b_desc, out_ptr, steps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    m, n = tl.arange(0, M), tl.arange(0, N)
+    acc = tl.zeros((M, N), tl.float32)
+    for k in range(steps):
+        acc = tl.dot(a_desc.load([0, k * K]), b_desc.load([k * K, 0]), acc)
+    tl.store(out_ptr + m[:, None] * N + n[None, :], acc)
+""",
+            expect="as given",
             recognise=False,
         ),
         Mutant(
@@ -595,7 +709,7 @@ def _add_launch(kernel, a, b, c):
 
     results, (m, k), n = [], a.shape, b.shape[1]
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
-        out = torch.full((m, n), float("nan"))
+        out = unwritten(m, n)
         boxes = [TensorDescriptor.from_tensor(a, [m, k]), TensorDescriptor.from_tensor(b, [k, n])]
         with emulator.options(policy=policy, seed=seed):
             kernel[(1,)](*boxes, c, out, M=m, N=n, K=k)
@@ -616,6 +730,11 @@ GEMM_ADD = Exercise(
     minutes=30,
     tol=1e-5,
     time_limit=60.0,
+    limits=(
+        _at_least("A and B by TMA", "tlx:async_descriptor_load", 2, "A and B come by TMA"),
+        _at_least("C in tensor memory", "tmem_stores", 1, "put into tensor memory as the accumulator's first value"),
+        _at_least("added by async_dot", "accumulated", 1, "one async_dot adds to it"),
+    ),
     hints=(
         "Three buffers (a, b in shared memory, the accumulator with tlx.storage_kind.tmem) and two barriers: one for the loads, one for the product.",
         "Two loads may share one barrier: announce the bytes of both together. Put C into the accumulator with local_store, then async_dot(..., use_acc=True, mBarriers=[done[0]]).",
@@ -642,6 +761,29 @@ GEMM_ADD = Exercise(
             "forgets C",
             "C is not in the result: use_acc=False throws away what the accumulator held.",
             edit=("use_acc=True", "use_acc=False"),
+        ),
+        Mutant(
+            "C added after the product",
+            "right numbers, but C is added in registers: the accumulator did not begin with it.",
+            caught_by="C in tensor memory",
+            edit=(
+                ("    tlx.local_store(acc[0], tl.load(c_ptr + at))\n", ""),
+                ("use_acc=True", "use_acc=False"),
+                ("tlx.local_load(acc[0]))", "tlx.local_load(acc[0]) + tl.load(c_ptr + at))"),
+            ),
+            expect="first value",
+            recognise=False,
+        ),
+        Mutant(
+            "tl.dot instead of async_dot",
+            "right numbers, but the product was made in registers.",
+            caught_by="added by async_dot",
+            edit=(
+                ("    tlx.async_dot(a[0], b[0], acc[0], use_acc=True, mBarriers=[done[0]])\n    tlx.barrier_wait(done[0], 0)\n", ""),
+                ("tlx.local_load(acc[0]))", "tl.dot(tlx.local_load(a[0]), tlx.local_load(b[0]), tlx.local_load(acc[0])))"),
+            ),
+            expect="adds to it",
+            recognise=False,
         ),
         Mutant(
             "announces only A's bytes",

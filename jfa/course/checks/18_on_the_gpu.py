@@ -5,6 +5,7 @@ import statistics
 
 import torch
 
+from jfa.course import kinds
 from jfa.course.spec import Case, Exercise, Mutant, Output
 
 COUNTERS = ("jfa.masks", "jfa.bench")  # the package's own counting is no answer
@@ -26,6 +27,7 @@ def _flops_cases(seed):
         Case("more queries than keys", (_lengths(8 + s, 5), _lengths(3, 1), 1, 16, False)),
         Case("empty sequences on either side", (_lengths(0, 5, 3), _lengths(4, 0, 6 + s), 3, 128, False)),
         Case("lengths 5, 0, 33, 1 and one of 200", (_lengths(5, 0, 33, 1, 200), _lengths(17, 4, 40, 0, 200 + s), 4, 128, False)),
+        Case("more than 2**31 FLOPs", (_lengths(700, 3), _lengths(701 + s, 5), 41, 257, True)),
     ]
 
 
@@ -44,7 +46,7 @@ FLOPS = Exercise(
     name="causal_flops",
     cases=_flops_cases,
     reference=_flops,
-    outputs=(Output("flops"),),
+    outputs=(Output("flops", dtype="int"),),
     difficulty=1,
     minutes=12,
     forbid=COUNTERS,
@@ -85,6 +87,13 @@ FLOPS = Exercise(
             edit=("5 if backward", "4 if backward"),
         ),
         Mutant(
+            "a float",
+            "The FLOPs came as a float. Beyond 2**53 that is no longer exact: a whole number is asked for.",
+            caught_by="returns",
+            edit=("return products * 2", "return 1.0 * products * 2"),
+            expect="whole number",
+        ),
+        Mutant(
             "padded",
             "Every sequence was counted as long as the longest one.",
             edit=("zip(len_q.tolist(), len_kv.tolist())", "[(int(len_q.max()), int(len_kv.max()))] * len(len_q)"),
@@ -122,6 +131,7 @@ def _bytes_cases(seed):
         Case("a sequence without keys", (_lengths(6, 0, 13 + s), 16, 2, 2, 32, 2)),
         Case("fp32", (_lengths(12, 30 + s), 8, 2, 1, 16, 4)),
         Case("lengths 5, 0, 33, 1 and one of 200", (_lengths(5, 0, 33, 1, 200 + s), 32, 4, 4, 128, 2)),
+        Case("more than 2**31 bytes", (_lengths(2_000_001, 3, 1_000_000 + s), 7, 3, 3, 129, 2)),
     ]
 
 
@@ -136,7 +146,7 @@ BYTES = Exercise(
     name="pooling_bytes",
     cases=_bytes_cases,
     reference=_bytes,
-    outputs=(Output("bytes"),),
+    outputs=(Output("bytes", dtype="int"),),
     difficulty=2,
     minutes=12,
     forbid=COUNTERS,
@@ -452,6 +462,7 @@ def _bounds_cases(seed):
         cycles = torch.tensor(cycles) * torch.empty(len(cycles)).uniform_(0.99, 1.01, generator=g)
         return Case(name, (cycles, dram + jitter(), tensor + jitter(), xu + jitter()))
 
+    even, edges = torch.full((4,), 2.0**15), ("just below", "at exactly", "just above")
     return [
         case("all SMs alike, memory busy", [9e4, 9.2e4, 8.9e4, 9.1e4], 90.0, 31.0, 14.0),
         case("tensor cores busy", [5e5] * 8, 12.0, 84.0, 44.0),
@@ -459,6 +470,9 @@ def _bounds_cases(seed):
         case("nobody is busy", [2e5] * 8, 33.0, 47.0, 20.0),
         case("one SM works, the others wait", [2e4] * 7 + [1e5], 24.0, 12.0, 5.0),
         case("a little uneven", [8e4] * 3 + [6e4] * 4 + [9e4], 16.0, 61.0, 30.0),
+        *(Case(f"a unit {where} 70 percent", (even, 20.0, x, 30.0)) for where, x in zip(edges, kinds.around(70.0))),
+        Case("a balance of exactly 0.75", (torch.tensor([2.0**16, 2.0**15]), 10.0, 54.0, 20.0)),
+        Case("exactly 70 percent while SMs had work", (torch.tensor([2.0**16, 2.0**15]), 52.5, 20.0, 10.0)),
     ]
 
 
@@ -495,6 +509,16 @@ BOUNDS = Exercise(
             "always a culprit",
             "The busiest unit was named although it is not busy. If no unit reaches 70, everybody is waiting.",
             edit=('busiest if busy[busiest] >= 70 else "waiting"', "busiest"),
+        ),
+        Mutant(
+            "more than 70",
+            "A unit at exactly 70 percent counts as busy: 70 or more.",
+            edit=("busy[busiest] >= 70", "busy[busiest] > 70"),
+        ),
+        Mutant(
+            "at most 0.75",
+            "A balance of exactly 0.75 is no imbalance: below 0.75.",
+            edit=("if balance < 0.75:", "if balance <= 0.75:"),
         ),
         Mutant(
             "imbalance overlooked",
@@ -575,7 +599,7 @@ MAKESPAN = Exercise(
     name="makespan_bound",
     cases=_makespan_cases,
     reference=_makespan,
-    outputs=(Output("bound"), Output("pieces")),
+    outputs=(Output("bound"), Output("pieces", dtype="int")),
     difficulty=2,
     minutes=12,
     forbid=("jfa.schedule", *COUNTERS),
