@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
 
@@ -19,16 +20,23 @@ class Command(NamedTuple):
     help: str
 
 
+GROUPS = {
+    "learning": ("lab", "hint", "progress", "grade", "reset", "update", "doctor"),
+    "kernel development": ("compile", "timeline", "emulator", "bench"),
+    "instructors (grade --from reads submissions)": ("release",),
+    "authors of chapters": ("strip", "mutants"),
+}
+
 COMMANDS = {
     "lab": Command("jfa.lab:main", "open JupyterLab at the first chapter, everything it writes kept in .jfa/"),
     "doctor": Command("jfa.doctor:main", "is this installation sound? each line with the command that repairs it"),
     "grade": Command("jfa.course.cli:grade", "grade exercises: jfa grade 1.2, jfa grade 1 2, jfa grade --solutions"),
     "hint": Command("jfa.course.cli:hint", "the next hint of an exercise: jfa hint 1.2"),
-    "progress": Command("jfa.course.cli:progress", "what is solved, a bar a chapter"),
+    "progress": Command("jfa.course.cli:progress", "what is solved, a bar per chapter"),
     "reset": Command("jfa.course.cli:reset", "put an exercise back to its start (a backup is kept): jfa reset 1.2"),
     "update": Command("jfa.course.cli:update", "after a git pull: carry your answers into the new exercises"),
-    "release": Command("jfa.course.cli:release", "for instructors: the course without its solutions"),
-    "strip": Command("jfa.course.cli:strip", "for authors: make exercises/ from solutions/"),
+    "release": Command("jfa.course.cli:release", "write the course to a folder to hand out, with or without its solutions"),
+    "strip": Command("jfa.course.cli:strip", "make exercises/ from solutions/"),
     "mutants": Command("jfa.course.cli:mutants", "table of known mistakes and the check that catches each"),
     "compile": Command("jfa.compiled:main", "compile a kernel for a GPU that is not here: registers, spills, memory"),
     "timeline": Command("jfa.emulator.cli:timeline", "what each role of a kernel did when, on the emulator's clock"),
@@ -40,8 +48,10 @@ COMMANDS = {
 def usage() -> str:
     """The text of ``jfa --help``."""
     width = max(map(len, COMMANDS))
-    rows = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items())
-    return f"usage: jfa COMMAND [options]     (jfa COMMAND --help says more)\n\n{rows}\n"
+    groups = []
+    for title, names in GROUPS.items():
+        groups += [f"\n{title}", *(f"  {name:<{width}}  {COMMANDS[name].help}" for name in names)]
+    return "usage: jfa COMMAND [options]     (jfa COMMAND --help says more)\n" + "\n".join(groups) + "\n"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,13 +69,31 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     module, function = command.target.split(":")
     try:
-        return getattr(import_module(module), function)(argv[1:]) or 0
+        return _load(argv[0], module, function)(argv[1:]) or 0
     except KeyboardInterrupt:
         print("\njfa: stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `jfa mutants | head`: who read us has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
         return 141
+
+
+def _load(name: str, module: str, function: str) -> Callable[[list[str]], int]:
+    """The function behind a command; a doctor that cannot be imported is a sentence, not a traceback."""
+    try:
+        return getattr(import_module(module), function)
+    except Exception as error:
+        if name != "doctor":
+            raise
+        print(f"jfa doctor does not start: {type(error).__name__}: {error}{_path_hint()}", file=sys.stderr)
+        return lambda argv: 1
+
+
+def _path_hint() -> str:
+    """What is nearly always to blame where Python's own modules do not import."""
+    if os.environ.get("PYTHONPATH"):
+        return "\nPYTHONPATH is set, and a file there may hide one of Python's own. repair: unset PYTHONPATH"
+    return "\nA file in this folder may hide one of Python's own: try from another folder."
 
 
 def _version() -> str:

@@ -12,12 +12,16 @@ import json
 import os
 import platform
 import re
+import shlex
+import signal
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 OK, WARNING, BROKEN = "ok", "warning", "broken"
@@ -26,6 +30,14 @@ FBTRITON = "3.7.4"  # where there is no checkout with a lock to ask
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
 OLDEST_TORCH, OLDEST_NUMPY = (2, 10), (1, 26)
 KERNEL_SECONDS = 120  # a cold first launch on a busy two-core machine takes about ten
+
+# What must work in a fresh process before this one imports it: a broken numpy can kill the process that does.
+PROBES = {
+    "numpy": "import numpy as m; m.__version__; m.zeros(3).sum()",
+    "torch": "import torch as m; m.__version__; m.zeros(3).sum()",
+    "triton": "import triton",
+}
+PROBE_SECONDS = 120
 
 COURSE_PACKAGES = ("greenlet", "jupyterlab", "jupytext", "nbclient", "ipykernel", "matplotlib")
 
@@ -49,9 +61,12 @@ def examine() -> Iterator[Line]:
     for check in CHECKS:
         try:
             yield from check()
-        except Exception as error:
+        except Unusable as error:
             name = check.__name__.removeprefix("check_")
-            yield Line(name, BROKEN, _first_line(f"{type(error).__name__}: {error}"), pip_command("-r requirements.txt"))
+            yield Line(name, WARNING, f"not looked at, because {error.module} does not work")
+        except (Exception, SystemExit) as error:
+            name = check.__name__.removeprefix("check_")
+            yield Line(name, BROKEN, _first_line(f"{type(error).__name__}: {error}"), _repair_of(error))
 
 
 def doctor() -> bool:
@@ -91,45 +106,73 @@ def check_python() -> Iterator[Line]:
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.prefix}"
     if not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
         wanted = f"{_dotted(OLDEST_PYTHON)} to {_dotted(NEWEST_PYTHON)}"
-        yield Line("python", BROKEN, f"{text}; {wanted} is needed", "rm -r .venv && make lab PYTHON=python3.12")
+        remove = f"rm -r {shlex.quote(str(_root() / '.venv'))} && " if (_root() / ".venv").exists() else ""
+        yield Line("python", BROKEN, f"{text}; {wanted} is needed", remove + _make("lab PYTHON=python3.12"))
     elif platform.system() != "Linux":
         yield Line("python", WARNING, f"{text}; Triton exists for Linux only: chapters 00-02 run, the rest in a container")
     else:
         yield Line("python", OK, text)
 
 
+def check_path() -> Iterator[Line]:
+    """No file in a folder of PYTHONPATH, or in the current folder, hides a module of Python or of a locked package."""
+    found = list(_hidden())
+    for module, owner, folder in found[:5]:
+        if folder in _python_path():
+            text, repair = f"PYTHONPATH leads there first: {folder}", "unset PYTHONPATH"
+            if len(_python_path()) > 1:
+                repair += f" (or take {shlex.quote(folder)} out of it)"
+        else:
+            text = "that folder comes first on sys.path"
+            repair = f"rename {module} in {shlex.quote(folder)}, or work in another folder"
+        yield Line("path", BROKEN, f"the module {module} of {owner} is hidden by one in another folder; {text}", repair)
+    if not found:
+        yield Line("path", OK, "no folder hides a module of Python or of a locked package")
+
+
 def check_numpy() -> Iterator[Line]:
-    """numpy imports and is not older than what jfa asks for."""
+    """numpy imports, calculates, and is not older than what jfa asks for."""
+    why = _probe("numpy")
+    if why is not None:
+        yield Line("numpy", BROKEN, why, _reinstall("numpy"))
+        return
     import numpy
 
     if _numbers(numpy.__version__) < OLDEST_NUMPY:
         text = f"{numpy.__version__}; {_dotted(OLDEST_NUMPY)} or newer is needed"
-        yield Line("numpy", BROKEN, text, pip_command(_locked("numpy")))
+        yield Line("numpy", BROKEN, text, _blame_path("numpy") or pip_command(_locked("numpy")))
     else:
         yield Line("numpy", OK, numpy.__version__)
 
 
 def check_torch() -> Iterator[Line]:
     """torch imports, is new enough, and is the build that fits the driver."""
+    _require("numpy")
+    why = _probe("torch")
+    if why is not None:
+        yield Line("torch", BROKEN, why, _reinstall("torch"))
+        return
     import torch
 
     build = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
     text = f"{torch.__version__}, {build}"
     if _numbers(torch.__version__) < OLDEST_TORCH:
-        yield Line("torch", BROKEN, f"{text}; {_dotted(OLDEST_TORCH)} or newer is needed", pip_command(_locked("torch")))
+        yield Line("torch", BROKEN, f"{text}; {_dotted(OLDEST_TORCH)} or newer is needed", _reinstall("torch"))
     elif torch.version.cuda is None and os.path.exists("/proc/driver/nvidia/version"):
-        yield Line("torch", WARNING, f"{text}, although there is an NVIDIA driver", "make lab GPU=1")
+        yield Line("torch", WARNING, f"{text}, although there is an NVIDIA driver", _make("lab GPU=1"))
     else:
         yield Line("torch", OK, text)
 
 
 def check_triton() -> Iterator[Line]:
     """The module ``triton`` is the one with TLX, complete, and not half overwritten by another package."""
+    _require("numpy", "torch")  # importing Triton imports jfa's emulator, and that imports them
     yield triton_flavour()
 
 
 def check_tlx() -> Iterator[Line]:
     """TLX's Python half imports and Triton's compiled half has what it calls."""
+    _require("numpy", "torch")
     if triton_flavour().status != OK:
         return
     import triton.language.extra.tlx as tlx
@@ -144,6 +187,7 @@ def check_tlx() -> Iterator[Line]:
 
 def check_interpret() -> Iterator[Line]:
     """TRITON_INTERPRET says now what it said when Triton was imported."""
+    _require("numpy", "torch")
     if _import_triton()[0] is None:
         return
     import triton.language as tl
@@ -164,6 +208,7 @@ def check_interpret() -> Iterator[Line]:
 
 def check_ptxas() -> Iterator[Line]:
     """The assemblers that Triton compiles with are there and start."""
+    _require("numpy", "torch")
     if _import_triton()[0] is None:
         return
     from triton import knobs
@@ -182,6 +227,7 @@ def check_ptxas() -> Iterator[Line]:
 
 def check_gpu() -> Iterator[Line]:
     """Each GPU with its architecture; none is fine."""
+    _require("numpy", "torch")
     import torch
 
     if not torch.cuda.is_available():
@@ -193,6 +239,7 @@ def check_gpu() -> Iterator[Line]:
 
 def check_backends() -> Iterator[Line]:
     """Where each backend of the op runs on this machine."""
+    _require("numpy", "torch")
     import torch
 
     from jfa.kernels import registry
@@ -213,6 +260,7 @@ def check_backends() -> Iterator[Line]:
 
 def check_known_value() -> Iterator[Line]:
     """A small kernel gives the number it must, run in each way that there is, in a process of its own."""
+    _require("numpy", "torch")
     if _import_triton()[0] is None:
         return
     import torch
@@ -238,15 +286,35 @@ def check_course() -> Iterator[Line]:
         repair = pip_command(" ".join(_locked(name) for name in missing))
         yield Line("course", WARNING, f"not installed: {', '.join(missing)}", repair)
         return
-    other = [f"{name} {version}" for name, version in versions.items() if _locked(name) not in (name, f"{name}=={version}")]
+    other = [name for name, version in _lock().items() if _plain(_version(name) or version) != _plain(version)]
     if other:
-        yield Line("course", WARNING, f"not the locked versions: {', '.join(other)}", pip_command("-r requirements.txt"))
+        text = f"not the locked versions: {', '.join(f'{name} {_version(name)}' for name in other)}"
+        yield Line("course", WARNING, text, pip_command("--no-deps " + " ".join(_locked(name) for name in other)))
     else:
         yield Line("course", OK, ", ".join(f"{name} {version}" for name, version in versions.items()))
 
 
+def check_packages() -> Iterator[Line]:
+    """Every locked package has the files that its own record lists, and what it needs in turn is installed."""
+    installed = [name for name in _lock() or COURSE_PACKAGES if _version(name) is not None]
+    sound = 0
+    for name in installed:
+        damage = None if name == "fbtriton" else _lost_files(name)  # its own check looks closer
+        lacking = [other for other in _needs(name) if _version(other) is None]
+        if damage:
+            yield Line("package", BROKEN, f"{name} {_version(name)}: {damage}", _reinstall(name))
+        elif lacking:
+            repair = pip_command(" ".join(_locked(other) for other in lacking))
+            yield Line("package", BROKEN, f"{name} needs {', '.join(lacking)}, not installed here", repair)
+        else:
+            sound += 1
+    if sound == len(installed):
+        yield Line("package", OK, f"{sound} of the {len(_lock())} locked packages are installed, each as its record says")
+
+
 CHECKS: tuple[Callable[[], Iterator[Line]], ...] = (
     check_python,
+    check_path,
     check_numpy,
     check_torch,
     check_triton,
@@ -257,6 +325,7 @@ CHECKS: tuple[Callable[[], Iterator[Line]], ...] = (
     check_backends,
     check_known_value,
     check_course,
+    check_packages,
 )
 
 
@@ -294,13 +363,17 @@ def _upstream_triton(version: str, place: str, installed: str | None) -> Line:
         return Line("triton", WARNING, text, reinstall_fbtriton())
     if Path(place).parent.resolve() != _home("fbtriton"):
         text = f"upstream {version} at {place} hides fbtriton {installed}: it comes first on sys.path"
-        return Line("triton", BROKEN, text, "unset PYTHONPATH, or take that folder out of it")
+        first = str(Path(place).parent)
+        elsewhere = f"take {shlex.quote(first)} out of sys.path: it is neither PYTHONPATH's nor this environment's"
+        return Line("triton", BROKEN, text, "unset PYTHONPATH" if _on_python_path(first) else elsewhere)
     text = f"upstream {version} was installed over fbtriton {installed}: importing TLX may work, compiling it fails"
     return Line("triton", BROKEN, text, reinstall_fbtriton())
 
 
 def _import_triton() -> tuple[str | None, str]:
     """(version, folder) of the module; (None, why) if it does not import or is an empty shell."""
+    if (why := _probe("triton")) is not None:
+        return None, why
     try:
         import triton
     except Exception as error:
@@ -338,6 +411,154 @@ def _stray(home: Path, recorded: set[str]) -> str | None:
     return next((f"{name} is another package's" for name in names if recorded and name not in recorded), None)
 
 
+# -- packages and folders --------------------------------------------------------------------------------------------
+
+
+class Unusable(Exception):
+    """A check needs a module that does not work; the module's own check says why."""
+
+    def __init__(self, module: str):
+        super().__init__(module)
+        self.module = module
+
+
+def _require(*modules: str) -> None:
+    """Raises Unusable for the first of these modules that does not work."""
+    for module in modules:
+        if _probe(module) is not None:
+            raise Unusable(module)
+
+
+@cache
+def _probe(module: str) -> str | None:
+    """Why a module does not import or does nothing, tried in a process of its own; None where it works (or is imported here)."""
+    if module in sys.modules:
+        return None
+    command = [sys.executable, *(["-S"] if sys.flags.no_site else []), "-c", PROBES[module]]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PROBE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"importing it took longer than {PROBE_SECONDS} s"
+    if run.returncode == 0:
+        return None
+    if run.returncode < 0:
+        return f"importing it kills Python ({signal.Signals(-run.returncode).name})"
+    lines = [line for line in run.stderr.splitlines() if re.match(r"[\w.]+(Error|Exception|Exit|Interrupt|Warning)\b", line)]
+    return _shorten(lines[-1]) if lines else f"importing it ends Python with status {run.returncode}"
+
+
+def _python_path() -> list[str]:
+    return [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+def _on_python_path(folder: str) -> bool:
+    return os.path.realpath(folder) in map(os.path.realpath, _python_path())
+
+
+def _hidden() -> Iterator[tuple[str, str, str]]:
+    """(module, whose it is, the folder that hides it) for what is found on sys.path before the module itself."""
+    homes = {os.path.realpath(sysconfig.get_path(key)) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    owners = dict.fromkeys(sys.stdlib_module_names, "Python") | _modules()
+    for entry in dict.fromkeys(sys.path):
+        folder = os.path.realpath(entry or os.getcwd())
+        if folder in homes or folder.endswith(("lib-dynload", ".zip")):
+            homes.add(folder)
+            continue
+        installed_there = {owner for owner in set(_modules().values()) if str(_home(owner)) == folder}
+        for module in sorted(_names_in(folder) & set(owners)):
+            if owners[module] not in installed_there and _found_in(module, folder):
+                yield module, owners[module], os.path.abspath(entry or os.getcwd())
+
+
+def _names_in(folder: str) -> set[str]:
+    """What could be imported from a folder."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return set()
+    packages = {name for name in names if os.path.isfile(os.path.join(folder, name, "__init__.py"))}
+    return packages | {name.split(".")[0] for name in names if name.endswith((".py", ".so", ".pyc"))}
+
+
+def _found_in(module: str, folder: str) -> bool:
+    """Whether importing the module takes it from this very folder."""
+    if module in sys.builtin_module_names:
+        return False
+    spec = PathFinder.find_spec(module)
+    if spec is None or not spec.origin:
+        return False
+    place = os.path.dirname(spec.origin)
+    return os.path.realpath(os.path.dirname(place) if spec.submodule_search_locations else place) == folder
+
+
+@cache
+def _modules() -> dict[str, str]:
+    """{top-level module: package} of the locked packages that are installed."""
+    found = {}
+    for package in _lock() or COURSE_PACKAGES:
+        for name, _, _ in _record(package):
+            top = name.split("/")[0]
+            if "/" in name and (top.isidentifier() and name.count("/") == 1 and name.endswith("/__init__.py")):
+                found[top] = package
+            elif "/" not in name and name.endswith(".py"):
+                found[name.removesuffix(".py")] = package
+    return found
+
+
+def _blame_path(package: str) -> str | None:
+    """The repair where a package is hidden by a folder of PYTHONPATH, None where it is not."""
+    hidden = [folder for _, owner, folder in _hidden() if owner == package]
+    return "unset PYTHONPATH" if hidden and _on_python_path(hidden[0]) else None
+
+
+def _record(package: str) -> list[list[str]]:
+    """[name, hash, size] of each file that a package says it installed; [] where it is not installed or says nothing.
+
+    Not distribution.files: from Python 3.12 on it leaves out the files that are missing.
+    """
+    try:
+        text = metadata.distribution(package).read_text("RECORD") or ""
+    except metadata.PackageNotFoundError:
+        return []
+    return [row for row in csv.reader(text.splitlines()) if len(row) == 3]
+
+
+def _lost_files(package: str) -> str | None:
+    """Which of its files a package lacks or has in another size, in words; None where its record is right."""
+    home, lost, other = metadata.distribution(package), [], []
+    complete = str(_home(package)) in {os.path.realpath(sysconfig.get_path(key)) for key in ("purelib", "platlib")}
+    for name, _, size in _record(package):
+        if not size or name.startswith("..") and not complete:
+            continue  # compiled while it was installed; or beside a folder of packages that is no whole environment
+        try:
+            actual = os.stat(str(home.locate_file(name))).st_size
+        except OSError:
+            lost.append(name)
+            continue
+        if actual != int(size) and not name.startswith(".."):  # scripts begin with a path of this machine
+            other.append(name)
+    if lost:
+        return f"{len(lost)} of its files are missing, such as {lost[0]}" if len(lost) > 1 else f"{lost[0]} is missing"
+    return f"{other[0]} is not the file that was installed" if other else None
+
+
+def _needs(package: str) -> list[str]:
+    """The packages that a package needs here, without extras; [] where nothing here can read its conditions."""
+    try:
+        from packaging.requirements import InvalidRequirement, Requirement
+    except ImportError:
+        return []
+    needed = []
+    for text in metadata.distribution(package).requires or []:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            needed.append(requirement.name)
+    return [name for name in needed if name.lower() != "triton"]  # fbtriton stands for it
+
+
 # -- running a kernel ------------------------------------------------------------------------------------------------
 
 
@@ -363,7 +584,7 @@ def _run_known_value(way: str) -> str | None:
 def _kernel_repair(failure: str) -> str:
     """Both ways of running on a CPU calculate with numpy; a traceback that names it points there, another at Triton."""
     if triton_flavour().status != BROKEN and re.search(r"numpy|\bnp\.", failure):
-        return pip_command(f"--force-reinstall {_locked('numpy')}")
+        return _blame_path("numpy") or pip_command(f"--force-reinstall {_locked('numpy')}")
     return reinstall_fbtriton()
 
 
@@ -408,24 +629,68 @@ def _small_problem(device: str):
 
 
 def pip_command(arguments: str) -> str:
-    """A pip command for the Python that is running, not for whichever comes first on PATH."""
-    return f"{sys.executable} -m pip install {arguments}"
+    """A pip command for the Python that is running, not for whichever comes first on PATH; ``arguments`` are quoted already."""
+    return f"{shlex.quote(sys.executable)} -m pip install {arguments}"
 
 
 def reinstall_fbtriton() -> str:
     """The repair of every clash of Triton's packages. The folder goes first: pip leaves what another package has more."""
     home = Path(sysconfig.get_path("purelib")) if _version("fbtriton") is None else _home("fbtriton")
-    return f"rm -rf {home / 'triton'} && {pip_command('--no-deps --force-reinstall ' + _locked('fbtriton'))}"
+    remove = f"rm -rf {shlex.quote(str(home / 'triton'))}"
+    return f"{remove} && {pip_command('--no-deps --force-reinstall ' + _locked('fbtriton'))}"
+
+
+def _reinstall(package: str) -> str:
+    """The repair of a package whose files are not what they were: pip takes it for installed, so it must be forced."""
+    if package == "fbtriton":
+        return reinstall_fbtriton()
+    blame = _blame_path(package)
+    if blame:
+        return blame
+    stamp = _root() / ".venv" / "jfa-stamp.json"
+    if package == "torch" and stamp.exists() and Path(sys.prefix) == _root() / ".venv":
+        # Set-up knows which of PyTorch's builds this machine wants; pip alone would fetch the CUDA build.
+        remove = f"{shlex.quote(sys.executable)} -m pip uninstall -y torch; rm -f {shlex.quote(str(stamp))}"
+        return f"{remove} && {_make('setup')}"
+    return pip_command(f"--no-deps --force-reinstall {_locked(package)}")
+
+
+def _make(words: str) -> str:
+    return f"make -C {shlex.quote(str(_root()))} {words}"
+
+
+def _root() -> Path:
+    """The checkout (or release) that this file belongs to."""
+    return Path(__file__).resolve().parent.parent
+
+
+def _repair_of(error: BaseException) -> str:
+    """The likeliest repair where a check failed in a way that nobody foresaw."""
+    missing = getattr(error, "name", None) if isinstance(error, ImportError) else None
+    if isinstance(missing, str) and _lock().get(package := missing.split(".")[0]):
+        return _reinstall(package)
+    lock = _root() / "requirements.txt"
+    return pip_command(f"-r {shlex.quote(str(lock))}" if lock.is_file() else f"--force-reinstall {_locked('torch')}")
+
+
+@cache
+def _lock() -> dict[str, str]:
+    """{package: version} of this checkout's lock, {} without one; names as pip writes them, in lower case."""
+    lock = _root() / "requirements.txt"
+    if not lock.is_file():
+        return {}
+    return {name.lower(): version for name, version in re.findall(r"^([\w.-]+)==([^\s;]+)", lock.read_text(encoding="utf-8"), re.M)}
 
 
 def _locked(package: str) -> str:
     """``package==version`` of this checkout's lock, else the bare name (fbtriton: the version that was tested)."""
-    lock = Path(__file__).resolve().parent.parent / "requirements.txt"
-    if lock.is_file():
-        found = re.search(rf"^{re.escape(package)}==[^\s;]+", lock.read_text(encoding="utf-8"), flags=re.M | re.I)
-        if found:
-            return found.group(0)
-    return f"fbtriton=={FBTRITON}" if package == "fbtriton" else package
+    version = _lock().get(package.lower()) or (FBTRITON if package == "fbtriton" else None)
+    return f"{package}=={version}" if version else package
+
+
+def _plain(version: str) -> str:
+    """A version without the build it names: 2.13.0+cpu is 2.13.0."""
+    return version.split("+")[0]
 
 
 def _version(package: str) -> str | None:

@@ -18,6 +18,15 @@ def test_usage_lists_every_command(capsys):
         assert name in printed and command.help in printed
 
 
+def test_usage_has_every_command_in_one_group():
+    grouped = [name for names in cli.GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(cli.COMMANDS)
+    lines = cli.usage().splitlines()
+    for title, names in cli.GROUPS.items():
+        at = lines.index(title)
+        assert [line.split()[0] for line in lines[at + 1 : at + 1 + len(names)]] == list(names)
+
+
 def test_a_wrong_name_exits_2_and_suggests(capsys):
     assert cli.main(["gradd", "1.1"]) == 2
     assert "did you mean 'grade'?" in capsys.readouterr().err

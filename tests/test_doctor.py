@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,7 @@ class Installation:
         self.folder = folder
         folder.mkdir()
         for entry in SITE.iterdir():
-            if entry.suffix != ".pth" and entry.name != "__pycache__":
+            if not entry.name.startswith("__editable__") and entry.name != "__pycache__":
                 (folder / entry.name).symlink_to(entry)
 
     def own(self, package: str) -> Path:
@@ -63,6 +64,14 @@ class Installation:
         result = self.run("-c", FLAVOUR, **options)
         assert result.returncode == 0, result.stderr
         return doctor.Line(**json.loads(result.stdout))
+
+
+    def packages(self) -> list[doctor.Line]:
+        """What the doctor says of packages that are not as they were installed."""
+        program = "import json; from dataclasses import asdict; from jfa import doctor\n"
+        result = self.run("-c", program + "print(json.dumps([asdict(x) for x in doctor.check_packages()]))")
+        assert result.returncode == 0, result.stderr
+        return [doctor.Line(**line) for line in json.loads(result.stdout)]
 
 
 @pytest.fixture
@@ -211,6 +220,117 @@ def test_missing_course_packages_are_named_with_their_locked_versions(installati
     result = installation.run("-c", "from jfa.doctor import check_course; print(*check_course())")
     assert result.stdout.startswith("warning  course      not installed: greenlet")
     assert "pip install greenlet==" in result.stdout
+
+
+BROKEN_NUMPYS = {
+    "raises": "raise ImportError('an own sentence')",
+    "ends Python": "raise SystemExit(7)",
+    "kills Python": "import os; os.kill(os.getpid(), 11)",
+    "is empty": "",
+    "has another version scheme": "__version__ = None",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN_NUMPYS.values(), ids=BROKEN_NUMPYS.keys())
+def test_a_broken_numpy_is_a_line_and_the_doctor_goes_on(installation, text):
+    installation.own("numpy")
+    installation.replace("numpy/__init__.py", text + "\n")
+    result = installation.run("-m", "jfa", "doctor", "--json")
+    assert result.returncode == 1 and "Traceback" not in result.stderr, result.stderr
+    lines = json.loads(result.stdout)
+    numpy = next(line for line in lines if line["name"] == "numpy")
+    assert numpy["status"] == "broken" and "--force-reinstall numpy==" in numpy["repair"]
+    assert lines[-1]["name"] == "package" and "numpy/__init__.py" in lines[-1]["text"]
+    assert not any("torch" in (line["repair"] or "") for line in lines)
+
+
+def test_a_torch_that_kills_python_is_a_line(installation):
+    installation.own("torch")
+    installation.replace("torch/__init__.py", "import os; os.abort()\n")
+    result = installation.run("-m", "jfa", "doctor", "--json")
+    lines = {line["name"]: line for line in json.loads(result.stdout)}
+    assert lines["torch"]["status"] == "broken" and "SIGABRT" in lines["torch"]["text"]
+    assert lines["numpy"]["status"] == "ok" and "torch does not work" in lines["triton"]["text"]
+
+
+@pytest.mark.parametrize(
+    "pattern, package",
+    [("tornado", "tornado"), ("jedi/inference", "jedi"), ("nbformat/v4", "nbformat"), ("six.py", "six")],
+)
+def test_files_that_a_package_lost_are_named_with_what_brings_them_back(installation, pattern, package):
+    if "/" in pattern:
+        installation.own(package)
+    installation.remove(pattern)
+    lines = installation.packages()
+    assert [line.status for line in lines] == ["broken"]
+    assert f"{package} " in lines[0].text and "missing" in lines[0].text
+    assert f"--no-deps --force-reinstall {package}==" in lines[0].repair
+
+
+def test_a_file_cut_short_is_named(installation):
+    installation.own("jinja2")
+    installation.replace("jinja2/lexer.py", "# the disk was full\n")
+    (line,) = installation.packages()
+    assert "jinja2/lexer.py is not the file that was installed" in line.text and "force-reinstall jinja2==" in line.repair
+
+
+def test_a_package_that_another_needs_is_missed(installation):
+    installation.remove("traitlets*")
+    lines = installation.packages()
+    assert lines and all("needs traitlets" in line.text and "pip install traitlets==" in line.repair for line in lines)
+
+
+def test_files_beside_the_packages_count_in_a_whole_environment(monkeypatch, tmp_path):
+    """JupyterLab's pages lie in share/, beside lib/."""
+    site = tmp_path / "lib" / "site-packages"
+    info = site / "lab-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 1.0\n")
+    (info / "RECORD").write_text("../../share/static/main.js,sha256=x,4\n../../bin/lab,sha256=x,99\nlab.py,sha256=x,0\n")
+    (site / "lab.py").write_text("")
+    for path in ("share/static/main.js", "bin/lab"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text("1234")
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda key: str(site))
+    assert doctor._lost_files("lab") is None  # a script's size is this machine's
+    (tmp_path / "share/static/main.js").unlink()
+    assert doctor._lost_files("lab") == "../../share/static/main.js is missing"
+
+
+def test_a_module_hidden_by_pythonpath_is_said_to_be(installation, tmp_path):
+    other = tmp_path / "my $(work) files"
+    (other / "numpy").mkdir(parents=True)
+    (other / "numpy" / "__init__.py").write_text("x = 1\n")
+    (other / "jupyter").mkdir()  # a folder without __init__.py hides nothing
+    (other / "colorsys.py").write_text("")
+    result = installation.run("-m", "jfa", "doctor", "--json", first=other)
+    lines = [line for line in json.loads(result.stdout) if line["name"] == "path"]
+    assert {line["text"].split(" of ")[0] for line in lines} == {"the module numpy", "the module colorsys"}
+    for line in lines:
+        assert line["status"] == "broken" and f"PYTHONPATH leads there first: {other}" in line["text"]
+        assert line["repair"].startswith("unset PYTHONPATH") and shlex.quote(str(other)) in line["repair"]
+    numpy = next(line for line in json.loads(result.stdout) if line["name"] == "numpy")
+    assert numpy["status"] == "broken" and numpy["repair"] == "unset PYTHONPATH"
+
+
+def test_a_doctor_that_does_not_start_names_pythonpath(installation, tmp_path):
+    (tmp_path / "random.py").write_text("")
+    result = installation.run("-m", "jfa", "doctor", first=tmp_path)
+    assert result.returncode == 1 and "repair: unset PYTHONPATH" in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", "$HOME", "x;y", "-rf", "a\"b", "new\nline", "ü"])
+def test_every_repair_is_what_a_shell_needs(name, monkeypatch, tmp_path):
+    root = Path("/nowhere") / name
+    monkeypatch.setattr(doctor, "_root", lambda: root)
+    monkeypatch.setattr(doctor, "_home", lambda package: root / "site-packages")
+    monkeypatch.setattr(doctor.sys, "executable", str(root / "bin" / "python"))
+    repairs = [doctor.reinstall_fbtriton(), doctor.pip_command("numpy"), doctor._make("setup")]
+    words = [shlex.split(repair) for repair in repairs]
+    python = str(root / "bin" / "python")
+    assert words[0][:5] == ["rm", "-rf", str(root / "site-packages" / "triton"), "&&", python]
+    assert words[1][0] == python and words[2] == ["make", "-C", str(root), "setup"]
 
 
 def test_ptxas_that_does_not_start_is_broken(installation):

@@ -169,8 +169,8 @@ def hint(argv: list[str]) -> int:
 
 @_command
 def progress(argv: list[str]) -> int:
-    """A bar a chapter."""
-    _parser("progress", "What is solved, a bar a chapter, as of the checks run in notebooks.").parse_args(argv)
+    """A bar per chapter."""
+    _parser("progress", "What is solved, a bar per chapter.").parse_args(argv)
     from jfa.course import notebook_api
 
     notebook_api.progress()
