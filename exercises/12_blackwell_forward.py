@@ -93,7 +93,8 @@ def mma_role(
 # *current reference* by more than `threshold`; otherwise it keeps the stale one, and some exponentials are larger than 1. The first block always sets it. In the end the output is exact all the same.
 #
 # Return `out: [rows, D]` and `raised: [rows]`, how often each row raised its reference after the first block (int64). Use `torch.exp2`. Walk block by block: no exponential of more than one block at a time (at most `rows * BN`
-# elements in any new tensor, or the size of `out` if that is larger).
+# elements in any new tensor, or the size of `out` if that is larger), and no more than 12 times that alive at the same time, lists included. Build the softmax
+# yourself: `torch.softmax` and its kin are forbidden.
 
 # %% tags=["ex-12.1"]
 def lazy_attention(scores, values, threshold):
@@ -108,7 +109,7 @@ check("12.1", lazy_attention)
 # ## 12.2 Six buffers into 512 columns
 #
 # (difficulty 2 of 3, 15 minutes) This kernel wants S, P and an accumulator for each of two halves: 2 x 128 + 2 x 64 + 2 x 128 = 640 columns. Tensor memory has 512. P of a half is written only after its S has been read, so P may live
-# inside S. Change the allocations so that it does. The body stays as it is.
+# inside S. Change the allocations so that it does; all six buffers stay in tensor memory, and the body stays as it is.
 #
 # Launched on one program with `D=128, BM=BN=128`.
 
@@ -238,6 +239,8 @@ check("12.3", early_kernel)
 # 1. lets the first product of each half through: arrive on `acc_readys[half]`;
 # 2. for every further block and half waits for `alpha_fulls[half]`, multiplies the accumulator by alpha *if any row asks for it*, and lets the product through;
 # 3. at the end writes `out = acc / sum` and the natural log-sum-exp `lse = (maximum + log2(sum)) * ln 2`, once the last product is done.
+#
+# Only `correct` is yours; the kernel and its softmax role stay as they are. There are 1 to 5 key blocks.
 #
 # `alphas`, `sums` and `maxima` are `[BM, 1]` buffers. A column has one element: `tl.reshape(x, [BM])` makes a vector of it. The products complete `acc_fulls[half]`, one phase a block.
 
@@ -396,7 +399,7 @@ check("12.5", ping_pong_kernel)
 # %% [markdown]
 # ## 12.6 Peel the loop
 #
-# (difficulty 2 of 3, 20 minutes) No kernel. Query `i` of a sequence sees the keys `i + lo <= j <= i + hi` with `0 <= j < len_kv`. A tile holds the queries `first .. last`. Which key blocks of `block` keys does it need, and which of them need no mask, because
+# (difficulty 2 of 3, 20 minutes) No kernel (and `jfa.masks` and `jfa.schedule` are closed). Query `i` of a sequence sees the keys `i + lo <= j <= i + hi` with `0 <= j < len_kv`. A tile holds the queries `first .. last`. Which key blocks of `block` keys does it need, and which of them need no mask, because
 # *every* query of the tile sees *all* `block` keys of it?
 #
 # Return four block numbers `(begin, bulk_begin, bulk_end, end)`: blocks `begin .. end - 1` hold at least one visible pair, blocks `bulk_begin .. bulk_end - 1` need no mask. Where nothing is visible return `(0, 0, 0, 0)`; where there is no bulk let

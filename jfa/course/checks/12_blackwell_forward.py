@@ -4,7 +4,9 @@ import math
 
 import torch
 
-from jfa.course.spec import Case, Exercise, Limit, Mutant, Output, Property
+from jfa.course import kinds
+from jfa.course.kinds import unwritten  # noqa: F401  launches use it
+from jfa.course.spec import Case, Exercise, Kept, Limit, Mutant, Output, Property
 
 SCHEDULES = 4  # eager, lazy, random, and the timed one
 
@@ -23,6 +25,31 @@ def _attention(q, k, v):
     return torch.softmax(scores, dim=1) @ v.double(), torch.logsumexp(scores, dim=1)
 
 
+def _in_bf16(q, k, v, block):
+    """(out, lse) as a right kernel computes them: block by block in fp32, P rounded to bf16 before the second product."""
+    q, k, v = q.float(), k.float(), v.float()
+    m, l, acc = q.new_full((len(q), 1), -math.inf), q.new_zeros(len(q), 1), torch.zeros_like(q)
+    for start in range(0, len(k), block):
+        scores = q @ k[start : start + block].T / math.sqrt(q.shape[1])
+        new = torch.maximum(m, scores.amax(1, keepdim=True))
+        p, shrink = torch.exp(scores - new), torch.exp(m - new)
+        m, l, acc = new, l * shrink + p.sum(1, keepdim=True), acc * shrink + kinds.to_bf16(p) @ v[start : start + block]
+    return acc / l, (m + torch.log(l))[:, 0]
+
+
+def _four_times(function):
+    """The function's results once for each schedule."""
+
+    def again(q, k, v, block):
+        found = function(q, k, v, block)
+        return tuple(torch.stack([x] * SCHEDULES) for x in found) if isinstance(found, tuple) else torch.stack([found] * SCHEDULES)
+
+    return again
+
+
+TOL, SLACK = 1e-4, 3.0  # of out: three times what rounding P to bf16 explains; 1 percent is more than that
+
+
 # -- 12.1 --------------------------------------------------------------------------------------------------------------
 
 
@@ -33,11 +60,18 @@ def _lazy_cases(seed):
         scores = 3.0 * torch.randn(rows, blocks, width, generator=g) + rising * torch.arange(blocks)[None, :, None] - 20.0
         return Case(name, (scores, torch.randn(blocks * width, 8, generator=g), threshold))
 
+    edge = -torch.rand(3, 3, 4, generator=g) - 1.0
+    edge[:, 0, 1] = 0.0
+    edge[:, 1, 2] = torch.tensor(kinds.around(8.0))
+    hard = kinds.score_rows(kinds.MODERATE, 40, 8, g).reshape(-1, 5, 8)
     return [
         case("one block", 2, 1, 4, 8.0),
         case("two blocks, threshold 0", 3, 2, 8, 0.0),
         case("maxima that rise by about 3 a block, threshold 8", 5, 9, 16, 8.0, rising=3.0),
         case("maxima that rise by about 30 a block, threshold 8", 4, 5, 16, 8.0, rising=30.0),
+        Case("maxima that grow by just below, exactly and just above the threshold", (edge, torch.randn(12, 8, generator=g), 8.0)),
+        Case("scores of every kind, a kind a row", (hard, torch.randn(40, 8, generator=g), 8.0), labels=tuple(kinds.MODERATE)),
+        case("many blocks", 64, 40, 16, 8.0, rising=1.0),
     ]
 
 
@@ -51,6 +85,18 @@ def _lazy(scores, values, threshold):
         raised += grew
     p = torch.softmax(scores.reshape(rows, -1) * math.log(2), dim=1)
     return p @ values, raised
+
+
+def _stale(case):
+    """1 if some row keeps a reference below a block's maximum, so that an exponential is larger than 1."""
+    scores, _, threshold = case.args
+    reference = scores[:, 0].amax(1)
+    for j in range(1, scores.shape[1]):
+        top = scores[:, j].amax(1)
+        if bool(((top > reference + 0.1) & (top - reference <= threshold)).any()):
+            return 1
+        reference = torch.where(top - reference > threshold, top, reference)
+    return 0
 
 
 LAZY = Exercise(
@@ -76,12 +122,50 @@ LAZY = Exercise(
             at_most=lambda case: max(case.args[0].shape[0] * case.args[0].shape[2], case.args[0].shape[0] * case.args[1].shape[1]),
             text="at most `rows * BN`",
         ),
+        Limit(
+            "little memory",
+            "live_numel",
+            at_most=lambda case: 12 * case.args[0].shape[0] * case.args[0].shape[2] if case.args[0].shape[1] > 20 else None,
+            text="no more than 12 times that alive at the same time",
+        ),
+        Limit("stale references", "exp_above_one", at_least=_stale, text="some exponentials are larger than 1"),
     ),
     mutants=(
         Mutant(
             "raises at any growth",
             "The reference follows every larger maximum: it may only move when the growth exceeds the threshold.",
             edit=("> threshold", "> 0"),
+        ),
+        Mutant(
+            "raises at exactly the threshold",
+            "The reference moved where the growth was exactly the threshold: it must exceed it.",
+            edit=("> threshold", ">= threshold"),
+        ),
+        Mutant(
+            "lazy in the count only",
+            "right numbers, but the exponentials use the true maximum: nothing was saved.",
+            caught_by="stale references",
+            source="""
+def lazy_attention(scores, values, threshold):
+    rows, blocks, width = scores.shape
+    reference = m = scores[:, 0].amax(1)
+    total, out = torch.zeros(rows), torch.zeros(rows, values.shape[1])
+    raised = torch.zeros(rows, dtype=torch.int64)
+    for j in range(blocks):
+        s = scores[:, j]
+        top = s.amax(1)
+        grew = top - reference > threshold
+        raised += grew
+        reference = torch.where(grew, top, reference)
+        new = torch.maximum(m, top)
+        p, alpha = torch.exp2(s - new[:, None]), torch.exp2(m - new)
+        total = total * alpha + p.sum(1)
+        out = out * alpha[:, None] + p @ values[j * width : (j + 1) * width]
+        m = new
+    return out / total[:, None], raised
+""",
+            expect="larger than 1",
+            recognise=False,
         ),
         Mutant(
             "compares with the last block",
@@ -181,18 +265,22 @@ def _kernel_cases(rows, block, dim, counts):
     return cases
 
 
-def _out_four_times(q, k, v, block):
-    return torch.stack([_attention(q, k, v)[0]] * SCHEDULES)
+def _out(q, k, v, block):
+    return _attention(q, k, v)[0]
+
+
+def _out_in_bf16(q, k, v, block):
+    return _in_bf16(q, k, v, block)[0]
 
 
 def _right(case, result):
-    """A property's view of the values: within 2 % of fp64, for bf16 rounds P."""
-    want = _attention(*case.args[:3])[0]
-    out = result[0]
-    for schedule in range(SCHEDULES):
-        off = (out[schedule].double() - want).abs().max().item()
-        if not off <= 0.02 * max(1.0, want.abs().max().item()):
-            return f"schedule {schedule}: out differs from fp64 by up to {off:.3g}."
+    """A property's view of the values: as near to fp64 as a P rounded to bf16 allows."""
+    want = _out(*case.args)
+    allowed = max(TOL, SLACK * (_out_in_bf16(*case.args) - want).abs().max().item())
+    for schedule, out in enumerate(result[0]):
+        off = (out.double() - want).abs().max().item()
+        if not off <= allowed:
+            return f"schedule {schedule}: out differs from fp64 by up to {off:.3g}; rounding to bf16 explains {allowed:.2g}."
     return None
 
 
@@ -220,7 +308,7 @@ def _crowded_launch(kernel, q, k, v, block):
 
     results, dim = [], q.shape[1]
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
-        out = torch.full(q.shape, float("nan"))
+        out = unwritten(*q.shape)
         boxes = [TensorDescriptor.from_tensor(t, [128, dim]) for t in (q, k, v)]
         with emulator.options(policy=policy, seed=seed):
             kernel[(1,)](*boxes, out, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block)
@@ -236,11 +324,21 @@ CROWDED = Exercise(
     hunt=True,
     call=_crowded_launch,
     cases=_kernel_cases(256, 128, 128, (1, 2)),
-    reference=_out_four_times,
+    reference=_four_times(_out),
+    arithmetic=_four_times(_out_in_bf16),
+    slack=SLACK,
     outputs=(Output("out", ("schedule", "row", "dim")),),
     difficulty=2,
     minutes=15,
-    tol=0.02,
+    tol=TOL,
+    kept=Kept(
+        ("crowded_kernel", "crowded_softmax"),
+        "the body stays as it is",
+        free=("local_alloc", "storage_alias_spec", "set_buffer_overlap", "reuse_group"),
+    ),
+    limits=(
+        Limit("P in tensor memory", "shared_bytes", at_most=4 * 128 * 128 * 2 + 1024, text="all six buffers stay in tensor memory"),
+    ),
     time_limit=60.0,
     hints=(
         "A storage_alias_spec is a piece of tensor memory that several local_allocs share: pass it as reuse=.",
@@ -257,6 +355,28 @@ CROWDED = Exercise(
                 "tlx.reuse_group(s, p_tiles, group_type=tlx.reuse_group_type.distinct)",
             ),
             expect="704 columns",
+            recognise=False,
+        ),
+        Mutant(
+            "P in shared memory",
+            "right numbers, but P moved to shared memory, where K and V want the room.",
+            caught_by="P in tensor memory",
+            edit=(
+                ("tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=storage)", "tl.bfloat16, 2)"),
+                ("    storage.set_buffer_overlap(tlx.reuse_group(s, p_tiles, group_type=tlx.reuse_group_type.shared))\n", ""),
+            ),
+            expect="shared memory",
+            recognise=False,
+        ),
+        Mutant(
+            "one half after the other",
+            "right numbers, but the body was rewritten for one S and one P.",
+            caught_by="given code kept",
+            edit=(
+                ("s[1], use_acc=False, mBarriers=[done[0]])\n        tlx.barrier_wait(done[0], 0)\n        m_0,",
+                 "s[1], use_acc=False, mBarriers=[done[0]])\n        tlx.barrier_wait(done[0], 0)\n        m_1, l_1 = m_1, l_1\n        m_0,"),
+            ),
+            expect="stays as it is",
             recognise=False,
         ),
         Mutant(
@@ -334,7 +454,7 @@ def _early_launch(kernel, q, k, v, block):
 
     results, dim = [], q.shape[1]
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("timed", 0)):
-        out = torch.full(q.shape, float("nan"))
+        out = unwritten(*q.shape)
         boxes = [TensorDescriptor.from_tensor(q, [128, dim]), *(TensorDescriptor.from_tensor(t, [block, dim]) for t in (k, v))]
         with emulator.options(policy=policy, seed=seed, rates=B200):
             kernel[(1,)](*boxes, out, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block, BUFFERS=4)
@@ -349,7 +469,7 @@ EARLY = Exercise(
     kind="kernel",
     hunt=True,
     call=_early_launch,
-    cases=_kernel_cases(128, 64, 64, (1, 6)),
+    cases=_kernel_cases(128, 64, 64, (1, 6, 3)),
     outputs=(Output("out", ("schedule", "row", "dim")), Output("cycles")),
     difficulty=2,
     minutes=20,
@@ -456,7 +576,7 @@ def _corrected_launch(kernel, q, k, v, block):
 
     outs, lses, dim = [], [], q.shape[1]
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
-        out, lse = torch.full(q.shape, float("nan")), torch.full((len(q),), float("nan"))
+        out, lse = unwritten(*q.shape), unwritten(len(q))
         boxes = [TensorDescriptor.from_tensor(q, [128, dim]), *(TensorDescriptor.from_tensor(t, [block, dim]) for t in (k, v))]
         with emulator.options(policy=policy, seed=seed):
             kernel[(1,)](*boxes, out, lse, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block, BUFFERS=3)
@@ -466,7 +586,17 @@ def _corrected_launch(kernel, q, k, v, block):
 
 
 def _out_and_lse(q, k, v, block):
-    return tuple(torch.stack([x] * SCHEDULES) for x in _attention(q, k, v))
+    return _attention(q, k, v)
+
+
+def _stores(case):
+    """Stores to tensor memory of all launches if no row ever asks for a rescale: P and alpha of each block, sums, maxima."""
+    q, k, _, block = case.args
+    scores = q.float() @ k.float().T * (math.log2(math.e) / math.sqrt(q.shape[1]))
+    tops = scores.reshape(len(q), -1, block).amax(2)
+    if bool((tops[:, 1:] - tops[:, :1] > 7.9).any()):
+        return None
+    return SCHEDULES * 2 * (2 * (len(k) // block) - 1 + 2)
 
 
 CORRECTED = Exercise(
@@ -475,9 +605,18 @@ CORRECTED = Exercise(
     name="corrected_kernel",
     kind="kernel",
     call=_corrected_launch,
-    cases=_kernel_cases(256, 64, 64, (1, 3)),
-    reference=_out_and_lse,
-    outputs=(Output("out", ("schedule", "row", "dim"), tol=0.02), Output("lse", ("schedule", "row"), tol=1e-4)),
+    cases=_kernel_cases(256, 64, 64, (1, 3, 2, 4, 5)),
+    reference=_four_times(_out_and_lse),
+    arithmetic=_four_times(_in_bf16),
+    slack=SLACK,
+    tol=TOL,
+    kept=Kept(("corrected_kernel", "publish"), "the kernel and its softmax role stay as they are"),
+    limits=(
+        Limit(
+            "left alone at a factor of 1", "tmem_stores", at_most=_stores, text="multiplies the accumulator by alpha if any row asks for it"
+        ),
+    ),
+    outputs=(Output("out", ("schedule", "row", "dim")), Output("lse", ("schedule", "row"), tol=1e-5)),
     difficulty=3,
     minutes=35,
     time_limit=90.0,
@@ -521,6 +660,41 @@ CORRECTED = Exercise(
             edit=("if tl.min(tl.reshape(alpha, [BM]), 0) < 1.0:", "if tl.min(tl.reshape(alpha, [BM]), 0) < -1.0:"),
         ),
         Mutant(
+            "rescales always",
+            "right numbers, but the accumulator goes through the registers for every block, also where every factor is 1.",
+            caught_by="left alone at a factor of 1",
+            edit=(
+                "            if tl.min(tl.reshape(alpha, [BM]), 0) < 1.0:\n                tlx.local_store(accs[half], tlx.local_load(accs[half]) * alpha)\n",
+                "            tlx.local_store(accs[half], tlx.local_load(accs[half]) * alpha)\n",
+            ),
+            expect="if any row asks",
+            recognise=False,
+        ),
+        Mutant(
+            "waits for parity 0 of the last product",
+            "with an even number of blocks the last product's phase has parity 1.",
+            caught_by="runs",
+            edit=("        tlx.barrier_wait(acc_fulls[half], (blocks - 1) & 1)\n        store_rows", "        tlx.barrier_wait(acc_fulls[half], 0)\n        store_rows"),
+            expect="acc",
+            recognise=False,
+        ),
+        Mutant(
+            "one half after the other",
+            "the tensor core alternates between the halves, and half 1 is not let through while half 0 is not done.",
+            caught_by="runs",
+            edit=(
+                "    for j in range(1, blocks):\n        for half in tl.static_range(2):\n",
+                "    for half in tl.static_range(2):\n        for j in range(1, blocks):\n",
+            ),
+            expect="acc_readys",
+            recognise=False,
+        ),
+        Mutant(
+            "1 percent off",
+            "The output is 1 percent too small: divide by the row sums alone.",
+            edit=("tlx.local_load(accs[half]) / total, D, BM)", "tlx.local_load(accs[half]) / (total * 1.01), D, BM)"),
+        ),
+        Mutant(
             "lse in base 2",
             "lse is left in log2 units: multiply by ln 2.",
             edit=("(top + tl.math.log2(total)) * 0.6931471805599453", "(top + tl.math.log2(total))"),
@@ -549,8 +723,8 @@ CORRECTED = Exercise(
         ),
         (
             (
-                "            if tl.min(tl.reshape(alpha, [BM]), 0) < 1.0:\n                tlx.local_store(accs[half], tlx.local_load(accs[half]) * alpha)\n",
-                "            tlx.local_store(accs[half], tlx.local_load(accs[half]) * alpha)\n",
+                "            if tl.min(tl.reshape(alpha, [BM]), 0) < 1.0:\n",
+                "            if tl.sum((tl.reshape(alpha, [BM]) != 1.0).to(tl.int32), 0) > 0:\n",
             ),
             ("lse = (top + tl.math.log2(total)) * 0.6931471805599453", "lse = top * 0.6931471805599453 + tl.log(total)"),
         ),
@@ -571,7 +745,7 @@ def _ping_launch(kernel, q, k, v, block):
 
     results, dim = [], q.shape[1]
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("timed", 0)):
-        out = torch.full(q.shape, float("nan"))
+        out = unwritten(*q.shape)
         boxes = [TensorDescriptor.from_tensor(t, [128, dim]) for t in (q, k, v)]
         with emulator.options(policy=policy, seed=seed, rates=B200):
             kernel[(1,)](*boxes, out, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block, BUFFERS=3)
@@ -617,6 +791,7 @@ PING_PONG = Exercise(
         "In a task of its own: for j in range(blocks): m, l = half_step(..., half, j, m, l, scale_log2); then half_end(accs, acc_fulls, out_ptr, half, blocks, l, D, BM).",
     ),
     properties=(Property("right numbers", _right), Property("overlap", _within(25_000))),
+    limits=(Limit("a task for each half", "tasks", at_least=4, text="Give each half a task of its own"),),
     mutants=(
         Mutant(
             "still one task",
@@ -624,6 +799,14 @@ PING_PONG = Exercise(
             caught_by="overlap",
             edit=((_HALF_0, _BOTH), (_HALF_1, "")),
             expect="the limit is 25,000",
+            recognise=False,
+        ),
+        Mutant(
+            "half 1 is 1 percent off",
+            "the second half's rows are 1 percent too small.",
+            caught_by="right numbers",
+            edit=("half_end(accs, acc_fulls, out_ptr, 1, blocks, l, D, BM)", "half_end(accs, acc_fulls, out_ptr, 1, blocks, l * 1.01, D, BM)"),
+            expect="fp64",
             recognise=False,
         ),
         Mutant(
