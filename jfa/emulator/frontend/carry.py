@@ -25,9 +25,21 @@ def carries(rule):
     return declare
 
 
+def rule_of(function):
+    """The rule of an operation."""
+    return getattr(function, "carries", mixed)
+
+
+def carry(rule, function, operands, result):
+    """Give the result of an operation the marks of its operands."""
+    if any_undefined(operands):
+        put(result, rule(function, operands, result), operands)
+    return result
+
+
 def carrying(function):
     """`function` with marks carried by its rule."""
-    rule = getattr(function, "carries", mixed)
+    rule = rule_of(function)
     if rule is itself:
         return function
 
@@ -35,9 +47,7 @@ def carrying(function):
     def call(*operands, **named):
         result = function(*operands, **named)
         if Undefined.live:
-            operands = (*operands, *named.values()) if named else operands
-            if any_undefined(operands):
-                put(result, rule(function, operands, result), operands)
+            carry(rule, function, (*operands, *named.values()), result)
         return result
 
     return call
@@ -54,11 +64,16 @@ def carrying_builder(cls):
 def any_undefined(operands):
     """Whether one of these values, or of those in lists and tuples among them, has undefined lanes."""
     for operand in operands:
-        if getattr(operand, "undefined", None) is not None:
-            return True
-        if isinstance(operand, tuple | list | tl.tuple) and any_undefined(operand):
+        kind = type(operand)
+        if kind is Tensor or kind is Scalar:
+            if operand.undefined is not None:
+                return True
+        elif kind not in _NO_VALUES and isinstance(operand, (tuple, list, tl.tuple)) and any_undefined(operand):
             return True
     return False
+
+
+_NO_VALUES = frozenset((int, float, bool, str, type(None), tl.dtype, tl.constexpr))
 
 
 def put(result, marks, operands=()):

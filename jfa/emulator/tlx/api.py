@@ -16,9 +16,10 @@ from triton.compiler.errors import CompilationError
 
 from .. import errors
 from ..frontend import values
-from ..frontend.carry import carrying
+from ..frontend.carry import carry, itself, rule_of
 from ..locations import here
 from ..machine import machine as _machine
+from ..undefined import Undefined
 
 _constexpr = tl.constexpr
 _REFUSED = (AssertionError, ValueError, TypeError, NotImplementedError, AttributeError, IndexError, KeyError)
@@ -35,12 +36,16 @@ def running():
 def api(function):
     """Mark a function that kernels call. Its result is undefined where an argument is, unless `carries` says better."""
 
-    function = carrying(function)
+    rule = rule_of(function)
+    carries_marks = rule is not itself
 
     @functools.wraps(function)
     def call(*args, **kwargs):
         try:
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            if Undefined.live and carries_marks and result is not None:
+                carry(rule, function, (*args, *kwargs.values()), result)
+            return result
         except (errors.EmulatorError, CompilationError):
             raise
         except _REFUSED as error:
