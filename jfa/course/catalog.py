@@ -64,6 +64,13 @@ def exercise(number: str) -> Exercise:
     raise LookupError(f"no exercise {number}; chapter {home.number} has {', '.join(e.id for e in home.exercises)}")
 
 
+def sketches(exercise: Exercise) -> list | None:
+    """Sketches of an exercise's mutants (:mod:`jfa.course.mistakes`) in a release without solutions, else None."""
+    stem = next((s for s in stems() if int(s[:2]) == exercise.chapter), None)
+    module = importlib.import_module(f"jfa.course.checks.{stem}") if stem else None
+    return getattr(module, "MISTAKES", {}).get(exercise.id)
+
+
 def select(words: list[str]) -> list[Exercise]:
     """The exercises that "N" and "N.M" words name, in order, each once; none given means all."""
     found: dict[str, Exercise] = {}

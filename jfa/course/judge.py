@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from jfa.course import launch, report
+from jfa.course import catalog, launch, mistakes, report
 from jfa.course.given import definitions
 from jfa.course.mutants import Mutants
 from jfa.course.paths import Course
@@ -81,10 +81,11 @@ def _judge(
 
 def _try(exercise: Exercise, answer: Answer, course: Course, waiting: launch.Waiting, closed: Closed, result: Result) -> None:
     """Run the answer on its cases and enter into ``result`` what came of it."""
-    cases = _cases(exercise, result.seed)
+    cases = cases_of(exercise, result.seed)
     outcome = _run(job_for(exercise, answer, course, cases, result.seed, closed), answer, waiting)
     cells = (answer.source, answer.skeleton)
-    Trial(exercise, cases, outcome, result, Mutants(answer.solution, answer.given), cells).decide()
+    known = catalog.sketches(exercise) if result.seed == mistakes.SEED and not answer.solution else None
+    Trial(exercise, cases, outcome, result, Mutants(answer.solution, answer.given, known), cells).decide()
     if exercise.needs_triton and not result.passed:
         result.notes += triton_trouble()
 
@@ -131,7 +132,7 @@ def _tree(source: str) -> str | None:
         return None
 
 
-def _cases(exercise: Exercise, seed: int) -> list[Case]:
+def cases_of(exercise: Exercise, seed: int) -> list[Case]:
     """The exercise's cases, then the first one again with other numbers (cached and hard-coded answers fail there)."""
     if exercise.kind == "value":
         return exercise.cases(seed)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from jfa.course import compare
+from jfa.course import compare, mistakes
 from jfa.course.magics import runnable
 from jfa.course.precision import reference_for
 from jfa.course.sources import compile_visible
@@ -29,24 +29,39 @@ _COURSE_NAMES = {"check", "hint", "progress"}
 
 @dataclass(frozen=True)
 class Mutants:
-    """What mutants are made from: the solution's cell ("" where there is none) and the cells an exercise gives above it."""
+    """What mutants are made from: the solution's cell ("" where there is none) and the cells an exercise gives above it.
+
+    ``sketches`` stand for the mutants of a release without solutions: by mutant and case (:mod:`jfa.course.mistakes`).
+    """
 
     solution: str = ""
     given: tuple[str, ...] | list[str] = ()
+    sketches: list[list[Any]] | None = None
 
-    def recognise(self, exercise: Exercise, case: Case, value: Any) -> str:
-        """``says`` of the first mutant that returns what the answer returned, else ""."""
+    def recognise(self, exercise: Exercise, case: Case, value: Any, position: int = -1) -> str:
+        """``says`` of the first mutant that returns what the answer returned, else ""; ``position`` is the case's."""
         deadline = time.thread_time() + _SECONDS
-        for mutant in exercise.mutants:
+        for number, mutant in enumerate(exercise.mutants):
             if not mutant.recognise or mutant.caught_by == "runs" or time.thread_time() > deadline:
                 continue
             try:
+                if not (self.solution or mutant.source):
+                    if self._is_sketched(number, position, value, exercise):
+                        return mutant.says
+                    continue
                 output = run_trusted(exercise, source_of(mutant, self.solution), case, self.given)
                 if _equal(value, output, exercise) and not _is_right(output, case, exercise):
                     return mutant.says
             except Exception:  # noqa: BLE001  a mutant may fail on this case: then it is not this mistake
                 continue
         return ""
+
+    def _is_sketched(self, number: int, position: int, value: Any, exercise: Exercise) -> bool:
+        """Whether a mutant's sketch on this case is one of the answer's value; the value is known to be wrong."""
+        if not self.sketches or not 0 <= position < len(self.sketches[number]):
+            return False
+        kept = self.sketches[number][position]
+        return kept is not None and mistakes.alike(mistakes.sketch(value), kept, _tolerance(exercise))
 
 
 def source_of(mutant: Mutant, solution: str) -> str:
@@ -100,9 +115,25 @@ def _is_right(output: Any, case: Case, exercise: Exercise) -> bool:
     return not any(compare.value_fault(name, got, want, out, case, exercise.tol) for name, got, want, out in leaves)
 
 
+def _tolerance(exercise: Exercise) -> float:
+    return 10 * exercise.tol if exercise.tol < _COARSE else exercise.tol
+
+
+def recognisable(exercise: Exercise, cases: list[Case], solution: str, given: tuple[str, ...] | list[str]) -> list[list[Any]]:
+    """Sketches of the exercise's mutants, to be kept where the solution is not; nothing where a mutant's result is right."""
+
+    def run(mutant: Mutant, case: Case) -> Any:
+        output = run_trusted(exercise, source_of(mutant, solution), case, given)
+        if _is_right(output, case, exercise):
+            raise ValueError("not wrong on this case")
+        return output
+
+    return mistakes.sketches(exercise, cases, run)
+
+
 def _equal(value: Any, output: Any, exercise: Exercise) -> bool:
     """Whether the answer returned what the mutant returned, within ten times the exercise's tolerance (a coarse one: once)."""
-    tol = 10 * exercise.tol if exercise.tol < _COARSE else exercise.tol
+    tol = _tolerance(exercise)
     if compare.structure_fault(value, output, exercise.outputs):
         return False
     for name, got, want, out in compare.leaves(value, output, exercise.outputs):

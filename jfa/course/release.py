@@ -7,7 +7,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from jfa.course import upkeep
+from jfa.course import catalog, mistakes, mutants, upkeep
+from jfa.course.answers import Pristine
+from jfa.course.judge import cases_of
 from jfa.course.paths import Course
 
 _NEVER = {".git", ".venv", ".jfa", "__pycache__", ".ruff_cache", ".pytest_cache", "build", "dist", ".ipynb_checkpoints"}
@@ -29,8 +31,21 @@ def release(course: Course, folder: Path, with_solutions: bool) -> list[str]:
     _write_exercises(course, folder, with_solutions)
     if not with_solutions:
         for path in sorted((folder / "jfa" / "course" / "checks").glob("[0-9]*.py")):
-            path.write_text(without_answers(path.read_text(encoding="utf-8")), encoding="utf-8")
+            source = without_answers(path.read_text(encoding="utf-8"))
+            path.write_text(f"{source.rstrip()}\n\n{_mistakes(course, path.stem)}", encoding="utf-8")
     return written
+
+
+def _mistakes(course: Course, stem: str) -> str:
+    """Source that names what each mutant returns, in sketches: mutants cannot be made without the solutions."""
+    home = next((c for c in catalog.chapters() if c.stem == stem), None)
+    pristine = Pristine.load(course, stem)
+    lines = ["# What known mistakes return, by exercise, mutant and case: see jfa/course/mistakes.py", "MISTAKES = {"]
+    for exercise in home.exercises if home else ():
+        cases = cases_of(exercise, mistakes.SEED)
+        found = mutants.recognisable(exercise, cases, pristine.solution(exercise), pristine.given(exercise))
+        lines.append(f"    {exercise.id!r}: {found!r},  # noqa: E501")
+    return "\n".join([*lines, "}", ""])
 
 
 def _files(root: Path) -> list[Path]:

@@ -237,7 +237,7 @@ class Trial:
         event = self.events.get(fault.position)
         if event is None or event["event"] != "case" or not self.exercise.reference:
             return ""
-        return self.mutants.recognise(self.exercise, self.cases[fault.position], event.get("value"))
+        return self.mutants.recognise(self.exercise, self.cases[fault.position], event.get("value"), fault.position)
 
     def _show_example(self, fault: _Fault) -> None:
         """A small case that went wrong, in full."""
