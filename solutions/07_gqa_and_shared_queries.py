@@ -1,0 +1,260 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Exercises 07: GQA and broadcast-Q
+#
+# Read [notebooks/07_gqa_and_shared_queries.py](../notebooks/07_gqa_and_shared_queries.py) first. All tensors are fp32 and contiguous; offsets are int32. `H` query heads share `H_kv` key/value heads in groups of
+# `G = H // H_kv`: query head `h` reads key/value head `h // G`. Rows of other sequences, and rows of nobody, may hold NaN. The kernels run on the emulator; ask `tl.dot` for `input_precision="ieee"`.
+
+# %% tags=["setup"]
+import torch
+import triton
+import triton.language as tl
+
+from jfa.course import check, hint, progress
+
+progress()
+
+# %% [markdown]
+# ## 7.1 Packed rows
+#
+# (difficulty 1 of 3, 10 minutes) A tile holds the packed rows `first .. first + rows - 1` of one sequence and one key/value head. Packed row `r` is position `r // group` of the sequence, and head `r % group` of the group.
+# A sequence of `len_q` positions has `len_q * group` packed rows. For key/value head `kv_head`, say of each row of the tile: its position, its *query* head (of all `H`), and whether it exists. Where it does not
+# exist, position and head are -1.
+
+# %% tags=["ex-7.1"]
+def packed_rows(first, rows, len_q, group, kv_head):
+    """-> (position, head, exists), each a tensor [rows]; position and head integers, exists bool."""
+    ### BEGIN SOLUTION
+    r = first + torch.arange(rows)
+    exists = r < len_q * group
+    position = torch.where(exists, r // group, -1)
+    head = torch.where(exists, kv_head * group + r % group, -1)
+    return position, head, exists
+    ### END SOLUTION
+
+
+# %%
+check("7.1", packed_rows)
+
+# %% [markdown]
+# ## 7.2 A forward that reads each key once a group
+#
+# (difficulty 2 of 3, 30 minutes) Jagged attention with grouped heads. The tile list counts *packed* rows: program `(t, c)` works on key/value head `c`, sequence `tiles[t][0]`, packed rows from `tiles[t][1]` on. Load the tile's
+# queries (of all heads of the group), walk over the keys once, store. Queries whose sequence has no keys give 0.
+#
+# Launched on `(number of tiles, H_kv)` with `BM=BN=16`. Limits: at most 2 loads for each block of keys of each program, and 7 more for each program; no block larger than 512 elements.
+
+# %% tags=["ex-7.2"]
+@triton.jit
+def grouped_kernel(q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, out_ptr, scale, H, H_KV, GROUP: tl.constexpr, D: tl.constexpr,
+                   BM: tl.constexpr, BN: tl.constexpr):
+    """q, out: [total_q, H, D]; k, v: [total_kv, H_KV, D]; GROUP = H // H_KV; D is 16 or 32."""
+    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    seq = tl.load(tiles_ptr + 2 * tile)
+    first = tl.load(tiles_ptr + 2 * tile + 1)
+    q_begin, q_end = tl.load(q_offsets_ptr + seq), tl.load(q_offsets_ptr + seq + 1)
+    k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)
+    ### BEGIN SOLUTION
+    d = tl.arange(0, D)
+    r = first + tl.arange(0, BM)
+    exists = r < (q_end - q_begin) * GROUP
+    at = ((q_begin + r // GROUP) * H + kv_head * GROUP + r % GROUP)[:, None] * D + d[None, :]
+    q = tl.load(q_ptr + at, mask=exists[:, None], other=0.0)
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    l = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, D), tl.float32)
+    for start in range(k_begin, k_end, BN):
+        j = start + tl.arange(0, BN)
+        kt = tl.load(k_ptr + (j[None, :] * H_KV + kv_head) * D + d[:, None], mask=j[None, :] < k_end, other=0.0)
+        v = tl.load(v_ptr + (j[:, None] * H_KV + kv_head) * D + d[None, :], mask=j[:, None] < k_end, other=0.0)
+        s = tl.where(j[None, :] < k_end, tl.dot(q, kt, input_precision="ieee") * scale, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, 1))
+        alpha = tl.exp(m - m_new)
+        p = tl.exp(s - m_new[:, None])
+        l = l * alpha + tl.sum(p, 1)
+        acc = tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")
+        m = m_new
+    out = acc / tl.where(l > 0, l, 1.0)[:, None]
+    tl.store(out_ptr + at, out, mask=exists[:, None])
+    ### END SOLUTION
+
+
+# %%
+check("7.2", grouped_kernel)
+
+# %% [markdown]
+# ## 7.3 One query for all, and an answer where it is wanted
+#
+# (difficulty 2 of 3, 25 minutes) Attention pooling. `q` is `[Lq, H, D]`, the same for every sequence, and it is read where it lies: nobody copies it. Sequence `b` answers with `Lq` rows of `out`, and `slots[b]` says from which
+# row on: the caller may want the answers between other rows. A slot that is not wholly inside `out` (negative, or too far behind) means: do not write. Rows of `out` that no slot covers stay as they are. A sequence without
+# keys answers with zeros.
+#
+# Program `(b, h)` of `(B, H)`; `Lq` is at most `BL`. Launched with `BL=16, BN=16`. Limits: at most 2 loads for each block of keys and 4 more for each program; no block larger than 512 elements.
+
+# %% tags=["ex-7.3"]
+@triton.jit
+def pooled_kernel(q_ptr, k_ptr, v_ptr, k_offsets_ptr, slots_ptr, out_ptr, scale, LQ, ROWS, H, D: tl.constexpr, BL: tl.constexpr, BN: tl.constexpr):
+    """q: [LQ, H, D]; k, v: [total_kv, H, D]; slots: [B] int32; out: [ROWS, H, D], in place; D is 16 or 32."""
+    b, head = tl.program_id(0), tl.program_id(1)
+    ### BEGIN SOLUTION
+    begin, end = tl.load(k_offsets_ptr + b), tl.load(k_offsets_ptr + b + 1)
+    slot = tl.load(slots_ptr + b)
+    if (slot >= 0) & (slot + LQ <= ROWS):
+        d, i = tl.arange(0, D), tl.arange(0, BL)
+        mine = i[:, None] < LQ
+        q = tl.load(q_ptr + (i[:, None] * H + head) * D + d[None, :], mask=mine, other=0.0)
+        m = tl.full((BL,), float("-inf"), tl.float32)
+        l = tl.zeros((BL,), tl.float32)
+        acc = tl.zeros((BL, D), tl.float32)
+        for start in range(begin, end, BN):
+            j = start + tl.arange(0, BN)
+            kt = tl.load(k_ptr + (j[None, :] * H + head) * D + d[:, None], mask=j[None, :] < end, other=0.0)
+            v = tl.load(v_ptr + (j[:, None] * H + head) * D + d[None, :], mask=j[:, None] < end, other=0.0)
+            s = tl.where(j[None, :] < end, tl.dot(q, kt, input_precision="ieee") * scale, float("-inf"))
+            m_new = tl.maximum(m, tl.max(s, 1))
+            alpha = tl.exp(m - m_new)
+            p = tl.exp(s - m_new[:, None])
+            l = l * alpha + tl.sum(p, 1)
+            acc = tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")
+            m = m_new
+        out = acc / tl.where(l > 0, l, 1.0)[:, None]
+        tl.store(out_ptr + ((slot + i[:, None]) * H + head) * D + d[None, :], out, mask=mine)
+    ### END SOLUTION
+
+
+# %%
+check("7.3", pooled_kernel)
+
+# %% [markdown]
+# ## 7.4 Predict: who adds how often, and what it costs
+#
+# (difficulty 1 of 3, 12 minutes) dQ of a shared query `[Lq, H, D]` over sequences with the given numbers of keys, in three ways:
+#
+# * `"contended"`: each tile of `block` keys of each sequence adds its share to dQ with atomics.
+# * `"partials"`: each sequence that has keys leaves one partial dQ in memory, and one pass adds them up.
+# * `"resident"`: `workers` programs share the sequences that have keys; each keeps its dQ on the chip and leaves one partial, and one pass adds them up. Programs that get no sequence leave nothing.
+#
+# Predict `adds`, the atomic adds that one element of dQ gets; `extra`, the elements of memory for partials; and `moved`, the elements written, by atomics (each lane is one) or stores, of partials and of the final dQ. In the contended
+# way the atomics write dQ itself; in the others the pass writes it once. The check asks for numbers that are not shown here.
+
+# %% tags=["ex-7.4"]
+def dq_traffic(way, lengths, block, workers, len_q, heads, dim):
+    """lengths: list of ints -> (adds, extra, moved), three ints."""
+    ### BEGIN SOLUTION
+    one = len_q * heads * dim
+    with_keys = sum(n > 0 for n in lengths)
+    if way == "contended":
+        tiles = sum(-(-n // block) for n in lengths)
+        return tiles, 0, tiles * one
+    partials = with_keys if way == "partials" else min(workers, with_keys)
+    return 0, partials * one, partials * one + one
+    ### END SOLUTION
+
+
+# %%
+check("7.4", dq_traffic)
+
+# %% [markdown]
+# ## 7.5 Bug hunt: the gradient that stops growing
+#
+# (difficulty 2 of 3, 15 minutes) A kernel adds up `parts` partial dQ in a fixed order. It is right for a handful of sequences. In training, with hundreds, the seeds hardly learn. The parts are bf16, `dq` is fp32, and what comes out
+# is far too small. Find where the numbers are lost. The order of the sum must stay a fixed one, and no part may be read twice.
+#
+# Launched on one program for each 16 elements. Limit: at most as many loads as there are parts, for each program.
+
+# %% tags=["ex-7.5"]
+@triton.jit
+def sum_kernel(part_ptr, dq_ptr, parts, N, BLOCK: tl.constexpr):
+    """part: [parts, N] bf16, dq: [N] fp32, N a multiple of BLOCK."""
+    # YOUR CODE: the kernel below is right for a handful of parts only
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ### BEGIN SOLUTION
+    total = tl.zeros((BLOCK,), tl.float32)
+    for b in range(parts):
+        total += tl.load(part_ptr + b * N + at).to(tl.float32)
+    tl.store(dq_ptr + at, total)
+    ### STARTER
+    # total = tl.zeros((BLOCK,), tl.bfloat16)
+    # for b in range(parts):
+    #     total = (total + tl.load(part_ptr + b * N + at)).to(tl.bfloat16)
+    # tl.store(dq_ptr + at, total.to(tl.float32))
+    ### END SOLUTION
+
+
+# %%
+check("7.5", sum_kernel)
+
+# %% [markdown]
+# ## 7.6 The resident dQ
+#
+# (difficulty 3 of 3, 30 minutes) The chapter describes it and does not show it. Program `w` of `W` keeps Q and its dQ on the chip. The sequences pass by: it takes `w`, `w + W`, `w + 2 W`, ... and adds what each contributes. At the end it
+# leaves one partial. A second kernel adds the partials, always in the same order. So no atomic is needed, and every run gives the same bits; the check runs your kernels under four orders of their programs and compares
+# bit by bit.
+#
+# Write both kernels and the launch, for one head. `block_dq` is given: the contribution of one block of keys. `q` is `[LQ, D]`, `k, v` are `[total_kv, D]`, `dout` is `[B, LQ, D]`, `lse` and `delta` are `[B, LQ]`, with natural logarithms. The result
+# is `dq [LQ, D]`, fp32. Sequences may have no keys: their `lse` is -inf, and they contribute nothing. Limit: at most `W * LQ * D + LQ * D` elements stored.
+
+# %% tags=["ex-7.6"]
+@triton.jit
+def block_dq(q, k, v, dout, lse, delta, exists, scale):
+    """One block of keys: q, dout [BL, D]; k, v [BN, D], rows that do not exist 0; lse, delta [BL]; exists [BN] -> [BL, D]."""
+    s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    p = tl.where(exists[None, :], tl.exp(s - lse[:, None]), 0.0)
+    dp = tl.dot(dout, tl.trans(v), input_precision="ieee")
+    return tl.dot(p * (dp - delta[:, None]), k, input_precision="ieee") * scale
+
+
+def resident_dq(q, k, v, dout, lse, delta, k_offsets, scale, workers):
+    """-> dq [LQ, D]; LQ <= 16, D is 16 or 32. Launches kernels of your own; use blocks of 16 keys."""
+    ### BEGIN SOLUTION
+    len_q, dim = q.shape
+    partials = torch.empty(workers, len_q, dim)
+    dq = torch.empty_like(q)
+    walk_kernel[(workers,)](
+        q, k, v, dout, lse, delta, k_offsets, partials, scale, len(k_offsets) - 1, len_q, D=dim, BL=16, BN=16
+    )
+    add_kernel[(len_q,)](partials, dq, workers, len_q, D=dim)
+    return dq
+
+
+@triton.jit
+def walk_kernel(q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, k_offsets_ptr, partial_ptr, scale, B, LQ, D: tl.constexpr, BL: tl.constexpr,
+                BN: tl.constexpr):
+    worker, workers = tl.program_id(0), tl.num_programs(0)
+    i, d = tl.arange(0, BL), tl.arange(0, D)
+    row = i[:, None] * D + d[None, :]
+    q = tl.load(q_ptr + row, mask=i[:, None] < LQ, other=0.0)
+    dq = tl.zeros((BL, D), tl.float32)
+    for b in range(worker, B, workers):
+        begin, end = tl.load(k_offsets_ptr + b), tl.load(k_offsets_ptr + b + 1)
+        dout = tl.load(dout_ptr + b * LQ * D + row, mask=i[:, None] < LQ, other=0.0)
+        lse = tl.load(lse_ptr + b * LQ + i, mask=i < LQ, other=0.0)
+        delta = tl.load(delta_ptr + b * LQ + i, mask=i < LQ, other=0.0)
+        for start in range(begin, end, BN):
+            j = start + tl.arange(0, BN)
+            at = j[:, None] * D + d[None, :]
+            k = tl.load(k_ptr + at, mask=j[:, None] < end, other=0.0)
+            v = tl.load(v_ptr + at, mask=j[:, None] < end, other=0.0)
+            dq += block_dq(q, k, v, dout, lse, delta, j < end, scale)
+    tl.store(partial_ptr + worker * LQ * D + row, dq, mask=i[:, None] < LQ)
+
+
+@triton.jit
+def add_kernel(partial_ptr, dq_ptr, workers, LQ, D: tl.constexpr):
+    at = tl.program_id(0) * D + tl.arange(0, D)
+    total = tl.zeros((D,), tl.float32)
+    for w in range(workers):
+        total += tl.load(partial_ptr + w * LQ * D + at)
+    tl.store(dq_ptr + at, total)
+    ### END SOLUTION
+
+
+# %%
+check("7.6", resident_dq)
