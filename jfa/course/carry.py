@@ -99,7 +99,12 @@ class _Plan:
             return before[self.homes[below]]
         if self.homes[above] == self.homes[below]:
             return slots[self.homes[above]]  # between the parts of one answer
-        nearer = (below - i) - (i - above)
+        first, end = i, i  # own cells in a row stay together
+        while first - 1 in self.own:
+            first -= 1
+        while end + 1 in self.own:
+            end += 1
+        nearer = (below - end) - (first - above)
         to_next = nearer < 0 or nearer == 0 and _is_exercise(self.mine[below])
         return before[self.homes[below]] if to_next else after[self.homes[above]]
 

@@ -1,5 +1,6 @@
 """check(), hint() and progress() as a notebook uses them: the live function, remarks about what differs, words and colours."""
 
+import functools
 import inspect
 import types
 
@@ -60,6 +61,61 @@ def test_an_exception_points_at_the_learners_line(toy, shell):
 def test_giving_the_result_instead_of_the_function_is_explained(toy, shell, wrong):
     result = check("90.2", wrong)
     assert result.state == "wrong" and 'check("90.2", twice)' in result.message
+
+
+class Doubler:
+    """An object that is called."""
+
+    factor = 2
+
+    def __call__(self, x):
+        return self.factor * x
+
+    def method(self, x):
+        return self(x)
+
+
+def test_partials_objects_and_methods_are_judged_as_what_they_are(toy, shell):
+    right = _run_cell(RIGHT["90.2"], "twice", shell)
+    for answer, words in (
+        (functools.partial(right), "Checked a partial object"),
+        (functools.partial(lambda factor, x: factor * x, 2), "Checked a partial object"),
+        (Doubler(), "Checked a Doubler object"),
+        (Doubler().method, "Checked `method`"),
+        (lambda x: x + x, "a function without a name (a lambda)"),
+    ):
+        result = check("90.2", answer)
+        assert result.passed and any(words in n and "`twice`" in n for n in result.notes), result.text()
+    wrong = check("90.2", functools.partial(lambda x: x + 2))
+    assert wrong.state == "wrong" and "Two is added." in wrong.text()
+
+
+def test_a_partial_of_the_stub_is_not_started(toy, shell):
+    stub = _run_cell('def twice(x):\n    raise NotImplementedError("90.2: not started")', "twice", shell)
+    assert check("90.2", functools.partial(functools.partial(stub))).state == "not started"
+
+
+def test_beside_a_gpu_in_use_an_object_without_a_source_is_told_so(toy, shell, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    result = check("90.2", functools.partial(_run_cell(RIGHT["90.2"], "twice", shell)))
+    assert result.state == "wrong" and "A GPU is in use" in result.message and "def twice(...)" in result.message
+
+
+def test_what_grade_will_find_in_the_file_is_said_truly(toy, shell):
+    path = _write(toy.exercises, {"90.2": RIGHT["90.2"]})
+    text, answer = path.read_text(), _run_cell(RIGHT["90.2"], "twice", shell)
+    cell = f'# %% tags=["ex-90.2"]\n{RIGHT["90.2"]}\n\n\n'
+    assert cell in text
+    path.write_text(text.replace(cell, cell + cell))
+    notes = check("90.2", answer).notes
+    assert len(notes) == 1 and "2 cells define `twice`" in notes[0] and "alike" in notes[0]
+    other = cell.replace("x + x", "3 * x")
+    path.write_text(text.replace(cell, cell + other))
+    notes = check("90.2", answer).notes
+    assert any("the last of them counts" in n for n in notes) and any("another version" in n for n in notes)
+    path.write_text(text.replace(cell, ""))
+    (note,) = check("90.2", answer).notes
+    assert "no code cell tagged ex-90.2" in note and "jfa update" in note
 
 
 def test_an_unknown_exercise_is_a_lookup_error(toy, shell):
