@@ -2,8 +2,9 @@
 
 import pytest
 
-from jfa.course import given
-from jfa.course.spec import Kept
+from jfa.course import given, judge
+from jfa.course.judge import Answer
+from jfa.course.spec import Exercise, Kept
 
 SKELETON = '''
 @jit
@@ -59,3 +60,12 @@ def test_a_live_functions_source_has_the_cells_other_functions():
 
 def _helper():
     return "found by its name among the function's globals"
+
+
+def test_a_notebooks_answer_in_a_helper_is_an_answer():
+    """A live kernel that is as given says nothing about the helper that the exercise asks for."""
+    stub = SKELETON.replace("s[j] += x", "pass  # YOUR CODE")
+    exercise = Exercise(id="1.1", title="t", name="kernel", cases=lambda seed: [])
+    written = Answer(source=SKELETON.split("def other")[0], skeleton=stub, live=print, is_live=True)
+    assert not judge._is_untouched(written, exercise)
+    assert judge._is_untouched(Answer(source=stub.split("def other")[0], skeleton=stub, live=print, is_live=True), exercise)
