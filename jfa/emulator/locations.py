@@ -48,5 +48,5 @@ def turn(turns) -> str:
     said = []
     while turns is not None and len(said) < 2:
         name, value, turns, _ = turns
-        said.append(f"{name} = {getattr(value, 'value', value)}")
+        said.append(f"{name if name.strip('_') else 'turn'} = {getattr(value, 'value', value)}")
     return f" ({', '.join(said[::-1])})" if said else ""

@@ -48,6 +48,11 @@ def _unsigned(array):
     return array if target is None else array.view(target)
 
 
+def _exchange():
+    if Hooks.exchange is not None:
+        Hooks.exchange()
+
+
 def _charge(kind, data):
     if Hooks.charge and kind != "none" and getattr(data, "size", 1) > 1:
         Hooks.charge(kind, data.size)
@@ -405,27 +410,33 @@ class Builder:
 
     @carry.carries(carry.moved)
     def create_reshape(self, a, shape, allow_reorder=False):
+        _exchange()
         return make(a.data.reshape([int(s) for s in shape]), a.dtype, a.allocation)
 
     @carry.carries(carry.moved)
     def create_trans(self, a, dims):
+        _exchange()
         return make(a.data.transpose([int(getattr(d, "value", d)) for d in dims]), a.dtype, a.allocation)
 
     @carry.carries(carry.moved)
     def create_cat(self, a, b):
+        _exchange()
         return make(np.concatenate([a.data, b.data]), a.dtype, a.allocation)
 
     @carry.carries(carry.moved)
     def create_join(self, a, b):
+        _exchange()
         return make(np.stack([a.data, b.data], axis=-1), a.dtype, a.allocation)
 
     @carry.carries(carry.moved)
     def create_split(self, a):
+        _exchange()
         return make(a.data[..., 0], a.dtype, a.allocation), make(a.data[..., 1], a.dtype, a.allocation)
 
     @carry.carries(carry.itself)
     def create_gather(self, source, index, axis):
         ordered()
+        _exchange()
         bound, at, lost = source.data.shape[axis], index.data.astype(np.int64), some(index.undefined)
         if lost is not None:
             at = np.where(lost, 0, at)
@@ -437,6 +448,7 @@ class Builder:
     @carry.carries(carry.itself)
     def create_histogram(self, a, bins, mask=None):
         ordered()
+        _exchange()
         data = a.data if mask is None else a.data[mask.data]
         data = data[(data >= 0) & (data < bins)]
         marks = a.undefined if mask is None or a.undefined is None else a.undefined[mask.data]
@@ -456,6 +468,7 @@ class Builder:
     @carry.carries(carry.multiplied)
     def create_dot(self, a, b, acc, input_precision=None, *_):
         ordered()
+        _exchange()
         if Active.counts is not None:
             Active.counts.dots += 1
         product = mathlib.matmul(a.data, b.data, a.dtype.name, b.dtype.name, str(getattr(input_precision, "name", input_precision)))
@@ -499,6 +512,7 @@ class Builder:
     @carry.carries(carry.itself)
     def create_barrier(self):
         ordered()
+        _exchange()
 
     @carry.carries(carry.itself)
     def create_assert(self, condition, message):

@@ -364,6 +364,23 @@ _TABLE |= {
 _TABLE |= access.FUNCTIONS
 _TABLE |= collective.NATIVE
 
+
+
+def _exchanging(function):
+    """`function`, which the warps of a task begin with a barrier: it moves values between them through shared memory."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        if Hooks.exchange is not None:
+            Hooks.exchange()
+        return function(*args, **kwargs)
+
+    return call
+
+
+_EXCHANGES = ("reduce", "associative_scan", "max", "min", "argmax", "argmin", "sum", "sort", "topk", "flip")
+_TABLE |= {name: _exchanging(_TABLE[name]) for name in (*_EXCHANGES, "reshape", "view", "split", "cat")}
+
 BUILTINS = {
     "range": support.Range,
     "min": support.minimum,

@@ -268,6 +268,7 @@ def _execute(function, values, grid, launch_options, memory, options):
     Hooks.charge = machine.charge if options.policy == "timed" else None
     Hooks.pause = _pause(machine)
     Hooks.task = staticmethod(machine.current)
+    Hooks.exchange = machine.exchange if function.uses_tlx else None
     memory.program = _program_index(machine)
     memory.report = lambda error: machine.current().machine.report(error)
     memory.warn = lambda finding: machine.current().machine.warn(finding)

@@ -58,6 +58,7 @@ class Hooks:
 
     semantic = None
     task = staticmethod(lambda: None)  # the machine's running task
+    exchange = None  # callable() where the warps of a task exchange values through shared memory: a barrier of them all
     charge = None  # callable(kind, elements) while a timed run is on
     product = None  # the array of the latest multiplication: an addition to it costs nothing, the compiler fuses the two
 

@@ -3,7 +3,7 @@ picture."""
 
 from . import limits
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
-from .machine import Machine, Run, charge, current, launch
+from .machine import Machine, Run, charge, current, exchange, launch
 from .storage import Storage, View, smem_view, tmem_columns, tmem_view
 from .tasks import CTA, AsyncOp, Cluster, Task
 
@@ -21,6 +21,7 @@ __all__ = [
     "View",
     "charge",
     "current",
+    "exchange",
     "launch",
     "limits",
     "smem_view",

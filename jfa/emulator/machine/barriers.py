@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from .. import errors
 from ..locations import show, turn
-from . import limits
+from . import limits, warps
 from .shadow import join
 
 _HISTORY = 6  # arrivals remembered for the report
@@ -177,7 +177,7 @@ class NamedBarrier:
         self.expected = threads
         self.arrived += limits.WARP * task.num_warps
         self.history = [*self.history[-_HISTORY:], (verb, task.label, where)]
-        join(self.gathered, task.clock)
+        join(self.gathered, warps.told(task))
         self.time = max(self.time, task.time)
         own = limits.WARP * task.num_warps
         alone = self.arrived == own and own % threads == 0  # its own warps open the barrier, several times over

@@ -19,7 +19,7 @@ from greenlet import getcurrent
 from .. import errors
 from ..locations import here, show, turn
 from ..options import Options
-from . import engines, limits, sync, users
+from . import engines, limits, sync, users, warps
 from .shadow import Access, Component, join
 from .tasks import CTA, AsyncOp, Cluster, Task
 
@@ -240,6 +240,7 @@ class Machine:
         cluster = task.cta.cluster
         if task.parent is not None:
             parent = task.parent
+            warps.join(task)
             join(parent.clock, task.clock)
             parent.children.discard(task)
             parent.time = max(parent.time, task.time)
@@ -401,6 +402,8 @@ class Machine:
     def issue(self, task, kind, run, where, *, pipe=False, demand=None, track="TMA", title="", facts=None, barrier=None):
         """Hand an operation to an engine. pipe: it follows the task's earlier MMAs in order. `run(op)` moves data and
         signals."""
+        if task.warp_groups and kind not in ("TMA load", "cp.async"):
+            warps.join(task)  # one thread issues, after a barrier of all
         previous = task.pipe if pipe else None
         clock = dict(task.clock)
         if pipe:
@@ -512,7 +515,13 @@ class Machine:
     def task_access(self, task, view, write, where, name):
         """An ordinary access of a task."""
         if self.watch:
-            self.access(task, task.component, task.clock, view, write, True, where, name)
+            self._access_of(task, view, write, where, name, self._memory_error)
+
+    def _access_of(self, task, view, write, where, name, report):
+        if task.num_warps > warps.WARPS and view.storage.space == "tmem":
+            warps.access(task, view, write, where, name, report)
+        else:
+            self.access(task, task.component, task.clock, view, write, True, where, name, report)
 
     def tolerant_read(self, task, view, where, name) -> bool:
         """A read that may meet poison, for kernels load memory that nobody wrote and never use it. Returns whether it did."""
@@ -523,7 +532,7 @@ class Machine:
         def report(kind, *what):
             met.append(kind) if kind == "poison" else self._memory_error(kind, *what)
 
-        self.access(task, task.component, task.clock, view, False, True, where, name, report)
+        self._access_of(task, view, False, where, name, report)
         if met:
             self.read_early.setdefault(show(where), early_waits(task))
         return bool(met)
@@ -577,7 +586,13 @@ class Machine:
             if notes:
                 details += notes
                 break
-        self.report(errors.RaceError(f"two accesses to {place} that nothing orders", details, where=later.where))
+        cause = None
+        if all(isinstance(a.actor, warps.WarpGroup) for a in (earlier, later)) and earlier.actor.task is later.actor.task:
+            cause = (
+                "the warps of one task run apart: each loads its own share, and may store while others still load.\n"
+                "  Fix: tl.debug_barrier() or tlx.named_barrier_wait(...) of all its threads between the load and the store."
+            )
+        self.report(errors.RaceError(f"two accesses to {place} that nothing orders", details, cause, later.where))
 
     # ------------------------------------------------------------ reports
     def report(self, error):
@@ -721,7 +736,7 @@ def _alias(earlier, later, storage) -> list[str]:
 
 
 def _task_of(actor):
-    return actor.task if isinstance(actor, AsyncOp) else actor
+    return actor if isinstance(actor, Task) else actor.task
 
 
 def early_waits(task, only=None, again_only=False) -> list[str]:
@@ -755,6 +770,12 @@ def _cluster_origins(grid, cluster):
 def launch(entry, grid=(1, 1, 1), cluster=(1, 1, 1), num_warps=4, options=None, kernel="kernel") -> Run:
     """Run `entry()` as every CTA of a grid on a fresh machine."""
     return Machine(options, kernel).launch(entry, grid, cluster, num_warps)
+
+
+def exchange():
+    """The running task's warps meet at a barrier: they exchange values, or were told to."""
+    if _running is not None and _running.warp_groups:
+        warps.join(_running)
 
 
 def charge(kind, elements=1, **facts):

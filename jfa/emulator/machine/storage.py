@@ -46,11 +46,11 @@ class Storage:
 class View:
     """A typed window: `shape` elements of numpy type `dtype`, read and written in C order."""
 
-    __slots__ = ("storage", "shape", "dtype", "arr", "offsets", "rectangle", "_region")
+    __slots__ = ("storage", "shape", "dtype", "arr", "offsets", "rectangle", "_region", "_shares")
 
     def __init__(self, storage: Storage, shape, dtype, arr=None, offsets=None, rectangle=None):
         self.storage, self.shape, self.dtype = storage, tuple(shape), np.dtype(dtype)
-        self.arr, self.offsets, self._region = arr, offsets, None
+        self.arr, self.offsets, self._region, self._shares = arr, offsets, None, None
         self.rectangle = rectangle  # of a tile in tensor memory: (groups of 16 lanes, first byte, bytes in a lane)
 
     @property
@@ -146,7 +146,7 @@ class View:
         for axis, (n, stride) in enumerate(zip(self.arr.shape, self.arr.strides)):
             index = np.arange(n, dtype=np.int64) * (stride // size)
             out += index.reshape([-1 if k == axis else 1 for k in range(self.arr.ndim)])
-        return out.reshape(self.shape)
+        return out.reshape(self.shape) if self.shape else out
 
     def derive(self, function):
         """The view whose array is function(array): a slice, transpose or reshape."""
@@ -199,6 +199,28 @@ class View:
         if self._region is None:
             self._region = self._find_region()
         return self._region
+
+    def shares(self, groups: int) -> list:
+        """Regions of a tile in tensor memory that each of `groups` groups of four warps loads and stores (see warps.py).
+
+        The groups split the columns; a tile of 256 rows, two tiles of 128 side by side, between the two. A tile of fewer
+        columns than groups is everybody's.
+        """
+        if self._shares is None or len(self._shares) != groups:
+            self._shares = [self._share(k, groups) for k in range(groups)]
+        return self._shares
+
+    def _share(self, number, groups):
+        arr = self.arr
+        if arr is None or arr.shape[-1] % groups:
+            return self.region
+        if self.shape[0] > limits.TMEM_LANES and arr.ndim == 3 and arr.shape[0] % groups == 0:
+            step = arr.shape[0] // groups
+            return View(self.storage, (), self.dtype, arr[number * step : (number + 1) * step]).region
+        step = arr.shape[-1] // groups
+        if arr.ndim == 2 and arr.shape == self.shape:
+            return self.columns(number * step, step).region
+        return View(self.storage, (), self.dtype, arr[..., number * step : (number + 1) * step]).region
 
     def _find_region(self):
         shadow = self.storage.shadow

@@ -7,6 +7,7 @@ arguments.
 from __future__ import annotations
 
 from .. import errors
+from . import warps
 from .shadow import fence as _fence
 from .shadow import join
 from .tasks import Task
@@ -45,13 +46,16 @@ def arrive(task, bar, count: int, where) -> None:
         task.machine.spend(task, "barrier_arrive", f"arrive {bar.name}", where)
     if bar.cta is not task.cta:
         note(bar.cta, task, task.component, task.clock[task.component.id], where, f"an arrive at mbarrier {bar.name}")
-    bar.arrive(count, task.clock, task.time, ("arrive", task.label, where, task.turns))
+    if task.warp_groups and not bar.per_thread:
+        warps.join(task)
+    bar.arrive(count, warps.told(task), task.time, ("arrive", task.label, where, task.turns))
     task.publish()
 
 
 def expect_bytes(task, bar, nbytes: int, where) -> None:
     """Announce bytes and arrive once."""
     bar.expect(nbytes)
+    warps.join(task)
     bar.arrive(1, task.clock, task.time, (f"expect of {nbytes} bytes", task.label, where, task.turns))
     task.publish()
 
@@ -63,6 +67,7 @@ def named_arrive(task, number: int, threads: int, where) -> None:
 
 def named_wait(task, number: int, threads: int, where) -> None:
     bar = _named(task.cta, number)
+    warps.join(task)
     generation = bar.enter(task, threads, where, "wait")
     task.publish()
     started = task.time
@@ -85,6 +90,7 @@ def _named(cta, number):
 def cluster_wait(task, where) -> None:
     """Arrive at the cluster barrier and wait for every other live task of the cluster."""
     bar = task.cta.cluster.barrier
+    warps.join(task)
     generation = bar.enter(task)
     task.publish()
     started = task.time
@@ -136,6 +142,7 @@ def run_region(task, specs, where) -> None:
     specs: [(name, body, num_warps, replica), ...]; body() is the task's code.
     """
     machine, cta = task.machine, task.cta
+    warps.join(task)
     children = [Task(machine, cta, name, body, num_warps, replica, task) for name, body, num_warps, replica in specs]
     task.publish()
     task.children = set(children)

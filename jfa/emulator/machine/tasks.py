@@ -32,6 +32,7 @@ class Task:
         self.results = {}  # of these: the block that async_dot returned, by its identity, and what it will hold
         self.copies, self.groups = [], []  # cp.async: open group, committed groups
         self.pipe = None  # the last MMA this task issued
+        self.warp_groups = []  # of a task of more than four warps that has used tensor memory
         self.early = {}  # barrier -> (phase, passed before?, where, turns) of waits that passed too early, or before any arrival
         self.turns = parent.turns if parent else None  # the loops it is in, innermost first: (name, value, outer loop's, site)
         self.lanes = None  # in a branch that only some threads take: which (the frontend's)
