@@ -64,8 +64,12 @@ def _find(what: str):
 
 
 def main(argv: list[str]) -> int:
-    """``jfa emulator sweep MODULE:FUNCTION``: drop, flip or move each synchronisation and see which faults are found."""
-    commands = {"sweep": "jfa.emulator.sweep:main", "timeline": "jfa.emulator.cli:timeline"}
+    """``jfa emulator sweep``: break each synchronisation in turn; ``jfa emulator explore``: run every class of schedules."""
+    commands = {
+        "sweep": "jfa.emulator.sweep:main",
+        "explore": "jfa.emulator.explore:main",
+        "timeline": "jfa.emulator.cli:timeline",
+    }
     if not argv or argv[0] not in commands:
         print(f"usage: jfa emulator {{{','.join(commands)}}} ...", file=sys.stderr)
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2

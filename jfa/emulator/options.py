@@ -18,6 +18,8 @@ class Options:
         "lazy": copies and MMAs complete only when no task can run: the latest a kernel may count on.
         "random": any order, from `seed`; a task may be interrupted at every TLX operation.
         "timed": discrete events; `rates` says how long each operation takes.
+        "replay:0.3.1": the schedule of that name, as `jfa emulator explore` prints it; a launch each.
+    control: who chooses every step instead of a policy (machine/control.py): an exploration or a replay.
     races: look for races, missing fences and reads of poison.
     poison: fill fresh shared and tensor memory with NaN, and follow undefined values (see undefined.py).
     report: "raise" ends at the first error, "collect" gathers what it can in `run.findings`.
@@ -49,11 +51,16 @@ class Options:
     max_steps: int = 20_000_000
     num_sms: int = 4
     cold: bool = False
+    control: Any = None
 
     def __post_init__(self):
+        if self.control is None and self.policy.startswith("replay:"):
+            from .machine.control import replay
+
+            self.control = replay(self.policy)
         if self.policy == "fifo":
             self.policy = "eager"
-        if self.policy not in POLICIES:
+        if self.policy not in POLICIES and not self.policy.startswith("replay:"):
             raise ValueError(f"policy must be one of {POLICIES}, not {self.policy!r}")
         if self.report not in ("raise", "collect"):
             raise ValueError(f'report must be "raise" or "collect", not {self.report!r}')
@@ -62,4 +69,6 @@ class Options:
 
     def but(self, **changes) -> Options:
         """A copy with some options changed."""
+        if "policy" in changes:
+            changes.setdefault("control", None)
         return replace(self, **changes)

@@ -347,7 +347,9 @@ _LOOKS = 4
 
 
 def begin_launch():
+    global _polls
     _looked.clear()
+    _polls = 0
 
 
 def looks(site):

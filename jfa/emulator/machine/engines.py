@@ -26,7 +26,8 @@ def tma_load(task, fetch, targets, nbytes: int, where, title="", facts=None) -> 
             bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where, op.turns))
 
     facts = facts or {"bytes": nbytes, "multicast": len(targets)}
-    op = machine.issue(task, "TMA load", run, where, demand="tma_load", title=title, facts=facts, barrier=targets[0][2])
+    signals = [(bar, 0, -nbytes) for *_, bar in targets]
+    op = machine.issue(task, "TMA load", run, where, demand="tma_load", title=title, facts=facts, signals=signals)
     for view, name, _ in targets:
         note_copy(view.storage.cta, op, f"a TMA load of {name}")
 
@@ -75,7 +76,8 @@ def remote_copy(task, source, target, target_name, bar, nbytes: int, where, titl
         target.write((source.read() if values is None else values).reshape(target.shape), marks)
         bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where, op.turns))
 
-    op = machine.issue(task, "remote copy", run, where, demand="tma_load", title=title, facts={"bytes": nbytes}, barrier=bar)
+    signals, facts = [(bar, 0, -nbytes)], {"bytes": nbytes}
+    op = machine.issue(task, "remote copy", run, where, demand="tma_load", title=title, facts=facts, signals=signals)
     note_copy(target.storage.cta, op, f"a copy to {target_name}")
     if values is None:
         note_copy(source.storage.cta, op, f"a copy of {source_name} to another CTA")
@@ -134,7 +136,8 @@ def mma(task, compute, reads, writes, bars, where, title="", facts=None, wait=Fa
         for bar in bars:
             bar.arrive(1, op.clock, op.end, ("commit of the MMA", op.label, where, op.turns))
 
-    op = machine.issue(task, "mma", run, where, pipe=True, demand="mma" if facts else None, track="MMA", title=title, facts=facts)
+    signals, demand = [(bar, 1, 0) for bar in bars], "mma" if facts else None
+    op = machine.issue(task, "mma", run, where, pipe=True, demand=demand, track="MMA", title=title, facts=facts, signals=signals)
     _note_arrivals(task, op, bars)
     for view, name in (*reads, *writes):
         if view.storage.cta is not task.cta:
@@ -150,7 +153,10 @@ def commit(task, bars, where, title="") -> None:
         for bar in bars:
             bar.arrive(1, op.clock, op.end, ("commit", op.label, where, op.turns))
 
-    op = task.machine.issue(task, "commit", run, where, pipe=True, demand="commit", track="MMA", title=title, facts={})
+    signals = [(bar, 1, 0) for bar in bars]
+    op = task.machine.issue(
+        task, "commit", run, where, pipe=True, demand="commit", track="MMA", title=title, facts={}, signals=signals
+    )
     _note_arrivals(task, op, bars)
 
 
@@ -240,7 +246,8 @@ def clc_try_cancel(task, responses, stage: int, bars, where) -> None:
             response.values[stage] = origin
             bar.deliver(16, op.clock, op.end, ("CLC response", op.label, where, op.turns))
 
-    machine.issue(task, "CLC query", run, where, demand="clc", track="CLC", title="try_cancel", facts={}, barrier=bars[0])
+    signals = [(bar, 0, -16) for bar in bars]
+    machine.issue(task, "CLC query", run, where, demand="clc", track="CLC", title="try_cancel", facts={}, signals=signals)
 
 
 def clc_query(task, response, stage: int, where):

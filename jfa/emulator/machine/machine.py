@@ -72,6 +72,7 @@ class Machine:
         self.options, self.kernel = options or Options(), kernel
         o = self.options
         self.policy, self.timed, self.eager = o.policy, o.policy == "timed", o.policy == "eager"
+        self.control = o.control  # who chooses every step: a replay or an exploration
         self.preempts = o.policy in ("random", "timed")
         self.watch, self.fault, self.trace = o.races, o.fault, o.trace
         self.rng = random.Random(o.seed)
@@ -106,6 +107,8 @@ class Machine:
         with _lock:
             outer, self.hub = _running, getcurrent()
             try:
+                if self.control is not None:
+                    self.control.begin(self)
                 with np.errstate(all="ignore"):
                     self._run()
             except errors.EmulatorError as error:
@@ -200,6 +203,8 @@ class Machine:
 
     def pick(self):
         """What happens next: a ready task or an operation that can complete; None if neither exists."""
+        if self.control is not None:
+            return self.control.pick(self)
         ready, policy = self.ready, self.policy
         if policy == "eager":
             return ready.popleft() if ready else (self.ops[0] if self.ops else None)
@@ -339,6 +344,9 @@ class Machine:
     def pause(self, task):
         """Put a running task at the end of the queue. Under 'lazy' operations get a chance, for the task may poll for
         their effect."""
+        if self.control is not None:
+            self.control.pause(task)
+            return
         if self.policy == "lazy":
             for op in [op for op in self.ops if op.eligible][:1]:
                 self.ops.remove(op)
@@ -399,9 +407,9 @@ class Machine:
         self._components += 1
         return Component(self._components, label)
 
-    def issue(self, task, kind, run, where, *, pipe=False, demand=None, track="TMA", title="", facts=None, barrier=None):
+    def issue(self, task, kind, run, where, *, pipe=False, demand=None, track="TMA", title="", facts=None, signals=()):
         """Hand an operation to an engine. pipe: it follows the task's earlier MMAs in order. `run(op)` moves data and
-        signals."""
+        signals: (barrier, arrivals, bytes added) of each in `signals`."""
         if task.warp_groups and kind not in ("TMA load", "cp.async"):
             warps.join(task)  # one thread issues, after a barrier of all
         previous = task.pipe if pipe else None
@@ -422,15 +430,18 @@ class Machine:
         if pipe:
             op.info = previous if kind == "commit" else None
             task.pipe = op
-        if barrier is not None:
-            op.barrier, op.phase = barrier, barrier.phase
+        op.signals = signals
+        if signals and not pipe:
+            op.barrier, op.phase = signals[0][0], signals[0][0].phase
         task.clock[task.component.id] += 1
         if self.timed:
             op.start, op.end = self._book(task.cta, task.time, demand, facts or {})
             if previous is not None:
                 op.end = max(op.end, previous.end)
             self.emit(task.cta, track, title or kind, op.start, op.end, kind="async", where=where, **(facts or {}))
-        if self.eager:
+        if self.control is not None:
+            self.control.issued(self, op)
+        elif self.eager:
             self.complete(op)
         else:
             self.ops.append(op)

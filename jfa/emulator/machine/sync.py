@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .. import errors
 from . import warps
+from .control import ADD, WAIT, Use
 from .shadow import fence as _fence
 from .shadow import join
 from .tasks import Task
@@ -16,6 +17,12 @@ from .users import note
 
 def wait(task, bar, parity: int, where) -> None:
     """Wait until the phase of that parity has completed."""
+    control = task.machine.control
+    if control is not None:
+        why = lambda: f"mbarrier {bar.label}, parity {parity}: {bar.state()}"  # noqa: E731
+        control.before(task, Use(WAIT, bar, parity=parity), where, why)
+        bar.seen(task, where)
+        return
     if task.machine.fault is not None:
         _remember(task, stores=False)
     waited = not bar.passes(parity)
@@ -44,6 +51,8 @@ def arrive(task, bar, count: int, where) -> None:
         count *= 32 * task.num_warps
     if task.machine.timed:
         task.machine.spend(task, "barrier_arrive", f"arrive {bar.name}", where)
+    if task.machine.control is not None:
+        task.machine.control.before(task, Use(ADD, bar, count), where)
     if bar.cta is not task.cta:
         note(bar.cta, task, task.component, task.clock[task.component.id], where, f"an arrive at mbarrier {bar.name}")
     if task.warp_groups and not bar.per_thread:
@@ -54,6 +63,8 @@ def arrive(task, bar, count: int, where) -> None:
 
 def expect_bytes(task, bar, nbytes: int, where) -> None:
     """Announce bytes and arrive once."""
+    if task.machine.control is not None:
+        task.machine.control.before(task, Use(ADD, bar, 1, nbytes), where)
     bar.expect(nbytes)
     warps.join(task)
     bar.arrive(1, task.clock, task.time, (f"expect of {nbytes} bytes", task.label, where, task.turns))
@@ -61,12 +72,16 @@ def expect_bytes(task, bar, nbytes: int, where) -> None:
 
 
 def named_arrive(task, number: int, threads: int, where) -> None:
+    if task.machine.control is not None:
+        task.machine.control.before(task, Use(ADD, _named(task.cta, number), 32 * task.num_warps), where)
     _named(task.cta, number).enter(task, threads, where, "arrive")
     task.publish()
 
 
 def named_wait(task, number: int, threads: int, where) -> None:
     bar = _named(task.cta, number)
+    if task.machine.control is not None:
+        task.machine.control.before(task, Use(ADD, bar, 32 * task.num_warps), where)
     warps.join(task)
     generation = bar.enter(task, threads, where, "wait")
     task.publish()

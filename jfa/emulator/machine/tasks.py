@@ -47,6 +47,8 @@ class Task:
 
     def _run(self, body):
         body()
+        if self.is_main and self.machine.control is not None:
+            self.machine.control.end(self)
         self.done = True
 
     @property
@@ -82,7 +84,7 @@ class AsyncOp:
 
     __slots__ = (
         *("kind", "run", "task", "component", "clock", "where", "previous", "done"),
-        *("start", "end", "waiters", "title", "barrier", "phase", "info", "piped", "turns"),
+        *("start", "end", "waiters", "title", "barrier", "phase", "info", "piped", "turns", "signals"),
     )
 
     def __init__(self, kind, run, task, component, clock, where, previous=None, title=""):
@@ -90,7 +92,7 @@ class AsyncOp:
         self.previous, self.title = previous, title
         self.done, self.start, self.end, self.waiters = False, 0.0, 0.0, []
         self.barrier = self.phase = self.info = None  # barrier: where its bytes are counted; phase: of that barrier at issue
-        self.piped, self.turns = False, task.turns
+        self.piped, self.turns, self.signals = False, task.turns, ()
 
     @property
     def label(self) -> str:

@@ -1,0 +1,260 @@
+"""One schedule, step by step: who may go on, what each would touch, and a list of choices that replays.
+
+Under this control a *step* is one operation on a barrier (a wait, an arrival, an expect, a copy or MMA that signals, a named
+barrier), or on global memory with an atomic, and everything its task does until the next one. Nothing else is worth ordering:
+buffers are watched by the race detector, which finds two unordered accesses whatever their order; a wait for an operation or for
+the end of a region cannot be undone by anybody, so its moment does not matter. A wait is a step of its own, so a task may miss a
+phase that came and went, as on the hardware, where it polls.
+
+Processes are numbered in the order of their first appearance: a task is one, an asynchronous operation that signals is one. With
+the same choices before, the numbers are the same in every run: a schedule is the list of numbers chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .. import errors
+from .tasks import AsyncOp, Task
+
+WAIT, ADD, TOUCH = "wait", "add", "touch"
+_SPINS = 3  # pauses in a row of a task that polls, with nobody else's step between, before it must let others go on
+
+
+class Redundant(BaseException):
+    """This execution would only repeat an explored one: the explorer ends it."""
+
+
+@dataclass
+class Use:
+    """What a step does to one object: (WAIT, barrier, parity), (ADD, barrier, arrivals, bytes) or (TOUCH, key)."""
+
+    kind: str
+    object: Any
+    arrivals: int = 0
+    bytes: int = 0
+    parity: int = 0
+    phase: int = 0  # of the object before the step; it and the next are filled in when the step is taken
+    state: tuple[int, int] = (0, 0)  # arrivals and bytes outstanding before the step
+
+    def look(self) -> None:
+        """Note the object's state."""
+        if self.kind != TOUCH:
+            self.phase, self.state = state_of(self.object)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether an ADD is one arrival too many, or leaves all arrivals and too many bytes: then the order matters."""
+        left = self.state[0] - self.arrivals
+        return self.kind == ADD and (left < 0 or (left == 0 and self.state[1] + self.bytes < 0))
+
+    def completes(self) -> bool:
+        """Whether an ADD, taken in the noted state, ends the phase (or arrives once too often)."""
+        left = self.state[0] - self.arrivals
+        return left < 0 or (left == 0 and self.state[1] + self.bytes == 0)
+
+
+def state_of(barrier) -> tuple[int, tuple[int, int]]:
+    """(phase, (arrivals outstanding, bytes outstanding)) of an mbarrier or a named barrier."""
+    if hasattr(barrier, "generation"):
+        return barrier.generation, ((barrier.expected or 1 << 20) - barrier.arrived, 0)
+    return barrier.phase, (barrier.pending, barrier.bytes)
+
+
+@dataclass
+class Step:
+    """A step taken: by which process, on what, and the set of steps (bits) that come before it in every equal schedule."""
+
+    process: int
+    uses: list[Use]
+    past: int = 0
+
+
+class End:
+    """The end of a cluster as something operations contribute to and its CTAs wait for, in either order."""
+
+    generation, expected, arrived = 0, None, 0
+
+    def passes(self, parity: int) -> bool:
+        return True
+
+
+def dependent(earlier: Use, later: Use) -> bool:
+    """Whether two uses taken in this order might differ in the other order.
+
+    Arrivals of one phase commute, for the phase ends with the last of them in any order, unless too much is delivered.
+    """
+    if earlier.object is not later.object and (earlier.kind != TOUCH or earlier.object != later.object):
+        return False
+    if earlier.kind == WAIT and later.kind == WAIT:
+        return False
+    if earlier.kind == ADD and later.kind == ADD:
+        return earlier.phase != later.phase or earlier.stuck or later.stuck
+    return True
+
+
+class Control:
+    """Drives a machine by a list of choices; after its end, by `decide`."""
+
+    def __init__(self, choices=()):
+        self.choices = list(choices)
+        self.steps: list[Step] = []
+        self.numbers: dict[Any, int] = {}  # task or operation -> process
+        self.parked: dict[Task, Use] = {}
+        self.flying: dict[AsyncOp, None] = {}  # operations that will signal
+        self.known: dict[int, int] = {}  # process -> steps (bits) that come before what it does next
+        self.spins: dict[Task, tuple[int, int]] = {}  # task -> (pauses in a row, steps taken when it paused)
+        self.follows: dict[int, int] = {}  # operation -> the operation before it in its task's pipe
+        self.floor = 0
+
+    # ------------------------------------------------------------ what the machine calls
+    def begin(self, machine) -> None:
+        """A launch begins: everything before it is past."""
+        self.floor = (1 << len(self.steps)) - 1
+        self.parked.clear()
+        self.flying.clear()
+        self.spins.clear()
+        self.now: int | None = None
+        self.ends: dict[Any, End] = {}  # cluster -> its end
+
+    def before(self, task, use: Use, where=(), why=None) -> None:
+        """Suspend the running task until its step is chosen."""
+        self._number(task)
+        self.parked[task] = use
+        if why is not None:
+            task.waiting, task.why, task.where = use.object, why, where
+        task.machine.hub.switch()
+        task.waiting = task.why = None
+
+    def end(self, task) -> None:
+        """A CTA's last step: what is in flight may have landed before it, or not."""
+        self.before(task, Use(WAIT, self._end_of(task), parity=1))
+
+    def _end_of(self, task) -> End:
+        return self.ends.setdefault(task.cta.cluster, End())
+
+    def pause(self, task) -> None:
+        """A step on global memory, or a turn of a loop that polls."""
+        count, at = self.spins.get(task, (0, -1))
+        others = any(s.process != self.numbers.get(task) for s in self.steps[max(at, 0) :])
+        self.spins[task] = (1 if others else count + 1, len(self.steps))
+        self.before(task, Use(TOUCH, "global memory"))
+
+    def issued(self, machine, op) -> None:
+        """An operation was handed to an engine: it completes now, unless it signals or follows one that does."""
+        number = self._number(op)
+        if op.previous is not None:
+            self.follows[number] = self._number(op.previous)
+        machine.ops.append(op)
+        if op.signals:
+            self.flying[op] = None
+
+    def pick(self, machine):
+        """What happens next: whatever is on its way to its next step, else a step by choice; None if nothing can."""
+        if machine.ready:
+            task = machine.ready.popleft()
+            self._learn(self._number(task))
+            return task
+        if not machine.tasks:
+            return machine.ops[0] if machine.ops else None  # what was in flight lands after the end, where nobody looks
+        silent = next((op for op in machine.ops if op.eligible and not self._uses(op)), None)
+        if silent is not None:
+            self._learn(self._number(silent))
+            return silent
+        actors = self._enabled(machine)
+        if not actors:
+            self._polling(machine)
+            return None
+        number = self._choose(machine, actors)
+        actor = actors[number]
+        uses = self._uses(actor)
+        self._take(number, uses)
+        del (self.parked if isinstance(actor, Task) else self.flying)[actor]
+        return actor
+
+    # ------------------------------------------------------------ processes
+    def _number(self, actor) -> int:
+        number = self.numbers.get(actor)
+        if number is None:
+            number = self.numbers[actor] = len(self.numbers)
+            self.known[number] = self.floor
+            self._learn(number)
+        return number
+
+    def _learn(self, number: int) -> None:
+        """The process goes on within the step that is being taken, or because of it."""
+        if self.now is not None:
+            self.known[number] |= self.steps[self.now].past | 1 << self.now
+
+    def _before(self, number: int) -> int:
+        """The steps that come before the next one of a process, whatever that does."""
+        previous = self.follows.get(number)
+        return self.known[number] | (self.known[previous] if previous is not None else 0)
+
+    def _uses(self, actor) -> list[Use]:
+        if isinstance(actor, AsyncOp):
+            uses = [Use(ADD, bar, n, nbytes) for bar, n, nbytes in actor.signals]
+            uses += [Use(ADD, self._end_of(actor.task))] if uses else []
+            return [*uses, Use(TOUCH, "clusters")] if actor.kind == "CLC query" else uses
+        return [self.parked[actor]]
+
+    def _enabled(self, machine) -> dict[int, Any]:
+        actors = {self.numbers[op]: op for op in machine.ops if op.eligible}
+        for task, use in self.parked.items():
+            if use.kind == WAIT and not use.object.passes(use.parity):
+                continue
+            count, at = self.spins.get(task, (0, 0))
+            if use.kind == TOUCH and count >= _SPINS and len(self.steps) == at:
+                continue
+            actors[self.numbers[task]] = task
+        return actors
+
+    def _polling(self, machine) -> None:
+        spinning = [task for task, use in self.parked.items() if use.kind == TOUCH]
+        if spinning:
+            where = spinning[0].stands()
+            raise errors.LivelockError(f"{spinning[0].label} polls and nobody changes anything", where=where)
+
+    # ------------------------------------------------------------ the schedule
+    def _choose(self, machine, actors) -> int:
+        depth = len(self.steps)
+        if depth < len(self.choices):
+            number = self.choices[depth]
+            if number not in actors:
+                raise errors.LaunchError(f"this schedule does not fit the launch: process {number} cannot go on at step {depth}")
+            return number
+        return self.decide(machine, actors)
+
+    def decide(self, machine, actors) -> int:
+        """Choose one of the processes that can go on."""
+        return min(actors)
+
+    def _take(self, number: int, uses: list[Use]) -> None:
+        for use in uses:
+            use.look()
+        step = Step(number, uses, self._before(number))
+        self.taken(step)
+        for index, other in enumerate(self.steps):
+            if not step.past >> index & 1 and any(dependent(a, b) for a in other.uses for b in uses):
+                step.past |= other.past | 1 << index
+        self.now = len(self.steps)
+        self.steps.append(step)
+        self.known[number] = step.past | 1 << self.now
+
+    def taken(self, step: Step) -> None:
+        """Called with each step before its dependences are added to its past."""
+
+    @property
+    def token(self) -> str:
+        """The schedule so far as a policy: `options(policy=token)` replays it."""
+        return "replay:" + ".".join(str(s.process) for s in self.steps)
+
+
+def replay(policy: str) -> Control:
+    """The control that a policy "replay:…" names. Raises ValueError for anything else."""
+    numbers = policy.removeprefix("replay:")
+    try:
+        return Control([int(n) for n in numbers.split(".")] if numbers else [])
+    except ValueError:
+        raise ValueError(f"{policy!r} is no schedule: it reads replay:0.3.1 and comes from jfa emulator explore") from None

@@ -1,0 +1,85 @@
+"""Exploration of kernels: every class of schedules of a small instance, and of each mutant that the sweeps call clean."""
+
+import os
+
+import pytest
+import torch
+
+import jfa.emulator as emulator
+from jfa.emulator import cli, errors, explore, sweep
+
+from . import tutorials
+from .test_sweep import LAUNCHES, SUPERFLUOUS
+
+pytest.importorskip("triton.language.extra.tlx")
+from .reports import kernels  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+needs_tutorials = pytest.mark.skipif(not os.path.isdir(tutorials.TUTORIALS), reason="needs fbtriton's tutorials")
+
+
+def launch_pipeline():
+    return [kernels.double()[0]]
+
+
+def launch_broken():
+    return [kernels.double("dropped arrive")[0]]
+
+
+def test_our_pipeline_has_one_class_of_schedules():
+    found = explore.explore(launch_pipeline)
+    assert found.proved and found.classes == 1 and found.outcomes == {explore.OK: 1}
+
+
+@pytest.mark.parametrize("fault", kernels.FAULTS)
+def test_a_bad_schedule_replays(fault):
+    found = explore.explore(lambda: [kernels.double(fault)[0]], fences="strict")
+    assert not found.clean and not found.exhausted and found.first.schedule in str(found)
+    with emulator.options(policy=found.first.schedule, fences="strict"), pytest.raises(errors.EmulatorError) as error:
+        kernels.double(fault)
+    assert type(error.value).__name__ == found.first.kind
+
+
+def test_several_launches_are_one_schedule():
+    found = explore.explore(lambda: [kernels.double()[0], kernels.double()[0]])
+    assert found.proved and found.classes == 1 and found.steps == 2 * explore.explore(launch_pipeline).steps
+
+
+def test_a_result_that_is_not_the_expected_one_is_found():
+    found = explore.explore(launch_pipeline, expected=[kernels.double()[1] + 1])
+    assert found.first.kind == "wrong result"
+
+
+@needs_tutorials
+def test_a_warp_specialized_gemm_of_two_tiles_and_three_blocks_is_exhausted():
+    launch, (expected,), tolerance = tutorials._gemm("blackwell_gemm_ws", 256, 128, 192, tutorials.GEMM_WS)()
+    with tutorials.no_gpu(sms=1), emulator.options(max_ctas=1):
+        found = explore.explore(launch, expected=[expected], tolerance=tolerance)
+    assert found.proved and found.steps > 60
+
+
+@pytest.mark.parametrize("name, status", [("launch_pipeline", 0), ("launch_broken", 1)])
+def test_the_command(name, status, capsys):
+    assert cli.main(["explore", f"{__name__}:{name}"]) == status
+    said = capsys.readouterr().out
+    assert "classes of schedules" in said and ("policy='replay:" in said) == bool(status)
+
+
+def test_the_command_names_what_it_cannot_find(capsys):
+    assert cli.main(["explore", f"{__name__}:nothing"]) == 2
+    assert "nothing" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@needs_tutorials
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_what_the_sweep_calls_clean_has_a_bad_schedule_or_a_proof(name):
+    launch, _, _ = LAUNCHES[name]()
+    torch.set_num_threads(1)
+    with tutorials.no_gpu(sms=1), emulator.options(max_ctas=1):
+        assert explore.explore(launch).proved
+        for mutant in sweep.mutants_of(sweep.sites(launch)):
+            if (mutant.site.line, mutant.site.kind) in SUPERFLUOUS[name]:
+                found = explore.mutant(mutant, launch, executions=200)
+                print(mutant, found)
+                assert found.proved or found.first is not None
