@@ -327,13 +327,18 @@ def _segment(axes: Axes, row: int, s: Segment, *, fits: bool) -> None:
 
 
 def blocks(
-    places: Mapping[str, tuple[tuple[float, float, float, float], str, int]], links: Sequence[tuple[str, str]], *, title: str
+    places: Mapping[str, tuple[tuple[float, float, float, float], str, int]],
+    links: Sequence[tuple[str, str]],
+    *,
+    title: str,
+    directed: bool = False,
 ) -> Picture:
     """A block diagram: boxes with words, and arrows between boxes that lie side by side or one above the other.
 
     Args:
         places: heading -> ((x, y, width, height), words, palette number). y grows upwards. A box may lie inside another.
         links: pairs of headings that exchange data; the arrow joins the edges that face each other.
+        directed: whether data flows from the first of each pair to the second only.
     """
     from matplotlib.patches import FancyBboxPatch
 
@@ -345,16 +350,19 @@ def blocks(
         axes.text(x + w / 2, y + h - 0.14, heading, ha="center", va="top", fontsize=9, weight="bold")
         axes.text(x + w / 2, y + h - 0.45, words, ha="center", va="top", fontsize=8)
     for a, b in links:
-        axes.annotate("", *_facing(places[a][0], places[b][0]), arrowprops={"arrowstyle": "<->", "color": BLACK, "linewidth": 1.3})
+        start, end = _facing(places[a][0], places[b][0])
+        look = {"arrowstyle": "->" if directed else "<->", "color": BLACK, "linewidth": 1.3}
+        axes.annotate("", end, start, arrowprops=look)
     axes.set(xlim=(-0.1, right + 0.1), ylim=(-0.1, top + 0.1))
     axes.set_axis_off()
     axes.set_title(title, loc="left", fontsize=10, wrap=True)
     said = [f"{heading}: {' '.join(words.split())}".rstrip(": ") for heading, (_, words, _) in places.items()]
-    return Picture(figure, "\n".join([title, *said, *(f"{a} <-> {b}" for a, b in links)]))
+    arrow = "->" if directed else "<->"
+    return Picture(figure, "\n".join([title, *said, *(f"{a} {arrow} {b}" for a, b in links)]))
 
 
 def _facing(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> tuple[tuple, tuple]:
-    """The two points at which boxes (x, y, width, height) face each other: across their gap, in the middle of what they share."""
+    """The points of a and of b at which these boxes (x, y, width, height) face each other, in the middle of what they share."""
     for axis in (0, 1):
         first, second = (a, b) if a[axis] < b[axis] else (b, a)
         gap = first[axis] + first[axis + 2], second[axis]
@@ -362,7 +370,8 @@ def _facing(a: tuple[float, float, float, float], b: tuple[float, float, float, 
         low, high = max(a[other], b[other]), min(a[other] + a[other + 2], b[other] + b[other + 2])
         if gap[0] <= gap[1] and low < high:
             middle = (low + high) / 2
-            return tuple((edge, middle) if axis == 0 else (middle, edge) for edge in gap)
+            points = tuple((edge, middle) if axis == 0 else (middle, edge) for edge in gap)
+            return points if first is a else points[::-1]
     raise ValueError("boxes that are linked must lie side by side or one above the other")
 
 
@@ -490,6 +499,74 @@ def block_map(kinds: Any, *, title: str, block_m: int, block_n: int) -> Picture:
     label(axes, title, f"block of {block_n} keys", f"block of {block_m} queries")
     counts = [int((kinds == k).sum()) for k in (2, 1, 0)]
     return Picture(figure, f"{title}\n{counts[0]} full, {counts[1]} partial, {counts[2]} empty (skipped) blocks")
+
+
+def owners(
+    grids: Mapping[str, tuple[Any, str, str]], *, title: str, ylabel: str = "query tile", xlabel: str = "key tile"
+) -> Picture:
+    """Who computes each tile of scores, and who writes the results beside and below them.
+
+    Args:
+        grids: heading -> (owner numbers [query tiles, key tiles], name of what each row sums up to, name of what each column
+            sums up to); "" leaves that side out. A result whose tiles have one owner takes its colour, else it is hatched and
+            says how many write to it.
+    """
+    arrays = {name: np.asarray(grid) for name, (grid, _, _) in grids.items()}
+    height, width = (max(a.shape[i] for a in arrays.values()) for i in (0, 1))
+    figure, panels = canvas(0.62 * (width + 3) * len(grids) + 0.3, 0.55 * (height + 3) + 0.3, 1, len(grids), squeeze=False)
+    lines_ = [title]
+    for axes, (name, (_, beside, below)) in zip(panels[0], grids.items()):
+        grid = arrays[name]
+        for owner in np.unique(grid):
+            cells = [(j, i) for i, j in zip(*np.nonzero(grid == owner))]
+            _cells(axes, cells, CYCLE[owner % 7], str(owner))
+        if beside:
+            said = [_result(axes, grid[i], (grid.shape[1] + 1.2, i), beside, (1, 0)) for i in range(len(grid))]
+            lines_.append(f"{name}: {beside} of each query tile written by {', '.join(said)}")
+        if below:
+            said = [_result(axes, grid[:, j], (j, grid.shape[0] + 1.2), below, (0, 1)) for j in range(grid.shape[1])]
+            lines_.append(f"{name}: {below} of each key tile written by {', '.join(said)}")
+        axes.set(xlim=(-0.05, width + 2.4), ylim=(height + 2.4, -0.05), aspect="equal")
+        axes.set_xticks(np.arange(grid.shape[1]) + 0.5, range(grid.shape[1]))
+        axes.set_yticks(np.arange(grid.shape[0]) + 0.5, range(grid.shape[0]))
+        for side in ("left", "bottom"):
+            axes.spines[side].set_visible(False)
+        label(axes, name, xlabel, ylabel)
+        axes.xaxis.tick_top()
+        axes.xaxis.set_label_position("top")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, wrap=True)
+    return Picture(figure, "\n".join(lines_))
+
+
+def _result(axes: Axes, line: np.ndarray, place: tuple[float, float], words: str, step: tuple[int, int]) -> str:
+    """A result as a box at ``place``, with an arrow in direction ``step`` from each of its writers; says who they are."""
+    writers = sorted(set(line.tolist()))
+    alone = len(writers) == 1
+    colour = CYCLE[writers[0] % 7] if alone else EMPTY_PLACE
+    _cells(axes, [place], colour, words if alone else f"{words}\n{len(writers)} add", hatch="" if alone else "////")
+    for n, writer in enumerate(writers):
+        along = (n + 1) / (len(writers) + 1)
+        end = np.array(place) + along * (1 - np.array(step))
+        look = {"arrowstyle": "->", "color": CYCLE[writer % 7], "linewidth": 1.4}
+        axes.annotate("", end, end - 1.15 * np.array(step), arrowprops=look)
+    return f"program {writers[0]}" if alone else f"{len(writers)} programs"
+
+
+def strips(samples: Mapping[str, Sequence[float]], *, title: str, xlabel: str, log_x: bool = False) -> Picture:
+    """Every value of a few samples as a dot, one line per sample: how far apart they are, and whether they differ at all."""
+    figure, axes = canvas(8.0, 0.5 * len(samples) + 1.2)
+    rows = []
+    for i, (name, values) in enumerate(samples.items()):
+        values = np.asarray(values, dtype=float)
+        spread = np.linspace(-0.22, 0.22, len(values)) if len(set(values.tolist())) > 1 else np.zeros(len(values))
+        axes.plot(values, i + spread, linestyle="", marker=MARKERS[i % 7], color=CYCLE[i % 7], markersize=5, alpha=0.8)
+        rows.append([name, len(values), len(set(values.tolist())), float(values.min()), float(values.max())])
+    if log_x:
+        axes.set_xscale("log")
+    axes.set(ylim=(len(samples) - 0.5, -0.5), yticks=range(len(samples)), yticklabels=list(samples))
+    axes.grid(alpha=0.3, axis="x")
+    label(axes, title, xlabel, "")
+    return Picture(figure, f"{title}\n{table(['', 'values', 'different ones', 'smallest', 'largest'], rows)}")
 
 
 # ------------------------------------------------------------------------------------------------------ online softmax

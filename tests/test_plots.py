@@ -18,7 +18,7 @@ def small_timeline() -> Timeline:
 
 
 NO_AXES = {"blocks"}  # a diagram: its axes mean nothing
-NO_YLABEL = {"panels", "segments", "timelines"}  # each line of these has a name
+NO_YLABEL = {"panels", "segments", "strips", "timelines"}  # each line of these has a name
 PICTURES = {
     "lines": (
         lambda: plots.lines(
@@ -50,6 +50,14 @@ PICTURES = {
     "blocks": (
         lambda: plots.blocks({"A": ((0, 0, 1, 1), "two\nlines", 0), "B": ((2, 0, 1, 3), "", 1)}, [("A", "B")], title="t"),
         "A: two lines\nB\nA <-> B",
+    ),
+    "owners": (
+        lambda: plots.owners({"by column": (np.array([[0, 1], [0, 1], [0, 1]]), "dQ", "dK")}, title="t"),
+        "each query tile written by 2 programs, 2 programs, 2 programs\nby column: dK of each key tile written by program 0, program 1",
+    ),
+    "strips": (
+        lambda: plots.strips({"a": [1.0, 2.0, 1.0], "b": [3.0, 3.0]}, title="t", xlabel="x", log_x=True),
+        "b       2               1         3        3",
     ),
     "timelines": (lambda: plots.timelines({"u": small_timeline(), "v": (small_timeline(), 1)}), "7 cycles"),
     "worker_loads": (lambda: plots.worker_loads({"a": [[0, 2], [1]]}, [1.0, 2.0, 3.0]), "1.333"),
@@ -115,3 +123,12 @@ def test_a_long_title_is_wrapped_not_cut_off(name, monkeypatch):
     figure.canvas.draw()
     title = figure._suptitle or figure.axes[0]._left_title
     assert title.get_window_extent().x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize("first, second", [((0, 0, 1, 1), (2, 0, 1, 1)), ((0, 3, 1, 1), (0, 0, 1, 1))])
+def test_a_directed_arrow_ends_at_the_second_box(first, second):
+    picture = plots.blocks({"A": (first, "", 0), "B": (second, "", 1)}, [("A", "B")], title="t", directed=True)
+    assert picture.text.endswith("A -> B")
+    (arrow,) = [t for t in picture.figure.axes[0].texts if getattr(t, "arrow_patch", None)]
+    x, y, w, h = second
+    assert x <= arrow.xy[0] <= x + w and y <= arrow.xy[1] <= y + h
