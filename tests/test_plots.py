@@ -53,7 +53,7 @@ PICTURES = {
     ),
     "owners": (
         lambda: plots.owners({"by column": (np.array([[0, 1], [0, 1], [0, 1]]), "dQ", "dK")}, title="t"),
-        "each query tile written by 2 programs, 2 programs, 2 programs\nby column: dK of each key tile written by program 0, program 1",
+        "written by 2 programs, 2 programs, 2 programs\nby column: dK of each key tile written by program 0, program 1",
     ),
     "strips": (
         lambda: plots.strips({"a": [1.0, 2.0, 1.0], "b": [3.0, 3.0]}, title="t", xlabel="x", log_x=True),
