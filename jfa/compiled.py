@@ -61,6 +61,8 @@ PTX_COUNTS = {
     "ex2 (mufu)": r"\bex2\.approx",
     "mufu, others": r"\b(?:lg2|rcp|rsqrt|sqrt|sin|cos|tanh)\.approx",
     "fma.f32x2": r"\b(?:fma|mul|add|sub)\S*\.f32x2\b",
+    "setp": r"\bsetp\.",
+    "selp": r"\bselp\.",
     "st.global": r"\bst\.global\b",
     "ld.global": r"\bld\.global\b",
     "atomic": r"\b(?:atom|red)\.global\b",

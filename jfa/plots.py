@@ -569,6 +569,33 @@ def strips(samples: Mapping[str, Sequence[float]], *, title: str, xlabel: str, l
     return Picture(figure, f"{title}\n{table(['', 'values', 'different ones', 'smallest', 'largest'], rows)}")
 
 
+def band_planes(shown: Mapping[str, tuple[int, int, int, int]], *, title: str) -> Picture:
+    """The pairs of a band and the two lines that bound it, one panel per band.
+
+    Args:
+        shown: heading -> (len_q, len_kv, lo, hi): query i sees keys i + lo .. i + hi. A side far outside the grid has no line.
+    """
+    figure, panels = canvas(2.5 * len(shown) + 0.6, 3.3, 1, len(shown), squeeze=False)
+    rows = []
+    for axes, (name, (len_q, len_kv, lo, hi)) in zip(panels[0], shown.items()):
+        distance = np.arange(len_kv) - np.arange(len_q)[:, None]
+        grid = (distance >= lo) & (distance <= hi)
+        _grid(axes, grid)
+        ends = np.array([0, len_q])
+        for c, edge, words, colour, dashes in ((lo, -1, "lo", VERMILLION, "-"), (hi, 1, "hi", GREEN, "--")):
+            if -len_q < c < len_kv:
+                axes.plot(ends + c + edge, ends, color=colour, linestyle=dashes, linewidth=2, label=words, clip_on=True)
+        axes.set(xlim=(0, len_kv), ylim=(len_q, 0), aspect="equal")
+        label(axes, f"{name}\nlo {_side(lo)}, hi {_side(hi)}", "key j", "query i")
+        rows.append([name, len_q, len_kv, _side(lo), _side(hi), int(grid.sum()), int((~grid.any(1)).sum())])
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, wrap=True)
+    return Picture(figure, f"{title}\n{table(['', 'queries', 'keys', 'lo', 'hi', 'pairs', 'rows that see nothing'], rows)}")
+
+
+def _side(c: int) -> str:
+    return "open" if abs(c) > 1 << 20 else str(c)
+
+
 # ------------------------------------------------------------------------------------------------------ online softmax
 def online_walk(scores: Sequence[float], block: int) -> Picture:
     """One query's scores in blocks: the running maximum m above, the running sum l and its rescaling below."""

@@ -722,4 +722,4 @@ plots.panels(
 # - FlashAttention 4, arXiv 2603.05451 (2026), and Dao-AILab/flash-attention pull request 2150 (2026): the figures of the deterministic backward.
 # - `jfa/kernels/portable/backward.py`: version 3 with everything; `docs/portable-notes.md`, version 2: both ways measured on one H200, 2026-11-29.
 #
-# Next: 06, masks and loop peeling.
+# Next: [06 masks and loop peeling](06_masks.py).

@@ -55,6 +55,10 @@ PICTURES = {
         lambda: plots.owners({"by column": (np.array([[0, 1], [0, 1], [0, 1]]), "dQ", "dK")}, title="t"),
         "written by 2 programs, 2 programs, 2 programs\nby column: dK of each key tile written by program 0, program 1",
     ),
+    "band_planes": (
+        lambda: plots.band_planes({"causal": (4, 3, -(1 << 30), -1), "w": (3, 3, -1, 1)}, title="t"),
+        "causal        4     3  open  -1      6                      1",
+    ),
     "strips": (
         lambda: plots.strips({"a": [1.0, 2.0, 1.0], "b": [3.0, 3.0]}, title="t", xlabel="x", log_x=True),
         "b       2               1         3        3",

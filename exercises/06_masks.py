@@ -1,0 +1,178 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Exercises 06: masks and loop peeling
+#
+# Read [notebooks/06_masks.py](../notebooks/06_masks.py) first. A band is two numbers: query `i` sees the keys `i + lo <= j <= i + hi` with `0 <= j < len_kv`, both counted from the start of
+# their own sequence. An open side is `-2**30` or `2**30`. `d = len_kv - len_q` throughout.
+#
+# The kernels run on the emulator; ask `tl.dot` for `input_precision="ieee"`.
+
+# %% tags=["setup"]
+import torch
+import triton
+import triton.language as tl
+
+from jfa.course import check, hint, progress
+
+progress()
+
+# %% [markdown]
+# ## 6.1 The band of a call
+#
+# (difficulty 1 of 3, 12 minutes) Turn the arguments of a call into `(lo, hi)`.
+#
+# - `causal`: `None`, `"top_left"` or `"bottom_right"`.
+# - `window`: `None`; or an int W, keys with `|i - j| <= W`; or a pair `(left, right)` around the bottom-right diagonal, where -1 leaves that side open.
+#
+# Both may be given; then a pair of query and key must satisfy both.
+
+
+# %% tags=["ex-6.1"]
+def band(causal, window, len_q, len_kv):
+    """-> (lo, hi), ints; an open side is -2**30 or 2**30."""
+    raise NotImplementedError("6.1: not started")  # YOUR CODE
+
+
+# %%
+check("6.1", band)
+
+# %% [markdown]
+# ## 6.2 The four block numbers, inside a kernel
+#
+# (difficulty 2 of 3, 25 minutes) A kernel cannot ask the host for its ranges: each program computes its own. Program `t` reads the row `tiles[t] = (row0, rows, len_q, len_kv, lo, hi)` and stores
+# `(first, bulk_begin, bulk_end, end)`, in blocks of `BN` keys, to `ranges[t]`.
+#
+# The tile holds the queries `row0 .. row0 + rows - 1`; those past the last query do not exist. Blocks `first .. end - 1` are those with at least one pair that counts. Blocks
+# `bulk_begin .. bulk_end - 1` are those that need no mask: *every* query of the tile sees *all* `BN` keys. If nothing counts, store four zeros. If there is no bulk, `bulk_begin` and `bulk_end` are both `end`.
+#
+# In a kernel `//` rounds towards zero.
+
+
+# %% tags=["ex-6.2"]
+@triton.jit
+def ranges_kernel(tiles_ptr, ranges_ptr, BN: tl.constexpr):
+    """tiles: [T, 6] int32, ranges: [T, 4] int32; one program per tile."""
+    tile = tl.program_id(0)
+    row0 = tl.load(tiles_ptr + 6 * tile)
+    rows = tl.load(tiles_ptr + 6 * tile + 1)
+    len_q = tl.load(tiles_ptr + 6 * tile + 2)
+    len_kv = tl.load(tiles_ptr + 6 * tile + 3)
+    lo = tl.load(tiles_ptr + 6 * tile + 4)
+    hi = tl.load(tiles_ptr + 6 * tile + 5)
+    pass  # YOUR CODE
+
+
+# %%
+check("6.2", ranges_kernel)
+
+# %% [markdown]
+# ## 6.3 The peeled kernel of a jagged window
+#
+# (difficulty 3 of 3, 35 minutes) The chapter's kernel knew one sequence and got its ranges from the host. Write the whole: packed sequences, heads, and ranges of your own.
+# Query `i` sees the keys `d - left <= j - i <= d + right` of its own sequence, `d = len_kv - len_q`; `left` and `right` are at least 0. A query that sees nothing gives 0.
+#
+# Launched on `(number of tiles, H)`: program `(t, h)` works on `tiles[t] = (sequence, first query in it)`. `BM = BN = 16`. Scores may be huge or very negative. Rows of other sequences may hold NaN.
+#
+# Limits: comparisons and `tl.where` may make blocks of scores for partial blocks only, so each at most 3 times their number of scores and 256 elements more per program; no more
+# exponentials than visited blocks have scores, and 32 more per block and per program.
+
+
+# %% tags=["ex-6.3"]
+@triton.jit
+def window_kernel(
+    q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, out_ptr, scale, left, right, H,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """q, out: [total_q, H, D]; k, v: [total_kv, H, D]; fp32, contiguous."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    seq = tl.load(tiles_ptr + 2 * tile)
+    row0 = tl.load(tiles_ptr + 2 * tile + 1)
+    q_begin, k_begin = tl.load(q_offsets_ptr + seq), tl.load(k_offsets_ptr + seq)
+    len_q = tl.load(q_offsets_ptr + seq + 1) - q_begin
+    len_kv = tl.load(k_offsets_ptr + seq + 1) - k_begin
+    pass  # YOUR CODE
+
+
+# %%
+check("6.3", window_kernel)
+
+# %% [markdown]
+# ## 6.4 Bug hunt: counted from the wrong end
+#
+# (difficulty 2 of 3, 15 minutes) One sequence in PyTorch, blockwise, with a window `(left, right)` around the bottom-right diagonal. It passed every test with as many queries as keys.
+# Run the check first. It names a row of the output; the fault is elsewhere. Mend it, and keep the work small: no block of keys that no query sees may be touched.
+#
+# Limit: at most 2 matrix products per block of keys that some query sees. A query that sees nothing gives 0.
+
+
+# %% tags=["ex-6.4"]
+def window_attention(q, k, v, left, right, block):
+    """q: [n, D], k, v: [m, D] -> [n, D]; keys are taken `block` at a time."""
+    # YOUR CODE: mend this function
+    n, m = len(q), len(k)
+    lo, hi = -left, right
+    i = torch.arange(n)[:, None]
+    top = torch.full((n, 1), -torch.inf)
+    total, acc = torch.zeros(n, 1), torch.zeros(n, v.shape[1])
+    begin, end = max(0, lo), min(m, n - 1 + hi + 1)
+    for start in range(begin // block * block, end, block):
+        j = torch.arange(start, min(start + block, m))
+        s = q @ k[j].T / q.shape[1] ** 0.5
+        s = torch.where((j - i >= lo) & (j - i <= hi), s, -torch.inf)
+        new = torch.maximum(top, s.amax(1, keepdim=True))
+        anchor = torch.where(new == -torch.inf, 0.0, new)
+        p, keep = torch.exp(s - anchor), torch.exp(top - anchor)
+        total, acc, top = total * keep + p.sum(1, keepdim=True), acc * keep + p @ v[j], new
+    return acc / torch.where(total > 0, total, 1.0)
+
+
+# %%
+check("6.4", window_attention)
+
+# %% [markdown]
+# ## 6.5 Bug hunt: the row that may see nothing
+#
+# (difficulty 1 of 3, 12 minutes) One step of an online softmax, from a library that masks with −1e9. Two things go wrong: a row that may see nothing gets weights, and a row whose true scores are lower
+# than −1e9 sees what it must not. Mend it. A row that has seen nothing so far keeps `m = -inf` and `l = 0`, and its weights are 0.
+
+
+# %% tags=["ex-6.5"]
+def softmax_step(s, allowed, m, l):
+    """s, allowed: [n, block]; m, l: [n], the state so far.
+
+    Returns (p [n, block], alpha [n], new m [n], new l [n]).
+    """
+    # YOUR CODE: mend this function
+    s = torch.where(allowed, s, -1e9)
+    m_new = torch.maximum(m, s.amax(1))
+    alpha = torch.exp(m - m_new)
+    p = torch.exp(s - m_new[:, None])
+    return p, alpha, m_new, l * alpha + p.sum(1)
+
+
+# %%
+check("6.5", softmax_step)
+
+# %% [markdown]
+# ## 6.6 Predict pairs, full and partial blocks
+#
+# (difficulty 2 of 3, 15 minutes) Before a kernel runs, one wants to know its work. For packed sequences and a band per sequence: how many pairs count, how many blocks are full, how many partial?
+# Blocks are cut per sequence, `BM` queries by `BN` keys. Rows past the last query ask for nothing; keys past the last key make a block partial. Lengths go to 100,000: a loop over pairs takes too long, a loop over
+# tiles is fine.
+
+
+# %% tags=["ex-6.6"]
+def work(len_q, len_kv, lo, hi, BM, BN):
+    """len_q, len_kv, lo, hi: lists, one entry per sequence -> (pairs, full, partial), ints."""
+    raise NotImplementedError("6.6: not started")  # YOUR CODE
+
+
+# %%
+check("6.6", work)
