@@ -35,6 +35,7 @@ def _band_cases(seed):
         case(None, (-1, 2), 4, 9),
         case(None, (0, -1), 20, 9),
         case("top_left", (2, 5), 4, 9),
+        case("top_left", (2, 5), 20, 3),
         case("bottom_right", 6, 20, 9),
         case("bottom_right", (4, 2), 7, 30),
         case("bottom_right", 3, 4, 30),
@@ -77,6 +78,11 @@ BAND = Exercise(
             "causal replaces the window's right side",
             "causal and window hold together: hi is the smaller of the two.",
             edit=("hi = min(hi, d)", "hi = d"),
+        ),
+        Mutant(
+            "top left replaces the window's right side",
+            "A window may end before the top-left diagonal does: hi is the smaller of the two.",
+            edit=("hi = min(hi, 0)", "hi = 0"),
         ),
         Mutant(
             "-1 taken as a number",
