@@ -11,6 +11,7 @@ checkout or git's own objects; C code on a kernel without Landlock; what a noteb
 
 from __future__ import annotations
 
+import _thread
 import builtins
 import contextlib
 import ctypes
@@ -22,6 +23,7 @@ import resource
 import signal
 import struct
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -157,7 +159,7 @@ _PROCESS_EVENTS = (
     "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen", "os.kill", "os.killpg",
     "pty.spawn", "ptrace",
 )  # fmt: skip
-_THREAD_EVENTS = ("_thread.start_new_thread", "_thread.start_joinable_thread")
+_THREAD_STARTERS = ("start_new_thread", "start_new", "start_joinable_thread", "_start_new_thread", "_start_joinable_thread")
 _C_EVENTS = ("ctypes.dlopen", "ctypes.dlsym")
 _FRAME_EVENTS = ("sys._getframe", "sys._current_frames", "sys._current_exceptions", "sys.settrace", "sys.setprofile")
 _FRAME_ATTRIBUTES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
@@ -221,8 +223,6 @@ def watch(closed: Mapping[str, Iterable[str]], scratch: str, violations: Violati
             raise ForbiddenError("an answer starts and signals no other processes")
         elif event == "resource.prlimit" and args[0] not in (0, os.getpid()):
             raise ForbiddenError("an answer starts and signals no other processes, nor sets their limits")
-        elif event in _THREAD_EVENTS:
-            raise ForbiddenError("an answer starts no threads: nobody would see what it computes there")
 
     def opens(path: str, flags: int | None) -> None:
         reads(path)
@@ -238,10 +238,22 @@ def watch(closed: Mapping[str, Iterable[str]], scratch: str, violations: Violati
 
     def changes(path: str) -> None:
         reads(path)
-        if own is None or not path.startswith(own):
+        if own is None or not f"{path}{os.sep}".startswith(own):
             raise ForbiddenWriteError("an answer changes no files but in a temporary folder: tempfile.mkdtemp() makes one")
 
     sys.addaudithook(hook)
+    _forbid_threads()
+
+
+def _forbid_threads() -> None:
+    """No threads of Python's: the modes that count torch's operations belong to one thread. Torch's own are not meant."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise ForbiddenError("an answer starts no threads: nobody would see what it computes there")
+
+    for module in (_thread, threading):
+        for name in filter(lambda name: hasattr(module, name), _THREAD_STARTERS):
+            setattr(module, name, refuse)
 
 
 _OTHER_PROCESS = re.compile(r"/proc/\d+/")
