@@ -58,6 +58,8 @@ def _value(x):
 
 
 def _pointee(pointer, what):
+    if isinstance(pointer, tl.constexpr):
+        raise TypeError(f"`tl.{what}` of a pointer under the annotation tl.constexpr: leave the annotation out")
     dtype = pointer.dtype
     if type(dtype) is not tl.pointer_type and not dtype.is_ptr():
         raise ValueError(f"Unsupported ptr type {pointer.type!r} in `tl.{what}`")
@@ -120,7 +122,7 @@ def load(
     element = _pointee(pointer, "load")
     if cache_modifier or eviction_policy or hints:
         _check_hints("load", cache_modifier, _LOAD_CACHE, eviction_policy, hints)
-    mask, other = _value(mask), _value(other)
+    mask, other = _value(tl.core._unwrap_if_constexpr(mask)), _value(other)
     if mask is None and other is not None:
         raise ValueError("`other` cannot be provided without `mask`")
     if padding_option or boundary_check:
@@ -217,7 +219,7 @@ def store(pointer, value, mask=None, boundary_check=(), cache_modifier="", evict
             "`boundary_check` argument is not supported for storing a tensor of pointers or storing a scalar; "
             "use block pointers (made by `make_block_ptr`) instead"
         )
-    value, mask = _value(value), _value(mask)
+    value, mask = _value(value), _value(tl.core._unwrap_if_constexpr(mask))
     _check_scalar_operands(pointer, Value=value, Mask=mask)
     addresses = _addresses(pointer)
     _check_pointer_shape(pointer, value, mask)

@@ -149,6 +149,8 @@ _ABSENT, _UNSEEN = object(), object()
 
 
 def _argument(value):
+    if type(value) is support.Fixed:
+        value._refused()
     return value.value if type(value) is tl.constexpr else value
 
 

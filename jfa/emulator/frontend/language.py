@@ -194,6 +194,8 @@ def _extremum(name, quiet, propagating):
     python = builtins.min if name == "minimum" else builtins.max
 
     def extremum(x, y, propagate_nan=tl.PropagateNan.NONE):
+        if type(x) is support.Fixed or type(y) is support.Fixed:
+            (x if type(x) is support.Fixed else y)._refused()
         x, y = _unwrap(x), _unwrap(y)
         if isinstance(x, Tensor) and isinstance(y, Tensor) and x.dtype is y.dtype and not _undefined(x, y):
             dtype = x.dtype
@@ -227,6 +229,9 @@ def _unary_fp32(name, function, unit, counted=""):
 
 
 def cdiv(x, div):
+    for operand in (x, div):
+        if type(operand) is support.Fixed:
+            operand._refused()
     x, div = _unwrap(x), _unwrap(div)
     if isinstance(x, tl.tensor) or isinstance(div, tl.tensor):
         return (x + (div - 1)) // div

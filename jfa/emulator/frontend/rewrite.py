@@ -106,6 +106,18 @@ def _assigned(statements):
     return {n for n in names if not n.startswith("__jfa")}
 
 
+def _annotated(statements):
+    """Names that a statement list annotates as tl.constexpr."""
+    nodes = (n for s in statements for n in ast.walk(s) if isinstance(n, ast.AnnAssign))
+    return {n.target.id for n in nodes if isinstance(n.target, ast.Name) and _is_constexpr(n.annotation)}
+
+
+def _forget(names, at):
+    """Statements that unbind those of the names that are bound: what the compiler does not know after a loop or branch."""
+    missing = ast.ExceptHandler(ast.Name("NameError", ast.Load()), None, [ast.Pass()])
+    return [_located(ast.Try([ast.Delete([ast.Name(n, ast.Del())])], [missing], [], []), at) for n in sorted(names)]
+
+
 def _refusals(statements):
     """Unsupported statements that stand directly in these statements, not inside another `if`."""
     found = []
@@ -123,7 +135,7 @@ class Rewriter(ast.NodeTransformer):
 
     def __init__(self, filename, base, features):
         self.filename, self.base, self.features = filename, base, features
-        self.loops, self.counter, self.constexprs = 0, 0, set()
+        self.loops, self.unrolled, self.counter, self.constexprs = 0, 0, 0, set()
         self.defined = set()  # names the compiler knows at this point: what a loop or branch may carry
 
     def _fresh(self, stem):
@@ -199,8 +211,11 @@ class Rewriter(ast.NodeTransformer):
         value = self.visit(node.value)
         if not _is_constexpr(node.annotation):
             return self.visit_Assign(_located(ast.Assign([node.target], node.value), node))
+        arguments = [value]
+        if node.target.id in self.defined or self.unrolled:  # else it is new: loops and branches forget what they define
+            arguments += [ast.Constant(node.target.id), _call("locals", at=node)]
         self.defined |= _assigned([node])
-        return _located(ast.Assign([node.target], _call("__jfa_constexpr", value, at=node)), node)
+        return _located(ast.Assign([node.target], _call("__jfa_constexpr_local", *arguments, at=node)), node)
 
     def visit_AugAssign(self, node):
         if not isinstance(node.target, ast.Name):
@@ -267,8 +282,14 @@ class Rewriter(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_IfExp(self, node):
-        node = self.generic_visit(node)
-        node.test = _call("__jfa_test", node.test, at=node)
+        others = [n if isinstance(n, ast.Constant) else ast.Constant(...) for n in (node.orelse, node.body)]
+        node, name = self.generic_visit(node), self._fresh("t")
+        stored = _located(ast.NamedExpr(ast.Name(name, ast.Store()), node.test), node)
+        node.test = _call("__jfa_test", stored, at=node)
+        chosen = [
+            _call("__jfa_chosen", ast.Name(name, ast.Load()), n, o, at=node) for n, o in zip((node.body, node.orelse), others)
+        ]
+        node.body, node.orelse = chosen
         return node
 
     def visit_Attribute(self, node):
@@ -306,7 +327,11 @@ class Rewriter(ast.NodeTransformer):
         refusals = _refusals(node.body) + _refusals(node.orelse)
         if self.loops and any(isinstance(n, ast.Return) for s in node.body + node.orelse for n in ast.walk(s)):
             refusals.append("Cannot have `return` statements inside `while` or `for` statements in triton.")
+        one_sided = (_assigned(node.body) ^ _assigned(node.orelse)) | _annotated(node.body + node.orelse)
+        lost, condition = one_sided - self.defined, self._fresh("t")
         test = self.visit(node.test)
+        if lost:
+            test = _located(ast.NamedExpr(ast.Name(condition, ast.Store()), test), node)
         arguments = [test] + ([ast.Constant(refusals[0])] if refusals else [])
         node.test = _call("__jfa_test", *arguments, at=node)
         both = _assigned(node.body) & _assigned(node.orelse)
@@ -317,6 +342,9 @@ class Rewriter(ast.NodeTransformer):
         node.orelse = self._scope(node.orelse, keeps=True) if node.orelse else []
         self.defined |= after
         out = self._watch_types(node, watched, "__jfa_check_branch") if watched else [node]
+        if lost:
+            dynamic = _call("__jfa_at_run_time", ast.Name(condition, ast.Load()), at=node)
+            out.append(_located(ast.If(dynamic, _forget(lost, node), []), node))
         return self._reconverge(node, out) if self.threads else out
 
     def _reconverge(self, node, statements):
@@ -355,20 +383,30 @@ class Rewriter(ast.NodeTransformer):
         static = _is_call_of(node.iter, "static_range")
         node.iter = _call("__jfa_iterate", self.visit(node.iter), ast.Constant(node.target.id), at=node)
         carried = sorted((_assigned(node.body) - {node.target.id}) & self.defined)
+        lost, annotated = _assigned(node.body) - {node.target.id} - self.defined, _annotated(node.body)
         self.loops += not static
+        self.unrolled += static
         node.body = self._scope(node.body, keeps=static)
         self.loops -= not static
-        return node if static or not carried else self._carry(node, carried)
+        self.unrolled -= static
+        self.defined.add(node.target.id)
+        return [node] if static else self._dynamic_loop(node, carried, lost, annotated)
+
+    def _dynamic_loop(self, node, carried, lost, annotated):
+        """Each turn starts without the constants that the last one annotated; after the loop nothing is known that it defined."""
+        node.body = _forget(annotated & lost, node) + node.body
+        return (self._carry(node, carried) if carried else [node]) + _forget(lost, node)
 
     def visit_While(self, node):
         if node.orelse:
             return self._refuse(node, "`else` after a loop is not supported")
         carried = sorted(_assigned(node.body) & self.defined)
+        lost, annotated = _assigned(node.body) - self.defined, _annotated(node.body)
         node.test = _call("__jfa_while", self.visit(node.test), *self._counter(node), at=node)
         self.loops += 1
         node.body = self._scope(node.body, keeps=False)
         self.loops -= 1
-        return self._carry(node, carried) if carried else node
+        return self._dynamic_loop(node, carried, lost, annotated)
 
     def _counter(self, node):
         """(site, name, value) of what a `while` counts, for reports: the first name of its condition that its body changes."""

@@ -2,6 +2,7 @@
 
 import builtins
 import functools
+import operator
 import sys
 
 import triton.language as tl
@@ -51,7 +52,7 @@ def assign(value):
         return scalar(value, INT32) if -(2**31) <= value < 2**31 else literal(value)
     if kind is bool or kind is float:
         return literal(value)
-    if kind is tl.constexpr:
+    if kind is tl.constexpr or kind is Fixed:
         return assign(value.value)
     if kind is tuple or kind is Sequence:
         return Sequence(assign(v) for v in value)
@@ -89,6 +90,61 @@ def constexpr(value):
     if isinstance(value, int) and type(value) is not bool and type(value) is not int:
         return int(value) if type(value).__name__ == "Extent" else value
     return value
+
+
+def constexpr_local(value, name=None, variables=()):
+    """`name: tl.constexpr = value` in a kernel's body: a name that is new, and a value that may be the kernel's own (`Fixed`)."""
+    if name is not None and name in variables:
+        raise ValueError(f"{name} is already defined. constexpr cannot be reassigned.")
+    value = _unwrap(value)
+    return Fixed(value) if isinstance(value, Tensor) else constexpr(value)
+
+
+class Fixed(tl.constexpr):
+    """A run-time value under the annotation tl.constexpr: no constant, and less than a value.
+
+    The compiler takes it beside a value in arithmetic, as a mask, in a plain assignment, and for its attributes; as a number,
+    as a constant or in a call of a jit function it refuses it.
+    """
+
+    __hash__ = tl.constexpr.__hash__
+
+    def __init__(self, value):
+        self.value = value.value if isinstance(value, Fixed) else value
+
+    def __getattr__(self, name):
+        return getattr(self.__dict__["value"], name)
+
+    def __bool__(self):
+        return True
+
+    def _refused(self, *_):
+        raise TypeError("a tl.constexpr that holds a run-time value cannot be used here: leave the annotation out")
+
+    __index__ = __neg__ = __pos__ = __invert__ = __getitem__ = __call__ = _refused
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refused
+
+
+def _beside(name, swapped):
+    function = getattr(operator, {"and": "and_", "or": "or_"}.get(name, name))
+
+    def method(self, other):
+        if not isinstance(other, Tensor):
+            self._refused()
+        return function(other, self.value) if swapped else function(self.value, other)
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
+    setattr(Fixed, f"__{_name}__", _beside(_name, False))
+    setattr(Fixed, f"__r{_name}__", _beside(_name, True))
+Fixed.__pow__ = Fixed.__rpow__ = Fixed._refused
+
+
+def at_run_time(condition):
+    """Whether an `if` on this is a branch of the kernel, not a choice of the compiler."""
+    return isinstance(condition, Tensor)
 
 
 def value_of(x):
@@ -131,7 +187,7 @@ def _truth(condition):
             refuse("Boolean value of Tensor with more than one value is ambiguous")
         check_defined(condition.undefined, "branch")
         return builtins.bool(condition.data.reshape(-1)[0])
-    condition = _unwrap(condition)
+    condition = condition if kind is Fixed else _unwrap(condition)
     if type(condition) not in _CONDITION_TYPES and type(condition).__name__ != "Extent":
         kind = type(condition).__name__
         refuse(f"`if` conditionals can only accept values of type {{bool, int, NoneType}}, not objects of type {kind}")
@@ -149,6 +205,26 @@ def test(condition, refusal=None):
     if type(condition) is ThreadScalar:
         return diverge(condition)
     return _truth(condition)
+
+
+def chosen(condition, value, other=...):
+    """The value of `a if condition else b`: under a run-time condition a tensor of one type. other: the other value, if known."""
+    if not isinstance(condition, Tensor):
+        return value
+    value = _as_tensor(value)
+    if other is not ... and type_of(_as_tensor(other)) != type_of(value):
+        raise AssertionError(
+            f"Ternary expression with dynamic condition has inconsistent types {type_of(value)} and {type_of(_as_tensor(other))}"
+        )
+    return value
+
+
+def _as_tensor(value):
+    if isinstance(value, Tensor):
+        return value
+    if not isinstance(value, _NUMBERS):
+        raise TypeError(f"cannot convert {value!r} of type {type(value)} to tensor")
+    return literal(value)
 
 
 def watch(condition, memory, refusal=None):
@@ -281,7 +357,7 @@ class Range:
         start, stop = (0, arg1) if arg2 is None else (arg1, arg2)
         bounds, self.dtype, unknown = [], INT32, False
         for bound in (start, stop, 1 if step is None else step):
-            bound = _unwrap(bound)
+            bound = bound._refused() if type(bound) is Fixed else _unwrap(bound)
             value = bound if isinstance(bound, Scalar) else self._scalar(bound)
             if not value.dtype.is_int():
                 raise TypeError(f"For loop bounds and step must all be ints, are {value.dtype}")
@@ -454,12 +530,15 @@ class context:
 HELPERS = {
     "assign": assign,
     "constexpr": constexpr,
+    "constexpr_local": constexpr_local,
+    "at_run_time": at_run_time,
     "value": value_of,
     "setattr": set_attribute,
     "refuse": refuse,
     "refuse_use": refuse_use,
     "test": test,
     "watch": watch,
+    "chosen": chosen,
     "while": while_test,
     "and_goes_on": and_goes_on,
     "or_goes_on": or_goes_on,

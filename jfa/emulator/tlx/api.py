@@ -72,8 +72,13 @@ def plain(x):
 
 
 def integer(x) -> int:
-    """A Python int from an int, constexpr or scalar of a kernel."""
-    return x if type(x) is int else values.integer(x)
+    """A Python int from an int, constexpr or scalar of a kernel; a number with a fraction's type is refused, as 4.0 for 4."""
+    if type(x) is int:
+        return x
+    x = plain(x)
+    if isinstance(x, float) or isinstance(x, tl.tensor) and not x.dtype.is_int():
+        raise TypeError(f"an integer is needed, not {x!r}")
+    return values.integer(x)
 
 
 def integers(xs):
@@ -85,7 +90,14 @@ def truth(x) -> bool:
 
 
 def predicate(x) -> bool:
-    return True if x is None else truth(x)
+    """A `pred` argument: None, or an int1 that the kernel computes."""
+    if x is None:
+        return True
+    if not isinstance(x, tl.tensor):
+        raise AttributeError(f"`pred` must be a value that the kernel computes, not the constant {plain(x)!r}")
+    if x.dtype.name != "int1":
+        raise TypeError(f"`pred` must be an int1, such as n > 0, not {x.dtype}")
+    return truth(x)
 
 
 def constant(x, name):

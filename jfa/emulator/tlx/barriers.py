@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from .. import errors
+from ..frontend import values
 from ..locations import here, show
 from ..machine import MBarrier, limits, sync
 from .api import api, begin, constant, integer, plain, predicate, running
@@ -106,6 +107,15 @@ def alloc_warp_barrier(num_barriers, num_warps=1, num_arrivals=1, _name="warp_ba
 alloc_barriers.takes_name = alloc_warp_barrier.takes_name = True
 
 
+def _parity(phase) -> int:
+    """The number of a wait's parity, which must be 32 bits wide."""
+    phase = plain(phase)
+    kind = phase.dtype.name if isinstance(phase, tl.tensor) else "int1" if isinstance(phase, bool) else "int32"
+    if kind not in ("int32", "uint32") or isinstance(phase, tl.tensor) and values.is_block(phase):
+        raise TypeError(f"`phase` must be a 32-bit integer, not {getattr(phase, 'type', kind)}: add .to(tl.int32)")
+    return integer(phase)
+
+
 @api
 def barrier_wait(bar, phase, pred=None):
     """Wait until the phase of that parity has completed (a fresh barrier passes 1 and blocks on 0)."""
@@ -113,7 +123,7 @@ def barrier_wait(bar, phase, pred=None):
         "barrier_wait does not support remote_view of mbarrier. Use local mbarrier only (storage must be smem, not smemCluster)."
     )
     if isinstance(phase, (bool, int)) or isinstance(phase, (tl.tensor, tl.constexpr)):
-        parity = integer(phase)
+        parity = _parity(phase)
     else:
         raise RuntimeError(f"`phase` is in type {type(phase)} (must be either `tl.tensor` or `tl.constexpr`)")
     task = running()
@@ -142,6 +152,9 @@ def barrier_arrive(bar, arrive_count=1, remote_cta_rank=None, pred=None):
     task = running()
     where = here()
     count = integer(constant(arrive_count, "arrive_count"))
+    if count < 1:
+        raise ValueError(f"arrive_count must be positive, got {count}")
+    _refuse_remote_alone(task, remote_cta_rank, "barrier_arrive")
     fault = task.machine.step(task, "barrier_arrive", bar.array.name, where)
     if fault == "drop" or not predicate(pred):
         return
@@ -213,11 +226,17 @@ def fence_async_shared():
     fence("async_shared")
 
 
+def _refuse_remote_alone(task, rank, what):
+    if rank is not None and len(task.cta.cluster.ctas) == 1:
+        raise ValueError(f"{what} with a remote_cta_rank needs a cluster of more than one CTA (ctas_per_cga)")
+
+
 @api
 def remote_view(local_allocated_buffer, remote_cta_rank):
     """The same barrier in CTA `remote_cta_rank` of the cluster."""
     assert isinstance(local_allocated_buffer, mbarrier), "remote_view only supports barrier for now"
     assert local_allocated_buffer.rank is None, "remote_view requires local smem as input"
+    _refuse_remote_alone(running(), remote_cta_rank, "remote_view")
     return mbarrier(local_allocated_buffer.array, local_allocated_buffer.index or 0, integer(remote_cta_rank))
 
 

@@ -19,6 +19,7 @@ from .api import api, begin, constant, integer, integers, plain, running
 from .types import layout_encoding, reuse_group_type, storage_kind
 
 _ALIGN = 128  # bytes between two SMEM allocations
+_SWIZZLE_ROWS = 8  # of a tile in SMEM: the pattern of its swizzle, which a slice must not cut
 
 
 # ---------------------------------------------------------------- storage shared by allocations
@@ -366,9 +367,11 @@ def local_alloc(shape, dtype, num, storage=storage_kind.smem, reuse=None, layout
     """
     task = running()
     storage = plain(storage)
-    shape = [integer(constant(s, "shape")) for s in plain(shape)]
+    shape = _extents(plain(shape), _name)
     dtype = values.triton_dtype(values.dtype_name(plain(dtype)))
     num = integer(constant(num, "num"))
+    if num < 1:
+        raise ValueError(f"local_alloc of {num} buffers for {_name}: at least one is needed")
     layout = plain(layout)
     if layout is not None:
         if storage != storage_kind.smem:
@@ -381,6 +384,17 @@ def local_alloc(shape, dtype, num, storage=storage_kind.smem, reuse=None, layout
     allocation = Allocation(task.cta, aliases, shape, dtype, num, _name)
     _check_capacity(task.cta)
     return buffered_tensor(allocation, (), shape, dtype, num, _name)
+
+
+def _extents(shape, name):
+    """A shape as ints, each a power of two."""
+    extents = [integer(constant(s, "shape")) for s in shape]
+    for extent in extents:
+        if extent < 1 or extent & (extent - 1):
+            raise ValueError(
+                f"{name}: the shape of a buffer is made of powers of 2, not {extents}; round up and leave the rest unused"
+            )
+    return extents
 
 
 def _aliases(cta, storage, reuse, name):
@@ -448,27 +462,34 @@ local_alloc.takes_name = True
 
 @api
 def local_view(local_allocated_buffers, buffer_idx):
-    """Tile `index` of an array; row `index` of a tile (a one-element view of a vector)."""
+    """Tile `index` of an array; element `index` of a vector, as a view of one."""
     buffers, index = local_allocated_buffers, integer(buffer_idx)
+    if isinstance(buffer_idx, tl.tensor) and buffer_idx.dtype.name == "int1":
+        raise TypeError("a buffer's index must be a 32-bit integer, not int1: add .to(tl.int32)")
     if type(buffers) is not buffered_tensor:
         return buffers.at(index)
     if buffers.num:
         return buffers.allocation.tile(index)
+    if len(buffers.shape) > 1:
+        raise ValueError(
+            f"{buffers.name} is one buffer: a second index, {buffers.name}[{index}], makes the compiler abort; "
+            "take rows of it with tlx.local_slice"
+        )
     if not 0 <= index < buffers.shape[0]:
         raise errors.BufferIndexError(
             f"{buffers.name}[{index}]: it has {buffers.shape[0]} rows", [f"at {show(here())}"], where=here()
         )
-    if len(buffers.shape) == 1:
-        return buffers.cut(("item", index), lambda v: v.derive(lambda a: a[index : index + 1]), [1], label=f"[{index}]")
-    return buffers.cut(("row", index), lambda v: v.derive(lambda a: a[index]), buffers.shape[1:], label=f"[{index}]")
+    return buffers.cut(("item", index), lambda v: v.derive(lambda a: a[index : index + 1]), [1], label=f"[{index}]")
 
 
 @api
 def local_slice(buffer, offset, shape):
     """A sub-tile. In TMEM only the inner dimension can be cut."""
-    given, shape = plain(offset), integers(shape)
-    offset = integers(given)
+    given, shape = plain(offset), [integer(constant(s, "shape")) for s in plain(shape)]
     buffer = buffer.one()
+    offset = [integer(constant(o, "offset")) for o in given]
+    if not len(offset) == len(shape) == len(buffer.shape):
+        raise ValueError(f"local_slice: {buffer.name} has {len(buffer.shape)} dimensions; offset {offset}, shape {shape}")
     if buffer.space == "tmem":
         assert len(offset) == 2 and len(shape) == 2
         assert offset[0] == 0, "a tensor memory slice takes all rows"
@@ -477,10 +498,22 @@ def local_slice(buffer, offset, shape):
     for o, s, n in zip(offset, shape, buffer.shape):
         if o < 0 or o + s > n:
             raise ValueError(f"local_slice: {offset} + {shape} lies outside {buffer.name}, which is {buffer.shape}")
+    _check_split(buffer, offset, shape)
     cut = tuple(slice(o, o + s) for o, s in zip(offset, shape))
     key = ("slice", tuple(offset), tuple(shape))
     label = str([f"{o}:{o + s}" for o, s in zip(offset, shape)])
     return buffer.cut(key, lambda v: v.derive(lambda a: a[cut]), shape, label=label)
+
+
+def _check_split(buffer, offset, shape):
+    """Where the compiler lets a tile in shared memory be cut: at multiples of the piece's own size, and of 8 rows."""
+    for axis, (o, s, n) in enumerate(zip(offset, shape, buffer.shape)):
+        if s < 1 or s & (s - 1):
+            raise ValueError(f"local_slice: extents are powers of 2, not {shape}")
+        if s < n and o % s:
+            raise ValueError(f"local_slice of {buffer.name}: offset {o} is no multiple of the slice's {s} in dimension {axis}")
+        if axis == 0 and len(shape) == 2 and n >= 32 and s < n and o % _SWIZZLE_ROWS:
+            raise ValueError(f"local_slice of {buffer.name}: rows are cut at multiples of {_SWIZZLE_ROWS}, not at {o}")
 
 
 @api

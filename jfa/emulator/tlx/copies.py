@@ -287,6 +287,11 @@ def async_remote_shmem_store(dst, src, remote_cta_rank, barrier):
     task, where, fault = begin("async_remote_shmem_store", dst.name)
     tile = _remote_tile(task, dst, remote_cta_rank, "async_remote_shmem_store", where)
     _check_block(tile, src)
+    if tile.dtype.primitive_bitwidth < 32:
+        raise ValueError(
+            f"async_remote_shmem_store writes words of 32 or 64 bits, {tile.name} holds {tile.dtype}: "
+            "send two 16-bit values as one int32, or store locally and use async_remote_shmem_copy"
+        )
     if fault == "drop":
         return
     bar = _remote_barrier(task, barrier, remote_cta_rank, where)
