@@ -9,7 +9,7 @@
 # %% [markdown]
 # # Exercises 08: load balance
 #
-# Read [notebooks/08_load_balance.py](../notebooks/08_load_balance.py) first. `jfa.schedule` is closed here: you are building it. Everything runs on a CPU.
+# Read [notebooks/08_load_balance.py](../notebooks/08_load_balance.py) first. `jfa.schedule` is closed here, for you are building it, and so is `jfa.layout` in 8.2. Everything runs on a CPU.
 
 # %% tags=["setup"]
 import torch
@@ -47,7 +47,7 @@ check("8.1", zigzag_places)
 # * All results have the capacity `ceil(total / block_m) + B` slots. `total` is the number of rows of the packed tensor, at least `offsets[-1]`.
 # * Order: falling cost; tiles of equal cost stay in the order of memory. Behind the last tile `seq` and `row` are -1, and `cost` is 0. `count` is a tensor with one number.
 #
-# **Nothing may be read on the host**: no `.item()`, `.tolist()`, `int(...)`, no `if` or `range` on a tensor, and no operation whose result's size depends on numbers (`nonzero`, `x[mask]`, `repeat_interleave`
+# **No host reads**: no number of a tensor may be asked for, so no `.item()`, `.tolist()`, `int(...)`, no `if` or `range` on a tensor, and no operation whose result's size depends on numbers (`nonzero`, `x[mask]`, `repeat_interleave`
 # without `output_size`). And no loop over sequences: at most 60 torch operations, however many sequences there are.
 
 # %% tags=["ex-8.2"]
@@ -118,7 +118,7 @@ check("8.4", queue_kernel)
 # * Each part computes its output and log-sum-exp by itself, as a worker of its own would: no tensor with more than size x block x D elements, unless it is `out` or `plan`. Then the parts of a tile are merged.
 #
 # Return the outputs, the plan (one row for each part: sequence, first block, end block; in order), and what the merge costs: a part of a cut tile leaves `D + 1` numbers in memory, a whole tile nothing; `moved` is their
-# total number. Scores are `q . k / sqrt(D)`. Behind the last offset lie rows of nobody, which hold NaN.
+# total number. `torch.softmax` and `torch.logsumexp` are forbidden, and nested tensors, too. Scores are `q . k / sqrt(D)`. Behind the last offset lie rows of nobody, which hold NaN.
 
 # %% tags=["ex-8.5"]
 def attend_in_parts(q, k, v, k_offsets, workers, block):
