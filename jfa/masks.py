@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 UNBOUNDED = 1 << 30  # a bound no int32 sequence position can reach, still safe to add lengths to
+WIDEST = 1 << 28  # keys of a window's side: sums and differences of bounds stay inside int32
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Band:
                 if len(window_size) != 2 or not all(_is_int(w) for w in window_size):
                     raise TypeError(f"window_size must be an int or a pair of ints (left, right), got {window_size!r}")
                 left, right = (_plain(w) for w in window_size)
+                _check_width(window_size, max(left, right))
                 if left < -1 or right < -1:
                     sides = tuple(window_size)
                     raise ValueError(f"window_size sides must be >= 0, or -1 for an open side, got {sides}")
@@ -59,6 +61,7 @@ class Band:
                 hi_end = None if right == -1 else right
             elif _is_int(window_size):
                 window_size = _plain(window_size)
+                _check_width(window_size, window_size)
                 if window_size < 0:
                     raise ValueError(f"window_size must be >= 0, or None for no window, got {window_size}")
                 lo_start, hi_start = -window_size, window_size
@@ -113,6 +116,13 @@ class Band:
 def _is_int(x: object) -> bool:
     """Also a NumPy integer; True and False are none."""
     return isinstance(x, int | numbers.Integral) and not isinstance(x, bool)
+
+
+def _check_width(given: object, width: int) -> None:
+    """Raise ValueError where positions plus or minus ``width`` would leave int32, in which kernels count."""
+    if width > WIDEST:
+        open_side = "None (-1 for one side) leaves it open"
+        raise ValueError(f"window_size must be at most {WIDEST} keys per side ({open_side}), got {given}")
 
 
 def _plain(x: int | numbers.Integral) -> int:

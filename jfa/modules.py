@@ -7,11 +7,16 @@ sequences, each sequence answering with as many rows.
 
 from __future__ import annotations
 
+import numbers
+
 import torch
 from torch import Tensor, nn
 
 from jfa.attention import Plan, jagged_flash_attention
+from jfa.attention.arguments import MAX_HEAD_DIM
+from jfa.kernels.registry import check_name
 from jfa.layout import from_nested, to_nested
+from jfa.masks import Band
 
 
 class JaggedSelfAttention(nn.Module):
@@ -42,6 +47,8 @@ class JaggedSelfAttention(nn.Module):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         _check_heads(dim, num_heads, num_kv_heads)
+        Band.make(causal, window_size)
+        check_name(backend)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, dim // num_heads
         self.causal, self.window_size, self.backend = causal, window_size, backend
         self.to_qkv = nn.Linear(dim, (num_heads + 2 * num_kv_heads) * self.head_dim, bias=bias)
@@ -96,6 +103,8 @@ class PMA(nn.Module):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         _check_heads(dim, num_heads, num_kv_heads)
+        check_name(backend)
+        _check_whole("num_seeds", num_seeds)
         if num_seeds < 1:
             raise ValueError(f"num_seeds must be at least 1, got {num_seeds}")
         self.num_heads, self.num_kv_heads, self.head_dim, self.backend = num_heads, num_kv_heads, dim // num_heads, backend
@@ -128,10 +137,19 @@ class PMA(nn.Module):
 
 
 def _check_heads(dim: int, num_heads: int, num_kv_heads: int) -> None:
-    if num_heads < 1 or dim % num_heads:
-        raise ValueError(f"dim ({dim}) must be a multiple of num_heads ({num_heads})")
+    for name, number in (("dim", dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
+        _check_whole(name, number)
+    if num_heads < 1 or dim < 1 or dim % num_heads:
+        raise ValueError(f"dim ({dim}) must be a positive multiple of num_heads ({num_heads})")
+    if dim // num_heads > MAX_HEAD_DIM:
+        raise ValueError(f"dim / num_heads is the head dim and must be at most {MAX_HEAD_DIM}, got {dim} / {num_heads}")
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ValueError(f"num_heads ({num_heads}) must be a multiple of num_kv_heads ({num_kv_heads})")
+
+
+def _check_whole(name: str, number: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, numbers.Integral):
+        raise TypeError(f"{name} must be an int, got {number!r}")
 
 
 def _packed(x: Tensor, offsets: Tensor | None, name: str) -> tuple[Tensor, Tensor, bool]:

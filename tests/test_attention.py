@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
 import jfa
-from jfa.attention import jagged_flash_attention
+from jfa.attention import arguments, jagged_flash_attention, op
 from jfa.layout import offsets_from_lengths
 from tests.attention_cases import Case, judge, random_case
 
@@ -401,3 +401,144 @@ def test_numbers_may_come_from_numpy():
     expected = jagged_flash_attention(**call(), window_size=2, max_seq_len_q=17)
     got = jagged_flash_attention(**call(), window_size=np.int64(2), max_seq_len_q=np.int32(17), sm_scale=np.float64(8**-0.5))
     torch.testing.assert_close(got, expected)
+
+
+def test_offsets_beyond_int32_are_not_wrapped_into_valid_ones():
+    tensors = [torch.randn(10, 2, 8) for _ in range(3)]
+    good = torch.tensor([0, 3, 10])
+    for name, wrong in (("query_offset", [0, 3, 10 + 2**32]), ("key_offset", [0, 3 - 2**32, 10]), ("key_offset", [2**32, 3, 10])):
+        offsets = {"query_offset": good, "key_offset": good} | {name: torch.tensor(wrong)}
+        for backend in ("auto", "portable"):
+            with pytest.raises(ValueError, match=name):
+                jagged_flash_attention(*tensors, **offsets, backend=backend)
+
+
+def test_int64_offsets_saturate_where_contents_are_not_checked():
+    narrow = arguments.narrowed(torch.tensor([0, 5, 2**32 + 7, -(2**40)]))
+    assert narrow.tolist() == [0, 5, 2**31 - 1, -(2**31)] and narrow.dtype == torch.int32
+
+
+@pytest.mark.parametrize(
+    "options, word",
+    [
+        ({"window_size": 2**40}, "window_size"),
+        ({"window_size": (5, 2**31)}, "window_size"),
+        ({"max_seq_len_q": 2**31}, "max_seq_len_q"),
+        ({"max_seq_len_kv": 2**40}, "max_seq_len_kv"),
+        ({"sm_scale": float("nan")}, "sm_scale"),
+        ({"sm_scale": float("inf")}, "sm_scale"),
+        ({"broadcast_q": 1}, "broadcast_q"),
+        ({"deterministic": None}, "deterministic"),
+    ],
+)
+def test_impossible_numbers_and_switches_name_themselves(options, word):
+    tensors = [torch.randn(10, 2, 8) for _ in range(3)]
+    offsets = torch.tensor([0, 3, 10])
+    for call in (jagged_flash_attention, jfa.explain):
+        with pytest.raises((TypeError, ValueError), match=word):
+            call(*tensors, offsets, offsets, **options)
+
+
+def test_sparse_tensors_are_named():
+    dense = torch.randn(10, 2, 8)
+    offsets = torch.tensor([0, 3, 10])
+    for sparse in (dense.to_sparse(), dense.to_sparse_csr()):
+        with pytest.raises((TypeError, ValueError), match="value"):
+            jagged_flash_attention(dense, dense, sparse, offsets, offsets)
+
+
+@pytest.mark.parametrize(
+    "given, word", [([0, 4], None), ([0, 3], "query_offset"), ([1, 4], "query_offset"), ([0, 2, 4], "query_offset")]
+)
+def test_a_shared_query_takes_no_offsets_but_its_own(given, word):
+    q, k, v = torch.randn(4, 2, 8), torch.randn(10, 2, 8), torch.randn(10, 2, 8)
+    offsets = torch.tensor([0, 3, 10])
+
+    def call():
+        return jagged_flash_attention(q, k, v, torch.tensor(given), offsets, broadcast_q=True)
+
+    if word is None:
+        assert torch.equal(call(), jagged_flash_attention(q, k, v, None, offsets, broadcast_q=True))
+    else:
+        with pytest.raises(ValueError, match=word):
+            call()
+
+
+@pytest.mark.parametrize("backend", ["auto", "portable"])
+def test_torch_func_transforms(backend):
+    offsets = torch.tensor([0, 3, 3, 10])
+    q, k, v = (torch.randn(10, 2, 16) for _ in range(3))
+
+    def attend(x):
+        return jagged_flash_attention(x, k, v, offsets, offsets, causal=True, backend=backend)
+
+    start = q.clone().requires_grad_()
+    want = torch.autograd.grad(attend(start).square().sum(), start)[0]
+    assert torch.allclose(torch.func.grad(lambda x: attend(x).square().sum())(q), want, atol=1e-5)
+    assert torch.allclose(torch.func.vjp(attend, q)[1](2 * attend(q))[0], want, atol=1e-5)
+    both = torch.stack([q, q + 1])
+    assert torch.allclose(torch.vmap(attend)(both)[1], attend(q + 1), atol=1e-6)
+    per_sample = torch.vmap(torch.func.grad(lambda x: attend(x).square().sum()))(both)
+    assert torch.allclose(per_sample[0], want, atol=1e-5)
+
+
+def test_jacrev_and_functional_call():
+    offsets = torch.tensor([0, 2, 5])
+    layer, x = jfa.JaggedSelfAttention(8, 2), torch.randn(5, 8)
+    layer(x, offsets).square().sum().backward()
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+    got = torch.func.grad(lambda p: torch.func.functional_call(layer, p, (x, offsets)).square().sum())(parameters)
+    assert all(torch.allclose(got[name], p.grad, atol=1e-5) for name, p in layer.named_parameters())
+    q = torch.randn(5, 2, 4)
+
+    def attend(y):
+        return jagged_flash_attention(y, q, q, offsets, offsets)
+
+    assert torch.allclose(torch.func.jacrev(attend)(q), torch.autograd.functional.jacobian(attend, q), atol=1e-6)
+
+
+@pytest.mark.parametrize("transform", [torch.func.hessian, lambda f: torch.func.grad(torch.func.grad(f))], ids=["hessian", "grad"])
+def test_transforms_that_cannot_work_name_the_operator(transform):
+    offsets = torch.tensor([0, 2, 5])
+    q = torch.randn(5, 2, 4)
+
+    def loss(y):
+        return jagged_flash_attention(y, q, q, offsets, offsets).sum()
+
+    with pytest.raises((NotImplementedError, RuntimeError), match="jagged_flash_attention|scalar"):
+        transform(loss)(q)
+
+
+def test_the_way_past_the_dispatcher_and_the_op_agree():
+    offsets = torch.tensor([0, 3, 3, 10])
+    q, k, v = (torch.randn(10, 2, 16, requires_grad=True) for _ in range(3))
+    results = []
+    for way in (op.attend_eagerly, op.attend_by_op):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("jfa.attention._way", lambda *_, way=way: way)
+            out, lse = jagged_flash_attention(q, k, v, offsets, offsets, return_lse=True, backend="portable")
+            results.append((out, lse, *torch.autograd.grad(out.sum() + lse[lse.isfinite()].sum(), (q, k, v))))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def test_a_dispatch_mode_sees_the_op():
+    seen = []
+
+    class Spy(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.namespace)
+            return func(*args, **(kwargs or {}))
+
+    q = torch.randn(5, 2, 4)
+    offsets = torch.tensor([0, 2, 5])
+    with Spy():
+        jagged_flash_attention(q, q, q, offsets, offsets)
+    assert "jfa" in seen
+
+
+@pytest.mark.parametrize("backend", ["portable", "hopper", "blackwell"])
+def test_explain_names_the_form(backend):
+    q, kv = torch.randn(16, 2, 64, dtype=torch.bfloat16), torch.randn(40, 2, 64, dtype=torch.bfloat16)
+    offsets = torch.tensor([0, 10, 40])
+    text = str(jfa.explain(q, kv, kv, None, offsets, broadcast_q=True, backend=backend))
+    assert "forward: " in text and "backward: resident" in text

@@ -106,3 +106,20 @@ def test_ranks_get_even_tokens_or_even_pairs(rank_lines):
 def test_gradients_of_ranks_are_weighted_by_tokens(rank_lines):
     by_tokens, by_mean = ([numbers[at] for numbers in rank_lines.values()] for at in (6, 7))
     assert max(by_tokens) < 1e-6 and min(by_mean) > 50 * max(by_tokens)
+
+
+@pytest.mark.parametrize(
+    "build, word",
+    [
+        (lambda: PMA(16, 4, 2, backend="Portabel"), "backend"),
+        (lambda: PMA(16, 4, 2.0), "num_seeds"),
+        (lambda: JaggedSelfAttention(16, 4, backend=None), "backend"),
+        (lambda: JaggedSelfAttention(16, 4, causal="left"), "causal"),
+        (lambda: JaggedSelfAttention(16, 4, window_size=-3), "window_size"),
+        (lambda: JaggedSelfAttention(16, 4.0), "num_heads"),
+        (lambda: JaggedSelfAttention(1024, 2), "head dim"),
+    ],
+)
+def test_impossible_arguments_are_refused_when_a_layer_is_built(build, word):
+    with pytest.raises((TypeError, ValueError), match=word):
+        build()

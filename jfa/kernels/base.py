@@ -8,8 +8,11 @@ A backend is a module with these functions; :mod:`jfa.attention` validates, pick
                                                     dlse [H, rows_out] fp32 or None; gradients in the inputs' dtypes;
                                                     a gradient that is not needed may be None
     plan(problem) -> list[Tensor]                   optional: tile lists and schedules, built without synchronising
+    make_lists(problem) -> object                   optional: what serves one forward and its backward, built in one go
+    forms(problem) -> {"forward": str, "backward": str}
+                                                    optional: which of its kernels a call gets, and why, in words
 
-``plan`` is None, or what the backend's own ``plan`` returned for a problem of the same shapes and the same offsets.
+``plan`` is None, or what the backend's own ``plan`` or ``make_lists`` returned for a problem of the same shapes and offsets.
 Every row of every output is written: a query without keys gets out 0 and lse -inf, uncovered rows likewise, and gradients of
 rows that nothing touches are 0. Nothing is read or written outside the tensors, whatever the offsets say.
 """
@@ -17,6 +20,7 @@ rows that nothing touches are 0. Nothing is read or written outside the tensors,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -62,15 +66,24 @@ def wrong_gpu(problem: Problem, capabilities: set[tuple[int, int]], name: str) -
         return None
     if problem.device.type != "cuda":
         return f"backend {name!r} runs on cuda (and cpu, on the emulator), the tensors are on {problem.device.type}"
-    found = torch.cuda.get_device_capability(problem.device)
+    found = _capability(problem.device)
     if found not in capabilities:
         wanted = " or ".join(f"sm_{major}{minor}" for major, minor in sorted(capabilities))
         return f"backend {name!r} needs {wanted}, this GPU is sm_{found[0]}{found[1]}; backend 'portable' can"
-    import triton
-
-    if not triton.__version__.endswith("+fb"):
+    version = _triton_version()
+    if not version.endswith("+fb"):
         return (
-            f"backend {name!r} needs Triton with TLX (tested: fbtriton 3.7.4), found triton {triton.__version__}; "
+            f"backend {name!r} needs Triton with TLX (tested: fbtriton 3.7.4), found triton {version}; "
             "backend 'portable' can"
         )
     return None
+
+
+_capability = cache(torch.cuda.get_device_capability)  # asking costs a call several microseconds
+
+
+@cache
+def _triton_version() -> str:
+    import triton
+
+    return triton.__version__

@@ -21,13 +21,21 @@ GPU_ORDER = ("blackwell", "hopper", "portable", "reference")
 
 @dataclass(frozen=True)
 class Explanation:
-    """The backend that a call gets, and why: one (name, reason) for each backend that was looked at, the chosen one last."""
+    """The backend that a call gets, in which form its kernels run, and why.
+
+    Attributes:
+        backend: the backend's name.
+        reasons: one (backend, reason) for each backend that was looked at, the chosen one last.
+        forms: (pass, form) for the forward and the backward: which kernels run, and on what grounds they were chosen.
+    """
 
     backend: str
     reasons: tuple[tuple[str, str], ...]
+    forms: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join([f"backend: {self.backend}"] + [f"  {name}: {why}" for name, why in self.reasons])
+        reasons = [f"  {name}: {why}" for name, why in self.reasons]
+        return "\n".join([f"backend: {self.backend}", *reasons, *(f"{name}: {form}" for name, form in self.forms)])
 
 
 @cache
@@ -45,26 +53,45 @@ def objection(name: str, problem: Problem) -> str | None:
     return module if isinstance(module, str) else module.supports(problem)
 
 
-def choose(problem: Problem, backend: str) -> Explanation:
-    """Pick the backend of a request.
+def pick(problem: Problem, backend: str) -> str:
+    """Return the name of the backend that a request gets, as :func:`choose` does, without the reasons.
 
     Raises:
-        ValueError: an explicitly named backend is unknown, or cannot do what is asked ("auto" never raises: it moves on).
+        TypeError, ValueError: as :func:`check_name`; or an explicitly named backend cannot do what is asked.
     """
+    if backend == "auto":
+        if problem.device.type == "cpu":
+            return "reference"
+        return next(name for name in GPU_ORDER if objection(name, problem) is None)
+    check_name(backend)
+    why_not = objection(backend, problem)
+    if why_not:
+        raise ValueError(why_not)
+    return backend
+
+
+def check_name(backend: str) -> None:
+    """Raise TypeError or ValueError unless ``backend`` is "auto" or a backend's name."""
+    if not isinstance(backend, str):
+        raise TypeError(f"backend must be a string, got {type(backend).__name__}")
+    if backend != "auto" and backend not in MODULES:
+        raise ValueError(f"backend must be 'auto' or one of {', '.join(MODULES)}, got {backend!r}")
+
+
+def choose(problem: Problem, backend: str) -> Explanation:
+    """Return the backend of a request with the reasons and the form its kernels take.
+
+    Raises:
+        TypeError, ValueError: an explicitly named backend is unknown, or cannot do what is asked ("auto" never raises: it
+            moves on).
+    """
+    name = pick(problem, backend)
     if backend != "auto":
-        if backend not in MODULES:
-            raise ValueError(f"backend must be 'auto' or one of {', '.join(MODULES)}, got {backend!r}")
-        why_not = objection(backend, problem)
-        if why_not:
-            raise ValueError(why_not)
-        return Explanation(backend, ((backend, "named by the call"),))
-    if problem.device.type == "cpu":
-        why = "the tensors are on the CPU; name another backend to run its kernel on the emulator"
-        return Explanation("reference", (("reference", why),))
-    reasons = []
-    for name in GPU_ORDER:
-        why_not = objection(name, problem)
-        reasons.append((name, why_not or "supports the request"))
-        if why_not is None:
-            break
-    return Explanation(name, tuple(reasons))
+        reasons = [(name, "named by the call")]
+    elif problem.device.type == "cpu":
+        reasons = [(name, "the tensors are on the CPU; name another backend to run its kernel on the emulator")]
+    else:
+        looked_at = GPU_ORDER[: GPU_ORDER.index(name) + 1]
+        reasons = [(other, objection(other, problem) or "supports the request") for other in looked_at]
+    describe = getattr(load(name), "forms", None)
+    return Explanation(name, tuple(reasons), tuple(describe(problem).items()) if describe else ())

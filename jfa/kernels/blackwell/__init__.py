@@ -1,5 +1,5 @@
 """Blackwell (sm_100, sm_103): warp-specialized kernels in TLX."""
 
-from jfa.kernels.blackwell.host import backward, forward, plan, supports
+from jfa.kernels.blackwell.host import backward, forms, forward, plan, supports
 
-__all__ = ["backward", "forward", "plan", "supports"]
+__all__ = ["backward", "forms", "forward", "plan", "supports"]

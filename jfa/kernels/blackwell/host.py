@@ -45,6 +45,19 @@ def supports(problem: Problem) -> str | None:
     return None
 
 
+def forms(problem: Problem) -> dict[str, str]:
+    """Return which kernel each pass of a call gets, and on what grounds."""
+    forward, backward = forward_config(problem), backward_config(problem)
+    rows = "128 queries per tile, shared by both softmax groups" if forward.one_q else "256 queries per tile"
+    if backward.resident:
+        how = f"resident: {problem.rows_q} queries x {problem.group_size} heads per key head (<= {BLOCK}) stay on chip"
+    elif problem.deterministic:
+        how = "one CTA per key tile; deterministic=True gives dQ a kernel of its own"
+    else:
+        how = "one CTA per key tile; dQ is added up in fp32 in the order in which tiles finish"
+    return {"forward": f"{rows}; tiles are {'stolen' if forward.clc else 'dealt in zigzag'}", "backward": how}
+
+
 @dataclass(frozen=True)
 class ForwardConfig:
     """Choices of the forward that do not change its result.

@@ -4,7 +4,7 @@ A packed tensor [total, H, D] holds sequences back to back, so a tile that reach
 A *ragged* descriptor bounds every box by the sequence instead: rows past its end load as zeros and are neither stored nor added.
 It does so with one 5-D map for all sequences. The row coordinate counts up to ``BILLION`` exactly at the sequence's end, where the
 map's shape ends; a second dimension of the same stride brings the address back to the sequence, and a first one, whose stride is
-2**34 minus a row, subtracts the billion again modulo 2**64 (the idea and the host side are Triton's ``triton.tools.ragged_tma``).
+2**34 minus a row, subtracts the billion again modulo 2**64 (the idea is that of ``triton.tools.ragged_tma``).
 
 Boxes are [1, 1, 1, rows, D] on the view [H, total, D], so the head dimension is a dimension of its own and a box that is wider than
 D loads zeros there.
@@ -15,10 +15,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.tools.ragged_tma import create_ragged_descriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 BILLION = tl.constexpr(1 << 30)
+LARGEST = 0x7FFF0000  # of a dimension that never bounds anything
 
 
 def ragged_descriptor(packed: torch.Tensor, rows: int, columns: int, heads: int = 1) -> TensorDescriptor:
@@ -26,15 +26,27 @@ def ragged_descriptor(packed: torch.Tensor, rows: int, columns: int, heads: int 
 
     ``packed`` must satisfy :func:`tma_ready`.
     """
-    by_head = packed.permute(1, 0, 2)
-    return create_ragged_descriptor(by_head, [heads, rows, columns], ragged_dim=1)
+    total, count, dim = packed.shape
+    row, head, _ = packed.stride()
+    if total > BILLION.value:
+        raise ValueError(f"a ragged descriptor counts up to 2**30 rows, got {total}")
+    # Made without the checks of TensorDescriptor's own constructor, which take 15 us: tma_ready has made them.
+    descriptor = object.__new__(TensorDescriptor)
+    descriptor.base = packed
+    descriptor.shape = [LARGEST, LARGEST, count, BILLION.value, dim]
+    descriptor.strides = [2**34 - row, row, head, row, 1]
+    descriptor.block_shape = [1, 1, heads, rows, columns]
+    descriptor.padding = "zero"
+    descriptor.round_f32_to_tf32 = False
+    return descriptor
 
 
 def tma_ready(packed: torch.Tensor) -> bool:
     """Whether TMA can address ``packed`` [total, H, D]: base and strides in whole 16 bytes, last stride 1, not empty."""
-    size = packed.element_size()
-    aligned = all(stride * size % 16 == 0 for stride in packed.stride()[:-1])
-    return packed.numel() > 0 and packed.stride(-1) == 1 and aligned and packed.data_ptr() % 16 == 0
+    row, head, column = packed.stride()
+    size = packed.itemsize
+    aligned = row * size % 16 == 0 and head * size % 16 == 0 and packed.data_ptr() % 16 == 0
+    return column == 1 and aligned and packed.numel() > 0
 
 
 def make_tma_ready(packed: torch.Tensor) -> torch.Tensor:

@@ -15,9 +15,9 @@ from jfa.kernels.hopper import backward_shared_q as _shared_q
 from jfa.kernels.hopper import forward as _forward
 from jfa.kernels.hopper.configs import forward_config
 from jfa.kernels.hopper.prepare import finish_dq, prepare_rows
-from jfa.kernels.hopper.tiles import TileList, query_tiles
+from jfa.kernels.hopper.tiles import Lists, TileList, both_tiles, query_tiles
 
-__all__ = ["backward", "forward", "plan", "supports"]
+__all__ = ["backward", "forms", "forward", "make_lists", "plan", "supports"]
 
 forward = _forward.forward
 
@@ -50,7 +50,7 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
     if _shared_q.applies(problem):
         return _backward_shared_q(problem, dout, dlse, q, k, v, out, lse, plan)
     block = forward_config(problem).block_m
-    lists, key_lists = (TileList(*plan[:2]), TileList(*plan[2:4])) if plan else _lists(problem)
+    lists, key_lists = _given_lists(plan) if plan else _lists(problem)
     rows = prepare_rows(problem, lists, block, out, dout, lse, dlse)
     q, k, v, dout = (make_tma_ready(x) for x in (q, k, v, dout))
     dk, dv = empty_tma_ready(k, problem.head_dim), empty_tma_ready(v, problem.head_dim_v)
@@ -67,10 +67,40 @@ def _backward_shared_q(problem: Problem, dout, dlse, q, k, v, out, lse, plan):
     q, k, v, dout = (make_tma_ready(x) for x in (q, k, v, dout))
     dlse = None if dlse is None else dlse.contiguous()
     dk, dv = empty_tma_ready(k, problem.head_dim), empty_tma_ready(v, problem.head_dim_v)
-    tiles = TileList(*plan[2:4]) if plan else _shared_q.tile_list(problem)
+    tiles = _given_lists(plan)[1] if plan else _shared_q.tile_list(problem)
     rows = prepare_rows(problem, None, 0, out, dout, lse, dlse, beside=plan is None)
     dq = _shared_q.launch(problem, tiles, rows, q, k, v, dout, dk, dv)
     return dq, dk.contiguous(), dv.contiguous()
+
+
+def forms(problem: Problem) -> dict[str, str]:
+    """Return which kernel each pass of a call gets, and on what grounds."""
+    config = forward_config(problem)
+    queries = f"{config.block_m} queries of {'two heads' if config.heads == 2 else 'one head'} per tile"
+    kept = "the shared query stays on chip" if config.resident_q else "queries stream"
+    if max(problem.head_dim, problem.head_dim_v) > 128:
+        backward = f"portable kernels: head dim {max(problem.head_dim, problem.head_dim_v)} > 128"
+    elif _shared_q.applies(problem):
+        backward = f"resident: the {problem.rows_q} shared queries (<= 128) and their dQ stay on chip"
+    elif problem.deterministic:
+        backward = "two passes: deterministic=True gives dQ a kernel of its own"
+    else:
+        backward = "one pass over key tiles; dQ is added up in fp32 in the order in which tiles finish"
+    return {"forward": f"{queries}; {kept}", "backward": backward}
+
+
+def make_lists(problem: Problem) -> Lists | None:
+    """Build what one forward and its backward walk, in one launch; None where there is nothing to list."""
+    wide = max(problem.head_dim, problem.head_dim_v) > 128  # the backward is the portable one
+    if wide or 0 in (problem.num_batches, problem.rows_kv, problem.rows_out):
+        return None
+    return both_tiles(problem, forward_config(problem).block_m, _backward_kernel(problem).BLOCK)
+
+
+def _given_lists(plan) -> tuple[TileList, TileList]:
+    if isinstance(plan, Lists):
+        return plan.queries, plan.keys
+    return TileList(*plan[:2]), TileList(*plan[2:4])
 
 
 def _lists(problem: Problem) -> tuple[TileList, TileList]:

@@ -21,6 +21,8 @@ then there are the two consumers only, one of them the default task.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -29,11 +31,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.band import in_band, query_blocks
+from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.ragged import ragged_box, ragged_descriptor
 from jfa.kernels.common.rounding import rounded_pairs
 from jfa.kernels.common.softmax import LOG2_E
 from jfa.kernels.compile_config import CompileConfig
-from jfa.kernels.hopper.configs import TINY_SCALE, backward_config, padded_dim, separate_dq, workers
+from jfa.kernels.hopper.configs import TINY_SCALE, BackwardConfig, backward_config, padded_dim, separate_dq, workers
 from jfa.kernels.hopper.prepare import PaddedRows
 from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
 from jfa.kernels.hopper.tiles import TileList, key_tiles, padded
@@ -42,6 +45,8 @@ KEYS = tl.constexpr(64)  # key rows of one consumer: the M of a wgmma
 CONSUMERS = tl.constexpr(2)
 BLOCK_M = tl.constexpr(64)  # queries of a block
 DQ_COLUMNS = tl.constexpr(64)  # of dQ that the adder holds at a time: 32 registers
+
+BLOCK = 128  # keys of a tile
 
 
 @triton.jit
@@ -383,7 +388,7 @@ def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, 
 
 def tile_list(problem: Problem) -> TileList:
     """The list of tiles that :func:`launch` walks."""
-    return key_tiles(problem, 128)
+    return key_tiles(problem, BLOCK)
 
 
 def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv) -> torch.Tensor | None:
@@ -397,17 +402,24 @@ def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, d
     config = backward_config(d, problem.band.has_lo, with_dq)
     accumulated = torch.zeros(problem.num_heads, dq_rows if with_dq else 1, d, dtype=torch.float32, device=q.device)
     grid = (min(workers(problem.device), tiles.records.shape[0] * problem.num_kv_heads),)
-    backward_kernel[grid](
+    variant = _variant(config, d, with_dq, problem.broadcast_q, problem.band.has_lo, problem.band.has_hi)
+    variant.launch(
+        problem.device, grid,
         ragged_descriptor(q, 64, d), ragged_descriptor(k, 128, d), ragged_descriptor(v, 128, d),
         ragged_descriptor(dout, 64, d), TensorDescriptor.from_tensor(accumulated.view(-1, d), [64, 64]),
         ragged_descriptor(dk, 64, d), ragged_descriptor(dv, 64, d), rows.lse2, rows.delta, rows.count, dq_rows,
         tiles.records, tiles.counts, tiles.counters(1), problem.num_kv_heads,
         problem.group_size, problem.sm_scale, max(problem.sm_scale * LOG2_E, TINY_SCALE),
-        D=d, TILE_STAGES=config.tile_stages, AHEAD=config.ahead, WITH_DQ=with_dq, BROADCAST_Q=problem.broadcast_q,
-        HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi,
-        REGISTERS=config.registers, num_warps=4, num_stages=1,
     )
     return accumulated if with_dq else None
+
+
+@cache
+def _variant(config: BackwardConfig, d: int, with_dq: bool, broadcast_q: bool, has_lo: bool, has_hi: bool) -> Variant:
+    return Variant(
+        backward_kernel, D=d, TILE_STAGES=config.tile_stages, AHEAD=config.ahead, WITH_DQ=with_dq, BROADCAST_Q=broadcast_q,
+        HAS_LO=has_lo, HAS_HI=has_hi, REGISTERS=config.registers, num_warps=4, num_stages=1,
+    )
 
 
 def compile_configs() -> list[CompileConfig]:

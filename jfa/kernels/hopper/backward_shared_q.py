@@ -24,6 +24,8 @@ queue; with STATIC they are dealt out beforehand, so that every program sums the
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -33,6 +35,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.band import in_band
+from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.ragged import ragged_box, ragged_descriptor
 from jfa.kernels.common.softmax import LOG2_E
 from jfa.kernels.compile_config import CompileConfig
@@ -42,7 +45,7 @@ from jfa.kernels.hopper.prepare import PaddedRows
 from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
 from jfa.kernels.hopper.tiles import TileList, key_tiles
 
-TILE_KEYS = 1024  # keys of a tile: cut so that no program is left with a mega-sequence, at the price of reloading dO
+BLOCK = TILE_KEYS = 1024  # keys of a tile: cut so that no program is left with a mega-sequence, at the price of reloading dO
 KEYS = tl.constexpr(64)  # keys of a block: the M of a wgmma
 GROUPS = tl.constexpr(2)  # key groups
 
@@ -295,7 +298,7 @@ def applies(problem: Problem) -> bool:
 
 def tile_list(problem: Problem) -> TileList:
     """The list of tiles that :func:`launch` walks."""
-    return key_tiles(problem, TILE_KEYS)
+    return key_tiles(problem, BLOCK)
 
 
 def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv) -> torch.Tensor:
@@ -304,23 +307,33 @@ def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, d
     lq = 64 if problem.rows_q <= 64 else 128
     grid = (max(1, workers(problem.device) // heads), heads)
     partials = torch.empty(grid[0], heads, d, lq, dtype=torch.float32, device=q.device)
-    small = lq * d < 128 * 128
-    backward_shared_q_kernel[grid](
+    stages = 4 if lq * d < 128 * 128 else 3
+    _variant(lq, d, stages, problem.deterministic, problem.band.has_lo, problem.band.has_hi).launch(
+        problem.device, grid,
         ragged_descriptor(q, lq, d), ragged_descriptor(k, 64, d), ragged_descriptor(v, 64, d), ragged_descriptor(dout, lq, d),
         TensorDescriptor.from_tensor(partials.view(-1, lq), [d, lq]), ragged_descriptor(dk, 64, d), ragged_descriptor(dv, 64, d),
         rows.lse2, rows.delta, rows.count, problem.rows_q, tiles.records, tiles.counts,
         tiles.counters(heads), heads, problem.sm_scale,
         max(problem.sm_scale * LOG2_E, TINY_SCALE),
-        LQ=lq, D=d, K_STAGES=4 if small else 3, V_STAGES=4 if small else 3, DO_STAGES=2, TILE=TILE_KEYS,
-        STATIC=problem.deterministic, HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi, KEY_REGISTERS=160,
-        QUERY_REGISTERS=160, num_warps=4, num_stages=1, launch_pdl=True,
     )
     dq = torch.empty(problem.rows_q, heads, problem.head_dim, dtype=q.dtype, device=q.device)
-    sum_kernel[(d // 2, heads)](
-        partials, dq, grid[0], heads, problem.rows_q, problem.sm_scale, LQ=lq, D=problem.head_dim, D_BLOCK=d,
-        PROGRAMS=triton.next_power_of_2(grid[0]), ROWS=2, launch_pdl=True,
+    _sum_variant(lq, problem.head_dim, d, triton.next_power_of_2(grid[0])).launch(
+        problem.device, (d // 2, heads), partials, dq, grid[0], heads, problem.rows_q, problem.sm_scale
     )
     return dq
+
+
+@cache
+def _variant(lq: int, d: int, stages: int, static: bool, has_lo: bool, has_hi: bool) -> Variant:
+    return Variant(
+        backward_shared_q_kernel, LQ=lq, D=d, K_STAGES=stages, V_STAGES=stages, DO_STAGES=2, TILE=TILE_KEYS, STATIC=static,
+        HAS_LO=has_lo, HAS_HI=has_hi, KEY_REGISTERS=160, QUERY_REGISTERS=160, num_warps=4, num_stages=1, launch_pdl=True,
+    )
+
+
+@cache
+def _sum_variant(lq: int, dim: int, columns: int, programs: int) -> Variant:
+    return Variant(sum_kernel, LQ=lq, D=dim, D_BLOCK=columns, PROGRAMS=programs, ROWS=2, launch_pdl=True)
 
 
 def compile_configs() -> list[CompileConfig]:

@@ -20,6 +20,8 @@ masked in any case; see jfa.kernels.common.band for the peeled loops.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -28,12 +30,13 @@ from triton.language.extra.cuda import gdc_wait
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.band import in_band, key_blocks
+from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_box, ragged_descriptor
 from jfa.kernels.common.softmax import LOG2_E, softmax_end, softmax_step
 from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.configs import TINY_SCALE, ForwardConfig, forward_config, padded_dim, workers
 from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
-from jfa.kernels.hopper.tiles import TileList, query_tiles
+from jfa.kernels.hopper.tiles import Lists, TileList, query_tiles
 
 ROWS = tl.constexpr(64)  # query rows of one consumer: the M of a wgmma
 
@@ -303,7 +306,10 @@ def forward(problem: Problem, q, k, v, plan=None, config: ForwardConfig | None =
         return out, lse
     if problem.num_batches == 0 or problem.rows_kv == 0:
         return out.zero_(), lse.fill_(float("-inf"))
-    tiles = TileList(*plan[:2]) if plan else tile_list(problem, config)
+    if isinstance(plan, Lists):
+        tiles = plan.queries
+    else:
+        tiles = TileList(*plan[:2]) if plan else tile_list(problem, config)
     scale = problem.sm_scale
     if scale < 0:
         q, scale = -q, -scale
@@ -326,13 +332,20 @@ def launch(problem: Problem, config: ForwardConfig, tiles: TileList, q, k, v, sc
         grid = (max(1, programs // columns), columns)
     else:
         grid = (min(programs, tiles.records.shape[0] * columns),)
-    forward_kernel[grid](
+    variant = _variant(config, d, dv, problem.band.has_lo, problem.band.has_hi)
+    variant.launch(
+        problem.device, grid,
         ragged_descriptor(q, 64, d), ragged_descriptor(k, config.block_n, d), ragged_descriptor(v, config.block_n, dv),
         ragged_descriptor(out, 64, dv), lse, problem.rows_q, problem.rows_out, tiles.records, tiles.counts,
         tiles.counters(columns), problem.num_heads, problem.group_size, max(scale * LOG2_E, TINY_SCALE),
-        D=d, DV=dv, BLOCK_N=config.block_n, STAGES=config.stages, Q_STAGES=config.q_stages, HEADS=config.heads, PARTS=config.parts,
-        RESIDENT_Q=config.resident_q, HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi,
-        REGISTERS=config.registers,
+    )
+
+
+@cache
+def _variant(config: ForwardConfig, d: int, dv: int, has_lo: bool, has_hi: bool) -> Variant:
+    return Variant(
+        forward_kernel, D=d, DV=dv, BLOCK_N=config.block_n, STAGES=config.stages, Q_STAGES=config.q_stages, HEADS=config.heads,
+        PARTS=config.parts, RESIDENT_Q=config.resident_q, HAS_LO=has_lo, HAS_HI=has_hi, REGISTERS=config.registers,
         num_warps=4, num_stages=1, launch_pdl=True,
     )
 

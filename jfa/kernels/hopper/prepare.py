@@ -8,6 +8,7 @@ do not exist get lse = +inf, which makes their probabilities 0. Both kernels wal
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -15,6 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from jfa.kernels.base import Problem
+from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.softmax import LOG2_E as _LOG2_E
 from jfa.kernels.hopper.tiles import PAD, TileList, load_tile, padded, padded_rows
 
@@ -46,12 +48,13 @@ def prepare_rows(problem: Problem, tiles: TileList | None, block: int, out, dout
     else:
         parts = block // int(PAD)
         programs, where, counts = tiles.records.shape[0] * parts, tiles.records, tiles.counts
-    prepare_kernel[(programs, heads)](
+    variant = _prepare_variant(
+        problem.head_dim_v, dlse is not None, tiles is None, tiles is None and where is not None, beside, parts
+    )
+    variant.launch(
+        problem.device, (programs, heads),
         out, dout, lse, lse if dlse is None else dlse.contiguous(), lse if where is None else where, counts, lse2, delta, heads,
         problem.rows_out, count, problem.rows_q if problem.broadcast_q else 1, dout.stride(0), dout.stride(1),
-        DV=problem.head_dim_v, DV_BLOCK=triton.next_power_of_2(problem.head_dim_v), HAS_DLSE=dlse is not None,
-        SHARED=tiles is None, SLOTS=tiles is None and where is not None, BESIDE=beside, PARTS=parts,
-        ROWS=int(PAD), launch_pdl=True,
     )
     return PaddedRows(lse2, delta, count)
 
@@ -62,11 +65,25 @@ def finish_dq(problem: Problem, tiles: TileList, block: int, accumulated: torch.
         dq = accumulated[:, : problem.rows_q, : problem.head_dim].permute(1, 0, 2) * problem.sm_scale
         return dq.to(dtype).contiguous()
     dq = torch.empty(problem.rows_q, problem.num_heads, problem.head_dim, dtype=dtype, device=accumulated.device)
-    finish_kernel[(tiles.records.shape[0] * (block // int(PAD)), problem.num_heads)](
+    parts = block // PAD.value
+    _finish_variant(problem.head_dim, accumulated.shape[2], parts).launch(
+        problem.device, (tiles.records.shape[0] * parts, problem.num_heads),
         accumulated, dq, tiles.records, tiles.counts, problem.num_heads, accumulated.shape[1], problem.sm_scale,
-        D=problem.head_dim, D_BLOCK=accumulated.shape[2], PARTS=block // int(PAD), ROWS=int(PAD),
     )
     return dq
+
+
+@cache
+def _prepare_variant(dim: int, has_dlse: bool, shared: bool, slots: bool, beside: bool, parts: int) -> Variant:
+    return Variant(
+        prepare_kernel, DV=dim, DV_BLOCK=triton.next_power_of_2(dim), HAS_DLSE=has_dlse, SHARED=shared, SLOTS=slots, BESIDE=beside,
+        PARTS=parts, ROWS=PAD.value, launch_pdl=True,
+    )
+
+
+@cache
+def _finish_variant(dim: int, columns: int, parts: int) -> Variant:
+    return Variant(finish_kernel, D=dim, D_BLOCK=columns, PARTS=parts, ROWS=PAD.value)
 
 
 @triton.jit

@@ -15,6 +15,7 @@ covers and which get zeros. Offsets are clamped, so that no lie in them leads ou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -22,10 +23,12 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from jfa.kernels.base import Problem
-from jfa.masks import UNBOUNDED
+from jfa.kernels.common.launcher import Variant
+from jfa.masks import UNBOUNDED, Band
 
 FIELDS = tl.constexpr(9)  # of a record; see load_tile
 FAR = tl.constexpr(1 << 28)  # an open side of a band for differences of bounds, which must not overflow
+HEADER = 4  # words before a list: its two counts, and what keeps the rest aligned to 16 bytes
 PAD = tl.constexpr(64)  # rows: the unit in which the backward pads every sequence's queries (see padded_rows)
 
 
@@ -134,18 +137,16 @@ def store_records(records, slot, row, mask, q_begin, len_q, out_begin, kv_begin,
     tl.store(at + 8, pad_begin + row * 0, mask=mask)
 
 
-@triton.jit(do_not_specialize=["heads", "batches", "rows_q", "rows_kv", "rows_out", "capacity", "lo_start", "lo_end", "hi_start",
-                               "hi_end"])
-def list_kernel(query_offset, key_offset, output_offset, records, counts, counters, heads, batches, rows_q, rows_kv, rows_out,
-                capacity, lo_start, lo_end, hi_start, hi_end,
-                BLOCK: tl.constexpr, KEYS: tl.constexpr, BROADCAST_Q: tl.constexpr, SLOTS: tl.constexpr, DOWN: tl.constexpr,
-                OWN: tl.constexpr, OTHERS: tl.constexpr, TILES: tl.constexpr, HEADS: tl.constexpr):
-    """One program lists OWN sequences: finds their first slots by counting, then writes their records.
+@triton.jit
+def write_list(query_offset, key_offset, output_offset, records, counts, counters, heads, batches, rows_q, rows_kv, rows_out,
+               capacity, lo_start, lo_end, hi_start, hi_end,
+               BLOCK: tl.constexpr, KEYS: tl.constexpr, BROADCAST_Q: tl.constexpr, SLOTS: tl.constexpr, DOWN: tl.constexpr,
+               OWN: tl.constexpr, OTHERS: tl.constexpr, TILES: tl.constexpr, HEADS: tl.constexpr):
+    """List OWN sequences: find their first slots by counting, then write their records.
 
     KEYS: tiles of keys, for the backward; else of queries. DOWN: a sequence's last rows first. ``counters`` [heads] are cleared.
     Segments are numbered 0 .. batches + 1.
     """
-    gdc_launch_dependents()  # the kernel that reads the list may be set up already; it waits for this one's end itself
     s = tl.program_id(0) * OWN + tl.arange(0, OWN)
     q_begin, len_q, out_begin, kv_begin, len_kv, pad_begin, cut = segment(
         query_offset, key_offset, output_offset, s, batches, rows_q, rows_kv, rows_out, KEYS, BROADCAST_Q, SLOTS)
@@ -180,24 +181,80 @@ def list_kernel(query_offset, key_offset, output_offset, records, counts, counte
                       out_begin[:, None], kv_begin[:, None], len_kv[:, None], lo[:, None], hi[:, None], pad_begin[:, None])
 
 
+UNSPECIALISED = ["heads", "batches", "rows_q", "rows_kv", "rows_out", "capacity", "key_capacity", "lo_start", "lo_end", "hi_start",
+                 "hi_end"]
+
+
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def list_kernel(query_offset, key_offset, output_offset, records, counts, counters, heads, batches, rows_q, rows_kv, rows_out,
+                capacity, lo_start, lo_end, hi_start, hi_end,
+                BLOCK: tl.constexpr, KEYS: tl.constexpr, BROADCAST_Q: tl.constexpr, SLOTS: tl.constexpr, DOWN: tl.constexpr,
+                OWN: tl.constexpr, OTHERS: tl.constexpr, TILES: tl.constexpr, HEADS: tl.constexpr):
+    """Write one list; see :func:`write_list`. Grid: (programs,)."""
+    gdc_launch_dependents()  # the kernel that reads the list may be set up already; it waits for this one's end itself
+    write_list(query_offset, key_offset, output_offset, records, counts, counters, heads, batches, rows_q, rows_kv, rows_out,
+               capacity, lo_start, lo_end, hi_start, hi_end, BLOCK, KEYS, BROADCAST_Q, SLOTS, DOWN, OWN, OTHERS, TILES, HEADS)
+
+
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def both_lists_kernel(query_offset, key_offset, output_offset, records, counts, counters, key_records, key_counts, key_counters,
+                      heads, batches, rows_q, rows_kv, rows_out, capacity, key_capacity, lo_start, lo_end, hi_start, hi_end,
+                      BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr, BROADCAST_Q: tl.constexpr, SLOTS: tl.constexpr,
+                      DOWN: tl.constexpr, OWN: tl.constexpr, OTHERS: tl.constexpr, TILES: tl.constexpr, HEADS: tl.constexpr):
+    """Write the lists of a forward and of its backward in one launch. Grid: (programs, 2)."""
+    gdc_launch_dependents()
+    if tl.program_id(1) == 0:
+        write_list(query_offset, key_offset, output_offset, records, counts, counters, heads, batches, rows_q, rows_kv, rows_out,
+                   capacity, lo_start, lo_end, hi_start, hi_end, BLOCK, False, BROADCAST_Q, SLOTS, DOWN, OWN, OTHERS, TILES, HEADS)
+    else:
+        write_list(query_offset, key_offset, output_offset, key_records, key_counts, key_counters, heads, batches, rows_q, rows_kv,
+                   rows_out, key_capacity, lo_start, lo_end, hi_start, hi_end, KEY_BLOCK, True, BROADCAST_Q, SLOTS, False, OWN,
+                   OTHERS, TILES, HEADS)
+
+
+@dataclass
+class Lists:
+    """The lists of one forward and of its backward."""
+
+    queries: TileList
+    keys: TileList
+
+
 def query_tiles(problem: Problem, block: int) -> TileList:
-    """Tiles of ``block`` queries of every sequence, for the forward: the most keys first.
+    """List the tiles of ``block`` queries of every sequence, for the forward: the most keys first.
 
     Tiles without keys are in the list too (the kernel writes 0 and -inf there), and so are rows that no sequence covers.
     """
-    if problem.broadcast_q:
-        capacity = problem.num_batches * -(-problem.rows_q // block)
-    else:
-        capacity = _capacity(problem.rows_q, problem, block)
-    return _list(problem, block, capacity, keys=False)
+    return _list(problem, block, query_capacity(problem, block), keys=False)
 
 
 def key_tiles(problem: Problem, block: int) -> TileList:
-    """Tiles of ``block`` keys of every sequence, for the backward: the most queries first. row0 is a key row here.
+    """List the tiles of ``block`` keys of every sequence, for the backward: the most queries first. row0 is a key row here.
 
     Tiles without queries are in the list too (the kernel writes 0 there), and so are rows that no sequence covers.
     """
     return _list(problem, block, _capacity(problem.rows_kv, problem, block), keys=True)
+
+
+def both_tiles(problem: Problem, block: int, key_block: int) -> Lists:
+    """:func:`query_tiles` and :func:`key_tiles` by one launch."""
+    queries = _empty_list(problem, query_capacity(problem, block))
+    keys = _empty_list(problem, _capacity(problem.rows_kv, problem, key_block))
+    programs, options = _programs(problem)
+    variant = _both_variant(block, key_block, problem.band.has_hi, *options)
+    variant.launch(
+        problem.device, (programs, 2), *_offsets(problem, queries.counts), queries.records, queries.counts, queries.cleared,
+        keys.records, keys.counts, keys.cleared, *_sizes(problem), queries.records.shape[0], keys.records.shape[0],
+        *_bounds(problem.band),
+    )
+    return Lists(queries, keys)
+
+
+def query_capacity(problem: Problem, block: int) -> int:
+    """Records that a list of query tiles may need."""
+    if problem.broadcast_q:
+        return problem.num_batches * -(-problem.rows_q // block)
+    return _capacity(problem.rows_q, problem, block)
 
 
 def _capacity(rows: int, problem: Problem, block: int) -> int:
@@ -205,22 +262,59 @@ def _capacity(rows: int, problem: Problem, block: int) -> int:
 
 
 def _list(problem: Problem, block: int, capacity: int, keys: bool) -> TileList:
-    band, device = problem.band, problem.device
-    records = torch.empty(max(capacity, 1), int(FIELDS), dtype=torch.int32, device=device)
-    counts = torch.empty(2, dtype=torch.int32, device=device)
-    counters = torch.empty(problem.num_heads, dtype=torch.int32, device=device)
-    lows = [-UNBOUNDED if c is None else c for c in (band.lo_start, band.lo_end)]
-    highs = [UNBOUNDED if c is None else c for c in (band.hi_start, band.hi_end)]
-    own, others = 8, min(2048, max(256, triton.next_power_of_2(problem.num_batches + 2)))
-    list_kernel[(triton.cdiv(problem.num_batches + 2, own),)](
-        problem.query_offset, problem.key_offset, problem.output_offset if problem.output_offset is not None else counts,
-        records, counts, counters, problem.num_heads, problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out,
-        capacity, *lows, *highs,
-        BLOCK=block, KEYS=keys, BROADCAST_Q=problem.broadcast_q, SLOTS=problem.output_offset is not None,
-        DOWN=band.has_hi and not keys, OWN=own, OTHERS=others, TILES=16, HEADS=triton.next_power_of_2(problem.num_heads),
-        num_warps=8 if others > 1024 else 4,
+    tiles = _empty_list(problem, capacity)
+    programs, options = _programs(problem)
+    _list_variant(block, keys, problem.band.has_hi and not keys, *options).launch(
+        problem.device, (programs,), *_offsets(problem, tiles.counts), tiles.records, tiles.counts, tiles.cleared,
+        *_sizes(problem), capacity, *_bounds(problem.band),
     )
-    return TileList(records, counts, counters)
+    return tiles
+
+
+def _empty_list(problem: Problem, capacity: int) -> TileList:
+    words = torch.empty(max(capacity, 1) * FIELDS.value + HEADER + problem.num_heads, dtype=torch.int32, device=problem.device)
+    counts, counters, records = words.split((HEADER, problem.num_heads, max(capacity, 1) * FIELDS.value))
+    return TileList(records.view(-1, FIELDS.value), counts[:2], counters)
+
+
+def _offsets(problem: Problem, stand_in: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    slots = problem.output_offset
+    return problem.query_offset, problem.key_offset, stand_in if slots is None else slots
+
+
+def _sizes(problem: Problem) -> tuple[int, ...]:
+    return problem.num_heads, problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out
+
+
+def _bounds(band: Band) -> tuple[int, ...]:
+    lows = (-UNBOUNDED if c is None else c for c in (band.lo_start, band.lo_end))
+    highs = (UNBOUNDED if c is None else c for c in (band.hi_start, band.hi_end))
+    return (*lows, *highs)
+
+
+OWN = 8  # sequences that one program lists
+
+
+def _programs(problem: Problem) -> tuple[int, tuple]:
+    """Return the number of programs and the options that both list kernels share."""
+    others = min(2048, max(256, triton.next_power_of_2(problem.num_batches + 2)))
+    heads = triton.next_power_of_2(problem.num_heads)
+    return triton.cdiv(problem.num_batches + 2, OWN), (problem.broadcast_q, problem.output_offset is not None, others, heads)
+
+
+@cache
+def _list_variant(block: int, keys: bool, down: bool, *options) -> Variant:
+    return Variant(list_kernel, BLOCK=block, KEYS=keys, DOWN=down, **_common(*options))
+
+
+@cache
+def _both_variant(block: int, key_block: int, down: bool, *options) -> Variant:
+    return Variant(both_lists_kernel, BLOCK=block, KEY_BLOCK=key_block, DOWN=down, **_common(*options))
+
+
+def _common(broadcast_q: bool, slots: bool, others: int, heads: int) -> dict:
+    warps = 8 if others > 1024 else 4
+    return dict(BROADCAST_Q=broadcast_q, SLOTS=slots, OWN=OWN, OTHERS=others, TILES=16, HEADS=heads, num_warps=warps)
 
 
 def padded(rows: int) -> int:

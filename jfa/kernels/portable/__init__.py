@@ -47,6 +47,20 @@ def plan(problem: Problem) -> list[Tensor]:
     return [units.words for units in lists]
 
 
+def forms(problem: Problem) -> dict[str, str]:
+    """Return which kernel each pass of a call gets, and on what grounds."""
+    tile = config.forward_tile(problem)
+    workers = config.split_workers(problem)
+    whole = f"long tiles are split over {workers} workers per head" if workers else "tiles are not split over keys"
+    if config.keeps_shared_query(problem):
+        backward = f"resident: the shared query's {config.packed_rows(problem)} packed rows and their dQ stay on chip"
+    elif problem.broadcast_q:
+        backward = "two passes; the shared query's dQ is summed per worker, then over the workers in order"
+    else:
+        backward = "two passes: dQ by query tiles, dK and dV by key tiles; repeatable bit by bit"
+    return {"forward": f"{tile.keep} packed query rows per tile, {tile.step} keys per step; {whole}", "backward": backward}
+
+
 def _unpack(problem: Problem, plan: list[Tensor] | None) -> tuple[Units | None, Units | None, Units | None]:
     """A plan's tensors as the lists of (forward, query pass, key pass)."""
     rooms = [tiles.query_room(problem, config.forward_tile(problem).keep, config.split_workers(problem))]

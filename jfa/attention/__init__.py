@@ -1,0 +1,253 @@
+"""Attention over jagged batches: one call, validated, given to a backend, differentiable, and known to torch.compile.
+
+A call goes through :mod:`.arguments` (checks that need no tensor contents), then :mod:`.op` (autograd, contents of the offsets
+where wanted), to a backend's forward as a :class:`jfa.kernels.base.Problem`; the backward goes the same way. Contents are checked
+inside the op, so that torch.compile(fullgraph=True) never sees them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from jfa.attention import arguments, op
+from jfa.attention.arguments import check_arguments, check_contents, make_problem
+from jfa.kernels import registry
+from jfa.kernels.registry import Explanation
+from jfa.masks import Band
+
+__all__ = ["Plan", "check_arguments", "check_contents", "explain", "jagged_flash_attention", "make_problem", "plan"]
+
+
+# ------------------------------------------------------------------------------------------------------------ public
+def jagged_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_offset: Tensor | None = None,
+    key_offset: Tensor | None = None,
+    max_seq_len_q: int | None = None,
+    max_seq_len_kv: int | None = None,
+    sm_scale: float | None = None,
+    window_size: int | tuple[int, int] | None = None,
+    broadcast_q: bool = False,
+    output_offset: Tensor | None = None,
+    causal: bool | str = False,
+    *,
+    backend: str = "auto",
+    deterministic: bool = False,
+    return_lse: bool = False,
+    check_offsets: bool | None = None,
+    plan: Plan | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of each sequence's queries over the same sequence's keys, on packed tensors without padding.
+
+    Args:
+        query: [total_q, H, D]; with ``broadcast_q`` [Lq, H, D], shared by all sequences. bf16, fp16, fp32 (CPU: also fp64).
+        key: [total_kv, H_kv, D] with H a multiple of H_kv: query head h reads key head h // (H // H_kv).
+        value: [total_kv, H_kv, Dv].
+        query_offset: [B+1] int32 (int64 is converted); sequence b's queries are rows query_offset[b] .. query_offset[b+1] - 1.
+            Rows past the last offset belong to no sequence: their output is 0. With ``broadcast_q``: None, or [0, Lq].
+        key_offset: [B+1] likewise, for key and value.
+        max_seq_len_q, max_seq_len_kv: upper bounds of the lengths, hints for the kernel's configuration. May be too large.
+        sm_scale: factor on the scores; None means 1/sqrt(D). Zero and negative numbers count as given.
+        window_size: W lets query i see the keys with abs(i - j) <= W, each counted from its own sequence's start;
+            (left, right) is FlashAttention's window around i + len_kv - len_q, -1 leaving a side open.
+        broadcast_q: the output has B * Lq rows, sequence b's from row b * Lq on, or from ``output_offset[b]`` on.
+        output_offset: [B+1], with ``broadcast_q`` only: where each sequence's Lq output rows begin, inside B * Lq rows; the
+            slots must be disjoint. A slot that is not inside is not written; rows of no slot are 0.
+        causal: True (or "bottom_right") aligns the last query with the last key; "top_left" lets query i see keys 0..i.
+        backend: "auto", or "reference", "portable", "hopper", "blackwell". CPU tensors with a kernel's name run that
+            kernel on the emulator. See :func:`explain`.
+        deterministic: gradients repeat bit by bit.
+        return_lse: also return the scores' natural log-sum-exp. It is differentiable.
+        check_offsets: check the offsets' contents. Always done on the CPU; on a GPU it waits for the device, so by default
+            it is not done there. Unchecked wrong offsets give wrong numbers, but nothing outside the tensors is touched.
+        plan: tile lists from :func:`plan`, to build them once for several layers and the backward.
+
+    Nested tensors (torch.jagged, [B, j, H, D] or transposed [B, H, j, D]) may stand for query, key and value; offsets are then
+    theirs, and the output is nested as the query (with ``broadcast_q`` it is packed). Under ``torch.autocast`` the three are
+    cast to autocast's type, as ``scaled_dot_product_attention`` does. Gradients cannot be differentiated again.
+
+    Returns:
+        out [rows_out, H, Dv] in the query's dtype, rows_out = total_q, or B * Lq with ``broadcast_q``. With ``return_lse``
+        also lse [H, rows_out], fp32. A query that may see no key gets 0 and -inf, and no gradient.
+
+    Raises:
+        TypeError, ValueError: naming the argument that is wrong.
+    """
+    nested = broadcast_q is not True and arguments.is_nested(query)
+    query, key, value, query_offset, key_offset, restore = arguments.unwrap_nested(query, key, value, query_offset, key_offset)
+    query, key, value = arguments.autocast(query, key, value)
+    arguments.check_switches(broadcast_q, deterministic, return_lse, check_offsets)
+    band = Band.make(causal, window_size)
+    check_arguments(query, key, value, query_offset, key_offset, broadcast_q, output_offset)
+    _refuse_forward_mode(query, key, value)
+    hints = arguments.maximum("max_seq_len_q", max_seq_len_q), arguments.maximum("max_seq_len_kv", max_seq_len_kv)
+    if plan is not None:
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan must come from jfa.plan, got {type(plan).__name__}")
+        plan.check(_plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic))
+        hints, backend = plan.hints, plan.backend_for(backend)
+    scale = arguments.scale_of(sm_scale, query)
+    problem = make_problem(
+        query, key, value, query_offset, key_offset, output_offset, scale, band, broadcast_q, deterministic, *hints
+    )
+    attend = _way(query, key, value, key_offset)
+    if attend is op.attend_eagerly:
+        backend = registry.pick(problem, backend)
+    elif not isinstance(backend, str):
+        raise TypeError(f"backend must be a string, got {type(backend).__name__}")
+    call = op.Call(problem, backend, list(plan.tensors) if plan is not None else None, bool(check_offsets), query_offset)
+    out, lse = attend(query, key, value, call)
+    if nested:
+        out = restore(out)
+    return (out, lse) if return_lse else out
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tile lists and schedules of one backend for one set of offsets (and the shapes that :func:`plan` was told)."""
+
+    backend: str
+    tensors: tuple[Tensor, ...]
+    facts: tuple[tuple[str, object], ...] = ()  # what the lists depend on, by the name a message gives it
+    hints: tuple[int, int] = (0, 0)  # max_seq_len_q and max_seq_len_kv: tiles were sized by them, so calls take these
+
+    def check(self, facts: tuple[tuple[str, object], ...]) -> None:
+        """Lists for other shapes would lead a kernel outside its tensors.
+
+        Raises:
+            ValueError: naming what differs between the plan and a call.
+        """
+        for (name, planned), (_, called) in zip(self.facts, facts):
+            if planned != called:
+                raise ValueError(f"plan was built for {name} = {planned}, but this call has {called}")
+
+    def backend_for(self, asked: str) -> str:
+        """The backend that this plan belongs to; an error if the call names another."""
+        if asked not in ("auto", self.backend):
+            raise ValueError(f"plan was built for backend {self.backend!r}, but backend={asked!r} is asked for")
+        return self.backend
+
+
+def plan(
+    query_offset: Tensor | None,
+    key_offset: Tensor,
+    *,
+    rows_q: int,
+    rows_kv: int,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    max_seq_len_q: int | None = None,
+    max_seq_len_kv: int | None = None,
+    causal: bool | str = False,
+    window_size: int | tuple[int, int] | None = None,
+    broadcast_q: bool = False,
+    output_offset: Tensor | None = None,
+    deterministic: bool = False,
+    backend: str = "auto",
+) -> Plan:
+    """Build tile lists and schedules once, for several layers' calls with the same offsets, shapes and masks, and their backward.
+
+    Args: as in :func:`jagged_flash_attention`; ``rows_q`` and ``rows_kv`` are the tensors' first dimensions. Nothing waits
+    for the device. When the offsets change, build a new plan.
+    """
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    shapes = (rows_q, num_heads, head_dim), (rows_kv, num_kv_heads, head_dim), (rows_kv, num_kv_heads, head_dim_v)
+    q, k, v = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
+    arguments.check_switches(broadcast_q, deterministic)
+    check_arguments(q, k, v, query_offset, key_offset, broadcast_q, output_offset, device=key_offset.device)
+    band = Band.make(causal, window_size)
+    hints = arguments.maximum("max_seq_len_q", max_seq_len_q), arguments.maximum("max_seq_len_kv", max_seq_len_kv)
+    given = query_offset, key_offset, output_offset
+    problem = make_problem(q, k, v, *given, 1.0, band, broadcast_q, deterministic, *hints)
+    name = registry.pick(problem, backend)
+    problem = op.prepare(problem, False, query_offset)
+    build = getattr(registry.load(name), "plan", None)
+    with op.on_device(problem.device):
+        tensors = tuple(build(problem)) if build else ()
+    return Plan(name, tensors, _plan_facts(q, k, v, key_offset, band, broadcast_q, deterministic), hints)
+
+
+def _plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic) -> tuple[tuple[str, object], ...]:
+    """Everything static that tile lists may depend on, hints apart."""
+    return (
+        ("rows_q", query.shape[0]),
+        ("rows_kv", key.shape[0]),
+        ("num_heads", query.shape[1]),
+        ("num_kv_heads", key.shape[1]),
+        ("head_dim", query.shape[2]),
+        ("head_dim_v", value.shape[2]),
+        ("dtype", query.dtype),
+        ("sequences", key_offset.shape[0] - 1),
+        ("device", key_offset.device),
+        ("the mask (causal, window_size)", band),
+        ("broadcast_q", broadcast_q),
+        ("deterministic", deterministic),
+    )
+
+
+def explain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_offset: Tensor | None = None,
+    key_offset: Tensor | None = None,
+    max_seq_len_q: int | None = None,
+    max_seq_len_kv: int | None = None,
+    sm_scale: float | None = None,
+    window_size: int | tuple[int, int] | None = None,
+    broadcast_q: bool = False,
+    output_offset: Tensor | None = None,
+    causal: bool | str = False,
+    *,
+    backend: str = "auto",
+    deterministic: bool = False,
+    return_lse: bool = False,
+    check_offsets: bool | None = None,
+    plan: Plan | None = None,
+) -> Explanation:
+    """Return which backend the same call of :func:`jagged_flash_attention` would get, in which form, and why.
+
+    Takes the same arguments and raises the same errors about them. Printable; runs nothing and waits for nothing.
+    """
+    query, key, value, query_offset, key_offset, _ = arguments.unwrap_nested(query, key, value, query_offset, key_offset)
+    query, key, value = arguments.autocast(query, key, value)
+    arguments.check_switches(broadcast_q, deterministic, return_lse, check_offsets)
+    check_arguments(query, key, value, query_offset, key_offset, broadcast_q, output_offset)
+    band = Band.make(causal, window_size)
+    hints = arguments.maximum("max_seq_len_q", max_seq_len_q), arguments.maximum("max_seq_len_kv", max_seq_len_kv)
+    if plan is not None:
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan must come from jfa.plan, got {type(plan).__name__}")
+        plan.check(_plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic))
+        hints, backend = plan.hints, plan.backend_for(backend)
+    scale = arguments.scale_of(sm_scale, query)
+    offsets = query_offset, key_offset, output_offset
+    problem = make_problem(query, key, value, *offsets, scale, band, broadcast_q, deterministic, *hints)
+    return registry.choose(problem, backend)
+
+
+def _way(*tensors: Tensor):
+    """Return the function that carries a call: past torch.library where nothing has to see an op, else through it."""
+    if torch.compiler.is_compiling():
+        return op.attend_by_op
+    if op.under_transform():
+        return op.attend_transformed
+    return op.attend_eagerly if op.is_plain(*tensors) else op.attend_by_op
+
+
+def _refuse_forward_mode(*tensors: Tensor) -> None:
+    """Raise where a tangent would be dropped silently: the op knows reverse mode only."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError("jagged_flash_attention has no forward-mode derivative (jvp); use reverse mode")

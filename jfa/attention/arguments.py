@@ -1,0 +1,273 @@
+"""Check and normalise the arguments of a call: tensors, offsets, nested tensors, autocast, masks, hints.
+
+Nothing here reads a tensor's contents except :func:`check_contents`.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+
+import torch
+from torch import Tensor
+
+from jfa.kernels.base import Problem
+from jfa.layout import check_offsets as check_offset_tensor
+from jfa.layout import from_nested
+from jfa.masks import Band
+
+DTYPES = frozenset((torch.bfloat16, torch.float16, torch.float32, torch.float64))
+MAX_HEAD_DIM = 256
+LARGEST_INT32 = 2**31 - 1
+AUTOCAST = (torch.bfloat16, torch.float16, torch.float32)  # fp64 stays
+
+
+# ------------------------------------------------------------------------------------------------------- without contents
+def check_arguments(query, key, value, query_offset, key_offset, broadcast_q=False, output_offset=None, device=None) -> None:
+    """Check types, layouts, shapes, dtypes, devices and head counts; no tensor's contents are read.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+    """
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+        if x.layout is not torch.strided:
+            raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}")
+        if x.ndim != 3:
+            raise ValueError(f"{name} must be 3-D [rows, heads, head_dim], got shape {tuple(x.shape)}")
+        if x.dtype not in DTYPES:
+            raise TypeError(f"{name} must be bfloat16, float16 or float32 (on the CPU also float64), got {x.dtype}")
+        if x.dtype != query.dtype or x.device != query.device:
+            raise ValueError(f"{name} is {x.dtype} on {x.device}, but query is {query.dtype} on {query.device}")
+        if x.shape[0] > LARGEST_INT32:
+            raise ValueError(f"{name} has {x.shape[0]} rows; offsets are int32, so at most {LARGEST_INT32} can be addressed")
+    _check_shapes(query, key, value)
+    _check_offsets(query, query_offset, key_offset, broadcast_q, output_offset, query.device if device is None else device)
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    (_, heads, dim), (rows_kv, kv_heads, key_dim), (value_rows, value_heads, value_dim) = query.shape, key.shape, value.shape
+    if rows_kv != value_rows or kv_heads != value_heads:
+        raise ValueError(
+            f"key and value must have the same rows and heads, got {tuple(key.shape[:2])} and {tuple(value.shape[:2])}"
+        )
+    if dim != key_dim:
+        raise ValueError(f"query and key must have the same head dim, got {dim} and {key_dim}")
+    for name, size in (("query", dim), ("value", value_dim)):
+        if not 1 <= size <= MAX_HEAD_DIM:
+            raise ValueError(f"{name}'s head dim must be 1 to {MAX_HEAD_DIM}, got {size}")
+    if heads == 0 or kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"query's heads ({heads}) must be a multiple of key's heads ({kv_heads})")
+
+
+def _check_offsets(query, query_offset, key_offset, broadcast_q: bool, output_offset, device: torch.device) -> None:
+    if key_offset is None:
+        raise TypeError("key_offset is missing: it may be left out only with nested tensors")
+    check_offset_tensor(key_offset, name="key_offset", contents=False)
+    batches = key_offset.shape[0] - 1
+    if broadcast_q:
+        if query_offset is not None:
+            check_offset_tensor(query_offset, name="query_offset", contents=False)
+            if query_offset.shape[0] != 2:
+                raise ValueError(
+                    "query_offset must be None or [0, Lq] with broadcast_q, because the Lq query rows are one sequence that all "
+                    f"share; got {query_offset.shape[0]} entries (the output's rows are placed by output_offset)"
+                )
+        if output_offset is not None:
+            check_offset_tensor(output_offset, name="output_offset", batches=batches, contents=False)
+    else:
+        if output_offset is not None:
+            raise ValueError("output_offset needs broadcast_q=True")
+        if query_offset is None:
+            raise TypeError("query_offset is missing: it may be left out only with nested tensors or broadcast_q")
+        if query_offset is not key_offset:
+            check_offset_tensor(query_offset, name="query_offset", contents=False)
+            if query_offset.shape[0] != batches + 1:
+                raise ValueError(f"query_offset has {query_offset.shape[0] - 1} sequences, key_offset {batches}")
+    for name, x in (("key_offset", key_offset), ("query_offset", query_offset), ("output_offset", output_offset)):
+        if x is not None and x.device != device:
+            raise ValueError(f"{name} is on {x.device}, but query is on {device}")
+
+
+def check_switches(broadcast_q, deterministic, return_lse=False, check_offsets=None) -> None:
+    """Raise TypeError unless each switch is a bool (``check_offsets``: or None)."""
+    for name, value in (("broadcast_q", broadcast_q), ("deterministic", deterministic), ("return_lse", return_lse)):
+        if value is not True and value is not False:
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+    if check_offsets not in (None, True, False):
+        raise TypeError(f"check_offsets must be True, False or None, got {check_offsets!r}")
+
+
+def maximum(name: str, told) -> int:
+    """Return a length hint as an int; 0 means that none was given.
+
+    Raises:
+        TypeError, ValueError: it is no whole number, is negative, or does not fit int32.
+    """
+    if told is None:
+        return 0
+    if not isinstance(told, int | torch.SymInt):
+        if not isinstance(told, Tensor | numbers.Integral):
+            raise TypeError(f"{name} must be an int, got {told!r}")
+        told = int(told)
+    if told < 0:
+        raise ValueError(f"{name} must not be negative, got {told}")
+    if told > LARGEST_INT32:
+        raise ValueError(f"{name} must fit int32, as offsets do: at most {LARGEST_INT32}, got {told}")
+    return told
+
+
+def scale_of(sm_scale: float | None, query: Tensor) -> float:
+    """Return the factor on the scores: ``sm_scale``, or 1/sqrt(D) where it is None."""
+    if sm_scale is None:
+        return 1.0 / math.sqrt(query.shape[-1])
+    if isinstance(sm_scale, str | bytes | bool):
+        raise TypeError(f"sm_scale must be a number, got {sm_scale!r}")
+    sm_scale = float(sm_scale)
+    if not math.isfinite(sm_scale):
+        raise ValueError(f"sm_scale must be finite, got {sm_scale}")
+    return sm_scale
+
+
+def autocast(query, key, value) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the three in autocast's type where it is on (fp64 stays)."""
+    kind = query.device.type if isinstance(query, Tensor) else ""
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+        return query, key, value
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in AUTOCAST else x for x in (query, key, value))
+
+
+# --------------------------------------------------------------------------------------------------------------- contents
+def check_contents(problem: Problem, query_offset: Tensor | None = None) -> None:
+    """Read the offsets and say what is wrong with them. Waits for the device.
+
+    Args:
+        problem: its offsets may still be int64, so numbers beyond int32 are seen as they are.
+        query_offset: what a call with ``broadcast_q`` gave; it must be [0, Lq].
+
+    Raises:
+        ValueError: naming the argument; on a GPU also while a CUDA graph is captured, where nothing can be read.
+    """
+    if problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise ValueError("check_offsets=True reads the offsets, which a CUDA graph capture does not allow")
+    check_offset_tensor(problem.key_offset, problem.rows_kv, name="key_offset")
+    _check_maximum("max_seq_len_kv", problem.max_seq_len_kv, problem.key_offset)
+    if not problem.broadcast_q:
+        check_offset_tensor(problem.query_offset, problem.rows_q, name="query_offset")
+        _check_maximum("max_seq_len_q", problem.max_seq_len_q, problem.query_offset)
+        return
+    if query_offset is not None and query_offset.tolist() != [0, problem.rows_q]:
+        raise ValueError(
+            f"query_offset must be None or [0, {problem.rows_q}] with broadcast_q, got {query_offset.tolist()}; "
+            "the output's rows are placed by output_offset"
+        )
+    if problem.output_offset is not None:
+        _check_slots(problem)
+
+
+def _check_maximum(name: str, told: int, offsets: Tensor) -> None:
+    longest = int((offsets[1:] - offsets[:-1]).max()) if offsets.numel() > 1 else 0
+    if 0 < told < longest:
+        raise ValueError(f"{name}={told} is less than the longest sequence, {longest}")
+
+
+def _check_slots(problem: Problem) -> None:
+    starts = problem.output_offset[:-1].tolist()
+    for b, start in enumerate(starts):
+        if start < 0 or start + problem.rows_q > problem.rows_out:
+            raise ValueError(
+                f"output_offset[{b}] = {start}: {problem.rows_q} rows from there are not inside the output's {problem.rows_out}"
+            )
+    ordered = sorted(starts)
+    if any(b - a < problem.rows_q for a, b in zip(ordered, ordered[1:])):
+        raise ValueError(f"output_offset gives two sequences the same rows: each needs {problem.rows_q} of its own")
+
+
+def narrowed(offsets: Tensor | None) -> Tensor | None:
+    """Return offsets as kernels read them: int32, contiguous. Numbers beyond int32 become its ends, never another valid offset."""
+    if offsets is None:
+        return None
+    if offsets.dtype != torch.int32:
+        offsets = offsets.clamp(-LARGEST_INT32 - 1, LARGEST_INT32).to(torch.int32)
+    return offsets.contiguous()
+
+
+# ---------------------------------------------------------------------------------------------------------- nested tensors
+def unwrap_nested(query, key, value, query_offset, key_offset):
+    """Return packed tensors and their offsets of nested ones, and ``restore``, which nests an output as the query was (or None)."""
+    if not (is_nested(query) or is_nested(key) or is_nested(value)):
+        return query, key, value, query_offset, key_offset, None
+    restore = None
+    if is_nested(query):
+        source = query
+        query, query_offset = _packed_of("query", query)
+        offsets = query_offset
+        transposed = source._ragged_idx == 2  # [B, H, j, D], as scaled_dot_product_attention takes it
+
+        def restore(out):
+            out = torch.nested.nested_tensor_from_jagged(out, offsets=offsets)
+            return out.transpose(1, 2) if transposed else out
+
+    given = key, value
+    if is_nested(key):
+        key, key_offset = _packed_of("key", key)
+    if is_nested(value):
+        value, value_offset = _packed_of("value", value)
+        if is_nested(given[0]):
+            _check_same_lengths(*(x.offsets() for x in given), key_offset, value_offset)
+    return query, key, value, query_offset, key_offset, restore
+
+
+def is_nested(x) -> bool:
+    """Return whether ``x`` is a nested tensor."""
+    return isinstance(x, Tensor) and x.is_nested
+
+
+def _packed_of(name: str, nested: Tensor) -> tuple[Tensor, Tensor]:
+    if nested.layout != torch.jagged:
+        raise TypeError(f"{name} is a nested tensor of layout {nested.layout}; only layout=torch.jagged is packed")
+    return from_nested(nested)
+
+
+def _check_same_lengths(key_source: Tensor, value_source: Tensor, key_offset: Tensor, value_offset: Tensor) -> None:
+    """Raise ValueError where key and value differ in sequence lengths.
+
+    One shared offsets tensor guarantees that they are equal; otherwise they are compared on the CPU only, where comparing does
+    not block.
+    """
+    if key_source is value_source or torch.compiler.is_compiling() or key_offset.device.type != "cpu":
+        return
+    if not torch.equal(key_offset, value_offset):
+        raise ValueError("value is a nested tensor with other sequence lengths than key")
+
+
+# ----------------------------------------------------------------------------------------------------------------- problem
+def make_problem(
+    q, k, v, query_offset, key_offset, output_offset, sm_scale, band: Band, broadcast_q, deterministic, max_q, max_kv
+) -> Problem:
+    """Return the normalised form of a call whose arguments have passed :func:`check_arguments`."""
+    batches = key_offset.shape[0] - 1
+    rows_q, heads, dim = q.shape
+    return Problem(
+        num_batches=batches,
+        num_heads=heads,
+        num_kv_heads=k.shape[1],
+        head_dim=dim,
+        head_dim_v=v.shape[2],
+        rows_q=rows_q,
+        rows_kv=k.shape[0],
+        rows_out=batches * rows_q if broadcast_q else rows_q,
+        dtype=q.dtype,
+        device=key_offset.device,
+        sm_scale=sm_scale,
+        band=band,
+        broadcast_q=broadcast_q,
+        deterministic=deterministic,
+        query_offset=key_offset if broadcast_q else query_offset,
+        key_offset=key_offset,
+        output_offset=output_offset if broadcast_q else None,
+        max_seq_len_q=rows_q if broadcast_q else max_q,
+        max_seq_len_kv=max_kv,
+    )

@@ -1,0 +1,305 @@
+"""The op behind the API: ``jfa::attention`` for torch.compile, an autograd function for eager calls.
+
+Both run the same two functions, :func:`run_forward` and :func:`run_backward`. torch.library's own autograd takes about 0.2 ms
+of Python per call, as much as everything else together, so an eager call on plain tensors avoids it (:func:`is_plain`).
+Whatever must see an op, such as torch.compile, fake tensors, torch.func, dispatch modes and the profiler, gets the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from jfa.attention.arguments import check_contents, make_problem, narrowed
+from jfa.kernels import registry
+from jfa.kernels.base import Problem
+from jfa.masks import Band
+
+
+# ------------------------------------------------------------------------------------------------------------ both paths
+def prepare(problem: Problem, check: bool, query_offset: Tensor | None = None) -> Problem:
+    """Check the offsets' contents, always on the CPU and elsewhere if asked, and return the problem with int32 offsets."""
+    if check or problem.device.type == "cpu":
+        check_contents(problem, query_offset)
+    offsets = problem.query_offset, problem.key_offset, problem.output_offset
+    narrow = tuple(x if x is None or (x.dtype is torch.int32 and x.is_contiguous()) else narrowed(x) for x in offsets)
+    if all(a is b for a, b in zip(offsets, narrow)):
+        return problem
+    return replace(problem, query_offset=narrow[0], key_offset=narrow[1], output_offset=narrow[2])
+
+
+def on_device(device: torch.device):
+    """Make ``device`` the current one: Triton launches on the current device, whatever the tensors say."""
+    if device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+def run_forward(problem: Problem, backend: str, query, key, value, plan) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) from a backend."""
+    with on_device(problem.device):
+        return registry.load(backend).forward(problem, query, key, value, plan)
+
+
+def run_backward(problem: Problem, backend: str, dout, dlse, query, key, value, out, lse, plan, needs) -> tuple:
+    """Return (dq, dk, dv) from a backend; those that are not needed may be None."""
+    dout = torch.zeros_like(out) if dout is None else dout
+    with on_device(problem.device):
+        return registry.load(backend).backward(problem, dout, dlse, query, key, value, out, lse, plan, needs=needs)
+
+
+# ------------------------------------------------------------------------------------------------------------------ eager
+@dataclass(frozen=True)
+class Call:
+    """What a call says besides its three differentiable tensors."""
+
+    problem: Problem
+    backend: str
+    plan: list[Tensor] | None
+    check: bool
+    query_offset: Tensor | None  # as given: with broadcast_q it is checked and otherwise not read
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Return whether nothing but autograd has to see this call."""
+    return (
+        torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._is_torch_function_mode_enabled()
+        and not torch.autograd._profiler_enabled()
+        and all(type(x) in (Tensor, torch.nn.Parameter) and x.device.type != "meta" for x in tensors)
+    )
+
+
+def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Return (out, lse); differentiable where an input requires a gradient."""
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return _Attention.apply(query, key, value, call)
+    with torch.no_grad():
+        return run_forward(prepare(call.problem, call.check, call.query_offset), call.backend, query, key, value, call.plan)
+
+
+class _Attention(torch.autograd.Function):
+    """Run a backend's forward and backward; lists of tiles made for the first serve the second."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, call):
+        problem = prepare(call.problem, call.check, call.query_offset)
+        plan = call.plan
+        if plan is None:
+            make_lists = getattr(registry.load(call.backend), "make_lists", None)
+            if make_lists is not None:
+                with on_device(problem.device):
+                    plan = make_lists(problem)
+        out, lse = run_forward(problem, call.backend, query, key, value, plan)
+        given = call.plan or []
+        # Offsets and a caller's lists are saved too, so that changing one in place before the backward is an error.
+        ctx.save_for_backward(
+            query, key, value, out, lse, problem.query_offset, problem.key_offset, problem.output_offset, *given
+        )
+        ctx.set_materialize_grads(False)
+        ctx.problem, ctx.backend, ctx.plan = problem, call.backend, plan
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        query, key, value, out, lse, *_ = ctx.saved_tensors
+        if dout is None and dlse is None:
+            return None, None, None, None
+        needs = ctx.needs_input_grad[:3]
+        grads = run_backward(ctx.problem, ctx.backend, dout, dlse, query, key, value, out, lse, ctx.plan, needs)
+        grads = [grad if need else None for grad, need in zip(grads, needs)]
+        return (*_differentiable_once(grads, dout, dlse, query, key, value), None)
+
+
+# ------------------------------------------------------------------------------------------------------------- torch.func
+def under_transform() -> bool:
+    """Return whether torch.func (grad, vjp, jacrev, vmap, ...) is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def attend_transformed(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) inside a torch.func transform, where torch.library's autograd is refused."""
+    offsets = call.query_offset, call.problem.key_offset, call.problem.output_offset
+    return _Transformed.apply(query, key, value, *offsets, call)
+
+
+class _Transformed(torch.autograd.Function):
+    """The op once more in the form that torch.func asks for."""
+
+    @staticmethod
+    def forward(query, key, value, query_offset, key_offset, output_offset, call):
+        own = key_offset if call.problem.broadcast_q else query_offset
+        problem = replace(call.problem, query_offset=own, key_offset=key_offset, output_offset=output_offset)
+        return attend_by_op(query, key, value, replace(call, problem=problem, query_offset=query_offset))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.call = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        query, key, value, *offsets, out, lse = ctx.saved_tensors
+        if dout is None and dlse is None:
+            return (None,) * 7
+        needs = list(ctx.needs_input_grad[:3])
+        arguments = op_arguments(replace(ctx.call, check=False), *offsets)
+        grads = torch.ops.jfa.attention_backward(dout, dlse, query, key, value, out, lse, needs, *arguments)
+        wanted = [grad if need else None for grad, need in zip(grads, needs)]
+        return (*_differentiable_once(wanted, dout, dlse, query, key, value), None, None, None, None)
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise NotImplementedError("jagged_flash_attention has no forward-mode derivative (jvp); use reverse mode")
+
+    @staticmethod
+    def vmap(info, in_dims, *args):
+        return each(_Transformed.apply)(info, in_dims, *args)
+
+
+def each(op: Callable) -> Callable:
+    """Return a vmap rule that calls ``op`` once per element: a batch of jagged batches has no kernel of its own."""
+
+    def element(x, dim, i):
+        if isinstance(x, list | tuple):
+            dims = dim if isinstance(dim, list | tuple) else [dim] * len(x)
+            return [element(a, d, i) for a, d in zip(x, dims)]
+        return x.select(dim, i) if isinstance(x, Tensor) and dim is not None else x
+
+    def rule(info, in_dims, *args):
+        results = [op(*(element(x, dim, i) for x, dim in zip(args, in_dims))) for i in range(info.batch_size)]
+        stacked = tuple(torch.stack(parts) for parts in zip(*results))
+        return stacked, (0,) * len(stacked)
+
+    return rule
+
+
+# --------------------------------------------------------------------------------------------------------- custom ops
+_COMMON = (
+    "Tensor? query_offset, Tensor key_offset, Tensor? output_offset, Tensor[] plan, float sm_scale, int? lo_start, int? lo_end, "
+    "int? hi_start, int? hi_end, bool broadcast_q, bool deterministic, str backend, bool check_offsets, SymInt max_seq_len_q, "
+    "SymInt max_seq_len_kv"
+)
+_CHECK = 8  # check_offsets' place among the arguments after plan
+_LIBRARY = torch.library.Library("jfa", "DEF")
+_LIBRARY.define(f"attention(Tensor query, Tensor key, Tensor value, {_COMMON}) -> (Tensor, Tensor)")
+_LIBRARY.define(
+    "attention_backward(Tensor? dout, Tensor? dlse, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
+    f"bool[] needs, {_COMMON}) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def attend_by_op(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) from the registered op, which torch.compile and other tracers see as one node."""
+    problem = call.problem
+    return torch.ops.jfa.attention(
+        query, key, value, *op_arguments(call, call.query_offset, problem.key_offset, problem.output_offset)
+    )
+
+
+def op_arguments(call: Call, query_offset, key_offset, output_offset) -> tuple:
+    """Return the op's arguments after the three tensors, in the order of ``_COMMON``."""
+    p = call.problem
+    band = p.band.lo_start, p.band.lo_end, p.band.hi_start, p.band.hi_end
+    hints = 0 if p.broadcast_q else p.max_seq_len_q, p.max_seq_len_kv
+    offsets = query_offset, key_offset, output_offset
+    switches = p.broadcast_q, p.deterministic, call.backend, call.check
+    return (*offsets, call.plan or [], p.sm_scale, *band, *switches, *hints)
+
+
+def _problem_of(query, key, value, arguments: Sequence) -> tuple[Problem, str, list[Tensor] | None]:
+    """Return (problem, backend, plan) of an op's trailing arguments, in the order of ``_COMMON``."""
+    q_off, k_off, o_off, plan_tensors, scale, lo_s, lo_e, hi_s, hi_e, broadcast, determ, backend, check, max_q, max_kv = arguments
+    band = Band(lo_s, lo_e, hi_s, hi_e)
+    problem = make_problem(query, key, value, q_off, k_off, o_off, scale, band, broadcast, determ, max_q, max_kv)
+    problem = prepare(problem, check, q_off)
+    return problem, registry.choose(problem, backend).backend, list(plan_tensors) or None
+
+
+def _attention(query, key, value, *arguments):
+    problem, backend, plan_tensors = _problem_of(query, key, value, arguments)
+    return run_forward(problem, backend, query, key, value, plan_tensors)
+
+
+def _attention_backward(dout, dlse, query, key, value, out, lse, needs, *arguments):
+    problem, backend, plan_tensors = _problem_of(query, key, value, arguments)
+    grads = run_backward(problem, backend, dout, dlse, query, key, value, out, lse, plan_tensors, tuple(needs))
+    return tuple(query.new_empty(0) if not need else grad for grad, need in zip(grads, needs))
+
+
+def _attention_fake(query, key, value, *arguments):
+    key_offset, broadcast_q = arguments[1], arguments[9]
+    rows = (key_offset.shape[0] - 1) * query.shape[0] if broadcast_q else query.shape[0]
+    lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return (
+        query.new_empty(rows, query.shape[1], value.shape[2]),
+        query.new_empty(query.shape[1], rows, dtype=lse_dtype),
+    )
+
+
+def _attention_backward_fake(dout, dlse, query, key, value, out, lse, needs, *arguments):
+    return tuple(x.new_empty(x.shape if need else 0) for x, need in zip((query, key, value), needs))
+
+
+def _setup_context(ctx, inputs, output):
+    query, key, value, query_offset, key_offset, output_offset, plan_tensors, *rest = inputs
+    out, lse = output
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(query, key, value, out, lse, query_offset, key_offset, output_offset, *plan_tensors)
+    rest = list(rest)
+    rest[_CHECK] = False  # the forward has checked
+    ctx.rest = rest
+
+
+def _backward(ctx, dout, dlse):
+    query, key, value, out, lse, query_offset, key_offset, output_offset, *plan_tensors = ctx.saved_tensors
+    needs = list(ctx.needs_input_grad[:3])
+    nothing = (None, None, None, [None] * len(plan_tensors), *(None for _ in ctx.rest))
+    if dout is None and dlse is None:
+        return (None, None, None, *nothing)
+    grads = torch.ops.jfa.attention_backward(
+        dout, dlse, query, key, value, out, lse, needs, query_offset, key_offset, output_offset, plan_tensors, *ctx.rest
+    )
+    wanted = [grad if need else None for grad, need in zip(grads, needs)]
+    return (*_differentiable_once(wanted, dout, dlse, query, key, value), *nothing)
+
+
+class _DifferentiableOnce(torch.autograd.Function):
+    """Tie a gradient to the inputs, so that a second derivative by any of them is an error and not silently incomplete."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(grad, *inputs):
+        return grad.view_as(grad)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError("jagged_flash_attention has no double backward: its gradients cannot be differentiated again")
+
+
+def _differentiable_once(grads: list[Tensor | None], *inputs: Tensor | None) -> list[Tensor | None]:
+    """Return the gradients; with create_graph=True such that differentiating them raises."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return grads
+    if any(g is not None and isinstance(g, torch._subclasses.FakeTensor) for g in grads):
+        return grads  # torch.compile traces
+    return [g if g is None else _DifferentiableOnce.apply(g, *inputs) for g in grads]
+
+
+_LIBRARY.impl("attention", _attention, "CompositeExplicitAutograd")
+_LIBRARY.impl("attention_backward", _attention_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("jfa::attention", _attention_fake, lib=_LIBRARY)
+torch.library.register_fake("jfa::attention_backward", _attention_backward_fake, lib=_LIBRARY)
+torch.library.register_autograd("jfa::attention", _backward, setup_context=_setup_context, lib=_LIBRARY)
+torch.library.register_vmap("jfa::attention", each(torch.ops.jfa.attention), lib=_LIBRARY)
+torch.library.register_vmap("jfa::attention_backward", each(torch.ops.jfa.attention_backward), lib=_LIBRARY)
