@@ -30,7 +30,7 @@ progress()
 
 # %% tags=["ex-7.1"]
 def packed_rows(first, rows, len_q, group, kv_head):
-    """-> (position, head, exists), each a tensor [rows]; position and head integers, exists bool."""
+    """-> (position, head, exists), each [rows]: position and head integers, exists bool."""
     raise NotImplementedError("7.1: not started")  # YOUR CODE
 
 
@@ -47,7 +47,8 @@ check("7.1", packed_rows)
 
 # %% tags=["ex-7.2"]
 @triton.jit
-def grouped_kernel(q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, out_ptr, scale, H, H_KV, GROUP: tl.constexpr, D: tl.constexpr,
+def grouped_kernel(q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, out_ptr, scale,
+                   H, H_KV, GROUP: tl.constexpr, D: tl.constexpr,
                    BM: tl.constexpr, BN: tl.constexpr):
     """q, out: [total_q, H, D]; k, v: [total_kv, H_KV, D]; GROUP = H // H_KV; D is 16 or 32."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
@@ -72,8 +73,9 @@ check("7.2", grouped_kernel)
 
 # %% tags=["ex-7.3"]
 @triton.jit
-def pooled_kernel(q_ptr, k_ptr, v_ptr, k_offsets_ptr, slots_ptr, out_ptr, scale, LQ, ROWS, H, D: tl.constexpr, BL: tl.constexpr, BN: tl.constexpr):
-    """q: [LQ, H, D]; k, v: [total_kv, H, D]; slots: [B] int32; out: [ROWS, H, D], in place; D is 16 or 32."""
+def pooled_kernel(q_ptr, k_ptr, v_ptr, k_offsets_ptr, slots_ptr, out_ptr, scale, LQ, ROWS, H,
+                  D: tl.constexpr, BL: tl.constexpr, BN: tl.constexpr):
+    """q [LQ, H, D]; k, v [total_kv, H, D]; slots [B] int32; out [ROWS, H, D]; D is 16 or 32."""
     b, head = tl.program_id(0), tl.program_id(1)
     pass  # YOUR CODE
 
@@ -138,7 +140,7 @@ check("7.5", sum_kernel)
 # %% tags=["ex-7.6"]
 @triton.jit
 def block_dq(q, k, v, dout, lse, delta, exists, scale):
-    """One block of keys: q, dout [BL, D]; k, v [BN, D], rows that do not exist 0; lse, delta [BL]; exists [BN] -> [BL, D]."""
+    """q, dout [BL, D]; k, v [BN, D], 0 where no key is; lse, delta [BL]; exists [BN] -> [BL, D]."""
     s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     p = tl.where(exists[None, :], tl.exp(s - lse[:, None]), 0.0)
     dp = tl.dot(dout, tl.trans(v), input_precision="ieee")
@@ -146,7 +148,7 @@ def block_dq(q, k, v, dout, lse, delta, exists, scale):
 
 
 def resident_dq(q, k, v, dout, lse, delta, k_offsets, scale, workers):
-    """-> dq [LQ, D]; LQ <= 16, D is 16 or 32. Launches kernels of your own; use blocks of 16 keys."""
+    """-> dq [LQ, D]; LQ <= 16, D is 16 or 32. Launch kernels of your own; blocks of 16 keys."""
     raise NotImplementedError("7.6: not started")  # YOUR CODE
 
 

@@ -30,7 +30,7 @@ progress()
 
 # %% tags=["ex-8.1"]
 def zigzag_places(worker, workers, count):
-    """worker in 0 .. workers - 1 -> list of ints: its places in the sorted list, round after round."""
+    """worker in 0 .. workers - 1 -> list of ints: its places in the sorted list, by round."""
     raise NotImplementedError("8.1: not started")  # YOUR CODE
 
 
@@ -52,7 +52,7 @@ check("8.1", zigzag_places)
 
 # %% tags=["ex-8.2"]
 def sorted_tiles(offsets, total, block_m, block_n):
-    """offsets [B + 1] int32, B >= 1 -> (seq, row, cost, count): integers, [capacity] each, count [1]."""
+    """offsets [B + 1] int32, B >= 1 -> (seq, row, cost [capacity], count [1]): integers."""
     raise NotImplementedError("8.2: not started")  # YOUR CODE
 
 
@@ -122,7 +122,7 @@ check("8.4", queue_kernel)
 
 # %% tags=["ex-8.5"]
 def attend_in_parts(q, k, v, k_offsets, workers, block):
-    """q [B, D]; k, v [rows, D]; k_offsets [B + 1] int32 -> (out [B, D], plan [parts, 3] integers, moved)."""
+    """q [B, D]; k, v [rows, D]; k_offsets [B + 1] -> (out [B, D], plan [parts, 3] ints, moved)."""
     raise NotImplementedError("8.5: not started")  # YOUR CODE
 
 

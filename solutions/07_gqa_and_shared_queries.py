@@ -30,7 +30,7 @@ progress()
 
 # %% tags=["ex-7.1"]
 def packed_rows(first, rows, len_q, group, kv_head):
-    """-> (position, head, exists), each a tensor [rows]; position and head integers, exists bool."""
+    """-> (position, head, exists), each [rows]: position and head integers, exists bool."""
     ### BEGIN SOLUTION
     r = first + torch.arange(rows)
     exists = r < len_q * group
@@ -53,7 +53,8 @@ check("7.1", packed_rows)
 
 # %% tags=["ex-7.2"]
 @triton.jit
-def grouped_kernel(q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, out_ptr, scale, H, H_KV, GROUP: tl.constexpr, D: tl.constexpr,
+def grouped_kernel(q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, out_ptr, scale,
+                   H, H_KV, GROUP: tl.constexpr, D: tl.constexpr,
                    BM: tl.constexpr, BN: tl.constexpr):
     """q, out: [total_q, H, D]; k, v: [total_kv, H_KV, D]; GROUP = H // H_KV; D is 16 or 32."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
@@ -72,9 +73,12 @@ def grouped_kernel(q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr,
     acc = tl.zeros((BM, D), tl.float32)
     for start in range(k_begin, k_end, BN):
         j = start + tl.arange(0, BN)
-        kt = tl.load(k_ptr + (j[None, :] * H_KV + kv_head) * D + d[:, None], mask=j[None, :] < k_end, other=0.0)
-        v = tl.load(v_ptr + (j[:, None] * H_KV + kv_head) * D + d[None, :], mask=j[:, None] < k_end, other=0.0)
-        s = tl.where(j[None, :] < k_end, tl.dot(q, kt, input_precision="ieee") * scale, float("-inf"))
+        kt = tl.load(k_ptr + (j[None, :] * H_KV + kv_head) * D + d[:, None],
+                     mask=j[None, :] < k_end, other=0.0)
+        v = tl.load(v_ptr + (j[:, None] * H_KV + kv_head) * D + d[None, :],
+                    mask=j[:, None] < k_end, other=0.0)
+        s = tl.dot(q, kt, input_precision="ieee") * scale
+        s = tl.where(j[None, :] < k_end, s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
         alpha = tl.exp(m - m_new)
         p = tl.exp(s - m_new[:, None])
@@ -100,8 +104,9 @@ check("7.2", grouped_kernel)
 
 # %% tags=["ex-7.3"]
 @triton.jit
-def pooled_kernel(q_ptr, k_ptr, v_ptr, k_offsets_ptr, slots_ptr, out_ptr, scale, LQ, ROWS, H, D: tl.constexpr, BL: tl.constexpr, BN: tl.constexpr):
-    """q: [LQ, H, D]; k, v: [total_kv, H, D]; slots: [B] int32; out: [ROWS, H, D], in place; D is 16 or 32."""
+def pooled_kernel(q_ptr, k_ptr, v_ptr, k_offsets_ptr, slots_ptr, out_ptr, scale, LQ, ROWS, H,
+                  D: tl.constexpr, BL: tl.constexpr, BN: tl.constexpr):
+    """q [LQ, H, D]; k, v [total_kv, H, D]; slots [B] int32; out [ROWS, H, D]; D is 16 or 32."""
     b, head = tl.program_id(0), tl.program_id(1)
     ### BEGIN SOLUTION
     begin, end = tl.load(k_offsets_ptr + b), tl.load(k_offsets_ptr + b + 1)
@@ -115,9 +120,12 @@ def pooled_kernel(q_ptr, k_ptr, v_ptr, k_offsets_ptr, slots_ptr, out_ptr, scale,
         acc = tl.zeros((BL, D), tl.float32)
         for start in range(begin, end, BN):
             j = start + tl.arange(0, BN)
-            kt = tl.load(k_ptr + (j[None, :] * H + head) * D + d[:, None], mask=j[None, :] < end, other=0.0)
-            v = tl.load(v_ptr + (j[:, None] * H + head) * D + d[None, :], mask=j[:, None] < end, other=0.0)
-            s = tl.where(j[None, :] < end, tl.dot(q, kt, input_precision="ieee") * scale, float("-inf"))
+            kt = tl.load(k_ptr + (j[None, :] * H + head) * D + d[:, None],
+                         mask=j[None, :] < end, other=0.0)
+            v = tl.load(v_ptr + (j[:, None] * H + head) * D + d[None, :],
+                        mask=j[:, None] < end, other=0.0)
+            s = tl.dot(q, kt, input_precision="ieee") * scale
+            s = tl.where(j[None, :] < end, s, float("-inf"))
             m_new = tl.maximum(m, tl.max(s, 1))
             alpha = tl.exp(m - m_new)
             p = tl.exp(s - m_new[:, None])
@@ -204,7 +212,7 @@ check("7.5", sum_kernel)
 # %% tags=["ex-7.6"]
 @triton.jit
 def block_dq(q, k, v, dout, lse, delta, exists, scale):
-    """One block of keys: q, dout [BL, D]; k, v [BN, D], rows that do not exist 0; lse, delta [BL]; exists [BN] -> [BL, D]."""
+    """q, dout [BL, D]; k, v [BN, D], 0 where no key is; lse, delta [BL]; exists [BN] -> [BL, D]."""
     s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     p = tl.where(exists[None, :], tl.exp(s - lse[:, None]), 0.0)
     dp = tl.dot(dout, tl.trans(v), input_precision="ieee")
@@ -212,21 +220,22 @@ def block_dq(q, k, v, dout, lse, delta, exists, scale):
 
 
 def resident_dq(q, k, v, dout, lse, delta, k_offsets, scale, workers):
-    """-> dq [LQ, D]; LQ <= 16, D is 16 or 32. Launches kernels of your own; use blocks of 16 keys."""
+    """-> dq [LQ, D]; LQ <= 16, D is 16 or 32. Launch kernels of your own; blocks of 16 keys."""
     ### BEGIN SOLUTION
     len_q, dim = q.shape
     partials = torch.empty(workers, len_q, dim)
     dq = torch.empty_like(q)
     walk_kernel[(workers,)](
-        q, k, v, dout, lse, delta, k_offsets, partials, scale, len(k_offsets) - 1, len_q, D=dim, BL=16, BN=16
+        q, k, v, dout, lse, delta, k_offsets, partials, scale, len(k_offsets) - 1, len_q,
+        D=dim, BL=16, BN=16,
     )
     add_kernel[(len_q,)](partials, dq, workers, len_q, D=dim)
     return dq
 
 
 @triton.jit
-def walk_kernel(q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, k_offsets_ptr, partial_ptr, scale, B, LQ, D: tl.constexpr, BL: tl.constexpr,
-                BN: tl.constexpr):
+def walk_kernel(q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, k_offsets_ptr, partial_ptr,
+                scale, B, LQ, D: tl.constexpr, BL: tl.constexpr, BN: tl.constexpr):
     worker, workers = tl.program_id(0), tl.num_programs(0)
     i, d = tl.arange(0, BL), tl.arange(0, D)
     row = i[:, None] * D + d[None, :]

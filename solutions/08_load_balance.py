@@ -30,7 +30,7 @@ progress()
 
 # %% tags=["ex-8.1"]
 def zigzag_places(worker, workers, count):
-    """worker in 0 .. workers - 1 -> list of ints: its places in the sorted list, round after round."""
+    """worker in 0 .. workers - 1 -> list of ints: its places in the sorted list, by round."""
     ### BEGIN SOLUTION
     places = []
     for r in range(-(-count // workers)):
@@ -59,7 +59,7 @@ check("8.1", zigzag_places)
 
 # %% tags=["ex-8.2"]
 def sorted_tiles(offsets, total, block_m, block_n):
-    """offsets [B + 1] int32, B >= 1 -> (seq, row, cost, count): integers, [capacity] each, count [1]."""
+    """offsets [B + 1] int32, B >= 1 -> (seq, row, cost [capacity], count [1]): integers."""
     ### BEGIN SOLUTION
     lengths = (offsets[1:] - offsets[:-1]).long()
     slot = torch.arange(-(-total // block_m) + len(lengths), device=offsets.device)
@@ -155,7 +155,7 @@ check("8.4", queue_kernel)
 
 # %% tags=["ex-8.5"]
 def attend_in_parts(q, k, v, k_offsets, workers, block):
-    """q [B, D]; k, v [rows, D]; k_offsets [B + 1] int32 -> (out [B, D], plan [parts, 3] integers, moved)."""
+    """q [B, D]; k, v [rows, D]; k_offsets [B + 1] -> (out [B, D], plan [parts, 3] ints, moved)."""
     ### BEGIN SOLUTION
     bounds, dim = k_offsets.tolist(), q.shape[1]
     costs = [-(-(end - begin) // block) for begin, end in zip(bounds, bounds[1:])]

@@ -198,11 +198,11 @@ GROUPED = Exercise(
         Mutant("stored in another order", "Queries were read as position r // G, head r % G, and stored head after head.", edit=("tl.store(out_ptr + at, out, mask=exists[:, None])", "n = tl.maximum(q_end - q_begin, 1)\n    tl.store(out_ptr + ((q_begin + r % n) * H + kv_head * GROUP + r // n)[:, None] * D + d[None, :], out, mask=exists[:, None])"), recognise=False, expect="out is wrong"),
         Mutant("keys with the query's stride", "K and V have H_KV heads a row, not H.", caught_by="runs", edit=(("(j[None, :] * H_KV + kv_head)", "(j[None, :] * H + kv_head)"), ("(j[:, None] * H_KV + kv_head)", "(j[:, None] * H + kv_head)")), expect="k_ptr", recognise=False),
         Mutant("exists by position", "rows past the first len_q packed ones are left out.", caught_by="returns", edit=("r < (q_end - q_begin) * GROUP", "r < q_end - q_begin"), expect="NaN", recognise=False),
-        Mutant("V's tail not masked", "V is read past the sequence's end: 0 * NaN is NaN.", caught_by="runs", edit=("+ d[None, :], mask=j[:, None] < k_end, other=0.0)", "+ d[None, :])"), expect="v_ptr", recognise=False),
+        Mutant("V's tail not masked", "V is read past the sequence's end: 0 * NaN is NaN.", caught_by="runs", edit=("+ d[None, :],\n                    mask=j[:, None] < k_end, other=0.0)", "+ d[None, :])"), expect="v_ptr", recognise=False),
         Mutant("one maximum for the tile", "One maximum for all rows of the tile: a row far below it vanishes.", edit=("tl.maximum(m, tl.max(s, 1))", "tl.maximum(m, tl.max(tl.max(s, 1), 0))"), caught_by="values", recognise=False, expect="out is wrong"),
         Mutant("not rescaled", "acc was summed with an older maximum: multiply it by exp(old - new) when the maximum rises.", edit=("acc * alpha[:, None], input", "acc, input")),
         Mutant("no keys gives NaN", "0 / 0 for a sequence without keys.", caught_by="returns", edit=("tl.where(l > 0, l, 1.0)[:, None]", "l[:, None]"), expect="NaN", recognise=False),
-        Mutant("scale twice", "The scores were scaled twice.", edit=("input_precision=\"ieee\") * scale, float", "input_precision=\"ieee\") * scale * scale, float")),
+        Mutant("scale twice", "The scores were scaled twice.", edit=("s = tl.dot(q, kt, input_precision=\"ieee\") * scale", "s = tl.dot(q, kt, input_precision=\"ieee\") * scale * scale")),
         Mutant("a loop over the heads", "right, but keys and values are loaded again for each head of the group.", caught_by="keys once a group", source=_GROUPED_HEAD + '''
     d = tl.arange(0, D)
     r = first + tl.arange(0, BM)
