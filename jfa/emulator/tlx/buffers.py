@@ -464,8 +464,8 @@ local_alloc.takes_name = True
 def local_view(local_allocated_buffers, buffer_idx):
     """Tile `index` of an array; element `index` of a vector, as a view of one."""
     buffers, index = local_allocated_buffers, integer(buffer_idx)
-    if isinstance(buffer_idx, tl.tensor) and buffer_idx.dtype.name == "int1":
-        raise TypeError("a buffer's index must be a 32-bit integer, not int1: add .to(tl.int32)")
+    if isinstance(buffer_idx, tl.tensor) and buffer_idx.dtype.name in ("int1", "int64", "uint64"):
+        raise TypeError(f"a buffer's index must be a 32-bit integer, not {buffer_idx.dtype}: add .to(tl.int32)")
     if type(buffers) is not buffered_tensor:
         return buffers.at(index)
     if buffers.num:
