@@ -148,20 +148,19 @@ def window_kernel(
     l = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, D), tl.float32)
     for part in tl.static_range(3):  # left edge, bulk, right edge
-        MASKED: tl.constexpr = part != 1
         begin = first if part == 0 else (bulk_begin if part == 1 else bulk_end)
         stop = bulk_begin if part == 0 else (bulk_end if part == 1 else end)
         for block in range(begin, stop):
             j = block * BN + tl.arange(0, BN)
             at_keys = ((k_begin + j[:, None]) * H + head) * D + d[None, :]
-            if MASKED:
+            if part != 1:
                 k = tl.load(k_ptr + at_keys, mask=j[:, None] < len_kv, other=0.0)
                 v = tl.load(v_ptr + at_keys, mask=j[:, None] < len_kv, other=0.0)
             else:
                 k = tl.load(k_ptr + at_keys)
                 v = tl.load(v_ptr + at_keys)
             s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-            if MASKED:
+            if part != 1:
                 distance = j[None, :] - i[:, None]
                 seen = (distance >= lo) & (distance <= hi) & (j[None, :] < len_kv)
                 s = tl.where(seen, s, float("-inf"))

@@ -504,7 +504,10 @@ WINDOW = Exercise(
             "every block masked",
             "no bulk without a mask.",
             caught_by="masks at the edges only",
-            edit=("MASKED: tl.constexpr = part != 1", "MASKED: tl.constexpr = True"),
+            edit=(
+                ("if part != 1:\n                k =", "if True:\n                k ="),
+                ("if part != 1:\n                distance", "if True:\n                distance"),
+            ),
             expect="tl.where",
             recognise=False,
         ),
@@ -580,19 +583,19 @@ def window_kernel(
         (
             (
                 "    for part in tl.static_range(3):  # left edge, bulk, right edge\n"
-                "        MASKED: tl.constexpr = part != 1\n"
                 "        begin = first if part == 0 else (bulk_begin if part == 1 else bulk_end)\n"
                 "        stop = bulk_begin if part == 0 else (bulk_end if part == 1 else end)\n"
                 "        for block in range(begin, stop):\n",
                 "    if True:\n        for block in range(first, end):\n            MASKED = (block < bulk_begin) | (block >= bulk_end)\n",
             ),
             (
-                "            if MASKED:\n                k = tl.load(k_ptr + at_keys, mask=j[:, None] < len_kv, other=0.0)\n"
+                "            if part != 1:\n                k = tl.load(k_ptr + at_keys, mask=j[:, None] < len_kv, other=0.0)\n"
                 "                v = tl.load(v_ptr + at_keys, mask=j[:, None] < len_kv, other=0.0)\n"
                 "            else:\n                k = tl.load(k_ptr + at_keys)\n                v = tl.load(v_ptr + at_keys)\n",
                 "            k = tl.load(k_ptr + at_keys, mask=j[:, None] < len_kv, other=0.0)\n"
                 "            v = tl.load(v_ptr + at_keys, mask=j[:, None] < len_kv, other=0.0)\n",
             ),
+            ("            if part != 1:\n                distance", "            if MASKED:\n                distance"),
         ),
     ),
 )
