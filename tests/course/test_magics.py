@@ -1,7 +1,9 @@
 """IPython's syntax in answers: what a notebook's kernel makes of a cell and what grading makes of it leave the same names."""
 
 import ast
+import functools
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import jupytext
 import pytest
@@ -21,10 +23,10 @@ from tests.course.test_grade import FILE, RIGHT, _insert, _write
 
 @pytest.fixture(scope="module")
 def shell():
-    """An IPython of its own, without history; not the one that get_ipython() finds."""
-    hooks = sys.displayhook, sys.excepthook
+    """An IPython of its own, without history; not the one that get_ipython() finds. It replaces __main__, so that is put back."""
+    kept = sys.displayhook, sys.excepthook, sys.modules["__main__"]
     yield InteractiveShell(config=Config(HistoryManager={"enabled": False}))
-    sys.displayhook, sys.excepthook = hooks
+    sys.displayhook, sys.excepthook, sys.modules["__main__"] = kept
 
 
 def _names(namespace):
@@ -32,6 +34,18 @@ def _names(namespace):
     return {k: v for k, v in namespace.items() if not k.startswith("_") and isinstance(v, plain) and k not in ("In", "Out")}
 
 
+def _without_loop(function):
+    """Run it in a thread of its own: another test's event loop may be running in this one."""
+
+    @functools.wraps(function)
+    def run(*args):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(function, *args).result()
+
+    return run
+
+
+@_without_loop
 def _in_kernel(shell, sources):
     shell.reset(new_session=False)
     for source in sources:
@@ -42,6 +56,7 @@ def _in_kernel(shell, sources):
     return _names(shell.user_ns)
 
 
+@_without_loop
 def _graded(sources):
     namespace = {}
     cells = Cells(namespace)

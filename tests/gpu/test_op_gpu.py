@@ -95,7 +95,7 @@ def test_deterministic_gradients_repeat_bit_by_bit():
         first = None
         for _ in range(5):
             out = jfa.jagged_flash_attention(
-                q, k, v, qo, ko, broadcast_q=bool(shared), deterministic=True, backend=BACKEND
+                q, k, v, None if shared else qo, ko, broadcast_q=bool(shared), deterministic=True, backend=BACKEND
             )
             got = (out, *torch.autograd.grad(out, (q, k, v), torch.ones_like(out)))
             first = first or got
@@ -144,8 +144,9 @@ def test_offsets_that_lie_touch_nothing_outside():
         lie = lambda: torch.tensor([rng.choice([-50, 0, 100, 299, 300, 5000, 1 << 30]) for _ in range(6)], device="cuda").int()
         slots = lie() if shared else None
         out = jfa.jagged_flash_attention(
-            q, k, v, lie(), lie(), broadcast_q=bool(shared), output_offset=slots, backend=BACKEND, causal=bool(seed % 2)
-        )
+            q, k, v, None if shared else lie(), lie(), broadcast_q=bool(shared), output_offset=slots, backend=BACKEND,
+            causal=bool(seed % 2),
+        )  # fmt: skip
         torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
         torch.cuda.synchronize()
         assert (room == 7).all()
@@ -194,10 +195,11 @@ def test_plan_gives_the_same_result_again_and_again():
     for shared in (0, 32):
         q, k, v, qo, ko = _tensors([100, 30, 70], [60, 9000, 50], shared_q=shared)
         plan = jfa.plan(
-            qo, ko, rows_q=q.shape[0], rows_kv=k.shape[0], num_heads=4, head_dim=64, broadcast_q=bool(shared), backend=BACKEND
+            None if shared else qo, ko, rows_q=q.shape[0], rows_kv=k.shape[0], num_heads=4, head_dim=64,
+            broadcast_q=bool(shared), backend=BACKEND,
         )
-        expected = jfa.jagged_flash_attention(q, k, v, qo, ko, broadcast_q=bool(shared), backend=BACKEND)
+        expected = jfa.jagged_flash_attention(q, k, v, None if shared else qo, ko, broadcast_q=bool(shared), backend=BACKEND)
         for _ in range(3):
-            out = jfa.jagged_flash_attention(q, k, v, qo, ko, broadcast_q=bool(shared), plan=plan)
+            out = jfa.jagged_flash_attention(q, k, v, None if shared else qo, ko, broadcast_q=bool(shared), plan=plan)
             torch.testing.assert_close(out, expected)
             torch.autograd.grad(out, (q, k, v), torch.ones_like(out))

@@ -321,10 +321,11 @@ def _live_tensors():
         try:
             storage = tensor.untyped_storage() if tensor.device.type == "cpu" else None
             lo, size = (storage.data_ptr(), storage.nbytes()) if storage is not None else (0, 0)
-        except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
+            shape = list(tensor.shape)
+        except (RuntimeError, NotImplementedError):  # without memory of its own, or nested, without one shape
             continue
         if size:
-            name = f"a tensor of {list(tensor.shape)} that is no argument"
+            name = f"a tensor of {shape} that is no argument"
             found[lo] = Allocation(name, lo, lo + size, tensor.element_size())
     return list(found.values())
 

@@ -104,12 +104,12 @@ def test_dq_of_a_shared_query_is_summed_in_fp32():
 def test_calls_repeat_bit_by_bit_and_a_plan_changes_nothing(shared):
     q, k, v, qo, ko = tensors([33, 1, 17], [40, 129, 3], heads=4, kv_heads=2, shared=shared)
     plan = jfa.plan(
-        qo, ko, rows_q=q.shape[0], rows_kv=172, num_heads=4, num_kv_heads=2, head_dim=16, dtype=torch.float32,
+        None if shared else qo, ko, rows_q=q.shape[0], rows_kv=172, num_heads=4, num_kv_heads=2, head_dim=16, dtype=torch.float32,
         broadcast_q=bool(shared), backend="portable",
     )  # fmt: skip
     first = None
     for options in ({}, dict(deterministic=True), dict(plan=plan), dict(plan=plan)):
-        out = attend(q, k, v, qo, ko, broadcast_q=bool(shared), **options)
+        out = attend(q, k, v, None if shared else qo, ko, broadcast_q=bool(shared), **options)
         got = (out, *torch.autograd.grad(out.sum(), (q, k, v)))
         first = first or got
         assert all(torch.equal(a, b) for a, b in zip(first, got))
