@@ -120,8 +120,14 @@ class Explorer(Control):
         if len(self.steps) >= self.changed - 1:
             self._reversals(step.process, step.uses, step.past)
 
-    def finish(self) -> None:
-        """The execution has ended: steps that were waiting to be taken might have come earlier as well."""
+    def finish(self, well: bool) -> None:
+        """The execution has ended: steps that were waiting to be taken might have come earlier as well.
+
+        One that ended badly may have been cut short by its last step, so whatever else could have gone on there is tried: what
+        others would have done later is not known, and may have had an outcome of its own.
+        """
+        if not well and self.path:
+            self.path[-1].backtrack |= self.path[-1].enabled
         for actor in (*self.parked, *self.flying):
             number, uses = self.numbers[actor], self._uses(actor)
             for use in uses:
@@ -226,7 +232,7 @@ def search(execute: Callable[[Control], Outcome], executions=20_000, seconds=Non
         found.executions += 1
         try:
             outcome = execute(explorer)
-            explorer.finish()
+            explorer.finish(outcome.kind == OK)
             found.note(outcome)
         except Redundant:
             pass
