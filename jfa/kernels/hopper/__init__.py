@@ -34,7 +34,8 @@ def supports(problem: Problem) -> str | None:
 
 def plan(problem: Problem) -> list[torch.Tensor]:
     """Tile lists of the forward and the backward, for several calls with the same offsets."""
-    return [x for tiles in _lists(problem) for x in (tiles.records, tiles.counts)]
+    lists = _lists(problem)
+    return [x for tiles in (lists.queries, lists.keys) for x in (tiles.records, tiles.counts)]
 
 
 def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True)):
@@ -50,7 +51,8 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
     if _shared_q.applies(problem):
         return _backward_shared_q(problem, dout, dlse, q, k, v, out, lse, plan)
     block = forward_config(problem).block_m
-    lists, key_lists = _given_lists(plan) if plan else _lists(problem)
+    given = _given_lists(plan) if plan else _lists(problem)
+    lists, key_lists = given.queries, given.keys
     rows = prepare_rows(problem, lists, block, out, dout, lse, dlse)
     q, k, v, dout = (make_tma_ready(x) for x in (q, k, v, dout))
     dk, dv = empty_tma_ready(k, problem.head_dim), empty_tma_ready(v, problem.head_dim_v)
@@ -67,7 +69,7 @@ def _backward_shared_q(problem: Problem, dout, dlse, q, k, v, out, lse, plan):
     q, k, v, dout = (make_tma_ready(x) for x in (q, k, v, dout))
     dlse = None if dlse is None else dlse.contiguous()
     dk, dv = empty_tma_ready(k, problem.head_dim), empty_tma_ready(v, problem.head_dim_v)
-    tiles = _given_lists(plan)[1] if plan else _shared_q.tile_list(problem)
+    tiles = _given_lists(plan).keys if plan else _shared_q.tile_list(problem)
     rows = prepare_rows(problem, None, 0, out, dout, lse, dlse, beside=plan is None)
     dq = _shared_q.launch(problem, tiles, rows, q, k, v, dout, dk, dv)
     return dq, dk.contiguous(), dv.contiguous()
@@ -94,17 +96,15 @@ def make_lists(problem: Problem) -> Lists | None:
     wide = max(problem.head_dim, problem.head_dim_v) > 128  # the backward is the portable one
     if wide or 0 in (problem.num_batches, problem.rows_kv, problem.rows_out):
         return None
+    return _lists(problem)
+
+
+def _given_lists(plan) -> Lists:
+    return plan if isinstance(plan, Lists) else Lists(TileList(*plan[:2]), TileList(*plan[2:4]))
+
+
+def _lists(problem: Problem) -> Lists:
     return both_tiles(problem, forward_config(problem).block_m, _backward_kernel(problem).BLOCK)
-
-
-def _given_lists(plan) -> tuple[TileList, TileList]:
-    if isinstance(plan, Lists):
-        return plan.queries, plan.keys
-    return TileList(*plan[:2]), TileList(*plan[2:4])
-
-
-def _lists(problem: Problem) -> tuple[TileList, TileList]:
-    return _forward.tile_list(problem), _backward_kernel(problem).tile_list(problem)
 
 
 def _backward_kernel(problem: Problem):
