@@ -65,7 +65,9 @@ def main() -> None:
     for name, dealt in rules(lengths, ranks).items():
         by_tokens, by_mean = combined(*gradient(model, x, lengths, dealt[rank]))
         if rank == 0:
-            spread = [balance(dealt, cost).imbalance for cost in (lengths.numpy(), [pairs(n) for n in lengths.tolist()])]
+            spread = [
+                balance(dealt, cost).imbalance for cost in (lengths.numpy(), [pairs(n) for n in lengths.tolist()])
+            ]
             errors = [float((g - whole / tokens).norm() / (whole / tokens).norm()) for g in (by_tokens, by_mean)]
             print(f"{name:22} tokens {balance(dealt, lengths.numpy()).loads.tolist()}"
                   f" | most / mean: tokens {spread[0]:.3f}, pairs {spread[1]:.3f}"

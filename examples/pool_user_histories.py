@@ -65,7 +65,9 @@ def train(steps: int = 60, users: int = 64, report: int = 10) -> list[float]:
         losses.append(loss.item())
         if report and step % report == 0:
             longest = int(offsets.diff().max())
-            print(f"step {step:3}  loss {losses[-1]:.3f}  ({len(items)} items of {users} users, the longest history {longest})")
+            print(
+                f"step {step:3}  loss {losses[-1]:.3f}  ({len(items)} items of {users} users, the longest history {longest})"
+            )
     return losses
 
 

@@ -32,6 +32,7 @@ progress()
 # Make the B+1 offsets of B lengths. The first is 0, the last the number of all tokens. Kernels want them as **int32**. A batch
 # of no sequences has the offsets `[0]`. A batch may have many millions of tokens.
 
+
 # %% tags=["ex-1.1"]
 def offsets_from_lengths(lengths):
     """lengths: [B] int64 tensor -> [B+1] int32 tensor."""
@@ -48,6 +49,7 @@ check("1.1", offsets_from_lengths)
 #
 # A kernel that looks at row `r` of a packed tensor asks: which sequence is this, and which position inside it? Answer for
 # all rows at once. Mind the empty sequences: they own no row, but they keep their number.
+
 
 # %% tags=["ex-1.2"]
 def locate_rows(offsets):
@@ -66,6 +68,7 @@ check("1.2", locate_rows)
 # Put each sequence at the beginning of its own line of a rectangle that is as long as the longest sequence. Free places hold
 # `fill`, and nothing of a neighbour, even if the neighbour holds NaN. Values are values: zeros, NaN and infinities among them stay where they belong.
 # The values may have any dtype, and the rectangle has the same.
+
 
 # %% tags=["ex-1.3"]
 def to_padded(values, offsets, fill):
@@ -92,6 +95,7 @@ check("1.3", to_padded)
 #
 # A batch with no places wastes nothing (0.0), and one with no scores wastes no pairs.
 
+
 # %% tags=["ex-1.4"]
 def cross_waste(len_q, len_kv):
     """len_q, len_kv: two lists of B whole numbers -> (token waste, pair waste), floats."""
@@ -111,6 +115,7 @@ check("1.4", cross_waste)
 #
 # A Python loop over the sequences is slow on a GPU, so the limit is: **at most 60 torch operations, however many sequences there
 # are**. (Slicing and indexing count too. So do NumPy's operations, and each number that leaves torch as a Python float.) The values keep their dtype.
+
 
 # %% tags=["ex-1.5"]
 def take_sequences(values, offsets, order):
@@ -134,6 +139,7 @@ check("1.5", take_sequences)
 # 1/sqrt(D). Output places without a token are 0, so a sequence of length 0 is all zeros.
 #
 # `torch.softmax` is allowed here. The likely mistake: a weight of 0 does not silence a value of NaN.
+
 
 # %% tags=["ex-1.6"]
 def padded_attention(q, k, v, lengths):

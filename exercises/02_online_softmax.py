@@ -33,6 +33,7 @@ progress()
 # larger than all others, and it must neither get a weight nor influence one. A row may have no allowed score at all. Scores lie
 # anywhere between -10,000 and 10,000.
 
+
 # %% tags=["ex-2.1"]
 def masked_softmax(scores, allowed):
     """scores: [R, C] float, allowed: [R, C] bool -> (weights [R, C], lse [R])."""
@@ -53,6 +54,7 @@ check("2.1", masked_softmax)
 #
 # A worker that saw no key for a query reports m = -inf, l = 0, acc = 0. Both may. The limit: **at most 2 exponentials** (calls of
 # `torch.exp`, or of any function that exponentiates: `exp2`, `e ** x`, ...; each may work on a whole tensor), and **no number leaves torch as a Python float**.
+
 
 # %% tags=["ex-2.2"]
 def merge(m1, l1, acc1, m2, l2, acc2):
@@ -75,6 +77,7 @@ check("2.2", merge)
 # in all tensors you make together, lists included. A whole n x n matrix of scores, or a mask of that size, is too large, also as a list of rows. And
 # `block` decides the blocks: **one exponential for the scores of a whole block of keys**, not one a key.
 
+
 # %% tags=["ex-2.3"]
 def causal_attention(q, k, v, block):
     """q, k, v: [n, D], block: keys a block -> (out [n, D], lse [n])."""
@@ -96,6 +99,7 @@ check("2.3", causal_attention)
 # Go over the keys in blocks again: **no tensor with more than total_q x max(block, D) elements**, no more than 12 times that alive at the same time, and
 # one exponential for the scores of a whole block of keys.
 
+
 # %% tags=["ex-2.4"]
 def packed_attention(q, k, v, q_offsets, k_offsets, block):
     """q: [total_q, D], k, v: [total_kv, D], offsets: [B+1] -> (out [total_q, D], lse [total_q])."""
@@ -115,6 +119,7 @@ check("2.4", packed_attention)
 #
 # The point of sharing is that K and V are small, so do not blow them up: **no tensor with more than n_q x H x max(block, D) elements**. Repeating K
 # for each query head breaks that limit, and so does a copy of all of K. Together, no more than 12 times that alive at the same time.
+
 
 # %% tags=["ex-2.5"]
 def gqa_attention(q, k, v, block):

@@ -35,12 +35,16 @@ COMMANDS = {
     "progress": Command("jfa.course.cli:progress", "what is solved, a bar per chapter"),
     "reset": Command("jfa.course.cli:reset", "put an exercise back to its start (a backup is kept): jfa reset 1.2"),
     "update": Command("jfa.course.cli:update", "after a git pull: carry your answers into the new exercises"),
-    "release": Command("jfa.course.cli:release", "write the course to a folder to hand out, with or without its solutions"),
+    "release": Command(
+        "jfa.course.cli:release", "write the course to a folder to hand out, with or without its solutions"
+    ),
     "strip": Command("jfa.course.cli:strip", "make exercises/ from solutions/"),
     "mutants": Command("jfa.course.cli:mutants", "table of known mistakes and the check that catches each"),
     "compile": Command("jfa.compiled:main", "compile a kernel for a GPU that is not here: registers, spills, memory"),
     "timeline": Command("jfa.emulator.cli:timeline", "what each role of a kernel did when, on the emulator's clock"),
-    "emulator": Command("jfa.emulator.cli:main", "sweep a kernel's synchronisation on the emulator for faults it would miss"),
+    "emulator": Command(
+        "jfa.emulator.cli:main", "sweep a kernel's synchronisation on the emulator for faults it would miss"
+    ),
     "bench": Command("jfa.bench.cli:main", "measure kernels on this machine's GPU and store the results"),
 }
 

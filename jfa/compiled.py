@@ -118,7 +118,9 @@ class Report:
         if self.max_spill_bytes is not None and spills > self.max_spill_bytes:
             found.append(f"spills {spills} B a thread (stores + loads), recorded are {self.max_spill_bytes}")
         if self.serialized and not self.may_serialize:
-            found.append("wgmmas wait for each other: a role has too few registers to leave them in flight (ptxas C7512)")
+            found.append(
+                "wgmmas wait for each other: a role has too few registers to leave them in flight (ptxas C7512)"
+            )
         if self.setmaxnreg_ignored:
             found.append("setmaxnreg has no effect: a role needs more registers than it asks for (ptxas C7507)")
         return found
@@ -272,7 +274,7 @@ def _run_worker(jobs: list[dict[str, Any]]) -> list[Report]:
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
         died = f"the compiler process died ({child.returncode}): {last}"
         reports.append(Report(job["name"], job["arch"], error=died))
-        reports += _run_worker(jobs[len(reports):])
+        reports += _run_worker(jobs[len(reports) :])
     return reports
 
 
@@ -303,7 +305,7 @@ def _collect(kernel: Any, parts: dict[str, str]) -> None:
         if line:
             parts.setdefault(f"value {name}", line)
     source = textwrap.dedent(inspect.getsource(fn))
-    body = source[source.index("def "):] if "def " in source else source
+    body = source[source.index("def ") :] if "def " in source else source
     parts.pop(key)
     parts[key] = f"\n\n@triton.jit\n{body}"
 
@@ -406,7 +408,9 @@ def _require_tlx(kernel: Any) -> None:
         fn = todo.pop()
         seen.add(fn)
         for value in _used_names(fn).values():
-            if isinstance(value, TlxStandIn) or (getattr(value, "__module__", None) or "").startswith("jfa.emulator.tlx"):
+            if isinstance(value, TlxStandIn) or (getattr(value, "__module__", None) or "").startswith(
+                "jfa.emulator.tlx"
+            ):
                 raise NeedsTlxError(
                     f"`{fn.__name__}` uses TLX, which Triton {triton.__version__} does not have: install fbtriton in its place "
                     "(`jfa doctor` prints the command). The emulator runs the kernel here all the same"

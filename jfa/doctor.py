@@ -109,7 +109,9 @@ def check_python() -> Iterator[Line]:
         remove = f"rm -r {shlex.quote(str(_root() / '.venv'))} && " if (_root() / ".venv").exists() else ""
         yield Line("python", BROKEN, f"{text}; {wanted} is needed", remove + _make("lab PYTHON=python3.12"))
     elif platform.system() != "Linux":
-        yield Line("python", WARNING, f"{text}; Triton exists for Linux only: chapters 00-02 run, the rest in a container")
+        yield Line(
+            "python", WARNING, f"{text}; Triton exists for Linux only: chapters 00-02 run, the rest in a container"
+        )
     else:
         yield Line("python", OK, text)
 
@@ -309,7 +311,9 @@ def check_packages() -> Iterator[Line]:
         else:
             sound += 1
     if sound == len(installed):
-        yield Line("package", OK, f"{sound} of the {len(_lock())} locked packages are installed, each as its record says")
+        yield Line(
+            "package", OK, f"{sound} of the {len(_lock())} locked packages are installed, each as its record says"
+        )
 
 
 CHECKS: tuple[Callable[[], Iterator[Line]], ...] = (
@@ -345,7 +349,9 @@ def triton_flavour() -> Line:
         return Line("triton", WARNING, text, pip_command(_locked("fbtriton")))
     if version is None:
         why = _damage("fbtriton") or place
-        text = f"fbtriton {installed} is listed as installed, but does not import: {why} (pip uninstall triton does that)"
+        text = (
+            f"fbtriton {installed} is listed as installed, but does not import: {why} (pip uninstall triton does that)"
+        )
         return Line("triton", BROKEN, text, reinstall_fbtriton())
     if not version.endswith("+fb"):
         return _upstream_triton(version, place, installed)
@@ -443,7 +449,9 @@ def _probe(module: str) -> str | None:
         return None
     if run.returncode < 0:
         return f"importing it kills Python ({signal.Signals(-run.returncode).name})"
-    lines = [line for line in run.stderr.splitlines() if re.match(r"[\w.]+(Error|Exception|Exit|Interrupt|Warning)\b", line)]
+    lines = [
+        line for line in run.stderr.splitlines() if re.match(r"[\w.]+(Error|Exception|Exit|Interrupt|Warning)\b", line)
+    ]
     return _shorten(lines[-1]) if lines else f"importing it ends Python with status {run.returncode}"
 
 
@@ -679,7 +687,10 @@ def _lock() -> dict[str, str]:
     lock = _root() / "requirements.txt"
     if not lock.is_file():
         return {}
-    return {name.lower(): version for name, version in re.findall(r"^([\w.-]+)==([^\s;]+)", lock.read_text(encoding="utf-8"), re.M)}
+    return {
+        name.lower(): version
+        for name, version in re.findall(r"^([\w.-]+)==([^\s;]+)", lock.read_text(encoding="utf-8"), re.M)
+    }
 
 
 def _locked(package: str) -> str:

@@ -74,7 +74,10 @@ def main(argv: list[str]) -> int:
     missing = [name for name in ("jupyterlab", "jupytext") if find_spec(name) is None]
     if missing:
         names = " and ".join(missing)
-        print(f"jfa lab: {names} not installed here; run `make lab` once, or pip install -r requirements.txt", file=sys.stderr)
+        print(
+            f"jfa lab: {names} not installed here; run `make lab` once, or pip install -r requirements.txt",
+            file=sys.stderr,
+        )
         return 1
     chapter = known.chapter
     if chapter is not None:

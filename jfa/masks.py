@@ -154,7 +154,9 @@ def _ramp_sum(x: Tensor, top: Tensor) -> Tensor:
     return below * (below + 1) // 2 + (x - below) * top
 
 
-def attention_flops(pairs: int, num_heads: int, head_dim: int, head_dim_v: int | None = None, *, backward: bool = False) -> int:
+def attention_flops(
+    pairs: int, num_heads: int, head_dim: int, head_dim_v: int | None = None, *, backward: bool = False
+) -> int:
     """FLOPs of the matrix products over ``pairs`` allowed pairs: 4 * pairs * H * D forward, and 2.5 times that backward.
 
     Forward multiplies twice (Q K^T over D, P V over Dv); backward five times (S, dQ, dK over D; dP, dV over Dv). A multiply

@@ -54,7 +54,9 @@ class JaggedSelfAttention(nn.Module):
         self.to_qkv = nn.Linear(dim, (num_heads + 2 * num_kv_heads) * self.head_dim, bias=bias)
         self.to_out = nn.Linear(dim, dim, bias=bias)
 
-    def forward(self, x: Tensor, offsets: Tensor | None = None, max_seq_len: int | None = None, plan: Plan | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, offsets: Tensor | None = None, max_seq_len: int | None = None, plan: Plan | None = None
+    ) -> Tensor:
         """Attend; ``max_seq_len`` is a hint, ``plan`` tile lists built once for several layers (:func:`jfa.plan`)."""
         x, offsets, nested = _packed(x, offsets, "x")
         heads = self.to_qkv(x).unflatten(-1, (-1, self.head_dim))
@@ -98,7 +100,14 @@ class PMA(nn.Module):
     """
 
     def __init__(
-        self, dim: int, num_heads: int, num_seeds: int, num_kv_heads: int | None = None, *, bias: bool = True, backend: str = "auto"
+        self,
+        dim: int,
+        num_heads: int,
+        num_seeds: int,
+        num_kv_heads: int | None = None,
+        *,
+        bias: bool = True,
+        backend: str = "auto",
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -107,13 +116,20 @@ class PMA(nn.Module):
         _check_whole("num_seeds", num_seeds)
         if num_seeds < 1:
             raise ValueError(f"num_seeds must be at least 1, got {num_seeds}")
-        self.num_heads, self.num_kv_heads, self.head_dim, self.backend = num_heads, num_kv_heads, dim // num_heads, backend
+        self.num_heads, self.num_kv_heads, self.head_dim, self.backend = (
+            num_heads,
+            num_kv_heads,
+            dim // num_heads,
+            backend,
+        )
         self.seeds = nn.Parameter(torch.empty(num_seeds, num_heads, self.head_dim))
         self.to_kv = nn.Linear(dim, 2 * num_kv_heads * self.head_dim, bias=bias)
         self.to_out = nn.Linear(dim, dim, bias=bias)
         nn.init.normal_(self.seeds)
 
-    def forward(self, x: Tensor, offsets: Tensor | None = None, max_seq_len: int | None = None, plan: Plan | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, offsets: Tensor | None = None, max_seq_len: int | None = None, plan: Plan | None = None
+    ) -> Tensor:
         """Pool; ``max_seq_len`` is a hint, ``plan`` tile lists built once for several layers (:func:`jfa.plan`)."""
         x, offsets, _ = _packed(x, offsets, "x")
         k, v = self.to_kv(x).unflatten(-1, (-1, self.head_dim)).chunk(2, dim=1)

@@ -150,7 +150,9 @@ def bands(
     return Picture(figure, f"{title}\n{table(['', xlabel, '10 %', 'median', '90 %'], rows)}")
 
 
-def _finished(figure, axes, positions: Sequence, series: Mapping[str, Sequence[float]], words: tuple[str, str, str]) -> Picture:
+def _finished(
+    figure, axes, positions: Sequence, series: Mapping[str, Sequence[float]], words: tuple[str, str, str]
+) -> Picture:
     """A picture of several series: their legend where there are two, ``words`` (title, xlabel, ylabel), and their table."""
     if len(series) > 1:
         figure.legend(loc="outside right upper", frameon=False, fontsize=8)
@@ -203,7 +205,9 @@ def roofline(
         corner = peak / bandwidth
         x = [low, min(max(corner, low), high), high]
         words = f"roof of {name}: {bandwidth:.1f} TB/s, {peak:.0f} TFLOP/s"
-        axes.plot(x, [min(v * bandwidth, peak) for v in x], color=BLACK, linestyle=DASHES[i % 4], linewidth=1.5, label=words)
+        axes.plot(
+            x, [min(v * bandwidth, peak) for v in x], color=BLACK, linestyle=DASHES[i % 4], linewidth=1.5, label=words
+        )
     for i, (name, points) in enumerate(measured.items()):
         x = [shapes[n] for n in points]
         look = {"color": CYCLE[i % 6], "marker": MARKERS[i % 7], "markersize": 7, "alpha": 0.85}
@@ -271,7 +275,9 @@ def panels(labels: Sequence[str], quantities: Mapping[str, tuple[Sequence[float]
         labels: what each line of bars is; words may be long here.
         quantities: name, the axis label of its panel -> (one value a label, how to write it: "{:.0f} %").
     """
-    figure, axes = canvas(3.0 * len(quantities) + 1.8, 0.34 * len(labels) + 1.2, 1, len(quantities), sharey=True, squeeze=False)
+    figure, axes = canvas(
+        3.0 * len(quantities) + 1.8, 0.34 * len(labels) + 1.2, 1, len(quantities), sharey=True, squeeze=False
+    )
     for i, (panel, (name, (values, form))) in enumerate(zip(axes[0], quantities.items())):
         drawn = panel.barh(labels, values, color=CYCLE[i % 7], hatch=HATCHES[i % 7], edgecolor="white")
         panel.bar_label(drawn, [form.format(v) for v in values], fontsize=8, padding=3)
@@ -321,7 +327,12 @@ def _segment(axes: Axes, row: int, s: Segment, *, fits: bool) -> None:
     colour = "#FFFFFF" if s.look is None else CYCLE[s.look % 7]
     look = {"hatch": "////", "edgecolor": "#888888"} if s.look is None else {"edgecolor": "white"}
     axes.broken_barh([(s.start, s.length)], (row - 0.3, 0.6), facecolor=colour, **look)
-    place = {"ha": "center", "va": "center" if fits else "bottom", "fontsize": 8, "color": _ink(colour) if fits else "black"}
+    place = {
+        "ha": "center",
+        "va": "center" if fits else "bottom",
+        "fontsize": 8,
+        "color": _ink(colour) if fits else "black",
+    }
     back = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if fits and s.look is None else None
     axes.text(s.start + s.length / 2, row if fits else row - 0.32, s.words, bbox=back, **place)
 
@@ -385,7 +396,9 @@ def timelines(drawn: Mapping[str, Any], span: tuple[float, float] | None = None)
     pairs = [(name, *(one if isinstance(one, tuple) else (one, one.ctas()[0]))) for name, one in drawn.items()]
     span = span or (min(line.start for _, line, _ in pairs), max(line.end for _, line, _ in pairs))
     lanes = [len(line.tracks(cta)) for _, line, cta in pairs]
-    figure, axes = canvas(9.5, 0.3 * sum(lanes) + 0.75 * len(pairs) + 0.3, len(pairs), 1, squeeze=False, height_ratios=lanes)
+    figure, axes = canvas(
+        9.5, 0.3 * sum(lanes) + 0.75 * len(pairs) + 0.3, len(pairs), 1, squeeze=False, height_ratios=lanes
+    )
     for n, (panel, (name, line, cta)) in enumerate(zip(axes[:, 0], pairs)):
         line.plot(cta, span=span, ax=panel)
         panel.set_title("")
@@ -513,7 +526,9 @@ def owners(
     """
     arrays = {name: np.asarray(grid) for name, (grid, _, _) in grids.items()}
     height, width = (max(a.shape[i] for a in arrays.values()) for i in (0, 1))
-    figure, panels = canvas(0.62 * (width + 3) * len(grids) + 0.3, 0.55 * (height + 3) + 0.3, 1, len(grids), squeeze=False)
+    figure, panels = canvas(
+        0.62 * (width + 3) * len(grids) + 0.3, 0.55 * (height + 3) + 0.3, 1, len(grids), squeeze=False
+    )
     lines_ = [title]
     for axes, (name, (_, beside, below)) in zip(panels[0], grids.items()):
         grid = arrays[name]
@@ -589,7 +604,9 @@ def band_planes(shown: Mapping[str, tuple[int, int, int, int]], *, title: str) -
         label(axes, f"{name}\nlo {_side(lo)}, hi {_side(hi)}", "key j", "query i")
         rows.append([name, len_q, len_kv, _side(lo), _side(hi), int(grid.sum()), int((~grid.any(1)).sum())])
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, wrap=True)
-    return Picture(figure, f"{title}\n{table(['', 'queries', 'keys', 'lo', 'hi', 'pairs', 'rows that see nothing'], rows)}")
+    return Picture(
+        figure, f"{title}\n{table(['', 'queries', 'keys', 'lo', 'hi', 'pairs', 'rows that see nothing'], rows)}"
+    )
 
 
 def _side(c: int) -> str:

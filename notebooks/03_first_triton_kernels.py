@@ -42,7 +42,10 @@ n, block = 200, 64
 owned = [plots.Segment(p * block, min(block, n - p * block), f"program {p}", p) for p in range(4)]
 past_the_end = plots.Segment(n, 4 * block - n, "nobody's: mask them", None)
 plots.segments(
-    {"elements": [*owned, past_the_end]}, title="200 elements, blocks of 64", xlabel="element number", ticks=[0, 64, 128, 192, 200, 256]
+    {"elements": [*owned, past_the_end]},
+    title="200 elements, blocks of 64",
+    xlabel="element number",
+    ticks=[0, 64, 128, 192, 200, 256],
 )
 
 # %% [markdown]
@@ -52,6 +55,7 @@ plots.segments(
 # `tl.load` fetches what they point to.
 #
 # `BLOCK: tl.constexpr` is a compile-time number. `kernel[grid](...)` launches `grid` programs.
+
 
 # %%
 @triton.jit
@@ -89,6 +93,7 @@ except emulator.EmulatorError as error:
 #
 # Each lane compares its element number with `n`. Masked lanes neither load nor store.
 
+
 # %%
 @triton.jit
 def double_v2(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
@@ -107,6 +112,7 @@ print("largest error on 200 elements:", (out - 2 * x).abs().max().item())
 # notices, since the lane is not stored. A sum over the block does notice.
 #
 # Predict first: what happens to the sum of five ones in a block of eight, with and without `other`?
+
 
 # %%
 @triton.jit
@@ -141,16 +147,31 @@ except emulator.EmulatorError as error:
 #
 # A 2-D block of addresses comes from a column of row numbers, `[:, None]`, and a row of column numbers, `[None, :]`.
 
+
 # %%
 @triton.jit
-def scale_rows(x_ptr, factor_ptr, out_ptr, rows, cols, x_row, x_col, out_row, out_col, BR: tl.constexpr, BC: tl.constexpr):
+def scale_rows(
+    x_ptr,
+    factor_ptr,
+    out_ptr,
+    rows,
+    cols,
+    x_row,
+    x_col,
+    out_row,
+    out_col,
+    BR: tl.constexpr,
+    BC: tl.constexpr,
+):
     """out[r, c] = factor[r] * x[r, c]: one program a tile of BR x BC."""
     r = tl.program_id(0) * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (r[:, None] < rows) & (c[None, :] < cols)
     x = tl.load(x_ptr + r[:, None] * x_row + c[None, :] * x_col, mask=inside, other=0.0)
     factor = tl.load(factor_ptr + r, mask=r < rows, other=0.0)
-    tl.store(out_ptr + r[:, None] * out_row + c[None, :] * out_col, x * factor[:, None], mask=inside)
+    tl.store(
+        out_ptr + r[:, None] * out_row + c[None, :] * out_col, x * factor[:, None], mask=inside
+    )
 
 
 def run_scale_rows(x, factor):
@@ -179,6 +200,7 @@ for name, view in {
 # One program a row. The block is the next power of two, so some lanes are masked; their neutral value is minus infinity, since `exp(-inf) = 0` adds nothing.
 # The maximum is taken out before the exponential, as in chapter 02.
 
+
 # %%
 @triton.jit
 def softmax_kernel(x_ptr, out_ptr, cols, x_row, out_row, BLOCK: tl.constexpr):
@@ -192,7 +214,9 @@ def softmax_kernel(x_ptr, out_ptr, cols, x_row, out_row, BLOCK: tl.constexpr):
 
 def run_softmax(kernel, x):
     out = torch.full_like(x, float("nan"))
-    kernel[(x.shape[0],)](x, out, x.shape[1], x.stride(0), out.stride(0), BLOCK=triton.next_power_of_2(x.shape[1]))
+    kernel[(x.shape[0],)](
+        x, out, x.shape[1], x.stride(0), out.stride(0), BLOCK=triton.next_power_of_2(x.shape[1])
+    )
     return out
 
 
@@ -204,6 +228,7 @@ print("largest error:", (run_softmax(softmax_kernel, x) - want).abs().max().item
 # %% [markdown]
 # Two wrong versions, run beside it. The first forgets the maximum. The second fills the spare lanes with 0, so 31 phantom columns with score 0 join every
 # row. Look at the row sums: a softmax that is not a distribution is the quickest sign.
+
 
 # %%
 @triton.jit
@@ -225,7 +250,11 @@ def softmax_zero_lanes(x_ptr, out_ptr, cols, x_row, out_row, BLOCK: tl.constexpr
 
 small = torch.randn(3, 33) - 2
 small[1] += 500
-for name, kernel in {"right": softmax_kernel, "no maximum": softmax_no_max, "spare lanes 0": softmax_zero_lanes}.items():
+for name, kernel in {
+    "right": softmax_kernel,
+    "no maximum": softmax_no_max,
+    "spare lanes 0": softmax_zero_lanes,
+}.items():
     sums = run_softmax(kernel, small).sum(dim=1).tolist()
     print(f"{name:<14} row sums: {', '.join(f'{s:.4f}' for s in sums)}")
 
@@ -245,10 +274,23 @@ for name, kernel in {"right": softmax_kernel, "no maximum": softmax_no_max, "spa
 #           walk along K           walk down K           stays in registers
 # ```
 
+
 # %%
 @triton.jit
 def matmul_kernel(
-    a_ptr, b_ptr, out_ptr, M, N, K, a_row, b_row, out_row, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ACC: tl.constexpr
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    a_row,
+    b_row,
+    out_row,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    ACC: tl.constexpr,
 ):
     """out = A @ B; a: [M, K], b: [K, N] bf16, out: [M, N] fp32; the accumulator has the type ACC after every step."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -256,25 +298,53 @@ def matmul_kernel(
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
-        a = tl.load(a_ptr + m[:, None] * a_row + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
-        b = tl.load(b_ptr + k[:, None] * b_row + n[None, :], mask=(k[:, None] < K) & (n[None, :] < N), other=0.0)
+        a = tl.load(
+            a_ptr + m[:, None] * a_row + k[None, :],
+            mask=(m[:, None] < M) & (k[None, :] < K),
+            other=0.0,
+        )
+        b = tl.load(
+            b_ptr + k[:, None] * b_row + n[None, :],
+            mask=(k[:, None] < K) & (n[None, :] < N),
+            other=0.0,
+        )
         acc = tl.dot(a, b, acc).to(ACC).to(tl.float32)
-    tl.store(out_ptr + m[:, None] * out_row + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N))
+    tl.store(
+        out_ptr + m[:, None] * out_row + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N)
+    )
 
 
 def run_matmul(a, b, acc=tl.float32, block=16):
     (M, K), N = a.shape, b.shape[1]
     out = torch.full((M, N), float("nan"))
     grid = (triton.cdiv(M, block), triton.cdiv(N, block))
-    matmul_kernel[grid](a, b, out, M, N, K, a.stride(0), b.stride(0), out.stride(0), BM=block, BN=block, BK=block, ACC=acc)
+    matmul_kernel[grid](
+        a,
+        b,
+        out,
+        M,
+        N,
+        K,
+        a.stride(0),
+        b.stride(0),
+        out.stride(0),
+        BM=block,
+        BN=block,
+        BK=block,
+        ACC=acc,
+    )
     return out
 
 
 a, b = torch.randn(37, 300).bfloat16(), torch.randn(300, 21).bfloat16()
-print("largest error, fp32 accumulator:", (run_matmul(a, b) - a.double() @ b.double()).abs().max().item())
+print(
+    "largest error, fp32 accumulator:",
+    (run_matmul(a, b) - a.double() @ b.double()).abs().max().item(),
+)
 
 # %% [markdown]
 # Why keep the accumulator in fp32? Predict the shape of the curve before you run the cell: the error of a sum of K products, kept in fp32 and kept in bf16, as K grows.
+
 
 # %%
 def error_curve():
@@ -289,7 +359,9 @@ def error_curve():
 
 
 lengths, curves = error_curve()
-print(f"at K = 1024 the bf16 accumulator is off by {curves['bf16'][-1]:.1e}, the fp32 one by {curves['fp32'][-1]:.1e}")
+print(
+    f"at K = 1024 the bf16 accumulator is off by {curves['bf16'][-1]:.1e}, the fp32 one by {curves['fp32'][-1]:.1e}"
+)
 plots.lines(
     lengths, {f"{name} accumulator": errors for name, errors in curves.items()}, log_x=True, log_y=True,
     title="bf16 operands: what the accumulator costs", xlabel="K, products in the sum", ylabel="median relative error",

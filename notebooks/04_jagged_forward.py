@@ -70,6 +70,7 @@ plots.segments(
 #
 # Row `r` of head `h` starts at element `(r * H + h) * D`.
 
+
 # %%
 def make_problem(len_q, len_kv, heads=2, dim=16):
     """Random packed q, k, v and their offsets."""
@@ -81,7 +82,9 @@ def make_problem(len_q, len_kv, heads=2, dim=16):
 def right_answer(problem):
     """(out, lse) in fp64, by the package's reference."""
     q, k, v, q_offsets, k_offsets = problem
-    return reference.attention(q.double(), k.double(), v.double(), q_offsets, k_offsets, return_lse=True)
+    return reference.attention(
+        q.double(), k.double(), v.double(), q_offsets, k_offsets, return_lse=True
+    )
 
 
 def largest_error(out, problem):
@@ -99,6 +102,7 @@ def largest_error(out, problem):
 #
 # $$m' = \max(m, \max_j S_j), \quad \alpha = e^{m - m'}, \quad P = e^{S - m'}, \quad l' = \alpha l + \sum_j P_j, \quad A' = \alpha A + P V .$$
 
+
 # %%
 @triton.jit
 def softmax_step(s, m, l):
@@ -110,23 +114,47 @@ def softmax_step(s, m, l):
 
 
 @triton.jit
-def dense_kernel(q_ptr, k_ptr, v_ptr, out_ptr, scale, len_q, len_kv, H, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def dense_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    scale,
+    len_q,
+    len_kv,
+    H,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     """One sequence: program (tile, head)."""
     head = tl.program_id(1)
     d = tl.arange(0, D)
     i = tl.program_id(0) * BM + tl.arange(0, BM)
-    q = tl.load(q_ptr + (i[:, None] * H + head) * D + d[None, :], mask=i[:, None] < len_q, other=0.0)
+    q = tl.load(
+        q_ptr + (i[:, None] * H + head) * D + d[None, :], mask=i[:, None] < len_q, other=0.0
+    )
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, D), tl.float32)
     for start in range(0, len_kv, BN):
         j = start + tl.arange(0, BN)
-        kt = tl.load(k_ptr + (j[None, :] * H + head) * D + d[:, None], mask=j[None, :] < len_kv, other=0.0)
-        v = tl.load(v_ptr + (j[:, None] * H + head) * D + d[None, :], mask=j[:, None] < len_kv, other=0.0)
-        s = tl.where(j[None, :] < len_kv, tl.dot(q, kt, input_precision="ieee") * scale, float("-inf"))
+        kt = tl.load(
+            k_ptr + (j[None, :] * H + head) * D + d[:, None], mask=j[None, :] < len_kv, other=0.0
+        )
+        v = tl.load(
+            v_ptr + (j[:, None] * H + head) * D + d[None, :], mask=j[:, None] < len_kv, other=0.0
+        )
+        s = tl.where(
+            j[None, :] < len_kv, tl.dot(q, kt, input_precision="ieee") * scale, float("-inf")
+        )
         p, alpha, m, l = softmax_step(s, m, l)
         acc = tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")
-    tl.store(out_ptr + (i[:, None] * H + head) * D + d[None, :], acc / l[:, None], mask=i[:, None] < len_q)
+    tl.store(
+        out_ptr + (i[:, None] * H + head) * D + d[None, :],
+        acc / l[:, None],
+        mask=i[:, None] < len_q,
+    )
 
 
 def attend_v0(q, k, v, q_offsets, k_offsets, block=16):
@@ -139,7 +167,17 @@ def attend_v0(q, k, v, q_offsets, k_offsets, block=16):
         if len_q and len_kv:
             grid = (triton.cdiv(len_q, block), heads)
             dense_kernel[grid](
-                q[rows], k[keys], v[keys], out[rows], 1 / math.sqrt(dim), len_q, len_kv, heads, D=dim, BM=block, BN=block
+                q[rows],
+                k[keys],
+                v[keys],
+                out[rows],
+                1 / math.sqrt(dim),
+                len_q,
+                len_kv,
+                heads,
+                D=dim,
+                BM=block,
+                BN=block,
             )
     return out
 
@@ -157,6 +195,7 @@ print("largest error of version 0:", largest_error(attend_v0(*problem), problem)
 #
 # This version holds a mistake. Scores of keys past the end are set to minus infinity, so their probabilities are exactly 0. The author concluded that V needs no mask.
 
+
 # %%
 @triton.jit
 def jagged_v1(
@@ -171,16 +210,28 @@ def jagged_v1(
         return
     d = tl.arange(0, D)
     rows = q_begin + tile * BM + tl.arange(0, BM)
-    q = tl.load(q_ptr + (rows[:, None] * H + head) * D + d[None, :], mask=rows[:, None] < q_end, other=0.0)
+    q = tl.load(
+        q_ptr + (rows[:, None] * H + head) * D + d[None, :], mask=rows[:, None] < q_end, other=0.0
+    )
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, D), tl.float32)
     v_end = k_end if MASK_V else total_kv
     for start in range(k_begin, k_end, BN):
         keys = start + tl.arange(0, BN)
-        kt = tl.load(k_ptr + (keys[None, :] * H + head) * D + d[:, None], mask=keys[None, :] < k_end, other=0.0)
-        v = tl.load(v_ptr + (keys[:, None] * H + head) * D + d[None, :], mask=keys[:, None] < v_end, other=0.0)
-        s = tl.where(keys[None, :] < k_end, tl.dot(q, kt, input_precision="ieee") * scale, float("-inf"))
+        kt = tl.load(
+            k_ptr + (keys[None, :] * H + head) * D + d[:, None],
+            mask=keys[None, :] < k_end,
+            other=0.0,
+        )
+        v = tl.load(
+            v_ptr + (keys[:, None] * H + head) * D + d[None, :],
+            mask=keys[:, None] < v_end,
+            other=0.0,
+        )
+        s = tl.where(
+            keys[None, :] < k_end, tl.dot(q, kt, input_precision="ieee") * scale, float("-inf")
+        )
         p, alpha, m, l = softmax_step(s, m, l)
         acc = tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")
     out = acc / tl.where(l > 0, l, 1.0)[:, None]
@@ -193,15 +244,30 @@ def attend_v1(q, k, v, q_offsets, k_offsets, mask_v=True, block=16):
     longest = int((q_offsets[1:] - q_offsets[:-1]).max())
     grid = (triton.cdiv(longest, block), heads, len(q_offsets) - 1)
     jagged_v1[grid](
-        q, k, v, q_offsets, k_offsets, out, 1 / math.sqrt(dim), len(k), heads, D=dim, BM=block, BN=block, MASK_V=mask_v
+        q,
+        k,
+        v,
+        q_offsets,
+        k_offsets,
+        out,
+        1 / math.sqrt(dim),
+        len(k),
+        heads,
+        D=dim,
+        BM=block,
+        BN=block,
+        MASK_V=mask_v,
     )
     return out
 
 
-print("largest error without a mask on V:", largest_error(attend_v1(*problem, mask_v=False), problem))
+print(
+    "largest error without a mask on V:", largest_error(attend_v1(*problem, mask_v=False), problem)
+)
 
 # %% [markdown]
 # Right on random numbers, so it ships. Weeks later one user's sequence holds a NaN: a bad feature, an overflow upstream. Predict first: whose outputs become NaN?
+
 
 # %%
 def poisoned(problem, sequence):
@@ -214,13 +280,21 @@ def poisoned(problem, sequence):
 
 def sequences_with_nan(out, q_offsets):
     bounds = q_offsets.tolist()
-    return [b for b, (lo, hi) in enumerate(zip(bounds, bounds[1:])) if torch.isnan(out[lo:hi]).any()]
+    return [
+        b for b, (lo, hi) in enumerate(zip(bounds, bounds[1:])) if torch.isnan(out[lo:hi]).any()
+    ]
 
 
 sick = poisoned(problem, 3)
 print("sequence 3 is poisoned")
-print("without a mask on V, NaN in sequences:", sequences_with_nan(attend_v1(*sick, mask_v=False), sick[3]))
-print("with a mask on V,    NaN in sequences:", sequences_with_nan(attend_v1(*sick, mask_v=True), sick[3]))
+print(
+    "without a mask on V, NaN in sequences:",
+    sequences_with_nan(attend_v1(*sick, mask_v=False), sick[3]),
+)
+print(
+    "with a mask on V,    NaN in sequences:",
+    sequences_with_nan(attend_v1(*sick, mask_v=True), sick[3]),
+)
 
 # %% [markdown]
 # **Zero times NaN is NaN.** Sequence 2 has 40 keys, so its last block of 16 holds 8 of its own and 8 of sequence 3. Their probabilities are 0, their values are not numbers. A probability
@@ -239,6 +313,7 @@ print("with a mask on V,    NaN in sequences:", sequences_with_nan(attend_v1(*si
 # Version 1 launches `tiles of the longest x H x B` programs. With skewed lengths almost all of them return at once. That is not free: each costs a launch slot, and on a persistent kernel
 # (chapter 13) a turn. So make a list of the tiles that exist, and launch exactly these. Longest first is a good order: the big ones start early and the small ones fill the gaps (chapter 08).
 
+
 # %%
 @triton.jit
 def jagged_v3(
@@ -253,15 +328,27 @@ def jagged_v3(
     k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)
     d = tl.arange(0, D)
     rows = q_begin + first + tl.arange(0, BM)
-    q = tl.load(q_ptr + (rows[:, None] * H + head) * D + d[None, :], mask=rows[:, None] < q_end, other=0.0)
+    q = tl.load(
+        q_ptr + (rows[:, None] * H + head) * D + d[None, :], mask=rows[:, None] < q_end, other=0.0
+    )
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, D), tl.float32)
     for start in range(k_begin, k_end, BN):
         keys = start + tl.arange(0, BN)
-        kt = tl.load(k_ptr + (keys[None, :] * H + head) * D + d[:, None], mask=keys[None, :] < k_end, other=0.0)
-        v = tl.load(v_ptr + (keys[:, None] * H + head) * D + d[None, :], mask=keys[:, None] < k_end, other=0.0)
-        s = tl.where(keys[None, :] < k_end, tl.dot(q, kt, input_precision="ieee") * scale, float("-inf"))
+        kt = tl.load(
+            k_ptr + (keys[None, :] * H + head) * D + d[:, None],
+            mask=keys[None, :] < k_end,
+            other=0.0,
+        )
+        v = tl.load(
+            v_ptr + (keys[:, None] * H + head) * D + d[None, :],
+            mask=keys[:, None] < k_end,
+            other=0.0,
+        )
+        s = tl.where(
+            keys[None, :] < k_end, tl.dot(q, kt, input_precision="ieee") * scale, float("-inf")
+        )
         p, alpha, m, l = softmax_step(s, m, l)
         acc = tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")
     out = acc / tl.where(l > 0, l, 1.0)[:, None]
@@ -283,7 +370,21 @@ def attend_v3(q, k, v, q_offsets, k_offsets, block=16):
     heads, dim = q.shape[1:]
     seq, row = longest_first(q_offsets, k_offsets, block)
     jagged_v3[(len(seq), heads)](
-        q, k, v, q_offsets, k_offsets, seq, row, out, lse, 1 / math.sqrt(dim), len(q), heads, D=dim, BM=block, BN=block
+        q,
+        k,
+        v,
+        q_offsets,
+        k_offsets,
+        seq,
+        row,
+        out,
+        lse,
+        1 / math.sqrt(dim),
+        len(q),
+        heads,
+        D=dim,
+        BM=block,
+        BN=block,
     )
     return out, lse
 
@@ -301,7 +402,11 @@ print("the query without keys: lse", lse[:, 38].tolist(), "out", out[38].abs().m
 
 # %%
 skewed = make_problem([200, 3, 0, 5, 1, 9, 2, 16], [200, 3, 0, 5, 1, 9, 2, 16], heads=1)
-versions = {"v0: a launch a sequence": attend_v0, "v1: one grid": attend_v1, "v3: a tile list": attend_v3}
+versions = {
+    "v0: a launch a sequence": attend_v0,
+    "v1: one grid": attend_v1,
+    "v3: a tile list": attend_v3,
+}
 counted = {}
 for name, attend in versions.items():
     with emulator.counting() as counted[name]:
@@ -330,7 +435,9 @@ import jfa
 
 q, k, v, q_offsets, k_offsets = problem
 ours = jfa.jagged_flash_attention(q, k, v, q_offsets, k_offsets, 33, 40, backend="portable")
-print("the package's portable kernel, on the emulator, largest error:", largest_error(ours, problem))
+print(
+    "the package's portable kernel, on the emulator, largest error:", largest_error(ours, problem)
+)
 
 # %% [markdown]
 # ## Exercises

@@ -47,17 +47,43 @@ def attempt(launch, **options):
 # %%
 LANES = "32 fp32 lanes\n4 exp2 units"
 MACHINE = {  # heading -> ((x, y, width, height), words, colour)
-    "warps": ((0, 3.2, 6.4, 2.0), "32 threads each, up to 32 warps in a CTA; registers 256 KB, at most 255 a thread", 0),
+    "warps": (
+        (0, 3.2, 6.4, 2.0),
+        "32 threads each, up to 32 warps in a CTA; registers 256 KB, at most 255 a thread",
+        0,
+    ),
     **{f"scheduler {i}": ((0.15 + 1.55 * i, 3.3, 1.4, 1.0), LANES, 0) for i in range(4)},
-    "tensor memory (TMEM)": ((7.0, 3.2, 3.0, 2.0), "128 lanes x 512 columns\nof 4 bytes: accumulators", 4),
-    "shared memory (SMEM)": ((2.9, 1.4, 3.5, 1.3), "228 KB, 128 bytes a clock:\ntiles of A and B, barriers", 2),
-    "tensor core": ((7.0, 1.4, 3.0, 1.3), "D = A B + D, asynchronous\nA: SMEM or TMEM, B: SMEM, D: TMEM", 1),
+    "tensor memory (TMEM)": (
+        (7.0, 3.2, 3.0, 2.0),
+        "128 lanes x 512 columns\nof 4 bytes: accumulators",
+        4,
+    ),
+    "shared memory (SMEM)": (
+        (2.9, 1.4, 3.5, 1.3),
+        "228 KB, 128 bytes a clock:\ntiles of A and B, barriers",
+        2,
+    ),
+    "tensor core": (
+        (7.0, 1.4, 3.0, 1.3),
+        "D = A B + D, asynchronous\nA: SMEM or TMEM, B: SMEM, D: TMEM",
+        1,
+    ),
     "TMA": ((0, 1.4, 2.4, 1.3), "copies boxes between global\nand shared memory, asynchronous", 1),
     "L2 and global memory": ((0, 0.4, 10, 0.5), "", 6),
 }
-LINKS = [("TMA", "L2 and global memory"), ("TMA", "shared memory (SMEM)"), ("shared memory (SMEM)", "warps")]
-LINKS += [("shared memory (SMEM)", "tensor core"), ("tensor memory (TMEM)", "tensor core"), ("tensor memory (TMEM)", "warps")]
-plots.blocks(MACHINE, LINKS, title="one SM of a Blackwell GPU: who computes, what remembers, who moves data")
+LINKS = [
+    ("TMA", "L2 and global memory"),
+    ("TMA", "shared memory (SMEM)"),
+    ("shared memory (SMEM)", "warps"),
+]
+LINKS += [
+    ("shared memory (SMEM)", "tensor core"),
+    ("tensor memory (TMEM)", "tensor core"),
+    ("tensor memory (TMEM)", "warps"),
+]
+plots.blocks(
+    MACHINE, LINKS, title="one SM of a Blackwell GPU: who computes, what remembers, who moves data"
+)
 
 # %% [markdown]
 # | term | what it is |
@@ -77,6 +103,7 @@ plots.blocks(MACHINE, LINKS, title="one SM of a Blackwell GPU: who computes, wha
 #
 # `tlx.local_alloc(shape, dtype, count)` makes `count` buffers of one shape; `buffers[i]` is a view of one. `local_store` and `local_load` move a block between registers and a buffer.
 # A view can be transposed without moving a byte.
+
 
 # %%
 @triton.jit
@@ -106,6 +133,7 @@ attempt(lambda: transpose_in_smem[(1,)](x, out, N=32, FIRST=1))
 # 1. `barrier_expect_bytes(bar, n)` tells the barrier that `n` bytes will come, and counts as one arrival;
 # 2. `async_descriptor_load(desc, buffer, [row, column], bar)` starts the copy and returns at once;
 # 3. `barrier_wait(bar, 0)` returns when phase 0 of the barrier has completed: one arrival, and all the bytes.
+
 
 # %%
 @triton.jit
@@ -168,9 +196,18 @@ plots.segments(
 #
 # Here a producer streams chunks of a wide matrix through a ring of buffers, and a consumer adds up `exp(x)`.
 
+
 # %%
 @triton.jit
-def stream_exp(x_desc, out_ptr, chunks, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, HOLD_BACK: tl.constexpr):
+def stream_exp(
+    x_desc,
+    out_ptr,
+    chunks,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    STAGES: tl.constexpr,
+    HOLD_BACK: tl.constexpr,
+):
     tiles = tlx.local_alloc((ROWS, COLS), tl.float32, STAGES)
     fulls = tlx.alloc_barriers(STAGES, arrive_count=1)
     empties = tlx.alloc_barriers(STAGES, arrive_count=1)
@@ -223,6 +260,7 @@ attempt(lambda: run_stream(hold_back=False), policy="lazy")
 # The emulator also keeps a clock: its *timed* policy knows how many cycles a copy, a load or 4,096 exponentials take on a B200. The picture is a model, not a measurement, and says so.
 # Predict first: with one buffer, which role waits? With three?
 
+
 # %%
 def timeline(launch):
     """The timeline of a launch, modelled on a B200."""
@@ -245,9 +283,19 @@ plots.timelines({"one buffer": one, "three buffers": three})
 # `tlx.local_alloc(..., tlx.storage_kind.tmem)` makes buffers in tensor memory: 128 lanes by 512 columns of 4 bytes, no more. `tlx.async_dot(a, b, acc, use_acc=..., mBarriers=[bar])` starts
 # `acc = a @ b` (or `acc += a @ b`) and returns. Each barrier in `mBarriers` gets one arrival when this product *and every earlier one of the same task* is done.
 
+
 # %%
 @triton.jit
-def one_product(a_desc, b_desc, out_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, WAIT: tl.constexpr, ACCUMULATORS: tl.constexpr):
+def one_product(
+    a_desc,
+    b_desc,
+    out_ptr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    WAIT: tl.constexpr,
+    ACCUMULATORS: tl.constexpr,
+):
     a = tlx.local_alloc((M, K), tl.bfloat16, 1)
     b = tlx.local_alloc((K, N), tl.bfloat16, 1)
     acc = tlx.local_alloc((M, N), tl.float32, ACCUMULATORS, tlx.storage_kind.tmem)
@@ -293,6 +341,7 @@ attempt(lambda: run_product(accumulators=5))
 #
 # Threads and engines reach shared memory by two paths, the *generic* and the *async* proxy. A barrier orders time. It does not make what threads wrote through one path visible on the other. `tlx.fence("async_shared")` does.
 # It belongs between the last `local_store` and whatever lets a TMA store or a tensor core read the buffer.
+
 
 # %%
 @triton.jit

@@ -61,9 +61,18 @@ print(jfa.explain(q, q, q, offsets, offsets, 5, 5))
 # FLOPs do. Nobody can be above the roof, so it shows what there is to win before you write a line.
 
 # %%
-MEASURED_H200 = {"tb_per_s": 4.2, "tflops": 771.0}  # a large copy, an 8192^3 bf16 product on one H200
-MODELLED_B200 = {"tb_per_s": B200["hbm"] * B200["sms"] * B200["clock"] / 1e12, "tflops": B200.peak_flops() / 1e12}
-ROOFS = {"an H200, measured": tuple(MEASURED_H200.values()), "a B200, modelled": tuple(MODELLED_B200.values())}
+MEASURED_H200 = {
+    "tb_per_s": 4.2,
+    "tflops": 771.0,
+}  # a large copy, an 8192^3 bf16 product on one H200
+MODELLED_B200 = {
+    "tb_per_s": B200["hbm"] * B200["sms"] * B200["clock"] / 1e12,
+    "tflops": B200.peak_flops() / 1e12,
+}
+ROOFS = {
+    "an H200, measured": tuple(MEASURED_H200.values()),
+    "a B200, modelled": tuple(MODELLED_B200.values()),
+}
 recorded.roofline([], roofs=ROOFS)
 
 # %% [markdown]
@@ -84,6 +93,7 @@ recorded.roofline([], roofs=ROOFS)
 # Each SM makes 16 exponentials a clock, on both chips. The tensor cores became twice as fast from Hopper to Blackwell, the exponential units did not.
 # So the limit moves. The table counts it, for the forward.
 
+
 # %%
 def floor_rows(names, chip, ceilings):
     """Rows (shape, ms by bytes, by FLOPs, by exponentials, the limit) of a forward."""
@@ -95,7 +105,11 @@ def floor_rows(names, chip, ceilings):
         by_flops = s.flops() / ceilings["tflops"] / 1e9
         by_exps = s.flops() / (4 * s.head_dim) / exps_per_ms
         largest = max(by_bytes, by_flops, by_exps)
-        close = [word for word, ms in (("bytes", by_bytes), ("tensor", by_flops), ("exp", by_exps)) if ms > 0.95 * largest]
+        close = [
+            word
+            for word, ms in (("bytes", by_bytes), ("tensor", by_flops), ("exp", by_exps))
+            if ms > 0.95 * largest
+        ]
         rows.append([name, by_bytes, by_flops, by_exps, " and ".join(close)])
     return rows
 
@@ -137,12 +151,18 @@ def suite_inputs(len_q, len_kv=None, heads=2, **options):
     q = torch.randn(rows_q, heads, 64, generator=generator)
     k, v = (torch.randn(sum(len_kv), 2, 64, generator=generator) for _ in range(2))
     if shared:
-        len_kv = len_kv[:-1]  # a shared query has rows in every sequence: here the NaN rows belong to none
+        len_kv = len_kv[
+            :-1
+        ]  # a shared query has rows in every sequence: here the NaN rows belong to none
     k[sum(len_kv) - (0 if shared else 6) :] = torch.nan
     v[sum(len_kv) - (0 if shared else 6) :] = torch.nan
     tensors = [x.bfloat16().to(DEVICE).requires_grad_() for x in (q, k, v)]
     query_offset = None if shared else layout.offsets_from_lengths([*len_q, 0], device=DEVICE)
-    return tensors, (query_offset, layout.offsets_from_lengths(len_kv, device=DEVICE)), dict(broadcast_q=shared, **options)
+    return (
+        tensors,
+        (query_offset, layout.offsets_from_lengths(len_kv, device=DEVICE)),
+        dict(broadcast_q=shared, **options),
+    )
 
 
 def results(attend, tensors, dtype):
@@ -156,7 +176,9 @@ def results(attend, tensors, dtype):
 def worst_ratio(backend, case):
     """The largest of: error / allowed error, over out, dQ, dK, dV; at most 1 is right. NaN counts as infinitely wrong."""
     tensors, offsets, options = suite_inputs(**case)
-    by_reference = lambda dtype: lambda q, k, v: reference.attention(q, k, v, *offsets, dtype=dtype, **options)
+    by_reference = lambda dtype: (
+        lambda q, k, v: reference.attention(q, k, v, *offsets, dtype=dtype, **options)
+    )
     ours = lambda q, k, v: jfa.jagged_flash_attention(q, k, v, *offsets, backend=backend, **options)
     got = results(ours, tensors, torch.bfloat16)
     truth = results(by_reference(torch.float64), tensors, torch.float64)
@@ -193,8 +215,14 @@ for backend in backends_here():
             ratio, says = float("inf"), f"   {type(error).__name__}: {str(error).splitlines()[0]}"
         verdicts[backend, name] = ratio
         word, seconds = "right" if ratio <= 1 else "WRONG", time.perf_counter() - start
-        print(f"{word}  {backend:<10} {name:<34} error / allowed {ratio:.2f}   {seconds:.1f} s{says}", flush=True)
-print(f"{sum(r <= 1 for r in verdicts.values())} of {len(verdicts)} right, on {HERE}" + ("" if GPU else " (kernels on the emulator)"))
+        print(
+            f"{word}  {backend:<10} {name:<34} error / allowed {ratio:.2f}   {seconds:.1f} s{says}",
+            flush=True,
+        )
+print(
+    f"{sum(r <= 1 for r in verdicts.values())} of {len(verdicts)} right, on {HERE}"
+    + ("" if GPU else " (kernels on the emulator)")
+)
 
 # %% [markdown]
 # ## How to time, and how not to
@@ -210,6 +238,7 @@ print(f"{sum(r <= 1 for r in verdicts.values())} of {len(verdicts)} right, on {H
 # | the median of several runs | one disturbed run moves the mean |
 #
 # `jfa/bench/runner.py` is these five habits in a hundred lines. The last one you can see on any machine. Here is the same small call, forty times.
+
 
 # %%
 def wall_clock_ms(call, runs):
@@ -231,7 +260,14 @@ print(f"first run {times[0]:.3g} ms, then: fastest {min(times[1:]):.3g}, median 
       f"mean {statistics.fmean(times[1:]):.3g}, slowest {max(times[1:]):.3g} ms")  # fmt: skip
 run = list(range(len(times)))
 middle = [statistics.median(times[1:])] * len(run)
-plots.lines(run, {"one run": times, "median": middle}, title=f"the same call forty times, {HERE}", xlabel="run", ylabel="ms", from_zero=True)
+plots.lines(
+    run,
+    {"one run": times, "median": middle},
+    title=f"the same call forty times, {HERE}",
+    xlabel="run",
+    ylabel="ms",
+    from_zero=True,
+)
 
 # %% [markdown]
 # **The likely mistake: no waiting.** On a GPU the next cell times one call twice, without and with waiting for the device.
@@ -271,16 +307,22 @@ print(plots.table(["shape", "GFLOP forward, exact", "padded would be x"], rows))
 # %%
 folder = find_course().state / "results"  # ignored by git
 folder.mkdir(parents=True, exist_ok=True)
-result_file = folder / f"{HERE.replace(',', '').replace(' ', '-')}-{time.strftime('%Y-%m-%d-%H%M')}.json"
+result_file = (
+    folder / f"{HERE.replace(',', '').replace(' ', '-')}-{time.strftime('%Y-%m-%d-%H%M')}.json"
+)
 POINTS = ["pma32", "self", "dense"]
-status = bench.main(["--json", str(result_file), *(["--shapes", *POINTS] if GPU else ["--runs", "5"])])
+status = bench.main(
+    ["--json", str(result_file), *(["--shapes", *POINTS] if GPU else ["--runs", "5"])]
+)
 
 # %%
 here = recorded.Recorded(result_file.stem, json.loads(result_file.read_text()))
 print(here.where)
 if GPU and here.fastest("dense"):
     backend, tflops = here.fastest("dense")
-    print(f"one point: dense forward, {backend}: {tflops:.0f} TFLOP/s = {here.share_of_bound('dense', 'forward'):.0f} % of the roof measured here")
+    print(
+        f"one point: dense forward, {backend}: {tflops:.0f} TFLOP/s = {here.share_of_bound('dense', 'forward'):.0f} % of the roof measured here"
+    )
 
 # %% [markdown]
 # ## What was recorded
@@ -294,8 +336,12 @@ if GPU and here.fastest("dense"):
 known = recorded.read_all()
 columns = ["shape", "ours", "TFLOP/s", "best peer", "TFLOP/s", "ratio", "of bound, %"]
 for result in known:
-    others = dict.fromkeys(t["name"] for t in result.content["timings"] if not recorded.is_ours(t["name"]))
-    print(f"{result.name}: {result.where}\npeers in this run: {', '.join(others) or 'none'}. {result.content.get('note', '')}")
+    others = dict.fromkeys(
+        t["name"] for t in result.content["timings"] if not recorded.is_ours(t["name"])
+    )
+    print(
+        f"{result.name}: {result.where}\npeers in this run: {', '.join(others) or 'none'}. {result.content.get('note', '')}"
+    )
     for way in WAYS:
         print(f"\n{way}\n{plots.table(columns, result.comparison(way))}")
     print()
@@ -305,11 +351,14 @@ if not known:
 # %% [markdown]
 # And under the roof: every recorded GPU, and this one if it is a GPU.
 
+
 # %%
 def under_the_roof(way):
     """The shapes, the roofs, and every result there is."""
     everything = known + ([here] if GPU else [])
-    return recorded.roofline(everything, way, roofs=None if any(r.ceilings for r in everything) else ROOFS)
+    return recorded.roofline(
+        everything, way, roofs=None if any(r.ceilings for r in everything) else ROOFS
+    )
 
 
 under_the_roof("forward")
@@ -332,7 +381,11 @@ for r in same_gpu:
         theirs, mine = r.fastest(shape), here.fastest(shape)
         if theirs and mine:
             rows.append([r.name, shape, theirs[1], mine[1], mine[1] / theirs[1]])
-print(plots.table(["recorded in", "shape", "then, TFLOP/s", "here, TFLOP/s", "here / then"], rows) if rows else "nothing recorded on this device")
+print(
+    plots.table(["recorded in", "shape", "then, TFLOP/s", "here, TFLOP/s", "here / then"], rows)
+    if rows
+    else "nothing recorded on this device"
+)
 
 # %% [markdown]
 # ### Quoted, not measured
@@ -377,7 +430,9 @@ q, k, v = (torch.randn(sum(LENGTHS), 1, 128).bfloat16() for _ in range(3))
 
 def modelled(backend, chip):
     """The timeline of one forward on two SMs of a chip."""
-    launch = lambda: jfa.jagged_flash_attention(q, k, v, tape, tape, max(LENGTHS), max(LENGTHS), backend=backend)
+    launch = lambda: jfa.jagged_flash_attention(
+        q, k, v, tape, tape, max(LENGTHS), max(LENGTHS), backend=backend
+    )
     return record(launch, chip, max_ctas=2, num_sms=2)
 
 
@@ -419,6 +474,7 @@ plots.timelines({f"modelled SM {cta[0]}": (hopper, cta) for cta in hopper.ctas()
 #
 # The emulator has the same five, modelled. Which of the sentences above apply?
 
+
 # %%
 def five_numbers(timeline):
     """Modelled counterparts of the five counters; the unit shares are means over the SMs and the whole run."""
@@ -434,7 +490,10 @@ def five_numbers(timeline):
     }
 
 
-for backend, chip, drawn in (("hopper", H200, hopper), ("blackwell", B200, modelled("blackwell", B200))):
+for backend, chip, drawn in (
+    ("hopper", H200, hopper),
+    ("blackwell", B200, modelled("blackwell", B200)),
+):
     print(f"{backend} forward on two SMs with the rates of the {chip.name}, modelled")
     print("\n".join(f"  {name:<30} {value}" for name, value in five_numbers(drawn).items()))
 
@@ -454,7 +513,14 @@ print(plots.table(["package", "file", "lines of code"], files))
 totals = {}
 for package, _, count in files:
     totals[package] = totals.get(package, 0) + count
-plots.bars(list(totals), {"lines of code": list(totals.values())}, title="kernel sources with their host side, counted", xlabel="package", ylabel="lines of code", form="{:.0f}")
+plots.bars(
+    list(totals),
+    {"lines of code": list(totals.values())},
+    title="kernel sources with their host side, counted",
+    xlabel="package",
+    ylabel="lines of code",
+    form="{:.0f}",
+)
 
 # %% [markdown]
 # Quoted for comparison: about 3.2 thousand lines for JFA on Blackwell against about 10 thousand for FA4. How those were counted is not known, and the

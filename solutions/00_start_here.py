@@ -29,6 +29,7 @@ progress()
 # 1. Run the two cells below as they are. The report says **not started**: that is no fault, only a state.
 # 2. Replace the line marked `YOUR CODE` and run both cells again.
 
+
 # %% tags=["ex-0.1"]
 def count_tokens(lengths):
     """lengths: list of B numbers -> how many tokens they are together."""
@@ -49,6 +50,7 @@ check("0.1", count_tokens)
 #
 # Write `return max(lengths)` first, although you may see already what is wrong with it. Read the report: it names the
 # smallest case that goes wrong. Then mend it. `hint("0.2")` gives a first hint, and calling it again a closer one.
+
 
 # %% tags=["ex-0.2"]
 def longest(lengths):

@@ -33,6 +33,7 @@ progress()
 #
 # Launched as `axpy_kernel[(triton.cdiv(n, BLOCK),)](x, y, out, a, n, BLOCK=64)`. The three tensors end exactly at element `n`.
 
+
 # %% tags=["ex-3.1"]
 @triton.jit
 def axpy_kernel(x_ptr, y_ptr, out_ptr, a, n, BLOCK: tl.constexpr):
@@ -57,9 +58,12 @@ check("3.1", axpy_kernel)
 #
 # Launched on a grid of `(cdiv(rows, BLOCK), cdiv(cols, BLOCK))` with `BLOCK=16`. Limit: at most 1 load for each program.
 
+
 # %% tags=["ex-3.2"]
 @triton.jit
-def transpose_kernel(x_ptr, out_ptr, rows, cols, x_row, x_col, out_row, out_col, BLOCK: tl.constexpr):
+def transpose_kernel(
+    x_ptr, out_ptr, rows, cols, x_row, x_col, out_row, out_col, BLOCK: tl.constexpr
+):
     """out = x transposed; x: [rows, cols], out: [cols, rows], fp32, any strides (in elements)."""
     ### BEGIN SOLUTION
     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
@@ -80,6 +84,7 @@ check("3.2", transpose_kernel)
 # numbers near -200, some near +200: neither may overflow or vanish. `BLOCK` is a power of two and at least `cols`.
 #
 # Launched as `row_lse_kernel[(rows,)](x, out, cols, x.stride(0), BLOCK=triton.next_power_of_2(cols))`.
+
 
 # %% tags=["ex-3.3"]
 @triton.jit
@@ -106,6 +111,7 @@ check("3.3", row_lse_kernel)
 #
 # Launched as `long_softmax_kernel[(rows,)](x, out, cols, x.stride(0), out.stride(0), BLOCK=32)`. Limits: no block larger than 32 elements,
 # and at most 2 loads for each block of a row.
+
 
 # %% tags=["ex-3.4"]
 @triton.jit
@@ -140,9 +146,12 @@ check("3.4", long_softmax_kernel)
 #
 # Launched on `(cdiv(M, BM), cdiv(N, BN))` with `BM=BN=BK=16`. Limit: no block larger than 256 elements.
 
+
 # %% tags=["ex-3.5"]
 @triton.jit
-def scores_kernel(a_ptr, b_ptr, out_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def scores_kernel(
+    a_ptr, b_ptr, out_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):
     """out = A @ B^T; a: [M, K] bf16, b: [N, K] bf16, out: [M, N] fp32, all contiguous."""
     ### BEGIN SOLUTION
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -150,8 +159,12 @@ def scores_kernel(a_ptr, b_ptr, out_ptr, M, N, K, BM: tl.constexpr, BN: tl.const
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
-        a = tl.load(a_ptr + m[:, None] * K + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
-        bt = tl.load(b_ptr + n[None, :] * K + k[:, None], mask=(n[None, :] < N) & (k[:, None] < K), other=0.0)
+        a = tl.load(
+            a_ptr + m[:, None] * K + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0
+        )
+        bt = tl.load(
+            b_ptr + n[None, :] * K + k[:, None], mask=(n[None, :] < N) & (k[:, None] < K), other=0.0
+        )
         acc = tl.dot(a, bt, acc)
     tl.store(out_ptr + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N))
     ### END SOLUTION
@@ -170,6 +183,7 @@ check("3.5", scores_kernel)
 # Launched as `mean_pool_kernel[(num_sequences,)](x, offsets, out, D, BLOCK_L=16, BLOCK_D=triton.next_power_of_2(D))`.
 # Limit: no block larger than 16 rows of `BLOCK_D` columns.
 
+
 # %% tags=["ex-3.6"]
 @triton.jit
 def mean_pool_kernel(x_ptr, offsets_ptr, out_ptr, D, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr):
@@ -183,7 +197,9 @@ def mean_pool_kernel(x_ptr, offsets_ptr, out_ptr, D, BLOCK_L: tl.constexpr, BLOC
     for start in range(begin, end, BLOCK_L):
         r = start + tl.arange(0, BLOCK_L)
         inside = (r[:, None] < end) & (d[None, :] < D)
-        total += tl.sum(tl.load(x_ptr + r[:, None] * D + d[None, :], mask=inside, other=0.0), axis=0)
+        total += tl.sum(
+            tl.load(x_ptr + r[:, None] * D + d[None, :], mask=inside, other=0.0), axis=0
+        )
     count = tl.maximum(end - begin, 1)
     tl.store(out_ptr + b * D + d, total / count, mask=d < D)
     ### END SOLUTION

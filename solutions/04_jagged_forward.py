@@ -36,6 +36,7 @@ progress()
 #
 # Example: lengths `[3, 0, 5]` and block 2 give `(0, 0), (0, 2), (2, 0), (2, 2), (2, 4)`.
 
+
 # %% tags=["ex-4.1"]
 def tile_list(offsets, block):
     """offsets: [B + 1] int32 -> [tiles, 2] int32, rows (sequence, first row inside it)."""
@@ -58,9 +59,23 @@ check("4.1", tile_list)
 # Launched on `(number of tiles, H)`: program `(t, h)` works on the tile `tiles[t] = (sequence, first row)`, a list as in 4.1 with block `BM`. `BM=BN=16`.
 # Limit: no block larger than 512 elements.
 
+
 # %% tags=["ex-4.2"]
 @triton.jit
-def lse_kernel(q_ptr, k_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, lse_ptr, scale, total_q, H, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def lse_kernel(
+    q_ptr,
+    k_ptr,
+    q_offsets_ptr,
+    k_offsets_ptr,
+    tiles_ptr,
+    lse_ptr,
+    scale,
+    total_q,
+    H,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     """lse: [H, total_q] fp32; D is a power of two, 16 or 32."""
     tile, head = tl.program_id(0), tl.program_id(1)
     seq = tl.load(tiles_ptr + 2 * tile)
@@ -70,12 +85,18 @@ def lse_kernel(q_ptr, k_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, lse_ptr, s
     k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)
     d = tl.arange(0, D)
     rows = q_begin + first + tl.arange(0, BM)
-    q = tl.load(q_ptr + (rows[:, None] * H + head) * D + d[None, :], mask=rows[:, None] < q_end, other=0.0)
+    q = tl.load(
+        q_ptr + (rows[:, None] * H + head) * D + d[None, :], mask=rows[:, None] < q_end, other=0.0
+    )
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
     for start in range(k_begin, k_end, BN):
         cols = start + tl.arange(0, BN)
-        kt = tl.load(k_ptr + (cols[None, :] * H + head) * D + d[:, None], mask=cols[None, :] < k_end, other=0.0)
+        kt = tl.load(
+            k_ptr + (cols[None, :] * H + head) * D + d[:, None],
+            mask=cols[None, :] < k_end,
+            other=0.0,
+        )
         s = tl.dot(q, kt, input_precision="ieee") * scale
         s = tl.where(cols[None, :] < k_end, s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, axis=1))
@@ -97,9 +118,12 @@ check("4.2", lse_kernel)
 #
 # Launched as `pv_kernel[(1,)](p, v, acc, valid, ROWS=16, KEYS=16, D=16)`. The tensor `v` has 16 rows, all of them readable. Limit: at most 3 loads.
 
+
 # %% tags=["ex-4.3"]
 @triton.jit
-def pv_kernel(p_ptr, v_ptr, acc_ptr, valid, ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr):
+def pv_kernel(
+    p_ptr, v_ptr, acc_ptr, valid, ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr
+):
     """acc += P @ V[:valid]; p: [ROWS, KEYS] fp32 (zero from column `valid` on), v: [KEYS, D] fp32, acc: [ROWS, D] fp32, in place."""
     r, j, d = tl.arange(0, ROWS), tl.arange(0, KEYS), tl.arange(0, D)
     p = tl.load(p_ptr + r[:, None] * KEYS + j[None, :])
@@ -122,10 +146,25 @@ check("4.3", pv_kernel)
 #
 # Launched as in 4.2, on `(number of tiles, H)`, `BM=BN=16`. Limit: no block larger than 512 elements.
 
+
 # %% tags=["ex-4.4"]
 @triton.jit
-def alibi_kernel(q_ptr, k_ptr, v_ptr, slope_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, out_ptr, scale, H, D: tl.constexpr, DV: tl.constexpr,
-                 BM: tl.constexpr, BN: tl.constexpr):
+def alibi_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    slope_ptr,
+    q_offsets_ptr,
+    k_offsets_ptr,
+    tiles_ptr,
+    out_ptr,
+    scale,
+    H,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     """out: [total_q, H, DV] fp32; slope: [H] fp32; D and DV are powers of two, 16 or 32."""
     tile, head = tl.program_id(0), tl.program_id(1)
     seq = tl.load(tiles_ptr + 2 * tile)
@@ -137,7 +176,9 @@ def alibi_kernel(q_ptr, k_ptr, v_ptr, slope_ptr, q_offsets_ptr, k_offsets_ptr, t
     i = first + tl.arange(0, BM)
     rows = q_begin + i
     slope = tl.load(slope_ptr + head)
-    q = tl.load(q_ptr + (rows[:, None] * H + head) * D + d[None, :], mask=rows[:, None] < q_end, other=0.0)
+    q = tl.load(
+        q_ptr + (rows[:, None] * H + head) * D + d[None, :], mask=rows[:, None] < q_end, other=0.0
+    )
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, DV), tl.float32)
@@ -145,8 +186,12 @@ def alibi_kernel(q_ptr, k_ptr, v_ptr, slope_ptr, q_offsets_ptr, k_offsets_ptr, t
         j = start + tl.arange(0, BN)
         mine = j < k_end - k_begin
         keys = k_begin + j
-        kt = tl.load(k_ptr + (keys[None, :] * H + head) * D + d[:, None], mask=mine[None, :], other=0.0)
-        v = tl.load(v_ptr + (keys[:, None] * H + head) * DV + dv[None, :], mask=mine[:, None], other=0.0)
+        kt = tl.load(
+            k_ptr + (keys[None, :] * H + head) * D + d[:, None], mask=mine[None, :], other=0.0
+        )
+        v = tl.load(
+            v_ptr + (keys[:, None] * H + head) * DV + dv[None, :], mask=mine[:, None], other=0.0
+        )
         s = tl.dot(q, kt, input_precision="ieee") * scale - slope * tl.abs(i[:, None] - j[None, :])
         s = tl.where(mine[None, :], s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, axis=1))
@@ -156,7 +201,9 @@ def alibi_kernel(q_ptr, k_ptr, v_ptr, slope_ptr, q_offsets_ptr, k_offsets_ptr, t
         acc = tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")
         m = m_new
     out = tl.where(l[:, None] > 0, acc / tl.where(l > 0, l, 1.0)[:, None], 0.0)
-    tl.store(out_ptr + (rows[:, None] * H + head) * DV + dv[None, :], out, mask=rows[:, None] < q_end)
+    tl.store(
+        out_ptr + (rows[:, None] * H + head) * DV + dv[None, :], out, mask=rows[:, None] < q_end
+    )
     ### END SOLUTION
 
 
@@ -172,9 +219,12 @@ check("4.4", alibi_kernel)
 # Launched as `pool_kernel[(B, H)](q, k, v, k_offsets, out, scale, H, D=D, BN=16)`. Limits: no block larger than 16 rows of `D` columns,
 # and at most 2 loads for each block of keys and 3 more for each program.
 
+
 # %% tags=["ex-4.5"]
 @triton.jit
-def pool_kernel(q_ptr, k_ptr, v_ptr, k_offsets_ptr, out_ptr, scale, H, D: tl.constexpr, BN: tl.constexpr):
+def pool_kernel(
+    q_ptr, k_ptr, v_ptr, k_offsets_ptr, out_ptr, scale, H, D: tl.constexpr, BN: tl.constexpr
+):
     """out: [B, H, D] fp32; q: [H, D]; k, v: [total_kv, H, D]; D is a power of two."""
     ### BEGIN SOLUTION
     b, head = tl.program_id(0), tl.program_id(1)

@@ -28,6 +28,7 @@ progress()
 # A sequence of `len_q` positions has `len_q * group` packed rows. For key/value head `kv_head`, say of each row of the tile: its position, its *query* head (of all `H`), and whether it exists. Where it does not
 # exist, position and head are -1.
 
+
 # %% tags=["ex-7.1"]
 def packed_rows(first, rows, len_q, group, kv_head):
     """-> (position, head, exists), each [rows]: position and head integers, exists bool."""
@@ -51,11 +52,25 @@ check("7.1", packed_rows)
 #
 # Launched on `(number of tiles, H_kv)` with `BM=BN=16`. Limits: at most 2 loads for each block of keys of each program, and 7 more for each program; no block larger than 512 elements.
 
+
 # %% tags=["ex-7.2"]
 @triton.jit
-def grouped_kernel(q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, out_ptr, scale,
-                   H, H_KV, GROUP: tl.constexpr, D: tl.constexpr,
-                   BM: tl.constexpr, BN: tl.constexpr):
+def grouped_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    q_offsets_ptr,
+    k_offsets_ptr,
+    tiles_ptr,
+    out_ptr,
+    scale,
+    H,
+    H_KV,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     """q, out: [total_q, H, D]; k, v: [total_kv, H_KV, D]; GROUP = H // H_KV; D is 16 or 32."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     seq = tl.load(tiles_ptr + 2 * tile)
@@ -73,10 +88,16 @@ def grouped_kernel(q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr,
     acc = tl.zeros((BM, D), tl.float32)
     for start in range(k_begin, k_end, BN):
         j = start + tl.arange(0, BN)
-        kt = tl.load(k_ptr + (j[None, :] * H_KV + kv_head) * D + d[:, None],
-                     mask=j[None, :] < k_end, other=0.0)
-        v = tl.load(v_ptr + (j[:, None] * H_KV + kv_head) * D + d[None, :],
-                    mask=j[:, None] < k_end, other=0.0)
+        kt = tl.load(
+            k_ptr + (j[None, :] * H_KV + kv_head) * D + d[:, None],
+            mask=j[None, :] < k_end,
+            other=0.0,
+        )
+        v = tl.load(
+            v_ptr + (j[:, None] * H_KV + kv_head) * D + d[None, :],
+            mask=j[:, None] < k_end,
+            other=0.0,
+        )
         s = tl.dot(q, kt, input_precision="ieee") * scale
         s = tl.where(j[None, :] < k_end, s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
@@ -102,10 +123,24 @@ check("7.2", grouped_kernel)
 #
 # Program `(b, h)` of `(B, H)`; `Lq` is at most `BL`. Launched with `BL=16, BN=16`. Limits: at most 2 loads for each block of keys and 4 more for each program; no block larger than 512 elements.
 
+
 # %% tags=["ex-7.3"]
 @triton.jit
-def pooled_kernel(q_ptr, k_ptr, v_ptr, k_offsets_ptr, slots_ptr, out_ptr, scale, LQ, ROWS, H,
-                  D: tl.constexpr, BL: tl.constexpr, BN: tl.constexpr):
+def pooled_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    k_offsets_ptr,
+    slots_ptr,
+    out_ptr,
+    scale,
+    LQ,
+    ROWS,
+    H,
+    D: tl.constexpr,
+    BL: tl.constexpr,
+    BN: tl.constexpr,
+):
     """q [LQ, H, D]; k, v [total_kv, H, D]; slots [B] int32; out [ROWS, H, D]; D is 16 or 32."""
     b, head = tl.program_id(0), tl.program_id(1)
     ### BEGIN SOLUTION
@@ -120,10 +155,12 @@ def pooled_kernel(q_ptr, k_ptr, v_ptr, k_offsets_ptr, slots_ptr, out_ptr, scale,
         acc = tl.zeros((BL, D), tl.float32)
         for start in range(begin, end, BN):
             j = start + tl.arange(0, BN)
-            kt = tl.load(k_ptr + (j[None, :] * H + head) * D + d[:, None],
-                         mask=j[None, :] < end, other=0.0)
-            v = tl.load(v_ptr + (j[:, None] * H + head) * D + d[None, :],
-                        mask=j[:, None] < end, other=0.0)
+            kt = tl.load(
+                k_ptr + (j[None, :] * H + head) * D + d[:, None], mask=j[None, :] < end, other=0.0
+            )
+            v = tl.load(
+                v_ptr + (j[:, None] * H + head) * D + d[None, :], mask=j[:, None] < end, other=0.0
+            )
             s = tl.dot(q, kt, input_precision="ieee") * scale
             s = tl.where(j[None, :] < end, s, float("-inf"))
             m_new = tl.maximum(m, tl.max(s, 1))
@@ -152,6 +189,7 @@ check("7.3", pooled_kernel)
 # Predict `adds`, the atomic adds that one element of dQ gets; `extra`, the elements of memory for partials; and `moved`, the elements written, by atomics (each lane is one) or stores, of partials and of the final dQ. In the contended
 # way the atomics write dQ itself; in the others the pass writes it once. The check asks for numbers that are not shown here.
 
+
 # %% tags=["ex-7.4"]
 def dq_traffic(way, lengths, block, workers, len_q, heads, dim):
     """lengths: list of ints -> (adds, extra, moved), three ints."""
@@ -176,6 +214,7 @@ check("7.4", dq_traffic)
 # is far too small. Find where the numbers are lost. The order of the sum must stay a fixed one, and no part may be read twice.
 #
 # Launched on one program for each 16 elements. Limit: at most as many loads as there are parts, for each program.
+
 
 # %% tags=["ex-7.5"]
 @triton.jit
@@ -209,6 +248,7 @@ check("7.5", sum_kernel)
 # Write both kernels and the launch, for one head. `block_dq` is given: the contribution of one block of keys. `q` is `[LQ, D]`, `k, v` are `[total_kv, D]`, `dout` is `[B, LQ, D]`, `lse` and `delta` are `[B, LQ]`, with natural logarithms. The result
 # is `dq [LQ, D]`, fp32. Sequences may have no keys: their `lse` is -inf, and they contribute nothing. Limit: at most `W * LQ * D + LQ * D` elements stored.
 
+
 # %% tags=["ex-7.6"]
 @triton.jit
 def block_dq(q, k, v, dout, lse, delta, exists, scale):
@@ -226,16 +266,42 @@ def resident_dq(q, k, v, dout, lse, delta, k_offsets, scale, workers):
     partials = torch.empty(workers, len_q, dim)
     dq = torch.empty_like(q)
     walk_kernel[(workers,)](
-        q, k, v, dout, lse, delta, k_offsets, partials, scale, len(k_offsets) - 1, len_q,
-        D=dim, BL=16, BN=16,
+        q,
+        k,
+        v,
+        dout,
+        lse,
+        delta,
+        k_offsets,
+        partials,
+        scale,
+        len(k_offsets) - 1,
+        len_q,
+        D=dim,
+        BL=16,
+        BN=16,
     )
     add_kernel[(len_q,)](partials, dq, workers, len_q, D=dim)
     return dq
 
 
 @triton.jit
-def walk_kernel(q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, k_offsets_ptr, partial_ptr,
-                scale, B, LQ, D: tl.constexpr, BL: tl.constexpr, BN: tl.constexpr):
+def walk_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    dout_ptr,
+    lse_ptr,
+    delta_ptr,
+    k_offsets_ptr,
+    partial_ptr,
+    scale,
+    B,
+    LQ,
+    D: tl.constexpr,
+    BL: tl.constexpr,
+    BN: tl.constexpr,
+):
     worker, workers = tl.program_id(0), tl.num_programs(0)
     i, d = tl.arange(0, BL), tl.arange(0, D)
     row = i[:, None] * D + d[None, :]

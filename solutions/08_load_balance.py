@@ -28,6 +28,7 @@ progress()
 #
 # Which places does one worker run, in order? The check deals with your function to all workers. The chapter's 48 tiles on 8 workers must come out with the loads of the text.
 
+
 # %% tags=["ex-8.1"]
 def zigzag_places(worker, workers, count):
     """worker in 0 .. workers - 1 -> list of ints: its places in the sorted list, by round."""
@@ -56,6 +57,7 @@ check("8.1", zigzag_places)
 #
 # **No host reads**: no number of a tensor may be asked for, so no `.item()`, `.tolist()`, `int(...)`, no `if` or `range` on a tensor, and no operation whose result's size depends on numbers (`nonzero`, `x[mask]`, `repeat_interleave`
 # without `output_size`). And no loop over sequences: at most 60 torch operations, however many sequences there are.
+
 
 # %% tags=["ex-8.2"]
 def sorted_tiles(offsets, total, block_m, block_n):
@@ -87,6 +89,7 @@ check("8.2", sorted_tiles)
 # Write the function that predicts it. Compute it or simulate it, as you like. The check asks for alphas, heads and workers that are not shown here, and compares with a simulation of its own; within 0.015 is right. Ten
 # thousand random batches are enough for that. (If $u$ is uniform on $(0, 1]$, then $u^{-1/\alpha}$ has this distribution.)
 
+
 # %% tags=["ex-8.3"]
 def mega_share(alpha, tiles, heads, workers):
     """-> float in 0 .. 1: the share of batches whose largest tile costs more than the mean load."""
@@ -111,6 +114,7 @@ check("8.3", mega_share)
 # * A program asks exactly once for each tile it runs, before it runs it, so that the answer is there in time. If what it gets lies past the end, it stops and asks no more. So in the end `asked` equals `count`.
 #
 # Each tile is added to `out` once. The kernel below breaks two of the rules. Run the check first. Its report names a line where two programs meet; that is not the line to mend.
+
 
 # %% tags=["ex-8.4"]
 @triton.jit
@@ -152,6 +156,7 @@ check("8.4", queue_kernel)
 #
 # Return the outputs, the plan (one row for each part: sequence, first block, end block; in order), and what the merge costs: a part of a cut tile leaves `D + 1` numbers in memory, a whole tile nothing; `moved` is their
 # total number. `torch.softmax` and `torch.logsumexp` are forbidden, and nested tensors, too. Scores are `q . k / sqrt(D)`. Behind the last offset lie rows of nobody, which hold NaN.
+
 
 # %% tags=["ex-8.5"]
 def attend_in_parts(q, k, v, k_offsets, workers, block):
@@ -195,6 +200,7 @@ check("8.5", attend_in_parts)
 #   launched.
 #
 # The check asks for lengths that are not shown here. One of them is the bench shape `pma32`, whose share is 20.5 %.
+
 
 # %% tags=["ex-8.6"]
 def count_tiles(lengths, block):

@@ -32,6 +32,7 @@ progress()
 #
 # Launched on one program with two descriptors of `[ROWS, COLS]` fp32 tensors and boxes of the same size.
 
+
 # %% tags=["ex-10.1"]
 @triton.jit
 def scale_kernel(x_desc, out_desc, factor, ROWS: tl.constexpr, COLS: tl.constexpr):
@@ -64,6 +65,7 @@ check("10.1", scale_kernel)
 # `barrier_wait(bar, parity)` returns once the phase of that parity has completed: phase 0, 1, 2, ... of a barrier have parity 0, 1, 0, ... A fresh barrier lets parity 1 pass and
 # holds parity 0. Return for round `k`: the buffer's number, the parity the consumer waits for on `full`, and the parity the producer waits for on `empty`.
 
+
 # %% tags=["ex-10.2"]
 def ring_round(k, stages):
     """-> (buffer number, parity the consumer waits for on full, parity the producer waits for on empty)."""
@@ -85,9 +87,12 @@ check("10.2", ring_round)
 # Launched on one program with 1, 2 or 3 stages; the matrix has `chunks * COLS` columns. It stays a producer and a consumer, two async tasks, and
 # every chunk goes through the ring.
 
+
 # %% tags=["ex-10.3"]
 @triton.jit
-def row_max_kernel(x_desc, out_ptr, chunks, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr):
+def row_max_kernel(
+    x_desc, out_ptr, chunks, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr
+):
     """out[r] = max over all columns of x[r]; x: [ROWS, chunks * COLS] fp32."""
     tiles = tlx.local_alloc((ROWS, COLS), tl.float32, STAGES)
     fulls = tlx.alloc_barriers(STAGES, arrive_count=1)
@@ -119,9 +124,12 @@ check("10.3", row_max_kernel)
 #
 # (difficulty 2 of 3, 15 minutes) This kernel adds the chunks of a matrix. Run the check: the report names a barrier, who waits on it, and what arrived there. One line is wrong. Mend it, and leave the rest: 1, 2 or 3 stages, a producer and a consumer, two async tasks, and every chunk goes through the ring.
 
+
 # %% tags=["ex-10.4"]
 @triton.jit
-def row_sum_kernel(x_desc, out_ptr, chunks, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr):
+def row_sum_kernel(
+    x_desc, out_ptr, chunks, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr
+):
     """out[r] = sum over all columns of x[r]; x: [ROWS, chunks * COLS] fp32."""
     # YOUR CODE: one line below is wrong
     tiles = tlx.local_alloc((ROWS, COLS), tl.float32, STAGES)
@@ -156,6 +164,7 @@ check("10.4", row_sum_kernel)
 #
 # (difficulty 3 of 3, 20 minutes) A matrix product over `steps` slices of K, through one pair of buffers. It gives the right numbers as long as the tensor core is quick. The tensor core is not your
 # thread: `async_dot` returns before the product is done. The report names two accesses to one buffer that nothing orders. Mend the order, not the numbers, and keep three async tasks and tensor memory, as given.
+
 
 # %% tags=["ex-10.5"]
 @triton.jit
@@ -202,9 +211,12 @@ check("10.5", gemm_kernel)
 #
 # Launched on one program. Descriptors for A `[M, K]` and B `[K, N]`, bf16; `c` and `out` are `[M, N]` fp32, contiguous. M is 128, N and K are 64 or 128.
 
+
 # %% tags=["ex-10.6"]
 @triton.jit
-def gemm_add_kernel(a_desc, b_desc, c_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+def gemm_add_kernel(
+    a_desc, b_desc, c_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr
+):
     """out = A @ B + C; one tile, accumulated in tensor memory."""
     at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
     ### BEGIN SOLUTION

@@ -34,6 +34,7 @@ progress()
 # Forward there are two products, Q K^T and P V: each pair costs `2 * D` FLOPs in each of them, for each head. Backward there are five such products.
 # Return a whole number.
 
+
 # %% tags=["ex-18.1"]
 def causal_flops(len_q, len_kv, heads, head_dim, backward=False):
     """len_q, len_kv: [B] int64 -> FLOPs of the forward's or the backward's products, an int."""
@@ -62,6 +63,7 @@ check("18.1", causal_flops)
 #
 # All but the log-sum-exp have `itemsize` bytes a number. Leave the offsets out. Return a whole number.
 
+
 # %% tags=["ex-18.2"]
 def pooling_bytes(len_kv, len_q, heads, kv_heads, head_dim, itemsize):
     """len_kv: [B] int64, the others ints -> the fewest bytes of one forward, an int."""
@@ -86,6 +88,7 @@ check("18.2", pooling_bytes)
 #
 # `chip` holds `tb_per_s` (10^12 bytes a second), `tflops` (10^12 FLOPs a second) and `texp_per_s` (10^12 exponentials a second). Return the floor in
 # **milliseconds** and what sets it: `"bytes"`, `"tensor"` or `"exp"`.
+
 
 # %% tags=["ex-18.3"]
 def predict(flops, least_bytes, exponentials, chip):
@@ -116,6 +119,7 @@ check("18.3", predict)
 #
 # `"jfa"` is ours, every other name is a peer. For one `shape` find the *best* peer and say how many times as fast as it we are: above 1 we are
 # faster. A single run is disturbed easily, so compare medians. Return (the peer's name, the ratio). At least one peer has been measured.
+
 
 # %% tags=["ex-18.4"]
 def ratio_to_best_peer(result, shape):
@@ -148,6 +152,7 @@ check("18.4", ratio_to_best_peer)
 #
 # Return (balance, the word).
 
+
 # %% tags=["ex-18.5"]
 def what_bounds(active_cycles, dram, tensor, xu):
     """active_cycles: [SMs] float, the others percent -> (balance, "imbalance" | "bytes" | "tensor" | "exp" | "waiting")."""
@@ -172,6 +177,7 @@ check("18.5", what_bounds)
 #
 # Return (that bound, `pieces`): `pieces` is the smallest number of equal parts into which the *largest* tile must be cut so that a part is no larger
 # than the even share. It is 1 if the largest tile is no problem.
+
 
 # %% tags=["ex-18.6"]
 def makespan_bound(costs, workers):

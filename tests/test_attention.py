@@ -126,7 +126,9 @@ def test_merging_two_halves_by_their_lse_is_the_whole_with_gradients():
 def test_gradcheck_in_fp64(shared):
     arguments = call([2, 3], [3, 2], heads=2, kv_heads=1, dim=4, shared=shared, dtype=torch.float64)
     inputs = [arguments.pop(n) for n in ("query", "key", "value")]
-    assert torch.autograd.gradcheck(lambda q, k, v: jagged_flash_attention(q, k, v, **arguments, return_lse=True), inputs)
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: jagged_flash_attention(q, k, v, **arguments, return_lse=True), inputs
+    )
 
 
 @pytest.mark.parametrize("wanted", ["query", "key", "value", "query key", "key value"])
@@ -275,7 +277,9 @@ def test_maxima_are_hints_and_int64_offsets_work():
     arguments = call()
     expected = jagged_flash_attention(**arguments)
     for maxima in ((4096, 4096), (torch.tensor(17), torch.tensor(9)), (17, 9)):
-        torch.testing.assert_close(jagged_flash_attention(**arguments, max_seq_len_q=maxima[0], max_seq_len_kv=maxima[1]), expected)
+        torch.testing.assert_close(
+            jagged_flash_attention(**arguments, max_seq_len_q=maxima[0], max_seq_len_kv=maxima[1]), expected
+        )
     arguments.update(query_offset=arguments["query_offset"].long(), key_offset=arguments["key_offset"].long())
     torch.testing.assert_close(jagged_flash_attention(**arguments), expected)
 
@@ -327,7 +331,12 @@ def test_offsets_may_have_any_stride(backend):
 
 @pytest.mark.parametrize(
     ("changed", "word"),
-    [(dict(dim=16), "head_dim"), (dict(heads=8), "num_heads"), (dict(dtype=torch.bfloat16), "dtype"), (dict(causal=True), "mask")],
+    [
+        (dict(dim=16), "head_dim"),
+        (dict(heads=8), "num_heads"),
+        (dict(dtype=torch.bfloat16), "dtype"),
+        (dict(causal=True), "mask"),
+    ],
 )
 def test_a_plan_for_another_call_is_refused(changed, word):
     arguments = call()
@@ -399,14 +408,20 @@ def test_tensors_on_meta_have_shapes_and_an_explanation():
 
 def test_numbers_may_come_from_numpy():
     expected = jagged_flash_attention(**call(), window_size=2, max_seq_len_q=17)
-    got = jagged_flash_attention(**call(), window_size=np.int64(2), max_seq_len_q=np.int32(17), sm_scale=np.float64(8**-0.5))
+    got = jagged_flash_attention(
+        **call(), window_size=np.int64(2), max_seq_len_q=np.int32(17), sm_scale=np.float64(8**-0.5)
+    )
     torch.testing.assert_close(got, expected)
 
 
 def test_offsets_beyond_int32_are_not_wrapped_into_valid_ones():
     tensors = [torch.randn(10, 2, 8) for _ in range(3)]
     good = torch.tensor([0, 3, 10])
-    for name, wrong in (("query_offset", [0, 3, 10 + 2**32]), ("key_offset", [0, 3 - 2**32, 10]), ("key_offset", [2**32, 3, 10])):
+    for name, wrong in (
+        ("query_offset", [0, 3, 10 + 2**32]),
+        ("key_offset", [0, 3 - 2**32, 10]),
+        ("key_offset", [2**32, 3, 10]),
+    ):
         offsets = {"query_offset": good, "key_offset": good} | {name: torch.tensor(wrong)}
         for backend in ("auto", "portable"):
             with pytest.raises(ValueError, match=name):
@@ -497,7 +512,9 @@ def test_jacrev_and_functional_call():
     assert torch.allclose(torch.func.jacrev(attend)(q), torch.autograd.functional.jacobian(attend, q), atol=1e-6)
 
 
-@pytest.mark.parametrize("transform", [torch.func.hessian, lambda f: torch.func.grad(torch.func.grad(f))], ids=["hessian", "grad"])
+@pytest.mark.parametrize(
+    "transform", [torch.func.hessian, lambda f: torch.func.grad(torch.func.grad(f))], ids=["hessian", "grad"]
+)
 def test_transforms_that_cannot_work_name_the_operator(transform):
     offsets = torch.tensor([0, 2, 5])
     q = torch.randn(5, 2, 4)

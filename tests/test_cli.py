@@ -51,7 +51,9 @@ def test_a_command_gets_its_arguments_and_gives_the_exit_status(monkeypatch):
 
 def test_a_reader_that_stops_reading_is_no_error():
     program = "import sys; from jfa import cli, lab; lab.main = lambda argv: print('x' * 1000000); sys.exit(cli.main(['lab']))"
-    result = subprocess.run(f"'{sys.executable}' -c \"{program}\" | head -c 10", shell=True, capture_output=True, text=True)
+    result = subprocess.run(
+        f"'{sys.executable}' -c \"{program}\" | head -c 10", shell=True, capture_output=True, text=True
+    )
     assert (result.stdout, result.stderr) == ("x" * 10, "")
 
 

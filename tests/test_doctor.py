@@ -65,7 +65,6 @@ class Installation:
         assert result.returncode == 0, result.stderr
         return doctor.Line(**json.loads(result.stdout))
 
-
     def packages(self) -> list[doctor.Line]:
         """What the doctor says of packages that are not as they were installed."""
         program = "import json; from dataclasses import asdict; from jfa import doctor\n"
@@ -271,7 +270,9 @@ def test_a_file_cut_short_is_named(installation):
     installation.own("jinja2")
     installation.replace("jinja2/lexer.py", "# the disk was full\n")
     (line,) = installation.packages()
-    assert "jinja2/lexer.py is not the file that was installed" in line.text and "force-reinstall jinja2==" in line.repair
+    assert (
+        "jinja2/lexer.py is not the file that was installed" in line.text and "force-reinstall jinja2==" in line.repair
+    )
 
 
 def test_a_package_that_another_needs_is_missed(installation):
@@ -286,7 +287,9 @@ def test_files_beside_the_packages_count_in_a_whole_environment(monkeypatch, tmp
     info = site / "lab-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 1.0\n")
-    (info / "RECORD").write_text("../../share/static/main.js,sha256=x,4\n../../bin/lab,sha256=x,99\nlab.py,sha256=x,0\n")
+    (info / "RECORD").write_text(
+        "../../share/static/main.js,sha256=x,4\n../../bin/lab,sha256=x,99\nlab.py,sha256=x,0\n"
+    )
     (site / "lab.py").write_text("")
     for path in ("share/static/main.js", "bin/lab"):
         (tmp_path / path).parent.mkdir(parents=True)
@@ -320,7 +323,7 @@ def test_a_doctor_that_does_not_start_names_pythonpath(installation, tmp_path):
     assert result.returncode == 1 and "repair: unset PYTHONPATH" in result.stderr and "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("name", ["a b", "it's", "$HOME", "x;y", "-rf", "a\"b", "new\nline", "ü"])
+@pytest.mark.parametrize("name", ["a b", "it's", "$HOME", "x;y", "-rf", 'a"b', "new\nline", "ü"])
 def test_every_repair_is_what_a_shell_needs(name, monkeypatch, tmp_path):
     root = Path("/nowhere") / name
     monkeypatch.setattr(doctor, "_root", lambda: root)

@@ -91,7 +91,9 @@ def test_pooling_needs_a_seed():
 def rank_lines(root):
     """What the four ranks print: rule -> its numbers."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    done = subprocess.run([*command, str(root / "examples" / "balance_ranks.py")], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [*command, str(root / "examples" / "balance_ranks.py")], capture_output=True, text=True, check=True
+    )
     lines = [line for line in done.stdout.splitlines() if "most / mean" in line]
     return {line.split(" tokens [")[0].strip(): [float(n) for n in re.findall(r"\d[\d.e+-]*", line)] for line in lines}
 

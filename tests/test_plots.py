@@ -27,7 +27,9 @@ PICTURES = {
         "3.5",
     ),
     "bands": (
-        lambda: plots.bands([1, 2], {"a": [[1, 2, 4.5], [3, 3, 3]]}, title="t", xlabel="x", ylabel="y", level=(2.0, "two")),
+        lambda: plots.bands(
+            [1, 2], {"a": [[1, 2, 4.5], [3, 3, 3]]}, title="t", xlabel="x", ylabel="y", level=(2.0, "two")
+        ),
         "4",
     ),
     "bars": (lambda: plots.bars(["u", "v"], {"a": [1, 2], "b": [0.25, 4]}, title="t", xlabel="x", ylabel="y"), "0.25"),
@@ -44,11 +46,15 @@ PICTURES = {
     "online_walk": (lambda: plots.online_walk([1.0, 2.0, 0.0, 5.0], 2), "0.04979"),  # exp(2 - 5)
     "panels": (lambda: plots.panels(["one", "two"], {"cycles": ([10.4, 20.6], "{:.0f}")}, title="t"), "21"),
     "segments": (
-        lambda: plots.segments({"row": [plots.Segment(0, 3, "mine"), plots.Segment(3, 5, "", None)]}, title="t", xlabel="x"),
+        lambda: plots.segments(
+            {"row": [plots.Segment(0, 3, "mine"), plots.Segment(3, 5, "", None)]}, title="t", xlabel="x"
+        ),
         "3   8  nobody's",
     ),
     "blocks": (
-        lambda: plots.blocks({"A": ((0, 0, 1, 1), "two\nlines", 0), "B": ((2, 0, 1, 3), "", 1)}, [("A", "B")], title="t"),
+        lambda: plots.blocks(
+            {"A": ((0, 0, 1, 1), "two\nlines", 0), "B": ((2, 0, 1, 3), "", 1)}, [("A", "B")], title="t"
+        ),
         "A: two lines\nB\nA <-> B",
     ),
     "owners": (
@@ -83,7 +89,9 @@ def test_a_picture_has_an_image_its_numbers_and_axis_labels(name):
 
 
 def test_words_that_do_not_fit_into_a_stretch_stand_above_it():
-    picture = plots.segments({"row": [plots.Segment(0, 95, "a"), plots.Segment(95, 5, "program 3")]}, title="t", xlabel="x")
+    picture = plots.segments(
+        {"row": [plots.Segment(0, 95, "a"), plots.Segment(95, 5, "program 3")]}, title="t", xlabel="x"
+    )
     assert [text.get_va() for text in picture.figure.axes[0].texts] == ["center", "bottom"]
 
 
@@ -118,7 +126,9 @@ def test_table_aligns_numbers_right():
 def test_a_long_title_is_wrapped_not_cut_off(name, monkeypatch):
     long = "a title that is far too long for the width that this small figure has " * 3
     make = {
-        "block_map": lambda: plots.block_map(block_kinds(Band.make(True), 8, 8, 4, 4), title=long, block_m=4, block_n=4),
+        "block_map": lambda: plots.block_map(
+            block_kinds(Band.make(True), 8, 8, 4, 4), title=long, block_m=4, block_n=4
+        ),
         "bars": lambda: plots.bars(["u"], {"a": [1]}, title=long, xlabel="x", ylabel="y"),
         "panels": lambda: plots.panels(["u"], {"a": ([1], "{}")}, title=long),
         "histograms": lambda: plots.histograms({"u": [1, 2, 3]}, title=long, xlabel="x"),

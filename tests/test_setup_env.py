@@ -93,7 +93,9 @@ def test_a_missing_ensurepip_names_the_package_to_install(setup_env, monkeypatch
 def test_pip_failures_are_explained(setup_env):
     log = "Collecting torch\nERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
     assert "The disk is full" in setup_env.explain_failure(log)
-    log = "WARNING: Retrying: NewConnectionError('Failed to establish a new connection')\nERROR: No matching distribution"
+    log = (
+        "WARNING: Retrying: NewConnectionError('Failed to establish a new connection')\nERROR: No matching distribution"
+    )
     assert "Is there a network?" in setup_env.explain_failure(log)
 
 
@@ -147,7 +149,7 @@ def make_wheel(folder: Path, name: str, version: str, files: dict[str, str]) -> 
 
 
 # Stands for setuptools, which is no tiny wheel: an editable install that writes a .pth file.
-BACKEND = '''
+BACKEND = """
 import os, zipfile
 
 def build_editable(directory, settings=None, metadata=None):
@@ -158,7 +160,7 @@ def build_editable(directory, settings=None, metadata=None):
         wheel.writestr("jfa-0.1.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
         wheel.writestr("jfa-0.1.0.dist-info/RECORD", "")
     return name
-'''
+"""
 
 
 class Checkout:
@@ -189,7 +191,10 @@ class Checkout:
     def serve_torch(self, kind: str) -> None:
         """Which build pip's index has."""
         cuda = "None" if kind == "cpu" else "'13.0'"
-        files = {"torch/__init__.py": "", "torch/version.py": f"from typing import Optional\ncuda: Optional[str] = {cuda}\n"}
+        files = {
+            "torch/__init__.py": "",
+            "torch/version.py": f"from typing import Optional\ncuda: Optional[str] = {cuda}\n",
+        }
         make_wheel(self.wheels, "torch", "2.13.0", files)
 
     def setup(self, *words: str, index: bool = True) -> subprocess.CompletedProcess:
@@ -304,7 +309,11 @@ def test_gpu_1_replaces_the_cpu_build_and_a_later_start_keeps_the_cuda_build(rea
 
 
 def test_the_size_told_of_a_cuda_build_counts_its_libraries(setup_env, monkeypatch, tmp_path, capsys):
-    for name, size in (("torch-2.13.0+cu130", 500_000_000), ("nvidia_cublas-13.1", 600_000_000), ("nvidia_nvtx-13", 100_000_000)):
+    for name, size in (
+        ("torch-2.13.0+cu130", 500_000_000),
+        ("nvidia_cublas-13.1", 600_000_000),
+        ("nvidia_nvtx-13", 100_000_000),
+    ):
         (tmp_path / f"{name}.dist-info").mkdir()
         (tmp_path / f"{name}.dist-info" / "RECORD").write_text(f"some/file.so,sha256=x,{size}\nRECORD,,\n")
     monkeypatch.setattr(setup_env, "site_packages", lambda: tmp_path)

@@ -18,7 +18,9 @@ OFFSETS = offsets_from_lengths(LENGTHS)
 def pooled(seeds, history, **kwargs):
     """[B * Lq, 1, D] answers of shared seeds [Lq, D] over a packed history [total, D]."""
     x = history[:, None]
-    return jfa.jagged_flash_attention(seeds[:, None], x, x, None, OFFSETS, len(seeds), max(LENGTHS), broadcast_q=True, **kwargs)
+    return jfa.jagged_flash_attention(
+        seeds[:, None], x, x, None, OFFSETS, len(seeds), max(LENGTHS), broadcast_q=True, **kwargs
+    )
 
 
 def by_sequence(seeds, history):
@@ -40,7 +42,10 @@ def test_the_sketch_of_the_seed_and_its_batch_mean(backend):
 
 def test_the_gradient_of_a_shared_query_is_the_sum_over_the_sequences():
     torch.manual_seed(1)
-    seeds, history = torch.randn(4, 32, dtype=torch.float64, requires_grad=True), torch.randn(45, 32, dtype=torch.float64)
+    seeds, history = (
+        torch.randn(4, 32, dtype=torch.float64, requires_grad=True),
+        torch.randn(45, 32, dtype=torch.float64),
+    )
     weight = torch.randn(5, 4, 32, dtype=torch.float64)
     (whole,) = torch.autograd.grad((pooled(seeds, history).reshape(5, 4, 32) * weight).sum(), seeds)
     each = [torch.autograd.grad((by_sequence(seeds, history)[b] * weight[b]).sum(), seeds)[0] for b in range(5)]

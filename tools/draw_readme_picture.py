@@ -74,7 +74,9 @@ def picture():
     yield rectangle(0, 0, WIDTH, 300, "#ffffff", "none")
     yield from padded(20, 40)
     yield from packed(20, 180)
-    yield text(20, 258, "Offsets instead of padding: no token is stored, loaded or multiplied that is not there.", size=13)
+    yield text(
+        20, 258, "Offsets instead of padding: no token is stored, loaded or multiplied that is not there.", size=13
+    )
     yield text(20, 278, "The kernels walk a list of tiles with work; empty tiles are not in it.", size=13)
     yield text(700, 30, "scores: the tiles that are computed", weight="bold")
     yield from scores(700, 42, 4.6)

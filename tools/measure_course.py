@@ -32,7 +32,9 @@ def seconds_until_lab_answers(checkout: Path) -> float:
         port = listener.getsockname()[1]
     command = ["make", "lab", f"LAB=--no-browser --port={port} --IdentityProvider.token=t"]
     started = time.perf_counter()
-    process = subprocess.Popen(command, cwd=checkout, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, cwd=checkout, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         while process.poll() is None:
             try:

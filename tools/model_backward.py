@@ -62,7 +62,9 @@ def shared_queries(group: int) -> None:
         problem, num_heads=group, num_batches=6, rows_out=6 * 32, broadcast_q=True, max_seq_len_q=0,
         key_offset=offsets_from_lengths([512] * 6),
     )  # fmt: skip
-    dout = torch.randn(problem.rows_out, group, problem.head_dim, generator=torch.Generator().manual_seed(1)).to(q.dtype)
+    dout = torch.randn(problem.rows_out, group, problem.head_dim, generator=torch.Generator().manual_seed(1)).to(
+        q.dtype
+    )
     rows, lists = padded_rows(problem, host.BLOCK), host.backward_lists(problem)
     constants = row_constants(problem, rows, torch.zeros_like(dout), dout, torch.zeros(group, problem.rows_out), None)
     dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
@@ -83,7 +85,9 @@ def schedules(seeds: int = 20, sms: int = 148, heads: int = 4) -> None:
         ("self causal, B128, log-uniform 16..4096", 128, 16, 4096, True),
         ("self, B16, log-uniform 128..8192", 16, 128, 8192, False),
     ):
-        ratios = torch.tensor([_ratios(seed, batches, least, most, causal, sms, heads) for seed in range(seeds)]).mean(0)
+        ratios = torch.tensor([_ratios(seed, batches, least, most, causal, sms, heads) for seed in range(seeds)]).mean(
+            0
+        )
         print(f"  {name:48}  {ratios[0]:9.2f}  {ratios[1]:6.2f}  {ratios[2]:6.2f}")
 
 
@@ -101,7 +105,8 @@ def _ratios(seed: int, batches: int, least: int, most: int, causal: bool, sms: i
     for i, cost in enumerate(costs.tolist()):
         dealt[i % sms] += cost
     folded = [
-        sum(order[s] for r in range(len(order) // sms + 1) if (s := zigzag_slot(r, w, sms)) < len(order)) for w in range(sms)
+        sum(order[s] for r in range(len(order) // sms + 1) if (s := zigzag_slot(r, w, sms)) < len(order))
+        for w in range(sms)
     ]
     free = [0.0] * sms
     for cost in order:

@@ -147,7 +147,9 @@ def ensure_environment(gpu):
     kind = torch_kind(site_packages())
     report_torch(kind)
     if gpu and kind != "cuda":
-        raise SetupError("GPU=1 asks for PyTorch's CUDA build, but pip's index gave its CPU build (see pip config list).")
+        raise SetupError(
+            "GPU=1 asks for PyTorch's CUDA build, but pip's index gave its CPU build (see pip config list)."
+        )
     step(4, "Triton with TLX")
     if triton_damage(site_packages()) is not None:
         repair_triton(site_packages())
@@ -238,7 +240,9 @@ def answers(url, seconds):
         try:
             urllib.request.urlopen(url, timeout=seconds).close()
             result.append(True)
-        except Exception:  # no network, no such host, refused, an error page, a broken proxy: all mean "go on without it"
+        except (
+            Exception
+        ):  # no network, no such host, refused, an error page, a broken proxy: all mean "go on without it"
             pass
 
     thread = threading.Thread(target=ask, daemon=True)
@@ -248,7 +252,7 @@ def answers(url, seconds):
 
 
 def torch_kind(site):
-    """"cpu", "cuda" or None where torch is not installed; read from torch's version file, not by importing it."""
+    """ "cpu", "cuda" or None where torch is not installed; read from torch's version file, not by importing it."""
     try:
         text = (site / "torch" / "version.py").read_text()
     except OSError:
@@ -371,7 +375,11 @@ def last_log_line():
     """What pip is doing: the last line of its log that says so. Once it has everything, it unpacks and says nothing more."""
     lines = [line.strip() for line in (STATE / "setup.log").read_text().splitlines()]
     last = next((line for line in reversed(lines) if line and not line.startswith("WARNING")), "")
-    return "unpacking" if re.match(r"Installing collected|Attempting uninstall|Found existing|Successfully unin", last) else last
+    return (
+        "unpacking"
+        if re.match(r"Installing collected|Attempting uninstall|Found existing|Successfully unin", last)
+        else last
+    )
 
 
 def explain_failure(log):
@@ -385,7 +393,9 @@ def explain_failure(log):
         r"No matching distribution|from versions: none": "pip's index has no such version for this Python and platform.",
     }
     hints = [hint for pattern, hint in causes.items() if re.search(pattern, log)]
-    return "\n".join(["pip failed; the end of .jfa/setup.log:", tail] + hints[:1] + ["Run the same command again to go on."])
+    return "\n".join(
+        ["pip failed; the end of .jfa/setup.log:", tail] + hints[:1] + ["Run the same command again to go on."]
+    )
 
 
 def forget_downloads():

@@ -80,7 +80,9 @@ def jagged_flash_attention(
         TypeError, ValueError: naming the argument that is wrong.
     """
     nested = broadcast_q is not True and arguments.is_nested(query)
-    query, key, value, query_offset, key_offset, restore = arguments.unwrap_nested(query, key, value, query_offset, key_offset)
+    query, key, value, query_offset, key_offset, restore = arguments.unwrap_nested(
+        query, key, value, query_offset, key_offset
+    )
     query, key, value = arguments.autocast(query, key, value)
     arguments.check_switches(broadcast_q, deterministic, return_lse, check_offsets)
     band = Band.make(causal, window_size)
@@ -101,7 +103,9 @@ def jagged_flash_attention(
         backend = registry.pick(problem, backend)
     elif not isinstance(backend, str):
         raise TypeError(f"backend must be a string, got {type(backend).__name__}")
-    call = op.Call(problem, backend, list(plan.tensors) if plan is not None else None, bool(check_offsets), query_offset)
+    call = op.Call(
+        problem, backend, list(plan.tensors) if plan is not None else None, bool(check_offsets), query_offset
+    )
     out, lse = attend(query, key, value, call)
     if nested:
         out = restore(out)
@@ -219,7 +223,9 @@ def explain(
 
     Takes the same arguments and raises the same errors about them. Printable; runs nothing and waits for nothing.
     """
-    query, key, value, query_offset, key_offset, _ = arguments.unwrap_nested(query, key, value, query_offset, key_offset)
+    query, key, value, query_offset, key_offset, _ = arguments.unwrap_nested(
+        query, key, value, query_offset, key_offset
+    )
     query, key, value = arguments.autocast(query, key, value)
     arguments.check_switches(broadcast_q, deterministic, return_lse, check_offsets)
     check_arguments(query, key, value, query_offset, key_offset, broadcast_q, output_offset)

@@ -23,7 +23,9 @@ AUTOCAST = (torch.bfloat16, torch.float16, torch.float32)  # fp64 stays
 
 
 # ------------------------------------------------------------------------------------------------------- without contents
-def check_arguments(query, key, value, query_offset, key_offset, broadcast_q=False, output_offset=None, device=None) -> None:
+def check_arguments(
+    query, key, value, query_offset, key_offset, broadcast_q=False, output_offset=None, device=None
+) -> None:
     """Check types, layouts, shapes, dtypes, devices and head counts; no tensor's contents are read.
 
     Raises:
@@ -41,13 +43,21 @@ def check_arguments(query, key, value, query_offset, key_offset, broadcast_q=Fal
         if x.dtype != query.dtype or x.device != query.device:
             raise ValueError(f"{name} is {x.dtype} on {x.device}, but query is {query.dtype} on {query.device}")
         if x.shape[0] > LARGEST_INT32:
-            raise ValueError(f"{name} has {x.shape[0]} rows; offsets are int32, so at most {LARGEST_INT32} can be addressed")
+            raise ValueError(
+                f"{name} has {x.shape[0]} rows; offsets are int32, so at most {LARGEST_INT32} can be addressed"
+            )
     _check_shapes(query, key, value)
-    _check_offsets(query, query_offset, key_offset, broadcast_q, output_offset, query.device if device is None else device)
+    _check_offsets(
+        query, query_offset, key_offset, broadcast_q, output_offset, query.device if device is None else device
+    )
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
-    (_, heads, dim), (rows_kv, kv_heads, key_dim), (value_rows, value_heads, value_dim) = query.shape, key.shape, value.shape
+    (_, heads, dim), (rows_kv, kv_heads, key_dim), (value_rows, value_heads, value_dim) = (
+        query.shape,
+        key.shape,
+        value.shape,
+    )
     if rows_kv != value_rows or kv_heads != value_heads:
         raise ValueError(
             f"key and value must have the same rows and heads, got {tuple(key.shape[:2])} and {tuple(value.shape[:2])}"

@@ -79,7 +79,9 @@ def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tup
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return _Attention.apply(query, key, value, call)
     with torch.no_grad():
-        return run_forward(prepare(call.problem, call.check, call.query_offset), call.backend, query, key, value, call.plan)
+        return run_forward(
+            prepare(call.problem, call.check, call.query_offset), call.backend, query, key, value, call.plan
+        )
 
 
 class _Attention(torch.autograd.Function):
@@ -214,7 +216,23 @@ def op_arguments(call: Call, query_offset, key_offset, output_offset) -> tuple:
 
 def _problem_of(query, key, value, arguments: Sequence) -> tuple[Problem, str, list[Tensor] | None]:
     """Return (problem, backend, plan) of an op's trailing arguments, in the order of ``_COMMON``."""
-    q_off, k_off, o_off, plan_tensors, scale, lo_s, lo_e, hi_s, hi_e, broadcast, determ, backend, check, max_q, max_kv = arguments
+    (
+        q_off,
+        k_off,
+        o_off,
+        plan_tensors,
+        scale,
+        lo_s,
+        lo_e,
+        hi_s,
+        hi_e,
+        broadcast,
+        determ,
+        backend,
+        check,
+        max_q,
+        max_kv,
+    ) = arguments
     band = Band(lo_s, lo_e, hi_s, hi_e)
     problem = make_problem(query, key, value, q_off, k_off, o_off, scale, band, broadcast, determ, max_q, max_kv)
     problem = prepare(problem, check, q_off)
@@ -284,7 +302,9 @@ class _DifferentiableOnce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        raise NotImplementedError("jagged_flash_attention has no double backward: its gradients cannot be differentiated again")
+        raise NotImplementedError(
+            "jagged_flash_attention has no double backward: its gradients cannot be differentiated again"
+        )
 
 
 def _differentiable_once(grads: list[Tensor | None], *inputs: Tensor | None) -> list[Tensor | None]:

@@ -22,9 +22,13 @@ from jfa.bench.runner import Timing
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    p = argparse.ArgumentParser(prog="jfa bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        prog="jfa bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--shapes", nargs="+", metavar="NAME", help=f"of {', '.join(shapes.SHAPES)}")
-    p.add_argument("--peers", nargs="*", metavar="NAME", help=f"of {', '.join(peers.PEERS)}, or NAME=PATH of a Python package")
+    p.add_argument(
+        "--peers", nargs="*", metavar="NAME", help=f"of {', '.join(peers.PEERS)}, or NAME=PATH of a Python package"
+    )
     p.add_argument("--backend", nargs="+", default=["auto"], help="backends of the op to measure")
     p.add_argument("--runs", type=int, default=20, help="timed runs; the median counts")
     p.add_argument("--forward-only", action="store_true")
@@ -47,7 +51,9 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     chosen = [known[n] for n in args.shapes or (tiny if device.type == "cpu" else shapes.DEFAULT)]
     if device.type == "cpu":
-        print("No CUDA GPU here: this times the PyTorch reference on the CPU. It says nothing about the kernels' speed.")
+        print(
+            "No CUDA GPU here: this times the PyTorch reference on the CPU. It says nothing about the kernels' speed."
+        )
     implementations = _implementations(args, device)
     extra = {"ceilings": runner.ceilings()} if device.type == "cuda" else {}
     timings = []
@@ -139,12 +145,20 @@ def plot(result: dict, path: str) -> None:
 
     names = list(dict.fromkeys(t["name"] for t in result["timings"]))
     labels = list(dict.fromkeys(t["shape"] for t in result["timings"]))
-    value = {(t["shape"], t["name"], w): t[w] or 0.0 for t in result["timings"] for w in ("forward_tflops", "backward_tflops")}
+    value = {
+        (t["shape"], t["name"], w): t[w] or 0.0
+        for t in result["timings"]
+        for w in ("forward_tflops", "backward_tflops")
+    }
     for way in ("forward", "backward"):
         series = {n: [value.get((s, n, f"{way}_tflops"), 0.0) for s in labels] for n in names}
         env = result["environment"]
         picture = plots.bars(
-            labels, series, title=f"{way}, {env['device']}, {env['date']}", xlabel="shape", ylabel="TFLOP/s (allowed pairs)"
+            labels,
+            series,
+            title=f"{way}, {env['device']}, {env['date']}",
+            xlabel="shape",
+            ylabel="TFLOP/s (allowed pairs)",
         )
         target = Path(path)
         picture.save(target.with_stem(f"{target.stem}-{way}"))

@@ -100,7 +100,9 @@ def flex(inputs: Inputs) -> Call:
     import torch._functorch.config
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    torch._functorch.config.donated_buffer = False  # else its backward runs only once a forward, and the timing keeps the graph
+    torch._functorch.config.donated_buffer = (
+        False  # else its backward runs only once a forward, and the timing keeps the graph
+    )
     shape = inputs.shape
     query, query_offset = inputs.expanded_query()
     q_id, q_pos = _numbers(query_offset, query.shape[0])

@@ -34,7 +34,9 @@ QUOTED = (
     Quoted("B200", "zigzag order alone: about 20 % of the jagged forward", _CHAPTER),
     Quoted("B200", "JFA is about 3.2 thousand lines, FA4 about 10 thousand", _CHAPTER),
     Quoted("B200", "FA4: 1613 TFLOP/s, 71 % of the peak, 1.3 times cuDNN 9.13", _FA4),
-    Quoted("B200", "longest first: 4-8 % with as many key heads as query heads, 7-14 % with 8 query heads a key head", _FA4),
+    Quoted(
+        "B200", "longest first: 4-8 % with as many key heads as query heads, 7-14 % with 8 query heads a key head", _FA4
+    ),
 )
 
 
@@ -60,14 +62,20 @@ class Recorded:
         """GPU, driver, versions and date in one line."""
         env = self.content["environment"]
         parts = [env.get("device", "unknown device")]
-        parts += [f"{key} {env[key]}" for key in ("driver", "cuda", "torch", "triton") if env.get(key, "None") != "None"]
+        parts += [
+            f"{key} {env[key]}" for key in ("driver", "cuda", "torch", "triton") if env.get(key, "None") != "None"
+        ]
         return ", ".join([*parts, env.get("date", "no date")])
 
     @property
     def ceilings(self) -> tuple[float, float] | None:
         """(TB/s of a copy, TFLOP/s of a bf16 matrix product) measured in the same run, if it measured them."""
         found = self.content.get("ceilings", {})
-        return (found["copy_tb_per_s"], found["bf16_tflops"]) if "copy_tb_per_s" in found and "bf16_tflops" in found else None
+        return (
+            (found["copy_tb_per_s"], found["bf16_tflops"])
+            if "copy_tb_per_s" in found and "bf16_tflops" in found
+            else None
+        )
 
     def shapes(self) -> list[str]:
         """Names of the shapes in it, in their order."""
@@ -125,7 +133,9 @@ def read_all(folder: Path = FOLDER) -> list[Recorded]:
     return found
 
 
-def roofline(results: Iterable[Recorded], way: str = "forward", roofs: dict | None = None, names: Iterable[str] = shapes.DEFAULT):
+def roofline(
+    results: Iterable[Recorded], way: str = "forward", roofs: dict | None = None, names: Iterable[str] = shapes.DEFAULT
+):
     """Our fastest backend of every GPU result under the roof that its run measured; a :class:`jfa.plots.Picture`.
 
     ``roofs`` adds more, name -> (TB/s, TFLOP/s): for a first look at the shapes no result is needed.

@@ -37,7 +37,9 @@ class Timing:
     note: str = ""
 
 
-def measure(inputs: Inputs, name: str, build: Callable[[Inputs], Call], runs: int = 20, backward: bool = True) -> Timing:
+def measure(
+    inputs: Inputs, name: str, build: Callable[[Inputs], Call], runs: int = 20, backward: bool = True
+) -> Timing:
     """Build, warm up and time an implementation; what it cannot do ends in the note."""
     timing = Timing(inputs.shape.name, name)
     try:

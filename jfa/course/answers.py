@@ -29,7 +29,9 @@ class Pristine:
         """Sources of the shipped cells above an exercise that its answer may use."""
         if self.skeleton is None:
             return []
-        above = next((i for i, c in enumerate(self.skeleton.cells) if _is_tagged(c, exercise)), len(self.skeleton.cells))
+        above = next(
+            (i for i, c in enumerate(self.skeleton.cells) if _is_tagged(c, exercise)), len(self.skeleton.cells)
+        )
         return [c.source for c in self.skeleton.cells[:above] if _is_helper(c)]
 
     def shipped(self) -> set[str]:
@@ -59,7 +61,11 @@ def from_notebook(notebook: Notebook, exercise: Exercise, pristine: Pristine) ->
         return None
     given, shipped = pristine.given(exercise), pristine.shipped()
     first, last = found[0], found[-1]
-    own = [i for i, c in enumerate(notebook.cells) if _is_helper(c) and _fingerprint(c.code) not in shipped and i not in found]
+    own = [
+        i
+        for i, c in enumerate(notebook.cells)
+        if _is_helper(c) and _fingerprint(c.code) not in shipped and i not in found
+    ]
     between = [i for i in own if first < i < last]
     # A helper between two parts of an answer may need the first part: both run in their order, then the answer as a whole.
     above = [i for i in range(last) if i in own or between and i in found]
@@ -81,7 +87,9 @@ def answer_cells(notebook: Notebook, exercise: Exercise, pristine: Pristine) -> 
     untagged = [i for i, c in enumerate(cells) if _is_helper(c) and _defines(c, exercise.name)]
     until = max(checks, default=-1)
     since = tagged[0] if tagged else 0
-    return sorted({*tagged, *(i for i in untagged if since < i <= until and _fingerprint(cells[i].code) not in shipped)})
+    return sorted(
+        {*tagged, *(i for i in untagged if since < i <= until and _fingerprint(cells[i].code) not in shipped)}
+    )
 
 
 def remarks(notebook: Notebook, exercise: Exercise, pristine: Pristine) -> list[str]:
@@ -94,7 +102,9 @@ def remarks(notebook: Notebook, exercise: Exercise, pristine: Pristine) -> list[
         words = "alike, so it does not matter which counts" if same else "the last of them counts"
         notes.append(f"{len(defining)} cells define `{exercise.name}` for {exercise.id}; {words}.")
     if defining and not any(_is_tagged(c, exercise) for c in found):
-        notes.append(f"The cell that defines `{exercise.name}` has lost its tag {exercise.tag}; it was found by the name.")
+        notes.append(
+            f"The cell that defines `{exercise.name}` has lost its tag {exercise.tag}; it was found by the name."
+        )
     return notes
 
 

@@ -49,7 +49,12 @@ class _Plan:
         """Whether the learner added lines to a shipped cell and took none away."""
         lines = iter(_lines(cell))
         same_kind = (cell.kind, cell.tags) == (shipped.kind, shipped.tags) and not _is_exercise(shipped)
-        return same_kind and _key(cell) not in self.shipped and bool(_lines(shipped)) and all(s in lines for s in _lines(shipped))
+        return (
+            same_kind
+            and _key(cell) not in self.shipped
+            and bool(_lines(shipped))
+            and all(s in lines for s in _lines(shipped))
+        )
 
     def _is_own(self, cell: Cell) -> bool:
         if not cell.source.strip() or _key(cell) in self.shipped:
@@ -59,7 +64,11 @@ class _Plan:
 
     def is_up_to_date(self) -> bool:
         """Whether every shipped cell is there and no outdated one."""
-        outdated = [i for i in range(len(self.mine)) if i not in self.own and self.mine[i].source.strip() and self._is_outdated(i)]
+        outdated = [
+            i
+            for i in range(len(self.mine))
+            if i not in self.own and self.mine[i].source.strip() and self._is_outdated(i)
+        ]
         return not outdated and set(self.homes.values()) == set(range(len(self.skeleton)))
 
     def _is_outdated(self, i: int) -> bool:
@@ -71,7 +80,9 @@ class _Plan:
 
     def answered(self) -> int:
         """How many exercises of the skeleton have an answer that somebody worked on."""
-        return len({k for i, k in self.homes.items() if _is_exercise(self.mine[i]) and _key(self.mine[i]) not in self.shipped})
+        return len(
+            {k for i, k in self.homes.items() if _is_exercise(self.mine[i]) and _key(self.mine[i]) not in self.shipped}
+        )
 
     def cells(self) -> list[Cell]:
         """The new file's cells: each the learner's object where it is theirs or unchanged, else the skeleton's."""
@@ -94,7 +105,11 @@ class _Plan:
         above = max((j for j in self.homes if j < i), default=None)
         below = min((j for j in self.homes if j > i), default=None)
         if below is None:
-            return last if above is None or above != i - 1 and self.homes[above] == len(slots) - 1 else after[self.homes[above]]
+            return (
+                last
+                if above is None or above != i - 1 and self.homes[above] == len(slots) - 1
+                else after[self.homes[above]]
+            )
         if above is None:
             return before[self.homes[below]]
         if self.homes[above] == self.homes[below]:
@@ -140,7 +155,9 @@ def _as_percent(mine: Notebook, skeleton: Notebook, cells: list[Cell]) -> str:
     head = mine.head if mine.head.strip("\ufeff\r\n\t ") else mark + re.sub(r"\r\n|\r|\n", newline, skeleton.head)
     result = join_percent(head, blocks, newline)
     if [_key(c) for c in result.cells] != [_key(c) for c in cells]:
-        raise Refusal("your cells cannot be put into the new text without cutting one of them (an open string?): left alone")
+        raise Refusal(
+            "your cells cannot be put into the new text without cutting one of them (an open string?): left alone"
+        )
     return result.text.removesuffix(newline) + re.search(r"[\r\n]*$", mine.text)[0]
 
 
@@ -151,7 +168,9 @@ def _as_json(mine: Notebook, cells: list[Cell]) -> str:
     taken = {c.entry.get("id") for c in cells if c.entry}
     content["cells"] = []
     for i, cell in enumerate(cells):
-        entry = cell.entry or json_entry(cell, next(n for n in (f"cell-{i}", f"shipped-{i}", f"shipped-{i}-jfa") if n not in taken))
+        entry = cell.entry or json_entry(
+            cell, next(n for n in (f"cell-{i}", f"shipped-{i}", f"shipped-{i}-jfa") if n not in taken)
+        )
         content["cells"].append({k: v for k, v in entry.items() if named or k != "id"})
     indent = re.match(r"\ufeff?\s*\{\r?\n([ \t]*)", mine.text)
     step = indent[1] if indent else None

@@ -345,7 +345,12 @@ def _facts(value: Any, inputs: tuple) -> list[dict]:
     facts = []
     for leaf in _leaves(value):
         if _plain(leaf):
-            facts.append({"device": str(leaf.device), "shared": leaf.numel() > 0 and leaf.untyped_storage().data_ptr() in storages})
+            facts.append(
+                {
+                    "device": str(leaf.device),
+                    "shared": leaf.numel() > 0 and leaf.untyped_storage().data_ptr() in storages,
+                }
+            )
         else:
             facts.append({"device": "cpu", "shared": False})
     return facts[:100]

@@ -37,16 +37,22 @@ def _complain(command: str, error: Exception) -> int:
 
 
 def _parser(name: str, text: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(prog=f"jfa {name}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    return argparse.ArgumentParser(
+        prog=f"jfa {name}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 @_command
 def grade(argv: list[str]) -> int:
     """Exit status 0 only if everything asked for passes."""
-    parser = _parser("grade", "Grade exercises headless: your notebooks' tagged cells, run apart, judged as check() does.")
+    parser = _parser(
+        "grade", "Grade exercises headless: your notebooks' tagged cells, run apart, judged as check() does."
+    )
     parser.add_argument("what", nargs="*", help="chapters (2) or exercises (2.3); all if left out")
     parser.add_argument("--solutions", action="store_true", help="grade the solutions instead of your answers")
-    parser.add_argument("--from", dest="submissions", type=Path, metavar="DIR", help="grade submissions: one folder a learner")
+    parser.add_argument(
+        "--from", dest="submissions", type=Path, metavar="DIR", help="grade submissions: one folder a learner"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the data (a notebook's check uses 0)")
     parser.add_argument("--jobs", type=int, default=0, help="answers at a time (default: the number of cores)")
     for name in ("json", "junit", "csv"):
@@ -215,9 +221,13 @@ def _recover(course: Course) -> None:
 @_command
 def update(argv: list[str]) -> int:
     """Carry answers into new skeletons."""
-    parser = _parser("update", "After a git pull: carry your answers, by tag, into the new exercises. Backups: .jfa/backups.")
+    parser = _parser(
+        "update", "After a git pull: carry your answers, by tag, into the new exercises. Backups: .jfa/backups."
+    )
     parser.add_argument("what", nargs="*", type=int, help="chapters; all if left out")
-    parser.add_argument("--pull", action="store_true", help="run git pull first; edited exercises do not stand in its way")
+    parser.add_argument(
+        "--pull", action="store_true", help="run git pull first; edited exercises do not stand in its way"
+    )
     options = parser.parse_args(argv)
     from jfa.course import catalog, upkeep
 
@@ -256,10 +266,14 @@ def release(argv: list[str]) -> int:
 @_command
 def strip(argv: list[str]) -> int:
     """Make exercises/ from solutions/."""
-    parser = _parser("strip", "For authors: make exercises/NN_topic.py from solutions/NN_topic.py. Backups: .jfa/backups.")
+    parser = _parser(
+        "strip", "For authors: make exercises/NN_topic.py from solutions/NN_topic.py. Backups: .jfa/backups."
+    )
     parser.add_argument("what", nargs="*", type=int, help="chapters; all if left out")
     parser.add_argument("--to", type=Path, metavar="DIR", help="another folder than exercises/")
-    parser.add_argument("--check", action="store_true", help="write nothing; status 1 if exercises/ is not what solutions/ gives")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; status 1 if exercises/ is not what solutions/ gives"
+    )
     options = parser.parse_args(argv)
     course = find_course()
     course.require_solutions()
@@ -268,7 +282,9 @@ def strip(argv: list[str]) -> int:
     from jfa.course import upkeep
 
     _recover(course)
-    for path in upkeep.make_exercises(course, options.to, set(options.what) or None, lambda *both: _announce(course, *both)):
+    for path in upkeep.make_exercises(
+        course, options.to, set(options.what) or None, lambda *both: _announce(course, *both)
+    ):
         print(f"wrote {path}")
     return 0
 
@@ -281,7 +297,11 @@ def _check_stripped(course: Course) -> int:
         there = course.exercises / path.name
         if not there.exists() or notebook.read_bytes(there) != upkeep.stripped(path).text.encode():
             stale.append(path.stem)
-    print(f"not what solutions/ gives: {', '.join(stale)}; run jfa strip" if stale else "exercises/ is what solutions/ gives")
+    print(
+        f"not what solutions/ gives: {', '.join(stale)}; run jfa strip"
+        if stale
+        else "exercises/ is what solutions/ gives"
+    )
     return 1 if stale else 0
 
 

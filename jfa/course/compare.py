@@ -45,7 +45,9 @@ def _sequence_fault(value: Any, reference: tuple | list, outputs: tuple[Output, 
         return f"It returned {kind_of(value)}; asked for: {wanted}."
     if len(value) != len(reference):
         return f"It returned {len(value)} value{'s' * (len(value) != 1)}; asked for: {wanted}."
-    for name, got, want in zip([o.name for o in outputs] if named else _indexed(outputs[0].name, len(reference)), value, reference):
+    for name, got, want in zip(
+        [o.name for o in outputs] if named else _indexed(outputs[0].name, len(reference)), value, reference
+    ):
         fault = _leaf_type_fault(got, want, name)
         if fault:
             return fault
@@ -62,7 +64,9 @@ def _leaf_type_fault(got: Any, want: Any, name: str) -> str | None:
             return f"{name} is {kind_of(got)}; a {type(want).__name__} is asked for."
         if len(got) != len(want):
             return f"{name} has {len(got)} entries instead of {len(want)}."
-        return next((f for g, w, n in zip(got, want, _indexed(name, len(want))) if (f := _leaf_type_fault(g, w, n))), None)
+        return next(
+            (f for g, w, n in zip(got, want, _indexed(name, len(want))) if (f := _leaf_type_fault(g, w, n))), None
+        )
     if isinstance(want, torch.Tensor) and not isinstance(got, torch.Tensor):
         return f"{name} is {kind_of(got)}; a torch tensor is asked for."
     if isinstance(want, np.ndarray) and not isinstance(got, np.ndarray):
@@ -146,7 +150,9 @@ def nan_fault(name: str, got: Any, want: Any, output: Output, case: Case) -> str
     bad = np.isnan(numbers) & ~np.isnan(right)
     if not bad.any():
         return None
-    return f"{name} holds NaN at {place(_first(bad), output, case)}{_spread(bad, output, case)}.{_never_stored(got, bad)}"
+    return (
+        f"{name} holds NaN at {place(_first(bad), output, case)}{_spread(bad, output, case)}.{_never_stored(got, bad)}"
+    )
 
 
 def _never_stored(got: Any, bad: np.ndarray) -> str:
@@ -154,10 +160,16 @@ def _never_stored(got: Any, bad: np.ndarray) -> str:
     untouched = kinds.is_unwritten(got)
     if untouched is None or not (bad & untouched).any():
         return ""
-    return " Nothing was ever stored there." if untouched[bad].all() else " To some of these places nothing was ever stored."
+    return (
+        " Nothing was ever stored there."
+        if untouched[bad].all()
+        else " To some of these places nothing was ever stored."
+    )
 
 
-def value_fault(name: str, got: Any, want: Any, output: Output, case: Case, tol: float, error: float = 0.0) -> str | None:
+def value_fault(
+    name: str, got: Any, want: Any, output: Output, case: Case, tol: float, error: float = 0.0
+) -> str | None:
     """A sentence saying where the value differs from the reference and by how much, or None.
 
     Allowed is ``tol`` relative to max(1, max |want|), or ``error``, absolute, where that is more.

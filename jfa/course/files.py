@@ -52,7 +52,9 @@ def write_whole(path: Path, data: bytes, before: bytes | None = None) -> None:
         try:
             _fill(handle, data, old)
             if before is not None and read_bytes(target) != before:
-                raise Refusal(f"{path} was changed by another program meanwhile: nothing was written, run the command again")
+                raise Refusal(
+                    f"{path} was changed by another program meanwhile: nothing was written, run the command again"
+                )
             os.replace(draft, target)
         except BaseException:
             with contextlib.suppress(OSError):

@@ -87,14 +87,22 @@ def _open(path: Path | None, source: Source) -> tuple[notebook.Notebook | None, 
         if source.kind == "solutions":
             from jfa.course.strip import solution_source
 
-            found = found.with_sources({i: solution_source(c.source) for i, c in enumerate(found.cells) if c.kind == "code"})
+            found = found.with_sources(
+                {i: solution_source(c.source) for i, c in enumerate(found.cells) if c.kind == "code"}
+            )
         return found, ""
     except Exception as error:  # noqa: BLE001  whatever a file holds, the others are to be graded
-        return None, str(error) if isinstance(error, notebook.Unreadable) else f"{path.name} cannot be read: {_words(error)}"
+        return None, str(error) if isinstance(
+            error, notebook.Unreadable
+        ) else f"{path.name} cannot be read: {_words(error)}"
 
 
 def grade(
-    exercises: Iterable[Exercise], source: Source, seed: int = 0, workers: int = 0, done: Callable[[Result], None] = lambda r: None,
+    exercises: Iterable[Exercise],
+    source: Source,
+    seed: int = 0,
+    workers: int = 0,
+    done: Callable[[Result], None] = lambda r: None,
     handed: Handed | None = None,
 ) -> list[Result]:
     """Judge each exercise's answer; results in the order asked. ``done`` is called with each in that order, as soon as it can.
@@ -158,5 +166,7 @@ def submissions(folder: Path) -> list[Path]:
         raise NotADirectoryError(f"there is no folder {folder}")
     found = sorted(p for p in folder.iterdir() if (p.is_dir() or p.is_symlink()) and not p.name.startswith("."))
     if not found:
-        raise LookupError(f"{folder} holds no folder: one for each learner is expected, as in {folder / 'ada' / '01_packing.py'}")
+        raise LookupError(
+            f"{folder} holds no folder: one for each learner is expected, as in {folder / 'ada' / '01_packing.py'}"
+        )
     return found

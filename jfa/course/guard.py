@@ -159,7 +159,13 @@ _PROCESS_EVENTS = (
     "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen", "os.kill", "os.killpg",
     "pty.spawn", "ptrace",
 )  # fmt: skip
-_THREAD_STARTERS = ("start_new_thread", "start_new", "start_joinable_thread", "_start_new_thread", "_start_joinable_thread")
+_THREAD_STARTERS = (
+    "start_new_thread",
+    "start_new",
+    "start_joinable_thread",
+    "_start_new_thread",
+    "_start_joinable_thread",
+)
 _C_EVENTS = ("ctypes.dlopen", "ctypes.dlsym")
 _FRAME_EVENTS = ("sys._getframe", "sys._current_frames", "sys._current_exceptions", "sys.settrace", "sys.setprofile")
 _FRAME_ATTRIBUTES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
@@ -169,10 +175,23 @@ _CHANGES = {
 }  # fmt: skip
 """Events that change files: which of their arguments are the paths."""
 
-_RELATIVE = ("os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link", "os.symlink", "os.chmod", "os.chown", "os.utime")
+_RELATIVE = (
+    "os.remove",
+    "os.rmdir",
+    "os.mkdir",
+    "os.rename",
+    "os.link",
+    "os.symlink",
+    "os.chmod",
+    "os.chown",
+    "os.utime",
+)
 _FOLDER_EVENTS = ("os.listdir", "os.scandir")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_SHOWS_FRAMES = {"inspect.py": None, "traceback.py": ("walk_tb", "walk_stack")}  # by file: functions (None: all) that return frames
+_SHOWS_FRAMES = {
+    "inspect.py": None,
+    "traceback.py": ("walk_tb", "walk_stack"),
+}  # by file: functions (None: all) that return frames
 
 
 def watch(closed: Mapping[str, Iterable[str]], scratch: str, violations: Violations) -> None:
@@ -239,7 +258,9 @@ def watch(closed: Mapping[str, Iterable[str]], scratch: str, violations: Violati
     def changes(path: str) -> None:
         reads(path)
         if own is None or not f"{path}{os.sep}".startswith(own):
-            raise ForbiddenWriteError("an answer changes no files but in a temporary folder: tempfile.mkdtemp() makes one")
+            raise ForbiddenWriteError(
+                "an answer changes no files but in a temporary folder: tempfile.mkdtemp() makes one"
+            )
 
     sys.addaudithook(hook)
     _forbid_threads()
@@ -306,7 +327,20 @@ def _virtual_bytes() -> int:
 
 # ---------------------------------------------------------------------------------------------- torch as it was
 
-_PLACES = (torch, torch.nn.functional, torch.linalg, torch.Tensor, np, np.linalg, math, builtins, time, os, json, struct)
+_PLACES = (
+    torch,
+    torch.nn.functional,
+    torch.linalg,
+    torch.Tensor,
+    np,
+    np.linalg,
+    math,
+    builtins,
+    time,
+    os,
+    json,
+    struct,
+)
 _ORIGINAL = [dict(vars(place)) for place in _PLACES]
 _MISSING = object()
 _IGNORED = {"__import__", "_", "__doc__", "__dict__", "__weakref__"}

@@ -18,7 +18,13 @@ from jfa.course.paths import Course
 LONGEST_CELL = 100_000  # characters of one cell
 _LARGEST = {".py": 4 * 2**20, ".ipynb": 32 * 2**20}  # bytes of a file; an .ipynb may hold pictures
 _MOST_ENTRIES = 20_000  # files and folders of one submission
-_NO_ANSWERS = {"notebooks", "solutions", "node_modules", "site-packages", "__pycache__"}  # a whole checkout may be handed in
+_NO_ANSWERS = {
+    "notebooks",
+    "solutions",
+    "node_modules",
+    "site-packages",
+    "__pycache__",
+}  # a whole checkout may be handed in
 _KINDS = (
     (stat.S_ISLNK, "a link, which is not followed"), (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
@@ -36,7 +42,10 @@ def find(folder: Path, stem: str) -> tuple[Path | None, str]:
         return None, "; ".join(odd + remarks)
     path, older = catalog.newest(plain)
     if path.stat().st_size > _LARGEST[path.suffix]:
-        return None, f"{path.name} has {path.stat().st_size / 2**20:.0f} MiB; at most {_LARGEST[path.suffix] // 2**20} MiB are read"
+        return (
+            None,
+            f"{path.name} has {path.stat().st_size / 2**20:.0f} MiB; at most {_LARGEST[path.suffix] // 2**20} MiB are read",
+        )
     return path, "; ".join(filter(None, [older, *odd]))
 
 
@@ -98,7 +107,9 @@ def closed(folder: Path, course: Course) -> dict[str, list[str]]:
     """What an answer may not read while the submissions in ``folder`` are graded, by the word of the violation."""
     needed = [Path(p).resolve() for p in (course.root, sys.prefix, sys.base_prefix, Path(__file__).parent)]
     top = folder.resolve()
-    if any(n.is_relative_to(top) for n in needed):  # it lies above the course or Python itself: only what is beside those
+    if any(
+        n.is_relative_to(top) for n in needed
+    ):  # it lies above the course or Python itself: only what is beside those
         tops = [p.resolve() for p in top.iterdir() if not any(n.is_relative_to(p.resolve()) for n in needed)]
         tops = [p for p in tops if not any(p.is_relative_to(n) for n in needed)]
     else:

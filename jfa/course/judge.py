@@ -45,7 +45,11 @@ class Answer:
 
 
 def judge(
-    exercise: Exercise, answer: Answer, course: Course, seed: int = 0, waiting: launch.Waiting = launch.say_nothing,
+    exercise: Exercise,
+    answer: Answer,
+    course: Course,
+    seed: int = 0,
+    waiting: launch.Waiting = launch.say_nothing,
     closed: Closed = MappingProxyType({}),
 ) -> Result:
     """Judge one answer; never raises for anything the answer is or does.
@@ -79,7 +83,9 @@ def _judge(
         result.notes += [f"As it stands: {seen.message}", *seen.notes]
 
 
-def _try(exercise: Exercise, answer: Answer, course: Course, waiting: launch.Waiting, closed: Closed, result: Result) -> None:
+def _try(
+    exercise: Exercise, answer: Answer, course: Course, waiting: launch.Waiting, closed: Closed, result: Result
+) -> None:
     """Run the answer on its cases and enter into ``result`` what came of it."""
     cases = cases_of(exercise, result.seed)
     outcome = _run(job_for(exercise, answer, course, cases, result.seed, closed), answer, waiting)
@@ -98,7 +104,9 @@ def triton_trouble() -> list[str]:
 
         _ = triton.jit, triton.language.load
     except (ImportError, AttributeError) as error:
-        return [f"Triton does not work here ({error}), which is no fault of your answer: `jfa doctor` says how to repair it."]
+        return [
+            f"Triton does not work here ({error}), which is no fault of your answer: `jfa doctor` says how to repair it."
+        ]
     return []
 
 
@@ -118,7 +126,9 @@ def _is_untouched(answer: Answer, exercise: Exercise) -> bool:
         return True
     if answer.is_live:  # only functions are known of it, not the rest of its cell
         mine, given = definitions(answer.source), definitions(answer.skeleton)
-        return exercise.name in mine and all(name in given and ast.dump(n) == ast.dump(given[name]) for name, n in mine.items())
+        return exercise.name in mine and all(
+            name in given and ast.dump(n) == ast.dump(given[name]) for name, n in mine.items()
+        )
     mine, pristine = _tree(answer.source), _tree(answer.skeleton)
     return mine is not None and mine == pristine
 
@@ -143,7 +153,12 @@ def cases_of(exercise: Exercise, seed: int) -> list[Case]:
 
 
 def job_for(
-    exercise: Exercise, answer: Answer, course: Course, cases: list[Case], seed: int, closed: Closed = MappingProxyType({})
+    exercise: Exercise,
+    answer: Answer,
+    course: Course,
+    cases: list[Case],
+    seed: int,
+    closed: Closed = MappingProxyType({}),
 ) -> dict:
     """Everything the child gets to know: no reference, no solution, no mutant."""
     return {

@@ -141,7 +141,14 @@ def scores(kind: str, queries: int, keys: int, block: int, g: Draw) -> torch.Ten
 
 
 def query_and_key(
-    kind: str, queries: int, keys: int, dim: int, block: int, g: Draw, heads: int | None = None, scale: float | None = None
+    kind: str,
+    queries: int,
+    keys: int,
+    dim: int,
+    block: int,
+    g: Draw,
+    heads: int | None = None,
+    scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return q [queries, (heads,) dim] and k [keys, (heads,) dim], fp32, whose scaled scores are of the named kind.
 
@@ -155,7 +162,10 @@ def query_and_key(
     found, scale = SCORES[kind], 1 / math.sqrt(dim) if scale is None else scale
     spread = found.noise / (scale * math.sqrt(dim - 2)) if dim > 2 else 0.0
     many = heads or 1
-    q, k = _grid(queries, many * dim, g).reshape(queries, many, dim), _grid(keys, many * dim, g).reshape(keys, many, dim)
+    q, k = (
+        _grid(queries, many * dim, g).reshape(queries, many, dim),
+        _grid(keys, many * dim, g).reshape(keys, many, dim),
+    )
     q, k = _eighths(q * math.sqrt(spread)), _eighths(k * math.sqrt(spread))
     q[..., 0], k[..., 0] = 8.0, _eighths(found.keys(keys, block) / (8 * scale))[:, None]
     q[..., 1], k[..., 1] = _eighths(found.rows(queries) / (8 * scale))[:, None], 8.0

@@ -29,7 +29,17 @@ _HANDLED = {
     3: {"truncate": 1 << 14},
     5: {"ioctl_dev": 1 << 15},
 }  # fmt: skip
-_IN_SCRATCH = {"write_file", "read_file", "remove_dir", "remove_file", "make_dir", "make_reg", "make_sym", "refer", "truncate"}
+_IN_SCRATCH = {
+    "write_file",
+    "read_file",
+    "remove_dir",
+    "remove_file",
+    "make_dir",
+    "make_reg",
+    "make_sym",
+    "refer",
+    "truncate",
+}
 _DEVICES = {"null": _READ | _WRITE, "full": _READ | _WRITE, "zero": _READ, "urandom": _READ, "random": _READ}  # of /dev
 _NET_VERSION, _NET = 4, 0b11  # binding and connecting TCP
 _SCOPE_VERSION, _SCOPE = 6, 0b11  # abstract unix sockets, signals
@@ -54,7 +64,9 @@ def shortcoming() -> str:
             "This system has no Landlock: answers are kept from the files of others, and from writing outside their temporary "
             "folder, in Python only; C code of an answer could do both."
         )
-    missing = [words for since, words in ((2, "moving files between folders"), (3, "truncating files")) if found < since]
+    missing = [
+        words for since, words in ((2, "moving files between folders"), (3, "truncating files")) if found < since
+    ]
     if not missing:
         return ""
     return f"The Landlock of this kernel is old (version {found}): C code of an answer is not kept from {' and '.join(missing)}."
@@ -84,7 +96,12 @@ def confine(closed: Iterable[str], scratch: str = "") -> bool:
         for name, bits in _DEVICES.items():
             _allow(libc, rules, Path("/dev", name), bits & handled[0])
         if scratch:
-            _allow(libc, rules, Path(os.path.realpath(scratch)), sum(bit for name, bit in rights.items() if name in _IN_SCRATCH))
+            _allow(
+                libc,
+                rules,
+                Path(os.path.realpath(scratch)),
+                sum(bit for name, bit in rights.items() if name in _IN_SCRATCH),
+            )
         return libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and libc.syscall(_RESTRICT, rules, 0) == 0
     finally:
         os.close(rules)

@@ -232,7 +232,15 @@ _FIELDS = {
     "broken": {"message": str},
     "notes": {"notes": list},
     "missing": {"defined": list},
-    "case": {"index": int, "facts": list, "changed": list, "counts": dict, "printed": str, "emulator": list, "again": list},
+    "case": {
+        "index": int,
+        "facts": list,
+        "changed": list,
+        "counts": dict,
+        "printed": str,
+        "emulator": list,
+        "again": list,
+    },
     "raised": {"index": int, "type": str, "message": str, "line": int, "text": str}
     | {"report": bool, "memory": bool, "violations": list, "bases": list},
     "violation": {"word": str},
@@ -242,7 +250,9 @@ _FIELDS = {
 
 def _is_wellformed(event: Any) -> bool:
     """Whether a message has its fields, of the right types, and lists of text or dicts only."""
-    fields = _FIELDS.get(event.get("event")) if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+    fields = (
+        _FIELDS.get(event.get("event")) if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+    )
     if fields is None or not all(type(event.get(name)) is kind for name, kind in fields.items()):
         return False
     lists = [v for k, v in event.items() if k not in ("value", "again") and isinstance(v, list)]
@@ -251,7 +261,9 @@ def _is_wellformed(event: Any) -> bool:
 
 def _complete(outcome: Outcome) -> bool:
     last = outcome.events[-1] if outcome.events else {}
-    return last.get("event") in ("end", "missing", "broken") or (last.get("event") == "raised" and last.get("index") == -1)
+    return last.get("event") in ("end", "missing", "broken") or (
+        last.get("event") == "raised" and last.get("index") == -1
+    )
 
 
 class _Clock:
@@ -277,7 +289,9 @@ class _Clock:
         try:
             with open(f"/proc/{self.pid}/stat") as file:
                 fields = file.read().rpartition(")")[2].split()
-            return sum(int(n) for n in fields[11:15]) / os.sysconf("SC_CLK_TCK"), fields[0] != "R"  # stopped counts as asleep
+            return sum(int(n) for n in fields[11:15]) / os.sysconf("SC_CLK_TCK"), fields[
+                0
+            ] != "R"  # stopped counts as asleep
         except (OSError, ValueError, IndexError):
             return 0.0, False
 

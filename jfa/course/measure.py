@@ -32,7 +32,9 @@ _FREE = {
     "untyped_storage", "requires_grad_", "detach", "tolist", "numpy", "__array__", "__iter__",
 }  # fmt: skip
 _TO_PYTHON = {"item", "tolist", "__float__"}
-_PYTHON_FREE = 2**16  # bytes of Python's own that no answer has to account for: lists of offsets, frames, tensors' wrappers
+_PYTHON_FREE = (
+    2**16
+)  # bytes of Python's own that no answer has to account for: lists of offsets, frames, tensors' wrappers
 _BOOKKEEPING = 600  # bytes that counting one living tensor takes, its Python object included
 _ARRAY_MAKERS = (
     "array", "asarray", "asanyarray", "ascontiguousarray", "zeros", "ones", "empty", "full", "arange", "fromiter", "from_dlpack",
@@ -104,7 +106,11 @@ class Meter(TorchDispatchMode):
         given = None
         for result in results:
             if not self.alive.knows(result):
-                given = {_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)} if given is None else given
+                given = (
+                    {_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+                    if given is None
+                    else given
+                )
                 if _memory(result) not in given:
                     self.peak_numel = max(self.peak_numel, result.numel())
                     self.alive.add(result)

@@ -36,7 +36,9 @@ class Row:
             return f"not caught ({self.result.state})"
         if self.caught_by != self.mutant.caught_by:
             return f"caught by {self.caught_by!r}, not by {self.mutant.caught_by!r}: {self.result.message}"
-        words = self.mutant.expect or (self.mutant.says if self.mutant.caught_by == "values" and self.mutant.recognise else "")
+        words = self.mutant.expect or (
+            self.mutant.says if self.mutant.caught_by == "values" and self.mutant.recognise else ""
+        )
         return "" if words in self.result.text() else f"the report does not say {words!r}:\n{self.result.text()}"
 
 

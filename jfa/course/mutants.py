@@ -20,7 +20,9 @@ from jfa.course.sources import compile_visible
 from jfa.course.spec import Case, Exercise, Mutant
 from jfa.course.strip import solution_source
 
-_SECONDS = 5.0  # of this thread's computing, for all mutants of a case together: a verdict's words must not depend on the load
+_SECONDS = (
+    5.0  # of this thread's computing, for all mutants of a case together: a verdict's words must not depend on the load
+)
 _COARSE = 1e-3  # a tolerance for numbers that are simulated: mutants lie within ten of it
 _ONE_AT_A_TIME = threading.Lock()
 _COUNT = itertools.count()
@@ -119,7 +121,9 @@ def _tolerance(exercise: Exercise) -> float:
     return 10 * exercise.tol if exercise.tol < _COARSE else exercise.tol
 
 
-def recognisable(exercise: Exercise, cases: list[Case], solution: str, given: tuple[str, ...] | list[str]) -> list[list[Any]]:
+def recognisable(
+    exercise: Exercise, cases: list[Case], solution: str, given: tuple[str, ...] | list[str]
+) -> list[list[Any]]:
     """Sketches of the exercise's mutants, to be kept where the solution is not; nothing where a mutant's result is right."""
 
     def run(mutant: Mutant, case: Case) -> Any:

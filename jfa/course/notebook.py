@@ -19,7 +19,9 @@ from jfa.course.magics import open_quotes, runnable, uncomment_magics
 LARGEST = 200 * 2**20  # bytes of a notebook; one with many pictures has some ten million
 
 _MARKER = re.compile(r"\s*#\s*(?:%%%*\s(?P<options>.*)|(?:%%|<codecell>|In\[[0-9 ]*\]:?)\s*)")
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")  # not str.splitlines: a form feed or U+2028 ends no line of Python
+_LINE = re.compile(
+    r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+"
+)  # not str.splitlines: a form feed or U+2028 ends no line of Python
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _EXERCISE_TAG = re.compile(r"ex-(\d+\.\d+)")
 _KINDS = (("[markdown]", "markdown"), ("[raw]", "raw"), ("[md]", "markdown"))
@@ -58,7 +60,9 @@ class Cell:
     @property
     def code(self) -> str:
         """The source as plain Python, without magics: what runs when it is graded. In a .py file magics are comments."""
-        return runnable(uncomment_magics(self.source), self.source) if self.marker or self.body else runnable(self.source)
+        return (
+            runnable(uncomment_magics(self.source), self.source) if self.marker or self.body else runnable(self.source)
+        )
 
 
 @dataclass(frozen=True)

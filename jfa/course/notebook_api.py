@@ -110,7 +110,9 @@ def _misuse(exercise: Exercise, answer: Any) -> Result | None:
         )
     else:
         return None
-    checks = [Checked(n, False if n == "runs" else None, "", message if n == "runs" else "") for n in exercise.check_names]
+    checks = [
+        Checked(n, False if n == "runs" else None, "", message if n == "runs" else "") for n in exercise.check_names
+    ]
     return Result(exercise.id, exercise.title, report.WRONG, checks, hints=len(exercise.hints))
 
 
@@ -144,7 +146,9 @@ def _differences(exercise: Exercise, answer: Any, source: str, saved: Answer | N
     name = getattr(getattr(answer, "fn", answer), "__name__", None)
     if name is None:
         what = type(answer).__name__
-        return [f"Checked a {what} object; `jfa grade {exercise.id}` will call `{exercise.name}` as your saved file defines it."]
+        return [
+            f"Checked a {what} object; `jfa grade {exercise.id}` will call `{exercise.name}` as your saved file defines it."
+        ]
     if name != exercise.name:
         what = "a function without a name (a lambda)" if name == "<lambda>" else f"`{name}`"
         return [f"Checked {what}; `jfa grade {exercise.id}` will look for `{exercise.name}`."]
@@ -156,7 +160,9 @@ def _differences(exercise: Exercise, answer: Any, source: str, saved: Answer | N
     if run is not None and run != mine:
         notes.append(f"The function given to check() is not the `{exercise.name}` of the cell you ran last.")
     if saved is not None and _definition(saved.source, exercise.name) != mine:
-        notes.append(f"The saved file holds another version: save exercises/{stem}.py before `jfa grade {exercise.id}`.")
+        notes.append(
+            f"The saved file holds another version: save exercises/{stem}.py before `jfa grade {exercise.id}`."
+        )
     return notes
 
 
@@ -286,7 +292,12 @@ def progress() -> Progress:
     known = state.states(course)
     rows = []
     for chapter in catalog.chapters():
-        rows.append((f"{chapter.number:02d} {chapter.title}", [(e.id, known.get(e.id, "not started")) for e in chapter.exercises]))
+        rows.append(
+            (
+                f"{chapter.number:02d} {chapter.title}",
+                [(e.id, known.get(e.id, "not started")) for e in chapter.exercises],
+            )
+        )
     shown = Progress(rows, state.trouble(course))
     if not _in_notebook():
         print(shown)

@@ -43,7 +43,9 @@ class Nursery:
                 with self.changed:
                     self.changed.wait_for(lambda: self.started or self.gone, timeout=120)
                     if not self.started:
-                        raise RuntimeError("the process that runs answers did not start; jfa doctor says what is wrong here")
+                        raise RuntimeError(
+                            "the process that runs answers did not start; jfa doctor says what is wrong here"
+                        )
                     return self.started.pop(0)
 
     def wait(self, pid: int, block: bool) -> int | None:

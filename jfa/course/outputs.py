@@ -15,7 +15,10 @@ Graded = dict[str, list[Result]]  # by learner; "" is this checkout
 
 def write_json(path: Path, graded: Graded) -> None:
     """Everything there is to know about each result."""
-    content = [{"learner": printable(learner), "results": [r.as_dict() for r in results]} for learner, results in graded.items()]
+    content = [
+        {"learner": printable(learner), "results": [r.as_dict() for r in results]}
+        for learner, results in graded.items()
+    ]
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -27,7 +30,9 @@ def write_csv(path: Path, graded: Graded) -> None:
         for learner, results in graded.items():
             for r in results:
                 check = r.failed.name if r.failed else ""
-                table.writerow([_plain(learner), r.exercise, r.title, r.state, int(r.passed), check, _plain(r.message), r.seed])
+                table.writerow(
+                    [_plain(learner), r.exercise, r.title, r.state, int(r.passed), check, _plain(r.message), r.seed]
+                )
 
 
 def _plain(text: str) -> str:
@@ -49,11 +54,15 @@ def write_junit(path: Path, graded: Graded) -> None:
             about = {"classname": f"chapter{r.exercise.split('.')[0]}", "name": f"{r.exercise} {r.title}"}
             case = ElementTree.SubElement(suite, "testcase", about, time=f"{r.seconds:.2f}")
             if not r.passed:
-                failure = ElementTree.SubElement(case, "failure", type=r.state, message=_xml(r.message or HEADLINES[r.state]))
+                failure = ElementTree.SubElement(
+                    case, "failure", type=r.state, message=_xml(r.message or HEADLINES[r.state])
+                )
                 failure.text = _xml(r.text())
     ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
 
 
 def _xml(text: str) -> str:
     """Text without the characters XML has no place for."""
-    return "".join(c for c in text if c in "\t\n" or 0x20 <= ord(c) < 0xD800 or 0xE000 <= ord(c) < 0xFFFE or ord(c) > 0xFFFF)
+    return "".join(
+        c for c in text if c in "\t\n" or 0x20 <= ord(c) < 0xD800 or 0xE000 <= ord(c) < 0xFFFE or ord(c) > 0xFFFF
+    )

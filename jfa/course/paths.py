@@ -26,7 +26,9 @@ class Course:
     def require_solutions(self) -> None:
         """Raises LookupError in a release without solutions."""
         if not any(self.solutions.glob("*.py")):
-            raise LookupError(f"there are no solutions in {self.root}: this copy of the course was handed out without them")
+            raise LookupError(
+                f"there are no solutions in {self.root}: this copy of the course was handed out without them"
+            )
 
     @property
     def notebooks(self) -> Path:

@@ -7,7 +7,13 @@ from dataclasses import replace
 
 from jfa.course.report import Result
 
-_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, marks (such as those that turn the direction), surrogates, line separators
+_HIDDEN = {
+    "Cc",
+    "Cf",
+    "Cs",
+    "Zl",
+    "Zp",
+}  # controls, marks (such as those that turn the direction), surrogates, line separators
 
 
 def printable(text: str) -> str:

@@ -14,7 +14,13 @@ HEADLINES = {
     NOT_STARTED: "not started",
     MISSING: "exercise missing",
 }
-_COLOURS = {PASSED: "#009E73", WRONG: "#D55E00", WRONG_METHOD: "#E69F00", NOT_STARTED: "#56B4E9", MISSING: "#999999"}  # Okabe-Ito
+_COLOURS = {
+    PASSED: "#009E73",
+    WRONG: "#D55E00",
+    WRONG_METHOD: "#E69F00",
+    NOT_STARTED: "#56B4E9",
+    MISSING: "#999999",
+}  # Okabe-Ito
 _SIGNS = {True: "ok", False: "FAILS", None: "not reached"}
 
 
@@ -87,7 +93,9 @@ class Result:
         return f" [{self.failed.case}]" if self.failed and self.failed.case else ""
 
     def _summary(self) -> str:
-        counted = f"{sum(c.ok is True for c in self.checks)} of {len(self.checks)} checks passed on {self.cases} cases, "
+        counted = (
+            f"{sum(c.ok is True for c in self.checks)} of {len(self.checks)} checks passed on {self.cases} cases, "
+        )
         return f"{counted if self.checks else ''}seed {self.seed}, {self.seconds:.1f} s"
 
     def _next_step(self) -> list[str]:

@@ -14,7 +14,10 @@ import platform
 import struct
 from collections.abc import Iterator
 
-_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the tables, the kernel's name of the machine
+_MACHINES = {
+    "x86_64": (0, 0xC000003E),
+    "aarch64": (1, 0xC00000B7),
+}  # column of the tables, the kernel's name of the machine
 _NEWEST = 469  # file_setattr: the last call that these tables have seen; beyond it lie x86's 32-bit calls, too
 
 FORBIDDEN: dict[str, dict[str, tuple[int | None, int | None]]] = {
@@ -72,7 +75,11 @@ _SELF_IS_ZERO = {"prlimit64", "sched_setaffinity"}  # 0 means "myself" to these,
 
 WITHOUT: dict[str, tuple[int, tuple[int, int], tuple[int, ...]]] = {
     "fcntl": (1, (72, 25), (8, 15, 1024)),  # F_SETOWN, F_SETOWN_EX: signals to others; F_SETLEASE: holds others up
-    "ioctl": (1, (16, 29), (0x8901, 0x8902, 0x5412, 0x541C)),  # FIOSETOWN, SIOCSPGRP; TIOCSTI, TIOCLINUX: typing for others
+    "ioctl": (
+        1,
+        (16, 29),
+        (0x8901, 0x8902, 0x5412, 0x541C),
+    ),  # FIOSETOWN, SIOCSPGRP; TIOCSTI, TIOCLINUX: typing for others
     "prctl": (0, (157, 167), (1, 0x59616D61)),  # PR_SET_PDEATHSIG: outliving the judge; PR_SET_PTRACER
 }
 """Calls of many uses: which argument says what is wanted, the numbers, and what it must not be."""

@@ -96,7 +96,9 @@ def _read(course: Course) -> tuple[dict, str]:
         return empty, "it holds no table"
     whole = content | {
         "states": _entries(content.get("states", {}), lambda v: isinstance(v, str)),
-        "hints": _entries(content.get("hints", {}), lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0),
+        "hints": _entries(
+            content.get("hints", {}), lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0
+        ),
     }
     return whole, "" if whole == empty | content else "entries of another form"
 
@@ -154,7 +156,9 @@ def backup(course: Course, path: Path, data: bytes) -> Path:
             folder.rmdir()
         cause = error if isinstance(error, OSError) else error.__cause__
         why = words(cause) if isinstance(cause, OSError) else str(error)
-        raise Refusal(f"{path} was not changed, because no backup of it can be kept in {folder.parent}: {why}") from error
+        raise Refusal(
+            f"{path} was not changed, because no backup of it can be kept in {folder.parent}: {why}"
+        ) from error
     return folder / path.name
 
 

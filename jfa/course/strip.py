@@ -114,6 +114,8 @@ def _assigned(region: list[str]) -> list[str]:
     tree = ast.parse(textwrap.dedent("\n".join(region)))
     names = []
     for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
         names += [t.id for t in targets if isinstance(t, ast.Name)]
     return list(dict.fromkeys(names))

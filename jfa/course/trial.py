@@ -34,7 +34,9 @@ class Trial:
     ):  # fmt: skip
         self.exercise, self.cases, self.outcome, self.result, self.mutants = exercise, cases, outcome, result, mutants
         self.cells = cells  # the answer's and the skeleton's
-        self.events = {e["index"]: e for e in outcome.events if "index" in e and (e["index"] >= 0 or e["event"] == "raised")}
+        self.events = {
+            e["index"]: e for e in outcome.events if "index" in e and (e["index"] >= 0 or e["event"] == "raised")
+        }
         self.violations = self._violations()
         self.fresh = len(cases) - 1 if exercise.kind != "value" and len(cases) > 1 else -1
         self.names = list(exercise.check_names)
@@ -53,7 +55,9 @@ class Trial:
         except _NotStarted:
             result.state = report.NOT_STARTED
         except _Fault as fault:
-            method = fault.check in (*_METHOD_CHECKS, GIVEN_KEPT) or fault.check in {limit.name for limit in self.exercise.limits}
+            method = fault.check in (*_METHOD_CHECKS, GIVEN_KEPT) or fault.check in {
+                limit.name for limit in self.exercise.limits
+            }
             result.state = report.WRONG_METHOD if method else report.WRONG
             result.checks = [self._checked(name, fault) for name in self.names]
             self._show_example(fault)
@@ -61,7 +65,9 @@ class Trial:
             if self.violations and fault.check != "allowed operations":
                 used = ", ".join(guard.describe(w) for w in self.violations)
                 result.notes.append(f"It also uses {used}, which this exercise does not allow.")
-            if fault.check in ("values", "returns", "new numbers") or fault.check in {p.name for p in self.exercise.properties}:
+            if fault.check in ("values", "returns", "new numbers") or fault.check in {
+                p.name for p in self.exercise.properties
+            }:
                 result.recognised = self._recognise(fault)
 
     def _checked(self, name: str, fault: _Fault) -> Checked:
@@ -127,7 +133,9 @@ class Trial:
             self._raised(event, case, i)
             return
         if case.raises:
-            raise _Fault("values", f"This input must be refused with {case.raises}, but a result was returned.", case.name, i)
+            raise _Fault(
+                "values", f"This input must be refused with {case.raises}, but a result was returned.", case.name, i
+            )
         self.reached |= {"runs", "returns", "inputs kept"}
         fresh = i == self.fresh
         try:
@@ -145,7 +153,9 @@ class Trial:
             check = "new numbers" if i == self.fresh and not event.get("memory") else "runs"
             if event.get("memory"):
                 text = f"It ran out of memory (an answer may take {self.exercise.memory_mb} MB)."
-            raise _Fault(check, text if event.get("memory") or event.get("report") else f"It raised {text}", case.name, i)
+            raise _Fault(
+                check, text if event.get("memory") or event.get("report") else f"It raised {text}", case.name, i
+            )
         fault = _refusal_fault(event, case)
         if fault:
             raise _Fault("values", fault, case.name, i)
@@ -177,7 +187,9 @@ class Trial:
         changed = event.get("changed")
         if isinstance(changed, list) and changed:
             names = ", ".join(f"`{c}`" for c in map(str, changed))
-            raise _Fault("inputs kept", f"It changed its input {names}: the caller still needs it. Work on a copy.", case.name, i)
+            raise _Fault(
+                "inputs kept", f"It changed its input {names}: the caller still needs it. Work on a copy.", case.name, i
+            )
         if fault:
             raise _Fault(fault[0], fault[1], case.name, i)
         if exercise.reference is None and value is None and exercise.properties:
@@ -242,7 +254,12 @@ class Trial:
     def _show_example(self, fault: _Fault) -> None:
         """A small case that went wrong, in full."""
         event = self.events.get(fault.position)
-        if fault.check in ("values", "new numbers") and event is not None and event["event"] == "case" and self.exercise.reference:
+        if (
+            fault.check in ("values", "new numbers")
+            and event is not None
+            and event["event"] == "case"
+            and self.exercise.reference
+        ):
             case = self.cases[fault.position]
             if not case.raises:
                 text = compare.example(self.exercise, case, event.get("value"), reference_for(self.exercise, case))

@@ -18,7 +18,9 @@ from jfa.course.notebook import Notebook
 from jfa.course.paths import Course
 from jfa.course.spec import Exercise
 
-Announce = Callable[[Path, Path], None]  # (file, its backup), called when the backup is on the disk and the file is as it was
+Announce = Callable[
+    [Path, Path], None
+]  # (file, its backup), called when the backup is on the disk and the file is as it was
 
 CONFLICT = "holds git's conflict marks: take your side (git checkout --ours), then run jfa update again"
 
@@ -90,7 +92,9 @@ def reset(course: Course, exercise: Exercise, stem: str, announce: Announce = _q
     cell = mine.answer(exercise.id)
     if cell is None:
         raise LookupError(f"{path.name} has no cell tagged {exercise.tag}; jfa update brings it back")
-    sources = {i: "" for i, c in enumerate(mine.cells) if c.kind == "code" and c.exercise == exercise.id}  # parts of a split cell
+    sources = {
+        i: "" for i, c in enumerate(mine.cells) if c.kind == "code" and c.exercise == exercise.id
+    }  # parts of a split cell
     sources[mine.cells.index(cell)] = skeleton.answer(exercise.id).source
     after = mine.with_sources(sources).text.encode()
     saved = _replace(course, path, before, after, announce)
@@ -169,7 +173,9 @@ def pull(course: Course, announce: Announce = _quietly) -> str:
     """
     for stem in catalog.stems():
         state.keep_pristine(course, stem)  # tomorrow's update must know today's shipped cells
-    changed = [n for n in _git(course, "diff", "--name-only", "-z", "--relative", "HEAD", "--", "exercises").split("\0") if n]
+    changed = [
+        n for n in _git(course, "diff", "--name-only", "-z", "--relative", "HEAD", "--", "exercises").split("\0") if n
+    ]
     mine = {name: notebook.read_bytes(course.root / name) for name in changed if (course.root / name).exists()}
     kept = {}
     for name, content in mine.items():
@@ -244,5 +250,7 @@ def _git(course: Course, *arguments: str) -> str:
     except OSError as error:
         raise LookupError(f"git does not start here ({error.strerror}); nothing was changed") from error
     if done.returncode:
-        raise LookupError(f"git {arguments[0]} failed, nothing was changed: {done.stderr.decode(errors='replace').strip()}")
+        raise LookupError(
+            f"git {arguments[0]} failed, nothing was changed: {done.stderr.decode(errors='replace').strip()}"
+        )
     return done.stdout.decode(errors="replace")

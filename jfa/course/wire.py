@@ -22,7 +22,20 @@ _DTYPES = {
         torch.int8, torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64, torch.complex128,
     )
 }  # fmt: skip
-_ARRAY_DTYPES = {"float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"}
+_ARRAY_DTYPES = {
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+}
 _MAX_DEPTH, _MAX_ITEMS = 12, 200_000
 _HEADER = struct.Struct("<QQ")  # bytes of JSON, bytes of numbers
 
@@ -95,14 +108,24 @@ def _encode_tensor(value: torch.Tensor, blob: bytearray, depth: int) -> dict:
     with torch._C.DisableTorchFunctionSubclass():
         if value.is_nested:
             parts = [value.values(), value.offsets()] if value.layout == torch.jagged else list(value.unbind())
-            return {"t": "nested", "jagged": value.layout == torch.jagged, "v": [_encode(p, blob, depth + 1) for p in parts]}
+            return {
+                "t": "nested",
+                "jagged": value.layout == torch.jagged,
+                "v": [_encode(p, blob, depth + 1) for p in parts],
+            }
         name = str(value.dtype).removeprefix("torch.")
         if value.device.type == "meta":
             return {"t": "other", "name": "tensor on the device 'meta', where no numbers are"}
         if value.layout != torch.strided or name not in _DTYPES:
             return {"t": "other", "name": f"tensor of layout {value.layout}, dtype {value.dtype}"}
         flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-        entry = {"t": "tensor", "dtype": name, "shape": list(value.shape), "at": len(blob), "grad": bool(value.requires_grad)}
+        entry = {
+            "t": "tensor",
+            "dtype": name,
+            "shape": list(value.shape),
+            "at": len(blob),
+            "grad": bool(value.requires_grad),
+        }
         blob += flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
         return entry
 
@@ -148,7 +171,13 @@ def _decode_nested(parts: list[Any], jagged: bool) -> torch.Tensor:
     if not jagged:
         return torch.nested.nested_tensor(parts)
     values, offsets = parts
-    if offsets.dim() != 1 or len(offsets) < 1 or offsets[0] != 0 or offsets[-1] > len(values) or bool((offsets.diff() < 0).any()):
+    if (
+        offsets.dim() != 1
+        or len(offsets) < 1
+        or offsets[0] != 0
+        or offsets[-1] > len(values)
+        or bool((offsets.diff() < 0).any())
+    ):
         raise WireError("offsets of a nested tensor that are none")
     return torch.nested.nested_tensor_from_jagged(values, offsets)
 
@@ -167,7 +196,9 @@ def _slice(entry: dict, itemsize: int, blob: memoryview) -> tuple[tuple[int, ...
 def _decode_tensor(entry: dict, blob: memoryview) -> torch.Tensor:
     dtype = _DTYPES[entry["dtype"]]
     shape, raw = _slice(entry, dtype.itemsize, blob)
-    tensor = torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(shape) if raw else torch.empty(shape, dtype=dtype)
+    tensor = (
+        torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(shape) if raw else torch.empty(shape, dtype=dtype)
+    )
     tensor.requires_grad_(bool(entry["grad"]) and dtype.is_floating_point)
     return tensor
 

@@ -19,7 +19,18 @@ from .counting import Counts, counting
 from .errors import EmulatorError, NotSupported
 from .options import Options
 
-__all__ = ["Counts", "EmulatorError", "NotSupported", "Options", "counting", "install", "last", "options", "run", "uninstall"]
+__all__ = [
+    "Counts",
+    "EmulatorError",
+    "NotSupported",
+    "Options",
+    "counting",
+    "install",
+    "last",
+    "options",
+    "run",
+    "uninstall",
+]
 
 
 def _hooks():
@@ -56,7 +67,9 @@ def run(kernel, grid, *args, report="collect", **kwargs):
     """
     if not hasattr(kernel, "run"):
         name = getattr(kernel, "__name__", repr(kernel))
-        raise TypeError(f"`{name}` is no Triton kernel but a {type(kernel).__name__}\n  Fix: decorate it with @triton.jit.")
+        raise TypeError(
+            f"`{name}` is no Triton kernel but a {type(kernel).__name__}\n  Fix: decorate it with @triton.jit."
+        )
     names = Options.__dataclass_fields__
     chosen = {k: kwargs.pop(k) for k in list(kwargs) if k in names}
     with options(report=report, **chosen):
@@ -94,7 +107,9 @@ def _install_quietly():
     try:
         install()
     except Exception as error:  # an unknown Triton must stay usable without the emulator
-        warnings.warn(f"jfa: the emulator could not hook into this Triton ({error!r}); kernels run on a GPU only", stacklevel=2)
+        warnings.warn(
+            f"jfa: the emulator could not hook into this Triton ({error!r}); kernels run on a GPU only", stacklevel=2
+        )
 
 
 def install_with_triton():

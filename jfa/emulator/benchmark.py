@@ -77,7 +77,9 @@ def main():
         short, long = best(matmul(1024)), best(matmul(5120))
         step = (long - short) / 32
         fixed = short - 8 * step
-        print(f"gemm_ws: {step * 1e3:.2f} ms a 128x128x128 step (limit 1); launch, prologue and epilogue {fixed * 1e3:.2f} ms")
+        print(
+            f"gemm_ws: {step * 1e3:.2f} ms a 128x128x128 step (limit 1); launch, prologue and epilogue {fixed * 1e3:.2f} ms"
+        )
     print(f"a small plain launch: {best(launches(100)) * 10:.2f} ms (limit 5)")
     launches(1000)()
     before = resident()

@@ -15,8 +15,12 @@ def timeline(argv: list[str]) -> int:
     from jfa.emulator.tutorials import RECIPES
 
     parser = argparse.ArgumentParser(prog="jfa timeline", description=timeline.__doc__)
-    parser.add_argument("what", help=f"MODULE:FUNCTION or FILE.py:FUNCTION that launches a kernel, or one of {', '.join(RECIPES)}")
-    parser.add_argument("--chip", choices=sorted(CHIPS), help="whose rates; default: H200 for names with hopper, else B200")
+    parser.add_argument(
+        "what", help=f"MODULE:FUNCTION or FILE.py:FUNCTION that launches a kernel, or one of {', '.join(RECIPES)}"
+    )
+    parser.add_argument(
+        "--chip", choices=sorted(CHIPS), help="whose rates; default: H200 for names with hopper, else B200"
+    )
     parser.add_argument("--ctas", type=int, default=1, help="CTAs that run at the same time (default 1)")
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for NAME.png and NAME.json (default: here)")
     args = parser.parse_args(argv)
@@ -54,7 +58,9 @@ def _find(what: str):
     """The function behind MODULE:FUNCTION or FILE.py:FUNCTION."""
     place, colon, name = what.rpartition(":")
     if not colon:
-        raise ValueError("say MODULE:FUNCTION or FILE.py:FUNCTION; the function launches the kernel and takes no arguments")
+        raise ValueError(
+            "say MODULE:FUNCTION or FILE.py:FUNCTION; the function launches the kernel and takes no arguments"
+        )
     if place.endswith(".py"):
         names = runpy.run_path(place)
         if name not in names:

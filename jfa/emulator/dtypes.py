@@ -66,7 +66,9 @@ def _fp8_table(name):
     if name in _TORCH_FP8:
         return torch.from_numpy(codes).view(_TORCH_FP8[name]).to(torch.float32).numpy()
     sign, exponent, mantissa = np.where(codes & 128, -1.0, 1.0), (codes >> 3) & 15, (codes & 7) / 8.0
-    magnitude = np.where(exponent == 0, mantissa * 2.0**-14, (1.0 + mantissa) * np.exp2(exponent.astype(np.float64) - 15))
+    magnitude = np.where(
+        exponent == 0, mantissa * 2.0**-14, (1.0 + mantissa) * np.exp2(exponent.astype(np.float64) - 15)
+    )
     return (sign * magnitude).astype(np.float32)
 
 

@@ -61,7 +61,9 @@ class LaunchError(EmulatorError):
 class DeadlockError(EmulatorError):
     """Every live task waits and nothing is in flight that could wake one."""
 
-    cause = "an arrive that never happens (forgotten, predicated off, or on another barrier), or a wait on the wrong phase."
+    cause = (
+        "an arrive that never happens (forgotten, predicated off, or on another barrier), or a wait on the wrong phase."
+    )
 
 
 class PhaseError(DeadlockError):
@@ -177,7 +179,8 @@ class TensorMemoryError(LimitError):
     """More tensor memory than 128 lanes x 512 columns."""
 
     cause = (
-        "accumulators take one 32-bit column per element of a row; let buffers that are never live together share storage (reuse=)."
+        "accumulators take one 32-bit column per element of a row; "
+        "let buffers that are never live together share storage (reuse=)."
     )
 
 

@@ -74,7 +74,10 @@ class Exploration:
             f"{self.seconds:.1f} s: " + ", ".join(f"{n} {kind}" for kind, n in sorted(self.outcomes.items()))
         ]
         if self.first is not None:
-            lines += [f"first bad schedule: policy={self.first.schedule!r}", f"{self.first.kind}: {self.first.report}".rstrip(": ")]
+            lines += [
+                f"first bad schedule: policy={self.first.schedule!r}",
+                f"{self.first.kind}: {self.first.report}".rstrip(": "),
+            ]
         return "\n".join(lines)
 
 
@@ -95,7 +98,9 @@ class Explorer(Control):
     def __init__(self, path: list[Node], changed: int, reduce: bool = True):
         super().__init__(node.chosen for node in path)
         self.path, self.changed, self.reduce = path, changed, reduce
-        self.sleep: dict[int, list[Use]] = {}  # processes whose next step was explored from here already, in another order
+        self.sleep: dict[
+            int, list[Use]
+        ] = {}  # processes whose next step was explored from here already, in another order
 
     # ------------------------------------------------------------ going forward
     def _choose(self, machine, actors):
@@ -147,7 +152,11 @@ class Explorer(Control):
 
     def _try_before(self, index: int, process: int, uses: list[Use], base: int) -> None:
         """Make sure that at the state before step `index` something is tried that leads to `process` going first."""
-        others, mask, firsts = [], 0, set()  # the steps after it that do not follow from it, and those that can begin them
+        others, mask, firsts = (
+            [],
+            0,
+            set(),
+        )  # the steps after it that do not follow from it, and those that can begin them
         for k in range(index + 1, len(self.steps)):
             step = self.steps[k]
             if not step.past >> index & 1:
@@ -224,7 +233,9 @@ def explore(
     return search(execute, executions, seconds, stop)
 
 
-def search(execute: Callable[[Control], Outcome], executions=20_000, seconds=None, stop=True, reduce=True) -> Exploration:
+def search(
+    execute: Callable[[Control], Outcome], executions=20_000, seconds=None, stop=True, reduce=True
+) -> Exploration:
     """Call `execute(control)` once for each class of schedules; reduce=False: once for each interleaving of steps."""
     found, path, changed, begun = Exploration(), [], 1, time.monotonic()
     while True:

@@ -265,7 +265,10 @@ class GlobalMemory:
                 self.report(
                     GlobalRaceError(
                         f"two programs write different values to `{allocation.name}` element {element}",
-                        [f"at {show(here())}", f"program {writer} wrote it first, program {me} now; nothing orders the two"],
+                        [
+                            f"at {show(here())}",
+                            f"program {writer} wrote it first, program {me} now; nothing orders the two",
+                        ],
                         cause="offsets that do not depend on tl.program_id as the grid assumes, or a sum over programs "
                         "made with tl.store.\n  Fix: give each program elements of its own, or use tl.atomic_add.",
                         where=here(),

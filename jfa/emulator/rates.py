@@ -49,7 +49,9 @@ def _r(value: float, unit: str, source: str) -> Rate:
 _COMMON = {
     "mufu": _r(16, "exp/clk/SM", "fa4"),
     "alu": _r(128, "fp32 operations/clk/SM", "public"),
-    "cvt": _r(64, "conversions/clk/SM", "public: CUDA programming guide, arithmetic throughput of narrowing conversions"),
+    "cvt": _r(
+        64, "conversions/clk/SM", "public: CUDA programming guide, arithmetic throughput of narrowing conversions"
+    ),
     "smem": _r(128, "B/clk/SM", "fa4"),
     "barrier": _r(20, "cycles to arrive, or to pass a completed phase", "assumed"),
     "wakeup": _r(40, "cycles from phase completion to a waiting warp's next instruction", "assumed"),
@@ -74,7 +76,9 @@ B200_RATES = _COMMON | {
     "tmem_write": _r(228, "B/clk/SM", "assumed: as the read"),
     "mma_latency": _r(200, "cycles, 128x128 SMEM-SMEM (168 TMEM-SMEM)", "micro"),
     "mma_latency_pair": _r(298, "cycles, two CTAs SMEM-SMEM (266 TMEM-SMEM)", "micro"),
-    "tma_latency": _r(1000, "cycles, L2 hit; twice that from HBM", "assumed: micro has about 2000 for a small box from memory"),
+    "tma_latency": _r(
+        1000, "cycles, L2 hit; twice that from HBM", "assumed: micro has about 2000 for a small box from memory"
+    ),
     "l2": _r(20.5e12 / 148 / 1.965e9, "B/clk/SM", "derived: 20.5 TB/s measured (TileSight)"),
     "hbm": _r(7.0e12 / 148 / 1.965e9, "B/clk/SM", "derived: 7.0 TB/s measured (TileSight)"),
 }
@@ -82,7 +86,9 @@ B200_RATES = _COMMON | {
 H200_RATES = _COMMON | {
     "sms": _r(132, "SMs", "public"),
     "clock": _r(1.83e9, "Hz", "micro"),
-    "clock_sustained": _r(771e12 / 132 / 4096, "Hz under tensor load", "derived: an 8192^3 bf16 matmul ran at 771 TFLOP/s (h200)"),
+    "clock_sustained": _r(
+        771e12 / 132 / 4096, "Hz under tensor load", "derived: an 8192^3 bf16 matmul ran at 771 TFLOP/s (h200)"
+    ),
     "tensor_2": _r(4096, "FLOP/clk/SM, 16-bit", "fa4"),
     "tensor_1": _r(8192, "FLOP/clk/SM, FP8", "micro"),
     "tensor_4": _r(2048, "FLOP/clk/SM, TF32", "derived: half of 16-bit"),
@@ -109,7 +115,9 @@ class Chip:
     def scaled(self, name: str, factor: float) -> Chip:
         """The same chip with one rate multiplied by ``factor``: how much does a conclusion lean on that number?"""
         old = self.rates[name]
-        return replace(self, rates=self.rates | {name: Rate(old.value * factor, old.unit, f"{old.source}, times {factor:g}")})
+        return replace(
+            self, rates=self.rates | {name: Rate(old.value * factor, old.unit, f"{old.source}, times {factor:g}")}
+        )
 
     def assumed(self) -> list[str]:
         """Names of the rates that no source gives for this chip."""
@@ -179,7 +187,9 @@ class Chip:
         needs["l2"] *= 2
         return Demand(needs, latency=self["tma_latency"])
 
-    def _mma(self, m: int, n: int, k: int, itemsize_a: int = 2, a_space: str = "smem", two_cta: bool = False, **_) -> Demand:
+    def _mma(
+        self, m: int, n: int, k: int, itemsize_a: int = 2, a_space: str = "smem", two_cta: bool = False, **_
+    ) -> Demand:
         """One CTA's share: a pair (``two_cta``) computes m x n together, each CTA half of the rows and of B in SMEM."""
         rows = m / 2 if two_cta else m
         flops = 2 * rows * n * k
@@ -187,7 +197,10 @@ class Chip:
         fill = 128 / rows if a_space != "reg" and rows < 128 and self.name == "B200" else 1.0
         b_bytes = n * k * itemsize_a / (2 if two_cta else 1)
         a_bytes = rows * k * itemsize_a if a_space == "smem" else 0
-        needs = {"tensor": flops * fill / self[f"tensor_{max(1, itemsize_a)}"], "smem": (a_bytes + b_bytes) / self["smem"]}
+        needs = {
+            "tensor": flops * fill / self[f"tensor_{max(1, itemsize_a)}"],
+            "smem": (a_bytes + b_bytes) / self["smem"],
+        }
         if a_space == "tmem":
             needs["tmem_read"] = rows * k * itemsize_a / (2 * self["tmem_read"])
         return Demand(needs, latency=self["mma_latency_pair" if two_cta else "mma_latency"])

@@ -38,7 +38,12 @@ FAULTS = {
 """What can be broken at a site: drop it, wait for the other phase (flip), wait one operation too late (late), announce
 half the bytes (half), leave out an MMA's barriers (nobar), fence before the store that the fence is for (early)."""
 
-SCHEDULES = (dict(policy="eager"), dict(policy="lazy", seed=1), dict(policy="random", seed=1), dict(policy="random", seed=2))
+SCHEDULES = (
+    dict(policy="eager"),
+    dict(policy="lazy", seed=1),
+    dict(policy="random", seed=1),
+    dict(policy="random", seed=2),
+)
 """Tried in this order until one of them finds the mutant."""
 
 
@@ -169,7 +174,9 @@ def _note(mutant, found, schedule, report):
     return mutant
 
 
-def sweep(launch: Callable, schedules=SCHEDULES, tolerance=2e-2, select: Callable | None = None, progress=None) -> Result:
+def sweep(
+    launch: Callable, schedules=SCHEDULES, tolerance=2e-2, select: Callable | None = None, progress=None
+) -> Result:
     """Break every synchronisation that `launch()` executes and judge each mutant.
 
     launch: launches the kernel and returns its output tensors; must give the same result each time.

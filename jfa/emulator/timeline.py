@@ -154,11 +154,18 @@ class Timeline:
         lo, hi = span or (self.start, self.end)
         for row, track in enumerate(tracks):
             for kind in KINDS:
-                bars = [(e.start, e.end - e.start) for e in track.events if e.kind == kind and e.end > lo and e.start < hi]
+                bars = [
+                    (e.start, e.end - e.start) for e in track.events if e.kind == kind and e.end > lo and e.start < hi
+                ]
                 if bars:
                     style = LOOK[kind]
                     ax.broken_barh(
-                        bars, (row - 0.4, 0.8), facecolor=style["color"], hatch=style["hatch"], edgecolor="white", linewidth=0.3
+                        bars,
+                        (row - 0.4, 0.8),
+                        facecolor=style["color"],
+                        hatch=style["hatch"],
+                        edgecolor="white",
+                        linewidth=0.3,
                     )
         ax.set_yticks(range(len(tracks)), [t.name for t in tracks])
         ax.set_ylim(len(tracks) - 0.4, -0.6)
@@ -178,7 +185,18 @@ class Timeline:
             p = processes.setdefault(e.cta, len(processes))
             t = threads.setdefault((e.cta, e.track), len(threads))
             args = {k: v if isinstance(v, str | int | float | bool) else str(v) for k, v in e.args.items()}
-            out.append(dict(ph="X", name=e.name, cat=e.kind, pid=p, tid=t, ts=e.start, dur=max(e.end - e.start, 0.001), args=args))
+            out.append(
+                dict(
+                    ph="X",
+                    name=e.name,
+                    cat=e.kind,
+                    pid=p,
+                    tid=t,
+                    ts=e.start,
+                    dur=max(e.end - e.start, 0.001),
+                    args=args,
+                )
+            )
         for cta, p in processes.items():
             out.append(dict(ph="M", name="process_name", pid=p, args=dict(name=f"CTA {_label(cta)}")))
         for (cta, track), t in threads.items():

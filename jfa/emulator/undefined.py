@@ -159,7 +159,9 @@ def _error(origin: Origin, count: int, use: str, where: tuple) -> PoisonError:
     summary = f"{USES[use].format(count)} {_KINDS[origin.kind].format(name=origin.name)}"
     at, came = show(where), show(origin.where)
     if origin.kind == "unwritten memory":
-        return PoisonError(summary, [f"{'stored' if use == 'store' else 'used'} at {at}", f"read at {came}"], where=where)
+        return PoisonError(
+            summary, [f"{'stored' if use == 'store' else 'used'} at {at}", f"read at {came}"], where=where
+        )
     if origin.kind == "unwaited product":
         return PoisonError(
             summary,

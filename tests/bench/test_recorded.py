@@ -118,7 +118,7 @@ def test_every_kernel_package_has_lines():
     assert all(count > 0 for _, _, count in lines.kernel_files())
 
 
-PEER = '''
+PEER = """
 from helper_beside_it import scale
 
 def jagged_flash_attention(query, key, value, query_offset, key_offset, max_seq_len_q, max_seq_len_kv, sm_scale=None,
@@ -127,7 +127,7 @@ def jagged_flash_attention(query, key, value, query_offset, key_offset, max_seq_
     out = attention(query, key, value, query_offset, key_offset, window_size=window_size, broadcast_q=broadcast_q,
                     output_offset=output_offset)
     return [out * scale]
-'''
+"""
 
 
 @pytest.mark.parametrize("shape", shapes.ON_CPU, ids=lambda s: s.name)

@@ -49,7 +49,9 @@ def lab(tmp_path_factory):
     """`jfa lab` over a copy of the course, as a learner starts it, with an empty home folder."""
     course, home = copy_course(tmp_path_factory.mktemp("course")), tmp_path_factory.mktemp("home")
     port = _free_port()
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "XDG", "PYTEST", "MPL"))}
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "XDG", "PYTEST", "MPL"))
+    }
     env |= {"HOME": str(home), "PYTHONPATH": str(course), "JFA_COURSE": str(course)}
     options = ["--no-browser", f"--port={port}", f"--IdentityProvider.token={TOKEN}"]
     options.append("--LabApp.expose_app_in_browser=True")  # window.jupyterapp: the tests ask the notebook's model

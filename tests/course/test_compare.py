@@ -13,7 +13,9 @@ CASE = Case("three sequences", offsets=(0, 2, 2, 5))
 
 
 def _fault(got, want, outputs=(PACKED,), case=CASE, printed="", tol=1e-5):
-    exercise = Exercise(id="1.1", title="t", name="f", cases=lambda seed: [case], reference=lambda: want, outputs=outputs, tol=tol)
+    exercise = Exercise(
+        id="1.1", title="t", name="f", cases=lambda seed: [case], reference=lambda: want, outputs=outputs, tol=tol
+    )
     return compare.fault_of(exercise, case, {"value": got, "facts": [], "printed": printed}, want)
 
 

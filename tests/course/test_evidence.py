@@ -147,5 +147,7 @@ def test_bombs_leave_nothing_behind(judged, kind, tmp_path, monkeypatch):
     ],
 )
 def test_a_stub_is_not_started_whatever_ran_before_it(strictly, cell):
-    result = strictly(cell.replace("import jfa.reference\n", "try:\n    import jfa.reference\nexcept RuntimeError: pass\n"))
+    result = strictly(
+        cell.replace("import jfa.reference\n", "try:\n    import jfa.reference\nexcept RuntimeError: pass\n")
+    )
     assert result.state == "not started", result.text()

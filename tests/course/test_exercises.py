@@ -45,7 +45,9 @@ def test_each_chapter_has_a_cell_for_each_exercise(chapter):
 def test_the_solution_passes(exercise, seed):
     pristine = PRISTINE[exercise.chapter]
     solutions = pristine.solutions
-    clean = solutions.with_sources({i: solution_source(c.source) for i, c in enumerate(solutions.cells) if c.kind == "code"})
+    clean = solutions.with_sources(
+        {i: solution_source(c.source) for i, c in enumerate(solutions.cells) if c.kind == "code"}
+    )
     result = judge(exercise, from_notebook(clean, exercise, pristine), COURSE, seed)
     assert result.passed, result.text()
     assert not [n for n in result.notes if "could not be measured" in n], result.text()
@@ -109,7 +111,9 @@ def test_limits_are_printed_in_the_exercise(exercise):
     text = " ".join(c.source for c in PRISTINE[exercise.chapter].skeleton.cells)
     words = re.sub(r"[\s*`$]+", " ", text)
     for limit in exercise.limits:
-        assert limit.text and re.sub(r"[\s*`$]+", " ", limit.text) in words, f"{exercise.id}: {limit.text!r} is not in its text"
+        assert limit.text and re.sub(r"[\s*`$]+", " ", limit.text) in words, (
+            f"{exercise.id}: {limit.text!r} is not in its text"
+        )
 
 
 @every_exercise
@@ -151,11 +155,17 @@ def test_references_hold_no_nan_and_stand_out_from_the_tolerance(exercise):
         for array in _arrays(reference):
             if array.dtype.kind == "f":
                 wild = "a neighbour of NaN" in case.name  # whose own result is NaN: it must not be anybody else's
-                assert wild or not (np.isnan(array) | np.isposinf(array)).any(), f"{case.name}: reference holds NaN or +inf"
+                assert wild or not (np.isnan(array) | np.isposinf(array)).any(), (
+                    f"{case.name}: reference holds NaN or +inf"
+                )
                 assert np.isnan(array).sum() <= array.size // 2, f"{case.name}: most of it is NaN"
                 finite = array[np.isfinite(array)]
                 largest.append(np.abs(finite).max(initial=0.0))
-                assert finite.size == 0 or array.size < 2 or exercise.tol * max(1.0, largest[-1]) < 0.05 * max(1.0, largest[-1])
+                assert (
+                    finite.size == 0
+                    or array.size < 2
+                    or exercise.tol * max(1.0, largest[-1]) < 0.05 * max(1.0, largest[-1])
+                )
     assert not largest or max(largest) >= 50 * exercise.tol * max(1.0, max(largest)), "zeros would pass"
 
 
@@ -180,7 +190,9 @@ def test_zeros_are_no_answer(exercise):
     wrong = []
     for case, reference in _references(exercise):
         zeros = _zeros(reference)
-        if any((a != 0).any() for a in _arrays(reference)) and any(isinstance(v, torch.Tensor) for v in _flat(reference)):
+        if any((a != 0).any() for a in _arrays(reference)) and any(
+            isinstance(v, torch.Tensor) for v in _flat(reference)
+        ):
             wrong.append(compare.fault_of(exercise, case, {"value": zeros, "facts": []}, reference))
     assert not wrong or any(wrong), "a tensor of zeros passes"
 
@@ -273,5 +285,3 @@ def test_every_solution_is_stripped_completely(chapter):
     assert "SOLUTION" not in pristine.skeleton.text
     setup = next(c for c in pristine.skeleton.cells if c.kind == "code")
     assert "setup" in setup.tags and "progress()" in setup.source
-
-

@@ -134,11 +134,10 @@ def test_an_update_carries_an_answers_bytes_and_the_files_line_ends(toy, form):
 
 
 ANSWERS = {
-    "quotes the stub": 'def twice(x):\n'
+    "quotes the stub": "def twice(x):\n"
     '    """Not: raise NotImplementedError("90.2: not started")  # YOUR CODE"""\n    return x + x',
-    "half written": 'def twice(x):\n'
-    '    y = x  # MINE\n    raise NotImplementedError("90.2: not started")  # YOUR CODE',
-    "only a comment": 'def twice(x):\n'
+    "half written": 'def twice(x):\n    y = x  # MINE\n    raise NotImplementedError("90.2: not started")  # YOUR CODE',
+    "only a comment": "def twice(x):\n"
     '    # MINE: add it to itself?\n    raise NotImplementedError("90.2: not started")  # YOUR CODE',
     "does not compile": "def twice(x:\n    return MINE",
     "an open string": 'def twice(x):\n    """MINE\n    return x + x',
@@ -191,7 +190,16 @@ def test_own_cells_and_lines_survive_an_update_where_they_stood(toy, remembers, 
     assert cli.update([]) == 0
     book = notebook.read(path)
     sources = [c.source for c in book.cells]
-    for words in ("MY IMPORT", "MY NOTE", "my_number = 5", "MY RAW", "MY TRIAL", "MY LAST WORD", "said better", "import math\n"):
+    for words in (
+        "MY IMPORT",
+        "MY NOTE",
+        "my_number = 5",
+        "MY RAW",
+        "MY TRIAL",
+        "MY LAST WORD",
+        "said better",
+        "import math\n",
+    ):
         assert sum(words in s for s in sources) == 1, words
     at = next(i for i, c in enumerate(book.cells) if c.exercise == "90.2")
     assert [s.strip() for s in sources[at - 3 : at]] == ["MY NOTE", "my_number = 5", "MY RAW"]
@@ -206,7 +214,9 @@ def test_own_cells_and_lines_survive_an_update_where_they_stood(toy, remembers, 
     assert cli.update([]) == 0 and path.read_bytes() == again
 
 
-_CELL = st.tuples(st.sampled_from(["", " [markdown]", ' tags=["ex-90.2"]', ' tags=["mine"]']), st.text("ab\n#'\"=", max_size=12))
+_CELL = st.tuples(
+    st.sampled_from(["", " [markdown]", ' tags=["ex-90.2"]', ' tags=["mine"]']), st.text("ab\n#'\"=", max_size=12)
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -276,9 +286,13 @@ def test_without_a_backup_nothing_changes(toy, name, trouble, monkeypatch, capsy
         toy.state.write_text("")
     elif trouble == "changed meanwhile":
         original, read, before = state.backup, before, before + b"# saved by Lab\n"
-        monkeypatch.setattr(state, "backup", lambda *args: (mine.write_bytes(read + b"# saved by Lab\n"), original(*args))[1])
+        monkeypatch.setattr(
+            state, "backup", lambda *args: (mine.write_bytes(read + b"# saved by Lab\n"), original(*args))[1]
+        )
     else:
-        monkeypatch.setattr(files.tempfile, "mkstemp", lambda **k: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
+        monkeypatch.setattr(
+            files.tempfile, "mkstemp", lambda **k: (_ for _ in ()).throw(OSError(30, "Read-only file system"))
+        )
     assert getattr(cli, name)(COMMANDS[name]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and said.startswith(f"jfa {name}: ") and mine.read_bytes() == before

@@ -68,4 +68,6 @@ def test_a_notebooks_answer_in_a_helper_is_an_answer():
     exercise = Exercise(id="1.1", title="t", name="kernel", cases=lambda seed: [])
     written = Answer(source=SKELETON.split("def other")[0], skeleton=stub, live=print, is_live=True)
     assert not judge._is_untouched(written, exercise)
-    assert judge._is_untouched(Answer(source=stub.split("def other")[0], skeleton=stub, live=print, is_live=True), exercise)
+    assert judge._is_untouched(
+        Answer(source=stub.split("def other")[0], skeleton=stub, live=print, is_live=True), exercise
+    )

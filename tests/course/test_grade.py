@@ -115,7 +115,9 @@ def test_a_helper_below_the_answer_counts_too(toy):
 
 def test_a_name_used_again_later_does_no_harm(toy):
     """LE-16"""
-    _write(toy.exercises, {"90.2": "BLOCK = 2\n\ndef twice(x):\n    return x * BLOCK", "90.3": "BLOCK = 64\nanswer = 42"})
+    _write(
+        toy.exercises, {"90.2": "BLOCK = 2\n\ndef twice(x):\n    return x * BLOCK", "90.3": "BLOCK = 64\nanswer = 42"}
+    )
     assert _states(toy)["90.2"] == "passed"
 
 

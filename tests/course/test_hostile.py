@@ -256,7 +256,10 @@ def test_reading_the_solutions_is_noticed(judged, toy, body):
         ("import numpy as np\nreturn torch.as_tensor(2 * np.asarray(x))", "numpy"),
         ("return torch.from_numpy(2 * x.numpy())", "numpy"),
         ("import importlib\nnp = importlib.import_module('numpy')\nreturn torch.as_tensor(2 * np.asarray(x))", "numpy"),
-        ("f = torch.nn.functional.scaled_dot_product_attention\nf(x[None], x[None], x[None])\nreturn 2 * x", "scaled_dot_product"),
+        (
+            "f = torch.nn.functional.scaled_dot_product_attention\nf(x[None], x[None], x[None])\nreturn 2 * x",
+            "scaled_dot_product",
+        ),
         ("from jfa.reference import attention\nreturn 2 * x", "jfa.reference"),
         ("import jfa\njfa.jagged_flash_attention\nreturn 2 * x", "jfa.attention"),
         ("from jfa import jagged_flash_attention as f\nreturn f(x, x, x)", "jfa.attention"),
@@ -325,7 +328,9 @@ def test_the_kernel_refuses_forks_that_go_past_python(judged):
     refused = "libc.fork() == -1 and libc.kill(os.getppid(), 0) == -1"
     body = f"import ctypes, os\nlibc = ctypes.CDLL(None)\nif not ({refused}): os._exit(3)\nreturn 2 * x"
     result = judged("90.2", _twice(body))
-    assert result.state == "wrong method" and "ctypes" in result.message, result.text()  # it did not leave by exit status 3
+    assert result.state == "wrong method" and "ctypes" in result.message, (
+        result.text()
+    )  # it did not leave by exit status 3
 
 
 def test_an_answer_cannot_signal_the_judge(judged):
@@ -363,7 +368,11 @@ def test_a_fork_cannot_find_the_reference(toy):
         import types
 
         for thing in gc.get_objects():
-            if isinstance(thing, types.FunctionType) and "90_toy" in (thing.__module__ or "") and thing.__name__ == "<lambda>":
+            if (
+                isinstance(thing, types.FunctionType)
+                and "90_toy" in (thing.__module__ or "")
+                and thing.__name__ == "<lambda>"
+            ):
                 value = thing(x)
                 if isinstance(value, torch.Tensor) and value.shape == x.shape:
                     return value
@@ -371,7 +380,9 @@ def test_a_fork_cannot_find_the_reference(toy):
 
     result = _live(toy, twice)
     assert result.failed.name == "runs" and "found no reference" in result.message, result.text()
-    assert catalog.exercise("90.2").reference(torch.ones(1)) == 2, "the judge's own reference must survive the fork's cleaning"
+    assert catalog.exercise("90.2").reference(torch.ones(1)) == 2, (
+        "the judge's own reference must survive the fork's cleaning"
+    )
 
 
 def test_a_fork_cannot_read_variants(toy):

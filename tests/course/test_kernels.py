@@ -77,8 +77,6 @@ def test_an_out_of_bounds_access_is_the_emulators_report(kernel):
     assert result.failed.name == "runs" and "OutOfBoundsError" in result.message and "x_ptr" in result.message
 
 
-
-
 @pytest.mark.parametrize("left", [None, "an empty folder"])
 def test_a_broken_triton_is_not_the_answers_fault(kernel, monkeypatch, left):
     """None in sys.modules: no Triton at all. An uninstall of another Triton's package leaves an empty folder of fbtriton's."""

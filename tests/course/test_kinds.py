@@ -42,7 +42,9 @@ MISTAKES = {
 
 def _error(kind, **mistake):
     scores = _scores(kind)
-    return (_online(scores, **mistake) - torch.logsumexp(scores.double(), 1)).abs().nan_to_num(nan=math.inf).max().item()
+    return (
+        (_online(scores, **mistake) - torch.logsumexp(scores.double(), 1)).abs().nan_to_num(nan=math.inf).max().item()
+    )
 
 
 @every_kind
@@ -107,4 +109,6 @@ def test_lengths_rings_and_numbers_hold_what_their_names_say():
     below, at, above = kinds.around(70.0)
     assert below < at == 70.0 < above and kinds.around_block(16) == [15, 16, 17, 32, 33]
     assert (kinds.with_true_zeros(torch.ones(2, 3)) == 0).sum() == 2
-    assert torch.tensor(kinds.LARGE_BF16).to(torch.bfloat16).isfinite() and torch.tensor(kinds.LARGE_BF16).half().isinf()
+    assert (
+        torch.tensor(kinds.LARGE_BF16).to(torch.bfloat16).isfinite() and torch.tensor(kinds.LARGE_BF16).half().isinf()
+    )

@@ -31,7 +31,9 @@ def shell():
 
 def _names(namespace):
     plain = (int, str, float, list, tuple, type(None))
-    return {k: v for k, v in namespace.items() if not k.startswith("_") and isinstance(v, plain) and k not in ("In", "Out")}
+    return {
+        k: v for k, v in namespace.items() if not k.startswith("_") and isinstance(v, plain) and k not in ("In", "Out")
+    }
 
 
 def _without_loop(function):
@@ -141,11 +143,21 @@ def test_lines_keep_their_numbers():
     tree = parse(source)
     assert runnable(source).count("\n") >= source.rstrip("\n").count("\n")
     assert [n.lineno for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)] == [7]
-    assert [n.lineno for n in ast.walk(parse("%%time\nx = 1\n\ndef f(): pass")) if isinstance(n, ast.FunctionDef)] == [4]
+    assert [n.lineno for n in ast.walk(parse("%%time\nx = 1\n\ndef f(): pass")) if isinstance(n, ast.FunctionDef)] == [
+        4
+    ]
 
 
 def test_broken_code_stays_as_it_was_typed():
-    for source in ("def f(:\n    return 1", "x = '", "%time x = 1\ndef f(:", "x = (1,\n", "\x00", "x = '\ud800'", "(" * 300):
+    for source in (
+        "def f(:\n    return 1",
+        "x = '",
+        "%time x = 1\ndef f(:",
+        "x = (1,\n",
+        "\x00",
+        "x = '\ud800'",
+        "(" * 300,
+    ):
         assert runnable(source) == source
 
 
@@ -194,7 +206,9 @@ def test_what_passes_in_a_notebook_passes_in_grade(toy, source, form):
         path.unlink()
         path, text = path.with_suffix(".ipynb"), notebook.dump(to_json(notebook.parse_percent(text)))
         assert parse_json(text).answer("90.2").source == source
-    path.write_bytes((text if form != "CRLF" else text.replace("\n", "\r\n")).encode("utf-8-sig" if form == "BOM" else "utf-8"))
+    path.write_bytes(
+        (text if form != "CRLF" else text.replace("\n", "\r\n")).encode("utf-8-sig" if form == "BOM" else "utf-8")
+    )
     result = grade([catalog.exercise("90.2")], Source(toy))[0]
     assert result.passed and not result.notes, result.text()
 
@@ -212,7 +226,7 @@ def test_an_answer_in_a_cell_of_its_own_below_the_stub_counts(toy):
     result = _grade(toy, text.replace('# %%\ncheck("90.2"', mine + '# %%\ncheck("90.2"'))
     assert result.passed and any("2 cells define `twice`" in n and "the last of them counts" in n for n in result.notes)
     assert _grade(toy, text.replace('# %%\ncheck("90.2"', '# %%\ntwice = 3\n\n# %%\ncheck("90.2"')).state == "wrong"
-    below = text.replace("# %% [markdown]\n# ## 90.3", f'{mine}# %% [markdown]\n# ## 90.3')
+    below = text.replace("# %% [markdown]\n# ## 90.3", f"{mine}# %% [markdown]\n# ## 90.3")
     assert _grade(toy, below).state == "not started"
 
 

@@ -94,7 +94,9 @@ LOOPS = {
     "numpy": _numpy_rows,
     "numpy, by np.asarray": lambda w: np.stack([row / row.sum() for row in np.asarray(w)]),
     "numpy, by dlpack": lambda w: [row * 2 for row in np.from_dlpack(w)],
-    "numpy, into an array of its own": lambda w: [operator.setitem(out, i, i) for out in [np.zeros(50)] for i in range(50)],
+    "numpy, into an array of its own": lambda w: [
+        operator.setitem(out, i, i) for out in [np.zeros(50)] for i in range(50)
+    ],
     "lists": lambda w: torch.tensor([[x / sum(row) for x in row] for row in w.tolist()]),
     "numbers": lambda w: [x.item() for x in w[0]],
     "aten": lambda w: [torch.ops.aten.mul(w[i], 2) for i in range(50)],

@@ -23,7 +23,7 @@ TRICKY = {
     "title and tags": '# %% A title tags=["ex-2.10", "slow"]\nx = 1\n',
     "no first marker": "import os\n\n# %%\nx = 1\n",
     "fence in Markdown": "# %% [markdown]\n# ```mermaid\n# %% a comment of mermaid\n# ```\n# after\n\n# %%\nx = 1\n",
-    "hash inside string": '# %%\nx = "# not a comment \'\'\' "\n\n# %%\ny = 1\n',
+    "hash inside string": "# %%\nx = \"# not a comment ''' \"\n\n# %%\ny = 1\n",
     "two blank lines between functions": "# %%\ndef f():\n    pass\n\n\n# %%\nf()\n",
 }
 
@@ -44,7 +44,20 @@ def test_cells_are_jupytexts_cells(text, header):
 
 
 _LINES = st.sampled_from(
-    ["# %%", "# %% [markdown]", '# %% tags=["mine"]', "# In[3]:", "# %%%", "x = 1", '"""', "'''", "", "", "# text", "# ```"]
+    [
+        "# %%",
+        "# %% [markdown]",
+        '# %% tags=["mine"]',
+        "# In[3]:",
+        "# %%%",
+        "x = 1",
+        '"""',
+        "'''",
+        "",
+        "",
+        "# text",
+        "# ```",
+    ]
     + ["    y = '\"'", "def f():", "   "]
 )
 
@@ -62,7 +75,10 @@ def _left_open(text):
 def test_any_mixture_of_lines_is_cut_alike(lines):
     text = "# %%\nfirst = 0\n" + "".join(line + "\n" for line in lines)
     assume(not _left_open(text))
-    code = [[source if kind == "code" else kind for kind, source, _ in cells] for cells in (_cells(text), _jupytext_cells(text))]
+    code = [
+        [source if kind == "code" else kind for kind, source, _ in cells]
+        for cells in (_cells(text), _jupytext_cells(text))
+    ]
     assert code[0] == code[1]
 
 
@@ -81,10 +97,12 @@ def test_an_edit_changes_its_cell_only(text):
 
 _VALUES = st.sampled_from(
     ['["ex-1.1"]', "['ex-2.3', 'slow']", '"a = b"']
-    + ['"[x]"', "{\"a\": [1, 2]}", "true", "3", "[]", '["see [a]", "ex-1.1"]', "None", "half("]
+    + ['"[x]"', '{"a": [1, 2]}', "true", "3", "[]", '["see [a]", "ex-1.1"]', "None", "half("]
 )
 _KEYS = st.sampled_from(["tags", "name", "slideshow", "editable", "a.b", "x"])
-_TITLES = st.sampled_from(["", "My title", "[markdown]", "title [md]", "[raw]", "a, b", "50% more", "%% deeper", ".hidden", "tags"])
+_TITLES = st.sampled_from(
+    ["", "My title", "[markdown]", "title [md]", "[raw]", "a, b", "50% more", "%% deeper", ".hidden", "tags"]
+)
 
 
 @settings(max_examples=400, deadline=None)
@@ -235,7 +253,11 @@ def test_insertion_in_front_and_at_the_end():
     book = parse_percent("# %%\nx = 1\n\n# %%\ny = 2\n")
     between = insert_before(book, 1, [Cell("code", "mine = 1"), Cell("markdown", "my note\n\nmore")])
     assert [c.source for c in between.cells] == ["x = 1", "mine = 1", "my note\n\nmore", "y = 2"]
-    assert [c.source for c in insert_before(book, 2, [Cell("code", "z = 3", ("t",))]).cells] == ["x = 1", "y = 2", "z = 3"]
+    assert [c.source for c in insert_before(book, 2, [Cell("code", "z = 3", ("t",))]).cells] == [
+        "x = 1",
+        "y = 2",
+        "z = 3",
+    ]
 
 
 def test_magics_become_comments_but_not_inside_strings():

@@ -174,7 +174,9 @@ def test_outside_a_notebook_results_are_printed(toy, capsys):
 
 
 def test_results_say_the_state_in_words_and_escape_the_learners_text(toy, shell):
-    result = check("90.2", _run_cell("def twice(x):\n    raise ValueError('<script>alert(1)</script>')", "twice", shell))
+    result = check(
+        "90.2", _run_cell("def twice(x):\n    raise ValueError('<script>alert(1)</script>')", "twice", shell)
+    )
     html = result._repr_html_()
     assert "not right yet" in html and "FAILS" in html and "<script>" not in html and "&lt;script&gt;" in html
 

@@ -38,7 +38,9 @@ def confined(program: str, closed="/nowhere", scratch="") -> str:
 @needs_filter
 def test_every_call_of_the_table_fails():
     column = seccomp._MACHINES[platform.machine()][0]
-    numbers = {name: n[column] for calls in seccomp.FORBIDDEN.values() for name, n in calls.items() if n[column] is not None}
+    numbers = {
+        name: n[column] for calls in seccomp.FORBIDDEN.values() for name, n in calls.items() if n[column] is not None
+    }
     said = confined(f"for name, n in {numbers!r}.items(): print(name, call(n, 0, 0, 0, 0, 0))")
     found = dict(line.split() for line in said.splitlines())
     assert found == dict.fromkeys(numbers, str(errno.EPERM))
@@ -92,8 +94,12 @@ def test_nothing_outside_the_folder_changes(tmp_path, change):
     scratch.mkdir()
     (outside / "f").write_text("as it was")
     before = _state(outside)
-    names = f"s, f, new, empty = scratch, {str(outside / 'f')!r}, {str(outside / 'new')!r}, {str(outside / 'empty')!r}\n"
-    said = confined(f"{names}try:\n    {change}\n    print('done')\nexcept OSError as error: print(error.errno)", scratch=scratch)
+    names = (
+        f"s, f, new, empty = scratch, {str(outside / 'f')!r}, {str(outside / 'new')!r}, {str(outside / 'empty')!r}\n"
+    )
+    said = confined(
+        f"{names}try:\n    {change}\n    print('done')\nexcept OSError as error: print(error.errno)", scratch=scratch
+    )
     assert said.strip() in {str(errno.EACCES), str(errno.EPERM), str(errno.EXDEV)}
     assert _state(outside) == before
 
@@ -102,7 +108,12 @@ def _state(folder):
     found = {}
     for path in sorted(folder.rglob("*")):
         about = os.lstat(path)
-        found[path.name] = (about.st_mode, about.st_mtime_ns, about.st_nlink, path.read_bytes() if path.is_file() else b"")
+        found[path.name] = (
+            about.st_mode,
+            about.st_mtime_ns,
+            about.st_nlink,
+            path.read_bytes() if path.is_file() else b"",
+        )
     return found
 
 
@@ -119,7 +130,9 @@ def test_the_folder_of_its_own_can_be_used(tmp_path):
 
 
 @needs_landlock
-@pytest.mark.parametrize("path", ["/proc/{}/environ", "/proc/{}/mem", "/proc/{}/root/etc/passwd", "/dev/mem", "/dev/kmsg"])
+@pytest.mark.parametrize(
+    "path", ["/proc/{}/environ", "/proc/{}/mem", "/proc/{}/root/etc/passwd", "/dev/mem", "/dev/kmsg"]
+)
 def test_other_processes_and_devices_are_not_read(path):
     program = f"try:\n    open({path!r}.format(os.getppid()), 'rb').read(1)\n    print('read')\nexcept OSError: print('refused')"
     assert confined(program).strip() == "refused"

@@ -28,8 +28,12 @@ def test_a_kernels_body_compiles_and_does_nothing(decorator):
 
 
 def test_regions_in_nested_blocks_keep_their_indentation():
-    source = "def f(x):\n    for i in x:\n        # BEGIN SOLUTION\n        x += i\n        # END SOLUTION\n    return x"
-    assert strip_cell(source, "1.1").split("\n")[2] == '        raise NotImplementedError("1.1: not started")  # YOUR CODE'
+    source = (
+        "def f(x):\n    for i in x:\n        # BEGIN SOLUTION\n        x += i\n        # END SOLUTION\n    return x"
+    )
+    assert (
+        strip_cell(source, "1.1").split("\n")[2] == '        raise NotImplementedError("1.1: not started")  # YOUR CODE'
+    )
 
 
 def test_names_at_module_level_hold_an_ellipsis():
@@ -65,7 +69,9 @@ def test_cells_for_the_solution_only_are_dropped():
 
 
 def test_a_starter_region_gives_the_faulty_code_and_the_solution_keeps_its_own():
-    region = "    ### BEGIN SOLUTION\n    free(x)\n    ### STARTER\n    # if x:\n    #     free(0)\n    ### END SOLUTION\n"
+    region = (
+        "    ### BEGIN SOLUTION\n    free(x)\n    ### STARTER\n    # if x:\n    #     free(0)\n    ### END SOLUTION\n"
+    )
     source = "@triton.jit\ndef k(x):\n" + region + "    end()"
     assert strip_cell(source, "9.1") == "@triton.jit\ndef k(x):\n    if x:\n        free(0)\n    end()"
     assert solution_source(source) == "@triton.jit\ndef k(x):\n    free(x)\n    end()"

@@ -121,7 +121,9 @@ ODD_TEXT = {
 @pytest.mark.parametrize("kind", ODD_TEXT)
 def test_text_of_learners_is_printed_escaped(course, capsys, kind):
     course[2]("eve", {"90.2": f"def twice(x):\n    {ODD_TEXT[kind]}", "90.3": RIGHT["90.3"]})
-    rows, said = graded(course, capsys, "--json", str(course[0].root / "r.json"), "--junit", str(course[0].root / "r.xml"))
+    rows, said = graded(
+        course, capsys, "--json", str(course[0].root / "r.json"), "--junit", str(course[0].root / "r.xml")
+    )
     assert rows["eve", "90.2"]["passed"] == "0" and rows["eve", "90.3"]["passed"] == "1"
     assert said == printable(said) and said.encode("utf-8")
     assert "1/0" not in said or "ZeroDivision" in said

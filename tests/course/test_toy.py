@@ -38,7 +38,9 @@ def test_mutants_are_caught_as_declared(toy):
 
 def test_mutants_run_in_the_judge_without_a_word(toy, capsys, recwarn):
     exercise = catalog.exercise("90.2")
-    source = "import warnings\nprint('loud')\nwarnings.warn('loud')\n\ndef twice(x):\n    print('loud')\n    return 3 * x\n"
+    source = (
+        "import warnings\nprint('loud')\nwarnings.warn('loud')\n\ndef twice(x):\n    print('loud')\n    return 3 * x\n"
+    )
     case = exercise.cases(0)[0]
     assert bool((run_trusted(exercise, source, case, []) == 3 * case.args[0]).all())
     assert capsys.readouterr().out == "" and not len(recwarn)

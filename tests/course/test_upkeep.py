@@ -170,10 +170,19 @@ def test_a_release_holds_no_answers(checkout, tmp_path_factory, capsys):
     _write(checkout.exercises, RIGHT)
     assert cli.release([str(target), "--without-solutions"]) == 0
     names = {str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()}
-    assert names == {"README.md", f"exercises/{FILE}.py", f"jfa/course/skeletons/{FILE}.py", f"jfa/course/checks/{FILE}.py"}
+    assert names == {
+        "README.md",
+        f"exercises/{FILE}.py",
+        f"jfa/course/skeletons/{FILE}.py",
+        f"jfa/course/checks/{FILE}.py",
+    }
     solution = (checkout.solutions / f"{FILE}.py").read_text()
     stub = (target / "exercises" / f"{FILE}.py").read_text()
-    lines = [s.strip() for s in solution.split("\n") if len(s.strip()) > 25 and s not in stub.split("\n") and "SOLUTION" not in s]
+    lines = [
+        s.strip()
+        for s in solution.split("\n")
+        if len(s.strip()) > 25 and s not in stub.split("\n") and "SOLUTION" not in s
+    ]
     assert lines
     for path in target.rglob("*.py"):
         assert not any(line in path.read_text() for line in lines), path

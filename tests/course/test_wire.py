@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from jfa.course.wire import Other, WireError, pack, unpack
 
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int16, torch.int32]
+DTYPES = [
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+]
 DTYPES += [torch.int64, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64]
 
 

@@ -126,7 +126,10 @@ def _buffer(draw):
         part, shape = part + "[0]", (columns,)
     elif how == "slice":
         shape = (draw(st.sampled_from((rows, rows // 2, 8))), draw(st.sampled_from((columns, columns // 2, 8))))
-        offset = (draw(st.sampled_from(("0", "8", "4"))) if not tmem else "0", draw(st.sampled_from(("0", "8", "n", "k"))))
+        offset = (
+            draw(st.sampled_from(("0", "8", "4"))) if not tmem else "0",
+            draw(st.sampled_from(("0", "8", "n", "k"))),
+        )
         part = f"tlx.local_slice({part}, [{', '.join(offset)}], [{shape[0]}, {shape[1]}])"
     elif how == "trans":
         part, shape = f"tlx.local_trans({part})", (columns, rows)

@@ -25,7 +25,9 @@ STAGE_DQ = ("local_store", dict(space="smem", bytes=128 * 128 * 4)), ("tma_reduc
 FORWARD = (_mma(), _mma("tmem"), EXP)
 # S and dP read both operands from SMEM; dV and dK take P and dS from TMEM; dQ reads dS and K from SMEM
 BACKWARD = (_mma(), _mma(), _mma("tmem"), _mma("tmem"), _mma(), EXP, STORE_DS, *STAGE_DQ)
-BACKWARD_PAIR = tuple((op, {**facts, "m": 256, "two_cta": True}) if op == "mma" else (op, facts) for op, facts in BACKWARD)
+BACKWARD_PAIR = tuple(
+    (op, {**facts, "m": 256, "two_cta": True}) if op == "mma" else (op, facts) for op, facts in BACKWARD
+)
 
 PUBLISHED = [
     ("forward, 128 queries", FORWARD, dict(tensor=1024, smem=768, mufu=1024)),
@@ -56,7 +58,9 @@ def test_both_chips_know_the_same_rates():
 def test_a_scaled_chip_differs_in_one_rate_and_says_so():
     slow = B200.scaled("tmem_read", 0.5)
     assert slow["tmem_read"] == B200["tmem_read"] / 2 and "times 0.5" in slow.rates["tmem_read"].source
-    assert {n: r for n, r in slow.rates.items() if n != "tmem_read"} == {n: r for n, r in B200.rates.items() if n != "tmem_read"}
+    assert {n: r for n, r in slow.rates.items() if n != "tmem_read"} == {
+        n: r for n, r in B200.rates.items() if n != "tmem_read"
+    }
 
 
 def test_the_peak_is_the_datasheet_times_the_sustained_clock():
@@ -77,7 +81,9 @@ def modelled_tflops(name, length):
     import jfa.emulator as emulator
     from jfa.emulator import tutorials
 
-    config = TWO_GROUPS if name == "hopper_fa_ws" else None  # what autotuning picks on the GPU; the others have one config
+    config = (
+        TWO_GROUPS if name == "hopper_fa_ws" else None
+    )  # what autotuning picks on the GPU; the others have one config
     with emulator.options(policy="timed", rates=H200, races=False, max_ctas=1):
         tutorials.hopper_attention(name, length, num_sms=1, config=config)
     return 4 * length**2 * 128 / H200.seconds(emulator.last().time) * H200["sms"] / 1e12

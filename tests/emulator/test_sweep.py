@@ -18,7 +18,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 # The mutants of the public kernels that nothing finds, each with the reason why it is no fault. (line, kind of site): reason.
 SUPERFLUOUS = {
     "gemm_ws": {
-        (995, "barrier_wait"): "with one MMA group last_a_buf is the buffer whose empty barrier was waited for a few lines above",
+        (
+            995,
+            "barrier_wait",
+        ): "with one MMA group last_a_buf is the buffer whose empty barrier was waited for a few lines above",
         (807, "async_descriptor_store_wait"): "two slices, two staging buffers: none is used "
         "twice in a tile, and the wait for all follows",
     },
@@ -51,7 +54,11 @@ LAUNCHES = {
     "fa_ws_pipelined": tutorials.CASES["fa_ws_pipelined"],
     "fa_clc": tutorials._attention("blackwell_fa_clc", 512, 128, False, tutorials.FA_PP, h=2),
 }
-SKETCHED = ("drop", "flip", "nobar")  # the ways to break a site that the first sketch of this emulator knew: 215 of 230 found
+SKETCHED = (
+    "drop",
+    "flip",
+    "nobar",
+)  # the ways to break a site that the first sketch of this emulator knew: 215 of 230 found
 
 
 def _sweep(name, **options):

@@ -77,7 +77,9 @@ def test_a_fault_in_one_thread_is_that_threads_alone():
 
 def test_the_last_run_is_the_threads_own():
     here = emulator.run(_powers, (3,), torch.zeros(64), torch.zeros(64), 1, 64)
-    others = _in_threads(lambda number: (emulator.run(_powers, (1,), torch.zeros(64), torch.zeros(64), 1, 64), emulator.last()))
+    others = _in_threads(
+        lambda number: (emulator.run(_powers, (1,), torch.zeros(64), torch.zeros(64), 1, 64), emulator.last())
+    )
     assert emulator.last() is here and all(run is last for run, last in others)
 
 

@@ -43,7 +43,9 @@ def case(*names):
 @contextlib.contextmanager
 def no_gpu(sms=NUM_SMS):
     """Host code of tutorials asks the GPU for its size and allocates scratch on it: answer for it."""
-    properties = types.SimpleNamespace(multi_processor_count=sms, total_memory=1 << 37, major=10, minor=0, name="emulated")
+    properties = types.SimpleNamespace(
+        multi_processor_count=sms, total_memory=1 << 37, major=10, minor=0, name="emulated"
+    )
     saved = torch.cuda.get_device_properties, torch.cuda.get_device_capability
     torch.cuda.get_device_properties = lambda *_: properties
     torch.cuda.get_device_capability = lambda *_: (10, 0)
@@ -124,7 +126,15 @@ GEMM_CLC = dict(
 )
 GEMM_PIPELINED = dict(BLOCK_SIZE_M=128, BLOCK_SIZE_N=128, BLOCK_SIZE_K=64, GROUP_SIZE_M=8, NUM_STAGES=3)
 HOPPER_WS = dict(
-    BM=128, BN=128, BK=64, GROUP_SIZE_M=8, NUM_STAGES=3, NUM_MMA_WARPS=8, NUM_MMA_GROUPS=2, EPILOGUE_SUBTILE=False, NUM_CTAS=1
+    BM=128,
+    BN=128,
+    BK=64,
+    GROUP_SIZE_M=8,
+    NUM_STAGES=3,
+    NUM_MMA_WARPS=8,
+    NUM_MMA_GROUPS=2,
+    EPILOGUE_SUBTILE=False,
+    NUM_CTAS=1,
 )
 
 CASES["gemm_ws"] = _gemm("blackwell_gemm_ws", 208, 304, 416, GEMM_WS)
@@ -138,7 +148,9 @@ CASES["gemm_ws bf16 two groups"] = _gemm(
 )
 CASES["gemm_ws split k"] = _gemm("blackwell_gemm_ws", 256, 136, 416, GEMM_WS | dict(SPLIT_K=2))
 CASES["gemm_ws warp barrier"] = _gemm("blackwell_gemm_ws", 208, 136, 160, GEMM_WS | dict(USE_WARP_BARRIER=True))
-CASES["gemm_ws two ctas"] = _gemm("blackwell_gemm_ws", 304, 136, 160, GEMM_WS | dict(NUM_CTAS=2, ctas_per_cga=(2, 1, 1)))
+CASES["gemm_ws two ctas"] = _gemm(
+    "blackwell_gemm_ws", 304, 136, 160, GEMM_WS | dict(NUM_CTAS=2, ctas_per_cga=(2, 1, 1))
+)
 CASES["gemm_clc"] = _gemm("blackwell_gemm_clc", 208, 304, 160, GEMM_CLC)
 CASES["gemm_clc warp barrier"] = _gemm("blackwell_gemm_clc", 208, 304, 160, GEMM_CLC | dict(USE_WARP_BARRIER=True))
 CASES["gemm_2cta"] = _gemm("blackwell_gemm_2cta", 512, 512, 192, None)
@@ -193,7 +205,9 @@ def _layernorm(module, function, m, n, **keywords):
 
 
 CASES["layernorm multi-cta"] = _layernorm("blackwell-multi-cta-layernorm_test", "multi_cta_layernorm", 4, 16384)
-CASES["layernorm multi-cta ws"] = _layernorm("blackwell_multi_cta_layernorm_ws_test", "multi_cta_layernorm_ws", 5, 16384)
+CASES["layernorm multi-cta ws"] = _layernorm(
+    "blackwell_multi_cta_layernorm_ws_test", "multi_cta_layernorm_ws", 5, 16384
+)
 CASES["layernorm 1d"] = _layernorm("testing/multi_cta_layer_norm", "multi_cta_layernorm", 3, 4096)
 CASES["layernorm 2d"] = _layernorm("testing/multi_cta_layer_norm", "multi_cta_layernorm_2d", 5, 4096)
 
@@ -209,7 +223,9 @@ def _qkv(z, h, n, d, dtype=torch.float16, seed=0):
 def _attention(module, n, d, causal, config, h=1, dtype=torch.float16, takes_causal=True, scale=0.5):
     def build():
         q, k, v = _qkv(1, h, n, d, dtype)
-        expected = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=scale, is_causal=causal).to(dtype)
+        expected = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=scale, is_causal=causal).to(
+            dtype
+        )
         extra = (causal,) if takes_causal else ()
         return lambda: [load(module).attention(q, k, v, scale, *extra, config=dict(config))], [expected], 1e-2
 
@@ -246,7 +262,9 @@ CASES["fa_ws_pipelined_persistent block 128"] = _attention(
 )
 CASES["hopper fa_ws"] = _attention("hopper_fa_ws", 256, 128, False, FA_HOPPER, takes_causal=False)
 CASES["hopper fa_ws_pipelined"] = _attention("hopper_fa_ws_pipelined", 384, 128, False, FA_HOPPER, takes_causal=False)
-CASES["hopper fa ping-pong"] = _attention("hopper_fa_ws_pipelined_pingpong", 384, 128, False, FA_HOPPER, takes_causal=False)
+CASES["hopper fa ping-pong"] = _attention(
+    "hopper_fa_ws_pipelined_pingpong", 384, 128, False, FA_HOPPER, takes_causal=False
+)
 CASES["hopper fa ping-pong persistent"] = _attention(
     "hopper_fa_ws_pipelined_pingpong_persistent", 384, 128, False, FA_HOPPER_P, takes_causal=False
 )
@@ -305,7 +323,9 @@ def _run_backward(module, q, k, v, do, M, delta, ctas, causal, scale):
         STAGE=3 if causal else 1,
     )
     block = module._bwd_selected_meta["BLOCK_M1"] // module._bwd_selected_meta["NUM_CTAS"]
-    module._attn_bwd_dq_postprocess[(n // 128, z * h)](partial, dq, n, BLK=block, HALF_HD=d // 2, BLOCK_M=128, HEAD_DIM=d)
+    module._attn_bwd_dq_postprocess[(n // 128, z * h)](
+        partial, dq, n, BLK=block, HALF_HD=d // 2, BLOCK_M=128, HEAD_DIM=d
+    )
     return [dq, dk.float(), dv.float()]
 
 
@@ -388,7 +408,12 @@ MX = FA_P | dict(NUM_Q_SCALE_TMEM_BUFFERS=1, NUM_KV_SCALE_TMEM_BUFFERS=2, GROUP_
 
 def _mx_module():
     """The MXFP8 tutorial imports torchao for its input generator only; the tests make their own inputs."""
-    for name in ("torchao", "torchao.prototype", "torchao.prototype.mx_formats", "torchao.prototype.mx_formats.mx_tensor"):
+    for name in (
+        "torchao",
+        "torchao.prototype",
+        "torchao.prototype.mx_formats",
+        "torchao.prototype.mx_formats.mx_tensor",
+    ):
         if name not in sys.modules:
             stub = types.ModuleType(name)
             stub.MXTensor = stub.ScaleCalculationMode = None
@@ -402,7 +427,11 @@ def _mx_forward(causal, d):
         q, k, v = (t.to(torch.bfloat16) for t in _qkv(1, 1, 256, d))
         expected = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=0.5, is_causal=causal)
         (q8, qs), (k8, ks), (v8, vs) = _mx_rows(q), _mx_rows(k), _mx_columns(v)
-        return (lambda: [module.attention(q8, k8, v8, qs, ks, vs, 0.5, causal, config=dict(MX)).float()]), [expected], 0.11
+        return (
+            (lambda: [module.attention(q8, k8, v8, qs, ks, vs, 0.5, causal, config=dict(MX)).float()]),
+            [expected],
+            0.11,
+        )
 
     return build
 

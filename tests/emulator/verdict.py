@@ -85,7 +85,9 @@ def _compile(kernel: Kernel) -> None:
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
-    module = source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+    module = source.make_ir(
+        target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
+    )
     stages, metadata = {}, {"target": target, "hash": "", **options.__dict__}
     backend.add_stages(stages, options, source.language)
     for stage in STAGES[1 : STAGES.index(kernel.stage) + 1]:

@@ -33,7 +33,10 @@ def test_zigzag_beats_the_plain_grid_unless_the_tail_is_heavy(name, wins):
     costs = costs_of(name)
     grid, static = simulate_queue(costs, 132).makespan, balance(zigzag(costs, 132), costs).makespan
     assert (static < grid) == wins
-    assert balance(longest_first(costs, 132), costs).imbalance < 1.02 * balance(zigzag(costs, 132), costs).bound / costs.sum() * 132
+    assert (
+        balance(longest_first(costs, 132), costs).imbalance
+        < 1.02 * balance(zigzag(costs, 132), costs).bound / costs.sum() * 132
+    )
 
 
 def test_a_queue_adds_what_no_plan_has():

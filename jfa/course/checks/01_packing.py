@@ -21,7 +21,11 @@ def _dtype_kept(case, result):
     """The values of the result have the dtype of the values given."""
     values = result[0] if isinstance(result, tuple) else result
     wanted = case.args[0].dtype
-    return None if values.dtype == wanted else f"The values came as {wanted} and went as {values.dtype}: the dtype must stay."
+    return (
+        None
+        if values.dtype == wanted
+        else f"The values came as {wanted} and went as {values.dtype}: the dtype must stay."
+    )
 
 
 DTYPE_KEPT = Property("dtype kept", _dtype_kept)
@@ -249,7 +253,10 @@ def _packed_cases(seed):
         Case("an empty sequence first", (*packed([0, 3, 2], 4), 0.5)),
         Case("a long one among short ones", (*packed(RAGGED, 4), 7.0)),
         Case("one of 200, last", (*packed([3, 0, 200], 2), -2.0)),
-        Case("zeros among the values", (*(f(x) for f, x in zip((kinds.with_true_zeros, lambda x: x), packed([1, 4, 2], 3))), 9.0)),
+        Case(
+            "zeros among the values",
+            (*(f(x) for f, x in zip((kinds.with_true_zeros, lambda x: x), packed([1, 4, 2], 3))), 9.0),
+        ),
         Case("a neighbour of NaN and infinities", (kinds.poison(wild, slice(4, 6)), bounds, 1.0)),
         *(typed(dtype, 7) for dtype in kinds.DTYPES),
     ]
@@ -337,8 +344,10 @@ def to_padded(values, offsets, fill):
             "always fp32",
             "The rectangle is fp32 whatever the values are.",
             caught_by="dtype kept",
-            edit=("values.new_full((len(lengths), int(lengths.max()), values.shape[1]), fill)",
-                  "torch.full((len(lengths), int(lengths.max()), values.shape[1]), float(fill))"),
+            edit=(
+                "values.new_full((len(lengths), int(lengths.max()), values.shape[1]), fill)",
+                "torch.full((len(lengths), int(lengths.max()), values.shape[1]), float(fill))",
+            ),
             expect="the dtype must stay",
         ),
         Mutant(
@@ -483,7 +492,9 @@ def _take_cases(seed):
     def case(name, lengths, order, dtype=torch.float32):
         ends = torch.tensor([0] + [lengths[b] for b in order]).cumsum(0)
         values = (8 * torch.randn(sum(lengths), 3, generator=g)).round().to(dtype) / 8
-        return Case(name, (values, _offsets(lengths), torch.tensor(order, dtype=torch.int64)), offsets=tuple(ends.tolist()))
+        return Case(
+            name, (values, _offsets(lengths), torch.tensor(order, dtype=torch.int64)), offsets=tuple(ends.tolist())
+        )
 
     many = [(7 * b) % 5 for b in range(200)]
     return [

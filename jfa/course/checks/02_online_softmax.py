@@ -796,7 +796,9 @@ _GQA = Exercise(
         Limit(
             "little memory",
             "live_numel",
-            at_most=_alive(lambda case: len(case.args[0]) * case.args[0].shape[1] * max(case.args[3], case.args[0].shape[2])),
+            at_most=_alive(
+                lambda case: len(case.args[0]) * case.args[0].shape[1] * max(case.args[3], case.args[0].shape[2])
+            ),
             text=ALIVE,
         ),
     ),
@@ -935,7 +937,12 @@ def _pool_cases(seed):
         _, k, _, offsets = kinds.packed(names, 3, 40, 8, 16, g)
         q, _ = kinds.query_and_key("rows 150 apart", 3, 1, 8, 16, g)  # shared by all: rows that differ add to each kind
         labels = tuple(names)
-        return Case(name, (q, k, torch.randn(len(k), 8, generator=g), offsets), offsets=tuple(range(0, 3 * len(names) + 1, 3)), labels=labels)
+        return Case(
+            name,
+            (q, k, torch.randn(len(k), 8, generator=g), offsets),
+            offsets=tuple(range(0, 3 * len(names) + 1, 3)),
+            labels=labels,
+        )
 
     return [
         case("one query, two sequences", 1, [2, 3]),

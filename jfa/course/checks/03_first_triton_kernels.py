@@ -95,7 +95,11 @@ def axpy_kernel(x_ptr, y_ptr, out_ptr, a, n, BLOCK: tl.constexpr):
             expect="stored once",
             recognise=False,
         ),
-        Mutant("scales the wrong operand", "a multiplies y here; it should multiply x.", edit=("a * x + y, mask", "x + a * y, mask")),
+        Mutant(
+            "scales the wrong operand",
+            "a multiplies y here; it should multiply x.",
+            edit=("a * x + y, mask", "x + a * y, mask"),
+        ),
     ),
     variants=(
         """
@@ -428,7 +432,10 @@ LONG = Exercise(
         Mutant(
             "the first block's maximum is kept",
             "The maximum of the first block was kept for all of them: later numbers may be far larger, and their exponentials overflow.",
-            edit=("m_new = tl.maximum(m, tl.max(x, axis=0))", 'm_new = tl.where(m == float("-inf"), tl.max(x, axis=0), m)'),
+            edit=(
+                "m_new = tl.maximum(m, tl.max(x, axis=0))",
+                'm_new = tl.where(m == float("-inf"), tl.max(x, axis=0), m)',
+            ),
             caught_by="returns",
             expect="NaN",
             recognise=False,
@@ -445,8 +452,14 @@ LONG = Exercise(
             "cols for the row stride of x",
             "Row r of x was looked for r * cols elements after the first. The rows lie x_row elements apart, which may be more.",
             edit=(
-                ('row * x_row + c, mask=c < cols, other=float("-inf"))\n        m_new', 'row * cols + c, mask=c < cols, other=float("-inf"))\n        m_new'),
-                ('row * x_row + c, mask=c < cols, other=float("-inf"))\n        tl.store', 'row * cols + c, mask=c < cols, other=float("-inf"))\n        tl.store'),
+                (
+                    'row * x_row + c, mask=c < cols, other=float("-inf"))\n        m_new',
+                    'row * cols + c, mask=c < cols, other=float("-inf"))\n        m_new',
+                ),
+                (
+                    'row * x_row + c, mask=c < cols, other=float("-inf"))\n        tl.store',
+                    'row * cols + c, mask=c < cols, other=float("-inf"))\n        tl.store',
+                ),
             ),
         ),
         Mutant(
@@ -572,7 +585,12 @@ def _scores_cases(seed):
 
     large = case("numbers beyond fp16's range", 16, 16, 24)
     large = Case(large.name, (large.args[0] * kinds.LARGE_BF16, large.args[1]))
-    return [case("one tile, one step", 16, 16, 16), case("K of 40", 16, 16, 40), case("M 21, N 35, K 72", 21, 35, 72), large]
+    return [
+        case("one tile, one step", 16, 16, 16),
+        case("K of 40", 16, 16, 40),
+        case("M 21, N 35, K 72", 21, 35, 72),
+        large,
+    ]
 
 
 def _scores_launch(kernel, a, b):
@@ -623,8 +641,14 @@ SCORES = Exercise(
             "K tail not masked",
             "The last step over K reads past the row's end, into the next row.",
             edit=(
-                ("mask=(m[:, None] < M) & (k[None, :] < K)", "mask=(m[:, None] < M) & (m[:, None] * K + k[None, :] < M * K)"),
-                ("mask=(n[None, :] < N) & (k[:, None] < K)", "mask=(n[None, :] < N) & (n[None, :] * K + k[:, None] < N * K)"),
+                (
+                    "mask=(m[:, None] < M) & (k[None, :] < K)",
+                    "mask=(m[:, None] < M) & (m[:, None] * K + k[None, :] < M * K)",
+                ),
+                (
+                    "mask=(n[None, :] < N) & (k[:, None] < K)",
+                    "mask=(n[None, :] < N) & (n[None, :] * K + k[:, None] < N * K)",
+                ),
             ),
         ),
         Mutant(
@@ -756,7 +780,10 @@ POOL = Exercise(
             caught_by="returns",
             edit=(
                 ("(r[:, None] < end) &", "(r[:, None] < tl.load(offsets_ptr + tl.num_programs(0))) &"),
-                ("mask=inside, other=0.0), axis=0)", "mask=inside, other=0.0) * (r[:, None] < end).to(tl.float32), axis=0)"),
+                (
+                    "mask=inside, other=0.0), axis=0\n",
+                    "mask=inside, other=0.0) * (r[:, None] < end).to(tl.float32), axis=0\n",
+                ),
             ),
             expect="NaN",
             recognise=False,

@@ -20,7 +20,9 @@ def _offsets(lengths):
 def _tiles(offsets, block):
     """The learner's tile list, made by the judge: [tiles, 2] int32."""
     lengths = (offsets[1:] - offsets[:-1]).tolist()
-    return torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, block)], dtype=torch.int32).reshape(-1, 2)
+    return torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, block)], dtype=torch.int32).reshape(
+        -1, 2
+    )
 
 
 def _jagged(g, len_q, len_kv, heads, dim, dim_v=None, lift=1.0):
@@ -220,7 +222,10 @@ LSE = Exercise(
         Mutant(
             "-1e4 in masked places",
             "Keys past the end have the score -1e4, which is a score like any other once all are lower.",
-            edit=('s = tl.where(cols[None, :] < k_end, s, float("-inf"))', "s = tl.where(cols[None, :] < k_end, s, -1e4)"),
+            edit=(
+                's = tl.where(cols[None, :] < k_end, s, float("-inf"))',
+                "s = tl.where(cols[None, :] < k_end, s, -1e4)",
+            ),
         ),
         Mutant(
             "tail keys not masked",
@@ -240,7 +245,10 @@ LSE = Exercise(
         Mutant(
             "the first block's maximum is kept",
             "The maximum of the first block of keys was kept: later scores may be far larger, and their exponentials overflow.",
-            edit=("m_new = tl.maximum(m, tl.max(s, axis=1))", 'm_new = tl.where(m == float("-inf"), tl.max(s, axis=1), m)'),
+            edit=(
+                "m_new = tl.maximum(m, tl.max(s, axis=1))",
+                'm_new = tl.where(m == float("-inf"), tl.max(s, axis=1), m)',
+            ),
         ),
         Mutant(
             "no running maximum",
@@ -459,7 +467,9 @@ def _alibi_cases(seed):
     def hard(name, names):
         q, k, qo, ko = kinds.packed(names, 16, 37, 16, 16, g, heads=1)
         v = torch.randn(len(k), 1, 16, generator=g)
-        return Case(name, (q, k, v, torch.tensor([0.125]), qo, ko, 0.25), offsets=tuple(qo.tolist()), labels=tuple(names))
+        return Case(
+            name, (q, k, v, torch.tensor([0.125]), qo, ko, 0.25), offsets=tuple(qo.tolist()), labels=tuple(names)
+        )
 
     # sequence 1 has keys but no queries, so nothing but a leak can carry its NaN into a result
     poisoned = case("the neighbour's keys and values are NaN", [4, 0, 19], [5, 18, 6])
@@ -482,7 +492,9 @@ def _alibi_launch(kernel, q, k, v, slope, q_offsets, k_offsets, scale):
     tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, 16)], dtype=torch.int32)
     out = unwritten(q.shape[0], q.shape[1], v.shape[2])
     grid = (len(tiles), q.shape[1])
-    kernel[grid](q, k, v, slope, q_offsets, k_offsets, tiles, out, scale, q.shape[1], D=q.shape[2], DV=v.shape[2], BM=16, BN=16)
+    kernel[grid](
+        q, k, v, slope, q_offsets, k_offsets, tiles, out, scale, q.shape[1], D=q.shape[2], DV=v.shape[2], BM=16, BN=16
+    )
     return out
 
 
@@ -539,7 +551,10 @@ ALIBI = Exercise(
             "the first block's maximum is kept",
             "The maximum of the first block of keys was kept: later scores may be far larger, and their exponentials overflow.",
             caught_by="returns",
-            edit=("m_new = tl.maximum(m, tl.max(s, axis=1))", 'm_new = tl.where(m == float("-inf"), tl.max(s, axis=1), m)'),
+            edit=(
+                "m_new = tl.maximum(m, tl.max(s, axis=1))",
+                'm_new = tl.where(m == float("-inf"), tl.max(s, axis=1), m)',
+            ),
             expect="NaN",
         ),
         Mutant(
@@ -555,7 +570,10 @@ ALIBI = Exercise(
         Mutant(
             "products in TF32",
             "tl.dot rounded its fp32 operands to TF32, 10 bits of mantissa. Ask for input_precision='ieee'.",
-            edit=(('kt, input_precision="ieee"', "kt"), (', input_precision="ieee")\n        m = m_new', ")\n        m = m_new")),
+            edit=(
+                ('kt, input_precision="ieee"', "kt"),
+                (', input_precision="ieee")\n        m = m_new', ")\n        m = m_new"),
+            ),
         ),
         Mutant(
             "one slope for all heads",
@@ -571,7 +589,7 @@ ALIBI = Exercise(
             "tail of V not masked",
             "V is read past the sequence's end.",
             caught_by="runs",
-            edit=("+ dv[None, :], mask=mine[:, None], other=0.0)", "+ dv[None, :])"),
+            edit=("+ dv[None, :], mask=mine[:, None], other=0.0\n", "+ dv[None, :]\n"),
             expect="v_ptr",
             recognise=False,
         ),
@@ -579,7 +597,10 @@ ALIBI = Exercise(
             "no keys gives NaN",
             "0 / 0 for a sequence without keys.",
             caught_by="returns",
-            edit=("out = tl.where(l[:, None] > 0, acc / tl.where(l > 0, l, 1.0)[:, None], 0.0)", "out = acc / l[:, None]"),
+            edit=(
+                "out = tl.where(l[:, None] > 0, acc / tl.where(l > 0, l, 1.0)[:, None], 0.0)",
+                "out = acc / l[:, None]",
+            ),
             expect="NaN",
             recognise=False,
         ),
@@ -736,19 +757,30 @@ POOL = Exercise(
             at_most=lambda case: 16 * case.args[0].shape[1],
             text="no block larger than 16 rows of `D` columns",
         ),
-        Limit("loads", "loads", at_most=_pool_loads, text="at most 2 loads for each block of keys and 3 more for each program"),
+        Limit(
+            "loads",
+            "loads",
+            at_most=_pool_loads,
+            text="at most 2 loads for each block of keys and 3 more for each program",
+        ),
         _share(lambda case: case.args[0].numel() * (len(case.args[3]) - 1)),
     ),
     mutants=(
         Mutant(
             "-1e4 in masked places",
             "Rows past the end have the score -1e4, which is a score like any other once all are lower.",
-            edit=('s = tl.where(mine, tl.sum(q[None, :] * k, axis=1), float("-inf"))', "s = tl.where(mine, tl.sum(q[None, :] * k, axis=1), -1e4)"),
+            edit=(
+                's = tl.where(mine, tl.sum(q[None, :] * k, axis=1), float("-inf"))',
+                "s = tl.where(mine, tl.sum(q[None, :] * k, axis=1), -1e4)",
+            ),
         ),
         Mutant(
             "tail keys not masked",
             "Rows past the sequence's end count as keys with score 0.",
-            edit=('s = tl.where(mine, tl.sum(q[None, :] * k, axis=1), float("-inf"))', "s = tl.sum(q[None, :] * k, axis=1)"),
+            edit=(
+                's = tl.where(mine, tl.sum(q[None, :] * k, axis=1), float("-inf"))',
+                "s = tl.sum(q[None, :] * k, axis=1)",
+            ),
         ),
         Mutant(
             "accumulator not rescaled",
@@ -759,7 +791,10 @@ POOL = Exercise(
             "the first block's maximum is kept",
             "The maximum of the first block of keys was kept: later scores may be far larger, and their exponentials overflow.",
             caught_by="returns",
-            edit=("m_new = tl.maximum(m, tl.max(s, axis=0))", 'm_new = tl.where(m == float("-inf"), tl.max(s, axis=0), m)'),
+            edit=(
+                "m_new = tl.maximum(m, tl.max(s, axis=0))",
+                'm_new = tl.where(m == float("-inf"), tl.max(s, axis=0), m)',
+            ),
             expect="NaN",
         ),
         Mutant(
@@ -770,7 +805,9 @@ POOL = Exercise(
             expect="NaN",
         ),
         Mutant(
-            "never divides", "The weights do not sum to one: divide by l at the end.", edit=("acc = acc / l", "acc = acc * 1.0")
+            "never divides",
+            "The weights do not sum to one: divide by l at the end.",
+            edit=("acc = acc / l", "acc = acc * 1.0"),
         ),
         Mutant(
             "no keys gives NaN",

@@ -70,7 +70,10 @@ DELTA = Exercise(
         Mutant(
             "sum rounded to bf16",
             "The sum was rounded to bf16 on its way.",
-            edit=("(out.float() * dout.float()).sum(2).T", "(out.float() * dout.float()).sum(2).to(out.dtype).float().T"),
+            edit=(
+                "(out.float() * dout.float()).sum(2).T",
+                "(out.float() * dout.float()).sum(2).to(out.dtype).float().T",
+            ),
         ),
         Mutant(
             "mean over the head dim",
@@ -80,7 +83,10 @@ DELTA = Exercise(
         Mutant(
             "scaled like a score",
             "delta carries a factor 1/sqrt(Dv); it has no scale, since out and dout are no scores.",
-            edit=("(out.float() * dout.float()).sum(2).T", "(out.float() * dout.float()).sum(2).T / out.shape[2] ** 0.5"),
+            edit=(
+                "(out.float() * dout.float()).sum(2).T",
+                "(out.float() * dout.float()).sum(2).T / out.shape[2] ** 0.5",
+            ),
         ),
         Mutant(
             "token first",
@@ -359,7 +365,9 @@ def _backward_case(g, name, len_q, len_kv, q, k, scale, poison=False):
         elif poison:
             for x in (q, dout, delta.T):
                 kinds.poison(x, slice(q0, q1))
-    return Case(name, (q, k, v, dout, lse, delta, q_offsets, k_offsets, group, scale), offsets=tuple(k_offsets.tolist()))
+    return Case(
+        name, (q, k, v, dout, lse, delta, q_offsets, k_offsets, group, scale), offsets=tuple(k_offsets.tolist())
+    )
 
 
 def _packed_gradients(q, k, v, dout, lse, delta, q_offsets, k_offsets, group, scale):
@@ -399,7 +407,24 @@ def _dkdv_launch(kernel, q, k, v, dout, lse, delta, q_offsets, k_offsets, group,
     total, heads, dim = q.shape
     dk, dv = torch.full(k.shape, float("nan")), torch.full(v.shape, float("nan"))
     kernel[(len(tiles), heads // group)](
-        q, k, v, dout, lse, delta, q_offsets, k_offsets, tiles, dk, dv, scale, total, heads, D=dim, GROUP=group, BM=16, BN=16
+        q,
+        k,
+        v,
+        dout,
+        lse,
+        delta,
+        q_offsets,
+        k_offsets,
+        tiles,
+        dk,
+        dv,
+        scale,
+        total,
+        heads,
+        D=dim,
+        GROUP=group,
+        BM=16,
+        BN=16,
     )
     return dk, dv
 
@@ -433,7 +458,9 @@ DKDV = Exercise(
     limits=(
         Limit("tiled", "peak_tile", at_most=512, text="no block larger than 512 elements"),
         Limit(
-            "loads", "loads", at_most=_dkdv_loads,
+            "loads",
+            "loads",
+            at_most=_dkdv_loads,
             text="at most 8 loads per program, and 4 more for each block of queries and head of the group",
         ),
     ),  # fmt: skip
@@ -464,7 +491,10 @@ DKDV = Exercise(
         Mutant(
             "mean over the group",
             "dk and dv are divided by the size of the group; they are sums.",
-            edit=(("dk * scale, mask", "dk * (scale / GROUP), mask"), ("at_keys, dv, mask", "at_keys, dv / GROUP, mask")),
+            edit=(
+                ("dk * scale, mask", "dk * (scale / GROUP), mask"),
+                ("at_keys, dv, mask", "at_keys, dv / GROUP, mask"),
+            ),
         ),
         Mutant(
             "queries of the neighbour",
@@ -511,7 +541,10 @@ DKDV = Exercise(
             "0 * NaN is NaN.",
             caught_by="returns",
             edit=(
-                ("q = tl.load(q_ptr + at_rows, mask=mine[:, None], other=0.0)", "q = tl.load(q_ptr + at_rows, mask=rows[:, None] < total_q, other=0.0)"),
+                (
+                    "q = tl.load(q_ptr + at_rows, mask=mine[:, None], other=0.0)",
+                    "q = tl.load(q_ptr + at_rows, mask=rows[:, None] < total_q, other=0.0)",
+                ),
             ),
             expect="NaN",
             recognise=False,
@@ -520,7 +553,10 @@ DKDV = Exercise(
             "tail keys stored",
             "the tail of the last tile is written over the next sequence's keys.",
             caught_by="runs",
-            edit=("tl.store(dk_ptr + at_keys, dk * scale, mask=keys[:, None] < k_end)", "tl.store(dk_ptr + at_keys, dk * scale)"),
+            edit=(
+                "tl.store(dk_ptr + at_keys, dk * scale, mask=keys[:, None] < k_end)",
+                "tl.store(dk_ptr + at_keys, dk * scale)",
+            ),
             expect="dk_ptr",
             recognise=False,
         ),
@@ -645,7 +681,11 @@ ONE_PASS = Exercise(
     call=_one_pass_launch,
     cases=_one_pass_cases,
     reference=_packed_gradients,
-    outputs=(Output("dq", ("row", "head", "dim")), Output("dk", ("token", "head", "dim")), Output("dv", ("token", "head", "dim"))),
+    outputs=(
+        Output("dq", ("row", "head", "dim")),
+        Output("dk", ("token", "head", "dim")),
+        Output("dv", ("token", "head", "dim")),
+    ),
     difficulty=2,
     minutes=20,
     tol=3e-6,
@@ -683,8 +723,8 @@ ONE_PASS = Exercise(
             edit=(
                 ("mine = rows < q_end", "mine = rows < total_q"),
                 (
-                    "ds = p * (tl.dot(do, tl.trans(v), input_precision=\"ieee\") - delta[:, None])",
-                    "ds = tl.where(rows[:, None] < q_end, p * (tl.dot(do, tl.trans(v), input_precision=\"ieee\") - delta[:, None]), 0.0)",
+                    'ds = p * (tl.dot(do, tl.trans(v), input_precision="ieee") - delta[:, None])',
+                    'ds = tl.where(rows[:, None] < q_end, p * (tl.dot(do, tl.trans(v), input_precision="ieee") - delta[:, None]), 0.0)',
                 ),
             ),
         ),
@@ -728,7 +768,10 @@ ONE_PASS = Exercise(
     variants=(
         # rows past the end repeat the last row instead of being masked; lse makes their P 0
         (
-            ("        mine = rows < q_end\n", "        mine = rows < q_end\n        rows = tl.minimum(rows, q_end - 1)\n"),
+            (
+                "        mine = rows < q_end\n",
+                "        mine = rows < q_end\n        rows = tl.minimum(rows, q_end - 1)\n",
+            ),
             ("q = tl.load(q_ptr + at_rows, mask=mine[:, None], other=0.0)", "q = tl.load(q_ptr + at_rows)"),
             ("do = tl.load(dout_ptr + at_rows, mask=mine[:, None], other=0.0)", "do = tl.load(dout_ptr + at_rows)"),
         ),
@@ -800,7 +843,10 @@ COST = Exercise(
         Mutant(
             "pairs across sequences",
             "The pairs are those of all queries with all keys; a query sees the keys of its own sequence only.",
-            edit=("pairs = heads * sum(n * m for n, m in zip(len_q, len_kv))", "pairs = heads * sum(len_q) * sum(len_kv)"),
+            edit=(
+                "pairs = heads * sum(n * m for n, m in zip(len_q, len_kv))",
+                "pairs = heads * sum(len_q) * sum(len_kv)",
+            ),
         ),
         Mutant(
             "five products for two kernels",
@@ -960,7 +1006,8 @@ MERGE = Exercise(
     outputs=tuple(
         Output(name, axes)
         for name, axes in zip(
-            ("dout1", "dlse1", "dout2", "dlse2"), (("row", "head", "dim"), ("head", "row"), ("row", "head", "dim"), ("head", "row"))
+            ("dout1", "dlse1", "dout2", "dlse2"),
+            (("row", "head", "dim"), ("head", "row"), ("row", "head", "dim"), ("head", "row")),
         )
     ),
     difficulty=3,

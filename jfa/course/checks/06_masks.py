@@ -63,7 +63,11 @@ BAND = Exercise(
             "bottom_right was aligned to the top left: hi must be d, for the last query stands at the last key.",
             edit=("hi = min(hi, d)", "hi = min(hi, 0)"),
         ),
-        Mutant("d with the wrong sign", "d is len_kv - len_q, not the other way round.", edit=("len_kv - len_q", "len_q - len_kv")),
+        Mutant(
+            "d with the wrong sign",
+            "d is len_kv - len_q, not the other way round.",
+            edit=("len_kv - len_q", "len_q - len_kv"),
+        ),
         Mutant(
             "pair counted from the starts",
             "A pair (left, right) counts from the bottom-right diagonal: d is missing.",
@@ -277,7 +281,10 @@ RANGES = Exercise(
         Mutant(
             "bulk_end rounded up",
             "bulk_end is rounded up: its last block is partial.",
-            edit=("bulk_end = tl.maximum(0, tl.minimum(len_kv, row0 + hi + 1)) // BN", "bulk_end = tl.cdiv(tl.maximum(0, tl.minimum(len_kv, row0 + hi + 1)), BN)"),
+            edit=(
+                "bulk_end = tl.maximum(0, tl.minimum(len_kv, row0 + hi + 1)) // BN",
+                "bulk_end = tl.cdiv(tl.maximum(0, tl.minimum(len_kv, row0 + hi + 1)), BN)",
+            ),
         ),
         Mutant(
             "bulk_begin rounded down",
@@ -607,7 +614,11 @@ def _one_window_cases(seed):
     g = kinds.generator(seed)
 
     def case(name, n, m, left, right, block=8, lift=1.0):
-        q, k, v = torch.randn(n, 8, generator=g) * lift, torch.randn(m, 8, generator=g), torch.randn(m, 8, generator=g) + 0.5
+        q, k, v = (
+            torch.randn(n, 8, generator=g) * lift,
+            torch.randn(m, 8, generator=g),
+            torch.randn(m, 8, generator=g) + 0.5,
+        )
         return Case(name, (q, k, v, left, right, block))
 
     def hard(kind):
@@ -656,7 +667,12 @@ ONE_WINDOW = Exercise(
         "lo, hi = m - n - left, m - n + right.",
     ),
     limits=(
-        Limit("few products", "op:mm", at_most=_window_products, text="at most 2 matrix products per block of keys that some query sees"),
+        Limit(
+            "few products",
+            "op:mm",
+            at_most=_window_products,
+            text="at most 2 matrix products per block of keys that some query sees",
+        ),
     ),
     mutants=(
         Mutant(
@@ -696,9 +712,7 @@ ONE_WINDOW = Exercise(
             "all blocks visited",
             "all blocks of keys are touched.",
             caught_by="few products",
-            edit=(
-                ("begin // block * block, end, block", "0, m, block"),
-            ),
+            edit=(("begin // block * block, end, block", "0, m, block"),),
             expect="torch's mm ran",
             recognise=False,
         ),
@@ -940,7 +954,10 @@ WORK = Exercise(
         Mutant(
             "pairs in closed form without the edges",
             "Queries near the start or the end see fewer keys than the band is wide.",
-            edit=("begin, end = (i + low).clamp(min=0), (i + high + 1).clamp(max=m)", "begin, end = i + max(low, -n), i + min(high, m) + 1"),
+            edit=(
+                "begin, end = (i + low).clamp(min=0), (i + high + 1).clamp(max=m)",
+                "begin, end = i + max(low, -n), i + min(high, m) + 1",
+            ),
         ),
         Mutant(
             "hi excluded",

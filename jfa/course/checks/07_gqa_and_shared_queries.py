@@ -35,7 +35,10 @@ def _rows_cases(seed):
 
 
 def _rows(first, rows, len_q, group, kv_head):
-    table = [(r // group, kv_head * group + r % group, True) if r < len_q * group else (-1, -1, False) for r in range(first, first + rows)]
+    table = [
+        (r // group, kv_head * group + r % group, True) if r < len_q * group else (-1, -1, False)
+        for r in range(first, first + rows)
+    ]
     position, head, exists = zip(*table)
     return torch.tensor(position), torch.tensor(head), torch.tensor(exists)
 
@@ -55,12 +58,42 @@ ROWS = Exercise(
         "exists = r < len_q * group; torch.where(exists, ..., -1) for the other two.",
     ),
     mutants=(
-        Mutant("all positions of a head first", "Rows are ordered head by head. Here the heads of one position stand side by side.", edit=(("r // group, -1)", "r % max(len_q, 1), -1)"), ("kv_head * group + r % group", "kv_head * group + r // max(len_q, 1)"))),
-        Mutant("position and head exchanged", "Position and head are exchanged: r // group counts positions.", edit=(("r // group, -1)", "r % group, -1)"), ("kv_head * group + r % group", "kv_head * group + r // group"))),
-        Mutant("the head inside the group", "The head is counted inside its group; the query head of all H is asked for.", edit=("kv_head * group + r % group", "r % group")),
-        Mutant("heads of a group lie apart", "Heads of a group are taken h % H_kv apart. They are neighbours.", edit=("kv_head * group + r % group", "kv_head + (r % group) * group")),
-        Mutant("exists by position", "It compares rows with positions: a sequence of len_q positions has len_q * group packed rows.", edit=("r < len_q * group", "r < len_q")),
-        Mutant("first is a position", "`first` is a packed row, not a position.", edit=("first + torch.arange(rows)", "first * group + torch.arange(rows)")),
+        Mutant(
+            "all positions of a head first",
+            "Rows are ordered head by head. Here the heads of one position stand side by side.",
+            edit=(
+                ("r // group, -1)", "r % max(len_q, 1), -1)"),
+                ("kv_head * group + r % group", "kv_head * group + r // max(len_q, 1)"),
+            ),
+        ),
+        Mutant(
+            "position and head exchanged",
+            "Position and head are exchanged: r // group counts positions.",
+            edit=(
+                ("r // group, -1)", "r % group, -1)"),
+                ("kv_head * group + r % group", "kv_head * group + r // group"),
+            ),
+        ),
+        Mutant(
+            "the head inside the group",
+            "The head is counted inside its group; the query head of all H is asked for.",
+            edit=("kv_head * group + r % group", "r % group"),
+        ),
+        Mutant(
+            "heads of a group lie apart",
+            "Heads of a group are taken h % H_kv apart. They are neighbours.",
+            edit=("kv_head * group + r % group", "kv_head + (r % group) * group"),
+        ),
+        Mutant(
+            "exists by position",
+            "It compares rows with positions: a sequence of len_q positions has len_q * group packed rows.",
+            edit=("r < len_q * group", "r < len_q"),
+        ),
+        Mutant(
+            "first is a position",
+            "`first` is a packed row, not a position.",
+            edit=("first + torch.arange(rows)", "first * group + torch.arange(rows)"),
+        ),
         Mutant("one row too many", "One packed row too many exists.", edit=("r < len_q * group", "r <= len_q * group")),
     ),
     variants=(
@@ -102,7 +135,11 @@ def _grouped_cases(seed):
         q, k = _with_kind(kind, len_q, len_kv, heads, kv_heads, dim, g)
         q, k = q + 0.1 * torch.randn(q.shape, generator=g), k
         v = torch.randn(k.shape, generator=g) + 0.5
-        return Case(name, (q, k, v, kinds.offsets(len_q), kinds.offsets(len_kv), 1 / math.sqrt(dim)), offsets=tuple(kinds.offsets(len_q).tolist()))
+        return Case(
+            name,
+            (q, k, v, kinds.offsets(len_q), kinds.offsets(len_kv), 1 / math.sqrt(dim)),
+            offsets=tuple(kinds.offsets(len_q).tolist()),
+        )
 
     poisoned = case("the neighbour's keys and values are NaN", [4, 0, 9], [5, 18, 6])
     for tensor in poisoned.args[1:3]:
@@ -125,7 +162,9 @@ def _grouped_launch(kernel, q, k, v, q_offsets, k_offsets, scale):
     lengths = (q_offsets[1:] - q_offsets[:-1]).tolist()
     tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n * group, 16)], dtype=torch.int32)
     out = torch.full(q.shape, float("nan"))
-    kernel[(len(tiles), kv_heads)](q, k, v, q_offsets, k_offsets, tiles, out, scale, heads, kv_heads, GROUP=group, D=q.shape[2], BM=16, BN=16)
+    kernel[(len(tiles), kv_heads)](
+        q, k, v, q_offsets, k_offsets, tiles, out, scale, heads, kv_heads, GROUP=group, D=q.shape[2], BM=16, BN=16
+    )
     return out
 
 
@@ -156,11 +195,13 @@ def _own_values_only(case, out):
         if k1 > k0 and q1 > q0 and not v[k0:k1].isnan().any():
             values = v[k0:k1].repeat_interleave(group, 1)
             if bool(((out[q0:q1] < values.amin(0) - 1e-4) | (out[q0:q1] > values.amax(0) + 1e-4)).any()):
-                return f"sequence {b}: a mean lies outside the range of the values it is a mean of; whose values are they?"
+                return (
+                    f"sequence {b}: a mean lies outside the range of the values it is a mean of; whose values are they?"
+                )
     return None
 
 
-_GROUPED_HEAD = '''
+_GROUPED_HEAD = """
 @triton.jit
 def grouped_kernel(q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, out_ptr, scale, H, H_KV, GROUP: tl.constexpr, D: tl.constexpr,
                    BM: tl.constexpr, BN: tl.constexpr):
@@ -168,7 +209,7 @@ def grouped_kernel(q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr,
     seq, first = tl.load(tiles_ptr + 2 * tile), tl.load(tiles_ptr + 2 * tile + 1)
     q0, q1 = tl.load(q_offsets_ptr + seq), tl.load(q_offsets_ptr + seq + 1)
     k0, k1 = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)
-'''
+"""
 
 GROUPED = Exercise(
     id="7.2",
@@ -190,20 +231,95 @@ GROUPED = Exercise(
     ),
     properties=(Property("means of their own values", _own_values_only),),
     limits=(
-        Limit("keys once a group", "loads", at_most=_grouped_loads, text="at most 2 loads for each block of keys of each program, and 7 more for each program"),
+        Limit(
+            "keys once a group",
+            "loads",
+            at_most=_grouped_loads,
+            text="at most 2 loads for each block of keys of each program, and 7 more for each program",
+        ),
         Limit("tiled", "peak_tile", at_most=512, text="no block larger than 512 elements"),
     ),
     mutants=(
-        Mutant("h % H_kv", "Query head h reads key head h % H_kv; it should be h // G: neighbours share.", edit=("H + kv_head * GROUP + r % GROUP)", "H + kv_head + (r % GROUP) * H_KV)")),
-        Mutant("stored in another order", "Queries were read as position r // G, head r % G, and stored head after head.", edit=("tl.store(out_ptr + at, out, mask=exists[:, None])", "n = tl.maximum(q_end - q_begin, 1)\n    tl.store(out_ptr + ((q_begin + r % n) * H + kv_head * GROUP + r // n)[:, None] * D + d[None, :], out, mask=exists[:, None])"), recognise=False, expect="out is wrong"),
-        Mutant("keys with the query's stride", "K and V have H_KV heads a row, not H.", caught_by="runs", edit=(("(j[None, :] * H_KV + kv_head)", "(j[None, :] * H + kv_head)"), ("(j[:, None] * H_KV + kv_head)", "(j[:, None] * H + kv_head)")), expect="k_ptr", recognise=False),
-        Mutant("exists by position", "rows past the first len_q packed ones are left out.", caught_by="returns", edit=("r < (q_end - q_begin) * GROUP", "r < q_end - q_begin"), expect="NaN", recognise=False),
-        Mutant("V's tail not masked", "V is read past the sequence's end: 0 * NaN is NaN.", caught_by="runs", edit=("+ d[None, :],\n                    mask=j[:, None] < k_end, other=0.0)", "+ d[None, :])"), expect="v_ptr", recognise=False),
-        Mutant("one maximum for the tile", "One maximum for all rows of the tile: a row far below it vanishes.", edit=("tl.maximum(m, tl.max(s, 1))", "tl.maximum(m, tl.max(tl.max(s, 1), 0))"), caught_by="values", recognise=False, expect="out is wrong"),
-        Mutant("not rescaled", "acc was summed with an older maximum: multiply it by exp(old - new) when the maximum rises.", edit=("acc * alpha[:, None], input", "acc, input")),
-        Mutant("no keys gives NaN", "0 / 0 for a sequence without keys.", caught_by="returns", edit=("tl.where(l > 0, l, 1.0)[:, None]", "l[:, None]"), expect="NaN", recognise=False),
-        Mutant("scale twice", "The scores were scaled twice.", edit=("s = tl.dot(q, kt, input_precision=\"ieee\") * scale", "s = tl.dot(q, kt, input_precision=\"ieee\") * scale * scale")),
-        Mutant("a loop over the heads", "right, but keys and values are loaded again for each head of the group.", caught_by="keys once a group", source=_GROUPED_HEAD + '''
+        Mutant(
+            "h % H_kv",
+            "Query head h reads key head h % H_kv; it should be h // G: neighbours share.",
+            edit=("H + kv_head * GROUP + r % GROUP)", "H + kv_head + (r % GROUP) * H_KV)"),
+        ),
+        Mutant(
+            "stored in another order",
+            "Queries were read as position r // G, head r % G, and stored head after head.",
+            edit=(
+                "tl.store(out_ptr + at, out, mask=exists[:, None])",
+                "n = tl.maximum(q_end - q_begin, 1)\n    tl.store(out_ptr + ((q_begin + r % n) * H + kv_head * GROUP + r // n)[:, None] * D + d[None, :], out, mask=exists[:, None])",
+            ),
+            recognise=False,
+            expect="out is wrong",
+        ),
+        Mutant(
+            "keys with the query's stride",
+            "K and V have H_KV heads a row, not H.",
+            caught_by="runs",
+            edit=(
+                ("(j[None, :] * H_KV + kv_head)", "(j[None, :] * H + kv_head)"),
+                ("(j[:, None] * H_KV + kv_head)", "(j[:, None] * H + kv_head)"),
+            ),
+            expect="k_ptr",
+            recognise=False,
+        ),
+        Mutant(
+            "exists by position",
+            "rows past the first len_q packed ones are left out.",
+            caught_by="returns",
+            edit=("r < (q_end - q_begin) * GROUP", "r < q_end - q_begin"),
+            expect="NaN",
+            recognise=False,
+        ),
+        Mutant(
+            "V's tail not masked",
+            "V is read past the sequence's end: 0 * NaN is NaN.",
+            caught_by="runs",
+            edit=(
+                "+ d[None, :],\n            mask=j[:, None] < k_end,\n            other=0.0,\n        )",
+                "+ d[None, :]\n        )",
+            ),
+            expect="v_ptr",
+            recognise=False,
+        ),
+        Mutant(
+            "one maximum for the tile",
+            "One maximum for all rows of the tile: a row far below it vanishes.",
+            edit=("tl.maximum(m, tl.max(s, 1))", "tl.maximum(m, tl.max(tl.max(s, 1), 0))"),
+            caught_by="values",
+            recognise=False,
+            expect="out is wrong",
+        ),
+        Mutant(
+            "not rescaled",
+            "acc was summed with an older maximum: multiply it by exp(old - new) when the maximum rises.",
+            edit=("acc * alpha[:, None], input", "acc, input"),
+        ),
+        Mutant(
+            "no keys gives NaN",
+            "0 / 0 for a sequence without keys.",
+            caught_by="returns",
+            edit=("tl.where(l > 0, l, 1.0)[:, None]", "l[:, None]"),
+            expect="NaN",
+            recognise=False,
+        ),
+        Mutant(
+            "scale twice",
+            "The scores were scaled twice.",
+            edit=(
+                's = tl.dot(q, kt, input_precision="ieee") * scale',
+                's = tl.dot(q, kt, input_precision="ieee") * scale * scale',
+            ),
+        ),
+        Mutant(
+            "a loop over the heads",
+            "right, but keys and values are loaded again for each head of the group.",
+            caught_by="keys once a group",
+            source=_GROUPED_HEAD
+            + """
     d = tl.arange(0, D)
     r = first + tl.arange(0, BM)
     for g in range(GROUP):
@@ -220,10 +336,14 @@ GROUPED = Exercise(
             p, a = tl.exp(s - new[:, None]), tl.exp(m - new)
             l, acc, m = l * a + tl.sum(p, 1), tl.dot(p, v, acc * a[:, None], input_precision="ieee"), new
         tl.store(out_ptr + at, acc / tl.maximum(l, 1e-30)[:, None], mask=mine[:, None])
-''', expect="2 loads", recognise=False),
+""",
+            expect="2 loads",
+            recognise=False,
+        ),
     ),
     variants=(
-        _GROUPED_HEAD + '''
+        _GROUPED_HEAD
+        + """
     r, d = first + tl.arange(0, BM), tl.arange(0, D)
     there = (r < (q1 - q0) * GROUP)[:, None]
     # with G heads in a row, packed row r of a group lies r // G * (H - G) + r elements of D behind the group's first
@@ -242,9 +362,12 @@ GROUPED = Exercise(
         acc = acc * a[:, None] + tl.dot(p, tl.load(v_ptr + at, j < k1 - k0, 0.0), input_precision="ieee")
         m = new
     tl.store(out_ptr + where, acc / tl.maximum(l, 1e-30)[:, None], there)
-''',
+""",
         (  # rows of a sequence in another order, the same one for reading and writing: head after head
-            ("(q_begin + r // GROUP) * H + kv_head * GROUP + r % GROUP)", "(q_begin + r % n) * H + kv_head * GROUP + tl.minimum(r // n, GROUP - 1))"),
+            (
+                "(q_begin + r // GROUP) * H + kv_head * GROUP + r % GROUP)",
+                "(q_begin + r % n) * H + kv_head * GROUP + tl.minimum(r // n, GROUP - 1))",
+            ),
             ("    d = tl.arange(0, D)\n", "    d = tl.arange(0, D)\n    n = tl.maximum(q_end - q_begin, 1)\n"),
             ("tl.where(l > 0, l, 1.0)[:, None]", "tl.where(k_end > k_begin, l, 1.0)[:, None]"),
         ),
@@ -264,7 +387,15 @@ def _pooled_cases(seed):
         v = torch.randn(k.shape, generator=g) + 0.5
         tail = torch.full((3, heads, dim), math.nan)
         out = torch.randn(rows, heads, dim, generator=g)
-        args = (q, torch.cat([k, tail]), torch.cat([v, tail]), kinds.offsets(lengths), torch.tensor(slots, dtype=torch.int32), out, 1 / math.sqrt(dim))
+        args = (
+            q,
+            torch.cat([k, tail]),
+            torch.cat([v, tail]),
+            kinds.offsets(lengths),
+            torch.tensor(slots, dtype=torch.int32),
+            out,
+            1 / math.sqrt(dim),
+        )
         return Case(name, args)
 
     # sequence 1 answers nowhere, so nothing but a leak can carry its NaN into a result
@@ -285,7 +416,9 @@ def _pooled_cases(seed):
 
 def _pooled_launch(kernel, q, k, v, k_offsets, slots, out, scale):
     out = out.clone()
-    kernel[(len(slots), q.shape[1])](q, k, v, k_offsets, slots, out, scale, q.shape[0], out.shape[0], q.shape[1], D=q.shape[2], BL=16, BN=16)
+    kernel[(len(slots), q.shape[1])](
+        q, k, v, k_offsets, slots, out, scale, q.shape[0], out.shape[0], q.shape[1], D=q.shape[2], BL=16, BN=16
+    )
     return out
 
 
@@ -334,30 +467,110 @@ POOLED = Exercise(
     ),
     properties=(Property("other rows untouched", _untouched),),
     limits=(
-        Limit("query read in place", "loads", at_most=_pooled_loads, text="at most 2 loads for each block of keys and 4 more for each program"),
+        Limit(
+            "query read in place",
+            "loads",
+            at_most=_pooled_loads,
+            text="at most 2 loads for each block of keys and 4 more for each program",
+        ),
         Limit("tiled", "peak_tile", at_most=512, text="no block larger than 512 elements"),
     ),
     mutants=(
-        Mutant("the slots are ignored", "Sequence b answers at row b * LQ, whatever its slot says.", edit=("((slot + i[:, None])", "((b * LQ + i[:, None])"), recognise=False, expect="out is wrong"),
-        Mutant("one row for each sequence", "The answers overlap: row slot + b in place of slot, and LQ rows each.", caught_by="runs", edit=("((slot + i[:, None])", "((slot + b + i[:, None])"), expect="out_ptr", recognise=False),
-        Mutant("a query for each sequence", "The query is read at b * LQ, as if each sequence had its own.", caught_by="runs", edit=("tl.load(q_ptr + (i[:, None] * H", "tl.load(q_ptr + ((b * LQ + i[:, None]) * H"), expect="q_ptr", recognise=False),
-        Mutant("no test of the slot", "A slot outside of out was written.", caught_by="runs", edit=("(slot >= 0) & (slot + LQ <= ROWS)", "slot + LQ <= ROWS"), expect="out_ptr", recognise=False),
-        Mutant("the last slot is refused", "A slot that ends exactly with out is inside it.", edit=("slot + LQ <= ROWS", "slot + LQ < ROWS")),
-        Mutant("slots cut to fit", "A slot that is partly outside was written in part. It means: do not write.", edit=(("(slot >= 0) & (slot + LQ <= ROWS)", "(slot >= 0) & (slot < ROWS)"), ("out, mask=mine)", "out, mask=mine & (slot + i[:, None] < ROWS))")), recognise=False, expect="out is wrong"),
-        Mutant("no keys, no answer", "A sequence without keys answers with zeros; here its slot was left as it was.", edit=("(slot >= 0) & (slot + LQ <= ROWS)", "(slot >= 0) & (slot + LQ <= ROWS) & (end > begin)")),
-        Mutant("stores all BL rows", "rows past LQ were stored over somebody else's.", caught_by="runs", edit=("out, mask=mine)", "out)"), expect="out_ptr", recognise=False),
-        Mutant("not rescaled", "acc was summed with an older maximum: multiply it by exp(old - new) when the maximum rises.", edit=("acc * alpha[:, None], input", "acc, input")),
-        Mutant("divided by the batch", "The answers were divided by the number of sequences: pooling is no mean over the batch.", edit=("out = acc / tl.where(l > 0, l, 1.0)[:, None]", "out = acc / tl.where(l > 0, l, 1.0)[:, None] / tl.num_programs(0)")),
-        Mutant("no keys gives NaN", "0 / 0 for a sequence without keys.", caught_by="returns", edit=("tl.where(l > 0, l, 1.0)[:, None]", "l[:, None]"), expect="NaN", recognise=False),
+        Mutant(
+            "the slots are ignored",
+            "Sequence b answers at row b * LQ, whatever its slot says.",
+            edit=("((slot + i[:, None])", "((b * LQ + i[:, None])"),
+            recognise=False,
+            expect="out is wrong",
+        ),
+        Mutant(
+            "one row for each sequence",
+            "The answers overlap: row slot + b in place of slot, and LQ rows each.",
+            caught_by="runs",
+            edit=("((slot + i[:, None])", "((slot + b + i[:, None])"),
+            expect="out_ptr",
+            recognise=False,
+        ),
+        Mutant(
+            "a query for each sequence",
+            "The query is read at b * LQ, as if each sequence had its own.",
+            caught_by="runs",
+            edit=("tl.load(q_ptr + (i[:, None] * H", "tl.load(q_ptr + ((b * LQ + i[:, None]) * H"),
+            expect="q_ptr",
+            recognise=False,
+        ),
+        Mutant(
+            "no test of the slot",
+            "A slot outside of out was written.",
+            caught_by="runs",
+            edit=("(slot >= 0) & (slot + LQ <= ROWS)", "slot + LQ <= ROWS"),
+            expect="out_ptr",
+            recognise=False,
+        ),
+        Mutant(
+            "the last slot is refused",
+            "A slot that ends exactly with out is inside it.",
+            edit=("slot + LQ <= ROWS", "slot + LQ < ROWS"),
+        ),
+        Mutant(
+            "slots cut to fit",
+            "A slot that is partly outside was written in part. It means: do not write.",
+            edit=(
+                ("(slot >= 0) & (slot + LQ <= ROWS)", "(slot >= 0) & (slot < ROWS)"),
+                ("out, mask=mine)", "out, mask=mine & (slot + i[:, None] < ROWS))"),
+            ),
+            recognise=False,
+            expect="out is wrong",
+        ),
+        Mutant(
+            "no keys, no answer",
+            "A sequence without keys answers with zeros; here its slot was left as it was.",
+            edit=("(slot >= 0) & (slot + LQ <= ROWS)", "(slot >= 0) & (slot + LQ <= ROWS) & (end > begin)"),
+        ),
+        Mutant(
+            "stores all BL rows",
+            "rows past LQ were stored over somebody else's.",
+            caught_by="runs",
+            edit=("out, mask=mine)", "out)"),
+            expect="out_ptr",
+            recognise=False,
+        ),
+        Mutant(
+            "not rescaled",
+            "acc was summed with an older maximum: multiply it by exp(old - new) when the maximum rises.",
+            edit=("acc * alpha[:, None], input", "acc, input"),
+        ),
+        Mutant(
+            "divided by the batch",
+            "The answers were divided by the number of sequences: pooling is no mean over the batch.",
+            edit=(
+                "out = acc / tl.where(l > 0, l, 1.0)[:, None]",
+                "out = acc / tl.where(l > 0, l, 1.0)[:, None] / tl.num_programs(0)",
+            ),
+        ),
+        Mutant(
+            "no keys gives NaN",
+            "0 / 0 for a sequence without keys.",
+            caught_by="returns",
+            edit=("tl.where(l > 0, l, 1.0)[:, None]", "l[:, None]"),
+            expect="NaN",
+            recognise=False,
+        ),
     ),
     variants=(
         (
-            ("    if (slot >= 0) & (slot + LQ <= ROWS):\n", "    good = (slot >= 0) & (slot + LQ <= ROWS)\n    end = tl.where(good, end, begin)\n    if True:\n"),
+            (
+                "    if (slot >= 0) & (slot + LQ <= ROWS):\n",
+                "    good = (slot >= 0) & (slot + LQ <= ROWS)\n    end = tl.where(good, end, begin)\n    if True:\n",
+            ),
             ("out, mask=mine)", "out, mask=mine & good)"),
         ),
         (
             ("m_new = tl.maximum(m, tl.max(s, 1))", "m_new = tl.maximum(tl.max(s, 1), m)"),
-            ("if (slot >= 0) & (slot + LQ <= ROWS):", "last = ROWS - LQ\n    if slot == tl.minimum(tl.maximum(slot, 0), last):"),
+            (
+                "if (slot >= 0) & (slot + LQ <= ROWS):",
+                "last = ROWS - LQ\n    if slot == tl.minimum(tl.maximum(slot, 0), last):",
+            ),
         ),
     ),
 )
@@ -407,14 +620,44 @@ TRAFFIC = Exercise(
         "contended: (tiles, 0, tiles * one). Otherwise with n partials: (0, n * one, n * one + one); n is at most the number of workers in the resident way.",
     ),
     mutants=(
-        Mutant("a sequence adds once", "Contended, each tile of keys adds, not each sequence.", edit=("sum(-(-n // block) for n in lengths)", "with_keys")),
-        Mutant("drops the last tile", "The last tile of a sequence, if it is not full, adds as well.", edit=("-(-n // block) for n", "n // block for n")),
-        Mutant("sequences without keys leave partials", "A sequence without keys leaves no partial.", edit=("sum(n > 0 for n in lengths)", "len(lengths)")),
-        Mutant("every worker leaves a partial", "Workers that get no sequence leave nothing.", edit=("min(workers, with_keys)", "workers")),
-        Mutant("the final dQ is not counted", "The pass over the partials writes dQ, too.", edit=("partials * one + one", "partials * one")),
-        Mutant("the heads are forgotten", "Every head has a dQ of its own.", edit=("len_q * heads * dim", "len_q * dim")),
-        Mutant("adds of all elements", "`adds` counts what one element of dQ gets, not all of them together.", edit=("return tiles, 0, tiles * one", "return tiles * one, 0, tiles * one")),
-        Mutant("partials by tile", "The partials are one for each sequence, not one for each tile of keys.", edit=('partials = with_keys if', 'partials = sum(-(-n // block) for n in lengths) if')),
+        Mutant(
+            "a sequence adds once",
+            "Contended, each tile of keys adds, not each sequence.",
+            edit=("sum(-(-n // block) for n in lengths)", "with_keys"),
+        ),
+        Mutant(
+            "drops the last tile",
+            "The last tile of a sequence, if it is not full, adds as well.",
+            edit=("-(-n // block) for n", "n // block for n"),
+        ),
+        Mutant(
+            "sequences without keys leave partials",
+            "A sequence without keys leaves no partial.",
+            edit=("sum(n > 0 for n in lengths)", "len(lengths)"),
+        ),
+        Mutant(
+            "every worker leaves a partial",
+            "Workers that get no sequence leave nothing.",
+            edit=("min(workers, with_keys)", "workers"),
+        ),
+        Mutant(
+            "the final dQ is not counted",
+            "The pass over the partials writes dQ, too.",
+            edit=("partials * one + one", "partials * one"),
+        ),
+        Mutant(
+            "the heads are forgotten", "Every head has a dQ of its own.", edit=("len_q * heads * dim", "len_q * dim")
+        ),
+        Mutant(
+            "adds of all elements",
+            "`adds` counts what one element of dQ gets, not all of them together.",
+            edit=("return tiles, 0, tiles * one", "return tiles * one, 0, tiles * one"),
+        ),
+        Mutant(
+            "partials by tile",
+            "The partials are one for each sequence, not one for each tile of keys.",
+            edit=("partials = with_keys if", "partials = sum(-(-n // block) for n in lengths) if"),
+        ),
     ),
     variants=(
         """
@@ -486,15 +729,95 @@ SUM = Exercise(
         "It is not the parts that are too coarse, it is the place where they are added up.",
         "total = tl.zeros((BLOCK,), tl.float32), and total += tl.load(...).to(tl.float32). No rounding on the way.",
     ),
-    limits=(Limit("each part once", "loads", at_most=lambda case: case.args[0].shape[0] * (case.args[0].shape[1] // 16), text="at most as many loads as there are parts, for each program"),),
+    limits=(
+        Limit(
+            "each part once",
+            "loads",
+            at_most=lambda case: case.args[0].shape[0] * (case.args[0].shape[1] // 16),
+            text="at most as many loads as there are parts, for each program",
+        ),
+    ),
     mutants=(
-        Mutant("wider sum, rounded each time", "The sum is fp32 in name: it is still rounded to bf16 after each part.", edit=("total += tl.load(part_ptr + b * N + at).to(tl.float32)", "total = (total + tl.load(part_ptr + b * N + at).to(tl.float32)).to(tl.bfloat16).to(tl.float32)"), recognise=False, expect="dq is wrong"),
-        Mutant("sum in fp16", "fp16 has more digits, and ends at 65,504: gradients that bf16 holds become infinite.", caught_by="values", edit=(("tl.zeros((BLOCK,), tl.float32)", "tl.zeros((BLOCK,), tl.float16)"), ("total += tl.load(part_ptr + b * N + at).to(tl.float32)", "total = (total.to(tl.float32) + tl.load(part_ptr + b * N + at).to(tl.float32)).to(tl.float16)"), ("dq_ptr + at, total)", "dq_ptr + at, total.to(tl.float32))")), recognise=False, expect="dq is wrong"),
-        Mutant("widened after the loop", "Only the finished sum was widened: what bf16 lost on the way does not come back.", edit=(("tl.zeros((BLOCK,), tl.float32)", "tl.zeros((BLOCK,), tl.bfloat16)"), ("total += tl.load(part_ptr + b * N + at).to(tl.float32)", "total = total + tl.load(part_ptr + b * N + at)"), ("dq_ptr + at, total)", "dq_ptr + at, total.to(tl.float32))"))),
-        Mutant("sixteen at a time", "Sums of 16 in bf16, then fp32: the loss is smaller, and it is still there.", edit=(("    total = tl.zeros((BLOCK,), tl.float32)\n", "    total = tl.zeros((BLOCK,), tl.float32)\n    few = tl.zeros((BLOCK,), tl.bfloat16)\n"), ("        total += tl.load(part_ptr + b * N + at).to(tl.float32)", "        few = (few + tl.load(part_ptr + b * N + at)).to(tl.bfloat16)\n        if b % 16 == 15:\n            total += few.to(tl.float32)\n            few = tl.zeros((BLOCK,), tl.bfloat16)"), ("dq_ptr + at, total)", "dq_ptr + at, total + few.to(tl.float32))")), recognise=False, expect="dq is wrong"),
-        Mutant("the mean", "The sum was divided by the number of parts. Each sequence's share counts in full.", edit=("dq_ptr + at, total)", "dq_ptr + at, total / parts)")),
-        Mutant("scaled down first", "Each part was made smaller before it was added in bf16, and the sum larger at the end: bf16 loses the same digits at any size.", edit=(("tl.zeros((BLOCK,), tl.float32)", "tl.zeros((BLOCK,), tl.bfloat16)"), ("total += tl.load(part_ptr + b * N + at).to(tl.float32)", "total = (total + tl.load(part_ptr + b * N + at) / 512).to(tl.bfloat16)"), ("dq_ptr + at, total)", "dq_ptr + at, total.to(tl.float32) * 512)")), recognise=False, expect="dq is wrong"),
-        Mutant("the last part is left out", "One part is missing.", edit=("range(parts)", "range(parts - 1)"), recognise=False, expect="dq is wrong"),
+        Mutant(
+            "wider sum, rounded each time",
+            "The sum is fp32 in name: it is still rounded to bf16 after each part.",
+            edit=(
+                "total += tl.load(part_ptr + b * N + at).to(tl.float32)",
+                "total = (total + tl.load(part_ptr + b * N + at).to(tl.float32)).to(tl.bfloat16).to(tl.float32)",
+            ),
+            recognise=False,
+            expect="dq is wrong",
+        ),
+        Mutant(
+            "sum in fp16",
+            "fp16 has more digits, and ends at 65,504: gradients that bf16 holds become infinite.",
+            caught_by="values",
+            edit=(
+                ("tl.zeros((BLOCK,), tl.float32)", "tl.zeros((BLOCK,), tl.float16)"),
+                (
+                    "total += tl.load(part_ptr + b * N + at).to(tl.float32)",
+                    "total = (total.to(tl.float32) + tl.load(part_ptr + b * N + at).to(tl.float32)).to(tl.float16)",
+                ),
+                ("dq_ptr + at, total)", "dq_ptr + at, total.to(tl.float32))"),
+            ),
+            recognise=False,
+            expect="dq is wrong",
+        ),
+        Mutant(
+            "widened after the loop",
+            "Only the finished sum was widened: what bf16 lost on the way does not come back.",
+            edit=(
+                ("tl.zeros((BLOCK,), tl.float32)", "tl.zeros((BLOCK,), tl.bfloat16)"),
+                (
+                    "total += tl.load(part_ptr + b * N + at).to(tl.float32)",
+                    "total = total + tl.load(part_ptr + b * N + at)",
+                ),
+                ("dq_ptr + at, total)", "dq_ptr + at, total.to(tl.float32))"),
+            ),
+        ),
+        Mutant(
+            "sixteen at a time",
+            "Sums of 16 in bf16, then fp32: the loss is smaller, and it is still there.",
+            edit=(
+                (
+                    "    total = tl.zeros((BLOCK,), tl.float32)\n",
+                    "    total = tl.zeros((BLOCK,), tl.float32)\n    few = tl.zeros((BLOCK,), tl.bfloat16)\n",
+                ),
+                (
+                    "        total += tl.load(part_ptr + b * N + at).to(tl.float32)",
+                    "        few = (few + tl.load(part_ptr + b * N + at)).to(tl.bfloat16)\n        if b % 16 == 15:\n            total += few.to(tl.float32)\n            few = tl.zeros((BLOCK,), tl.bfloat16)",
+                ),
+                ("dq_ptr + at, total)", "dq_ptr + at, total + few.to(tl.float32))"),
+            ),
+            recognise=False,
+            expect="dq is wrong",
+        ),
+        Mutant(
+            "the mean",
+            "The sum was divided by the number of parts. Each sequence's share counts in full.",
+            edit=("dq_ptr + at, total)", "dq_ptr + at, total / parts)"),
+        ),
+        Mutant(
+            "scaled down first",
+            "Each part was made smaller before it was added in bf16, and the sum larger at the end: bf16 loses the same digits at any size.",
+            edit=(
+                ("tl.zeros((BLOCK,), tl.float32)", "tl.zeros((BLOCK,), tl.bfloat16)"),
+                (
+                    "total += tl.load(part_ptr + b * N + at).to(tl.float32)",
+                    "total = (total + tl.load(part_ptr + b * N + at) / 512).to(tl.bfloat16)",
+                ),
+                ("dq_ptr + at, total)", "dq_ptr + at, total.to(tl.float32) * 512)"),
+            ),
+            recognise=False,
+            expect="dq is wrong",
+        ),
+        Mutant(
+            "the last part is left out",
+            "One part is missing.",
+            edit=("range(parts)", "range(parts - 1)"),
+            recognise=False,
+            expect="dq is wrong",
+        ),
         Mutant("the last part wins", "Only the last part arrives.", edit=("total += tl", "total = tl")),
     ),
     variants=(
@@ -587,14 +910,24 @@ RESIDENT = Exercise(
         "Rows i >= LQ and keys past `end` are loaded as 0; a worker without a sequence stores zeros. dout of sequence b begins at b * LQ * D, lse and delta at b * LQ.",
         "Second kernel, one program for each row: total = 0; for w in range(workers): total += partial[w, row]; store. The host allocates partials [workers, LQ, D] and launches both.",
     ),
-    limits=(Limit("few partials", "store_elements", at_most=lambda case: (case.args[8] + 1) * case.args[0].numel(), text="at most `W * LQ * D + LQ * D` elements stored"),),
+    limits=(
+        Limit(
+            "few partials",
+            "store_elements",
+            at_most=lambda case: (case.args[8] + 1) * case.args[0].numel(),
+            text="at most `W * LQ * D + LQ * D` elements stored",
+        ),
+    ),
     mutants=(
         Mutant(
             "atomics",
             "added with atomics: the sum depends on who comes first.",
             caught_by="same bits",
             edit=(
-                ("    tl.store(partial_ptr + worker * LQ * D + row, dq, mask=i[:, None] < LQ)", "    tl.atomic_add(partial_ptr + row, dq, mask=i[:, None] < LQ)"),
+                (
+                    "    tl.store(partial_ptr + worker * LQ * D + row, dq, mask=i[:, None] < LQ)",
+                    "    tl.atomic_add(partial_ptr + row, dq, mask=i[:, None] < LQ)",
+                ),
                 ("partials = torch.empty(workers, len_q, dim)", "partials = torch.zeros(workers, len_q, dim)"),
             ),
             expect="in another order",
@@ -613,28 +946,93 @@ RESIDENT = Exercise(
             "right and repeatable, but every sequence leaves a partial.",
             caught_by="few partials",
             edit=(
-                ("    walk_kernel[(workers,)](", "    workers = len(k_offsets) - 1\n    partials = torch.empty(workers, len_q, dim)\n    walk_kernel[(workers,)]("),
+                (
+                    "    walk_kernel[(workers,)](",
+                    "    workers = len(k_offsets) - 1\n    partials = torch.empty(workers, len_q, dim)\n    walk_kernel[(workers,)](",
+                ),
             ),
             expect="W * LQ * D",
             recognise=False,
         ),
-        Mutant("mean over the batch", "dQ was divided by the number of sequences. The loss is a sum over them, and so is dQ.", edit=("    tl.store(partial_ptr + worker * LQ * D + row, dq,", "    dq = dq / B\n    tl.store(partial_ptr + worker * LQ * D + row, dq,")),
-        Mutant("dQ starts anew for each sequence", "Only the last sequence of each worker is in dQ.", edit=("        begin, end = tl.load(k_offsets_ptr + b), tl.load(k_offsets_ptr + b + 1)\n        dout", "        dq = tl.zeros((BL, D), tl.float32)\n        begin, end = tl.load(k_offsets_ptr + b), tl.load(k_offsets_ptr + b + 1)\n        dout")),
-        Mutant("delta of the first sequence", "delta was read by the shared query's row. Each sequence has its own, as it has its own output.", edit=("tl.load(delta_ptr + b * LQ + i", "tl.load(delta_ptr + i")),
-        Mutant("lse of the first sequence", "lse was read by the shared query's row. Each sequence has its own, since it has its own keys.", edit=("tl.load(lse_ptr + b * LQ + i", "tl.load(lse_ptr + i"), recognise=False, expect="dq"),
-        Mutant("dout of the first sequence", "dout was read by the shared query's row. Each sequence has its own answer, and its own gradient.", edit=("tl.load(dout_ptr + b * LQ * D + row", "tl.load(dout_ptr + row")),
-        Mutant("the last worker is left out", "One partial is not added.", edit=("for w in range(workers):", "for w in range(workers - 1):"), recognise=False, expect="dq is wrong"),
-        Mutant("scale once more", "dQ was scaled twice: block_dq scales already.", edit=("    tl.store(dq_ptr + at, total)", "    tl.store(dq_ptr + at, total * 0.25)"), recognise=False, expect="dq is wrong"),
-        Mutant("V's tail not masked", "V is read past the sequence's end.", caught_by="returns", edit=("v = tl.load(v_ptr + at, mask=j[:, None] < end, other=0.0)", "v = tl.load(v_ptr + at, mask=j[:, None] < end + 3, other=0.0)"), expect="NaN", recognise=False),
+        Mutant(
+            "mean over the batch",
+            "dQ was divided by the number of sequences. The loss is a sum over them, and so is dQ.",
+            edit=(
+                "    tl.store(partial_ptr + worker * LQ * D + row, dq,",
+                "    dq = dq / B\n    tl.store(partial_ptr + worker * LQ * D + row, dq,",
+            ),
+        ),
+        Mutant(
+            "dQ starts anew for each sequence",
+            "Only the last sequence of each worker is in dQ.",
+            edit=(
+                "        begin, end = tl.load(k_offsets_ptr + b), tl.load(k_offsets_ptr + b + 1)\n        dout",
+                "        dq = tl.zeros((BL, D), tl.float32)\n        begin, end = tl.load(k_offsets_ptr + b), tl.load(k_offsets_ptr + b + 1)\n        dout",
+            ),
+        ),
+        Mutant(
+            "delta of the first sequence",
+            "delta was read by the shared query's row. Each sequence has its own, as it has its own output.",
+            edit=("tl.load(delta_ptr + b * LQ + i", "tl.load(delta_ptr + i"),
+        ),
+        Mutant(
+            "lse of the first sequence",
+            "lse was read by the shared query's row. Each sequence has its own, since it has its own keys.",
+            edit=("tl.load(lse_ptr + b * LQ + i", "tl.load(lse_ptr + i"),
+            recognise=False,
+            expect="dq",
+        ),
+        Mutant(
+            "dout of the first sequence",
+            "dout was read by the shared query's row. Each sequence has its own answer, and its own gradient.",
+            edit=("tl.load(dout_ptr + b * LQ * D + row", "tl.load(dout_ptr + row"),
+        ),
+        Mutant(
+            "the last worker is left out",
+            "One partial is not added.",
+            edit=("for w in range(workers):", "for w in range(workers - 1):"),
+            recognise=False,
+            expect="dq is wrong",
+        ),
+        Mutant(
+            "scale once more",
+            "dQ was scaled twice: block_dq scales already.",
+            edit=("    tl.store(dq_ptr + at, total)", "    tl.store(dq_ptr + at, total * 0.25)"),
+            recognise=False,
+            expect="dq is wrong",
+        ),
+        Mutant(
+            "V's tail not masked",
+            "V is read past the sequence's end.",
+            caught_by="returns",
+            edit=(
+                "v = tl.load(v_ptr + at, mask=j[:, None] < end, other=0.0)",
+                "v = tl.load(v_ptr + at, mask=j[:, None] < end + 3, other=0.0)",
+            ),
+            expect="NaN",
+            recognise=False,
+        ),
     ),
     variants=(
         (
-            ("dq += block_dq(q, k, v, dout, lse, delta, j < end, scale)", "dq = dq + block_dq(q, k, v, dout, lse, delta, j < end, scale)"),
-            ("    for w in range(workers):\n        total += tl.load(partial_ptr + w * LQ * D + at)\n", "    for back in range(workers):\n        total += tl.load(partial_ptr + (workers - 1 - back) * LQ * D + at)\n"),
+            (
+                "dq += block_dq(q, k, v, dout, lse, delta, j < end, scale)",
+                "dq = dq + block_dq(q, k, v, dout, lse, delta, j < end, scale)",
+            ),
+            (
+                "    for w in range(workers):\n        total += tl.load(partial_ptr + w * LQ * D + at)\n",
+                "    for back in range(workers):\n        total += tl.load(partial_ptr + (workers - 1 - back) * LQ * D + at)\n",
+            ),
         ),
         (
-            ("    for b in range(worker, B, workers):\n", "    share = tl.cdiv(B, workers)\n    for b in range(worker * share, tl.minimum((worker + 1) * share, B)):\n"),
-            ("    add_kernel[(len_q,)](partials, dq, workers, len_q, D=dim)\n    return dq", "    for partial in partials:\n        dq = partial if partial is partials[0] else dq + partial\n    return partials.sum(0)"),
+            (
+                "    for b in range(worker, B, workers):\n",
+                "    share = tl.cdiv(B, workers)\n    for b in range(worker * share, tl.minimum((worker + 1) * share, B)):\n",
+            ),
+            (
+                "    add_kernel[(len_q,)](partials, dq, workers, len_q, D=dim)\n    return dq",
+                "    for partial in partials:\n        dq = partial if partial is partials[0] else dq + partial\n    return partials.sum(0)",
+            ),
         ),
     ),
 )

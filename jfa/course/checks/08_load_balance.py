@@ -100,12 +100,36 @@ ZIGZAG = Exercise(
     ),
     properties=(Property("each place once", _each_once), Property("the chapter's loads", _seed_loads)),
     mutants=(
-        Mutant("every round backwards", "Every round is dealt backwards: the last worker always gets the larger tile.", edit=("worker if r % 2 == 0 else workers - 1 - worker", "workers - 1 - worker")),
-        Mutant("every round forwards", "Every round is dealt forwards: that is round robin.", edit=("worker if r % 2 == 0 else workers - 1 - worker", "worker")),
-        Mutant("the first round backwards", "The even rounds are dealt backwards and the odd ones forwards.", edit=("if r % 2 == 0", "if r % 2 == 1")),
-        Mutant("the short last round is dropped", "The tiles of a last round that is not full are run by nobody.", edit=("range(-(-count // workers))", "range(count // workers)")),
-        Mutant("places past the end", "It returns places that do not exist: the last round may be short.", edit=("if r * workers + turn < count:", "if True:")),
-        Mutant("one too far backwards", "A backward round is counted from workers, not from workers - 1.", edit=("workers - 1 - worker", "workers - worker")),
+        Mutant(
+            "every round backwards",
+            "Every round is dealt backwards: the last worker always gets the larger tile.",
+            edit=("worker if r % 2 == 0 else workers - 1 - worker", "workers - 1 - worker"),
+        ),
+        Mutant(
+            "every round forwards",
+            "Every round is dealt forwards: that is round robin.",
+            edit=("worker if r % 2 == 0 else workers - 1 - worker", "worker"),
+        ),
+        Mutant(
+            "the first round backwards",
+            "The even rounds are dealt backwards and the odd ones forwards.",
+            edit=("if r % 2 == 0", "if r % 2 == 1"),
+        ),
+        Mutant(
+            "the short last round is dropped",
+            "The tiles of a last round that is not full are run by nobody.",
+            edit=("range(-(-count // workers))", "range(count // workers)"),
+        ),
+        Mutant(
+            "places past the end",
+            "It returns places that do not exist: the last round may be short.",
+            edit=("if r * workers + turn < count:", "if True:"),
+        ),
+        Mutant(
+            "one too far backwards",
+            "A backward round is counted from workers, not from workers - 1.",
+            edit=("workers - 1 - worker", "workers - worker"),
+        ),
         Mutant(
             "the short round is turned within itself",
             "A short backward round is dealt within what is left of it: places past the end are simply nobody's.",
@@ -174,23 +198,88 @@ LIST = Exercise(
         "torch.searchsorted(ends, slot, right=True) finds it, empty sequences included. The sequence's first slot is ends - tiles, so the row is (slot - (ends - tiles)[seq]) * block_m. Slots from ends[-1] on hold nothing: torch.where, not a mask as an index.",
         "cost = where(slot < ends[-1], ceil(min(row + block_m, lengths[seq]) / block_n), 0); cost, order = torch.sort(cost, descending=True, stable=True); then seq[order], row[order], and -1 from the count on. clamp seq to B - 1 before you index with it.",
     ),
-    limits=(Limit("no loop over sequences", "ops", at_most=60, text="at most 60 torch operations, however many sequences there are"),),
+    limits=(
+        Limit(
+            "no loop over sequences",
+            "ops",
+            at_most=60,
+            text="at most 60 torch operations, however many sequences there are",
+        ),
+    ),
     mutants=(
-        Mutant("capacity without + B", "the results have too few slots.", caught_by="returns", edit=(" + len(lengths), device", ", device"), expect="shape", recognise=False),
-        Mutant("sorts sequences, not tiles", "Tiles are in the order of their sequences' lengths: under a causal mask the tiles of one sequence cost different amounts.", edit=("cost, order = torch.sort(cost, descending=True, stable=True)", "order = torch.sort(torch.where(slot < ends[-1], lengths[seq], -1), descending=True, stable=True).indices\n    cost = cost[order]")),
-        Mutant("rising order", "The cheapest tiles come first.", edit=("cost, order = torch.sort(cost, descending=True, stable=True)", "order = torch.sort(torch.where(slot < ends[-1], cost, 1 << 40), stable=True).indices\n    cost = cost[order]")),
-        Mutant("every tile sees all keys", "Each tile costs all keys of its sequence, but the mask is causal.", edit=("torch.minimum(row + block_m, lengths[seq])", "lengths[seq]")),
-        Mutant("a short tile counts as full", "The last tile of a sequence is charged for keys beyond the sequence's end.", edit=("torch.minimum(row + block_m, lengths[seq])", "row + block_m")),
-        Mutant("cost in query rows", "The cost counts query rows. A tile takes as long as the key blocks it visits.", edit=("(seen + block_n - 1) // block_n, 0)", "torch.minimum(lengths[seq] - row, torch.tensor(block_m)), 0)")),
-        Mutant("cost in pairs", "The cost counts pairs that the mask allows. A block that is half masked takes as long as a full one.", edit=("(seen + block_n - 1) // block_n, 0)", "(seen * (seen + 1) - row * (row + 1)) // 2, 0)")),
-        Mutant("empty sequences own slots", "Slots at a border are given to the sequence before it, or to an empty one: which side does the search look to?", edit=("right=True).clamp", "right=False).clamp")),
-        Mutant("rows of the packed tensor", "The rows are counted in the packed tensor. They should start at 0 in each sequence.", edit=("row[order], -1)", "(row + offsets[:-1].long()[seq])[order], -1)")),
-        Mutant("counts on the host", "It asks the host how many tiles there are.", caught_by="allowed operations", edit=("there = slot < ends[-1]  #", "there = slot < int(ends[-1])  #"), expect="int()", recognise=False),
+        Mutant(
+            "capacity without + B",
+            "the results have too few slots.",
+            caught_by="returns",
+            edit=(" + len(lengths), device", ", device"),
+            expect="shape",
+            recognise=False,
+        ),
+        Mutant(
+            "sorts sequences, not tiles",
+            "Tiles are in the order of their sequences' lengths: under a causal mask the tiles of one sequence cost different amounts.",
+            edit=(
+                "cost, order = torch.sort(cost, descending=True, stable=True)",
+                "order = torch.sort(torch.where(slot < ends[-1], lengths[seq], -1), descending=True, stable=True).indices\n    cost = cost[order]",
+            ),
+        ),
+        Mutant(
+            "rising order",
+            "The cheapest tiles come first.",
+            edit=(
+                "cost, order = torch.sort(cost, descending=True, stable=True)",
+                "order = torch.sort(torch.where(slot < ends[-1], cost, 1 << 40), stable=True).indices\n    cost = cost[order]",
+            ),
+        ),
+        Mutant(
+            "every tile sees all keys",
+            "Each tile costs all keys of its sequence, but the mask is causal.",
+            edit=("torch.minimum(row + block_m, lengths[seq])", "lengths[seq]"),
+        ),
+        Mutant(
+            "a short tile counts as full",
+            "The last tile of a sequence is charged for keys beyond the sequence's end.",
+            edit=("torch.minimum(row + block_m, lengths[seq])", "row + block_m"),
+        ),
+        Mutant(
+            "cost in query rows",
+            "The cost counts query rows. A tile takes as long as the key blocks it visits.",
+            edit=(
+                "(seen + block_n - 1) // block_n, 0)",
+                "torch.minimum(lengths[seq] - row, torch.tensor(block_m)), 0)",
+            ),
+        ),
+        Mutant(
+            "cost in pairs",
+            "The cost counts pairs that the mask allows. A block that is half masked takes as long as a full one.",
+            edit=("(seen + block_n - 1) // block_n, 0)", "(seen * (seen + 1) - row * (row + 1)) // 2, 0)"),
+        ),
+        Mutant(
+            "empty sequences own slots",
+            "Slots at a border are given to the sequence before it, or to an empty one: which side does the search look to?",
+            edit=("right=True).clamp", "right=False).clamp"),
+        ),
+        Mutant(
+            "rows of the packed tensor",
+            "The rows are counted in the packed tensor. They should start at 0 in each sequence.",
+            edit=("row[order], -1)", "(row + offsets[:-1].long()[seq])[order], -1)"),
+        ),
+        Mutant(
+            "counts on the host",
+            "It asks the host how many tiles there are.",
+            caught_by="allowed operations",
+            edit=("there = slot < ends[-1]  #", "there = slot < int(ends[-1])  #"),
+            expect="int()",
+            recognise=False,
+        ),
         Mutant(
             "repeat_interleave",
             "the size of its result depends on numbers.",
             caught_by="allowed operations",
-            edit=("seq = torch.searchsorted(ends, slot, right=True).clamp(max=len(lengths) - 1)", "seq = torch.repeat_interleave(torch.arange(len(lengths)), tiles)\n    seq = torch.nn.functional.pad(seq, (0, len(slot) - len(seq)))"),
+            edit=(
+                "seq = torch.searchsorted(ends, slot, right=True).clamp(max=len(lengths) - 1)",
+                "seq = torch.repeat_interleave(torch.arange(len(lengths)), tiles)\n    seq = torch.nn.functional.pad(seq, (0, len(slot) - len(seq)))",
+            ),
             expect="repeat_interleave without output_size",
             recognise=False,
         ),
@@ -198,7 +287,10 @@ LIST = Exercise(
             "a mask as an index",
             "the size of its result depends on numbers.",
             caught_by="allowed operations",
-            edit=("there = slot < ends[-1]  #", "cost[~(slot < ends[-1])] = torch.zeros_like(cost)[~(slot < ends[-1])]\n    there = slot < ends[-1]  #"),
+            edit=(
+                "there = slot < ends[-1]  #",
+                "cost[~(slot < ends[-1])] = torch.zeros_like(cost)[~(slot < ends[-1])]\n    there = slot < ends[-1]  #",
+            ),
             expect="mask",
             recognise=False,
         ),
@@ -206,7 +298,10 @@ LIST = Exercise(
             "a loop over sequences",
             "Right, but the number of operations grows with the batch.",
             caught_by="no loop over sequences",
-            edit=("seq = torch.searchsorted(ends, slot, right=True).clamp(max=len(lengths) - 1)", "seq = torch.zeros_like(slot)\n    for b in range(len(lengths) - 1):\n        seq = seq + (slot >= ends[b])"),
+            edit=(
+                "seq = torch.searchsorted(ends, slot, right=True).clamp(max=len(lengths) - 1)",
+                "seq = torch.zeros_like(slot)\n    for b in range(len(lengths) - 1):\n        seq = seq + (slot >= ends[b])",
+            ),
             expect="60",
         ),
     ),
@@ -256,7 +351,10 @@ def _mega_cases(seed):
     shift = 0.01 * (seed % 7)
 
     def case(alpha, tiles, heads, workers):
-        return Case(f"alpha near {alpha:g}, {tiles} tiles, {heads} head{'s' * (heads > 1)}, {workers} workers", (round(alpha + shift, 2), tiles, heads, workers))
+        return Case(
+            f"alpha near {alpha:g}, {tiles} tiles, {heads} head{'s' * (heads > 1)}, {workers} workers",
+            (round(alpha + shift, 2), tiles, heads, workers),
+        )
 
     return [
         case(2.5, 64, 1, 12),
@@ -297,13 +395,46 @@ MEGA = Exercise(
         "cost = u ** (-1 / alpha) with u = 1 - torch.rand(20_000, tiles); share = (cost.amax(1) > heads * cost.sum(1) / workers).double().mean().",
     ),
     mutants=(
-        Mutant("forgets the heads", "The heads are missing: every head has all these tiles, so the mean load grows with them.", edit=("heads * cost.sum(1)", "cost.sum(1)")),
-        Mutant("Pareto without its 1", "The costs begin at 0 in place of 1: numpy's pareto, for one, leaves the 1 out.", edit=("u ** (-1 / alpha)", "u ** (-1 / alpha) - 1")),
-        Mutant("alpha instead of 1 / alpha", "The exponent is -alpha. To turn a uniform number into a cost it must be -1 / alpha.", edit=("(-1 / alpha)", "(-alpha)")),
-        Mutant("the largest left out of the load", "The largest tile was left out of the mean load.", edit=("cost.sum(1) / workers", "(cost.sum(1) - cost.amax(1)) / workers")),
-        Mutant("averages first", "It compares averages over all batches, so the answer is 0 or 1. Compare in each batch, then average.", edit=("(cost.amax(1) > mean_load)", "(cost.amax(1).mean() > mean_load.mean())")),
-        Mutant("an expected sum", "It puts the expected sum, tiles * alpha / (alpha - 1), in place of the sum. With so heavy a tail the sum is mostly its largest term, and from alpha 1 down it has no expectation.", edit=("heads * cost.sum(1) / workers", "torch.tensor(heads * tiles * (alpha / (alpha - 1) if alpha > 1 else torch.inf) / workers)")),
-        Mutant("too few batches", "too few batches for this tolerance.", edit=("torch.rand(20_000, tiles", "torch.rand(60, tiles"), expect="share is", recognise=False),
+        Mutant(
+            "forgets the heads",
+            "The heads are missing: every head has all these tiles, so the mean load grows with them.",
+            edit=("heads * cost.sum(1)", "cost.sum(1)"),
+        ),
+        Mutant(
+            "Pareto without its 1",
+            "The costs begin at 0 in place of 1: numpy's pareto, for one, leaves the 1 out.",
+            edit=("u ** (-1 / alpha)", "u ** (-1 / alpha) - 1"),
+        ),
+        Mutant(
+            "alpha instead of 1 / alpha",
+            "The exponent is -alpha. To turn a uniform number into a cost it must be -1 / alpha.",
+            edit=("(-1 / alpha)", "(-alpha)"),
+        ),
+        Mutant(
+            "the largest left out of the load",
+            "The largest tile was left out of the mean load.",
+            edit=("cost.sum(1) / workers", "(cost.sum(1) - cost.amax(1)) / workers"),
+        ),
+        Mutant(
+            "averages first",
+            "It compares averages over all batches, so the answer is 0 or 1. Compare in each batch, then average.",
+            edit=("(cost.amax(1) > mean_load)", "(cost.amax(1).mean() > mean_load.mean())"),
+        ),
+        Mutant(
+            "an expected sum",
+            "It puts the expected sum, tiles * alpha / (alpha - 1), in place of the sum. With so heavy a tail the sum is mostly its largest term, and from alpha 1 down it has no expectation.",
+            edit=(
+                "heads * cost.sum(1) / workers",
+                "torch.tensor(heads * tiles * (alpha / (alpha - 1) if alpha > 1 else torch.inf) / workers)",
+            ),
+        ),
+        Mutant(
+            "too few batches",
+            "too few batches for this tolerance.",
+            edit=("torch.rand(20_000, tiles", "torch.rand(60, tiles"),
+            expect="share is",
+            recognise=False,
+        ),
     ),
     variants=(
         """
@@ -377,21 +508,90 @@ QUEUE = Exercise(
         "Ask at the top of the loop: upcoming = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1); run the tile; tile = upcoming. Nothing before the loop, nothing at its end.",
     ),
     mutants=(
-        Mutant("adds without a race", "No race is left, but each of the first tiles is still added twice: making the addition atomic hides who is to blame.", edit=(("tl.num_programs(0) + tl.atomic_add", "tl.atomic_add"), ("tl.store(out_ptr + at, tl.load(out_ptr + at) + 2 * x)", "tl.atomic_add(out_ptr + at, 2 * x)")), recognise=False, expect="out is wrong"),
-        Mutant("still asks after the end", "The tiles are right, but there are more questions than tiles: a program asks for its own first tile, or asks again after it was told that nothing is left.", edit=(("    while tile < count:\n        upcoming = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)\n", "    upcoming = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)\n    while tile < count:\n"), ("        tile = upcoming", "        tile = upcoming\n        upcoming = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)"))),
-        Mutant("asks for the first tile, too", "each program asks for its first tile as well: that one is its own.", edit=(("    while tile < count:\n", "    tile = tl.atomic_add(asked_ptr, 1)\n    while tile < count:\n"), ("tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)", "tl.atomic_add(asked_ptr, 1)")), expect="more questions than tiles", recognise=False),
-        Mutant("no queue at all", "Nobody asks: every program takes each W-th tile. That is round robin, and no queue.", edit=("tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)", "tile + tl.num_programs(0)")),
-        Mutant("the first tiles are left out", "The first W tiles are run by nobody.", edit=("    while tile < count:\n", "    tile = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)\n    while tile < count:\n")),
+        Mutant(
+            "adds without a race",
+            "No race is left, but each of the first tiles is still added twice: making the addition atomic hides who is to blame.",
+            edit=(
+                ("tl.num_programs(0) + tl.atomic_add", "tl.atomic_add"),
+                ("tl.store(out_ptr + at, tl.load(out_ptr + at) + 2 * x)", "tl.atomic_add(out_ptr + at, 2 * x)"),
+            ),
+            recognise=False,
+            expect="out is wrong",
+        ),
+        Mutant(
+            "still asks after the end",
+            "The tiles are right, but there are more questions than tiles: a program asks for its own first tile, or asks again after it was told that nothing is left.",
+            edit=(
+                (
+                    "    while tile < count:\n        upcoming = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)\n",
+                    "    upcoming = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)\n    while tile < count:\n",
+                ),
+                (
+                    "        tile = upcoming",
+                    "        tile = upcoming\n        upcoming = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)",
+                ),
+            ),
+        ),
+        Mutant(
+            "asks for the first tile, too",
+            "each program asks for its first tile as well: that one is its own.",
+            edit=(
+                ("    while tile < count:\n", "    tile = tl.atomic_add(asked_ptr, 1)\n    while tile < count:\n"),
+                ("tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)", "tl.atomic_add(asked_ptr, 1)"),
+            ),
+            expect="more questions than tiles",
+            recognise=False,
+        ),
+        Mutant(
+            "no queue at all",
+            "Nobody asks: every program takes each W-th tile. That is round robin, and no queue.",
+            edit=("tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)", "tile + tl.num_programs(0)"),
+        ),
+        Mutant(
+            "the first tiles are left out",
+            "The first W tiles are run by nobody.",
+            edit=(
+                "    while tile < count:\n",
+                "    tile = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)\n    while tile < count:\n",
+            ),
+        ),
         Mutant(
             "tl.where does not stop an atomic",
             "tl.where chooses between two results; both are computed. The atomic add of a program that is done still counts.",
-            edit=(("    while tile < count:\n        upcoming = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)\n", "    upcoming = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)\n    while tile < count:\n"), ("        tile = upcoming", "        tile = upcoming\n        upcoming = tl.where(tile < count, tl.num_programs(0) + tl.atomic_add(asked_ptr, 1), count)")),
+            edit=(
+                (
+                    "    while tile < count:\n        upcoming = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)\n",
+                    "    upcoming = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)\n    while tile < count:\n",
+                ),
+                (
+                    "        tile = upcoming",
+                    "        tile = upcoming\n        upcoming = tl.where(tile < count, tl.num_programs(0) + tl.atomic_add(asked_ptr, 1), count)",
+                ),
+            ),
             recognise=False,
             expect="asked is",
         ),
-        Mutant("one tile ahead", "tiles are drawn from W - 1 on: one of them runs twice.", caught_by="runs", edit=("tl.num_programs(0) + tl.atomic_add", "tl.num_programs(0) - 1 + tl.atomic_add"), expect="out_ptr", recognise=False),
-        Mutant("one tile is skipped", "Tiles are drawn from W + 1 on: tile W is run by nobody.", edit=("tl.num_programs(0) + tl.atomic_add", "tl.num_programs(0) + 1 + tl.atomic_add")),
-        Mutant("the last one for everybody", "a number past the end is cut to the last tile.", caught_by="runs", edit=("tile = upcoming", "tile = tl.where(tile == count - 1, count, tl.minimum(upcoming, count - 1))"), expect="out_ptr", recognise=False),
+        Mutant(
+            "one tile ahead",
+            "tiles are drawn from W - 1 on: one of them runs twice.",
+            caught_by="runs",
+            edit=("tl.num_programs(0) + tl.atomic_add", "tl.num_programs(0) - 1 + tl.atomic_add"),
+            expect="out_ptr",
+            recognise=False,
+        ),
+        Mutant(
+            "one tile is skipped",
+            "Tiles are drawn from W + 1 on: tile W is run by nobody.",
+            edit=("tl.num_programs(0) + tl.atomic_add", "tl.num_programs(0) + 1 + tl.atomic_add"),
+        ),
+        Mutant(
+            "the last one for everybody",
+            "a number past the end is cut to the last tile.",
+            caught_by="runs",
+            edit=("tile = upcoming", "tile = tl.where(tile == count - 1, count, tl.minimum(upcoming, count - 1))"),
+            expect="out_ptr",
+            recognise=False,
+        ),
     ),
     variants=(
         (
@@ -440,7 +640,11 @@ def _parts_cases(seed):
         case("one of 40 keys, cut in four", [40], kind="rising"),
         case("a last part with a tail", [37, 2], kind="falling"),
         *(case(kind.says, [6, 41, 3], kind=name) for name, kind in kinds.SCORES.items()),
-        *(case(name, lengths, dim=8, kind="rising", workers=8) for name, lengths in kinds.LENGTHS.items() if sum(lengths)),
+        *(
+            case(name, lengths, dim=8, kind="rising", workers=8)
+            for name, lengths in kinds.LENGTHS.items()
+            if sum(lengths)
+        ),
         case("only empty sequences", [0, 0, 0]),
         case("exactly the mean load", [16, 16, 16, 16], kind="falling"),
         case("one of 203 keys, 16 workers", [5, 203, 0, 1], workers=16, kind="huge in one block"),
@@ -494,20 +698,86 @@ PARTS = Exercise(
         "A part is ordinary attention over its own rows: out_p normalised by its own sum, lse_p = its maximum + log of its sum. Its last row is the smaller of bounds[b] + end * block and the sequence's end.",
         "Merge: total = logaddexp of the parts' lse; out = sum over parts of out_p * exp(lse_p - total). Begin with out 0 and lse -inf, and take the parts one by one.",
     ),
-    limits=(Limit("in parts", "peak_numel", at_most=_part_elements, text="no tensor with more than size x block x D elements, unless it is `out` or `plan`"),),
+    limits=(
+        Limit(
+            "in parts",
+            "peak_numel",
+            at_most=_part_elements,
+            text="no tensor with more than size x block x D elements, unless it is `out` or `plan`",
+        ),
+    ),
     mutants=(
-        Mutant("mean of the parts", "The parts' outputs were averaged. A part weighs as much as its sum of exponentials: use the log-sum-exps.", edit=(("acc = acc * torch.exp(lse - both) + part * torch.exp(part_lse - both)", "acc = acc + part / parts"),)),
-        Mutant("weighted by keys", "The parts were weighted by their numbers of keys. A part weighs as much as its sum of exponentials.", edit=("acc = acc * torch.exp(lse - both) + part * torch.exp(part_lse - both)", "acc = acc + part * len(scores) / (bounds[b + 1] - bounds[b])")),
-        Mutant("the last part wins", "Only the last part of a cut tile is in the output.", edit=("acc = acc * torch.exp(lse - both) + part * torch.exp(part_lse - both)", "acc = part")),
-        Mutant("lse without its maximum", "The parts' log-sum-exps lack the maximum that was taken off the scores.", edit=("top + torch.log(weights.sum())", "torch.log(weights.sum())")),
-        Mutant("older parts are not scaled down", "A part's weight is taken against the total so far, and what came before keeps its old weight.", edit=("acc * torch.exp(lse - both)", "acc")),
-        Mutant("reads past the end", "The last block of a sequence is read in full: rows of the next sequence, or of nobody, come in.", caught_by="returns", edit=("min(bounds[b] + end * block, bounds[b + 1])", "bounds[b] + end * block"), expect="NaN"),
-        Mutant("cut at the mean tile", "Tiles are cut at the mean cost of a tile. What matters is the mean load of a worker.", caught_by="returns", edit=("sum(costs) // workers", "sum(costs) // len(costs)"), expect="shape"),
-        Mutant("mean load rounded down", "The mean load was rounded down, so there are more parts than asked for.", caught_by="returns", edit=("max(1, -(-sum(costs) // workers))", "max(1, sum(costs) // workers)"), expect="shape"),
-        Mutant("a short last part", "Parts are cut off at `size`, and the last one gets what is left. They should be nearly equal.", edit=("p * cost // parts, (p + 1) * cost // parts", "p * size, min((p + 1) * size, cost)")),
-        Mutant("whole tiles are moved, too", "A tile that is not cut leaves no partial result, so it moves nothing.", edit=("if parts > 1 else 0", "if parts else 0")),
-        Mutant("moved without the LSE", "Each part also leaves its log-sum-exp: D + 1 numbers.", edit=("parts * (dim + 1)", "parts * dim")),
-        Mutant("not cut at all", "The plan is right, but each tile is computed in one piece.", caught_by="in parts", source="""
+        Mutant(
+            "mean of the parts",
+            "The parts' outputs were averaged. A part weighs as much as its sum of exponentials: use the log-sum-exps.",
+            edit=(
+                ("acc = acc * torch.exp(lse - both) + part * torch.exp(part_lse - both)", "acc = acc + part / parts"),
+            ),
+        ),
+        Mutant(
+            "weighted by keys",
+            "The parts were weighted by their numbers of keys. A part weighs as much as its sum of exponentials.",
+            edit=(
+                "acc = acc * torch.exp(lse - both) + part * torch.exp(part_lse - both)",
+                "acc = acc + part * len(scores) / (bounds[b + 1] - bounds[b])",
+            ),
+        ),
+        Mutant(
+            "the last part wins",
+            "Only the last part of a cut tile is in the output.",
+            edit=("acc = acc * torch.exp(lse - both) + part * torch.exp(part_lse - both)", "acc = part"),
+        ),
+        Mutant(
+            "lse without its maximum",
+            "The parts' log-sum-exps lack the maximum that was taken off the scores.",
+            edit=("top + torch.log(weights.sum())", "torch.log(weights.sum())"),
+        ),
+        Mutant(
+            "older parts are not scaled down",
+            "A part's weight is taken against the total so far, and what came before keeps its old weight.",
+            edit=("acc * torch.exp(lse - both)", "acc"),
+        ),
+        Mutant(
+            "reads past the end",
+            "The last block of a sequence is read in full: rows of the next sequence, or of nobody, come in.",
+            caught_by="returns",
+            edit=("min(bounds[b] + end * block, bounds[b + 1])", "bounds[b] + end * block"),
+            expect="NaN",
+        ),
+        Mutant(
+            "cut at the mean tile",
+            "Tiles are cut at the mean cost of a tile. What matters is the mean load of a worker.",
+            caught_by="returns",
+            edit=("sum(costs) // workers", "sum(costs) // len(costs)"),
+            expect="shape",
+        ),
+        Mutant(
+            "mean load rounded down",
+            "The mean load was rounded down, so there are more parts than asked for.",
+            caught_by="returns",
+            edit=("max(1, -(-sum(costs) // workers))", "max(1, sum(costs) // workers)"),
+            expect="shape",
+        ),
+        Mutant(
+            "a short last part",
+            "Parts are cut off at `size`, and the last one gets what is left. They should be nearly equal.",
+            edit=("p * cost // parts, (p + 1) * cost // parts", "p * size, min((p + 1) * size, cost)"),
+        ),
+        Mutant(
+            "whole tiles are moved, too",
+            "A tile that is not cut leaves no partial result, so it moves nothing.",
+            edit=("if parts > 1 else 0", "if parts else 0"),
+        ),
+        Mutant(
+            "moved without the LSE",
+            "Each part also leaves its log-sum-exp: D + 1 numbers.",
+            edit=("parts * (dim + 1)", "parts * dim"),
+        ),
+        Mutant(
+            "not cut at all",
+            "The plan is right, but each tile is computed in one piece.",
+            caught_by="in parts",
+            source="""
 def attend_in_parts(q, k, v, k_offsets, workers, block):
     bounds, dim = k_offsets.tolist(), q.shape[1]
     costs = [-(-(end - begin) // block) for begin, end in zip(bounds, bounds[1:])]
@@ -523,7 +793,9 @@ def attend_in_parts(q, k, v, k_offsets, workers, block):
             weights = torch.exp(scores - scores.max())
             out[b] = weights @ v[rows] / weights.sum()
     return out, torch.tensor(plan, dtype=torch.int64).reshape(-1, 3), moved
-""", expect="size x block x D"),
+""",
+            expect="size x block x D",
+        ),
     ),
     variants=(
         """
@@ -615,15 +887,57 @@ COUNT = Exercise(
         "paired = sum of (tiles + 1) // 2 * 2; share = (paired - valid) / paired, or 0 if paired is 0.",
     ),
     mutants=(
-        Mutant("drops the last tile", "A last tile that is not full is not counted.", edit=("(lengths.long() + block - 1) // block", "lengths.long() // block")),
-        Mutant("one tile too many on full blocks", "A length that is a multiple of the block got a tile too many.", edit=("(lengths.long() + block - 1) // block", "lengths.long() // block + 1")),
-        Mutant("pairs across sequences", "Pairs were made over all tiles. They are made inside a sequence: two sequences have different keys.", edit=("int(((tiles + 1) // 2 * 2).sum())", "(valid + 1) // 2 * 2")),
-        Mutant("share of the valid ones", "The share is taken of the valid tiles. It is the share of all units that are launched in pairs.", edit=("(paired - valid) / paired if paired", "(paired - valid) / valid if paired")),
-        Mutant("in per cent", "The share is in per cent. A number between 0 and 1 is asked for.", edit=("(paired - valid) / paired if", "100 * (paired - valid) / paired if")),
-        Mutant("every sequence has a pair", "A sequence without rows got a pair of sentinels.", edit=("(tiles + 1) // 2 * 2", "tiles // 2 * 2 + 2 * (tiles % 2) + 2 * (tiles == 0)")),
-        Mutant("the grid of the packed tensor", "The grid was sized by all rows together. It has the longest sequence's tiles, for every sequence.", edit=("len(lengths) * int(tiles.max())", "-(-int(lengths.sum()) // block)")),
-        Mutant("sentinels against the grid", "The share compares with the grid of the longest. The pairs are launched from a list of valid tiles.", edit=("(paired - valid) / paired if paired", "(paired - valid) / (len(lengths) * int(tiles.max())) if paired")),
-        Mutant("nothing launched", "0 / 0 where all sequences are empty.", caught_by="runs", edit=(" if paired else 0.0", ""), expect="ZeroDivisionError", recognise=False),
+        Mutant(
+            "drops the last tile",
+            "A last tile that is not full is not counted.",
+            edit=("(lengths.long() + block - 1) // block", "lengths.long() // block"),
+        ),
+        Mutant(
+            "one tile too many on full blocks",
+            "A length that is a multiple of the block got a tile too many.",
+            edit=("(lengths.long() + block - 1) // block", "lengths.long() // block + 1"),
+        ),
+        Mutant(
+            "pairs across sequences",
+            "Pairs were made over all tiles. They are made inside a sequence: two sequences have different keys.",
+            edit=("int(((tiles + 1) // 2 * 2).sum())", "(valid + 1) // 2 * 2"),
+        ),
+        Mutant(
+            "share of the valid ones",
+            "The share is taken of the valid tiles. It is the share of all units that are launched in pairs.",
+            edit=("(paired - valid) / paired if paired", "(paired - valid) / valid if paired"),
+        ),
+        Mutant(
+            "in per cent",
+            "The share is in per cent. A number between 0 and 1 is asked for.",
+            edit=("(paired - valid) / paired if", "100 * (paired - valid) / paired if"),
+        ),
+        Mutant(
+            "every sequence has a pair",
+            "A sequence without rows got a pair of sentinels.",
+            edit=("(tiles + 1) // 2 * 2", "tiles // 2 * 2 + 2 * (tiles % 2) + 2 * (tiles == 0)"),
+        ),
+        Mutant(
+            "the grid of the packed tensor",
+            "The grid was sized by all rows together. It has the longest sequence's tiles, for every sequence.",
+            edit=("len(lengths) * int(tiles.max())", "-(-int(lengths.sum()) // block)"),
+        ),
+        Mutant(
+            "sentinels against the grid",
+            "The share compares with the grid of the longest. The pairs are launched from a list of valid tiles.",
+            edit=(
+                "(paired - valid) / paired if paired",
+                "(paired - valid) / (len(lengths) * int(tiles.max())) if paired",
+            ),
+        ),
+        Mutant(
+            "nothing launched",
+            "0 / 0 where all sequences are empty.",
+            caught_by="runs",
+            edit=(" if paired else 0.0", ""),
+            expect="ZeroDivisionError",
+            recognise=False,
+        ),
     ),
     variants=(
         """

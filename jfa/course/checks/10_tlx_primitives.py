@@ -189,7 +189,11 @@ def _ring_cases(seed):
     return [
         Case("the first round of two buffers", (start, 2)),
         Case("the first buffer's second turn", (start + 2, 2)),
-        *(Case(f"{stages} buffers, a {when} round", (start + k, stages)) for stages in (1, 3, 4) for when, k in (("first", 1), ("later", 5), ("late", 10))),
+        *(
+            Case(f"{stages} buffers, a {when} round", (start + k, stages))
+            for stages in (1, 3, 4)
+            for when, k in (("first", 1), ("later", 5), ("late", 10))
+        ),
     ]
 
 
@@ -282,8 +286,15 @@ def _stream_launch(kernel, x, chunks, stages):
 
 RING_LIMITS = (
     Limit("two tasks", "tasks", at_least=2, text="a producer and a consumer, two async tasks"),
-    _at_least("every chunk through the ring", "tlx:async_descriptor_load", lambda case: case.args[1], "every chunk goes through the ring"),
-    _at_least("waits for every chunk", "tlx:barrier_wait", lambda case: 2 * case.args[1], "every chunk goes through the ring"),
+    _at_least(
+        "every chunk through the ring",
+        "tlx:async_descriptor_load",
+        lambda case: case.args[1],
+        "every chunk goes through the ring",
+    ),
+    _at_least(
+        "waits for every chunk", "tlx:barrier_wait", lambda case: 2 * case.args[1], "every chunk goes through the ring"
+    ),
 )
 
 _RING_PRODUCER = """
@@ -604,8 +615,18 @@ GEMM = Exercise(
     time_limit=60.0,
     limits=(
         Limit("three tasks", "tasks", at_least=3, text="three async tasks and tensor memory, as given"),
-        _at_least("products in tensor memory", "mmas", lambda case: case.args[2], "three async tasks and tensor memory, as given"),
-        _at_least("slices by TMA", "tlx:async_descriptor_load", lambda case: 2 * case.args[2], "three async tasks and tensor memory, as given"),
+        _at_least(
+            "products in tensor memory",
+            "mmas",
+            lambda case: case.args[2],
+            "three async tasks and tensor memory, as given",
+        ),
+        _at_least(
+            "slices by TMA",
+            "tlx:async_descriptor_load",
+            lambda case: 2 * case.args[2],
+            "three async tasks and tensor memory, as given",
+        ),
     ),
     hints=(
         "One of the two accesses is the load of the next slice. What tells the load task that the buffer is free, and when is that said?",
@@ -779,8 +800,14 @@ GEMM_ADD = Exercise(
             "right numbers, but the product was made in registers.",
             caught_by="added by async_dot",
             edit=(
-                ("    tlx.async_dot(a[0], b[0], acc[0], use_acc=True, mBarriers=[done[0]])\n    tlx.barrier_wait(done[0], 0)\n", ""),
-                ("tlx.local_load(acc[0]))", "tl.dot(tlx.local_load(a[0]), tlx.local_load(b[0]), tlx.local_load(acc[0])))"),
+                (
+                    "    tlx.async_dot(a[0], b[0], acc[0], use_acc=True, mBarriers=[done[0]])\n    tlx.barrier_wait(done[0], 0)\n",
+                    "",
+                ),
+                (
+                    "tlx.local_load(acc[0]))",
+                    "tl.dot(tlx.local_load(a[0]), tlx.local_load(b[0]), tlx.local_load(acc[0])))",
+                ),
             ),
             expect="adds to it",
             recognise=False,

@@ -16,7 +16,9 @@ def _rng(seed):
 
 
 def _qkv(g, rows, keys, dim, lift=1.0):
-    return tuple((torch.randn(n, dim, generator=g) * f).to(torch.bfloat16) for n, f in ((rows, lift), (keys, 1.0), (keys, 1.0)))
+    return tuple(
+        (torch.randn(n, dim, generator=g) * f).to(torch.bfloat16) for n, f in ((rows, lift), (keys, 1.0), (keys, 1.0))
+    )
 
 
 def _attention(q, k, v):
@@ -42,7 +44,11 @@ def _four_times(function):
 
     def again(q, k, v, block):
         found = function(q, k, v, block)
-        return tuple(torch.stack([x] * SCHEDULES) for x in found) if isinstance(found, tuple) else torch.stack([found] * SCHEDULES)
+        return (
+            tuple(torch.stack([x] * SCHEDULES) for x in found)
+            if isinstance(found, tuple)
+            else torch.stack([found] * SCHEDULES)
+        )
 
     return again
 
@@ -57,7 +63,9 @@ def _lazy_cases(seed):
     g = _rng(seed)
 
     def case(name, rows, blocks, width, threshold, rising=0.0):
-        scores = 3.0 * torch.randn(rows, blocks, width, generator=g) + rising * torch.arange(blocks)[None, :, None] - 20.0
+        scores = (
+            3.0 * torch.randn(rows, blocks, width, generator=g) + rising * torch.arange(blocks)[None, :, None] - 20.0
+        )
         return Case(name, (scores, torch.randn(blocks * width, 8, generator=g), threshold))
 
     edge = -torch.rand(3, 3, 4, generator=g) - 1.0
@@ -69,8 +77,15 @@ def _lazy_cases(seed):
         case("two blocks, threshold 0", 3, 2, 8, 0.0),
         case("maxima that rise by about 3 a block, threshold 8", 5, 9, 16, 8.0, rising=3.0),
         case("maxima that rise by about 30 a block, threshold 8", 4, 5, 16, 8.0, rising=30.0),
-        Case("maxima that grow by just below, exactly and just above the threshold", (edge, torch.randn(12, 8, generator=g), 8.0)),
-        Case("scores of every kind, a kind a row", (hard, torch.randn(40, 8, generator=g), 8.0), labels=tuple(kinds.MODERATE)),
+        Case(
+            "maxima that grow by just below, exactly and just above the threshold",
+            (edge, torch.randn(12, 8, generator=g), 8.0),
+        ),
+        Case(
+            "scores of every kind, a kind a row",
+            (hard, torch.randn(40, 8, generator=g), 8.0),
+            labels=tuple(kinds.MODERATE),
+        ),
         case("many blocks", 64, 40, 16, 8.0, rising=1.0),
     ]
 
@@ -119,13 +134,17 @@ LAZY = Exercise(
         Limit(
             "block by block",
             "peak_numel",
-            at_most=lambda case: max(case.args[0].shape[0] * case.args[0].shape[2], case.args[0].shape[0] * case.args[1].shape[1]),
+            at_most=lambda case: max(
+                case.args[0].shape[0] * case.args[0].shape[2], case.args[0].shape[0] * case.args[1].shape[1]
+            ),
             text="at most `rows * BN`",
         ),
         Limit(
             "little memory",
             "live_numel",
-            at_most=lambda case: 12 * case.args[0].shape[0] * case.args[0].shape[2] if case.args[0].shape[1] > 20 else None,
+            at_most=lambda case: (
+                12 * case.args[0].shape[0] * case.args[0].shape[2] if case.args[0].shape[1] > 20 else None
+            ),
             text="no more than 12 times that alive at the same time",
         ),
         Limit("stale references", "exp_above_one", at_least=_stale, text="some exponentials are larger than 1"),
@@ -259,7 +278,9 @@ def _kernel_cases(rows, block, dim, counts):
     def cases(seed):
         g = _rng(seed)
         found = [Case(f"{n} key block{'s' * (n > 1)}", (*_qkv(g, rows, n * block, dim), block)) for n in counts]
-        found.append(Case("scores up to 60: the maximum moves", (*_qkv(g, rows, counts[-1] * block, dim, lift=12.0), block)))
+        found.append(
+            Case("scores up to 60: the maximum moves", (*_qkv(g, rows, counts[-1] * block, dim, lift=12.0), block))
+        )
         return found
 
     return cases
@@ -337,7 +358,12 @@ CROWDED = Exercise(
         free=("local_alloc", "storage_alias_spec", "set_buffer_overlap", "reuse_group"),
     ),
     limits=(
-        Limit("P in tensor memory", "shared_bytes", at_most=4 * 128 * 128 * 2 + 1024, text="all six buffers stay in tensor memory"),
+        Limit(
+            "P in tensor memory",
+            "shared_bytes",
+            at_most=4 * 128 * 128 * 2 + 1024,
+            text="all six buffers stay in tensor memory",
+        ),
     ),
     time_limit=60.0,
     hints=(
@@ -363,7 +389,10 @@ CROWDED = Exercise(
             caught_by="P in tensor memory",
             edit=(
                 ("tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=storage)", "tl.bfloat16, 2)"),
-                ("    storage.set_buffer_overlap(tlx.reuse_group(s, p_tiles, group_type=tlx.reuse_group_type.shared))\n", ""),
+                (
+                    "    storage.set_buffer_overlap(tlx.reuse_group(s, p_tiles, group_type=tlx.reuse_group_type.shared))\n",
+                    "",
+                ),
             ),
             expect="shared memory",
             recognise=False,
@@ -373,8 +402,10 @@ CROWDED = Exercise(
             "right numbers, but the body was rewritten for one S and one P.",
             caught_by="given code kept",
             edit=(
-                ("s[1], use_acc=False, mBarriers=[done[0]])\n        tlx.barrier_wait(done[0], 0)\n        m_0,",
-                 "s[1], use_acc=False, mBarriers=[done[0]])\n        tlx.barrier_wait(done[0], 0)\n        m_1, l_1 = m_1, l_1\n        m_0,"),
+                (
+                    "s[1], use_acc=False, mBarriers=[done[0]])\n        tlx.barrier_wait(done[0], 0)\n        m_0,",
+                    "s[1], use_acc=False, mBarriers=[done[0]])\n        tlx.barrier_wait(done[0], 0)\n        m_1, l_1 = m_1, l_1\n        m_0,",
+                ),
             ),
             expect="stays as it is",
             recognise=False,
@@ -383,7 +414,10 @@ CROWDED = Exercise(
             "only one P",
             "both halves would share one P.",
             caught_by="runs",
-            edit=("p_tiles = tlx.local_alloc((BM, BN), tl.bfloat16, 2,", "p_tiles = tlx.local_alloc((BM, BN), tl.bfloat16, 1,"),
+            edit=(
+                "p_tiles = tlx.local_alloc((BM, BN), tl.bfloat16, 2,",
+                "p_tiles = tlx.local_alloc((BM, BN), tl.bfloat16, 1,",
+            ),
             expect="p_tiles",
             recognise=False,
         ),
@@ -419,8 +453,14 @@ CROWDED = Exercise(
                 "    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)\n    s = tlx.local_alloc((BM, BN), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)",
                 "    s = tlx.local_alloc((BM, BN), tl.float32, 2, tlx.storage_kind.tmem)",
             ),
-            ("tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=storage)", "tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=s)"),
-            ("    storage.set_buffer_overlap(tlx.reuse_group(s, p_tiles, group_type=tlx.reuse_group_type.shared))\n", ""),
+            (
+                "tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=storage)",
+                "tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=s)",
+            ),
+            (
+                "    storage.set_buffer_overlap(tlx.reuse_group(s, p_tiles, group_type=tlx.reuse_group_type.shared))\n",
+                "",
+            ),
         ),
         (
             (
@@ -431,7 +471,10 @@ CROWDED = Exercise(
                 "s = tlx.local_alloc((BM, BN), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)",
                 "s = tlx.local_alloc((BM, BN), tl.float32, 2, tlx.storage_kind.tmem, reuse=columns)",
             ),
-            ("tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=storage)", "tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=columns)"),
+            (
+                "tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=storage)",
+                "tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=columns)",
+            ),
             (
                 "storage.set_buffer_overlap(tlx.reuse_group(s, p_tiles, group_type=tlx.reuse_group_type.shared))",
                 "columns.set_buffer_overlap(tlx.reuse_group(p_tiles, s, group_type=tlx.reuse_group_type.shared))",
@@ -455,9 +498,14 @@ def _early_launch(kernel, q, k, v, block):
     results, dim = [], q.shape[1]
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("timed", 0)):
         out = unwritten(*q.shape)
-        boxes = [TensorDescriptor.from_tensor(q, [128, dim]), *(TensorDescriptor.from_tensor(t, [block, dim]) for t in (k, v))]
+        boxes = [
+            TensorDescriptor.from_tensor(q, [128, dim]),
+            *(TensorDescriptor.from_tensor(t, [block, dim]) for t in (k, v)),
+        ]
         with emulator.options(policy=policy, seed=seed, rates=B200):
-            kernel[(1,)](*boxes, out, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block, BUFFERS=4)
+            kernel[(1,)](
+                *boxes, out, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block, BUFFERS=4
+            )
         results.append(out)
     return torch.stack(results), int(emulator.last().time)
 
@@ -577,9 +625,22 @@ def _corrected_launch(kernel, q, k, v, block):
     outs, lses, dim = [], [], q.shape[1]
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
         out, lse = unwritten(*q.shape), unwritten(len(q))
-        boxes = [TensorDescriptor.from_tensor(q, [128, dim]), *(TensorDescriptor.from_tensor(t, [block, dim]) for t in (k, v))]
+        boxes = [
+            TensorDescriptor.from_tensor(q, [128, dim]),
+            *(TensorDescriptor.from_tensor(t, [block, dim]) for t in (k, v)),
+        ]
         with emulator.options(policy=policy, seed=seed):
-            kernel[(1,)](*boxes, out, lse, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block, BUFFERS=3)
+            kernel[(1,)](
+                *boxes,
+                out,
+                lse,
+                math.log2(math.e) / math.sqrt(dim),
+                len(k) // block,
+                D=dim,
+                BM=128,
+                BN=block,
+                BUFFERS=3,
+            )
         outs.append(out)
         lses.append(lse)
     return torch.stack(outs), torch.stack(lses)
@@ -613,7 +674,10 @@ CORRECTED = Exercise(
     kept=Kept(("corrected_kernel", "publish"), "the kernel and its softmax role stay as they are"),
     limits=(
         Limit(
-            "left alone at a factor of 1", "tmem_stores", at_most=_stores, text="multiplies the accumulator by alpha if any row asks for it"
+            "left alone at a factor of 1",
+            "tmem_stores",
+            at_most=_stores,
+            text="multiplies the accumulator by alpha if any row asks for it",
         ),
     ),
     outputs=(Output("out", ("schedule", "row", "dim")), Output("lse", ("schedule", "row"), tol=1e-5)),
@@ -674,7 +738,10 @@ CORRECTED = Exercise(
             "waits for parity 0 of the last product",
             "with an even number of blocks the last product's phase has parity 1.",
             caught_by="runs",
-            edit=("        tlx.barrier_wait(acc_fulls[half], (blocks - 1) & 1)\n        store_rows", "        tlx.barrier_wait(acc_fulls[half], 0)\n        store_rows"),
+            edit=(
+                "        tlx.barrier_wait(acc_fulls[half], (blocks - 1) & 1)\n        store_rows",
+                "        tlx.barrier_wait(acc_fulls[half], 0)\n        store_rows",
+            ),
             expect="acc",
             recognise=False,
         ),
@@ -708,7 +775,10 @@ CORRECTED = Exercise(
             "reads the accumulator too early",
             "the last product may still be running.",
             caught_by="runs",
-            edit=("        tlx.barrier_wait(acc_fulls[half], (blocks - 1) & 1)\n        store_rows", "        store_rows"),
+            edit=(
+                "        tlx.barrier_wait(acc_fulls[half], (blocks - 1) & 1)\n        store_rows",
+                "        store_rows",
+            ),
             expect="accs",
             recognise=False,
         ),
@@ -726,7 +796,10 @@ CORRECTED = Exercise(
                 "            if tl.min(tl.reshape(alpha, [BM]), 0) < 1.0:\n",
                 "            if tl.sum((tl.reshape(alpha, [BM]) != 1.0).to(tl.int32), 0) > 0:\n",
             ),
-            ("lse = (top + tl.math.log2(total)) * 0.6931471805599453", "lse = top * 0.6931471805599453 + tl.log(total)"),
+            (
+                "lse = (top + tl.math.log2(total)) * 0.6931471805599453",
+                "lse = top * 0.6931471805599453 + tl.log(total)",
+            ),
         ),
     ),
 )
@@ -748,7 +821,9 @@ def _ping_launch(kernel, q, k, v, block):
         out = unwritten(*q.shape)
         boxes = [TensorDescriptor.from_tensor(t, [128, dim]) for t in (q, k, v)]
         with emulator.options(policy=policy, seed=seed, rates=B200):
-            kernel[(1,)](*boxes, out, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block, BUFFERS=3)
+            kernel[(1,)](
+                *boxes, out, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block, BUFFERS=3
+            )
         results.append(out)
     return torch.stack(results), int(emulator.last().time)
 
@@ -760,7 +835,11 @@ _HALF_0 = """        with tlx.async_task("default"):  # softmax of half 0
                 m, l = half_step(s, p_tiles, accs, s_fulls, p_fulls, acc_readys, acc_fulls, 0, j, m, l, scale_log2)
             half_end(accs, acc_fulls, out_ptr, 0, blocks, l, D, BM)
 """
-_HALF_1 = _HALF_0.replace('"default"', "num_warps=4").replace("half 0", "half 1").replace("acc_fulls, 0, j", "acc_fulls, 1, j")
+_HALF_1 = (
+    _HALF_0.replace('"default"', "num_warps=4")
+    .replace("half 0", "half 1")
+    .replace("acc_fulls, 0, j", "acc_fulls, 1, j")
+)
 _HALF_1 = _HALF_1.replace("out_ptr, 0, blocks", "out_ptr, 1, blocks")
 _BOTH = """        with tlx.async_task("default"):
             m = tl.full((BM,), float("-inf"), tl.float32)
@@ -805,7 +884,10 @@ PING_PONG = Exercise(
             "half 1 is 1 percent off",
             "the second half's rows are 1 percent too small.",
             caught_by="right numbers",
-            edit=("half_end(accs, acc_fulls, out_ptr, 1, blocks, l, D, BM)", "half_end(accs, acc_fulls, out_ptr, 1, blocks, l * 1.01, D, BM)"),
+            edit=(
+                "half_end(accs, acc_fulls, out_ptr, 1, blocks, l, D, BM)",
+                "half_end(accs, acc_fulls, out_ptr, 1, blocks, l * 1.01, D, BM)",
+            ),
             expect="fp64",
             recognise=False,
         ),
@@ -842,7 +924,10 @@ PING_PONG = Exercise(
     ),
     variants=(
         (
-            ('with tlx.async_task("default"):  # softmax of half 0', 'with tlx.async_task("default"):  # softmax of half 1'),
+            (
+                'with tlx.async_task("default"):  # softmax of half 0',
+                'with tlx.async_task("default"):  # softmax of half 1',
+            ),
             (
                 "with tlx.async_task(num_warps=4):  # softmax of half 1",
                 "with tlx.async_task(num_warps=4, registers=128):  # softmax of half 0",
@@ -850,8 +935,14 @@ PING_PONG = Exercise(
             ("acc_readys, acc_fulls, 0, j, m, l, scale_log2)", "acc_readys, acc_fulls, 1 - 0, j, m, l, scale_log2)"),
             ("out_ptr, 0, blocks, l, D, BM)\n        with", "out_ptr, 1 - 0, blocks, l, D, BM)\n        with"),
             ("acc_readys, acc_fulls, 1, j, m, l, scale_log2)", "acc_readys, acc_fulls, 0, j, m, l, scale_log2)"),
-            ("half_end(accs, acc_fulls, out_ptr, 1, blocks, l, D, BM)", "half_end(accs, acc_fulls, out_ptr, 0, blocks, l, D, BM)"),
-            ("        with tlx.async_task(num_warps=1):  # mma", "        with tlx.async_task(num_warps=1, registers=48):  # mma"),
+            (
+                "half_end(accs, acc_fulls, out_ptr, 1, blocks, l, D, BM)",
+                "half_end(accs, acc_fulls, out_ptr, 0, blocks, l, D, BM)",
+            ),
+            (
+                "        with tlx.async_task(num_warps=1):  # mma",
+                "        with tlx.async_task(num_warps=1, registers=48):  # mma",
+            ),
             (
                 "        with tlx.async_task(num_warps=1):  # load",
                 "        with tlx.async_task(num_warps=1, registers=48):  # load",

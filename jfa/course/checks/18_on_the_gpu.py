@@ -26,7 +26,10 @@ def _flops_cases(seed):
         Case("backward", (_lengths(6, 2), _lengths(9 + s, 2), 4, 64, True)),
         Case("more queries than keys", (_lengths(8 + s, 5), _lengths(3, 1), 1, 16, False)),
         Case("empty sequences on either side", (_lengths(0, 5, 3), _lengths(4, 0, 6 + s), 3, 128, False)),
-        Case("lengths 5, 0, 33, 1 and one of 200", (_lengths(5, 0, 33, 1, 200), _lengths(17, 4, 40, 0, 200 + s), 4, 128, False)),
+        Case(
+            "lengths 5, 0, 33, 1 and one of 200",
+            (_lengths(5, 0, 33, 1, 200), _lengths(17, 4, 40, 0, 200 + s), 4, 128, False),
+        ),
         Case("more than 2**31 FLOPs", (_lengths(700, 3), _lengths(701 + s, 5), 41, 257, True)),
     ]
 
@@ -286,7 +289,7 @@ PREDICT = Exercise(
         Mutant(
             "names swapped",
             "The time is right, but bytes and tensor cores have each other's name.",
-            edit=('* 1e3, limit', '* 1e3, {"bytes": "tensor", "tensor": "bytes", "exp": "exp"}[limit]'),
+            edit=("* 1e3, limit", '* 1e3, {"bytes": "tensor", "tensor": "bytes", "exp": "exp"}[limit]'),
         ),
     ),
     variants=(
@@ -339,7 +342,13 @@ def _result_cases(seed):
             _entry(r, "pma32", "flex", 0.40),
             _entry(r, "pma32", "fa4", 0.48),
         ),
-        case("a peer that is not installed", "self", _missing("self", "fa4"), _entry(r, "self", "fa2", 1.2), _entry(r, "self", "jfa", 1.5)),
+        case(
+            "a peer that is not installed",
+            "self",
+            _missing("self", "fa4"),
+            _entry(r, "self", "fa2", 1.2),
+            _entry(r, "self", "jfa", 1.5),
+        ),
         case(
             "one run of the best peer was disturbed",
             "cross",
@@ -503,7 +512,10 @@ BOUNDS = Exercise(
         Mutant(
             "percent of the whole kernel",
             "The percentages were compared with 70 as they are. SMs without work count in them: divide by the balance.",
-            edit=('{"bytes": dram / balance, "tensor": tensor / balance, "exp": xu / balance}', '{"bytes": dram, "tensor": tensor, "exp": xu}'),
+            edit=(
+                '{"bytes": dram / balance, "tensor": tensor / balance, "exp": xu / balance}',
+                '{"bytes": dram, "tensor": tensor, "exp": xu}',
+            ),
         ),
         Mutant(
             "always a culprit",

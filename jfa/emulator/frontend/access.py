@@ -17,7 +17,10 @@ from . import carry, own_stores, threads
 from .builder import Builder
 from .tensor import BOOL, Hooks, Scalar, Tensor, canonical, fix, held_dtype, make, marks_of, rearranged, scalar, wrap
 
-_LOUD = {n: int.from_bytes(bytes([0xBA, 0xAD, 0xC5, 0x5A] * (n // 4)), "big", signed=True) for n in (4, 8)} | {1: -0x46, 2: -0x4553}
+_LOUD = {n: int.from_bytes(bytes([0xBA, 0xAD, 0xC5, 0x5A] * (n // 4)), "big", signed=True) for n in (4, 8)} | {
+    1: -0x46,
+    2: -0x4553,
+}
 
 
 class State:
@@ -81,7 +84,9 @@ def _spread(value, shape, what):
     try:
         return np.broadcast_to(data, shape)
     except ValueError:
-        raise ValueError(f"Cannot make_shape_compatible: {what} has shape {list(data.shape)}, the pointers {list(shape)}") from None
+        raise ValueError(
+            f"Cannot make_shape_compatible: {what} has shape {list(data.shape)}, the pointers {list(shape)}"
+        ) from None
 
 
 def _addresses(pointer):
@@ -94,7 +99,10 @@ _HINTS = {"latency", "cache_policy", "is_volatile"}
 
 
 def _check_hints(function, cache_modifier, allowed_cache, eviction_policy, hints):
-    cache_modifier, eviction_policy = tl.core._unwrap_if_constexpr(cache_modifier), tl.core._unwrap_if_constexpr(eviction_policy)
+    cache_modifier, eviction_policy = (
+        tl.core._unwrap_if_constexpr(cache_modifier),
+        tl.core._unwrap_if_constexpr(eviction_policy),
+    )
     if cache_modifier not in allowed_cache:
         raise ValueError(f"Cache modifier {cache_modifier} not supported")
     if eviction_policy not in _EVICTION:
@@ -371,7 +379,9 @@ def atomic_cas(pointer, cmp, val, sem=None, scope=None, **_):
     cmp, val = _value(cmp).to(element), _value(val).to(element)
     check(cmp.undefined, "compare")
     expected = _spread(cmp, _addresses(pointer).shape, "cmp").reshape(-1)
-    return _combine_lanes(pointer, element, val, None, lambda old, new, lanes: np.where(old == expected[lanes], new, old))
+    return _combine_lanes(
+        pointer, element, val, None, lambda old, new, lanes: np.where(old == expected[lanes], new, old)
+    )
 
 
 def atomic_load(pointer, mask=None, sem=None, scope=None, **_):
@@ -518,7 +528,9 @@ class Descriptor(tl.tensor_descriptor):
         """A value to store at these offsets, in stored form."""
         value = _value(value)
         if list(value.data.shape) != list(self.map.block_shape):
-            raise ValueError(f"the value's shape {list(value.data.shape)} is not the descriptor's block shape {self.block_shape}")
+            raise ValueError(
+                f"the value's shape {list(value.data.shape)} is not the descriptor's block shape {self.block_shape}"
+            )
         if value.dtype.name != self._dtype.name:
             value = value.to(self._dtype)
         check_box(self.map, offsets, value.undefined)
@@ -568,7 +580,9 @@ class Descriptor(tl.tensor_descriptor):
         check(x_offsets.undefined, "offset")
         rows = x_offsets.data
         if rows.ndim != 1 or rows.size < 8:
-            raise ValueError(f"descriptor gather and scatter need 1D offsets of at least 8 rows, but got {list(rows.shape)}")
+            raise ValueError(
+                f"descriptor gather and scatter need 1D offsets of at least 8 rows, but got {list(rows.shape)}"
+            )
         columns = 32 // self._dtype.primitive_bitwidth * 8
         if self.map.block_shape[1] < columns:
             raise ValueError(
@@ -606,7 +620,9 @@ def check_descriptor(address, shape, strides, block_shape, itemsize, what="tenso
         raise ValueError(f"{what}: the base address must be a multiple of 16 bytes")
     for axis, stride in enumerate(strides[:-1]):
         if stride * itemsize % 16:
-            raise ValueError(f"{what}: stride {stride} of dimension {axis} is {stride * itemsize} bytes, no multiple of 16")
+            raise ValueError(
+                f"{what}: stride {stride} of dimension {axis} is {stride * itemsize} bytes, no multiple of 16"
+            )
 
 
 def make_tensor_descriptor(base, shape, strides, block_shape, padding_option="zero", **_):
@@ -631,7 +647,9 @@ def make_tensor_descriptor(base, shape, strides, block_shape, padding_option="ze
         check(value.undefined, "address" if value is base else "offset")
     extents, steps = [int(s.value) for s in shape], [int(s.value) for s in strides]
     check_descriptor(base.value, extents, steps, block_shape, dtypes.itemsize(element.name))
-    tensor_map = TensorMap(State.memory, base.value, extents, steps, block_shape, element.name, padding, base.allocation)
+    tensor_map = TensorMap(
+        State.memory, base.value, extents, steps, block_shape, element.name, padding, base.allocation
+    )
     return Descriptor(tensor_map, element, [scalar(e, tl.int32) for e in extents], [scalar(s, tl.int64) for s in steps])
 
 
@@ -648,5 +666,7 @@ FUNCTIONS |= {
     "load_tensor_descriptor": load_tensor_descriptor,
     "store_tensor_descriptor": store_tensor_descriptor,
     "_experimental_descriptor_load": lambda desc, offsets, shape=None, dtype=None: desc.load(offsets),
-    "_experimental_descriptor_store": lambda desc, value, offsets, store_reduce="": desc.store(offsets, value, store_reduce),
+    "_experimental_descriptor_store": lambda desc, value, offsets, store_reduce="": desc.store(
+        offsets, value, store_reduce
+    ),
 }

@@ -87,12 +87,18 @@ class EmulatedFunction:
             ) from error
         self._bound_text = self._text()
         code = compile_function(self._source, free)
-        self.globals = {MARK: self, "__builtins__": builtins, "__name__": self.python.__globals__.get("__name__", "kernel")}
+        self.globals = {
+            MARK: self,
+            "__builtins__": builtins,
+            "__name__": self.python.__globals__.get("__name__", "kernel"),
+        }
         self.globals |= {f"__jfa_{k}": v for k, v in support.HELPERS.items()}
         self.globals["__jfa_register_task"] = register_task
         self._seen, self.forbidden, self._cells, self._tlx = {}, {}, cells, None
         exec(code, self.globals)
-        self._names = sorted(_global_names(code) - self.globals.keys() - {self.python.__name__} | {self.python.__name__})
+        self._names = sorted(
+            _global_names(code) - self.globals.keys() - {self.python.__name__} | {self.python.__name__}
+        )
         self.function = self.globals["__jfa_make"](*[bind(c) for c in cells])
         self.function.__defaults__ = tuple(support.constexpr(bind(d)) for d in self.python.__defaults__ or ()) or None
         self.function.__kwdefaults__ = {
@@ -130,7 +136,8 @@ class EmulatedFunction:
             self.refresh()
         values = [*self.globals.values(), *(_cell_value(c) for c in self.function.__closure__ or ())]
         if any(
-            isinstance(v, TlxNamespace) or (getattr(v, "__module__", None) or "").startswith("jfa.emulator.tlx") for v in values
+            isinstance(v, TlxNamespace) or (getattr(v, "__module__", None) or "").startswith("jfa.emulator.tlx")
+            for v in values
         ):
             return True
         return any(v._reaches_tlx(seen) for v in values if isinstance(v, EmulatedFunction))
@@ -279,7 +286,9 @@ def _aggregate(cls):
 
         def __new__(this, *args, **kwargs):
             wrapped = [_as_field(a) for a in args]
-            return cls.__new__(Emulated, *wrapped, _semantic=language.SEMANTIC, **{k: _as_field(v) for k, v in kwargs.items()})
+            return cls.__new__(
+                Emulated, *wrapped, _semantic=language.SEMANTIC, **{k: _as_field(v) for k, v in kwargs.items()}
+            )
 
         def __setattr__(self, name, value):
             if _stands_in(value, cls.__annotations__.get(name)):
@@ -307,7 +316,10 @@ def _aggregate(cls):
         def compiled_type(self):
             """What must not change from one iteration of a loop to the next; constexpr fields count with their value."""
             fields = {name: vars(self)[name] for name in cls.__annotations__}
-            types = [f"{n}={v.value!r}" if type(v) is tl.constexpr else f"{n}: {support.type_of(v)}" for n, v in fields.items()]
+            types = [
+                f"{n}={v.value!r}" if type(v) is tl.constexpr else f"{n}: {support.type_of(v)}"
+                for n, v in fields.items()
+            ]
             return f"{cls.__name__}<{', '.join(types)}>"
 
     Emulated.__name__, Emulated.__qualname__, Emulated.__module__ = cls.__name__, cls.__qualname__, cls.__module__

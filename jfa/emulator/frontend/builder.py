@@ -338,7 +338,13 @@ class Builder:
     @carry.carries(carry.lanewise)
     def create_int_cast(self, a, dst, is_signed):
         dtype = canonical(dst.scalar)
-        data = a.data if a.data.dtype == np.bool_ and not is_signed else _signed(a.data) if is_signed else _unsigned(a.data)
+        data = (
+            a.data
+            if a.data.dtype == np.bool_ and not is_signed
+            else _signed(a.data)
+            if is_signed
+            else _unsigned(a.data)
+        )
         if dtype.name == "int1":
             return wrap((data & 1).astype(np.bool_), dtype)
         if data.dtype == np.bool_ and is_signed:
@@ -348,13 +354,17 @@ class Builder:
     @carry.carries(carry.lanewise)
     def create_si_to_fp(self, a, dst):
         return _result(
-            _signed(a.data).astype(np.float64 if a.data.dtype.itemsize > 2 else np.float32), canonical(dst.scalar), "cvt"
+            _signed(a.data).astype(np.float64 if a.data.dtype.itemsize > 2 else np.float32),
+            canonical(dst.scalar),
+            "cvt",
         )
 
     @carry.carries(carry.lanewise)
     def create_ui_to_fp(self, a, dst):
         return _result(
-            _unsigned(a.data).astype(np.float64 if a.data.dtype.itemsize > 2 else np.float32), canonical(dst.scalar), "cvt"
+            _unsigned(a.data).astype(np.float64 if a.data.dtype.itemsize > 2 else np.float32),
+            canonical(dst.scalar),
+            "cvt",
         )
 
     @carry.carries(carry.lanewise)
@@ -461,7 +471,9 @@ class Builder:
 
     @carry.carries(carry.lanewise)
     def create_addptr(self, pointer, offset):
-        return wrap(pointer.data + offset.data.astype(np.int64) * pointee_size(pointer), pointer.dtype, pointer.allocation)
+        return wrap(
+            pointer.data + offset.data.astype(np.int64) * pointee_size(pointer), pointer.dtype, pointer.allocation
+        )
 
     # ---- matrix products
 
@@ -471,7 +483,9 @@ class Builder:
         _exchange()
         if Active.counts is not None:
             Active.counts.dots += 1
-        product = mathlib.matmul(a.data, b.data, a.dtype.name, b.dtype.name, str(getattr(input_precision, "name", input_precision)))
+        product = mathlib.matmul(
+            a.data, b.data, a.dtype.name, b.dtype.name, str(getattr(input_precision, "name", input_precision))
+        )
         if Hooks.charge:
             Hooks.charge("dot", product.size * a.data.shape[-1])
         if acc.data.dtype.kind in "iu":
@@ -524,7 +538,9 @@ class Builder:
     @carry.carries(carry.itself)
     def create_assume(self, condition):
         if not check(condition.undefined, "assert") and not condition.data.all():
-            raise DeviceAssertError("tl.assume of something false", [f"at {show(here())}"], "the compiler builds on it.", here())
+            raise DeviceAssertError(
+                "tl.assume of something false", [f"at {show(here())}"], "the compiler builds on it.", here()
+            )
 
     @carry.carries(carry.itself)
     def create_print(self, prefix, hexadecimal, values, is_signed):

@@ -142,7 +142,9 @@ class _Combine:
         expected = self._pair([v.data.flat[0] for v in left], [v.data.flat[0] for v in right])
         try:
             merged, self.pairwise = self._slices(left, right), False
-            same = all(m.data.shape == v.data.shape and _same(m.data.flat[0], e) for m, v, e in zip(merged, left, expected))
+            same = all(
+                m.data.shape == v.data.shape and _same(m.data.flat[0], e) for m, v, e in zip(merged, left, expected)
+            )
         except EmulatorError:
             raise
         except Exception:  # the function does what only scalars can
@@ -169,7 +171,9 @@ class _Combine:
         return [make(block, t, undefined=marks) for block, t in zip(out, self.types)]
 
     def _typed(self, result):
-        results = (result,) if isinstance(result, tl.tensor) or not isinstance(result, tuple | tl.tuple) else tuple(result)
+        results = (
+            (result,) if isinstance(result, tl.tensor) or not isinstance(result, tuple | tl.tuple) else tuple(result)
+        )
         return [_as_type(assign(r), t) for r, t in zip(results, self.types)]
 
 
@@ -236,7 +240,9 @@ def _step_scan(values, axis, combine_fn):
     n, step = values[0].data.shape[axis], 1
     combine = _Combine(combine_fn, [v.dtype for v in values])
     while step < n:
-        earlier = [_beside(v, slice(0, step), v, slice(0, n - step), axis) for v in values]  # whole blocks: types have such shapes
+        earlier = [
+            _beside(v, slice(0, step), v, slice(0, n - step), axis) for v in values
+        ]  # whole blocks: types have such shapes
         merged = combine(earlier, values)
         values = [_beside(v, slice(0, step), m, slice(step, n), axis) for v, m in zip(values, merged)]
         step *= 2
@@ -272,7 +278,9 @@ def _map_blocks(scalar_fn, columns, values, shape, pack):
     results = []
     out = [assign(o) for o in ((out,) if single else out)]
     for k in range(0, len(out), pack):
-        parts = [rearranged(p, lambda lanes: np.broadcast_to(lanes, columns[0].data.size // pack)) for p in out[k : k + pack]]
+        parts = [
+            rearranged(p, lambda lanes: np.broadcast_to(lanes, columns[0].data.size // pack)) for p in out[k : k + pack]
+        ]
         results.append(joined(parts, lambda lanes: np.stack(lanes, axis=-1).reshape(shape)))
     return results[0] if single or len(results) == 1 else tuple(results)
 
@@ -307,7 +315,12 @@ def _narrow_to_wide(value):
 
 def _extremum(native, arg):
     def extremum(
-        input, axis=None, return_indices=False, return_indices_tie_break_left=True, keep_dims=False, reduction_ordering=None
+        input,
+        axis=None,
+        return_indices=False,
+        return_indices_tie_break_left=True,
+        keep_dims=False,
+        reduction_ordering=None,
     ):
         input = fix(input)
         axis, keep_dims = _unwrap(axis), bool(_unwrap(keep_dims))

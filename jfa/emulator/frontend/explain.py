@@ -11,18 +11,33 @@ from . import language, support
 
 # What usually mends a message of Triton's front end: (pattern, advice). The first that matches is shown.
 FIXES = (
-    (r"Boolean value of Tensor with more than one", "`if` needs one truth value: use tl.where(condition, a, b) on blocks."),
-    (r"must be a power of 2|power of two", "extents are powers of 2: round up (triton.next_power_of_2) and mask the rest."),
+    (
+        r"Boolean value of Tensor with more than one",
+        "`if` needs one truth value: use tl.where(condition, a, b) on blocks.",
+    ),
+    (
+        r"must be a power of 2|power of two",
+        "extents are powers of 2: round up (triton.next_power_of_2) and mask the rest.",
+    ),
     (r"must be of type tl.constexpr|must have type `constexpr", "annotate the parameter: BLOCK: tl.constexpr."),
     (r"Cannot access global variable \w+ .*plain Python function", "decorate the function with @triton.jit."),
-    (r"Cannot access global variable", "write NAME = tl.constexpr(value) in the module, or pass the value as an argument."),
+    (
+        r"Cannot access global variable",
+        "write NAME = tl.constexpr(value) in the module, or pass the value as an argument.",
+    ),
     (r"Loop.carried variable|initial value for", "start with the type it ends with: 0.0 or tl.zeros(…, tl.float32)."),
-    (r"AST node type: (Break|Continue)", "put the condition into the loop: `while i < n and …`, or mask with tl.where."),
+    (
+        r"AST node type: (Break|Continue)",
+        "put the condition into the loop: `while i < n and …`, or mask with tl.where.",
+    ),
     (r"nested function", "move the function to the module and decorate it with @triton.jit."),
     (r"AST node type", "kernels are compiled: only the part of Python that Triton knows is available inside them."),
     (r"Input shapes should have M", "tl.dot needs larger blocks: pad with zeros, or multiply and tl.sum."),
     (r"Unsupported ptr type|operands of type pointer", "loads and stores take pointers: x_ptr + offsets, not values."),
-    (r"incompatible dimensions|make_shape_compatible", "shapes must match or be 1: add an axis, x[:, None] or x[None, :]."),
+    (
+        r"incompatible dimensions|make_shape_compatible",
+        "shapes must match or be 1: add an axis, x[:, None] or x[None, :].",
+    ),
     (r"__setitem__", "blocks are values: build a new one with tl.where(index == k, new, old)."),
     (r"has no attribute 'append'", "lists are tuples in kernels: write xs = xs + (value,) in an unrolled loop."),
     (r"must be a tl.constexpr|is a run-time value", "only what is known at compile time can be a tl.constexpr."),
@@ -109,20 +124,26 @@ def translate(error):
     file = frame.f_code.co_filename
     where = place(file, line) if source((file, line)) else f"line {line}"
     translated.place = f"{where}, in {function.__name__}{_callers(frames[:-1])}:"
-    translated.__init__(function.source.text, _Node(line - function.source.first_line + 1, _column(frame, instruction)), message)
+    translated.__init__(
+        function.source.text, _Node(line - function.source.first_line + 1, _column(frame, instruction)), message
+    )
     return translated
 
 
 def returned(function):
     """The error for a kernel that returned a value, at the first line that does."""
-    returns = (n for n in ast.walk(ast.parse(function.source.text)) if isinstance(n, ast.Return) and n.value is not None)
+    returns = (
+        n for n in ast.walk(ast.parse(function.source.text)) if isinstance(n, ast.Return) and n.value is not None
+    )
     node = next(returns, None)
     line = node.lineno if node is not None else 1
     error = CompilationError.__new__(_KINDS[CompilationError])
     place_of = place(function.source.filename, function.source.first_line + line - 1)
     error.place = f"{place_of}, in {function.__name__}:"
     column = node.col_offset if node is not None else 0
-    error.__init__(function.source.text, _Node(line, column), "a kernel returns nothing: its results leave through pointers")
+    error.__init__(
+        function.source.text, _Node(line, column), "a kernel returns nothing: its results leave through pointers"
+    )
     return error
 
 
@@ -139,7 +160,9 @@ def _message(error, function):
         if name in function.forbidden:
             return CompilationError, _forbidden_global(name, function.forbidden[name])
         return CompilationError, repr(NameError(f"{name} is not defined"))
-    return CompilationError, text if isinstance(error, ValueError | TypeError | AssertionError) and text else repr(error)
+    return CompilationError, text if isinstance(error, ValueError | TypeError | AssertionError) and text else repr(
+        error
+    )
 
 
 def _forbidden_global(name, value):

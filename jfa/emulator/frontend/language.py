@@ -370,7 +370,6 @@ _TABLE |= access.FUNCTIONS
 _TABLE |= collective.NATIVE
 
 
-
 def _exchanging(function):
     """`function`, which the warps of a task begin with a barrier: it moves values between them through shared memory."""
 

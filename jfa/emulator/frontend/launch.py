@@ -236,7 +236,9 @@ def launch(jit, grid, args, kwargs, options):
     parameters = parameters_of(jit)
     arguments = Arguments()
     memory = arguments.memory = GlobalMemory(races=options.races)
-    values = {name: _kernel_argument(arguments, name, value, parameters[name]) for name, value in bound.arguments.items()}
+    values = {
+        name: _kernel_argument(arguments, name, value, parameters[name]) for name, value in bound.arguments.items()
+    }
     memory.__init__(arguments.allocations, races=options.races)
     grid = _three(grid(dict(bound.arguments)) if callable(grid) else grid)
     if 0 in grid:

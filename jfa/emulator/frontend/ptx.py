@@ -59,7 +59,11 @@ def parse(asm):
     program = []
     for statement in text.split(";"):
         statement = re.sub(r"^[\s{}]+", "", statement)
-        statement = statement.rstrip() if statement.count("{") == statement.count("}") else statement.rstrip().rstrip("}").rstrip()
+        statement = (
+            statement.rstrip()
+            if statement.count("{") == statement.count("}")
+            else statement.rstrip().rstrip("}").rstrip()
+        )
         if not statement or statement.startswith((".reg", ".pragma", ".loc")):
             continue
         if re.match(r"[\w$]+:", statement):
@@ -284,7 +288,10 @@ class Execution:
         return write(a * b + c, kind)
 
     def _shl(self, ins, kind):
-        value, amount = _as_bits(self.get(ins.operands[1], kind), _bits(kind)), _as_bits(self.get(ins.operands[2], "u32"), 64)
+        value, amount = (
+            _as_bits(self.get(ins.operands[1], kind), _bits(kind)),
+            _as_bits(self.get(ins.operands[2], "u32"), 64),
+        )
         shifted = _as_bits(value, 64) << np.minimum(amount, np.uint64(63))
         return np.where(amount >= _bits(kind), np.uint64(0), shifted).astype(f"uint{_bits(kind)}")
 
@@ -341,7 +348,9 @@ class Execution:
     @staticmethod
     def _join(low, high):
         width = 8 * low.itemsize
-        return low.astype(f"uint{2 * width}") | (high.astype(f"uint{2 * width}") << np.uint64(width).astype(f"uint{2 * width}"))
+        return low.astype(f"uint{2 * width}") | (
+            high.astype(f"uint{2 * width}") << np.uint64(width).astype(f"uint{2 * width}")
+        )
 
     def _convert(self, value, target, ins):
         mods = ins.modifiers
@@ -389,7 +398,11 @@ def _to_ue8m0(value, up):
 
 def _input_registers(value, pack):
     """One argument's registers: elements narrower than 4 bytes share one."""
-    bits = dtypes.bits_of(np.atleast_1d(value.data), value.dtype.name) if not value.dtype.is_ptr() else value.data.view(np.uint64)
+    bits = (
+        dtypes.bits_of(np.atleast_1d(value.data), value.dtype.name)
+        if not value.dtype.is_ptr()
+        else value.data.view(np.uint64)
+    )
     bits = bits.reshape(-1)
     short = -bits.size % pack
     if short:

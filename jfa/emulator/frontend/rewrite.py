@@ -125,7 +125,9 @@ def _refusals(statements):
         if isinstance(statement, REFUSED):
             found.append(f"unsupported AST node type: {type(statement).__name__}")
         for block in ("body", "orelse"):
-            if not isinstance(statement, ast.If | ast.FunctionDef) and isinstance(getattr(statement, block, None), list):
+            if not isinstance(statement, ast.If | ast.FunctionDef) and isinstance(
+                getattr(statement, block, None), list
+            ):
                 found += _refusals(getattr(statement, block))
     return found
 
@@ -182,7 +184,9 @@ class Rewriter(ast.NodeTransformer):
 
     def visit(self, node):
         refused = isinstance(node, REFUSED + REFUSED_EXPRESSIONS)
-        if refused and not (isinstance(node, ast.NamedExpr) and (self.features.walrus or node.target.id.startswith("__jfa"))):
+        if refused and not (
+            isinstance(node, ast.NamedExpr) and (self.features.walrus or node.target.id.startswith("__jfa"))
+        ):
             return self._refuse(node, f"unsupported AST node type: {type(node).__name__}")
         return super().visit(node)
 
@@ -196,7 +200,9 @@ class Rewriter(ast.NodeTransformer):
             return self._refuse(node, "__setitem__ is not supported in triton", "__jfa_refuse_use")
         if isinstance(target, ast.Attribute):
             target = self.visit(target.value)
-            return _located(ast.Expr(_call("__jfa_setattr", target, ast.Constant(node.targets[0].attr), value, at=node)), node)
+            return _located(
+                ast.Expr(_call("__jfa_setattr", target, ast.Constant(node.targets[0].attr), value, at=node)), node
+            )
         if isinstance(target, ast.Name) and isinstance(value, ast.Call):
             name = getattr(value.func, "attr", getattr(value.func, "id", ""))
             if _NAMED_CALLS.search(name):
@@ -212,7 +218,9 @@ class Rewriter(ast.NodeTransformer):
         if not _is_constexpr(node.annotation):
             return self.visit_Assign(_located(ast.Assign([node.target], node.value), node))
         arguments = [value]
-        if node.target.id in self.defined or self.unrolled:  # else it is new: loops and branches forget what they define
+        if (
+            node.target.id in self.defined or self.unrolled
+        ):  # else it is new: loops and branches forget what they define
             arguments += [ast.Constant(node.target.id), _call("locals", at=node)]
         self.defined |= _assigned([node])
         return _located(ast.Assign([node.target], _call("__jfa_constexpr_local", *arguments, at=node)), node)
@@ -221,7 +229,9 @@ class Rewriter(ast.NodeTransformer):
         if not isinstance(node.target, ast.Name):
             return self._refuse(node, "__setitem__ is not supported in triton", "__jfa_refuse_use")
         load = _located(ast.Name(node.target.id, ast.Load()), node)
-        return self.visit_Assign(_located(ast.Assign([node.target], _located(ast.BinOp(load, node.op, node.value), node)), node))
+        return self.visit_Assign(
+            _located(ast.Assign([node.target], _located(ast.BinOp(load, node.op, node.value), node)), node)
+        )
 
     # ---- expressions
 
@@ -278,7 +288,9 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_BinOp(self, node):
         if isinstance(node.op, ast.MatMult):
-            return self._refuse(node, "AST binary operator 'MatMult' is not (currently) implemented.", "__jfa_refuse_use")
+            return self._refuse(
+                node, "AST binary operator 'MatMult' is not (currently) implemented.", "__jfa_refuse_use"
+            )
         return self.generic_visit(node)
 
     def visit_IfExp(self, node):
@@ -287,7 +299,8 @@ class Rewriter(ast.NodeTransformer):
         stored = _located(ast.NamedExpr(ast.Name(name, ast.Store()), node.test), node)
         node.test = _call("__jfa_test", stored, at=node)
         chosen = [
-            _call("__jfa_chosen", ast.Name(name, ast.Load()), n, o, at=node) for n, o in zip((node.body, node.orelse), others)
+            _call("__jfa_chosen", ast.Name(name, ast.Load()), n, o, at=node)
+            for n, o in zip((node.body, node.orelse), others)
         ]
         node.body, node.orelse = chosen
         return node
@@ -415,7 +428,11 @@ class Rewriter(ast.NodeTransformer):
         name = next(names, None)
         if name is None:
             return ()
-        return ast.Constant(f"{self.filename}:{node.lineno + self.base}"), ast.Constant(name), ast.Name(name, ast.Load())
+        return (
+            ast.Constant(f"{self.filename}:{node.lineno + self.base}"),
+            ast.Constant(name),
+            ast.Name(name, ast.Load()),
+        )
 
     def _carry(self, node, names):
         """Compare the types of loop-carried names after the first iteration with those before the loop."""
@@ -453,7 +470,9 @@ class Rewriter(ast.NodeTransformer):
         body = self._scope(node.body, keeps=False)
         self.loops = loops
         function = self._fresh("task")
-        prologue = [_located(ast.parse(f"if {n!r} in __jfa_private: {n} = __jfa_private[{n!r}]").body[0], node) for n in private]
+        prologue = [
+            _located(ast.parse(f"if {n!r} in __jfa_private: {n} = __jfa_private[{n!r}]").body[0], node) for n in private
+        ]
         for statement in prologue:
             for child in ast.walk(statement):
                 if "lineno" in child._attributes:
@@ -468,7 +487,9 @@ class Rewriter(ast.NodeTransformer):
             ast.Constant(self._task_name(node)), ast.Constant(node.lineno + self.base), at=node,
         )  # fmt: skip
         if owner is not None:
-            register.keywords.append(ast.keyword("owner", _located(ast.parse(ast.unparse(owner), mode="eval").body, node)))
+            register.keywords.append(
+                ast.keyword("owner", _located(ast.parse(ast.unparse(owner), mode="eval").body, node))
+            )
         _located(register, node)
         return [_located(definition, node), _located(ast.Expr(register), node)]
 
@@ -482,7 +503,11 @@ class Rewriter(ast.NodeTransformer):
             if words:
                 return words[:24].strip("_")
         first = node.items[0].context_expr.args[:1]
-        return "default" if first and isinstance(first[0], ast.Constant) and first[0].value == "default" else f"task_L{line}"
+        return (
+            "default"
+            if first and isinstance(first[0], ast.Constant) and first[0].value == "default"
+            else f"task_L{line}"
+        )
 
 
 def compile_function(source, free_names):

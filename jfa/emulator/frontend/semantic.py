@@ -23,7 +23,9 @@ class Semantic(TritonSemantic):
         if isinstance(x, tl.tensor):
             return fix(x)
         if isinstance(x, tl.constexpr) and isinstance(x.value, tl.tensor):
-            raise TypeError(f"cannot convert {x.value} under the annotation tl.constexpr to tensor: leave the annotation out")
+            raise TypeError(
+                f"cannot convert {x.value} under the annotation tl.constexpr to tensor: leave the annotation out"
+            )
         return super().to_tensor(x, check_type)
 
     def scalar_constant(self, value, dtype):

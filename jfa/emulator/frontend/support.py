@@ -67,7 +67,9 @@ def assign(value):
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return kind(*(assign(v) for v in value))
     if _is_no_value(kind):
-        raise TypeError(f"cannot convert {value!r} of type {kind} to tensor: annotate the name as tl.constexpr to keep it as it is")
+        raise TypeError(
+            f"cannot convert {value!r} of type {kind} to tensor: annotate the name as tl.constexpr to keep it as it is"
+        )
     return value
 
 
@@ -268,7 +270,9 @@ def _while_test(condition):
         return builtins.bool(condition.value)
     if type(condition) is Tensor:
         return _truth(condition)
-    refuse_use(f"a `while` condition must be a run-time scalar, not {_unwrap(condition)!r}: the compiler has no other loop for it")
+    refuse_use(
+        f"a `while` condition must be a run-time scalar, not {_unwrap(condition)!r}: the compiler has no other loop for it"
+    )
 
 
 class Condition:
@@ -473,7 +477,9 @@ def check_branch(variables, memory):
     for name, before in memory.items():
         now = type_of(variables.get(name))
         if now != before and before != "constexpr":
-            raise AssertionError(f"initial value for `{name}` is of type {before}, but the {branch} block redefines it as {now}")
+            raise AssertionError(
+                f"initial value for `{name}` is of type {before}, but the {branch} block redefines it as {now}"
+            )
 
 
 # ---- Python's builtins as a kernel sees them
@@ -499,7 +505,13 @@ def _pair(python, name, a, b):
         b = literal(b) if a.dtype is INT32 else b
     elif type(b) is Scalar and type(a) is int:
         a = literal(a) if b.dtype is INT32 else a
-    if type(a) is Scalar and type(b) is Scalar and a.dtype is b.dtype and a.dtype in (INT32, INT64) and not _undefined(a, b):
+    if (
+        type(a) is Scalar
+        and type(b) is Scalar
+        and a.dtype is b.dtype
+        and a.dtype in (INT32, INT64)
+        and not _undefined(a, b)
+    ):
         return scalar(python(a.value, b.value), a.dtype)
     return fix(getattr(tl, name).__wrapped__(a, b, _semantic=Hooks.semantic))
 

@@ -47,7 +47,9 @@ _TYPES = {
     )
 }
 _INTEGERS = {
-    f"{u}int{n}": ((0, 2**n - 1) if u else (-(2 ** (n - 1)), 2 ** (n - 1) - 1)) for u in ("", "u") for n in (8, 16, 32, 64)
+    f"{u}int{n}": ((0, 2**n - 1) if u else (-(2 ** (n - 1)), 2 ** (n - 1) - 1))
+    for u in ("", "u")
+    for n in (8, 16, 32, 64)
 }
 _FLOATS = frozenset(n for n in _TYPES if n.startswith(("fp", "bf")))
 _NARROW = dtypes.NARROW_FLOATS
@@ -60,7 +62,9 @@ class Hooks:
     task = staticmethod(lambda: None)  # the machine's running task
     exchange = None  # callable() where the warps of a task exchange values through shared memory: a barrier of them all
     charge = None  # callable(kind, elements) while a timed run is on
-    product = None  # the array of the latest multiplication: an addition to it costs nothing, the compiler fuses the two
+    product = (
+        None  # the array of the latest multiplication: an addition to it costs nothing, the compiler fuses the two
+    )
 
 
 def canonical(dtype):
@@ -321,7 +325,11 @@ def retype(t, dtype):
             value = _wrap_integer(int(value), dtype.name)
         return scalar(value, canonical(dtype), t.allocation, t.undefined)
     data = (
-        t.data if t.data.dtype == target else t.data.view(target) if t.data.itemsize == target.itemsize else t.data.astype(target)
+        t.data
+        if t.data.dtype == target
+        else t.data.view(target)
+        if t.data.itemsize == target.itemsize
+        else t.data.astype(target)
     )
     return make(data, canonical(dtype), t.allocation, t.undefined)
 
@@ -419,7 +427,11 @@ class _Operator:
 
     def _charge(self, x, y, data):
         """Time of one block operation; a * b + c is one instruction, paid with the product."""
-        if self.name in ("__add__", "__sub__") and Hooks.product is not None and (x is Hooks.product or y is Hooks.product):
+        if (
+            self.name in ("__add__", "__sub__")
+            and Hooks.product is not None
+            and (x is Hooks.product or y is Hooks.product)
+        ):
             Hooks.product = None
             return
         Hooks.charge(self.unit, data.size)
@@ -494,7 +506,9 @@ def _dispatch(op, a, b, own, other, swapped):
                 if result is not NotImplemented:
                     return result
         elif kind is tl.constexpr:
-            return _dispatch(op, other.value if swapped else a, b if swapped else other.value, own, other.value, swapped)
+            return _dispatch(
+                op, other.value if swapped else a, b if swapped else other.value, own, other.value, swapped
+            )
     elif op.name in ("__add__", "__sub__") and not (swapped and op.name == "__sub__"):
         result = offset_pointer(own, other, negative=op.name == "__sub__")
         if result is not NotImplemented:
@@ -523,7 +537,9 @@ def offset_pointer(pointer, offset, negative=False):
         base = pointer.value if type(pointer) is Scalar else pointer.data
         try:
             data = base + (
-                offset.data.astype(np.int64, copy=False) * size if size != 1 else offset.data.astype(np.int64, copy=False)
+                offset.data.astype(np.int64, copy=False) * size
+                if size != 1
+                else offset.data.astype(np.int64, copy=False)
             )
         except ValueError:
             return NotImplemented
@@ -560,7 +576,9 @@ def divide_arrays(x, y):
 def remainder_arrays(x, y):
     """C's remainder of arrays; np.fmod follows the dividend's sign as C does."""
     x, y = np.broadcast_arrays(x, y)
-    return np.where(y == 0, x, np.fmod(x, np.where(y == 0, y.dtype.type(1), y))) if x.dtype.kind in "iu" else np.fmod(x, y)
+    return (
+        np.where(y == 0, x, np.fmod(x, np.where(y == 0, y.dtype.type(1), y))) if x.dtype.kind in "iu" else np.fmod(x, y)
+    )
 
 
 def _float_division(a, b):
@@ -642,7 +660,12 @@ def _invert(self, _semantic=None):
     return fix(_slow("__invert__")(self, _semantic=Hooks.semantic))
 
 
-Tensor.__truediv__, Tensor.__rtruediv__, Tensor.__neg__, Tensor.__invert__ = _true_divide, _true_divide_reversed, _negate, _invert
+Tensor.__truediv__, Tensor.__rtruediv__, Tensor.__neg__, Tensor.__invert__ = (
+    _true_divide,
+    _true_divide_reversed,
+    _negate,
+    _invert,
+)
 Tensor.__pos__ = lambda self, _semantic=None: self
 
 

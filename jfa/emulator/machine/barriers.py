@@ -21,14 +21,29 @@ class MBarrier:
     """One mbarrier. `count` arrivals complete a phase; `per_thread` barriers (alloc_warp_barrier) count threads, not calls."""
 
     __slots__ = (
-        *("name", "cta", "count", "per_thread", "pending", "bytes", "phase", "gathered", "clock", "time", "gathered_time"),
+        *(
+            "name",
+            "cta",
+            "count",
+            "per_thread",
+            "pending",
+            "bytes",
+            "phase",
+            "gathered",
+            "clock",
+            "time",
+            "gathered_time",
+        ),
         *("history", "waiters", "passed_by", "seen_by", "landed", "arrivers"),
     )
 
     def __init__(self, name: str, cta, count: int, per_thread=False):
         self.name, self.cta, self.count, self.per_thread = name, cta, count, per_thread
         self.pending, self.bytes, self.phase = count, 0, 0
-        self.gathered, self.clock = {}, {}  # clocks of this phase's arrivals; what a waiter of the last completed phase learns
+        self.gathered, self.clock = (
+            {},
+            {},
+        )  # clocks of this phase's arrivals; what a waiter of the last completed phase learns
         self.time = self.gathered_time = 0.0
         self.history, self.waiters = [], []
         self.arrivers = []  # who has arrived in the phase in progress
@@ -134,7 +149,9 @@ class MBarrier:
         arrived = self.count - self.pending
         text = f"phase {self.phase} (parity {self.phase & 1}) in progress: {arrived} of {self.count} arrivals"
         if self.bytes:
-            text += f", {self.bytes} bytes outstanding" if self.bytes > 0 else f", {-self.bytes} bytes more than announced"
+            text += (
+                f", {self.bytes} bytes outstanding" if self.bytes > 0 else f", {-self.bytes} bytes more than announced"
+            )
         return text
 
     def show_history(self):
@@ -151,7 +168,18 @@ def _entry(phase, what) -> str:
 class NamedBarrier:
     """bar.sync / bar.arrive: threads, not calls; the count is given by each user and must agree."""
 
-    __slots__ = ("number", "cta", "arrived", "expected", "generation", "gathered", "clock", "waiters", "time", "history")
+    __slots__ = (
+        "number",
+        "cta",
+        "arrived",
+        "expected",
+        "generation",
+        "gathered",
+        "clock",
+        "waiters",
+        "time",
+        "history",
+    )
 
     def __init__(self, number: int, cta):
         self.number, self.cta = number, cta
@@ -161,10 +189,14 @@ class NamedBarrier:
     def enter(self, task, threads: int, where, verb: str) -> int:
         """Count task's threads in; returns the generation to wait for."""
         if not 0 <= self.number < limits.NAMED_BARRIERS:
-            raise errors.NamedBarrierError(f"named barrier {self.number}: ids go from 0 to 15", [f"at {show(where)}"], where=where)
+            raise errors.NamedBarrierError(
+                f"named barrier {self.number}: ids go from 0 to 15", [f"at {show(where)}"], where=where
+            )
         if threads % limits.WARP or threads <= 0:
             raise errors.NamedBarrierError(
-                f"named barrier {self.number}: {threads} threads is no multiple of 32", [f"at {show(where)}"], where=where
+                f"named barrier {self.number}: {threads} threads is no multiple of 32",
+                [f"at {show(where)}"],
+                where=where,
             )
         if self.expected is not None and self.expected != threads:
             raise errors.NamedBarrierError(

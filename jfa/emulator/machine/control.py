@@ -222,7 +222,9 @@ class Control:
         if depth < len(self.choices):
             number = self.choices[depth]
             if number not in actors:
-                raise errors.LaunchError(f"this schedule does not fit the launch: process {number} cannot go on at step {depth}")
+                raise errors.LaunchError(
+                    f"this schedule does not fit the launch: process {number} cannot go on at step {depth}"
+                )
             return number
         return self.decide(machine, actors)
 
@@ -257,4 +259,6 @@ def replay(policy: str) -> Control:
     try:
         return Control([int(n) for n in numbers.split(".")] if numbers else [])
     except ValueError:
-        raise ValueError(f"{policy!r} is no schedule: it reads replay:0.3.1 and comes from jfa emulator explore") from None
+        raise ValueError(
+            f"{policy!r} is no schedule: it reads replay:0.3.1 and comes from jfa emulator explore"
+        ) from None

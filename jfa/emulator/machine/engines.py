@@ -42,7 +42,13 @@ def tma_store(task, put, view, name, nbytes: int, where, title="", reduce=False)
         put(view.read()) if marks is None else put(view.read(), marks)
 
     op = machine.issue(
-        task, "TMA store", run, where, demand="tma_reduce" if reduce else "tma_store", title=title, facts={"bytes": nbytes}
+        task,
+        "TMA store",
+        run,
+        where,
+        demand="tma_reduce" if reduce else "tma_store",
+        title=title,
+        facts={"bytes": nbytes},
     )
     task.stores.append(op)
 
@@ -61,7 +67,9 @@ def _wait(task, op, why, where, name):
         task.machine.emit(task.cta, task.name, f"wait {name}", started, task.time, where, kind="wait", barrier=name)
 
 
-def remote_copy(task, source, target, target_name, bar, nbytes: int, where, title="", source_name="", undefined=None) -> None:
+def remote_copy(
+    task, source, target, target_name, bar, nbytes: int, where, title="", source_name="", undefined=None
+) -> None:
     """Copy shared memory (a view, or an array out of registers with its marks) to a peer CTA; its bytes count on the peer's
     barrier."""
     machine = task.machine
@@ -137,7 +145,9 @@ def mma(task, compute, reads, writes, bars, where, title="", facts=None, wait=Fa
             bar.arrive(1, op.clock, op.end, ("commit of the MMA", op.label, where, op.turns))
 
     signals, demand = [(bar, 1, 0) for bar in bars], "mma" if facts else None
-    op = machine.issue(task, "mma", run, where, pipe=True, demand=demand, track="MMA", title=title, facts=facts, signals=signals)
+    op = machine.issue(
+        task, "mma", run, where, pipe=True, demand=demand, track="MMA", title=title, facts=facts, signals=signals
+    )
     _note_arrivals(task, op, bars)
     for view, name in (*reads, *writes):
         if view.storage.cta is not task.cta:
@@ -247,7 +257,9 @@ def clc_try_cancel(task, responses, stage: int, bars, where) -> None:
             bar.deliver(16, op.clock, op.end, ("CLC response", op.label, where, op.turns))
 
     signals = [(bar, 0, -16) for bar in bars]
-    machine.issue(task, "CLC query", run, where, demand="clc", track="CLC", title="try_cancel", facts={}, signals=signals)
+    machine.issue(
+        task, "CLC query", run, where, demand="clc", track="CLC", title="try_cancel", facts={}, signals=signals
+    )
 
 
 def clc_query(task, response, stage: int, where):

@@ -327,7 +327,9 @@ class Machine:
         else:
             what = f"{-bar.bytes} bytes more were delivered on mbarrier {bar.label} than barrier_expect_bytes announced"
         return errors.ExpectBytesError(
-            what, [f"found when {when}; {bar.state()}", *bar.show_history()], where=bar.history[-1][1][2] if bar.history else ()
+            what,
+            [f"found when {when}; {bar.state()}", *bar.show_history()],
+            where=bar.history[-1][1][2] if bar.history else (),
         )
 
     # ------------------------------------------------------------ waiting and waking
@@ -353,7 +355,9 @@ class Machine:
                 self.complete(op)
         self._idle += 1
         if self._idle > _POLLS:
-            raise errors.LivelockError(f"{task.label} polls and nobody changes anything", [f"at {show(here())}"], where=here())
+            raise errors.LivelockError(
+                f"{task.label} polls and nobody changes anything", [f"at {show(here())}"], where=here()
+            )
         if self.timed:
             task.time += 1
         if self.pending_clusters and self._idle % _PATIENCE == 0:
@@ -425,7 +429,9 @@ class Machine:
         else:
             component = self.new_component(kind)
             clock[component.id] = 1
-        op = AsyncOp(kind, run, task, component, clock, where, None if previous is None or previous.done else previous, title)
+        op = AsyncOp(
+            kind, run, task, component, clock, where, None if previous is None or previous.done else previous, title
+        )
         op.piped = pipe
         if pipe:
             op.info = previous if kind == "commit" else None
@@ -554,7 +560,14 @@ class Machine:
             self.access(op, op.component, op.clock, view, write, generic, op.where, name)
 
     def _memory_error(self, kind, earlier, later, shadow):
-        key = (kind, id(shadow.storage), earlier and earlier.where[:1], later.where[:1], earlier and earlier.write, later.write)
+        key = (
+            kind,
+            id(shadow.storage),
+            earlier and earlier.where[:1],
+            later.where[:1],
+            earlier and earlier.write,
+            later.write,
+        )
         if key in self._reported:
             return
         self._reported.add(key)
@@ -574,13 +587,18 @@ class Machine:
     def _missing_fence(self, place, earlier, later):
         finding = errors.MissingFenceError(
             f"{later.actor.label} reads {place} through the async proxy, but the stores to it were never fenced",
-            [f"stored by {earlier.actor.label} at {show(earlier.where)}", f"read by {later.actor.label} at {show(later.where)}"],
+            [
+                f"stored by {earlier.actor.label} at {show(earlier.where)}",
+                f"read by {later.actor.label} at {show(later.where)}",
+            ],
             where=earlier.where,
         )
         if self.options.fences == "strict":
             self.report(finding)
         else:
-            finding.details.append('a warning: fbtriton\'s compiler puts this fence in; fences="strict" makes it an error')
+            finding.details.append(
+                'a warning: fbtriton\'s compiler puts this fence in; fences="strict" makes it an error'
+            )
             self.warn(finding)
 
     def _race(self, place, earlier, later, shadow):
@@ -598,7 +616,10 @@ class Machine:
                 details += notes
                 break
         cause = None
-        if all(isinstance(a.actor, warps.WarpGroup) for a in (earlier, later)) and earlier.actor.task is later.actor.task:
+        if (
+            all(isinstance(a.actor, warps.WarpGroup) for a in (earlier, later))
+            and earlier.actor.task is later.actor.task
+        ):
             cause = (
                 "the warps of one task run apart: each loads its own share, and may store while others still load.\n"
                 "  Fix: tl.debug_barrier() or tlx.named_barrier_wait(...) of all its threads between the load and the store."
@@ -650,7 +671,9 @@ class Machine:
                 )
                 break
         else:
-            error = errors.DeadlockError("deadlock: every live task waits, and nothing is in flight that could wake one")
+            error = errors.DeadlockError(
+                "deadlock: every live task waits, and nothing is in flight that could wake one"
+            )
         for task in waiting:
             error.details.append(f"{task.label} waits for {task.why()}")
             error.details.append(f"    at {show(task.where)}")

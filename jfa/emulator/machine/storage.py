@@ -71,7 +71,9 @@ class View:
         if undefined is not None or self.storage.undefined is not None:
             self._mark(undefined)
         if self.arr is not None:
-            self.arr[...] = values if self.arr.shape == self.shape else np.broadcast_to(values, self.shape).reshape(self.arr.shape)
+            self.arr[...] = (
+                values if self.arr.shape == self.shape else np.broadcast_to(values, self.shape).reshape(self.arr.shape)
+            )
         else:
             self.storage.typed(self.dtype)[self.offsets] = values
 
@@ -186,7 +188,13 @@ class View:
             if arr is None:
                 raise ValueError("a tensor-memory view cut across its columns cannot be reinterpreted")
             arr = arr[..., : cols * dtype.itemsize // arr.itemsize].view(dtype)
-            return View(self.storage, shape, dtype, arr, rectangle=self.rectangle and self._sub_rectangle(0, cols, dtype.itemsize))
+            return View(
+                self.storage,
+                shape,
+                dtype,
+                arr,
+                rectangle=self.rectangle and self._sub_rectangle(0, cols, dtype.itemsize),
+            )
         start = int(self.element_offsets().flat[0]) * self.dtype.itemsize
         raw = self.storage.data[start : start + count * dtype.itemsize]
         if raw.nbytes < count * dtype.itemsize:
@@ -260,7 +268,9 @@ def smem_view(storage: Storage, offset: int, shape, dtype) -> View:
     """`shape` elements of dtype at byte `offset` of an SMEM storage."""
     dtype = np.dtype(dtype)
     count = int(np.prod(shape))
-    return View(storage, shape, dtype, storage.data[offset : offset + count * dtype.itemsize].view(dtype).reshape(tuple(shape)))
+    return View(
+        storage, shape, dtype, storage.data[offset : offset + count * dtype.itemsize].view(dtype).reshape(tuple(shape))
+    )
 
 
 def tmem_columns(shape, itemsize: int, mode: str = "plain") -> int:
@@ -298,7 +308,12 @@ def tmem_view(storage: Storage, column: int, shape, dtype, mode: str = "plain") 
         return View(storage, shape, dtype, half.transpose(1, 0, 2))
     if rows > limits.TMEM_LANES:
         parts = rows // limits.TMEM_LANES
-        arr = lanes[:, start : start + parts * width].view(dtype).reshape(limits.TMEM_LANES, parts, cols).transpose(1, 0, 2)
+        arr = (
+            lanes[:, start : start + parts * width]
+            .view(dtype)
+            .reshape(limits.TMEM_LANES, parts, cols)
+            .transpose(1, 0, 2)
+        )
         return View(storage, shape, dtype, arr)
     block = lanes[:, start : start + width].view(dtype)
     if rows == 64:

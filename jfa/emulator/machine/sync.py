@@ -170,7 +170,9 @@ def peer(task, rank: int, where):
     """The CTA of that rank in the task's cluster."""
     ctas = task.cta.cluster.ctas
     if not 0 <= rank < len(ctas):
-        raise errors.ClusterError(f"cluster rank {rank} does not exist: the cluster has {len(ctas)} CTA(s)", where=where)
+        raise errors.ClusterError(
+            f"cluster rank {rank} does not exist: the cluster has {len(ctas)} CTA(s)", where=where
+        )
     return ctas[rank]
 
 

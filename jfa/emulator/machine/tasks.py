@@ -34,10 +34,15 @@ class Task:
         self.pipe = None  # the last MMA this task issued
         self.warp_groups = []  # of a task of more than four warps that has used tensor memory
         self.early = {}  # barrier -> (phase, passed before?, where, turns) of waits that passed too early, or before any arrival
-        self.turns = parent.turns if parent else None  # the loops it is in, innermost first: (name, value, outer loop's, site)
+        self.turns = (
+            parent.turns if parent else None
+        )  # the loops it is in, innermost first: (name, value, outer loop's, site)
         self.lanes = None  # in a branch that only some threads take: which (the frontend's)
         self.deferred = None  # fault injection: [operations to go, barrier, parity, where] of a wait put off
-        self.before, self.stored = {}, False  # fault injection: the clock that a fence is to see that comes early, see sync.fence
+        self.before, self.stored = (
+            {},
+            False,
+        )  # fault injection: the clock that a fence is to see that comes early, see sync.fence
         self.unordered = []  # stores to global memory since its last barrier (frontend/own_stores.py)
         self.is_main = parent is None
         self.registers = None
@@ -88,10 +93,19 @@ class AsyncOp:
     )
 
     def __init__(self, kind, run, task, component, clock, where, previous=None, title=""):
-        self.kind, self.run, self.task, self.component, self.clock, self.where = kind, run, task, component, clock, where
+        self.kind, self.run, self.task, self.component, self.clock, self.where = (
+            kind,
+            run,
+            task,
+            component,
+            clock,
+            where,
+        )
         self.previous, self.title = previous, title
         self.done, self.start, self.end, self.waiters = False, 0.0, 0.0, []
-        self.barrier = self.phase = self.info = None  # barrier: where its bytes are counted; phase: of that barrier at issue
+        self.barrier = self.phase = self.info = (
+            None  # barrier: where its bytes are counted; phase: of that barrier at issue
+        )
         self.piped, self.turns, self.signals = False, task.turns, ()
 
     @property
@@ -125,7 +139,9 @@ class CTA:
         self.pair_barrier, self.pair_parity = None, 0  # of two-CTA MMAs that the compiler waits for
         self.pipes = []  # (task, last MMA) of every task that issued one
         self.users = {}  # of its shared memory: copies into it and other CTAs, see users.py
-        self.stays = True  # whether the compiler's own cluster barrier at the end of kernels with paired MMAs is left in
+        self.stays = (
+            True  # whether the compiler's own cluster barrier at the end of kernels with paired MMAs is left in
+        )
 
     @property
     def alone(self) -> bool:

@@ -131,7 +131,9 @@ AMD_ONLY = (
 
 def _refuse(name):
     def refused(*args, **kwargs):
-        raise errors.NotSupported(f"tlx.{name} exists on AMD only; the emulator models NVIDIA's machine", [f"at {show(here())}"])
+        raise errors.NotSupported(
+            f"tlx.{name} exists on AMD only; the emulator models NVIDIA's machine", [f"at {show(here())}"]
+        )
 
     refused.__name__ = name
     return refused

@@ -77,7 +77,9 @@ class BarrierArray:
         if handle is None:
             if not 0 <= index < len(self.barriers):
                 raise errors.BufferIndexError(
-                    f"{self.name}[{index}]: there are {len(self.barriers)} barriers", [f"at {show(here())}"], where=here()
+                    f"{self.name}[{index}]: there are {len(self.barriers)} barriers",
+                    [f"at {show(here())}"],
+                    where=here(),
                 )
             handle = self._handles[index] = mbarrier(self, index)
         return handle
@@ -94,7 +96,9 @@ def _allocate(num, count, per_thread, name):
 @api
 def alloc_barriers(num_barriers, arrive_count=1, _name="barrier"):
     """`num_barriers` mbarriers that `arrive_count` arrivals complete."""
-    return _allocate(integer(constant(num_barriers, "num_barriers")), integer(constant(arrive_count, "arrive_count")), False, _name)
+    return _allocate(
+        integer(constant(num_barriers, "num_barriers")), integer(constant(arrive_count, "arrive_count")), False, _name
+    )
 
 
 @api
@@ -168,7 +172,9 @@ def barrier_expect_bytes(bar, size, pred=None):
     task, where, fault = begin("barrier_expect_bytes", bar.array.name)
     size = integer(constant(size, "size"))
     if not 0 <= size <= limits.BARRIER_BYTES:
-        raise errors.ExpectBytesError(f"{size} bytes do not fit the counter of an mbarrier ({limits.BARRIER_BYTES})", where=where)
+        raise errors.ExpectBytesError(
+            f"{size} bytes do not fit the counter of an mbarrier ({limits.BARRIER_BYTES})", where=where
+        )
     if fault == "drop" or not predicate(pred):
         return
     if fault == "half":

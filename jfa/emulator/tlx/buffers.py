@@ -59,7 +59,14 @@ class Allocation:
     """What one local_alloc made: `num` tiles of `shape`, tile i at offset(i) of the alias set's storage."""
 
     def __init__(self, cta, aliases, shape, dtype, num, name):
-        self.cta, self.aliases, self.shape, self.dtype, self.num, self.name = cta, aliases, tuple(shape), dtype, num, name
+        self.cta, self.aliases, self.shape, self.dtype, self.num, self.name = (
+            cta,
+            aliases,
+            tuple(shape),
+            dtype,
+            num,
+            name,
+        )
         self.space = aliases.space
         self.dtype_name = dtype.name
         self.mode = self._first_mode()
@@ -102,7 +109,9 @@ class Allocation:
                 raise errors.BufferIndexError(
                     f"{self.name}[{index}]: there are {self.num} buffers", [f"at {show(here())}"], where=here()
                 )
-            tile = self.tiles[index] = buffered_tensor(self, (index,), self.shape, self.dtype, 0, f"{self.name}[{index}]")
+            tile = self.tiles[index] = buffered_tensor(
+                self, (index,), self.shape, self.dtype, 0, f"{self.name}[{index}]"
+            )
         return tile
 
     def view(self, index: int):
@@ -146,7 +155,14 @@ class buffered_tensor(tl.core.base_value):
     __slots__ = ("allocation", "path", "shape", "dtype", "num", "name", "_view", "_children")
 
     def __init__(self, allocation, path, shape, dtype, num, name):
-        self.allocation, self.path, self.shape, self.dtype, self.num, self.name = allocation, path, list(shape), dtype, num, name
+        self.allocation, self.path, self.shape, self.dtype, self.num, self.name = (
+            allocation,
+            path,
+            list(shape),
+            dtype,
+            num,
+            name,
+        )
         self._view, self._children = None, {}
 
     def __getitem__(self, index):
@@ -205,7 +221,9 @@ class buffered_tensor(tl.core.base_value):
         child = self._children.get(key)
         if child is None:
             path = (*self.path, (key, function))
-            child = self._children[key] = buffered_tensor(self.allocation, path, shape, dtype or self.dtype, 0, self.name + label)
+            child = self._children[key] = buffered_tensor(
+                self.allocation, path, shape, dtype or self.dtype, 0, self.name + label
+            )
         return child
 
     def one(self) -> buffered_tensor:
@@ -249,7 +267,9 @@ class reuse_group:
         args = tuple(plain(a) for a in args)
         for element in args:
             if not isinstance(element, (reuse_group, buffered_tensor)):
-                raise TypeError(f"reuse_group elements must be buffered_tensor or reuse_group, got {type(element).__name__}")
+                raise TypeError(
+                    f"reuse_group elements must be buffered_tensor or reuse_group, got {type(element).__name__}"
+                )
         self.args, self.group_type, self.group_size = args, plain(group_type), group_size
 
     @property
@@ -489,7 +509,9 @@ def local_slice(buffer, offset, shape):
     buffer = buffer.one()
     offset = [integer(constant(o, "offset")) for o in given]
     if not len(offset) == len(shape) == len(buffer.shape):
-        raise ValueError(f"local_slice: {buffer.name} has {len(buffer.shape)} dimensions; offset {offset}, shape {shape}")
+        raise ValueError(
+            f"local_slice: {buffer.name} has {len(buffer.shape)} dimensions; offset {offset}, shape {shape}"
+        )
     if buffer.space == "tmem":
         assert len(offset) == 2 and len(shape) == 2
         assert offset[0] == 0, "a tensor memory slice takes all rows"
@@ -511,7 +533,9 @@ def _check_split(buffer, offset, shape):
         if s < 1 or s & (s - 1):
             raise ValueError(f"local_slice: extents are powers of 2, not {shape}")
         if s < n and o % s:
-            raise ValueError(f"local_slice of {buffer.name}: offset {o} is no multiple of the slice's {s} in dimension {axis}")
+            raise ValueError(
+                f"local_slice of {buffer.name}: offset {o} is no multiple of the slice's {s} in dimension {axis}"
+            )
         if axis == 0 and len(shape) == 2 and n >= 32 and s < n and o % _SWIZZLE_ROWS:
             raise ValueError(f"local_slice of {buffer.name}: rows are cut at multiples of {_SWIZZLE_ROWS}, not at {o}")
 
@@ -528,9 +552,13 @@ def subslice(local_allocated_buffer, offset, size):
     offset, size = integer(offset), integer(size)
     assert buffer.space == "tmem", "subslice is only supported for tmem"
     if offset < 0 or offset + size > buffer.shape[-1]:
-        raise ValueError(f"subslice {offset}:{offset + size} lies outside {buffer.name}, which has {buffer.shape[-1]} columns")
+        raise ValueError(
+            f"subslice {offset}:{offset + size} lies outside {buffer.name}, which has {buffer.shape[-1]} columns"
+        )
     shape = [*buffer.shape[:-1], size]
-    return buffer.cut(("columns", offset, size), lambda v: v.columns(offset, size), shape, label=f"[:, {offset}:{offset + size}]")
+    return buffer.cut(
+        ("columns", offset, size), lambda v: v.columns(offset, size), shape, label=f"[:, {offset}:{offset + size}]"
+    )
 
 
 @api
@@ -542,7 +570,9 @@ def local_trans(input, dims=(1, 0)):
         raise ValueError("permute dims must have the same length as input shape")
     if sorted(dims) != list(range(len(dims))):
         raise ValueError(f"permute dims must be a permutation of 0, 1, ..., n-1, but were {dims}")
-    return buffer.cut(("trans", dims), lambda v: v.derive(lambda a: a.transpose(dims)), [buffer.shape[d] for d in dims], label=".T")
+    return buffer.cut(
+        ("trans", dims), lambda v: v.derive(lambda a: a.transpose(dims)), [buffer.shape[d] for d in dims], label=".T"
+    )
 
 
 @api
@@ -562,7 +592,9 @@ def local_reinterpret(src, dtype, shape=None):
     if shape is None:
         shape = list(src.shape)
     else:
-        assert isinstance(src, buffered_tensor) and src.space == "smem", "TLX local_reinterpret with reshaping only supports SMEM"
+        assert isinstance(src, buffered_tensor) and src.space == "smem", (
+            "TLX local_reinterpret with reshaping only supports SMEM"
+        )
         shape = integers(shape)
     buffer = src if src.num == 0 else src.allocation.tile(0)
     stored = dtypes.stored(dtype.name)
@@ -585,7 +617,9 @@ def local_load(src, token=None, layout=None, relaxed=False):
     unwritten = task.machine.tolerant_read(task, view, where, src.name) and task.machine.options.poison
     data = view.read()
     if task.machine.timed:
-        task.machine.spend(task, "local_load", f"load {src.name}", where, space=src.space, bytes=src.nbytes, warps=task.num_warps)
+        task.machine.spend(
+            task, "local_load", f"load {src.name}", where, space=src.space, bytes=src.nbytes, warps=task.num_warps
+        )
     if view.arr is not None:
         data = data.copy()
     marks = view.undefined
@@ -607,7 +641,9 @@ def local_store(dst, src):
         Active.counts.tmem_stores += dst.space == "tmem"
     sync.store(task, dst.view, values.to_stored(src, dst.dtype.name), where, dst.name, values.undefined(src))
     if task.machine.timed:
-        task.machine.spend(task, "local_store", f"store {dst.name}", where, space=dst.space, bytes=dst.nbytes, warps=task.num_warps)
+        task.machine.spend(
+            task, "local_store", f"store {dst.name}", where, space=dst.space, bytes=dst.nbytes, warps=task.num_warps
+        )
 
 
 def _check_warps(task, tile, what, where):
@@ -622,7 +658,9 @@ def _check_block(dst, src):
     if not isinstance(src, tl.tensor):
         raise TypeError(f"local_store needs a block, got {type(src).__name__}")
     if src.dtype.name != dst.dtype.name:
-        raise ValueError(f"local_store: the block is {src.dtype}, {dst.name} holds {dst.dtype}; convert with .to({dst.dtype})")
+        raise ValueError(
+            f"local_store: the block is {src.dtype}, {dst.name} holds {dst.dtype}; convert with .to({dst.dtype})"
+        )
     shape = [int(s) for s in src.shape]
     if shape != dst.shape:
         raise ValueError(f"local_store: the block is {shape}, {dst.name} is {dst.shape}")

@@ -44,7 +44,11 @@ class CLCPipelineContext:
     """Full and empty barriers and the answers of a CLC pipeline."""
 
     def __init__(self, clc_mbars_empty, clc_mbars_full, clc_responses):
-        self._clc_mbars_empty, self._clc_mbars_full, self._clc_responses = clc_mbars_empty, clc_mbars_full, clc_responses
+        self._clc_mbars_empty, self._clc_mbars_full, self._clc_responses = (
+            clc_mbars_empty,
+            clc_mbars_full,
+            clc_responses,
+        )
 
 
 def _check_arch(task):

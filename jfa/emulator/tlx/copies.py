@@ -25,7 +25,9 @@ _REDUCTIONS = ("", "add", "min", "max", "and", "or", "xor")
 def _check_descriptor(desc, buffer, offsets, eviction_policy, what, where):
     if not hasattr(desc, "map"):
         raise AssertionError(f"{what} needs a tensor descriptor, got {type(desc).__name__}")
-    assert eviction_policy in _EVICTION, f"eviction_policy must be '', 'evict_first', or 'evict_last', got '{eviction_policy}'"
+    assert eviction_policy in _EVICTION, (
+        f"eviction_policy must be '', 'evict_first', or 'evict_last', got '{eviction_policy}'"
+    )
     box = [int(b) for b in desc.block_shape]
     assert len(offsets) == len(box), f"expected {len(box)} offsets, but got {len(offsets)}"
     if buffer.space != "smem":
@@ -39,7 +41,9 @@ def _check_descriptor(desc, buffer, offsets, eviction_policy, what, where):
         )
     if dtypes.itemsize(desc.dtype.name) != dtypes.itemsize(buffer.dtype_name):
         raise errors.DescriptorError(
-            f"{what}: the tensor holds {desc.dtype}, {buffer.name} holds {buffer.dtype}", [f"at {show(where)}"], where=where
+            f"{what}: the tensor holds {desc.dtype}, {buffer.name} holds {buffer.dtype}",
+            [f"at {show(where)}"],
+            where=where,
         )
 
 
@@ -74,7 +78,11 @@ def async_descriptor_load(
         data = tensor_map.load(offsets)
         return data if data.dtype == stored else data.view(stored)
 
-    facts = {"bytes": result.nbytes, "multicast": len(targets), "cold": task.machine.first_touch((tensor_map.base, *offsets))}
+    facts = {
+        "bytes": result.nbytes,
+        "multicast": len(targets),
+        "cold": task.machine.first_touch((tensor_map.base, *offsets)),
+    }
     engines.tma_load(task, fetch, targets, result.nbytes, where, result.name, facts)
 
 
@@ -149,9 +157,13 @@ def async_store(dst_global_ptr, src_smem, size):
     task, where, fault = begin("async_store", source.name)
     size = integer(size)
     if size % 16:
-        raise errors.DescriptorError(f"async_store copies multiples of 16 bytes, not {size}", [f"at {show(where)}"], where=where)
+        raise errors.DescriptorError(
+            f"async_store copies multiples of 16 bytes, not {size}", [f"at {show(where)}"], where=where
+        )
     if size > source.nbytes:
-        raise errors.DescriptorError(f"async_store of {size} bytes out of {source.name}, which has {source.nbytes}", where=where)
+        raise errors.DescriptorError(
+            f"async_store of {size} bytes out of {source.name}, which has {source.nbytes}", where=where
+        )
     if fault == "drop":
         return
     count = size // dtypes.itemsize(source.dtype_name)
@@ -224,7 +236,9 @@ def _bulk_load(src, result, mask, other, bulk_size, barrier):
     size = result.nbytes if bulk_size is None else integer(bulk_size)
     assert size <= result.nbytes, f"bulk_size ({size}) exceeds destination buffer size ({result.nbytes} bytes)"
     if size % 16:
-        raise errors.DescriptorError(f"a bulk copy moves multiples of 16 bytes, not {size}", [f"at {show(where)}"], where=where)
+        raise errors.DescriptorError(
+            f"a bulk copy moves multiples of 16 bytes, not {size}", [f"at {show(where)}"], where=where
+        )
     if fault == "drop":
         return
     count = size // dtypes.itemsize(result.dtype_name)
@@ -347,7 +361,9 @@ class tensor_descriptor_ptr(tl.core.base_value):
 
     def slot(self):
         if not 0 <= self.index < len(self.slots):
-            raise errors.BufferIndexError(f"descriptor {self.index}: allocate_tensor_descriptor made room for {len(self.slots)}")
+            raise errors.BufferIndexError(
+                f"descriptor {self.index}: allocate_tensor_descriptor made room for {len(self.slots)}"
+            )
         return self.index
 
 
@@ -410,8 +426,20 @@ def reinterpret_tensor_descriptor(desc_ptr, block_shape, dtype):
 
 
 __all__ = [
-    *("allocate_tensor_descriptor", "async_descriptor_load", "async_descriptor_prefetch_tensor", "async_descriptor_store"),
+    *(
+        "allocate_tensor_descriptor",
+        "async_descriptor_load",
+        "async_descriptor_prefetch_tensor",
+        "async_descriptor_store",
+    ),
     *("async_descriptor_store_wait", "async_load", "async_load_commit_group", "async_load_wait_group", "async_store"),
     *("async_remote_shmem_copy", "async_remote_shmem_store", "async_token", "make_tensor_descriptor", "prefetch"),
-    *("reinterpret_tensor_descriptor", "remote_shmem_store", "tensor_descriptor_ptr", "buffered_tensor", "mbarrier", "running"),
+    *(
+        "reinterpret_tensor_descriptor",
+        "remote_shmem_store",
+        "tensor_descriptor_ptr",
+        "buffered_tensor",
+        "mbarrier",
+        "running",
+    ),
 ]

@@ -52,7 +52,9 @@ def async_dot(
         _check_accumulator_type(A, acc, plain(out_dtype))
     if isinstance(acc, buffered_tensor):
         return _tcgen05(A, B, acc.one(), use_acc, pred, plain(mBarriers), truth(two_ctas), truth(force_async))
-    assert running().machine.options.arch != 100 or acc is not None, "the accumulator must be in tensor memory on Blackwell"
+    assert running().machine.options.arch != 100 or acc is not None, (
+        "the accumulator must be in tensor memory on Blackwell"
+    )
     return _wgmma(A, B, acc, plain(out_dtype))
 
 
@@ -80,14 +82,18 @@ def _check_accumulator_type(A, acc, out_dtype):
     name = A.dtype.name
     narrow = out_dtype.name == "fp16" and name not in ("fp32", "bf16")
     wanted = "int32" if A.dtype.is_int() else "fp16" if narrow else "fp32"
-    assert acc.dtype.name == wanted, f"a product of {name} operands accumulates in {wanted}, the accumulator is {acc.dtype.name}"
+    assert acc.dtype.name == wanted, (
+        f"a product of {name} operands accumulates in {wanted}, the accumulator is {acc.dtype.name}"
+    )
 
 
 def _check_major(A, B, types):
     """Operands of these types must lie K-major in shared memory: the tensor core transposes 16-bit elements only."""
     for tile, k_axis in ((A, 1), (B, 0)):
         if isinstance(tile, buffered_tensor) and tile.space == "smem" and tile.dtype_name in types:
-            strides = (0, 0) if tile.view.arr is None else tile.view.arr.strides  # a view that strides cannot say is let through
+            strides = (
+                (0, 0) if tile.view.arr is None else tile.view.arr.strides
+            )  # a view that strides cannot say is let through
             if strides[k_axis] > strides[1 - k_axis]:
                 mend = "keep B as [N, K] and pass tlx.local_trans" if tile is B else "keep A as [M, K], untransposed"
                 what = f"{tile.dtype_name} operands lie K-major in shared memory, {tile.name} does not"
@@ -162,7 +168,9 @@ def _tcgen05(A, B, acc, use_acc, pred, bars, two, force_async):
             marks = product(a.view.undefined, b_marks)
             _accumulate(c, _product(_matrix(a.view.read(), a.dtype_name), b), accumulate, marks)
 
-    facts = dict(m=m * len(pair), n=n, k=k, itemsize_a=dtypes.itemsize(A.dtype_name), a_space=A.space, two_cta=two, scaled=False)
+    facts = dict(
+        m=m * len(pair), n=n, k=k, itemsize_a=dtypes.itemsize(A.dtype_name), a_space=A.space, two_cta=two, scaled=False
+    )
     title = f"{acc.name} {'+=' if accumulate else '='} {A.name} @ {B.name}"
     engines.mma(task, compute, reads, writes, targets, where, title, facts, wait=waits and not two)
     _wait_for_pair(task, two and waits, where)
@@ -253,7 +261,12 @@ def _wgmma(A, B, acc, out_dtype):
         block = np.full_like(result, access.garbage(dtype))
         unknown = np.full(result.shape, mark("unwaited product", where), MARK)
     engines.wgmma(
-        task, [(x.view, x.name) for x in operands], where, f"{B.name}", facts, engines.Pending(block, unknown, result, marks)
+        task,
+        [(x.view, x.name) for x in operands],
+        where,
+        f"{B.name}",
+        facts,
+        engines.Pending(block, unknown, result, marks),
     )
     return values.from_numpy(block, dtype, marks if unknown is None else unknown)
 
@@ -309,7 +322,9 @@ def _scale_matrix(buffer, rows, cols):
             f"async_dot_scaled: {buffer.name} {buffer.shape} does not hold the scales of a {rows} x {cols * _MX} operand"
         )
     code = raw[:rows, :cols].astype(np.uint8)
-    return np.where(code == 255, np.float32(np.nan), np.ldexp(np.float32(1), code.astype(np.int32) - 127).astype(np.float32))
+    return np.where(
+        code == 255, np.float32(np.nan), np.ldexp(np.float32(1), code.astype(np.int32) - 127).astype(np.float32)
+    )
 
 
 def _operand(buffer, fmt, along):
@@ -422,7 +437,9 @@ def tmem_copy(src, dst):
     scales = dst.dtype_name in ("int8", "uint8")
     if scales:
         _check_scale_copy(src, dst)
-    elif int(np.prod(src.shape)) * dtypes.itemsize(src.dtype_name) != int(np.prod(dst.shape)) * dtypes.itemsize(dst.dtype_name):
+    elif int(np.prod(src.shape)) * dtypes.itemsize(src.dtype_name) != int(np.prod(dst.shape)) * dtypes.itemsize(
+        dst.dtype_name
+    ):
         raise ValueError(f"tmem_copy: {src.name} {src.shape} and {dst.name} {dst.shape} differ in size")
     task, where, fault = begin("tmem_copy", dst.name)
     if fault == "drop":
@@ -431,7 +448,9 @@ def tmem_copy(src, dst):
     def compute():
         raw, marks = np.ascontiguousarray(src.view.read()), src.view.undefined
         if scales:
-            dst.view.write(_unpack_scales(raw, *dst.shape), None if marks is None else _unpack_scales(marks, *dst.shape))
+            dst.view.write(
+                _unpack_scales(raw, *dst.shape), None if marks is None else _unpack_scales(marks, *dst.shape)
+            )
             return
         same = src.view.dtype.itemsize == dst.view.dtype.itemsize
         marks = marks.reshape(dst.shape) if same and marks is not None else everywhere(marks)

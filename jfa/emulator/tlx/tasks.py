@@ -34,7 +34,9 @@ class async_task:
         self.warp_group_start_id = plain(kwargs.get("warp_group_start_id"))
 
     def __enter__(self):
-        raise errors.NotSupported("this async_task was not rewritten: it must be a `with` directly inside `with tlx.async_tasks()`")
+        raise errors.NotSupported(
+            "this async_task was not rewritten: it must be a `with` directly inside `with tlx.async_tasks()`"
+        )
 
     def __exit__(self, *_):
         return False
@@ -93,7 +95,9 @@ def _check(task, specs, where):
     registers = [s.num_regs for s in others if s.num_regs]
     assert len(registers) in (0, len(others)), "Registers are set for either ALL or NONE of non-default tasks"
     starts = [s.warp_group_start_id for s in others if s.warp_group_start_id is not None]
-    assert len(starts) in (0, len(others)), "warp_group_start_id must be set for either ALL or NONE of non-default tasks"
+    assert len(starts) in (0, len(others)), (
+        "warp_group_start_id must be set for either ALL or NONE of non-default tasks"
+    )
     default = next(s for s in specs if s.is_default)
     if starts:
         _check_starts(others, task.cta.num_warps)
@@ -156,7 +160,9 @@ def register_task(task, body, name, location):
 def async_task_replica_id():
     """Which replica of its async_task this is: a constexpr."""
     task = running()
-    assert task.parent is not None, "async_task_replica_id must be called inside an async region where the stack must be non-empty"
+    assert task.parent is not None, (
+        "async_task_replica_id must be called inside an async region where the stack must be non-empty"
+    )
     return task.replica
 
 
@@ -164,4 +170,6 @@ class warp_pipeline_stage:
     """AMD only."""
 
     def __init__(self, label=None, *, priority=None):
-        raise errors.NotSupported("tlx.warp_pipeline_stage is only supported on AMD (HIP) targets", [f"at {show(here())}"])
+        raise errors.NotSupported(
+            "tlx.warp_pipeline_stage is only supported on AMD (HIP) targets", [f"at {show(here())}"]
+        )

@@ -77,7 +77,9 @@ def get_fp8_format_name(dtype):
     assert isinstance(dtype, tl.dtype), f"get_fp8_format_name expects a dtype, but got {type(dtype)}"
     names = {"fp8e5": "e5m2", "fp8e4nv": "e4m3"}
     if dtype.name not in names:
-        raise AssertionError(f"get_fp8_format_name only supports tl.float8e5 (e5m2) and tl.float8e4nv (e4m3), but got {dtype}")
+        raise AssertionError(
+            f"get_fp8_format_name only supports tl.float8e5 (e5m2) and tl.float8e4nv (e4m3), but got {dtype}"
+        )
     return names[dtype.name]
 
 
@@ -164,7 +166,9 @@ def stoch_round(src, dst_ty, rand_bits):
     """fp32 -> fp8, bf16 or fp16, up with the probability of what is cut off; saturates. rand_bits: uint32, one an element."""
     dst_ty = plain(dst_ty)
     assert running().machine.options.arch != 90, "stoch_round requires compute capability >= 100 (Blackwell GPU)"
-    assert src.dtype.name == "fp32", f"Stochastic rounding only supports fp32 source, got {src.dtype}. Source must be float32."
+    assert src.dtype.name == "fp32", (
+        f"Stochastic rounding only supports fp32 source, got {src.dtype}. Source must be float32."
+    )
     assert dst_ty.name in _DROPPED, (
         f"Stochastic rounding only supports fp8/fp16/bf16 destination, got {dst_ty}. "
         "Supported types: float8e5 (fp8 E5M2), float8e4nv (fp8 E4M3FN), float16, bfloat16"

@@ -40,9 +40,13 @@ def test_reductions(op, axis, keep):
     if op == "xor_sum":
         expected = torch.from_numpy(np.bitwise_xor.reduce(x.numpy(), axis))
     else:
-        expected = {"sum": torch.sum, "max": torch.amax, "min": torch.amin, "argmax": torch.argmax, "argmin": torch.argmin}[op](
-            x, axis
-        )
+        expected = {
+            "sum": torch.sum,
+            "max": torch.amax,
+            "min": torch.amin,
+            "argmax": torch.argmax,
+            "argmin": torch.argmin,
+        }[op](x, axis)
     assert torch.equal(out, expected.to(out.dtype))
 
 
@@ -157,7 +161,9 @@ def product(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, OUT: tl.
     tl.store(c + m[:, None] * N + n[None, :], r)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8], ids=str
+)
 def test_dot_of_narrow_types_accumulates_in_32_bits(dtype):
     a, b = (torch.randint(-4, 5, s).to(dtype) for s in ((32, 64), (64, 16)))
     out = torch.empty(32, 16, dtype=torch.int32 if dtype == torch.int8 else torch.float32)
@@ -197,7 +203,9 @@ def test_dot_of_three_dimensions():
 
 
 @triton.jit
-def scaled(a, a_scale, b, b_scale, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, FA: tl.constexpr, FB: tl.constexpr):
+def scaled(
+    a, a_scale, b, b_scale, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, FA: tl.constexpr, FB: tl.constexpr
+):
     pa: tl.constexpr = 2 if FA == "e2m1" else 1
     pb: tl.constexpr = 2 if FB == "e2m1" else 1
     m, n, g = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K // 32)

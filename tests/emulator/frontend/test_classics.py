@@ -120,7 +120,11 @@ def norm_backward(dx, dy, dw, db, x, w, mean, rstd, lock, stride, N, GROUPS: tl.
 @pytest.mark.parametrize("policy", ["eager", "random"])
 def test_layer_norm_and_its_backward_with_locks(policy):
     rows, n, groups = 11, 50, 4
-    x, w, b = torch.randn(rows, n, requires_grad=True), torch.rand(n, requires_grad=True), torch.rand(n, requires_grad=True)
+    x, w, b = (
+        torch.randn(rows, n, requires_grad=True),
+        torch.rand(n, requires_grad=True),
+        torch.rand(n, requires_grad=True),
+    )
     y, mean, rstd = torch.empty(rows, n), torch.empty(rows), torch.empty(rows)
     with emulator.options(policy=policy, seed=1):
         norm_forward[(rows,)](x.detach(), y, w.detach(), b.detach(), mean, rstd, n, n, 1e-5, BLOCK=32)

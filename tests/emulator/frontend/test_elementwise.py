@@ -160,7 +160,9 @@ def run_cast(x, dtype, bits=False, mode=None):
     return out
 
 
-@pytest.mark.parametrize("target", [*FLOATS, torch.int8, torch.int32, torch.int64, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize(
+    "target", [*FLOATS, torch.int8, torch.int32, torch.int64, torch.float8_e4m3fn, torch.float8_e5m2], ids=str
+)
 @pytest.mark.parametrize("source", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_casts_from_floats(source, target):
     x = sample(source, 3)
@@ -190,7 +192,12 @@ def test_rounding_toward_zero():
 
 @pytest.mark.parametrize(
     "source,target",
-    [(torch.float32, torch.int32), (torch.bfloat16, torch.int16), (torch.float16, torch.int16), (torch.int32, torch.float32)],
+    [
+        (torch.float32, torch.int32),
+        (torch.bfloat16, torch.int16),
+        (torch.float16, torch.int16),
+        (torch.int32, torch.float32),
+    ],
 )
 def test_bitcast_keeps_the_bits(source, target):
     x = sample(source, 5)

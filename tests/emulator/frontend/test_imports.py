@@ -27,8 +27,12 @@ print("ran")
 ORDERS = {
     "jfa first": "import jfa\nimport triton, triton.language as tl\n" + KERNEL + LAUNCH,
     "triton and the kernel first": "import triton, triton.language as tl\n" + KERNEL + "import jfa\n" + LAUNCH,
-    "the emulator by itself": "import jfa.emulator as e\ne.install()\nimport triton, triton.language as tl\n" + KERNEL + LAUNCH,
-    "a frontend module first": "import jfa.emulator.frontend.values\nimport triton, triton.language as tl\n" + KERNEL + LAUNCH,
+    "the emulator by itself": "import jfa.emulator as e\ne.install()\nimport triton, triton.language as tl\n"
+    + KERNEL
+    + LAUNCH,
+    "a frontend module first": "import jfa.emulator.frontend.values\nimport triton, triton.language as tl\n"
+    + KERNEL
+    + LAUNCH,
 }
 
 
@@ -36,7 +40,11 @@ def python(code, **variables):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | variables
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     return subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", code], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-W", "error::UserWarning", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -62,4 +70,6 @@ def test_uninstall_gives_the_launches_back():
         "try:\n    double[(1,)](x, out, 16)\nexcept Exception as error:\n    print(type(error).__name__)\n"
     )
     result = python(code)
-    assert result.stdout.startswith("ran\n") and len(result.stdout.splitlines()) == 2, result.stdout + result.stderr[-2000:]
+    assert result.stdout.startswith("ran\n") and len(result.stdout.splitlines()) == 2, (
+        result.stdout + result.stderr[-2000:]
+    )

@@ -293,7 +293,9 @@ def test_an_unknown_keyword_is_refused():
 @triton.autotune(
     configs=[triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32}, num_warps=8)],
     key=["n"],
-    prune_configs_by={"early_config_prune": lambda configs, args, **kw: [c for c in configs if c.kwargs["BLOCK"] == 32]},
+    prune_configs_by={
+        "early_config_prune": lambda configs, args, **kw: [c for c in configs if c.kwargs["BLOCK"] == 32]
+    },
 )
 @triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
 @triton.jit
@@ -414,7 +416,9 @@ def test_an_interrupted_launch_leaves_the_next_one_sound():
     assert (out == -1).all()
 
 
-@pytest.mark.skipif(bool(triton.knobs.runtime.interpret), reason="Triton compiles nothing where TRITON_INTERPRET is set")
+@pytest.mark.skipif(
+    bool(triton.knobs.runtime.interpret), reason="Triton compiles nothing where TRITON_INTERPRET is set"
+)
 def test_a_launch_returns_a_kernel_that_compiles_when_looked_at():
     kernel = takes_function[(1,)](torch.ones(16), torch.empty(16), negated, 16, num_warps=2)
     assert "tt.store" in kernel.asm["ttir"] and kernel.metadata.num_warps == 2
@@ -461,7 +465,9 @@ def test_launches_leave_nothing_behind():
         assert objects_after(300) - before < 100
 
 
-@pytest.mark.skipif(bool(triton.knobs.runtime.interpret), reason="Triton compiles nothing where TRITON_INTERPRET is set")
+@pytest.mark.skipif(
+    bool(triton.knobs.runtime.interpret), reason="Triton compiles nothing where TRITON_INTERPRET is set"
+)
 def test_warmup_compiles_and_runs_nothing():
     out = torch.zeros(16)
     kernel = takes_function.warmup(torch.ones(16), out, negated, 16, grid=(1,))

@@ -184,7 +184,9 @@ def test_device_descriptors_pad(padding):
 def test_descriptors_must_keep_the_16_byte_rules():
     x = torch.randn(64, 66)
     with pytest.raises(Exception, match="16"):
-        described[(1, 1)](TensorDescriptor(x, [64, 66], [66, 1], [32, 32]), TensorDescriptor.from_tensor(x, [32, 32]), 32, 32)
+        described[(1, 1)](
+            TensorDescriptor(x, [64, 66], [66, 1], [32, 32]), TensorDescriptor.from_tensor(x, [32, 32]), 32, 32
+        )
 
 
 @triton.jit

@@ -84,7 +84,9 @@ def test_pointers_from_a_table_end_where_their_tensor_ends(lengths, at_once):
     elif lengths[0] == 0 and at_once:
         assert run.findings or run.warnings
     else:
-        assert type(run.findings[0]) is emulator.errors.OutOfBoundsError and "outside the tensor" in str(run.findings[0])
+        assert type(run.findings[0]) is emulator.errors.OutOfBoundsError and "outside the tensor" in str(
+            run.findings[0]
+        )
 
 
 @triton.jit

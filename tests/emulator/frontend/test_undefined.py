@@ -150,7 +150,12 @@ def _chain(names, seed, dtype, shape, run):
             results.append((name, type(error)))
             continue
         results.append((name, result))
-        if type(result) is Tensor and result.data.ndim <= 3 and 4 <= result.data.size <= 4 * MOST and min(result.data.shape) > 0:
+        if (
+            type(result) is Tensor
+            and result.data.ndim <= 3
+            and 4 <= result.data.size <= 4 * MOST
+            and min(result.data.shape) > 0
+        ):
             x = result
     return results
 
@@ -319,7 +324,9 @@ CALLS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(n for n in language._TABLE if n not in NO_OPERAND and not n.startswith("atomic")))
+@pytest.mark.parametrize(
+    "name", sorted(n for n in language._TABLE if n not in NO_OPERAND and not n.startswith("atomic"))
+)
 def test_every_direct_version_carries_marks(name):
     """A name of the table that has no call here is called with the block alone: give it one when it takes more."""
     function, x = language._TABLE[name], lanes([1, 2, 3, 4], [0, 0, 0, 1])

@@ -83,7 +83,9 @@ def test_one_arrival_too_many_names_the_arrivals():
         bar = Bars("full", 1, arrive_count=2)
         arrive(bar[0], 3)
 
-    with pytest.raises(errors.OverArrivalError, match=r"full\[0\] got 1 arrival more than its arrive_count=2 in phase 0"):
+    with pytest.raises(
+        errors.OverArrivalError, match=r"full\[0\] got 1 arrival more than its arrive_count=2 in phase 0"
+    ):
         run(kernel)
 
 
@@ -204,7 +206,9 @@ def test_named_barrier_counts_threads(options):
     assert order == ["before", "after"]
 
 
-@pytest.mark.parametrize("number, threads, message", [(16, 128, "0 to 15"), (0, 100, "multiple of 32"), (0, 96, "arrived")])
+@pytest.mark.parametrize(
+    "number, threads, message", [(16, 128, "0 to 15"), (0, 100, "multiple of 32"), (0, 96, "arrived")]
+)
 def test_named_barrier_rules(number, threads, message):
     with pytest.raises(errors.NamedBarrierError, match=message):
         run(lambda: sync.named_wait(current(), number, threads, ()))

@@ -118,7 +118,9 @@ def test_a_protocol_that_fails_in_one_interleaving_only():
 def test_every_schedule_replays_to_the_same_end():
     kinds = set()
     for which in ([0, 1], [1, 0]):
-        kernel = _protocol((1, 1), [[("arrive", which[0]), ("wait0", which[1])], [("wait0", which[0]), ("arrive", which[1])]])
+        kernel = _protocol(
+            (1, 1), [[("arrive", which[0]), ("wait0", which[1])], [("wait0", which[0]), ("arrive", which[1])]]
+        )
         found = explore.search(_execute(kernel), stop=False)
         kinds |= _kinds(found)
         if found.first is not None:

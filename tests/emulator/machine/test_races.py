@@ -232,7 +232,8 @@ class _Cta:
 
 
 @pytest.mark.parametrize(
-    "mode, shape", [("plain", (128, 64)), ("plain", (64, 64)), ("plain", (256, 64)), ("half", (64, 128)), ("plain", (32, 64))]
+    "mode, shape",
+    [("plain", (128, 64)), ("plain", (64, 64)), ("plain", (256, 64)), ("half", (64, 128)), ("plain", (32, 64))],
 )
 def test_tensor_memory_tiles_read_back_what_was_written(mode, shape):
     storage = Storage(_Cta, "tmem", 128 * 512 * 4, "t")
@@ -273,7 +274,9 @@ def _busy():
         for i in range(1500):
             wait(empty[i % 2], i // 2 + 1)
             sync.expect_bytes(current(), full[i % 2], 64, ())
-            engines.tma_load(current(), lambda: np.zeros(16, np.float32), [(ring.views[i % 2], "ring", full[i % 2])], 64, ())
+            engines.tma_load(
+                current(), lambda: np.zeros(16, np.float32), [(ring.views[i % 2], "ring", full[i % 2])], 64, ()
+            )
 
     def consumer():
         for i in range(1500):

@@ -42,7 +42,9 @@ def test_emulator_and_compiler_agree(name):
         verdicts.load(name).kernel[(1,)](torch.randn(64), torch.zeros(128), 3, N=32)
     except Exception as error:
         refusal = error
-    assert (refusal is not None) == bool(compiled()[name]), f"compiler: {compiled()[name] or 'compiles'}; emulator: {refusal}"
+    assert (refusal is not None) == bool(compiled()[name]), (
+        f"compiler: {compiled()[name] or 'compiles'}; emulator: {refusal}"
+    )
 
 
 REFUSALS = {

@@ -36,7 +36,9 @@ def _prefetches(desc, out, tiles, N: tl.constexpr, AHEAD: tl.constexpr):
 def test_a_load_that_nobody_waits_for(policy, ahead, tiles):
     x = torch.randn(tiles * 16, 16)
     with emulator.options(policy=policy):
-        run = emulator.run(_prefetches, (1,), TensorDescriptor.from_tensor(x, [16, 16]), torch.zeros(1), tiles, 16, ahead)
+        run = emulator.run(
+            _prefetches, (1,), TensorDescriptor.from_tensor(x, [16, 16]), torch.zeros(1), tiles, 16, ahead
+        )
     assert [type(f) for f in run.findings] == [errors.InFlightError] * ahead
     if ahead:
         assert f"TMA load of ring[{tiles % 2}]" in str(run.findings[0]) and "test_kernel_end.py" in str(run.findings[0])
@@ -81,7 +83,8 @@ def _ring_of_ctas(x, y, N: tl.constexpr, HOW: tl.constexpr, SIZE: tl.constexpr):
 
 @every_policy
 @pytest.mark.parametrize(
-    "how, found", [("come", 0), ("answered", 0), ("nobody waits", "a copy to inbox[0]"), ("answered, not awaited", "an arrive at")]
+    "how, found",
+    [("come", 0), ("answered", 0), ("nobody waits", "a copy to inbox[0]"), ("answered, not awaited", "an arrive at")],
 )
 def test_what_other_ctas_do_to_a_cta_comes_before_its_end(policy, how, found):
     with emulator.options(policy=policy):

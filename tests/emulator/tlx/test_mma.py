@@ -205,7 +205,9 @@ def test_a_pair_of_ctas(m, in_tmem, barrier):
 
 def test_a_pair_without_its_cluster_is_refused():
     with pytest.raises(triton.CompilationError, match="remote_cta_rank needs a cluster of more than one CTA"):
-        _pair[(2,)](torch.zeros(128, 32).half(), torch.zeros(32, 64).half(), torch.zeros(128, 64), 64, 64, 32, False, True)
+        _pair[(2,)](
+            torch.zeros(128, 32).half(), torch.zeros(32, 64).half(), torch.zeros(128, 64), 64, 64, 32, False, True
+        )
 
 
 # ---------------------------------------------------------------- block scales
@@ -215,7 +217,10 @@ def _pack(scale):
     """[rows, cols] -> the packed order of the tensor core, [rows / 128, cols / 4, 32, 16]."""
     rows, cols = scale.shape
     return (
-        scale.reshape(rows // 128, 4, 32, cols // 4, 4).permute(0, 3, 2, 1, 4).reshape(rows // 128, cols // 4, 32, 16).contiguous()
+        scale.reshape(rows // 128, 4, 32, cols // 4, 4)
+        .permute(0, 3, 2, 1, 4)
+        .reshape(rows // 128, cols // 4, 32, 16)
+        .contiguous()
     )
 
 

@@ -56,7 +56,9 @@ def test_parameters_are_the_wheel_s(name):
             continue  # ours may be more generous: async_descriptor_store_wait() is fine
         want = getattr(want, "value", want)
         got = getattr(got, "value", got)
-        assert (list(got) if isinstance(got, (list, tuple)) else got) == (list(want) if isinstance(want, (list, tuple)) else want)
+        assert (list(got) if isinstance(got, (list, tuple)) else got) == (
+            list(want) if isinstance(want, (list, tuple)) else want
+        )
 
 
 def test_tlx_outside_a_kernel_says_where_it_belongs():

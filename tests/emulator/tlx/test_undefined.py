@@ -106,7 +106,10 @@ def partly_written(out, M: tl.constexpr, N: tl.constexpr, SKIP: tl.constexpr):
 def test_what_nobody_wrote_is_known_by_its_place_not_by_its_bits():
     out = torch.zeros(64, 128, dtype=torch.int16)
     (report,) = found(partly_written, out, 64, 128, False)
-    assert f"stores {32 * 128} value(s) out of tile[0], where nobody had written" in report and "v = tlx.local_load" in report
+    assert (
+        f"stores {32 * 128} value(s) out of tile[0], where nobody had written" in report
+        and "v = tlx.local_load" in report
+    )
     assert found(partly_written, out, 64, 128, True) == []
     assert (out[:32] == -1).all()
 
@@ -161,7 +164,9 @@ def test_another_ctas_memory_gets_the_marks(asynchronous):
 
 
 @triton.jit
-def blackwell(a, b, c, m, k, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, MASK: tl.constexpr, TWICE: tl.constexpr):
+def blackwell(
+    a, b, c, m, k, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, MASK: tl.constexpr, TWICE: tl.constexpr
+):
     rows, cols, depth = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     a_tile = tlx.local_alloc((M, K), tl.float16, 1)
     b_tile = tlx.local_alloc((K, N), tl.float16, 1)
@@ -206,7 +211,9 @@ def test_a_product_that_replaces_an_undefined_one_is_defined():
 
 
 @triton.jit
-def hopper(a, b, c, m, M: tl.constexpr, K: tl.constexpr, MASK: tl.constexpr, REGISTERS: tl.constexpr, WAIT: tl.constexpr):
+def hopper(
+    a, b, c, m, M: tl.constexpr, K: tl.constexpr, MASK: tl.constexpr, REGISTERS: tl.constexpr, WAIT: tl.constexpr
+):
     rows, cols, depth = tl.arange(0, M), tl.arange(0, M), tl.arange(0, K)
     a_tile = tlx.local_alloc((M, K), tl.float16, 1)
     b_tile = tlx.local_alloc((K, M), tl.float16, 1)
@@ -239,7 +246,10 @@ def test_products_in_registers(registers):
 def test_what_was_made_of_a_product_before_its_wait_stays_undefined():
     a, b, c = torch.randn(64, 32).half(), torch.randn(32, 64).half(), torch.zeros(64, 64)
     (report,) = found(hopper, a, b, c, 64, 64, 32, False, False, False)
-    assert "stores 4096 value(s) made from a product that was still being computed" in report and "tlx.async_dot(" in report
+    assert (
+        "stores 4096 value(s) made from a product that was still being computed" in report
+        and "tlx.async_dot(" in report
+    )
 
 
 @triton.jit

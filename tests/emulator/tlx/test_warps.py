@@ -24,7 +24,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @triton.jit
-def overlay(x_ptr, out_ptr, BETWEEN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, NARROW: tl.constexpr, SLICES: tl.constexpr):
+def overlay(
+    x_ptr, out_ptr, BETWEEN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, NARROW: tl.constexpr, SLICES: tl.constexpr
+):
     shared = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
     s = tlx.local_alloc((M, N), tl.float32, 1, tlx.storage_kind.tmem, reuse=shared)
     p = tlx.local_alloc((M, N), NARROW, 1, tlx.storage_kind.tmem, reuse=shared)
@@ -158,7 +160,9 @@ def test_the_public_backward_needs_its_barrier_between_s_and_p(ctas):
         launch()
 
 
-COMPILED = [b for b in (*JOINS, *APART) if b not in ("arrive", "expect", "every thread arrives")]  # unused: the compiler drops it
+COMPILED = [
+    b for b in (*JOINS, *APART) if b not in ("arrive", "expect", "every thread arrives")
+]  # unused: the compiler drops it
 SCRIPT = """
 import triton
 from triton.backends.compiler import GPUTarget

@@ -19,15 +19,28 @@ def lines(*code, indent=1):
 
 def captured(*task, before=(), default=("tl.store(o + n, 1.0)",), kind="num_warps=4"):
     """A kernel whose block v is made before a default task and one other task."""
-    tasks = lines("with tlx.async_tasks():") + lines("with tlx.async_task('default'):", indent=2) + lines(*default, indent=3)
-    return HEAD + BLOCK + lines(*before) + tasks + lines(f"with tlx.async_task({kind}):", indent=2) + lines(*task, indent=3)
+    tasks = (
+        lines("with tlx.async_tasks():")
+        + lines("with tlx.async_task('default'):", indent=2)
+        + lines(*default, indent=3)
+    )
+    return (
+        HEAD
+        + BLOCK
+        + lines(*before)
+        + tasks
+        + lines(f"with tlx.async_task({kind}):", indent=2)
+        + lines(*task, indent=3)
+    )
 
 
 def tensor_memory(access, warps):
     """A default task fills tensor memory; a task of so many warps then accesses it."""
     alloc = lines("t = tlx.local_alloc((128, N), tl.float32, 1, tlx.storage_kind.tmem)", "full = tlx.alloc_barriers(1)")
     fill = ("tlx.local_store(t[0], tl.zeros((128, N), tl.float32) + 1.0)", "tlx.barrier_arrive(full[0], 1)")
-    tasks = lines("with tlx.async_tasks():") + lines("with tlx.async_task('default'):", indent=2) + lines(*fill, indent=3)
+    tasks = (
+        lines("with tlx.async_tasks():") + lines("with tlx.async_task('default'):", indent=2) + lines(*fill, indent=3)
+    )
     code = ("tlx.barrier_wait(full[0], 0)", *access)
     return HEAD + alloc + tasks + lines(f"with tlx.async_task(num_warps={warps}):", indent=2) + lines(*code, indent=3)
 
@@ -51,7 +64,10 @@ def product(dtype="tl.bfloat16", acc="tl.float32", a=(128, 64), b=(64, 128), tra
 
 LOAD = ("w = tlx.local_load(t[0])", "tl.store(o + tl.arange(0, 128), tl.sum(w, 1))")
 STORE = ("tlx.local_store(t[0], tl.zeros((128, N), tl.float32))",)
-TILE, TMEM = "a = tlx.local_alloc((N, N), tl.float32, 1)", "a = tlx.local_alloc((128, N), tl.float32, 1, tlx.storage_kind.tmem)"
+TILE, TMEM = (
+    "a = tlx.local_alloc((N, N), tl.float32, 1)",
+    "a = tlx.local_alloc((128, N), tl.float32, 1, tlx.storage_kind.tmem)",
+)
 ZEROS, TALL = "tl.zeros((N, N), tl.float32)", "tl.zeros((128, N), tl.float32)"
 
 VERDICTS = {
@@ -80,7 +96,9 @@ VERDICTS = {
     "product of fp32, both transposed": product("tl.float32", a=(64, 128), b=(128, 64), trans_a=True, trans_b=True),
     "product of fp8, B as [K, N]": product("tl.float8e5"),
     "array of one buffer stored to": plain(TILE, f"tlx.local_store(a, {ZEROS})"),
-    "array of one buffer loaded": plain(TILE, f"tlx.local_store(a[0], {ZEROS})", "tlx.local_store(a[0], tlx.local_load(a))"),
+    "array of one buffer loaded": plain(
+        TILE, f"tlx.local_store(a[0], {ZEROS})", "tlx.local_store(a[0], tlx.local_load(a))"
+    ),
     "array of one buffer in tensor memory": plain(TMEM, f"tlx.local_store(a, {TALL})"),
     "its only buffer stored to": plain(TILE, f"tlx.local_store(a[0], {ZEROS})"),
     "array of one barrier": plain("b = tlx.alloc_barriers(1)", "tlx.barrier_arrive(b, 1)", "tlx.barrier_wait(b, 0)"),

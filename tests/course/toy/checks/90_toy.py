@@ -46,12 +46,32 @@ EXERCISES = [
         hints=("Slice.", "Divide by the length."),
         forbid=("softmax", "numpy", "nested"),
         limits=(Limit("small tensors", "peak_numel", at_most=64, text="no tensor larger than 64 elements"),),
-        properties=(Property("lengths add up", lambda case, r: None if int(r[1].sum()) == case.offsets[-1] else "They do not."),),
+        properties=(
+            Property("lengths add up", lambda case, r: None if int(r[1].sum()) == case.offsets[-1] else "They do not."),
+        ),
         mutants=(
-            Mutant("forgets to divide", "The sums are not divided by the lengths.", edit=(" / max(int(lengths[b]), 1)", "")),
-            Mutant("off by one", "Each sequence's last row is left out.", edit=("x[offsets[b] : offsets[b + 1]]", "x[offsets[b] : offsets[b + 1] - 1]")),
-            Mutant("int32", "-", caught_by="returns", edit=("return means, lengths", "return means, lengths.int()"), expect="int64"),
-            Mutant("big", "-", caught_by="small tensors", edit=("    return means", "    torch.zeros(65)\n    return means"), expect="65 elements"),
+            Mutant(
+                "forgets to divide", "The sums are not divided by the lengths.", edit=(" / max(int(lengths[b]), 1)", "")
+            ),
+            Mutant(
+                "off by one",
+                "Each sequence's last row is left out.",
+                edit=("x[offsets[b] : offsets[b + 1]]", "x[offsets[b] : offsets[b + 1] - 1]"),
+            ),
+            Mutant(
+                "int32",
+                "-",
+                caught_by="returns",
+                edit=("return means, lengths", "return means, lengths.int()"),
+                expect="int64",
+            ),
+            Mutant(
+                "big",
+                "-",
+                caught_by="small tensors",
+                edit=("    return means", "    torch.zeros(65)\n    return means"),
+                expect="65 elements",
+            ),
         ),
         variants=(
             """
@@ -87,7 +107,10 @@ def row_means(x, offsets):
             Mutant("halves", "It is half of the input.", edit=("x * factor", "x / factor")),
             Mutant("view", "-", caught_by="returns", edit=("x * factor", "x"), expect="view"),
         ),
-        variants=("def twice(x):\n    return x + x\n", "def twice(x):\n    return (2 * x.double()).transpose(0, 1).contiguous().transpose(0, 1)\n"),
+        variants=(
+            "def twice(x):\n    return x + x\n",
+            "def twice(x):\n    return (2 * x.double()).transpose(0, 1).contiguous().transpose(0, 1)\n",
+        ),
     ),
     Exercise(
         id="90.3",
@@ -97,9 +120,7 @@ def row_means(x, offsets):
         cases=lambda seed: [Case("the value")],
         reference=lambda: 42,
         hints=("A number.", "Forty-two."),
-        mutants=tuple(
-            Mutant(f"is {n}", f"{n} is only a part of it.", source=f"answer = {n}\n") for n in (1, 2, 3)
-        )
+        mutants=tuple(Mutant(f"is {n}", f"{n} is only a part of it.", source=f"answer = {n}\n") for n in (1, 2, 3))
         + (Mutant("text", "-", caught_by="returns", source="answer = '42'\n", expect="a string"),),
         variants=("answer = 6 * 7\n", "answer = 40\nanswer += 2\n"),
     ),
@@ -112,10 +133,37 @@ def row_means(x, offsets):
         hints=("Compare neighbours.", "Raise ValueError that names the offsets."),
         mutants=(
             Mutant("never refuses", "-", edit=("b < a for", "False for"), recognise=False, expect="must be refused"),
-            Mutant("wrong exception", "-", edit=("raise ValueError", "raise TypeError"), recognise=False, expect="TypeError"),
-            Mutant("says nothing", "-", edit=('"offsets must not decrease"', '"no"'), recognise=False, expect="must name `offsets`"),
-            Mutant("reverses the caller's list", "-", caught_by="inputs kept", edit=("    return [b - a", "    offsets.reverse()\n    offsets = offsets[::-1]\n    return [b - a"), expect="`offsets`"),
-            Mutant("one length too few", "The last length is missing.", caught_by="returns", edit=("return [b - a for a, b in zip(offsets, offsets[1:])]", "return [b - a for a, b in zip(offsets, offsets[1:-1])]"), expect="list of 2"),
+            Mutant(
+                "wrong exception",
+                "-",
+                edit=("raise ValueError", "raise TypeError"),
+                recognise=False,
+                expect="TypeError",
+            ),
+            Mutant(
+                "says nothing",
+                "-",
+                edit=('"offsets must not decrease"', '"no"'),
+                recognise=False,
+                expect="must name `offsets`",
+            ),
+            Mutant(
+                "reverses the caller's list",
+                "-",
+                caught_by="inputs kept",
+                edit=("    return [b - a", "    offsets.reverse()\n    offsets = offsets[::-1]\n    return [b - a"),
+                expect="`offsets`",
+            ),
+            Mutant(
+                "one length too few",
+                "The last length is missing.",
+                caught_by="returns",
+                edit=(
+                    "return [b - a for a, b in zip(offsets, offsets[1:])]",
+                    "return [b - a for a, b in zip(offsets, offsets[1:-1])]",
+                ),
+                expect="list of 2",
+            ),
         ),
         variants=(
             "def lengths_of(offsets):\n    lengths = [offsets[i + 1] - offsets[i] for i in range(len(offsets) - 1)]\n    if min(lengths) < 0:\n        raise ValueError(f'bad offsets {offsets}')\n    return lengths\n",

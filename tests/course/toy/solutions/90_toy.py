@@ -12,13 +12,14 @@
 # %% tags=["setup"]
 import torch
 
-from jfa.course import check, hint, progress
+from jfa.course import check, progress
 
 progress()
 
 # %% [markdown]
 # ## 90.1 Row sums of packed sequences
 # Limit: no tensor larger than 64 elements.
+
 
 # %% tags=["ex-90.1"]
 def row_means(x, offsets):
@@ -62,6 +63,7 @@ check("90.3", answer)
 
 # %% [markdown]
 # ## 90.4 Refuse bad offsets
+
 
 # %% tags=["ex-90.4"]
 def lengths_of(offsets):

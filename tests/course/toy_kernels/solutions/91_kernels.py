@@ -21,6 +21,7 @@ progress()
 # ## 91.1 Twice, in tiles
 # No block larger than 16 elements; at most 3 loads.
 
+
 # %% tags=["ex-91.1"]
 @triton.jit
 def twice_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
@@ -38,6 +39,7 @@ check("91.1", twice_kernel)
 
 # %% [markdown]
 # ## 91.2 A host function that launches
+
 
 # %% tags=["ex-91.2"]
 @triton.jit
@@ -61,6 +63,7 @@ check("91.2", copied)
 
 # %% [markdown]
 # ## 91.3 A sum that is the same whatever comes first
+
 
 # %% tags=["ex-91.3"]
 @triton.jit
