@@ -28,6 +28,7 @@ import torch  # noqa: E402
 
 from jfa.attention import make_problem  # noqa: E402
 from jfa.bench import cli, peers, runner, shapes  # noqa: E402
+from jfa.kernels.common.host import num_sms  # noqa: E402
 from jfa.kernels.portable import config, launch, tiles  # noqa: E402
 from jfa.kernels.portable.config import Tile  # noqa: E402
 
@@ -122,7 +123,7 @@ class Bench:
             return lambda: (launch.dq_pass(p, grad, None, *self.qkv, self.out, self.lse, self.delta, None, tile),)
         if job["kind"] == "plan":
             return lambda: tiles.query_units(p, tile.keep, tile.step)
-        workers = job["per"] * config.processors(p.device) // p.num_kv_heads
+        workers = job["per"] * num_sms(p.device, config.EMULATED_SMS) // p.num_kv_heads
         return lambda: launch.shared_query_backward(p, grad, None, *self.qkv, self.out, self.lse, tile, workers, job["piece"])
 
 

@@ -17,16 +17,17 @@ from jfa.kernels.blackwell.backward_dq import dq_kernel
 from jfa.kernels.blackwell.backward_pma import pma_backward_kernel
 from jfa.kernels.blackwell.forward import forward_kernel
 from jfa.kernels.blackwell.plain import plain_forward_kernel
+from jfa.kernels.common.host import num_sms, scale_log2
+from jfa.kernels.common.host import padded_head_dim as _padded_head_dim
 from jfa.kernels.common.padded_rows import finish_dq, padded, padded_rows, row_constants
 from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor
+from jfa.kernels.common.softmax import LOG2_E
 from jfa.kernels.common.tile_list import tile_list
 
-LOG2_E = 1.4426950408889634
 BLOCK = 128  # rows of a softmax group, keys of a block: the M of one MMA and its N
 O_PARTS = 2  # column parts in which the forward's O leaves
 DQ_COLUMNS = 16  # fp32 columns of dQ that leave at once
 EMULATED_SMS = 2  # without a GPU: enough to have CTAs that take several tiles and CTAs side by side
-ZERO_SCALE = 2.0**-100  # stands for sm_scale = 0: scores vanish, and a masked -inf stays -inf
 DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -79,7 +80,7 @@ class ForwardConfig:
 
 def padded_head_dim(problem: Problem) -> int:
     """Columns of every tile: 64 or 128; TMA fills what a tensor lacks with zeros."""
-    return 64 if max(problem.head_dim, problem.head_dim_v) <= 64 else 128
+    return _padded_head_dim(problem.head_dim, problem.head_dim_v, least=64)
 
 
 def forward_config(problem: Problem, clc: bool = True) -> ForwardConfig:
@@ -119,14 +120,14 @@ def launch_forward(problem: Problem, q, k, v, out, lse, records: Tensor, counts:
     """One launch; ``out`` must be addressable by TMA."""
     head_dim = padded_head_dim(problem)
     units = records.shape[0] * problem.num_heads
-    forward_kernel[(units if config.clc else min(units, streaming_multiprocessors(problem.device)),)](
+    forward_kernel[(units if config.clc else min(units, num_sms(problem.device, EMULATED_SMS)),)](
         *(ragged_descriptor(make_tma_ready(x), BLOCK, head_dim) for x in (q, k, v)),
         ragged_descriptor(out, BLOCK, head_dim // O_PARTS),
         lse,
         records,
         counts,
         problem.rows_out,
-        (abs(problem.sm_scale) or ZERO_SCALE) * LOG2_E,
+        scale_log2(abs(problem.sm_scale)),
         **forward_constexprs(problem, config),
         num_warps=4,
         num_stages=1,
@@ -204,7 +205,7 @@ def backward(
 def launch_pma(problem: Problem, dout, q, k, v, dk, dv, lse2, delta, records: Tensor, counts: Tensor) -> Tensor:
     """One launch of the query-resident form; dQ / sm_scale [H, rows, columns] fp32, summed over the CTAs in their order."""
     head_dim, heads, rows = padded_head_dim(problem), problem.num_kv_heads, BLOCK // problem.group_size
-    workers = max(1, min(records.shape[0], streaming_multiprocessors(problem.device) // heads))
+    workers = max(1, min(records.shape[0], num_sms(problem.device, EMULATED_SMS) // heads))
     partials = torch.zeros(workers * heads, BLOCK, head_dim, dtype=torch.float32, device=q.device)
     pma_backward_kernel[(workers * heads,)](
         ragged_descriptor(make_tma_ready(q), rows, head_dim),
@@ -248,7 +249,7 @@ def launch_dq(problem: Problem, dout, q, k, v, sums, lse2, delta, records: Tenso
     """dQ / sm_scale of every query tile into ``sums`` [H, padded rows, columns] fp32, each tile written once."""
     head_dim = padded_head_dim(problem)
     units = records.shape[0] * problem.num_heads
-    dq_kernel[(min(units, streaming_multiprocessors(problem.device)),)](
+    dq_kernel[(min(units, num_sms(problem.device, EMULATED_SMS)),)](
         *(ragged_descriptor(make_tma_ready(x), BLOCK, head_dim) for x in (q, k, v, dout)),
         dq_descriptor(sums),
         lse2,
@@ -288,7 +289,7 @@ def launch_backward(
     """One launch; dout, dk and dv must be addressable by TMA. ``sums`` [H, rows, columns] fp32 receives dQ / sm_scale."""
     head_dim = padded_head_dim(problem)
     units = records.shape[0] * problem.num_kv_heads
-    backward_kernel[(units if config.clc else min(units, streaming_multiprocessors(problem.device)),)](
+    backward_kernel[(units if config.clc else min(units, num_sms(problem.device, EMULATED_SMS)),)](
         *(ragged_descriptor(make_tma_ready(x), BLOCK, head_dim) for x in (q, k, v)),
         *(ragged_descriptor(x, BLOCK, head_dim) for x in (dout, dk, dv)),
         dq_descriptor(sums),
@@ -388,10 +389,3 @@ def forward_constexprs(problem: Problem, config: ForwardConfig) -> dict[str, int
 def softmax_registers(problem: Problem, config: ForwardConfig) -> int:
     """Of a thread of the softmax groups, so that they and the correction, which gets what is left, spill least (`jfa compile`)."""
     return 192 if problem.band.has_lo or config.one_q else 184
-
-
-def streaming_multiprocessors(device: torch.device) -> int:
-    """CTAs that a persistent kernel starts: one an SM."""
-    if device.type != "cuda":
-        return EMULATED_SMS
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -76,17 +76,6 @@ def count_edges(edge_blocks, bulk_start, bulk_blocks, end, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def visible(i, j, len_kv, lo, hi, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """Which (query i, key j) pairs count; i and j broadcast against each other."""
-    keep = (j < len_kv) & (i >= 0)
-    if HAS_LO:
-        keep = keep & (j >= i + lo)
-    if HAS_HI:
-        keep = keep & (j <= i + hi)
-    return keep
-
-
-@triton.jit
 def load_rows(base, rows, cols, stride_row, stride_col, limit, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr, MASKED: tl.constexpr):
     """A tile [rows, BLOCK_COLS], zero in rows past ``limit`` (MASKED) and in the columns that pad COLS to a power of two."""
     pointers = base + rows[:, None] * stride_row + cols[None, :] * stride_col

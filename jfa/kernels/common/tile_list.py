@@ -20,8 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from jfa.kernels.base import Problem
+from jfa.kernels.common.host import band_constants
 from jfa.kernels.common.sequence import band_of, rows_of
-from jfa.masks import UNBOUNDED
 
 FIELDS = tl.constexpr(9)  # numbers of a record: q_begin, len_q, row, out_begin, kv_begin, len_kv, lo, hi, pad_begin
 FAR = tl.constexpr(1 << 29)  # an open side of a band, where bounds are added and must not overflow
@@ -48,19 +48,11 @@ def tile_list(problem: Problem, block: int, keys: bool, pad: int) -> tuple[Tenso
     list_kernel[(batches, min(64, -(-capacity // (_TILES * batches))))](
         problem.query_offset, problem.key_offset, slots, records, counts,
         batches, problem.rows_q, problem.rows_kv, problem.rows_out, capacity,
-        *band_constants(problem),
+        *band_constants(problem.band),
         BLOCK=block, KEYS=keys, BROADCAST_Q=problem.broadcast_q, SLOTS=problem.output_offset is not None, PAD=pad,
         TILES=_TILES, OTHERS=_OTHERS,
     )  # fmt: skip
     return records, counts
-
-
-def band_constants(problem: Problem) -> list[int]:
-    """lo_start, lo_end, hi_start, hi_end as a kernel takes them: 32 bits, an open side beyond any row."""
-    band = problem.band
-    lows = (-UNBOUNDED if c is None else c for c in (band.lo_start, band.lo_end))
-    highs = (UNBOUNDED if c is None else c for c in (band.hi_start, band.hi_end))
-    return [min(max(c, -UNBOUNDED), UNBOUNDED) for c in (*lows, *highs)]
 
 
 @triton.jit(do_not_specialize=[

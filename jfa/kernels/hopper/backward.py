@@ -31,12 +31,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.band import in_band, query_blocks
+from jfa.kernels.common.host import num_sms, padded_head_dim, scale_log2
 from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.ragged import ragged_box, ragged_descriptor
 from jfa.kernels.common.rounding import rounded_pairs
-from jfa.kernels.common.softmax import LOG2_E
 from jfa.kernels.compile_config import CompileConfig
-from jfa.kernels.hopper.configs import TINY_SCALE, BackwardConfig, backward_config, padded_dim, separate_dq, workers
+from jfa.kernels.hopper.configs import EMULATED_SMS, BackwardConfig, backward_config, separate_dq
 from jfa.kernels.hopper.prepare import PaddedRows
 from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
 from jfa.kernels.hopper.tiles import TileList, key_tiles, padded
@@ -396,12 +396,12 @@ def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, d
 
     Where dQ is left to jfa.kernels.hopper.backward_dq: None.
     """
-    d = max(padded_dim(problem.head_dim), padded_dim(problem.head_dim_v))
+    d = padded_head_dim(problem.head_dim, problem.head_dim_v)
     dq_rows = padded(problem.rows_q) if problem.broadcast_q else rows.count
     with_dq = not separate_dq(problem)
     config = backward_config(d, problem.band.has_lo, with_dq)
     accumulated = torch.zeros(problem.num_heads, dq_rows if with_dq else 1, d, dtype=torch.float32, device=q.device)
-    grid = (min(workers(problem.device), tiles.records.shape[0] * problem.num_kv_heads),)
+    grid = (min(num_sms(problem.device, EMULATED_SMS), tiles.records.shape[0] * problem.num_kv_heads),)
     variant = _variant(config, d, with_dq, problem.broadcast_q, problem.band.has_lo, problem.band.has_hi)
     variant.launch(
         problem.device, grid,
@@ -409,7 +409,7 @@ def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, d
         ragged_descriptor(dout, 64, d), TensorDescriptor.from_tensor(accumulated.view(-1, d), [64, 64]),
         ragged_descriptor(dk, 64, d), ragged_descriptor(dv, 64, d), rows.lse2, rows.delta, rows.count, dq_rows,
         tiles.records, tiles.counts, tiles.counters(1), problem.num_kv_heads,
-        problem.group_size, problem.sm_scale, max(problem.sm_scale * LOG2_E, TINY_SCALE),
+        problem.group_size, problem.sm_scale, scale_log2(problem.sm_scale),
     )
     return accumulated if with_dq else None
 

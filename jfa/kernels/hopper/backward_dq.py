@@ -15,11 +15,11 @@ import triton.language.extra.tlx as tlx
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.band import in_band, key_blocks
+from jfa.kernels.common.host import num_sms, padded_head_dim, scale_log2
 from jfa.kernels.common.ragged import empty_tma_ready, ragged_descriptor
-from jfa.kernels.common.softmax import LOG2_E
 from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.backward import load_box, store_gradient
-from jfa.kernels.hopper.configs import TINY_SCALE, padded_dim, workers
+from jfa.kernels.hopper.configs import EMULATED_SMS
 from jfa.kernels.hopper.prepare import PaddedRows
 from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
 from jfa.kernels.hopper.tiles import TileList
@@ -163,7 +163,7 @@ def dq_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, lse2, delta, padded_rows
 
 def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout) -> torch.Tensor:
     """dq [rows_q, H, D] in q's dtype. Everything is TMA-ready; ``tiles``: of 128 queries."""
-    d = max(padded_dim(problem.head_dim), padded_dim(problem.head_dim_v))
+    d = padded_head_dim(problem.head_dim, problem.head_dim_v)
     if problem.broadcast_q:
         like = torch.zeros(problem.rows_out, problem.num_heads, 0, dtype=torch.float32, device=q.device)
     else:
@@ -171,12 +171,12 @@ def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout) -
     dq = empty_tma_ready(like, problem.head_dim)
     if problem.output_offset is not None:
         dq.zero_()
-    grid = (min(workers(problem.device), tiles.records.shape[0] * problem.num_heads),)
+    grid = (min(num_sms(problem.device, EMULATED_SMS), tiles.records.shape[0] * problem.num_heads),)
     dq_kernel[grid](
         ragged_descriptor(q, 64, d), ragged_descriptor(k, 64, d), ragged_descriptor(v, 64, d), ragged_descriptor(dout, 64, d),
         ragged_descriptor(dq, 64, d), rows.lse2, rows.delta, rows.count, tiles.records, tiles.counts,
         torch.zeros(1, dtype=torch.int32, device=q.device), problem.num_heads, problem.group_size, problem.sm_scale,
-        max(problem.sm_scale * LOG2_E, TINY_SCALE), D=d, STAGES=3, BROADCAST_Q=problem.broadcast_q,
+        scale_log2(problem.sm_scale), D=d, STAGES=3, BROADCAST_Q=problem.broadcast_q,
         HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi, REGISTERS=240, num_warps=4, num_stages=1,
     )
     if not problem.broadcast_q:

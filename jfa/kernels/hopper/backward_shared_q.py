@@ -35,12 +35,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.band import in_band
+from jfa.kernels.common.host import num_sms, padded_head_dim, scale_log2
 from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.ragged import ragged_box, ragged_descriptor
-from jfa.kernels.common.softmax import LOG2_E
 from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.backward import load_box, store_gradient
-from jfa.kernels.hopper.configs import TINY_SCALE, padded_dim, workers
+from jfa.kernels.hopper.configs import EMULATED_SMS
 from jfa.kernels.hopper.prepare import PaddedRows
 from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
 from jfa.kernels.hopper.tiles import TileList, key_tiles
@@ -293,7 +293,7 @@ def sum_kernel(partials, dq, programs, heads, rows_q, scale, LQ: tl.constexpr, D
 def applies(problem: Problem) -> bool:
     """Whether this kernel can do the problem's backward; the general one can do every one."""
     return (problem.broadcast_q and problem.rows_q <= 128 and problem.group_size == 1
-            and padded_dim(problem.head_dim) == padded_dim(problem.head_dim_v) <= 128)
+            and padded_head_dim(problem.head_dim) == padded_head_dim(problem.head_dim_v) <= 128)
 
 
 def tile_list(problem: Problem) -> TileList:
@@ -303,9 +303,9 @@ def tile_list(problem: Problem) -> TileList:
 
 def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv) -> torch.Tensor:
     """Descriptors and grid; returns dQ [Lq, H, D] in q's dtype. Everything is TMA-ready."""
-    d, heads = padded_dim(problem.head_dim), problem.num_heads
+    d, heads = padded_head_dim(problem.head_dim), problem.num_heads
     lq = 64 if problem.rows_q <= 64 else 128
-    grid = (max(1, workers(problem.device) // heads), heads)
+    grid = (max(1, num_sms(problem.device, EMULATED_SMS) // heads), heads)
     partials = torch.empty(grid[0], heads, d, lq, dtype=torch.float32, device=q.device)
     stages = 4 if lq * d < 128 * 128 else 3
     _variant(lq, d, stages, problem.deterministic, problem.band.has_lo, problem.band.has_hi).launch(
@@ -314,7 +314,7 @@ def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, d
         TensorDescriptor.from_tensor(partials.view(-1, lq), [d, lq]), ragged_descriptor(dk, 64, d), ragged_descriptor(dv, 64, d),
         rows.lse2, rows.delta, rows.count, problem.rows_q, tiles.records, tiles.counts,
         tiles.counters(heads), heads, problem.sm_scale,
-        max(problem.sm_scale * LOG2_E, TINY_SCALE),
+        scale_log2(problem.sm_scale),
     )
     dq = torch.empty(problem.rows_q, heads, problem.head_dim, dtype=q.dtype, device=q.device)
     _sum_variant(lq, problem.head_dim, d, triton.next_power_of_2(grid[0])).launch(

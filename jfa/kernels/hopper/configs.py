@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from jfa.kernels.base import Problem
+from jfa.kernels.common.host import padded_head_dim
 
-TINY_SCALE = 2.0**-120  # stands for a scale of 0: scores vanish beside it, and -inf times it stays -inf
 NARROW = 1024  # keys of a window, both sides together
 EMULATED_SMS = 2  # workers on CPU tensors: enough that tiles are dealt to several
 
@@ -31,14 +29,9 @@ class ForwardConfig:
         return 64 * self.parts
 
 
-def padded_dim(dim: int) -> int:
-    """A head dimension as tiles hold it: 64, 128 or 256. TMA fills the surplus columns with zeros."""
-    return max(64, 1 << (dim - 1).bit_length())
-
-
 def forward_config(problem: Problem) -> ForwardConfig:
     """The forward's tile shape for a problem, from what its shapes and hints say."""
-    width = max(padded_dim(problem.head_dim), padded_dim(problem.head_dim_v))
+    width = padded_head_dim(problem.head_dim, problem.head_dim_v)
     resident = problem.broadcast_q and problem.rows_q <= 128
     longest = problem.rows_q if problem.broadcast_q else problem.max_seq_len_q
     if (0 < longest <= 64 or _narrow(problem)) and width <= 128:
@@ -87,10 +80,3 @@ def separate_dq(problem: Problem) -> bool:
     8 % (narrow window) to 34 % (dense). But its sums depend on the order in which tiles finish.
     """
     return problem.deterministic
-
-
-def workers(device: torch.device) -> int:
-    """Programs of a persistent kernel: one an SM."""
-    if device.type == "cpu":
-        return EMULATED_SMS
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -30,11 +30,12 @@ from triton.language.extra.cuda import gdc_wait
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.band import in_band, key_blocks
+from jfa.kernels.common.host import num_sms, padded_head_dim, scale_log2
 from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_box, ragged_descriptor
-from jfa.kernels.common.softmax import LOG2_E, softmax_end, softmax_step
+from jfa.kernels.common.softmax import softmax_end, softmax_step
 from jfa.kernels.compile_config import CompileConfig
-from jfa.kernels.hopper.configs import TINY_SCALE, ForwardConfig, forward_config, padded_dim, workers
+from jfa.kernels.hopper.configs import EMULATED_SMS, ForwardConfig, forward_config
 from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
 from jfa.kernels.hopper.tiles import Lists, TileList, query_tiles
 
@@ -325,8 +326,8 @@ def tile_list(problem: Problem, config: ForwardConfig | None = None) -> TileList
 
 def launch(problem: Problem, config: ForwardConfig, tiles: TileList, q, k, v, scale: float, out, lse) -> None:
     """Descriptors and grid. Everything is TMA-ready and not empty; scale >= 0."""
-    d, dv = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
-    programs = workers(problem.device)
+    d, dv = padded_head_dim(problem.head_dim), padded_head_dim(problem.head_dim_v)
+    programs = num_sms(problem.device, EMULATED_SMS)
     columns = problem.num_heads // config.heads
     if config.resident_q:
         grid = (max(1, programs // columns), columns)
@@ -337,7 +338,7 @@ def launch(problem: Problem, config: ForwardConfig, tiles: TileList, q, k, v, sc
         problem.device, grid,
         ragged_descriptor(q, 64, d), ragged_descriptor(k, config.block_n, d), ragged_descriptor(v, config.block_n, dv),
         ragged_descriptor(out, 64, dv), lse, problem.rows_q, problem.rows_out, tiles.records, tiles.counts,
-        tiles.counters(columns), problem.num_heads, problem.group_size, max(scale * LOG2_E, TINY_SCALE),
+        tiles.counters(columns), problem.num_heads, problem.group_size, scale_log2(scale),
     )
 
 

@@ -23,8 +23,9 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from jfa.kernels.base import Problem
+from jfa.kernels.common.host import band_constants
 from jfa.kernels.common.launcher import Variant
-from jfa.masks import UNBOUNDED, Band
+from jfa.kernels.common.sequence import band_of
 
 FIELDS = tl.constexpr(9)  # of a record; see load_tile
 FAR = tl.constexpr(1 << 28)  # an open side of a band for differences of bounds, which must not overflow
@@ -103,13 +104,6 @@ def segment(query_offset, key_offset, output_offset, s, batches, rows_q, rows_kv
 
 
 @triton.jit
-def bounds(len_q, len_kv, lo_start, lo_end, hi_start, hi_end):
-    """(lo, hi) of jfa.masks.Band for sequences of these lengths; +-UNBOUNDED, or nearly, where a side is open."""
-    d = len_kv - len_q
-    return tl.maximum(lo_start, lo_end + d), tl.minimum(hi_start, hi_end + d)
-
-
-@triton.jit
 def work_of(len_q, len_kv, lo, hi, BLOCK: tl.constexpr, KEYS: tl.constexpr, BROADCAST_Q: tl.constexpr):
     """An estimate of what a tile of a sequence costs, in rows of the other side; 0 if there is nothing to do.
 
@@ -150,7 +144,7 @@ def write_list(query_offset, key_offset, output_offset, records, counts, counter
     s = tl.program_id(0) * OWN + tl.arange(0, OWN)
     q_begin, len_q, out_begin, kv_begin, len_kv, pad_begin, cut = segment(
         query_offset, key_offset, output_offset, s, batches, rows_q, rows_kv, rows_out, KEYS, BROADCAST_Q, SLOTS)
-    lo, hi = bounds(len_q, len_kv, lo_start, lo_end, hi_start, hi_end)
+    lo, hi = band_of(len_q, len_kv, lo_start, lo_end, hi_start, hi_end)
     work = work_of(len_q, len_kv, lo, hi, BLOCK, KEYS, BROADCAST_Q)
     first = tl.zeros([OWN], tl.int32)
     busy = 0
@@ -159,7 +153,7 @@ def write_list(query_offset, key_offset, output_offset, records, counts, counter
         o = base + tl.arange(0, OTHERS)
         _, o_len_q, _, _, o_len_kv, _, o_cut = segment(
             query_offset, key_offset, output_offset, o, batches, rows_q, rows_kv, rows_out, KEYS, BROADCAST_Q, SLOTS)
-        o_lo, o_hi = bounds(o_len_q, o_len_kv, lo_start, lo_end, hi_start, hi_end)
+        o_lo, o_hi = band_of(o_len_q, o_len_kv, lo_start, lo_end, hi_start, hi_end)
         o_work = work_of(o_len_q, o_len_kv, o_lo, o_hi, BLOCK, KEYS, BROADCAST_Q)
         o_tiles = tl.cdiv(o_cut, BLOCK)
         before = (o_work[None, :] > work[:, None]) | ((o_work[None, :] == work[:, None]) & (o[None, :] < s[:, None]))
@@ -245,7 +239,7 @@ def both_tiles(problem: Problem, block: int, key_block: int) -> Lists:
     variant.launch(
         problem.device, (programs, 2), *_offsets(problem, queries.counts), queries.records, queries.counts, queries.cleared,
         keys.records, keys.counts, keys.cleared, *_sizes(problem), queries.records.shape[0], keys.records.shape[0],
-        *_bounds(problem.band),
+        *band_constants(problem.band),
     )
     return Lists(queries, keys)
 
@@ -266,7 +260,7 @@ def _list(problem: Problem, block: int, capacity: int, keys: bool) -> TileList:
     programs, options = _programs(problem)
     _list_variant(block, keys, problem.band.has_hi and not keys, *options).launch(
         problem.device, (programs,), *_offsets(problem, tiles.counts), tiles.records, tiles.counts, tiles.cleared,
-        *_sizes(problem), capacity, *_bounds(problem.band),
+        *_sizes(problem), capacity, *band_constants(problem.band),
     )
     return tiles
 
@@ -284,12 +278,6 @@ def _offsets(problem: Problem, stand_in: torch.Tensor) -> tuple[torch.Tensor, ..
 
 def _sizes(problem: Problem) -> tuple[int, ...]:
     return problem.num_heads, problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out
-
-
-def _bounds(band: Band) -> tuple[int, ...]:
-    lows = (-UNBOUNDED if c is None else c for c in (band.lo_start, band.lo_end))
-    highs = (UNBOUNDED if c is None else c for c in (band.hi_start, band.hi_end))
-    return (*lows, *highs)
 
 
 OWN = 8  # sequences that one program lists

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from jfa.kernels.base import Problem
+from jfa.kernels.common.host import on_device
 from jfa.kernels.portable import config, launch, tiles
 from jfa.kernels.portable.tiles import Units
 
@@ -39,7 +40,7 @@ def plan(problem: Problem) -> list[Tensor]:
     if problem.num_batches == 0:
         return []
     tile, dq, dkdv = config.forward_tile(problem), config.dq_tile(problem), config.dkdv_tile(problem)
-    with launch.on_device(problem.key_offset):
+    with on_device(problem):
         lists = [tiles.query_units(problem, tile.keep, tile.step, config.split_workers(problem))]
         if not problem.broadcast_q:
             lists.append(tiles.query_units(problem, dq.keep, dq.step))

@@ -16,8 +16,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from jfa.kernels.common.band import in_band
 from jfa.kernels.common.ragged import load_box
-from jfa.kernels.common.sequence import RUNTIME, band_of, count_edges, edge_block, load_rows, seen_range, visible
+from jfa.kernels.common.sequence import RUNTIME, band_of, count_edges, edge_block, load_rows, seen_range
 from jfa.kernels.portable.tiles import read_unit
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -101,7 +102,7 @@ def _dkdv_block(
     if HAS_LO or HAS_HI:  # else queries past the end have P = 0 by their LSE, and keys past the end are computed and not stored
         if masked:
             j = (n0 + tl.arange(0, BLOCK_N))[:, None]
-            p = tl.where(visible((row // GROUP)[None, :], j, len_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
+            p = tl.where(in_band((row // GROUP)[None, :], j, len_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
     if TMA:
         do = load_box(dout_desc, first_out, packed_len // GROUP, r0 // GROUP, head0, BLOCK_M, BLOCK_DV)
     else:
@@ -234,7 +235,7 @@ def dq_block(
     dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
     p = tl.math.exp2(s * scale - lse[:, None])
     if masked:
-        p = tl.where(visible(pos[:, None], (n0 + rows)[None, :], len_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
+        p = tl.where(in_band(pos[:, None], (n0 + rows)[None, :], len_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
     ds = (p * (dp - delta[:, None])).to(k.dtype)
     return tl.dot(ds, k, dq, input_precision=PRECISION)
 

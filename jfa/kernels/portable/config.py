@@ -12,6 +12,7 @@ from functools import cache
 import torch
 
 from jfa.kernels.base import Problem
+from jfa.kernels.common.host import num_sms, padded_head_dim
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ TILES = {
     "wide-backward": Tile(64, 32, 4, 1),
     "widest": Tile(32, 16, 4, 1),
 }
+EMULATED_SMS = 4  # enough that mega-sequences are split in tests too
+LEAST_SIDE = 16  # of an operand of tl.dot
 EMULATED = Tile(32, 32, 4, 1)  # small enough that short test sequences have several blocks
 LONG = 4096  # packed rows
 LARGE_MEMORY = 200_000  # bytes of shared memory: less, and the whole of a long shared query does not stay on chip
@@ -58,21 +61,10 @@ WORKERS = {"shared-64": 2, "shared-128": 1}  # programs a multiprocessor in the 
 PIECE = {"shared-64": 1024, "shared-128": 1536}  # keys of one piece there: short to balance, long to load dO once for many
 
 
-def pow2(n: int) -> int:
-    """The least power of two >= n, and >= 16, the least side of a tl.dot."""
-    return max(16, 1 << max(0, n - 1).bit_length())
-
-
 @cache
 def has_tma(device: torch.device) -> bool:
     """Whether tiles can be fetched by TMA: NVIDIA GPUs from Hopper on, and the emulator."""
     return device.type == "cpu" or (torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0))
-
-
-@cache
-def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; a small number on the emulator, so that splitting happens in tests too."""
-    return 4 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @cache
@@ -89,7 +81,7 @@ def fitted(tile: Tile, problem: Problem, kept: int, passed: int) -> Tile:
 
     The table is an H200's, where all fit; a GPU with 99 KB of it runs the same tiles with a shorter pipeline.
     """
-    columns = pow2(max(problem.head_dim, problem.head_dim_v)) * problem.dtype.itemsize
+    columns = padded_head_dim(problem.head_dim, problem.head_dim_v, least=LEAST_SIDE) * problem.dtype.itemsize
     room = shared_memory(problem.device) - kept * tile.keep * columns
     return replace(tile, stages=max(1, min(tile.stages, room // (passed * tile.step * columns))))
 
@@ -108,7 +100,7 @@ def typical_rows(problem: Problem) -> int:
 
 def width(problem: Problem) -> int:
     """The larger head dimension as tiles have it, in units of bf16: fp32 counts twice."""
-    columns = pow2(max(problem.head_dim, problem.head_dim_v))
+    columns = padded_head_dim(problem.head_dim, problem.head_dim_v, least=LEAST_SIDE)
     return columns * 2 if problem.dtype == torch.float32 else columns
 
 
@@ -137,7 +129,7 @@ def split_workers(problem: Problem) -> int:
     """
     if problem.device.type == "cpu":
         return 4
-    sms, keep = processors(problem.device), forward_tile(problem).keep
+    sms, keep = num_sms(problem.device, EMULATED_SMS), forward_tile(problem).keep
     tiles = -(-problem.rows_q * problem.group_size // keep)
     tiles = tiles * problem.num_batches if problem.broadcast_q else tiles + problem.num_batches
     return SPLIT * sms // problem.num_kv_heads if tiles * problem.num_kv_heads < FEW_TILES * sms else 0
@@ -179,7 +171,7 @@ def shared_row(problem: Problem) -> str:
 
 def shared_tile(problem: Problem) -> Tile:
     """Packed rows kept (all of them), key rows a step, for the backward of a short shared query."""
-    rows, wide = pow2(packed_rows(problem)), width(problem)
+    rows, wide = padded_head_dim(packed_rows(problem), least=LEAST_SIDE), width(problem)
     if problem.device.type == "cpu":
         return Tile(rows, 16, 4, 1)
     if wide > 128 or problem.dtype == torch.float32:
@@ -194,7 +186,7 @@ def shared_workers(problem: Problem) -> int:
     """Programs a key/value head of the shared query's backward."""
     if problem.device.type == "cpu":
         return 4
-    return max(1, WORKERS[shared_row(problem)] * processors(problem.device) // problem.num_kv_heads)
+    return max(1, WORKERS[shared_row(problem)] * num_sms(problem.device, EMULATED_SMS) // problem.num_kv_heads)
 
 
 def piece(problem: Problem) -> int:

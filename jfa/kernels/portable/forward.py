@@ -11,8 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from jfa.kernels.common.band import in_band
 from jfa.kernels.common.ragged import load_box, store_box
-from jfa.kernels.common.sequence import RUNTIME, band_of, count_edges, edge_block, load_rows, seen_range, visible
+from jfa.kernels.common.sequence import RUNTIME, band_of, count_edges, edge_block, load_rows, seen_range
 from jfa.kernels.portable.softmax import hide, softmax_step
 from jfa.kernels.portable.tiles import read_unit
 
@@ -64,7 +65,7 @@ def _attend_block(
         k = load_rows(k_ptr, rows, tl.arange(0, BLOCK_D), stride_kr, stride_kd, len_kv - n0, D, BLOCK_D, masked)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if masked:
-        scores = hide(scores, visible(pos[:, None], (n0 + rows)[None, :], len_kv, lo, hi, HAS_LO, HAS_HI), NEGATIVE)
+        scores = hide(scores, in_band(pos[:, None], (n0 + rows)[None, :], len_kv, lo, hi, HAS_LO, HAS_HI), NEGATIVE)
     # Without a band the first block of a tile or chunk shows every row a key, so that no maximum stays -inf.
     p, alpha, m = softmax_step(scores, m, scale, NEGATIVE, HAS_LO or HAS_HI)
     l = l * alpha + tl.sum(p, 1)

@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 
 import torch
 import triton
 from torch import Tensor
 
 from jfa.kernels.base import Problem
+from jfa.kernels.common.host import band_constants, num_sms, on_device, padded_head_dim, scale_log2
 from jfa.kernels.common.ragged import BILLION, ragged_descriptor, tma_ready
 from jfa.kernels.portable import config, tiles
 from jfa.kernels.portable.backward import delta_kernel, dkdv_kernel, dq_kernel
-from jfa.kernels.portable.config import Tile, pow2
+from jfa.kernels.portable.config import LEAST_SIDE, Tile
 from jfa.kernels.portable.forward import forward_kernel
 from jfa.kernels.portable.shared_query import plan_pieces, shared_dq_kernel, shared_query_kernel, sum_dq_kernel
 from jfa.kernels.portable.tiles import Units
-from jfa.masks import UNBOUNDED
-
-TINY_SCALE = 2.0**-120  # stands for a scale of 0 in the exponent, where -inf * 0 would be NaN
-
-
-def on_device(x: Tensor):
-    """Triton launches on the current device: make it the tensors' own."""
-    return torch.cuda.device_of(x) if x.is_cuda else nullcontext()
-
-
-def scale_log2(problem: Problem) -> float:
-    """The factor from raw scores to log2 units, never 0."""
-    return (problem.sm_scale or TINY_SCALE) * math.log2(math.e)
-
-
-def band_arguments(problem: Problem) -> tuple[int, int, int, int]:
-    """(lo_start, lo_end, hi_start, hi_end) with numbers for the bounds that do not exist."""
-    band = problem.band
-    los = (-UNBOUNDED if x is None else max(x, -UNBOUNDED) for x in (band.lo_start, band.lo_end))
-    his = (UNBOUNDED if x is None else min(x, UNBOUNDED) for x in (band.hi_start, band.hi_end))
-    return (*los, *his)
 
 
 def boxes_of(rows: int, *packed: Tensor, heads: int = 1) -> tuple:
@@ -49,7 +28,7 @@ def boxes_of(rows: int, *packed: Tensor, heads: int = 1) -> tuple:
     ready = config.has_tma(packed[0].device) and all(tma_ready(x) and x.shape[0] <= BILLION.value for x in packed)
     if not (whole and ready):
         return (None,) * len(packed)
-    return tuple(ragged_descriptor(x, rows // heads, pow2(x.shape[2]), heads) for x in packed)
+    return tuple(ragged_descriptor(x, rows // heads, padded_head_dim(x.shape[2], least=LEAST_SIDE), heads) for x in packed)
 
 
 def constants(problem: Problem) -> dict:
@@ -58,8 +37,8 @@ def constants(problem: Problem) -> dict:
         GROUP=problem.group_size,
         D=problem.head_dim,
         DV=problem.head_dim_v,
-        BLOCK_D=pow2(problem.head_dim),
-        BLOCK_DV=pow2(problem.head_dim_v),
+        BLOCK_D=padded_head_dim(problem.head_dim, least=LEAST_SIDE),
+        BLOCK_DV=padded_head_dim(problem.head_dim_v, least=LEAST_SIDE),
         HAS_LO=problem.band.has_lo,
         HAS_HI=problem.band.has_hi,
         PRECISION="tf32x3" if problem.dtype == torch.float32 else "tf32",
@@ -82,9 +61,9 @@ def forward(
         return out.zero_(), lse.fill_(-math.inf)
     tile = tile or config.forward_tile(problem)
     workers = config.split_workers(problem) if workers is None else workers
-    with on_device(q):
+    with on_device(problem):
         units = units or tiles.query_units(problem, tile.keep, tile.step, workers)
-        parts, block_dv = units.slots * problem.num_kv_heads, pow2(problem.head_dim_v)
+        parts, block_dv = units.slots * problem.num_kv_heads, padded_head_dim(problem.head_dim_v, least=LEAST_SIDE)
         partial = torch.empty(parts * tile.keep * (block_dv + 2), dtype=torch.float32, device=q.device)
         k_box, v_box = boxes_of(tile.step, k, v)
         # A box of several heads would become an operand in registers, and triton 3.6 then gave wrong scores.
@@ -92,7 +71,14 @@ def forward(
         (out_box,) = boxes_of(tile.keep, out, heads=problem.group_size)
         boxes = q_box, k_box, v_box, out_box
         tensors = out, lse, units.units, units.counts, units.arrivals, partial, partial[parts * tile.keep * block_dv :]
-        scalars = scale_log2(problem), *band_arguments(problem), *q.stride(), *k.stride(), *v.stride(), *out.stride()[:2]
+        scalars = (
+            scale_log2(problem.sm_scale),
+            *band_constants(problem.band),
+            *q.stride(),
+            *k.stride(),
+            *v.stride(),
+            *out.stride()[:2],
+        )
         options = dict(
             BLOCK_M=tile.keep,
             BLOCK_N=tile.step,
@@ -129,7 +115,7 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, needs=(True, True,
         return tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dlse = None if dlse is None else dlse.contiguous()
     out, lse = out.contiguous(), lse.contiguous()
-    with on_device(q):
+    with on_device(problem):
         if config.keeps_shared_query(problem):
             return shared_query_backward(problem, dout, dlse, q, k, v, out, lse)
         delta = torch.empty_like(lse)
@@ -152,7 +138,8 @@ def delta_pass(problem: Problem, dout, dlse, out, delta) -> None:
     block = 64
     delta_kernel[(triton.cdiv(problem.rows_out, block) * problem.num_heads,)](
         out, dout, dlse, delta, problem.rows_out, problem.num_heads, *out.stride()[:2], *dout.stride(),
-        DV=problem.head_dim_v, BLOCK_DV=pow2(problem.head_dim_v), BLOCK_M=block, HAS_DLSE=dlse is not None,
+        DV=problem.head_dim_v, BLOCK_DV=padded_head_dim(problem.head_dim_v, least=LEAST_SIDE), BLOCK_M=block,
+        HAS_DLSE=dlse is not None,
     )  # fmt: skip
 
 
@@ -165,7 +152,7 @@ def dq_pass(problem: Problem, dout, dlse, q, k, v, out, lse, delta, units=None, 
     dq_kernel[(units.capacity * problem.num_kv_heads,)](
         q, k, v, *boxes, out, dout, lse, dlse, delta, dq, units.units, units.counts,
         problem.rows_q, problem.num_kv_heads,
-        scale_log2(problem), problem.sm_scale, *band_arguments(problem), *q.stride(), *k.stride(), *v.stride(),
+        scale_log2(problem.sm_scale), problem.sm_scale, *band_constants(problem.band), *q.stride(), *k.stride(), *v.stride(),
         *out.stride()[:2], *dout.stride(), BLOCK_M=tile.keep, BLOCK_N=tile.step, HAS_DLSE=dlse is not None,
         TMA=boxes[0] is not None, **tile.launch, **constants(problem),
     )  # fmt: skip
@@ -182,7 +169,7 @@ def dkdv_pass(problem: Problem, dout, q, k, v, lse, delta, units=None, tile: Til
     dkdv_kernel[(units.capacity * problem.num_kv_heads,)](
         q, k, v, *boxes, dout, lse, delta, dk, dv, units.units, units.counts,
         problem.output_offset, problem.num_batches, problem.rows_q, problem.rows_out, problem.num_kv_heads,
-        scale_log2(problem), problem.sm_scale, *band_arguments(problem),
+        scale_log2(problem.sm_scale), problem.sm_scale, *band_constants(problem.band),
         *q.stride(), *k.stride(), *v.stride(), *dout.stride(), BLOCK_M=tile.step, BLOCK_N=tile.keep,
         BROADCAST=problem.broadcast_q, HAS_SLOTS=problem.output_offset is not None,
         TMA=boxes[0] is not None, **tile.launch, **constants(problem),
@@ -213,7 +200,7 @@ def shared_query_backward(
     shared_query_kernel[(workers * problem.num_kv_heads,)](
         q, k, v, *boxes, *grad_boxes, out, dout, lse, dlse, dk, dv, partial, pieces, counts,
         problem.key_offset, problem.output_offset, problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out,
-        problem.num_kv_heads, workers, piece, scale_log2(problem), problem.sm_scale, *band_arguments(problem),
+        problem.num_kv_heads, workers, piece, scale_log2(problem.sm_scale), problem.sm_scale, *band_constants(problem.band),
         *q.stride(), *k.stride(), *v.stride(), *out.stride()[:2], *dout.stride(),
         BLOCK_R=tile.keep, BLOCK_N=tile.step, KEYS_FIRST=tile.keep < 64,
         HAS_SLOTS=problem.output_offset is not None,
@@ -227,13 +214,13 @@ def shared_dq(problem: Problem, dout, dlse, q, k, v, out, lse, delta, tile: Tile
     """dQ of a long shared query, tile by tile, each summed over the sequences on chip; delta on the way."""
     tile = tile or config.dq_tile(problem)
     count = triton.cdiv(config.packed_rows(problem), tile.keep)
-    workers = min(problem.num_batches, max(1, config.processors(q.device) * 2 // (count * problem.num_kv_heads)))
+    workers = min(problem.num_batches, max(1, num_sms(q.device, config.EMULATED_SMS) * 2 // (count * problem.num_kv_heads)))
     partial = _new_partials(problem, workers, count * tile.keep)
     boxes = boxes_of(tile.step, k, v)
     shared_dq_kernel[(workers * count * problem.num_kv_heads,)](
         q, k, v, *boxes, out, dout, lse, dlse, delta, partial,
         problem.key_offset, problem.output_offset, problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out,
-        problem.num_kv_heads, workers, count, scale_log2(problem), *band_arguments(problem),
+        problem.num_kv_heads, workers, count, scale_log2(problem.sm_scale), *band_constants(problem.band),
         *q.stride(), *k.stride(), *v.stride(), *out.stride()[:2], *dout.stride(),
         BLOCK_M=tile.keep, BLOCK_N=tile.step, HAS_SLOTS=problem.output_offset is not None, HAS_DLSE=dlse is not None,
         TMA=boxes[0] is not None, **tile.launch, **constants(problem),
@@ -242,13 +229,17 @@ def shared_dq(problem: Problem, dout, dlse, q, k, v, out, lse, delta, tile: Tile
 
 
 def _new_partials(problem: Problem, workers: int, rows: int) -> Tensor:
-    return torch.empty(workers * problem.num_kv_heads * rows * pow2(problem.head_dim), dtype=torch.float32, device=problem.device)
+    return torch.empty(
+        workers * problem.num_kv_heads * rows * padded_head_dim(problem.head_dim, least=LEAST_SIDE),
+        dtype=torch.float32,
+        device=problem.device,
+    )
 
 
 def _sum_partials(problem: Problem, partial: Tensor, q: Tensor, padded_rows: int, workers: int) -> Tensor:
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     block = 256
-    block_d = pow2(problem.head_dim)
+    block_d = padded_head_dim(problem.head_dim, least=LEAST_SIDE)
     sum_dq_kernel[(triton.cdiv(padded_rows * block_d, block) * problem.num_kv_heads,)](
         partial, dq, problem.rows_q, padded_rows, problem.num_kv_heads, workers, problem.sm_scale,
         GROUP=problem.group_size, D=problem.head_dim, BLOCK_D=block_d, BLOCK=block, STEP=16,

@@ -14,8 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from jfa.kernels.common.band import in_band
 from jfa.kernels.common.ragged import load_box, store_box
-from jfa.kernels.common.sequence import RUNTIME, band_of, load_rows, rows_of, slack_of, visible
+from jfa.kernels.common.sequence import RUNTIME, band_of, load_rows, rows_of, slack_of
 from jfa.kernels.portable.backward import dq_over_keys, load_packed, load_packed_scalars, store_grad, to_log2
 
 
@@ -103,7 +104,7 @@ def _piece_block(
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         p = tl.math.exp2(s * scale - lse[None, :])
         if masked:
-            p = tl.where(visible(pos[None, :], (n0 + rows)[:, None], live_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
+            p = tl.where(in_band(pos[None, :], (n0 + rows)[:, None], live_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
         dv = tl.dot(p.to(do.dtype), do, input_precision=PRECISION)
         _leave(dv_desc, dv_ptr, dv, begin_kv, n0, len_kv, kv_head, num_kv_heads, DV, BLOCK_DV, BLOCK_N, TMA_STORE)
         dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
@@ -114,7 +115,7 @@ def _piece_block(
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         p = tl.math.exp2(s * scale - lse[:, None])
         if masked:
-            p = tl.where(visible(pos[:, None], (n0 + rows)[None, :], live_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
+            p = tl.where(in_band(pos[:, None], (n0 + rows)[None, :], live_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
         dv = tl.dot(tl.trans(p.to(do.dtype)), do, input_precision=PRECISION)
         _leave(dv_desc, dv_ptr, dv, begin_kv, n0, len_kv, kv_head, num_kv_heads, DV, BLOCK_DV, BLOCK_N, TMA_STORE)
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)

@@ -1,0 +1,45 @@
+"""What the host side of every backend asks: constants for a kernel, padded sizes, multiprocessors."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import cache
+
+import torch
+
+from jfa.kernels.base import Problem
+from jfa.kernels.common.softmax import LOG2_E
+from jfa.masks import UNBOUNDED, Band
+
+ZERO_SCALE = 2.0**-120  # stands for a scale of 0: scores vanish beside it, and a masked -inf stays -inf where * 0 makes it NaN
+
+
+def scale_log2(sm_scale: float) -> float:
+    """Return the factor from raw scores to log2 units, of the same sign and never 0."""
+    size = max(abs(sm_scale), ZERO_SCALE) * LOG2_E
+    return -size if sm_scale < 0 else size
+
+
+def band_constants(band: Band) -> tuple[int, int, int, int]:
+    """Return (lo_start, lo_end, hi_start, hi_end) as a kernel takes them: 32 bits, an open side beyond any row."""
+    lows = (-UNBOUNDED if c is None else max(c, -UNBOUNDED) for c in (band.lo_start, band.lo_end))
+    highs = (UNBOUNDED if c is None else min(c, UNBOUNDED) for c in (band.hi_start, band.hi_end))
+    return (*lows, *highs)
+
+
+def padded_head_dim(*dims: int, least: int = 64) -> int:
+    """Return the columns of a tile that holds rows of any of ``dims``: the least power of two, and at least ``least``."""
+    return max(least, 1 << (max(dims) - 1).bit_length())
+
+
+@cache
+def num_sms(device: torch.device, emulated: int) -> int:
+    """Return the multiprocessors of a GPU, or ``emulated`` for CPU tensors, whose kernels the emulator runs."""
+    if device.type != "cuda":
+        return emulated
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def on_device(problem: Problem):
+    """Return a context that makes the problem's GPU the current one: Triton launches there."""
+    return torch.cuda.device(problem.device) if problem.device.type == "cuda" else nullcontext()
