@@ -10,8 +10,11 @@ import sys
 
 MARK = "__jfa_kernel__"
 
+Where = tuple[tuple[str, int], ...]
+"""A place in a kernel: (file, line) of it and of its callers, innermost first; () outside kernels."""
 
-def here(depth=3, frame=None):
+
+def here(depth: int = 3, frame=None) -> Where:
     """((file, line), …), innermost kernel frame first, at most `depth` of them; () outside a kernel.
 
     frame: where to start; the caller's if None. A suspended task's is `task.greenlet.gr_frame`.

@@ -3,7 +3,8 @@ picture."""
 
 from . import limits
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
-from .machine import Machine, Run, charge, current, exchange, launch
+from .machine import Machine, Run, launch
+from .running import charge, current, exchange
 from .storage import Storage, View, smem_view, tmem_columns, tmem_view
 from .tasks import CTA, AsyncOp, Cluster, Task
 

@@ -102,7 +102,7 @@ class MBarrier:
             if self.passes(task.parity):
                 self.waiters.remove(task)
                 self.seen(task, task.where)
-                task.machine.wake(task)
+                task.machine.scheduler.wake(task)
 
     def _overrun(self, task):
         phase, where = self.seen_by[task]
@@ -223,7 +223,7 @@ class NamedBarrier:
             self.arrived, self.expected, self.generation = 0, None, generation + 1
             self.clock, self.gathered = self.gathered, {}
             for waiter in self.waiters:
-                waiter.machine.wake(waiter)
+                waiter.machine.scheduler.wake(waiter)
             self.waiters = []
         return generation
 
@@ -260,7 +260,7 @@ class ClusterBarrier:
         inside, self.inside = self.inside, []
         for task in inside:
             if task.waiting is self:
-                task.machine.wake(task)
+                task.machine.scheduler.wake(task)
 
     def missing(self):
         return [t for t in self.cluster.workers() if t not in self.inside]

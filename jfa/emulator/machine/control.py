@@ -124,7 +124,7 @@ class Control:
         self.parked[task] = use
         if why is not None:
             task.waiting, task.why, task.where = use.object, why, where
-        task.machine.hub.switch()
+        task.machine.scheduler.hub.switch()
         task.waiting = task.why = None
 
     def end(self, task) -> None:
@@ -146,19 +146,22 @@ class Control:
         number = self._number(op)
         if op.previous is not None:
             self.follows[number] = self._number(op.previous)
-        machine.ops.append(op)
+        machine.scheduler.ops.append(op)
         if op.signals:
             self.flying[op] = None
 
     def pick(self, machine):
         """What happens next: whatever is on its way to its next step, else a step by choice; None if nothing can."""
-        if machine.ready:
-            task = machine.ready.popleft()
+        scheduler = machine.scheduler
+        if scheduler.ready:
+            task = scheduler.ready.popleft()
             self._learn(self._number(task))
             return task
-        if not machine.tasks:
-            return machine.ops[0] if machine.ops else None  # what was in flight lands after the end, where nobody looks
-        silent = next((op for op in machine.ops if op.eligible and not self._uses(op)), None)
+        if not scheduler.tasks:
+            return (
+                scheduler.ops[0] if scheduler.ops else None
+            )  # what was in flight lands after the end, where nobody looks
+        silent = next((op for op in scheduler.ops if op.eligible and not self._uses(op)), None)
         if silent is not None:
             self._learn(self._number(silent))
             return silent
@@ -200,7 +203,7 @@ class Control:
         return [self.parked[actor]]
 
     def _enabled(self, machine) -> dict[int, Any]:
-        actors = {self.numbers[op]: op for op in machine.ops if op.eligible}
+        actors = {self.numbers[op]: op for op in machine.scheduler.ops if op.eligible}
         for task, use in self.parked.items():
             if use.kind == WAIT and not use.object.passes(use.parity):
                 continue

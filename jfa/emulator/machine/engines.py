@@ -21,13 +21,15 @@ def tma_load(task, fetch, targets, nbytes: int, where, title="", facts=None) -> 
     def run(op):
         data = fetch()
         for view, name, bar in targets:
-            machine.op_access(op, view, True, name)
+            machine.detector.op_access(op, view, True, name)
             view.write(data.reshape(view.shape))
             bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where, op.turns))
 
     facts = facts or {"bytes": nbytes, "multicast": len(targets)}
     signals = [(bar, 0, -nbytes) for *_, bar in targets]
-    op = machine.issue(task, "TMA load", run, where, demand="tma_load", title=title, facts=facts, signals=signals)
+    op = machine.scheduler.issue(
+        task, "TMA load", run, where, demand="tma_load", title=title, facts=facts, signals=signals
+    )
     for view, name, _ in targets:
         note_copy(view.storage.cta, op, f"a TMA load of {name}")
 
@@ -37,11 +39,11 @@ def tma_store(task, put, view, name, nbytes: int, where, title="", reduce=False)
     machine = task.machine
 
     def run(op):
-        machine.op_access(op, view, False, name)
+        machine.detector.op_access(op, view, False, name)
         marks = view.undefined
         put(view.read()) if marks is None else put(view.read(), marks)
 
-    op = machine.issue(
+    op = machine.scheduler.issue(
         task,
         "TMA store",
         run,
@@ -62,9 +64,11 @@ def store_wait(task, pending: int, where) -> None:
 
 def _wait(task, op, why, where, name):
     started = task.time
-    task.machine.wait_for(task, op, why, where)
+    task.machine.scheduler.wait_for(task, op, why, where)
     if task.machine.timed and task.time > started:
-        task.machine.emit(task.cta, task.name, f"wait {name}", started, task.time, where, kind="wait", barrier=name)
+        task.machine.clock.emit(
+            task.cta, task.name, f"wait {name}", started, task.time, where, kind="wait", barrier=name
+        )
 
 
 def remote_copy(
@@ -77,15 +81,17 @@ def remote_copy(
 
     def run(op):
         if values is None:
-            machine.op_access(op, source, False, source_name)
-        machine.op_access(op, target, True, target_name, generic=values is not None)
+            machine.detector.op_access(op, source, False, source_name)
+        machine.detector.op_access(op, target, True, target_name, generic=values is not None)
         marks = source.undefined if values is None else undefined
         marks = None if marks is None else marks.reshape(target.shape)
         target.write((source.read() if values is None else values).reshape(target.shape), marks)
         bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where, op.turns))
 
     signals, facts = [(bar, 0, -nbytes)], {"bytes": nbytes}
-    op = machine.issue(task, "remote copy", run, where, demand="tma_load", title=title, facts=facts, signals=signals)
+    op = machine.scheduler.issue(
+        task, "remote copy", run, where, demand="tma_load", title=title, facts=facts, signals=signals
+    )
     note_copy(target.storage.cta, op, f"a copy to {target_name}")
     if values is None:
         note_copy(source.storage.cta, op, f"a copy of {source_name} to another CTA")
@@ -101,11 +107,11 @@ def cp_async(task, fetch, view, name, nbytes: int, where, title="", undefined=No
     data = fetch()
 
     def run(op):
-        machine.op_access(op, view, True, name)
+        machine.detector.op_access(op, view, True, name)
         view.write(data, undefined)
 
     facts = {"bytes": nbytes, "warps": task.num_warps}
-    op = machine.issue(task, "cp.async", run, where, demand="global_load", title=title, facts=facts)
+    op = machine.scheduler.issue(task, "cp.async", run, where, demand="global_load", title=title, facts=facts)
     task.copies.append(op)
 
 
@@ -137,15 +143,15 @@ def mma(task, compute, reads, writes, bars, where, title="", facts=None, wait=Fa
 
     def run(op):
         for view, name in reads:
-            machine.op_access(op, view, False, name)
+            machine.detector.op_access(op, view, False, name)
         for view, name in writes:
-            machine.op_access(op, view, True, name)
+            machine.detector.op_access(op, view, True, name)
         compute()
         for bar in bars:
             bar.arrive(1, op.clock, op.end, ("commit of the MMA", op.label, where, op.turns))
 
     signals, demand = [(bar, 1, 0) for bar in bars], "mma" if facts else None
-    op = machine.issue(
+    op = machine.scheduler.issue(
         task, "mma", run, where, pipe=True, demand=demand, track="MMA", title=title, facts=facts, signals=signals
     )
     _note_arrivals(task, op, bars)
@@ -164,7 +170,7 @@ def commit(task, bars, where, title="") -> None:
             bar.arrive(1, op.clock, op.end, ("commit", op.label, where, op.turns))
 
     signals = [(bar, 1, 0) for bar in bars]
-    op = task.machine.issue(
+    op = task.machine.scheduler.issue(
         task, "commit", run, where, pipe=True, demand="commit", track="MMA", title=title, facts={}, signals=signals
     )
     _note_arrivals(task, op, bars)
@@ -193,9 +199,11 @@ def wgmma(task, reads, where, title="", facts=None, pending=None) -> None:
 
     def run(op):
         for view, name in reads:
-            machine.op_access(op, view, False, name)
+            machine.detector.op_access(op, view, False, name)
 
-    op = machine.issue(task, "wgmma", run, where, pipe=True, demand="mma", track="MMA", title=title, facts=facts)
+    op = machine.scheduler.issue(
+        task, "wgmma", run, where, pipe=True, demand="mma", track="MMA", title=title, facts=facts
+    )
     task.dots.append(op)
     if pending is not None:
         pending.op = op
@@ -251,18 +259,18 @@ def clc_try_cancel(task, responses, stage: int, bars, where) -> None:
             responses[0].failed = True
         machine.stats["clc queries" if origin else "clc failed queries"] += 1
         for response, bar in zip(responses, bars):
-            machine.op_access(op, response.view(stage), True, "the CLC response")
+            machine.detector.op_access(op, response.view(stage), True, "the CLC response")
             response.view(stage).write(0)
             response.values[stage] = origin
             bar.deliver(16, op.clock, op.end, ("CLC response", op.label, where, op.turns))
 
     signals = [(bar, 0, -16) for bar in bars]
-    machine.issue(
+    machine.scheduler.issue(
         task, "CLC query", run, where, demand="clc", track="CLC", title="try_cancel", facts={}, signals=signals
     )
 
 
 def clc_query(task, response, stage: int, where):
     """The origin (x, y, z) of the cluster that was taken over, or None."""
-    task.machine.task_access(task, response.view(stage), False, where, "the CLC response")
+    task.machine.detector.task_access(task, response.view(stage), False, where, "the CLC response")
     return response.values[stage]

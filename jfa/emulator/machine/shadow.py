@@ -34,6 +34,9 @@ from __future__ import annotations
 
 import numpy as np
 
+VectorClock = dict[int, int]
+"""Component -> how far it is heard of; -1-component -> how far its ordinary writes were fenced."""
+
 
 class Component:
     """One line of the vector clocks."""

@@ -30,19 +30,21 @@ def wait(task, bar, parity: int, where) -> None:
         started = task.time
         task.parity = parity
         bar.waiters.append(task)
-        task.machine.block(task, bar, lambda: f"mbarrier {bar.label}, parity {parity}: {bar.state()}", where)
+        task.machine.scheduler.block(task, bar, lambda: f"mbarrier {bar.label}, parity {parity}: {bar.state()}", where)
         if task.machine.timed:
             _waited(task, bar.label, started, bar.time, where)
     else:
         bar.seen(task, where)
     if task.machine.timed:
-        task.machine.spend(task, "barrier_wait", f"pass {bar.name}", where, waited=waited)
+        task.machine.clock.spend(task, "barrier_wait", f"pass {bar.name}", where, waited=waited)
 
 
 def _waited(task, name, started, until, where):
     task.time = max(task.time, until)
     if task.time > started:
-        task.machine.emit(task.cta, task.name, f"wait {name}", started, task.time, where, kind="wait", barrier=name)
+        task.machine.clock.emit(
+            task.cta, task.name, f"wait {name}", started, task.time, where, kind="wait", barrier=name
+        )
 
 
 def arrive(task, bar, count: int, where) -> None:
@@ -50,7 +52,7 @@ def arrive(task, bar, count: int, where) -> None:
     if bar.per_thread:
         count *= 32 * task.num_warps
     if task.machine.timed:
-        task.machine.spend(task, "barrier_arrive", f"arrive {bar.name}", where)
+        task.machine.clock.spend(task, "barrier_arrive", f"arrive {bar.name}", where)
     if task.machine.control is not None:
         task.machine.control.before(task, Use(ADD, bar, count), where)
     if bar.cta is not task.cta:
@@ -88,7 +90,7 @@ def named_wait(task, number: int, threads: int, where) -> None:
     started = task.time
     if bar.generation == generation:
         bar.waiters.append(task)
-        task.machine.block(task, bar, lambda: f"named barrier {number}: {bar.state()}", where)
+        task.machine.scheduler.block(task, bar, lambda: f"named barrier {number}: {bar.state()}", where)
     join(task.clock, bar.clock)
     if task.machine.timed:
         _waited(task, f"named barrier {number}", started, bar.time, where)
@@ -110,7 +112,7 @@ def cluster_wait(task, where) -> None:
     task.publish()
     started = task.time
     if bar.generation == generation:
-        task.machine.block(task, bar, lambda: f"the cluster barrier; {bar.state()}", where)
+        task.machine.scheduler.block(task, bar, lambda: f"the cluster barrier; {bar.state()}", where)
     join(task.clock, bar.clock)
     if task.machine.timed:
         _waited(task, "cluster barrier", started, bar.time, where)
@@ -137,7 +139,7 @@ def _remember(task, stores: bool) -> None:
 
 def load(task, view, where, name):
     """The elements of a view (stored form, not to be kept: copy)."""
-    task.machine.task_access(task, view, False, where, name)
+    task.machine.detector.task_access(task, view, False, where, name)
     return view.read()
 
 
@@ -145,7 +147,7 @@ def store(task, view, values, where, name, undefined=None) -> None:
     """Write a view's elements (stored form); `undefined`: their marks."""
     if task.machine.fault is not None:
         _remember(task, stores=True)
-    task.machine.task_access(task, view, True, where, name)
+    task.machine.detector.task_access(task, view, True, where, name)
     if view.storage.cta is not task.cta:
         note(view.storage.cta, task, task.component, task.clock[task.component.id], where, f"a store to {name}")
     view.write(values, undefined)
@@ -162,8 +164,8 @@ def run_region(task, specs, where) -> None:
     task.publish()
     task.children = set(children)
     for child in children:
-        machine.add_task(child)
-    machine.block(task, "region", lambda: "the end of its async_tasks", where)
+        machine.scheduler.add(child)
+    machine.scheduler.block(task, "region", lambda: "the end of its async_tasks", where)
 
 
 def peer(task, rank: int, where):
@@ -180,7 +182,7 @@ def twin(task, index: int, cta, where):
     """What CTA `cta` allocated as its number `index`. Waits until it has: the launch of a cluster makes sure on the GPU."""
     if len(cta.allocations) <= index:
         cta.alloc_waiters.append(task)
-        task.machine.block(task, cta, lambda: f"{cta.label} to allocate its buffers", where)
+        task.machine.scheduler.block(task, cta, lambda: f"{cta.label} to allocate its buffers", where)
         return twin(task, index, cta, where)
     return cta.allocations[index]
 
@@ -190,5 +192,5 @@ def allocated(cta, item) -> int:
     cta.allocations.append(item)
     waiters, cta.alloc_waiters = cta.alloc_waiters, []
     for task in waiters:
-        task.machine.wake(task)
+        task.machine.scheduler.wake(task)
     return len(cta.allocations) - 1

@@ -19,7 +19,7 @@ class Task:
     def __init__(self, machine, cta, name, body, num_warps, replica=0, parent=None):
         self.machine, self.cta, self.name, self.parent = machine, cta, name, parent
         self.num_warps, self.replica = num_warps, replica
-        self.component = machine.new_component(self)
+        self.component = machine.detector.new_component(self)
         self.clock = dict(parent.clock) if parent else {}
         self.clock[self.component.id] = 1
         self.time = parent.time if parent else cta.cluster.start
@@ -47,7 +47,7 @@ class Task:
         self.is_main = parent is None
         self.registers = None
         self.regions = []
-        self.greenlet = greenlet(lambda: self._run(body), machine.hub)
+        self.greenlet = greenlet(lambda: self._run(body), machine.scheduler.hub)
         self.greenlet.gr_context = contextvars.copy_context()
 
     def _run(self, body):
@@ -67,7 +67,7 @@ class Task:
 
     def pause(self) -> None:
         """Let others run (used by code that polls)."""
-        self.machine.pause(self)
+        self.machine.scheduler.pause(self)
 
     def stands(self):
         """Where in the kernel it is: where it was suspended, or where it waits."""

@@ -25,7 +25,7 @@ class WarpGroup:
 
     def __init__(self, task, number: int):
         self.task, self.number, self.count = task, number, 1
-        self.component = task.machine.new_component(self)
+        self.component = task.machine.detector.new_component(self)
 
     @property
     def label(self) -> str:

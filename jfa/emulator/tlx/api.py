@@ -18,7 +18,7 @@ from .. import errors
 from ..frontend import values
 from ..frontend.carry import carry, itself, rule_of
 from ..locations import here
-from ..machine import machine as _machine
+from ..machine.running import Running
 from ..undefined import Undefined
 
 _constexpr = tl.constexpr
@@ -27,7 +27,7 @@ _REFUSED = (AssertionError, ValueError, TypeError, NotImplementedError, Attribut
 
 def running():
     """The running task."""
-    task = _machine._running
+    task = Running.task
     if task is None:
         raise RuntimeError("TLX functions run inside a kernel only: launch it with kernel[grid](...)")
     return task
@@ -112,5 +112,5 @@ def begin(kind: str, name: str):
     """Start of an operation: (task, where, fault)."""
     task = running()
     where = here()
-    fault = task.machine.step(task, kind, name, where)
+    fault = task.machine.scheduler.step(task, kind, name, where)
     return task, where, fault

@@ -136,7 +136,7 @@ def barrier_wait(bar, phase, pred=None):
     if parity not in (0, 1):
         summary = f"{task.label} waits for parity {parity} of mbarrier {target.label}"
         raise errors.ParityError(summary, [f"at {show(where)}"], where=where)
-    fault = task.machine.step(task, "barrier_wait", target.name, where)
+    fault = task.machine.scheduler.step(task, "barrier_wait", target.name, where)
     if fault == "drop" or not predicate(pred):
         return
     if fault == "flip":
@@ -159,7 +159,7 @@ def barrier_arrive(bar, arrive_count=1, remote_cta_rank=None, pred=None):
     if count < 1:
         raise ValueError(f"arrive_count must be positive, got {count}")
     _refuse_remote_alone(task, remote_cta_rank, "barrier_arrive")
-    fault = task.machine.step(task, "barrier_arrive", bar.array.name, where)
+    fault = task.machine.scheduler.step(task, "barrier_arrive", bar.array.name, where)
     if fault == "drop" or not predicate(pred):
         return
     cta = None if remote_cta_rank is None else sync.peer(task, integer(remote_cta_rank), where)
@@ -223,7 +223,7 @@ def fence(scope):
         if fault != "drop":
             sync.fence(task, early=fault == "early")
     if task.machine.timed:
-        task.machine.spend(task, "fence", "fence", where)
+        task.machine.clock.spend(task, "fence", "fence", where)
 
 
 @api

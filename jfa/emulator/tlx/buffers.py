@@ -614,10 +614,10 @@ def local_load(src, token=None, layout=None, relaxed=False):
     if Active.counts is not None:
         Active.counts.tmem_loads += src.space == "tmem"
     view = src.view
-    unwritten = task.machine.tolerant_read(task, view, where, src.name) and task.machine.options.poison
+    unwritten = task.machine.detector.tolerant_read(task, view, where, src.name) and task.machine.options.poison
     data = view.read()
     if task.machine.timed:
-        task.machine.spend(
+        task.machine.clock.spend(
             task, "local_load", f"load {src.name}", where, space=src.space, bytes=src.nbytes, warps=task.num_warps
         )
     if view.arr is not None:
@@ -641,7 +641,7 @@ def local_store(dst, src):
         Active.counts.tmem_stores += dst.space == "tmem"
     sync.store(task, dst.view, values.to_stored(src, dst.dtype.name), where, dst.name, values.undefined(src))
     if task.machine.timed:
-        task.machine.spend(
+        task.machine.clock.spend(
             task, "local_store", f"store {dst.name}", where, space=dst.space, bytes=dst.nbytes, warps=task.num_warps
         )
 

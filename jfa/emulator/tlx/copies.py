@@ -81,7 +81,7 @@ def async_descriptor_load(
     facts = {
         "bytes": result.nbytes,
         "multicast": len(targets),
-        "cold": task.machine.first_touch((tensor_map.base, *offsets)),
+        "cold": task.machine.clock.first_touch((tensor_map.base, *offsets)),
     }
     engines.tma_load(task, fetch, targets, result.nbytes, where, result.name, facts)
 

@@ -48,13 +48,13 @@ class Buffers:
 
 def wait(bar, parity):
     task = current()
-    task.machine.step(task, "barrier_wait", bar.name, ())
+    task.machine.scheduler.step(task, "barrier_wait", bar.name, ())
     sync.wait(task, bar, parity & 1, ())
 
 
 def arrive(bar, count=1):
     task = current()
-    task.machine.step(task, "barrier_arrive", bar.name, ())
+    task.machine.scheduler.step(task, "barrier_arrive", bar.name, ())
     sync.arrive(task, bar, count, ())
 
 

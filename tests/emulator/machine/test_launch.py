@@ -122,7 +122,7 @@ def test_the_same_schedule_gives_the_same_run(options):
 
             def body(label):
                 for i in range(3):
-                    current().machine.step(current(), "op", "", ())
+                    current().machine.scheduler.step(current(), "op", "", ())
                     trace.append((label, i))
 
             tasks(**{label: (lambda label=label: body(label)) for label in "xyz"})
@@ -146,8 +146,8 @@ def test_timed_books_shared_resources_once():
     def kernel():
         def body():
             for _ in range(3):
-                current().machine.step(current(), "local_load", "", ())
-                current().machine.spend(current(), "local_load", "load", (), space="smem", bytes=1, warps=4)
+                current().machine.scheduler.step(current(), "local_load", "", ())
+                current().machine.clock.spend(current(), "local_load", "load", (), space="smem", bytes=1, warps=4)
 
         tasks(a=body, b=body)
 
