@@ -9,9 +9,9 @@
 # %% [markdown]
 # # 00 Start here
 #
-# This course ends at one of the fastest pieces of code that is written today: attention over sequences of different lengths, on an NVIDIA
-# Blackwell GPU, where groups of threads (*warps*) each have a job of their own. It begins with a list of five numbers. No GPU is needed. Where
-# a chapter needs the machine, it runs on an emulator that is part of the course.
+# This course ends at attention over sequences of different lengths on an NVIDIA Blackwell GPU, in a kernel where groups of threads (*warps*) each have a job of their own.
+# It begins with a list of five numbers.
+# No GPU is needed: where a chapter needs the machine, it runs on an emulator that is part of the course.
 #
 # **Goals.** After this chapter you
 # * know what the course builds, and why anybody wants it,
@@ -39,11 +39,11 @@ print("GPU:", gpu)
 # %% [markdown]
 # ## The problem in one picture
 #
-# Sequences come in all lengths: sentences, user histories, protein chains. Tensors are rectangles. So most programs *pad*: every sequence gets
-# as many places as the longest one.
+# Sequences come in all lengths: sentences, user histories, protein chains. Tensors are rectangles. The simplest way to put the first into the
+# second is to *pad*: every sequence gets as many places as the longest one.
 #
-# Here are five sequences: first as a rectangle, then as one row with nothing between them. The hatched places are bought,
-# stored, moved and multiplied. They are worth nothing.
+# Here are five sequences: first as a rectangle, then as one row with nothing between them. The hatched places are
+# stored, moved and multiplied like the others, and none of them changes a result.
 
 # %%
 lengths = [7, 3, 19, 5, 11]
@@ -201,7 +201,7 @@ print(f"padded {padded_scores} scores, packed {packed_scores}: {times:.1f} times
 #
 # ## Pitfalls
 #
-# Each of these has cost somebody an afternoon. Here they cost a cell.
+# Neither of the first two raises an error. Each is shown by a cell.
 #
 # **The softmax along the wrong axis.** Every query's shares must sum to 1: rows, not columns. The result has the right shape either way.
 
@@ -213,8 +213,8 @@ for axis in (1, 0):
     print(f"softmax(dim={axis}): {good} of 19 rows sum to 1")
 
 # %% [markdown]
-# **The forgotten 1/√D.** Without it scores grow with D, one key takes nearly everything, and training starves. Again the shapes do not
-# tell.
+# **The forgotten 1/√D.** Without it scores grow with D, and one key takes nearly everything. Where a share p is near 1 or 0, its derivative
+# p (1 - p) is near 0, and so is what the queries and keys learn from it. Again the shapes do not tell.
 
 # %%
 dims = [8, 32, 128, 512]

@@ -85,7 +85,7 @@ for shift in (0.0, 50.0, 100.0, -110.0):
 #
 # ## Version 1: two passes
 #
-# Subtract the maximum first. This is what every library does. It reads the scores twice, so all of them must be there.
+# Subtract the maximum first. It reads the scores twice, so all of them must be there.
 
 
 # %%

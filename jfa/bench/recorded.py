@@ -133,6 +133,17 @@ def read_all(folder: Path = FOLDER) -> list[Recorded]:
     return found
 
 
+def newest_ceilings(gpu: str, folder: Path = FOLDER) -> tuple[float, float]:
+    """Return (TB/s of a copy, TFLOP/s of a bf16 product) as the newest recorded run on a GPU measured them.
+
+    Of several runs of one day the first by name counts. Raises LookupError if no run on this GPU measured its ceilings.
+    """
+    runs = [r for r in read_all(folder) if r.gpu == gpu and r.ceilings]
+    if not runs:
+        raise LookupError(f"no run on a GPU named {gpu} in {folder} measured its ceilings")
+    return max(runs, key=lambda r: r.content["environment"].get("date", "")).ceilings
+
+
 def roofline(
     results: Iterable[Recorded], way: str = "forward", roofs: dict | None = None, names: Iterable[str] = shapes.DEFAULT
 ):

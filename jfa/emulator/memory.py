@@ -93,12 +93,12 @@ class GlobalMemory:
             return self.allocations[i]
         return None
 
-    def locate(self, lo, hi, allocation, what, size):
-        """The allocation that holds bytes [lo, hi); an OutOfBoundsError where there is none."""
+    def locate(self, lo, hi, allocation, what, size, addresses=None):
+        """Find the allocation that holds bytes [lo, hi), of which `addresses` are touched; raise OutOfBoundsError if none does."""
         if allocation is None:
             allocation = self.find(lo) or self._unknown(lo, hi, what)
         if lo < allocation.lo or hi > allocation.hi:
-            raise self._out_of_bounds(lo, hi, allocation, what, size)
+            raise self._out_of_bounds(lo, hi, allocation, what, size, addresses)
         return allocation
 
     def _unknown(self, lo, hi, what):
@@ -140,11 +140,14 @@ class GlobalMemory:
                 )
             )
 
-    def _out_of_bounds(self, lo, hi, allocation, what, size):
+    def _out_of_bounds(self, lo, hi, allocation, what, size, addresses=None):
         element = max(size, 1)
         first, last = (lo - allocation.lo) // element, (hi - allocation.lo) // element - 1
         count = (allocation.hi - allocation.lo) // element
         touched = f"element {first}" if first == last else f"elements {first} … {last}"
+        if addresses is not None and addresses.size > 1:
+            outside = addresses[(addresses < allocation.lo) | (addresses + element > allocation.hi)]
+            touched += f", of which {(int(outside.min()) - allocation.lo) // element} is the first outside"
         return OutOfBoundsError(
             f"{what} of `{allocation.name}` outside the tensor",
             [f"at {show(here())}", f"it touches {touched}; `{allocation.name}` has elements 0 … {count - 1}"],
@@ -159,7 +162,7 @@ class GlobalMemory:
         """(allocation, element index of each address)."""
         size = dtypes.itemsize(name)
         lo, hi = int(addresses.min()), int(addresses.max()) + size
-        allocation = self.locate(lo, hi, allocation, what, size)
+        allocation = self.locate(lo, hi, allocation, what, size, addresses)
         index = addresses - allocation.lo
         if size > 1:
             if int(np.bitwise_or.reduce(index, axis=None)) & (size - 1):

@@ -5,8 +5,9 @@ of one SM, and the latency that follows. Resources are servers that all tasks of
 exponential unit wait for each other, as on the chip. Whatever comes out is *modelled*, never measured.
 
 Sources: "fa4" is the FlashAttention-4 paper (arXiv 2603.05451), "micro" SemiAnalysis' microbench-blackwell, "b300" public notes on
-the B300, "h200" our own measurement on one H200 (driver 580, torch 2.11), "public" NVIDIA's data sheets and programming guides,
-"derived" arithmetic on the others, "assumed" nobody's figure: vary those before you believe a conclusion (:meth:`Chip.scaled`).
+the B300, "h200" our own measurement on one H200 (the ceilings of jfa/bench/results/h200-2026-11-29-hopper.json), "public"
+NVIDIA's data sheets and programming guides, "derived" arithmetic on the others, "assumed" nobody's figure: vary those before you
+believe a conclusion (:meth:`Chip.scaled`).
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ H200_RATES = _COMMON | {
     "sms": _r(132, "SMs", "public"),
     "clock": _r(1.83e9, "Hz", "micro"),
     "clock_sustained": _r(
-        771e12 / 132 / 4096, "Hz under tensor load", "derived: an 8192^3 bf16 matmul ran at 771 TFLOP/s (h200)"
+        790e12 / 132 / 4096, "Hz under tensor load", "derived: an 8192^3 bf16 matmul ran at 790 TFLOP/s (h200)"
     ),
     "tensor_2": _r(4096, "FLOP/clk/SM, 16-bit", "fa4"),
     "tensor_1": _r(8192, "FLOP/clk/SM, FP8", "micro"),
@@ -98,7 +99,7 @@ H200_RATES = _COMMON | {
     "mma_latency_pair": _r(128, "cycles", "assumed"),
     "tma_latency": _r(700, "cycles, L2 hit", "assumed"),
     "l2": _r(9.2e12 / 132 / 1.83e9, "B/clk/SM", "derived: 9.2 TB/s measured (TileSight)"),
-    "hbm": _r(4.23e12 / 132 / 1.83e9, "B/clk/SM", "derived: a device copy moved 4.23 TB/s (h200)"),
+    "hbm": _r(4.24e12 / 132 / 1.83e9, "B/clk/SM", "derived: a device copy moved 4.24 TB/s (h200)"),
 }
 
 

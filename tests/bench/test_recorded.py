@@ -56,6 +56,21 @@ def test_the_bound_is_the_lower_roof():
     assert recorded.bound_tflops("dense", (4.0, 800.0)) == 800.0
 
 
+def test_the_newest_ceilings_of_a_gpu(tmp_path):
+    def write(name, gpu, date, **ceilings):
+        content = {"environment": {"device": f"NVIDIA {gpu}", "date": date}, "timings": [], **ceilings}
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+
+    write("a", "H200", "2026-01-02", ceilings=CEILINGS)
+    write("b", "H200", "2026-03-01", ceilings=CEILINGS | {"bf16_tflops": 790.0})
+    write("c", "H200", "2026-03-01", ceilings=CEILINGS | {"bf16_tflops": 700.0})  # the same day: the first by name
+    write("d", "H200", "2026-04-01")  # measured none
+    write("e", "B200", "2026-05-01", ceilings=CEILINGS)
+    assert recorded.newest_ceilings("H200", tmp_path) == (4.0, 790.0)
+    with pytest.raises(LookupError, match="H100"):
+        recorded.newest_ceilings("H100", tmp_path)
+
+
 def test_where_names_gpu_driver_versions_and_date(result):
     assert result.on_gpu and result.gpu == "H200"
     assert result.where == "NVIDIA H200, driver 580, torch 2.11, triton 3.7.4, 2026-01-02"

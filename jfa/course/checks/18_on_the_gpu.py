@@ -228,10 +228,10 @@ def _predict_cases(seed):
         return int(x * r.uniform(0.98, 1.02))
 
     return [
-        Case("bytes decide", (number(18e9), number(597e6), number(35e6), chip(4.2, 771.0, 3.0))),
-        Case("tensor cores decide", (number(2199e9), number(537e6), number(4.3e9), chip(4.2, 771.0, 3.0))),
+        Case("bytes decide", (number(18e9), number(597e6), number(35e6), chip(4.24, 790.0, 3.1))),
+        Case("tensor cores decide", (number(2199e9), number(537e6), number(4.3e9), chip(4.24, 790.0, 3.1))),
         Case("exponentials decide", (number(350e9), number(372e6), number(1.4e9), chip(7.0, 2380.0, 4.6))),
-        Case("bytes and FLOPs nearly equal", (number(880e9), number(4.2e9), number(0.4e9), chip(4.2, 771.0, 3.0))),
+        Case("bytes and FLOPs nearly equal", (number(880e9), number(4.2e9), number(0.4e9), chip(4.24, 790.0, 3.1))),
         Case("another chip", (number(176e9), number(372e6), number(0.7e9), chip(2.0, 300.0, 3.4))),
     ]
 

@@ -32,6 +32,28 @@ def test_unmasked_load_past_the_end_is_named():
     assert "elements 0 … 99" in str(error.value) and "v = tl.load(x + i)" in str(error.value)
 
 
+@triton.jit
+def copy_from(x, o, START: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(o + i, tl.load(x + START + STEP * i))
+
+
+@pytest.mark.parametrize(
+    ("start", "step", "block", "said"),
+    [
+        (192, 1, 64, "elements 192 … 255, of which 200 is the first outside;"),
+        (0, 3, 128, "elements 0 … 381, of which 201 is the first outside;"),  # 200 itself is not touched
+        (-3, 1, 8, "elements -3 … 4, of which -3 is the first outside;"),
+        (210, -1, 16, "elements 195 … 210, of which 200 is the first outside;"),  # falling addresses
+        (200, 1, 1, "element 200;"),
+    ],
+)
+def test_the_first_element_outside_is_named(start, step, block, said):
+    with pytest.raises(OutOfBoundsError) as error:
+        copy_from[(1,)](torch.randn(200), torch.empty(128), start, step, block)
+    assert said in str(error.value)
+
+
 def test_unmasked_store_past_the_end_is_named_even_where_another_tensor_lies():
     both = torch.zeros(256)
     with pytest.raises(OutOfBoundsError, match="store of `o`"):
