@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from jfa.course import closed_modules, guard, kinds, landlock, measure, seccomp, wire
+from jfa.course import clock, closed_modules, guard, kinds, landlock, measure, seccomp, wire
 from jfa.course.sources import Cells, compile_visible
 
 _PRINT_LIMIT = 20_000
@@ -255,6 +255,7 @@ def _run_cases(job: dict, reporter: Reporter, violations: guard.Violations, answ
             with _measured(job, violations) as counts:
                 value = answer if job["kind"] == "value" else _call(call, answer, case)
             again = [_under(schedule, call, answer, case, before) for schedule in job["schedules"]]
+            modelled = _timed(job, call, answer, case, before, counts)
             value = tree_map(measure.plain_arrays, value)
         except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt are answers, too
             reporter.send("raised", index=index, **_describe(error, violations), printed=sys.stdout.take())
@@ -263,7 +264,7 @@ def _run_cases(job: dict, reporter: Reporter, violations: guard.Violations, answ
             continue
         reporter.send(
             "case", index=index, value=value, facts=_facts(value, inputs), changed=_changed(case, before, job["parameters"]),
-            counts=counts, printed=sys.stdout.take(), emulator=_emulator_notes(job), again=again,
+            counts=counts, printed=sys.stdout.take(), emulator=_emulator_notes(job), again=again, modelled=modelled,
         )  # fmt: skip
     reporter.send("end")
 
@@ -280,7 +281,23 @@ def _under(schedule: list, call: Any, answer: Any, case: dict, before: dict) -> 
 
     policy, seed = schedule
     with emulator.options(policy=policy, seed=seed):
-        return _call(call, answer, {**case, "args": _copy(before["args"]), "kwargs": _copy(before["kwargs"])})
+        return _call(call, answer, _again(case, before))
+
+
+def _again(case: dict, before: dict) -> dict:
+    """The case with fresh copies of its inputs."""
+    return {**case, "args": _copy(before["args"]), "kwargs": _copy(before["kwargs"])}
+
+
+def _timed(job: dict, call: Any, answer: Any, case: dict, before: dict, counts: dict[str, int]) -> str:
+    """Run a case on the modelled clock if a limit asks for it: enter its cycles into ``counts``, return what took the longest."""
+    if clock.MEASURE not in job["measures"]:
+        return ""
+    with clock.on_the_clock() as seen:
+        _call(call, answer, _again(case, before))
+    if seen.cycles is not None:
+        counts[clock.MEASURE] = seen.cycles
+    return seen.sentence
 
 
 @contextlib.contextmanager

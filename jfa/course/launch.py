@@ -240,6 +240,7 @@ _FIELDS = {
         "printed": str,
         "emulator": list,
         "again": list,
+        "modelled": str,
     },
     "raised": {"index": int, "type": str, "message": str, "line": int, "text": str}
     | {"report": bool, "memory": bool, "violations": list, "bases": list},

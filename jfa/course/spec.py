@@ -102,6 +102,8 @@ class Limit:
             "peak_tile": elements of the largest block of the kernel; "store_elements": elements stored, so that everybody does
             a share; "tlx:NAME": TLX operations (tlx:async_descriptor_load, tlx:barrier_wait); "tasks", "mmas", "accumulated",
             "tmem_loads", "tmem_stores", "tmem_columns", "shared_bytes".
+            "cycles": modelled cycles of all launches, one after another, on an emulated B200 (see jfa.course.clock; not as a
+            function of the case): each case runs once more under the policy "timed", which the time limit must allow for.
         at_most: the limit, or a function of the case (None: no limit for this one).
         text: the limit in words, as the exercise's text prints it (a test looks for it there):
             "no tensor larger than 16 x 16 scores".

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from jfa.course import compare, given, guard, launch, report
+from jfa.course import clock, compare, given, guard, launch, report
 from jfa.course.mutants import Mutants
 from jfa.course.precision import reference_for
 from jfa.course.report import Checked, Result
@@ -234,12 +234,15 @@ class Trial:
                 continue
             measure = limit.measure(case) if callable(limit.measure) else limit.measure
             count = counts.get(measure, 0 if ":" in measure else None)
+            if measure == clock.MEASURE and type(count) is not int:
+                text = f"Its cycles could not be modelled: {self.events[i]['modelled']}."
+                raise _Fault(limit.name, text, case.name, i)
             if type(count) is not int:
                 self.result.notes.append(f"“{limit.name}” could not be measured here.")
                 self.unmeasured.add(limit.name)
                 return
             most, least = _bound(limit.at_most, case), _bound(limit.at_least, case)
-            found = _measured(measure, count)
+            found = _measured(measure, count) + (f" ({self.events[i]['modelled']})" if measure == clock.MEASURE else "")
             if most is not None and count > most:
                 raise _Fault(limit.name, f"{found}; the limit is {most} ({limit.text}).", case.name, i)
             if least is not None and count < least:
@@ -334,6 +337,7 @@ def _measured(measure: str, count: int) -> str:
         "compares": "comparisons made {} lanes",
         "exponentials": "{} exponentials ran",
         "atomic_elements": "atomic operations touch {} elements",
+        "cycles": "it takes {:,} modelled cycles on a B200",
     }
     return words.get(measure, "{} " + measure).format(count)
 
