@@ -683,3 +683,198 @@ def worker_loads(assignments: Mapping[str, Sequence[Sequence[int]]], costs: Sequ
     panels[0][0].invert_yaxis()
     panels[0][0].set_yticks(range(len(assignment)))
     return Picture(figure, table(["schedule", "makespan", "mean load", "imbalance", "range"], rows))
+
+
+# --------------------------------------------------------------------------------------------------- deadlocks and races
+def wait_graph(error: Any, *, title: str = "who waits for whom") -> Picture:
+    """Draw a deadlock of the emulator: each waiting task, its barrier, and from whom that barrier's next arrival is due.
+
+    A cycle is drawn bold: each task in it waits for the next. A chain may also end, at a task that has ended or at a barrier where
+    no task arrives: then an arrival is missing in the code. Arrows are dashed where nobody has arrived yet: they come from the code.
+
+    Args:
+        error: a :class:`jfa.emulator.DeadlockError`, or another error whose ``waits`` are not empty (ValueError).
+    """
+    if not error.waits:
+        raise ValueError(f"this {type(error).__name__} is no deadlock: nobody waits")
+    due = {wait.task: wait.came or wait.due for wait in error.waits}
+    cycle = _cycle(due)
+    gone = [name for name in dict.fromkeys(name for names in due.values() for name in names) if name not in due]
+    rows = {name: n for n, name in enumerate([*due, *gone])}
+    figure, axes = canvas(9.0, 0.85 * len(rows) + 0.7)
+    for name, n in rows.items():
+        look = {"facecolor": EMPTY_PLACE, "edgecolor": "#888888"} if name in gone else {}
+        _named_box(axes, (0.0, n), name, "has ended" if name in error.ended else "", **({"facecolor": SKY} | look))
+    for wait in error.waits:
+        _wait_row(axes, wait, rows, cycle)
+    axes.set(xlim=(-1.3, 5.6), ylim=(len(rows) - 0.4, -0.6))
+    axes.set_axis_off()
+    axes.set_title(title, loc="left", fontsize=10, wrap=True)
+    said = [f"{w.task} waits for {w.on}{_who_comes(w, error.ended)}" for w in error.waits]
+    if cycle:
+        said.append("cycle: " + " -> ".join([*cycle, cycle[0]]))
+    else:
+        said.append("no cycle: the chain ends where nobody arrives, or where the one who should has ended")
+    return Picture(figure, "\n".join([title, *said]))
+
+
+def _who_comes(wait: Any, ended: Sequence[str]) -> str:
+    names = " and ".join(f"{name}{' (has ended)' if name in ended else ''}" for name in wait.came or wait.due)
+    if wait.came:
+        return f", where {names} arrived before"
+    return f", where nobody has arrived yet{'; ' + names + ' should' if names else ''}"
+
+
+def _cycle(due: Mapping[str, Sequence[str]]) -> list[str]:
+    """A cycle of the graph name -> names, [] if there is none: the first found by depth."""
+    done: set[str] = set()
+
+    def search(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return path[path.index(name) :]
+        if name in done or name not in due:
+            return []
+        found = next(filter(None, (search(other, [*path, name]) for other in due[name])), [])
+        done.add(name)
+        return found
+
+    return next(filter(None, (search(name, []) for name in due)), [])
+
+
+def _named_box(axes: Axes, middle: tuple[float, float], name: str, words: str = "", **look: Any) -> None:
+    """A box with a name and a line of words, 2.2 wide and 0.6 high."""
+    from matplotlib.patches import FancyBboxPatch
+
+    x, y = middle
+    look = {"edgecolor": BLACK, "linewidth": 1.0, "boxstyle": "round,pad=0.02"} | look
+    axes.add_patch(FancyBboxPatch((x - 1.1, y - 0.28), 2.2, 0.56, **look))
+    axes.text(x, y, f"{name}\n{words}" if words else name, ha="center", va="center", fontsize=8)
+
+
+def _wait_row(axes: Axes, wait: Any, rows: Mapping[str, int], cycle: Sequence[str]) -> None:
+    """The barrier a task waits for, the arrow to it, and those to whom its next arrival is due."""
+    n, after = rows[wait.task], dict(zip(cycle, [*cycle[1:], *cycle[:1]]))
+    names = wait.came or wait.due
+    state = wait.state.partition(": ")[2] or wait.state
+    _named_box(axes, (4.2, n), wait.on, _short(state), facecolor=YELLOW, boxstyle="square,pad=0.02")
+    arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
+    strong = {"color": VERMILLION, "linewidth": 2.4}
+    look = strong if wait.task in after else {"color": BLACK, "linewidth": 1.2}
+    axes.annotate("", (3.05, n - 0.12), (1.15, n - 0.12), arrowprops=arrow | look)
+    axes.text(2.1, n - 0.15, "waits for", ha="center", va="bottom", fontsize=8)
+    if not wait.came:
+        words = "nobody has arrived yet" + ("" if names else ", and no task's code does")
+        axes.text(4.2, n + 0.41, words, ha="center", va="center", fontsize=8, color=VERMILLION)
+    for name in names:
+        look = strong if after.get(wait.task) == name else {"color": "#666666", "linewidth": 1.2}
+        dashes = {"linestyle": "-" if wait.came else (0, (4, 3))}
+        axes.annotate("", (1.15, rows[name] + 0.12), (3.05, n + 0.12), arrowprops=arrow | look | dashes)
+
+
+def _short(state: str) -> str:
+    """A barrier's state in at most 34 characters a line."""
+    import textwrap
+
+    return "\n".join(textwrap.wrap(state.replace(" in progress", ""), 36)[:2])
+
+
+def race_clocks(error: Any, *, title: str = "two accesses that nothing orders") -> Picture:
+    """Draw the vector clocks of a race's two accesses: how many steps of each task and engine either knew of.
+
+    The earlier access is known to the later one if the later clock reaches the earlier one's own step. In a race it does not.
+
+    Args:
+        error: a :class:`jfa.emulator.RaceError`, or another error whose ``accesses`` are not empty (ValueError).
+    """
+    if not error.accesses:
+        raise ValueError(f"this {type(error).__name__} is no race: it has no pair of accesses")
+    names = [n for n in error.accesses[0].clock if any(touch.clock[n] for touch in error.accesses)]
+    figure, axes = canvas(9.0, 0.42 * len(names) + 1.7)
+    most = max(max(touch.clock.values()) for touch in error.accesses)
+    for n in range(len(names)):
+        axes.hlines(n, 0, most, color="#CCCCCC", linewidth=1)
+    said = []
+    for when, touch, colour, marker, shift in zip(
+        ("earlier", "later"), error.accesses, (BLUE, VERMILLION), "os", (-0.14, 0.14)
+    ):
+        what = f"{when}: {'write' if touch.write else 'read'} of {touch.buffer} by {touch.actor}"
+        steps = [touch.clock[name] for name in names]
+        rows = np.arange(len(names)) + shift
+        axes.plot(steps, rows, color=colour, marker=marker, linestyle="--" if when == "later" else "-", label=what)
+        axes.plot(
+            touch.clock[touch.line],
+            names.index(touch.line) + shift,
+            marker="*",
+            markersize=17,
+            color=colour,
+            linestyle="",
+        )
+        said.append(what)
+    first, later = error.accesses
+    gap = f"{when} knows {later.clock[first.line]} of the {first.clock[first.line]} steps of {first.line}"
+    axes.axhspan(names.index(first.line) - 0.4, names.index(first.line) + 0.4, color=YELLOW, alpha=0.35, linewidth=0)
+    axes.text(most + 0.12, names.index(first.line), gap.replace(" of ", " of\n", 1), va="center", fontsize=8)
+    axes.set(xlim=(-0.2, most * 1.45 + 0.5), ylim=(len(names) - 0.4, -0.6), yticks=range(len(names)), yticklabels=names)
+    axes.set_xticks(range(0, most + 1, max(1, most // 8)))
+    figure.legend(loc="outside lower left", fontsize=8, frameon=False)
+    label(
+        axes,
+        title,
+        "steps of each line that the access knows of (a star is the access's own step)",
+        "line of the clocks",
+    )
+    rows = [[name, first.clock[name], later.clock[name]] for name in names]
+    return Picture(figure, "\n".join([title, *said, gap, table(["line", "earlier knows", "later knows"], rows)]))
+
+
+FOUND = {  # how a broken synchronisation was found: letter, colour, hatch
+    "DeadlockError": ("D", BLUE, ""), "RaceError": ("R", VERMILLION, ""), "PoisonError": ("U", ORANGE, "..."),
+    "PhaseError": ("P", GREEN, ""), "OverArrivalError": ("A", PURPLE, "xx"), "ExpectBytesError": ("B", SKY, "///"),
+    "MissingFenceError": ("F", YELLOW, ""), "InFlightError": ("I", "#BBBBBB", ""), "wrong result": ("W", BLACK, ""),
+    "warning": ("w", "#FFFFFF", "..."), "": ("-", "#FFFFFF", "////"),
+}  # fmt: skip
+SAID = {
+    "PoisonError": "undefined value", "OverArrivalError": "over-arrival", "ExpectBytesError": "bytes", "PhaseError": "phase",
+    "MissingFenceError": "missing fence", "DeadlockError": "deadlock", "RaceError": "race", "InFlightError": "still in flight",
+    "": "not found",
+}  # fmt: skip
+
+
+def sweep_map(result: Any, *, title: str = "each synchronisation broken in turn") -> Picture:
+    """Draw a sweep: a row per synchronisation, a column per way to break it, and how the emulator found it.
+
+    Args:
+        result: a :class:`jfa.emulator.sweep.Result`.
+    """
+    faults = list(dict.fromkeys(mutant.how for mutant in result.mutants))
+    sites = sorted({mutant.site for mutant in result.mutants}, key=lambda site: (site.file, site.line))
+    figure, axes = canvas(9.0, 0.27 * len(sites) + 1.9)
+    seen: dict[str, tuple] = {}
+    for mutant in result.mutants:
+        letter, colour, hatch = look = FOUND.get(mutant.found, ("?", EMPTY_PLACE, ""))
+        seen.setdefault(mutant.found, look)
+        place = faults.index(mutant.how), sites.index(mutant.site)
+        _cells(axes, [place], colour, "", hatch)
+        back = {"facecolor": colour, "edgecolor": "none", "pad": 1.5}
+        axes.text(
+            place[0] + 0.5, place[1] + 0.5, letter, ha="center", va="center", fontsize=8, color=_ink(colour), bbox=back
+        )
+    axes.set(xlim=(0, len(faults)), ylim=(len(sites), 0))
+    axes.set_xticks(np.arange(len(faults)) + 0.5, faults)
+    axes.set_yticks(np.arange(len(sites)) + 0.5, [f"{s.text[:64]}  (line {s.line})" for s in sites])
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    label(axes, "", "how it is broken", "synchronisation")
+    axes.tick_params(length=0)
+    from matplotlib.patches import Patch
+
+    keys = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor="#888888", label=f"{letter}: {SAID.get(found, found)}")
+        for found, (letter, colour, hatch) in seen.items()
+    ]
+    figure.legend(handles=keys, loc="outside lower left", ncols=5, fontsize=8, frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, wrap=True)
+    found = {(m.site, m.how): SAID.get(m.found, m.found) for m in result.mutants}
+    rows = [[s.line, s.text, *(found.get((s, how), "") for how in faults)] for s in sites]
+    words = f"{len(result.mutants)} broken kernels, {len(result.found)} found"
+    return Picture(figure, f"{title}: {words}\n{table(['line', 'synchronisation', *faults], rows)}")

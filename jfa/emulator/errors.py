@@ -12,14 +12,60 @@ read of poison, a missing fence, ...) are gathered in `run.findings` and the lau
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from .locations import here, place, show
 
 
+@dataclass(frozen=True)
+class Wait:
+    """Describe a task that waits when nothing can go on.
+
+    Args:
+        task: its label. on: the label of the barrier it waits for. state: the wait in words, with the barrier's state.
+        where: source locations, innermost first.
+        came: labels of the tasks that arrived there in earlier phases, or whose copies and products did: the next arrival is theirs.
+        due: if nobody ever came, those whose code arrives there, or else those who came to the other barriers of its array.
+    """
+
+    task: str
+    on: str
+    state: str
+    where: tuple = ()
+    came: tuple[str, ...] = ()
+    due: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Touch:
+    """Describe one of the two accesses of a race.
+
+    Args:
+        actor: the label of who accessed. write: whether it wrote. buffer: its name. where: source locations, innermost first.
+        line: the line of the vector clocks that `actor` advances; `clock[line]` is the access's own time.
+        clock: label of a task, a tensor core or one of the two copies -> how many of its steps `actor` knew of at the access.
+    """
+
+    actor: str
+    write: bool
+    buffer: str
+    where: tuple
+    line: str
+    clock: Mapping[str, int]
+
+
 class EmulatorError(RuntimeError):
-    """Base class. `summary` is one sentence, `details` are lines of facts, `cause` says what usually leads here."""
+    """Base class. `summary` is one sentence, `details` are lines of facts, `cause` says what usually leads here.
+
+    For programs and pictures: `waits` and `ended` (labels of tasks) of a launch in which nothing could go on, `accesses` (the
+    earlier and the later one) of a race; empty for every other kind.
+    """
 
     cause = ""
+    waits: tuple[Wait, ...] = ()
+    ended: tuple[str, ...] = ()
+    accesses: tuple[Touch, ...] = ()
 
     def __init__(self, summary: str, details=(), cause: str | None = None, where=()):
         self.summary = summary

@@ -34,7 +34,7 @@ class MBarrier:
             "time",
             "gathered_time",
         ),
-        *("history", "waiters", "passed_by", "seen_by", "landed", "arrivers"),
+        *("history", "waiters", "passed_by", "seen_by", "landed", "arrivers", "sources"),
     )
 
     def __init__(self, name: str, cta, count: int, per_thread=False):
@@ -47,13 +47,17 @@ class MBarrier:
         self.time = self.gathered_time = 0.0
         self.history, self.waiters = [], []
         self.arrivers = []  # who has arrived in the phase in progress
+        self.sources = {}  # labels of the tasks that have ever arrived, or whose copies and products have, in order
         self.passed_by = {}  # task -> its counter when it passed the phase before this one
         self.seen_by = {}  # task -> (phase it passed last, location)
         self.landed = []  # (phase when issued, nbytes, location) of copies that came after their phase had ended
 
     # ------------------------------------------------------------ arriving
     def arrive(self, count: int, clock: dict, time: float, what) -> None:
-        """`count` arrivals of someone whose clock is given; `what` = (verb, actor, location) for reports."""
+        """`count` arrivals of someone whose clock is given; `what` = (verb, actor, location[, turns[, task]]) for reports.
+
+        task: the label of the one that the actor, an engine's operation, works for.
+        """
         self._note(clock, time, what)
         self.pending -= count
         if self.pending < 0:
@@ -83,6 +87,7 @@ class MBarrier:
         if time > self.gathered_time:
             self.gathered_time = time
         self.history.append((self.phase, what))
+        self.sources[what[-1] if len(what) > 4 else what[1]] = None
         if len(self.history) > _HISTORY:
             del self.history[0]
 
@@ -179,12 +184,18 @@ class NamedBarrier:
         "waiters",
         "time",
         "history",
+        "sources",
     )
 
     def __init__(self, number: int, cta):
         self.number, self.cta = number, cta
         self.arrived, self.expected, self.generation = 0, None, 0
         self.gathered, self.clock, self.waiters, self.time, self.history = {}, {}, [], 0.0, []
+        self.sources = {}  # labels of the tasks that have ever come here, in order
+
+    @property
+    def label(self) -> str:
+        return f"named barrier {self.number}"
 
     def enter(self, task, threads: int, where, verb: str) -> int:
         """Count task's threads in; returns the generation to wait for."""
@@ -209,6 +220,7 @@ class NamedBarrier:
         self.expected = threads
         self.arrived += limits.WARP * task.num_warps
         self.history = [*self.history[-_HISTORY:], (verb, task.label, where)]
+        self.sources[task.label] = None
         join(self.gathered, warps.told(task))
         self.time = max(self.time, task.time)
         own = limits.WARP * task.num_warps
@@ -238,6 +250,7 @@ class ClusterBarrier:
     """barrier.cluster: every live warp of every CTA of the cluster; warps that have left count as arrived."""
 
     __slots__ = ("cluster", "inside", "generation", "gathered", "clock", "time")
+    label = "the cluster barrier"
 
     def __init__(self, cluster):
         self.cluster, self.inside, self.generation = cluster, [], 0

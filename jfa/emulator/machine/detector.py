@@ -48,7 +48,7 @@ class Detector:
         generic: through the generic proxy, that is by ordinary loads and stores. report: takes what is found, as `Shadow` calls it.
         """
         region, component, clock = view._region or view.region, actor.component, actor.clock
-        access = Access(component, clock[component.id], write, generic, actor, where, name, region)
+        access = Access(component, dict(clock), write, generic, actor, where, name, region)
         shadow = view.storage.shadow
         (shadow.write if write else shadow.read)(region, access, clock, report or self.diagnosis.memory_error)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import errors
 from ..locations import show, turn
-from . import warps
+from . import evidence, warps
 from .tasks import AsyncOp, Task
 
 if TYPE_CHECKING:
@@ -109,11 +109,11 @@ class Diagnosis:
             if notes:
                 details += notes
                 break
-        self.report(
-            errors.RaceError(
-                f"two accesses to {place} that nothing orders", details, _cause_of_race(earlier, later), later.where
-            )
+        error = errors.RaceError(
+            f"two accesses to {place} that nothing orders", details, _cause_of_race(earlier, later), later.where
         )
+        error.accesses = evidence.touches(earlier, later)
+        self.report(error)
 
 
 # ---------------------------------------------------------------- reports
@@ -141,6 +141,7 @@ def deadlock(machine: Machine) -> errors.EmulatorError:
     ended = sorted({t.label for c in machine.clusters for cta in c.ctas for t in cta.tasks if t.done})
     if ended:
         error.details.append("already ended: " + ", ".join(ended))
+    error.waits, error.ended = evidence.waits(waiting), tuple(ended)
     error.where = waiting[0].where if waiting else ()
     return error
 

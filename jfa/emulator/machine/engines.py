@@ -23,7 +23,7 @@ def tma_load(task, fetch, targets, nbytes: int, where, title="", facts=None) -> 
         for view, name, bar in targets:
             machine.detector.op_access(op, view, True, name)
             view.write(data.reshape(view.shape))
-            bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where, op.turns))
+            bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where, op.turns, task.label))
 
     facts = facts or {"bytes": nbytes, "multicast": len(targets)}
     signals = [(bar, 0, -nbytes) for *_, bar in targets]
@@ -86,7 +86,7 @@ def remote_copy(
         marks = source.undefined if values is None else undefined
         marks = None if marks is None else marks.reshape(target.shape)
         target.write((source.read() if values is None else values).reshape(target.shape), marks)
-        bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where, op.turns))
+        bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where, op.turns, task.label))
 
     signals, facts = [(bar, 0, -nbytes)], {"bytes": nbytes}
     op = machine.scheduler.issue(
@@ -148,7 +148,7 @@ def mma(task, compute, reads, writes, bars, where, title="", facts=None, wait=Fa
             machine.detector.op_access(op, view, True, name)
         compute()
         for bar in bars:
-            bar.arrive(1, op.clock, op.end, ("commit of the MMA", op.label, where, op.turns))
+            bar.arrive(1, op.clock, op.end, ("commit of the MMA", op.label, where, op.turns, task.label))
 
     signals, demand = [(bar, 1, 0) for bar in bars], "mma" if facts else None
     op = machine.scheduler.issue(
@@ -167,7 +167,7 @@ def commit(task, bars, where, title="") -> None:
 
     def run(op):
         for bar in bars:
-            bar.arrive(1, op.clock, op.end, ("commit", op.label, where, op.turns))
+            bar.arrive(1, op.clock, op.end, ("commit", op.label, where, op.turns, task.label))
 
     signals = [(bar, 1, 0) for bar in bars]
     op = task.machine.scheduler.issue(
@@ -262,7 +262,7 @@ def clc_try_cancel(task, responses, stage: int, bars, where) -> None:
             machine.detector.op_access(op, response.view(stage), True, "the CLC response")
             response.view(stage).write(0)
             response.values[stage] = origin
-            bar.deliver(16, op.clock, op.end, ("CLC response", op.label, where, op.turns))
+            bar.deliver(16, op.clock, op.end, ("CLC response", op.label, where, op.turns, task.label))
 
     signals = [(bar, 0, -16) for bar in bars]
     machine.scheduler.issue(

@@ -63,12 +63,13 @@ def fence(clock: dict, known: dict) -> None:
 
 
 class Access:
-    """Who (a Task or an AsyncOp) touched which buffer, when (component and counter, turn of its loops) and how."""
+    """Who (a Task or an AsyncOp) touched which buffer, when (component, its clock then, turn of its loops) and how."""
 
-    __slots__ = ("component", "count", "write", "generic", "actor", "where", "name", "region", "turns")
+    __slots__ = ("component", "count", "clock", "write", "generic", "actor", "where", "name", "region", "turns")
 
-    def __init__(self, component, count, write, generic, actor, where, name, region=None):
-        self.component, self.count, self.write, self.generic = component, count, write, generic
+    def __init__(self, component, clock, write, generic, actor, where, name, region=None):
+        self.component, self.clock, self.write, self.generic = component, clock, write, generic
+        self.count = clock[component.id]
         self.actor, self.where, self.name, self.region, self.turns = actor, where, name, region, actor.turns
 
 

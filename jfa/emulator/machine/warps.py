@@ -48,7 +48,7 @@ def access(task, view, write: bool, where, name: str, report) -> None:
         number = group.component.id
         seen = clock.get(number, 0)
         clock[number] = group.count
-        noted = Access(group.component, group.count, write, True, group, where, name, region)
+        noted = Access(group.component, dict(clock), write, True, group, where, name, region)
         (shadow.write if write else shadow.read)(region, noted, clock, report)
         clock[number] = seen
     if write:

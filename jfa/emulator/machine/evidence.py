@@ -1,0 +1,111 @@
+"""What an error keeps for programs and pictures: who waited for whom, and how much of the others each access of a race knew."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import Touch, Wait
+from ..locations import MARK
+
+if TYPE_CHECKING:
+    from .shadow import Access
+    from .tasks import Task
+
+
+def waits(tasks: Sequence[Task]) -> tuple[Wait, ...]:
+    """Return the waits of these blocked tasks."""
+    return tuple(_wait(task, tasks) for task in tasks)
+
+
+def _wait(task: Task, tasks: Sequence[Task]) -> Wait:
+    place = task.waiting
+    came = _came(place)
+    due = () if came else tuple(t.label for t in tasks if t is not task and _arrives(t, place)) or _came_near(place)
+    return Wait(task.label, getattr(place, "label", "an operation"), task.why(), tuple(task.where), came, due)
+
+
+def _came(place: Any) -> tuple[str, ...]:
+    """Labels of those who arrived at a barrier before, without those who have in the phase in progress (unless all have)."""
+    missing = getattr(place, "missing", None)
+    if missing is not None:  # the cluster barrier knows whom it waits for
+        return tuple(t.label for t in missing())
+    sources = tuple(getattr(place, "sources", ()))
+    now = {what[-1] if len(what) > 4 else what[1] for what in getattr(place, "arrivers", ())}
+    return tuple(label for label in sources if label not in now) or sources
+
+
+def _came_near(place: Any) -> tuple[str, ...]:
+    """Labels of those who arrived at other barriers of the same array."""
+    near = (bars for item in getattr(place.cta, "allocations", ()) if place in (bars := getattr(item, "barriers", ())))
+    return tuple(dict.fromkeys(label for bars in near for bar in bars for label in bar.sources))
+
+
+# ------------------------------------------------------------ whose code arrives
+def _arrives(task: Task, place: Any) -> bool:
+    """Whether a function that the suspended task is in arrives at the array of this barrier, as its source says."""
+    frame = task.greenlet.gr_frame
+    while frame is not None:
+        if MARK in frame.f_globals:
+            named = {name for name, value in frame.f_locals.items() if _holds(value, place)}
+            if named & _arrived_names(frame.f_code.co_filename, frame.f_lineno):
+                return True
+        frame = frame.f_back
+    return False
+
+
+def _holds(value: Any, place: Any) -> bool:
+    """Whether a kernel's variable is an array of mbarriers with this one, or a view of it."""
+    return any(bar is place for bar in getattr(getattr(value, "array", None), "barriers", ()))
+
+
+@functools.lru_cache(maxsize=256)
+def _arrived_names(file: str, line: int) -> frozenset[str]:
+    """Names of the barriers that TLX calls other than waits use, in the async_task or function around a line of a file."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:  # a cell with a magic: its code is not known
+        return frozenset()
+    around = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) or _is_task(node)]
+    around = [node for node in around if node.lineno <= line <= node.end_lineno]
+    if not around:
+        return frozenset()
+    calls = [node for node in ast.walk(max(around, key=lambda node: node.lineno)) if isinstance(node, ast.Call)]
+    calls = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr != "barrier_wait"]
+    used = [value for call in calls for value in (*call.args, *(keyword.value for keyword in call.keywords))]
+    return frozenset(node.id for value in used for node in ast.walk(value) if isinstance(node, ast.Name))
+
+
+def _is_task(node: ast.AST) -> bool:
+    return isinstance(node, ast.With) and any("async_task(" in ast.unparse(item.context_expr) for item in node.items)
+
+
+# ------------------------------------------------------------ the clocks of a race
+def touches(earlier: Access, later: Access) -> tuple[Touch, Touch]:
+    """Return the two accesses of a race (shadow.Access), with clocks whose lines have names instead of numbers."""
+    names = _lines(earlier.actor)
+    for access in (earlier, later):
+        if access.component.id not in names:
+            label = access.actor.label
+            names[access.component.id] = label if label not in names.values() else f"another {label}"
+    return _touch(earlier, names), _touch(later, names)
+
+
+def _touch(access: Access, names: dict[int, str]) -> Touch:
+    clock = {name: access.clock.get(number, 0) for number, name in names.items()}
+    return Touch(access.actor.label, access.write, access.name, tuple(access.where), names[access.component.id], clock)
+
+
+def _lines(actor: Any) -> dict[int, str]:
+    """Component -> name for the tasks of the actor's cluster that run or ran beside each other, and for what they drive."""
+    names: dict[int, str] = {}
+    for cta in getattr(actor, "task", actor).cta.cluster.ctas:
+        for task in cta.tasks:
+            names[task.component.id] = task.label
+            names |= {group.component.id: group.label for group in task.warp_groups}
+            if task.pipe is not None:
+                names[task.pipe.component.id] = f"tensor core of {task.label}"
+    return names

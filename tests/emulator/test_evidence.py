@@ -1,0 +1,149 @@
+"""What errors keep for programs and pictures: who waits for whom in a deadlock, and the clocks of a race."""
+
+import itertools
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import jfa.emulator as emulator
+from jfa.emulator import errors
+
+tlx = pytest.importorskip("triton.language.extra.tlx")
+from .reports import kernels  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def broken(how, kind, prefix, turns=lambda n: True, **options):
+    """The error of our pipeline when operations `kind` on barriers of one array are broken as `how` says, on some turns."""
+    count = itertools.count()
+
+    def fault(k, name, task, where):
+        return how if k == kind and name.startswith(prefix) and turns(next(count)) else None
+
+    with emulator.options(fault=fault, **options), pytest.raises(errors.EmulatorError) as caught:
+        kernels.double()
+    return caught.value
+
+
+def test_a_deadlock_says_who_waits_where_and_who_has_arrived_there():
+    error = broken("drop", "barrier_arrive", "empty_bars")
+    waits = {wait.task: wait for wait in error.waits}
+    assert {task: (wait.on, wait.came) for task, wait in waits.items()} == {
+        "load": ("empty_bars[0]", ()),
+        "compute": ("full_bars[0]", ("load",)),
+        "store": ("result_full[0]", ("compute",)),
+    }
+    assert all("phase" in wait.state and wait.where for wait in error.waits) and error.ended == ()
+
+
+@triton.jit
+def release(bars, slot):
+    tlx.barrier_arrive(bars[slot], 1)
+
+
+@triton.jit
+def hand_over(ARRIVE: tl.constexpr):
+    """Two tasks and two turns; the second is never handed over."""
+    ready = tlx.alloc_barriers(2)
+    back = tlx.alloc_barriers(1)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):  # first
+            for turn in range(2):
+                if ARRIVE == "through a function" and turn == 0:
+                    release(ready, turn)
+                if ARRIVE == "in the code" and turn == 2:
+                    tlx.barrier_arrive(ready[turn], 1)
+            tlx.barrier_wait(back[0], 0)
+        with tlx.async_task(num_warps=1):  # second
+            for turn in range(2):
+                tlx.barrier_wait(ready[turn], 0)
+            tlx.barrier_arrive(back[0], 1)
+
+
+@pytest.mark.parametrize(
+    "arrive, on, due",
+    [
+        ("in the code", "ready[0]", ("first",)),
+        ("through a function", "ready[1]", ("first",)),
+        ("", "ready[0]", ("first",)),
+    ],
+)
+def test_where_nobody_came_the_code_or_the_array_says_who_should(arrive, on, due):
+    with pytest.raises(errors.DeadlockError) as error:
+        hand_over[(1,)](arrive)
+    waits = {wait.task: (wait.on, wait.came, wait.due) for wait in error.value.waits}
+    assert waits == {"first": ("back[0]", (), ("second",)), "second": (on, (), due)}
+
+
+@triton.jit
+def forgotten(bar_count: tl.constexpr):
+    bars = tlx.alloc_barriers(bar_count)
+    tlx.barrier_wait(bars[bar_count - 1], 0)
+
+
+def test_where_no_code_arrives_nobody_is_due():
+    with pytest.raises(errors.DeadlockError) as error:
+        forgotten[(1,)](3)
+    assert [(wait.on, wait.came, wait.due) for wait in error.value.waits] == [("bars[2]", (), ())]
+
+
+@triton.jit
+def two_must_come(out_ptr):
+    both = tlx.alloc_barriers(1, arrive_count=2)
+    never = tlx.alloc_barriers(1)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):  # reader
+            for turn in range(2):
+                tlx.barrier_wait(both[0], turn)
+        with tlx.async_task(num_warps=1):  # steady
+            for turn in range(2):
+                tlx.barrier_arrive(both[0], 1)
+                tlx.barrier_wait(both[0], turn)
+        with tlx.async_task(num_warps=1):  # stuck
+            tlx.barrier_arrive(both[0], 1)
+            tlx.barrier_wait(never[0], 0)
+
+
+def test_who_has_arrived_in_this_phase_is_not_due_again():
+    with pytest.raises(errors.DeadlockError) as error:
+        two_must_come[(1,)](torch.empty(1))
+    assert {wait.task: wait.came for wait in error.value.waits} == {
+        "reader": ("stuck",),
+        "steady": ("stuck",),
+        "stuck": (),
+    }
+
+
+def test_tasks_that_have_ended_are_named():
+    error = broken("drop", "barrier_arrive", "result_empty")
+    assert [(wait.task, wait.on, wait.came) for wait in error.waits] == [
+        ("compute", "result_empty[0]", ()),
+        ("store", "result_full[0]", ("compute",)),
+    ]
+    assert error.ended == ("load",)
+
+
+@pytest.mark.parametrize("prefix, who", [("full_bars", ("load", "compute")), ("result_empty", ("store", "compute"))])
+def test_the_later_access_of_a_race_does_not_know_of_the_earlier(prefix, who):
+    error = broken("drop", "barrier_wait", prefix, policy="random")
+    earlier, later = error.accesses
+    assert earlier.write or later.write
+    assert (
+        earlier.clock[earlier.line] == 1 and later.clock[earlier.line] == 0
+    )  # a copy has one step, which later has not heard of
+    assert earlier.line == earlier.actor and who[0] in earlier.line and later.line == who[1]
+    assert set(earlier.clock) == set(later.clock) == {"main", "load", "compute", "store", earlier.line}
+    assert all(touch.actor in str(error) and touch.buffer in str(error) and touch.where for touch in error.accesses)
+
+
+def test_two_copies_of_one_task_have_lines_of_their_own():
+    earlier, later = broken("drop", "barrier_wait", "empty_bars", policy="eager").accesses
+    assert earlier.line != later.line and later.clock[earlier.line] == 0
+
+
+def test_other_errors_have_neither():
+    error = broken("half", "barrier_expect_bytes", "full_bars")
+    assert isinstance(error, errors.ExpectBytesError) and error.waits == () and error.accesses == ()
