@@ -689,8 +689,9 @@ def worker_loads(assignments: Mapping[str, Sequence[Sequence[int]]], costs: Sequ
 def wait_graph(error: Any, *, title: str = "who waits for whom") -> Picture:
     """Draw a deadlock of the emulator: each waiting task, its barrier, and from whom that barrier's next arrival is due.
 
-    A cycle is drawn bold: each task in it waits for the next. A chain may also end, at a task that has ended or at a barrier where
-    no task arrives: then an arrival is missing in the code. Arrows are dashed where nobody has arrived yet: they come from the code.
+    A cycle is drawn bold: each task in it waits for the next. A chain may also end, at a task that has ended or at a
+    barrier where no task arrives: then an arrival is missing in the code. Arrows are dashed where nobody has arrived yet:
+    they come from the code.
 
     Args:
         error: a :class:`jfa.emulator.DeadlockError`, or another error whose ``waits`` are not empty (ValueError).

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from jfa import plots
+from jfa.emulator import sweep
+from jfa.emulator.errors import DeadlockError, LivelockError, RaceError, Touch, Wait
 from jfa.emulator.timeline import Timeline
 from jfa.layout import uniform_lengths
 from jfa.masks import Band, block_kinds
@@ -17,7 +19,46 @@ def small_timeline() -> Timeline:
     return Timeline([(0, "load", "copy", 0.0, 4.0, work), (1, "load", "copy", 2.0, 7.0, work)], "a chip")
 
 
-NO_AXES = {"blocks"}  # a diagram: its axes mean nothing
+DEADLOCK = DeadlockError("stuck")
+DEADLOCK.waits = (
+    Wait(
+        "load",
+        "empties[0]",
+        "mbarrier empties[0], parity 0: phase 0 (parity 0) in progress: 0 of 1 arrivals",
+        (),
+        (),
+        ("mma",),
+    ),
+    Wait(
+        "mma", "fulls[0]", "mbarrier fulls[0], parity 1: phase 1 (parity 1) in progress: 0 of 1 arrivals", (), ("load",)
+    ),
+    Wait("epilogue", "acc_fulls[0]", "mbarrier acc_fulls[0], parity 0", (), ("mma", "old")),
+)
+DEADLOCK.ended = ("old",)
+RACE = RaceError("two accesses")
+RACE.accesses = (
+    Touch("epilogue", False, "acc[0]", (), "epilogue", {"epilogue": 2, "mma": 5, "tensor core of mma": 3, "store": 0}),
+    Touch(
+        "mma issued by mma",
+        True,
+        "acc[0]",
+        (),
+        "tensor core of mma",
+        {"epilogue": 1, "mma": 9, "tensor core of mma": 7, "store": 0},
+    ),
+)
+SWEPT = sweep.Result(
+    [
+        sweep.Mutant(sweep.Site("barrier_wait", "kernel.py", line), how, found)
+        for line, how, found in [
+            (9, "drop", "RaceError"),
+            (9, "flip", "DeadlockError"),
+            (4, "drop", ""),
+            (7, "half", "NewError"),
+        ]
+    ]
+)
+NO_AXES = {"blocks", "wait_graph"}  # diagrams: their axes mean nothing
 NO_YLABEL = {"panels", "segments", "strips", "timelines"}  # each line of these has a name
 PICTURES = {
     "lines": (
@@ -70,6 +111,9 @@ PICTURES = {
         "b       2               1         3        3",
     ),
     "timelines": (lambda: plots.timelines({"u": small_timeline(), "v": (small_timeline(), 1)}), "7 cycles"),
+    "wait_graph": (lambda: plots.wait_graph(DEADLOCK), "cycle: load -> mma -> load"),
+    "race_clocks": (lambda: plots.race_clocks(RACE), "later knows 1 of the 2 steps of epilogue"),
+    "sweep_map": (lambda: plots.sweep_map(SWEPT), "4 broken kernels, 3 found"),
     "worker_loads": (lambda: plots.worker_loads({"a": [[0, 2], [1]]}, [1.0, 2.0, 3.0]), "1.333"),
 }
 
@@ -146,3 +190,55 @@ def test_a_directed_arrow_ends_at_the_second_box(first, second):
     (arrow,) = [t for t in picture.figure.axes[0].texts if getattr(t, "arrow_patch", None)]
     x, y, w, h = second
     assert x <= arrow.xy[0] <= x + w and y <= arrow.xy[1] <= y + h
+
+
+def test_the_wait_graph_says_whom_each_task_waits_for():
+    said = plots.wait_graph(DEADLOCK).text.splitlines()
+    assert said[1] == "load waits for empties[0], where nobody has arrived yet; mma should"
+    assert said[2] == "mma waits for fulls[0], where load arrived before"
+    assert said[3] == "epilogue waits for acc_fulls[0], where mma and old (has ended) arrived before"
+
+
+@pytest.mark.parametrize(
+    "edges, cycle",
+    [
+        ({"a": ["b"], "b": ["c"], "c": ["b"]}, ["b", "c"]),
+        ({"a": ["a"]}, ["a"]),
+        ({"a": ["b", "c"], "b": [], "c": ["a"]}, ["a", "c"]),
+        ({"a": ["b", "c"], "b": ["c"], "c": []}, []),
+        ({"a": ["gone"]}, []),
+    ],
+)
+def test_a_cycle_is_found_and_drawn_bold(edges, cycle):
+    error = DeadlockError("stuck")
+    error.waits = tuple(Wait(task, f"bar of {task}", "", (), tuple(names)) for task, names in edges.items())
+    picture = plots.wait_graph(error)
+    last = picture.text.splitlines()[-1]
+    assert last == "cycle: " + " -> ".join([*cycle, *cycle[:1]]) if cycle else last.startswith("no cycle")
+    arrows = [
+        text.arrow_patch for text in picture.figure.axes[0].texts if getattr(text, "arrow_patch", None) is not None
+    ]
+    bold = [arrow for arrow in arrows if arrow.get_linewidth() > 2]
+    assert len(bold) == 2 * len(cycle) and len(arrows) == len(edges) + sum(map(len, edges.values()))
+
+
+def test_the_clocks_leave_out_lines_that_neither_access_knows_of():
+    picture = plots.race_clocks(RACE)
+    assert [t.get_text() for t in picture.figure.axes[0].get_yticklabels()] == ["epilogue", "mma", "tensor core of mma"]
+    assert "store" not in picture.text
+
+
+def test_a_sweep_is_drawn_in_the_order_of_lines_and_says_what_was_not_found():
+    picture = plots.sweep_map(SWEPT)
+    axes = picture.figure.axes[0]
+    assert [t.get_text().rpartition("line ")[2] for t in axes.get_yticklabels()] == ["4)", "7)", "9)"]
+    letters = {(t.get_position()[0] - 0.5, t.get_position()[1] - 0.5): t.get_text() for t in axes.texts}
+    assert letters == {(0, 2): "R", (1, 2): "D", (0, 0): "-", (2, 1): "?"}
+    legend = [t.get_text() for t in picture.figure.legends[0].get_texts()]
+    assert legend == ["R: race", "D: deadlock", "-: not found", "?: NewError"]
+
+
+@pytest.mark.parametrize("draw", [plots.wait_graph, plots.race_clocks])
+def test_pictures_of_other_errors_are_refused(draw):
+    with pytest.raises(ValueError, match="LivelockError is no"):
+        draw(LivelockError("no end"))

@@ -25,8 +25,8 @@ class Wait:
     Args:
         task: its label. on: the label of the barrier it waits for. state: the wait in words, with the barrier's state.
         where: source locations, innermost first.
-        came: labels of the tasks that arrived there in earlier phases, or whose copies and products did: the next arrival is theirs.
-        due: if nobody ever came, those whose code arrives there, or else those who came to the other barriers of its array.
+        came: labels of the tasks that arrived there in earlier phases, themselves or by a copy or product: they come next.
+        due: if nobody ever came, those whose code arrives there, else those who came to the other barriers of its array.
     """
 
     task: str
