@@ -53,7 +53,7 @@ class Span:
 
     @triton.jit
     def box(self, row, head, column=0):
-        """Return the coordinates of the ragged box that starts at ``row`` of the sequence; see jfa.kernels.common.ragged."""
+        """Return the coordinates of the ragged box at ``row`` of the sequence; see jfa.kernels.common.ragged."""
         return ragged_box(self.begin, self.length, row, head, column)
 
 

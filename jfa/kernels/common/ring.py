@@ -12,14 +12,13 @@ from jfa.kernels.common.nouns import aggregate
 
 @aggregate
 class Ring:
-    """Buffers that are filled and emptied in turn: the n-th use has buffer n modulo ``stages``.
+    """Buffers that are filled and emptied in turn; several equal rings may lie side by side in the same allocation.
 
     Attributes:
-        buffers: as many as ``stages``, or a multiple: several rings side by side, of which ring r starts at r * stages.
-        fulls: barriers that say that a buffer's data is there.
-        empties: barriers that say that everybody has read it.
-        stages: number of buffers.
-        bytes: of one buffer, as a copy engine counts them.
+        buffers, fulls, empties: one each per buffer. ``fulls`` says that its data is there, ``empties`` that all have read it.
+        stages: number of buffers of this ring.
+        bytes: size of a buffer, which a copy engine counts.
+        first: index of this ring's first buffer.
     """
 
     buffers: tlx.buffered_tensor
@@ -27,15 +26,24 @@ class Ring:
     empties: tlx.mbarrier
     stages: tl.constexpr
     bytes: tl.constexpr
+    first: tl.constexpr
 
     @triton.jit
     def slot(self, count):
         """Return (slot, phase) of the count-th use: a reader waits for that phase of fulls, a writer for the other."""
-        return ring_slot(count, self.stages)
+        slot, phase = ring_slot(count, self.stages)
+        return self.first + slot, phase
 
     @triton.jit
-    def load(self, slot, phase, desc, box):
-        """Fill a slot with one box by TMA, once its readers have left."""
+    def nth(self, number: tl.constexpr):
+        """Return the ring that lies ``number`` rings behind this one."""
+        first: tl.constexpr = self.first + number * self.stages
+        return Ring(self.buffers, self.fulls, self.empties, self.stages, self.bytes, first)
+
+    @triton.jit
+    def load(self, count, desc, box):
+        """Fill the count-th slot with one box by TMA, once its readers have left."""
+        slot, phase = self.slot(count)
         tlx.barrier_wait(self.empties[slot], phase ^ 1)
         tlx.barrier_expect_bytes(self.fulls[slot], self.bytes)
         tlx.async_descriptor_load(desc, self.buffers[slot], box, self.fulls[slot])
@@ -49,10 +57,23 @@ def ring_slot(count, STAGES: tl.constexpr):
 
 @triton.jit
 def alloc_ring(
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr, STAGES: tl.constexpr, READERS: tl.constexpr
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    STAGES: tl.constexpr,
+    READERS: tl.constexpr,
+    RINGS: tl.constexpr = 1,
+    BY_THREAD: tl.constexpr = False,
 ):
-    """Allocate a ring of boxes [ROWS, COLUMNS] that one role fills and READERS arrivals empty."""
-    buffers = tlx.local_alloc((ROWS, COLUMNS), DTYPE, STAGES)
-    fulls = tlx.alloc_barriers(STAGES, arrive_count=1)
-    empties = tlx.alloc_barriers(STAGES, arrive_count=READERS)
-    return Ring(buffers, fulls, empties, STAGES, ROWS * COLUMNS * tlx.size_of(DTYPE))
+    """Allocate a ring of boxes [ROWS, COLUMNS] that READERS empty, or RINGS of them side by side.
+
+    BY_THREAD: readers are warp groups whose threads arrive one by one, which saves them two synchronisations per arrival.
+    """
+    BUFFERS: tl.constexpr = RINGS * STAGES
+    buffers = tlx.local_alloc((ROWS, COLUMNS), DTYPE, BUFFERS)
+    fulls = tlx.alloc_barriers(BUFFERS, arrive_count=1)
+    if BY_THREAD:
+        empties = tlx.alloc_warp_barrier(BUFFERS, num_warps=4, num_arrivals=READERS)
+    else:
+        empties = tlx.alloc_barriers(BUFFERS, arrive_count=READERS)
+    return Ring(buffers, fulls, empties, STAGES, ROWS * COLUMNS * tlx.size_of(DTYPE), 0)

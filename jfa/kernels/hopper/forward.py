@@ -6,19 +6,17 @@
 
 A consumer is a warp group with 64 query rows. A CTA has HEADS * PARTS of them:
 
-* PARTS = 2, HEADS = 1: a tile is 128 queries of one head. The two consumers share every key and value block and take turns on the
-  tensor cores, one computing its softmax while the other multiplies. The choice for long queries.
-* PARTS = 1, HEADS = 2: a tile is 64 queries of two neighbouring heads, each consumer with its own ring. The choice for at most 64
-  queries a sequence: then memory is the limit, and neighbouring heads lie side by side there.
+* PARTS = 2, HEADS = 1: a tile is 128 queries of one head. The two consumers share every key and value block and take
+  turns on the tensor cores, one computing its softmax while the other multiplies. The choice for long queries.
+* PARTS = 1, HEADS = 2: a tile is 64 queries of two neighbouring heads, each consumer with its own ring. The choice for
+  at most 64 queries a sequence: then memory is the limit, and neighbouring heads lie side by side there.
 
-The grid is persistent and draws tiles from a queue, longest first (jfa.kernels.hopper.queue). With RESIDENT_Q every tile of a
-program has the same queries (broadcast_q with one tile of them): they are loaded once.
+The grid is persistent and draws tiles from a queue, longest first (jfa.kernels.hopper.queue). With RESIDENT_Q every
+tile of a program has the same queries (broadcast_q with one tile of them): they are loaded once.
 
-Within a tile key blocks run from the last to the first, so the block that hangs over the sequence's end is the first one, which is
-masked in any case; see jfa.kernels.common.band for the peeled loops.
+Within a tile key blocks run from the last to the first, so the block that hangs over the sequence's end is the first
+one, which is masked in any case; see jfa.kernels.common.band for the peeled loops.
 """
-
-from __future__ import annotations
 
 from functools import cache
 
@@ -29,277 +27,279 @@ import triton.language.extra.tlx as tlx
 from triton.language.extra.cuda import gdc_wait
 
 from jfa.kernels.base import Problem
-from jfa.kernels.common.band import in_band, key_blocks
 from jfa.kernels.common.host import num_sms, padded_head_dim, scale_log2
 from jfa.kernels.common.launcher import Variant
-from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_box, ragged_descriptor
+from jfa.kernels.common.nouns import Span, aggregate
+from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor
+from jfa.kernels.common.ring import alloc_ring
 from jfa.kernels.common.softmax import softmax_end, softmax_step
 from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.configs import EMULATED_SMS, ForwardConfig, forward_config
-from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
+from jfa.kernels.hopper.queue import Queue, alloc_numbers
 from jfa.kernels.hopper.tiles import Lists, TileList, query_tiles
 
-ROWS = tl.constexpr(64)  # query rows of one consumer: the M of a wgmma
+# Query rows of one consumer: the M of a wgmma.
+ROWS = tl.constexpr(64)
+# Named barrier on which consumer 0 waits for its turn at the tensor cores; consumer 1 waits on the next one.
+TURN = tl.constexpr(9)
+
+
+@aggregate
+class Form:
+    """Choices made at compile time; see jfa.kernels.hopper.config.ForwardConfig."""
+
+    block_n: tl.constexpr
+    heads: tl.constexpr
+    parts: tl.constexpr
+    resident: tl.constexpr
+
+
+@aggregate
+class Softmax:
+    """A consumer's 64 rows so far: sums of p V, not yet divided, maxima, sums of p, and the last block's p."""
+
+    acc: tl.tensor
+    row_max: tl.tensor
+    row_sum: tl.tensor
+    p: tl.tensor
 
 
 @triton.jit
 def wait_turn(part, PARTS: tl.constexpr):
     """Ping-pong: block until the other consumer of the tile has issued its scores."""
     if PARTS == 2:
-        if part == 0:
-            tlx.named_barrier_wait(9, 256)
-        else:
-            tlx.named_barrier_wait(10, 256)
+        tlx.named_barrier_wait(TURN + part, 256)
 
 
 @triton.jit
 def pass_turn(part, PARTS: tl.constexpr):
     """Ping-pong: let the other consumer issue its scores."""
     if PARTS == 2:
-        if part == 0:
-            tlx.named_barrier_arrive(10, 256)
-        else:
-            tlx.named_barrier_arrive(9, 256)
+        tlx.named_barrier_arrive(TURN + 1 - part, 256)
 
 
 @triton.jit
-def load_box(desc, ring, slot, parity, begin, length, row, head, BYTES: tl.constexpr):
-    """One box into one buffer of a ring, once its readers have left."""
-    tiles, fulls, empties = ring
-    tlx.barrier_wait(empties[slot], parity ^ 1)
-    tlx.barrier_expect_bytes(fulls[slot], BYTES)
-    tlx.async_descriptor_load(desc, tiles[slot], ragged_box(begin, length, row, head), fulls[slot])
-
-
-@triton.jit
-def load_keys_values(desc_k, desc_v, k_ring, v_ring, count, kv_begin, len_kv, row, first_head, group, SIZE: tl.constexpr,
-                     D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, HEADS: tl.constexpr):
-    """The count-th key block and value block of every head of the tile."""
-    slot, parity = ring_slot(count, STAGES)
-    for h in tl.static_range(HEADS):
-        load_box(desc_k, k_ring, slot + h * STAGES, parity, kv_begin, len_kv, row, (first_head + h) // group, SIZE * BLOCK_N * D)
-    for h in tl.static_range(HEADS):
-        load_box(desc_v, v_ring, slot + h * STAGES, parity, kv_begin, len_kv, row, (first_head + h) // group, SIZE * BLOCK_N * DV)
-
-
-@triton.jit
-def produce(desc_q, desc_k, desc_v, rows_q, records, num_tiles, items, heads, group, counter, queue, q_ring, k_ring, v_ring,
-            D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, Q_STAGES: tl.constexpr,
-            HEADS: tl.constexpr, PARTS: tl.constexpr, RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+def produce(desc_q, desc_k, desc_v, rows_q, queue, q, k, v, group, form):
     """Producer: of every tile the queries, then the key and value blocks from last to first."""
-    SIZE: tl.constexpr = tlx.size_of(tlx.dtype_of(desc_q))
-    CONSUMERS: tl.constexpr = HEADS * PARTS
-    turn = 0
+    done = 0
     count = 0
-    item = draw_item(counter, queue, turn, False)
-    while item < items:
-        tile, column = find_tile(records, num_tiles, heads // HEADS, item, RESIDENT_Q)
-        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
-        first, bulk_begin, bulk_end, end = key_blocks(row0, PARTS * ROWS, len_q, len_kv, lo, hi, BLOCK_N, HAS_LO, HAS_HI)
-        first_head = column * HEADS
-        if RESIDENT_Q:
-            q_begin = 0
-            len_q = rows_q
-        if not RESIDENT_Q or turn == 0:
-            slot, parity = ring_slot(turn, Q_STAGES)
-            for c in tl.static_range(CONSUMERS):
-                load_box(desc_q, q_ring, slot * CONSUMERS + c, parity, q_begin, len_q, row0 + c % PARTS * ROWS,
-                         first_head + c // PARTS, SIZE * ROWS * D)
-        for back in range(end - first):
-            load_keys_values(desc_k, desc_v, k_ring, v_ring, count + back, kv_begin, len_kv, (end - 1 - back) * BLOCK_N,
-                             first_head, group, SIZE, D, DV, BLOCK_N, STAGES, HEADS)
-        count += end - first
-        turn += 1
-        item = draw_item(counter, queue, turn, False)
+    unit = queue.draw(done)
+    while unit < queue.units:
+        tile, column = queue.next_tile(unit)
+        blocks = tile.key_blocks(form.parts * ROWS, form.block_n)
+        first_head = column * form.heads
+        queries = tile.q
+        if form.resident:
+            queries = Span(tl.to_tensor(0), rows_q)
+        if not form.resident or done == 0:
+            for c in tl.static_range(form.heads * form.parts):
+                q.nth(c).load(done, desc_q, queries.box(tile.row + c % form.parts * ROWS, first_head + c // form.parts))
+        for back in range(blocks.end - blocks.first):
+            row = (blocks.end - 1 - back) * form.block_n
+            for h in tl.static_range(form.heads):
+                k.nth(h).load(count + back, desc_k, tile.kv.box(row, (first_head + h) // group))
+            for h in tl.static_range(form.heads):
+                v.nth(h).load(count + back, desc_v, tile.kv.box(row, (first_head + h) // group))
+        count += blocks.end - blocks.first
+        done += 1
+        unit = queue.draw(done)
 
 
 @triton.jit
-def score_block(q_tile, k_ring, base, count, part, STAGES: tl.constexpr, PARTS: tl.constexpr):
-    """Issues the scores [ROWS, BLOCK_N] of the count-th key block; they are not waited for."""
-    tiles, fulls, empties = k_ring
-    slot, parity = ring_slot(count, STAGES)
-    tlx.barrier_wait(fulls[base + slot], parity)
+def score_block(q_tile, k, count, part, PARTS: tl.constexpr):
+    """Issue the scores [ROWS, BLOCK_N] of the count-th key block; they are not waited for."""
+    slot, phase = k.slot(count)
+    tlx.barrier_wait(k.fulls[slot], phase)
     wait_turn(part, PARTS)
-    scores = tlx.async_dot(q_tile, tlx.local_trans(tiles[base + slot]))
+    scores = tlx.async_dot(q_tile, tlx.local_trans(k.buffers[slot]))
     pass_turn(part, PARTS)
     return scores
 
 
 @triton.jit
-def accumulate_block(p, acc, v_ring, base, count, STAGES: tl.constexpr):
-    """Issues acc += p V of the count-th value block; not waited for."""
-    tiles, fulls, empties = v_ring
-    slot, parity = ring_slot(count, STAGES)
-    tlx.barrier_wait(fulls[base + slot], parity)
-    return tlx.async_dot(p, tiles[base + slot], acc)
+def accumulate_block(p, acc, v, count):
+    """Issue acc += p V of the count-th value block; not waited for."""
+    slot, phase = v.slot(count)
+    tlx.barrier_wait(v.fulls[slot], phase)
+    return tlx.async_dot(p, v.buffers[slot], acc)
 
 
 @triton.jit
-def release(ring, base, count, STAGES: tl.constexpr):
-    """Gives the count-th buffer of a ring back to the producer."""
-    tiles, fulls, empties = ring
-    tlx.barrier_arrive(empties[base + count % STAGES], 1)
+def release(ring, count):
+    """Give the count-th buffer of a ring back to the producer."""
+    slot, phase = ring.slot(count)
+    tlx.barrier_arrive(ring.empties[slot], 1)
 
 
 @triton.jit
-def attend_block(q_tile, k_ring, v_ring, base, part, acc, row_max, row_sum, p, count, rows, block, len_kv, lo, hi, scale_log2,
-                 BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
-                 HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, MASKED: tl.constexpr):
+def mask_scores(scores, tile, rows, block, BLOCK_N: tl.constexpr):
+    """Scores of a key block, -inf where a pair does not count."""
+    keys = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    return tl.where(tile.pair_mask(rows[:, None], keys[None, :]), scores, float("-inf"))
+
+
+@triton.jit
+def attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, form, MASKED: tl.constexpr):
     """One key block in the steady state: its scores run beside the previous block's p V, its softmax behind them."""
-    scores = score_block(q_tile, k_ring, base, count, part, STAGES, PARTS)
-    acc = accumulate_block(p, acc, v_ring, base, count - 1, STAGES)
+    scores = score_block(q_tile, k, count, part, form.parts)
+    acc = accumulate_block(so_far.p, so_far.acc, v, count - 1)
     scores = tlx.async_dot_wait(1, scores)
-    release(k_ring, base, count, STAGES)
+    release(k, count)
     if MASKED:
-        keys = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        valid = in_band(rows[:, None], keys[None, :], len_kv, lo, hi, HAS_LO, HAS_HI)
-        scores = tl.where(valid, scores, float("-inf"))
-    next_p, row_max, row_sum, alpha = softmax_step(scores, row_max, row_sum, scale_log2, HAS_LO or HAS_HI)
+        scores = mask_scores(scores, tile, rows, block, form.block_n)
+    may_be_empty: tl.constexpr = tile.band.has_lo or tile.band.has_hi
+    p, row_max, row_sum, alpha = softmax_step(scores, so_far.row_max, so_far.row_sum, scale_log2, may_be_empty)
     acc = tlx.async_dot_wait(0, acc)
-    release(v_ring, base, count - 1, STAGES)
-    return acc * alpha[:, None], row_max, row_sum, next_p.to(p.dtype), count + 1
+    release(v, count - 1)
+    return Softmax(acc * alpha[:, None], row_max, row_sum, p.to(so_far.p.dtype)), count + 1
 
 
 @triton.jit
-def attend_tile(q_tile, k_ring, v_ring, base, part, count, rows, blocks, len_kv, lo, hi, scale_log2, DTYPE: tl.constexpr,
-                DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
-                HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """All key blocks of 64 query rows but the last p V. Returns (acc, row_max, row_sum, p, count), acc not yet divided."""
-    first, bulk_begin, bulk_end, end = blocks
-    scores = score_block(q_tile, k_ring, base, count, part, STAGES, PARTS)
+def attend_tile(q_tile, k, v, count, tile, rows, blocks, part, scale_log2, form):
+    """All key blocks of 64 query rows but the last p V. Returns (Softmax, count)."""
+    DV: tl.constexpr = v.buffers.shape[1]
+    scores = score_block(q_tile, k, count, part, form.parts)
     scores = tlx.async_dot_wait(0, scores)
-    release(k_ring, base, count, STAGES)
-    keys = (end - 1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    valid = in_band(rows[:, None], keys[None, :], len_kv, lo, hi, HAS_LO, HAS_HI)
-    scores = tl.where(valid, scores, float("-inf"))
+    release(k, count)
+    scores = mask_scores(scores, tile, rows, blocks.end - 1, form.block_n)
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     p, row_max, row_sum, alpha = softmax_step(scores, row_max, row_sum, scale_log2, True)
-    p = p.to(DTYPE)
-    acc = tl.zeros([ROWS, DV], tl.float32)
+    so_far = Softmax(tl.zeros([ROWS, DV], tl.float32), row_max, row_sum, p.to(v.buffers.dtype))
     count += 1
-    if HAS_HI:
-        for back in range(1, end - bulk_end):
-            acc, row_max, row_sum, p, count = attend_block(
-                q_tile, k_ring, v_ring, base, part, acc, row_max, row_sum, p, count, rows, end - 1 - back, len_kv, lo, hi,
-                scale_log2, BLOCK_N, STAGES, PARTS, HAS_LO, HAS_HI, True)
-    for _ in range(min(bulk_end, end - 1) - bulk_begin):
-        acc, row_max, row_sum, p, count = attend_block(
-            q_tile, k_ring, v_ring, base, part, acc, row_max, row_sum, p, count, rows, 0, len_kv, lo, hi,
-            scale_log2, BLOCK_N, STAGES, PARTS, HAS_LO, HAS_HI, False)
-    if HAS_LO:
-        left = min(bulk_begin, end - 1)
-        for back in range(left - first):
-            acc, row_max, row_sum, p, count = attend_block(
-                q_tile, k_ring, v_ring, base, part, acc, row_max, row_sum, p, count, rows, left - 1 - back, len_kv, lo, hi,
-                scale_log2, BLOCK_N, STAGES, PARTS, HAS_LO, HAS_HI, True)
-    return acc, row_max, row_sum, p, count
+    if tile.band.has_hi:
+        for back in range(1, blocks.end - blocks.bulk_end):
+            so_far, count = attend_block(
+                q_tile, k, v, so_far, count, tile, rows, blocks.end - 1 - back, part, scale_log2, form, True
+            )
+    for _ in range(min(blocks.bulk_end, blocks.end - 1) - blocks.bulk_begin):
+        so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, 0, part, scale_log2, form, False)
+    if tile.band.has_lo:
+        left = min(blocks.bulk_begin, blocks.end - 1)
+        for back in range(left - blocks.first):
+            so_far, count = attend_block(
+                q_tile, k, v, so_far, count, tile, rows, left - 1 - back, part, scale_log2, form, True
+            )
+    return so_far, count
 
 
 @triton.jit
-def store_tile(desc_o, o_tile, lse, acc, row_max, row_sum, out_begin, len_q, row0, rows, head, rows_out):
-    """Epilogue of 64 rows: divide, write the log-sum-exp, and leave through shared memory by TMA, clipped at the sequence's end."""
-    out, row_lse = softmax_end(acc, row_max, row_sum)
-    tl.store(lse + head.to(tl.int64) * rows_out + out_begin + rows, row_lse, mask=rows < len_q)
+def store_tile(desc_o, o_tile, lse, rows_out, acc, so_far, tile, row, head):
+    """Epilogue of 64 rows: divide, write the log-sum-exp, and leave by TMA, clipped at the sequence's end."""
+    out, row_lse = softmax_end(acc, so_far.row_max, so_far.row_sum)
+    rows = row + tl.arange(0, ROWS)
+    tl.store(lse + head.to(tl.int64) * rows_out + tile.out.begin + rows, row_lse, mask=rows < tile.out.length)
     tlx.async_descriptor_store_wait(0)
     tlx.local_store(o_tile, out.to(o_tile.dtype))
     tlx.fence("async_shared")
-    tlx.async_descriptor_store(desc_o, o_tile, ragged_box(out_begin, len_q, row0, head))
+    tlx.async_descriptor_store(desc_o, o_tile, tile.out.box(row, head))
 
 
 @triton.jit
-def consume(desc_o, lse, rows_out, records, num_tiles, items, heads, scale_log2, queue, q_ring, k_ring, v_ring, o_tiles, consumer,
-            DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, Q_STAGES: tl.constexpr, HEADS: tl.constexpr,
-            PARTS: tl.constexpr, RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """Consumer of 64 query rows of every tile: scores, softmax, p V, epilogue. The next tile is looked up before the epilogue."""
-    q_tiles, q_fulls, q_empties = q_ring
-    part: tl.constexpr = consumer % PARTS
-    base: tl.constexpr = consumer // PARTS * STAGES
-    if PARTS == 2 and part == 1:
-        tlx.named_barrier_arrive(9, 256)
-    turn = 0
+def consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, consumer, form):
+    """Consumer of 64 query rows of every tile: scores, softmax, p V, epilogue.
+
+    The next tile is looked up before the epilogue.
+    """
+    part: tl.constexpr = consumer % form.parts
+    q = q.nth(consumer)
+    k = k.nth(consumer // form.parts)
+    v = v.nth(consumer // form.parts)
+    if form.parts == 2 and part == 1:
+        pass_turn(part, form.parts)
+    done = 0
     count = 0
-    item = receive_item(queue, turn)
-    tile, column = find_tile(records, num_tiles, heads // HEADS, item, RESIDENT_Q)
-    while item < items:
-        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
-        blocks = key_blocks(row0, PARTS * ROWS, len_q, len_kv, lo, hi, BLOCK_N, HAS_LO, HAS_HI)
-        head = column * HEADS + consumer // PARTS
-        mine = row0 + part * ROWS
-        rows = mine + tl.arange(0, ROWS)
-        slot, parity = ring_slot(turn, Q_STAGES)
-        q = slot * HEADS * PARTS + consumer
-        if not RESIDENT_Q or turn == 0:
-            tlx.barrier_wait(q_fulls[q], parity)
-        acc, row_max, row_sum, p, count = attend_tile(
-            q_tiles[q], k_ring, v_ring, base, part, count, rows, blocks, len_kv, lo, hi, scale_log2, o_tiles.dtype,
-            DV, BLOCK_N, STAGES, PARTS, HAS_LO, HAS_HI)
-        if not RESIDENT_Q:
-            tlx.barrier_arrive(q_empties[q], 1)
-        acc = accumulate_block(p, acc, v_ring, base, count - 1, STAGES)
-        turn += 1
-        item = receive_item(queue, turn)
-        tile, column = find_tile(records, num_tiles, heads // HEADS, item, RESIDENT_Q)
+    unit = queue.receive(done)
+    tile, column = queue.next_tile(unit)
+    while unit < queue.units:
+        head = column * form.heads + consumer // form.parts
+        row = tile.row + part * ROWS
+        blocks = tile.key_blocks(form.parts * ROWS, form.block_n)
+        slot, phase = q.slot(done)
+        if not form.resident or done == 0:
+            tlx.barrier_wait(q.fulls[slot], phase)
+        so_far, count = attend_tile(
+            q.buffers[slot], k, v, count, tile, row + tl.arange(0, ROWS), blocks, part, scale_log2, form
+        )
+        if not form.resident:
+            tlx.barrier_arrive(q.empties[slot], 1)
+        acc = accumulate_block(so_far.p, so_far.acc, v, count - 1)
+        done += 1
+        unit = queue.receive(done)
+        next_tile, column = queue.next_tile(unit)
         acc = tlx.async_dot_wait(0, acc)
-        release(v_ring, base, count - 1, STAGES)
-        store_tile(desc_o, o_tiles[consumer], lse, acc, row_max, row_sum, out_begin, len_q, mine, rows, head, rows_out)
-    if PARTS == 2 and part == 0:
-        tlx.named_barrier_wait(9, 256)
+        release(v, count - 1)
+        store_tile(desc_o, o_tiles[consumer], lse, rows_out, acc, so_far, tile, row, head)
+        tile = next_tile
+    if form.parts == 2 and part == 0:
+        wait_turn(part, form.parts)
     tlx.async_descriptor_store_wait(0)
 
 
 @triton.jit(do_not_specialize=["rows_q", "rows_out", "heads", "group"])
-def forward_kernel(desc_q, desc_k, desc_v, desc_o, lse, rows_q, rows_out, records, counts, counters, heads, group, scale_log2,
-                   D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, Q_STAGES: tl.constexpr,
-                   HEADS: tl.constexpr, PARTS: tl.constexpr, RESIDENT_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
-                   REGISTERS: tl.constexpr):
+def forward_kernel(
+    desc_q,
+    desc_k,
+    desc_v,
+    desc_o,
+    lse,
+    rows_q,
+    rows_out,
+    records,
+    counts,
+    counters,
+    heads,
+    group,
+    scale_log2,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    Q_STAGES: tl.constexpr,
+    HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
+    RESIDENT_Q: tl.constexpr,
+    HAS_LO: tl.constexpr,
+    HAS_HI: tl.constexpr,
+    REGISTERS: tl.constexpr,
+):
     """Buffers, barriers, and who runs which role. Grid: (programs,), or (programs, H // HEADS) with resident queries.
 
     desc_q, desc_k, desc_v, desc_o: ragged descriptors of boxes [64, D], [BLOCK_N, D], [BLOCK_N, DV], [64, DV].
-    lse [H, rows_out] fp32; records, counts: a list of PARTS * 64 queries a tile (jfa.kernels.hopper.tiles);
-    counters: one int32 of 0 for each grid column. Buffers are given back through warp barriers: every thread arrives by
-    itself, which saves the warp group two synchronisations a block.
+    lse [H, rows_out] fp32; records, counts: a list of PARTS * 64 queries per tile (jfa.kernels.hopper.tiles);
+    counters: one int32 of 0 per grid column.
     """
     CONSUMERS: tl.constexpr = HEADS * PARTS
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
+    form = Form(BLOCK_N, HEADS, PARTS, RESIDENT_Q)
     o_tiles = tlx.local_alloc((ROWS, DV), DTYPE, CONSUMERS)
-    q_tiles = tlx.local_alloc((ROWS, D), DTYPE, Q_STAGES * CONSUMERS)
-    q_fulls = tlx.alloc_barriers(Q_STAGES * CONSUMERS, arrive_count=1)
-    q_empties = tlx.alloc_warp_barrier(Q_STAGES * CONSUMERS, num_warps=4, num_arrivals=1)
-    k_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, HEADS * STAGES)
-    k_fulls = tlx.alloc_barriers(HEADS * STAGES, arrive_count=1)
-    k_empties = tlx.alloc_warp_barrier(HEADS * STAGES, num_warps=4, num_arrivals=PARTS)
-    v_tiles = tlx.local_alloc((BLOCK_N, DV), DTYPE, HEADS * STAGES)
-    v_fulls = tlx.alloc_barriers(HEADS * STAGES, arrive_count=1)
-    v_empties = tlx.alloc_warp_barrier(HEADS * STAGES, num_warps=4, num_arrivals=PARTS)
-    drawn = tlx.local_alloc((1,), tl.int32, SLOTS)
-    drawn_fulls = tlx.alloc_barriers(SLOTS, arrive_count=1)
-    drawn_empties = tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS)
-    q_ring = (q_tiles, q_fulls, q_empties)
-    k_ring = (k_tiles, k_fulls, k_empties)
-    v_ring = (v_tiles, v_fulls, v_empties)
-    queue = (drawn, drawn_fulls, drawn_empties)
+    q = alloc_ring(ROWS, D, DTYPE, Q_STAGES, 1, RINGS=CONSUMERS, BY_THREAD=True)
+    k = alloc_ring(BLOCK_N, D, DTYPE, STAGES, PARTS, RINGS=HEADS, BY_THREAD=True)
+    v = alloc_ring(BLOCK_N, DV, DTYPE, STAGES, PARTS, RINGS=HEADS, BY_THREAD=True)
+    numbers = alloc_numbers(CONSUMERS)
     gdc_wait()  # from here on the list is read
+    columns = heads // HEADS
     num_tiles = tl.load(counts + 1)
-    items = num_tiles
-    if not RESIDENT_Q:
-        items = num_tiles * (heads // HEADS)
+    units = num_tiles
+    if RESIDENT_Q:
+        counters += tl.program_id(1)
+    else:
+        units = num_tiles * columns
+    queue = Queue(records, num_tiles, units, columns, counters, numbers, RESIDENT_Q, False, HAS_LO, HAS_HI)
     with tlx.async_tasks():
-        with tlx.async_task("default"):  # consumer 0
-            consume(desc_o, lse, rows_out, records, num_tiles, items, heads, scale_log2, queue, q_ring, k_ring, v_ring, o_tiles, 0,
-                    DV, BLOCK_N, STAGES, Q_STAGES, HEADS, PARTS, RESIDENT_Q, HAS_LO, HAS_HI)
+        with tlx.async_task("default"):
+            consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, 0, form)
         if CONSUMERS > 1:
-            with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=CONSUMERS - 1):  # the other consumers
-                consume(desc_o, lse, rows_out, records, num_tiles, items, heads, scale_log2, queue, q_ring, k_ring, v_ring, o_tiles,
-                        1 + tlx.async_task_replica_id(), DV, BLOCK_N, STAGES, Q_STAGES, HEADS, PARTS, RESIDENT_Q, HAS_LO, HAS_HI)
-        with tlx.async_task(num_warps=1, registers=24):  # producer
-            if RESIDENT_Q:
-                counters += tl.program_id(1)
-            produce(desc_q, desc_k, desc_v, rows_q, records, num_tiles, items, heads, group, counters, queue, q_ring, k_ring,
-                    v_ring, D, DV, BLOCK_N, STAGES, Q_STAGES, HEADS, PARTS, RESIDENT_Q, HAS_LO, HAS_HI)
+            with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=CONSUMERS - 1):
+                other: tl.constexpr = 1 + tlx.async_task_replica_id()
+                consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, other, form)
+        with tlx.async_task(num_warps=1, registers=24):
+            produce(desc_q, desc_k, desc_v, rows_q, queue, q, k, v, group, form)
 
 
-def forward(problem: Problem, q, k, v, plan=None, config: ForwardConfig | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(
+    problem: Problem, q, k, v, plan=None, config: ForwardConfig | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(out [rows_out, H, Dv], lse [H, rows_out]): see jfa.kernels.base. ``plan``: [records, counts, ...] of :func:`tile_list`."""
     config = config or forward_config(problem)
     out, lse = _outputs(problem, q)
@@ -335,19 +335,42 @@ def launch(problem: Problem, config: ForwardConfig, tiles: TileList, q, k, v, sc
         grid = (min(programs, tiles.records.shape[0] * columns),)
     variant = _variant(config, d, dv, problem.band.has_lo, problem.band.has_hi)
     variant.launch(
-        problem.device, grid,
-        ragged_descriptor(q, 64, d), ragged_descriptor(k, config.block_n, d), ragged_descriptor(v, config.block_n, dv),
-        ragged_descriptor(out, 64, dv), lse, problem.rows_q, problem.rows_out, tiles.records, tiles.counts,
-        tiles.counters(columns), problem.num_heads, problem.group_size, scale_log2(scale),
+        problem.device,
+        grid,
+        ragged_descriptor(q, 64, d),
+        ragged_descriptor(k, config.block_n, d),
+        ragged_descriptor(v, config.block_n, dv),
+        ragged_descriptor(out, 64, dv),
+        lse,
+        problem.rows_q,
+        problem.rows_out,
+        tiles.records,
+        tiles.counts,
+        tiles.counters(columns),
+        problem.num_heads,
+        problem.group_size,
+        scale_log2(scale),
     )
 
 
 @cache
 def _variant(config: ForwardConfig, d: int, dv: int, has_lo: bool, has_hi: bool) -> Variant:
     return Variant(
-        forward_kernel, D=d, DV=dv, BLOCK_N=config.block_n, STAGES=config.stages, Q_STAGES=config.q_stages, HEADS=config.heads,
-        PARTS=config.parts, RESIDENT_Q=config.resident_q, HAS_LO=has_lo, HAS_HI=has_hi, REGISTERS=config.registers,
-        num_warps=4, num_stages=1, launch_pdl=True,
+        forward_kernel,
+        D=d,
+        DV=dv,
+        BLOCK_N=config.block_n,
+        STAGES=config.stages,
+        Q_STAGES=config.q_stages,
+        HEADS=config.heads,
+        PARTS=config.parts,
+        RESIDENT_Q=config.resident_q,
+        HAS_LO=has_lo,
+        HAS_HI=has_hi,
+        REGISTERS=config.registers,
+        num_warps=4,
+        num_stages=1,
+        launch_pdl=True,
     )
 
 
@@ -379,11 +402,34 @@ def _compile_config(name, d, block_n, stages, heads, parts, resident, has_lo, ha
     return CompileConfig(
         name=name,
         kernel="jfa.kernels.hopper.forward:forward_kernel",
-        signature=dict(desc_q=desc.format(64, d), desc_k=desc.format(block_n, d), desc_v=desc.format(block_n, d),
-                       desc_o=desc.format(64, d), lse="*fp32", rows_q="i32", rows_out="i32", records="*i32",
-                       counts="*i32", counters="*i32", heads="i32", group="i32", scale_log2="fp32"),
-        constexprs=dict(D=d, DV=d, BLOCK_N=block_n, STAGES=stages, Q_STAGES=1 if resident or d == 256 else 2, HEADS=heads,
-                        PARTS=parts, RESIDENT_Q=resident, HAS_LO=has_lo, HAS_HI=has_hi, REGISTERS=240),
+        signature=dict(
+            desc_q=desc.format(64, d),
+            desc_k=desc.format(block_n, d),
+            desc_v=desc.format(block_n, d),
+            desc_o=desc.format(64, d),
+            lse="*fp32",
+            rows_q="i32",
+            rows_out="i32",
+            records="*i32",
+            counts="*i32",
+            counters="*i32",
+            heads="i32",
+            group="i32",
+            scale_log2="fp32",
+        ),
+        constexprs=dict(
+            D=d,
+            DV=d,
+            BLOCK_N=block_n,
+            STAGES=stages,
+            Q_STAGES=1 if resident or d == 256 else 2,
+            HEADS=heads,
+            PARTS=parts,
+            RESIDENT_Q=resident,
+            HAS_LO=has_lo,
+            HAS_HI=has_hi,
+            REGISTERS=240,
+        ),
         targets=(90,),
         num_warps=4,
         options=dict(num_stages=1),

@@ -1,23 +1,116 @@
-"""The work queue of a persistent kernel: a counter that producers draw from, and a ring that tells the consumers what was drawn.
+"""The work queue of a persistent kernel: a counter that producers draw from, and a ring that announces what was drawn.
 
-Blackwell has hardware for this (CLC); here one atomic add a tile does. Against dealing tiles out beforehand (zigzag) it evens out
-what cannot be known: on the benchmark's PMA shape with 128 queries the most loaded SM had 1.42 times the mean under zigzag,
-1.02 with the queue, by simulation. Order and place of a tile then vary from run to run; nothing a tile computes depends on them.
+Blackwell has hardware for this (CLC); here one atomic add per tile does. Against dealing tiles out beforehand (zigzag)
+it evens out what cannot be known: on the benchmark's PMA shape with 128 queries the most loaded SM had 1.42 times the
+mean under zigzag, 1.02 with the queue, by simulation. Order and place of a tile then vary from run to run; nothing a
+tile computes depends on them.
 
-The producer draws when it has issued the last load of a tile, and no earlier. Drawing a few tiles ahead hides the atomic's latency,
-but hands every SM its first tiles at once: with lengths of a heavy tail that is dealing them out again (measured: PMA 16 % slower).
+The producer draws when it has issued the last load of a tile, and no earlier. Drawing a few tiles ahead hides the
+atomic's latency, but hands every SM its first tiles at once: with heavy-tailed lengths that is dealing them out again
+(measured: PMA 16 % slower).
+
+No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
-
-from __future__ import annotations
 
 import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.hopper.tiles import load_tile
+from jfa.kernels.common.nouns import aggregate, load_tile
+from jfa.kernels.common.ring import Ring
 
-CHUNK = tl.constexpr(32)  # tiles that all heads work through before the next ones: their keys and values stay in L2
-SLOTS = tl.constexpr(2)  # announced tiles that consumers may lag behind
+# Tiles that all heads work through before the next ones: their keys and values stay in L2.
+CHUNK = tl.constexpr(32)
+# Announced units that consumers may lag behind.
+SLOTS = tl.constexpr(2)
+
+
+@aggregate
+class Queue:
+    """A list of tiles, and how its units, (tile, head) pairs, are handed out.
+
+    Attributes:
+        records, num_tiles: the list.
+        units: how many there are.
+        heads: how many each tile is worked on for.
+        counter: pointer to one int32 that was 0 at launch.
+        numbers: tells consumers which units the producer drew.
+        by_column: the program's grid column is the head, and a column's units are tiles.
+        static: units are dealt out in zigzag: every program gets the same ones in every run.
+        has_lo, has_hi: of the tiles' bands.
+    """
+
+    records: tl.tensor
+    num_tiles: tl.tensor
+    units: tl.tensor
+    heads: tl.tensor
+    counter: tl.tensor
+    numbers: Ring
+    by_column: tl.constexpr
+    static: tl.constexpr
+    has_lo: tl.constexpr
+    has_hi: tl.constexpr
+
+    @triton.jit
+    def draw(self, done):
+        """Producer: take the next unit and announce it to the consumers; one past the end tells them to stop.
+
+        A program's first unit is its own number, so its first load does not wait for an atomic.
+        """
+        if self.static:
+            worker = tl.program_id(0)
+            workers = tl.num_programs(0)
+            unit = done * workers + worker + done % 2 * (workers - 1 - 2 * worker)
+        else:
+            unit = tl.program_id(0)
+            if done > 0:
+                unit = tl.num_programs(0) + tl.atomic_add(self.counter, 1, sem="relaxed")
+        slot, phase = self.numbers.slot(done)
+        tlx.barrier_wait(self.numbers.empties[slot], phase ^ 1)
+        tlx.local_store(self.numbers.buffers[slot], tl.full([1], unit, tl.int32))
+        tlx.barrier_arrive(self.numbers.fulls[slot], 1)
+        return unit
+
+    @triton.jit
+    def receive(self, done):
+        """Consumer: the unit that the producer drew after ``done`` others."""
+        slot, phase = self.numbers.slot(done)
+        tlx.barrier_wait(self.numbers.fulls[slot], phase)
+        unit = tl.max(tlx.local_load(self.numbers.buffers[slot]), 0)
+        tlx.barrier_arrive(self.numbers.empties[slot], 1)
+        return unit
+
+    @triton.jit
+    def next_tile(self, unit):
+        """Return (tile, head) of a unit. One past the end gives tile 0: a record may be read for it, and is not used.
+
+        Units run through chunks of CHUNK tiles; in a chunk head by head. Lists are sorted longest first, so neighbours
+        have about the same length.
+        """
+        if self.by_column:
+            tile = tl.where(unit < self.num_tiles, unit, 0)
+            head = tl.program_id(1)
+        else:
+            unit = tl.where(unit < self.units, unit, 0)
+            first = unit // (CHUNK * self.heads) * CHUNK
+            size = max(1, min(CHUNK, self.num_tiles - first))
+            rest = unit - first * self.heads
+            head = rest // size
+            tile = first + rest % size
+        return load_tile(self.records, tile, self.has_lo, self.has_hi), head
+
+
+@triton.jit
+def alloc_numbers(CONSUMERS: tl.constexpr):
+    """Allocate the ring that announces units to so many consumers."""
+    numbers = tlx.local_alloc((1,), tl.int32, SLOTS)
+    fulls = tlx.alloc_barriers(SLOTS, arrive_count=1)
+    empties = tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS)
+    return Ring(numbers, fulls, empties, SLOTS, 4, 0)
+
+
+# The functions below go when the backward kernels have their nouns.
+from jfa.kernels.hopper.tiles import load_tile as load_record  # noqa: E402
 
 
 @triton.jit
@@ -30,8 +123,8 @@ def ring_slot(count, STAGES: tl.constexpr):
 def draw_item(counter, queue, turn, STATIC: tl.constexpr):
     """Producer: takes the next number and announces it to the consumers; one past the end tells them to stop.
 
-    A program's first number is its own, so that no atomic's way stands before its first load. STATIC deals the numbers in
-    zigzag instead: every program gets the same ones in every run.
+    A program's first number is its own, so that no atomic's way stands before its first load. STATIC deals the numbers
+    in zigzag instead: every program gets the same ones in every run.
     """
     numbers, fulls, empties = queue
     slot, parity = ring_slot(turn, SLOTS)
@@ -64,8 +157,9 @@ def receive_item(queue, turn):
 def place(num_tiles, heads, item, COLUMNS: tl.constexpr):
     """(tile, head) of a number. With COLUMNS the head is the program's grid column and the numbers count tiles.
 
-    Otherwise numbers run through chunks of CHUNK tiles; in a chunk head by head. Lists are sorted longest first, so neighbours
-    have about the same length. A number past the end gives tile 0: a record may be read for it, and is not used.
+    Otherwise numbers run through chunks of CHUNK tiles; in a chunk head by head. Lists are sorted longest first, so
+    neighbours have about the same length. A number past the end gives tile 0: a record may be read for it, and is not
+    used.
     """
     if COLUMNS:
         tile = tl.where(item < num_tiles, item, 0)
@@ -84,4 +178,4 @@ def place(num_tiles, heads, item, COLUMNS: tl.constexpr):
 def find_tile(records, num_tiles, heads, item, COLUMNS: tl.constexpr):
     """(tile record, head) of a number."""
     tile, head = place(num_tiles, heads, item, COLUMNS)
-    return load_tile(records, tile), head
+    return load_record(records, tile), head

@@ -45,7 +45,7 @@ OWN_WAIT = (
 )
 # (how, the broken line): why nothing needs to find it.
 ARGUED = {
-    "forward": {("drop", "tlx.named_barrier_wait(9, 256)"): "the consumers' turns are for speed alone"},
+    "forward": {("drop", "tlx.named_barrier_wait(TURN + part, 256)"): "the consumers' turns are for speed alone"},
     "backward": {
         ("drop", "tlx.barrier_wait(k_fulls[tile_slot], tile_parity)"): OWN_WAIT,
         ("late", "tlx.barrier_wait(k_fulls[tile_slot], tile_parity)"): OWN_WAIT,
@@ -84,7 +84,7 @@ def launcher(kernel: str, len_q, len_kv, dim: int = 128, **options):
 def mutants(kernel: str, every: int = 1):
     """See clean_mutants: of one of the kernels and of the queue, over all of its cases."""
     launches = [launcher(kernel, **case) for case in CASES[kernel]]
-    return clean_mutants(launches, every, (f"hopper/{kernel}.py", "hopper/queue.py"))
+    return clean_mutants(launches, every, (f"hopper/{kernel}.py", "hopper/queue.py", "common/ring.py"))
 
 
 @pytest.fixture(autouse=True)
