@@ -685,6 +685,55 @@ def worker_loads(assignments: Mapping[str, Sequence[Sequence[int]]], costs: Sequ
     return Picture(figure, table(["schedule", "makespan", "mean load", "imbalance", "range"], rows))
 
 
+def gantt(
+    runs: Mapping[str, Sequence[Sequence[tuple[str, float, float]]]],
+    *,
+    title: str,
+    xlabel: str,
+    bound: tuple[float, str] | None = None,
+) -> Picture:
+    """Draw which worker ran which tile when, one panel per run over a common axis; a dashed line marks each run's end.
+
+    Args:
+        runs: heading -> per worker its (tile, begin, end), in any order. Colour and hatch tell a worker's first tile from its
+            second and so on; a tile's name is written into its box where it fits.
+        bound: (x, words) of a dotted line that no run can end before.
+    """
+    workers = [len(lines) for lines in runs.values()]
+    height = 0.27 * sum(workers) + 0.6 * len(runs) + 0.5
+    figure, panels = canvas(9.5, height, len(runs), 1, sharex=True, squeeze=False, height_ratios=workers)
+    ends = {name: max((end for line in lines for _, _, end in line), default=0.0) for name, lines in runs.items()}
+    last = max([*ends.values(), bound[0] if bound else 0.0])
+    rows = []
+    for n, (axes, (name, lines)) in enumerate(zip(panels[:, 0], runs.items())):
+        for w, line in enumerate(lines):
+            _gantt_line(axes, w, line, last)
+            spent = sum(end - begin for _, begin, end in line)
+            idle = 1 - spent / ends[name] if ends[name] else 0.0
+            tiles = ", ".join(tile for tile, _, _ in sorted(line, key=lambda t: t[1]))
+            rows.append([name, w, tiles, spent, f"{idle:.0%}"])
+        axes.axvline(ends[name], color=BLACK, linestyle="--", linewidth=1)
+        if bound:
+            axes.axvline(bound[0], color=BLACK, linestyle=":", linewidth=1.2, label=bound[1] if n == 0 else None)
+        axes.set(xlim=(0, 1.02 * last), ylim=(len(lines) - 0.4, -0.6), yticks=range(len(lines)))
+        label(axes, f"{name}: ends at {ends[name]:,.0f}", xlabel if n == len(runs) - 1 else "", "worker")
+    if bound:
+        figure.legend(loc="outside upper right", frameon=False, fontsize=8)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return Picture(figure, f"{title}\n{table(['run', 'worker', 'tiles', 'busy', 'idle'], rows)}")
+
+
+def _gantt_line(axes: Axes, row: int, line: Sequence[tuple[str, float, float]], last: float) -> None:
+    """One worker's tiles at the height ``row``; ``last`` is the axis' end, which decides what fits into a box."""
+    for n, (tile, begin, end) in enumerate(sorted(line, key=lambda t: t[1])):
+        colour, hatch = CYCLE[n % 7], HATCHES[n % 7]
+        axes.broken_barh([(begin, end - begin)], (row - 0.4, 0.8), facecolor=colour, hatch=hatch, edgecolor="white")
+        if (end - begin) / last * 95 >= len(tile) + 1:
+            back = {"facecolor": colour, "edgecolor": "none", "pad": 2.0}
+            look = {"ha": "center", "va": "center", "fontsize": 8, "color": _ink(colour), "bbox": back}
+            axes.text((begin + end) / 2, row, tile, **look)
+
+
 # --------------------------------------------------------------------------------------------------- deadlocks and races
 def wait_graph(error: Any, *, title: str = "who waits for whom") -> Picture:
     """Draw a deadlock of the emulator: each waiting task, its barrier, and from whom that barrier's next arrival is due.

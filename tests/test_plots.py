@@ -114,6 +114,15 @@ PICTURES = {
     "wait_graph": (lambda: plots.wait_graph(DEADLOCK), "cycle: load -> mma -> load"),
     "race_clocks": (lambda: plots.race_clocks(RACE), "later knows 1 of the 2 steps of epilogue"),
     "sweep_map": (lambda: plots.sweep_map(SWEPT), "4 broken kernels, 3 found"),
+    "gantt": (
+        lambda: plots.gantt(
+            {"a": [[("7", 0, 4), ("x", 4, 5)], [("9", 1, 3)]], "b": [[("7", 0, 8)], []]},
+            title="t",
+            xlabel="x",
+            bound=(5, "b"),
+        ),
+        "a         1  9         2  60%",
+    ),
     "worker_loads": (lambda: plots.worker_loads({"a": [[0, 2], [1]]}, [1.0, 2.0, 3.0]), "1.333"),
 }
 
