@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from jfa.block_sparse import BlockLists, dense_mask, grid_of
 from jfa.layout import lengths_from_offsets
 from jfa.masks import Band
 
@@ -42,6 +43,7 @@ def attention(
     output_offset: Tensor | None = None,
     dtype: torch.dtype | None = None,
     return_lse: bool = False,
+    block_lists: BlockLists | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of every packed sequence's queries over its own keys.
 
@@ -54,6 +56,7 @@ def attention(
         broadcast_q: output has B * Lq rows; sequence b fills rows b * Lq on, or ``output_offset[b]`` on.
         dtype: computes in it (default: fp64 for fp64 inputs, else fp32).
         return_lse: also return the log-sum-exp [H, rows_out] in the computing dtype.
+        block_lists: of the queries' blocks (:mod:`jfa.block_sparse`); keys of blocks that are not listed do not count.
 
     Returns:
         out [rows_out, H, Dv] in the query's dtype (in ``dtype`` where that is given); rows of no sequence are 0, their LSE -inf.
@@ -68,9 +71,10 @@ def attention(
     compute = dtype or (torch.float64 if query.dtype == torch.float64 else torch.float32)
     q, k, v = query.to(compute), key.to(compute), value.to(compute)
     rows = _Rows.of(query, query_offset, key_offset, broadcast_q, output_offset)
+    chosen = None if block_lists is None else _Chosen.of(block_lists, query, query_offset, key, key_offset, broadcast_q)
     out_parts, lse_parts, targets = [], [], []
     for part in rows.chunks(query.shape[1]):
-        out, lse, target = _attend(q, k, v, rows, part, band, scale)
+        out, lse, target = _attend(q, k, v, rows, part, band, scale, chosen)
         out_parts.append(out)
         lse_parts.append(lse)
         targets.append(target)
@@ -142,14 +146,42 @@ def _bucket(lengths: Tensor) -> Tensor:
     return torch.where(lengths <= 8, lengths, (torch.log2(lengths.double()) * 4).long())
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, rows: _Rows, part: _Chunk, band: Band, scale: float):
+@dataclass
+class _Chosen:
+    """Which key blocks each query block of each sequence lists."""
+
+    mask: Tensor  # [heads, B, query blocks, key blocks] bool
+    block_q: int
+    block_kv: int
+
+    @classmethod
+    def of(cls, lists: BlockLists, query: Tensor, query_offset, key: Tensor, key_offset, broadcast_q: bool) -> _Chosen:
+        shared_by = (key_offset.numel() - 1) * broadcast_q
+        grid = grid_of(key_offset if broadcast_q else query_offset, query.shape[0], lists.block, shared_by=shared_by)
+        return cls(dense_mask(lists, grid, -(-key.shape[0] // lists.other_block)), lists.block, lists.other_block)
+
+    def pairs(self, part: _Chunk, heads: int) -> Tensor:
+        """[sequences of the chunk, H, rows, max_kv] bool."""
+        place = torch.arange(part.rows, device=self.mask.device)
+        rows = ((part.first + place) // self.block_q).clamp(max=self.mask.shape[2] - 1)
+        columns = torch.arange(part.max_kv, device=self.mask.device) // self.block_kv
+        found = self.mask[:, part.ids][:, :, rows][..., columns].transpose(0, 1)
+        return found.repeat_interleave(heads // self.mask.shape[0], 1)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, rows: _Rows, part: _Chunk, band: Band, scale: float, chosen: _Chosen | None
+):
     """Pads one chunk and attends: (out [n, H, Dv], lse [n, H], target rows [n]) of the chunk's n real queries."""
     ids = part.ids
     len_q, len_kv = rows.len_q[ids], rows.len_kv[ids]
     q_pad, q_valid = _padded(q, rows.q_start[ids] + part.first, len_q - part.first, part.rows)
     k_pad, _ = _padded(k, rows.k_start[ids], len_kv, part.max_kv)
     v_pad, _ = _padded(v, rows.k_start[ids], len_kv, part.max_kv)
-    out, lse = padded_attention(q_pad, k_pad, v_pad, len_q, len_kv, band=band, sm_scale=scale, first_query=part.first)
+    pairs = None if chosen is None else chosen.pairs(part, q.shape[1])
+    out, lse = padded_attention(
+        q_pad, k_pad, v_pad, len_q, len_kv, band=band, sm_scale=scale, first_query=part.first, chosen=pairs
+    )
     target = rows.o_start[ids][:, None] + part.first + torch.arange(part.rows, device=q.device)
     return out[q_valid], lse[q_valid], target[q_valid]
 
@@ -173,6 +205,7 @@ def padded_attention(
     band: Band | None = None,
     sm_scale: float | None = None,
     first_query: int = 0,
+    chosen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention on a batch that really is padded, with a mask: what a model does that knows nothing of jagged tensors.
 
@@ -180,12 +213,15 @@ def padded_attention(
         query: [B, Mq, H, D]; key: [B, Mkv, H_kv, D]; value: [B, Mkv, H_kv, Dv].
         len_q, len_kv: [B] lengths; places past them take no part.
         first_query: the number in its sequence of the queries at place 0, where ``query`` is a slice of longer ones.
+        chosen: [B, H, Mq, Mkv] bool; pairs that are False do not count either.
 
     Returns:
         (out [B, Mq, H, Dv], lse [B, Mq, H]); rows without keys are 0 and -inf.
     """
     scale = 1.0 / math.sqrt(query.shape[-1]) if sm_scale is None else float(sm_scale)
     allowed = padded_mask(len_q, len_kv, query.shape[1], key.shape[1], band, first_query)[:, None]  # [B, 1, Mq, Mkv]
+    if chosen is not None:
+        allowed = allowed & chosen
     group = query.shape[2] // key.shape[2]
     q = query.transpose(1, 2)
     k, v = (x.transpose(1, 2).repeat_interleave(group, 1) for x in (key, value))
