@@ -110,6 +110,11 @@ class BlockLists:
     other_block: int
 
     @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(starts, columns, kinds)."""
+        return self.starts, self.columns, self.kinds
+
+    @property
     def counts(self) -> Tensor:
         """[heads, rows] int32: entries per list, what a tile costs."""
         return (self.starts[1:] - self.starts[:-1]).view(self.heads, self.rows)
@@ -410,13 +415,15 @@ def check_lists(
     num_kv_heads: int,
     causal: bool | str = False,
     window_size: int | tuple[int, int] | None = None,
+    band: Band | None = None,
     broadcast_q: bool = False,
     contents: bool = True,
 ) -> None:
     """Raise an error that names what is wrong with lists for a call.
 
     Types, shapes and counts are compared without waiting; ``contents`` also reads the lists, which waits for the device: starts
-    that fall or leave ``columns``, blocks outside the sequence, out of order, or twice, and FULL pairs that need a mask.
+    that fall or leave ``columns``, blocks outside the sequence, out of order, or twice, and FULL pairs that need a mask. ``band``
+    may stand for ``causal`` and ``window_size``.
 
     Raises:
         TypeError, ValueError: naming ``block_lists`` and, for contents, the head, sequence and query block.
@@ -443,7 +450,7 @@ def check_lists(
         )
     if contents:
         grid_k = grid_of(key_offset, total_kv, lists.other_block)
-        _check_contents(lists, grid_q, grid_k, Band.make(causal, window_size))
+        _check_contents(lists, grid_q, grid_k, Band.make(causal, window_size) if band is None else band)
 
 
 def _check_contents(lists: BlockLists, grid_q: Grid, grid_k: Grid, band: Band) -> None:

@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+import jfa
 from jfa import reference
+from jfa.attention import op
 from jfa.block_sparse import check_lists, dense_mask, grid_of, lists_from_mask, pool_blocks, select_blocks, transpose
 from jfa.layout import offsets_from_lengths
 from jfa.masks import Band, Block, block_kinds
@@ -264,3 +266,75 @@ def test_wrong_offsets_stay_inside():
         assert (grid.begin >= 0).all() and (grid.begin + grid.exist <= 50).all()
         turned = transpose(lists, offsets, offsets, total_q=50, total_kv=90)
         assert int(turned.starts[-1]) <= lists.columns.numel()
+
+
+# ------------------------------------------------------------------------------------------------------------------ the op
+def call(q, k, v, qo, ko, lists, **options):
+    return jfa.jagged_flash_attention(q, k, v, qo, ko, block_lists=lists, return_lse=True, **options)
+
+
+def problem(dtype=torch.float64):
+    q, k, v, qo, ko = inputs([40, 0, 20], [50, 9, 40], dtype=dtype)
+    return (
+        *(x.requires_grad_() for x in (q, k, v)),
+        qo,
+        ko,
+        select_blocks(q, k, qo, ko, ratio=0.4, block_q=16, block_kv=16),
+    )
+
+
+def test_the_op_attends_over_lists_and_so_does_its_backward():
+    q, k, v, qo, ko, lists = problem()
+    out, lse = call(q, k, v, qo, ko, lists)
+    expected, expected_lse = reference.attention(q, k, v, qo, ko, block_lists=lists, return_lse=True)
+    torch.testing.assert_close((out, lse), (expected, expected_lse))
+    assert not torch.allclose(out, jfa.jagged_flash_attention(q, k, v, qo, ko))
+    grad, finite = torch.randn_like(out), torch.isfinite(lse)
+    got = torch.autograd.grad((out, lse[finite]), (q, k, v), (grad, torch.ones_like(lse[finite])))
+    want = torch.autograd.grad((expected, expected_lse[finite]), (q, k, v), (grad, torch.ones_like(lse[finite])))
+    torch.testing.assert_close(got, want)
+
+
+def test_tracers_see_the_same_op():
+    q, k, v, qo, ko, lists = problem()
+    expected = call(q, k, v, qo, ko, lists)
+    grads = torch.autograd.grad(expected[0].sum(), (q, k, v))
+    arguments = (
+        q,
+        k,
+        v,
+        *op.op_arguments(op.Call(_problem_of(q, k, v, qo, ko, lists), "reference", None, True, qo), qo, ko, None),
+    )
+    torch.library.opcheck(torch.ops.jfa.attention, arguments)
+    out, _ = torch.ops.jfa.attention(*arguments)
+    torch.testing.assert_close(out, expected[0])
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), (q, k, v)), grads)
+    by_func = torch.func.grad(lambda x: call(x, k.detach(), v.detach(), qo, ko, lists)[0].sum())(q.detach())
+    torch.testing.assert_close(by_func, grads[0])
+    compiled = torch.compile(lambda *x: call(*x, qo, ko, lists)[0], backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v), expected[0])
+
+
+def _problem_of(q, k, v, qo, ko, lists):
+    return jfa.attention.make_problem(q, k, v, qo, ko, None, 8**-0.5, Band(), False, False, 0, 0, lists)
+
+
+def test_lists_changed_before_the_backward_are_an_error():
+    q, k, v, qo, ko, lists = problem()
+    out, _ = call(q, k, v, qo, ko, lists)
+    lists.columns.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_the_op_names_bad_lists_and_backends_without_them():
+    q, k, v, qo, ko, lists = problem()
+    lists.columns[0] = 77
+    with pytest.raises(ValueError, match="block_lists: key block 77 is outside"):
+        call(q, k, v, qo, ko, lists)
+    with pytest.raises(TypeError, match="block_lists must be a jfa.block_sparse.BlockLists, got list"):
+        call(q, k, v, qo, ko, [lists])
+    with pytest.raises(ValueError, match="rows = 6"):
+        call(q, k, v, qo, ko, replace(lists, rows=9))
+    with pytest.raises(ValueError, match="backend 'hopper' has no kernel for block_lists; backend 'reference' can"):
+        jfa.explain(*(x.detach().bfloat16() for x in (q, k, v)), qo, ko, backend="hopper", block_lists=problem()[-1])

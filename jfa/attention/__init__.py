@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from jfa.attention import arguments, op
 from jfa.attention.arguments import check_arguments, check_contents, make_problem
+from jfa.block_sparse import BlockLists
 from jfa.kernels import registry
 from jfa.kernels.registry import Explanation
 from jfa.masks import Band
@@ -42,6 +43,7 @@ def jagged_flash_attention(
     return_lse: bool = False,
     check_offsets: bool | None = None,
     plan: Plan | None = None,
+    block_lists: BlockLists | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of each sequence's queries over the same sequence's keys, on packed tensors without padding.
 
@@ -67,6 +69,8 @@ def jagged_flash_attention(
         check_offsets: check the offsets' contents. Always done on the CPU; on a GPU it waits for the device, so by default
             it is not done there. Unchecked wrong offsets give wrong numbers, but nothing outside the tensors is touched.
         plan: tile lists from :func:`plan`, to build them once for several layers and the backward.
+        block_lists: which key blocks each block of queries attends to, from :mod:`jfa.block_sparse`; no gradient flows through
+            them. ``check_offsets`` checks their contents, too.
 
     Nested tensors (torch.jagged, [B, j, H, D] or transposed [B, H, j, D]) may stand for query, key and value; offsets are then
     theirs, and the output is nested as the query (with ``broadcast_q`` it is packed). Under ``torch.autocast`` the three are
@@ -96,8 +100,21 @@ def jagged_flash_attention(
         hints, backend = plan.hints, plan.backend_for(backend)
     scale = arguments.scale_of(sm_scale, query)
     problem = make_problem(
-        query, key, value, query_offset, key_offset, output_offset, scale, band, broadcast_q, deterministic, *hints
+        query,
+        key,
+        value,
+        query_offset,
+        key_offset,
+        output_offset,
+        scale,
+        band,
+        broadcast_q,
+        deterministic,
+        *hints,
+        block_lists,
     )
+    if block_lists is not None:
+        arguments.check_block_lists(problem)
     attend = _way(query, key, value, key_offset)
     if attend is op.attend_eagerly:
         backend = registry.pick(problem, backend)
@@ -218,6 +235,7 @@ def explain(
     return_lse: bool = False,
     check_offsets: bool | None = None,
     plan: Plan | None = None,
+    block_lists: BlockLists | None = None,
 ) -> Explanation:
     """Return which backend the same call of :func:`jagged_flash_attention` would get, in which form, and why.
 
@@ -238,7 +256,8 @@ def explain(
         hints, backend = plan.hints, plan.backend_for(backend)
     scale = arguments.scale_of(sm_scale, query)
     offsets = query_offset, key_offset, output_offset
-    problem = make_problem(query, key, value, *offsets, scale, band, broadcast_q, deterministic, *hints)
+    problem = make_problem(query, key, value, *offsets, scale, band, broadcast_q, deterministic, *hints, block_lists)
+    arguments.check_block_lists(problem)
     return registry.choose(problem, backend)
 
 

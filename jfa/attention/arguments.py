@@ -11,6 +11,7 @@ import numbers
 import torch
 from torch import Tensor
 
+from jfa.block_sparse import BlockLists, check_lists
 from jfa.kernels.base import Problem
 from jfa.layout import check_offsets as check_offset_tensor
 from jfa.layout import from_nested
@@ -167,6 +168,8 @@ def check_contents(problem: Problem, query_offset: Tensor | None = None) -> None
     if not problem.broadcast_q:
         check_offset_tensor(problem.query_offset, problem.rows_q, name="query_offset")
         _check_maximum("max_seq_len_q", problem.max_seq_len_q, problem.query_offset)
+    check_block_lists(problem, contents=True)
+    if not problem.broadcast_q:
         return
     if query_offset is not None and query_offset.tolist() != [0, problem.rows_q]:
         raise ValueError(
@@ -175,6 +178,27 @@ def check_contents(problem: Problem, query_offset: Tensor | None = None) -> None
         )
     if problem.output_offset is not None:
         _check_slots(problem)
+
+
+def check_block_lists(problem: Problem, contents: bool = False) -> None:
+    """Check a problem's block lists, if it has some: types, shapes and devices, and with ``contents`` also what they list.
+
+    Raises:
+        TypeError, ValueError: naming block_lists.
+    """
+    if problem.block_lists is not None:
+        check_lists(
+            problem.block_lists,
+            None if problem.broadcast_q else problem.query_offset,
+            problem.key_offset,
+            total_q=problem.rows_q,
+            total_kv=problem.rows_kv,
+            num_heads=problem.num_heads,
+            num_kv_heads=problem.num_kv_heads,
+            band=problem.band,
+            broadcast_q=problem.broadcast_q,
+            contents=contents,
+        )
 
 
 def _check_maximum(name: str, told: int, offsets: Tensor) -> None:
@@ -255,7 +279,19 @@ def _check_same_lengths(key_source: Tensor, value_source: Tensor, key_offset: Te
 
 # ----------------------------------------------------------------------------------------------------------------- problem
 def make_problem(
-    q, k, v, query_offset, key_offset, output_offset, sm_scale, band: Band, broadcast_q, deterministic, max_q, max_kv
+    q,
+    k,
+    v,
+    query_offset,
+    key_offset,
+    output_offset,
+    sm_scale,
+    band: Band,
+    broadcast_q,
+    deterministic,
+    max_q,
+    max_kv,
+    block_lists: BlockLists | None = None,
 ) -> Problem:
     """Return the normalised form of a call whose arguments have passed :func:`check_arguments`."""
     batches = key_offset.shape[0] - 1
@@ -280,4 +316,5 @@ def make_problem(
         output_offset=output_offset if broadcast_q else None,
         max_seq_len_q=rows_q if broadcast_q else max_q,
         max_seq_len_kv=max_kv,
+        block_lists=block_lists,
     )

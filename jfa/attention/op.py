@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from jfa.attention.arguments import check_contents, make_problem, narrowed
+from jfa.block_sparse import BlockLists
 from jfa.kernels import registry
 from jfa.kernels.base import Problem
 from jfa.masks import Band
@@ -97,7 +98,7 @@ class _Attention(torch.autograd.Function):
                 with on_device(problem.device):
                     plan = make_lists(problem)
         out, lse = run_forward(problem, call.backend, query, key, value, plan)
-        given = call.plan or []
+        given = [*(call.plan or []), *_unbundled(problem.block_lists)[0]]
         # Offsets and a caller's lists are saved too, so that changing one in place before the backward is an error.
         ctx.save_for_backward(
             query, key, value, out, lse, problem.query_offset, problem.key_offset, problem.output_offset, *given
@@ -183,11 +184,12 @@ def each(op: Callable) -> Callable:
 
 # --------------------------------------------------------------------------------------------------------- custom ops
 _COMMON = (
-    "Tensor? query_offset, Tensor key_offset, Tensor? output_offset, Tensor[] plan, float sm_scale, int? lo_start, int? lo_end, "
+    "Tensor? query_offset, Tensor key_offset, Tensor? output_offset, Tensor[] plan, Tensor[] block_lists, "
+    "float sm_scale, int? lo_start, int? lo_end, "
     "int? hi_start, int? hi_end, bool broadcast_q, bool deterministic, str backend, bool check_offsets, SymInt max_seq_len_q, "
-    "SymInt max_seq_len_kv"
+    "SymInt max_seq_len_kv, SymInt[] block_sizes"
 )
-_CHECK = 8  # check_offsets' place among the arguments after plan
+_CHECK = 8  # check_offsets' place among the arguments after block_lists
 _LIBRARY = torch.library.Library("jfa", "DEF")
 _LIBRARY.define(f"attention(Tensor query, Tensor key, Tensor value, {_COMMON}) -> (Tensor, Tensor)")
 _LIBRARY.define(
@@ -211,7 +213,15 @@ def op_arguments(call: Call, query_offset, key_offset, output_offset) -> tuple:
     hints = 0 if p.broadcast_q else p.max_seq_len_q, p.max_seq_len_kv
     offsets = query_offset, key_offset, output_offset
     switches = p.broadcast_q, p.deterministic, call.backend, call.check
-    return (*offsets, call.plan or [], p.sm_scale, *band, *switches, *hints)
+    lists, sizes = _unbundled(p.block_lists)
+    return (*offsets, call.plan or [], lists, p.sm_scale, *band, *switches, *hints, sizes)
+
+
+def _unbundled(lists: BlockLists | None) -> tuple[list[Tensor], list[int]]:
+    """Return block lists as a schema can hold them: tensors and integers."""
+    if lists is None:
+        return [], []
+    return list(lists.tensors), [lists.heads, lists.rows, lists.block, lists.other_block]
 
 
 def _problem_of(query, key, value, arguments: Sequence) -> tuple[Problem, str, list[Tensor] | None]:
@@ -221,6 +231,7 @@ def _problem_of(query, key, value, arguments: Sequence) -> tuple[Problem, str, l
         k_off,
         o_off,
         plan_tensors,
+        list_tensors,
         scale,
         lo_s,
         lo_e,
@@ -232,9 +243,11 @@ def _problem_of(query, key, value, arguments: Sequence) -> tuple[Problem, str, l
         check,
         max_q,
         max_kv,
+        sizes,
     ) = arguments
     band = Band(lo_s, lo_e, hi_s, hi_e)
-    problem = make_problem(query, key, value, q_off, k_off, o_off, scale, band, broadcast, determ, max_q, max_kv)
+    lists = BlockLists(*list_tensors, *sizes) if list_tensors else None
+    problem = make_problem(query, key, value, q_off, k_off, o_off, scale, band, broadcast, determ, max_q, max_kv, lists)
     problem = prepare(problem, check, q_off)
     return problem, registry.choose(problem, backend).backend, list(plan_tensors) or None
 
@@ -251,7 +264,7 @@ def _attention_backward(dout, dlse, query, key, value, out, lse, needs, *argumen
 
 
 def _attention_fake(query, key, value, *arguments):
-    key_offset, broadcast_q = arguments[1], arguments[9]
+    key_offset, broadcast_q = arguments[1], arguments[10]
     rows = (key_offset.shape[0] - 1) * query.shape[0] if broadcast_q else query.shape[0]
     lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     return (
@@ -265,23 +278,27 @@ def _attention_backward_fake(dout, dlse, query, key, value, out, lse, needs, *ar
 
 
 def _setup_context(ctx, inputs, output):
-    query, key, value, query_offset, key_offset, output_offset, plan_tensors, *rest = inputs
+    query, key, value, query_offset, key_offset, output_offset, plan_tensors, list_tensors, *rest = inputs
     out, lse = output
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(query, key, value, out, lse, query_offset, key_offset, output_offset, *plan_tensors)
+    offsets = query_offset, key_offset, output_offset
+    ctx.save_for_backward(query, key, value, out, lse, *offsets, *plan_tensors, *list_tensors)
+    ctx.lists = len(list_tensors)
     rest = list(rest)
     rest[_CHECK] = False  # the forward has checked
     ctx.rest = rest
 
 
 def _backward(ctx, dout, dlse):
-    query, key, value, out, lse, query_offset, key_offset, output_offset, *plan_tensors = ctx.saved_tensors
+    query, key, value, out, lse, query_offset, key_offset, output_offset, *given = ctx.saved_tensors
+    plans = len(given) - ctx.lists
     needs = list(ctx.needs_input_grad[:3])
-    nothing = (None, None, None, [None] * len(plan_tensors), *(None for _ in ctx.rest))
+    nothing = (None, None, None, [None] * plans, [None] * ctx.lists, *(None for _ in ctx.rest))
     if dout is None and dlse is None:
         return (None, None, None, *nothing)
+    offsets = query_offset, key_offset, output_offset
     grads = torch.ops.jfa.attention_backward(
-        dout, dlse, query, key, value, out, lse, needs, query_offset, key_offset, output_offset, plan_tensors, *ctx.rest
+        dout, dlse, query, key, value, out, lse, needs, *offsets, given[:plans], given[plans:], *ctx.rest
     )
     wanted = [grad if need else None for grad, need in zip(grads, needs)]
     return (*_differentiable_once(wanted, dout, dlse, query, key, value), *nothing)

@@ -9,6 +9,7 @@ A backend is a module with these functions; :mod:`jfa.attention` validates, pick
                                                     a gradient that is not needed may be None
     plan(problem) -> list[Tensor]                   optional: tile lists and schedules, built without synchronising
     make_lists(problem) -> object                   optional: what serves one forward and its backward, built in one go
+    BLOCK_LISTS = True                              optional: it takes problems with block_lists
     forms(problem) -> {"forward": str, "backward": str}
                                                     optional: which of its kernels a call gets, and why, in words
 
@@ -24,6 +25,7 @@ from functools import cache
 
 import torch
 
+from jfa.block_sparse import BlockLists
 from jfa.masks import Band
 
 
@@ -53,6 +55,7 @@ class Problem:
     output_offset: torch.Tensor | None = None  # [B+1] int32, broadcast_q only; None: batch b starts at row b * rows_q
     max_seq_len_q: int = 0  # hints for configuration only, 0 = not told: correctness never depends on them
     max_seq_len_kv: int = 0
+    block_lists: BlockLists | None = None  # of the queries' blocks: pairs outside the listed blocks do not count
 
     @property
     def group_size(self) -> int:

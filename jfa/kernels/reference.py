@@ -8,6 +8,8 @@ from torch import Tensor
 from jfa.kernels.base import Problem
 from jfa.reference import attention
 
+BLOCK_LISTS = True
+
 
 def supports(problem: Problem) -> str | None:
     """Everything."""
@@ -53,6 +55,7 @@ def _attend(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
         broadcast_q=problem.broadcast_q,
         output_offset=problem.output_offset,
         return_lse=True,
+        block_lists=problem.block_lists,
     )
 
 

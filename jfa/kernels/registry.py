@@ -50,7 +50,11 @@ def load(name: str) -> ModuleType | str:
 def objection(name: str, problem: Problem) -> str | None:
     """Why a backend cannot serve the request, in one sentence; None where it can."""
     module = load(name)
-    return module if isinstance(module, str) else module.supports(problem)
+    if isinstance(module, str):
+        return module
+    if problem.block_lists is not None and not getattr(module, "BLOCK_LISTS", False):
+        return f"backend {name!r} has no kernel for block_lists; backend 'reference' can"
+    return module.supports(problem)
 
 
 def pick(problem: Problem, backend: str) -> str:
