@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .locations import here, place, show
 
@@ -63,6 +64,7 @@ class EmulatorError(RuntimeError):
     """
 
     cause = ""
+    run: Any = None  # the Run of the launch that it ended
     waits: tuple[Wait, ...] = ()
     ended: tuple[str, ...] = ()
     accesses: tuple[Touch, ...] = ()

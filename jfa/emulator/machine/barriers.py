@@ -9,10 +9,18 @@ blocks on 0, and a waiter cannot tell two phases ahead from none.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .. import errors
 from ..locations import show, turn
 from . import limits, warps
 from .shadow import join
+
+if TYPE_CHECKING:
+    from ..locations import Where
+    from .shadow import VectorClock
+    from .tasks import CTA, Cluster, Task
+
 
 _HISTORY = 6  # arrivals remembered for the report
 
@@ -34,26 +42,26 @@ class MBarrier:
             "time",
             "gathered_time",
         ),
-        *("history", "waiters", "passed_by", "seen_by", "landed", "arrivers", "sources"),
+        *("history", "waiters", "passed_by", "seen_by", "arrivers", "sources"),
     )
 
-    def __init__(self, name: str, cta, count: int, per_thread=False):
+    def __init__(self, name: str, cta: CTA, count: int, per_thread: bool = False) -> None:
         self.name, self.cta, self.count, self.per_thread = name, cta, count, per_thread
         self.pending, self.bytes, self.phase = count, 0, 0
-        self.gathered, self.clock = (
-            {},
-            {},
-        )  # clocks of this phase's arrivals; what a waiter of the last completed phase learns
+        self.gathered: VectorClock = {}  # clocks of this phase's arrivals
+        self.clock: VectorClock = {}  # what a waiter of the last completed phase learns
         self.time = self.gathered_time = 0.0
-        self.history, self.waiters = [], []
-        self.arrivers = []  # who has arrived in the phase in progress
-        self.sources = {}  # labels of the tasks that have ever arrived, or whose copies and products have, in order
-        self.passed_by = {}  # task -> its counter when it passed the phase before this one
-        self.seen_by = {}  # task -> (phase it passed last, location)
-        self.landed = []  # (phase when issued, nbytes, location) of copies that came after their phase had ended
+        self.history: list[tuple[int, tuple]] = []
+        self.waiters: list[Task] = []
+        self.arrivers: list[tuple] = []  # who has arrived in the phase in progress
+        self.sources: dict[
+            str, None
+        ] = {}  # labels of the tasks that have ever arrived, or whose copies and products have, in order
+        self.passed_by: dict[Task, int] = {}  # task -> its counter when it passed the phase before this one
+        self.seen_by: dict[Task, tuple[int, Where]] = {}  # task -> (phase it passed last, location)
 
     # ------------------------------------------------------------ arriving
-    def arrive(self, count: int, clock: dict, time: float, what) -> None:
+    def arrive(self, count: int, clock: dict, time: float, what: tuple) -> None:
         """`count` arrivals of someone whose clock is given; `what` = (verb, actor, location[, turns[, task]]) for reports.
 
         task: the label of the one that the actor, an engine's operation, works for.
@@ -76,13 +84,13 @@ class MBarrier:
         """Announce bytes for the current phase (the arrival that goes with it is separate)."""
         self.bytes += nbytes
 
-    def deliver(self, nbytes: int, clock: dict, time: float, what) -> None:
+    def deliver(self, nbytes: int, clock: dict, time: float, what: tuple) -> None:
         """`nbytes` of a copy have landed."""
         self._note(clock, time, what)
         self.bytes -= nbytes
         self._complete()
 
-    def _note(self, clock, time, what):
+    def _note(self, clock: VectorClock, time: float, what: tuple) -> None:
         join(self.gathered, clock)
         if time > self.gathered_time:
             self.gathered_time = time
@@ -91,7 +99,7 @@ class MBarrier:
         if len(self.history) > _HISTORY:
             del self.history[0]
 
-    def _complete(self):
+    def _complete(self) -> None:
         if self.pending or self.bytes:
             return
         missed = [task for task, count in self.passed_by.items() if self.gathered.get(task.component.id, 0) < count]
@@ -109,7 +117,7 @@ class MBarrier:
                 self.seen(task, task.where)
                 task.machine.scheduler.wake(task)
 
-    def _overrun(self, task):
+    def _overrun(self, task: Task) -> None:
         phase, where = self.seen_by[task]
         self.cta.machine.report(
             errors.PhaseError(
@@ -131,7 +139,7 @@ class MBarrier:
     def passes(self, parity: int) -> bool:
         return (self.phase & 1) != parity
 
-    def seen(self, task, where) -> None:
+    def seen(self, task: Task, where: Where) -> None:
         """A wait of `task` passed: it learns what the completed phase's arrivals knew."""
         phase = self.phase - 1
         last = self.seen_by.get(task)
@@ -159,13 +167,13 @@ class MBarrier:
             )
         return text
 
-    def show_history(self):
+    def show_history(self) -> list[str]:
         if not self.history:
             return ["    nobody ever arrived"]
         return [_entry(phase, what) for phase, what in self.history]
 
 
-def _entry(phase, what) -> str:
+def _entry(phase: int, what: tuple) -> str:
     verb, actor, where, *turns = what
     return f"    phase {phase}: {verb} by {actor} at {show(where)}{turn(turns[0]) if turns else ''}"
 
@@ -187,17 +195,21 @@ class NamedBarrier:
         "sources",
     )
 
-    def __init__(self, number: int, cta):
+    def __init__(self, number: int, cta: CTA) -> None:
         self.number, self.cta = number, cta
-        self.arrived, self.expected, self.generation = 0, None, 0
-        self.gathered, self.clock, self.waiters, self.time, self.history = {}, {}, [], 0.0, []
-        self.sources = {}  # labels of the tasks that have ever come here, in order
+        self.arrived, self.generation, self.time = 0, 0, 0.0
+        self.expected: int | None = None
+        self.gathered: VectorClock = {}
+        self.clock: VectorClock = {}
+        self.waiters: list[Task] = []
+        self.history: list[tuple[str, str, Where]] = []
+        self.sources: dict[str, None] = {}  # labels of the tasks that have ever come here, in order
 
     @property
     def label(self) -> str:
         return f"named barrier {self.number}"
 
-    def enter(self, task, threads: int, where, verb: str) -> int:
+    def enter(self, task: Task, threads: int, where: Where, verb: str) -> int:
         """Count task's threads in; returns the generation to wait for."""
         if not 0 <= self.number < limits.NAMED_BARRIERS:
             raise errors.NamedBarrierError(
@@ -242,7 +254,7 @@ class NamedBarrier:
     def state(self) -> str:
         return f"{self.arrived} of {self.expected} threads"
 
-    def show_history(self):
+    def show_history(self) -> list[str]:
         return [f"    {verb} by {actor} at {show(where)}" for verb, actor, where in self.history]
 
 
@@ -252,11 +264,13 @@ class ClusterBarrier:
     __slots__ = ("cluster", "inside", "generation", "gathered", "clock", "time")
     label = "the cluster barrier"
 
-    def __init__(self, cluster):
-        self.cluster, self.inside, self.generation = cluster, [], 0
-        self.gathered, self.clock, self.time = {}, {}, 0.0
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.generation, self.time = cluster, 0, 0.0
+        self.inside: list[Task] = []
+        self.gathered: VectorClock = {}
+        self.clock: VectorClock = {}
 
-    def enter(self, task) -> int:
+    def enter(self, task: Task) -> int:
         generation = self.generation
         join(self.gathered, task.clock)
         self.time = max(self.time, task.time)
@@ -275,7 +289,7 @@ class ClusterBarrier:
             if task.waiting is self:
                 task.machine.scheduler.wake(task)
 
-    def missing(self):
+    def missing(self) -> list[Task]:
         return [t for t in self.cluster.workers() if t not in self.inside]
 
     def state(self) -> str:

@@ -12,11 +12,17 @@ the same choices before, the numbers are the same in every run: a schedule is th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import errors
 from .tasks import AsyncOp, Task
+
+if TYPE_CHECKING:
+    from ..locations import Where
+    from .machine import Machine
+
 
 WAIT, ADD, TOUCH = "wait", "add", "touch"
 _SPINS = 3  # pauses in a row of a task that polls, with nobody else's step between, before it must let others go on
@@ -55,7 +61,7 @@ class Use:
         return left < 0 or (left == 0 and self.state[1] + self.bytes == 0)
 
 
-def state_of(barrier) -> tuple[int, tuple[int, int]]:
+def state_of(barrier: Any) -> tuple[int, tuple[int, int]]:
     """(phase, (arrivals outstanding, bytes outstanding)) of an mbarrier or a named barrier."""
     if hasattr(barrier, "generation"):
         return barrier.generation, ((barrier.expected or 1 << 20) - barrier.arrived, 0)
@@ -97,7 +103,7 @@ def dependent(earlier: Use, later: Use) -> bool:
 class Control:
     """Drives a machine by a list of choices; after its end, by `decide`."""
 
-    def __init__(self, choices=()):
+    def __init__(self, choices: Iterable[int] = ()) -> None:
         self.choices = list(choices)
         self.steps: list[Step] = []
         self.numbers: dict[Any, int] = {}  # task or operation -> process
@@ -109,7 +115,7 @@ class Control:
         self.floor = 0
 
     # ------------------------------------------------------------ what the machine calls
-    def begin(self, machine) -> None:
+    def begin(self, machine: Machine) -> None:
         """A launch begins: everything before it is past."""
         self.floor = (1 << len(self.steps)) - 1
         self.parked.clear()
@@ -118,7 +124,7 @@ class Control:
         self.now: int | None = None
         self.ends: dict[Any, End] = {}  # cluster -> its end
 
-    def before(self, task, use: Use, where=(), why=None) -> None:
+    def before(self, task: Task, use: Use, where: Where = (), why: Callable[[], str] | None = None) -> None:
         """Suspend the running task until its step is chosen."""
         self._number(task)
         self.parked[task] = use
@@ -127,21 +133,21 @@ class Control:
         task.machine.scheduler.hub.switch()
         task.waiting = task.why = None
 
-    def end(self, task) -> None:
+    def end(self, task: Task) -> None:
         """A CTA's last step: what is in flight may have landed before it, or not."""
         self.before(task, Use(WAIT, self._end_of(task), parity=1))
 
-    def _end_of(self, task) -> End:
+    def _end_of(self, task: Task) -> End:
         return self.ends.setdefault(task.cta.cluster, End())
 
-    def pause(self, task) -> None:
+    def pause(self, task: Task) -> None:
         """A step on global memory, or a turn of a loop that polls."""
         count, at = self.spins.get(task, (0, -1))
         others = any(s.process != self.numbers.get(task) for s in self.steps[max(at, 0) :])
         self.spins[task] = (1 if others else count + 1, len(self.steps))
         self.before(task, Use(TOUCH, "global memory"))
 
-    def issued(self, machine, op) -> None:
+    def issued(self, machine: Machine, op: AsyncOp) -> None:
         """An operation was handed to an engine: it completes now, unless it signals or follows one that does."""
         number = self._number(op)
         if op.previous is not None:
@@ -150,7 +156,7 @@ class Control:
         if op.signals:
             self.flying[op] = None
 
-    def pick(self, machine):
+    def pick(self, machine: Machine) -> Task | AsyncOp | None:
         """What happens next: whatever is on its way to its next step, else a step by choice; None if nothing can."""
         scheduler = machine.scheduler
         if scheduler.ready:
@@ -177,7 +183,7 @@ class Control:
         return actor
 
     # ------------------------------------------------------------ processes
-    def _number(self, actor) -> int:
+    def _number(self, actor: Any) -> int:
         number = self.numbers.get(actor)
         if number is None:
             number = self.numbers[actor] = len(self.numbers)
@@ -195,15 +201,15 @@ class Control:
         previous = self.follows.get(number)
         return self.known[number] | (self.known[previous] if previous is not None else 0)
 
-    def _uses(self, actor) -> list[Use]:
+    def _uses(self, actor: Any) -> list[Use]:
         if isinstance(actor, AsyncOp):
             uses = [Use(ADD, bar, n, nbytes) for bar, n, nbytes in actor.signals]
             uses += [Use(ADD, self._end_of(actor.task))] if uses else []
             return [*uses, Use(TOUCH, "clusters")] if actor.kind == "CLC query" else uses
         return [self.parked[actor]]
 
-    def _enabled(self, machine) -> dict[int, Any]:
-        actors = {self.numbers[op]: op for op in machine.scheduler.ops if op.eligible}
+    def _enabled(self, machine: Machine) -> dict[int, Any]:
+        actors: dict[int, Any] = {self.numbers[op]: op for op in machine.scheduler.ops if op.eligible}
         for task, use in self.parked.items():
             if use.kind == WAIT and not use.object.passes(use.parity):
                 continue
@@ -213,14 +219,14 @@ class Control:
             actors[self.numbers[task]] = task
         return actors
 
-    def _polling(self, machine) -> None:
+    def _polling(self, machine: Machine) -> None:
         spinning = [task for task, use in self.parked.items() if use.kind == TOUCH]
         if spinning:
             where = spinning[0].stands()
             raise errors.LivelockError(f"{spinning[0].label} polls and nobody changes anything", where=where)
 
     # ------------------------------------------------------------ the schedule
-    def _choose(self, machine, actors) -> int:
+    def _choose(self, machine: Machine, actors: dict[int, Any]) -> int:
         depth = len(self.steps)
         if depth < len(self.choices):
             number = self.choices[depth]
@@ -231,7 +237,7 @@ class Control:
             return number
         return self.decide(machine, actors)
 
-    def decide(self, machine, actors) -> int:
+    def decide(self, machine: Machine, actors: dict[int, Any]) -> int:
         """Choose one of the processes that can go on."""
         return min(actors)
 

@@ -193,8 +193,10 @@ class Detector:
                 yield task.clock
                 if task.pipe is not None:
                     yield task.pipe.clock
-            for bar in (*_barriers(cta), *cta.named.values()):
+            for bar in _barriers(cta):
                 yield from (bar.clock, bar.gathered)
+            for named in cta.named.values():
+                yield from (named.clock, named.gathered)
 
 
 def _barriers(cta: CTA) -> Iterator[MBarrier]:

@@ -98,7 +98,8 @@ class Diagnosis:
     def _race(self, place: str, earlier: Access, later: Access, storage: Storage) -> None:
         details = [_describe(a) for a in (earlier, later)]
         late = next((a.actor for a in (earlier, later) if isinstance(a.actor, AsyncOp) and a.actor.landed_late), None)
-        if late is not None:
+        error: errors.EmulatorError
+        if late is not None and late.barrier is not None:
             error = bytes_error(late.barrier, f"its barrier went on before the {late.label} had landed")
             error.details[1:1] = [f"so two accesses to {place} are not ordered:", *details]
             self.report(error)
@@ -131,7 +132,7 @@ def deadlock(machine: Machine) -> errors.EmulatorError:
     if error is None:
         error = errors.DeadlockError("deadlock: every live task waits, and nothing is in flight that could wake one")
     for task in waiting:
-        error.details.append(f"{task.label} waits for {task.why()}")
+        error.details.append(f"{task.label} waits for {task.says_why()}")
         error.details.append(f"    at {show(task.where)}")
         if hasattr(task.waiting, "show_history"):
             error.details.extend("    " + line.strip() for line in task.waiting.show_history()[-2:])
@@ -211,10 +212,10 @@ def _alias(earlier: Access, later: Access, storage: Storage) -> list[str]:
     if names[0] == names[1] or earlier.region is None or later.region is None:
         return []
     cells = "columns" if storage.space == "tmem" else "bytes"
-    inner, outer = sorted((earlier, later), key=lambda a: sum(atom.size for atom in a.region.atoms))
-    inside = {a.number for a in inner.region.atoms} <= {a.number for a in outer.region.atoms}
-    how = f"lies in the {cells} of" if inside else f"shares {cells} with"
-    return [f"note: {inner.name} {how} {outer.name}: they are one storage"]
+    atoms = [{atom.number: atom.size for atom in a.region.atoms} for a in (earlier, later)]
+    inner, outer = sorted((0, 1), key=lambda k: sum(atoms[k].values()))
+    how = f"lies in the {cells} of" if set(atoms[inner]) <= set(atoms[outer]) else f"shares {cells} with"
+    return [f"note: {(earlier, later)[inner].name} {how} {(earlier, later)[outer].name}: they are one storage"]
 
 
 def _task_of(actor: Any) -> Task:

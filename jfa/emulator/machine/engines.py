@@ -7,18 +7,39 @@ detector treats both alike: nobody knows of the operation's effect until a barri
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
 from .. import errors
 from ..counting import Active
 from .users import note, note_copy
 
+if TYPE_CHECKING:
+    from ..locations import Where
+    from .barriers import MBarrier
+    from .machine import Shape
+    from .storage import View
+    from .tasks import CTA, AsyncOp, Task
+
+
 # ---------------------------------------------------------------- TMA
 
 
-def tma_load(task, fetch, targets, nbytes: int, where, title="", facts=None) -> None:
+def tma_load(
+    task: Task,
+    fetch: Callable[[], np.ndarray],
+    targets: Sequence[tuple[View, str, MBarrier]],
+    nbytes: int,
+    where: Where,
+    title: str = "",
+    facts: dict[str, Any] | None = None,
+) -> None:
     """Copy a box into shared memory. fetch() -> stored array; targets: [(view, name, barrier), ...], one a CTA."""
     machine = task.machine
 
-    def run(op):
+    def run(op: AsyncOp) -> None:
         data = fetch()
         for view, name, bar in targets:
             machine.detector.op_access(op, view, True, name)
@@ -34,11 +55,20 @@ def tma_load(task, fetch, targets, nbytes: int, where, title="", facts=None) -> 
         note_copy(view.storage.cta, op, f"a TMA load of {name}")
 
 
-def tma_store(task, put, view, name, nbytes: int, where, title="", reduce=False) -> None:
+def tma_store(
+    task: Task,
+    put: Callable[..., None],
+    view: View,
+    name: str,
+    nbytes: int,
+    where: Where,
+    title: str = "",
+    reduce: bool = False,
+) -> None:
     """Copy a view to global memory: put(array[, its marks]). Its own bulk group of the issuing task."""
     machine = task.machine
 
-    def run(op):
+    def run(op: AsyncOp) -> None:
         machine.detector.op_access(op, view, False, name)
         marks = view.undefined
         put(view.read()) if marks is None else put(view.read(), marks)
@@ -55,14 +85,14 @@ def tma_store(task, put, view, name, nbytes: int, where, title="", reduce=False)
     task.stores.append(op)
 
 
-def store_wait(task, pending: int, where) -> None:
+def store_wait(task: Task, pending: int, where: Where) -> None:
     """Wait until at most `pending` TMA stores of this task still read shared memory."""
     while len(task.stores) > pending:
         op = task.stores.pop(0)
         _wait(task, op, lambda: f"TMA stores ({len(task.stores) + 1} outstanding, {pending} allowed)", where, "store")
 
 
-def _wait(task, op, why, where, name):
+def _wait(task: Task, op: AsyncOp, why: Callable[[], str], where: Where, name: str) -> None:
     started = task.time
     task.machine.scheduler.wait_for(task, op, why, where)
     if task.machine.timed and task.time > started:
@@ -72,14 +102,23 @@ def _wait(task, op, why, where, name):
 
 
 def remote_copy(
-    task, source, target, target_name, bar, nbytes: int, where, title="", source_name="", undefined=None
+    task: Task,
+    source: Any,
+    target: View,
+    target_name: str,
+    bar: MBarrier,
+    nbytes: int,
+    where: Where,
+    title: str = "",
+    source_name: str = "",
+    undefined: np.ndarray | None = None,
 ) -> None:
     """Copy shared memory (a view, or an array out of registers with its marks) to a peer CTA; its bytes count on the peer's
     barrier."""
     machine = task.machine
     values = None if hasattr(source, "storage") else source
 
-    def run(op):
+    def run(op: AsyncOp) -> None:
         if values is None:
             machine.detector.op_access(op, source, False, source_name)
         machine.detector.op_access(op, target, True, target_name, generic=values is not None)
@@ -100,13 +139,22 @@ def remote_copy(
 # ---------------------------------------------------------------- cp.async
 
 
-def cp_async(task, fetch, view, name, nbytes: int, where, title="", undefined=None) -> None:
+def cp_async(
+    task: Task,
+    fetch: Callable[[], np.ndarray],
+    view: View,
+    name: str,
+    nbytes: int,
+    where: Where,
+    title: str = "",
+    undefined: np.ndarray | None = None,
+) -> None:
     """Copy gathered global memory into shared memory; joins the task's open group. fetch() -> stored array; `undefined`: its
     marks."""
     machine = task.machine
     data = fetch()
 
-    def run(op):
+    def run(op: AsyncOp) -> None:
         machine.detector.op_access(op, view, True, name)
         view.write(data, undefined)
 
@@ -115,12 +163,12 @@ def cp_async(task, fetch, view, name, nbytes: int, where, title="", undefined=No
     task.copies.append(op)
 
 
-def commit_group(task) -> None:
+def commit_group(task: Task) -> None:
     task.groups.append(task.copies)
     task.copies = []
 
 
-def wait_group(task, pending: int, where) -> None:
+def wait_group(task: Task, pending: int, where: Where) -> None:
     """Wait until at most `pending` committed groups are outstanding."""
     while len(task.groups) > pending:
         for op in task.groups.pop(0):
@@ -130,7 +178,17 @@ def wait_group(task, pending: int, where) -> None:
 # ---------------------------------------------------------------- tensor core
 
 
-def mma(task, compute, reads, writes, bars, where, title="", facts=None, wait=False) -> None:
+def mma(
+    task: Task,
+    compute: Callable[[], None],
+    reads: Sequence[tuple[View, str]],
+    writes: Sequence[tuple[View, str]],
+    bars: Sequence[MBarrier],
+    where: Where,
+    title: str = "",
+    facts: dict[str, Any] | None = None,
+    wait: bool = False,
+) -> None:
     """Issue a tcgen05 operation on the task's pipe.
 
     compute() does the arithmetic and stores the result; reads and writes are [(view, name), ...]; each of bars gets one
@@ -141,7 +199,7 @@ def mma(task, compute, reads, writes, bars, where, title="", facts=None, wait=Fa
     if Active.counts is not None and facts:
         Active.counts.dots += 1
 
-    def run(op):
+    def run(op: AsyncOp) -> None:
         for view, name in reads:
             machine.detector.op_access(op, view, False, name)
         for view, name in writes:
@@ -162,10 +220,10 @@ def mma(task, compute, reads, writes, bars, where, title="", facts=None, wait=Fa
         _wait(task, op, lambda: "its own MMA", where, "MMA")
 
 
-def commit(task, bars, where, title="") -> None:
+def commit(task: Task, bars: Sequence[MBarrier], where: Where, title: str = "") -> None:
     """One arrival on each barrier once all earlier tensor-core operations of the task have finished."""
 
-    def run(op):
+    def run(op: AsyncOp) -> None:
         for bar in bars:
             bar.arrive(1, op.clock, op.end, ("commit", op.label, where, op.turns, task.label))
 
@@ -176,7 +234,7 @@ def commit(task, bars, where, title="") -> None:
     _note_arrivals(task, op, bars)
 
 
-def _note_arrivals(task, op, bars):
+def _note_arrivals(task: Task, op: AsyncOp, bars: Sequence[MBarrier]) -> None:
     """Commits that arrive at barriers of other CTAs; one is held done when the MMA before it is, as at the CTA's own end."""
     mma = last_mma(op)
     for bar in bars:
@@ -184,20 +242,27 @@ def _note_arrivals(task, op, bars):
             note(bar.cta, op, mma.component, mma.clock[mma.component.id], op.where, f"a commit to mbarrier {bar.name}")
 
 
-def last_mma(op):
+def last_mma(op: AsyncOp | None) -> AsyncOp | None:
     """The MMA that a commit follows; the operation itself if it is one."""
     while op is not None and op.kind == "commit":
         op = op.info
     return op
 
 
-def wgmma(task, reads, where, title="", facts=None, pending=None) -> None:
+def wgmma(
+    task: Task,
+    reads: Sequence[tuple[View, str]],
+    where: Where,
+    title: str = "",
+    facts: dict[str, Any] | None = None,
+    pending: Pending | None = None,
+) -> None:
     """Hopper: an MMA whose result is in registers. Its reads last until wgmma_wait; then the Pending result is there."""
     machine = task.machine
     if Active.counts is not None:
         Active.counts.dots += 1
 
-    def run(op):
+    def run(op: AsyncOp) -> None:
         for view, name in reads:
             machine.detector.op_access(op, view, False, name)
 
@@ -214,17 +279,19 @@ class Pending:
     """The result of a wgmma until it is waited for: the array `block` and its `marks` (or None), as the kernel has them, and what
     they will hold."""
 
-    def __init__(self, block, marks, result, result_marks):
+    def __init__(
+        self, block: np.ndarray, marks: np.ndarray | None, result: np.ndarray, result_marks: np.ndarray | None
+    ) -> None:
         self.block, self.marks, self.result, self.result_marks = block, marks, result, result_marks
-        self.op = None
+        self.op: AsyncOp | None = None
 
-    def finish(self):
+    def finish(self) -> None:
         self.block[...] = self.result
         if self.marks is not None:
             self.marks[...] = 0 if self.result_marks is None else self.result_marks
 
 
-def wgmma_wait(task, pending: int, where) -> None:
+def wgmma_wait(task: Task, pending: int, where: Where) -> None:
     while len(task.dots) > pending:
         done = task.dots.pop(0)
         _wait(task, done, lambda: f"MMAs ({pending} may be outstanding)", where, "MMA")
@@ -238,12 +305,14 @@ def wgmma_wait(task, pending: int, where) -> None:
 class ClcResponse:
     """The 16-byte answers of cluster launch control, one a stage: what try_cancel wrote."""
 
-    def __init__(self, cta, stages, storage_view):
-        self.cta, self.values, self.view = cta, [None] * stages, storage_view
-        self.failed = False
+    def __init__(self, cta: CTA, stages: int, storage_view: Callable[[int], View]) -> None:
+        self.cta, self.view, self.failed = cta, storage_view, False
+        self.values: list[Shape | None] = [None] * stages
 
 
-def clc_try_cancel(task, responses, stage: int, bars, where) -> None:
+def clc_try_cancel(
+    task: Task, responses: Sequence[ClcResponse], stage: int, bars: Sequence[MBarrier], where: Where
+) -> None:
     """Ask for a cluster that has not started. responses: one ClcResponse a CTA of the cluster; bars: their full barriers."""
     machine = task.machine
     if responses[0].failed:
@@ -253,7 +322,7 @@ def clc_try_cancel(task, responses, stage: int, bars, where) -> None:
             where=where,
         )
 
-    def run(op):
+    def run(op: AsyncOp) -> None:
         origin = machine.steal()
         if origin is None:
             responses[0].failed = True
@@ -270,7 +339,7 @@ def clc_try_cancel(task, responses, stage: int, bars, where) -> None:
     )
 
 
-def clc_query(task, response, stage: int, where):
+def clc_query(task: Task, response: ClcResponse, stage: int, where: Where) -> Shape | None:
     """The origin (x, y, z) of the cluster that was taken over, or None."""
     task.machine.detector.task_access(task, response.view(stage), False, where, "the CLC response")
     return response.values[stage]

@@ -25,7 +25,7 @@ def _wait(task: Task, tasks: Sequence[Task]) -> Wait:
     place = task.waiting
     came = _came(place)
     due = () if came else tuple(t.label for t in tasks if t is not task and _arrives(t, place)) or _came_near(place)
-    return Wait(task.label, getattr(place, "label", "an operation"), task.why(), tuple(task.where), came, due)
+    return Wait(task.label, getattr(place, "label", "an operation"), task.says_why(), tuple(task.where), came, due)
 
 
 def _came(place: Any) -> tuple[str, ...]:
@@ -69,8 +69,8 @@ def _arrived_names(file: str, line: int) -> frozenset[str]:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:  # a cell with a magic: its code is not known
         return frozenset()
-    around = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) or _is_task(node)]
-    around = [node for node in around if node.lineno <= line <= node.end_lineno]
+    around = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.With) and _is_place(node)]
+    around = [node for node in around if node.lineno <= line <= (node.end_lineno or 0)]
     if not around:
         return frozenset()
     calls = [node for node in ast.walk(max(around, key=lambda node: node.lineno)) if isinstance(node, ast.Call)]
@@ -79,8 +79,9 @@ def _arrived_names(file: str, line: int) -> frozenset[str]:
     return frozenset(node.id for value in used for node in ast.walk(value) if isinstance(node, ast.Name))
 
 
-def _is_task(node: ast.AST) -> bool:
-    return isinstance(node, ast.With) and any("async_task(" in ast.unparse(item.context_expr) for item in node.items)
+def _is_place(node: ast.FunctionDef | ast.With) -> bool:
+    """Whether a node is a function or a task."""
+    return isinstance(node, ast.FunctionDef) or any("async_task(" in ast.unparse(i.context_expr) for i in node.items)
 
 
 # ------------------------------------------------------------ the clocks of a race

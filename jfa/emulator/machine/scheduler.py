@@ -146,7 +146,7 @@ class Scheduler:
         if task.unordered:
             task.unordered = []
         if task.deferred is not None and kind not in _NO_ACCESS:
-            self._overdue(task)
+            self._overdue(task, task.deferred)
         if self.preempts and (not self.timed or self._someone_earlier(task)):
             self._give_way(task)
         if self.fault is not None:
@@ -159,9 +159,8 @@ class Scheduler:
             self._give_way(task)
 
     @staticmethod
-    def _overdue(task: Task) -> None:
+    def _overdue(task: Task, deferred: list) -> None:
         """Fault injection: a wait that was put off until one more operation has run."""
-        deferred = task.deferred
         deferred[0] -= 1
         if deferred[0] < 0:
             task.deferred = None

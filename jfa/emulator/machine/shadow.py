@@ -32,7 +32,18 @@ What could go wrong, and how we would know:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
+
+if TYPE_CHECKING:
+    from ..locations import Where
+    from .storage import Storage
+
+
+Report = Callable[..., None]
+"""report(kind, earlier access or None, access, shadow): takes what is wrong, see `Shadow.read`."""
 
 VectorClock = dict[int, int]
 """Component -> how far it is heard of; -1-component -> how far its ordinary writes were fenced."""
@@ -43,7 +54,7 @@ class Component:
 
     __slots__ = ("id", "label", "retired")
 
-    def __init__(self, number: int, label):
+    def __init__(self, number: int, label: Any) -> None:
         self.id, self.label, self.retired = number, label, False
 
 
@@ -67,7 +78,17 @@ class Access:
 
     __slots__ = ("component", "count", "clock", "write", "generic", "actor", "where", "name", "region", "turns")
 
-    def __init__(self, component, clock, write, generic, actor, where, name, region=None):
+    def __init__(
+        self,
+        component: Component,
+        clock: VectorClock,
+        write: bool,
+        generic: bool,
+        actor: Any,
+        where: Where,
+        name: str,
+        region: Region,
+    ) -> None:
         self.component, self.clock, self.write, self.generic = component, clock, write, generic
         self.count = clock[component.id]
         self.actor, self.where, self.name, self.region, self.turns = actor, where, name, region, actor.turns
@@ -76,37 +97,40 @@ class Access:
 class Atom:
     __slots__ = ("number", "size", "write", "reads", "regions")
 
-    def __init__(self, number, size):
-        self.number, self.size, self.write, self.reads, self.regions = number, size, None, {}, []
+    def __init__(self, number: int, size: int) -> None:
+        self.number, self.size = number, size
+        self.write: Access | None = None
+        self.reads: dict[int, Access] = {}  # by component, since the last write
+        self.regions: list[Region] = []
 
 
 class Region:
     __slots__ = ("atoms",)
 
-    def __init__(self):
-        self.atoms = []
+    def __init__(self) -> None:
+        self.atoms: list[Atom] = []
 
 
 class Shadow:
     """The access history of one storage of `count` granules of `granule` bytes."""
 
-    def __init__(self, count: int, granule: int, storage):
+    def __init__(self, count: int, granule: int, storage: Storage) -> None:
         self.granule, self.storage = granule, storage
         self.owner = np.zeros(count, np.int32)  # granule -> atom
         self.atoms = [Atom(0, count)]
-        self.regions = {}
+        self.regions: dict[Any, Region] = {}
 
     # ------------------------------------------------------------ regions
     def region_of_range(self, lo: int, hi: int) -> Region:
         return self.region_of((lo, hi), lambda: slice(lo, hi))
 
-    def region_of(self, key, granules) -> Region:
+    def region_of(self, key: Any, granules: Callable[[], Any]) -> Region:
         region = self.regions.get(key)
         if region is None:
             region = self.regions[key] = self._add(granules())
         return region
 
-    def _add(self, cells) -> Region:
+    def _add(self, cells: Any) -> Region:
         region = Region()
         owners = self.owner[cells].copy()
         first = int(owners.flat[0])
@@ -120,7 +144,7 @@ class Shadow:
             atom.regions.append(region)
         return region
 
-    def _split(self, atom: Atom, cells, owners, inside: int) -> Atom:
+    def _split(self, atom: Atom, cells: Any, owners: np.ndarray, inside: int) -> Atom:
         new = Atom(len(self.atoms), inside)
         new.write, new.reads, new.regions = atom.write, dict(atom.reads), list(atom.regions)
         atom.size -= inside
@@ -135,7 +159,7 @@ class Shadow:
         return new
 
     # ------------------------------------------------------------ accesses
-    def read(self, region: Region, access: Access, clock: dict, report) -> None:
+    def read(self, region: Region, access: Access, clock: dict, report: Report) -> None:
         """Note a read; `report(kind, earlier access or None, access, shadow)` hears of what is wrong."""
         key = access.component.id
         for atom in region.atoms:
@@ -148,7 +172,7 @@ class Shadow:
                 report("fence", write, access, self)
             atom.reads[key] = access
 
-    def write(self, region: Region, access: Access, clock: dict, report) -> None:
+    def write(self, region: Region, access: Access, clock: dict, report: Report) -> None:
         get = clock.get
         for atom in region.atoms:
             write = atom.write

@@ -15,11 +15,22 @@ way strides cannot say falls back to a table of element offsets.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from ..undefined import MARK
 from . import limits
 from .shadow import Shadow
+
+if TYPE_CHECKING:
+    from .shadow import Region
+    from .tasks import CTA
+
+
+Rectangle = tuple[tuple[int, ...], int, int]
+"""Of a tile in tensor memory: (groups of 16 lanes, first byte, bytes per lane)."""
 
 _LANES = 16  # tensor memory is watched in cells of 16 lanes x 4 bytes: every layout below moves 16 lanes together
 _SMALL = 4096  # storages up to this size are watched byte by byte, larger ones in words of 4 bytes
@@ -28,17 +39,17 @@ _SMALL = 4096  # storages up to this size are watched byte by byte, larger ones 
 class Storage:
     """`nbytes` bytes of SMEM, or (TMEM) 128 lanes of `columns` 4-byte columns."""
 
-    def __init__(self, cta, space: str, nbytes: int, name: str, poison=True, watch=True):
+    def __init__(self, cta: CTA, space: str, nbytes: int, name: str, poison: bool = True, watch: bool = True) -> None:
         self.cta, self.space, self.name, self.nbytes = cta, space, name, nbytes
         self.data = np.full(nbytes, 0xFF, np.uint8) if poison else np.zeros(nbytes, np.uint8)
         if space == "tmem":
             self.row = nbytes // limits.TMEM_LANES
         granule = 4 if space == "tmem" or nbytes > _SMALL else 1
         cells = nbytes // 4 // _LANES if space == "tmem" else -(-nbytes // granule)
-        self.shadow = Shadow(cells, granule, self) if watch else None
-        self.undefined = None  # marks of the bytes, once there are any
+        self.shadow: Any = Shadow(cells, granule, self) if watch else None
+        self.undefined: Any = None  # marks of the bytes, once there are any
 
-    def typed(self, dtype):
+    def typed(self, dtype: Any) -> np.ndarray:
         """All bytes as a flat array of dtype."""
         return self.data.view(dtype)
 
@@ -48,10 +59,21 @@ class View:
 
     __slots__ = ("storage", "shape", "dtype", "arr", "offsets", "rectangle", "_region", "_shares")
 
-    def __init__(self, storage: Storage, shape, dtype, arr=None, offsets=None, rectangle=None):
+    def __init__(
+        self,
+        storage: Storage,
+        shape: Sequence[int],
+        dtype: Any,
+        arr: np.ndarray | None = None,
+        offsets: np.ndarray | None = None,
+        rectangle: Rectangle | None = None,
+    ) -> None:
         self.storage, self.shape, self.dtype = storage, tuple(shape), np.dtype(dtype)
-        self.arr, self.offsets, self._region, self._shares = arr, offsets, None, None
-        self.rectangle = rectangle  # of a tile in tensor memory: (groups of 16 lanes, first byte, bytes in a lane)
+        self.arr: Any = arr  # the elements themselves, or None: then at `offsets` of the storage
+        self.offsets: Any = offsets
+        self._region: Region | None = None
+        self._shares: list[Region | None] | None = None
+        self.rectangle: Any = rectangle  # of a tile in tensor memory: (groups of 16 lanes, first byte, bytes in a lane)
 
     @property
     def nbytes(self) -> int:
@@ -60,13 +82,13 @@ class View:
             n *= s
         return n
 
-    def read(self):
+    def read(self) -> np.ndarray:
         """The elements, possibly as a view of the memory itself: copy before keeping."""
         if self.arr is not None:
             return self.arr if self.arr.shape == self.shape else self.arr.reshape(self.shape)
         return self.storage.typed(self.dtype)[self.offsets]
 
-    def write(self, values, undefined=None):
+    def write(self, values: Any, undefined: np.ndarray | None = None) -> None:
         """Store the elements; `undefined`: their marks, in a shape that broadcasts to the view's."""
         if undefined is not None or self.storage.undefined is not None:
             self._mark(undefined)
@@ -78,7 +100,7 @@ class View:
             self.storage.typed(self.dtype)[self.offsets] = values
 
     @property
-    def undefined(self):
+    def undefined(self) -> np.ndarray | None:
         """Marks of the elements: a new array of the view's shape, or None where no byte of them is marked."""
         if self.storage.undefined is None:
             return None
@@ -90,7 +112,7 @@ class View:
             np.maximum(marks, words >> shift & 0xFFFF, out=marks)
         return marks.max(axis=-1).astype(MARK).reshape(self.shape)
 
-    def _mark(self, marks):
+    def _mark(self, marks: np.ndarray | None) -> None:
         """Set the marks of the elements' bytes (None: defined); a storage without marks forgets them."""
         storage = self.storage
         if storage.undefined is None:
@@ -112,7 +134,7 @@ class View:
         if marks is None and not storage.undefined.view(np.uint64).any():
             storage.undefined = None
 
-    def _words(self):
+    def _words(self) -> np.ndarray:
         """The marks of every element's bytes, up to four in an integer: a last axis longer than `arr`, or than `offsets`."""
         marks, size = self.storage.undefined, self.dtype.itemsize
         together = min(size, 4)
@@ -123,7 +145,7 @@ class View:
         strides = [s * MARK.itemsize for s in (*self.arr.strides, together)]
         return np.ndarray((*self.arr.shape, size // together), word, marks.data, start * MARK.itemsize, strides)
 
-    def unwritten(self, mark):
+    def unwritten(self, mark: int) -> np.ndarray:
         """Marks of the elements of which the race detector has seen no write."""
         if all(atom.write is None for atom in self.region.atoms):
             return np.full(self.shape, mark, MARK)
@@ -138,7 +160,7 @@ class View:
             found |= fresh[(first + extra) // shadow.granule]
         return np.where(found, mark, MARK.type(0))
 
-    def element_offsets(self):
+    def element_offsets(self) -> np.ndarray:
         """Element offset in the storage of every element, as an array of the view's shape."""
         if self.offsets is not None:
             return self.offsets
@@ -150,7 +172,7 @@ class View:
             out += index.reshape([-1 if k == axis else 1 for k in range(self.arr.ndim)])
         return out.reshape(self.shape) if self.shape else out
 
-    def derive(self, function):
+    def derive(self, function: Callable[[np.ndarray], np.ndarray]) -> View:
         """The view whose array is function(array): a slice, transpose or reshape."""
         if self.arr is not None and self.arr.shape == self.shape:
             arr = function(self.arr)
@@ -159,7 +181,7 @@ class View:
         offsets = function(self.element_offsets())
         return View(self.storage, offsets.shape, self.dtype, offsets=np.ascontiguousarray(offsets))
 
-    def columns(self, offset: int, size: int):
+    def columns(self, offset: int, size: int) -> View:
         """A slice of the last axis, kept strided where the tile's layout allows."""
         shape = (*self.shape[:-1], size)
         if self.arr is not None:
@@ -172,11 +194,11 @@ class View:
                 return View(self.storage, shape, self.dtype, half)
         return self.derive(lambda a: a[..., offset : offset + size])
 
-    def _sub_rectangle(self, offset, size, itemsize):
+    def _sub_rectangle(self, offset: int, size: int, itemsize: int) -> Rectangle:
         groups, start, _ = self.rectangle
         return groups, start + offset * itemsize, size * itemsize
 
-    def retype(self, dtype, shape=None):
+    def retype(self, dtype: Any, shape: Sequence[int] | None = None) -> View:
         """Reinterpret the bytes. Without a shape the shape in elements stays, so a narrower type sees the first part of
         the bytes."""
         dtype = np.dtype(dtype)
@@ -203,7 +225,7 @@ class View:
 
     # ------------------------------------------------------------ race detection
     @property
-    def region(self):
+    def region(self) -> Region:
         if self._region is None:
             self._region = self._find_region()
         return self._region
@@ -218,7 +240,7 @@ class View:
             self._shares = [self._share(k, groups) for k in range(groups)]
         return self._shares
 
-    def _share(self, number, groups):
+    def _share(self, number: int, groups: int) -> Region | None:
         arr = self.arr
         if arr is None or arr.shape[-1] % groups:
             return self.region
@@ -230,7 +252,8 @@ class View:
             return self.columns(number * step, step).region
         return View(self.storage, (), self.dtype, arr[..., number * step : (number + 1) * step]).region
 
-    def _find_region(self):
+    def _find_region(self) -> Region:
+        key: tuple
         shadow = self.storage.shadow
         if self.storage.space == "tmem":
             if self.rectangle is not None:
@@ -247,16 +270,16 @@ class View:
             key = (self.offsets.tobytes(), self.dtype.itemsize)
         return shadow.region_of(key, lambda: self._byte_cells(g))
 
-    def _rectangle_cells(self):
+    def _rectangle_cells(self) -> np.ndarray:
         groups, start, length = self.rectangle
         columns = np.arange(start // 4, -(-(start + length) // 4))
         return (np.array(groups)[:, None] * (self.storage.row // 4) + columns).ravel()
 
-    def _lane_cells(self):
+    def _lane_cells(self) -> np.ndarray:
         lane, byte = np.divmod(self.element_offsets().ravel() * self.dtype.itemsize, self.storage.row)
         return np.unique(lane // _LANES * (self.storage.row // 4) + byte // 4)
 
-    def _byte_cells(self, g):
+    def _byte_cells(self, g: int) -> np.ndarray:
         size = self.dtype.itemsize
         first = self.element_offsets().ravel() * size
         cells = [(first + extra) // g for extra in range(0, size, g)]
@@ -264,7 +287,7 @@ class View:
         return np.unique(np.concatenate(cells))
 
 
-def smem_view(storage: Storage, offset: int, shape, dtype) -> View:
+def smem_view(storage: Storage, offset: int, shape: Sequence[int], dtype: Any) -> View:
     """`shape` elements of dtype at byte `offset` of an SMEM storage."""
     dtype = np.dtype(dtype)
     count = int(np.prod(shape))
@@ -273,7 +296,7 @@ def smem_view(storage: Storage, offset: int, shape, dtype) -> View:
     )
 
 
-def tmem_columns(shape, itemsize: int, mode: str = "plain") -> int:
+def tmem_columns(shape: Sequence[int], itemsize: int, mode: str = "plain") -> int:
     """4-byte columns that a tile of `shape` takes."""
     rows, cols = shape
     if mode == "scales":  # 32 rows a column, 4 scales a cell, repeated in the four 32-lane quarters
@@ -284,7 +307,7 @@ def tmem_columns(shape, itemsize: int, mode: str = "plain") -> int:
     return width * max(1, rows // limits.TMEM_LANES)
 
 
-def tmem_view(storage: Storage, column: int, shape, dtype, mode: str = "plain") -> View:
+def tmem_view(storage: Storage, column: int, shape: Sequence[int], dtype: Any, mode: str = "plain") -> View:
     """A tile in tensor memory from 4-byte `column` on.
 
     plain: 128 rows are the 128 lanes; 256 rows are two such tiles side by side; 64 rows take lanes 0-15, 32-47, 64-79 and

@@ -6,6 +6,11 @@ arguments.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
 from .. import errors
 from . import warps
 from .control import ADD, WAIT, Use
@@ -14,8 +19,14 @@ from .shadow import join
 from .tasks import Task
 from .users import note
 
+if TYPE_CHECKING:
+    from ..locations import Where
+    from .barriers import MBarrier, NamedBarrier
+    from .storage import View
+    from .tasks import CTA
 
-def wait(task, bar, parity: int, where) -> None:
+
+def wait(task: Task, bar: MBarrier, parity: int, where: Where) -> None:
     """Wait until the phase of that parity has completed."""
     control = task.machine.control
     if control is not None:
@@ -39,7 +50,7 @@ def wait(task, bar, parity: int, where) -> None:
         task.machine.clock.spend(task, "barrier_wait", f"pass {bar.name}", where, waited=waited)
 
 
-def _waited(task, name, started, until, where):
+def _waited(task: Task, name: str, started: float, until: float, where: Where) -> None:
     task.time = max(task.time, until)
     if task.time > started:
         task.machine.clock.emit(
@@ -47,7 +58,7 @@ def _waited(task, name, started, until, where):
         )
 
 
-def arrive(task, bar, count: int, where) -> None:
+def arrive(task: Task, bar: MBarrier, count: int, where: Where) -> None:
     """`count` arrivals (a per-thread barrier counts the task's threads)."""
     if bar.per_thread:
         count *= 32 * task.num_warps
@@ -63,7 +74,7 @@ def arrive(task, bar, count: int, where) -> None:
     task.publish()
 
 
-def expect_bytes(task, bar, nbytes: int, where) -> None:
+def expect_bytes(task: Task, bar: MBarrier, nbytes: int, where: Where) -> None:
     """Announce bytes and arrive once."""
     if task.machine.control is not None:
         task.machine.control.before(task, Use(ADD, bar, 1, nbytes), where)
@@ -73,14 +84,14 @@ def expect_bytes(task, bar, nbytes: int, where) -> None:
     task.publish()
 
 
-def named_arrive(task, number: int, threads: int, where) -> None:
+def named_arrive(task: Task, number: int, threads: int, where: Where) -> None:
     if task.machine.control is not None:
         task.machine.control.before(task, Use(ADD, _named(task.cta, number), 32 * task.num_warps), where)
     _named(task.cta, number).enter(task, threads, where, "arrive")
     task.publish()
 
 
-def named_wait(task, number: int, threads: int, where) -> None:
+def named_wait(task: Task, number: int, threads: int, where: Where) -> None:
     bar = _named(task.cta, number)
     if task.machine.control is not None:
         task.machine.control.before(task, Use(ADD, bar, 32 * task.num_warps), where)
@@ -96,7 +107,7 @@ def named_wait(task, number: int, threads: int, where) -> None:
         _waited(task, f"named barrier {number}", started, bar.time, where)
 
 
-def _named(cta, number):
+def _named(cta: CTA, number: int) -> NamedBarrier:
     from .barriers import NamedBarrier
 
     if number not in cta.named:
@@ -104,7 +115,7 @@ def _named(cta, number):
     return cta.named[number]
 
 
-def cluster_wait(task, where) -> None:
+def cluster_wait(task: Task, where: Where) -> None:
     """Arrive at the cluster barrier and wait for every other live task of the cluster."""
     bar = task.cta.cluster.barrier
     warps.join(task)
@@ -118,7 +129,7 @@ def cluster_wait(task, where) -> None:
         _waited(task, "cluster barrier", started, bar.time, where)
 
 
-def fence(task, early=False) -> None:
+def fence(task: Task, early: bool = False) -> None:
     """Order ordinary stores that this task knows of before later reads by the async proxy.
 
     early (fault injection): only those it knew of before the last store of its own, or before its last wait where it has
@@ -130,20 +141,20 @@ def fence(task, early=False) -> None:
         task.before, task.stored = dict(task.clock), False
 
 
-def _remember(task, stores: bool) -> None:
+def _remember(task: Task, stores: bool) -> None:
     """For a fence that is to come early: what the task knew before this store or wait."""
     if stores or not task.stored:
         task.before, task.stored = dict(task.clock), stores
         task.publish()
 
 
-def load(task, view, where, name):
+def load(task: Task, view: View, where: Where, name: str) -> np.ndarray:
     """The elements of a view (stored form, not to be kept: copy)."""
     task.machine.detector.task_access(task, view, False, where, name)
     return view.read()
 
 
-def store(task, view, values, where, name, undefined=None) -> None:
+def store(task: Task, view: View, values: Any, where: Where, name: str, undefined: np.ndarray | None = None) -> None:
     """Write a view's elements (stored form); `undefined`: their marks."""
     if task.machine.fault is not None:
         _remember(task, stores=True)
@@ -153,7 +164,7 @@ def store(task, view, values, where, name, undefined=None) -> None:
     view.write(values, undefined)
 
 
-def run_region(task, specs, where) -> None:
+def run_region(task: Task, specs: Sequence[tuple[str, Callable[[], object], int, int]], where: Where) -> None:
     """Start the tasks of an async_tasks region and wait for all of them.
 
     specs: [(name, body, num_warps, replica), ...]; body() is the task's code.
@@ -168,7 +179,7 @@ def run_region(task, specs, where) -> None:
     machine.scheduler.block(task, "region", lambda: "the end of its async_tasks", where)
 
 
-def peer(task, rank: int, where):
+def peer(task: Task, rank: int, where: Where) -> CTA:
     """The CTA of that rank in the task's cluster."""
     ctas = task.cta.cluster.ctas
     if not 0 <= rank < len(ctas):
@@ -178,7 +189,7 @@ def peer(task, rank: int, where):
     return ctas[rank]
 
 
-def twin(task, index: int, cta, where):
+def twin(task: Task, index: int, cta: CTA, where: Where) -> Any:
     """What CTA `cta` allocated as its number `index`. Waits until it has: the launch of a cluster makes sure on the GPU."""
     if len(cta.allocations) <= index:
         cta.alloc_waiters.append(task)
@@ -187,7 +198,7 @@ def twin(task, index: int, cta, where):
     return cta.allocations[index]
 
 
-def allocated(cta, item) -> int:
+def allocated(cta: CTA, item: Any) -> int:
     """Register a buffer, barrier array or CLC context of a CTA; returns its number, the same in every CTA of the cluster."""
     cta.allocations.append(item)
     waiters, cta.alloc_waiters = cta.alloc_waiters, []

@@ -6,9 +6,17 @@ through a barrier it waited on, whatever the schedule. Of every user the latest 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from .. import errors
 from ..locations import show
-from .shadow import join
+from .shadow import VectorClock, join
+
+if TYPE_CHECKING:
+    from ..locations import Where
+    from .shadow import Component
+    from .tasks import CTA, AsyncOp, Cluster
+
 
 _CAUSE = {
     "copy": "nobody waits for the copy's barrier (or group) before the kernel ends; its shared memory is then another CTA's.\n"
@@ -18,27 +26,27 @@ _CAUSE = {
 }
 
 
-def note(cta, actor, component, count: int, where, what: str) -> None:
+def note(cta: CTA, actor: Any, component: Component, count: int, where: Where, what: str) -> None:
     """`actor` (a Task or an AsyncOp, by its component and counter) uses the memory of `cta`: "a store to b[0]"."""
     if cta.machine.watch:
         cta.users[component.id, what] = (component, count, actor, where)
 
 
-def note_copy(cta, op, what: str) -> None:
+def note_copy(cta: CTA, op: AsyncOp, what: str) -> None:
     """An asynchronous operation that reads or writes the memory of `cta` some time."""
     note(cta, op, op.component, op.clock[op.component.id], op.where, what)
 
 
-def forget_retired(cta) -> None:
+def forget_retired(cta: CTA) -> None:
     """Drop what every task of the cluster has heard of."""
     cta.users = {key: use for key, use in cta.users.items() if not use[0].retired}
 
 
-def check(cluster) -> None:
+def check(cluster: Cluster) -> None:
     """At a cluster's end: report, of each CTA, the uses of its memory that it had not heard of when it ended."""
-    clocks = {}
+    clocks: dict[CTA, VectorClock] = {}
     for cta in cluster.ctas:
-        clocks[cta] = known = {}
+        known = clocks[cta] = {}
         for task in cta.tasks:
             join(known, task.clock)
     together = len(clocks) > 1 and cluster.paired and all(cta.stays for cta in cluster.ctas)
@@ -50,8 +58,9 @@ def check(cluster) -> None:
                 _report(cta, actor, where, what)
 
 
-def _report(cta, actor, where, what):
+def _report(cta: CTA, actor: Any, where: Where, what: str) -> None:
     task = getattr(actor, "task", actor)
+    error: errors.EmulatorError
     if task.cta is cta:
         error = errors.InFlightError(
             f"{cta.label} ends while {what} by {task.label} may still be under way: nobody waited for it",

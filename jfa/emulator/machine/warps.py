@@ -11,9 +11,16 @@ A group has a component of its own in the vector clocks. The task's clock holds,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .shadow import Access
+
+if TYPE_CHECKING:
+    from ..locations import Where
+    from .shadow import Report
+    from .storage import View
+    from .tasks import Task
+
 
 WARPS = 4  # of a group: together they reach all lanes
 
@@ -23,7 +30,7 @@ class WarpGroup:
 
     __slots__ = ("task", "number", "component", "count")
 
-    def __init__(self, task, number: int):
+    def __init__(self, task: Task, number: int) -> None:
         self.task, self.number, self.count = task, number, 1
         self.component = task.machine.detector.new_component(self)
 
@@ -33,11 +40,11 @@ class WarpGroup:
         return f"warps {first} to {first + WARPS - 1} of {self.task.label}"
 
     @property
-    def turns(self):
+    def turns(self) -> Any:
         return self.task.turns
 
 
-def access(task, view, write: bool, where, name: str, report) -> None:
+def access(task: Task, view: View, write: bool, where: Where, name: str, report: Report) -> None:
     """Note that each group loads its share of a tensor-memory tile, or stores it, after which the groups join."""
     if not task.warp_groups:
         task.warp_groups = [WarpGroup(task, k) for k in range(task.num_warps // WARPS)]
@@ -55,7 +62,7 @@ def access(task, view, write: bool, where, name: str, report) -> None:
         join(task)
 
 
-def join(task) -> None:
+def join(task: Task) -> None:
     """A barrier of all warps of the task: each group knows what the others have done."""
     clock = task.clock
     for group in task.warp_groups:
@@ -63,7 +70,7 @@ def join(task) -> None:
         group.count += 1
 
 
-def told(task) -> dict[int, Any]:
+def told(task: Task) -> dict[int, Any]:
     """The clock that an arrival of every single thread publishes: it covers all groups, which do not wait for each other."""
     if not task.warp_groups:
         return task.clock

@@ -6,6 +6,9 @@ Every NVIDIA name of fbtriton 3.7.4's `tlx.__all__` is here; AMD's names raise N
 # ruff: noqa: F401
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from .. import errors
 from ..locations import here, show
 from .barriers import (
@@ -104,7 +107,7 @@ from .utility import (
 class _TypeOnly:
     """A type of TLX's compiler that a kernel has no use for but may name in an annotation."""
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise errors.NotSupported(f"tlx.{type(self).__name__} is a type of the compiler, not a value of a kernel")
 
 
@@ -129,8 +132,8 @@ AMD_ONLY = (
 )
 
 
-def _refuse(name):
-    def refused(*args, **kwargs):
+def _refuse(name: str) -> Callable[..., None]:
+    def refused(*args: Any, **kwargs: Any) -> None:
         raise errors.NotSupported(
             f"tlx.{name} exists on AMD only; the emulator models NVIDIA's machine", [f"at {show(here())}"]
         )

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import linecache
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import triton.language as tl
 from triton.compiler.errors import CompilationError
@@ -21,11 +24,21 @@ from ..locations import here
 from ..machine.running import Running
 from ..undefined import Undefined
 
+if TYPE_CHECKING:
+    from ..locations import Where
+    from ..machine.tasks import Task
+
+
+Value = Any
+"""What a kernel hands over: a block, a scalar, a constexpr or a Python value."""
+
+F = TypeVar("F", bound=Callable)
+
 _constexpr = tl.constexpr
 _REFUSED = (AssertionError, ValueError, TypeError, NotImplementedError, AttributeError, IndexError, KeyError)
 
 
-def running():
+def running() -> Task:
     """The running task."""
     task = Running.task
     if task is None:
@@ -33,14 +46,14 @@ def running():
     return task
 
 
-def api(function):
+def api(function: F) -> F:
     """Mark a function that kernels call. Its result is undefined where an argument is, unless `carries` says better."""
 
     rule = rule_of(function)
     carries_marks = rule is not itself
 
     @functools.wraps(function)
-    def call(*args, **kwargs):
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
             result = function(*args, **kwargs)
             if Undefined.live and carries_marks and result is not None:
@@ -51,12 +64,11 @@ def api(function):
         except _REFUSED as error:
             raise compilation_error(str(error), here()) from error
 
-    call.takes_name = getattr(function, "takes_name", False)
-    call.__jfa_api__ = True
-    return call
+    vars(call)["takes_name"] = "_name" in inspect.signature(function).parameters  # of the variable it is assigned to
+    return cast(F, call)
 
 
-def compilation_error(message, where) -> CompilationError:
+def compilation_error(message: str, where: Where) -> CompilationError:
     """Triton's own error with the line of the kernel."""
     line = linecache.getline(*where[0]) if where else ""
     node = ast.Pass()
@@ -66,12 +78,12 @@ def compilation_error(message, where) -> CompilationError:
     )
 
 
-def plain(x):
+def plain(x: Value) -> Any:
     """A constexpr's value; anything else as it is."""
     return x.value if type(x) is _constexpr else x
 
 
-def integer(x) -> int:
+def integer(x: Value) -> int:
     """A Python int from an int, constexpr or scalar of a kernel; a number with a fraction's type is refused, as 4.0 for 4."""
     if type(x) is int:
         return x
@@ -81,15 +93,15 @@ def integer(x) -> int:
     return values.integer(x)
 
 
-def integers(xs):
+def integers(xs: Any) -> list[int]:
     return [integer(x) for x in plain(xs)]
 
 
-def truth(x) -> bool:
+def truth(x: Value) -> bool:
     return x if type(x) is bool else bool(values.scalar(x))
 
 
-def predicate(x) -> bool:
+def predicate(x: Value) -> bool:
     """A `pred` argument: None, or an int1 that the kernel computes."""
     if x is None:
         return True
@@ -100,7 +112,7 @@ def predicate(x) -> bool:
     return truth(x)
 
 
-def constant(x, name):
+def constant(x: Value, name: str) -> Any:
     """A value the compiler must know: refuse a run-time scalar."""
     x = plain(x)
     if isinstance(x, tl.tensor):
@@ -108,7 +120,7 @@ def constant(x, name):
     return x
 
 
-def begin(kind: str, name: str):
+def begin(kind: str, name: str) -> tuple[Task, Where, str | None]:
     """Start of an operation: (task, where, fault)."""
     task = running()
     where = here()

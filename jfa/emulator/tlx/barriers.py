@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import triton.language as tl
 
 from .. import errors
 from ..frontend import values
 from ..locations import here, show
 from ..machine import MBarrier, limits, sync
-from .api import api, begin, constant, integer, plain, predicate, running
+from .api import Value, api, begin, constant, integer, plain, predicate, running
 from .types import storage_kind
+
+if TYPE_CHECKING:
+    from ..locations import Where
+    from ..machine.tasks import CTA, Task
 
 
 class mbarrier(tl.core.base_value):
@@ -17,36 +23,36 @@ class mbarrier(tl.core.base_value):
 
     __slots__ = ("array", "index", "rank")
 
-    def __init__(self, array, index=None, rank=None):
+    def __init__(self, array: BarrierArray, index: int | None = None, rank: int | None = None) -> None:
         self.array, self.index, self.rank = array, index, rank
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Value) -> mbarrier:
         return local_view(self, index)
 
     def at(self, index: int) -> mbarrier:
         return self.array.handle(index) if self.index is None else self
 
     @property
-    def num(self):
+    def num(self) -> int:
         return len(self.array.barriers) if self.index is None else 0
 
     @property
-    def storage(self):
+    def storage(self) -> storage_kind:
         return storage_kind.smem if self.rank is None else storage_kind.smemCluster
 
     @property
-    def type(self):
+    def type(self) -> mbarrier:
         return self
 
     @property
-    def compiled_type(self):
+    def compiled_type(self) -> str:
         return f"mbarrier<{self.num}>"
 
     @property
-    def shape(self):
+    def shape(self) -> list[int]:
         return [1]
 
-    def machine_barrier(self, task, where, cta=None) -> MBarrier:
+    def machine_barrier(self, task: Task, where: Where, cta: CTA | None = None) -> MBarrier:
         """The machine's barrier: this CTA's own, that of `cta`, or of the CTA a remote view names."""
         array, index = self.array, self.index
         if index is None:
@@ -59,18 +65,18 @@ class mbarrier(tl.core.base_value):
             return array.barriers[index]
         return sync.twin(task, array.number, cta, where).barriers[index]
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<mbarrier {self.array.name}{'' if self.index is None else [self.index]}>"
 
 
 class BarrierArray:
     """What alloc_barriers made."""
 
-    def __init__(self, cta, name, num, count, per_thread):
+    def __init__(self, cta: CTA, name: str, num: int, count: int, per_thread: bool) -> None:
         self.cta, self.name, self.per_thread = cta, name, per_thread
         self.barriers = [MBarrier(f"{name}[{i}]", cta, count, per_thread) for i in range(num)]
         self.number = sync.allocated(cta, self)
-        self._handles = {}
+        self._handles: dict[int, mbarrier] = {}
 
     def handle(self, index: int) -> mbarrier:
         handle = self._handles.get(index)
@@ -85,7 +91,7 @@ class BarrierArray:
         return handle
 
 
-def _allocate(num, count, per_thread, name):
+def _allocate(num: int, count: int, per_thread: bool, name: str) -> mbarrier:
     if num < 1:
         raise ValueError(f"alloc_barriers needs at least one barrier, got {num}")
     if not 1 <= count <= limits.BARRIER_COUNT:
@@ -94,7 +100,7 @@ def _allocate(num, count, per_thread, name):
 
 
 @api
-def alloc_barriers(num_barriers, arrive_count=1, _name="barrier"):
+def alloc_barriers(num_barriers: Value, arrive_count: Value = 1, _name: str = "barrier") -> mbarrier:
     """`num_barriers` mbarriers that `arrive_count` arrivals complete."""
     return _allocate(
         integer(constant(num_barriers, "num_barriers")), integer(constant(arrive_count, "arrive_count")), False, _name
@@ -102,16 +108,15 @@ def alloc_barriers(num_barriers, arrive_count=1, _name="barrier"):
 
 
 @api
-def alloc_warp_barrier(num_barriers, num_warps=1, num_arrivals=1, _name="warp_barrier"):
+def alloc_warp_barrier(
+    num_barriers: Value, num_warps: Value = 1, num_arrivals: Value = 1, _name: str = "warp_barrier"
+) -> mbarrier:
     """mbarriers at which every thread arrives by itself: the count is num_warps * 32 * num_arrivals."""
     count = 32 * integer(constant(num_warps, "num_warps")) * integer(constant(num_arrivals, "num_arrivals"))
     return _allocate(integer(constant(num_barriers, "num_barriers")), count, True, _name)
 
 
-alloc_barriers.takes_name = alloc_warp_barrier.takes_name = True
-
-
-def _parity(phase) -> int:
+def _parity(phase: Value) -> int:
     """The number of a wait's parity, which must be 32 bits wide."""
     phase = plain(phase)
     kind = phase.dtype.name if isinstance(phase, tl.tensor) else "int1" if isinstance(phase, bool) else "int32"
@@ -121,7 +126,7 @@ def _parity(phase) -> int:
 
 
 @api
-def barrier_wait(bar, phase, pred=None):
+def barrier_wait(bar: mbarrier, phase: Value, pred: Value = None) -> None:
     """Wait until the phase of that parity has completed (a fresh barrier passes 1 and blocks on 0)."""
     assert bar.rank is None, (
         "barrier_wait does not support remote_view of mbarrier. Use local mbarrier only (storage must be smem, not smemCluster)."
@@ -148,7 +153,7 @@ def barrier_wait(bar, phase, pred=None):
 
 
 @api
-def barrier_arrive(bar, arrive_count=1, remote_cta_rank=None, pred=None):
+def barrier_arrive(bar: mbarrier, arrive_count: Value = 1, remote_cta_rank: Value = None, pred: Value = None) -> None:
     """Arrive `arrive_count` times, at this CTA's barrier or the same barrier of another CTA of the cluster."""
     assert bar.rank is None, (
         "barrier_arrive does not allow users to pass a remote_view of mbarrier. Remote view is done inside barrier_arrive"
@@ -167,7 +172,7 @@ def barrier_arrive(bar, arrive_count=1, remote_cta_rank=None, pred=None):
 
 
 @api
-def barrier_expect_bytes(bar, size, pred=None):
+def barrier_expect_bytes(bar: mbarrier, size: Value, pred: Value = None) -> None:
     """Arrive once and announce `size` bytes that copies will deliver in this phase."""
     task, where, fault = begin("barrier_expect_bytes", bar.array.name)
     size = integer(constant(size, "size"))
@@ -183,7 +188,7 @@ def barrier_expect_bytes(bar, size, pred=None):
 
 
 @api
-def named_barrier_wait(bar, arrive_count):
+def named_barrier_wait(bar: Value, arrive_count: Value) -> None:
     """bar.sync: wait until `arrive_count` threads are at named barrier `bar` (0-15)."""
     task, where, fault = begin("named_barrier_wait", str(integer(bar)))
     if fault != "drop":
@@ -191,7 +196,7 @@ def named_barrier_wait(bar, arrive_count):
 
 
 @api
-def named_barrier_arrive(bar, arrive_count):
+def named_barrier_arrive(bar: Value, arrive_count: Value) -> None:
     """bar.arrive: be counted at named barrier `bar` without waiting."""
     task, where, fault = begin("named_barrier_arrive", str(integer(bar)))
     if fault != "drop":
@@ -199,7 +204,7 @@ def named_barrier_arrive(bar, arrive_count):
 
 
 @api
-def cluster_barrier():
+def cluster_barrier() -> None:
     """Wait for every live warp of every CTA of the cluster."""
     task, where, fault = begin("cluster_barrier", "")
     if fault != "drop":
@@ -207,13 +212,13 @@ def cluster_barrier():
 
 
 @api
-def fence_mbarrier_init_cluster():
+def fence_mbarrier_init_cluster() -> None:
     """Make fresh mbarriers visible to the cluster. The launch of a cluster sees to that here; kept for its place in time."""
     begin("fence_mbarrier_init_cluster", "")
 
 
 @api
-def fence(scope):
+def fence(scope: Value) -> None:
     """A fence: "async_shared" lets the async proxy see ordinary stores, "gpu" and "sys" order global memory."""
     scope = plain(scope)
     if scope not in ("async_shared", "gpu", "sys"):
@@ -227,18 +232,18 @@ def fence(scope):
 
 
 @api
-def fence_async_shared():
+def fence_async_shared() -> None:
     """The older name of fence("async_shared")."""
     fence("async_shared")
 
 
-def _refuse_remote_alone(task, rank, what):
+def _refuse_remote_alone(task: Task, rank: Any, what: str) -> None:
     if rank is not None and len(task.cta.cluster.ctas) == 1:
         raise ValueError(f"{what} with a remote_cta_rank needs a cluster of more than one CTA (ctas_per_cga)")
 
 
 @api
-def remote_view(local_allocated_buffer, remote_cta_rank):
+def remote_view(local_allocated_buffer: Any, remote_cta_rank: Value) -> mbarrier:
     """The same barrier in CTA `remote_cta_rank` of the cluster."""
     assert isinstance(local_allocated_buffer, mbarrier), "remote_view only supports barrier for now"
     assert local_allocated_buffer.rank is None, "remote_view requires local smem as input"

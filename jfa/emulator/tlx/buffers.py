@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import triton.language as tl
@@ -15,8 +17,16 @@ from ..locations import here, show
 from ..machine import limits, smem_view, sync, tmem_columns, tmem_view
 from ..machine.storage import Storage
 from ..undefined import MARK, check, mark, union
-from .api import api, begin, constant, integer, integers, plain, running
+from .api import Value, api, begin, constant, integer, integers, plain, running
 from .types import layout_encoding, reuse_group_type, storage_kind
+
+if TYPE_CHECKING:
+    from ..locations import Where
+    from ..machine.storage import View
+    from ..machine.tasks import CTA, Task
+
+
+Element: TypeAlias = "buffered_tensor | reuse_group"
 
 _ALIGN = 128  # bytes between two SMEM allocations
 _SWIZZLE_ROWS = 8  # of a tile in SMEM: the pattern of its swizzle, which a slice must not cut
@@ -28,10 +38,12 @@ _SWIZZLE_ROWS = 8  # of a tile in SMEM: the pattern of its swizzle, which a slic
 class AliasSet:
     """The allocations that share one piece of storage. Its size is known once the kernel first uses a member."""
 
-    def __init__(self, cta, space, name, fixed=None):
+    def __init__(self, cta: CTA, space: str, name: str, fixed: int | None = None) -> None:
         self.cta, self.space, self.name, self.fixed = cta, space, name, fixed
-        self.members, self._storage, self.overlap = [], None, None
-        cta.alias_sets = [*getattr(cta, "alias_sets", ()), self]
+        self.members: list[Allocation] = []
+        self._storage: Storage | None = None
+        self.overlap: reuse_group | None = None
+        cta.alias_sets.append(self)
 
     @property
     def size(self) -> int:
@@ -45,20 +57,20 @@ class AliasSet:
             self._storage = Storage(self.cta, self.space, size, self.name, machine.options.poison, machine.watch)
         return self._storage
 
-    def grew(self, member):
-        if self._storage is not None and member.end > self.size_of_storage():
+    def grew(self, member: Allocation) -> None:
+        if self._storage is not None and member.end > self.size_of_storage(self._storage):
             raise errors.NotSupported(
                 f"{member.name} is larger than the storage it reuses, which is in use already; allocate it before the first access"
             )
 
-    def size_of_storage(self):
-        return self._storage.nbytes if self.space == "smem" else self._storage.nbytes // (4 * limits.TMEM_LANES)
+    def size_of_storage(self, storage: Storage) -> int:
+        return storage.nbytes if self.space == "smem" else storage.nbytes // (4 * limits.TMEM_LANES)
 
 
 class Allocation:
     """What one local_alloc made: `num` tiles of `shape`, tile i at offset(i) of the alias set's storage."""
 
-    def __init__(self, cta, aliases, shape, dtype, num, name):
+    def __init__(self, cta: CTA, aliases: AliasSet, shape: Any, dtype: Any, num: int, name: str) -> None:
         self.cta, self.aliases, self.shape, self.dtype, self.num, self.name = (
             cta,
             aliases,
@@ -71,12 +83,12 @@ class Allocation:
         self.dtype_name = dtype.name
         self.mode = self._first_mode()
         self.scale, self.shift, self.group = 1, 0, 1  # see offset()
-        self.tiles = {}
+        self.tiles: dict[int, buffered_tensor] = {}
         aliases.members.append(self)
         aliases.grew(self)
         self.number = sync.allocated(cta, self)
 
-    def _first_mode(self):
+    def _first_mode(self) -> str:
         if self.space == "smem":
             return "plain"
         if dtypes.itemsize(self.dtype_name) == 1 and self.dtype_name in ("int8", "uint8"):
@@ -114,7 +126,7 @@ class Allocation:
             )
         return tile
 
-    def view(self, index: int):
+    def view(self, index: int) -> View:
         storage, dtype = self.aliases.storage(), dtypes.stored(self.dtype_name)
         if self.space == "smem":
             return smem_view(storage, self.offset(index), self.shape, dtype)
@@ -126,9 +138,10 @@ class Allocation:
             return
         if len(self.aliases.members) == 1 or self.aliases.overlap is None:
             needed = max(1, self.num) * tmem_columns(self.shape, dtypes.itemsize(self.dtype_name), mode)
-            if self.aliases._storage is not None and needed > self.aliases.size_of_storage():
+            storage = self.aliases._storage
+            if storage is not None and needed > self.aliases.size_of_storage(storage):
                 raise errors.NotSupported(f"{self.name} is used by one-CTA and two-CTA MMAs")
-        contents = {}
+        contents: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
         if self.aliases._storage is not None:
             contents = {i: (self.view(i).read().copy(), self.view(i).undefined) for i in self.tiles}
         self.mode = mode
@@ -141,11 +154,11 @@ class Allocation:
 class _Type:
     """What `buffer.type` tells."""
 
-    def __init__(self, buffer):
+    def __init__(self, buffer: buffered_tensor) -> None:
         self.shape, self.scalar, self.element_ty = list(buffer.shape), buffer.dtype, buffer.dtype
         self.num, self.storage, self.layout = buffer.num, buffer.storage, None
 
-    def is_block(self):
+    def is_block(self) -> bool:
         return True
 
 
@@ -154,7 +167,7 @@ class buffered_tensor(tl.core.base_value):
 
     __slots__ = ("allocation", "path", "shape", "dtype", "num", "name", "_view", "_children")
 
-    def __init__(self, allocation, path, shape, dtype, num, name):
+    def __init__(self, allocation: Allocation, path: tuple, shape: Any, dtype: Any, num: int, name: str) -> None:
         self.allocation, self.path, self.shape, self.dtype, self.num, self.name = (
             allocation,
             path,
@@ -163,34 +176,35 @@ class buffered_tensor(tl.core.base_value):
             num,
             name,
         )
-        self._view, self._children = None, {}
+        self._view: View | None = None
+        self._children: dict[tuple, buffered_tensor] = {}
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Value) -> buffered_tensor:
         return local_view(self, index)
 
     @property
-    def storage(self):
+    def storage(self) -> storage_kind:
         return storage_kind.smem if self.allocation.space == "smem" else storage_kind.tmem
 
     @property
-    def space(self):
+    def space(self) -> str:
         return self.allocation.space
 
     @property
-    def type(self):
+    def type(self) -> _Type:
         return _Type(self)
 
     @property
-    def compiled_type(self):
+    def compiled_type(self) -> str:
         """What must not change from one iteration of a loop to the next."""
         return f"buffered_tensor_<{self.dtype}, {self.shape}, {self.num}>"
 
     @property
-    def dtype_name(self):
+    def dtype_name(self) -> str:
         return self.dtype.name
 
     @property
-    def view(self):
+    def view(self) -> View:
         """The machine's view of this tile."""
         view = self._view
         if view is None:
@@ -202,21 +216,23 @@ class buffered_tensor(tl.core.base_value):
         return view
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return math.prod(self.shape) * dtypes.itemsize(self.dtype.name)
 
-    def as_scales(self, rows, cols):
+    def as_scales(self, rows: int, cols: int) -> View:
         """A whole tile of block scales in tensor memory seen as rows x cols of them."""
         allocation = self.allocation
         column = allocation.offset(self.path[0])
         return tmem_view(allocation.aliases.storage(), column, (rows, cols), dtypes.stored(self.dtype.name), "scales")
 
-    def forget(self):
+    def forget(self) -> None:
         self._view = None
         for child in self._children.values():
             child.forget()
 
-    def cut(self, key, function, shape, dtype=None, label="") -> buffered_tensor:
+    def cut(
+        self, key: tuple, function: Callable[[View], View], shape: Any, dtype: Any = None, label: str = ""
+    ) -> buffered_tensor:
         """The tile that function(view) shows; remembered under `key`."""
         child = self._children.get(key)
         if child is None:
@@ -233,7 +249,7 @@ class buffered_tensor(tl.core.base_value):
         plural = "s" if self.num > 1 else ""
         raise ValueError(f"{self.name} is an array of {self.num} buffer{plural}: index it first, {self.name}[0]")
 
-    def twin(self, task, cta, where) -> buffered_tensor:
+    def twin(self, task: Task, cta: CTA, where: Where) -> buffered_tensor:
         """The same tile in another CTA of the cluster."""
         if cta is self.allocation.cta:
             return self
@@ -245,10 +261,10 @@ class buffered_tensor(tl.core.base_value):
             tile.shape = list(self.shape)
         return tile
 
-    def make_permute(self, handle, dims):
+    def make_permute(self, handle: Any, dims: Any) -> buffered_tensor:
         return local_trans(self, dims)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<{self.name} {self.dtype}{self.shape}>"
 
 
@@ -258,7 +274,7 @@ class buffered_tensor(tl.core.base_value):
 class reuse_group:
     """How buffers of one storage_alias_spec overlap: "shared" elements lie on each other, "distinct" ones side by side."""
 
-    def __init__(self, *args, group_type=reuse_group_type.shared, group_size=1):
+    def __init__(self, *args: Any, group_type: Any = reuse_group_type.shared, group_size: Any = 1) -> None:
         if len(args) == 0:
             raise ValueError("reuse_group requires at least one element")
         group_size = plain(group_size)
@@ -273,14 +289,14 @@ class reuse_group:
         self.args, self.group_type, self.group_size = args, plain(group_type), group_size
 
     @property
-    def distinct(self):
+    def distinct(self) -> bool:
         return self.group_type.value == "distinct"
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"reuse_group({self.args}, group_type={self.group_type.value}, group_size={self.group_size})"
 
 
-def _size(element) -> int:
+def _size(element: Element) -> int:
     if isinstance(element, buffered_tensor):
         return element.allocation.unit
     sizes = [_size(e) for e in element.args]
@@ -292,17 +308,17 @@ def _size(element) -> int:
     return total * element.group_size
 
 
-def _alignment(element) -> int:
+def _alignment(element: Element) -> int:
     if isinstance(element, buffered_tensor):
         return element.allocation.unit if element.space == "tmem" else _ALIGN
     return max(_alignment(e) for e in element.args)
 
 
-def _up(value, step):
+def _up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def _place(element, offset, pitch, group, out):
+def _place(element: Element, offset: int, pitch: int, group: int, out: list[tuple[Allocation, int, int, int]]) -> None:
     """Collect (allocation, offset, pitch between tiles, tiles a group) of every buffer under `element`."""
     if isinstance(element, buffered_tensor):
         out.append((element.allocation, offset, pitch, group))
@@ -325,7 +341,7 @@ class storage_alias_spec(tl.core.base_value):
 
     takes_name = True
 
-    def __init__(self, storage=storage_kind.smem, buffer_size_bytes=None, _name="alias"):
+    def __init__(self, storage: Any = storage_kind.smem, buffer_size_bytes: Value = None, _name: str = "alias") -> None:
         storage = plain(storage)
         if not isinstance(storage, storage_kind):
             raise ValueError(f"storage must be a tlx.storage_kind, got {type(storage)}")
@@ -338,7 +354,7 @@ class storage_alias_spec(tl.core.base_value):
         fixed = size if storage == storage_kind.smem or size is None else size // (4 * limits.TMEM_LANES)
         self.aliases = AliasSet(running().cta, storage.value, _name, fixed)
 
-    def set_buffer_overlap(self, overlap_def) -> None:
+    def set_buffer_overlap(self, overlap_def: Any) -> None:
         """Lay the members out as the reuse_group tree says."""
         overlap_def = plain(overlap_def)
         if not isinstance(overlap_def, reuse_group):
@@ -348,7 +364,8 @@ class storage_alias_spec(tl.core.base_value):
             raise ValueError(
                 "storage_alias_spec already has a set_buffer_overlap defined; each spec can only have one overlap definition"
             )
-        out, alignment = [], _alignment(overlap_def)
+        out: list[tuple[Allocation, int, int, int]] = []
+        alignment = _alignment(overlap_def)
         _place(overlap_def, 0, _up(_size(overlap_def), alignment), 1, out)
         for allocation, offset, pitch, _ in out:
             if allocation.aliases is not aliases:
@@ -362,11 +379,11 @@ class storage_alias_spec(tl.core.base_value):
             _set_layout(allocation, offset, pitch, group)
         _check_capacity(aliases.cta)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"storage_alias_spec(storage={self.storage.value}, size={self.buffer_size_bytes})"
 
 
-def _set_layout(allocation, offset, pitch, group):
+def _set_layout(allocation: Allocation, offset: int, pitch: int, group: int) -> None:
     unit = allocation.unit
     scale, shift = pitch // unit, offset // unit
     if scale > 1 or shift > 0:
@@ -379,7 +396,15 @@ def _set_layout(allocation, offset, pitch, group):
 
 
 @api
-def local_alloc(shape, dtype, num, storage=storage_kind.smem, reuse=None, layout=None, _name="buffer"):
+def local_alloc(
+    shape: Any,
+    dtype: Any,
+    num: Value,
+    storage: Any = storage_kind.smem,
+    reuse: Any = None,
+    layout: Any = None,
+    _name: str = "buffer",
+) -> buffered_tensor:
     """Allocate `num` tiles of `shape` and dtype in SMEM or TMEM.
 
     reuse: a buffer or a storage_alias_spec to share storage with. Raises SharedMemoryError or TensorMemoryError beyond
@@ -406,7 +431,7 @@ def local_alloc(shape, dtype, num, storage=storage_kind.smem, reuse=None, layout
     return buffered_tensor(allocation, (), shape, dtype, num, _name)
 
 
-def _extents(shape, name):
+def _extents(shape: Any, name: str) -> list[int]:
     """A shape as ints, each a power of two."""
     extents = [integer(constant(s, "shape")) for s in shape]
     for extent in extents:
@@ -417,7 +442,7 @@ def _extents(shape, name):
     return extents
 
 
-def _aliases(cta, storage, reuse, name):
+def _aliases(cta: CTA, storage: Any, reuse: Any, name: str) -> AliasSet:
     if reuse is None:
         return AliasSet(cta, storage.value, name)
     if isinstance(reuse, buffered_tensor):
@@ -433,7 +458,7 @@ def _aliases(cta, storage, reuse, name):
     raise ValueError(f"reuse must be a buffered_tensor or storage_alias_spec, got {type(reuse)}")
 
 
-def _check_tmem_tile(task, shape, name):
+def _check_tmem_tile(task: Task, shape: Any, name: str) -> None:
     assert task.machine.options.arch != 90, "tmem is only available on Blackwell (sm_100)"
     if len(shape) != 2:
         raise ValueError(f"a tensor memory buffer has two dimensions, {name} has {len(shape)}")
@@ -443,7 +468,7 @@ def _check_tmem_tile(task, shape, name):
         )
 
 
-def _check_capacity(cta):
+def _check_capacity(cta: CTA) -> None:
     """Everything allocated so far must fit."""
     smem = sum(_up(a.size, _ALIGN) for a in cta.alias_sets if a.space == "smem" and a.members)
     smem += sum(8 * len(b.barriers) for b in cta.allocations if hasattr(b, "barriers"))
@@ -465,7 +490,7 @@ def _check_capacity(cta):
         Active.counts.most("tmem_columns", columns)
 
 
-def _sizes(cta, space, unit):
+def _sizes(cta: CTA, space: str, unit: str) -> list[str]:
     lines = [f"at {show(here())}"]
     for aliases in cta.alias_sets:
         if aliases.space == space and aliases.members:
@@ -474,14 +499,11 @@ def _sizes(cta, space, unit):
     return lines
 
 
-local_alloc.takes_name = True
-
-
 # ---------------------------------------------------------------- views
 
 
 @api
-def local_view(local_allocated_buffers, buffer_idx):
+def local_view(local_allocated_buffers: Any, buffer_idx: Value) -> Any:
     """Tile `index` of an array; element `index` of a vector, as a view of one."""
     buffers, index = local_allocated_buffers, integer(buffer_idx)
     if isinstance(buffer_idx, tl.tensor) and buffer_idx.dtype.name in ("int1", "int64", "uint64"):
@@ -503,7 +525,7 @@ def local_view(local_allocated_buffers, buffer_idx):
 
 
 @api
-def local_slice(buffer, offset, shape):
+def local_slice(buffer: buffered_tensor, offset: Any, shape: Any) -> buffered_tensor:
     """A sub-tile. In TMEM only the inner dimension can be cut."""
     given, shape = plain(offset), [integer(constant(s, "shape")) for s in plain(shape)]
     buffer = buffer.one()
@@ -527,7 +549,7 @@ def local_slice(buffer, offset, shape):
     return buffer.cut(key, lambda v: v.derive(lambda a: a[cut]), shape, label=label)
 
 
-def _check_split(buffer, offset, shape):
+def _check_split(buffer: buffered_tensor, offset: list[int], shape: Any) -> None:
     """Where the compiler lets a tile in shared memory be cut: at multiples of the piece's own size, and of 8 rows."""
     for axis, (o, s, n) in enumerate(zip(offset, shape, buffer.shape)):
         if s < 1 or s & (s - 1):
@@ -541,7 +563,7 @@ def _check_split(buffer, offset, shape):
 
 
 @api
-def subslice(local_allocated_buffer, offset, size):
+def subslice(local_allocated_buffer: Any, offset: Value, size: Value) -> buffered_tensor:
     """`size` columns of a TMEM tile from column `offset` on."""
     buffer = local_allocated_buffer.one()
     if type(plain(offset)) is not int:
@@ -562,7 +584,7 @@ def subslice(local_allocated_buffer, offset, size):
 
 
 @api
-def local_trans(input, dims=(1, 0)):
+def local_trans(input: buffered_tensor, dims: Any = (1, 0)) -> buffered_tensor:
     """The tile with its dimensions permuted; no data moves."""
     buffer = input.one()
     dims = tuple(integers(dims))
@@ -576,7 +598,7 @@ def local_trans(input, dims=(1, 0)):
 
 
 @api
-def local_reshape(src, shape):
+def local_reshape(src: Any, shape: Any) -> buffered_tensor:
     """The SMEM tile in another shape of as many elements."""
     assert isinstance(src, buffered_tensor) and src.space == "smem", "TLX local_reshape only supports SMEM"
     buffer, shape = src.one(), integers(shape)
@@ -586,7 +608,7 @@ def local_reshape(src, shape):
 
 
 @api
-def local_reinterpret(src, dtype, shape=None):
+def local_reinterpret(src: Any, dtype: Any, shape: Any = None) -> buffered_tensor:
     """The same bytes under another dtype, and in SMEM another shape. An array of tiles becomes one contiguous tile."""
     dtype = values.triton_dtype(values.dtype_name(plain(dtype)))
     if shape is None:
@@ -606,7 +628,7 @@ def local_reinterpret(src, dtype, shape=None):
 
 @api
 @carries(itself)
-def local_load(src, token=None, layout=None, relaxed=False):
+def local_load(src: Any, token: Any = None, layout: Any = None, relaxed: Any = False) -> Value:
     """The tile as a block in registers."""
     src = src.one()
     task, where, fault = begin("local_load", src.name)
@@ -629,7 +651,7 @@ def local_load(src, token=None, layout=None, relaxed=False):
 
 
 @api
-def local_store(dst, src):
+def local_store(dst: Any, src: Any) -> None:
     """Write a block to the tile: an ordinary store (see fence)."""
     dst = dst.one()
     task, where, fault = begin("local_store", dst.name)
@@ -646,7 +668,7 @@ def local_store(dst, src):
         )
 
 
-def _check_warps(task, tile, what, where):
+def _check_warps(task: Task, tile: buffered_tensor, what: str, where: Where) -> None:
     """Tensor memory belongs to warp groups: warp w of four reaches lanes 32 w .. 32 w + 31 (PTX ISA, tcgen05.ld)."""
     if tile.space == "tmem" and task.num_warps < 4:
         warps = "1 warp" if task.num_warps == 1 else f"{task.num_warps} warps"
@@ -654,7 +676,7 @@ def _check_warps(task, tile, what, where):
         raise errors.TensorMemoryWarpsError(summary, where=where)
 
 
-def _check_block(dst, src):
+def _check_block(dst: Any, src: Any) -> None:
     if not isinstance(src, tl.tensor):
         raise TypeError(f"local_store needs a block, got {type(src).__name__}")
     if src.dtype.name != dst.dtype.name:
@@ -668,7 +690,7 @@ def _check_block(dst, src):
 
 @api
 @carries(itself)
-def local_gather(src, indices, axis, token=None):
+def local_gather(src: Any, indices: Value, axis: Value, token: Any = None) -> Value:
     """result[.., i, ..] = src[.., indices[.., i, ..], ..] along `axis` of an SMEM tile."""
     src = src.one()
     assert src.space == "smem", "local_gather only supports shared memory!"
@@ -685,7 +707,7 @@ def local_gather(src, indices, axis, token=None):
 
 
 @api
-def local_scatter(dst, src, indices, axis, token=None):
+def local_scatter(dst: Any, src: Any, indices: Value, axis: Value, token: Any = None) -> None:
     """dst[.., indices[.., i, ..], ..] = src[.., i, ..] along `axis` of an SMEM tile."""
     dst = dst.one()
     assert dst.space == "smem", "local_scatter only supports shared memory!"
@@ -703,7 +725,7 @@ def local_scatter(dst, src, indices, axis, token=None):
     sync.store(task, view, data, where, dst.name, marks)
 
 
-def _indices(task, indices, where):
+def _indices(task: Task, indices: Value, where: Where) -> tuple[np.ndarray, np.ndarray | None]:
     """(indices as int64, their marks)."""
     if isinstance(indices, buffered_tensor):
         indices = indices.one()
@@ -711,7 +733,7 @@ def _indices(task, indices, where):
     return values.to_numpy(indices).astype(np.int64), values.undefined(indices)
 
 
-def _check_indices(index, buffer, axis):
+def _check_indices(index: np.ndarray, buffer: buffered_tensor, axis: int) -> None:
     n = buffer.shape[axis]
     if index.size and (index.min() < 0 or index.max() >= n):
         raise errors.BufferIndexError(

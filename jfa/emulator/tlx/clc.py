@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 import triton.language as tl
 
 from ..frontend import values
 from ..machine import engines, smem_view, sync
 from ..machine.storage import Storage
-from .api import api, begin, constant, integer, running, truth
+from .api import Value, api, begin, constant, integer, running, truth
 from .barriers import BarrierArray, barrier_arrive, barrier_expect_bytes, barrier_wait, mbarrier
+
+if TYPE_CHECKING:
+    from ..locations import Where
+    from ..machine.tasks import CTA, Task
 
 
 class clc_response(tl.core.base_value):
     """Room for `num` answers of try_cancel (`index` None), or one of them."""
 
-    def __init__(self, store, index=None):
+    def __init__(self, store: _Responses, index: int | None = None) -> None:
         self.store, self.index = store, index
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Value) -> clc_response:
         return self.at(integer(index))
 
-    def at(self, index):
+    def at(self, index: int) -> clc_response:
         return clc_response(self.store, index)
 
     @property
-    def num(self):
+    def num(self) -> int:
         return len(self.store.answers.values) if self.index is None else 0
 
 
 class _Responses:
     """The machine's side: 16 bytes of shared memory a stage."""
 
-    def __init__(self, cta, stages):
+    def __init__(self, cta: CTA, stages: int) -> None:
         machine = cta.machine
         storage = Storage(cta, "smem", 16 * stages, "clc_response", machine.options.poison, machine.watch)
         views = [smem_view(storage, 16 * i, (16,), np.uint8) for i in range(stages)]
@@ -43,7 +50,7 @@ class _Responses:
 class CLCPipelineContext:
     """Full and empty barriers and the answers of a CLC pipeline."""
 
-    def __init__(self, clc_mbars_empty, clc_mbars_full, clc_responses):
+    def __init__(self, clc_mbars_empty: mbarrier, clc_mbars_full: mbarrier, clc_responses: clc_response) -> None:
         self._clc_mbars_empty, self._clc_mbars_full, self._clc_responses = (
             clc_mbars_empty,
             clc_mbars_full,
@@ -51,17 +58,17 @@ class CLCPipelineContext:
         )
 
 
-def _check_arch(task):
+def _check_arch(task: Task) -> None:
     assert task.machine.options.arch != 90, "cluster launch control needs Blackwell (sm_100)"
 
 
 @api
-def _alloc_clc_responses(num_responses):
+def _alloc_clc_responses(num_responses: Value) -> clc_response:
     return clc_response(_Responses(running().cta, integer(constant(num_responses, "num_responses"))))
 
 
 @api
-def _clc_issue(clc_response_addr, barrier):
+def _clc_issue(clc_response_addr: clc_response, barrier: mbarrier) -> None:
     """Ask for a tile: the answer goes to every CTA of the cluster."""
     assert isinstance(clc_response_addr, clc_response)
     task, where, fault = begin("clc_issue", "")
@@ -70,7 +77,7 @@ def _clc_issue(clc_response_addr, barrier):
         _try_cancel(task, clc_response_addr, barrier, ctas, where)
 
 
-def _try_cancel(task, response, barrier, ctas, where):
+def _try_cancel(task: Task, response: clc_response, barrier: mbarrier, ctas: Sequence[CTA], where: Where) -> None:
     _check_arch(task)
     stores = [sync.twin(task, response.store.number, cta, where).answers for cta in ctas]
     bars = [barrier.machine_barrier(task, where, cta) for cta in ctas]
@@ -78,7 +85,7 @@ def _try_cancel(task, response, barrier, ctas, where):
 
 
 @api
-def _clc_query(clc_response_addr):
+def _clc_query(clc_response_addr: clc_response) -> tuple[Value, ...]:
     """Decode an answer: the tile's program ids, (-1, -1, -1) if none is left; x counts this CTA's rank in."""
     assert isinstance(clc_response_addr, clc_response)
     task, where, _ = begin("clc_query", "")
@@ -88,7 +95,7 @@ def _clc_query(clc_response_addr):
 
 
 @api
-def clc_create_context(num_consumers, num_stages=1):
+def clc_create_context(num_consumers: Value, num_stages: Value = 1) -> CLCPipelineContext:
     """Barriers and answers for a pipeline of `num_stages` whose stages `num_consumers` arrivals free."""
     stages, consumers = integer(constant(num_stages, "num_stages")), integer(constant(num_consumers, "num_consumers"))
     cta = running().cta
@@ -101,7 +108,9 @@ def clc_create_context(num_consumers, num_stages=1):
 
 
 @api
-def clc_producer(context, p_producer=None, multi_ctas=False, k=0):
+def clc_producer(
+    context: CLCPipelineContext, p_producer: Value = None, multi_ctas: Value = False, k: Value = 0
+) -> None:
     """Wait for an empty stage, then ask for the next tile. In a cluster (multi_ctas) only CTA 0 waits and asks; all
     expect the answer."""
     k, multi = integer(k), truth(multi_ctas)
@@ -119,7 +128,13 @@ def clc_producer(context, p_producer=None, multi_ctas=False, k=0):
 
 
 @api
-def clc_consumer(context, p_consumer=None, multi_ctas=False, k=0, return_3d=False):
+def clc_consumer(
+    context: CLCPipelineContext,
+    p_consumer: Value = None,
+    multi_ctas: Value = False,
+    k: Value = 0,
+    return_3d: Value = False,
+) -> Value:
     """Wait for the answer and decode it; if it names a tile, free the stage (at CTA 0 in a cluster). Returns the tile, -1
     for none."""
     k = integer(k)

@@ -4,6 +4,7 @@ kernel."""
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton.language as tl
@@ -13,7 +14,16 @@ from ..frontend import access, values
 from ..locations import show
 from ..machine import engines, sync
 from ..undefined import check
-from .api import api, begin, constant, integer, integers, plain, predicate, truth
+from .api import Value, api, begin, constant, integer, integers, plain, predicate, truth
+
+if TYPE_CHECKING:
+    from ..locations import Where
+    from ..machine.barriers import MBarrier
+    from ..machine.storage import View
+    from ..machine.tasks import CTA, Task
+    from .barriers import mbarrier
+    from .buffers import buffered_tensor
+
 
 _EVICTION = ("", "evict_first", "evict_last")
 _REDUCTIONS = ("", "add", "min", "max", "and", "or", "xor")
@@ -22,7 +32,9 @@ _REDUCTIONS = ("", "add", "min", "max", "and", "or", "xor")
 # ---------------------------------------------------------------- TMA
 
 
-def _check_descriptor(desc, buffer, offsets, eviction_policy, what, where):
+def _check_descriptor(
+    desc: Any, buffer: buffered_tensor, offsets: Any, eviction_policy: Any, what: str, where: Where
+) -> None:
     if not hasattr(desc, "map"):
         raise AssertionError(f"{what} needs a tensor descriptor, got {type(desc).__name__}")
     assert eviction_policy in _EVICTION, (
@@ -47,22 +59,22 @@ def _check_descriptor(desc, buffer, offsets, eviction_policy, what, where):
         )
 
 
-def _without_units(shape):
+def _without_units(shape: Any) -> list[int]:
     return [s for s in shape if s != 1]
 
 
 @api
 def async_descriptor_load(
-    desc,
-    result,
-    offsets,
-    barrier,
-    pred=None,
-    cache_modifier="",
-    eviction_policy="",
-    multicast_targets=(),
-    two_ctas=False,
-):
+    desc: Any,
+    result: buffered_tensor,
+    offsets: Any,
+    barrier: mbarrier,
+    pred: Value = None,
+    cache_modifier: Any = "",
+    eviction_policy: Any = "",
+    multicast_targets: Any = (),
+    two_ctas: Value = False,
+) -> None:
     """TMA: the descriptor's box at `offsets` -> an SMEM tile; its bytes count on `barrier`. Outside the tensor: zeros,
     counted in full."""
     result = result.one()
@@ -74,7 +86,7 @@ def async_descriptor_load(
     targets = _load_targets(task, result, barrier, integers(multicast_targets), truth(two_ctas), where)
     tensor_map, stored = desc.map, result.view.dtype
 
-    def fetch():
+    def fetch() -> np.ndarray:
         data = tensor_map.load(offsets)
         return data if data.dtype == stored else data.view(stored)
 
@@ -86,14 +98,16 @@ def async_descriptor_load(
     engines.tma_load(task, fetch, targets, result.nbytes, where, result.name, facts)
 
 
-def _load_targets(task, result, barrier, multicast, two, where):
+def _load_targets(
+    task: Task, result: buffered_tensor, barrier: Any, multicast: list[int], two: bool, where: Where
+) -> list[tuple[View, str, MBarrier]]:
     """[(view, name, barrier)] of every CTA that receives the box."""
     if not multicast and not two:
         return [(result.view, result.name, barrier.machine_barrier(task, where))]
     targets = []
     for rank in multicast or [task.cta.rank]:
         cta = sync.peer(task, rank, where)
-        owner = sync.peer(task, rank & ~1, where) if two else cta  # a pair counts on its leader's barrier
+        owner: CTA | None = sync.peer(task, rank & ~1, where) if two else cta  # a pair counts on its leader's barrier
         if barrier.rank is not None and not multicast:
             owner = None
         tile = result.twin(task, cta, where)
@@ -102,7 +116,9 @@ def _load_targets(task, result, barrier, multicast, two, where):
 
 
 @api
-def async_descriptor_store(desc, source, offsets, eviction_policy="", store_reduce=""):
+def async_descriptor_store(
+    desc: Any, source: buffered_tensor, offsets: Any, eviction_policy: Any = "", store_reduce: Any = ""
+) -> None:
     """TMA: an SMEM tile -> the descriptor's box at `offsets`, clipped to the tensor; store_reduce combines with what is
     there."""
     source = source.one()
@@ -115,7 +131,7 @@ def async_descriptor_store(desc, source, offsets, eviction_policy="", store_redu
     tensor_map = desc.map
     stored = dtypes.stored(desc.dtype.name)
 
-    def put(data, marks=None):
+    def put(data: np.ndarray, marks: np.ndarray | None = None) -> None:
         data = data.reshape([int(b) for b in desc.block_shape])
         data = data if data.dtype == stored else data.view(stored)
         access.check_box(tensor_map, offsets, marks, where)
@@ -128,7 +144,7 @@ def async_descriptor_store(desc, source, offsets, eviction_policy="", store_redu
 
 
 @api
-def async_descriptor_store_wait(pendings=0):
+def async_descriptor_store_wait(pendings: Value = 0) -> None:
     """Wait until at most `pendings` TMA stores of this task still read shared memory."""
     task, where, fault = begin("async_descriptor_store_wait", "")
     if fault != "drop":
@@ -136,14 +152,14 @@ def async_descriptor_store_wait(pendings=0):
 
 
 @api
-def async_descriptor_prefetch_tensor(desc, offsets, pred=None, eviction_policy=""):
+def async_descriptor_prefetch_tensor(desc: Any, offsets: Any, pred: Value = None, eviction_policy: Any = "") -> None:
     """A hint: bring the box into the L2 cache. Changes nothing here."""
     assert len(offsets) == len(desc.block_shape), f"expected {len(desc.block_shape)} offsets, but got {len(offsets)}"
     begin("async_descriptor_prefetch_tensor", "")
 
 
 @api
-def prefetch(pointer, level="L2", mask=None, tensormap=False):
+def prefetch(pointer: Any, level: Any = "L2", mask: Any = None, tensormap: Any = False) -> None:
     """A hint: bring global memory into a cache. Changes nothing here."""
     if not truth(tensormap):
         assert plain(level) in ("L1", "L2"), f"level must be 'L1' or 'L2', got '{plain(level)}'"
@@ -151,7 +167,7 @@ def prefetch(pointer, level="L2", mask=None, tensormap=False):
 
 
 @api
-def async_store(dst_global_ptr, src_smem, size):
+def async_store(dst_global_ptr: Value, src_smem: buffered_tensor, size: Value) -> None:
     """Bulk copy of `size` bytes from SMEM to global memory; wait with async_descriptor_store_wait."""
     source = src_smem.one()
     task, where, fault = begin("async_store", source.name)
@@ -165,18 +181,18 @@ def async_store(dst_global_ptr, src_smem, size):
             f"async_store of {size} bytes out of {source.name}, which has {source.nbytes}", where=where
         )
     if fault == "drop":
-        return
+        return None
     count = size // dtypes.itemsize(source.dtype_name)
     pointer = _element_pointers(dst_global_ptr, count, source.dtype_name)
 
-    def put(data, marks=None):
+    def put(data: np.ndarray, marks: np.ndarray | None = None) -> None:
         check(None if marks is None else marks.reshape(-1)[:count], "store", where)
         access.store(pointer, values.from_stored(data.reshape(-1)[:count].copy(), source.dtype))
 
     engines.tma_store(task, put, source.view, source.name, size, where, source.name)
 
 
-def _element_pointers(pointer, count, name):
+def _element_pointers(pointer: Any, count: int, name: str) -> Any:
     """A block of `count` consecutive pointers from a scalar one."""
     if dtypes.itemsize(pointer.dtype.element_ty.name) != dtypes.itemsize(name):
         raise ValueError(f"the pointer is to {pointer.dtype.element_ty}, the buffer holds {name}")
@@ -189,23 +205,23 @@ def _element_pointers(pointer, count, name):
 class async_token(tl.core.base_value):
     """What an asynchronous copy returns; commit and wait take it for the compiler's sake."""
 
-    def __init__(self, handle=None):
+    def __init__(self, handle: Any = None) -> None:
         self.handle = handle
 
 
 @api
 def async_load(
-    src,
-    result,
-    mask=None,
-    other=None,
-    cache_modifier="",
-    eviction_policy="",
-    is_volatile=False,
-    bulk=False,
-    bulk_size=None,
-    barrier=None,
-):
+    src: Any,
+    result: buffered_tensor,
+    mask: Any = None,
+    other: Value = None,
+    cache_modifier: Any = "",
+    eviction_policy: Any = "",
+    is_volatile: Any = False,
+    bulk: Any = False,
+    bulk_size: Any = None,
+    barrier: Any = None,
+) -> async_token | None:
     """cp.async: a block of pointers -> an SMEM tile (masked lanes without `other` become 0). bulk=True: consecutive
     bytes, on a barrier."""
     result = result.one()
@@ -227,7 +243,7 @@ def async_load(
     return async_token()
 
 
-def _bulk_load(src, result, mask, other, bulk_size, barrier):
+def _bulk_load(src: Any, result: buffered_tensor, mask: Any, other: Value, bulk_size: Any, barrier: Any) -> None:
     assert len(result.shape) == 1, "bulk async_load requires a 1D result buffer"
     assert barrier is not None, "bulk async_load requires a barrier"
     assert mask is None, "bulk async_load does not support mask"
@@ -245,7 +261,7 @@ def _bulk_load(src, result, mask, other, bulk_size, barrier):
     pointer = _element_pointers(src, count, result.dtype_name)
     tile = result.cut(("first", count), lambda v: v.derive(lambda a: a[:count]), [count])
 
-    def fetch():
+    def fetch() -> np.ndarray:
         return values.to_stored(access.load(pointer), result.dtype_name)
 
     bar = barrier.machine_barrier(task, where)
@@ -253,7 +269,7 @@ def _bulk_load(src, result, mask, other, bulk_size, barrier):
 
 
 @api
-def async_load_commit_group(tokens=()):
+def async_load_commit_group(tokens: Any = ()) -> async_token:
     """Close the group of this task's async_loads so far."""
     task, where, fault = begin("async_load_commit_group", "")
     if fault != "drop":
@@ -262,7 +278,7 @@ def async_load_commit_group(tokens=()):
 
 
 @api
-def async_load_wait_group(pendings, tokens=()):
+def async_load_wait_group(pendings: Value, tokens: Any = ()) -> async_token:
     """Wait until at most `pendings` groups of this task are outstanding."""
     task, where, fault = begin("async_load_wait_group", "")
     if fault != "drop":
@@ -273,19 +289,19 @@ def async_load_wait_group(pendings, tokens=()):
 # ---------------------------------------------------------------- other CTAs' shared memory
 
 
-def _remote_tile(task, dst, rank, what, where):
+def _remote_tile(task: Task, dst: Any, rank: Any, what: str, where: Where) -> buffered_tensor:
     assert dst.space == "smem", f"{what} only supports local smem for dst"
     assert rank is not None, f"remote_cta_rank is required for {what}"
     return dst.one().twin(task, sync.peer(task, integer(rank), where), where)
 
 
-def _check_block(dst, src):
+def _check_block(dst: Any, src: Any) -> None:
     if src.dtype.name != dst.dtype_name or [int(s) for s in src.shape] != dst.shape:
         raise ValueError(f"the block is {src.dtype}{[int(s) for s in src.shape]}, {dst.name} is {dst.dtype}{dst.shape}")
 
 
 @api
-def remote_shmem_store(dst, src, remote_cta_rank):
+def remote_shmem_store(dst: Any, src: Any, remote_cta_rank: Value) -> None:
     """Write a block to the same tile of another CTA; ordered by nothing but a later cluster barrier."""
     task, where, fault = begin("remote_shmem_store", dst.name)
     tile = _remote_tile(task, dst, remote_cta_rank, "remote_shmem_store", where)
@@ -295,7 +311,7 @@ def remote_shmem_store(dst, src, remote_cta_rank):
 
 
 @api
-def async_remote_shmem_store(dst, src, remote_cta_rank, barrier):
+def async_remote_shmem_store(dst: Any, src: Any, remote_cta_rank: Value, barrier: Any) -> None:
     """Write a block to the same tile of another CTA; the bytes count on that CTA's barrier."""
     assert barrier is not None, "barrier is required for async_remote_shmem_store"
     task, where, fault = begin("async_remote_shmem_store", dst.name)
@@ -315,7 +331,7 @@ def async_remote_shmem_store(dst, src, remote_cta_rank, barrier):
 
 
 @api
-def async_remote_shmem_copy(dst, src, remote_cta_rank, barrier):
+def async_remote_shmem_copy(dst: Any, src: Any, remote_cta_rank: Value, barrier: Any) -> None:
     """Copy an SMEM tile to another CTA's tile; the bytes count on that CTA's barrier."""
     assert src.space == "smem", "async_remote_shmem_copy requires local smem src"
     assert barrier is not None, "barrier is required for async_remote_shmem_copy"
@@ -330,7 +346,7 @@ def async_remote_shmem_copy(dst, src, remote_cta_rank, barrier):
     engines.remote_copy(task, src.view, tile.view, tile.name, bar, tile.nbytes, where, tile.name, source_name=src.name)
 
 
-def _remote_barrier(task, barrier, rank, where):
+def _remote_barrier(task: Task, barrier: Any, rank: Any, where: Where) -> MBarrier:
     if barrier.rank is not None:
         return barrier.machine_barrier(task, where)
     return barrier.machine_barrier(task, where, sync.peer(task, integer(rank), where))
@@ -344,22 +360,22 @@ class tensor_descriptor_ptr(tl.core.base_value):
 
     descriptor_size = 128
 
-    def __init__(self, slots, index=0):
+    def __init__(self, slots: list, index: int = 0) -> None:
         self.slots, self.index = slots, index
 
     @property
-    def num(self):
+    def num(self) -> int:
         return len(self.slots)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Value) -> tensor_descriptor_ptr:
         if not isinstance(plain(index), (int, tl.tensor)):
             raise TypeError(f"Index must be int, constexpr, or tensor, got {type(index)}")
         return tensor_descriptor_ptr(self.slots, self.index + integer(index))
 
-    def __add__(self, index):
+    def __add__(self, index: Value) -> tensor_descriptor_ptr:
         return self[index]
 
-    def slot(self):
+    def slot(self) -> int:
         if not 0 <= self.index < len(self.slots):
             raise errors.BufferIndexError(
                 f"descriptor {self.index}: allocate_tensor_descriptor made room for {len(self.slots)}"
@@ -368,13 +384,15 @@ class tensor_descriptor_ptr(tl.core.base_value):
 
 
 @api
-def allocate_tensor_descriptor(num):
+def allocate_tensor_descriptor(num: Value) -> tensor_descriptor_ptr:
     """Global scratch memory for `num` descriptors."""
     return tensor_descriptor_ptr([None] * integer(constant(num, "num")))
 
 
 @api
-def make_tensor_descriptor(desc_ptr, base, shape, strides, block_shape, padding_option="zero"):
+def make_tensor_descriptor(
+    desc_ptr: Any, base: Value, shape: Any, strides: Any, block_shape: Any, padding_option: Any = "zero"
+) -> Any:
     """A TMA descriptor made in the kernel, in the slot desc_ptr or (None) in scratch memory of its own."""
     desc_ptr = plain(desc_ptr)
     if desc_ptr is not None and not isinstance(desc_ptr, tensor_descriptor_ptr):
@@ -407,7 +425,7 @@ def make_tensor_descriptor(desc_ptr, base, shape, strides, block_shape, padding_
 
 
 @api
-def reinterpret_tensor_descriptor(desc_ptr, block_shape, dtype):
+def reinterpret_tensor_descriptor(desc_ptr: Any, block_shape: Any, dtype: Any) -> Any:
     """The descriptor that make_tensor_descriptor put into a slot."""
     desc_ptr = plain(desc_ptr)
     if not isinstance(desc_ptr, tensor_descriptor_ptr):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import torch
 import triton.language as tl
@@ -13,8 +16,14 @@ from ..frontend.carry import carries, itself
 from ..locations import show
 from ..machine import MBarrier, engines, sync
 from ..undefined import MARK, everywhere, mark, product, union
-from .api import api, begin, constant, integer, plain, predicate, running, truth
+from .api import Value, api, begin, constant, integer, plain, predicate, running, truth
 from .buffers import buffered_tensor
+
+if TYPE_CHECKING:
+    from ..locations import Where
+    from ..machine.tasks import CTA, Task
+    from .barriers import mbarrier
+
 
 _FORMATS = {"e4m3": "fp8e4nv", "e5m2": "fp8e5", "e2m1": None}
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -28,17 +37,17 @@ _FLOATS = ("fp16", "bf16", "fp32", "fp8e4nv", "fp8e5")
 @api
 @carries(itself)
 def async_dot(
-    A,
-    B,
-    acc=None,
-    use_acc=None,
-    pred=None,
-    mBarriers=(),
-    two_ctas=False,
-    force_async=False,
-    input_precision=None,
-    out_dtype=tl.float32,
-):
+    A: Any,
+    B: Any,
+    acc: Any = None,
+    use_acc: Value = None,
+    pred: Value = None,
+    mBarriers: Any = (),
+    two_ctas: Value = False,
+    force_async: Value = False,
+    input_precision: Any = None,
+    out_dtype: Any = tl.float32,
+) -> Value:
     """acc += A @ B on the tensor core, or acc = A @ B with use_acc=False.
 
     acc in TMEM (Blackwell): asynchronous if a barrier or force_async is given. acc a block or None (Hopper): returns the
@@ -58,11 +67,11 @@ def async_dot(
     return _wgmma(A, B, acc, plain(out_dtype))
 
 
-def _shape(x):
+def _shape(x: Value) -> list[int]:
     return [int(s) for s in x.shape]
 
 
-def _check_shapes(A, B):
+def _check_shapes(A: Any, B: Any) -> None:
     a, b = _shape(A), _shape(B)
     assert len(a) == 2 and len(b) == 2, f"async_dot takes two-dimensional operands, got {a} and {b}"
     assert a[1] == b[0], (
@@ -77,7 +86,7 @@ def _check_shapes(A, B):
     assert da == db or mixed, f"Both operands must be same dtype. Got {A.dtype} and {B.dtype}"
 
 
-def _check_accumulator_type(A, acc, out_dtype):
+def _check_accumulator_type(A: Any, acc: Any, out_dtype: Any) -> None:
     """What accumulates a product, by Triton's rules: int32 for integers, fp16 for fp16 and fp8 if out_dtype says so, else fp32."""
     name = A.dtype.name
     narrow = out_dtype.name == "fp16" and name not in ("fp32", "bf16")
@@ -87,7 +96,7 @@ def _check_accumulator_type(A, acc, out_dtype):
     )
 
 
-def _check_major(A, B, types):
+def _check_major(A: Any, B: Any, types: Sequence[str]) -> None:
     """Operands of these types must lie K-major in shared memory: the tensor core transposes 16-bit elements only."""
     for tile, k_axis in ((A, 1), (B, 0)):
         if isinstance(tile, buffered_tensor) and tile.space == "smem" and tile.dtype_name in types:
@@ -100,7 +109,7 @@ def _check_major(A, B, types):
                 raise ValueError(f"async_dot: {what}: {mend}")
 
 
-def _pair(task, two, where):
+def _pair(task: Task, two: bool, where: Where) -> Sequence[CTA]:
     """The CTAs whose memory an MMA uses: the task's own, or the pair it leads."""
     if not two:
         return [task.cta]
@@ -112,12 +121,12 @@ def _pair(task, two, where):
     return ctas[first : first + 2]
 
 
-def _commit_targets(task, bars, pair, where):
+def _commit_targets(task: Task, bars: Sequence[mbarrier], pair: Sequence[CTA], where: Where) -> list[MBarrier]:
     """An MMA's barriers: the CTA's own, or those of both CTAs of the pair."""
     return [bar.machine_barrier(task, where, cta if bar.rank is None else None) for bar in bars for cta in pair]
 
 
-def _check_accumulator(acc, m, n, two, where):
+def _check_accumulator(acc: Any, m: int, n: int, two: bool, where: Where) -> None:
     if acc.space != "tmem":
         raise ValueError("the accumulator of a Blackwell MMA lies in tensor memory (storage_kind.tmem)")
     if acc.shape != [m, n]:
@@ -131,7 +140,9 @@ def _check_accumulator(acc, m, n, two, where):
         acc.allocation.set_mode("plain")
 
 
-def _tcgen05(A, B, acc, use_acc, pred, bars, two, force_async):
+def _tcgen05(
+    A: Any, B: Any, acc: Any, use_acc: Value, pred: Value, bars: Sequence[mbarrier], two: bool, force_async: bool
+) -> None:
     task, where, fault = begin("async_dot" if bars else "async_dot_waited", acc.name)
     if not isinstance(A, buffered_tensor):
         raise AssertionError("register operand is not supported on Blackwell")
@@ -160,9 +171,9 @@ def _tcgen05(A, B, acc, use_acc, pred, bars, two, force_async):
         Active.counts.mmas += 1
         Active.counts.accumulated += bool(accumulate)
 
-    def compute():
-        b = [_matrix(x.view.read(), x.dtype_name) for x in Bs]
-        b = np.concatenate(b, axis=1) if two else b[0]
+    def compute() -> None:
+        halves = [_matrix(x.view.read(), x.dtype_name) for x in Bs]
+        b = np.concatenate(halves, axis=1) if two else halves[0]
         b_marks = _side_by_side(Bs)
         for a, c in zip(As, Cs):
             marks = product(a.view.undefined, b_marks)
@@ -177,37 +188,39 @@ def _tcgen05(A, B, acc, use_acc, pred, bars, two, force_async):
     return None
 
 
-def _pair_barriers(pair):
+def _pair_barriers(pair: Sequence[CTA]) -> list[MBarrier]:
     """The barriers by which the compiler makes both CTAs of a pair wait for an MMA without barriers."""
+    bars = []
     for cta in pair:
         if cta.pair_barrier is None:
             cta.pair_barrier = MBarrier("the pair's MMA", cta, 1)
-    return [cta.pair_barrier for cta in pair]
+        bars.append(cta.pair_barrier)
+    return bars
 
 
-def _wait_for_pair(task, waits, where):
+def _wait_for_pair(task: Task, waits: bool, where: Where) -> None:
     if waits:
         cta = task.cta
-        _pair_barriers([cta])
+        [bar] = _pair_barriers([cta])
         parity, cta.pair_parity = cta.pair_parity, cta.pair_parity ^ 1
-        sync.wait(task, cta.pair_barrier, parity, where)
+        sync.wait(task, bar, parity, where)
 
 
-def _product(a, b):
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.dtype.kind in "iu":
         return a.astype(np.int32) @ b.astype(np.int32)
     # torch's, for numpy's matrix product ignores torch.set_num_threads and wastes the cores of a busy machine
     return torch.mm(torch.from_numpy(a), torch.from_numpy(b)).numpy()
 
 
-def _matrix(stored, name):
+def _matrix(stored: np.ndarray, name: str) -> np.ndarray:
     """An operand as the tensor core reads it. fp32 is taken as tf32: the low 13 bits are ignored (asked of an H200)."""
     if name != "fp32":
         return dtypes.decode(stored, name)
     return (np.ascontiguousarray(stored).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def _side_by_side(Bs):
+def _side_by_side(Bs: Sequence[buffered_tensor]) -> np.ndarray | None:
     """Marks of B, of which each CTA of a pair holds half the columns; None where nothing is undefined."""
     marks = [x.view.undefined for x in Bs]
     if all(m is None for m in marks):
@@ -215,7 +228,7 @@ def _side_by_side(Bs):
     return np.concatenate([np.zeros(x.view.shape, MARK) if m is None else m for x, m in zip(Bs, marks)], axis=1)
 
 
-def _accumulate(c, product, accumulate, marks=None):
+def _accumulate(c: buffered_tensor, product: np.ndarray, accumulate: bool, marks: np.ndarray | None = None) -> None:
     """Add a product to an accumulator, or put it there; `marks`: of the product."""
     view = c.view
     if accumulate:
@@ -228,7 +241,7 @@ def _accumulate(c, product, accumulate, marks=None):
     view.write(dtypes.encode(product, c.dtype_name), marks)
 
 
-def _wgmma(A, B, acc, out_dtype):
+def _wgmma(A: Any, B: Any, acc: Any, out_dtype: Any) -> Value:
     task, where, _ = begin("async_dot_waited", B.name)  # it has no barriers that a fault could take away
     m, k, n = *_shape(A), _shape(B)[1]
     if acc is not None and _shape(acc) != [m, n]:
@@ -272,7 +285,7 @@ def _wgmma(A, B, acc, out_dtype):
 
 
 @api
-def async_dot_wait(pendings, inp=None):
+def async_dot_wait(pendings: Value, inp: Value = None) -> Value:
     """Hopper: wait until at most `pendings` MMAs of this task are in flight; returns `inp`."""
     task, where, fault = begin("async_dot_wait", "")
     if fault != "drop":
@@ -281,7 +294,7 @@ def async_dot_wait(pendings, inp=None):
 
 
 @api
-def tcgen05_commit(mBarrier, two_ctas=False):
+def tcgen05_commit(mBarrier: mbarrier, two_ctas: Value = False) -> None:
     """One arrival on the barrier once all earlier tensor-core operations of this task have finished."""
     task, where, fault = begin("tcgen05_commit", mBarrier.array.name)
     two = truth(two_ctas)
@@ -294,14 +307,14 @@ def tcgen05_commit(mBarrier, two_ctas=False):
 # ---------------------------------------------------------------- block scales
 
 
-def _unpack_scales(raw, rows, cols):
+def _unpack_scales(raw: np.ndarray, rows: int, cols: int) -> np.ndarray:
     """Scales as the tensor core expects them in SMEM (blocks of 128 rows x 4 columns as [32][4][4] bytes) -> [rows, cols]."""
     blocks = raw.reshape(-(-rows // 128), -(-cols // 4), 32, 4, 4)
     full = blocks.transpose(0, 3, 2, 1, 4).reshape(blocks.shape[0] * 128, blocks.shape[1] * 4)
     return full[:rows, :cols]
 
 
-def _scale_matrix(buffer, rows, cols):
+def _scale_matrix(buffer: buffered_tensor, rows: int, cols: int) -> np.ndarray:
     """Factors 2^(e - 127) as float32 [rows, cols]; 255 is NaN."""
     raw = buffer.view.read()
     if (
@@ -327,7 +340,7 @@ def _scale_matrix(buffer, rows, cols):
     )
 
 
-def _operand(buffer, fmt, along):
+def _operand(buffer: buffered_tensor, fmt: str, along: int) -> np.ndarray:
     """A scaled operand's values; fp4 is packed two a byte along axis `along`."""
     raw = buffer.view.read()
     if fmt != "e2m1":
@@ -340,20 +353,20 @@ def _operand(buffer, fmt, along):
 
 @api
 def async_dot_scaled(
-    A,
-    B,
-    acc,
-    A_scale,
-    A_format,
-    B_scale,
-    B_format,
-    use_acc=None,
-    pred=None,
-    mBarriers=(),
-    two_ctas=False,
-    force_async=False,
-    out_dtype=tl.float32,
-):
+    A: Any,
+    B: Any,
+    acc: Any,
+    A_scale: Any,
+    A_format: Any,
+    B_scale: Any,
+    B_format: Any,
+    use_acc: Value = None,
+    pred: Value = None,
+    mBarriers: Any = (),
+    two_ctas: Value = False,
+    force_async: Value = False,
+    out_dtype: Any = tl.float32,
+) -> None:
     """acc (+)= (A * A_scale) @ (B * B_scale): fp8 or fp4 operands with one power-of-two scale per 32 values along K."""
     A, B, acc, A_scale, B_scale = (_buffer(x).one() for x in (A, B, acc, A_scale, B_scale))
     a_format, b_format = plain(A_format), plain(B_format)
@@ -387,7 +400,7 @@ def async_dot_scaled(
     writes = [(c.view, c.name) for c in Cs]
     groups = -(-k // _MX)
 
-    def compute():
+    def compute() -> None:
         b, b_marks = np.concatenate([_operand(x, b_format, 0) for x in Bs], axis=1), _side_by_side(Bs)
         for a, sa, sb, c in zip(As, SAs, SBs, Cs):
             b_scale = _b_scales(sb, SBs, n, groups)
@@ -413,7 +426,7 @@ def async_dot_scaled(
     return None
 
 
-def _b_scales(own, both, n, groups):
+def _b_scales(own: buffered_tensor, both: Sequence[buffered_tensor], n: int, groups: int) -> np.ndarray:
     """Scales of all n columns of B: each CTA of a pair holds all of them, or its half."""
     rows = own.shape[0] if own.space == "tmem" else own.view.read().size // (-(-groups // 4) * 4)
     if rows >= n or len(both) == 1:
@@ -421,13 +434,13 @@ def _b_scales(own, both, n, groups):
     return np.concatenate([_scale_matrix(s, n // len(both), groups) for s in both])
 
 
-def _buffer(x):
+def _buffer(x: Value) -> buffered_tensor:
     assert isinstance(x, buffered_tensor), "input must be a buffered tensor"
     return x
 
 
 @api
-def tmem_copy(src, dst):
+def tmem_copy(src: Any, dst: Any) -> None:
     """Copy SMEM to TMEM on the tensor core's pipe (so later MMAs of this task see it without a barrier)."""
     assert isinstance(src, buffered_tensor), "source must be a buffered tensor"
     assert isinstance(dst, buffered_tensor), "destination must be a buffered tensor"
@@ -445,7 +458,7 @@ def tmem_copy(src, dst):
     if fault == "drop":
         return
 
-    def compute():
+    def compute() -> None:
         raw, marks = np.ascontiguousarray(src.view.read()), src.view.undefined
         if scales:
             dst.view.write(
@@ -459,7 +472,7 @@ def tmem_copy(src, dst):
     engines.mma(task, compute, [(src.view, src.name)], [(dst.view, dst.name)], [], where, f"copy {src.name}", None)
 
 
-def _check_scale_copy(src, dst):
+def _check_scale_copy(src: Any, dst: Any) -> None:
     message = (
         "scale tmem_copy requires an explicit packed i8 SMEM shape matching the rank-2 TMEM scale shape; "
         "accepted source shapes are [rows / 128, cols / 4, 32, 16], [rows / 128, cols / 4, 32, 4, 4], "
@@ -473,7 +486,7 @@ def _check_scale_copy(src, dst):
 
 
 @api
-def require_layout(x, layout):
+def require_layout(x: Value, layout: Any) -> Value:
     """Pins a register layout; values do not change."""
     return x
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import triton.language as tl
 
 from .. import dtypes
 from ..frontend import values
-from .api import api, integer, plain
+from .api import Value, api, integer, plain
 
 _LARGEST = {"fp8e4nv": 448.0, "fp8e5": 57344.0}
 
 
-def scales_of(amax, name):
+def scales_of(amax: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Exponents (uint8 E8M0) of amax / largest value, rounded up to a power of two, and the factors 2^(127 - e) that
     quantise."""
     ratio = np.asarray(amax, np.float32) * np.float32(1.0 / _LARGEST[name])
@@ -24,7 +26,9 @@ def scales_of(amax, name):
     return code.astype(np.uint8), inverse
 
 
-def quantise(block, name, group=32, amax=None):
+def quantise(
+    block: np.ndarray, name: str, group: int = 32, amax: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """float32 [M, K] -> (fp8 values as float32 [M, K], scales uint8 [M, K / group])."""
     m, k = block.shape
     split = block.reshape(m, k // group, group)
@@ -34,7 +38,7 @@ def quantise(block, name, group=32, amax=None):
 
 
 @api
-def _to_mxfp8_block(data_input, VEC_SIZE, dtype):
+def _to_mxfp8_block(data_input: Value, VEC_SIZE: Value, dtype: Any) -> tuple[Value, Value]:
     """(fp8 data [M, K], E8M0 scales uint8 [M, K / 32]) of a float32 block."""
     dtype, size = plain(dtype), integer(VEC_SIZE)
     block = np.asarray(values.to_numpy(data_input), np.float32)

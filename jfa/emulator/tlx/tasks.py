@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
 from .. import errors
 from ..counting import Active
 from ..locations import here, show
 from ..machine import limits, sync
 from .api import api, plain, running
 
+if TYPE_CHECKING:
+    from ..locations import Where
+    from ..machine.tasks import Task
+
 
 class async_task:
     """One task of an async_tasks region: async_task("default") or async_task(num_warps=..., registers=..., replicate=...)."""
 
-    def __init__(self, *args, _builder=None, **kwargs):
+    def __init__(self, *args: Any, _builder: Any = None, **kwargs: Any) -> None:
         self.is_default = self.is_explict = False
-        self.task_ids = self.num_warps = self.num_regs = self.replicate = self.warp_group_start_id = None
+        self.task_ids: list | None = None
+        # numbers that the kernel gives, checked where the region ends
+        self.num_warps: Any = None
+        self.num_regs: Any = None
+        self.replicate: Any = None
+        self.warp_group_start_id: Any = None
         if args:
             assert len(args) == 1
             if plain(args[0]) != "default":
@@ -33,37 +45,36 @@ class async_task:
         self.replicate = plain(kwargs.get("replicate", 1))
         self.warp_group_start_id = plain(kwargs.get("warp_group_start_id"))
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         raise errors.NotSupported(
             "this async_task was not rewritten: it must be a `with` directly inside `with tlx.async_tasks()`"
         )
 
-    def __exit__(self, *_):
-        return False
+    def __exit__(self, *_: Any) -> None:
+        pass
 
 
 class async_tasks:
     """The region: on leaving it all its tasks run, each by its own warps, and the kernel goes on when all have ended."""
 
-    def __init__(self, *args, exclusive=False, no_ending_cluster_sync=False, **kwargs):
+    def __init__(self, *args: Any, exclusive: Any = False, no_ending_cluster_sync: Any = False, **kwargs: Any) -> None:
         self.exclusive, self.no_ending_cluster_sync = plain(exclusive), plain(no_ending_cluster_sync)
-        self.entries = []
+        self.entries: list[tuple[async_task, Callable[[], object], str, Where]] = []
 
-    def __enter__(self):
+    def __enter__(self) -> async_tasks:
         running().regions.append(self)
         return self
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         task = running()
         if kind is None:
             _run(self, task)
         elif task is not None and self in task.regions:
             task.regions.remove(self)
-        return False
 
 
 @api
-def _run(region, task):
+def _run(region: async_tasks, task: Task) -> None:
     task.regions.remove(region)
     entries = region.entries
     if all(entry[0].is_default for entry in entries):  # nothing to specialise: the code runs in place
@@ -83,7 +94,7 @@ def _run(region, task):
     sync.run_region(task, specs, where)
 
 
-def _check(task, specs, where):
+def _check(task: Task, specs: Sequence[async_task], where: Where) -> None:
     for spec in specs:
         assert spec.is_explict
         assert spec.replicate is not None, "Replicate must be non-None task"
@@ -106,7 +117,7 @@ def _check(task, specs, where):
         _check_registers(task, others, default, where)
 
 
-def _check_starts(others, default_warps):
+def _check_starts(others: Sequence[async_task], default_warps: int) -> None:
     ranges = [(s.warp_group_start_id, s.warp_group_start_id + s.num_warps * s.replicate) for s in others]
     for number, (start, end) in enumerate(ranges):
         assert start >= 0, f"warp_group_start_id[{number}] = {start} must be non-negative"
@@ -120,11 +131,11 @@ def _check_starts(others, default_warps):
             )
 
 
-def _warps(task, others, default):
+def _warps(task: Task, others: Sequence[async_task], default: async_task) -> int:
     return task.cta.num_warps * default.replicate + sum(s.num_warps * s.replicate for s in others)
 
 
-def _check_threads(task, others, default, where):
+def _check_threads(task: Task, others: Sequence[async_task], default: async_task, where: Where) -> None:
     warps = _warps(task, others, default)
     if warps * limits.WARP > limits.MAX_THREADS:
         lines = [f"default: {task.cta.num_warps} warps", *(f"{s.num_warps} warps x {s.replicate}" for s in others)]
@@ -133,7 +144,7 @@ def _check_threads(task, others, default, where):
         )
 
 
-def _check_registers(task, others, default, where):
+def _check_registers(task: Task, others: Sequence[async_task], default: async_task, where: Where) -> None:
     total = 0
     for spec in others:
         if not limits.MIN_REGISTERS <= spec.num_regs <= limits.MAX_REGISTERS:
@@ -148,7 +159,7 @@ def _check_registers(task, others, default, where):
         )
 
 
-def register_task(task, body, name, location):
+def register_task(task: async_task, body: Callable[[], object], name: str, location: tuple[str, int]) -> None:
     """What a rewritten `with tlx.async_task(...)` calls: remember the task until its region ends."""
     regions = running().regions
     if not regions:
@@ -157,7 +168,7 @@ def register_task(task, body, name, location):
 
 
 @api
-def async_task_replica_id():
+def async_task_replica_id() -> int:
     """Which replica of its async_task this is: a constexpr."""
     task = running()
     assert task.parent is not None, (
@@ -169,7 +180,7 @@ def async_task_replica_id():
 class warp_pipeline_stage:
     """AMD only."""
 
-    def __init__(self, label=None, *, priority=None):
+    def __init__(self, label: Any = None, *, priority: Any = None) -> None:
         raise errors.NotSupported(
             "tlx.warp_pipeline_stage is only supported on AMD (HIP) targets", [f"at {show(here())}"]
         )

@@ -4,6 +4,7 @@ elsewhere."""
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 try:
     from triton.language.extra.tlx.types import (  # the wheel's own classes: host code and kernels share them
@@ -37,17 +38,17 @@ except ImportError:
     class layout_encoding:
         """Any layout: the emulator stores tiles in logical order, so a layout only travels along."""
 
-        def __init__(self, *args, **kwargs):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
             self.arguments = (args, kwargs)
 
         @classmethod
-        def make_default(cls, *args, **kwargs):
+        def make_default(cls, *args: Any, **kwargs: Any) -> layout_encoding:
             return cls(*args, **kwargs)
 
-        def make_permute(self, dims):
+        def make_permute(self, dims: Any) -> layout_encoding:
             return self
 
-        def __repr__(self):
+        def __repr__(self) -> str:
             return type(self).__name__
 
     class shared_layout_encoding(layout_encoding):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import triton.language as tl
 
@@ -10,26 +13,26 @@ from ..frontend import values
 from ..frontend.carry import carries, itself, lanewise
 from ..frontend.threads import ThreadScalar, thread_scalar
 from ..locations import here, show
-from .api import api, begin, integer, plain, running
+from .api import Value, api, begin, integer, plain, running
 from .buffers import buffered_tensor
 
 _WARP = 32
 
 
 @api
-def cluster_cta_rank():
+def cluster_cta_rank() -> Value:
     """This CTA's number in its cluster, over all dimensions."""
     return values.make_scalar(running().cta.rank, tl.int32)
 
 
 @api
-def cluster_size_1d():
+def cluster_size_1d() -> Value:
     """How many CTAs the cluster has."""
     return values.make_scalar(len(running().cta.cluster.ctas), tl.int32)
 
 
 @api
-def thread_id(axis):
+def thread_id(axis: Value) -> Value:
     """Index of the thread within its CTA. The emulator works on whole tiles: `frontend/threads.py` says what of a thread's
     own doings it follows (a warning says so too)."""
     axis = plain(axis)
@@ -50,7 +53,7 @@ def thread_id(axis):
 
 
 @api
-def dtype_of(v):
+def dtype_of(v: Any) -> Any:
     """Element type of a block, a pointer, a descriptor or a buffer."""
     if isinstance(v, buffered_tensor):
         return v.dtype
@@ -63,7 +66,7 @@ def dtype_of(v):
 
 
 @api
-def size_of(dtype):
+def size_of(dtype: Any) -> int:
     """Bytes of one element."""
     dtype = plain(dtype)
     assert isinstance(dtype, tl.dtype), f"size_of expects a dtype, but got {type(dtype)}"
@@ -71,7 +74,7 @@ def size_of(dtype):
 
 
 @api
-def get_fp8_format_name(dtype):
+def get_fp8_format_name(dtype: Any) -> str:
     """ "e5m2" or "e4m3"."""
     dtype = plain(dtype)
     assert isinstance(dtype, tl.dtype), f"get_fp8_format_name expects a dtype, but got {type(dtype)}"
@@ -84,7 +87,7 @@ def get_fp8_format_name(dtype):
 
 
 @api
-def clock64():
+def clock64() -> Value:
     """A counter that advances: modelled cycles under the timed policy, operations so far otherwise."""
     task, _, _ = begin("clock64", "")
     machine = task.machine
@@ -97,7 +100,7 @@ def clock64():
 
 
 @api
-def vote_ballot_sync(mask, pred):
+def vote_ballot_sync(mask: Value, pred: Value) -> Value:
     """Every lane's predicate as one bit, for each warp: a block of int32 in the predicate's shape.
 
     Element i belongs to thread i modulo the task's threads; a thread with several elements votes yes if any of them does,
@@ -117,7 +120,7 @@ def vote_ballot_sync(mask, pred):
     return values.from_numpy(np.resize(_ballots(votes, mask), flat.size).reshape(data.shape), tl.int32)
 
 
-def _ballots(votes, mask):
+def _ballots(votes: np.ndarray, mask: int) -> np.ndarray:
     """What every thread gets: its warp's votes as bits."""
     bits = np.uint64(1) << np.arange(_WARP, dtype=np.uint64)
     ballots = (votes.reshape(-1, _WARP) * bits).sum(axis=1, dtype=np.uint64) & np.uint64(mask)
@@ -134,14 +137,14 @@ _REDUX = {
 
 @api
 @carries(itself)
-def warp_redux(x, op):
+def warp_redux(x: Value, op: Any) -> Value:
     """Each element becomes the reduction over its warp's 32 lanes: 32 consecutive rows (axis 0) hold one element a lane."""
     data, marks = values.to_numpy(x), values.undefined(x)
     reduced = _over_warps(data, _REDUX[plain(op)])
     return values.from_numpy(reduced, x.dtype, None if marks is None else _over_warps(marks, _REDUX["max"]))
 
 
-def _over_warps(data, function):
+def _over_warps(data: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Each element replaced by function(rows of a warp's 32 elements)."""
     if data.ndim == 2 and data.shape[0] % _WARP == 0:
         blocks = data.reshape(-1, _WARP, data.shape[1]).transpose(0, 2, 1)
@@ -162,7 +165,7 @@ _SMALLEST_EXPONENT = {"bf16": -126, "fp16": -14, "fp8e4nv": -6, "fp8e5": -14}
 
 @api
 @carries(lanewise)
-def stoch_round(src, dst_ty, rand_bits):
+def stoch_round(src: Any, dst_ty: Any, rand_bits: Value) -> Value:
     """fp32 -> fp8, bf16 or fp16, up with the probability of what is cut off; saturates. rand_bits: uint32, one an element."""
     dst_ty = plain(dst_ty)
     assert running().machine.options.arch != 90, "stoch_round requires compute capability >= 100 (Blackwell GPU)"
@@ -185,7 +188,7 @@ def stoch_round(src, dst_ty, rand_bits):
     return values.from_numpy(out if values.is_block(src) else out.reshape(()), dst_ty)
 
 
-def _round_stochastically(x, name, random):
+def _round_stochastically(x: np.ndarray, name: str, random: np.ndarray) -> np.ndarray:
     """Add random bits below the last kept one, then cut; in units of the last place, so subnormals work too."""
     _, exponent = np.frexp(x.astype(np.float64))
     lowest = _SMALLEST_EXPONENT[name]
@@ -203,12 +206,12 @@ def _round_stochastically(x, name, random):
 
 
 @api
-def assert_same_layout(lhs, rhs):
+def assert_same_layout(lhs: Any, rhs: Any) -> None:
     """Layouts are the compiler's: nothing to compare here."""
 
 
 @api
-def dump_layout(x):
+def dump_layout(x: Value) -> None:
     """Layouts are the compiler's: nothing to print here."""
 
 
