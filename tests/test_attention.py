@@ -186,8 +186,8 @@ def test_only_lse_may_be_used():
 def test_opcheck(shared):
     a = call(shared=shared)
     arguments = (
-        a["query"], a["key"], a["value"], None if shared else a["query_offset"], a["key_offset"], None, [], 0.3,
-        None, None, None, 0, bool(shared), False, "auto", False, 0, 0,
+        a["query"], a["key"], a["value"], None if shared else a["query_offset"], a["key_offset"], None, [], [], 0.3,
+        None, None, None, 0, bool(shared), False, "auto", False, 0, 0, [],
     )  # fmt: skip
     torch.library.opcheck(torch.ops.jfa.attention.default, arguments)
 
