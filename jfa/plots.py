@@ -251,19 +251,31 @@ def _name_along_top(axes: Axes, places: Mapping[str, float], nearest: float = 1.
         axes.text(places[group[0]], 1.01, ", ".join(group), **text)
 
 
-def histograms(samples: Mapping[str, Any], *, title: str, xlabel: str, bins: int = 40) -> Picture:
-    """One small histogram a sample over a common axis, the mean marked; long tails stay visible on the log count axis."""
+def histograms(samples: Mapping[str, Any], *, title: str, xlabel: str, bins: int = 40, log_x: bool = False) -> Picture:
+    """Draw one small histogram per sample over a common axis, the mean marked; counts stand on a log axis.
+
+    ``log_x`` takes bins of equal ratio on a log axis, where a log-uniform sample is flat; all values must be positive.
+    """
     figure, panels = canvas(2.4 * len(samples) + 0.6, 2.6, 1, len(samples), sharex=True, sharey=True, squeeze=False)
     arrays = {name: np.asarray(sample) for name, sample in samples.items()}
     top = max(float(a.max()) for a in arrays.values())
+    edges = np.linspace(0, top, bins + 1)
+    if log_x:
+        edges = np.geomspace(min(float(a.min()) for a in arrays.values()), top, bins + 1)
     rows = []
     for i, (axes, (name, sample)) in enumerate(zip(panels[0], arrays.items())):
-        axes.hist(sample, np.linspace(0, top, bins + 1), color=CYCLE[i % 7], log=True)
-        axes.axvline(sample.mean(), color="black", linestyle="--", linewidth=1)
-        place = {"transform": axes.get_xaxis_transform(), "va": "top", "fontsize": 8}
-        axes.text(sample.mean() + 0.02 * top, 0.95, f"mean {sample.mean():.0f}", **place)
-        label(axes, name, xlabel, "how many" if i == 0 else "")
-        rows.append([name, float(sample.mean()), float(np.median(sample)), int(sample.max())])
+        axes.hist(sample, edges, color=CYCLE[i % 7], log=True)
+        if log_x:
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+        mean = float(sample.mean())
+        axes.axvline(mean, color="black", linestyle="--", linewidth=1)
+        middle = np.sqrt(edges[0] * top) if log_x else top / 2  # the words stand on the roomier side of the line
+        side, words = ("left", f" mean {mean:.0f}") if mean < middle else ("right", f"mean {mean:.0f} ")
+        place = {"transform": axes.get_xaxis_transform(), "va": "bottom", "ha": side, "fontsize": 8}
+        axes.text(mean, 1.0, words, **place)
+        label(axes, f"{name}\n", xlabel, "how many" if i == 0 else "")
+        rows.append([name, mean, float(np.median(sample)), int(sample.max())])
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, wrap=True)
     return Picture(figure, f"{title}\n{table(['', 'mean', 'median', 'longest'], rows)}")
 
@@ -310,7 +322,7 @@ def segments(
             _segment(axes, n, s, fits=s.length / last * 95 >= max(map(len, s.words.split("\n"))))
     axes.set(xlim=(0, last), ylim=(len(rows) - 0.4, -0.75), yticks=range(len(rows)), yticklabels=list(rows))
     if ticks is not None:
-        axes.set_xticks(list(ticks))
+        axes.set_xticks(list(ticks), _staggered(ticks, last))
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     label(axes, title, xlabel, "")
@@ -320,6 +332,15 @@ def segments(
         for s in line
     ]
     return Picture(figure, f"{title}\n{table(['', 'from', 'to', ''], words)}")
+
+
+def _staggered(ticks: Sequence[float], last: float) -> list[str]:
+    """Return the ticks as words; one that stands too near the one before it goes a line lower."""
+    words: list[str] = []
+    for n, tick in enumerate(ticks):
+        near = n > 0 and (tick - ticks[n - 1]) / last * 95 < len(f"{tick:g}") and not words[-1].startswith("\n")
+        words.append("\n" * near + f"{tick:g}")
+    return words
 
 
 def _segment(axes: Axes, row: int, s: Segment, *, fits: bool) -> None:
@@ -442,7 +463,7 @@ def _cells(axes: Axes, places: Sequence[tuple[float, float]], colour: str, text:
     for x, y in places:
         axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor=edge, hatch=hatch, linewidth=0.8))
         if text:
-            axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=_ink(colour), fontsize=7)
+            axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=_ink(colour), fontsize=8)
 
 
 def _ink(colour: str) -> str:

@@ -173,6 +173,8 @@ print("rows of the output that are 0:", zeros, "(sequence 1 has a query and no k
 # benchmarks, which draws from [(2 s - 1) M, M) for s of 0.5 or more: at s = 0.95 every length is within 10 % of the largest.
 #
 # Predict first: which one wastes most, and which one hardly anything?
+#
+# The axis of lengths is logarithmic, with bins of equal ratio: there the log-uniform lengths are level, and the uniform ones pile up at the right.
 
 # %%
 samples = {
@@ -181,7 +183,7 @@ samples = {
     "Pareto": layout.pareto_lengths(1024, 16, 4096, seed=0),
     "sparsity 0.95": layout.sparsity_lengths(1024, 4096, 0.95, seed=0),
 }
-plots.histograms(samples, title="1024 lengths from each", xlabel="length")
+plots.histograms(samples, title="1024 lengths from each", xlabel="length", log_x=True)
 
 # %%
 shares = {

@@ -53,9 +53,11 @@ def tile_rows(lengths, block):
 
 
 plots.segments(
-    tile_rows(LENGTHS, 16), title=f"lengths {LENGTHS}, tiles of 16: seven tiles have work, four hang over their sequence's end",
-    xlabel="row of the packed tensor (hatched: rows of somebody else, or past the end)",
-)  # fmt: skip
+    tile_rows(LENGTHS, 16),
+    title=f"lengths {LENGTHS}, tiles of 16: seven have work, four hang over their sequence's end",
+    xlabel="row of the packed tensor; the ticks are the offsets (hatched: rows of others, or past the end)",
+    ticks=[0, *torch.tensor(LENGTHS).cumsum(0).unique().tolist()],
+)
 
 # %% [markdown]
 # Shapes, for the rest of the chapter:

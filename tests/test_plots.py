@@ -251,3 +251,17 @@ def test_a_sweep_is_drawn_in_the_order_of_lines_and_says_what_was_not_found():
 def test_pictures_of_other_errors_are_refused(draw):
     with pytest.raises(ValueError, match="LivelockError is no"):
         draw(LivelockError("no end"))
+
+
+def test_a_log_uniform_sample_is_flat_in_bins_of_equal_ratio():
+    sample = np.geomspace(16, 4096, 8 * 50)  # 50 values per octave
+    figure = plots.histograms({"u": sample}, title="t", xlabel="x", bins=8, log_x=True).figure
+    axes = figure.axes[0]
+    assert axes.get_xscale() == "log"
+    assert [round(bar.get_height()) for bar in axes.patches] == [50] * 8
+
+
+def test_ticks_that_stand_too_near_go_a_line_lower():
+    rows = {"rows": [plots.Segment(0, 56, "all")]}
+    axes = plots.segments(rows, title="t", xlabel="x", ticks=[0, 5, 38, 39, 56]).figure.axes[0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0", "5", "38", "\n39", "56"]

@@ -12,13 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-KINDS = ("compute", "wait", "async")
-# Okabe-Ito colours, and a hatch besides: colour alone must not carry the meaning
+# Okabe-Ito colours, and a hatch or a height besides: colour alone must not carry the meaning
 LOOK = {
-    "compute": dict(color="#0072B2", hatch=""),
-    "wait": dict(color="#E69F00", hatch="////"),
-    "async": dict(color="#009E73", hatch="...."),
+    "compute": {"facecolor": "#0072B2", "hatch": ""},
+    "wait": {"facecolor": "#E69F00", "hatch": "////"},
+    "occupied": {"facecolor": "#009E73", "hatch": ""},
+    "under way": {"facecolor": "#56B4E9", "hatch": ""},
 }
+IDLE = "#EEEEEE"
+ENGINES = {"MMA": ("tensor core", "tensor"), "TMA": ("TMA", "tma")}  # track -> (title, the unit that its work occupies)
+UNITS = {"mufu": "exp2 units"}  # units that belong to no engine and get a lane of their own
+WORK = {"m", "bytes"}  # facts of events that are work; a commit has none of them
 
 
 class Event(NamedTuple):
@@ -51,6 +55,53 @@ class Track:
     def cycles(self, kind: str) -> float:
         """Cycles in which at least one event of this kind ran (overlapping ones count once)."""
         return _covered((e.start, e.end) for e in self.events if e.kind == kind)
+
+
+@dataclass
+class Lane:
+    """One line of the picture: the spans of each kind, and names with the spans in which they may be written."""
+
+    track: str
+    title: str
+    bars: dict[str, list[tuple[float, float]]]
+    names: list[tuple[float, float, str]]
+    unit: bool = False
+
+    def words(self, lo: float, hi: float) -> str:
+        """The lane's title, with the share of the cycles from ``lo`` to ``hi`` in which its unit is occupied."""
+        if not self.unit or hi <= lo:
+            return self.title
+        busy = _covered((max(a, lo), min(b, hi)) for a, b in self.bars["occupied"] if b > lo and a < hi)
+        return f"{self.title}  {busy / (hi - lo):.0%}"
+
+
+def _numbered(events: Iterable[Event], spans: list[tuple[float, float]]) -> list[tuple[float, float, str]]:
+    """(start, end, "target #n") of an engine's work by time: what it writes, and how often it wrote there before.
+
+    The unit's spans, one per event where there are as many, say where the name stands; else the events do.
+    """
+    work = [e for e in events if "signals" not in e.args or e.args.keys() & WORK]
+    places = spans if len(spans) == len(work) else [(e.start, e.end) for e in work]
+    count: dict[str, int] = defaultdict(int)
+    named = []
+    for e, (start, end) in zip(work, places):
+        target = e.name.replace(" += ", " = ").split(" = ")[0]
+        named.append((start, end, f"{target} #{count[target]}"))
+        count[target] += 1
+    return sorted(named)
+
+
+def _write_names(ax: Any, lanes: list[Lane], lo: float, hi: float) -> None:
+    """Each name inside its bar, without the number or not at all where it does not fit."""
+    wide = ax.figure.get_figwidth() * 72 * 0.75 / (hi - lo)  # points per cycle, about
+    for row, lane in enumerate(lanes):
+        for start, end, words in lane.names:
+            begin, stop = max(start, lo), min(end, hi)
+            fitting = (t for t in (words, words.split(" #")[0]) if (stop - begin) * wide > 4.7 * len(t))
+            if text := next(fitting, ""):
+                ax.text(
+                    (begin + stop) / 2, row, text, ha="center", va="center", fontsize=8, color="white", clip_on=True
+                )
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
@@ -129,11 +180,16 @@ class Timeline:
     def table(self, max_waits: int = 8) -> str:
         """Busy and waiting share of each role and engine, then the barriers that cost most, as text."""
         lines = [f"modelled on {self.chip or 'an unnamed chip'}: {self.cycles:,.0f} cycles"]
-        lines.append(f"{'cta':<12} {'track':<26} {'busy':>7} {'waits':>7} {'ops':>6}")
+        lines.append(f"{'cta':<12} {'track':<26} {'busy':>8} {'waits':>7} {'ops':>6}")
         for t in self.tracks():
             work = t.cycles("async" if t.is_engine else "compute")
             share = [c / self.cycles if self.cycles else 0.0 for c in (work, t.cycles("wait"))]
-            lines.append(f"{_label(t.cta):<12} {t.name:<26} {share[0]:>6.1%} {share[1]:>6.1%} {len(t.events):>6}")
+            mark = "~" if t.is_engine else ""  # an engine's results are under way longer than its unit is occupied
+            lines.append(
+                f"{_label(t.cta):<12} {t.name:<26} {mark + f'{share[0]:.1%}':>8} {share[1]:>6.1%} {len(t.events):>6}"
+            )
+        if any(t.is_engine for t in self.tracks()):
+            lines.append("~ copies or products under way: how long a unit is occupied stands below")
         for name in dict.fromkeys(name for _, name in self.occupied):
             lines.append(f"{'all':<12} {'unit: ' + name:<26} {self.busy(name):>6.1%}")
         waits = self.waits()
@@ -143,66 +199,97 @@ class Timeline:
                 lines.append(f"{barrier:<39} {cycles:>9,.0f}   {track}")
         return "\n".join(lines)
 
+    def signals(self, cta: Any = None) -> list[tuple[Event, Event]]:
+        """(the arrive, copy or product that completed a phase, the wait that this ended) of all CTAs, or of one, by time."""
+        ends: dict[tuple[str, int], Event] = {}
+        for e in self.events:
+            for barrier in e.args.get("signals", ()):
+                ends[barrier, round(e.end)] = e
+        pairs = [
+            (source, e)
+            for e in self.events
+            if e.kind == "wait" and (cta is None or e.cta == cta)
+            if (source := ends.get((e.args.get("barrier", ""), round(e.end)))) is not None
+        ]
+        return sorted(pairs, key=lambda pair: pair[1].end)
+
     def plot(self, cta: Any = None, span: tuple[float, float] | None = None, ax=None):
-        """Draw one lane a role and engine for one CTA (the first, unless named); returns the matplotlib figure."""
+        """Draw one lane per role, engine and busy unit for one CTA (the first, unless named); return the matplotlib figure.
+
+        A full bar is time in which a role computes or a unit is occupied, a thin bar time in which a result is under way, and
+        a hatched bar a wait. Arrows lead from what completed a barrier's phase to the wait that this ended.
+        """
         import matplotlib.pyplot as plt
         from matplotlib.patches import Patch
 
-        tracks = self.tracks(self.ctas()[0] if cta is None and self.events else cta)
+        cta = self.ctas()[0] if cta is None and self.events else cta
+        lanes = self.lanes(cta)
         if ax is None:
-            _, ax = plt.subplots(figsize=(11, 0.9 + 0.42 * max(1, len(tracks))), layout="constrained")
+            _, ax = plt.subplots(figsize=(11, 1.1 + 0.42 * max(1, len(lanes))), layout="constrained")
         lo, hi = span or (self.start, self.end)
-        for row, track in enumerate(tracks):
-            for kind in KINDS:
-                bars = [
-                    (e.start, e.end - e.start) for e in track.events if e.kind == kind and e.end > lo and e.start < hi
-                ]
-                if bars:
-                    style = LOOK[kind]
-                    ax.broken_barh(
-                        bars,
-                        (row - 0.4, 0.8),
-                        facecolor=style["color"],
-                        hatch=style["hatch"],
-                        edgecolor="white",
-                        linewidth=0.3,
-                    )
-        ax.set_yticks(range(len(tracks)), [t.name for t in tracks])
-        ax.set_ylim(len(tracks) - 0.4, -0.6)
+        for row, lane in enumerate(lanes):
+            ax.broken_barh(
+                [(max(lo, self.start), min(hi, self.end) - max(lo, self.start))], (row - 0.4, 0.8), color=IDLE, zorder=0
+            )
+            for kind, spans in lane.bars.items():
+                shown = [(max(a, lo), min(b, hi) - max(a, lo)) for a, b in spans if b > lo and a < hi]
+                low, height = (row - 0.12, 0.24) if kind == "under way" else (row - 0.4, 0.8)
+                ax.broken_barh(shown, (low, height), **LOOK[kind], edgecolor="white", linewidth=0.3)
+        _write_names(ax, lanes, lo, hi)
+        self._arrows(ax, cta, {lane.track: row for row, lane in enumerate(lanes)}, lo, hi)
+        ax.set_yticks(range(len(lanes)), [lane.words(max(lo, self.start), min(hi, self.end)) for lane in lanes])
+        ax.set_ylim(len(lanes) - 0.4, -0.6)
         ax.set_xlim(lo, hi)
         ax.set_xlabel(f"modelled cycles on {self.chip or 'an unnamed chip'}")
-        ax.set_title(f"CTA {_label(tracks[0].cta)}" if tracks else "no events")
-        handles = [Patch(facecolor=LOOK[k]["color"], hatch=LOOK[k]["hatch"], edgecolor="white", label=k) for k in KINDS]
+        ax.set_title(f"CTA {_label(cta)}" if lanes else "no events")
+        used = [kind for kind in LOOK if any(lane.bars.get(kind) for lane in lanes)]
+        handles = [Patch(**LOOK[kind], edgecolor="white", label=kind) for kind in used]
+        handles.append(Patch(facecolor=IDLE, edgecolor="#BBBBBB", label="idle or queueing"))
         ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
         return ax.figure
 
+    def lanes(self, cta: Any = None) -> list[Lane]:
+        """What one CTA's lanes show: its roles, its engines with the unit they occupy, and the exponential units."""
+        found = []
+        for track in self.tracks(cta):
+            if not track.is_engine:
+                bars = {
+                    kind: [(e.start, e.end) for e in track.events if e.kind == kind] for kind in ("compute", "wait")
+                }
+                found.append(Lane(track.name, track.name, bars, []))
+                continue
+            title, unit = ENGINES.get(track.name, (track.name, ""))
+            spans = self.occupied.get((track.cta, unit), [])
+            names = _numbered(track.events, spans)
+            flights = [(e.start, e.end) for e in track.events if "signals" not in e.args or e.args.keys() & WORK]
+            bars = {"under way": flights, "occupied": spans} if spans else {"occupied": flights}
+            found.append(Lane(track.name, title, bars, names, unit=bool(spans)))
+        for unit, title in UNITS.items():
+            if spans := self.occupied.get((cta, unit)):
+                found.append(Lane(unit, title, {"occupied": spans}, [], unit=True))
+        return found
+
+    def _arrows(self, ax: Any, cta: Any, rows: dict[str, int], lo: float, hi: float) -> None:
+        """From each completing arrival to the wait that it ended: one thin arrow, straight down or up."""
+        for source, waiting in self.signals(cta):
+            if lo < waiting.end < hi and source.track in rows and waiting.track in rows and source.cta == waiting.cta:
+                a, b = rows[source.track], rows[waiting.track]
+                edge = 0.4 if b > a else -0.4
+                look = {"arrowstyle": "-|>,head_length=0.25,head_width=0.12", "color": "black", "linewidth": 0.7}
+                ax.annotate(
+                    "",
+                    (waiting.end, b - edge),
+                    (waiting.end, a + edge),
+                    arrowprops={**look, "shrinkA": 0, "shrinkB": 0},
+                )
+
     def chrome_trace(self, path: str | Path) -> Path:
         """Write the events as Chrome trace JSON (chrome://tracing or Perfetto); one microsecond stands for one cycle."""
-        processes: dict[Any, int] = {}
-        threads: dict[tuple, int] = {}
-        out = []
-        for e in self.events:
-            p = processes.setdefault(e.cta, len(processes))
-            t = threads.setdefault((e.cta, e.track), len(threads))
-            args = {k: v if isinstance(v, str | int | float | bool) else str(v) for k, v in e.args.items()}
-            out.append(
-                dict(
-                    ph="X",
-                    name=e.name,
-                    cat=e.kind,
-                    pid=p,
-                    tid=t,
-                    ts=e.start,
-                    dur=max(e.end - e.start, 0.001),
-                    args=args,
-                )
-            )
-        for cta, p in processes.items():
-            out.append(dict(ph="M", name="process_name", pid=p, args=dict(name=f"CTA {_label(cta)}")))
-        for (cta, track), t in threads.items():
-            out.append(dict(ph="M", name="thread_name", pid=processes[cta], tid=t, args=dict(name=track)))
+        from .chrome import trace_events
+
         path = Path(path)
-        path.write_text(json.dumps(dict(traceEvents=out, otherData=dict(chip=self.chip, times="modelled"))))
+        content = {"traceEvents": trace_events(self), "otherData": {"chip": self.chip, "times": "modelled"}}
+        path.write_text(json.dumps(content), encoding="utf-8")
         return path
 
 

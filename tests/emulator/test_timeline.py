@@ -69,24 +69,102 @@ def test_the_table_names_roles_barriers_and_that_it_is_modelled():
         assert word in table
 
 
-def test_the_picture_has_a_lane_for_each_role_and_engine():
-    figure = cli.record(launch, B200).plot()
+def lane_titles(figure):
+    return [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+
+def test_the_picture_has_a_lane_for_each_role_engine_and_unit():
+    drawn = cli.record(launch, B200)
+    figure = drawn.plot()
+    share = [f"{drawn.busy(unit):.0%}" for unit in ("tma", "mufu")]
+    assert lane_titles(figure) == ["producer", "consumer", f"TMA  {share[0]}", f"exp2 units  {share[1]}"]
     axes = figure.axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["producer", "consumer", "TMA"]
     assert "modelled" in axes.get_xlabel()
     kinds = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert kinds == ["compute", "wait", "async"]
-    hatches = [patch.get_hatch() for patch in axes.get_legend().get_patches()]
-    assert len(set(hatches)) == 3  # told apart without colour
+    assert kinds == ["compute", "wait", "occupied", "under way", "idle or queueing"]
 
 
-def test_the_chrome_trace_loads_and_names_its_threads(tmp_path):
-    path = cli.record(launch, B200).chrome_trace(tmp_path / "trace.json")
-    trace = json.loads(path.read_text())
-    names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
-    assert {"producer", "consumer", "TMA"} <= names
+def test_a_lane_says_how_busy_its_unit_is_in_the_cycles_that_are_shown():
+    drawn = cli.record(launch, B200)
+    first = drawn.occupied[(0, 0, 0), "mufu"][0]
+    assert lane_titles(drawn.plot(span=first))[-1] == "exp2 units  100%"
+    assert lane_titles(drawn.plot(span=(0.0, first[0])))[-1] == "exp2 units  0%"
+
+
+def test_a_share_is_of_the_run_and_not_of_a_longer_axis():
+    drawn = cli.record(launch, B200)
+    assert lane_titles(drawn.plot(span=(0.0, 3 * drawn.end))) == lane_titles(drawn.plot())
+
+
+def test_every_wait_of_the_stream_has_the_arrival_that_ended_it():
+    drawn = cli.record(lambda: launch(stages=2), B200)
+    waits = [e for e in drawn.events if e.kind == "wait"]
+    pairs = drawn.signals()
+    assert [waiting for _, waiting in pairs] == sorted(waits, key=lambda e: e.end)
+    for source, waiting in pairs:
+        expected = "TMA" if waiting.args["barrier"].startswith("fulls") else "consumer"
+        assert source.track == expected and waiting.args["barrier"] in source.args["signals"]
+        assert source.end == pytest.approx(waiting.end)
+
+
+def test_an_arrow_is_drawn_for_every_wait_that_ends_inside_the_span():
+    drawn = cli.record(launch, B200)
+    span = (drawn.start, drawn.start + 0.6 * drawn.cycles)
+    ended = [waiting for _, waiting in drawn.signals() if span[0] < waiting.end < span[1]]
+    arrows = [t for t in drawn.plot(span=span).axes[0].texts if t.get_text() == ""]
+    assert len(arrows) == len(ended) > 3
+
+
+def test_copies_carry_the_name_of_their_buffer_and_its_turn():
+    drawn = cli.record(lambda: launch(stages=2, chunks=4), B200)
+    names = [words for lane in drawn.lanes((0, 0, 0)) if lane.track == "TMA" for _, _, words in lane.names]
+    assert names == ["tiles[0] #0", "tiles[1] #0", "tiles[0] #1", "tiles[1] #1"]
+
+
+def slices_by_thread(trace):
+    threads = {}
+    for e in trace["traceEvents"]:
+        if e["ph"] == "X":
+            threads.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
+    return {place: sorted(spans) for place, spans in threads.items()}
+
+
+@pytest.mark.parametrize("what", ["stream", "blackwell_fa_ws"])
+def test_the_chrome_trace_is_one_that_perfetto_reads(tmp_path, what):
+    from jfa.emulator.tutorials import RECIPES
+
+    run = launch if what == "stream" else RECIPES[what]
+    drawn = cli.record(run, B200, max_ctas=1)
+    trace = json.loads(drawn.chrome_trace(tmp_path / "trace.json").read_text())
     assert trace["otherData"] == {"chip": "B200", "times": "modelled"}
-    assert all(e["dur"] > 0 for e in trace["traceEvents"] if e["ph"] == "X")
+    events = trace["traceEvents"]
+    threads = slices_by_thread(trace)
+    for spans in threads.values():  # no two slices of one thread overlap
+        assert all(end <= begin + 1e-6 for (_, end), (begin, _) in zip(spans, spans[1:]))
+        assert all(begin < end for begin, end in spans)
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert starts.keys() == ends.keys() and len(starts) == len(drawn.signals()) > 5
+    for number, start in starts.items():
+        assert start["ts"] <= ends[number]["ts"]
+        for flow in (start, ends[number]):  # both ends lie inside a slice
+            spans = threads[flow["pid"], flow["tid"]]
+            assert any(begin - 1e-6 <= flow["ts"] < end for begin, end in spans)
+    counters = {e["name"] for e in events if e["ph"] == "C"}
+    assert {"tma occupied", "mufu occupied"} <= counters
+    names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {"TMA"} | ({"producer", "consumer"} if what == "stream" else {"MMA"}) <= names
+    assert any(".py:" in e["args"].get("src", "") for e in events if e["ph"] == "X")
+
+
+def test_a_counter_is_1_for_as_long_as_its_unit_is_occupied(tmp_path):
+    drawn = cli.record(launch, B200)
+    events = json.loads(drawn.chrome_trace(tmp_path / "trace.json").read_text())["traceEvents"]
+    edges = [(e["ts"], e["args"]["occupied"]) for e in events if e["name"] == "mufu occupied"]
+    assert [value for _, value in edges] == [1, 0] * (len(edges) // 2)
+    assert all(a < b for (a, _), (b, _) in zip(edges, edges[1:]))
+    busy = sum(end - begin for (begin, _), (end, _) in zip(edges[::2], edges[1::2]))
+    assert busy == pytest.approx(drawn.busy("mufu") * drawn.cycles)
 
 
 def test_a_run_without_a_trace_is_refused():

@@ -241,7 +241,8 @@ class Scheduler:
         op.start, op.end = time.book(task.cta, task.time, demand, facts)
         if previous is not None:
             op.end = max(op.end, previous.end)
-        time.emit(task.cta, track, title, op.start, op.end, kind="async", where=op.where, **facts)
+        told = {"signals": tuple(bar.label for bar, *_ in op.signals)} if op.signals else {}
+        time.emit(task.cta, track, title, op.start, op.end, kind="async", where=op.where, **facts, **told)
 
     def complete(self, op: AsyncOp) -> None:
         """Let the operation take effect."""

@@ -63,7 +63,7 @@ def arrive(task: Task, bar: MBarrier, count: int, where: Where) -> None:
     if bar.per_thread:
         count *= 32 * task.num_warps
     if task.machine.timed:
-        task.machine.clock.spend(task, "barrier_arrive", f"arrive {bar.name}", where)
+        task.machine.clock.spend(task, "barrier_arrive", f"arrive {bar.name}", where, signals=(bar.label,))
     if task.machine.control is not None:
         task.machine.control.before(task, Use(ADD, bar, count), where)
     if bar.cta is not task.cta:
