@@ -187,7 +187,7 @@ _COMMON = (
     "Tensor? query_offset, Tensor key_offset, Tensor? output_offset, Tensor[] plan, Tensor[] block_lists, "
     "float sm_scale, int? lo_start, int? lo_end, "
     "int? hi_start, int? hi_end, bool broadcast_q, bool deterministic, str backend, bool check_offsets, SymInt max_seq_len_q, "
-    "SymInt max_seq_len_kv, SymInt[] block_sizes"
+    "SymInt max_seq_len_kv, SymInt list_heads, SymInt list_rows, SymInt list_block, SymInt list_other_block"
 )
 _CHECK = 8  # check_offsets' place among the arguments after block_lists
 _LIBRARY = torch.library.Library("jfa", "DEF")
@@ -214,13 +214,13 @@ def op_arguments(call: Call, query_offset, key_offset, output_offset) -> tuple:
     offsets = query_offset, key_offset, output_offset
     switches = p.broadcast_q, p.deterministic, call.backend, call.check
     lists, sizes = _unbundled(p.block_lists)
-    return (*offsets, call.plan or [], lists, p.sm_scale, *band, *switches, *hints, sizes)
+    return (*offsets, call.plan or [], lists, p.sm_scale, *band, *switches, *hints, *sizes)
 
 
 def _unbundled(lists: BlockLists | None) -> tuple[list[Tensor], list[int]]:
     """Return block lists as a schema can hold them: tensors and integers."""
     if lists is None:
-        return [], []
+        return [], [0, 0, 0, 0]
     return list(lists.tensors), [lists.heads, lists.rows, lists.block, lists.other_block]
 
 
@@ -243,7 +243,7 @@ def _problem_of(query, key, value, arguments: Sequence) -> tuple[Problem, str, l
         check,
         max_q,
         max_kv,
-        sizes,
+        *sizes,
     ) = arguments
     band = Band(lo_s, lo_e, hi_s, hi_e)
     lists = BlockLists(*list_tensors, *sizes) if list_tensors else None
