@@ -834,7 +834,7 @@ def _wait_row(axes: Axes, wait: Any, rows: Mapping[str, int], cycle: Sequence[st
     axes.annotate("", (3.05, n - 0.12), (1.15, n - 0.12), arrowprops=arrow | look)
     axes.text(2.1, n - 0.15, "waits for", ha="center", va="bottom", fontsize=8)
     if not wait.came:
-        words = "nobody has arrived yet" + ("" if names else ", and no task's code does")
+        words = "nobody has arrived yet" + ("" if names else ", and no code was found that does")
         axes.text(4.2, n + 0.41, words, ha="center", va="center", fontsize=8, color=VERMILLION)
     for name in names:
         look = strong if after.get(wait.task) == name else {"color": "#666666", "linewidth": 1.2}
@@ -898,6 +898,12 @@ def race_clocks(error: Any, *, title: str = "two accesses that nothing orders") 
     return Picture(figure, "\n".join([title, *said, gap, table(["line", "earlier knows", "later knows"], rows)]))
 
 
+def _code(line: str) -> str:
+    """A line of code without its comment, cut to 64 characters."""
+    code = line.partition("  #")[0]
+    return code if len(code) <= 64 else code[:63] + "…"
+
+
 FOUND = {  # how a broken synchronisation was found: letter, colour, hatch
     "DeadlockError": ("D", BLUE, ""), "RaceError": ("R", VERMILLION, ""), "PoisonError": ("U", ORANGE, "..."),
     "PhaseError": ("P", GREEN, ""), "OverArrivalError": ("A", PURPLE, "xx"), "ExpectBytesError": ("B", SKY, "///"),
@@ -918,7 +924,8 @@ def sweep_map(result: Any, *, title: str = "each synchronisation broken in turn"
         result: a :class:`jfa.emulator.sweep.Result`.
     """
     faults = list(dict.fromkeys(mutant.how for mutant in result.mutants))
-    sites = sorted({mutant.site for mutant in result.mutants}, key=lambda site: (site.file, site.line))
+    files = list(dict.fromkeys(mutant.site.file for mutant in result.mutants))
+    sites = sorted({mutant.site for mutant in result.mutants}, key=lambda site: (files.index(site.file), site.line))
     figure, axes = canvas(9.0, 0.27 * len(sites) + 1.9)
     seen: dict[str, tuple] = {}
     for mutant in result.mutants:
@@ -932,7 +939,7 @@ def sweep_map(result: Any, *, title: str = "each synchronisation broken in turn"
         )
     axes.set(xlim=(0, len(faults)), ylim=(len(sites), 0))
     axes.set_xticks(np.arange(len(faults)) + 0.5, faults)
-    axes.set_yticks(np.arange(len(sites)) + 0.5, [f"{s.text[:64]}  (line {s.line})" for s in sites])
+    axes.set_yticks(np.arange(len(sites)) + 0.5, [f"{_code(s.text)}  (line {s.line})" for s in sites])
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     label(axes, "", "how it is broken", "synchronisation")
@@ -946,6 +953,6 @@ def sweep_map(result: Any, *, title: str = "each synchronisation broken in turn"
     figure.legend(handles=keys, loc="outside lower left", ncols=5, fontsize=8, frameon=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, wrap=True)
     found = {(m.site, m.how): SAID.get(m.found, m.found) for m in result.mutants}
-    rows = [[s.line, s.text, *(found.get((s, how), "") for how in faults)] for s in sites]
+    rows = [[s.line, _code(s.text), *(found.get((s, how), "") for how in faults)] for s in sites]
     words = f"{len(result.mutants)} broken kernels, {len(result.found)} found"
     return Picture(figure, f"{title}: {words}\n{table(['line', 'synchronisation', *faults], rows)}")

@@ -193,19 +193,28 @@ def sweep(
 
 
 def main(argv) -> int:
-    """`jfa emulator sweep MODULE:NAME`: NAME is a function without arguments that launches the kernel and returns its
-    output tensors."""
+    """`jfa emulator sweep FILE.py:NAME`: NAME is a function without arguments that launches a kernel and returns its output
+    tensors."""
     import argparse
-    import importlib
+    import sys
+
+    from .cli import _find
+    from .tutorials import RECIPES
 
     parser = argparse.ArgumentParser(prog="jfa emulator sweep", description=main.__doc__)
-    parser.add_argument("target", metavar="MODULE:NAME")
+    parser.add_argument("target", metavar="FILE.py:NAME", help=f"or MODULE:NAME, or one of {', '.join(RECIPES)}")
     parser.add_argument("--verbose", action="store_true", help="print every mutant as it is judged")
     arguments = parser.parse_args(argv)
-    module, _, name = arguments.target.partition(":")
-    launch = getattr(importlib.import_module(module), name or "launch", None)
-    if launch is None or hasattr(launch, "fn"):
-        print(f"{arguments.target}: name a function without arguments that launches the kernel and returns its outputs")
+    try:
+        launch = RECIPES.get(arguments.target) or _find(arguments.target)
+    except (ImportError, AttributeError, FileNotFoundError, ValueError) as error:
+        print(f"jfa emulator sweep: {arguments.target}: {error}", file=sys.stderr)
+        return 2
+    if hasattr(launch, "fn"):
+        print(
+            f"jfa emulator sweep: {arguments.target} is a kernel: name a function without arguments that launches it",
+            file=sys.stderr,
+        )
         return 2
     result = sweep(launch, progress=(lambda m: print(m, flush=True)) if arguments.verbose else None)
     print(result.table())

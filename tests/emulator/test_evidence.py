@@ -46,16 +46,14 @@ def release(bars, slot):
 
 @triton.jit
 def hand_over(ARRIVE: tl.constexpr):
-    """Two tasks and two turns; the second is never handed over."""
+    """Two tasks and two turns; none is handed over, or only the first."""
     ready = tlx.alloc_barriers(2)
     back = tlx.alloc_barriers(1)
     with tlx.async_tasks():
         with tlx.async_task("default"):  # first
             for turn in range(2):
-                if ARRIVE == "through a function" and turn == 0:
+                if ARRIVE == "first turn" and turn == 0:
                     release(ready, turn)
-                if ARRIVE == "in the code" and turn == 2:
-                    tlx.barrier_arrive(ready[turn], 1)
             tlx.barrier_wait(back[0], 0)
         with tlx.async_task(num_warps=1):  # second
             for turn in range(2):
@@ -63,19 +61,37 @@ def hand_over(ARRIVE: tl.constexpr):
             tlx.barrier_arrive(back[0], 1)
 
 
-@pytest.mark.parametrize(
-    "arrive, on, due",
-    [
-        ("in the code", "ready[0]", ("first",)),
-        ("through a function", "ready[1]", ("first",)),
-        ("", "ready[0]", ("first",)),
-    ],
-)
-def test_where_nobody_came_the_code_or_the_array_says_who_should(arrive, on, due):
+@pytest.mark.parametrize("arrive, on", [("never", "ready[0]"), ("first turn", "ready[1]")])
+def test_where_nobody_came_the_code_says_who_should_through_functions_too(arrive, on):
     with pytest.raises(errors.DeadlockError) as error:
         hand_over[(1,)](arrive)
     waits = {wait.task: (wait.on, wait.came, wait.due) for wait in error.value.waits}
-    assert waits == {"first": ("back[0]", (), ("second",)), "second": (on, (), due)}
+    assert waits == {"first": ("back[0]", (), ("second",)), "second": (on, (), ("first",))}
+
+
+@triton.jit
+def renamed(tail_ptr, head_ptr):
+    """Barriers under other names in each function; `swap` hands them on in another order."""
+    left = tlx.alloc_barriers(1)
+    right = tlx.alloc_barriers(1)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):  # one
+            swap(left, right)
+        with tlx.async_task(num_warps=1):  # two
+            swap(second=left, first=right)
+
+
+@triton.jit
+def swap(first, second):
+    tlx.barrier_wait(first[0], 0)
+    release(bars=second, slot=0)
+
+
+def test_names_are_followed_through_arguments():
+    with pytest.raises(errors.DeadlockError) as error:
+        renamed[(1,)](torch.empty(1), torch.empty(1))
+    waits = {wait.task: (wait.on, wait.due) for wait in error.value.waits}
+    assert waits == {"one": ("left[0]", ("two",)), "two": ("right[0]", ("one",))}
 
 
 @triton.jit

@@ -112,3 +112,16 @@ def test_public_kernels_whole():
         found, total = found + sum(bool(m.found) for m in old), total + len(old)
     print(f"of the kinds of the first sketch: {found} of {total} found")
     assert found >= 215 and total - found <= 11
+
+
+def test_the_command_takes_a_file(tmp_path, capsys):
+    """A kernel of one's own, in a file, as chapter 11 says."""
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from tests.emulator.reports import kernels\n\n\ndef launch():\n    return [kernels.double()[0]]\n",
+        encoding="utf-8",
+    )
+    assert sweep.main([f"{own}:launch"]) == 0
+    assert "mutants" in capsys.readouterr().out.splitlines()[0]
+    assert sweep.main([f"{own}:nothing"]) == 2 and "has no nothing" in capsys.readouterr().err
+    assert sweep.main(["tests.emulator.reports.kernels:pipeline"]) == 2 and "is a kernel" in capsys.readouterr().err

@@ -51,7 +51,8 @@ def _arrives(task: Task, place: Any) -> bool:
     while frame is not None:
         if MARK in frame.f_globals:
             named = {name for name, value in frame.f_locals.items() if _holds(value, place)}
-            if named & _arrived_names(frame.f_code.co_filename, frame.f_lineno):
+            around = _around(frame.f_code.co_filename, frame.f_lineno)
+            if named and around is not None and named & _arrived(around, frame.f_globals):
                 return True
         frame = frame.f_back
     return False
@@ -63,25 +64,53 @@ def _holds(value: Any, place: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _arrived_names(file: str, line: int) -> frozenset[str]:
-    """Names of the barriers that TLX calls other than waits use, in the async_task or function around a line of a file."""
+def _around(file: str, line: int) -> ast.FunctionDef | ast.With | None:
+    """The innermost async_task or function around a line of a file; None where the source is not known."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:  # a cell with a magic: its code is not known
-        return frozenset()
-    around = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.With) and _is_place(node)]
-    around = [node for node in around if node.lineno <= line <= (node.end_lineno or 0)]
-    if not around:
-        return frozenset()
-    calls = [node for node in ast.walk(max(around, key=lambda node: node.lineno)) if isinstance(node, ast.Call)]
-    calls = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr != "barrier_wait"]
-    used = [value for call in calls for value in (*call.args, *(keyword.value for keyword in call.keywords))]
-    return frozenset(node.id for value in used for node in ast.walk(value) if isinstance(node, ast.Name))
+    except SyntaxError:  # a cell with a magic
+        return None
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.With) and _is_place(node)]
+    nodes = [node for node in nodes if _first_line(node) <= line <= (node.end_lineno or 0)]
+    return max(nodes, key=lambda node: node.lineno, default=None)
+
+
+def _first_line(node: ast.FunctionDef | ast.With) -> int:
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
 
 
 def _is_place(node: ast.FunctionDef | ast.With) -> bool:
     """Whether a node is a function or a task."""
     return isinstance(node, ast.FunctionDef) or any("async_task(" in ast.unparse(i.context_expr) for i in node.items)
+
+
+def _arrived(node: ast.AST, known: dict[str, Any], depth: int = 4) -> set[str]:
+    """Names that are arguments of TLX calls other than waits below this node, or that its functions hand to such calls."""
+    found: set[str] = set()
+    for call in (call for call in ast.walk(node) if isinstance(call, ast.Call)):
+        if isinstance(call.func, ast.Attribute) and call.func.attr != "barrier_wait":
+            given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        elif isinstance(call.func, ast.Name) and depth:
+            given = _handed_on(call, known.get(call.func.id), depth)
+        else:
+            continue
+        found |= {name.id for value in given for name in ast.walk(value) if isinstance(name, ast.Name)}
+    return found
+
+
+def _handed_on(call: ast.Call, function: Any, depth: int) -> list[ast.expr]:
+    """The arguments of a call of a jit function that arrives at them."""
+    function = getattr(function, "python", None) or getattr(
+        function, "fn", None
+    )  # emulated already, or as Triton made it
+    code = getattr(function, "__code__", None)
+    body = _around(code.co_filename, code.co_firstlineno) if code is not None else None
+    if not isinstance(body, ast.FunctionDef):
+        return []
+    names = [argument.arg for argument in body.args.args]
+    arrived = _arrived(body, function.__globals__, depth - 1)
+    given = dict(zip(names, call.args)) | {k.arg: k.value for k in call.keywords if k.arg is not None}
+    return [value for name, value in given.items() if name in arrived]
 
 
 # ------------------------------------------------------------ the clocks of a race
