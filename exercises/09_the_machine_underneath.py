@@ -1,0 +1,247 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Exercises 09: the machine underneath
+#
+# Read [notebooks/09_the_machine_underneath.py](../notebooks/09_the_machine_underneath.py) first.
+# The first four exercises are arithmetic, the last two are kernels on the emulator.
+# Rates come as a dict, so that the same function serves any chip:
+#
+# | key | what |
+# |---|---|
+# | `"tensor_2"`, `"tensor_1"` | FLOP per clock for 16-bit and 8-bit inputs |
+# | `"rows"` | rows that one product takes at a time: 128 on a B200, 64 on an H200 |
+# | `"mufu"` | exponentials per clock |
+# | `"smem"` | bytes per clock of shared memory, reads and writes together |
+#
+# `jfa.emulator.rates` may be read, but is no help: the judge's chips are not all real.
+
+# %% tags=["setup"]
+import torch
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+
+from jfa.course import check, hint, progress
+
+progress()
+
+B200 = {"tensor_2": 8192, "tensor_1": 16384, "rows": 128, "mufu": 16, "smem": 128}
+
+# %% [markdown]
+# ## 9.1 Cycles of a tile, unit by unit
+#
+# (difficulty 1 of 3, 12 minutes) One step of the forward: `M` queries meet `N` keys, head dimension `D`, inputs of `itemsize` bytes (2 or 1).
+# Return how many cycles it occupies the tensor core, the exp2 units, and shared memory.
+#
+# - The two products are S = Q Kᵀ and O += P V. A multiply-add is two FLOPs.
+# - The tensor core takes `rates["rows"]` rows of the first operand at a time. A rest of fewer rows takes as long as a full one.
+# - For each such group of rows, shared memory delivers the *whole* second operand (K, or V), again.
+#   Of the first operand it delivers the rows that exist, once: Q for S. P does not come from shared memory.
+# - One exponential per score. The tile has exactly `M` rows.
+
+
+# %% tags=["ex-9.1"]
+def tile_cycles(M, N, D, itemsize, rates):
+    """-> (tensor, exp, smem), cycles."""
+    raise NotImplementedError("9.1: not started")  # YOUR CODE
+
+
+# %%
+check("9.1", tile_cycles)
+
+# %% [markdown]
+# ## 9.2 Predict the limit, forward and backward
+#
+# (difficulty 2 of 3, 20 minutes) Which unit limits a perfectly overlapped kernel? `direction` is `"forward"` (a tile of 256 queries and 128 keys) or `"backward"` (128 queries, 128 keys).
+#
+# The forward is 9.1's. The backward has five products. M is the number of queries, N the number of keys:
+#
+# | product | rows x columns, contracted over | first operand from |
+# |---|---|---|
+# | Sᵀ = K Qᵀ | N x M, D | shared memory |
+# | dPᵀ = V dOᵀ | N x M, D | shared memory |
+# | dV += Pᵀ dO | N x D, M | tensor memory |
+# | dK += dSᵀ Q | N x D, M | tensor memory |
+# | dQ = dS K | M x D, N | shared memory |
+#
+# The second operand always comes from shared memory, once per `rates["rows"]` rows, as in 9.1.
+# Besides, shared memory takes dS once (M x N, `itemsize` bytes each). dQ goes out through it: in fp32, written once and read once. P is recomputed: one exponential per score.
+#
+# Return the names of all units within 5 % of the slowest one, in alphabetical order and joined by `" and "`, such as `"exp and tensor"` (names: `exp`, `smem`, `tensor`), and the cycles of the slowest.
+
+
+# %% tags=["ex-9.2"]
+def limit(direction, D, itemsize, rates):
+    """-> (names, cycles)"""
+    raise NotImplementedError("9.2: not started")  # YOUR CODE
+
+
+# %%
+check("9.2", limit)
+
+# %% [markdown]
+# ## 9.3 Predict the ring
+#
+# (difficulty 2 of 3, 20 minutes) A worker loads tiles of B by TMA into a ring of buffers; another multiplies them: `acc += A B`, with A `[M, K]` in shared memory for good, a new B `[K, N]` in each step, bf16. M is 64 or 128.
+# How many buffers does the ring need so that no unit waits for a buffer? Little's law answers: what is under way = how long one is under way x how many come per cycle.
+#
+# - **Round trip** of one buffer: from the start of its load to the start of the next load into it.
+#   The load: its latency `"tma_latency"`, then its transfer through the slowest of `"tma_issue"`, `"l2"` and `"smem"` (bytes per clock each).
+#   The multiplying worker wakes (`"wakeup"`). The product: the slower of tensor core and shared memory's operands (A and B, once), then its latency `"mma_latency"`.
+#   The loading worker wakes (`"wakeup"`).
+# - **Period**: cycles per step when nothing waits: what the busiest unit needs per step. Shared memory is one unit for all who use it.
+# - Fewer than 128 rows of A take the tensor core as long as 128.
+#
+# Return round trip, period, and the smallest number of buffers whose trips fill every period. The timed emulator agrees: with one buffer a step of this ring takes your round trip, with your number of buffers it takes your period, within 10 %.
+
+
+# %% tags=["ex-9.3"]
+def ring(M, N, K, rates):
+    """-> (round_trip, period, buffers): cycles, cycles, a whole number."""
+    raise NotImplementedError("9.3: not started")  # YOUR CODE
+
+
+# %%
+check("9.3", ring)
+
+# %% [markdown]
+# ## 9.4 Busy shares and the longest chain
+#
+# (difficulty 2 of 3, 20 minutes) Write the tool that reads a timeline. `events` is a list of `(unit, start, end)`. `needs[i]` lists the numbers of the events that event i had to wait for (any numbers, in any order, without circles).
+#
+# - **Busy**: for each unit its share of the time from the first start to the last end of all events. Events of one unit may overlap; a cycle counts once.
+# - **Longest chain**: the largest sum of durations along a path of `needs`. No overlap can make the kernel faster than this. Time that passes *between* two events is no part of it.
+#
+# Without events return `({}, 0)`; if no time passes at all, shares are 0.
+# There may be thousands of events, and very many paths.
+
+
+# %% tags=["ex-9.4"]
+def account(events, needs):
+    """-> (busy: {unit: share}, chain: cycles)"""
+    raise NotImplementedError("9.4: not started")  # YOUR CODE
+
+
+# %%
+check("9.4", account)
+
+# %% [markdown]
+# ## 9.5 Bug hunt: a wait that comes too early
+#
+# (difficulty 2 of 3, 15 minutes) One warp group; two buffers for K, two for S. For each of 128 queries it sums the exponentials of its scores. (Scores are small here: nobody subtracts a maximum.)
+#
+# The author's plan: while the tensor core makes the S of block j, the exp2 units work on block j − 1. The numbers are right, but the timeline shows the two units taking turns.
+# Run the check first: it names the longest wait, and that wait is needed. It only stands in the wrong place. Put it where it belongs.
+# Before you do: what else, besides S, is free only after it?
+#
+# Limit: at most 3,500 modelled cycles, and 1,700 more per block of 128 keys.
+
+
+# %% tags=["ex-9.5"]
+@triton.jit
+def sums_kernel(
+    q_desc, k_desc, out_ptr, blocks, scale_log2,
+    M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """q: [M, D], k: [blocks * N, D], bf16; out: [M] fp32, the sums of exp2(scores * scale_log2)."""
+    # YOUR CODE: one wait below serializes two units
+    q = tlx.local_alloc((M, D), tl.bfloat16, 1)
+    k = tlx.local_alloc((N, D), tl.bfloat16, 2)
+    s = tlx.local_alloc((M, N), tl.float32, 2, tlx.storage_kind.tmem)
+    q_full = tlx.alloc_barriers(1)
+    k_fulls = tlx.alloc_barriers(2)
+    s_fulls = tlx.alloc_barriers(2)
+    tlx.barrier_expect_bytes(q_full[0], 2 * M * D)
+    tlx.async_descriptor_load(q_desc, q[0], [0, 0], q_full[0])
+    tlx.barrier_expect_bytes(k_fulls[0], 2 * N * D)
+    tlx.async_descriptor_load(k_desc, k[0], [0, 0], k_fulls[0])
+    tlx.barrier_wait(q_full[0], 0)
+    total = tl.zeros((M,), tl.float32)
+    for j in range(blocks + 1):  # S of block j, exponentials of block j - 1
+        now, other = j % 2, (j + 1) % 2
+        if j + 1 < blocks:
+            tlx.barrier_expect_bytes(k_fulls[other], 2 * N * D)
+            tlx.async_descriptor_load(k_desc, k[other], [(j + 1) * N, 0], k_fulls[other])
+        if j < blocks:
+            tlx.barrier_wait(k_fulls[now], (j // 2) & 1)
+            keys = tlx.local_trans(k[now])
+            tlx.async_dot(q[0], keys, s[now], use_acc=False, mBarriers=[s_fulls[now]])
+            tlx.barrier_wait(s_fulls[now], (j // 2) & 1)
+        if j > 0:
+            total += tl.sum(tl.math.exp2(tlx.local_load(s[other]) * scale_log2), axis=1)
+    tl.store(out_ptr + tl.arange(0, M), total)
+
+
+# %%
+check("9.5", sums_kernel)
+
+# %% [markdown]
+# ## 9.6 The next product before this softmax
+#
+# (difficulty 3 of 3, 30 minutes) The chapter said that the next S could be asked for early, by the same warps. Write it: attention for one tile of 128 queries, one warp group, no tasks.
+# Two waits of version 1 must move. While the exp2 units work on block j, the tensor core should have the S of block j + 1 to make; and the wait for block j's PV may come a step later.
+#
+# Buffers, barriers and helpers are given; the first three loads are started for you. Buffers of a ring are used in turn: block j has `k[j % 2]`, `v[j % 2]`, `s[j % 2]`. There is one `p` and one `acc`.
+# Before each step ask of each buffer: who still reads it? The emulator asks, too.
+#
+# `blocks` is at least 1. Scores may be huge or very negative, no row is hidden. Limit: at most 3,000 modelled cycles, and 1,700 more per block of 64 keys.
+#
+# Given, in the next cell: `load_box` starts a copy, `softmax_step` is chapter 4's, in base 2.
+
+
+# %%
+@triton.jit
+def load_box(desc, tile, full, row, BYTES: tl.constexpr):
+    """Start the copy of the box at `row`; `full` completes when it is there."""
+    tlx.barrier_expect_bytes(full, BYTES)
+    tlx.async_descriptor_load(desc, tile, [row, 0], full)
+
+
+@triton.jit
+def softmax_step(scores, m, l, scale_log2):
+    """One block joins a running softmax in base 2: -> (P, alpha, m, l)."""
+    m_new = tl.maximum(m, tl.max(scores, axis=1) * scale_log2)
+    alpha = tl.math.exp2(m - m_new)
+    p = tl.math.exp2(scores * scale_log2 - m_new[:, None])
+    return p, alpha, m_new, l * alpha + tl.sum(p, axis=1)
+
+
+# %% tags=["ex-9.6"]
+@triton.jit
+def early_kernel(
+    q_desc, k_desc, v_desc, out_ptr, blocks, scale_log2,
+    M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """q: [M, D], k and v: [blocks * N, D], bf16; out: [M, D] fp32."""
+    q = tlx.local_alloc((M, D), tl.bfloat16, 1)
+    k = tlx.local_alloc((N, D), tl.bfloat16, 2)
+    v = tlx.local_alloc((N, D), tl.bfloat16, 2)
+    s = tlx.local_alloc((M, N), tl.float32, 2, tlx.storage_kind.tmem)
+    p = tlx.local_alloc((M, N), tl.bfloat16, 1, tlx.storage_kind.tmem)
+    acc = tlx.local_alloc((M, D), tl.float32, 1, tlx.storage_kind.tmem)
+    q_full = tlx.alloc_barriers(1)
+    k_fulls = tlx.alloc_barriers(2)
+    v_fulls = tlx.alloc_barriers(2)
+    s_fulls = tlx.alloc_barriers(2)
+    acc_full = tlx.alloc_barriers(1)
+    BYTES: tl.constexpr = 2 * N * D
+    load_box(q_desc, q[0], q_full[0], 0, 2 * M * D)
+    load_box(k_desc, k[0], k_fulls[0], 0, BYTES)
+    load_box(v_desc, v[0], v_fulls[0], 0, BYTES)
+    m = tl.full((M,), float("-inf"), tl.float32)
+    l = tl.zeros((M,), tl.float32)
+    pass  # YOUR CODE
+    rows, d = tl.arange(0, M), tl.arange(0, D)
+    out = tlx.local_load(acc[0]) / l[:, None]
+    tl.store(out_ptr + rows[:, None] * D + d[None, :], out)
+
+
+# %%
+check("9.6", early_kernel)

@@ -1,0 +1,765 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 09 · The machine underneath, and why plain Triton stalls
+#
+# **Goals.** Name the units of one SM, and what each does per clock. Compute by hand how many cycles a tile of attention costs on each of them. Read a timeline.
+# Say why one group of warps that does everything keeps a Blackwell GPU idle, what helps, and when it does not pay.
+#
+# **Time.** 60 minutes, and 110 for the exercises. **Needs.** Chapter 04 (the jagged forward). No GPU: every cycle count of this chapter is modelled unless it says "measured".
+
+# %%
+import math
+import re
+
+import torch
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+import jfa.emulator as emulator
+from jfa import plots
+from jfa.bench import recorded, shapes
+from jfa.emulator.rates import B200, H200
+from jfa.emulator.timeline import Timeline
+
+D, BM, BN = 128, 128, 128
+
+# %% [markdown]
+# ## The mental model: a workshop with six machines
+#
+# A Triton program looks like a list of orders: load, multiply, exponentiate, store.
+# The chip under it is a workshop.
+# Each kind of order has a machine of its own, and the machines can all run at the same time.
+# A B200 has 148 such workshops. Each is called a *streaming multiprocessor*, **SM**.
+#
+# So there are two questions about any kernel. How long does each machine need? And how much of that time do the others stand still?
+
+# %%
+MACHINE = {  # heading -> ((x, y, width, height), words, colour)
+    "exp2 units (MUFU)": ((0, 3.1, 2.4, 1.3), "16 exponentials\nper clock", 3),
+    "warps": ((2.9, 3.1, 2.7, 1.3), "groups of 32 threads\n128 multiply-adds per clock", 0),
+    "tensor memory": ((6.2, 3.1, 3.8, 1.3), "accumulators, 256 KB\n(Blackwell only)", 4),
+    "shared memory": ((2.9, 1.3, 2.7, 1.3), "228 KB\n128 bytes per clock", 2),
+    "tensor core": (
+        (6.2, 1.3, 3.8, 1.3),
+        "8192 bf16 FLOP per clock\non a B200, 4096 on an H200",
+        1,
+    ),
+    "TMA": ((0, 1.3, 2.4, 1.3), "copies boxes", 1),
+    "L2 and global memory": ((0, 0.3, 10, 0.5), "", 6),
+}
+LINKS = [
+    ("TMA", "L2 and global memory"),
+    ("TMA", "shared memory"),
+    ("shared memory", "warps"),
+    ("exp2 units (MUFU)", "warps"),
+    ("shared memory", "tensor core"),
+    ("tensor memory", "tensor core"),
+    ("tensor memory", "warps"),
+]
+plots.blocks(MACHINE, LINKS, title="one SM: its units, and what each does per clock")
+
+# %% [markdown]
+# | term | what it is |
+# |---|---|
+# | **warp** | 32 threads in step. Four warps are a *warp group*. |
+# | **MUFU** | the unit that makes exponentials (and other special functions) |
+# | **tensor core** | multiplies tiles. On Blackwell one thread starts a product and goes on; the product ends later. |
+# | **SMEM**, **TMEM** | shared memory; Blackwell's tensor memory, which holds accumulators |
+# | **TMA** | the copy engine: one thread names a box of a tensor, the engine fetches it |
+# | **rate** | how much a unit does per clock. Two users of one unit share its rate. |
+# | **latency** | how long you wait for the first result, however fast the unit is |
+#
+# The rates lie in `jfa/emulator/rates.py`, each with its source. "assumed" means that nobody has published that number for this chip. We come back to those.
+
+# %%
+SHOWN = ["tensor_2", "tensor_1", "mufu", "alu", "smem", "tmem_read", "l2", "hbm"]
+rows = [[n, B200[n], H200[n], B200.rates[n].unit, B200.rates[n].source] for n in SHOWN]
+print(plots.table(["rate", "B200", "H200", "unit", "source for the B200"], rows))
+
+# %% [markdown]
+# ## Version 0: arithmetic
+#
+# One step of the forward: M queries meet N keys, head dimension D.
+#
+# $$ \text{tensor} = \frac{2 \cdot 2MND}{\text{FLOP/clk}}, \qquad \exp = \frac{MN}{16}, \qquad \text{SMEM} = \frac{\text{operand bytes}}{128} . $$
+#
+# The first 2 counts the two products, the second 2 counts a multiply-add as two FLOPs.
+#
+# For the operand bytes one must know how the tensor core works.
+# It takes 128 rows at a time, and reads *both* operands of a product from SMEM, each time.
+# So S = QKᵀ reads Q and K, and O += PV reads V only: P lies in tensor memory.
+# With 256 queries there are two products of 128 rows, and each reads K and V again.
+
+
+# %%
+def tile_cycles(m, n, d, itemsize, chip):
+    """{unit: cycles} of one forward step; m is a multiple of 128."""
+    halves = m // 128
+    operands = halves * (128 * d + n * d + n * d) * itemsize  # Q and K, then V
+    return {
+        "tensor": 2 * 2 * m * n * d / chip[f"tensor_{itemsize}"],
+        "exp": m * n / chip["mufu"],
+        "SMEM": operands / chip["smem"],
+    }
+
+
+cycles = tile_cycles(256, 128, 128, 2, B200)
+print({unit: round(c) for unit, c in cycles.items()}, "sum", round(sum(cycles.values())))
+chips = {
+    "B200, bf16": tile_cycles(256, 128, 128, 2, B200),
+    "B200, FP8": tile_cycles(256, 128, 128, 1, B200),
+    "H200, bf16": tile_cycles(256, 128, 128, 2, H200),
+}
+plots.bars(
+    list(chips),
+    {unit: [c[unit] for c in chips.values()] for unit in cycles},
+    title="256 queries, 128 keys, D = 128: cycles per unit (modelled)",
+    xlabel="chip and type",
+    ylabel="cycles",
+    form="{:.0f}",
+)
+
+# %% [markdown]
+# These are the 2048, 2048 and 1536 cycles of the FlashAttention-4 paper. (On an H200 a product takes 64 rows and P comes from registers, so its SMEM bar is a lower bound.)
+#
+# Look at what changed from Hopper to Blackwell. The tensor core doubled, the exponentials did not.
+# On an H200 the products hide everything else. On a B200 products and exponentials need the same time, and with FP8 the exponentials alone are the limit.
+#
+# If the units take turns, a step costs the **sum**: 5632 cycles. If they overlap perfectly, it costs the **largest**: 2048.
+# In the first case the tensor core is busy for 36 % of the time, in the second for 100 %.
+# Predict: where will a kernel end up whose every line waits for the line before? (It is lower than 36 %.)
+#
+# ## The other half: latencies
+#
+# A rate says how long a unit is *busy*. A latency says how long the one who asked *waits*.
+
+# %%
+LADDER = {
+    "a barrier passed": "barrier",
+    "shared memory, a load": "smem_latency",
+    "a waiting warp wakes": "wakeup",
+    "a matrix product": "mma_latency",
+    "global memory, a load": "global_latency",
+    "a box by TMA, from L2": "tma_latency",
+    "launch of a program": "launch",
+}
+plots.strips(
+    {
+        f"{words}{' (assumed)' if B200.rates[name].assumed else ''}": [B200[name]]
+        for words, name in LADDER.items()
+    },
+    title="a ladder of latencies on a B200, as the model has them",
+    xlabel="cycles (log axis)",
+    log_x=True,
+)
+
+# %% [markdown]
+# A block of K and V fetched by TMA takes about 1000 cycles before its first byte arrives. A product takes 200 beyond its own work.
+# Who waits for both in every step loses 1500 cycles or more per step, whatever the rates.
+#
+# ## The roof
+#
+# Above one SM stands memory. A kernel with f FLOPs per byte cannot pass f times the bandwidth.
+# In attention the queries that share one read of K and V decide: with L queries per sequence it is about L FLOPs per byte in bf16.
+#
+# The dots are measured on one H200 (bf16, forward, recorded 2026-11-29): this package's plain Triton kernel, and its TLX kernel for Hopper.
+
+# %%
+H200_ROOF = (4.2, 771.0)  # TB/s of a large copy, TFLOP/s of an 8192^3 product, measured on one H200
+B200_ROOF = (B200["hbm"] * B200["sms"] * B200["clock"] / 1e12, B200.peak_flops() / 1e12)
+NAMES = ["pma32", "pma128", "self-window", "self-d64", "self", "dense"]
+measured = {"plain Triton, H200": {}, "TLX, H200": {}}
+for result in recorded.read_all():
+    for t in result.content["timings"]:
+        series = {"jfa:portable": "plain Triton, H200", "jfa:hopper": "TLX, H200"}.get(t["name"])
+        if series and t["shape"] in NAMES:
+            measured[series][t["shape"]] = t["forward_tflops"]
+intensity = {n: shapes.SHAPES[n].flops() / shapes.SHAPES[n].least_bytes() for n in NAMES}
+plots.roofline(
+    intensity,
+    {"an H200, measured": H200_ROOF, "a B200, modelled": B200_ROOF},
+    measured,
+    title="forward: measured points under the roofs of two chips",
+)
+
+# %% [markdown]
+# Left of the corner a kernel is as good as its bytes. Right of it, memory is out of the way, and what is inside the SM decides. There, on `dense` and `self`, the two kernels differ most.
+# Keep that for the end of the chapter.
+#
+# ## Enough TLX to read on
+#
+# Plain Triton has no words for "start this and go on". TLX, an extension of Triton, has. You will write it from chapter 10 on; here you only read it.
+#
+# | TLX | meaning |
+# |---|---|
+# | `tlx.local_alloc(shape, dtype, n)` | n buffers in SMEM, or in TMEM with `tlx.storage_kind.tmem` |
+# | `tlx.alloc_barriers(n)` | n *mbarriers*. Each counts arrivals; a full count completes a *phase*. |
+# | `tlx.barrier_expect_bytes(bar, n)` | tells the barrier: n bytes will come |
+# | `tlx.async_descriptor_load(desc, buffer, [row, col], bar)` | starts a copy by TMA, and goes on. The barrier completes when the bytes are there. |
+# | `tlx.async_dot(a, b, acc, mBarriers=[bar])` | starts a product, and goes on. The barrier completes when it is done. |
+# | `tlx.barrier_wait(bar, phase & 1)` | waits until that phase has completed. Phases are numbered 0, 1, 2, ... and asked for by their last bit. |
+# | `tlx.local_load(buffer)` | SMEM or TMEM to registers; `local_store` the other way |
+#
+# ## Version 1: one warp group, one thing after another
+#
+# What a Triton programmer would write, said in TLX so that every wait is visible.
+
+
+# %%
+@triton.jit
+def softmax_step(scores, m, l, scale_log2):
+    """One block joins a running softmax in base 2: -> (P, alpha, m, l)."""
+    m_new = tl.maximum(m, tl.max(scores, axis=1) * scale_log2)
+    alpha = tl.math.exp2(m - m_new)
+    p = tl.math.exp2(scores * scale_log2 - m_new[:, None])
+    return p, alpha, m_new, l * alpha + tl.sum(p, axis=1)
+
+
+@triton.jit
+def load_block(k_desc, v_desc, k_tile, v_tile, full, row, BYTES: tl.constexpr):
+    """Ask for one block of keys and values; `full` completes when both are there."""
+    tlx.barrier_expect_bytes(full, 2 * BYTES)
+    tlx.async_descriptor_load(k_desc, k_tile, [row, 0], full)
+    tlx.async_descriptor_load(v_desc, v_tile, [row, 0], full)
+
+
+@triton.jit
+def turns(
+    q_desc, k_desc, v_desc, out_ptr, blocks, scale_log2,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BM
+    q = tlx.local_alloc((BM, D), tl.bfloat16, 1)
+    k = tlx.local_alloc((BN, D), tl.bfloat16, 1)
+    v = tlx.local_alloc((BN, D), tl.bfloat16, 1)
+    s = tlx.local_alloc((BM, BN), tl.float32, 1, tlx.storage_kind.tmem)
+    p_tile = tlx.local_alloc((BM, BN), tl.bfloat16, 1, tlx.storage_kind.tmem)
+    acc = tlx.local_alloc((BM, D), tl.float32, 1, tlx.storage_kind.tmem)
+    q_full = tlx.alloc_barriers(1)
+    kv_full = tlx.alloc_barriers(1)
+    multiplied = tlx.alloc_barriers(1)
+
+    tlx.barrier_expect_bytes(q_full[0], 2 * BM * D)
+    tlx.async_descriptor_load(q_desc, q[0], [row, 0], q_full[0])
+    tlx.barrier_wait(q_full[0], 0)
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    l = tl.zeros((BM,), tl.float32)
+    for j in range(blocks):
+        load_block(k_desc, v_desc, k[0], v[0], kv_full[0], j * BN, 2 * BN * D)
+        tlx.barrier_wait(kv_full[0], j & 1)  # everybody waits for memory
+        tlx.async_dot(q[0], tlx.local_trans(k[0]), s[0], use_acc=False, mBarriers=[multiplied[0]])
+        tlx.barrier_wait(multiplied[0], 0)  # everybody waits for the tensor core
+        p, alpha, m, l = softmax_step(tlx.local_load(s[0]), m, l, scale_log2)
+        tlx.local_store(p_tile[0], p.to(tl.bfloat16))
+        if j > 0:
+            tlx.local_store(acc[0], tlx.local_load(acc[0]) * alpha[:, None])
+        tlx.async_dot(p_tile[0], v[0], acc[0], use_acc=j > 0, mBarriers=[multiplied[0]])
+        tlx.barrier_wait(multiplied[0], 1)  # and again
+    rows, d = row + tl.arange(0, BM), tl.arange(0, D)
+    tl.store(out_ptr + rows[:, None] * D + d[None, :], tlx.local_load(acc[0]) / l[:, None])
+
+
+# %%
+def make_problem(len_kv, seed=0):
+    """256 queries, one head, bf16, and the answer in fp64."""
+    g = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(n, D, generator=g).bfloat16() for n in (256, len_kv, len_kv))
+    want = torch.softmax(q.double() @ k.double().t() / math.sqrt(D), dim=1) @ v.double()
+    return q, k, v, want
+
+
+def launcher(kernel, problem, rows, block=BN, **constants):
+    """A function that launches `kernel` on the problem, `rows` queries per program."""
+    q, k, v, _ = problem
+    out = torch.full((256, D), float("nan"))
+    boxes = [TensorDescriptor.from_tensor(q, [BM, D])]
+    boxes += [TensorDescriptor.from_tensor(x, [block, D]) for x in (k, v)]
+    scale, blocks = math.log2(math.e) / math.sqrt(D), len(k) // block
+    constants |= dict(D=D, BM=BM, BN=block)
+
+    def launch():
+        kernel[(256 // rows,)](*boxes, out, blocks, scale, **constants)
+        return out
+
+    return launch
+
+
+def record(launch, chip=B200):
+    """The timeline of a launch on one SM under the policy "timed" (modelled)."""
+    with emulator.options(policy="timed", rates=chip, trace=True, max_ctas=1):
+        launch()
+    return Timeline.of(emulator.last())
+
+
+def busy(line, unit="tensor"):
+    """Share of the run in which a unit of the one SM was occupied, whichever program had it."""
+    spans = [s for (_, u), found in line.occupied.items() if u == unit for s in found]
+    return sum(end - begin for begin, end in spans) / line.cycles
+
+
+BLOCKS = 8
+PROBLEM = make_problem(BLOCKS * BN)
+SCORE = {}  # version -> timeline
+
+
+def study(name, kernel, rows, block=BN, **constants):
+    """Run on three schedules, compare with fp64, then model it on one SM."""
+    launch = launcher(kernel, PROBLEM, rows, block, **constants)
+    for policy in ("eager", "lazy", "random"):
+        with emulator.options(policy=policy, seed=1):
+            error = float((launch() - PROBLEM[3]).abs().max())
+    SCORE[name] = line = record(launch)
+    print(f"{name}: largest error {error:.0e}; {line.cycles:,.0f} modelled cycles for 256 queries,")
+    print(f"    tensor core busy {busy(line):.1%}, exp2 units {busy(line, 'mufu'):.1%}")
+    return line
+
+
+line = study("1: turns", turns, BM)
+start = line.start + 0.2 * line.cycles
+plots.timelines({"version 1: two steps from the middle": line}, (start, start + 14_000))
+
+# %% [markdown]
+# **How to read it.** One lane per worker. `main` is the warp group, `TMA` and `MMA` (the tensor core) are engines that work by themselves.
+# Orange is a warp group that waits. Draw a vertical line anywhere: hardly ever do two lanes work at the same time.
+#
+# The tensor core is busy for about 15 % of the time. Not 36 %: the rest is latency, paid anew in each step.
+# Where do the cycles go? The timeline keeps them per barrier.
+
+# %%
+for (track, barrier), waited in list(line.waits().items())[:3]:
+    print(f"{track} waits {waited:8,.0f} cycles for {barrier}")
+steps = 2 * BLOCKS
+by_arithmetic = tile_cycles(BM, BN, D, 2, B200)
+print(f"a step of 128 queries: {line.cycles / steps:,.0f} cycles; by arithmetic the units need")
+print({unit: round(c) for unit, c in by_arithmetic.items()})
+
+# %% [markdown]
+# ## What the compiler makes of plain Triton
+#
+# Perhaps the compiler repairs it? It does repair a part. Here is the same loop in plain Triton, compiled for a Hopper (sm_90) and a Blackwell (sm_100).
+# It takes about 20 seconds. The list shows the inner loop's instructions of PTX, the assembler of NVIDIA GPUs, in their order; runs of equal ones are counted.
+# Predict: which of the three waits of version 1 are gone?
+
+# %%
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+
+@triton.jit
+def plain_loop(
+    q_ptr, k_ptr, v_ptr, out_ptr, scale_log2, blocks,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    d = tl.arange(0, D)
+    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    q = tl.load(q_ptr + i[:, None] * D + d[None, :])
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    l = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, D), tl.float32)
+    for block in range(blocks):
+        j = block * BN + tl.arange(0, BN)
+        k = tl.load(k_ptr + j[:, None] * D + d[None, :])
+        s = tl.dot(q, tl.trans(k))
+        p, alpha, m, l = softmax_step(s, m, l, scale_log2)
+        v = tl.load(v_ptr + j[:, None] * D + d[None, :])
+        acc = tl.dot(p.to(tl.bfloat16), v, acc * alpha[:, None])
+    tl.store(out_ptr + i[:, None] * D + d[None, :], acc / l[:, None])
+
+
+TYPES = {"q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "out_ptr": "*fp32"}
+TYPES |= {"scale_log2": "fp32", "blocks": "i32", "D": "constexpr", "BM": "constexpr"}
+WORDS = {  # PTX -> what it means
+    "cp.async.cg": "copies of K or V start",
+    "cp.async.wait_group": "WAIT for copies",
+    "wgmma.mma_async": "a product starts",
+    "wgmma.wait_group": "WAIT for products",
+    "tcgen05.mma": "a product starts",
+    "mbarrier.try_wait": "WAIT for a product",
+    "tcgen05.ld": "tensor memory to registers",
+    "tcgen05.st": "registers to tensor memory",
+    "ex2.approx": "exponentials",
+}
+
+
+def inner_loop(arch, warps):
+    """(words of the inner loop in order, SMEM bytes, TMEM columns) of plain_loop."""
+    sizes = {"D": 128, "BM": 128, "BN": 128}
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(4)}
+    source = ASTSource(plain_loop, {**TYPES, "BN": "constexpr"}, sizes, aligned)
+    made = triton.compile(source, GPUTarget("cuda", arch, 32), {"num_warps": warps})
+    ptx = made.asm["ptx"]
+    # a loop: from a label to the last branch back to it
+    labels = {m[1]: m.start() for m in re.finditer(r"^(\$L__BB\w+):", ptx, re.M)}
+    back = [(labels[m[1]], m.end()) for m in re.finditer(r"bra(?:\.uni)?\s+(\$L__BB\w+)", ptx)]
+    begin, end = max((b for b in back if b[0] < b[1]), key=lambda b: b[1] - b[0])
+    loop = ptx[begin:end]
+    found = [w for w in re.findall("|".join(map(re.escape, WORDS)), loop)]
+    runs = []
+    for word in found:
+        if runs and runs[-1][0] == word:
+            runs[-1][1] += 1
+        else:
+            runs.append([word, 1])
+    return runs, made.metadata.shared, getattr(made.metadata, "tmem_size", 0)
+
+
+for arch, warps in ((90, 8), (100, 4)):
+    runs, smem, columns = inner_loop(arch, warps)
+    print(f"sm_{arch}: {smem:,} bytes of SMEM, {columns} columns of TMEM")
+    for word, count in runs:
+        print(f"    {count:>4} x {word:<20} {WORDS[word]}")
+
+# %% [markdown]
+# **The loads are repaired.** Copies start early and are waited for late: that is what `num_stages` does.
+#
+# **The products are not.** Between S and the exponentials stands a wait, on both chips, for the exponentials need S.
+# The same warps make the exponentials, so they cannot use this time.
+# On sm_100 the compiler even starts the next S early, behind PV. But then the same warps come back to the loop's head, and wait for both.
+#
+# **Tensor memory is gone.** On sm_100 this program takes all 512 columns. The compiler keeps S, P and the accumulator apart, for it does not know that P may lie on the S that it was made from.
+# So a second program does not fit beside it on the SM, and nobody fills the gaps.
+#
+# Triton's model has one kind of warp: all run the same code in the same order.
+# It has no word for how long a piece of tensor memory is in use, and none for the hardware's queue of chapter 08.
+# Everything that follows in this course is about leaving that model.
+#
+# ## Versions 2, 3, 4: repairs inside the model
+#
+# - **2: loads ahead.** A ring of two buffers for K and V: the next block is asked for before this one is used. (What `num_stages` does.)
+# - **3: two groups.** Two warp groups with 128 queries each, as two programs on one SM would be. While one waits, the other may work. It needs P on top of S, or TMEM does not suffice.
+# - **4: both.** Now SMEM is the limit: two rings of two blocks of 128 keys would be 256 KB. So blocks of 64 keys.
+
+
+# %%
+@triton.jit
+def one_group(
+    q_desc, k_desc, v_desc, out_ptr, part, blocks, scale_log2, q, k, v, s, p_tile, acc, q_fulls,
+    kv_fulls, multiplied, GROUPS: tl.constexpr, AHEAD: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Version 1 for the queries of one group; its ring holds AHEAD blocks of keys."""
+    row = (tl.program_id(0) * GROUPS + part) * BM
+    ring = part * AHEAD  # this group's first buffer
+    tlx.barrier_expect_bytes(q_fulls[part], 2 * BM * D)
+    tlx.async_descriptor_load(q_desc, q[part], [row, 0], q_fulls[part])
+    tlx.barrier_wait(q_fulls[part], 0)
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    l = tl.zeros((BM,), tl.float32)
+    for j in range(AHEAD - 1):
+        at = ring + j
+        load_block(k_desc, v_desc, k[at], v[at], kv_fulls[at], j * BN, 2 * BN * D)
+    for j in range(blocks):
+        later = j + AHEAD - 1
+        if later < blocks:
+            at = ring + later % AHEAD
+            load_block(k_desc, v_desc, k[at], v[at], kv_fulls[at], later * BN, 2 * BN * D)
+        at = ring + j % AHEAD
+        tlx.barrier_wait(kv_fulls[at], (j // AHEAD) & 1)
+        keys = tlx.local_trans(k[at])
+        tlx.async_dot(q[part], keys, s[part], use_acc=False, mBarriers=[multiplied[part]])
+        tlx.barrier_wait(multiplied[part], 0)
+        p, alpha, m, l = softmax_step(tlx.local_load(s[part]), m, l, scale_log2)
+        tlx.local_store(p_tile[2 * part], p.to(tl.bfloat16))
+        if j > 0:
+            tlx.local_store(acc[part], tlx.local_load(acc[part]) * alpha[:, None])
+        done = multiplied[part]
+        tlx.async_dot(p_tile[2 * part], v[at], acc[part], use_acc=j > 0, mBarriers=[done])
+        tlx.barrier_wait(multiplied[part], 1)
+    rows, d = row + tl.arange(0, BM), tl.arange(0, D)
+    tl.store(out_ptr + rows[:, None] * D + d[None, :], tlx.local_load(acc[part]) / l[:, None])
+
+
+@triton.jit
+def groups_kernel(
+    q_desc, k_desc, v_desc, out_ptr, blocks, scale_log2,
+    GROUPS: tl.constexpr, AHEAD: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """GROUPS warp groups, each with its own queries, its own ring and its own half of TMEM."""
+    q = tlx.local_alloc((BM, D), tl.bfloat16, GROUPS)
+    k = tlx.local_alloc((BN, D), tl.bfloat16, GROUPS * AHEAD)
+    v = tlx.local_alloc((BN, D), tl.bfloat16, GROUPS * AHEAD)
+    scores = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)  # P lies on its own S
+    s = tlx.local_alloc((BM, BN), tl.float32, GROUPS, tlx.storage_kind.tmem, reuse=scores)
+    p_tile = tlx.local_alloc((BM, BN), tl.bfloat16, 2 * GROUPS, tlx.storage_kind.tmem, reuse=scores)
+    acc = tlx.local_alloc((BM, D), tl.float32, GROUPS, tlx.storage_kind.tmem)
+    q_fulls = tlx.alloc_barriers(GROUPS)
+    kv_fulls = tlx.alloc_barriers(GROUPS * AHEAD)
+    multiplied = tlx.alloc_barriers(GROUPS)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            one_group(
+                q_desc, k_desc, v_desc, out_ptr, 0, blocks, scale_log2, q, k, v, s, p_tile, acc,
+                q_fulls, kv_fulls, multiplied, GROUPS, AHEAD, D, BM, BN,
+            )  # fmt: skip
+        if GROUPS == 2:
+            with tlx.async_task(num_warps=4):
+                one_group(
+                    q_desc, k_desc, v_desc, out_ptr, 1, blocks, scale_log2, q, k, v, s, p_tile, acc,
+                    q_fulls, kv_fulls, multiplied, GROUPS, AHEAD, D, BM, BN,
+                )  # fmt: skip
+
+
+study("2: loads ahead", groups_kernel, BM, GROUPS=1, AHEAD=2)
+line = study("3: two groups", groups_kernel, 2 * BM, GROUPS=2, AHEAD=1)
+study("4: both, 64 keys", groups_kernel, 2 * BM, 64, GROUPS=2, AHEAD=2)
+start = line.start + 0.3 * line.cycles
+plots.timelines({"version 3: two groups, each as in version 1": line}, (start, start + 14_000))
+
+# %% [markdown]
+# The lanes `default` and `task_L…` (named after its line) are the two groups.
+#
+# Version 2 saves the wait for memory and nothing else. Version 3 nearly doubles: when one group waits, the other one often works.
+# Version 4 should be the sum of both gains. It is not: half as many keys per step, so twice as many waits for products.
+#
+# What would help now? Both groups read *the same* K and V, but each fetches its own copy, for no program can hand a buffer to another.
+# **If one worker loaded for both**, a single ring of 128-key blocks would fit. **If another worker issued the products**, they would queue up without anybody's wait.
+# That is warp specialization: workers that differ. Its price is that each hand-over must be said, by a barrier.
+#
+# ## Version 5: the promise
+#
+# The package's forward for Blackwell has six kinds of workers. Chapters 10 to 13 build it. Here it is as a black box, on the same 256 queries and keys.
+
+# %%
+from jfa.kernels.blackwell import modelled
+
+SCORE["5: the package's"] = modelled.record_one_sm(modelled.forward_launch(256, BLOCKS * BN), B200)
+names = {"tensor": "tensor core", "mufu": "exp2 units", "smem": "SMEM", "tmem_read": "TMEM reads"}
+plots.bars(
+    list(SCORE),
+    {words: [100 * busy(one, unit) for one in SCORE.values()] for unit, words in names.items()},
+    title="share of the time in which each unit is busy, 256 queries x 1024 keys (modelled)",
+    xlabel="version",
+    ylabel="percent",
+    form="{:.0f}",
+)
+
+# %%
+line = SCORE["5: the package's"]
+start = line.start + 0.45 * line.cycles
+plots.timelines({"version 5: from the middle": line}, (start, start + 7_000))
+
+# %% [markdown]
+# Half the cycles of this picture, and at any moment most lanes are at work. The lanes' waits are long, too, but they are *other workers'* waits: nobody stands still while there is work on their unit.
+#
+# ## Version 6: the bound
+#
+# How far could it go? If units overlapped perfectly, a step would cost the largest of its units' cycles. We compare, per 256 queries and 128 keys.
+
+# %%
+bound = max(tile_cycles(256, BN, D, 2, B200).values())
+versions = {name: one.cycles / BLOCKS for name, one in SCORE.items()}
+versions |= {"units take turns (sum)": sum(cycles.values()), "perfect overlap (bound)": bound}
+plots.panels(
+    list(versions),
+    {"modelled cycles per step": (list(versions.values()), "{:,.0f}")},
+    title="a step of 256 queries x 128 keys, beginning and end of the tile included",
+)
+
+# %% [markdown]
+# ## When it does not pay
+#
+# A specialized kernel takes its time to start: barriers are made, workers start, the ring fills. Until then the units wait, whoever programs them.
+# So the number of key blocks matters. Fit a line through the cycles: a fixed part, and a part per block.
+
+# %%
+blocks = [1, 2, 4, 8, 16]
+cycles_of = {"1: turns": [], "5: the package's": []}
+for n in blocks:
+    short = make_problem(n * BN)
+    cycles_of["1: turns"].append(record(launcher(turns, short, BM)).cycles)
+    cycles_of["5: the package's"].append(
+        modelled.record_one_sm(modelled.forward_launch(256, n * BN), B200).cycles
+    )
+for name, found in cycles_of.items():
+    per_block = (found[-1] - found[-2]) / (blocks[-1] - blocks[-2])
+    fixed = found[-1] - blocks[-1] * per_block
+    print(f"{name:<18} {fixed:6,.0f} cycles + {per_block:6,.0f} per block")
+useful = [n * bound for n in blocks]
+plots.lines(
+    [n * BN for n in blocks],
+    {name: [100 * u / c for u, c in zip(useful, found)] for name, found in cycles_of.items()},
+    title="tensor cycles that are needed, as a share of the time (modelled)",
+    xlabel="keys per sequence",
+    ylabel="percent",
+    log_x=True,
+    from_zero=True,
+)
+
+# %% [markdown]
+# With 128 keys two thirds of the specialized kernel's time are its beginning and its end. It still wins in this model, by a factor of two. With 2048 keys it is more than four.
+#
+# The model knows no cost of registers, no code size, no second program on the SM. So look at measurements. An H200, the same package, forward: how many times as fast is TLX as plain Triton?
+
+# %%
+order = sorted(NAMES, key=intensity.get)
+plain, special = measured["plain Triton, H200"], measured["TLX, H200"]
+plots.panels(
+    [f"{n}, {intensity[n]:,.0f} FLOPs per byte" for n in order],
+    {
+        "TLX / plain Triton": ([special[n] / plain[n] for n in order], "{:.2f}"),
+        "TLX, share of the roof, %": (
+            [100 * special[n] / min(intensity[n] * H200_ROOF[0], H200_ROOF[1]) for n in order],
+            "{:.0f}",
+        ),
+    },
+    title="measured on one H200, bf16, forward (driver 580, 2026-11-29)",
+)
+
+# %% [markdown]
+# Three ways not to gain:
+#
+# - **Bytes decide** (`pma32`): both kernels stand near the roof of memory. Nothing inside the SM can lift a roof.
+# - **Exponentials decide** (`self-d64`): with D = 64 there are half as many FLOPs per exponential. On an H200 both units then need the same time, and the rest of the softmax runs on the same warps.
+# - **Few steps** (`self-window`): a window of 256 keys is a handful of blocks per tile. Public reports agree. The TLX template of FlexAttention was *slower* below 512 keys, 0.89 times at 128 to 256, and 1.12 to 1.13 times as fast at 8k to 16k (PyTorch pull request 188644, 2026).
+#
+# ## How much hangs on what nobody knows
+#
+# Some rates are assumed. A conclusion that changes when such a number is halved or doubled is no conclusion.
+# The bars show the share of time in which the tensor core is busy, each rate once at half and once at twice its value.
+
+# %%
+DOUBTED = ["tmem_read", "tmem_write", "tma_latency", "wakeup", "barrier", "smem_latency", "cvt"]
+short = make_problem(4 * BN)
+measures = {
+    "version 1": lambda chip: busy(record(launcher(turns, short, BM), chip)),
+    "version 5": lambda chip: busy(modelled.record_one_sm(package, chip)),
+}
+package = modelled.forward_launch(256, 4 * BN)
+bars = {}
+for name, measure in measures.items():
+    base = 100 * measure(B200)
+    for rate in DOUBTED:
+        found = [100 * measure(B200.scaled(rate, factor)) for factor in (0.5, 2.0)]
+        low, high = min(found + [base]), max(found + [base])
+        bars[f"{name}, {rate}: {low:.1f} to {high:.1f} %"] = [
+            plots.Segment(low, base - low + 0.1, "", 1),
+            plots.Segment(base, high - base + 0.1, "", 0),
+        ]
+plots.segments(
+    bars,
+    title="tensor core busy, 256 x 512: from its worst to its best (modelled)",
+    xlabel="percent; the colours meet at the rates as they are",
+)
+
+# %% [markdown]
+# The two kernels never come near each other. That much survives every doubt. *How* busy version 5 is does not.
+# It leans on the TMA's latency, for with four blocks of keys the beginning of the tile weighs a lot, and on tensor memory, whose bandwidth on a B200 nobody has published.
+#
+# ## Exercises
+#
+# Open [exercises/09_the_machine_underneath.py](../exercises/09_the_machine_underneath.py).
+#
+# | | | difficulty | minutes |
+# |---|---|---|---|
+# | 9.1 | cycles of a tile, unit by unit | 1 | 12 |
+# | 9.2 | predict the limit, forward and backward | 2 | 20 |
+# | 9.3 | predict the ring: round trip, period, buffers | 2 | 20 |
+# | 9.4 | busy shares and the longest chain | 2 | 20 |
+# | 9.5 | bug hunt: a wait that comes too early | 2 | 15 |
+# | 9.6 | the next product before this softmax | 3 | 30 |
+#
+# ## Checkpoint
+#
+# <details><summary>A B200, D = 64, bf16, 256 queries and 128 keys: which unit is the limit?</summary>
+#
+# The exp2 units. The products need 1024 cycles, the exponentials still 2048.
+# </details>
+#
+# <details><summary>A kernel's tensor core is busy for 20 % of the time, its exp2 units too. Is it limited by either?</summary>
+#
+# By neither. It is limited by waits: no unit is near 100 %.
+# </details>
+#
+# <details><summary>Why can plain Triton hide the wait for K and V, and not the wait for S?</summary>
+#
+# K and V of the next step are known without this step's results, so they can be asked for early by the same warps. The exponentials need S, and they are those warps' own next work.
+# (The *next* S could be asked for early, too: exercise 9.6. Then one group of warps must order by hand what two kinds of workers do by themselves.)
+# </details>
+#
+# <details><summary>Two programs on one SM hide each other's waits. Why is that no cure on a B200 for D = 128?</summary>
+#
+# They must fit: 512 columns of tensor memory and 227 KB of SMEM for both. And each fetches its own K and V.
+# </details>
+#
+# ## Try this
+#
+# - Model version 1 with H200 rates: `record(launcher(turns, PROBLEM, BM), H200)`. Its tensor core is busy for a larger share. Why? (The kernel itself would not run there: TMEM is Blackwell's.)
+# - In version 4 use blocks of 32 keys. Predict the cycles from the two runs that you have.
+# - Give `tile_cycles` 8-bit inputs and D = 256. Which unit would you have to make faster, and by how much, before another one takes over?
+#
+# ## Pitfalls
+#
+# Each with a number.
+#
+# **The sum for the largest.** "The products take 2048 cycles and the exponentials 2048, so a step takes 4096." Only if nothing overlaps. And the reverse, a bound taken for a time:
+
+# %%
+step = {name: versions[name] for name in ("1: turns", "5: the package's")}
+print({name: f"{c / bound:.1f} times the bound" for name, c in step.items()})
+
+# %% [markdown]
+# **Latency counted once per block.** With two buffers the latency of a load is hidden behind the step before, or it is not: it depends on which is longer. Versions 1 and 2, cycles waited for K and V:
+
+# %%
+for name in ("1: turns", "2: loads ahead"):
+    kv = sum(c for (_, bar), c in SCORE[name].waits().items() if bar.startswith("kv_full"))
+    print(f"{name}: {kv:,.0f} of {SCORE[name].cycles:,.0f} cycles")
+
+# %% [markdown]
+# **Padded work counted as work.** A tile of 128 rows takes the tensor core as long when 32 of them exist. "Busy" is not "useful":
+
+# %%
+for queries in (32, 64, 128):
+    share = queries / 128
+    print(f"{queries} queries in a tile of 128: busy 70 % would be {70 * share:.0f} % useful")
+
+# %% [markdown]
+# **A share of one unit taken as a verdict.** In version 3 the tensor core is busy for 30 %. The exp2 units are, too. Halve the exponentials' cost: how much does it gain?
+
+# %%
+launch = launcher(groups_kernel, PROBLEM, 2 * BM, GROUPS=2, AHEAD=1)
+now, then = record(launch).cycles, record(launch, B200.scaled("mufu", 2)).cycles
+print(f"{now:,.0f} cycles; with exp2 units twice as fast {then:,.0f}: {1 - then / now:.0%} less")
+
+# %% [markdown]
+# | pitfall | where you saw it |
+# |---|---|
+# | sum for the largest, bound for a time | the table of steps |
+# | latency as a cost per block | versions 1 and 2 |
+# | busy taken for useful | tiles of 32 queries |
+# | speeding up a unit that is not the limit | exp2 units twice as fast |
+# | FlashAttention-4's algorithm without its roles: the same mathematics, one kind of warp | versions 1 and 5 |
+# | specializing what bytes or exponentials limit | the measured ratios |
+#
+# ## What differs on a real GPU
+#
+# - Four schedulers hide many short latencies by switching warps, instruction by instruction. The model does it operation by operation.
+# - Bank conflicts, clock under power limits, and the L2's two halves are not modelled. Twice the tensor rate at the same power is a real question on a B200.
+# - A B200 is *a* Blackwell. The consumer chips (sm_120) have neither tensor memory nor these products (flash-attention, issue 2634).
+# - Published for a B200, not measured here: FlashAttention-4 reaches 1613 TFLOP/s, 71 % of the peak (arXiv 2603.05451, 2026).
+#   FP8 does not double that: TLX's own MXFP8 forward ran at about 1180 TFLOP/s beside 1182 of its bf16 one (1.052 ms at batch 1, 32 heads, 8704 tokens, D = 128; facebookexperimental/triton, 2026; TFLOP/s derived). The exponentials are the limit, as the second group of bars said.
+#
+# ## Verified here, and not
+#
+# Versions 1 to 4 ran on the emulator under three schedules and were compared with fp64; version 5 has tests of its own. All their cycles are modelled with the rates of `jfa/emulator/rates.py`, sources included; no B200 was there.
+# The inner loops were compiled by fbtriton 3.7.4 when this notebook ran. The H200 points were measured on 2026-11-29 and are read from `jfa/bench/results`.
+#
+# ## Sources
+#
+# - FlashAttention-4, arXiv 2603.05451 (2026): rates per SM, cycles of a tile, 71 % of the peak.
+# - SemiAnalysis, microbench-blackwell: clock, product and TMA latencies. TileSight: L2 and HBM bandwidth.
+# - PyTorch pull request 188644 (2026): the TLX template of FlexAttention by sequence length. Dao-AILab/flash-attention issue 2634: sm_120.
+# - J. D. C. Little, *A proof for the queuing formula L = λW*, 1961: exercise 9.3's law.
+# - `jfa/emulator/rates.py`, `jfa/kernels/blackwell/modelled.py`, [docs/blackwell-notes.md](../docs/blackwell-notes.md): the full table of doubted rates.
+#
+# Next: 10, TLX primitives.
