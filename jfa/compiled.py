@@ -232,14 +232,14 @@ def compile_kernel(
 
     Args:
         signature: Triton types of the arguments that are no constexprs, as in :class:`CompileConfig`.
-        constexprs: values of the constexprs; numbers, strings, booleans, None, ``tl.dtype``.
+        constexprs: values of the constexprs; numbers, strings, booleans, None, ``tl.dtype``, dataclasses of those.
         roles: names for the warp groups in the report.
     """
     config = CompileConfig(
         name=name or _plain_function(kernel).__name__,
         kernel="",
         signature=signature,
-        constexprs={k: _encode(v) for k, v in (constexprs or {}).items()},
+        constexprs=constexprs or {},
         targets=(arch,),
         num_warps=num_warps,
         roles=tuple(roles),
@@ -251,7 +251,8 @@ def compile_kernel(
 
 
 def _job(kernel: str, config: CompileConfig, arch: int) -> dict[str, Any]:
-    data = dataclasses.asdict(config)
+    constexprs = {name: _encode(value) for name, value in config.constexprs.items()}
+    data = dataclasses.asdict(dataclasses.replace(config, constexprs=constexprs))
     data.update(kernel=kernel, arch=arch, max_spill_bytes=None)
     return data
 
@@ -459,11 +460,17 @@ def _load_kernel(path: str) -> Any:
 
 
 def _encode(value: Any) -> Any:
+    """Return a constexpr's value as JSON can carry it; a dataclass by its name and fields."""
     value = getattr(value, "value", value)
+    if dataclasses.is_dataclass(value):
+        return {"class": f"{type(value).__module__}:{type(value).__qualname__}", "fields": vars(value)}
     return value if isinstance(value, bool | int | float | str | type(None)) else f"dtype:{value}"
 
 
 def _decode(value: Any) -> Any:
+    if isinstance(value, dict):
+        module, name = value["class"].split(":")
+        return getattr(importlib.import_module(module), name)(**value["fields"])
     if isinstance(value, str) and value.startswith("dtype:"):
         import triton.language as tl
 

@@ -18,7 +18,8 @@ import torch
 import jfa.emulator as emulator
 from jfa.emulator.rates import B200
 from jfa.emulator.timeline import Timeline
-from jfa.kernels.blackwell import examples, host
+from jfa.kernels.blackwell import examples, launch
+from jfa.kernels.blackwell.config import BLOCK, backward_config
 from jfa.kernels.common.padded_rows import padded_rows, row_constants
 from jfa.kernels.common.ragged import empty_tma_ready
 from jfa.layout import offsets_from_lengths
@@ -65,14 +66,14 @@ def shared_queries(group: int) -> None:
     dout = torch.randn(problem.rows_out, group, problem.head_dim, generator=torch.Generator().manual_seed(1)).to(
         q.dtype
     )
-    rows, lists = padded_rows(problem, host.BLOCK), host.backward_lists(problem)
+    rows, lists = padded_rows(problem, BLOCK), launch.key_list(problem)
     constants = row_constants(problem, rows, torch.zeros_like(dout), dout, torch.zeros(group, problem.rows_out), None)
     dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
-    sums = torch.zeros(group, host.BLOCK, problem.head_dim)
-    config = dataclasses.replace(host.backward_config(problem, clc=False), resident=False)
-    host.EMULATED_SMS = 1
-    resident = timed(lambda: host.launch_pma(problem, dout, q, k, v, dk, dv, *constants, *lists))
-    contended = timed(lambda: host.launch_backward(problem, dout, q, k, v, dk, dv, sums, *constants, *lists, config))
+    sums = torch.zeros(group, BLOCK, problem.head_dim)
+    config = dataclasses.replace(backward_config(problem, clc=False), resident=False)
+    launch.EMULATED_SMS = 1
+    resident = timed(lambda: launch.launch_resident(problem, dout, q, k, v, dk, dv, *constants, *lists, config))
+    contended = timed(lambda: launch.launch_backward(problem, dout, q, k, v, dk, dv, sums, *constants, *lists, config))
     cycles = f"resident {resident.cycles:,.0f} cycles, contended {contended.cycles:,.0f}"
     print(f"32 shared queries, 6 x 512 keys, query heads a key head {group}, one SM: {cycles}")
 
@@ -96,7 +97,7 @@ def _ratios(seed: int, batches: int, least: int, most: int, causal: bool, sms: i
     lengths = (least * (most / least) ** uniform).long().tolist()
     band = Band.make(causal=causal)
     offsets = offsets_from_lengths(lengths)
-    total, block = sum(lengths), host.BLOCK
+    total, block = sum(lengths), BLOCK
     tiles = key_tiles(offsets, offsets, block, block, total_q=total, total_kv=total, band=band, longest_first=False)
     costs = (tiles.cost[: tiles.counts[1]] + 1).repeat_interleave(heads)
     order = costs.sort(descending=True).values.tolist()

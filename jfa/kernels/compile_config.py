@@ -19,7 +19,8 @@ class CompileConfig:
         kernel: ``"package.module:attribute"`` of the ``@triton.jit`` function; an autotuner is looked through.
         signature: type of every argument that is not a constexpr, in Triton's spelling: ``"*fp32"``, ``"i32"``,
             ``"tensordesc<bf16[1, 1, 1, 128, 128]>"``; ``"*bf16:16"`` and ``"i32:16"`` promise a multiple of 16.
-        constexprs: value of every constexpr; a ``tl.dtype`` is written ``"dtype:bf16"``.
+        constexprs: value of every constexpr, a number, string, boolean, None or dataclass of those; a ``tl.dtype`` is written
+            ``"dtype:bf16"``.
         targets: compute capabilities times ten: 90, 100, 103.
         num_warps: warps of the default task (or of the whole kernel, without async tasks).
         roles: names of the default task and of the others, in the order in which the kernel opens them, replicas apart.

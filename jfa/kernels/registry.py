@@ -13,7 +13,7 @@ MODULES = {
     "reference": "jfa.kernels.reference",
     "portable": "jfa.kernels.portable",
     "hopper": "jfa.kernels.hopper",
-    "blackwell": "jfa.kernels.blackwell",
+    "blackwell": "jfa.kernels.blackwell.launch",
 }
 # The first that supports the request wins; reference is last because it is right everywhere and fast nowhere.
 GPU_ORDER = ("blackwell", "hopper", "portable", "reference")

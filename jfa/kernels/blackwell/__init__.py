@@ -1,5 +1,4 @@
-"""Blackwell (sm_100, sm_103): warp-specialized kernels in TLX."""
+"""Blackwell (sm_100, sm_103): warp-specialized kernels in TLX.
 
-from jfa.kernels.blackwell.host import backward, forms, forward, plan, supports
-
-__all__ = ["backward", "forms", "forward", "plan", "supports"]
+Start with launch.py (what a call does) and config.py (what is chosen for it); then forward.py, backward_1cta.py, backward_dq.py.
+"""

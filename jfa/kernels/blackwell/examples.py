@@ -5,10 +5,13 @@ Each makes one kernel's launch its last, so that the timeline shows that kernel.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from jfa.kernels.base import Problem
-from jfa.kernels.blackwell import host
+from jfa.kernels.blackwell import launch
+from jfa.kernels.blackwell.config import BLOCK, backward_config
 from jfa.kernels.common.padded_rows import padded_rows, row_constants
 from jfa.kernels.common.ragged import empty_tma_ready
 from jfa.layout import offsets_from_lengths
@@ -34,32 +37,31 @@ def example(len_q: int, len_kv: int, head_dim: int = 128, causal: bool = False):
 def forward() -> None:
     """One tile of 256 queries against 1024 keys."""
     problem, q, k, v, _ = example(256, 1024)
-    host.forward(problem, q, k, v)
+    launch.forward(problem, q, k, v)
 
 
-def shared_tile() -> None:
+def split_keys() -> None:
     """One tile of 64 queries: both softmax groups take the same queries and every other key block."""
     problem, q, k, v, _ = example(64, 1024)
-    host.forward(problem, q, k, v)
+    launch.forward(problem, q, k, v)
 
 
 def plain() -> None:
     """The kernel without specialized warps on the forward's problem, its first 128 queries."""
     problem, q, k, v, _ = example(128, 1024)
-    host.plain_forward(problem, q, k, v)
+    launch.plain_forward(problem, q, k, v)
 
 
 def backward(**choices) -> None:
-    """One tile of 128 keys against 1024 queries; ``choices`` as in :class:`jfa.kernels.blackwell.host.BackwardConfig`."""
+    """One tile of 128 keys against 1024 queries; ``choices`` as in :class:`jfa.kernels.blackwell.config.BackwardConfig`."""
     problem, q, k, v, dout = example(1024, 128)
-    config = host.BackwardConfig(**{"held_slices": 5, **choices})
-    rows = padded_rows(problem, host.BLOCK)
+    config = replace(backward_config(problem), **choices)
+    rows = padded_rows(problem, BLOCK)
     lse = torch.zeros(1, problem.rows_out)
     lse2, delta = row_constants(problem, rows, torch.zeros_like(dout), dout, lse, None)
     sums = torch.zeros(1, rows.count, problem.head_dim)
     dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
-    lists = host.backward_lists(problem)
-    host.launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, *lists, config)
+    launch.launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, *launch.key_list(problem), config)
 
 
 def backward_before() -> None:

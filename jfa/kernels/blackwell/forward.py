@@ -2,40 +2,37 @@
 
 One CTA works on a tile of 256 queries of one head, in two halves of 128 rows that share each block of 128 keys:
 
-    load        1 warp    TMA: Q once a tile, then K and V blocks through one ring of buffers
+    load        1 warp    TMA: Q once per tile, then K and V blocks through one ring
     mma         1 warp    tensor cores: S = Q K^T of a half, O += P V of a half, always alternating
-    softmax     2 x 4     a group a half: maximum, exp2, row sum; leaves P where S was, in slices
+    softmax     2 x 4     a group per half: maximum, exp2, row sum; leaves P where S was, in slices
     correction  4 warps   rescales O where the maximum grew, at the end divides by the sum and writes O to SMEM, LSE out
     store       1 warp    TMA: O to global memory, half of its columns at a time
 
 While one group computes its exponentials the tensor cores multiply for the other. The same goes on from tile to tile: a tile's
 last P V goes out between the next tile's first S, and O leaves while the next tile's softmax runs. A tile of at most 128 queries
-would leave the second half empty, so there both groups take the *same* queries and every other key block ("shared" below), and the
-correction merges their results. All communication is by mbarriers: ``*_full`` says that data is there, ``*_empty`` that it has been
-consumed.
+would leave the second half empty, so there both groups take the *same* queries and every other key block (``split_keys``), and
+the correction merges their results. All communication is by mbarriers: ``*_fulls`` say that data is there, ``*_empties`` that it
+has been consumed.
 
-TMEM (512 columns at D = 128): S0 S1 O0 O1. P and alpha live inside their own S. What protects them is order, not more barriers:
-S(i+1) of a half is issued after P V(i) of that half, which waits until alpha(i) has been read. Row sums and maxima are in SMEM,
-for the next tile's S arrives before they are read.
+TMEM (512 columns at D = 128): S0 S1 O0 O1. P and alpha live inside their own S; the order of the products protects them
+(:func:`multiply_tile`). Row sums and maxima are in SMEM, for the next tile's S arrives before they are read.
 
 Jagged: every TMA box is bounded by its own sequence (:mod:`jfa.kernels.common.ragged`), so a tail tile reads zeros and never its
 neighbour, and stores nothing past its end.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.blackwell.lists import read_out_begin, read_record, read_shape
+from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
 from jfa.kernels.blackwell.softmax import NO_MAXIMUM, exp2_shared, running_maximum, split_columns
-from jfa.kernels.common.band import key_blocks
+from jfa.kernels.common.nouns import Tile, aggregate, load_tile
 from jfa.kernels.common.packed import fma_pairs, mul_pairs
 from jfa.kernels.common.ragged import ragged_box
-from jfa.kernels.common.units import all_ctas, ring, this_cta, zigzag_unit
-
-LN_2 = tl.constexpr(0.6931471805599453)
+from jfa.kernels.common.ring import Ring, alloc_ring
+from jfa.kernels.common.softmax import LN_2
+from jfa.kernels.common.units import has_work, next_unit, this_cta
 
 
 @triton.jit
@@ -45,456 +42,392 @@ def forward_kernel(
     v_desc,
     o_desc,
     lse_ptr,  # [H, rows_out] fp32
-    records_ptr,  # [tiles, 9] int32, longest first; see jfa.kernels.blackwell.lists
+    records_ptr,  # [tiles, 9] int32, longest first; see jfa.kernels.common.tile_list
     counts_ptr,  # [2] int32: tiles with work, all tiles; the kernel visits the first kind
     rows_out,
     scale_log2,  # |sm_scale| * log2(e), positive
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,  # query heads that share a key head
-    HEAD_DIM: tl.constexpr,  # 64 or 128: the tensors' head dims padded
-    KV_BUFFERS: tl.constexpr,
-    P_SLICES: tl.constexpr,
-    FMA_EIGHTHS: tl.constexpr,  # of each slice's columns: their exp2 runs on the FMA pipe
-    ONE_Q: tl.constexpr,  # tiles of 128 queries: every tile is shared, and its second Q and O buffers become ring
-    CLC: tl.constexpr,  # steal units through cluster launch control; else a static zigzag
-    HAS_LO: tl.constexpr,
-    HAS_HI: tl.constexpr,
-    NEGATIVE: tl.constexpr,  # sm_scale < 0
-    SOFTMAX_REGISTERS: tl.constexpr = 184,
-    SMALL_REGISTERS: tl.constexpr = 32,
-    O_COLUMNS: tl.constexpr = 32,  # of O that the correction holds in registers at a time
-    O_PARTS: tl.constexpr = 2,  # in which O leaves through as many buffers
-    BLOCK_M: tl.constexpr = 128,
-    BLOCK_N: tl.constexpr = 128,
+    cfg: tl.constexpr,  # ForwardConfig
 ):
-    Q_BUFFERS: tl.constexpr = 1 if ONE_Q else 2
-    O_SLICES: tl.constexpr = HEAD_DIM // O_COLUMNS
-    dtype = tlx.dtype_of(q_desc)
-
-    q_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), dtype, Q_BUFFERS)
-    kv_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), dtype, KV_BUFFERS)
-    o_parts = tlx.local_alloc((BLOCK_M, HEAD_DIM // O_PARTS), dtype, O_PARTS)  # the columns of one half's O
-    sums = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
-    maxima = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
-
-    s_storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
-    s_tiles = tlx.local_alloc((BLOCK_M, BLOCK_N), tl.float32, 2, tlx.storage_kind.tmem, reuse=s_storage)
-    p_tiles = tlx.local_alloc((BLOCK_M, BLOCK_N), dtype, 2, tlx.storage_kind.tmem, reuse=s_storage)
-    alphas = tlx.local_alloc((BLOCK_M, 1), tl.float32, 2, tlx.storage_kind.tmem, reuse=s_storage)
-    s_storage.set_buffer_overlap(
-        tlx.reuse_group(
-            s_tiles,
-            tlx.reuse_group(p_tiles, alphas, group_type=tlx.reuse_group_type.distinct),
-            group_type=tlx.reuse_group_type.shared,
-        )
-    )
-    accs = tlx.local_alloc((BLOCK_M, HEAD_DIM), tl.float32, 2, tlx.storage_kind.tmem)
-
-    q_fulls = tlx.alloc_barriers(Q_BUFFERS)
-    q_empties = tlx.alloc_barriers(Q_BUFFERS)
-    kv_fulls = tlx.alloc_barriers(KV_BUFFERS)
-    kv_empties = tlx.alloc_barriers(KV_BUFFERS)
-    s_fulls = tlx.alloc_barriers(2)
-    p_fulls = tlx.alloc_barriers(2 * P_SLICES)
-    alpha_fulls = tlx.alloc_barriers(2)
-    acc_readys = tlx.alloc_barriers(2)  # rescaled or, at a tile's start, free: P V may write
-    acc_fulls = tlx.alloc_barriers(2)  # the tile's last P V is done
-    sum_fulls = tlx.alloc_barriers(2)
-    sum_empties = tlx.alloc_barriers(2)
-    o_fulls = tlx.alloc_barriers(O_PARTS)
-    o_empties = tlx.alloc_barriers(O_PARTS)
-    if CLC:
+    memory = alloc_memory(tlx.dtype_of(q_desc), cfg)
+    if cfg.clc:
         queue = tlx.clc_create_context(num_consumers=6, num_stages=2)
 
     with tlx.async_tasks():
         with tlx.async_task("default"):  # correction
-            unit = this_cta()
-            units = tl.load(counts_ptr) * HEADS
-            done = 0
-            steps_done = 0
-            outs = 0
+            unit, units, done, steps_done, outs = this_cta(), tl.load(counts_ptr) * cfg.heads, 0, 0, 0
             for half in tl.static_range(2):
-                tlx.barrier_arrive(acc_readys[half])
-            while (unit >= 0) & (unit < units):
-                row, q_len, k_len, lo, hi = read_shape(records_ptr, unit // HEADS, HAS_LO, HAS_HI)
-                out_begin = read_out_begin(records_ptr, unit // HEADS)
-                first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
-                correct_accumulators(
-                    accs, alphas, alpha_fulls, acc_readys, steps, steps_done - done, O_SLICES, BLOCK_M, HEAD_DIM
-                )
-                outs = finish_tile(
-                    accs, sums, maxima, o_parts, sum_fulls, sum_empties, acc_fulls, acc_readys, o_fulls, o_empties,
-                    lse_ptr + (unit % HEADS).to(tl.int64) * rows_out + out_begin, row, q_len, shared, done, outs, dtype,
-                    ONE_Q, O_PARTS, O_SLICES, BLOCK_M, HEAD_DIM,
-                )  # fmt: skip
-                if CLC:
-                    unit = tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1)
-                else:
-                    unit = zigzag_unit(done + 1, this_cta(), all_ctas())
-                steps_done += steps
+                tlx.barrier_arrive(memory.accs.readys[half])
+            while has_work(unit, units):
+                tile = load_tile(records_ptr, unit // cfg.heads, cfg.has_lo, cfg.has_hi)
+                lse = lse_ptr + (unit % cfg.heads).to(tl.int64) * rows_out
+                steps_done, outs = correct_tile(memory, tile, lse, done, steps_done, outs, cfg)
+                unit = next_unit(done, tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1) if cfg.clc else 0, cfg.clc)
                 done += 1
 
-        with tlx.async_task(num_warps=4, registers=SOFTMAX_REGISTERS, replicate=2):  # softmax
-            half = tlx.async_task_replica_id()
-            unit = this_cta()
-            units = tl.load(counts_ptr) * HEADS
-            done = 0
-            steps_done = 0
-            while (unit >= 0) & (unit < units):
-                row, q_len, k_len, lo, hi = read_shape(records_ptr, unit // HEADS, HAS_LO, HAS_HI)
-                first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
-                softmax_tile(
-                    s_tiles, p_tiles, alphas, sums, maxima, s_fulls, p_fulls, alpha_fulls, sum_fulls, sum_empties, half,
-                    row + half * (1 - shared) * BLOCK_M, q_len, k_len, lo, hi, first, steps, shared, done,
-                    steps_done, scale_log2, dtype, P_SLICES, FMA_EIGHTHS, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI, NEGATIVE,
-                )  # fmt: skip
-                if CLC:
-                    unit = tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1)
-                else:
-                    unit = zigzag_unit(done + 1, this_cta(), all_ctas())
-                steps_done += steps
+        with tlx.async_task(num_warps=4, registers=cfg.softmax_registers, replicate=2):  # softmax
+            unit, units, done, steps_done = this_cta(), tl.load(counts_ptr) * cfg.heads, 0, 0
+            while has_work(unit, units):
+                tile = load_tile(records_ptr, unit // cfg.heads, cfg.has_lo, cfg.has_hi)
+                steps_done = softmax_tile(memory, tlx.async_task_replica_id(), tile, done, steps_done, scale_log2, cfg)
+                unit = next_unit(done, tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1) if cfg.clc else 0, cfg.clc)
                 done += 1
 
-        with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # mma
-            unit = this_cta()
-            units = tl.load(counts_ptr) * HEADS
-            done = 0
-            steps_done = 0
-            blocks = 0
-            steps = 0
-            shared = 0
+        with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # mma
+            unit, units, done, steps_done, kv_count = this_cta(), tl.load(counts_ptr) * cfg.heads, 0, 0, 0
+            steps, split_keys = 0, 0
             going = unit < units
             while going:  # a tile's last P V goes out between the next tile's first S, so one round follows the last tile
-                going = (unit >= 0) & (unit < units)
-                steps_before = steps
-                shared_before = shared
-                row, q_len, k_len, lo, hi = read_shape(records_ptr, tl.where(going, unit // HEADS, 0), HAS_LO, HAS_HI)
-                first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
-                steps = tl.where(going, steps, 1)
-                blocks = multiply_tile(
-                    q_tiles, kv_tiles, s_tiles, p_tiles, accs,
-                    q_fulls, q_empties, kv_fulls, kv_empties, s_fulls, p_fulls, acc_readys, acc_fulls,
-                    going, steps, shared, steps_before, shared_before, done, steps_done, blocks,
-                    ONE_Q, KV_BUFFERS, P_SLICES, BLOCK_N, HEAD_DIM,
-                )  # fmt: skip
+                going = has_work(unit, units)
+                tile = load_tile(records_ptr, tl.where(going, unit // cfg.heads, 0), cfg.has_lo, cfg.has_hi)
+                kv_count, steps, split_keys = multiply_tile(
+                    memory, tile, going, steps, split_keys, done, steps_done, kv_count, cfg
+                )
                 if going:
-                    if CLC:
-                        unit = tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1)
-                    else:
-                        unit = zigzag_unit(done + 1, this_cta(), all_ctas())
+                    unit = next_unit(done, tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1) if cfg.clc else 0, cfg.clc)
                 steps_done += steps
                 done += 1
 
-        with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # load
-            unit = this_cta()
-            units = tl.load(counts_ptr) * HEADS
-            done = 0
-            blocks = 0
-            while (unit >= 0) & (unit < units):
-                if CLC:  # two answers may be on their way: this role is up to a tile ahead of the others
+        with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # load
+            unit, units, done, kv_count = this_cta(), tl.load(counts_ptr) * cfg.heads, 0, 0
+            while has_work(unit, units):
+                if cfg.clc:  # two answers may be on their way: this role is up to a tile ahead of the others
                     tlx.clc_producer(queue, ((done >> 1) & 1) ^ 1, k=done & 1)
-                row, q_begin, q_len, k_begin, k_len, _, lo, hi, _ = read_record(records_ptr, unit // HEADS)
-                first, steps, shared = key_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, ONE_Q, HAS_LO, HAS_HI)
-                blocks = load_tile(
-                    q_desc, k_desc, v_desc, q_tiles, kv_tiles, q_fulls, q_empties, kv_fulls, kv_empties,
-                    unit % HEADS, row, q_begin, q_len, k_begin, k_len, first, steps, shared, done, blocks,
-                    GROUP, ONE_Q, KV_BUFFERS, BLOCK_M, BLOCK_N, HEAD_DIM,
-                )  # fmt: skip
-                if CLC:
-                    unit = tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1)
-                else:
-                    unit = zigzag_unit(done + 1, this_cta(), all_ctas())
+                tile = load_tile(records_ptr, unit // cfg.heads, cfg.has_lo, cfg.has_hi)
+                kv_count = load_inputs(q_desc, k_desc, v_desc, memory, tile, unit % cfg.heads, done, kv_count, cfg)
+                unit = next_unit(done, tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1) if cfg.clc else 0, cfg.clc)
                 done += 1
 
-        with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # store
-            unit = this_cta()
-            units = tl.load(counts_ptr) * HEADS
-            done = 0
-            outs = 0
-            while (unit >= 0) & (unit < units):
-                row, q_len, _, _, _ = read_shape(records_ptr, unit // HEADS, False, False)
-                out_begin = read_out_begin(records_ptr, unit // HEADS)
-                head = unit % HEADS
-                if CLC:  # before the wait for O, so that the answer's slot is free early
-                    unit = tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1)
-                else:
-                    unit = zigzag_unit(done + 1, this_cta(), all_ctas())
-                outs = store_tile(
-                    o_desc, o_parts, o_fulls, o_empties, head, row, out_begin, q_len, outs, ONE_Q, O_PARTS, BLOCK_M, HEAD_DIM
-                )
+        with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # store
+            unit, units, done, outs = this_cta(), tl.load(counts_ptr) * cfg.heads, 0, 0
+            while has_work(unit, units):
+                tile = load_tile(records_ptr, unit // cfg.heads, cfg.has_lo, cfg.has_hi)
+                head = unit % cfg.heads
+                # Before the wait for O, so that the answer's slot is free early.
+                unit = next_unit(done, tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1) if cfg.clc else 0, cfg.clc)
+                outs = store_tile(o_desc, memory.o, tile, head, outs, cfg)
                 done += 1
 
 
-# ----------------------------------------------------------------------------------------------------- steps and rings
+# ------------------------------------------------------------------------------------------------- memory and barriers
+
+
+@aggregate
+class Scores:
+    """S of each half in TMEM, and what the softmax leaves in its place: P in 16 bits, and alpha."""
+
+    s: tlx.buffered_tensor  # [2] x [128, 128] fp32
+    p: tlx.buffered_tensor  # [2] x [128, 128]
+    alphas: tlx.buffered_tensor  # [2] x [128, 1] fp32: the factor for what was accumulated under the maximum before
+    s_fulls: tlx.mbarrier
+    p_fulls: tlx.mbarrier  # p_slices per half
+    alpha_fulls: tlx.mbarrier
+
+
+@aggregate
+class Accumulators:
+    """O of each half in TMEM."""
+
+    tiles: tlx.buffered_tensor  # [2] x [128, head_dim] fp32
+    readys: tlx.mbarrier  # rescaled or, at a tile's start, free: P V may write
+    fulls: tlx.mbarrier  # the tile's last P V is done
+
+
+@aggregate
+class RowSums:
+    """Row sums and maxima of each half in SMEM, once per tile."""
+
+    sums: tlx.buffered_tensor  # [2] x [128] fp32
+    maxima: tlx.buffered_tensor
+    fulls: tlx.mbarrier
+    empties: tlx.mbarrier
+
+
+@aggregate
+class Memory:
+    """What the roles of a CTA hand to each other. ``q`` has a slot per half, ``o`` one per part of a half's columns."""
+
+    q: Ring
+    kv: Ring
+    o: Ring
+    scores: Scores
+    accs: Accumulators
+    rows: RowSums
 
 
 @triton.jit
-def key_steps(
-    row, q_len, k_len, lo, hi,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ONE_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
-):  # fmt: skip
-    """(first key block, steps, shared): a step is one block for both halves or, in a shared tile (1, else 0), one for each.
+def alloc_memory(DTYPE: tl.constexpr, cfg: tl.constexpr):
+    """Allocate SMEM, TMEM and barriers of one CTA."""
+    q = alloc_ring(BLOCK_M, cfg.head_dim, DTYPE, cfg.q_slots, 1)
+    kv = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.kv_slots, 1)
+    o = alloc_ring(BLOCK_M, cfg.head_dim // cfg.o_parts, DTYPE, cfg.o_parts, 1)
+    sums = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
+    maxima = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
+    rows = RowSums(sums, maxima, tlx.alloc_barriers(2), tlx.alloc_barriers(2))
 
-    There is always a step: a tile that sees no key gets one wholly masked block, so that no role waits for another in vain.
-    """
-    if ONE_Q:
-        shared = 1
-        first, _, _, end = key_blocks(row, BLOCK_M, q_len, k_len, lo, hi, BLOCK_N, HAS_LO, HAS_HI)
+    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
+    s = tlx.local_alloc((BLOCK_M, BLOCK_N), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)
+    p = tlx.local_alloc((BLOCK_M, BLOCK_N), DTYPE, 2, tlx.storage_kind.tmem, reuse=storage)
+    alphas = tlx.local_alloc((BLOCK_M, 1), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)
+    storage.set_buffer_overlap(
+        tlx.reuse_group(
+            s,
+            tlx.reuse_group(p, alphas, group_type=tlx.reuse_group_type.distinct),
+            group_type=tlx.reuse_group_type.shared,
+        )
+    )
+    p_fulls = tlx.alloc_barriers(2 * cfg.p_slices)
+    scores = Scores(s, p, alphas, tlx.alloc_barriers(2), p_fulls, tlx.alloc_barriers(2))
+
+    tiles = tlx.local_alloc((BLOCK_M, cfg.head_dim), tl.float32, 2, tlx.storage_kind.tmem)
+    accs = Accumulators(tiles, tlx.alloc_barriers(2), tlx.alloc_barriers(2))
+    return Memory(q, kv, o, scores, accs, rows)
+
+
+# --------------------------------------------------------------------------------------------------------------- steps
+
+
+@aggregate
+class Steps:
+    """A tile's walk over its keys: a step is one key block for both halves or, where they split the keys, one for each."""
+
+    first: tl.tensor  # key block
+    count: tl.tensor
+    split_keys: tl.tensor  # 1 in a tile of at most 128 queries, which both halves take; else 0
+
+    @triton.jit
+    def block(self, half, step):
+        """Return the key block of a half's step."""
+        return self.first + half * self.split_keys + (step << self.split_keys)
+
+    @triton.jit
+    def half_tile(self, tile, half):
+        """Return the tile of a half's 128 queries."""
+        row = tile.row + half * (1 - self.split_keys) * BLOCK_M
+        return Tile(row, tile.q, tile.kv, tile.out, tile.band, tile.pad_begin)
+
+
+@triton.jit
+def steps_of(tile, cfg: tl.constexpr):
+    """Return a tile's Steps: at least one, wholly masked if it sees no key, so that no role waits for another in vain."""
+    if cfg.split_keys:
+        split_keys = tl.to_tensor(1)
     else:
-        shared = (q_len - row <= BLOCK_M).to(tl.int32)
-        first, _, _, end = key_blocks(row, 2 * BLOCK_M, q_len, k_len, lo, hi, BLOCK_N, HAS_LO, HAS_HI)
-    return first, (end - first + shared) >> shared, shared
+        split_keys = (tile.q.length - tile.row <= BLOCK_M).to(tl.int32)
+    blocks = tile.key_blocks(cfg.tile_rows, BLOCK_N)
+    return Steps(blocks.first, (blocks.end - blocks.first + split_keys) >> split_keys, split_keys)
 
 
 # ---------------------------------------------------------------------------------------------------------------- load
 
 
 @triton.jit
-def load_tile(
-    q_desc, k_desc, v_desc, q_tiles, kv_tiles, q_fulls, q_empties, kv_fulls, kv_empties,
-    head, row, q_begin, q_len, k_begin, k_len, first, steps, shared, done, blocks,
-    GROUP: tl.constexpr, ONE_Q: tl.constexpr, KV_BUFFERS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-):  # fmt: skip
-    """Loads Q and then K and V blocks, numbered as :func:`multiply_tile` counts them. Returns ``blocks``."""
-    keys = (k_begin, k_len, head // GROUP)
-    kv = (kv_tiles, kv_fulls, kv_empties)
-    stride = BLOCK_N << shared
-    key = first * BLOCK_N
-
+def load_inputs(q_desc, k_desc, v_desc, memory, tile, head, done, kv_count, cfg: tl.constexpr):
+    """Load Q, and K and V blocks in the order in which :func:`multiply_tile` uses them. Returns how many blocks so far."""
+    Q_SLOTS: tl.constexpr = cfg.q_slots
+    steps = steps_of(tile, cfg)
+    kv, kv_head = memory.kv, head // cfg.group
     # K first: the ring has room for it before the tile before is done with Q.
-    blocks = load_keys(k_desc, kv, keys, key, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
-    load_queries(q_desc, q_tiles, q_fulls, q_empties, 0, row, q_begin, q_len, head, done, BLOCK_M, HEAD_DIM)
-    if not ONE_Q:
-        # A shared tile ends before this half: the box is zeros and costs no traffic, but keeps the barriers' phases in step.
-        load_queries(q_desc, q_tiles, q_fulls, q_empties, 1, row + BLOCK_M, q_begin, q_len, head, done, BLOCK_M, HEAD_DIM)
-    if shared:
-        blocks = load_keys(k_desc, kv, keys, key + BLOCK_N, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
-    for step in range(0, steps):
-        blocks = load_keys(v_desc, kv, keys, key, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
-        if shared:
-            blocks = load_keys(v_desc, kv, keys, key + BLOCK_N, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
-        key += stride
-        if step + 1 < steps:
-            blocks = load_keys(k_desc, kv, keys, key, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
-            if shared:
-                blocks = load_keys(k_desc, kv, keys, key + BLOCK_N, blocks, KV_BUFFERS, BLOCK_N, HEAD_DIM)
-    return blocks
+    kv_count = load_keys(k_desc, kv, tile, kv_head, steps.block(0, 0), kv_count)
+    for half in tl.static_range(Q_SLOTS):
+        # Where keys are split the tile ends before half 1: its box is zeros and costs no traffic, but keeps the phases in step.
+        memory.q.load(half, done & 1, q_desc, ragged_box(tile.q.begin, tile.q.length, tile.row + half * BLOCK_M, head))
+    if steps.split_keys:
+        kv_count = load_keys(k_desc, kv, tile, kv_head, steps.block(1, 0), kv_count)
+    for step in range(0, steps.count):
+        kv_count = load_step(v_desc, kv, tile, kv_head, steps, step, kv_count)
+        if step + 1 < steps.count:
+            kv_count = load_step(k_desc, kv, tile, kv_head, steps, step + 1, kv_count)
+    return kv_count
 
 
 @triton.jit
-def load_queries(
-    desc, tiles, fulls, empties, half: tl.constexpr, row, begin, length, head, done,
-    BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
-):  # fmt: skip
-    """One half's Q, once the previous tile's has been used."""
-    tlx.barrier_wait(empties[half], (done & 1) ^ 1)
-    tlx.barrier_expect_bytes(fulls[half], BLOCK_M * HEAD_DIM * tlx.size_of(tlx.dtype_of(desc)))
-    tlx.async_descriptor_load(desc, tiles[half], ragged_box(begin, length, row, head), fulls[half])
+def load_step(desc, kv, tile, head, steps, step, kv_count):
+    """Load the K or V of one step: one block, or two where the halves split the keys."""
+    kv_count = load_keys(desc, kv, tile, head, steps.block(0, step), kv_count)
+    if steps.split_keys:
+        kv_count = load_keys(desc, kv, tile, head, steps.block(1, step), kv_count)
+    return kv_count
 
 
 @triton.jit
-def load_keys(
-    desc, kv, keys, key, blocks, KV_BUFFERS: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr
-):
-    """One block of K or V into the ring's next buffer. Returns how many blocks that makes."""
-    tiles, fulls, empties = kv
-    begin, length, head = keys
-    buffer, phase = ring(blocks, KV_BUFFERS)
-    tlx.barrier_wait(empties[buffer], phase ^ 1)
-    tlx.barrier_expect_bytes(fulls[buffer], BLOCK_N * HEAD_DIM * tlx.size_of(tlx.dtype_of(desc)))
-    tlx.async_descriptor_load(desc, tiles[buffer], ragged_box(begin, length, key, head), fulls[buffer])
-    return blocks + 1
+def load_keys(desc, kv, tile, head, block, kv_count):
+    """Load one block of K or V into the ring's next slot."""
+    slot, phase = kv.slot(kv_count)
+    kv.load(slot, phase, desc, ragged_box(tile.kv.begin, tile.kv.length, block * BLOCK_N, head))
+    return kv_count + 1
 
 
 # ----------------------------------------------------------------------------------------------------------------- mma
 
+# Issue order of a step, i its number, P(i-1) and V(i-1) those of the step before (before step 0: of the tile before's last):
+#
+#   1  O0 += P0(i-1) V(i-1)   waits for P0 slice by slice, and for "O0 rescaled", which the correction says after reading alpha0
+#   2  S0  = Q0 K(i)^T        overwrites P0 and alpha0: P0 is read by 1, issued before; alpha0 was read before 1 could start
+#   3  O1 += P1(i-1) V(i-1)   softmax 0 is at work on S0 meanwhile
+#   4  S1  = Q1 K(i)^T        as 2, behind 3; softmax 1 is at work on S1 during the next step's 1 and 2
+#
+# Products run in the order of their issue, so S needs no barrier "free" and alpha none "read". A barrier committed behind a
+# product covers all products before it: S0's says that V(i-1) may go once 3 is done, K(i) once 4 is.
+
 
 @triton.jit
-def multiply_tile(
-    q_tiles, kv_tiles, s_tiles, p_tiles, accs,
-    q_fulls, q_empties, kv_fulls, kv_empties, s_fulls, p_fulls, acc_readys, acc_fulls,
-    going, steps, shared, steps_before, shared_before, done, steps_done, blocks,
-    ONE_Q: tl.constexpr, KV_BUFFERS: tl.constexpr, P_SLICES: tl.constexpr,
-    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-):  # fmt: skip
-    """Issues, per step, the previous P0 V, S0, the previous P1 V, S1: one half multiplies while the other half's softmax runs.
+def multiply_tile(memory, tile, going, last_steps, last_split, done, steps_done, kv_count, cfg: tl.constexpr):
+    """Issue a tile's products; after the last tile (not ``going``) only the P V that are left.
 
-    Before a tile's first step "the previous" is the last of the tile before; after the last tile (not ``going``) there are no
-    more S. The ring holds, for a step, the previous V and then K, two of each in a shared tile. Returns ``blocks``. Both halves
-    are issued from one place: each product keeps a dozen addresses in registers.
+    The ring holds, for a step, the previous V and then K, two of each where the halves split the keys. Both halves are issued from
+    one place: each product keeps a dozen addresses in registers. Returns ``kv_count``, the tile's steps, and whether it splits keys.
     """
-    for step in range(0, steps):
+    steps = steps_of(tile, cfg)
+    count = tl.where(going, steps.count, 1)
+    for step in range(0, count):
         pending = (step > 0) | (done > 0)
-        v_shared = tl.where(step > 0, shared, shared_before)
-        use_acc = tl.where(step > 0, step, steps_before) > 1
+        v_split = tl.where(step > 0, steps.split_keys, last_split)
+        use_acc = tl.where(step > 0, step, last_steps) > 1
         phase = (steps_done + step - 1) & 1
-        k = blocks + tl.where(pending, 1 + v_shared, 0)
+        k_count = kv_count + tl.where(pending, 1 + v_split, 0)
         for half in range(0, 2):
             if pending:
-                accumulate(
-                    half, kv_tiles, p_tiles, accs, kv_fulls, kv_empties, p_fulls, acc_readys,
-                    blocks + half * v_shared, phase, v_shared, use_acc, KV_BUFFERS, P_SLICES, BLOCK_N, HEAD_DIM,
-                )  # fmt: skip
+                accumulate(memory, half, kv_count + half * v_split, phase, v_split, use_acc, cfg)
                 if step == 0:
-                    tlx.tcgen05_commit(acc_fulls[half])
+                    tlx.tcgen05_commit(memory.accs.fulls[half])
             if going:
-                score(
-                    half, q_tiles, kv_tiles, s_tiles, q_fulls, q_empties, kv_fulls, kv_empties, s_fulls,
-                    k + half * shared, step == 0, step + 1 == steps, done & 1, shared, ONE_Q, KV_BUFFERS,
-                )  # fmt: skip
-        blocks = k + tl.where(going, 1 + shared, 0)
-    return blocks
+                k_half = k_count + half * steps.split_keys
+                score(memory, half, k_half, step == 0, step + 1 == count, done & 1, steps.split_keys, cfg)
+        kv_count = k_count + tl.where(going, 1 + steps.split_keys, 0)
+    return kv_count, count, steps.split_keys
 
 
 @triton.jit
-def score(
-    half, q_tiles, kv_tiles, s_tiles, q_fulls, q_empties, kv_fulls, kv_empties, s_fulls,
-    block, is_first, is_last, q_phase, shared, ONE_Q: tl.constexpr, KV_BUFFERS: tl.constexpr,
-):  # fmt: skip
-    """S = Q K^T of one half with the ring's ``block``; a tile's first waits for Q, its last frees it. Half 1 frees a common K.
+def score(memory, half, kv_count, is_first, is_last, q_phase, split_keys, cfg: tl.constexpr):
+    """S = Q K^T of one half; a tile's first waits for Q, its last frees it. Half 1 frees a common K.
 
     What arrives on ``s_fulls`` says that S is there, and that all products issued before are done.
     """
+    q, kv, scores = memory.q, memory.kv, memory.scores
     if is_first:
-        if ONE_Q:
+        if cfg.split_keys:
             if half == 0:
-                tlx.barrier_wait(q_fulls[0], q_phase)
+                tlx.barrier_wait(q.fulls[0], q_phase)
         else:
-            tlx.barrier_wait(q_fulls[half], q_phase)
-    buffer, phase = ring(block, KV_BUFFERS)
-    if (half == 0) | (shared == 1):
-        tlx.barrier_wait(kv_fulls[buffer], phase)
-    q = 0 if ONE_Q else half * (1 - shared)
-    tlx.async_dot(q_tiles[q], tlx.local_trans(kv_tiles[buffer]), s_tiles[half], use_acc=False, mBarriers=[s_fulls[half]])
-    if (half == 1) | (shared == 1):
-        tlx.tcgen05_commit(kv_empties[buffer])
+            tlx.barrier_wait(q.fulls[half], q_phase)
+    slot, phase = kv.slot(kv_count)
+    if (half == 0) | (split_keys == 1):
+        tlx.barrier_wait(kv.fulls[slot], phase)
+    q_slot = 0 if cfg.split_keys else half * (1 - split_keys)
+    k_transposed = tlx.local_trans(kv.buffers[slot])
+    tlx.async_dot(q.buffers[q_slot], k_transposed, scores.s[half], use_acc=False, mBarriers=[scores.s_fulls[half]])
+    if (half == 1) | (split_keys == 1):
+        tlx.tcgen05_commit(kv.empties[slot])
     if is_last:
-        if ONE_Q:
+        if cfg.split_keys:
             if half == 1:
-                tlx.tcgen05_commit(q_empties[0])
+                tlx.tcgen05_commit(q.empties[0])
         else:
-            if shared == 0:
-                tlx.tcgen05_commit(q_empties[half])
+            if split_keys == 0:
+                tlx.tcgen05_commit(q.empties[half])
             elif half == 1:
-                tlx.tcgen05_commit(q_empties[0])
-                tlx.tcgen05_commit(q_empties[1])
+                tlx.tcgen05_commit(q.empties[0])
+                tlx.tcgen05_commit(q.empties[1])
 
 
 @triton.jit
-def accumulate(
-    half, kv_tiles, p_tiles, accs, kv_fulls, kv_empties, p_fulls, acc_readys,
-    block, phase, shared, use_acc,
-    KV_BUFFERS: tl.constexpr, P_SLICES: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-):  # fmt: skip
+def accumulate(memory, half, kv_count, phase, split_keys, use_acc, cfg: tl.constexpr):
     """O += P V of one half, slice by slice as softmax publishes them; the first step of a tile overwrites O."""
-    SLICE: tl.constexpr = BLOCK_N // P_SLICES
-    buffer, kv_phase = ring(block, KV_BUFFERS)
-    if (half == 0) | (shared == 1):
-        tlx.barrier_wait(kv_fulls[buffer], kv_phase)
-    tlx.barrier_wait(acc_readys[half], phase)
-    for i in tl.static_range(P_SLICES):
-        tlx.barrier_wait(p_fulls[half * P_SLICES + i], phase)
-        p_slice = tlx.subslice(p_tiles[half], i * SLICE, SLICE)
-        v_slice = tlx.local_slice(kv_tiles[buffer], [i * SLICE, 0], [SLICE, HEAD_DIM])
-        tlx.async_dot(p_slice, v_slice, accs[half], use_acc=use_acc if i == 0 else True, force_async=True)
-    if (half == 1) | (shared == 1):
-        tlx.tcgen05_commit(kv_empties[buffer])
+    SLICES: tl.constexpr = cfg.p_slices
+    WIDTH: tl.constexpr = BLOCK_N // SLICES
+    kv, scores, accs = memory.kv, memory.scores, memory.accs
+    slot, kv_phase = kv.slot(kv_count)
+    if (half == 0) | (split_keys == 1):
+        tlx.barrier_wait(kv.fulls[slot], kv_phase)
+    tlx.barrier_wait(accs.readys[half], phase)
+    for i in tl.static_range(SLICES):
+        tlx.barrier_wait(scores.p_fulls[half * SLICES + i], phase)
+        p_slice = tlx.subslice(scores.p[half], i * WIDTH, WIDTH)
+        v_slice = tlx.local_slice(kv.buffers[slot], [i * WIDTH, 0], [WIDTH, cfg.head_dim])
+        tlx.async_dot(p_slice, v_slice, accs.tiles[half], use_acc=use_acc if i == 0 else True, force_async=True)
+    if (half == 1) | (split_keys == 1):
+        tlx.tcgen05_commit(kv.empties[slot])
 
 
 # ------------------------------------------------------------------------------------------------------------- softmax
 
 
 @triton.jit
-def softmax_tile(
-    s_tiles, p_tiles, alphas, sums, maxima, s_fulls, p_fulls, alpha_fulls, sum_fulls, sum_empties, half,
-    row, q_len, k_len, lo, hi, first, steps, shared, done, steps_done, scale_log2, dtype: tl.constexpr,
-    P_SLICES: tl.constexpr, FMA_EIGHTHS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, NEGATIVE: tl.constexpr,
-):  # fmt: skip
+def softmax_tile(memory, half, tile, done, steps_done, scale_log2, cfg: tl.constexpr):
     """One half's softmax over its key blocks, peeled: masked blocks at the left edge, the bulk, masked blocks at the right."""
-    _, bulk_begin, bulk_end, _ = key_blocks(row, BLOCK_M, q_len, k_len, lo, hi, BLOCK_N, HAS_LO, HAS_HI)
-    # In steps of this half: its step s is block first + (s << shared), one further for the second half of a shared tile.
-    start = first + half * shared
-    left_end = min(max(bulk_begin - start + shared, 0) >> shared, steps)
-    bulk_stop = min(max(max(bulk_end - start + shared, 0) >> shared, left_end), steps)
+    steps = steps_of(tile, cfg)
+    tile = steps.half_tile(tile, half)
+    # The half's bulk in steps instead of blocks.
+    split_keys = steps.split_keys
+    blocks = tile.key_blocks(BLOCK_M, BLOCK_N)
+    start = steps.block(half, 0)
+    left_end = min(max(blocks.bulk_begin - start + split_keys, 0) >> split_keys, steps.count)
+    bulk_end = min(max(max(blocks.bulk_end - start + split_keys, 0) >> split_keys, left_end), steps.count)
 
     row_max = tl.full([BLOCK_M], NO_MAXIMUM, tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
-    if HAS_LO:
-        row_max, row_sum = softmax_steps(
-            s_tiles, p_tiles, alphas, s_fulls, p_fulls, alpha_fulls, half, row_max, row_sum,
-            0, left_end, start, shared, row, k_len, lo, hi, steps_done, scale_log2, dtype,
-            P_SLICES, 0, BLOCK_M, BLOCK_N, True, HAS_LO, HAS_HI, NEGATIVE,
-        )  # fmt: skip
-    row_max, row_sum = softmax_steps(
-        s_tiles, p_tiles, alphas, s_fulls, p_fulls, alpha_fulls, half, row_max, row_sum,
-        left_end if HAS_LO else 0, bulk_stop, start, shared, row, k_len, lo, hi, steps_done, scale_log2, dtype,
-        P_SLICES, FMA_EIGHTHS, BLOCK_M, BLOCK_N, False, HAS_LO, HAS_HI, NEGATIVE,
-    )  # fmt: skip
-    row_max, row_sum = softmax_steps(
-        s_tiles, p_tiles, alphas, s_fulls, p_fulls, alpha_fulls, half, row_max, row_sum,
-        bulk_stop, steps, start, shared, row, k_len, lo, hi, steps_done, scale_log2, dtype,
-        P_SLICES, 0, BLOCK_M, BLOCK_N, True, HAS_LO, HAS_HI, NEGATIVE,
-    )  # fmt: skip
+    state = (row_max, row_sum)
+    if cfg.has_lo:
+        state = softmax_steps(memory, half, tile, steps, 0, left_end, steps_done, state, scale_log2, True, cfg)
+    left_end = left_end if cfg.has_lo else 0
+    state = softmax_steps(memory, half, tile, steps, left_end, bulk_end, steps_done, state, scale_log2, False, cfg)
+    state = softmax_steps(memory, half, tile, steps, bulk_end, steps.count, steps_done, state, scale_log2, True, cfg)
 
-    tlx.barrier_wait(sum_empties[half], (done & 1) ^ 1)
-    tlx.local_store(sums[half], row_sum)
-    tlx.local_store(maxima[half], row_max)
-    tlx.barrier_arrive(sum_fulls[half])
+    row_max, row_sum = state
+    tlx.barrier_wait(memory.rows.empties[half], (done & 1) ^ 1)
+    tlx.local_store(memory.rows.sums[half], row_sum)
+    tlx.local_store(memory.rows.maxima[half], row_max)
+    tlx.barrier_arrive(memory.rows.fulls[half])
+    return steps_done + steps.count
 
 
 @triton.jit
 def softmax_steps(
-    s_tiles, p_tiles, alphas, s_fulls, p_fulls, alpha_fulls, half, row_max, row_sum,
-    step_begin, step_end, start, shared, row, k_len, lo, hi, steps_done, scale_log2, dtype: tl.constexpr,
-    P_SLICES: tl.constexpr, FMA_EIGHTHS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, NEGATIVE: tl.constexpr,
-):  # fmt: skip
-    """Online softmax over one stretch of steps, all masked or none. Returns (row_max, row_sum)."""
-    SLICE: tl.constexpr = BLOCK_N // P_SLICES
-    for step in range(step_begin, step_end):
-        tlx.barrier_wait(s_fulls[half], (steps_done + step) & 1)
-        scores = tlx.local_load(s_tiles[half])
-        if NEGATIVE:
+    memory, half, tile, steps, begin, end, steps_done, state, scale_log2, MASKED: tl.constexpr, cfg: tl.constexpr
+):
+    """Online softmax over one stretch of steps, all masked or none. ``state`` and what it returns: (row maxima, row sums)."""
+    SLICES: tl.constexpr = cfg.p_slices
+    WIDTH: tl.constexpr = BLOCK_N // SLICES
+    row_max, row_sum = state
+    memory = memory.scores
+    for step in range(begin, end):
+        tlx.barrier_wait(memory.s_fulls[half], (steps_done + step) & 1)
+        scores = tlx.local_load(memory.s[half])
+        if cfg.negative:
             scores = -scores
         if MASKED:
-            key = (start + (step << shared)) * BLOCK_N
-            scores = mask_scores(scores, row, key, k_len, lo, hi, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI)
+            scores = mask_scores(scores, tile, steps.block(half, step) * BLOCK_N)
 
         row_max, alpha = running_maximum(scores, row_max, scale_log2)
         if step > 0:  # nothing is accumulated yet before the first
-            tlx.local_store(alphas[half], alpha[:, None])
-            tlx.barrier_arrive(alpha_fulls[half])
+            tlx.local_store(memory.alphas[half], alpha[:, None])
+            tlx.barrier_arrive(memory.alpha_fulls[half])
 
-        exponents = split_columns(fma_pairs(scores, scale_log2, -row_max[:, None]), P_SLICES)
+        exponents = split_columns(fma_pairs(scores, scale_log2, -row_max[:, None]), SLICES)
         published = ()
-        for i in tl.static_range(P_SLICES):
-            p = exp2_shared(exponents[i], FMA_EIGHTHS)
-            tlx.local_store(tlx.subslice(p_tiles[half], i * SLICE, SLICE), p.to(dtype))
-            tlx.barrier_arrive(p_fulls[half * P_SLICES + i])
+        for i in tl.static_range(SLICES):
+            p = exp2_shared(exponents[i], 0 if MASKED else cfg.fma_eighths)
+            tlx.local_store(tlx.subslice(memory.p[half], i * WIDTH, WIDTH), p.to(memory.p.dtype))
+            tlx.barrier_arrive(memory.p_fulls[half * SLICES + i])
             published = published + (p,)
         # The sum is in nobody's way: the tensor cores wait for P alone.
         row_sum = row_sum * alpha
-        for i in tl.static_range(P_SLICES):
+        for i in tl.static_range(SLICES):
             row_sum += tl.sum(published[i], 1)
     return row_max, row_sum
 
 
 @triton.jit
-def mask_scores(
-    scores, row, key, k_len, lo, hi,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
-):  # fmt: skip
-    """Scores with -inf where the band or the sequence's end excludes the pair. Two bounds a row, counted from the block."""
-    rows = row + tl.arange(0, BLOCK_M)
+def mask_scores(scores, tile, key):
+    """Return the scores with -inf where a pair does not count. Two bounds per row, counted from the block's first ``key``."""
+    rows = tile.row + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)[None, :]
-    stop = tl.full([BLOCK_M], k_len - key, tl.int32)
-    if HAS_HI:
-        stop = tl.minimum(stop, rows + (hi + 1 - key))
+    stop = tl.full([BLOCK_M], tile.kv.length - key, tl.int32)
+    if tile.band.has_hi:
+        stop = tl.minimum(stop, rows + (tile.band.hi + 1 - key))
     scores = tl.where(columns < stop[:, None], scores, float("-inf"))
-    if HAS_LO:
-        scores = tl.where(columns >= (rows + (lo - key))[:, None], scores, float("-inf"))
+    if tile.band.has_lo:
+        scores = tl.where(columns >= (rows + (tile.band.lo - key))[:, None], scores, float("-inf"))
     return scores
 
 
@@ -502,155 +435,149 @@ def mask_scores(
 
 
 @triton.jit
-def correct_accumulators(
-    accs, alphas, alpha_fulls, acc_readys, steps, alphas_done,
-    SLICES: tl.constexpr, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
-):  # fmt: skip
+def correct_tile(memory, tile, lse_ptr, done, steps_done, outs, cfg: tl.constexpr):
+    """Rescale a tile's accumulators while it runs, then write its O and LSE. Returns steps and halves of O so far."""
+    steps = steps_of(tile, cfg)
+    rescale_steps(memory, steps.count, steps_done - done, cfg)
+    lse_ptr += tile.out.begin
+    if steps.split_keys:
+        finish_split_keys(memory, tile, lse_ptr, done & 1, outs, cfg)
+        outs += 1
+    if not cfg.split_keys:
+        if steps.split_keys == 0:
+            for half in tl.static_range(2):
+                finish_half(memory, half, steps.half_tile(tile, half), lse_ptr, done & 1, outs + half, cfg)
+            outs += 2
+    return steps_done + steps.count, outs
+
+
+@triton.jit
+def rescale_steps(memory, count, alphas_done, cfg: tl.constexpr):
     """Before each P V but a tile's first, O *= alpha if any row of the half asks for it."""
-    for step in range(1, steps):
+    WIDTH: tl.constexpr = cfg.o_columns
+    SLICES: tl.constexpr = cfg.head_dim // WIDTH
+    scores, accs = memory.scores, memory.accs
+    for step in range(1, count):
         phase = (alphas_done + step - 1) & 1
         for half in tl.static_range(2):
-            tlx.barrier_wait(alpha_fulls[half], phase)
-            alpha = tlx.local_load(alphas[half])
+            tlx.barrier_wait(scores.alpha_fulls[half], phase)
+            alpha = tlx.local_load(scores.alphas[half])
             if rescale_needed(alpha):
                 for i in tl.static_range(SLICES):
-                    part = tlx.subslice(accs[half], i * HEAD_DIM // SLICES, HEAD_DIM // SLICES)
+                    part = tlx.subslice(accs.tiles[half], i * WIDTH, WIDTH)
                     tlx.local_store(part, mul_pairs(tlx.local_load(part), alpha))
-            tlx.barrier_arrive(acc_readys[half])
+            tlx.barrier_arrive(accs.readys[half])
 
 
 @triton.jit
 def rescale_needed(alpha):
-    """Whether any row's factor is below 1: one answer for all warps, so that they branch together."""
+    """Return whether any row's factor is below 1: one answer for all warps, so that they branch together."""
     return tl.min(tl.reshape(alpha, [alpha.shape[0]]), 0) < 1.0
 
 
 @triton.jit
-def finish_tile(
-    accs, sums, maxima, o_parts, sum_fulls, sum_empties, acc_fulls, acc_readys, o_fulls, o_empties,
-    lse_ptr, row, out_len, shared, done, outs, dtype: tl.constexpr,
-    ONE_Q: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
-):  # fmt: skip
-    """Divides by the row sums, writes O to SMEM for the store role and LSE to memory. Returns ``outs``: halves written so far."""
-    phase = done & 1
-    if shared:
-        finish_shared(
-            accs, sums, maxima, o_parts, sum_fulls, sum_empties, acc_fulls, acc_readys, o_fulls, o_empties,
-            lse_ptr, row, out_len, phase, outs, dtype, PARTS, 2 * SLICES, BLOCK_M, HEAD_DIM,
-        )  # fmt: skip
-        outs += 1
-    if not ONE_Q:
-        if shared == 0:
-            for half in tl.static_range(2):
-                finish_half(
-                    half, accs, sums, maxima, o_parts, sum_fulls, sum_empties, acc_fulls, acc_readys, o_fulls, o_empties,
-                    lse_ptr, row + half * BLOCK_M, out_len, phase, outs + half, dtype, PARTS, SLICES, BLOCK_M, HEAD_DIM,
-                )  # fmt: skip
-            outs += 2
-    return outs
-
-
-@triton.jit
-def take_sums(half: tl.constexpr, sums, maxima, sum_fulls, sum_empties, phase):
-    """(row sum, row maximum), both [M, 1], of a half that has seen all its keys."""
-    tlx.barrier_wait(sum_fulls[half], phase)
-    row_sum = tlx.local_load(sums[half])
-    row_max = tlx.local_load(maxima[half])
-    tlx.barrier_arrive(sum_empties[half])
+def take_sums(rows, half: tl.constexpr, phase):
+    """Return (row sum, row maximum), both [M], of a half that has seen all its keys."""
+    tlx.barrier_wait(rows.fulls[half], phase)
+    row_sum = tlx.local_load(rows.sums[half])
+    row_max = tlx.local_load(rows.maxima[half])
+    tlx.barrier_arrive(rows.empties[half])
     return row_sum, row_max
 
 
 @triton.jit
-def finish_half(
-    half: tl.constexpr, accs, sums, maxima, o_parts, sum_fulls, sum_empties, acc_fulls, acc_readys, o_fulls, o_empties,
-    lse_ptr, row, out_len, phase, outs, dtype: tl.constexpr,
-    PARTS: tl.constexpr, SLICES: tl.constexpr, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
-):  # fmt: skip
-    """One half's O and LSE; its accumulator is free as soon as it has been read, while the store is still under way."""
-    WIDTH: tl.constexpr = HEAD_DIM // SLICES
-    row_sum, row_max = take_sums(half, sums, maxima, sum_fulls, sum_empties, phase)
+def finish_half(memory, half: tl.constexpr, tile, lse_ptr, phase, outs, cfg: tl.constexpr):
+    """Write one half's O and LSE; its accumulator is free as soon as it has been read, while the store is still under way."""
+    PARTS: tl.constexpr = cfg.o_parts
+    WIDTH: tl.constexpr = cfg.o_columns
+    SLICES: tl.constexpr = cfg.head_dim // PARTS // WIDTH  # of a part
+    accs, o = memory.accs, memory.o
+    row_sum, row_max = take_sums(memory.rows, half, phase)
     inverse = safe_inverse(row_sum)[:, None]
     if half == 0:  # there is time until the product is done; for half 1 there is none, its accumulator waits to be read
-        store_lse(lse_ptr, row, out_len, row_max, row_sum, BLOCK_M)
-    tlx.barrier_wait(acc_fulls[half], phase)
+        store_lse(lse_ptr, tile, row_max, row_sum)
+    tlx.barrier_wait(accs.fulls[half], phase)
     for part in tl.static_range(PARTS):
-        tlx.barrier_wait(o_empties[part], (outs & 1) ^ 1)
-        for i in tl.static_range(SLICES // PARTS):
-            out = tlx.local_load(tlx.subslice(accs[half], (part * SLICES // PARTS + i) * WIDTH, WIDTH)) * inverse
-            if part == PARTS - 1 and i == SLICES // PARTS - 1:
-                tlx.barrier_arrive(acc_readys[half])
-            tlx.local_store(tlx.local_slice(o_parts[part], [0, i * WIDTH], [BLOCK_M, WIDTH]), out.to(dtype))
+        tlx.barrier_wait(o.empties[part], (outs & 1) ^ 1)
+        for i in tl.static_range(SLICES):
+            columns = tlx.subslice(accs.tiles[half], (part * SLICES + i) * WIDTH, WIDTH)
+            out = tlx.local_load(columns) * inverse
+            if part == PARTS - 1 and i == SLICES - 1:
+                tlx.barrier_arrive(accs.readys[half])
+            staged = tlx.local_slice(o.buffers[part], [0, i * WIDTH], [BLOCK_M, WIDTH])
+            tlx.local_store(staged, out.to(o.buffers.dtype))
         tlx.fence("async_shared")
-        tlx.barrier_arrive(o_fulls[part])
+        tlx.barrier_arrive(o.fulls[part])
     if half == 1:
-        store_lse(lse_ptr, row, out_len, row_max, row_sum, BLOCK_M)
+        store_lse(lse_ptr, tile, row_max, row_sum)
 
 
 @triton.jit
-def finish_shared(
-    accs, sums, maxima, o_parts, sum_fulls, sum_empties, acc_fulls, acc_readys, o_fulls, o_empties,
-    lse_ptr, row, out_len, phase, outs, dtype: tl.constexpr,
-    PARTS: tl.constexpr, SLICES: tl.constexpr, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
-):  # fmt: skip
-    """The merge of a shared tile: each half's O weighted by its share of the common sum. Two accumulators, so narrower slices."""
-    WIDTH: tl.constexpr = HEAD_DIM // SLICES
-    sum_0, max_0 = take_sums(0, sums, maxima, sum_fulls, sum_empties, phase)
-    sum_1, max_1 = take_sums(1, sums, maxima, sum_fulls, sum_empties, phase)
+def finish_split_keys(memory, tile, lse_ptr, phase, outs, cfg: tl.constexpr):
+    """Merge the halves of a tile that split its keys: each O weighted by its share of the common sum.
+
+    Two accumulators are in registers at once, so the slices are half as wide.
+    """
+    PARTS: tl.constexpr = cfg.o_parts
+    WIDTH: tl.constexpr = cfg.o_columns // 2
+    SLICES: tl.constexpr = cfg.head_dim // PARTS // WIDTH
+    accs, o = memory.accs, memory.o
+    sum_0, max_0 = take_sums(memory.rows, 0, phase)
+    sum_1, max_1 = take_sums(memory.rows, 1, phase)
     row_max = tl.maximum(max_0, max_1)
     weight_0 = tl.math.exp2(max_0 - row_max)
     weight_1 = tl.math.exp2(max_1 - row_max)
     row_sum = sum_0 * weight_0 + sum_1 * weight_1
-    store_lse(lse_ptr, row, out_len, row_max, row_sum, BLOCK_M)
+    store_lse(lse_ptr, tile, row_max, row_sum)
     inverse = safe_inverse(row_sum)
     weight_0 = (weight_0 * inverse)[:, None]
     weight_1 = (weight_1 * inverse)[:, None]
-    tlx.barrier_wait(acc_fulls[0], phase)
-    tlx.barrier_wait(acc_fulls[1], phase)
+    tlx.barrier_wait(accs.fulls[0], phase)
+    tlx.barrier_wait(accs.fulls[1], phase)
     for part in tl.static_range(PARTS):
-        tlx.barrier_wait(o_empties[part], (outs & 1) ^ 1)
-        for i in tl.static_range(SLICES // PARTS):
-            out = tlx.local_load(tlx.subslice(accs[0], (part * SLICES // PARTS + i) * WIDTH, WIDTH)) * weight_0
-            out += tlx.local_load(tlx.subslice(accs[1], (part * SLICES // PARTS + i) * WIDTH, WIDTH)) * weight_1
-            if part == PARTS - 1 and i == SLICES // PARTS - 1:
+        tlx.barrier_wait(o.empties[part], (outs & 1) ^ 1)
+        for i in tl.static_range(SLICES):
+            out = tlx.local_load(tlx.subslice(accs.tiles[0], (part * SLICES + i) * WIDTH, WIDTH)) * weight_0
+            out += tlx.local_load(tlx.subslice(accs.tiles[1], (part * SLICES + i) * WIDTH, WIDTH)) * weight_1
+            if part == PARTS - 1 and i == SLICES - 1:
                 for half in tl.static_range(2):
-                    tlx.barrier_arrive(acc_readys[half])
-            tlx.local_store(tlx.local_slice(o_parts[part], [0, i * WIDTH], [BLOCK_M, WIDTH]), out.to(dtype))
+                    tlx.barrier_arrive(accs.readys[half])
+            tlx.local_store(tlx.local_slice(o.buffers[part], [0, i * WIDTH], [BLOCK_M, WIDTH]), out.to(o.buffers.dtype))
         tlx.fence("async_shared")
-        tlx.barrier_arrive(o_fulls[part])
+        tlx.barrier_arrive(o.fulls[part])
 
 
 @triton.jit
 def safe_inverse(row_sum):
-    """1 / row_sum; 0 for a row without keys, whose output is 0."""
+    """Return 1 / row_sum; 0 for a row without keys, whose output is 0."""
     return tl.where(row_sum > 0.0, 1.0 / row_sum, 0.0)
 
 
 @triton.jit
-def store_lse(lse_ptr, row, out_len, row_max, row_sum, BLOCK_M: tl.constexpr):
-    """Natural log-sum-exp of the tile's rows; log2(0) makes it -inf for a row without keys."""
-    rows = row + tl.arange(0, BLOCK_M)
+def store_lse(lse_ptr, tile, row_max, row_sum):
+    """Write the natural log-sum-exp of 128 rows; log2(0) makes it -inf for a row without keys."""
+    rows = tile.row + tl.arange(0, BLOCK_M)
     lse = (row_max + tl.math.log2(row_sum)) * LN_2
-    tl.store(lse_ptr + rows, lse, mask=rows < out_len)
+    tl.store(lse_ptr + rows, lse, mask=rows < tile.out.length)
 
 
 # --------------------------------------------------------------------------------------------------------------- store
 
 
 @triton.jit
-def store_tile(
-    o_desc, o_parts, o_fulls, o_empties, head, row, out_begin, out_len, outs,
-    ONE_Q: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
-):  # fmt: skip
-    """O from SMEM to memory, part by part; rows past the sequence's end are clipped by the ragged box. Returns ``outs``."""
+def store_tile(o_desc, o, tile, head, outs, cfg: tl.constexpr):
+    """Copy O from SMEM to memory, part by part; boxes end with the sequence. Returns the halves stored so far."""
+    PARTS: tl.constexpr = cfg.o_parts
     halves = 1
-    if not ONE_Q:
-        halves = tl.where(out_len - row > BLOCK_M, 2, 1)
+    if not cfg.split_keys:
+        halves = tl.where(tile.out.length - tile.row > BLOCK_M, 2, 1)
     for half in range(0, halves):
         for part in tl.static_range(PARTS):
-            tlx.barrier_wait(o_fulls[part], outs & 1)
-            box = ragged_box(out_begin, out_len, row + half * BLOCK_M, head, part * HEAD_DIM // PARTS)
-            tlx.async_descriptor_store(o_desc, o_parts[part], box)
+            tlx.barrier_wait(o.fulls[part], outs & 1)
+            column = part * cfg.head_dim // PARTS
+            box = ragged_box(tile.out.begin, tile.out.length, tile.row + half * BLOCK_M, head, column)
+            tlx.async_descriptor_store(o_desc, o.buffers[part], box)
             tlx.async_descriptor_store_wait(0)
-            tlx.barrier_arrive(o_empties[part])
+            tlx.barrier_arrive(o.empties[part])
         outs += 1
     return outs

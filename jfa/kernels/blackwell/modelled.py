@@ -11,7 +11,8 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 
-from jfa.kernels.blackwell import host
+from jfa.kernels.blackwell import launch
+from jfa.kernels.blackwell.config import forward_config
 from jfa.kernels.blackwell.examples import example
 
 FACTORS = (0.5, 1.0, 2.0)
@@ -21,28 +22,28 @@ NOT_BLACKWELL = ("smem_latency", "cvt")
 PERSISTENT, STEALING, PIPELINED = "blackwell_fa_ws_pipelined_persistent", "blackwell_fa_clc", "blackwell_fa_ws_pipelined"
 
 
-def record_one_sm(launch: Callable[[], object], chip):
+def record_one_sm(run: Callable[[], object], chip):
     """The timeline of a launch on one SM, whatever the number of its CTAs."""
     from jfa.emulator.cli import record
 
-    saved, host.EMULATED_SMS = host.EMULATED_SMS, 1
+    saved, launch.EMULATED_SMS = launch.EMULATED_SMS, 1
     try:
-        return record(launch, chip, max_ctas=1)
+        return record(run, chip, max_ctas=1)
     finally:
-        host.EMULATED_SMS = saved
+        launch.EMULATED_SMS = saved
 
 
 def forward_launch(len_q: int, len_kv: int, clc: bool = False, **choices) -> Callable[[], object]:
-    """The forward at D = 128 on one sequence and head; ``choices`` as in :class:`jfa.kernels.blackwell.host.ForwardConfig`."""
+    """The forward at D = 128 on one sequence and head; ``choices`` as in :class:`jfa.kernels.blackwell.config.ForwardConfig`."""
     problem, q, k, v, _ = example(len_q, len_kv)
-    config = replace(host.forward_config(problem, clc=clc), **choices)
-    return lambda: host.forward(problem, q, k, v, config=config)
+    config = replace(forward_config(problem, clc=clc), **choices)
+    return lambda: launch.forward(problem, q, k, v, config=config)
 
 
 def plain_launch(len_q: int, len_kv: int) -> Callable[[], object]:
     """The kernel without specialized warps on the same problem."""
     problem, q, k, v, _ = example(len_q, len_kv)
-    return lambda: host.plain_forward(problem, q, k, v)
+    return lambda: launch.plain_forward(problem, q, k, v)
 
 
 def tutorial_launch(name: str) -> Callable[[], object]:
@@ -56,11 +57,11 @@ def tutorial_launch(name: str) -> Callable[[], object]:
     _, q, k, v, _ = example(1024, 1024)
     q, k, v = (x.permute(1, 0, 2)[None].half() for x in (q, k, v))
 
-    def launch():
+    def run():
         with tutorials.answering_gpu(1):
             module.attention(q, k, v, 128**-0.5, False, config=config)
 
-    return launch
+    return run
 
 
 def busy_share(line, begin: float = 0.0, end: float = 1.0) -> float:
@@ -69,14 +70,14 @@ def busy_share(line, begin: float = 0.0, end: float = 1.0) -> float:
     return line.busy(span=span) * sum(unit == "tensor" for _, unit in line.occupied)
 
 
-def steady_busy(launch: Callable[[], object], chip) -> float:
+def steady_busy(run: Callable[[], object], chip) -> float:
     """Share of the middle of a run in which the tensor cores were busy."""
-    return busy_share(record_one_sm(launch, chip), *STEADY)
+    return busy_share(record_one_sm(run, chip), *STEADY)
 
 
-def whole_busy(launch: Callable[[], object], chip) -> float:
+def whole_busy(run: Callable[[], object], chip) -> float:
     """Share of a whole run, first load to last store, in which the tensor cores were busy."""
-    return busy_share(record_one_sm(launch, chip))
+    return busy_share(record_one_sm(run, chip))
 
 
 def measures() -> dict[str, Callable]:

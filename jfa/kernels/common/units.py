@@ -41,3 +41,23 @@ def zigzag_unit(round_, worker, workers):
 def ring(count, BUFFERS: tl.constexpr):
     """(buffer, phase) of the count-th use of a ring of buffers."""
     return count % BUFFERS, (count // BUFFERS) & 1
+
+
+@triton.jit
+def has_work(unit, units):
+    """Whether ``unit`` is one of the list's ``units``; a queue that has run dry answers -1."""
+    return (unit >= 0) & (unit < units)
+
+
+@triton.jit
+def next_unit(done, answer, CLC: tl.constexpr, ZIGZAG: tl.constexpr = True):
+    """Return the unit that this CTA takes after ``done + 1`` of them: the queue's ``answer``, or its turn in a static deal.
+
+    The answer is read by the kernel itself: a queue cannot be passed to a function (fbtriton 3.7.4 gives its responses the wrong type).
+    """
+    if CLC:
+        return answer
+    elif ZIGZAG:
+        return zigzag_unit(done + 1, this_cta(), all_ctas())
+    else:
+        return (done + 1) * all_ctas() + this_cta()

@@ -9,7 +9,8 @@ pytest.importorskip("triton")
 pytest.importorskip("greenlet")
 
 import jfa.emulator as emulator  # noqa: E402
-from jfa.kernels.blackwell import host  # noqa: E402
+from jfa.kernels.blackwell import launch  # noqa: E402
+from jfa.kernels.blackwell.config import backward_config  # noqa: E402
 from jfa.masks import Band  # noqa: E402
 from tests.kernels.blackwell.cases import SCHEDULE_NAMES, SCHEDULES, assert_close, make, reference  # noqa: E402
 
@@ -36,9 +37,9 @@ def run(case: dict, schedule: dict, with_dlse: bool = False, **choices):
     if with_dlse:
         dlse = torch.linspace(-1, 1, lse.numel()).reshape(lse.shape)
         want = gradients_of_both(problem, q, k, v, dout, dlse)
-    config = dataclasses.replace(host.backward_config(problem), **choices)
+    config = dataclasses.replace(backward_config(problem), **choices)
     with emulator.options(**schedule):
-        got = host.backward(problem, dout, dlse, q, k, v, out.to(q.dtype), lse.float(), config=config)
+        got = launch.backward(problem, dout, dlse, q, k, v, out.to(q.dtype), lse.float(), config=config)
     for name, g, w in zip(("dq", "dk", "dv"), got, want):
         assert g.dtype == problem.dtype
         assert_close(name, g, w, problem.dtype)
@@ -69,7 +70,7 @@ def test_any_order_of_events_is_right(name, schedule):
 CHOICES = [
     dict(held_slices=0, dq_stages=1),
     dict(held_slices=2, dq_stages=2),
-    dict(q_buffers=3, do_buffers=1),
+    dict(q_slots=3, do_slots=1),
     dict(zigzag=False),
 ]
 
@@ -102,7 +103,7 @@ def test_short_shared_queries_resident_and_contended(head_dim):
 def test_short_shared_queries_of_grouped_heads(heads, kv_heads, rows, head_dim, band):
     """The heads of a group share a tile where they fit and are a power of two; three of them go the contended way."""
     case = dict(len_q=rows, len_kv=[200, 0, 130, 7], heads=heads, kv_heads=kv_heads, head_dim=head_dim, band=band)
-    assert host.backward_config(make(**case)[0]).resident == (heads // kv_heads != 3)
+    assert backward_config(make(**case)[0]).resident == (heads // kv_heads != 3)
     run(case, {"policy": "random", "seed": 5})
 
 
@@ -114,7 +115,7 @@ def test_strided_grad_out():
     problem, q, k, v, _ = make([70], [90], heads=2)
     dout = torch.ones((), dtype=q.dtype).expand(problem.rows_out, 2, 64)
     out, lse, *want = reference(problem, q, k, v, dout)
-    got = host.backward(problem, dout, None, q, k, v, out.to(q.dtype), lse.float())
+    got = launch.backward(problem, dout, None, q, k, v, out.to(q.dtype), lse.float())
     for name, g, w in zip(("dq", "dk", "dv"), got, want):
         assert_close(name, g, w, problem.dtype)
 
@@ -126,11 +127,11 @@ def test_nothing_to_do_ends():
 
 def test_a_plan_carries_both_lists():
     problem, q, k, v, dout = make([140, 20], [150, 30])
-    plan = host.plan(problem)
-    out, lse = host.forward(problem, q, k, v, plan)
+    plan = launch.plan(problem)
+    out, lse = launch.forward(problem, q, k, v, plan)
     want_out, want_lse, *want = reference(problem, q, k, v, dout)
     assert_close("out", out, want_out, problem.dtype)
-    for name, g, w in zip(("dq", "dk", "dv"), host.backward(problem, dout, None, q, k, v, out, lse, plan), want):
+    for name, g, w in zip(("dq", "dk", "dv"), launch.backward(problem, dout, None, q, k, v, out, lse, plan), want):
         assert_close(name, g, w, problem.dtype)
 
 

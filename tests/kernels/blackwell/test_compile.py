@@ -9,7 +9,7 @@ if not triton.__version__.endswith("+fb"):
     pytest.skip("compiling TLX needs fbtriton", allow_module_level=True)
 
 from jfa.compiled import compile_configs, select  # noqa: E402
-from jfa.kernels.blackwell import configs  # noqa: E402
+from jfa.kernels.blackwell import variants  # noqa: E402
 
 # One of each kernel, both head dims, both schedulers; the others differ from these in a mask.
 MAIN = [
@@ -26,7 +26,7 @@ MAIN = [
 
 
 def check(names: list[str]) -> None:
-    chosen = select(configs.compile_configs(), names)
+    chosen = select(variants.compile_configs(), names)
     with ThreadPoolExecutor(2) as two:  # a compiler each
         reports = [r for half in two.map(compile_configs, (chosen[::2], chosen[1::2])) for r in half]
     problems = {r.key: r.problems for r in reports if r.problems}
@@ -46,5 +46,5 @@ def test_all_configurations(kernel):
 
 
 def test_every_kernel_ships_a_configuration():
-    kernels = {c.kernel.split(":")[0].rsplit(".", 1)[1] for c in configs.compile_configs()}
+    kernels = {c.kernel.split(":")[0].rsplit(".", 1)[1] for c in variants.compile_configs()}
     assert kernels == {"forward", "backward_1cta", "backward_pma", "backward_dq", "plain", "tile_list", "padded_rows"}

@@ -9,7 +9,8 @@ pytest.importorskip("triton")
 pytest.importorskip("greenlet")
 
 import jfa.emulator as emulator  # noqa: E402
-from jfa.kernels.blackwell import host  # noqa: E402
+from jfa.kernels.blackwell import launch  # noqa: E402
+from jfa.kernels.blackwell.config import forward_config  # noqa: E402
 from jfa.masks import Band  # noqa: E402
 from tests.kernels.blackwell.cases import SCHEDULE_NAMES, SCHEDULES, assert_close, make, reference  # noqa: E402
 
@@ -34,9 +35,9 @@ PROBLEMS = {
 
 def run(case: dict, schedule: dict, **choices):
     problem, q, k, v, _ = make(**case)
-    config = dataclasses.replace(host.forward_config(problem), **choices)
+    config = dataclasses.replace(forward_config(problem), **choices)
     with emulator.options(**schedule):
-        out, lse = host.forward(problem, q, k, v, config=config)
+        out, lse = launch.forward(problem, q, k, v, config=config)
     want_out, want_lse = reference(problem, q, k, v)
     assert_close("out", out, want_out, problem.dtype)
     assert_close("lse", lse, want_lse, problem.dtype)
@@ -57,13 +58,13 @@ def test_any_order_of_events_gives_the_same_bits(name, schedule):
     assert all(torch.equal(a, b) for a, b in zip(first, again))
 
 
-@pytest.mark.parametrize("choices", [dict(p_slices=1, fma_eighths=0), dict(p_slices=4, fma_eighths=3), dict(kv_buffers=2)], ids=str)
+@pytest.mark.parametrize("choices", [dict(p_slices=1, fma_eighths=0), dict(p_slices=4, fma_eighths=3), dict(kv_slots=2)], ids=str)
 def test_tuning_does_not_change_the_result(choices):
     run(PROBLEMS["causal"], {"policy": "lazy"}, **choices)
 
 
 def test_one_q_does_not_rely_on_the_stated_maximum():
-    run(PROBLEMS["jagged"], {"policy": "lazy"}, one_q=True, kv_buffers=4)
+    run(PROBLEMS["jagged"], {"policy": "lazy"}, split_keys=True, kv_slots=4)
 
 
 def test_nothing_to_do_ends():
@@ -71,14 +72,14 @@ def test_nothing_to_do_ends():
         run(case, {"policy": "eager"}, clc=True)
     problem, q, k, v, _ = make([3], [4])
     empty = dataclasses.replace(problem, num_batches=0, query_offset=problem.query_offset[:1], key_offset=problem.key_offset[:1])
-    out, lse = host.forward(empty, q, k, v)
+    out, lse = launch.forward(empty, q, k, v)
     assert not out.any() and torch.isinf(lse).all()
 
 
 def test_a_slot_outside_the_output_is_not_written():
     case = dict(len_q=3, len_kv=[40, 5, 9], output_offset=torch.tensor([6, -1, 0, 9], dtype=torch.int32))
     problem, q, k, v, _ = make(**case)
-    out, lse = host.forward(problem, q, k, v)
+    out, lse = launch.forward(problem, q, k, v)
     inside = dataclasses.replace(problem, output_offset=torch.tensor([6, 3, 0, 9], dtype=torch.int32))
     want, want_lse = reference(inside, q, k, v)
     want[3:6], want_lse[:, 3:6] = 0, -torch.inf
@@ -89,14 +90,14 @@ def test_a_slot_outside_the_output_is_not_written():
 def test_offsets_that_lie_stay_inside_the_tensors():
     problem, q, k, v, _ = make([140, 20], [150, 30])
     lies = torch.tensor([-7, 400, 90], dtype=torch.int32)
-    host.forward(dataclasses.replace(problem, query_offset=lies, key_offset=lies), q, k, v)
+    launch.forward(dataclasses.replace(problem, query_offset=lies, key_offset=lies), q, k, v)
 
 
 @pytest.mark.parametrize("name", ["jagged", "causal-window", "pma", "d128"])
 def test_the_plain_kernel_agrees(name):
     problem, q, k, v, _ = make(**PROBLEMS[name])
     with emulator.options(policy="lazy"):
-        out, lse = host.plain_forward(problem, q, k, v)
+        out, lse = launch.plain_forward(problem, q, k, v)
     want_out, want_lse = reference(problem, q, k, v)
     assert_close("out", out, want_out, problem.dtype)
     assert_close("lse", lse, want_lse, problem.dtype)

@@ -1,30 +1,33 @@
 """Every synchronisation of the Blackwell forward dropped in turn: the emulator finds each, or it is argued here why it need not."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("triton")
 pytest.importorskip("greenlet")
 
 from jfa.emulator import sweep  # noqa: E402
-from jfa.kernels.blackwell import host  # noqa: E402
+from jfa.kernels.blackwell import launch  # noqa: E402
+from jfa.kernels.blackwell.config import forward_config  # noqa: E402
 from tests.kernels.blackwell.cases import make  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 # The text of a line whose loss nothing finds: why.
 SUPERFLUOUS = {
-    "tlx.barrier_wait(acc_fulls[0], phase)": "acc_fulls[1], waited for next, is committed later by the same pipe",
+    "tlx.barrier_wait(accs.fulls[0], phase)": "that of half 1, waited for next, is committed later by the same pipe",
     'tlx.fence("async_shared")': "a warning here, not an error: fbtriton puts this fence there by itself",
 }
 
 
 def test_every_dropped_synchronisation_of_the_forward_is_found(monkeypatch):
-    monkeypatch.setattr(host, "EMULATED_SMS", 1)  # one CTA takes all tiles, so that every ring wraps
+    monkeypatch.setattr(launch, "EMULATED_SMS", 1)  # one CTA takes all tiles, so that every ring wraps
     problem, q, k, v, _ = make([300, 280], [300, 140])
-    config = host.ForwardConfig(one_q=False, clc=False, kv_buffers=3)
-    lists = host.forward_lists(problem, config)
+    config = replace(forward_config(problem, clc=False), kv_slots=3)
+    lists = launch.query_list(problem, config.tile_rows)
     result = sweep.sweep(
-        lambda: [host.forward(problem, q, k, v, lists, config)[0].nan_to_num()], select=lambda m: m.how == "drop"
+        lambda: [launch.forward(problem, q, k, v, lists, config)[0].nan_to_num()], select=lambda m: m.how == "drop"
     )
     assert len(result.mutants) > 30
     assert [str(m) for m in result.clean if m.site.text.strip() not in SUPERFLUOUS] == []

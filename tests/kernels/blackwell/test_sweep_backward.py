@@ -13,7 +13,8 @@ pytest.importorskip("triton")
 pytest.importorskip("greenlet")
 
 import jfa.emulator as emulator  # noqa: E402
-from jfa.kernels.blackwell import host  # noqa: E402
+from jfa.kernels.blackwell import launch  # noqa: E402
+from jfa.kernels.blackwell.config import BLOCK, backward_config  # noqa: E402
 from jfa.kernels.common.padded_rows import padded_rows, row_constants  # noqa: E402
 from jfa.kernels.common.ragged import empty_tma_ready  # noqa: E402
 from jfa.masks import Band  # noqa: E402
@@ -59,24 +60,24 @@ def launcher(kernel: str, case: dict, choices: dict):
     """A function that launches one of the kernels, nothing else, and returns all it writes."""
     problem, q, k, v, dout = make(**case)
     out, lse = reference(problem, q, k, v)
-    rows = padded_rows(problem, host.BLOCK)
+    rows = padded_rows(problem, BLOCK)
     lse2, delta = row_constants(problem, rows, out.to(q.dtype), dout, lse.float(), None)
-    config = dataclasses.replace(host.backward_config(problem, clc=False), **choices)
-    lists = host.dq_lists(problem) if kernel == "dq" else host.backward_lists(problem)
+    config = dataclasses.replace(backward_config(problem, clc=False), **choices)
+    lists = launch.query_list(problem, BLOCK) if kernel == "dq" else launch.key_list(problem)
 
-    def launch():
+    def run():
         dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
-        sums = torch.zeros(problem.num_heads, rows.count, host.padded_head_dim(problem))
+        sums = torch.zeros(problem.num_heads, rows.count, config.head_dim)
         with emulator.options(max_ctas=1):  # a single SM: its one CTA takes every tile that can be stolen
             if kernel == "resident":
-                sums = host.launch_pma(problem, dout, q, k, v, dk, dv, lse2, delta, *lists)
+                sums = launch.launch_resident(problem, dout, q, k, v, dk, dv, lse2, delta, *lists, config)
             elif kernel == "dq":
-                host.launch_dq(problem, dout, q, k, v, sums, lse2, delta, *lists)
+                launch.launch_dq(problem, dout, q, k, v, sums, lse2, delta, *lists)
             else:
-                host.launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, *lists, config)
+                launch.launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, *lists, config)
         return [sums, dk, dv]
 
-    return launch
+    return run
 
 
 def mutants(kernel: str, every: int = 1):
@@ -86,7 +87,7 @@ def mutants(kernel: str, every: int = 1):
 
 @pytest.fixture(autouse=True)
 def one_sm(monkeypatch):
-    monkeypatch.setattr(host, "EMULATED_SMS", 1)
+    monkeypatch.setattr(launch, "EMULATED_SMS", 1)
 
 
 @pytest.mark.parametrize("kernel", CASES)

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 pytest.importorskip("greenlet")
 
 import jfa  # noqa: E402
-from jfa.kernels.blackwell import host  # noqa: E402
+from jfa.kernels.blackwell import launch  # noqa: E402
 from jfa.masks import Band  # noqa: E402
 from tests.kernels.blackwell.cases import assert_close, make, reference  # noqa: E402
 
@@ -39,15 +39,15 @@ class Operations(TorchDispatchMode):
 def test_no_step_waits_for_the_device(shape):
     problem, q, k, v, dout = make(**SHAPES[shape])
     with Operations() as operations:
-        out, lse = host.forward(problem, q, k, v)
-        host.backward(problem, dout, None, q, k, v, out, lse)
+        out, lse = launch.forward(problem, q, k, v)
+        launch.backward(problem, dout, None, q, k, v, out, lse)
     assert not WAITS_FOR_THE_DEVICE & set(operations.names)
 
 
 def test_a_list_is_one_launch():
     problem, *_ = make(**SHAPES["jagged"])
     with Operations() as operations:
-        host.backward_lists(problem)
+        launch.key_list(problem)
     assert set(operations.names) <= {"empty", "detach"}  # the kernel's outputs; what the emulator does with its arguments
 
 
@@ -56,25 +56,25 @@ def test_offsets_changed_in_place_are_seen(shape):
     """Nothing is remembered about a tensor of offsets: a captured step is replayed with new lengths."""
     case = SHAPES[shape]
     problem, q, k, v, dout = make(**case)
-    out, lse = host.forward(problem, q, k, v)
-    host.backward(problem, dout, None, q, k, v, out, lse)
+    out, lse = launch.forward(problem, q, k, v)
+    launch.backward(problem, dout, None, q, k, v, out, lse)
     problem.key_offset.copy_(torch.tensor([0, 10, *problem.key_offset.tolist()[2:]], dtype=torch.int32))
     want_out, want_lse, *want = reference(problem, q, k, v, dout)
-    out, lse = host.forward(problem, q, k, v)
+    out, lse = launch.forward(problem, q, k, v)
     assert_close("out", out, want_out, problem.dtype)
-    for name, g, w in zip(("dq", "dk", "dv"), host.backward(problem, dout, None, q, k, v, out, lse), want):
+    for name, g, w in zip(("dq", "dk", "dv"), launch.backward(problem, dout, None, q, k, v, out, lse), want):
         assert_close(name, g, w, problem.dtype)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_plan_serves_several_calls(shape):
     problem, q, k, v, dout = make(**SHAPES[shape])
-    plan = host.plan(problem)
+    plan = launch.plan(problem)
     for _ in range(2):
         want_out, want_lse, *want = reference(problem, q, k, v, dout)
-        out, lse = host.forward(problem, q, k, v, plan)
+        out, lse = launch.forward(problem, q, k, v, plan)
         assert_close("out", out, want_out, problem.dtype)
-        for name, g, w in zip(("dq", "dk", "dv"), host.backward(problem, dout, None, q, k, v, out, lse, plan), want):
+        for name, g, w in zip(("dq", "dk", "dv"), launch.backward(problem, dout, None, q, k, v, out, lse, plan), want):
             assert_close(name, g, w, problem.dtype)
 
 

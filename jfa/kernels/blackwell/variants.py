@@ -7,13 +7,14 @@ from dataclasses import replace
 import torch
 
 from jfa.kernels.base import Problem
-from jfa.kernels.blackwell import host
+from jfa.kernels.blackwell import launch
+from jfa.kernels.blackwell.config import BLOCK, backward_config, dq_config, forward_config, plain_config
 from jfa.kernels.compile_config import CompileConfig
 from jfa.masks import Band
 
 TARGETS = (100, 103)
 FORWARD_ROLES = ("correction", "softmax 0", "softmax 1", "mma", "load", "store")
-PMA_ROLES = ("store", "compute 0", "compute 1", "mma", "load")
+RESIDENT_ROLES = ("store", "compute 0", "compute 1", "mma", "load")
 DQ_ROLES = ("load", "compute 0", "compute 1", "mma")
 BACKWARD_ROLES = ("reduce", "compute 0", "compute 1", "mma", "load")
 BANDS = {"full": Band(), "causal": Band.make(causal=True), "window": Band.make(causal=True, window_size=256)}
@@ -49,7 +50,7 @@ def example_problem(head_dim: int, band: Band, short_queries: bool = False, grou
 
 
 def compile_configs() -> list[CompileConfig]:
-    """What the host side launches: both head dims, three masks and shared short queries, both schedules.
+    """What the host side launches: both head dims, three masks and short shared queries, both schedules.
 
     The backward steals in the main ones only; it is here with grouped heads, too, and without dQ where it is deterministic.
     """
@@ -65,86 +66,100 @@ def compile_configs() -> list[CompileConfig]:
             configs.append(_dq(f"d{head_dim}-{name}", replace(problems[name], deterministic=True)))
         configs.append(_backward(f"d{head_dim}-causal-deterministic", replace(problems["causal"], deterministic=True), False))
         configs.append(_backward(f"d{head_dim}-causal-gqa", example_problem(head_dim, BANDS["causal"], group=4), True))
-        configs.append(_pma(f"d{head_dim}", problems["pma"]))
-        configs.append(_pma(f"d{head_dim}-causal", example_problem(head_dim, BANDS["causal"], short_queries=True)))
-        configs.append(_pma(f"d{head_dim}-causal-gqa", example_problem(head_dim, BANDS["causal"], short_queries=True, group=4)))
+        configs.append(_resident(f"d{head_dim}", problems["pma"]))
+        configs.append(_resident(f"d{head_dim}-causal", example_problem(head_dim, BANDS["causal"], short_queries=True)))
+        configs.append(_resident(f"d{head_dim}-causal-gqa", example_problem(head_dim, BANDS["causal"], True, group=4)))
         configs.append(_plain(f"d{head_dim}-full", problems["full"]))
     return configs + _lists()
 
 
-def _forward(name: str, problem: Problem, clc: bool) -> CompileConfig:
-    config = host.forward_config(problem, clc=clc)
-    box = "tensordesc<bf16[1, 1, 1, {}, {}]>".format
+def _box(columns: int, rows: int = BLOCK) -> str:
+    """Return the type of a ragged descriptor; see jfa.kernels.common.ragged."""
+    return f"tensordesc<bf16[1, 1, 1, {rows}, {columns}]>"
+
+
+def _attention(name: str, kernel: str, signature: dict[str, str], cfg, roles: tuple[str, ...], spills: int) -> CompileConfig:
+    """Return the configuration of one of the attention kernels."""
     return CompileConfig(
-        name=f"blackwell-forward-{name}-{'clc' if clc else 'static'}",
-        kernel="jfa.kernels.blackwell.forward:forward_kernel",
-        signature={
-            **dict.fromkeys(("q_desc", "k_desc", "v_desc"), box(host.BLOCK, host.padded_head_dim(problem))),
-            "o_desc": box(host.BLOCK, host.padded_head_dim(problem) // host.O_PARTS),
-            "lse_ptr": "*fp32",
-            "records_ptr": "*i32",
-            "counts_ptr": "*i32",
-            "rows_out": "i32",
-            "scale_log2": "fp32",
-        },
-        constexprs=host.forward_constexprs(problem, config),
+        name=f"blackwell-{name}",
+        kernel=f"jfa.kernels.blackwell.{kernel}",
+        signature=signature,
+        constexprs=cfg if isinstance(cfg, dict) else {"cfg": cfg},
         targets=TARGETS,
-        roles=FORWARD_ROLES,
-        max_spill_bytes=FORWARD_SPILLS[clc] if problem.band != Band() else 0,
+        roles=roles,
+        max_spill_bytes=spills,
     )
+
+
+def _forward_signature(columns: int, o_columns: int) -> dict[str, str]:
+    return {
+        **dict.fromkeys(("q_desc", "k_desc", "v_desc"), _box(columns)),
+        "o_desc": _box(o_columns),
+        "lse_ptr": "*fp32",
+        **dict.fromkeys(("records_ptr", "counts_ptr"), "*i32"),
+        "rows_out": "i32",
+        "scale_log2": "fp32",
+    }
+
+
+def _forward(name: str, problem: Problem, clc: bool) -> CompileConfig:
+    cfg = forward_config(problem, clc=clc)
+    signature = _forward_signature(cfg.head_dim, cfg.head_dim // cfg.o_parts)
+    spills = FORWARD_SPILLS[clc] if problem.band != Band() else 0
+    name = f"forward-{name}-{'clc' if clc else 'static'}"
+    return _attention(name, "forward:forward_kernel", signature, cfg, FORWARD_ROLES, spills)
 
 
 def _plain(name: str, problem: Problem) -> CompileConfig:
-    box = f"tensordesc<bf16[1, 1, 1, {host.BLOCK}, {host.padded_head_dim(problem)}]>"
-    return CompileConfig(
-        name=f"blackwell-plain-{name}",
-        kernel="jfa.kernels.blackwell.plain:plain_forward_kernel",
-        signature={
-            **dict.fromkeys(("q_desc", "k_desc", "v_desc", "o_desc"), box),
-            "lse_ptr": "*fp32",
-            **dict.fromkeys(("records_ptr", "counts_ptr"), "*i32"),
-            "rows_out": "i32",
-            "scale_log2": "fp32",
-        },
-        constexprs=host.plain_constexprs(problem),
-        targets=TARGETS,
-        max_spill_bytes=PLAIN_SPILLS,
-    )
+    cfg = plain_config(problem)
+    signature = _forward_signature(cfg.head_dim, cfg.head_dim)
+    return _attention(f"plain-{name}", "plain:plain_forward_kernel", signature, cfg, (), PLAIN_SPILLS)
+
+
+def _backward_signature(cfg) -> dict[str, str]:
+    return {
+        **dict.fromkeys(("q_desc", "k_desc", "v_desc", "do_desc", "dk_desc", "dv_desc"), _box(cfg.head_dim)),
+        "dq_desc": f"tensordesc<fp32[{BLOCK}, {cfg.dq_columns}]>",
+        **dict.fromkeys(("lse_ptr", "delta_ptr"), "*fp32"),
+        **dict.fromkeys(("records_ptr", "counts_ptr"), "*i32"),
+        **dict.fromkeys(("padded_count", "dq_rows"), "i32"),
+        **dict.fromkeys(("scale_log2", "sm_scale"), "fp32"),
+    }
 
 
 def _backward(name: str, problem: Problem, clc: bool) -> CompileConfig:
-    config = host.backward_config(problem, clc=clc)
-    box = f"tensordesc<bf16[1, 1, 1, {host.BLOCK}, {host.padded_head_dim(problem)}]>"
-    return CompileConfig(
-        name=f"blackwell-backward-{name}-{'clc' if clc else 'static'}",
-        kernel="jfa.kernels.blackwell.backward_1cta:backward_kernel",
-        signature={
-            **dict.fromkeys(("q_desc", "k_desc", "v_desc", "do_desc", "dk_desc", "dv_desc"), box),
-            "dq_desc": f"tensordesc<fp32[{host.BLOCK}, {host.DQ_COLUMNS}]>",
-            "lse_ptr": "*fp32",
-            "delta_ptr": "*fp32",
-            "records_ptr": "*i32",
-            "counts_ptr": "*i32",
-            "padded_count": "i32",
-            "dq_rows": "i32",
-            "scale_log2": "fp32",
-            "sm_scale": "fp32",
-        },
-        constexprs=host.backward_constexprs(problem, config),
-        targets=TARGETS,
-        roles=BACKWARD_ROLES,
-        max_spill_bytes=BACKWARD_SPILLS,
+    cfg = replace(backward_config(problem, clc=clc), resident=False)
+    name = f"backward-{name}-{'clc' if cfg.clc else 'static'}"
+    cfg, signature = launch.backward_constexprs(cfg), _backward_signature(cfg)
+    return _attention(name, "backward_1cta:backward_kernel", signature, cfg, BACKWARD_ROLES, BACKWARD_SPILLS)
+
+
+def _resident(name: str, problem: Problem) -> CompileConfig:
+    cfg = backward_config(problem)
+    signature = {k: v for k, v in _backward_signature(cfg).items() if k != "dq_rows"} | {"rows_q": "i32"}
+    signature |= dict.fromkeys(("q_desc", "do_desc"), _box(cfg.head_dim, BLOCK // cfg.group))
+    cfg = launch.pma_constexprs(cfg)
+    return _attention(
+        f"backward-resident-{name}", "backward_pma:pma_backward_kernel", signature, cfg, RESIDENT_ROLES, BACKWARD_SPILLS
     )
 
 
+def _dq(name: str, problem: Problem) -> CompileConfig:
+    cfg = dq_config(problem)
+    without = ("dk_desc", "dv_desc", "dq_rows", "sm_scale")
+    signature = {k: v for k, v in _backward_signature(cfg).items() if k not in without}
+    cfg = launch.dq_constexprs(cfg)
+    return _attention(f"dq-{name}", "backward_dq:dq_kernel", signature, cfg, DQ_ROLES, BACKWARD_SPILLS)
+
+
 def _lists() -> list[CompileConfig]:
-    """The small kernels before and after the backward, and those that make the lists of tiles."""
+    """Return the small kernels before and after the backward, and those that make the lists of tiles."""
     offsets = dict.fromkeys(("query_offset", "key_offset", "output_offset", "records", "counts"), "*i32")
     numbers = "batches rows_q rows_kv rows_out capacity lo_start lo_end hi_start hi_end".split()
-    listed = {"BLOCK": host.BLOCK, "BROADCAST_Q": False, "SLOTS": False, "PAD": host.BLOCK, "TILES": 16, "OTHERS": 256}
+    listed = {"BLOCK": BLOCK, "BROADCAST_Q": False, "SLOTS": False, "PAD": BLOCK, "TILES": 16, "OTHERS": 256}
     floats = dict.fromkeys(("lse", "dlse", "lse2", "delta"), "*fp32")
     integers = dict.fromkeys(("rows_out", "padded_count", "out_row", "out_head", "dout_row", "dout_head"), "i32")
-    shape = {"DIM": 128, "ROWS": host.BLOCK}
+    shape = {"DIM": 128, "ROWS": BLOCK}
     rows, lists = "jfa.kernels.common.padded_rows", "jfa.kernels.common.tile_list:list_kernel"
     small = {
         "list-queries": (lists, offsets | dict.fromkeys(numbers, "i32"), listed | {"KEYS": False}),
@@ -153,7 +168,7 @@ def _lists() -> list[CompileConfig]:
             f"{rows}:blocks_kernel",
             dict.fromkeys(("query_offset", "output_offset", "blocks"), "*i32")
             | dict.fromkeys(("batches", "rows_q", "rows_out", "count"), "i32"),
-            {"BROADCAST_Q": False, "SLOTS": False, "PAD": host.BLOCK, "STEPS": 8, "N": 128},
+            {"BROADCAST_Q": False, "SLOTS": False, "PAD": BLOCK, "STEPS": 8, "N": 128},
         ),
         "constants": (
             f"{rows}:constants_kernel",
@@ -178,39 +193,3 @@ def _lists() -> list[CompileConfig]:
         )
         for name, (kernel, signature, constexprs) in small.items()
     ]
-
-
-def _pma(name: str, problem: Problem) -> CompileConfig:
-    general = _backward(name, problem, clc=False)
-    signature = {k: v for k, v in general.signature.items() if k != "dq_rows"} | {"rows_q": "i32"}
-    rows = host.BLOCK // problem.group_size
-    signature |= dict.fromkeys(("q_desc", "do_desc"), f"tensordesc<bf16[1, 1, 1, {rows}, {host.padded_head_dim(problem)}]>")
-    return replace(
-        general,
-        name=f"blackwell-backward-resident-{name}",
-        kernel="jfa.kernels.blackwell.backward_pma:pma_backward_kernel",
-        signature=signature,
-        constexprs=host.pma_constexprs(problem),
-        roles=PMA_ROLES,
-        max_spill_bytes=BACKWARD_SPILLS,
-    )
-
-
-def _dq(name: str, problem: Problem) -> CompileConfig:
-    box = f"tensordesc<bf16[1, 1, 1, {host.BLOCK}, {host.padded_head_dim(problem)}]>"
-    return CompileConfig(
-        name=f"blackwell-dq-{name}",
-        kernel="jfa.kernels.blackwell.backward_dq:dq_kernel",
-        signature={
-            **dict.fromkeys(("q_desc", "k_desc", "v_desc", "do_desc"), box),
-            "dq_desc": f"tensordesc<fp32[{host.BLOCK}, {host.DQ_COLUMNS}]>",
-            **dict.fromkeys(("lse_ptr", "delta_ptr"), "*fp32"),
-            **dict.fromkeys(("records_ptr", "counts_ptr"), "*i32"),
-            "padded_count": "i32",
-            "scale_log2": "fp32",
-        },
-        constexprs=host.dq_constexprs(problem),
-        targets=TARGETS,
-        roles=DQ_ROLES,
-        max_spill_bytes=BACKWARD_SPILLS,
-    )

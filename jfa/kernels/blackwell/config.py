@@ -1,0 +1,176 @@
+"""What each Blackwell kernel is compiled for: the host's choices, and what the problem leaves no choice about.
+
+A kernel takes one of these objects as its constexpr ``cfg``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton.language as tl
+
+from jfa.kernels.base import Problem
+from jfa.kernels.common.host import padded_head_dim
+
+BLOCK = 128  # rows of a softmax or compute group, keys of a block: the M of one MMA and its N
+BLOCK_M = tl.constexpr(BLOCK)
+BLOCK_N = tl.constexpr(BLOCK)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What every kernel must know of a problem.
+
+    Attributes:
+        heads: heads of the tile list; a unit of work is one tile of one of them.
+        group: query heads per key head.
+        head_dim: columns of every tile, 64 or 128; TMA fills what a tensor lacks with zeros.
+        has_lo, has_hi: which sides of the band are bounded.
+    """
+
+    heads: int
+    group: int
+    head_dim: int
+    has_lo: bool
+    has_hi: bool
+
+
+@dataclass(frozen=True)
+class ForwardConfig(Config):
+    """Choices of the forward; apart from ``negative`` they do not change its result.
+
+    Attributes:
+        negative: whether sm_scale is below 0.
+        split_keys: tiles of 128 queries, whose keys the softmax groups share out; else tiles of 256.
+        clc: steal tiles through cluster launch control; else deal them in zigzag.
+        kv_slots: ring of K and V blocks.
+        softmax_registers: per thread of the softmax groups; the correction gets what all others leave.
+        small_registers: per thread of mma, load and store.
+        p_slices: slices in which P is published.
+        fma_eighths: eighths of each slice's columns whose exp2 runs on the FMA pipe.
+        o_parts: column parts in which O leaves, through a buffer each.
+        o_columns: columns of O that the correction holds in registers at a time.
+    """
+
+    negative: bool
+    split_keys: bool
+    clc: bool
+    kv_slots: int
+    softmax_registers: int
+    small_registers: int = 32
+    p_slices: int = 2
+    fma_eighths: int = 2
+    o_parts: int = 2
+    o_columns: int = 32
+
+    @property
+    def tile_rows(self) -> int:
+        """Queries of a whole tile."""
+        return BLOCK if self.split_keys else 2 * BLOCK
+
+    @property
+    def q_slots(self) -> int:
+        """Buffers of Q, one per half; where all tiles split their keys the second one's memory is the ring's."""
+        return 1 if self.split_keys else 2
+
+
+@dataclass(frozen=True)
+class BackwardConfig(Config):
+    """Choices of the backward; they change no result beyond the order in which dQ is summed.
+
+    Attributes:
+        resident: keep Q and dQ on the chip (broadcast queries, at most 128 in all heads that share keys). Of the attributes
+            below only the registers then matter.
+        with_dq: add up dQ; else another kernel makes it.
+        broadcast_q: all sequences add to the same dQ.
+        clc: steal tiles through cluster launch control; else a static schedule.
+        zigzag: static schedule in zigzag, else round robin (which keeps the key blocks of a sequence together).
+        do_slots, q_slots: rings of dO, and of Q with its rows' lse and delta.
+        held_slices: slices of dQ taken to registers so that their tensor memory is released before they leave.
+        dq_stages: SMEM buffers through which slices of dQ leave; a divisor of the number of slices.
+        dq_columns: columns of a slice of dQ.
+        compute_registers: per thread of the compute groups; the reduction gets what all others leave.
+        small_registers: per thread of mma and load.
+        columns: columns of P and dS that a compute group works on at a time.
+    """
+
+    resident: bool
+    with_dq: bool
+    broadcast_q: bool
+    clc: bool
+    zigzag: bool
+    do_slots: int
+    held_slices: int
+    compute_registers: int
+    q_slots: int = 2
+    dq_stages: int = 4
+    dq_columns: int = 16
+    small_registers: int = 40
+    columns: int = 32
+
+
+@dataclass(frozen=True)
+class DqConfig(Config):
+    """Choices of the deterministic dQ: rings of ``kv_slots`` blocks of K and as many of V; the others as in the backward's."""
+
+    kv_slots: int = 2
+    dq_columns: int = 16
+    compute_registers: int = 160
+    small_registers: int = 80
+    columns: int = 32
+
+
+def forward_config(problem: Problem, clc: bool = True) -> ForwardConfig:
+    """Choose tiles of 128 queries where no sequence is longer; ring buffers fill the shared memory.
+
+    Stealing is the default: on skewed lengths a queue over the sorted list ends earlier than any fixed deal of it. Registers are
+    chosen so that softmax and correction spill least (`jfa compile`).
+    """
+    longest = problem.rows_q if problem.broadcast_q else problem.max_seq_len_q
+    split_keys = 0 < longest <= BLOCK
+    common = _common(problem, problem.num_heads)
+    return ForwardConfig(
+        **common,
+        negative=problem.sm_scale < 0,
+        split_keys=split_keys,
+        clc=clc,
+        kv_slots=(5 if split_keys else 4) * (128 // common["head_dim"]),
+        softmax_registers=192 if problem.band.has_lo or split_keys else 184,
+    )
+
+
+def backward_config(problem: Problem, clc: bool = True) -> BackwardConfig:
+    """Choose stealing unless the order matters; broadcast queries, whose key tiles all cost the same, are dealt round robin."""
+    common = _common(problem, problem.num_kv_heads)
+    small = common["head_dim"] == 64
+    resident = problem.broadcast_q and problem.rows_q <= BLOCK // problem.group_size and problem.group_size in (1, 2, 4, 8, 16)
+    return BackwardConfig(
+        **common,
+        resident=resident,
+        with_dq=not problem.deterministic,
+        broadcast_q=problem.broadcast_q,
+        clc=clc and not problem.deterministic,
+        zigzag=not problem.broadcast_q,
+        do_slots=2 if small else 1,
+        held_slices=4 if small else 5,
+        # As many as compile without spills beside the slices of dQ that the reduction holds.
+        compute_registers=192 if small and not resident else 184,
+    )
+
+
+def dq_config(problem: Problem) -> DqConfig:
+    """Return the deterministic dQ's configuration."""
+    return DqConfig(**_common(problem, problem.num_heads))
+
+
+def plain_config(problem: Problem) -> Config:
+    """Return the configuration of the kernel without specialized warps."""
+    return Config(**_common(problem, problem.num_heads))
+
+
+def _common(problem: Problem, heads: int) -> dict[str, int | bool]:
+    """Return the fields of :class:`Config`."""
+    head_dim = padded_head_dim(problem.head_dim, problem.head_dim_v, least=64)
+    return dict(
+        heads=heads, group=problem.group_size, head_dim=head_dim, has_lo=problem.band.has_lo, has_hi=problem.band.has_hi
+    )

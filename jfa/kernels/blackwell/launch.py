@@ -1,0 +1,276 @@
+"""The Blackwell backend: what it can do, lists, descriptors, grids, launches; see :mod:`jfa.kernels.base` for the contract.
+
+Nothing here waits for the device: lists of tiles are built on it by one kernel each, and their lengths stay there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from jfa.kernels.base import Problem, wrong_gpu
+from jfa.kernels.blackwell.backward_1cta import backward_kernel
+from jfa.kernels.blackwell.backward_dq import dq_kernel
+from jfa.kernels.blackwell.backward_pma import pma_backward_kernel
+from jfa.kernels.blackwell.config import (
+    BLOCK,
+    BackwardConfig,
+    ForwardConfig,
+    backward_config,
+    dq_config,
+    forward_config,
+    plain_config,
+)
+from jfa.kernels.blackwell.forward import forward_kernel
+from jfa.kernels.blackwell.plain import plain_forward_kernel
+from jfa.kernels.common.host import num_sms, scale_log2
+from jfa.kernels.common.padded_rows import finish_dq, padded, padded_rows, row_constants
+from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor
+from jfa.kernels.common.softmax import LOG2_E
+from jfa.kernels.common.tile_list import tile_list
+
+EMULATED_SMS = 2  # without a GPU: enough to have CTAs that take several tiles and CTAs side by side
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+# ------------------------------------------------------------------------------------------------------------ contract
+
+
+def supports(problem: Problem) -> str | None:
+    """Return None, or one sentence: what this backend cannot do, and which can."""
+    why = wrong_gpu(problem, {(10, 0), (10, 3)}, "blackwell")
+    if why:
+        return why
+    if problem.dtype not in DTYPES:
+        return f"backend 'blackwell' needs bfloat16 or float16 query, got {problem.dtype}; backend 'portable' can"
+    if max(problem.head_dim, problem.head_dim_v) > 128:
+        largest = max(problem.head_dim, problem.head_dim_v)
+        return f"backend 'blackwell' needs head dims of query and value up to 128, got {largest}; backend 'portable' can"
+    if problem.num_heads * (problem.rows_out + (problem.num_batches + 1) * BLOCK) >= 2**31:
+        return "backend 'blackwell' counts query rows of all heads in 32 bits, and query has more; backend 'portable' can"
+    return None
+
+
+def forms(problem: Problem) -> dict[str, str]:
+    """Return which kernel each pass of a call gets, and on what grounds."""
+    forward, backward = forward_config(problem), backward_config(problem)
+    rows = "128 queries per tile, shared by both softmax groups" if forward.split_keys else "256 queries per tile"
+    if backward.resident:
+        how = f"resident: {problem.rows_q} queries x {problem.group_size} heads per key head (<= {BLOCK}) stay on chip"
+    elif problem.deterministic:
+        how = "one CTA per key tile; deterministic=True gives dQ a kernel of its own"
+    else:
+        how = "one CTA per key tile; dQ is added up in fp32 in the order in which tiles finish"
+    return {"forward": f"{rows}; tiles are {'stolen' if forward.clc else 'dealt in zigzag'}", "backward": how}
+
+
+def plan(problem: Problem) -> list[Tensor]:
+    """Return tile lists to be reused for the same offsets: of the forward, the backward and, if it is deterministic, dQ."""
+    lists = [*query_list(problem, forward_config(problem).tile_rows), *key_list(problem)]
+    return lists + (query_list(problem, BLOCK) if problem.deterministic else [])
+
+
+def forward(
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, plan=None, config: ForwardConfig | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return (out [rows_out, H, Dv], lse [H, rows_out] fp32). Rows that no tile covers keep their 0 and -inf."""
+    config = config or forward_config(problem)
+    out, lse = _empty_outputs(problem, q)
+    if 0 in (out.numel(), q.numel(), k.numel(), problem.num_batches):
+        return out, lse
+    records, counts = plan[:2] if plan else query_list(problem, config.tile_rows)
+    out_tma = make_tma_ready(out)
+    launch_forward(problem, q, k, v, out_tma, lse, records, counts, config)
+    return (out if out_tma is out else out.copy_(out_tma)), lse
+
+
+def backward(
+    problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True), config: BackwardConfig | None = None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return (dq, dk, dv) in the inputs' dtype; rows that no tile covers are 0. dq is summed in fp32."""
+    if 0 in (dout.numel(), q.numel(), k.numel(), problem.num_batches):
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    config = config or backward_config(problem)
+    records, counts = plan[2:4] if plan else key_list(problem)
+    dout = make_tma_ready(dout)
+    rows = padded_rows(problem, BLOCK)
+    lse2, delta = row_constants(problem, rows, out, dout, lse, dlse)
+    dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
+    if config.resident:
+        sums = launch_resident(problem, dout, q, k, v, dk, dv, lse2, delta, records, counts, config)
+        return finish_dq(problem, rows, sums, q.dtype), dk.contiguous(), dv.contiguous()
+    shared_dq = problem.broadcast_q and not problem.deterministic
+    dq_rows = padded(problem.rows_q, BLOCK) if shared_dq else rows.count
+    sums = torch.zeros(problem.num_heads, dq_rows, config.head_dim, dtype=torch.float32, device=q.device)
+    launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, records, counts, config)
+    if problem.deterministic:
+        launch_dq(problem, dout, q, k, v, sums, lse2, delta, *(plan[4:6] if plan else query_list(problem, BLOCK)))
+        if problem.broadcast_q:
+            sums = sums.view(problem.num_heads, problem.num_batches, -1, sums.shape[2]).sum(1)
+    return finish_dq(problem, rows, sums, q.dtype), dk.contiguous(), dv.contiguous()
+
+
+def plain_forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Run the non-specialized kernel, for comparison: as :func:`forward`. sm_scale must be positive, head dims multiples of 8."""
+    config = plain_config(problem)
+    records, counts = query_list(problem, BLOCK)
+    out, lse = _empty_outputs(problem, q)
+    plain_forward_kernel[(records.shape[0] * problem.num_heads,)](
+        *_boxes(config.head_dim, q, k, v, out),
+        lse,
+        records,
+        counts,
+        problem.rows_out,
+        problem.sm_scale * LOG2_E,
+        config,
+        num_warps=4,
+        num_stages=1,
+    )
+    return out, lse
+
+
+# --------------------------------------------------------------------------------------------------- lists and launches
+
+
+def query_list(problem: Problem, rows: int) -> list[Tensor]:
+    """Return [records, counts] of tiles of ``rows`` queries, longest first, built without synchronising."""
+    return [*tile_list(problem, rows, keys=False, pad=BLOCK)]
+
+
+def key_list(problem: Problem) -> list[Tensor]:
+    """Return [records, counts] of the backward's key tiles, built without synchronising."""
+    return [*tile_list(problem, BLOCK, keys=True, pad=BLOCK)]
+
+
+def launch_forward(problem: Problem, q, k, v, out, lse, records: Tensor, counts: Tensor, config: ForwardConfig) -> None:
+    """Launch the forward once; ``out`` must be addressable by TMA."""
+    forward_kernel[_ctas(problem, records, config.heads, config.clc)](
+        *_boxes(config.head_dim, q, k, v),
+        *_boxes(config.head_dim // config.o_parts, out),
+        lse,
+        records,
+        counts,
+        problem.rows_out,
+        scale_log2(abs(problem.sm_scale)),
+        config,
+        num_warps=4,
+        num_stages=1,
+    )
+
+
+def launch_backward(
+    problem: Problem, dout, q, k, v, dk, dv, sums, lse2, delta, records: Tensor, counts: Tensor, config: BackwardConfig
+) -> None:
+    """Launch the general backward once; dout, dk and dv must be addressable by TMA.
+
+    ``sums`` [H, rows, columns] fp32 receives dQ / sm_scale.
+    """
+    backward_kernel[_ctas(problem, records, config.heads, config.clc)](
+        *_boxes(config.head_dim, q, k, v, dout, dk, dv),
+        _dq_boxes(sums, config.dq_columns),
+        lse2,
+        delta,
+        records,
+        counts,
+        lse2.shape[1],
+        sums.shape[1],
+        problem.sm_scale * LOG2_E,
+        problem.sm_scale,
+        **backward_constexprs(config),
+        num_warps=4,
+        num_stages=1,
+    )
+
+
+def launch_resident(
+    problem: Problem, dout, q, k, v, dk, dv, lse2, delta, records: Tensor, counts: Tensor, config: BackwardConfig
+) -> Tensor:
+    """Launch the query-resident form; return dQ / sm_scale [H, rows, columns] fp32, summed over the CTAs in their order."""
+    heads, rows = config.heads, BLOCK // config.group
+    shares = max(1, min(records.shape[0], num_sms(problem.device, EMULATED_SMS) // heads))
+    partials = torch.zeros(shares * heads, BLOCK, config.head_dim, dtype=torch.float32, device=q.device)
+    pma_backward_kernel[(shares * heads,)](
+        *_boxes(config.head_dim, q, rows=rows),
+        *_boxes(config.head_dim, k, v),
+        *_boxes(config.head_dim, dout, rows=rows),
+        *_boxes(config.head_dim, dk, dv),
+        _dq_boxes(partials, config.dq_columns),
+        lse2,
+        delta,
+        records,
+        counts,
+        problem.rows_q,
+        lse2.shape[1],
+        problem.sm_scale * LOG2_E,
+        problem.sm_scale,
+        **pma_constexprs(config),
+        num_warps=4,
+        num_stages=1,
+    )
+    return partials.view(shares, problem.num_heads, rows, config.head_dim).sum(0)
+
+
+def launch_dq(problem: Problem, dout, q, k, v, sums, lse2, delta, records: Tensor, counts: Tensor) -> None:
+    """Write dQ / sm_scale of every query tile into ``sums`` [H, padded rows, columns] fp32, each tile once."""
+    config = dq_config(problem)
+    dq_kernel[_ctas(problem, records, config.heads)](
+        *_boxes(config.head_dim, q, k, v, dout),
+        _dq_boxes(sums, config.dq_columns),
+        lse2,
+        delta,
+        records,
+        counts,
+        lse2.shape[1],
+        problem.sm_scale * LOG2_E,
+        **dq_constexprs(config),
+        num_warps=4,
+        num_stages=1,
+    )
+
+
+def _empty_outputs(problem: Problem, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) of a problem in which no row sees a key: 0 and -inf."""
+    out = q.new_zeros(problem.rows_out, problem.num_heads, problem.head_dim_v)
+    return out, torch.full((problem.num_heads, problem.rows_out), -torch.inf, dtype=torch.float32, device=q.device)
+
+
+def _ctas(problem: Problem, records: Tensor, heads: int, clc: bool = False) -> tuple[int]:
+    """Return the grid of a list: with ``clc`` a CTA per unit, to be stolen from; else one per SM."""
+    units = records.shape[0] * heads
+    return (units if clc else min(units, num_sms(problem.device, EMULATED_SMS)),)
+
+
+def _boxes(columns: int, *tensors: Tensor, rows: int = BLOCK) -> list[TensorDescriptor]:
+    """Return ragged descriptors; tensors to be written must be addressable by TMA, others are copied if they are not."""
+    return [ragged_descriptor(make_tma_ready(x), rows, columns) for x in tensors]
+
+
+def _dq_boxes(sums: Tensor, columns: int) -> TensorDescriptor:
+    """Return a descriptor of plain boxes of 128 rows and a few columns on fp32 sums [H, rows, columns]."""
+    flat = sums.view(-1, sums.shape[2])
+    return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [BLOCK, columns])
+
+
+def backward_constexprs(config):
+    return {
+        "KV_HEADS": config.heads, "GROUP": config.group, "HEAD_DIM": config.head_dim, "Q_BUFFERS": config.q_slots,
+        "DO_BUFFERS": config.do_slots, "DQ_STAGES": config.dq_stages, "HELD_SLICES": config.held_slices,
+        "DQ_COLUMNS": config.dq_columns, "WITH_DQ": config.with_dq, "CLC": config.clc, "ZIGZAG": config.zigzag,
+        "BROADCAST_Q": config.broadcast_q, "HAS_LO": config.has_lo, "HAS_HI": config.has_hi,
+        "COMPUTE_REGISTERS": config.compute_registers,
+    }
+
+
+def pma_constexprs(config):
+    return {
+        "KV_HEADS": config.heads, "GROUP": config.group, "HEAD_DIM": config.head_dim, "DQ_COLUMNS": config.dq_columns,
+        "HAS_LO": config.has_lo, "HAS_HI": config.has_hi,
+    }
+
+
+def dq_constexprs(config):
+    return {
+        "HEADS": config.heads, "GROUP": config.group, "HEAD_DIM": config.head_dim, "KV_BUFFERS": config.kv_slots,
+        "DQ_COLUMNS": config.dq_columns, "HAS_LO": config.has_lo, "HAS_HI": config.has_hi,
+    }
