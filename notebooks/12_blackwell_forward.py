@@ -546,7 +546,7 @@ plots.block_map(kinds, title="512 queries, 1,100 keys, causal, 600 keys back", b
 
 # %%
 forward = importlib.import_module("jfa.kernels.blackwell.forward")
-for name in ("load_tile", "multiply_tile", "softmax_tile", "softmax_steps", "correct_accumulators", "finish_tile", "store_tile"):
+for name in ("load_inputs", "multiply_tile", "softmax_tile", "softmax_steps", "correct_tile", "rescale_steps", "store_tile"):
     function = getattr(forward, name).fn
     lines = len(inspect.getsource(function).splitlines())
     print(f"{name:<22} {lines:>3} lines   {inspect.getdoc(function).splitlines()[0]}")

@@ -143,7 +143,9 @@ def backward_config(problem: Problem, clc: bool = True) -> BackwardConfig:
     """Choose stealing unless the order matters; broadcast queries, whose key tiles all cost the same, are dealt round robin."""
     common = _common(problem, problem.num_kv_heads)
     small = common["head_dim"] == 64
-    resident = problem.broadcast_q and problem.rows_q <= BLOCK // problem.group_size and problem.group_size in (1, 2, 4, 8, 16)
+    resident = (
+        problem.broadcast_q and problem.rows_q <= BLOCK // problem.group_size and problem.group_size in (1, 2, 4, 8, 16)
+    )
     return BackwardConfig(
         **common,
         resident=resident,

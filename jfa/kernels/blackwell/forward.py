@@ -32,7 +32,7 @@ from jfa.kernels.common.packed import fma_pairs, mul_pairs
 from jfa.kernels.common.ragged import ragged_box
 from jfa.kernels.common.ring import Ring, alloc_ring
 from jfa.kernels.common.softmax import LN_2
-from jfa.kernels.common.units import has_work, next_unit, this_cta
+from jfa.kernels.common.units import first_unit
 
 
 @triton.jit
@@ -54,58 +54,46 @@ def forward_kernel(
 
     with tlx.async_tasks():
         with tlx.async_task("default"):  # correction
-            unit, units, done, steps_done, outs = this_cta(), tl.load(counts_ptr) * cfg.heads, 0, 0, 0
-            for half in tl.static_range(2):
-                tlx.barrier_arrive(memory.accs.readys[half])
-            while has_work(unit, units):
-                tile = load_tile(records_ptr, unit // cfg.heads, cfg.has_lo, cfg.has_hi)
-                lse = lse_ptr + (unit % cfg.heads).to(tl.int64) * rows_out
-                steps_done, outs = correct_tile(memory, tile, lse, done, steps_done, outs, cfg)
-                unit = next_unit(done, tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1) if cfg.clc else 0, cfg.clc)
-                done += 1
+            free_accumulators(memory.accs)
+            walk, steps_done, outs = first_unit(counts_ptr, cfg.heads), 0, 0
+            while walk.going():
+                steps_done, outs = correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps_done, outs, cfg)
+                walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
 
-        with tlx.async_task(num_warps=4, registers=cfg.softmax_registers, replicate=2):  # softmax
-            unit, units, done, steps_done = this_cta(), tl.load(counts_ptr) * cfg.heads, 0, 0
-            while has_work(unit, units):
-                tile = load_tile(records_ptr, unit // cfg.heads, cfg.has_lo, cfg.has_hi)
-                steps_done = softmax_tile(memory, tlx.async_task_replica_id(), tile, done, steps_done, scale_log2, cfg)
-                unit = next_unit(done, tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1) if cfg.clc else 0, cfg.clc)
-                done += 1
+        with tlx.async_task(num_warps=4, registers=cfg.softmax_registers, replicate=2):
+            half: tl.constexpr = tlx.async_task_replica_id()
+            walk, steps_done = first_unit(counts_ptr, cfg.heads), 0
+            while walk.going():
+                steps_done = softmax_tile(memory, half, records_ptr, walk, steps_done, scale_log2, cfg)
+                walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # mma
-            unit, units, done, steps_done, kv_count = this_cta(), tl.load(counts_ptr) * cfg.heads, 0, 0, 0
-            steps, split_keys = 0, 0
-            going = unit < units
-            while going:  # a tile's last P V goes out between the next tile's first S, so one round follows the last tile
-                going = has_work(unit, units)
-                tile = load_tile(records_ptr, tl.where(going, unit // cfg.heads, 0), cfg.has_lo, cfg.has_hi)
+            walk, steps_done, kv_count, steps, split_keys = first_unit(counts_ptr, cfg.heads), 0, 0, 0, 0
+            going = tl.to_tensor(True)
+            while going:  # one round more than tiles: a tile's last P V goes out between the next tile's first S
+                going = walk.going()
                 kv_count, steps, split_keys = multiply_tile(
-                    memory, tile, going, steps, split_keys, done, steps_done, kv_count, cfg
+                    memory, records_ptr, walk, steps, split_keys, steps_done, kv_count, cfg
                 )
-                if going:
-                    unit = next_unit(done, tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1) if cfg.clc else 0, cfg.clc)
                 steps_done += steps
-                done += 1
+                if going:
+                    walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # load
-            unit, units, done, kv_count = this_cta(), tl.load(counts_ptr) * cfg.heads, 0, 0
-            while has_work(unit, units):
+            walk, kv_count = first_unit(counts_ptr, cfg.heads), 0
+            while walk.going():
                 if cfg.clc:  # two answers may be on their way: this role is up to a tile ahead of the others
-                    tlx.clc_producer(queue, ((done >> 1) & 1) ^ 1, k=done & 1)
-                tile = load_tile(records_ptr, unit // cfg.heads, cfg.has_lo, cfg.has_hi)
-                kv_count = load_inputs(q_desc, k_desc, v_desc, memory, tile, unit % cfg.heads, done, kv_count, cfg)
-                unit = next_unit(done, tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1) if cfg.clc else 0, cfg.clc)
-                done += 1
+                    tlx.clc_producer(queue, walk.phase(2) ^ 1, k=walk.stage(2))
+                kv_count = load_inputs(q_desc, k_desc, v_desc, memory, records_ptr, walk, kv_count, cfg)
+                walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # store
-            unit, units, done, outs = this_cta(), tl.load(counts_ptr) * cfg.heads, 0, 0
-            while has_work(unit, units):
-                tile = load_tile(records_ptr, unit // cfg.heads, cfg.has_lo, cfg.has_hi)
-                head = unit % cfg.heads
+            walk, outs = first_unit(counts_ptr, cfg.heads), 0
+            while walk.going():
+                tile, head = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi), walk.head()
                 # Before the wait for O, so that the answer's slot is free early.
-                unit = next_unit(done, tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1) if cfg.clc else 0, cfg.clc)
+                walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
                 outs = store_tile(o_desc, memory.o, tile, head, outs, cfg)
-                done += 1
 
 
 # ------------------------------------------------------------------------------------------------- memory and barriers
@@ -221,16 +209,19 @@ def steps_of(tile, cfg: tl.constexpr):
 
 
 @triton.jit
-def load_inputs(q_desc, k_desc, v_desc, memory, tile, head, done, kv_count, cfg: tl.constexpr):
+def load_inputs(q_desc, k_desc, v_desc, memory, records_ptr, walk, kv_count, cfg: tl.constexpr):
     """Load Q, and K and V blocks in the order in which :func:`multiply_tile` uses them. Returns how many blocks so far."""
     Q_SLOTS: tl.constexpr = cfg.q_slots
-    steps = steps_of(tile, cfg)
+    tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
+    steps, head = steps_of(tile, cfg), walk.head()
     kv, kv_head = memory.kv, head // cfg.group
     # K first: the ring has room for it before the tile before is done with Q.
     kv_count = load_keys(k_desc, kv, tile, kv_head, steps.block(0, 0), kv_count)
     for half in tl.static_range(Q_SLOTS):
         # Where keys are split the tile ends before half 1: its box is zeros and costs no traffic, but keeps the phases in step.
-        memory.q.load(half, done & 1, q_desc, ragged_box(tile.q.begin, tile.q.length, tile.row + half * BLOCK_M, head))
+        memory.q.load(
+            half, walk.done & 1, q_desc, ragged_box(tile.q.begin, tile.q.length, tile.row + half * BLOCK_M, head)
+        )
     if steps.split_keys:
         kv_count = load_keys(k_desc, kv, tile, kv_head, steps.block(1, 0), kv_count)
     for step in range(0, steps.count):
@@ -271,16 +262,19 @@ def load_keys(desc, kv, tile, head, block, kv_count):
 
 
 @triton.jit
-def multiply_tile(memory, tile, going, last_steps, last_split, done, steps_done, kv_count, cfg: tl.constexpr):
-    """Issue a tile's products; after the last tile (not ``going``) only the P V that are left.
+def multiply_tile(memory, records_ptr, walk, last_steps, last_split, steps_done, kv_count, cfg: tl.constexpr):
+    """Issue a tile's products; after the last tile only the P V that are left.
 
-    The ring holds, for a step, the previous V and then K, two of each where the halves split the keys. Both halves are issued from
-    one place: each product keeps a dozen addresses in registers. Returns ``kv_count``, the tile's steps, and whether it splits keys.
+    The ring holds, for a step, the previous V and then K, two of each where the halves split the keys. Both halves are
+    issued from one place: each product keeps a dozen addresses in registers. Returns (blocks taken from the ring so far,
+    the tile's steps, whether it splits keys).
     """
+    going = walk.going()
+    tile = load_tile(records_ptr, tl.where(going, walk.unit // cfg.heads, 0), cfg.has_lo, cfg.has_hi)
     steps = steps_of(tile, cfg)
     count = tl.where(going, steps.count, 1)
     for step in range(0, count):
-        pending = (step > 0) | (done > 0)
+        pending = (step > 0) | (walk.done > 0)
         v_split = tl.where(step > 0, steps.split_keys, last_split)
         use_acc = tl.where(step > 0, step, last_steps) > 1
         phase = (steps_done + step - 1) & 1
@@ -292,7 +286,7 @@ def multiply_tile(memory, tile, going, last_steps, last_split, done, steps_done,
                     tlx.tcgen05_commit(memory.accs.fulls[half])
             if going:
                 k_half = k_count + half * steps.split_keys
-                score(memory, half, k_half, step == 0, step + 1 == count, done & 1, steps.split_keys, cfg)
+                score(memory, half, k_half, step == 0, step + 1 == count, walk.done & 1, steps.split_keys, cfg)
         kv_count = k_count + tl.where(going, 1 + steps.split_keys, 0)
     return kv_count, count, steps.split_keys
 
@@ -353,8 +347,9 @@ def accumulate(memory, half, kv_count, phase, split_keys, use_acc, cfg: tl.const
 
 
 @triton.jit
-def softmax_tile(memory, half, tile, done, steps_done, scale_log2, cfg: tl.constexpr):
+def softmax_tile(memory, half, records_ptr, walk, steps_done, scale_log2, cfg: tl.constexpr):
     """One half's softmax over its key blocks, peeled: masked blocks at the left edge, the bulk, masked blocks at the right."""
+    tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     steps = steps_of(tile, cfg)
     tile = steps.half_tile(tile, half)
     # The half's bulk in steps instead of blocks.
@@ -374,7 +369,7 @@ def softmax_tile(memory, half, tile, done, steps_done, scale_log2, cfg: tl.const
     state = softmax_steps(memory, half, tile, steps, bulk_end, steps.count, steps_done, state, scale_log2, True, cfg)
 
     row_max, row_sum = state
-    tlx.barrier_wait(memory.rows.empties[half], (done & 1) ^ 1)
+    tlx.barrier_wait(memory.rows.empties[half], (walk.done & 1) ^ 1)
     tlx.local_store(memory.rows.sums[half], row_sum)
     tlx.local_store(memory.rows.maxima[half], row_max)
     tlx.barrier_arrive(memory.rows.fulls[half])
@@ -435,20 +430,28 @@ def mask_scores(scores, tile, key):
 
 
 @triton.jit
-def correct_tile(memory, tile, lse_ptr, done, steps_done, outs, cfg: tl.constexpr):
+def correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps_done, outs, cfg: tl.constexpr):
     """Rescale a tile's accumulators while it runs, then write its O and LSE. Returns steps and halves of O so far."""
+    tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     steps = steps_of(tile, cfg)
-    rescale_steps(memory, steps.count, steps_done - done, cfg)
-    lse_ptr += tile.out.begin
+    rescale_steps(memory, steps.count, steps_done - walk.done, cfg)
+    lse_ptr += walk.head().to(tl.int64) * rows_out + tile.out.begin
     if steps.split_keys:
-        finish_split_keys(memory, tile, lse_ptr, done & 1, outs, cfg)
+        finish_split_keys(memory, tile, lse_ptr, walk.done & 1, outs, cfg)
         outs += 1
     if not cfg.split_keys:
         if steps.split_keys == 0:
             for half in tl.static_range(2):
-                finish_half(memory, half, steps.half_tile(tile, half), lse_ptr, done & 1, outs + half, cfg)
+                finish_half(memory, half, steps.half_tile(tile, half), lse_ptr, walk.done & 1, outs + half, cfg)
             outs += 2
     return steps_done + steps.count, outs
+
+
+@triton.jit
+def free_accumulators(accs):
+    """Say that P V may write to both accumulators."""
+    for half in tl.static_range(2):
+        tlx.barrier_arrive(accs.readys[half])
 
 
 @triton.jit

@@ -46,9 +46,13 @@ def supports(problem: Problem) -> str | None:
         return f"backend 'blackwell' needs bfloat16 or float16 query, got {problem.dtype}; backend 'portable' can"
     if max(problem.head_dim, problem.head_dim_v) > 128:
         largest = max(problem.head_dim, problem.head_dim_v)
-        return f"backend 'blackwell' needs head dims of query and value up to 128, got {largest}; backend 'portable' can"
+        return (
+            f"backend 'blackwell' needs head dims of query and value up to 128, got {largest}; backend 'portable' can"
+        )
     if problem.num_heads * (problem.rows_out + (problem.num_batches + 1) * BLOCK) >= 2**31:
-        return "backend 'blackwell' counts query rows of all heads in 32 bits, and query has more; backend 'portable' can"
+        return (
+            "backend 'blackwell' counts query rows of all heads in 32 bits, and query has more; backend 'portable' can"
+        )
     return None
 
 
@@ -86,7 +90,17 @@ def forward(
 
 
 def backward(
-    problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True), config: BackwardConfig | None = None
+    problem: Problem,
+    dout,
+    dlse,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    plan=None,
+    needs=(True, True, True),
+    config: BackwardConfig | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return (dq, dk, dv) in the inputs' dtype; rows that no tile covers are 0. dq is summed in fp32."""
     if 0 in (dout.numel(), q.numel(), k.numel(), problem.num_batches):
@@ -254,23 +268,42 @@ def _dq_boxes(sums: Tensor, columns: int) -> TensorDescriptor:
 
 def backward_constexprs(config):
     return {
-        "KV_HEADS": config.heads, "GROUP": config.group, "HEAD_DIM": config.head_dim, "Q_BUFFERS": config.q_slots,
-        "DO_BUFFERS": config.do_slots, "DQ_STAGES": config.dq_stages, "HELD_SLICES": config.held_slices,
-        "DQ_COLUMNS": config.dq_columns, "WITH_DQ": config.with_dq, "CLC": config.clc, "ZIGZAG": config.zigzag,
-        "BROADCAST_Q": config.broadcast_q, "HAS_LO": config.has_lo, "HAS_HI": config.has_hi,
+        "KV_HEADS": config.heads,
+        "GROUP": config.group,
+        "HEAD_DIM": config.head_dim,
+        "Q_BUFFERS": config.q_slots,
+        "DO_BUFFERS": config.do_slots,
+        "DQ_STAGES": config.dq_stages,
+        "HELD_SLICES": config.held_slices,
+        "DQ_COLUMNS": config.dq_columns,
+        "WITH_DQ": config.with_dq,
+        "CLC": config.clc,
+        "ZIGZAG": config.zigzag,
+        "BROADCAST_Q": config.broadcast_q,
+        "HAS_LO": config.has_lo,
+        "HAS_HI": config.has_hi,
         "COMPUTE_REGISTERS": config.compute_registers,
     }
 
 
 def pma_constexprs(config):
     return {
-        "KV_HEADS": config.heads, "GROUP": config.group, "HEAD_DIM": config.head_dim, "DQ_COLUMNS": config.dq_columns,
-        "HAS_LO": config.has_lo, "HAS_HI": config.has_hi,
+        "KV_HEADS": config.heads,
+        "GROUP": config.group,
+        "HEAD_DIM": config.head_dim,
+        "DQ_COLUMNS": config.dq_columns,
+        "HAS_LO": config.has_lo,
+        "HAS_HI": config.has_hi,
     }
 
 
 def dq_constexprs(config):
     return {
-        "HEADS": config.heads, "GROUP": config.group, "HEAD_DIM": config.head_dim, "KV_BUFFERS": config.kv_slots,
-        "DQ_COLUMNS": config.dq_columns, "HAS_LO": config.has_lo, "HAS_HI": config.has_hi,
+        "HEADS": config.heads,
+        "GROUP": config.group,
+        "HEAD_DIM": config.head_dim,
+        "KV_BUFFERS": config.kv_slots,
+        "DQ_COLUMNS": config.dq_columns,
+        "HAS_LO": config.has_lo,
+        "HAS_HI": config.has_hi,
     }

@@ -19,7 +19,11 @@ FACTORS = (0.5, 1.0, 2.0)
 STEADY = (0.35, 0.8)  # of a long tile's run: between the first loads and the last store
 # Given by public sources, but for other GPUs or for all of them alike.
 NOT_BLACKWELL = ("smem_latency", "cvt")
-PERSISTENT, STEALING, PIPELINED = "blackwell_fa_ws_pipelined_persistent", "blackwell_fa_clc", "blackwell_fa_ws_pipelined"
+PERSISTENT, STEALING, PIPELINED = (
+    "blackwell_fa_ws_pipelined_persistent",
+    "blackwell_fa_clc",
+    "blackwell_fa_ws_pipelined",
+)
 
 
 def record_one_sm(run: Callable[[], object], chip):
@@ -101,7 +105,9 @@ def measures() -> dict[str, Callable]:
 
 def uncertain(chip) -> list[str]:
     """The rates to doubt: assumed ones, and those that only other chips' sources give."""
-    return [name for name in (*chip.assumed(), *NOT_BLACKWELL) if name != "clock_sustained"]  # no count of cycles depends on it
+    return [
+        name for name in (*chip.assumed(), *NOT_BLACKWELL) if name != "clock_sustained"
+    ]  # no count of cycles depends on it
 
 
 def kernels_table(chip) -> str:

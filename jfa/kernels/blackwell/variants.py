@@ -20,7 +20,10 @@ BACKWARD_ROLES = ("reduce", "compute 0", "compute 1", "mma", "load")
 BANDS = {"full": Band(), "causal": Band.make(causal=True), "window": Band.make(causal=True, window_size=256)}
 
 # Spill stores plus loads of one thread in bytes, as ptxas reported them: more is a regression.
-FORWARD_SPILLS = {False: 20, True: 36}  # of masked bands, by stealing: one or two values made before the roles part; others: 0
+FORWARD_SPILLS = {
+    False: 20,
+    True: 36,
+}  # of masked bands, by stealing: one or two values made before the roles part; others: 0
 PLAIN_SPILLS = 132
 BACKWARD_SPILLS = 0  # of all three backward kernels
 
@@ -64,7 +67,9 @@ def compile_configs() -> list[CompileConfig]:
                 configs.append(_backward(f"d{head_dim}-{name}", problem, clc))
         for name in ("full", "causal", "window"):
             configs.append(_dq(f"d{head_dim}-{name}", replace(problems[name], deterministic=True)))
-        configs.append(_backward(f"d{head_dim}-causal-deterministic", replace(problems["causal"], deterministic=True), False))
+        configs.append(
+            _backward(f"d{head_dim}-causal-deterministic", replace(problems["causal"], deterministic=True), False)
+        )
         configs.append(_backward(f"d{head_dim}-causal-gqa", example_problem(head_dim, BANDS["causal"], group=4), True))
         configs.append(_resident(f"d{head_dim}", problems["pma"]))
         configs.append(_resident(f"d{head_dim}-causal", example_problem(head_dim, BANDS["causal"], short_queries=True)))
@@ -78,7 +83,9 @@ def _box(columns: int, rows: int = BLOCK) -> str:
     return f"tensordesc<bf16[1, 1, 1, {rows}, {columns}]>"
 
 
-def _attention(name: str, kernel: str, signature: dict[str, str], cfg, roles: tuple[str, ...], spills: int) -> CompileConfig:
+def _attention(
+    name: str, kernel: str, signature: dict[str, str], cfg, roles: tuple[str, ...], spills: int
+) -> CompileConfig:
     """Return the configuration of one of the attention kernels."""
     return CompileConfig(
         name=f"blackwell-{name}",

@@ -2,12 +2,14 @@
 
 A tile list (:class:`jfa.schedule.Tiles`) is for one head; unit u is tile ``u // HEADS``, head ``u % HEADS``: the heads of a tile,
 which cost the same and share keys under GQA, stand side by side.
-"""
 
-from __future__ import annotations
+No ``from __future__ import annotations`` here: Triton reads the annotations as types.
+"""
 
 import triton
 import triton.language as tl
+
+from jfa.kernels.common.nouns import aggregate, load_tile
 
 
 @triton.jit
@@ -43,21 +45,65 @@ def ring(count, BUFFERS: tl.constexpr):
     return count % BUFFERS, (count // BUFFERS) & 1
 
 
-@triton.jit
-def has_work(unit, units):
-    """Whether ``unit`` is one of the list's ``units``; a queue that has run dry answers -1."""
-    return (unit >= 0) & (unit < units)
+@aggregate
+class Walk:
+    """A role's way through a tile list. Every role of a CTA takes the same units in the same order.
 
-
-@triton.jit
-def next_unit(done, answer, CLC: tl.constexpr, ZIGZAG: tl.constexpr = True):
-    """Return the unit that this CTA takes after ``done + 1`` of them: the queue's ``answer``, or its turn in a static deal.
-
-    The answer is read by the kernel itself: a queue cannot be passed to a function (fbtriton 3.7.4 gives its responses the wrong type).
+    Attributes:
+        unit: the unit it is at; -1, or one past the list, at its end.
+        units: units of the list that have work.
+        done: units that this CTA has finished.
+        heads: per tile.
     """
-    if CLC:
-        return answer
-    elif ZIGZAG:
-        return zigzag_unit(done + 1, this_cta(), all_ctas())
-    else:
-        return (done + 1) * all_ctas() + this_cta()
+
+    unit: tl.tensor
+    units: tl.tensor
+    done: tl.tensor
+    heads: tl.constexpr
+
+    @triton.jit
+    def going(self):
+        """Return whether there is a unit."""
+        return (self.unit >= 0) & (self.unit < self.units)
+
+    @triton.jit
+    def head(self):
+        """Return the unit's head."""
+        return self.unit % self.heads
+
+    @triton.jit
+    def tile(self, records, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+        """Read the unit's record."""
+        return load_tile(records, self.unit // self.heads, HAS_LO, HAS_HI)
+
+    @triton.jit
+    def stage(self, STAGES: tl.constexpr):
+        """Return which of a queue's STAGES, a power of two, holds the answer for the unit after this one."""
+        return self.done & (STAGES - 1)
+
+    @triton.jit
+    def phase(self, STAGES: tl.constexpr):
+        """Return the phase in which that answer arrives."""
+        return (self.done & STAGES) // STAGES
+
+    @triton.jit
+    def next(self, answer, CLC: tl.constexpr, ZIGZAG: tl.constexpr = True):
+        """Return the walk at its next unit: the queue's ``answer``, or this CTA's turn in a static deal.
+
+        The kernel itself reads the answer: a queue cannot be passed to a function, where fbtriton 3.7.4 mistakes the type of its
+        responses.
+        """
+        done = self.done + 1
+        if CLC:
+            unit = answer
+        elif ZIGZAG:
+            unit = zigzag_unit(done, this_cta(), all_ctas())
+        else:
+            unit = done * all_ctas() + this_cta()
+        return Walk(unit, self.units, done, self.heads)
+
+
+@triton.jit
+def first_unit(counts, HEADS: tl.constexpr):
+    """Start a walk through a list; ``counts`` begins with its number of tiles that have work."""
+    return Walk(this_cta(), tl.load(counts) * HEADS, tl.to_tensor(0), HEADS)

@@ -85,5 +85,7 @@ def assert_close(name: str, got: torch.Tensor, want: torch.Tensor, dtype: torch.
     assert torch.equal(torch.isfinite(got), torch.isfinite(want)), f"{name}: non-finite entries differ"
     finite = torch.isfinite(want)
     error = (got - want)[finite].abs().max().item() if finite.any() else 0.0
-    limit = (1.2e-2 if dtype == torch.bfloat16 else 2e-3) * max(1.0, want[finite].abs().max().item() if finite.any() else 1.0)
+    limit = (1.2e-2 if dtype == torch.bfloat16 else 2e-3) * max(
+        1.0, want[finite].abs().max().item() if finite.any() else 1.0
+    )
     assert error <= limit, f"{name}: largest error {error:.3g}, allowed {limit:.3g}"

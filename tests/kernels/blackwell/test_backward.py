@@ -98,7 +98,9 @@ def test_short_shared_queries_resident_and_contended(head_dim):
     run(case | dict(deterministic=True), {"policy": "lazy"}, resident=False)
 
 
-@pytest.mark.parametrize("heads, kv_heads, rows, head_dim", [(4, 2, 50, 64), (4, 1, 32, 128), (16, 1, 8, 64), (6, 2, 20, 64)])
+@pytest.mark.parametrize(
+    "heads, kv_heads, rows, head_dim", [(4, 2, 50, 64), (4, 1, 32, 128), (16, 1, 8, 64), (6, 2, 20, 64)]
+)
 @pytest.mark.parametrize("band", [Band(), CAUSAL], ids=["full", "causal"])
 def test_short_shared_queries_of_grouped_heads(heads, kv_heads, rows, head_dim, band):
     """The heads of a group share a tile where they fit and are a power of two; three of them go the contended way."""
@@ -121,7 +123,10 @@ def test_strided_grad_out():
 
 
 def test_nothing_to_do_ends():
-    for case in (dict(len_q=[0, 3], len_kv=[5, 0]), dict(len_q=[4, 300], len_kv=[300, 4], band=Band.make(window_size=2))):
+    for case in (
+        dict(len_q=[0, 3], len_kv=[5, 0]),
+        dict(len_q=[4, 300], len_kv=[300, 4], band=Band.make(window_size=2)),
+    ):
         run(case, {"policy": "eager"}, clc=True)
 
 

@@ -40,7 +40,9 @@ def test_main_configurations():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["forward", "backward-d64", "backward-d128", "backward-resident", "dq", "plain", "list"])
+@pytest.mark.parametrize(
+    "kernel", ["forward", "backward-d64", "backward-d128", "backward-resident", "dq", "plain", "list"]
+)
 def test_all_configurations(kernel):
     check([f"blackwell-{kernel}-*"])
 

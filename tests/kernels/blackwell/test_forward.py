@@ -58,7 +58,9 @@ def test_any_order_of_events_gives_the_same_bits(name, schedule):
     assert all(torch.equal(a, b) for a, b in zip(first, again))
 
 
-@pytest.mark.parametrize("choices", [dict(p_slices=1, fma_eighths=0), dict(p_slices=4, fma_eighths=3), dict(kv_slots=2)], ids=str)
+@pytest.mark.parametrize(
+    "choices", [dict(p_slices=1, fma_eighths=0), dict(p_slices=4, fma_eighths=3), dict(kv_slots=2)], ids=str
+)
 def test_tuning_does_not_change_the_result(choices):
     run(PROBLEMS["causal"], {"policy": "lazy"}, **choices)
 
@@ -71,7 +73,9 @@ def test_nothing_to_do_ends():
     for case in (dict(len_q=[0, 3], len_kv=[5, 0]), dict(len_q=[4], len_kv=[9], band=Band.make(window_size=(0, 0)))):
         run(case, {"policy": "eager"}, clc=True)
     problem, q, k, v, _ = make([3], [4])
-    empty = dataclasses.replace(problem, num_batches=0, query_offset=problem.query_offset[:1], key_offset=problem.key_offset[:1])
+    empty = dataclasses.replace(
+        problem, num_batches=0, query_offset=problem.query_offset[:1], key_offset=problem.key_offset[:1]
+    )
     out, lse = launch.forward(empty, q, k, v)
     assert not out.any() and torch.isinf(lse).all()
 

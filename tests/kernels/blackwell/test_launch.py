@@ -48,7 +48,10 @@ def test_a_list_is_one_launch():
     problem, *_ = make(**SHAPES["jagged"])
     with Operations() as operations:
         launch.key_list(problem)
-    assert set(operations.names) <= {"empty", "detach"}  # the kernel's outputs; what the emulator does with its arguments
+    assert set(operations.names) <= {
+        "empty",
+        "detach",
+    }  # the kernel's outputs; what the emulator does with its arguments
 
 
 @pytest.mark.parametrize("shape", SHAPES)

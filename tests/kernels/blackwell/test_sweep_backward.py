@@ -102,4 +102,6 @@ def test_a_sample_of_broken_synchronisations_is_found(kernel):
 def test_every_broken_synchronisation_is_found_or_argued(kernel):
     judged, clean = mutants(kernel)
     assert len(judged) > {"general": 90, "resident": 65, "dq": 40}[kernel]
-    assert clean == ARGUED[kernel].keys(), "either nothing finds a mutant, or one that was argued away is found after all"
+    assert clean == ARGUED[kernel].keys(), (
+        "either nothing finds a mutant, or one that was argued away is found after all"
+    )
