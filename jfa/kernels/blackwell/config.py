@@ -69,7 +69,7 @@ class ForwardConfig(Config):
         return BLOCK if self.split_keys else 2 * BLOCK
 
     @property
-    def q_slots(self) -> int:
+    def q_halves(self) -> int:
         """Buffers of Q, one per half; where all tiles split their keys the second one's memory is the ring's."""
         return 1 if self.split_keys else 2
 

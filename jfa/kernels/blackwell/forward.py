@@ -29,7 +29,6 @@ from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
 from jfa.kernels.blackwell.softmax import NO_MAXIMUM, exp2_shared, running_maximum, split_columns
 from jfa.kernels.common.nouns import Tile, aggregate, load_tile
 from jfa.kernels.common.packed import fma_pairs, mul_pairs
-from jfa.kernels.common.ragged import ragged_box
 from jfa.kernels.common.ring import Ring, alloc_ring
 from jfa.kernels.common.softmax import LN_2
 from jfa.kernels.common.units import first_unit
@@ -132,7 +131,7 @@ class RowSums:
 
 @aggregate
 class Memory:
-    """What the roles of a CTA hand to each other. ``q`` has a slot per half, ``o`` one per part of a half's columns."""
+    """What the roles of a CTA hand to each other. ``q`` is a ring of one per half; ``o`` has a slot per column part of a half."""
 
     q: Ring
     kv: Ring
@@ -145,7 +144,7 @@ class Memory:
 @triton.jit
 def alloc_memory(DTYPE: tl.constexpr, cfg: tl.constexpr):
     """Allocate SMEM, TMEM and barriers of one CTA."""
-    q = alloc_ring(BLOCK_M, cfg.head_dim, DTYPE, cfg.q_slots, 1)
+    q = alloc_ring(BLOCK_M, cfg.head_dim, DTYPE, 1, 1, cfg.q_halves)
     kv = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.kv_slots, 1)
     o = alloc_ring(BLOCK_M, cfg.head_dim // cfg.o_parts, DTYPE, cfg.o_parts, 1)
     sums = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
@@ -211,17 +210,15 @@ def steps_of(tile, cfg: tl.constexpr):
 @triton.jit
 def load_inputs(q_desc, k_desc, v_desc, memory, records_ptr, walk, kv_count, cfg: tl.constexpr):
     """Load Q, and K and V blocks in the order in which :func:`multiply_tile` uses them. Returns how many blocks so far."""
-    Q_SLOTS: tl.constexpr = cfg.q_slots
+    HALVES: tl.constexpr = cfg.q_halves
     tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     steps, head = steps_of(tile, cfg), walk.head()
     kv, kv_head = memory.kv, head // cfg.group
     # K first: the ring has room for it before the tile before is done with Q.
     kv_count = load_keys(k_desc, kv, tile, kv_head, steps.block(0, 0), kv_count)
-    for half in tl.static_range(Q_SLOTS):
+    for half in tl.static_range(HALVES):
         # Where keys are split the tile ends before half 1: its box is zeros and costs no traffic, but keeps the phases in step.
-        memory.q.load(
-            half, walk.done & 1, q_desc, ragged_box(tile.q.begin, tile.q.length, tile.row + half * BLOCK_M, head)
-        )
+        memory.q.nth(half).load(walk.done, q_desc, tile.q.box(tile.row + half * BLOCK_M, head))
     if steps.split_keys:
         kv_count = load_keys(k_desc, kv, tile, kv_head, steps.block(1, 0), kv_count)
     for step in range(0, steps.count):
@@ -243,8 +240,7 @@ def load_step(desc, kv, tile, head, steps, step, kv_count):
 @triton.jit
 def load_keys(desc, kv, tile, head, block, kv_count):
     """Load one block of K or V into the ring's next slot."""
-    slot, phase = kv.slot(kv_count)
-    kv.load(slot, phase, desc, ragged_box(tile.kv.begin, tile.kv.length, block * BLOCK_N, head))
+    kv.load(kv_count, desc, tile.kv.box(block * BLOCK_N, head))
     return kv_count + 1
 
 
@@ -578,7 +574,7 @@ def store_tile(o_desc, o, tile, head, outs, cfg: tl.constexpr):
         for part in tl.static_range(PARTS):
             tlx.barrier_wait(o.fulls[part], outs & 1)
             column = part * cfg.head_dim // PARTS
-            box = ragged_box(tile.out.begin, tile.out.length, tile.row + half * BLOCK_M, head, column)
+            box = tile.out.box(tile.row + half * BLOCK_M, head, column)
             tlx.async_descriptor_store(o_desc, o.buffers[part], box)
             tlx.async_descriptor_store_wait(0)
             tlx.barrier_arrive(o.empties[part])

@@ -11,7 +11,6 @@ import triton.language.extra.tlx as tlx
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
 from jfa.kernels.blackwell.softmax import NO_MAXIMUM
 from jfa.kernels.common.nouns import load_tile
-from jfa.kernels.common.ragged import ragged_box
 from jfa.kernels.common.softmax import softmax_end, softmax_step
 
 
@@ -46,7 +45,7 @@ def plain_forward_kernel(
         tile = load_tile(records_ptr, unit // cfg.heads, cfg.has_lo, cfg.has_hi)
         head = unit % cfg.heads
         tlx.barrier_expect_bytes(loaded[0], BYTES)
-        tlx.async_descriptor_load(q_desc, q_tile[0], ragged_box(tile.q.begin, tile.q.length, tile.row, head), loaded[0])
+        tlx.async_descriptor_load(q_desc, q_tile[0], tile.q.box(tile.row, head), loaded[0])
         tlx.barrier_wait(loaded[0], 0)
 
         row_max = tl.full([BLOCK_M], NO_MAXIMUM, tl.float32)
@@ -54,7 +53,7 @@ def plain_forward_kernel(
         tlx.local_store(acc[0], tl.zeros([BLOCK_M, HEAD_DIM], tl.float32))
         blocks = tile.key_blocks(BLOCK_M, BLOCK_N)
         for block in range(blocks.first, blocks.end):
-            box = ragged_box(tile.kv.begin, tile.kv.length, block * BLOCK_N, head // cfg.group)
+            box = tile.kv.box(block * BLOCK_N, head // cfg.group)
             tlx.barrier_expect_bytes(loaded[0], 2 * BYTES)
             tlx.async_descriptor_load(k_desc, k_tile[0], box, loaded[0])
             tlx.async_descriptor_load(v_desc, v_tile[0], box, loaded[0])
@@ -88,5 +87,5 @@ def write_tile(o_desc, staged, lse_ptr, tile, head, out, lse):
     tl.store(lse_ptr + tile.out.begin + queries, lse, mask=queries < tile.out.length)
     tlx.local_store(staged[0], out.to(staged.dtype))
     tlx.fence("async_shared")
-    tlx.async_descriptor_store(o_desc, staged[0], ragged_box(tile.out.begin, tile.out.length, tile.row, head))
+    tlx.async_descriptor_store(o_desc, staged[0], tile.out.box(tile.row, head))
     tlx.async_descriptor_store_wait(0)
