@@ -469,51 +469,60 @@ def _binary(op):
 
 
 def _dispatch(op, a, b, own, other, swapped):
-    """a <op> b; `own` is the operand whose method was called, `other` the remaining one."""
-    dtype, kind = own.dtype, type(other)
-    if type(dtype) is not _pointer_type:
-        if kind is Scalar or kind is Tensor:
-            if other.dtype is not dtype:
-                dtype = _promoted(dtype.name, other.dtype.name) if op.unit != "div" else None
-            if dtype is not None:
-                if type(own) is Scalar and kind is Scalar:
-                    x, y = own.value, other.value
-                    if dtype is not own.dtype:
-                        x = _wrap_integer(x, dtype.name)
-                    if dtype is not other.dtype:
-                        y = _wrap_integer(y, dtype.name)
-                    result = op.scalars(y, x, dtype) if swapped else op.scalars(x, y, dtype)
-                else:
-                    held = held_dtype(dtype)
-                    x, y = own.data, other.data
-                    if x.dtype != held:
-                        x = x.astype(held)
-                    if y.dtype != held:
-                        y = y.astype(held)
-                    result = op.arrays(y, x, dtype) if swapped else op.arrays(x, y, dtype)
-                if result is not NotImplemented:
-                    return result
-        elif kind is int or kind is float:
-            value = _literal_for(other, dtype)
-            if value is not None:
-                if type(own) is Scalar:
-                    if dtype is FP32:
-                        value = float(np.float32(value))
-                    result = op.scalars(value, own.value, dtype) if swapped else op.scalars(own.value, value, dtype)
-                else:
-                    value = held_dtype(dtype).type(value)
-                    result = op.arrays(value, own.data, dtype) if swapped else op.arrays(own.data, value, dtype)
-                if result is not NotImplemented:
-                    return result
-        elif kind is tl.constexpr:
-            return _dispatch(
-                op, other.value if swapped else a, b if swapped else other.value, own, other.value, swapped
-            )
-    elif op.name in ("__add__", "__sub__") and not (swapped and op.name == "__sub__"):
-        result = offset_pointer(own, other, negative=op.name == "__sub__")
-        if result is not NotImplemented:
-            return result
-    return _through_semantic(op.name, a, b)
+    """a <op> b; `own` is the operand whose method was called, `other` the remaining one.
+
+    What the fast ways do not take goes through Triton's semantic layer.
+    """
+    kind = type(other)
+    if kind is tl.constexpr:
+        other = other.value
+        return _dispatch(op, other if swapped else a, b if swapped else other, own, other, swapped)
+    result = NotImplemented
+    if type(own.dtype) is _pointer_type:
+        if op.name in ("__add__", "__sub__") and not (swapped and op.name == "__sub__"):
+            result = offset_pointer(own, other, negative=op.name == "__sub__")
+    elif kind is Scalar or kind is Tensor:
+        result = _of_values(op, own, other, kind, swapped)
+    elif kind is int or kind is float:
+        result = _with_number(op, own, other, swapped)
+    return _through_semantic(op.name, a, b) if result is NotImplemented else result
+
+
+def _of_values(op, own, other, kind, swapped):
+    """own <op> other of two values (`kind`: other's class), the other way round if swapped; NotImplemented: by Triton's rules."""
+    dtype = own.dtype
+    if other.dtype is not dtype:
+        dtype = _promoted(dtype.name, other.dtype.name) if op.unit != "div" else None
+        if dtype is None:
+            return NotImplemented
+    if kind is Scalar and type(own) is Scalar:
+        x, y = own.value, other.value
+        if dtype is not own.dtype:
+            x = _wrap_integer(x, dtype.name)
+        if dtype is not other.dtype:
+            y = _wrap_integer(y, dtype.name)
+        return op.scalars(y, x, dtype) if swapped else op.scalars(x, y, dtype)
+    held = held_dtype(dtype)
+    x, y = own.data, other.data
+    if x.dtype != held:
+        x = x.astype(held)
+    if y.dtype != held:
+        y = y.astype(held)
+    return op.arrays(y, x, dtype) if swapped else op.arrays(x, y, dtype)
+
+
+def _with_number(op, own, number, swapped):
+    """own <op> a Python number, the other way round if swapped; NotImplemented where promotion or a range error is due."""
+    dtype = own.dtype
+    value = _literal_for(number, dtype)
+    if value is None:
+        return NotImplemented
+    if type(own) is Scalar:
+        if dtype is FP32:
+            value = float(np.float32(value))
+        return op.scalars(value, own.value, dtype) if swapped else op.scalars(own.value, value, dtype)
+    value = held_dtype(dtype).type(value)
+    return op.arrays(value, own.data, dtype) if swapped else op.arrays(own.data, value, dtype)
 
 
 def pointee_size(pointer):
