@@ -39,7 +39,12 @@ def _hooks():
 
 def install():
     """Send launches on CPU tensors (all launches, where there is no GPU or TRITON_INTERPRET is set) to the emulator."""
+    importlib.import_module(".frontend.extension", __name__).Extension.load = _load_tlx
     _hooks().install()
+
+
+def _load_tlx():
+    importlib.import_module(".tlx", __name__)
 
 
 def uninstall():
@@ -50,8 +55,8 @@ def uninstall():
 @contextlib.contextmanager
 def options(base=None, **changes):
     """Options of the launches inside the block: `with options(policy="lazy"): …`. Nested blocks change what the outer set."""
+    install()
     hooks = _hooks()
-    hooks.install()
     chosen = (base or hooks.current_options()).but(**changes)
     token = hooks.set_options(chosen)
     try:

@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from ..errors import NotSupported
 from ..locations import MARK
-from . import language, support
+from . import extension, language, support
 from .rewrite import Source, compile_function
 from .tensor import Tensor, fix, install_members
 
@@ -30,7 +30,6 @@ try:
 except ImportError:
     BoundConstexprFunction = ConstexprFunction = ()
 
-_TLX = "triton.language.extra.tlx"
 _CONSTEXPR_FUNCTIONS = tuple(c for c in (BoundConstexprFunction, ConstexprFunction) if isinstance(c, type))
 
 
@@ -135,10 +134,7 @@ class EmulatedFunction:
         if self._epoch != Epoch.now:
             self.refresh()
         values = [*self.globals.values(), *(_cell_value(c) for c in self.function.__closure__ or ())]
-        if any(
-            isinstance(v, TlxNamespace) or (getattr(v, "__module__", None) or "").startswith("jfa.emulator.tlx")
-            for v in values
-        ):
+        if any(isinstance(v, TlxNamespace) or extension.defines(v) for v in values):
             return True
         return any(v._reaches_tlx(seen) for v in values if isinstance(v, EmulatedFunction))
 
@@ -214,7 +210,7 @@ def bind(value):
     if isinstance(value, type):
         return _bind_class(value)
     module = getattr(value, "__module__", None) or ""
-    if module.startswith(_TLX):
+    if module.startswith(extension.NAME):
         return _tlx_object(value)
     if getattr(value, "__triton_builtin__", False):
         direct = language.native(value.__name__) if module in _LANGUAGE_MODULES else None
@@ -237,8 +233,8 @@ def _bound(value, make):
 
 def _bind_jit(jit):
     module = jit.fn.__module__ or ""
-    if module.startswith(_TLX):
-        direct = _emulated_tlx(jit.fn.__name__)
+    if module.startswith(extension.NAME):
+        direct = extension.attribute(jit.fn.__name__)
         if direct is not None:
             return direct
     if module in _LANGUAGE_MODULES:
@@ -251,7 +247,7 @@ def _bind_jit(jit):
 def _bind_class(cls):
     if cls is tl.constexpr:
         return support.constexpr
-    if (cls.__module__ or "").startswith(_TLX):
+    if (cls.__module__ or "").startswith(extension.NAME):
         return _tlx_attribute(cls.__name__, cls)
     if getattr(cls, "__triton_aggregate__", False):
         return _bound(cls, _aggregate)
@@ -404,7 +400,7 @@ def namespace(module):
     found = _namespaces.get(name)
     if found is not None and found[0] is module:
         return found[1]
-    if name.startswith(_TLX):
+    if name.startswith(extension.NAME):
         made = TlxNamespace(module)
     elif name.startswith("triton.language.extra") and name.endswith("libdevice"):
         made = LibdeviceNamespace()
@@ -426,14 +422,8 @@ def _libdevice(name):
     return language.wrap_builtin(function)
 
 
-def _emulated_tlx(name):
-    from .. import tlx
-
-    return getattr(tlx, name, None)
-
-
 def _tlx_attribute(name, real):
-    direct = _emulated_tlx(name)
+    direct = extension.attribute(name)
     if direct is not None:
         return direct
     if real is None:
@@ -450,7 +440,7 @@ def _tlx_attribute(name, real):
 def _tlx_object(value):
     """Something taken out of TLX: a function or class by its name, an enum's member by its class, else itself."""
     if isinstance(value, enum.Enum):
-        owner = _emulated_tlx(type(value).__name__)
+        owner = extension.attribute(type(value).__name__)
         return value if owner is None else getattr(owner, value.name, value)
     name = getattr(value, "__name__", None)
     return _tlx_attribute(name, value) if name else value
@@ -461,7 +451,7 @@ def _tlx_object(value):
 
 def register_task(spec, function, variables, names, name, line, owner=None):
     """Called in place of a `with tlx.async_task(…)`: hand its body to the emulated TLX."""
-    tlx = owner if owner is not None else _emulated_tlx_module()
+    tlx = owner if owner is not None else extension.module()
     private = {n: variables[n] for n in names if n in variables}
     _refuse_captured_blocks(spec, function, private)
     file = function.__code__.co_filename
@@ -488,14 +478,6 @@ def _holds_a_block(value):
     if isinstance(value, tuple | tl.tuple):
         return any(map(_holds_a_block, value))
     return type(value) is Tensor
-
-
-def _emulated_tlx_module():
-    try:
-        from .. import tlx
-    except ImportError as missing:
-        raise NotSupported("TLX is not available on this emulator") from missing
-    return tlx
 
 
 # ---- member functions of tensors

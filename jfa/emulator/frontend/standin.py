@@ -1,6 +1,7 @@
 """A stand-in for triton.language.extra.tlx where the installed Triton has none, so that TLX kernels load and run on the emulator.
 
-It holds nothing of its own: its attributes are those of jfa.emulator.tlx. Compiling a TLX kernel still needs fbtriton.
+It holds nothing of its own: its attributes are those of the module that registered itself
+(see extension.py). Compiling a TLX kernel still needs fbtriton.
 """
 
 import importlib
@@ -8,7 +9,8 @@ import importlib.util
 import sys
 import types
 
-NAME = "triton.language.extra.tlx"
+from . import extension
+from .extension import NAME
 
 
 class TlxStandIn(types.ModuleType):
@@ -20,12 +22,12 @@ class TlxStandIn(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         try:
-            return getattr(importlib.import_module("jfa.emulator.tlx"), name)
+            return getattr(extension.module(), name)
         except AttributeError:
             raise AttributeError(f"module '{NAME}' has no attribute '{name}'") from None
 
     def __dir__(self):
-        return dir(importlib.import_module("jfa.emulator.tlx"))
+        return dir(extension.module())
 
 
 def register():

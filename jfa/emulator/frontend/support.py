@@ -11,6 +11,7 @@ from ..errors import DeviceAssertError
 from ..locations import here, show
 from ..undefined import Undefined
 from ..undefined import check as check_defined
+from . import extension
 from .tensor import BOOL, INT32, INT64, Hooks, Scalar, Tensor, canonical, fix, literal, marks_of, scalar
 from .threads import ThreadScalar, converge, diverge, lanes
 
@@ -78,9 +79,9 @@ def _is_no_value(kind):
     """Whether the compiler has no run-time value of this type, so that a plain name cannot hold one."""
     if kind is str or kind is dict:
         return True
-    if not kind.__module__.startswith("jfa.emulator.tlx"):
+    if not extension.defines(kind):
         return False
-    real = getattr(sys.modules.get("triton.language.extra.tlx"), kind.__name__, None)
+    real = getattr(sys.modules.get(extension.NAME), kind.__name__, None)
     return isinstance(real, type) and real is not kind and not issubclass(real, tl.core.base_value)
 
 

@@ -6,10 +6,12 @@ Every NVIDIA name of fbtriton 3.7.4's `tlx.__all__` is here; AMD's names raise N
 # ruff: noqa: F401
 from __future__ import annotations
 
+import sys as _sys
 from collections.abc import Callable
 from typing import Any
 
 from .. import errors
+from ..frontend.extension import register as _register
 from ..locations import here, show
 from .barriers import (
     alloc_barriers,
@@ -146,3 +148,5 @@ for _name in AMD_ONLY[:-1]:
     globals()[_name] = _refuse(_name)
 
 __all__ = [name for name in dir() if not name.startswith("__")]
+
+_register(_sys.modules[__name__])

@@ -1,0 +1,47 @@
+"""The language that kernels may use beside Triton's: TLX, which registers itself here when it is imported.
+
+The frontend knows nothing of it but its name. Importing it takes a while, so that waits until a kernel or its host code asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ..errors import NotSupported
+
+NAME = "triton.language.extra.tlx"
+"""What kernels import; its submodules' names begin with it."""
+
+
+class Extension:
+    """`module`: what registered itself, None before. `load`: a function that imports it."""
+
+    module: ModuleType | None = None
+    load: Callable[[], object] | None = None
+
+
+def register(module: ModuleType) -> None:
+    """Make a module the one that stands for NAME in kernels."""
+    Extension.module = module
+
+
+def module() -> ModuleType:
+    """Return the registered module, imported if need be. Raises NotSupported where there is none."""
+    if Extension.module is None and Extension.load is not None:
+        Extension.load()
+    if Extension.module is None:
+        raise NotSupported("TLX is not available on this emulator")
+    return Extension.module
+
+
+def attribute(name: str) -> Any:
+    """Return what the registered module has under this name, None if nothing."""
+    return getattr(module(), name, None)
+
+
+def defines(value: Any) -> bool:
+    """Whether a function or class comes from the registered module or one of its own submodules."""
+    name = getattr(value, "__module__", None) or ""
+    return Extension.module is not None and name.startswith(Extension.module.__name__)
