@@ -338,7 +338,7 @@ def _staggered(ticks: Sequence[float], last: float) -> list[str]:
     """Return the ticks as words; one that stands too near the one before it goes a line lower."""
     words: list[str] = []
     for n, tick in enumerate(ticks):
-        near = n > 0 and (tick - ticks[n - 1]) / last * 95 < len(f"{tick:g}") and not words[-1].startswith("\n")
+        near = n > 0 and (tick - ticks[n - 1]) / last * 95 < len(f"{tick:g}") - 0.5 and not words[-1].startswith("\n")
         words.append("\n" * near + f"{tick:g}")
     return words
 
@@ -356,6 +356,45 @@ def _segment(axes: Axes, row: int, s: Segment, *, fits: bool) -> None:
     }
     back = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if fits and s.look is None else None
     axes.text(s.start + s.length / 2, row if fits else row - 0.32, s.words, bbox=back, **place)
+
+
+def number_grids(
+    grids: Mapping[str, Any],
+    *,
+    title: str,
+    signs: Sequence[str] = (),
+    looks: Mapping[str, Any] | None = None,
+    masked: Mapping[str, Any] | None = None,
+) -> Picture:
+    """Draw small tables of numbers side by side, as the terms of an equation if ``signs`` stand between them.
+
+    Args:
+        grids: heading -> numbers [rows, columns].
+        signs: what stands behind each grid but the last: "+", "=".
+        looks: heading -> palette number of each cell; grids without one have the first colour.
+        masked: heading -> True for cells that are drawn pale and hatched.
+    """
+    arrays = {name: np.atleast_2d(np.asarray(grid)) for name, grid in grids.items()}
+    widths = [a.shape[1] + 0.7 for a in arrays.values()]
+    tall = max(a.shape[0] for a in arrays.values())
+    figure, panels = canvas(
+        min(11.0, 0.52 * sum(widths) + 0.5), 0.4 * tall + 1.1, 1, len(arrays), squeeze=False, width_ratios=widths
+    )
+    for n, (axes, (name, grid)) in enumerate(zip(panels[0], arrays.items())):
+        look = np.broadcast_to(np.asarray((looks or {}).get(name, 0)), grid.shape)
+        pale = np.broadcast_to(np.asarray((masked or {}).get(name, False), dtype=bool), grid.shape)
+        top = (tall - grid.shape[0]) / 2
+        for (i, j), number in np.ndenumerate(grid):
+            colour, hatch = (EMPTY_PLACE, "////") if pale[i, j] else (CYCLE[look[i, j] % 7], "")
+            _cells(axes, [(j, top + i)], colour, "" if pale[i, j] else str(number), hatch)
+        axes.set(xlim=(-0.35, grid.shape[1] + 0.35), ylim=(tall, 0), aspect="equal")
+        axes.set_axis_off()
+        axes.set_title(name, fontsize=9)
+        if n < len(signs):
+            axes.text(grid.shape[1] + 0.35, tall / 2, signs[n], ha="center", va="center", fontsize=14, clip_on=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, wrap=True)
+    said = [f"{name.replace(chr(10), ' ')}: {grid.tolist()}" for name, grid in arrays.items()]
+    return Picture(figure, "\n".join([title, *said]))
 
 
 def blocks(

@@ -7,13 +7,16 @@
 # ---
 
 # %% [markdown]
-# # 03 · First Triton kernels
+# # 03 First Triton kernels
 #
-# **Goals.** Read and write a Triton kernel: programs, blocks, pointers, masks, strides. See an out-of-bounds access and a missing `other` for what
-# they are. Build a row softmax and a bf16 matrix product, the two halves of attention.
+# **Goals.** After this chapter you
+# * can read and write a Triton kernel: programs, blocks, pointers, masks, strides, loops over blocks,
+# * know an out-of-bounds access and a missing `other` when a report shows them,
+# * have built a row softmax and a bf16 matrix product, the two halves of attention.
 #
-# **Time.** 60 minutes, and 90 for the exercises. **Needs.** Chapters 01 and 02. No GPU: every kernel here runs on jfa's emulator, from the same
-# source that a GPU would compile.
+# **Time** 60 minutes to read, two and a half hours for the exercises.
+# **You need** chapters 01 and 02.
+# No GPU: every kernel here runs on jfa's emulator, from the same source that a GPU would compile.
 
 # %%
 import torch
@@ -27,15 +30,20 @@ torch.manual_seed(0)
 print("Triton", triton.__version__)
 
 # %% [markdown]
-# ## The mental model: one program, one block
+# ## Mental model: one program, one block
 #
-# In PyTorch you name a whole tensor and the library decides who computes what. In Triton you write what *one program* does to *one block*,
-# and launch many programs at once. A program knows its number. From the number it works out which elements are its own.
+# In PyTorch you name a whole tensor and the library decides who computes what.
+# In Triton you write what *one program* does to *one block*, and launch many programs at once.
+# A program knows its number.
+# From the number it works out which elements are its own.
 #
-# A block is a tile of numbers in registers. It has a fixed size, a power of two, known when the kernel is compiled. Arithmetic on a block happens to all its
-# elements at once. There is no indexing into a block: you choose what to load, you compute, you choose where to store.
+# A block is a tile of numbers in registers.
+# It has a fixed size, a power of two, known when the kernel is compiled.
+# Arithmetic on a block happens to all its elements, its *lanes*, at once.
+# There is no indexing into a block: you choose what to load, you compute, you choose where to store.
 #
-# The picture: 200 elements, blocks of 64, so four programs. The last block hangs over the end by 56.
+# The picture: 200 elements, blocks of 64, so four programs.
+# The last block hangs over the end by 56.
 
 # %%
 n, block = 200, 64
@@ -49,12 +57,39 @@ plots.segments(
 )
 
 # %% [markdown]
+# ## The math, and the words for it
+#
+# Program p owns the elements p · BLOCK + i for i = 0 ... BLOCK − 1, and those below n exist.
+# So a launch over n elements needs ceil(n / BLOCK) programs.
+#
+# Everything that this chapter and its exercises use:
+#
+# | you write | it is |
+# |---|---|
+# | `tl.program_id(a)`, `tl.num_programs(a)` | this program's number on axis a of the grid, and how many there are |
+# | `tl.arange(0, N)` | the block 0, 1, ... N − 1; N is a power of two |
+# | `tl.load(ptrs, mask=, other=)` | what the pointers point to; lanes where the mask is False get `other` |
+# | `tl.store(ptrs, values, mask=)` | the other way; lanes where the mask is False are not stored |
+# | `x[:, None]`, `x[None, :]` | a column [N, 1] and a row [1, N]; together they spread to a block |
+# | `tl.sum(x, axis=)`, `tl.max`, `tl.min` | one axis reduced to a number |
+# | `tl.argmax(x, axis=)` | the *position* of the largest; of several equal ones the first |
+# | `tl.maximum(a, b)`, `tl.minimum` | element by element, of two blocks or two numbers |
+# | `tl.where(c, a, b)` | a where c is True, else b |
+# | `tl.exp(x)`, `tl.log(x)` | natural, element by element |
+# | `tl.zeros((R, C), tl.float32)`, `tl.full(shape, value, dtype)` | a new block |
+# | `tl.dot(a, b, acc)` | acc + a @ b on the tensor cores |
+# | `triton.cdiv(n, b)`, `triton.next_power_of_2(n)` | on the host: ceil(n / b), and the smallest power of two that is at least n |
+#
+# The likely mistake: `tl.max` for `tl.maximum`.
+# The first reduces one block, the second compares two.
+#
 # ## Version 1: a kernel that is right by luck
 #
-# A tensor argument arrives as a *pointer to its first element*. `x_ptr + i` with a block `i` of numbers is a block of pointers, one for each lane.
-# `tl.load` fetches what they point to.
+# A tensor argument arrives as a *pointer to its first element*.
+# `x_ptr + i` with a block `i` of numbers is a block of pointers, one for each lane.
 #
-# `BLOCK: tl.constexpr` is a compile-time number. `kernel[grid](...)` launches `grid` programs.
+# `BLOCK: tl.constexpr` is a number that is known when the kernel is compiled.
+# `kernel[grid](...)` launches `grid` programs.
 
 
 # %%
@@ -71,8 +106,11 @@ double_v1[(4,)](x, out, BLOCK=64)
 print("largest error on 256 elements:", (out - 2 * x).abs().max().item())
 
 # %% [markdown]
-# 256 is a multiple of 64. What happens with 200? On a GPU the last program reads and writes 56 elements behind the tensor. Often that memory
-# exists and belongs to another tensor, so nothing complains, and somebody else's numbers change. The emulator knows where each tensor ends.
+# 256 is a multiple of 64.
+# What happens with 200?
+# On a GPU the last program reads and writes 56 elements behind the tensor.
+# Where that memory belongs to another tensor, nothing complains, and somebody else's numbers change.
+# The emulator knows where each tensor ends.
 #
 # Predict first: which elements will the report name, and which line, the load or the store?
 
@@ -85,13 +123,14 @@ except emulator.EmulatorError as error:
     print(error)
 
 # %% [markdown]
-# **Read the report.** It names the argument, the first address that is outside, and the line. The cure is a mask: a block of booleans that says which lanes
-# may touch memory.
-
-# %% [markdown]
+# **Read the report.**
+# It names the argument, the line, the elements that the last program touches (192 to 255), and the first of them that does not exist: 200.
+# The cure is a mask: a block of booleans that says which lanes may touch memory.
+#
 # ## Version 2: masks
 #
-# Each lane compares its element number with `n`. Masked lanes neither load nor store.
+# Each lane compares its element number with `n`.
+# Masked lanes neither load nor store.
 
 
 # %%
@@ -108,8 +147,10 @@ double_v2[(triton.cdiv(200, 64),)](x, out, 200, BLOCK=64)
 print("largest error on 200 elements:", (out - 2 * x).abs().max().item())
 
 # %% [markdown]
-# `other=0.0` is what a masked lane holds after the load. Leave it out and the lane holds *anything*: whatever was in that register. Elementwise work never
-# notices, since the lane is not stored. A sum over the block does notice.
+# `other=0.0` is what a masked lane holds after the load.
+# Leave it out and the lane holds *anything*: whatever was in that register.
+# Elementwise work never notices, since the lane is not stored.
+# A sum over the block does notice.
 #
 # Predict first: what happens to the sum of five ones in a block of eight, with and without `other`?
 
@@ -134,44 +175,78 @@ except emulator.EmulatorError as error:
     print("\nwithout other:", error)
 
 # %% [markdown]
-# The emulator poisons such lanes and follows them: when one reaches a store, the report names the *load* that lacks its `other`. On a GPU the lanes often hold zero by chance,
-# and the fault sleeps until another register allocation wakes it. Triton's own interpreter always gives zero there, and never shows the fault.
+# The emulator marks such lanes and follows the mark: when one reaches a store, the report names the *load* that lacks its `other`.
+# On a GPU such a lane may hold zero by chance, and then the fault sleeps until another register allocation wakes it.
 #
-# **The rule.** Give every masked load an `other` that is neutral for what comes next: 0 for a sum, minus infinity for a maximum.
-
-# %% [markdown]
+# **The rule.**
+# Give every masked load an `other` that is neutral for what comes next: 0 for a sum, minus infinity for a maximum.
+#
 # ## Version 3: two dimensions are strides
 #
-# Memory is one line of elements. A matrix is an agreement about it: element `(r, c)` lies `r * row_stride + c * column_stride` elements after the first one. A
-# transposed tensor or a slice has the same memory and other strides, so a kernel that takes strides works on any view without a copy.
+# Memory is one line of elements.
+# A matrix is an agreement about it: element (r, c) lies `r * row_stride + c * column_stride` elements after the first one.
+# A transposed tensor or a slice has the same memory and other strides.
+#
+# The picture: four views of the same twelve elements.
+# The number in a cell is its place in memory, the colour its row in the contiguous view.
+
+# %%
+memory = torch.arange(12)
+square = memory.view(3, 4)
+views = {
+    f"{name}\nstrides {tuple(view.stride())}": view
+    for name, view in {
+        "x": square,
+        "x.t()": square.t(),
+        "x[:, ::2]": square[:, ::2],
+        "x[1:, 1:3]": square[1:, 1:3],
+    }.items()
+}
+plots.number_grids(
+    views,
+    title="where the elements of four views lie: the number is the place in memory",
+    looks={name: (view // 4).numpy() for name, view in views.items()},
+)
+
+# %% [markdown]
+# The last view begins at place 5, and its strides are those of `x`.
+# In a kernel its pointer points to that element already, so its addresses are counted from there.
 #
 # A 2-D block of addresses comes from a column of row numbers, `[:, None]`, and a row of column numbers, `[None, :]`.
+# Here is the second tile of a contiguous [6, 50] tensor, cut into tiles of 4 x 4: rows 4 to 7, columns 0 to 3.
+# Rows 6 and 7 do not exist; their lanes are masked.
+
+# %%
+r, c = torch.arange(4, 8), torch.arange(4)
+column, row = (r * 50)[:, None], c[None, :]
+plots.number_grids(
+    {
+        "r[:, None] * 50\n[4, 1]": column,
+        "c[None, :] * 1\n[1, 4]": row,
+        "addresses\n[4, 4]": column + row,
+        "(r[:, None] < 6) & (c[None, :] < 50)\n1: may touch memory": (r[:, None] < 6)
+        * torch.ones_like(row),
+    },
+    title="a block of addresses, and its mask",
+    signs=("+", "=", ""),
+    masked={"addresses\n[4, 4]": (r[:, None] >= 6).numpy()},
+)
 
 
 # %%
 @triton.jit
 def scale_rows(
-    x_ptr,
-    factor_ptr,
-    out_ptr,
-    rows,
-    cols,
-    x_row,
-    x_col,
-    out_row,
-    out_col,
-    BR: tl.constexpr,
-    BC: tl.constexpr,
-):
-    """out[r, c] = factor[r] * x[r, c]: one program a tile of BR x BC."""
+    x_ptr, factor_ptr, out_ptr, rows, cols, x_row, x_col, out_row, out_col,
+    BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """out[r, c] = factor[r] * x[r, c]; a program per tile of BR x BC."""
     r = tl.program_id(0) * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (r[:, None] < rows) & (c[None, :] < cols)
     x = tl.load(x_ptr + r[:, None] * x_row + c[None, :] * x_col, mask=inside, other=0.0)
     factor = tl.load(factor_ptr + r, mask=r < rows, other=0.0)
-    tl.store(
-        out_ptr + r[:, None] * out_row + c[None, :] * out_col, x * factor[:, None], mask=inside
-    )
+    at = r[:, None] * out_row + c[None, :] * out_col
+    tl.store(out_ptr + at, x * factor[:, None], mask=inside)
 
 
 def run_scale_rows(x, factor):
@@ -191,20 +266,24 @@ for name, view in {
     print(f"{name:<20} strides {view.stride()!s:<10} largest error {error:.1e}")
 
 # %% [markdown]
-# **The likely mistake.** Taking `cols` for the row stride. It is right for a contiguous tensor, and wrong for every slice of one. Tests on contiguous tensors never
-# show it, so the checks of this course use views.
-
-# %% [markdown]
-# ## A row softmax
+# A kernel that takes strides works on any view without a copy.
 #
-# One program a row. The block is the next power of two, so some lanes are masked; their neutral value is minus infinity, since `exp(-inf) = 0` adds nothing.
+# **The likely mistake.**
+# Taking `cols` for the row stride.
+# It is right for a contiguous tensor, and wrong for every slice of one.
+# Tests on contiguous tensors never show it, so the checks of this course use views.
+#
+# ## Version 4: a row softmax
+#
+# One program per row.
+# The block is the next power of two, so some lanes are masked; their neutral value is minus infinity, since exp(−∞) = 0 adds nothing.
 # The maximum is taken out before the exponential, as in chapter 02.
 
 
 # %%
 @triton.jit
 def softmax_kernel(x_ptr, out_ptr, cols, x_row, out_row, BLOCK: tl.constexpr):
-    """out[r] = softmax(x[r]); one program a row, BLOCK >= cols."""
+    """out[r] = softmax(x[r]); a program per row, BLOCK >= cols."""
     row = tl.program_id(0)
     c = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * x_row + c, mask=c < cols, other=float("-inf"))
@@ -214,9 +293,8 @@ def softmax_kernel(x_ptr, out_ptr, cols, x_row, out_row, BLOCK: tl.constexpr):
 
 def run_softmax(kernel, x):
     out = torch.full_like(x, float("nan"))
-    kernel[(x.shape[0],)](
-        x, out, x.shape[1], x.stride(0), out.stride(0), BLOCK=triton.next_power_of_2(x.shape[1])
-    )
+    block = triton.next_power_of_2(x.shape[1])
+    kernel[(x.shape[0],)](x, out, x.shape[1], x.stride(0), out.stride(0), BLOCK=block)
     return out
 
 
@@ -226,8 +304,10 @@ want = torch.softmax(x.double(), dim=1)
 print("largest error:", (run_softmax(softmax_kernel, x) - want).abs().max().item())
 
 # %% [markdown]
-# Two wrong versions, run beside it. The first forgets the maximum. The second fills the spare lanes with 0, so 31 phantom columns with score 0 join every
-# row. Look at the row sums: a softmax that is not a distribution is the quickest sign.
+# Two wrong versions, run beside it.
+# The first forgets the maximum.
+# The second fills the spare lanes with 0, so 31 more columns with score 0 join every row.
+# Look at the row sums: a softmax that is not a distribution is the quickest sign.
 
 
 # %%
@@ -250,18 +330,78 @@ def softmax_zero_lanes(x_ptr, out_ptr, cols, x_row, out_row, BLOCK: tl.constexpr
 
 small = torch.randn(3, 33) - 2
 small[1] += 500
-for name, kernel in {
+versions = {
     "right": softmax_kernel,
     "no maximum": softmax_no_max,
     "spare lanes 0": softmax_zero_lanes,
-}.items():
+}
+for name, kernel in versions.items():
     sums = run_softmax(kernel, small).sum(dim=1).tolist()
     print(f"{name:<14} row sums: {', '.join(f'{s:.4f}' for s in sums)}")
 
 # %% [markdown]
-# ## A bf16 matrix product
+# ## Version 5: a row longer than a block
 #
-# `tl.dot(a, b, acc)` multiplies two blocks on the tensor cores and adds to an accumulator. Its operands are bf16 here, 8 bits of mantissa; the accumulator is fp32.
+# A block has a size limit, a row has none.
+# So a program walks: a loop over blocks, with a few numbers that it carries from one step to the next.
+# The bounds of the loop may be arguments.
+# The kernel below carries two numbers per row, the largest and the smallest value so far.
+#
+# The likely mistake: an `other` that is neutral for one of the two.
+# A masked lane of −∞ is harmless for the maximum and ruins the minimum.
+
+
+# %%
+@triton.jit
+def row_range(x_ptr, out_ptr, cols, x_row, BLOCK: tl.constexpr):
+    """out[r] = largest - smallest of x[r]; a program per row of any length."""
+    row = tl.program_id(0)
+    largest, smallest = float("-inf"), float("inf")
+    for start in range(0, cols, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * x_row + c, mask=c < cols, other=0.0)
+        largest = tl.maximum(largest, tl.max(tl.where(c < cols, x, float("-inf")), axis=0))
+        smallest = tl.minimum(smallest, tl.min(tl.where(c < cols, x, float("inf")), axis=0))
+    tl.store(out_ptr + row, largest - smallest)
+
+
+x, out = torch.randn(3, 150), torch.empty(3)
+row_range[(3,)](x, out, 150, x.stride(0), BLOCK=32)
+print("largest error:", (out - (x.amax(1) - x.amin(1))).abs().max().item())
+
+# %% [markdown]
+# ## Version 6: bounds that come from memory
+#
+# A pointer without a block loads one number, and that number may bound a loop, choose a row or skip the work.
+# With the offsets of chapter 01 this is what makes a kernel jagged.
+# Here each program copies the *last* row of its sequence, and zeros where the sequence has none.
+
+
+# %%
+@triton.jit
+def last_rows(x_ptr, offsets_ptr, out_ptr, D, BLOCK: tl.constexpr):
+    """out[b] = the last row of sequence b; x: [total, D], offsets: [B + 1]."""
+    b = tl.program_id(0)
+    begin, end = tl.load(offsets_ptr + b), tl.load(offsets_ptr + b + 1)
+    d = tl.arange(0, BLOCK)
+    row = tl.zeros((BLOCK,), tl.float32)
+    if end > begin:
+        row = tl.load(x_ptr + (end - 1) * D + d, mask=d < D, other=0.0)
+    tl.store(out_ptr + b * D + d, row, mask=d < D)
+
+
+x, offsets = torch.randn(9, 6), torch.tensor([0, 4, 4, 9], dtype=torch.int32)
+out = torch.full((3, 6), float("nan"))
+last_rows[(3,)](x, offsets, out, 6, BLOCK=8)
+print(
+    "rows 3 and 8:", torch.equal(out[[0, 2]], x[[3, 8]]), "| sequence 1 is empty:", out[1].tolist()
+)
+
+# %% [markdown]
+# ## Version 7: a bf16 matrix product
+#
+# `tl.dot(a, b, acc)` multiplies two blocks on the tensor cores and adds to an accumulator.
+# Its operands are bf16 here, 8 bits of mantissa; the accumulator is fp32.
 # One program owns one tile of the result and walks along K.
 #
 # ```
@@ -278,77 +418,47 @@ for name, kernel in {
 # %%
 @triton.jit
 def matmul_kernel(
-    a_ptr,
-    b_ptr,
-    out_ptr,
-    M,
-    N,
-    K,
-    a_row,
-    b_row,
-    out_row,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    ACC: tl.constexpr,
-):
-    """out = A @ B; a: [M, K], b: [K, N] bf16, out: [M, N] fp32; the accumulator has the type ACC after every step."""
+    a_ptr, b_ptr, out_ptr, M, N, K, a_row, b_row, out_row,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """out = A @ B; a: [M, K], b: [K, N] bf16, out: [M, N] fp32; acc has the type ACC after a step."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
-        a = tl.load(
-            a_ptr + m[:, None] * a_row + k[None, :],
-            mask=(m[:, None] < M) & (k[None, :] < K),
-            other=0.0,
-        )
-        b = tl.load(
-            b_ptr + k[:, None] * b_row + n[None, :],
-            mask=(k[:, None] < K) & (n[None, :] < N),
-            other=0.0,
-        )
+        a_mask = (m[:, None] < M) & (k[None, :] < K)
+        b_mask = (k[:, None] < K) & (n[None, :] < N)
+        a = tl.load(a_ptr + m[:, None] * a_row + k[None, :], mask=a_mask, other=0.0)
+        b = tl.load(b_ptr + k[:, None] * b_row + n[None, :], mask=b_mask, other=0.0)
         acc = tl.dot(a, b, acc).to(ACC).to(tl.float32)
-    tl.store(
-        out_ptr + m[:, None] * out_row + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N)
-    )
+    inside = (m[:, None] < M) & (n[None, :] < N)
+    tl.store(out_ptr + m[:, None] * out_row + n[None, :], acc, mask=inside)
 
 
 def run_matmul(a, b, acc=tl.float32, block=16):
     (M, K), N = a.shape, b.shape[1]
     out = torch.full((M, N), float("nan"))
     grid = (triton.cdiv(M, block), triton.cdiv(N, block))
-    matmul_kernel[grid](
-        a,
-        b,
-        out,
-        M,
-        N,
-        K,
-        a.stride(0),
-        b.stride(0),
-        out.stride(0),
-        BM=block,
-        BN=block,
-        BK=block,
-        ACC=acc,
-    )
+    strides = a.stride(0), b.stride(0), out.stride(0)
+    matmul_kernel[grid](a, b, out, M, N, K, *strides, BM=block, BN=block, BK=block, ACC=acc)
     return out
 
 
 a, b = torch.randn(37, 300).bfloat16(), torch.randn(300, 21).bfloat16()
-print(
-    "largest error, fp32 accumulator:",
-    (run_matmul(a, b) - a.double() @ b.double()).abs().max().item(),
-)
+error = (run_matmul(a, b) - a.double() @ b.double()).abs().max().item()
+print("largest error, fp32 accumulator:", error)
 
 # %% [markdown]
-# Why keep the accumulator in fp32? Predict the shape of the curve before you run the cell: the error of a sum of K products, kept in fp32 and kept in bf16, as K grows.
+# ## Why the accumulator is fp32
+#
+# Predict the shape of the curves before you run the cell: the error of a sum of K products of positive numbers, kept in fp32 and kept in bf16, as K grows.
+# The kernel rounds its accumulator once per step, so once per 16 products.
 
 
 # %%
 def error_curve():
-    """Median relative error over a 16 x 16 tile, for growing K, with an fp32 and with a bf16 accumulator."""
+    """Median relative error over a 16 x 16 tile, for growing K, per type of the accumulator."""
     lengths, curves = [32, 64, 128, 256, 512, 1024], {"fp32": [], "bf16": []}
     for K in lengths:
         a, b = torch.rand(16, K).bfloat16(), torch.rand(K, 16).bfloat16()
@@ -359,45 +469,125 @@ def error_curve():
 
 
 lengths, curves = error_curve()
-print(
-    f"at K = 1024 the bf16 accumulator is off by {curves['bf16'][-1]:.1e}, the fp32 one by {curves['fp32'][-1]:.1e}"
-)
 plots.lines(
-    lengths, {f"{name} accumulator": errors for name, errors in curves.items()}, log_x=True, log_y=True,
-    title="bf16 operands: what the accumulator costs", xlabel="K, products in the sum", ylabel="median relative error",
-)  # fmt: skip
+    lengths,
+    {f"{name} accumulator": errors for name, errors in curves.items()},
+    log_x=True,
+    log_y=True,
+    title="bf16 operands: what the accumulator costs",
+    xlabel="K, products in the sum",
+    ylabel="median relative error",
+)
 
 # %% [markdown]
-# The bf16 curve climbs: once the sum is large, each new product is smaller than half a unit in its last place, and is lost. The gradient `dQ` of attention is such a
-# sum over many blocks, and so is the output. Both are kept in fp32 in every kernel of this course.
+# In bf16 the sum is rounded to 8 bits after every step, and that is its error.
+# It could be worse.
+# Where the sum is large and what is added is small, the addition changes nothing at all: it is less than half a unit in the sum's last place.
+# How often that happens depends on how much is added at a time.
+# The next cell counts it in PyTorch, for the same sum of 1024 products, added 1, 2, 4, 8 or 16 at a time to a bf16 accumulator.
+
+
+# %%
+def summed_in_bf16(a, b, step):
+    """(share of additions that change nothing in %, median relative error in %)."""
+    acc, lost, additions = torch.zeros(len(a), b.shape[1]), 0, 0
+    for k in range(0, a.shape[1], step):
+        products = a[:, k : k + step].float() @ b[k : k + step].float()
+        new = (acc + products).bfloat16().float()
+        lost += int(((new == acc) & (products > 0)).sum())
+        additions += acc.numel()
+        acc = new
+    want = a.double() @ b.double()
+    return 100 * lost / additions, 100 * ((acc - want).abs() / want).median().item()
+
+
+a, b = torch.rand(16, 1024).bfloat16(), torch.rand(1024, 16).bfloat16()
+steps = [1, 2, 4, 8, 16]
+lost, errors = zip(*(summed_in_bf16(a, b, step) for step in steps))
+plots.lines(
+    steps,
+    {"additions that change nothing": lost, "median error of the sum": errors},
+    log_x=True,
+    from_zero=True,
+    title="1024 products into a bf16 accumulator",
+    xlabel="products added at a time",
+    ylabel="%",
+)
 
 # %% [markdown]
+# One at a time, more than half of the additions are lost, and a fifth of the sum with them.
+# In the kernel above, 16 at a time, none is lost, and rounding alone costs half a percent.
+# The gradient dQ of attention is a sum over all blocks of keys, and so is the output.
+# Both are kept in fp32 in every kernel of this course.
+#
+# ## What `TRITON_INTERPRET=1` does here
+#
+# Triton has an interpreter of its own, switched on by this variable before `import triton`.
+# You need not set it: with or without it, once `jfa.emulator` is imported, kernels on CPU tensors run on jfa's emulator, with the reports above.
+#
+# | with `TRITON_INTERPRET=1` | |
+# |---|---|
+# | CPU tensors | jfa's emulator, as without it |
+# | CUDA tensors | jfa's emulator too; without the variable the GPU |
+# | after `emulator.uninstall()` | Triton's own interpreter |
+# | `triton.compile` in this process | refused; `jfa compile` works, in a process of its own |
+#
+# Triton's own interpreter (fbtriton 3.7.4, tried November 2026) is another thing.
+# It reads behind a tensor's end without a word, gives 0 for a masked lane without `other`, makes −5.9e-39 of 2.5 + 2.5 in bf16, and ends in a TypeError at `tl.dot`.
+# It has no TLX, which begins in chapter 10.
+#
 # ## Exercises
 #
-# Open [exercises/03_first_triton_kernels.py](../exercises/03_first_triton_kernels.py): scale and add, a transpose of any view, a row's log-sum-exp, a softmax of rows longer than a block, `A @ B^T`,
-# and the first jagged kernel, a mean for each sequence.
+# Open [exercises/03_first_triton_kernels.py](../exercises/03_first_triton_kernels.py).
+# The end of this chapter says where the minutes come from.
+#
+# | | | difficulty | minutes |
+# |---|---|---|---|
+# | 3.1 | scale and add, any length | 1 | 13 |
+# | 3.2 | transpose, whatever the strides | 1 | 15 |
+# | 3.3 | log-sum-exp of a row | 2 | 12 |
+# | 3.4 | softmax of rows longer than a block | 2 | 24 |
+# | 3.5 | scores: A times B transposed | 3 | 24 |
+# | 3.6 | the mean of every sequence | 3 | 26 |
+# | 3.7 | bug hunt: the report names an innocent line | 2 | 12 |
+# | 3.8 | the best key of each query, without the scores | 3 | 30 |
 #
 # ## Checkpoint
 #
-# 1. A kernel uses blocks of 128 on 1000 elements. How many programs, and how many masked lanes?
-# 2. Why is `other=0.0` right in the matrix product and wrong in the softmax?
-# 3. `x` has shape `[8, 64]` and strides `(64, 1)`. What are the strides of `x[:, ::4]`, and of `x.t()`?
-# 4. A kernel passes all tests in Triton's interpreter and gives NaN on a GPU once a week. What do you look for first?
+# <details><summary>A kernel uses blocks of 128 on 1000 elements. How many programs, and how many masked lanes?</summary>
 #
-# <details><summary>Answers</summary>
+# ceil(1000 / 128) = 8 programs, 8 · 128 − 1000 = 24 masked lanes.
+# </details>
 #
-# 1. `ceil(1000 / 128) = 8` programs, `8 * 128 - 1000 = 24` masked lanes.
-# 2. A zero adds nothing to a sum of products. In a softmax it is a score: `exp(0 - max)` joins the sum. Minus infinity is neutral there.
-# 3. `(64, 4)` and `(1, 64)`. Neither moved an element.
-# 4. A masked load without `other` whose lanes reach a reduction or a dot.
+# <details><summary>Why is other=0.0 right in the matrix product and wrong in the softmax?</summary>
 #
+# A zero adds nothing to a sum of products.
+# In a softmax it is a score: exp(0 − max) joins the sum.
+# Minus infinity is neutral there.
+# </details>
+#
+# <details><summary>x has shape [8, 64] and strides (64, 1). What are the strides of x[:, ::4], and of x.t()?</summary>
+#
+# (64, 4) and (1, 64).
+# Neither moved an element.
+# </details>
+#
+# <details><summary>A kernel passes all tests in Triton's interpreter and gives NaN on a GPU once a week. What do you look for first?</summary>
+#
+# A masked load without `other` whose lanes reach a reduction or a dot.
+# </details>
+#
+# <details><summary>In version 5, what does a row of 150 columns and BLOCK = 32 do in its last step?</summary>
+#
+# It loads columns 128 to 149 and masks the other ten lanes.
+# Without the two `tl.where` a 0 would take part in the maximum and in the minimum.
 # </details>
 #
 # ## Try this
 #
-# - Give `double_v2` a grid of 5 programs for 200 elements. Is anything wrong? Why not?
-# - Remove `other` from `b`'s load in `matmul_kernel`, keep it in `a`'s. `0 * NaN` is NaN: run it and see. Chapter 04 meets the same trap at the border of two sequences.
-# - Change `BK` to 64. How many loads does the product make now? `with emulator.counting() as counts:` around the launch tells: `counts.loads`.
+# * Give `double_v2` a grid of 5 programs for 200 elements. Is anything wrong? Why not?
+# * Remove `other` from `b`'s load in `matmul_kernel`, keep it in `a`'s. 0 · NaN is NaN: run it and see. Chapter 04 meets the same trap at the border of two sequences.
+# * Change `BK` to 64. How many loads does the product make now? `with emulator.counting() as counts:` around the launch tells: `counts.loads`.
 #
 # ## Pitfalls
 #
@@ -406,20 +596,27 @@ plots.lines(
 # | no mask on the last block | version 1: the emulator's report |
 # | masked load without `other`, then a reduction | the sum of five ones |
 # | `cols` taken for the row stride | version 3, and exercise 3.2 |
-# | 0 as neutral value of a maximum | the row sums |
-# | accumulating in bf16 | the error curve |
+# | 0 as neutral value of a maximum | the row sums, and version 5 |
+# | accumulating in bf16 | the two error pictures |
 #
-# ## What differs on a real GPU
+# ## What differs on a GPU
 #
-# - The programs run at the same time, in no order you can rely on. The emulator runs them one after another, unless told otherwise.
-# - `tl.dot` needs blocks of at least 16 on each side. fp32 operands are rounded to TF32 unless `input_precision="ieee"` is asked for.
-# - Registers are finite. A block of 128 x 128 fp32 is 64 KB: spread over 4 warps that is 128 registers a thread.
+# * The programs run at the same time, in no order you can rely on. The emulator runs them one after another, unless told otherwise.
+# * `tl.dot` needs a K of at least 16 for 16-bit operands and 32 for 8-bit ones. M and N may be as small as 1 in Triton 3.7; the hardware's tile is larger, and the rest of it is computed for nothing.
+# * fp32 operands of `tl.dot` are rounded to TF32 unless `input_precision="ieee"` is asked for.
+# * Registers are finite. A block of 128 x 128 fp32 is 64 KB: spread over 4 warps that is 128 registers per thread.
 #
-# ## Verified here, and not
+# ## What was verified here
 #
-# Every kernel above ran on the emulator when this notebook ran, against fp64 where an error is printed. Nothing in this chapter was timed; the emulator's speed says nothing about a GPU's.
+# Every kernel above ran on the emulator when this notebook ran, against fp64 where an error is printed.
+# The limits of `tl.dot` were tried with the pinned compiler for sm_90 and sm_100: (1, 1, 16) compiles in bf16, K = 8 does not.
+# The lines on `TRITON_INTERPRET` were tried on a CPU; its row on CUDA tensors was not run.
+# Nothing in this chapter was timed; the emulator's speed says nothing about a GPU's.
+# The exercises' minutes come from a count, not from readers: `tools/measure_exercises.py` gives five for the text and the report, two for each line of the solution that the chapter does not show, and one for each other line.
 #
 # ## Sources
 #
-# - Triton language reference, `tl.load`, `tl.dot` (version 3.7).
-# - Micikevicius et al., *Mixed Precision Training*, arXiv 1710.03740: why sums are kept in fp32.
+# * Triton language reference, `tl.load`, `tl.dot` (version 3.7).
+# * Micikevicius et al., *Mixed Precision Training*, arXiv 1710.03740: why sums are kept in fp32.
+#
+# Next: [04 the jagged forward](04_jagged_forward.py).

@@ -28,7 +28,7 @@ progress()
 # %% [markdown]
 # ## 3.1 Scale and add, any length
 #
-# (difficulty 1 of 3, 8 minutes) Compute `out[i] = a * x[i] + y[i]` for `0 <= i < n`. Program `p` owns the elements
+# (difficulty 1 of 3, 13 minutes) Compute `out[i] = a * x[i] + y[i]` for `0 <= i < n`. Program `p` owns the elements
 # `p * BLOCK .. (p + 1) * BLOCK - 1`, so the last program's block may hang over the end.
 #
 # Launched as `axpy_kernel[(triton.cdiv(n, BLOCK),)](x, y, out, a, n, BLOCK=64)`. The three tensors end exactly at element `n`.
@@ -53,7 +53,7 @@ check("3.1", axpy_kernel)
 # %% [markdown]
 # ## 3.2 Transpose, whatever the strides
 #
-# (difficulty 1 of 3, 12 minutes) Write `out[c, r] = x[r, c]`. Program `(i, j)` moves the tile of `x` whose rows start at `i * BLOCK` and whose
+# (difficulty 1 of 3, 15 minutes) Write `out[c, r] = x[r, c]`. Program `(i, j)` moves the tile of `x` whose rows start at `i * BLOCK` and whose
 # columns start at `j * BLOCK`. Both tensors may be views: element `(r, c)` of `x` is `x_row * r + x_col * c` elements after `x_ptr`.
 #
 # Launched on a grid of `(cdiv(rows, BLOCK), cdiv(cols, BLOCK))` with `BLOCK=16`. Limit: at most 1 load for each program.
@@ -105,7 +105,7 @@ check("3.3", row_lse_kernel)
 # %% [markdown]
 # ## 3.4 Softmax of rows longer than a block
 #
-# (difficulty 2 of 3, 20 minutes) The same softmax as in the chapter, but a row may be much longer than `BLOCK`, so it has to be walked in
+# (difficulty 2 of 3, 24 minutes) The same softmax as in the chapter, but a row may be much longer than `BLOCK`, so it has to be walked in
 # steps of `BLOCK` columns. Walk it twice: once for the row's maximum `m` and the sum `l` of `exp(x - m)`, once to write the result. When a step raises the
 # maximum, what was summed so far was summed with the old one: multiply it by `exp(old - new)`. That is the recurrence of chapter 02.
 #
@@ -140,7 +140,7 @@ check("3.4", long_softmax_kernel)
 # %% [markdown]
 # ## 3.5 Scores: A times B transposed
 #
-# (difficulty 3 of 3, 20 minutes) The product that attention starts with: `out = A @ B^T`, so row `n` of B meets row `m` of A. A and B are bf16, the
+# (difficulty 3 of 3, 24 minutes) The product that attention starts with: `out = A @ B^T`, so row `n` of B meets row `m` of A. A and B are bf16, the
 # sum over K is kept in fp32, and the result leaves in fp32. The numbers may be as large as bf16 allows. Program `(i, j)` makes one `BM x BN` tile of the result. M, N and K are no multiples of the block
 # sizes. All three tensors are contiguous.
 #
@@ -176,7 +176,7 @@ check("3.5", scores_kernel)
 # %% [markdown]
 # ## 3.6 The mean of every sequence
 #
-# (difficulty 3 of 3, 20 minutes) Your first jagged kernel. `x` holds the rows of all sequences one after another; sequence `b` owns the rows
+# (difficulty 3 of 3, 26 minutes) Your first jagged kernel. `x` holds the rows of all sequences one after another; sequence `b` owns the rows
 # `offsets[b] .. offsets[b + 1] - 1`. Program `b` writes the mean of its rows to `out[b]`. A sequence without rows gets zeros. Rows of other sequences may hold NaN:
 # what you load and then throw away must not reach your sum.
 #
@@ -207,3 +207,72 @@ def mean_pool_kernel(x_ptr, offsets_ptr, out_ptr, D, BLOCK_L: tl.constexpr, BLOC
 
 # %%
 check("3.6", mean_pool_kernel)
+
+# %% [markdown]
+# ## 3.7 Bug hunt: an innocent line
+#
+# (difficulty 2 of 3, 12 minutes) Program `(i, j)` of a grid of `(cdiv(rows, BR), cdiv(cols, BC))` writes the largest number of its tile of `x` to
+# `out[i, j]`; `out` is contiguous. On square grids the kernel below is right. On the others the report names the line with the store, and that line is innocent:
+# one other line is wrong. Run the check, read which elements are touched by whom, then work out where the number in the address comes from.
+# A mask on the store would silence the report, and leave results unwritten.
+
+
+# %% tags=["ex-3.7"]
+@triton.jit
+def tile_max_kernel(x_ptr, out_ptr, rows, cols, x_row, BR: tl.constexpr, BC: tl.constexpr):
+    """out[i, j] = max of tile (i, j); x: [rows, cols] fp32, rows x_row elements apart."""
+    # YOUR CODE: one line below is wrong
+    i, j = tl.program_id(0), tl.program_id(1)
+    ### BEGIN SOLUTION
+    tiles_across = tl.num_programs(1)
+    ### STARTER
+    # tiles_across = tl.num_programs(0)
+    ### END SOLUTION
+    r = i * BR + tl.arange(0, BR)
+    c = j * BC + tl.arange(0, BC)
+    inside = (r[:, None] < rows) & (c[None, :] < cols)
+    x = tl.load(x_ptr + r[:, None] * x_row + c[None, :], mask=inside, other=float("-inf"))
+    largest = tl.max(tl.max(x, axis=1), axis=0)
+    tl.store(out_ptr + i * tiles_across + j, largest)
+
+
+# %%
+check("3.7", tile_max_kernel)
+
+# %% [markdown]
+# ## 3.8 The best key of each query
+#
+# (difficulty 3 of 3, 30 minutes) For each row of `q` find the row of `k` with which its product is largest: `best[m]` is that product, `which[m]` the number of the
+# row of `k`, the lower one where several are equal. The scores `[M, N]` are never stored anywhere: a program owns `BM` queries, walks over the keys in blocks of
+# `BN`, and carries the best so far. `N` is at least 1 and no multiple of `BN`; all products of a query may be negative.
+#
+# Launched as `best_key_kernel[(cdiv(M, BM),)](q, k, best, which, M, N, D=D, BM=16, BN=16)`. `tl.argmax` gives the position inside a block.
+# Limit: no block larger than 512 elements.
+
+
+# %% tags=["ex-3.8"]
+@triton.jit
+def best_key_kernel(
+    q_ptr, k_ptr, best_ptr, which_ptr, M, N, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):
+    """best: [M] fp32, which: [M] int32; q: [M, D], k: [N, D] bf16, contiguous; D is 16 or 32."""
+    ### BEGIN SOLUTION
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    d = tl.arange(0, D)
+    q = tl.load(q_ptr + m[:, None] * D + d[None, :], mask=m[:, None] < M, other=0.0)
+    best = tl.full((BM,), float("-inf"), tl.float32)
+    which = tl.zeros((BM,), tl.int32)
+    for start in range(0, N, BN):
+        n = start + tl.arange(0, BN)
+        kt = tl.load(k_ptr + n[None, :] * D + d[:, None], mask=n[None, :] < N, other=0.0)
+        s = tl.where(n[None, :] < N, tl.dot(q, kt), float("-inf"))
+        top = tl.max(s, axis=1)
+        which = tl.where(top > best, start + tl.argmax(s, axis=1), which)
+        best = tl.maximum(best, top)
+    tl.store(best_ptr + m, best, mask=m < M)
+    tl.store(which_ptr + m, which, mask=m < M)
+    ### END SOLUTION
+
+
+# %%
+check("3.8", best_key_kernel)

@@ -58,7 +58,7 @@ SWEPT = sweep.Result(
         ]
     ]
 )
-NO_AXES = {"blocks", "wait_graph"}  # diagrams: their axes mean nothing
+NO_AXES = {"blocks", "number_grids", "wait_graph"}  # diagrams: their axes mean nothing
 NO_YLABEL = {"panels", "segments", "strips", "timelines"}  # each line of these has a name
 PICTURES = {
     "lines": (
@@ -97,6 +97,12 @@ PICTURES = {
             {"A": ((0, 0, 1, 1), "two\nlines", 0), "B": ((2, 0, 1, 3), "", 1)}, [("A", "B")], title="t"
         ),
         "A: two lines\nB\nA <-> B",
+    ),
+    "number_grids": (
+        lambda: plots.number_grids(
+            {"a": [[0], [50]], "a + 1": [[1], [51]]}, title="t", signs="+", masked={"a": [[0], [1]]}
+        ),
+        "a + 1: [[1], [51]]",
     ),
     "owners": (
         lambda: plots.owners({"by column": (np.array([[0, 1], [0, 1], [0, 1]]), "dQ", "dK")}, title="t"),

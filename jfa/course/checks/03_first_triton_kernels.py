@@ -46,7 +46,7 @@ AXPY = Exercise(
     reference=lambda x, y, a: a * x + y,
     outputs=(Output("out", ("element",)),),
     difficulty=1,
-    minutes=8,
+    minutes=13,
     tol=1e-6,
     limits=(_share(lambda case: case.args[0].numel()),),
     hints=(
@@ -158,7 +158,7 @@ def _transpose_launch(kernel, x, layout):
 
 
 def _tiles_of(case):
-    rows, cols = case.args[0].shape
+    rows, cols = len(case.args[0]), case.args[1]
     return -(-rows // 16) * -(-cols // 16)
 
 
@@ -172,7 +172,7 @@ TRANSPOSE = Exercise(
     reference=lambda x, layout: x.t().contiguous(),
     outputs=(Output("out", ("column of x", "row of x")),),
     difficulty=1,
-    minutes=12,
+    minutes=15,
     tol=1e-6,
     hints=(
         "A tile's addresses are a 2-D block: a column of row numbers, [:, None], against a row of column numbers, [None, :].",
@@ -402,7 +402,7 @@ LONG = Exercise(
     reference=lambda x: torch.softmax(x, dim=1),
     outputs=(Output("out", ("row", "column")),),
     difficulty=2,
-    minutes=20,
+    minutes=24,
     tol=3e-6,
     forbid=("softmax",),
     hints=(
@@ -612,7 +612,7 @@ SCORES = Exercise(
     reference=lambda a, b: a @ b.t(),
     outputs=(Output("out", ("row", "column"), dtype="float32"),),
     difficulty=3,
-    minutes=20,
+    minutes=24,
     tol=1e-5,
     hints=(
         "tl.dot wants [BM, BK] times [BK, BN]. You need no transpose if you *load* B's tile with k down and n across.",
@@ -757,7 +757,7 @@ POOL = Exercise(
     reference=_pool,
     outputs=(Output("out", ("sequence", "dim")),),
     difficulty=3,
-    minutes=20,
+    minutes=26,
     tol=1e-6,
     hints=(
         "A program loads two offsets, b and b + 1, as scalars. They are the bounds of its own loop.",
@@ -847,4 +847,303 @@ def mean_pool_kernel(x_ptr, offsets_ptr, out_ptr, D, BLOCK_L: tl.constexpr, BLOC
     ),
 )
 
-EXERCISES = [AXPY, TRANSPOSE, LSE, LONG, SCORES, POOL]
+# -- 3.7 ---------------------------------------------------------------------------------------------------------------
+
+
+def _tile_max_cases(seed):
+    g = _rng(seed)
+
+    def case(name, rows, cols):
+        wide = torch.randn(rows, cols + 3, generator=g) - 6.0  # all negative
+        wide[:, cols:] = 50.0  # beside the columns that count
+        return Case(name, (wide, cols))
+
+    return [
+        case("one tile", 16, 16),
+        case("two by two tiles", 32, 20),
+        case("one row of three tiles", 9, 40),
+        case("three rows of one tile", 48, 7),
+        case("two rows of five tiles", 18, 80),
+        case("five rows of two tiles", 65, 17),
+    ]
+
+
+def _tile_max_launch(kernel, wide, cols):
+    import triton
+
+    x = wide[:, :cols]
+    grid = (triton.cdiv(x.shape[0], 16), triton.cdiv(x.shape[1], 16))
+    out = unwritten(*grid)
+    kernel[grid](x, out, *x.shape, x.stride(0), BR=16, BC=16)
+    return out
+
+
+def _tile_max(wide, cols):
+    rows = [t.amax(0) for t in wide[:, :cols].split(16)]
+    return torch.stack([torch.stack([part.max() for part in r.split(16)]) for r in rows])
+
+
+def _tiles(case):
+    rows, cols = len(case.args[0]), case.args[1]
+    return -(-rows // 16) * -(-cols // 16)
+
+
+TILE_MAX = Exercise(
+    id="3.7",
+    title="Bug hunt: an innocent line",
+    name="tile_max_kernel",
+    kind="kernel",
+    hunt=True,
+    call=_tile_max_launch,
+    cases=_tile_max_cases,
+    reference=_tile_max,
+    outputs=(Output("out", ("tile row", "tile column")),),
+    difficulty=2,
+    minutes=12,
+    tol=1e-6,
+    limits=(_share(_tiles),),
+    hints=(
+        "The address of the store is out_ptr + i * tiles_across + j. Write down for a grid of 2 x 3 tiles which element each program stores to.",
+        "Element (i, j) of a contiguous tensor with C columns lies at i * C + j. How many columns has out, and along which axis of the grid are they counted?",
+        "j runs over tl.num_programs(1) tiles: that is the number of columns of out.",
+    ),
+    mutants=(
+        Mutant(
+            "the store is masked",
+            "programs whose wrong address lies outside store nothing now, and some results are never written.",
+            caught_by="returns",
+            edit=(
+                ("tiles_across = tl.num_programs(1)", "tiles_across = tl.num_programs(0)"),
+                (
+                    "tl.store(out_ptr + i * tiles_across + j, largest)",
+                    "tl.store(out_ptr + i * tiles_across + j, largest, mask=i * tiles_across + j < tl.num_programs(0) * tl.num_programs(1))",
+                ),
+            ),
+            expect="ever stored",
+            recognise=False,
+        ),
+        Mutant(
+            "columns first",
+            "The tiles' results were laid out column by column: element (i, j) of out is i * columns + j.",
+            edit=(
+                ("tiles_across = tl.num_programs(1)", "tiles_across = tl.num_programs(0)"),
+                ("i * tiles_across + j", "j * tiles_across + i"),
+            ),
+        ),
+        Mutant(
+            "the address wraps around",
+            "an address that wraps around stays inside, and two programs still store to one element.",
+            caught_by="runs",
+            edit=(
+                ("tiles_across = tl.num_programs(1)", "tiles_across = tl.num_programs(0)"),
+                ("i * tiles_across + j,", "(i * tiles_across + j) % (tl.num_programs(0) * tl.num_programs(1)),"),
+            ),
+            expect="different",
+            recognise=False,
+        ),
+        Mutant(
+            "one column of tiles more",
+            "rows of out were taken to be one element longer than they are.",
+            caught_by="runs",
+            edit=("tl.num_programs(1)", "tl.num_programs(1) + 1"),
+            expect="outside",
+            recognise=False,
+        ),
+        Mutant(
+            "rounds the number of tiles down",
+            "the last tile of a row counts as well, though it is not full.",
+            caught_by="runs",
+            edit=("tl.num_programs(1)", "cols // BC"),
+            recognise=False,
+        ),
+        Mutant(
+            "tails filled with 0",
+            "Lanes past the edge were filled with 0, which is larger than every number of a negative tile.",
+            edit=('other=float("-inf")', "other=0.0"),
+        ),
+        Mutant(
+            "columns not masked",
+            "The last tile of a row reads past the row's end.",
+            edit=(
+                "inside = (r[:, None] < rows) & (c[None, :] < cols)",
+                "inside = (r[:, None] < rows) & (c[None, :] < x_row)",
+            ),
+        ),
+    ),
+    variants=(
+        (("tiles_across = tl.num_programs(1)", "tiles_across = tl.cdiv(cols, BC)"),),
+        (
+            ("    tiles_across = tl.num_programs(1)\n", ""),
+            ("out_ptr + i * tiles_across + j", "out_ptr + tl.num_programs(1) * tl.program_id(0) + j"),
+        ),
+    ),
+)
+
+# -- 3.8 ---------------------------------------------------------------------------------------------------------------
+
+
+def _best_cases(seed):
+    g = _rng(seed)
+
+    def case(name, m, n, dim=16, shift=0.0):
+        # small whole numbers: products are exact in fp32 whatever the order, so that equal ones are equal
+        q, k = (torch.randint(-4, 5, (rows, dim), generator=g).float() for rows in (m, n))
+        q[:, 0], k[:, 0] = 16.0, k[:, 0] + shift
+        return Case(name, (q.to(torch.bfloat16), k.to(torch.bfloat16)))
+
+    equal = case("many equal keys", 20, 50)
+    equal.args[1][:] = equal.args[1][torch.randint(0, 6, (50,), generator=g)]
+    rising = case("the best key comes last", 16, 37)
+    rising.args[1][:, 0] = torch.arange(37) - 18
+    falling = case("the best key comes first", 5, 37)
+    falling.args[1][:, 0] = 18 - torch.arange(37)
+    return [
+        case("one tile, one block of keys", 16, 16),
+        case("one key", 3, 1),
+        case("all products negative, 21 keys", 16, 21, shift=-40.0),
+        case("33 queries, 40 keys, D 32", 33, 40, dim=32),
+        equal,
+        rising,
+        falling,
+    ]
+
+
+def _best_launch(kernel, q, k):
+    import torch
+    import triton
+
+    best = unwritten(len(q))
+    which = torch.full((len(q),), -1, dtype=torch.int32)
+    kernel[(triton.cdiv(len(q), 16),)](q, k, best, which, len(q), len(k), D=q.shape[1], BM=16, BN=16)
+    return best, which
+
+
+def _best(q, k):
+    scores = q @ k.t()
+    best = scores.amax(1)
+    numbers = torch.where(scores == best[:, None], torch.arange(scores.shape[1]), scores.shape[1])
+    return best, numbers.amin(1).to(torch.int32)
+
+
+BEST = Exercise(
+    id="3.8",
+    title="The best key of each query",
+    name="best_key_kernel",
+    kind="kernel",
+    call=_best_launch,
+    cases=_best_cases,
+    reference=_best,
+    outputs=(Output("best", ("query",), dtype="float32"), Output("which", ("query",))),
+    difficulty=3,
+    minutes=30,
+    tol=1e-6,
+    limits=(
+        Limit("tiled", "peak_tile", at_most=512, text="no block larger than 512 elements"),
+        _share(lambda case: 2 * len(case.args[0])),
+    ),
+    hints=(
+        "Carry two blocks of BM numbers: the best product so far, and whose it is. A step over BN keys makes a [BM, BN] block of scores; reduce it along the keys.",
+        "Columns past N are no keys: set their scores to minus infinity before you reduce. A step replaces what is carried only where its maximum is larger, not where it is equal.",
+        "s = tl.where(n[None, :] < N, tl.dot(q, kt), -inf); top = tl.max(s, axis=1); which = tl.where(top > best, start + tl.argmax(s, axis=1), which); best = tl.maximum(best, top), in this order.",
+    ),
+    mutants=(
+        Mutant(
+            "columns past N count",
+            "Scores of keys that do not exist are 0, and 0 wins where all products are negative.",
+            edit=('tl.where(n[None, :] < N, tl.dot(q, kt), float("-inf"))', "tl.dot(q, kt)"),
+        ),
+        Mutant(
+            "of equal keys the last",
+            "Where two keys are equally good, the later block won: replace only what is smaller.",
+            edit=("top > best", "top >= best"),
+        ),
+        Mutant(
+            "position inside the block",
+            "which holds the position inside a block of keys: the block's start is missing.",
+            edit=("start + tl.argmax(s, axis=1)", "tl.argmax(s, axis=1)"),
+        ),
+        Mutant(
+            "best updated first",
+            "best was updated before it was compared, so no step is ever better than it.",
+            edit=(
+                "        which = tl.where(top > best, start + tl.argmax(s, axis=1), which)\n        best = tl.maximum(best, top)\n",
+                "        best = tl.maximum(best, top)\n        which = tl.where(top > best, start + tl.argmax(s, axis=1), which)\n",
+            ),
+        ),
+        Mutant(
+            "only the last block",
+            "Each step replaces the result, whether it is better or not.",
+            edit=(
+                ("tl.where(top > best, start + tl.argmax(s, axis=1), which)", "start + tl.argmax(s, axis=1)"),
+                ("best = tl.maximum(best, top)", "best = top"),
+            ),
+        ),
+        Mutant(
+            "best starts at 0",
+            "The best product starts at 0 and never goes below it.",
+            edit=('tl.full((BM,), float("-inf"), tl.float32)', "tl.zeros((BM,), tl.float32)"),
+        ),
+        Mutant(
+            "reduced along the queries",
+            "The block of scores was reduced along its queries: axis 1 holds the keys.",
+            edit=(("tl.max(s, axis=1)", "tl.max(s, axis=0)"), ("tl.argmax(s, axis=1)", "tl.argmax(s, axis=0)")),
+        ),
+        Mutant(
+            "all keys at once",
+            "right numbers, but all scores of a tile of queries stood in registers.",
+            caught_by="tiled",
+            source="""
+@triton.jit
+def best_key_kernel(q_ptr, k_ptr, best_ptr, which_ptr, M, N, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    m, d, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D), tl.arange(0, 64)
+    q = tl.load(q_ptr + m[:, None] * D + d[None, :], mask=m[:, None] < M, other=0.0)
+    kt = tl.load(k_ptr + n[None, :] * D + d[:, None], mask=n[None, :] < N, other=0.0)
+    s = tl.where(n[None, :] < N, tl.dot(q, kt), float("-inf"))
+    tl.store(best_ptr + m, tl.max(s, axis=1), mask=m < M)
+    tl.store(which_ptr + m, tl.argmax(s, axis=1), mask=m < M)
+""",
+            expect="512",
+            recognise=False,
+        ),
+    ),
+    variants=(
+        """
+@triton.jit
+def best_key_kernel(q_ptr, k_ptr, best_ptr, which_ptr, M, N, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    m = (tl.program_id(0) * BM + tl.arange(0, BM))[:, None]
+    d = tl.arange(0, D)[None, :]
+    q = tl.load(q_ptr + m * D + d, mask=m < M, other=0.0)
+    best = tl.full((BM, 1), -1e30, tl.float32)
+    which = tl.full((BM, 1), -1, tl.int32)
+    for step in range(tl.cdiv(N, BN)):
+        n = step * BN + tl.arange(0, BN)[:, None]
+        k = tl.load(k_ptr + n * D + d, mask=n < N, other=0.0)
+        column = step * BN + tl.arange(0, BN)[None, :]
+        s = tl.where(column < N, tl.dot(q, tl.trans(k)), -1e30)
+        top = tl.max(s, axis=1, keep_dims=True)
+        first = tl.min(tl.where(s == top, column, N), axis=1, keep_dims=True)
+        better = top > best
+        best = tl.where(better, top, best)
+        which = tl.where(better, first, which)
+    tl.store(best_ptr + m, best, mask=m < M)
+    tl.store(which_ptr + m, which, mask=m < M)
+""",
+        """
+@triton.jit
+def best_key_kernel(q_ptr, k_ptr, best_ptr, which_ptr, M, N, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    m, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D)
+    q = tl.load(q_ptr + m[:, None] * D + d[None, :], mask=m[:, None] < M, other=0.0).to(tl.float32)
+    best = tl.full((BM,), float("-inf"), tl.float32)
+    which = tl.zeros((BM,), tl.int32)
+    for i in range(N):                      # from the last key to the first: then equal ones replace
+        n = N - 1 - i
+        s = tl.sum(q * tl.load(k_ptr + n * D + d).to(tl.float32)[None, :], axis=1)
+        which = tl.where(s >= best, n, which)
+        best = tl.maximum(best, s)
+    tl.store(best_ptr + m, best, mask=m < M)
+    tl.store(which_ptr + m, which, mask=m < M)
+""",
+    ),
+)
+
+EXERCISES = [AXPY, TRANSPOSE, LSE, LONG, SCORES, POOL, TILE_MAX, BEST]

@@ -1,0 +1,78 @@
+"""Lines of each solution that its chapter does not show, and the minutes that follow from them.
+
+    .venv/bin/python tools/measure_exercises.py 03 04 10
+
+Nobody has timed readers. What can be counted is how much of a solution is new: its lines are compared with the chapter's code
+after every name but those of Triton, TLX, torch and Python is made the same, so that a worked line with other variables is
+not new. Minutes: BASE for the text, the check and the report, then so many for each new line of the solution, each other one,
+and, in a bug hunt, each line of the faulty program.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import keyword
+import sys
+import tokenize
+from pathlib import Path
+
+BASE, PER_NEW_LINE, PER_KNOWN_LINE, PER_GIVEN_LINE = 5.0, 2.0, 1.0, 0.5
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = {"tl", "tlx", "torch", "triton", *dir(builtins), *keyword.kwlist}
+
+
+def shape(line: str) -> str:
+    """Return a line with its own names made the same; names behind a dot, and keywords of calls, stay."""
+    words, before = [], ""
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(line.strip()).readline))
+    except (tokenize.TokenError, IndentationError):  # a part of a statement that stands on several lines
+        return " ".join(line.split())
+    for n, token in enumerate(tokens):
+        if token.type in (tokenize.COMMENT, tokenize.NEWLINE, tokenize.NL, tokenize.ENDMARKER, tokenize.INDENT):
+            continue
+        follows = tokens[n + 1].string if n + 1 < len(tokens) else ""
+        own = token.type == tokenize.NAME and token.string not in KEPT and before != "." and follows != "="
+        words.append("name" if own or token.type == tokenize.NUMBER else token.string)
+        before = token.string
+    return " ".join(words)
+
+
+def shapes(code: str) -> list[str]:
+    """Return the shapes of a text's lines that are neither empty nor comments."""
+    lines = (line for line in code.splitlines() if line.strip() and not line.strip().startswith("#"))
+    return [shape(line) for line in lines]
+
+
+def cells(text: str) -> dict[str, tuple[str, str]]:
+    """Return {exercise id: (the code between its solution's markers, the faulty program of a hunt or "")} of a solutions file."""
+    found = {}
+    for cell in text.split('# %% tags=["ex-')[1:]:
+        name, body = cell.split("\n", 1)
+        body = body.split("\n# %%")[0]
+        parts = [
+            part.split("### END SOLUTION")[0].split("### STARTER")[0] for part in body.split("### BEGIN SOLUTION")[1:]
+        ]
+        found[name.split('"')[0]] = "\n".join(parts), body if "### STARTER" in body else ""
+    return found
+
+
+def main(chapters: list[str]) -> None:
+    """Print one line per exercise."""
+    print(f"{'exercise':<9} {'lines':>5} {'new':>4} {'minutes':>8}")
+    for chapter in chapters:
+        (notebook,) = (ROOT / "notebooks").glob(f"{chapter}_*.py")
+        known = set(shapes(notebook.read_text(encoding="utf-8")))
+        solutions = (ROOT / "solutions" / notebook.name).read_text(encoding="utf-8")
+        for exercise, (code, faulty) in cells(solutions).items():
+            lines = shapes(code)
+            new = sum(line not in known for line in lines)
+            minutes = (
+                BASE + PER_NEW_LINE * new + PER_KNOWN_LINE * (len(lines) - new) + PER_GIVEN_LINE * len(shapes(faulty))
+            )
+            print(f"{exercise:<9} {len(lines):>5} {new:>4} {minutes:>8.0f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["03", "04", "10"])
