@@ -6,8 +6,8 @@ blocks, its backward walks the :func:`transpose`. Nothing here waits for the dev
 :func:`lists_from_mask`, which say so.
 
 Blocks are counted inside their sequence: block ``i`` holds rows ``i * block .. (i + 1) * block - 1`` of it, the last one fewer.
-The *grid* of one side numbers the blocks of all sequences one after another: block ``i`` of sequence ``b`` is row
-``first[b] + i``. A grid has a capacity known from shapes alone; its rows past the last block own empty lists.
+The *grid* of one side numbers the blocks of all sequences one after another: block ``i`` of sequence ``b``, which begins at packed
+row ``r``, is grid row ``r // block + b + i``: a kernel knows it without a table. Some grid rows hold no block, and own empty lists.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Grid:
 
     Attributes:
         first: [B+1] row of each sequence's block 0.
-        seq: [rows] the sequence of each row; rows past the last block: the last sequence.
+        seq: [rows] the sequence of each row, also of those that hold no block.
         index: [rows] which block of its sequence.
         begin: [rows] the block's first row in the packed tensor.
-        exist: [rows] how many of its ``block`` rows exist: 0 past the last block.
+        exist: [rows] how many of its ``block`` rows exist: 0 where there is no block.
         length: [B] the sequences' lengths.
         block: rows per block.
     """
@@ -51,6 +51,11 @@ class Grid:
     def rows(self) -> int:
         """Capacity: rows, used or not."""
         return self.seq.numel()
+
+    @property
+    def blocks(self) -> Tensor:
+        """[B] blocks per sequence."""
+        return (self.length + self.block - 1) // self.block
 
 
 def grid_of(offsets: Tensor, total: int, block: int, *, shared_by: int = 0) -> Grid:
@@ -70,14 +75,13 @@ def grid_of(offsets: Tensor, total: int, block: int, *, shared_by: int = 0) -> G
         length = torch.full((shared_by,), total, device=device, dtype=torch.int64)
         start = torch.zeros_like(length)
         capacity = shared_by * -(-total // block)
+        first = torch.arange(shared_by + 1, device=device) * -(-total // block)
     else:
         bounds = offsets.long().clamp(0, total).cummax(0).values  # what falls would need more rows than the capacity
         start = bounds[:-1]
         length = bounds[1:] - start
         capacity = (total // block + length.numel()) if length.numel() else 0
-    per_seq = (length + block - 1) // block
-    first = torch.zeros(length.numel() + 1, device=device, dtype=torch.int64)
-    first[1:] = torch.cumsum(per_seq, 0)
+        first = bounds // block + torch.arange(bounds.numel(), device=device)
     row = torch.arange(capacity, device=device)
     if capacity == 0:
         return Grid(first, row, row, row, row, length, block)
@@ -206,8 +210,7 @@ def _pooled_scores(q: Tensor, k: Tensor, grid_q: Grid, grid_k: Grid, width: int)
     step = max(1, MAX_SCORES // max(1, width * q.shape[1]))
     parts = []
     for seq, rows in zip(grid_q.seq.split(step), q.split(step)):
-        at = grid_k.first[seq][:, None] + place
-        keys = k[torch.where(at < grid_k.first[seq + 1][:, None], at, 0)]
+        keys = k[torch.where(place < grid_k.blocks[seq][:, None], grid_k.first[seq][:, None] + place, 0)]
         parts.append((keys @ rows[..., None])[..., 0])
     return torch.cat(parts) if parts else q.new_zeros(0, width)
 
@@ -326,7 +329,7 @@ def lists_from_mask(
     width = max((m.shape[2] for m in masks), default=0)
     chosen = torch.zeros(heads, grid_q.rows, width, dtype=torch.bool, device=key_offset.device)
     for b, mask in enumerate(masks):
-        shape = (heads, int(grid_q.first[b + 1] - grid_q.first[b]), int(grid_k.first[b + 1] - grid_k.first[b]))
+        shape = (heads, int(grid_q.blocks[b]), int(grid_k.blocks[b]))
         if tuple(mask.shape) != shape:
             raise ValueError(
                 f"masks[{b}] must be {list(shape)} [heads, query blocks, key blocks], got {list(mask.shape)}"
@@ -391,7 +394,7 @@ def dense_mask(lists: BlockLists, grid: Grid, width: int) -> Tensor:
         width: blocks of the other side, at least as many as any sequence has; entries outside are dropped.
     """
     batches = grid.length.numel()
-    most = int((grid.first[1:] - grid.first[:-1]).max()) if batches else 0
+    most = int(grid.blocks.max()) if batches else 0
     found = torch.zeros(lists.heads, batches, most, width + 1, dtype=torch.bool, device=lists.starts.device)
     end = int(lists.starts[-1])
     entries = torch.arange(end, device=found.device)
@@ -463,7 +466,7 @@ def _check_contents(lists: BlockLists, grid_q: Grid, grid_k: Grid, band: Band) -
     entries = torch.arange(end, device=starts.device)
     owner = torch.searchsorted(lists.starts[1:].contiguous(), entries.int(), right=True)
     row, column = owner % lists.rows, lists.columns[:end].long()
-    blocks = (grid_k.first[1:] - grid_k.first[:-1])[grid_q.seq[row]] if end else column
+    blocks = grid_k.blocks[grid_q.seq[row]] if end else column
     blocks = torch.where(grid_q.exist[row] > 0, blocks, 0) if end else blocks
 
     def refuse(bad: Tensor, what: str) -> None:

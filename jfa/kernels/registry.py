@@ -53,7 +53,7 @@ def objection(name: str, problem: Problem) -> str | None:
     if isinstance(module, str):
         return module
     if problem.block_lists is not None and not getattr(module, "BLOCK_LISTS", False):
-        return f"backend {name!r} has no kernel for block_lists; backend 'reference' can"
+        return f"backend {name!r} has no kernel for block_lists; backend 'portable' can"
     return module.supports(problem)
 
 

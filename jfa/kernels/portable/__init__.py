@@ -7,11 +7,12 @@ from torch import Tensor
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import on_device
-from jfa.kernels.portable import config, launch, tiles
+from jfa.kernels.portable import block_sparse_launch, config, launch, tiles
 from jfa.kernels.portable.tiles import Units
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_DIM = 256
+BLOCK_LISTS = True
 
 
 def supports(problem: Problem) -> str | None:
@@ -27,11 +28,15 @@ def supports(problem: Problem) -> str | None:
 
 def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, plan: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """(out [rows_out, H, Dv], lse [H, rows_out])."""
+    if problem.block_lists is not None:
+        return block_sparse_launch.forward(problem, q, k, v)
     return launch.forward(problem, q, k, v, _unpack(problem, plan)[0])
 
 
 def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True)):
     """(dq, dk, dv)."""
+    if problem.block_lists is not None:
+        return block_sparse_launch.backward(problem, dout, dlse, q, k, v, out, lse, needs)
     return launch.backward(problem, dout, dlse, q, k, v, out, lse, needs, _unpack(problem, plan)[1:])
 
 
@@ -50,6 +55,13 @@ def plan(problem: Problem) -> list[Tensor]:
 
 def forms(problem: Problem) -> dict[str, str]:
     """Return which kernel each pass of a call gets, and on what grounds."""
+    if problem.block_lists is not None:
+        lists = problem.block_lists
+        sizes = f"blocks of {lists.block} queries and {lists.other_block} keys"
+        return {
+            "forward": f"walks the block lists, {sizes}",
+            "backward": "two passes: dQ over the lists, dK and dV over their transpose; repeatable bit by bit",
+        }
     tile = config.forward_tile(problem)
     workers = config.split_workers(problem)
     whole = f"long tiles are split over {workers} workers per head" if workers else "tiles are not split over keys"
