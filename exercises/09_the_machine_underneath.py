@@ -40,11 +40,14 @@ B200 = {"tensor_2": 8192, "tensor_1": 16384, "rows": 128, "mufu": 16, "smem": 12
 # (difficulty 1 of 3, 12 minutes) One step of the forward: `M` queries meet `N` keys, head dimension `D`, inputs of `itemsize` bytes (2 or 1).
 # Return how many cycles it occupies the tensor core, the exp2 units, and shared memory.
 #
-# - The two products are S = Q Kᵀ and O += P V. A multiply-add is two FLOPs.
-# - The tensor core takes `rates["rows"]` rows of the first operand at a time. A rest of fewer rows takes as long as a full one.
+# - The two products are S = Q Kᵀ and O += P V.
+#   A multiply-add is two FLOPs.
+# - The tensor core takes `rates["rows"]` rows of the first operand at a time.
+#   A rest of fewer rows takes as long as a full one.
 # - For each such group of rows, shared memory delivers the *whole* second operand (K, or V), again.
 #   Of the first operand it delivers the rows that exist, once: Q for S. P does not come from shared memory.
-# - One exponential per score. The tile has exactly `M` rows.
+# - One exponential per score.
+#   The tile has exactly `M` rows.
 
 
 # %% tags=["ex-9.1"]
@@ -59,9 +62,12 @@ check("9.1", tile_cycles)
 # %% [markdown]
 # ## 9.2 Predict the limit, forward and backward
 #
-# (difficulty 2 of 3, 20 minutes) Which unit limits a perfectly overlapped kernel? `direction` is `"forward"` (a tile of 256 queries and 128 keys) or `"backward"` (128 queries, 128 keys).
+# (difficulty 2 of 3, 20 minutes) Which unit limits a perfectly overlapped kernel?
+# `direction` is `"forward"` (a tile of 256 queries and 128 keys) or `"backward"` (128 queries, 128 keys).
 #
-# The forward is 9.1's. The backward has five products. M is the number of queries, N the number of keys:
+# The forward is 9.1's.
+# The backward has five products.
+# M is the number of queries, N the number of keys:
 #
 # | product | rows x columns, contracted over | first operand from |
 # |---|---|---|
@@ -72,9 +78,10 @@ check("9.1", tile_cycles)
 # | dQ = dS K | M x D, N | shared memory |
 #
 # The second operand always comes from shared memory, once per `rates["rows"]` rows, as in 9.1.
-# Besides, shared memory takes dS once (M x N, `itemsize` bytes each). dQ goes out through it: in fp32, written once and read once. P is recomputed: one exponential per score.
+# Besides, shared memory takes dS once (M x N, `itemsize` bytes each). dQ goes out through it: in fp32, written once and read once.
+# P is recomputed: one exponential per score.
 #
-# Return the names of all units within 5 % of the slowest one, in alphabetical order and joined by `" and "`, such as `"exp and tensor"` (names: `exp`, `smem`, `tensor`), and the cycles of the slowest.
+# Return the names of all units within 5 % of the slowest one (at least 0.95 times its cycles), in alphabetical order and joined by `" and "`, such as `"exp and tensor"` (names: `exp`, `smem`, `tensor`), and the cycles of the slowest.
 
 
 # %% tags=["ex-9.2"]
@@ -89,17 +96,22 @@ check("9.2", limit)
 # %% [markdown]
 # ## 9.3 Predict the ring
 #
-# (difficulty 2 of 3, 20 minutes) A worker loads tiles of B by TMA into a ring of buffers; another multiplies them: `acc += A B`, with A `[M, K]` in shared memory for good, a new B `[K, N]` in each step, bf16. M is 64 or 128.
-# How many buffers does the ring need so that no unit waits for a buffer? Little's law answers: what is under way = how long one is under way x how many come per cycle.
+# (difficulty 2 of 3, 20 minutes) A worker loads tiles of B by TMA into a ring of buffers; another multiplies them: `acc += A B`, with A `[M, K]` in shared memory for good, a new B `[K, N]` in each step, bf16.
+# M is 64 or 128.
+# How many buffers does the ring need so that no unit waits for a buffer?
+# Little's law answers: what is under way = how long one is under way x how many come per cycle.
 #
 # - **Round trip** of one buffer: from the start of its load to the start of the next load into it.
 #   The load: its latency `"tma_latency"`, then its transfer through the slowest of `"tma_issue"`, `"l2"` and `"smem"` (bytes per clock each).
-#   The multiplying worker wakes (`"wakeup"`). The product: the slower of tensor core and shared memory's operands (A and B, once), then its latency `"mma_latency"`.
+#   The multiplying worker wakes (`"wakeup"`).
+#   The product: the slower of tensor core and shared memory's operands (A and B, once), then its latency `"mma_latency"`.
 #   The loading worker wakes (`"wakeup"`).
-# - **Period**: cycles per step when nothing waits: what the busiest unit needs per step. Shared memory is one unit for all who use it.
+# - **Period**: cycles per step when nothing waits: what the busiest unit needs per step.
+#   Shared memory is one unit for all who use it.
 # - Fewer than 128 rows of A take the tensor core as long as 128.
 #
-# Return round trip, period, and the smallest number of buffers whose trips fill every period. The timed emulator agrees: with one buffer a step of this ring takes your round trip, with your number of buffers it takes your period, within 10 %.
+# Return round trip, period, and the smallest number of buffers whose trips fill every period.
+# The timed emulator agrees: with one buffer a step of this ring takes your round trip, with your number of buffers it takes your period, within 10 %.
 
 
 # %% tags=["ex-9.3"]
@@ -114,10 +126,15 @@ check("9.3", ring)
 # %% [markdown]
 # ## 9.4 Busy shares and the longest chain
 #
-# (difficulty 2 of 3, 20 minutes) Write the tool that reads a timeline. `events` is a list of `(unit, start, end)`. `needs[i]` lists the numbers of the events that event i had to wait for (any numbers, in any order, without circles).
+# (difficulty 2 of 3, 20 minutes) Write the tool that reads a timeline.
+# `events` is a list of `(unit, start, end)`.
+# `needs[i]` lists the numbers of the events that event i had to wait for (any numbers, in any order, without circles).
 #
-# - **Busy**: for each unit its share of the time from the first start to the last end of all events. Events of one unit may overlap; a cycle counts once.
-# - **Longest chain**: the largest sum of durations along a path of `needs`. No overlap can make the kernel faster than this. Time that passes *between* two events is no part of it.
+# - **Busy**: for each unit its share of the time from the first start to the last end of all events.
+#   Events of one unit may overlap; a cycle counts once.
+# - **Longest chain**: the largest sum of durations along a path of `needs`.
+#   No overlap can make the kernel faster than this.
+#   Time that passes *between* two events is no part of it.
 #
 # Without events return `({}, 0)`; if no time passes at all, shares are 0.
 # There may be thousands of events, and very many paths.
@@ -135,10 +152,14 @@ check("9.4", account)
 # %% [markdown]
 # ## 9.5 Bug hunt: a wait that comes too early
 #
-# (difficulty 2 of 3, 15 minutes) One warp group; two buffers for K, two for S. For each of 128 queries it sums the exponentials of its scores. (Scores are small here: nobody subtracts a maximum.)
+# (difficulty 2 of 3, 15 minutes) One warp group; two buffers for K, two for S. For each of 128 queries it sums the exponentials of its scores.
+# (Scores are small here: nobody subtracts a maximum.)
 #
-# The author's plan: while the tensor core makes the S of block j, the exp2 units work on block j − 1. The numbers are right, but the timeline shows the two units taking turns.
-# Run the check first: it names the longest wait, and that wait is needed. It only stands in the wrong place. Put it where it belongs.
+# The author's plan: while the tensor core makes the S of block j, the exp2 units work on block j − 1.
+# The numbers are right, but the timeline shows the two units taking turns.
+# Run the check first: it names the longest wait, and that wait is needed.
+# It only stands in the wrong place.
+# Put it where it belongs.
 # Before you do: what else, besides S, is free only after it?
 #
 # Limit: at most 3,500 modelled cycles, and 1,700 more per block of 128 keys.
@@ -185,13 +206,20 @@ check("9.5", sums_kernel)
 # %% [markdown]
 # ## 9.6 The next product before this softmax
 #
-# (difficulty 3 of 3, 30 minutes) The chapter said that the next S could be asked for early, by the same warps. Write it: attention for one tile of 128 queries, one warp group, no tasks.
-# Two waits of version 1 must move. While the exp2 units work on block j, the tensor core should have the S of block j + 1 to make; and the wait for block j's PV may come a step later.
+# (difficulty 3 of 3, 30 minutes) The chapter said that the next S could be asked for early, by the same warps.
+# Write it: attention for one tile of 128 queries, one warp group, no tasks.
+# Two waits of version 1 must move.
+# While the exp2 units work on block j, the tensor core should have the S of block j + 1 to make; and the wait for block j's PV may come a step later.
 #
-# Buffers, barriers and helpers are given; the first three loads are started for you. Buffers of a ring are used in turn: block j has `k[j % 2]`, `v[j % 2]`, `s[j % 2]`. There is one `p` and one `acc`.
-# Before each step ask of each buffer: who still reads it? The emulator asks, too.
+# Buffers, barriers and helpers are given; the first three loads are started for you.
+# Buffers of a ring are used in turn: block j has `k[j % 2]`, `v[j % 2]`, `s[j % 2]`.
+# There is one `p` and one `acc`.
+# Before each step ask of each buffer: who still reads it?
+# The emulator asks, too.
 #
-# `blocks` is at least 1. Scores may be huge or very negative, no row is hidden. Limit: at most 3,000 modelled cycles, and 1,700 more per block of 64 keys.
+# `blocks` is at least 1.
+# Scores may be huge or very negative, no row is hidden.
+# Limit: at most 3,000 modelled cycles, and 1,700 more per block of 64 keys.
 #
 # Given, in the next cell: `load_box` starts a copy, `softmax_step` is chapter 4's, in base 2.
 

@@ -9,10 +9,16 @@
 # %% [markdown]
 # # 09 · The machine underneath, and why plain Triton stalls
 #
-# **Goals.** Name the units of one SM, and what each does per clock. Compute by hand how many cycles a tile of attention costs on each of them. Read a timeline.
+# **Goals.**
+# Name the units of one SM, and what each does per clock.
+# Compute by hand how many cycles a tile of attention costs on each of them.
+# Read a timeline.
 # Say why one group of warps that does everything keeps a Blackwell GPU idle, what helps, and when it does not pay.
 #
-# **Time.** 60 minutes, and 110 for the exercises. **Needs.** Chapter 04 (the jagged forward). No GPU: every cycle count of this chapter is modelled unless it says "measured".
+# **Time.** 60 minutes, and 110 for the exercises.
+# **Needs.**
+# Chapter 04 (the jagged forward).
+# No GPU: every cycle count of this chapter is modelled unless it says "measured".
 
 # %%
 import math
@@ -38,9 +44,12 @@ D, BM, BN = 128, 128, 128
 # A Triton program looks like a list of orders: load, multiply, exponentiate, store.
 # The chip under it is a workshop.
 # Each kind of order has a machine of its own, and the machines can all run at the same time.
-# A B200 has 148 such workshops. Each is called a *streaming multiprocessor*, **SM**.
+# A B200 has 148 such workshops.
+# Each is called a *streaming multiprocessor*, **SM**.
 #
-# So there are two questions about any kernel. How long does each machine need? And how much of that time do the others stand still?
+# So there are two questions about any kernel.
+# How long does each machine need?
+# And how much of that time do the others stand still?
 
 # %%
 MACHINE = {  # heading -> ((x, y, width, height), words, colour)
@@ -78,7 +87,8 @@ plots.blocks(MACHINE, LINKS, title="one SM: its units, and what each does per cl
 # | **rate** | how much a unit does per clock. Two users of one unit share its rate. |
 # | **latency** | how long you wait for the first result, however fast the unit is |
 #
-# The rates lie in `jfa/emulator/rates.py`, each with its source. "assumed" means that nobody has published that number for this chip. We come back to those.
+# The rates lie in `jfa/emulator/rates.py`, each with its source. "assumed" means that nobody has published that number for this chip.
+# We come back to those.
 
 # %%
 SHOWN = ["tensor_2", "tensor_1", "mufu", "alu", "smem", "tmem_read", "l2", "hbm"]
@@ -129,18 +139,24 @@ plots.bars(
 )
 
 # %% [markdown]
-# These are the 2048, 2048 and 1536 cycles of the FlashAttention-4 paper. (On an H200 a product takes 64 rows and P comes from registers, so its SMEM bar is a lower bound.)
+# These are the 2048, 2048 and 1536 cycles of the FlashAttention-4 paper.
+# (On an H200 a product takes 64 rows and P comes from registers, so its SMEM bar is a lower bound.)
 #
-# Look at what changed from Hopper to Blackwell. The tensor core doubled, the exponentials did not.
-# On an H200 the products hide everything else. On a B200 products and exponentials need the same time, and with FP8 the exponentials alone are the limit.
+# Look at what changed from Hopper to Blackwell.
+# The tensor core doubled, the exponentials did not.
+# On an H200 the products hide everything else.
+# On a B200 products and exponentials need the same time, and with FP8 the exponentials alone are the limit.
 #
-# If the units take turns, a step costs the **sum**: 5632 cycles. If they overlap perfectly, it costs the **largest**: 2048.
+# If the units take turns, a step costs the **sum**: 5632 cycles.
+# If they overlap perfectly, it costs the **largest**: 2048.
 # In the first case the tensor core is busy for 36 % of the time, in the second for 100 %.
-# Predict: where will a kernel end up whose every line waits for the line before? (It is lower than 36 %.)
+# Predict: where will a kernel end up whose every line waits for the line before?
+# (It is lower than 36 %.)
 #
 # ## The other half: latencies
 #
-# A rate says how long a unit is *busy*. A latency says how long the one who asked *waits*.
+# A rate says how long a unit is *busy*.
+# A latency says how long the one who asked *waits*.
 
 # %%
 LADDER = {
@@ -163,12 +179,14 @@ plots.strips(
 )
 
 # %% [markdown]
-# A block of K and V fetched by TMA takes about 1000 cycles before its first byte arrives. A product takes 200 beyond its own work.
+# A block of K and V fetched by TMA takes about 1000 cycles before its first byte arrives.
+# A product takes 200 beyond its own work.
 # Who waits for both in every step loses 1500 cycles or more per step, whatever the rates.
 #
 # ## The roof
 #
-# Above one SM stands memory. A kernel with f FLOPs per byte cannot pass f times the bandwidth.
+# Above one SM stands memory.
+# A kernel with f FLOPs per byte cannot pass f times the bandwidth.
 # In attention the queries that share one read of K and V decide: with L queries per sequence it is about L FLOPs per byte in bf16.
 #
 # The dots are measured on one H200 (bf16, forward, recorded 2026-11-29): this package's plain Triton kernel, and its TLX kernel for Hopper.
@@ -192,12 +210,16 @@ plots.roofline(
 )
 
 # %% [markdown]
-# Left of the corner a kernel is as good as its bytes. Right of it, memory is out of the way, and what is inside the SM decides. There, on `dense` and `self`, the two kernels differ most.
+# Left of the corner, bytes decide.
+# Right of it, memory is out of the way, and what is inside the SM decides.
+# There, on `dense` and `self`, the two kernels differ most.
 # Keep that for the end of the chapter.
 #
 # ## Enough TLX to read on
 #
-# Plain Triton has no words for "start this and go on". TLX, an extension of Triton, has. You will write it from chapter 10 on; here you only read it.
+# Plain Triton has no words for "start this and go on".
+# TLX, an extension of Triton, has.
+# You will write it from chapter 10 on; here you only read it.
 #
 # | TLX | meaning |
 # |---|---|
@@ -328,11 +350,16 @@ start = line.start + 0.2 * line.cycles
 plots.timelines({"version 1: two steps from the middle": line}, (start, start + 14_000))
 
 # %% [markdown]
-# **How to read it.** One lane per worker. `main` is the warp group, `TMA` and `MMA` (the tensor core) are engines that work by themselves.
-# Orange is a warp group that waits. Draw a vertical line anywhere: hardly ever do two lanes work at the same time.
+# **How to read it.**
+# One lane per worker.
+# `main` is the warp group, `TMA` and `MMA` (the tensor core) are engines that work by themselves.
+# Orange is a warp group that waits.
+# Draw a vertical line anywhere: hardly ever do two lanes work at the same time.
 #
-# The tensor core is busy for about 15 % of the time. Not 36 %: the rest is latency, paid anew in each step.
-# Where do the cycles go? The timeline keeps them per barrier.
+# The tensor core is busy for about 15 % of the time.
+# Not 36 %: the rest is latency, paid anew in each step.
+# Where do the cycles go?
+# The timeline keeps them per barrier.
 
 # %%
 for (track, barrier), waited in list(line.waits().items())[:3]:
@@ -345,8 +372,11 @@ print({unit: round(c) for unit, c in by_arithmetic.items()})
 # %% [markdown]
 # ## What the compiler makes of plain Triton
 #
-# Perhaps the compiler repairs it? It does repair a part. Here is the same loop in plain Triton, compiled for a Hopper (sm_90) and a Blackwell (sm_100).
-# It takes about 20 seconds. The list shows the inner loop's instructions of PTX, the assembler of NVIDIA GPUs, in their order; runs of equal ones are counted.
+# Perhaps the compiler repairs it?
+# It does repair a part.
+# Here is the same loop in plain Triton, compiled for a Hopper (sm_90) and a Blackwell (sm_100).
+# It takes about 20 seconds.
+# The list shows the inner loop's instructions of PTX, the assembler of NVIDIA GPUs, in their order; runs of equal ones are counted.
 # Predict: which of the three waits of version 1 are gone?
 
 # %%
@@ -419,13 +449,18 @@ for arch, warps in ((90, 8), (100, 4)):
         print(f"    {count:>4} x {word:<20} {WORDS[word]}")
 
 # %% [markdown]
-# **The loads are repaired.** Copies start early and are waited for late: that is what `num_stages` does.
+# **The loads are repaired.**
+# Copies start early and are waited for late: that is what `num_stages` does.
 #
-# **The products are not.** Between S and the exponentials stands a wait, on both chips, for the exponentials need S.
+# **The products are not.**
+# Between S and the exponentials stands a wait, on both chips, for the exponentials need S.
 # The same warps make the exponentials, so they cannot use this time.
-# On sm_100 the compiler even starts the next S early, behind PV. But then the same warps come back to the loop's head, and wait for both.
+# On sm_100 the compiler even starts the next S early, behind PV.
+# But then the same warps come back to the loop's head, and wait for both.
 #
-# **Tensor memory is gone.** On sm_100 this program takes all 512 columns. The compiler keeps S, P and the accumulator apart, for it does not know that P may lie on the S that it was made from.
+# **Tensor memory is full.**
+# On sm_100 this program takes all 512 columns.
+# The compiler keeps S, P and the accumulator apart, for it does not know that P may lie on the S that it was made from.
 # So a second program does not fit beside it on the SM, and nobody fills the gaps.
 #
 # Triton's model has one kind of warp: all run the same code in the same order.
@@ -434,9 +469,15 @@ for arch, warps in ((90, 8), (100, 4)):
 #
 # ## Versions 2, 3, 4: repairs inside the model
 #
-# - **2: loads ahead.** A ring of two buffers for K and V: the next block is asked for before this one is used. (What `num_stages` does.)
-# - **3: two groups.** Two warp groups with 128 queries each, as two programs on one SM would be. While one waits, the other may work. It needs P on top of S, or TMEM does not suffice.
-# - **4: both.** Now SMEM is the limit: two rings of two blocks of 128 keys would be 256 KB. So blocks of 64 keys.
+# - **2: loads ahead.**
+#   A ring of two buffers for K and V: the next block is asked for before this one is used.
+#   (What `num_stages` does.)
+# - **3: two groups.**
+#   Two warp groups with 128 queries each, as two programs on one SM would be.
+#   While one waits, the other may work.
+#   It needs P on top of S, or TMEM does not suffice.
+# - **4: both.**
+#   Now SMEM is the limit: two rings of two blocks of 128 keys would be 256 KB. So blocks of 64 keys.
 
 
 # %%
@@ -518,16 +559,23 @@ plots.timelines({"version 3: two groups, each as in version 1": line}, (start, s
 # %% [markdown]
 # The lanes `default` and `task_L…` (named after its line) are the two groups.
 #
-# Version 2 saves the wait for memory and nothing else. Version 3 nearly doubles: when one group waits, the other one often works.
-# Version 4 should be the sum of both gains. It is not: half as many keys per step, so twice as many waits for products.
+# Version 2 saves the wait for memory and nothing else.
+# Version 3 nearly doubles: when one group waits, the other one often works.
+# Version 4 should be the sum of both gains.
+# It is not: half as many keys per step, so twice as many waits for products.
 #
-# What would help now? Both groups read *the same* K and V, but each fetches its own copy, for no program can hand a buffer to another.
-# **If one worker loaded for both**, a single ring of 128-key blocks would fit. **If another worker issued the products**, they would queue up without anybody's wait.
-# That is warp specialization: workers that differ. Its price is that each hand-over must be said, by a barrier.
+# What would help now?
+# Both groups read *the same* K and V, but each fetches its own copy, for no program can hand a buffer to another.
+# **If one worker loaded for both**, a single ring of 128-key blocks would fit.
+# **If another worker issued the products**, they would queue up without anybody's wait.
+# That is warp specialization: workers that differ.
+# Its price is that each hand-over must be said, by a barrier.
 #
 # ## Version 5: the promise
 #
-# The package's forward for Blackwell has six kinds of workers. Chapters 10 to 13 build it. Here it is as a black box, on the same 256 queries and keys.
+# The package's forward for Blackwell has six kinds of workers.
+# Chapters 10 to 13 build it.
+# Here it is as a black box, on the same 256 queries and keys.
 
 # %%
 from jfa.kernels.blackwell import modelled
@@ -549,11 +597,15 @@ start = line.start + 0.45 * line.cycles
 plots.timelines({"version 5: from the middle": line}, (start, start + 7_000))
 
 # %% [markdown]
-# Half the cycles of this picture, and at any moment most lanes are at work. The lanes' waits are long, too, but they are *other workers'* waits: nobody stands still while there is work on their unit.
+# This picture shows half as many cycles as the last timeline.
+# At nearly every moment the tensor core works, and at least one of the two softmax groups.
+# The lanes `mma`, `load` and `store` wait most of the time. That costs nothing: a waiting warp needs no unit, and nobody else is held up by it.
 #
 # ## Version 6: the bound
 #
-# How far could it go? If units overlapped perfectly, a step would cost the largest of its units' cycles. We compare, per 256 queries and 128 keys.
+# How far could it go?
+# If units overlapped perfectly, a step would cost the largest of its units' cycles.
+# We compare, per 256 queries and 128 keys.
 
 # %%
 bound = max(tile_cycles(256, BN, D, 2, B200).values())
@@ -568,8 +620,10 @@ plots.panels(
 # %% [markdown]
 # ## When it does not pay
 #
-# A specialized kernel takes its time to start: barriers are made, workers start, the ring fills. Until then the units wait, whoever programs them.
-# So the number of key blocks matters. Fit a line through the cycles: a fixed part, and a part per block.
+# A specialized kernel takes its time to start: barriers are made, workers start, the ring fills.
+# Until then the units wait, whoever programs them.
+# So the number of key blocks matters.
+# Fit a line through the cycles: a fixed part, and a part per block.
 
 # %%
 blocks = [1, 2, 4, 8, 16]
@@ -596,9 +650,12 @@ plots.lines(
 )
 
 # %% [markdown]
-# With 128 keys two thirds of the specialized kernel's time are its beginning and its end. It still wins in this model, by a factor of two. With 2048 keys it is more than four.
+# With 128 keys two thirds of the specialized kernel's time are its beginning and its end.
+# It still wins in this model, by a factor of two.
+# With 2048 keys it is more than four.
 #
-# The model knows no cost of registers, no code size, no second program on the SM. So look at measurements. An H200, the same package, forward: how many times as fast is TLX as plain Triton?
+# The model knows no cost of registers, no code size, no second program on the SM. So look at measurements.
+# An H200, the same package, forward: how many times as fast is TLX as plain Triton?
 
 # %%
 order = sorted(NAMES, key=intensity.get)
@@ -618,13 +675,18 @@ plots.panels(
 # %% [markdown]
 # Three ways not to gain:
 #
-# - **Bytes decide** (`pma32`): both kernels stand near the roof of memory. Nothing inside the SM can lift a roof.
-# - **Exponentials decide** (`self-d64`): with D = 64 there are half as many FLOPs per exponential. On an H200 both units then need the same time, and the rest of the softmax runs on the same warps.
-# - **Few steps** (`self-window`): a window of 256 keys is a handful of blocks per tile. Public reports agree. The TLX template of FlexAttention was *slower* below 512 keys, 0.89 times at 128 to 256, and 1.12 to 1.13 times as fast at 8k to 16k (PyTorch pull request 188644, 2026).
+# - **Bytes decide** (`pma32`): both kernels stand near the roof of memory.
+#   Nothing inside the SM can lift a roof.
+# - **Exponentials decide** (`self-d64`): with D = 64 there are half as many FLOPs per exponential.
+#   On an H200 both units then need the same time, and the rest of the softmax runs on the same warps.
+# - **Few steps** (`self-window`): a window of 256 keys is a handful of blocks per tile.
+#   Public reports agree.
+#   The TLX template of FlexAttention was *slower* below 512 keys, 0.89 times at 128 to 256, and 1.12 to 1.13 times as fast at 8k to 16k (PyTorch pull request 188644, 2026).
 #
 # ## How much hangs on what nobody knows
 #
-# Some rates are assumed. A conclusion that changes when such a number is halved or doubled is no conclusion.
+# Some rates are assumed.
+# A conclusion that changes when such a number is halved or doubled is no conclusion.
 # The bars show the share of time in which the tensor core is busy, each rate once at half and once at twice its value.
 
 # %%
@@ -652,7 +714,9 @@ plots.segments(
 )
 
 # %% [markdown]
-# The two kernels never come near each other. That much survives every doubt. *How* busy version 5 is does not.
+# The two kernels never come near each other.
+# That much survives every doubt.
+# *How* busy version 5 is does not.
 # It leans on the TMA's latency, for with four blocks of keys the beginning of the tile weighs a lot, and on tensor memory, whose bandwidth on a B200 nobody has published.
 #
 # ## Exercises
@@ -672,43 +736,55 @@ plots.segments(
 #
 # <details><summary>A B200, D = 64, bf16, 256 queries and 128 keys: which unit is the limit?</summary>
 #
-# The exp2 units. The products need 1024 cycles, the exponentials still 2048.
+# The exp2 units.
+# The products need 1024 cycles, the exponentials still 2048.
 # </details>
 #
 # <details><summary>A kernel's tensor core is busy for 20 % of the time, its exp2 units too. Is it limited by either?</summary>
 #
-# By neither. It is limited by waits: no unit is near 100 %.
+# By neither.
+# It is limited by waits: no unit is near 100 %.
 # </details>
 #
 # <details><summary>Why can plain Triton hide the wait for K and V, and not the wait for S?</summary>
 #
-# K and V of the next step are known without this step's results, so they can be asked for early by the same warps. The exponentials need S, and they are those warps' own next work.
+# K and V of the next step are known without this step's results, so they can be asked for early by the same warps.
+# The exponentials need S, and they are those warps' own next work.
 # (The *next* S could be asked for early, too: exercise 9.6. Then one group of warps must order by hand what two kinds of workers do by themselves.)
 # </details>
 #
 # <details><summary>Two programs on one SM hide each other's waits. Why is that no cure on a B200 for D = 128?</summary>
 #
-# They must fit: 512 columns of tensor memory and 227 KB of SMEM for both. And each fetches its own K and V.
+# They must fit: 512 columns of tensor memory and 227 KB of SMEM for both.
+# And each fetches its own K and V.
 # </details>
 #
 # ## Try this
 #
-# - Model version 1 with H200 rates: `record(launcher(turns, PROBLEM, BM), H200)`. Its tensor core is busy for a larger share. Why? (The kernel itself would not run there: TMEM is Blackwell's.)
-# - In version 4 use blocks of 32 keys. Predict the cycles from the two runs that you have.
-# - Give `tile_cycles` 8-bit inputs and D = 256. Which unit would you have to make faster, and by how much, before another one takes over?
+# - Model version 1 with H200 rates: `record(launcher(turns, PROBLEM, BM), H200)`.
+#   Its tensor core is busy for a larger share.
+#   Why?
+#   (The kernel itself would not run there: TMEM is Blackwell's.)
+# - In version 4 use blocks of 32 keys.
+#   Predict the cycles from the two runs that you have.
+# - Give `tile_cycles` 8-bit inputs and D = 256.
+#   Which unit would you have to make faster, and by how much, before another one takes over?
 #
 # ## Pitfalls
 #
 # Each with a number.
 #
-# **The sum for the largest.** "The products take 2048 cycles and the exponentials 2048, so a step takes 4096." Only if nothing overlaps. And the reverse, a bound taken for a time:
+# **The sum for the largest.** "The products take 2048 cycles and the exponentials 2048, so a step takes 4096." Only if nothing overlaps.
+# And the reverse, a bound taken for a time:
 
 # %%
 step = {name: versions[name] for name in ("1: turns", "5: the package's")}
 print({name: f"{c / bound:.1f} times the bound" for name, c in step.items()})
 
 # %% [markdown]
-# **Latency counted once per block.** With two buffers the latency of a load is hidden behind the step before, or it is not: it depends on which is longer. Versions 1 and 2, cycles waited for K and V:
+# **Latency counted once per block.**
+# With two buffers the latency of a load is hidden behind the step before, or it is not: it depends on which is longer.
+# Versions 1 and 2, cycles waited for K and V:
 
 # %%
 for name in ("1: turns", "2: loads ahead"):
@@ -716,7 +792,8 @@ for name in ("1: turns", "2: loads ahead"):
     print(f"{name}: {kv:,.0f} of {SCORE[name].cycles:,.0f} cycles")
 
 # %% [markdown]
-# **Padded work counted as work.** A tile of 128 rows takes the tensor core as long when 32 of them exist. "Busy" is not "useful":
+# **Padded work counted as work.**
+# A tile of 128 rows takes the tensor core as long when 32 of them exist. "Busy" is not "useful":
 
 # %%
 for queries in (32, 64, 128):
@@ -724,7 +801,10 @@ for queries in (32, 64, 128):
     print(f"{queries} queries in a tile of 128: busy 70 % would be {70 * share:.0f} % useful")
 
 # %% [markdown]
-# **A share of one unit taken as a verdict.** In version 3 the tensor core is busy for 30 %. The exp2 units are, too. Halve the exponentials' cost: how much does it gain?
+# **A share of one unit taken as a verdict.**
+# In version 3 the tensor core is busy for 30 %.
+# The exp2 units are, too.
+# Halve the exponentials' cost: how much does it gain?
 
 # %%
 launch = launcher(groups_kernel, PROBLEM, 2 * BM, GROUPS=2, AHEAD=1)
@@ -743,23 +823,30 @@ print(f"{now:,.0f} cycles; with exp2 units twice as fast {then:,.0f}: {1 - then 
 #
 # ## What differs on a real GPU
 #
-# - Four schedulers hide many short latencies by switching warps, instruction by instruction. The model does it operation by operation.
-# - Bank conflicts, clock under power limits, and the L2's two halves are not modelled. Twice the tensor rate at the same power is a real question on a B200.
-# - A B200 is *a* Blackwell. The consumer chips (sm_120) have neither tensor memory nor these products (flash-attention, issue 2634).
+# - Four schedulers hide many short latencies by switching warps, instruction by instruction.
+#   The model does it operation by operation.
+# - Bank conflicts, clock under power limits, and the L2's two halves are not modelled.
+#   Twice the tensor rate at the same power is a real question on a B200.
+# - A B200 is *a* Blackwell.
+#   The consumer chips (sm_120) have neither tensor memory nor these products (flash-attention, issue 2634).
 # - Published for a B200, not measured here: FlashAttention-4 reaches 1613 TFLOP/s, 71 % of the peak (arXiv 2603.05451, 2026).
-#   FP8 does not double that: TLX's own MXFP8 forward ran at about 1180 TFLOP/s beside 1182 of its bf16 one (1.052 ms at batch 1, 32 heads, 8704 tokens, D = 128; facebookexperimental/triton, 2026; TFLOP/s derived). The exponentials are the limit, as the second group of bars said.
+#   FP8 does not double that: TLX's own MXFP8 forward ran at about 1180 TFLOP/s beside 1182 of its bf16 one (1.052 ms at batch 1, 32 heads, 8704 tokens, D = 128; facebookexperimental/triton, 2026; TFLOP/s derived).
+#   The exponentials are the limit, as the second group of bars said.
 #
 # ## Verified here, and not
 #
-# Versions 1 to 4 ran on the emulator under three schedules and were compared with fp64; version 5 has tests of its own. All their cycles are modelled with the rates of `jfa/emulator/rates.py`, sources included; no B200 was there.
-# The inner loops were compiled by fbtriton 3.7.4 when this notebook ran. The H200 points were measured on 2026-11-29 and are read from `jfa/bench/results`.
+# Versions 1 to 4 ran on the emulator under three schedules and were compared with fp64; version 5 has tests of its own.
+# All their cycles are modelled with the rates of `jfa/emulator/rates.py`, sources included; no B200 was there.
+# The inner loops were compiled by fbtriton 3.7.4 when this notebook ran.
+# The H200 points were measured on 2026-11-29 and are read from `jfa/bench/results`.
 #
 # ## Sources
 #
 # - FlashAttention-4, arXiv 2603.05451 (2026): rates per SM, cycles of a tile, 71 % of the peak.
-# - SemiAnalysis, microbench-blackwell: clock, product and TMA latencies. TileSight: L2 and HBM bandwidth.
-# - PyTorch pull request 188644 (2026): the TLX template of FlexAttention by sequence length. Dao-AILab/flash-attention issue 2634: sm_120.
-# - J. D. C. Little, *A proof for the queuing formula L = λW*, 1961: exercise 9.3's law.
+# - SemiAnalysis, microbench-blackwell: clock, product and TMA latencies.
+#   TileSight: L2 and HBM bandwidth.
+# - PyTorch pull request 188644 (2026): the TLX template of FlexAttention by sequence length.
+#   Dao-AILab/flash-attention issue 2634: sm_120.
 # - `jfa/emulator/rates.py`, `jfa/kernels/blackwell/modelled.py`, [docs/blackwell-notes.md](../docs/blackwell-notes.md): the full table of doubted rates.
 #
 # Next: 10, TLX primitives.
