@@ -336,5 +336,5 @@ def test_the_op_names_bad_lists_and_backends_without_them():
         call(q, k, v, qo, ko, [lists])
     with pytest.raises(ValueError, match="rows = 6"):
         call(q, k, v, qo, ko, replace(lists, rows=9))
-    with pytest.raises(ValueError, match="backend 'hopper' has no kernel for block_lists; backend 'portable' can"):
-        jfa.explain(*(x.detach().bfloat16() for x in (q, k, v)), qo, ko, backend="hopper", block_lists=problem()[-1])
+    with pytest.raises(ValueError, match="backend 'blackwell' has no kernel for block_lists; backend 'portable' can"):
+        jfa.explain(*(x.detach().bfloat16() for x in (q, k, v)), qo, ko, backend="blackwell", block_lists=problem()[-1])

@@ -76,6 +76,16 @@ class Blocks:
     bulk_end: tl.tensor
     end: tl.tensor
 
+    @triton.jit
+    def count(self):
+        """Return how many they are."""
+        return self.end - self.first
+
+    @triton.jit
+    def block(self, back):
+        """Return the block ``back`` places before the last one."""
+        return self.end - 1 - back
+
 
 @aggregate
 class Tile:

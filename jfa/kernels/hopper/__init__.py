@@ -17,6 +17,8 @@ from jfa.kernels.hopper.configs import forward_config
 from jfa.kernels.hopper.prepare import finish_dq, prepare_rows
 from jfa.kernels.hopper.tiles import Lists, TileList, both_tiles, query_tiles
 
+BLOCK_LISTS = True
+
 __all__ = ["backward", "forms", "forward", "make_lists", "plan", "supports"]
 
 forward = _forward.forward
@@ -29,6 +31,17 @@ def supports(problem: Problem) -> str | None:
         return why_not
     if problem.dtype not in (torch.bfloat16, torch.float16):
         return f"backend 'hopper' takes query in bfloat16 or float16, not {problem.dtype}; backend 'portable' can"
+    return _walks(problem) if problem.block_lists is not None else None
+
+
+def _walks(problem: Problem) -> str | None:
+    """None, or why these kernels cannot walk a problem's block lists."""
+    lists = problem.block_lists
+    if (lists.block, lists.other_block) != (128, 128):
+        sizes = f"{lists.block} queries and {lists.other_block} keys"
+        return f"backend 'hopper' walks block_lists with blocks of 128, not of {sizes}; backend 'portable' can"
+    if max(problem.head_dim, problem.head_dim_v) > 128:
+        return "backend 'hopper' walks block_lists with head dims up to 128; backend 'portable' can"
     return None
 
 
@@ -46,6 +59,8 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
         problem = replace(problem, sm_scale=-problem.sm_scale)
         dq, dk, dv = backward(problem, dout, dlse, -q, k, v, out, lse, plan, needs)
         return -dq, dk, dv
+    if problem.block_lists is not None:
+        return portable.backward(problem, dout, dlse, q, k, v, out, lse, None, needs)
     if max(problem.head_dim, problem.head_dim_v) > 128:  # dK and dV of 64 keys would fill a consumer's registers
         return portable.backward(problem, dout, dlse, q, k, v, out, lse, None, needs)
     if _shared_q.applies(problem):
@@ -80,7 +95,9 @@ def forms(problem: Problem) -> dict[str, str]:
     config = forward_config(problem)
     queries = f"{config.block_m} queries of {'two heads' if config.heads == 2 else 'one head'} per tile"
     kept = "the shared query stays on chip" if config.resident_q else "queries stream"
-    if max(problem.head_dim, problem.head_dim_v) > 128:
+    if problem.block_lists is not None:
+        backward = "portable kernels over the block lists: dQ, then dK and dV; repeatable bit by bit"
+    elif max(problem.head_dim, problem.head_dim_v) > 128:
         backward = f"portable kernels: head dim {max(problem.head_dim, problem.head_dim_v)} > 128"
     elif _shared_q.applies(problem):
         backward = f"resident: the {problem.rows_q} shared queries (<= 128) and their dQ stay on chip"
@@ -94,6 +111,7 @@ def forms(problem: Problem) -> dict[str, str]:
 def make_lists(problem: Problem) -> Lists | None:
     """Build what one forward and its backward walk, in one launch; None where there is nothing to list."""
     wide = max(problem.head_dim, problem.head_dim_v) > 128  # the backward is the portable one
+    wide = wide or problem.block_lists is not None
     if wide or 0 in (problem.num_batches, problem.rows_kv, problem.rows_out):
         return None
     return _lists(problem)

@@ -31,6 +31,8 @@ class ForwardConfig:
 
 def forward_config(problem: Problem) -> ForwardConfig:
     """The forward's tile shape for a problem, from what its shapes and hints say."""
+    if problem.block_lists is not None:
+        return ForwardConfig(problem.block_lists.other_block, 2, 2, 1, resident_q=False)
     width = padded_head_dim(problem.head_dim, problem.head_dim_v)
     resident = problem.broadcast_q and problem.rows_q <= 128
     longest = problem.rows_q if problem.broadcast_q else problem.max_seq_len_q

@@ -27,6 +27,7 @@ import triton.language.extra.tlx as tlx
 from triton.language.extra.cuda import gdc_wait
 
 from jfa.kernels.base import Problem
+from jfa.kernels.common.block_lists import Listed, block_lists
 from jfa.kernels.common.host import num_sms, padded_head_dim, scale_log2
 from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.nouns import Span, aggregate
@@ -36,7 +37,7 @@ from jfa.kernels.common.softmax import softmax_end, softmax_step
 from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.configs import EMULATED_SMS, ForwardConfig, forward_config
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
-from jfa.kernels.hopper.tiles import Lists, TileList, query_tiles
+from jfa.kernels.hopper.tiles import PAD, Lists, TileList, query_tiles
 
 # Query rows of one consumer: the M of a wgmma.
 ROWS = tl.constexpr(64)
@@ -52,6 +53,8 @@ class Form:
     heads: tl.constexpr
     parts: tl.constexpr
     resident: tl.constexpr
+    sparse: tl.constexpr
+    broadcast: tl.constexpr
 
 
 @aggregate
@@ -79,28 +82,49 @@ def pass_turn(part, PARTS: tl.constexpr):
 
 
 @triton.jit
-def produce(desc_q, desc_k, desc_v, rows_q, queue, q, k, v, group, form):
+def walk(tile, head, lists, form):
+    """Return what a tile visits: the key blocks that its band leaves, or those that its list names."""
+    if not form.sparse:
+        return tile.key_blocks(form.parts * ROWS, form.block_n)
+    else:
+        begin = tile.q.begin
+        if form.broadcast:
+            rows_q = max(tile.q.length, 1)  # the same for all sequences, but 0 where no output is written
+            seq = tile.pad_begin // (tl.cdiv(rows_q, PAD) * PAD)
+            row = seq * tl.cdiv(rows_q, form.parts * ROWS) + tile.row // (form.parts * ROWS)
+        else:
+            seq = tile.pad_begin // PAD - begin // PAD - 1
+            row = begin // (form.parts * ROWS) + seq + tile.row // (form.parts * ROWS)
+        past = tl.cdiv(tile.kv.length, form.block_n)
+        listed = lists.of(head, row, past)
+        if tile.kv.length == 0:  # also rows of no sequence, which own no list
+            listed = Listed(listed.columns, listed.kinds, listed.first, listed.first, past)
+        return listed
+
+
+@triton.jit
+def produce(desc_q, desc_k, desc_v, rows_q, queue, q, k, v, group, form, lists):
     """Producer: of every tile the queries, then the key and value blocks from last to first."""
     done = 0
     count = 0
     unit = queue.draw(done)
     while unit < queue.units:
         tile, column = queue.next_tile(unit)
-        blocks = tile.key_blocks(form.parts * ROWS, form.block_n)
         first_head = column * form.heads
+        blocks = walk(tile, first_head, lists, form)
         queries = tile.q
         if form.resident:
             queries = Span(tl.to_tensor(0), rows_q)
         if not form.resident or done == 0:
             for c in tl.static_range(form.heads * form.parts):
                 q.nth(c).load(done, desc_q, queries.box(tile.row + c % form.parts * ROWS, first_head + c // form.parts))
-        for back in range(blocks.end - blocks.first):
-            row = (blocks.end - 1 - back) * form.block_n
+        for back in range(blocks.count()):
+            row = blocks.block(back) * form.block_n
             for h in tl.static_range(form.heads):
                 k.nth(h).load(count + back, desc_k, tile.kv.box(row, (first_head + h) // group))
             for h in tl.static_range(form.heads):
                 v.nth(h).load(count + back, desc_v, tile.kv.box(row, (first_head + h) // group))
-        count += blocks.end - blocks.first
+        count += blocks.count()
         done += 1
         unit = queue.draw(done)
 
@@ -139,13 +163,16 @@ def mask_scores(scores, tile, rows, block, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, form, MASKED: tl.constexpr):
-    """One key block in the steady state: its scores run beside the previous block's p V, its softmax behind them."""
+def attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, form, masked):
+    """One key block in the steady state: its scores run beside the previous block's p V, its softmax behind them.
+
+    ``masked`` is known when compiling, or, of a listed block, at run time.
+    """
     scores = score_block(q_tile, k, count, part, form.parts)
     acc = accumulate_block(so_far.p, so_far.acc, v, count - 1)
     scores = tlx.async_dot_wait(1, scores)
     release(k, count)
-    if MASKED:
+    if masked:
         scores = mask_scores(scores, tile, rows, block, form.block_n)
     may_be_empty: tl.constexpr = tile.band.has_lo or tile.band.has_hi
     p, row_max, row_sum, alpha = softmax_step(scores, so_far.row_max, so_far.row_sum, scale_log2, may_be_empty)
@@ -155,18 +182,8 @@ def attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log
 
 
 @triton.jit
-def attend_tile(q_tile, k, v, count, tile, rows, blocks, part, scale_log2, form):
-    """All key blocks of 64 query rows but the last p V. Returns (Softmax, count)."""
-    DV: tl.constexpr = v.buffers.shape[1]
-    scores = score_block(q_tile, k, count, part, form.parts)
-    scores = tlx.async_dot_wait(0, scores)
-    release(k, count)
-    scores = mask_scores(scores, tile, rows, blocks.end - 1, form.block_n)
-    row_max = tl.full([ROWS], float("-inf"), tl.float32)
-    row_sum = tl.zeros([ROWS], tl.float32)
-    p, row_max, row_sum, alpha = softmax_step(scores, row_max, row_sum, scale_log2, True)
-    so_far = Softmax(tl.zeros([ROWS, DV], tl.float32), row_max, row_sum, p.to(v.buffers.dtype))
-    count += 1
+def attend_band(q_tile, k, v, so_far, count, tile, rows, blocks, part, scale_log2, form):
+    """The key blocks of a band behind the first: masked ones at both edges, between them the bulk, which needs no mask."""
     if tile.band.has_hi:
         for back in range(1, blocks.end - blocks.bulk_end):
             so_far, count = attend_block(
@@ -184,6 +201,28 @@ def attend_tile(q_tile, k, v, count, tile, rows, blocks, part, scale_log2, form)
 
 
 @triton.jit
+def attend_tile(q_tile, k, v, count, tile, rows, blocks, part, scale_log2, form):
+    """All key blocks of 64 query rows but the last p V. Returns (Softmax, count)."""
+    DV: tl.constexpr = v.buffers.shape[1]
+    scores = score_block(q_tile, k, count, part, form.parts)
+    scores = tlx.async_dot_wait(0, scores)
+    release(k, count)
+    scores = mask_scores(scores, tile, rows, blocks.block(0), form.block_n)
+    row_max = tl.full([ROWS], float("-inf"), tl.float32)
+    row_sum = tl.zeros([ROWS], tl.float32)
+    p, row_max, row_sum, alpha = softmax_step(scores, row_max, row_sum, scale_log2, True)
+    so_far = Softmax(tl.zeros([ROWS, DV], tl.float32), row_max, row_sum, p.to(v.buffers.dtype))
+    count += 1
+    if form.sparse:
+        for back in range(1, blocks.count()):
+            block, masked = blocks.block(back), blocks.masked(back)
+            so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, form, masked)
+        return so_far, count
+    else:
+        return attend_band(q_tile, k, v, so_far, count, tile, rows, blocks, part, scale_log2, form)
+
+
+@triton.jit
 def store_tile(desc_o, o_tile, lse, rows_out, acc, so_far, tile, row, head):
     """Epilogue of 64 rows: divide, write the log-sum-exp, and leave by TMA, clipped at the sequence's end."""
     out, row_lse = softmax_end(acc, so_far.row_max, so_far.row_sum)
@@ -196,7 +235,7 @@ def store_tile(desc_o, o_tile, lse, rows_out, acc, so_far, tile, row, head):
 
 
 @triton.jit
-def consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, consumer, form):
+def consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, consumer, form, lists):
     """Consumer of 64 query rows of every tile: scores, softmax, p V, epilogue.
 
     The next tile is looked up before the epilogue.
@@ -214,7 +253,7 @@ def consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, consumer
     while unit < queue.units:
         head = column * form.heads + consumer // form.parts
         row = tile.row + part * ROWS
-        blocks = tile.key_blocks(form.parts * ROWS, form.block_n)
+        blocks = walk(tile, head, lists, form)
         slot, phase = q.slot(done)
         if not form.resident or done == 0:
             tlx.barrier_wait(q.fulls[slot], phase)
@@ -236,7 +275,7 @@ def consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, consumer
     tlx.async_descriptor_store_wait(0)
 
 
-@triton.jit(do_not_specialize=["rows_q", "rows_out", "heads", "group"])
+@triton.jit(do_not_specialize=["rows_q", "rows_out", "heads", "group", "list_rows", "list_capacity"])
 def forward_kernel(
     desc_q,
     desc_k,
@@ -251,6 +290,11 @@ def forward_kernel(
     heads,
     group,
     scale_log2,
+    starts,
+    columns,
+    kinds,
+    list_rows,
+    list_capacity,
     D: tl.constexpr,
     DV: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -262,16 +306,21 @@ def forward_kernel(
     HAS_LO: tl.constexpr,
     HAS_HI: tl.constexpr,
     REGISTERS: tl.constexpr,
+    LIST_HEADS: tl.constexpr,
+    BROADCAST: tl.constexpr,
 ):
     """Buffers, barriers, and who runs which role. Grid: (programs,), or (programs, H // HEADS) with resident queries.
 
     desc_q, desc_k, desc_v, desc_o: ragged descriptors of boxes [64, D], [BLOCK_N, D], [BLOCK_N, DV], [64, DV].
     lse [H, rows_out] fp32; records, counts: a list of PARTS * 64 queries per tile (jfa.kernels.hopper.tiles);
-    counters: one int32 of 0 per grid column.
+    counters: one int32 of 0 per grid column. starts, columns, kinds: block lists, None without (LIST_HEADS = 0).
     """
     CONSUMERS: tl.constexpr = HEADS * PARTS
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
-    form = Form(BLOCK_N, HEADS, PARTS, RESIDENT_Q)
+    form = Form(BLOCK_N, HEADS, PARTS, RESIDENT_Q, LIST_HEADS > 0, BROADCAST)
+    lists = form  # stands for none
+    if LIST_HEADS > 0:
+        lists = block_lists(starts, columns, kinds, list_rows, heads, list_capacity, LIST_HEADS)
     o_tiles = tlx.local_alloc((ROWS, DV), DTYPE, CONSUMERS)
     q = alloc_ring(ROWS, D, DTYPE, Q_STAGES, 1, RINGS=CONSUMERS, BY_THREAD=True)
     k = alloc_ring(BLOCK_N, D, DTYPE, STAGES, PARTS, RINGS=HEADS, BY_THREAD=True)
@@ -288,13 +337,13 @@ def forward_kernel(
     queue = Queue(records, num_tiles, units, columns, counters, numbers, RESIDENT_Q, False, HAS_LO, HAS_HI)
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, 0, form)
+            consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, 0, form, lists)
         if CONSUMERS > 1:
             with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=CONSUMERS - 1):
                 other: tl.constexpr = 1 + tlx.async_task_replica_id()
-                consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, other, form)
+                consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, other, form, lists)
         with tlx.async_task(num_warps=1, registers=24):
-            produce(desc_q, desc_k, desc_v, rows_q, queue, q, k, v, group, form)
+            produce(desc_q, desc_k, desc_v, rows_q, queue, q, k, v, group, form, lists)
 
 
 def forward(
@@ -333,7 +382,10 @@ def launch(problem: Problem, config: ForwardConfig, tiles: TileList, q, k, v, sc
         grid = (max(1, programs // columns), columns)
     else:
         grid = (min(programs, tiles.records.shape[0] * columns),)
-    variant = _variant(config, d, dv, problem.band.has_lo, problem.band.has_hi)
+    lists = problem.block_lists
+    variant = _variant(
+        config, d, dv, problem.band.has_lo, problem.band.has_hi, lists.heads if lists else 0, problem.broadcast_q
+    )
     variant.launch(
         problem.device,
         grid,
@@ -350,11 +402,14 @@ def launch(problem: Problem, config: ForwardConfig, tiles: TileList, q, k, v, sc
         problem.num_heads,
         problem.group_size,
         scale_log2(scale),
+        *((*lists.tensors, lists.rows, lists.columns.numel()) if lists else (None,) * 5),
     )
 
 
 @cache
-def _variant(config: ForwardConfig, d: int, dv: int, has_lo: bool, has_hi: bool) -> Variant:
+def _variant(
+    config: ForwardConfig, d: int, dv: int, has_lo: bool, has_hi: bool, list_heads: int, broadcast: bool
+) -> Variant:
     return Variant(
         forward_kernel,
         D=d,
@@ -368,6 +423,8 @@ def _variant(config: ForwardConfig, d: int, dv: int, has_lo: bool, has_hi: bool)
         HAS_LO=has_lo,
         HAS_HI=has_hi,
         REGISTERS=config.registers,
+        LIST_HEADS=list_heads,
+        BROADCAST=broadcast and list_heads > 0,
         num_warps=4,
         num_stages=1,
         launch_pdl=True,
@@ -394,10 +451,12 @@ def compile_configs() -> list[CompileConfig]:
         _compile_config("hopper-forward-d256", 256, 32, 2, 1, 2, False, True, True),
         _compile_config("hopper-forward-short-d128", 128, 64, 2, 2, 1, True, False, False),
         _compile_config("hopper-forward-resident-d128", 128, 128, 2, 1, 2, True, False, False),
+        _compile_config("hopper-forward-sparse-d128", 128, 128, 2, 1, 2, False, False, False, list_heads=8),
+        _compile_config("hopper-forward-sparse-d128-causal", 128, 128, 2, 1, 2, False, False, True, list_heads=8),
     ]
 
 
-def _compile_config(name, d, block_n, stages, heads, parts, resident, has_lo, has_hi):
+def _compile_config(name, d, block_n, stages, heads, parts, resident, has_lo, has_hi, list_heads=0):
     desc = "tensordesc<bf16[1, 1, 1, {}, {}]>"
     return CompileConfig(
         name=name,
@@ -416,6 +475,11 @@ def _compile_config(name, d, block_n, stages, heads, parts, resident, has_lo, ha
             heads="i32",
             group="i32",
             scale_log2="fp32",
+            **(
+                dict(starts="*i32", columns="*i32", kinds="*i8", list_rows="i32", list_capacity="i32")
+                if list_heads
+                else {}
+            ),
         ),
         constexprs=dict(
             D=d,
@@ -429,6 +493,9 @@ def _compile_config(name, d, block_n, stages, heads, parts, resident, has_lo, ha
             HAS_LO=has_lo,
             HAS_HI=has_hi,
             REGISTERS=240,
+            LIST_HEADS=list_heads,
+            BROADCAST=False,
+            **({} if list_heads else dict.fromkeys(("starts", "columns", "kinds", "list_rows", "list_capacity"))),
         ),
         targets=(90,),
         num_warps=4,

@@ -9,11 +9,10 @@ A block may be longer than a tile or a step: a list's entry then takes several s
 import triton
 import triton.language as tl
 
+from jfa.kernels.common.block_lists import block_lists
 from jfa.kernels.common.nouns import Band, Span, Tile, aggregate
 from jfa.kernels.portable.softmax import hide, softmax_step
-from jfa.masks import Block
 
-FULL = tl.constexpr(int(Block.FULL))
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
@@ -63,31 +62,6 @@ class Rows:
         tl.store(self.base + head.to(tl.int64) * self.count + span.begin + rows, x, mask=rows < span.length)
 
 
-@aggregate
-class Lists:
-    """Block lists in memory, as :class:`jfa.block_sparse.BlockLists`; HEADS of them, for a call of ``num_heads`` query heads."""
-
-    starts: tl.tensor
-    columns: tl.tensor
-    kinds: tl.tensor
-    rows: tl.tensor
-    num_heads: tl.tensor
-    capacity: tl.tensor
-    HEADS: tl.constexpr
-
-    @triton.jit
-    def of(self, head, row):
-        """Return (first entry, one past the last) of a head's list of a grid row, inside ``columns`` whatever the starts say."""
-        at = self.starts + head * self.HEADS // self.num_heads * self.rows + row
-        first = tl.minimum(tl.maximum(tl.load(at), 0), self.capacity)
-        return first, tl.minimum(tl.load(at + 1), self.capacity)
-
-    @triton.jit
-    def entry(self, e):
-        """Return (block of the other side, whether some of its pairs may not count)."""
-        return tl.maximum(tl.load(self.columns + e), 0), tl.load(self.kinds + e) != FULL
-
-
 @triton.jit
 def load_record(records, row, first, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """Return the Tile of a grid row: q_begin, len_q, out_begin, kv_begin, len_kv, lo, hi, and the block's first row + ``first``."""
@@ -119,12 +93,6 @@ def matrix(ptr, row, head, col, COLS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def block_lists(starts, columns, kinds, rows, num_heads, capacity, HEADS: tl.constexpr):
-    """Return Lists; see :func:`matrix`."""
-    return Lists(starts, columns, kinds, tl.to_tensor(rows), tl.to_tensor(num_heads), tl.to_tensor(capacity), HEADS)
-
-
-@triton.jit
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, records, starts, columns, kinds, list_rows, capacity, num_heads, rows_out, scale,
     stride_qr, stride_qh, stride_qd, stride_kr, stride_kh, stride_kd, stride_vr, stride_vh, stride_vd,
@@ -144,9 +112,9 @@ def forward_kernel(
         q = matrix(q_ptr, stride_qr, stride_qh, stride_qd, D, BLOCK_D).load(tile.q, queries, head)
         acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
         l, m = tl.zeros([BLOCK_M], tl.float32), tl.full([BLOCK_M], float("-inf"), tl.float32)
-        first, end = lists.of(head, unit // PARTS)
-        for e in range(first, end):
-            block, masked = lists.entry(e)
+        listed = lists.of(head, unit // PARTS, tl.to_tensor(0))
+        for back in range(listed.entries()):
+            block, masked = listed.block(back), listed.masked(back)
             for part in range(COLUMNS // BLOCK_N):
                 keys = block * COLUMNS + part * BLOCK_N + tl.arange(0, BLOCK_N)
                 acc, l, m = attend(
@@ -199,9 +167,9 @@ def dq_kernel(
         count = tl.to_tensor(rows_out)
         lse, delta = row_constants(Rows(lse_ptr, count), Rows(delta_ptr, count), tile, queries, head)
         dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        first, end = lists.of(head, unit // PARTS)
-        for e in range(first, end):
-            block, masked = lists.entry(e)
+        listed = lists.of(head, unit // PARTS, tl.to_tensor(0))
+        for back in range(listed.entries()):
+            block, masked = listed.block(back), listed.masked(back)
             for part in range(COLUMNS // BLOCK_N):
                 keys = block * COLUMNS + part * BLOCK_N + tl.arange(0, BLOCK_N)
                 k_tile = k.load(tile.kv, keys, head // GROUP)
@@ -240,9 +208,9 @@ def dkdv_kernel(
         dk, dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32), tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
         for member in range(GROUP):
             head = kv_head * GROUP + member
-            first, end = lists.of(head, unit // PARTS)
-            for e in range(first, end):
-                block, masked = lists.entry(e)
+            listed = lists.of(head, unit // PARTS, tl.to_tensor(0))
+            for back in range(listed.entries()):
+                block, masked = listed.block(back), listed.masked(back)
                 for part in range(COLUMNS // BLOCK_M):
                     queries = block * COLUMNS + part * BLOCK_M + tl.arange(0, BLOCK_M)
                     q = q_rows.load(tile.q, queries, head)

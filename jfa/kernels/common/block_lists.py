@@ -1,0 +1,75 @@
+"""Block lists inside a kernel: where a tile's list lies, and which block its n-th entry names.
+
+No ``from __future__ import annotations`` here: Triton reads the annotations as types.
+"""
+
+import triton
+import triton.language as tl
+
+from jfa.kernels.common.nouns import aggregate
+from jfa.masks import Block
+
+FULL = tl.constexpr(int(Block.FULL))
+
+
+@aggregate
+class Lists:
+    """Block lists in memory, as :class:`jfa.block_sparse.BlockLists`; HEADS of them, for a call of ``num_heads`` query heads."""
+
+    starts: tl.tensor
+    columns: tl.tensor
+    kinds: tl.tensor
+    rows: tl.tensor
+    num_heads: tl.tensor
+    capacity: tl.tensor
+    HEADS: tl.constexpr
+
+    @triton.jit
+    def of(self, head, row, past):
+        """Return the list of a head's grid row, inside ``columns`` whatever the starts say.
+
+        ``past`` is a block that holds no key of the sequence: it stands in for an empty list's entry.
+        """
+        row = tl.minimum(tl.maximum(row, 0), self.rows - 1)
+        at = self.starts + head * self.HEADS // self.num_heads * self.rows + row
+        first = tl.minimum(tl.maximum(tl.load(at), 0), self.capacity)
+        return Listed(self.columns, self.kinds, first, tl.minimum(tl.load(at + 1), self.capacity), past)
+
+
+@aggregate
+class Listed:
+    """One list. It is walked from its last entry back, as a dense tile walks its blocks."""
+
+    columns: tl.tensor
+    kinds: tl.tensor
+    first: tl.tensor
+    end: tl.tensor
+    past: tl.tensor
+
+    @triton.jit
+    def entries(self):
+        """Return the number of entries, which may be 0."""
+        return max(self.end - self.first, 0)
+
+    @triton.jit
+    def count(self):
+        """Return the number of blocks to visit: at least one, so that every role of a kernel takes the same path."""
+        return max(self.end - self.first, 1)
+
+    @triton.jit
+    def block(self, back):
+        """Return the block named by the entry ``back`` places before the last one."""
+        at = self.end - 1 - back
+        return max(tl.load(self.columns + at, mask=at >= self.first, other=self.past), 0)
+
+    @triton.jit
+    def masked(self, back):
+        """Return whether some pairs with that block may not count."""
+        at = self.end - 1 - back
+        return tl.load(self.kinds + at, mask=at >= self.first, other=0) != FULL
+
+
+@triton.jit
+def block_lists(starts, columns, kinds, rows, num_heads, capacity, HEADS: tl.constexpr):
+    """Return Lists. A number that equals 1 arrives as the compiler's, which a field of values does not take."""
+    return Lists(starts, columns, kinds, tl.to_tensor(rows), tl.to_tensor(num_heads), tl.to_tensor(capacity), HEADS)

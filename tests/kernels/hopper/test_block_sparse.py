@@ -1,0 +1,70 @@
+"""The Hopper forward over block lists, on the emulator, against the fp64 reference over the same lists."""
+
+import random
+
+import pytest
+import torch
+
+import jfa
+from jfa import emulator
+from jfa.block_sparse import lists_from_mask, select_blocks
+from tests.kernels.sparse_cases import judge, tensors
+
+TOL = 1.5e-2  # bf16 probabilities and outputs
+
+
+def random_case(seed):
+    """Lengths with zeros and tails, any mask, any list heads, some lists empty, now and then a shared query."""
+    rng = random.Random(seed)
+    count = rng.choice([1, 2, 3])
+    lengths = lambda: [rng.choice([0, 1, 128, 130, rng.randint(1, 400)]) for _ in range(count)]
+    kv_heads, group = rng.choice([(1, 1), (1, 2), (2, 1)])
+    shared = rng.choice([0, 0, 40, 150])
+    len_q, len_kv = [shared] * count if shared else lengths(), lengths()
+    band = rng.choice([{}, dict(causal=True), dict(window_size=(200, 20))])
+    case = tensors(len_q, len_kv, kv_heads * group, kv_heads, 64, 64, torch.bfloat16, shared, seed, rng.choice([0, 9]))
+    q, k, _, qo, ko = case
+    g = torch.Generator().manual_seed(seed)
+    heads = rng.choice([1, kv_heads, kv_heads * group])
+    masks = [torch.rand(heads, -(-n // 128), -(-m // 128), generator=g) < 0.5 for n, m in zip(len_q, len_kv)]
+    lists = lists_from_mask(masks, qo, ko, total_q=len(q), total_kv=len(k), broadcast_q=bool(shared), **band)
+    return *case, lists, dict(band, sm_scale=rng.choice([None, -0.1]), broadcast_q=bool(shared))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_lists(seed):
+    *case, options = random_case(seed)
+    with emulator.options(policy=("eager", "lazy", "random")[seed % 3], seed=seed):
+        judge(*case, tol=TOL, backend="hopper", **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6, 60))
+def test_many_random_lists(seed):
+    *case, options = random_case(seed)
+    with emulator.options(policy=("eager", "lazy", "random")[seed % 3], seed=seed):
+        judge(*case, tol=TOL, backend="hopper", **options)
+
+
+def test_head_dim_128_and_several_blocks_per_list():
+    q, k, v, qo, ko = tensors([300, 0, 20], [700, 50, 300], 2, 1, 128, 128, torch.bfloat16)
+    lists = select_blocks(q, k, qo, ko, ratio=0.5, causal=True)
+    judge(q, k, v, qo, ko, lists, tol=TOL, backend="hopper", causal=True)
+
+
+def test_shared_queries_in_slots_of_their_own():
+    q, k, v, _, ko = tensors([130] * 3, [300, 0, 140], 2, 1, 64, 64, torch.bfloat16, shared=130)
+    slots = torch.tensor([260, 0, 130, 390], dtype=torch.int32)
+    lists = select_blocks(q, k, None, ko, ratio=0.5, broadcast_q=True)
+    judge(q, k, v, None, ko, lists, tol=TOL, backend="hopper", broadcast_q=True, output_offset=slots)
+
+
+def test_other_blocks_and_head_dims_are_refused_by_name():
+    q, k, v, qo, ko = tensors([300], [300], 1, 1, 64, 64, torch.bfloat16)
+    small = select_blocks(q, k, qo, ko, ratio=0.5, block_q=64, block_kv=128)
+    with pytest.raises(ValueError, match="blocks of 128, not of 64 queries and 128 keys; backend 'portable' can"):
+        jfa.jagged_flash_attention(q, k, v, qo, ko, backend="hopper", block_lists=small)
+    q, k, v, qo, ko = tensors([300], [300], 1, 1, 160, 160, torch.bfloat16)
+    lists = select_blocks(q, k, qo, ko, ratio=0.5)
+    with pytest.raises(ValueError, match="head dims up to 128; backend 'portable' can"):
+        jfa.jagged_flash_attention(q, k, v, qo, ko, backend="hopper", block_lists=lists)
