@@ -1,0 +1,165 @@
+"""Block lists on a GPU: right against the fp64 reference, and how much faster than dense attention.
+
+python tests/gpu/run_sparse.py check            random lists on every backend that walks them
+python tests/gpu/run_sparse.py time --out F     ratios 0.25 to 1 beside the dense kernels and FlexAttention, one run
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch  # noqa: E402
+
+import jfa  # noqa: E402
+from jfa import reference  # noqa: E402
+from jfa.bench import runner  # noqa: E402
+from jfa.block_sparse import dense_mask, grid_of, lists_from_mask, select_blocks  # noqa: E402
+from jfa.layout import log_uniform_lengths, offsets_from_lengths  # noqa: E402
+
+BACKENDS = ("hopper", "portable")
+BLOCK = 128
+
+
+def random_problem(seed: int):
+    """Return (inputs, lists, options): any lengths, masks and list heads, on the GPU in bf16."""
+    rng = random.Random(seed)
+    count = rng.randint(1, 6)
+    lengths = lambda: [rng.choice([0, 1, 128, 129, rng.randint(1, 900)]) for _ in range(count)]
+    kv_heads, group, dim = rng.choice([1, 2]), rng.choice([1, 3]), rng.choice([64, 128, 80])
+    shared = rng.choice([0, 0, 0, 32, 128, 200])
+    len_q, len_kv = [shared] * count if shared else lengths(), lengths()
+    g = torch.Generator(device="cuda").manual_seed(seed)
+    rows = lambda n, h: torch.randn(n, h, dim, generator=g, device="cuda").bfloat16().requires_grad_()
+    q, k, v = rows(shared or sum(len_q), kv_heads * group), rows(sum(len_kv), kv_heads), rows(sum(len_kv), kv_heads)
+    qo, ko = (offsets_from_lengths(x, device="cuda") for x in (len_q, len_kv))
+    qo = None if shared else qo
+    band = rng.choice([{}, dict(causal=True), dict(window_size=(300, 40))])
+    heads = rng.choice([1, kv_heads, kv_heads * group])
+    blocks = lambda n: -(-n // BLOCK)
+    masks = [torch.rand(heads, blocks(n), blocks(m), generator=g, device="cuda") < 0.5 for n, m in zip(len_q, len_kv)]
+    lists = lists_from_mask(masks, qo, ko, total_q=len(q), total_kv=len(k), broadcast_q=bool(shared), **band)
+    return (q, k, v, qo, ko), lists, dict(band, broadcast_q=bool(shared))
+
+
+def wrong(seed: int, backend: str) -> list[str]:
+    """Return what differs from the fp64 reference: names of outputs and by how much."""
+    inputs, lists, options = random_problem(seed)
+    call = dict(options, block_lists=lists, return_lse=True)
+    out, lse = jfa.jagged_flash_attention(*inputs, backend=backend, **call)
+    exact = [x.detach().double().requires_grad_() for x in inputs[:3]]
+    want, want_lse = reference.attention(*exact, *inputs[3:], **call)
+    seen = torch.isfinite(want_lse)
+    dout, dlse = torch.randn_like(want), torch.randn_like(want_lse) * seen
+    loss = lambda o, l: (o.double() * dout).sum() + (torch.where(seen, l, 0).double() * dlse).sum()
+    got, truth = torch.autograd.grad(loss(out, lse), inputs[:3]), torch.autograd.grad(loss(want, want_lse), exact)
+    found = [] if torch.equal(torch.isfinite(lse), seen) else ["lse: other rows without keys"]
+    for name, a, b in zip(("out", "dq", "dk", "dv", "lse"), (out, *got, lse[seen]), (want, *truth, want_lse[seen])):
+        error = (a.double() - b).abs().max().item() if b.numel() else 0.0
+        if not error <= 2e-2 * max(1.0, b.abs().max().item() if b.numel() else 0.0):
+            found.append(f"{name}: {error:.3g}")
+    return found
+
+
+def check(count: int) -> int:
+    """Print each problem that is wrong; return how many."""
+    bad = 0
+    for seed in range(count):
+        for backend in BACKENDS:
+            found = wrong(seed, backend)
+            if found:
+                bad += 1
+                print(f"seed {seed}, {backend}: {'; '.join(found)}", flush=True)
+    print(f"{count} problems on {', '.join(BACKENDS)}: {bad} wrong", flush=True)
+    return bad
+
+
+# ----------------------------------------------------------------------------------------------------------------- timing
+def timed(call, inputs, grad) -> tuple[float, float]:
+    """Return (forward ms, backward ms) on the device."""
+    forward = runner.median_ms(call, torch.device("cuda"))
+    out = call()
+    backward = runner.median_ms(lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True), torch.device("cuda"))
+    return forward, backward
+
+
+def flex_call(q, k, v, offsets, lists, rows: int):
+    """FlexAttention over the same blocks: lengths are whole blocks, so its grid of the packed rows is ours."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    seq = torch.searchsorted(offsets[1:].long(), torch.arange(0, rows, BLOCK, device="cuda"), right=True)
+    chosen = dense_mask(lists, grid_of(offsets, rows, BLOCK), -(-rows // BLOCK))
+    local = torch.arange(rows // BLOCK, device="cuda") - offsets.long()[seq] // BLOCK
+    table = (seq[:, None] == seq) & chosen[:, seq, local][:, :, local]
+    mask = lambda b, h, i, j: table[h, i // BLOCK, j // BLOCK]
+    block_mask = torch.compile(create_block_mask)(mask, None, q.shape[1], rows, rows, device="cuda")
+    run = torch.compile(flex_attention)
+    packed = lambda x: x.transpose(0, 1).unsqueeze(0)
+    return lambda: run(packed(q), packed(k), packed(v), block_mask=block_mask).squeeze(0).transpose(0, 1)
+
+
+def time(args) -> dict:
+    """Time dense and block-sparse attention, one run."""
+    torch._functorch.config.donated_buffer = False
+    lengths = (log_uniform_lengths(args.sequences, 2048, 8192, seed=1) + 127) // 128 * 128
+    offsets, rows = offsets_from_lengths(lengths.cuda()), int(lengths.sum())
+    q, k, v = (torch.randn(rows, args.heads, 128, device="cuda").bfloat16().requires_grad_() for _ in range(3))
+    grad, longest = torch.randn(rows, args.heads, 128, device="cuda").bfloat16(), int(lengths.max())
+    attend = lambda backend, lists=None: (
+        lambda: jfa.jagged_flash_attention(
+            q, k, v, offsets, offsets, longest, longest, backend=backend, block_lists=lists
+        )
+    )
+    found = []
+
+    def note(name: str, ratio: float, times: tuple[float, float], **more):
+        found.append(dict(name=name, ratio=ratio, forward_ms=times[0], backward_ms=times[1], **more))
+        print(
+            f"{name:12s} {ratio:5.2f}  forward {times[0]:7.3f} ms  backward {times[1]:7.3f} ms  {more or ''}",
+            flush=True,
+        )
+
+    for backend in BACKENDS:
+        note(f"{backend} dense", 1.0, timed(attend(backend), (q, k, v), grad))
+    for ratio in args.ratios:
+        choose = lambda r=ratio: select_blocks(q, k, offsets, offsets, ratio=r, max_seq_len_kv=longest)
+        lists = choose()
+        pairs = int(lists.starts[-1]) / float((lengths // 128).double().pow(2).sum() * args.heads)
+        selection = runner.median_ms(choose, torch.device("cuda"))
+        for backend in BACKENDS:
+            more = dict(pairs=round(pairs, 4), selection_ms=round(selection, 4))
+            note(backend, ratio, timed(attend(backend, lists), (q, k, v), grad), **more)
+        if args.flex:
+            note("flex", ratio, timed(flex_call(q, k, v, offsets, lists, rows), (q, k, v), grad))
+    shape = dict(
+        sequences=args.sequences, heads=args.heads, head_dim=128, rows=rows, lengths="log-uniform 2048..8192, seed 1"
+    )
+    return dict(environment=runner.environment(torch.device("cuda")), shape=shape, timings=found)
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("check", "time"))
+    parser.add_argument("--count", type=int, default=60, help="check: problems")
+    parser.add_argument("--sequences", type=int, default=24)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--ratios", type=float, nargs="+", default=[1.0, 0.5, 0.25])
+    parser.add_argument("--flex", action="store_true", help="time: FlexAttention over the same blocks, too")
+    parser.add_argument("--out", type=Path, help="time: write the result as JSON")
+    args = parser.parse_args()
+    if args.what == "check":
+        return 1 if check(args.count) else 0
+    result = time(args)
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
