@@ -5,32 +5,31 @@ For one key/value head, each query head of its group and each block of 128 queri
     S^T  = K Q^T           P^T  = exp2(S^T scale - lse)        dV += P^T dO
     dP^T = V dO^T          dS^T = P^T (dP^T - delta)           dK += dS^T Q           dQ = dS K
 
-    load       1 warp    TMA: K and V once a tile; per block Q with its rows' lse and delta, and dO
+    load       1 warp    TMA: K and V once per tile; per block Q with its rows' lse and delta, and dO
     mma        1 warp    the five products, in the order S, [dQ and dK of the block before], dP, dV
     compute    2 x 4     each group half of the queries: P^T into TMEM where S^T was, dS^T into SMEM; at the end dK and dV
     reduce     4 warps   dQ from TMEM in slices through staged SMEM to memory, by TMA reduce-add in fp32; then stores dK and dV
 
 TMEM at D = 128 is full: S^T (P^T inside it), dP^T, dV, dK of 128 columns each, so dQ takes dP^T's place and the next dP^T must wait
-until the reduction has read it. ``HELD_SLICES`` of dQ are therefore pulled into registers before the wait for staging buffers:
-TMEM is free that much earlier. At D = 64 dQ has columns of its own.
+until the reduction has read it. Some slices of dQ (``cfg.held_slices``) are therefore pulled into registers before the wait for
+staging buffers: TMEM is free that much earlier. At D = 64 dQ has columns of its own.
 
 Jagged: Q, K, V, dO, dK, dV go through boxes bounded by their sequence. lse, delta and dQ live in padded arrays, where no block
 reaches into the next sequence (:mod:`jfa.kernels.common.padded_rows`); a query that does not exist has lse = +inf, so P = 0.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.blackwell.backward_dq import load_block
-from jfa.kernels.blackwell.lists import read_record
-from jfa.kernels.common.band import in_band, query_blocks
+from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
+from jfa.kernels.common.nouns import Blocks, aggregate
 from jfa.kernels.common.packed import fma_pairs
-from jfa.kernels.common.ragged import ragged_box
+from jfa.kernels.common.ring import Ring, alloc_ring
 from jfa.kernels.common.rounding import rounded_pairs
-from jfa.kernels.common.units import all_ctas, ring, this_cta, zigzag_unit
+from jfa.kernels.common.units import first_unit
+
+HALF_M = tl.constexpr(BLOCK_M.value // 2)  # queries of a compute group
 
 
 @triton.jit
@@ -41,428 +40,437 @@ def backward_kernel(
     do_desc,
     dk_desc,
     dv_desc,
-    dq_desc,  # [H * dq_rows, HEAD_DIM] fp32, boxes [BLOCK_M, DQ_COLUMNS]
+    dq_desc,  # [H * dq_rows, head_dim] fp32, boxes [BLOCK_M, dq_columns]
     lse_ptr,  # [H, padded_count] fp32, in base 2
     delta_ptr,  # [H, padded_count] fp32
-    records_ptr,  # [tiles, 9] int32; see jfa.kernels.blackwell.lists
+    records_ptr,  # [tiles, 9] int32; see jfa.kernels.common.tile_list
     counts_ptr,  # [2] int32: tiles with work, all tiles; the kernel visits the first kind
     padded_count,
     dq_rows,
     scale_log2,  # sm_scale * log2(e)
     sm_scale,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,  # query heads that share a key head
-    HEAD_DIM: tl.constexpr,  # 64 or 128: the tensors' head dims padded
-    Q_BUFFERS: tl.constexpr,
-    DO_BUFFERS: tl.constexpr,
-    DQ_STAGES: tl.constexpr,  # SMEM buffers between TMEM and the reduce-add
-    HELD_SLICES: tl.constexpr,  # slices of dQ held in registers so that TMEM is released early; 0: after the last store
-    WITH_DQ: tl.constexpr,  # False where another kernel makes dQ
-    CLC: tl.constexpr,
-    ZIGZAG: tl.constexpr,  # static schedule: zigzag, else round robin
-    BROADCAST_Q: tl.constexpr,  # all sequences add to the same dQ
-    HAS_LO: tl.constexpr,
-    HAS_HI: tl.constexpr,
-    COMPUTE_REGISTERS: tl.constexpr,
-    SMALL_REGISTERS: tl.constexpr = 40,
-    DQ_COLUMNS: tl.constexpr = 16,
-    COLUMNS: tl.constexpr = 32,  # of P and dS that a compute group works on at a time
-    BLOCK_M: tl.constexpr = 128,
-    BLOCK_N: tl.constexpr = 128,
+    cfg: tl.constexpr,  # BackwardConfig
 ):
-    tl.static_assert(Q_BUFFERS >= 2, "S of a block is issued before dK of the block before it, so two blocks of Q are in use")
-    DQ_TAKES_DP: tl.constexpr = HEAD_DIM == 128
-    dtype = tlx.dtype_of(q_desc)
-
-    k_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), dtype, 1)
-    v_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), dtype, 1)
-    q_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), dtype, Q_BUFFERS)
-    do_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), dtype, DO_BUFFERS)
-    ds_tiles = tlx.local_alloc((BLOCK_N, BLOCK_M), dtype, 1)
-    dq_stages = tlx.local_alloc((BLOCK_M, DQ_COLUMNS), tl.float32, DQ_STAGES)
-    lses = tlx.local_alloc((BLOCK_M,), tl.float32, Q_BUFFERS)
-    deltas = tlx.local_alloc((BLOCK_M,), tl.float32, Q_BUFFERS)
-
-    s_storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
-    s_tiles = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem, reuse=s_storage)
-    # P of a half lies inside S of that half: the groups never touch each other's columns.
-    p_tiles = tlx.local_alloc((BLOCK_N, 2 * BLOCK_M), dtype, 1, tlx.storage_kind.tmem, reuse=s_storage)
-    s_storage.set_buffer_overlap(tlx.reuse_group(s_tiles, p_tiles, group_type=tlx.reuse_group_type.shared))
-    dp_tiles = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem)
-    if DQ_TAKES_DP:
-        dq_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), tl.float32, 1, tlx.storage_kind.tmem, reuse=dp_tiles)
-    else:
-        dq_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), tl.float32, 1, tlx.storage_kind.tmem)
-    dv_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), tl.float32, 1, tlx.storage_kind.tmem)
-    dk_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), tl.float32, 1, tlx.storage_kind.tmem)
-
-    k_fulls = tlx.alloc_barriers(1)
-    v_fulls = tlx.alloc_barriers(1)
-    kv_empties = tlx.alloc_barriers(1)  # dK and dV, staged in K's and V's buffers, have left
-    q_fulls = tlx.alloc_barriers(Q_BUFFERS)
-    q_empties = tlx.alloc_barriers(Q_BUFFERS, arrive_count=3)  # mma for Q, both compute groups for lse and delta
-    do_fulls = tlx.alloc_barriers(DO_BUFFERS)
-    do_empties = tlx.alloc_barriers(DO_BUFFERS)
-    s_fulls = tlx.alloc_barriers(1)
-    p_fulls = tlx.alloc_barriers(2)
-    dp_fulls = tlx.alloc_barriers(1)
-    ds_fulls = tlx.alloc_barriers(2)
-    dq_fulls = tlx.alloc_barriers(1)
-    dq_empties = tlx.alloc_barriers(1)
-    dkv_fulls = tlx.alloc_barriers(1)  # the tile's last product is done, K and V will not be read again
-    out_fulls = tlx.alloc_barriers(1, arrive_count=2)  # dK and dV have been read from TMEM and written to SMEM
-    if CLC:
+    memory = alloc_memory(tlx.dtype_of(q_desc), cfg)
+    if cfg.clc:
         queue = tlx.clc_create_context(num_consumers=5)
 
     with tlx.async_tasks():
         with tlx.async_task("default"):  # reduce
-            unit = this_cta()
-            units = tl.load(counts_ptr) * KV_HEADS
-            done = 0
-            blocks = 0
-            while (unit >= 0) & (unit < units):
-                if CLC:
-                    tlx.clc_producer(queue, (done & 1) ^ 1)
-                row, _, q_len, k_begin, k_len, _, lo, hi, pad_begin = read_record(records_ptr, unit // KV_HEADS)
-                first, _, _, end = query_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI)
-                kv_head = unit % KV_HEADS
-                if WITH_DQ:
-                    blocks = reduce_dq(
-                        dq_desc, dq_tiles, dq_stages, dq_fulls, dq_empties, kv_head * GROUP,
-                        0 if BROADCAST_Q else pad_begin, dq_rows, first, end, blocks,
-                        GROUP, HEAD_DIM, DQ_STAGES, HELD_SLICES, DQ_COLUMNS, BLOCK_M,
-                    )  # fmt: skip
-                tlx.barrier_wait(out_fulls[0], done & 1)
-                tlx.async_descriptor_store(dv_desc, v_tiles[0], ragged_box(k_begin, k_len, row, kv_head))
-                tlx.async_descriptor_store(dk_desc, k_tiles[0], ragged_box(k_begin, k_len, row, kv_head))
-                tlx.async_descriptor_store_wait(0)
-                tlx.barrier_arrive(kv_empties[0])
-                done += 1
-                if CLC:
-                    unit = tlx.clc_consumer(queue, (done - 1) & 1)
-                else:
-                    unit = static_unit(done, ZIGZAG)
+            walk, q_count = first_unit(counts_ptr, cfg.heads), 0
+            while walk.going():
+                if cfg.clc:
+                    tlx.clc_producer(queue, walk.phase(1) ^ 1)
+                q_count = reduce_tile(dq_desc, dk_desc, dv_desc, memory, records_ptr, walk, dq_rows, q_count, cfg)
+                walk = walk.next(tlx.clc_consumer(queue, walk.phase(1)) if cfg.clc else 0, cfg.clc, cfg.zigzag)
 
-        with tlx.async_task(num_warps=4, registers=COMPUTE_REGISTERS, replicate=2):  # compute
-            unit = this_cta()
-            units = tl.load(counts_ptr) * KV_HEADS
-            done = 0
-            blocks = 0
-            while (unit >= 0) & (unit < units):
-                row, _, q_len, _, k_len, _, lo, hi, _ = read_record(records_ptr, unit // KV_HEADS)
-                first, bulk_begin, bulk_end, end = query_steps(
-                    row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI
-                )
-                tiles = (s_tiles, p_tiles, dp_tiles, ds_tiles, lses, deltas)
-                barriers = (s_fulls, p_fulls, dp_fulls, ds_fulls, q_fulls, q_empties)
-                for _ in range(GROUP):
-                    blocks = compute_blocks(
-                        tiles, barriers, tlx.async_task_replica_id(), first, bulk_begin,
-                        blocks, row, k_len, lo, hi, scale_log2, dtype,
-                        Q_BUFFERS, BLOCK_M, BLOCK_N, COLUMNS, True, HAS_LO, HAS_HI,
-                    )  # fmt: skip
-                    blocks = compute_blocks(
-                        tiles, barriers, tlx.async_task_replica_id(), bulk_begin, bulk_end,
-                        blocks, row, k_len, lo, hi, scale_log2, dtype,
-                        Q_BUFFERS, BLOCK_M, BLOCK_N, COLUMNS, False, HAS_LO, HAS_HI,
-                    )  # fmt: skip
-                    blocks = compute_blocks(
-                        tiles, barriers, tlx.async_task_replica_id(), bulk_end, end,
-                        blocks, row, k_len, lo, hi, scale_log2, dtype,
-                        Q_BUFFERS, BLOCK_M, BLOCK_N, COLUMNS, True, HAS_LO, HAS_HI,
-                    )  # fmt: skip
-                write_dkv(
-                    dk_tiles, dv_tiles, k_tiles, v_tiles, dkv_fulls, out_fulls,
-                    tlx.async_task_replica_id(), done, sm_scale, dtype, HEAD_DIM, BLOCK_N,
-                )  # fmt: skip
-                done += 1
-                if CLC:
-                    unit = tlx.clc_consumer(queue, (done - 1) & 1)
-                else:
-                    unit = static_unit(done, ZIGZAG)
+        with tlx.async_task(num_warps=4, registers=cfg.compute_registers, replicate=2):
+            half: tl.constexpr = tlx.async_task_replica_id()
+            walk, q_count = first_unit(counts_ptr, cfg.heads), 0
+            while walk.going():
+                q_count = compute_tile(memory, half, records_ptr, walk, q_count, scale_log2, sm_scale, cfg)
+                walk = walk.next(tlx.clc_consumer(queue, walk.phase(1)) if cfg.clc else 0, cfg.clc, cfg.zigzag)
 
-        with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # mma
-            unit = this_cta()
-            units = tl.load(counts_ptr) * KV_HEADS
-            done = 0
-            blocks = 0
-            while (unit >= 0) & (unit < units):
-                row, _, q_len, _, k_len, _, lo, hi, _ = read_record(records_ptr, unit // KV_HEADS)
-                first, _, _, end = query_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI)
-                smem = (k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles)
-                tmem = (s_tiles, p_tiles, dp_tiles, dq_tiles, dv_tiles, dk_tiles)
-                loads = (k_fulls, v_fulls, q_fulls, q_empties, do_fulls, do_empties)
-                results = (s_fulls, p_fulls, dp_fulls, ds_fulls, dq_fulls, dq_empties, dkv_fulls)
-                blocks = multiply_tile(
-                    smem, tmem, loads, results, (end - first) * GROUP, blocks, done,
-                    HEAD_DIM, Q_BUFFERS, DO_BUFFERS, DQ_TAKES_DP, WITH_DQ, BLOCK_M, BLOCK_N,
-                )  # fmt: skip
-                done += 1
-                if CLC:
-                    unit = tlx.clc_consumer(queue, (done - 1) & 1)
-                else:
-                    unit = static_unit(done, ZIGZAG)
+        with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # mma
+            walk, q_count = first_unit(counts_ptr, cfg.heads), 0
+            while walk.going():
+                q_count = multiply_tile(memory, records_ptr, walk, q_count, cfg)
+                walk = walk.next(tlx.clc_consumer(queue, walk.phase(1)) if cfg.clc else 0, cfg.clc, cfg.zigzag)
 
-        with tlx.async_task(num_warps=1, registers=SMALL_REGISTERS):  # load
-            unit = this_cta()
-            units = tl.load(counts_ptr) * KV_HEADS
-            done = 0
-            blocks = 0
-            while (unit >= 0) & (unit < units):
-                row, q_begin, q_len, k_begin, k_len, out_begin, lo, hi, pad_begin = read_record(
-                    records_ptr, unit // KV_HEADS
-                )
-                first, _, _, end = query_steps(row, q_len, k_len, lo, hi, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI)
-                kv_head = unit % KV_HEADS
-                KV_BYTES: tl.constexpr = BLOCK_N * HEAD_DIM * tlx.size_of(dtype)
-                tlx.barrier_wait(kv_empties[0], (done & 1) ^ 1)
-                tlx.barrier_expect_bytes(k_fulls[0], KV_BYTES)
-                tlx.async_descriptor_load(k_desc, k_tiles[0], ragged_box(k_begin, k_len, row, kv_head), k_fulls[0])
-                tlx.barrier_expect_bytes(v_fulls[0], KV_BYTES)
-                tlx.async_descriptor_load(v_desc, v_tiles[0], ragged_box(k_begin, k_len, row, kv_head), v_fulls[0])
-                for member in range(GROUP):
-                    head = kv_head * GROUP + member
-                    constants = head.to(tl.int64) * padded_count + pad_begin
-                    for block in range(first, end):
-                        q_row = block * BLOCK_M
-                        load_queries(
-                            q_desc, q_tiles, lses, deltas, q_fulls, q_empties, ragged_box(q_begin, q_len, q_row, head),
-                            lse_ptr + constants + q_row, delta_ptr + constants + q_row, blocks,
-                            Q_BUFFERS, HEAD_DIM, BLOCK_M,
-                        )  # fmt: skip
-                        load_block(
-                            do_desc, do_tiles, do_fulls, do_empties, ragged_box(out_begin, q_len, q_row, head), blocks,
-                            DO_BUFFERS, HEAD_DIM, BLOCK_M,
-                        )  # fmt: skip
-                        blocks += 1
-                done += 1
-                if CLC:
-                    unit = tlx.clc_consumer(queue, (done - 1) & 1)
-                else:
-                    unit = static_unit(done, ZIGZAG)
+        with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # load
+            walk, q_count = first_unit(counts_ptr, cfg.heads), 0
+            constants = Constants(lse_ptr, delta_ptr, padded_count)
+            while walk.going():
+                tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
+                load_keys(k_desc, v_desc, memory.keys, tile, walk)
+                q_count = load_queries(q_desc, do_desc, constants, memory, tile, walk, q_count, cfg)
+                walk = walk.next(tlx.clc_consumer(queue, walk.phase(1)) if cfg.clc else 0, cfg.clc, cfg.zigzag)
+
+
+# ------------------------------------------------------------------------------------------------- memory and barriers
+
+
+@aggregate
+class Constants:
+    """Pointers to the rows' lse and delta, each [H, count] fp32."""
+
+    lse: tl.tensor
+    delta: tl.tensor
+    count: tl.tensor
+
+    @triton.jit
+    def load(self, rows, count, at):
+        """Copy lse and delta of 128 rows from ``at`` into the count-th slot of RowConstants."""
+        slot, _ = rows.ring.slot(count)
+        tlx.async_load(self.lse + at, rows.lses[slot], bulk=True, barrier=rows.ring.fulls[slot])
+        tlx.async_load(self.delta + at, rows.deltas[slot], bulk=True, barrier=rows.ring.fulls[slot])
+
+
+@aggregate
+class RowConstants:
+    """lse and delta of blocks of queries in SMEM, with the barriers of a ring (Q's)."""
+
+    lses: tlx.buffered_tensor  # [stages] x [128] fp32
+    deltas: tlx.buffered_tensor
+    ring: Ring
+
+
+@aggregate
+class Keys:
+    """K and V of a tile in SMEM. At the tile's end dK and dV leave through the same buffers."""
+
+    k: tlx.buffered_tensor
+    v: tlx.buffered_tensor
+    k_fulls: tlx.mbarrier
+    v_fulls: tlx.mbarrier
+    out_fulls: tlx.mbarrier  # dK and dV have been read from TMEM and written here
+    empties: tlx.mbarrier  # dK and dV have left
+
+
+@aggregate
+class Scores:
+    """S^T and P^T inside it, and dP^T, in TMEM; dS^T in SMEM. ``p`` and ``ds`` have a barrier per half of the queries.
+
+    P of a half lies inside S of that half: the compute groups never touch each other's columns.
+    """
+
+    s: tlx.buffered_tensor  # [128 keys, 128 queries] fp32
+    p: tlx.buffered_tensor  # [128, 256], of which columns 0 to 63 and 128 to 191 are used
+    dp: tlx.buffered_tensor
+    ds: tlx.buffered_tensor
+    s_fulls: tlx.mbarrier
+    p_fulls: tlx.mbarrier
+    dp_fulls: tlx.mbarrier
+    ds_fulls: tlx.mbarrier
+
+
+@aggregate
+class Gradients:
+    """dV, dK of a tile and dQ of a block in TMEM, fp32; ``stages`` in SMEM between dQ and the reduce-add."""
+
+    dv: tlx.buffered_tensor
+    dk: tlx.buffered_tensor
+    dq: tlx.buffered_tensor
+    stages: tlx.buffered_tensor
+    dkv_fulls: tlx.mbarrier  # the tile's last product is done, K and V will not be read again
+    dq_fulls: tlx.mbarrier
+    dq_empties: tlx.mbarrier
+
+
+@aggregate
+class Memory:
+    """What the roles of a CTA hand to each other; ``rows`` shares the barriers of ``q``."""
+
+    keys: Keys
+    q: Ring
+    do: Ring
+    rows: RowConstants
+    scores: Scores
+    grads: Gradients
 
 
 @triton.jit
-def static_unit(round_, ZIGZAG: tl.constexpr):
-    """The unit that this CTA takes in a round of a static schedule."""
-    if ZIGZAG:
-        return zigzag_unit(round_, this_cta(), all_ctas())
+def alloc_memory(DTYPE: tl.constexpr, cfg: tl.constexpr):
+    """Allocate SMEM, TMEM and barriers of one CTA."""
+    tl.static_assert(
+        cfg.q_slots >= 2, "S of a block is issued before dK of the block before it, so two blocks of Q are in use"
+    )
+    k = tlx.local_alloc((BLOCK_N, cfg.head_dim), DTYPE, 1)
+    v = tlx.local_alloc((BLOCK_N, cfg.head_dim), DTYPE, 1)
+    out_fulls = tlx.alloc_barriers(1, arrive_count=2)
+    keys = Keys(k, v, tlx.alloc_barriers(1), tlx.alloc_barriers(1), out_fulls, tlx.alloc_barriers(1))
+    # Q is emptied by the mma role, its lse and delta by both compute groups. They arrive together.
+    q = alloc_ring(BLOCK_M, cfg.head_dim, DTYPE, cfg.q_slots, 3)
+    q = Ring(q.buffers, q.fulls, q.empties, q.stages, q.bytes + 2 * 4 * BLOCK_M, 0)
+    do = alloc_ring(BLOCK_M, cfg.head_dim, DTYPE, cfg.do_slots, 1)
+    lses = tlx.local_alloc((BLOCK_M,), tl.float32, q.stages)
+    deltas = tlx.local_alloc((BLOCK_M,), tl.float32, q.stages)
+    scores = alloc_scores(tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, 1))
+    return Memory(keys, q, do, RowConstants(lses, deltas, q), scores, alloc_gradients(scores, cfg))
+
+
+@triton.jit
+def alloc_scores(ds):
+    """Allocate Scores beside ``ds``."""
+    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
+    s = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem, reuse=storage)
+    p = tlx.local_alloc((BLOCK_N, 2 * BLOCK_M), ds.dtype, 1, tlx.storage_kind.tmem, reuse=storage)
+    storage.set_buffer_overlap(tlx.reuse_group(s, p, group_type=tlx.reuse_group_type.shared))
+    dp = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem)
+    s_fulls, p_fulls = tlx.alloc_barriers(1), tlx.alloc_barriers(2)
+    dp_fulls, ds_fulls = tlx.alloc_barriers(1), tlx.alloc_barriers(2)
+    return Scores(s, p, dp, ds, s_fulls, p_fulls, dp_fulls, ds_fulls)
+
+
+@triton.jit
+def alloc_gradients(scores, cfg: tl.constexpr):
+    """Allocate Gradients, dQ in dP's place where tensor memory is full."""
+    STAGES: tl.constexpr = cfg.dq_stages
+    if cfg.dq_takes_dp:
+        dq = tlx.local_alloc((BLOCK_M, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem, reuse=scores.dp)
     else:
-        return round_ * all_ctas() + this_cta()
+        dq = tlx.local_alloc((BLOCK_M, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem)
+    dv = tlx.local_alloc((BLOCK_N, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem)
+    dk = tlx.local_alloc((BLOCK_N, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem)
+    stages = tlx.local_alloc((BLOCK_M, cfg.dq_columns), tl.float32, STAGES)
+    return Gradients(dv, dk, dq, stages, tlx.alloc_barriers(1), tlx.alloc_barriers(1), tlx.alloc_barriers(1))
 
 
 @triton.jit
-def query_steps(
-    row, q_len, k_len, lo, hi,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
-):  # fmt: skip
-    """(first, bulk_begin, bulk_end, end) of the query blocks that see a key tile.
+def query_steps(tile):
+    """Return the Blocks of queries that see a key tile.
 
     A tile that no query sees gets one wholly masked block, so that no role waits for another in vain.
     """
-    first, bulk_begin, bulk_end, end = query_blocks(row, BLOCK_N, q_len, k_len, lo, hi, BLOCK_M, HAS_LO, HAS_HI)
-    nothing = end <= first
-    return (
-        tl.where(nothing, 0, first), tl.where(nothing, 0, bulk_begin),
-        tl.where(nothing, 0, bulk_end), tl.where(nothing, 1, end),
-    )  # fmt: skip
+    blocks = tile.query_blocks(BLOCK_N, BLOCK_M)
+    nothing = blocks.end <= blocks.first
+    first, bulk_begin = tl.where(nothing, 0, blocks.first), tl.where(nothing, 0, blocks.bulk_begin)
+    return Blocks(first, bulk_begin, tl.where(nothing, 0, blocks.bulk_end), tl.where(nothing, 1, blocks.end))
+
+
+# ---------------------------------------------------------------------------------------------------------------- load
 
 
 @triton.jit
-def load_queries(
-    desc, tiles, lses, deltas, fulls, empties, box, lse_ptr, delta_ptr, blocks,
-    BUFFERS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
-    """A block of Q, and on the same barrier its rows' lse and delta."""
-    buffer, phase = ring(blocks, BUFFERS)
-    tlx.barrier_wait(empties[buffer], phase ^ 1)
-    tlx.barrier_expect_bytes(fulls[buffer], BLOCK_M * HEAD_DIM * tlx.size_of(tlx.dtype_of(desc)) + 8 * BLOCK_M)
-    tlx.async_descriptor_load(desc, tiles[buffer], box, fulls[buffer])
-    tlx.async_load(lse_ptr, lses[buffer], bulk=True, barrier=fulls[buffer])
-    tlx.async_load(delta_ptr, deltas[buffer], bulk=True, barrier=fulls[buffer])
+def load_keys(k_desc, v_desc, keys, tile, walk):
+    """Load a tile's K and V once dK and dV of the tile before have left."""
+    BYTES: tl.constexpr = BLOCK_N * keys.k.shape[1] * tlx.size_of(keys.k.dtype)
+    box = tile.kv.box(tile.row, walk.head())
+    tlx.barrier_wait(keys.empties[0], (walk.done & 1) ^ 1)
+    tlx.barrier_expect_bytes(keys.k_fulls[0], BYTES)
+    tlx.async_descriptor_load(k_desc, keys.k[0], box, keys.k_fulls[0])
+    tlx.barrier_expect_bytes(keys.v_fulls[0], BYTES)
+    tlx.async_descriptor_load(v_desc, keys.v[0], box, keys.v_fulls[0])
+
+
+@triton.jit
+def load_queries(q_desc, do_desc, constants, memory, tile, walk, q_count, cfg: tl.constexpr):
+    """Load Q, its rows' lse and delta, and dO, block by block for each head of the group. Returns the blocks loaded so far."""
+    blocks = query_steps(tile)
+    for member in range(cfg.group):
+        head = walk.head() * cfg.group + member
+        at = head.to(tl.int64) * constants.count + tile.pad_begin
+        for block in range(blocks.first, blocks.end):
+            row = block * BLOCK_M
+            memory.q.load(q_count, q_desc, tile.q.box(row, head))
+            constants.load(memory.rows, q_count, at + row)
+            memory.do.load(q_count, do_desc, tile.out.box(row, head))
+            q_count += 1
+    return q_count
 
 
 # ----------------------------------------------------------------------------------------------------------------- mma
 
+# Issue order of a step, i its number, i-1 the block before (of the same tile; step 0 has none):
+#
+#   1  S(i)   = K Q(i)^T        overwrites P(i-1), which 5 of the step before has read, and S(i-1), read before that P was written
+#   2  dQ     = dS(i-1) K       first of the two that need dS: the reduction is waiting. At D = 128 into dP(i-1), read before dS
+#   3  dK    += dS(i-1)^T Q(i-1)
+#   4  dP(i)  = V dO(i)^T       behind 2 and 3: when it is there, dS may be overwritten. At D = 128 waits until dQ has been read
+#   5  dV    += P(i)^T dO(i)    half by half as the compute groups publish P
+#
+# Products run in the order of their issue. 1 stands before 2 so that the compute groups have scores to work on while dS(i-1) is
+# multiplied. A new tile's K is there only after dK and dV of the tile before have left through its buffer: so 3 and 5 may
+# overwrite their tensor memory.
+
 
 @triton.jit
-def multiply_tile(
-    smem, tmem, loads, results, steps, blocks, done,
-    HEAD_DIM: tl.constexpr, Q_BUFFERS: tl.constexpr, DO_BUFFERS: tl.constexpr, DQ_TAKES_DP: tl.constexpr,
-    WITH_DQ: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Issues a tile's products. Returns the blocks done so far.
+def multiply_tile(memory, records_ptr, walk, q_count, cfg: tl.constexpr):
+    """Issue a tile's products. Returns the blocks done so far."""
+    keys, q, do, scores = memory.keys, memory.q, memory.do, memory.scores
+    blocks = query_steps(walk.tile(records_ptr, cfg.has_lo, cfg.has_hi))
+    steps = (blocks.end - blocks.first) * cfg.group
 
-    S of a block comes before dQ and dK of the block before it, so that compute has scores to work on meanwhile. A new tile's K is
-    there only after dK and dV of the tile before have left through its buffer: their tensor memory is free by then.
-    """
-    k_tiles, v_tiles, q_tiles, do_tiles, _ = smem
-    s_tiles, p_tiles, dp_tiles, _, dv_tiles, dk_tiles = tmem
-    k_fulls, v_fulls, q_fulls, q_empties, do_fulls, do_empties = loads
-    s_fulls, p_fulls, dp_fulls, _, _, dq_empties, dkv_fulls = results
-    HALF_M: tl.constexpr = BLOCK_M // 2
-
-    tlx.barrier_wait(k_fulls[0], done & 1)
+    tlx.barrier_wait(keys.k_fulls[0], walk.done & 1)
     for step in range(0, steps + 1):
-        phase = blocks & 1
-        q_buffer, q_phase = ring(blocks, Q_BUFFERS)
-        do_buffer, do_phase = ring(blocks, DO_BUFFERS)
+        q_slot, q_phase = q.slot(q_count)
+        do_slot, do_phase = do.slot(q_count)
         if step < steps:
-            tlx.barrier_wait(q_fulls[q_buffer], q_phase)
-            tlx.async_dot(
-                k_tiles[0], tlx.local_trans(q_tiles[q_buffer]), s_tiles[0], use_acc=False, mBarriers=[s_fulls[0]]
-            )
+            tlx.barrier_wait(q.fulls[q_slot], q_phase)
+            q_transposed = tlx.local_trans(q.buffers[q_slot])
+            tlx.async_dot(keys.k[0], q_transposed, scores.s[0], use_acc=False, mBarriers=[scores.s_fulls[0]])
         if step > 0:
-            multiply_ds(smem, tmem, loads, results, blocks - 1, step > 1, Q_BUFFERS, DQ_TAKES_DP, WITH_DQ)
+            multiply_ds(memory, q_count - 1, step > 1, cfg)
         else:
-            tlx.barrier_wait(v_fulls[0], done & 1)
+            tlx.barrier_wait(keys.v_fulls[0], walk.done & 1)
         if step < steps:
-            tlx.barrier_wait(do_fulls[do_buffer], do_phase)
-            if DQ_TAKES_DP and WITH_DQ:
-                tlx.barrier_wait(dq_empties[0], phase ^ 1)
-            tlx.async_dot(
-                v_tiles[0], tlx.local_trans(do_tiles[do_buffer]), dp_tiles[0], use_acc=False, mBarriers=[dp_fulls[0]]
-            )
-            for half in tl.static_range(2):
-                tlx.barrier_wait(p_fulls[half], phase)
-                p_half = tlx.subslice(p_tiles[0], half * BLOCK_M, HALF_M)
-                do_half = tlx.local_slice(do_tiles[do_buffer], [half * HALF_M, 0], [HALF_M, HEAD_DIM])
-                tlx.async_dot(p_half, do_half, dv_tiles[0], use_acc=step > 0 if half == 0 else True, force_async=True)
-            tlx.tcgen05_commit(do_empties[do_buffer])
-            blocks += 1
-    tlx.tcgen05_commit(dkv_fulls[0])
-    return blocks
+            tlx.barrier_wait(do.fulls[do_slot], do_phase)
+            if cfg.dq_takes_dp and cfg.with_dq:
+                tlx.barrier_wait(memory.grads.dq_empties[0], (q_count & 1) ^ 1)
+            do_transposed = tlx.local_trans(do.buffers[do_slot])
+            tlx.async_dot(keys.v[0], do_transposed, scores.dp[0], use_acc=False, mBarriers=[scores.dp_fulls[0]])
+            multiply_p(scores, do.buffers[do_slot], memory.grads.dv, q_count, step > 0)
+            tlx.tcgen05_commit(do.empties[do_slot])
+            q_count += 1
+    tlx.tcgen05_commit(memory.grads.dkv_fulls[0])
+    return q_count
 
 
 @triton.jit
-def multiply_ds(
-    smem, tmem, loads, results, block, use_acc,
-    Q_BUFFERS: tl.constexpr, DQ_TAKES_DP: tl.constexpr, WITH_DQ: tl.constexpr,
-):  # fmt: skip
-    """dQ = dS K and dK += dS^T Q of one block, whose dS^T [keys, queries] lies in SMEM; dQ first: the reduction is waiting."""
-    k_tiles, _, q_tiles, _, ds_tiles = smem
-    _, _, _, dq_tiles, _, dk_tiles = tmem
-    _, _, _, q_empties, _, _ = loads
-    _, _, _, ds_fulls, dq_fulls, dq_empties, _ = results
-    phase = block & 1
-    q_buffer, _ = ring(block, Q_BUFFERS)
-    tlx.barrier_wait(ds_fulls[0], phase)
-    tlx.barrier_wait(ds_fulls[1], phase)
-    if WITH_DQ:
-        if not DQ_TAKES_DP:
-            tlx.barrier_wait(dq_empties[0], phase ^ 1)
-        tlx.async_dot(
-            tlx.local_trans(ds_tiles[0]), k_tiles[0], dq_tiles[0], use_acc=False, mBarriers=[dq_fulls[0]]
-        )
-    tlx.async_dot(ds_tiles[0], q_tiles[q_buffer], dk_tiles[0], use_acc=use_acc, force_async=True)
-    tlx.tcgen05_commit(q_empties[q_buffer])
+def multiply_p(scores, do, dv, count, use_acc):
+    """dV += P^T dO of the count-th block, half by half."""
+    HEAD_DIM: tl.constexpr = do.shape[1]
+    for half in tl.static_range(2):
+        tlx.barrier_wait(scores.p_fulls[half], count & 1)
+        p_half = tlx.subslice(scores.p[0], half * BLOCK_M, HALF_M)
+        do_half = tlx.local_slice(do, [half * HALF_M, 0], [HALF_M, HEAD_DIM])
+        tlx.async_dot(p_half, do_half, dv[0], use_acc=use_acc if half == 0 else True, force_async=True)
+
+
+@triton.jit
+def multiply_ds(memory, count, use_acc, cfg: tl.constexpr):
+    """dQ = dS K and dK += dS^T Q of the count-th block, whose dS^T [keys, queries] lies in SMEM."""
+    q, scores, grads = memory.q, memory.scores, memory.grads
+    phase = count & 1
+    q_slot, _ = q.slot(count)
+    tlx.barrier_wait(scores.ds_fulls[0], phase)
+    tlx.barrier_wait(scores.ds_fulls[1], phase)
+    if cfg.with_dq:
+        if not cfg.dq_takes_dp:
+            tlx.barrier_wait(grads.dq_empties[0], phase ^ 1)
+        ds = tlx.local_trans(scores.ds[0])
+        tlx.async_dot(ds, memory.keys.k[0], grads.dq[0], use_acc=False, mBarriers=[grads.dq_fulls[0]])
+    tlx.async_dot(scores.ds[0], q.buffers[q_slot], grads.dk[0], use_acc=use_acc, force_async=True)
+    tlx.tcgen05_commit(q.empties[q_slot])
 
 
 # ------------------------------------------------------------------------------------------------------------- compute
 
 
 @triton.jit
-def compute_blocks(
-    tiles, barriers, half: tl.constexpr, block_begin, block_end, blocks, row, k_len, lo, hi, scale_log2, dtype: tl.constexpr,
-    Q_BUFFERS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    COLUMNS: tl.constexpr, MASKED: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
-    HEAD_ROWS: tl.constexpr = 0,
-):  # fmt: skip
-    """P^T and dS^T of one half of the queries, over one stretch of blocks, all masked or none. Returns the blocks done.
-
-    HEAD_ROWS: where a block holds several heads' queries, the rows of each.
-    """
-    s_tiles, p_tiles, dp_tiles, ds_tiles, lses, deltas = tiles
-    s_fulls, p_fulls, dp_fulls, ds_fulls, q_fulls, q_empties = barriers
-    HALF_M: tl.constexpr = BLOCK_M // 2
-    SLICES: tl.constexpr = HALF_M // COLUMNS
-    FIRST: tl.constexpr = half * HALF_M
-    for block in range(block_begin, block_end):
-        phase = blocks & 1
-        q_buffer, q_phase = ring(blocks, Q_BUFFERS)
-
-        tlx.barrier_wait(q_fulls[q_buffer], q_phase)
-        tlx.barrier_wait(s_fulls[0], phase)
-        kept = ()
-        for i in tl.static_range(SLICES):
-            lse = tlx.local_load(tlx.local_slice(lses[q_buffer], [FIRST + i * COLUMNS], [COLUMNS]))
-            scores = tlx.local_load(tlx.subslice(s_tiles[0], FIRST + i * COLUMNS, COLUMNS))
-            p = tl.math.exp2(fma_pairs(scores, scale_log2, -lse[None, :]))
-            if MASKED:
-                keys = row + tl.arange(0, BLOCK_N)
-                queries = block * BLOCK_M + FIRST + i * COLUMNS + tl.arange(0, COLUMNS)
-                if HEAD_ROWS:
-                    queries = queries % HEAD_ROWS
-                p = tl.where(in_band(queries[None, :], keys[:, None], k_len, lo, hi, HAS_LO, HAS_HI), p, 0.0)
-            kept = kept + (rounded_pairs(p, dtype),)
-        for i in tl.static_range(SLICES):  # only now: P lies where S was
-            tlx.local_store(tlx.subslice(p_tiles[0], half * BLOCK_M + i * COLUMNS, COLUMNS), kept[i])
-        tlx.barrier_arrive(p_fulls[half])
-
-        tlx.barrier_wait(dp_fulls[0], phase)
-        for i in tl.static_range(SLICES):
-            delta = tlx.local_load(tlx.local_slice(deltas[q_buffer], [FIRST + i * COLUMNS], [COLUMNS]))
-            dp = tlx.local_load(tlx.subslice(dp_tiles[0], FIRST + i * COLUMNS, COLUMNS))
-            ds = kept[i].to(tl.float32) * (dp - delta[None, :])
-            tlx.local_store(tlx.local_slice(ds_tiles[0], [0, FIRST + i * COLUMNS], [BLOCK_N, COLUMNS]), ds.to(dtype))
-        tlx.barrier_arrive(q_empties[q_buffer])
-        tlx.fence("async_shared")
-        tlx.barrier_arrive(ds_fulls[half])
-        blocks += 1
-    return blocks
+def compute_tile(memory, half: tl.constexpr, records_ptr, walk, q_count, scale_log2, sm_scale, cfg: tl.constexpr):
+    """P^T and dS^T of one half of the queries, block by block, then half of dK and dV. Returns the blocks done so far."""
+    tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
+    blocks = query_steps(tile)
+    for _ in range(cfg.group):
+        q_count = compute_blocks(memory.scores, memory.rows, half, tile, blocks, q_count, scale_log2, cfg)
+    write_dkv(memory, half, walk.done, sm_scale, cfg)
+    return q_count
 
 
 @triton.jit
-def write_dkv(
-    dk_tiles, dv_tiles, k_tiles, v_tiles, dkv_fulls, out_fulls, half: tl.constexpr, done, sm_scale,
-    dtype: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+def compute_blocks(scores, rows, half: tl.constexpr, tile, blocks, count, scale_log2, cfg: tl.constexpr):
+    """Walk the query blocks of one head, peeled: masked blocks, the bulk, masked blocks. Returns the blocks done so far."""
+    begin, end = blocks.bulk_begin, blocks.bulk_end
+    count = compute_stretch(scores, rows, half, tile, blocks.first, begin, count, scale_log2, True, cfg)
+    count = compute_stretch(scores, rows, half, tile, begin, end, count, scale_log2, False, cfg)
+    return compute_stretch(scores, rows, half, tile, end, blocks.end, count, scale_log2, True, cfg)
+
+
+@triton.jit
+def compute_stretch(
+    scores, rows, half: tl.constexpr, tile, begin, end, count, scale_log2, MASKED: tl.constexpr, cfg: tl.constexpr
+):
+    """P^T and dS^T of one half of the queries, over one stretch of blocks, all masked or none. Returns the blocks done so far."""
+    COLUMNS: tl.constexpr = cfg.columns
+    SLICES: tl.constexpr = HALF_M // COLUMNS
+    FIRST: tl.constexpr = half * HALF_M
+    for block in range(begin, end):
+        phase = count & 1
+        slot, q_phase = rows.ring.slot(count)
+
+        tlx.barrier_wait(rows.ring.fulls[slot], q_phase)
+        tlx.barrier_wait(scores.s_fulls[0], phase)
+        kept = ()
+        for i in tl.static_range(SLICES):
+            lse = tlx.local_load(tlx.local_slice(rows.lses[slot], [FIRST + i * COLUMNS], [COLUMNS]))
+            s = tlx.local_load(tlx.subslice(scores.s[0], FIRST + i * COLUMNS, COLUMNS))
+            p = tl.math.exp2(fma_pairs(s, scale_log2, -lse[None, :]))
+            if MASKED:
+                p = mask_pairs(p, tile, block * BLOCK_M + FIRST + i * COLUMNS, cfg)
+            kept = kept + (rounded_pairs(p, scores.p.dtype),)
+        for i in tl.static_range(SLICES):  # only now: P lies where S was
+            tlx.local_store(tlx.subslice(scores.p[0], half * BLOCK_M + i * COLUMNS, COLUMNS), kept[i])
+        tlx.barrier_arrive(scores.p_fulls[half])
+
+        tlx.barrier_wait(scores.dp_fulls[0], phase)
+        for i in tl.static_range(SLICES):
+            delta = tlx.local_load(tlx.local_slice(rows.deltas[slot], [FIRST + i * COLUMNS], [COLUMNS]))
+            dp = tlx.local_load(tlx.subslice(scores.dp[0], FIRST + i * COLUMNS, COLUMNS))
+            ds = kept[i].to(tl.float32) * (dp - delta[None, :])
+            ds_slice = tlx.local_slice(scores.ds[0], [0, FIRST + i * COLUMNS], [BLOCK_N, COLUMNS])
+            tlx.local_store(ds_slice, ds.to(scores.ds.dtype))
+        tlx.barrier_arrive(rows.ring.empties[slot])
+        tlx.fence("async_shared")
+        tlx.barrier_arrive(scores.ds_fulls[half])
+        count += 1
+    return count
+
+
+@triton.jit
+def mask_pairs(p, tile, first_query, cfg: tl.constexpr):
+    """Return P^T [128 keys, columns] with 0 where a pair does not count."""
+    keys = tile.row + tl.arange(0, BLOCK_N)
+    queries = first_query + tl.arange(0, p.shape[1])
+    if cfg.head_rows:
+        queries = queries % cfg.head_rows
+    return tl.where(tile.pair_mask(queries[None, :], keys[:, None]), p, 0.0)
+
+
+@triton.jit
+def write_dkv(memory, half: tl.constexpr, done, sm_scale, cfg: tl.constexpr):
     """Half of dK's and dV's columns from TMEM to the SMEM of K and V, which the tile no longer needs."""
-    HALF_D: tl.constexpr = HEAD_DIM // 2
-    tlx.barrier_wait(dkv_fulls[0], done & 1)
-    dv = tlx.local_load(tlx.subslice(dv_tiles[0], half * HALF_D, HALF_D)).to(dtype)
-    tlx.local_store(tlx.local_slice(v_tiles[0], [0, half * HALF_D], [BLOCK_N, HALF_D]), dv)
-    dk = (tlx.local_load(tlx.subslice(dk_tiles[0], half * HALF_D, HALF_D)) * sm_scale).to(dtype)
-    tlx.local_store(tlx.local_slice(k_tiles[0], [0, half * HALF_D], [BLOCK_N, HALF_D]), dk)
+    HALF_D: tl.constexpr = cfg.head_dim // 2
+    keys, grads = memory.keys, memory.grads
+    tlx.barrier_wait(grads.dkv_fulls[0], done & 1)
+    dv = tlx.local_load(tlx.subslice(grads.dv[0], half * HALF_D, HALF_D)).to(keys.v.dtype)
+    tlx.local_store(tlx.local_slice(keys.v[0], [0, half * HALF_D], [BLOCK_N, HALF_D]), dv)
+    dk = (tlx.local_load(tlx.subslice(grads.dk[0], half * HALF_D, HALF_D)) * sm_scale).to(keys.k.dtype)
+    tlx.local_store(tlx.local_slice(keys.k[0], [0, half * HALF_D], [BLOCK_N, HALF_D]), dk)
     tlx.fence("async_shared")
-    tlx.barrier_arrive(out_fulls[0])
+    tlx.barrier_arrive(keys.out_fulls[0])
 
 
 # -------------------------------------------------------------------------------------------------------------- reduce
 
 
 @triton.jit
-def reduce_dq(
-    dq_desc, dq_tiles, dq_stages, dq_fulls, dq_empties, first_head, dq_begin, dq_rows, first, end, blocks,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DQ_STAGES: tl.constexpr, HELD_SLICES: tl.constexpr,
-    DQ_COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
-    """Adds every block's dQ of a tile to memory, slice by slice. Returns the blocks done so far."""
-    SLICES: tl.constexpr = HEAD_DIM // DQ_COLUMNS
-    tl.static_assert(SLICES % DQ_STAGES == 0, "a block of dQ starts with the staging buffer that was filled longest ago")
-    for member in range(GROUP):
-        head_row = (first_head + member) * dq_rows + dq_begin
-        for block in range(first, end):
-            row = head_row + block * BLOCK_M
-            tlx.barrier_wait(dq_fulls[0], blocks & 1)
-            for i in tl.static_range(SLICES - HELD_SLICES):
-                part = tlx.local_load(tlx.subslice(dq_tiles[0], i * DQ_COLUMNS, DQ_COLUMNS))
-                add_slice(dq_desc, dq_stages, part, row, i, DQ_STAGES, DQ_COLUMNS)
-            held = ()
-            for i in tl.static_range(SLICES - HELD_SLICES, SLICES):
-                held = held + (tlx.local_load(tlx.subslice(dq_tiles[0], i * DQ_COLUMNS, DQ_COLUMNS)),)
-            tlx.barrier_arrive(dq_empties[0])
-            for i in tl.static_range(HELD_SLICES):
-                add_slice(dq_desc, dq_stages, held[i], row, SLICES - HELD_SLICES + i, DQ_STAGES, DQ_COLUMNS)
-            blocks += 1
-    return blocks
+def reduce_tile(dq_desc, dk_desc, dv_desc, memory, records_ptr, walk, dq_rows, q_count, cfg: tl.constexpr):
+    """Add every block's dQ of a tile to memory, then store dK and dV. Returns the blocks done so far."""
+    tile, keys = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi), memory.keys
+    if cfg.with_dq:
+        blocks = query_steps(tile)
+        first_head = walk.head() * cfg.group
+        for member in range(cfg.group):
+            row = (first_head + member) * dq_rows + (0 if cfg.broadcast_q else tile.pad_begin)
+            for block in range(blocks.first, blocks.end):
+                reduce_dq(dq_desc, memory.grads, row + block * BLOCK_M, q_count, cfg)
+                q_count += 1
+    tlx.barrier_wait(keys.out_fulls[0], walk.done & 1)
+    box = tile.kv.box(tile.row, walk.head())
+    tlx.async_descriptor_store(dv_desc, keys.v[0], box)
+    tlx.async_descriptor_store(dk_desc, keys.k[0], box)
+    tlx.async_descriptor_store_wait(0)
+    tlx.barrier_arrive(keys.empties[0])
+    return q_count
 
 
 @triton.jit
-def add_slice(dq_desc, dq_stages, part, row, i: tl.constexpr, DQ_STAGES: tl.constexpr, DQ_COLUMNS: tl.constexpr):
+def reduce_dq(dq_desc, grads, row, count, cfg: tl.constexpr):
+    """Add the count-th block's dQ to the 128 rows from ``row``, slice by slice; its tensor memory is free before the last leave."""
+    WIDTH: tl.constexpr = cfg.dq_columns
+    SLICES: tl.constexpr = cfg.head_dim // WIDTH
+    HELD: tl.constexpr = cfg.held_slices
+    tl.static_assert(
+        SLICES % cfg.dq_stages == 0, "a block of dQ starts with the staging buffer that was filled longest ago"
+    )
+    tlx.barrier_wait(grads.dq_fulls[0], count & 1)
+    for i in tl.static_range(SLICES - HELD):
+        part = tlx.local_load(tlx.subslice(grads.dq[0], i * WIDTH, WIDTH))
+        add_slice(dq_desc, grads.stages, part, row, i, cfg)
+    held = ()
+    for i in tl.static_range(SLICES - HELD, SLICES):
+        held = held + (tlx.local_load(tlx.subslice(grads.dq[0], i * WIDTH, WIDTH)),)
+    tlx.barrier_arrive(grads.dq_empties[0])
+    for i in tl.static_range(HELD):
+        add_slice(dq_desc, grads.stages, held[i], row, SLICES - HELD + i, cfg)
+
+
+@triton.jit
+def add_slice(dq_desc, stages, part, row, i: tl.constexpr, cfg: tl.constexpr):
     """One slice into the staging buffer whose last reader has left, and from there added to memory in fp32."""
-    stage = dq_stages[i % DQ_STAGES]
-    tlx.async_descriptor_store_wait(DQ_STAGES - 1)
+    stage = stages[i % cfg.dq_stages]
+    tlx.async_descriptor_store_wait(cfg.dq_stages - 1)
     tlx.local_store(stage, part)
     tlx.fence("async_shared")
-    tlx.async_descriptor_store(dq_desc, stage, [row, i * DQ_COLUMNS], store_reduce="add")
+    tlx.async_descriptor_store(dq_desc, stage, [row, i * cfg.dq_columns], store_reduce="add")

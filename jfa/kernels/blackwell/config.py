@@ -108,6 +108,21 @@ class BackwardConfig(Config):
     small_registers: int = 40
     columns: int = 32
 
+    @property
+    def dk_takes_dv(self) -> bool:
+        """Whether tensor memory is full in the resident form, so that dK lies where dV was."""
+        return self.head_dim == 128
+
+    @property
+    def dq_takes_dp(self) -> bool:
+        """Whether tensor memory is full in the general form, so that dQ lies where dP was."""
+        return self.head_dim == 128
+
+    @property
+    def head_rows(self) -> int:
+        """Queries of each head in a block that several heads share; 0 where a block is one head's."""
+        return BLOCK // self.group if self.resident and self.group > 1 else 0
+
 
 @dataclass(frozen=True)
 class DqConfig(Config):

@@ -12,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from jfa.kernels.base import Problem, wrong_gpu
 from jfa.kernels.blackwell.backward_1cta import backward_kernel
 from jfa.kernels.blackwell.backward_dq import dq_kernel
-from jfa.kernels.blackwell.backward_pma import pma_backward_kernel
+from jfa.kernels.blackwell.backward_resident import resident_backward_kernel
 from jfa.kernels.blackwell.config import (
     BLOCK,
     BackwardConfig,
@@ -191,7 +191,7 @@ def launch_backward(
         sums.shape[1],
         problem.sm_scale * LOG2_E,
         problem.sm_scale,
-        **backward_constexprs(config),
+        config,
         num_warps=4,
         num_stages=1,
     )
@@ -204,7 +204,7 @@ def launch_resident(
     heads, rows = config.heads, BLOCK // config.group
     shares = max(1, min(records.shape[0], num_sms(problem.device, EMULATED_SMS) // heads))
     partials = torch.zeros(shares * heads, BLOCK, config.head_dim, dtype=torch.float32, device=q.device)
-    pma_backward_kernel[(shares * heads,)](
+    resident_backward_kernel[(shares * heads,)](
         *_boxes(config.head_dim, q, rows=rows),
         *_boxes(config.head_dim, k, v),
         *_boxes(config.head_dim, dout, rows=rows),
@@ -218,7 +218,7 @@ def launch_resident(
         lse2.shape[1],
         problem.sm_scale * LOG2_E,
         problem.sm_scale,
-        **pma_constexprs(config),
+        config,
         num_warps=4,
         num_stages=1,
     )
@@ -237,7 +237,7 @@ def launch_dq(problem: Problem, dout, q, k, v, sums, lse2, delta, records: Tenso
         counts,
         lse2.shape[1],
         problem.sm_scale * LOG2_E,
-        **dq_constexprs(config),
+        config,
         num_warps=4,
         num_stages=1,
     )
@@ -264,46 +264,3 @@ def _dq_boxes(sums: Tensor, columns: int) -> TensorDescriptor:
     """Return a descriptor of plain boxes of 128 rows and a few columns on fp32 sums [H, rows, columns]."""
     flat = sums.view(-1, sums.shape[2])
     return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [BLOCK, columns])
-
-
-def backward_constexprs(config):
-    return {
-        "KV_HEADS": config.heads,
-        "GROUP": config.group,
-        "HEAD_DIM": config.head_dim,
-        "Q_BUFFERS": config.q_slots,
-        "DO_BUFFERS": config.do_slots,
-        "DQ_STAGES": config.dq_stages,
-        "HELD_SLICES": config.held_slices,
-        "DQ_COLUMNS": config.dq_columns,
-        "WITH_DQ": config.with_dq,
-        "CLC": config.clc,
-        "ZIGZAG": config.zigzag,
-        "BROADCAST_Q": config.broadcast_q,
-        "HAS_LO": config.has_lo,
-        "HAS_HI": config.has_hi,
-        "COMPUTE_REGISTERS": config.compute_registers,
-    }
-
-
-def pma_constexprs(config):
-    return {
-        "KV_HEADS": config.heads,
-        "GROUP": config.group,
-        "HEAD_DIM": config.head_dim,
-        "DQ_COLUMNS": config.dq_columns,
-        "HAS_LO": config.has_lo,
-        "HAS_HI": config.has_hi,
-    }
-
-
-def dq_constexprs(config):
-    return {
-        "HEADS": config.heads,
-        "GROUP": config.group,
-        "HEAD_DIM": config.head_dim,
-        "KV_BUFFERS": config.kv_slots,
-        "DQ_COLUMNS": config.dq_columns,
-        "HAS_LO": config.has_lo,
-        "HAS_HI": config.has_hi,
-    }

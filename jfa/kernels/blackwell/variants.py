@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 
 from jfa.kernels.base import Problem
-from jfa.kernels.blackwell import launch
 from jfa.kernels.blackwell.config import BLOCK, backward_config, dq_config, forward_config, plain_config
 from jfa.kernels.compile_config import CompileConfig
 from jfa.masks import Band
@@ -91,7 +90,7 @@ def _attention(
         name=f"blackwell-{name}",
         kernel=f"jfa.kernels.blackwell.{kernel}",
         signature=signature,
-        constexprs=cfg if isinstance(cfg, dict) else {"cfg": cfg},
+        constexprs={"cfg": cfg},
         targets=TARGETS,
         roles=roles,
         max_spill_bytes=spills,
@@ -137,7 +136,7 @@ def _backward_signature(cfg) -> dict[str, str]:
 def _backward(name: str, problem: Problem, clc: bool) -> CompileConfig:
     cfg = replace(backward_config(problem, clc=clc), resident=False)
     name = f"backward-{name}-{'clc' if cfg.clc else 'static'}"
-    cfg, signature = launch.backward_constexprs(cfg), _backward_signature(cfg)
+    signature = _backward_signature(cfg)
     return _attention(name, "backward_1cta:backward_kernel", signature, cfg, BACKWARD_ROLES, BACKWARD_SPILLS)
 
 
@@ -145,9 +144,13 @@ def _resident(name: str, problem: Problem) -> CompileConfig:
     cfg = backward_config(problem)
     signature = {k: v for k, v in _backward_signature(cfg).items() if k != "dq_rows"} | {"rows_q": "i32"}
     signature |= dict.fromkeys(("q_desc", "do_desc"), _box(cfg.head_dim, BLOCK // cfg.group))
-    cfg = launch.pma_constexprs(cfg)
     return _attention(
-        f"backward-resident-{name}", "backward_pma:pma_backward_kernel", signature, cfg, RESIDENT_ROLES, BACKWARD_SPILLS
+        f"backward-resident-{name}",
+        "backward_resident:resident_backward_kernel",
+        signature,
+        cfg,
+        RESIDENT_ROLES,
+        BACKWARD_SPILLS,
     )
 
 
@@ -155,7 +158,6 @@ def _dq(name: str, problem: Problem) -> CompileConfig:
     cfg = dq_config(problem)
     without = ("dk_desc", "dv_desc", "dq_rows", "sm_scale")
     signature = {k: v for k, v in _backward_signature(cfg).items() if k not in without}
-    cfg = launch.dq_constexprs(cfg)
     return _attention(f"dq-{name}", "backward_dq:dq_kernel", signature, cfg, DQ_ROLES, BACKWARD_SPILLS)
 
 

@@ -39,12 +39,6 @@ def zigzag_unit(round_, worker, workers):
     return round_ * workers + worker + backwards * (workers - 1 - 2 * worker)
 
 
-@triton.jit
-def ring(count, BUFFERS: tl.constexpr):
-    """(buffer, phase) of the count-th use of a ring of buffers."""
-    return count % BUFFERS, (count // BUFFERS) & 1
-
-
 @aggregate
 class Walk:
     """A role's way through a tile list. Every role of a CTA takes the same units in the same order.
@@ -63,8 +57,8 @@ class Walk:
 
     @triton.jit
     def going(self):
-        """Return whether there is a unit."""
-        return (self.unit >= 0) & (self.unit < self.units)
+        """Return whether there is a unit; -1 is past the list as an unsigned number."""
+        return self.unit.to(tl.uint32) < self.units.to(tl.uint32)
 
     @triton.jit
     def head(self):

@@ -49,4 +49,12 @@ def test_all_configurations(kernel):
 
 def test_every_kernel_ships_a_configuration():
     kernels = {c.kernel.split(":")[0].rsplit(".", 1)[1] for c in variants.compile_configs()}
-    assert kernels == {"forward", "backward_1cta", "backward_pma", "backward_dq", "plain", "tile_list", "padded_rows"}
+    assert kernels == {
+        "forward",
+        "backward_1cta",
+        "backward_resident",
+        "backward_dq",
+        "plain",
+        "tile_list",
+        "padded_rows",
+    }

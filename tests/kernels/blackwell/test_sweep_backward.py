@@ -40,18 +40,24 @@ CASES = {
 S_READ = "put off by one operation, the load of the rows' lse, which another barrier guards"
 ARGUED = {
     "general": {
-        ("drop", "tlx.barrier_wait(q_fulls[q_buffer], q_phase)"): "S comes after Q, whose barrier lse and delta share; "
+        (
+            "drop",
+            "tlx.barrier_wait(rows.ring.fulls[slot], q_phase)",
+        ): "S comes after Q, whose barrier lse and delta share; "
         "kept, for a copy engine's writes are promised to those who wait on the copy's own barrier",
-        ("late", "tlx.barrier_wait(q_fulls[q_buffer], q_phase)"): "as above",
-        ("late", "tlx.barrier_wait(s_fulls[0], phase)"): S_READ,
-        ("late", "tlx.barrier_wait(dp_fulls[0], phase)"): S_READ.replace("lse", "delta"),
+        ("late", "tlx.barrier_wait(rows.ring.fulls[slot], q_phase)"): "as above",
+        ("late", "tlx.barrier_wait(scores.s_fulls[0], phase)"): S_READ,
+        ("late", "tlx.barrier_wait(scores.dp_fulls[0], phase)"): S_READ.replace("lse", "delta"),
     },
     "resident": {
-        ("late", "tlx.barrier_wait(s_fulls[0], phase)"): S_READ,
-        ("late", "tlx.barrier_wait(dp_fulls[0], phase)"): S_READ.replace("lse", "delta"),
+        ("late", "tlx.barrier_wait(scores.s_fulls[0], phase)"): S_READ,
+        ("late", "tlx.barrier_wait(scores.dp_fulls[0], phase)"): S_READ.replace("lse", "delta"),
     },
     "dq": {
-        ("late", "tlx.barrier_wait(dq_empties[0], (done & 1) ^ 1)"): "put off past S, which does not touch dQ's place",
+        (
+            "late",
+            "tlx.barrier_wait(memory.dq_empties[0], (walk.done & 1) ^ 1)",
+        ): "put off past S, which does not touch dQ's place",
     },
 }
 
