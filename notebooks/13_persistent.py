@@ -346,7 +346,7 @@ def note(log_ptr, unit, begin):
 def multiply_seamless(
     going, queries, kv, scores, outs, steps, steps_before, done, steps_done, BUFFERS: tl.constexpr
 ):
-    """Per step and half: the P V that is due, then the next S. What is due may be the last tile's."""
+    """Per step and half: the P V that is due, maybe the tile before's; then the next S."""
     _, _, acc_fulls = outs
     for j in range(steps):
         total = steps_done + j
@@ -708,22 +708,25 @@ score_board["5: no seam"] = study("5: no seam", FOUR, 1, 1, SEAMLESS=True, SUMS_
 print(f"largest error: {check(SMALL, 2, SEAMLESS=True, SUMS_IN_S=False):.0e}")
 
 
-def around_seam(run, before=4000, after=7000):
-    """The timeline around the end of the first tile (the correction's first stores)."""
+def from_seam(run):
+    """The timeline, with cycle 0 where the correction begins to store the first tile."""
     line = Timeline.of(run)
     seam = min(e.start for e in line.events if e.track == "correction" and e.name == "store")
-    events = [(e.cta, e.track, e.name, e.start - seam, e.end - seam, e.args) for e in line.events]
-    inside = [e for e in events if -before <= e[4] and e[3] <= after]
-    return Timeline(inside, "a B200; 0: O of the first tile begins to leave")
+    events = [(*e[:3], e.start - seam, e.end - seam, e.args) for e in line.events]
+    units = {k: [(b - seam, e - seam) for b, e in spans] for k, spans in line.occupied.items()}
+    return Timeline(events, "a B200; 0: O of the first tile begins to leave", units)
 
 
 plots.timelines(
-    {name: around_seam(score_board[name][3]) for name in ("2: persistent", "5: no seam")},
-    (-4000, 7000),
+    {name: from_seam(score_board[name][3]) for name in ("2: persistent", "5: no seam")},
+    (-3000, 4500),
 )
 
 # %% [markdown]
-# Three changes, and each needs the others.
+# Look at the tensor core's lane.
+# Above, the next tile's `s[0] #8` comes when half 0 is stored, and `s[1] #8` when half 1 is.
+# Below it goes on as in the middle of a tile: O0, the next S0, O1, the next S1.
+# Three changes do that, and each needs the others.
 #
 # 1. **The order of products.** A tile's last P0 V is followed by the *next tile's* S0, then P1 V, then S1: the same alternation as between two steps.
 #    `multiply_seamless` has no beginning and no end of a tile, only "the P V that is due".
@@ -749,7 +752,7 @@ plots.panels(
 # How wide a seam is depends on what the correction does in it, and here that is little: one load of O, one division, one store, which the model charges at the rate of its unit and no more.
 #
 # The package's kernel took the same road, and its notebook ([docs/blackwell-notes.md](../docs/blackwell-notes.md)) has the same four tiles: 57.3 % busy before this step, 62.4 % after it, 64.6 % with an epilogue in wider slices, 66.1 % with Q released by its last S (all modelled).
-# The last figure can be checked here, on the package as it is:
+# Here is the package as it is today:
 
 
 # %%
@@ -771,6 +774,9 @@ cycles, busy = package(1024, 1024)
 print(f"the package, four tiles on one SM: {cycles:,.0f} modelled cycles, {busy:.1%} busy")
 
 # %% [markdown]
+# Open its entry in [jfa/kernels/blackwell/forward.py](../jfa/kernels/blackwell/forward.py): you know this loop.
+# What travels here as `unit` and `done` is one noun there.
+#
 # What it does beyond version 5: P in slices, a quarter of the exponentials on the FMA pipe, four buffers in the ring because O leaves through small ones, O in slices of 32 columns.
 #
 # ## Version 6: jagged
@@ -1043,7 +1049,7 @@ attempt(SMALL, 2, CLC=True)
 #
 # Every version ran on the emulator when this notebook ran: three schedules on two SMs against fp64, and one timed run each.
 # Cycles are modelled.
-# The package's 66.1 % was recomputed above; the figures of its earlier versions are quoted from its notes.
+# The package's share was computed above, as it is today; the figures of its versions are quoted from its notes.
 # Nothing in this chapter ran on a Blackwell GPU, and no CLC instruction was executed.
 #
 # ## Sources
