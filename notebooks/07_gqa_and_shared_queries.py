@@ -293,7 +293,7 @@ print(f"partials:  {differ} of 11 other orders give other bits")
 # A partial for each *sequence* is more than is needed. A partial for each *worker* is enough. A persistent program (chapter 08) keeps Q and its dQ on the chip. Sequences pass by: it loads their keys, stores their dK and dV, and
 # adds to the dQ that it holds. At the end it leaves one partial. With 132 workers there are 132 of them, whatever `B` is.
 #
-# This is the package's backward for shared queries, `jfa/kernels/portable/shared_query.py`; you write the dQ half in exercise 7.6. The three ways in numbers, for 64 and for 1,024 sequences of 1,000 keys, on 132 SMs with key tiles of 128:
+# This is the package's backward for shared queries, `jfa/kernels/portable/resident.py`; you write the dQ half in exercise 7.6. The three ways in numbers, for 64 and for 1,024 sequences of 1,000 keys, on 132 SMs with key tiles of 128:
 
 
 # %%

@@ -29,7 +29,7 @@ import torch  # noqa: E402
 from jfa.attention import make_problem  # noqa: E402
 from jfa.bench import cli, peers, runner, shapes  # noqa: E402
 from jfa.kernels.common.host import num_sms  # noqa: E402
-from jfa.kernels.portable import config, launch, tiles  # noqa: E402
+from jfa.kernels.portable import config, launch  # noqa: E402
 from jfa.kernels.portable.config import Tile  # noqa: E402
 
 TESTS = ("test_op_gpu", "test_schedule_gpu")
@@ -79,11 +79,11 @@ def _check_one(job: tuple) -> tuple[str, str, float]:
 SWEEP = {
     "pma32": [
         ("forward-shared-64", "forward", [(64, 32, 4, 3, 128), (64, 32, 4, 4, 168), (64, 64, 4, 3)], [{}]),
-        ("shared-64", "shared", [(32, 64, 4, 2)], [dict(per=2, piece=n) for n in (512, 1024, 1536)]),
+        ("resident-64", "resident", [(32, 64, 4, 2)], [dict(per=2, piece=n) for n in (512, 1024, 1536)]),
     ],
     "pma128": [
         ("forward-shared-128", "forward", [(64, 64, 4, 3), (64, 32, 4, 3, 128), (128, 64, 8, 3)], [{}]),
-        ("shared-128", "shared", [(128, 64, 8, 3)], [dict(per=1, piece=n) for n in (1024, 1536, 2048)]),
+        ("resident-128", "resident", [(128, 64, 8, 3)], [dict(per=1, piece=n) for n in (1024, 1536, 2048)]),
     ],
     "self": [
         ("forward-short", "forward", [(64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 2, 128)], [{}]),
@@ -122,9 +122,11 @@ class Bench:
         if job["kind"] == "queries":
             return lambda: (launch.dq_pass(p, grad, None, *self.qkv, self.out, self.lse, self.delta, None, tile),)
         if job["kind"] == "plan":
-            return lambda: tiles.query_units(p, tile.keep, tile.step)
+            return lambda: launch.forward_plan(p, tile, 0)
         workers = job["per"] * num_sms(p.device, config.EMULATED_SMS) // p.num_kv_heads
-        return lambda: launch.shared_query_backward(p, grad, None, *self.qkv, self.out, self.lse, tile, workers, job["piece"])
+        return lambda: launch.resident_backward(
+            p, grad, None, *self.qkv, self.out, self.lse, tile, workers, job["piece"]
+        )
 
 
 def candidates(name: str) -> list[dict]:

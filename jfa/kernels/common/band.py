@@ -39,11 +39,24 @@ def key_blocks(row0, rows, len_q, len_kv, lo, hi, BLOCK_N: tl.constexpr, HAS_LO:
 
 
 @triton.jit
-def query_blocks(key0, keys, len_q, len_kv, lo, hi, BLOCK_M: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+def query_blocks(
+    key0,
+    keys,
+    len_q,
+    len_kv,
+    lo,
+    hi,
+    BLOCK_M: tl.constexpr,
+    HAS_LO: tl.constexpr,
+    HAS_HI: tl.constexpr,
+    GROUP: tl.constexpr = 1,
+    MASK_SURPLUS: tl.constexpr = True,
+):
     """Query blocks that see the keys [key0, key0 + keys): (first, bulk_begin, bulk_end, end), numbered in units of BLOCK_M.
 
     The mirror of :func:`key_blocks` for the backward, whose outer loop walks key tiles. Here a tile without queries gets
-    first = end. A key tile that hangs over the sequence's end has no bulk: its surplus keys must be masked everywhere.
+    first = end. A key tile that hangs over the sequence's end has no bulk: its surplus keys must be masked everywhere, unless
+    MASK_SURPLUS is False. A query has GROUP rows: blocks are of BLOCK_M rows, queries and keys are positions.
     """
     last_key = min(key0 + keys, len_kv) - 1
     i_begin = 0
@@ -56,13 +69,19 @@ def query_blocks(key0, keys, len_q, len_kv, lo, hi, BLOCK_M: tl.constexpr, HAS_L
     if HAS_LO:
         i_end = max(0, min(i_end, last_key - lo + 1))
         bulk_stop = max(0, min(bulk_stop, key0 - lo + 1))
+    if GROUP > 1:
+        i_begin = min(i_begin, len_q) * GROUP  # a product of bounds beyond any row would overflow
+        bulk_start = min(bulk_start, len_q) * GROUP
+        i_end = i_end * GROUP
     first = i_begin // BLOCK_M
     end = max(first, tl.cdiv(i_end, BLOCK_M))
     bulk_begin = min(end, max(first, tl.cdiv(bulk_start, BLOCK_M)))
-    bulk_end = tl.cdiv(bulk_stop, BLOCK_M) if bulk_stop == len_q else bulk_stop // BLOCK_M
+    rows = bulk_stop * GROUP
+    bulk_end = tl.cdiv(rows, BLOCK_M) if bulk_stop == len_q else rows // BLOCK_M
     bulk_end = max(bulk_begin, min(end, bulk_end))
-    if key0 + keys > len_kv:
-        bulk_end = bulk_begin
+    if MASK_SURPLUS:
+        if key0 + keys > len_kv:
+            bulk_end = bulk_begin
     return first, bulk_begin, bulk_end, end
 
 

@@ -11,7 +11,9 @@ from jfa.kernels.base import Problem
 from jfa.kernels.common.softmax import LOG2_E
 from jfa.masks import UNBOUNDED, Band
 
-ZERO_SCALE = 2.0**-120  # stands for a scale of 0: scores vanish beside it, and a masked -inf stays -inf where * 0 makes it NaN
+ZERO_SCALE = (
+    2.0**-120
+)  # stands for a scale of 0: scores vanish beside it, and a masked -inf stays -inf where * 0 makes it NaN
 
 
 def scale_log2(sm_scale: float) -> float:

@@ -10,14 +10,27 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def softmax_step(scores, row_max, row_sum, scale_log2, MAY_BE_EMPTY: tl.constexpr):
-    """Takes the raw scores [M, N] of one more key block into the running maximum and sum [M].
+def hide(scores, keep, NEGATIVE: tl.constexpr):
+    """Return the raw scores with what is -inf after scaling where ``keep`` is false; NEGATIVE: the scale is."""
+    if NEGATIVE:
+        return tl.where(keep, scores, float("inf"))
+    else:
+        return tl.where(keep, scores, float("-inf"))
+
+
+@triton.jit
+def softmax_step(scores, row_max, row_sum, scale_log2, MAY_BE_EMPTY: tl.constexpr, NEGATIVE: tl.constexpr = False):
+    """Take the raw scores [M, N] of one more key block into the running maximum and sum [M].
 
     Returns (p, row_max, row_sum, alpha): p = exp2(scores * scale_log2 - row_max) fp32, and alpha, by which whatever was
     accumulated under the old maximum must be multiplied. With MAY_BE_EMPTY a row may have had no key so far (its maximum is
-    -inf); it then stays at p = 0. scale_log2 must be positive.
+    -inf); it then stays at p = 0. scale_log2 must be positive, or negative with NEGATIVE: then the largest scaled score is the
+    smallest raw one.
     """
-    new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
+    if NEGATIVE:
+        new_max = tl.maximum(row_max, tl.min(scores, 1) * scale_log2)
+    else:
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
     shift = new_max
     if MAY_BE_EMPTY:
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -29,7 +42,7 @@ def softmax_step(scores, row_max, row_sum, scale_log2, MAY_BE_EMPTY: tl.constexp
 
 @triton.jit
 def softmax_end(acc, row_max, row_sum):
-    """(out, lse): acc divided by its row's sum, and the natural log-sum-exp; 0 and -inf for a row without keys."""
+    """Return (out, lse): acc divided by its row's sum, and the natural log-sum-exp; 0 and -inf for a row without keys."""
     lse = (row_max + tl.math.log2(row_sum)) * LN_2
     inverse = 1.0 / tl.where(row_sum == 0.0, 1.0, row_sum)
     return acc * inverse[:, None], lse

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import on_device
-from jfa.kernels.portable import block_sparse_launch, config, launch, tiles
-from jfa.kernels.portable.tiles import Units
+from jfa.kernels.portable import block_sparse_launch, config, launch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_DIM = 256
@@ -16,7 +15,7 @@ BLOCK_LISTS = True
 
 
 def supports(problem: Problem) -> str | None:
-    """None, or why this backend cannot do what is asked."""
+    """Return None, or why this backend cannot do what is asked."""
     if problem.dtype not in DTYPES:
         return f"query is {problem.dtype}, which backend 'portable' does not compute in; backend 'reference' can"
     if max(problem.head_dim, problem.head_dim_v) > MAX_HEAD_DIM:
@@ -26,31 +25,28 @@ def supports(problem: Problem) -> str | None:
     return None
 
 
-def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, plan: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
-    """(out [rows_out, H, Dv], lse [H, rows_out])."""
+def forward(
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, plan: list[Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return (out [rows_out, H, Dv], lse [H, rows_out])."""
     if problem.block_lists is not None:
         return block_sparse_launch.forward(problem, q, k, v)
-    return launch.forward(problem, q, k, v, _unpack(problem, plan)[0])
+    return launch.forward(problem, q, k, v, launch.given(problem, plan)[0])
 
 
 def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True)):
-    """(dq, dk, dv)."""
+    """Return (dq, dk, dv)."""
     if problem.block_lists is not None:
         return block_sparse_launch.backward(problem, dout, dlse, q, k, v, out, lse, needs)
-    return launch.backward(problem, dout, dlse, q, k, v, out, lse, needs, _unpack(problem, plan)[1:])
+    return launch.backward(problem, dout, dlse, q, k, v, out, lse, needs, launch.given(problem, plan)[1:])
 
 
 def plan(problem: Problem) -> list[Tensor]:
-    """The lists of the forward and, unless the query is shared, of the passes over queries and over keys: one tensor each."""
+    """Return the lists of the forward and, unless the query is shared, of the passes over queries and over keys."""
     if problem.num_batches == 0:
         return []
-    tile, dq, dkdv = config.forward_tile(problem), config.dq_tile(problem), config.dkdv_tile(problem)
     with on_device(problem):
-        lists = [tiles.query_units(problem, tile.keep, tile.step, config.split_workers(problem))]
-        if not problem.broadcast_q:
-            lists.append(tiles.query_units(problem, dq.keep, dq.step))
-            lists.append(tiles.key_units(problem, dkdv.keep, dkdv.step))
-    return [units.words for units in lists]
+        return launch.plan(problem)
 
 
 def forms(problem: Problem) -> dict[str, str]:
@@ -71,14 +67,7 @@ def forms(problem: Problem) -> dict[str, str]:
         backward = "two passes; the shared query's dQ is summed per worker, then over the workers in order"
     else:
         backward = "two passes: dQ by query tiles, dK and dV by key tiles; repeatable bit by bit"
-    return {"forward": f"{tile.keep} packed query rows per tile, {tile.step} keys per step; {whole}", "backward": backward}
-
-
-def _unpack(problem: Problem, plan: list[Tensor] | None) -> tuple[Units | None, Units | None, Units | None]:
-    """A plan's tensors as the lists of (forward, query pass, key pass)."""
-    rooms = [tiles.query_room(problem, config.forward_tile(problem).keep, config.split_workers(problem))]
-    if not problem.broadcast_q:
-        rooms.append(tiles.query_room(problem, config.dq_tile(problem).keep))
-        rooms.append(tiles.key_room(problem, config.dkdv_tile(problem).keep))
-    lists = [Units.of(words, room) for words, room in zip(plan or [], rooms)]
-    return (*lists, *(None for _ in range(3 - len(lists))))
+    return {
+        "forward": f"{tile.keep} packed query rows per tile, {tile.step} keys per step; {whole}",
+        "backward": backward,
+    }

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from jfa.kernels.common.block_lists import block_lists
 from jfa.kernels.common.nouns import Band, Span, Tile, aggregate
-from jfa.kernels.portable.softmax import hide, softmax_step
+from jfa.kernels.common.softmax import hide, softmax_step
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -80,10 +80,10 @@ def attend(state, q, k, v, tile, queries, keys, head, masked, scale, NEGATIVE: t
     scores = tl.dot(q, tl.trans(k.load(tile.kv, keys, head)), input_precision=PRECISION)
     if masked:
         scores = hide(scores, tile.pair_mask(queries[:, None], keys[None, :]), NEGATIVE)
-    p, alpha, m = softmax_step(scores, m, scale, NEGATIVE, True)
+    p, m, l, alpha = softmax_step(scores, m, l, scale, True, NEGATIVE)
     values = v.load(tile.kv, keys, head)
     acc = tl.dot(p.to(values.dtype), values, acc * alpha[:, None], input_precision=PRECISION)
-    return acc, l * alpha + tl.sum(p, 1), m
+    return acc, l, m
 
 
 @triton.jit

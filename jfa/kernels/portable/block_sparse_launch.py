@@ -132,7 +132,8 @@ def _grid(side: Grid, keep: int, heads: int) -> tuple[int]:
 
 
 def _sizes(problem: Problem, lists) -> dict:
-    return dict(ROWS=lists.block, COLUMNS=lists.other_block, LIST_HEADS=lists.heads)
+    sizes = dict(BLOCK_D=launch.columns(problem.head_dim), BLOCK_DV=launch.columns(problem.head_dim_v))
+    return sizes | dict(ROWS=lists.block, COLUMNS=lists.other_block, LIST_HEADS=lists.heads)
 
 
 def _tile(problem: Problem, tile: Tile) -> Tile:

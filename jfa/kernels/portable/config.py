@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
+import triton
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import num_sms, padded_head_dim
+from jfa.kernels.common.planner import LEAST_CHUNK, Cut
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,11 @@ TILES = {
     "dkdv-d64": Tile(64, 64, 4, 2, 168),
     "dq-short": Tile(64, 64, 4, 2),
     "dq-long": Tile(128, 64, 8, 3),
-    "shared-64": Tile(64, 64, 4, 2),
-    "shared-128": Tile(128, 64, 8, 3),
-    "shared-128-sm100": Tile(128, 64, 8, 2),  # there products pass through shared memory as well: compiled, not measured
+    "resident-64": Tile(64, 64, 4, 2),
+    "resident-128": Tile(128, 64, 8, 3),
+    "resident-128-sm100": Tile(
+        128, 64, 8, 2
+    ),  # there products pass through shared memory as well: compiled, not measured
     # Head dims above 128, or above 64 in fp32; then those beyond that: not swept, sized to fit.
     "wide": Tile(64, 32, 4, 2),
     "wide-backward": Tile(64, 32, 4, 1),
@@ -55,10 +59,16 @@ LEAST_SIDE = 16  # of an operand of tl.dot
 EMULATED = Tile(32, 32, 4, 1)  # small enough that short test sequences have several blocks
 LONG = 4096  # packed rows
 LARGE_MEMORY = 200_000  # bytes of shared memory: less, and the whole of a long shared query does not stay on chip
-SHARED_ROWS = 128  # packed rows of a shared query that one program can keep in the backward
-FEW_TILES, SPLIT = 4, 1  # tiles a multiprocessor under which mega-sequences are split, and workers a multiprocessor for which
-WORKERS = {"shared-64": 2, "shared-128": 1}  # programs a multiprocessor in the shared query's backward
-PIECE = {"shared-64": 1024, "shared-128": 1536}  # keys of one piece there: short to balance, long to load dO once for many
+RESIDENT_ROWS = 128  # packed rows of a shared query that one program can keep in the backward
+FEW_TILES, SPLIT = (
+    4,
+    1,
+)  # tiles a multiprocessor under which mega-sequences are split, and workers a multiprocessor for which
+WORKERS = {"resident-64": 2, "resident-128": 1}  # programs a multiprocessor in the shared query's backward
+PIECE = {
+    "resident-64": 1024,
+    "resident-128": 1536,
+}  # keys of one piece there: short to balance, long to load dO once for many
 
 
 @cache
@@ -109,7 +119,7 @@ def forward_row(problem: Problem) -> str:
     wide, rows = width(problem), typical_rows(problem)
     if wide > 128:
         return "wide" if wide <= 256 else "widest"
-    if problem.broadcast_q and rows <= SHARED_ROWS:
+    if problem.broadcast_q and rows <= RESIDENT_ROWS:
         return "forward-shared-64" if rows <= 64 else "forward-shared-128"
     return "forward-long" if rows > LONG else "forward-short"
 
@@ -158,37 +168,63 @@ def dq_tile(problem: Problem) -> Tile:
 def keeps_shared_query(problem: Problem) -> bool:
     """Whether the backward can keep the whole shared query and its dQ on chip."""
     wide, full = width(problem), problem.dtype == torch.float32
-    most = 0 if wide > 256 else 32 if wide > 128 else 64 if full else SHARED_ROWS
+    most = 0 if wide > 256 else 32 if wide > 128 else 64 if full else RESIDENT_ROWS
     if shared_memory(problem.device) < LARGE_MEMORY:
         most = min(most, 32)
     return problem.broadcast_q and packed_rows(problem) <= most
 
 
-def shared_row(problem: Problem) -> str:
+def resident_row(problem: Problem) -> str:
     """The table's row for the backward of a short shared query."""
-    return "shared-64" if packed_rows(problem) <= 64 else "shared-128"
+    return "resident-64" if packed_rows(problem) <= 64 else "resident-128"
 
 
-def shared_tile(problem: Problem) -> Tile:
+def resident_tile(problem: Problem) -> Tile:
     """Packed rows kept (all of them), key rows a step, for the backward of a short shared query."""
-    rows, wide = padded_head_dim(packed_rows(problem), least=LEAST_SIDE), width(problem)
+    rows, wide = max(LEAST_SIDE, triton.next_power_of_2(packed_rows(problem))), width(problem)
     if problem.device.type == "cpu":
         return Tile(rows, 16, 4, 1)
     if wide > 128 or problem.dtype == torch.float32:
         return Tile(rows, 32, 4, 1)
-    row = shared_row(problem)
-    if row == "shared-128" and torch.cuda.get_device_capability(problem.device) >= (10, 0):
+    row = resident_row(problem)
+    if row == "resident-128" and torch.cuda.get_device_capability(problem.device) >= (10, 0):
         row += "-sm100"
     return fitted(replace(TILES[row], keep=rows), problem, 3, 2)
 
 
-def shared_workers(problem: Problem) -> int:
+def resident_workers(problem: Problem) -> int:
     """Programs a key/value head of the shared query's backward."""
     if problem.device.type == "cpu":
         return 4
-    return max(1, WORKERS[shared_row(problem)] * num_sms(problem.device, EMULATED_SMS) // problem.num_kv_heads)
+    return max(1, WORKERS[resident_row(problem)] * num_sms(problem.device, EMULATED_SMS) // problem.num_kv_heads)
 
 
 def piece(problem: Problem) -> int:
     """Keys of one piece in the shared query's backward."""
-    return 64 if problem.device.type == "cpu" else PIECE[shared_row(problem)]
+    return 64 if problem.device.type == "cpu" else PIECE[resident_row(problem)]
+
+
+# ------------------------------------------------------------------------------------------------------- how tiles are cut
+def forward_cut(problem: Problem, tile: Tile | None = None, workers: int | None = None) -> Cut:
+    """Return how the forward's queries are cut; with ``workers`` mega-sequences are split for that many per head."""
+    tile = tile or forward_tile(problem)
+    workers = split_workers(problem) if workers is None else workers
+    least_chunk = (
+        64 if problem.device.type == "cpu" else LEAST_CHUNK
+    )  # on the emulator short tests are to split as well
+    return Cut(tile.keep, pack=problem.group_size, slots=2 * workers, least_chunk=least_chunk)
+
+
+def dq_cut(problem: Problem, tile: Tile | None = None) -> Cut:
+    """Return how the queries are cut for dQ."""
+    return Cut((tile or dq_tile(problem)).keep, pack=problem.group_size)
+
+
+def dkdv_cut(problem: Problem, tile: Tile | None = None) -> Cut:
+    """Return how the keys are cut for dK and dV."""
+    return Cut((tile or dkdv_tile(problem)).keep, keys=True)
+
+
+def resident_cut(keys: int) -> Cut:
+    """Return how the keys are cut for a resident query: pieces of ``keys``, the rests by themselves, as they are dealt out."""
+    return Cut(keys, keys=True, rests=True)

@@ -1,232 +1,38 @@
 """The forward in plain Triton: one program per unit of work and key/value head.
 
 A unit is a tile of BLOCK_M packed query rows of one sequence, or one of several chunks of its keys where a mega-sequence is
-split (see tiles.py). Only the edges of what a tile sees need a mask (a causal diagonal, a window's rims, the sequence's tail); the
-bulk, which every row sees whole, runs without. Loads by pointer are masked as well, so there the loop is peeled into two. By
-TMA (GPUs from Hopper on) a box ends where its sequence ends: one loop with a branch then keeps the pipeline filled to the end.
-"""
+split (jfa.kernels.common.planner). Only the edges of what a tile sees need a mask (a causal diagonal, a window's rims, the
+sequence's tail); the bulk, which every row sees whole, runs without. Loads by pointer are masked as well, so there the loop is
+peeled into two. By TMA (GPUs from Hopper on) a box ends where its sequence ends: one loop with a branch then keeps the pipeline
+filled to the end.
 
-from __future__ import annotations
+No ``from __future__ import annotations`` here: Triton reads the annotations as types.
+"""
 
 import triton
 import triton.language as tl
 
-from jfa.kernels.common.band import in_band
-from jfa.kernels.common.ragged import load_box, store_box
-from jfa.kernels.common.sequence import RUNTIME, band_of, count_edges, edge_block, load_rows, seen_range
-from jfa.kernels.portable.softmax import hide, softmax_step
-from jfa.kernels.portable.tiles import read_unit
+from jfa.kernels.common.nouns import aggregate, load_tile
+from jfa.kernels.common.softmax import hide, softmax_end, softmax_step
+from jfa.kernels.portable.rows import Operand, contiguous, padded, per_row, positions
+from jfa.kernels.portable.walk import seen_keys
+
+RUNTIME = [
+    "rows_out"
+]  # numbers that change with the data: Triton would compile anew for each that turns divisible by 16
 
 
-@triton.jit
-def _attend_block(
-    acc,
-    l,
-    m,
-    q,
-    k_desc,
-    v_desc,
-    k_base,
-    v_base,
-    begin_kv,
-    kv_head,
-    n0,
-    pos,
-    len_kv,
-    lo,
-    hi,
-    scale,
-    stride_kr,
-    stride_kd,
-    stride_vr,
-    stride_vd,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    HAS_LO: tl.constexpr,
-    HAS_HI: tl.constexpr,
-    NEGATIVE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    TMA: tl.constexpr,
-    masked,
-):
-    """Adds keys n0 .. n0 + BLOCK_N - 1 to a tile's running (acc, l, m).
+@aggregate
+class Choices:
+    """What is fixed when the forward is compiled."""
 
-    ``masked``: some row may not see all of them. With TMA it is known at run time only, else when compiling.
-    """
-    rows = tl.arange(0, BLOCK_N)
-    k_ptr = k_base + tl.cast(n0, tl.int64) * stride_kr
-    v_ptr = v_base + tl.cast(n0, tl.int64) * stride_vr
-    if TMA:
-        k = load_box(k_desc, begin_kv, len_kv, n0, kv_head, BLOCK_N, BLOCK_D)
-    else:
-        k = load_rows(k_ptr, rows, tl.arange(0, BLOCK_D), stride_kr, stride_kd, len_kv - n0, D, BLOCK_D, masked)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    if masked:
-        scores = hide(scores, in_band(pos[:, None], (n0 + rows)[None, :], len_kv, lo, hi, HAS_LO, HAS_HI), NEGATIVE)
-    # Without a band the first block of a tile or chunk shows every row a key, so that no maximum stays -inf.
-    p, alpha, m = softmax_step(scores, m, scale, NEGATIVE, HAS_LO or HAS_HI)
-    l = l * alpha + tl.sum(p, 1)
-    acc = acc * alpha[:, None]
-    if TMA:
-        v = load_box(v_desc, begin_kv, len_kv, n0, kv_head, BLOCK_N, BLOCK_DV)
-    else:
-        v = load_rows(v_ptr, rows, tl.arange(0, BLOCK_DV), stride_vr, stride_vd, len_kv - n0, DV, BLOCK_DV, masked)
-    acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
-    return acc, l, m
-
-
-@triton.jit
-def _leave_part(acc, l, m, partial_acc, partial_ml, slot, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr):
-    """Writes one chunk's (acc, l, m) into its slot, for the chunk that arrives last to merge."""
-    slot = tl.cast(slot, tl.int64)
-    rows = tl.arange(0, BLOCK_M)
-    tl.store(partial_acc + slot * BLOCK_M * BLOCK_DV + rows[:, None] * BLOCK_DV + tl.arange(0, BLOCK_DV)[None, :], acc)
-    tl.store(partial_ml + slot * 2 * BLOCK_M + rows, m)
-    tl.store(partial_ml + slot * 2 * BLOCK_M + BLOCK_M + rows, l)
-
-
-@triton.jit
-def _merge_chunks(partial_acc, partial_ml, first, chunks, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr):
-    """(acc, l, m) of a tile from the partial results of its chunks, always summed in the same order."""
-    rows = tl.arange(0, BLOCK_M)
-    cols = tl.arange(0, BLOCK_DV)
-    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    for i in tl.range(0, chunks, num_stages=3):
-        slot = tl.cast(first + i, tl.int64)
-        part_m = tl.load(partial_ml + slot * 2 * BLOCK_M + rows, cache_modifier=".cg")
-        part_l = tl.load(partial_ml + slot * 2 * BLOCK_M + BLOCK_M + rows, cache_modifier=".cg")
-        part = tl.load(
-            partial_acc + slot * BLOCK_M * BLOCK_DV + rows[:, None] * BLOCK_DV + cols[None, :], cache_modifier=".cg"
-        )
-        new_m = tl.maximum(m, part_m)
-        shift = tl.where(new_m == float("-inf"), 0.0, new_m)
-        old_weight = tl.math.exp2(m - shift)
-        weight = tl.math.exp2(part_m - shift)
-        l = l * old_weight + part_l * weight
-        acc = acc * old_weight[:, None] + part * weight[:, None]
-        m = new_m
-    return acc, l, m
-
-
-@triton.jit
-def _rows_of_tile(m0, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BOXED: tl.constexpr):
-    """(position, head in its group) of a tile's packed rows. A TMA box holds one head's rows after another's."""
-    i = tl.arange(0, BLOCK_M)
-    if BOXED:
-        PLACES: tl.constexpr = BLOCK_M // GROUP
-        return m0 // GROUP + i % PLACES, i // PLACES
-    return (m0 + i) // GROUP, (m0 + i) % GROUP
-
-
-@triton.jit
-def _store_tile(
-    acc, l, m, out_desc, out, lse, first_out, m0, len_q, kv_head, rows_out, stride_or, stride_oh,
-    GROUP: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr, BOXED: tl.constexpr,
-    BOXED_OUT: tl.constexpr,
-):  # fmt: skip
-    """Normalises a tile and writes its output rows and natural-log LSE; a row without keys gets 0 and -inf."""
-    pos, in_group = _rows_of_tile(m0, GROUP, BLOCK_M, BOXED)
-    head = kv_head * GROUP + in_group
-    keep = pos < len_q
-    empty = l == 0.0
-    l = tl.where(empty, 1.0, l)
-    natural = tl.where(empty, float("-inf"), (m + tl.math.log2(l)) * 0.6931471805599453)
-    row = tl.cast(first_out, tl.int64) + pos
-    tl.store(lse + tl.cast(head, tl.int64) * rows_out + row, natural, mask=keep)
-    if BOXED_OUT:
-        store_box(out_desc, first_out, len_q, m0 // GROUP, kv_head * GROUP, acc / l[:, None], GROUP, BLOCK_M, BLOCK_DV)
-    else:
-        cols = tl.arange(0, BLOCK_DV)
-        pointers = out + row[:, None] * stride_or + (head * stride_oh)[:, None] + cols[None, :]
-        tl.store(pointers, (acc / l[:, None]).to(out.dtype.element_ty), mask=keep[:, None] & (cols < DV)[None, :])
-
-
-@triton.jit
-def load_queries(
-    q_desc, q_ptr, begin_q, m0, len_q, kv_head, stride_qr, stride_qh, stride_qd, GROUP: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BOXED: tl.constexpr, BOXED_Q: tl.constexpr,
-):  # fmt: skip
-    """A tile [BLOCK_M, BLOCK_D] of packed query rows, zeros past the sequence's end."""
-    cols = tl.arange(0, BLOCK_D)
-    if BOXED_Q:
-        return load_box(q_desc, begin_q, len_q, m0 // GROUP, kv_head * GROUP, BLOCK_M, BLOCK_D)
-    pos, in_group = _rows_of_tile(m0, GROUP, BLOCK_M, BOXED)
-    rows = q_ptr + (tl.cast(begin_q, tl.int64) + pos) * stride_qr + (kv_head * GROUP + in_group) * stride_qh
-    keep = (pos < len_q)[:, None] & (cols < D)[None, :]
-    return tl.load(rows[:, None] + cols[None, :] * stride_qd, mask=keep, other=0.0)
-
-
-@triton.jit
-def attend_unit(
-    q, k_desc, v_desc, out_desc, k_ptr, v_ptr, out_ptr, lse_ptr, arrivals, partial_acc, partial_ml, first_out, m0, code, slot,
-    len_q, begin_kv, len_kv, kv_head, num_kv_heads, rows_out, scale, lo_start, lo_end, hi_start, hi_end,
-    stride_kr, stride_kh, stride_kd, stride_vr, stride_vh, stride_vd, stride_or, stride_oh,
-    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
-    NEGATIVE: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, BOXED: tl.constexpr,
-    BOXED_OUT: tl.constexpr,
-):  # fmt: skip
-    """One unit: walks over its keys, then writes the tile, or its part of it (whoever arrives last merges and writes)."""
-    pos = _rows_of_tile(m0, GROUP, BLOCK_M, BOXED)[0]
-    k_base = k_ptr + tl.cast(begin_kv, tl.int64) * stride_kr + kv_head * stride_kh
-    v_base = v_ptr + tl.cast(begin_kv, tl.int64) * stride_vr + kv_head * stride_vh
-
-    lo, hi = band_of(len_q, len_kv, lo_start, lo_end, hi_start, hi_end)
-    last = tl.maximum(tl.minimum((m0 + BLOCK_M - 1) // GROUP, len_q - 1), m0 // GROUP)
-    start, edges, bulk_start, bulk, end = seen_range(m0 // GROUP, last, lo, hi, len_kv, BLOCK_N, HAS_LO, HAS_HI)
-    num_edges = count_edges(edges, bulk_start, bulk, end, BLOCK_N)
-    chunks = 1
-    chunk = 0
-    if SPLIT:
-        chunks = code & 0xFFFF
-        chunk = code >> 16
-
-    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    if TMA:  # boxes end with the sequence, so one loop does: a second one would wait for its first keys again
-        blocks = bulk + num_edges
-        for i in range(blocks * chunk // chunks, blocks * (chunk + 1) // chunks):
-            acc, l, m = _attend_block(
-                acc, l, m, q, k_desc, v_desc, k_base, v_base, begin_kv, kv_head, start + i * BLOCK_N, pos, len_kv, lo, hi, scale,
-                stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N,
-                HAS_LO, HAS_HI, NEGATIVE, PRECISION, TMA, (i < edges) | (i >= edges + bulk),
-            )  # fmt: skip
-    else:
-        for i in range(bulk * chunk // chunks, bulk * (chunk + 1) // chunks):
-            acc, l, m = _attend_block(
-                acc, l, m, q, k_desc, v_desc, k_base, v_base, begin_kv, kv_head, bulk_start + i * BLOCK_N, pos, len_kv, lo, hi,
-                scale, stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N,
-                HAS_LO, HAS_HI, NEGATIVE, PRECISION, TMA, False,
-            )  # fmt: skip
-        for i in range(num_edges * chunk // chunks, num_edges * (chunk + 1) // chunks):
-            acc, l, m = _attend_block(
-                acc, l, m, q, k_desc, v_desc, k_base, v_base, begin_kv, kv_head,
-                edge_block(i, start, edges, bulk_start, bulk, BLOCK_N), pos, len_kv, lo, hi, scale,
-                stride_kr, stride_kd, stride_vr, stride_vd, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N,
-                HAS_LO, HAS_HI, NEGATIVE, PRECISION, TMA, True,
-            )  # fmt: skip
-
-    arrived = chunks - 1
-    if SPLIT:
-        if chunks > 1:
-            first = slot * num_kv_heads + kv_head * chunks
-            _leave_part(acc, l, m, partial_acc, partial_ml, first + chunk, BLOCK_M, BLOCK_DV)
-            tl.debug_barrier()
-            arrived = tl.atomic_add(arrivals + first, 1, sem="acq_rel")
-            if arrived == chunks - 1:
-                acc, l, m = _merge_chunks(partial_acc, partial_ml, first, chunks, BLOCK_M, BLOCK_DV)
-                tl.store(arrivals + first, 0)  # ready for the next launch with the same plan
-    if arrived == chunks - 1:
-        _store_tile(
-            acc, l, m, out_desc, out_ptr, lse_ptr, first_out, m0, len_q, kv_head, rows_out, stride_or, stride_oh,
-            GROUP, DV, BLOCK_M, BLOCK_DV, BOXED, BOXED_OUT,
-        )  # fmt: skip
+    block_m: tl.constexpr
+    block_n: tl.constexpr
+    group: tl.constexpr
+    boxed: tl.constexpr  # order of packed rows; see jfa.kernels.portable.rows
+    negative: tl.constexpr  # sm_scale < 0
+    split: tl.constexpr  # some tiles are cut into chunks of their keys
+    precision: tl.constexpr
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -234,80 +40,195 @@ def forward_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
+    out_ptr,
+    lse_ptr,
     q_desc,
     k_desc,
     v_desc,
     out_desc,
-    out_ptr,
-    lse_ptr,
-    units,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    records,
     counts,
+    chunks,
     arrivals,
     partial_acc,
     partial_ml,
-    output_offset,
-    rows_q,
     rows_out,
     num_kv_heads,
     scale,
-    lo_start,
-    lo_end,
-    hi_start,
-    hi_end,
-    stride_qr,
-    stride_qh,
-    stride_qd,
-    stride_kr,
-    stride_kh,
-    stride_kd,
-    stride_vr,
-    stride_vh,
-    stride_vd,
-    stride_or,
-    stride_oh,
     GROUP: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BROADCAST: tl.constexpr,
-    HAS_SLOTS: tl.constexpr,
     HAS_LO: tl.constexpr,
     HAS_HI: tl.constexpr,
     NEGATIVE: tl.constexpr,
-    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
-    TMA: tl.constexpr,
-    BOXED: tl.constexpr,
-    BOXED_Q: tl.constexpr,
-    BOXED_OUT: tl.constexpr,
 ):
-    """This program computes one unit (all of a query tile's keys, or one chunk of them) of one key/value head."""
+    """Compute one unit (all of a query tile's keys, or one chunk of them) of one key/value head."""
     kv_head = tl.program_id(0) % num_kv_heads
-    used, b, tile, code, slot, begin_q, len_q, begin_kv, len_kv = read_unit(units, counts, tl.program_id(0) // num_kv_heads)
-    if not used:
+    unit = tl.program_id(0) // num_kv_heads
+    tile = load_tile(records, unit, HAS_LO, HAS_HI)
+    if chunks is not None:
+        part = load_part(chunks, unit, arrivals, partial_acc, partial_ml, kv_head, num_kv_heads)
+    if unit >= tl.load(counts + 1):
         return
-    m0 = tile * BLOCK_M
-    first_out = begin_q
-    if BROADCAST:
-        first_out = b * rows_q
-        if HAS_SLOTS:
-            first_out = tl.load(output_offset + b)
-            inside = (first_out >= 0) & (first_out + rows_q <= rows_out)
-            len_q = tl.where(inside, len_q, 0)
-            first_out = tl.where(inside, first_out, 0)  # a TMA store at a negative row traps, even one that writes nothing
+    BOXED: tl.constexpr = q_desc is not None or out_desc is not None
+    c = Choices(BLOCK_M, BLOCK_N, GROUP, BOXED, NEGATIVE, chunks is not None, PRECISION)
+    q = Operand(q_ptr, q_desc, (q_row, q_head), D, GROUP, BOXED).of(tile.q, kv_head)
+    k = Operand(k_ptr, k_desc, (k_row, k_head), D, 1, False).of(tile.kv, kv_head)
+    v = Operand(v_ptr, v_desc, (v_row, v_head), DV, 1, False).of(tile.kv, kv_head)
+    out = contiguous(out_ptr, out_desc, num_kv_heads, DV, GROUP, BOXED).of(tile.out, kv_head)
+    lse = per_row(lse_ptr, rows_out, GROUP, BOXED).of(tile.out, kv_head)
+    if chunks is not None:
+        acc, l, m = attend(q, k, v, tile, part.chunk, part.chunks, scale, c)
+        last, acc, l, m = merge(acc, l, m, part)
+        if last:
+            finish(acc, l, m, out, lse, tile.row, c)
+    else:
+        acc, l, m = attend(q, k, v, tile, 0, 1, scale, c)
+        finish(acc, l, m, out, lse, tile.row, c)
 
-    q = load_queries(
-        q_desc, q_ptr, begin_q, m0, len_q, kv_head, stride_qr, stride_qh, stride_qd, GROUP, D, BLOCK_D, BLOCK_M,
-        BOXED, BOXED_Q,
-    )  # fmt: skip
-    attend_unit(
-        q, k_desc, v_desc, out_desc, k_ptr, v_ptr, out_ptr, lse_ptr, arrivals, partial_acc, partial_ml, first_out, m0, code, slot,
-        len_q, begin_kv, len_kv, kv_head, num_kv_heads, rows_out, scale, lo_start, lo_end, hi_start, hi_end,
-        stride_kr, stride_kh, stride_kd, stride_vr, stride_vh, stride_vd, stride_or, stride_oh,
-        GROUP, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, HAS_LO, HAS_HI,
-        NEGATIVE, SPLIT, PRECISION, TMA, BOXED, BOXED_OUT,
-    )  # fmt: skip
 
+@triton.jit
+def attend(q, k, v, tile, chunk, chunks, scale, c):
+    """Return (acc, l, m) of a query tile over its ``chunk``-th of ``chunks`` parts of what it sees of the keys."""
+    seen = seen_keys(tile, c.block_m, c.block_n, c.group)
+    block = q.load(tile.row, c.block_m, True)
+    position = positions(tile.row, c.block_m, c.group, c.boxed)
+    m = tl.full([c.block_m], float("-inf"), tl.float32)
+    l = tl.zeros([c.block_m], tl.float32)
+    acc = tl.zeros([c.block_m, padded(v.tensor.dim)], tl.float32)
+    if k.tensor.desc is not None:  # boxes end with the sequence: a second loop would wait for its first keys again
+        blocks = seen.end - seen.first
+        for i in range(seen.first + blocks * chunk // chunks, seen.first + blocks * (chunk + 1) // chunks):
+            masked = (i < seen.bulk_begin) | (i >= seen.bulk_end)
+            acc, l, m = attend_block(acc, l, m, block, k, v, i, tile, position, scale, c, masked)
+    else:
+        bulk = seen.bulk_end - seen.bulk_begin
+        for i in range(bulk * chunk // chunks, bulk * (chunk + 1) // chunks):
+            acc, l, m = attend_block(acc, l, m, block, k, v, seen.bulk_begin + i, tile, position, scale, c, False)
+        edges = seen.end - seen.first - bulk
+        for i in range(edges * chunk // chunks, edges * (chunk + 1) // chunks):
+            edge = seen.first + i
+            edge = tl.where(edge < seen.bulk_begin, edge, edge + bulk)
+            acc, l, m = attend_block(acc, l, m, block, k, v, edge, tile, position, scale, c, True)
+    return acc, l, m
+
+
+@triton.jit
+def attend_block(acc, l, m, q, k, v, i, tile, position, scale, c, masked):
+    """Add the i-th block of keys to a tile's running (acc, l, m).
+
+    ``masked``: some row may not see all of them. With TMA it is known at run time only, else when compiling.
+    """
+    n0 = i * c.block_n
+    keys = k.load(n0, c.block_n, masked)
+    scores = tl.dot(q, tl.trans(keys), input_precision=c.precision)
+    if masked:
+        key = n0 + tl.arange(0, c.block_n)
+        keep = tile.pair_mask(position[:, None], key[None, :])
+        if c.split:  # true everywhere; a mask per column would make ptxas 12.9 wait after each wgmma on sm_90 (C7515)
+            keep = keep & (position >= 0)[:, None]
+        scores = hide(scores, keep, c.negative)
+    # Without a band the first block of a tile or chunk shows every row a key, so no maximum stays -inf.
+    p, m, l, alpha = softmax_step(scores, m, l, scale, tile.band.has_lo or tile.band.has_hi, c.negative)
+    acc = acc * alpha[:, None]
+    values = v.load(n0, c.block_n, masked)
+    acc = tl.dot(p.to(values.dtype), values, acc, input_precision=c.precision)
+    return acc, l, m
+
+
+@triton.jit
+def finish(acc, l, m, out, lse, m0, c):
+    """Normalise a tile and write its output rows and natural-log LSE; a row without keys gets 0 and -inf."""
+    acc, natural = softmax_end(acc, m, l)
+    lse.store_numbers(m0, natural, c.block_m)
+    out.store(m0, acc, c.block_m)
+
+
+# ----------------------------------------------------------------------------------------------------------- split tiles
+@aggregate
+class Part:
+    """One of the chunks into which the keys of a tile are cut.
+
+    Attributes:
+        chunk, chunks: which one, and of how many.
+        first: where the tile's partial results begin, one slot per chunk.
+        arrivals: how many chunks of the tile have arrived.
+        acc, ml: partial results: fp32 [slots, BLOCK_M, DV], and [slots, 2, BLOCK_M] of maxima and sums.
+    """
+
+    chunk: tl.tensor
+    chunks: tl.tensor
+    first: tl.tensor
+    arrivals: tl.tensor
+    acc: tl.tensor
+    ml: tl.tensor
+
+
+@triton.jit
+def load_part(chunks, unit, arrivals, partial_acc, partial_ml, kv_head, num_kv_heads):
+    """Read which Part a unit is; see jfa.kernels.common.planner.Plan."""
+    code = tl.load(chunks + unit * 2)
+    count = code & 0xFFFF
+    first = tl.load(chunks + unit * 2 + 1) * num_kv_heads + kv_head * count
+    return Part(code >> 16, count, first, arrivals + first, partial_acc, partial_ml)
+
+
+@triton.jit
+def merge(acc, l, m, part):
+    """Return (last, acc, l, m): whoever arrives ``last`` gets the tile's whole sums, the others leave theirs in memory."""
+    arrived = part.chunks - 1
+    if part.chunks > 1:
+        leave(acc, l, m, part)
+        tl.debug_barrier()
+        arrived = tl.atomic_add(part.arrivals, 1, sem="acq_rel")
+        if arrived == part.chunks - 1:
+            acc, l, m = merge_chunks(acc, l, m, part)
+            tl.store(part.arrivals, 0)  # ready for the next launch with the same plan
+    return arrived == part.chunks - 1, acc, l, m
+
+
+@triton.jit
+def leave(acc, l, m, part):
+    """Write one chunk's (acc, l, m) into its slot, for the chunk that arrives last to merge."""
+    slot = tl.cast(part.first + part.chunk, tl.int64)
+    rows = tl.arange(0, acc.shape[0])
+    columns = tl.arange(0, acc.shape[1])
+    at = part.acc + slot * (acc.shape[0] * acc.shape[1])
+    tl.store(at + rows[:, None] * acc.shape[1] + columns[None, :], acc)
+    at = part.ml + slot * (2 * acc.shape[0])
+    tl.store(at + rows, m)
+    tl.store(at + acc.shape[0] + rows, l)
+
+
+@triton.jit
+def merge_chunks(acc, l, m, part):
+    """Return (acc, l, m) of a tile from the partial results of its chunks, always summed in the same order."""
+    rows = tl.arange(0, acc.shape[0])
+    columns = tl.arange(0, acc.shape[1])
+    m = tl.full(m.shape, float("-inf"), tl.float32)
+    l = tl.zeros(l.shape, tl.float32)
+    acc = tl.zeros(acc.shape, tl.float32)
+    for i in tl.range(0, part.chunks, num_stages=3):
+        slot = tl.cast(part.first + i, tl.int64)
+        at = part.ml + slot * (2 * acc.shape[0])
+        part_m = tl.load(at + rows, cache_modifier=".cg")
+        part_l = tl.load(at + acc.shape[0] + rows, cache_modifier=".cg")
+        at = part.acc + slot * (acc.shape[0] * acc.shape[1])
+        part_acc = tl.load(at + rows[:, None] * acc.shape[1] + columns[None, :], cache_modifier=".cg")
+        new_m = tl.maximum(m, part_m)
+        shift = tl.where(new_m == float("-inf"), 0.0, new_m)
+        old_weight = tl.math.exp2(m - shift)
+        weight = tl.math.exp2(part_m - shift)
+        l = l * old_weight + part_l * weight
+        acc = acc * old_weight[:, None] + part_acc * weight[:, None]
+        m = new_m
+    return acc, l, m

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 import jfa
 from jfa import emulator
 from jfa.attention import make_problem
-from jfa.kernels.portable import config, launch, tiles
+from jfa.kernels.portable import config, launch
 from jfa.layout import offsets_from_lengths
 from jfa.masks import Band
-from jfa.schedule.tiles import key_tiles, query_tiles
 from tests.attention_cases import Case, judge, random_case
 
 
@@ -30,7 +29,13 @@ def tensors(len_q, len_kv, heads=2, kv_heads=1, dim=16, shared=0, dtype=torch.fl
     torch.manual_seed(0)
     rows = lambda n, h: torch.randn(n, h, dim, dtype=dtype, requires_grad=True)
     q = rows(shared or sum(len_q), heads)
-    return q, rows(sum(len_kv), kv_heads), rows(sum(len_kv), kv_heads), offsets_from_lengths(len_q), offsets_from_lengths(len_kv)
+    return (
+        q,
+        rows(sum(len_kv), kv_heads),
+        rows(sum(len_kv), kv_heads),
+        offsets_from_lengths(len_q),
+        offsets_from_lengths(len_kv),
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- numbers
@@ -169,51 +174,6 @@ def test_a_slot_outside_the_output_is_not_written():
 def _problem(len_q, len_kv, band=None, shared=0, heads=1):
     q, k, v, qo, ko = tensors(len_q, len_kv, heads=heads, kv_heads=1, shared=shared)
     return make_problem(q, k, v, qo, ko, None, 0.3, band or Band(), bool(shared), False, 0, 0)
-
-
-def _entries(units: tiles.Units) -> list[list[int]]:
-    return units.units.view(-1, tiles.WORDS.value)[: int(units.counts)].tolist()
-
-
-@given(st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90)), min_size=1, max_size=9), st.booleans())
-@hypothesis_settings(max_examples=10)
-def test_tiles_are_those_of_the_schedule_in_falling_order_of_cost(lengths, by_sort):
-    len_q, len_kv = ([n[i] for n in lengths] for i in (0, 1))
-    problem = _problem(len_q, len_kv)
-    limit, tiles.SORT_FROM = tiles.SORT_FROM, 0 if by_sort else 1 << 30
-    try:
-        queries, keys = tiles.query_units(problem, 32, 16), tiles.key_units(problem, 32, 16)
-    finally:
-        tiles.SORT_FROM = limit
-    offsets = problem.query_offset, problem.key_offset
-    for units, made, other in (
-        (queries, query_tiles(*offsets, 32, 16, total_q=problem.rows_q), len_kv),
-        (keys, key_tiles(*offsets, 32, 16, total_q=problem.rows_q, total_kv=problem.rows_kv), len_q),
-    ):
-        valid = made.seq >= 0
-        expected = {(int(s), int(r) // 32) for s, r in zip(made.seq[valid], made.row[valid])}
-        entries = _entries(units)
-        assert {(e[0], e[1]) for e in entries} == expected and len(entries) == len(expected)
-        costs = [-(-other[e[0]] // 16) for e in entries]
-        assert costs == sorted(costs, reverse=True)
-
-
-def test_a_mega_sequence_is_split_and_every_key_belongs_to_one_chunk():
-    problem = _problem([1] * 5, [900, 10, 0, 64, 33], shared=4)
-    units = tiles.query_units(problem, 32, 32, workers=4)
-    chunks = {}
-    for seq, _, code, slot, *_ in _entries(units):
-        chunks.setdefault(seq, []).append((code >> 16, code & 0xFFFF, slot))
-    assert len(chunks[0]) > 1 and all(len(c) == 1 for b, c in chunks.items() if b)
-    assert sorted(c[0] for c in chunks[0]) == list(range(len(chunks[0])))
-    assert len(chunks[0]) <= units.slots
-
-
-def test_slack_rows_are_one_more_sequence():
-    problem = _problem([5], [6])
-    problem = dataclasses.replace(problem, rows_q=5, query_offset=torch.tensor([0, 3]).int())
-    entries = _entries(tiles.query_units(problem, 32, 32))
-    assert [(e[0], e[4], e[5], e[7]) for e in entries] == [(0, 0, 3, 6), (1, 3, 2, 0)]
 
 
 def test_the_table_gives_every_head_dim_and_type_a_tile():

@@ -1,0 +1,375 @@
+"""Lists of tiles, the sequences with most work first: made by one small kernel, without a sort and without a synchronisation.
+
+A list is ``records`` [capacity, RECORD] int32 (:class:`jfa.kernels.common.nouns.Tile`) and ``counts`` [2] int32. The capacity
+follows from shapes alone, so building works inside a CUDA-graph capture. A record says all that a kernel must know about its tile,
+so no role of it reads offsets.
+
+Sorting without a sort: a sequence's first slot is the number of tiles of all sequences with more work than it. Counting them costs
+B comparisons per sequence, which is nothing beside launching the several kernels of a sort; ties go by position, so a list is
+always the same. From some thousand sequences on torch sorts instead.
+
+Options of the one planner:
+
+- tiles of queries or of keys; of rows packed with the heads of a group (PACK rows per position);
+- SPLIT: a tile with much more work than the mean load of a worker becomes several records, one per chunk of its other side;
+- RESTS: a sequence's last tile, where it is not full, is ordered by its own rows and not with its sequence;
+- counters are cleared along the way, for the launch that reads the list.
+
+:mod:`jfa.kernels.common.tile_list` orders tile by tile instead, for kernels that deal a list out and cannot draw from it.
+
+No ``from __future__ import annotations`` here: Triton reads the annotations as types.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jfa.kernels.base import Problem
+from jfa.kernels.common.host import band_constants
+from jfa.kernels.common.nouns import RECORD, Band, Span, Tile, aggregate
+from jfa.kernels.common.sequences import BandConstants, Offsets, Sequences, Sizes, store_tile
+
+FAR = tl.constexpr(1 << 28)  # an open side of a band for differences of bounds, which must not overflow
+HEADER = 4  # words before a list: its two counts, and what keeps the rest aligned to 16 bytes
+OWN = 8  # sequences that one program lists
+TILES = 16  # tiles that it writes at once
+LEAST_CHUNK = 256  # rows: shorter chunks cost more in merging than they save
+SORT_FROM = 8192  # sequences from which on a sort is quicker than comparing all with all
+
+
+@dataclass
+class Plan:
+    """One list, and what a launch needs beside it.
+
+    Attributes:
+        records: [capacity, RECORD] int32.
+        counts: [2] int32: tiles that have work, all valid tiles.
+        counters: [number] int32 zeros: what a launch counts with, and leaves as zeros.
+        chunks: [capacity, 2] int32, or None where nothing is split: chunk << 16 | chunks of the tile, and the tile's first partial
+            result among all of a head's.
+    """
+
+    words: Tensor  # the one allocation behind the others
+    records: Tensor
+    counts: Tensor
+    counters: Tensor
+    chunks: Tensor | None
+
+    @classmethod
+    def of(cls, words: Tensor, capacity: int, counters: int, split: bool) -> "Plan":
+        """Return the views of a list of ``capacity`` records; ``words`` has :func:`words_of` elements."""
+        sizes = [HEADER, capacity * RECORD.value, capacity * 2 * split, counters]
+        counts, records, chunks, counters = words[: sum(sizes)].split(sizes)
+        return cls(words, records.view(-1, RECORD.value), counts[:2], counters, chunks if split else None)
+
+
+def words_of(capacity: int, counters: int, split: bool) -> int:
+    """Return the int32 elements of a plan."""
+    return HEADER + capacity * (RECORD.value + 2 * split) + counters
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a list's side is cut.
+
+    Attributes:
+        block: rows per tile, of ``pack`` rows per position.
+        keys: tiles of keys, else of queries.
+        slots: partial results that a head may leave; 0: nothing is split. There are half as many workers per head.
+        rests: order a sequence's last, shorter tile by its own rows.
+        least_chunk: rows of the other side that a chunk has at least.
+    """
+
+    block: int
+    keys: bool = False
+    pack: int = 1
+    slots: int = 0
+    rests: bool = False
+    least_chunk: int = LEAST_CHUNK
+
+    def capacity(self, problem: Problem) -> int:
+        """Return an upper bound of the number of records, from shapes alone."""
+        if problem.broadcast_q and not self.keys:
+            tiles = -(-problem.rows_q * self.pack // self.block) * problem.num_batches
+        else:
+            rows = problem.rows_kv if self.keys else problem.rows_q
+            tiles = -(-rows * self.pack // self.block) + problem.num_batches + 2
+        return max(tiles, 1) + self.slots
+
+
+def plan_tiles(problem: Problem, cut: Cut, counters: int = 0) -> Plan:
+    """List a problem's tiles. Rows that no sequence covers are in the list too, for zeros to be written."""
+    capacity = cut.capacity(problem)
+    words = torch.empty(words_of(capacity, counters, cut.slots > 0), dtype=torch.int32, device=problem.device)
+    plan = Plan.of(words, capacity, counters, cut.slots > 0)
+    if problem.num_batches > SORT_FROM and not (problem.output_offset is not None or cut.rests):
+        plan.counters.zero_()
+        _sort(plan, problem, cut)
+        return plan
+    segments = (problem.num_batches + 2) * (2 if cut.rests else 1)
+    others = min(2048, max(256, triton.next_power_of_2(segments)))
+    slots = problem.output_offset
+    plan_kernel[(triton.cdiv(segments, OWN),)](
+        problem.query_offset,
+        problem.key_offset,
+        slots,
+        plan.records,
+        plan.counts,
+        plan.chunks,
+        plan.counters,
+        counters,
+        problem.num_batches,
+        problem.rows_q,
+        problem.rows_kv,
+        problem.rows_out,
+        capacity,
+        cut.slots,
+        cut.least_chunk,
+        *band_constants(problem.band),
+        BLOCK=cut.block,
+        KEYS=cut.keys,
+        PACK=cut.pack,
+        BROADCAST_Q=problem.broadcast_q,
+        DOWN=problem.band.has_hi and not cut.keys,
+        RESTS=cut.rests,
+        OWN=OWN,
+        OTHERS=others,
+        TILES=TILES,
+        COUNTERS=triton.next_power_of_2(counters) if counters else 0,
+        num_warps=8 if others > 1024 else 4,
+    )
+    return plan
+
+
+# Triton would compile anew for each of these that turns divisible by 16.
+UNSPECIALISED = (
+    "num_counters batches rows_q rows_kv rows_out capacity slots least_chunk lo_start lo_end hi_start hi_end"
+).split()
+
+
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def plan_kernel(
+    query_offset,
+    key_offset,
+    output_offset,
+    records,
+    counts,
+    chunks,
+    counters,
+    num_counters,
+    batches,
+    rows_q,
+    rows_kv,
+    rows_out,
+    capacity,
+    slots,
+    least_chunk,
+    lo_start,
+    lo_end,
+    hi_start,
+    hi_end,
+    BLOCK: tl.constexpr,
+    KEYS: tl.constexpr,
+    PACK: tl.constexpr,
+    BROADCAST_Q: tl.constexpr,
+    DOWN: tl.constexpr,
+    RESTS: tl.constexpr,
+    OWN: tl.constexpr,
+    OTHERS: tl.constexpr,
+    TILES: tl.constexpr,
+    COUNTERS: tl.constexpr,
+):
+    """List OWN segments: find their first records by counting, then write them. Grid: (programs,)."""
+    offsets = Offsets(query_offset, key_offset, output_offset)
+    band = BandConstants(lo_start, lo_end, hi_start, hi_end)
+    sequences = Sequences(offsets, Sizes(batches, rows_q, rows_kv, rows_out), band, BROADCAST_Q, True, True)
+    cut = Cutting(BLOCK, KEYS, PACK, RESTS, chunks is not None)
+    chunk = batches * 0
+    if cut.split:
+        chunk = mean_load(sequences, cut, slots, least_chunk, OTHERS)
+    i = tl.program_id(0) * OWN + tl.arange(0, OWN)
+    tile, rows, work = segment(sequences, i, cut)
+    parts = parts_of(work, chunk, cut)
+    first, first_slot, busy, total = place(sequences, i, tl.cdiv(work, parts), chunk, cut, OWN, OTHERS)
+    if tl.program_id(0) == 0:
+        tl.store(counts, tl.minimum(busy, capacity))
+        tl.store(counts + 1, tl.minimum(total, capacity))
+        if COUNTERS > 0:
+            n = tl.arange(0, COUNTERS)
+            tl.store(counters + n, 0, mask=n < num_counters)
+    target = Target(records, chunks, first, first_slot, capacity)
+    write_records(target, tile, tl.cdiv(rows, BLOCK), parts, BLOCK, DOWN, TILES)
+
+
+@aggregate
+class Target:
+    """Where the records of some segments go: ``first`` is the place of each one's first record, ``first_slot`` its first slot."""
+
+    records: tl.tensor
+    chunks: tl.core.base_value
+    first: tl.tensor
+    first_slot: tl.tensor
+    capacity: tl.tensor
+
+
+@triton.jit
+def write_records(target, tile, tiles, parts, BLOCK: tl.constexpr, DOWN: tl.constexpr, TILES: tl.constexpr):
+    """Write the records of segments of ``tiles`` tiles, each of ``parts`` chunks. DOWN: a sequence's last rows first."""
+    parts = parts[:, None]
+    for base in range(0, tl.max(tiles[:, None] * parts), TILES):
+        t = base + tl.arange(0, TILES)[None, :]
+        number = t // parts
+        index = target.first[:, None] + t
+        mask = (t < tiles[:, None] * parts) & (index < target.capacity)
+        row = number * BLOCK
+        if DOWN:
+            row = (tiles[:, None] - 1 - number) * BLOCK
+        store_tile(target.records, index, columns(tile), tile.row[:, None] + row, mask)
+        if target.chunks is not None:
+            tl.store(target.chunks + index * 2, (t % parts) << 16 | parts, mask=mask)
+            tl.store(target.chunks + index * 2 + 1, target.first_slot[:, None] + number * parts, mask=mask)
+
+
+@aggregate
+class Cutting:
+    """:class:`Cut` inside a kernel."""
+
+    block: tl.constexpr
+    keys: tl.constexpr
+    pack: tl.constexpr
+    rests: tl.constexpr
+    split: tl.constexpr
+
+
+@triton.jit
+def segment(sequences, i, cut):
+    """Return (tile, rows, work) of segments ``i`` [N]: their first tile, the rows to cut into tiles, and what one tile costs.
+
+    A segment is a sequence, or with ``rests`` its whole tiles (even numbers) or its last, shorter one (odd numbers).
+    """
+    if cut.rests:
+        tile, rows = sequences.tile(i // 2, cut.keys)
+        whole = rows // cut.block * cut.block
+        rest = i % 2 == 1
+        row = tl.where(rest, whole, 0)
+        rows = tl.where(rest, rows - whole, whole)
+        return Tile(row, tile.q, tile.kv, tile.out, tile.band, tile.pad_begin), rows, tl.minimum(rows, cut.block)
+    else:
+        tile, rows = sequences.tile(i, cut.keys)
+        return tile, rows * cut.pack, work_of(tile, cut, sequences.broadcast_q)
+
+
+@triton.jit
+def work_of(tile, cut, BROADCAST_Q: tl.constexpr):
+    """Estimate what a tile of a sequence costs, in rows of the other side; 0 if there is nothing to do.
+
+    Shared queries are equally many everywhere: then sequences with more keys come first, whose tiles are full.
+    """
+    other = tile.kv.length
+    if cut.keys and not BROADCAST_Q:
+        other = tile.q.length
+    width = tl.minimum(tile.band.hi, FAR) - tl.maximum(tile.band.lo, -FAR) + (cut.block + cut.pack - 1) // cut.pack
+    return tl.where((tile.q.length > 0) & (tile.kv.length > 0), tl.minimum(other, tl.maximum(width, 0)), 0)
+
+
+@triton.jit
+def mean_load(sequences, cut, slots, least_chunk, OTHERS: tl.constexpr):
+    """Return how long a chunk is: the mean load of a worker, of which there are ``slots / 2`` per head.
+
+    So no record is longer than that by more than half, and there are at most ``slots`` chunks of split tiles, whatever the
+    lengths are.
+    """
+    total = tl.zeros([OTHERS], tl.int64)
+    for base in range(0, sequences.rows.batches + 2, OTHERS):
+        _, rows, work = segment(sequences, base + tl.arange(0, OTHERS), cut)
+        total += tl.cast(tl.cdiv(rows, cut.block), tl.int64) * work
+    return tl.cast(tl.maximum(tl.cdiv(tl.sum(total, 0) * 2, slots), least_chunk), tl.int32)
+
+
+@triton.jit
+def parts_of(work, chunk, cut):
+    """Return into how many chunks a tile is cut: none is shorter than three quarters of ``chunk``."""
+    parts = work * 0 + 1
+    if cut.split:
+        parts = tl.minimum(tl.where(work * 2 > chunk * 3, tl.cdiv(work, chunk), 1), 1024)
+    return parts
+
+
+@triton.jit
+def place(sequences, i, cost, chunk, cut, OWN: tl.constexpr, OTHERS: tl.constexpr):
+    """Return (first records, first partial results) of the segments ``i`` of these costs, and how many records work, and are."""
+    first = tl.zeros([OWN], tl.int32)
+    first_slot = tl.zeros([OWN], tl.int32)
+    busy = 0
+    total = 0
+    segments = sequences.rows.batches + 2
+    if cut.rests:
+        segments = segments * 2
+    for base in range(0, segments, OTHERS):
+        o = base + tl.arange(0, OTHERS)
+        _, rows, work = segment(sequences, o, cut)
+        parts = parts_of(work, chunk, cut)
+        o_cost = tl.cdiv(work, parts)
+        records = tl.cdiv(rows, cut.block) * parts
+        before = (o_cost[None, :] > cost[:, None]) | ((o_cost[None, :] == cost[:, None]) & (o[None, :] < i[:, None]))
+        first += tl.sum(tl.where(before, records[None, :], 0), 1)
+        if cut.split:
+            first_slot += tl.sum(tl.where(before & (parts > 1)[None, :], records[None, :], 0), 1)
+        busy += tl.sum(tl.where(work > 0, records, 0), 0)
+        total += tl.sum(records, 0)
+    return first, first_slot, busy, total
+
+
+@triton.jit
+def columns(tile):
+    """Return a Tile of blocks [N] as one of columns [N, 1]."""
+    q = Span(tile.q.begin[:, None], tile.q.length[:, None])
+    kv = Span(tile.kv.begin[:, None], tile.kv.length[:, None])
+    out = Span(tile.out.begin[:, None], tile.out.length[:, None])
+    band = Band(tile.band.lo[:, None], tile.band.hi[:, None], True, True)
+    return Tile(tile.row[:, None], q, kv, out, band, tile.pad_begin[:, None])
+
+
+# ------------------------------------------------------------------------------------------------------- many sequences
+def _sort(plan: Plan, problem: Problem, cut: Cut) -> None:
+    """Fill a list, unsplit, by torch's sort: for very many sequences. Its order differs only among tiles of equal work."""
+    q_begin, len_q = _spans(problem.query_offset, problem.rows_q, problem)
+    kv_begin, len_kv = _spans(problem.key_offset, problem.rows_kv, problem)
+    real = torch.ones_like(len_kv)
+    real[0], real[-1] = 0, 0
+    out_begin = q_begin
+    if problem.broadcast_q:
+        q_begin, len_q = torch.zeros_like(kv_begin), real * problem.rows_q
+        out_begin = (torch.arange(len(real), device=problem.device) - 1) * problem.rows_q
+    rows = len_kv if cut.keys else len_q * cut.pack
+    len_q, len_kv = (len_q * real, len_kv) if cut.keys else (len_q, len_kv * real)
+    lo_start, lo_end, hi_start, hi_end = band_constants(problem.band)
+    lo = (len_kv - len_q + lo_end).clamp(min=lo_start)
+    hi = (len_kv - len_q + hi_end).clamp(max=hi_start)
+    width = (hi.clamp(max=FAR.value) - lo.clamp(min=-FAR.value) + -(-cut.block // cut.pack)).clamp(min=0)
+    work = torch.minimum(len_q if cut.keys and not problem.broadcast_q else len_kv, width) * (len_q > 0) * (len_kv > 0)
+    tiles = -(-rows // cut.block)
+    order = torch.sort(work, descending=True, stable=True).indices
+    ends = torch.cumsum(tiles[order], 0)
+    index = torch.arange(plan.records.shape[0], device=problem.device)
+    at = torch.searchsorted(ends, index, right=True).clamp(max=len(order) - 1)
+    s = order[at]
+    number = index - (ends[at] - tiles[s])
+    if problem.band.has_hi and not cut.keys:
+        number = tiles[s] - 1 - number
+    fields = q_begin[s], len_q[s], number * cut.block, out_begin[s], kv_begin[s], len_kv[s], lo[s], hi[s], 0 * s
+    plan.records.copy_(torch.stack(fields, 1))
+    if plan.chunks is not None:
+        plan.chunks.copy_(torch.tensor([1, 0]).repeat(len(index)))
+    counts = torch.stack([(tiles * (work > 0)).sum(), tiles.sum()])
+    plan.counts.copy_(counts.clamp(max=len(index)))
+
+
+def _spans(offset: Tensor, rows: int, problem: Problem) -> tuple[Tensor, Tensor]:
+    """Return (first row, number of rows) of the margin before the sequences, of the sequences, and of the margin behind."""
+    inside = torch.nn.functional.pad(offset.long().clamp(0, rows), (1, 0))
+    ends = torch.nn.functional.pad(inside[1:], (0, 1), value=rows)
+    return inside, (ends - inside).clamp(min=0)

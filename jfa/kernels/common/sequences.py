@@ -1,0 +1,111 @@
+"""Where every sequence of a call lies in the packed tensors, inside them whatever the offsets say.
+
+Sequences are numbered from 1 in :class:`Sequences`: number 0 is the margin of rows before the first offset, batches + 1 the margin
+behind the last. No sequence covers those rows, so they have nothing on the other side, and get zeros.
+
+No ``from __future__ import annotations`` here: Triton reads the annotations as types.
+"""
+
+import triton
+import triton.language as tl
+
+from jfa.kernels.common.nouns import RECORD, Band, Span, Tile, aggregate
+from jfa.kernels.common.sequence import band_of
+
+
+@aggregate
+class Offsets:
+    """The offset tensors of a call [B + 1]; ``output`` is None where shared queries have no slots of their own."""
+
+    query: tl.tensor
+    key: tl.tensor
+    output: tl.core.base_value
+
+
+@aggregate
+class Sizes:
+    """The number of sequences, and the rows of query, of key and value, and of the output."""
+
+    batches: tl.tensor
+    q: tl.tensor
+    kv: tl.tensor
+    out: tl.tensor
+
+
+@aggregate
+class BandConstants:
+    """What is the same for all sequences about a :class:`jfa.masks.Band`; an open side lies beyond any row."""
+
+    lo_start: tl.tensor
+    lo_end: tl.tensor
+    hi_start: tl.tensor
+    hi_end: tl.tensor
+
+
+@aggregate
+class Sequences:
+    """All sequences of one call; see jfa.kernels.base.Problem."""
+
+    offsets: Offsets
+    rows: Sizes
+    band: BandConstants
+    broadcast_q: tl.constexpr
+    has_lo: tl.constexpr
+    has_hi: tl.constexpr
+
+    @triton.jit
+    def span(self, offset, s, rows):
+        """Return the Span of sequences ``s`` in a tensor of ``rows`` rows; past the last margin it means nothing."""
+        mask = s < self.rows.batches + 2
+        begin = tl.load(offset + s - 1, mask=mask & (s > 0), other=0)
+        end = tl.load(offset + s, mask=mask & (s <= self.rows.batches), other=rows)
+        begin = tl.minimum(tl.maximum(begin, 0), rows)
+        return Span(begin, tl.maximum(tl.minimum(end, rows) - begin, 0))
+
+    @triton.jit
+    def tile(self, s, KEYS: tl.constexpr):
+        """Return (tile, rows): all of sequences ``s`` as a Tile at row 0, and how many of its rows there are to cut into tiles.
+
+        Those are rows of keys with KEYS, else of queries. A shared query's slot that is not inside the output leaves it no queries.
+        """
+        real = (s > 0) & (s <= self.rows.batches)
+        kv = self.span(self.offsets.key, s, self.rows.kv)
+        if self.broadcast_q:
+            q = Span(s * 0, tl.where(real, self.rows.q, 0))
+            cut = q.length
+            out_begin = (s - 1) * self.rows.q
+            if self.offsets.output is not None:
+                out_begin = tl.load(self.offsets.output + s - 1, mask=real, other=0)
+                inside = (out_begin >= 0) & (out_begin <= self.rows.out - self.rows.q)
+                q = Span(q.begin, tl.where(inside, q.length, 0))
+                out_begin = tl.where(q.length > 0, out_begin, 0)
+        else:
+            q = self.span(self.offsets.query, s, self.rows.q)
+            cut = q.length
+            out_begin = q.begin
+        if KEYS:
+            cut = kv.length
+            q = Span(q.begin, tl.where(real, q.length, 0))
+        else:
+            kv = Span(kv.begin, tl.where(real, kv.length, 0))
+        c = self.band
+        lo, hi = band_of(q.length, kv.length, c.lo_start, c.lo_end, c.hi_start, c.hi_end)
+        band = Band(lo, hi, self.has_lo, self.has_hi)
+        tile = Tile(s * 0, q, kv, Span(out_begin, q.length), band, s * 0)
+        return tile, tl.where(s < self.rows.batches + 2, cut, 0)
+
+
+@triton.jit
+def store_tile(records, index, tile, row, mask):
+    """Write the records ``index`` (a block) of ``tile`` with other rows; see jfa.kernels.common.nouns.FIELDS."""
+    at = records + index * RECORD
+    same = row * 0
+    tl.store(at, tile.q.begin + same, mask=mask)
+    tl.store(at + 1, tile.q.length + same, mask=mask)
+    tl.store(at + 2, row, mask=mask)
+    tl.store(at + 3, tile.out.begin + same, mask=mask)
+    tl.store(at + 4, tile.kv.begin + same, mask=mask)
+    tl.store(at + 5, tile.kv.length + same, mask=mask)
+    tl.store(at + 6, tile.band.lo + same, mask=mask)
+    tl.store(at + 7, tile.band.hi + same, mask=mask)
+    tl.store(at + 8, tile.pad_begin + same, mask=mask)

@@ -1,0 +1,346 @@
+"""The backward of shared queries (PMA), whose dQ is a sum over all sequences.
+
+Of few queries (Lq * group <= 128 packed rows) the whole query is *resident*: a program keeps one key/value head's Q tile and its
+dQ on chip in fp32 and walks over a fixed share of all key blocks of all sequences. Each block's dK and dV are complete after one
+visit and written once, nothing is added in memory. More queries are cut into tiles, whose dQ ``shared_dq_kernel`` sums over the
+sequences; dK and dV are then the ordinary pass over keys. Both leave one partial dQ per program, which ``sum_dq_kernel`` adds in
+a fixed order. So the whole backward is deterministic, and the resident form reads K, V, O, dO once.
+
+A Hopper tensor core wants 64 rows or more on a product's first side. Where the queries are fewer, keys are the rows of every
+product (KEYS_FIRST: scores and dQ are transposed).
+
+No ``from __future__ import annotations`` here: Triton reads the annotations as types.
+"""
+
+import triton
+import triton.language as tl
+
+from jfa.kernels.common.band import in_band
+from jfa.kernels.common.nouns import Span, Tile, aggregate, load_tile
+from jfa.kernels.common.sequences import BandConstants, Offsets, Sequences, Sizes
+from jfa.kernels.common.units import zigzag_unit
+from jfa.kernels.portable.backward import Choices, Queries, delta_of, dq_over_keys, to_log2
+from jfa.kernels.portable.rows import Operand, Rows, contiguous, padded, per_row, positions
+
+# Numbers that change with the data: Triton would compile anew for each that turns divisible by 16.
+RUNTIME = "batches rows_q rows_kv rows_out lo_start lo_end hi_start hi_end workers tiles piece".split()
+
+
+@aggregate
+class KeyRows:
+    """Where the keys of a sequence are read, and their gradients written."""
+
+    k: Rows
+    v: Rows
+    dk: Rows
+    dv: Rows
+
+
+@aggregate
+class Side:
+    """What a program reads per sequence beside its keys. ``dlse`` may be None; where ``delta`` is not, it is written."""
+
+    out: Operand
+    dout: Operand
+    lse: Operand
+    dlse: tl.core.base_value
+    delta: tl.core.base_value
+
+    @triton.jit
+    def load(self, q, tile, r0, kv_head, BLOCK: tl.constexpr):
+        """Return the Queries of the packed rows from r0 on in one sequence; ``q``: those rows of the query."""
+        dlse = None
+        if self.dlse is not None:
+            dlse = self.dlse.of(tile.out, kv_head)
+        do, delta = delta_of(self.out.of(tile.out, kv_head), self.dout.of(tile.out, kv_head), dlse, r0, BLOCK)
+        if self.delta is not None:
+            self.delta.of(tile.out, kv_head).store_numbers(r0, delta, BLOCK)
+        lse = to_log2(self.lse.of(tile.out, kv_head).load_numbers(r0, BLOCK, float("inf")))
+        return Queries(q, do, lse, delta, positions(r0, BLOCK, self.out.group, False))
+
+
+@triton.jit
+def side_of(out, dout, lse_ptr, dlse_ptr, delta_ptr, rows_out):
+    """Return the Side of a kernel; ``dlse_ptr`` and ``delta_ptr`` may be None."""
+    dlse = None
+    if dlse_ptr is not None:
+        dlse = per_row(dlse_ptr, rows_out, out.group, False)
+    delta = None
+    if delta_ptr is not None:
+        delta = per_row(delta_ptr, rows_out, out.group, False)
+    return Side(out, dout, per_row(lse_ptr, rows_out, out.group, False), dlse, delta)
+
+
+# ------------------------------------------------------------------------------------------------------------- resident
+@triton.jit(do_not_specialize=RUNTIME)
+def resident_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    dout_ptr,
+    lse_ptr,
+    dlse_ptr,
+    dk_ptr,
+    dv_ptr,
+    dq_partial_ptr,
+    k_desc,
+    v_desc,
+    dk_desc,
+    dv_desc,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    dout_row,
+    dout_head,
+    records,
+    counts,
+    rows_q,
+    rows_out,
+    num_kv_heads,
+    workers,
+    piece,
+    scale,
+    sm_scale,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    KEYS_FIRST: tl.constexpr,
+    HAS_LO: tl.constexpr,
+    HAS_HI: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Walk over one worker's pieces of one key/value head."""
+    kv_head = tl.program_id(0) % num_kv_heads
+    c = Choices(BLOCK_M, BLOCK_N, GROUP, False, PRECISION)
+    out = contiguous(out_ptr, None, num_kv_heads, DV, GROUP, False)
+    dout = Operand(dout_ptr, None, (dout_row, dout_head), DV, GROUP, False)
+    side = side_of(out, dout, lse_ptr, dlse_ptr, None, rows_out)
+    k = Operand(k_ptr, k_desc, (k_row, k_head), D, 1, False)
+    v = Operand(v_ptr, v_desc, (v_row, v_head), DV, 1, False)
+    dk = contiguous(dk_ptr, dk_desc, num_kv_heads, D, 1, False)
+    dv = contiguous(dv_ptr, dv_desc, num_kv_heads, DV, 1, False)
+    q = Operand(q_ptr, None, (q_row, q_head), D, GROUP, False).of(Span(rows_q * 0, rows_q), kv_head)
+    q = q.load(0, BLOCK_M, True)
+    pieces = Pieces(records, counts, tl.program_id(0) // num_kv_heads, workers, piece, HAS_LO, HAS_HI)
+    dq = walk(q, side, KeyOperands(k, v, dk, dv), pieces, kv_head, scale, sm_scale, c, KEYS_FIRST)
+    store_partial(dq_partial_ptr, dq, tl.program_id(0) * BLOCK_M, KEYS_FIRST)
+
+
+@aggregate
+class KeyOperands:
+    """Keys and values of all sequences, and where their gradients go."""
+
+    k: Operand
+    v: Operand
+    dk: Operand
+    dv: Operand
+
+
+@aggregate
+class Pieces:
+    """The list of pieces of at most ``length`` keys, and one worker's share of it."""
+
+    records: tl.tensor
+    counts: tl.tensor
+    worker: tl.tensor
+    workers: tl.tensor
+    length: tl.tensor
+    has_lo: tl.constexpr
+    has_hi: tl.constexpr
+
+
+@triton.jit
+def walk(q, side, keys, pieces, kv_head, scale, sm_scale, c, KEYS_FIRST: tl.constexpr):
+    """Write dK and dV of a worker's pieces, dealt in zigzag, and return their share of dQ / sm_scale."""
+    D: tl.constexpr = keys.k.dim
+    if KEYS_FIRST:
+        dq = tl.zeros([padded(D), c.block_m], tl.float32)
+    else:
+        dq = tl.zeros([c.block_m, padded(D)], tl.float32)
+    count = tl.load(pieces.counts + 1)
+    for turn in range(tl.cdiv(count, pieces.workers)):
+        unit = zigzag_unit(turn, pieces.worker, pieces.workers)
+        if unit < count:
+            tile = load_tile(pieces.records, unit, pieces.has_lo, pieces.has_hi)
+            x = side.load(q, tile, 0, kv_head, c.block_m)
+            rows = keys_of(keys, tile, kv_head)
+            for n0 in range(tile.row, tl.minimum(tile.row + pieces.length, tile.kv.length), c.block_n):
+                dq = resident_block(dq, x, rows, n0, tile, scale, sm_scale, c, KEYS_FIRST)
+    return dq
+
+
+@triton.jit
+def keys_of(keys, tile, kv_head):
+    """Return the KeyRows of a sequence. Keys that no query sees are not read: zeros are written.
+
+    That is so in rows that no sequence covers, and where a slot is not inside the output.
+    """
+    read = Span(tile.kv.begin, tl.where(tile.q.length > 0, tile.kv.length, 0))
+    dk, dv = keys.dk.of(tile.kv, kv_head), keys.dv.of(tile.kv, kv_head)
+    return KeyRows(keys.k.of(read, kv_head), keys.v.of(read, kv_head), dk, dv)
+
+
+@triton.jit
+def resident_block(dq, x, keys, n0, tile, scale, sm_scale, c, KEYS_FIRST: tl.constexpr):
+    """Write dK and dV of the keys n0 .. n0 + BLOCK_N - 1 of one sequence, and add their share to dQ."""
+    k = keys.k.load(n0, c.block_n, True)
+    v = keys.v.load(n0, c.block_n, True)
+    key = n0 + tl.arange(0, c.block_n)
+    masked = tile.band.has_lo or tile.band.has_hi or (n0 + c.block_n > keys.k.span.length)
+    if KEYS_FIRST:
+        s = tl.dot(k, tl.trans(x.q), input_precision=c.precision)
+        p = tl.math.exp2(s * scale - x.lse[None, :])
+        if masked:
+            p = tl.where(in_sight(tile, keys, x.position[None, :], key[:, None]), p, 0.0)
+        dv = tl.dot(p.to(x.do.dtype), x.do, input_precision=c.precision)
+        keys.dv.store(n0, dv, c.block_n)
+        dp = tl.dot(v, tl.trans(x.do), input_precision=c.precision)
+        ds = (p * (dp - x.delta[None, :])).to(x.q.dtype)
+        dk = tl.dot(ds, x.q, input_precision=c.precision)
+        dq = tl.dot(tl.trans(k), ds, dq, input_precision=c.precision)
+    else:
+        s = tl.dot(x.q, tl.trans(k), input_precision=c.precision)
+        p = tl.math.exp2(s * scale - x.lse[:, None])
+        if masked:
+            p = tl.where(in_sight(tile, keys, x.position[:, None], key[None, :]), p, 0.0)
+        dv = tl.dot(tl.trans(p.to(x.do.dtype)), x.do, input_precision=c.precision)
+        keys.dv.store(n0, dv, c.block_n)
+        dp = tl.dot(x.do, tl.trans(v), input_precision=c.precision)
+        ds = (p * (dp - x.delta[:, None])).to(x.q.dtype)
+        dk = tl.dot(tl.trans(ds), x.q, input_precision=c.precision)
+        dq = tl.dot(ds, k, dq, input_precision=c.precision)
+    keys.dk.store(n0, dk * sm_scale, c.block_n)
+    return dq
+
+
+@triton.jit
+def in_sight(tile, keys, position, key):
+    """Return which pairs count among those keys that are read."""
+    b = tile.band
+    return in_band(position, key, keys.k.span.length, b.lo, b.hi, b.has_lo, b.has_hi)
+
+
+@triton.jit
+def store_partial(dq_partial_ptr, dq, first, KEYS_FIRST: tl.constexpr):
+    """Write a program's dQ into the rows ``first`` .. of the partial sums, all of them, padding too."""
+    rows = tl.arange(0, dq.shape[1] if KEYS_FIRST else dq.shape[0])
+    columns = tl.arange(0, dq.shape[0] if KEYS_FIRST else dq.shape[1])
+    at = dq_partial_ptr + tl.cast(first, tl.int64) * (dq.shape[0] if KEYS_FIRST else dq.shape[1])
+    if KEYS_FIRST:
+        tl.store(at + rows[None, :] * dq.shape[0] + columns[:, None], dq)
+    else:
+        tl.store(at + rows[:, None] * dq.shape[1] + columns[None, :], dq)
+
+
+# ------------------------------------------------------------------------------------------------------- longer queries
+@triton.jit(do_not_specialize=RUNTIME)
+def shared_dq_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    dout_ptr,
+    lse_ptr,
+    dlse_ptr,
+    delta_ptr,
+    dq_partial_ptr,
+    k_desc,
+    v_desc,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    dout_row,
+    dout_head,
+    key_offset,
+    output_offset,
+    batches,
+    rows_q,
+    rows_kv,
+    rows_out,
+    lo_start,
+    lo_end,
+    hi_start,
+    hi_end,
+    num_kv_heads,
+    workers,
+    tiles,
+    scale,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_LO: tl.constexpr,
+    HAS_HI: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Sum one query tile's dQ over every workers-th sequence, and write delta of its rows for the pass over keys."""
+    kv_head = tl.program_id(0) % num_kv_heads
+    m0 = tl.program_id(0) // num_kv_heads % tiles * BLOCK_M
+    worker = tl.program_id(0) // num_kv_heads // tiles
+    c = Choices(BLOCK_M, BLOCK_N, GROUP, False, PRECISION)
+    offsets = Offsets(key_offset, key_offset, output_offset)
+    band = BandConstants(lo_start, lo_end, hi_start, hi_end)
+    sequences = Sequences(offsets, Sizes(batches, rows_q, rows_kv, rows_out), band, True, HAS_LO, HAS_HI)
+    out = contiguous(out_ptr, None, num_kv_heads, DV, GROUP, False)
+    dout = Operand(dout_ptr, None, (dout_row, dout_head), DV, GROUP, False)
+    side = side_of(out, dout, lse_ptr, dlse_ptr, delta_ptr, rows_out)
+    k = Operand(k_ptr, k_desc, (k_row, k_head), D, 1, False)
+    v = Operand(v_ptr, v_desc, (v_row, v_head), DV, 1, False)
+    q = Operand(q_ptr, None, (q_row, q_head), D, GROUP, False).of(Span(rows_q * 0, rows_q), kv_head)
+    q = q.load(m0, BLOCK_M, True)
+    dq = dq_over_sequences(q, side, k, v, sequences, m0, worker, workers, kv_head, scale, c)
+    store_partial(dq_partial_ptr, dq, (worker * num_kv_heads + kv_head) * tiles * BLOCK_M + m0, False)
+
+
+@triton.jit
+def dq_over_sequences(q, side, k, v, sequences, m0, worker, workers, kv_head, scale, c):
+    """Return dQ / sm_scale of one tile of the shared query, summed over every workers-th sequence."""
+    D: tl.constexpr = k.dim
+    dq = tl.zeros([c.block_m, padded(D)], tl.float32)
+    for b in range(worker, sequences.rows.batches, workers):
+        tile, _ = sequences.tile(b + 1, False)
+        tile = Tile(m0, tile.q, tile.kv, tile.out, tile.band, tile.pad_begin)
+        x = side.load(q, tile, m0, kv_head, c.block_m)
+        dq = dq_over_keys(dq, x, k.of(tile.kv, kv_head), v.of(tile.kv, kv_head), tile, scale, c)
+    return dq
+
+
+@triton.jit(do_not_specialize=["rows_q", "padded_rows", "workers"])
+def sum_dq_kernel(
+    dq_partial_ptr,
+    dq_ptr,
+    rows_q,
+    padded_rows,
+    num_kv_heads,
+    workers,
+    sm_scale,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Add all workers' partial dQ [padded_rows, D] of one head, BLOCK numbers of it, always in the same order."""
+    BLOCK_D: tl.constexpr = padded(D)
+    kv_head = tl.program_id(0) % num_kv_heads
+    at = tl.program_id(0) // num_kv_heads * BLOCK + tl.arange(0, BLOCK)
+    row = at // BLOCK_D
+    column = at % BLOCK_D
+    keep = (row < rows_q * GROUP) & (column < D)
+    total = tl.zeros([BLOCK], tl.float32)
+    for w0 in range(0, workers, STEP):
+        w = w0 + tl.arange(0, STEP)
+        base = (tl.cast(w, tl.int64) * num_kv_heads + kv_head) * padded_rows * BLOCK_D
+        mask = (w < workers)[:, None] & keep[None, :]
+        total += tl.sum(tl.load(dq_partial_ptr + base[:, None] + at[None, :], mask=mask, other=0.0), 0)
+    place = ((row // GROUP) * (num_kv_heads * GROUP) + kv_head * GROUP + row % GROUP) * D + column
+    tl.store(dq_ptr + place, (total * sm_scale).to(dq_ptr.dtype.element_ty), mask=keep)
