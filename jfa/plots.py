@@ -399,7 +399,7 @@ def number_grids(
 
 def blocks(
     places: Mapping[str, tuple[tuple[float, float, float, float], str, int]],
-    links: Sequence[tuple[str, str]],
+    links: Sequence[tuple[str, ...]],
     *,
     title: str,
     directed: bool = False,
@@ -408,7 +408,8 @@ def blocks(
 
     Args:
         places: heading -> ((x, y, width, height), words, palette number). y grows upwards. A box may lie inside another.
-        links: pairs of headings that exchange data; the arrow joins the edges that face each other.
+        links: pairs of headings that exchange data; the arrow joins the edges that face each other. A third entry "->" lets data
+            flow from the first to the second only.
         directed: whether data flows from the first of each pair to the second only.
     """
     from matplotlib.patches import FancyBboxPatch
@@ -420,16 +421,16 @@ def blocks(
         axes.add_patch(FancyBboxPatch((x, y), w, h, boxstyle="round,pad=0.02", **look))
         axes.text(x + w / 2, y + h - 0.14, heading, ha="center", va="top", fontsize=9, weight="bold")
         axes.text(x + w / 2, y + h - 0.45, words, ha="center", va="top", fontsize=8)
-    for a, b in links:
+    for a, b, *way in links:
         start, end = _facing(places[a][0], places[b][0])
-        look = {"arrowstyle": "->" if directed else "<->", "color": BLACK, "linewidth": 1.3}
+        look = {"arrowstyle": "->" if directed or way else "<->", "color": BLACK, "linewidth": 1.3}
         axes.annotate("", end, start, arrowprops=look)
     axes.set(xlim=(-0.1, right + 0.1), ylim=(-0.1, top + 0.1))
     axes.set_axis_off()
     axes.set_title(title, loc="left", fontsize=10, wrap=True)
     said = [f"{heading}: {' '.join(words.split())}".rstrip(": ") for heading, (_, words, _) in places.items()]
-    arrow = "->" if directed else "<->"
-    return Picture(figure, "\n".join([title, *said, *(f"{a} {arrow} {b}" for a, b in links)]))
+    arrows = [f"{a} {'->' if directed or way else '<->'} {b}" for a, b, *way in links]
+    return Picture(figure, "\n".join([title, *said, *arrows]))
 
 
 def _facing(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> tuple[tuple, tuple]:

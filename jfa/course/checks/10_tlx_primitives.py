@@ -209,7 +209,7 @@ RING = Exercise(
     reference=_ring,
     outputs=(Output("buffer"), Output("full parity"), Output("empty parity")),
     difficulty=1,
-    minutes=15,
+    minutes=9,
     hints=(
         "How often has the ring gone round before round k? Each turn completes one phase of each buffer's barriers.",
         "In turn t the consumer waits for phase t of full. The producer needs phase t - 1 of empty, and in turn 0 nothing: which parity passes on a fresh barrier?",
@@ -326,7 +326,7 @@ ROW_MAX = Exercise(
     reference=lambda x, chunks, stages: _each_schedule(x.amax(dim=1)),
     outputs=(Output("out", ("schedule", "row")),),
     difficulty=2,
-    minutes=25,
+    minutes=11,
     tol=1e-6,
     time_limit=30.0,
     limits=RING_LIMITS,
@@ -457,7 +457,7 @@ ROW_SUM = Exercise(
     reference=lambda x, chunks, stages: _each_schedule(x.sum(dim=1)),
     outputs=(Output("out", ("schedule", "row")),),
     difficulty=2,
-    minutes=15,
+    minutes=18,
     tol=1e-5,
     time_limit=30.0,
     limits=RING_LIMITS,
@@ -748,7 +748,7 @@ GEMM_ADD = Exercise(
     reference=lambda a, b, c: _each_schedule(a @ b + c),
     outputs=(Output("out", ("schedule", "row", "column")),),
     difficulty=3,
-    minutes=30,
+    minutes=19,
     tol=1e-5,
     time_limit=60.0,
     limits=(
@@ -874,4 +874,454 @@ def gemm_add_kernel(a_desc, b_desc, c_ptr, out_ptr, M: tl.constexpr, N: tl.const
     ),
 )
 
-EXERCISES = [SCALE, RING, ROW_MAX, ROW_SUM, GEMM, GEMM_ADD]
+# -- 10.7 --------------------------------------------------------------------------------------------------------------
+
+
+def _two_cases(seed):
+    g = _rng(seed)
+
+    def case(chunks, stages, rows=16, cols=16):
+        name = f"{chunks} chunk{'s' * (chunks > 1)}, {stages} stage{'s' * (stages > 1)}"
+        x = torch.randn(rows, chunks * cols, generator=g) - 3.0
+        y = torch.randn(rows, chunks * cols, generator=g).to(torch.bfloat16)
+        return Case(name, (x, y, chunks, stages))
+
+    return [case(*ring) for ring in kinds.FEW_RINGS] + [case(9, 2, rows=32, cols=32)]
+
+
+def _two_launch(kernel, x, y, chunks, stages):
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    import jfa.emulator as emulator
+
+    results, rows, cols = [], x.shape[0], x.shape[1] // chunks
+    for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
+        dot, largest = unwritten(rows), unwritten(rows)
+        boxes = [TensorDescriptor.from_tensor(t, [rows, cols]) for t in (x, y)]
+        with emulator.options(policy=policy, seed=seed):
+            kernel[(1,)](*boxes, dot, largest, chunks, ROWS=rows, COLS=cols, STAGES=stages)
+        results.append((dot, largest))
+    return tuple(torch.stack(parts) for parts in zip(*results))
+
+
+TWO_CONSUMERS = Exercise(
+    id="10.7",
+    title="A producer for two consumers",
+    name="two_consumers_kernel",
+    kind="kernel",
+    call=_two_launch,
+    cases=_two_cases,
+    reference=lambda x, y, chunks, stages: (
+        _each_schedule((x * y).sum(dim=1)),
+        _each_schedule((x + y).amax(dim=1)),
+    ),
+    outputs=(Output("dot", ("schedule", "row")), Output("largest", ("schedule", "row"))),
+    difficulty=3,
+    minutes=14,
+    tol=1e-5,
+    time_limit=30.0,
+    limits=(
+        Limit("three tasks", "tasks", at_least=3, text="three async tasks"),
+        _at_least(
+            "every chunk through the ring",
+            "tlx:async_descriptor_load",
+            lambda case: 2 * case.args[2],
+            "every chunk of both matrices goes through the ring",
+        ),
+    ),
+    hints=(
+        "Count the arrivals of one turn: who arrives at fulls, and who at empties? That is each barrier's arrive_count.",
+        "The producer's loop mirrors a consumer's. One announcement may cover both copies: the bytes of an fp32 and of a bf16 tile.",
+        "fulls: arrive_count=1, empties: arrive_count=2. In round k: wait empties[slot] for ((k // STAGES) & 1) ^ 1, expect ROWS * COLS * 6 bytes on fulls[slot], load x and y at [0, k * COLS].",
+    ),
+    mutants=(
+        Mutant(
+            "one consumer is enough",
+            "the first of the two consumers to arrive frees the buffer while the other still reads it.",
+            caught_by="runs",
+            edit=(
+                "empties = tlx.alloc_barriers(STAGES, arrive_count=2)",
+                "empties = tlx.alloc_barriers(STAGES, arrive_count=1)",
+            ),
+            expect="empties",
+            recognise=False,
+        ),
+        Mutant(
+            "counts the copies as arrivals",
+            "a copy delivers bytes and does not arrive: only the announcement does.",
+            caught_by="runs",
+            edit=(
+                "fulls = tlx.alloc_barriers(STAGES, arrive_count=1)",
+                "fulls = tlx.alloc_barriers(STAGES, arrive_count=2)",
+            ),
+            expect="fulls",
+            recognise=False,
+        ),
+        Mutant(
+            "two fp32 tiles announced",
+            "an element of y has two bytes.",
+            caught_by="runs",
+            edit=("(4 + 2)", "(4 + 4)"),
+            expect="bytes",
+            recognise=False,
+        ),
+        Mutant(
+            "nothing holds the producer back",
+            "a buffer is filled again while it is read.",
+            caught_by="runs",
+            edit=("                tlx.barrier_wait(empties[slot], ((k // STAGES) & 1) ^ 1)\n", ""),
+            recognise=False,
+        ),
+        Mutant(
+            "waits like a consumer",
+            "in the first turn nobody has given a buffer back: the producer must pass a fresh barrier.",
+            caught_by="runs",
+            edit=(
+                "tlx.barrier_wait(empties[slot], ((k // STAGES) & 1) ^ 1)",
+                "tlx.barrier_wait(empties[slot], (k // STAGES) & 1)",
+            ),
+            expect="empties",
+            recognise=False,
+        ),
+        Mutant(
+            "waits between the copies",
+            "x is copied before the buffer is free.",
+            caught_by="runs",
+            edit=(
+                ("                tlx.barrier_wait(empties[slot], ((k // STAGES) & 1) ^ 1)\n", ""),
+                (
+                    "                tlx.async_descriptor_load(y_desc",
+                    "                tlx.barrier_wait(empties[slot], ((k // STAGES) & 1) ^ 1)\n                tlx.async_descriptor_load(y_desc",
+                ),
+            ),
+            recognise=False,
+        ),
+        Mutant(
+            "y of the first chunk always",
+            "Every round brought the first chunk of y.",
+            edit=("ys[slot], [0, k * COLS]", "ys[slot], [0, 0]"),
+        ),
+        Mutant(
+            "y announced on a barrier of its own turn",
+            "y's copy completes on the next buffer's barrier, so nobody waits for it.",
+            caught_by="runs",
+            edit=("ys[slot], [0, k * COLS], fulls[slot])", "ys[slot], [0, k * COLS], fulls[(k + 1) % STAGES])"),
+            recognise=False,
+        ),
+    ),
+    variants=(
+        (
+            (
+                "fulls = tlx.alloc_barriers(STAGES, arrive_count=1)",
+                "fulls = tlx.alloc_barriers(STAGES, arrive_count=2)",
+            ),
+            (
+                "                tlx.barrier_expect_bytes(fulls[slot], ROWS * COLS * (4 + 2))\n",
+                "                tlx.barrier_expect_bytes(fulls[slot], ROWS * COLS * 2)\n                tlx.barrier_expect_bytes(fulls[slot], ROWS * COLS * 4)\n",
+            ),
+        ),
+        (
+            (
+                """            for k in range(chunks):
+                slot = k % STAGES
+                tlx.barrier_wait(empties[slot], ((k // STAGES) & 1) ^ 1)
+                tlx.barrier_expect_bytes(fulls[slot], ROWS * COLS * (4 + 2))
+                tlx.async_descriptor_load(x_desc, xs[slot], [0, k * COLS], fulls[slot])
+                tlx.async_descriptor_load(y_desc, ys[slot], [0, k * COLS], fulls[slot])""",
+                """            at, slot, phase = 0, 0, 1
+            for _ in range(chunks):
+                tlx.barrier_wait(empties[slot], phase)
+                tlx.barrier_expect_bytes(fulls[slot], 6 * ROWS * COLS)
+                tlx.async_descriptor_load(y_desc, ys[slot], [0, at], fulls[slot])
+                tlx.async_descriptor_load(x_desc, xs[slot], [0, at], fulls[slot])
+                at += COLS
+                slot += 1
+                if slot == STAGES:
+                    slot = 0
+                    phase ^= 1
+""",
+            ),
+        ),
+    ),
+)
+
+# -- 10.8 --------------------------------------------------------------------------------------------------------------
+
+
+def _exp_cases(seed):
+    g = _rng(seed)
+
+    def case(chunks, stages, rows=64, cols=64):
+        name = f"{chunks} chunk{'s' * (chunks > 1)}, {stages} stage{'s' * (stages > 1)}"
+        return Case(name, (torch.randn(rows, chunks * cols, generator=g), chunks, stages))
+
+    return [case(1, 1), case(3, 1), case(4, 2), case(9, 2), case(7, 3), case(1, 3)]
+
+
+def _exp_launch(kernel, x, chunks, stages):
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    import jfa.emulator as emulator
+
+    out = unwritten(*x.shape)
+    rows, cols = x.shape[0], x.shape[1] // chunks
+    kernel[(1,)](x, TensorDescriptor.from_tensor(out, [rows, cols]), chunks, ROWS=rows, COLS=cols, STAGES=stages)
+    for warning in emulator.last().warnings:  # a missing fence, a store that nobody waited for
+        raise warning
+    return out
+
+
+def _exp_cycles(case):
+    _, chunks, stages = case.args
+    return 700 * chunks + 1000 if stages > 1 and chunks > 1 else None
+
+
+EXP_STREAM = Exercise(
+    id="10.8",
+    title="A store pipeline",
+    name="exp_stream_kernel",
+    kind="kernel",
+    call=_exp_launch,
+    cases=_exp_cases,
+    reference=lambda x, chunks, stages: torch.exp(x),
+    outputs=(Output("out", ("row", "column")),),
+    difficulty=3,
+    minutes=13,
+    tol=1e-6,
+    time_limit=30.0,
+    schedules=(("lazy", 0), ("random", 1), ("random", 2)),
+    limits=(
+        Limit(
+            "out by TMA",
+            "tlx:async_descriptor_store",
+            at_least=lambda case: case.args[1],
+            text="every chunk leaves by TMA",
+        ),
+        Limit(
+            "stores overlap",
+            "cycles",
+            at_most=_exp_cycles,
+            text="with two stages or more at most 700 modelled cycles per chunk and 1,000 besides",
+        ),
+    ),
+    hints=(
+        "Before round k writes its buffer, the store of round k - STAGES must have read it. How many stores may be under way at that moment?",
+        "The stores of rounds k - STAGES + 1 to k - 1 may be: STAGES - 1 of them. So wait(STAGES - 1) stands before the local_store, a fence behind it, and wait(0) once behind the loop.",
+        'async_descriptor_store_wait(STAGES - 1); local_store(staging[k % STAGES], tl.exp(x)); fence("async_shared"); async_descriptor_store(out_desc, staging[k % STAGES], [0, k * COLS]); behind the loop async_descriptor_store_wait(0).',
+    ),
+    mutants=(
+        Mutant(
+            "one store too many",
+            "with STAGES stores under way the buffer that comes next is still being read.",
+            caught_by="runs",
+            edit=("tlx.async_descriptor_store_wait(STAGES - 1)", "tlx.async_descriptor_store_wait(STAGES)"),
+            expect="staging[0]",
+            recognise=False,
+        ),
+        Mutant(
+            "waits for every store",
+            "right numbers, but each chunk waits until the one before it has left.",
+            caught_by="stores overlap",
+            edit=("tlx.async_descriptor_store_wait(STAGES - 1)", "tlx.async_descriptor_store_wait(0)"),
+            expect="700 modelled cycles",
+            recognise=False,
+        ),
+        Mutant(
+            "waits behind the write",
+            "the wait comes when the buffer has been written already.",
+            caught_by="runs",
+            edit=(
+                "        tlx.async_descriptor_store_wait(STAGES - 1)\n        tlx.local_store(staging[k % STAGES], tl.exp(x))\n",
+                "        tlx.local_store(staging[k % STAGES], tl.exp(x))\n        tlx.async_descriptor_store_wait(STAGES - 1)\n",
+            ),
+            expect="staging[0]",
+            recognise=False,
+        ),
+        Mutant(
+            "no fence",
+            "the TMA reads what threads wrote, and nothing makes it visible.",
+            caught_by="runs",
+            edit=('        tlx.fence("async_shared")\n', ""),
+            expect="fence",
+            recognise=False,
+        ),
+        Mutant(
+            "fence behind the store",
+            "a fence covers what was written before it, for what reads after it.",
+            caught_by="runs",
+            edit=(
+                '        tlx.fence("async_shared")\n        tlx.async_descriptor_store(out_desc, staging[k % STAGES], [0, k * COLS])\n',
+                '        tlx.async_descriptor_store(out_desc, staging[k % STAGES], [0, k * COLS])\n        tlx.fence("async_shared")\n',
+            ),
+            expect="fence",
+            recognise=False,
+        ),
+        Mutant(
+            "the last stores are left alone",
+            "the kernel ends while the TMA may still read its buffers.",
+            caught_by="runs",
+            edit=("    tlx.async_descriptor_store_wait(0)", "    pass"),
+            expect="nobody waited for",
+            recognise=False,
+        ),
+        Mutant(
+            "one buffer for all",
+            "all chunks go through the first buffer, and the wait allows for more.",
+            caught_by="runs",
+            edit=(
+                ("tlx.local_store(staging[k % STAGES]", "tlx.local_store(staging[0]"),
+                ("out_desc, staging[k % STAGES]", "out_desc, staging[0]"),
+            ),
+            expect="staging[0]",
+            recognise=False,
+        ),
+        Mutant(
+            "stored by the threads",
+            "right numbers, but the chunks leave by ordinary stores.",
+            caught_by="out by TMA",
+            source="""
+@triton.jit
+def exp_stream_kernel(x_ptr, out_desc, chunks, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr):
+    r, c = tl.arange(0, ROWS), tl.arange(0, COLS)
+    for k in range(chunks):
+        x = tl.load(x_ptr + r[:, None] * (chunks * COLS) + k * COLS + c[None, :])
+        out_desc.store([0, k * COLS], tl.exp(x))
+""",
+            expect="leaves by TMA",
+            recognise=False,
+        ),
+    ),
+    variants=(
+        (
+            ("        tlx.async_descriptor_store_wait(STAGES - 1)\n", ""),
+            (
+                "[0, k * COLS])\n",
+                "[0, k * COLS])\n        tlx.async_descriptor_store_wait(STAGES - 1)  # the next buffer is free\n",
+            ),
+        ),
+        """
+@triton.jit
+def exp_stream_kernel(x_ptr, out_desc, chunks, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr):
+    staging = tlx.local_alloc((ROWS, COLS), tl.float32, STAGES)
+    r, c = tl.arange(0, ROWS), tl.arange(0, COLS)
+    slot = 0
+    for k in range(chunks):
+        x = tl.load(x_ptr + r[:, None] * (chunks * COLS) + k * COLS + c[None, :])
+        y = tl.exp(x)
+        if k >= STAGES:
+            tlx.async_descriptor_store_wait(STAGES - 1)
+        view = tlx.local_view(staging, slot)
+        tlx.local_store(view, y)
+        tlx.fence("async_shared")
+        tlx.async_descriptor_store(out_desc, view, [0, k * COLS])
+        slot = (slot + 1) % STAGES
+    tlx.async_descriptor_store_wait(0)
+""",
+    ),
+)
+
+# -- 10.9 --------------------------------------------------------------------------------------------------------------
+
+SQUARE_SUM = Exercise(
+    id="10.9",
+    title="Bug hunt: an innocent wait",
+    name="square_sum_kernel",
+    kind="kernel",
+    hunt=True,
+    call=_stream_launch,
+    cases=_stream_cases,
+    reference=lambda x, chunks, stages: _each_schedule((x * x).sum(dim=1)),
+    outputs=(Output("out", ("schedule", "row")),),
+    difficulty=3,
+    minutes=21,
+    tol=1e-5,
+    time_limit=30.0,
+    limits=RING_LIMITS,
+    hints=(
+        "Nothing is wrong with the line of the report. Ask for each wait which phase it must wait for, and which it does wait for.",
+        "With two buffers: round 0 waits for phase 0 of fulls[0], round 1 for phase 0 of fulls[1]. What is phase in round 1?",
+        "The phase flips when the ring has gone round once, that is when slot has just reached STAGES, not after every round.",
+    ),
+    mutants=(
+        Mutant(
+            "flips when the turn begins",
+            "the phase flips behind the first buffer of a turn instead of behind the last.",
+            caught_by="runs",
+            edit=("phase = phase ^ (slot == STAGES)", "phase = phase ^ (slot == 1)"),
+            recognise=False,
+        ),
+        Mutant(
+            "never flips",
+            "in the second turn the wait asks for the phase of the first again.",
+            caught_by="runs",
+            edit=("phase = phase ^ (slot == STAGES)", "phase = phase"),
+            expect="two phases late",
+            recognise=False,
+        ),
+        Mutant(
+            "starts with the other phase",
+            "a fresh barrier passes a wait for parity 1: nothing was filled yet.",
+            caught_by="runs",
+            edit=("slot, phase = 0, 0", "slot, phase = 0, 1"),
+            recognise=False,
+        ),
+        Mutant(
+            "flips one buffer early",
+            "the last buffer of a turn is waited for with the next turn's parity.",
+            caught_by="runs",
+            edit=("phase = phase ^ (slot == STAGES)", "phase = phase ^ (slot == STAGES - 1)"),
+            recognise=False,
+        ),
+        Mutant(
+            "the slot is wrapped first",
+            "behind the wrap slot never equals STAGES, so the phase never flips.",
+            caught_by="runs",
+            edit=(
+                (
+                    "                phase = phase ^ (slot == STAGES)\n                slot = slot % STAGES\n",
+                    "                slot = slot % STAGES\n                phase = phase ^ (slot == STAGES)\n",
+                ),
+            ),
+            expect="two phases late",
+            recognise=False,
+        ),
+        Mutant(
+            "the producer is made to agree",
+            "both sides use the wrong parity now: the producer waits for a buffer that nobody has given back.",
+            caught_by="runs",
+            edit=(
+                ("phase = phase ^ (slot == STAGES)", "phase = phase ^ 1"),
+                ("((k // STAGES) & 1) ^ 1", "(k & 1) ^ 1"),
+            ),
+            recognise=False,
+        ),
+        Mutant(
+            "the consumer waits for empties as well",
+            "an arrive that nobody makes is waited for.",
+            caught_by="runs",
+            edit=(
+                ("phase = phase ^ (slot == STAGES)", "phase = phase ^ 1"),
+                (
+                    "                tile = tlx.local_load(tiles[slot])\n",
+                    "                tlx.barrier_wait(empties[slot], phase)\n                tile = tlx.local_load(tiles[slot])\n",
+                ),
+            ),
+            recognise=False,
+        ),
+    ),
+    variants=(
+        (
+            (
+                "                phase = phase ^ (slot == STAGES)\n                slot = slot % STAGES\n",
+                "                if slot == STAGES:\n                    slot = 0\n                    phase ^= 1\n",
+            ),
+        ),
+        (
+            ("            for _ in range(chunks):\n", "            for k in range(chunks):\n"),
+            ("                phase = phase ^ (slot == STAGES)\n", "                phase = ((k + 1) // STAGES) & 1\n"),
+        ),
+    ),
+)
+
+EXERCISES = [SCALE, RING, ROW_MAX, ROW_SUM, GEMM, GEMM_ADD, TWO_CONSUMERS, EXP_STREAM, SQUARE_SUM]
