@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
+from jfa import block_select
 from jfa.masks import Band, Block
 
-NEAR = 1e-9  # ratio * candidates this close above an integer counts as that integer: 0.7 * 10 is 7.000000000000001
+MOST_PARTS = 1_000_000  # the ratio is taken as the nearest fraction with at most this denominator
 MAX_SCORES = 1 << 24  # pooled scores formed at once
 ALWAYS = ("diagonal", "first", "last")
 
@@ -80,7 +82,7 @@ def grid_of(offsets: Tensor, total: int, block: int, *, shared_by: int = 0) -> G
         bounds = offsets.long().clamp(0, total).cummax(0).values  # what falls would need more rows than the capacity
         start = bounds[:-1]
         length = bounds[1:] - start
-        capacity = (total // block + length.numel()) if length.numel() else 0
+        capacity = _capacity(total, length.numel(), block)
         first = bounds // block + torch.arange(bounds.numel(), device=device)
     row = torch.arange(capacity, device=device)
     if capacity == 0:
@@ -90,6 +92,11 @@ def grid_of(offsets: Tensor, total: int, block: int, *, shared_by: int = 0) -> G
     exist = torch.where(row < first[-1], (length[seq] - index * block).clamp(0, block), 0)
     begin = torch.where(exist > 0, start[seq] + index * block, 0)
     return Grid(first, seq, index, begin, exist, length, block)
+
+
+def _capacity(total: int, batches: int, block: int) -> int:
+    """Return the rows of a grid, known from shapes alone."""
+    return total // block + batches if batches else 0
 
 
 @dataclass(frozen=True)
@@ -150,7 +157,7 @@ def select_blocks(
     Args:
         query: [total_q, H, D], with ``broadcast_q`` [Lq, H, D]. key: [total_kv, H_kv, D].
         query_offset, key_offset: [B+1] integers; ``query_offset`` is not read with ``broadcast_q``.
-        ratio: share of the candidates to keep, in (0, 1].
+        ratio: share of the candidates to keep, in (0, 1], taken as the nearest fraction with a denominator up to a million.
         keep: blocks that are always among the chosen: "diagonal" (the blocks that hold a key aligned with one of the queries, both
             ends aligned), "first", "last". They count towards the share; where they are more, all of them are kept.
         causal, window_size, sm_scale: as in :func:`jfa.jagged_flash_attention`.
@@ -166,13 +173,22 @@ def select_blocks(
     _check_selection(query, key, ratio, keep, block_q, block_kv)
     band = Band.make(causal, window_size)
     batches = key_offset.numel() - 1
-    grid_q = grid_of(
-        key_offset if broadcast_q else query_offset, query.shape[0], block_q, shared_by=batches * broadcast_q
-    )
-    grid_k = grid_of(key_offset, key.shape[0], block_kv)
     longest = key.shape[0] if max_seq_len_kv is None else min(max_seq_len_kv, key.shape[0])
     width = -(-longest // block_kv)
     scale = query.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
+    share = _fraction(ratio)
+    most = min(width, max(_share(share, width), 1, _most_kept(keep, block_q, block_kv)))
+    rows = batches * -(-query.shape[0] // block_q) if broadcast_q else _capacity(query.shape[0], batches, block_q)
+    capacity = rows * query.shape[1] * most
+    if key.device.type == "cuda" and capacity and query.dtype != torch.float64:
+        rows_of_both = rows, _capacity(key.shape[0], batches, block_kv)
+        given = query.detach(), key.detach(), query_offset, key_offset, band, scale, share, keep, broadcast_q
+        with torch.cuda.device(key.device):
+            made = block_select.choose(*given, (block_q, block_kv), width, rows_of_both, capacity)
+        return BlockLists(*made, query.shape[1], rows, block_q, block_kv)
+    shared_by = batches * broadcast_q
+    grid_q = grid_of(key_offset if broadcast_q else query_offset, query.shape[0], block_q, shared_by=shared_by)
+    grid_k = grid_of(key_offset, key.shape[0], block_kv)
     with torch.no_grad():
         touched, full = _block_pairs(band, grid_q, grid_k, width)
         pooled_q, pooled_k = pool_blocks(query, grid_q), pool_blocks(key, grid_k)
@@ -181,10 +197,9 @@ def select_blocks(
         parts = []
         for head in range(query.shape[1]):
             scores = _pooled_scores(pooled_q[:, head], pooled_k[:, head // group], grid_q, grid_k, width) * scale
-            parts.append(_best(scores, touched, always, ratio))
+            parts.append(_best(scores, touched, always, share))
         chosen = torch.stack(parts) if parts else touched.new_zeros(0, *touched.shape)
-    most = max(width and max(1, _share(ratio, width)), min(width, _most_kept(keep, block_q, block_kv)))
-    return _compressed(chosen, full, grid_q.rows * query.shape[1] * min(width, most), block_q, block_kv)
+    return _compressed(chosen, full, capacity, block_q, block_kv)
 
 
 def pool_blocks(x: Tensor, grid: Grid) -> Tensor:
@@ -250,18 +265,23 @@ def _always(keep: Sequence[str], grid_q: Grid, grid_k: Grid, width: int) -> Tens
     return found
 
 
-def _share(ratio: float, candidates: Tensor | int) -> Tensor | int:
-    """Return ceil(ratio * candidates)."""
-    if isinstance(candidates, int):
-        return -int(-(ratio * candidates - NEAR) // 1)
-    return torch.ceil(ratio * candidates.double() - NEAR).long()
+def _fraction(ratio: float) -> tuple[int, int]:
+    """Return the ratio as (numerator, denominator), so that 0.7 of 10 blocks are 7 on every device."""
+    fraction = Fraction(ratio).limit_denominator(MOST_PARTS)
+    return max(fraction.numerator, 1), fraction.denominator
 
 
-def _best(scores: Tensor, touched: Tensor, always: Tensor, ratio: float) -> Tensor:
+def _share(fraction: tuple[int, int], candidates: Tensor | int) -> Tensor | int:
+    """Return the fraction of the candidates, rounded up."""
+    share, parts = fraction
+    return (candidates * share + parts - 1) // parts
+
+
+def _best(scores: Tensor, touched: Tensor, always: Tensor, share: tuple[int, int]) -> Tensor:
     """Return [rows, width]: the share of best candidates of each row, those of ``always`` first, then by score, then by place."""
     if scores.shape[1] == 0:
         return touched
-    count = torch.maximum(_share(ratio, touched.sum(1)), always.sum(1)).clamp(min=1)
+    count = torch.maximum(_share(share, touched.sum(1)), always.sum(1)).clamp(min=1)
     rank = torch.where(scores.isnan(), torch.inf, scores)
     by_score = torch.sort(rank, dim=1, descending=True, stable=True).indices
     tier = torch.where(always, 2, 1) * touched  # kept, candidate, no candidate

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import jfa
-from jfa import reference
+from jfa import block_select, block_sparse, reference
 from jfa.attention import op
 from jfa.block_sparse import check_lists, dense_mask, grid_of, lists_from_mask, pool_blocks, select_blocks, transpose
 from jfa.layout import offsets_from_lengths
@@ -85,6 +85,39 @@ def test_the_best_blocks_are_chosen(len_q, len_kv, ratio, keep, band):
 def test_a_share_that_is_an_integer_is_not_rounded_up(ratio, candidates, share):
     q, k, _, qo, ko = inputs([16], [16 * candidates], heads=1, kv_heads=1)
     assert select_blocks(q, k, qo, ko, ratio=ratio, block_q=16, block_kv=16).counts.tolist()[0][0] == share
+
+
+@pytest.mark.parametrize("shared", [0, 40])
+@pytest.mark.parametrize("band", BANDS, ids=str)
+@pytest.mark.parametrize("ratio, keep", [(0.5, ()), (0.3, ("diagonal",)), (0.1, ("first", "last", "diagonal"))])
+@pytest.mark.parametrize("len_q, len_kv", LENGTHS, ids=str)
+def test_the_kernels_choose_the_same_blocks(len_q, len_kv, ratio, keep, band, shared):
+    """What a GPU runs, here on the emulator."""
+    q, k, _, qo, ko = inputs([shared] if shared else len_q, len_kv, dtype=torch.float32, dim=12)
+    call = dict(ratio=ratio, keep=keep, broadcast_q=bool(shared), block_q=32, block_kv=16, **band)
+    expected = select_blocks(q, k, None if shared else qo, ko, **call)
+    width, batches = -(-len(k) // 16), len(len_kv)
+    rows = batches * -(-shared // 32) if shared else len(q) // 32 + batches
+    if not (width and rows):
+        return
+    starts, columns, kinds = block_select.choose(
+        q, k, None if shared else qo, ko, Band.make(**band), 12**-0.5, block_sparse._fraction(ratio), keep, bool(shared),
+        (32, 16), width, (rows, len(k) // 16 + batches), expected.columns.numel(),
+    )  # fmt: skip
+    end = int(expected.starts[-1])
+    assert torch.equal(starts, expected.starts)
+    assert torch.equal(columns[:end], expected.columns[:end]) and torch.equal(kinds[:end], expected.kinds[:end])
+
+
+def test_the_kernels_know_ties_zeros_and_nan():
+    q, k, _, qo, ko = inputs([20, 40], [90, 200], heads=1, kv_heads=1, dtype=torch.float32)
+    q, k = torch.ones_like(q), torch.zeros_like(k)
+    k[16:32], k[64:80], k[90:106], k[122:138], k[283] = 1.0, -0.0, -1.0, float("inf"), float("nan")
+    expected = select_blocks(q, k, qo, ko, ratio=0.4, block_q=16, block_kv=16)
+    starts, columns, _ = block_select.choose(
+        q, k, qo, ko, Band(), 1.0, (2, 5), (), False, (16, 16), -(-290 // 16), (60 // 16 + 2, 290 // 16 + 2), expected.columns.numel()
+    )  # fmt: skip
+    assert torch.equal(starts, expected.starts) and torch.equal(columns[: starts[-1]], expected.columns[: starts[-1]])
 
 
 def test_equal_scores_prefer_the_lower_block():
