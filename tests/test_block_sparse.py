@@ -115,7 +115,7 @@ def test_the_kernels_know_ties_zeros_and_nan():
     k[16:32], k[64:80], k[90:106], k[122:138], k[283] = 1.0, -0.0, -1.0, float("inf"), float("nan")
     expected = select_blocks(q, k, qo, ko, ratio=0.4, block_q=16, block_kv=16)
     starts, columns, _ = block_select.choose(
-        q, k, qo, ko, Band(), 1.0, (2, 5), (), False, (16, 16), -(-290 // 16), (60 // 16 + 2, 290 // 16 + 2), expected.columns.numel()
+        q, k, qo, ko, Band(), 1.0, (2, 5), (), False, (16, 16), 19, (60 // 16 + 2, 290 // 16 + 2), expected.columns.numel()
     )  # fmt: skip
     assert torch.equal(starts, expected.starts) and torch.equal(columns[: starts[-1]], expected.columns[: starts[-1]])
 

@@ -31,14 +31,22 @@ class Matrix:
     def load(self, span, rows, head):
         """Return [rows, BLOCK]: the rows of a sequence, zeros past its end and past COLS."""
         cols = tl.arange(0, self.BLOCK)
-        at = (span.begin.to(tl.int64) + rows)[:, None] * self.row_stride + head * self.head_stride + cols[None, :] * self.col_stride
+        at = (
+            (span.begin.to(tl.int64) + rows)[:, None] * self.row_stride
+            + head * self.head_stride
+            + cols[None, :] * self.col_stride
+        )
         return tl.load(self.base + at, mask=(rows < span.length)[:, None] & (cols < self.COLS)[None, :], other=0.0)
 
     @triton.jit
     def store(self, span, rows, head, x):
         """Write the rows of a sequence, none past its end."""
         cols = tl.arange(0, self.BLOCK)
-        at = (span.begin.to(tl.int64) + rows)[:, None] * self.row_stride + head * self.head_stride + cols[None, :] * self.col_stride
+        at = (
+            (span.begin.to(tl.int64) + rows)[:, None] * self.row_stride
+            + head * self.head_stride
+            + cols[None, :] * self.col_stride
+        )
         keep = (rows < span.length)[:, None] & (cols < self.COLS)[None, :]
         tl.store(self.base + at, x.to(self.base.dtype.element_ty), mask=keep)
 
