@@ -40,14 +40,14 @@ VARIANTS = {
 
 
 def timed(launch) -> Timeline:
-    """The timeline of the last launch that ``launch()`` makes."""
+    """Return the timeline of the last launch that ``launch()`` makes."""
     with emulator.options(policy="timed", rates=B200, trace=True):
         launch()
     return Timeline.of(emulator.last())
 
 
 def staging() -> None:
-    """One tile of 128 keys against 1024 queries, D = 128, by staging buffers and held slices."""
+    """Print cycles of one tile of 128 keys against 1024 queries, D = 128, by staging buffers and held slices."""
     print("one tile, 128 keys, 1024 queries, D = 128\n  variant                          cycles   busy  in the middle")
     for name, choices in VARIANTS.items():
         line = timed(lambda: examples.backward(**choices))
@@ -56,7 +56,7 @@ def staging() -> None:
 
 
 def shared_queries(group: int) -> None:
-    """32 shared queries, six sequences of 512 keys, one SM: Q and dQ resident, or dQ added to memory by every tile."""
+    """Print cycles of 32 shared queries and six sequences of 512 keys on one SM: dQ resident, or added to memory by every tile."""
     problem, q, k, v, _ = examples.example(32, 6 * 512)
     q = q.repeat(1, group, 1)
     problem = dataclasses.replace(
@@ -75,11 +75,11 @@ def shared_queries(group: int) -> None:
     resident = timed(lambda: launch.launch_resident(problem, dout, q, k, v, dk, dv, *constants, *lists, config))
     contended = timed(lambda: launch.launch_backward(problem, dout, q, k, v, dk, dv, sums, *constants, *lists, config))
     cycles = f"resident {resident.cycles:,.0f} cycles, contended {contended.cycles:,.0f}"
-    print(f"32 shared queries, 6 x 512 keys, query heads a key head {group}, one SM: {cycles}")
+    print(f"32 shared queries, 6 x 512 keys, query heads per key head {group}, one SM: {cycles}")
 
 
 def schedules(seeds: int = 20, sms: int = 148, heads: int = 4) -> None:
-    """Makespan over max(largest tile, mean load) of the backward's key tiles, costs in query blocks plus one for its ends."""
+    """Print the makespan over max(largest tile, mean load) of the backward's key tiles; a tile costs its query blocks plus one."""
     print("\nmakespan / bound, 148 SMs, H4                       round robin  zigzag   queue")
     for name, batches, least, most, causal in (
         ("self, B128, log-uniform 16..4096", 128, 16, 4096, False),

@@ -308,7 +308,7 @@ def multiply_tile(memory, records_ptr, walk, q_count, cfg: tl.constexpr):
 
 @triton.jit
 def multiply_p(scores, do, dv, count, use_acc):
-    """dV += P^T dO of the count-th block, half by half."""
+    """Issue dV += P^T dO of the count-th block, half by half."""
     HEAD_DIM: tl.constexpr = do.shape[1]
     for half in tl.static_range(2):
         tlx.barrier_wait(scores.p_fulls[half], count & 1)
@@ -319,7 +319,7 @@ def multiply_p(scores, do, dv, count, use_acc):
 
 @triton.jit
 def multiply_ds(memory, count, use_acc, cfg: tl.constexpr):
-    """dQ = dS K and dK += dS^T Q of the count-th block, whose dS^T [keys, queries] lies in SMEM."""
+    """Issue dQ = dS K and dK += dS^T Q of the count-th block, whose dS^T [keys, queries] lies in SMEM."""
     q, scores, grads = memory.q, memory.scores, memory.grads
     phase = count & 1
     q_slot, _ = q.slot(count)
@@ -339,7 +339,7 @@ def multiply_ds(memory, count, use_acc, cfg: tl.constexpr):
 
 @triton.jit
 def compute_tile(memory, half: tl.constexpr, records_ptr, walk, q_count, scale_log2, sm_scale, cfg: tl.constexpr):
-    """P^T and dS^T of one half of the queries, block by block, then half of dK and dV. Returns the blocks done so far."""
+    """Make P^T and dS^T for half of the queries, block by block, then write half of dK and dV. Returns the blocks done so far."""
     tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     blocks = query_steps(tile)
     for _ in range(cfg.group):
@@ -361,7 +361,7 @@ def compute_blocks(scores, rows, half: tl.constexpr, tile, blocks, count, scale_
 def compute_stretch(
     scores, rows, half: tl.constexpr, tile, begin, end, count, scale_log2, MASKED: tl.constexpr, cfg: tl.constexpr
 ):
-    """P^T and dS^T of one half of the queries, over one stretch of blocks, all masked or none. Returns the blocks done so far."""
+    """Make P^T and dS^T for half of the queries in a stretch of blocks, all masked or none. Returns the blocks done so far."""
     COLUMNS: tl.constexpr = cfg.columns
     SLICES: tl.constexpr = HALF_M // COLUMNS
     FIRST: tl.constexpr = half * HALF_M
@@ -409,7 +409,7 @@ def mask_pairs(p, tile, first_query, cfg: tl.constexpr):
 
 @triton.jit
 def write_dkv(memory, half: tl.constexpr, done, sm_scale, cfg: tl.constexpr):
-    """Half of dK's and dV's columns from TMEM to the SMEM of K and V, which the tile no longer needs."""
+    """Copy half of dK's and dV's columns from TMEM to the SMEM of K and V, which the tile no longer needs."""
     HALF_D: tl.constexpr = cfg.head_dim // 2
     keys, grads = memory.keys, memory.grads
     tlx.barrier_wait(grads.dkv_fulls[0], done & 1)
@@ -447,7 +447,7 @@ def reduce_tile(dq_desc, dk_desc, dv_desc, memory, records_ptr, walk, dq_rows, q
 
 @triton.jit
 def reduce_dq(dq_desc, grads, row, count, cfg: tl.constexpr):
-    """Add the count-th block's dQ to the 128 rows from ``row``, slice by slice; its tensor memory is free before the last leave."""
+    """Add the count-th block's dQ to the 128 rows from ``row``, slice by slice; held slices leave last, when TMEM is free."""
     WIDTH: tl.constexpr = cfg.dq_columns
     SLICES: tl.constexpr = cfg.head_dim // WIDTH
     HELD: tl.constexpr = cfg.held_slices
@@ -468,7 +468,7 @@ def reduce_dq(dq_desc, grads, row, count, cfg: tl.constexpr):
 
 @triton.jit
 def add_slice(dq_desc, stages, part, row, i: tl.constexpr, cfg: tl.constexpr):
-    """One slice into the staging buffer whose last reader has left, and from there added to memory in fp32."""
+    """Write one slice into the staging buffer that was filled longest ago, and add it to memory from there, in fp32."""
     stage = stages[i % cfg.dq_stages]
     tlx.async_descriptor_store_wait(cfg.dq_stages - 1)
     tlx.local_store(stage, part)

@@ -181,7 +181,7 @@ def multiply_tile(memory, records_ptr, walk, kv_count, cfg: tl.constexpr):
 
 @triton.jit
 def score(memory, kv_count):
-    """S = Q K^T of a block."""
+    """Issue S = Q K^T of the count-th block."""
     k, scores = memory.k, memory.scores
     slot, phase = k.slot(kv_count)
     tlx.barrier_wait(k.fulls[slot], phase)
@@ -192,7 +192,7 @@ def score(memory, kv_count):
 
 @triton.jit
 def compute_tile(scores, half: tl.constexpr, tile, lse, delta, kv_count, scale_log2, cfg: tl.constexpr):
-    """dS of one half of the keys, peeled: masked blocks, the bulk, masked blocks. Returns the blocks done so far."""
+    """Make dS for half of the keys, peeled: masked blocks, the bulk, masked blocks. Returns the blocks done so far."""
     blocks, rows = tile.key_blocks(BLOCK_M, BLOCK_N), (lse, delta)
     begin, end = blocks.bulk_begin, blocks.bulk_end
     kv_count = compute_stretch(scores, half, tile, blocks.first, begin, rows, kv_count, scale_log2, True, cfg)
@@ -204,7 +204,7 @@ def compute_tile(scores, half: tl.constexpr, tile, lse, delta, kv_count, scale_l
 def compute_stretch(
     scores, half: tl.constexpr, tile, begin, end, rows, kv_count, scale_log2, MASKED: tl.constexpr, cfg: tl.constexpr
 ):
-    """dS of one half of the keys, over one stretch of blocks, all masked or none. Returns the blocks done so far."""
+    """Make dS for half of the keys in a stretch of blocks, all masked or none. Returns the blocks done so far."""
     COLUMNS: tl.constexpr = cfg.columns
     FIRST: tl.constexpr = half * HALF_N
     SLICES: tl.constexpr = HALF_N // COLUMNS

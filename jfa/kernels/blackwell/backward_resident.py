@@ -88,7 +88,7 @@ def resident_backward_kernel(
 
 @triton.jit
 def own_tiles(counts_ptr, HEADS: tl.constexpr):
-    """This CTA's part [begin, end) of the list: program p works for key head p % HEADS, and neighbours share no tile's keys."""
+    """Return this CTA's part [begin, end) of the list. Program p works for key head p % HEADS."""
     tiles = tl.load(counts_ptr)
     share = this_cta() // HEADS
     shares = all_ctas() // HEADS
@@ -246,7 +246,7 @@ def multiply_tile(memory, count, cfg: tl.constexpr):
 
 @triton.jit
 def compute_tile(memory, half: tl.constexpr, tile, count, scale_log2, sm_scale, cfg: tl.constexpr):
-    """P^T and dS^T of one half of the queries, then half of dV and dK, of the CTA's count-th tile."""
+    """Make P^T and dS^T for half of the queries, then write half of dV and dK, in the CTA's count-th tile."""
     grads = memory.grads
     compute_blocks(memory.scores, memory.rows, half, tile, query_steps(tile), count, scale_log2, cfg)
     slot, _ = memory.k.slot(count)
@@ -258,7 +258,7 @@ def compute_tile(memory, half: tl.constexpr, tile, count, scale_log2, sm_scale, 
 
 @triton.jit
 def write_half(grad, staged, fulls, empties, half: tl.constexpr, count, scale, cfg: tl.constexpr):
-    """Half of dV's or dK's columns from TMEM to the SMEM of V or K, which no product reads any more."""
+    """Copy half of dV's or dK's columns from TMEM to the SMEM of V or K, which no product reads any more."""
     HALF_D: tl.constexpr = cfg.head_dim // 2
     tlx.barrier_wait(fulls[0], count & 1)
     out = (tlx.local_load(tlx.subslice(grad[0], half * HALF_D, HALF_D)) * scale).to(staged.dtype)

@@ -19,7 +19,7 @@ BLOCK_N = tl.constexpr(BLOCK)
 
 @dataclass(frozen=True)
 class Config:
-    """What every kernel must know of a problem.
+    """Facts about a problem that every kernel needs.
 
     Attributes:
         heads: heads of the tile list; a unit of work is one tile of one of them.
@@ -65,7 +65,7 @@ class ForwardConfig(Config):
 
     @property
     def tile_rows(self) -> int:
-        """Queries of a whole tile."""
+        """Number of queries in a whole tile."""
         return BLOCK if self.split_keys else 2 * BLOCK
 
     @property
@@ -120,7 +120,7 @@ class BackwardConfig(Config):
 
     @property
     def head_rows(self) -> int:
-        """Queries of each head in a block that several heads share; 0 where a block is one head's."""
+        """Number of queries per head in a block that several heads share; 0 where a block is one head's."""
         return BLOCK // self.group if self.resident and self.group > 1 else 0
 
 

@@ -19,7 +19,7 @@ from jfa.masks import Band
 
 
 def example(len_q: int, len_kv: int, head_dim: int = 128, causal: bool = False):
-    """(problem, q, k, v, dout) of one sequence and one head, bf16."""
+    """Return (problem, q, k, v, dout) of one sequence and one head, bf16."""
     rng = torch.Generator().manual_seed(0)
     q, k, v, dout = (
         torch.randn(n, 1, head_dim, generator=rng).to(torch.bfloat16) for n in (len_q, len_kv, len_kv, len_q)
@@ -35,25 +35,25 @@ def example(len_q: int, len_kv: int, head_dim: int = 128, causal: bool = False):
 
 
 def forward() -> None:
-    """One tile of 256 queries against 1024 keys."""
+    """Run one tile of 256 queries against 1024 keys."""
     problem, q, k, v, _ = example(256, 1024)
     launch.forward(problem, q, k, v)
 
 
 def split_keys() -> None:
-    """One tile of 64 queries: both softmax groups take the same queries and every other key block."""
+    """Run one tile of 64 queries: both softmax groups take the same queries and every other key block."""
     problem, q, k, v, _ = example(64, 1024)
     launch.forward(problem, q, k, v)
 
 
 def plain() -> None:
-    """The kernel without specialized warps on the forward's problem, its first 128 queries."""
+    """Run the kernel without specialized warps on 128 queries and 1024 keys."""
     problem, q, k, v, _ = example(128, 1024)
     launch.plain_forward(problem, q, k, v)
 
 
 def backward(**choices) -> None:
-    """One tile of 128 keys against 1024 queries; ``choices`` as in :class:`jfa.kernels.blackwell.config.BackwardConfig`."""
+    """Run one tile of 128 keys against 1024 queries; ``choices`` as in :class:`jfa.kernels.blackwell.config.BackwardConfig`."""
     problem, q, k, v, dout = example(1024, 128)
     config = replace(backward_config(problem), **choices)
     rows = padded_rows(problem, BLOCK)
@@ -65,5 +65,5 @@ def backward(**choices) -> None:
 
 
 def backward_before() -> None:
-    """The same without early release and without a second staging buffer."""
+    """Run the same without early release and with one staging buffer."""
     backward(held_slices=0, dq_stages=1)

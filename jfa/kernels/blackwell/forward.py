@@ -26,7 +26,7 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
-from jfa.kernels.blackwell.softmax import NO_MAXIMUM, exp2_shared, running_maximum, split_columns
+from jfa.kernels.blackwell.softmax import NO_MAXIMUM, exp2_on_both_pipes, running_maximum, split_columns
 from jfa.kernels.common.nouns import Tile, aggregate, load_tile
 from jfa.kernels.common.packed import fma_pairs, mul_pairs
 from jfa.kernels.common.ring import Ring, alloc_ring
@@ -209,7 +209,7 @@ def steps_of(tile, cfg: tl.constexpr):
 
 @triton.jit
 def load_inputs(q_desc, k_desc, v_desc, memory, records_ptr, walk, kv_count, cfg: tl.constexpr):
-    """Load Q, and K and V blocks in the order in which :func:`multiply_tile` uses them. Returns how many blocks so far."""
+    """Load Q, and K and V blocks in the order in which :func:`multiply_tile` uses them. Returns the blocks loaded so far."""
     HALVES: tl.constexpr = cfg.q_halves
     tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     steps, head = steps_of(tile, cfg), walk.head()
@@ -289,7 +289,7 @@ def multiply_tile(memory, records_ptr, walk, last_steps, last_split, steps_done,
 
 @triton.jit
 def score(memory, half, kv_count, is_first, is_last, q_phase, split_keys, cfg: tl.constexpr):
-    """S = Q K^T of one half; a tile's first waits for Q, its last frees it. Half 1 frees a common K.
+    """Issue S = Q K^T of one half; a tile's first waits for Q, its last frees it. Half 1 frees a common K.
 
     What arrives on ``s_fulls`` says that S is there, and that all products issued before are done.
     """
@@ -322,7 +322,7 @@ def score(memory, half, kv_count, is_first, is_last, q_phase, split_keys, cfg: t
 
 @triton.jit
 def accumulate(memory, half, kv_count, phase, split_keys, use_acc, cfg: tl.constexpr):
-    """O += P V of one half, slice by slice as softmax publishes them; the first step of a tile overwrites O."""
+    """Issue O += P V of one half, slice by slice as softmax publishes P; the first step of a tile overwrites O."""
     SLICES: tl.constexpr = cfg.p_slices
     WIDTH: tl.constexpr = BLOCK_N // SLICES
     kv, scores, accs = memory.kv, memory.scores, memory.accs
@@ -344,7 +344,10 @@ def accumulate(memory, half, kv_count, phase, split_keys, use_acc, cfg: tl.const
 
 @triton.jit
 def softmax_tile(memory, half, records_ptr, walk, steps_done, scale_log2, cfg: tl.constexpr):
-    """One half's softmax over its key blocks, peeled: masked blocks at the left edge, the bulk, masked blocks at the right."""
+    """Walk one half's key blocks, peeled: masked ones at the left edge, the bulk, masked ones at the right.
+
+    Returns the steps done so far.
+    """
     tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     steps = steps_of(tile, cfg)
     tile = steps.half_tile(tile, half)
@@ -376,7 +379,7 @@ def softmax_tile(memory, half, records_ptr, walk, steps_done, scale_log2, cfg: t
 def softmax_steps(
     memory, half, tile, steps, begin, end, steps_done, state, scale_log2, MASKED: tl.constexpr, cfg: tl.constexpr
 ):
-    """Online softmax over one stretch of steps, all masked or none. ``state`` and what it returns: (row maxima, row sums)."""
+    """Make P in a stretch of steps, all masked or none. Takes and returns the state of the softmax: (row maxima, row sums)."""
     SLICES: tl.constexpr = cfg.p_slices
     WIDTH: tl.constexpr = BLOCK_N // SLICES
     row_max, row_sum = state
@@ -397,7 +400,7 @@ def softmax_steps(
         exponents = split_columns(fma_pairs(scores, scale_log2, -row_max[:, None]), SLICES)
         published = ()
         for i in tl.static_range(SLICES):
-            p = exp2_shared(exponents[i], 0 if MASKED else cfg.fma_eighths)
+            p = exp2_on_both_pipes(exponents[i], 0 if MASKED else cfg.fma_eighths)
             tlx.local_store(tlx.subslice(memory.p[half], i * WIDTH, WIDTH), p.to(memory.p.dtype))
             tlx.barrier_arrive(memory.p_fulls[half * SLICES + i])
             published = published + (p,)
@@ -427,7 +430,7 @@ def mask_scores(scores, tile, key):
 
 @triton.jit
 def correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps_done, outs, cfg: tl.constexpr):
-    """Rescale a tile's accumulators while it runs, then write its O and LSE. Returns steps and halves of O so far."""
+    """Rescale a tile's accumulators while it runs, then write its O and LSE. Returns steps and halves of O done so far."""
     tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     steps = steps_of(tile, cfg)
     rescale_steps(memory, steps.count, steps_done - walk.done, cfg)
@@ -452,7 +455,7 @@ def free_accumulators(accs):
 
 @triton.jit
 def rescale_steps(memory, count, alphas_done, cfg: tl.constexpr):
-    """Before each P V but a tile's first, O *= alpha if any row of the half asks for it."""
+    """Multiply O by alpha before each P V but a tile's first, if any row of the half asks for it."""
     WIDTH: tl.constexpr = cfg.o_columns
     SLICES: tl.constexpr = cfg.head_dim // WIDTH
     scores, accs = memory.scores, memory.accs

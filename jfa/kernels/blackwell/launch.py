@@ -38,7 +38,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 def supports(problem: Problem) -> str | None:
-    """Return None, or one sentence: what this backend cannot do, and which can."""
+    """Return None, or a sentence that says what this backend cannot do, and which can."""
     why = wrong_gpu(problem, {(10, 0), (10, 3)}, "blackwell")
     if why:
         return why
@@ -57,7 +57,7 @@ def supports(problem: Problem) -> str | None:
 
 
 def forms(problem: Problem) -> dict[str, str]:
-    """Return which kernel each pass of a call gets, and on what grounds."""
+    """Return which kernel each pass of a call gets, and why."""
     forward, backward = forward_config(problem), backward_config(problem)
     rows = "128 queries per tile, shared by both softmax groups" if forward.split_keys else "256 queries per tile"
     if backward.resident:
@@ -114,8 +114,8 @@ def backward(
     if config.resident:
         sums = launch_resident(problem, dout, q, k, v, dk, dv, lse2, delta, records, counts, config)
         return finish_dq(problem, rows, sums, q.dtype), dk.contiguous(), dv.contiguous()
-    shared_dq = problem.broadcast_q and not problem.deterministic
-    dq_rows = padded(problem.rows_q, BLOCK) if shared_dq else rows.count
+    one_dq = problem.broadcast_q and not problem.deterministic
+    dq_rows = padded(problem.rows_q, BLOCK) if one_dq else rows.count
     sums = torch.zeros(problem.num_heads, dq_rows, config.head_dim, dtype=torch.float32, device=q.device)
     launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, records, counts, config)
     if problem.deterministic:

@@ -27,7 +27,7 @@ PERSISTENT, STEALING, PIPELINED = (
 
 
 def record_one_sm(run: Callable[[], object], chip):
-    """The timeline of a launch on one SM, whatever the number of its CTAs."""
+    """Return the timeline of a launch on one SM, whatever the number of its CTAs."""
     from jfa.emulator.cli import record
 
     saved, launch.EMULATED_SMS = launch.EMULATED_SMS, 1
@@ -38,20 +38,20 @@ def record_one_sm(run: Callable[[], object], chip):
 
 
 def forward_launch(len_q: int, len_kv: int, clc: bool = False, **choices) -> Callable[[], object]:
-    """The forward at D = 128 on one sequence and head; ``choices`` as in :class:`jfa.kernels.blackwell.config.ForwardConfig`."""
+    """Return a launch of the forward at D = 128, one sequence, one head; ``choices`` are fields of ForwardConfig."""
     problem, q, k, v, _ = example(len_q, len_kv)
     config = replace(forward_config(problem, clc=clc), **choices)
     return lambda: launch.forward(problem, q, k, v, config=config)
 
 
 def plain_launch(len_q: int, len_kv: int) -> Callable[[], object]:
-    """The kernel without specialized warps on the same problem."""
+    """Return a launch of the kernel without specialized warps on the same problem."""
     problem, q, k, v, _ = example(len_q, len_kv)
     return lambda: launch.plain_forward(problem, q, k, v)
 
 
 def tutorial_launch(name: str) -> Callable[[], object]:
-    """A public tutorial on 1024 queries and keys, as one SM would run it, with the best of its configurations in this model."""
+    """Return a launch of a public tutorial on 1024 queries and keys, in the configuration that is best in this model."""
     from jfa.emulator import tutorials
 
     module = tutorials.load(name)
@@ -69,23 +69,23 @@ def tutorial_launch(name: str) -> Callable[[], object]:
 
 
 def busy_share(line, begin: float = 0.0, end: float = 1.0) -> float:
-    """Share of a stretch of a one-SM run in which the tensor cores were busy, whichever CTA had the SM."""
+    """Return the share of a stretch of a one-SM run in which the tensor cores were busy, whichever CTA had the SM."""
     span = (line.start + begin * line.cycles, line.start + end * line.cycles)
     return line.busy(span=span) * sum(unit == "tensor" for _, unit in line.occupied)
 
 
 def steady_busy(run: Callable[[], object], chip) -> float:
-    """Share of the middle of a run in which the tensor cores were busy."""
+    """Return the share of the middle of a run in which the tensor cores were busy."""
     return busy_share(record_one_sm(run, chip), *STEADY)
 
 
 def whole_busy(run: Callable[[], object], chip) -> float:
-    """Share of a whole run, first load to last store, in which the tensor cores were busy."""
+    """Return the share of a whole run, first load to last store, in which the tensor cores were busy."""
     return busy_share(record_one_sm(run, chip))
 
 
 def measures() -> dict[str, Callable]:
-    """What is modelled: name -> function(chip) -> share of time in which the tensor cores are busy."""
+    """Return what is modelled: by name a function from a chip to the share of time in which its tensor cores are busy."""
     steady = {
         "forward, long tile": forward_launch(256, 2048),
         "plain, long tile": plain_launch(128, 2048),
@@ -104,20 +104,20 @@ def measures() -> dict[str, Callable]:
 
 
 def uncertain(chip) -> list[str]:
-    """The rates to doubt: assumed ones, and those that only other chips' sources give."""
+    """Return the rates to doubt: assumed ones, and those that only other chips' sources give."""
     return [
         name for name in (*chip.assumed(), *NOT_BLACKWELL) if name != "clock_sustained"
     ]  # no count of cycles depends on it
 
 
 def kernels_table(chip) -> str:
-    """Every kernel with the rates as they are."""
+    """Return the table of all kernels with the rates as they are."""
     lines = [f"| kernel, modelled on {chip.name}, D = 128 | tensor cores busy |", "|---|---|"]
     return "\n".join(lines + [f"| {name} | {100 * measure(chip):.1f} % |" for name, measure in measures().items()])
 
 
 def sensitivity_table(chip, names: tuple[str, ...]) -> str:
-    """For each doubtful rate the shares at half, once and twice its value, of the measures called ``names``."""
+    """Return, per doubtful rate, the shares of the measures called ``names`` at half, once and twice its value."""
     chosen = {name: measures()[name] for name in names}
     once = {name: measure(chip) for name, measure in chosen.items()}
     lines = ["| rate, times 0.5 / 1 / 2 | " + " | ".join(names) + " |", "|---" * (1 + len(names)) + "|"]

@@ -26,7 +26,10 @@ SMALLEST_POWER = tl.constexpr(-125.0)  # below it the exponent field would run o
 
 @triton.jit
 def running_maximum(scores, row_max, scale_log2):
-    """(maximum to use from now on, factor for what was accumulated under the old one), both [M], of raw scores [M, N]."""
+    """Return (maximum to use from now on, factor for what was accumulated under the old one), both [M].
+
+    ``scores`` [M, N] are raw; maxima are in log2 units.
+    """
     grown = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
     keep = grown - row_max <= THRESHOLD
     alpha = tl.where(keep, 1.0, tl.math.exp2(row_max - grown))
@@ -35,7 +38,7 @@ def running_maximum(scores, row_max, scale_log2):
 
 @triton.jit
 def split_columns(x, PARTS: tl.constexpr):
-    """x [M, N] as a tuple of PARTS blocks [M, N / PARTS] from left to right; a thread that holds a row moves nothing."""
+    """Return x [M, N] as a tuple of PARTS blocks [M, N / PARTS] from left to right; a thread that holds a row moves nothing."""
     if PARTS == 1:
         return (x,)
     else:
@@ -45,13 +48,13 @@ def split_columns(x, PARTS: tl.constexpr):
 
 @triton.jit
 def join_columns(left, right):
-    """The inverse of one split: [M, N] and [M, N] side by side, [M, 2 N]."""
+    """Put two blocks [M, N] side by side, [M, 2 N]: the inverse of one split."""
     return tl.join(left, right).permute(0, 2, 1).reshape([left.shape[0], 2 * left.shape[1]])
 
 
 @triton.jit
-def exp2_shared(x, EIGHTHS: tl.constexpr, OF: tl.constexpr = 8):
-    """2**x of a block [M, N], EIGHTHS of OF equal stretches of its columns on the FMA pipe, the rest by the special function unit.
+def exp2_on_both_pipes(x, EIGHTHS: tl.constexpr, OF: tl.constexpr = 8):
+    """Return 2**x of a block [M, N]: EIGHTHS of OF equal parts of its columns on the FMA pipe, the rest by special function units.
 
     Both kinds lie inside one block, with nothing between them that would wait: so the two units work side by side.
     """
@@ -63,14 +66,14 @@ def exp2_shared(x, EIGHTHS: tl.constexpr, OF: tl.constexpr = 8):
         left, right = split_columns(x, 2)
         HALF: tl.constexpr = OF // 2
         return join_columns(
-            exp2_shared(left, EIGHTHS if EIGHTHS < HALF else HALF, HALF),
-            exp2_shared(right, EIGHTHS - HALF if EIGHTHS > HALF else 0, HALF),
+            exp2_on_both_pipes(left, EIGHTHS if EIGHTHS < HALF else HALF, HALF),
+            exp2_on_both_pipes(right, EIGHTHS - HALF if EIGHTHS > HALF else 0, HALF),
         )
 
 
 @triton.jit
 def exp2_on_fma_pipe(x):
-    """2**x for finite x <= 100 without the special function unit; relative error 7.5e-5, where bf16 rounds at 4e-3.
+    """Return 2**x for finite x <= 100 without the special function unit; relative error 7.5e-5, where bf16 rounds at 4e-3.
 
     x = n + f with f in [-1/2, 1/2]: a cubic gives 2**f, and n is added to its exponent bits.
     """

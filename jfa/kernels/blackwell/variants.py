@@ -28,7 +28,7 @@ BACKWARD_SPILLS = 0  # of all three backward kernels
 
 
 def example_problem(head_dim: int, band: Band, short_queries: bool = False, group: int = 1) -> Problem:
-    """A problem of the shape that a configuration is for; only what is static about it matters."""
+    """Return a problem that gets the configuration; only what is static about it matters."""
     offsets = torch.tensor([0, 4096], dtype=torch.int32)
     rows_q = 32 if short_queries else 4096
     return Problem(
@@ -52,7 +52,7 @@ def example_problem(head_dim: int, band: Band, short_queries: bool = False, grou
 
 
 def compile_configs() -> list[CompileConfig]:
-    """What the host side launches: both head dims, three masks and short shared queries, both schedules.
+    """Return what the host side launches: both head dims, three masks and short shared queries, both schedules.
 
     The backward steals in the main ones only; it is here with grouped heads, too, and without dQ where it is deterministic.
     """

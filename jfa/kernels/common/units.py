@@ -14,7 +14,7 @@ from jfa.kernels.common.nouns import aggregate, load_tile
 
 @triton.jit
 def this_cta():
-    """tl.program_id(0), read anew where it is asked for.
+    """Return tl.program_id(0), read anew at each call.
 
     The warps of all roles but the first wait for work in a loop. Compilers take what never changes out of that loop, ask for it
     once, and keep it in a register of every role, which a role that needs all of its own pays for with spills. What looks as if it
@@ -25,13 +25,13 @@ def this_cta():
 
 @triton.jit
 def all_ctas():
-    """tl.num_programs(0), read anew where it is asked for; see :func:`this_cta`."""
+    """Return tl.num_programs(0), read anew at each call; see :func:`this_cta`."""
     return tl.inline_asm_elementwise("mov.u32 $0, %nctaid.x;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
 def zigzag_unit(round_, worker, workers):
-    """The unit that ``worker`` takes in ``round_`` of a longest-first list: every second round is dealt backwards.
+    """Return the unit that ``worker`` takes in ``round_`` of a longest-first list: every second round is dealt backwards.
 
     It grows with the round, so a worker is done at the first unit past the list. See :func:`jfa.schedule.zigzag_slot`.
     """
