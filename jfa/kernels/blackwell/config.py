@@ -171,7 +171,7 @@ def backward_config(problem: Problem, clc: bool = True) -> BackwardConfig:
         do_slots=2 if small else 1,
         held_slices=4 if small else 5,
         # As many as compile without spills beside the slices of dQ that the reduction holds.
-        compute_registers=192 if small and not resident else 184,
+        compute_registers=192 if small else 184,
     )
 
 
