@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def key_blocks(row0, rows, len_q, len_kv, lo, hi, BLOCK_N: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """Key blocks of the queries [row0, row0 + rows): (first, bulk_begin, bulk_end, end), numbered in units of BLOCK_N.
+    """Return the key blocks of the queries [row0, row0 + rows): (first, bulk_begin, bulk_end, end), numbered in units of BLOCK_N.
 
     Blocks [bulk_begin, bulk_end) need no mask. A tile without keys gets first = 0, end = 1: one block, wholly masked, so that
     every role of a kernel takes the same path.
@@ -52,7 +52,7 @@ def query_blocks(
     GROUP: tl.constexpr = 1,
     MASK_SURPLUS: tl.constexpr = True,
 ):
-    """Query blocks that see the keys [key0, key0 + keys): (first, bulk_begin, bulk_end, end), numbered in units of BLOCK_M.
+    """Return the query blocks that see the keys [key0, key0 + keys): (first, bulk_begin, bulk_end, end), counted in BLOCK_M.
 
     The mirror of :func:`key_blocks` for the backward, whose outer loop walks key tiles. Here a tile without queries gets
     first = end. A key tile that hangs over the sequence's end has no bulk: its surplus keys must be masked everywhere, unless
@@ -87,7 +87,7 @@ def query_blocks(
 
 @triton.jit
 def in_band(i, j, len_kv, lo, hi, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """Which pairs count: ``i`` and ``j`` are query and key positions that broadcast against each other."""
+    """Return which pairs count: ``i`` and ``j`` are query and key positions that broadcast against each other."""
     valid = j < len_kv
     if HAS_LO:
         valid = valid & (j >= i + lo)

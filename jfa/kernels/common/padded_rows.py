@@ -24,7 +24,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 class PaddedRows:
     """The shape of such arrays for one problem.
 
-    ``blocks`` [count / pad, 2] int32 says of every block its first row in the output and how many of its rows exist.
+    ``blocks`` [count / pad, 2] int32 gives each block's first row in the output and how many of its rows exist.
     """
 
     blocks: Tensor
@@ -33,12 +33,12 @@ class PaddedRows:
 
 
 def padded(rows: int, pad: int) -> int:
-    """Rows rounded up to whole blocks."""
+    """Return rows rounded up to whole blocks."""
     return -(-rows // pad) * pad
 
 
 def padded_rows(problem: Problem, pad: int) -> PaddedRows:
-    """The layout for a problem: its size from shapes, its blocks from offsets, on the device.
+    """Return the layout for a problem: its size from shapes, its blocks from offsets, on the device.
 
     Every sequence, even an empty one, owns a block, and begins at its first row plus ``pad`` rows for every sequence before it,
     rounded down to a block: each of them grows by less than that. So no prefix sum is needed.
@@ -66,7 +66,7 @@ def padded_rows(problem: Problem, pad: int) -> PaddedRows:
 
 
 def row_constants(problem: Problem, rows: PaddedRows, out: Tensor, dout: Tensor, lse: Tensor, dlse: Tensor | None):
-    """(lse2, delta), each [H, count] fp32: lse in base 2 and rowsum(out * dout) - dlse.
+    """Return (lse2, delta), each [H, count] fp32: lse in base 2 and rowsum(out * dout) - dlse.
 
     out, dout [rows_out, H, Dv] with a last stride of 1; lse, dlse [H, rows_out].
     """
@@ -95,7 +95,7 @@ def row_constants(problem: Problem, rows: PaddedRows, out: Tensor, dout: Tensor,
 
 
 def finish_dq(problem: Problem, rows: PaddedRows, sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """dq [rows_q, H, D] = sm_scale * sums, from [H, padded rows, columns] fp32; rows that no sequence covers become 0."""
+    """Return dq [rows_q, H, D] = sm_scale * sums, from [H, padded rows, columns] fp32; rows that no sequence covers become 0."""
     if problem.broadcast_q:
         dq = sums[:, : problem.rows_q, : problem.head_dim].permute(1, 0, 2) * problem.sm_scale
         return dq.to(dtype).contiguous()
@@ -116,10 +116,20 @@ def finish_dq(problem: Problem, rows: PaddedRows, sums: Tensor, dtype: torch.dty
 
 @triton.jit(do_not_specialize=["batches", "rows_q", "rows_out", "count"])
 def blocks_kernel(
-    query_offset, output_offset, blocks, batches, rows_q, rows_out, count,
-    BROADCAST_Q: tl.constexpr, SLOTS: tl.constexpr, PAD: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
-    """One program N padded blocks; see :class:`PaddedRows`. Halves the sequences STEPS times to find each block's own."""
+    query_offset,
+    output_offset,
+    blocks,
+    batches,
+    rows_q,
+    rows_out,
+    count,
+    BROADCAST_Q: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PAD: tl.constexpr,
+    STEPS: tl.constexpr,
+    N: tl.constexpr,
+):
+    """Describe N padded blocks per program; see :class:`PaddedRows`. Halving STEPS times finds each block's sequence."""
     block = tl.program_id(0) * N + tl.arange(0, N)
     row = block * PAD
     if BROADCAST_Q:
@@ -149,11 +159,25 @@ def blocks_kernel(
 
 @triton.jit
 def constants_kernel(
-    out, dout, lse, dlse, blocks, lse2, delta, rows_out, padded_count,
-    out_row, out_head, dout_row, dout_head,
-    DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, HAS_DLSE: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """One program a padded block and head; see :func:`row_constants`. The four strides are in elements."""
+    out,
+    dout,
+    lse,
+    dlse,
+    blocks,
+    lse2,
+    delta,
+    rows_out,
+    padded_count,
+    out_row,
+    out_head,
+    dout_row,
+    dout_head,
+    DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    HAS_DLSE: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Write the constants of one padded block and head per program; see :func:`row_constants`. Strides are in elements."""
     block = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     begin = tl.load(blocks + 2 * block)
@@ -179,7 +203,7 @@ def constants_kernel(
 def finish_kernel(
     sums, dq, blocks, heads, padded_count, scale, DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr
 ):
-    """One program a padded block and head: dq [rows_q, H, D] = scale * sums [H, padded_count, COLUMNS]."""
+    """Write dq of one padded block and head per program: dq [rows_q, H, D] = scale * sums [H, padded_count, COLUMNS]."""
     block = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     begin = tl.load(blocks + 2 * block)
@@ -188,6 +212,8 @@ def finish_kernel(
     columns = tl.arange(0, COLUMNS)[None, :]
     if exist > 0:
         inside = (rows < exist)[:, None] & (columns < DIM)
-        x = tl.load(sums + ((head * padded_count + block * ROWS + rows) * COLUMNS)[:, None] + columns, mask=inside, other=0.0)
+        x = tl.load(
+            sums + ((head * padded_count + block * ROWS + rows) * COLUMNS)[:, None] + columns, mask=inside, other=0.0
+        )
         at = ((begin + rows).to(tl.int64) * heads + head)[:, None] * DIM + columns
         tl.store(dq + at, (x * scale).to(dq.dtype.element_ty), mask=inside)

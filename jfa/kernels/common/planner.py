@@ -185,7 +185,7 @@ def plan_kernel(
     """List OWN segments: find their first records by counting, then write them. Grid: (programs,)."""
     offsets = Offsets(query_offset, key_offset, output_offset)
     band = BandConstants(lo_start, lo_end, hi_start, hi_end)
-    sequences = Sequences(offsets, Sizes(batches, rows_q, rows_kv, rows_out), band, BROADCAST_Q, True, True)
+    sequences = Sequences(offsets, Sizes(batches, rows_q, rows_kv, rows_out), band, BROADCAST_Q, True, True, True)
     cut = Cutting(BLOCK, KEYS, PACK, RESTS, chunks is not None)
     chunk = batches * 0
     if cut.split:

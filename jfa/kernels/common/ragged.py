@@ -2,7 +2,7 @@
 
 A packed tensor [total, H, D] holds sequences back to back, so a tile that reaches past a sequence's end reaches into its neighbour.
 A *ragged* descriptor bounds every box by the sequence instead: rows past its end load as zeros and are neither stored nor added.
-It does so with one 5-D map for all sequences. The row coordinate counts up to ``BILLION`` exactly at the sequence's end, where the
+It does so with one 5-D map for all sequences. The row coordinate reaches ``BILLION`` exactly at the sequence's end, where the
 map's shape ends; a second dimension of the same stride brings the address back to the sequence, and a first one, whose stride is
 2**34 minus a row, subtracts the billion again modulo 2**64 (the idea is that of ``triton.tools.ragged_tma``).
 
@@ -22,7 +22,7 @@ LARGEST = 0x7FFF0000  # of a dimension that never bounds anything
 
 
 def ragged_descriptor(packed: torch.Tensor, rows: int, columns: int, heads: int = 1) -> TensorDescriptor:
-    """Descriptor of ``packed`` [total, H, D] with boxes of ``rows`` x ``columns`` of one head, or of several next to each other.
+    """Return a descriptor of ``packed`` [total, H, D] with boxes of ``rows`` x ``columns`` of ``heads`` adjacent heads.
 
     ``packed`` must satisfy :func:`tma_ready`.
     """
@@ -42,7 +42,7 @@ def ragged_descriptor(packed: torch.Tensor, rows: int, columns: int, heads: int 
 
 
 def tma_ready(packed: torch.Tensor) -> bool:
-    """Whether TMA can address ``packed`` [total, H, D]: base and strides in whole 16 bytes, last stride 1, not empty."""
+    """Return whether TMA can address ``packed`` [total, H, D]: base and strides in whole 16 bytes, last stride 1, not empty."""
     row, head, column = packed.stride()
     size = packed.itemsize
     aligned = row * size % 16 == 0 and head * size % 16 == 0 and packed.data_ptr() % 16 == 0
@@ -50,14 +50,14 @@ def tma_ready(packed: torch.Tensor) -> bool:
 
 
 def make_tma_ready(packed: torch.Tensor) -> torch.Tensor:
-    """``packed`` itself if TMA can address it, else a copy whose rows are padded to 16 bytes. It must not be empty."""
+    """Return ``packed`` itself if TMA can address it, else a copy whose rows are padded to 16 bytes. It must not be empty."""
     if tma_ready(packed):
         return packed
     return empty_tma_ready(packed, packed.shape[2]).copy_(packed)
 
 
 def empty_tma_ready(like: torch.Tensor, dim: int) -> torch.Tensor:
-    """Uninitialised [rows, H, dim] for ``like`` [rows, H, *] that TMA can address: a view of rows padded to 16 bytes."""
+    """Return an uninitialised [rows, H, dim] for ``like`` [rows, H, *] that TMA can address: a view of rows padded to 16 bytes."""
     rows, heads = like.shape[:2]
     step = 16 // like.element_size()
     return like.new_empty(rows, heads, -(-dim // step) * step)[:, :, :dim]
@@ -65,19 +65,21 @@ def empty_tma_ready(like: torch.Tensor, dim: int) -> torch.Tensor:
 
 @triton.jit
 def ragged_box(begin, length, row, head, column=0):
-    """Coordinates of the box that starts at ``row`` of the sequence [begin, begin + length) in ``head``, at ``column``."""
+    """Return the box that starts at ``row`` of the sequence [begin, begin + length) in ``head``, at ``column``."""
     return [BILLION, begin + length, head, BILLION - length + row, column]
 
 
 @triton.jit
 def load_box(descriptor, begin, length, row, head, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A box at ``row`` of the sequence [begin, begin + length) as [ROWS, COLUMNS], zeros past the sequence's end (plain Triton)."""
+    """Return the box at ``row`` of the sequence [begin, begin + length) as [ROWS, COLUMNS], zeros past its end (plain Triton)."""
     box = descriptor.load([BILLION, begin + length, head, BILLION - length + row, 0])
     return tl.reshape(box, (ROWS, COLUMNS))
 
 
 @triton.jit
-def store_box(descriptor, begin, length, row, head, block, HEADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Writes ``block`` [ROWS, COLUMNS], HEADS heads of ROWS / HEADS rows, at ``row`` of the sequence, nothing past its end."""
+def store_box(
+    descriptor, begin, length, row, head, block, HEADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Write ``block`` [ROWS, COLUMNS], HEADS heads of ROWS / HEADS rows, at ``row`` of the sequence, nothing past its end."""
     box = tl.reshape(block.to(descriptor.dtype), (1, 1, HEADS, ROWS // HEADS, COLUMNS))
     descriptor.store([BILLION, begin + length, head, BILLION - length + row, 0], box)

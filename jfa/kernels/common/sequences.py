@@ -1,6 +1,6 @@
 """Where every sequence of a call lies in the packed tensors, inside them whatever the offsets say.
 
-Sequences are numbered from 1 in :class:`Sequences`: number 0 is the margin of rows before the first offset, batches + 1 the margin
+With ``margins`` sequences are numbered from 1: number 0 is the margin of rows before the first offset, batches + 1 the margin
 behind the last. No sequence covers those rows, so they have nothing on the other side, and get zeros.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from jfa.kernels.common.nouns import RECORD, Band, Span, Tile, aggregate
-from jfa.kernels.common.sequence import band_of
+from jfa.kernels.common.sequence import band_of, rows_of
 
 
 @aggregate
@@ -52,47 +52,65 @@ class Sequences:
     broadcast_q: tl.constexpr
     has_lo: tl.constexpr
     has_hi: tl.constexpr
+    margins: tl.constexpr
 
     @triton.jit
     def span(self, offset, s, rows):
         """Return the Span of sequences ``s`` in a tensor of ``rows`` rows; past the last margin it means nothing."""
-        mask = s < self.rows.batches + 2
-        begin = tl.load(offset + s - 1, mask=mask & (s > 0), other=0)
-        end = tl.load(offset + s, mask=mask & (s <= self.rows.batches), other=rows)
-        begin = tl.minimum(tl.maximum(begin, 0), rows)
-        return Span(begin, tl.maximum(tl.minimum(end, rows) - begin, 0))
+        if self.margins:
+            mask = s < self.rows.batches + 2
+            begin = tl.load(offset + s - 1, mask=mask & (s > 0), other=0)
+            end = tl.load(offset + s, mask=mask & (s <= self.rows.batches), other=rows)
+            begin = tl.minimum(tl.maximum(begin, 0), rows)
+            return Span(begin, tl.maximum(tl.minimum(end, rows) - begin, 0))
+        else:
+            begin, length = rows_of(offset, s, rows)
+            return Span(begin, length)
 
     @triton.jit
     def tile(self, s, KEYS: tl.constexpr):
-        """Return (tile, rows): all of sequences ``s`` as a Tile at row 0, and how many of its rows there are to cut into tiles.
+        """Return (tile, rows): all of sequences ``s`` as a Tile at row 0, and how many of its rows there are to cut.
 
-        Those are rows of keys with KEYS, else of queries. A shared query's slot that is not inside the output leaves it no queries.
+        Those are rows of keys with KEYS, else of queries. A shared query's slot that is not inside the output leaves it no
+        queries; neither has a margin's keys, nor a margin's queries keys.
         """
-        real = (s > 0) & (s <= self.rows.batches)
         kv = self.span(self.offsets.key, s, self.rows.kv)
+        number = s
+        if self.margins:
+            number = s - 1
+        real = (number >= 0) & (number < self.rows.batches)
         if self.broadcast_q:
-            q = Span(s * 0, tl.where(real, self.rows.q, 0))
-            cut = q.length
-            out_begin = (s - 1) * self.rows.q
-            if self.offsets.output is not None:
-                out_begin = tl.load(self.offsets.output + s - 1, mask=real, other=0)
-                inside = (out_begin >= 0) & (out_begin <= self.rows.out - self.rows.q)
-                q = Span(q.begin, tl.where(inside, q.length, 0))
-                out_begin = tl.where(q.length > 0, out_begin, 0)
+            q, cut, out_begin = self.shared_query(number, real)
         else:
             q = self.span(self.offsets.query, s, self.rows.q)
             cut = q.length
             out_begin = q.begin
         if KEYS:
             cut = kv.length
-            q = Span(q.begin, tl.where(real, q.length, 0))
-        else:
-            kv = Span(kv.begin, tl.where(real, kv.length, 0))
+        if self.margins:
+            cut = tl.where(s < self.rows.batches + 2, cut, 0)
+            if KEYS:
+                q = Span(q.begin, tl.where(real, q.length, 0))
+            else:
+                kv = Span(kv.begin, tl.where(real, kv.length, 0))
         c = self.band
         lo, hi = band_of(q.length, kv.length, c.lo_start, c.lo_end, c.hi_start, c.hi_end)
         band = Band(lo, hi, self.has_lo, self.has_hi)
-        tile = Tile(s * 0, q, kv, Span(out_begin, q.length), band, s * 0)
-        return tile, tl.where(s < self.rows.batches + 2, cut, 0)
+        return Tile(s * 0, q, kv, Span(out_begin, q.length), band, s * 0), cut
+
+    @triton.jit
+    def shared_query(self, number, real):
+        """Return (Span of the query, its rows to cut, first output row) for the sequences ``number`` that are ``real``."""
+        length = number * 0 + self.rows.q
+        if self.margins:
+            length = tl.where(real, length, 0)
+        cut = length
+        out_begin = number * self.rows.q
+        if self.offsets.output is not None:
+            out_begin = tl.load(self.offsets.output + number, mask=real, other=0)
+            length = tl.where((out_begin >= 0) & (out_begin <= self.rows.out - self.rows.q), length, 0)
+            out_begin = tl.where(length > 0, out_begin, 0)
+        return Span(number * 0, length), cut, out_begin
 
 
 @triton.jit

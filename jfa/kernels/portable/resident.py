@@ -290,7 +290,7 @@ def shared_dq_kernel(
     c = Choices(BLOCK_M, BLOCK_N, GROUP, False, PRECISION)
     offsets = Offsets(key_offset, key_offset, output_offset)
     band = BandConstants(lo_start, lo_end, hi_start, hi_end)
-    sequences = Sequences(offsets, Sizes(batches, rows_q, rows_kv, rows_out), band, True, HAS_LO, HAS_HI)
+    sequences = Sequences(offsets, Sizes(batches, rows_q, rows_kv, rows_out), band, True, HAS_LO, HAS_HI, False)
     out = contiguous(out_ptr, None, num_kv_heads, DV, GROUP, False)
     dout = Operand(dout_ptr, None, (dout_row, dout_head), DV, GROUP, False)
     side = side_of(out, dout, lse_ptr, dlse_ptr, delta_ptr, rows_out)
@@ -308,7 +308,7 @@ def dq_over_sequences(q, side, k, v, sequences, m0, worker, workers, kv_head, sc
     D: tl.constexpr = k.dim
     dq = tl.zeros([c.block_m, padded(D)], tl.float32)
     for b in range(worker, sequences.rows.batches, workers):
-        tile, _ = sequences.tile(b + 1, False)
+        tile, _ = sequences.tile(b, False)
         tile = Tile(m0, tile.q, tile.kv, tile.out, tile.band, tile.pad_begin)
         x = side.load(q, tile, m0, kv_head, c.block_m)
         dq = dq_over_keys(dq, x, k.of(tile.kv, kv_head), v.of(tile.kv, kv_head), tile, scale, c)
