@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import errors
-from . import warps
+from . import limits, warps
 from .control import ADD, WAIT, Use
 from .shadow import fence as _fence
 from .shadow import join
@@ -95,7 +95,10 @@ def named_wait(task: Task, number: int, threads: int, where: Where) -> None:
     bar = _named(task.cta, number)
     if task.machine.control is not None:
         task.machine.control.before(task, Use(ADD, bar, 32 * task.num_warps), where)
-    warps.join(task)
+    whole = threads >= limits.WARP * task.num_warps  # else some of its warps may pass before the others come
+    if whole:
+        warps.join(task)
+    apart = {} if whole else {g.component.id: task.clock.get(g.component.id, 0) for g in task.warp_groups}
     generation = bar.enter(task, threads, where, "wait")
     task.publish()
     started = task.time
@@ -103,6 +106,7 @@ def named_wait(task: Task, number: int, threads: int, where: Where) -> None:
         bar.waiters.append(task)
         task.machine.scheduler.block(task, bar, lambda: f"named barrier {number}: {bar.state()}", where)
     join(task.clock, bar.clock)
+    task.clock.update(apart)
     if task.machine.timed:
         _waited(task, f"named barrier {number}", started, bar.time, where)
 
