@@ -26,6 +26,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from jfa.course import clock, closed_modules, guard, kinds, landlock, measure, seccomp, wire
+from jfa.course.job import Job
 from jfa.course.sources import Cells, compile_visible
 
 _PRINT_LIMIT = 20_000
@@ -71,14 +72,14 @@ class Reporter:
         self.send = send
 
 
-def run(job: dict, fd: int, live: Any = None) -> None:
+def run(job: Job, fd: int, live: Any = None) -> None:
     """Run one answer and end the process: never returns.
 
     Sends "loaded", then for each case "case" (value, facts about it, changed inputs, counts, printed) or "raised", then "end".
     What is missing tells the judge at which point the process died. "violation" is sent when one happens: nothing that the answer
     does later can take it back.
     """
-    status, reporter = 70, Reporter(fd, bytes.fromhex(job.pop("key")))
+    status, reporter = 70, Reporter(fd, job.take_key())
     try:
         _isolate(job, fd)
         _run(job, reporter, live)
@@ -89,7 +90,7 @@ def run(job: dict, fd: int, live: Any = None) -> None:
         os._exit(status)
 
 
-def _isolate(job: dict, result: int) -> None:
+def _isolate(job: Job, result: int) -> None:
     """Descriptors, streams, folders, seeds, torch's state: the same for every answer."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in {0, 1, 2, *_descriptors()} - {null, result}:
@@ -98,10 +99,10 @@ def _isolate(job: dict, result: int) -> None:
     sys.stdin = open(os.devnull)  # noqa: SIM115
     warnings.simplefilter("ignore")
     os.environ["MPLBACKEND"] = "Agg"
-    os.environ["TMPDIR"] = tempfile.tempdir = job["scratch"] or tempfile.gettempdir()
+    os.environ["TMPDIR"] = tempfile.tempdir = job.scratch or tempfile.gettempdir()
     sys.dont_write_bytecode = True
-    random.seed(job["seed"])
-    torch.manual_seed(job["seed"])
+    random.seed(job.seed)
+    torch.manual_seed(job.seed)
     sys.setrecursionlimit(2000)
 
 
@@ -122,27 +123,27 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def _run(job: dict, reporter: Reporter, live: Any) -> None:
+def _run(job: Job, reporter: Reporter, live: Any) -> None:
     violations = guard.Violations(lambda word: reporter.send("violation", word=word))
-    if job["needs_triton"]:
+    if job.needs_triton:
         _load_emulator()
     call = _load_call(job)
-    closed = job["closed"] | closed_modules.close(job["forbid"], job["allow"], violations)
+    closed = job.closed | closed_modules.close(job.forbid, job.allow, violations)
     with guard.pristine():
-        guard.limit_process(job["memory_mb"], job["cpu_seconds"])
+        guard.limit_process(job.memory_mb, job.cpu_seconds)
         landlock.drop_rights()
-        landlock.confine([path for paths in closed.values() for path in paths], job["scratch"])
+        landlock.confine([path for paths in closed.values() for path in paths], job.scratch)
         seccomp.forbid_processes()
     if live is not None:
         _forget_checks()
-    guard.watch(closed, job["scratch"], violations)
+    guard.watch(closed, job.scratch, violations)
     gc.freeze()  # what exists so far, the judge's side of this process, is not among gc.get_objects()
     answer = live
     if live is None:
         answer, found = _load_answer(job, reporter, violations)
         if not found:
             return
-    elif "numpy" in job["forbid"]:
+    elif "numpy" in job.forbid:
         guard.forbid_numpy_import(violations)
         guard.forbid_numpy_names(getattr(_function(live), "__globals__", {}), violations)
     reporter.send("loaded")
@@ -168,19 +169,19 @@ def _forget_checks() -> None:
         sys.modules.pop(name, None)
 
 
-def _load_call(job: dict) -> Any:
+def _load_call(job: Job) -> Any:
     """The exercise's way of calling the answer, made from its source; None for a plain call."""
-    if not job["call"]:
+    if not job.call:
         return None
     namespace = {"__name__": "jfa_call", "torch": torch, "unwritten": kinds.unwritten}
-    exec(compile_visible(job["call"], "<how the exercise calls the answer>"), namespace)
-    return namespace[job["call_name"]]
+    exec(compile_visible(job.call, "<how the exercise calls the answer>"), namespace)
+    return namespace[job.call_name]
 
 
 # ---------------------------------------------------------------------------------------------- the namespace
 
 
-def _load_answer(job: dict, reporter: Reporter, violations: guard.Violations) -> tuple[Any, bool]:
+def _load_answer(job: Job, reporter: Reporter, violations: guard.Violations) -> tuple[Any, bool]:
     """(answer, whether there is one): runs the helper cells and the answer's cell in a fresh module."""
     module = types.ModuleType("answer")
     sys.modules["answer"] = module
@@ -188,26 +189,26 @@ def _load_answer(job: dict, reporter: Reporter, violations: guard.Violations) ->
     namespace = vars(module)
     namespace["display"] = lambda *args, **kwargs: None  # a notebook has it without an import
     notes, cells = [], Cells(namespace)
-    for label, source in job["helpers"]:
+    for label, source in job.helpers:
         try:
             cells.run(source, f"<{label}>")
         except BaseException as error:  # noqa: BLE001  a helper cell may be half written: only the answer counts
             notes.append(f"{label} raised {type(error).__name__}: {_short(error)}")
-    if "numpy" in job["forbid"]:  # only now: a helper cell that plots is no part of the answer
+    if "numpy" in job.forbid:  # only now: a helper cell that plots is no part of the answer
         guard.forbid_numpy_import(violations)
         guard.forbid_numpy_names(namespace, violations)
     try:
-        cells.run(job["source"], "<your answer>")
-        _define_missing(job["below"], namespace)
+        cells.run(job.source, "<your answer>")
+        _define_missing(job.below, namespace)
     except BaseException as error:  # noqa: BLE001
         reporter.send("raised", index=-1, **_describe(error, violations), notes=notes)
         return None, False
-    if job["name"] not in namespace:
-        reporter.send("missing", defined=_defined(job["source"]), notes=notes)
+    if job.name not in namespace:
+        reporter.send("missing", defined=_defined(job.source), notes=notes)
         return None, False
     if notes:
         reporter.send("notes", notes=notes)
-    return namespace[job["name"]], True
+    return namespace[job.name], True
 
 
 def _silent_course() -> types.ModuleType:
@@ -244,17 +245,17 @@ def _defined(source: str) -> list[str]:
 # ---------------------------------------------------------------------------------------------- the cases
 
 
-def _run_cases(job: dict, reporter: Reporter, violations: guard.Violations, answer: Any, call: Any) -> None:
+def _run_cases(job: Job, reporter: Reporter, violations: guard.Violations, answer: Any, call: Any) -> None:
     sys.stdout.take()
-    for index, case in enumerate(job["cases"]):
+    for index, case in enumerate(job.cases):
         inputs = (case["args"], case["kwargs"])
         before = {"args": _copy(case["args"]), "kwargs": _copy(case["kwargs"])}
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
         try:
             with _measured(job, violations) as counts:
-                value = answer if job["kind"] == "value" else _call(call, answer, case)
-            again = [_under(schedule, call, answer, case, before) for schedule in job["schedules"]]
+                value = answer if job.kind == "value" else _call(call, answer, case)
+            again = [_under(schedule, call, answer, case, before) for schedule in job.schedules]
             modelled = _timed(job, call, answer, case, before, counts)
             value = tree_map(measure.plain_arrays, value)
         except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt are answers, too
@@ -263,7 +264,7 @@ def _run_cases(job: dict, reporter: Reporter, violations: guard.Violations, answ
                 break
             continue
         reporter.send(
-            "case", index=index, value=value, facts=_facts(value, inputs), changed=_changed(case, before, job["parameters"]),
+            "case", index=index, value=value, facts=_facts(value, inputs), changed=_changed(case, before, job.parameters),
             counts=counts, printed=sys.stdout.take(), emulator=_emulator_notes(job), again=again, modelled=modelled,
         )  # fmt: skip
     reporter.send("end")
@@ -289,9 +290,9 @@ def _again(case: dict, before: dict) -> dict:
     return {**case, "args": _copy(before["args"]), "kwargs": _copy(before["kwargs"])}
 
 
-def _timed(job: dict, call: Any, answer: Any, case: dict, before: dict, counts: dict[str, int]) -> str:
+def _timed(job: Job, call: Any, answer: Any, case: dict, before: dict, counts: dict[str, int]) -> str:
     """Run a case on the modelled clock if a limit asks for it: enter its cycles into ``counts``, return what took the longest."""
-    if clock.MEASURE not in job["measures"]:
+    if clock.MEASURE not in job.measures:
         return ""
     with clock.on_the_clock() as seen:
         _call(call, answer, _again(case, before))
@@ -301,13 +302,13 @@ def _timed(job: dict, call: Any, answer: Any, case: dict, before: dict, counts: 
 
 
 @contextlib.contextmanager
-def _measured(job: dict, violations: guard.Violations) -> Iterator[dict[str, int]]:
+def _measured(job: Job, violations: guard.Violations) -> Iterator[dict[str, int]]:
     """Everything counted while the answer runs once; the counts are complete when the context ends."""
-    families = [f for f in job["forbid"] if not (f == "numpy" and job["needs_triton"])]
-    meter = measure.Meter(families, violations, watch_python="live_numel" in job.get("measures", ()))
+    families = [f for f in job.forbid if not (f == "numpy" and job.needs_triton)]
+    meter = measure.Meter(families, violations, watch_python="live_numel" in job.measures)
     counts: dict[str, int] = {}
-    arrays = contextlib.nullcontext() if job["needs_triton"] else measure.counted_numpy(meter)
-    with arrays, measure.kernel_counts(job["needs_triton"]) as kernel, meter, measure.Watch(meter):
+    arrays = contextlib.nullcontext() if job.needs_triton else measure.counted_numpy(meter)
+    with arrays, measure.kernel_counts(job.needs_triton) as kernel, meter, measure.Watch(meter):
         yield counts
     counts |= meter.take() | kernel
 
@@ -373,9 +374,9 @@ def _facts(value: Any, inputs: tuple) -> list[dict]:
     return facts[:100]
 
 
-def _emulator_notes(job: dict) -> list[str]:
+def _emulator_notes(job: Job) -> list[str]:
     """Warnings of the last launch: things that run here and would not do on a GPU."""
-    if not job["needs_triton"]:
+    if not job.needs_triton:
         return []
     from jfa import emulator
 

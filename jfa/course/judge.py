@@ -15,6 +15,7 @@ import torch
 
 from jfa.course import catalog, launch, mistakes, report
 from jfa.course.given import definitions
+from jfa.course.job import Job
 from jfa.course.mutants import Mutants
 from jfa.course.paths import Course
 from jfa.course.printable import clean
@@ -110,7 +111,7 @@ def triton_trouble() -> list[str]:
     return []
 
 
-def _run(job: dict, answer: Answer, waiting: launch.Waiting) -> launch.Outcome:
+def _run(job: Job, answer: Answer, waiting: launch.Waiting) -> launch.Outcome:
     """Run the answer: forked from this process if it lives here, else (a file's answer, or a GPU in use) from a clean one."""
     if answer.is_live and not torch.cuda.is_initialized():
         outcome = launch.run_forked(job, answer.live, waiting)
@@ -159,28 +160,28 @@ def job_for(
     cases: list[Case],
     seed: int,
     closed: Closed = MappingProxyType({}),
-) -> dict:
+) -> Job:
     """Everything the child gets to know: no reference, no solution, no mutant."""
-    return {
-        "source": answer.source,
-        "helpers": [list(h) for h in answer.helpers],
-        "below": answer.below,
-        "name": exercise.name,
-        "kind": exercise.kind,
-        "call": textwrap.dedent(inspect.getsource(exercise.call)) if exercise.call else "",
-        "call_name": exercise.call.__name__ if exercise.call else "",
-        "cases": [{"args": c.args, "kwargs": c.kwargs, "raises": bool(c.raises)} for c in cases],
-        "parameters": _parameters(answer.source, exercise),
-        "forbid": list(exercise.forbidden),
-        "allow": list(exercise.allow),
-        "closed": {"solutions": course.protected, **closed},
-        "memory_mb": exercise.memory_mb,
-        "cpu_seconds": exercise.time_limit,
-        "needs_triton": exercise.needs_triton,
-        "schedules": [list(s) for s in exercise.schedules],
-        "measures": [limit.measure for limit in exercise.limits if isinstance(limit.measure, str)],
-        "seed": seed,
-    }
+    return Job(
+        source=answer.source,
+        helpers=[list(h) for h in answer.helpers],
+        below=answer.below,
+        name=exercise.name,
+        kind=exercise.kind,
+        call=textwrap.dedent(inspect.getsource(exercise.call)) if exercise.call else "",
+        call_name=exercise.call.__name__ if exercise.call else "",
+        cases=[{"args": c.args, "kwargs": c.kwargs, "raises": bool(c.raises)} for c in cases],
+        parameters=_parameters(answer.source, exercise),
+        forbid=list(exercise.forbidden),
+        allow=list(exercise.allow),
+        closed={"solutions": course.protected, **closed},
+        memory_mb=exercise.memory_mb,
+        cpu_seconds=exercise.time_limit,
+        needs_triton=exercise.needs_triton,
+        schedules=[list(s) for s in exercise.schedules],
+        measures=[limit.measure for limit in exercise.limits if isinstance(limit.measure, str)],
+        seed=seed,
+    )
 
 
 def _parameters(source: str, exercise: Exercise) -> list[str]:

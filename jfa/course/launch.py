@@ -14,12 +14,13 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from jfa.course import child, wire
+from jfa.course.job import Job
 from jfa.course.nursery_client import nursery
 
 _FRAME = struct.Struct("<Q")
@@ -55,7 +56,7 @@ def say_nothing(seconds: float, done: int) -> None:
     """For callers that show no progress."""
 
 
-def run_forked(job: dict, answer: Any, waiting: Waiting = say_nothing) -> Outcome:
+def run_forked(job: Job, answer: Any, waiting: Waiting = say_nothing) -> Outcome:
     """Run a live function in a fork of this process (a notebook's kernel)."""
     with _sealed(job) as job:
         read, write = os.pipe()
@@ -73,16 +74,16 @@ def run_forked(job: dict, answer: Any, waiting: Waiting = say_nothing) -> Outcom
         return _follow(job, pid, read, lambda wait: _wait(pid, wait), waiting)
 
 
-def _in_fork(job: dict, read: int, write: int, answer: Any) -> None:
+def _in_fork(job: Job, read: int, write: int, answer: Any) -> None:
     """The fork's whole life: it must never return into the notebook."""
     try:
         os.close(read)
-        child.run(wire.unpack(wire.pack(job)), write, live=answer)
+        child.run(Job.unpack(job.pack()), write, live=answer)
     finally:
         os._exit(70)
 
 
-def run_clean(job: dict, waiting: Waiting = say_nothing) -> Outcome:
+def run_clean(job: Job, waiting: Waiting = say_nothing) -> Outcome:
     """Run an answer given as source in a child of the nursery."""
     with _sealed(job) as job:
         read, write = os.pipe()
@@ -98,14 +99,14 @@ def run_clean(job: dict, waiting: Waiting = say_nothing) -> Outcome:
 
 
 @contextlib.contextmanager
-def _sealed(job: dict) -> Iterator[dict]:
+def _sealed(job: Job) -> Iterator[Job]:
     """The job with a key for its messages and a temporary folder of its own, which is removed at the end."""
     try:
         folder = tempfile.mkdtemp(prefix="jfa_answer_")
     except OSError:  # no room, or nowhere to write: then the answer cannot write either
         folder = ""
     try:
-        yield {**job, "key": os.urandom(32).hex(), "scratch": folder}
+        yield replace(job, key=os.urandom(32).hex(), scratch=folder)
     finally:
         if folder:
             _remove(folder)
@@ -150,10 +151,10 @@ def _wait(pid: int, block: bool) -> int | None:
 # ---------------------------------------------------------------------------------------------- following a child
 
 
-def _follow(job: dict, pid: int, read: int, wait: Callable[[bool], int | None], waiting: Waiting) -> Outcome:
+def _follow(job: Job, pid: int, read: int, wait: Callable[[bool], int | None], waiting: Waiting) -> Outcome:
     """Read messages until the last one, the limit, or the process's end; leaves no process of the group alive."""
     outcome, start, told, looked = Outcome(), time.monotonic(), 1.0, 0.0
-    status, inbox, clock = None, _Inbox(bytes.fromhex(job["key"]), outcome), _Clock(job, pid)
+    status, inbox, clock = None, _Inbox(bytes.fromhex(job.key), outcome), _Clock(job, pid)
     poll = select.poll()  # select() knows no descriptors beyond 1023
     poll.register(read, select.POLLIN | select.POLLHUP)
     try:
@@ -161,9 +162,9 @@ def _follow(job: dict, pid: int, read: int, wait: Callable[[bool], int | None], 
             if time.monotonic() - start > told:
                 waiting(told, sum(e["event"] == "case" for e in outcome.events))
                 told += 1.0
-            if job["scratch"] and time.monotonic() - start > looked + 0.5:
+            if job.scratch and time.monotonic() - start > looked + 0.5:
                 looked = time.monotonic() - start
-                if _is_full(job["scratch"]):
+                if _is_full(job.scratch):
                     outcome.ended = "disk"
                     break
             if poll.poll(50):
@@ -270,9 +271,9 @@ def _complete(outcome: Outcome) -> bool:
 class _Clock:
     """How long a child has computed, and how long it has slept: a busy machine that gives it no turn is not its fault."""
 
-    def __init__(self, job: dict, pid: int):
-        self.limit, self.pid = job["cpu_seconds"], pid
-        self.loading = _LOAD_SECONDS if job["needs_triton"] else 0
+    def __init__(self, job: Job, pid: int):
+        self.limit, self.pid = job.cpu_seconds, pid
+        self.loading = _LOAD_SECONDS if job.needs_triton else 0
         self.slept, self.last = 0.0, time.monotonic()
         self.start = self.last
 

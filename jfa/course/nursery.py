@@ -78,11 +78,12 @@ def _become_child(control: socket.socket, job_fd: int, result_fd: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     control.close()
-    from jfa.course import child, wire
+    from jfa.course import child
+    from jfa.course.job import Job
 
     with os.fdopen(job_fd, "rb") as file:
         file.seek(0)
-        job = wire.unpack(file.read())
+        job = Job.unpack(file.read())
     child.run(job, result_fd)
 
 

@@ -11,6 +11,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # it imports torch, and a nursery starts before its judge has
+    from jfa.course.job import Job
 
 
 class Nursery:
@@ -30,15 +34,13 @@ class Nursery:
         self.gone = False
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def start(self, job: dict, result_fd: int) -> int:
+    def start(self, job: Job, result_fd: int) -> int:
         """Fork a child for the job; its pid."""
-        from jfa.course import wire  # late: a nursery starts before its judge has imported torch
-
         with tempfile.TemporaryFile() as file:
-            file.write(wire.pack(job))
+            file.write(job.pack())
             file.flush()
             with self.sending:
-                kind = b"triton" if job["needs_triton"] else b"plain"
+                kind = b"triton" if job.needs_triton else b"plain"
                 socket.send_fds(self.control, [kind], [file.fileno(), result_fd])
                 with self.changed:
                     self.changed.wait_for(lambda: self.started or self.gone, timeout=120)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from jfa.course import catalog, compare, landlock, launch, seccomp, wire
+from jfa.course import catalog, compare, landlock, launch, seccomp
 from jfa.course.answers import Pristine, from_source
 from jfa.course.judge import Answer, job_for, judge
 
@@ -471,7 +471,7 @@ def test_jobs_hold_no_answer(toy):
     """What is sent to the child: nothing of the solution, the mutants, the reference."""
     exercise = catalog.exercise("90.1")
     answer = from_source("def row_means(x, offsets): pass", exercise, Pristine.load(toy, "90_toy"))
-    data = wire.pack(job_for(exercise, answer, toy, exercise.cases(0), 0))
+    data = job_for(exercise, answer, toy, exercise.cases(0), 0).pack()
     assert b"torch.stack" not in data and b"forgets to divide" not in data
 
 

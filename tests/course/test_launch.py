@@ -8,9 +8,14 @@ import sys
 import pytest
 
 from jfa.course import launch, wire
+from jfa.course.job import Job
 
 KEY = bytes(32)
-JOB = {"cpu_seconds": 20, "needs_triton": False, "key": KEY.hex(), "scratch": ""}
+NOTHING = dict.fromkeys(("helpers", "below", "cases", "parameters", "forbid", "allow", "schedules", "measures"), [])
+JOB = Job(
+    **NOTHING, source="", name="f", kind="function", call="", call_name="", closed={}, memory_mb=64, cpu_seconds=20,
+    needs_triton=False, seed=0, key=KEY.hex(),
+)  # fmt: skip
 
 
 @pytest.fixture
