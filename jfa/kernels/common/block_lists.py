@@ -60,7 +60,7 @@ class Listed:
     def block(self, back):
         """Return the block named by the entry ``back`` places before the last one."""
         at = self.end - 1 - back
-        return max(tl.load(self.columns + at, mask=at >= self.first, other=self.past), 0)
+        return max(tl.load(self.columns + at, mask=(at >= self.first) & (at < self.end), other=self.past), 0)
 
     @triton.jit
     def masked(self, back):

@@ -43,6 +43,8 @@ from jfa.kernels.hopper.tiles import PAD, Lists, TileList, query_tiles
 ROWS = tl.constexpr(64)
 # Named barrier on which consumer 0 waits for its turn at the tensor cores; consumer 1 waits on the next one.
 TURN = tl.constexpr(9)
+# The most key blocks that one bound of a band cuts: it moves by as many keys as a tile has queries, at most a block of keys.
+EDGES = tl.constexpr(3)
 
 
 @aggregate
@@ -163,16 +165,13 @@ def mask_scores(scores, tile, rows, block, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, form, masked):
-    """One key block in the steady state: its scores run beside the previous block's p V, its softmax behind them.
-
-    ``masked`` is known when compiling, or, of a listed block, at run time.
-    """
+def attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, form, MASKED: tl.constexpr):
+    """One key block in the steady state: its scores run beside the previous block's p V, its softmax behind them."""
     scores = score_block(q_tile, k, count, part, form.parts)
     acc = accumulate_block(so_far.p, so_far.acc, v, count - 1)
     scores = tlx.async_dot_wait(1, scores)
     release(k, count)
-    if masked:
+    if MASKED:
         scores = mask_scores(scores, tile, rows, block, form.block_n)
     may_be_empty: tl.constexpr = tile.band.has_lo or tile.band.has_hi
     p, row_max, row_sum, alpha = softmax_step(scores, so_far.row_max, so_far.row_sum, scale_log2, may_be_empty)
@@ -201,6 +200,34 @@ def attend_band(q_tile, k, v, so_far, count, tile, rows, blocks, part, scale_log
 
 
 @triton.jit
+def attend_list(q_tile, k, v, so_far, count, tile, rows, listed, part, scale_log2, form):
+    """The listed blocks behind the first. A list rises, so what a band cuts stands at its two ends; see EDGES."""
+    bulk = tile.key_blocks(form.parts * ROWS, form.block_n)
+    entries = listed.count()
+    high = 1
+    if tile.band.has_hi:
+        for back in tl.static_range(1, EDGES):
+            high += ((back < entries) & (listed.block(back) >= bulk.bulk_end)).to(tl.int32)
+        for back in range(1, high):
+            so_far, count = attend_block(
+                q_tile, k, v, so_far, count, tile, rows, listed.block(back), part, scale_log2, form, True
+            )
+    low = 0
+    if tile.band.has_lo:
+        for ahead in tl.static_range(EDGES):
+            left = entries - 1 - ahead
+            low += ((left >= high) & (listed.block(left) < bulk.bulk_begin)).to(tl.int32)
+    for _ in range(entries - high - low):
+        so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, 0, part, scale_log2, form, False)
+    if tile.band.has_lo:
+        for back in range(entries - low, entries):
+            so_far, count = attend_block(
+                q_tile, k, v, so_far, count, tile, rows, listed.block(back), part, scale_log2, form, True
+            )
+    return so_far, count
+
+
+@triton.jit
 def attend_tile(q_tile, k, v, count, tile, rows, blocks, part, scale_log2, form):
     """All key blocks of 64 query rows but the last p V. Returns (Softmax, count)."""
     DV: tl.constexpr = v.buffers.shape[1]
@@ -214,10 +241,7 @@ def attend_tile(q_tile, k, v, count, tile, rows, blocks, part, scale_log2, form)
     so_far = Softmax(tl.zeros([ROWS, DV], tl.float32), row_max, row_sum, p.to(v.buffers.dtype))
     count += 1
     if form.sparse:
-        for back in range(1, blocks.count()):
-            block, masked = blocks.block(back), blocks.masked(back)
-            so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, form, masked)
-        return so_far, count
+        return attend_list(q_tile, k, v, so_far, count, tile, rows, blocks, part, scale_log2, form)
     else:
         return attend_band(q_tile, k, v, so_far, count, tile, rows, blocks, part, scale_log2, form)
 
