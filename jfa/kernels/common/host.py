@@ -22,6 +22,7 @@ def scale_log2(sm_scale: float) -> float:
     return -size if sm_scale < 0 else size
 
 
+@cache
 def band_constants(band: Band) -> tuple[int, int, int, int]:
     """Return (lo_start, lo_end, hi_start, hi_end) as a kernel takes them: 32 bits, an open side beyond any row."""
     lows = (-UNBOUNDED if c is None else max(c, -UNBOUNDED) for c in (band.lo_start, band.lo_end))

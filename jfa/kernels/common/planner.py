@@ -21,6 +21,7 @@ No ``from __future__ import annotations`` here: Triton reads the annotations as 
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import band_constants
+from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.nouns import RECORD, Band, Span, Tile, aggregate
 from jfa.kernels.common.sequences import BandConstants, Offsets, Sequences, Sizes, store_tile
 
@@ -111,11 +113,13 @@ def plan_tiles(problem: Problem, cut: Cut, counters: int = 0) -> Plan:
         return plan
     segments = (problem.num_batches + 2) * (2 if cut.rests else 1)
     others = min(2048, max(256, triton.next_power_of_2(segments)))
-    slots = problem.output_offset
-    plan_kernel[(triton.cdiv(segments, OWN),)](
+    down = problem.band.has_hi and not cut.keys
+    _variant(cut.block, cut.keys, cut.pack, cut.rests, problem.broadcast_q, down, others, counters).launch(
+        problem.device,
+        (triton.cdiv(segments, OWN),),
         problem.query_offset,
         problem.key_offset,
-        slots,
+        problem.output_offset,
         plan.records,
         plan.counts,
         plan.chunks,
@@ -129,19 +133,15 @@ def plan_tiles(problem: Problem, cut: Cut, counters: int = 0) -> Plan:
         cut.slots,
         cut.least_chunk,
         *band_constants(problem.band),
-        BLOCK=cut.block,
-        KEYS=cut.keys,
-        PACK=cut.pack,
-        BROADCAST_Q=problem.broadcast_q,
-        DOWN=problem.band.has_hi and not cut.keys,
-        RESTS=cut.rests,
-        OWN=OWN,
-        OTHERS=others,
-        TILES=TILES,
-        COUNTERS=triton.next_power_of_2(counters) if counters else 0,
-        num_warps=8 if others > 1024 else 4,
     )
     return plan
+
+
+@cache
+def _variant(block: int, keys: bool, pack: int, rests: bool, shared: bool, down: bool, others: int, counters: int):
+    options = dict(BLOCK=block, KEYS=keys, PACK=pack, RESTS=rests, BROADCAST_Q=shared, DOWN=down)
+    sizes = dict(OWN=OWN, OTHERS=others, TILES=TILES, COUNTERS=triton.next_power_of_2(counters) if counters else 0)
+    return Variant(plan_kernel, **options, **sizes, num_warps=8 if others > 1024 else 4)
 
 
 # Triton would compile anew for each of these that turns divisible by 16.

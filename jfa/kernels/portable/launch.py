@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 import triton
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import band_constants, num_sms, on_device, padded_head_dim, scale_log2
+from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.planner import Plan, plan_tiles
 from jfa.kernels.common.ragged import BILLION, ragged_descriptor, tma_ready
 from jfa.kernels.portable import config
@@ -17,6 +19,16 @@ from jfa.kernels.portable.backward import delta_kernel, dkdv_kernel, dq_kernel
 from jfa.kernels.portable.config import LEAST_SIDE, Tile
 from jfa.kernels.portable.forward import forward_kernel
 from jfa.kernels.portable.resident import resident_kernel, shared_dq_kernel, sum_dq_kernel
+
+KERNELS = {
+    "forward": forward_kernel,
+    "dq": dq_kernel,
+    "dkdv": dkdv_kernel,
+    "delta": delta_kernel,
+    "resident": resident_kernel,
+    "shared_dq": shared_dq_kernel,
+    "sum_dq": sum_dq_kernel,
+}
 
 
 def columns(dim: int) -> int:
@@ -30,10 +42,14 @@ def boxes_of(rows: int, *packed: Tensor, heads: int = 1) -> tuple:
     A box has ``rows`` rows in all, those of ``heads`` heads.
     """
     whole = rows % heads == 0 and heads & (heads - 1) == 0
-    ready = config.has_tma(packed[0].device) and all(tma_ready(x) and x.shape[0] <= BILLION.value for x in packed)
-    if not (whole and ready):
+    if not whole or not config.has_tma(packed[0].device):
         return (None,) * len(packed)
-    return tuple(ragged_descriptor(x, rows // heads, columns(x.shape[2]), heads) for x in packed)
+    boxes = []
+    for x in packed:
+        if not tma_ready(x) or x.shape[0] > BILLION.value:
+            return (None,) * len(packed)
+        boxes.append(ragged_descriptor(x, rows // heads, columns(x.shape[2]), heads))
+    return tuple(boxes)
 
 
 def constants(problem: Problem) -> dict:
@@ -48,6 +64,21 @@ def constants(problem: Problem) -> dict:
     )
 
 
+def variant(name: str, problem: Problem, tile: Tile | None = None, **more) -> Variant:
+    """Return the kernel ``name`` for a problem's sizes and mask, with the launch options of ``tile`` and more constexprs."""
+    band = problem.band
+    sizes = problem.group_size, problem.head_dim, problem.head_dim_v, band.has_lo, band.has_hi
+    return _variant(name, sizes, problem.dtype == torch.float32, tile, **more)
+
+
+@cache
+def _variant(name: str, sizes: tuple, full: bool, tile: Tile | None, **more) -> Variant:
+    kernel = KERNELS[name]
+    known = dict(zip(("GROUP", "D", "DV", "HAS_LO", "HAS_HI"), sizes), PRECISION="tf32x3" if full else "tf32") | more
+    options = {p.name: known[p.name] for p in kernel.params if p.is_constexpr}
+    return Variant(kernel, **options, **(tile.launch if tile else {}))
+
+
 def grid_of(problem: Problem, plan: Plan) -> tuple[int]:
     """Return the grid of a kernel that has one program per record and key/value head."""
     return (plan.records.shape[0] * problem.num_kv_heads,)
@@ -55,7 +86,10 @@ def grid_of(problem: Problem, plan: Plan) -> tuple[int]:
 
 def strides(*packed: Tensor) -> list[int]:
     """Return the strides of rows and heads of each tensor, in a row."""
-    return [stride for x in packed for stride in x.stride()[:2]]
+    found = []
+    for x in packed:
+        found += x.stride()[:2]
+    return found
 
 
 def with_rows(x: Tensor) -> Tensor:
@@ -121,7 +155,9 @@ def forward(
         # A box of several heads would become an operand in registers, and triton 3.6 then gave wrong scores.
         (q_box,) = boxes_of(tile.keep, q) if problem.group_size == 1 else (None,)
         (out_box,) = boxes_of(tile.keep, out, heads=problem.group_size)
-        forward_kernel[grid_of(problem, plan)](
+        variant("forward", problem, tile, BLOCK_M=tile.keep, BLOCK_N=tile.step, NEGATIVE=problem.sm_scale < 0).launch(
+            problem.device,
+            grid_of(problem, plan),
             q,
             k,
             v,
@@ -141,11 +177,6 @@ def forward(
             problem.rows_out,
             problem.num_kv_heads,
             scale_log2(problem.sm_scale),
-            BLOCK_M=tile.keep,
-            BLOCK_N=tile.step,
-            NEGATIVE=problem.sm_scale < 0,
-            **tile.launch,
-            **constants(problem),
         )
     return out, lse
 
@@ -189,7 +220,9 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, needs=(True, True,
 def delta_pass(problem: Problem, dout, dlse, out, delta) -> None:
     """Compute delta of every output row."""
     block = 64
-    delta_kernel[(triton.cdiv(problem.rows_out, block) * problem.num_heads,)](
+    variant("delta", problem, BLOCK_M=block).launch(
+        problem.device,
+        (triton.cdiv(problem.rows_out, block) * problem.num_heads,),
         out,
         dout,
         dlse,
@@ -197,8 +230,6 @@ def delta_pass(problem: Problem, dout, dlse, out, delta) -> None:
         *strides(dout),
         problem.rows_out,
         problem.num_heads,
-        DV=problem.head_dim_v,
-        BLOCK_M=block,
     )
 
 
@@ -208,7 +239,9 @@ def dq_pass(problem: Problem, dout, dlse, q, k, v, out, lse, delta, plan=None, t
     plan = plan or plan_tiles(problem, config.dq_cut(problem, tile))
     dq = empty_like(q)
     boxes = boxes_of(tile.step, k, v)
-    dq_kernel[grid_of(problem, plan)](
+    variant("dq", problem, tile, BLOCK_M=tile.keep, BLOCK_N=tile.step).launch(
+        problem.device,
+        grid_of(problem, plan),
         q,
         k,
         v,
@@ -226,10 +259,6 @@ def dq_pass(problem: Problem, dout, dlse, q, k, v, out, lse, delta, plan=None, t
         problem.num_kv_heads,
         scale_log2(problem.sm_scale),
         problem.sm_scale,
-        BLOCK_M=tile.keep,
-        BLOCK_N=tile.step,
-        **tile.launch,
-        **constants(problem),
     )
     return dq
 
@@ -242,7 +271,9 @@ def dkdv_pass(
     plan = plan or plan_tiles(problem, config.dkdv_cut(problem, tile))
     dk, dv = empty_like(k), empty_like(v)
     boxes = boxes_of(tile.step, q, dout, heads=problem.group_size)
-    dkdv_kernel[grid_of(problem, plan)](
+    variant("dkdv", problem, tile, BLOCK_M=tile.step, BLOCK_N=tile.keep).launch(
+        problem.device,
+        grid_of(problem, plan),
         q,
         k,
         v,
@@ -259,10 +290,6 @@ def dkdv_pass(
         problem.num_kv_heads,
         scale_log2(problem.sm_scale),
         problem.sm_scale,
-        BLOCK_M=tile.step,
-        BLOCK_N=tile.keep,
-        **tile.launch,
-        **constants(problem),
     )
     return dk, dv
 
@@ -278,7 +305,9 @@ def resident_backward(
     plan = plan_tiles(problem, config.resident_cut(piece))
     dk, dv = empty_like(k), empty_like(v)
     partial = _new_partials(problem, workers, tile.keep)
-    resident_kernel[(workers * problem.num_kv_heads,)](
+    variant("resident", problem, tile, BLOCK_M=tile.keep, BLOCK_N=tile.step, KEYS_FIRST=tile.keep < 64).launch(
+        problem.device,
+        (workers * problem.num_kv_heads,),
         q,
         k,
         v,
@@ -301,11 +330,6 @@ def resident_backward(
         piece,
         scale_log2(problem.sm_scale),
         problem.sm_scale,
-        BLOCK_M=tile.keep,
-        BLOCK_N=tile.step,
-        KEYS_FIRST=tile.keep < 64,
-        **tile.launch,
-        **constants(problem),
     )
     return _sum_partials(problem, partial, q, tile.keep, workers), dk, dv
 
@@ -318,7 +342,9 @@ def shared_dq(problem: Problem, dout, dlse, q, k, v, out, lse, delta, tile: Tile
     workers = min(problem.num_batches, max(1, sms * 2 // (count * problem.num_kv_heads)))
     partial = _new_partials(problem, workers, count * tile.keep)
     boxes = boxes_of(tile.step, k, v)
-    shared_dq_kernel[(workers * count * problem.num_kv_heads,)](
+    variant("shared_dq", problem, tile, BLOCK_M=tile.keep, BLOCK_N=tile.step).launch(
+        problem.device,
+        (workers * count * problem.num_kv_heads,),
         q,
         k,
         v,
@@ -341,10 +367,6 @@ def shared_dq(problem: Problem, dout, dlse, q, k, v, out, lse, delta, tile: Tile
         workers,
         count,
         scale_log2(problem.sm_scale),
-        BLOCK_M=tile.keep,
-        BLOCK_N=tile.step,
-        **tile.launch,
-        **constants(problem),
     )
     return _sum_partials(problem, partial, q, count * tile.keep, workers)
 
@@ -357,7 +379,9 @@ def _new_partials(problem: Problem, workers: int, rows: int) -> Tensor:
 def _sum_partials(problem: Problem, partial: Tensor, q: Tensor, padded_rows: int, workers: int) -> Tensor:
     dq = empty_like(q)
     block = 256
-    sum_dq_kernel[(triton.cdiv(padded_rows * columns(problem.head_dim), block) * problem.num_kv_heads,)](
+    variant("sum_dq", problem, BLOCK=block, STEP=16).launch(
+        problem.device,
+        (triton.cdiv(padded_rows * columns(problem.head_dim), block) * problem.num_kv_heads,),
         partial,
         dq,
         problem.rows_q,
@@ -365,9 +389,5 @@ def _sum_partials(problem: Problem, partial: Tensor, q: Tensor, padded_rows: int
         problem.num_kv_heads,
         workers,
         problem.sm_scale,
-        GROUP=problem.group_size,
-        D=problem.head_dim,
-        BLOCK=block,
-        STEP=16,
     )
     return dq

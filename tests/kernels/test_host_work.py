@@ -1,0 +1,128 @@
+"""What one small call costs the host, counted: launches, and calls of Python functions. Launches do nothing here.
+
+Times depend on the machine, counts do not: whoever adds a launch, a descriptor or a check to every call sees it here. To look at
+what is called most: ``python -m tests.kernels.test_host_work``.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+pytest.importorskip("greenlet")
+
+from triton.runtime.jit import JITFunction  # noqa: E402
+
+import jfa  # noqa: E402
+from jfa.kernels.common.launcher import Variant, facts  # noqa: E402
+
+SEQUENCES, LENGTH, HEADS, DIM = 8, 64, 8, 128
+# (backend, with a plan) -> launches and Python calls of a forward, then of a forward and its backward. Calls may be fewer.
+MOST = {
+    ("portable", False): ((2, 205), (6, 460)),
+    ("portable", True): ((1, 190), (3, 375)),
+    ("hopper", False): ((2, 220), (5, 375)),
+    ("hopper", True): ((1, 150), (4, 310)),
+    ("blackwell", False): ((2, 135), (7, 265)),
+    ("blackwell", True): ((1, 130), (5, 255)),
+}
+
+
+class Work:
+    """Counts while it is entered: ``launches``, and ``calls`` by file and function."""
+
+    def __init__(self, monkeypatch):
+        self.launches, self.calls = 0, collections.Counter()
+
+        def launch(variant, device, grid, *args):
+            facts(args, variant.specialised)  # what a launch on a GPU asks first
+            self.launches += 1
+
+        def run(kernel, *args, **options):
+            self.launches += 1
+
+        monkeypatch.setattr(Variant, "launch", launch)
+        monkeypatch.setattr(JITFunction, "run", run)
+
+    def __enter__(self):
+        self.launches = 0
+        self.calls.clear()
+        sys.setprofile(self._profile)
+
+    def __exit__(self, *error):
+        sys.setprofile(None)
+
+    def _profile(self, frame, event, argument):
+        if event == "call":
+            self.calls[f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}"] += 1
+
+
+def calls_of(backend: str, planned: bool):
+    """Return (forward, forward and backward) of eight sequences of 64 tokens, as functions of no arguments."""
+    rows = SEQUENCES * LENGTH
+    q, k, v = (torch.ones(rows, HEADS, DIM, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    offsets = torch.arange(0, rows + 1, LENGTH, dtype=torch.int32)
+    options = dict(max_seq_len_q=LENGTH, max_seq_len_kv=LENGTH, backend=backend)
+    if planned:
+        sizes = dict(rows_q=rows, rows_kv=rows, num_heads=HEADS, head_dim=DIM, dtype=torch.bfloat16)
+        options["plan"] = jfa.plan(offsets, offsets, **sizes, **options)
+
+    def forward():
+        return jfa.jagged_flash_attention(q, k, v, offsets, offsets, **options)
+
+    def both():
+        out = forward()
+        torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+
+    return forward, both
+
+
+def measure(backend: str, planned: bool, monkeypatch) -> list[Work]:
+    """Return the work of a forward, and of a forward and its backward."""
+    found = []
+    for call in calls_of_stubbed(backend, planned, monkeypatch):
+        work = Work(monkeypatch)
+        call()
+        call()  # by now what is kept per signature is there
+        with work:
+            call()
+        found.append(work)
+    return found
+
+
+def calls_of_stubbed(backend: str, planned: bool, monkeypatch):
+    """Make the calls with launches stubbed, since a plan launches."""
+    Work(monkeypatch)
+    return calls_of(backend, planned)
+
+
+@pytest.mark.parametrize("backend, planned", MOST)
+def test_a_call_does_no_more_on_the_host_than_recorded(backend, planned, monkeypatch):
+    for work, (launches, calls) in zip(measure(backend, planned, monkeypatch), MOST[backend, planned]):
+        assert work.launches == launches
+        assert sum(work.calls.values()) <= calls, work.calls.most_common(20)
+
+
+def test_what_is_added_to_a_call_is_counted(monkeypatch):
+    forward, _ = calls_of_stubbed("portable", False, monkeypatch)
+    work, counts = Work(monkeypatch), []
+    for extra in (False, True):
+        forward()
+        with work:
+            forward()
+            if extra:
+                calls_of("portable", True)
+        counts.append((work.launches, sum(work.calls.values())))
+    assert counts[1][0] > counts[0][0] and counts[1][1] > counts[0][1]
+
+
+if __name__ == "__main__":
+    for backend, planned in MOST:
+        for work in measure(backend, planned, pytest.MonkeyPatch()):
+            print(backend, "planned" if planned else "", work.launches, sum(work.calls.values()))
+            print("   ", ", ".join(f"{name} {n}" for name, n in work.calls.most_common(12)))
