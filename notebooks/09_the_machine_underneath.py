@@ -460,8 +460,10 @@ for arch, warps in ((90, 8), (100, 4)):
 #
 # **Tensor memory is full.**
 # On sm_100 this program takes all 512 columns.
-# The compiler keeps S, P and the accumulator apart, for it does not know that P may lie on the S that it was made from.
-# So a second program does not fit beside it on the SM, and nobody fills the gaps.
+# S and the accumulator need 128 each and P 64, and what a program takes is rounded up to a power of two.
+# P gets columns of its own, although the S that it was made from is not needed any more.
+# On top of S it would be 256 columns, and two programs would fit.
+# As it is, no second program fits beside it on the SM, and nobody fills the gaps.
 #
 # Triton's model has one kind of warp: all run the same code in the same order.
 # It has no word for how long a piece of tensor memory is in use, and none for the hardware's queue of chapter 08.

@@ -244,7 +244,8 @@ class Trial:
             most, least = _bound(limit.at_most, case), _bound(limit.at_least, case)
             found = _measured(measure, count) + (f" ({self.events[i]['modelled']})" if measure == clock.MEASURE else "")
             if most is not None and count > most:
-                raise _Fault(limit.name, f"{found}; the limit is {most} ({limit.text}).", case.name, i)
+                shown = f"{most:,}" if measure == clock.MEASURE else most
+                raise _Fault(limit.name, f"{found}; the limit is {shown} ({limit.text}).", case.name, i)
             if least is not None and count < least:
                 raise _Fault(limit.name, f"{found}; at least {least} asked for ({limit.text}).", case.name, i)
 
