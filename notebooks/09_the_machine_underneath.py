@@ -462,7 +462,7 @@ for arch, warps in ((90, 8), (100, 4)):
 # On sm_100 this program takes all 512 columns.
 # S and the accumulator need 128 each and P 64, and what a program takes is rounded up to a power of two.
 # P gets columns of its own, although the S that it was made from is not needed any more.
-# On top of S it would be 256 columns, and two programs would fit.
+# On top of S it would be 256 columns, and with fewer stages in SMEM two programs would fit.
 # As it is, no second program fits beside it on the SM, and nobody fills the gaps.
 #
 # Triton's model has one kind of warp: all run the same code in the same order.
