@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from jfa.emulator import sweep
+from jfa.emulator import explore, sweep
 
 
 def clean_mutants(launches: Iterable[Callable], every: int = 1, where: str | tuple[str, ...] = ""):
@@ -25,3 +25,17 @@ def clean_mutants(launches: Iterable[Callable], every: int = 1, where: str | tup
             if mutant.found:
                 found.add(key)
     return judged, {text for key, text in judged.items() if key not in found}
+
+
+def explored(launch: Callable, argued: Iterable[tuple[str, str]], where: str | tuple[str, ...] = "", **bounds):
+    """Explore the launch with each of these mutants, (how, line text), that the sweep does not find: {(how, text): Exploration}.
+
+    Other lines of the same text, which it finds, are left out. where: as in clean_mutants. bounds: of `explore.explore`.
+    """
+    wanted = set(argued)
+
+    def chosen(mutant):
+        return mutant.site.file.endswith(where) and (mutant.how, mutant.site.text.strip()) in wanted
+
+    clean = sweep.sweep(launch, select=chosen).clean
+    return {(m.how, m.site.text.strip()): explore.mutant(m, launch, **bounds) for m in clean}

@@ -19,7 +19,7 @@ from jfa.kernels.common.padded_rows import padded_rows, row_constants  # noqa: E
 from jfa.kernels.common.ragged import empty_tma_ready  # noqa: E402
 from jfa.masks import Band  # noqa: E402
 from tests.kernels.blackwell.cases import make, reference  # noqa: E402
-from tests.kernels.sweeping import clean_mutants  # noqa: E402
+from tests.kernels.sweeping import clean_mutants, explored  # noqa: E402
 
 CAUSAL = Band.make(causal=True)
 CASES = {
@@ -111,3 +111,12 @@ def test_every_broken_synchronisation_is_found_or_argued(kernel):
     assert clean == ARGUED[kernel].keys(), (
         "either nothing finds a mutant, or one that was argued away is found after all"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel, case", [("general", 1), ("resident", 1), ("dq", 0)])
+def test_what_is_argued_is_proved_for_an_instance(kernel, case):
+    """No schedule of this launch goes wrong with an argued mutant: the argument holds here, whatever the clock does."""
+    found = explored(launcher(kernel, *CASES[kernel][case]), ARGUED[kernel])
+    assert found.keys() == ARGUED[kernel].keys()
+    assert {key: str(one) for key, one in found.items() if not one.proved} == {}

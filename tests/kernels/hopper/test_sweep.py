@@ -13,7 +13,7 @@ pytest.importorskip("greenlet")
 import jfa  # noqa: E402
 from jfa.kernels.hopper import configs  # noqa: E402
 from jfa.layout import offsets_from_lengths  # noqa: E402
-from tests.kernels.sweeping import clean_mutants  # noqa: E402
+from tests.kernels.sweeping import clean_mutants, explored  # noqa: E402
 
 SHORT = [40, 30, 50, 20, 10, 60]
 CASES = {
@@ -104,4 +104,15 @@ def test_a_sample_of_broken_synchronisations_is_found(kernel):
 def test_every_broken_synchronisation_is_found_or_argued(kernel):
     judged, clean = mutants(kernel)
     assert len(judged) > {"forward": 20, "backward": 40, "backward_dq": 15, "backward_shared_q": 40}[kernel]
-    assert clean == ARGUED[kernel].keys(), "either nothing finds a mutant, or one that was argued away is found after all"
+    assert clean == ARGUED[kernel].keys(), (
+        "either nothing finds a mutant, or one that was argued away is found after all"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [0, 1, 3])
+def test_the_consumers_turns_are_for_speed_alone(case):
+    """Without them there are several classes of schedules, and none goes wrong."""
+    found = explored(launcher("forward", **CASES["forward"][case]), ARGUED["forward"], "hopper/forward.py", max_ctas=1)
+    assert found.keys() == ARGUED["forward"].keys()
+    assert all(one.proved and one.classes > 1 for one in found.values()), [str(one) for one in found.values()]
