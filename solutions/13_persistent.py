@@ -326,7 +326,7 @@ check("13.3", clc_kernel)
 # The kernel below is right without surplus units, and hangs with them.
 # Each role by itself looks sensible.
 # Run the check first, find out who waits for what, and then decide on *one* way in which all roles treat a surplus unit.
-# A surplus unit's record must not be read, no result may change, and the queue still hands out the units.
+# Nothing may be done with a surplus unit's record, no result may change, and the queue still hands out the units.
 
 
 # %% tags=["ex-13.4"]
