@@ -185,61 +185,71 @@ def plan_kernel(
     """List OWN segments: find their first records by counting, then write them. Grid: (programs,)."""
     offsets = Offsets(query_offset, key_offset, output_offset)
     band = BandConstants(lo_start, lo_end, hi_start, hi_end)
-    sequences = Sequences(offsets, Sizes(batches, rows_q, rows_kv, rows_out), band, BROADCAST_Q, True, True, True)
-    cut = Cutting(BLOCK, KEYS, PACK, RESTS, chunks is not None)
-    chunk = batches * 0
-    if cut.split:
-        chunk = mean_load(sequences, cut, slots, least_chunk, OTHERS)
-    i = tl.program_id(0) * OWN + tl.arange(0, OWN)
-    tile, rows, work = segment(sequences, i, cut)
-    parts = parts_of(work, chunk, cut)
-    first, first_slot, busy, total = place(sequences, i, tl.cdiv(work, parts), chunk, cut, OWN, OTHERS)
-    if tl.program_id(0) == 0:
-        tl.store(counts, tl.minimum(busy, capacity))
-        tl.store(counts + 1, tl.minimum(total, capacity))
-        if COUNTERS > 0:
-            n = tl.arange(0, COUNTERS)
-            tl.store(counters + n, 0, mask=n < num_counters)
-    target = Target(records, chunks, first, first_slot, capacity)
-    write_records(target, tile, tl.cdiv(rows, BLOCK), parts, BLOCK, DOWN, TILES)
+    rows = Sizes(batches, rows_q, rows_kv, rows_out)
+    sequences = Sequences(offsets, rows, band, BROADCAST_Q, True, True, True, 0)
+    to = Target(records, counts, chunks, counters, num_counters, capacity, COUNTERS)
+    cut = Cutting(BLOCK, KEYS, PACK, DOWN, RESTS, chunks is not None)
+    write_list(sequences, to, cut, slots, least_chunk, OWN, OTHERS, TILES)
 
 
 @aggregate
 class Target:
-    """Where the records of some segments go: ``first`` is the place of each one's first record, ``first_slot`` its first slot."""
+    """Where a list goes: what a :class:`Plan` holds. ``size`` is ``num_counters`` rounded up to a power of two, or 0."""
 
     records: tl.tensor
+    counts: tl.tensor
     chunks: tl.core.base_value
-    first: tl.tensor
-    first_slot: tl.tensor
+    counters: tl.tensor
+    num_counters: tl.tensor
     capacity: tl.tensor
+    size: tl.constexpr
 
 
 @triton.jit
-def write_records(target, tile, tiles, parts, BLOCK: tl.constexpr, DOWN: tl.constexpr, TILES: tl.constexpr):
-    """Write the records of segments of ``tiles`` tiles, each of ``parts`` chunks. DOWN: a sequence's last rows first."""
+def write_list(sequences, to, cut, slots, least_chunk, OWN: tl.constexpr, OTHERS: tl.constexpr, TILES: tl.constexpr):
+    """List this program's OWN segments; see :func:`plan_kernel`."""
+    i = tl.program_id(0) * OWN + tl.arange(0, OWN)
+    chunk = to.capacity * 0
+    if cut.split:
+        chunk = mean_load(sequences, cut, slots, least_chunk, OTHERS)
+    tile, rows, work = segment(sequences, i, cut)
+    parts = parts_of(work, chunk, cut)
+    first, first_slot, busy, total = place(sequences, i, tl.cdiv(work, parts), chunk, cut, OWN, OTHERS)
+    if tl.program_id(0) == 0:
+        tl.store(to.counts, tl.minimum(busy, to.capacity))
+        tl.store(to.counts + 1, tl.minimum(total, to.capacity))
+        if to.size > 0:
+            n = tl.arange(0, to.size)
+            tl.store(to.counters + n, 0, mask=n < to.num_counters)
+    write_records(to, tile, tl.cdiv(rows, cut.block), parts, first, first_slot, cut, TILES)
+
+
+@triton.jit
+def write_records(to, tile, tiles, parts, first, first_slot, cut, TILES: tl.constexpr):
+    """Write the records of segments of ``tiles`` tiles, each of ``parts`` chunks, from the places ``first`` on."""
     parts = parts[:, None]
     for base in range(0, tl.max(tiles[:, None] * parts), TILES):
         t = base + tl.arange(0, TILES)[None, :]
         number = t // parts
-        index = target.first[:, None] + t
-        mask = (t < tiles[:, None] * parts) & (index < target.capacity)
-        row = number * BLOCK
-        if DOWN:
-            row = (tiles[:, None] - 1 - number) * BLOCK
-        store_tile(target.records, index, columns(tile), tile.row[:, None] + row, mask)
-        if target.chunks is not None:
-            tl.store(target.chunks + index * 2, (t % parts) << 16 | parts, mask=mask)
-            tl.store(target.chunks + index * 2 + 1, target.first_slot[:, None] + number * parts, mask=mask)
+        index = first[:, None] + t
+        mask = (t < tiles[:, None] * parts) & (index < to.capacity)
+        row = number * cut.block
+        if cut.down:
+            row = (tiles[:, None] - 1 - number) * cut.block
+        store_tile(to.records, index, columns(tile), tile.row[:, None] + row, mask)
+        if cut.split:
+            tl.store(to.chunks + index * 2, (t % parts) << 16 | parts, mask=mask)
+            tl.store(to.chunks + index * 2 + 1, first_slot[:, None] + number * parts, mask=mask)
 
 
 @aggregate
 class Cutting:
-    """:class:`Cut` inside a kernel."""
+    """:class:`Cut` inside a kernel; ``down``: a sequence's last rows come first."""
 
     block: tl.constexpr
     keys: tl.constexpr
     pack: tl.constexpr
+    down: tl.constexpr
     rests: tl.constexpr
     split: tl.constexpr
 

@@ -44,7 +44,11 @@ class BandConstants:
 
 @aggregate
 class Sequences:
-    """All sequences of one call; see jfa.kernels.base.Problem."""
+    """All sequences of one call; see jfa.kernels.base.Problem.
+
+    ``pad``: rows to whose multiples each sequence's queries are padded in arrays of a backward
+    (jfa.kernels.common.padded_rows), where tiles tell their ``pad_begin``; 0: they do not.
+    """
 
     offsets: Offsets
     rows: Sizes
@@ -53,14 +57,14 @@ class Sequences:
     has_lo: tl.constexpr
     has_hi: tl.constexpr
     margins: tl.constexpr
+    pad: tl.constexpr
 
     @triton.jit
     def span(self, offset, s, rows):
         """Return the Span of sequences ``s`` in a tensor of ``rows`` rows; past the last margin it means nothing."""
         if self.margins:
-            mask = s < self.rows.batches + 2
-            begin = tl.load(offset + s - 1, mask=mask & (s > 0), other=0)
-            end = tl.load(offset + s, mask=mask & (s <= self.rows.batches), other=rows)
+            begin = tl.load(offset + s - 1, mask=(s > 0) & (s < self.rows.batches + 2), other=0)
+            end = tl.load(offset + s, mask=s <= self.rows.batches, other=rows)
             begin = tl.minimum(tl.maximum(begin, 0), rows)
             return Span(begin, tl.maximum(tl.minimum(end, rows) - begin, 0))
         else:
@@ -76,9 +80,10 @@ class Sequences:
         """
         kv = self.span(self.offsets.key, s, self.rows.kv)
         number = s
+        real = s < self.rows.batches
         if self.margins:
             number = s - 1
-        real = (number >= 0) & (number < self.rows.batches)
+            real = (s > 0) & (s <= self.rows.batches)
         if self.broadcast_q:
             q, cut, out_begin = self.shared_query(number, real)
         else:
@@ -96,7 +101,20 @@ class Sequences:
         c = self.band
         lo, hi = band_of(q.length, kv.length, c.lo_start, c.lo_end, c.hi_start, c.hi_end)
         band = Band(lo, hi, self.has_lo, self.has_hi)
-        return Tile(s * 0, q, kv, Span(out_begin, q.length), band, s * 0), cut
+        return Tile(s * 0, q, kv, Span(out_begin, q.length), band, self.pad_begin(s, q)), cut
+
+    @triton.jit
+    def pad_begin(self, s, q):
+        """Return where the padded queries of the sequences ``s`` begin; each has grown by less than ``pad`` rows."""
+        if self.pad == 0:
+            return s * 0
+        elif not self.broadcast_q:
+            return (q.begin + s * self.pad) // self.pad * self.pad
+        else:
+            number = s
+            if self.margins:
+                number = tl.minimum(tl.maximum(s - 1, 0), self.rows.batches - 1)
+            return number * (tl.cdiv(self.rows.q, self.pad) * self.pad)
 
     @triton.jit
     def shared_query(self, number, real):

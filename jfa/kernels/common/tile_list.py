@@ -20,7 +20,7 @@ from torch import Tensor
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import band_constants
-from jfa.kernels.common.nouns import RECORD, Tile, aggregate
+from jfa.kernels.common.nouns import RECORD, aggregate
 from jfa.kernels.common.sequences import BandConstants, Offsets, Sequences, Sizes, store_tile
 
 FAR = tl.constexpr(1 << 29)  # an open side of a band, where bounds are added and must not overflow
@@ -98,14 +98,9 @@ def list_kernel(
         output = output_offset
     band = BandConstants(lo_start, lo_end, hi_start, hi_end)
     rows = Sizes(batches, rows_q, rows_kv, rows_out)
-    sequences = Sequences(Offsets(query_offset, key_offset, output), rows, band, BROADCAST_Q, True, True, False)
+    sequences = Sequences(Offsets(query_offset, key_offset, output), rows, band, BROADCAST_Q, True, True, False, PAD)
     s = tl.program_id(0)
     tile, sides = sides_of(sequences, s, KEYS)
-    if BROADCAST_Q:
-        pad_begin = s * (tl.cdiv(rows_q, PAD) * PAD)
-    else:
-        pad_begin = (tile.q.begin + s * PAD) // PAD * PAD
-    tile = Tile(tile.row, tile.q, tile.kv, tile.out, tile.band, pad_begin)
     for base in range(tl.program_id(1) * TILES, tl.cdiv(sides.rows, BLOCK), tl.num_programs(1) * TILES):
         t = base + tl.arange(0, TILES)
         slot = slot_of(sequences, s, t, sides, BLOCK, KEYS, OTHERS)

@@ -290,7 +290,7 @@ def shared_dq_kernel(
     c = Choices(BLOCK_M, BLOCK_N, GROUP, False, PRECISION)
     offsets = Offsets(key_offset, key_offset, output_offset)
     band = BandConstants(lo_start, lo_end, hi_start, hi_end)
-    sequences = Sequences(offsets, Sizes(batches, rows_q, rows_kv, rows_out), band, True, HAS_LO, HAS_HI, False)
+    sequences = Sequences(offsets, Sizes(batches, rows_q, rows_kv, rows_out), band, True, HAS_LO, HAS_HI, False, 0)
     out = contiguous(out_ptr, None, num_kv_heads, DV, GROUP, False)
     dout = Operand(dout_ptr, None, (dout_row, dout_head), DV, GROUP, False)
     side = side_of(out, dout, lse_ptr, dlse_ptr, delta_ptr, rows_out)
