@@ -30,7 +30,7 @@ progress()
 # %% [markdown]
 # ## 4.1 A tile list without empty tiles
 #
-# (difficulty 1 of 3, 12 minutes) On the host: given the packed `offsets` and a block size, make the list of tiles that the launch needs. A tile is a pair
+# (difficulty 1 of 3, 11 minutes) On the host: given the packed `offsets` and a block size, make the list of tiles that the launch needs. A tile is a pair
 # (sequence, first row inside the sequence). A sequence of length `n` has `ceil(n / block)` tiles; one of length 0 has none. Return a tensor
 # `[tiles, 2]`, int32, sequences in order, rows ascending. (`jfa.schedule`, which makes such lists, is closed here.)
 #
@@ -49,7 +49,7 @@ check("4.1", tile_list)
 # %% [markdown]
 # ## 4.2 The log-sum-exp of every query
 #
-# (difficulty 2 of 3, 20 minutes) The forward pass keeps one number for the backward: `lse[h, t] = log(sum over keys j of exp(scale * q_t . k_j))`, over the keys of
+# (difficulty 2 of 3, 32 minutes) The forward pass keeps one number for the backward: `lse[h, t] = log(sum over keys j of exp(scale * q_t . k_j))`, over the keys of
 # `t`'s own sequence, natural logarithm, `-inf` where that sequence has no key. Write the kernel that computes only this, walking the keys in blocks.
 #
 # Launched on `(number of tiles, H)`: program `(t, h)` works on the tile `tiles[t] = (sequence, first row)`, a list as in 4.1 with block `BM`. `BM=BN=16`.
@@ -85,7 +85,7 @@ check("4.2", lse_kernel)
 # %% [markdown]
 # ## 4.3 The poisoned neighbour
 #
-# (difficulty 2 of 3, 15 minutes) One step of a forward pass: `acc = acc + P @ V` for one block of keys, of which only the first `valid` belong to this sequence. The
+# (difficulty 2 of 3, 9 minutes) One step of a forward pass: `acc = acc + P @ V` for one block of keys, of which only the first `valid` belong to this sequence. The
 # probabilities of the others are already 0. The rows after them belong to the next sequence, and in this exercise the next sequence is broken: it holds NaN and infinities.
 # `0 * NaN` is NaN. Finish the kernel so that nothing of the neighbour arrives, in at most 3 loads.
 #
@@ -111,7 +111,7 @@ check("4.3", pv_kernel)
 # %% [markdown]
 # ## 4.4 Attention with a distance penalty
 #
-# (difficulty 3 of 3, 30 minutes) The whole jagged forward, with one thing added: a score loses `slope[h]` for each position between query and key (ALiBi), so
+# (difficulty 3 of 3, 52 minutes) The whole jagged forward, with one thing added: a score loses `slope[h]` for each position between query and key (ALiBi), so
 # `s = scale * q_i . k_j - slope[h] * |i - j|`, with `i` and `j` counted from the start of their own sequence. Queries whose sequence has no keys give 0. `Dv` may differ from `D`.
 #
 # Launched as in 4.2, on `(number of tiles, H)`, `BM=BN=16`. Limit: no block larger than 512 elements.
@@ -150,7 +150,7 @@ check("4.4", alibi_kernel)
 # %% [markdown]
 # ## 4.5 One query that pools a sequence
 #
-# (difficulty 3 of 3, 25 minutes) Pooling by attention: one learned query `q: [H, D]`, the same for every sequence, attends to each sequence's keys, and the sequence becomes one
+# (difficulty 3 of 3, 47 minutes) Pooling by attention: one learned query `q: [H, D]`, the same for every sequence, attends to each sequence's keys, and the sequence becomes one
 # row `out[b, h]`. One program a (sequence, head). A tile of one query has no use for `tl.dot`: multiply and `tl.sum` instead. A sequence without keys gives 0.
 #
 # Launched as `pool_kernel[(B, H)](q, k, v, k_offsets, out, scale, H, D=D, BN=16)`. Limits: no block larger than 16 rows of `D` columns,
@@ -168,3 +168,84 @@ def pool_kernel(
 
 # %%
 check("4.5", pool_kernel)
+
+# %% [markdown]
+# ## 4.6 Merge the parts
+#
+# (difficulty 3 of 3, 41 minutes) A long sequence may be given to several programs, each with a share of the keys.
+# Part `p` of `parts` has left its normalised output `outs[p]` and its `lses[p]`, as if its keys were all there are.
+# Put them together, in one kernel and for any number of parts: `lse` is the log of the sum of all `exp(lses[p])`, and the share of part `p` in `out` is
+# `exp(lses[p] - lse)`.
+# A part without keys for a row has `-inf` there, and its row of `outs` was never written: it may hold NaN.
+# A row without any key gets `out` 0 and `lse` `-inf`.
+#
+# Launched as `merge_kernel[(cdiv(total_q, BM), H)](outs, lses, out, lse, parts, total_q, H, D=D, BM=16)`. `lses` lie between -50,000 and 50,000.
+# Limits: no block larger than 512 elements, and at most 2 loads for each part and program.
+
+
+# %% tags=["ex-4.6"]
+@triton.jit
+def merge_kernel(
+    outs_ptr, lses_ptr, out_ptr, lse_ptr, parts, total_q, H, D: tl.constexpr, BM: tl.constexpr
+):
+    """outs: [parts, total_q, H, D], lses: [parts, H, total_q] -> out: [total_q, H, D], lse: [H, total_q]."""
+    pass  # YOUR CODE
+
+
+# %%
+check("4.6", merge_kernel)
+
+# %% [markdown]
+# ## 4.7 Bug hunt: right for self-attention
+#
+# (difficulty 2 of 3, 24 minutes) The chapter's forward, and it has passed every test with as many keys as queries.
+# Then somebody calls it with other keys, and the report names the load of K.
+# That line is innocent: its mask compares with what it was told is the end.
+# One other line is wrong.
+# A second mask on the load would silence the report, and give wrong numbers where there are more keys than queries.
+#
+# Launched as in 4.2, on `(number of tiles, H)`, `BM=BN=16`.
+
+
+# %% tags=["ex-4.7"]
+@triton.jit
+def cross_kernel(
+    q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, out_ptr, scale, H,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """out: [total_q, H, D] fp32; program (tile, head)."""
+    # YOUR CODE: one line below is wrong
+    tile, head = tl.program_id(0), tl.program_id(1)
+    seq = tl.load(tiles_ptr + 2 * tile)
+    first = tl.load(tiles_ptr + 2 * tile + 1)
+    q_begin, q_end = tl.load(q_offsets_ptr + seq), tl.load(q_offsets_ptr + seq + 1)
+    k_begin, k_end = tl.load(q_offsets_ptr + seq), tl.load(q_offsets_ptr + seq + 1)
+    d = tl.arange(0, D)
+    rows = q_begin + first + tl.arange(0, BM)
+    at = (rows[:, None] * H + head) * D + d[None, :]
+    q = tl.load(q_ptr + at, mask=rows[:, None] < q_end, other=0.0) * scale
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    l = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, D), tl.float32)
+    for start in range(k_begin, k_end, BN):
+        keys = start + tl.arange(0, BN)
+        mine = keys < k_end
+        kt = tl.load(
+            k_ptr + (keys[None, :] * H + head) * D + d[:, None], mask=mine[None, :], other=0.0
+        )
+        v = tl.load(
+            v_ptr + (keys[:, None] * H + head) * D + d[None, :], mask=mine[:, None], other=0.0
+        )
+        s = tl.where(mine[None, :], tl.dot(q, kt, input_precision="ieee"), float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, axis=1))
+        alpha = tl.exp(m - m_new)
+        p = tl.exp(s - m_new[:, None])
+        l = l * alpha + tl.sum(p, axis=1)
+        acc = tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")
+        m = m_new
+    out = acc / tl.where(l > 0, l, 1.0)[:, None]
+    tl.store(out_ptr + at, out, mask=rows[:, None] < q_end)
+
+
+# %%
+check("4.7", cross_kernel)

@@ -7,12 +7,16 @@
 # ---
 
 # %% [markdown]
-# # 04 · The jagged forward
+# # 04 The jagged forward
 #
-# **Goals.** Write flash attention over packed sequences: find your rows through the offsets, walk the keys in blocks, mask the tails, keep the log-sum-exp. See a
-# poisoned neighbour leak through V and stop it. Go from one launch a sequence to one launch over a list of tiles.
+# **Goals.** After this chapter you
+# * can write flash attention over packed sequences: find your rows through the offsets, walk the keys in blocks, mask the tails, keep the log-sum-exp,
+# * have seen a poisoned neighbour leak through V, and stopped it,
+# * can go from one launch per sequence to one launch over a list of tiles.
 #
-# **Time.** 75 minutes, and 100 for the exercises. **Needs.** Chapters 02 (online softmax) and 03 (Triton). No GPU.
+# **Time** 75 minutes to read, three and a half hours for the exercises.
+# **You need** chapters 02 (online softmax) and 03 (Triton).
+# No GPU.
 
 # %%
 import math
@@ -29,11 +33,14 @@ _ = torch.manual_seed(0)
 # %% [markdown]
 # ## The mental model: a tile belongs to one sequence
 #
-# The packed tensor is one long column of rows. Sequences lie in it one after another; `offsets` says where each begins. Cut each sequence's queries into tiles of `BM` rows.
-# The last tile of a sequence is rarely full: its block hangs over into the *next sequence*, not into empty memory. That is the whole difference from a padded batch,
-# and the source of every bug in this chapter.
+# The packed tensor is one long column of rows.
+# Sequences lie in it one after another; `offsets` says where each begins.
+# Cut each sequence's queries into tiles of `BM` rows.
+# The last tile of a sequence is rarely full: its block hangs over into the *next sequence*, not into empty memory.
+# That is the whole difference from a padded batch, and the source of every bug in this chapter.
 #
-# One program takes one tile and one head. It loads its queries once, then walks over the keys of its own sequence in blocks of `BN`.
+# One program takes one tile and one head.
+# It loads its queries once, then walks over the keys of its own sequence in blocks of `BN`.
 
 # %%
 LENGTHS = [5, 0, 33, 1, 17]
@@ -96,7 +103,9 @@ def largest_error(out, problem):
 # %% [markdown]
 # ## Version 0: one launch for each sequence
 #
-# The simplest right thing. The host slices one sequence out of the packed tensors, and launches a dense flash attention on it. Inside, everything is chapter 02's recurrence.
+# The simplest right thing.
+# The host slices one sequence out of the packed tensors, and launches a dense flash attention on it.
+# Inside, everything is chapter 02's recurrence.
 #
 # For a tile of queries, with $m$ the running maximum, $l$ the running sum and $A$ the running output, a block of keys with scores $S$ gives
 #
@@ -188,14 +197,20 @@ problem = make_problem(LENGTHS, [17, 4, 40, 9, 21])
 print("largest error of version 0:", largest_error(attend_v0(*problem), problem))
 
 # %% [markdown]
-# It is right, and it would be slow on a GPU for two reasons. The host reads the offsets back, which makes the GPU wait. And each launch is far too small to fill the chip.
+# It is right, and it would be slow on a GPU for two reasons.
+# The host reads the offsets back, which makes the GPU wait.
+# And each launch is far too small to fill the chip.
 
 # %% [markdown]
 # ## Version 1: one launch, offsets read in the kernel
 #
-# A grid of (tiles of the longest sequence, heads, sequences). Each program looks its own bounds up. Programs whose tile lies past their sequence's end return at once.
+# A grid of (tiles of the longest sequence, heads, sequences).
+# Each program looks its own bounds up.
+# Programs whose tile lies past their sequence's end return at once.
 #
-# This version holds a mistake. Scores of keys past the end are set to minus infinity, so their probabilities are exactly 0. The author concluded that V needs no mask.
+# This version holds a mistake.
+# Scores of keys past the end are set to minus infinity, so their probabilities are exactly 0.
+# The author concluded that V needs no mask.
 
 
 # %%
@@ -268,7 +283,9 @@ print(
 )
 
 # %% [markdown]
-# Right on random numbers, so it ships. Weeks later one user's sequence holds a NaN: a bad feature, an overflow upstream. Predict first: whose outputs become NaN?
+# Right on random numbers, so it ships.
+# Weeks later one user's sequence holds a NaN: a bad feature, an overflow upstream.
+# Predict first: whose outputs become NaN?
 
 
 # %%
@@ -299,21 +316,29 @@ print(
 )
 
 # %% [markdown]
-# **Zero times NaN is NaN.** Sequence 2 has 40 keys, so its last block of 16 holds 8 of its own and 8 of sequence 3. Their probabilities are 0, their values are not numbers. A probability
-# of 0 does not protect you; a zero *value* does. So V's tail rows are masked on load.
+# **Zero times NaN is NaN.** Sequence 2 has 40 keys, so its last block of 16 holds 8 of its own and 8 of sequence 3.
+# Their probabilities are 0, their values are not numbers.
+# A probability of 0 does not protect you; a zero *value* does.
+# So V's tail rows are masked on load.
 #
-# The same trap waits in every kernel of this course, in other clothes: a TMA load fetches a whole box and knows nothing of your mask. Chapter 12 shows what to do there.
+# The same trap waits in every kernel of this course, in other clothes: a TMA load fetches a whole box and knows nothing of your mask.
+# Chapter 12 shows what to do there.
 
 # %% [markdown]
 # ## Version 2: the log-sum-exp, and queries without keys
 #
-# Two things are missing. The backward pass wants $\mathrm{lse}_i = m_i + \ln l_i$ for each query. And a query whose sequence has no key: the loop does no step, $l = 0$, and `acc / l` would be 0/0.
+# Two things are missing.
+# The backward pass wants $\mathrm{lse}_i = m_i + \ln l_i$ for each query.
+# And a query whose sequence has no key: the loop does no step, $l = 0$, and `acc / l` would be 0/0.
 # The contract says: output 0, lse minus infinity.
 #
 # ## Version 3: a list of tiles
 #
-# Version 1 launches `tiles of the longest x H x B` programs. With skewed lengths almost all of them return at once. That is not free: each costs a launch slot, and on a persistent kernel
-# (chapter 13) a turn. So make a list of the tiles that exist, and launch exactly these. Longest first is a good order: the big ones start early and the small ones fill the gaps (chapter 08).
+# Version 1 launches `tiles of the longest x H x B` programs.
+# With skewed lengths almost all of them return at once.
+# That is not free: each costs a launch slot, and on a persistent kernel (chapter 13) a turn.
+# So make a list of the tiles that exist, and launch exactly these.
+# Longest first is a good order: the big ones start early and the small ones fill the gaps (chapter 08).
 
 
 # %%
@@ -400,7 +425,8 @@ print("largest error, lse:", (lse - want_lse)[has_keys].abs().max().item())
 print("the query without keys: lse", lse[:, 38].tolist(), "out", out[38].abs().max().item())
 
 # %% [markdown]
-# How many programs, how many loads? `emulator.counting()` counts what a launch does.
+# How many programs, how many loads?
+# `emulator.counting()` counts what a launch does.
 
 # %%
 skewed = make_problem([200, 3, 0, 5, 1, 9, 2, 16], [200, 3, 0, 5, 1, 9, 2, 16], heads=1)
@@ -424,13 +450,15 @@ plots.panels(
 )
 
 # %% [markdown]
-# The grid of version 1 holds 13 tiles for each of 8 sequences, 104 programs; 19 have work. Version 3 launches these 19, once. It loads more than version 0 does, since each program looks up its own
-# tile and offsets: two numbers of the list and four offsets. Against seven launches, and a host that waits for the offsets, that is cheap.
+# The grid of version 1 holds 13 tiles for each of 8 sequences, 104 programs; 19 have work.
+# Version 3 launches these 19, once.
+# It loads more than version 0 does, since each program looks up its own tile and offsets: two numbers of the list and four offsets.
+# Against seven launches, and a host that waits for the offsets, that is cheap.
 #
 # ## What the package does
 #
-# `jfa.jagged_flash_attention` is version 3 with the rest of the contract: masks, grouped heads, shared queries, any head size and stride, a list built on the device without asking the host, and a
-# backward. On CPU tensors it uses the reference, unless you ask for the kernel by name; then the emulator runs it.
+# `jfa.jagged_flash_attention` is version 3 with the rest of the contract: masks, grouped heads, shared queries, any head size and stride, a list built on the device without asking the host, and a backward.
+# On CPU tensors it uses the reference, unless you ask for the kernel by name; then the emulator runs it.
 
 # %%
 import jfa
@@ -444,8 +472,18 @@ print(
 # %% [markdown]
 # ## Exercises
 #
-# Open [exercises/04_jagged_forward.py](../exercises/04_jagged_forward.py): a tile list, the log-sum-exp alone, the poisoned neighbour, a forward with a distance penalty, and
-# attention pooling.
+# Open [exercises/04_jagged_forward.py](../exercises/04_jagged_forward.py).
+# The minutes come from `tools/measure_exercises.py`: they count how much of a solution is new, not readers.
+#
+# | | | difficulty | minutes |
+# |---|---|---|---|
+# | 4.1 | a tile list without empty tiles | 1 | 11 |
+# | 4.2 | the log-sum-exp of every query | 2 | 32 |
+# | 4.3 | the poisoned neighbour | 2 | 9 |
+# | 4.4 | attention with a distance penalty | 3 | 52 |
+# | 4.5 | one query that pools a sequence | 3 | 47 |
+# | 4.6 | merge the parts of a split sequence | 3 | 41 |
+# | 4.7 | bug hunt: right for self-attention | 2 | 24 |
 #
 # ## Checkpoint
 #
@@ -486,9 +524,12 @@ print(
 #
 # ## Verified here, and not
 #
-# Every kernel above ran on the emulator when this notebook ran and was compared with the fp64 reference. Nothing here was timed.
+# Every kernel above ran on the emulator when this notebook ran and was compared with the fp64 reference.
+# Nothing here was timed.
 #
 # ## Sources
 #
 # - Dao et al., *FlashAttention*, arXiv 2205.14135, and *FlashAttention-2*, arXiv 2307.08691: the recurrence and the log-sum-exp.
 # - Milakov and Gimelshein, *Online normalizer calculation for softmax*, arXiv 1805.02867.
+#
+# Next: [05 the backward](05_backward.py).

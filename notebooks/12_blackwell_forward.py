@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 12 · The Blackwell forward
 #
-# **Goals.** Build the warp-specialized forward of a B200 step by step: one role, then two, three, two softmax groups in ping-pong, and a correction role. At each step predict what the
+# **Goals.** Build the warp-specialized forward of a B200 step by step: one role, then two, three, two softmax groups in ping-pong, and a correction role. (Two replicas of a task are one role here and everywhere in this course.) At each step predict what the
 # timeline will show, then look. In the end read the package's kernel as prose.
 #
 # **Time.** 120 minutes, and 150 for the exercises. **Needs.** Chapters 04 and 10. No GPU: the emulator runs every version; its cycles are a model of a B200.
@@ -232,7 +232,8 @@ show(line)
 # The products get a warp of their own. The softmax role now only says "P is there" and waits for "S is there".
 #
 # Tensor memory has 512 columns. Two halves want S (128 columns each), P (64, since bf16 takes half) and an accumulator (128): 640. But P of a half is written only after its S has been read. So P may live in the columns of S.
-# `storage_alias_spec` says so; it adds no barrier. What keeps the two apart is order: the next S of a half is issued after the product that reads its P, and one task's products run in order.
+# `storage_alias_spec` says so; it adds no barrier. What keeps the two apart is order: the next S of a half is issued after the product that reads its P, and the tensor core works one task's products off in order.
+# That order is observed, and the emulator models it. PTX promises it only for products on one accumulator and of one shape (chapter 10), and these two write different accumulators.
 
 # %%
 plots.segments(
@@ -321,11 +322,85 @@ line = study("3: MMA role", three_roles, HALVES=1, BUFFERS=3)
 show(line)
 
 # %% [markdown]
-# **Look.** It hardly helps. With one half there is nothing to multiply while the softmax works: the next S may not overwrite the P that is being made.
+# **Look.** It hardly helps: while the softmax works, nothing is multiplied. One half has nothing else to offer, but that is not the reason. P lies inside S, so the next S would overwrite the P that is being made.
+#
+# ### Version 3b: S of its own
+#
+# One half needs 128 columns for S, 64 for P and 128 for its accumulator: 320, and there are 512. So P may have columns of its own.
+# Then the next S can be issued as soon as the softmax has S in registers, and the tensor core multiplies while the exponentials are computed. One barrier more says that S has been read.
+
+# %%
+@triton.jit
+def mma_early(q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties, s_fulls, s_empties, p_fulls, acc_fulls, blocks, BUFFERS: tl.constexpr):
+    """One half: the next S as soon as this one has been read, and then P V."""
+    k_slot, k_phase = ring(0, BUFFERS)
+    tlx.barrier_wait(kv_fulls[k_slot], k_phase)
+    tlx.barrier_wait(q_fulls[0], 0)
+    tlx.async_dot(q[0], tlx.local_trans(kv[k_slot]), s[0], use_acc=False, mBarriers=[s_fulls[0], kv_empties[k_slot]])
+    for j in range(blocks):
+        if j + 1 < blocks:
+            k_slot, k_phase = ring(2 * j + 2, BUFFERS)
+            tlx.barrier_wait(kv_fulls[k_slot], k_phase)
+            tlx.barrier_wait(s_empties[0], j & 1)
+            tlx.async_dot(q[0], tlx.local_trans(kv[k_slot]), s[0], use_acc=False, mBarriers=[s_fulls[0], kv_empties[k_slot]])
+        v_slot, v_phase = ring(2 * j + 1, BUFFERS)
+        tlx.barrier_wait(kv_fulls[v_slot], v_phase)
+        tlx.barrier_wait(p_fulls[0], j & 1)
+        tlx.async_dot(p_tiles[0], kv[v_slot], accs[0], use_acc=j > 0, mBarriers=[acc_fulls[0], kv_empties[v_slot]])
+
+# %%
+@triton.jit
+def softmax_early(s, p_tiles, accs, s_fulls, s_empties, p_fulls, acc_fulls, out_ptr, row, scale_log2, blocks, D: tl.constexpr, BM: tl.constexpr):
+    """As softmax_role, but it gives S back before it computes."""
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    l = tl.zeros((BM,), tl.float32)
+    for j in range(blocks):
+        tlx.barrier_wait(s_fulls[0], j & 1)
+        scores = tlx.local_load(s[0])
+        tlx.barrier_arrive(s_empties[0])
+        p, alpha, m, l = softmax_block(scores, m, l, scale_log2)
+        if j > 0:
+            tlx.barrier_wait(acc_fulls[0], (j - 1) & 1)
+            tlx.local_store(accs[0], tlx.local_load(accs[0]) * alpha[:, None])
+        tlx.local_store(p_tiles[0], p.to(tl.bfloat16))
+        tlx.barrier_arrive(p_fulls[0])
+    tlx.barrier_wait(acc_fulls[0], (blocks - 1) & 1)
+    store_rows(out_ptr, row, tlx.local_load(accs[0]) / l[:, None], D, BM)
+
+
+@triton.jit
+def three_roles_apart(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr):
+    row = tl.program_id(0) * BM
+    q = tlx.local_alloc((BM, D), tl.bfloat16, 1)
+    kv = tlx.local_alloc((BN, D), tl.bfloat16, BUFFERS)
+    s = tlx.local_alloc((BM, BN), tl.float32, 1, tlx.storage_kind.tmem)
+    p_tiles = tlx.local_alloc((BM, BN), tl.bfloat16, 1, tlx.storage_kind.tmem)
+    accs = tlx.local_alloc((BM, D), tl.float32, 1, tlx.storage_kind.tmem)
+    q_fulls = tlx.alloc_barriers(1)
+    kv_fulls = tlx.alloc_barriers(BUFFERS)
+    kv_empties = tlx.alloc_barriers(BUFFERS)
+    s_fulls = tlx.alloc_barriers(1)
+    s_empties = tlx.alloc_barriers(1)
+    p_fulls = tlx.alloc_barriers(1)
+    acc_fulls = tlx.alloc_barriers(1)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):  # softmax
+            softmax_early(s, p_tiles, accs, s_fulls, s_empties, p_fulls, acc_fulls, out_ptr, row, scale_log2, blocks, D, BM)
+        with tlx.async_task(num_warps=1):  # mma
+            mma_early(q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties, s_fulls, s_empties, p_fulls, acc_fulls, blocks, BUFFERS)
+        with tlx.async_task(num_warps=1):  # load
+            load_role(q_desc, k_desc, v_desc, q, kv, q_fulls, kv_fulls, kv_empties, row, blocks, 1, D, BM, BN, BUFFERS)
+
+# %%
+line = study("3b: S of its own", three_roles_apart, BUFFERS=3)
+show(line)
+
+# %% [markdown]
+# That is a fifth less, with one half. What is left of the circle is S, softmax, P V, and one group of softmax warps that does all of it.
 #
 # ## Version 4: two softmax groups in ping-pong
 #
-# Now two halves share every block of keys. While one group computes exponentials, the tensor core multiplies for the other. The MMA role alternates: P0 V, next S0, P1 V, next S1.
+# Now two halves share every block of keys. While one group computes exponentials, the tensor core multiplies for the other. The MMA role alternates: P0 V, next S0, P1 V, next S1. Both halves fill the 512 columns, so P lies inside S again: what keeps the tensor core busy now is the other half.
 #
 # Predict: how much faster, at most?
 
@@ -418,7 +493,7 @@ def mma_corrected(q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties, s_full
 
 # %%
 @triton.jit
-def five_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr, THRESHOLD: tl.constexpr):
+def four_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr, THRESHOLD: tl.constexpr):
     row = tl.program_id(0) * 2 * BM
     q = tlx.local_alloc((BM, D), tl.bfloat16, 2)
     kv = tlx.local_alloc((BN, D), tl.bfloat16, BUFFERS)
@@ -455,13 +530,13 @@ def five_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, D: tl.conste
             load_role(q_desc, k_desc, v_desc, q, kv, q_fulls, kv_fulls, kv_empties, row, blocks, 2, D, BM, BN, BUFFERS)
 
 # %%
-line = study("5a: correction role", five_roles, rows=2 * BM, BUFFERS=3, THRESHOLD=0.0)
-line = study("5b: and a threshold of 8", five_roles, rows=2 * BM, BUFFERS=3, THRESHOLD=8.0)
+line = study("5a: correction role", four_roles, rows=2 * BM, BUFFERS=3, THRESHOLD=0.0)
+line = study("5b: and a threshold of 8", four_roles, rows=2 * BM, BUFFERS=3, THRESHOLD=8.0)
 show(line)
 
 # %% [markdown]
 # The correction does not wait for the product before it touches the accumulator. It need not: `alpha` of a block comes from a group that has read S of that block, that S was issued after the earlier product, and a task's
-# products finish in order. Such an argument is worth writing down, and worth checking: the emulator's race detector followed it on three schedules.
+# products finish in order, as observed (version 3). Such an argument is worth writing down, and worth checking: the emulator's race detector followed it on three schedules.
 #
 # **Look.** The role of its own pays; the threshold does not show. In this model four correction warps have time to spare, and rescaling every block costs nobody anything. On a chip the loads and stores it saves are traffic of tensor memory, which the exponentials'
 # results want too. Whether that shows there is a question for a measurement, not for this picture.
@@ -486,6 +561,7 @@ for threshold in (0.0, 1.0, 8.0):
 
 # %% [markdown]
 # A whole half is rescaled as soon as one of its 128 rows asks for it, so even a few percent of rows would touch nearly every block.
+# One answer for 128 rows is a limit of the tile model, in which a task branches as one. The hardware can decide per warp, and FlashAttention-4 does: there 32 rows share a vote.
 #
 # ## The score
 
@@ -513,14 +589,17 @@ from jfa.compiled import compile_kernel
 
 box = f"tensordesc<bf16[{BM}, {D}]>"
 arguments = {"q_desc": box, "k_desc": box, "v_desc": box, "out_ptr": "*fp32", "scale_log2": "fp32", "blocks": "i32"}
-for name, kernel, constants in (("1: one role", one_role, {}), ("5: five roles", five_roles, dict(BUFFERS=3, THRESHOLD=8.0))):
+for name, kernel, constants in (("1: one role", one_role, {}), ("5: four roles", four_roles, dict(BUFFERS=3, THRESHOLD=8.0))):
     print(f"compiling {name} ...", flush=True)
     report = compile_kernel(kernel, arguments, dict(D=D, BM=BM, BN=BN, **constants), arch=100)
     print(report.to_text())
 
 # %% [markdown]
-# **Read it.** Version 1 fits into its registers. Version 5 spills over a kilobyte a thread: its correction loads a whole row of 128 columns, and its warps are left with 96 registers. The emulator does not see that; only the compiler does. The
-# package's correction works in slices of 32 columns, and its softmax publishes P in slices too. `jfa compile blackwell` prints its report.
+# **Read it.** Version 1 fits into its registers. It says 512 of 512 columns of tensor memory although its buffers need 320: columns are allocated in powers of two. So no second CTA of it fits onto the SM before the first has ended.
+#
+# Version 5 spills over a kilobyte per thread: 1,264 bytes stored and 1,324 loaded. Its correction, with 96 registers per thread, loads rows of 128 columns, but that is not all of it.
+# With the correction and its stores in slices of 32 columns the compiler still reports 432 and 772 bytes (compiled for this text, November 2026), which is the softmax: a row of 128 scores and its 128 exponentials do not fit into 192 registers at once.
+# The emulator does not see any of that; only the compiler does. The package's kernel works in slices in both roles. `jfa compile blackwell` prints its report.
 
 # %% [markdown]
 # ## Jagged: edges and bulk
@@ -584,10 +663,10 @@ plots.timelines({"the package's forward, its busiest CTA": (line, busiest)}, (0,
 #
 # <details><summary>Answers</summary>
 #
-# 1. With one half, S, softmax and P V depend on each other in a circle. A role more does not break a circle; a second half does.
-# 2. Order. Both are products of the MMA role, S(i + 1) is issued after P(i) V, and a task's products run in order.
+# 1. P lies inside S, so S, softmax and P V depend on each other in a circle, and a role more does not break it. Columns of its own for P (version 3b) or a second half do.
+# 2. Order. Both are products of the MMA role, S(i + 1) is issued after P(i) V, and a task's products run in order: observed, and promised by PTX only for one accumulator and shape.
 # 3. By a factor of at most 2^8 = 256, in bf16's range by far. Output and row sum carry the same factor, and the division removes it.
-# 4. A branch that only some warps take would let them arrive at different barriers. The decision is one number for the whole half: the smallest alpha.
+# 4. In the tile model a task branches as one, so the decision is one number for the whole half: the smallest alpha. On the hardware it may be one per warp, if each warp rescales its own 32 rows and all of them arrive.
 #
 # </details>
 #
@@ -601,7 +680,7 @@ plots.timelines({"the package's forward, its busiest CTA": (line, busiest)}, (0,
 #
 # | pitfall | where you saw it |
 # |---|---|
-# | more roles without more independent work | version 3 |
+# | a role more, and P still inside S | version 3 against 3b |
 # | 640 columns of 512 | exercise 12.2 |
 # | S overwritten while it is read | exercise 12.3 |
 # | rescaling on the critical path | version 4 against 5 |

@@ -75,7 +75,7 @@ TILE_LIST = Exercise(
     reference=_tiles,
     outputs=(Output("tiles", ("tile", "field"), dtype="int32"),),
     difficulty=1,
-    minutes=12,
+    minutes=11,
     forbid=("jfa.schedule",),
     hints=(
         "Lengths are differences of neighbouring offsets. Which first rows does a sequence of length n have?",
@@ -206,7 +206,7 @@ LSE = Exercise(
     reference=_lse,
     outputs=(Output("lse", ("head", "token")),),
     difficulty=2,
-    minutes=20,
+    minutes=32,
     tol=2e-6,
     time_limit=20.0,
     hints=(
@@ -371,7 +371,7 @@ PV = Exercise(
     reference=lambda p, v, acc, valid: acc + p[:, :valid] @ v[:valid],
     outputs=(Output("acc", ("row", "dim")),),
     difficulty=2,
-    minutes=15,
+    minutes=9,
     tol=2e-6,
     hints=(
         "A probability of 0 does not save you: 0 * NaN and 0 * inf are NaN. What must the rows of V from `valid` on hold?",
@@ -519,7 +519,7 @@ ALIBI = Exercise(
     reference=_alibi,
     outputs=(Output("out", ("token", "head", "dim")),),
     difficulty=3,
-    minutes=30,
+    minutes=52,
     tol=3e-6,
     time_limit=20.0,
     hints=(
@@ -741,7 +741,7 @@ POOL = Exercise(
     reference=_pool,
     outputs=(Output("out", ("sequence", "head", "dim")),),
     difficulty=3,
-    minutes=25,
+    minutes=47,
     tol=3e-6,
     time_limit=20.0,
     hints=(
@@ -876,4 +876,306 @@ def pool_kernel(q_ptr, k_ptr, v_ptr, k_offsets_ptr, out_ptr, scale, H, D: tl.con
     ),
 )
 
-EXERCISES = [TILE_LIST, LSE, PV, ALIBI, POOL]
+# -- 4.6 ---------------------------------------------------------------------------------------------------------------
+
+
+def _merge_cases(seed):
+    g = _rng(seed)
+
+    def case(name, parts, total, heads=2, dim=16, spread=1.0, shift=0.0):
+        outs = torch.randn(parts, total, heads, dim, generator=g)
+        lses = torch.randn(parts, heads, total, generator=g) * spread + shift
+        return Case(name, (outs, lses))
+
+    def without(made, keep):
+        """Rows whose part has no key: where ``keep`` [parts, heads, rows] is False."""
+        outs, lses = made.args
+        lses[~keep] = -math.inf
+        outs.transpose(1, 2)[~keep] = math.nan  # never written
+        return made
+
+    holes = case("parts without keys for some rows", 3, 21)
+    holes = without(holes, torch.rand(3, 2, 21, generator=g) > 0.4)
+    nobody = case("a row without any key", 2, 5, heads=1)
+    keep = torch.ones(2, 1, 5, dtype=torch.bool)
+    keep[:, 0, 3] = False
+    nobody = without(nobody, keep)
+    late = case("the first parts have no key", 4, 17)
+    keep = torch.ones(4, 2, 17, dtype=torch.bool)
+    keep[:2] = False
+    late = without(late, keep)
+    return [
+        case("one part", 1, 7, heads=1),
+        case("two parts", 2, 16),
+        case("three parts, 33 rows, D 32", 3, 33, dim=32),
+        nobody,
+        holes,
+        late,
+        case("lses near -30,000", 3, 9, shift=-30000.0),
+        case("lses near 30,000", 3, 9, shift=30000.0),
+        case("lses hundreds apart", 3, 18, spread=300.0),
+        case("nine parts", 9, 18),
+    ]
+
+
+def _merge_launch(kernel, outs, lses):
+    import triton
+
+    parts, total, heads, dim = outs.shape
+    out, lse = unwritten(total, heads, dim), unwritten(heads, total)
+    kernel[(triton.cdiv(total, 16), heads)](outs, lses, out, lse, parts, total, heads, D=dim, BM=16)
+    return out, lse
+
+
+def _merge(outs, lses):
+    lse = torch.logsumexp(lses, 0)
+    shares = torch.exp(lses - torch.where(lse > -math.inf, lse, 0.0)).transpose(1, 2)[..., None]
+    return torch.where(shares > 0, shares * outs, 0.0).sum(0), lse
+
+
+def _merge_loads(case):
+    parts, total, heads, _ = case.args[0].shape
+    return 2 * parts * -(-total // 16) * heads
+
+
+MERGE = Exercise(
+    id="4.6",
+    title="Merge the parts",
+    name="merge_kernel",
+    kind="kernel",
+    call=_merge_launch,
+    cases=_merge_cases,
+    reference=_merge,
+    outputs=(Output("out", ("row", "head", "dim")), Output("lse", ("head", "row"))),
+    difficulty=3,
+    minutes=41,
+    tol=3e-6,
+    time_limit=20.0,
+    limits=(
+        Limit("tiled", "peak_tile", at_most=512, text="no block larger than 512 elements"),
+        Limit("each part once", "loads", at_most=_merge_loads, text="at most 2 loads for each part and program"),
+        _share(lambda case: case.args[0][0].numel() + case.args[1][0].numel()),
+    ),
+    hints=(
+        "It is the online softmax with parts in the place of blocks of keys: lses[p] is the score of a part, outs[p] its value. Carry m, l and acc.",
+        "Two things can give NaN: -inf - (-inf) where all parts so far have no key, and 0 * NaN for a row that was never written. Subtract 0 in the first case, and mask the load of the row in the second.",
+        "anchor = tl.where(m_new > -inf, m_new, 0.0); alpha = tl.exp(m - anchor); share = tl.exp(part - anchor); l = l * alpha + share; acc = acc * alpha[:, None] + share[:, None] * out; lse = m + tl.log(l).",
+    ),
+    mutants=(
+        Mutant(
+            "rows that were never written",
+            "0 * NaN is NaN: a row of a part without keys must not be loaded.",
+            caught_by="returns",
+            edit=("mask=written[:, None], other=0.0", "mask=rows[:, None] < total_q, other=0.0"),
+            expect="NaN",
+            recognise=False,
+        ),
+        Mutant(
+            "-inf minus -inf",
+            "where no part so far has a key, -inf - (-inf) is NaN.",
+            caught_by="returns",
+            edit=('tl.where(m_new > float("-inf"), m_new, 0.0)', "m_new"),
+            expect="NaN",
+            recognise=False,
+        ),
+        Mutant(
+            "no maximum",
+            "The exponential of an lse of minus thousands vanishes, and that of thousands overflows: measure against the largest of the parts.",
+            edit=(
+                (
+                    "alpha, share = tl.exp(m - anchor), tl.exp(part - anchor)",
+                    "alpha, share = tl.exp(anchor - anchor), tl.exp(part)",
+                ),
+                ("        m = m_new\n", ""),
+                ("m + tl.log(l)", "tl.log(l)"),
+            ),
+        ),
+        Mutant(
+            "the parts are averaged",
+            "All parts got the same share. A part's share is exp(lses[p] - lse).",
+            edit=(
+                "alpha, share = tl.exp(m - anchor), tl.exp(part - anchor)",
+                "alpha, share = tl.exp(anchor - anchor), tl.where(written, 1.0, 0.0)",
+            ),
+        ),
+        Mutant(
+            "acc is not rescaled",
+            "When the maximum rises, acc must be multiplied by alpha as well as l.",
+            edit=("acc * alpha[:, None]", "acc"),
+        ),
+        Mutant(
+            "not normalised",
+            "The sum of the parts was not divided by the sum of their shares.",
+            edit=("acc / tl.where(l > 0, l, 1.0)[:, None]", "acc"),
+        ),
+        Mutant(
+            "lse of the largest part",
+            "lse is the log of the sum over all parts, not the largest of them.",
+            edit=("m + tl.log(l)", "m + tl.log(tl.where(l > 0, 1.0, l))"),
+        ),
+        Mutant(
+            "lses read with rows first",
+            "lses is [parts, H, total_q]: heads first.",
+            edit=("at = (p * H + head) * total_q + rows", "at = (p * total_q + rows) * H + head"),
+        ),
+    ),
+    variants=(
+        (
+            (
+                "        alpha, share = tl.exp(m - anchor), tl.exp(part - anchor)\n        l = l * alpha + share\n        acc = acc * alpha[:, None] + share[:, None] * out\n        m = m_new\n",
+                '        alpha = tl.where(m > float("-inf"), tl.exp(m - anchor), 0.0)\n        share = tl.where(written, tl.exp(part - anchor), 0.0)\n        l, m = l * alpha + share, m_new\n        acc = acc * alpha[:, None] + share[:, None] * out\n',
+            ),
+        ),
+        """
+@triton.jit
+def merge_kernel(outs_ptr, lses_ptr, out_ptr, lse_ptr, parts, total_q, H, D: tl.constexpr, BM: tl.constexpr):
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    head = tl.program_id(1)
+    exists = rows < total_q
+    d = tl.arange(0, D)[None, :]
+    lse = tl.full((BM,), float("-inf"), tl.float32)   # carried normalised: out and lse of all parts so far
+    out = tl.zeros((BM, D), tl.float32)
+    for p in range(parts):
+        new = tl.load(lses_ptr + (p * H + head) * total_q + rows, mask=exists, other=float("-inf"))
+        has = new > float("-inf")
+        value = tl.load(outs_ptr + ((p * total_q + rows)[:, None] * H + head) * D + d, mask=has[:, None], other=0.0)
+        top = tl.maximum(tl.maximum(lse, new), -1e30)
+        old_share, new_share = tl.exp(lse - top), tl.exp(new - top)
+        both = old_share + new_share
+        weight = tl.where(both > 0, new_share / tl.where(both > 0, both, 1.0), 0.0)
+        out = out * (1 - weight)[:, None] + value * weight[:, None]
+        lse = tl.where(both > 0, top + tl.log(both), float("-inf"))
+    tl.store(out_ptr + (rows[:, None] * H + head) * D + d, out, mask=exists[:, None])
+    tl.store(lse_ptr + head * total_q + rows, lse, mask=exists)
+""",
+    ),
+)
+
+# -- 4.7 ---------------------------------------------------------------------------------------------------------------
+
+
+def _cross_cases(seed):
+    g = _rng(seed)
+
+    def case(name, len_q, len_kv, heads=2, dim=16):
+        q, k, v, qo, ko = _jagged(g, len_q, len_kv, heads, dim)
+        return Case(name, (q, k, v, qo, ko, 1 / math.sqrt(dim)), offsets=tuple(qo.tolist()))
+
+    poisoned = case("the neighbour's keys and values are NaN", [4, 0, 19], [5, 18, 6])
+    for tensor in poisoned.args[1:3]:
+        tensor[5:23] = math.nan
+    return [
+        case("as many keys as queries", [7, 20], [7, 20]),
+        case("fewer keys than queries", [19, 33], [5, 9]),
+        case("more keys than queries", [5, 9], [40, 33]),
+        case("lengths 5, 0, 33, 1, 17; one without keys", [5, 0, 33, 1, 17], [17, 4, 40, 0, 21]),
+        poisoned,
+    ]
+
+
+def _cross_launch(kernel, q, k, v, q_offsets, k_offsets, scale):
+    import torch
+
+    lengths = (q_offsets[1:] - q_offsets[:-1]).tolist()
+    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, 16)], dtype=torch.int32)
+    out = unwritten(*q.shape)
+    kernel[(len(tiles), q.shape[1])](
+        q, k, v, q_offsets, k_offsets, tiles, out, scale, q.shape[1], D=q.shape[2], BM=16, BN=16
+    )
+    return out
+
+
+CROSS = Exercise(
+    id="4.7",
+    title="Bug hunt: right for self-attention",
+    name="cross_kernel",
+    kind="kernel",
+    hunt=True,
+    call=_cross_launch,
+    cases=_cross_cases,
+    reference=lambda q, k, v, qo, ko, scale: _alibi(q, k, v, torch.zeros(q.shape[1], dtype=q.dtype), qo, ko, scale),
+    outputs=(Output("out", ("token", "head", "dim")),),
+    difficulty=2,
+    minutes=24,
+    tol=3e-6,
+    time_limit=20.0,
+    limits=(_share(lambda case: case.args[0].numel()),),
+    hints=(
+        "The mask lets through what is below k_end. Which value does k_end have for the sequence of the report, and which should it have?",
+        "With as many keys as queries the two tensors of offsets are equal, and a kernel may read either.",
+        "k_begin and k_end come from k_offsets_ptr.",
+    ),
+    mutants=(
+        Mutant(
+            "only the end is right",
+            "The loop over the keys starts at the queries' offset.",
+            edit=("k_begin, k_end = tl.load(k_offsets_ptr + seq),", "k_begin, k_end = tl.load(q_offsets_ptr + seq),"),
+        ),
+        Mutant(
+            "only the begin is right",
+            "keys past the end of their sequence, or of the tensor, are read.",
+            caught_by="runs",
+            edit=(
+                "k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)",
+                "k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(q_offsets_ptr + seq + 1)",
+            ),
+            recognise=False,
+        ),
+        Mutant(
+            "as many keys as queries",
+            "as many keys were read as the sequence has queries.",
+            caught_by="runs",
+            edit=(
+                "k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)",
+                "k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq) + q_end - q_begin",
+            ),
+            recognise=False,
+        ),
+        Mutant(
+            "a second mask",
+            "the bounds are the queries' still: the mask only hides where they lead outside, and sequences see others' keys.",
+            caught_by="returns",
+            edit=(
+                (
+                    "k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)",
+                    "k_begin, k_end = tl.load(q_offsets_ptr + seq), tl.load(q_offsets_ptr + seq + 1)",
+                ),
+                ("mine = keys < k_end", "mine = (keys < k_end) & (keys < tl.load(k_offsets_ptr + seq + 1))"),
+            ),
+            expect="NaN",
+            recognise=False,
+        ),
+        Mutant(
+            "the last sequence's end",
+            "Keys of the sequences behind were attended as well: a sequence ends at its own offset.",
+            edit=(
+                "tl.load(k_offsets_ptr + seq + 1)",
+                "tl.load(k_offsets_ptr + tl.load(tiles_ptr + 2 * (tl.num_programs(0) - 1)) + 1)",
+            ),
+        ),
+        Mutant(
+            "one key too many",
+            "The offset behind a sequence belongs to the next one: the end is not included.",
+            edit=(
+                "mine = keys < k_end",
+                "mine = keys < tl.minimum(k_end + 1, tl.load(k_offsets_ptr + tl.load(tiles_ptr + 2 * (tl.num_programs(0) - 1)) + 1))",
+            ),
+        ),
+    ),
+    variants=(
+        (
+            (
+                "    k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)\n",
+                "    k_begin = tl.load(k_offsets_ptr + seq)\n    k_end = tl.load(k_offsets_ptr + seq + 1)\n",
+            ),
+        ),
+        (
+            (
+                "    k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)\n",
+                "    bounds = k_offsets_ptr + seq\n    k_begin, k_end = tl.load(bounds), tl.load(bounds + 1)\n",
+            ),
+        ),
+    ),
+)
+
+EXERCISES = [TILE_LIST, LSE, PV, ALIBI, POOL, MERGE, CROSS]
