@@ -56,6 +56,15 @@ def ring_slot(count, STAGES: tl.constexpr):
 
 
 @triton.jit
+def pair_slot(count):
+    """Return ring_slot(count, 2), written with masks: from divisions compilers make several counters to carry along.
+
+    Where a loop has registers to spare the divisions are as fast, and in one forward variant (D = 256) they spill less.
+    """
+    return count & 1, (count >> 1) & 1
+
+
+@triton.jit
 def alloc_ring(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,

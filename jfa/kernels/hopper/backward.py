@@ -19,8 +19,6 @@ dQ is added in whatever order tiles finish. Where that must not be it is left ou
 then there are the two consumers only, one of them the default task.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch
@@ -30,263 +28,282 @@ import triton.language.extra.tlx as tlx
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.kernels.base import Problem
-from jfa.kernels.common.band import in_band, query_blocks
 from jfa.kernels.common.host import num_sms, padded_head_dim, scale_log2
 from jfa.kernels.common.launcher import Variant
-from jfa.kernels.common.ragged import ragged_box, ragged_descriptor
+from jfa.kernels.common.nouns import aggregate
+from jfa.kernels.common.ragged import ragged_descriptor
+from jfa.kernels.common.ring import Ring, alloc_ring, pair_slot
 from jfa.kernels.common.rounding import rounded_pairs
 from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.configs import EMULATED_SMS, BackwardConfig, backward_config, separate_dq
-from jfa.kernels.hopper.prepare import PaddedRows
-from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
+from jfa.kernels.hopper.prepare import PaddedRows, RowConstants
+from jfa.kernels.hopper.queue import Queue, alloc_numbers
 from jfa.kernels.hopper.tiles import TileList, key_tiles, padded
 
-KEYS = tl.constexpr(64)  # key rows of one consumer: the M of a wgmma
+# Key rows of one consumer: the M of a wgmma.
+KEYS = tl.constexpr(64)
 CONSUMERS = tl.constexpr(2)
-BLOCK_M = tl.constexpr(64)  # queries of a block
-DQ_COLUMNS = tl.constexpr(64)  # of dQ that the adder holds at a time: 32 registers
+# Keys of a tile, on the host and in the kernel.
+BLOCK = 128
+BLOCK_N = tl.constexpr(BLOCK)
+# Queries of a block.
+BLOCK_M = tl.constexpr(64)
+# Columns of dQ that the adder holds at a time: 32 registers.
+DQ_COLUMNS = tl.constexpr(64)
 
-BLOCK = 128  # keys of a tile
+
+@aggregate
+class Queries:
+    """A ring of two blocks of 64 queries: Q, dO and, per row, log-sum-exp and delta, all on one barrier."""
+
+    q: tlx.buffered_tensor
+    do: tlx.buffered_tensor
+    lse: tlx.buffered_tensor
+    delta: tlx.buffered_tensor
+    fulls: tlx.mbarrier
+    empties: tlx.mbarrier
+    bytes: tl.constexpr
+
+
+@aggregate
+class Operands:
+    """What both consumers read and, in ``ds``, write for the adder if there is one."""
+
+    k: Ring
+    v: Ring
+    queries: Queries
+    ds: Ring
+    scale_log2: tl.tensor
+    with_dq: tl.constexpr
+
+
+@aggregate
+class Sums:
+    """dK and dV [64, D] of a consumer's keys so far."""
+
+    dk: tl.tensor
+    dv: tl.tensor
 
 
 @triton.jit
-def pair_slot(count):
-    """(slot, parity) of the count-th use of a ring of two buffers.
-
-    Every ring of blocks here has two. Written with masks: from divisions compilers make several counters to carry along.
-    """
-    return count & 1, (count >> 1) & 1
+def alloc_queries(D: tl.constexpr, DTYPE: tl.constexpr):
+    """Allocate the ring of query blocks."""
+    q = tlx.local_alloc((BLOCK_M, D), DTYPE, 2)
+    do = tlx.local_alloc((BLOCK_M, D), DTYPE, 2)
+    lse = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
+    delta = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
+    fulls = tlx.alloc_barriers(2, arrive_count=1)
+    empties = tlx.alloc_barriers(2, arrive_count=CONSUMERS)
+    return Queries(q, do, lse, delta, fulls, empties, 2 * BLOCK_M * (D * tlx.size_of(DTYPE) + 4))
 
 
 @triton.jit
 def always_zero(count):
-    """0, as an index that seems to change with ``count``.
+    """Return 0, as an index that seems to change with ``count``.
 
-    Tiles of keys and values have one buffer. With a constant index the compiler computes all matrix descriptors of a tile's slices
-    ahead of the loop and keeps them in registers, which spill; so they are computed where they are used.
+    Tiles of keys and values have one buffer. With a constant index the compiler computes all matrix descriptors of a
+    tile's slices ahead of the loop and keeps them in registers, which spill; so they are computed where they are used.
     """
     return count >> 30
 
 
 @triton.jit
-def load_box(desc, ring, slot, parity, begin, length, row, head, BYTES: tl.constexpr):
-    """One box into one buffer of a ring, once its readers have left."""
-    tiles, fulls, empties = ring
-    tlx.barrier_wait(empties[slot], parity ^ 1)
-    tlx.barrier_expect_bytes(fulls[slot], BYTES)
-    tlx.async_descriptor_load(desc, tiles[slot], ragged_box(begin, length, row, head), fulls[slot])
+def load_queries(desc_q, desc_do, lse2, delta, queries, count, tile, row, head):
+    """Fill the count-th slot; ``lse2`` and ``delta`` point at the constants of the sequence's first query."""
+    slot, phase = pair_slot(count)
+    tlx.barrier_wait(queries.empties[slot], phase ^ 1)
+    tlx.barrier_expect_bytes(queries.fulls[slot], queries.bytes)
+    tlx.async_descriptor_load(desc_q, queries.q[slot], tile.q.box(row, head), queries.fulls[slot])
+    tlx.async_load(lse2 + row, queries.lse[slot], bulk=True, barrier=queries.fulls[slot])
+    tlx.async_descriptor_load(desc_do, queries.do[slot], tile.out.box(row, head), queries.fulls[slot])
+    tlx.async_load(delta + row, queries.delta[slot], bulk=True, barrier=queries.fulls[slot])
 
 
 @triton.jit
-def load_block(desc_q, desc_do, lse2, delta, block_ring, count, q_begin, out_begin, length, row, head, BYTES: tl.constexpr):
-    """All that a block of queries brings, on one barrier: their boxes of Q and dO and, from the pointers, their row constants."""
-    q_tiles, do_tiles, lse_tiles, delta_tiles, fulls, empties = block_ring
-    slot, parity = pair_slot(count)
-    tlx.barrier_wait(empties[slot], parity ^ 1)
-    tlx.barrier_expect_bytes(fulls[slot], 2 * BYTES + 8 * BLOCK_M)
-    tlx.async_descriptor_load(desc_q, q_tiles[slot], ragged_box(q_begin, length, row, head), fulls[slot])
-    tlx.async_load(lse2 + row, lse_tiles[slot], bulk=True, barrier=fulls[slot])
-    tlx.async_descriptor_load(desc_do, do_tiles[slot], ragged_box(out_begin, length, row, head), fulls[slot])
-    tlx.async_load(delta + row, delta_tiles[slot], bulk=True, barrier=fulls[slot])
-
-
-@triton.jit
-def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, num_tiles, items, kv_heads, group, counter, queue,
-            k_ring, v_ring, block_ring,
-            D: tl.constexpr, TILE_STAGES: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """Producer: of every tile its keys and values, then the queries and output gradients of every head and block that sees them."""
-    BLOCK_N: tl.constexpr = CONSUMERS * KEYS
-    SIZE: tl.constexpr = tlx.size_of(tlx.dtype_of(desc_q))
-    turn = 0
+def produce(desc_q, desc_k, desc_v, desc_do, constants, queue, k, v, queries, group):
+    """Producer: of every tile its keys and values, then, head by head, the blocks of queries that see them."""
+    done = 0
     count = 0
-    item = draw_item(counter, queue, turn, False)
-    while item < items:
-        tile, kv_head = find_tile(records, num_tiles, kv_heads, item, False)
-        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
-        first, bulk_begin, bulk_end, end = query_blocks(row0, BLOCK_N, len_q, len_kv, lo, hi, BLOCK_M, HAS_LO, HAS_HI)
-        slot, parity = ring_slot(turn, TILE_STAGES)
-        load_box(desc_k, k_ring, slot, parity, kv_begin, len_kv, row0, kv_head, SIZE * BLOCK_N * D)
-        load_box(desc_v, v_ring, slot, parity, kv_begin, len_kv, row0, kv_head, SIZE * BLOCK_N * D)
+    unit = queue.draw(done)
+    while unit < queue.units:
+        tile, kv_head = queue.next_tile(unit)
+        blocks = tile.query_blocks(BLOCK_N, BLOCK_M)
+        k.load(done, desc_k, tile.kv.box(tile.row, kv_head))
+        v.load(done, desc_v, tile.kv.box(tile.row, kv_head))
         for head in range(kv_head * group, kv_head * group + group):
-            constants = padded_rows.to(tl.int64) * head + pad_begin
-            for block in range(first, end):
-                load_block(desc_q, desc_do, lse2 + constants, delta + constants, block_ring, count, q_begin, out_begin, len_q,
-                           block * BLOCK_M, head, SIZE * BLOCK_M * D)
+            lse2, delta = constants.of_sequence(tile, head)
+            for block in range(blocks.first, blocks.end):
+                load_queries(desc_q, desc_do, lse2, delta, queries, count, tile, block * BLOCK_M, head)
                 count += 1
-        turn += 1
-        item = draw_item(counter, queue, turn, False)
+        done += 1
+        unit = queue.draw(done)
 
 
 @triton.jit
-def publish_ds(ds_ring, ds, count, part):
-    """Writes this consumer's half of a block's dS^T for the adder."""
-    ds_tiles, ds_fulls, ds_empties = ds_ring
-    slot, parity = pair_slot(count)
-    tlx.barrier_wait(ds_empties[slot], parity ^ 1)
-    tlx.local_store(tlx.local_slice(ds_tiles[slot], [part * KEYS, 0], [KEYS, BLOCK_M]), ds)
+def publish_ds(ring, ds, count, part):
+    """Write this consumer's half of a block's dS^T for the adder."""
+    slot, phase = pair_slot(count)
+    tlx.barrier_wait(ring.empties[slot], phase ^ 1)
+    tlx.local_store(tlx.local_slice(ring.buffers[slot], [part * KEYS, 0], [KEYS, BLOCK_M]), ds)
     tlx.fence("async_shared")
-    tlx.barrier_arrive(ds_fulls[slot], 1)
+    tlx.barrier_arrive(ring.fulls[slot], 1)
 
 
 @triton.jit
-def issue_scores(k_tiles, tile_slot, block_ring, count, part, D: tl.constexpr):
-    """Issues S^T of the count-th block; it is not waited for."""
-    q_tiles, do_tiles, lse_tiles, delta_tiles, fulls, empties = block_ring
-    slot, parity = pair_slot(count)
-    mine = tlx.local_slice(k_tiles[tile_slot + always_zero(count)], [part * KEYS, 0], [KEYS, D])
-    tlx.barrier_wait(fulls[slot], parity)
-    return tlx.async_dot(mine, tlx.local_trans(q_tiles[slot]))
+def issue_scores(operands, part, slot, count):
+    """Issue S^T of the count-th block; it is not waited for."""
+    D: tl.constexpr = operands.k.buffers.shape[1]
+    queries = operands.queries
+    at, phase = pair_slot(count)
+    keys = tlx.local_slice(operands.k.buffers[slot + always_zero(count)], [part * KEYS, 0], [KEYS, D])
+    tlx.barrier_wait(queries.fulls[at], phase)
+    return tlx.async_dot(keys, tlx.local_trans(queries.q[at]))
 
 
 @triton.jit
-def use_scores(scores, v_tiles, tile_slot, block_ring, dv, count, block, masked, key0, len_kv, lo, hi, scale_log2, part,
-               D: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """From a block's S^T: (dS^T, dV with the block's part added). ``masked`` may be known at compile time."""
-    q_tiles, do_tiles, lse_tiles, delta_tiles, fulls, empties = block_ring
-    slot, parity = pair_slot(count)
-    mine = tlx.local_slice(v_tiles[tile_slot + always_zero(count)], [part * KEYS, 0], [KEYS, D])
-    row_lse = tlx.local_load(lse_tiles[slot])
-    p = tl.math.exp2(scores * scale_log2 - row_lse[None, :])
+def use_scores(operands, part, tile, slot, scores, dv, count, block, masked):
+    """Return (dS^T, dV with the block's part added) from a block's S^T. ``masked`` may be known at compile time."""
+    D: tl.constexpr = operands.v.buffers.shape[1]
+    queries = operands.queries
+    at, phase = pair_slot(count)
+    values = tlx.local_slice(operands.v.buffers[slot + always_zero(count)], [part * KEYS, 0], [KEYS, D])
+    row_lse = tlx.local_load(queries.lse[at])
+    p = tl.math.exp2(scores * operands.scale_log2 - row_lse[None, :])
     if masked:
-        keys = key0 + part * KEYS + tl.arange(0, KEYS)
-        queries = block * BLOCK_M + tl.arange(0, BLOCK_M)
-        p = tl.where(in_band(queries[None, :], keys[:, None], len_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
-    p = rounded_pairs(p, v_tiles.dtype)  # the one form that is kept: 16 registers a thread instead of 32
-    # dV first: products start in the order of their text, so it keeps dP from starting, and filling registers, before p is done
-    dv = tlx.async_dot(p, do_tiles[slot], dv)
-    less_delta = tl.broadcast_to(-tlx.local_load(delta_tiles[slot])[None, :], [KEYS, BLOCK_M])
-    dp = tlx.async_dot(mine, tlx.local_trans(do_tiles[slot]), less_delta)
+        keys = tile.row + part * KEYS + tl.arange(0, KEYS)
+        rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+        p = tl.where(tile.pair_mask(rows[None, :], keys[:, None]), p, 0.0)
+    # The one form that is kept: 16 registers per thread instead of 32.
+    p = rounded_pairs(p, values.dtype)
+    # dV first: products start in the order of their text, so it keeps dP from starting, and from filling registers,
+    # before p is done.
+    dv = tlx.async_dot(p, queries.do[at], dv)
+    less_delta = tl.broadcast_to(-tlx.local_load(queries.delta[at])[None, :], [KEYS, BLOCK_M])
+    dp = tlx.async_dot(values, tlx.local_trans(queries.do[at]), less_delta)
     dp = tlx.async_dot_wait(0, dp)
     dv = tlx.async_dot_wait(0, dv)
-    return (p.to(tl.float32) * dp).to(v_tiles.dtype), dv
+    return (p.to(tl.float32) * dp).to(values.dtype), dv
 
 
 @triton.jit
-def backward_block(k_tiles, v_tiles, tile_slot, block_ring, ds_ring, dk, dv, count, block, key0, len_kv, lo, hi, scale_log2, part,
-                   D: tl.constexpr, WITH_DQ: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, MASKED: tl.constexpr):
-    """One block of queries against this consumer's 64 keys, from S^T to dK."""
-    q_tiles, do_tiles, lse_tiles, delta_tiles, fulls, empties = block_ring
-    scores = issue_scores(k_tiles, tile_slot, block_ring, count, part, D)
+def backward_block(operands, part, tile, slot, sums, count, block, MASKED: tl.constexpr):
+    """One block of queries against a consumer's 64 keys, from S^T to dK. Returns (sums, count)."""
+    queries = operands.queries
+    scores = issue_scores(operands, part, slot, count)
     scores = tlx.async_dot_wait(0, scores)
-    ds, dv = use_scores(scores, v_tiles, tile_slot, block_ring, dv, count, block, MASKED, key0, len_kv, lo, hi, scale_log2, part,
-                        D, HAS_LO, HAS_HI)
-    dk = tlx.async_dot(ds, q_tiles[count & 1], dk)
-    if WITH_DQ:
-        publish_ds(ds_ring, ds, count, part)
+    ds, dv = use_scores(operands, part, tile, slot, scores, sums.dv, count, block, MASKED)
+    dk = tlx.async_dot(ds, queries.q[count & 1], sums.dk)
+    if operands.with_dq:
+        publish_ds(operands.ds, ds, count, part)
     dk = tlx.async_dot_wait(0, dk)
-    tlx.barrier_arrive(empties[count & 1], 1)
-    return dk, dv, count + 1
+    tlx.barrier_arrive(queries.empties[count & 1], 1)
+    return Sums(dk, dv), count + 1
 
 
 @triton.jit
-def walk_blocks(k_tiles, v_tiles, tile_slot, block_ring, ds_ring, dk, dv, count, blocks, group, key0, len_kv, lo, hi, scale_log2,
-                part, D: tl.constexpr, WITH_DQ: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+def walk_blocks(operands, part, tile, slot, sums, count, blocks, group):
     """All blocks of all query heads: masked ones at both edges of the band, between them a bulk that needs no mask."""
-    first, bulk_begin, bulk_end, end = blocks
     for _ in range(group):
-        if HAS_HI:
-            for block in range(first, bulk_begin):
-                dk, dv, count = backward_block(k_tiles, v_tiles, tile_slot, block_ring, ds_ring, dk, dv, count, block, key0, len_kv,
-                                               lo, hi, scale_log2, part, D, WITH_DQ, HAS_LO, HAS_HI, True)
-        for block in range(bulk_begin, bulk_end):
-            dk, dv, count = backward_block(k_tiles, v_tiles, tile_slot, block_ring, ds_ring, dk, dv, count, block, key0, len_kv,
-                                           lo, hi, scale_log2, part, D, WITH_DQ, HAS_LO, HAS_HI, False)
-        for block in range(bulk_end, end):
-            dk, dv, count = backward_block(k_tiles, v_tiles, tile_slot, block_ring, ds_ring, dk, dv, count, block, key0, len_kv,
-                                           lo, hi, scale_log2, part, D, WITH_DQ, HAS_LO, HAS_HI, True)
-    return dk, dv, count
+        if tile.band.has_hi:
+            for block in range(blocks.first, blocks.bulk_begin):
+                sums, count = backward_block(operands, part, tile, slot, sums, count, block, True)
+        for block in range(blocks.bulk_begin, blocks.bulk_end):
+            sums, count = backward_block(operands, part, tile, slot, sums, count, block, False)
+        for block in range(blocks.bulk_end, blocks.end):
+            sums, count = backward_block(operands, part, tile, slot, sums, count, block, True)
+    return sums, count
 
 
 @triton.jit
-def walk_blocks_ahead(k_tiles, v_tiles, tile_slot, block_ring, ds_ring, dk, dv, count, blocks, group, key0, len_kv, lo, hi,
-                      scale_log2, part, D: tl.constexpr, WITH_DQ: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """The same as one loop that issues a block's S^T behind the dK of the block before; whether to mask is asked as it runs."""
-    first, bulk_begin, bulk_end, end = blocks
-    q_tiles, do_tiles, lse_tiles, delta_tiles, fulls, empties = block_ring
-    if end > first:
-        scores = issue_scores(k_tiles, tile_slot, block_ring, count, part, D)
+def walk_blocks_ahead(operands, part, tile, slot, sums, count, blocks, group):
+    """The same as one loop that issues a block's S^T behind the dK of the block before.
+
+    Whether a block is masked is asked as the loop runs.
+    """
+    queries = operands.queries
+    if blocks.end > blocks.first:
+        scores = issue_scores(operands, part, slot, count)
         scores = tlx.async_dot_wait(0, scores)
-        block = first
-        masked = (block < bulk_begin) | (block >= bulk_end)
-        ds, dv = use_scores(scores, v_tiles, tile_slot, block_ring, dv, count, block, masked, key0, len_kv, lo, hi, scale_log2,
-                            part, D, HAS_LO, HAS_HI)
-        for _ in range(group * (end - first) - 1):
-            dk = tlx.async_dot(ds, q_tiles[count & 1], dk)
-            scores = issue_scores(k_tiles, tile_slot, block_ring, count + 1, part, D)
-            if WITH_DQ:
-                publish_ds(ds_ring, ds, count, part)
+        block = blocks.first
+        masked = (block < blocks.bulk_begin) | (block >= blocks.bulk_end)
+        ds, dv = use_scores(operands, part, tile, slot, scores, sums.dv, count, block, masked)
+        dk = sums.dk
+        for _ in range(group * (blocks.end - blocks.first) - 1):
+            dk = tlx.async_dot(ds, queries.q[count & 1], dk)
+            scores = issue_scores(operands, part, slot, count + 1)
+            if operands.with_dq:
+                publish_ds(operands.ds, ds, count, part)
             dk = tlx.async_dot_wait(1, dk)
-            tlx.barrier_arrive(empties[count & 1], 1)
+            tlx.barrier_arrive(queries.empties[count & 1], 1)
             scores = tlx.async_dot_wait(0, scores)
             count += 1
             block += 1
-            if block == end:
-                block = first
-            masked = (block < bulk_begin) | (block >= bulk_end)
-            ds, dv = use_scores(scores, v_tiles, tile_slot, block_ring, dv, count, block, masked, key0, len_kv, lo, hi, scale_log2,
-                                part, D, HAS_LO, HAS_HI)
-        dk = tlx.async_dot(ds, q_tiles[count & 1], dk)
-        if WITH_DQ:
-            publish_ds(ds_ring, ds, count, part)
+            if block == blocks.end:
+                block = blocks.first
+            masked = (block < blocks.bulk_begin) | (block >= blocks.bulk_end)
+            ds, dv = use_scores(operands, part, tile, slot, scores, dv, count, block, masked)
+        dk = tlx.async_dot(ds, queries.q[count & 1], dk)
+        if operands.with_dq:
+            publish_ds(operands.ds, ds, count, part)
         dk = tlx.async_dot_wait(0, dk)
-        tlx.barrier_arrive(empties[count & 1], 1)
+        tlx.barrier_arrive(queries.empties[count & 1], 1)
         count += 1
-    return dk, dv, count
+        sums = Sums(dk, dv)
+    return sums, count
 
 
 @triton.jit
-def store_gradient(desc, stage, gradient, begin, length, row, head):
-    """64 rows of dK or dV leave through a staging buffer, clipped at the sequence's end."""
+def store_gradient(desc, stage, gradient, rows, row, head):
+    """64 rows of a gradient leave through a staging buffer, clipped at the end of the sequence, the Span ``rows``."""
     tlx.local_store(stage, gradient.to(stage.dtype))
     tlx.fence("async_shared")
-    tlx.async_descriptor_store(desc, stage, ragged_box(begin, length, row, head))
+    tlx.async_descriptor_store(desc, stage, rows.box(row, head))
 
 
 @triton.jit
-def consume(desc_dk, desc_dv, records, num_tiles, items, kv_heads, group, scale, scale_log2, queue,
-            k_ring, v_ring, block_ring, ds_ring, stage, part,
-            D: tl.constexpr, TILE_STAGES: tl.constexpr, AHEAD: tl.constexpr, WITH_DQ: tl.constexpr,
-            HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """Consumer of 64 keys of every tile."""
-    k_tiles, k_fulls, k_empties = k_ring
-    v_tiles, v_fulls, v_empties = v_ring
-    turn = 0
+def consume(desc_dk, desc_dv, stages, queue, operands, group, scale, part: tl.constexpr, AHEAD: tl.constexpr):
+    """Consumer of 64 keys of every tile: dV and dK."""
+    D: tl.constexpr = stages.shape[1]
+    k = operands.k
+    v = operands.v
+    done = 0
     count = 0
-    item = receive_item(queue, turn)
-    while item < items:
-        tile, kv_head = find_tile(records, num_tiles, kv_heads, item, False)
-        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
-        blocks = query_blocks(row0, CONSUMERS * KEYS, len_q, len_kv, lo, hi, BLOCK_M, HAS_LO, HAS_HI)
-        dk = tl.zeros([KEYS, D], tl.float32)
-        dv = tl.zeros([KEYS, D], tl.float32)
-        tile_slot, tile_parity = ring_slot(turn, TILE_STAGES)
-        tlx.barrier_wait(k_fulls[tile_slot], tile_parity)
-        tlx.barrier_wait(v_fulls[tile_slot], tile_parity)
+    unit = queue.receive(done)
+    while unit < queue.units:
+        tile, kv_head = queue.next_tile(unit)
+        blocks = tile.query_blocks(BLOCK_N, BLOCK_M)
+        sums = Sums(tl.zeros([KEYS, D], tl.float32), tl.zeros([KEYS, D], tl.float32))
+        slot, phase = k.slot(done)
+        tlx.barrier_wait(k.fulls[slot], phase)
+        tlx.barrier_wait(v.fulls[slot], phase)
         if AHEAD:
-            dk, dv, count = walk_blocks_ahead(k_tiles, v_tiles, tile_slot, block_ring, ds_ring, dk, dv, count, blocks, group, row0,
-                                              len_kv, lo, hi, scale_log2, part, D, WITH_DQ, HAS_LO, HAS_HI)
+            sums, count = walk_blocks_ahead(operands, part, tile, slot, sums, count, blocks, group)
         else:
-            dk, dv, count = walk_blocks(k_tiles, v_tiles, tile_slot, block_ring, ds_ring, dk, dv, count, blocks, group, row0,
-                                        len_kv, lo, hi, scale_log2, part, D, WITH_DQ, HAS_LO, HAS_HI)
-        tlx.barrier_arrive(k_empties[tile_slot], 1)
-        tlx.barrier_arrive(v_empties[tile_slot], 1)
+            sums, count = walk_blocks(operands, part, tile, slot, sums, count, blocks, group)
+        tlx.barrier_arrive(k.empties[slot], 1)
+        tlx.barrier_arrive(v.empties[slot], 1)
         tlx.async_descriptor_store_wait(0)
-        store_gradient(desc_dv, stage, dv, kv_begin, len_kv, row0 + part * KEYS, kv_head)
+        store_gradient(desc_dv, stages[part], sums.dv, tile.kv, tile.row + part * KEYS, kv_head)
         tlx.async_descriptor_store_wait(0)
-        store_gradient(desc_dk, stage, dk * scale, kv_begin, len_kv, row0 + part * KEYS, kv_head)
-        turn += 1
-        item = receive_item(queue, turn)
+        store_gradient(desc_dk, stages[part], sums.dk * scale, tile.kv, tile.row + part * KEYS, kv_head)
+        done += 1
+        unit = queue.receive(done)
     tlx.async_descriptor_store_wait(0)
 
 
 @triton.jit
-def add_columns(desc_dq, stage, ds_tile, k_tile, empty, row, PENDING: tl.constexpr, COLUMN: tl.constexpr, LAST: tl.constexpr):
-    """DQ_COLUMNS columns of a block's dQ = dS K, added in fp32 by TMA. PENDING other additions may still read their stages."""
-    columns = tlx.local_slice(k_tile, [0, COLUMN], [CONSUMERS * KEYS, DQ_COLUMNS])
-    dq = tlx.async_dot(tlx.local_trans(ds_tile), columns)
+def add_columns(
+    desc_dq, stage, ds, slot, k_tile, row, PENDING: tl.constexpr, COLUMN: tl.constexpr, LAST: tl.constexpr
+):
+    """DQ_COLUMNS columns of a block's dQ = dS K, added in fp32 by TMA.
+
+    PENDING other additions may still read their stages. The LAST columns give dS back.
+    """
+    columns = tlx.local_slice(k_tile, [0, COLUMN], [BLOCK_N, DQ_COLUMNS])
+    dq = tlx.async_dot(tlx.local_trans(ds.buffers[slot]), columns)
     dq = tlx.async_dot_wait(0, dq)
     if LAST:
-        tlx.barrier_arrive(empty, 1)
+        tlx.barrier_arrive(ds.empties[slot], 1)
     tlx.async_descriptor_store_wait(PENDING)
     tlx.local_store(stage, dq)
     tlx.fence("async_shared")
@@ -294,96 +311,105 @@ def add_columns(desc_dq, stage, ds_tile, k_tile, empty, row, PENDING: tl.constex
 
 
 @triton.jit
-def add_block(desc_dq, stages, ds_ring, k_tile, count, row, D: tl.constexpr):
+def add_block(desc_dq, stages, ds, k_tile, count, row):
     """dQ [64, D] of one block, from both halves of its dS^T."""
-    PARTS: tl.constexpr = D // DQ_COLUMNS
-    ds_tiles, ds_fulls, ds_empties = ds_ring
-    slot, parity = pair_slot(count)
-    tlx.barrier_wait(ds_fulls[slot], parity)
-    for part in tl.static_range(PARTS):
-        add_columns(desc_dq, stages[part], ds_tiles[slot], k_tile, ds_empties[slot], row, PARTS - 1, part * DQ_COLUMNS,
-                    part == PARTS - 1)
+    PARTS: tl.constexpr = k_tile.shape[1] // DQ_COLUMNS
+    slot, phase = pair_slot(count)
+    tlx.barrier_wait(ds.fulls[slot], phase)
+    for i in tl.static_range(PARTS):
+        add_columns(desc_dq, stages[i], ds, slot, k_tile, row, PARTS - 1, i * DQ_COLUMNS, i == PARTS - 1)
 
 
 @triton.jit
-def add_up(desc_dq, dq_rows, records, num_tiles, items, kv_heads, group, queue, k_ring, ds_ring, stages,
-           D: tl.constexpr, TILE_STAGES: tl.constexpr, BROADCAST_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+def add_up(desc_dq, stages, dq_rows, queue, k, ds, group, BROADCAST_Q: tl.constexpr):
     """Adder: dQ of every block that the consumers have published."""
-    k_tiles, k_fulls, k_empties = k_ring
-    BLOCK_N: tl.constexpr = CONSUMERS * KEYS
-    turn = 0
+    done = 0
     count = 0
-    item = receive_item(queue, turn)
-    while item < items:
-        tile, kv_head = find_tile(records, num_tiles, kv_heads, item, False)
-        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
-        first, bulk_begin, bulk_end, end = query_blocks(row0, BLOCK_N, len_q, len_kv, lo, hi, BLOCK_M, HAS_LO, HAS_HI)
-        begin = pad_begin
+    unit = queue.receive(done)
+    while unit < queue.units:
+        tile, kv_head = queue.next_tile(unit)
+        blocks = tile.query_blocks(BLOCK_N, BLOCK_M)
+        begin = tile.pad_begin
         if BROADCAST_Q:
             begin = 0
-        tile_slot, tile_parity = ring_slot(turn, TILE_STAGES)
-        tlx.barrier_wait(k_fulls[tile_slot], tile_parity)
+        slot, phase = k.slot(done)
+        tlx.barrier_wait(k.fulls[slot], phase)
         for head in range(kv_head * group, kv_head * group + group):
-            for block in range(first, end):
-                add_block(desc_dq, stages, ds_ring, k_tiles[tile_slot + always_zero(count)], count,
-                          head * dq_rows + begin + block * BLOCK_M, D)
+            for block in range(blocks.first, blocks.end):
+                row = head * dq_rows + begin + block * BLOCK_M
+                add_block(desc_dq, stages, ds, k.buffers[slot + always_zero(count)], count, row)
                 count += 1
-        tlx.barrier_arrive(k_empties[tile_slot], 1)
-        turn += 1
-        item = receive_item(queue, turn)
+        tlx.barrier_arrive(k.empties[slot], 1)
+        done += 1
+        unit = queue.receive(done)
     tlx.async_descriptor_store_wait(0)
 
 
 @triton.jit(do_not_specialize=["padded_rows", "dq_rows", "kv_heads", "group"])
-def backward_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, lse2, delta, padded_rows, dq_rows,
-                    records, counts, counter, kv_heads, group, scale, scale_log2,
-                    D: tl.constexpr, TILE_STAGES: tl.constexpr, AHEAD: tl.constexpr, WITH_DQ: tl.constexpr,
-                    BROADCAST_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, REGISTERS: tl.constexpr):
+def backward_kernel(
+    desc_q,
+    desc_k,
+    desc_v,
+    desc_do,
+    desc_dq,
+    desc_dk,
+    desc_dv,
+    lse2,
+    delta,
+    padded_rows,
+    dq_rows,
+    records,
+    counts,
+    counter,
+    kv_heads,
+    group,
+    scale,
+    scale_log2,
+    D: tl.constexpr,
+    TILE_STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    WITH_DQ: tl.constexpr,
+    BROADCAST_Q: tl.constexpr,
+    HAS_LO: tl.constexpr,
+    HAS_HI: tl.constexpr,
+    REGISTERS: tl.constexpr,
+):
     """Buffers, barriers, and who runs which role. Grid: (programs,).
 
     desc_q, desc_do, desc_dk, desc_dv: ragged, boxes [64, D]; desc_k, desc_v: ragged, [128, D]; desc_dq: plain, fp32,
     [H * dq_rows, D], boxes [64, 64]. lse2, delta [H, padded_rows] fp32. D holds both head dimensions.
-    records, counts: a list of 128 keys a tile; counter: one int32 of 0.
+    records, counts: a list of 128 keys per tile; counter: one int32 of 0.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
-    BLOCK_N: tl.constexpr = CONSUMERS * KEYS
     READERS: tl.constexpr = CONSUMERS + WITH_DQ
     num_tiles = tl.load(counts + 1)
-    items = num_tiles * kv_heads
-    k_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, TILE_STAGES)
-    v_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, TILE_STAGES)
-    q_tiles = tlx.local_alloc((BLOCK_M, D), DTYPE, 2)
-    do_tiles = tlx.local_alloc((BLOCK_M, D), DTYPE, 2)
+    k = alloc_ring(BLOCK_N, D, DTYPE, TILE_STAGES, READERS)
+    v = alloc_ring(BLOCK_N, D, DTYPE, TILE_STAGES, CONSUMERS)
+    queries = alloc_queries(D, DTYPE)
     ds_tiles = tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, 2)
     dq_stages = tlx.local_alloc((BLOCK_M, DQ_COLUMNS), tl.float32, D // DQ_COLUMNS)
-    gradient_stages = tlx.local_alloc((KEYS, D), DTYPE, CONSUMERS)  # a consumer's dV leaves first, then its dK
-    lse_tiles = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
-    delta_tiles = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
-    drawn = tlx.local_alloc((1,), tl.int32, SLOTS)
-    k_ring = (k_tiles, tlx.alloc_barriers(TILE_STAGES, arrive_count=1), tlx.alloc_barriers(TILE_STAGES, arrive_count=READERS))
-    v_ring = (v_tiles, tlx.alloc_barriers(TILE_STAGES, arrive_count=1), tlx.alloc_barriers(TILE_STAGES, arrive_count=CONSUMERS))
-    block_ring = (q_tiles, do_tiles, lse_tiles, delta_tiles, tlx.alloc_barriers(2, arrive_count=1),
-                  tlx.alloc_barriers(2, arrive_count=CONSUMERS))
-    ds_ring = (ds_tiles, tlx.alloc_barriers(2, arrive_count=CONSUMERS), tlx.alloc_barriers(2, arrive_count=1))
-    queue = (drawn, tlx.alloc_barriers(SLOTS, arrive_count=1), tlx.alloc_barriers(SLOTS, arrive_count=READERS))
+    # A consumer's dV leaves first, then its dK.
+    stages = tlx.local_alloc((KEYS, D), DTYPE, CONSUMERS)
+    ds_fulls = tlx.alloc_barriers(2, arrive_count=CONSUMERS)
+    ds = Ring(ds_tiles, ds_fulls, tlx.alloc_barriers(2, arrive_count=1), 2, 0, 0)
+    operands = Operands(k, v, queries, ds, scale_log2, WITH_DQ)
+    numbers = alloc_numbers(READERS)
+    queue = Queue(records, num_tiles, num_tiles * kv_heads, kv_heads, counter, numbers, False, False, HAS_LO, HAS_HI)
     with tlx.async_tasks():
-        with tlx.async_task("default"):  # the adder where there is one: it gets what registers the others leave
+        # The adder, where there is one, is the default task: it gets what registers the others leave.
+        with tlx.async_task("default"):
             if WITH_DQ:
-                add_up(desc_dq, dq_rows, records, num_tiles, items, kv_heads, group, queue, k_ring, ds_ring, dq_stages,
-                       D, TILE_STAGES, BROADCAST_Q, HAS_LO, HAS_HI)
+                add_up(desc_dq, dq_stages, dq_rows, queue, k, ds, group, BROADCAST_Q)
             else:
-                consume(desc_dk, desc_dv, records, num_tiles, items, kv_heads, group, scale, scale_log2, queue,
-                        k_ring, v_ring, block_ring, ds_ring, gradient_stages[0], 0, D, TILE_STAGES, AHEAD, WITH_DQ, HAS_LO, HAS_HI)
+                consume(desc_dk, desc_dv, stages, queue, operands, group, scale, 0, AHEAD)
         if WITH_DQ:
             with tlx.async_task(num_warps=4, registers=REGISTERS):
-                consume(desc_dk, desc_dv, records, num_tiles, items, kv_heads, group, scale, scale_log2, queue,
-                        k_ring, v_ring, block_ring, ds_ring, gradient_stages[0], 0, D, TILE_STAGES, AHEAD, WITH_DQ, HAS_LO, HAS_HI)
+                consume(desc_dk, desc_dv, stages, queue, operands, group, scale, 0, AHEAD)
         with tlx.async_task(num_warps=4, registers=REGISTERS):
-            consume(desc_dk, desc_dv, records, num_tiles, items, kv_heads, group, scale, scale_log2, queue,
-                    k_ring, v_ring, block_ring, ds_ring, gradient_stages[1], 1, D, TILE_STAGES, AHEAD, WITH_DQ, HAS_LO, HAS_HI)
+            consume(desc_dk, desc_dv, stages, queue, operands, group, scale, 1, AHEAD)
         with tlx.async_task(num_warps=1, registers=24):
-            produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, records, num_tiles, items, kv_heads, group, counter,
-                    queue, k_ring, v_ring, block_ring, D, TILE_STAGES, HAS_LO, HAS_HI)
+            constants = RowConstants(lse2, delta, padded_rows)
+            produce(desc_q, desc_k, desc_v, desc_do, constants, queue, k, v, queries, group)
 
 
 def tile_list(problem: Problem) -> TileList:

@@ -18,7 +18,7 @@ from jfa.kernels.common.band import in_band, key_blocks
 from jfa.kernels.common.host import num_sms, padded_head_dim, scale_log2
 from jfa.kernels.common.ragged import empty_tma_ready, ragged_descriptor
 from jfa.kernels.compile_config import CompileConfig
-from jfa.kernels.hopper.backward import load_box, store_gradient
+from jfa.kernels.hopper.old import load_box, store_gradient
 from jfa.kernels.hopper.configs import EMULATED_SMS
 from jfa.kernels.hopper.prepare import PaddedRows
 from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot

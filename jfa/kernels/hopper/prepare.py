@@ -5,8 +5,6 @@ reach into the next sequence; so these arrays give every sequence whole blocks (
 do not exist get lse = +inf, which makes their probabilities 0. Both kernels walk the forward's list of tiles.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 
@@ -17,6 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.launcher import Variant
+from jfa.kernels.common.nouns import aggregate
 from jfa.kernels.common.softmax import LOG2_E as _LOG2_E
 from jfa.kernels.hopper.tiles import PAD, TileList, load_tile, padded, padded_rows
 
@@ -30,6 +29,21 @@ class PaddedRows:
     lse2: torch.Tensor
     delta: torch.Tensor
     count: int
+
+
+@aggregate
+class RowConstants:
+    """The same inside a kernel: pointers to lse2 and delta [H, padded_rows]."""
+
+    lse2: tl.tensor
+    delta: tl.tensor
+    padded_rows: tl.tensor
+
+    @triton.jit
+    def of_sequence(self, tile, head):
+        """Return (lse2, delta), pointers to the constants of the first query of a tile's sequence."""
+        begin = self.padded_rows.to(tl.int64) * head + tile.pad_begin
+        return self.lse2 + begin, self.delta + begin
 
 
 def prepare_rows(problem: Problem, tiles: TileList | None, block: int, out, dout, lse, dlse, beside: bool = False) -> PaddedRows:
