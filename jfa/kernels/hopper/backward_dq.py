@@ -6,159 +6,180 @@ Shaped like the forward: a producer, two consumers of 64 query rows each, key bl
 computed a second time (jfa.kernels.hopper.backward has made them for dK and dV), which is the price of an order.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from jfa.kernels.base import Problem
-from jfa.kernels.common.band import in_band, key_blocks
+from jfa.kernels.common.nouns import aggregate
 from jfa.kernels.common.host import num_sms, padded_head_dim, scale_log2
 from jfa.kernels.common.ragged import empty_tma_ready, ragged_descriptor
+from jfa.kernels.common.ring import alloc_ring
 from jfa.kernels.compile_config import CompileConfig
-from jfa.kernels.hopper.old import load_box, store_gradient
+from jfa.kernels.hopper.backward import store_gradient
 from jfa.kernels.hopper.configs import EMULATED_SMS
-from jfa.kernels.hopper.prepare import PaddedRows
-from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
+from jfa.kernels.hopper.prepare import PaddedRows, RowConstants
+from jfa.kernels.hopper.queue import Queue, alloc_numbers
 from jfa.kernels.hopper.tiles import TileList
 
-ROWS = tl.constexpr(64)  # query rows of one consumer
+# Query rows of one consumer.
+ROWS = tl.constexpr(64)
 CONSUMERS = tl.constexpr(2)
+# Queries of a tile and keys of a block.
+BLOCK_M = tl.constexpr(128)
 BLOCK_N = tl.constexpr(64)
 
 
+@aggregate
+class Rows:
+    """A consumer's 64 query rows of a tile: their positions, constants, and buffers of Q and dO."""
+
+    positions: tl.tensor
+    lse2: tl.tensor
+    delta: tl.tensor
+    q: tlx.buffered_tensor
+    do: tlx.buffered_tensor
+
+
 @triton.jit
-def produce(desc_q, desc_k, desc_v, desc_do, records, num_tiles, items, heads, group, counter, queue, q_ring, do_ring, k_ring,
-            v_ring, D: tl.constexpr, STAGES: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+def produce(desc_q, desc_k, desc_v, desc_do, queue, q, do, k, v, group):
     """Producer: of every tile the queries and output gradients, then the key and value blocks from last to first."""
-    SIZE: tl.constexpr = tlx.size_of(tlx.dtype_of(desc_q))
-    turn = 0
+    done = 0
     count = 0
-    item = draw_item(counter, queue, turn, False)
-    while item < items:
-        tile, head = find_tile(records, num_tiles, heads, item, False)
-        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
-        first, bulk_begin, bulk_end, end = key_blocks(row0, CONSUMERS * ROWS, len_q, len_kv, lo, hi, BLOCK_N, HAS_LO, HAS_HI)
+    unit = queue.draw(done)
+    while unit < queue.units:
+        tile, head = queue.next_tile(unit)
+        blocks = tile.key_blocks(BLOCK_M, BLOCK_N)
         for c in tl.static_range(CONSUMERS):
-            load_box(desc_q, q_ring, c, turn & 1, q_begin, len_q, row0 + c * ROWS, head, SIZE * ROWS * D)
-            load_box(desc_do, do_ring, c, turn & 1, out_begin, len_q, row0 + c * ROWS, head, SIZE * ROWS * D)
-        for back in range(end - first):
-            slot, parity = ring_slot(count, STAGES)
-            row = (end - 1 - back) * BLOCK_N
-            load_box(desc_k, k_ring, slot, parity, kv_begin, len_kv, row, head // group, SIZE * BLOCK_N * D)
-            load_box(desc_v, v_ring, slot, parity, kv_begin, len_kv, row, head // group, SIZE * BLOCK_N * D)
+            q.nth(c).load(done, desc_q, tile.q.box(tile.row + c * ROWS, head))
+            do.nth(c).load(done, desc_do, tile.out.box(tile.row + c * ROWS, head))
+        for back in range(blocks.end - blocks.first):
+            box = tile.kv.box((blocks.end - 1 - back) * BLOCK_N, head // group)
+            k.load(count, desc_k, box)
+            v.load(count, desc_v, box)
             count += 1
-        turn += 1
-        item = draw_item(counter, queue, turn, False)
+        done += 1
+        unit = queue.draw(done)
 
 
 @triton.jit
-def dq_block(q_tile, do_tile, k_ring, v_ring, dq, row_lse, row_delta, count, rows, block, len_kv, lo, hi, scale_log2,
-             STAGES: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, MASKED: tl.constexpr):
-    """One key block: dq += dS K."""
-    k_tiles, k_fulls, k_empties = k_ring
-    v_tiles, v_fulls, v_empties = v_ring
-    slot, parity = ring_slot(count, STAGES)
-    tlx.barrier_wait(k_fulls[slot], parity)
-    scores = tlx.async_dot(q_tile, tlx.local_trans(k_tiles[slot]))
-    tlx.barrier_wait(v_fulls[slot], parity)
-    dp = tlx.async_dot(do_tile, tlx.local_trans(v_tiles[slot]))
+def dq_block(mine, k, v, dq, count, tile, block, scale_log2, MASKED: tl.constexpr):
+    """One key block: dq += dS K. Returns (dq, count)."""
+    slot, phase = k.slot(count)
+    tlx.barrier_wait(k.fulls[slot], phase)
+    scores = tlx.async_dot(mine.q, tlx.local_trans(k.buffers[slot]))
+    tlx.barrier_wait(v.fulls[slot], phase)
+    dp = tlx.async_dot(mine.do, tlx.local_trans(v.buffers[slot]))
     scores = tlx.async_dot_wait(1, scores)
-    p = tl.math.exp2(scores * scale_log2 - row_lse[:, None])
+    p = tl.math.exp2(scores * scale_log2 - mine.lse2[:, None])
     if MASKED:
         keys = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        p = tl.where(in_band(rows[:, None], keys[None, :], len_kv, lo, hi, HAS_LO, HAS_HI), p, 0.0)
+        p = tl.where(tile.pair_mask(mine.positions[:, None], keys[None, :]), p, 0.0)
     dp = tlx.async_dot_wait(0, dp)
-    tlx.barrier_arrive(v_empties[slot], 1)
-    ds = (p * (dp - row_delta[:, None])).to(q_tile.dtype)
-    dq = tlx.async_dot(ds, k_tiles[slot], dq)
+    tlx.barrier_arrive(v.empties[slot], 1)
+    ds = (p * (dp - mine.delta[:, None])).to(k.buffers.dtype)
+    dq = tlx.async_dot(ds, k.buffers[slot], dq)
     dq = tlx.async_dot_wait(0, dq)
-    tlx.barrier_arrive(k_empties[slot], 1)
+    tlx.barrier_arrive(k.empties[slot], 1)
     return dq, count + 1
 
 
 @triton.jit
-def consume(desc_dq, lse2, delta, padded_rows, records, num_tiles, items, heads, scale, scale_log2, queue,
-            q_ring, do_ring, k_ring, v_ring, stages, part,
-            D: tl.constexpr, STAGES: tl.constexpr, BROADCAST_Q: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+def walk_blocks(mine, k, v, count, tile, blocks, scale_log2):
+    """All key blocks of 64 rows, from last to first: masked ones at both edges of the band. Returns (dq, count)."""
+    D: tl.constexpr = k.buffers.shape[1]
+    dq = tl.zeros([ROWS, D], tl.float32)
+    for back in range(blocks.end - blocks.bulk_end):
+        dq, count = dq_block(mine, k, v, dq, count, tile, blocks.end - 1 - back, scale_log2, True)
+    for _ in range(blocks.bulk_end - blocks.bulk_begin):
+        dq, count = dq_block(mine, k, v, dq, count, tile, 0, scale_log2, False)
+    if tile.band.has_lo:
+        for back in range(blocks.bulk_begin - blocks.first):
+            dq, count = dq_block(mine, k, v, dq, count, tile, blocks.bulk_begin - 1 - back, scale_log2, True)
+    return dq, count
+
+
+@triton.jit
+def consume(desc_dq, stage, constants, queue, q, do, k, v, scale, scale_log2, part, BROADCAST_Q: tl.constexpr):
     """Consumer of 64 query rows of every tile. With shared queries every batch's dQ goes to its own output rows."""
-    q_tiles, q_fulls, q_empties = q_ring
-    do_tiles, do_fulls, do_empties = do_ring
-    turn = 0
+    q = q.nth(part)
+    do = do.nth(part)
+    done = 0
     count = 0
-    item = receive_item(queue, turn)
-    while item < items:
-        tile, head = find_tile(records, num_tiles, heads, item, False)
-        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
-        first, bulk_begin, bulk_end, end = key_blocks(row0, CONSUMERS * ROWS, len_q, len_kv, lo, hi, BLOCK_N, HAS_LO, HAS_HI)
-        rows = row0 + part * ROWS + tl.arange(0, ROWS)
-        exist = rows < len_q
-        constants = padded_rows.to(tl.int64) * head + pad_begin + rows
-        row_lse = tl.load(lse2 + constants, mask=exist, other=float("inf"))
-        row_delta = tl.load(delta + constants, mask=exist, other=0.0)
-        dq = tl.zeros([ROWS, D], tl.float32)
-        tlx.barrier_wait(q_fulls[part], turn & 1)
-        tlx.barrier_wait(do_fulls[part], turn & 1)
-        for back in range(end - bulk_end):
-            dq, count = dq_block(
-                q_tiles[part], do_tiles[part], k_ring, v_ring, dq, row_lse, row_delta, count, rows, end - 1 - back, len_kv,
-                lo, hi, scale_log2, STAGES, HAS_LO, HAS_HI, True)
-        for _ in range(bulk_end - bulk_begin):
-            dq, count = dq_block(
-                q_tiles[part], do_tiles[part], k_ring, v_ring, dq, row_lse, row_delta, count, rows, 0, len_kv,
-                lo, hi, scale_log2, STAGES, HAS_LO, HAS_HI, False)
-        if HAS_LO:
-            for back in range(bulk_begin - first):
-                dq, count = dq_block(
-                    q_tiles[part], do_tiles[part], k_ring, v_ring, dq, row_lse, row_delta, count, rows, bulk_begin - 1 - back,
-                    len_kv, lo, hi, scale_log2, STAGES, HAS_LO, HAS_HI, True)
-        tlx.barrier_arrive(q_empties[part], 1)
-        tlx.barrier_arrive(do_empties[part], 1)
-        begin = q_begin
+    unit = queue.receive(done)
+    while unit < queue.units:
+        tile, head = queue.next_tile(unit)
+        blocks = tile.key_blocks(BLOCK_M, BLOCK_N)
+        row = tile.row + part * ROWS
+        rows = row + tl.arange(0, ROWS)
+        exist = rows < tile.q.length
+        lse2, delta = constants.of_sequence(tile, head)
+        row_lse = tl.load(lse2 + rows, mask=exist, other=float("inf"))
+        row_delta = tl.load(delta + rows, mask=exist, other=0.0)
+        slot, phase = q.slot(done)
+        tlx.barrier_wait(q.fulls[slot], phase)
+        tlx.barrier_wait(do.fulls[slot], phase)
+        mine = Rows(rows, row_lse, row_delta, q.buffers[slot], do.buffers[slot])
+        dq, count = walk_blocks(mine, k, v, count, tile, blocks, scale_log2)
+        tlx.barrier_arrive(q.empties[slot], 1)
+        tlx.barrier_arrive(do.empties[slot], 1)
+        to = tile.q
         if BROADCAST_Q:
-            begin = out_begin
+            to = tile.out
         tlx.async_descriptor_store_wait(0)
-        store_gradient(desc_dq, stages[part], dq * scale, begin, len_q, row0 + part * ROWS, head)
-        turn += 1
-        item = receive_item(queue, turn)
+        store_gradient(desc_dq, stage, dq * scale, to, row, head)
+        done += 1
+        unit = queue.receive(done)
     tlx.async_descriptor_store_wait(0)
 
 
 @triton.jit(do_not_specialize=["padded_rows", "heads", "group"])
-def dq_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, lse2, delta, padded_rows, records, counts, counter, heads, group, scale,
-              scale_log2, D: tl.constexpr, STAGES: tl.constexpr, BROADCAST_Q: tl.constexpr,
-              HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, REGISTERS: tl.constexpr):
+def dq_kernel(
+    desc_q,
+    desc_k,
+    desc_v,
+    desc_do,
+    desc_dq,
+    lse2,
+    delta,
+    padded_rows,
+    records,
+    counts,
+    counter,
+    heads,
+    group,
+    scale,
+    scale_log2,
+    D: tl.constexpr,
+    STAGES: tl.constexpr,
+    BROADCAST_Q: tl.constexpr,
+    HAS_LO: tl.constexpr,
+    HAS_HI: tl.constexpr,
+    REGISTERS: tl.constexpr,
+):
     """Buffers, barriers, and who runs which role. Grid: (programs,).
 
-    desc_q, desc_k, desc_v, desc_do, desc_dq: ragged, boxes [64, D]; lse2, delta [H, padded_rows] fp32; records, counts: a list of
-    128 queries a tile; counter: one int32 of 0.
+    desc_q, desc_k, desc_v, desc_do, desc_dq: ragged, boxes [64, D]; lse2, delta [H, padded_rows] fp32; records, counts:
+    a list of 128 queries per tile; counter: one int32 of 0.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
     num_tiles = tl.load(counts + 1)
-    items = num_tiles * heads
-    q_tiles = tlx.local_alloc((ROWS, D), DTYPE, CONSUMERS)
-    do_tiles = tlx.local_alloc((ROWS, D), DTYPE, CONSUMERS)
-    k_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, STAGES)
-    v_tiles = tlx.local_alloc((BLOCK_N, D), DTYPE, STAGES)
+    q = alloc_ring(ROWS, D, DTYPE, 1, 1, RINGS=CONSUMERS)
+    do = alloc_ring(ROWS, D, DTYPE, 1, 1, RINGS=CONSUMERS)
+    k = alloc_ring(BLOCK_N, D, DTYPE, STAGES, CONSUMERS)
+    v = alloc_ring(BLOCK_N, D, DTYPE, STAGES, CONSUMERS)
     stages = tlx.local_alloc((ROWS, D), tlx.dtype_of(desc_dq), CONSUMERS)
-    drawn = tlx.local_alloc((1,), tl.int32, SLOTS)
-    q_ring = (q_tiles, tlx.alloc_barriers(CONSUMERS, arrive_count=1), tlx.alloc_barriers(CONSUMERS, arrive_count=1))
-    do_ring = (do_tiles, tlx.alloc_barriers(CONSUMERS, arrive_count=1), tlx.alloc_barriers(CONSUMERS, arrive_count=1))
-    k_ring = (k_tiles, tlx.alloc_barriers(STAGES, arrive_count=1), tlx.alloc_barriers(STAGES, arrive_count=CONSUMERS))
-    v_ring = (v_tiles, tlx.alloc_barriers(STAGES, arrive_count=1), tlx.alloc_barriers(STAGES, arrive_count=CONSUMERS))
-    queue = (drawn, tlx.alloc_barriers(SLOTS, arrive_count=1), tlx.alloc_barriers(SLOTS, arrive_count=CONSUMERS))
+    numbers = alloc_numbers(CONSUMERS)
+    queue = Queue(records, num_tiles, num_tiles * heads, heads, counter, numbers, False, False, HAS_LO, HAS_HI)
+    constants = RowConstants(lse2, delta, padded_rows)
     with tlx.async_tasks():
-        with tlx.async_task("default"):  # consumer 0
-            consume(desc_dq, lse2, delta, padded_rows, records, num_tiles, items, heads, scale, scale_log2, queue,
-                    q_ring, do_ring, k_ring, v_ring, stages, 0, D, STAGES, BROADCAST_Q, HAS_LO, HAS_HI)
-        with tlx.async_task(num_warps=4, registers=REGISTERS):  # consumer 1
-            consume(desc_dq, lse2, delta, padded_rows, records, num_tiles, items, heads, scale, scale_log2, queue,
-                    q_ring, do_ring, k_ring, v_ring, stages, 1, D, STAGES, BROADCAST_Q, HAS_LO, HAS_HI)
-        with tlx.async_task(num_warps=1, registers=24):  # producer
-            produce(desc_q, desc_k, desc_v, desc_do, records, num_tiles, items, heads, group, counter, queue, q_ring, do_ring,
-                    k_ring, v_ring, D, STAGES, HAS_LO, HAS_HI)
+        with tlx.async_task("default"):
+            consume(desc_dq, stages[0], constants, queue, q, do, k, v, scale, scale_log2, 0, BROADCAST_Q)
+        with tlx.async_task(num_warps=4, registers=REGISTERS):
+            consume(desc_dq, stages[1], constants, queue, q, do, k, v, scale, scale_log2, 1, BROADCAST_Q)
+        with tlx.async_task(num_warps=1, registers=24):
+            produce(desc_q, desc_k, desc_v, desc_do, queue, q, do, k, v, group)
 
 
 def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout) -> torch.Tensor:

@@ -22,8 +22,6 @@ Tiles are runs of TILE_KEYS keys of a sequence (longer ones are cut: no sequence
 queue; with STATIC they are dealt out beforehand, so that every program sums the same blocks in the same order in every run.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch
@@ -34,250 +32,316 @@ from triton.language.extra.cuda import gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.kernels.base import Problem
-from jfa.kernels.common.band import in_band
 from jfa.kernels.common.host import num_sms, padded_head_dim, scale_log2
 from jfa.kernels.common.launcher import Variant
-from jfa.kernels.common.ragged import ragged_box, ragged_descriptor
+from jfa.kernels.common.nouns import Span, Tile, aggregate
+from jfa.kernels.common.ragged import ragged_descriptor
+from jfa.kernels.common.ring import Ring, alloc_ring, ring_slot
 from jfa.kernels.compile_config import CompileConfig
-from jfa.kernels.hopper.old import load_box, store_gradient
+from jfa.kernels.hopper.backward import store_gradient
 from jfa.kernels.hopper.configs import EMULATED_SMS
-from jfa.kernels.hopper.prepare import PaddedRows
-from jfa.kernels.hopper.queue import SLOTS, draw_item, find_tile, receive_item, ring_slot
+from jfa.kernels.hopper.prepare import PaddedRows, RowConstants
+from jfa.kernels.hopper.queue import Queue, alloc_numbers
 from jfa.kernels.hopper.tiles import TileList, key_tiles
 
-BLOCK = TILE_KEYS = 1024  # keys of a tile: cut so that no program is left with a mega-sequence, at the price of reloading dO
-KEYS = tl.constexpr(64)  # keys of a block: the M of a wgmma
-GROUPS = tl.constexpr(2)  # key groups
+# Keys of a tile: cut so that no program is left with a mega-sequence, at the price of reloading dO.
+BLOCK = 1024
+TILE = tl.constexpr(BLOCK)
+# Keys of a block: the M of a wgmma.
+KEYS = tl.constexpr(64)
+# Key groups.
+GROUPS = tl.constexpr(2)
+
+
+@aggregate
+class Gradients:
+    """A ring of output gradients dO [LQ, D] with delta and log-sum-exp of their rows, on one barrier each."""
+
+    do: tlx.buffered_tensor
+    delta: tlx.buffered_tensor
+    lse: tlx.buffered_tensor
+    fulls: tlx.mbarrier
+    empties: tlx.mbarrier
+    stages: tl.constexpr
+    bytes: tl.constexpr
+
+
+@aggregate
+class Operands:
+    """What the key groups read, and ``ds`` and ``stages``, through which dS^T and dK leave them."""
+
+    q: Ring
+    k: Ring
+    v: Ring
+    gradients: Gradients
+    ds: Ring
+    stages: tlx.buffered_tensor
+    scale: tl.tensor
+    scale_log2: tl.tensor
 
 
 @triton.jit
-def load_output_gradients(desc_do, do_ring, slot, parity, out_begin, len_q, head, row_delta, row_lse, LQ: tl.constexpr,
-                          BYTES: tl.constexpr):
-    """A tile's dO, and on the same barrier delta and lse2 of its rows."""
-    do_tiles, fulls, empties, delta_tiles, lse_tiles = do_ring
-    tlx.barrier_wait(empties[slot], parity ^ 1)
-    tlx.barrier_expect_bytes(fulls[slot], BYTES + 2 * 4 * LQ)
-    tlx.async_descriptor_load(desc_do, do_tiles[slot], ragged_box(out_begin, len_q, 0, head), fulls[slot])
-    tlx.async_load(row_delta, delta_tiles[slot], bulk=True, barrier=fulls[slot])
-    tlx.async_load(row_lse, lse_tiles[slot], bulk=True, barrier=fulls[slot])
+def alloc_gradients(LQ: tl.constexpr, D: tl.constexpr, DTYPE: tl.constexpr, STAGES: tl.constexpr):
+    """Allocate the ring of output gradients, which both key groups read."""
+    do = tlx.local_alloc((LQ, D), DTYPE, STAGES)
+    delta = tlx.local_alloc((LQ,), tl.float32, STAGES)
+    lse = tlx.local_alloc((LQ,), tl.float32, STAGES)
+    fulls = tlx.alloc_barriers(STAGES, arrive_count=1)
+    empties = tlx.alloc_barriers(STAGES, arrive_count=GROUPS)
+    return Gradients(do, delta, lse, fulls, empties, STAGES, LQ * (D * tlx.size_of(DTYPE) + 8))
 
 
 @triton.jit
-def tile_rows(tile, TILE: tl.constexpr):
-    """(first key, end of the keys, keys that count) of a tile. Keys of no sequence count for nothing: they may hold anything."""
-    q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
-    seen = len_kv
-    if len_q == 0:
-        seen = 0
-    return row0, min(row0 + TILE, len_kv), seen
+def load_gradients(desc_do, delta, lse2, gradients, done, box):
+    """A tile's dO and, from the pointers, its rows' constants."""
+    slot, phase = ring_slot(done, gradients.stages)
+    tlx.barrier_wait(gradients.empties[slot], phase ^ 1)
+    tlx.barrier_expect_bytes(gradients.fulls[slot], gradients.bytes)
+    tlx.async_descriptor_load(desc_do, gradients.do[slot], box, gradients.fulls[slot])
+    tlx.async_load(delta, gradients.delta[slot], bulk=True, barrier=gradients.fulls[slot])
+    tlx.async_load(lse2, gradients.lse[slot], bulk=True, barrier=gradients.fulls[slot])
 
 
 @triton.jit
-def produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, records, num_tiles, counter, queue,
-            q_ring, k_ring, v_ring, do_ring, LQ: tl.constexpr, D: tl.constexpr, K_STAGES: tl.constexpr, V_STAGES: tl.constexpr,
-            DO_STAGES: tl.constexpr, TILE: tl.constexpr, STATIC: tl.constexpr):
+def counted(tile):
+    """Return the tile without its keys if no query sees them. Keys of no sequence may hold anything."""
+    length = tile.kv.length
+    if tile.q.length == 0:
+        length = 0
+    return Tile(tile.row, tile.q, Span(tile.kv.begin, length), tile.out, tile.band, tile.pad_begin)
+
+
+@triton.jit
+def end_of_keys(tile):
+    """Return where a tile's keys end inside its sequence."""
+    return min(tile.row + TILE, tile.kv.length)
+
+
+@triton.jit
+def produce(desc_q, desc_k, desc_v, desc_do, constants, rows_q, queue, q, k, v, gradients):
     """Producer: the queries once; of every tile its output gradients and row constants, then its key and value blocks."""
-    SIZE: tl.constexpr = tlx.size_of(tlx.dtype_of(desc_q))
     head = tl.program_id(1)
-    load_box(desc_q, q_ring, 0, 0, 0, rows_q, 0, head, SIZE * LQ * D)
-    constants = padded_rows.to(tl.int64) * head
-    turn = 0
+    q.load(0, desc_q, Span(tl.to_tensor(0), rows_q).box(0, head))
+    done = 0
     count = 0
-    item = draw_item(counter, queue, turn, STATIC)
-    while item < num_tiles:
-        tile, column = find_tile(records, num_tiles, 1, item, True)
-        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
-        first, end, seen = tile_rows(tile, TILE)
-        slot, parity = ring_slot(turn, DO_STAGES)
-        load_output_gradients(desc_do, do_ring, slot, parity, out_begin, len_q, head, delta + constants + pad_begin,
-                              lse2 + constants + pad_begin, LQ, SIZE * LQ * D)
-        for row in range(first, end, KEYS):
-            slot, parity = ring_slot(count, K_STAGES)
-            load_box(desc_k, k_ring, slot, parity, kv_begin, seen, row, head, SIZE * KEYS * D)
-            slot, parity = ring_slot(count, V_STAGES)
-            load_box(desc_v, v_ring, slot, parity, kv_begin, seen, row, head, SIZE * KEYS * D)
+    unit = queue.draw(done)
+    while unit < queue.units:
+        tile, column = queue.next_tile(unit)
+        lse2, delta = constants.of_sequence(tile, head)
+        load_gradients(desc_do, delta, lse2, gradients, done, tile.out.box(0, head))
+        keys = counted(tile).kv
+        for row in range(tile.row, end_of_keys(tile), KEYS):
+            k.load(count, desc_k, keys.box(row, head))
+            v.load(count, desc_v, keys.box(row, head))
             count += 1
-        turn += 1
-        item = draw_item(counter, queue, turn, STATIC)
+        done += 1
+        unit = queue.draw(done)
 
 
 @triton.jit
-def row_constants(tile, LQ: tl.constexpr):
+def row_constants(buffer):
     """[1, LQ] of a buffer, read in pieces of 64: a read of fewer elements than threads takes on the layout of its use."""
+    LQ: tl.constexpr = buffer.shape[0]
     if LQ == 128:
-        low = tlx.local_load(tlx.local_slice(tile, [0], [64]))
-        high = tlx.local_load(tlx.local_slice(tile, [64], [64]))
+        low = tlx.local_load(tlx.local_slice(buffer, [0], [64]))
+        high = tlx.local_load(tlx.local_slice(buffer, [64], [64]))
         return tl.join(low, high).permute(1, 0).reshape([LQ])[None, :]
     else:
-        return tlx.local_load(tile)[None, :]
+        return tlx.local_load(buffer)[None, :]
 
 
 @triton.jit
-def key_block(desc_dk, desc_dv, q_tile, k_ring, v_ring, do_tile, delta_tile, lse_tile, ds_ring, stage, group, count, use,
-              row, kv_begin, len_kv, seen, lo, hi, head, scale, scale_log2, LQ: tl.constexpr, D: tl.constexpr,
-              K_STAGES: tl.constexpr, V_STAGES: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """The count-th block, this group's use-th: its dS^T goes to the query group, its dV and dK leave."""
-    k_tiles, k_fulls, k_empties = k_ring
-    v_tiles, v_fulls, v_empties = v_ring
-    ds_tiles, ds_fulls, ds_empties = ds_ring
-    k, k_parity = ring_slot(count, K_STAGES)
-    v, v_parity = ring_slot(count, V_STAGES)
-    tlx.barrier_wait(k_fulls[k], k_parity)
-    start = tl.zeros([KEYS, LQ], tl.float32) + row_constants(lse_tile, LQ) * (-1.0 / scale_log2)
-    scores = tlx.async_dot(k_tiles[k], tlx.local_trans(q_tile), start)
-    tlx.barrier_wait(v_fulls[v], v_parity)
-    start = tl.zeros([KEYS, LQ], tl.float32) - row_constants(delta_tile, LQ)
-    dp = tlx.async_dot(v_tiles[v], tlx.local_trans(do_tile), start)
+def make_ds(operands, tile, slot, count, row):
+    """Return (P^T, dS^T) of the count-th key block, whose first key is ``row``, against all queries."""
+    q_tiles = operands.q.buffers
+    gradients = operands.gradients
+    LQ: tl.constexpr = q_tiles.shape[0]
+    k, k_phase = operands.k.slot(count)
+    v, v_phase = operands.v.slot(count)
+    tlx.barrier_wait(operands.k.fulls[k], k_phase)
+    start = tl.zeros([KEYS, LQ], tl.float32) + row_constants(gradients.lse[slot]) * (-1.0 / operands.scale_log2)
+    # count >> 30 is 0; the compiler does not know, and so does not keep the addresses of Q's parts in registers
+    scores = tlx.async_dot(operands.k.buffers[k], tlx.local_trans(q_tiles[count >> 30]), start)
+    tlx.barrier_wait(operands.v.fulls[v], v_phase)
+    start = tl.zeros([KEYS, LQ], tl.float32) - row_constants(gradients.delta[slot])
+    dp = tlx.async_dot(operands.v.buffers[v], tlx.local_trans(gradients.do[slot]), start)
     scores = tlx.async_dot_wait(1, scores)
-    p = tl.math.exp2(scores * scale_log2)
+    p = tl.math.exp2(scores * operands.scale_log2)
     keys = row + tl.arange(0, KEYS)
-    p = tl.where(in_band(tl.arange(0, LQ)[None, :], keys[:, None], seen, lo, hi, HAS_LO, HAS_HI), p, 0.0).to(q_tile.dtype)
+    p = tl.where(tile.pair_mask(tl.arange(0, LQ)[None, :], keys[:, None]), p, 0.0).to(q_tiles.dtype)
     dp = tlx.async_dot_wait(0, dp)
-    ds = (p.to(tl.float32) * dp).to(q_tile.dtype)
-    dv = tlx.async_dot(p, do_tile)
-    tlx.async_descriptor_store_wait(0)  # the previous dK has left this buffer
-    tlx.local_store(ds_tiles[group], ds)
-    tlx.fence("async_shared")
-    tlx.barrier_arrive(ds_fulls[group], 1)
-    dv = tlx.async_dot_wait(0, dv)
-    tlx.local_store(v_tiles[v], dv.to(q_tile.dtype))
-    dk = tlx.async_dot(ds, q_tile)
-    tlx.fence("async_shared")
-    tlx.async_descriptor_store(desc_dv, v_tiles[v], ragged_box(kv_begin, len_kv, row, head))
-    dk = tlx.async_dot_wait(0, dk) * scale
-    tlx.barrier_wait(ds_empties[group], use & 1)
-    tlx.async_descriptor_store_wait(0)
-    tlx.barrier_arrive(v_empties[v], 1)
-    store_gradient(desc_dk, stage, dk, kv_begin, len_kv, row, head)
+    return p, (p.to(tl.float32) * dp).to(q_tiles.dtype)
 
 
 @triton.jit
-def key_group(desc_dk, desc_dv, records, num_tiles, scale, scale_log2, queue, q_ring, k_ring, v_ring, do_ring, ds_ring, stages,
-              group, LQ: tl.constexpr, D: tl.constexpr, K_STAGES: tl.constexpr, V_STAGES: tl.constexpr, DO_STAGES: tl.constexpr,
-              TILE: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+def key_block(desc_dk, desc_dv, operands, tile, slot, group, count, use, row, head):
+    """The count-th block, this group's use-th: its dS^T goes to the query group, its dV and dK leave."""
+    ds_ring = operands.ds
+    v_tiles = operands.v.buffers
+    v, v_phase = operands.v.slot(count)
+    p, ds = make_ds(operands, counted(tile), slot, count, row)
+    dv = tlx.async_dot(p, operands.gradients.do[slot])
+    # The previous dK has left this buffer.
+    tlx.async_descriptor_store_wait(0)
+    tlx.local_store(ds_ring.buffers[group], ds)
+    tlx.fence("async_shared")
+    tlx.barrier_arrive(ds_ring.fulls[group], 1)
+    dv = tlx.async_dot_wait(0, dv)
+    tlx.local_store(v_tiles[v], dv.to(v_tiles.dtype))
+    dk = tlx.async_dot(ds, operands.q.buffers[count >> 30])
+    tlx.fence("async_shared")
+    tlx.async_descriptor_store(desc_dv, v_tiles[v], tile.kv.box(row, head))
+    dk = tlx.async_dot_wait(0, dk) * operands.scale
+    tlx.barrier_wait(ds_ring.empties[group], use & 1)
+    tlx.async_descriptor_store_wait(0)
+    tlx.barrier_arrive(operands.v.empties[v], 1)
+    store_gradient(desc_dk, operands.stages[group], dk, tile.kv, row, head)
+
+
+@triton.jit
+def key_group(desc_dk, desc_dv, queue, operands, group: tl.constexpr):
     """Every second block of 64 keys: scores, their gradients, dV and dK."""
-    q_tiles, q_fulls, q_empties = q_ring
-    do_tiles, do_fulls, do_empties, delta_tiles, lse_tiles = do_ring
+    gradients = operands.gradients
     head = tl.program_id(1)
-    tlx.barrier_wait(q_fulls[0], 0)
-    turn = 0
+    tlx.barrier_wait(operands.q.fulls[0], 0)
+    done = 0
     count = 0
     use = 0
-    item = receive_item(queue, turn)
-    while item < num_tiles:
-        tile, column = find_tile(records, num_tiles, 1, item, True)
-        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = tile
-        first, end, seen = tile_rows(tile, TILE)
-        slot, parity = ring_slot(turn, DO_STAGES)
-        tlx.barrier_wait(do_fulls[slot], parity)
-        skip = (count + group) % GROUPS  # blocks alternate across tiles, too
-        for row in range(first + skip * KEYS, end, GROUPS * KEYS):
-            at = count + (row - first) // KEYS
-            # at >> 30 is 0; the compiler does not know, and so does not keep the addresses of Q's parts in registers
-            key_block(desc_dk, desc_dv, q_tiles[at >> 30], k_ring, v_ring, do_tiles[slot], delta_tiles[slot], lse_tiles[slot],
-                      ds_ring, stages[group], group, at, use, row, kv_begin, len_kv, seen, lo, hi, head, scale, scale_log2,
-                      LQ, D, K_STAGES, V_STAGES, HAS_LO, HAS_HI)
+    unit = queue.receive(done)
+    while unit < queue.units:
+        tile, column = queue.next_tile(unit)
+        slot, phase = ring_slot(done, gradients.stages)
+        tlx.barrier_wait(gradients.fulls[slot], phase)
+        end = end_of_keys(tile)
+        # Blocks alternate across tiles, too.
+        skip = (count + group) % GROUPS
+        for row in range(tile.row + skip * KEYS, end, GROUPS * KEYS):
+            at = count + (row - tile.row) // KEYS
+            key_block(desc_dk, desc_dv, operands, tile, slot, group, at, use, row, head)
             use += 1
-        tlx.barrier_arrive(do_empties[slot], 1)
-        count += tl.cdiv(end - first, KEYS)
-        turn += 1
-        item = receive_item(queue, turn)
+        tlx.barrier_arrive(gradients.empties[slot], 1)
+        count += tl.cdiv(end - tile.row, KEYS)
+        done += 1
+        unit = queue.receive(done)
     tlx.async_descriptor_store_wait(0)
 
 
 @triton.jit
-def query_group(desc_dq, records, num_tiles, heads, queue, k_ring, do_ring, ds_ring, dq_stages,
-                LQ: tl.constexpr, D: tl.constexpr, K_STAGES: tl.constexpr, DO_STAGES: tl.constexpr, TILE: tl.constexpr):
+def query_group(desc_dq, dq_tile, heads, queue, k, gradients, ds):
     """dQ^T [D, LQ] += K^T dS^T over all blocks; at the end it leaves the program's partial."""
-    k_tiles, k_fulls, k_empties = k_ring
-    ds_tiles, ds_fulls, ds_empties = ds_ring
-    do_tiles, do_fulls, do_empties, delta_tiles, lse_tiles = do_ring
+    D: tl.constexpr = dq_tile.shape[0]
+    LQ: tl.constexpr = dq_tile.shape[1]
     dq = tl.zeros([D, LQ], tl.float32)
-    turn = 0
+    done = 0
     count = 0
-    item = receive_item(queue, turn)
-    while item < num_tiles:
-        tile, column = find_tile(records, num_tiles, 1, item, True)
-        first, end, seen = tile_rows(tile, TILE)
-        for _ in range(first, end, KEYS):
-            k, k_parity = ring_slot(count, K_STAGES)
-            group, parity = ring_slot(count, GROUPS)
-            tlx.barrier_wait(k_fulls[k], k_parity)
-            tlx.barrier_wait(ds_fulls[group], parity)
-            dq = tlx.async_dot(tlx.local_trans(k_tiles[k]), ds_tiles[group], dq)
+    unit = queue.receive(done)
+    while unit < queue.units:
+        tile, column = queue.next_tile(unit)
+        for _ in range(tile.row, end_of_keys(tile), KEYS):
+            slot, phase = k.slot(count)
+            group, ds_phase = ds.slot(count)
+            tlx.barrier_wait(k.fulls[slot], phase)
+            tlx.barrier_wait(ds.fulls[group], ds_phase)
+            dq = tlx.async_dot(tlx.local_trans(k.buffers[slot]), ds.buffers[group], dq)
             dq = tlx.async_dot_wait(0, dq)
-            tlx.barrier_arrive(ds_empties[group], 1)
-            tlx.barrier_arrive(k_empties[k], 1)
+            tlx.barrier_arrive(ds.empties[group], 1)
+            tlx.barrier_arrive(k.empties[slot], 1)
             count += 1
-        turn += 1
-        item = receive_item(queue, turn)
-    for slot in tl.static_range(DO_STAGES):  # dQ leaves through the buffers of dO, once nobody needs one any more
-        last, parity = ring_slot(tl.maximum(turn - 1 - slot, 0), DO_STAGES)
-        tlx.barrier_wait(do_empties[last], parity, pred=turn > slot)
-    tlx.local_store(dq_stages[0], dq)
+        done += 1
+        unit = queue.receive(done)
+    # dQ leaves through the buffers of dO, once nobody needs one any more.
+    for back in tl.static_range(gradients.stages):
+        last, phase = ring_slot(tl.maximum(done - 1 - back, 0), gradients.stages)
+        tlx.barrier_wait(gradients.empties[last], phase, pred=done > back)
+    tlx.local_store(dq_tile, dq)
     tlx.fence("async_shared")
-    tlx.async_descriptor_store(desc_dq, dq_stages[0], [(tl.program_id(0) * heads + tl.program_id(1)) * D, 0])
+    row = (tl.program_id(0) * heads + tl.program_id(1)) * D
+    tlx.async_descriptor_store(desc_dq, dq_tile, [row, 0])
     tlx.async_descriptor_store_wait(0)
 
 
 @triton.jit(do_not_specialize=["padded_rows", "rows_q", "heads"])
-def backward_shared_q_kernel(desc_q, desc_k, desc_v, desc_do, desc_dq, desc_dk, desc_dv, lse2, delta, padded_rows, rows_q,
-                             records, counts, counters, heads, scale, scale_log2,
-                             LQ: tl.constexpr, D: tl.constexpr, K_STAGES: tl.constexpr, V_STAGES: tl.constexpr,
-                             DO_STAGES: tl.constexpr, TILE: tl.constexpr, STATIC: tl.constexpr, HAS_LO: tl.constexpr,
-                             HAS_HI: tl.constexpr, KEY_REGISTERS: tl.constexpr, QUERY_REGISTERS: tl.constexpr):
-    """Buffers, barriers, and who runs which role. Grid: (programs a head, H).
+def backward_resident_kernel(
+    desc_q,
+    desc_k,
+    desc_v,
+    desc_do,
+    desc_dq,
+    desc_dk,
+    desc_dv,
+    lse2,
+    delta,
+    padded_rows,
+    rows_q,
+    records,
+    counts,
+    counters,
+    heads,
+    scale,
+    scale_log2,
+    LQ: tl.constexpr,
+    D: tl.constexpr,
+    STAGES: tl.constexpr,
+    DO_STAGES: tl.constexpr,
+    STATIC: tl.constexpr,
+    HAS_LO: tl.constexpr,
+    HAS_HI: tl.constexpr,
+    KEY_REGISTERS: tl.constexpr,
+    QUERY_REGISTERS: tl.constexpr,
+):
+    """Buffers, barriers, and who runs which role. Grid: (programs per head, H).
 
     desc_q, desc_do: ragged, boxes [LQ, D]; desc_k, desc_v, desc_dk, desc_dv: ragged, [64, D]; desc_dq: plain, fp32
     [programs * H * D, LQ], boxes [D, LQ]. lse2, delta [H, padded_rows] fp32.
-    records, counts: a list of TILE keys a tile; counters: one int32 of 0 a head.
+    records, counts: a list of TILE keys per tile; counters: one int32 of 0 per head.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
-    k_tiles = tlx.local_alloc((KEYS, D), DTYPE, K_STAGES)
-    v_tiles = tlx.local_alloc((KEYS, D), DTYPE, V_STAGES)
-    q_tiles = tlx.local_alloc((LQ, D), DTYPE, 1)
-    do_tiles = tlx.local_alloc((LQ, D), DTYPE, DO_STAGES)
-    dq_stages = tlx.local_alloc((D, LQ), tl.float32, 1, reuse=do_tiles)
-    ds_tiles = tlx.local_alloc((KEYS, LQ), DTYPE, GROUPS)
+    k = alloc_ring(KEYS, D, DTYPE, STAGES, 1)
+    v = alloc_ring(KEYS, D, DTYPE, STAGES, 1)
+    q = alloc_ring(LQ, D, DTYPE, 1, 1)
+    gradients = alloc_gradients(LQ, D, DTYPE, DO_STAGES)
+    dq_tiles = tlx.local_alloc((D, LQ), tl.float32, 1, reuse=gradients.do)
+    ds = alloc_ring(KEYS, LQ, DTYPE, GROUPS, 1)
     if LQ == D:
-        stages = tlx.local_alloc((KEYS, D), DTYPE, GROUPS, reuse=ds_tiles)
+        stages = tlx.local_alloc((KEYS, D), DTYPE, GROUPS, reuse=ds.buffers)
     else:
         stages = tlx.local_alloc((KEYS, D), DTYPE, GROUPS)
-    delta_tiles = tlx.local_alloc((LQ,), tl.float32, DO_STAGES)
-    lse_tiles = tlx.local_alloc((LQ,), tl.float32, DO_STAGES)
-    drawn = tlx.local_alloc((1,), tl.int32, SLOTS)
-    k_ring = (k_tiles, tlx.alloc_barriers(K_STAGES, arrive_count=1), tlx.alloc_barriers(K_STAGES, arrive_count=1))
-    v_ring = (v_tiles, tlx.alloc_barriers(V_STAGES, arrive_count=1), tlx.alloc_barriers(V_STAGES, arrive_count=1))
-    q_ring = (q_tiles, tlx.alloc_barriers(1, arrive_count=1), tlx.alloc_barriers(1, arrive_count=1))
-    do_fulls = tlx.alloc_barriers(DO_STAGES, arrive_count=1)
-    do_empties = tlx.alloc_barriers(DO_STAGES, arrive_count=GROUPS)
-    do_ring = (do_tiles, do_fulls, do_empties, delta_tiles, lse_tiles)
-    ds_ring = (ds_tiles, tlx.alloc_barriers(GROUPS, arrive_count=1), tlx.alloc_barriers(GROUPS, arrive_count=1))
-    queue = (drawn, tlx.alloc_barriers(SLOTS, arrive_count=1), tlx.alloc_barriers(SLOTS, arrive_count=GROUPS + 1))
+    operands = Operands(q, k, v, gradients, ds, stages, scale, scale_log2)
+    numbers = alloc_numbers(GROUPS + 1)
     gdc_wait()  # from here on the list and the row constants are read
     num_tiles = tl.load(counts + 1)
+    counters += tl.program_id(1)
+    queue = Queue(records, num_tiles, num_tiles, heads, counters, numbers, True, STATIC, HAS_LO, HAS_HI)
     with tlx.async_tasks():
-        with tlx.async_task("default"):  # key group 0
-            key_group(desc_dk, desc_dv, records, num_tiles, scale, scale_log2, queue, q_ring, k_ring, v_ring, do_ring, ds_ring,
-                      stages, 0, LQ, D, K_STAGES, V_STAGES, DO_STAGES, TILE, HAS_LO, HAS_HI)
-        with tlx.async_task(num_warps=4, registers=KEY_REGISTERS):  # key group 1
-            key_group(desc_dk, desc_dv, records, num_tiles, scale, scale_log2, queue, q_ring, k_ring, v_ring, do_ring, ds_ring,
-                      stages, 1, LQ, D, K_STAGES, V_STAGES, DO_STAGES, TILE, HAS_LO, HAS_HI)
-        with tlx.async_task(num_warps=4, registers=QUERY_REGISTERS):  # query group
-            query_group(desc_dq, records, num_tiles, heads, queue, k_ring, do_ring, ds_ring, dq_stages,
-                        LQ, D, K_STAGES, DO_STAGES, TILE)
-        with tlx.async_task(num_warps=1, registers=24):  # producer
-            produce(desc_q, desc_k, desc_v, desc_do, lse2, delta, padded_rows, rows_q, records, num_tiles,
-                    counters + tl.program_id(1), queue, q_ring, k_ring, v_ring, do_ring,
-                    LQ, D, K_STAGES, V_STAGES, DO_STAGES, TILE, STATIC)
+        with tlx.async_task("default"):
+            key_group(desc_dk, desc_dv, queue, operands, 0)
+        with tlx.async_task(num_warps=4, registers=KEY_REGISTERS):
+            key_group(desc_dk, desc_dv, queue, operands, 1)
+        with tlx.async_task(num_warps=4, registers=QUERY_REGISTERS):
+            query_group(desc_dq, dq_tiles[0], heads, queue, k, gradients, ds)
+        with tlx.async_task(num_warps=1, registers=24):
+            constants = RowConstants(lse2, delta, padded_rows)
+            produce(desc_q, desc_k, desc_v, desc_do, constants, rows_q, queue, q, k, v, gradients)
 
 
 @triton.jit(do_not_specialize=["programs", "heads", "rows_q"])
-def sum_kernel(partials, dq, programs, heads, rows_q, scale, LQ: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr,
-               PROGRAMS: tl.constexpr, ROWS: tl.constexpr):
-    """One program ROWS of the head dimension and a head: dq [rows_q, H, D] = scale * the partials' sum.
+def sum_kernel(
+    partials,
+    dq,
+    programs,
+    heads,
+    rows_q,
+    scale,
+    LQ: tl.constexpr,
+    D: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Write dq [rows_q, H, D] = scale * the partials' sum; one program per head and ROWS of the head dimension.
 
-    partials: [programs, H, D_BLOCK, LQ]. All partials of an element are read at once and added in a tree that is always the same.
+    partials: [programs, H, D_BLOCK, LQ]. All partials of an element are read at once and added in a tree that is always
+    the same.
     """
     gdc_wait()
     head = tl.program_id(1)
@@ -326,7 +390,7 @@ def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, d
 @cache
 def _variant(lq: int, d: int, stages: int, static: bool, has_lo: bool, has_hi: bool) -> Variant:
     return Variant(
-        backward_shared_q_kernel, LQ=lq, D=d, K_STAGES=stages, V_STAGES=stages, DO_STAGES=2, TILE=TILE_KEYS, STATIC=static,
+        backward_resident_kernel, LQ=lq, D=d, STAGES=stages, DO_STAGES=2, STATIC=static,
         HAS_LO=has_lo, HAS_HI=has_hi, KEY_REGISTERS=160, QUERY_REGISTERS=160, num_warps=4, num_stages=1, launch_pdl=True,
     )
 
@@ -353,13 +417,12 @@ def _compile_config(name, lq, d, stages, spills, has_lo=False, has_hi=False):
     desc = "tensordesc<bf16[1, 1, 1, {}, {}]>"
     return CompileConfig(
         name=name,
-        kernel="jfa.kernels.hopper.backward_shared_q:backward_shared_q_kernel",
+        kernel="jfa.kernels.hopper.backward_shared_q:backward_resident_kernel",
         signature=dict(desc_q=desc.format(lq, d), desc_k=desc.format(64, d), desc_v=desc.format(64, d),
                        desc_do=desc.format(lq, d), desc_dq=f"tensordesc<fp32[{d}, {lq}]>", desc_dk=desc.format(64, d),
                        desc_dv=desc.format(64, d), lse2="*fp32", delta="*fp32", padded_rows="i32", rows_q="i32", records="*i32",
                        counts="*i32", counters="*i32", heads="i32", scale="fp32", scale_log2="fp32"),
-        constexprs=dict(LQ=lq, D=d, K_STAGES=stages, V_STAGES=stages, DO_STAGES=2, TILE=1024,
-                        STATIC=False, HAS_LO=has_lo, HAS_HI=has_hi, KEY_REGISTERS=160, QUERY_REGISTERS=160),
+        constexprs=dict(LQ=lq, D=d, STAGES=stages, DO_STAGES=2, STATIC=False, HAS_LO=has_lo, HAS_HI=has_hi, KEY_REGISTERS=160, QUERY_REGISTERS=160),
         targets=(90,),
         num_warps=4,
         options=dict(num_stages=1),
