@@ -12,7 +12,7 @@ from jfa.kernels.base import Problem
 MODULES = {
     "reference": "jfa.kernels.reference",
     "portable": "jfa.kernels.portable",
-    "hopper": "jfa.kernels.hopper",
+    "hopper": "jfa.kernels.hopper.launch",
     "blackwell": "jfa.kernels.blackwell.launch",
 }
 # The first that supports the request wins; reference is last because it is right everywhere and fast nowhere.

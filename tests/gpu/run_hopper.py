@@ -1,16 +1,16 @@
 """Everything about the Hopper kernels that needs a GPU of sm_90, in one command, without network or pytest.
 
     python tests/gpu/run_hopper.py check [--first 0] [--cases 1000] [--seconds 500]
-                                                               random problems against fp64, repeatability, the op's own GPU tests
+                                                               random problems against fp64, repeatability, the op
     compute-sanitizer python tests/gpu/run_hopper.py sample --cases 8
     python tests/gpu/run_hopper.py record --out FILE           results of small problems, to compare with the emulator's
     python tests/gpu/run_hopper.py time --out FILE             this project's times on the named shapes
-    python tests/gpu/run_hopper.py time --peers jfa:portable fa2 fa4 flex cudnn sdpa --out FILE     for an environment of theirs
+    python tests/gpu/run_hopper.py time --peers jfa:portable fa2 fa4 flex cudnn sdpa --out FILE     in their environment
     python tests/gpu/run_hopper.py merge OUT FILES... [--ours jfa:portable]     one result file, and the table of ratios
 
-The peers need the Triton that belongs to PyTorch, and these kernels the one with TLX; so each side is timed by a command of its
-own, on the same machine, one right after the other. Compiling takes most of the time: every shape has a process of its own, all
-compile at once, then each times what it compiled while the others wait.
+The peers need the Triton that belongs to PyTorch, and these kernels the one with TLX; so each side is timed by a
+command of its own, on the same machine, one right after the other. Compiling takes most of the time: every shape has a
+process of its own, all compile at once, then each times what it compiled while the others wait.
 """
 
 from __future__ import annotations
@@ -215,8 +215,8 @@ def _measure(names: list[str]) -> list[dict]:
 def time_shapes(out: Path, chosen: list[str], names: list[str], wait: Path | None) -> None:
     """All shapes: compiled at once, then timed one after the other.
 
-    With ``wait`` this makes the file WAIT.ready when everything is compiled, and times when the file WAIT is there: several such
-    commands, each with libraries of its own, compile side by side and time one by one.
+    With ``wait`` this makes the file WAIT.ready when everything is compiled, and times when the file WAIT is there:
+    several such commands, each with libraries of its own, compile side by side and time one by one.
     """
     pools = {shape: CONTEXT.Pool(1) for shape in chosen}
     waiting = {shape: pool.apply_async(_prepare, (shape, names)) for shape, pool in pools.items()}
@@ -236,26 +236,37 @@ def time_shapes(out: Path, chosen: list[str], names: list[str], wait: Path | Non
 
 # --------------------------------------------------------------------------------------------------------------- merge
 def merge(out: Path, files: list[Path], ours: str) -> None:
-    """One file of all sides, in the form of jfa bench, and the table. Of this project's rows only those named ``ours``*."""
+    """Write one file of all sides, in the form of jfa bench, and print the table.
+
+    Of this project's rows only those named ``ours``* are taken.
+    """
     parts = [json.loads(f.read_text()) for f in files]
     result = {
         "environment": parts[0]["environment"],
         "ceilings": parts[0]["ceilings"],
         "peer_environments": [p["environment"] for p in parts[1:]],
-        "timings": [t for p in parts for t in p["timings"] if t["name"].startswith(ours) or not t["name"].startswith("jfa")],
+        "timings": [
+            t for p in parts for t in p["timings"] if t["name"].startswith(ours) or not t["name"].startswith("jfa")
+        ],
     }
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result, ours))
 
 
 def _limit(shape: shapes.Shape, backward: bool) -> float:
-    """Milliseconds no version can beat by much on an H200: bytes at 4.2 TB/s or FLOPs at 770 TFLOP/s, both as measured there."""
+    """Return the milliseconds no version can beat by much on an H200: bytes at 4.2 TB/s or FLOPs at 770 TFLOP/s.
+
+    Both rates were measured there.
+    """
     return max(shape.least_bytes(backward) / 4.2e9, shape.flops(backward) / 770e9)
 
 
 def table(result: dict, name_of_ours: str = "jfa:hopper") -> str:
     """Per shape and pass: this project's time and rate, how far from the limit, the best peer, and the ratio to it."""
-    lines = ["| shape | pass | ms | TFLOP/s | time / limit | best peer | its ms | ratio |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| shape | pass | ms | TFLOP/s | time / limit | best peer | its ms | ratio |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for name in dict.fromkeys(t["shape"] for t in result["timings"]):
         mine = [t for t in result["timings"] if t["shape"] == name]
         for which in ("forward", "backward"):
@@ -267,7 +278,9 @@ def table(result: dict, name_of_ours: str = "jfa:hopper") -> str:
                 continue
             ms = ours[f"{which}_ms"]
             row = [name, which, f"{ms:.3f}", f"{ours[f'{which}_tflops']:.0f}", f"{ms / limit:.2f}"]
-            row += [best["name"], f"{best[f'{which}_ms']:.3f}", f"{best[f'{which}_ms'] / ms:.2f}"] if best else ["-"] * 3
+            row += (
+                [best["name"], f"{best[f'{which}_ms']:.3f}", f"{best[f'{which}_ms'] / ms:.2f}"] if best else ["-"] * 3
+            )
             lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
@@ -283,7 +296,9 @@ def main() -> int:
     p.add_argument("--first", type=int, default=0, help="check, sample: the first random case")
     p.add_argument("--seconds", type=float, default=1e9, help="check: begin nothing after so many seconds")
     p.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="check: parts of the suite")
-    p.add_argument("--peers", nargs="*", default=[], help=f"time: of {', '.join([*OURS, *peers.PEERS])}; default: the first two")
+    p.add_argument(
+        "--peers", nargs="*", default=[], help=f"time: of {', '.join([*OURS, *peers.PEERS])}; default: the first two"
+    )
     p.add_argument("--wait", type=Path, help="time: compile, make WAIT.ready, and time as soon as there is a file WAIT")
     p.add_argument("--shapes", nargs="*", default=list(shapes.DEFAULT))
     args = p.parse_args()

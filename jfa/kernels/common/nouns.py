@@ -143,3 +143,19 @@ def load_tile(records, index, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     band = Band(tl.load(at + 6), tl.load(at + 7), HAS_LO, HAS_HI)
     pad_begin = tl.load(at + 8)
     return Tile(row, Span(q_begin, len_q), Span(kv_begin, len_kv), Span(out_begin, len_q), band, pad_begin)
+
+
+@triton.jit
+def store_tiles(records, index, row, tile, mask):
+    """Write the records of S sequences' tiles: ``index``, ``row``, ``mask`` [S, T], other fields from ``tile`` [S]."""
+    at = records + index * RECORD
+    same = row * 0
+    tl.store(at, tile.q.begin[:, None] + same, mask=mask)
+    tl.store(at + 1, tile.q.length[:, None] + same, mask=mask)
+    tl.store(at + 2, row, mask=mask)
+    tl.store(at + 3, tile.out.begin[:, None] + same, mask=mask)
+    tl.store(at + 4, tile.kv.begin[:, None] + same, mask=mask)
+    tl.store(at + 5, tile.kv.length[:, None] + same, mask=mask)
+    tl.store(at + 6, tile.band.lo[:, None] + same, mask=mask)
+    tl.store(at + 7, tile.band.hi[:, None] + same, mask=mask)
+    tl.store(at + 8, tile.pad_begin[:, None] + same, mask=mask)

@@ -15,7 +15,7 @@ class Ring:
     """Buffers that are filled and emptied in turn; several equal rings may lie side by side in the same allocation.
 
     Attributes:
-        buffers, fulls, empties: one each per buffer. ``fulls`` says that its data is there, ``empties`` that all have read it.
+        buffers, fulls, empties: memory, and two barriers per buffer: its data is there; all have read it.
         stages: number of buffers of this ring.
         bytes: size of a buffer, which a copy engine counts.
         first: index of this ring's first buffer.
@@ -76,7 +76,8 @@ def alloc_ring(
 ):
     """Allocate a ring of boxes [ROWS, COLUMNS] that READERS empty, or RINGS of them side by side.
 
-    BY_THREAD: readers are warp groups whose threads arrive one by one, which saves them two synchronisations per arrival.
+    BY_THREAD: readers are warp groups whose threads arrive one by one, which saves them two synchronisations per
+    arrival.
     """
     BUFFERS: tl.constexpr = RINGS * STAGES
     buffers = tlx.local_alloc((ROWS, COLUMNS), DTYPE, BUFFERS)

@@ -5,40 +5,29 @@ For a tile of 128 keys of one key/value head and every block of 64 queries that 
     S^T  = K Q^T           P^T  = exp2(S^T scale - lse)         dV += P^T dO
     dP^T = V dO^T          dS^T = P^T (dP^T - delta)            dK += dS^T Q          dQ += dS K
 
-Two consumer warp groups own 64 keys each: S^T, dP^T, dK and dV never leave their registers, and P^T and dS^T enter the next
-product straight from them. Only dQ needs all 128 keys: both write their dS^T to shared memory and go on, and a third warp group,
-the adder, makes dQ from it and adds it in fp32 by TMA reduce-add. So nobody who has work waits for dQ, and the three groups'
-products fill each other's gaps on the tensor cores. Query heads of a group (GQA) are walked one after another in the same tile, so
-dK and dV need no atomics.
+Two consumer warp groups own 64 keys each: S^T, dP^T, dK and dV never leave their registers, and P^T and dS^T enter the
+next product straight from them. Only dQ needs all 128 keys: both write their dS^T to shared memory and go on, and a
+third warp group, the adder, makes dQ from it and adds it in fp32 by TMA reduce-add. So nobody who has work waits for
+dQ, and the three groups' products fill each other's gaps on the tensor cores. Query heads of a group (GQA) are walked
+one after another in the same tile, so dK and dV need no atomics.
 
-Registers decide. A thread of each of the four warp groups together has 512 of them; a consumer gets 208, and dK and dV alone take
-128 of these. So a consumer holds one of S^T and dP^T at a time, starts dP^T's sum at -delta instead of keeping delta, and rounds P
-in pairs.
+Registers decide. A thread of each of the four warp groups together has 512 of them; a consumer gets 208, and dK and dV
+alone take 128 of these. So a consumer holds one of S^T and dP^T at a time, starts dP^T's sum at -delta instead of
+keeping delta, and rounds P in pairs.
 
-dQ is added in whatever order tiles finish. Where that must not be it is left out here and made by jfa.kernels.hopper.backward_dq;
-then there are the two consumers only, one of them the default task.
+dQ is added in whatever order tiles finish. Where that must not be it is left out here and made by
+jfa.kernels.hopper.backward_dq; then there are the two consumers only, one of them the default task.
 """
 
-from functools import cache
-
-import torch
 import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from jfa.kernels.base import Problem
-from jfa.kernels.common.host import num_sms, padded_head_dim, scale_log2
-from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.nouns import aggregate
-from jfa.kernels.common.ragged import ragged_descriptor
 from jfa.kernels.common.ring import Ring, alloc_ring, pair_slot
 from jfa.kernels.common.rounding import rounded_pairs
-from jfa.kernels.compile_config import CompileConfig
-from jfa.kernels.hopper.configs import EMULATED_SMS, BackwardConfig, backward_config, separate_dq
-from jfa.kernels.hopper.prepare import PaddedRows, RowConstants
+from jfa.kernels.hopper.prepare import RowConstants
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
-from jfa.kernels.hopper.tiles import TileList, key_tiles, padded
 
 # Key rows of one consumer: the M of a wgmma.
 KEYS = tl.constexpr(64)
@@ -292,9 +281,7 @@ def consume(desc_dk, desc_dv, stages, queue, operands, group, scale, part: tl.co
 
 
 @triton.jit
-def add_columns(
-    desc_dq, stage, ds, slot, k_tile, row, PENDING: tl.constexpr, COLUMN: tl.constexpr, LAST: tl.constexpr
-):
+def add_columns(desc_dq, stage, ds, slot, k_tile, row, PENDING: tl.constexpr, COLUMN: tl.constexpr, LAST: tl.constexpr):
     """DQ_COLUMNS columns of a block's dQ = dS K, added in fp32 by TMA.
 
     PENDING other additions may still read their stages. The LAST columns give dS back.
@@ -365,118 +352,43 @@ def backward_kernel(
     group,
     scale,
     scale_log2,
-    D: tl.constexpr,
-    TILE_STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
-    WITH_DQ: tl.constexpr,
-    BROADCAST_Q: tl.constexpr,
-    HAS_LO: tl.constexpr,
-    HAS_HI: tl.constexpr,
-    REGISTERS: tl.constexpr,
+    cfg: tl.constexpr,
 ):
     """Buffers, barriers, and who runs which role. Grid: (programs,).
 
     desc_q, desc_do, desc_dk, desc_dv: ragged, boxes [64, D]; desc_k, desc_v: ragged, [128, D]; desc_dq: plain, fp32,
     [H * dq_rows, D], boxes [64, 64]. lse2, delta [H, padded_rows] fp32. D holds both head dimensions.
-    records, counts: a list of 128 keys per tile; counter: one int32 of 0.
+    records, counts: a list of 128 keys per tile; counter: one int32 of 0; cfg: a BackwardConfig.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
-    READERS: tl.constexpr = CONSUMERS + WITH_DQ
+    READERS: tl.constexpr = CONSUMERS + cfg.with_dq
     num_tiles = tl.load(counts + 1)
-    k = alloc_ring(BLOCK_N, D, DTYPE, TILE_STAGES, READERS)
-    v = alloc_ring(BLOCK_N, D, DTYPE, TILE_STAGES, CONSUMERS)
-    queries = alloc_queries(D, DTYPE)
+    k = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.tile_stages, READERS)
+    v = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.tile_stages, CONSUMERS)
+    queries = alloc_queries(cfg.head_dim, DTYPE)
     ds_tiles = tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, 2)
-    dq_stages = tlx.local_alloc((BLOCK_M, DQ_COLUMNS), tl.float32, D // DQ_COLUMNS)
+    dq_stages = tlx.local_alloc((BLOCK_M, DQ_COLUMNS), tl.float32, cfg.head_dim // DQ_COLUMNS)
     # A consumer's dV leaves first, then its dK.
-    stages = tlx.local_alloc((KEYS, D), DTYPE, CONSUMERS)
+    stages = tlx.local_alloc((KEYS, cfg.head_dim), DTYPE, CONSUMERS)
     ds_fulls = tlx.alloc_barriers(2, arrive_count=CONSUMERS)
     ds = Ring(ds_tiles, ds_fulls, tlx.alloc_barriers(2, arrive_count=1), 2, 0, 0)
-    operands = Operands(k, v, queries, ds, scale_log2, WITH_DQ)
+    operands = Operands(k, v, queries, ds, scale_log2, cfg.with_dq)
     numbers = alloc_numbers(READERS)
-    queue = Queue(records, num_tiles, num_tiles * kv_heads, kv_heads, counter, numbers, False, False, HAS_LO, HAS_HI)
+    queue = Queue(
+        records, num_tiles, num_tiles * kv_heads, kv_heads, counter, numbers, False, False, cfg.has_lo, cfg.has_hi
+    )
     with tlx.async_tasks():
         # The adder, where there is one, is the default task: it gets what registers the others leave.
         with tlx.async_task("default"):
-            if WITH_DQ:
-                add_up(desc_dq, dq_stages, dq_rows, queue, k, ds, group, BROADCAST_Q)
+            if cfg.with_dq:
+                add_up(desc_dq, dq_stages, dq_rows, queue, k, ds, group, cfg.broadcast_q)
             else:
-                consume(desc_dk, desc_dv, stages, queue, operands, group, scale, 0, AHEAD)
-        if WITH_DQ:
-            with tlx.async_task(num_warps=4, registers=REGISTERS):
-                consume(desc_dk, desc_dv, stages, queue, operands, group, scale, 0, AHEAD)
-        with tlx.async_task(num_warps=4, registers=REGISTERS):
-            consume(desc_dk, desc_dv, stages, queue, operands, group, scale, 1, AHEAD)
+                consume(desc_dk, desc_dv, stages, queue, operands, group, scale, 0, cfg.ahead)
+        if cfg.with_dq:
+            with tlx.async_task(num_warps=4, registers=cfg.registers):
+                consume(desc_dk, desc_dv, stages, queue, operands, group, scale, 0, cfg.ahead)
+        with tlx.async_task(num_warps=4, registers=cfg.registers):
+            consume(desc_dk, desc_dv, stages, queue, operands, group, scale, 1, cfg.ahead)
         with tlx.async_task(num_warps=1, registers=24):
             constants = RowConstants(lse2, delta, padded_rows)
             produce(desc_q, desc_k, desc_v, desc_do, constants, queue, k, v, queries, group)
-
-
-def tile_list(problem: Problem) -> TileList:
-    """The list of tiles that :func:`launch` walks."""
-    return key_tiles(problem, BLOCK)
-
-
-def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv) -> torch.Tensor | None:
-    """Descriptors and grid; returns dQ's sums [H, rows, D] fp32, padded and not yet scaled. Everything is TMA-ready.
-
-    Where dQ is left to jfa.kernels.hopper.backward_dq: None.
-    """
-    d = padded_head_dim(problem.head_dim, problem.head_dim_v)
-    dq_rows = padded(problem.rows_q) if problem.broadcast_q else rows.count
-    with_dq = not separate_dq(problem)
-    config = backward_config(d, problem.band.has_lo, with_dq)
-    accumulated = torch.zeros(problem.num_heads, dq_rows if with_dq else 1, d, dtype=torch.float32, device=q.device)
-    grid = (min(num_sms(problem.device, EMULATED_SMS), tiles.records.shape[0] * problem.num_kv_heads),)
-    variant = _variant(config, d, with_dq, problem.broadcast_q, problem.band.has_lo, problem.band.has_hi)
-    variant.launch(
-        problem.device, grid,
-        ragged_descriptor(q, 64, d), ragged_descriptor(k, 128, d), ragged_descriptor(v, 128, d),
-        ragged_descriptor(dout, 64, d), TensorDescriptor.from_tensor(accumulated.view(-1, d), [64, 64]),
-        ragged_descriptor(dk, 64, d), ragged_descriptor(dv, 64, d), rows.lse2, rows.delta, rows.count, dq_rows,
-        tiles.records, tiles.counts, tiles.counters(1), problem.num_kv_heads,
-        problem.group_size, problem.sm_scale, scale_log2(problem.sm_scale),
-    )
-    return accumulated if with_dq else None
-
-
-@cache
-def _variant(config: BackwardConfig, d: int, with_dq: bool, broadcast_q: bool, has_lo: bool, has_hi: bool) -> Variant:
-    return Variant(
-        backward_kernel, D=d, TILE_STAGES=config.tile_stages, AHEAD=config.ahead, WITH_DQ=with_dq, BROADCAST_Q=broadcast_q,
-        HAS_LO=has_lo, HAS_HI=has_hi, REGISTERS=config.registers, num_warps=4, num_stages=1,
-    )
-
-
-def compile_configs() -> list[CompileConfig]:
-    """The variants that jfa compile reports."""
-    return [
-        _compile_config("hopper-backward-d128", 128, True, False, False, 0),
-        _compile_config("hopper-backward-d128-causal", 128, True, False, True, 80),
-        _compile_config("hopper-backward-d128-window", 128, True, True, True, 0),
-        _compile_config("hopper-backward-d128-no-dq", 128, False, False, False, 0),
-        _compile_config("hopper-backward-d128-no-dq-window", 128, False, True, True, 0),
-        _compile_config("hopper-backward-d64", 64, True, False, False, 0),
-        _compile_config("hopper-backward-d64-window", 64, True, True, True, 0),
-    ]
-
-
-def _compile_config(name, d, with_dq, has_lo, has_hi, spills):
-    desc = "tensordesc<bf16[1, 1, 1, {}, {}]>"
-    config = backward_config(d, has_lo, with_dq)
-    return CompileConfig(
-        name=name,
-        kernel="jfa.kernels.hopper.backward:backward_kernel",
-        signature=dict(desc_q=desc.format(64, d), desc_k=desc.format(128, d), desc_v=desc.format(128, d),
-                       desc_do=desc.format(64, d), desc_dq="tensordesc<fp32[64, 64]>", desc_dk=desc.format(64, d),
-                       desc_dv=desc.format(64, d), lse2="*fp32", delta="*fp32", padded_rows="i32", dq_rows="i32",
-                       records="*i32", counts="*i32", counter="*i32", kv_heads="i32", group="i32", scale="fp32",
-                       scale_log2="fp32"),
-        constexprs=dict(D=d, TILE_STAGES=config.tile_stages, AHEAD=config.ahead, WITH_DQ=with_dq,
-                        BROADCAST_Q=False, HAS_LO=has_lo, HAS_HI=has_hi, REGISTERS=config.registers),
-        targets=(90,),
-        num_warps=4,
-        options=dict(num_stages=1),
-        max_spill_bytes=spills,
-        roles=("adder", "consumer", "consumer", "producer") if with_dq else ("consumer", "consumer", "producer"),
-    )

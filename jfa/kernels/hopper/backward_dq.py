@@ -1,27 +1,20 @@
-"""dQ in a pass of its own: a tile of queries owns its dQ and walks its keys, so nothing is added atomically and order is fixed.
+"""dQ in a pass of its own: a tile of queries owns its dQ and walks its keys, so the order of its sums is fixed.
 
     S = Q K^T      P = exp2(S scale - lse)      dP = dO V^T      dS = P (dP - delta)      dQ += dS K
 
-Shaped like the forward: a producer, two consumers of 64 query rows each, key blocks from the last to the first. S and dP are
-computed a second time (jfa.kernels.hopper.backward has made them for dK and dV), which is the price of an order.
+Shaped like the forward: a producer, two consumers of 64 query rows each, key blocks from the last to the first. S and
+dP are computed a second time (jfa.kernels.hopper.backward has made them for dK and dV), which is the price of an order.
 """
 
-import torch
 import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.base import Problem
 from jfa.kernels.common.nouns import aggregate
-from jfa.kernels.common.host import num_sms, padded_head_dim, scale_log2
-from jfa.kernels.common.ragged import empty_tma_ready, ragged_descriptor
 from jfa.kernels.common.ring import alloc_ring
-from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.backward import store_gradient
-from jfa.kernels.hopper.configs import EMULATED_SMS
-from jfa.kernels.hopper.prepare import PaddedRows, RowConstants
+from jfa.kernels.hopper.prepare import RowConstants
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
-from jfa.kernels.hopper.tiles import TileList
 
 # Query rows of one consumer.
 ROWS = tl.constexpr(64)
@@ -151,87 +144,27 @@ def dq_kernel(
     group,
     scale,
     scale_log2,
-    D: tl.constexpr,
-    STAGES: tl.constexpr,
-    BROADCAST_Q: tl.constexpr,
-    HAS_LO: tl.constexpr,
-    HAS_HI: tl.constexpr,
-    REGISTERS: tl.constexpr,
+    cfg: tl.constexpr,
 ):
     """Buffers, barriers, and who runs which role. Grid: (programs,).
 
     desc_q, desc_k, desc_v, desc_do, desc_dq: ragged, boxes [64, D]; lse2, delta [H, padded_rows] fp32; records, counts:
-    a list of 128 queries per tile; counter: one int32 of 0.
+    a list of 128 queries per tile; counter: one int32 of 0; cfg: a DqConfig.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
     num_tiles = tl.load(counts + 1)
-    q = alloc_ring(ROWS, D, DTYPE, 1, 1, RINGS=CONSUMERS)
-    do = alloc_ring(ROWS, D, DTYPE, 1, 1, RINGS=CONSUMERS)
-    k = alloc_ring(BLOCK_N, D, DTYPE, STAGES, CONSUMERS)
-    v = alloc_ring(BLOCK_N, D, DTYPE, STAGES, CONSUMERS)
-    stages = tlx.local_alloc((ROWS, D), tlx.dtype_of(desc_dq), CONSUMERS)
+    q = alloc_ring(ROWS, cfg.head_dim, DTYPE, 1, 1, CONSUMERS)
+    do = alloc_ring(ROWS, cfg.head_dim, DTYPE, 1, 1, CONSUMERS)
+    k = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.stages, CONSUMERS)
+    v = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.stages, CONSUMERS)
+    stages = tlx.local_alloc((ROWS, cfg.head_dim), tlx.dtype_of(desc_dq), CONSUMERS)
     numbers = alloc_numbers(CONSUMERS)
-    queue = Queue(records, num_tiles, num_tiles * heads, heads, counter, numbers, False, False, HAS_LO, HAS_HI)
+    queue = Queue(records, num_tiles, num_tiles * heads, heads, counter, numbers, False, False, cfg.has_lo, cfg.has_hi)
     constants = RowConstants(lse2, delta, padded_rows)
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            consume(desc_dq, stages[0], constants, queue, q, do, k, v, scale, scale_log2, 0, BROADCAST_Q)
-        with tlx.async_task(num_warps=4, registers=REGISTERS):
-            consume(desc_dq, stages[1], constants, queue, q, do, k, v, scale, scale_log2, 1, BROADCAST_Q)
+            consume(desc_dq, stages[0], constants, queue, q, do, k, v, scale, scale_log2, 0, cfg.broadcast_q)
+        with tlx.async_task(num_warps=4, registers=cfg.registers):
+            consume(desc_dq, stages[1], constants, queue, q, do, k, v, scale, scale_log2, 1, cfg.broadcast_q)
         with tlx.async_task(num_warps=1, registers=24):
             produce(desc_q, desc_k, desc_v, desc_do, queue, q, do, k, v, group)
-
-
-def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout) -> torch.Tensor:
-    """dq [rows_q, H, D] in q's dtype. Everything is TMA-ready; ``tiles``: of 128 queries."""
-    d = padded_head_dim(problem.head_dim, problem.head_dim_v)
-    if problem.broadcast_q:
-        like = torch.zeros(problem.rows_out, problem.num_heads, 0, dtype=torch.float32, device=q.device)
-    else:
-        like = q
-    dq = empty_tma_ready(like, problem.head_dim)
-    if problem.output_offset is not None:
-        dq.zero_()
-    grid = (min(num_sms(problem.device, EMULATED_SMS), tiles.records.shape[0] * problem.num_heads),)
-    dq_kernel[grid](
-        ragged_descriptor(q, 64, d), ragged_descriptor(k, 64, d), ragged_descriptor(v, 64, d), ragged_descriptor(dout, 64, d),
-        ragged_descriptor(dq, 64, d), rows.lse2, rows.delta, rows.count, tiles.records, tiles.counts,
-        torch.zeros(1, dtype=torch.int32, device=q.device), problem.num_heads, problem.group_size, problem.sm_scale,
-        scale_log2(problem.sm_scale), D=d, STAGES=3, BROADCAST_Q=problem.broadcast_q,
-        HAS_LO=problem.band.has_lo, HAS_HI=problem.band.has_hi, REGISTERS=240, num_warps=4, num_stages=1,
-    )
-    if not problem.broadcast_q:
-        return dq.contiguous()
-    return _sum_of_batches(problem, dq).to(q.dtype)
-
-
-def _sum_of_batches(problem: Problem, dq: torch.Tensor) -> torch.Tensor:
-    """[rows_out, H, D] -> [Lq, H, D]: the gradients of a shared query, added in the batches' order."""
-    lq, batches = problem.rows_q, problem.num_batches
-    if problem.output_offset is None:
-        return dq.reshape(batches, lq, problem.num_heads, -1).sum(0)
-    begin = problem.output_offset[:-1].long()
-    inside = (begin >= 0) & (begin <= problem.rows_out - lq)
-    slots = torch.where(inside, begin, 0)[:, None] + torch.arange(lq, device=dq.device)
-    return (dq[slots] * inside[:, None, None, None]).sum(0)
-
-
-def compile_configs() -> list[CompileConfig]:
-    """The variants that jfa compile reports."""
-    return [_compile_config("hopper-backward-dq-d128", 128, False), _compile_config("hopper-backward-dq-d64-causal", 64, True)]
-
-
-def _compile_config(name, d, has_hi):
-    desc = f"tensordesc<bf16[1, 1, 1, 64, {d}]>"
-    return CompileConfig(
-        name=name,
-        kernel="jfa.kernels.hopper.backward_dq:dq_kernel",
-        signature=dict(desc_q=desc, desc_k=desc, desc_v=desc, desc_do=desc, desc_dq=desc, lse2="*fp32", delta="*fp32",
-                       padded_rows="i32", records="*i32", counts="*i32", counter="*i32", heads="i32", group="i32", scale="fp32",
-                       scale_log2="fp32"),
-        constexprs=dict(D=d, STAGES=3, BROADCAST_Q=False, HAS_LO=False, HAS_HI=has_hi, REGISTERS=240),
-        targets=(90,),
-        num_warps=4,
-        options=dict(num_stages=1),
-        roles=("consumer", "consumer", "producer"),
-    )

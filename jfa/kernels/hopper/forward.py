@@ -4,59 +4,38 @@
     key   [total_kv, H_kv, D]  ------->   k ring    > consumers --ragged TMA--> out [rows_out, H, Dv], lse [H, rows_out]
     value [total_kv, H_kv, Dv] ------->   v ring   /
 
-A consumer is a warp group with 64 query rows. A CTA has HEADS * PARTS of them:
+A consumer is a warp group with 64 query rows. A CTA has heads * parts of them (jfa.kernels.hopper.config):
 
-* PARTS = 2, HEADS = 1: a tile is 128 queries of one head. The two consumers share every key and value block and take
+* parts = 2, heads = 1: a tile is 128 queries of one head. The two consumers share every key and value block and take
   turns on the tensor cores, one computing its softmax while the other multiplies. The choice for long queries.
-* PARTS = 1, HEADS = 2: a tile is 64 queries of two neighbouring heads, each consumer with its own ring. The choice for
+* parts = 1, heads = 2: a tile is 64 queries of two neighbouring heads, each consumer with its own ring. The choice for
   at most 64 queries a sequence: then memory is the limit, and neighbouring heads lie side by side there.
 
-The grid is persistent and draws tiles from a queue, longest first (jfa.kernels.hopper.queue). With RESIDENT_Q every
-tile of a program has the same queries (broadcast_q with one tile of them): they are loaded once.
+The grid is persistent and draws tiles from a queue, longest first (jfa.kernels.hopper.queue). Resident
+queries, those of broadcast_q where they fit one tile, are the same in every tile of a program: they are loaded once.
 
 Within a tile key blocks run from the last to the first, so the block that hangs over the sequence's end is the first
 one, which is masked in any case; see jfa.kernels.common.band for the peeled loops.
 """
 
-from functools import cache
-
-import torch
 import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 from triton.language.extra.cuda import gdc_wait
 
-from jfa.kernels.base import Problem
 from jfa.kernels.common.block_lists import Listed, block_lists
-from jfa.kernels.common.host import num_sms, padded_head_dim, scale_log2
-from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.nouns import Span, aggregate
-from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor
 from jfa.kernels.common.ring import alloc_ring
 from jfa.kernels.common.softmax import softmax_end, softmax_step
-from jfa.kernels.compile_config import CompileConfig
-from jfa.kernels.hopper.configs import EMULATED_SMS, ForwardConfig, forward_config
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
-from jfa.kernels.hopper.tiles import PAD, Lists, TileList, query_tiles
+from jfa.kernels.hopper.tiles import PAD
 
 # Query rows of one consumer: the M of a wgmma.
 ROWS = tl.constexpr(64)
 # Named barrier on which consumer 0 waits for its turn at the tensor cores; consumer 1 waits on the next one.
 TURN = tl.constexpr(9)
-# The most key blocks that one bound of a band cuts: it moves by as many keys as a tile has queries, at most a block of keys.
+# The most key blocks that one bound of a band cuts: it moves by as many keys as a tile has queries, at most a block.
 EDGES = tl.constexpr(3)
-
-
-@aggregate
-class Form:
-    """Choices made at compile time; see jfa.kernels.hopper.config.ForwardConfig."""
-
-    block_n: tl.constexpr
-    heads: tl.constexpr
-    parts: tl.constexpr
-    resident: tl.constexpr
-    sparse: tl.constexpr
-    broadcast: tl.constexpr
 
 
 @aggregate
@@ -84,20 +63,20 @@ def pass_turn(part, PARTS: tl.constexpr):
 
 
 @triton.jit
-def walk(tile, head, lists, form):
+def walk(tile, head, lists, cfg: tl.constexpr):
     """Return what a tile visits: the key blocks that its band leaves, or those that its list names."""
-    if not form.sparse:
-        return tile.key_blocks(form.parts * ROWS, form.block_n)
+    if cfg.list_heads == 0:
+        return tile.key_blocks(cfg.block_m, cfg.block_n)
     else:
         begin = tile.q.begin
-        if form.broadcast:
+        if cfg.broadcast_q:
             rows_q = max(tile.q.length, 1)  # the same for all sequences, but 0 where no output is written
             seq = tile.pad_begin // (tl.cdiv(rows_q, PAD) * PAD)
-            row = seq * tl.cdiv(rows_q, form.parts * ROWS) + tile.row // (form.parts * ROWS)
+            row = seq * tl.cdiv(rows_q, cfg.block_m) + tile.row // cfg.block_m
         else:
             seq = tile.pad_begin // PAD - begin // PAD - 1
-            row = begin // (form.parts * ROWS) + seq + tile.row // (form.parts * ROWS)
-        past = tl.cdiv(tile.kv.length, form.block_n)
+            row = begin // cfg.block_m + seq + tile.row // cfg.block_m
+        past = tl.cdiv(tile.kv.length, cfg.block_n)
         listed = lists.of(head, row, past)
         if tile.kv.length == 0:  # also rows of no sequence, which own no list
             listed = Listed(listed.columns, listed.kinds, listed.first, listed.first, past)
@@ -105,26 +84,28 @@ def walk(tile, head, lists, form):
 
 
 @triton.jit
-def produce(desc_q, desc_k, desc_v, rows_q, queue, q, k, v, group, form, lists):
+def produce(desc_q, desc_k, desc_v, rows_q, queue, q, k, v, group, lists, cfg: tl.constexpr):
     """Producer: of every tile the queries, then the key and value blocks from last to first."""
+    HEADS: tl.constexpr = cfg.heads
+    CONSUMERS: tl.constexpr = cfg.consumers
     done = 0
     count = 0
     unit = queue.draw(done)
     while unit < queue.units:
         tile, column = queue.next_tile(unit)
-        first_head = column * form.heads
-        blocks = walk(tile, first_head, lists, form)
+        first_head = column * cfg.heads
+        blocks = walk(tile, first_head, lists, cfg)
         queries = tile.q
-        if form.resident:
+        if cfg.resident:
             queries = Span(tl.to_tensor(0), rows_q)
-        if not form.resident or done == 0:
-            for c in tl.static_range(form.heads * form.parts):
-                q.nth(c).load(done, desc_q, queries.box(tile.row + c % form.parts * ROWS, first_head + c // form.parts))
+        if not cfg.resident or done == 0:
+            for c in tl.static_range(CONSUMERS):
+                q.nth(c).load(done, desc_q, queries.box(tile.row + c % cfg.parts * ROWS, first_head + c // cfg.parts))
         for back in range(blocks.count()):
-            row = blocks.block(back) * form.block_n
-            for h in tl.static_range(form.heads):
+            row = blocks.block(back) * cfg.block_n
+            for h in tl.static_range(HEADS):
                 k.nth(h).load(count + back, desc_k, tile.kv.box(row, (first_head + h) // group))
-            for h in tl.static_range(form.heads):
+            for h in tl.static_range(HEADS):
                 v.nth(h).load(count + back, desc_v, tile.kv.box(row, (first_head + h) // group))
         count += blocks.count()
         done += 1
@@ -165,14 +146,14 @@ def mask_scores(scores, tile, rows, block, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, form, MASKED: tl.constexpr):
+def attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, cfg, MASKED: tl.constexpr):
     """One key block in the steady state: its scores run beside the previous block's p V, its softmax behind them."""
-    scores = score_block(q_tile, k, count, part, form.parts)
+    scores = score_block(q_tile, k, count, part, cfg.parts)
     acc = accumulate_block(so_far.p, so_far.acc, v, count - 1)
     scores = tlx.async_dot_wait(1, scores)
     release(k, count)
     if MASKED:
-        scores = mask_scores(scores, tile, rows, block, form.block_n)
+        scores = mask_scores(scores, tile, rows, block, cfg.block_n)
     may_be_empty: tl.constexpr = tile.band.has_lo or tile.band.has_hi
     p, row_max, row_sum, alpha = softmax_step(scores, so_far.row_max, so_far.row_sum, scale_log2, may_be_empty)
     acc = tlx.async_dot_wait(0, acc)
@@ -181,69 +162,66 @@ def attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log
 
 
 @triton.jit
-def attend_band(q_tile, k, v, so_far, count, tile, rows, blocks, part, scale_log2, form):
+def attend_band(q_tile, k, v, so_far, count, tile, rows, blocks, part, scale_log2, cfg):
     """The key blocks of a band behind the first: masked ones at both edges, between them the bulk, which needs no mask."""
+    last = blocks.end - 1
     if tile.band.has_hi:
         for back in range(1, blocks.end - blocks.bulk_end):
-            so_far, count = attend_block(
-                q_tile, k, v, so_far, count, tile, rows, blocks.end - 1 - back, part, scale_log2, form, True
-            )
-    for _ in range(min(blocks.bulk_end, blocks.end - 1) - blocks.bulk_begin):
-        so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, 0, part, scale_log2, form, False)
+            block = last - back
+            so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, cfg, True)
+    for _ in range(min(blocks.bulk_end, last) - blocks.bulk_begin):
+        so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, 0, part, scale_log2, cfg, False)
     if tile.band.has_lo:
-        left = min(blocks.bulk_begin, blocks.end - 1)
+        left = min(blocks.bulk_begin, last)
         for back in range(left - blocks.first):
-            so_far, count = attend_block(
-                q_tile, k, v, so_far, count, tile, rows, left - 1 - back, part, scale_log2, form, True
-            )
+            block = left - 1 - back
+            so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, cfg, True)
     return so_far, count
 
 
 @triton.jit
-def attend_list(q_tile, k, v, so_far, count, tile, rows, listed, part, scale_log2, form):
+def attend_list(q_tile, k, v, so_far, count, tile, rows, listed, part, scale_log2, cfg):
     """The listed blocks behind the first. A list rises, so what a band cuts stands at its two ends; see EDGES."""
-    bulk = tile.key_blocks(form.parts * ROWS, form.block_n)
+    bulk = tile.key_blocks(cfg.block_m, cfg.block_n)
     entries = listed.count()
     high = 1
     if tile.band.has_hi:
         for back in tl.static_range(1, EDGES):
             high += ((back < entries) & (listed.block(back) >= bulk.bulk_end)).to(tl.int32)
         for back in range(1, high):
-            so_far, count = attend_block(
-                q_tile, k, v, so_far, count, tile, rows, listed.block(back), part, scale_log2, form, True
-            )
+            block = listed.block(back)
+            so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, cfg, True)
     low = 0
     if tile.band.has_lo:
         for ahead in tl.static_range(EDGES):
             left = entries - 1 - ahead
             low += ((left >= high) & (listed.block(left) < bulk.bulk_begin)).to(tl.int32)
     for _ in range(entries - high - low):
-        so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, 0, part, scale_log2, form, False)
+        so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, 0, part, scale_log2, cfg, False)
     if tile.band.has_lo:
         for back in range(entries - low, entries):
-            so_far, count = attend_block(
-                q_tile, k, v, so_far, count, tile, rows, listed.block(back), part, scale_log2, form, True
-            )
+            block = listed.block(back)
+            so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, cfg, True)
     return so_far, count
 
 
 @triton.jit
-def attend_tile(q_tile, k, v, count, tile, rows, blocks, part, scale_log2, form):
+def attend_tile(q_tile, k, v, count, tile, rows, blocks, part, scale_log2, cfg: tl.constexpr):
     """All key blocks of 64 query rows but the last p V. Returns (Softmax, count)."""
     DV: tl.constexpr = v.buffers.shape[1]
-    scores = score_block(q_tile, k, count, part, form.parts)
+    scores = score_block(q_tile, k, count, part, cfg.parts)
     scores = tlx.async_dot_wait(0, scores)
     release(k, count)
-    scores = mask_scores(scores, tile, rows, blocks.block(0), form.block_n)
+    scores = mask_scores(scores, tile, rows, blocks.block(0), cfg.block_n)
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     p, row_max, row_sum, alpha = softmax_step(scores, row_max, row_sum, scale_log2, True)
     so_far = Softmax(tl.zeros([ROWS, DV], tl.float32), row_max, row_sum, p.to(v.buffers.dtype))
     count += 1
-    if form.sparse:
-        return attend_list(q_tile, k, v, so_far, count, tile, rows, blocks, part, scale_log2, form)
+    if cfg.list_heads:
+        return attend_list(q_tile, k, v, so_far, count, tile, rows, blocks, part, scale_log2, cfg)
     else:
-        return attend_band(q_tile, k, v, so_far, count, tile, rows, blocks, part, scale_log2, form)
+        return attend_band(q_tile, k, v, so_far, count, tile, rows, blocks, part, scale_log2, cfg)
 
 
 @triton.jit
@@ -259,32 +237,32 @@ def store_tile(desc_o, o_tile, lse, rows_out, acc, so_far, tile, row, head):
 
 
 @triton.jit
-def consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, consumer, form, lists):
+def consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, consumer, cfg: tl.constexpr):
     """Consumer of 64 query rows of every tile: scores, softmax, p V, epilogue.
 
     The next tile is looked up before the epilogue.
     """
-    part: tl.constexpr = consumer % form.parts
+    part: tl.constexpr = consumer % cfg.parts
     q = q.nth(consumer)
-    k = k.nth(consumer // form.parts)
-    v = v.nth(consumer // form.parts)
-    if form.parts == 2 and part == 1:
-        pass_turn(part, form.parts)
+    k = k.nth(consumer // cfg.parts)
+    v = v.nth(consumer // cfg.parts)
+    if cfg.parts == 2 and part == 1:
+        pass_turn(part, cfg.parts)
     done = 0
     count = 0
     unit = queue.receive(done)
     tile, column = queue.next_tile(unit)
     while unit < queue.units:
-        head = column * form.heads + consumer // form.parts
+        head = column * cfg.heads + consumer // cfg.parts
         row = tile.row + part * ROWS
-        blocks = walk(tile, head, lists, form)
+        blocks = walk(tile, head, lists, cfg)
         slot, phase = q.slot(done)
-        if not form.resident or done == 0:
+        if not cfg.resident or done == 0:
             tlx.barrier_wait(q.fulls[slot], phase)
         so_far, count = attend_tile(
-            q.buffers[slot], k, v, count, tile, row + tl.arange(0, ROWS), blocks, part, scale_log2, form
+            q.buffers[slot], k, v, count, tile, row + tl.arange(0, ROWS), blocks, part, scale_log2, cfg
         )
-        if not form.resident:
+        if not cfg.resident:
             tlx.barrier_arrive(q.empties[slot], 1)
         acc = accumulate_block(so_far.p, so_far.acc, v, count - 1)
         done += 1
@@ -294,8 +272,8 @@ def consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, consumer
         release(v, count - 1)
         store_tile(desc_o, o_tiles[consumer], lse, rows_out, acc, so_far, tile, row, head)
         tile = next_tile
-    if form.parts == 2 and part == 0:
-        wait_turn(part, form.parts)
+    if cfg.parts == 2 and part == 0:
+        wait_turn(part, cfg.parts)
     tlx.async_descriptor_store_wait(0)
 
 
@@ -319,210 +297,41 @@ def forward_kernel(
     kinds,
     list_rows,
     list_capacity,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-    Q_STAGES: tl.constexpr,
-    HEADS: tl.constexpr,
-    PARTS: tl.constexpr,
-    RESIDENT_Q: tl.constexpr,
-    HAS_LO: tl.constexpr,
-    HAS_HI: tl.constexpr,
-    REGISTERS: tl.constexpr,
-    LIST_HEADS: tl.constexpr,
-    BROADCAST: tl.constexpr,
+    cfg: tl.constexpr,
 ):
     """Buffers, barriers, and who runs which role. Grid: (programs,), or (programs, H // HEADS) with resident queries.
 
     desc_q, desc_k, desc_v, desc_o: ragged descriptors of boxes [64, D], [BLOCK_N, D], [BLOCK_N, DV], [64, DV].
-    lse [H, rows_out] fp32; records, counts: a list of PARTS * 64 queries per tile (jfa.kernels.hopper.tiles);
-    counters: one int32 of 0 per grid column. starts, columns, kinds: block lists, None without (LIST_HEADS = 0).
+    lse [H, rows_out] fp32; records, counts: a list of cfg.block_m queries per tile (jfa.kernels.hopper.tiles);
+    counters: one int32 of 0 per grid column; starts, columns, kinds: block lists, or None; cfg: a ForwardConfig.
     """
-    CONSUMERS: tl.constexpr = HEADS * PARTS
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
-    form = Form(BLOCK_N, HEADS, PARTS, RESIDENT_Q, LIST_HEADS > 0, BROADCAST)
-    lists = form  # stands for none
-    if LIST_HEADS > 0:
-        lists = block_lists(starts, columns, kinds, list_rows, heads, list_capacity, LIST_HEADS)
-    o_tiles = tlx.local_alloc((ROWS, DV), DTYPE, CONSUMERS)
-    q = alloc_ring(ROWS, D, DTYPE, Q_STAGES, 1, RINGS=CONSUMERS, BY_THREAD=True)
-    k = alloc_ring(BLOCK_N, D, DTYPE, STAGES, PARTS, RINGS=HEADS, BY_THREAD=True)
-    v = alloc_ring(BLOCK_N, DV, DTYPE, STAGES, PARTS, RINGS=HEADS, BY_THREAD=True)
-    numbers = alloc_numbers(CONSUMERS)
+    lists = tl.to_tensor(0)  # stands for none
+    if cfg.list_heads:
+        lists = block_lists(starts, columns, kinds, list_rows, heads, list_capacity, cfg.list_heads)
+    CONSUMERS: tl.constexpr = cfg.consumers
+    o_tiles = tlx.local_alloc((ROWS, cfg.head_dim_v), DTYPE, CONSUMERS)
+    q = alloc_ring(ROWS, cfg.head_dim, DTYPE, cfg.q_stages, 1, cfg.consumers, BY_THREAD=True)
+    k = alloc_ring(cfg.block_n, cfg.head_dim, DTYPE, cfg.stages, cfg.parts, cfg.heads, BY_THREAD=True)
+    v = alloc_ring(cfg.block_n, cfg.head_dim_v, DTYPE, cfg.stages, cfg.parts, cfg.heads, BY_THREAD=True)
+    numbers = alloc_numbers(cfg.consumers)
     gdc_wait()  # from here on the list is read
-    columns = heads // HEADS
+    head_columns = heads // cfg.heads
     num_tiles = tl.load(counts + 1)
     units = num_tiles
-    if RESIDENT_Q:
+    if cfg.resident:
         counters += tl.program_id(1)
     else:
-        units = num_tiles * columns
-    queue = Queue(records, num_tiles, units, columns, counters, numbers, RESIDENT_Q, False, HAS_LO, HAS_HI)
+        units = num_tiles * head_columns
+    queue = Queue(
+        records, num_tiles, units, head_columns, counters, numbers, cfg.resident, False, cfg.has_lo, cfg.has_hi
+    )
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, 0, form, lists)
-        if CONSUMERS > 1:
-            with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=CONSUMERS - 1):
+            consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, 0, cfg)
+        if cfg.consumers > 1:
+            with tlx.async_task(num_warps=4, registers=cfg.registers, replicate=cfg.consumers - 1):
                 other: tl.constexpr = 1 + tlx.async_task_replica_id()
-                consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, other, form, lists)
+                consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, other, cfg)
         with tlx.async_task(num_warps=1, registers=24):
-            produce(desc_q, desc_k, desc_v, rows_q, queue, q, k, v, group, form, lists)
-
-
-def forward(
-    problem: Problem, q, k, v, plan=None, config: ForwardConfig | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out [rows_out, H, Dv], lse [H, rows_out]): see jfa.kernels.base. ``plan``: [records, counts, ...] of :func:`tile_list`."""
-    config = config or forward_config(problem)
-    out, lse = _outputs(problem, q)
-    if out.numel() == 0:
-        return out, lse
-    if problem.num_batches == 0 or problem.rows_kv == 0:
-        return out.zero_(), lse.fill_(float("-inf"))
-    if isinstance(plan, Lists):
-        tiles = plan.queries
-    else:
-        tiles = TileList(*plan[:2]) if plan else tile_list(problem, config)
-    scale = problem.sm_scale
-    if scale < 0:
-        q, scale = -q, -scale
-    launch(problem, config, tiles, *(make_tma_ready(x) for x in (q, k, v)), scale, out, lse)
-    return out.contiguous(), lse
-
-
-def tile_list(problem: Problem, config: ForwardConfig | None = None) -> TileList:
-    """The list of tiles that :func:`forward` walks."""
-    config = config or forward_config(problem)
-    return query_tiles(problem, config.block_m)
-
-
-def launch(problem: Problem, config: ForwardConfig, tiles: TileList, q, k, v, scale: float, out, lse) -> None:
-    """Descriptors and grid. Everything is TMA-ready and not empty; scale >= 0."""
-    d, dv = padded_head_dim(problem.head_dim), padded_head_dim(problem.head_dim_v)
-    programs = num_sms(problem.device, EMULATED_SMS)
-    columns = problem.num_heads // config.heads
-    if config.resident_q:
-        grid = (max(1, programs // columns), columns)
-    else:
-        grid = (min(programs, tiles.records.shape[0] * columns),)
-    lists = problem.block_lists
-    variant = _variant(
-        config, d, dv, problem.band.has_lo, problem.band.has_hi, lists.heads if lists else 0, problem.broadcast_q
-    )
-    variant.launch(
-        problem.device,
-        grid,
-        ragged_descriptor(q, 64, d),
-        ragged_descriptor(k, config.block_n, d),
-        ragged_descriptor(v, config.block_n, dv),
-        ragged_descriptor(out, 64, dv),
-        lse,
-        problem.rows_q,
-        problem.rows_out,
-        tiles.records,
-        tiles.counts,
-        tiles.counters(columns),
-        problem.num_heads,
-        problem.group_size,
-        scale_log2(scale),
-        *((*lists.tensors, lists.rows, lists.columns.numel()) if lists else (None,) * 5),
-    )
-
-
-@cache
-def _variant(
-    config: ForwardConfig, d: int, dv: int, has_lo: bool, has_hi: bool, list_heads: int, broadcast: bool
-) -> Variant:
-    return Variant(
-        forward_kernel,
-        D=d,
-        DV=dv,
-        BLOCK_N=config.block_n,
-        STAGES=config.stages,
-        Q_STAGES=config.q_stages,
-        HEADS=config.heads,
-        PARTS=config.parts,
-        RESIDENT_Q=config.resident_q,
-        HAS_LO=has_lo,
-        HAS_HI=has_hi,
-        REGISTERS=config.registers,
-        LIST_HEADS=list_heads,
-        BROADCAST=broadcast and list_heads > 0,
-        num_warps=4,
-        num_stages=1,
-        launch_pdl=True,
-    )
-
-
-def _outputs(problem: Problem, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and LSE, cleared where slots may leave rows out."""
-    out = empty_tma_ready(q.new_empty(problem.rows_out, problem.num_heads, 0), problem.head_dim_v)
-    lse = q.new_empty(problem.num_heads, problem.rows_out, dtype=torch.float32)
-    if problem.output_offset is not None:
-        out.zero_()
-        lse.fill_(float("-inf"))
-    return out, lse
-
-
-def compile_configs() -> list[CompileConfig]:
-    """The variants that jfa compile reports."""
-    return [
-        _compile_config("hopper-forward-d128", 128, 128, 2, 1, 2, False, False, False),
-        _compile_config("hopper-forward-d128-causal", 128, 128, 2, 1, 2, False, False, True),
-        _compile_config("hopper-forward-d128-window", 128, 128, 2, 1, 2, False, True, True),
-        _compile_config("hopper-forward-d64", 64, 128, 2, 1, 2, False, False, False),
-        _compile_config("hopper-forward-d256", 256, 32, 2, 1, 2, False, True, True),
-        _compile_config("hopper-forward-short-d128", 128, 64, 2, 2, 1, True, False, False),
-        _compile_config("hopper-forward-resident-d128", 128, 128, 2, 1, 2, True, False, False),
-        _compile_config("hopper-forward-sparse-d128", 128, 128, 2, 1, 2, False, False, False, list_heads=8),
-        _compile_config("hopper-forward-sparse-d128-causal", 128, 128, 2, 1, 2, False, False, True, list_heads=8),
-    ]
-
-
-def _compile_config(name, d, block_n, stages, heads, parts, resident, has_lo, has_hi, list_heads=0):
-    desc = "tensordesc<bf16[1, 1, 1, {}, {}]>"
-    return CompileConfig(
-        name=name,
-        kernel="jfa.kernels.hopper.forward:forward_kernel",
-        signature=dict(
-            desc_q=desc.format(64, d),
-            desc_k=desc.format(block_n, d),
-            desc_v=desc.format(block_n, d),
-            desc_o=desc.format(64, d),
-            lse="*fp32",
-            rows_q="i32",
-            rows_out="i32",
-            records="*i32",
-            counts="*i32",
-            counters="*i32",
-            heads="i32",
-            group="i32",
-            scale_log2="fp32",
-            **(
-                dict(starts="*i32", columns="*i32", kinds="*i8", list_rows="i32", list_capacity="i32")
-                if list_heads
-                else {}
-            ),
-        ),
-        constexprs=dict(
-            D=d,
-            DV=d,
-            BLOCK_N=block_n,
-            STAGES=stages,
-            Q_STAGES=1 if resident or d == 256 else 2,
-            HEADS=heads,
-            PARTS=parts,
-            RESIDENT_Q=resident,
-            HAS_LO=has_lo,
-            HAS_HI=has_hi,
-            REGISTERS=240,
-            LIST_HEADS=list_heads,
-            BROADCAST=False,
-            **({} if list_heads else dict.fromkeys(("starts", "columns", "kinds", "list_rows", "list_capacity"))),
-        ),
-        targets=(90,),
-        num_warps=4,
-        options=dict(num_stages=1),
-        roles=("consumer",) * (heads * parts) + ("producer",),
-    )
+            produce(desc_q, desc_k, desc_v, rows_q, queue, q, k, v, group, lists, cfg)

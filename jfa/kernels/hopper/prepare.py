@@ -1,8 +1,9 @@
-"""Before and after the backward: per-row constants in padded arrays, and fp32 gradients to the input's dtype. Plain Triton.
+"""Before and after the backward, in plain Triton: per-row constants in padded arrays, and dQ from fp32 to its dtype.
 
-The backward's loops read log-sum-exp and delta, and add to dQ, in whole blocks of 64 queries. In a packed array such a block would
-reach into the next sequence; so these arrays give every sequence whole blocks (jfa.kernels.hopper.tiles.padded_rows). Rows that
-do not exist get lse = +inf, which makes their probabilities 0. Both kernels walk the forward's list of tiles.
+The backward's loops read log-sum-exp and delta, and add to dQ, in whole blocks of 64 queries. In a packed array such a
+block would reach into the next sequence; so these arrays give every sequence whole blocks
+(jfa.kernels.hopper.tiles.padded_rows). Rows that do not exist get lse = +inf, which makes their probabilities 0. Both
+kernels walk the forward's list of tiles.
 """
 
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.launcher import Variant
-from jfa.kernels.common.nouns import aggregate
+from jfa.kernels.common.nouns import aggregate, load_tile
 from jfa.kernels.common.softmax import LOG2_E as _LOG2_E
-from jfa.kernels.hopper.tiles import PAD, TileList, load_tile, padded, padded_rows
+from jfa.kernels.hopper.tiles import PAD, TileList, padded, padded_rows
 
 LOG2_E = tl.constexpr(_LOG2_E)
 
@@ -46,53 +47,56 @@ class RowConstants:
         return self.lse2 + begin, self.delta + begin
 
 
-def prepare_rows(problem: Problem, tiles: TileList | None, block: int, out, dout, lse, dlse, beside: bool = False) -> PaddedRows:
-    """lse in base 2 and delta = rowsum(out * dout) - dlse, padded. ``dout``: any strides.
+def prepare_rows(
+    problem: Problem, tiles: TileList | None, block: int, out, dout, lse, dlse, beside: bool = False
+) -> PaddedRows:
+    """Return lse in base 2 and delta = rowsum(out * dout) - dlse, padded. ``dout`` may have any strides.
 
-    ``tiles``: of ``block`` queries. None with shared queries: where those lie can be told without a list. ``beside``: the
-    launch before this one was the list kernel, whose results are not used here: run beside it, and end after it.
+    Args:
+        tiles: of ``block`` queries, or None for shared queries, which need no list.
+        beside: the launch before this one was the list kernel, whose results are not used here. Run beside it, and end
+            after it.
     """
     count, heads = padded_rows(problem), problem.num_heads
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
+    dlse = lse if dlse is None else dlse.contiguous()
+    has_dlse, slots = dlse is not lse, tiles is None and problem.output_offset is not None
     lse2, delta = torch.empty(2, heads, count, dtype=torch.float32, device=out.device)
     if tiles is None:
-        parts = padded(problem.rows_q) // int(PAD)
-        programs, where, counts = problem.num_batches * parts, problem.output_offset, lse
+        parts = padded(problem.rows_q) // PAD.value
+        programs, where, counts = problem.num_batches * parts, problem.output_offset if slots else lse, lse
     else:
-        parts = block // int(PAD)
+        parts = block // PAD.value
         programs, where, counts = tiles.records.shape[0] * parts, tiles.records, tiles.counts
-    variant = _prepare_variant(
-        problem.head_dim_v, dlse is not None, tiles is None, tiles is None and where is not None, beside, parts
-    )
+    variant = _prepare_variant(problem.head_dim_v, has_dlse, tiles is None, slots, beside, parts)
+    least = problem.rows_q if problem.broadcast_q else 1
+    pointers = out, dout, lse, dlse, where, counts, lse2, delta
     variant.launch(
-        problem.device, (programs, heads),
-        out, dout, lse, lse if dlse is None else dlse.contiguous(), lse if where is None else where, counts, lse2, delta, heads,
-        problem.rows_out, count, problem.rows_q if problem.broadcast_q else 1, dout.stride(0), dout.stride(1),
+        problem.device, (programs, heads), *pointers, heads, problem.rows_out, count, least, *dout.stride()[:2]
     )
     return PaddedRows(lse2, delta, count)
 
 
-def finish_dq(problem: Problem, tiles: TileList, block: int, accumulated: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """dq [rows_q, H, D] from its sums [H, padded, D_BLOCK] fp32: unpadded, scaled, in ``dtype``."""
+def finish_dq(problem: Problem, tiles: TileList, block: int, sums: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return dq [rows_q, H, D] in ``dtype``, unpadded and scaled, from its sums [H, padded, D_BLOCK] fp32."""
     if problem.broadcast_q:
-        dq = accumulated[:, : problem.rows_q, : problem.head_dim].permute(1, 0, 2) * problem.sm_scale
+        dq = sums[:, : problem.rows_q, : problem.head_dim].permute(1, 0, 2) * problem.sm_scale
         return dq.to(dtype).contiguous()
-    dq = torch.empty(problem.rows_q, problem.num_heads, problem.head_dim, dtype=dtype, device=accumulated.device)
+    heads, rows, columns = sums.shape
+    dq = torch.empty(problem.rows_q, heads, problem.head_dim, dtype=dtype, device=sums.device)
     parts = block // PAD.value
-    _finish_variant(problem.head_dim, accumulated.shape[2], parts).launch(
-        problem.device, (tiles.records.shape[0] * parts, problem.num_heads),
-        accumulated, dq, tiles.records, tiles.counts, problem.num_heads, accumulated.shape[1], problem.sm_scale,
-    )
+    grid = (tiles.records.shape[0] * parts, heads)
+    variant = _finish_variant(problem.head_dim, columns, parts)
+    variant.launch(problem.device, grid, sums, dq, tiles.records, tiles.counts, heads, rows, problem.sm_scale)
     return dq
 
 
 @cache
-def _prepare_variant(dim: int, has_dlse: bool, shared: bool, slots: bool, beside: bool, parts: int) -> Variant:
-    return Variant(
-        prepare_kernel, DV=dim, DV_BLOCK=triton.next_power_of_2(dim), HAS_DLSE=has_dlse, SHARED=shared, SLOTS=slots, BESIDE=beside,
-        PARTS=parts, ROWS=PAD.value, launch_pdl=True,
-    )
+def _prepare_variant(dim: int, has_dlse: bool, resident: bool, slots: bool, beside: bool, parts: int) -> Variant:
+    shape = dict(DV=dim, DV_BLOCK=triton.next_power_of_2(dim), PARTS=parts, ROWS=PAD.value)
+    choices = dict(HAS_DLSE=has_dlse, RESIDENT=resident, SLOTS=slots, BESIDE=beside)
+    return Variant(prepare_kernel, **shape, **choices, launch_pdl=True)
 
 
 @cache
@@ -101,46 +105,74 @@ def _finish_variant(dim: int, columns: int, parts: int) -> Variant:
 
 
 @triton.jit
-def shared_query_tile(output_offset, batch, rows_q, rows_out, PAD_ROWS: tl.constexpr, SLOTS: tl.constexpr):
-    """(len_q, out_begin, pad_begin) of a batch with shared queries, as jfa.kernels.hopper.tiles.segment has them."""
-    len_q = rows_q
-    out_begin = batch * rows_q
+def resident_tile(output_offset, batch, rows_q, rows_out, PAD_ROWS: tl.constexpr, SLOTS: tl.constexpr):
+    """Return (first output row, rows that exist, first padded row) of a batch with shared queries.
+
+    As jfa.kernels.hopper.tiles.Sequences has them.
+    """
+    exist = rows_q
+    begin = batch * rows_q
     if SLOTS:
-        out_begin = tl.load(output_offset + batch)
-        len_q = tl.where((out_begin >= 0) & (out_begin <= rows_out - rows_q), len_q, 0)
-        out_begin = tl.where(len_q > 0, out_begin, 0)
-    return len_q, out_begin, batch * PAD_ROWS
+        begin = tl.load(output_offset + batch)
+        exist = tl.where((begin >= 0) & (begin <= rows_out - rows_q), exist, 0)
+        begin = tl.where(exist > 0, begin, 0)
+    return begin, exist, batch * PAD_ROWS
 
 
 @triton.jit(do_not_specialize=["heads", "rows_out", "padded_rows", "least_rows"])
-def prepare_kernel(out, dout, lse, dlse, where, counts, lse2, delta, heads, rows_out, padded_rows, least_rows,
-                   stride_row, stride_head,
-                   DV: tl.constexpr, DV_BLOCK: tl.constexpr, HAS_DLSE: tl.constexpr, SHARED: tl.constexpr, SLOTS: tl.constexpr,
-                   BESIDE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr):
-    """One program ROWS queries of a tile of PARTS * ROWS, and a head: lse2 = lse * log2(e), delta = rowsum(out * dout) - dlse.
+def prepare_kernel(
+    out,
+    dout,
+    lse,
+    dlse,
+    where,
+    counts,
+    lse2,
+    delta,
+    heads,
+    rows_out,
+    padded_rows,
+    least_rows,
+    stride_row,
+    stride_head,
+    DV: tl.constexpr,
+    DV_BLOCK: tl.constexpr,
+    HAS_DLSE: tl.constexpr,
+    RESIDENT: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BESIDE: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Write lse2 = lse * log2(e) and delta = rowsum(out * dout) - dlse; a program per head and ROWS queries of a tile.
 
-    out, dout [rows_out, H, DV] (dout with the strides given, out contiguous); lse, dlse [H, rows_out]; lse2, delta
-    [H, padded_rows]. Padding is written for ``least_rows`` even where a sequence has fewer (Lq with shared queries, else 1).
-    where, counts: the list of tiles; SHARED: a batch is a tile, and where is the output's offsets, if there are such (SLOTS).
+    A tile has PARTS * ROWS queries. out, dout [rows_out, H, DV] (dout with the strides given, out contiguous); lse,
+    dlse [H, rows_out]; lse2, delta [H, padded_rows]. Padding is written for ``least_rows`` even where a sequence has
+    fewer (Lq with shared queries, else 1). where, counts: the list of tiles; RESIDENT: a batch is a tile, and where is
+    the output's offsets, if there are such (SLOTS).
     """
     gdc_launch_dependents()
     if not BESIDE:
         gdc_wait()
-    tile = tl.program_id(0) // PARTS
+    index = tl.program_id(0) // PARTS
     head = tl.program_id(1).to(tl.int64)
-    if SHARED:
-        tiles = tile + 1
+    if RESIDENT:
+        tiles = index + 1
     else:
         tiles = tl.load(counts + 1)
-    if tile < tiles:
-        if SHARED:
-            row0 = 0
-            len_q, out_begin, pad_begin = shared_query_tile(where, tile, least_rows, rows_out, PARTS * ROWS, SLOTS)
+    if index < tiles:
+        if RESIDENT:
+            first = 0
+            out_begin, exist, pad_begin = resident_tile(where, index, least_rows, rows_out, PARTS * ROWS, SLOTS)
         else:
-            q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = load_tile(where, tile)
-        rows = row0 + tl.program_id(0) % PARTS * ROWS + tl.arange(0, ROWS)
+            tile = load_tile(where, index, False, False)
+            first = tile.row
+            out_begin = tile.out.begin
+            exist = tile.out.length
+            pad_begin = tile.pad_begin
+        rows = first + tl.program_id(0) % PARTS * ROWS + tl.arange(0, ROWS)
         columns = tl.arange(0, DV_BLOCK)
-        valid = rows < len_q
+        valid = rows < exist
         inside = valid[:, None] & (columns < DV)[None, :]
         row = (out_begin + rows).to(tl.int64)
         o = tl.load(out + (row * heads + head)[:, None] * DV + columns[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -150,7 +182,7 @@ def prepare_kernel(out, dout, lse, dlse, where, counts, lse2, delta, heads, rows
             d -= tl.load(dlse + head * rows_out + row, mask=valid, other=0.0)
         natural = tl.load(lse + head * rows_out + row, mask=valid, other=float("-inf"))
         to = head * padded_rows + pad_begin + rows
-        padding = rows < tl.cdiv(tl.maximum(len_q, least_rows), ROWS) * ROWS
+        padding = rows < tl.cdiv(tl.maximum(exist, least_rows), ROWS) * ROWS
         tl.store(lse2 + to, tl.where(natural == float("-inf"), float("inf"), natural * LOG2_E), mask=padding)
         tl.store(delta + to, tl.where(natural == float("-inf"), 0.0, d), mask=padding)
     if BESIDE:  # the next kernel waits for this one only, and needs the list
@@ -158,16 +190,29 @@ def prepare_kernel(out, dout, lse, dlse, where, counts, lse2, delta, heads, rows
 
 
 @triton.jit(do_not_specialize=["heads", "padded_rows"])
-def finish_kernel(accumulated, dq, records, counts, heads, padded_rows, scale,
-                  D: tl.constexpr, D_BLOCK: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr):
-    """One program ROWS queries of a tile and a head: dq [rows_q, H, D] = accumulated [H, padded_rows, D_BLOCK] * scale."""
-    tile = tl.program_id(0) // PARTS
+def finish_kernel(
+    sums,
+    dq,
+    records,
+    counts,
+    heads,
+    padded_rows,
+    scale,
+    D: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Write dq [rows_q, H, D] = scale * sums [H, padded_rows, D_BLOCK]; a program per head and ROWS rows."""
+    index = tl.program_id(0) // PARTS
     head = tl.program_id(1).to(tl.int64)
-    if tile < tl.load(counts + 1):
-        q_begin, len_q, row0, out_begin, kv_begin, len_kv, lo, hi, pad_begin = load_tile(records, tile)
-        rows = row0 + tl.program_id(0) % PARTS * ROWS + tl.arange(0, ROWS)
+    if index < tl.load(counts + 1):
+        tile = load_tile(records, index, False, False)
+        rows = tile.row + tl.program_id(0) % PARTS * ROWS + tl.arange(0, ROWS)
         columns = tl.arange(0, D_BLOCK)
-        inside = (rows < len_q)[:, None] & (columns < D)[None, :]
-        x = tl.load(accumulated + ((head * padded_rows + pad_begin + rows) * D_BLOCK)[:, None] + columns[None, :], mask=inside)
-        row = (q_begin + rows).to(tl.int64)
-        tl.store(dq + (row * heads + head)[:, None] * D + columns[None, :], (x * scale).to(dq.dtype.element_ty), mask=inside)
+        inside = (rows < tile.q.length)[:, None] & (columns < D)[None, :]
+        begin = head * padded_rows + tile.pad_begin
+        x = tl.load(sums + ((begin + rows) * D_BLOCK)[:, None] + columns[None, :], mask=inside)
+        row = (tile.q.begin + rows).to(tl.int64)
+        to = dq + (row * heads + head)[:, None] * D + columns[None, :]
+        tl.store(to, (x * scale).to(dq.dtype.element_ty), mask=inside)

@@ -91,7 +91,7 @@ class Queue:
             tile = tl.where(unit < self.num_tiles, unit, 0)
             head = tl.program_id(1)
         else:
-            # Not self.units: the compiler would see that it is the loop's bound, keep the comparison, and spill 12 bytes.
+            # Not self.units, which is the loop's bound: the compiler would keep that comparison, and spill 12 bytes.
             unit = tl.where(unit < self.num_tiles * self.heads, unit, 0)
             first = unit // (CHUNK * self.heads) * CHUNK
             size = max(1, min(CHUNK, self.num_tiles - first))

@@ -1,4 +1,4 @@
-"""Small problems that an H200 has solved, and how to solve them again: on a GPU to record, on the emulator to compare."""
+"""Small problems that an H200 has solved, to be solved again: on a GPU to record, on the emulator to compare."""
 
 from __future__ import annotations
 
@@ -17,16 +17,25 @@ DETERMINISTIC = dict(deterministic=True)
 # name -> (problem, how to call). Each takes another path through the kernels.
 PROBLEMS = {
     "full": (Case([70, 0, 33], [130, 5, 40], heads=1, kv_heads=1, dim=64, dtype=BF16), DETERMINISTIC),
-    "causal, grouped": (Case([60, 40], [60, 90], heads=2, kv_heads=1, dim=64, dtype=FP16, options=dict(causal=True)), {}),
+    "causal, grouped": (
+        Case([60, 40], [60, 90], heads=2, kv_heads=1, dim=64, dtype=FP16, options=dict(causal=True)),
+        {},
+    ),
     "window, D 128": (
-        Case([80, 9], [70, 20], heads=1, kv_heads=1, dim=128, dtype=BF16, options=dict(window_size=20)), DETERMINISTIC),
+        Case([80, 9], [70, 20], heads=1, kv_heads=1, dim=128, dtype=BF16, options=dict(window_size=20)),
+        DETERMINISTIC,
+    ),
     "window, D 128, dQ added": (
-        Case([80, 9], [70, 20], heads=1, kv_heads=1, dim=128, dtype=BF16, options=dict(window_size=20)), {}),
+        Case([80, 9], [70, 20], heads=1, kv_heads=1, dim=128, dtype=BF16, options=dict(window_size=20)),
+        {},
+    ),
     "shared 20": (Case([1] * 3, [130, 0, 30], heads=2, kv_heads=2, dim=64, dtype=BF16, shared_q=20), DETERMINISTIC),
     "shared 128": (Case([1] * 2, [150, 40], heads=1, kv_heads=1, dim=128, dtype=BF16, shared_q=128), DETERMINISTIC),
     "shared 100, causal": (
-        Case([1] * 2, [90, 130], heads=1, kv_heads=1, dim=64, dtype=FP16, shared_q=100, options=dict(causal=True)), DETERMINISTIC),
-}  # fmt: skip
+        Case([1] * 2, [90, 130], heads=1, kv_heads=1, dim=64, dtype=FP16, shared_q=100, options=dict(causal=True)),
+        DETERMINISTIC,
+    ),
+}
 
 
 def results(case: Case, device: str, options: dict) -> dict[str, torch.Tensor]:

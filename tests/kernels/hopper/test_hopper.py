@@ -1,4 +1,4 @@
-"""The Hopper kernels on the emulator: right for any lengths, masks and head counts, under any order of the machine's work."""
+"""The Hopper kernels on the emulator: right for any lengths, masks and heads, under any order of the machine's work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import jfa
 from jfa import emulator
 from jfa.attention import make_problem
-from jfa.kernels import hopper
+from jfa.kernels.hopper import launch as hopper
 from jfa.kernels.hopper import tiles
 from jfa.layout import offsets_from_lengths
 from jfa.masks import Band
@@ -79,9 +79,17 @@ def test_deterministic_gradients_do_not_depend_on_the_order_of_work(shared):
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
         with emulator.options(policy=policy, seed=seed):
             out = jfa.jagged_flash_attention(
-                q, k, v, None if shared else offsets, offsets, 150, 150, broadcast_q=bool(shared), deterministic=True,
+                q,
+                k,
+                v,
+                None if shared else offsets,
+                offsets,
+                150,
+                150,
+                broadcast_q=bool(shared),
+                deterministic=True,
                 backend="hopper",
-            )  # fmt: skip
+            )
             found.append(torch.autograd.grad(out.float().square().sum(), (q, k, v)))
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
 
@@ -91,9 +99,18 @@ def test_a_list_holds_every_row_once_and_the_longest_first(seed):
     rng = random.Random(seed)
     len_q, len_kv = ([rng.choice([0, 1, rng.randint(2, 600)]) for _ in range(40)] for _ in range(2))
     problem = make_problem(
-        torch.empty(sum(len_q) + 3, 1, 64, dtype=torch.bfloat16), *(torch.empty(sum(len_kv) + 5, 1, 64, dtype=torch.bfloat16),) * 2,
-        offsets_from_lengths(len_q), offsets_from_lengths(len_kv), None, 1.0, Band(), False, False, 0, 0,
-    )  # fmt: skip
+        torch.empty(sum(len_q) + 3, 1, 64, dtype=torch.bfloat16),
+        *(torch.empty(sum(len_kv) + 5, 1, 64, dtype=torch.bfloat16),) * 2,
+        offsets_from_lengths(len_q),
+        offsets_from_lengths(len_kv),
+        None,
+        1.0,
+        Band(),
+        False,
+        False,
+        0,
+        0,
+    )
     for build, begin, length, total, work in (
         (tiles.query_tiles, 0, 1, problem.rows_q, 5),
         (tiles.key_tiles, 4, 5, problem.rows_kv, 1),
@@ -119,6 +136,15 @@ def test_lies_in_offsets_lead_nowhere_outside():
 
 def test_supports_names_the_argument():
     assert "bfloat16 or float16" in hopper.supports(
-        make_problem(*(torch.empty(4, 1, 64),) * 3, *(torch.tensor([0, 4], dtype=torch.int32),) * 2, None, 1.0, Band(), False,
-                     False, 0, 0)  # fmt: skip
+        make_problem(
+            *(torch.empty(4, 1, 64),) * 3,
+            *(torch.tensor([0, 4], dtype=torch.int32),) * 2,
+            None,
+            1.0,
+            Band(),
+            False,
+            False,
+            0,
+            0,
+        )
     )

@@ -1,4 +1,4 @@
-"""Rows behind the last sequence may hold NaN: with shared queries they reach no gradient, and nothing is read for them."""
+"""Rows behind the last sequence may hold NaN: with shared queries they reach no gradient."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def test_slack_keys_reach_no_gradient_of_a_shared_query(rows_q, lengths, slack, 
     clean = [x.detach().double().nan_to_num().requires_grad_() for x in tensors]
     truth = [torch.zeros_like(x) for x in clean]
     if lengths:
-        truth = torch.autograd.grad(attention(*clean, None, offsets, broadcast_q=True, dtype=torch.float64), clean, grad.double())
+        truth = torch.autograd.grad(
+            attention(*clean, None, offsets, broadcast_q=True, dtype=torch.float64), clean, grad.double()
+        )
     for name, g, t in zip(("dquery", "dkey", "dvalue"), got, truth):
         allowed = 0.03 * max(1.0, float(t.abs().max()))
         torch.testing.assert_close(g.double(), t, atol=allowed, rtol=0.0, msg=lambda m: f"{name}: {m}")

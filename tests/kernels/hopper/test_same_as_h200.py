@@ -11,7 +11,11 @@ from tests.kernels.hopper.same_problems import PROBLEMS, results
 
 RECORDED = Path(__file__).with_name("h200_results.pt")  # made by: python tests/gpu/run_hopper.py record --out FILE
 ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-24}  # half a step at the largest value
-STEPS = {torch.bfloat16: 1.0, torch.float16: 1.0, torch.float32: 4.0}  # fp32 sums of exponentials are added in another order
+STEPS = {
+    torch.bfloat16: 1.0,
+    torch.float16: 1.0,
+    torch.float32: 4.0,
+}  # fp32 sums of exponentials are added in another order
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

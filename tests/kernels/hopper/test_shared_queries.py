@@ -29,7 +29,9 @@ def _gradients(call, tensors, dead_rows=slice(0, 0)):
 
 def _close(found, truth):
     for name, f, t in zip(("dquery", "dkey", "dvalue"), found, truth):
-        torch.testing.assert_close(f.double(), t, atol=0.03 * float(t.abs().max()), rtol=0.0, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            f.double(), t, atol=0.03 * float(t.abs().max()), rtol=0.0, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @pytest.mark.parametrize("policy", ["eager", "lazy", "random"])
@@ -49,7 +51,9 @@ def test_slots_of_the_output_may_lie_anywhere_and_one_outside_counts_for_nothing
     exact = tuple(x.detach().double().requires_grad_() for x in (q, k, v))
     slots[3] = 4 * rows_q  # inside, with an output gradient of 0 there: the same as outside
     truth = _gradients(
-        lambda q, k, v: attention(q, k, v, None, offsets, broadcast_q=True, output_offset=slots, dtype=torch.float64), exact, dead
+        lambda q, k, v: attention(q, k, v, None, offsets, broadcast_q=True, output_offset=slots, dtype=torch.float64),
+        exact,
+        dead,
     )
     _close(found, truth)
 

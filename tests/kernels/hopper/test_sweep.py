@@ -1,7 +1,7 @@
-"""Every synchronisation of the Hopper kernels broken in turn: the emulator finds each, or it is argued here why it need not.
+"""Every synchronisation of the Hopper kernels broken in turn: the emulator finds each, or ARGUED says why not.
 
-One program takes several tiles, so that every ring wraps. A mutant counts as found if one of its kernel's cases finds it under one
-of the sweep's orders of events.
+One program takes several tiles, so that every ring wraps. A mutant counts as found if one of its kernel's cases finds
+it under one of the sweep's orders of events.
 """
 
 import pytest
@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 pytest.importorskip("greenlet")
 
 import jfa  # noqa: E402
-from jfa.kernels.hopper import configs  # noqa: E402
+from jfa.kernels.hopper import launch as hopper  # noqa: E402
 from jfa.layout import offsets_from_lengths  # noqa: E402
 from tests.kernels.sweeping import clean_mutants, explored  # noqa: E402
 
@@ -32,7 +32,7 @@ CASES = {
         dict(len_q=[300], len_kv=[300], dim=64, deterministic=True),
         dict(len_q=SHORT, len_kv=SHORT, dim=64, deterministic=True),
     ],
-    "backward_shared_q": [
+    "backward_resident": [
         dict(len_q=100, len_kv=[200, 130, 140]),
         dict(len_q=40, len_kv=[200, 130, 140], dim=64),
         dict(len_q=100, len_kv=SHORT),
@@ -40,26 +40,27 @@ CASES = {
 }
 LATE = "put off by one operation, which does not touch what it guards"
 OWN_WAIT = (
-    "the consumers waited for the same keys before they made the dS that this group waits for; kept, for a copy engine's writes "
-    "are promised to those who wait on the copy's own barrier"
+    "the consumers waited for the same keys before they made the dS that this group waits for; kept, for a copy "
+    "engine's writes are promised to those who wait on the copy's own barrier"
 )
 # (how, the broken line): why nothing needs to find it.
 ARGUED = {
     "forward": {("drop", "tlx.named_barrier_wait(TURN + part, 256)"): "the consumers' turns are for speed alone"},
     "backward": {
-        ("drop", "tlx.barrier_wait(k_fulls[tile_slot], tile_parity)"): OWN_WAIT,
-        ("late", "tlx.barrier_wait(k_fulls[tile_slot], tile_parity)"): OWN_WAIT,
-        ("late", "tlx.barrier_wait(v_fulls[tile_slot], tile_parity)"): LATE,
+        ("drop", "tlx.barrier_wait(k.fulls[slot], phase)"): OWN_WAIT,
+        ("late", "tlx.barrier_wait(k.fulls[slot], phase)"): OWN_WAIT,
+        ("late", "tlx.barrier_wait(v.fulls[slot], phase)"): LATE,
         ("drop", "dp = tlx.async_dot_wait(0, dp)"): "the next line waits for all that is in flight, too",
         ("drop", "dv = tlx.async_dot_wait(0, dv)"): "the line before has waited for all that is in flight",
     },
-    "backward_dq": {("late", "tlx.barrier_wait(do_fulls[part], turn & 1)"): LATE},
-    "backward_shared_q": {
-        ("late", "tlx.barrier_wait(q_fulls[0], 0)"): LATE,
-        ("late", "tlx.barrier_wait(k_fulls[k], k_parity)"): LATE,
-        ("late", "tlx.barrier_wait(v_fulls[v], v_parity)"): LATE,
-        ("late", "tlx.barrier_wait(ds_empties[group], use & 1)"): LATE,
-        ("drop", "tlx.barrier_wait(k_fulls[k], k_parity)"): OWN_WAIT,
+    "backward_dq": {("late", "tlx.barrier_wait(do.fulls[slot], phase)"): LATE},
+    "backward_resident": {
+        ("late", "tlx.barrier_wait(operands.q.fulls[0], 0)"): LATE,
+        ("late", "tlx.barrier_wait(operands.k.fulls[k], k_phase)"): LATE,
+        ("late", "tlx.barrier_wait(operands.v.fulls[v], v_phase)"): LATE,
+        ("late", "tlx.barrier_wait(ds_ring.empties[group], use & 1)"): LATE,
+        ("drop", "tlx.barrier_wait(k.fulls[slot], phase)"): OWN_WAIT,
+        ("late", "tlx.barrier_wait(k.fulls[slot], phase)"): OWN_WAIT,
     },
 }
 
@@ -89,7 +90,7 @@ def mutants(kernel: str, every: int = 1):
 
 @pytest.fixture(autouse=True)
 def one_program(monkeypatch):
-    monkeypatch.setattr(configs, "EMULATED_SMS", 1)
+    monkeypatch.setattr(hopper, "EMULATED_SMS", 1)
 
 
 @pytest.mark.parametrize("kernel", CASES)
@@ -103,7 +104,7 @@ def test_a_sample_of_broken_synchronisations_is_found(kernel):
 @pytest.mark.parametrize("kernel", CASES)
 def test_every_broken_synchronisation_is_found_or_argued(kernel):
     judged, clean = mutants(kernel)
-    assert len(judged) > {"forward": 20, "backward": 40, "backward_dq": 15, "backward_shared_q": 40}[kernel]
+    assert len(judged) > {"forward": 20, "backward": 40, "backward_dq": 15, "backward_resident": 40}[kernel]
     assert clean == ARGUED[kernel].keys(), (
         "either nothing finds a mutant, or one that was argued away is found after all"
     )

@@ -1,48 +1,39 @@
 """Backward for shared queries (broadcast_q, at most 128 of them): dQ stays on the chip across all sequences of a head.
 
-Every sequence has the same queries, so the general backward would add B times into the same few rows of dQ. Here one tile of
-queries completes the gradients of a key block: dK and dV of 64 keys are written once, straight away, and dQ^T is accumulated
-in registers over every key block of every sequence that a program visits. A program keeps one head (grid column) with its Q
-resident, and at the end leaves one partial dQ; the partials of a head are summed in order afterwards.
+Every sequence has the same queries, so the general backward would add B times into the same few rows of dQ. Here one
+tile of queries completes the gradients of a key block: dK and dV of 64 keys are written once, straight away, and dQ^T
+is accumulated in registers over every key block of every sequence that a program visits. A program keeps one head (grid
+column) with its Q resident, and at the end leaves one partial dQ; the partials of a head are summed in order
+afterwards.
 
     S^T  = K Q^T           P^T  = exp2(S^T scale - lse)         dV = P^T dO
     dP^T = V dO^T          dS^T = P^T (dP^T - delta)            dK = dS^T Q          dQ^T += K^T dS^T
 
-Four roles. Two *key groups* take 64 keys in turn, each against all queries at once and one product after another, so that a
-thread never holds more than two accumulators. They share nothing but their input and drift apart: one multiplies while the other
-is busy with exponentials and stores. Each hands its dS^T through shared memory to the *query group*, which does nothing but
-hold dQ^T and add to it. The producer brings keys, values and output gradients.
+Four roles. Two *key groups* take 64 keys in turn, each against all queries at once and one product after another, so
+that a thread never holds more than two accumulators. They share nothing but their input and drift apart: one multiplies
+while the other is busy with exponentials and stores. Each hands its dS^T through shared memory to the *query group*,
+which does nothing but hold dQ^T and add to it. The producer brings keys, values and output gradients.
 
-The accumulators of S^T and dP^T start from -lse/scale and -delta: no row constants stay in registers, nothing is subtracted.
+The accumulators of S^T and dP^T start from -lse/scale and -delta: no row constants stay in registers, nothing is
+subtracted.
 
-Shared memory is what limits the rings, so buffers serve twice: dV leaves through the buffer of its own values, which no product
-reads any more, and dK through that of its dS^T.
+Shared memory is what limits the rings, so buffers serve twice: dV leaves through the buffer of its own values, which no
+product reads any more, and dK through that of its dS^T.
 
-Tiles are runs of TILE_KEYS keys of a sequence (longer ones are cut: no sequence is too long for one program), drawn from a
-queue; with STATIC they are dealt out beforehand, so that every program sums the same blocks in the same order in every run.
+Tiles are runs of TILE keys of a sequence (longer ones are cut: no sequence is too long for one program), drawn from a
+queue; or dealt out beforehand (``static``), so that every program sums the same blocks in the same order in every run.
 """
 
-from functools import cache
-
-import torch
 import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 from triton.language.extra.cuda import gdc_wait
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from jfa.kernels.base import Problem
-from jfa.kernels.common.host import num_sms, padded_head_dim, scale_log2
-from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.nouns import Span, Tile, aggregate
-from jfa.kernels.common.ragged import ragged_descriptor
 from jfa.kernels.common.ring import Ring, alloc_ring, ring_slot
-from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.backward import store_gradient
-from jfa.kernels.hopper.configs import EMULATED_SMS
-from jfa.kernels.hopper.prepare import PaddedRows, RowConstants
+from jfa.kernels.hopper.prepare import RowConstants
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
-from jfa.kernels.hopper.tiles import TileList, key_tiles
 
 # Keys of a tile: cut so that no program is left with a mega-sequence, at the price of reloading dO.
 BLOCK = 1024
@@ -119,7 +110,7 @@ def end_of_keys(tile):
 
 @triton.jit
 def produce(desc_q, desc_k, desc_v, desc_do, constants, rows_q, queue, q, k, v, gradients):
-    """Producer: the queries once; of every tile its output gradients and row constants, then its key and value blocks."""
+    """Producer: the queries once, then of every tile its output gradients, keys and values."""
     head = tl.program_id(1)
     q.load(0, desc_q, Span(tl.to_tensor(0), rows_q).box(0, head))
     done = 0
@@ -140,7 +131,10 @@ def produce(desc_q, desc_k, desc_v, desc_do, constants, rows_q, queue, q, k, v, 
 
 @triton.jit
 def row_constants(buffer):
-    """[1, LQ] of a buffer, read in pieces of 64: a read of fewer elements than threads takes on the layout of its use."""
+    """Return [1, LQ] of a buffer, read in pieces of 64.
+
+    A read of fewer elements than threads takes on the layout of its use.
+    """
     LQ: tl.constexpr = buffer.shape[0]
     if LQ == 128:
         low = tlx.local_load(tlx.local_slice(buffer, [0], [64]))
@@ -279,27 +273,21 @@ def backward_resident_kernel(
     heads,
     scale,
     scale_log2,
-    LQ: tl.constexpr,
-    D: tl.constexpr,
-    STAGES: tl.constexpr,
-    DO_STAGES: tl.constexpr,
-    STATIC: tl.constexpr,
-    HAS_LO: tl.constexpr,
-    HAS_HI: tl.constexpr,
-    KEY_REGISTERS: tl.constexpr,
-    QUERY_REGISTERS: tl.constexpr,
+    cfg: tl.constexpr,
 ):
     """Buffers, barriers, and who runs which role. Grid: (programs per head, H).
 
     desc_q, desc_do: ragged, boxes [LQ, D]; desc_k, desc_v, desc_dk, desc_dv: ragged, [64, D]; desc_dq: plain, fp32
     [programs * H * D, LQ], boxes [D, LQ]. lse2, delta [H, padded_rows] fp32.
-    records, counts: a list of TILE keys per tile; counters: one int32 of 0 per head.
+    records, counts: a list of TILE keys per tile; counters: one int32 of 0 per head; cfg: a ResidentConfig.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
-    k = alloc_ring(KEYS, D, DTYPE, STAGES, 1)
-    v = alloc_ring(KEYS, D, DTYPE, STAGES, 1)
+    LQ: tl.constexpr = cfg.rows_q
+    D: tl.constexpr = cfg.head_dim
+    k = alloc_ring(KEYS, D, DTYPE, cfg.stages, 1)
+    v = alloc_ring(KEYS, D, DTYPE, cfg.stages, 1)
     q = alloc_ring(LQ, D, DTYPE, 1, 1)
-    gradients = alloc_gradients(LQ, D, DTYPE, DO_STAGES)
+    gradients = alloc_gradients(LQ, D, DTYPE, cfg.do_stages)
     dq_tiles = tlx.local_alloc((D, LQ), tl.float32, 1, reuse=gradients.do)
     ds = alloc_ring(KEYS, LQ, DTYPE, GROUPS, 1)
     if LQ == D:
@@ -311,13 +299,13 @@ def backward_resident_kernel(
     gdc_wait()  # from here on the list and the row constants are read
     num_tiles = tl.load(counts + 1)
     counters += tl.program_id(1)
-    queue = Queue(records, num_tiles, num_tiles, heads, counters, numbers, True, STATIC, HAS_LO, HAS_HI)
+    queue = Queue(records, num_tiles, num_tiles, heads, counters, numbers, True, cfg.static, cfg.has_lo, cfg.has_hi)
     with tlx.async_tasks():
         with tlx.async_task("default"):
             key_group(desc_dk, desc_dv, queue, operands, 0)
-        with tlx.async_task(num_warps=4, registers=KEY_REGISTERS):
+        with tlx.async_task(num_warps=4, registers=cfg.key_registers):
             key_group(desc_dk, desc_dv, queue, operands, 1)
-        with tlx.async_task(num_warps=4, registers=QUERY_REGISTERS):
+        with tlx.async_task(num_warps=4, registers=cfg.query_registers):
             query_group(desc_dq, dq_tiles[0], heads, queue, k, gradients, ds)
         with tlx.async_task(num_warps=1, registers=24):
             constants = RowConstants(lse2, delta, padded_rows)
@@ -352,80 +340,3 @@ def sum_kernel(
     total = tl.sum(tl.load(partials + at, mask=n < programs, other=0.0), 0) * scale
     to = dq + (i[None, :] * heads + head) * D + d[:, None]
     tl.store(to, total.to(dq.dtype.element_ty), mask=(i < rows_q)[None, :] & (d < D)[:, None])
-
-
-def applies(problem: Problem) -> bool:
-    """Whether this kernel can do the problem's backward; the general one can do every one."""
-    return (problem.broadcast_q and problem.rows_q <= 128 and problem.group_size == 1
-            and padded_head_dim(problem.head_dim) == padded_head_dim(problem.head_dim_v) <= 128)
-
-
-def tile_list(problem: Problem) -> TileList:
-    """The list of tiles that :func:`launch` walks."""
-    return key_tiles(problem, BLOCK)
-
-
-def launch(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv) -> torch.Tensor:
-    """Descriptors and grid; returns dQ [Lq, H, D] in q's dtype. Everything is TMA-ready."""
-    d, heads = padded_head_dim(problem.head_dim), problem.num_heads
-    lq = 64 if problem.rows_q <= 64 else 128
-    grid = (max(1, num_sms(problem.device, EMULATED_SMS) // heads), heads)
-    partials = torch.empty(grid[0], heads, d, lq, dtype=torch.float32, device=q.device)
-    stages = 4 if lq * d < 128 * 128 else 3
-    _variant(lq, d, stages, problem.deterministic, problem.band.has_lo, problem.band.has_hi).launch(
-        problem.device, grid,
-        ragged_descriptor(q, lq, d), ragged_descriptor(k, 64, d), ragged_descriptor(v, 64, d), ragged_descriptor(dout, lq, d),
-        TensorDescriptor.from_tensor(partials.view(-1, lq), [d, lq]), ragged_descriptor(dk, 64, d), ragged_descriptor(dv, 64, d),
-        rows.lse2, rows.delta, rows.count, problem.rows_q, tiles.records, tiles.counts,
-        tiles.counters(heads), heads, problem.sm_scale,
-        scale_log2(problem.sm_scale),
-    )
-    dq = torch.empty(problem.rows_q, heads, problem.head_dim, dtype=q.dtype, device=q.device)
-    _sum_variant(lq, problem.head_dim, d, triton.next_power_of_2(grid[0])).launch(
-        problem.device, (d // 2, heads), partials, dq, grid[0], heads, problem.rows_q, problem.sm_scale
-    )
-    return dq
-
-
-@cache
-def _variant(lq: int, d: int, stages: int, static: bool, has_lo: bool, has_hi: bool) -> Variant:
-    return Variant(
-        backward_resident_kernel, LQ=lq, D=d, STAGES=stages, DO_STAGES=2, STATIC=static,
-        HAS_LO=has_lo, HAS_HI=has_hi, KEY_REGISTERS=160, QUERY_REGISTERS=160, num_warps=4, num_stages=1, launch_pdl=True,
-    )
-
-
-@cache
-def _sum_variant(lq: int, dim: int, columns: int, programs: int) -> Variant:
-    return Variant(sum_kernel, LQ=lq, D=dim, D_BLOCK=columns, PROGRAMS=programs, ROWS=2, launch_pdl=True)
-
-
-def compile_configs() -> list[CompileConfig]:
-    """The variants that jfa compile reports."""
-    return [
-        _compile_config("hopper-backward-shared-q64-d128", 64, 128, 4, 0),
-        _compile_config("hopper-backward-shared-q128-d128", 128, 128, 3, 20),
-        _compile_config("hopper-backward-shared-q64-d64", 64, 64, 4, 0),
-        _compile_config("hopper-backward-shared-q64-d128-causal", 64, 128, 4, 0, has_hi=True),
-        _compile_config("hopper-backward-shared-q64-d128-window", 64, 128, 4, 0, has_lo=True, has_hi=True),
-        _compile_config("hopper-backward-shared-q128-d128-causal", 128, 128, 3, 700, has_hi=True),
-        _compile_config("hopper-backward-shared-q128-d128-window", 128, 128, 3, 1604, has_lo=True, has_hi=True),
-    ]
-
-
-def _compile_config(name, lq, d, stages, spills, has_lo=False, has_hi=False):
-    desc = "tensordesc<bf16[1, 1, 1, {}, {}]>"
-    return CompileConfig(
-        name=name,
-        kernel="jfa.kernels.hopper.backward_shared_q:backward_resident_kernel",
-        signature=dict(desc_q=desc.format(lq, d), desc_k=desc.format(64, d), desc_v=desc.format(64, d),
-                       desc_do=desc.format(lq, d), desc_dq=f"tensordesc<fp32[{d}, {lq}]>", desc_dk=desc.format(64, d),
-                       desc_dv=desc.format(64, d), lse2="*fp32", delta="*fp32", padded_rows="i32", rows_q="i32", records="*i32",
-                       counts="*i32", counters="*i32", heads="i32", scale="fp32", scale_log2="fp32"),
-        constexprs=dict(LQ=lq, D=d, STAGES=stages, DO_STAGES=2, STATIC=False, HAS_LO=has_lo, HAS_HI=has_hi, KEY_REGISTERS=160, QUERY_REGISTERS=160),
-        targets=(90,),
-        num_warps=4,
-        options=dict(num_stages=1),
-        max_spill_bytes=spills,
-        roles=("key group", "key group", "query group", "producer"),
-    )

@@ -1,0 +1,197 @@
+"""What each Hopper kernel is compiled for: the host's choices, and what the problem leaves no choice about.
+
+The choices come from measurements (docs/hopper-notes.md), never from a user's call. A kernel takes one of these objects
+as its constexpr ``cfg``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jfa.kernels.base import Problem
+from jfa.kernels.common.host import padded_head_dim
+
+NARROW = 1024  # keys of a window, both sides together
+
+
+@dataclass(frozen=True)
+class Config:
+    """What every kernel must know of a problem.
+
+    Attributes:
+        head_dim: columns of a tile of queries or keys: 64, 128 or 256. TMA fills what a tensor lacks with zeros.
+        has_lo, has_hi: which sides of the band are bounded.
+    """
+
+    head_dim: int
+    has_lo: bool
+    has_hi: bool
+
+
+@dataclass(frozen=True)
+class ForwardConfig(Config):
+    """Choices of the forward; see jfa.kernels.hopper.forward.
+
+    Attributes:
+        head_dim_v: columns of a tile of values.
+        block_n: keys of a block.
+        stages: key and value blocks in flight, per head.
+        parts: consumers that share a head's blocks: a tile has 64 * parts queries.
+        heads: heads of a tile.
+        resident: the queries are the same in every tile of a program (broadcast_q with one tile) and are loaded once.
+        q_stages: tiles of queries in flight.
+        list_heads: heads of the block lists that tiles walk; 0: they walk their band.
+        broadcast_q: with block lists: whether all sequences have the same queries.
+        registers: per thread of a consumer.
+    """
+
+    head_dim_v: int
+    block_n: int
+    stages: int
+    parts: int
+    heads: int
+    resident: bool
+    q_stages: int
+    list_heads: int = 0
+    broadcast_q: bool = False
+    registers: int = 240
+
+    @property
+    def block_m(self) -> int:
+        """Queries of a tile."""
+        return 64 * self.parts
+
+    @property
+    def consumers(self) -> int:
+        """Warp groups that compute."""
+        return self.parts * self.heads
+
+
+def forward_config(problem: Problem) -> ForwardConfig:
+    """Choose the forward's tile shape for a problem, from what its shapes and hints say."""
+    d, dv, band = padded_head_dim(problem.head_dim), padded_head_dim(problem.head_dim_v), problem.band
+    if problem.block_lists is not None:
+        lists = problem.block_lists
+        cfg = ForwardConfig(d, band.has_lo, band.has_hi, dv, lists.other_block, 2, 2, 1, resident=False, q_stages=2)
+        return replace(cfg, list_heads=lists.heads, broadcast_q=problem.broadcast_q)
+    width = max(d, dv)
+    resident = problem.broadcast_q and problem.rows_q <= 128
+    longest = problem.rows_q if problem.broadcast_q else problem.max_seq_len_q
+    even = problem.num_heads % 2 == 0
+    if (0 < longest <= 64 or _narrow(problem)) and width <= 128:
+        heads = 2 if even else 1
+        block_n, stages, parts = 64, 512 // (width * heads), 1
+    elif resident and width == 128:
+        block_n, stages, parts, heads = 64, 4, 2, 1
+    elif width == 64 and even and not resident:
+        block_n, stages, parts, heads = 128, 2, 1, 2
+    else:
+        parts, heads = 2, 1
+        block_n, stages = {64: (128, 3), 128: (128, 2), 256: (32, 2)}[width]
+    q_stages = 1 if resident or width == 256 else 2
+    return ForwardConfig(d, band.has_lo, band.has_hi, dv, block_n, stages, parts, heads, resident, q_stages)
+
+
+def _narrow(problem: Problem) -> bool:
+    """Return whether a window leaves a tile so few keys that 64 queries waste less at its edges than 128.
+
+    Measured: 24 % faster.
+    """
+    band = problem.band
+    for lo, hi in ((band.lo_start, band.hi_start), (band.lo_end, band.hi_end)):
+        if lo is not None and hi is not None and hi - lo <= NARROW:
+            return not problem.broadcast_q
+    return False
+
+
+@dataclass(frozen=True)
+class BackwardConfig(Config):
+    """Choices of the backward for queries of their own; see jfa.kernels.hopper.backward.
+
+    Attributes:
+        with_dq: add up dQ; else another kernel makes it.
+        broadcast_q: all sequences add to the same dQ.
+        tile_stages: tiles of keys and values in flight.
+        ahead: issue a block's scores behind the block before.
+        registers: per thread of a consumer.
+    """
+
+    with_dq: bool
+    broadcast_q: bool
+    tile_stages: int
+    ahead: bool
+    registers: int
+
+
+def backward_config(problem: Problem) -> BackwardConfig:
+    """Choose how the backward of a problem runs.
+
+    Scores ahead gain 7 % with D = 64 (with a second tile in flight) and 3 % with a window, whose many edges then share
+    one loop; with D = 128 they lose 2 % on all else. Three groups and one warp share 512 registers: 2 * 208, 72 for the
+    adder, 24.
+
+    dQ gets a pass of its own only where the order of its sums must not depend on the order in which tiles finish. That
+    pass repeats two of five products: adding up is faster on every shape measured, by 8 % (narrow window) to 34 %
+    (dense).
+    """
+    d, band = padded_head_dim(problem.head_dim, problem.head_dim_v), problem.band
+    with_dq = not problem.deterministic
+    return BackwardConfig(
+        d,
+        band.has_lo,
+        band.has_hi,
+        with_dq=with_dq,
+        broadcast_q=problem.broadcast_q,
+        tile_stages=2 if d == 64 else 1,
+        ahead=d == 64 or band.has_lo,
+        registers=208 if with_dq else 240,
+    )
+
+
+@dataclass(frozen=True)
+class DqConfig(Config):
+    """Choices of the pass that makes dQ alone; see jfa.kernels.hopper.backward_dq."""
+
+    broadcast_q: bool
+    stages: int = 3
+    registers: int = 240
+
+
+def dq_config(problem: Problem) -> DqConfig:
+    """Choose how dQ's own pass runs."""
+    d, band = padded_head_dim(problem.head_dim, problem.head_dim_v), problem.band
+    return DqConfig(d, band.has_lo, band.has_hi, problem.broadcast_q)
+
+
+@dataclass(frozen=True)
+class ResidentConfig(Config):
+    """Choices of the backward that keeps shared queries on the chip; see jfa.kernels.hopper.backward_resident.
+
+    Attributes:
+        rows_q: rows of the tile of queries, 64 or 128.
+        stages: key and value blocks in flight.
+        static: deal tiles out beforehand, so that every program sums the same blocks in every run.
+        do_stages: tiles of output gradients in flight.
+        key_registers, query_registers: per thread of those groups.
+    """
+
+    rows_q: int
+    stages: int
+    static: bool
+    do_stages: int = 2
+    key_registers: int = 160
+    query_registers: int = 160
+
+
+def is_resident(problem: Problem) -> bool:
+    """Return whether a problem's queries and their dQ fit on the chip; the general backward can do every problem."""
+    shared = problem.broadcast_q and problem.rows_q <= 128 and problem.group_size == 1
+    return shared and padded_head_dim(problem.head_dim) == padded_head_dim(problem.head_dim_v) <= 128
+
+
+def resident_config(problem: Problem) -> ResidentConfig:
+    """Choose how the backward of a problem that :func:`is_resident` runs."""
+    d, band = padded_head_dim(problem.head_dim), problem.band
+    rows_q = 64 if problem.rows_q <= 64 else 128
+    stages = 4 if rows_q * d < 128 * 128 else 3
+    return ResidentConfig(d, band.has_lo, band.has_hi, rows_q, stages, problem.deterministic)
