@@ -219,10 +219,10 @@ check("13.2", locate)
 # (difficulty 3 of 3, 30 minutes) Now the hardware hands out the units.
 # The kernel is launched with one program per unit, and fewer of them fit at a time.
 # Three functions do one tile each: `load_tile`, `compute_tile` and `store_tile`.
-# Write what is around them: the context of the queue, with two stages, and the loop of each role.
+# Write what is around them: the context of the queue (two stages are enough) and the loop of each role.
 #
 # * Every program begins with its own unit, `tl.program_id(0)`.
-# * The load role asks for the next unit, once per tile. All roles read the answer.
+# * One role asks for the next unit, once per tile: best the load role, which is the first to need it. All roles read the answer.
 # * After -1 a role ends. Nobody asks again.
 # * The programs that began do all the work: the check counts programs, questions and failed questions.
 #

@@ -1,4 +1,6 @@
-"""What chapter 08 says about the text it grew from: claims that hold, claims that hold against one thing only, and an error."""
+"""What chapters 08 and 13 say about balance: claims that hold, claims that hold against one thing only, and an error."""
+
+import importlib
 
 import numpy as np
 import pytest
@@ -80,3 +82,17 @@ def test_sentinels_of_pairs_of_key_tiles():
         share[name] = round(100 * float((pairs - tiles).sum() / pairs.sum()), 1)
     assert share == {"pma32": 20.5, "self": 10.2, "pma128": 6.8, "cross": 6.8}
     assert torch.equal(SHAPES["tiny-8192"].lengths()[0], torch.full((8192,), 34, dtype=torch.int32))
+
+
+def test_a_queue_that_is_asked_a_tile_ahead_deals_the_second_round():
+    """Chapter 13's 16 tiles on four SMs: zigzag ends last, the queue asked early before it, asked late first."""
+    predict = importlib.import_module("jfa.course.checks.13_persistent")._predict
+    blocks = sorted([2, 1, 10, 3, 2, 1, 5, 1, 4, 3, 1, 2, 4, 3, 2, 2], reverse=True)
+    early, _, early_end, zigzag_end = predict(blocks, 4, True)
+    late, failed, late_end, _ = predict(blocks, 4, False)
+    assert early[:8] == [0, 1, 2, 3] * 2
+    assert late[4] != 0, "the SM with the largest tile asks last"
+    assert late_end < early_end < zigzag_end
+    assert zigzag_end == balance(zigzag(blocks, 4), blocks).makespan
+    assert late_end == simulate_queue(blocks, 4).makespan
+    assert failed == 4
