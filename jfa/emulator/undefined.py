@@ -24,8 +24,7 @@ _MOST = np.iinfo(MARK).max  # origins of a launch that are told apart
 
 @dataclass(frozen=True)
 class Origin:
-    """Where undefined lanes came from: "masked load", "masked atomic", "unwritten memory" or "unwaited product", the kernel's
-    lines, and the buffer's name."""
+    """Where undefined lanes came from: a key of _KINDS, the kernel's lines, and the buffer's name."""
 
     kind: str
     where: tuple
@@ -138,6 +137,7 @@ _KINDS = {
     "masked atomic": "that no atomic returned",
     "unwritten memory": "out of {name}, where nobody had written",
     "unwaited product": "made from a product that was still being computed",
+    "ended loop": "of a loop's variable after its loop",
 }
 
 
@@ -168,6 +168,14 @@ def _error(origin: Origin, count: int, use: str, where: tuple) -> PoisonError:
             [f"{'stored' if use == 'store' else 'used'} at {at}", f"the async_dot stands at {came}"],
             cause="async_dot returns at once; on a GPU its registers hold anything until the product is waited for.\n"
             "  Fix: x = tlx.async_dot_wait(0, x) before x is used.",
+            where=where,
+        )
+    if origin.kind == "ended loop":
+        return PoisonError(
+            summary,
+            [f"at {at}", f"the loop stands at {came}"],
+            cause="the compiler keeps the variable of a `for` in its loop; after the loop its register holds anything.\n"
+            "  Fix: compute what is needed from the loop's bounds, or keep it in a name of its own, set before the loop.",
             where=where,
         )
     if origin.kind == "masked atomic":

@@ -89,6 +89,16 @@ LANGUAGE = {
     "tern types": ("v = (1 if n > 1 else 0.5)", "tl.store(o, v)",),
     "tern types2": ("v = (n if n > 1 else 0.5)", "tl.store(o, v)",),
     "tern const": ("v = (i if N > 1 else 0)", "tl.store(o+i, v)",),
+    "loop var, no turn, changed": ("for k in range(0):", "    tl.store(o + k, 1.0)", "k += 1", "tl.store(o + N, 1.0)",),
+    "loop var, no turn, constexpr": ("for k in range(0):", "    tl.store(o + k, 1.0)", "k: tl.constexpr = 2", "tl.store(o, k)",),
+    "loop var, no turn, other type": ("for k in range(0):", "    tl.store(o + k, 1.0)", "if n > 1:", "    k = 2.5",),
+    "loop var, no turn, static": ("for k in range(0):", "    tl.store(o + k, 1.0)", "for j in range(2):", "    for k in tl.static_range(1):", "        tl.store(o, 1.0)",),
+    "static then dyn in if": ("for k in tl.static_range(2):", "    tl.store(o + k, 1.0)", "if n > 1:", "    for k in range(1):", "        tl.store(o, 1.0)",),
+    "const becomes value in if": ("c: tl.constexpr = 1", "if n > 1:", "    c = 2",),
+    "both branches, other type": ("c = 1", "if n > 1:", "    c = 2.5", "else:", "    c = 3.5",),
+    "both branches, same name": ("c = 1", "d = 2.5", "if n > 1:", "    c = d", "else:", "    c = d",),
+    "static in both branches": ("if n > 1:", "    for k in tl.static_range(2):", "        tl.store(o + k, 1.0)", "else:", "    for k in tl.static_range(2):", "        tl.store(o + k, 2.0)", "tl.store(o, k)",),
+    "loop in loop, float before": ("k = 1.0", "for j in range(1):", "    for k in range(0):", "        tl.store(o, 1.0)",),
 }
 
 TLX = {
@@ -181,4 +191,15 @@ TLX = {
     "wait i8": ("b = tlx.alloc_barriers(1)", "tlx.barrier_wait(b[0], (n.to(tl.int8)*0)+1)",),
     "tmem 64 rows": ("t = tlx.local_alloc((64, N), tl.float32, 1, tlx.storage_kind.tmem)", "tlx.local_store(t[0], tl.zeros((64,N), tl.float32))",),
     "tmem bf16 128": ("t = tlx.local_alloc((128, N), tl.bfloat16, 1, tlx.storage_kind.tmem)", "tlx.local_store(t[0], tl.zeros((128,N), tl.bfloat16))",),
+    "arrive 2": ("b = tlx.alloc_barriers(1, arrive_count=2)", "tlx.barrier_arrive(b[0], 2)",),
+    "arrive N": ("b = tlx.alloc_barriers(1, arrive_count=N)", "tlx.barrier_arrive(b[0], N)",),
+    "named bool": ("tlx.named_barrier_wait(True, 128)",),
+    "named cnt bool": ("tlx.named_barrier_arrive(9, True)",),
+    "named i64": ("tlx.named_barrier_arrive(n.to(tl.int64), 128)",),
+    "named cnt i16": ("tlx.named_barrier_arrive(9, n.to(tl.int16))",),
+    "tmem 32 rows": ("t = tlx.local_alloc((32, N), tl.float32, 1, tlx.storage_kind.tmem)", "tlx.local_store(t[0], tl.zeros((32,N), tl.float32))",),
+    "tmem 256 rows": ("t = tlx.local_alloc((256, N), tl.bfloat16, 1, tlx.storage_kind.tmem)",),
+    "tmem trans": ("t = tlx.local_alloc((128, 128), tl.float32, 1, tlx.storage_kind.tmem)", "v = tlx.local_load(tlx.local_trans(t[0]))",),
+    "tmem trans store": ("t = tlx.local_alloc((64, N), tl.bfloat16, 1, tlx.storage_kind.tmem)", "tlx.local_store(tlx.local_trans(t[0]), tl.zeros((N,64), tl.bfloat16))",),
+    "scales load": ("t = tlx.local_alloc((128, 4), tl.uint8, 1, tlx.storage_kind.tmem)", "v = tlx.local_load(t[0])", "tl.store(o + tl.arange(0, 128)[:, None] * 4 + tl.arange(0, 4)[None, :], v)",),
 }

@@ -72,7 +72,8 @@ def _statements(draw, depth: int):
         else:
             inner, step = draw(_statements(depth - 1))
             count, at_least = draw(st.integers(0, 2)), draw(st.integers(1, 5))
-            head = {"loop": f"for k in range({count}):", "static loop": f"for k in tl.static_range({count}):"}
+            # names of their own: in a branch that is not taken the compiler would see one change its type, the emulator not
+            head = {"loop": f"for k in range({count}):", "static loop": f"for s in tl.static_range({count}):"}
             code += [head.get(kind, f"if n >= {at_least}:"), *("    " + line for line in inner)]
             turns = (RUN_TIME >= at_least) if kind == "if" else count
             steps.append(lambda v, s=step, turns=turns: [s(v) for _ in range(turns)])
@@ -106,6 +107,37 @@ def triton_kernels(draw):
     return HEAD + _lines(*body), reference if body[-1].endswith("a + b)") else None
 
 
+# ---------------------------------------------------------------- Triton: one name through branches and loops
+
+BEFORE = {
+    "new": [], "int": ["k = 1"], "float": ["k = 1.5"], "constant": ["k: tl.constexpr = 1"], "block": ["k = i"], "value": ["k = n"],
+    "loop without a turn": ["for k in range(0):", "    pass"], "loop": ["for k in range(2):", "    pass"],
+    "unrolled loop": ["for k in tl.static_range(2):", "    pass"], "tuple": ["k = (1, n)"],
+}  # fmt: skip
+INSIDE = {
+    "int": ["k = 2"], "float": ["k = 2.5"], "constant": ["k: tl.constexpr = 2"], "block": ["k = i"], "value": ["k = n"],
+    "loop without a turn": ["for k in range(0):", "    pass"], "loop": ["for k in range(1):", "    pass"],
+    "unrolled loop": ["for k in tl.static_range(1):", "    pass"], "more": ["k += 1"], "tuple": ["k = (2, n)"],
+}  # fmt: skip
+AROUND = {
+    "if": lambda code: ["if n > 1:", *code], "both branches": lambda code: ["if n > 1:", *code, "else:", *code],
+    "loop": lambda code: ["for j in range(2):", *code], "unrolled": lambda code: ["for j in tl.static_range(2):", *code],
+    "while": lambda code: ["w = n", "while w < 4:", *code, "    w += 1"], "known if": lambda code: ["if N > 1:", *code],
+}  # fmt: skip
+
+
+def names_through_control_flow():
+    """Sources: every pair of what a name is before and becomes inside, around it what branches or loops, used afterwards or not.
+
+    All of it runs: code in a branch that is not taken the emulator does not see.
+    """
+    for before in BEFORE.values():
+        for inside in INSIDE.values():
+            for around in AROUND.values():
+                for after in ([], ["tl.store(o + i, i + k)"]):
+                    yield HEAD + _lines(*before, *around(["    " + line for line in inside]), *after)
+
+
 # ---------------------------------------------------------------- TLX: shapes, indices, slices, barriers
 
 EXTENTS = st.sampled_from((8, 16, 32, 64, 64, 32, 24, 33))
@@ -119,7 +151,7 @@ def _buffer(draw):
     """Lines that allocate t and store to it, or to a part of it."""
     rows, columns, dtype = draw(EXTENTS), draw(EXTENTS), draw(DTYPES)
     tmem = draw(st.sampled_from((False, False, False, True)))
-    rows = 128 if tmem else rows
+    rows, dtype = (draw(st.sampled_from((128, 64))), "tl.float32") if tmem and dtype == "tl.int8" else (rows, dtype)
     part, shape = f"t[{draw(INDEX)}]", (rows, columns)
     how = draw(st.sampled_from(("whole", "whole", "row", "slice", "slice", "trans", "array", "reshape")))
     if how == "row":

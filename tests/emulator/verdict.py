@@ -68,9 +68,20 @@ def compiled(kernels: Iterable[Kernel], timeout: float = 900) -> list[str]:
 # ---------------------------------------------------------------- the child
 
 
+class _Driver:
+    """What the compiler asks a GPU's driver: which GPU it compiles for (TLX does, to refuse what AMD has not)."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def get_current_target(self):
+        return self.target
+
+
 def _compile(kernel: Kernel) -> None:
     """Compile up to the kernel's stage; raises what the compiler raises."""
     import torch  # noqa: F401  (the driver's helpers look for it)
+    from triton import runtime
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -79,6 +90,7 @@ def _compile(kernel: Kernel) -> None:
     function = load(kernel.text)
     signature = {name: kernel.signature.get(name, "constexpr") for name in function.arg_names}
     target = GPUTarget("cuda", kernel.arch, 32)
+    runtime.driver.set_active(_Driver(target))
     backend = make_backend(target)
     source = ASTSource(function, signature, kernel.constexprs)
     options = backend.parse_options(kernel.options | source.parse_options())

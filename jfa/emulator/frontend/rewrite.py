@@ -13,6 +13,7 @@ import ast
 import linecache
 import re
 import textwrap
+from collections import Counter
 
 REFUSED = (
     ast.Break, ast.Continue, ast.Try, ast.Raise, ast.Delete, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.ClassDef,
@@ -107,9 +108,49 @@ def _assigned(statements):
 
 
 def _annotated(statements):
-    """Names that a statement list annotates as tl.constexpr."""
-    nodes = (n for s in statements for n in ast.walk(s) if isinstance(n, ast.AnnAssign))
-    return {n.target.id for n in nodes if isinstance(n.target, ast.Name) and _is_constexpr(n.annotation)}
+    """Names that a statement list makes constants: annotated as tl.constexpr, or variables of unrolled loops."""
+    names = set()
+    for node in (n for s in statements for n in ast.walk(s)):
+        if isinstance(node, ast.AnnAssign):
+            constant = _is_constexpr(node.annotation)
+        else:
+            constant = isinstance(node, ast.For) and _is_call_of(node.iter, "static_range")
+        if constant and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return names
+
+
+def _copied(statements):
+    """Name -> what it ends as, for names that a statement list makes another name for a value: `a = b`."""
+    found = {}
+    for s in statements:
+        if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name) and isinstance(s.value, ast.Name):
+            found[s.targets[0].id] = s.value.id
+    return found
+
+
+def _read(node):
+    """How often each name is read in a tree."""
+    changed = (n.target for n in ast.walk(node) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name))
+    read = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    return Counter(n.id for n in (*changed, *read))
+
+
+def _read_outside_loops(function):
+    """Variables of `for` loops that a function reads in other places than such a loop's body."""
+    inside, total, targets = Counter(), _read(function), set()
+
+    def visit(node, loops):
+        if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and node.target.id not in loops:
+            name = node.target.id
+            targets.add(name)
+            loops = loops | {name}
+            inside[name] += sum(_read(statement)[name] for statement in node.body)
+        for child in ast.iter_child_nodes(node):
+            visit(child, loops)
+
+    visit(function, frozenset())
+    return {name for name in targets if total[name] > inside[name]}
 
 
 def _forget(names, at):
@@ -139,6 +180,7 @@ class Rewriter(ast.NodeTransformer):
         self.filename, self.base, self.features = filename, base, features
         self.loops, self.unrolled, self.counter, self.constexprs = 0, 0, 0, set()
         self.defined = set()  # names the compiler knows at this point: what a loop or branch may carry
+        self.ended = set()  # variables of loops that may be read after their loop
 
     def _fresh(self, stem):
         self.counter += 1
@@ -155,6 +197,7 @@ class Rewriter(ast.NodeTransformer):
         function.args.defaults, function.args.kw_defaults = [], [None] * len(function.args.kwonlyargs)
         arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
         self.defined = {a.arg for a in arguments}
+        self.ended = _read_outside_loops(function)
         self.threads = any(isinstance(n, ast.Attribute) and n.attr == "thread_id" for n in ast.walk(function))
         for argument in arguments:
             if _is_constexpr(argument.annotation):
@@ -234,6 +277,11 @@ class Rewriter(ast.NodeTransformer):
         )
 
     # ---- expressions
+
+    def visit_Name(self, node):
+        if node.id in self.ended and isinstance(node.ctx, ast.Load):
+            return _call("__jfa_read", node, at=node)
+        return node
 
     def visit_BoolOp(self, node):
         helper = "__jfa_and" if isinstance(node.op, ast.And) else "__jfa_or"
@@ -347,14 +395,15 @@ class Rewriter(ast.NodeTransformer):
             test = _located(ast.NamedExpr(ast.Name(condition, ast.Store()), test), node)
         arguments = [test] + ([ast.Constant(refusals[0])] if refusals else [])
         node.test = _call("__jfa_test", *arguments, at=node)
-        both = _assigned(node.body) & _assigned(node.orelse)
-        watched = [n for n in names if n not in both and n in self.defined]
+        same = {n for n, value in _copied(node.body).items() if _copied(node.orelse).get(n) == value}
+        watched = [n for n in names if n in self.defined and n not in same]
         before = set(self.defined)
         node.body = self._scope(node.body, keeps=True)
         after, self.defined = self.defined, before
         node.orelse = self._scope(node.orelse, keeps=True) if node.orelse else []
         self.defined |= after
-        out = self._watch_types(node, watched, "__jfa_check_branch") if watched else [node]
+        both = _assigned(node.body) & _assigned(node.orelse)
+        out = self._watch_types(node, watched, both) if watched else [node]
         if lost:
             dynamic = _call("__jfa_at_run_time", ast.Name(condition, ast.Load()), at=node)
             out.append(_located(ast.If(dynamic, _forget(lost, node), []), node))
@@ -367,11 +416,15 @@ class Rewriter(ast.NodeTransformer):
         after = _located(ast.Expr(_call("__jfa_converge", ast.Name(memory, ast.Load()), at=node)), node)
         return [before, *statements, after]
 
-    def _watch_types(self, node, names, checker):
-        """Around a branch: remember the types of `names`, and compare after it where its condition is a run-time value."""
+    def _watch_types(self, node, names, both):
+        """Around a branch: remember the types of `names`, and compare after it where its condition is a run-time value.
+
+        both: the names that are assigned whichever way it goes.
+        """
         memory, before = self._remember(node, names)
         node.test = _call("__jfa_watch", node.test.args[0], ast.Name(memory, ast.Load()), *node.test.args[1:], at=node)
-        check = _call(checker, _call("locals", at=node), ast.Name(memory, ast.Load()), at=node)
+        arguments = (ast.Name(memory, ast.Load()), ast.Tuple([ast.Constant(n) for n in sorted(both)], ast.Load()))
+        check = _call("__jfa_check_branch", _call("locals", at=node), *arguments, at=node)
         guarded = ast.If(ast.Name(memory, ast.Load()), [_located(ast.Expr(check), node)], [])
         after = _located(guarded, node)
         return [before, node, after]
@@ -393,8 +446,9 @@ class Rewriter(ast.NodeTransformer):
         if not isinstance(node.iter, ast.Call):
             message = "Only `range` and `static_range` iterators are currently supported"
             return self._refuse(node, message, "__jfa_refuse_use")
-        static = _is_call_of(node.iter, "static_range")
-        node.iter = _call("__jfa_iterate", self.visit(node.iter), ast.Constant(node.target.id), at=node)
+        static, values = _is_call_of(node.iter, "static_range"), self._fresh("r")
+        begin = _located(ast.Assign([ast.Name(values, ast.Store())], self.visit(node.iter)), node)
+        node.iter = _call("__jfa_iterate", ast.Name(values, ast.Load()), ast.Constant(node.target.id), at=node)
         carried = sorted((_assigned(node.body) - {node.target.id}) & self.defined)
         lost, annotated = _assigned(node.body) - {node.target.id} - self.defined, _annotated(node.body)
         self.loops += not static
@@ -403,7 +457,17 @@ class Rewriter(ast.NodeTransformer):
         self.loops -= not static
         self.unrolled -= static
         self.defined.add(node.target.id)
-        return [node] if static else self._dynamic_loop(node, carried, lost, annotated)
+        if static:
+            return [begin, node]
+        return [begin, *self._dynamic_loop(node, carried, lost, annotated), self._leave(node, values)]
+
+    def _leave(self, node, values):
+        """After a loop its variable has the type it had in there, turns or not, and no value that can be used."""
+        is_dynamic = ast.Attribute(ast.Name(values, ast.Load()), "dtype", ast.Load())
+        place = (ast.Constant(self.filename), ast.Constant(node.lineno + self.base))
+        ended = _call("__jfa_ended", ast.Name(values, ast.Load()), *place, at=node)
+        leave = ast.Assign([ast.Name(node.target.id, ast.Store())], ended)
+        return _located(ast.If(is_dynamic, [_located(leave, node)], []), node)
 
     def _dynamic_loop(self, node, carried, lost, annotated):
         """Each turn starts without the constants that the last one annotated; after the loop nothing is known that it defined."""

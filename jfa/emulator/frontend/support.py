@@ -5,11 +5,12 @@ import functools
 import operator
 import sys
 
+import numpy as np
 import triton.language as tl
 
 from ..errors import DeviceAssertError
 from ..locations import here, show
-from ..undefined import Undefined
+from ..undefined import MARK, Undefined, mark
 from ..undefined import check as check_defined
 from . import extension
 from .tensor import BOOL, INT32, INT64, Hooks, Scalar, Tensor, canonical, fix, literal, marks_of, scalar
@@ -398,11 +399,36 @@ class StaticRange:
         start, stop = (0, arg1) if arg2 is None else (arg1, arg2)
         self.values = builtins.range(_unwrap(start), _unwrap(stop), 1 if step is None else _unwrap(step))
 
+    dtype = None
+
     def __iter__(self):
         return iter(self.values)
 
     def __len__(self):
         return len(self.values)
+
+
+class Ended:
+    """The variable of a `for` loop after the loop: the compiler knows its type, and puts nothing into its register."""
+
+    __slots__ = ("dtype", "value", "place")
+
+    def __init__(self, values, file, line):
+        self.dtype, self.place = values.dtype, (file, line)
+        self.value = values.values[-1] if values.values else values.values.start
+
+    @property
+    def compiled_type(self):
+        return str(self.dtype)
+
+
+def read(value):
+    """The value of a name that may be the variable of a loop that has ended: then it is undefined."""
+    if type(value) is not Ended:
+        return value
+    if not Undefined.wanted:
+        return scalar(value.value, value.dtype)
+    return scalar(value.value, value.dtype, undefined=np.array(mark("ended loop", (value.place,)), MARK))
 
 
 def iterate(iterable, name):
@@ -472,12 +498,15 @@ def check_loop(variables, memory):
             )
 
 
-def check_branch(variables, memory):
-    """After a branch on a run-time value: a name that existed before must have kept its type."""
+def check_branch(variables, memory, both=()):
+    """After a branch on a run-time value: a name that existed before must have kept its type.
+
+    both: names that are assigned whichever way it goes; the compiler does not look at them if they are constants afterwards.
+    """
     branch = memory.pop(None, "then")
     for name, before in memory.items():
         now = type_of(variables.get(name))
-        if now != before and before != "constexpr":
+        if now != before and not (name in both and now == "constexpr"):
             raise AssertionError(
                 f"initial value for `{name}` is of type {before}, but the {branch} block redefines it as {now}"
             )
@@ -542,6 +571,8 @@ class context:
 
 HELPERS = {
     "assign": assign,
+    "ended": Ended,
+    "read": read,
     "constexpr": constexpr,
     "constexpr_local": constexpr_local,
     "at_run_time": at_run_time,

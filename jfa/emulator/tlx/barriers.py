@@ -116,13 +116,13 @@ def alloc_warp_barrier(
     return _allocate(integer(constant(num_barriers, "num_barriers")), count, True, _name)
 
 
-def _parity(phase: Value) -> int:
-    """The number of a wait's parity, which must be 32 bits wide."""
-    phase = plain(phase)
-    kind = phase.dtype.name if isinstance(phase, tl.tensor) else "int1" if isinstance(phase, bool) else "int32"
-    if kind not in ("int32", "uint32") or isinstance(phase, tl.tensor) and values.is_block(phase):
-        raise TypeError(f"`phase` must be a 32-bit integer, not {getattr(phase, 'type', kind)}: add .to(tl.int32)")
-    return integer(phase)
+def _word(x: Value, name: str) -> int:
+    """The number that an argument holds, which must be 32 bits wide."""
+    x = plain(x)
+    kind = x.dtype.name if isinstance(x, tl.tensor) else "int1" if isinstance(x, bool) else "int32"
+    if kind not in ("int32", "uint32") or isinstance(x, tl.tensor) and values.is_block(x):
+        raise TypeError(f"`{name}` must be a 32-bit integer, not {getattr(x, 'type', kind)}: add .to(tl.int32)")
+    return integer(x)
 
 
 @api
@@ -132,7 +132,7 @@ def barrier_wait(bar: mbarrier, phase: Value, pred: Value = None) -> None:
         "barrier_wait does not support remote_view of mbarrier. Use local mbarrier only (storage must be smem, not smemCluster)."
     )
     if isinstance(phase, (bool, int)) or isinstance(phase, (tl.tensor, tl.constexpr)):
-        parity = _parity(phase)
+        parity = _word(phase, "phase")
     else:
         raise RuntimeError(f"`phase` is in type {type(phase)} (must be either `tl.tensor` or `tl.constexpr`)")
     task = running()
@@ -190,17 +190,19 @@ def barrier_expect_bytes(bar: mbarrier, size: Value, pred: Value = None) -> None
 @api
 def named_barrier_wait(bar: Value, arrive_count: Value) -> None:
     """bar.sync: wait until `arrive_count` threads are at named barrier `bar` (0-15)."""
-    task, where, fault = begin("named_barrier_wait", str(integer(bar)))
+    number, threads = _word(bar, "bar"), _word(arrive_count, "arrive_count")
+    task, where, fault = begin("named_barrier_wait", str(number))
     if fault != "drop":
-        sync.named_wait(task, integer(bar), integer(arrive_count), where)
+        sync.named_wait(task, number, threads, where)
 
 
 @api
 def named_barrier_arrive(bar: Value, arrive_count: Value) -> None:
     """bar.arrive: be counted at named barrier `bar` without waiting."""
-    task, where, fault = begin("named_barrier_arrive", str(integer(bar)))
+    number, threads = _word(bar, "bar"), _word(arrive_count, "arrive_count")
+    task, where, fault = begin("named_barrier_arrive", str(number))
     if fault != "drop":
-        sync.named_arrive(task, integer(bar), integer(arrive_count), where)
+        sync.named_arrive(task, number, threads, where)
 
 
 @api

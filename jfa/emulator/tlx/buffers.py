@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 import triton.language as tl
@@ -424,7 +424,7 @@ def local_alloc(
         if not isinstance(layout, layout_encoding) and not type(layout).__name__.endswith(("layout", "encoding")):
             raise TypeError(f"`layout` must be a tlx.shared_layout_encoding, got {type(layout).__name__}")
     if storage == storage_kind.tmem:
-        _check_tmem_tile(task, shape, _name)
+        _check_tmem_tile(task, shape, dtype, _name)
     aliases = _aliases(task.cta, storage, plain(reuse), _name)
     allocation = Allocation(task.cta, aliases, shape, dtype, num, _name)
     _check_capacity(task.cta)
@@ -458,14 +458,15 @@ def _aliases(cta: CTA, storage: Any, reuse: Any, name: str) -> AliasSet:
     raise ValueError(f"reuse must be a buffered_tensor or storage_alias_spec, got {type(reuse)}")
 
 
-def _check_tmem_tile(task: Task, shape: Any, name: str) -> None:
+_TMEM_ROWS = (64, 128)  # of a tile in tensor memory; block scales (8-bit integers) are laid out in another way
+
+
+def _check_tmem_tile(task: Task, shape: Any, dtype: Any, name: str) -> None:
     assert task.machine.options.arch != 90, "tmem is only available on Blackwell (sm_100)"
     if len(shape) != 2:
         raise ValueError(f"a tensor memory buffer has two dimensions, {name} has {len(shape)}")
-    if shape[0] > limits.TMEM_LANES and shape[0] % limits.TMEM_LANES:
-        raise errors.TensorMemoryError(
-            f"{name}: {shape[0]} rows do not map to the {limits.TMEM_LANES} lanes of tensor memory", where=here()
-        )
+    if shape[0] not in _TMEM_ROWS and dtype.name not in ("int8", "uint8"):
+        raise ValueError(f"a tile in tensor memory has 64 or 128 rows, {name} has {shape[0]}: the compiler aborts")
 
 
 def _check_capacity(cta: CTA) -> None:
@@ -539,14 +540,19 @@ def local_slice(buffer: buffered_tensor, offset: Any, shape: Any) -> buffered_te
         assert offset[0] == 0, "a tensor memory slice takes all rows"
         assert shape[0] == buffer.shape[0], "a tensor memory slice takes all rows"
         return subslice(buffer, list(given)[1], shape[1])
+    _check_split(buffer, offset, shape)
     for o, s, n in zip(offset, shape, buffer.shape):
         if o < 0 or o + s > n:
-            raise ValueError(f"local_slice: {offset} + {shape} lies outside {buffer.name}, which is {buffer.shape}")
-    _check_split(buffer, offset, shape)
+            _outside(f"local_slice: {offset} + {shape} lies outside {buffer.name}, which is {buffer.shape}")
     cut = tuple(slice(o, o + s) for o, s in zip(offset, shape))
     key = ("slice", tuple(offset), tuple(shape))
     label = str([f"{o}:{o + s}" for o, s in zip(offset, shape)])
     return buffer.cut(key, lambda v: v.derive(lambda a: a[cut]), shape, label=label)
+
+
+def _outside(summary: str) -> NoReturn:
+    """Report a part of a tile that is none: the compiler takes it, and on a GPU it is other memory."""
+    raise errors.BufferIndexError(summary, [f"at {show(here())}"], where=here())
 
 
 def _check_split(buffer: buffered_tensor, offset: list[int], shape: Any) -> None:
@@ -554,6 +560,8 @@ def _check_split(buffer: buffered_tensor, offset: list[int], shape: Any) -> None
     for axis, (o, s, n) in enumerate(zip(offset, shape, buffer.shape)):
         if s < 1 or s & (s - 1):
             raise ValueError(f"local_slice: extents are powers of 2, not {shape}")
+        if s > n:
+            raise ValueError(f"local_slice of {buffer.name}: {s} is more than its {n} in dimension {axis}")
         if s < n and o % s:
             raise ValueError(
                 f"local_slice of {buffer.name}: offset {o} is no multiple of the slice's {s} in dimension {axis}"
@@ -577,6 +585,10 @@ def subslice(local_allocated_buffer: Any, offset: Value, size: Value) -> buffere
         raise ValueError(
             f"subslice {offset}:{offset + size} lies outside {buffer.name}, which has {buffer.shape[-1]} columns"
         )
+    if size < 1 or size & (size - 1) or (size < buffer.shape[-1] and offset % size):
+        raise ValueError(
+            f"subslice {offset}:{offset + size} of {buffer.name}: a slice has 2^n columns and starts at a multiple of them"
+        )
     shape = [*buffer.shape[:-1], size]
     return buffer.cut(
         ("columns", offset, size), lambda v: v.columns(offset, size), shape, label=f"[:, {offset}:{offset + size}]"
@@ -587,6 +599,10 @@ def subslice(local_allocated_buffer: Any, offset: Value, size: Value) -> buffere
 def local_trans(input: buffered_tensor, dims: Any = (1, 0)) -> buffered_tensor:
     """The tile with its dimensions permuted; no data moves."""
     buffer = input.one()
+    if buffer.space != "smem":
+        raise ValueError(
+            f"local_trans takes a tile in shared memory; {buffer.name} is in tensor memory: the compiler aborts"
+        )
     dims = tuple(integers(dims))
     if len(buffer.shape) != len(dims):
         raise ValueError("permute dims must have the same length as input shape")
@@ -631,6 +647,8 @@ def local_reinterpret(src: Any, dtype: Any, shape: Any = None) -> buffered_tenso
 def local_load(src: Any, token: Any = None, layout: Any = None, relaxed: Any = False) -> Value:
     """The tile as a block in registers."""
     src = src.one()
+    if src.space == "tmem" and src.dtype.name in ("int8", "uint8"):
+        raise ValueError(f"8-bit integers in tensor memory are block scales: {src.name} cannot be loaded")
     task, where, fault = begin("local_load", src.name)
     _check_warps(task, src, "loads", where)
     if Active.counts is not None:

@@ -233,3 +233,55 @@ def test_defined_lanes_keep_their_values_bit_for_bit():
     stepped[(1,)](x, out, 50, 64)
     expected = x.numpy()[:50] * np.float32(2.5) - np.float32(1)
     assert np.array_equal(out.numpy()[:50], expected) and (out[50:] == 0).all()
+
+
+# ---------------------------------------------------------------- the variable of a loop, after the loop
+
+
+@triton.jit
+def _after_a_loop(x, out, n, KIND: tl.constexpr):
+    total = 0.0
+    for k in range(1, n):
+        total += tl.load(x + k)
+    if KIND == "store":
+        tl.store(out, k)
+    elif KIND == "address":
+        tl.store(out, tl.load(x + k))
+    elif KIND == "changed":
+        k += 1
+        tl.store(out, k * 2)
+    elif KIND == "branch":
+        if k > 1:
+            tl.store(out, 1.0)
+    elif KIND == "again":
+        for k in range(3):
+            total += k
+        tl.store(out, total)
+    elif KIND == "new value":
+        k = 7
+        tl.store(out, k + total)
+    elif KIND == "unrolled":
+        for k in tl.static_range(3):
+            total += k
+        tl.store(out, total + k)
+
+
+@pytest.mark.parametrize("kind", ["store", "address", "changed", "branch"])
+@pytest.mark.parametrize("n", [0, 1, 4])
+def test_a_loop_variable_is_undefined_after_its_loop(kind, n):
+    """The compiler puts a poison value there: PTX stores a register that nothing has written."""
+    with pytest.raises(PoisonError, match="of a loop's variable after its loop") as caught:
+        _after_a_loop[(1,)](torch.ones(8), torch.zeros(1), n, kind)
+    assert "for k in range(1, n):" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind, expected", [("again", 3 + 3), ("new value", 7 + 3), ("unrolled", 3 + 3 + 2)])
+def test_a_loop_variable_that_gets_a_value_again_is_defined(kind, expected):
+    out = torch.zeros(1)
+    run = emulator.run(_after_a_loop, (1,), torch.ones(8), out, 4, kind)
+    assert run.clean and out.item() == expected
+
+
+def test_a_loop_variable_nobody_looks_for_holds_its_last_value():
+    out = torch.zeros(1)
+    assert emulator.run(_after_a_loop, (1,), torch.ones(8), out, 4, "store", poison=False).clean and out.item() == 3
