@@ -68,7 +68,7 @@ check("3.2", transpose_kernel)
 # %% [markdown]
 # ## 3.3 Log-sum-exp of a row
 #
-# (difficulty 2 of 3, 12 minutes) One program a row: `out[r] = log(sum over c of exp(x[r, c]))`, natural logarithm. Some rows hold only
+# (difficulty 2 of 3, 12 minutes) One program per row: `out[r] = log(sum over c of exp(x[r, c]))`, natural logarithm. Some rows hold only
 # numbers near -200, some near +200: neither may overflow or vanish. `BLOCK` is a power of two and at least `cols`.
 #
 # Launched as `row_lse_kernel[(rows,)](x, out, cols, x.stride(0), BLOCK=triton.next_power_of_2(cols))`.

@@ -18,9 +18,11 @@
 # * can run a chapter, solve an exercise, and read a report,
 # * have saved, restarted, reopened, graded and reset an exercise once.
 #
-# **Time** 15 minutes to read, 20 for the exercises. **You need** Python, a little PyTorch (indexing, `@` for matrix products), and to have met attention once.
+# **Time** 15 minutes to read, 20 for the exercises.
+# **You need** Python, a little PyTorch (indexing, `@` for matrix products), and to have met attention once.
 #
-# Run a cell with Shift+Enter. Run them from the top, in order.
+# Run a cell with Shift+Enter.
+# Run them from the top, in order.
 
 # %%
 import importlib.util
@@ -39,23 +41,26 @@ print("GPU:", gpu)
 # %% [markdown]
 # ## The problem in one picture
 #
-# Sequences come in all lengths: sentences, user histories, protein chains. Tensors are rectangles. The simplest way to put the first into the
-# second is to *pad*: every sequence gets as many places as the longest one.
+# Sequences come in all lengths: sentences, user histories, protein chains.
+# Tensors are rectangles.
+# The simplest way to put the first into the second is to *pad*: every sequence gets as many places as the longest one.
 #
-# Here are five sequences: first as a rectangle, then as one row with nothing between them. The hatched places are
-# stored, moved and multiplied like the others, and none of them changes a result.
+# Here are five sequences: first as a rectangle, then as one row with nothing between them.
+# The hatched places are stored, moved and multiplied like the others, and none of them changes a result.
 
 # %%
 lengths = [7, 3, 19, 5, 11]
 plots.padded_and_packed(lengths)
 
 # %% [markdown]
-# The lower layout is called **packed**, or *jagged*. Its price is a second, small tensor: the **offsets**, the rows at which the sequences
-# begin. Everything in this course works on packed tensors.
+# The lower layout is called **packed**, or *jagged*.
+# Its price is a second, small tensor: the **offsets**, the rows at which the sequences begin.
+# Everything in this course works on packed tensors.
 #
 # ## Attention, with shapes
 #
-# One sequence has n tokens. Each token has a query, a key and a value, rows of D numbers:
+# One sequence has n tokens.
+# Each token has a query, a key and a value, rows of D numbers:
 #
 # | | shape | meaning |
 # |---|---|---|
@@ -66,12 +71,15 @@ plots.padded_and_packed(lengths)
 # | P = softmax of each row of S | [n, n] | shares; each row sums to 1 |
 # | O = P V | [n, D] | for each query a mixture of values |
 #
-# The likely mistake: to read [n, n] and think of it as small. For n = 8192 it has 67 million entries, per head. *Flash* attention never
-# stores it. Chapter 02 shows how that is possible.
+# The likely mistake: to read [n, n] and think of it as small.
+# For n = 8192 it has 67 million entries, per head.
+# *Flash* attention never stores it.
+# Chapter 02 shows how that is possible.
 #
 # ## The simplest right version
 #
-# Start with something slow that cannot be misunderstood. One query, one key, one number at a time.
+# Start with something slow that cannot be misunderstood.
+# One query, one key, one number at a time.
 
 
 # %%
@@ -89,8 +97,9 @@ def attention_by_loops(q, k, v):
 
 
 # %% [markdown]
-# Now the same with matrices. And a second opinion: PyTorch's own function. A result counts here only after it was compared with something
-# else.
+# Now the same with matrices.
+# And a second opinion: PyTorch's own function.
+# A result counts here only after it was compared with something else.
 
 
 # %%
@@ -111,11 +120,14 @@ print("matrices against PyTorch:", float((by_matrices - by_torch).abs().max()))
 # %% [markdown]
 # ## Five sequences at once
 #
-# Lay the five sequences one after another, 45 rows. A query may only meet keys of its own sequence. Of the 45 x 45 pairs, those in
-# five squares along the diagonal count. The rest must not even be looked at.
+# Lay the five sequences one after another, 45 rows.
+# A query may only meet keys of its own sequence.
+# Of the 45 x 45 pairs, those in five squares along the diagonal count.
+# The rest must not even be looked at.
 #
-# Padded, each sequence computes a 19 x 19 square. Packed *and* done right, only the blue squares are computed. That is the work of the
-# chapters to come.
+# Padded, each sequence computes a 19 x 19 square.
+# Packed *and* done right, only the blue squares are computed.
+# That is the work of the chapters to come.
 
 # %%
 owner = torch.repeat_interleave(torch.arange(5), torch.tensor(lengths))
@@ -140,10 +152,11 @@ print(f"padded {padded_scores} scores, packed {packed_scores}: {times:.1f} times
 #
 # The map of all chapters, with what each teaches and needs, is in the [README](../README.md).
 #
-# All are ordinary `.py` files that open as notebooks. Nothing in a chapter answers an exercise: exercises vary it or go a step further.
+# All are ordinary `.py` files that open as notebooks.
+# Nothing in a chapter answers an exercise: exercises vary it or go a step further.
 #
-# **check** runs your function in a separate process, on several inputs, and compares with an independent reference. Its report is in one of
-# four states:
+# **check** runs your function in a separate process, on several inputs, and compares with an independent reference.
+# Its report is in one of four states:
 #
 # | state | meaning |
 # |---|---|
@@ -152,7 +165,9 @@ print(f"padded {padded_scores} scores, packed {packed_scores}: {times:.1f} times
 # | right answer, wrong method | the numbers are right, but a limit is broken, say "no tensor larger than ..." |
 # | passed | done |
 #
-# **hint("0.1")** gives a hint. Call it again for a closer one; the last is near the answer. **progress()** shows what is solved.
+# **hint("0.1")** gives a hint.
+# Call it again for a closer one; the last is near the answer.
+# **progress()** shows what is solved.
 #
 # In a terminal (File, New, Terminal):
 #
@@ -185,25 +200,28 @@ print(f"padded {padded_scores} scores, packed {packed_scores}: {times:.1f} times
 #
 # <details><summary>The batch gets a sixth sequence of length 38. And now?</summary>
 #
-# The rectangle grows from 5 x 19 = 95 to 6 x 38 = 228 places. The packed batch grows by 38 rows.
+# The rectangle grows from 5 x 19 = 95 to 6 x 38 = 228 places.
+# The packed batch grows by 38 rows.
 # </details>
 #
 # <details><summary>You changed a function and ran check without running the function's cell again. What was checked?</summary>
 #
-# The function as it was: the kernel knows only cells that were run. The report says so when the function, the cell and the saved file
-# differ.
+# The function as it was: the kernel knows only cells that were run.
+# The report says so when the function, the cell and the saved file differ.
 # </details>
 #
 # ## Try this
 #
-# Change `lengths` above to `[19, 19, 19, 19, 19]` and run the two pictures again. Predict first: how many padded places are wasted, and how many
-# of the 95 x 95 pairs count?
+# Change `lengths` above to `[19, 19, 19, 19, 19]` and run the two pictures again.
+# Predict first: how many padded places are wasted, and how many of the 95 x 95 pairs count?
 #
 # ## Pitfalls
 #
-# Neither of the first two raises an error. Each is shown by a cell.
+# Neither of the first two raises an error.
+# Each is shown by a cell.
 #
-# **The softmax along the wrong axis.** Every query's shares must sum to 1: rows, not columns. The result has the right shape either way.
+# **The softmax along the wrong axis.** Every query's shares must sum to 1: rows, not columns.
+# The result has the right shape either way.
 
 # %%
 scores = q @ k.T / 32**0.5
@@ -213,8 +231,9 @@ for axis in (1, 0):
     print(f"softmax(dim={axis}): {good} of 19 rows sum to 1")
 
 # %% [markdown]
-# **The forgotten 1/√D.** Without it scores grow with D, and one key takes nearly everything. Where a share p is near 1 or 0, its derivative
-# p (1 - p) is near 0, and so is what the queries and keys learn from it. Again the shapes do not tell.
+# **The forgotten 1/√D.** Without it scores grow with D, and one key takes nearly everything.
+# Where a share p is near 1 or 0, its derivative p (1 - p) is near 0, and so is what the queries and keys learn from it.
+# Again the shapes do not tell.
 
 # %%
 dims = [8, 32, 128, 512]
@@ -234,17 +253,21 @@ plots.lines(
 )
 
 # %% [markdown]
-# **Cells run out of order.** A notebook shows code in one order and remembers it in another. When something is odd: Kernel menu, *Restart
-# Kernel and Run All Cells*. The number in brackets left of a cell is the order in which it ran.
+# **Cells run out of order.** A notebook shows code in one order and remembers it in another.
+# When something is odd: Kernel menu, *Restart Kernel and Run All Cells*.
+# The number in brackets left of a cell is the order in which it ran.
 #
 # ## What differs on a GPU
 #
-# Nothing in this chapter. Later chapters end with a section like this one. It says what the emulator does not show: time, mostly.
+# Nothing in this chapter.
+# Later chapters end with a section like this one.
+# It says what the emulator does not show: time, mostly.
 #
 # ## What was verified here
 #
-# The cells above ran on a CPU: the loops, the matrices and PyTorch agree up to rounding, as printed. The numbers of the pictures are
-# folded below them. No GPU was used.
+# The cells above ran on a CPU: the loops, the matrices and PyTorch agree up to rounding, as printed.
+# The numbers of the pictures are folded below them.
+# No GPU was used.
 #
 # ## Sources
 #

@@ -14,12 +14,15 @@
 # * can say what padding costs, in tokens and in FLOPs (floating-point operations), and why the second number is the worse one,
 # * know four mistakes of padding and packing that raise no error.
 #
-# **Time** 30 minutes to read, 90 for the exercises. **You need** chapter 00.
+# **Time** 30 minutes to read, 90 for the exercises.
+# **You need** chapter 00.
 #
 # ## Mental model: a tape with marks
 #
-# A packed batch is a tape. Sequences lie on it one after another. The **offsets** are marks on the tape: where each sequence begins, and one last mark
-# at the end. B sequences have B + 1 marks.
+# A packed batch is a tape.
+# Sequences lie on it one after another.
+# The **offsets** are marks on the tape: where each sequence begins, and one last mark at the end.
+# B sequences have B + 1 marks.
 
 # %%
 import torch
@@ -30,8 +33,10 @@ lengths = [7, 3, 19, 5, 11]
 plots.padded_and_packed(lengths)
 
 # %% [markdown]
-# Read the lower strip: sequence 2 occupies the rows from mark 10 up to, but not including, mark 29. Its length is the difference of its two marks. A
-# sequence of length 0 has two equal marks. It owns no row, and keeps its number.
+# Read the lower strip: sequence 2 occupies the rows from mark 10 up to, but not including, mark 29.
+# Its length is the difference of its two marks.
+# A sequence of length 0 has two equal marks.
+# It owns no row, and keeps its number.
 #
 # ## The math
 #
@@ -41,19 +46,24 @@ plots.padded_and_packed(lengths)
 # | offsets o | [B + 1] | o₀ = 0, oᵦ₊₁ = oᵦ + nᵦ |
 # | values | [o_B, ...] | all rows, no gaps |
 #
-# Sequence b is `values[o[b] : o[b + 1]]`. That slice is a *view*: nothing is copied.
+# Sequence b is `values[o[b] : o[b + 1]]`.
+# That slice is a *view*: nothing is copied.
 #
-# The likely mistake: to take o[b + 1] for the last row of sequence b. It is the first row *after* it.
+# The likely mistake: to take o[b + 1] for the last row of sequence b.
+# It is the first row *after* it.
 #
-# Padded to the longest length M, the batch has B·M places. So the share of places that hold nothing is
+# Padded to the longest length M, the batch has B·M places.
+# So the share of places that hold nothing is
 #
 # $$ \text{token waste} = 1 - \frac{\sum_b n_b}{B\,M}. $$
 #
-# Attention computes a score for each *pair*. Padded that is M² a sequence, and only n² of them are wanted:
+# Attention computes a score for each *pair*.
+# Padded that is M² a sequence, and only n² of them are wanted:
 #
 # $$ \text{pair waste} = 1 - \frac{\sum_b n_b^2}{B\,M^2}. $$
 #
-# A sequence half as long as the longest wastes half of its tokens, and three quarters of its pairs. FLOPs follow the pairs.
+# A sequence half as long as the longest wastes half of its tokens, and three quarters of its pairs.
+# FLOPs follow the pairs.
 
 # %%
 total, longest, batches = sum(lengths), max(lengths), len(lengths)
@@ -77,8 +87,8 @@ plots.score_grids(squares, title="the padded batch computes every square; the bl
 # %% [markdown]
 # ## Version 1: a list and a loop
 #
-# The simplest right thing: keep the sequences in a list and attend one after another. No waste, but a loop in Python, and on a GPU a few
-# launches for each sequence, however short it is.
+# The simplest right thing: keep the sequences in a list and attend one after another.
+# No waste, but a loop in Python, and on a GPU a few launches for each sequence, however short it is.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -98,7 +108,8 @@ by_list = [one_sequence(q, k, v) for q, k, v in zip(queries, keys, values)]
 # %% [markdown]
 # ## Version 2: a padded rectangle and a mask
 #
-# One launch, but B·M places and B·M² scores. The reference below *really pads*: it forms every score and masks afterwards.
+# One launch, but B·M places and B·M² scores.
+# The reference below *really pads*: it forms every score and masks afterwards.
 
 # %%
 q, offsets = layout.pack(queries)
@@ -116,8 +127,9 @@ print("against the list:", float((by_padding - torch.cat(by_list)).abs().max()))
 # %% [markdown]
 # ## Version 3: packed
 #
-# The same inputs as one tape and its marks. The result is packed as well, row for row. `reference.attention` is the judge of this whole course: it
-# computes in float64 if you like, and every kernel to come is compared with it.
+# The same inputs as one tape and its marks.
+# The result is packed as well, row for row.
+# `reference.attention` is the judge of this whole course: it computes in float64 if you like, and every kernel to come is compared with it.
 
 # %%
 by_packing = reference.attention(q[:, None], k[:, None], v[:, None], offsets, offsets)[:, 0]
@@ -125,7 +137,8 @@ print("offsets", offsets.tolist(), offsets.dtype)
 print("against the list:", float((by_packing - torch.cat(by_list)).abs().max()))
 
 # %% [markdown]
-# Unpacking gives views. Write into one, and the tape changes.
+# Unpacking gives views.
+# Write into one, and the tape changes.
 
 # %%
 tape = q.clone()
@@ -136,8 +149,9 @@ print("rows of the tape that are zero now:", torch.nonzero((tape == 0).all(1)).f
 # %% [markdown]
 # ## Version 4: PyTorch's nested tensors
 #
-# PyTorch has this layout built in: a *nested tensor* with `layout=torch.jagged` is a tape and its offsets in one object. Going there and back copies
-# nothing. The address of the memory says so.
+# PyTorch has this layout built in: a *nested tensor* with `layout=torch.jagged` is a tape and its offsets in one object.
+# Going there and back copies nothing.
+# The address of the memory says so.
 
 # %%
 nested = layout.to_nested(q, offsets)
@@ -148,13 +162,15 @@ print("same memory and back:", tape_again.data_ptr() == q.data_ptr())
 print("offsets inside are", nested.offsets().dtype, "and come back as", offsets_again.dtype)
 
 # %% [markdown]
-# A nested tensor that was *narrowed* has holes between its sequences. Then there is no tape to share, and `from_nested` gathers the rows.
+# A nested tensor that was *narrowed* has holes between its sequences.
+# Then there is no tape to share, and `from_nested` gathers the rows.
 #
 # ## Cross-attention: two tapes
 #
-# Queries and keys may come from different places: a decoder looks at an encoder, a pooling query looks at a history. Then there are two tapes and two
-# sets of marks, `query_offset` and `key_offset`, with the same number of sequences. Either length may be 0. A query without keys has
-# nothing to average, and its output is 0.
+# Queries and keys may come from different places: a decoder looks at an encoder, a pooling query looks at a history.
+# Then there are two tapes and two sets of marks, `query_offset` and `key_offset`, with the same number of sequences.
+# Either length may be 0.
+# A query without keys has nothing to average, and its output is 0.
 
 # %%
 query_offset = layout.offsets_from_lengths([2, 1, 0, 3])
@@ -168,9 +184,12 @@ print("rows of the output that are 0:", zeros, "(sequence 1 has a query and no k
 # %% [markdown]
 # ## How bad is it, really?
 #
-# That depends on how lengths are spread. Four generators, all seeded. *Uniform*: every length equally likely. *Log-uniform*: as many between 16 and 32
-# as between 2048 and 4096. *Pareto*: most are short, a few are enormous. *Sparsity*: the rule of the TritonBench
-# benchmarks, which draws from [(2 s - 1) M, M) for s of 0.5 or more: at s = 0.95 every length is within 10 % of the largest.
+# That depends on how lengths are spread.
+# Four generators, all seeded.
+# *Uniform*: every length equally likely.
+# *Log-uniform*: as many between 16 and 32 as between 2048 and 4096.
+# *Pareto*: most are short, a few are enormous.
+# *Sparsity*: the rule of the TritonBench benchmarks, which draws from [(2 s - 1) M, M) for s of 0.5 or more: at s = 0.95 every length is within 10 % of the largest.
 #
 # Predict first: which one wastes most, and which one hardly anything?
 #
@@ -200,11 +219,13 @@ plots.bars(
 )
 
 # %% [markdown]
-# With a Pareto tail nearly all places and practically all pairs are waste: one long sequence sets the size of the rectangle for everybody. Where
-# all lengths are within 10 % of each other, padding wastes 5 % of the tokens and 10 % of the pairs. Counted in tokens or in pairs, packing never loses.
+# With a Pareto tail nearly all places and practically all pairs are waste: one long sequence sets the size of the rectangle for everybody.
+# Where all lengths are within 10 % of each other, padding wastes 5 % of the tokens and 10 % of the pairs.
+# Counted in tokens or in pairs, packing never loses.
 #
-# **The usual remedy** is to sort by length and pad each group to its own maximum. It helps, more with every group. But the waste is
-# zero only when each group has a single length, and sorting training data by length changes what a batch holds.
+# **The usual remedy** is to sort by length and pad each group to its own maximum.
+# It helps, more with every group.
+# But the waste is zero only when each group has a single length, and sorting training data by length changes what a batch holds.
 
 
 # %%
@@ -228,7 +249,9 @@ plots.lines(
 # %% [markdown]
 # ## What a mask on padded data costs
 #
-# The mask itself is data. A boolean mask [B, M, M] must be made, stored and read. Compare with the marks: B + 1 numbers of 4 bytes.
+# The mask itself is data.
+# A boolean mask [B, M, M] must be made, stored and read.
+# Compare with the marks: B + 1 numbers of 4 bytes.
 
 # %%
 rows = []
@@ -239,7 +262,8 @@ for name, sample in samples.items():
 print(plots.table(["lengths", "mask GiB", "offsets KiB", "scores computed / wanted"], rows))
 
 # %% [markdown]
-# A mask can be cheap only where it is *computed* inside the kernel from two lengths, and never stored. Chapters 04 and 06 do that.
+# A mask can be cheap only where it is *computed* inside the kernel from two lengths, and never stored.
+# Chapters 04 and 06 do that.
 #
 # ## Exercises
 #
@@ -258,7 +282,9 @@ print(plots.table(["lengths", "mask GiB", "offsets KiB", "scores computed / want
 #
 # <details><summary>Offsets [0, 4, 4, 9]. How many sequences, how long, and which one owns row 4?</summary>
 #
-# Three, of lengths 4, 0 and 5. Row 4 belongs to sequence 2. Sequence 1 owns none.
+# Three, of lengths 4, 0 and 5.
+# Row 4 belongs to sequence 2.
+# Sequence 1 owns none.
 # </details>
 #
 # <details><summary>All sequences of a batch have half the length of the longest, except the longest itself. For a large batch, what are the two wastes?</summary>
@@ -268,14 +294,14 @@ print(plots.table(["lengths", "mask GiB", "offsets KiB", "scores computed / want
 #
 # <details><summary>Why do offsets have B + 1 entries, when the last one is just the number of rows?</summary>
 #
-# So that every sequence finds its end in the same way, without a special case. And the tensor may have more rows than the last offset says: rows that
-# belong to nobody.
+# So that every sequence finds its end in the same way, without a special case.
+# And the tensor may have more rows than the last offset says: rows that belong to nobody.
 # </details>
 #
 # <details><summary>A packed batch is permuted within each sequence. Does attention notice?</summary>
 #
-# Without a causal mask or positions: the output rows are permuted along, nothing else changes. A row that moves to another *sequence* changes
-# everything there.
+# Without a causal mask or positions: the output rows are permuted along, nothing else changes.
+# A row that moves to another *sequence* changes everything there.
 # </details>
 #
 # ## Try this
@@ -287,8 +313,9 @@ print(plots.table(["lengths", "mask GiB", "offsets KiB", "scores computed / want
 #
 # Each is run, not told.
 #
-# **Marks that are off by one.** Shift every inner mark by one row, and each sequence hands its first row to its neighbour. Nothing crashes. Count the
-# rows whose output changed:
+# **Marks that are off by one.** Shift every inner mark by one row, and each sequence hands its first row to its neighbour.
+# Nothing crashes.
+# Count the rows whose output changed:
 
 # %%
 shifted = offsets.clone()
@@ -298,8 +325,9 @@ changed = (wrong - by_packing).abs().amax(1) > 1e-4
 print(int(changed.sum()), "of", len(q), "rows are wrong, and no error was raised")
 
 # %% [markdown]
-# **NaN in a place that has weight 0.** Free places of a padded tensor hold whatever was there before. Their weight is exactly 0. But 0 · NaN is NaN, and
-# it reaches every row of its sequence.
+# **NaN in a place that has weight 0.** Free places of a padded tensor hold whatever was there before.
+# Their weight is exactly 0.
+# But 0 · NaN is NaN, and it reaches every row of its sequence.
 
 # %%
 M = longest
@@ -314,10 +342,11 @@ print("with dirty values:  ", int((weights @ dirty).isnan().sum()), "of", D, "ou
 print("with cleaned values:", int((weights @ clean).isnan().sum()), "of", D, "outputs are NaN")
 
 # %% [markdown]
-# A GPU kernel has the same trap in another dress: its last block of keys reaches into the *next sequence*. Chapter 04 meets it again.
+# A GPU kernel has the same trap in another dress: its last block of keys reaches into the *next sequence*.
+# Chapter 04 meets it again.
 #
-# **A mask value of -1e9.** It looks like minus infinity until a row has nothing but masked keys. Then all scores are equal, and the row becomes the average
-# of everything that was forbidden.
+# **A mask value of -1e9.** It looks like minus infinity until a row has nothing but masked keys.
+# Then all scores are equal, and the row becomes the average of everything that was forbidden.
 
 # %%
 for mask_value in (-1e9, -torch.inf):
@@ -325,11 +354,15 @@ for mask_value in (-1e9, -torch.inf):
     print(f"four masked keys with {mask_value}: weights {row[0].tolist()}")
 
 # %% [markdown]
-# With -inf it is NaN, which at least is loud. Right is neither: a query that may see nothing gives 0. Chapter 02 builds that in.
+# With -inf it is NaN, which at least is loud.
+# Right is neither: a query that may see nothing gives 0.
+# Chapter 02 builds that in.
 #
-# **A maximum read from the device.** `int(lengths.max())` looks innocent. On a GPU it makes the CPU wait until the GPU has finished everything before. In
-# a training step that is a stall in each layer. So sizes here come from shapes, or are passed in, and lists of work are built on the device with an
-# *upper bound* for their size. For the lengths above and blocks of 64 rows:
+# **A maximum read from the device.** `int(lengths.max())` looks innocent.
+# On a GPU it makes the CPU wait until the GPU has finished everything before.
+# In a training step that is a stall in each layer.
+# So sizes here come from shapes, or are passed in, and lists of work are built on the device with an *upper bound* for their size.
+# For the lengths above and blocks of 64 rows:
 
 # %%
 from jfa.schedule import max_tiles
@@ -354,8 +387,9 @@ print(plots.table(headers, rows))
 #
 # ## What was verified here
 #
-# Versions 1, 2 and 3 agree on this batch, on a CPU, up to rounding, as printed; the tests of `jfa.layout` and `jfa.reference` do the same on random lengths
-# with empty sequences. Waste and block counts are exact counts. Nothing was timed, and no GPU was used.
+# Versions 1, 2 and 3 agree on this batch, on a CPU, up to rounding, as printed; the tests of `jfa.layout` and `jfa.reference` do the same on random lengths with empty sequences.
+# Waste and block counts are exact counts.
+# Nothing was timed, and no GPU was used.
 #
 # ## Sources
 #

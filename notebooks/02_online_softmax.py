@@ -14,15 +14,20 @@
 # * can compute attention without ever holding a row of scores, block by block, and say why that is exact,
 # * know what the LSE (log-sum-exp) is good for: merging partial results, and later the backward pass.
 #
-# **Time** 40 minutes to read, two hours for the exercises. **You need** chapter 01.
+# **Time** 40 minutes to read, two hours for the exercises.
+# **You need** chapter 01.
 #
 # ## Mental model: a running total in a currency that changes
 #
-# You add up amounts, and the currency is "the largest amount so far". A larger one comes along: everything counted so far must be converted, once, by one
-# factor. Then you go on. At the end you have the exact total, and you have looked at each amount once.
+# You add up amounts, and the currency is "the largest amount so far".
+# A larger one comes along: everything counted so far must be converted, once, by one factor.
+# Then you go on.
+# At the end you have the exact total, and you have looked at each amount once.
 #
-# In the picture one query meets 16 keys, four at a time. Above: the scores, and the running maximum **m**, the currency. Below: the running sum **l**. When m
-# rises, the old sum (hatched) is converted (dotted), and the block's own sum is added on top.
+# In the picture one query meets 16 keys, four at a time.
+# Above: the scores, and the running maximum **m**, the currency.
+# Below: the running sum **l**.
+# When m rises, the old sum (hatched) is converted (dotted), and the block's own sum is added on top.
 
 # %%
 import math
@@ -38,7 +43,9 @@ scores = torch.randn(16, generator=generator) + lift
 plots.online_walk(scores.tolist(), block=4)
 
 # %% [markdown]
-# Look at the third block: its scores are all below m. Nothing is converted there, the factor is 1. Only a *new* maximum costs anything.
+# Look at the third block: its scores are all below m.
+# Nothing is converted there, the factor is 1.
+# Only a *new* maximum costs anything.
 #
 # ## The math
 #
@@ -46,8 +53,9 @@ plots.online_walk(scores.tolist(), block=4)
 #
 # $$ o = \frac{\sum_j e^{s_j} v_j}{\sum_j e^{s_j}} = \frac{\sum_j e^{s_j - m} v_j}{\sum_j e^{s_j - m}} \quad \text{for every number } m. $$
 #
-# The second form is the first with numerator and denominator multiplied by the same number. So m may be chosen freely. The largest score is the choice that
-# keeps every exponential at most 1, and at least one of them at exactly 1.
+# The second form is the first with numerator and denominator multiplied by the same number.
+# So m may be chosen freely.
+# The largest score is the choice that keeps every exponential at most 1, and at least one of them at exactly 1.
 #
 # **Online.** Keep three things while the keys come in blocks:
 #
@@ -63,11 +71,13 @@ plots.online_walk(scores.tolist(), block=4)
 #
 # In the end o = acc / l, and the **log-sum-exp** is LSE = m + ln l.
 #
-# The likely mistake: to convert l and forget acc, or the reverse. Both are in the old currency.
+# The likely mistake: to convert l and forget acc, or the reverse.
+# Both are in the old currency.
 #
 # ## Version 0: as written
 #
-# The formula without any m. Float32 ends at exp(88.7), float16 at exp(11.09), and scores of a hundred are nothing unusual.
+# The formula without any m.
+# Float32 ends at exp(88.7), float16 at exp(11.09), and scores of a hundred are nothing unusual.
 
 
 # %%
@@ -81,11 +91,14 @@ for shift in (0.0, 50.0, 100.0, -110.0):
     print(f"scores near {shift:6.0f}:", softmax_as_written(three + shift))
 
 # %% [markdown]
-# All four lines should be equal. Too large: inf / inf is NaN. Too small: 0 / 0 is NaN.
+# All four lines should be equal.
+# Too large: inf / inf is NaN.
+# Too small: 0 / 0 is NaN.
 #
 # ## Version 1: two passes
 #
-# Subtract the maximum first. It reads the scores twice, so all of them must be there.
+# Subtract the maximum first.
+# It reads the scores twice, so all of them must be there.
 
 
 # %%
@@ -100,8 +113,9 @@ for shift in (0.0, 50.0, 100.0, -110.0):
 # %% [markdown]
 # ## Version 2: one pass, one number at a time
 #
-# Here is the running total in its smallest form. Plain Python, one score after another. `m` starts at minus infinity and `l` at 0: the state of someone who
-# has seen nothing.
+# Here is the running total in its smallest form.
+# Plain Python, one score after another.
+# `m` starts at minus infinity and `l` at 0: the state of someone who has seen nothing.
 
 
 # %%
@@ -122,12 +136,15 @@ print("m + ln l  =", m + math.log(l))
 print("logsumexp =", float(torch.logsumexp(scores.double(), 0)))
 
 # %% [markdown]
-# exp(−∞ − s) is 0: the first number needs no special case. Two people who each did half of the numbers can put their results together in the same
-# way, with one conversion. That is exercise 2.2, and it is how a long sequence is shared among several workers.
+# exp(−∞ − s) is 0: the first number needs no special case.
+# Two people who each did half of the numbers can put their results together in the same way, with one conversion.
+# That is exercise 2.2, and it is how a long sequence is shared among several workers.
 #
 # ## Version 3: attention of one sequence, block by block
 #
-# The same for all queries of a sequence at once, and with acc. The loop is over blocks of keys. What exists at any time is [n, block], never [n, n].
+# The same for all queries of a sequence at once, and with acc.
+# The loop is over blocks of keys.
+# What exists at any time is [n, block], never [n, n].
 
 
 # %%
@@ -157,8 +174,9 @@ whole = torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[Non
 print("blocks of 16 against PyTorch:", apart(attention_in_blocks(q, k, v, 16), whole))
 
 # %% [markdown]
-# This is not an approximation. The block size changes the order of additions, so the last digit may differ, and nothing else. Predict before you look: does
-# the error grow with the number of blocks?
+# This is not an approximation.
+# The block size changes the order of additions, so the last digit may differ, and nothing else.
+# Predict before you look: does the error grow with the number of blocks?
 
 # %%
 exact = torch.softmax(q.double() @ k.double().T / 32**0.5, 1) @ v.double()
@@ -168,7 +186,7 @@ plots.lines(
     sizes,
     {"largest error": errors},
     title="float32 in blocks against float64",
-    xlabel="keys a block",
+    xlabel="keys per block",
     ylabel="error",
     log_x=True,
     from_zero=True,
@@ -177,7 +195,8 @@ plots.lines(
 # %% [markdown]
 # A few units in the seventh digit, at every size: what float32 has to offer.
 #
-# What it saves is memory. Elements alive for one head of D = 128, in blocks of 128 keys:
+# What it saves is memory.
+# Elements alive for one head of D = 128, in blocks of 128 keys:
 
 # %%
 lengths_n = [512, 1024, 2048, 4096, 8192, 16384]
@@ -197,8 +216,9 @@ plots.lines(
 # %% [markdown]
 # ## Version 4: packed sequences
 #
-# An outer loop over sequences, with two pairs of marks. The package's `blockwise_attention` is this loop, with masks and heads; every kernel of this course
-# computes the same recurrence. Against attention that really pads, on the lengths of chapter 01, D = 32, blocks of 16:
+# An outer loop over sequences, with two pairs of marks.
+# The package's `blockwise_attention` is this loop, with masks and heads; every kernel of this course computes the same recurrence.
+# Against attention that really pads, on the lengths of chapter 01, D = 32, blocks of 16:
 
 # %%
 lengths = [7, 3, 19, 5, 11]
@@ -215,10 +235,12 @@ for causal in (False, True):
 # %% [markdown]
 # ## Version 5: heads, and heads that share
 #
-# With heads the packed tensors are [total, H, D], and each head attends for itself. In **grouped-query attention** (GQA) there are fewer key/value heads than query
-# heads. Query head h reads key/value head h // (H // H_kv): neighbours share.
+# With heads the packed tensors are [total, H, D], and each head attends for itself.
+# In **grouped-query attention** (GQA) there are fewer key/value heads than query heads.
+# Query head h reads key/value head h // (H // H_kv): neighbours share.
 #
-# The likely mistake is h % H_kv. Shapes agree, sums look plausible, and a model trained one way is ruined the other way.
+# The likely mistake is h % H_kv.
+# Shapes agree, sums look plausible, and a model trained one way is ruined the other way.
 
 # %%
 H, H_kv = 6, 2
@@ -255,8 +277,10 @@ print("out", tuple(out.shape), "| lse", tuple(lse.shape), "= [heads, rows]")
 # %% [markdown]
 # ## Version 6: the LSE puts halves together
 #
-# Give one worker the first half of each sequence's keys, another the rest. Each returns its normalised output and its LSE. That is enough to get the whole:
-# with L = ln(e^a + e^b), the shares are e^(a − L) and e^(b − L). `merge_attention` in the package does it for packed outputs.
+# Give one worker the first half of each sequence's keys, another the rest.
+# Each returns its normalised output and its LSE.
+# That is enough to get the whole: with L = ln(e^a + e^b), the shares are e^(a − L) and e^(b − L).
+# `merge_attention` in the package does it for packed outputs.
 
 # %%
 half = (n + 1) // 2
@@ -271,13 +295,14 @@ merged, merged_lse = reference.merge_attention(*parts)
 print("merged against whole:", apart(merged, out), "| LSE:", apart(merged_lse, lse))
 
 # %% [markdown]
-# The same merge serves a sequence that is split over several SMs, the processors of a GPU (chapter 08), or a prompt that lives on another machine. And the backward pass needs the LSE
-# instead of the weights: P = exp(S − LSE) brings any block of them back.
+# The same merge serves a sequence that is split over several SMs, the processors of a GPU (chapter 08), or a prompt that lives on another machine.
+# And the backward pass needs the LSE instead of the weights: P = exp(S − LSE) brings any block of them back.
 #
 # ## Version 7: one set of queries for everybody
 #
-# Pooling by attention: a few learned queries, shared by all sequences, read each sequence's keys and turn a history of any length into a fixed number of rows. The
-# sketch is one line: Q is the same, whatever b. Output rows b·L to b·L + L − 1 belong to sequence b.
+# Pooling by attention: a few learned queries, shared by all sequences, read each sequence's keys and turn a history of any length into a fixed number of rows.
+# The sketch is one line: Q is the same, whatever b.
+# Output rows b·L to b·L + L − 1 belong to sequence b.
 
 # %%
 shared = torch.randn(2, 1, 16, generator=generator)  # L = 2 queries
@@ -288,12 +313,14 @@ zeros = torch.nonzero((pooled[:, 0] == 0).all(1)).flatten().tolist()
 print("pooled", tuple(pooled.shape), "| rows of zeros:", zeros, "(no history)")
 
 # %% [markdown]
-# A loop over 10,000 short histories is all overhead. Exercise 2.6 finds a way without one.
+# A loop over 10,000 short histories is all overhead.
+# Exercise 2.6 finds a way without one.
 #
 # ## How often does the maximum rise?
 #
-# If scores come in random order, the n-th block holds a new maximum with chance 1/n. So the number of conversions grows like a logarithm. On Blackwell
-# this matters: converting acc costs a trip through tensor memory, and chapter 12 skips most of them.
+# If scores come in random order, the n-th block holds a new maximum with chance 1/n.
+# So the number of conversions grows like a logarithm.
+# On Blackwell this matters: converting acc costs a trip through tensor memory, and chapter 12 skips most of them.
 
 # %%
 counts = [1, 2, 4, 8, 16, 32, 64]
@@ -313,8 +340,8 @@ plots.lines(
 # %% [markdown]
 # ## Exercises
 #
-# Open [exercises/02_online_softmax.py](../exercises/02_online_softmax.py). In 2.3 to 2.5 an answer that forms all scores at once is called right, and sent
-# back: the method is the point.
+# Open [exercises/02_online_softmax.py](../exercises/02_online_softmax.py).
+# In 2.3 to 2.5 an answer that forms all scores at once is called right, and sent back: the method is the point.
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
@@ -329,23 +356,26 @@ plots.lines(
 #
 # <details><summary>All 128 keys of a query have the same score, 500. What are m, l and the LSE?</summary>
 #
-# m = 500, l = 128, LSE = 500 + ln 128 ≈ 504.85. The weights are 1/128 each.
+# m = 500, l = 128, LSE = 500 + ln 128 ≈ 504.85.
+# The weights are 1/128 each.
 # </details>
 #
 # <details><summary>Blocks come in falling order: the first holds all the largest scores. How often is acc converted?</summary>
 #
-# Never, after the first block. The factor is 1 from then on.
+# Never, after the first block.
+# The factor is 1 from then on.
 # </details>
 #
 # <details><summary>Could m be any upper bound of the scores instead of the maximum?</summary>
 #
-# In exact arithmetic any number at all will do. In float32 the bound must not be much larger than the largest score: with a bound 110 above, every exponential
-# is 0.
+# In exact arithmetic any number at all will do.
+# In float32 the bound must not be much larger than the largest score: with a bound 110 above, every exponential is 0.
 # </details>
 #
 # <details><summary>Why is the LSE of a query without keys −∞, and not 0?</summary>
 #
-# It is the logarithm of a sum with no terms, ln 0. And merging then works by itself: the share e^(−∞ − L) is 0.
+# It is the logarithm of a sum with no terms, ln 0.
+# And merging then works by itself: the share e^(−∞ − L) is 0.
 # </details>
 #
 # ## Try this
@@ -357,7 +387,8 @@ plots.lines(
 #
 # Each with a number.
 #
-# **acc is not converted.** The bug hides where the first block holds the maximum. Here are two orders of the same keys, and the error of the broken version:
+# **acc is not converted.** The bug hides where the first block holds the maximum.
+# Here are two orders of the same keys, and the error of the broken version:
 
 
 # %%
@@ -387,9 +418,11 @@ for name, order in (
     print(f"{name}: error {apart(broken, right):.2g}")
 
 # %% [markdown]
-# One test with falling scores would have passed it. That is why the checks of this course use many orders, huge scores and very negative ones.
+# One test with falling scores would have passed it.
+# That is why the checks of this course use many orders, huge scores and very negative ones.
 #
-# **m starts at 0.** Then m never falls below 0. For scores near −200 every exponential is 0, and so is l.
+# **m starts at 0.** Then m never falls below 0.
+# For scores near −200 every exponential is 0, and so is l.
 
 # %%
 s = torch.tensor([-200.0, -201.0, -202.0])
@@ -398,7 +431,8 @@ print("exponentials with m = 0:          ", torch.exp(s - m))
 print("exponentials with the true maximum:", torch.exp(s - s.max()))
 
 # %% [markdown]
-# **−∞ minus −∞.** If a block, or a whole row, is masked away, m stays −∞ and s − m is NaN. The cure is to subtract 0 there: exp(−∞ − 0) is 0, as it should be.
+# **−∞ minus −∞.** If a block, or a whole row, is masked away, m stays −∞ and s − m is NaN.
+# The cure is to subtract 0 there: exp(−∞ − 0) is 0, as it should be.
 
 # %%
 masked = torch.full((3,), -torch.inf)
@@ -406,8 +440,10 @@ print("naive:", torch.exp(masked - masked.max()))
 print("cured:", torch.exp(masked - 0.0))
 
 # %% [markdown]
-# **A logarithm of another base.** GPUs compute powers of 2, so kernels like to hold the LSE in base 2. Mix the two and outputs stay right, while merged results
-# and gradients are wrong. In this course LSE is natural, always. The error of one mixed-up merge:
+# **A logarithm of another base.** GPUs compute powers of 2, so kernels like to hold the LSE in base 2.
+# Mix the two and outputs stay right, while merged results and gradients are wrong.
+# In this course LSE is natural, always.
+# The error of one mixed-up merge:
 
 # %%
 in_base_2 = [lse / math.log(2) for lse in (parts[1], parts[3])]
@@ -424,9 +460,11 @@ print("merged with base-2 numbers:", apart(wrong, out), "| merged right:", apart
 #
 # ## What was verified here
 #
-# Everything ran on a CPU in float32. Blockwise equals padded within 5·10⁻⁷ on the lengths of chapter 01, causal or not; six heads over two equal PyTorch's own function.
-# The tests of `jfa.reference` repeat it in float64 for random lengths, masks, heads and scores of ±300, gradients too. Element counts are arithmetic, not
-# measurements. No GPU was used.
+# Everything ran on a CPU in float32.
+# Blockwise equals padded within 5·10⁻⁷ on the lengths of chapter 01, causal or not; six heads over two equal PyTorch's own function.
+# The tests of `jfa.reference` repeat it in float64 for random lengths, masks, heads and scores of ±300, gradients too.
+# Element counts are arithmetic, not measurements.
+# No GPU was used.
 #
 # ## Sources
 #

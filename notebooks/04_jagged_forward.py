@@ -431,7 +431,7 @@ print("the query without keys: lse", lse[:, 38].tolist(), "out", out[38].abs().m
 # %%
 skewed = make_problem([200, 3, 0, 5, 1, 9, 2, 16], [200, 3, 0, 5, 1, 9, 2, 16], heads=1)
 versions = {
-    "v0: a launch a sequence": attend_v0,
+    "v0: a launch per sequence": attend_v0,
     "v1: one grid": attend_v1,
     "v3: a tile list": attend_v3,
 }
@@ -497,7 +497,7 @@ print(
 # 1. Three for both: one tile for each sequence. The list pays when lengths differ by more than a tile.
 # 2. The product computes `0 * v`. For a NaN or an infinity in `v` that is NaN.
 # 3. No. Each row of a tile has its own softmax; such a row is computed and not stored.
-# 4. The backward needs $P = e^{S - \mathrm{lse}}$ only. One number a query, and it also merges partial results (chapter 02).
+# 4. The backward needs $P = e^{S - \mathrm{lse}}$ only. One number per query, and it also merges partial results (chapter 02).
 #
 # </details>
 #

@@ -172,7 +172,7 @@ run_tma_copy()
 print("largest error:", (out - x).abs().max().item())
 
 # %% [markdown]
-# **Broken twice.** First the wrong number of bytes: two bytes an element, a habit from bf16.
+# **Broken twice.** First the wrong number of bytes: two bytes per element, a habit from bf16.
 # Then no wait.
 # Predict what each report says before you run the cell.
 

@@ -60,6 +60,7 @@ def make_problem(len_q, len_kv, seed=0):
 
 Q, K, V, WANT = make_problem(256, BLOCKS * BN)
 SCORE = []  # (version, modelled cycles, tensor core busy) for the comparison at the end
+LINES = {}  # version -> timeline of its first program
 
 
 def launch(kernel, rows, **constants):
@@ -83,7 +84,8 @@ def study(name, kernel, rows=BM, **constants):
     print(f"{name}: largest error {error:.1e}; {run.time:,.0f} modelled cycles for 256 queries, tensor core busy {busy:.0%}")
     first = run.events[0][0]
     units = {key: spans for key, spans in run.occupied.items() if key[0] == first}
-    return Timeline([e for e in run.events if e[0] == first], "B200", units)
+    LINES[name] = Timeline([e for e in run.events if e[0] == first], "B200", units)
+    return LINES[name]
 
 
 def show(line, cycles=9000):
@@ -575,6 +577,14 @@ plots.panels(
     },
     title="256 queries, 1,024 keys, D = 128",
 )
+
+# %% [markdown]
+# The ladder on one axis: the same 9,000 cycles of four versions, each in its steady state.
+# Follow the green boxes of the tensor core from panel to panel, and the arrows from what completed a barrier's phase to the wait that this ended.
+
+# %%
+rungs = ("1: one role", "3b: S of its own", "4: ping-pong", "5a: correction role")
+plots.timelines({name: LINES[name] for name in rungs}, (9000, 18000))
 
 # %% [markdown]
 # What holds version 5 back? Follow one half through a step: S is loaded from tensor memory, its maximum taken, 16,384 exponentials, converted, stored, and only then can the tensor core start P V and the next S. That chain is longer than the other half's products.

@@ -14,12 +14,14 @@
 # * can check and time the op on the machine you have, and read your result beside recorded ones,
 # * can tell from five counters which machine inside the GPU a kernel waits for.
 #
-# **Time.** 60 minutes, and 80 for the exercises. **Needs.** Any kernel chapter (04 is enough).
+# **Time.** 60 minutes, and 80 for the exercises.
+# **Needs.** Any kernel chapter (04 is enough).
 #
-# This notebook runs on a B200, an H100 or H200, another NVIDIA GPU, or none. It finds out where it is. Without a GPU it shows the emulator's model,
-# what the compiler says, and results that were recorded on real GPUs. On a GPU the suite and the measuring cell compile kernels, ours and the peers':
-# allow some minutes the first time. On two idle cores of a CPU everything runs in about a minute: 40 seconds of processor time were measured, the two
-# compilations included.
+# This notebook runs on a B200, an H100 or H200, another NVIDIA GPU, or none.
+# It finds out where it is.
+# Without a GPU it shows the emulator's model, what the compiler says, and results that were recorded on real GPUs.
+# On a GPU the suite and the measuring cell compile kernels, ours and the peers': allow some minutes the first time.
+# On two idle cores of a CPU everything runs in about a minute: 40 seconds of processor time were measured, the two compilations included.
 
 # %%
 import json
@@ -43,8 +45,9 @@ HERE = torch.cuda.get_device_name() if GPU else "CPU, no GPU"
 # %% [markdown]
 # ## What is here
 #
-# `jfa doctor` says it all. The two lines that matter for this chapter: which GPU, and which backend a call gets. `jfa.explain` takes the arguments of
-# a call and tells the backend and the reason.
+# `jfa doctor` says it all.
+# The two lines that matter for this chapter: which GPU, and which backend a call gets.
+# `jfa.explain` takes the arguments of a call and tells the backend and the reason.
 
 # %%
 q = torch.randn(8, 2, 64, dtype=torch.bfloat16, device=DEVICE)
@@ -55,11 +58,16 @@ print(jfa.explain(q, q, q, offsets, offsets, 5, 5))
 # %% [markdown]
 # ## Mental model: three machines under one roof
 #
-# A kernel keeps three machines busy at the same time. **Memory** brings bytes. **Tensor cores** multiply. The **exponential units** (NVIDIA calls
-# them MUFU or XU) compute `exp2`. In the best case all three run beside each other, and the slowest decides.
+# A kernel keeps three machines busy at the same time.
+# **Memory** brings bytes.
+# **Tensor cores** multiply.
+# The **exponential units** (NVIDIA calls them MUFU or XU) compute `exp2`.
+# In the best case all three run beside each other, and the slowest decides.
 #
-# The first two make a *roof*. A shape stands at its number of FLOPs for each byte that it must move. Left of the corner bytes decide, right of it
-# FLOPs do. Nobody can be above the roof, so it shows what there is to win before you write a line.
+# The first two make a *roof*.
+# A shape stands at its number of FLOPs for each byte that it must move.
+# Left of the corner bytes decide, right of it FLOPs do.
+# Nobody can be above the roof, so it shows what there is to win before you write a line.
 
 # %%
 # a large copy and an 8192^3 bf16 product, as the newest recorded run on an H200 measured them
@@ -75,8 +83,10 @@ ROOFS = {
 recorded.roofline([], roofs=ROOFS)
 
 # %% [markdown]
-# Look at `pma32`: 32 shared queries read long key sequences. It stands far left. However good its kernel is, it cannot pass 130 TFLOP/s on an H200: a
-# sixth of what `dense` may hope for. Whoever calls 100 TFLOP/s slow has not looked at the roof.
+# Look at `pma32`: 32 shared queries read long key sequences.
+# It stands far left.
+# However good its kernel is, it cannot pass 130 TFLOP/s on an H200: a sixth of what `dense` may hope for.
+# Whoever calls 100 TFLOP/s slow has not looked at the roof.
 #
 # ### The math
 #
@@ -89,8 +99,10 @@ recorded.roofline([], roofs=ROOFS)
 #
 # $$ t \;\ge\; \max\left(\frac{\text{bytes}}{\text{TB/s}},\; \frac{\text{FLOPs}}{\text{TFLOP/s}},\; \frac{\text{exponentials}}{16 \cdot \text{SMs} \cdot \text{clock}}\right) $$
 #
-# Each SM makes 16 exponentials a clock, on both chips. The tensor cores became twice as fast from Hopper to Blackwell, the exponential units did not.
-# So the limit moves. The table counts it, for the forward.
+# Each SM makes 16 exponentials per clock, on both chips.
+# The tensor cores became twice as fast from Hopper to Blackwell, the exponential units did not.
+# So the limit moves.
+# The table counts it, for the forward.
 
 
 # %%
@@ -120,14 +132,16 @@ print("\nforward on a B200, all modelled")
 print(plots.table(headers, floor_rows(shapes.DEFAULT, B200, MODELLED_B200)))
 
 # %% [markdown]
-# Two things to see. With `D = 128` a B200 needs as long for the exponentials as for the products: this is why its kernels compute a part of them on
-# other units (chapter 12). With `D = 64` there are half as many FLOPs for each exponential, and on a B200 the exponentials alone are the limit.
+# Two things to see.
+# With `D = 128` a B200 needs as long for the exponentials as for the products: this is why its kernels compute a part of them on other units (chapter 12).
+# With `D = 64` there are half as many FLOPs for each exponential, and on a B200 the exponentials alone are the limit.
 #
 # ## Version 1 of every measurement: is it right?
 #
-# A fast wrong number is worth nothing, and the first question about any timing is what the kernel computed. The suite below is small: masks, grouped
-# heads, a shared query, empty sequences, a NaN in a neighbour. Each result and each gradient is compared with float64. It may be off by twice what
-# the same mathematics in bf16 is off, and by one rounding.
+# A fast wrong number is worth nothing, and the first question about any timing is what the kernel computed.
+# The suite below is small: masks, grouped heads, a shared query, empty sequences, a NaN in a neighbour.
+# Each result and each gradient is compared with float64.
+# It may be off by twice what the same mathematics in bf16 is off, and by one rounding.
 
 # %%
 SUITE = {
@@ -226,7 +240,9 @@ print(
 # %% [markdown]
 # ## How to time, and how not to
 #
-# A GPU works behind your back. A launch returns at once; the work comes later. Five habits make a timing honest:
+# A GPU works behind your back.
+# A launch returns at once; the work comes later.
+# Five habits make a timing honest:
 #
 # | habit | without it |
 # |---|---|
@@ -236,10 +252,12 @@ print(
 # | random inputs, never zeros | zeros need less power, and the clock rises |
 # | the median of several runs | one disturbed run moves the mean |
 #
-# `jfa/bench/runner.py` is these five habits in a hundred lines. The last one you can see on any machine.
+# `jfa/bench/runner.py` is these five habits in a hundred lines.
+# The last one you can see on any machine.
 #
-# Here is the same small call, forty times. Four of the runs are disturbed on purpose: a pause ten times as long as the call falls into them, as another
-# program or a rising temperature would do it. Predict: by how much does the mean move, and by how much the median?
+# Here is the same small call, forty times.
+# Four of the runs are disturbed on purpose: a pause ten times as long as the call falls into them, as another program would do it.
+# Predict: by how much does the mean move, and by how much the median?
 
 
 # %%
@@ -282,8 +300,8 @@ plots.lines(
 )
 
 # %% [markdown]
-# Four disturbed runs of forty, each ten times too long, double the mean. The median moves by two places among the forty runs in their order: whatever else the machine
-# does meanwhile, that is a step to a neighbouring time.
+# Four disturbed runs of forty, each ten times too long, double the mean.
+# The median moves by two places among the forty runs in their order: whatever else the machine does meanwhile, that is a step to a neighbouring time.
 #
 # **The likely mistake: no waiting.** On a GPU the next cell times one call twice, without and with waiting for the device.
 
@@ -302,8 +320,10 @@ else:
     print("no GPU here: a CPU call returns when it is done, so there is nothing to see")
 
 # %% [markdown]
-# **The likely mistake: FLOPs of the padded batch.** TFLOP/s are FLOPs over time, and one may choose the FLOPs. Counting the padded rectangle makes a
-# jagged kernel look better than any machine. Here only pairs that the mask allows count. How much others could inflate:
+# **The likely mistake: FLOPs of the padded batch.** TFLOP/s are FLOPs over time, and one may choose the FLOPs.
+# Counting the padded rectangle makes a jagged kernel look better than any machine.
+# Here only pairs that the mask allows count.
+# How much others could inflate:
 
 # %%
 rows = []
@@ -315,9 +335,9 @@ print(plots.table(["shape", "GFLOP forward, exact", "padded would be x"], rows))
 # %% [markdown]
 # ## Measure here
 #
-# This is the shell command `jfa bench --json FILE`, called from Python. On a GPU: three shapes from the left, the middle and the right of the roof,
-# against every peer that is installed; one that is not is said to be so. On a CPU it times the PyTorch reference on two tiny shapes, which shows the
-# form of a result and nothing else.
+# This is the shell command `jfa bench --json FILE`, called from Python.
+# On a GPU: three shapes from the left, the middle and the right of the roof, against every peer that is installed; one that is not is said to be so.
+# On a CPU it times the PyTorch reference on two tiny shapes, which shows the form of a result and nothing else.
 
 # %%
 folder = find_course().state / "results"  # ignored by git
@@ -342,10 +362,12 @@ if GPU and here.fastest("dense"):
 # %% [markdown]
 # ## What was recorded
 #
-# The files in `jfa/bench/results/` are such results, each from one run on the GPU that it names, with driver, versions and date. Ratio: our fastest
-# backend to the best peer *of the same run*. Times of two runs or two machines are not compared. A peer that a run's list does not name was not there,
-# and the ratio says nothing about it. "of bound": how near we are to the roof that the run itself measured. A name such as `jfa:hopper-deterministic` is
-# the same backend asked for gradients that repeat bit by bit; its forward is the same kernel, timed once more.
+# The files in `jfa/bench/results/` are such results, each from one run on the GPU that it names, with driver, versions and date.
+# Ratio: our fastest backend to the best peer *of the same run*.
+# Times of two runs or two machines are not compared.
+# A peer that a run's list does not name was not there, and the ratio says nothing about it.
+# "of bound": how near we are to the roof that the run itself measured.
+# A name such as `jfa:hopper-deterministic` is the same backend asked for gradients that repeat bit by bit; its forward is the same kernel, timed once more.
 
 # %%
 known = recorded.read_all()
@@ -382,9 +404,10 @@ under_the_roof("forward")
 under_the_roof("backward")
 
 # %% [markdown]
-# How to read it: go straight up from a point to the roof. That distance is all that there is to win on this shape, by anybody. A point near the slope
-# is limited by memory, and a better product will not help it. A point far below both lines waits: for exponentials, for a barrier, or for the one SM
-# that got the longest sequence.
+# How to read it: go straight up from a point to the roof.
+# That distance is all that there is to win on this shape, by anybody.
+# A point near the slope is limited by memory, and a better product will not help it.
+# A point far below both lines waits: for exponentials, for a barrier, or for the one SM that got the longest sequence.
 #
 # If your GPU is one that was recorded, compare your point with it:
 
@@ -405,7 +428,8 @@ print(
 # %% [markdown]
 # ### Quoted, not measured
 #
-# No B200 was there to measure on. These figures are others' and are quoted.
+# No B200 was there to measure on.
+# These figures are others' and are quoted.
 
 # %%
 for figure in recorded.QUOTED:
@@ -414,8 +438,10 @@ for figure in recorded.QUOTED:
 # %% [markdown]
 # ## Without a GPU: what the compiler says
 #
-# `jfa compile` compiles a kernel for a GPU that is not there. It cannot tell how fast it is. It can tell whether it fits, how many registers each
-# role gets, and whether values are spilled. This takes ten seconds or more for each kernel.
+# `jfa compile` compiles a kernel for a GPU that is not there.
+# It cannot tell how fast it is.
+# It can tell whether it fits, how many registers each role gets, and whether values are spilled.
+# This takes ten seconds or more for each kernel.
 
 # %%
 from jfa.compiled import compile_configs, select, shipped_configs
@@ -432,8 +458,10 @@ for name in ("hopper-forward-d128", "blackwell-forward-d128-full-static"):
 #
 # ## Without a GPU: what the model says
 #
-# The emulator keeps a clock. Its rates are in `jfa/emulator/rates.py`, each with a source. Below the Hopper forward runs on two modelled SMs: one
-# sequence of 640, one of 128, one of 64. Everything in this picture is modelled.
+# The emulator keeps a clock.
+# Its rates are in `jfa/emulator/rates.py`, each with a source.
+# Below the Hopper forward runs on two modelled SMs: one sequence of 640, one of 128, one of 64.
+# Everything in this picture is modelled.
 
 # %%
 from jfa.emulator.cli import record
@@ -457,7 +485,9 @@ plots.timelines({f"modelled SM {cta[0]}": (hopper, cta) for cta in hopper.ctas()
 # %% [markdown]
 # ## Profile: five numbers and what they mean
 #
-# A time says that a kernel is slow. A profiler says who is waiting for whom. On a machine with Nsight Compute:
+# A time says that a kernel is slow.
+# A profiler says who is waiting for whom.
+# On a machine with Nsight Compute:
 #
 # ```
 # ncu --kernel-name regex:forward_kernel --launch-skip 5 --launch-count 1 --metrics \
@@ -477,17 +507,22 @@ plots.timelines({f"modelled SM {cta[0]}": (hopper, cta) for cta in hopper.ctas()
 # | 4 | `smsp__..._stalled_barrier` while 1-3 are low | **waiting**: roles hand over too late | the barrier with the longest wait in `jfa timeline` | more buffers, earlier releases, another order |
 # | 5 | `sm__cycles_active.avg` far below `.max` | **imbalance**: a few SMs got the long sequences | CTAs that end early in the timeline | longest first, zigzag, split the longest (chapter 08) |
 #
-# Read them from the bottom. With idle SMs every mean is low, so 5 comes first. Then 1, 2 and 3: one of them near its peak is the limit, and a limit
-# is no fault. Only if none is, look at 4.
+# Read them from the bottom.
+# With idle SMs every mean is low, so 5 comes first.
+# Then 1, 2 and 3: one of them near its peak is the limit, and a limit is no fault.
+# Only if none is, look at 4.
 #
-# **The likely mistake** is to read 4 alone. Warps of a specialized kernel wait most of the time *by design*: the producer waits for an empty buffer,
-# and that is right. A wait is bad only while no machine is busy. Mind also that a wait for an `mbarrier` is a loop of try-wait instructions, which a
-# profiler may book under another stall than `barrier`. Its source view shows the line.
+# **The likely mistake** is to read 4 alone.
+# Warps of a specialized kernel wait most of the time *by design*: the producer waits for an empty buffer, and that is right.
+# A wait is bad only while no machine is busy.
+# Mind also that a wait for an `mbarrier` is a loop of try-wait instructions, which a profiler may book under another stall than `barrier`.
+# Its source view shows the line.
 #
-# The names differ between chips and versions; `ncu --query-metrics` lists yours. Counters may need permission: `ERR_NVGPUCTRPERM` means that the
-# administrator has to allow them.
+# The names differ between chips and versions; `ncu --query-metrics` lists yours.
+# Counters may need permission: `ERR_NVGPUCTRPERM` means that the administrator has to allow them.
 #
-# The emulator has the same five, modelled. Which of the sentences above apply?
+# The emulator has the same five, modelled.
+# Which of the sentences above apply?
 
 
 # %%
@@ -513,14 +548,17 @@ for backend, chip, drawn in (
     print("\n".join(f"  {name:<30} {value}" for name, value in five_numbers(drawn).items()))
 
 # %% [markdown]
-# Read them from the bottom again. Short sequences on two SMs: a part of the distance to 100 % is the SM that ends first. On the Hopper model the memory
-# path and the tensor cores are both busy most of the time, one beside the other: this is what overlap looks like. On the Blackwell model no unit is near
-# its peak, so counter 4 may be read, and it names a role that waits by design, for a finished output. What the model says about long sequences on an
-# H200, and how far that is from the measured time, is a test of the project (`tests/emulator/test_rates.py`).
+# Read them from the bottom again.
+# Short sequences on two SMs: a part of the distance to 100 % is the SM that ends first.
+# On the Hopper model the memory path and the tensor cores are both busy most of the time, one beside the other: this is what overlap looks like.
+# On the Blackwell model no unit is near its peak, so counter 4 may be read, and it names a role that waits by design, for a finished output.
+# What the model says about long sequences on an H200, and how far that is from the measured time, is a test of the project (`tests/emulator/test_rates.py`).
 #
 # ## How long are the kernels?
 #
-# A claim about kernels is also about their size. These are lines that hold code: no blank lines, no comments, no docstrings. They are counted now.
+# A claim about kernels is also about their size.
+# These are lines that hold code: no blank lines, no comments, no docstrings.
+# They are counted now.
 
 # %%
 files = lines.kernel_files()
@@ -538,14 +576,16 @@ plots.bars(
 )
 
 # %% [markdown]
-# Quoted for comparison: about 3.2 thousand lines for JFA on Blackwell against about 10 thousand for FA4. How those were counted is not known, and the
-# feature lists differ, so read this as a size and not as a score. A backend here also uses `common`.
+# Quoted for comparison: about 3.2 thousand lines for JFA on Blackwell against about 10 thousand for FA4.
+# How those were counted is not known, and the feature lists differ, so read this as a size and not as a score.
+# A backend here also uses `common`.
 #
 # ## The original as a peer
 #
-# The public kernels that this course grew from need a Blackwell GPU and fbtriton. They are cloned, not shipped. The repository changes, and not every
-# commit has them: at 2c128ab there was no `tlx_jfa` folder in it, while a public fork, `jackiexu77/ads_model_kernel_library-1`, had one at 7f421ec
-# (both read in November 2026). So look for the file by its name in whatever was cloned, and look at what was found:
+# The public kernels that this course grew from need a Blackwell GPU and fbtriton.
+# They are cloned, not shipped.
+# The repository changes, and not every commit has them: at 2c128ab there was no `tlx_jfa` folder in it, while a public fork, `jackiexu77/ads_model_kernel_library-1`, had one at 7f421ec (both read in November 2026).
+# So look for the file by its name in whatever was cloned, and look at what was found:
 #
 # ```
 # git clone https://github.com/facebookresearch/ads_model_kernel_library peer    # or a fork
@@ -555,12 +595,14 @@ plots.bars(
 # jfa bench --shapes pma32 pma128 self self-window --peers fa4 tlx_jfa=$PEER --json mine.json
 # ```
 #
-# `tlx_jfa=FILE` is any Python file with a function `jagged_flash_attention` that takes the arguments of ours. Modules beside it are found. It has no
-# causal mask, and its backward knows no grouped heads, so ask for shapes without them.
+# `tlx_jfa=FILE` is any Python file with a function `jagged_flash_attention` that takes the arguments of ours.
+# Modules beside it are found.
+# It has no causal mask, and its backward knows no grouped heads, so ask for shapes without them.
 #
 # **What such a run measures.** In the source read, the public function `jagged_flash_attention` has no parameter for offsets on the CPU and passes none.
-# Without them its load balancing is off, and so is the backward on pairs of CTAs, which wants a shared query, `D = 128`, one query head for each key head, no window
-# and the CPU offsets. That backward is reached through the operator below it. Put this file beside the one that was found, and give *its* path:
+# Without them its load balancing is off, and so is the backward on pairs of CTAs, which wants a shared query, `D = 128`, one query head for each key head, no window and the CPU offsets.
+# That backward is reached through the operator below it.
+# Put this file beside the one that was found, and give *its* path:
 #
 # ```python
 # # peer_balanced.py
@@ -583,12 +625,12 @@ plots.bars(
 #     )[0]
 # ```
 #
-# A result should say which of the two it measured. Neither was run for this text.
+# A result should say which of the two it measured.
+# Neither was run for this text.
 #
 # ## A result worth sharing
 #
-# Where your result is, and what makes it worth something to others: the GPU, the driver, the versions, the date, the ceilings of the same run, and
-# every peer that did not run with the reason.
+# Where your result is, and what makes it worth something to others: the GPU, the driver, the versions, the date, the ceilings of the same run, and every peer that did not run with the reason.
 
 # %%
 print("written:", result_file.relative_to(find_course().root))
@@ -601,7 +643,8 @@ if not GPU:
 # %% [markdown]
 # ## Exercises
 #
-# Open [exercises/18_on_the_gpu.py](../exercises/18_on_the_gpu.py). None of them needs a GPU.
+# Open [exercises/18_on_the_gpu.py](../exercises/18_on_the_gpu.py).
+# None of them needs a GPU.
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
@@ -649,8 +692,8 @@ if not GPU:
 #
 # ## What differs on a GPU
 #
-# On a GPU the suite runs the compiled kernels, and your points join the picture. On a CPU the same suite runs the kernels' sources on the emulator, and
-# nothing is timed that says anything about a GPU.
+# On a GPU the suite runs the compiled kernels, and your points join the picture.
+# On a CPU the same suite runs the kernels' sources on the emulator, and nothing is timed that says anything about a GPU.
 #
 # ## Verified here, and not
 #
@@ -664,7 +707,7 @@ if not GPU:
 # ## Sources
 #
 # - Williams, Waterman, Patterson, *Roofline*, Communications of the ACM 52 (2009): the roof.
-# - FlashAttention-4, arXiv 2603.05451: 16 exponentials a clock and SM, 4096 and 8192 bf16 FLOPs a clock and SM, and the five products of the backward.
+# - FlashAttention-4, arXiv 2603.05451: 16 exponentials, and 4096 and 8192 bf16 FLOPs, per clock and SM, and the five products of the backward.
 # - Ceilings of the H200: `jfa bench` measures them in every run (`runner.ceilings`). Rates of the model: `jfa/emulator/rates.py`.
 # - NVIDIA, *Nsight Compute: Profiling Guide*: metric names, and what a stall reason means.
 # - `tlx_jfa` in a public fork of facebookresearch/ads_model_kernel_library, jackiexu77/ads_model_kernel_library-1 at 7f421ec, read 2026-11: the peer, its
