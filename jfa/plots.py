@@ -338,7 +338,7 @@ def _staggered(ticks: Sequence[float], last: float) -> list[str]:
     """Return the ticks as words; one that stands too near the one before it goes a line lower."""
     words: list[str] = []
     for n, tick in enumerate(ticks):
-        near = n > 0 and (tick - ticks[n - 1]) / last * 95 < len(f"{tick:g}") - 0.5 and not words[-1].startswith("\n")
+        near = n > 0 and (tick - ticks[n - 1]) / last * 95 < 0.95 * len(f"{tick:g}") and not words[-1].startswith("\n")
         words.append("\n" * near + f"{tick:g}")
     return words
 
