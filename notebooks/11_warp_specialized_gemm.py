@@ -376,7 +376,7 @@ plots.timelines(timelines)
 # %% [markdown]
 # Read the MMA line of each: islands in version 1, one block per tile in version 2, and no seam between tiles in version 4.
 # In the model a tile costs 18,332 cycles, then 7,836, 6,517 and 5,865.
-# What is left is the wait for copies: a tile takes 8 slices of 256 cycles, and the model's TMA delivers a slice every 600 cycles or so.
+# What is left is the wait for copies: a tile takes 8 slices of 256 cycles, and the model's TMA delivers a slice every 650 cycles or so.
 # Predict before you try it (last section): do more stages help? Does a larger tile?
 #
 # ## Reading a deadlock
@@ -473,7 +473,7 @@ print(race)
 plots.race_clocks(race)
 
 # %% [markdown]
-# Read the yellow line. The epilogue's load is its step 1 or later (the star on its own line), and the product knows 0 steps of the epilogue.
+# Read the yellow line. The epilogue's load belongs to its step 2 (the star on its own line), and the product knows 0 steps of the epilogue.
 # No chain of barriers leads from the load to the product, so on some run the product is first.
 # On this run it was not: the numbers were right. That is why a race is looked for in clocks and not in results.
 #

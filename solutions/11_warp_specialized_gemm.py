@@ -459,6 +459,6 @@ def launch_mine():
 
 try:
     swept = sweep.sweep(launch_mine)
-    display(plots.sweep_map(swept, title=f"my kernel on {STEPS}"))  # noqa: F821
+    display(plots.sweep_map(swept, title=f"my kernel on {STEPS}"))
 except emulator.EmulatorError as error:
     print(f"It does not run yet ({type(error).__name__}): sweep it when its check passes.")

@@ -70,7 +70,8 @@ class Exploration:
     def __str__(self):
         how = "all of them" if self.exhausted else "not all of them"
         lines = [
-            f"{self.classes} classes of schedules ({how}) in {self.executions} executions of up to {self.steps} steps, "
+            f"{self.classes} class{'es' * (self.classes != 1)} of schedules ({how}) in {self.executions} executions "
+            f"of up to {self.steps} steps, "
             f"{self.seconds:.1f} s: " + ", ".join(f"{n} {kind}" for kind, n in sorted(self.outcomes.items()))
         ]
         if self.first is not None:

@@ -62,7 +62,7 @@ def test_a_warp_specialized_gemm_of_two_tiles_and_three_blocks_is_exhausted():
 def test_the_command(name, status, capsys):
     assert cli.main(["explore", f"{__name__}:{name}"]) == status
     said = capsys.readouterr().out
-    assert "classes of schedules" in said and ("policy='replay:" in said) == bool(status)
+    assert "1 class of schedules" in said and ("policy='replay:" in said) == bool(status)
 
 
 def test_the_command_names_what_it_cannot_find(capsys):
