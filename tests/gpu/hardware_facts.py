@@ -131,7 +131,14 @@ def store_reduce_rounding():
     """add in bf16 and fp16 where the sum needs rounding: ties and an overflow."""
     pairs = {
         "bf16": [(256.0, 1.0), (256.0, 3.0), (258.0, 1.0), (-256.0, -1.0), (3.0e38, 3.0e38), (1.0, 0.00390625)],
-        "fp16": [(2048.0, 1.0), (2048.0, 3.0), (2050.0, 1.0), (-2048.0, -1.0), (60000.0, 60000.0), (1.0, 0.00048828125)],
+        "fp16": [
+            (2048.0, 1.0),
+            (2048.0, 3.0),
+            (2050.0, 1.0),
+            (-2048.0, -1.0),
+            (60000.0, 60000.0),
+            (1.0, 0.00048828125),
+        ],
     }
 
     def ask(name):
@@ -312,7 +319,9 @@ def attention_tile(q, k, v, o, n, M: tl.constexpr, N: tl.constexpr, D: tl.conste
             for block in range(2):
                 at = (block * N + cols)[:, None] * D + dims[None, :]
                 tlx.local_store(kv_tiles[2 * block], tl.load(k + at, mask=(block * N + cols < n)[:, None], other=0.0))
-                tlx.local_store(kv_tiles[2 * block + 1], tl.load(v + at, mask=(block * N + cols < n)[:, None], other=0.0))
+                tlx.local_store(
+                    kv_tiles[2 * block + 1], tl.load(v + at, mask=(block * N + cols < n)[:, None], other=0.0)
+                )
                 tlx.fence("async_shared")
                 tlx.barrier_arrive(kv_fulls[2 * block])
                 tlx.barrier_arrive(kv_fulls[2 * block + 1])

@@ -32,7 +32,9 @@ def test_random_cases_agree_with_fp64(seeds=range(24)):
 def test_large_random_cases_agree_with_fp64(seeds=range(18)):
     for seed in seeds:
         rng = random.Random(seed)
-        case = random_case(1000 + seed, rng.choice([torch.bfloat16, torch.bfloat16, torch.float16]), longest=1500, most=9)
+        case = random_case(
+            1000 + seed, rng.choice([torch.bfloat16, torch.bfloat16, torch.float16]), longest=1500, most=9
+        )
         case.dim = (64, 128, 128, 80, 96, 256)[seed % 6]
         case.dim_v = rng.choice([None, None, 64, 128])
         case.scale_up = 1.0
@@ -45,7 +47,9 @@ def test_every_type_and_head_dim_has_tiles_that_fit(seeds=range(12)):
         dim = (40, 64, 128, 256)[seed % 4]
         for dtype in (torch.float32, torch.bfloat16):
             shared = (0, 16, 64)[seed // 4]
-            case = Case([30, 0, 90], [100, 70, 3], heads=4, kv_heads=2, dim=dim, dtype=dtype, shared_q=shared, seed=seed)
+            case = Case(
+                [30, 0, 90], [100, 70, 3], heads=4, kv_heads=2, dim=dim, dtype=dtype, shared_q=shared, seed=seed
+            )
             judge(case, "cuda", backend=BACKEND)
 
 
@@ -110,7 +114,9 @@ def test_more_elements_than_an_int32_counts():
     wide = torch.empty(2000 * length, 9728, device="cuda", dtype=torch.bfloat16)
     for grad_view, count in ((None, batches), (wide, 2000)):
         n = count * length
-        out = jfa.jagged_flash_attention(q[:n], k[:n], v[:n], offsets[: count + 1], offsets[: count + 1], backend=BACKEND)
+        out = jfa.jagged_flash_attention(
+            q[:n], k[:n], v[:n], offsets[: count + 1], offsets[: count + 1], backend=BACKEND
+        )
         grad = torch.randn_like(out)
         if grad_view is not None:
             grad = grad_view[:, :128].copy_(grad[:, 0])[:, None]
@@ -141,7 +147,9 @@ def test_offsets_that_lie_touch_nothing_outside():
         shared = rng.choice([0, 7, 200])
         room = torch.full((3, 900, 2, 64), 7.0, device="cuda", dtype=torch.bfloat16)
         q, k, v = (room[i, 300 : 300 + (shared if shared and i == 0 else 300)].requires_grad_() for i in range(3))
-        lie = lambda: torch.tensor([rng.choice([-50, 0, 100, 299, 300, 5000, 1 << 30]) for _ in range(6)], device="cuda").int()
+        lie = lambda: torch.tensor(
+            [rng.choice([-50, 0, 100, 299, 300, 5000, 1 << 30]) for _ in range(6)], device="cuda"
+        ).int()
         slots = lie() if shared else None
         out = jfa.jagged_flash_attention(
             q, k, v, None if shared else lie(), lie(), broadcast_q=bool(shared), output_offset=slots, backend=BACKEND,
@@ -195,10 +203,18 @@ def test_plan_gives_the_same_result_again_and_again():
     for shared in (0, 32):
         q, k, v, qo, ko = _tensors([100, 30, 70], [60, 9000, 50], shared_q=shared)
         plan = jfa.plan(
-            None if shared else qo, ko, rows_q=q.shape[0], rows_kv=k.shape[0], num_heads=4, head_dim=64,
-            broadcast_q=bool(shared), backend=BACKEND,
+            None if shared else qo,
+            ko,
+            rows_q=q.shape[0],
+            rows_kv=k.shape[0],
+            num_heads=4,
+            head_dim=64,
+            broadcast_q=bool(shared),
+            backend=BACKEND,
         )
-        expected = jfa.jagged_flash_attention(q, k, v, None if shared else qo, ko, broadcast_q=bool(shared), backend=BACKEND)
+        expected = jfa.jagged_flash_attention(
+            q, k, v, None if shared else qo, ko, broadcast_q=bool(shared), backend=BACKEND
+        )
         for _ in range(3):
             out = jfa.jagged_flash_attention(q, k, v, None if shared else qo, ko, broadcast_q=bool(shared), plan=plan)
             torch.testing.assert_close(out, expected)

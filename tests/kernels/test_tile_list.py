@@ -119,7 +119,9 @@ def test_nothing_to_list():
         check(problem_of(pairs, band), pairs, 16, False)
         check(problem_of(pairs, band), pairs, 16, True)
     problem = problem_of([(4, 4)])
-    empty = dataclasses.replace(problem, num_batches=0, query_offset=problem.query_offset[:1], key_offset=problem.key_offset[:1])
+    empty = dataclasses.replace(
+        problem, num_batches=0, query_offset=problem.query_offset[:1], key_offset=problem.key_offset[:1]
+    )
     records, counts = tile_list(empty, 16, False, PAD)
     assert records.shape == (0, 9) and counts.tolist() == [0, 0]
 
@@ -127,13 +129,17 @@ def test_nothing_to_list():
 @pytest.mark.parametrize("lies", [[-7, 400, 90], [50, 20, 10], [0, 0, 1 << 30]])
 def test_offsets_that_lie_lead_nowhere_outside(lies):
     problem = problem_of([(30, 40), (20, 25)])
-    lying = dataclasses.replace(problem, **dict.fromkeys(("query_offset", "key_offset"), torch.tensor(lies, dtype=torch.int32)))
+    lying = dataclasses.replace(
+        problem, **dict.fromkeys(("query_offset", "key_offset"), torch.tensor(lies, dtype=torch.int32))
+    )
     for keys in (False, True):
         records, counts = tile_list(lying, 16, keys, PAD)
         assert 0 <= counts[0] <= counts[1] <= len(records)
     rows = padded_rows(lying, PAD)
     begin, exist = rows.blocks.unbind(1)
-    assert (exist >= 0).all() and (exist <= PAD).all() and (begin >= 0).all() and (begin + exist <= problem.rows_q).all()
+    assert (
+        (exist >= 0).all() and (exist <= PAD).all() and (begin >= 0).all() and (begin + exist <= problem.rows_q).all()
+    )
 
 
 @settings(max_examples=40, deadline=None)
