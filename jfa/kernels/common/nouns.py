@@ -146,16 +146,16 @@ def load_tile(records, index, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
 
 
 @triton.jit
-def store_tiles(records, index, row, tile, mask):
-    """Write the records of S sequences' tiles: ``index``, ``row``, ``mask`` [S, T], other fields from ``tile`` [S]."""
+def store_record(records, index, tile, row, mask):
+    """Write the records ``index`` (a block) of ``tile`` with ``row`` in place of its own; fields broadcast."""
     at = records + index * RECORD
     same = row * 0
-    tl.store(at, tile.q.begin[:, None] + same, mask=mask)
-    tl.store(at + 1, tile.q.length[:, None] + same, mask=mask)
+    tl.store(at, tile.q.begin + same, mask=mask)
+    tl.store(at + 1, tile.q.length + same, mask=mask)
     tl.store(at + 2, row, mask=mask)
-    tl.store(at + 3, tile.out.begin[:, None] + same, mask=mask)
-    tl.store(at + 4, tile.kv.begin[:, None] + same, mask=mask)
-    tl.store(at + 5, tile.kv.length[:, None] + same, mask=mask)
-    tl.store(at + 6, tile.band.lo[:, None] + same, mask=mask)
-    tl.store(at + 7, tile.band.hi[:, None] + same, mask=mask)
-    tl.store(at + 8, tile.pad_begin[:, None] + same, mask=mask)
+    tl.store(at + 3, tile.out.begin + same, mask=mask)
+    tl.store(at + 4, tile.kv.begin + same, mask=mask)
+    tl.store(at + 5, tile.kv.length + same, mask=mask)
+    tl.store(at + 6, tile.band.lo + same, mask=mask)
+    tl.store(at + 7, tile.band.hi + same, mask=mask)
+    tl.store(at + 8, tile.pad_begin + same, mask=mask)

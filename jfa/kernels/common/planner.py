@@ -31,8 +31,8 @@ from torch import Tensor
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import band_constants
 from jfa.kernels.common.launcher import Variant
-from jfa.kernels.common.nouns import RECORD, Band, Span, Tile, aggregate
-from jfa.kernels.common.sequences import BandConstants, Offsets, Sequences, Sizes, store_tile
+from jfa.kernels.common.nouns import RECORD, Band, Span, Tile, aggregate, store_record
+from jfa.kernels.common.sequences import BandConstants, Offsets, Sequences, Sizes
 
 FAR = tl.constexpr(1 << 28)  # an open side of a band for differences of bounds, which must not overflow
 HEADER = 4  # words before a list: its two counts, and what keeps the rest aligned to 16 bytes
@@ -236,7 +236,7 @@ def write_records(to, tile, tiles, parts, first, first_slot, cut, TILES: tl.cons
         row = number * cut.block
         if cut.down:
             row = (tiles[:, None] - 1 - number) * cut.block
-        store_tile(to.records, index, columns(tile), tile.row[:, None] + row, mask)
+        store_record(to.records, index, columns(tile), tile.row[:, None] + row, mask)
         if cut.split:
             tl.store(to.chunks + index * 2, (t % parts) << 16 | parts, mask=mask)
             tl.store(to.chunks + index * 2 + 1, first_slot[:, None] + number * parts, mask=mask)

@@ -9,7 +9,7 @@ No ``from __future__ import annotations`` here: Triton reads the annotations as 
 import triton
 import triton.language as tl
 
-from jfa.kernels.common.nouns import RECORD, Band, Span, Tile, aggregate
+from jfa.kernels.common.nouns import Band, Span, Tile, aggregate
 from jfa.kernels.common.sequence import band_of, rows_of
 
 
@@ -129,19 +129,3 @@ class Sequences:
             length = tl.where((out_begin >= 0) & (out_begin <= self.rows.out - self.rows.q), length, 0)
             out_begin = tl.where(length > 0, out_begin, 0)
         return Span(number * 0, length), cut, out_begin
-
-
-@triton.jit
-def store_tile(records, index, tile, row, mask):
-    """Write the records ``index`` (a block) of ``tile`` with other rows; see jfa.kernels.common.nouns.FIELDS."""
-    at = records + index * RECORD
-    same = row * 0
-    tl.store(at, tile.q.begin + same, mask=mask)
-    tl.store(at + 1, tile.q.length + same, mask=mask)
-    tl.store(at + 2, row, mask=mask)
-    tl.store(at + 3, tile.out.begin + same, mask=mask)
-    tl.store(at + 4, tile.kv.begin + same, mask=mask)
-    tl.store(at + 5, tile.kv.length + same, mask=mask)
-    tl.store(at + 6, tile.band.lo + same, mask=mask)
-    tl.store(at + 7, tile.band.hi + same, mask=mask)
-    tl.store(at + 8, tile.pad_begin + same, mask=mask)

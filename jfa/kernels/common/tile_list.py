@@ -20,8 +20,8 @@ from torch import Tensor
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import band_constants
-from jfa.kernels.common.nouns import RECORD, aggregate
-from jfa.kernels.common.sequences import BandConstants, Offsets, Sequences, Sizes, store_tile
+from jfa.kernels.common.nouns import RECORD, aggregate, store_record
+from jfa.kernels.common.sequences import BandConstants, Offsets, Sequences, Sizes
 
 FAR = tl.constexpr(1 << 29)  # an open side of a band, where bounds are added and must not overflow
 _TILES = 16  # tiles of a sequence that a program places at once
@@ -105,7 +105,7 @@ def list_kernel(
         t = base + tl.arange(0, TILES)
         slot = slot_of(sequences, s, t, sides, BLOCK, KEYS, OTHERS)
         inside = (t < tl.cdiv(sides.rows, BLOCK)) & (slot < capacity)
-        store_tile(records, slot, tile, t * BLOCK, inside)
+        store_record(records, slot, tile, t * BLOCK, inside)
     if (s == 0) & (tl.program_id(1) == 0):
         count_tiles(counts, sequences, capacity, BLOCK, KEYS, OTHERS)
 

@@ -108,7 +108,7 @@ def _finish_variant(dim: int, columns: int, parts: int) -> Variant:
 def resident_tile(output_offset, batch, rows_q, rows_out, PAD_ROWS: tl.constexpr, SLOTS: tl.constexpr):
     """Return (first output row, rows that exist, first padded row) of a batch with shared queries.
 
-    As jfa.kernels.hopper.tiles.Sequences has them.
+    As jfa.kernels.common.sequences.Sequences has them.
     """
     exist = rows_q
     begin = batch * rows_q

@@ -1,15 +1,8 @@
 """Lists of tiles for the persistent Hopper kernels: one small kernel makes them, every role reads them.
 
-A list is one int32 tensor [capacity, 9], a record a tile, and how many of the records are valid. Sequences with much
-work come first, and a record says all that a role must know, so that no role reads offsets. The capacity follows from
-shapes alone, so building works inside a CUDA-graph capture.
-
-Sorting without a sort: a sequence's first slot is the number of tiles of all sequences with more work than it. Counting
-them costs B comparisons a sequence, which is nothing beside launching the several kernels of a sort; ties go by
-position, so a list is always the same.
-
-Besides the B sequences a list may hold two margins: the rows before the first offset and those behind the last, which
-no sequence covers and which get zeros. Offsets are clamped, so that no lie in them leads outside a tensor.
+They are lists by sequence with both margins (:mod:`jfa.kernels.common.planner`): the list of a forward, of its backward,
+or both by one launch. The kernel that reads a list may be set up while this one runs, and counts with what this one
+clears.
 """
 
 from dataclasses import dataclass
@@ -23,175 +16,31 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import band_constants
 from jfa.kernels.common.launcher import Variant
-from jfa.kernels.common.nouns import RECORD, Band, Span, Tile, aggregate, store_tiles
-from jfa.kernels.common.sequence import band_of
+from jfa.kernels.common.nouns import RECORD
+from jfa.kernels.common.planner import HEADER, OWN, TILES, Cutting, Target, write_list
+from jfa.kernels.common.sequences import BandConstants, Offsets, Sequences, Sizes
 
-# An open side of a band for differences of bounds, which must not overflow.
-FAR = tl.constexpr(1 << 28)
-# Words before a list: its two counts, and what keeps the rest aligned to 16 bytes.
-HEADER = 4
 # Rows: the unit in which the backward pads every sequence's queries (see padded_rows).
 PAD = tl.constexpr(64)
 
 
 @dataclass
 class TileList:
-    """``records`` [capacity, 9] int32 and ``counts`` [2] int32 = (tiles that have work, all valid tiles)."""
+    """``records`` [capacity, RECORD] int32 and ``counts`` [2] int32 = (tiles that have work, all valid tiles)."""
 
     records: torch.Tensor
     counts: torch.Tensor
-    cleared: torch.Tensor | None = None  # int32 of 0, one a head, as long as no launch has drawn from them
+    cleared: torch.Tensor | None = None  # int32 of 0, one per head, as long as no launch has drawn from them
 
     def counters(self, number: int) -> torch.Tensor:
         """``number`` int32 of 0 for one launch to draw tiles from.
 
-        The list's kernel cleared some along the way, for the first launch that asks; a launch to clear others costs 2
-        us.
+        The list's kernel cleared some along the way, for the first launch that asks; to clear others takes 2 us.
         """
         cleared, self.cleared = self.cleared, None
         if cleared is not None and cleared.numel() >= number:
             return cleared[:number]
         return torch.zeros(number, dtype=torch.int32, device=self.records.device)
-
-
-@aggregate
-class Limits:
-    """The band of every sequence, as jfa.masks.Band has it."""
-
-    lo_start: tl.tensor
-    lo_end: tl.tensor
-    hi_start: tl.tensor
-    hi_end: tl.tensor
-
-
-@aggregate
-class Sequences:
-    """What a planner reads: the offsets and sizes of a problem, and its band.
-
-    Segments are numbered 0 .. batches + 1: a sequence's number is one more than in the offsets, and 0 and batches + 1
-    are the margins.
-    """
-
-    query_offset: tl.tensor
-    key_offset: tl.tensor
-    output_offset: tl.tensor
-    batches: tl.tensor
-    rows_q: tl.tensor
-    rows_kv: tl.tensor
-    rows_out: tl.tensor
-    limits: Limits
-    broadcast_q: tl.constexpr
-    slots: tl.constexpr
-
-    @triton.jit
-    def rows_of(self, offset, s, rows):
-        """Return the Span of the segments ``s`` in a tensor of so many rows, inside it whatever the offsets say."""
-        begin = tl.load(offset + s - 1, mask=(s > 0) & (s < self.batches + 2), other=0)
-        end = tl.load(offset + s, mask=s <= self.batches, other=rows)
-        begin = tl.minimum(tl.maximum(begin, 0), rows)
-        return Span(begin, tl.maximum(tl.minimum(end, rows) - begin, 0))
-
-    @triton.jit
-    def tile(self, s, KEYS: tl.constexpr):
-        """Return (Tile at row 0, rows to cut into tiles) of the segments ``s`` [N]; with KEYS they are cut by keys."""
-        mask = s < self.batches + 2
-        real = (s > 0) & (s <= self.batches)
-        kv = self.rows_of(self.key_offset, s, self.rows_kv)
-        len_kv = kv.length
-        if self.broadcast_q:
-            q_begin = s * 0
-            len_q = tl.where(real, self.rows_q, 0)
-            cut = len_q
-            out_begin = (s - 1) * self.rows_q
-            if self.slots:  # a slot that is not inside the output is neither written nor read
-                out_begin = tl.load(self.output_offset + s - 1, mask=real, other=0)
-                len_q = tl.where((out_begin >= 0) & (out_begin <= self.rows_out - self.rows_q), len_q, 0)
-                out_begin = tl.where(len_q > 0, out_begin, 0)
-            pad_begin = tl.minimum(tl.maximum(s - 1, 0), self.batches - 1) * (tl.cdiv(self.rows_q, PAD) * PAD)
-        else:
-            q = self.rows_of(self.query_offset, s, self.rows_q)
-            q_begin = q.begin
-            len_q = q.length
-            cut = len_q
-            out_begin = q_begin
-            pad_begin = (q_begin + s * PAD) // PAD * PAD
-        if KEYS:
-            cut = len_kv
-            len_q = tl.where(real, len_q, 0)
-        else:
-            len_kv = tl.where(real, len_kv, 0)
-        limits = self.limits
-        lo, hi = band_of(len_q, len_kv, limits.lo_start, limits.lo_end, limits.hi_start, limits.hi_end)
-        q = Span(q_begin, len_q)
-        kv = Span(kv.begin, len_kv)
-        band = Band(lo, hi, True, True)
-        return Tile(s * 0, q, kv, Span(out_begin, len_q), band, pad_begin), tl.where(mask, cut, 0)
-
-
-@aggregate
-class List:
-    """Where a list goes: ``records`` [capacity, 9], ``counts`` [2], and ``counters`` [heads], which are cleared."""
-
-    records: tl.tensor
-    counts: tl.tensor
-    counters: tl.tensor
-    capacity: tl.tensor
-
-
-@triton.jit
-def work_of(tile, BLOCK: tl.constexpr, KEYS: tl.constexpr, BROADCAST_Q: tl.constexpr):
-    """Return an estimate of what a tile of a sequence costs, in rows of the other side; 0 if there is nothing to do.
-
-    Shared queries are equally many everywhere: then sequences with more keys come first, whose tiles are full.
-    """
-    other = tile.kv.length
-    if KEYS and not BROADCAST_Q:
-        other = tile.q.length
-    width = tl.maximum(tl.minimum(tile.band.hi, FAR) - tl.maximum(tile.band.lo, -FAR) + BLOCK, 0)
-    return tl.where((tile.q.length > 0) & (tile.kv.length > 0), tl.minimum(other, width), 0)
-
-
-@triton.jit
-def count_before(sequences, s, work, BLOCK: tl.constexpr, KEYS: tl.constexpr, OTHERS: tl.constexpr):
-    """Return (tiles before those of the segments ``s``, busy tiles, all tiles); ties go by the segments' numbers."""
-    before = tl.zeros_like(s)
-    busy = 0
-    total = 0
-    for base in range(0, sequences.batches + 2, OTHERS):
-        other = base + tl.arange(0, OTHERS)
-        tile, cut = sequences.tile(other, KEYS)
-        other_work = work_of(tile, BLOCK, KEYS, sequences.broadcast_q)
-        tiles = tl.cdiv(cut, BLOCK)
-        more = other_work[None, :] > work[:, None]
-        first = more | ((other_work[None, :] == work[:, None]) & (other[None, :] < s[:, None]))
-        before += tl.sum(tl.where(first, tiles[None, :], 0), 1)
-        busy += tl.sum(tl.where(other_work > 0, tiles, 0), 0)
-        total += tl.sum(tiles, 0)
-    return before, busy, total
-
-
-@triton.jit
-def write_list(sequences, to, heads, BLOCK: tl.constexpr, KEYS: tl.constexpr, DOWN: tl.constexpr, cfg: tl.constexpr):
-    """List cfg.own segments: find their first slots by counting, then write their records.
-
-    KEYS: tiles of keys, for the backward; else of queries. DOWN: a sequence's last rows first.
-    """
-    s = tl.program_id(0) * cfg.own + tl.arange(0, cfg.own)
-    tile, cut = sequences.tile(s, KEYS)
-    work = work_of(tile, BLOCK, KEYS, sequences.broadcast_q)
-    first, busy, total = count_before(sequences, s, work, BLOCK, KEYS, cfg.others)
-    if tl.program_id(0) == 0:
-        tl.store(to.counts, tl.minimum(busy, to.capacity))
-        tl.store(to.counts + 1, tl.minimum(total, to.capacity))
-        tl.store(to.counters + tl.arange(0, cfg.heads), 0, mask=tl.arange(0, cfg.heads) < heads)
-    tiles = tl.cdiv(cut, BLOCK)
-    for base in range(0, tl.max(tiles, 0), cfg.step):
-        number = base + tl.arange(0, cfg.step)[None, :]
-        slot = first[:, None] + number
-        row = number * BLOCK
-        if DOWN:
-            row = (tiles[:, None] - 1 - number) * BLOCK
-        store_tiles(to.records, slot, row, tile, (number < tiles[:, None]) & (slot < to.capacity))
 
 
 UNSPECIALISED = "heads batches rows_q rows_kv rows_out capacity key_capacity lo_start lo_end hi_start hi_end".split()
@@ -226,21 +75,26 @@ def list_kernel(
     cfg: a ListConfig. A list that it does not ask for is not touched.
     """
     gdc_launch_dependents()  # the kernel that reads the list may be set up already; it waits for this one's end itself
-    limits = Limits(lo_start, lo_end, hi_start, hi_end)
-    sequences = Sequences(
-        query_offset, key_offset, output_offset, batches, rows_q, rows_kv, rows_out, limits, cfg.broadcast_q, cfg.slots
-    )
-    queries = List(records, counts, counters, capacity)
-    keys = List(key_records, key_counts, key_counters, key_capacity)
+    slots = None
+    if cfg.slots:
+        slots = output_offset
+    offsets = Offsets(query_offset, key_offset, slots)
+    rows = Sizes(batches, rows_q, rows_kv, rows_out)
+    band = BandConstants(lo_start, lo_end, hi_start, hi_end)
+    sequences = Sequences(offsets, rows, band, cfg.broadcast_q, True, True, True, PAD)
+    queries = Target(records, counts, None, counters, heads, capacity, cfg.heads)
+    keys = Target(key_records, key_counts, None, key_counters, heads, key_capacity, cfg.heads)
+    by_queries = Cutting(cfg.block, False, 1, cfg.down, False, False)
+    by_keys = Cutting(cfg.key_block, True, 1, False, False, False)
     if cfg.block and cfg.key_block:
         if tl.program_id(1) == 0:
-            write_list(sequences, queries, heads, cfg.block, False, cfg.down, cfg)
+            write_list(sequences, queries, by_queries, 0, 0, cfg.own, cfg.others, cfg.step)
         else:
-            write_list(sequences, keys, heads, cfg.key_block, True, False, cfg)
+            write_list(sequences, keys, by_keys, 0, 0, cfg.own, cfg.others, cfg.step)
     elif cfg.block:
-        write_list(sequences, queries, heads, cfg.block, False, cfg.down, cfg)
+        write_list(sequences, queries, by_queries, 0, 0, cfg.own, cfg.others, cfg.step)
     else:
-        write_list(sequences, keys, heads, cfg.key_block, True, False, cfg)
+        write_list(sequences, keys, by_keys, 0, 0, cfg.own, cfg.others, cfg.step)
 
 
 @dataclass(frozen=True)
@@ -264,8 +118,8 @@ class ListConfig:
     slots: bool
     others: int
     heads: int
-    own: int = 8
-    step: int = 16
+    own: int = OWN
+    step: int = TILES
 
 
 @dataclass
