@@ -174,6 +174,15 @@ def use_scores(operands, part, tile, slot, scores, dv, count, block, masked):
     return (p.to(tl.float32) * dp).to(values.dtype), dv
 
 
+# What a consumer issues per block of queries, and what has then to be done (its products finish in the order of issue):
+#
+#     issue S^T       Q and dO of the block full; waited for at once, as P needs all of it
+#     issue dV +=     P rounded, in registers
+#     issue dP^T      dO has been there since S^T; waited for with dV: dS needs dP^T
+#     issue dK +=     dS in registers; its copy for the adder goes to shared memory meanwhile
+#     wait for all    dK done: nobody reads Q and dO any more, and they are given back
+
+
 @triton.jit
 def backward_block(operands, part, tile, slot, sums, count, block, MASKED: tl.constexpr):
     """One block of queries against a consumer's 64 keys, from S^T to dK. Returns (sums, count)."""

@@ -145,6 +145,14 @@ def mask_scores(scores, tile, rows, block, BLOCK_N: tl.constexpr):
     return tl.where(tile.pair_mask(rows[:, None], keys[None, :]), scores, float("-inf"))
 
 
+# What a consumer issues per key block i, and what has then to be done (its products finish in the order of issue):
+#
+#     issue S(i)              K(i) full; the other consumer has issued its S
+#     issue O += P V(i - 1)   V(i - 1) full; P(i - 1) is in registers
+#     wait for all but one    S(i) done: K(i) is given back; the softmax of i runs beside P V(i - 1)
+#     wait for all            O done: V(i - 1) is given back; O is rescaled by alpha(i)
+
+
 @triton.jit
 def attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, cfg, MASKED: tl.constexpr):
     """One key block in the steady state: its scores run beside the previous block's p V, its softmax behind them."""

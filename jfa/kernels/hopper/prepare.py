@@ -105,18 +105,22 @@ def _finish_variant(dim: int, columns: int, parts: int) -> Variant:
 
 
 @triton.jit
-def resident_tile(output_offset, batch, rows_q, rows_out, PAD_ROWS: tl.constexpr, SLOTS: tl.constexpr):
-    """Return (first output row, rows that exist, first padded row) of a batch with shared queries.
+def rows_of_tile(where, index, rows_q, rows_out, PAD_ROWS: tl.constexpr, RESIDENT: tl.constexpr, SLOTS: tl.constexpr):
+    """Return (the tile's first row, first output row, rows that exist, first padded row) of the sequence.
 
-    As jfa.kernels.common.sequences.Sequences has them.
+    RESIDENT: a batch is a tile, with what jfa.kernels.common.sequences.Sequences would say of it.
     """
-    exist = rows_q
-    begin = batch * rows_q
-    if SLOTS:
-        begin = tl.load(output_offset + batch)
-        exist = tl.where((begin >= 0) & (begin <= rows_out - rows_q), exist, 0)
-        begin = tl.where(exist > 0, begin, 0)
-    return begin, exist, batch * PAD_ROWS
+    if RESIDENT:
+        exist = rows_q
+        begin = index * rows_q
+        if SLOTS:
+            begin = tl.load(where + index)
+            exist = tl.where((begin >= 0) & (begin <= rows_out - rows_q), exist, 0)
+            begin = tl.where(exist > 0, begin, 0)
+        return 0, begin, exist, index * PAD_ROWS
+    else:
+        tile = load_tile(where, index, False, False)
+        return tile.row, tile.out.begin, tile.out.length, tile.pad_begin
 
 
 @triton.jit(do_not_specialize=["heads", "rows_out", "padded_rows", "least_rows"])
@@ -161,15 +165,9 @@ def prepare_kernel(
     else:
         tiles = tl.load(counts + 1)
     if index < tiles:
-        if RESIDENT:
-            first = 0
-            out_begin, exist, pad_begin = resident_tile(where, index, least_rows, rows_out, PARTS * ROWS, SLOTS)
-        else:
-            tile = load_tile(where, index, False, False)
-            first = tile.row
-            out_begin = tile.out.begin
-            exist = tile.out.length
-            pad_begin = tile.pad_begin
+        first, out_begin, exist, pad_begin = rows_of_tile(
+            where, index, least_rows, rows_out, PARTS * ROWS, RESIDENT, SLOTS
+        )
         rows = first + tl.program_id(0) % PARTS * ROWS + tl.arange(0, ROWS)
         columns = tl.arange(0, DV_BLOCK)
         valid = rows < exist

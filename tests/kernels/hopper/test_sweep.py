@@ -112,8 +112,9 @@ def test_every_broken_synchronisation_is_found_or_argued(kernel):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [0, 1, 3])
-def test_the_consumers_turns_are_for_speed_alone(case):
-    """Without them there are several classes of schedules, and none goes wrong."""
+def test_the_consumers_turns_are_for_speed_alone(case, monkeypatch):
+    """Without them two programs have several classes of schedules, and none goes wrong."""
+    monkeypatch.setattr(hopper, "EMULATED_SMS", 2)
     found = explored(launcher("forward", **CASES["forward"][case]), ARGUED["forward"], "hopper/forward.py", max_ctas=1)
     assert found.keys() == ARGUED["forward"].keys()
     assert all(one.proved and one.classes > 1 for one in found.values()), [str(one) for one in found.values()]
