@@ -227,19 +227,20 @@ def write_list(sequences, to, cut, slots, least_chunk, OWN: tl.constexpr, OTHERS
 @triton.jit
 def write_records(to, tile, tiles, parts, first, first_slot, cut, TILES: tl.constexpr):
     """Write the records of segments of ``tiles`` tiles, each of ``parts`` chunks, from the places ``first`` on."""
-    parts = parts[:, None]
-    for base in range(0, tl.max(tiles[:, None] * parts), TILES):
+    records = tiles * parts
+    for base in range(0, tl.max(records, 0), TILES):
         t = base + tl.arange(0, TILES)[None, :]
-        number = t // parts
+        number = t // parts[:, None]
         index = first[:, None] + t
-        mask = (t < tiles[:, None] * parts) & (index < to.capacity)
+        mask = (t < records[:, None]) & (index < to.capacity)
         row = number * cut.block
         if cut.down:
             row = (tiles[:, None] - 1 - number) * cut.block
         store_record(to.records, index, columns(tile), tile.row[:, None] + row, mask)
         if cut.split:
-            tl.store(to.chunks + index * 2, (t % parts) << 16 | parts, mask=mask)
-            tl.store(to.chunks + index * 2 + 1, first_slot[:, None] + number * parts, mask=mask)
+            code = (t % parts[:, None]) << 16 | parts[:, None]
+            tl.store(to.chunks + index * 2, code, mask=mask)
+            tl.store(to.chunks + index * 2 + 1, first_slot[:, None] + number * parts[:, None], mask=mask)
 
 
 @aggregate
@@ -321,9 +322,12 @@ def place(sequences, i, cost, chunk, cut, OWN: tl.constexpr, OTHERS: tl.constexp
     for base in range(0, segments, OTHERS):
         o = base + tl.arange(0, OTHERS)
         _, rows, work = segment(sequences, o, cut)
-        parts = parts_of(work, chunk, cut)
-        o_cost = tl.cdiv(work, parts)
-        records = tl.cdiv(rows, cut.block) * parts
+        records = tl.cdiv(rows, cut.block)
+        o_cost = work
+        if cut.split:
+            parts = parts_of(work, chunk, cut)
+            o_cost = tl.cdiv(work, parts)
+            records *= parts
         before = (o_cost[None, :] > cost[:, None]) | ((o_cost[None, :] == cost[:, None]) & (o[None, :] < i[:, None]))
         first += tl.sum(tl.where(before, records[None, :], 0), 1)
         if cut.split:

@@ -78,12 +78,12 @@ class Sequences:
         Those are rows of keys with KEYS, else of queries. A shared query's slot that is not inside the output leaves it no
         queries; neither has a margin's keys, nor a margin's queries keys.
         """
-        kv = self.span(self.offsets.key, s, self.rows.kv)
         number = s
         real = s < self.rows.batches
         if self.margins:
             number = s - 1
             real = (s > 0) & (s <= self.rows.batches)
+        kv = self.span(self.offsets.key, s, self.rows.kv)
         if self.broadcast_q:
             q, cut, out_begin = self.shared_query(number, real)
         else:
@@ -93,11 +93,11 @@ class Sequences:
         if KEYS:
             cut = kv.length
         if self.margins:
-            cut = tl.where(s < self.rows.batches + 2, cut, 0)
             if KEYS:
                 q = Span(q.begin, tl.where(real, q.length, 0))
             else:
                 kv = Span(kv.begin, tl.where(real, kv.length, 0))
+            cut = tl.where(s < self.rows.batches + 2, cut, 0)
         c = self.band
         lo, hi = band_of(q.length, kv.length, c.lo_start, c.lo_end, c.hi_start, c.hi_end)
         band = Band(lo, hi, self.has_lo, self.has_hi)
