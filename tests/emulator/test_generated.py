@@ -41,9 +41,8 @@ def emulated(text, arch=100):
         with emulator.options(arch=arch, max_steps=3000):
             emulator.run(load(text), (1,), x, out, generated.RUN_TIME, N=generated.N, report="raise")
     except emulator.EmulatorError as error:
-        limit = isinstance(error, emulator.errors.LimitError) and not isinstance(
-            error, emulator.errors.BufferIndexError
-        )
+        refusals = emulator.errors.LimitError, emulator.errors.ClusterError
+        limit = isinstance(error, refusals) and not isinstance(error, emulator.errors.BufferIndexError)
         return (type(error).__name__ if limit else None), None, x
     except Exception as error:
         return f"{type(error).__name__}: {str(error).splitlines()[-1][-200:]}", None, x

@@ -51,6 +51,14 @@ FIXES = (
         r"must be (real number|Tensor), not (Scalar|Tensor)|ufunc",
         "Python's math, numpy and torch know no values of a kernel: use tl.exp, tl.sqrt, tl.math.… on them.",
     ),
+    (r"has 64 or 128 rows", "cut the tile along its rows: several tiles of 128 rows, each with its own MMA."),
+    (
+        r"local_trans takes a tile in shared",
+        "transpose in registers, tl.trans(tlx.local_load(tile)), or swap the MMA's operands.",
+    ),
+    (r"are block scales", "keep the scales in shared memory and load them from there."),
+    (r"a slice has 2\^n columns", "slice at multiples of the width: [0, w], [w, w], [2 w, w], …"),
+    (r"must be a 32-bit integer", "add .to(tl.int32)."),
     (r"missing \d+ required|positional argument", "compare the call with the function's parameters."),
     (r"unexpected keyword", "compare the keyword with the function's parameters."),
     (r"change total number", "a reshape keeps the number of elements."),
@@ -67,8 +75,13 @@ class _Explained:
     def _format_message(self):
         text = super()._format_message()
         lines = [f"{self.place}", *text.splitlines()[1:]] if self.place else [text]
-        fix = next((advice for pattern, advice in FIXES if re.search(pattern, self.error_message or "")), None)
-        return "\n".join(lines + ([f"  Fix: {fix}"] if fix else []))
+        return "\n".join(lines) + advice(self.error_message or "")
+
+
+def advice(message: str) -> str:
+    """Return a line "Fix: …" for a message of the compiler, "" where no way to mend it is known."""
+    fix = next((advice for pattern, advice in FIXES if re.search(pattern, message)), None)
+    return f"\n  Fix: {fix}" if fix else ""
 
 
 def _explained(kind):

@@ -20,6 +20,7 @@ from triton.compiler.errors import CompilationError
 from .. import errors
 from ..frontend import values
 from ..frontend.carry import carry, itself, rule_of
+from ..frontend.explain import advice
 from ..locations import here
 from ..machine.running import Running
 from ..undefined import Undefined
@@ -74,7 +75,9 @@ def compilation_error(message: str, where: Where) -> CompilationError:
     node = ast.Pass()
     node.lineno, node.col_offset = 1, len(line) - len(line.lstrip())
     return CompilationError(
-        line.rstrip("\n") or None, node, f"{message}" + (f"\n(at {where[0][0]}:{where[0][1]})" if where else "")
+        line.rstrip("\n") or None,
+        node,
+        message + (f"\n(at {where[0][0]}:{where[0][1]})" if where else "") + advice(message),
     )
 
 

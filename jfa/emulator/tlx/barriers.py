@@ -241,7 +241,8 @@ def fence_async_shared() -> None:
 
 def _refuse_remote_alone(task: Task, rank: Any, what: str) -> None:
     if rank is not None and len(task.cta.cluster.ctas) == 1:
-        raise ValueError(f"{what} with a remote_cta_rank needs a cluster of more than one CTA (ctas_per_cga)")
+        summary = f"{what} with a remote_cta_rank needs a cluster of more than one CTA (ctas_per_cga)"
+        raise errors.ClusterError(summary, [f"at {show(here())}"], where=here())  # the compiler refuses it, too
 
 
 @api

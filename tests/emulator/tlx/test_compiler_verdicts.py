@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
 
 import jfa.emulator as emulator
 
@@ -63,3 +65,35 @@ REFUSALS = {
 def test_the_refusal_says_why(name):
     with pytest.raises(Exception, match=f"(?s){REFUSALS[name]}"):
         verdicts.load(name).kernel[(1,)](torch.randn(64), torch.zeros(128), 3, N=32)
+
+
+@triton.jit
+def _refused(out, n, KIND: tl.constexpr):
+    rows: tl.constexpr = 256 if KIND == "rows" else 128
+    scores = tlx.local_alloc((rows, 64), tl.float32, 1, tlx.storage_kind.tmem)
+    scales = tlx.local_alloc((128, 4), tl.uint8, 1, tlx.storage_kind.tmem)
+    bars = tlx.alloc_barriers(1)
+    if KIND == "trans":
+        tlx.local_load(tlx.local_trans(scores[0]))
+    elif KIND == "scales":
+        tlx.local_load(scales[0])
+    elif KIND == "columns":
+        tlx.local_load(tlx.subslice(scores[0], 16, 32))
+    elif KIND == "phase":
+        tlx.barrier_wait(bars[0], n.to(tl.int64))
+
+
+@pytest.mark.parametrize(
+    "kind, fix",
+    [
+        ("rows", "cut the tile along its rows"),
+        ("trans", "transpose in registers"),
+        ("scales", "keep the scales in shared memory"),
+        ("columns", "slice at multiples of the width"),
+        ("phase", "add .to"),
+    ],
+)
+def test_a_refusal_says_how_to_mend_it(kind, fix):
+    with pytest.raises(triton.CompilationError, match=f"Fix: {fix}") as caught:
+        _refused[(1,)](torch.zeros(1), 3, kind)
+    assert "test_compiler_verdicts.py" in str(caught.value)

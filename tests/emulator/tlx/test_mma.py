@@ -204,7 +204,7 @@ def test_a_pair_of_ctas(m, in_tmem, barrier):
 
 
 def test_a_pair_without_its_cluster_is_refused():
-    with pytest.raises(triton.CompilationError, match="remote_cta_rank needs a cluster of more than one CTA"):
+    with pytest.raises(errors.ClusterError, match="remote_cta_rank needs a cluster of more than one CTA"):
         _pair[(2,)](
             torch.zeros(128, 32).half(), torch.zeros(32, 64).half(), torch.zeros(128, 64), 64, 64, 32, False, True
         )
