@@ -795,6 +795,72 @@ def _gantt_line(axes: Axes, row: int, line: Sequence[tuple[str, float, float]], 
             axes.text((begin + end) / 2, row, tile, **look)
 
 
+class Hold(NamedTuple):
+    """Tensor-memory columns [first, first + columns) in somebody's hands from ``begin`` to ``end``; ``words``: what lies there."""
+
+    first: int
+    columns: int
+    begin: float
+    end: float
+    owner: str
+    words: str = ""
+
+
+def tmem_map(
+    holds: Sequence[Hold],
+    *,
+    title: str,
+    xlabel: str = "modelled cycles",
+    columns: int = 512,
+    span: tuple[float, float] | None = None,
+) -> Picture:
+    """Draw who holds which columns of tensor memory when: time to the right, columns upwards.
+
+    Args:
+        holds: in any order. Colour and hatch tell owners apart, in the order of their first appearance.
+        columns: height of the map.
+        span: (first, last) time that is shown; from the earliest begin to the latest end, unless given.
+
+    Raises:
+        ValueError: two holds share a column at a time, or one lies outside the map.
+    """
+    _check_holds(holds, columns)
+    lo, hi = span or (min(h.begin for h in holds), max(h.end for h in holds))
+    shown = sorted((h for h in holds if h.end > lo and h.begin < hi), key=lambda h: (h.begin, h.first))
+    owners_ = list(dict.fromkeys(h.owner for h in shown))
+    figure, axes = canvas(9.5, 4.2)
+    for h in shown:
+        look = owners_.index(h.owner) % 7
+        begin, end = max(h.begin, lo), min(h.end, hi)
+        axes.broken_barh(
+            [(begin, end - begin)], (h.first, h.columns), facecolor=CYCLE[look], hatch=HATCHES[look], edgecolor="white"
+        )
+        if (end - begin) / (hi - lo) * 95 >= len(h.words) + 1 and h.words:
+            back = {"facecolor": CYCLE[look], "edgecolor": "none", "pad": 1.5}
+            words = {"ha": "center", "va": "center", "fontsize": 8, "color": _ink(CYCLE[look]), "bbox": back}
+            axes.text((begin + end) / 2, h.first + h.columns / 2, h.words, **words)
+    for look, owner in enumerate(owners_):
+        axes.broken_barh([], (0, 1), facecolor=CYCLE[look % 7], hatch=HATCHES[look % 7], edgecolor="white", label=owner)
+    axes.set(xlim=(lo, hi), ylim=(0, columns), yticks=sorted({0, columns, *(h.first for h in shown)}))
+    axes.set_facecolor(EMPTY_PLACE)
+    figure.legend(loc="outside lower center", ncols=len(owners_), frameon=False, fontsize=8)
+    label(axes, title, xlabel, "tensor-memory column")
+    rows = [[f"{h.first}..{h.first + h.columns - 1}", h.begin, h.end, h.owner, h.words] for h in shown]
+    rows = [[place, f"{begin:,.0f}", f"{end:,.0f}", owner, words] for place, begin, end, owner, words in rows]
+    return Picture(figure, f"{title}\n{table(['columns', 'from', 'to', 'owner', 'what'], rows)}")
+
+
+def _check_holds(holds: Sequence[Hold], columns: int) -> None:
+    """Raise ValueError unless each column has at most one owner at a time."""
+    for n, a in enumerate(holds):
+        if a.first < 0 or a.columns <= 0 or a.first + a.columns > columns or a.end < a.begin:
+            raise ValueError(f"{a} does not lie in a map of {columns} columns, or ends before it begins")
+        for b in holds[:n]:
+            apart = a.first + a.columns <= b.first or b.first + b.columns <= a.first
+            if not apart and a.begin < b.end and b.begin < a.end:
+                raise ValueError(f"{b} and {a} share a column at a time")
+
+
 # --------------------------------------------------------------------------------------------------- deadlocks and races
 def wait_graph(error: Any, *, title: str = "who waits for whom") -> Picture:
     """Draw a deadlock of the emulator: each waiting task, its barrier, and from whom that barrier's next arrival is due.

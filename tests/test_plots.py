@@ -58,6 +58,11 @@ SWEPT = sweep.Result(
         ]
     ]
 )
+HOLDS = [
+    plots.Hold(0, 32, 0, 4, "mma", "S"),
+    plots.Hold(0, 32, 4, 9, "reduce", "dQ"),
+    plots.Hold(32, 32, 2, 8, "mma", "dV"),
+]
 NO_AXES = {"blocks", "number_grids", "wait_graph"}  # diagrams: their axes mean nothing
 NO_YLABEL = {"panels", "segments", "strips", "timelines"}  # each line of these has a name
 PICTURES = {
@@ -129,6 +134,7 @@ PICTURES = {
         ),
         "a         1  9         2  60%",
     ),
+    "tmem_map": (lambda: plots.tmem_map(HOLDS, title="t", columns=64), "0..31    4     9   reduce  dQ"),
     "worker_loads": (lambda: plots.worker_loads({"a": [[0, 2], [1]]}, [1.0, 2.0, 3.0]), "1.333"),
 }
 
@@ -271,3 +277,39 @@ def test_ticks_that_stand_too_near_go_a_line_lower():
     rows = {"rows": [plots.Segment(0, 56, "all")]}
     axes = plots.segments(rows, title="t", xlabel="x", ticks=[0, 5, 38, 39, 56]).figure.axes[0]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0", "5", "38", "\n39", "56"]
+
+
+def test_columns_are_drawn_in_their_owners_colour_over_their_time():
+    axes = plots.tmem_map(HOLDS, title="t", columns=64).figure.axes[0]
+    boxes = [(c.get_paths()[0].get_extents(), c.get_facecolor()[0].tolist()) for c in axes.collections if c.get_paths()]
+    assert [b.bounds for b, _ in boxes] == [(0, 0, 4, 32), (2, 32, 6, 32), (4, 0, 5, 32)]  # by time: S, dV, dQ
+    colours = [colour for _, colour in boxes]
+    assert colours[0] == colours[1] != colours[2]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["0", "32", "64"]
+
+
+def test_a_part_of_a_tmem_map_shows_what_overlaps_it():
+    picture = plots.tmem_map(HOLDS, title="t", columns=64, span=(5, 8))
+    assert "S" not in picture.text.split() and "dQ" in picture.text and picture.figure.axes[0].get_xlim() == (5, 8)
+
+
+@pytest.mark.parametrize(
+    "hold, words",
+    [
+        (plots.Hold(31, 1, 3, 5, "x"), "share a column"),
+        (plots.Hold(16, 48, 8.5, 12, "x"), "share a column"),
+        (plots.Hold(40, 32, 9, 10, "x"), "does not lie"),
+        (plots.Hold(-1, 4, 9, 10, "x"), "does not lie"),
+        (plots.Hold(0, 4, 12, 10, "x"), "ends before"),
+    ],
+)
+def test_a_column_with_two_owners_or_outside_the_map_is_refused(hold, words):
+    with pytest.raises(ValueError, match=words):
+        plots.tmem_map([*HOLDS, hold], title="t", columns=64)
+
+
+@pytest.mark.parametrize(
+    "hold", [plots.Hold(0, 32, 9, 10, "x"), plots.Hold(32, 32, 0, 2, "x"), plots.Hold(32, 8, 8, 9, "x")]
+)
+def test_columns_may_change_hands_at_once(hold):
+    assert "x" in plots.tmem_map([*HOLDS, hold], title="t", columns=64).text
