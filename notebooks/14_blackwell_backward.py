@@ -1,0 +1,713 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 14 · The Blackwell backward
+#
+# **Goals.** Write the five products transposed, and say why.
+# Know at any moment who owns which columns of tensor memory.
+# Let dQ leave through staging buffers by TMA reduce-add, and release its columns early.
+# Trade registers against cycles, with the compiler's word on both sides.
+# Keep dQ on the chip where all sequences share their queries.
+#
+# **Time.** 90 minutes, and 150 for the exercises.
+# **Needs.** Chapters 05 and 12.
+# No GPU: the emulator runs every version, and its cycles are a model of a B200.
+
+# %%
+import contextlib
+import inspect
+import linecache
+import math
+
+import torch
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+import jfa
+import jfa.emulator as emulator
+from jfa import plots, reference
+from jfa.emulator.rates import B200
+from jfa.emulator.timeline import Timeline
+from jfa.kernels.blackwell import backward_1cta, examples, launch
+from jfa.layout import offsets_from_lengths
+
+D, BM, BN = 128, 128, 128
+
+# %% [markdown]
+# ## The mental model: a full table
+#
+# In the forward the difficult part was the softmax.
+# In the backward it is *room*.
+# Five products per block want five places for their results, and tensor memory has four.
+# So one place serves two guests in turn, and the second guest, dQ, is slow to leave.
+# Whoever wants to sit there next waits.
+# Most of this chapter is about that one seat.
+#
+# A program takes a tile of 128 keys and walks over all blocks of 128 queries that see it (chapter 05).
+# dK and dV of the tile stay on the chip until its end.
+# dQ of a block does not: other programs add to the same dQ, so each block's part is sent to memory at once, and added there.
+
+# %%
+boxes = {
+    "load": ((0.0, 1.6, 1.9, 1.4), "1 warp\nTMA: K, V;\nQ, dO per block", 5),
+    "mma": ((3.1, 1.6, 2.3, 1.4), "1 warp\nfive products\nper block", 0),
+    "compute": ((6.7, 2.5, 2.6, 1.4), "2 groups of 4 warps\nP from S\ndS from dP", 2),
+    "reduce": ((6.7, 0.5, 2.6, 1.4), "4 warps\ndQ out of\ntensor memory", 1),
+    "memory": ((10.3, 0.5, 1.7, 1.4), "dQ, fp32:\nmany programs\nadd", 5),
+}
+links = [("load", "mma", "->"), ("mma", "compute"), ("mma", "reduce"), ("reduce", "memory", "->")]
+plots.blocks(boxes, links, title="four roles: the arrows are what each hands on")
+
+# %% [markdown]
+# ## The math, down to shapes
+#
+# Chapter 05 had S with a row per query.
+# Here everything is turned round: **keys are rows**.
+#
+# | | product | first operand lies in | result [rows, columns] | lives |
+# |---|---|---|---|---|
+# | 1 | $S^T = K Q^T$ | shared memory | [keys, queries] | until P is made |
+# | 2 | $dP^T = V\, dO^T$ | shared memory | [keys, queries] | until dS is made |
+# | 3 | $dV \mathrel{+}= P^T dO$ | **tensor memory** | [keys, D] | all blocks |
+# | 4 | $dK \mathrel{+}= dS^T Q$ | shared memory | [keys, D] | all blocks |
+# | 5 | $dQ = dS\, K$ | shared memory, read transposed | [queries, D] | until it has left |
+#
+# with $P^T = 2^{S^T \cdot scale - lse}$ and $dS^T = P^T \circ (dP^T - \delta)$, where $lse$ and $\delta$ belong to a query, so to a *column*.
+#
+# Why transposed?
+# A product's first operand may lie in tensor memory, with its rows on the same lanes as the result's.
+# dV has a row per key, and so has $P^T$: it can go from the registers straight back to tensor memory.
+# Without the turn, P would have to go through shared memory to be read transposed.
+# $dS^T$ must go there anyway: product 5 reads it transposed, and tensor memory cannot be read so.
+#
+# A query that does not exist gets $lse = +\infty$, so its column of P is zero, and nothing else needs a mask.
+#
+# ### The room
+#
+# At $D = 128$ each fp32 result takes 128 of the 512 columns: S, dP, dV and dK fill it, and P lies in the columns of S (chapter 12).
+# There is nothing left for dQ.
+# It takes the place of dP, which is free once dS is made.
+# Shared memory, in KiB:
+
+# %%
+kib = {"K": 32, "V": 32, "Q, two slots": 64, "dO": 32, "dS": 32, "dQ's stages, 4 x 8": 32}
+print(plots.table(("buffer", "KiB"), [*kib.items(), ("lse and delta, two slots", 2)]))
+print(f"together {sum(kib.values()) + 2} of 227 KiB")
+
+# %% [markdown]
+# ## Version 1: one role
+#
+# All steps in one line, by four warps.
+# It is chapter 05's kernel with tensor memory, for lengths that are multiples of 128.
+# Read it for the *order of the five products* and for the reuse of `dp`.
+
+
+# %%
+@triton.jit
+def one_role(
+    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_ptr, dv_ptr, lse_ptr, delta_ptr,
+    blocks, scale_log2, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """dK, dV of 128 keys; adds dQ / scale of all blocks to memory. lse is in base 2."""
+    q = tlx.local_alloc((BM, D), tl.bfloat16, 1)
+    do = tlx.local_alloc((BM, D), tl.bfloat16, 1)
+    k = tlx.local_alloc((BN, D), tl.bfloat16, 1)
+    v = tlx.local_alloc((BN, D), tl.bfloat16, 1)
+    ds = tlx.local_alloc((BN, BM), tl.bfloat16, 1)
+    stage = tlx.local_alloc((BM, D), tl.float32, 1)
+    s = tlx.local_alloc((BN, BM), tl.float32, 1, tlx.storage_kind.tmem)
+    p = tlx.local_alloc((BN, BM), tl.bfloat16, 1, tlx.storage_kind.tmem, reuse=s)
+    dp = tlx.local_alloc((BN, BM), tl.float32, 1, tlx.storage_kind.tmem)
+    dq = tlx.local_alloc((BM, D), tl.float32, 1, tlx.storage_kind.tmem, reuse=dp)
+    dv = tlx.local_alloc((BN, D), tl.float32, 1, tlx.storage_kind.tmem)
+    dk = tlx.local_alloc((BN, D), tl.float32, 1, tlx.storage_kind.tmem)
+    kv_full = tlx.alloc_barriers(1)
+    q_full = tlx.alloc_barriers(1)
+    s_full = tlx.alloc_barriers(1)
+    dp_full = tlx.alloc_barriers(1)
+    dq_full = tlx.alloc_barriers(1)
+
+    first_key = tl.program_id(0) * BN
+    tlx.barrier_expect_bytes(kv_full[0], 4 * BN * D)
+    tlx.async_descriptor_load(k_desc, k[0], [first_key, 0], kv_full[0])
+    tlx.async_descriptor_load(v_desc, v[0], [first_key, 0], kv_full[0])
+    tlx.barrier_wait(kv_full[0], 0)
+    for j in range(blocks):
+        rows = j * BM + tl.arange(0, BM)
+        tlx.barrier_expect_bytes(q_full[0], 4 * BM * D)
+        tlx.async_descriptor_load(q_desc, q[0], [j * BM, 0], q_full[0])
+        tlx.async_descriptor_load(do_desc, do[0], [j * BM, 0], q_full[0])
+        tlx.barrier_wait(q_full[0], j & 1)
+        tlx.async_dot(k[0], tlx.local_trans(q[0]), s[0], use_acc=False, mBarriers=[s_full[0]])
+        tlx.async_dot(v[0], tlx.local_trans(do[0]), dp[0], use_acc=False, mBarriers=[dp_full[0]])
+
+        tlx.barrier_wait(s_full[0], j & 1)
+        lse = tl.load(lse_ptr + rows)
+        p_t = tl.math.exp2(tlx.local_load(s[0]) * scale_log2 - lse[None, :])
+        tlx.local_store(p[0], p_t.to(tl.bfloat16))
+        tlx.async_dot(p[0], do[0], dv[0], use_acc=j > 0, force_async=True)
+
+        tlx.barrier_wait(dp_full[0], j & 1)
+        ds_t = p_t * (tlx.local_load(dp[0]) - tl.load(delta_ptr + rows)[None, :])
+        tlx.local_store(ds[0], ds_t.to(tl.bfloat16))
+        tlx.fence("async_shared")  # the tensor core reads shared memory by another way
+        tlx.async_dot(ds[0], q[0], dk[0], use_acc=j > 0, force_async=True)
+        ds_rows = tlx.local_trans(ds[0])
+        tlx.async_dot(ds_rows, k[0], dq[0], use_acc=False, mBarriers=[dq_full[0]])
+
+        tlx.barrier_wait(dq_full[0], j & 1)  # products run in order: dV and dK are done, too
+        tlx.async_descriptor_store_wait(0)  # the stage is empty
+        tlx.local_store(stage[0], tlx.local_load(dq[0]))
+        tlx.fence("async_shared")
+        tlx.async_descriptor_store(dq_desc, stage[0], [j * BM, 0], store_reduce="add")
+    tlx.async_descriptor_store_wait(0)
+    at = (first_key + tl.arange(0, BN))[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(dk_ptr + at, tlx.local_load(dk[0]))
+    tl.store(dv_ptr + at, tlx.local_load(dv[0]))
+
+
+# %% [markdown]
+# Three things to see:
+#
+# * **One wait for three products.** The tensor core finishes products in the order in which one warp issued them. So the last one's barrier says that dV and dK are done as well.
+# * **`store_reduce="add"`.** The TMA adds the stage to memory, one fp32 number after the other, at the L2 cache. No warp waits for it; the kernel only must not touch the stage before `store_wait` says that it has been read.
+# * **No scale on dQ.** It is multiplied once, at the very end, outside. The sketch that this course grew from also multiplied dQ by $\ln 2$, since its K was scaled into base 2. The public kernel (2889aef) feeds K unscaled, and so do we: that factor is out of date, and a dQ that is off by 0.69 is the sign of it.
+
+# %%
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def inputs(len_q, len_kv):
+    """q, k, v, dout bf16; lse (base 2), delta fp32; (dq, dk, dv) fp64 of autograd."""
+    q, k, v, do = (
+        torch.randn(n, D, generator=GENERATOR).bfloat16() for n in (len_q, len_kv, len_kv, len_q)
+    )
+    leaves = [t.double().requires_grad_() for t in (q, k, v)]
+    scores = leaves[0] @ leaves[1].T / math.sqrt(D)
+    out = scores.softmax(1) @ leaves[2]
+    want = torch.autograd.grad(out, leaves, do.double())
+    lse = (scores.logsumexp(1) / math.log(2)).detach().float()
+    return (q, k, v, do, lse, (out * do.double()).sum(1).detach().float()), want
+
+
+def run_one_role(q, k, v, do, lse, delta):
+    """(dq, dk, dv) fp32."""
+    dq, dk, dv = (torch.zeros(len(t), D) for t in (q, k, v))
+    boxes = [TensorDescriptor.from_tensor(t, [128, D]) for t in (q, k, v, do, dq)]
+    scale = D**-0.5
+    one_role[(len(k) // BN,)](
+        *boxes, dk, dv, lse, delta, len(q) // BM, scale / math.log(2), D=D, BM=BM, BN=BN
+    )
+    return dq * scale, dk * scale, dv
+
+
+given, want = inputs(256, 256)
+for policy in ("lazy", "random"):
+    with emulator.options(policy=policy, seed=1):
+        found = run_one_role(*given)
+    errors = [float((a - b).abs().max()) for a, b in zip(found, want)]
+    print(f"{policy:7} largest error of dQ, dK, dV:", *(f"{e:.4f}" for e in errors))
+
+# %% [markdown]
+# bf16 operands, so errors near 0.01.
+# Now the clock: one tile of 128 keys against 1,024 queries.
+
+
+# %%
+def timed(launch, *args, **kwargs):
+    """The timeline of the last kernel that a call launches, on the modelled B200."""
+    with emulator.options(policy="timed", rates=B200, trace=True, races=False):
+        launch(*args, **kwargs)
+    return Timeline.of(emulator.last())
+
+
+def middle(line):
+    """From 35 to 80 % of a run: no beginning, no end."""
+    return tuple(line.start + share * line.cycles for share in (0.35, 0.8))
+
+
+lines = {"1: one role": timed(run_one_role, *inputs(1024, 128)[0])}
+print(lines["1: one role"].table(max_waits=4))
+
+# %% [markdown]
+# ## Version 2: four roles
+#
+# From here on the kernel is the package's, [jfa/kernels/blackwell/backward_1cta.py](../jfa/kernels/blackwell/backward_1cta.py).
+# It has switches, and with all of them off it is the first thing one would write: four roles, one stage for dQ, nothing released early.
+# `examples.backward` runs it on the same tile.
+#
+# Open the file beside this page.
+# Its head has the roles; `Memory` and the aggregates above it name every buffer together with its barriers.
+# The mma role's order is the table above `multiply_tile`:
+
+# %%
+source = inspect.getsource(backward_1cta)
+print(source[source.index("# Issue order") : source.index("@triton.jit\ndef multiply_tile")])
+
+# %% [markdown]
+# ### How dQ leaves
+#
+# A slice is 16 columns of dQ: 128 rows of 64 bytes, 8 KiB.
+# The reduce role loads a slice into registers, writes it to a stage, and has the TMA add it to memory.
+
+
+# %%
+print(inspect.getsource(backward_1cta.add_slice.fn))
+print(inspect.getsource(backward_1cta.reduce_dq.fn))
+
+# %% [markdown]
+# `async_descriptor_store_wait(n)` waits until at most `n` of *this task's* stores have not yet read their stage.
+# With `stages - 1` pending stores allowed, the stage that was filled longest ago is free.
+#
+# `held` is early release, version 4.
+# Predict before you run: how much do two stages win over one, and four over two?
+
+# %%
+CHOICES = {
+    "2: four roles, 1 stage": dict(dq_stages=1, held_slices=0),
+    "3: 2 stages": dict(dq_stages=2, held_slices=0),
+    "4: 2 stages, 2 slices held": dict(dq_stages=2, held_slices=2),
+    "5: 4 stages": dict(dq_stages=4, held_slices=0),
+    "6: 4 stages, 5 held (shipped)": dict(),
+    "   4 stages, 8 held (spills)": dict(held_slices=8),
+}
+lines |= {name: timed(examples.backward, **choice) for name, choice in CHOICES.items()}
+plots.panels(
+    list(lines),
+    {
+        "modelled cycles": ([line.cycles for line in lines.values()], "{:,.0f}"),
+        "tensor core busy in the middle (modelled)": (
+            [100 * line.busy("tensor", middle(line)) for line in lines.values()],
+            "{:.1f} %",
+        ),
+    },
+    title="one tile of 128 keys against 1,024 queries, D = 128",
+)
+
+# %% [markdown]
+# A surprise: version 2 has four roles and is *slower* than the straight line.
+# Version 1 sends a whole dQ at once, through a stage of 64 KiB; version 2 sends eight slices through one stage of 8 KiB, and before each it waits until the TMA has read the one before.
+# Roles are worth nothing while they all wait for one door.
+#
+# Here is that door, in versions 2 and 6: the lanes of reduce and TMA.
+# A slice's way is tensor memory, registers, stage, L2.
+
+# %%
+SPAN = (20_000, 30_000)  # modelled cycles
+first = lines["2: four roles, 1 stage"]
+shipped = lines["6: 4 stages, 5 held (shipped)"]
+plots.timelines({"version 2": first, "version 6": shipped}, span=SPAN)
+
+# %% [markdown]
+# In version 2 the compute groups wait for dP nearly all the time.
+# dP's columns are held by dQ, and dQ leaves slice by slice.
+#
+# ## Who owns which columns, and when
+#
+# The same two versions as maps of tensor memory, taken from their modelled events.
+# Time goes to the right.
+# `mma` holds columns while the tensor core writes them, `compute` while it reads S or dP and while P waits for its product, `reduce` while dQ leaves.
+
+
+# %%
+def holds(line):
+    """Who holds which columns when: pieces for ``plots.tmem_map``."""
+    products = [e for e in line.events if e.track == "MMA" and " @ " in e.name]
+    loads = [e for e in line.events if e.name.startswith("load ")]
+    found = []
+    for first, names in ((0, ["s"]), (128, ["dp", "dq"])):
+        here = sorted((e for e in products if e.name.split("[")[0] in names), key=lambda e: e.start)
+        starts = [e.start for e in here] + [line.end]
+        for e, following in zip(here, starts[1:]):
+            name = e.name.split("[")[0]
+            readers = [r for r in loads if r.name.startswith(f"load {name}[0]")]
+            if name == "s":  # then P is there, until the products of dV have read it
+                readers += [m for m in products if m.name.startswith("dv")]
+            until = max([r.end for r in readers if e.end <= r.start < following], default=e.end)
+            until, owner = min(until, following), "reduce" if name == "dq" else "compute"
+            words = {"s": "S", "dp": "dP", "dq": "dQ"}[name]
+            found.append(plots.Hold(first, 128, e.start, e.end, "mma", words))
+            found.append(
+                plots.Hold(first, 128, e.end, until, owner, "S, P" if name == "s" else words)
+            )
+    for first, name in ((256, "dv"), (384, "dk")):
+        parts = [e for e in products if e.name.startswith(name)]
+        begin, end = parts[0].start, max(e.end for e in parts)
+        found.append(
+            plots.Hold(first, 128, begin, end, "mma", f"d{name[1].upper()}, of all blocks")
+        )
+    return found
+
+
+BLOCKS = (20_000, 47_000)  # modelled cycles: two blocks of version 2, five of version 6
+plots.tmem_map(holds(first), title="version 2, one stage, nothing held", span=BLOCKS)
+
+# %%
+plots.tmem_map(holds(shipped), title="version 6, as shipped", span=BLOCKS)
+
+# %% [markdown]
+# Follow columns 128 to 255: dP written, dP read, dQ written, dQ read, and again.
+# The grey gaps are time in which nobody needs them.
+# In version 2 `reduce` holds them most of the time.
+# In version 6 it holds them for the loads of eight slices, and most stores come later.
+#
+# ## Versions 3 to 6: stages and early release
+#
+# **Stages** let the reduction write slice `i + 1` while the TMA still reads slice `i`.
+# More are better, until shared memory is full: eight do not fit beside the rest (a pitfall below).
+#
+# **Early release** needs no shared memory.
+# The stages are full after the first slices, so the reduction would wait with the rest of dQ still in tensor memory.
+# Instead it loads the last `held_slices` slices into registers, *arrives on `dq_empties`*, and only then waits for stages.
+# The mma role may overwrite the columns that much earlier.
+#
+# What it costs is registers: a slice of 16 columns is 16 registers per thread.
+# The reduce role has what the others leave over:
+
+# %%
+pool, compute, small = 65_536, 2 * 128 * 184, 2 * 32 * 40
+print(f"left for reduce: {(pool - compute - small) // 128} registers per thread, of which a role")
+print("gets a multiple of 8; what the compiler gives it is in the table below")
+
+# %% [markdown]
+# The compiler decides whether that is enough.
+# This table was made with `jfa.compiled` for sm_100 (fbtriton 3.7.4, November 2026), the full-mask kernel at D = 128, stealing; bytes per thread:
+#
+# | stages x columns | held slices | columns held | spill stores / loads | modelled cycles |
+# |---|---|---|---|---|
+# | 1 x 16 | 0 | 0 | 0 / 0 | 112,099 |
+# | 2 x 16 | 0 | 0 | 0 / 0 | 73,345 |
+# | 4 x 16 | 0 | 0 | 0 / 0 | 55,510 |
+# | 4 x 16 | 4 | 64 | 0 / 0 | 47,913 |
+# | 4 x 16 | **5** | 80 | 0 / 0 | 47,905 |
+# | 4 x 16 | 6 | 96 | 36 / 76 | 46,737 |
+# | 4 x 16 | 7 | 112 | 100 / 140 | 45,558 |
+# | 4 x 16 | 8 | 128 | 164 / 204 | 46,470 |
+# | 2 x 32 | 2 | 64 | 4 / 12 | 45,790 |
+# | 2 x 32 | 3 | 96 | 76 / 132 | 44,213 |
+#
+# Chapter 12 taught to distrust a model that has no registers; here is the case.
+# Six or more held slices are faster *in the model*, and spill.
+# Five slices is the last row of 16 columns without spills; in every row the reduce role was given 104 registers.
+#
+# **Fewer, wider slices?**
+# The Triton fork changed its backward in pull request 2848 (2026-08-14): one stage of 128 x 32 in place of two of 128 x 16.
+# It reports half the reduce launches, shared-store bank conflicts down from 69.6 to 37.2 million, and 2.0 % more throughput.
+# Our kernel has `dq_columns`, so you can try 32 columns at equal shared memory.
+# The model has **no bank conflicts**, so it cannot show that gain; what it shows is only the smaller number of waits.
+
+# %%
+wide = {
+    "4 stages x 16 columns, 5 held": lines["6: 4 stages, 5 held (shipped)"],
+    "2 stages x 32 columns, 2 held": timed(
+        examples.backward, dq_columns=32, dq_stages=2, held_slices=2
+    ),
+}
+for name, line in wide.items():
+    print(f"{name}: {line.cycles:,.0f} modelled cycles")
+
+# %% [markdown]
+# ## Version 7: the order of the products
+#
+# The order in the table is a choice.
+# Below, one product at a time changes its place in the mma role: the cell edits the source of the package's function.
+
+
+# %%
+def changed(kernel, *pairs):
+    """A function of backward_1cta with places of its source changed."""
+    source = inspect.getsource(kernel.fn)
+    for old, new in pairs:
+        assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times"
+        source = source.replace(old, new)
+    name = f"<{kernel.fn.__name__}, changed {abs(hash(source))}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    space = dict(vars(backward_1cta))
+    exec(compile(source, name, "exec"), space)
+    return space[kernel.fn.__name__]
+
+
+@contextlib.contextmanager
+def replaced(**functions):
+    """The package's kernel with some of its functions replaced, for a while."""
+    before = {name: getattr(backward_1cta, name) for name in functions}
+    for name, function in functions.items():
+        setattr(backward_1cta, name, function)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(backward_1cta, name, function)
+
+
+tile, ds = backward_1cta.multiply_tile, backward_1cta.multiply_ds
+text = inspect.getsource(tile.fn)
+S = text[text.index("        if step < steps:\n") : text.index("        if step > 0:\n")]
+DP = "        if step < steps:\n            tlx.barrier_wait(do.fulls"
+DV = "            multiply_p(scores, do.buffers[do_slot], memory.grads.dv, q_count, step > 0)\n"
+SEAT = "            if cfg.dq_takes_dp and"
+text = inspect.getsource(ds.fn)
+DK = text[text.index("    tlx.async_dot(scores.ds[0]") : text.index("    tlx.tcgen05_commit")]
+DQ = "    if cfg.with_dq:\n"
+ORDERS = {
+    "S  dQ dK dP dV   as shipped": {},
+    "dQ dK S  dP dV   S behind dK": dict(multiply_tile=changed(tile, (S, ""), (DP, S + DP))),
+    "S  dK dQ dP dV   dK before dQ": dict(multiply_ds=changed(ds, (DK, ""), (DQ, DK + DQ))),
+    "S  dQ dK dV dP   dV before dP": dict(multiply_tile=changed(tile, (DV, ""), (SEAT, DV + SEAT))),
+}
+cycles = []
+for functions in ORDERS.values():
+    with replaced(**functions):
+        cycles.append(timed(examples.backward).cycles)
+plots.panels(
+    list(ORDERS),
+    {"modelled cycles": (cycles, "{:,.0f}")},
+    title="the same tile, five products in four orders",
+)
+
+# %% [markdown]
+# **Look.** S first gives the compute groups work while dS of the block before is multiplied.
+# dQ before dK lets the reduction start one product earlier.
+# dV before dP is even faster in this model: dV needs no seat, so the tensor core works while dQ leaves.
+# The difference is 1.4 %, and the model knows no noise: a thing to measure on a chip before one believes it.
+#
+# Why is each order *right*?
+# The table says it line by line: what a product overwrites has been read by one that was issued before, or by a role that has arrived on a barrier that the mma role has waited for.
+#
+# ## Version 8: short shared queries keep dQ on the chip
+#
+# With `broadcast_q` (chapter 07) all sequences add into the *same* few rows of dQ.
+# The general kernel then sends every tile's dQ to the same addresses:
+
+
+# %%
+batches, keys_each, heads = 6, 512, 1
+tiles = batches * keys_each // 128
+plots.bars(
+    ["self attention,\n512 queries each", "32 shared queries,\nresident", "the same,\ngeneral"],
+    {"adds per address of dQ": [keys_each // 128, 1, tiles]},
+    title="6 sequences of 512 keys: adds into one number of dQ",
+    xlabel="",
+    ylabel="adds",
+    form="{:.0f}",
+)  # fmt: skip
+
+# %% [markdown]
+# At most 128 queries are one block.
+# So a program can keep Q in shared memory and dQ in tensor memory while *all its tiles, of all sequences,* pass by.
+# At D = 128 the four places are S, dP, dQ, and one that dV and dK share in turn.
+# At its end a program writes one fp32 partial; a second kernel adds the partials in order, so the result does not depend on who was first.
+#
+# The package has it in [backward_resident.py](../jfa/kernels/blackwell/backward_resident.py).
+# Its notes have 32 shared queries against six sequences of 512 keys on one SM: 150,827 modelled cycles resident, 276,415 in the general form; with four query heads per key head 150,827 and 647,648, since the heads of a group share the block of 128 rows.
+# Exercise 14.6 is that idea.
+#
+# ## Version 9: the same bits every time
+#
+# fp32 sums depend on their order (chapter 05), and the order in which programs add to dQ is the machine's.
+# `deterministic=True` gives dQ to a kernel of its own, with tiles of queries: nobody shares.
+
+
+# %%
+g = torch.Generator().manual_seed(2)
+LENGTHS_Q, LENGTHS_KV = [40, 0, 60], [300, 0, 130]
+on_q, on_kv = (offsets_from_lengths(n) for n in (LENGTHS_Q, LENGTHS_KV))
+sizes = [sum(LENGTHS_Q), sum(LENGTHS_KV), sum(LENGTHS_KV), sum(LENGTHS_Q)]
+data = [torch.randn(n, 1, D, generator=g).bfloat16() for n in sizes]
+
+
+def gradients(seed, **options):
+    """The op's dQ (bf16), and the fp32 sums in memory; ``seed`` draws the programs' order."""
+    sums, inner = [], launch.launch_backward
+    launch.launch_backward = lambda *args: (inner(*args), sums.append(args[7].clone()))
+    q, k, v = (t.clone().requires_grad_() for t in data[:3])
+    try:
+        with emulator.options(policy="random", seed=seed, max_ctas=3, races=False):
+            out = jfa.jagged_flash_attention(
+                q, k, v, on_q, on_kv, 60, 300, backend="blackwell", **options
+            )
+            out.backward(data[3])
+    finally:
+        launch.launch_backward = inner
+    return q.grad, sums[0]
+
+
+leaves = [t.double().requires_grad_() for t in data[:3]]
+reference.attention(*leaves, on_q, on_kv).backward(data[3].double())
+for deterministic in (False, True):
+    (dq, sums), (again, sums_again) = (gradients(s, deterministic=deterministic) for s in (1, 3))
+    error = (dq.double() - leaves[0].grad).abs().max().item()
+    print(f"deterministic={deterministic!s:5}  largest error {error:.4f}", end="  ")
+    print(f"equal bits of dQ in bf16: {torch.equal(dq, again)}", end="  ")
+    print("" if deterministic else f"of its sums in fp32: {torch.equal(sums, sums_again)}")
+
+# %% [markdown]
+# Three key tiles add to each number of the first sequence.
+# In bf16 two orders often round to the same bits, so equal bits of the result prove nothing; the fp32 sums tell.
+# The price is a second pass over Q and K: S and dP are computed twice, seven products in place of five.
+#
+# ## What is claimed in public
+#
+# * *The text this course grew from (May 2026), on a B200:* the contended reduce-add costs 9 to 11 % of the tensor core's time; the backward of broadcast-Q is 50 % and the dense backward 17 % faster than FlashAttention 4's.
+# * *The Triton fork, pull request 2848 (2026-08-14), same chip:* its dense backward has 814 TFLOP/s on average against 840 for FlashAttention 4, 0.97 of it.
+#
+# Both are quoted with their dates, and they do not agree.
+# Versions, shapes and drivers differ, and neither was measured here.
+#
+# ## Exercises
+#
+# Open [exercises/14_blackwell_backward.py](../exercises/14_blackwell_backward.py).
+#
+# | | | difficulty | minutes |
+# |---|---|---|---|
+# | 14.1 | bug hunt: the sketch of dQ's staging, four faults | 2 | 20 |
+# | 14.2 | the reduce role, staged and clipped | 2 | 30 |
+# | 14.3 | early release, against the clock | 2 | 20 |
+# | 14.4 | bug hunt: dQ takes dP's seat | 3 | 25 |
+# | 14.5 | predict: stages and held slices, do they fit? | 2 | 15 |
+# | 14.6 | dQ stays in tensor memory over all tiles | 3 | 30 |
+#
+# ## Checkpoint
+#
+# For the first question have only `backward_1cta.py` open, and write your own table before you unfold ours.
+#
+# <details><summary>Which barrier protects which buffer? For each buffer: who waits for what before it is <em>read</em>, and before it is <em>overwritten</em>?</summary>
+#
+# | buffer | read after | overwritten after |
+# |---|---|---|
+# | K, V (shared) | `k_fulls`, `v_fulls` (load's TMA) | `dkv_fulls`: compute writes dV and dK there; then `empties` (reduce, after dV and dK have left): load writes the next tile's K and V |
+# | dV, dK in K's and V's buffers | `out_fulls`, two arrivals (compute) | `keys.empties` |
+# | Q | `q.fulls` | `q.empties`, three arrivals: mma by commit behind dK, and both compute groups |
+# | lse, delta | `q.fulls` (they come with Q) | `q.empties`: the same, for the compute groups' sake |
+# | dO | `do.fulls` | `do.empties`, committed behind dV |
+# | S | `s_fulls` | no barrier of its own: P's `p_fulls`, both halves, came after S was read, and dV was issued before the next S |
+# | P (in S) | `p_fulls`, one per half | products run in order: the next S is behind dV |
+# | dP | `dp_fulls` | `ds_fulls`, both halves: dP was read before dS was there; so dQ may take the place |
+# | dS (shared) | `ds_fulls`, one per half | `dp_fulls` of the next block: dP was issued behind dQ and dK, so it says that they have read dS |
+# | dQ (in dP) | `dq_fulls` | `dq_empties` (reduce): mma waits for it before dP at D = 128, before dQ at D = 64 |
+# | stages | the TMA reads after `fence` | `async_descriptor_store_wait(stages - 1)`: no barrier, the task's own stores |
+# | dV, dK (tensor memory) | `dkv_fulls` | no barrier: the next tile's K is there only after dV and dK have left |
+# </details>
+#
+# <details><summary>Why does a block of Q need two slots?</summary>
+#
+# S of block i is issued before dK of block i - 1, so two blocks of Q are in use at once.
+# With one slot the load of Q(i) waits for dK(i-1), which the mma role issues after S(i), which waits for Q(i).
+# </details>
+#
+# <details><summary>Why is P written only after all slices of S were loaded?</summary>
+#
+# P of a half lies in the first half of its S's columns.
+# Columns that are not loaded yet would be overwritten.
+# </details>
+#
+# <details><summary>D = 64: what changes about dQ?</summary>
+#
+# S and dP keep their 128 columns, dV and dK need 64 each: 384. So dQ has 64 columns of its own.
+# The mma role waits for `dq_empties` before the next dQ, not before the next dP, and that is a whole step later.
+# </details>
+#
+# <details><summary>Why does the last block's dQ not need a wait of its own at a tile's end?</summary>
+#
+# The reduce role stores dV and dK and then waits with `store_wait(0)` for all of its stores, dQ's among them.
+# </details>
+#
+# ## Try this
+#
+# * Give `B200` a slower TMA (`B200.scaled("tma_issue", 0.5)`, as `rates=` in `timed`). Which version suffers most?
+# * Hold slices with one stage only. From how many on does it stop helping, and why?
+# * `jfa timeline jfa.kernels.blackwell.examples:backward` draws the whole run.
+# * Swap dV and dP in a copy of the package, run `tests/kernels/blackwell`, and compile it.
+#
+# ## Pitfalls
+#
+# Each is the package's kernel with one place changed.
+
+
+# %%
+def attempt(choice=None, lines=slice(4), **functions):
+    """Run the example, and print some lines of the report."""
+    try:
+        with replaced(**functions), emulator.options(policy="lazy", seed=1, fences="strict"):
+            examples.backward(**(choice or {}))
+        print("no report")
+    except Exception as error:
+        print("\n".join(f"{type(error).__name__}: {error}".splitlines()[lines]))
+
+
+# %% [markdown]
+# **dP does not wait for the seat.** The reduction still reads dQ.
+
+# %%
+text = inspect.getsource(tile.fn)
+WAIT = text[text.index(SEAT) : text.index("            do_transposed")]
+attempt(multiply_tile=changed(tile, (WAIT, "")))
+
+# %% [markdown]
+# **Released before the last slice is loaded.** The arrival stands in front of the loads of the held slices.
+
+# %%
+reduce_dq, add_slice = backward_1cta.reduce_dq, backward_1cta.add_slice
+ARRIVE = "    tlx.barrier_arrive(grads.dq_empties[0])\n"
+attempt(reduce_dq=changed(reduce_dq, (ARRIVE, ""), ("    held = ()\n", ARRIVE + "    held = ()\n")))
+
+# %% [markdown]
+# **A stage is refilled too soon.** One pending store too many is allowed.
+
+# %%
+attempt(add_slice=changed(add_slice, ("cfg.dq_stages - 1", "cfg.dq_stages")))
+
+# %% [markdown]
+# **No fence.** The TMA may read the stage as it was before.
+
+# %%
+attempt(add_slice=changed(add_slice, ('    tlx.fence("async_shared")\n', "")))
+
+# %% [markdown]
+# **A plain store in place of an add.** The epilogue takes its address for its own.
+# Nothing is broken on one tile; with three key tiles the last one wins.
+
+# %%
+plain = changed(add_slice, (', store_reduce="add"', ""))
+with replaced(add_slice=plain):
+    wrong, _ = gradients(1)
+print("largest error of dQ:", (wrong.double() - leaves[0].grad).abs().max().item())
+
+# %% [markdown]
+# **One slot for Q**, and **eight stages**.
+
+# %%
+attempt(dict(q_slots=1), slice(-3, None))
+attempt(dict(dq_stages=8), slice(2))
+
+# %% [markdown]
+# ## What differs on a GPU
+#
+# * The model gives a reduce-add the L2's bandwidth and no contention between programs. On a chip adds to the same address wait for each other; the 9 to 11 % above are about that.
+# * Bank conflicts of the stage's stores do not exist in the model.
+# * The rate of tensor memory is an assumption (nobody has published a B200's), and this chapter's chain leans on it.
+# * Registers are in no model; the compiler's table above is where they count.
+#
+# ## Verified here, and not
+#
+# Version 1 ran under two schedules against autograd in fp64, and the package's op against the reference, jagged and causal.
+# All cycles are modelled.
+# The compile table and the figures of the resident form are quoted, with the command in [docs/blackwell-notes.md](../docs/blackwell-notes.md).
+# Nothing in this chapter ran on a Blackwell GPU.
+# The four orders of version 7 were timed and checked for races by other tests only as shipped.
+#
+# ## Sources
+#
+# * NVIDIA, PTX ISA: `cp.reduce.async.bulk.tensor`, `tcgen05.mma` (an operand in tensor memory), `setmaxnreg`.
+# * TLX in fbtriton 3.7.4: names and semantics. The kernels are our own.
+# * facebookexperimental/triton, pull request 2848 (2026-08-14).
+# * The text that this course grew from (May 2026), quoted as claimed.
+# * [docs/blackwell-notes.md](../docs/blackwell-notes.md): the package's versions, modelled and compiled.
