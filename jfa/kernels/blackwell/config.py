@@ -57,7 +57,7 @@ class ForwardConfig(Config):
     clc: bool
     kv_slots: int
     softmax_registers: int
-    small_registers: int = 32
+    small_registers: int
     p_slices: int = 2
     fma_eighths: int = 2
     o_parts: int = 2
@@ -138,8 +138,7 @@ class DqConfig(Config):
 def forward_config(problem: Problem, clc: bool = True) -> ForwardConfig:
     """Choose tiles of 128 queries where no sequence is longer; ring buffers fill the shared memory.
 
-    Stealing is the default: on skewed lengths a queue over the sorted list ends earlier than any fixed deal of it. Registers are
-    chosen so that softmax and correction spill least (`jfa compile`).
+    Stealing is the default: on skewed lengths a queue over the sorted list ends earlier than any fixed deal of it.
     """
     longest = problem.rows_q if problem.broadcast_q else problem.max_seq_len_q
     split_keys = 0 < longest <= BLOCK
@@ -150,8 +149,19 @@ def forward_config(problem: Problem, clc: bool = True) -> ForwardConfig:
         split_keys=split_keys,
         clc=clc,
         kv_slots=(5 if split_keys else 4) * (128 // common["head_dim"]),
-        softmax_registers=192 if problem.band.has_lo or split_keys else 184,
+        **_forward_registers(problem, split_keys, clc),
     )
+
+
+def _forward_registers(problem: Problem, split_keys: bool, clc: bool) -> dict[str, int]:
+    """Return the registers per thread with which softmax and correction, which gets what is left, spill least (`jfa compile`)."""
+    if split_keys or problem.band.has_lo:
+        softmax, small = 192, 32
+    elif not problem.band.has_hi:
+        softmax, small = 192, 24
+    else:
+        softmax, small = (192, 40) if clc else (184, 32)
+    return dict(softmax_registers=softmax, small_registers=small)
 
 
 def backward_config(problem: Problem, clc: bool = True) -> BackwardConfig:

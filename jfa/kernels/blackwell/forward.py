@@ -26,11 +26,10 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
-from jfa.kernels.blackwell.softmax import NO_MAXIMUM, exp2_on_both_pipes, running_maximum, split_columns
+from jfa.kernels.blackwell.softmax import NO_MAXIMUM, Scale, exp2_on_both_pipes, running_maximum, split_columns
 from jfa.kernels.common.nouns import Tile, aggregate, load_tile
 from jfa.kernels.common.packed import fma_pairs, mul_pairs
 from jfa.kernels.common.ring import Ring, alloc_ring
-from jfa.kernels.common.softmax import LN_2
 from jfa.kernels.common.units import first_unit
 
 
@@ -45,25 +44,27 @@ def forward_kernel(
     counts_ptr,  # [2] int32: tiles with work, all tiles; the kernel visits the first kind
     rows_out,
     scale_log2,  # |sm_scale| * log2(e), positive
+    coarse_scale,  # for rows whose scores exceed the limit; see jfa.kernels.blackwell.softmax.Scale
+    score_limit,
     cfg: tl.constexpr,  # ForwardConfig
 ):
-    memory = alloc_memory(tlx.dtype_of(q_desc), cfg)
+    memory, scale = alloc_memory(tlx.dtype_of(q_desc), cfg), Scale(scale_log2, coarse_scale, score_limit)
     if cfg.clc:
         queue = tlx.clc_create_context(num_consumers=6, num_stages=2)
 
     with tlx.async_tasks():
         with tlx.async_task("default"):  # correction
             free_accumulators(memory.accs)
-            walk, steps_done, outs = first_unit(counts_ptr, cfg.heads), 0, 0
+            walk, steps, outs = first_unit(counts_ptr, cfg.heads), 0, 0
             while walk.going():
-                steps_done, outs = correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps_done, outs, cfg)
+                steps, outs = correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps, outs, scale, cfg)
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
 
         with tlx.async_task(num_warps=4, registers=cfg.softmax_registers, replicate=2):
             half: tl.constexpr = tlx.async_task_replica_id()
             walk, steps_done = first_unit(counts_ptr, cfg.heads), 0
             while walk.going():
-                steps_done = softmax_tile(memory, half, records_ptr, walk, steps_done, scale_log2, cfg)
+                steps_done = softmax_tile(memory, half, records_ptr, walk, steps_done, scale, cfg)
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # mma
@@ -343,7 +344,7 @@ def accumulate(memory, half, kv_count, phase, split_keys, use_acc, cfg: tl.const
 
 
 @triton.jit
-def softmax_tile(memory, half, records_ptr, walk, steps_done, scale_log2, cfg: tl.constexpr):
+def softmax_tile(memory, half, records_ptr, walk, steps_done, scale, cfg: tl.constexpr):
     """Walk one half's key blocks, peeled: masked ones at the left edge, the bulk, masked ones at the right.
 
     Returns the steps done so far.
@@ -362,10 +363,10 @@ def softmax_tile(memory, half, records_ptr, walk, steps_done, scale_log2, cfg: t
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     state = (row_max, row_sum)
     if cfg.has_lo:
-        state = softmax_steps(memory, half, tile, steps, 0, left_end, steps_done, state, scale_log2, True, cfg)
+        state = softmax_steps(memory, half, tile, steps, 0, left_end, steps_done, state, scale, True, cfg)
     left_end = left_end if cfg.has_lo else 0
-    state = softmax_steps(memory, half, tile, steps, left_end, bulk_end, steps_done, state, scale_log2, False, cfg)
-    state = softmax_steps(memory, half, tile, steps, bulk_end, steps.count, steps_done, state, scale_log2, True, cfg)
+    state = softmax_steps(memory, half, tile, steps, left_end, bulk_end, steps_done, state, scale, False, cfg)
+    state = softmax_steps(memory, half, tile, steps, bulk_end, steps.count, steps_done, state, scale, True, cfg)
 
     row_max, row_sum = state
     tlx.barrier_wait(memory.rows.empties[half], (walk.done & 1) ^ 1)
@@ -377,7 +378,7 @@ def softmax_tile(memory, half, records_ptr, walk, steps_done, scale_log2, cfg: t
 
 @triton.jit
 def softmax_steps(
-    memory, half, tile, steps, begin, end, steps_done, state, scale_log2, MASKED: tl.constexpr, cfg: tl.constexpr
+    memory, half, tile, steps, begin, end, steps_done, state, scale, MASKED: tl.constexpr, cfg: tl.constexpr
 ):
     """Make P in a stretch of steps, all masked or none. Takes and returns the state of the softmax: (row maxima, row sums)."""
     SLICES: tl.constexpr = cfg.p_slices
@@ -392,12 +393,12 @@ def softmax_steps(
         if MASKED:
             scores = mask_scores(scores, tile, steps.block(half, step) * BLOCK_N)
 
-        row_max, alpha = running_maximum(scores, row_max, scale_log2)
+        row_max, alpha, row_scale = running_maximum(scores, row_max, scale)
         if step > 0:  # nothing is accumulated yet before the first
             tlx.local_store(memory.alphas[half], alpha[:, None])
             tlx.barrier_arrive(memory.alpha_fulls[half])
 
-        exponents = split_columns(fma_pairs(scores, scale_log2, -row_max[:, None]), SLICES)
+        exponents = split_columns(fma_pairs(scores, row_scale[:, None], -row_max[:, None]), SLICES)
         published = ()
         for i in tl.static_range(SLICES):
             p = exp2_on_both_pipes(exponents[i], 0 if MASKED else cfg.fma_eighths)
@@ -429,19 +430,19 @@ def mask_scores(scores, tile, key):
 
 
 @triton.jit
-def correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps_done, outs, cfg: tl.constexpr):
+def correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps_done, outs, scale, cfg: tl.constexpr):
     """Rescale a tile's accumulators while it runs, then write its O and LSE. Returns steps and halves of O done so far."""
     tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     steps = steps_of(tile, cfg)
     rescale_steps(memory, steps.count, steps_done - walk.done, cfg)
     lse_ptr += walk.head().to(tl.int64) * rows_out + tile.out.begin
     if steps.split_keys:
-        finish_split_keys(memory, tile, lse_ptr, walk.done & 1, outs, cfg)
+        finish_split_keys(memory, tile, lse_ptr, walk.done & 1, outs, scale, cfg)
         outs += 1
     if not cfg.split_keys:
         if steps.split_keys == 0:
             for half in tl.static_range(2):
-                finish_half(memory, half, steps.half_tile(tile, half), lse_ptr, walk.done & 1, outs + half, cfg)
+                finish_half(memory, half, steps.half_tile(tile, half), lse_ptr, walk.done & 1, outs + half, scale, cfg)
             outs += 2
     return steps_done + steps.count, outs
 
@@ -488,7 +489,7 @@ def take_sums(rows, half: tl.constexpr, phase):
 
 
 @triton.jit
-def finish_half(memory, half: tl.constexpr, tile, lse_ptr, phase, outs, cfg: tl.constexpr):
+def finish_half(memory, half: tl.constexpr, tile, lse_ptr, phase, outs, scale, cfg: tl.constexpr):
     """Write one half's O and LSE; its accumulator is free as soon as it has been read, while the store is still under way."""
     PARTS: tl.constexpr = cfg.o_parts
     WIDTH: tl.constexpr = cfg.o_columns
@@ -497,7 +498,7 @@ def finish_half(memory, half: tl.constexpr, tile, lse_ptr, phase, outs, cfg: tl.
     row_sum, row_max = take_sums(memory.rows, half, phase)
     inverse = safe_inverse(row_sum)[:, None]
     if half == 0:  # there is time until the product is done; for half 1 there is none, its accumulator waits to be read
-        store_lse(lse_ptr, tile, row_max, row_sum)
+        store_lse(lse_ptr, tile, row_max, row_sum, scale)
     tlx.barrier_wait(accs.fulls[half], phase)
     for part in tl.static_range(PARTS):
         tlx.barrier_wait(o.empties[part], (outs & 1) ^ 1)
@@ -511,11 +512,11 @@ def finish_half(memory, half: tl.constexpr, tile, lse_ptr, phase, outs, cfg: tl.
         tlx.fence("async_shared")
         tlx.barrier_arrive(o.fulls[part])
     if half == 1:
-        store_lse(lse_ptr, tile, row_max, row_sum)
+        store_lse(lse_ptr, tile, row_max, row_sum, scale)
 
 
 @triton.jit
-def finish_split_keys(memory, tile, lse_ptr, phase, outs, cfg: tl.constexpr):
+def finish_split_keys(memory, tile, lse_ptr, phase, outs, scale, cfg: tl.constexpr):
     """Merge the halves of a tile that split its keys: each O weighted by its share of the common sum.
 
     Two accumulators are in registers at once, so the slices are half as wide.
@@ -530,7 +531,7 @@ def finish_split_keys(memory, tile, lse_ptr, phase, outs, cfg: tl.constexpr):
     weight_0 = tl.math.exp2(max_0 - row_max)
     weight_1 = tl.math.exp2(max_1 - row_max)
     row_sum = sum_0 * weight_0 + sum_1 * weight_1
-    store_lse(lse_ptr, tile, row_max, row_sum)
+    store_lse(lse_ptr, tile, row_max, row_sum, scale)
     inverse = safe_inverse(row_sum)
     weight_0 = (weight_0 * inverse)[:, None]
     weight_1 = (weight_1 * inverse)[:, None]
@@ -556,11 +557,10 @@ def safe_inverse(row_sum):
 
 
 @triton.jit
-def store_lse(lse_ptr, tile, row_max, row_sum):
-    """Write the natural log-sum-exp of 128 rows; log2(0) makes it -inf for a row without keys."""
+def store_lse(lse_ptr, tile, row_max, row_sum, scale):
+    """Write the natural log-sum-exp of 128 rows."""
     rows = tile.row + tl.arange(0, BLOCK_M)
-    lse = (row_max + tl.math.log2(row_sum)) * LN_2
-    tl.store(lse_ptr + rows, lse, mask=rows < tile.out.length)
+    tl.store(lse_ptr + rows, scale.lse(row_max, row_sum), mask=rows < tile.out.length)
 
 
 # --------------------------------------------------------------------------------------------------------------- store

@@ -5,6 +5,8 @@ Nothing here waits for the device: lists of tiles are built on it by one kernel 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -24,6 +26,7 @@ from jfa.kernels.blackwell.config import (
 )
 from jfa.kernels.blackwell.forward import forward_kernel
 from jfa.kernels.blackwell.plain import plain_forward_kernel
+from jfa.kernels.blackwell.softmax import HUGE
 from jfa.kernels.common.host import num_sms, scale_log2
 from jfa.kernels.common.padded_rows import finish_dq, padded, padded_rows, row_constants
 from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor
@@ -159,6 +162,7 @@ def key_list(problem: Problem) -> list[Tensor]:
 
 def launch_forward(problem: Problem, q, k, v, out, lse, records: Tensor, counts: Tensor, config: ForwardConfig) -> None:
     """Launch the forward once; ``out`` must be addressable by TMA."""
+    scale = scale_log2(abs(problem.sm_scale))
     forward_kernel[_ctas(problem, records, config.heads, config.clc)](
         *_boxes(config.head_dim, q, k, v),
         *_boxes(config.head_dim // config.o_parts, out),
@@ -166,7 +170,9 @@ def launch_forward(problem: Problem, q, k, v, out, lse, records: Tensor, counts:
         records,
         counts,
         problem.rows_out,
-        scale_log2(abs(problem.sm_scale)),
+        scale,
+        2.0 ** math.ceil(math.log2(scale)),
+        min(HUGE.value * (1 - 2.0**-20) / scale, 2.0**127),
         config,
         num_warps=4,
         num_stages=1,

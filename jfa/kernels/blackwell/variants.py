@@ -111,6 +111,7 @@ def _forward_signature(columns: int, o_columns: int) -> dict[str, str]:
 def _forward(name: str, problem: Problem, clc: bool) -> CompileConfig:
     cfg = forward_config(problem, clc=clc)
     signature = _forward_signature(cfg.head_dim, cfg.head_dim // cfg.o_parts)
+    signature |= dict.fromkeys(("coarse_scale", "score_limit"), "fp32")
     spills = FORWARD_SPILLS[clc] if problem.band != Band() else 0
     name = f"forward-{name}-{'clc' if clc else 'static'}"
     return _attention(name, "forward:forward_kernel", signature, cfg, FORWARD_ROLES, spills)

@@ -65,7 +65,32 @@ def test_tuning_does_not_change_the_result(choices):
     run(PROBLEMS["causal"], {"policy": "lazy"}, **choices)
 
 
-def test_one_q_does_not_rely_on_the_stated_maximum():
+HUGE = {
+    "halves": dict(len_q=[200, 40], len_kv=[300, 140]),
+    "split keys, negative scale": dict(len_q=[70], len_kv=[300], sm_scale=-0.3),
+    "causal, d128": dict(len_q=[300], len_kv=[260], head_dim=128, band=CAUSAL, dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("largest", [1e6, 3e9, 1e12, 1e36])
+@pytest.mark.parametrize("name", HUGE)
+def test_huge_scores_stay_right(name, largest):
+    """From 2**31 on the maximum's rounding alone exceeds fp32's exponents: such rows take a scale that rounds nothing."""
+    problem, q, k, v, _ = make(**HUGE[name], seed=3)
+    rows, keys = int(problem.query_offset[-1]), int(problem.key_offset[-1])
+    grow = (
+        largest / (q[:rows].double().flatten(1).norm(dim=1).max() * k[:keys].double().flatten(1).norm(dim=1).max())
+    ) ** 0.5
+    q, k = (q * grow).to(q.dtype), (k * grow).to(k.dtype)
+    out, lse = launch.forward(problem, q, k, v)
+    want, want_lse = reference(problem, q, k, v)
+    assert_close("out", out, want, problem.dtype)
+    finite = torch.isfinite(want_lse)
+    assert torch.equal(torch.isfinite(lse), finite)
+    torch.testing.assert_close(lse[finite].double(), want_lse[finite], rtol=2**-20, atol=2**-10)
+
+
+def test_split_keys_do_not_rely_on_the_stated_maximum():
     run(PROBLEMS["jagged"], {"policy": "lazy"}, split_keys=True, kv_slots=4)
 
 
