@@ -11,7 +11,7 @@ if not triton.__version__.endswith("+fb"):
 from jfa.compiled import compile_configs, select, shipped_configs  # noqa: E402
 
 
-@pytest.mark.parametrize("family", ["forward-*", "backward-d*", "backward-resident-*", "[!fb]*"])
+@pytest.mark.parametrize("family", ["forward-*", "backward-d*", "backward-resident-*", "both-*", "[!fb]*"])
 def test_shipped_variants_compile_as_recorded(family):
     reports = compile_configs(select(shipped_configs(), [f"hopper-{family}"]))
     assert {r.key: r.problems for r in reports if r.problems} == {}
