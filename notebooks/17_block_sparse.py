@@ -1,0 +1,648 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 17 · Block-sparse attention
+#
+# **Goals.** Score blocks of keys cheaply and choose the best ones for each block of queries.
+# Write the choice down as lists, and turn the lists round for the backward.
+# Walk a list in a kernel, with full and partial blocks apart.
+# Balance tiles by the length of their list.
+# Say what the choice costs, what it loses, and when it does not pay.
+#
+# **Time.** 70 minutes, and 120 for the exercises.
+# **Needs.** Chapters 08 and 12.
+# No GPU: the emulator runs every kernel; measured numbers are quoted with GPU and date.
+
+# %%
+import dataclasses
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+import jfa
+import jfa.emulator as emulator
+from jfa import plots, reference
+from jfa.bench.shapes import SHAPES
+from jfa.block_sparse import check_lists, grid_of, lists_from_mask, select_blocks, transpose
+from jfa.emulator.rates import H200
+from jfa.layout import offsets_from_lengths
+from jfa.masks import Block
+from jfa.schedule import balance, zigzag
+
+_ = torch.manual_seed(0)
+
+# %% [markdown]
+# ## The mental model: read the summaries, then some of the books
+#
+# Full attention reads every book in the library for every question.
+# Block-sparse attention first reads one *summary* per shelf, and then only the shelves whose summaries fit the question.
+#
+# The shelves are the blocks of keys that the kernels have walked since chapter 04.
+# The summary of a block is the mean of its rows.
+# Questions are summarised too: one mean per block of queries, because a tile of queries walks its key blocks together.
+#
+# Everything else stays: tiles, the running softmax, rings, roles, the backward's five products.
+# Only one question gets a new answer: *which key block comes next?*
+#
+# Here is a sequence of 128 tokens in blocks of 16.
+# Its tokens belong to four topics that take turns every 32 tokens, and queries look for keys of their own topic.
+# Left: the scores of the summaries.
+# Middle: the best three of eight per row.
+# Right: where the attention really goes, in percent per row.
+
+
+# %%
+def tokens(n, dim, kind, g):
+    """q, k [n, dim]: "random" ones, or four topics in runs of 32 ("clustered"), or "shuffled"."""
+    q, k = (torch.randn(n, dim, generator=g) for _ in range(2))
+    if kind != "random":
+        topic = torch.arange(n) // 32 % 4
+        if kind == "shuffled":
+            topic = topic[torch.randperm(n, generator=g)]
+        centres = 1.5 * torch.randn(4, dim, generator=g)
+        q, k = q + centres[topic], k + centres[topic]
+    return q, k
+
+
+def summaries(x, block):
+    """[n, dim] -> [n / block, dim]: the mean of each block."""
+    return x.unflatten(0, (-1, block)).mean(1)
+
+
+def mass(q, k, block, causal=False):
+    """[blocks, blocks]: the share of a query block's attention that each key block gets."""
+    s = q @ k.T / math.sqrt(q.shape[1])
+    if causal:
+        s = s.masked_fill(torch.ones_like(s).triu(1).bool(), -math.inf)
+    p = torch.softmax(s, 1).unflatten(1, (-1, block)).sum(2)
+    return p.unflatten(0, (-1, block)).mean(1)
+
+
+g = torch.Generator().manual_seed(1)
+q, k = tokens(128, 16, "clustered", g)
+pooled = summaries(q, 16) @ summaries(k, 16).T / 4
+best = torch.zeros(8, 8, dtype=torch.int64).scatter_(1, pooled.topk(3, dim=1).indices, 1)
+shares = mass(q, k, 16)
+plots.number_grids(
+    {
+        "pooled scores": [[f"{x:.1f}" for x in row] for row in pooled.tolist()],
+        "chosen (1)": best,
+        "attention, %": [[f"{100 * x:.0f}" for x in row] for row in shares.tolist()],
+    },
+    looks={"pooled scores": best * 3, "chosen (1)": best * 3, "attention, %": best * 3},
+    title="query blocks down, key blocks to the right; the chosen pairs have the other colour",
+)
+
+# %%
+kept = float((shares * best).sum() / shares.sum())
+print(f"{best.float().mean():.0%} of the pairs carry {kept:.0%} of the attention")
+
+# %% [markdown]
+# That is the bargain: a part of the work for most of the result.
+# It is a bargain only if attention is concentrated, *and* if it is concentrated by block.
+# Predict before you look: what share of the attention do the best half of the blocks hold for random tokens?
+# And for the same topics, once the tokens are shuffled?
+
+
+# %%
+def recall(kind, ratio, n=512, block=32):
+    """The share of the attention inside the chosen blocks, one head of ``n`` tokens."""
+    causal = kind.endswith("causal")
+    q, k = tokens(n, 16, kind.split(",")[0], torch.Generator().manual_seed(2))
+    o = offsets_from_lengths([n])
+    lists = select_blocks(
+        q[:, None], k[:, None], o, o, ratio=ratio, causal=causal, block_q=block, block_kv=block
+    )
+    chosen = torch.zeros(n // block, n // block)
+    for i in range(n // block):
+        chosen[i, lists.columns[lists.starts[i] : lists.starts[i + 1]].long()] = 1
+    return float((mass(q, k, block, causal) * chosen).sum(1).mean())
+
+
+ratios = [0.125, 0.25, 0.5, 0.75, 1.0]
+sorts = ["clustered", "clustered, causal", "random", "shuffled"]
+plots.lines(
+    ratios,
+    {s: [100 * recall(s, r) for r in ratios] for s in sorts},
+    title="share of the attention in the chosen blocks, 512 tokens, blocks of 32",
+    xlabel="ratio of blocks that are kept",
+    ylabel="percent",
+    from_zero=True,
+)
+
+# %% [markdown]
+# Random tokens: half of the blocks hold little more than half of the attention.
+# Shuffled topics: the same, although each query attends to a quarter of the keys only.
+# A mean of four topics is no summary of any of them.
+# Whether the choice works is a property of the data, so measure recall on yours.
+#
+# ## The math
+#
+# One head; block `i` of queries holds the rows $Q_i$, block `j` of keys the rows $K_j$, as many as exist.
+#
+# | | shape | |
+# |---|---|---|
+# | pooled queries $\bar q_i$ | [query blocks, D] | the mean over the rows **that exist** |
+# | pooled keys $\bar k_j$ | [key blocks, D] | likewise |
+# | score $\bar q_i \cdot \bar k_j$ * scale | [query blocks, key blocks] | per sequence and head |
+# | candidates $n_i$ | [query blocks] | blocks that the mask leaves a pair of |
+# | count $c_i$ | [query blocks] | max(1, ceil(ratio * $n_i$)); 0 where $n_i$ is 0 |
+#
+# The mean is linear, so $\bar q_i \cdot \bar k_j$ is the mean of all scores of the pair of blocks: one product instead of $128^2$.
+#
+# Three rules make the choice the same everywhere: equal scores prefer the lower block, a list rises, and every head of every sequence chooses for itself.
+# No gradient flows through the choice: it is a constant of the step.
+#
+# **Ceil makes short sequences dense.** A sequence of one block keeps it, whatever the ratio.
+# Here are the lengths of the bench shape `self`, 128 sequences of 16 to 4,096 tokens in blocks of 128:
+
+# %%
+blocks = (SHAPES["self"].lengths()[0].long() + 127) // 128
+for ratio in (0.25, 0.5, 0.75):
+    count = (ratio * blocks).ceil()
+    whole = float((count * blocks).sum() / (blocks * blocks).sum())
+    middle = float((count / blocks).median())
+    print(
+        f"ratio {ratio}: {whole:.2f} of all pairs of blocks, {middle:.2f} for the median sequence"
+    )
+
+# %% [markdown]
+# Sparse attention is for long sequences.
+# The long ones have most of the pairs, so the batch as a whole comes near the ratio.
+#
+# ## Version 0: a mask of blocks
+#
+# The reference of this chapter needs no kernel: blow the table of chosen blocks up to a mask, and use dense attention.
+# Right, and as slow as before.
+
+
+# %%
+def masked_attention(q, k, v, chosen, block, causal=False):
+    """One head [n, D], chosen [blocks, blocks]: dense attention under the blown-up mask."""
+    mask = chosen.bool().repeat_interleave(block, 0).repeat_interleave(block, 1)
+    mask = mask[: len(q), : len(k)]
+    if causal:
+        mask = mask.tril()
+    s = (q @ k.T / math.sqrt(q.shape[1])).masked_fill(~mask, -math.inf)
+    return torch.softmax(s, 1) @ v
+
+
+# %% [markdown]
+# ## Version 1: lists
+#
+# A kernel should not look at blocks that nobody chose, not even to skip them.
+# So the choice is stored as lists, as a sparse matrix is (the format is called CSR):
+#
+# - `starts` [rows + 1]: the list of query block r lies from `starts[r]` to `starts[r + 1]`;
+# - `columns`: the chosen key blocks, rising, counted inside their sequence;
+# - `kinds`: **FULL** pairs need no mask, **PARTIAL** ones do.
+#
+# In this package FULL means more than in chapter 06: both blocks are whole and no mask cuts the pair.
+# The forward alone could call a pair full although its queries hang over the end.
+# The backward walks the other way and may not: there the queries' tail must be masked.
+# With the stricter meaning a pair has one kind, from whichever side it is seen.
+#
+# `select_blocks` makes lists for packed sequences. Two sequences, causal, one head:
+
+# %%
+lengths = [100, 40]
+o = offsets_from_lengths(lengths)
+g = torch.Generator().manual_seed(3)
+q, k, v = (torch.randn(140, 1, 16, generator=g) for _ in range(3))
+lists = select_blocks(q, k, o, o, ratio=0.5, causal=True, block_q=16, block_kv=16)
+grid = grid_of(o, len(q), 16)
+letters = {int(Block.FULL): "F", int(Block.PARTIAL): "P"}
+for r in range(grid.rows):
+    at = range(int(lists.starts[r]), int(lists.starts[r + 1]))
+    said = " ".join(f"{int(lists.columns[e])}{letters[int(lists.kinds[e])]}" for e in at)
+    if grid.exist[r]:
+        print(f"sequence {int(grid.seq[r])}, query block {int(grid.index[r])}: {said}")
+print("starts", lists.starts.tolist(), "| room for", lists.columns.numel(), "entries")
+
+# %% [markdown]
+# The room is an upper bound, known from shapes alone, so nothing waits for the device.
+# Entries behind the last start mean nothing.
+#
+# Query block 6 of sequence 0 has 4 queries (100 = 6 * 16 + 4), so all of its pairs are PARTIAL.
+#
+# And the kernel? Compare its loop with chapter 06: `for block in range(first, end)` became a walk over entries.
+# This one does one head of one causal sequence; heads, packed sequences and the LSE are exercise 17.4.
+
+
+# %%
+@triton.jit
+def list_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, starts_ptr, columns_ptr, kinds_ptr, scale, n,
+    D: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Program t: queries t * B on, over the key blocks of list t; causal."""
+    tile = tl.program_id(0)
+    d = tl.arange(0, D)
+    i = tile * B + tl.arange(0, B)
+    q = tl.load(q_ptr + i[:, None] * D + d[None, :], mask=i[:, None] < n, other=0.0)
+    m = tl.full((B,), float("-inf"), tl.float32)
+    l = tl.zeros((B,), tl.float32)
+    acc = tl.zeros((B, D), tl.float32)
+    for entry in range(tl.load(starts_ptr + tile), tl.load(starts_ptr + tile + 1)):
+        j = tl.load(columns_ptr + entry) * B + tl.arange(0, B)
+        k = tl.load(k_ptr + j[:, None] * D + d[None, :], mask=j[:, None] < n, other=0.0)
+        v = tl.load(v_ptr + j[:, None] * D + d[None, :], mask=j[:, None] < n, other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if tl.load(kinds_ptr + entry) == 1:  # PARTIAL
+            s = tl.where((j[None, :] <= i[:, None]) & (j[None, :] < n), s, float("-inf"))
+        top = tl.maximum(m, tl.max(s, axis=1))
+        anchor = tl.where(top == float("-inf"), 0.0, top)
+        alpha = tl.exp(m - anchor)
+        p = tl.exp(s - anchor[:, None])
+        l = l * alpha + tl.sum(p, axis=1)
+        acc = tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")
+        m = top
+    out = acc / tl.where(l > 0, l, 1.0)[:, None]
+    tl.store(out_ptr + i[:, None] * D + d[None, :], out, mask=i[:, None] < n)
+
+
+def run_lists(ratio, n=100):
+    """Attention of the first sequence over its lists, and what the emulator counted."""
+    o = offsets_from_lengths([n])
+    x = [t[:n].contiguous() for t in (q, k, v)]
+    kept = select_blocks(*x[:2], o, o, ratio=ratio, causal=True, block_q=16, block_kv=16)
+    out = torch.full((n, 16), float("nan"))
+    with emulator.counting() as counts:
+        list_kernel[(triton.cdiv(n, 16),)](*x, out, *kept.tensors, 0.25, n, D=16, B=16)
+    exact = reference.attention(*(t.double() for t in x), o, o, causal=True, block_lists=kept)
+    return float((out - exact[:, 0]).abs().max()), counts, int(kept.starts[-1])
+
+
+runs = {f"ratio {r}": run_lists(r) for r in (1.0, 0.5, 0.25)}
+for name, (error, _, entries) in runs.items():
+    print(f"{name}: {entries} blocks in all lists, largest error {error:.0e}")
+plots.panels(
+    list(runs),
+    {
+        "elements loaded": ([c.load_elements for _, c, _ in runs.values()], "{:,}"),
+        "exponentials": ([c.exponentials for _, c, _ in runs.values()], "{:,}"),
+        "matrix products": ([c.dots for _, c, _ in runs.values()], "{}"),
+    },
+    title="one causal sequence of 100 tokens, blocks of 16: all work follows the lists",
+)
+
+# %% [markdown]
+# A list may be empty. Then `l` stays 0, the output is 0, and the LSE is minus infinity: the same convention as a query that a mask leaves nothing.
+#
+# The LSE is that of the *chosen* keys.
+# It is what the backward needs, and what a merge with other keys needs (chapter 02).
+#
+# ## Version 2: the backward's lists
+#
+# dK and dV belong to a block of keys, and their tile asks the opposite question: *who chose me?*
+# That is the transpose of the lists.
+# Counting gives it: count the entries of each key block, sum up for the starts, place each entry behind those of earlier query blocks.
+# Nobody needs to know a count on the host.
+
+# %%
+turned = transpose(lists, o, o, total_q=140, total_kv=140)
+
+
+def strip(one, side):
+    """The entries of all lists, as segments; the colour is the list."""
+    at = [int(x) for x in one.starts]
+    rows = [r for r in range(side.rows) for _ in range(at[r], at[r + 1])]
+    columns = one.columns.tolist()
+    return [plots.Segment(e, 1, str(columns[e]), r) for e, r in enumerate(rows)]
+
+
+plots.segments(
+    {
+        "by query block:\nits key blocks": strip(lists, grid),
+        "by key block:\nits query blocks": strip(turned, grid),
+    },
+    title="the same pairs in both orders; a run of one colour is one list",
+    xlabel="entry",
+    ticks=range(0, int(lists.starts[-1]) + 1, 2),
+)
+
+# %% [markdown]
+# Both strips have the same entries, sequence 0 first, and within a list they rise.
+# The order matters for more than looks: floating-point sums depend on it.
+# With rising lists and one owner per gradient tile the backward gives the same bits every time, whatever runs first.
+#
+# The op does all that for `block_lists=`. Here with two heads that share one key head, against fp64:
+
+# %%
+q, v = torch.randn(140, 2, 16), torch.randn(140, 1, 16)
+k = torch.randn(140, 1, 16)
+lists = select_blocks(q, k, o, o, ratio=0.5, causal=True, block_q=16, block_kv=16)
+grads = {}
+for name, cast in (("portable", torch.float32), ("reference", torch.float64)):
+    x = [t.detach().to(cast).requires_grad_() for t in (q, k, v)]
+    out = jfa.jagged_flash_attention(*x, o, o, causal=True, block_lists=lists, backend=name)
+    grads[name] = [out, *torch.autograd.grad(out.square().sum(), x)]
+for what, a, b in zip(("out", "dQ", "dK", "dV"), grads["portable"], grads["reference"]):
+    print(f"{what}: largest error {float((a - b).detach().abs().max()):.0e}")
+
+# %% [markdown]
+# ## Version 3: the same change in a kernel with roles
+#
+# A kernel of chapter 12's kind has one more difficulty: *several* roles must agree which block comes next.
+# They do not tell each other.
+# Each role reads the same list and comes to the same answer, as each role computes its own phases in chapter 13.
+# [jfa/kernels/common/block_lists.py](../jfa/kernels/common/block_lists.py) has all of it: `Lists.of` finds a tile's list, `Listed.block(n)` names its n-th block.
+#
+# - The load role asks for the block and issues the copies.
+# - The softmax role asks too, for the mask needs the keys' positions, and `masked(n)` says whether there is a mask.
+# - The role that multiplies does not care: it takes what the ring holds. It needs the *count*.
+#
+# An empty list counts as one block that lies behind the sequence and is masked whole.
+# So no role needs a path of its own for it, and nobody waits for a block that does not come.
+#
+# Blocks have 128 queries here.
+# FlashAttention-4's kernel for Blackwell (SM100) forces 256 (issue 2727 asks for 128; open on 2026-07-23), because its two softmax groups take 128 queries each.
+# Coarser blocks choose worse: a block of 256 queries must take what either half wants.
+#
+# The Hopper forward over lists, on a *modelled* H200: one head of 640 tokens, 5 by 5 blocks, one SM. It takes about 15 seconds.
+
+
+# %%
+def modelled(ratio):
+    """Modelled cycles of the Hopper forward; ratio None: the dense kernel."""
+    g = torch.Generator().manual_seed(0)
+    x = [torch.randn(640, 1, 128, generator=g).bfloat16() for _ in range(3)]
+    o = offsets_from_lengths([640])
+    kept = None if ratio is None else select_blocks(*x[:2], o, o, ratio=ratio)
+    with emulator.options(policy="timed", rates=H200, races=False, max_ctas=1):
+        jfa.jagged_flash_attention(*x, o, o, block_lists=kept, backend="hopper")
+    return emulator.last().time
+
+
+steps = [0.2, 0.4, 0.6, 0.8, 1.0]
+cycles = [modelled(r) for r in steps]
+dense = modelled(None)
+plots.lines(
+    steps,
+    {"over lists": cycles, "dense kernel": [dense] * 5},
+    title="modelled cycles of one head of 640 tokens on one SM of an H200",
+    xlabel="ratio",
+    ylabel="cycles",
+    from_zero=True,
+)
+
+# %%
+slope = (cycles[-1] - cycles[0]) / (steps[-1] - steps[0])
+print(
+    f"a line through both ends: {slope:,.0f} * ratio + {cycles[0] - slope * steps[0]:,.0f} cycles"
+)
+
+# %% [markdown]
+# The line does not go through zero.
+# The rest is what each tile costs whatever its list: its start, Q's way in, O's way out, the ring's first filling.
+# A ratio of 0.2 therefore is not five times as fast.
+#
+# ### Measured
+#
+# One H200, 2026-11-30: 24 sequences of 2,048 to 8,192 tokens (log-uniform, seed 1) in whole blocks of 128, 4 heads, D 128, bf16; forward only, without the selection.
+# FlexAttention is PyTorch's compiled kernel, over the same blocks.
+
+# %%
+plots.bars(
+    ["dense", "0.505 of the pairs", "0.258 of the pairs"],
+    {"this package, Hopper": [1.53, 0.886, 0.511], "FlexAttention": [math.nan, 1.53, 0.85]},
+    title="forward, one H200, measured 2026-11-30",
+    xlabel="chosen",
+    ylabel="ms",
+)
+
+# %% [markdown]
+# 1.73 times as fast as dense with half of the pairs, 2.99 times with a quarter.
+# The original text of this course claims 1.3 to 1.5 for the forward at ratio 0.5 (claimed, May 2026).
+#
+# Where would sparse stop paying? A line through the two measured points:
+
+# %%
+rise = (0.886 - 0.511) / (0.505 - 0.258)
+rest = 0.511 - rise * 0.258
+print(f"time = {rise:.2f} ms * share + {rest:.2f} ms")
+print(f"as slow as dense at share {(1.53 - rest) / rise:.2f};", end=" ")
+print(f"if choosing costs 0.1 ms, at share {(1.53 - rest - 0.1) / rise:.2f}")
+
+# %% [markdown]
+# An extrapolation, not a measurement. Exercise 17.6 makes the same estimate for one sequence, in whole cycles.
+#
+# ## Version 4: balance by the length of the list
+#
+# Chapter 08's rules need a cost per tile. For a dense tile that is its number of key blocks.
+# For a sparse one it is the *length of its list*.
+#
+# With one ratio for all, lists are as long as the sequences, only shorter, and the dense order is a good order.
+# Lists of your own need not be.
+# Here is a batch of three: 3,072 tokens that see their neighbours only (3 blocks each), 1,024 tokens that see everything, 1,536 tokens that see every second block.
+# `lists_from_mask` makes lists from such tables.
+
+# %%
+sizes = [24, 8, 12]
+masks = [torch.ones(n, n, dtype=torch.bool) for n in sizes]
+masks[0] = masks[0].triu(-1).tril(1)
+masks[2][:, 1::2] = False
+o3 = offsets_from_lengths([128 * n for n in sizes])
+total = 128 * sum(sizes)
+own = lists_from_mask(masks, o3, o3, total_q=total, total_kv=total)
+side = grid_of(o3, total, 128)
+there = side.exist > 0
+counts = own.counts[0][there].numpy()
+by_length = side.blocks[side.seq][there].numpy()
+names = [f"{'ABC'[s]}{i}" for s, i in zip(side.seq[there].tolist(), side.index[there].tolist())]
+
+
+def gantt_lines(dealt):
+    """Per worker its (tile, begin, end); a tile takes as long as its list."""
+    found = []
+    for places in dealt:
+        ends = [0, *(sum(counts[p] for p in places[: n + 1]) for n in range(len(places)))]
+        found.append([(names[p], ends[n], ends[n + 1]) for n, p in enumerate(places)])
+    return found
+
+
+deals = {"by sequence length": zigzag(by_length, 8), "by list length": zigzag(counts, 8)}
+plots.gantt(
+    {name: gantt_lines(dealt) for name, dealt in deals.items()},
+    title="44 tiles on 8 workers, dealt by zigzag",
+    xlabel="key blocks",
+    bound=(counts.sum() / 8, "even load"),
+)
+
+# %%
+for name, dealt in deals.items():
+    print(f"{name}: imbalance {balance(dealt, counts).imbalance:.3f}")
+
+# %% [markdown]
+# The first deal begins with sequence A, the longest, whose tiles are the cheapest.
+# The queue of chapter 08 takes the same list: sort by list length, and let whoever is free take the next.
+#
+# ## Version 5: shared queries choose per sequence
+#
+# Attention pooling (chapter 07) has one query tensor for all sequences.
+# Its scores still differ from sequence to sequence, so each sequence has its own list.
+# `broadcast_q=True` does that: the grid of the queries then has a row per sequence and query block.
+
+# %%
+lens = [70, 0, 33]
+ok = offsets_from_lengths(lens)
+shared = torch.randn(20, 2, 16)
+keys, values = torch.randn(103, 2, 16), torch.randn(103, 2, 16)
+pma = select_blocks(shared, keys, None, ok, ratio=0.3, broadcast_q=True, block_q=16, block_kv=16)
+print("entries per list, head 0:", pma.counts[0].tolist(), "(two query blocks per sequence)")
+call = dict(block_lists=pma, broadcast_q=True)
+out = jfa.jagged_flash_attention(shared, keys, values, None, ok, backend="portable", **call)
+exact = reference.attention(shared.double(), keys.double(), values.double(), None, ok, **call)
+print(f"largest error {float((out - exact).abs().max()):.0e}; the empty sequence gives", end=" ")
+print(f"{float(out[20:40].abs().max()):.0f}")
+
+# %% [markdown]
+# ## Exercises
+#
+# Open [exercises/17_block_sparse.py](../exercises/17_block_sparse.py).
+#
+# | | | difficulty | minutes |
+# |---|---|---|---|
+# | 17.1 | pooled block scores of a jagged batch | 1 | 15 |
+# | 17.2 | choose the best blocks, as lists | 2 | 20 |
+# | 17.3 | turn the lists round, without host reads | 2 | 25 |
+# | 17.4 | the forward kernel over lists: packed, heads, LSE | 2 | 30 |
+# | 17.5 | bug hunt: the last block counts as full | 2 | 15 |
+# | 17.6 | predict the ratio at which sparse stops paying | 2 | 15 |
+#
+# ## Checkpoint
+#
+# <details><summary>A sequence has 300 keys, blocks of 128. What does pooling divide the last block by?</summary>
+#
+# By 44, the rows that exist: 300 = 2 * 128 + 44.
+# </details>
+#
+# <details><summary>Ratio 0.25, causal, blocks of 128, equal lengths. How many blocks does query block 5 choose? And query block 2?</summary>
+#
+# Query block 5 has 6 candidates: ceil(1.5) = 2. Query block 2 has 3: ceil(0.75) = 1.
+# </details>
+#
+# <details><summary>Why may a pair of blocks not be FULL if only its queries hang over the end?</summary>
+#
+# The forward would not mind: rows that do not exist are not stored. The backward sums over queries, and rows that do not exist must add nothing to dK and dV.
+# </details>
+#
+# <details><summary>Two heads share a key head. May their lists differ?</summary>
+#
+# Yes. dK and dV of that key head then sum over both heads' transposed lists.
+# </details>
+#
+# <details><summary>How much cheaper are the pooled scores than the scores themselves?</summary>
+#
+# One product per pair of blocks instead of 128 * 128. What is left is reading Q and K once to pool them.
+# </details>
+#
+# ## Try this
+#
+# - In `recall`, let `block` be 8, then 128. What happens to "clustered", and why?
+# - Give `select_blocks` `keep=("first", "diagonal")` in `recall`. For which data does it help?
+# - Replace the mean in `summaries` by the maximum over the rows. Is $\bar q \cdot \bar k$ still the mean of the block's scores?
+# - In version 4, let sequence A see everything. Which of the two deals is even now?
+#
+# ## Pitfalls
+#
+# **Dividing by the block's size.** The last block of a sequence has fewer rows. Divide by 16 all the same, and its score shrinks:
+
+# %%
+g = torch.Generator().manual_seed(5)
+tail = torch.randn(2, 16, generator=g) + 2.0  # two rows exist
+query = torch.randn(16, 16, generator=g).mean(0) + 1.0
+right, wrong = (float(query @ tail.sum(0) / n / 4) for n in (2, 16))
+print(f"score over 2 rows: {right:.2f}, over 16: {wrong:.2f}, so the tail is hardly ever chosen")
+
+# %% [markdown]
+# **A block as FULL that needs a mask.** Without a mask later keys count, and so do the free places of the last block: a key of zeros has the score 0, and exp(0) is 1.
+
+# %%
+n = 40
+o1 = offsets_from_lengths([n])
+q, k, v = (torch.randn(n, 1, 16) for _ in range(3))
+lists = select_blocks(q, k, o1, o1, ratio=1.0, causal=True, block_q=16, block_kv=16)
+marked = dataclasses.replace(lists, kinds=torch.full_like(lists.kinds, int(Block.FULL)))
+exact = reference.attention(q.double(), k.double(), v.double(), o1, o1, causal=True)
+for name, one in (("right kinds", lists), ("all FULL", marked)):
+    out = torch.full((n, 16), float("nan"))
+    list_kernel[(3,)](q, k, v, out, *one.tensors, 0.25, n, D=16, B=16)
+    print(f"{name}: largest error {float((out - exact[:, 0]).abs().max()):.0e}")
+try:
+    jfa.jagged_flash_attention(q, k, v, o1, o1, causal=True, block_lists=marked)
+except ValueError as error:
+    print(f"the op: {error}")
+
+# %% [markdown]
+# No crash and no NaN, only wrong numbers.
+# The op refuses such lists by name: on CPU tensors it always reads their contents.
+# On a GPU that would wait for the device, so there it is yours to ask for: `check_offsets=True`, or `check_lists` in a test.
+#
+# **Lists that do not rise, or hold a block twice.** A block that is there twice counts twice. An order that changes from run to run changes the last bits of every sum.
+
+# %%
+sides = dict(total_q=n, total_kv=n, num_heads=1, num_kv_heads=1)
+every = select_blocks(q, k, o1, o1, ratio=1.0, block_q=16, block_kv=16)
+for columns in ([0, 1, 2], [0, 0, 2], [2, 1, 0], [0, 1, 3]):
+    changed = every.columns.clone()
+    changed[:3] = torch.tensor(columns)
+    try:
+        check_lists(dataclasses.replace(every, columns=changed), o1, o1, **sides)
+        print(columns, "fits")
+    except ValueError as error:
+        print(columns, error)
+
+# %% [markdown]
+# **Floor for ceil.** With ratio 0.25 and three candidates, floor keeps nothing, and the output of these queries is 0:
+
+# %%
+nothing = [torch.zeros(3, 3).bool()]
+none = lists_from_mask(nothing, o1, o1, total_q=n, total_kv=n, block_q=16, block_kv=16)
+call = dict(block_lists=none, return_lse=True, backend="portable")
+out, lse = jfa.jagged_flash_attention(q, k, v, o1, o1, **call)
+print("largest output", float(out.abs().max()), "| LSE", float(lse.max()))
+
+# %% [markdown]
+# | pitfall | where you saw it |
+# |---|---|
+# | data whose blocks have no topic | the recall picture |
+# | a short sequence is dense at any ratio | the bench shape `self` |
+# | a mean over places instead of rows | `tail` |
+# | a block as FULL that needs a mask | `marked` |
+# | unsorted or doubled entries | `check_lists` |
+# | floor: empty lists | `none` |
+# | tiles dealt by the length of their sequence | the Gantt picture |
+#
+# ## What differs on a real GPU
+#
+# - Chosen blocks lie scattered. Neighbouring tiles of a dense kernel read the same key blocks at nearly the same time, and the L2 cache serves all but the first; with lists they share less.
+# - Choosing is a launch of its own. For short sequences its latency alone may be more than is saved.
+# - The next block's number comes from memory: the load role must read it early enough, or the ring runs dry.
+# - Sparse kernels hang in ways of their own: FlashAttention 2761 (packed, sparse and split keys together) and FlashInfer 4533 were deadlocks, both when roles disagreed about what is left to do.
+#
+# ## Verified here, and not
+#
+# The kernels of versions 1, 2 and 5 ran on the emulator and were compared with fp64.
+# The cycles of version 3 are modelled.
+# The milliseconds were measured on one H200 on 2026-11-30, forward only; the selection was not in them, and no backward was measured for this chapter.
+# The Gantt picture counts key blocks; it is no measurement.
+# Blackwell's kernels do not walk lists yet.
+# Recall was computed for made-up tokens, not for a trained model.
+#
+# ## Sources
+#
+# - `jfa/block_sparse.py`, `jfa/block_select.py`, `jfa/kernels/portable/block_sparse.py`, `jfa/kernels/hopper/forward.py`: the package.
+# - Dao-AILab/flash-attention: issue 2727 (blocks of 128 queries on SM100, open on 2026-07-23), pull request 2794 (backward for packed block-sparse attention, open on 2026-08-14), 2661 (two CTAs), 2761 (a deadlock).
+# - flashinfer-ai/flashinfer: issue 3587 (no block-sparse kernel for SM100), 4533 (hangs). Read 2026-11.
+# - The text this course grew from: the second variant, with its claim of 1.3 to 1.5 (May 2026).
+#
+# Next: 18, on the GPU.
