@@ -182,20 +182,34 @@ def choose(
     grids = dict(BLOCK_Q=blocks[0], BLOCK_KV=blocks[1], SHARED=broadcast_q)
     score_kernel[(rows[0], heads, triton.cdiv(width, CHUNK))](
         pooled_q, pooled_k, query_offset, key_offset, scores, *common, scale, GROUP=heads // key.shape[1], CHUNK=CHUNK,
-        **sizes, **grids,
+        num_warps=2, **sizes, **grids,
     )  # fmt: skip
     marks = torch.empty(heads, rows[0], width, dtype=torch.int8, device=device)
     counts = torch.empty(heads * rows[0], dtype=torch.int32, device=device)
     padded = triton.next_power_of_2(width)
+    few = dict(
+        num_warps=max(1, min(8, padded // 256))
+    )  # a row is counted 33 times: threads beyond it only wait for each other
     kept = dict(DIAGONAL="diagonal" in keep, FIRST="first" in keep, LAST="last" in keep)
     choose_kernel[(rows[0], heads)](
-        scores, query_offset, key_offset, marks, counts, *common, *share, *bounds(band), WIDTH=padded, **grids, **kept
+        scores,
+        query_offset,
+        key_offset,
+        marks,
+        counts,
+        *common,
+        *share,
+        *bounds(band),
+        WIDTH=padded,
+        **grids,
+        **kept,
+        **few,
     )
     starts = torch.zeros(heads * rows[0] + 1, dtype=torch.int32, device=device)
     torch.cumsum(counts, 0, dtype=torch.int32, out=starts[1:])
     columns = torch.empty(capacity, dtype=torch.int32, device=device)
     kinds = torch.empty(capacity, dtype=torch.int8, device=device)
-    list_kernel[(heads * rows[0],)](marks, starts, columns, kinds, rows[0], width, WIDTH=padded)
+    list_kernel[(heads * rows[0],)](marks, starts, columns, kinds, rows[0], width, WIDTH=padded, **few)
     return starts, columns, kinds
 
 
