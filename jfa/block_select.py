@@ -218,3 +218,82 @@ def bounds(band: Band) -> tuple[int, int, int, int]:
     lows = (-UNBOUNDED if c is None else max(c, -UNBOUNDED) for c in (band.lo_start, band.lo_end))
     highs = (UNBOUNDED if c is None else min(c, UNBOUNDED) for c in (band.hi_start, band.hi_end))
     return (*lows, *highs)
+
+
+# ---------------------------------------------------------------------------------------------------------- transposition
+@triton.jit
+def place_in(columns, first, end, block, steps):
+    """Return the first entry of each rising list [first, end) that is not below ``block``, by bisection."""
+    low, high = first, end
+    for _ in range(steps):
+        middle = (low + high) // 2
+        below = (low < high) & (tl.load(columns + middle, mask=low < high, other=0) < block)
+        low, high = tl.where(below, middle + 1, low), tl.where(below, high, middle)
+    return low
+
+
+@triton.jit(do_not_specialize=[*RUNTIME, "list_rows", "capacity", "depth"])
+def transpose_kernel(
+    starts, columns, kinds, query_offset, key_offset, counts, new_starts, new_columns, new_kinds, batches, total_q, total_kv,
+    steps, list_rows, capacity, depth, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, SHARED: tl.constexpr,
+    ROWS: tl.constexpr, FILL: tl.constexpr,
+):  # fmt: skip
+    """Find the queries' blocks that list a block of keys: count them, or with FILL write them. Grid: (key grid rows, heads)."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    seq, _, length, index = sequence_of(key_offset, row, batches, total_kv, steps, BLOCK_KV, False)
+    if SHARED:
+        blocks = tl.cdiv(total_q, BLOCK_Q)
+        first_row = seq * blocks
+    else:
+        q_begin = tl.minimum(tl.maximum(tl.load(query_offset + seq), 0), total_q)
+        q_end = tl.maximum(tl.minimum(tl.load(query_offset + seq + 1), total_q), q_begin)
+        blocks = tl.cdiv(q_end - q_begin, BLOCK_Q)
+        first_row = q_begin // BLOCK_Q + seq
+    blocks = tl.where(index * BLOCK_KV < length, blocks, 0)
+    at = head * tl.num_programs(0) + row
+    found = 0
+    if FILL:
+        found = tl.load(new_starts + at)
+    for base in range(0, blocks, ROWS):
+        block = base + tl.arange(0, ROWS)
+        inside = (block < blocks) & (first_row + block < list_rows)
+        list_at = starts + head * list_rows + first_row + block
+        first = tl.maximum(tl.load(list_at, mask=inside, other=0), 0)
+        end = tl.minimum(tl.load(list_at + 1, mask=inside, other=0), capacity)
+        entry = place_in(columns, first, end, index, depth)
+        hit = inside & (entry < end)
+        hit = hit & (tl.load(columns + entry, mask=hit, other=-1) == index)
+        if FILL:
+            to = found + tl.cumsum(hit.to(tl.int32), 0) - 1
+            keep = hit & (to < capacity)
+            tl.store(new_columns + to, block, mask=keep)
+            tl.store(new_kinds + to, tl.load(kinds + entry, mask=keep, other=0), mask=keep)
+        found += tl.sum(hit.to(tl.int32), 0)
+    if not FILL:
+        tl.store(counts + at, found)
+
+
+def transposed(
+    lists: tuple[torch.Tensor, ...], heads: int, list_rows: int, query_offset, key_offset, total_q: int, total_kv: int,
+    broadcast_q: bool, blocks: tuple[int, int], rows: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return (starts, columns, kinds) of the other side; see :func:`jfa.block_sparse.transpose`.
+
+    Args:
+        lists: (starts, columns, kinds) of ``heads`` * ``list_rows`` lists, each rising.
+        blocks: (rows per block of queries, of keys). rows: capacity of the keys' grid.
+    """
+    device, capacity, batches = lists[0].device, lists[1].numel(), key_offset.numel() - 1
+    counts = torch.empty(heads * rows, dtype=torch.int32, device=device)
+    starts = torch.zeros(heads * rows + 1, dtype=torch.int32, device=device)
+    columns, kinds = torch.empty_like(lists[1]), torch.empty_like(lists[2])
+    query_offset = key_offset if broadcast_q else query_offset
+    depth, steps = max(total_kv // blocks[1] + 1, 1).bit_length() + 1, max(batches, 1).bit_length()
+    for fill in (False, True):
+        transpose_kernel[(rows, heads)](
+            *lists, query_offset, key_offset, counts, starts, columns, kinds, batches, total_q, total_kv, steps, list_rows,
+            capacity, depth, BLOCK_Q=blocks[0], BLOCK_KV=blocks[1], SHARED=broadcast_q, ROWS=32, FILL=fill, num_warps=1,
+        )  # fmt: skip
+        if not fill:
+            torch.cumsum(counts, 0, dtype=torch.int32, out=starts[1:])
+    return starts, columns, kinds

@@ -377,6 +377,12 @@ def transpose(
     """
     batches = key_offset.numel() - 1
     device = lists.starts.device
+    blocks, rows = (lists.block, lists.other_block), _capacity(total_kv, batches, lists.other_block)
+    if device.type == "cuda" and rows and lists.columns.numel():
+        given = lists.tensors, lists.heads, lists.rows, query_offset, key_offset, total_q, total_kv, broadcast_q
+        with torch.cuda.device(device):
+            made = block_select.transposed(*given, blocks, rows)
+        return BlockLists(*made, lists.heads, rows, lists.other_block, lists.block)
     grid_q = grid_of(key_offset if broadcast_q else query_offset, total_q, lists.block, shared_by=batches * broadcast_q)
     grid_k = grid_of(key_offset, total_kv, lists.other_block)
     entries = torch.arange(lists.columns.numel(), device=device)

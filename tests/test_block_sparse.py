@@ -184,6 +184,24 @@ def test_the_transpose_says_the_same(len_q, len_kv, band):
     assert torch.equal(again.kinds[:end], lists.kinds[:end])
 
 
+@pytest.mark.parametrize("shared", [0, 40])
+@pytest.mark.parametrize("band", BANDS[:3], ids=str)
+@pytest.mark.parametrize("len_q, len_kv", LENGTHS, ids=str)
+def test_the_kernels_transpose_alike(len_q, len_kv, band, shared):
+    q, k, _, qo, ko = inputs([shared] if shared else len_q, len_kv)
+    qo = None if shared else qo
+    sides = dict(total_q=len(q), total_kv=len(k), broadcast_q=bool(shared))
+    lists = select_blocks(q, k, qo, ko, ratio=0.4, block_q=32, block_kv=16, broadcast_q=bool(shared), **band)
+    expected = transpose(lists, qo, ko, **sides)
+    if not (expected.rows and lists.columns.numel()):
+        return
+    given = qo, ko, len(q), len(k), bool(shared), (32, 16), expected.rows
+    starts, columns, kinds = block_select.transposed(lists.tensors, lists.heads, lists.rows, *given)
+    end = int(expected.starts[-1])
+    assert torch.equal(starts, expected.starts)
+    assert torch.equal(columns[:end], expected.columns[:end]) and torch.equal(kinds[:end], expected.kinds[:end])
+
+
 @pytest.mark.parametrize("band", BANDS[:4], ids=str)
 @pytest.mark.parametrize("len_q, len_kv", LENGTHS, ids=str)
 def test_attention_over_lists_is_attention_under_their_mask(len_q, len_kv, band):

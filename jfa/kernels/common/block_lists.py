@@ -57,6 +57,12 @@ class Listed:
         return max(self.end - self.first, 1)
 
     @triton.jit
+    def nth(self, n):
+        """Return the block named by entry ``n``, counted from the front: a number there is only below :meth:`entries`."""
+        at = self.first + n
+        return max(tl.load(self.columns + at, mask=(at >= self.first) & (at < self.end), other=self.past), 0)
+
+    @triton.jit
     def block(self, back):
         """Return the block named by the entry ``back`` places before the last one."""
         at = self.end - 1 - back

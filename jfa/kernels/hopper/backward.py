@@ -23,9 +23,11 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
+from jfa.kernels.common.block_lists import block_lists
 from jfa.kernels.common.nouns import aggregate
 from jfa.kernels.common.ring import Ring, alloc_ring, pair_slot
 from jfa.kernels.common.rounding import rounded_pairs
+from jfa.kernels.hopper.listed import key_list
 from jfa.kernels.hopper.prepare import RowConstants
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
 
@@ -109,7 +111,7 @@ def load_queries(desc_q, desc_do, lse2, delta, queries, count, tile, row, head):
 
 
 @triton.jit
-def produce(desc_q, desc_k, desc_v, desc_do, constants, queue, k, v, queries, group):
+def produce(desc_q, desc_k, desc_v, desc_do, constants, queue, k, v, queries, group, lists, cfg: tl.constexpr):
     """Producer: of every tile its keys and values, then, head by head, the blocks of queries that see them."""
     done = 0
     count = 0
@@ -121,9 +123,15 @@ def produce(desc_q, desc_k, desc_v, desc_do, constants, queue, k, v, queries, gr
         v.load(done, desc_v, tile.kv.box(tile.row, kv_head))
         for head in range(kv_head * group, kv_head * group + group):
             lse2, delta = constants.of_sequence(tile, head)
-            for block in range(blocks.first, blocks.end):
-                load_queries(desc_q, desc_do, lse2, delta, queries, count, tile, block * BLOCK_M, head)
-                count += 1
+            if cfg.list_heads == 0:
+                for block in range(blocks.first, blocks.end):
+                    load_queries(desc_q, desc_do, lse2, delta, queries, count, tile, block * BLOCK_M, head)
+                    count += 1
+            else:
+                listed = key_list(tile, head, lists, cfg.broadcast_q)
+                for i in range(listed.count()):
+                    load_queries(desc_q, desc_do, lse2, delta, queries, count, tile, listed.nth(i) * BLOCK_M, head)
+                    count += 1
         done += 1
         unit = queue.draw(done)
 
@@ -184,12 +192,15 @@ def use_scores(operands, part, tile, slot, scores, dv, count, block, masked):
 
 
 @triton.jit
-def backward_block(operands, part, tile, slot, sums, count, block, MASKED: tl.constexpr):
-    """One block of queries against a consumer's 64 keys, from S^T to dK. Returns (sums, count)."""
+def backward_block(operands, part, tile, slot, sums, count, block, masked):
+    """One block of queries against a consumer's 64 keys, from S^T to dK. Returns (sums, count).
+
+    ``masked`` may be known at compile time.
+    """
     queries = operands.queries
     scores = issue_scores(operands, part, slot, count)
     scores = tlx.async_dot_wait(0, scores)
-    ds, dv = use_scores(operands, part, tile, slot, scores, sums.dv, count, block, MASKED)
+    ds, dv = use_scores(operands, part, tile, slot, scores, sums.dv, count, block, masked)
     dk = tlx.async_dot(ds, queries.q[count & 1], sums.dk)
     if operands.with_dq:
         publish_ds(operands.ds, ds, count, part)
@@ -209,6 +220,19 @@ def walk_blocks(operands, part, tile, slot, sums, count, blocks, group):
             sums, count = backward_block(operands, part, tile, slot, sums, count, block, False)
         for block in range(blocks.bulk_end, blocks.end):
             sums, count = backward_block(operands, part, tile, slot, sums, count, block, True)
+    return sums, count
+
+
+@triton.jit
+def walk_lists(operands, part, tile, slot, sums, count, lists, first_head, group, BROADCAST_Q: tl.constexpr):
+    """The listed blocks of all query heads, each with the list of its own; whether to mask is asked as the loop runs."""
+    bulk = tile.query_blocks(BLOCK_N, BLOCK_M)
+    for head in range(first_head, first_head + group):
+        listed = key_list(tile, head, lists, BROADCAST_Q)
+        for i in range(listed.count()):
+            block = listed.nth(i)
+            masked = (block < bulk.bulk_begin) | (block >= bulk.bulk_end)
+            sums, count = backward_block(operands, part, tile, slot, sums, count, block, masked)
     return sums, count
 
 
@@ -259,7 +283,7 @@ def store_gradient(desc, stage, gradient, rows, row, head):
 
 
 @triton.jit
-def consume(desc_dk, desc_dv, stages, queue, operands, group, scale, part: tl.constexpr, AHEAD: tl.constexpr):
+def consume(desc_dk, desc_dv, stages, queue, operands, group, scale, lists, part: tl.constexpr, cfg: tl.constexpr):
     """Consumer of 64 keys of every tile: dV and dK."""
     D: tl.constexpr = stages.shape[1]
     k = operands.k
@@ -274,7 +298,11 @@ def consume(desc_dk, desc_dv, stages, queue, operands, group, scale, part: tl.co
         slot, phase = k.slot(done)
         tlx.barrier_wait(k.fulls[slot], phase)
         tlx.barrier_wait(v.fulls[slot], phase)
-        if AHEAD:
+        if cfg.list_heads > 0:
+            sums, count = walk_lists(
+                operands, part, tile, slot, sums, count, lists, kv_head * group, group, cfg.broadcast_q
+            )
+        elif cfg.ahead:
             sums, count = walk_blocks_ahead(operands, part, tile, slot, sums, count, blocks, group)
         else:
             sums, count = walk_blocks(operands, part, tile, slot, sums, count, blocks, group)
@@ -317,7 +345,7 @@ def add_block(desc_dq, stages, ds, k_tile, count, row):
 
 
 @triton.jit
-def add_up(desc_dq, stages, dq_rows, queue, k, ds, group, BROADCAST_Q: tl.constexpr):
+def add_up(desc_dq, stages, dq_rows, queue, k, ds, group, lists, cfg: tl.constexpr):
     """Adder: dQ of every block that the consumers have published."""
     done = 0
     count = 0
@@ -326,22 +354,30 @@ def add_up(desc_dq, stages, dq_rows, queue, k, ds, group, BROADCAST_Q: tl.conste
         tile, kv_head = queue.next_tile(unit)
         blocks = tile.query_blocks(BLOCK_N, BLOCK_M)
         begin = tile.pad_begin
-        if BROADCAST_Q:
+        if cfg.broadcast_q:
             begin = 0
         slot, phase = k.slot(done)
         tlx.barrier_wait(k.fulls[slot], phase)
         for head in range(kv_head * group, kv_head * group + group):
-            for block in range(blocks.first, blocks.end):
-                row = head * dq_rows + begin + block * BLOCK_M
-                add_block(desc_dq, stages, ds, k.buffers[slot + always_zero(count)], count, row)
-                count += 1
+            row = head * dq_rows + begin
+            if cfg.list_heads == 0:
+                for block in range(blocks.first, blocks.end):
+                    k_tile = k.buffers[slot + always_zero(count)]
+                    add_block(desc_dq, stages, ds, k_tile, count, row + block * BLOCK_M)
+                    count += 1
+            else:
+                listed = key_list(tile, head, lists, cfg.broadcast_q)
+                for i in range(listed.count()):
+                    k_tile = k.buffers[slot + always_zero(count)]
+                    add_block(desc_dq, stages, ds, k_tile, count, row + listed.nth(i) * BLOCK_M)
+                    count += 1
         tlx.barrier_arrive(k.empties[slot], 1)
         done += 1
         unit = queue.receive(done)
     tlx.async_descriptor_store_wait(0)
 
 
-@triton.jit(do_not_specialize=["padded_rows", "dq_rows", "kv_heads", "group"])
+@triton.jit(do_not_specialize=["padded_rows", "dq_rows", "kv_heads", "group", "list_rows", "list_capacity"])
 def backward_kernel(
     desc_q,
     desc_k,
@@ -361,13 +397,19 @@ def backward_kernel(
     group,
     scale,
     scale_log2,
+    starts,
+    columns,
+    kinds,
+    list_rows,
+    list_capacity,
     cfg: tl.constexpr,
 ):
     """Buffers, barriers, and who runs which role. Grid: (programs,).
 
     desc_q, desc_do, desc_dk, desc_dv: ragged, boxes [64, D]; desc_k, desc_v: ragged, [128, D]; desc_dq: plain, fp32,
     [H * dq_rows, D], boxes [64, 64]. lse2, delta [H, padded_rows] fp32. D holds both head dimensions.
-    records, counts: a list of 128 keys per tile; counter: one int32 of 0; cfg: a BackwardConfig.
+    records, counts: a list of 128 keys per tile; counter: one int32 of 0; cfg: a BackwardConfig. starts, columns, kinds:
+    transposed block lists, None without.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
     READERS: tl.constexpr = CONSUMERS + cfg.with_dq
@@ -381,6 +423,9 @@ def backward_kernel(
     stages = tlx.local_alloc((KEYS, cfg.head_dim), DTYPE, CONSUMERS)
     ds_fulls = tlx.alloc_barriers(2, arrive_count=CONSUMERS)
     ds = Ring(ds_tiles, ds_fulls, tlx.alloc_barriers(2, arrive_count=1), 2, 0, 0)
+    lists = k  # stands for none
+    if cfg.list_heads > 0:
+        lists = block_lists(starts, columns, kinds, list_rows, kv_heads * group, list_capacity, cfg.list_heads)
     operands = Operands(k, v, queries, ds, scale_log2, cfg.with_dq)
     numbers = alloc_numbers(READERS)
     queue = Queue(
@@ -390,14 +435,14 @@ def backward_kernel(
         # The adder, where there is one, is the default task: it gets what registers the others leave.
         with tlx.async_task("default"):
             if cfg.with_dq:
-                add_up(desc_dq, dq_stages, dq_rows, queue, k, ds, group, cfg.broadcast_q)
+                add_up(desc_dq, dq_stages, dq_rows, queue, k, ds, group, lists, cfg)
             else:
-                consume(desc_dk, desc_dv, stages, queue, operands, group, scale, 0, cfg.ahead)
+                consume(desc_dk, desc_dv, stages, queue, operands, group, scale, lists, 0, cfg)
         if cfg.with_dq:
             with tlx.async_task(num_warps=4, registers=cfg.registers):
-                consume(desc_dk, desc_dv, stages, queue, operands, group, scale, 0, cfg.ahead)
+                consume(desc_dk, desc_dv, stages, queue, operands, group, scale, lists, 0, cfg)
         with tlx.async_task(num_warps=4, registers=cfg.registers):
-            consume(desc_dk, desc_dv, stages, queue, operands, group, scale, 1, cfg.ahead)
+            consume(desc_dk, desc_dv, stages, queue, operands, group, scale, lists, 1, cfg)
         with tlx.async_task(num_warps=1, registers=24):
             constants = RowConstants(lse2, delta, padded_rows)
-            produce(desc_q, desc_k, desc_v, desc_do, constants, queue, k, v, queries, group)
+            produce(desc_q, desc_k, desc_v, desc_do, constants, queue, k, v, queries, group, lists, cfg)

@@ -114,6 +114,7 @@ class BackwardConfig(Config):
         tile_stages: tiles of keys and values in flight.
         ahead: issue a block's scores behind the block before.
         registers: per thread of a consumer.
+        list_heads: heads of the transposed block lists that tiles walk; 0: they walk their band.
     """
 
     with_dq: bool
@@ -121,6 +122,7 @@ class BackwardConfig(Config):
     tile_stages: int
     ahead: bool
     registers: int
+    list_heads: int = 0
 
 
 def backward_config(problem: Problem) -> BackwardConfig:
@@ -145,6 +147,7 @@ def backward_config(problem: Problem) -> BackwardConfig:
         tile_stages=2 if d == 64 else 1,
         ahead=d == 64 or band.has_lo,
         registers=208 if with_dq else 240,
+        list_heads=problem.block_lists.heads if problem.block_lists else 0,
     )
 
 
@@ -185,7 +188,7 @@ class ResidentConfig(Config):
 
 def is_resident(problem: Problem) -> bool:
     """Return whether a problem's queries and their dQ fit on the chip; the general backward can do every problem."""
-    shared = problem.broadcast_q and problem.rows_q <= 128 and problem.group_size == 1
+    shared = problem.broadcast_q and problem.rows_q <= 128 and problem.group_size == 1 and problem.block_lists is None
     return shared and padded_head_dim(problem.head_dim) == padded_head_dim(problem.head_dim_v) <= 128
 
 

@@ -23,12 +23,12 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 from triton.language.extra.cuda import gdc_wait
 
-from jfa.kernels.common.block_lists import Listed, block_lists
+from jfa.kernels.common.block_lists import block_lists
 from jfa.kernels.common.nouns import Span, aggregate
 from jfa.kernels.common.ring import alloc_ring
 from jfa.kernels.common.softmax import softmax_end, softmax_step
+from jfa.kernels.hopper.listed import query_list
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
-from jfa.kernels.hopper.tiles import PAD
 
 # Query rows of one consumer: the M of a wgmma.
 ROWS = tl.constexpr(64)
@@ -68,19 +68,7 @@ def walk(tile, head, lists, cfg: tl.constexpr):
     if cfg.list_heads == 0:
         return tile.key_blocks(cfg.block_m, cfg.block_n)
     else:
-        begin = tile.q.begin
-        if cfg.broadcast_q:
-            rows_q = max(tile.q.length, 1)  # the same for all sequences, but 0 where no output is written
-            seq = tile.pad_begin // (tl.cdiv(rows_q, PAD) * PAD)
-            row = seq * tl.cdiv(rows_q, cfg.block_m) + tile.row // cfg.block_m
-        else:
-            seq = tile.pad_begin // PAD - begin // PAD - 1
-            row = begin // cfg.block_m + seq + tile.row // cfg.block_m
-        past = tl.cdiv(tile.kv.length, cfg.block_n)
-        listed = lists.of(head, row, past)
-        if tile.kv.length == 0:  # also rows of no sequence, which own no list
-            listed = Listed(listed.columns, listed.kinds, listed.first, listed.first, past)
-        return listed
+        return query_list(tile, head, lists, cfg.broadcast_q)
 
 
 @triton.jit

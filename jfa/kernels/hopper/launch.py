@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from jfa.block_sparse import BlockLists, transpose
 from jfa.kernels import portable
 from jfa.kernels.base import Problem, wrong_gpu
 from jfa.kernels.common.host import num_sms, scale_log2
@@ -69,7 +70,9 @@ def forms(problem: Problem) -> dict[str, str]:
     queries = f"{cfg.block_m} queries of {'two heads' if cfg.heads == 2 else 'one head'} per tile"
     kept = "the shared query stays on chip" if cfg.resident else "queries stream"
     if problem.block_lists is not None:
-        backward = "portable kernels over the block lists: dQ, then dK and dV; repeatable bit by bit"
+        one_pass = "one pass over key tiles walks the transposed lists; dQ is added up in fp32"
+        two_passes = "portable kernels over the block lists: dQ, then dK and dV; repeatable bit by bit"
+        backward = two_passes if problem.deterministic else one_pass
     elif widest > WIDEST_BACKWARD:
         backward = f"portable kernels: head dim {widest} > {WIDEST_BACKWARD}"
     elif is_resident(problem):
@@ -141,7 +144,8 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
 
 
 def _is_portable_backward(problem: Problem) -> bool:
-    return problem.block_lists is not None or max(problem.head_dim, problem.head_dim_v) > WIDEST_BACKWARD
+    repeatable_lists = problem.block_lists is not None and problem.deterministic
+    return repeatable_lists or max(problem.head_dim, problem.head_dim_v) > WIDEST_BACKWARD
 
 
 def _given_lists(plan) -> Lists:
@@ -210,6 +214,7 @@ def launch_backward(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v
     """
     cfg = backward_config(problem)
     d = cfg.head_dim
+    lists = _transposed_lists(problem) if problem.block_lists else None
     dq_rows = padded(problem.rows_q) if problem.broadcast_q else rows.count
     sums = torch.zeros(problem.num_heads, dq_rows if cfg.with_dq else 1, d, dtype=torch.float32, device=q.device)
     _variant(general.backward_kernel, cfg).launch(
@@ -233,8 +238,14 @@ def launch_backward(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v
         problem.group_size,
         problem.sm_scale,
         scale_log2(problem.sm_scale),
+        *((*lists.tensors, lists.rows, lists.columns.numel()) if lists else (None,) * 5),
     )
     return sums if cfg.with_dq else None
+
+
+def _transposed_lists(problem: Problem) -> BlockLists:
+    sides = dict(total_q=problem.rows_q, total_kv=problem.rows_kv, broadcast_q=problem.broadcast_q)
+    return transpose(problem.block_lists, problem.query_offset, problem.key_offset, **sides)
 
 
 def launch_dq(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout) -> Tensor:

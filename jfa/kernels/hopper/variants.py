@@ -55,6 +55,8 @@ RESIDENT = {
 }
 # Spill stores plus loads per thread in bytes, as ptxas reported them; more is a regression. Others: 0.
 SPILLS = {
+    "backward-sparse-d128": 20,
+    "backward-sparse-d128-causal": 20,
     "backward-d128-causal": 80,
     "backward-resident-q128-d128": 8,
     "backward-resident-q128-d128-static": 8,
@@ -120,10 +122,11 @@ def _forward(name: str, cfg: ForwardConfig) -> CompileConfig:
 
 
 def _sparse() -> list[CompileConfig]:
-    """Return the forward over block lists of 8 heads."""
+    """Return the forward and the backward over block lists of 8 heads."""
     walk = dict(block_n=128, heads=1, parts=2, list_heads=8)
     configs = {name: replace(forward_config(FORWARD[name]), **walk) for name in ("d128", "d128-causal")}
-    return [_forward(f"sparse-{name}", cfg) for name, cfg in configs.items()]
+    backward = [_backward(f"sparse-{name}", BACKWARD[name], list_heads=8) for name in ("d128", "d128-causal", "d64")]
+    return [_forward(f"sparse-{name}", cfg) for name, cfg in configs.items()] + backward
 
 
 def _backward_signature(boxes: dict[str, str]) -> dict[str, str]:
@@ -131,14 +134,17 @@ def _backward_signature(boxes: dict[str, str]) -> dict[str, str]:
     return boxes | pointers | _types("fp32", "scale scale_log2") | _types("i32", "padded_rows group")
 
 
-def _backward(name: str, problem: Problem) -> CompileConfig:
-    cfg = backward_config(problem)
+def _backward(name: str, problem: Problem, list_heads: int = 0) -> CompileConfig:
+    cfg = replace(backward_config(problem), list_heads=list_heads)
     boxes = _types(_box(64, cfg.head_dim), "desc_q desc_do desc_dk desc_dv")
     boxes |= _types(_box(128, cfg.head_dim), "desc_k desc_v") | {"desc_dq": "tensordesc<fp32[64, 64]>"}
     signature = _backward_signature(boxes) | _types("i32", "dq_rows kv_heads")
+    lists = _types("*i32", "starts columns") | {"kinds": "*i8"} | _types("i32", "list_rows list_capacity")
+    constexprs = {"cfg": cfg} if list_heads else {"cfg": cfg} | dict.fromkeys(lists)
     consumers = ("consumer", "consumer", "producer")
     roles = ("adder", *consumers) if cfg.with_dq else consumers
-    return _config(f"backward-{name}", "backward:backward_kernel", signature, {"cfg": cfg}, roles)
+    signature |= lists if list_heads else {}
+    return _config(f"backward-{name}", "backward:backward_kernel", signature, constexprs, roles)
 
 
 def _dq(name: str, problem: Problem) -> CompileConfig:
