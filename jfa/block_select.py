@@ -13,25 +13,28 @@ from jfa.masks import UNBOUNDED, Band, Block
 
 FULL, PARTIAL = tl.constexpr(int(Block.FULL)), tl.constexpr(int(Block.PARTIAL))
 KEPT, NEVER = tl.constexpr(2**31 - 1), tl.constexpr(-(2**31))  # beyond the bits of any number, infinities included
-POOLED_ROWS = 64  # of a block at a time
+POOLED_ROWS = 128  # of a block at a time
 CHUNK = 32  # pooled keys at a time
-RUNTIME = ["batches", "total", "total_q", "total_kv", "rows", "width", "share", "parts", "steps", "lo_start", "lo_end"]
+SEQUENCES = tl.constexpr(256)  # looked at together
+RUNTIME = ["batches", "total", "total_q", "total_kv", "rows", "width", "share", "parts", "lo_start", "lo_end"]
 RUNTIME += ["hi_start", "hi_end"]
 
 
 @triton.jit
-def sequence_of(offsets, row, batches, total, steps, BLOCK: tl.constexpr, SHARED: tl.constexpr):
+def sequence_of(offsets, row, batches, total, BLOCK: tl.constexpr, SHARED: tl.constexpr):
     """Return (sequence, its first row, its length, which of its blocks) of a grid row; SHARED: each has ``total`` rows."""
     if SHARED:
         blocks = tl.cdiv(total, BLOCK)
         return row // blocks, 0, total, row % blocks
     else:
-        low, high = 0, batches - 1
-        for _ in range(steps):  # the last sequence whose block 0 is not behind ``row``
-            middle = (low + high + 1) // 2
-            first = tl.minimum(tl.maximum(tl.load(offsets + middle), 0), total) // BLOCK + middle
-            low = tl.where(first <= row, middle, low)
-            high = tl.where(first <= row, high, middle - 1)
+        low = (
+            -1
+        )  # the last sequence whose block 0 is not behind ``row``: all are looked at together, not one after another
+        for base in range(0, batches, SEQUENCES):
+            seq = base + tl.arange(0, SEQUENCES)
+            first = tl.minimum(tl.maximum(tl.load(offsets + seq, mask=seq < batches, other=0), 0), total) // BLOCK + seq
+            low += tl.sum(((first <= row) & (seq < batches)).to(tl.int32), 0)
+        low = tl.maximum(low, 0)
         begin = tl.minimum(tl.maximum(tl.load(offsets + low), 0), total)
         end = tl.maximum(tl.minimum(tl.load(offsets + low + 1), total), begin)
         return low, begin, end - begin, row - (begin // BLOCK + low)
@@ -39,12 +42,12 @@ def sequence_of(offsets, row, batches, total, steps, BLOCK: tl.constexpr, SHARED
 
 @triton.jit(do_not_specialize=RUNTIME)
 def pool_kernel(
-    x_ptr, offsets, pooled, batches, total, steps, stride_r, stride_h, stride_d,
+    x_ptr, offsets, pooled, batches, total, stride_r, stride_h, stride_d,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Write pooled [rows, heads, D] fp32: the mean over a block's existing rows. Grid: (rows, heads)."""
     row, head = tl.program_id(0), tl.program_id(1)
-    _, begin, length, index = sequence_of(offsets, row, batches, total, steps, BLOCK, SHARED)
+    _, begin, length, index = sequence_of(offsets, row, batches, total, BLOCK, SHARED)
     exist = tl.minimum(tl.maximum(length - index * BLOCK, 0), BLOCK)
     d = tl.arange(0, BLOCK_D)
     sums = tl.zeros([BLOCK_D], tl.float32)
@@ -59,13 +62,13 @@ def pool_kernel(
 
 @triton.jit(do_not_specialize=RUNTIME)
 def score_kernel(
-    pooled_q, pooled_k, query_offset, key_offset, scores, batches, total_q, total_kv, steps, width, scale,
+    pooled_q, pooled_k, query_offset, key_offset, scores, batches, total_q, total_kv, width, scale,
     GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
     CHUNK: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Write scores [heads, rows, width] fp32 of pooled rows, for the blocks of the row's sequence. Grid: (rows, heads, chunks)."""
     row, head = tl.program_id(0), tl.program_id(1)
-    seq, _, len_q, index = sequence_of(query_offset, row, batches, total_q, steps, BLOCK_Q, SHARED)
+    seq, _, len_q, index = sequence_of(query_offset, row, batches, total_q, BLOCK_Q, SHARED)
     begin = tl.minimum(tl.maximum(tl.load(key_offset + seq), 0), total_kv)
     length = tl.maximum(tl.minimum(tl.load(key_offset + seq + 1), total_kv), begin) - begin
     block = tl.program_id(2) * CHUNK + tl.arange(0, CHUNK)
@@ -89,13 +92,13 @@ def order_of(score):
 
 @triton.jit(do_not_specialize=RUNTIME)
 def choose_kernel(
-    scores, query_offset, key_offset, marks, counts, batches, total_q, total_kv, steps, width, share, parts,
+    scores, query_offset, key_offset, marks, counts, batches, total_q, total_kv, width, share, parts,
     lo_start, lo_end, hi_start, hi_end, WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
     DIAGONAL: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Write marks [heads, rows, width] int8, a kind or 0, and counts [heads * rows]. Grid: (rows, heads)."""
     row, head = tl.program_id(0), tl.program_id(1)
-    seq, _, len_q, index = sequence_of(query_offset, row, batches, total_q, steps, BLOCK_Q, SHARED)
+    seq, _, len_q, index = sequence_of(query_offset, row, batches, total_q, BLOCK_Q, SHARED)
     begin = tl.minimum(tl.maximum(tl.load(key_offset + seq), 0), total_kv)
     length = tl.maximum(tl.minimum(tl.load(key_offset + seq + 1), total_kv), begin) - begin
     lo = tl.maximum(lo_start, lo_end + length - len_q)
@@ -164,13 +167,12 @@ def choose(
     heads, dim = query.shape[1:]
     device, batches = key.device, key_offset.numel() - 1
     query_offset = key_offset if broadcast_q else query_offset
-    steps = max(batches, 1).bit_length()
     sizes = dict(D=dim, BLOCK_D=triton.next_power_of_2(dim))
 
     def pooled(x, offsets, block, count, shared):
         out = torch.empty(count, *x.shape[1:], dtype=torch.float32, device=device)
         pool_kernel[(count, x.shape[1])](
-            x, offsets, out, batches, x.shape[0], steps, *x.stride(), BLOCK=block, PART=min(block, POOLED_ROWS),
+            x, offsets, out, batches, x.shape[0], *x.stride(), BLOCK=block, PART=min(block, POOLED_ROWS),
             SHARED=shared, **sizes,
         )  # fmt: skip
         return out
@@ -178,7 +180,7 @@ def choose(
     pooled_q = pooled(query, query_offset, blocks[0], rows[0], broadcast_q)
     pooled_k = pooled(key, key_offset, blocks[1], rows[1], False)
     scores = torch.empty(heads, rows[0], width, dtype=torch.float32, device=device)
-    common = batches, query.shape[0], key.shape[0], steps, width
+    common = batches, query.shape[0], key.shape[0], width
     grids = dict(BLOCK_Q=blocks[0], BLOCK_KV=blocks[1], SHARED=broadcast_q)
     score_kernel[(rows[0], heads, triton.cdiv(width, CHUNK))](
         pooled_q, pooled_k, query_offset, key_offset, scores, *common, scale, GROUP=heads // key.shape[1], CHUNK=CHUNK,
@@ -235,12 +237,12 @@ def place_in(columns, first, end, block, steps):
 @triton.jit(do_not_specialize=[*RUNTIME, "list_rows", "capacity", "depth"])
 def transpose_kernel(
     starts, columns, kinds, query_offset, key_offset, counts, new_starts, new_columns, new_kinds, batches, total_q, total_kv,
-    steps, list_rows, capacity, depth, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, SHARED: tl.constexpr,
+    list_rows, capacity, depth, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, SHARED: tl.constexpr,
     ROWS: tl.constexpr, FILL: tl.constexpr,
 ):  # fmt: skip
     """Find the queries' blocks that list a block of keys: count them, or with FILL write them. Grid: (key grid rows, heads)."""
     row, head = tl.program_id(0), tl.program_id(1)
-    seq, _, length, index = sequence_of(key_offset, row, batches, total_kv, steps, BLOCK_KV, False)
+    seq, _, length, index = sequence_of(key_offset, row, batches, total_kv, BLOCK_KV, False)
     if SHARED:
         blocks = tl.cdiv(total_q, BLOCK_Q)
         first_row = seq * blocks
@@ -288,10 +290,10 @@ def transposed(
     starts = torch.zeros(heads * rows + 1, dtype=torch.int32, device=device)
     columns, kinds = torch.empty_like(lists[1]), torch.empty_like(lists[2])
     query_offset = key_offset if broadcast_q else query_offset
-    depth, steps = max(total_kv // blocks[1] + 1, 1).bit_length() + 1, max(batches, 1).bit_length()
+    depth = max(total_kv // blocks[1] + 1, 1).bit_length() + 1
     for fill in (False, True):
         transpose_kernel[(rows, heads)](
-            *lists, query_offset, key_offset, counts, starts, columns, kinds, batches, total_q, total_kv, steps, list_rows,
+            *lists, query_offset, key_offset, counts, starts, columns, kinds, batches, total_q, total_kv, list_rows,
             capacity, depth, BLOCK_Q=blocks[0], BLOCK_KV=blocks[1], SHARED=broadcast_q, ROWS=32, FILL=fill, num_warps=1,
         )  # fmt: skip
         if not fill:
