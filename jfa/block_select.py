@@ -16,7 +16,7 @@ KEPT, NEVER = tl.constexpr(2**31 - 1), tl.constexpr(-(2**31))  # beyond the bits
 POOLED_ROWS = 128  # of a block at a time
 CHUNK = 32  # pooled keys at a time
 SEQUENCES = tl.constexpr(256)  # looked at together
-RUNTIME = ["batches", "total", "total_q", "total_kv", "rows", "width", "share", "parts", "lo_start", "lo_end"]
+RUNTIME = ["heads", "batches", "total", "total_q", "total_kv", "rows", "width", "share", "parts", "lo_start", "lo_end"]
 RUNTIME += ["hi_start", "hi_end"]
 
 
@@ -42,11 +42,11 @@ def sequence_of(offsets, row, batches, total, BLOCK: tl.constexpr, SHARED: tl.co
 
 @triton.jit(do_not_specialize=RUNTIME)
 def pool_kernel(
-    x_ptr, offsets, pooled, batches, total, stride_r, stride_h, stride_d,
+    x_ptr, offsets, pooled, heads, batches, total, stride_r, stride_h, stride_d,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """Write pooled [rows, heads, D] fp32: the mean over a block's existing rows. Grid: (rows, heads)."""
-    row, head = tl.program_id(0), tl.program_id(1)
+    """Write pooled [rows, heads, D] fp32: the mean over a block's existing rows. Grid: (rows * heads,), heads side by side."""
+    row, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     _, begin, length, index = sequence_of(offsets, row, batches, total, BLOCK, SHARED)
     exist = tl.minimum(tl.maximum(length - index * BLOCK, 0), BLOCK)
     d = tl.arange(0, BLOCK_D)
@@ -57,7 +57,7 @@ def pool_kernel(
         x = tl.load(x_ptr + at, mask=(place < exist)[:, None] & (d < D)[None, :], other=0.0)
         sums += tl.sum(x.to(tl.float32), 0)
     mean = sums / tl.maximum(exist, 1).to(tl.float32)
-    tl.store(pooled + (row.to(tl.int64) * tl.num_programs(1) + head) * D + d, mean, mask=d < D)
+    tl.store(pooled + (row.to(tl.int64) * heads + head) * D + d, mean, mask=d < D)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -171,8 +171,8 @@ def choose(
 
     def pooled(x, offsets, block, count, shared):
         out = torch.empty(count, *x.shape[1:], dtype=torch.float32, device=device)
-        pool_kernel[(count, x.shape[1])](
-            x, offsets, out, batches, x.shape[0], *x.stride(), BLOCK=block, PART=min(block, POOLED_ROWS),
+        pool_kernel[(count * x.shape[1],)](
+            x, offsets, out, x.shape[1], batches, x.shape[0], *x.stride(), BLOCK=block, PART=min(block, POOLED_ROWS),
             SHARED=shared, **sizes,
         )  # fmt: skip
         return out
