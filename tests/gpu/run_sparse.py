@@ -142,7 +142,7 @@ def time(args) -> dict:
     shape = dict(
         sequences=args.sequences, heads=args.heads, head_dim=128, rows=rows, lengths="log-uniform 2048..8192, seed 1"
     )
-    return dict(environment=runner.environment(torch.device("cuda")), shape=shape, timings=found)
+    return dict(environment=runner.environment(torch.device("cuda")), shape=shape, block_sparse=found)
 
 
 def main() -> int:
