@@ -115,7 +115,8 @@ check("2.4", packed_attention)
 # *Difficulty 3 of 3, 25 minutes.*
 #
 # Now with heads. There are H query heads and fewer key/value heads, H_kv. Query head h reads key/value head **h // (H // H_kv)**: neighbouring query
-# heads share one. One sequence, few queries, many keys, every query sees every key. The LSE is [H, n_q], heads first, as everywhere in the package.
+# heads share one. One sequence, few queries, many keys, every query sees every key.
+# The LSE stands like the output, a row per query: [n_q, H]. (The package keeps it transposed, [H, n_q], so that a kernel writes each head's numbers side by side.)
 #
 # The point of sharing is that K and V are small, so do not blow them up: **no tensor with more than n_q x H x max(block, D) elements**. Repeating K
 # for each query head breaks that limit, and so does a copy of all of K. Together, no more than 12 times that alive at the same time.
@@ -123,7 +124,7 @@ check("2.4", packed_attention)
 
 # %% tags=["ex-2.5"]
 def gqa_attention(q, k, v, block):
-    """q: [n_q, H, D], k, v: [n_kv, H_kv, D] -> (out [n_q, H, D], lse [H, n_q])."""
+    """q: [n_q, H, D], k, v: [n_kv, H_kv, D] -> (out [n_q, H, D], lse [n_q, H])."""
     raise NotImplementedError("2.5: not started")  # YOUR CODE
 
 
