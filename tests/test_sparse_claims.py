@@ -1,15 +1,19 @@
 """What chapter 17 says about block-sparse attention: the share that a ratio really keeps, what the choice finds, what it saves."""
 
+import json
+
 import pytest
 import torch
 
 import jfa
 from jfa import emulator
+from jfa.bench import recorded
 from jfa.bench.shapes import SHAPES
 from jfa.block_sparse import grid_of, lists_from_mask, select_blocks
 from jfa.emulator.rates import H200
 from jfa.layout import offsets_from_lengths
 from jfa.schedule import balance, zigzag
+from tests.support import ROOT
 
 
 @pytest.mark.parametrize("ratio, whole, median", [(0.25, 0.28, 0.40), (0.5, 0.52, 0.57), (0.75, 0.77, 1.0)])
@@ -67,3 +71,17 @@ def test_tiles_are_dealt_by_the_length_of_their_lists():
     by_length = grid.blocks[grid.seq][grid.exist > 0].numpy()
     assert round(balance(zigzag(by_length, 8), counts).imbalance, 2) == 1.2
     assert round(balance(zigzag(counts, 8), counts).imbalance, 2) == 1.01
+
+
+def test_the_chapter_quotes_the_recorded_run():
+    run = json.loads((recorded.FOLDER / "h200-2026-11-30-sparse.json").read_text(encoding="utf-8"))
+    at = {(t["name"], t["ratio"]): t for t in run["block_sparse"]}
+    dense, half, everything = at["hopper dense", 1.0], at["hopper", 0.5], at["hopper", 1.0]
+    text = (ROOT / "notebooks" / "17_block_sparse.py").read_text(encoding="utf-8")
+    for said, number in (
+        ("this run has {:.2f}", dense["forward_ms"] / half["forward_ms"]),
+        ("about {:.0f} % slower than the dense kernel", 100 * (everything["forward_ms"] / dense["forward_ms"] - 1)),
+        ("costs {:.1f} % of the dense forward", 100 * half["selection_ms"] / dense["forward_ms"]),
+        ("and {:.0f} % of the sparse one at ratio 0.5", 100 * half["selection_ms"] / half["forward_ms"]),
+    ):
+        assert said.format(number) in text
