@@ -359,7 +359,7 @@ for what, a, b in zip(("out", "dQ", "dK", "dV"), grads["portable"], grads["refer
 # [jfa/kernels/common/block_lists.py](../jfa/kernels/common/block_lists.py) has all of it: `Lists.of` finds a tile's list, `Listed.block(n)` names its n-th block.
 #
 # - The load role asks for the block and issues the copies.
-# - The softmax role asks too, for the mask needs the keys' positions, and `masked(n)` says whether there is a mask.
+# - The softmax role needs the keys' positions where it masks. A list rises, so what a band or the sequence's end cuts stands at its two ends, and the Hopper kernel reads the list only there.
 # - The role that multiplies does not care: it takes what the ring holds. It needs the *count*.
 #
 # An empty list counts as one block that lies behind the sequence and is masked whole.
@@ -443,8 +443,8 @@ for way in ("forward", "backward"):
 # %% [markdown]
 # The original text of this course claims 1.3 to 1.5 for the forward at ratio 0.5 (claimed, May 2026); this run has 1.73.
 #
-# Lists that name *everything* are about 6 % slower than the dense kernel in the forward: each role looks its block up, and asks for each whether to mask.
-# How the 6 % divide was not measured.
+# Lists that name *everything* are about 6 % slower than the dense kernel in the forward.
+# The dense kernel computes its next block, over lists the load role must read it; how much of the 6 % that is was not measured.
 # And the choice itself is not free. Where does sparse stop paying? A line through the two sparse points tells:
 
 
@@ -465,7 +465,7 @@ share = crossing("forward", dense_ms["forward_ms"] - select_ms)[2]
 print(f"forward with its choice ({select_ms:.3f} ms): at share {share:.2f}")
 
 # %% [markdown]
-# An interpolation between few points, no measurement of its own.
+# A straight line through two points, no measurement of its own.
 # The choice costs 8.7 % of the dense forward, and 15 % of the sparse one at ratio 0.5; most of that is reading Q and K once to pool them ([docs/hopper-notes.md](../docs/hopper-notes.md), 2026-11-30).
 # A training step pays it once, for a forward and a backward.
 # Exercise 17.6 makes the same estimate for one sequence, in whole cycles.
