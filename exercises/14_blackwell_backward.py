@@ -435,9 +435,10 @@ check("14.4", early_kernel)
 # * 1,024 bytes for barriers and what the compiler adds. A CTA has 232,448.
 #
 # **Registers.** 65,536 per SM, 32 threads per warp.
-# Two compute groups of four warps have `compute` registers per thread, mma and load (one warp each) 40.
-# The reduce role's four warps have what is left, per thread, rounded down to a multiple of 8.
-# As a rule of thumb, dQ needs one register per held column, one per column of the slice that is on its way, and 24 for all else.
+# Two compute groups of four warps have `compute` registers per thread.
+# mma and load are one warp each, but registers are handed out to groups of four warps: theirs has 128 threads, two warps of them idle, with 40 each.
+# The reduce role's four warps have what is left.
+# As a rule of thumb, dQ needs one register per held column, one per column of the slice that is on its way, and 8 for all else.
 #
 # Return three whole numbers: `shared`, the bytes of shared memory; `left`, the registers per thread of the reduce role; and `most`, how many slices it can hold at most (no more than there are), or -1 if shared memory does not suffice, or not even 0 held slices fit.
 #

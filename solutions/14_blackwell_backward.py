@@ -498,9 +498,10 @@ check("14.4", early_kernel)
 # * 1,024 bytes for barriers and what the compiler adds. A CTA has 232,448.
 #
 # **Registers.** 65,536 per SM, 32 threads per warp.
-# Two compute groups of four warps have `compute` registers per thread, mma and load (one warp each) 40.
-# The reduce role's four warps have what is left, per thread, rounded down to a multiple of 8.
-# As a rule of thumb, dQ needs one register per held column, one per column of the slice that is on its way, and 24 for all else.
+# Two compute groups of four warps have `compute` registers per thread.
+# mma and load are one warp each, but registers are handed out to groups of four warps: theirs has 128 threads, two warps of them idle, with 40 each.
+# The reduce role's four warps have what is left.
+# As a rule of thumb, dQ needs one register per held column, one per column of the slice that is on its way, and 8 for all else.
 #
 # Return three whole numbers: `shared`, the bytes of shared memory; `left`, the registers per thread of the reduce role; and `most`, how many slices it can hold at most (no more than there are), or -1 if shared memory does not suffice, or not even 0 held slices fit.
 #
@@ -513,9 +514,9 @@ def budget(head_dim, q_slots, do_slots, stages, columns, compute):
     ### BEGIN SOLUTION
     inputs = (2 + q_slots + do_slots) * 128 * head_dim * 2
     shared = inputs + 128 * 128 * 2 + q_slots * 2 * 128 * 4 + stages * 128 * columns * 4 + 1024
-    others = 8 * 32 * compute + 2 * 32 * 40
-    left = (65536 - others) // 128 // 8 * 8
-    most = min((left - 24 - columns) // columns, head_dim // columns)
+    others = 8 * 32 * compute + 4 * 32 * 40
+    left = (65536 - others) // 128
+    most = min((left - 8 - columns) // columns, head_dim // columns)
     if shared > 232448 or most < 0:
         most = -1
     return shared, left, most

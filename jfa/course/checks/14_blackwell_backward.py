@@ -762,7 +762,7 @@ def _budget_cases(seed):
         ("little for compute: all slices may be held", 64, 2, 1, 2, 16, 128),
         ("much for compute: none may be held", 64, 2, 2, 2, 64, 200),
         ("much for compute: not even one on its way", 64, 2, 2, 2, 64, 216),
-        ("one byte beyond", 128, 2, 1, 5, 16, 184),
+        ("five stages", 128, 2, 1, 5, 16, 184),
     ]
     return [Case(name, tuple(args)) for name, *args in sizes]
 
@@ -770,9 +770,8 @@ def _budget_cases(seed):
 def _budget(head_dim, q_slots, do_slots, stages, columns, compute):
     tile = 128 * head_dim * 2
     shared = 2 * tile + q_slots * (tile + 1024) + do_slots * tile + 32768 + stages * columns * 512 + 1024
-    left = (65536 - 256 * compute - 64 * 40) // 128
-    left -= left % 8
-    fitting = [n for n in range(head_dim // columns + 1) if n * columns + columns + 24 <= left]
+    left = (65536 - 256 * compute - 128 * 40) // 128
+    fitting = [n for n in range(head_dim // columns + 1) if n * columns + columns + 8 <= left]
     return shared, left, max(fitting) if fitting and shared <= 232_448 else -1
 
 
@@ -787,8 +786,8 @@ BUDGET = Exercise(
     minutes=15,
     hints=(
         "Add the buffers of the list one by one; the chapter has them in KiB for one case, so you can compare.",
-        "A warp has 32 threads: the compute groups take 8 * 32 * compute registers, mma and load 2 * 32 * 40. What is left belongs to 128 threads.",
-        "most = (left - 24 - columns) // columns, at most head_dim // columns; -1 where that is negative or shared > 232448.",
+        "A warp has 32 threads: the compute groups take 8 * 32 * compute registers, the group of mma and load 4 * 32 * 40. What is left belongs to 128 threads.",
+        "most = (left - 8 - columns) // columns, at most head_dim // columns; -1 where that is negative or shared > 232448.",
     ),
     mutants=(
         Mutant(
@@ -816,19 +815,19 @@ BUDGET = Exercise(
             edit=("8 * 32 * compute", "4 * 32 * compute"),
         ),
         Mutant(
-            "not rounded",
-            "Registers are handed out in multiples of 8.",
-            edit=("// 128 // 8 * 8", "// 128"),
+            "mma and load as two warps",
+            "mma and load were counted as two warps. Registers are handed out to groups of four.",
+            edit=("4 * 32 * 40", "2 * 32 * 40"),
         ),
         Mutant(
             "the slice on its way is forgotten",
             "A slice that is on its way to a stage needs registers as well.",
-            edit=("left - 24 - columns", "left - 24"),
+            edit=("left - 8 - columns", "left - 8"),
         ),
         Mutant(
             "more than there are",
             "A dQ has head_dim / columns slices; more cannot be held.",
-            edit=("min((left - 24 - columns) // columns, head_dim // columns)", "(left - 24 - columns) // columns"),
+            edit=("min((left - 8 - columns) // columns, head_dim // columns)", "(left - 8 - columns) // columns"),
         ),
         Mutant(
             "exactly full does not fit",
@@ -854,10 +853,9 @@ def budget(head_dim, q_slots, do_slots, stages, columns, compute):
         "ds": 1 << 15, "rows": q_slots << 10, "stages": 512 * stages * columns, "rest": 1 << 10,
     }
     shared = sum(parts.values())
-    left = 512 - 2 * compute - 20
-    left &= ~7
+    left = 512 - 2 * compute - 40
     most = -1
-    while most < head_dim // columns and (most + 2) * columns + 24 <= left and shared <= 227 * 1024:
+    while most < head_dim // columns and (most + 2) * columns + 8 <= left and shared <= 227 * 1024:
         most += 1
     return shared, left, most
 """,
@@ -866,8 +864,8 @@ def budget(head_dim, q_slots, do_slots, stages, columns, compute):
     bf16, fp32, rows = 2, 4, 128
     tiles = [rows * head_dim * bf16] * (2 + q_slots + do_slots)
     shared = sum(tiles) + rows * rows * bf16 + 2 * q_slots * rows * fp32 + stages * rows * columns * fp32 + 1024
-    left = int((65536 - (256 * compute + 64 * 40)) / 1024) * 8
-    room = [n for n in range(-1, head_dim // columns + 1) if n < 0 or 24 + columns * (n + 1) <= left]
+    left = 2 * (256 - compute) - 40
+    room = [n for n in range(-1, head_dim // columns + 1) if n < 0 or 8 + columns * (n + 1) <= left]
     return shared, left, room[-1] if shared < 232449 else -1
 """,
     ),
