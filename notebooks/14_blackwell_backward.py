@@ -623,7 +623,7 @@ for deterministic in (False, True):
 #
 # ## Try this
 #
-# * Give `B200` a slower TMA (`B200.scaled("tma_issue", 0.5)`, as `rates=` in `timed`). Which version suffers most?
+# * Double the latency of TMA: put `B200.scaled("tma_latency", 2)` into `timed`. Which version suffers most, and what does that say about stages?
 # * Hold slices with one stage only. From how many on does it stop helping, and why?
 # * `jfa timeline jfa.kernels.blackwell.examples:backward` draws the whole run.
 # * Swap dV and dP in a copy of the package, run `tests/kernels/blackwell`, and compile it.
