@@ -19,7 +19,6 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from jfa import block_select
 from jfa.masks import Band, Block
 
 MOST_PARTS = 1_000_000  # the ratio is taken as the nearest fraction with at most this denominator
@@ -181,6 +180,8 @@ def select_blocks(
     rows = batches * -(-query.shape[0] // block_q) if broadcast_q else _capacity(query.shape[0], batches, block_q)
     capacity = rows * query.shape[1] * most
     if key.device.type == "cuda" and capacity and query.dtype != torch.float64:
+        from jfa import block_select  # needs Triton, which the reference does without
+
         rows_of_both = rows, _capacity(key.shape[0], batches, block_kv)
         given = query.detach(), key.detach(), query_offset, key_offset, band, scale, share, keep, broadcast_q
         with torch.cuda.device(key.device):
@@ -379,6 +380,8 @@ def transpose(
     device = lists.starts.device
     blocks, rows = (lists.block, lists.other_block), _capacity(total_kv, batches, lists.other_block)
     if device.type == "cuda" and rows and lists.columns.numel():
+        from jfa import block_select
+
         given = lists.tensors, lists.heads, lists.rows, query_offset, key_offset, total_q, total_kv, broadcast_q
         with torch.cuda.device(device):
             made = block_select.transposed(*given, blocks, rows)

@@ -1,6 +1,8 @@
 """Block lists: selection, transposition, checks, and the reference's attention over them, against loops in plain Python."""
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -389,3 +391,9 @@ def test_the_op_names_bad_lists_and_backends_without_them():
         call(q, k, v, qo, ko, replace(lists, rows=9))
     with pytest.raises(ValueError, match="backend 'blackwell' has no kernel for block_lists; backend 'portable' can"):
         jfa.explain(*(x.detach().bfloat16() for x in (q, k, v)), qo, ko, backend="blackwell", block_lists=problem()[-1])
+
+
+def test_lists_and_the_reference_need_no_triton():
+    """Chapters 00 to 02 run without Triton, and the op's path for CPU tensors imports this module."""
+    code = "import sys; sys.modules['triton'] = None; import jfa.block_sparse, jfa.reference, jfa.kernels.reference"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
