@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from jfa.masks import UNBOUNDED, Band, Block
+from jfa.masks import Band, Block
 
 FULL, PARTIAL = tl.constexpr(int(Block.FULL)), tl.constexpr(int(Block.PARTIAL))
 KEPT, NEVER = tl.constexpr(2**31 - 1), tl.constexpr(-(2**31))  # beyond the bits of any number, infinities included
@@ -201,7 +201,7 @@ def choose(
         counts,
         *common,
         *share,
-        *bounds(band),
+        *band.constants,
         WIDTH=padded,
         **grids,
         **kept,
@@ -213,13 +213,6 @@ def choose(
     kinds = torch.empty(capacity, dtype=torch.int8, device=device)
     list_kernel[(heads * rows[0],)](marks, starts, columns, kinds, rows[0], width, WIDTH=padded, **few)
     return starts, columns, kinds
-
-
-def bounds(band: Band) -> tuple[int, int, int, int]:
-    """Return (lo_start, lo_end, hi_start, hi_end) in 32 bits, an open side beyond any row."""
-    lows = (-UNBOUNDED if c is None else max(c, -UNBOUNDED) for c in (band.lo_start, band.lo_end))
-    highs = (UNBOUNDED if c is None else min(c, UNBOUNDED) for c in (band.hi_start, band.hi_end))
-    return (*lows, *highs)
 
 
 # ---------------------------------------------------------------------------------------------------------- transposition

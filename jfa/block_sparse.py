@@ -93,6 +93,13 @@ def grid_of(offsets: Tensor, total: int, block: int, *, shared_by: int = 0) -> G
     return Grid(first, seq, index, begin, exist, length, block)
 
 
+def query_grid(query_offset: Tensor | None, key_offset: Tensor, total_q: int, block: int, broadcast_q: bool) -> Grid:
+    """Return the grid of the queries' blocks; with ``broadcast_q`` every sequence has blocks of its own of the one query."""
+    if broadcast_q:
+        return grid_of(key_offset, total_q, block, shared_by=key_offset.numel() - 1)
+    return grid_of(query_offset, total_q, block)
+
+
 def _capacity(total: int, batches: int, block: int) -> int:
     """Return the rows of a grid, known from shapes alone."""
     return total // block + batches if batches else 0
@@ -187,8 +194,7 @@ def select_blocks(
         with torch.cuda.device(key.device):
             made = block_select.choose(*given, (block_q, block_kv), width, rows_of_both, capacity)
         return BlockLists(*made, query.shape[1], rows, block_q, block_kv)
-    shared_by = batches * broadcast_q
-    grid_q = grid_of(key_offset if broadcast_q else query_offset, query.shape[0], block_q, shared_by=shared_by)
+    grid_q = query_grid(query_offset, key_offset, query.shape[0], block_q, broadcast_q)
     grid_k = grid_of(key_offset, key.shape[0], block_kv)
     with torch.no_grad():
         touched, full = _block_pairs(band, grid_q, grid_k, width)
@@ -341,7 +347,7 @@ def lists_from_mask(
     """
     band = Band.make(causal, window_size)
     batches = key_offset.numel() - 1
-    grid_q = grid_of(key_offset if broadcast_q else query_offset, total_q, block_q, shared_by=batches * broadcast_q)
+    grid_q = query_grid(query_offset, key_offset, total_q, block_q, broadcast_q)
     grid_k = grid_of(key_offset, total_kv, block_kv)
     if len(masks) != batches:
         raise ValueError(f"masks must hold one mask per sequence: {batches}, got {len(masks)}")
@@ -386,7 +392,7 @@ def transpose(
         with torch.cuda.device(device):
             made = block_select.transposed(*given, blocks, rows)
         return BlockLists(*made, lists.heads, rows, lists.other_block, lists.block)
-    grid_q = grid_of(key_offset if broadcast_q else query_offset, total_q, lists.block, shared_by=batches * broadcast_q)
+    grid_q = query_grid(query_offset, key_offset, total_q, lists.block, broadcast_q)
     grid_k = grid_of(key_offset, total_kv, lists.other_block)
     entries = torch.arange(lists.columns.numel(), device=device)
     count = lists.heads * grid_k.rows
@@ -474,7 +480,7 @@ def check_lists(
     if lists.heads not in {1, num_kv_heads, num_heads}:
         raise ValueError(f"block_lists.heads must be 1, {num_kv_heads} or {num_heads}, got {lists.heads}")
     batches = key_offset.numel() - 1
-    grid_q = grid_of(key_offset if broadcast_q else query_offset, total_q, lists.block, shared_by=batches * broadcast_q)
+    grid_q = query_grid(query_offset, key_offset, total_q, lists.block, broadcast_q)
     if lists.rows != grid_q.rows or lists.starts.numel() != lists.heads * lists.rows + 1:
         raise ValueError(
             f"block_lists must have rows = {grid_q.rows} for {total_q} query rows in {batches} sequences and blocks of "

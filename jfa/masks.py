@@ -75,6 +75,13 @@ class Band:
         return cls(lo_start, lo_end, hi_start, hi_end)
 
     @property
+    def constants(self) -> tuple[int, int, int, int]:
+        """(lo_start, lo_end, hi_start, hi_end) as a kernel takes them: 32 bits, an open side beyond any row."""
+        lows = (-UNBOUNDED if c is None else max(c, -UNBOUNDED) for c in (self.lo_start, self.lo_end))
+        highs = (UNBOUNDED if c is None else min(c, UNBOUNDED) for c in (self.hi_start, self.hi_end))
+        return (*lows, *highs)
+
+    @property
     def has_lo(self) -> bool:
         """Whether any lower bound exists (a window)."""
         return self.lo_start is not None or self.lo_end is not None

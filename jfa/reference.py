@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jfa.block_sparse import BlockLists, dense_mask, grid_of
+from jfa.block_sparse import BlockLists, dense_mask, query_grid
 from jfa.layout import lengths_from_offsets
 from jfa.masks import Band
 
@@ -156,8 +156,7 @@ class _Chosen:
 
     @classmethod
     def of(cls, lists: BlockLists, query: Tensor, query_offset, key: Tensor, key_offset, broadcast_q: bool) -> _Chosen:
-        shared_by = (key_offset.numel() - 1) * broadcast_q
-        grid = grid_of(key_offset if broadcast_q else query_offset, query.shape[0], lists.block, shared_by=shared_by)
+        grid = query_grid(query_offset, key_offset, query.shape[0], lists.block, broadcast_q)
         return cls(dense_mask(lists, grid, -(-key.shape[0] // lists.other_block)), lists.block, lists.other_block)
 
     def pairs(self, part: _Chunk, heads: int) -> Tensor:

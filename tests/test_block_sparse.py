@@ -397,3 +397,12 @@ def test_lists_and_the_reference_need_no_triton():
     """Chapters 00 to 02 run without Triton, and the op's path for CPU tensors imports this module."""
     code = "import sys; sys.modules['triton'] = None; import jfa.block_sparse, jfa.reference, jfa.kernels.reference"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_plan_made_without_lists_is_refused_beside_them():
+    """A dense plan's tiles have other sizes than the lists' blocks: walking them would give wrong numbers."""
+    q, k, v, qo, ko, lists = problem(torch.float32)
+    made = jfa.plan(qo, ko, rows_q=len(q), rows_kv=len(k), num_heads=4, num_kv_heads=2, head_dim=8, dtype=q.dtype)
+    for function in (jfa.jagged_flash_attention, jfa.explain):
+        with pytest.raises(ValueError, match="plan was built for block_lists = None, but this call has some"):
+            function(q, k, v, qo, ko, plan=made, block_lists=lists)

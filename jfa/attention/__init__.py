@@ -96,7 +96,7 @@ def jagged_flash_attention(
     if plan is not None:
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must come from jfa.plan, got {type(plan).__name__}")
-        plan.check(_plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic))
+        plan.check(_plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic, block_lists))
         hints, backend = plan.hints, plan.backend_for(backend)
     scale = arguments.scale_of(sm_scale, query)
     problem = make_problem(
@@ -198,7 +198,9 @@ def plan(
     return Plan(name, tensors, _plan_facts(q, k, v, key_offset, band, broadcast_q, deterministic), hints)
 
 
-def _plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic) -> tuple[tuple[str, object], ...]:
+def _plan_facts(
+    query, key, value, key_offset, band, broadcast_q, deterministic, block_lists=None
+) -> tuple[tuple[str, object], ...]:
     """Everything static that tile lists may depend on, hints apart."""
     return (
         ("rows_q", query.shape[0]),
@@ -213,6 +215,7 @@ def _plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic)
         ("the mask (causal, window_size)", band),
         ("broadcast_q", broadcast_q),
         ("deterministic", deterministic),
+        ("block_lists", None if block_lists is None else "some"),  # whose tiles have the blocks' size
     )
 
 
@@ -252,7 +255,7 @@ def explain(
     if plan is not None:
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must come from jfa.plan, got {type(plan).__name__}")
-        plan.check(_plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic))
+        plan.check(_plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic, block_lists))
         hints, backend = plan.hints, plan.backend_for(backend)
     scale = arguments.scale_of(sm_scale, query)
     offsets = query_offset, key_offset, output_offset

@@ -9,7 +9,7 @@ import torch
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.softmax import LOG2_E
-from jfa.masks import UNBOUNDED, Band
+from jfa.masks import Band
 
 ZERO_SCALE = (
     2.0**-120
@@ -24,10 +24,8 @@ def scale_log2(sm_scale: float) -> float:
 
 @cache
 def band_constants(band: Band) -> tuple[int, int, int, int]:
-    """Return (lo_start, lo_end, hi_start, hi_end) as a kernel takes them: 32 bits, an open side beyond any row."""
-    lows = (-UNBOUNDED if c is None else max(c, -UNBOUNDED) for c in (band.lo_start, band.lo_end))
-    highs = (UNBOUNDED if c is None else min(c, UNBOUNDED) for c in (band.hi_start, band.hi_end))
-    return (*lows, *highs)
+    """Return :attr:`jfa.masks.Band.constants`."""
+    return band.constants
 
 
 def padded_head_dim(*dims: int, least: int = 64) -> int:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from jfa.block_sparse import Grid, grid_of, transpose
+from jfa.block_sparse import Grid, grid_of, query_grid, transpose
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import on_device, scale_log2
 from jfa.kernels.compile_config import CompileConfig
@@ -92,8 +92,8 @@ def _dkdv(problem: Problem, dout, q, k, v, lse, delta) -> tuple[Tensor, Tensor]:
 def grids(problem: Problem) -> tuple[Grid, Grid]:
     """Return the grids of the queries' and the keys' blocks."""
     lists = problem.block_lists
-    shared_by = problem.num_batches * problem.broadcast_q
-    queries = grid_of(problem.query_offset, problem.rows_q, lists.block, shared_by=shared_by)
+    offsets = problem.query_offset, problem.key_offset
+    queries = query_grid(*offsets, problem.rows_q, lists.block, problem.broadcast_q)
     return queries, grid_of(problem.key_offset, problem.rows_kv, lists.other_block)
 
 
