@@ -136,6 +136,11 @@ class BlockLists:
         """[heads, rows] int32: entries per list, what a tile costs."""
         return (self.starts[1:] - self.starts[:-1]).view(self.heads, self.rows)
 
+    def other_side(self, starts: Tensor, columns: Tensor, kinds: Tensor) -> BlockLists:
+        """Return the transposed lists that consist of these tensors: same heads, block sizes swapped."""
+        rows = (starts.numel() - 1) // self.heads
+        return BlockLists(starts, columns, kinds, self.heads, rows, self.other_block, self.block)
+
 
 # ------------------------------------------------------------------------------------------------------------- selection
 def select_blocks(
@@ -391,7 +396,7 @@ def transpose(
         given = lists.tensors, lists.heads, lists.rows, query_offset, key_offset, total_q, total_kv, broadcast_q
         with torch.cuda.device(device):
             made = block_select.transposed(*given, blocks, rows)
-        return BlockLists(*made, lists.heads, rows, lists.other_block, lists.block)
+        return lists.other_side(*made)
     grid_q = query_grid(query_offset, key_offset, total_q, lists.block, broadcast_q)
     grid_k = grid_of(key_offset, total_kv, lists.other_block)
     entries = torch.arange(lists.columns.numel(), device=device)
@@ -410,15 +415,7 @@ def transpose(
     per_list = torch.zeros(count + 1, dtype=torch.int64, device=device).scatter_add_(0, target, torch.ones_like(target))
     starts = torch.zeros(count + 1, dtype=torch.int64, device=device)
     starts[1:] = torch.cumsum(per_list[:-1], 0)
-    return BlockLists(
-        starts.to(torch.int32),
-        grid_q.index[row][order].to(torch.int32),
-        lists.kinds[order],
-        lists.heads,
-        grid_k.rows,
-        lists.other_block,
-        lists.block,
-    )
+    return lists.other_side(starts.to(torch.int32), grid_q.index[row][order].to(torch.int32), lists.kinds[order])
 
 
 def dense_mask(lists: BlockLists, grid: Grid, width: int) -> Tensor:

@@ -406,3 +406,46 @@ def test_a_plan_made_without_lists_is_refused_beside_them():
     for function in (jfa.jagged_flash_attention, jfa.explain):
         with pytest.raises(ValueError, match="plan was built for block_lists = None, but this call has some"):
             function(q, k, v, qo, ko, plan=made, block_lists=lists)
+
+
+@pytest.mark.parametrize("backend", ["reference", "portable", "hopper"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_plan_carries_its_lists_and_their_transpose(backend, deterministic, monkeypatch):
+    """A call with the plan says the same as one with the lists, and does not transpose them again."""
+    from jfa.kernels.hopper import launch as hopper_launch
+    from jfa.kernels.portable import block_sparse_launch
+
+    q, k, v, qo, ko = inputs([140, 0, 20], [150, 9, 40], heads=2, kv_heads=1, dim=64, dtype=torch.bfloat16)
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    lists = select_blocks(q, k, qo, ko, ratio=0.5)
+    facts = dict(rows_q=len(q), rows_kv=len(k), num_heads=2, num_kv_heads=1, head_dim=64, deterministic=deterministic)
+    made = jfa.plan(qo, ko, **facts, backend=backend, block_lists=lists)
+    results = []
+    for given in (dict(plan=made), dict(plan=made, block_lists=lists), dict(backend=backend, block_lists=lists)):
+        out, lse = jfa.jagged_flash_attention(q, k, v, qo, ko, deterministic=deterministic, return_lse=True, **given)
+        if "plan" in given:
+            for module in (hopper_launch, block_sparse_launch):
+                monkeypatch.setattr(module, "transpose", _no_more)
+        results.append((out, lse, *torch.autograd.grad(out.float().square().sum(), (q, k, v))))
+        monkeypatch.undo()
+    for result in results[:2]:
+        torch.testing.assert_close(result, results[2], equal_nan=True)
+    assert jfa.explain(q, k, v, qo, ko, deterministic=deterministic, plan=made).backend == backend
+
+
+def _no_more(*args, **options):
+    raise AssertionError("the plan's transpose was there")
+
+
+def test_a_plan_refuses_other_lists_and_bad_ones():
+    q, k, v, qo, ko, lists = problem(torch.float32)
+    facts = dict(rows_q=len(q), rows_kv=len(k), num_heads=4, num_kv_heads=2, head_dim=8, dtype=q.dtype)
+    made = jfa.plan(qo, ko, **facts, block_lists=lists)
+    other = select_blocks(q, k, qo, ko, ratio=1.0, block_q=16, block_kv=16)
+    for function in (jfa.jagged_flash_attention, jfa.explain):
+        with pytest.raises(ValueError, match="plan was built for other block_lists"):
+            function(q, k, v, qo, ko, plan=made, block_lists=other)
+    with pytest.raises(ValueError, match="rows = 6"):
+        jfa.plan(qo, ko, **facts, block_lists=replace(lists, rows=9))
+    with pytest.raises(TypeError, match="block_lists must be"):
+        jfa.plan(qo, ko, **facts, block_lists=[lists])

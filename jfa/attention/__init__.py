@@ -96,6 +96,7 @@ def jagged_flash_attention(
     if plan is not None:
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must come from jfa.plan, got {type(plan).__name__}")
+        block_lists = plan.lists_for(block_lists)
         plan.check(_plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic, block_lists))
         hints, backend = plan.hints, plan.backend_for(backend)
     scale = arguments.scale_of(sm_scale, query)
@@ -137,6 +138,7 @@ class Plan:
     tensors: tuple[Tensor, ...]
     facts: tuple[tuple[str, object], ...] = ()  # what the lists depend on, by the name a message gives it
     hints: tuple[int, int] = (0, 0)  # max_seq_len_q and max_seq_len_kv: tiles were sized by them, so calls take these
+    block_lists: BlockLists | None = None  # the plan has their transpose, so calls take these
 
     def check(self, facts: tuple[tuple[str, object], ...]) -> None:
         """Lists for other shapes would lead a kernel outside its tensors.
@@ -147,6 +149,16 @@ class Plan:
         for (name, planned), (_, called) in zip(self.facts, facts):
             if planned != called:
                 raise ValueError(f"plan was built for {name} = {planned}, but this call has {called}")
+
+    def lists_for(self, given: BlockLists | None) -> BlockLists | None:
+        """Return the block lists of a call with this plan: the plan's own, which the call may leave out.
+
+        Raises:
+            ValueError: the call gives others than the plan was built for.
+        """
+        if self.block_lists is None or given is None or given is self.block_lists:
+            return given if self.block_lists is None else self.block_lists
+        raise ValueError("plan was built for other block_lists: leave block_lists out, or build a plan for these")
 
     def backend_for(self, asked: str) -> str:
         """The backend that this plan belongs to; an error if the call names another."""
@@ -174,11 +186,13 @@ def plan(
     output_offset: Tensor | None = None,
     deterministic: bool = False,
     backend: str = "auto",
+    block_lists: BlockLists | None = None,
 ) -> Plan:
     """Build tile lists and schedules once, for several layers' calls with the same offsets, shapes and masks, and their backward.
 
-    Args: as in :func:`jagged_flash_attention`; ``rows_q`` and ``rows_kv`` are the tensors' first dimensions. Nothing waits
-    for the device. When the offsets change, build a new plan.
+    Args: as in :func:`jagged_flash_attention`; ``rows_q`` and ``rows_kv`` are the tensors' first dimensions. A plan for
+    ``block_lists`` holds them and their transpose; calls with it may leave them out. Nothing waits for the device. When the
+    offsets or the block lists change, build a new plan.
     """
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
@@ -189,13 +203,15 @@ def plan(
     band = Band.make(causal, window_size)
     hints = arguments.maximum("max_seq_len_q", max_seq_len_q), arguments.maximum("max_seq_len_kv", max_seq_len_kv)
     given = query_offset, key_offset, output_offset
-    problem = make_problem(q, k, v, *given, 1.0, band, broadcast_q, deterministic, *hints)
+    problem = make_problem(q, k, v, *given, 1.0, band, broadcast_q, deterministic, *hints, block_lists)
+    arguments.check_block_lists(problem)
     name = registry.pick(problem, backend)
     problem = op.prepare(problem, False, query_offset)
     build = getattr(registry.load(name), "plan", None)
     with op.on_device(problem.device):
         tensors = tuple(build(problem)) if build else ()
-    return Plan(name, tensors, _plan_facts(q, k, v, key_offset, band, broadcast_q, deterministic), hints)
+    facts = _plan_facts(q, k, v, key_offset, band, broadcast_q, deterministic, block_lists)
+    return Plan(name, tensors, facts, hints, block_lists)
 
 
 def _plan_facts(
@@ -255,6 +271,7 @@ def explain(
     if plan is not None:
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must come from jfa.plan, got {type(plan).__name__}")
+        block_lists = plan.lists_for(block_lists)
         plan.check(_plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic, block_lists))
         hints, backend = plan.hints, plan.backend_for(backend)
     scale = arguments.scale_of(sm_scale, query)

@@ -85,9 +85,13 @@ def forms(problem: Problem) -> dict[str, str]:
 
 
 def plan(problem: Problem) -> list[Tensor]:
-    """Return the tile lists of the forward and the backward, for several calls with the same offsets."""
+    """Return the tile lists of the forward and the backward, for several calls with the same offsets.
+
+    Beside block lists also their transpose, which the backward walks.
+    """
     lists = _both_lists(problem)
-    return [x for tiles in (lists.queries, lists.keys) for x in (tiles.records, tiles.counts)]
+    tensors = [x for tiles in (lists.queries, lists.keys) for x in (tiles.records, tiles.counts)]
+    return [*tensors, *_transposed_lists(problem).tensors] if problem.block_lists else tensors
 
 
 def make_lists(problem: Problem) -> Lists | None:
@@ -122,7 +126,8 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
         dq, dk, dv = backward(problem, dout, dlse, -q, k, v, out, lse, plan, needs)
         return -dq, dk, dv
     if _is_portable_backward(problem):
-        return portable.backward(problem, dout, dlse, q, k, v, out, lse, None, needs)
+        turned = plan[4:] if plan and problem.block_lists else None
+        return portable.backward(problem, dout, dlse, q, k, v, out, lse, turned, needs)
     tensors = (make_tma_ready(x) for x in (q, k, v, dout))
     dk, dv = empty_tma_ready(k, problem.head_dim), empty_tma_ready(v, problem.head_dim_v)
     if is_resident(problem):
@@ -134,7 +139,8 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
         lists = _given_lists(plan) if plan else _both_lists(problem)
         rows = prepare_rows(problem, lists.queries, block, out, dout, lse, dlse)
         q, k, v, dout = tensors
-        sums = launch_backward(problem, lists.keys, rows, q, k, v, dout, dk, dv)
+        turned = _transposed_lists(problem, plan) if problem.block_lists else None
+        sums = launch_backward(problem, lists.keys, rows, q, k, v, dout, dk, dv, turned)
         if sums is None:
             queries = lists.queries if block == 128 else query_tiles(problem, 128)
             dq = launch_dq(problem, queries, rows, q, k, v, dout)
@@ -207,14 +213,15 @@ def launch_forward(problem: Problem, cfg: ForwardConfig, tiles: TileList, q, k, 
     )
 
 
-def launch_backward(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv) -> Tensor | None:
+def launch_backward(
+    problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv, lists: BlockLists | None = None
+) -> Tensor | None:
     """Write dk and dv, and return dQ's sums [H, rows, D] fp32, padded and not yet scaled.
 
-    Return None where dQ is left to :func:`launch_dq`.
+    Return None where dQ is left to :func:`launch_dq`. ``lists``: the transposed block lists, if the problem has some.
     """
     cfg = backward_config(problem)
     d = cfg.head_dim
-    lists = _transposed_lists(problem) if problem.block_lists else None
     dq_rows = padded(problem.rows_q) if problem.broadcast_q else rows.count
     sums = torch.zeros(problem.num_heads, dq_rows if cfg.with_dq else 1, d, dtype=torch.float32, device=q.device)
     _variant(general.backward_kernel, cfg).launch(
@@ -243,7 +250,9 @@ def launch_backward(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v
     return sums if cfg.with_dq else None
 
 
-def _transposed_lists(problem: Problem) -> BlockLists:
+def _transposed_lists(problem: Problem, plan=None) -> BlockLists:
+    if isinstance(plan, list) and len(plan) > 4:
+        return problem.block_lists.other_side(*plan[4:])
     sides = dict(total_q=problem.rows_q, total_kv=problem.rows_kv, broadcast_q=problem.broadcast_q)
     return transpose(problem.block_lists, problem.query_offset, problem.key_offset, **sides)
 

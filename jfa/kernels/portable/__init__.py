@@ -37,15 +37,20 @@ def forward(
 def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True)):
     """Return (dq, dk, dv)."""
     if problem.block_lists is not None:
-        return block_sparse_launch.backward(problem, dout, dlse, q, k, v, out, lse, needs)
+        return block_sparse_launch.backward(problem, dout, dlse, q, k, v, out, lse, needs, plan)
     return launch.backward(problem, dout, dlse, q, k, v, out, lse, needs, launch.given(problem, plan)[1:])
 
 
 def plan(problem: Problem) -> list[Tensor]:
-    """Return the lists of the forward and, unless the query is shared, of the passes over queries and over keys."""
+    """Return the lists of the forward and, unless the query is shared, of the passes over queries and over keys.
+
+    Beside block lists it is their transpose alone.
+    """
     if problem.num_batches == 0:
         return []
     with on_device(problem):
+        if problem.block_lists is not None:
+            return list(block_sparse_launch.transposed(problem).tensors)
         return launch.plan(problem)
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from jfa.block_sparse import Grid, grid_of, query_grid, transpose
+from jfa.block_sparse import BlockLists, Grid, grid_of, query_grid, transpose
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import on_device, scale_log2
 from jfa.kernels.compile_config import CompileConfig
@@ -36,8 +36,8 @@ def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
     return out, lse
 
 
-def backward(problem: Problem, dout, dlse, q, k, v, out, lse, needs=(True, True, True)):
-    """Return (dq, dk, dv); those that are not needed are None."""
+def backward(problem: Problem, dout, dlse, q, k, v, out, lse, needs=(True, True, True), turned=None):
+    """Return (dq, dk, dv); those that are not needed are None. ``turned``: the transposed lists' tensors, if a plan has them."""
     dout, out, lse = dout.contiguous(), out.contiguous(), lse.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.zeros_like(lse)
@@ -46,7 +46,7 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, needs=(True, True,
             launch.delta_pass(problem, dout, dlse, out, delta)
         given = problem, dout, q, k, v, lse, delta
         dq = _dq(*given) if needs[0] else None
-        dk, dv = _dkdv(*given) if any(needs[1:]) else (None, None)
+        dk, dv = _dkdv(*given, turned) if any(needs[1:]) else (None, None)
     return dq, dk, dv
 
 
@@ -67,18 +67,11 @@ def _dq(problem: Problem, dout, q, k, v, lse, delta) -> Tensor:
     return dq.view(-1, *q.shape).sum(0).to(q.dtype) if problem.num_batches else torch.zeros_like(q)
 
 
-def _dkdv(problem: Problem, dout, q, k, v, lse, delta) -> tuple[Tensor, Tensor]:
+def _dkdv(problem: Problem, dout, q, k, v, lse, delta, turned=None) -> tuple[Tensor, Tensor]:
     dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
     queries, keys = grids(problem)
     if queries.rows and keys.rows:
-        turned = transpose(
-            problem.block_lists,
-            problem.query_offset,
-            problem.key_offset,
-            total_q=problem.rows_q,
-            total_kv=problem.rows_kv,
-            broadcast_q=problem.broadcast_q,
-        )
+        turned = problem.block_lists.other_side(*turned) if turned else transposed(problem)
         tile = _tile(problem, DKDV)
         kernels.dkdv_kernel[_grid(keys, tile.keep, problem.num_kv_heads)](
             q, k, v, dout, lse, delta, dk, dv, *_lists(problem, turned, keys, queries, keys),
@@ -87,6 +80,12 @@ def _dkdv(problem: Problem, dout, q, k, v, lse, delta) -> tuple[Tensor, Tensor]:
             **_sizes(problem, turned), **tile.launch, **launch.constants(problem),
         )  # fmt: skip
     return dk, dv
+
+
+def transposed(problem: Problem) -> BlockLists:
+    """Return the lists of the keys' blocks, which the pass over keys walks."""
+    sides = dict(total_q=problem.rows_q, total_kv=problem.rows_kv, broadcast_q=problem.broadcast_q)
+    return transpose(problem.block_lists, problem.query_offset, problem.key_offset, **sides)
 
 
 def grids(problem: Problem) -> tuple[Grid, Grid]:
