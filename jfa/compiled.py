@@ -51,6 +51,9 @@ PTX_COUNTS = {
     "tma.load": r"\bcp\.async\.bulk\.tensor\S*shared::\w+\.global",
     "tma.store": r"\bcp\.async\.bulk\.tensor\S*global\.shared::cta",
     "tma.reduce": r"\bcp\.reduce\.async\.bulk\.tensor",
+    "dsmem.copy": r"\bcp\.async\.bulk\.shared::cluster\.shared::cta",
+    "dsmem.store": r"\bst\.async\b",
+    "barrier.cluster": r"\bbarrier\.cluster\.arrive",
     "setmaxnreg": r"\bsetmaxnreg\b",
     "clusterlaunchcontrol": r"\bclusterlaunchcontrol\.try_cancel",
     "mbarrier.init": r"\bmbarrier\.init\b",
@@ -227,6 +230,7 @@ def compile_kernel(
     num_warps: int = 4,
     roles: Sequence[str] = (),
     name: str | None = None,
+    options: dict[str, Any] | None = None,
 ) -> Report:
     """Compile any ``@triton.jit`` function, one defined in a notebook cell too, for ``arch`` (90, 100 or 103).
 
@@ -234,6 +238,7 @@ def compile_kernel(
         signature: Triton types of the arguments that are no constexprs, as in :class:`CompileConfig`.
         constexprs: values of the constexprs; numbers, strings, booleans, None, ``tl.dtype``, dataclasses of those.
         roles: names for the warp groups in the report.
+        options: further launch options: ``{"ctas_per_cga": (2, 1, 1)}`` for a kernel on pairs of CTAs.
     """
     config = CompileConfig(
         name=name or _plain_function(kernel).__name__,
@@ -243,6 +248,7 @@ def compile_kernel(
         targets=(arch,),
         num_warps=num_warps,
         roles=tuple(roles),
+        options=options or {},
     )
     with tempfile.TemporaryDirectory(prefix="jfa-compile-") as folder:
         path = Path(folder) / "shipped_kernel.py"
@@ -440,9 +446,14 @@ def _triton_compile(kernel: Any, job: dict[str, Any]):
         compiled = triton.compile(
             ASTSource(kernel, signature, constexprs, aligned),
             target=GPUTarget("cuda", job["arch"], 32),
-            options={"num_warps": job["num_warps"], "num_stages": 1, **job["options"]},
+            options={"num_warps": job["num_warps"], "num_stages": 1, **_as_launched(job["options"])},
         )
     return compiled, log.getvalue()
+
+
+def _as_launched(options: dict[str, Any]) -> dict[str, Any]:
+    """Return launch options as Triton takes them: JSON has no tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
 
 
 def _load_kernel(path: str) -> Any:

@@ -76,6 +76,24 @@ def test_roles_carry_their_warps_and_registers():
     assert report.counts["tma.load"] > 0 and report.counts["mbarrier.init"] >= 2
 
 
+@triton.jit
+def _neighbour_kernel(out_ptr):
+    inbox = tlx.local_alloc((128,), tl.int32, 1)
+    come = tlx.alloc_barriers(1)
+    tlx.barrier_expect_bytes(come[0], 512)
+    tlx.cluster_barrier()
+    tlx.async_remote_shmem_store(inbox[0], tl.arange(0, 128), tlx.cluster_cta_rank() ^ 1, come[0])
+    tlx.barrier_wait(come[0], 0)
+    tl.store(out_ptr + tl.program_id(0) * 128 + tl.arange(0, 128), tlx.local_load(inbox[0]))
+
+
+def test_a_kernel_on_pairs_of_ctas_compiles_with_its_cluster():
+    pair = compile_kernel(_neighbour_kernel, {"out_ptr": "*i32"}, arch=100, options={"ctas_per_cga": (2, 1, 1)})
+    assert pair.error is None and pair.counts["dsmem.store"] > 0 and pair.counts["barrier.cluster"] > 0
+    alone = compile_kernel(_two_role_kernel, TWO_ROLES, {"BUFFERS": 2}, arch=100)
+    assert alone.counts["barrier.cluster"] == 0
+
+
 def test_too_much_shared_memory_is_a_problem_though_triton_compiles_it():
     report = compile_kernel(_two_role_kernel, TWO_ROLES, {"BUFFERS": 8}, arch=90)
     assert any("SMEM" in p and "exceeds" in p for p in report.problems)

@@ -179,6 +179,10 @@ class Chip:
             needs["hbm"] = bytes / self["hbm"]
         return Demand(needs, latency=self["tma_latency"] * (2 if cold else 1))
 
+    def _remote_store(self, bytes: int, **_) -> Demand:
+        # what a copy out of another CTA takes of the CTA that it writes to
+        return Demand({"smem": bytes / self["smem"]})
+
     def _tma_store(self, bytes: int, **_) -> Demand:
         return Demand(self._tma(bytes), latency=self["tma_latency"] / 2)
 

@@ -55,6 +55,52 @@ def test_the_exponentials_occupy_the_unit_for_the_cycles_that_the_rates_say():
     assert drawn.busy("mufu") == pytest.approx(busy / drawn.cycles)
 
 
+@triton.jit
+def pair_product(a_desc, b_desc, out_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    """A pair's product, and 2 KiB that each CTA sends to its peer."""
+    rank = tlx.cluster_cta_rank()
+    a = tlx.local_alloc((M, K), tl.bfloat16, 1)
+    b = tlx.local_alloc((K, N // 2), tl.bfloat16, 1)
+    words = tlx.local_alloc((512,), tl.int32, 1)
+    acc = tlx.local_alloc((M, N), tl.float32, 1, tlx.storage_kind.tmem)
+    bars = tlx.alloc_barriers(3)
+    tlx.barrier_expect_bytes(bars[0], 4 * (M + N // 2) * K, pred=rank == 0)
+    tlx.async_descriptor_load(a_desc, a[0], [rank * M, 0], bars[0], two_ctas=True)
+    tlx.async_descriptor_load(b_desc, b[0], [0, rank * N // 2], bars[0], two_ctas=True)
+    tlx.barrier_wait(bars[0], 0, pred=rank == 0)
+    tlx.async_dot(a[0], b[0], acc[0], use_acc=False, mBarriers=[bars[1]], two_ctas=True)
+    tlx.barrier_expect_bytes(bars[2], 2048)
+    tlx.async_remote_shmem_store(words[0], tl.arange(0, 512), rank ^ 1, bars[2])
+    tlx.barrier_wait(bars[1], 0)
+    tlx.barrier_wait(bars[2], 0)
+    at = (rank * M + tl.arange(0, M))[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(out_ptr + at, tlx.local_load(acc[0]))
+
+
+def test_a_pairs_product_and_what_it_sends_occupy_both_sms():
+    m, n, k = 128, 64, 32
+
+    def launch_pair():
+        boxes = [
+            TensorDescriptor.from_tensor(torch.ones(2 * m, k).bfloat16(), [m, k]),
+            TensorDescriptor.from_tensor(torch.ones(k, n).bfloat16(), [k, n // 2]),
+        ]
+        out = torch.zeros(2 * m, n)
+        pair_product[(2,)](*boxes, out, M=m, N=n, K=k, ctas_per_cga=(2, 1, 1))
+        assert (out == k).all()
+
+    drawn = cli.record(launch_pair, B200)
+    facts = dict(m=2 * m, n=n, k=k, itemsize_a=2, a_space="smem", two_cta=True)
+    needs = B200.demand("mma", **facts).needs
+    loads = 2 * (m + n // 2) * k / B200["smem"]
+    sent = 2 * 2048 / B200["smem"]  # read or taken out of registers here, written there: of each CTA, one of both
+    for cta in ((0, 0, 0), (1, 0, 0)):
+        spans = {unit: sum(e - b for b, e in drawn.occupied[cta, unit]) for unit in ("tensor", "smem")}
+        assert spans["tensor"] == pytest.approx(needs["tensor"])
+        assert spans["smem"] == pytest.approx(needs["smem"] + loads + sent)
+        assert [t.name for t in drawn.tracks(cta) if t.name == "MMA"] == ["MMA"]
+
+
 def test_a_span_leaves_out_what_lies_outside():
     drawn = cli.record(launch, B200)
     first = drawn.occupied[(0, 0, 0), "mufu"][0]

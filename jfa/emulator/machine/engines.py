@@ -128,8 +128,9 @@ def remote_copy(
         bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where, op.turns, task.label))
 
     signals, facts = [(bar, 0, -nbytes)], {"bytes": nbytes}
+    there = [(target.storage.cta, "remote_store")] if target.storage.cta is not task.cta else []
     op = machine.scheduler.issue(
-        task, "remote copy", run, where, demand="tma_load", title=title, facts=facts, signals=signals
+        task, "remote copy", run, where, demand="tma_load", title=title, facts=facts, signals=signals, beside=there
     )
     note_copy(target.storage.cta, op, f"a copy to {target_name}")
     if values is None:
@@ -188,12 +189,14 @@ def mma(
     title: str = "",
     facts: dict[str, Any] | None = None,
     wait: bool = False,
+    peers: Sequence[CTA] = (),
 ) -> None:
     """Issue a tcgen05 operation on the task's pipe.
 
     compute() does the arithmetic and stores the result; reads and writes are [(view, name), ...]; each of bars gets one
     arrival when this and
-    all earlier operations of the task have finished. wait: the compiler waits for it (async_dot without barriers).
+    all earlier operations of the task have finished. wait: the compiler waits for it (async_dot without barriers). peers: the
+    other CTA of a pair, whose tensor core works as long.
     """
     machine = task.machine
     if Active.counts is not None and facts:
@@ -209,8 +212,19 @@ def mma(
             bar.arrive(1, op.clock, op.end, ("commit of the MMA", op.label, where, op.turns, task.label))
 
     signals, demand = [(bar, 1, 0) for bar in bars], "mma" if facts else None
+    beside = [(cta, "mma") for cta in peers if facts]
     op = machine.scheduler.issue(
-        task, "mma", run, where, pipe=True, demand=demand, track="MMA", title=title, facts=facts, signals=signals
+        task,
+        "mma",
+        run,
+        where,
+        pipe=True,
+        demand=demand,
+        track="MMA",
+        title=title,
+        facts=facts,
+        signals=signals,
+        beside=beside,
     )
     _note_arrivals(task, op, bars)
     for view, name in (*reads, *writes):

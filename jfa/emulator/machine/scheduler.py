@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..locations import Where
     from .barriers import MBarrier
     from .machine import Machine
+    from .tasks import CTA
 
 _NO_ACCESS = (
     "barrier_wait",
@@ -190,11 +191,13 @@ class Scheduler:
         title: str = "",
         facts: dict[str, Any] | None = None,
         signals: Sequence[tuple[MBarrier, int, int]] = (),
+        beside: Sequence[tuple[CTA, str]] = (),
     ) -> AsyncOp:
         """Hand an operation to an engine.
 
         pipe: it follows the task's earlier MMAs in order. `run(op)` moves data and signals: (barrier, arrivals, bytes added) of
-        each in `signals`. demand, facts: what it costs, see Clock.book.
+        each in `signals`. demand, facts: what it costs, see Clock.book. beside: other CTAs that it occupies at the same time,
+        each with its own demand.
         """
         if task.warp_groups and kind not in ("TMA load", "cp.async"):
             warps.join(task)  # one thread issues, after a barrier of all
@@ -211,7 +214,7 @@ class Scheduler:
             op.barrier, op.phase = signals[0][0], signals[0][0].phase
         task.clock[task.component.id] += 1
         if self.timed:
-            self._schedule(op, previous, track, title or kind, demand, facts or {})
+            self._schedule(op, previous, track, title or kind, demand, facts or {}, beside)
         if self.control is not None:
             self.control.issued(self.machine, op)
         elif self.eager:
@@ -235,12 +238,24 @@ class Scheduler:
         return component, clock
 
     def _schedule(
-        self, op: AsyncOp, previous: AsyncOp | None, track: str, title: str, demand: str | None, facts: dict
+        self,
+        op: AsyncOp,
+        previous: AsyncOp | None,
+        track: str,
+        title: str,
+        demand: str | None,
+        facts: dict,
+        beside: Sequence[tuple[CTA, str]],
     ) -> None:
         task, time = op.task, self.machine.clock
         op.start, op.end = time.book(task.cta, task.time, demand, facts)
+        for cta, what in beside:  # it takes as long as the slower of them
+            start, end = time.book(cta, task.time, what, facts)
+            op.start, op.end = max(op.start, start), max(op.end, end)
         if previous is not None:
             op.end = max(op.end, previous.end)
+        for cta, _ in beside:
+            time.emit(cta, track, title, op.start, op.end, kind="async", where=op.where, **facts)
         told = {"signals": tuple(bar.label for bar, *_ in op.signals)} if op.signals else {}
         time.emit(task.cta, track, title, op.start, op.end, kind="async", where=op.where, **facts, **told)
 

@@ -183,7 +183,8 @@ def _tcgen05(
         m=m * len(pair), n=n, k=k, itemsize_a=dtypes.itemsize(A.dtype_name), a_space=A.space, two_cta=two, scaled=False
     )
     title = f"{acc.name} {'+=' if accumulate else '='} {A.name} @ {B.name}"
-    engines.mma(task, compute, reads, writes, targets, where, title, facts, wait=waits and not two)
+    peers = [cta for cta in pair if cta is not task.cta]
+    engines.mma(task, compute, reads, writes, targets, where, title, facts, wait=waits and not two, peers=peers)
     _wait_for_pair(task, two and waits, where)
     return None
 
@@ -421,6 +422,7 @@ def async_dot_scaled(
         title,
         facts,
         wait=waits and not two,
+        peers=[cta for cta in pair if cta is not task.cta],
     )
     _wait_for_pair(task, two and waits, where)
     return None
