@@ -283,6 +283,11 @@ def _fraction(ratio: float) -> tuple[int, int]:
     return max(fraction.numerator, 1), fraction.denominator
 
 
+def share_of(ratio: float, candidates: Tensor) -> Tensor:
+    """Return how many of each row's candidate blocks :func:`select_blocks` keeps with ``ratio`` (and an empty ``keep``)."""
+    return _share(_fraction(ratio), candidates)
+
+
 def _share(fraction: tuple[int, int], candidates: Tensor | int) -> Tensor | int:
     """Return the fraction of the candidates, rounded up."""
     share, parts = fraction

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,6 +33,32 @@ def test_flops_and_bytes_count_what_the_mask_allows():
     assert shape.flops() == 4 * (6 + 15) * 4 * 8
     assert shape.flops(backward=True) == 10 * (6 + 15) * 4 * 8
     assert shape.least_bytes() == (8 * 4 * 2 + 2 * 8 * 2) * 8 * 2
+
+
+def _sparse(ratio):
+    lengths = lambda: torch.tensor([384, 128, 1280]).int()
+    return shapes.Shape("blocks", 2, 1, 16, lengths, sparse=ratio)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 1.0])
+def test_flops_of_block_lists_count_the_listed_pairs(ratio):
+    shape = _sparse(ratio)
+    inputs = shapes.make_inputs(shape, "cpu", torch.float32)
+    assert shape.flops() == 4 * int(inputs.block_lists.starts[-1]) * 128**2 * 16
+
+
+def test_block_lists_reach_the_op_and_only_peers_that_can_walk_them():
+    inputs = shapes.make_inputs(_sparse(0.5), "cpu", torch.float32)
+    dense = shapes.make_inputs(replace(_sparse(0.5), sparse=0.0), "cpu", torch.float32)
+    assert not torch.allclose(peers.jfa(inputs)(), peers.jfa(dense)())
+    for name in set(peers.PEERS) - {"flex"}:
+        timing = runner.measure(inputs, name, peers.PEERS[name])
+        assert timing.forward_ms is None and "knows no block lists" in timing.note
+    timing = runner.measure(inputs, "selection", peers.selection)
+    assert timing.forward_ms > 0 and timing.backward_ms is None and not timing.note
+    table = peers._chosen_blocks(inputs)
+    assert int(table.sum()) == int(inputs.block_lists.starts[-1]) and table.shape == (2, 14, 14)
+    assert not table[:, :3, 3:].any() and not table[:, 4:, :4].any()
 
 
 @pytest.mark.parametrize("peer", ["fa4", "missing=/nowhere/at/all"])

@@ -59,7 +59,8 @@ def main(argv: list[str] | None = None) -> int:
     timings = []
     for shape in chosen:
         inputs = shapes.make_inputs(shape, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
-        for name, build in implementations.items():
+        chooser = {"selection": peers.selection} if shape.sparse else {}
+        for name, build in (implementations | chooser).items():
             timings.append(runner.measure(inputs, name, build, args.runs, not args.forward_only))
             print(line(timings[-1]), flush=True)
         del inputs

@@ -6,6 +6,7 @@ with respect to inputs.query, key and value. A peer that lacks a feature raises 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import sys
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 
 from jfa.attention import jagged_flash_attention
-from jfa.bench.shapes import Inputs
+from jfa.bench.shapes import BLOCK, Inputs
+from jfa.block_sparse import dense_mask, grid_of
 from jfa.layout import pad, unpad
 
 Call = Callable[[], Tensor]
@@ -36,9 +38,30 @@ def jfa(inputs: Inputs, backend: str = "auto", deterministic: bool = False) -> C
         window_size=shape.window_size,
         backend=backend,
         deterministic=deterministic,
+        block_lists=inputs.block_lists,
     )
 
 
+def selection(inputs: Inputs) -> Call:
+    """Choosing the blocks that the op's calls above walk: pooled scores and lists, without attention."""
+    if inputs.block_lists is None:
+        raise Unavailable("the shape has no block lists")
+    return inputs.select
+
+
+def dense_only(build: Callable[[Inputs], Call]) -> Callable[[Inputs], Call]:
+    """Return a peer that says so where a shape has block lists, which it cannot walk."""
+
+    @functools.wraps(build)
+    def checked(inputs: Inputs) -> Call:
+        if inputs.block_lists is not None:
+            raise Unavailable("knows no block lists for packed sequences")
+        return build(inputs)
+
+    return checked
+
+
+@dense_only
 def fa2(inputs: Inputs) -> Call:
     """FlashAttention 2 as PyTorch ships it: torch.nn.attention.varlen.varlen_attn."""
     try:
@@ -68,6 +91,7 @@ def fa2(inputs: Inputs) -> Call:
     return call
 
 
+@dense_only
 def fa4(inputs: Inputs) -> Call:
     """FlashAttention 4 (package flash-attn-4)."""
     try:
@@ -96,7 +120,10 @@ def fa4(inputs: Inputs) -> Call:
 
 
 def flex(inputs: Inputs) -> Call:
-    """FlexAttention, compiled, with a block mask by sequence number; the block mask is built beforehand, not timed."""
+    """FlexAttention, compiled, with a block mask by sequence number; the block mask is built beforehand, not timed.
+
+    Block lists become a block mask of the same blocks.
+    """
     import torch._functorch.config
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -109,8 +136,14 @@ def flex(inputs: Inputs) -> Call:
     k_id, k_pos = _numbers(inputs.key_offset, inputs.key.shape[0])
     lengths = inputs.key_offset.diff() - query_offset.diff()
 
+    chosen, heads = None, None
+    if inputs.block_lists is not None:
+        chosen, heads = _chosen_blocks(inputs), shape.heads
+
     def mask(b, h, i, j):
         keep = q_id[i] == k_id[j]
+        if chosen is not None:
+            return keep & chosen[h, i // BLOCK, j // BLOCK]
         if shape.causal:
             keep = keep & (k_pos[j] <= q_pos[i] + lengths[q_id[i]])
         if shape.window_size is not None:
@@ -118,7 +151,7 @@ def flex(inputs: Inputs) -> Call:
         return keep
 
     compiled_mask = torch.compile(create_block_mask)
-    block_mask = compiled_mask(mask, None, None, query.shape[0], inputs.key.shape[0], device=query.device)
+    block_mask = compiled_mask(mask, None, heads, query.shape[0], inputs.key.shape[0], device=query.device)
     run = torch.compile(flex_attention)
 
     def call() -> Tensor:
@@ -130,6 +163,16 @@ def flex(inputs: Inputs) -> Call:
     return call
 
 
+def _chosen_blocks(inputs: Inputs) -> Tensor:
+    """[H, blocks, blocks] bool over the packed rows: their grid is the lists' grid, as the lengths are whole blocks."""
+    offsets, rows = inputs.key_offset, inputs.key.shape[0]
+    seq = torch.searchsorted(offsets[1:].long(), torch.arange(0, rows, BLOCK, device=offsets.device), right=True)
+    local = torch.arange(rows // BLOCK, device=offsets.device) - offsets.long()[seq] // BLOCK
+    of_sequence = dense_mask(inputs.block_lists, grid_of(offsets, rows, BLOCK), rows // BLOCK)
+    table = (seq[:, None] == seq) & of_sequence[:, seq, local][:, :, local]
+    return table.expand(inputs.shape.heads, -1, -1)
+
+
 def _numbers(offsets: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """([rows] sequence number, [rows] position inside it)."""
     row = torch.arange(rows, device=offsets.device)
@@ -137,6 +180,7 @@ def _numbers(offsets: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     return number, row - offsets[number]
 
 
+@dense_only
 def sdpa(inputs: Inputs) -> Call:
     """PyTorch's scaled_dot_product_attention on the padded batch, with a mask of real keys; padding is part of the time."""
     from torch.nn.functional import scaled_dot_product_attention
@@ -184,6 +228,7 @@ def from_path(path: str) -> Callable[[Inputs], Call]:
     The file's folder joins sys.path, for the modules beside it. A function that takes output_offset gets it with a shared query.
     """
 
+    @dense_only
     def build(inputs: Inputs) -> Call:
         file = Path(path)
         file = file / "__init__.py" if file.is_dir() else file

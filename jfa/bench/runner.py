@@ -47,8 +47,7 @@ def measure(
         call()
         timing.forward_ms = median_ms(call, inputs.key.device, runs)
         timing.forward_tflops = inputs.shape.flops() / timing.forward_ms / 1e9
-        if backward:
-            out = call()
+        if backward and isinstance(out := call(), torch.Tensor):  # choosing blocks has no backward
             grads = lambda: torch.autograd.grad(
                 out, (inputs.query, inputs.key, inputs.value), inputs.grad_out.view_as(out), retain_graph=True
             )

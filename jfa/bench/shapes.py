@@ -2,7 +2,8 @@
 
 Sources: the PMA, self, cross and GQA shapes are the ones of this project's reference measurements on an H200; `gdpa-*` from the
 public GDPA blog (B 1152, H 4, d 128); `ragged-*` from TritonBench's ragged attention (meta-pytorch/tritonbench); `tiny-8192`, very
-many very short sequences, from flash-attention's pull request 2520, where a scheduler that looks at every batch was 73x slower.
+many very short sequences, from flash-attention's pull request 2520, where a scheduler that looks at every batch was 73x slower;
+`sparse-50` and `sparse-25` keep that share of the 128 x 128 blocks of `sparse-100` (:func:`jfa.block_sparse.select_blocks`).
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from jfa.block_sparse import BlockLists, select_blocks, share_of
 from jfa.layout import log_uniform_lengths, offsets_from_lengths, pareto_lengths, sparsity_lengths
 from jfa.masks import Band, allowed_pairs, attention_flops
+
+BLOCK = 128  # rows per block of the shapes with block lists
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,9 @@ class Shape:
     shared_q: int = 0  # Lq of a shared query; 0: every sequence has its own queries
     causal: bool = False
     window_size: int | None = None
+    sparse: float = (
+        0.0  # share of each query block's key blocks that block lists keep; 0: no lists. Lengths are whole blocks.
+    )
 
     def lengths(self) -> tuple[Tensor, Tensor]:
         """([B] query lengths, [B] key lengths)."""
@@ -45,7 +52,11 @@ class Shape:
 
     def flops(self, backward: bool = False) -> int:
         """FLOPs of the matrix products over the pairs that count."""
-        pairs = int(allowed_pairs(self.band, *self.lengths()).sum())
+        if self.sparse:
+            blocks = self.lengths()[1].long() // BLOCK
+            pairs = int((blocks * share_of(self.sparse, blocks)).sum()) * BLOCK**2
+        else:
+            pairs = int(allowed_pairs(self.band, *self.lengths()).sum())
         return attention_flops(pairs, self.heads, self.head_dim, backward=backward)
 
     def least_bytes(self, backward: bool = False, itemsize: int = 2) -> int:
@@ -65,6 +76,11 @@ def _self128() -> Tensor:
     return log_uniform_lengths(128, 16, 4096, seed=1)
 
 
+def _long_blocks() -> Tensor:
+    return (log_uniform_lengths(24, 2048, 8192, seed=1) + BLOCK - 1) // BLOCK * BLOCK
+
+
+_LONG = Shape("sparse-100", 4, 4, 128, _long_blocks)
 _SELF = Shape("self", 4, 4, 128, _self128)
 _DENSE = Shape("dense", 16, 16, 128, _dense(4, 8192))
 
@@ -88,6 +104,8 @@ _ALL = [
     replace(_DENSE, name="dense-causal", causal=True),
     Shape("tiny-8192", 12, 12, 128, _dense(8192, 34)),
     *(Shape(f"gdpa-{n}", 4, 4, 128, _dense(1152, n)) for n in (256, 512, 1024, 2048)),
+    _LONG,
+    *(replace(_LONG, name=f"sparse-{share}", sparse=share / 100) for share in (50, 25)),
     *(Shape(f"ragged-{n}", 4, 4, 128, lambda n=n: sparsity_lengths(128, n, 0.5, seed=6)) for n in (256, 512, 1024)),
 ]
 SHAPES = {shape.name: shape for shape in _ALL}
@@ -111,11 +129,17 @@ class Inputs:
     key_offset: Tensor
     max_q: int
     max_kv: int
+    block_lists: BlockLists | None = None
 
     @property
     def arguments(self) -> tuple:
         """The positional arguments of jagged_flash_attention."""
         return self.query, self.key, self.value, self.query_offset, self.key_offset, self.max_q, self.max_kv
+
+    def select(self) -> BlockLists:
+        """Choose the shape's share of blocks anew from query and key."""
+        q, k, *offsets = self.query, self.key, self.query_offset, self.key_offset
+        return select_blocks(q, k, *offsets, ratio=self.shape.sparse, max_seq_len_kv=self.max_kv)
 
     def expanded_query(self) -> tuple[Tensor, Tensor]:
         """(query, query_offset) for peers that know no shared query: B copies of it, as a view where that is possible."""
@@ -136,7 +160,7 @@ def make_inputs(shape: Shape, device: str | torch.device, dtype: torch.dtype = t
     def normal(rows: int, heads: int) -> Tensor:
         return torch.randn(rows, heads, shape.head_dim, device=device, dtype=dtype, generator=generator)
 
-    return Inputs(
+    inputs = Inputs(
         shape,
         normal(shape.shared_q or total_q, shape.heads).requires_grad_(),
         normal(total_kv, shape.kv_heads).requires_grad_(),
@@ -147,3 +171,4 @@ def make_inputs(shape: Shape, device: str | torch.device, dtype: torch.dtype = t
         int(len_q.max()),
         int(len_kv.max()),
     )
+    return replace(inputs, block_lists=inputs.select()) if shape.sparse else inputs

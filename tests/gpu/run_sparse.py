@@ -15,12 +15,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch  # noqa: E402
-import torch._functorch.config  # noqa: E402
 
 import jfa  # noqa: E402
 from jfa import reference  # noqa: E402
-from jfa.bench import runner  # noqa: E402
-from jfa.block_sparse import dense_mask, grid_of, lists_from_mask, select_blocks  # noqa: E402
+from jfa.bench import peers, runner, shapes  # noqa: E402
+from jfa.block_sparse import lists_from_mask, select_blocks  # noqa: E402
 from jfa.layout import log_uniform_lengths, offsets_from_lengths  # noqa: E402
 
 BACKENDS = ("hopper", "portable")
@@ -91,24 +90,8 @@ def timed(call, inputs, grad) -> tuple[float, float]:
     return forward, backward
 
 
-def flex_call(q, k, v, offsets, lists, rows: int):
-    """FlexAttention over the same blocks: lengths are whole blocks, so its grid of the packed rows is ours."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    seq = torch.searchsorted(offsets[1:].long(), torch.arange(0, rows, BLOCK, device="cuda"), right=True)
-    chosen = dense_mask(lists, grid_of(offsets, rows, BLOCK), -(-rows // BLOCK))
-    local = torch.arange(rows // BLOCK, device="cuda") - offsets.long()[seq] // BLOCK
-    table = (seq[:, None] == seq) & chosen[:, seq, local][:, :, local]
-    mask = lambda b, h, i, j: table[h, i // BLOCK, j // BLOCK]
-    block_mask = torch.compile(create_block_mask)(mask, None, q.shape[1], rows, rows, device="cuda")
-    run = torch.compile(flex_attention)
-    packed = lambda x: x.transpose(0, 1).unsqueeze(0)
-    return lambda: run(packed(q), packed(k), packed(v), block_mask=block_mask).squeeze(0).transpose(0, 1)
-
-
 def time(args) -> dict:
     """Time dense and block-sparse attention, one run."""
-    torch._functorch.config.donated_buffer = False  # else FlexAttention's backward runs once per forward only
     lengths = (log_uniform_lengths(args.sequences, 2048, 8192, seed=1) + 127) // 128 * 128
     offsets, rows = offsets_from_lengths(lengths.cuda()), int(lengths.sum())
     q, k, v = (torch.randn(rows, args.heads, 128, device="cuda").bfloat16().requires_grad_() for _ in range(3))
@@ -118,7 +101,7 @@ def time(args) -> dict:
             q, k, v, offsets, offsets, longest, longest, backend=backend, block_lists=lists
         )
     )
-    found = []
+    shape, found = shapes.Shape("lists", args.heads, args.heads, 128, lengths.clone), []
 
     def note(name: str, ratio: float, times: tuple[float, float], **more):
         found.append(dict(name=name, ratio=ratio, forward_ms=times[0], backward_ms=times[1], **more))
@@ -138,11 +121,12 @@ def time(args) -> dict:
             more = dict(pairs=round(pairs, 4), selection_ms=round(selection, 4))
             note(backend, ratio, timed(attend(backend, lists), (q, k, v), grad), **more)
         if args.flex:
-            note("flex", ratio, timed(flex_call(q, k, v, offsets, lists, rows), (q, k, v), grad))
-    shape = dict(
+            inputs = shapes.Inputs(shape, q, k, v, grad, offsets, offsets, longest, longest, lists)
+            note("flex", ratio, timed(peers.flex(inputs), (q, k, v), grad))
+    facts = dict(
         sequences=args.sequences, heads=args.heads, head_dim=128, rows=rows, lengths="log-uniform 2048..8192, seed 1"
     )
-    return dict(environment=runner.environment(torch.device("cuda")), shape=shape, block_sparse=found)
+    return dict(environment=runner.environment(torch.device("cuda")), shape=facts, block_sparse=found)
 
 
 def main() -> int:
