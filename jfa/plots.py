@@ -645,6 +645,32 @@ def strips(samples: Mapping[str, Sequence[float]], *, title: str, xlabel: str, l
     return Picture(figure, f"{title}\n{table(['', 'values', 'different ones', 'smallest', 'largest'], rows)}")
 
 
+def rulers(
+    marks: Mapping[str, Sequence[float]], *, title: str, xlabel: str, xlim: tuple[float, float] | None = None
+) -> Picture:
+    """Draw the numbers that formats have as the marks of rulers, one below the other over one logarithmic axis.
+
+    Args:
+        marks: name -> positive numbers.
+        xlim: the stretch that is shown; all of it unless given.
+    """
+    figure, axes = canvas(9.0, 0.55 * len(marks) + 1.0)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+    rows = []
+    for i, (name, values) in enumerate(marks.items()):
+        values = np.sort(np.asarray(values, dtype=float))
+        axes.vlines(values, i - 0.3, i + 0.3, color=CYCLE[i % 7], linestyle=DASHES[0], linewidth=1.2)
+        axes.hlines(i + 0.3, values[0], values[-1], color=CYCLE[i % 7], linewidth=2.5)
+        rows.append([name, len(values), float(values[0]), float(values[-1])])
+    axes.set(ylim=(len(marks) - 0.5, -0.5), yticks=range(len(marks)), yticklabels=list(marks))
+    if xlim is not None:
+        axes.set_xlim(*xlim)
+    axes.grid(alpha=0.3, axis="x")
+    label(axes, title, xlabel, "")
+    return Picture(figure, f"{title}\n{table(['', 'marks', 'smallest', 'largest'], rows)}")
+
+
 def band_planes(shown: Mapping[str, tuple[int, int, int, int]], *, title: str) -> Picture:
     """The pairs of a band and the two lines that bound it, one panel per band.
 

@@ -64,7 +64,7 @@ HOLDS = [
     plots.Hold(32, 32, 2, 8, "mma", "dV"),
 ]
 NO_AXES = {"blocks", "number_grids", "wait_graph"}  # diagrams: their axes mean nothing
-NO_YLABEL = {"panels", "segments", "strips", "timelines"}  # each line of these has a name
+NO_YLABEL = {"panels", "rulers", "segments", "strips", "timelines"}  # each line of these has a name
 PICTURES = {
     "lines": (
         lambda: plots.lines(
@@ -116,6 +116,10 @@ PICTURES = {
     "band_planes": (
         lambda: plots.band_planes({"causal": (4, 3, -(1 << 30), -1), "w": (3, 3, -1, 1)}, title="t"),
         "causal        4     3  open  -1      6                      1",
+    ),
+    "rulers": (
+        lambda: plots.rulers({"a": [4.0, 0.5, 1.0], "b": [2.0, 3.0]}, title="t", xlabel="x", xlim=(0.25, 8)),
+        "a      3       0.5        4\nb      2         2        3",
     ),
     "strips": (
         lambda: plots.strips({"a": [1.0, 2.0, 1.0], "b": [3.0, 3.0]}, title="t", xlabel="x", log_x=True),
