@@ -1,0 +1,891 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 16 · MXFP8
+#
+# **Goals.** Say what a shared power-of-two scale can do for 8-bit numbers, and what it cannot.
+# Know which operand of attention is scaled along which axis, and why.
+# Quantise packed sequences so that no group and no NaN crosses from one to the next.
+# Give the tensor core its scales in the layout it wants, and P on the fly.
+# Read why the whole gains less than half of the time.
+#
+# **Time.** 80 minutes, and 130 for the exercises.
+# **Needs.** Chapter 12; chapter 14 for the backward.
+# No GPU: PyTorch has the 8-bit types, and the emulator runs every kernel.
+
+# %%
+import math
+
+import torch
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+import jfa.emulator as emulator
+from jfa import plots
+from jfa.emulator.rates import B200
+from jfa.layout import offsets_from_lengths
+from jfa.mxfp8 import first_blocks, pack_scales, quantize_jagged
+
+D, BLOCK = 128, 128
+LOG2_E = math.log2(math.e)
+
+# %% [markdown]
+# ## The mental model: a ruler that slides by octaves
+#
+# **FP8 E4M3** (*e4m3* from here on) is one byte: a sign, 4 bits of exponent, 3 bits of mantissa.
+# It is a ruler with **eight marks per octave**, an octave being the stretch from one power of two to the next.
+# The ruler begins at $2^{-6}$ (below it there are only the seven multiples of $2^{-9}$), and it ends at **448**.
+# There is no infinity, and NaN is the code 0x7F.
+#
+# **E8M0** is a byte, too, and holds an exponent only: code $e$ means $2^{e-127}$, and 0xFF means NaN.
+# It is what the *scales* are made of.
+# Multiplied by such a scale the ruler slides, by whole octaves.
+#
+# Look at three rulers, one above the other; the thick line is their length.
+# Where two of them overlap, whose marks are finer?
+
+# %%
+codes = torch.arange(1, 127, dtype=torch.uint8)  # the positive numbers
+marks = codes.view(torch.float8_e4m3fn).float()
+print("smallest", marks[0].item(), "| largest", marks[-1].item(), "| how many", len(marks))
+plots.rulers(
+    {f"scale 2^{k}": marks * 2.0**k for k in (-6, 0, 6)},
+    title="e4m3 numbers times a scale, a stretch of nine octaves",
+    xlabel="value",
+    xlim=(0.1, 60),
+)
+
+# %% [markdown]
+# Neither: the marks coincide.
+# The scale moves the *ends* of the ruler, and an octave has eight marks wherever it lies.
+# That is the sentence to take from this chapter:
+#
+# > A power-of-two scale buys **range, not precision**.
+#
+# An integer format is different: its marks stand at equal distances, so its scale decides how fine they are.
+# Numbers from a normal distribution, multiplied by ever larger powers of two, tell the difference.
+# The error is relative, $\lVert \hat x - x \rVert / \lVert x \rVert$, as everywhere in this chapter.
+
+
+# %%
+def e4m3(x):
+    """Round to e4m3 and back; what is too large becomes 448."""
+    return x.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+
+
+def relative_error(found, wanted):
+    """Frobenius norm of the difference over that of what is wanted."""
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+def quantise(x):
+    """[..., n] -> (e4m3 [..., n], scale codes [..., n / 32]): one scale per 32 along the last axis.
+
+    For ordinary numbers; the special ones are exercise 16.1.
+    """
+    groups = x.float().unflatten(-1, (-1, 32))
+    largest = groups.abs().amax(-1)
+    codes = 127 + (largest / 448).log2().ceil()
+    data = (groups / torch.exp2(codes - 127)[..., None]).flatten(-2)
+    return data.clamp(-448, 448).to(torch.float8_e4m3fn), codes.to(torch.uint8)
+
+
+def dequantise(data, codes):
+    """The numbers that data and codes stand for, fp32."""
+    return (
+        data.float().unflatten(-1, (-1, 32)) * torch.exp2(codes.float() - 127)[..., None]
+    ).flatten(-2)
+
+
+def int8(x):
+    """Round to multiples of 1/32 with at most 127 steps: 8-bit integers with a fixed scale."""
+    return (32 * x).round().clamp(-127, 127) / 32
+
+
+g = torch.Generator().manual_seed(0)
+normal = torch.randn(256, 128, generator=g)
+offsets_2 = list(range(-16, 17, 2))
+plots.lines(
+    offsets_2,
+    {
+        "integers, fixed scale": [
+            relative_error(int8(normal * 2.0**k), normal * 2.0**k) for k in offsets_2
+        ],
+        "e4m3, no scale": [
+            relative_error(e4m3(normal * 2.0**k), normal * 2.0**k) for k in offsets_2
+        ],
+        "e4m3, a scale per 32": [
+            relative_error(dequantise(*quantise(normal * 2.0**k)), normal * 2.0**k)
+            for k in offsets_2
+        ],
+    },
+    title="relative error of normal numbers times 2^k",
+    xlabel="k",
+    ylabel="relative error",
+    from_zero=True,
+)
+
+# %% [markdown]
+# The integers have one good place, and on both sides of it the error grows at once.
+# e4m3 is flat over some ten octaves and then falls off a cliff, at one end by running out of small numbers, at the other by saturation.
+# With a scale per 32 the plain has no end, and it lies *not a bit lower*: 0.026, the price of three bits of mantissa.
+#
+# So three questions decide about a quantised attention, and none of them is "how many scales?":
+#
+# 1. Do all numbers of a group fit on the ruler?
+# 2. Who shares a group, and what happens to its members if one of them is huge, or NaN?
+# 3. Which axis do groups lie along?
+#
+# ## The math, down to shapes
+#
+# **MXFP8** is e4m3 with one E8M0 scale per **32** numbers: 8.25 bits per number.
+# The tensor core multiplies $A$ $[M, K]$ by $B$ $[K, N]$ group by group of the contracted axis:
+#
+# $$ C_{ij} = \sum_{g} 2^{a_{ig} + b_{gj} - 254} \sum_{k \in g} \hat A_{ik} \hat B_{kj} $$
+#
+# A scale can be taken out of the inner sum only if it is the same for all 32 terms of that sum.
+# Hence the one rule: **groups lie along the contracted axis.**
+#
+# Attention contracts over different axes in different products:
+#
+# | product | contracted over | groups of the first | groups of the second |
+# |---|---|---|---|
+# | $S = Q K^T$ | D | Q along D | K along D |
+# | $O = P V$ | keys | P: one constant | V along keys |
+# | $dP = dO\, V^T$ | D | dO along D | V along D |
+# | $dV = P^T dO$ | queries | P: the constant | dO along queries |
+# | $dK = dS^T Q$ | queries | dS: squares of 32 x 32 | Q along queries |
+# | $dQ = dS\, K$ | keys | the same dS | K along keys |
+#
+# The forward needs Q and K along D ("row" encoding) and V along tokens ("column" encoding).
+# The backward needs both encodings of all four tensors: Q, K, V, dO are quantised twice.
+# P and dS are made inside the kernel and never reach memory.
+#
+# The choice of a scale is called RCEIL: round the exponent *up*.
+#
+# $$ e = 127 + \lceil \log_2 (\max_{k \in g} |x_k| / 448) \rceil $$
+#
+# so the group's largest number ends up between 224 and 448, and nothing saturates.
+#
+# ## Version 0: one scale for the whole tensor
+#
+# By the sentence above one scale should do as well as thousands.
+# It does, until the tensor has an outlier.
+
+
+# %%
+def one_scale(x):
+    """A single power of two for the whole tensor, by RCEIL."""
+    scale = torch.exp2((x.abs().max() / 448).log2().ceil())
+    return e4m3(x / scale) * scale
+
+
+sizes = [0, 4, 8, 10, 12, 14, 16, 18, 20]
+one, per_group, beside = [], [], []
+for k in sizes:
+    x = normal.clone()
+    x[0, 0] = 2.0**k
+    rest = torch.ones_like(x, dtype=torch.bool)
+    rest[0, 0] = False
+    one.append(relative_error(one_scale(x)[rest], x[rest]))
+    grouped = dequantise(*quantise(x))
+    per_group.append(relative_error(grouped[rest], x[rest]))
+    beside.append(relative_error(grouped[0, 1:32], x[0, 1:32]))
+plots.lines(
+    sizes,
+    {
+        "one scale": one,
+        "per 32: all": per_group,
+        "per 32: its group": beside,
+    },
+    title="one outlier among 32,768 numbers: error of the others",
+    xlabel="log2 of the outlier",
+    ylabel="relative error",
+    from_zero=True,
+)
+
+# %% [markdown]
+# Up to $2^{12}$ nobody notices.
+# Beyond it small numbers fall off the ruler's lower end: all of the tensor's, or only those of the outlier's group.
+# Groups *contain* the damage. That is all they do.
+#
+# ## Version 1: groups of 32, and what a NaN does
+#
+# `quantise` above is the whole of it for ordinary numbers.
+# A kernel has the same in a few instructions; here is TLX's helper on four groups: ordinary ones, zeros, a NaN, and one whose largest number is just 448.
+
+
+# %%
+@triton.jit
+def quantise_kernel(x_ptr, out_ptr, codes_ptr, M: tl.constexpr, K: tl.constexpr):
+    rows, columns = tl.arange(0, M), tl.arange(0, K)
+    x = tl.load(x_ptr + rows[:, None] * K + columns[None, :])
+    data, codes = tlx._to_mxfp8_block(x, 32, tl.float8e4nv)
+    tl.store(out_ptr + rows[:, None] * K + columns[None, :], data.to(tl.float32))
+    tl.store(codes_ptr + rows[:, None] * (K // 32) + tl.arange(0, K // 32)[None, :], codes)
+
+
+x = normal[:1].clone()
+x[0, 32:64], x[0, 70], x[0, 96:128] = 0.0, float("nan"), 448.0
+data, codes = torch.empty(1, 128), torch.empty(1, 4, dtype=torch.uint8)
+quantise_kernel[(1,)](x, data, codes, 1, 128)
+there = data * torch.exp2(codes.float() - 127).masked_fill(
+    codes == 255, math.nan
+).repeat_interleave(32)
+for n, name in enumerate(("ordinary", "zeros", "one NaN", "448")):
+    part = slice(32 * n, 32 * n + 32)
+    print(
+        f"{name:9} code {codes[0, n]:3} = 0x{codes[0, n]:02X}",
+        f"NaN: {int(x[0, part].isnan().sum())} before, {int(there[0, part].isnan().sum())} after",
+    )
+
+# %% [markdown]
+# **One NaN becomes 32.** Its group's code is 0xFF, which E8M0 defines as NaN, so the other 31 numbers are lost with it.
+# In bf16 a NaN is one bad number. In MXFP8 it is a bad *group*.
+# Along D the group belongs to one token, which was lost anyway.
+# Along tokens it takes 31 neighbours down, and if a group crosses from one sequence into the next, those of a *stranger*: a new way to leak, which no mask stops.
+#
+# ## Version 2: quantised attention in PyTorch
+#
+# The reference for all that follows: one head, everything rounded where the kernel rounds it.
+# `p` chooses P's scales: "own" per 32 keys, or "fixed", the constant $2^{-8}$: P is at most 1, so it is stored as $256 P \le 256 < 448$.
+# `behind` makes the maximum stale, as chapter 12's lazy rescaling does: by so many octaves P is larger than 1.
+
+
+# %%
+def along_tokens(x):
+    """Quantise [tokens, D] with groups along tokens, and come back."""
+    return dequantise(*quantise(x.T.contiguous())).T
+
+
+def mx_attention(q, k, v, p="fixed", behind=0.0, inputs=True):
+    """One head: q [queries, D], k, v [keys, D], fp32; ``inputs=False`` leaves them as they are."""
+    if inputs:
+        q, k, v = dequantise(*quantise(q)), dequantise(*quantise(k)), along_tokens(v)
+    s = q @ k.T * (LOG2_E / math.sqrt(q.shape[1]))
+    weights = torch.exp2(s - (s.amax(1, keepdim=True) - behind))
+    total = weights.sum(1, keepdim=True)
+    if p == "own":
+        weights = dequantise(*quantise(weights))
+    elif p == "fixed":
+        weights = e4m3(256 * weights) / 256
+    return weights @ v / total
+
+
+g = torch.Generator().manual_seed(0)
+q = torch.randn(256, D, generator=g)
+k, v = (torch.randn(512, D, generator=g) for _ in range(2))
+exact = torch.softmax(q.double() @ k.double().T / math.sqrt(D), 1) @ v.double()
+half = [t.bfloat16().float() for t in (q, k, v)]
+p16 = torch.softmax(half[0] @ half[1].T / math.sqrt(D), 1).bfloat16().float()
+print(f"bf16                   {relative_error(p16 @ half[2], exact):.4f}")
+for p in ("own", "fixed"):
+    print(f"MXFP8, P's scale {p:5} {relative_error(mx_attention(q, k, v, p), exact):.4f}", end="")
+    print(f"   only P rounded {relative_error(mx_attention(q, k, v, p, inputs=False), exact):.4f}")
+
+# %% [markdown]
+# 256 queries, 512 keys, normal numbers.
+# P's own scales cost a maximum per 32 numbers of every row, and buy nothing: what a scale of its own would store more finely is smaller than $2^{-14}$ of the row's largest number.
+# So kernels take the constant.
+#
+# ### How stale may the maximum be?
+#
+# Chapter 12 kept an old maximum until it was exceeded by $2^8$. P then reaches 256, which bf16 holds easily.
+# Stored as $256 P$ it must not exceed 448.
+
+# %%
+stale = [0, 0.4, 0.8, 1, 1.25, 1.5, 2, 4, 8]
+errors = [relative_error(mx_attention(q, k, v, behind=t), exact) for t in stale]
+print("the bound: log2(448 / 256) =", round(math.log2(448 / 256), 3))
+plots.lines(
+    stale,
+    {"error of O": errors},
+    title="all rows use a maximum that is t octaves too low",
+    xlabel="t, octaves",
+    ylabel="relative error",
+    from_zero=True,
+)
+
+# %% [markdown]
+# Flat up to 0.807, and then the largest P saturate, which are the ones that count.
+# There is no way to use chapter 12's threshold of 8.
+# Chapter 12's saving is lost: with MXFP8 the accumulator is rescaled whenever the maximum grows.
+#
+# ## Version 3: $S = Q K^T$ with scales
+#
+# The instruction is `tlx.async_dot_scaled(A, B, acc, A_scale, "e4m3", B_scale, "e4m3")`.
+# Data comes by TMA as before, at half of the bytes.
+# The scales must lie in tensor memory; they come by TMA to shared memory and go on by `tlx.tmem_copy`, which runs on the tensor core's own pipe: products issued behind it see them without a barrier.
+#
+# In memory the scales of 128 rows x 4 groups (that is 128 numbers of each row) are **one tile of 512 bytes** in an order of their own: 32 lines of 16 bytes.
+# Here is the beginning of a tile and its last line; each cell says `row,group`.
+
+
+# %%
+row, group = (torch.arange(512).div(4, rounding_mode="floor"), torch.arange(512) % 4)
+at_row, at_group = (pack_scales(t.reshape(128, 4))[0, 0] for t in (row, group))
+lines = [0, 1, 2, 31]
+cells = [[f"{at_row[i, j]},{at_group[i, j]}" for j in range(16)] for i in lines]
+plots.number_grids(
+    {"byte 0 to 15 of lines 0, 1, 2 and 31": cells},
+    looks={"byte 0 to 15 of lines 0, 1, 2 and 31": at_row[lines].div(32, rounding_mode="floor")},
+    title="a scale tile: which (row, group) each byte belongs to",
+)
+
+# %% [markdown]
+# A line holds the rows that are equal modulo 32, four of them.
+# Exercise 16.2 asks for the formula.
+#
+# One program computes 128 x 128 scores:
+
+
+# %%
+@triton.jit
+def scores_kernel(
+    q_desc, k_desc, q_codes_desc, k_codes_desc, out_ptr, columns,
+    D: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """S [queries, keys] of whole blocks; data [tokens, D], codes [tokens / 128, 1, 32, 16]."""
+    i, j = tl.program_id(0), tl.program_id(1)
+    q = tlx.local_alloc((BLOCK, D), tl.float8e4nv, 1)
+    k = tlx.local_alloc((BLOCK, D), tl.float8e4nv, 1)
+    q_codes = tlx.local_alloc((1, 1, 32, 16), tl.uint8, 1)
+    k_codes = tlx.local_alloc((1, 1, 32, 16), tl.uint8, 1)
+    s = tlx.local_alloc((BLOCK, BLOCK), tl.float32, 1, tlx.storage_kind.tmem)
+    q_scale = tlx.local_alloc((BLOCK, D // 32), tl.uint8, 1, tlx.storage_kind.tmem)
+    k_scale = tlx.local_alloc((BLOCK, D // 32), tl.uint8, 1, tlx.storage_kind.tmem)
+    full = tlx.alloc_barriers(1)
+    s_full = tlx.alloc_barriers(1)
+
+    tlx.barrier_expect_bytes(full[0], 2 * (BLOCK * D + BLOCK * D // 32))
+    tlx.async_descriptor_load(q_desc, q[0], [i * BLOCK, 0], full[0])
+    tlx.async_descriptor_load(k_desc, k[0], [j * BLOCK, 0], full[0])
+    tlx.async_descriptor_load(q_codes_desc, q_codes[0], [i, 0, 0, 0], full[0])
+    tlx.async_descriptor_load(k_codes_desc, k_codes[0], [j, 0, 0, 0], full[0])
+    tlx.barrier_wait(full[0], 0)
+    tlx.tmem_copy(q_codes[0], q_scale[0])
+    tlx.tmem_copy(k_codes[0], k_scale[0])
+    k_transposed = tlx.local_trans(k[0])
+    tlx.async_dot_scaled(
+        q[0], k_transposed, s[0], q_scale[0], "e4m3", k_scale[0], "e4m3",
+        use_acc=False, mBarriers=[s_full[0]],
+    )  # fmt: skip
+    tlx.barrier_wait(s_full[0], 0)
+    rows = i * BLOCK + tl.arange(0, BLOCK)
+    at = rows[:, None] * columns + j * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tl.store(out_ptr + at, tlx.local_load(s[0]))
+
+
+def boxes(data, codes):
+    """Descriptors of a quantised operand: 128 x 128 boxes of data, whole scale tiles."""
+    return (
+        TensorDescriptor.from_tensor(data, [BLOCK, D]),
+        TensorDescriptor.from_tensor(codes, [1, 1, 32, 16]),
+    )
+
+
+(q8, q_codes), (k8, k_codes) = quantise(q), quantise(k)
+q_box, q_scales = boxes(q8, pack_scales(q_codes))
+k_box, k_scales = boxes(k8, pack_scales(k_codes))
+scores = torch.full((256, 512), math.nan)
+for policy in ("eager", "lazy", "random"):
+    with emulator.options(policy=policy, seed=1):
+        scores_kernel[(2, 4)](q_box, k_box, q_scales, k_scales, scores, 512, D=D, BLOCK=BLOCK)
+    wanted = dequantise(q8, q_codes) @ dequantise(k8, k_codes).T
+    print(
+        f"{policy:6} against the quantised product {relative_error(scores, wanted):.0e},",
+        f"against Q K^T {relative_error(scores, q @ k.T):.3f}",
+    )
+
+# %% [markdown]
+# Two errors, and they mean different things.
+# Against the *quantised* product the kernel must be as good as fp32: that is its correctness.
+# Against the true product it is off by 0.037: that is the format, and no kernel can mend it.
+# Every kernel of this chapter is judged by the first number and paid for by the second.
+#
+# ## Version 4: P on the fly
+#
+# The forward with one role, as version 1 of chapter 12.
+# New are three things:
+#
+# * **P goes from registers to tensor memory as e4m3**: 128 x 128 numbers take 32 columns instead of 64.
+# * **P's scale tile is a constant.** Code 119 is $2^{-8}$; it is stored once, before the loop.
+# * **The running maximum is rounded up to a whole number** (in octaves, as all of our softmax is). Why, comes below.
+
+
+# %%
+@triton.jit
+def load_operand(desc, codes_desc, tile, codes, row, block, full):
+    """One operand and its scale tile, both on one barrier, which expects them already."""
+    tlx.async_descriptor_load(desc, tile, [row, 0], full)
+    tlx.async_descriptor_load(codes_desc, codes, [block, 0, 0, 0], full)
+
+
+@triton.jit
+def mx_forward(
+    q_desc, k_desc, v_desc, q_codes_desc, k_codes_desc, v_codes_desc, out_ptr, scale_log2, blocks,
+    WHOLE: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """O [queries, D] of one head in whole blocks. WHOLE: the maximum is rounded up."""
+    BYTES: tl.constexpr = BLOCK * D + BLOCK * D // 32
+    i = tl.program_id(0)
+    q = tlx.local_alloc((BLOCK, D), tl.float8e4nv, 1)
+    k = tlx.local_alloc((BLOCK, D), tl.float8e4nv, 1)
+    v = tlx.local_alloc((BLOCK, D), tl.float8e4nv, 1)
+    q_codes = tlx.local_alloc((1, 1, 32, 16), tl.uint8, 1)
+    k_codes = tlx.local_alloc((1, 1, 32, 16), tl.uint8, 1)
+    v_codes = tlx.local_alloc((1, 1, 32, 16), tl.uint8, 1)
+    s = tlx.local_alloc((BLOCK, BLOCK), tl.float32, 1, tlx.storage_kind.tmem)
+    p_tile = tlx.local_alloc((BLOCK, BLOCK), tl.float8e4nv, 1, tlx.storage_kind.tmem)
+    acc = tlx.local_alloc((BLOCK, D), tl.float32, 1, tlx.storage_kind.tmem)
+    q_scale = tlx.local_alloc((BLOCK, D // 32), tl.uint8, 1, tlx.storage_kind.tmem)
+    k_scale = tlx.local_alloc((BLOCK, D // 32), tl.uint8, 1, tlx.storage_kind.tmem)
+    p_scale = tlx.local_alloc((BLOCK, BLOCK // 32), tl.uint8, 1, tlx.storage_kind.tmem)
+    v_scale = tlx.local_alloc((D, BLOCK // 32), tl.uint8, 1, tlx.storage_kind.tmem)
+    q_full = tlx.alloc_barriers(1)
+    kv_full = tlx.alloc_barriers(1)
+    s_full = tlx.alloc_barriers(1)
+    acc_full = tlx.alloc_barriers(1)
+
+    tlx.local_store(p_scale[0], tl.full((BLOCK, BLOCK // 32), 119, tl.uint8))  # 2^-8
+    tlx.barrier_expect_bytes(q_full[0], BYTES)
+    load_operand(q_desc, q_codes_desc, q[0], q_codes[0], i * BLOCK, i, q_full[0])
+    tlx.barrier_wait(q_full[0], 0)
+    tlx.tmem_copy(q_codes[0], q_scale[0])
+    m = tl.full((BLOCK,), float("-inf"), tl.float32)
+    l = tl.zeros((BLOCK,), tl.float32)
+    for j in range(blocks):
+        tlx.barrier_expect_bytes(kv_full[0], 2 * BYTES)
+        load_operand(k_desc, k_codes_desc, k[0], k_codes[0], j * BLOCK, j, kv_full[0])
+        load_operand(v_desc, v_codes_desc, v[0], v_codes[0], j * BLOCK, j, kv_full[0])
+        tlx.barrier_wait(kv_full[0], j & 1)
+        tlx.tmem_copy(k_codes[0], k_scale[0])
+        tlx.tmem_copy(v_codes[0], v_scale[0])
+        tlx.async_dot_scaled(
+            q[0], tlx.local_trans(k[0]), s[0], q_scale[0], "e4m3", k_scale[0], "e4m3",
+            use_acc=False, mBarriers=[s_full[0]],
+        )  # fmt: skip
+        tlx.barrier_wait(s_full[0], j & 1)
+        x = tlx.local_load(s[0]) * scale_log2
+        m_new = tl.max(x, axis=1)
+        if WHOLE:
+            m_new = tl.ceil(m_new)
+        m_new = tl.maximum(m, m_new)  # threshold 0: no stale maximum
+        alpha = tl.math.exp2(m - m_new)
+        p = tl.math.exp2(x - m_new[:, None])
+        l = l * alpha + tl.sum(p, axis=1)  # of P as it is, not of 256 P
+        m = m_new
+        tlx.local_store(p_tile[0], (p * 256.0).to(tl.float8e4nv))
+        if j > 0:
+            tlx.local_store(acc[0], tlx.local_load(acc[0]) * alpha[:, None])
+        tlx.async_dot_scaled(
+            p_tile[0], v[0], acc[0], p_scale[0], "e4m3", v_scale[0], "e4m3",
+            use_acc=j > 0, mBarriers=[acc_full[0]],
+        )  # fmt: skip
+        tlx.barrier_wait(acc_full[0], j & 1)
+    rows, d = i * BLOCK + tl.arange(0, BLOCK), tl.arange(0, D)
+    tl.store(out_ptr + rows[:, None] * D + d[None, :], tlx.local_load(acc[0]) / l[:, None])
+
+
+# %% [markdown]
+# V's groups lie along keys, the axis that $P V$ contracts.
+# So its scale tile has a row per *column* of V, and four groups of 32 keys: quantise $V^T$, and turn the data back.
+
+
+# %%
+v8, v_codes = quantise(v.T.contiguous())  # [D, keys], codes [D, keys / 32]
+v8 = v8.T.contiguous()
+v_tiles = torch.cat(
+    [pack_scales(c.contiguous()) for c in v_codes.split(4, dim=1)]
+)  # a tile per key block
+v_box, v_scales = boxes(v8, v_tiles)
+
+
+def run_forward(whole, policy="lazy"):
+    """O of version 4, fp32."""
+    out = torch.full((256, D), math.nan)
+    given = (q_box, k_box, v_box, q_scales, k_scales, v_scales)
+    with emulator.options(policy=policy, seed=1):
+        mx_forward[(2,)](
+            *given, out, LOG2_E / math.sqrt(D), 512 // BLOCK, WHOLE=whole, D=D, BLOCK=BLOCK
+        )
+    return out
+
+
+def whole_reference(q, k, v):
+    """mx_attention with the maximum rounded up to a whole number of octaves."""
+    q, k, v = dequantise(*quantise(q)), dequantise(*quantise(k)), along_tokens(v)
+    s = q @ k.T * (LOG2_E / math.sqrt(D))
+    weights = torch.exp2(s - s.amax(1, keepdim=True).ceil())
+    return (e4m3(256 * weights) / 256) @ v / weights.sum(1, keepdim=True)
+
+
+wanted = {False: mx_attention(q, k, v), True: whole_reference(q, k, v)}
+for whole, name in ((False, "the true maximum"), (True, "rounded up      ")):
+    out = run_forward(whole)
+    print(
+        f"{name}: against its reference {relative_error(out, wanted[whole]):.0e},",
+        f"against fp64 {relative_error(out, exact):.4f}",
+    )
+
+# %% [markdown]
+# **Look at the first line.** Against fp64 the kernel is as good as its reference, but the two differ by 2 %. Is it broken?
+#
+# No. The reference rounds P relative to the row's *final* maximum.
+# The kernel rounds each block's P relative to the maximum *so far*, and multiplies the sum by `alpha` later.
+# Rounding and multiplying do not commute, unless the factor is a power of two.
+# Other block sizes, another order, and the roundings fall differently: right, and impossible to check to better than 2 %.
+#
+# With a maximum that is a whole number of octaves every `alpha` *is* a power of two.
+# The order of blocks does not matter any more, and kernel and reference agree to the last bits of fp32.
+# The price: P's largest number lies between 128 and 256 instead of at 256, and the error of this example grows from 0.053 to 0.056.
+# The package's kernel does it this way.
+#
+# ## Version 5: the roles of chapter 12
+#
+# ### Why the gain is small
+#
+# Double speed of the tensor core sounds like half of the time.
+# Compute it first, from the same rates as in chapter 12: one step of 256 queries against 128 keys.
+
+# %%
+step = {"tensor core": [], "exp2 units": [], "shared memory": []}
+for itemsize in (2, 1):
+    products = [
+        B200.demand("mma", m=128, n=128, k=128, itemsize_a=itemsize, a_space=space).needs
+        for space in ("smem", "smem", "tmem", "tmem")
+    ]
+    step["tensor core"].append(sum(need["tensor"] for need in products))
+    step["exp2 units"].append(2 * 128 * 128 / B200["mufu"])
+    step["shared memory"].append(sum(need["smem"] for need in products))
+plots.bars(
+    list(step),
+    {"bf16": [a for a, _ in step.values()], "MXFP8": [b for _, b in step.values()]},
+    title="modelled cycles of one step on a B200, D = 128",
+    xlabel="",
+    ylabel="cycles",
+    form="{:,.0f}",
+)
+
+# %% [markdown]
+# In bf16 products and exponentials are even, at 2,048 cycles.
+# In MXFP8 the products take half, and the exponentials are what they were.
+# A kernel that overlaps everything is then limited by the exp2 units, and is *not a cycle faster*.
+#
+# Only if exponentials leave the exp2 units can products gain.
+# Chapter 12's package kernel computes a part of them by a polynomial on the FMA pipe; here that part decides about everything (exercise 16.3).
+# And the FMA pipe has other work: scaling, maxima, sums, and now rounding P to 8 bits.
+#
+# ### Who lies where in tensor memory
+#
+# At D = 128 S0, S1, O0, O1 already fill the 512 columns, so scale tiles need a place inside something else.
+# A tile of 128 rows and 4 groups takes 4 columns.
+# P is 32 columns now, inside its S of 128, so there are 96 columns in each S that nobody needs while P is there.
+#
+# But *when* are they free? The scales for S of half 0 are read while S0 is being **written**: they may not lie in S0.
+# They may lie in S1, behind P1.
+
+
+# %%
+def place(first, columns, words, look):
+    return plots.Segment(first, columns, words, look)
+
+
+plots.segments(
+    {
+        "fp32 results": [
+            place(128 * n, 128, name, 0) for n, name in enumerate(("S0", "S1", "O0", "O1"))
+        ],
+        "P, e4m3": [place(0, 32, "P0", 3), place(128, 32, "P1", 3)],
+        "scale tiles": [
+            place(32, 12, "for S1, P0", 2),
+            place(160, 12, "for S0, P1", 2),
+        ],
+    },
+    title="tensor memory at D = 128 (a possible map)",
+    xlabel="column (128 lanes of 4 bytes each)",
+    ticks=range(0, 513, 64),
+)
+
+# %% [markdown]
+# ## Version 6: jagged
+#
+# Along D nothing changes: a token's groups are its own.
+# Along tokens a group is 32 *rows*, and sequences do not end at multiples of 32.
+# Take four sequences of 40, 70, 20 and 48 tokens.
+# Groups cut from the packed rows cross three borders; groups counted from each sequence's own start cross none, and the last group of a sequence is filled up with zeros.
+
+# %%
+lengths = [40, 70, 20, 48]
+o = offsets_from_lengths(lengths)
+bounds = o.tolist()
+
+
+def groups(begin, end):
+    """Groups of 32 from ``begin`` on: (first, length), the last one shorter."""
+    return [(at, min(32, end - at)) for at in range(begin, end, 32)]
+
+
+def crosses(first, length):
+    return any(first < border < first + length for border in bounds)
+
+
+spans = list(zip(bounds, bounds[1:]))
+crossing = [(*part, "crosses", 1) if crosses(*part) else (*part, "", 0) for part in groups(0, 178)]
+plots.segments(
+    {
+        "sequences": [plots.Segment(b, e - b, f"{n}", 2) for n, (b, e) in enumerate(spans)],
+        "groups of packed rows": [plots.Segment(*part) for part in crossing],
+        "groups of each sequence": [
+            plots.Segment(*part) for begin, end in spans for part in groups(begin, end)
+        ],
+    },
+    title="178 packed tokens: groups of 32 along tokens",
+    xlabel="row",
+    ticks=bounds,
+)
+
+# %% [markdown]
+# How bad is a group that is shared with a stranger?
+# Predict: half of the group belongs to a sequence whose values are $2^{10}$ times larger. What happens to the error of the other half?
+
+# %%
+mine, stranger = v[:16], v[16:32]
+pair = offsets_from_lengths([16, 16])
+print("  larger by   shared group   own group")
+for octaves in (0, 10, 12, 14, 16, 20):
+    packed = torch.cat([mine, stranger * 2.0**octaves])
+    shared = along_tokens(packed)[:16]
+    apart = quantize_jagged(packed[:, None], pair, "tokens").dequantize()[:16, 0]
+    print(
+        f"    2^{octaves:<2}        {relative_error(shared, mine):.4f}        ",
+        f"{relative_error(apart, mine):.4f}",
+    )
+
+# %% [markdown]
+# Up to $2^{10}$ nothing at all, which is the sentence about range once more.
+# And then everything: at $2^{20}$ my values are all zero.
+# A batch of ordinary numbers will never show you this fault.
+# A stranger's NaN shows it at once:
+
+# %%
+packed = v[: bounds[-1]].clone()
+packed[45] = math.nan  # a token of sequence 1
+shared = torch.cat([along_tokens(packed[:160]), packed[160:]])
+apart = quantize_jagged(packed[:, None], o, "tokens").dequantize()[:, 0]
+for name, x in (("packed rows", shared), ("each sequence", apart)):
+    lost = [int(x[b:e].isnan().any(1).sum()) for b, e in spans]
+    print(f"groups of {name:13}: tokens lost per sequence {lost}")
+
+# %% [markdown]
+# Inside sequence 1 the 31 neighbours are lost either way. Sequence 0 must not notice.
+#
+# ### Where the scales lie
+#
+# Scale tiles are for 128 tokens each, so each sequence needs whole tiles of its own, and a kernel must find its first tile without adding up lengths.
+# The package uses a rule that chapter 05 had for padded rows: sequence $b$ begins at block $\lfloor o_b / 128 \rfloor + b$.
+# It leaves a tile or less unused per sequence.
+
+# %%
+batch = [300, 0, 128, 40]
+ob = offsets_from_lengths(batch)
+x = torch.randn(sum(batch), 2, D, generator=g)
+encoded = {axis: quantize_jagged(x, ob, axis) for axis in ("head_dim", "tokens")}
+for axis, one in encoded.items():
+    print(
+        f"{axis:8}: data {tuple(one.data.shape)} {one.data.dtype}, scales {tuple(one.scales.shape)}"
+    )
+begin = first_blocks(ob[:-1])
+for n, length in enumerate(batch):
+    tiles = [int(begin[n]) + i for i in range(-(-length // 128))]
+    print(f"sequence {n}: {length:3} tokens, tiles {tiles}")
+
+# %% [markdown]
+# The data stays packed, in both encodings: a box that hangs over a sequence's end is cut by the ragged descriptor (chapter 12), and what is cut off reads as zero.
+#
+# ## Version 7: the backward
+#
+# The table at the beginning has six products.
+# Five of them belong to the backward, S among them: it is computed again.
+#
+# **P has one constant in both directions.** $P^T$ in $dV = P^T dO$ is contracted over queries, but a constant lies along every axis.
+#
+# **dS needs two encodings**, along queries for dK and along keys for dQ, and it exists in registers only.
+# Squares of 32 x 32 with one scale serve both: a square lies along either axis.
+# Is a scale per 1,024 numbers worse than one per 32? By the sentence of this chapter, it should not be.
+
+
+# %%
+def squares(x):
+    """Quantise with one scale per 32 x 32, and come back."""
+    parts = x.float().unflatten(0, (-1, 32)).unflatten(2, (-1, 32))
+    scale = torch.exp2((parts.abs().amax((1, 3), keepdim=True) / 448).log2().ceil())
+    return (e4m3(parts / scale) * scale).flatten(2).flatten(0, 1)
+
+
+do = torch.randn(256, D, generator=torch.Generator().manual_seed(1)).double()
+p64 = torch.softmax(q.double() @ k.double().T / math.sqrt(D), 1)
+ds = p64 * (do @ v.double().T - (exact * do).sum(1, keepdim=True))
+dq, dk = ds @ k.double(), ds.T @ q.double()
+along_keys, along_queries = dequantise(*quantise(ds)), along_tokens(ds)
+print("only dS rounded     per 32   32 x 32")
+print(f"dQ = dS K           {relative_error(along_keys.double() @ k.double(), dq):.4f}   ", end="")
+print(f"{relative_error(squares(ds).double() @ k.double(), dq):.4f}")
+print(
+    f"dK = dS^T Q         {relative_error(along_queries.T.double() @ q.double(), dk):.4f}   ",
+    end="",
+)
+print(f"{relative_error(squares(ds).T.double() @ q.double(), dk):.4f}")
+
+# %% [markdown]
+# The same to four digits.
+#
+# **The backward recomputes P, in the forward's precision.**
+# The forward leaves the LSE of its *quantised* scores.
+# If the backward computes S from the unquantised Q and K, P is no longer a probability:
+
+# %%
+q_q, k_q = dequantise(q8, q_codes), dequantise(k8, k_codes)
+lse = torch.logsumexp(q_q @ k_q.T / math.sqrt(D), 1)
+for name, a, b in (("quantised, as in the forward", q_q, k_q), ("bf16", half[0], half[1])):
+    rows = torch.exp(a @ b.T / math.sqrt(D) - lse[:, None]).sum(1)
+    print(f"S from {name:29} a row of P sums to {rows.min():.4f} ... {rows.max():.4f}")
+
+# %% [markdown]
+# Up to 2 % too much or too little, in every step of a training.
+# The authors of Attn-QAT (arXiv 2603.00040) report that training drifts away if the backward recomputes P in another precision than the forward's.
+#
+# ## What is claimed in public
+#
+# Quoted, not measured here; read in November 2026.
+#
+# * *The Triton fork* (facebookexperimental/triton): P's fixed scale $2^{-8}$ in the backward is worth 2.0 to 2.9 % (pull request 1628); the forward went from 741 to 818 TFLOP/s at 8k tokens (1654); alpha through shared memory instead of tensor memory +1.3 % (2771); correction warps with a fixed assignment lower the mean latency by 6.6 % (2814). Its library has a dense MXFP8 forward for D = 128 and lengths that are multiples of 256 (3621, 2026-09-16).
+# * *cuDNN's documentation* (2026-04-20): the same axes as in the table above, a fixed scale for P, and dS quantised in both orientations on the fly.
+# * *QuACK* (issue 198): scales per 32 x 32 make a transposition free.
+# * *Attn-QAT*: 1.39 times FlashAttention 4 on a B200, with FP4.
+#
+# ## Exercises
+#
+# Open [exercises/16_mxfp8.py](../exercises/16_mxfp8.py).
+#
+# | | | difficulty | minutes |
+# |---|---|---|---|
+# | 16.1 | quantise, with zeros, NaN, infinity and exact borders | 1 | 15 |
+# | 16.2 | where does a scale lie, and back | 2 | 15 |
+# | 16.3 | predict: the largest threshold, and how many exponentials must leave | 2 | 15 |
+# | 16.4 | a Triton kernel: quantise a jagged batch along tokens | 3 | 35 |
+# | 16.5 | bug hunt: scores scaled along the wrong axis | 2 | 20 |
+# | 16.6 | bug hunt: P's scale, told to some and not to others | 2 | 15 |
+#
+# ## Checkpoint
+#
+# <details><summary>Why must groups lie along the contracted axis?</summary>
+#
+# The tensor core adds 32 products before it multiplies by a scale. Only a factor that all 32 share can be multiplied afterwards.
+# </details>
+#
+# <details><summary>Which tensors of forward and backward are quantised twice, and which never reach memory?</summary>
+#
+# Q, K, V and dO twice: along D and along tokens. P and dS are made and quantised in the kernel; P with a constant, dS in squares.
+# </details>
+#
+# <details><summary>A group's largest number is 449. Which code does RCEIL give, and what is 449 stored as?</summary>
+#
+# 449 / 448 is a little more than 1, so the scale is 2: code 128. 449 / 2 = 224.5 is rounded to 224: 448 after all, and nothing saturated.
+# With code 127 it would have saturated at 448: the same number. 470 shows the difference: with code 128 it is stored as 240, which is 480; with code 127 it is 448.
+# </details>
+#
+# <details><summary>Chapter 12 rescales only when the maximum grew by 8 octaves. Why not here?</summary>
+#
+# P would reach 256, stored as 65,536. e4m3 ends at 448. At most log2(448 / 256) = 0.807 octaves are possible.
+# </details>
+#
+# <details><summary>Two variants of this course keep chapter 12's skeleton. What does each change?</summary>
+#
+# MXFP8: what a tile is made of (bytes, scales, P's rounding), not which tiles there are. Block-sparse (chapter 17): which key block comes next, not what a tile is made of.
+# </details>
+#
+# ## Try this
+#
+# * Replace `ceil` by `floor` in `quantise`. Why is the error of normal numbers larger, not smaller?
+# * In `mx_attention` store $16 P$ instead of $256 P$. How stale may the maximum be, and what does it cost?
+# * Make `quantise` use e5m2 (largest number 57,344) and draw the second figure again. What is the price of its wider plain?
+# * Let `run_forward` go over the key blocks from the last to the first, with and without WHOLE.
+#
+# ## Pitfalls
+#
+# **The codes of the other axis.** A tile of 128 tokens x 128 columns has 128 x 4 codes in either encoding, so nothing complains if they are mixed up.
+# With equal scales the result is right, and normal numbers have nearly equal scales: the largest of 32 of them is mostly between 1.75 and 3.5.
+
+# %%
+block = v[:128]
+samples = {
+    "all numbers 1": torch.ones(128, D),
+    "normal numbers": block,
+    "tokens of different size": block * torch.exp2(torch.arange(128) % 8)[:, None],
+}
+for name, x in samples.items():
+    data, codes = quantise(x)
+    other = quantise(x.T.contiguous())[1]
+    wrong = relative_error(dequantise(data, other), x)
+    print(f"{name:25} {relative_error(dequantise(data, codes), x):.3f}, other axis {wrong:.3f}")
+
+# %% [markdown]
+# **Infinity is not NaN.** E8M0 has no infinity. The package gives a group with an infinity the largest scale, code 254: the infinity becomes $448 \cdot 2^{127}$, which is infinite in fp32, and the others of its group become 0.
+
+# %%
+x = v[:32, :1].clone()
+x[5] = math.inf
+there = quantize_jagged(x[:, None], offsets_from_lengths([32]), "tokens").dequantize()
+print("infinite:", int(there.isinf().sum()), "| NaN:", int(there.isnan().sum()), end=" | ")
+print("zeros:", int((there == 0).sum()))
+
+# %% [markdown]
+# **The sum of 256 P.** If the row sum is taken from the numbers that are stored, and the product has P's scale, O is 256 times too small. If neither has it, everything is right. If the product was never told the scale, O is 256 times too large. All three are one line away from each other: exercise 16.6.
+#
+# **A threshold above 0.807.** Shown above: at 8 octaves the error is 0.97.
+#
+# **A group across a border.** Shown above: harmless up to $2^{10}$, and then not.
+#
+# | pitfall | where you saw it |
+# |---|---|
+# | a scale per 32 as if it were precision | the second figure |
+# | an outlier, one scale | version 0 |
+# | NaN takes its group along | version 1, version 6 |
+# | a stale maximum | version 2 |
+# | a reference in another order of rounding | version 4 |
+# | half of the products' time is not half of the time | version 5 |
+# | P of the backward in another precision | version 7 |
+#
+# ## What differs on a real GPU
+#
+# * Quantising is a pass of its own over Q, K, V, and in the backward dO: bytes that the saved time must pay for.
+# * The conversion to e4m3 takes instructions of the same warps that compute exponentials.
+# * The tensor core's power limit: 8-bit products at full rate may lower the clock. The model knows no clock but one.
+# * Scale tiles compete for tensor memory's bandwidth; the model charges their copies nothing.
+#
+# ## Verified here, and not
+#
+# Versions 3 and 4 ran on the emulator under several schedules and agree with the quantised reference to fp32's last bits.
+# The errors against fp64 were computed here, on normal numbers; a trained model's numbers have outliers.
+# The cycles of version 5 are modelled.
+# Nothing in this chapter ran on a Blackwell GPU.
+#
+# ## Sources
+#
+# * OCP Microscaling Formats (MX) Specification v1.0: e4m3, E8M0, groups of 32.
+# * NVIDIA, PTX ISA: `tcgen05.mma` with block scaling, `tcgen05.cp`. TLX in fbtriton 3.7.4: names and semantics. The kernels are our own.
+# * cuDNN frontend documentation, MXFP8 attention scaling (2026-04-20).
+# * facebookexperimental/triton: pull requests 1628, 1654, 2771, 2814, 3621 (read 2026-11).
+# * Attn-QAT, arXiv 2603.00040; QuACK, issue 198 (read 2026-11).
+# * The text that this course grew from (May 2026): its first variant.
+#
+# Next: 17, block-sparse attention.
