@@ -55,6 +55,7 @@ def test_block_lists_reach_the_op_and_only_peers_that_can_walk_them():
         timing = runner.measure(inputs, name, peers.PEERS[name])
         assert timing.forward_ms is None and "knows no block lists" in timing.note
     timing = runner.measure(inputs, "selection", peers.selection)
+    assert "TFLOP" not in cli.line(timing)
     assert timing.forward_ms > 0 and timing.backward_ms is None and not timing.note
     table = peers._chosen_blocks(inputs)
     assert int(table.sum()) == int(inputs.block_lists.starts[-1]) and table.shape == (2, 14, 14)

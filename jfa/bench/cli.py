@@ -86,6 +86,8 @@ def line(t: Timing) -> str:
     """One timing as a line of text."""
     if t.forward_ms is None:
         return f"{t.shape:14} {t.name:14} {t.note}"
+    if t.forward_tflops is None:
+        return f"{t.shape:14} {t.name:14} {t.forward_ms:8.3f} ms"
     backward = f"{t.backward_ms:8.3f} ms {t.backward_tflops:6.1f} TFLOP/s" if t.backward_ms else f"- {t.note}"
     return f"{t.shape:14} {t.name:14} {t.forward_ms:8.3f} ms {t.forward_tflops:6.1f} TFLOP/s | {backward}"
 

@@ -136,14 +136,11 @@ def flex(inputs: Inputs) -> Call:
     k_id, k_pos = _numbers(inputs.key_offset, inputs.key.shape[0])
     lengths = inputs.key_offset.diff() - query_offset.diff()
 
-    chosen, heads = None, None
     if inputs.block_lists is not None:
-        chosen, heads = _chosen_blocks(inputs), shape.heads
+        return _flex_over_blocks(inputs)
 
     def mask(b, h, i, j):
         keep = q_id[i] == k_id[j]
-        if chosen is not None:
-            return keep & chosen[h, i // BLOCK, j // BLOCK]
         if shape.causal:
             keep = keep & (k_pos[j] <= q_pos[i] + lengths[q_id[i]])
         if shape.window_size is not None:
@@ -151,12 +148,29 @@ def flex(inputs: Inputs) -> Call:
         return keep
 
     compiled_mask = torch.compile(create_block_mask)
-    block_mask = compiled_mask(mask, None, heads, query.shape[0], inputs.key.shape[0], device=query.device)
+    block_mask = compiled_mask(mask, None, None, query.shape[0], inputs.key.shape[0], device=query.device)
     run = torch.compile(flex_attention)
 
     def call() -> Tensor:
         query, _ = inputs.expanded_query()
         packed = (x.transpose(0, 1).unsqueeze(0) for x in (query, inputs.key, inputs.value))
+        out = run(*packed, block_mask=block_mask, enable_gqa=shape.heads != shape.kv_heads)
+        return out.squeeze(0).transpose(0, 1)
+
+    return call
+
+
+def _flex_over_blocks(inputs: Inputs) -> Call:
+    """FlexAttention with the block mask of an input's block lists."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    shape, rows, chosen = inputs.shape, inputs.key.shape[0], _chosen_blocks(inputs)
+    mask = lambda b, h, i, j: chosen[h, i // BLOCK, j // BLOCK]
+    block_mask = torch.compile(create_block_mask)(mask, None, shape.heads, rows, rows, device=chosen.device)
+    run = torch.compile(flex_attention)
+
+    def call() -> Tensor:
+        packed = (x.transpose(0, 1).unsqueeze(0) for x in (inputs.query, inputs.key, inputs.value))
         out = run(*packed, block_mask=block_mask, enable_gqa=shape.heads != shape.kv_heads)
         return out.squeeze(0).transpose(0, 1)
 
@@ -170,7 +184,7 @@ def _chosen_blocks(inputs: Inputs) -> Tensor:
     local = torch.arange(rows // BLOCK, device=offsets.device) - offsets.long()[seq] // BLOCK
     of_sequence = dense_mask(inputs.block_lists, grid_of(offsets, rows, BLOCK), rows // BLOCK)
     table = (seq[:, None] == seq) & of_sequence[:, seq, local][:, :, local]
-    return table.expand(inputs.shape.heads, -1, -1)
+    return table.expand(inputs.shape.heads, -1, -1).contiguous()
 
 
 def _numbers(offsets: Tensor, rows: int) -> tuple[Tensor, Tensor]:

@@ -46,8 +46,11 @@ def measure(
         call = build(inputs)
         call()
         timing.forward_ms = median_ms(call, inputs.key.device, runs)
+        out = call()
+        if not isinstance(out, torch.Tensor):
+            return timing  # blocks chosen, nothing multiplied
         timing.forward_tflops = inputs.shape.flops() / timing.forward_ms / 1e9
-        if backward and isinstance(out := call(), torch.Tensor):  # choosing blocks has no backward
+        if backward:
             grads = lambda: torch.autograd.grad(
                 out, (inputs.query, inputs.key, inputs.value), inputs.grad_out.view_as(out), retain_graph=True
             )
