@@ -22,7 +22,7 @@ class Command(NamedTuple):
 
 GROUPS = {
     "learning": ("lab", "hint", "progress", "grade", "reset", "update", "doctor"),
-    "kernel development": ("compile", "timeline", "emulator", "bench"),
+    "kernel development": ("compile", "timeline", "emulator", "bench", "verify"),
     "instructors (grade --from reads submissions)": ("release",),
     "authors of chapters": ("strip", "mutants"),
 }
@@ -46,6 +46,7 @@ COMMANDS = {
         "jfa.emulator.cli:main", "sweep a kernel's synchronisation on the emulator for faults it would miss"
     ),
     "bench": Command("jfa.bench.cli:main", "measure kernels on this machine's GPU and store the results"),
+    "verify": Command("jfa.verify.cli:main", "check and time everything on this machine's GPU: one file worth sending"),
 }
 
 

@@ -28,8 +28,8 @@ class Unavailable(Exception):
     """Why a peer cannot run a shape here."""
 
 
-def jfa(inputs: Inputs, backend: str = "auto", deterministic: bool = False) -> Call:
-    """This project's op, tile lists built anew in every call."""
+def jfa(inputs: Inputs, backend: str = "auto", **options: object) -> Call:
+    """This project's op, tile lists built anew in every call; ``options`` go to it (``deterministic=True``)."""
     shape = inputs.shape
     return lambda: jagged_flash_attention(
         *inputs.arguments,
@@ -37,8 +37,8 @@ def jfa(inputs: Inputs, backend: str = "auto", deterministic: bool = False) -> C
         causal=shape.causal,
         window_size=shape.window_size,
         backend=backend,
-        deterministic=deterministic,
         block_lists=inputs.block_lists,
+        **options,
     )
 
 

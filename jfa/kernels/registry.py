@@ -19,6 +19,10 @@ MODULES = {
 GPU_ORDER = ("blackwell", "hopper", "portable", "reference")
 
 
+class UnsupportedError(ValueError):
+    """A backend that a call names does not offer what the call asks for."""
+
+
 @dataclass(frozen=True)
 class Explanation:
     """The backend that a call gets, in which form its kernels run, and why.
@@ -61,7 +65,8 @@ def pick(problem: Problem, backend: str) -> str:
     """Return the name of the backend that a request gets, as :func:`choose` does, without the reasons.
 
     Raises:
-        TypeError, ValueError: as :func:`check_name`; or an explicitly named backend cannot do what is asked.
+        TypeError, ValueError: as :func:`check_name`.
+        UnsupportedError: an explicitly named backend cannot do what is asked.
     """
     if backend == "auto":
         if problem.device.type == "cpu":
@@ -70,7 +75,7 @@ def pick(problem: Problem, backend: str) -> str:
     check_name(backend)
     why_not = objection(backend, problem)
     if why_not:
-        raise ValueError(why_not)
+        raise UnsupportedError(why_not)
     return backend
 
 

@@ -17,11 +17,8 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib
-import inspect
 import json
 import multiprocessing
-import random
 import sys
 import time
 import traceback
@@ -34,10 +31,11 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE)]
 import torch  # noqa: E402
 
 from jfa.bench import peers, runner, shapes  # noqa: E402
+from jfa.verify import numbers  # noqa: E402
+from jfa.verify.op_checks import CHECKS  # noqa: E402
 
 PROCESSES = 15  # children that compile: one a core
 CONTEXT = multiprocessing.get_context("spawn")
-HALF = (torch.bfloat16, torch.bfloat16, torch.float16)
 
 
 # --------------------------------------------------------------------------------------------------------------- check
@@ -49,9 +47,9 @@ def check(first: int, cases: int, seconds: float, kinds: list[str]) -> int:
 
     After ``seconds`` no more is begun, and how far it came is said: a later run takes up there.
     """
-    numbers = {"random": range(first, first + cases, 10), "large": range(40), "wide": range(12), "repeat": range(4)}
-    numbers["op"] = _op_tests()
-    jobs = [(kind, n, time.time() + seconds) for kind in reversed(kinds) for n in numbers[kind]]
+    which = {"random": range(first, first + cases, 10), "large": range(40), "wide": range(12)}
+    which |= {"repeat": numbers.REPEATED, "op": list(CHECKS)}
+    jobs = [(kind, n, time.time() + seconds) for kind in reversed(kinds) for n in which[kind]]
     start, failed, done, left, said = time.time(), 0, {}, {}, 0.0
     with CONTEXT.Pool(PROCESSES) as pool:
         for kind, count, message, n in pool.imap_unordered(_check_one, jobs, 1):
@@ -90,10 +88,10 @@ def sample(first: int, cases: int) -> int:
     """A few random cases one after another in this process, for a tool that watches it, such as compute-sanitizer."""
     failed = 0
     for n in range(first, first + cases):
-        for kind, run in (("random", _random_case), ("large", _large_case)):
+        for kind, run in (("random", numbers.random_problem), ("large", numbers.large)):
             message = ""
             try:
-                run(n)
+                run(n, "hopper")
                 torch.cuda.synchronize()
             except Exception as error:  # noqa: BLE001  the tool shall see the others, too
                 message = f"{type(error).__name__}: {str(error)[:300]}"
@@ -102,72 +100,23 @@ def sample(first: int, cases: int) -> int:
     return failed
 
 
-def _random_case(seed: int) -> int:
-    from attention_cases import judge, random_case
-
-    judge(random_case(seed, HALF[seed % 3]), "cuda", backend="hopper", deterministic=seed % 5 == 4)
-    return 1
-
-
-def _random_cases(first: int) -> int:
-    return sum(_random_case(seed) for seed in range(first, first + 10))
-
-
-def _large_case(seed: int) -> int:
-    from attention_cases import judge, random_case
-
-    rng = random.Random(seed)
-    case = random_case(1000 + seed, HALF[seed % 3], longest=1500, most=9)
-    case.dim = (64, 128, 128, 80, 96, 128)[seed % 6]
-    case.dim_v = rng.choice([None, None, 64, 128])
-    case.scale_up = 1.0
-    judge(case, "cuda", backend="hopper", deterministic=seed % 4 == 3)
-    return 1
-
-
-def _wide_case(seed: int) -> int:
-    """Head dimensions beyond 128: forward here, backward through the portable kernels."""
-    from attention_cases import judge, random_case
-
-    case = random_case(2000 + seed, HALF[seed % 3], longest=300)
-    case.dim, case.dim_v = ((160, 160), (256, 256), (192, 128), (128, 256))[seed % 4]
-    case.scale_up = 1.0
-    judge(case, "cuda", backend="hopper", deterministic=seed % 3 == 2)
-    return 1
-
-
-def _repeatable(index: int) -> int:
-    """Deterministic gradients, bit by bit, ten times."""
-    name = ("pma32", "pma128", "self", "cross")[index]
-    inputs = shapes.make_inputs(shapes.SHAPES[name], "cuda")
-    call = peers.jfa(inputs, backend="hopper", deterministic=True)
-    grads = lambda: torch.autograd.grad(call(), (inputs.query, inputs.key, inputs.value), inputs.grad_out)
-    first = grads()
-    for _ in range(9):
-        assert all(torch.equal(a, b) for a, b in zip(first, grads())), f"{name}: gradients differ from run to run"
-    return 10
-
-
-def _op_tests() -> list[str]:
-    """The GPU tests of the op that ask for no arguments."""
-    tests = importlib.import_module("test_op_gpu")
-    return [n for n in dir(tests) if n.startswith("test_") and not inspect.signature(getattr(tests, n)).parameters]
-
-
 def _op_test(name: str) -> int:
-    import test_op_gpu
-
-    test_op_gpu.BACKEND = "hopper"
     try:
-        getattr(test_op_gpu, name)()
+        CHECKS[name]("hopper")
     except ValueError as refusal:
-        if "bfloat16 or float16" not in str(refusal):  # a test in fp32 asks for what this backend does not do
+        if "bfloat16 or float16" not in str(refusal):  # a check in fp32 asks for what this backend does not do
             raise
         return 0
     return 1
 
 
-RUN = {"random": _random_cases, "large": _large_case, "wide": _wide_case, "repeat": _repeatable, "op": _op_test}
+RUN = {
+    "random": functools.partial(numbers.random_batch, backend="hopper"),
+    "large": functools.partial(numbers.large, backend="hopper"),
+    "wide": functools.partial(numbers.wide, backend="hopper"),
+    "repeat": functools.partial(numbers.repeat, backend="hopper"),
+    "op": _op_test,
+}
 
 
 # -------------------------------------------------------------------------------------------------------------- record

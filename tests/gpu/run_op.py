@@ -31,8 +31,9 @@ from jfa.bench import cli, peers, runner, shapes  # noqa: E402
 from jfa.kernels.common.host import num_sms  # noqa: E402
 from jfa.kernels.portable import config, launch  # noqa: E402
 from jfa.kernels.portable.config import Tile  # noqa: E402
+from jfa.verify import list_checks, op_checks  # noqa: E402
 
-TESTS = ("test_op_gpu", "test_schedule_gpu")
+TESTS = {"test_op_gpu": op_checks.CHECKS, "test_schedule_gpu": list_checks.CHECKS}  # module -> checks, each by name
 PROCESSES = 15  # children that compile: one a core
 CONTEXT = multiprocessing.get_context("spawn")
 
@@ -41,12 +42,15 @@ CONTEXT = multiprocessing.get_context("spawn")
 def check(only: str = "") -> int:
     """Runs the GPU tests; the number of failures."""
     jobs = []
-    for module in TESTS:
+    for module, checks in TESTS.items():
         tests = importlib.import_module(module)
         for name in [n for n in dir(tests) if n.startswith("test_") and only in n]:
-            seeds = inspect.signature(getattr(tests, name)).parameters.get("seeds")
-            jobs.extend([(module, name, [seed]) for seed in seeds.default] if seeds else [(module, name, None)])
-    jobs.sort(key=lambda job: job[2] is not None)  # the long ones first
+            wanted = inspect.signature(getattr(tests, name)).parameters
+            several = (
+                [[seed] for seed in wanted["seeds"].default] if "seeds" in wanted else [[check] for check in checks]
+            )
+            jobs.extend((module, name, arguments) for arguments in several)
+    jobs.sort(key=lambda job: job[1] != "test_the_op")  # the long ones first
     results: list[tuple] = []
     with CONTEXT.Pool(PROCESSES) as pool:
         for result in pool.imap_unordered(_check_one, jobs, 1):
@@ -62,10 +66,10 @@ def check(only: str = "") -> int:
 
 def _check_one(job: tuple) -> tuple[str, str, float]:
     """In a child: (test, what is wrong or nothing, seconds)."""
-    module, name, seeds = job
+    module, name, arguments = job
     start, message = time.time(), ""
     try:
-        getattr(importlib.import_module(module), name)(*([seeds] if seeds else []))
+        getattr(importlib.import_module(module), name)(*arguments)
         torch.cuda.synchronize()
     except Exception as error:  # noqa: BLE001  a failed test must not hide the others
         message = f"{type(error).__name__}: {str(error)[:1000]}"
