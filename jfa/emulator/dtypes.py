@@ -113,7 +113,7 @@ def _encode_by_table(array, name):
 
 
 def round_to(array, name):
-    """float32 (or float64) array -> held array of `name`, to nearest even."""
+    """float32 (or float64) array -> held array of `name`, to nearest even. fp8 keeps no sign of a NaN: cvt's is 0x7F."""
     if name == "fp32":
         return array.astype(np.float32, copy=False)
     if name not in NARROW_FLOATS:
@@ -122,7 +122,8 @@ def round_to(array, name):
         return torch.from_numpy(_contiguous(array)).to(torch.bfloat16).to(torch.float32).numpy()
     if name == "fp16":
         return torch.from_numpy(_contiguous(array)).to(torch.float16).to(torch.float32).numpy()
-    return decode(encode(array.astype(np.float32, copy=False), name), name)
+    array = array.astype(np.float32, copy=False)
+    return decode(encode(np.where(np.isnan(array), np.float32(np.nan), array), name), name)
 
 
 def round_toward_zero(array, name):
