@@ -95,7 +95,8 @@ def facts() -> dict[str, str]:
     numbers = (math.nan, -math.nan, math.inf, -math.inf, 1e30, -0.0, 2.0**-10, 448.0, 464.0)
     x, y = torch.tensor(numbers, device=CUDA), torch.zeros(16, dtype=torch.uint8, device=CUDA)
     _cast[(1,)](torch.nn.functional.pad(x, (0, 16 - len(numbers))), y, 16)
-    return {str(n): f"0x{b:02X}" for n, b in zip(numbers, y.tolist())}
+    names = ("nan", "-nan", *map(str, numbers[2:]))
+    return {name: f"0x{byte:02X}" for name, byte in zip(names, y.tolist())}
 
 
 # ----------------------------------------------------------------------------------------------------------------- timing
