@@ -666,7 +666,6 @@ print(explore.explore(launch_split, max_ctas=2))
 # | plain loads and stores of global memory between programs | reading; `compute-sanitizer` on a GPU |
 # | what single threads of a warp do differently | reading; the sanitizers |
 # | bank conflicts, register spills | the profiler; `jfa compile` |
-# | a remote store before the peer CTA has started | `compute-sanitizer` 2026.2.1 names it |
 #
 # ## Your own kernel
 #
@@ -761,7 +760,7 @@ print(
 # ## Sources
 #
 # - TLX in fbtriton 3.7.4 (`triton.language.extra.tlx`). Its tutorial `blackwell-gdpa.py` has two places marked FIXME where the epilogue loads an accumulator without a wait for its last product.
-# - facebookexperimental/triton, issue 1992: P over S in one 8-warp task, 13 % wrong runs on a B200. Issue 2292: a remote store before the peer CTA has started.
+# - facebookexperimental/triton, issue 1992: P over S in one 8-warp task, 13 % wrong runs on a B200. Pull request 2292: a remote store before the peer CTA has started (chapter 15).
 # - Triton's ConSan (pull requests 9046 and 10212) checks kernels on a GPU with the same idea of clocks.
 # - cute2promela (metaworld.me, 2026-05-27): CuTe kernels as Promela, absence of deadlocks by the model checker SPIN.
 # - C. Flanagan and P. Godefroid, "Dynamic partial-order reduction for model checking software", POPL 2005: the idea behind `explore`.

@@ -192,6 +192,16 @@ class EndedCtaError(InFlightError):
     cause = "a cluster barrier is missing at the end of the kernel."
 
 
+class UnstartedCtaError(EmulatorError):
+    """A CTA writes to the shared memory of another that may not have started."""
+
+    cause = (
+        "a cluster barrier is missing at the start of the kernel. fbtriton's compiler puts one in only where the kernel\n"
+        "  arrives at a barrier of another CTA, or has a product of two CTAs.\n"
+        "  Fix: tlx.cluster_barrier() behind the allocations and whatever the CTA writes into its own buffers first."
+    )
+
+
 class ClcError(EmulatorError):
     """Cluster launch control used outside its rules."""
 

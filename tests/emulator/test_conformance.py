@@ -5,6 +5,8 @@ What the tutorials themselves get wrong, so that the cases avoid it:
 in the next
   split's part of the workspace, and two CTAs write them (GlobalRaceError);
 - blackwell-grouped-gemm's host code checks B as if it were transposed, so only square B passes it;
+- blackwell_multi_cta_layernorm_ws stores to its peers before it knows that they have started (its sibling without roles has a
+  cluster barrier there); compiled for sm_100, nothing comes before the store either;
 - blackwell-gdpa does not compile with this wheel (registers on the default task) and commits an MMA that nobody waits for.
 """
 
@@ -39,14 +41,17 @@ ATTENTION = [
     "hopper fa_ws",
     "hopper fa ping-pong persistent",
 ]
+_UNSTARTED = {emulator.errors.UnstartedCtaError}  # see above; the first one launches the second's kernel for this shape
+FLAWS = {"layernorm multi-cta": _UNSTARTED, "layernorm multi-cta ws": _UNSTARTED}
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", tutorials.CASES)
 def test_tutorial(name, policy):
-    tutorials.run(name, **POLICIES[policy])
-    assert emulator.last().clean
+    tutorials.run(name, report="collect", **POLICIES[policy])
+    findings = emulator.last().findings
+    assert {type(f) for f in findings} == FLAWS.get(name, set()), [str(f) for f in findings]
 
 
 def _bits(outputs):

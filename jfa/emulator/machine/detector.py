@@ -125,6 +125,7 @@ class Detector:
         for cta in cluster.ctas:
             self._check_mmas(cta, known)
             self._check_bytes(cta)
+        users.check_starts(cluster)
         users.check(cluster)
 
     def _check_mmas(self, cta: CTA, known: VectorClock) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import errors
 from ..counting import Active
-from .users import note, note_copy
+from .users import note, note_copy, note_start
 
 if TYPE_CHECKING:
     from ..locations import Where
@@ -128,6 +128,7 @@ def remote_copy(
         bar.deliver(nbytes, op.clock, op.end, (f"{nbytes} bytes of {title}", op.label, where, op.turns, task.label))
 
     signals, facts = [(bar, 0, -nbytes)], {"bytes": nbytes}
+    note_start(task, target.storage.cta, where, f"a copy to {target_name}")
     there = [(target.storage.cta, "remote_store")] if target.storage.cta is not task.cta else []
     op = machine.scheduler.issue(
         task, "remote copy", run, where, demand="tma_load", title=title, facts=facts, signals=signals, beside=there

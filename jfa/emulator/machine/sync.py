@@ -17,7 +17,7 @@ from .control import ADD, WAIT, Use
 from .shadow import fence as _fence
 from .shadow import join
 from .tasks import Task
-from .users import note
+from .users import note, note_start
 
 if TYPE_CHECKING:
     from ..locations import Where
@@ -164,6 +164,7 @@ def store(task: Task, view: View, values: Any, where: Where, name: str, undefine
         _remember(task, stores=True)
     task.machine.detector.task_access(task, view, True, where, name)
     if view.storage.cta is not task.cta:
+        note_start(task, view.storage.cta, where, f"a store to {name}")
         note(view.storage.cta, task, task.component, task.clock[task.component.id], where, f"a store to {name}")
     view.write(values, undefined)
 

@@ -194,6 +194,9 @@ class Cluster:
         self.machine, self.start, self.live = machine, start, 0
         self.ctas: list[CTA] = []
         self.paired = False  # whether it issued an MMA of a pair of CTAs
+        self.signalled = False  # whether one of its CTAs arrives at a barrier of another
+        # writes to a CTA that the writer does not know to have started: (actor's label, CTA) -> (where, what)
+        self.early: dict[tuple[str, CTA], tuple[Where, str]] = {}
         self.finished: list[Component] = []  # components of completed copies, until all tasks have heard of them
         self.barrier = ClusterBarrier(self)
 

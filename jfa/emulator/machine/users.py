@@ -1,6 +1,7 @@
 """Who uses a CTA's shared memory without being part of it: copies in flight, and other CTAs of the cluster.
 
-A CTA must not end before they have: the next CTA gets its shared memory. So at its end it must have *heard* of each such use,
+A CTA must not be written to before it has started: the writer must have *heard* of its start. And it must not end before
+its users have finished: the next CTA gets its shared memory. So at its end it must have *heard* of each such use,
 through a barrier it waited on, whatever the schedule. Of every user the latest use is kept: who knows of that knows of all before.
 """
 
@@ -15,7 +16,7 @@ from .shadow import VectorClock, join
 if TYPE_CHECKING:
     from ..locations import Where
     from .shadow import Component
-    from .tasks import CTA, AsyncOp, Cluster
+    from .tasks import CTA, AsyncOp, Cluster, Task
 
 
 _CAUSE = {
@@ -35,6 +36,26 @@ def note(cta: CTA, actor: Any, component: Component, count: int, where: Where, w
 def note_copy(cta: CTA, op: AsyncOp, what: str) -> None:
     """An asynchronous operation that reads or writes the memory of `cta` some time."""
     note(cta, op, op.component, op.clock[op.component.id], op.where, what)
+
+
+def note_start(task: Task, cta: CTA, where: Where, what: str) -> None:
+    """Keep a write of `task` to the memory of `cta`, "a store to b[0]", unless the task knows that the CTA has started."""
+    if cta.machine.watch and cta is not task.cta and not task.clock.get(cta.tasks[0].component.id):
+        cta.cluster.early.setdefault((task.label, cta), (where, what))
+
+
+def check_starts(cluster: Cluster) -> None:
+    """At a cluster's end: report its early writes, unless the compiler's own cluster barrier came before them."""
+    if cluster.paired or cluster.signalled:
+        return
+    for (label, cta), (where, what) in cluster.early.items():
+        cta.machine.report(
+            errors.UnstartedCtaError(
+                f"{what} by {label} may come before {cta.label}, whose memory it uses, has started",
+                [f"at {show(where)}", f"nothing that {label} waits for before it comes from {cta.label}"],
+                where=where,
+            )
+        )
 
 
 def forget_retired(cta: CTA) -> None:

@@ -168,6 +168,8 @@ def barrier_arrive(bar: mbarrier, arrive_count: Value = 1, remote_cta_rank: Valu
     if fault == "drop" or not predicate(pred):
         return
     cta = None if remote_cta_rank is None else sync.peer(task, integer(remote_cta_rank), where)
+    if cta is not None:
+        task.cta.cluster.signalled = True
     sync.arrive(task, bar.machine_barrier(task, where, cta), count * (2 if fault == "twice" else 1), where)
 
 
@@ -251,6 +253,7 @@ def remote_view(local_allocated_buffer: Any, remote_cta_rank: Value) -> mbarrier
     assert isinstance(local_allocated_buffer, mbarrier), "remote_view only supports barrier for now"
     assert local_allocated_buffer.rank is None, "remote_view requires local smem as input"
     _refuse_remote_alone(running(), remote_cta_rank, "remote_view")
+    running().cta.cluster.signalled = True
     return mbarrier(local_allocated_buffer.array, local_allocated_buffer.index or 0, integer(remote_cta_rank))
 
 

@@ -1,4 +1,4 @@
-"""What must be over when a CTA ends: copies into its shared memory, and the uses that other CTAs make of it."""
+"""A CTA's memory and its start and end: what must be over before it ends, and who may not write to it before it has started."""
 
 import pytest
 import torch
@@ -92,6 +92,55 @@ def test_what_other_ctas_do_to_a_cta_comes_before_its_end(policy, how, found):
     assert bool(run.findings) == bool(found) and all(type(f) is errors.EndedCtaError for f in run.findings)
     if found:
         assert len({str(f) for f in run.findings}) == 4 and all(found in str(f) for f in run.findings)
+
+
+@triton.jit
+def _sends(x, y, N: tl.constexpr, HOW: tl.constexpr, ENTRY: tl.constexpr):
+    """Each CTA gives its neighbour a block; ENTRY says what, if anything, lets it know that the neighbour has started."""
+    peer = tlx.cluster_cta_rank() ^ 1
+    boxes = tlx.local_alloc((N,), tl.float32, 2)
+    come = tlx.alloc_barriers(1)
+    told = tlx.alloc_barriers(1)
+    value = tl.load(x + tlx.cluster_cta_rank() * N + tl.arange(0, N))
+    if ENTRY == "cluster barrier":
+        tlx.cluster_barrier()
+    if ENTRY == "arrive":
+        tlx.barrier_arrive(told[0], 1, remote_cta_rank=peer)
+        tlx.barrier_wait(told[0], 0)
+    if ENTRY == "own fence":
+        tlx.fence("async_shared")
+    if HOW == "plain":
+        tlx.remote_shmem_store(boxes[0], value, peer)
+        tlx.cluster_barrier()
+    else:
+        tlx.barrier_expect_bytes(come[0], N * 4)
+        if HOW == "words":
+            tlx.async_remote_shmem_store(boxes[0], value, peer, come[0])
+        else:
+            tlx.local_store(boxes[1], value)
+            tlx.fence("async_shared")
+            tlx.async_remote_shmem_copy(boxes[0], boxes[1], peer, come[0])
+        tlx.barrier_wait(come[0], 0)
+    if ENTRY == "arrives elsewhere":  # the compiler puts its cluster barrier in front of everything
+        tlx.barrier_arrive(told[0], 1, remote_cta_rank=peer)
+        tlx.barrier_wait(told[0], 0)
+    tl.store(y + tlx.cluster_cta_rank() * N + tl.arange(0, N), tlx.local_load(boxes[0]))
+    if HOW == "copy":
+        tlx.cluster_barrier()
+
+
+@every_policy
+@pytest.mark.parametrize("how", ["plain", "words", "copy"])
+@pytest.mark.parametrize("entry", ["nothing", "own fence", "cluster barrier", "arrive", "arrives elsewhere"])
+def test_a_write_to_a_cta_that_may_not_have_started(policy, how, entry):
+    x, y = torch.randn(2, 32), torch.zeros(2, 32)
+    with emulator.options(policy=policy):
+        run = emulator.run(_sends, (2,), x, y, 32, how, entry, ctas_per_cga=(2, 1, 1))
+    wrong = entry in ("nothing", "own fence")
+    assert [type(f) for f in run.findings] == [errors.UnstartedCtaError] * 2 * wrong
+    for finding in run.findings:
+        assert "boxes[0]" in str(finding) and "has started" in str(finding) and "test_kernel_end.py" in str(finding)
+    assert torch.equal(y, x.flip(0))
 
 
 @triton.jit

@@ -161,6 +161,7 @@ def _exchange(src, out, HOW: tl.constexpr, N: tl.constexpr):
     bar = tlx.alloc_barriers(1)
     i = tl.arange(0, N)
     value = tl.load(src + rank * N + i)
+    tlx.cluster_barrier()
     if HOW == "sync":
         tlx.remote_shmem_store(buffers[0], value, rank ^ 1)
         tlx.cluster_barrier()
