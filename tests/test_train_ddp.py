@@ -1,0 +1,96 @@
+"""examples/train_jagged_ddp.py: two processes train as one does, under DDP and FSDP2, and the times are written."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.support import ROOT
+
+SCRIPT = ROOT / "examples" / "train_jagged_ddp.py"
+SMALL = [
+    "--double",
+    "--rounds",
+    "1",
+    "--steps",
+    "3",
+    "--warmup",
+    "1",
+    "--users",
+    "9",
+    "--longest",
+    "60",
+    "--layers",
+    "1",
+]
+
+
+def launch(folder, ranks: int, *options: str) -> tuple[dict, dict, str]:
+    """Run the example on some processes; (weights after it, its JSON, what it printed)."""
+    start = [sys.executable]
+    if ranks > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    weights, times = folder / f"{ranks}{len(options)}.pt", folder / f"{ranks}{len(options)}.json"
+    command = [*start, str(SCRIPT), *SMALL, "--save", str(weights), "--json", str(times), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return torch.load(weights), json.loads(times.read_text()), done.stdout
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return launch(tmp_path_factory.mktemp("alone"), 1)
+
+
+@pytest.mark.parametrize("options", [(), ("--fsdp",)], ids=["DDP", "FSDP2"])
+def test_two_processes_train_as_one_does(alone, options, tmp_path):
+    weights, found, printed = launch(tmp_path, 2, *options)
+    assert weights.keys() == alone[0].keys() and found["ranks"] == 2
+    for name, value in weights.items():
+        torch.testing.assert_close(value, alone[0][name], atol=1e-10, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+    # from the same weights over the same batches: dealing changes the order of additions only
+    for run in found["runs"]:
+        assert run["losses"] == pytest.approx(alone[1]["runs"][0]["losses"], abs=1e-10)
+        assert len(run["steps_ms"]) == 2, "three steps, one of them to warm up"
+    assert set(found["step_ms"]) == {"as they come", "zigzag"} and found["speedup"] > 0
+    assert {"device", "torch", "date"} <= found["environment"].keys()
+    assert printed.count("ms per step") == 2, "one rank prints"
+
+
+@pytest.fixture(scope="module")
+def example():
+    return runpy.run_path(str(SCRIPT), run_name="example")
+
+
+def test_the_weights_of_a_training_differ_from_the_first_ones(alone, example):
+    torch.manual_seed(0)
+    fresh = example["NextItem"](example["Sizes"](users=9, longest=60, layers=1)).double().state_dict()
+    assert all(not torch.equal(alone[0][name], value) for name, value in fresh.items() if "weight" in name)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_every_user_is_dealt_once_and_zigzag_is_more_even(example, ranks):
+    sizes = example["Sizes"](users=64, longest=4096)
+    lengths = example["lengths_of"](5, sizes)
+    for way in example["WAYS"]:
+        assert sorted(u for part in example["deal"](way, lengths, ranks) for u in part) == list(range(64))
+    contiguous, zigzag = (example["spread"](way, sizes, 10, ranks) for way in example["WAYS"])
+    assert 1 <= zigzag["tokens"] < contiguous["tokens"] and 1 <= zigzag["pairs"] < contiguous["pairs"]
+
+
+def test_a_history_depends_on_its_step_and_user_only(example):
+    sizes = example["Sizes"]()
+    one = example["history"](3, 7, 20, sizes)
+    assert torch.equal(one, example["history"](3, 7, 20, sizes)) and len(one) == 21
+    assert not torch.equal(one, example["history"](3, 8, 20, sizes))
+
+
+def test_the_model_learns(example):
+    sizes = example["Sizes"](items=16, users=24, longest=64, layers=1)
+    losses, seconds, _ = example["train"]("zigzag", sizes, 30, torch.device("cpu"))
+    assert len(losses) == len(seconds) == 30
+    assert losses[-1] < 0.8 * losses[0]
