@@ -7,6 +7,8 @@ Two independent ways to the same numbers:
 * :func:`blockwise_attention` walks over blocks of keys with the online softmax of FlashAttention (Dao et al., 2022), never
   holding a whole row of scores: the recurrence that every kernel of this project implements.
 
+:func:`mxfp8_attention` is what is right for kernels that multiply in MXFP8: it rounds what they round, and nothing else.
+
 Conventions, shared by all: query head h reads key/value head h // (H // H_kv); LSE is the natural logarithm of the sum of
 exponentials; a query without keys gives output 0, LSE -inf and no gradient.
 """
@@ -23,6 +25,7 @@ from torch import Tensor
 from jfa.block_sparse import BlockLists, dense_mask, query_grid
 from jfa.layout import lengths_from_offsets
 from jfa.masks import Band
+from jfa.mxfp8 import E4M3_MAX, GROUP, encode, magnitude, quantize_jagged, scale_codes, scale_values
 
 # Scores formed at once, over batch and heads. Bounds the memory of a forward; more would not be faster on a CPU.
 MAX_SCORES = 1 << 24
@@ -114,8 +117,11 @@ class _Rows:
         )
         return cls(torch.zeros_like(k_start), k_start, o_start, torch.full_like(k_start, rows), len_kv, batches * rows)
 
-    def chunks(self, heads: int) -> Iterator[_Chunk]:
-        """Groups of sequences to pad together; sequences without queries or without keys are in none."""
+    def chunks(self, heads: int, multiple: int = 1) -> Iterator[_Chunk]:
+        """Groups of sequences to pad together; sequences without queries or without keys are in none.
+
+        A sequence that is too long for one group is cut after a multiple of ``multiple`` queries.
+        """
         live = torch.nonzero((self.len_q > 0) & (self.len_kv > 0)).flatten()
         if live.numel() == 0:
             return
@@ -125,7 +131,9 @@ class _Rows:
         for members in torch.split(live[order], sizes):
             len_q, len_kv = int(self.len_q[members].max()), int(self.len_kv[members].max())
             together = MAX_SCORES // (len_q * len_kv * heads)
-            rows = len_q if together else max(1, MAX_SCORES // (len_kv * heads))  # of one sequence too long for one go
+            rows = len_q  # or fewer, of one sequence too long for one go
+            if not together:
+                rows = max(1, MAX_SCORES // (len_kv * heads * multiple)) * multiple
             for ids in torch.split(members, max(1, together)):
                 for first in range(0, len_q, rows):
                     yield _Chunk(ids, first, min(rows, len_q - first), len_kv)
@@ -311,3 +319,238 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
     anchor = torch.where(lse == -math.inf, 0.0, lse)
     share_a, share_b = torch.exp(lse_a - anchor), torch.exp(lse_b - anchor)
     return share_a.T[..., None] * out_a + share_b.T[..., None] * out_b, lse
+
+
+# -------------------------------------------------------------------------------------------------------------- MXFP8
+def mxfp8_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_offset: Tensor | None,
+    key_offset: Tensor,
+    *,
+    sm_scale: float | None = None,
+    causal: bool | str = False,
+    window_size: int | tuple[int, int] | None = None,
+    band: Band | None = None,
+    broadcast_q: bool = False,
+    output_offset: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return attention whose products have MXFP8 operands; shapes and arguments as :func:`attention`.
+
+    Every operand is encoded along the axis that its product contracts (:mod:`jfa.mxfp8`). The forward: S = Q K^T from Q and K in
+    groups along the head dim; P = 2**(S log2(e) - m) with m the row's maximum rounded up to a whole number, so that rescaling a
+    running sum is exact and blocks of any size give the same; O = P V, P rounded to e4m3 at the fixed scale 2**-8 and V in
+    groups of keys. The row sum adds P as it was before that.
+
+    The backward (:func:`mxfp8_attention_backward`) follows through autograd, once. It forms P from the same Q and K.
+
+    Args:
+        dtype: of everything that is not encoded, default fp64; the output and the LSE are in it if it is given, else in the
+            query's and in fp64.
+    """
+    band = Band.make(causal, window_size) if band is None else band
+    scale = 1.0 / math.sqrt(query.shape[-1]) if sm_scale is None else float(sm_scale)
+    call = _ScaledCall(query_offset, key_offset, output_offset, broadcast_q, band, scale, dtype or torch.float64)
+    out, lse = _ScaledAttention.apply(query, key, value, call)
+    out = out.to(query.dtype) if dtype is None else out
+    return (out, lse) if return_lse else out
+
+
+def mxfp8_attention_backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    query_offset: Tensor | None,
+    key_offset: Tensor,
+    *,
+    sm_scale: float | None = None,
+    causal: bool | str = False,
+    window_size: int | tuple[int, int] | None = None,
+    band: Band | None = None,
+    broadcast_q: bool = False,
+    output_offset: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (dq, dk, dv) in ``dtype`` (default fp64), from a forward's ``out`` [rows_out, H, Dv] and ``lse`` [H, rows_out].
+
+    P = exp(S - lse) from Q and K as the forward encodes them. dV = P^T dO with P at the fixed scale and dO in groups of queries;
+    dP = dO V^T with both in groups along the head dim; dS = P (dP - delta + dlse) from P before its rounding, delta the sum of
+    out * dout over a row; dK = dS^T Q and dQ = dS K with one scale per 32 x 32 square of dS, counted from the sequence's first
+    query and key, and Q and K in groups of tokens.
+    """
+    band = Band.make(causal, window_size) if band is None else band
+    scale = 1.0 / math.sqrt(query.shape[-1]) if sm_scale is None else float(sm_scale)
+    call = _ScaledCall(query_offset, key_offset, output_offset, broadcast_q, band, scale, dtype or torch.float64)
+    return call.backward(dout, dlse, query, key, value, out, lse)
+
+
+class _ScaledAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query, key, value, call):
+        out, lse = call.forward(query, key, value)
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dout, dlse):
+        query, key, value, out, lse = ctx.saved_tensors
+        if dout is None and dlse is None:
+            return None, None, None, None
+        dout = torch.zeros_like(out) if dout is None else dout
+        grads = ctx.call.backward(dout, dlse, query, key, value, out, lse)
+        return *(g.to(x.dtype) for g, x in zip(grads, (query, key, value))), None
+
+
+@dataclass
+class _ScaledCall:
+    """What a call in MXFP8 says besides its tensors."""
+
+    query_offset: Tensor | None
+    key_offset: Tensor
+    output_offset: Tensor | None
+    broadcast_q: bool
+    band: Band
+    scale: float
+    dtype: torch.dtype
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (out [rows_out, H, Dv], lse [H, rows_out]) in the computing dtype."""
+        heads = query.shape[1]
+        rows = _Rows.of(query, self.query_offset, self.key_offset, self.broadcast_q, self.output_offset)
+        q, k, v = self.queries(query, "head_dim"), self.keys(key, "head_dim"), self.keys(value, "tokens")
+        out = q.new_zeros(rows.rows_out, heads, value.shape[2])
+        lse = q.new_full((rows.rows_out, heads), -math.inf)
+        for chunk in rows.chunks(heads, GROUP):
+            part = _ScaledPart(self, rows, chunk, heads)
+            log2_p = part.scores(q, k)
+            top = torch.ceil(log2_p.amax(-1, keepdim=True))
+            top = torch.where(top == -math.inf, 0, top)
+            p = torch.exp2(log2_p - top)
+            total = p.sum(-1, keepdim=True)
+            safe = torch.where(total == 0, 1, total)
+            part.write(out, (_rounded_p(p) @ part.of_keys(v)) / safe)
+            row_lse = torch.where(total == 0, -math.inf, (top + torch.log2(safe)) * math.log(2))
+            part.write(lse.unsqueeze(2), row_lse)
+        return out, lse.T.contiguous()
+
+    def backward(self, dout, dlse, query, key, value, out, lse) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (dq, dk, dv) in the computing dtype."""
+        heads = query.shape[1]
+        rows = _Rows.of(query, self.query_offset, self.key_offset, self.broadcast_q, self.output_offset)
+        delta = (out.to(self.dtype) * dout.to(self.dtype)).sum(2)  # [rows_out, H]
+        if dlse is not None:
+            delta = delta - torch.where(torch.isfinite(lse), dlse.to(self.dtype), 0).T
+        lse2 = (lse.to(self.dtype) / math.log(2)).T
+        q, k, v = self.queries(query, "head_dim"), self.keys(key, "head_dim"), self.keys(value, "head_dim")
+        q_columns, k_columns = self.queries(query, "tokens"), self.keys(key, "tokens")
+        do, do_columns = self.outputs(dout, "head_dim"), self.outputs(dout, "tokens")
+        dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+        for chunk in rows.chunks(heads, GROUP):
+            part = _ScaledPart(self, rows, chunk, heads)
+            log2_p, row_lse = part.scores(q, k), part.of_outputs(lse2.unsqueeze(2))
+            p = torch.where(log2_p == -math.inf, 0, torch.exp2(log2_p - row_lse))
+            part.add_keys(dv, _rounded_p(p).mT @ part.of_outputs(do_columns))
+            dp = part.of_outputs(do) @ part.of_keys(v).mT
+            ds = torch.where(log2_p == -math.inf, 0, p * (dp - part.of_outputs(delta.unsqueeze(2))))
+            ds = _rounded_squares(ds)
+            part.add_keys(dk, self.scale * (ds.mT @ part.of_queries(q_columns)))
+            part.add_queries(dq, self.scale * (ds @ part.of_keys(k_columns)))
+        return dq, dk, dv
+
+    def queries(self, x: Tensor, axis: str) -> Tensor:
+        """Return what ``x`` [rows_q, H, *] is in MXFP8."""
+        offsets = self.key_offset.new_tensor([0, x.shape[0]]) if self.broadcast_q else self.query_offset
+        return self.encoded(x, offsets, axis)
+
+    def keys(self, x: Tensor, axis: str) -> Tensor:
+        """Return what ``x`` [rows_kv, H_kv, *] is in MXFP8."""
+        return self.encoded(x, self.key_offset, axis)
+
+    def outputs(self, x: Tensor, axis: str) -> Tensor:
+        """Return what ``x`` [rows_out, H, Dv] is in MXFP8."""
+        if not self.broadcast_q:
+            return self.encoded(x, self.query_offset, axis)
+        batches = self.key_offset.numel() - 1
+        length = x.shape[0] // batches if batches else 0
+        slots = torch.arange(batches + 1, device=x.device) * length
+        return self.encoded(x, slots if self.output_offset is None else self.output_offset, axis, length)
+
+    def encoded(self, x: Tensor, offsets: Tensor, axis: str, length: int | None = None) -> Tensor:
+        x = x.float() if x.dtype == torch.float64 else x
+        return quantize_jagged(x.detach(), offsets, axis, length=length).dequantize().to(self.dtype)
+
+
+class _ScaledPart:
+    """A chunk of a call: gathers packed rows to [sequences, H, rows, *] and adds such blocks to packed rows.
+
+    Both its numbers of rows are whole groups. Rows of a chunk that do not exist are 0, and what is computed for them is dropped.
+    """
+
+    def __init__(self, call: _ScaledCall, rows: _Rows, chunk: _Chunk, heads: int):
+        self.call, self.heads, ids = call, heads, chunk.ids
+        self.first = chunk.first
+        self.len_q, self.len_kv = rows.len_q[ids], rows.len_kv[ids]
+        self.q_start, self.o_start = rows.q_start[ids] + chunk.first, rows.o_start[ids] + chunk.first
+        self.k_start = rows.k_start[ids]
+        self.rows, self.max_kv = (-(-n // GROUP) * GROUP for n in (chunk.rows, chunk.max_kv))
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return S in log2 units, -inf where a pair does not count."""
+        allowed = padded_mask(self.len_q, self.len_kv, self.rows, self.max_kv, self.call.band, self.first)[:, None]
+        s = (self.call.scale / math.log(2)) * (self.of_queries(q) @ self.of_keys(k).mT)
+        return s.masked_fill(~allowed, -math.inf)
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        return _padded(x, self.q_start, self.len_q - self.first, self.rows)[0].transpose(1, 2)
+
+    def of_outputs(self, x: Tensor) -> Tensor:
+        return _padded(x, self.o_start, self.len_q - self.first, self.rows)[0].transpose(1, 2)
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """Return keys' rows, each head as often as query heads read it."""
+        rows = _padded(x, self.k_start, self.len_kv, self.max_kv)[0].transpose(1, 2)
+        return rows.repeat_interleave(self.heads // x.shape[1], 1)
+
+    def write(self, packed: Tensor, block: Tensor) -> None:
+        """Write rows of the output."""
+        index, valid = self.index(self.o_start, self.len_q - self.first, self.rows)
+        packed[index] = block.transpose(1, 2)[valid]
+
+    def add_queries(self, packed: Tensor, block: Tensor) -> None:
+        index, valid = self.index(self.q_start, self.len_q - self.first, self.rows)
+        packed.index_add_(0, index, block.transpose(1, 2)[valid])
+
+    def add_keys(self, packed: Tensor, block: Tensor) -> None:
+        """Add to keys' rows; query heads that share a key head are summed."""
+        block = block.unflatten(1, (packed.shape[1], -1)).sum(2)
+        index, valid = self.index(self.k_start, self.len_kv, self.max_kv)
+        packed.index_add_(0, index, block.transpose(1, 2)[valid])
+
+    def index(self, start: Tensor, length: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Return (packed row of each row that exists, [sequences, rows] whether it does)."""
+        place = torch.arange(rows, device=start.device)
+        valid = place < length[:, None]
+        return (start[:, None] + place)[valid], valid
+
+
+def _rounded_p(p: Tensor) -> Tensor:
+    """Return probabilities as e4m3 numbers times 2**-8."""
+    return (256 * p).float().clamp(max=E4M3_MAX).to(torch.float8_e4m3fn).to(p.dtype) / 256
+
+
+def _rounded_squares(ds: Tensor) -> Tensor:
+    """Return dS [..., rows, columns] as e4m3 numbers with one scale per 32 x 32 square."""
+    squares = ds.float().unflatten(-1, (-1, GROUP)).unflatten(-3, (-1, GROUP))  # [..., rows/32, 32, columns/32, 32]
+    codes = scale_codes(magnitude(magnitude(squares, -1), -2))[..., :, None, :, None]
+    values = encode(squares, codes).float() * scale_values(codes)
+    return values.flatten(-4, -3).flatten(-2).to(ds.dtype)
