@@ -198,8 +198,10 @@ class Chip:
         """One CTA's share: a pair (``two_cta``) computes m x n together, each CTA half of the rows and of B in SMEM."""
         rows = m / 2 if two_cta else m
         flops = 2 * rows * n * k
-        # below 128 rows the array is half empty, and takes as long as if it were full
-        fill = 128 / rows if a_space != "reg" and rows < 128 and self.name == "B200" else 1.0
+        # below 128 rows the array is half empty, and takes as long as if it were full; a pair with 64 rows in each CTA folds its
+        # columns over both halves of the lanes (PTX ISA, tcgen05 data path layout B)
+        half_empty = a_space != "reg" and rows < 128 and self.name == "B200" and not two_cta
+        fill = 128 / rows if half_empty else 1.0
         b_bytes = n * k * itemsize_a / (2 if two_cta else 1)
         a_bytes = rows * k * itemsize_a if a_space == "smem" else 0
         needs = {

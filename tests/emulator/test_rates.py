@@ -45,6 +45,14 @@ def test_the_b200_rates_give_the_published_cycles_per_tile(name, operations, pub
         assert modelled[unit] == pytest.approx(cycles, rel=0.01), unit
 
 
+@pytest.mark.parametrize("n", [64, 128, 256])
+def test_64_rows_leave_half_of_the_array_empty_but_not_in_a_pair(n):
+    full = B200.demand("mma", m=128, n=n, k=64).needs["tensor"]
+    assert B200.demand("mma", m=64, n=n, k=64).needs["tensor"] == full
+    assert B200.demand("mma", m=128, n=n, k=64, two_cta=True).needs["tensor"] == full / 2
+    assert B200.demand("mma", m=256, n=n, k=64, two_cta=True).needs["tensor"] == full
+
+
 def test_every_rate_names_its_source_and_unit():
     for chip in CHIPS.values():
         for name, rate in chip.rates.items():
