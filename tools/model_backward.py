@@ -70,7 +70,7 @@ def shared_queries(group: int) -> None:
     constants = row_constants(problem, rows, torch.zeros_like(dout), dout, torch.zeros(group, problem.rows_out), None)
     dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
     sums = torch.zeros(group, BLOCK, problem.head_dim)
-    config = dataclasses.replace(backward_config(problem, clc=False), resident=False)
+    config = backward_config(problem, clc=False, form="single")
     launch.EMULATED_SMS = 1
     resident = timed(lambda: launch.launch_resident(problem, dout, q, k, v, dk, dv, *constants, *lists, config))
     contended = timed(lambda: launch.launch_backward(problem, dout, q, k, v, dk, dv, sums, *constants, *lists, config))

@@ -15,6 +15,8 @@ from jfa.kernels.common.host import padded_head_dim
 BLOCK = 128  # rows of a softmax or compute group, keys of a block: the M of one MMA and its N
 BLOCK_M = tl.constexpr(BLOCK)
 BLOCK_N = tl.constexpr(BLOCK)
+FORMS = ("resident", "pair", "single")
+PAIR_KEYS = 512  # mean keys per sequence from which a pair of CTAs is worth its half-empty last tiles
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,9 @@ class BackwardConfig(Config):
     """Choices of the backward; they change no result beyond the order in which dQ is summed.
 
     Attributes:
-        resident: keep Q and dQ on the chip (broadcast queries, at most 128 in all heads that share keys). Of the attributes
-            below only the registers then matter.
+        form: "resident": Q and dQ stay on the chip (broadcast queries, at most 128 in all heads that share keys). "pair": tiles of
+            256 keys on two CTAs. "single": tiles of 128 keys. Of the attributes below the resident form reads the registers only,
+            the pair none about rings.
         with_dq: add up dQ; else another kernel makes it.
         broadcast_q: all sequences add to the same dQ.
         clc: steal tiles through cluster launch control; else a static schedule.
@@ -91,10 +94,11 @@ class BackwardConfig(Config):
         dq_columns: columns of a slice of dQ.
         compute_registers: per thread of the compute groups; the reduction gets what all others leave.
         small_registers: per thread of mma and load.
+        mma_registers: per thread of the pair's mma, whose two ways through a tile need more.
         columns: columns of P and dS that a compute group works on at a time.
     """
 
-    resident: bool
+    form: str
     with_dq: bool
     broadcast_q: bool
     clc: bool
@@ -106,7 +110,23 @@ class BackwardConfig(Config):
     dq_stages: int = 4
     dq_columns: int = 16
     small_registers: int = 40
+    mma_registers: int = 72
     columns: int = 32
+
+    @property
+    def resident(self) -> bool:
+        """Whether Q and dQ stay on the chip."""
+        return self.form == "resident"
+
+    @property
+    def ctas(self) -> int:
+        """CTAs that share a tile."""
+        return 2 if self.form == "pair" else 1
+
+    @property
+    def tile_rows(self) -> int:
+        """Number of keys in a tile."""
+        return self.ctas * BLOCK
 
     @property
     def dk_takes_dv(self) -> bool:
@@ -164,16 +184,50 @@ def _forward_registers(problem: Problem, split_keys: bool, clc: bool) -> dict[st
     return dict(softmax_registers=softmax, small_registers=small)
 
 
-def backward_config(problem: Problem, clc: bool = True) -> BackwardConfig:
-    """Choose stealing unless the order matters; broadcast queries, whose key tiles all cost the same, are dealt round robin."""
+def backward_form(problem: Problem) -> tuple[str, str]:
+    """Return which form of the backward a problem gets, "resident", "pair" or "single", and why, in words.
+
+    Lengths are known by shapes and hints only, so what counts is the mean number of keys per sequence.
+    """
+    group = problem.group_size
+    if problem.broadcast_q and problem.rows_q * group <= BLOCK and group in (1, 2, 4, 8, 16):
+        return "resident", f"{problem.rows_q} queries x {group} heads per key head (<= {BLOCK}) stay on chip"
+    if problem.deterministic:
+        return "single", "deterministic=True gives dQ a kernel of its own"
+    why = pair_refused(problem)
+    if why:
+        return "single", why
+    keys = problem.rows_kv // max(problem.num_batches, 1)
+    if keys < PAIR_KEYS:
+        return "single", f"{keys} keys per sequence (< {PAIR_KEYS}) fill a pair's tiles of {2 * BLOCK} keys badly"
+    return "pair", f"{keys} keys per sequence (>= {PAIR_KEYS}) and head dim {max(problem.head_dim, problem.head_dim_v)}"
+
+
+def pair_refused(problem: Problem) -> str | None:
+    """Return why a pair of CTAs cannot run a problem, or None."""
+    columns = max(problem.head_dim, problem.head_dim_v)
+    if columns <= 64:
+        return f"head dim {columns} (<= 64): the pair's kernel is for 128"
+    if problem.deterministic:
+        return "deterministic=True gives dQ a kernel of its own"
+    return None
+
+
+def backward_config(problem: Problem, clc: bool = True, form: str | None = None) -> BackwardConfig:
+    """Choose stealing unless the order matters; broadcast queries, whose key tiles all cost the same, are dealt round robin.
+
+    ``form`` forces one; :func:`backward_form` chooses it otherwise.
+    """
+    form = form or backward_form(problem)[0]
+    if form not in FORMS:
+        raise ValueError(f"form {form!r} is not one of {', '.join(FORMS)}")
+    if form == "pair" and pair_refused(problem):
+        raise ValueError(f"form='pair' cannot be forced: {pair_refused(problem)}")
     common = _common(problem, problem.num_kv_heads)
     small = common["head_dim"] == 64
-    resident = (
-        problem.broadcast_q and problem.rows_q <= BLOCK // problem.group_size and problem.group_size in (1, 2, 4, 8, 16)
-    )
     return BackwardConfig(
         **common,
-        resident=resident,
+        form=form,
         with_dq=not problem.deterministic,
         broadcast_q=problem.broadcast_q,
         clc=clc and not problem.deterministic,
@@ -181,7 +235,8 @@ def backward_config(problem: Problem, clc: bool = True) -> BackwardConfig:
         do_slots=2 if small else 1,
         held_slices=4 if small else 5,
         # As many as compile without spills beside the slices of dQ that the reduction holds.
-        compute_registers=192 if small else 184,
+        compute_registers=192 if small else 176 if form == "pair" else 184,
+        dq_stages=2 if form == "pair" else 4,
     )
 
 

@@ -13,6 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.kernels.base import Problem, wrong_gpu
 from jfa.kernels.blackwell.backward_1cta import backward_kernel
+from jfa.kernels.blackwell.backward_2cta import pair_backward_kernel
 from jfa.kernels.blackwell.backward_dq import dq_kernel
 from jfa.kernels.blackwell.backward_resident import resident_backward_kernel
 from jfa.kernels.blackwell.config import (
@@ -20,6 +21,7 @@ from jfa.kernels.blackwell.config import (
     BackwardConfig,
     ForwardConfig,
     backward_config,
+    backward_form,
     dq_config,
     forward_config,
     plain_config,
@@ -61,20 +63,24 @@ def supports(problem: Problem) -> str | None:
 
 def forms(problem: Problem) -> dict[str, str]:
     """Return which kernel each pass of a call gets, and why."""
-    forward, backward = forward_config(problem), backward_config(problem)
+    forward = forward_config(problem)
     rows = "128 queries per tile, shared by both softmax groups" if forward.split_keys else "256 queries per tile"
-    if backward.resident:
-        how = f"resident: {problem.rows_q} queries x {problem.group_size} heads per key head (<= {BLOCK}) stay on chip"
-    elif problem.deterministic:
-        how = "one CTA per key tile; deterministic=True gives dQ a kernel of its own"
-    else:
-        how = "one CTA per key tile; dQ is added up in fp32 in the order in which tiles finish"
+    form, why = backward_form(problem)
+    order = "" if problem.deterministic else "; dQ is added up in fp32 in the order in which tiles finish"
+    how = {
+        "resident": f"resident: {why}",
+        "single": f"one CTA per tile of {BLOCK} keys: {why}{order}",
+        "pair": f"two CTAs per tile of {2 * BLOCK} keys: {why}{order}",
+    }[form]
     return {"forward": f"{rows}; tiles are {'stolen' if forward.clc else 'dealt in zigzag'}", "backward": how}
 
 
 def plan(problem: Problem) -> list[Tensor]:
     """Return tile lists to be reused for the same offsets: of the forward, the backward and, if it is deterministic, dQ."""
-    lists = [*query_list(problem, forward_config(problem).tile_rows), *key_list(problem)]
+    lists = [
+        *query_list(problem, forward_config(problem).tile_rows),
+        *key_list(problem, backward_config(problem).tile_rows),
+    ]
     return lists + (query_list(problem, BLOCK) if problem.deterministic else [])
 
 
@@ -109,7 +115,7 @@ def backward(
     if 0 in (dout.numel(), q.numel(), k.numel(), problem.num_batches):
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     config = config or backward_config(problem)
-    records, counts = plan[2:4] if plan else key_list(problem)
+    records, counts = plan[2:4] if plan else key_list(problem, config.tile_rows)
     dout = make_tma_ready(dout)
     rows = padded_rows(problem, BLOCK)
     lse2, delta = row_constants(problem, rows, out, dout, lse, dlse)
@@ -120,7 +126,8 @@ def backward(
     one_dq = problem.broadcast_q and not problem.deterministic
     dq_rows = padded(problem.rows_q, BLOCK) if one_dq else rows.count
     sums = torch.zeros(problem.num_heads, dq_rows, config.head_dim, dtype=torch.float32, device=q.device)
-    launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, records, counts, config)
+    launch = launch_pair if config.form == "pair" else launch_backward
+    launch(problem, dout, q, k, v, dk, dv, sums, lse2, delta, records, counts, config)
     if problem.deterministic:
         launch_dq(problem, dout, q, k, v, sums, lse2, delta, *(plan[4:6] if plan else query_list(problem, BLOCK)))
         if problem.broadcast_q:
@@ -155,9 +162,9 @@ def query_list(problem: Problem, rows: int) -> list[Tensor]:
     return [*tile_list(problem, rows, keys=False, pad=BLOCK)]
 
 
-def key_list(problem: Problem) -> list[Tensor]:
-    """Return [records, counts] of the backward's key tiles, built without synchronising."""
-    return [*tile_list(problem, BLOCK, keys=True, pad=BLOCK)]
+def key_list(problem: Problem, rows: int = BLOCK) -> list[Tensor]:
+    """Return [records, counts] of the backward's tiles of ``rows`` keys, built without synchronising."""
+    return [*tile_list(problem, rows, keys=True, pad=BLOCK)]
 
 
 def launch_forward(problem: Problem, q, k, v, out, lse, records: Tensor, counts: Tensor, config: ForwardConfig) -> None:
@@ -200,6 +207,37 @@ def launch_backward(
         config,
         num_warps=4,
         num_stages=1,
+    )
+
+
+def launch_pair(
+    problem: Problem, dout, q, k, v, dk, dv, sums, lse2, delta, records: Tensor, counts: Tensor, config: BackwardConfig
+) -> None:
+    """Launch the backward on pairs of CTAs once: as :func:`launch_backward`, with a list of tiles of 256 keys."""
+    columns, half = config.head_dim, config.head_dim // 2
+    units = records.shape[0] * config.heads
+    pairs = units if config.clc else min(units, max(1, num_sms(problem.device, EMULATED_SMS) // 2))
+    pair_backward_kernel[(2 * pairs,)](
+        *_boxes(columns, q, rows=BLOCK // 2),
+        *_boxes(half, q),
+        *_boxes(columns, dout, rows=BLOCK // 2),
+        *_boxes(half, dout),
+        *_boxes(columns, k),
+        *_boxes(half, k, rows=2 * BLOCK),
+        *_boxes(columns, v, dk, dv),
+        _dq_halves(sums, config.dq_columns),
+        lse2,
+        delta,
+        records,
+        counts,
+        lse2.shape[1],
+        sums.shape[1],
+        problem.sm_scale * LOG2_E,
+        problem.sm_scale,
+        config,
+        num_warps=4,
+        num_stages=1,
+        ctas_per_cga=(2, 1, 1),
     )
 
 
@@ -270,3 +308,9 @@ def _dq_boxes(sums: Tensor, columns: int) -> TensorDescriptor:
     """Return a descriptor of plain boxes of 128 rows and a few columns on fp32 sums [H, rows, columns]."""
     flat = sums.view(-1, sums.shape[2])
     return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [BLOCK, columns])
+
+
+def _dq_halves(sums: Tensor, columns: int) -> TensorDescriptor:
+    """Return a descriptor of boxes [2, 64, columns] on fp32 sums [H, rows, dim]: a few columns of either half of dim, 64 rows."""
+    flat = sums.view(-1, 2, sums.shape[2] // 2).transpose(0, 1)
+    return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [2, BLOCK // 2, columns])

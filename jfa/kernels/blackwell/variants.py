@@ -15,6 +15,7 @@ TARGETS = (100, 103)
 FORWARD_ROLES = ("correction", "softmax 0", "softmax 1", "mma", "load", "store")
 RESIDENT_ROLES = ("store", "compute 0", "compute 1", "mma", "load")
 DQ_ROLES = ("load", "compute 0", "compute 1", "mma")
+PAIR_ROLES = ("reduce", "compute 0", "compute 1", "mma", "load rows", "load columns")
 BACKWARD_ROLES = ("reduce", "compute 0", "compute 1", "mma", "load")
 BANDS = {"full": Band(), "causal": Band.make(causal=True), "window": Band.make(causal=True, window_size=256)}
 
@@ -24,7 +25,8 @@ FORWARD_SPILLS = {
     True: 36,
 }  # of masked bands, by stealing: one or two values made before the roles part; others: 0
 PLAIN_SPILLS = 132
-BACKWARD_SPILLS = 0  # of all three backward kernels
+BACKWARD_SPILLS = 0  # of all backward kernels on one CTA
+PAIR_SPILLS = {"causal": 336}  # of the pair's, by mask; others: 0
 
 
 def example_problem(head_dim: int, band: Band, short_queries: bool = False, group: int = 1) -> Problem:
@@ -64,6 +66,11 @@ def compile_configs() -> list[CompileConfig]:
             configs += [_forward(f"d{head_dim}-{name}", problem, clc) for clc in (False, True)]
             for clc in (False, True) if head_dim == 128 and name != "window" else (False,):
                 configs.append(_backward(f"d{head_dim}-{name}", problem, clc))
+        if head_dim == 128:
+            pma = example_problem(head_dim, Band(), short_queries=True)
+            for name, problem in (problems | {"pma": pma}).items():
+                configs += [_pair(f"d{head_dim}-{name}", problem, clc) for clc in (False, True)]
+            configs.append(_pair(f"d{head_dim}-causal-gqa", example_problem(head_dim, BANDS["causal"], group=4), True))
         for name in ("full", "causal", "window"):
             configs.append(_dq(f"d{head_dim}-{name}", replace(problems[name], deterministic=True)))
         configs.append(
@@ -135,10 +142,26 @@ def _backward_signature(cfg) -> dict[str, str]:
 
 
 def _backward(name: str, problem: Problem, clc: bool) -> CompileConfig:
-    cfg = replace(backward_config(problem, clc=clc), resident=False)
+    cfg = backward_config(problem, clc=clc, form="single")
     name = f"backward-{name}-{'clc' if cfg.clc else 'static'}"
     signature = _backward_signature(cfg)
     return _attention(name, "backward_1cta:backward_kernel", signature, cfg, BACKWARD_ROLES, BACKWARD_SPILLS)
+
+
+def _pair(name: str, problem: Problem, clc: bool) -> CompileConfig:
+    cfg = backward_config(problem, clc=clc, form="pair")
+    rows, columns = _box(cfg.head_dim, BLOCK // 2), _box(cfg.head_dim // 2)
+    signature = {
+        **{f"{x}_{part}_desc": box for x in ("q", "do") for part, box in (("rows", rows), ("columns", columns))},
+        **dict.fromkeys(("k_desc", "v_desc", "dk_desc", "dv_desc"), _box(cfg.head_dim)),
+        "k_columns_desc": _box(cfg.head_dim // 2, 2 * BLOCK),
+        "dq_desc": f"tensordesc<fp32[2, {BLOCK // 2}, {cfg.dq_columns}]>",
+    }
+    signature |= {k: v for k, v in _backward_signature(cfg).items() if k not in signature and not k.endswith("_desc")}
+    spills = PAIR_SPILLS["causal"] if problem.band == BANDS["causal"] else 0
+    name = f"backward-pair-{name}-{'clc' if cfg.clc else 'static'}"
+    config = _attention(name, "backward_2cta:pair_backward_kernel", signature, cfg, PAIR_ROLES, spills)
+    return replace(config, options={"ctas_per_cga": (2, 1, 1)})
 
 
 def _resident(name: str, problem: Problem) -> CompileConfig:

@@ -94,8 +94,8 @@ def test_short_shared_queries_resident_and_contended(head_dim):
     first = run(case, {"policy": "lazy"})
     again = run(case, {"policy": "random", "seed": 5})
     assert all(torch.equal(a, b) for a, b in zip(first, again)), "partials are summed in a fixed order"
-    run(case, {"policy": "random", "seed": 6}, resident=False, clc=True)
-    run(case | dict(deterministic=True), {"policy": "lazy"}, resident=False)
+    run(case, {"policy": "random", "seed": 6}, form="single", clc=True)
+    run(case | dict(deterministic=True), {"policy": "lazy"}, form="single")
 
 
 @pytest.mark.parametrize(

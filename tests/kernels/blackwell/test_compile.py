@@ -18,6 +18,7 @@ MAIN = [
     "blackwell-forward-d64-pma-static",
     "blackwell-backward-d128-causal-static",
     "blackwell-backward-d64-full-static",
+    "blackwell-backward-pair-d128-full-clc",
     "blackwell-backward-resident-d128",
     "blackwell-dq-d128-causal",
     "blackwell-list-keys",
@@ -41,7 +42,7 @@ def test_main_configurations():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kernel", ["forward", "backward-d64", "backward-d128", "backward-resident", "dq", "plain", "list"]
+    "kernel", ["forward", "backward-d64", "backward-d128", "backward-pair", "backward-resident", "dq", "plain", "list"]
 )
 def test_all_configurations(kernel):
     check([f"blackwell-{kernel}-*"])
@@ -52,6 +53,7 @@ def test_every_kernel_ships_a_configuration():
     assert kernels == {
         "forward",
         "backward_1cta",
+        "backward_2cta",
         "backward_resident",
         "backward_dq",
         "plain",
