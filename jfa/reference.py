@@ -388,13 +388,15 @@ def mxfp8_attention_backward(
     band = Band.make(causal, window_size) if band is None else band
     scale = 1.0 / math.sqrt(query.shape[-1]) if sm_scale is None else float(sm_scale)
     call = _ScaledCall(query_offset, key_offset, output_offset, broadcast_q, band, scale, dtype or torch.float64)
-    return call.backward(dout, dlse, query, key, value, out, lse)
+    with torch.autocast(query.device.type, enabled=False):
+        return call.backward(dout, dlse, query, key, value, out, lse)
 
 
 class _ScaledAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, call):
-        out, lse = call.forward(query, key, value)
+        with torch.autocast(query.device.type, enabled=False):
+            out, lse = call.forward(query, key, value)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.set_materialize_grads(False)
         ctx.call = call
@@ -407,7 +409,8 @@ class _ScaledAttention(torch.autograd.Function):
         if dout is None and dlse is None:
             return None, None, None, None
         dout = torch.zeros_like(out) if dout is None else dout
-        grads = ctx.call.backward(dout, dlse, query, key, value, out, lse)
+        with torch.autocast(query.device.type, enabled=False):
+            grads = ctx.call.backward(dout, dlse, query, key, value, out, lse)
         return *(g.to(x.dtype) for g, x in zip(grads, (query, key, value))), None
 
 

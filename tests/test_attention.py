@@ -187,7 +187,7 @@ def test_opcheck(shared):
     a = call(shared=shared)
     arguments = (
         a["query"], a["key"], a["value"], None if shared else a["query_offset"], a["key_offset"], None, [], [], 0.3,
-        None, None, None, 0, bool(shared), False, "auto", False, 0, 0, 0, 0, 0, 0,
+        None, None, None, 0, bool(shared), False, "auto", False, "", 0, 0, 0, 0, 0, 0,
     )  # fmt: skip
     torch.library.opcheck(torch.ops.jfa.attention.default, arguments)
 

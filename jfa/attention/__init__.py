@@ -44,6 +44,7 @@ def jagged_flash_attention(
     check_offsets: bool | None = None,
     plan: Plan | None = None,
     block_lists: BlockLists | None = None,
+    precision: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of each sequence's queries over the same sequence's keys, on packed tensors without padding.
 
@@ -71,6 +72,8 @@ def jagged_flash_attention(
         plan: tile lists from :func:`plan`, to build them once for several layers and the backward.
         block_lists: which key blocks each block of queries attends to, from :mod:`jfa.block_sparse`; no gradient flows through
             them. ``check_offsets`` checks their contents, too.
+        precision: None multiplies in the inputs' own type. "mxfp8" rounds the operands of every product, forward and backward, to
+            MXFP8 (:mod:`jfa.mxfp8`), from bf16 inputs: on Blackwell's tensor cores, or simulated by the reference.
 
     Nested tensors (torch.jagged, [B, j, H, D] or transposed [B, H, j, D]) may stand for query, key and value; offsets are then
     theirs, and the output is nested as the query (with ``broadcast_q`` it is packed). Under ``torch.autocast`` the three are
@@ -97,9 +100,10 @@ def jagged_flash_attention(
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must come from jfa.plan, got {type(plan).__name__}")
         block_lists = plan.lists_for(block_lists)
-        plan.check(_plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic, block_lists))
+        plan.check(_plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic, block_lists, precision))
         hints, backend = plan.hints, plan.backend_for(backend)
     scale = arguments.scale_of(sm_scale, query)
+    precision = arguments.precision_of(precision, query, block_lists)
     problem = make_problem(
         query,
         key,
@@ -113,6 +117,7 @@ def jagged_flash_attention(
         deterministic,
         *hints,
         block_lists,
+        precision,
     )
     if block_lists is not None:
         arguments.check_block_lists(problem)
@@ -187,6 +192,7 @@ def plan(
     deterministic: bool = False,
     backend: str = "auto",
     block_lists: BlockLists | None = None,
+    precision: str | None = None,
 ) -> Plan:
     """Build tile lists and schedules once, for several layers' calls with the same offsets, shapes and masks, and their backward.
 
@@ -203,19 +209,20 @@ def plan(
     band = Band.make(causal, window_size)
     hints = arguments.maximum("max_seq_len_q", max_seq_len_q), arguments.maximum("max_seq_len_kv", max_seq_len_kv)
     given = query_offset, key_offset, output_offset
-    problem = make_problem(q, k, v, *given, 1.0, band, broadcast_q, deterministic, *hints, block_lists)
+    settings = 1.0, band, broadcast_q, deterministic, *hints, block_lists
+    problem = make_problem(q, k, v, *given, *settings, arguments.precision_of(precision, q, block_lists))
     arguments.check_block_lists(problem)
     name = registry.pick(problem, backend)
     problem = op.prepare(problem, False, query_offset)
-    build = getattr(registry.load(name), "plan", None)
+    build = getattr(registry.load(name, problem.precision), "plan", None)
     with op.on_device(problem.device):
         tensors = tuple(build(problem)) if build else ()
-    facts = _plan_facts(q, k, v, key_offset, band, broadcast_q, deterministic, block_lists)
+    facts = _plan_facts(q, k, v, key_offset, band, broadcast_q, deterministic, block_lists, precision)
     return Plan(name, tensors, facts, hints, block_lists)
 
 
 def _plan_facts(
-    query, key, value, key_offset, band, broadcast_q, deterministic, block_lists=None
+    query, key, value, key_offset, band, broadcast_q, deterministic, block_lists=None, precision=None
 ) -> tuple[tuple[str, object], ...]:
     """Everything static that tile lists may depend on, hints apart."""
     return (
@@ -232,6 +239,7 @@ def _plan_facts(
         ("broadcast_q", broadcast_q),
         ("deterministic", deterministic),
         ("block_lists", None if block_lists is None else "some"),  # whose tiles have the blocks' size
+        ("precision", precision),
     )
 
 
@@ -255,6 +263,7 @@ def explain(
     check_offsets: bool | None = None,
     plan: Plan | None = None,
     block_lists: BlockLists | None = None,
+    precision: str | None = None,
 ) -> Explanation:
     """Return which backend the same call of :func:`jagged_flash_attention` would get, in which form, and why.
 
@@ -272,11 +281,14 @@ def explain(
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must come from jfa.plan, got {type(plan).__name__}")
         block_lists = plan.lists_for(block_lists)
-        plan.check(_plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic, block_lists))
+        plan.check(_plan_facts(query, key, value, key_offset, band, broadcast_q, deterministic, block_lists, precision))
         hints, backend = plan.hints, plan.backend_for(backend)
     scale = arguments.scale_of(sm_scale, query)
     offsets = query_offset, key_offset, output_offset
-    problem = make_problem(query, key, value, *offsets, scale, band, broadcast_q, deterministic, *hints, block_lists)
+    settings = scale, band, broadcast_q, deterministic, *hints, block_lists
+    problem = make_problem(
+        query, key, value, *offsets, *settings, arguments.precision_of(precision, query, block_lists)
+    )
     arguments.check_block_lists(problem)
     return registry.choose(problem, backend)
 

@@ -110,6 +110,25 @@ def check_switches(broadcast_q, deterministic, return_lse=False, check_offsets=N
         raise TypeError(f"check_offsets must be True, False or None, got {check_offsets!r}")
 
 
+def precision_of(precision: str | None, query: Tensor, block_lists: BlockLists | None = None) -> str:
+    """Return the precision as a problem holds it: "" for the inputs' own, or "mxfp8".
+
+    Raises:
+        TypeError, ValueError: it is neither None nor "mxfp8", or the inputs do not go with it.
+    """
+    if precision is None:
+        return ""
+    if not isinstance(precision, str):
+        raise TypeError(f"precision must be None or 'mxfp8', got {precision!r}")
+    if precision != "mxfp8":
+        raise ValueError(f"precision must be None (the inputs' own) or 'mxfp8', got {precision!r}")
+    if query.dtype != torch.bfloat16:
+        raise TypeError(f"precision='mxfp8' takes bfloat16 inputs, which it encodes itself; query is {query.dtype}")
+    if block_lists is not None:
+        raise ValueError("precision='mxfp8' does not take block_lists: no backend has both")
+    return precision
+
+
 def maximum(name: str, told) -> int:
     """Return a length hint as an int; 0 means that none was given.
 
@@ -292,6 +311,7 @@ def make_problem(
     max_q,
     max_kv,
     block_lists: BlockLists | None = None,
+    precision: str = "",
 ) -> Problem:
     """Return the normalised form of a call whose arguments have passed :func:`check_arguments`."""
     batches = key_offset.shape[0] - 1
@@ -317,4 +337,5 @@ def make_problem(
         max_seq_len_q=rows_q if broadcast_q else max_q,
         max_seq_len_kv=max_kv,
         block_lists=block_lists,
+        precision=precision,
     )

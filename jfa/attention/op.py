@@ -43,14 +43,15 @@ def on_device(device: torch.device):
 def run_forward(problem: Problem, backend: str, query, key, value, plan) -> tuple[Tensor, Tensor]:
     """Return (out, lse) from a backend."""
     with on_device(problem.device):
-        return registry.load(backend).forward(problem, query, key, value, plan)
+        return registry.load(backend, problem.precision).forward(problem, query, key, value, plan)
 
 
 def run_backward(problem: Problem, backend: str, dout, dlse, query, key, value, out, lse, plan, needs) -> tuple:
     """Return (dq, dk, dv) from a backend; those that are not needed may be None."""
     dout = torch.zeros_like(out) if dout is None else dout
     with on_device(problem.device):
-        return registry.load(backend).backward(problem, dout, dlse, query, key, value, out, lse, plan, needs=needs)
+        module = registry.load(backend, problem.precision)
+        return module.backward(problem, dout, dlse, query, key, value, out, lse, plan, needs=needs)
 
 
 # ------------------------------------------------------------------------------------------------------------------ eager
@@ -93,7 +94,7 @@ class _Attention(torch.autograd.Function):
         problem = prepare(call.problem, call.check, call.query_offset)
         plan = call.plan
         if plan is None:
-            make_lists = getattr(registry.load(call.backend), "make_lists", None)
+            make_lists = getattr(registry.load(call.backend, problem.precision), "make_lists", None)
             if make_lists is not None:
                 with on_device(problem.device):
                     plan = make_lists(problem)
@@ -186,8 +187,8 @@ def each(op: Callable) -> Callable:
 _COMMON = (
     "Tensor? query_offset, Tensor key_offset, Tensor? output_offset, Tensor[] plan, Tensor[] block_lists, "
     "float sm_scale, int? lo_start, int? lo_end, "
-    "int? hi_start, int? hi_end, bool broadcast_q, bool deterministic, str backend, bool check_offsets, SymInt max_seq_len_q, "
-    "SymInt max_seq_len_kv, SymInt list_heads, SymInt list_rows, SymInt list_block, SymInt list_other_block"
+    "int? hi_start, int? hi_end, bool broadcast_q, bool deterministic, str backend, bool check_offsets, str precision, "
+    "SymInt max_seq_len_q, SymInt max_seq_len_kv, SymInt list_heads, SymInt list_rows, SymInt list_block, SymInt list_other_block"
 )
 _CHECK = 8  # check_offsets' place among the arguments after block_lists
 _LIBRARY = torch.library.Library("jfa", "DEF")
@@ -212,7 +213,7 @@ def op_arguments(call: Call, query_offset, key_offset, output_offset) -> tuple:
     band = p.band.lo_start, p.band.lo_end, p.band.hi_start, p.band.hi_end
     hints = 0 if p.broadcast_q else p.max_seq_len_q, p.max_seq_len_kv
     offsets = query_offset, key_offset, output_offset
-    switches = p.broadcast_q, p.deterministic, call.backend, call.check
+    switches = p.broadcast_q, p.deterministic, call.backend, call.check, p.precision
     lists, sizes = _unbundled(p.block_lists)
     return (*offsets, call.plan or [], lists, p.sm_scale, *band, *switches, *hints, *sizes)
 
@@ -241,13 +242,15 @@ def _problem_of(query, key, value, arguments: Sequence) -> tuple[Problem, str, l
         determ,
         backend,
         check,
+        precision,
         max_q,
         max_kv,
         *sizes,
     ) = arguments
     band = Band(lo_s, lo_e, hi_s, hi_e)
     lists = BlockLists(*list_tensors, *sizes) if list_tensors else None
-    problem = make_problem(query, key, value, q_off, k_off, o_off, scale, band, broadcast, determ, max_q, max_kv, lists)
+    given = query, key, value, q_off, k_off, o_off, scale, band, broadcast, determ, max_q, max_kv, lists, precision
+    problem = make_problem(*given)
     problem = prepare(problem, check, q_off)
     return problem, registry.choose(problem, backend).backend, list(plan_tensors) or None
 

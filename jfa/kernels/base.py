@@ -10,6 +10,7 @@ A backend is a module with these functions; :mod:`jfa.attention` validates, pick
     plan(problem) -> list[Tensor]                   optional: tile lists and schedules, built without synchronising
     make_lists(problem) -> object                   optional: what serves one forward and its backward, built in one go
     BLOCK_LISTS = True                              optional: it takes problems with block_lists
+    MXFP8 = True                                    optional: it takes problems whose precision is "mxfp8"
     forms(problem) -> {"forward": str, "backward": str}
                                                     optional: which of its kernels a call gets, and why, in words
 
@@ -56,6 +57,7 @@ class Problem:
     max_seq_len_q: int = 0  # hints for configuration only, 0 = not told: correctness never depends on them
     max_seq_len_kv: int = 0
     block_lists: BlockLists | None = None  # of the queries' blocks: pairs outside the listed blocks do not count
+    precision: str = ""  # of the products' operands: the inputs' own, or "mxfp8"
 
     @property
     def group_size(self) -> int:

@@ -1,4 +1,7 @@
-"""The reference as a backend: plain PyTorch on any device, gradients by autograd, fp32 (fp64 for fp64 inputs) inside."""
+"""The reference as a backend: plain PyTorch on any device, gradients by autograd, fp32 (fp64 for fp64 inputs) inside.
+
+MXFP8 is simulated: operands are rounded as the kernels round them, and multiplied in fp32.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,25 @@ import torch
 from torch import Tensor
 
 from jfa.kernels.base import Problem
-from jfa.reference import attention
+from jfa.reference import attention, mxfp8_attention, mxfp8_attention_backward
 
 BLOCK_LISTS = True
+MXFP8 = True
 
 
 def supports(problem: Problem) -> str | None:
     """Everything."""
     return None
+
+
+def forms(problem: Problem) -> dict[str, str]:
+    """Say that MXFP8 is simulated; there is nothing to say about anything else."""
+    if problem.precision != "mxfp8":
+        return {}
+    return {
+        "forward": "MXFP8 simulated: Q, K, V and P are rounded to e4m3 with shared scales, products are fp32",
+        "backward": "MXFP8 simulated: P again from the forward's Q and K; dO, P and dS rounded, too",
+    }
 
 
 def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, plan=None) -> tuple[Tensor, Tensor]:
@@ -24,7 +38,11 @@ def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, plan=None) -> tup
 
 
 def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True)):
-    """Gradients by running the forward again under autograd."""
+    """Gradients by running the forward again under autograd; of MXFP8 by its own backward."""
+    if problem.precision == "mxfp8":
+        settings = _settings(problem) | dict(dtype=torch.float32)
+        grads = mxfp8_attention_backward(dout, dlse, q, k, v, out, lse, **settings)
+        return tuple(grad.to(x.dtype) if need else None for grad, x, need in zip(grads, (q, k, v), needs))
     inputs = [x.detach().requires_grad_(need) for x, need in zip((q, k, v), needs)]
     wanted = [x for x in inputs if x.requires_grad]
     with torch.enable_grad():
@@ -44,18 +62,20 @@ def lse_dtype(problem: Problem) -> torch.dtype:
 
 
 def _attend(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    return attention(
-        q,
-        k,
-        v,
-        problem.query_offset,
-        problem.key_offset,
+    if problem.precision == "mxfp8":
+        out, lse = mxfp8_attention(q, k, v, **_settings(problem), dtype=torch.float32, return_lse=True)
+        return out.to(q.dtype), lse
+    return attention(q, k, v, **_settings(problem), return_lse=True, block_lists=problem.block_lists)
+
+
+def _settings(problem: Problem) -> dict[str, object]:
+    return dict(
+        query_offset=problem.query_offset,
+        key_offset=problem.key_offset,
         sm_scale=problem.sm_scale,
         band=problem.band,
         broadcast_q=problem.broadcast_q,
         output_offset=problem.output_offset,
-        return_lse=True,
-        block_lists=problem.block_lists,
     )
 
 

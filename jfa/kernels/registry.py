@@ -15,6 +15,8 @@ MODULES = {
     "hopper": "jfa.kernels.hopper.launch",
     "blackwell": "jfa.kernels.blackwell.launch",
 }
+# Backends whose MXFP8 kernels have a module of their own; it is a backend like the others.
+MXFP8_MODULES = {"blackwell": "jfa.kernels.blackwell.mxfp8_launch"}
 # The first that supports the request wins; reference is last because it is right everywhere and fast nowhere.
 GPU_ORDER = ("blackwell", "hopper", "portable", "reference")
 
@@ -43,19 +45,22 @@ class Explanation:
 
 
 @cache
-def load(name: str) -> ModuleType | str:
-    """The backend's module, or one sentence why it cannot be imported."""
+def load(name: str, precision: str = "") -> ModuleType | str:
+    """The backend's module for problems of this precision, or one sentence why it cannot be imported."""
+    path = MXFP8_MODULES.get(name, MODULES[name]) if precision == "mxfp8" else MODULES[name]
     try:
-        return importlib.import_module(MODULES[name])
+        return importlib.import_module(path)
     except ImportError as error:
         return f"backend {name!r} could not be imported: {error}"
 
 
 def objection(name: str, problem: Problem) -> str | None:
     """Why a backend cannot serve the request, in one sentence; None where it can."""
-    module = load(name)
+    module = load(name, problem.precision)
     if isinstance(module, str):
         return module
+    if problem.precision == "mxfp8" and not getattr(module, "MXFP8", False):
+        return f"backend {name!r} has no MXFP8 kernels; backend 'blackwell' has, and 'reference' simulates them"
     if problem.block_lists is not None and not getattr(module, "BLOCK_LISTS", False):
         return f"backend {name!r} has no kernel for block_lists; backend 'portable' can"
     return module.supports(problem)
@@ -71,12 +76,22 @@ def pick(problem: Problem, backend: str) -> str:
     if backend == "auto":
         if problem.device.type == "cpu":
             return "reference"
+        if problem.precision == "mxfp8":
+            return _pick_mxfp8(problem)
         return next(name for name in GPU_ORDER if objection(name, problem) is None)
     check_name(backend)
     why_not = objection(backend, problem)
     if why_not:
         raise UnsupportedError(why_not)
     return backend
+
+
+def _pick_mxfp8(problem: Problem) -> str:
+    """Return "blackwell", or raise: a simulation is not what a call on a GPU should get unasked."""
+    why_not = objection("blackwell", problem)
+    if why_not:
+        raise UnsupportedError(f"precision='mxfp8': {why_not}; backend='reference' simulates it")
+    return "blackwell"
 
 
 def check_name(backend: str) -> None:
@@ -91,16 +106,18 @@ def choose(problem: Problem, backend: str) -> Explanation:
     """Return the backend of a request with the reasons and the form its kernels take.
 
     Raises:
-        TypeError, ValueError: an explicitly named backend is unknown, or cannot do what is asked ("auto" never raises: it
-            moves on).
+        TypeError, ValueError: an explicitly named backend is unknown, or cannot do what is asked ("auto" moves on, and raises
+            on a GPU whose backends all lack MXFP8 where that is asked for).
     """
     name = pick(problem, backend)
     if backend != "auto":
         reasons = [(name, "named by the call")]
     elif problem.device.type == "cpu":
         reasons = [(name, "the tensors are on the CPU; name another backend to run its kernel on the emulator")]
+    elif problem.precision == "mxfp8":
+        reasons = [(name, "MXFP8 products run on Blackwell's tensor cores")]
     else:
         looked_at = GPU_ORDER[: GPU_ORDER.index(name) + 1]
         reasons = [(other, objection(other, problem) or "supports the request") for other in looked_at]
-    describe = getattr(load(name), "forms", None)
+    describe = getattr(load(name, problem.precision), "forms", None)
     return Explanation(name, tuple(reasons), tuple(describe(problem).items()) if describe else ())
