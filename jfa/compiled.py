@@ -1,4 +1,4 @@
-"""Compile kernels for Hopper and Blackwell without a GPU, and report what the hardware would be asked for.
+"""Compile kernels for Hopper and Blackwell without a GPU, and report what the hardware would be asked for::
 
     jfa compile                       every shipped configuration on every target, as a table
     jfa compile 'blackwell-*' --arch 100 --json

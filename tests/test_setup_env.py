@@ -257,6 +257,25 @@ def test_a_changed_lock_is_installed(ready):
     assert list((checkout.folder / ".venv").glob("lib/*/site-packages/numpy-1.1.dist-info"))
 
 
+def test_the_books_packages_come_only_when_asked_for_and_not_into_the_environment(ready):
+    checkout, _ = ready
+    make_wheel(checkout.wheels, "sphinx", "9.0", {"sphinx/__init__.py": ""})
+    (checkout.folder / "requirements-book.txt").write_text("sphinx==9.0\n")
+    place = checkout.folder / ".jfa" / "cache" / "book-packages"
+    try:
+        assert checkout.setup().returncode == 0 and not place.exists()
+        result = checkout.setup("--book")
+        assert result.returncode == 0 and "what builds the book" in result.stdout
+        assert (place / "sphinx" / "__init__.py").exists()
+        assert not list((checkout.folder / ".venv").glob("lib/*/site-packages/sphinx"))
+        assert checkout.setup("--book", index=False).stdout == "", "a second run has nothing to do"
+        (checkout.folder / "requirements-book.txt").write_text("sphinx==9.1\n")
+        assert "pip failed" in checkout.setup("--book", index=False).stderr, "a changed lock is installed"
+    finally:
+        (checkout.folder / "requirements-book.txt").unlink()
+        shutil.rmtree(place, ignore_errors=True)
+
+
 def test_triton_installed_over_fbtriton_is_repaired(ready):
     checkout, _ = ready
     checkout.pip("install", "--no-index", "--no-deps", str(checkout.wheels / "triton-3.7.1-py3-none-any.whl"))

@@ -12,7 +12,7 @@ LENGTHS = [7, 3, 19, 5, 11]
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"]  # Okabe and Ito: distinct without colour vision too
 CELL = 13
 BLOCK = 5  # tokens a tile, in this picture
-WIDTH = 980
+WIDTH = 1040  # room for the widest sans-serif fonts
 
 
 def rectangle(x, y, width, height, fill, stroke="#ffffff", extra=""):

@@ -4,7 +4,7 @@
 Standard library only, and written so that an old Python still parses it and can say that it is too old. A stamp in .venv
 records what was installed; while it matches the lock, a later run looks at a few files, uses no network and is done.
 
-    python3 tools/setup_env.py [--gpu]
+    python3 tools/setup_env.py [--gpu] [--book]
 
 JFA_TORCH_INDEX: another index to take torch's CPU build from.
 """
@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STATE = ROOT / ".jfa"
 LOCK = ROOT / "requirements.txt"
+BOOK_LOCK = ROOT / "requirements-book.txt"
+BOOK = STATE / "cache" / "book-packages"  # beside .venv, not in it: only who builds the book needs them
 STAMP = VENV / "jfa-stamp.json"
 
 OLDEST, NEWEST = (3, 11), (3, 14)  # the Pythons that fbtriton has wheels for and that jfa's syntax allows
@@ -49,6 +51,7 @@ def main(argv=None):
     """Set up; returns the exit status."""
     parser = argparse.ArgumentParser(description="Make .venv, the environment of the course.")
     parser.add_argument("--gpu", action="store_true", help="PyTorch's CUDA build, driver or not")
+    parser.add_argument("--book", action="store_true", help="also what builds the book, in .jfa/cache/book-packages")
     args = parser.parse_args(argv)
     try:
         check_platform(platform.system(), platform.machine(), platform.libc_ver()[0])
@@ -57,6 +60,8 @@ def main(argv=None):
         with open(STATE / "setup.lock", "w") as lock:  # a second `make` waits for the first
             fcntl.flock(lock, fcntl.LOCK_EX)
             ensure_environment(args.gpu)
+            if args.book:
+                ensure_book_packages()
     except SetupError as error:
         print("\nset-up stopped: {}".format(error), file=sys.stderr)
         return 1
@@ -203,6 +208,20 @@ def make_venv(stamp):
 def site_packages():
     """.venv's site-packages folder."""
     return next((VENV / "lib").glob("python3.*/site-packages"))
+
+
+def ensure_book_packages():
+    """Bring the book's packages up to their lock; nothing to do if their stamp says that they are."""
+    stamp = BOOK / "stamp"
+    python = site_packages().parent.name  # some of them are compiled for one Python
+    expected = "{} {}".format(python, hashlib.sha256(BOOK_LOCK.read_bytes()).hexdigest())
+    if stamp.exists() and stamp.read_text() == expected:
+        return
+    print("Installing what builds the book (once, 100 MB). Log: .jfa/setup.log", flush=True)
+    shutil.rmtree(str(BOOK), ignore_errors=True)
+    pip(["install", "--no-deps", "--target", str(BOOK), "-r", str(BOOK_LOCK)])
+    stamp.write_text(expected)
+    forget_downloads()
 
 
 # -- PyTorch ---------------------------------------------------------------------------------------------------------

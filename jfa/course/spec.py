@@ -63,7 +63,7 @@ class Output:
         dtype: None accepts any dtype of the reference's kind (float, integer, bool); "float32" and the like demand one, and "int"
             of a number that it is a whole one.
         may_alias: whether sharing memory with an input is fine (slices of a packed tensor, say).
-        tol: tolerance relative to max(1, max |reference|); None takes the exercise's.
+        tol: tolerance relative to ``max(1, max |reference|)``; None takes the exercise's.
     """
 
     name: str = "result"
@@ -208,7 +208,7 @@ class Exercise:
         mutants: at least four.
         variants: at least two differently written right answers, each the source of the whole cell or, where the cell is long, a
             tuple of (old, new) pairs: what to change in the solution's cell.
-        tol: tolerance relative to max(1, max |reference|): what is always allowed.
+        tol: tolerance relative to ``max(1, max |reference|)``: what is always allowed.
         arithmetic: ``arithmetic(*args, **kwargs)`` gives the result as a right answer's arithmetic does (P rounded to bf16, say)
             and gets tensors of the cases' dtypes. None asks the reference itself, in fp32 and from inputs one rounding away.
         slack: what differs by more than ``tol`` may still err by this many times the error of that arithmetic: see

@@ -1,4 +1,4 @@
-"""Runs Triton and TLX kernels on a CPU, unmodified, with errors that teach. It imports nothing of jfa outside itself.
+"""Runs Triton and TLX kernels on a CPU, unmodified, with errors that teach. It imports nothing of jfa outside itself::
 
     import jfa.emulator as emulator          # installs the launch hook: kernel[grid](cpu tensors) now runs here
 

@@ -12,17 +12,25 @@ from dataclasses import dataclass, field
 class Counts:
     """What the launches inside ``counting()`` did, all programs together.
 
-    loads, stores: calls of tl.load, tl.store, descriptor loads and stores, and TMA copies, of any size; atomics are neither.
-    load_elements, store_elements: lanes that were loaded or stored, masked ones left out; a TMA box counts in full.
-    atomics: calls of tl.atomic_add and its kin. atomic_elements: their lanes, masked ones left out.
-    selects: lanes of blocks that tl.where made. compares: lanes of blocks that a comparison made. exponentials: lanes of tl.exp
-    and tl.exp2 on blocks. These three are the price of masks and of the softmax, so they count lanes, not calls; scalars are free.
-    dots: matrix products of any kind. peak_tile: elements of the largest block made. programs: how many ran. launches: of kernels.
-    operations: TLX operations by name (barrier_wait, async_descriptor_load, local_store, ...), as issued.
-    mmas: async_dot into tensor memory. accumulated: those of them that added to what their accumulator held.
-    tmem_loads, tmem_stores: local_load and local_store of tensor memory.
-    tasks: async tasks of the largest region, replicas each for itself.
-    tmem_columns, shared_bytes: the most that one CTA allocated, shared storage once.
+    Attributes:
+        loads, stores: calls of tl.load, tl.store, descriptor loads and stores, and TMA copies, of any size; atomics are neither.
+        load_elements, store_elements: lanes that were loaded or stored, masked ones left out; a TMA box counts in full.
+        atomics: calls of tl.atomic_add and its kin.
+        atomic_elements: their lanes, masked ones left out.
+        selects: lanes of blocks that tl.where made.
+        compares: lanes of blocks that a comparison made.
+        exponentials: lanes of tl.exp and tl.exp2 on blocks. These three are the price of masks and of the softmax, so they count
+            lanes, not calls; scalars are free.
+        dots: matrix products of any kind.
+        peak_tile: elements of the largest block made.
+        programs: how many ran.
+        launches: of kernels.
+        operations: TLX operations by name (barrier_wait, async_descriptor_load, local_store, ...), as issued.
+        mmas: async_dot into tensor memory.
+        accumulated: those of them that added to what their accumulator held.
+        tmem_loads, tmem_stores: local_load and local_store of tensor memory.
+        tasks: async tasks of the largest region, replicas each for itself.
+        tmem_columns, shared_bytes: the most that one CTA allocated, shared storage once.
     """
 
     loads: int = 0

@@ -1,4 +1,4 @@
-"""Every schedule of a small launch, not a few of them: run each class of equal schedules once.
+"""Every schedule of a small launch, not a few of them: run each class of equal schedules once::
 
     from jfa.emulator import explore
     found = explore.explore(lambda: [my_matmul(a, b)])

@@ -1,4 +1,4 @@
-"""Fault injection: break each synchronisation of a kernel in turn and see how, or whether, the emulator finds it.
+"""Fault injection: break each synchronisation of a kernel in turn and see how, or whether, the emulator finds it::
 
     from jfa.emulator import sweep
     result = sweep.sweep(lambda: [my_matmul(a, b)])

@@ -1,6 +1,6 @@
 """The contract between the op and a kernel backend.
 
-A backend is a module with these functions; :mod:`jfa.attention` validates, picks one, and never looks inside:
+A backend is a module with these functions; :mod:`jfa.attention` validates, picks one, and never looks inside::
 
     supports(problem) -> str | None                 None, or one sentence: which argument it cannot do and which backend can
     forward(problem, q, k, v, plan) -> (out, lse)   out [rows_out, H, Dv] in q.dtype, lse [H, rows_out] fp32, natural log

@@ -1,0 +1,90 @@
+"""Which page of the book a file of the checkout gets, and what links between files become between pages."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+
+# Code first: a link inside a code span or a fence is code, such as `kernel[grid](x)`.
+_FENCE = r"^ {0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n.*?(?:^ {0,3}(?P=fence)[`~]*[ \t]*$|\Z)"
+_SPAN = r"(?P<ticks>(?<!`)`+(?!`)).+?(?<!`)(?P=ticks)(?!`)"
+_LINK = r"(?P<image>!?)\[(?P<words>(?:[^\[\]`]|`[^`]*`)*)\]\((?P<target>[^()\s]+)\)"
+_PIECES = re.compile(f"{_FENCE}|{_SPAN}|{_LINK}", flags=re.M | re.S)
+_ELSEWHERE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|#|//")
+
+
+class BrokenLink(Exception):
+    """A link in the checkout that leads to no file; the message names both ends."""
+
+
+class Site:
+    """Pages by the file they are made from.
+
+    ``folders`` says which folders of the checkout have pages of a kind of their own: folder -> (folder of the pages, suffix of
+    Sphinx's source). A link to any other file gives it a page too: Markdown is rendered, everything else is shown as it is.
+    """
+
+    def __init__(self, root: Path, folders: dict[str, tuple[str, str]], home: str = "README.md"):
+        self.root, self.folders, self.home = root, folders, home
+        self.found: dict[str, str] = {}  # file of the checkout -> Sphinx source that shows it, in the order of links
+        self.images: set[str] = set()
+        self.to_come: set[str] = set()  # exercises that a chapter names before they are written
+
+    def page(self, file: str) -> str | None:
+        """The Sphinx source (a path below the source folder) that shows a file, None for files that the book leaves out."""
+        if file == self.home:
+            return "index.md"
+        path = PurePosixPath(file)
+        top = path.parts[0]
+        if top == "solutions" and top not in self.folders:
+            return None
+        if top in self.folders and len(path.parts) == 2 and path.suffix == ".py":
+            folder, suffix = self.folders[top]
+            return f"{folder}/{path.stem}{suffix}"
+        made = f"pages/{file}" if path.suffix == ".md" else f"files/{file}.md"
+        return self.found.setdefault(file, made)
+
+    def rewrite(self, text: str, file: str, page: str) -> str:
+        """Markdown of a file with every relative link turned into one from ``page``. Raises BrokenLink."""
+
+        def replace(match: re.Match) -> str:
+            target = match["target"]
+            if target is None or _ELSEWHERE.match(target):
+                return match[0]
+            path, _, anchor = target.partition("#")
+            there = os.path.normpath(PurePosixPath(file).parent / path)
+            if there.startswith("..") or not (self.root / there).is_file():
+                if there.startswith("exercises/"):
+                    self.to_come.add(there)
+                    return match["words"]
+                raise BrokenLink(f"{file} links to {target}, which is no file of the checkout")
+            if match["image"]:
+                self.images.add(there)
+                return f"![{match['words']}]({_relative(there, page)})"
+            source = self.page(there)
+            if source is None:
+                return match["words"]
+            return f"[{match['words']}]({_relative(source, page)}{'#' + anchor if anchor else ''})"
+
+        return _PIECES.sub(replace, text)
+
+    def follow(self, write: Callable[[str, str], None]) -> None:
+        """Write the pages that links asked for, and those that their own links ask for: ``write(file, page)``."""
+        done: set[str] = set()
+        while todo := [file for file in self.found if file not in done]:
+            for file in todo:
+                write(file, self.found[file])
+                done.add(file)
+
+
+def _relative(source: str, page: str) -> str:
+    return os.path.relpath(source, PurePosixPath(page).parent)
+
+
+def toctree(pages: Iterable[str], page: str, *, caption: str = "", hidden: bool = True, depth: int = 1) -> str:
+    """A table of contents as MyST: sources below the source folder, listed from ``page``."""
+    options = [f":caption: {caption}"] * bool(caption) + [":hidden:"] * hidden + [f":maxdepth: {depth}"]
+    names = [_relative(re.sub(r"\.(md|rst|ipynb)$", "", source), page) for source in pages]
+    return "\n".join(["```{toctree}", *options, "", *names, "```", ""])
