@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from jfa.attention import Plan, jagged_flash_attention
-from jfa.attention.arguments import MAX_HEAD_DIM
+from jfa.attention.arguments import MAX_HEAD_DIM, check_precision
 from jfa.kernels.registry import check_name
 from jfa.layout import from_nested, to_nested
 from jfa.masks import Band
@@ -29,6 +29,7 @@ class JaggedSelfAttention(nn.Module):
         causal, window_size: the mask, as :func:`jfa.jagged_flash_attention` takes them.
         bias: whether the projections have one.
         backend: see :func:`jfa.explain`.
+        precision: as :func:`jfa.jagged_flash_attention` takes it.
 
     Shapes: x [total, dim] with offsets [B+1] int32 -> [total, dim]; or x nested [B, j, dim] -> nested [B, j, dim].
     """
@@ -43,14 +44,16 @@ class JaggedSelfAttention(nn.Module):
         window_size: int | tuple[int, int] | None = None,
         bias: bool = True,
         backend: str = "auto",
+        precision: str | None = None,
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         _check_heads(dim, num_heads, num_kv_heads)
         Band.make(causal, window_size)
         check_name(backend)
+        check_precision(precision)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, dim // num_heads
-        self.causal, self.window_size, self.backend = causal, window_size, backend
+        self.causal, self.window_size, self.backend, self.precision = causal, window_size, backend, precision
         self.to_qkv = nn.Linear(dim, (num_heads + 2 * num_kv_heads) * self.head_dim, bias=bias)
         self.to_out = nn.Linear(dim, dim, bias=bias)
 
@@ -73,6 +76,7 @@ class JaggedSelfAttention(nn.Module):
             window_size=self.window_size,
             backend=self.backend,
             plan=plan,
+            precision=self.precision,
         )
         out = self.to_out(out.flatten(1))
         return to_nested(out, offsets) if nested else out
@@ -95,6 +99,7 @@ class PMA(nn.Module):
         num_kv_heads: key/value heads, a divisor of ``num_heads``.
         bias: whether the projections have one.
         backend: see :func:`jfa.explain`.
+        precision: as :func:`jfa.jagged_flash_attention` takes it.
 
     Shapes: x [total, dim] with offsets [B+1] int32, or nested [B, j, dim] -> [B, num_seeds, dim].
     """
@@ -108,11 +113,13 @@ class PMA(nn.Module):
         *,
         bias: bool = True,
         backend: str = "auto",
+        precision: str | None = None,
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         _check_heads(dim, num_heads, num_kv_heads)
         check_name(backend)
+        check_precision(precision)
         _check_whole("num_seeds", num_seeds)
         if num_seeds < 1:
             raise ValueError(f"num_seeds must be at least 1, got {num_seeds}")
@@ -122,6 +129,7 @@ class PMA(nn.Module):
             dim // num_heads,
             backend,
         )
+        self.precision = precision
         self.seeds = nn.Parameter(torch.empty(num_seeds, num_heads, self.head_dim))
         self.to_kv = nn.Linear(dim, 2 * num_kv_heads * self.head_dim, bias=bias)
         self.to_out = nn.Linear(dim, dim, bias=bias)
@@ -144,6 +152,7 @@ class PMA(nn.Module):
             broadcast_q=True,
             backend=self.backend,
             plan=plan,
+            precision=self.precision,
         )
         return self.to_out(out.flatten(1)).unflatten(0, (-1, self.seeds.shape[0]))
 

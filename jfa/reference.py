@@ -341,9 +341,9 @@ def mxfp8_attention(
     """Return attention whose products have MXFP8 operands; shapes and arguments as :func:`attention`.
 
     Every operand is encoded along the axis that its product contracts (:mod:`jfa.mxfp8`). The forward: S = Q K^T from Q and K in
-    groups along the head dim; P = 2**(S log2(e) - m) with m the row's maximum rounded up to a whole number, so that rescaling a
-    running sum is exact and blocks of any size give the same; O = P V, P rounded to e4m3 at the fixed scale 2**-8 and V in
-    groups of keys. The row sum adds P as it was before that.
+    groups along the head dim; P = 2**(S log2(e) - m) with m the row's maximum rounded up to a whole number; O = P V, P rounded
+    to e4m3 at the fixed scale 2**-8 and V in groups of keys. The row sum adds P as it was before that. Since m is whole, a
+    running maximum over blocks of keys rounds alike, but for P below 2**-14, where e4m3's numbers are denormal.
 
     The backward (:func:`mxfp8_attention_backward`) follows through autograd, once. It forms P from the same Q and K.
 

@@ -115,6 +115,8 @@ def test_gradients_of_ranks_are_weighted_by_tokens(rank_lines):
     [
         (lambda: PMA(16, 4, 2, backend="Portabel"), "backend"),
         (lambda: PMA(16, 4, 2.0), "num_seeds"),
+        (lambda: PMA(16, 4, 2, precision="fp8"), "precision"),
+        (lambda: JaggedSelfAttention(16, 4, precision=8), "precision"),
         (lambda: JaggedSelfAttention(16, 4, backend=None), "backend"),
         (lambda: JaggedSelfAttention(16, 4, causal="left"), "causal"),
         (lambda: JaggedSelfAttention(16, 4, window_size=-3), "window_size"),
@@ -125,3 +127,17 @@ def test_gradients_of_ranks_are_weighted_by_tokens(rank_lines):
 def test_impossible_arguments_are_refused_when_a_layer_is_built(build, word):
     with pytest.raises((TypeError, ValueError), match=word):
         build()
+
+
+def test_layers_pass_their_precision_on():
+    x, offsets = (
+        torch.randn(56, 64, generator=torch.Generator().manual_seed(1)).bfloat16(),
+        offsets_from_lengths([5, 51]),
+    )
+    for make in (lambda **k: JaggedSelfAttention(64, 2, **k), lambda **k: PMA(64, 2, 4, **k)):
+        torch.manual_seed(0)
+        plain = make().bfloat16()
+        rounded = make(precision="mxfp8").bfloat16()
+        rounded.load_state_dict(plain.state_dict())
+        error = (plain(x, offsets) - rounded(x, offsets)).norm() / plain(x, offsets).norm()
+        assert 0.005 < error < 0.2

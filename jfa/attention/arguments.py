@@ -116,17 +116,22 @@ def precision_of(precision: str | None, query: Tensor, block_lists: BlockLists |
     Raises:
         TypeError, ValueError: it is neither None nor "mxfp8", or the inputs do not go with it.
     """
+    check_precision(precision)
     if precision is None:
         return ""
-    if not isinstance(precision, str):
-        raise TypeError(f"precision must be None or 'mxfp8', got {precision!r}")
-    if precision != "mxfp8":
-        raise ValueError(f"precision must be None (the inputs' own) or 'mxfp8', got {precision!r}")
     if query.dtype != torch.bfloat16:
         raise TypeError(f"precision='mxfp8' takes bfloat16 inputs, which it encodes itself; query is {query.dtype}")
     if block_lists is not None:
         raise ValueError("precision='mxfp8' does not take block_lists: no backend has both")
     return precision
+
+
+def check_precision(precision: str | None) -> None:
+    """Raise TypeError or ValueError unless ``precision`` is None or "mxfp8"."""
+    if precision is not None and not isinstance(precision, str):
+        raise TypeError(f"precision must be None or 'mxfp8', got {precision!r}")
+    if precision not in (None, "mxfp8"):
+        raise ValueError(f"precision must be None (the inputs' own) or 'mxfp8', got {precision!r}")
 
 
 def maximum(name: str, told) -> int:

@@ -1,5 +1,6 @@
 """The quantiser's kernel against the PyTorch form, bit by bit, on the emulator."""
 
+import json
 import math
 
 import pytest
@@ -14,6 +15,7 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
 from jfa import mxfp8  # noqa: E402
+from jfa.bench.recorded import FOLDER  # noqa: E402
 from jfa.kernels.common import quantize  # noqa: E402
 from jfa.layout import offsets_from_lengths  # noqa: E402
 
@@ -137,10 +139,19 @@ def test_e4m3_without_the_instruction():
         assert torch.equal(y, torch.where(x.isnan(), 0x7F, want).to(torch.uint8)), native
 
 
+def test_the_conversion_is_the_one_measured_on_a_gpu():
+    """Saturation, zeros, and that NaN has no sign: bytes recorded by tests/gpu/run_mxfp8.py."""
+    recorded = json.loads((FOLDER / "h200-2026-11-30-mxfp8.json").read_text(encoding="utf-8"))["conversion"]
+    x, y = torch.zeros(256), torch.zeros(256, dtype=torch.uint8)
+    x[: len(recorded)] = torch.tensor([float(name) for name in recorded])
+    _round[(1,)](x, y, True)
+    assert [f"0x{byte:02X}" for byte in y[: len(recorded)].tolist()] == list(recorded.values())
+
+
 def test_the_kernel_without_the_instruction():
     x, offsets = values((60, 1, 64), 6), offsets_from_lengths([20, 40])
     found = quantize.quantize_both(torch.zeros_like(x), offsets)
-    variant = quantize._variant(64, True, True, False, None)
+    variant = quantize._variant(64, True, True, False)
     quantize.launch(x, quantize.block_records(offsets, 60), found, variant)
     for axis, y in zip(mxfp8.AXES, found):
         assert_same(y, mxfp8.quantize_jagged(x, offsets, axis))

@@ -82,17 +82,17 @@ def launch(x: Tensor, records: Tensor, found: tuple[BlockScaled, ...], variant: 
     variant.launch(x.device, grid, x, *data, *scales, records, heads, records.shape[0], x.stride(0), x.stride(1))
 
 
-def variant_of(x: Tensor, axes: tuple[str, ...], num_warps: int | None = None) -> Variant:
-    """Return the kernel for ``x`` [rows, H, D] and these encodings; ``num_warps`` to try others."""
+def variant_of(x: Tensor, axes: tuple[str, ...]) -> Variant:
+    """Return the kernel for ``x`` [rows, H, D] and these encodings."""
     native = x.device.type != "cuda" or torch.cuda.get_device_capability(x.device) >= NATIVE
-    return _variant(x.shape[2], "head_dim" in axes, "tokens" in axes, native, num_warps)
+    return _variant(x.shape[2], "head_dim" in axes, "tokens" in axes, native)
 
 
 @cache
-def _variant(dim: int, head_dim: bool, tokens: bool, native: bool, num_warps: int | None) -> Variant:
+def _variant(dim: int, head_dim: bool, tokens: bool, native: bool) -> Variant:
     groups = 1 if dim <= 32 else 2
     choices = dict(HEAD_DIM=head_dim, TOKENS=tokens, NATIVE_E4M3=native)
-    return Variant(quantize_kernel, DIM=dim, GROUPS=groups, **choices, num_warps=num_warps or 4)
+    return Variant(quantize_kernel, DIM=dim, GROUPS=groups, **choices, num_warps=4)
 
 
 @cache
@@ -257,7 +257,7 @@ def compile_configs() -> list[CompileConfig]:
 
 
 def _config(dim: int, head_dim: bool, tokens: bool) -> CompileConfig:
-    options = dict(_variant(dim, head_dim, tokens, True, None).options)
+    options = dict(_variant(dim, head_dim, tokens, True).options)
     signature = dict(x="*bf16:16", records="*i32:16", heads="i32", blocks="i32", x_row="i32:16", x_head="i32:16")
     signature |= dict(head_dim_data="*u8:16", tokens_data="*u8:16", head_dim_scales="*i32:16", tokens_scales="*i32:16")
     warps = options.pop("num_warps")
