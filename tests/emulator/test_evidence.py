@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import jfa.emulator as emulator
 from jfa.emulator import errors
@@ -67,6 +68,61 @@ def test_where_nobody_came_the_code_says_who_should_through_functions_too(arrive
         hand_over[(1,)](arrive)
     waits = {wait.task: (wait.on, wait.came, wait.due) for wait in error.value.waits}
     assert waits == {"first": ("back[0]", (), ("second",)), "second": (on, (), ("first",))}
+
+
+@triton.jit
+def pair_of_unequal(a_desc, b_desc, blocks, LESS: tl.constexpr, BOTH: tl.constexpr):
+    """A product of two CTAs per block; the second CTA loads LESS blocks fewer, and hears of the last product only with BOTH."""
+    rank = tlx.cluster_cta_rank()
+    a = tlx.local_alloc((128, 32), tl.bfloat16, 1)
+    b = tlx.local_alloc((32, 32), tl.bfloat16, 1)
+    acc = tlx.local_alloc((128, 64), tl.float32, 1, tlx.storage_kind.tmem)
+    full = tlx.alloc_barriers(1)
+    empty = tlx.alloc_barriers(1)
+    done = tlx.alloc_barriers(1)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):  # ends
+            tlx.barrier_wait(done[0], 0)
+        with tlx.async_task(num_warps=1):  # mma
+            if rank == 0:
+                for k in range(blocks):
+                    tlx.barrier_wait(full[0], k & 1)
+                    tlx.async_dot(a[0], b[0], acc[0], use_acc=k > 0, mBarriers=[empty[0]], two_ctas=True)
+                tlx.tcgen05_commit(done[0], two_ctas=BOTH)
+        with tlx.async_task(num_warps=1):  # load
+            for k in range(blocks - LESS * rank):
+                tlx.barrier_wait(empty[0], (k & 1) ^ 1)
+                tlx.barrier_expect_bytes(full[0], 2 * 2 * (128 * 32 + 32 * 32), pred=rank == 0)
+                tlx.async_descriptor_load(a_desc, a[0], [rank * 128, 0], full[0], two_ctas=True)
+                tlx.async_descriptor_load(b_desc, b[0], [0, rank * 32], full[0], two_ctas=True)
+
+
+def _unequal(less, both):
+    boxes = [
+        TensorDescriptor.from_tensor(torch.ones(rows, columns).bfloat16(), box)
+        for rows, columns, box in ((256, 32, [128, 32]), (32, 64, [32, 32]))
+    ]
+    with pytest.raises(errors.EmulatorError) as caught:
+        pair_of_unequal[(2,)](*boxes, 3, less, both, ctas_per_cga=(2, 1, 1))
+    error = caught.value
+    return {wait.task: (wait.on, wait.came, wait.due) for wait in error.waits}, error.ended
+
+
+def test_bytes_that_never_come_leave_the_graph_of_who_waits_and_the_twin_barrier_of_another_cta_has_its_arriver():
+    waits, ended = _unequal(less=1, both=True)
+    first, second = "cta(0, 0, 0)", "cta(1, 0, 0)"
+    assert waits == {
+        f"{first}/ends": ("done[0] of cta 0", (), (f"{first}/mma",)),
+        f"{first}/mma": ("full[0] of cta 0", (f"{second}/load",), ()),
+        f"{second}/ends": ("done[0] of cta 1", (), (f"{first}/mma",)),
+    }
+    assert f"{second}/load" in ended
+
+
+def test_a_commit_that_stays_at_home_leaves_the_other_cta_waiting():
+    waits, ended = _unequal(less=0, both=False)
+    assert list(waits) == ["cta(1, 0, 0)/ends"] and waits["cta(1, 0, 0)/ends"][0] == "done[0] of cta 1"
+    assert "cta(0, 0, 0)/mma" in ended
 
 
 @triton.jit
@@ -160,6 +216,14 @@ def test_two_copies_of_one_task_have_lines_of_their_own():
     assert earlier.line != later.line and later.clock[earlier.line] == 0
 
 
-def test_other_errors_have_neither():
+def test_wrong_bytes_that_stop_everybody_have_waits_and_no_accesses():
     error = broken("half", "barrier_expect_bytes", "full_bars")
-    assert isinstance(error, errors.ExpectBytesError) and error.waits == () and error.accesses == ()
+    assert isinstance(error, errors.ExpectBytesError) and error.accesses == ()
+    assert "full_bars[0]" in {wait.on for wait in error.waits}
+
+
+def test_other_errors_have_neither():
+    with pytest.raises(errors.LaunchError) as caught:
+        pair_of_unequal[(3,)](*[None] * 2, 3, 0, True, ctas_per_cga=(2, 1, 1))
+    error = caught.value
+    assert error.waits == () and error.accesses == ()

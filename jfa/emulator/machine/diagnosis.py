@@ -124,10 +124,14 @@ def deadlock(machine: Machine) -> errors.EmulatorError:
     """Name what is wrong when nothing can go on."""
     tasks = machine.scheduler.tasks
     waiting = [t for t in tasks if t.waiting not in (None, "region")]
+    ended = sorted({t.label for c in machine.clusters for cta in c.ctas for t in cta.tasks if t.done})
+    error: errors.EmulatorError | None
     for task in waiting:
         bar = task.waiting
         if getattr(bar, "bytes", 0) and not bar.pending:
-            return bytes_error(bar, f"nothing can go on: {task.label} waits at {show(task.where)}")
+            error = bytes_error(bar, f"nothing can go on: {task.label} waits at {show(task.where)}")
+            error.waits, error.ended = evidence.waits(waiting), tuple(ended)
+            return error
     error = _overtaken(waiting)
     if error is None:
         error = errors.DeadlockError("deadlock: every live task waits, and nothing is in flight that could wake one")
@@ -139,7 +143,6 @@ def deadlock(machine: Machine) -> errors.EmulatorError:
         error.details.extend(early_waits(task, only=task.waiting))
     for task in tasks:
         error.details.extend(line for line in early_waits(task, again_only=True) if line not in error.details)
-    ended = sorted({t.label for c in machine.clusters for cta in c.ctas for t in cta.tasks if t.done})
     if ended:
         error.details.append("already ended: " + ", ".join(ended))
     error.waits, error.ended = evidence.waits(waiting), tuple(ended)

@@ -50,17 +50,32 @@ def _arrives(task: Task, place: Any) -> bool:
     frame = task.greenlet.gr_frame
     while frame is not None:
         if MARK in frame.f_globals:
-            named = {name for name, value in frame.f_locals.items() if _holds(value, place)}
             around = _around(frame.f_code.co_filename, frame.f_lineno)
+            crosses = around is not None and _crosses(around)
+            named = {name for name, value in frame.f_locals.items() if _holds(value, place, crosses)}
             if named and around is not None and named & _arrived(around, frame.f_globals):
                 return True
         frame = frame.f_back
     return False
 
 
-def _holds(value: Any, place: Any) -> bool:
-    """Whether a kernel's variable is an array of mbarriers with this one, or a view of it."""
-    return any(bar is place for bar in getattr(getattr(value, "array", None), "barriers", ()))
+def _holds(value: Any, place: Any, crosses: bool) -> bool:
+    """Whether a kernel's variable is an array of mbarriers with this one, or a view of it; crosses: or another CTA's twin of it."""
+    bars = getattr(getattr(value, "array", None), "barriers", ())
+    return any(bar is place or (crosses and _twins(bar, place)) for bar in bars)
+
+
+def _twins(bar: Any, place: Any) -> bool:
+    """Whether two barriers are the same one of two CTAs of a cluster."""
+    cta = getattr(place, "cta", None)
+    return cta is not None and bar.name == place.name and bar.cta.cluster is cta.cluster
+
+
+@functools.lru_cache(maxsize=256)
+def _crosses(node: ast.AST) -> bool:
+    """Whether a call below this node completes, or arrives, in another CTA."""
+    calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
+    return any(k.arg in ("two_ctas", "remote_cta_rank") for call in calls for k in call.keywords)
 
 
 @functools.lru_cache(maxsize=256)
