@@ -8,12 +8,13 @@ inside the op, so that torch.compile(fullgraph=True) never sees them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from jfa.attention import arguments, op
+from jfa.attention import arguments, op, prepared
 from jfa.attention.arguments import check_arguments, check_contents, make_problem
 from jfa.block_sparse import BlockLists
 from jfa.kernels import registry
@@ -91,6 +92,20 @@ def jagged_flash_attention(
         query, key, value, query_offset, key_offset
     )
     query, key, value = arguments.autocast(query, key, value)
+    kept = None
+    if (
+        block_lists is None
+        and precision is None
+        and check_offsets in (None, False)
+        and (return_lse is True or return_lse is False)
+    ):
+        tensors = query, key, value, query_offset, key_offset, output_offset
+        switches, hints = (causal, broadcast_q, deterministic), (max_seq_len_q, max_seq_len_kv)
+        kept = prepared.find(tensors, hints, sm_scale, window_size, switches, backend, plan)
+        again = None if kept is None else kept.attend(query, key, value, tensors[3:], plan)
+        if again is not None:
+            out = restore(again[0]) if nested else again[0]
+            return (out, again[1]) if return_lse else out
     arguments.check_switches(broadcast_q, deterministic, return_lse, check_offsets)
     band = Band.make(causal, window_size)
     check_arguments(query, key, value, query_offset, key_offset, broadcast_q, output_offset)
@@ -127,12 +142,15 @@ def jagged_flash_attention(
     elif not isinstance(backend, str):
         raise TypeError(f"backend must be a string, got {type(backend).__name__}")
     call = op.Call(
-        problem, backend, list(plan.tensors) if plan is not None else None, bool(check_offsets), query_offset
+        problem, backend, list(plan.tensors) if plan is not None else None, bool(check_offsets), query_offset, kept
     )
     out, lse = attend(query, key, value, call)
     if nested:
         out = restore(out)
     return (out, lse) if return_lse else out
+
+
+_SIGNATURES: dict[tuple, object] = {}  # of plans
 
 
 @dataclass(frozen=True)
@@ -144,6 +162,12 @@ class Plan:
     facts: tuple[tuple[str, object], ...] = ()  # what the lists depend on, by the name a message gives it
     hints: tuple[int, int] = (0, 0)  # max_seq_len_q and max_seq_len_kv: tiles were sized by them, so calls take these
     block_lists: BlockLists | None = None  # the plan has their transpose, so calls take these
+
+    @cached_property
+    def signature(self) -> object:
+        """What stands for all that a call can ask of this plan but its tensors' contents: equal objects, equal answers."""
+        shapes = tuple((x.shape, x.stride(), x.dtype, x.device) for x in self.tensors)
+        return _SIGNATURES.setdefault((self.backend, self.facts, self.hints, shapes), object())
 
     def check(self, facts: tuple[tuple[str, object], ...]) -> None:
         """Lists for other shapes would lead a kernel outside its tensors.

@@ -64,6 +64,7 @@ class Call:
     plan: list[Tensor] | None
     check: bool
     query_offset: Tensor | None  # as given: with broadcast_q it is checked and otherwise not read
+    prepared: object = None  # jfa.attention.prepared.Prepared: what calls of this signature are to keep
 
 
 def is_plain(*tensors: Tensor) -> bool:
@@ -81,9 +82,26 @@ def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tup
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return _Attention.apply(query, key, value, call)
     with torch.no_grad():
-        return run_forward(
-            prepare(call.problem, call.check, call.query_offset), call.backend, query, key, value, call.plan
-        )
+        problem = prepare(call.problem, call.check, call.query_offset)
+        return _run(problem, query, key, value, call, False)[:2]
+
+
+def _run(problem: Problem, query: Tensor, key: Tensor, value: Tensor, call: Call, grad: bool) -> tuple:
+    """Return (out, lse, lists), and let a call that came before be kept."""
+    kept = call.prepared
+    if kept is not None and problem is call.problem and kept.wants(grad, problem, call.backend):
+        return kept.record_forward(grad, problem, query, key, value, call.plan)
+    return forward_with_lists(problem, call.backend, query, key, value, call.plan, grad)
+
+
+def forward_with_lists(problem: Problem, backend: str, query, key, value, plan, grad: bool) -> tuple:
+    """Return (out, lse, lists) from a backend; with ``grad`` lists that serve the backward, too: ``plan``, or made for both."""
+    if plan is None and grad:
+        make_lists = getattr(registry.load(backend, problem.precision), "make_lists", None)
+        if make_lists is not None:
+            with on_device(problem.device):
+                plan = make_lists(problem)
+    return (*run_forward(problem, backend, query, key, value, plan), plan)
 
 
 class _Attention(torch.autograd.Function):
@@ -92,13 +110,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, call):
         problem = prepare(call.problem, call.check, call.query_offset)
-        plan = call.plan
-        if plan is None:
-            make_lists = getattr(registry.load(call.backend, problem.precision), "make_lists", None)
-            if make_lists is not None:
-                with on_device(problem.device):
-                    plan = make_lists(problem)
-        out, lse = run_forward(problem, call.backend, query, key, value, plan)
+        out, lse, plan = _run(problem, query, key, value, call, True)
         given = [*(call.plan or []), *_unbundled(problem.block_lists)[0]]
         # Offsets and a caller's lists are saved too, so that changing one in place before the backward is an error.
         ctx.save_for_backward(
@@ -116,7 +128,7 @@ class _Attention(torch.autograd.Function):
         needs = ctx.needs_input_grad[:3]
         grads = run_backward(ctx.problem, ctx.backend, dout, dlse, query, key, value, out, lse, ctx.plan, needs)
         grads = [grad if need else None for grad, need in zip(grads, needs)]
-        return (*_differentiable_once(grads, dout, dlse, query, key, value), None)
+        return (*differentiable_once(grads, dout, dlse, query, key, value), None)
 
 
 # ------------------------------------------------------------------------------------------------------------- torch.func
@@ -155,7 +167,7 @@ class _Transformed(torch.autograd.Function):
         arguments = op_arguments(replace(ctx.call, check=False), *offsets)
         grads = torch.ops.jfa.attention_backward(dout, dlse, query, key, value, out, lse, needs, *arguments)
         wanted = [grad if need else None for grad, need in zip(grads, needs)]
-        return (*_differentiable_once(wanted, dout, dlse, query, key, value), None, None, None, None)
+        return (*differentiable_once(wanted, dout, dlse, query, key, value), None, None, None, None)
 
     @staticmethod
     def jvp(ctx, *tangents):
@@ -304,7 +316,7 @@ def _backward(ctx, dout, dlse):
         dout, dlse, query, key, value, out, lse, needs, *offsets, given[:plans], given[plans:], *ctx.rest
     )
     wanted = [grad if need else None for grad, need in zip(grads, needs)]
-    return (*_differentiable_once(wanted, dout, dlse, query, key, value), *nothing)
+    return (*differentiable_once(wanted, dout, dlse, query, key, value), *nothing)
 
 
 class _DifferentiableOnce(torch.autograd.Function):
@@ -327,7 +339,7 @@ class _DifferentiableOnce(torch.autograd.Function):
         )
 
 
-def _differentiable_once(grads: list[Tensor | None], *inputs: Tensor | None) -> list[Tensor | None]:
+def differentiable_once(grads: list[Tensor | None], *inputs: Tensor | None) -> list[Tensor | None]:
     """Return the gradients; with create_graph=True such that differentiating them raises."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return grads

@@ -11,6 +11,8 @@ A backend is a module with these functions; :mod:`jfa.attention` validates, pick
     make_lists(problem) -> object                   optional: what serves one forward and its backward, built in one go
     BLOCK_LISTS = True                              optional: it takes problems with block_lists
     MXFP8 = True                                    optional: it takes problems whose precision is "mxfp8"
+    TAPE = True                                     optional: all its launches are those of a common.launcher.Variant, so that a
+                                                    call may be done again from a tape
     forms(problem) -> {"forward": str, "backward": str}
                                                     optional: which of its kernels a call gets, and why, in words
 

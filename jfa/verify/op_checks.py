@@ -5,6 +5,7 @@ Each check takes the name of a backend and raises AssertionError where something
 
 from __future__ import annotations
 
+import concurrent.futures
 import random
 
 import torch
@@ -30,7 +31,15 @@ def _tensors(device, len_q, len_kv, heads=4, kv_heads=4, dim=64, shared_q=0, dty
 
 
 def graph_capture_follows_offsets_changed_in_place(backend: str, device: str = "cuda") -> None:
-    """Capture a step in a CUDA graph, change the offsets in place, replay: as a call with those offsets."""
+    """Capture a step in a CUDA graph, change the offsets in place, replay: as a call with those offsets.
+
+    After two calls a third is captured as its backend launches it; after five, what the calls before did is done again.
+    """
+    for calls in (2, 5):
+        _capture(backend, device, calls)
+
+
+def _capture(backend: str, device: str, calls: int) -> None:
     q, k, v, qo, ko = _tensors(device, [100, 30, 70], [60, 90, 50])
     other_q, other_k = (offsets_from_lengths(n, device=device) for n in ([10, 150, 40], [100, 20, 80]))
     grad = torch.randn(200, 4, 64, device=device, dtype=torch.bfloat16)
@@ -42,7 +51,7 @@ def graph_capture_follows_offsets_changed_in_place(backend: str, device: str = "
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(2):
+        for _ in range(calls):
             step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
@@ -55,6 +64,28 @@ def graph_capture_follows_offsets_changed_in_place(backend: str, device: str = "
         torch.cuda.synchronize()
         for name, x, y in zip(("out", "dq", "dk", "dv"), captured, step()):
             torch.testing.assert_close(x, y, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def calls_that_come_again_agree_with_fp64(backend: str, device: str = "cuda") -> None:
+    """Judge calls of one signature, other numbers and lengths in each: from the third on only addresses are moved."""
+    lengths = [90, 0, 200, 30], [70, 130, 0, 120], [320, 0, 0, 0], [80, 80, 80, 80], [0, 1, 318, 1], [300, 9, 4, 7]
+    masks = dict(causal=True), dict(window_size=(30, 50)), dict(sm_scale=-0.3)
+    kinds = [{}, *(dict(options=x) for x in masks), dict(heads=4), dict(dim=80, dim_v=48), dict(dim=256)]
+    for kind in [*kinds, dict(shared_q=40), dict(shared_q=150)]:
+        for seed, (len_q, len_kv) in enumerate(zip(lengths, lengths[::-1])):
+            case = Case(len_q, len_kv, dtype=torch.bfloat16, seed=seed, **{"dim": 64, **kind})
+            judge(case, device, backend=backend)
+
+
+def calls_of_many_threads_share_what_is_kept(backend: str, device: str = "cuda") -> None:
+    """Call from six threads at once, each new to the device: all results as those of the first calls."""
+    offsets = offsets_from_lengths([100, 0, 28], device=device)
+    inputs = [[torch.randn(128, 2, 64, device=device, dtype=torch.bfloat16) for _ in range(3)] for _ in range(6)]
+    attend = lambda i: jfa.jagged_flash_attention(*inputs[i], offsets, offsets, backend=backend)
+    wanted = [attend(i) for i in range(6)]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        for i, results in enumerate(pool.map(lambda i: [attend(i) for _ in range(200)], range(6))):
+            assert all(torch.equal(x, wanted[i]) for x in results)
 
 
 def deterministic_gradients_repeat_bit_by_bit(backend: str, device: str = "cuda") -> None:
@@ -198,6 +229,8 @@ CHECKS = {
     for check in (
         plan_gives_the_same_result_again_and_again,
         any_strides,
+        calls_that_come_again_agree_with_fp64,
+        calls_of_many_threads_share_what_is_kept,
         offsets_may_have_any_stride,
         offsets_that_lie_touch_nothing_outside,
         graph_capture_follows_offsets_changed_in_place,

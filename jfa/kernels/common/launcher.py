@@ -3,17 +3,22 @@
 Triton binds, classifies and hashes every argument of every launch, which takes 20 to 60 microseconds of Python. What machine code a
 launch gets depends on little of that: the constexprs and options, fixed per :class:`Variant`, and what Triton specialises on
 (types, multiples of 16, ones), which :func:`facts` reads. So a variant remembers the kernel that Triton compiled for the same
-facts and hands it its arguments.
+facts, with memory in which its arguments are laid out (:mod:`.packet`), or else hands Triton's launcher the arguments.
 """
 
 from __future__ import annotations
 
+import threading
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 import triton
+from torch.utils._python_dispatch import _disable_current_modes
 from triton import knobs
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from jfa.kernels.common.packet import Packet, Unfit
 
 INT32 = 2**31
 
@@ -28,32 +33,101 @@ class Variant:
 
     def __init__(self, kernel, **options):
         self.kernel, self.options = kernel, options
-        self.compiled: dict[tuple, tuple] = {}
+        self.compiled: dict[tuple, Known] = {}
         names = [p.name for p in kernel.params if p.is_constexpr]
         if [p.name for p in kernel.params][-len(names) :] != names:
             raise ValueError(f"{kernel.__name__}: constexprs must follow the other parameters")
         self.constants = tuple(options[name] for name in names)
+        self.names = [p.name for p in kernel.params if not p.is_constexpr]
         self.specialised = tuple(not p.do_not_specialize for p in kernel.params if not p.is_constexpr)
 
     def launch(self, device: torch.device, grid: tuple[int, ...], *args) -> None:
         """Launch on ``grid`` with the arguments before the constexprs, on ``device``, which must be the current one."""
-        if device.type != "cuda" or knobs.runtime.launch_enter_hook or knobs.runtime.launch_exit_hook:
-            self.kernel[grid](*args, **self.options)  # the emulator; or a profiler that wants to see launches
+        tape = recording()
+        if tape is None:
+            self._launch(device, grid, args)
+        else:
+            with _disable_current_modes():  # what happens inside a launch is no operation of the call
+                self._launch(device, grid, args)
+                tape.launched(self, device, grid, args)
+
+    def _launch(self, device, grid, args) -> None:
+        if not by_driver(device) or hooks():
+            self.launch_by_triton(grid, args)  # the emulator; or a profiler that wants to see launches
             return
         key = (device.index, *facts(args, self.specialised))
         known = self.compiled.get(key)
         if known is None:
-            compiled = self.kernel[grid](*args, **self.options)
+            compiled = self.launch_by_triton(grid, args)
             compiled = compiled.result() if hasattr(compiled, "result") else compiled
             if getattr(compiled, "function", None) is not None:
-                self.compiled[key] = (compiled.run, compiled.function, compiled.packed_metadata)
-            return
-        run, function, metadata = known
-        x, y, z = (*grid, 1, 1)[:3]
-        if x > 0:
-            run(x, y, z, _stream(device.index), function, metadata, None, None, None, *args, *self.constants)
+                self.compiled[key] = Known(compiled, self._packet_or_none(compiled, args))
+        elif grid[0] > 0:
+            stream = current_stream(device.index)
+            if known.packet is None or not known.packet.launch(grid, stream, args):
+                known.run((*grid, 1, 1)[:3], stream, args, self.constants)
+
+    def launch_by_triton(self, grid: tuple[int, ...], args: tuple):
+        """Launch as Triton does, which compiles where it has to, and return what it compiled."""
+        return self.kernel[grid](*args, **self.options)
+
+    def _packet_or_none(self, compiled, args: tuple) -> Packet | None:
+        try:
+            return Packet(compiled, self.names, args)
+        except Unfit:
+            return None
+
+    def packet(self, device: torch.device, args: tuple) -> Packet:
+        """Return a packet of its own for arguments with which this variant was launched.
+
+        Raises:
+            Unfit: there can be none.
+        """
+        known = self.compiled.get((device.index, *facts(args, self.specialised)))
+        if known is None:
+            raise Unfit("launched by Triton")
+        return Packet(known.compiled, self.names, args)
 
 
+@dataclass(frozen=True)
+class Known:
+    """What Triton compiled for a launch, and its packet, if there is one."""
+
+    compiled: object
+    packet: Packet | None
+
+    def run(self, grid: tuple[int, int, int], stream: int, args: tuple, constants: tuple) -> None:
+        """Launch by Triton's launcher."""
+        compiled = self.compiled
+        hooks = None, None, None
+        compiled.run(*grid, stream, compiled.function, compiled.packed_metadata, *hooks, *args, *constants)
+
+
+def by_driver(device: torch.device) -> bool:
+    """Return whether launches on a device are the CUDA driver's; if not, they are the emulator's."""
+    return device.type == "cuda"
+
+
+def hooks() -> bool:
+    """Return whether somebody wants to see Triton's launches."""
+    return bool(knobs.runtime.launch_enter_hook or knobs.runtime.launch_exit_hook)
+
+
+# ------------------------------------------------------------------------------------------------------------ recording
+_RECORDING = threading.local()
+
+
+def recording():
+    """Return what this thread's launches are told to (jfa.kernels.common.tape), or None."""
+    return getattr(_RECORDING, "tape", None)
+
+
+def record_to(tape) -> None:
+    """Tell this thread's launches to ``tape.launched(variant, device, grid, args)`` from now on; None: no longer."""
+    _RECORDING.tape = tape
+
+
+# ---------------------------------------------------------------------------------------------------- what Triton asks
 def facts(args: tuple, specialised: tuple[bool, ...]) -> list:
     """Return all that Triton's choice of machine code reads off ``args``, with the finest distinctions of any version."""
     return [_fact(x, special) for x, special in zip(args, specialised)]
@@ -79,5 +153,6 @@ def _driver():
     return triton.runtime.driver.active
 
 
-def _stream(index: int) -> int:
+def current_stream(index: int) -> int:
+    """Return the handle of a device's current stream."""
     return _driver().get_current_stream(index)

@@ -36,6 +36,7 @@ from jfa.kernels.hopper.tiles import Lists, TileList, key_tiles, padded, query_t
 from jfa.kernels.hopper.tiles import make_lists as tile_lists
 
 BLOCK_LISTS = True
+TAPE = True  # what a call does may be done again from a tape
 EMULATED_SMS = 2  # on CPU tensors: enough that tiles are dealt to several programs
 WIDEST_BACKWARD = 128  # head dimension: dK and dV of 64 wider keys would fill a consumer's registers
 

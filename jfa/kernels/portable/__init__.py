@@ -12,6 +12,7 @@ from jfa.kernels.portable import block_sparse_launch, config, launch
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_DIM = 256
 BLOCK_LISTS = True
+TAPE = True  # what a call does may be done again from a tape
 
 
 def supports(problem: Problem) -> str | None:
