@@ -222,8 +222,12 @@ def test_wrong_bytes_that_stop_everybody_have_waits_and_no_accesses():
     assert "full_bars[0]" in {wait.on for wait in error.waits}
 
 
+@triton.jit
+def wrong_parity():
+    tlx.barrier_wait(tlx.alloc_barriers(1)[0], 2)
+
+
 def test_other_errors_have_neither():
-    with pytest.raises(errors.LaunchError) as caught:
-        pair_of_unequal[(3,)](*[None] * 2, 3, 0, True, ctas_per_cga=(2, 1, 1))
-    error = caught.value
-    assert error.waits == () and error.accesses == ()
+    with pytest.raises(errors.ParityError) as caught:
+        wrong_parity[(1,)]()
+    assert caught.value.waits == () and caught.value.accesses == ()
