@@ -385,6 +385,22 @@ def test_autocast_decides_the_type():
     assert arguments["query"].grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize("shared", [0, 3])
+def test_autocast_rounds_the_inputs_and_no_product(shared):
+    arguments = call(shared=shared)
+    narrow = dict(arguments)
+    for name in ("query", "key", "value"):
+        narrow[name] = arguments[name].detach().bfloat16().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = jagged_flash_attention(**arguments)
+        out.float().pow(2).sum().backward()
+    want = jagged_flash_attention(**narrow)
+    want.float().pow(2).sum().backward()
+    assert torch.equal(out, want)
+    for name in ("query", "key", "value"):
+        assert torch.equal(arguments[name].grad, narrow[name].grad.float())
+
+
 def test_nested_tensors_in_other_shapes():
     arguments = call([5, 2, 3], [5, 2, 3], heads=2, kv_heads=2)
     offsets = arguments["query_offset"].long()

@@ -32,7 +32,7 @@ def forms(problem: Problem) -> dict[str, str]:
 
 def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, plan=None) -> tuple[Tensor, Tensor]:
     """(out [rows_out, H, Dv], lse [H, rows_out])."""
-    with torch.no_grad():
+    with torch.no_grad(), _as_given(problem):
         out, lse = _attend(problem, q, k, v)
     return out.contiguous(), lse.to(lse_dtype(problem)).contiguous()
 
@@ -45,7 +45,7 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
         return tuple(grad.to(x.dtype) if need else None for grad, x, need in zip(grads, (q, k, v), needs))
     inputs = [x.detach().requires_grad_(need) for x, need in zip((q, k, v), needs)]
     wanted = [x for x in inputs if x.requires_grad]
-    with torch.enable_grad():
+    with torch.enable_grad(), _as_given(problem):
         again, lse_again = _attend(problem, *inputs)
         outputs, grads = [again], [dout]
         if dlse is not None and lse_again.requires_grad:
@@ -66,6 +66,11 @@ def _attend(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
         out, lse = mxfp8_attention(q, k, v, **_settings(problem), dtype=torch.float32, return_lse=True)
         return out.to(q.dtype), lse
     return attention(q, k, v, **_settings(problem), return_lse=True, block_lists=problem.block_lists)
+
+
+def _as_given(problem: Problem):
+    """Return a context in which autocast, which has cast the inputs already, leaves products alone."""
+    return torch.autocast(problem.device.type, enabled=False)
 
 
 def _settings(problem: Problem) -> dict[str, object]:
