@@ -23,6 +23,16 @@ def test_a_cpu_says_that_it_times_the_reference(capsys, tmp_path, monkeypatch):
     assert (tmp_path / "result-forward.svg").exists() and (tmp_path / "result-backward.svg").exists()
 
 
+def test_host_time_without_a_gpu_leaves_launches_out(capsys, tmp_path):
+    pytest.importorskip("triton")
+    written = tmp_path / "host.json"
+    assert cli.main(["--host", "--json", str(written)]) == 0
+    shown, times = capsys.readouterr().out, json.loads(written.read_text())["host"]
+    assert "launches do nothing" in shown and "hopper, new shapes" in shown
+    for backend in ("hopper", "portable"):
+        assert times[backend].keys() == {"forward", "no gradients", "both"}
+
+
 def test_unknown_names_are_refused(capsys):
     assert cli.main(["--shapes", "round"]) == 2
     assert "round" in capsys.readouterr().out

@@ -3,6 +3,7 @@
     jfa bench                                   the default shapes, the op against every installed peer
     jfa bench --shapes pma32 self --peers fa2 flex --json result.json --plot result.svg
     jfa bench --peers tlx_jfa=/path/to/package --backend hopper
+    jfa bench --host                            how long a small call keeps the host; without a GPU, launches do nothing
 
 Times are medians of device time with the L2 cache cleared; FLOPs count the pairs that the mask allows, nothing else.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from jfa.bench import peers, runner, shapes
+from jfa.bench import host_time, peers, runner, shapes
 from jfa.bench.runner import Timing
 
 
@@ -32,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--backend", nargs="+", default=["auto"], help="backends of the op to measure")
     p.add_argument("--runs", type=int, default=20, help="timed runs; the median counts")
     p.add_argument("--forward-only", action="store_true")
+    p.add_argument("--host", action="store_true", help="time the host and not the device")
     p.add_argument("--json", metavar="FILE", help="write the result, with GPU, driver, versions and date")
     p.add_argument("--plot", metavar="FILE", help="write a bar chart (svg, png, pdf)")
     return p
@@ -41,6 +43,8 @@ def main(argv: list[str] | None = None) -> int:
     """Measure and print; 0, or 2 for arguments that name nothing."""
     args = parser().parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if args.host:
+        return _host(device, args.json)
     tiny = {shape.name: shape for shape in shapes.ON_CPU}
     known = shapes.SHAPES | tiny
     wrong = [("shape", n, known) for n in args.shapes or () if n not in known]
@@ -70,6 +74,17 @@ def main(argv: list[str] | None = None) -> int:
         Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
     if args.plot:
         plot(result, args.plot)
+    return 0
+
+
+def _host(device: torch.device, json_file: str | None) -> int:
+    times = host_time.measure() if device.type == "cuda" else host_time.measure_stubbed()
+    if device.type == "cpu":
+        print("No CUDA GPU here: launches do nothing, so this is Python, allocations and the autograd engine.")
+    print(host_time.table(times))
+    if json_file:
+        result = {"environment": runner.environment(device), "host": times}
+        Path(json_file).write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 

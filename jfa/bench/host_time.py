@@ -1,6 +1,7 @@
 """How long a small call keeps the host, beside FlashAttention 2's (torch's varlen_attn): microseconds per call.
 
 Eight sequences of 64 tokens, so the device is never waited for. Read the ratios within one run: hosts differ by a factor of 3.
+Without a GPU launches do nothing (:func:`measure_stubbed`): what is left is Python, torch's allocations and the autograd engine.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 import jfa
+from jfa.attention import prepared
 
 SEQUENCES, LENGTH, HEADS, DIM = 8, 64, 8, 128
 CALLS, ROUNDS = 30, 9
@@ -59,20 +61,43 @@ def calls(backends: tuple[str, ...] = BACKENDS, device: str = "cuda") -> tuple[d
         except ValueError:  # another GPU's kernels
             continue
         found[backend] = lambda o=options: jfa.jagged_flash_attention(q, k, v, offsets, offsets, **o)
+        if backend != "reference":
+            found[f"{backend}, new shapes"] = lambda call=found[backend]: (prepared.forget(), call())[1]
         planned = options | {"plan": plan}
         found[f"{backend}, with a plan"] = lambda o=planned: jfa.jagged_flash_attention(q, k, v, offsets, offsets, **o)
     return found, (q, k, v)
 
 
 def measure(backends: tuple[str, ...] = BACKENDS, device: str = "cuda", **bounds: int) -> dict[str, dict[str, float]]:
-    """Return per implementation the microseconds of a forward ("forward") and of a forward and backward ("both").
+    """Return per implementation the microseconds of a forward, of one without gradients, and of a forward and backward ("both").
 
-    ``bounds``: ``calls`` per round and ``rounds``.
+    "new shapes": nothing is known of the call but what compiled. ``bounds``: ``calls`` per round and ``rounds``.
     """
     found, inputs = calls(backends, device)
     times = {}
     for name, call in found.items():
         gradient = torch.randn_like(call())
         both = lambda call=call, g=gradient: torch.autograd.grad(call(), inputs, g)
-        times[name] = {"forward": host_microseconds(call, **bounds), "both": host_microseconds(both, **bounds)}
+        times[name] = {"forward": host_microseconds(call, **bounds)}
+        with torch.no_grad():
+            times[name]["no gradients"] = host_microseconds(call, **bounds)
+        times[name]["both"] = host_microseconds(both, **bounds)
     return times
+
+
+def measure_stubbed(**bounds: int) -> dict[str, dict[str, float]]:
+    """Return the same of the backends whose launches can be left out, on the CPU."""
+    from jfa.bench.stub import stubbed
+
+    with stubbed():
+        return measure(("hopper", "portable"), "cpu", **bounds)
+
+
+def table(times: dict[str, dict[str, float]]) -> str:
+    """Microseconds per small call on the host, and the ratio to FlashAttention 2's where that is there."""
+    lines = [f"{'host, us per small call':26} {'forward':>9} {'no gradients':>13} {'with backward':>14}"]
+    peer = times.get(FA2)
+    for name, t in times.items():
+        share = f"   {t['forward'] / peer['forward']:.2f}, {t['both'] / peer['both']:.2f} of FA2's" if peer else ""
+        lines.append(f"{name:26} {t['forward']:9.1f} {t.get('no gradients', 0):13.1f} {t['both']:14.1f}{share}")
+    return "\n".join(lines)

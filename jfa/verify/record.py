@@ -219,11 +219,6 @@ def checks_table(outcomes: dict[str, dict]) -> str:
 
 def host_table(times: dict[str, dict[str, float]]) -> str:
     """Microseconds per small call on the host, and the ratio to FlashAttention 2's where that is there."""
-    from jfa.bench.host_time import FA2
+    from jfa.bench.host_time import table
 
-    lines = [f"{'host, us per small call':26} {'forward':>9} {'with backward':>14}"]
-    peer = times.get(FA2)
-    for name, t in times.items():
-        share = f"   {t['forward'] / peer['forward']:.2f}, {t['both'] / peer['both']:.2f} of FA2's" if peer else ""
-        lines.append(f"{name:26} {t['forward']:9.1f} {t['both']:14.1f}{share}")
-    return "\n".join(lines)
+    return table(times)
