@@ -3,9 +3,11 @@
     jfa bench                                   the default shapes, the op against every installed peer
     jfa bench --shapes pma32 self --peers fa2 flex --json result.json --plot result.svg
     jfa bench --peers tlx_jfa=/path/to/package --backend hopper
+    jfa bench --grid --jobs 15 --json grid.json kinds x head dims x lengths, and where we are behind; --shapes picks cells
     jfa bench --host                            how long a small call keeps the host; without a GPU, launches do nothing
 
-Times are medians of device time with the L2 cache cleared; FLOPs count the pairs that the mask allows, nothing else.
+Times are medians of device time with the L2 cache cleared; FLOPs count the pairs that the mask allows, nothing else. Memory is
+what a pass has at most beyond its inputs and outputs: forward (and what of it the backward needs) | backward.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from jfa.bench import host_time, peers, runner, shapes
+from jfa.bench import grid, host_time, peers, runner, shapes
 from jfa.bench.runner import Timing
 
 
@@ -33,6 +35,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--backend", nargs="+", default=["auto"], help="backends of the op to measure")
     p.add_argument("--runs", type=int, default=20, help="timed runs; the median counts")
     p.add_argument("--forward-only", action="store_true")
+    p.add_argument("--grid", action="store_true", help="time the grid of jfa/bench/grid.py instead of the named shapes")
+    p.add_argument(
+        "--jobs", type=int, default=0, help="with --grid: processes that compile all cells before the first is timed"
+    )
     p.add_argument("--host", action="store_true", help="time the host and not the device")
     p.add_argument("--json", metavar="FILE", help="write the result, with GPU, driver, versions and date")
     p.add_argument("--plot", metavar="FILE", help="write a bar chart (svg, png, pdf)")
@@ -45,6 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if args.host:
         return _host(device, args.json)
+    if args.grid:
+        return _grid(args, device)
     tiny = {shape.name: shape for shape in shapes.ON_CPU}
     known = shapes.SHAPES | tiny
     wrong = [("shape", n, known) for n in args.shapes or () if n not in known]
@@ -88,6 +96,24 @@ def _host(device: torch.device, json_file: str | None) -> int:
     return 0
 
 
+def _grid(args: argparse.Namespace, device: torch.device) -> int:
+    cells = grid.cells()
+    chosen = [c for c in cells if args.shapes is None or any(c.name.startswith(name) for name in args.shapes)]
+    if not chosen:
+        print(f"jfa bench: no cell is named so; cells are {', '.join(c.name for c in cells)}")
+        return 2
+    names, timings = grid.PEERS if args.peers is None else args.peers, []
+    extra = {"ceilings": runner.ceilings()} if device.type == "cuda" else {}
+    for timing in grid.measure(chosen, device, args.runs, args.jobs, names):
+        timings.append(timing)
+        print(line(timing), flush=True)
+    result = grid.as_json(chosen, timings, device, extra)
+    print("\n" + grid.drawn(result))
+    if args.json:
+        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
 def _implementations(args: argparse.Namespace, device: torch.device) -> dict:
     names = args.peers if args.peers is not None else (list(peers.PEERS) if device.type == "cuda" else [])
     ours = {f"jfa:{b}" if b != "auto" else "jfa": functools.partial(peers.jfa, backend=b) for b in args.backend}
@@ -104,7 +130,9 @@ def line(t: Timing) -> str:
     if t.forward_tflops is None:
         return f"{t.shape:14} {t.name:14} {t.forward_ms:8.3f} ms"
     backward = f"{t.backward_ms:8.3f} ms {t.backward_tflops:6.1f} TFLOP/s" if t.backward_ms else f"- {t.note}"
-    return f"{t.shape:14} {t.name:14} {t.forward_ms:8.3f} ms {t.forward_tflops:6.1f} TFLOP/s | {backward}"
+    memory = "" if t.forward_mb is None else f" | {t.forward_mb:.1f} MB, of these {t.kept_mb:.1f} kept"
+    memory += "" if t.backward_mb is None else f" | {t.backward_mb:.1f} MB"
+    return f"{t.shape:14} {t.name:14} {t.forward_ms:8.3f} ms {t.forward_tflops:6.1f} TFLOP/s | {backward}{memory}"
 
 
 def table(result: dict) -> str:

@@ -26,7 +26,11 @@ PAUSE_CYCLES = 8_000_000
 
 @dataclass
 class Timing:
-    """Median milliseconds of one implementation on one shape; ``note`` says why a number is missing."""
+    """Median milliseconds of one implementation on one shape; ``note`` says why a number is missing.
+
+    Memory, on a GPU, in MB of 10**6 bytes: ``forward_mb`` and ``backward_mb`` is the most that a pass has beyond its inputs and
+    outputs while it runs; ``kept_mb`` of that is what a forward keeps for its backward.
+    """
 
     shape: str
     name: str
@@ -35,6 +39,9 @@ class Timing:
     forward_tflops: float | None = None
     backward_tflops: float | None = None
     note: str = ""
+    forward_mb: float | None = None
+    backward_mb: float | None = None
+    kept_mb: float | None = None
 
 
 def measure(
@@ -46,7 +53,7 @@ def measure(
         call = build(inputs)
         call()
         timing.forward_ms = median_ms(call, inputs.key.device, runs)
-        out = call()
+        out, timing.forward_mb, timing.kept_mb = with_memory(call, inputs.key.device)
         if not isinstance(out, torch.Tensor):
             return timing  # blocks chosen, nothing multiplied
         timing.forward_tflops = inputs.shape.flops() / timing.forward_ms / 1e9
@@ -55,12 +62,32 @@ def measure(
                 out, (inputs.query, inputs.key, inputs.value), inputs.grad_out.view_as(out), retain_graph=True
             )
             timing.backward_ms = median_ms(grads, inputs.key.device, runs)
+            timing.backward_mb = with_memory(grads, inputs.key.device)[1]
             timing.backward_tflops = inputs.shape.flops(backward=True) / timing.backward_ms / 1e9
     except Unavailable as reason:
         timing.note = str(reason)
     except (RuntimeError, TypeError, ValueError, NotImplementedError, ImportError) as error:
         timing.note = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
     return timing
+
+
+def with_memory(call: Callable[[], object], device: torch.device) -> tuple[object, float | None, float | None]:
+    """Return (what a call returns, the most MB that it had beyond that, the MB that it keeps beyond that); None on a CPU."""
+    if device.type != "cuda":
+        return call(), None, None
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    result = call()
+    peak, after = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+    returned = before + _bytes(result)
+    return result, (peak - returned) / 1e6, (after - returned) / 1e6
+
+
+def _bytes(result: object) -> int:
+    """Return the bytes of the memory behind the tensors that a call returns, each counted once."""
+    tensors = [x for x in (result if isinstance(result, tuple | list) else [result]) if isinstance(x, torch.Tensor)]
+    return sum({s.data_ptr(): s.nbytes() for s in (x.untyped_storage() for x in tensors)}.values())
 
 
 def median_ms(call: Callable[[], object], device: torch.device, runs: int = 20, warmup: int = 3) -> float:
