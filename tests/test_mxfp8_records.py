@@ -1,0 +1,97 @@
+"""What is recorded about MXFP8: errors against fp64 can be measured again, curves of a training are what the example writes."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import jfa
+from jfa.bench.recorded import FOLDER
+from tests.support import ROOT
+
+
+def newest(kind: str) -> dict:
+    """Return the newest record of a kind; it names its day and versions."""
+    content = json.loads(max(FOLDER.glob(f"*-mxfp8-{kind}.json")).read_text(encoding="utf-8"))
+    assert {"date", "torch", "triton", "device"} <= content["environment"].keys()
+    return content
+
+
+@pytest.fixture(scope="module")
+def errors() -> dict[str, dict]:
+    return {row["case"]: row for row in newest("errors")["errors"]}
+
+
+@pytest.mark.parametrize("case", ["normal, 256 x 512, D 64", "rows of V from 2^-6 to 2^6"])
+def test_the_recorded_errors_come_again(case, errors):
+    tool = runpy.run_path(str(ROOT / "tools" / "measure_mxfp8.py"))
+    given = next(rest for name, *rest in tool["cases"]() if name == case)
+    found = tool["errors"](*given)
+    for precision in ("bf16", "mxfp8"):
+        for name in ("out", "dq", "dk", "dv"):
+            assert found[precision][name] == pytest.approx(errors[case][precision][name], rel=0.03)
+
+
+def test_the_record_covers_every_case_of_the_tool(errors):
+    tool = runpy.run_path(str(ROOT / "tools" / "measure_mxfp8.py"))
+    assert [name for name, *_ in tool["cases"]()] == list(errors)
+
+
+def test_what_the_errors_say(errors):
+    """About 0.055 forward and 0.067 for gradients on normal numbers; a power of two in the inputs changes nothing."""
+    normal = errors["normal, 256 x 512, D 128"]["mxfp8"]
+    assert 0.045 < normal["out"] < 0.06 and all(0.045 < normal[name] < 0.07 for name in ("dq", "dk", "dv"))
+    small = errors["Q, K, V, dO a million times smaller"]["mxfp8"]
+    assert all(small[name] == pytest.approx(normal[name], rel=0.05) for name in ("out", "dq", "dk", "dv"))
+    larger = errors["scores 4 times as large"]["mxfp8"]
+    assert larger["out"] > 1.5 * normal["out"]  # the error of a score grows with it, and enters an exponential
+
+
+# ----------------------------------------------------------------------------------------------------------------- training
+SCRIPT = ROOT / "examples" / "train_mxfp8.py"
+TINY = [
+    "--dim",
+    "32",
+    "--heads",
+    "1",
+    "--layers",
+    "1",
+    "--users",
+    "2",
+    "--longest",
+    "20",
+    "--steps",
+    "3",
+    "--seeds",
+    "1",
+]
+
+
+def test_the_example_trains_in_every_precision(tmp_path):
+    target = tmp_path / "curves.json"
+    subprocess.run([sys.executable, str(SCRIPT), *TINY, "--json", str(target)], check=True, capture_output=True)
+    content = json.loads(target.read_text(encoding="utf-8"))
+    losses = {curve["precision"]: curve["losses"] for curve in content["curves"]}
+    assert list(losses) == ["fp32", "bf16", "mxfp8", "mxfp8 forward only"]
+    assert content["sizes"]["dim"] == 32 and content["environment"]["torch"] == torch.__version__
+    for name, curve in losses.items():
+        assert len(curve) == 3 and curve == pytest.approx(losses["fp32"], abs=0.05), name
+    assert losses["mxfp8"][0] == losses["mxfp8 forward only"][0] != losses["fp32"][0]
+
+
+def test_its_forward_only_run_differentiates_as_bf16():
+    attend = runpy.run_path(str(SCRIPT))["attend"]
+    g = torch.Generator().manual_seed(0)
+    offsets = jfa.layout.offsets_from_lengths([5, 0, 33])
+    leaves = [torch.randn(38, 2, 32, generator=g).requires_grad_() for _ in range(3)]
+    grad = torch.randn(38, 2, 32, generator=g)
+    outs = {name: attend(name, *leaves, offsets) for name in ("bf16", "mxfp8", "mxfp8 forward only")}
+    grads = {name: torch.autograd.grad(out, leaves, grad) for name, out in outs.items()}
+    assert torch.equal(outs["mxfp8 forward only"], outs["mxfp8"]) and not torch.equal(outs["bf16"], outs["mxfp8"])
+    for a, b, other in zip(grads["mxfp8 forward only"], grads["bf16"], grads["mxfp8"]):
+        assert torch.equal(a, b) and not torch.equal(a, other)
