@@ -235,6 +235,31 @@ def test_what_has_to_see_an_op_sees_it(driver):
     assert driver.launches >= before
 
 
+def test_who_hooks_into_triton_s_launches_sees_them(driver, monkeypatch):
+    from jfa.kernels.common import launcher
+
+    def watch():
+        asked.append(True)
+        return True
+
+    asked, usual = [], launcher.hooks
+    monkeypatch.setattr(launcher, "hooks", watch)
+    for seed in range(3):
+        attend(*tensors(seed=seed))
+    assert (
+        driver.launches == 0 and only().forward[True].tape is None
+    )  # Triton's own way, which compiles at each call here
+    monkeypatch.setattr(launcher, "hooks", usual)
+    for seed in range(3):
+        attend(*tensors(seed=seed))
+    assert only().forward[True].tape is not None
+    before, asked[:] = driver.launches, []
+    monkeypatch.setattr(launcher, "hooks", watch)
+    q, k, v = tensors(seed=5)
+    assert_near(attend(q, k, v), truth(q, k, v))
+    assert asked and driver.launches == before
+
+
 def test_autocast_and_nested_tensors_come_again(driver):
     for seed in range(4):
         q, k, v = (x.detach().float().requires_grad_() for x in tensors(seed=seed))

@@ -252,8 +252,11 @@ class Tape:
             inputs: one per role, with the recorded shapes and strides, at whole 16 bytes.
 
         Returns:
-            (results, kept), or None where nothing was done: another thread plays this tape, or an input is not at whole 16 bytes.
+            (results, kept), or None where nothing was done: another thread plays this tape, an input is not at whole 16 bytes, or
+            somebody wants to see Triton's launches.
         """
+        if launcher.hooks():
+            return None
         deck = self._deck
         if deck is None:
             deck = self._deck = Deck(self)
