@@ -69,12 +69,17 @@ class Call:
 
 def is_plain(*tensors: Tensor) -> bool:
     """Return whether nothing but autograd has to see this call."""
-    return (
-        torch._C._len_torch_dispatch_stack() == 0
-        and not torch._C._is_torch_function_mode_enabled()
-        and not torch.autograd._profiler_enabled()
-        and all(type(x) in (Tensor, torch.nn.Parameter) and x.device.type != "meta" for x in tensors)
-    )
+    if torch._C._len_torch_dispatch_stack() or torch._C._is_torch_function_mode_enabled():
+        return False
+    if torch.autograd._profiler_enabled():
+        return False
+    for x in tensors:
+        if type(x) not in _PLAIN or x.device.type == "meta":
+            return False
+    return True
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
