@@ -12,7 +12,7 @@ import torch
 from jfa.attention import make_problem
 from jfa.bench import host_time, peers, runner, shapes
 from jfa.kernels import registry
-from jfa.verify import list_checks, numbers, op_checks, sparse_checks
+from jfa.verify import list_checks, mxfp8_checks, numbers, op_checks, sparse_checks
 from jfa.verify.pool import Job, Refused
 from jfa.verify.predictions import Prediction
 
@@ -59,6 +59,18 @@ def _sparse(seed: int, backend: str, device: str) -> int:
     return 1
 
 
+def _mxfp8(seed: int, backend: str, device: str) -> int:
+    found = mxfp8_checks.wrong_attention(seed, backend, device)
+    assert not found, "; ".join(found)
+    return 1
+
+
+def _quantize(seed: int, backend: str, device: str) -> int:
+    found = mxfp8_checks.wrong_bytes(seed, device)
+    assert not found, "; ".join(found)
+    return 1
+
+
 def _lists(name: str, backend: str, device: str) -> int:
     list_checks.CHECKS[name]()
     return 1
@@ -78,6 +90,8 @@ CHECKS = {
     "repeat": Check(numbers.repeat, numbers.REPEATED, None, 200, True, "deterministic gradients, bit by bit"),
     "large": Check(numbers.large, range(40), range(12), 120, True, "sequences of up to 1500 tokens"),
     "sparse": Check(_sparse, range(40), range(12), 120, True, "block lists"),
+    "mxfp8": Check(_mxfp8, range(20), (), 120, True, "attention in MXFP8 against the same roundings in fp64"),
+    "quantize": Check(_quantize, (), range(20), 120, True, "the MXFP8 quantiser, byte by byte"),
     "wide": Check(numbers.wide, range(12), range(4), 120, True, "head sizes of 160 to 256"),
     "random": Check(
         numbers.random_batch, range(0, 1000, 10), range(0, 200, 10), 200, False, "ten random problems each"
@@ -257,6 +271,8 @@ def _checks(backends: Sequence[str], device: str, wanted: Callable[[Job], bool])
         for backend in backends:
             items = check.portable if backend == "portable" and check.portable is not None else check.items
             if kind == "sparse" and not getattr(registry.load(backend), "BLOCK_LISTS", False):
+                items = ()
+            if kind == "mxfp8" and not getattr(registry.load(backend, "mxfp8"), "MXFP8", False):
                 items = ()
             jobs += [Job(kind, backend, item, check.seconds, {"device": device}) for item in items]
     return [job for job in jobs if wanted(job)]

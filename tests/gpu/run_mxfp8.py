@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
 import sys
 from pathlib import Path
 
@@ -23,59 +22,16 @@ from jfa import mxfp8  # noqa: E402
 from jfa.bench import runner  # noqa: E402
 from jfa.kernels.common import quantize  # noqa: E402
 from jfa.layout import log_uniform_lengths, offsets_from_lengths  # noqa: E402
+from jfa.verify.mxfp8_checks import wrong_bytes  # noqa: E402
 
 CUDA = torch.device("cuda")
-BAD = (math.nan, -math.nan, math.inf, -math.inf)
-LENGTHS = (0, 1, 5, 31, 32, 33, 127, 128, 129, 700)
-
-
-def random_tensor(rng: random.Random, shape) -> torch.Tensor:
-    """Return numbers of a random spread of exponents, zeros of both signs, denormals, NaN and infinities among them."""
-    g = torch.Generator().manual_seed(rng.randrange(1 << 30))
-    spread = rng.choice([3, 40, 148])
-    powers = torch.exp2(torch.randint(-spread, min(spread, 120), shape, generator=g).double())
-    x = (torch.randn(shape, generator=g).double() * powers).float()
-    kind, bad = torch.rand(shape, generator=g), rng.choice([0.0, 0.001])
-    x = torch.where(kind < 0.1, torch.copysign(torch.zeros(()), x), x)
-    for i, odd in enumerate(BAD):
-        x = torch.where((kind > 1 - bad * (i + 1)) & (kind <= 1 - bad * i), odd, x)
-    return x.to(rng.choice(mxfp8.DTYPES))
-
-
-def wrong(seed: int) -> list[str]:
-    """Return what differs between the kernel's bytes and the PyTorch form's, on the CPU and on the GPU."""
-    rng = random.Random(seed)
-    lengths = [rng.choice(LENGTHS) for _ in range(rng.randint(0, 6))]
-    heads, dim, slots = rng.randint(1, 4), rng.choice([1, 16, 40, 64, 72, 128, 160, 256]), rng.random() < 0.2
-    length = rng.choice(LENGTHS) if slots else None
-    offsets = offsets_from_lengths([length] * len(lengths) if slots else lengths)
-    if slots and lengths:
-        order = list(range(len(lengths)))
-        rng.shuffle(order)
-        offsets = torch.tensor([*(length * i for i in order), length * len(order)], dtype=torch.int32)
-    rows = (length * len(lengths) if slots else sum(lengths)) + rng.choice([0, 0, 3, 200])
-    x = random_tensor(rng, (rows, heads, dim))
-    if not slots:
-        x[int(offsets[-1]) :] = math.nan  # of no sequence
-    on_gpu, found = x.to(CUDA), []
-    both = quantize.quantize_both(on_gpu, offsets.to(CUDA), length=length)
-    alone = [quantize.quantize_jagged(on_gpu, offsets.to(CUDA), axis, length=length) for axis in mxfp8.AXES]
-    for axis, *given in zip(mxfp8.AXES, both, alone):
-        for where, source in (("cpu", x), ("gpu", on_gpu)):
-            want = mxfp8.quantize_jagged(source, offsets.to(source.device), axis, length=length)
-            for form, got in zip(("both", "alone"), given):
-                data = (got.data.view(torch.uint8).cpu() != want.data.view(torch.uint8).cpu()).sum().item()
-                scales = (got.scales.cpu() != want.scales.cpu()).sum().item()
-                if data or scales:
-                    found.append(f"{form} {axis} against {where}: {data} of {x.numel()} bytes, {scales} scales differ")
-    return found
 
 
 def check(count: int) -> int:
     """Print each problem that is wrong; return how many."""
     bad = 0
     for seed in range(count):
-        found = wrong(seed)
+        found = wrong_bytes(seed)
         if found:
             bad += 1
             print(f"seed {seed}: {'; '.join(found)}", flush=True)

@@ -8,7 +8,7 @@ import time
 
 from jfa.verify.pool import Job, Refused
 
-GOOD = {"first", "op", "lists", "repeat", "large", "sparse", "wide", "random"}
+GOOD = {"first", "op", "lists", "repeat", "large", "sparse", "mxfp8", "quantize", "wide", "random"}
 
 
 def run(job: Job):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import jfa
-from jfa.verify import numbers, op_checks, sparse_checks, suite
+from jfa.verify import mxfp8_checks, numbers, op_checks, sparse_checks, suite
 from jfa.verify.pool import Job, Refused
 
 ON_CPU = {"device": "cpu"}
@@ -101,6 +101,29 @@ def test_block_lists_are_compared_with_the_reference(monkeypatch):
         suite.run(job("sparse", 1))
 
 
+@pytest.mark.parametrize("seed", [0, 3, 5])
+def test_mxfp8_is_compared_with_the_same_roundings(seed):
+    """Seed 3 has shared queries, seed 5 a mask."""
+    assert suite.run(job("mxfp8", seed)) == 1
+
+
+def test_a_wrong_mxfp8_kernel_is_found(monkeypatch):
+    monkeypatch.setattr(mxfp8_checks.jfa, "jagged_flash_attention", wrong(lambda out, i, o: out * 1.005))
+    with pytest.raises(AssertionError, match="out: "):
+        suite.run(job("mxfp8", 0))
+    with pytest.raises(Refused, match="has no MXFP8 kernels"):
+        monkeypatch.undo()
+        suite.run(job("mxfp8", 0, "portable"))
+
+
+def test_the_quantiser_is_compared_byte_by_byte(monkeypatch):
+    assert suite.run(job("quantize", 4)) == 1
+    right = mxfp8_checks.quantize.quantize_both
+    monkeypatch.setattr(mxfp8_checks.quantize, "quantize_both", lambda x, *a, **k: right(x * 1.01, *a, **k))
+    with pytest.raises(AssertionError, match="bytes"):
+        suite.run(job("quantize", 4))
+
+
 def test_what_a_backend_does_not_offer_is_refused_not_wrong():
     with pytest.raises(Refused, match="bfloat16 or float16"):
         suite.run(job("op", "seventy_thousand_sequences", "hopper"))
@@ -149,7 +172,8 @@ def test_the_suite_covers_every_check_on_every_backend_that_offers_it():
         assert {f"op:{backend}:{name}" for name in op_checks.CHECKS} <= keys
         assert {f"first:{backend}:{name}" for name in numbers.FIRST} <= keys
     assert {f"random:hopper:{n}" for n in range(0, 1000, 10)} <= keys
-    assert {"sparse:hopper:0", "sparse:portable:0", "host:all:small", "time:all:self"} <= keys
+    assert {"sparse:hopper:0", "sparse:portable:0", "quantize:portable:0", "host:all:small", "time:all:self"} <= keys
+    assert not {"mxfp8:hopper:0", "mxfp8:portable:0"} & keys
 
 
 def test_offered_says_why_a_backend_is_not_there(monkeypatch):
