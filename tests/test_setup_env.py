@@ -368,11 +368,18 @@ def test_the_lock_satisfies_the_ranges_of_the_package(setup_env):
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = project["dependencies"] + [row for rows in project["optional-dependencies"].values() for row in rows]
-    locked = setup_env.locked()
+    locked = setup_env.locked(setup_env.BOOK_LOCK) | setup_env.locked()
     for requirement in map(Requirement, requirements):
         if requirement.name != "jfa":
             name = setup_env.normal_name(requirement.name)
             assert requirement.specifier.contains(locked[name]), requirement
+
+
+def test_the_books_lock_is_pinned_and_adds_only_what_the_course_does_not_have(setup_env):
+    locked = setup_env.locked(setup_env.BOOK_LOCK)
+    rows = [row for row in (ROOT / "requirements-book.txt").read_text().splitlines() if row and not row.startswith("#")]
+    assert len(rows) == len(locked) > 0
+    assert not locked.keys() & setup_env.locked().keys()
 
 
 def test_conda_users_get_the_same(setup_env):

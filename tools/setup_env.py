@@ -168,9 +168,9 @@ def step(number, what):
     print("[{}/4] {}".format(number, what), flush=True)
 
 
-def locked():
-    """{package: version} of the lock."""
-    rows = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", LOCK.read_text(), flags=re.M)
+def locked(lock=LOCK):
+    """{package: version} of a lock."""
+    rows = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", lock.read_text(), flags=re.M)
     return {normal_name(name): version for name, version in rows}
 
 
