@@ -50,6 +50,15 @@ COMMANDS = {
 }
 
 
+# What a plain `pip install jfa` does not bring: a module that is missing -> what to say and do.
+NEEDS = {
+    "triton.language.extra.tlx": "this needs Triton with TLX: pip install 'jfa[tlx]' (jfa doctor says which Triton is here)",
+    "triton": "this needs Triton with TLX: pip install 'jfa[tlx]'",
+    "greenlet": "this needs the emulator: pip install 'jfa[emulator]'",
+    "matplotlib": "this needs matplotlib: pip install 'jfa[course]'",
+}
+
+
 def usage() -> str:
     """The text of ``jfa --help``."""
     width = max(map(len, COMMANDS))
@@ -78,6 +87,12 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\njfa: stopped", file=sys.stderr)
         return 130
+    except ModuleNotFoundError as error:
+        needs = next((what for module, what in NEEDS.items() if f"{error.name}.".startswith(module + ".")), None)
+        if needs is None:
+            raise
+        print(f"jfa {argv[0]}: {needs}", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # `jfa mutants | head`: who read us has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
         return 141

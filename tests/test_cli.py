@@ -67,3 +67,31 @@ def test_every_command_leads_to_a_function_with_help(name, capsys):
         status = ended.code
     printed = capsys.readouterr()
     assert status == 0 and "usage:" in printed.out + printed.err
+
+
+@pytest.mark.parametrize(
+    "module, words",
+    [
+        ("triton.language.extra.tlx", "pip install 'jfa[tlx]' (jfa doctor"),
+        ("triton", "pip install 'jfa[tlx]'"),
+        ("greenlet", "pip install 'jfa[emulator]'"),
+        ("matplotlib.pyplot", "pip install 'jfa[course]'"),
+    ],
+)
+def test_what_a_plain_installation_lacks_is_one_sentence(module, words, monkeypatch, capsys):
+    def lacks(argv):
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr("jfa.lab.main", lacks)
+    assert cli.main(["lab"]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("jfa lab: this needs") and words in printed and printed.count("\n") == 1
+
+
+def test_another_missing_module_is_a_fault_and_stays_one(monkeypatch):
+    def lacks(argv):
+        raise ModuleNotFoundError("No module named 'tritonic'", name="tritonic")
+
+    monkeypatch.setattr("jfa.lab.main", lacks)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["lab"])

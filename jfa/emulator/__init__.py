@@ -88,18 +88,28 @@ def last():
 
 
 class _AfterTriton:
-    """Import hook: installs the launch hook as soon as somebody has imported Triton, and is gone."""
+    """Import hook: installs the launch hook as soon as somebody has imported Triton, and is gone.
+
+    Looking for Triton without importing it, as `importlib.util.find_spec` does, leaves it in place.
+    """
+
+    looking = False
 
     def find_spec(self, name, path=None, target=None):
-        if name != "triton":
+        if name != "triton" or self.looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self.looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.looking = False
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module):
                 execute(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 _install_quietly()
 
             spec.loader.exec_module = exec_module

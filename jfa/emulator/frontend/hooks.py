@@ -58,8 +58,14 @@ def emulate(jit, grid, args, kwargs, warmup=False):
 
 
 def _emulate(jit, grid, args, kwargs):
-    from . import launch as launching
-    from .artifacts import Kernel
+    try:
+        from . import launch as launching
+        from .artifacts import Kernel
+    except ModuleNotFoundError as error:
+        if error.name != "greenlet":
+            raise
+        message = "kernels on CPU tensors run on jfa's emulator, which needs greenlet: pip install 'jfa[emulator]'"
+        raise ModuleNotFoundError(message, name=error.name) from None
 
     try:
         Last.run = launching.launch(jit, grid, args, kwargs, current_options())

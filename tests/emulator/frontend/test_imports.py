@@ -30,6 +30,8 @@ ORDERS = {
     "the emulator by itself": "import jfa.emulator as e\ne.install()\nimport triton, triton.language as tl\n"
     + KERNEL
     + LAUNCH,
+    "somebody looked for triton before": "import jfa, importlib.util\nassert importlib.util.find_spec('triton')\n"
+    "import triton, triton.language as tl\n" + KERNEL + LAUNCH,
     "a frontend module first": "import jfa.emulator.frontend.values\nimport triton, triton.language as tl\n"
     + KERNEL
     + LAUNCH,
@@ -52,6 +54,12 @@ def python(code, **variables):
 def test_order_of_imports(order):
     result = python(ORDERS[order])
     assert result.stdout == "ran\n", result.stderr[-2000:]
+
+
+def test_without_greenlet_a_launch_says_what_to_install():
+    missing = "import sys\nsys.modules['greenlet'] = None\n"
+    result = python(missing + ORDERS["jfa first"])
+    assert "needs greenlet: pip install 'jfa[emulator]'" in result.stderr.splitlines()[-1]
 
 
 def test_with_tritons_own_variable_set():
