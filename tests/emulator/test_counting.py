@@ -115,3 +115,30 @@ def test_tensor_memory_tasks_and_operations_are_counted():
     assert 2 * 64 * (128 + 64) <= counts.shared_bytes <= 2 * 64 * (128 + 64) + 256
     assert counts.operations["async_descriptor_load"] == 2 and counts.operations["barrier_wait"] == 3
     assert counts.operations["barrier_arrive"] == 0
+
+
+def test_scaled_products_count_as_products():
+    import triton.language.extra.tlx as tlx
+
+    @triton.jit
+    def three(out_ptr, N: tl.constexpr):
+        rows, columns = tl.arange(0, 128), tl.arange(0, N)
+        a = tlx.local_alloc((128, 128), tl.float8e4nv, 1)
+        b = tlx.local_alloc((128, N), tl.float8e4nv, 1)
+        scale_a = tlx.local_alloc((128, 4), tl.uint8, 1, tlx.storage_kind.tmem)
+        scale_b = tlx.local_alloc((N, 4), tl.uint8, 1, tlx.storage_kind.tmem)
+        acc = tlx.local_alloc((128, N), tl.float32, 1, tlx.storage_kind.tmem)
+        tlx.local_store(a[0], tl.full((128, 128), 1.0, tl.float32).to(tl.float8e4nv))
+        tlx.local_store(b[0], tl.full((128, N), 1.0, tl.float32).to(tl.float8e4nv))
+        tlx.local_store(scale_a[0], tl.full((128, 4), 128, tl.uint8))
+        tlx.local_store(scale_b[0], tl.full((N, 4), 127, tl.uint8))
+        tlx.fence("async_shared")
+        for i in tl.static_range(3):
+            tlx.async_dot_scaled(a[0], b[0], acc[0], scale_a[0], "e4m3", scale_b[0], "e4m3", use_acc=i > 0)
+        tl.store(out_ptr + rows[:, None] * N + columns[None, :], tlx.local_load(acc[0]))
+
+    out = torch.empty(128, 128)
+    with emulator.counting() as counts:
+        three[(1,)](out, 128)
+    assert (out == 3 * 128 * 2).all()
+    assert (counts.mmas, counts.accumulated) == (3, 2)

@@ -167,9 +167,7 @@ def _tcgen05(
     writes = [(c.view, c.name) for c in Cs]
     if accumulate:
         reads += writes
-    if Active.counts is not None:
-        Active.counts.mmas += 1
-        Active.counts.accumulated += bool(accumulate)
+    _count(accumulate)
 
     def compute() -> None:
         halves = [_matrix(x.view.read(), x.dtype_name) for x in Bs]
@@ -187,6 +185,13 @@ def _tcgen05(
     engines.mma(task, compute, reads, writes, targets, where, title, facts, wait=waits and not two, peers=peers)
     _wait_for_pair(task, two and waits, where)
     return None
+
+
+def _count(accumulate: bool) -> None:
+    """Count a product into tensor memory, if anybody counts."""
+    if Active.counts is not None:
+        Active.counts.mmas += 1
+        Active.counts.accumulated += bool(accumulate)
 
 
 def _pair_barriers(pair: Sequence[CTA]) -> list[MBarrier]:
@@ -400,6 +405,7 @@ def async_dot_scaled(
     reads = [(x.view, x.name) for x in (*As, *Bs, *SAs, *SBs)]
     writes = [(c.view, c.name) for c in Cs]
     groups = -(-k // _MX)
+    _count(accumulate)
 
     def compute() -> None:
         b, b_marks = np.concatenate([_operand(x, b_format, 0) for x in Bs], axis=1), _side_by_side(Bs)
