@@ -34,7 +34,7 @@ progress()
 # %% [markdown]
 # ## 16.1 Quantise, with everything that is not ordinary
 #
-# (difficulty 1 of 3, 15 minutes) `x` is fp32, [..., n], n a multiple of 32, and groups lie along the last axis.
+# (difficulty 1 of 3, 20 minutes) `x` is fp32, [..., n], n a multiple of 32, and groups lie along the last axis.
 # Return two tensors: `data` [..., n] of `torch.float8_e4m3fn`, and `codes` [..., n / 32] of `torch.uint8`.
 #
 # * The code is the smallest from 0 on with amax <= 448 * 2^(code - 127). A group of zeros has code 0.
@@ -58,7 +58,7 @@ check("16.1", quantise)
 # %% [markdown]
 # ## 16.2 Where does a scale lie, and back
 #
-# (difficulty 2 of 3, 15 minutes) The codes of an operand with `rows` rows and `columns` groups per row are stored in tiles of 128 rows x 4 groups, 512 bytes each.
+# (difficulty 2 of 3, 20 minutes) The codes of an operand with `rows` rows and `columns` groups per row are stored in tiles of 128 rows x 4 groups, 512 bytes each.
 # Tiles follow each other from left to right, then downwards: all tiles of the first 128 rows, then those of the next.
 # If the last tiles are not full, their other bytes belong to nobody.
 # The order inside a tile is in the chapter's picture of a scale tile.
@@ -144,7 +144,7 @@ check("16.4", quantise_tokens)
 # %% [markdown]
 # ## 16.5 Bug hunt: scores scaled along the wrong axis
 #
-# (difficulty 2 of 3, 20 minutes) The backward uses K twice: $S = Q K^T$ contracts over D, $dQ = dS\, K$ over keys.
+# (difficulty 2 of 3, 25 minutes) The backward uses K twice: $S = Q K^T$ contracts over D, $dQ = dS\, K$ over keys.
 # This kernel does both products for 128 queries. K comes in both encodings: `k_*` with groups along D, `kt_*` with groups along keys.
 #
 # | | data | tiles of codes |
@@ -222,12 +222,12 @@ check("16.5", both_products)
 # %% [markdown]
 # ## 16.6 Bug hunt: P's scale, told to some and not to others
 #
-# (difficulty 2 of 3, 15 minutes) The chapter's version 4, as somebody made it out of a bf16 kernel.
+# (difficulty 2 of 3, 20 minutes) The chapter's version 4, as somebody made it out of a bf16 kernel.
 # It has two faults.
 #
 # * `out` must be $P V$ divided by P's row sum, and `lse` = m + log2(row sum), in octaves, as if P had never been scaled.
 # * The row sum is that of P *before* it is rounded to e4m3.
-# * P is stored as e4m3. The maximum m is rounded up to a whole number, and no P may saturate.
+# * P is stored as e4m3, as 256 P: its scale is 2^-8. The maximum m is rounded up to a whole number, and no P may saturate.
 # * Codes of Q and K are tiles along D, those of V along keys; `scale_log2` is a power of two.
 #
 # The first case has one key block. The second fault needs two.
