@@ -109,6 +109,20 @@ def test_nothing_to_do():
             assert_same(found, mxfp8.quantize_jagged(x, offsets, axis))
 
 
+def test_records_serve_several_tensors():
+    offsets = offsets_from_lengths([40, 0, 150])
+    records = quantize.block_records(offsets, 200)
+    for seed in (8, 9):
+        x = values((200, 1, 64), seed)
+        for axis, found in zip(mxfp8.AXES, quantize.quantize_both(x, offsets, records=records)):
+            assert_same(found, mxfp8.quantize_jagged(x, offsets, axis))
+        found = quantize.quantize_jagged(x, offsets, "tokens", records=records)
+        assert_same(found, mxfp8.quantize_jagged(x, offsets, "tokens"))
+    for wrong in (records[1:], records.long(), quantize.block_records(offsets, 600)):
+        with pytest.raises(ValueError, match="records must be int32"):
+            quantize.quantize_both(x, offsets, records=wrong)
+
+
 def test_errors_are_those_of_the_reference():
     x, offsets = torch.zeros(4, 1, 32), torch.tensor([0, 4])
     with pytest.raises(ValueError, match="axis must be"):

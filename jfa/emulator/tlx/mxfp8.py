@@ -21,7 +21,7 @@ def scales_of(amax: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
     mantissa, exponent = np.frexp(ratio.astype(np.float64))
     code = np.where(mantissa == 0.5, exponent - 1, exponent) + 127
     code = np.clip(np.where(ratio == 0, 0, code), 0, 254).astype(np.int64)
-    code = np.where(np.isnan(ratio), 255, code)
+    code = np.where(np.isinf(ratio), 254, np.where(np.isnan(ratio), 255, code))
     inverse = ((254 - code).astype(np.int64) << 23).astype(np.uint32).view(np.float32)
     return code.astype(np.uint8), inverse
 

@@ -24,19 +24,28 @@ NATIVE = (8, 9)  # compute capability from which on there is an instruction that
 
 
 # ---------------------------------------------------------------------------------------------------------------- host
-def quantize_jagged(x: Tensor, offsets: Tensor, axis: str, *, length: int | None = None) -> BlockScaled:
-    """Encode ``x`` as :func:`jfa.mxfp8.quantize_jagged` does, by a kernel; CPU tensors run it on the emulator."""
+def quantize_jagged(
+    x: Tensor, offsets: Tensor, axis: str, *, length: int | None = None, records: Tensor | None = None
+) -> BlockScaled:
+    """Encode ``x`` as :func:`jfa.mxfp8.quantize_jagged` does, by a kernel; CPU tensors run it on the emulator.
+
+    ``records`` is what :func:`block_records` returned for as many rows, the same offsets and length: for K and V once.
+    """
     if axis not in AXES:
         raise ValueError(f"axis must be 'head_dim' or 'tokens', got {axis!r}")
-    return _quantize(x, offsets, (axis,), length)[0]
+    return _quantize(x, offsets, (axis,), length, records)[0]
 
 
-def quantize_both(x: Tensor, offsets: Tensor, *, length: int | None = None) -> tuple[BlockScaled, BlockScaled]:
-    """Return ``x`` encoded along "head_dim" and along "tokens", from one read. Arguments as :func:`jfa.mxfp8.quantize_jagged`."""
-    return _quantize(x, offsets, AXES, length)
+def quantize_both(
+    x: Tensor, offsets: Tensor, *, length: int | None = None, records: Tensor | None = None
+) -> tuple[BlockScaled, BlockScaled]:
+    """Return ``x`` encoded along "head_dim" and along "tokens", from one read. Arguments as :func:`quantize_jagged`."""
+    return _quantize(x, offsets, AXES, length, records)
 
 
-def _quantize(x: Tensor, offsets: Tensor, axes: tuple[str, ...], length: int | None) -> tuple[BlockScaled, ...]:
+def _quantize(
+    x: Tensor, offsets: Tensor, axes: tuple[str, ...], length: int | None, records: Tensor | None
+) -> tuple[BlockScaled, ...]:
     check_arguments(x, offsets, length)
     if x.stride(2) != 1:
         x = x.contiguous()
@@ -56,8 +65,19 @@ def _quantize(x: Tensor, offsets: Tensor, axes: tuple[str, ...], length: int | N
     )
     if blocks and heads:
         with torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext():
-            launch(x, block_records(offsets, rows, length), found, variant_of(x, axes))
+            records = block_records(offsets, rows, length) if records is None else _checked(records, blocks, x)
+            launch(x, records, found, variant_of(x, axes))
     return found
+
+
+def _checked(records: Tensor, blocks: int, x: Tensor) -> Tensor:
+    """Return records of as many blocks as ``x`` needs. What they say about rows is taken at its word."""
+    if tuple(records.shape) != (blocks, 2) or records.dtype != torch.int32 or records.device != x.device:
+        raise ValueError(
+            f"records must be int32 [{blocks}, 2] on {x.device}, as block_records gives them for this x, "
+            f"got {records.dtype} {tuple(records.shape)} on {records.device}"
+        )
+    return records
 
 
 def block_records(offsets: Tensor, rows: int, length: int | None = None) -> Tensor:

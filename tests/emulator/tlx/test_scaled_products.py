@@ -211,7 +211,7 @@ def _quantise(x, data, codes, M: tl.constexpr, K: tl.constexpr, DTYPE: tl.conste
 
 
 @pytest.mark.parametrize("fmt, largest", [("e4m3", 448.0), ("e5m2", 57344.0)])
-@pytest.mark.parametrize("kind", ["ones", "zeros", "random", "rows of all sizes", "a NaN"])
+@pytest.mark.parametrize("kind", ["ones", "zeros", "random", "rows of all sizes", "a NaN", "an infinity"])
 def test_to_mxfp8_block(fmt, largest, kind):
     g = torch.Generator().manual_seed(19)
     x = torch.randn(128, 128, generator=g) * 100
@@ -221,17 +221,20 @@ def test_to_mxfp8_block(fmt, largest, kind):
         x = x * torch.exp2(torch.arange(128.0) - 64)[:, None]
     if kind == "a NaN":
         x[3, 40] = math.nan
+    if kind == "an infinity":
+        x[3, 40] = -math.inf
     data, codes = torch.empty(128, 128).to(FP8[fmt]), torch.empty(128, 4, dtype=torch.uint8)
     _quantise[(1,)](x, data, codes, 128, 128, tl.float8e4nv if fmt == "e4m3" else tl.float8e5)
     groups = x.reshape(128, 4, 32)
     amax = groups.abs().amax(2)
     want = torch.ceil(torch.log2(amax.double() / largest)) + 127
-    want = torch.where(amax == 0, 0, want)
+    want = torch.where(amax == 0, 0, torch.where(amax.isinf(), 254, want))
     assert codes[~amax.isnan()].tolist() == want[~amax.isnan()].tolist()
     assert (codes[amax.isnan()] == 255).all() and int((codes == 255).sum()) == (kind == "a NaN")
+    assert data[3, 40].isnan().item() == (kind in ("a NaN", "an infinity"))  # the factor of 2**127 is 0
     inverse = torch.exp2(127 - codes.double())[:, :, None]
     exact_data = torch.where(amax[:, :, None] == 0, 0, groups * inverse).clamp(-largest, largest)
-    whole = (codes < 255)[:, :, None].expand_as(groups)
+    whole = (codes < 254)[:, :, None].expand_as(groups)
     assert torch.equal(data.reshape(128, 4, 32).float()[whole], exact_data.float().to(FP8[fmt]).float()[whole])
     if fmt == "e4m3":
         assert torch.equal(codes, scale_codes(amax))
