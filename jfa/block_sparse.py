@@ -132,6 +132,11 @@ class BlockLists:
         return self.starts, self.columns, self.kinds
 
     @property
+    def sizes(self) -> tuple[int, int]:
+        """Rows per block of this side and of the other."""
+        return self.block, self.other_block
+
+    @property
     def counts(self) -> Tensor:
         """[heads, rows] int32: entries per list, what a tile costs."""
         return (self.starts[1:] - self.starts[:-1]).view(self.heads, self.rows)

@@ -28,7 +28,7 @@ from functools import cache
 
 import torch
 
-from jfa.block_sparse import BlockLists
+from jfa.block_sparse import BlockLists, transpose
 from jfa.masks import Band
 
 
@@ -65,6 +65,14 @@ class Problem:
     def group_size(self) -> int:
         """Query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads
+
+
+def transposed_lists(problem: Problem, given: list[torch.Tensor] | None = None) -> BlockLists:
+    """Return a problem's transposed block lists: made of the tensors that a plan has, or anew."""
+    if given:
+        return problem.block_lists.other_side(*given)
+    sides = dict(total_q=problem.rows_q, total_kv=problem.rows_kv, broadcast_q=problem.broadcast_q)
+    return transpose(problem.block_lists, problem.query_offset, problem.key_offset, **sides)
 
 
 def wrong_gpu(problem: Problem, capabilities: set[tuple[int, int]], name: str) -> str | None:

@@ -23,6 +23,8 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
+from jfa.kernels.blackwell.listed import count_listed, listed_queries
+from jfa.kernels.common.block_lists import block_lists
 from jfa.kernels.common.nouns import Blocks, aggregate
 from jfa.kernels.common.packed import fma_pairs
 from jfa.kernels.common.ring import Ring, alloc_ring
@@ -49,9 +51,17 @@ def backward_kernel(
     dq_rows,
     scale_log2,  # sm_scale * log2(e)
     sm_scale,
+    starts,  # transposed block lists, or None; see jfa.block_sparse.BlockLists
+    columns,
+    kinds,
+    list_rows,
+    list_capacity,
     cfg: tl.constexpr,  # BackwardConfig
 ):
     memory = alloc_memory(tlx.dtype_of(q_desc), cfg)
+    lists = tl.to_tensor(0)  # stands for none
+    if cfg.list_heads:
+        lists = block_lists(starts, columns, kinds, list_rows, cfg.heads * cfg.group, list_capacity, cfg.list_heads)
     if cfg.clc:
         queue = tlx.clc_create_context(num_consumers=5)
 
@@ -61,20 +71,22 @@ def backward_kernel(
             while walk.going():
                 if cfg.clc:
                     tlx.clc_producer(queue, walk.phase(1) ^ 1)
-                q_count = reduce_tile(dq_desc, dk_desc, dv_desc, memory, records_ptr, walk, dq_rows, q_count, cfg)
+                q_count = reduce_tile(
+                    dq_desc, dk_desc, dv_desc, memory, records_ptr, walk, dq_rows, q_count, lists, cfg
+                )
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(1)) if cfg.clc else 0, cfg.clc, cfg.zigzag)
 
         with tlx.async_task(num_warps=4, registers=cfg.compute_registers, replicate=2):
             half: tl.constexpr = tlx.async_task_replica_id()
             walk, q_count = first_unit(counts_ptr, cfg.heads), 0
             while walk.going():
-                q_count = compute_tile(memory, half, records_ptr, walk, q_count, scale_log2, sm_scale, cfg)
+                q_count = compute_tile(memory, half, records_ptr, walk, q_count, scale_log2, sm_scale, lists, cfg)
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(1)) if cfg.clc else 0, cfg.clc, cfg.zigzag)
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # mma
             walk, q_count = first_unit(counts_ptr, cfg.heads), 0
             while walk.going():
-                q_count = multiply_tile(memory, records_ptr, walk, q_count, cfg)
+                q_count = multiply_tile(memory, records_ptr, walk, q_count, lists, cfg)
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(1)) if cfg.clc else 0, cfg.clc, cfg.zigzag)
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # load
@@ -83,7 +95,7 @@ def backward_kernel(
             while walk.going():
                 tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
                 load_keys(k_desc, v_desc, memory.keys, tile, walk)
-                q_count = load_queries(q_desc, do_desc, constants, memory, tile, walk, q_count, cfg)
+                q_count = load_queries(q_desc, do_desc, constants, memory, tile, walk, q_count, lists, cfg)
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(1)) if cfg.clc else 0, cfg.clc, cfg.zigzag)
 
 
@@ -217,11 +229,29 @@ def alloc_gradients(scores, cfg: tl.constexpr):
 
 
 @triton.jit
-def query_steps(tile):
-    """Return the Blocks of queries that see a key tile.
+def head_steps(tile, head, lists, cfg: tl.constexpr):
+    """Return the blocks of one head's queries that see a key tile: those of its list, where there are lists.
 
     A tile that no query sees gets one wholly masked block, so that no role waits for another in vain.
     """
+    if cfg.list_heads:
+        return listed_queries(tile, head, lists, cfg.broadcast_q)
+    else:
+        return query_steps(tile)
+
+
+@triton.jit
+def count_steps(tile, first_head, lists, cfg: tl.constexpr):
+    """Return the blocks of queries that a key tile visits in all heads of its group."""
+    if cfg.list_heads:
+        return count_listed(tile, first_head, lists, cfg.group, cfg.broadcast_q)
+    else:
+        return query_steps(tile).count() * cfg.group
+
+
+@triton.jit
+def query_steps(tile):
+    """Return the Blocks of queries that a band lets see a key tile."""
     blocks = tile.query_blocks(BLOCK_N, BLOCK_M)
     nothing = blocks.end <= blocks.first
     first, bulk_begin = tl.where(nothing, 0, blocks.first), tl.where(nothing, 0, blocks.bulk_begin)
@@ -244,14 +274,15 @@ def load_keys(k_desc, v_desc, keys, tile, walk):
 
 
 @triton.jit
-def load_queries(q_desc, do_desc, constants, memory, tile, walk, q_count, cfg: tl.constexpr):
+def load_queries(q_desc, do_desc, constants, memory, tile, walk, q_count, lists, cfg: tl.constexpr):
     """Load Q, its rows' lse and delta, and dO, block by block for each head of the group. Returns the blocks loaded so far."""
-    blocks = query_steps(tile)
+    first_head = walk.head() * cfg.group
     for member in range(cfg.group):
-        head = walk.head() * cfg.group + member
+        head = first_head + member
+        blocks = head_steps(tile, head, lists, cfg)
         at = head.to(tl.int64) * constants.count + tile.pad_begin
-        for block in range(blocks.first, blocks.end):
-            row = block * BLOCK_M
+        for n in range(blocks.count()):
+            row = blocks.nth(n) * BLOCK_M
             memory.q.load(q_count, q_desc, tile.q.box(row, head))
             constants.load(memory.rows, q_count, at + row)
             memory.do.load(q_count, do_desc, tile.out.box(row, head))
@@ -275,11 +306,11 @@ def load_queries(q_desc, do_desc, constants, memory, tile, walk, q_count, cfg: t
 
 
 @triton.jit
-def multiply_tile(memory, records_ptr, walk, q_count, cfg: tl.constexpr):
+def multiply_tile(memory, records_ptr, walk, q_count, lists, cfg: tl.constexpr):
     """Issue a tile's products. Returns the blocks done so far."""
     keys, q, do, scores = memory.keys, memory.q, memory.do, memory.scores
-    blocks = query_steps(walk.tile(records_ptr, cfg.has_lo, cfg.has_hi))
-    steps = (blocks.end - blocks.first) * cfg.group
+    tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
+    steps = count_steps(tile, walk.head() * cfg.group, lists, cfg)
 
     tlx.barrier_wait(keys.k_fulls[0], walk.done & 1)
     for step in range(0, steps + 1):
@@ -338,12 +369,17 @@ def multiply_ds(memory, count, use_acc, cfg: tl.constexpr):
 
 
 @triton.jit
-def compute_tile(memory, half: tl.constexpr, records_ptr, walk, q_count, scale_log2, sm_scale, cfg: tl.constexpr):
+def compute_tile(
+    memory, half: tl.constexpr, records_ptr, walk, q_count, scale_log2, sm_scale, lists, cfg: tl.constexpr
+):
     """Make P^T and dS^T for half of the queries, block by block, then write half of dK and dV. Returns the blocks done so far."""
     tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
-    blocks = query_steps(tile)
-    for _ in range(cfg.group):
-        q_count = compute_blocks(memory.scores, memory.rows, half, tile, blocks, q_count, scale_log2, cfg)
+    for member in range(cfg.group):
+        blocks = head_steps(tile, walk.head() * cfg.group + member, lists, cfg)
+        if cfg.list_heads:
+            q_count = compute_listed(memory.scores, memory.rows, half, blocks, q_count, scale_log2, cfg)
+        else:
+            q_count = compute_blocks(memory.scores, memory.rows, half, tile, blocks, q_count, scale_log2, cfg)
     write_dkv(memory, half, walk.done, sm_scale, cfg)
     return q_count
 
@@ -355,6 +391,19 @@ def compute_blocks(scores, rows, half: tl.constexpr, tile, blocks, count, scale_
     count = compute_stretch(scores, rows, half, tile, blocks.first, begin, count, scale_log2, True, cfg)
     count = compute_stretch(scores, rows, half, tile, begin, end, count, scale_log2, False, cfg)
     return compute_stretch(scores, rows, half, tile, end, blocks.end, count, scale_log2, True, cfg)
+
+
+@triton.jit
+def compute_listed(scores, rows, half: tl.constexpr, blocks, count, scale_log2, cfg: tl.constexpr):
+    """Walk the listed query blocks of one head; whether to mask is asked per block. Returns the blocks done so far."""
+    for n in range(blocks.count()):
+        block = blocks.nth(n)
+        if blocks.masked(n):
+            compute_stretch(scores, rows, half, blocks.tile, block, block + 1, count, scale_log2, True, cfg)
+        else:
+            compute_stretch(scores, rows, half, blocks.tile, block, block + 1, count, scale_log2, False, cfg)
+        count += 1
+    return count
 
 
 @triton.jit
@@ -425,16 +474,16 @@ def write_dkv(memory, half: tl.constexpr, done, sm_scale, cfg: tl.constexpr):
 
 
 @triton.jit
-def reduce_tile(dq_desc, dk_desc, dv_desc, memory, records_ptr, walk, dq_rows, q_count, cfg: tl.constexpr):
+def reduce_tile(dq_desc, dk_desc, dv_desc, memory, records_ptr, walk, dq_rows, q_count, lists, cfg: tl.constexpr):
     """Add every block's dQ of a tile to memory, then store dK and dV. Returns the blocks done so far."""
     tile, keys = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi), memory.keys
     if cfg.with_dq:
-        blocks = query_steps(tile)
         first_head = walk.head() * cfg.group
         for member in range(cfg.group):
+            blocks = head_steps(tile, first_head + member, lists, cfg)
             row = (first_head + member) * dq_rows + (0 if cfg.broadcast_q else tile.pad_begin)
-            for block in range(blocks.first, blocks.end):
-                reduce_dq(dq_desc, memory.grads, row + block * BLOCK_M, q_count, cfg)
+            for n in range(blocks.count()):
+                reduce_dq(dq_desc, memory.grads, row + blocks.nth(n) * BLOCK_M, q_count, cfg)
                 q_count += 1
     tlx.barrier_wait(keys.out_fulls[0], walk.done & 1)
     box = tile.kv.box(tile.row, walk.head())

@@ -52,6 +52,8 @@ class ForwardConfig(Config):
         fma_eighths: eighths of each slice's columns whose exp2 runs on the FMA pipe.
         o_parts: column parts in which O leaves, through a buffer each.
         o_columns: columns of O that the correction holds in registers at a time.
+        list_heads: heads of the block lists that tiles walk, which then split their keys; 0: they walk their band.
+        broadcast_q: with block lists: whether all sequences have the same queries.
     """
 
     negative: bool
@@ -64,6 +66,8 @@ class ForwardConfig(Config):
     fma_eighths: int = 2
     o_parts: int = 2
     o_columns: int = 32
+    list_heads: int = 0
+    broadcast_q: bool = False
 
     @property
     def tile_rows(self) -> int:
@@ -96,6 +100,7 @@ class BackwardConfig(Config):
         small_registers: per thread of mma and load.
         mma_registers: per thread of the pair's mma, whose two ways through a tile need more.
         columns: columns of P and dS that a compute group works on at a time.
+        list_heads: heads of the transposed block lists that tiles walk; 0: they walk their band.
     """
 
     form: str
@@ -112,6 +117,7 @@ class BackwardConfig(Config):
     small_registers: int = 40
     mma_registers: int = 72
     columns: int = 32
+    list_heads: int = 0
 
     @property
     def resident(self) -> bool:
@@ -156,12 +162,13 @@ class DqConfig(Config):
 
 
 def forward_config(problem: Problem, clc: bool = True) -> ForwardConfig:
-    """Choose tiles of 128 queries where no sequence is longer; ring buffers fill the shared memory.
+    """Choose tiles of 128 queries where no sequence is longer, and for block lists; ring buffers fill the shared memory.
 
     Stealing is the default: on skewed lengths a queue over the sorted list ends earlier than any fixed deal of it.
     """
     longest = problem.rows_q if problem.broadcast_q else problem.max_seq_len_q
-    split_keys = 0 < longest <= BLOCK
+    lists = problem.block_lists
+    split_keys = 0 < longest <= BLOCK or lists is not None
     common = _common(problem, problem.num_heads)
     return ForwardConfig(
         **common,
@@ -170,12 +177,16 @@ def forward_config(problem: Problem, clc: bool = True) -> ForwardConfig:
         clc=clc,
         kv_slots=(5 if split_keys else 4) * (128 // common["head_dim"]),
         **_forward_registers(problem, split_keys, clc),
+        list_heads=lists.heads if lists else 0,
+        broadcast_q=lists is not None and problem.broadcast_q,
     )
 
 
 def _forward_registers(problem: Problem, split_keys: bool, clc: bool) -> dict[str, int]:
     """Return the registers per thread with which softmax and correction, which gets what is left, spill least (`jfa compile`)."""
-    if split_keys or problem.band.has_lo:
+    if problem.block_lists is not None:
+        softmax, small = 192, 40
+    elif split_keys or problem.band.has_lo:
         softmax, small = 192, 32
     elif not problem.band.has_hi:
         softmax, small = 192, 24
@@ -190,6 +201,8 @@ def backward_form(problem: Problem) -> tuple[str, str]:
     Lengths are known by shapes and hints only, so what counts is the mean number of keys per sequence.
     """
     group = problem.group_size
+    if problem.block_lists is not None:
+        return "single", "block lists are walked by one CTA per key tile"
     if problem.broadcast_q and problem.rows_q * group <= BLOCK and group in (1, 2, 4, 8, 16):
         return "resident", f"{problem.rows_q} queries x {group} heads per key head (<= {BLOCK}) stay on chip"
     if problem.deterministic:
@@ -210,6 +223,8 @@ def pair_refused(problem: Problem) -> str | None:
         return f"head dim {columns} (<= 64): the pair's kernel is for 128"
     if problem.deterministic:
         return "deterministic=True gives dQ a kernel of its own"
+    if problem.block_lists is not None:
+        return "block lists are walked by one CTA per key tile"
     return None
 
 
@@ -237,6 +252,7 @@ def backward_config(problem: Problem, clc: bool = True, form: str | None = None)
         # As many as compile without spills beside the slices of dQ that the reduction holds.
         compute_registers=192 if small else 176 if form == "pair" else 184,
         dq_stages=2 if form == "pair" else 4,
+        list_heads=problem.block_lists.heads if problem.block_lists else 0,
     )
 
 

@@ -26,7 +26,9 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
+from jfa.kernels.blackwell.listed import listed_steps
 from jfa.kernels.blackwell.softmax import NO_MAXIMUM, Scale, exp2_on_both_pipes, running_maximum, split_columns
+from jfa.kernels.common.block_lists import block_lists
 from jfa.kernels.common.nouns import Tile, aggregate, load_tile
 from jfa.kernels.common.packed import fma_pairs, mul_pairs
 from jfa.kernels.common.ring import Ring, alloc_ring
@@ -46,9 +48,17 @@ def forward_kernel(
     scale_log2,  # |sm_scale| * log2(e), positive
     coarse_scale,  # for rows whose scores exceed the limit; see jfa.kernels.blackwell.softmax.Scale
     score_limit,
+    starts,  # block lists, or None; see jfa.block_sparse.BlockLists
+    columns,
+    kinds,
+    list_rows,
+    list_capacity,
     cfg: tl.constexpr,  # ForwardConfig
 ):
     memory, scale = alloc_memory(tlx.dtype_of(q_desc), cfg), Scale(scale_log2, coarse_scale, score_limit)
+    lists = tl.to_tensor(0)  # stands for none
+    if cfg.list_heads:
+        lists = block_lists(starts, columns, kinds, list_rows, cfg.heads, list_capacity, cfg.list_heads)
     if cfg.clc:
         queue = tlx.clc_create_context(num_consumers=6, num_stages=2)
 
@@ -57,14 +67,14 @@ def forward_kernel(
             free_accumulators(memory.accs)
             walk, steps, outs = first_unit(counts_ptr, cfg.heads), 0, 0
             while walk.going():
-                steps, outs = correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps, outs, scale, cfg)
+                steps, outs = correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps, outs, scale, lists, cfg)
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
 
         with tlx.async_task(num_warps=4, registers=cfg.softmax_registers, replicate=2):
             half: tl.constexpr = tlx.async_task_replica_id()
             walk, steps_done = first_unit(counts_ptr, cfg.heads), 0
             while walk.going():
-                steps_done = softmax_tile(memory, half, records_ptr, walk, steps_done, scale, cfg)
+                steps_done = softmax_tile(memory, half, records_ptr, walk, steps_done, scale, lists, cfg)
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # mma
@@ -73,7 +83,7 @@ def forward_kernel(
             while going:  # one round more than tiles: a tile's last P V goes out between the next tile's first S
                 going = walk.going()
                 kv_count, steps, split_keys = multiply_tile(
-                    memory, records_ptr, walk, steps, split_keys, steps_done, kv_count, cfg
+                    memory, records_ptr, walk, steps, split_keys, steps_done, kv_count, lists, cfg
                 )
                 steps_done += steps
                 if going:
@@ -84,7 +94,7 @@ def forward_kernel(
             while walk.going():
                 if cfg.clc:  # two answers may be on their way: this role is up to a tile ahead of the others
                     tlx.clc_producer(queue, walk.phase(2) ^ 1, k=walk.stage(2))
-                kv_count = load_inputs(q_desc, k_desc, v_desc, memory, records_ptr, walk, kv_count, cfg)
+                kv_count = load_inputs(q_desc, k_desc, v_desc, memory, records_ptr, walk, kv_count, lists, cfg)
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # store
@@ -193,6 +203,23 @@ class Steps:
         row = tile.row + half * (1 - self.split_keys) * BLOCK_M
         return Tile(row, tile.q, tile.kv, tile.out, tile.band, tile.pad_begin)
 
+    @triton.jit
+    def bulk(self, half, blocks):
+        """Return the steps [begin, end) of a half that need no mask, from the Blocks of its tile."""
+        split_keys, start = self.split_keys, self.block(half, 0)
+        begin = min(max(blocks.bulk_begin - start + split_keys, 0) >> split_keys, self.count)
+        end = min(max(max(blocks.bulk_end - start + split_keys, 0) >> split_keys, begin), self.count)
+        return begin, end
+
+
+@triton.jit
+def walk_steps(tile, walk, lists, cfg: tl.constexpr):
+    """Return a tile's Steps, over its list where there are lists."""
+    if cfg.list_heads:
+        return listed_steps(tile, tl.where(walk.going(), walk.head(), 0), lists, cfg.broadcast_q)
+    else:
+        return steps_of(tile, cfg)
+
 
 @triton.jit
 def steps_of(tile, cfg: tl.constexpr):
@@ -209,11 +236,11 @@ def steps_of(tile, cfg: tl.constexpr):
 
 
 @triton.jit
-def load_inputs(q_desc, k_desc, v_desc, memory, records_ptr, walk, kv_count, cfg: tl.constexpr):
+def load_inputs(q_desc, k_desc, v_desc, memory, records_ptr, walk, kv_count, lists, cfg: tl.constexpr):
     """Load Q, and K and V blocks in the order in which :func:`multiply_tile` uses them. Returns the blocks loaded so far."""
     HALVES: tl.constexpr = cfg.q_halves
     tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
-    steps, head = steps_of(tile, cfg), walk.head()
+    steps, head = walk_steps(tile, walk, lists, cfg), walk.head()
     kv, kv_head = memory.kv, head // cfg.group
     # K first: the ring has room for it before the tile before is done with Q.
     kv_count = load_keys(k_desc, kv, tile, kv_head, steps.block(0, 0), kv_count)
@@ -259,7 +286,7 @@ def load_keys(desc, kv, tile, head, block, kv_count):
 
 
 @triton.jit
-def multiply_tile(memory, records_ptr, walk, last_steps, last_split, steps_done, kv_count, cfg: tl.constexpr):
+def multiply_tile(memory, records_ptr, walk, last_steps, last_split, steps_done, kv_count, lists, cfg: tl.constexpr):
     """Issue a tile's products; after the last tile only the P V that are left.
 
     The ring holds, for a step, the previous V and then K, two of each where the halves split the keys. Both halves are
@@ -268,7 +295,7 @@ def multiply_tile(memory, records_ptr, walk, last_steps, last_split, steps_done,
     """
     going = walk.going()
     tile = load_tile(records_ptr, tl.where(going, walk.unit // cfg.heads, 0), cfg.has_lo, cfg.has_hi)
-    steps = steps_of(tile, cfg)
+    steps = walk_steps(tile, walk, lists, cfg)
     count = tl.where(going, steps.count, 1)
     for step in range(0, count):
         pending = (step > 0) | (walk.done > 0)
@@ -344,20 +371,15 @@ def accumulate(memory, half, kv_count, phase, split_keys, use_acc, cfg: tl.const
 
 
 @triton.jit
-def softmax_tile(memory, half, records_ptr, walk, steps_done, scale, cfg: tl.constexpr):
+def softmax_tile(memory, half, records_ptr, walk, steps_done, scale, lists, cfg: tl.constexpr):
     """Walk one half's key blocks, peeled: masked ones at the left edge, the bulk, masked ones at the right.
 
     Returns the steps done so far.
     """
     tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
-    steps = steps_of(tile, cfg)
+    steps = walk_steps(tile, walk, lists, cfg)
     tile = steps.half_tile(tile, half)
-    # The half's bulk in steps instead of blocks.
-    split_keys = steps.split_keys
-    blocks = tile.key_blocks(BLOCK_M, BLOCK_N)
-    start = steps.block(half, 0)
-    left_end = min(max(blocks.bulk_begin - start + split_keys, 0) >> split_keys, steps.count)
-    bulk_end = min(max(max(blocks.bulk_end - start + split_keys, 0) >> split_keys, left_end), steps.count)
+    left_end, bulk_end = steps.bulk(half, tile.key_blocks(BLOCK_M, BLOCK_N))
 
     row_max = tl.full([BLOCK_M], NO_MAXIMUM, tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -430,10 +452,10 @@ def mask_scores(scores, tile, key):
 
 
 @triton.jit
-def correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps_done, outs, scale, cfg: tl.constexpr):
+def correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps_done, outs, scale, lists, cfg: tl.constexpr):
     """Rescale a tile's accumulators while it runs, then write its O and LSE. Returns steps and halves of O done so far."""
     tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
-    steps = steps_of(tile, cfg)
+    steps = walk_steps(tile, walk, lists, cfg)
     rescale_steps(memory, steps.count, steps_done - walk.done, cfg)
     lse_ptr += walk.head().to(tl.int64) * rows_out + tile.out.begin
     if steps.split_keys:

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from jfa.kernels.base import Problem, wrong_gpu
+from jfa.block_sparse import BlockLists
+from jfa.kernels import portable
+from jfa.kernels.base import Problem, transposed_lists, wrong_gpu
 from jfa.kernels.blackwell.backward_1cta import backward_kernel
 from jfa.kernels.blackwell.backward_2cta import pair_backward_kernel
 from jfa.kernels.blackwell.backward_dq import dq_kernel
@@ -36,6 +38,7 @@ from jfa.kernels.common.softmax import LOG2_E
 from jfa.kernels.common.tile_list import tile_list
 
 EMULATED_SMS = 2  # without a GPU: enough to have CTAs that take several tiles and CTAs side by side
+BLOCK_LISTS = True
 DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -54,6 +57,9 @@ def supports(problem: Problem) -> str | None:
         return (
             f"backend 'blackwell' needs head dims of query and value up to 128, got {largest}; backend 'portable' can"
         )
+    if problem.block_lists is not None and (sizes := problem.block_lists.sizes) != (BLOCK, BLOCK):
+        blocks = "{} queries and {} keys".format(*sizes)
+        return f"backend 'blackwell' walks block_lists with blocks of 128, not of {blocks}; backend 'portable' can"
     if problem.num_heads * (problem.rows_out + (problem.num_batches + 1) * BLOCK) >= 2**31:
         return (
             "backend 'blackwell' counts query rows of all heads in 32 bits, and query has more; backend 'portable' can"
@@ -72,15 +78,22 @@ def forms(problem: Problem) -> dict[str, str]:
         "single": f"one CTA per tile of {BLOCK} keys: {why}{order}",
         "pair": f"two CTAs per tile of {2 * BLOCK} keys: {why}{order}",
     }[form]
+    if problem.block_lists is not None and problem.deterministic:
+        how = "portable kernels over the block lists: dQ, then dK and dV; repeatable bit by bit"
     return {"forward": f"{rows}; tiles are {'stolen' if forward.clc else 'dealt in zigzag'}", "backward": how}
 
 
 def plan(problem: Problem) -> list[Tensor]:
-    """Return tile lists to be reused for the same offsets: of the forward, the backward and, if it is deterministic, dQ."""
+    """Return tile lists to be reused for the same offsets: of the forward, the backward and, if it is deterministic, dQ.
+
+    Beside block lists their transpose takes dQ's place.
+    """
     lists = [
         *query_list(problem, forward_config(problem).tile_rows),
         *key_list(problem, backward_config(problem).tile_rows),
     ]
+    if problem.block_lists is not None:
+        return [*lists, *transposed_lists(problem).tensors]
     return lists + (query_list(problem, BLOCK) if problem.deterministic else [])
 
 
@@ -114,6 +127,8 @@ def backward(
     """Return (dq, dk, dv) in the inputs' dtype; rows that no tile covers are 0. dq is summed in fp32."""
     if 0 in (dout.numel(), q.numel(), k.numel(), problem.num_batches):
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    if problem.block_lists is not None and problem.deterministic:
+        return portable.backward(problem, dout, dlse, q, k, v, out, lse, plan and plan[4:], needs)
     config = config or backward_config(problem)
     records, counts = plan[2:4] if plan else key_list(problem, config.tile_rows)
     dout = make_tma_ready(dout)
@@ -126,8 +141,11 @@ def backward(
     one_dq = problem.broadcast_q and not problem.deterministic
     dq_rows = padded(problem.rows_q, BLOCK) if one_dq else rows.count
     sums = torch.zeros(problem.num_heads, dq_rows, config.head_dim, dtype=torch.float32, device=q.device)
-    launch = launch_pair if config.form == "pair" else launch_backward
-    launch(problem, dout, q, k, v, dk, dv, sums, lse2, delta, records, counts, config)
+    if config.form == "pair":
+        launch_pair(problem, dout, q, k, v, dk, dv, sums, lse2, delta, records, counts, config)
+    else:
+        lists = transposed_lists(problem, plan and plan[4:]) if problem.block_lists else None
+        launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, records, counts, config, lists)
     if problem.deterministic:
         launch_dq(problem, dout, q, k, v, sums, lse2, delta, *(plan[4:6] if plan else query_list(problem, BLOCK)))
         if problem.broadcast_q:
@@ -180,6 +198,7 @@ def launch_forward(problem: Problem, q, k, v, out, lse, records: Tensor, counts:
         scale,
         2.0 ** math.ceil(math.log2(scale)),
         min(HUGE.value * (1 - 2.0**-20) / scale, 2.0**127),
+        *_list_arguments(problem.block_lists),
         config,
         num_warps=4,
         num_stages=1,
@@ -187,11 +206,24 @@ def launch_forward(problem: Problem, q, k, v, out, lse, records: Tensor, counts:
 
 
 def launch_backward(
-    problem: Problem, dout, q, k, v, dk, dv, sums, lse2, delta, records: Tensor, counts: Tensor, config: BackwardConfig
+    problem: Problem,
+    dout,
+    q,
+    k,
+    v,
+    dk,
+    dv,
+    sums,
+    lse2,
+    delta,
+    records: Tensor,
+    counts: Tensor,
+    config: BackwardConfig,
+    lists: BlockLists | None = None,
 ) -> None:
     """Launch the general backward once; dout, dk and dv must be addressable by TMA.
 
-    ``sums`` [H, rows, columns] fp32 receives dQ / sm_scale.
+    ``sums`` [H, rows, columns] fp32 receives dQ / sm_scale. ``lists``: the transposed block lists, if there are some.
     """
     backward_kernel[_ctas(problem, records, config.heads, config.clc)](
         *_boxes(config.head_dim, q, k, v, dout, dk, dv),
@@ -204,6 +236,7 @@ def launch_backward(
         sums.shape[1],
         problem.sm_scale * LOG2_E,
         problem.sm_scale,
+        *_list_arguments(lists),
         config,
         num_warps=4,
         num_stages=1,
@@ -285,6 +318,11 @@ def launch_dq(problem: Problem, dout, q, k, v, sums, lse2, delta, records: Tenso
         num_warps=4,
         num_stages=1,
     )
+
+
+def _list_arguments(lists: BlockLists | None) -> tuple:
+    """Return block lists as the kernels take them."""
+    return (None,) * 5 if lists is None else (*lists.tensors, lists.rows, lists.columns.numel())
 
 
 def _empty_outputs(problem: Problem, q: Tensor) -> tuple[Tensor, Tensor]:

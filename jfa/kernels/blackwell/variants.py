@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import torch
 
+from jfa.block_sparse import BlockLists
 from jfa.kernels.base import Problem
 from jfa.kernels.blackwell.config import BLOCK, backward_config, dq_config, forward_config, plain_config
 from jfa.kernels.compile_config import CompileConfig
 from jfa.masks import Band
 
 TARGETS = (100, 103)
+LISTS = {"starts": "*i32", "columns": "*i32", "kinds": "*i8", "list_rows": "i32", "list_capacity": "i32"}
 FORWARD_ROLES = ("correction", "softmax 0", "softmax 1", "mma", "load", "store")
 RESIDENT_ROLES = ("store", "compute 0", "compute 1", "mma", "load")
 DQ_ROLES = ("load", "compute 0", "compute 1", "mma")
@@ -27,6 +29,7 @@ FORWARD_SPILLS = {
 PLAIN_SPILLS = 132
 BACKWARD_SPILLS = 0  # of all backward kernels on one CTA
 PAIR_SPILLS = {"causal": 336}  # of the pair's, by mask; others: 0
+LISTED_BACKWARD_SPILLS = 24  # one value stored once, whatever the registers of the roles
 
 
 def example_problem(head_dim: int, band: Band, short_queries: bool = False, group: int = 1) -> Problem:
@@ -51,6 +54,13 @@ def example_problem(head_dim: int, band: Band, short_queries: bool = False, grou
         query_offset=offsets,
         key_offset=offsets,
     )
+
+
+def with_lists(problem: Problem) -> Problem:
+    """Return the problem with block lists of every head; only their sizes matter."""
+    nothing = torch.zeros(1, dtype=torch.int32)
+    lists = BlockLists(nothing, nothing, nothing.to(torch.int8), problem.num_heads, 1, BLOCK, BLOCK)
+    return replace(problem, block_lists=lists)
 
 
 def compile_configs() -> list[CompileConfig]:
@@ -81,6 +91,10 @@ def compile_configs() -> list[CompileConfig]:
         configs.append(_resident(f"d{head_dim}-causal", example_problem(head_dim, BANDS["causal"], short_queries=True)))
         configs.append(_resident(f"d{head_dim}-causal-gqa", example_problem(head_dim, BANDS["causal"], True, group=4)))
         configs.append(_plain(f"d{head_dim}-full", problems["full"]))
+        for name in ("full", "causal"):
+            listed = with_lists(problems[name])
+            configs.append(_forward(f"d{head_dim}-{name}-lists", listed, True))
+            configs.append(_backward(f"d{head_dim}-{name}-lists", listed, True))
     return configs + _lists()
 
 
@@ -90,14 +104,23 @@ def _box(columns: int, rows: int = BLOCK) -> str:
 
 
 def _attention(
-    name: str, kernel: str, signature: dict[str, str], cfg, roles: tuple[str, ...], spills: int
+    name: str,
+    kernel: str,
+    signature: dict[str, str],
+    cfg,
+    roles: tuple[str, ...],
+    spills: int,
+    walks_lists: bool = False,
 ) -> CompileConfig:
-    """Return the configuration of one of the attention kernels."""
+    """Return the configuration of one of the attention kernels; one that walks lists can be compiled without them."""
+    lists = LISTS if walks_lists else {}
+    if walks_lists and cfg.list_heads:
+        signature, lists = signature | lists, {}
     return CompileConfig(
         name=f"blackwell-{name}",
         kernel=f"jfa.kernels.blackwell.{kernel}",
         signature=signature,
-        constexprs={"cfg": cfg},
+        constexprs={"cfg": cfg} | dict.fromkeys(lists),
         targets=TARGETS,
         roles=roles,
         max_spill_bytes=spills,
@@ -121,7 +144,7 @@ def _forward(name: str, problem: Problem, clc: bool) -> CompileConfig:
     signature |= dict.fromkeys(("coarse_scale", "score_limit"), "fp32")
     spills = FORWARD_SPILLS[clc] if problem.band != Band() else 0
     name = f"forward-{name}-{'clc' if clc else 'static'}"
-    return _attention(name, "forward:forward_kernel", signature, cfg, FORWARD_ROLES, spills)
+    return _attention(name, "forward:forward_kernel", signature, cfg, FORWARD_ROLES, spills, True)
 
 
 def _plain(name: str, problem: Problem) -> CompileConfig:
@@ -143,9 +166,10 @@ def _backward_signature(cfg) -> dict[str, str]:
 
 def _backward(name: str, problem: Problem, clc: bool) -> CompileConfig:
     cfg = backward_config(problem, clc=clc, form="single")
+    spills = LISTED_BACKWARD_SPILLS if cfg.list_heads else BACKWARD_SPILLS
     name = f"backward-{name}-{'clc' if cfg.clc else 'static'}"
     signature = _backward_signature(cfg)
-    return _attention(name, "backward_1cta:backward_kernel", signature, cfg, BACKWARD_ROLES, BACKWARD_SPILLS)
+    return _attention(name, "backward_1cta:backward_kernel", signature, cfg, BACKWARD_ROLES, spills, True)
 
 
 def _pair(name: str, problem: Problem, clc: bool) -> CompileConfig:

@@ -10,6 +10,10 @@ from jfa.kernels.common.nouns import aggregate
 from jfa.masks import Block
 
 FULL = tl.constexpr(int(Block.FULL))
+# Rows per block, on both sides, of the lists that Hopper and Blackwell kernels walk.
+BLOCK = tl.constexpr(128)
+# The most key blocks that one bound of a band cuts: it moves by as many keys as a tile has queries, at most a block.
+EDGES = tl.constexpr(3)
 
 
 @aggregate
@@ -47,6 +51,11 @@ class Listed:
     past: tl.tensor
 
     @triton.jit
+    def only_if(self, there):
+        """Return the list, or an empty one."""
+        return Listed(self.columns, self.kinds, self.first, tl.where(there, self.end, self.first), self.past)
+
+    @triton.jit
     def entries(self):
         """Return the number of entries, which may be 0."""
         return max(self.end - self.first, 0)
@@ -79,3 +88,21 @@ class Listed:
 def block_lists(starts, columns, kinds, rows, num_heads, capacity, HEADS: tl.constexpr):
     """Return Lists. A number that equals 1 arrives as the compiler's, which a field of values does not take."""
     return Lists(starts, columns, kinds, tl.to_tensor(rows), tl.to_tensor(num_heads), tl.to_tensor(capacity), HEADS)
+
+
+@triton.jit
+def list_of_keys(tile, sequence, head, lists, BROADCAST_Q: tl.constexpr):
+    """Return the key blocks that a tile of BLOCK queries attends to; none where its sequence has no keys."""
+    if BROADCAST_Q:
+        row = sequence * tl.cdiv(max(tile.q.length, 1), BLOCK)
+    else:
+        row = tile.q.begin // BLOCK + sequence
+    listed = lists.of(head, row + tile.row // BLOCK, tl.cdiv(tile.kv.length, BLOCK))
+    return listed.only_if(tile.kv.length > 0)
+
+
+@triton.jit
+def list_of_queries(tile, sequence, head, lists):
+    """Return the blocks of queries of one head that attend to a tile of BLOCK keys; none where one side has no rows."""
+    row = tile.kv.begin // BLOCK + sequence + tile.row // BLOCK
+    return lists.of(head, row, tl.to_tensor(0)).only_if((tile.q.length > 0) & (tile.kv.length > 0))

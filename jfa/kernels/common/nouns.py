@@ -82,6 +82,11 @@ class Blocks:
         return self.end - self.first
 
     @triton.jit
+    def nth(self, n):
+        """Return the n-th block, counted from the front."""
+        return self.first + n
+
+    @triton.jit
     def block(self, back):
         """Return the block ``back`` places before the last one."""
         return self.end - 1 - back

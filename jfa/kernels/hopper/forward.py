@@ -23,7 +23,7 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 from triton.language.extra.cuda import gdc_wait
 
-from jfa.kernels.common.block_lists import block_lists
+from jfa.kernels.common.block_lists import EDGES, block_lists
 from jfa.kernels.common.nouns import Span, aggregate
 from jfa.kernels.common.ring import alloc_ring
 from jfa.kernels.common.softmax import softmax_end, softmax_step
@@ -34,8 +34,6 @@ from jfa.kernels.hopper.queue import Queue, alloc_numbers
 ROWS = tl.constexpr(64)
 # Named barrier on which consumer 0 waits for its turn at the tensor cores; consumer 1 waits on the next one.
 TURN = tl.constexpr(9)
-# The most key blocks that one bound of a band cuts: it moves by as many keys as a tile has queries, at most a block.
-EDGES = tl.constexpr(3)
 
 
 @aggregate

@@ -13,9 +13,9 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from jfa.block_sparse import BlockLists, transpose
+from jfa.block_sparse import BlockLists
 from jfa.kernels import portable
-from jfa.kernels.base import Problem, wrong_gpu
+from jfa.kernels.base import Problem, transposed_lists, wrong_gpu
 from jfa.kernels.common.host import num_sms, scale_log2
 from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor
@@ -92,7 +92,7 @@ def plan(problem: Problem) -> list[Tensor]:
     """
     lists = _both_lists(problem)
     tensors = [x for tiles in (lists.queries, lists.keys) for x in (tiles.records, tiles.counts)]
-    return [*tensors, *_transposed_lists(problem).tensors] if problem.block_lists else tensors
+    return [*tensors, *transposed_lists(problem).tensors] if problem.block_lists else tensors
 
 
 def make_lists(problem: Problem) -> Lists | None:
@@ -127,8 +127,7 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
         dq, dk, dv = backward(problem, dout, dlse, -q, k, v, out, lse, plan, needs)
         return -dq, dk, dv
     if _is_portable_backward(problem):
-        turned = plan[4:] if plan and problem.block_lists else None
-        return portable.backward(problem, dout, dlse, q, k, v, out, lse, turned, needs)
+        return portable.backward(problem, dout, dlse, q, k, v, out, lse, _given_transpose(plan), needs)
     tensors = (make_tma_ready(x) for x in (q, k, v, dout))
     dk, dv = empty_tma_ready(k, problem.head_dim), empty_tma_ready(v, problem.head_dim_v)
     if is_resident(problem):
@@ -140,7 +139,7 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
         lists = _given_lists(plan) if plan else _both_lists(problem)
         rows = prepare_rows(problem, lists.queries, block, out, dout, lse, dlse)
         q, k, v, dout = tensors
-        turned = _transposed_lists(problem, plan) if problem.block_lists else None
+        turned = transposed_lists(problem, _given_transpose(plan)) if problem.block_lists else None
         sums = launch_backward(problem, lists.keys, rows, q, k, v, dout, dk, dv, turned)
         if sums is None:
             queries = lists.queries if block == 128 else query_tiles(problem, 128)
@@ -157,6 +156,10 @@ def _is_portable_backward(problem: Problem) -> bool:
 
 def _given_lists(plan) -> Lists:
     return plan if isinstance(plan, Lists) else Lists(TileList(*plan[:2]), TileList(*plan[2:4]))
+
+
+def _given_transpose(plan) -> list[Tensor] | None:
+    return plan[4:] if isinstance(plan, list) else None
 
 
 def _both_lists(problem: Problem) -> Lists:
@@ -249,13 +252,6 @@ def launch_backward(
         *((*lists.tensors, lists.rows, lists.columns.numel()) if lists else (None,) * 5),
     )
     return sums if cfg.with_dq else None
-
-
-def _transposed_lists(problem: Problem, plan=None) -> BlockLists:
-    if isinstance(plan, list) and len(plan) > 4:
-        return problem.block_lists.other_side(*plan[4:])
-    sides = dict(total_q=problem.rows_q, total_kv=problem.rows_kv, broadcast_q=problem.broadcast_q)
-    return transpose(problem.block_lists, problem.query_offset, problem.key_offset, **sides)
 
 
 def launch_dq(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout) -> Tensor:

@@ -6,12 +6,9 @@ No ``from __future__ import annotations`` here: Triton reads the annotations as 
 import triton
 import triton.language as tl
 
-from jfa.kernels.common.block_lists import Listed
+from jfa.kernels.common.block_lists import Listed, list_of_keys, list_of_queries
 from jfa.kernels.common.nouns import aggregate
 from jfa.kernels.hopper.tiles import PAD
-
-# Rows per block, on both sides.
-BLOCK = tl.constexpr(128)
 
 
 @triton.jit
@@ -27,15 +24,7 @@ def sequence_of(tile, BROADCAST_Q: tl.constexpr):
 @triton.jit
 def query_list(tile, head, lists, BROADCAST_Q: tl.constexpr):
     """Return the key blocks that a tile of 128 queries attends to."""
-    sequence = sequence_of(tile, BROADCAST_Q)
-    if BROADCAST_Q:
-        row = sequence * tl.cdiv(max(tile.q.length, 1), BLOCK)
-    else:
-        row = tile.q.begin // BLOCK + sequence
-    listed = lists.of(head, row + tile.row // BLOCK, tl.cdiv(tile.kv.length, BLOCK))
-    if tile.kv.length == 0:  # also rows of no sequence, which own no list
-        listed = Listed(listed.columns, listed.kinds, listed.first, listed.first, listed.past)
-    return listed
+    return list_of_keys(tile, sequence_of(tile, BROADCAST_Q), head, lists, BROADCAST_Q)
 
 
 @aggregate
@@ -66,8 +55,5 @@ class HalfBlocks:
 @triton.jit
 def key_list(tile, head, lists, BROADCAST_Q: tl.constexpr):
     """Return the blocks of 64 queries of one head that attend to a tile of 128 keys."""
-    row = tile.kv.begin // BLOCK + sequence_of(tile, BROADCAST_Q) + tile.row // BLOCK
-    listed = lists.of(head, row, tl.to_tensor(0))
-    if (tile.q.length == 0) | (tile.kv.length == 0):  # also rows of no sequence, which own no list
-        listed = Listed(listed.columns, listed.kinds, listed.first, listed.first, listed.past)
+    listed = list_of_queries(tile, sequence_of(tile, BROADCAST_Q), head, lists)
     return HalfBlocks(listed, max(tl.cdiv(tile.q.length, 64) - 1, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jfa.kernels.base import Problem
+from jfa.kernels.base import Problem, transposed_lists
 from jfa.kernels.common.host import on_device
 from jfa.kernels.portable import block_sparse_launch, config, launch
 
@@ -51,7 +51,7 @@ def plan(problem: Problem) -> list[Tensor]:
         return []
     with on_device(problem):
         if problem.block_lists is not None:
-            return list(block_sparse_launch.transposed(problem).tensors)
+            return list(transposed_lists(problem).tensors)
         return launch.plan(problem)
 
 

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from jfa.block_sparse import BlockLists, Grid, grid_of, query_grid, transpose
-from jfa.kernels.base import Problem
+from jfa.block_sparse import Grid, grid_of, query_grid
+from jfa.kernels.base import Problem, transposed_lists
 from jfa.kernels.common.host import on_device, scale_log2
 from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.portable import block_sparse as kernels
@@ -71,7 +71,7 @@ def _dkdv(problem: Problem, dout, q, k, v, lse, delta, turned=None) -> tuple[Ten
     dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
     queries, keys = grids(problem)
     if queries.rows and keys.rows:
-        turned = problem.block_lists.other_side(*turned) if turned else transposed(problem)
+        turned = transposed_lists(problem, turned)
         tile = _tile(problem, DKDV)
         kernels.dkdv_kernel[_grid(keys, tile.keep, problem.num_kv_heads)](
             q, k, v, dout, lse, delta, dk, dv, *_lists(problem, turned, keys, queries, keys),
@@ -80,12 +80,6 @@ def _dkdv(problem: Problem, dout, q, k, v, lse, delta, turned=None) -> tuple[Ten
             **_sizes(problem, turned), **tile.launch, **launch.constants(problem),
         )  # fmt: skip
     return dk, dv
-
-
-def transposed(problem: Problem) -> BlockLists:
-    """Return the lists of the keys' blocks, which the pass over keys walks."""
-    sides = dict(total_q=problem.rows_q, total_kv=problem.rows_kv, broadcast_q=problem.broadcast_q)
-    return transpose(problem.block_lists, problem.query_offset, problem.key_offset, **sides)
 
 
 def grids(problem: Problem) -> tuple[Grid, Grid]:

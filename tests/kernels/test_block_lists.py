@@ -1,4 +1,4 @@
-"""The Hopper kernels over block lists, on the emulator, against the fp64 reference over the same lists."""
+"""The Hopper and Blackwell kernels over block lists, on the emulator, against the fp64 reference over the same lists."""
 
 import random
 from dataclasses import replace
@@ -11,6 +11,7 @@ from jfa import emulator
 from jfa.block_sparse import lists_from_mask, select_blocks
 from tests.kernels.sparse_cases import judge, tensors
 
+BACKENDS = pytest.mark.parametrize("backend", ["hopper", "blackwell"])
 TOL = 1.5e-2  # bf16 probabilities and outputs
 
 
@@ -32,41 +33,46 @@ def random_case(seed):
     return *case, lists, dict(band, sm_scale=rng.choice([None, -0.1]), broadcast_q=bool(shared))
 
 
+@BACKENDS
 @pytest.mark.parametrize("seed", range(6))
-def test_random_lists(seed):
+def test_random_lists(seed, backend):
     *case, options = random_case(seed)
     with emulator.options(policy=("eager", "lazy", "random")[seed % 3], seed=seed):
-        judge(*case, tol=TOL, backend="hopper", **options)
+        judge(*case, tol=TOL, backend=backend, **options)
 
 
+@BACKENDS
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6, 60))
-def test_many_random_lists(seed):
+def test_many_random_lists(seed, backend):
     *case, options = random_case(seed)
     with emulator.options(policy=("eager", "lazy", "random")[seed % 3], seed=seed):
-        judge(*case, tol=TOL, backend="hopper", **options)
+        judge(*case, tol=TOL, backend=backend, **options)
 
 
-def test_head_dim_128_and_several_blocks_per_list():
+@BACKENDS
+def test_head_dim_128_and_several_blocks_per_list(backend):
     q, k, v, qo, ko = tensors([300, 0, 20], [700, 50, 300], 2, 1, 128, 128, torch.bfloat16)
     lists = select_blocks(q, k, qo, ko, ratio=0.5, causal=True)
-    judge(q, k, v, qo, ko, lists, tol=TOL, backend="hopper", causal=True)
+    judge(q, k, v, qo, ko, lists, tol=TOL, backend=backend, causal=True)
 
 
-def test_shared_queries_in_slots_of_their_own():
+@BACKENDS
+def test_shared_queries_in_slots_of_their_own(backend):
     q, k, v, _, ko = tensors([130] * 3, [300, 0, 140], 2, 1, 64, 64, torch.bfloat16, shared=130)
     slots = torch.tensor([260, 0, 130, 390], dtype=torch.int32)
     lists = select_blocks(q, k, None, ko, ratio=0.5, broadcast_q=True)
-    judge(q, k, v, None, ko, lists, tol=TOL, backend="hopper", broadcast_q=True, output_offset=slots)
+    judge(q, k, v, None, ko, lists, tol=TOL, backend=backend, broadcast_q=True, output_offset=slots)
 
 
-def test_two_launches_repeat_bit_by_bit_where_that_is_asked():
+@BACKENDS
+def test_two_launches_repeat_bit_by_bit_where_that_is_asked(backend):
     q, k, v, qo, ko = tensors([300, 20], [300, 140], 2, 1, 64, 64, torch.bfloat16)
     lists = select_blocks(q, k, qo, ko, ratio=0.5)
     grads = []
     for seed in range(2):
         with emulator.options(policy="random", seed=seed):
-            call = dict(backend="hopper", deterministic=True, block_lists=lists)
+            call = dict(backend=backend, deterministic=True, block_lists=lists)
             grads.append(torch.autograd.grad(jfa.jagged_flash_attention(q, k, v, qo, ko, **call).sum(), (q, k, v)))
     assert all(torch.equal(a, b) for a, b in zip(*grads))
 
@@ -80,8 +86,9 @@ WRONG = [
 ]
 
 
+@BACKENDS
 @pytest.mark.parametrize("changes", WRONG, ids=str)
-def test_wrong_lists_touch_nothing_outside(changes):
+def test_wrong_lists_touch_nothing_outside(changes, backend):
     """On the emulator an access outside a tensor is an error; the op's own check is passed by."""
     q, k, v, qo, ko = (x.detach() for x in tensors([300, 130], [250, 40], 1, 1, 64, 64, torch.bfloat16))
     lists = select_blocks(q, k, qo, ko, ratio=1.0)
@@ -90,17 +97,18 @@ def test_wrong_lists_touch_nothing_outside(changes):
         x[at] = value
         lists = replace(lists, **{field: x})
     problem = jfa.attention.make_problem(q, k, v, qo, ko, None, 0.125, jfa.Band(), False, False, 0, 0, lists)
-    backend = jfa.kernels.registry.load("hopper")
+    backend = jfa.kernels.registry.load(backend)
     out, lse = backend.forward(problem, q, k, v)
     backend.backward(problem, torch.ones_like(out), None, q, k, v, out, lse)
 
 
-def test_other_blocks_and_head_dims_are_refused_by_name():
+@BACKENDS
+def test_other_blocks_and_head_dims_are_refused_by_name(backend):
     q, k, v, qo, ko = tensors([300], [300], 1, 1, 64, 64, torch.bfloat16)
     small = select_blocks(q, k, qo, ko, ratio=0.5, block_q=64, block_kv=128)
     with pytest.raises(ValueError, match="blocks of 128, not of 64 queries and 128 keys; backend 'portable' can"):
-        jfa.jagged_flash_attention(q, k, v, qo, ko, backend="hopper", block_lists=small)
+        jfa.jagged_flash_attention(q, k, v, qo, ko, backend=backend, block_lists=small)
     q, k, v, qo, ko = tensors([300], [300], 1, 1, 160, 160, torch.bfloat16)
     lists = select_blocks(q, k, qo, ko, ratio=0.5)
-    with pytest.raises(ValueError, match="head dims up to 128; backend 'portable' can"):
-        jfa.jagged_flash_attention(q, k, v, qo, ko, backend="hopper", block_lists=lists)
+    with pytest.raises(ValueError, match="head dims .*up to 128.*; backend 'portable' can"):
+        jfa.jagged_flash_attention(q, k, v, qo, ko, backend=backend, block_lists=lists)
