@@ -12,7 +12,7 @@ pytest.importorskip("greenlet")
 
 from jfa.kernels.common import planner  # noqa: E402
 from jfa.kernels.common.nouns import FIELDS  # noqa: E402
-from jfa.kernels.common.planner import Cut, Plan, plan_tiles  # noqa: E402
+from jfa.kernels.common.planner import Cut, Plan, plan_pass, plan_tiles  # noqa: E402
 from jfa.schedule.tiles import key_tiles, query_tiles  # noqa: E402
 from tests.kernels.test_tile_list import BANDS, LENGTHS, problem_of  # noqa: E402
 
@@ -154,3 +154,20 @@ def test_offsets_that_lie_lead_nowhere_outside(lies, by_sort, monkeypatch):
         for r in records(plan):
             assert 0 <= r["q_begin"] and r["q_begin"] + r["len_q"] <= problem.rows_q
             assert 0 <= r["kv_begin"] and r["kv_begin"] + r["len_kv"] <= problem.rows_kv
+
+
+@settings(max_examples=20, deadline=None)
+@given(LENGTHS, BANDS, st.sampled_from([1, 3]), st.sampled_from([16, 32]), st.sampled_from([0, 8]), st.booleans())
+def test_the_lists_of_a_forward_and_its_backward_are_those_made_one_by_one(pairs, band, pack, dq_block, slots, by_sort):
+    problem = problem_of(pairs, band, None)
+    cuts = Cut(16, pack=pack, slots=slots, least_chunk=32), Cut(dq_block, pack=pack), Cut(32, keys=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "SORT_FROM", 0 if by_sort else 1 << 30)
+        together = plan_pass(problem, cuts[0], slots, *cuts[1:])
+        alone = [plan_tiles(problem, cut, counters) for cut, counters in zip(cuts, (slots, 0, 0))]
+    assert (together[0] is together[1]) == (dq_block == 16 and not slots and not by_sort)
+    for one, other in zip(together, alone):
+        number = int(other.counts[1])
+        assert torch.equal(one.counts, other.counts) and torch.equal(one.records[:number], other.records[:number])
+        if other.chunks is not None:
+            assert torch.equal(one.chunks[:number], other.chunks[:number]) and not one.counters.any()

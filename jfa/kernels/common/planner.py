@@ -104,9 +104,7 @@ class Cut:
 
 def plan_tiles(problem: Problem, cut: Cut, counters: int = 0) -> Plan:
     """List a problem's tiles. Rows that no sequence covers are in the list too, for zeros to be written."""
-    capacity = cut.capacity(problem)
-    words = torch.empty(words_of(capacity, counters, cut.slots > 0), dtype=torch.int32, device=problem.device)
-    plan = Plan.of(words, capacity, counters, cut.slots > 0)
+    plan = _unwritten(problem, cut, counters)
     if problem.num_batches > SORT_FROM and not (problem.output_offset is not None or cut.rests):
         plan.counters.zero_()
         _sort(plan, problem, cut)
@@ -129,12 +127,18 @@ def plan_tiles(problem: Problem, cut: Cut, counters: int = 0) -> Plan:
         problem.rows_q,
         problem.rows_kv,
         problem.rows_out,
-        capacity,
+        plan.records.shape[0],
         cut.slots,
         cut.least_chunk,
         *band_constants(problem.band),
     )
     return plan
+
+
+def _unwritten(problem: Problem, cut: Cut, counters: int) -> Plan:
+    room = cut.capacity(problem)
+    words = torch.empty(words_of(room, counters, cut.slots > 0), dtype=torch.int32, device=problem.device)
+    return Plan.of(words, room, counters, cut.slots > 0)
 
 
 @cache
@@ -190,6 +194,124 @@ def plan_kernel(
     to = Target(records, counts, chunks, counters, num_counters, capacity, COUNTERS)
     cut = Cutting(BLOCK, KEYS, PACK, DOWN, RESTS, chunks is not None)
     write_list(sequences, to, cut, slots, least_chunk, OWN, OTHERS, TILES)
+
+
+def plan_pass(problem: Problem, forward: Cut, counters: int, dq: Cut, keys: Cut) -> list[Plan]:
+    """List what a forward walks, and the two passes of its backward: by one launch where nothing is sorted.
+
+    Queries of their own only. Where dQ's tiles are the forward's, their list is the same.
+    """
+    if problem.num_batches > SORT_FROM:
+        return [plan_tiles(problem, forward, counters), plan_tiles(problem, dq), plan_tiles(problem, keys)]
+    same = dq.block == forward.block and not forward.slots
+    first, third = _unwritten(problem, forward, counters), _unwritten(problem, keys, 0)
+    second = first if same else _unwritten(problem, dq, 0)
+    others = min(2048, max(256, triton.next_power_of_2(problem.num_batches + 2)))
+    size = triton.next_power_of_2(counters) if counters else 0
+    down = problem.band.has_hi
+    cfg = PassConfig(forward.block, 0 if same else dq.block, keys.block, forward.pack, down, others, size)
+    _pass_variant(cfg).launch(
+        problem.device,
+        (triton.cdiv(problem.num_batches + 2, OWN), 2 if same else 3),
+        problem.query_offset,
+        problem.key_offset,
+        first.records,
+        first.counts,
+        first.chunks,
+        first.counters,
+        second.records,
+        second.counts,
+        third.records,
+        third.counts,
+        counters,
+        problem.num_batches,
+        problem.rows_q,
+        problem.rows_kv,
+        problem.rows_out,
+        first.records.shape[0],
+        second.records.shape[0],
+        third.records.shape[0],
+        forward.slots,
+        forward.least_chunk,
+        *band_constants(problem.band),
+    )
+    return [first, second, third]
+
+
+@dataclass(frozen=True)
+class PassConfig:
+    """What the kernel of :func:`plan_pass` is compiled for.
+
+    Attributes:
+        block, dq_block, key_block: rows per tile of the three lists; dq_block 0: the forward's list serves dQ.
+        pack: packed rows per query.
+        down: a sequence's last queries come first.
+        others: segments that are compared at once.
+        counters: counters to clear, rounded up to a power of two.
+        own: segments that one program lists.
+        step: tiles of each that it writes at once.
+    """
+
+    block: int
+    dq_block: int
+    key_block: int
+    pack: int
+    down: bool
+    others: int
+    counters: int
+    own: int = OWN
+    step: int = TILES
+
+
+@cache
+def _pass_variant(cfg: PassConfig) -> Variant:
+    return Variant(pass_kernel, cfg=cfg, num_warps=8 if cfg.others > 1024 else 4)
+
+
+@triton.jit(do_not_specialize=[*UNSPECIALISED, "dq_capacity", "key_capacity"])
+def pass_kernel(
+    query_offset,
+    key_offset,
+    records,
+    counts,
+    chunks,
+    counters,
+    dq_records,
+    dq_counts,
+    key_records,
+    key_counts,
+    num_counters,
+    batches,
+    rows_q,
+    rows_kv,
+    rows_out,
+    capacity,
+    dq_capacity,
+    key_capacity,
+    slots,
+    least_chunk,
+    lo_start,
+    lo_end,
+    hi_start,
+    hi_end,
+    cfg: tl.constexpr,
+):
+    """List OWN segments of the forward's queries, of the keys, or of dQ's queries. Grid: (programs, lists)."""
+    band = BandConstants(lo_start, lo_end, hi_start, hi_end)
+    rows = Sizes(batches, rows_q, rows_kv, rows_out)
+    sequences = Sequences(Offsets(query_offset, key_offset, None), rows, band, False, True, True, True, 0)
+    if tl.program_id(1) == 0:
+        to = Target(records, counts, chunks, counters, num_counters, capacity, cfg.counters)
+        cut = Cutting(cfg.block, False, cfg.pack, cfg.down, False, chunks is not None)
+        write_list(sequences, to, cut, slots, least_chunk, cfg.own, cfg.others, cfg.step)
+    elif tl.program_id(1) == 1:
+        to_keys = Target(key_records, key_counts, None, counters, num_counters, key_capacity, 0)
+        by_keys = Cutting(cfg.key_block, True, 1, False, False, False)
+        write_list(sequences, to_keys, by_keys, 0, 0, cfg.own, cfg.others, cfg.step)
+    elif cfg.dq_block > 0:
+        to_dq = Target(dq_records, dq_counts, None, counters, num_counters, dq_capacity, 0)
+        by_dq = Cutting(cfg.dq_block, False, cfg.pack, cfg.down, False, False)
+        write_list(sequences, to_dq, by_dq, 0, 0, cfg.own, cfg.others, cfg.step)
 
 
 @aggregate

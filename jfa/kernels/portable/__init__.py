@@ -55,6 +55,12 @@ def plan(problem: Problem) -> list[Tensor]:
         return launch.plan(problem)
 
 
+def make_lists(problem: Problem) -> list | None:
+    """Build what one forward and its backward walk, in one launch; None where there is nothing to share."""
+    with on_device(problem):
+        return launch.make_lists(problem)
+
+
 def forms(problem: Problem) -> dict[str, str]:
     """Return which kernel each pass of a call gets, and on what grounds."""
     if problem.block_lists is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import band_constants, num_sms, on_device, padded_head_dim, scale_log2
 from jfa.kernels.common.launcher import Variant
-from jfa.kernels.common.planner import Plan, plan_tiles
+from jfa.kernels.common.planner import Plan, plan_pass, plan_tiles
 from jfa.kernels.common.ragged import BILLION, ragged_descriptor, tma_ready
 from jfa.kernels.portable import config
 from jfa.kernels.portable.backward import delta_kernel, dkdv_kernel, dq_kernel
@@ -111,16 +111,23 @@ def forward_plan(problem: Problem, tile: Tile | None = None, workers: int | None
 
 def plan(problem: Problem) -> list[Tensor]:
     """Return the lists of the forward and, unless the query is shared, of dQ and of dK and dV: one tensor each."""
-    lists = [forward_plan(problem)]
-    if not problem.broadcast_q:
-        lists += [plan_tiles(problem, config.dq_cut(problem)), plan_tiles(problem, config.dkdv_cut(problem))]
-    return [made.words for made in lists]
+    return [made.words for made in make_lists(problem) or [forward_plan(problem)]]
 
 
-def given(problem: Problem, words: list[Tensor] | None) -> list[Plan | None]:
-    """Return a plan's tensors as the lists of the forward, of dQ, and of dK and dV; None where there is none."""
+def make_lists(problem: Problem) -> list[Plan] | None:
+    """Return the lists of a forward and of both passes of its backward, by one launch; None where they have none in common."""
+    if problem.broadcast_q or problem.block_lists is not None or problem.num_batches == 0:
+        return None
+    cut = config.forward_cut(problem)
+    return plan_pass(problem, cut, cut.slots * problem.num_kv_heads, config.dq_cut(problem), config.dkdv_cut(problem))
+
+
+def given(problem: Problem, words: list[Tensor] | list[Plan] | None) -> list[Plan | None]:
+    """Return what :func:`plan` or :func:`make_lists` returned as the lists of the forward, of dQ, and of dK and dV, or Nones."""
     if not words:
         return [None] * 3
+    if isinstance(words[0], Plan):
+        return words
     cuts = [config.forward_cut(problem)]
     if not problem.broadcast_q:
         cuts += [config.dq_cut(problem), config.dkdv_cut(problem)]
