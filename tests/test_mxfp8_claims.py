@@ -71,6 +71,12 @@ def test_a_stale_maximum_saturates_p_beyond_the_bound(problem, behind, expected)
     assert (behind <= math.log2(448 / 2**-P_SCALE_LOG2)) == (expected < 0.06)
 
 
+@pytest.mark.parametrize("above, expected", [(4, 0.0534), (8, 0.0535), (10, 0.0558), (12, 0.098)])
+def test_a_maximum_that_is_too_high_costs_nothing_for_eight_octaves(problem, above, expected):
+    q, k, v, _, _, out = problem
+    assert error(attention(q, k, v, "fixed", -above), out) == pytest.approx(expected, rel=0.01)
+
+
 def test_the_bound_is_four_fifths_of_an_octave():
     assert round(math.log2(448 / 2**-P_SCALE_LOG2), 3) == 0.807
 
