@@ -72,6 +72,19 @@ TINY = [
 ]
 
 
+def test_what_the_recorded_curves_say():
+    """MXFP8 learns what bf16 learns, in the same steps, and ends within 0.01 of it."""
+    content = newest("training")
+    curves = {(curve["precision"], curve["seed"]): curve["losses"] for curve in content["curves"]}
+    assert {precision for precision, _ in curves} == {"fp32", "bf16", "mxfp8", "mxfp8 forward only"}
+    mean = lambda losses: sum(losses[-content["last"] :]) / content["last"]
+    for seed in (0, 1):
+        bf16, rounded = curves["bf16", seed], curves["mxfp8", seed]
+        assert len(bf16) == len(rounded) == content["steps"] and bf16[0] > 2 * mean(bf16)
+        assert abs(mean(rounded) - mean(bf16)) < 0.01
+        assert max(abs(a - b) for a, b in zip(rounded, bf16)) < 0.1
+
+
 def test_the_example_trains_in_every_precision(tmp_path):
     target = tmp_path / "curves.json"
     subprocess.run([sys.executable, str(SCRIPT), *TINY, "--json", str(target)], check=True, capture_output=True)
