@@ -15,7 +15,7 @@ version = release = jfa.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx.ext.mathjax"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".rst": "restructuredtext"}
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "downloads"]  # notebooks to take away are no pages
 highlight_language = "none"  # fences without a language hold shell commands, diagrams, reports
 
 # Chapters come executed (book/execute.py): Sphinx only shows their outputs. A warning among these fails the build.

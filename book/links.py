@@ -7,12 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
-# Code first: a link inside a code span or a fence is code, such as `kernel[grid](x)`.
-_FENCE = r"^ {0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n.*?(?:^ {0,3}(?P=fence)[`~]*[ \t]*$|\Z)"
-_SPAN = r"(?P<ticks>(?<!`)`+(?!`)).+?(?<!`)(?P=ticks)(?!`)"
-_LINK = r"(?P<image>!?)\[(?P<words>(?:[^\[\]`]|`[^`]*`)*)\]\((?P<target>[^()\s]+)\)"
-_PIECES = re.compile(f"{_FENCE}|{_SPAN}|{_LINK}", flags=re.M | re.S)
-_ELSEWHERE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|#|//")
+from jfa.course.markdown import replace_links
 
 
 class BrokenLink(Exception):
@@ -49,26 +44,23 @@ class Site:
     def rewrite(self, text: str, file: str, page: str) -> str:
         """Markdown of a file with every relative link turned into one from ``page``. Raises BrokenLink."""
 
-        def replace(match: re.Match) -> str:
-            target = match["target"]
-            if target is None or _ELSEWHERE.match(target):
-                return match[0]
+        def replace(image: str, words: str, target: str) -> str:
             path, _, anchor = target.partition("#")
             there = os.path.normpath(PurePosixPath(file).parent / path)
             if there.startswith("..") or not (self.root / there).is_file():
                 if there.startswith("exercises/"):
                     self.to_come.add(there)
-                    return match["words"]
+                    return words
                 raise BrokenLink(f"{file} links to {target}, which is no file of the checkout")
-            if match["image"]:
+            if image:
                 self.images.add(there)
-                return f"![{match['words']}]({_relative(there, page)})"
+                return f"![{words}]({_relative(there, page)})"
             source = self.page(there)
             if source is None:
-                return match["words"]
-            return f"[{match['words']}]({_relative(source, page)}{'#' + anchor if anchor else ''})"
+                return words
+            return f"[{words}]({_relative(source, page)}{'#' + anchor if anchor else ''})"
 
-        return _PIECES.sub(replace, text)
+        return replace_links(text, replace)
 
     def follow(self, write: Callable[[str, str], None]) -> None:
         """Write the pages that links asked for, and those that their own links ask for: ``write(file, page)``."""

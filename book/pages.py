@@ -13,8 +13,9 @@ import nbformat
 
 from book import citations, execute
 from book.links import Site, toctree
-from jfa.course import catalog, notebook, strip
+from jfa.course import anywhere, catalog, notebook, strip
 from jfa.course.notebook import Notebook
+from jfa.course.paths import Course
 
 # The public modules, in the order in which a reader meets them: heading -> modules.
 API = {
@@ -101,6 +102,10 @@ def _write_chapter(plan: Plan, site: Site, path: Path) -> tuple[str, str, list[s
         if cell.cell_type == "markdown":
             cell.source = site.rewrite(cell.source, f"notebooks/{path.name}", page)
     below = _write_exercises(plan, site, path.stem)
+    anywhere.write(Course(plan.root), int(path.stem[:2]), to=plan.target / "downloads")
+    file = f"{path.stem}.ipynb"
+    foot = f"Run it elsewhere: {{download}}`{file} <../downloads/{file}>` fetches the course by itself, on Colab too."
+    chapter.cells.append(nbformat.v4.new_markdown_cell("---\n\n" + foot))
     if below:
         chapter.cells.append(nbformat.v4.new_markdown_cell(toctree(below, page)))
     _put(plan.target / page, nbformat.writes(chapter))

@@ -21,7 +21,7 @@ class Command(NamedTuple):
 
 
 GROUPS = {
-    "learning": ("lab", "hint", "progress", "grade", "reset", "update", "doctor"),
+    "learning": ("lab", "hint", "progress", "grade", "reset", "update", "notebook", "doctor"),
     "kernel development": ("compile", "timeline", "emulator", "bench", "verify"),
     "instructors (grade --from reads submissions)": ("release",),
     "authors of chapters": ("strip", "mutants"),
@@ -35,6 +35,9 @@ COMMANDS = {
     "progress": Command("jfa.course.cli:progress", "what is solved, a bar per chapter"),
     "reset": Command("jfa.course.cli:reset", "put an exercise back to its start (a backup is kept): jfa reset 1.2"),
     "update": Command("jfa.course.cli:update", "after a git pull: carry your answers into the new exercises"),
+    "notebook": Command(
+        "jfa.course.cli:notebook", "write a chapter as an .ipynb that installs what it needs: jfa notebook 04"
+    ),
     "release": Command(
         "jfa.course.cli:release", "write the course to a folder to hand out, with or without its solutions"
     ),

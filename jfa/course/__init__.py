@@ -14,7 +14,7 @@ How an answer is judged, file by file, from the outside in:
     report              the one result: text and HTML
 
 Files of learners and authors: notebook (cells of .py and .ipynb), strip (solutions to exercises), upkeep (reset, update), state
-(progress, backups in .jfa/), release (for instructors), paths.
+(progress, backups in .jfa/), release (for instructors), anywhere (an .ipynb for Colab; markdown: its links), paths.
 """
 
 from __future__ import annotations

@@ -248,6 +248,37 @@ def update(argv: list[str]) -> int:
 
 
 @_command
+def notebook(argv: list[str]) -> int:
+    """Write a chapter as a notebook for elsewhere."""
+    parser = _parser(
+        "notebook",
+        "Write a chapter as an .ipynb whose first cell fetches the course and what it needs: for Colab, or any Jupyter.",
+    )
+    parser.add_argument("chapter", type=int, help="its number, such as 04")
+    parser.add_argument("--exercises", action="store_true", help="the chapter's exercises, with your answers so far")
+    parser.add_argument("--to", type=Path, metavar="FILE", help="the .ipynb or its folder (default: here)")
+    parser.add_argument(
+        "--repository", default="", metavar="URL", help="where to clone from (default: this checkout's origin)"
+    )
+    parser.epilog = (
+        "example: chapter 04 on Colab\n    jfa notebook 04 --repository https://github.com/OWNER/REPOSITORY\n"
+        "then, on Colab: File > Upload notebook, choose 04_jagged_forward.ipynb, run the cells from the top"
+    )
+    options = parser.parse_args(argv)
+    from jfa.course import anywhere
+
+    kind = "exercises" if options.exercises else "notebooks"
+    written = anywhere.write(find_course(), options.chapter, kind, options.to, options.repository)
+    print(f"wrote {written.path}")
+    if not written.repository:
+        print(
+            "This checkout has no remote that others can reach: set REPOSITORY in the first cell, or give --repository.",
+            file=sys.stderr,
+        )
+    return 0
+
+
+@_command
 def release(argv: list[str]) -> int:
     """Write a copy of the course for handing out."""
     parser = _parser("release", "For instructors: write the course to DIR, exercises at their start.")
