@@ -63,9 +63,11 @@ class Plan:
     @classmethod
     def of(cls, words: Tensor, capacity: int, counters: int, split: bool) -> "Plan":
         """Return the views of a list of ``capacity`` records; ``words`` has :func:`words_of` elements."""
-        sizes = [HEADER, capacity * RECORD.value, capacity * 2 * split, counters]
-        counts, records, chunks, counters = words[: sum(sizes)].split(sizes)
-        return cls(words, records.view(-1, RECORD.value), counts[:2], counters, chunks if split else None)
+        width, after = RECORD.value, HEADER + capacity * RECORD.value
+        records = words.as_strided((capacity, width), (width, 1), HEADER)  # split and view take twice as long
+        chunks = words.as_strided((capacity, 2), (2, 1), after) if split else None
+        counters = words.as_strided((counters,), (1,), after + capacity * 2 * split)
+        return cls(words, records, words.as_strided((2,), (1,)), counters, chunks)
 
 
 def words_of(capacity: int, counters: int, split: bool) -> int:
@@ -499,7 +501,8 @@ def _sort(plan: Plan, problem: Problem, cut: Cut) -> None:
     fields = q_begin[s], len_q[s], number * cut.block, out_begin[s], kv_begin[s], len_kv[s], lo[s], hi[s], 0 * s
     plan.records.copy_(torch.stack(fields, 1))
     if plan.chunks is not None:
-        plan.chunks.copy_(torch.tensor([1, 0]).repeat(len(index)))
+        plan.chunks[:, 0] = 1  # chunk 0 of 1
+        plan.chunks[:, 1] = 0
     counts = torch.stack([(tiles * (work > 0)).sum(), tiles.sum()])
     plan.counts.copy_(counts.clamp(max=len(index)))
 

@@ -188,8 +188,9 @@ def capacity(problem: Problem, block: int, keys: bool) -> int:
 def _empty_list(problem: Problem, block: int, keys: bool) -> TileList:
     heads, size = problem.num_heads, max(capacity(problem, block, keys), 1) * RECORD.value if block else RECORD.value
     words = torch.empty(HEADER + heads + size, dtype=torch.int32, device=problem.device)
-    counts, counters, records = words.split((HEADER, heads, size))
-    return TileList(records.view(-1, RECORD.value), counts[:2], counters)
+    rows = size // RECORD.value, RECORD.value
+    records = words.as_strided(rows, (RECORD.value, 1), HEADER + heads)  # split and view take twice as long
+    return TileList(records, words.as_strided((2,), (1,)), words.as_strided((heads,), (1,), HEADER))
 
 
 def padded(rows: int) -> int:
