@@ -14,7 +14,9 @@ pytest.importorskip("greenlet")
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
+import jfa  # noqa: E402
 from jfa import mxfp8  # noqa: E402
+from jfa.attention import make_problem  # noqa: E402
 from jfa.bench.recorded import FOLDER  # noqa: E402
 from jfa.kernels.common import quantize  # noqa: E402
 from jfa.layout import offsets_from_lengths  # noqa: E402
@@ -121,6 +123,48 @@ def test_records_serve_several_tensors():
     for wrong in (records[1:], records.long(), quantize.block_records(offsets, 600)):
         with pytest.raises(ValueError, match="records must be int32"):
             quantize.quantize_both(x, offsets, records=wrong)
+
+
+def call_of(shared: bool, slots: bool = False):
+    """Return (problem, q, k, v, dout) of three sequences."""
+    len_q, len_kv = [35] * 3 if shared else [40, 0, 129], [5, 0, 150]
+    q, k = (
+        values((35 if shared else 169, 2, 64), 10, torch.bfloat16, bad=0),
+        values((155, 1, 64), 11, torch.bfloat16, bad=0),
+    )
+    v, dout = values((155, 1, 96), 12, torch.bfloat16, bad=0), values((sum(len_q), 2, 96), 13, torch.bfloat16, bad=0)
+    query_offset, key_offset = (offsets_from_lengths(x) for x in (len_q, len_kv))
+    where = torch.tensor([70, 0, 35, 105], dtype=torch.int32) if slots else None
+    given = q, k, v, None if shared else query_offset, key_offset, where
+    return make_problem(*given, 0.1, jfa.Band(), shared, False, 0, 0, None, "mxfp8"), q, k, v, dout
+
+
+@pytest.mark.parametrize("by_kernel", [False, True])
+@pytest.mark.parametrize("shared, slots", [(False, False), (True, False), (True, True)])
+def test_the_tensors_of_a_call(shared, slots, by_kernel, monkeypatch):
+    problem, q, k, v, dout = call_of(shared, slots)
+    if by_kernel:
+        monkeypatch.setattr(quantize, "_encode", lambda x, o, a, n, r=None: quantize._quantize(x, o, a, n, r))
+    rows = offsets_from_lengths([35]) if shared else problem.query_offset
+    found = quantize.quantize_queries(problem, q)
+    for axis, y in zip(mxfp8.AXES, found):
+        want = mxfp8.quantize_jagged(q, rows, axis)
+        assert torch.equal(y.data.view(torch.uint8), want.data.view(torch.uint8))
+        assert torch.equal(y.scales[:, :1], want.scales[:, :1]) and torch.equal(y.dequantize(), want.dequantize())
+    both, tokens = quantize.quantize_keys(problem, k, v, axes=(mxfp8.AXES, ("tokens",)))
+    for x, axes, several in ((k, mxfp8.AXES, both), (v, ("tokens",), tokens)):
+        assert [y.axis for y in several] == list(axes)
+        for y in several:
+            assert_same(y, mxfp8.quantize_jagged(x, problem.key_offset, y.axis))
+    for axis, y in zip(mxfp8.AXES, quantize.quantize_outputs(problem, dout)):
+        if not shared:
+            assert_same(y, mxfp8.quantize_jagged(dout, problem.query_offset, axis))
+            continue
+        order = [2, 0, 1] if slots else [0, 1, 2]
+        for b, slot in enumerate(order):
+            part = mxfp8.quantize_jagged(dout[35 * slot : 35 * slot + 35], offsets_from_lengths([35]), axis)
+            assert torch.equal(y.data[35 * slot : 35 * slot + 35].view(torch.uint8), part.data.view(torch.uint8))
+            assert torch.equal(y.scales[:, b], part.scales[:, 0])
 
 
 def test_errors_are_those_of_the_reference():

@@ -6,6 +6,7 @@ of the group's largest magnitude, so no GPU and no compiler can round them other
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
 
@@ -14,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jfa import mxfp8
+from jfa.kernels.base import Problem
 from jfa.kernels.common.launcher import Variant
 from jfa.kernels.compile_config import CompileConfig
 from jfa.mxfp8 import AXES, BLOCK, BlockScaled, check_arguments, num_blocks
@@ -41,6 +44,41 @@ def quantize_both(
 ) -> tuple[BlockScaled, BlockScaled]:
     """Return ``x`` encoded along "head_dim" and along "tokens", from one read. Arguments as :func:`quantize_jagged`."""
     return _quantize(x, offsets, AXES, length, records)
+
+
+def quantize_queries(problem: Problem, x: Tensor, axes: tuple[str, ...] = AXES) -> tuple[BlockScaled, ...]:
+    """Return ``x`` [rows_q, H, D] of a call encoded along ``axes``; shared queries are one sequence, whose first block is 0."""
+    if problem.broadcast_q:
+        return _encode(x, torch.zeros(2, dtype=torch.int32, device=x.device), axes, problem.rows_q)
+    return _encode(x, problem.query_offset, axes, None)
+
+
+def quantize_keys(problem: Problem, *tensors: Tensor, axes: Sequence[tuple[str, ...]]) -> list[tuple[BlockScaled, ...]]:
+    """Return tensors [rows_kv, H_kv, *] of a call, each encoded along its own of ``axes``; their blocks are described once."""
+    records = None
+    if tensors[0].is_cuda and tensors[0].numel():
+        records = block_records(problem.key_offset, problem.rows_kv)
+    return [_encode(x, problem.key_offset, mine, None, records) for x, mine in zip(tensors, axes, strict=True)]
+
+
+def quantize_outputs(problem: Problem, x: Tensor, axes: tuple[str, ...] = AXES) -> tuple[BlockScaled, ...]:
+    """Return ``x`` [rows_out, H, Dv] of a call, such as dout, encoded along ``axes``.
+
+    With shared queries sequence b has the ``rows_q`` rows of its slot, and its first block is b * ceil(rows_q / 128).
+    """
+    if not problem.broadcast_q:
+        return _encode(x, problem.query_offset, axes, None)
+    slots = problem.output_offset
+    if slots is None:
+        slots = torch.arange(problem.num_batches + 1, dtype=torch.int32, device=x.device) * problem.rows_q
+    return _encode(x, slots, axes, problem.rows_q)
+
+
+def _encode(x: Tensor, offsets: Tensor, axes: tuple[str, ...], length: int | None, records: Tensor | None = None):
+    """Encode by the kernel on a GPU; on a CPU by PyTorch, which writes the same bits sooner than the emulator."""
+    if x.is_cuda:
+        return _quantize(x, offsets, axes, length, records)
+    return tuple(mxfp8.quantize_jagged(x, offsets, axis, length=length) for axis in axes)
 
 
 def _quantize(
