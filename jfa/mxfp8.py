@@ -5,9 +5,10 @@ E8M0: code ``c`` means 2**(c - 127), and 255 is NaN. Groups lie along the axis t
 contracted along both of its axes is encoded twice. Groups are counted from each sequence's own start: none holds rows of two
 sequences, and a sequence's last one is as if filled up with zeros.
 
-Source of the format: OCP Microscaling Formats (MX) Specification v1.0, sections 5.3 and 6.3. It leaves the choice of the scale
-open; here it is amax / 448 rounded up to a power of two, so that nothing saturates but an infinity. The tiles of 128 x 4 scales are
-the layout in which Blackwell's tensor cores read them.
+Source of the format: OCP Microscaling Formats (MX) Specification v1.0. The conversion described there takes the scale
+2**(floor(log2 amax) - 8) for e4m3 and lets values above 448 times that saturate; here the scale is amax / 448 rounded up to a power
+of two, as NVIDIA's libraries choose it, so nothing saturates but an infinity. The tiles of 128 x 4 scales are the layout in which
+Blackwell's tensor cores read them.
 
 :mod:`jfa.kernels.common.quantize` writes the same bits in one pass on a GPU.
 """

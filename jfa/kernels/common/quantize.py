@@ -142,8 +142,12 @@ def launch(x: Tensor, records: Tensor, found: tuple[BlockScaled, ...], variant: 
 
 def variant_of(x: Tensor, axes: tuple[str, ...]) -> Variant:
     """Return the kernel for ``x`` [rows, H, D] and these encodings."""
-    native = x.device.type != "cuda" or torch.cuda.get_device_capability(x.device) >= NATIVE
-    return _variant(x.shape[2], "head_dim" in axes, "tokens" in axes, native)
+    return _variant(x.shape[2], "head_dim" in axes, "tokens" in axes, _is_native(x.device))
+
+
+@cache
+def _is_native(device: torch.device) -> bool:
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= NATIVE
 
 
 @cache
