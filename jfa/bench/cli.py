@@ -102,9 +102,9 @@ def _grid(args: argparse.Namespace, device: torch.device) -> int:
     if not chosen:
         print(f"jfa bench: no cell is named so; cells are {', '.join(c.name for c in cells)}")
         return 2
-    names, timings = grid.PEERS if args.peers is None else args.peers, []
+    others, timings = grid.PEERS if args.peers is None else args.peers, []
     extra = {"ceilings": runner.ceilings()} if device.type == "cuda" else {}
-    for timing in grid.measure(chosen, device, args.runs, args.jobs, names):
+    for timing in grid.measure(chosen, device, args.runs, args.jobs, others):
         timings.append(timing)
         print(line(timing), flush=True)
     result = grid.as_json(chosen, timings, device, extra)

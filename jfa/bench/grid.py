@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from jfa.attention import explain
 from jfa.bench import peers, runner, shapes
 from jfa.bench.shapes import Shape
 from jfa.layout import log_uniform_lengths, pareto_lengths
@@ -94,36 +95,42 @@ def facts(shape: Shape) -> dict:
     }
 
 
-def implementations(device: torch.device, names: Iterable[str] = PEERS) -> dict[str, Callable]:
-    """Return our backends that are there, then the peers, as :func:`jfa.bench.runner.measure` builds them."""
+def names(device: torch.device, others: Iterable[str] = PEERS) -> list[str]:
+    """Return the names of our backends that are there, then the peers'."""
     kinds = [b for b in BACKENDS if device.type == "cuda" and _there(b, device)] or ["reference"]
-    return {f"jfa:{b}": partial(peers.jfa, backend=b) for b in kinds} | {n: peers.PEERS[n] for n in names}
+    return [*(f"jfa:{b}" for b in kinds), *others]
+
+
+def builder(name: str) -> Callable:
+    """Return what :func:`jfa.bench.runner.measure` builds an implementation with."""
+    return partial(peers.jfa, backend=name.removeprefix("jfa:")) if name.startswith("jfa:") else peers.PEERS[name]
 
 
 def _there(backend: str, device: torch.device) -> bool:
+    """Return whether a backend takes bf16 problems on a device; nothing is launched."""
     inputs = shapes.make_inputs(Shape("probe", 1, 1, 64, _same(1, 16)), device)
     try:
-        peers.jfa(inputs, backend=backend)()
-    except (ValueError, RuntimeError):
+        explain(*inputs.arguments, backend=backend)
+    except ValueError:
         return False
     return True
 
 
 def measure(
-    chosen: list[Shape], device: torch.device, runs: int = 10, jobs: int = 0, names=PEERS
+    chosen: list[Shape], device: torch.device, runs: int = 10, jobs: int = 0, others=PEERS
 ) -> Iterator[runner.Timing]:
     """Yield a timing per cell and implementation. ``jobs``: processes that compile first; 0: none."""
-    built = implementations(device, names)
+    all_of_them = names(device, others)
     if jobs:
         with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-            work = [(shape.name, name) for shape in chosen for name in built if name.startswith("jfa:")]
+            work = [(shape.name, name) for shape in chosen for name in all_of_them if name.startswith("jfa:")]
             for _ in pool.imap_unordered(_prepare, work, 1):
                 pass
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     for shape in chosen:
         inputs = shapes.make_inputs(shape, device, dtype)
-        for name, build in built.items():
-            yield runner.measure(inputs, name, build, runs)
+        for name in all_of_them:
+            yield runner.measure(inputs, name, builder(name), runs)
         del inputs
 
 
@@ -131,13 +138,11 @@ def _prepare(job: tuple[str, str]) -> None:
     """Compile, in a child: run forward and backward."""
     shape = next(s for s in cells() if s.name == job[0])
     device = torch.device("cuda")
-    runner.measure(shapes.make_inputs(shape, device), job[1], implementations(device)[job[1]], runs=1)
+    runner.measure(shapes.make_inputs(shape, device), job[1], builder(job[1]), runs=1)
 
 
 def choice(shape: Shape, device: torch.device) -> str:
     """Return the backend that ``auto`` takes."""
-    from jfa.attention import explain
-
     inputs = shapes.make_inputs(shape, device)
     options = dict(broadcast_q=bool(shape.shared_q), causal=shape.causal, window_size=shape.window_size)
     return explain(*inputs.arguments, **options).backend
