@@ -225,7 +225,7 @@ class BlockTable:
 
 
 def block_table(offsets: Tensor, rows: int, length: int | None = None) -> BlockTable:
-    """Return the table of a packed tensor with ``rows`` rows."""
+    """Return the table of a packed tensor with ``rows`` rows, inside it whatever the offsets say."""
     block = torch.arange(num_blocks(rows, offsets.numel() - 1, length), device=offsets.device)
     begin, lengths = spans(offsets, rows, length)
     if begin.numel() == 0:
@@ -233,7 +233,7 @@ def block_table(offsets: Tensor, rows: int, length: int | None = None) -> BlockT
     first = first_blocks(begin, length)
     seq = (torch.searchsorted(first, block, right=True) - 1).clamp(min=0)
     place = (block - first[seq])[:, None] * BLOCK + torch.arange(BLOCK, device=offsets.device)
-    exist = place < lengths[seq, None]
+    exist = (place >= 0) & (place < lengths[seq, None])
     return BlockTable(torch.where(exist, begin[seq, None] + place, 0), exist)
 
 

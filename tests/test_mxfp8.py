@@ -194,6 +194,13 @@ def test_a_slot_that_does_not_fit_belongs_to_nobody():
     assert not q.dequantize()[35:].any() and not q.scales[:, 1:].any()
 
 
+@pytest.mark.parametrize("offsets", [[0, 50, 90], [30, 10, 40], [-5, 20, 2**31 - 1], [40, 0, 0, 40]])
+@pytest.mark.parametrize("length", [None, 20])
+def test_a_table_stays_inside_whatever_the_offsets_say(offsets, length):
+    table = mxfp8.block_table(torch.tensor(offsets), 40, length)
+    assert ((table.index >= 0) & (table.index < 40)).all()
+
+
 def test_shapes_without_anything_in_them():
     for rows, lengths in ((0, []), (0, [0, 0]), (3, [])):
         for axis in mxfp8.AXES:
