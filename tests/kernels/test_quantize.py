@@ -13,6 +13,8 @@ pytest.importorskip("greenlet")
 
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
 
 import jfa  # noqa: E402
 from jfa import mxfp8  # noqa: E402
@@ -222,3 +224,19 @@ def test_wrong_offsets_stay_inside(monkeypatch):
     for offsets in ([0, 50, 90], [30, 10, 40], [-5, 20, 2**31 - 1], [2**40, -(2**40), 12]):
         quantize.quantize_both(x, torch.tensor(offsets))
         quantize.quantize_both(x, torch.tensor(offsets), length=20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch, native", [(75, False), (80, False), (89, True)])
+def test_it_compiles_for_older_gpus(arch, native):
+    """sm_75 and sm_80 have no instruction for e4m3, so integers round there."""
+    config = quantize.compile_configs()[0]
+    constants = config.constexprs | {"NATIVE_E4M3": native}
+    kernel = quantize.quantize_kernel
+    types = {name: "constexpr" if name in constants else config.signature[name] for name in kernel.arg_names}
+    signature = {name: kind.removesuffix(":16") for name, kind in types.items()}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types.values()) if kind.endswith(":16")}
+    source = ASTSource(kernel, signature, constants, aligned)
+    assert quantize.NATIVE == (8, 9)
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": 4})
+    assert ("e4m3x2" in compiled.asm["ptx"]) == native and compiled.asm["cubin"]
