@@ -556,6 +556,9 @@ for whole, name in ((False, "the true maximum"), (True, "rounded up      ")):
         f"against fp64 {relative_error(out, exact):.4f}",
     )
 
+others = [run_forward(True, policy) for policy in ("eager", "random")]
+print("the same bits under two other schedules:", all(torch.equal(out, o) for o in others))
+
 # %% [markdown]
 # **Look at the first line.** Against fp64 the kernel is as good as its reference, but the two differ by 2 %. Is it broken?
 #
@@ -903,12 +906,22 @@ for kind in ("fp32", *kinds):
 #
 # ## What is claimed in public
 #
-# Quoted, not measured here; read in November 2026.
+# Quoted with date, not measured here.
+# All of the first list are pull requests of the Triton fork (facebookexperimental/triton), D = 128, 8k tokens where a length is needed:
 #
-# * *The Triton fork* (facebookexperimental/triton): P's fixed scale $2^{-8}$ in the backward is worth 2.0 to 2.9 % (pull request 1628); the forward went from 741 to 818 TFLOP/s at 8k tokens (1654); alpha through shared memory instead of tensor memory +1.3 % (2771); correction warps with a fixed assignment lower the mean latency by 6.6 % (2814). Its library has a dense MXFP8 forward for D = 128 and lengths that are multiples of 256 (3621, 2026-09-16).
+# | | pull request | reported |
+# |---|---|---|
+# | P goes to tensor memory, not to shared memory | 1311, 2026-04-22 | 74 -> 425 TFLOP/s forward |
+# | the forward's order of work, on a GB200 | 1521, 2026-05-15 | 1,010 -> 1,086 TFLOP/s |
+# | P's fixed scale $2^{-8}$ in the backward | 1628, 2026-06-01 | +2.0 to +3.0 % |
+# | the backward | 1654, 2026-06-08 | 741 -> 818 TFLOP/s |
+# | alpha through shared memory | 2771, 2026-08-06 | +1.3 % |
+# | correction warps of their own, on a shared GPU | 2814, 2026-08-11 | 6.6 % lower mean latency |
+# | forward and backward in its library: dense or causal, D = 128, lengths a multiple of 256 | 3621, 2026-09-16 | |
+#
 # * *cuDNN's documentation* (2026-04-20): the same axes as in the table above, a fixed scale for P, and dS quantised in both orientations on the fly.
-# * *QuACK* (issue 198): scales per 32 x 32 make a transposition free.
-# * *Attn-QAT*: 1.39 times FlashAttention 4 on a B200, with FP4.
+# * *QuACK*, pull request 198 (2026-09-03, open): scales per 32 x 32, so that a transposition needs no new quantisation.
+# * *Attn-QAT* (arXiv 2603.00040): 1.39 times FlashAttention 4 on a B200, with FP4.
 #
 # ## Exercises
 #
@@ -1025,8 +1038,8 @@ print("zeros:", int((there == 0).sum()))
 # * OCP Microscaling Formats (MX) Specification v1.0: e4m3, E8M0, groups of 32.
 # * NVIDIA, PTX ISA: `tcgen05.mma` with block scaling, `tcgen05.cp`. TLX in fbtriton 3.7.4: names and semantics. The kernels are our own.
 # * cuDNN frontend documentation, MXFP8 attention scaling (2026-04-20).
-# * facebookexperimental/triton: pull requests 1628, 1654, 2771, 2814, 3621 (read 2026-11).
-# * Attn-QAT, arXiv 2603.00040; QuACK, issue 198 (read 2026-11).
+# * facebookexperimental/triton: pull requests 1311, 1521, 1628, 1654, 2771, 2814, 3621; Dao-AILab/quack: pull request 198 (read 2026-11).
+# * Attn-QAT, arXiv 2603.00040.
 # * The text that this course grew from (May 2026): its first variant.
 #
 # Next: 17, block-sparse attention.
