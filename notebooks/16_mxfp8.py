@@ -907,7 +907,7 @@ for kind in ("fp32", *kinds):
 # ## What is claimed in public
 #
 # Quoted with date, not measured here.
-# All of the first list are pull requests of the Triton fork (facebookexperimental/triton), D = 128, 8k tokens where a length is needed:
+# The first list are pull requests of the Triton fork (facebookexperimental/triton), at 8k tokens where a length is needed; not all of them name the head dim:
 #
 # | | pull request | reported |
 # |---|---|---|
