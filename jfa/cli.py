@@ -21,7 +21,7 @@ class Command(NamedTuple):
 
 
 GROUPS = {
-    "learning": ("lab", "hint", "progress", "grade", "reset", "update", "notebook", "doctor"),
+    "learning": ("lab", "watch", "hint", "progress", "grade", "reset", "update", "notebook", "doctor"),
     "kernel development": ("compile", "timeline", "emulator", "bench", "verify"),
     "instructors (grade --from reads submissions)": ("release",),
     "authors of chapters": ("strip", "mutants"),
@@ -29,6 +29,9 @@ GROUPS = {
 
 COMMANDS = {
     "lab": Command("jfa.lab:main", "open JupyterLab at the first chapter, everything it writes kept in .jfa/"),
+    "watch": Command(
+        "jfa.course.cli:watch", "check each exercise as its file is saved, and show the next: jfa watch 2"
+    ),
     "doctor": Command("jfa.doctor:main", "is this installation sound? each line with the command that repairs it"),
     "grade": Command("jfa.course.cli:grade", "grade exercises: jfa grade 1.2, jfa grade 1 2, jfa grade --solutions"),
     "hint": Command("jfa.course.cli:hint", "the next hint of an exercise: jfa hint 1.2"),

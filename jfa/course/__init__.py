@@ -13,8 +13,9 @@ How an answer is judged, file by file, from the outside in:
     mutants             known mistakes, to recognise one; mutant_table: every mistake against the check that catches it
     report              the one result: text and HTML
 
-Files of learners and authors: notebook (cells of .py and .ipynb), strip (solutions to exercises), upkeep (reset, update), state
-(progress, backups in .jfa/), release (for instructors), anywhere (an .ipynb for Colab; markdown: its links), paths.
+Files of learners and authors: notebook (cells of .py and .ipynb), strip (solutions to exercises), watch (checks at each save),
+upkeep (reset, update), state (progress, backups in .jfa/), release (for instructors), anywhere (an .ipynb for Colab; markdown: its
+links), paths.
 """
 
 from __future__ import annotations

@@ -248,6 +248,26 @@ def update(argv: list[str]) -> int:
 
 
 @_command
+def watch(argv: list[str]) -> int:
+    """Check exercises as they are saved, until Ctrl-C."""
+    parser = _parser(
+        "watch",
+        "Check an exercise as soon as its file is saved, by JupyterLab or any editor, and show the next one once it passes.",
+    )
+    parser.add_argument("what", nargs="*", help="chapters (2) or exercises (2.3); all if left out")
+    parser.epilog = "example: chapter 2, beside an editor or JupyterLab\n    jfa watch 2\nCtrl-C ends it"
+    options = parser.parse_args(argv)
+    _start_nursery()
+    from jfa.course import catalog
+    from jfa.course import watch as watching
+
+    sys.stdout.reconfigure(errors="backslashreplace") if hasattr(sys.stdout, "reconfigure") else None
+    say = lambda text: print(text, flush=True)  # noqa: E731
+    watching.run(watching.Watch(find_course(), catalog.select(options.what), say))
+    return 0
+
+
+@_command
 def notebook(argv: list[str]) -> int:
     """Write a chapter as a notebook for elsewhere."""
     parser = _parser(

@@ -111,6 +111,8 @@ def grade(
     """  # fmt: skip
     exercises = list(exercises)
     handed = read(exercises, {"": source})[""] if handed is None else handed
+    if workers == 1:  # in this thread, which Ctrl-C reaches at once
+        return [_told(_grade_one(e, handed[e.chapter], source, seed), done) for e in exercises]
     with ThreadPoolExecutor(max_workers=workers or os.cpu_count() or 1) as pool:
         waiting = [pool.submit(_grade_one, e, handed[e.chapter], source, seed) for e in exercises]
         results = []
@@ -118,6 +120,11 @@ def grade(
             results.append(future.result())
             done(results[-1])
     return results
+
+
+def _told(result: Result, done: Callable[[Result], None]) -> Result:
+    done(result)
+    return result
 
 
 def _grade_one(exercise: Exercise, opened: Opened, source: Source, seed: int) -> Result:
