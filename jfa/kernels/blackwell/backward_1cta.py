@@ -426,7 +426,7 @@ def compute_stretch(
             s = tlx.local_load(tlx.subslice(scores.s[0], FIRST + i * COLUMNS, COLUMNS))
             p = tl.math.exp2(fma_pairs(s, scale_log2, -lse[None, :]))
             if MASKED:
-                p = mask_pairs(p, tile, tile.row, block * BLOCK_M + FIRST + i * COLUMNS, cfg)
+                p = mask_pairs(p, tile, block * BLOCK_M + FIRST + i * COLUMNS, cfg)
             kept = kept + (rounded_pairs(p, scores.p.dtype),)
         for i in tl.static_range(SLICES):  # only now: P lies where S was
             tlx.local_store(tlx.subslice(scores.p[0], half * BLOCK_M + i * COLUMNS, COLUMNS), kept[i])
@@ -447,9 +447,9 @@ def compute_stretch(
 
 
 @triton.jit
-def mask_pairs(p, tile, first_key, first_query, cfg: tl.constexpr):
-    """Return P^T [128 keys, columns] with 0 where a pair does not count; the first pair's positions are given."""
-    keys = first_key + tl.arange(0, BLOCK_N)
+def mask_pairs(p, tile, first_query, cfg: tl.constexpr):
+    """Return P^T [128 keys, columns] with 0 where a pair does not count."""
+    keys = tile.row + tl.arange(0, BLOCK_N)
     queries = first_query + tl.arange(0, p.shape[1])
     if cfg.head_rows:
         queries = queries % cfg.head_rows

@@ -31,12 +31,11 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.blackwell.backward_1cta import HALF_M, mask_pairs, write_dkv
+from jfa.kernels.blackwell.backward_1cta import HALF_M
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
 from jfa.kernels.blackwell.pair import (
     CTAS,
     arrive_at_leader,
-    expect_halves,
     first_pair_unit,
     leads,
     load_half,
@@ -62,7 +61,7 @@ def pair_backward_kernel(
     k_desc,  # boxes [128, head_dim]
     k_columns_desc,  # boxes [256, head_dim / 2]
     v_desc,
-    dk_desc,
+    dk_desc,  # boxes [128, head_dim / 2]
     dv_desc,
     dq_desc,  # [2, H * dq_rows, head_dim / 2] fp32, boxes [2, 64, dq_columns]: both halves of the columns of 64 rows
     lse_ptr,  # [H, padded_count] fp32, in base 2
@@ -112,7 +111,7 @@ def pair_backward_kernel(
             constants = Constants(lse_ptr, delta_ptr, padded_count)
             while walk.going():
                 tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
-                load_keys(k_desc, v_desc, memory.keys, tile, walk)
+                load_keys(k_desc, v_desc, memory, tile, walk)
                 count = load_rows(q_rows_desc, do_rows_desc, constants, memory, tile, walk, count, cfg)
                 answer = tlx.clc_consumer(queue, walk.phase(1), multi_ctas=True) if cfg.clc else 0
                 walk = next_pair_unit(walk, answer, cfg.clc, cfg.zigzag)
@@ -121,7 +120,7 @@ def pair_backward_kernel(
             walk, count = first_pair_unit(counts_ptr, cfg.heads), 0
             while walk.going():
                 tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
-                load_key_columns(k_columns_desc, memory.keys, tile, walk)
+                load_key_columns(k_columns_desc, memory, tile, walk)
                 count = load_columns(q_columns_desc, do_columns_desc, memory, tile, walk, count, cfg)
                 answer = tlx.clc_consumer(queue, walk.phase(1), multi_ctas=True) if cfg.clc else 0
                 walk = next_pair_unit(walk, answer, cfg.clc, cfg.zigzag)
@@ -132,19 +131,22 @@ def pair_backward_kernel(
 # Who arrives at which barrier, and who waits; "leader" means at the leader's only, "both" that each CTA has its own.
 #
 #   barrier                      arrivals of a phase                                       waits
-#   k, v, columns fulls          leader: bytes of both CTAs' TMA                           mma
-#   q_*, do_* fulls              leader: bytes of both CTAs' TMA                           mma
-#   q_*, do_* empties            both: commit of the product that read it                  load
+#   k, v, k_columns, q_*, do_*
+#     fulls                      leader: bytes of both CTAs' TMA                           mma
+#     empties                    both: commit of the last product that reads it            load
 #   lses, deltas fulls; empties  both: bytes of a bulk copy; two compute groups            compute; load rows
 #   s_fulls, dp_fulls            both: commit of S, dP                                     compute
 #   s_reads                      both: group 0, which has read the S under P of group 1    group 1
+#   s_empties                    leader: group 1 of both CTAs, which has read S under dQ   mma
 #   p_fulls[h], ds_t_fulls[h]    leader: group h of both CTAs, which has written TMEM      mma
 #   ds_fulls                     both: the group that keeps its dS; bytes of the other's   mma
 #   ds_pairs                     leader: the other CTA's mma role                          mma
 #   dq_fulls                     both: commit of dQ                                        reduce; compute, before it overwrites dS
 #   dq_empties                   leader: reduce of both CTAs                               mma
 #   dkv_fulls                    both: commit of the tile's last product                   compute
-#   out_fulls; empties           both: two compute groups; reduce, once dK and dV left     reduce; both loads
+#   out_fulls                    both: two compute groups, which have written dK and dV    reduce
+#   out_empties                  both: reduce, when dK and dV have left                    load columns
+#   out_pairs                    leader: reduce of both CTAs, then                         mma
 
 
 @aggregate
@@ -154,20 +156,6 @@ class Constants:
     lse: tl.tensor
     delta: tl.tensor
     count: tl.tensor
-
-
-@aggregate
-class Keys:
-    """K and V of a tile, own 128 keys, and 64 columns of all 256 keys. At the tile's end dK and dV leave through k and v."""
-
-    k: tlx.buffered_tensor
-    v: tlx.buffered_tensor
-    columns: tlx.buffered_tensor  # [256, head_dim / 2] of K
-    k_fulls: tlx.mbarrier
-    v_fulls: tlx.mbarrier
-    columns_fulls: tlx.mbarrier
-    out_fulls: tlx.mbarrier
-    empties: tlx.mbarrier
 
 
 @aggregate
@@ -186,6 +174,7 @@ class Scores:
     )  # 3 x [128, 64]: the halves of ds by the rank of the CTA whose keys they are, and what is sent
     s_fulls: tlx.mbarrier
     s_reads: tlx.mbarrier
+    s_empties: tlx.mbarrier
     p_fulls: tlx.mbarrier
     dp_fulls: tlx.mbarrier
     ds_t_fulls: tlx.mbarrier
@@ -205,15 +194,24 @@ class Gradients:
     )  # the same as it lies: [128 lanes, head_dim / 2], lanes 64 to 127 the upper half of the columns
     stages: tlx.buffered_tensor
     dkv_fulls: tlx.mbarrier
+    out_fulls: tlx.mbarrier
+    out_empties: tlx.mbarrier
+    out_pairs: tlx.mbarrier
     dq_fulls: tlx.mbarrier
     dq_empties: tlx.mbarrier
 
 
 @aggregate
 class Memory:
-    """What the roles of a CTA hand to each other, and to the other CTA."""
+    """What the roles of a CTA hand to each other, and to the other CTA.
 
-    keys: Keys
+    dV and dK of a tile leave in halves of their columns through buffers that its last products have freed: dV through those of
+    the columns of Q and dO, dK through the two parts of dS. So K and V of the next tile need not wait for them.
+    """
+
+    k: Ring  # [128, head_dim], own keys
+    v: Ring
+    k_columns: Ring  # [256, head_dim / 2]
     q_rows: Ring
     q_columns: Ring
     do_rows: Ring
@@ -229,17 +227,14 @@ def alloc_memory(DTYPE: tl.constexpr, cfg: tl.constexpr):
     """Allocate SMEM, TMEM and barriers of one CTA."""
     DIM: tl.constexpr = cfg.head_dim
     HALF_D: tl.constexpr = cfg.head_dim // 2
-    k = tlx.local_alloc((BLOCK_N, DIM), DTYPE, 1)
-    v = tlx.local_alloc((BLOCK_N, DIM), DTYPE, 1)
-    k_columns = tlx.local_alloc((TILE_N, HALF_D), DTYPE, 1)
-    k_fulls, v_fulls, columns_fulls = tlx.alloc_barriers(1), tlx.alloc_barriers(1), tlx.alloc_barriers(1)
-    out_fulls = tlx.alloc_barriers(1, arrive_count=2)
-    keys = Keys(k, v, k_columns, k_fulls, v_fulls, columns_fulls, out_fulls, tlx.alloc_barriers(1))
+    keys = alloc_ring(BLOCK_N, DIM, DTYPE, 1, 1, RINGS=2)
+    k_columns = alloc_ring(TILE_N, HALF_D, DTYPE, 1, 1)
     rows = alloc_ring(HALF_M, DIM, DTYPE, 1, 1, RINGS=2)
     columns = alloc_ring(BLOCK_M, HALF_D, DTYPE, 1, 1, RINGS=2)
     lses, deltas = alloc_constants(2), alloc_constants(1)
     scores, grads = alloc_products(DTYPE, cfg)
-    return Memory(keys, rows.nth(0), columns.nth(0), rows.nth(1), columns.nth(1), lses, deltas, scores, grads)
+    k, v, q_rows, do_rows = keys.nth(0), keys.nth(1), rows.nth(0), rows.nth(1)
+    return Memory(k, v, k_columns, q_rows, columns.nth(0), do_rows, columns.nth(1), lses, deltas, scores, grads)
 
 
 @triton.jit
@@ -278,14 +273,20 @@ def alloc_products(DTYPE: tl.constexpr, cfg: tl.constexpr):
     ds = tlx.local_alloc((TILE_N, HALF_M), DTYPE, 1, reuse=ds_parts)
     s_fulls, s_reads, p_fulls = tlx.alloc_barriers(1), tlx.alloc_barriers(1), tlx.alloc_barriers(2, arrive_count=CTAS)
     dp_fulls, ds_t_fulls = tlx.alloc_barriers(1), tlx.alloc_barriers(2, arrive_count=CTAS)
+    s_empties = tlx.alloc_barriers(1, arrive_count=CTAS)
     ds_fulls, ds_pairs = tlx.alloc_barriers(1, arrive_count=2), tlx.alloc_barriers(1)
-    scores = Scores(s, p, dp, ds_t, ds, ds_parts, s_fulls, s_reads, p_fulls, dp_fulls, ds_t_fulls, ds_fulls, ds_pairs)
+    scores = Scores(
+        s, p, dp, ds_t, ds, ds_parts, s_fulls, s_reads, s_empties, p_fulls, dp_fulls, ds_t_fulls, ds_fulls, ds_pairs
+    )
     dv = tlx.local_alloc((BLOCK_N, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem)
     dk = tlx.local_alloc((BLOCK_N, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem)
     stages = tlx.local_alloc((BLOCK_M, cfg.dq_columns), tl.float32, STAGES)
     dkv_fulls, dq_fulls = tlx.alloc_barriers(1), tlx.alloc_barriers(1)
     dq_empties = tlx.alloc_barriers(1, arrive_count=CTAS)
-    return scores, Gradients(dv, dk, dq, dq_lanes, stages, dkv_fulls, dq_fulls, dq_empties)
+    out_fulls, out_empties = tlx.alloc_barriers(1, arrive_count=2), tlx.alloc_barriers(1)
+    out_pairs = tlx.alloc_barriers(1, arrive_count=CTAS)
+    outs = (out_fulls, out_empties, out_pairs)
+    return scores, Gradients(dv, dk, dq, dq_lanes, stages, dkv_fulls, *outs, dq_fulls, dq_empties)
 
 
 @triton.jit
@@ -304,25 +305,19 @@ def query_steps(tile):
 
 
 @triton.jit
-def load_keys(k_desc, v_desc, keys, tile, walk):
-    """Load K and V of this CTA's 128 keys once dK and dV of the tile before have left."""
-    BYTES: tl.constexpr = BLOCK_N * keys.k.shape[1] * tlx.size_of(keys.k.dtype)
+def load_keys(k_desc, v_desc, memory, tile, walk):
+    """Load K and V of this CTA's 128 keys."""
     box = tile.kv.box(tile.row + tlx.cluster_cta_rank() * BLOCK_N, walk.head())
-    tlx.barrier_wait(keys.empties[0], (walk.done & 1) ^ 1)
-    expect_halves(keys.k_fulls[0], BYTES)
-    tlx.async_descriptor_load(k_desc, keys.k[0], box, keys.k_fulls[0], two_ctas=True)
-    expect_halves(keys.v_fulls[0], BYTES)
-    tlx.async_descriptor_load(v_desc, keys.v[0], box, keys.v_fulls[0], two_ctas=True)
+    load_half(memory.k, walk.done, k_desc, box)
+    load_half(memory.v, walk.done, v_desc, box)
 
 
 @triton.jit
-def load_key_columns(k_columns_desc, keys, tile, walk):
-    """Load half of K's columns for all 256 keys."""
-    HALF_D: tl.constexpr = keys.columns.shape[1]
-    box = tile.kv.box(tile.row, walk.head(), tlx.cluster_cta_rank() * HALF_D)
-    tlx.barrier_wait(keys.empties[0], (walk.done & 1) ^ 1)
-    expect_halves(keys.columns_fulls[0], TILE_N * HALF_D * tlx.size_of(keys.columns.dtype))
-    tlx.async_descriptor_load(k_columns_desc, keys.columns[0], box, keys.columns_fulls[0], two_ctas=True)
+def load_key_columns(k_columns_desc, memory, tile, walk):
+    """Load half of K's columns for all 256 keys. Then wait until dV of the tile before has left the buffers that come next."""
+    column = tlx.cluster_cta_rank() * memory.k_columns.buffers.shape[1]
+    load_half(memory.k_columns, walk.done, k_columns_desc, tile.kv.box(tile.row, walk.head(), column))
+    tlx.barrier_wait(memory.grads.out_empties[0], (walk.done & 1) ^ 1)
 
 
 @triton.jit
@@ -373,52 +368,58 @@ def load_columns(q_columns_desc, do_columns_desc, memory, tile, walk, count, cfg
 #   1  S(i)   = K Q(i)^T          over P(i-1), read by 5 of the step before, and dQ(i-2), which the reduction must have read
 #   2  dK    += dS(i-1)^T Q(i-1)  dS in TMEM, half by half: needs no exchange, so it covers the time of it
 #   3  dP(i)  = V dO(i)^T         over dS(i-1), which 2 has read
-#   4  dQ     = dS(i-1) K         beside P(i): S must have been read, which P of both halves says. Needs the exchanged dS
+#   4  dQ     = dS(i-1) K         over S(i) of the second half, as soon as that has been read. Needs the exchanged dS
 #   5  dV    += P(i)^T dO(i)      meanwhile dQ leaves, as 1 of the next step needs its place
 #
-# Products run in the order of their issue. Step `steps` does 2 and 4 only; there 4 overwrites dQ(i-2), so it waits like 1. K, V and
-# columns of a new tile are there only when both CTAs' reductions are through with the tile before: all of its dQ has been read, and
-# dK and dV have left TMEM.
+# Products run in the order of their issue. Step `steps` does 2 and 4 only; there 4 overwrites dQ(i-2), so it waits like 1. A new
+# tile's S may run while dK and dV of the tile before leave. Its 3 may not: dS comes after it, into the memory by which they leave.
 
 
 @triton.jit
 def multiply_tile(memory, records_ptr, walk, count, cfg: tl.constexpr):
     """Issue a tile's products for both CTAs. Returns the blocks done so far."""
-    keys, scores, grads = memory.keys, memory.scores, memory.grads
+    scores, grads = memory.scores, memory.grads
     blocks = query_steps(walk.tile(records_ptr, cfg.has_lo, cfg.has_hi))
     steps = (blocks.end - blocks.first) * cfg.group
 
-    tlx.barrier_wait(keys.k_fulls[0], walk.done & 1)
+    tlx.barrier_wait(memory.k.fulls[memory.k.first], walk.done & 1)
+    tlx.barrier_wait(grads.dq_empties[0], (count & 1) ^ 1)  # of the tile before, its last
     for step in range(0, steps + 1):
         if step > 1:
-            tlx.barrier_wait(grads.dq_empties[0], count & 1)  # of dQ two blocks before
+            tlx.barrier_wait(grads.dq_empties[0], count & 1)  # of two blocks before
         if step < steps:
-            multiply_rows(keys.k[0], memory.q_rows, count, scores.s[0], scores.s_fulls[0])
+            multiply_rows(memory.k, memory.q_rows, count, scores.s[0], scores.s_fulls[0])
         if step > 0:
             multiply_ds(memory, count - 1, step > 1)
         else:
-            tlx.barrier_wait(keys.v_fulls[0], walk.done & 1)
-            tlx.barrier_wait(keys.columns_fulls[0], walk.done & 1)
+            tlx.barrier_wait(memory.v.fulls[memory.v.first], walk.done & 1)
+            tlx.barrier_wait(memory.k_columns.fulls[0], walk.done & 1)
+            tlx.barrier_wait(grads.out_pairs[0], (walk.done & 1) ^ 1)
         if step < steps:
-            multiply_rows(keys.v[0], memory.do_rows, count, scores.dp[0], scores.dp_fulls[0])
-            for half in tl.static_range(2):
-                tlx.barrier_wait(scores.p_fulls[half], count & 1)
+            multiply_rows(memory.v, memory.do_rows, count, scores.dp[0], scores.dp_fulls[0])
+            if step == steps - 1:
+                tlx.tcgen05_commit(memory.k.empties[memory.k.first], two_ctas=True)
+                tlx.tcgen05_commit(memory.v.empties[memory.v.first], two_ctas=True)
+            tlx.barrier_wait(scores.s_empties[0], count & 1)
         if step > 0:
             multiply_dq(memory, count - 1)
         if step < steps:
             multiply_p(memory, count, step > 0)
             count += 1
+    tlx.tcgen05_commit(memory.k_columns.empties[0], two_ctas=True)
     tlx.tcgen05_commit(grads.dkv_fulls[0], two_ctas=True)
     return count
 
 
 @triton.jit
-def multiply_rows(a, ring, count, result, done):
-    """Issue result = a B^T, B being 64 rows in each CTA."""
+def multiply_rows(keys, ring, count, result, done):
+    """Issue result = A B^T, A being K or V and B 64 rows in each CTA."""
     slot, phase = ring.slot(count)
     tlx.barrier_wait(ring.fulls[slot], phase)
     transposed = tlx.local_trans(ring.buffers[slot])
-    tlx.async_dot(a, transposed, result, use_acc=False, mBarriers=[done, ring.empties[slot]], two_ctas=True)
+    tlx.async_dot(
+        keys.buffers[keys.first], transposed, result, use_acc=False, mBarriers=[done, ring.empties[slot]], two_ctas=True
+    )
 
 
 @triton.jit
@@ -428,6 +429,7 @@ def multiply_p(memory, count, use_acc):
     slot, phase = ring.slot(count)
     tlx.barrier_wait(ring.fulls[slot], phase)
     for half in tl.static_range(2):
+        tlx.barrier_wait(memory.scores.p_fulls[half], count & 1)
         p = tlx.subslice(memory.scores.p[0], half * HALF_M, HALF_M)
         do = tlx.local_slice(ring.buffers[slot], [half * HALF_M, 0], [HALF_M, ring.buffers.shape[1]])
         first = use_acc if half == 0 else True
@@ -458,7 +460,7 @@ def multiply_dq(memory, count):
     tlx.barrier_wait(scores.ds_pairs[0], count & 1)
     ds = tlx.local_trans(scores.ds[0])
     done = [grads.dq_fulls[0]]
-    tlx.async_dot(ds, memory.keys.columns[0], grads.dq[0], use_acc=False, mBarriers=done, two_ctas=True)
+    tlx.async_dot(ds, memory.k_columns.buffers[0], grads.dq[0], use_acc=False, mBarriers=done, two_ctas=True)
 
 
 @triton.jit
@@ -480,7 +482,7 @@ def take_ds(scores, count):
     """Wait until dS of this CTA's 64 queries is complete: its own keys', and the other CTA's by a copy."""
     tlx.barrier_expect_bytes(scores.ds_fulls[0], BLOCK_N * HALF_M * tlx.size_of(scores.ds.dtype))
     tlx.barrier_wait(scores.ds_fulls[0], count & 1)
-    tlx.fence("async_shared")
+    tlx.fence("async_shared")  # another thread, perhaps of another CTA, issues what reads it
 
 
 # ------------------------------------------------------------------------------------------------------------- compute
@@ -492,12 +494,30 @@ def compute_tile(memory, half: tl.constexpr, records_ptr, walk, count, scale_log
     tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     blocks = query_steps(tile)
     begin, end = blocks.bulk_begin, blocks.bulk_end
+    if not cfg.has_lo:  # then blocks behind the bulk are masked for surplus keys only, and so is every block
+        begin = tl.where(end < blocks.end, blocks.end, begin)
+        end = blocks.end
     for _ in range(cfg.group):
         count = compute_stretch(memory, half, tile, blocks.first, begin, count, scale_log2, True, cfg)
         count = compute_stretch(memory, half, tile, begin, end, count, scale_log2, False, cfg)
-        count = compute_stretch(memory, half, tile, end, blocks.end, count, scale_log2, True, cfg)
+        if cfg.has_lo:
+            count = compute_stretch(memory, half, tile, end, blocks.end, count, scale_log2, True, cfg)
     write_dkv(memory, half, walk.done, sm_scale, cfg)
     return count
+
+
+@triton.jit
+def write_dkv(memory, half: tl.constexpr, done, sm_scale, cfg: tl.constexpr):
+    """Copy half of dV's and dK's columns from TMEM to the SMEM through which they leave."""
+    HALF_D: tl.constexpr = cfg.head_dim // 2
+    grads, dv_out, dk_out = memory.grads, memory.q_columns.buffers, memory.scores.ds_parts
+    tlx.barrier_wait(grads.dkv_fulls[0], done & 1)
+    dv = tlx.local_load(tlx.subslice(grads.dv[0], half * HALF_D, HALF_D)).to(dv_out.dtype)
+    tlx.local_store(dv_out[half], dv)
+    dk = (tlx.local_load(tlx.subslice(grads.dk[0], half * HALF_D, HALF_D)) * sm_scale).to(dk_out.dtype)
+    tlx.local_store(dk_out[half], dk)
+    tlx.fence("async_shared")
+    tlx.barrier_arrive(grads.out_fulls[0])
 
 
 @triton.jit
@@ -515,19 +535,23 @@ def compute_stretch(
 
         tlx.barrier_wait(lses.fulls[slot], lse_phase)
         tlx.barrier_wait(scores.s_fulls[0], phase)
+        s = ()
+        for i in tl.static_range(SLICES):
+            s = s + (tlx.local_load(tlx.subslice(scores.s[0], FIRST + i * COLUMNS, COLUMNS)),)
+        if half == 0:
+            tlx.barrier_arrive(scores.s_reads[0])
+        else:
+            arrive_at_leader(scores.s_empties[0])
         p = ()
         for i in tl.static_range(SLICES):
             lse = tlx.local_load(tlx.local_slice(lses.buffers[slot], [FIRST + i * COLUMNS], [COLUMNS]))
-            s = tlx.local_load(tlx.subslice(scores.s[0], FIRST + i * COLUMNS, COLUMNS))
-            exact = tl.math.exp2(fma_pairs(s, scale_log2, -lse[None, :]))
+            exact = tl.math.exp2(fma_pairs(s[i], scale_log2, -lse[None, :]))
             if MASKED:
                 first_key = tile.row + tlx.cluster_cta_rank() * BLOCK_N
-                exact = mask_pairs(exact, tile, first_key, block * BLOCK_M + FIRST + i * COLUMNS, cfg)
+                exact = mask_pairs(exact, tile, first_key, block * BLOCK_M + FIRST + i * COLUMNS)
             p = p + (rounded_pairs(exact, scores.p.dtype),)
         tlx.barrier_arrive(lses.empties[slot])
-        if half == 0:  # P of both halves lies in columns 0 to 63, where this half's scores were
-            tlx.barrier_arrive(scores.s_reads[0])
-        else:
+        if half == 1:
             tlx.barrier_wait(scores.s_reads[0], phase)
         for i in tl.static_range(SLICES):
             tlx.local_store(tlx.subslice(scores.p[0], FIRST + i * COLUMNS, COLUMNS), p[i])
@@ -552,6 +576,25 @@ def compute_stretch(
 
 
 @triton.jit
+def mask_pairs(p, tile, first_key, first_query):
+    """Return P^T [128 keys, columns] with 0 where a pair does not count.
+
+    A thread has one key, hence at most two bounds, to which it compares column numbers known to the compiler. The mask of
+    :meth:`Tile.pair_mask` says the same, but takes a register per column, and this kernel has none to spare.
+    """
+    columns = tl.arange(0, p.shape[1])[None, :]
+    keys = first_key + tl.arange(0, BLOCK_N)
+    least = keys * 0
+    if tile.band.has_hi:
+        least = keys - tile.band.hi - first_query
+    least = tl.where(keys < tile.kv.length, least, p.shape[1])
+    counts = columns >= least[:, None]
+    if tile.band.has_lo:
+        counts = counts & (columns <= (keys - tile.band.lo - first_query)[:, None])
+    return tl.where(counts, p, 0.0)
+
+
+@triton.jit
 def give_ds(scores, half: tl.constexpr, ds, cfg: tl.constexpr):
     """Put dS^T of half of the queries into the SMEM of the CTA of that rank, at the place of this CTA's keys."""
     COLUMNS: tl.constexpr = cfg.columns
@@ -572,21 +615,23 @@ def give_ds(scores, half: tl.constexpr, ds, cfg: tl.constexpr):
 @triton.jit
 def reduce_tile(dq_desc, dk_desc, dv_desc, memory, records_ptr, walk, dq_rows, count, cfg: tl.constexpr):
     """Add every block's dQ of a tile to memory, then store dK and dV. Returns the blocks done so far."""
-    tile, keys = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi), memory.keys
+    tile, grads = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi), memory.grads
     rank = tlx.cluster_cta_rank()
     blocks = query_steps(tile)
     first_head = walk.head() * cfg.group
     for member in range(cfg.group):
         row = (first_head + member) * dq_rows + (0 if cfg.broadcast_q else tile.pad_begin) + rank * HALF_M
         for block in range(blocks.first, blocks.end):
-            reduce_dq(dq_desc, memory.grads, row + block * BLOCK_M, count, cfg)
+            reduce_dq(dq_desc, grads, row + block * BLOCK_M, count, cfg)
             count += 1
-    tlx.barrier_wait(keys.out_fulls[0], walk.done & 1)
-    box = tile.kv.box(tile.row + rank * BLOCK_N, walk.head())
-    tlx.async_descriptor_store(dv_desc, keys.v[0], box)
-    tlx.async_descriptor_store(dk_desc, keys.k[0], box)
+    tlx.barrier_wait(grads.out_fulls[0], walk.done & 1)
+    for half in tl.static_range(2):
+        box = tile.kv.box(tile.row + rank * BLOCK_N, walk.head(), half * (cfg.head_dim // 2))
+        tlx.async_descriptor_store(dv_desc, memory.q_columns.buffers[half], box)
+        tlx.async_descriptor_store(dk_desc, memory.scores.ds_parts[half], box)
     tlx.async_descriptor_store_wait(0)
-    tlx.barrier_arrive(keys.empties[0])
+    tlx.barrier_arrive(grads.out_empties[0])
+    arrive_at_leader(grads.out_pairs[0])
     return count
 
 

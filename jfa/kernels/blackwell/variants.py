@@ -177,7 +177,8 @@ def _pair(name: str, problem: Problem, clc: bool) -> CompileConfig:
     rows, columns = _box(cfg.head_dim, BLOCK // 2), _box(cfg.head_dim // 2)
     signature = {
         **{f"{x}_{part}_desc": box for x in ("q", "do") for part, box in (("rows", rows), ("columns", columns))},
-        **dict.fromkeys(("k_desc", "v_desc", "dk_desc", "dv_desc"), _box(cfg.head_dim)),
+        **dict.fromkeys(("k_desc", "v_desc"), _box(cfg.head_dim)),
+        **dict.fromkeys(("dk_desc", "dv_desc"), columns),
         "k_columns_desc": _box(cfg.head_dim // 2, 2 * BLOCK),
         "dq_desc": f"tensordesc<fp32[2, {BLOCK // 2}, {cfg.dq_columns}]>",
     }

@@ -29,6 +29,10 @@ CASES = {
         (dict(len_q=[200], len_kv=[200], heads=2, kv_heads=1), {}),
         (dict(len_q=[300], len_kv=[300]), dict(clc=True)),
     ],
+    "pair": [
+        (dict(len_q=[300], len_kv=[300], head_dim=128), {}),
+        (dict(len_q=[200], len_kv=[300], heads=2, kv_heads=1, head_dim=128, band=CAUSAL), dict(clc=True)),
+    ],
     "resident": [
         (dict(len_q=100, len_kv=[200, 130, 140], head_dim=128), {}),
         (dict(len_q=100, len_kv=[200, 130, 140]), {}),
@@ -38,6 +42,7 @@ CASES = {
 }
 # (how, the broken line): why nothing needs to find it.
 S_READ = "put off by one operation, the load of the rows' lse, which another barrier guards"
+RELAY_FENCE = 'tlx.fence("async_shared")  # another thread, perhaps of another CTA, issues what reads it'
 ARGUED = {
     "general": {
         (
@@ -47,6 +52,20 @@ ARGUED = {
         "kept, for a copy engine's writes are promised to those who wait on the copy's own barrier",
         ("late", "tlx.barrier_wait(rows.ring.fulls[slot], q_phase)"): "as above",
         ("late", "tlx.barrier_wait(scores.s_fulls[0], phase)"): S_READ,
+        ("late", "tlx.barrier_wait(scores.dp_fulls[0], phase)"): S_READ.replace("lse", "delta"),
+    },
+    "pair": {
+        (
+            "drop",
+            RELAY_FENCE,
+        ): "the other CTA's dS comes by a copy, whose readers need no fence, and its own has been fenced; kept, for "
+        "what waits is not what issues the product",
+        ("early", RELAY_FENCE): "as above",
+        ("late", "tlx.barrier_wait(lses.fulls[slot], lse_phase)"): "put off by one operation, the wait for S",
+        (
+            "late",
+            "tlx.barrier_wait(memory.k_columns.fulls[0], walk.done & 1)",
+        ): "put off by one operation, another wait",
         ("late", "tlx.barrier_wait(scores.dp_fulls[0], phase)"): S_READ.replace("lse", "delta"),
     },
     "resident": {
@@ -68,8 +87,9 @@ def launcher(kernel: str, case: dict, choices: dict):
     out, lse = reference(problem, q, k, v)
     rows = padded_rows(problem, BLOCK)
     lse2, delta = row_constants(problem, rows, out.to(q.dtype), dout, lse.float(), None)
-    config = dataclasses.replace(backward_config(problem, clc=False), **choices)
-    lists = launch.query_list(problem, BLOCK) if kernel == "dq" else launch.key_list(problem)
+    form = "pair" if kernel == "pair" else None
+    config = dataclasses.replace(backward_config(problem, clc=False, form=form), **choices)
+    lists = launch.query_list(problem, BLOCK) if kernel == "dq" else launch.key_list(problem, config.tile_rows)
 
     def run():
         dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
@@ -79,6 +99,8 @@ def launcher(kernel: str, case: dict, choices: dict):
                 sums = launch.launch_resident(problem, dout, q, k, v, dk, dv, lse2, delta, *lists, config)
             elif kernel == "dq":
                 launch.launch_dq(problem, dout, q, k, v, sums, lse2, delta, *lists)
+            elif kernel == "pair":
+                launch.launch_pair(problem, dout, q, k, v, dk, dv, sums, lse2, delta, *lists, config)
             else:
                 launch.launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, *lists, config)
         return [sums, dk, dv]
@@ -107,7 +129,7 @@ def test_a_sample_of_broken_synchronisations_is_found(kernel):
 @pytest.mark.parametrize("kernel", CASES)
 def test_every_broken_synchronisation_is_found_or_argued(kernel):
     judged, clean = mutants(kernel)
-    assert len(judged) > {"general": 90, "resident": 65, "dq": 40}[kernel]
+    assert len(judged) > {"general": 90, "pair": 120, "resident": 65, "dq": 40}[kernel]
     assert clean == ARGUED[kernel].keys(), (
         "either nothing finds a mutant, or one that was argued away is found after all"
     )
