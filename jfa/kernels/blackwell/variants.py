@@ -28,7 +28,11 @@ FORWARD_SPILLS = {
 }  # of masked bands, by stealing: one or two values made before the roles part; others: 0
 PLAIN_SPILLS = 132
 BACKWARD_SPILLS = 0  # of all backward kernels on one CTA
-PAIR_SPILLS = {"causal": 336}  # of the pair's, by mask; others: 0
+PAIR_SPILLS = {
+    "full": 0,
+    "causal": 20,
+    "window": 28,
+}  # of the pair's, by mask: two or three values of a compute group, per block
 LISTED_BACKWARD_SPILLS = 24  # one value stored once, whatever the registers of the roles
 
 
@@ -183,7 +187,7 @@ def _pair(name: str, problem: Problem, clc: bool) -> CompileConfig:
         "dq_desc": f"tensordesc<fp32[2, {BLOCK // 2}, {cfg.dq_columns}]>",
     }
     signature |= {k: v for k, v in _backward_signature(cfg).items() if k not in signature and not k.endswith("_desc")}
-    spills = PAIR_SPILLS["causal"] if problem.band == BANDS["causal"] else 0
+    spills = next(PAIR_SPILLS[mask] for mask, band in BANDS.items() if band == problem.band)
     name = f"backward-pair-{name}-{'clc' if cfg.clc else 'static'}"
     config = _attention(name, "backward_2cta:pair_backward_kernel", signature, cfg, PAIR_ROLES, spills)
     return replace(config, options={"ctas_per_cga": (2, 1, 1)})
