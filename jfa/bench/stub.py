@@ -31,8 +31,8 @@ _SIZES = {"i32": 4, "i64": 8, "fp32": 4}
 FIRST_OFFSET = 48  # the driver's offsets do not begin at 0
 
 
-class StubDriver:
-    """Stands in for :class:`jfa.kernels.common.driver.Driver`.
+class StubDriver(cuda.Driver):
+    """Stands in for the machine's driver.
 
     Args:
         launch: takes (config, function, table, None) as ``cuLaunchKernelEx``.
@@ -51,6 +51,9 @@ class StubDriver:
             found.append((at, size))
             at += size
         return found
+
+    def make_current(self, index: int) -> None:
+        """Do nothing: there are no contexts."""
 
     def forget(self) -> None:
         """Let no variant keep what this driver made."""

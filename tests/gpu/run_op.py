@@ -46,9 +46,8 @@ def check(only: str = "") -> int:
         tests = importlib.import_module(module)
         for name in [n for n in dir(tests) if n.startswith("test_") and only in n]:
             wanted = inspect.signature(getattr(tests, name)).parameters
-            several = (
-                [[seed] for seed in wanted["seeds"].default] if "seeds" in wanted else [[check] for check in checks]
-            )
+            seeds = wanted["seeds"].default if "seeds" in wanted else None
+            several = [[check] for check in checks] if seeds is None else [[[seed]] for seed in seeds]
             jobs.extend((module, name, arguments) for arguments in several)
     jobs.sort(key=lambda job: job[1] != "test_the_op")  # the long ones first
     results: list[tuple] = []

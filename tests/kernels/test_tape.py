@@ -308,15 +308,26 @@ def test_many_threads_at_once(driver):
         assert_near(out, truth(q, k, v))
 
 
-def test_a_thread_without_a_context_is_given_one(driver, monkeypatch):
-    for seed in range(4):
-        attend(*tensors(seed=seed))
-    asked = []
-    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
-    driver.code = cuda.INVALID_CONTEXT
+@pytest.mark.parametrize("call", ["launch", "fill", "replace_address"])
+@pytest.mark.parametrize("comes_again", [True, False])
+def test_a_thread_without_a_context_is_given_one(driver, monkeypatch, call, comes_again):
+    """Whichever call of the driver is the first of the thread, on a tape and on the long way."""
+    for seed in range(5):
+        q, k, v = tensors(seed=seed)
+        out = attend(q, k, v)
+        torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    made, usual = [], getattr(driver, call)
+    monkeypatch.setattr(driver, call, lambda *args: usual(*args) if made else cuda.INVALID_CONTEXT)
+    monkeypatch.setattr(driver, "make_current", made.append)
+    if not comes_again:
+        if call == "fill":
+            return  # torch's own on the long way
+        prepared.forget()
     q, k, v = tensors(seed=6)
-    assert_near(attend(q, k, v), truth(q, k, v))
-    assert len(asked) == 1
+    out = attend(q, k, v)
+    assert_near(out, truth(q, k, v))
+    grads = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    assert made == [q.device.index] and all(torch.isfinite(x).all() for x in grads)
 
 
 def test_a_refused_launch_is_an_error(driver):

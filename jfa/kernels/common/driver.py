@@ -52,6 +52,27 @@ class Driver:
         self.fill = library.cuMemsetD32Async  # (address, word, words, stream)
         self.fill.argtypes = (ctypes.c_uint64, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p)
 
+    def run(self, index: int, function, *args) -> None:
+        """Call a function of the driver for device ``index``. A thread's first call may find no context: then it is given one.
+
+        Raises:
+            RuntimeError: the driver refuses.
+        """
+        code = function(*args)
+        if code == INVALID_CONTEXT:
+            self.make_current(index)
+            code = function(*args)
+        if code != SUCCESS:
+            raise RuntimeError(f"the CUDA driver refused a launch: CUresult {code}")
+
+    def make_current(self, index: int) -> None:
+        """Give this thread the context that torch and Triton use on a device: its primary one."""
+        context, device = ctypes.c_void_p(), ctypes.c_int()
+        code = self.library.cuDeviceGet(ctypes.byref(device), ctypes.c_int(index))
+        code = code or self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        if code or self.library.cuCtxSetCurrent(context):
+            raise RuntimeError(f"the CUDA driver has no context for device {index}")
+
     def parameters(self, function: int) -> list[tuple[int, int]]:
         """Return (offset, size) in bytes of each of a kernel's parameters."""
         found, offset, size = [], ctypes.c_size_t(), ctypes.c_size_t()

@@ -61,7 +61,7 @@ class Variant:
             compiled = self.launch_by_triton(grid, args)
             compiled = compiled.result() if hasattr(compiled, "result") else compiled
             if getattr(compiled, "function", None) is not None:
-                self.compiled[key] = Known(compiled, self._packet_or_none(compiled, args))
+                self.compiled[key] = Known(compiled, self._packet_or_none(device, compiled, args))
         elif grid[0] > 0:
             stream = current_stream(device.index)
             if known.packet is None or not known.packet.launch(grid, stream, args):
@@ -71,9 +71,9 @@ class Variant:
         """Launch as Triton does, which compiles where it has to, and return what it compiled."""
         return self.kernel[grid](*args, **self.options)
 
-    def _packet_or_none(self, compiled, args: tuple) -> Packet | None:
+    def _packet_or_none(self, device, compiled, args: tuple) -> Packet | None:
         try:
-            return Packet(compiled, self.names, args)
+            return Packet(compiled, self.names, args, device.index)
         except Unfit:
             return None
 
@@ -86,7 +86,7 @@ class Variant:
         known = self.compiled.get((device.index, *facts(args, self.specialised)))
         if known is None:
             raise Unfit("launched by Triton")
-        return Packet(known.compiled, self.names, args)
+        return Packet(known.compiled, self.names, args, device.index)
 
 
 @dataclass(frozen=True)

@@ -48,9 +48,9 @@ class Packet:
         table: the address of each parameter.
     """
 
-    def __init__(self, compiled, names: list[str], args: tuple):
-        """Lay out ``args``, the arguments of the parameters ``names`` of a kernel that Triton compiled for such arguments."""
-        self.driver, self.lock = cuda.driver(), Lock()
+    def __init__(self, compiled, names: list[str], args: tuple, index: int):
+        """Lay out ``args`` of the parameters ``names`` of a kernel that Triton compiled for such, on device ``index``."""
+        self.driver, self.lock, self.index = cuda.driver(), Lock(), index
         if self.driver is None:
             raise Unfit("no CUDA driver that tells a kernel's parameters")
         warps, shared, overlap = _options(compiled)
@@ -112,7 +112,7 @@ class Packet:
             box.set(args[i])
 
     def launch(self, grid: tuple[int, ...], stream: int, args: tuple) -> bool:
-        """Launch with ``args``; False, and nothing was done, where another thread is at it or has to be given a context first.
+        """Launch with ``args``; False, and nothing was done, where another thread is at it.
 
         Raises:
             RuntimeError: the driver refuses.
@@ -124,12 +124,11 @@ class Packet:
             config = self.config
             config.grid_x, config.grid_y, config.grid_z = (*grid, 1, 1)[:3]
             config.stream = stream
-            code = self.driver.launch(ctypes.byref(config), self.function, self.table, None)
+            run, launch = self.driver.run, self.driver.launch
+            run(self.index, launch, ctypes.byref(config), self.function, self.table, None)
         finally:
             self.lock.release()
-        if code == cuda.INVALID_CONTEXT:
-            return False
-        return check(code)
+        return True
 
 
 class Box:
@@ -143,7 +142,7 @@ class Box:
         self.meta, packet.table[at] = meta, self.map
         self._shape = [packet._slot(at + 1 + j, *_NUMBERS["i32"]) for j in range(rank)]
         self._strides = [packet._slot(at + 1 + rank + j, *_NUMBERS["i64"]) for j in range(rank)]
-        self._replace, self.known, self.address = packet.driver.replace_address, None, 0
+        self._driver, self._index, self.known, self.address = packet.driver, packet.index, None, 0
 
     def set(self, descriptor: TensorDescriptor) -> None:
         """Store a descriptor: encode it where more than its address is new."""
@@ -156,8 +155,13 @@ class Box:
                     slot.value = number
             self.known, self.address = (list(descriptor.shape), list(descriptor.strides), descriptor.padding), address
         elif address != self.address:
-            check(self._replace(ctypes.c_void_p(self.map), ctypes.c_void_p(address)))
-            self.address = address
+            self.move(address)
+
+    def move(self, address: int) -> None:
+        """Store another address."""
+        replace = self._driver.replace_address
+        self._driver.run(self._index, replace, ctypes.c_void_p(self.map), ctypes.c_void_p(address))
+        self.address = address
 
 
 def encoded(descriptor: TensorDescriptor, meta: dict) -> bytes:
@@ -183,13 +187,6 @@ def aligned(size: int) -> tuple[ctypes.Array, int]:
     """Return zeroed memory of ``size`` bytes, and the address of its first aligned byte. The memory lives as long as the array."""
     memory = ctypes.create_string_buffer(size + ALIGNMENT)
     return memory, -(-ctypes.addressof(memory) // ALIGNMENT) * ALIGNMENT
-
-
-def check(code: int) -> bool:
-    """Return True, or raise RuntimeError where the driver told of an error."""
-    if code != cuda.SUCCESS:
-        raise RuntimeError(f"the CUDA driver refused a launch: CUresult {code}")
-    return True
 
 
 def _options(compiled) -> tuple[int, int, bool]:

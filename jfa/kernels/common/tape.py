@@ -26,7 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.kernels.common import driver as cuda
 from jfa.kernels.common import launcher
-from jfa.kernels.common.packet import Packet, Unfit, aligned, check
+from jfa.kernels.common.packet import Packet, Unfit, aligned
 
 ALIGNMENT = 512  # of what shares one allocation, as torch's allocator aligns
 _ATEN = torch.ops.aten
@@ -388,13 +388,12 @@ class Deck:
                     pointers.append((packet, packet.pointers[i], slot))
                 elif isinstance(arg, BoxOf):
                     slot = where.setdefault(tape.locate(arg.place), len(where))
-                    self._boxes.append((slot, ctypes.c_void_p(packet.boxes[i].map)))
+                    self._boxes.append((slot, packet.boxes[i]))
             self._steps.append((ctypes.byref(packet.config), packet.function, packet.table, packet.config))
         self._memory, begin = aligned(8 * max(1, len(where)))
         self.addresses = (ctypes.c_uint64 * max(1, len(where))).from_address(begin)
         for packet, parameter, slot in pointers:
             packet.table[parameter] = begin + 8 * slot
-        self._in_boxes = [0] * len(self._boxes)
         self._stream = -1
         self._sources(where)
 
@@ -430,28 +429,23 @@ class Deck:
         return results, kept
 
     def _move_boxes(self) -> None:
-        known, addresses = self._in_boxes, self.addresses
-        for i, (slot, box) in enumerate(self._boxes):
+        addresses = self.addresses
+        for slot, box in self._boxes:
             address = addresses[slot]
-            if address != known[i]:
-                check(self.driver.replace_address(box, ctypes.c_void_p(address)))
-                known[i] = address
+            if address != box.address:
+                box.move(address)
 
     def _launch(self, device: torch.device) -> None:
-        stream = launcher.current_stream(device.index)
+        index = device.index
+        stream = launcher.current_stream(index)
         if stream != self._stream:
             for *_, config in self._steps:
                 if isinstance(config, cuda.LaunchConfig):
                     config.stream = stream
             self._stream = stream
-        launch = self.driver.launch
+        run, launch, fill = self.driver.run, self.driver.launch, self.driver.fill
         for config, function, table, more in self._steps:
             if config is None:
-                check(self.driver.fill(self.addresses[function], table, more, stream))
-                continue
-            code = launch(config, function, table, None)
-            if code == cuda.INVALID_CONTEXT:  # the first call of a thread
-                torch.cuda.set_device(device)
-                code = launch(config, function, table, None)
-            if code:
-                check(code)
+                run(index, fill, self.addresses[function], table, more, stream)
+            else:
+                run(index, launch, config, function, table, None)
