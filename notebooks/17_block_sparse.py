@@ -368,6 +368,8 @@ for what, a, b in zip(("out", "dQ", "dK", "dV"), grads["portable"], grads["refer
 # Blocks have 128 queries here.
 # FlashAttention-4's kernel for Blackwell (SM100), where two softmax groups take 128 queries each, forces 256 (issue 2727 asks for 128; open on 2026-07-23).
 # Coarser blocks choose worse: a block of 256 queries must take what either half wants.
+# The package's Blackwell forward keeps 128: both softmax groups take the same queries and every other listed block.
+# The price is traffic: each block of keys serves 128 queries, where a dense tile has 256.
 #
 # The Hopper forward over lists, on a *modelled* H200: one head of 640 tokens, 5 by 5 blocks, one SM. It takes about 15 seconds.
 
@@ -670,7 +672,7 @@ print("largest output", float(out.abs().max()), "| LSE", float(lse.max()))
 # The cycles of version 3 are modelled.
 # The milliseconds were measured on one H200 on 2026-11-30, in one run, and read from the recorded file; the choosing was timed apart.
 # The Gantt picture counts key blocks; it is no measurement.
-# Blackwell's kernels do not walk lists yet.
+# Blackwell's kernels walk lists on the emulator and compile; nothing of them ran on a GPU.
 # Recall was computed for made-up tokens, not for a trained model.
 #
 # ## Sources

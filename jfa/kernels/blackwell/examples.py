@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from jfa.block_sparse import select_blocks
 from jfa.kernels.base import Problem
 from jfa.kernels.blackwell import launch
 from jfa.kernels.blackwell.config import BLOCK, backward_config
@@ -44,6 +45,16 @@ def split_keys() -> None:
     """Run one tile of 64 queries: both softmax groups take the same queries and every other key block."""
     problem, q, k, v, _ = example(64, 1024)
     launch.forward(problem, q, k, v)
+
+
+def block_sparse(ratio: float = 0.5, length: int = 1024, gradients: bool = False) -> None:
+    """Run eight tiles of 128 queries over the share ``ratio`` of the key blocks, or, with ``gradients``, the backward over it."""
+    problem, q, k, v, dout = example(length, length)
+    lists = select_blocks(q, k, problem.query_offset, problem.key_offset, ratio=ratio)
+    problem = replace(problem, block_lists=lists)
+    out, lse = launch.forward(problem, q, k, v)
+    if gradients:
+        launch.backward(problem, dout, None, q, k, v, out, lse)
 
 
 def plain() -> None:

@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 pytest.importorskip("greenlet")
 
+from jfa.block_sparse import lists_from_mask  # noqa: E402
 from jfa.emulator import sweep  # noqa: E402
 from jfa.kernels.blackwell import launch  # noqa: E402
 from jfa.kernels.blackwell.config import forward_config  # noqa: E402
@@ -30,4 +32,20 @@ def test_every_dropped_synchronisation_of_the_forward_is_found(monkeypatch):
         lambda: [launch.forward(problem, q, k, v, lists, config)[0].nan_to_num()], select=lambda m: m.how == "drop"
     )
     assert len(result.mutants) > 30
+    assert [str(m) for m in result.clean if m.site.text.strip() not in SUPERFLUOUS] == []
+
+
+def test_every_dropped_synchronisation_over_block_lists_is_found(monkeypatch):
+    """Lists with an odd number of entries, one entry and none; the causal mask has tiles with masked blocks at one end."""
+    monkeypatch.setattr(launch, "EMULATED_SMS", 1)
+    problem, q, k, v, _ = make([300, 280], [500, 140])
+    masks = [torch.tensor([[[1, 1, 0, 1], [0, 0, 1, 0], [0, 0, 0, 0]]]).bool(), torch.ones(1, 3, 2).bool()]
+    lists = lists_from_mask(masks, problem.query_offset, problem.key_offset, total_q=len(q), total_kv=len(k))
+    problem = replace(problem, block_lists=lists)
+    config = replace(forward_config(problem, clc=False), kv_slots=3)
+    tiles = launch.query_list(problem, config.tile_rows)
+    result = sweep.sweep(
+        lambda: [launch.forward(problem, q, k, v, tiles, config)[0].nan_to_num()], select=lambda m: m.how == "drop"
+    )
+    assert len(result.mutants) > 25
     assert [str(m) for m in result.clean if m.site.text.strip() not in SUPERFLUOUS] == []
