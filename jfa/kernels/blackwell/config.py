@@ -81,6 +81,23 @@ class ForwardConfig(Config):
 
 
 @dataclass(frozen=True)
+class Mxfp8Config(ForwardConfig):
+    """Choices of the MXFP8 forward; those of the forward that do not apply to it are ``p_slices`` and ``fma_eighths``.
+
+    Attributes:
+        broadcast_q: all sequences share the queries, and their scales.
+        kv_slots: buffers of the rings of K and of V together.
+        fma_parts: sixteenths of a block's columns whose exp2 runs on the FMA pipe.
+        margin: bits by which a maximum that has to grow exceeds the scores, so that later ones need no rescaling. P is rounded to
+            multiples of 2**-9 / 2**8 where it is small, so a margin costs it as many bits there.
+    """
+
+    broadcast_q: bool = False
+    fma_parts: int = 4
+    margin: int = 4
+
+
+@dataclass(frozen=True)
 class BackwardConfig(Config):
     """Choices of the backward; they change no result beyond the order in which dQ is summed.
 
@@ -179,6 +196,24 @@ def forward_config(problem: Problem, clc: bool = True) -> ForwardConfig:
         **_forward_registers(problem, split_keys, clc),
         list_heads=lists.heads if lists else 0,
         broadcast_q=lists is not None and problem.broadcast_q,
+    )
+
+
+def mxfp8_config(problem: Problem, clc: bool = True) -> Mxfp8Config:
+    """Choose the MXFP8 forward as :func:`forward_config` does the forward; buffers of the ring are half as large."""
+    longest = problem.rows_q if problem.broadcast_q else problem.max_seq_len_q
+    split_keys = 0 < longest <= BLOCK
+    common = _common(problem, problem.num_heads)
+    masked = problem.band.has_lo or problem.band.has_hi
+    return Mxfp8Config(
+        **common,
+        negative=problem.sm_scale < 0,
+        split_keys=split_keys,
+        clc=clc,
+        kv_slots=8 * (128 // common["head_dim"]),
+        softmax_registers=192 if masked else 184,
+        small_registers=24 if masked else 32,
+        broadcast_q=problem.broadcast_q,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from jfa.block_sparse import select_blocks
 from jfa.kernels.base import Problem
-from jfa.kernels.blackwell import launch
+from jfa.kernels.blackwell import launch, mxfp8_launch
 from jfa.kernels.blackwell.config import BLOCK, backward_config
 from jfa.kernels.common.padded_rows import padded_rows, row_constants
 from jfa.kernels.common.ragged import empty_tma_ready
@@ -55,6 +55,12 @@ def block_sparse(ratio: float = 0.5, length: int = 1024, gradients: bool = False
     out, lse = launch.forward(problem, q, k, v)
     if gradients:
         launch.backward(problem, dout, None, q, k, v, out, lse)
+
+
+def mxfp8() -> None:
+    """Run one tile of 256 queries against 1024 keys in MXFP8."""
+    problem, q, k, v, _ = example(256, 1024)
+    mxfp8_launch.forward(problem, q, k, v)
 
 
 def plain() -> None:

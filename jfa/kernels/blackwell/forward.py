@@ -27,7 +27,7 @@ import triton.language.extra.tlx as tlx
 
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
 from jfa.kernels.blackwell.listed import listed_steps
-from jfa.kernels.blackwell.softmax import NO_MAXIMUM, Scale, exp2_on_both_pipes, running_maximum, split_columns
+from jfa.kernels.blackwell.softmax import HUGE, NO_MAXIMUM, Scale, exp2_on_both_pipes, running_maximum, split_columns
 from jfa.kernels.common.block_lists import block_lists
 from jfa.kernels.common.nouns import Tile, aggregate, load_tile
 from jfa.kernels.common.packed import fma_pairs, mul_pairs
@@ -55,7 +55,7 @@ def forward_kernel(
     list_capacity,
     cfg: tl.constexpr,  # ForwardConfig
 ):
-    memory, scale = alloc_memory(tlx.dtype_of(q_desc), cfg), Scale(scale_log2, coarse_scale, score_limit)
+    memory, scale = alloc_memory(tlx.dtype_of(q_desc), cfg), Scale(scale_log2, coarse_scale, score_limit, HUGE)
     lists = tl.to_tensor(0)  # stands for none
     if cfg.list_heads:
         lists = block_lists(starts, columns, kinds, list_rows, cfg.heads, list_capacity, cfg.list_heads)
@@ -391,11 +391,17 @@ def softmax_tile(memory, half, records_ptr, walk, steps_done, scale, lists, cfg:
     state = softmax_steps(memory, half, tile, steps, bulk_end, steps.count, steps_done, state, scale, True, cfg)
 
     row_max, row_sum = state
-    tlx.barrier_wait(memory.rows.empties[half], (walk.done & 1) ^ 1)
-    tlx.local_store(memory.rows.sums[half], row_sum)
-    tlx.local_store(memory.rows.maxima[half], row_max)
-    tlx.barrier_arrive(memory.rows.fulls[half])
+    hand_rows(memory.rows, half, walk.done, row_max, row_sum)
     return steps_done + steps.count
+
+
+@triton.jit
+def hand_rows(rows, half, done, row_max, row_sum):
+    """Leave a tile's row maxima and sums to the correction."""
+    tlx.barrier_wait(rows.empties[half], (done & 1) ^ 1)
+    tlx.local_store(rows.sums[half], row_sum)
+    tlx.local_store(rows.maxima[half], row_max)
+    tlx.barrier_arrive(rows.fulls[half])
 
 
 @triton.jit
@@ -457,6 +463,13 @@ def correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps_done, outs,
     tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     steps = walk_steps(tile, walk, lists, cfg)
     rescale_steps(memory, steps.count, steps_done - walk.done, cfg)
+    outs = finish_tile(memory, lse_ptr, rows_out, tile, steps, walk, outs, scale, cfg)
+    return steps_done + steps.count, outs
+
+
+@triton.jit
+def finish_tile(memory, lse_ptr, rows_out, tile, steps, walk, outs, scale, cfg: tl.constexpr):
+    """Write a tile's O and LSE. Returns the halves of O done so far."""
     lse_ptr += walk.head().to(tl.int64) * rows_out + tile.out.begin
     if steps.split_keys:
         finish_split_keys(memory, tile, lse_ptr, walk.done & 1, outs, scale, cfg)
@@ -466,7 +479,7 @@ def correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps_done, outs,
             for half in tl.static_range(2):
                 finish_half(memory, half, steps.half_tile(tile, half), lse_ptr, walk.done & 1, outs + half, scale, cfg)
             outs += 2
-    return steps_done + steps.count, outs
+    return outs
 
 
 @triton.jit
@@ -479,19 +492,23 @@ def free_accumulators(accs):
 @triton.jit
 def rescale_steps(memory, count, alphas_done, cfg: tl.constexpr):
     """Multiply O by alpha before each P V but a tile's first, if any row of the half asks for it."""
-    WIDTH: tl.constexpr = cfg.o_columns
-    SLICES: tl.constexpr = cfg.head_dim // WIDTH
     scores, accs = memory.scores, memory.accs
     for step in range(1, count):
         phase = (alphas_done + step - 1) & 1
         for half in tl.static_range(2):
             tlx.barrier_wait(scores.alpha_fulls[half], phase)
-            alpha = tlx.local_load(scores.alphas[half])
-            if rescale_needed(alpha):
-                for i in tl.static_range(SLICES):
-                    part = tlx.subslice(accs.tiles[half], i * WIDTH, WIDTH)
-                    tlx.local_store(part, mul_pairs(tlx.local_load(part), alpha))
+            rescale(accs.tiles[half], tlx.local_load(scores.alphas[half]), cfg)
             tlx.barrier_arrive(accs.readys[half])
+
+
+@triton.jit
+def rescale(acc, alpha, cfg: tl.constexpr):
+    """Multiply an accumulator by alpha [M, 1], slice by slice, if any row asks for it."""
+    WIDTH: tl.constexpr = cfg.o_columns
+    if rescale_needed(alpha):
+        for i in tl.static_range(cfg.head_dim // WIDTH):
+            part = tlx.subslice(acc, i * WIDTH, WIDTH)
+            tlx.local_store(part, mul_pairs(tlx.local_load(part), alpha))
 
 
 @triton.jit

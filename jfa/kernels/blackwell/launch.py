@@ -102,7 +102,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return (out [rows_out, H, Dv], lse [H, rows_out] fp32). Rows that no tile covers keep their 0 and -inf."""
     config = config or forward_config(problem)
-    out, lse = _empty_outputs(problem, q)
+    out, lse = empty_outputs(problem, q)
     if 0 in (out.numel(), q.numel(), k.numel(), problem.num_batches):
         return out, lse
     records, counts = plan[:2] if plan else query_list(problem, config.tile_rows)
@@ -157,7 +157,7 @@ def plain_forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Te
     """Run the non-specialized kernel, for comparison: as :func:`forward`. sm_scale must be positive, head dims multiples of 8."""
     config = plain_config(problem)
     records, counts = query_list(problem, BLOCK)
-    out, lse = _empty_outputs(problem, q)
+    out, lse = empty_outputs(problem, q)
     plain_forward_kernel[(records.shape[0] * problem.num_heads,)](
         *_boxes(config.head_dim, q, k, v, out),
         lse,
@@ -188,7 +188,7 @@ def key_list(problem: Problem, rows: int = BLOCK) -> list[Tensor]:
 def launch_forward(problem: Problem, q, k, v, out, lse, records: Tensor, counts: Tensor, config: ForwardConfig) -> None:
     """Launch the forward once; ``out`` must be addressable by TMA."""
     scale = scale_log2(abs(problem.sm_scale))
-    forward_kernel[_ctas(problem, records, config.heads, config.clc)](
+    forward_kernel[ctas(problem, records, config.heads, config.clc)](
         *_boxes(config.head_dim, q, k, v),
         *_boxes(config.head_dim // config.o_parts, out),
         lse,
@@ -225,7 +225,7 @@ def launch_backward(
 
     ``sums`` [H, rows, columns] fp32 receives dQ / sm_scale. ``lists``: the transposed block lists, if there are some.
     """
-    backward_kernel[_ctas(problem, records, config.heads, config.clc)](
+    backward_kernel[ctas(problem, records, config.heads, config.clc)](
         *_boxes(config.head_dim, q, k, v, dout, dk, dv),
         _dq_boxes(sums, config.dq_columns),
         lse2,
@@ -306,7 +306,7 @@ def launch_resident(
 def launch_dq(problem: Problem, dout, q, k, v, sums, lse2, delta, records: Tensor, counts: Tensor) -> None:
     """Write dQ / sm_scale of every query tile into ``sums`` [H, padded rows, columns] fp32, each tile once."""
     config = dq_config(problem)
-    dq_kernel[_ctas(problem, records, config.heads)](
+    dq_kernel[ctas(problem, records, config.heads)](
         *_boxes(config.head_dim, q, k, v, dout),
         _dq_boxes(sums, config.dq_columns),
         lse2,
@@ -326,13 +326,13 @@ def _list_arguments(lists: BlockLists | None) -> tuple:
     return (None,) * 5 if lists is None else (*lists.tensors, lists.rows, lists.columns.numel())
 
 
-def _empty_outputs(problem: Problem, q: Tensor) -> tuple[Tensor, Tensor]:
+def empty_outputs(problem: Problem, q: Tensor) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of a problem in which no row sees a key: 0 and -inf."""
     out = q.new_zeros(problem.rows_out, problem.num_heads, problem.head_dim_v)
     return out, torch.full((problem.num_heads, problem.rows_out), -torch.inf, dtype=torch.float32, device=q.device)
 
 
-def _ctas(problem: Problem, records: Tensor, heads: int, clc: bool = False) -> tuple[int]:
+def ctas(problem: Problem, records: Tensor, heads: int, clc: bool = False) -> tuple[int]:
     """Return the grid of a list: with ``clc`` a CTA per unit, to be stolen from; else one per SM."""
     units = records.shape[0] * heads
     return (units if clc else min(units, num_sms(problem.device, EMULATED_SMS)),)

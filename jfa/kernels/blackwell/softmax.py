@@ -19,6 +19,11 @@ NO_MAXIMUM = tl.constexpr(-1.0e38)
 THRESHOLD = tl.constexpr(8.0)
 
 HUGE = tl.constexpr(float(1 << 30))  # of a maximum in log2 units: fp32 numbers there are at least 64 apart
+HUGE_MXFP8 = tl.constexpr(
+    float(1 << 26)
+)  # at least 4 apart: below it a maximum is off by fewer bits than e4m3 has to spare
+
+HALF_ULP = tl.constexpr(2.0**-24)  # of an fp32 number, relative, at most
 
 ROUND_TO_INT = tl.constexpr(12582912.0)  # 1.5 * 2**23: adding it leaves the rounded integer in the low mantissa bits
 # 2**f on [-1/2, 1/2], minimax in the relative error (our own Remez exchange): 7.5e-5 in fp32.
@@ -26,6 +31,12 @@ CUBIC_0 = tl.constexpr(0.9999280571937561)
 CUBIC_1 = tl.constexpr(0.6932609677314758)
 CUBIC_2 = tl.constexpr(0.2426111251115799)
 CUBIC_3 = tl.constexpr(0.0551716685295105)
+# The same of degree 4: 2.7e-6. Where P is rounded to few bits, an error of the cubic flips one rounding in a thousand.
+QUARTIC_0 = tl.constexpr(0.999999261445712)
+QUARTIC_1 = tl.constexpr(0.6931218147366899)
+QUARTIC_2 = tl.constexpr(0.24024744827864145)
+QUARTIC_3 = tl.constexpr(0.055917860319385004)
+QUARTIC_4 = tl.constexpr(0.009570101911150505)
 SMALLEST_POWER = tl.constexpr(-125.0)  # below it the exponent field would run out
 
 
@@ -33,20 +44,21 @@ SMALLEST_POWER = tl.constexpr(-125.0)  # below it the exponent field would run o
 class Scale:
     """Factors from raw scores to log2 units.
 
-    The exponent ``s * scale - maximum`` rounds only the maximum. Beyond ``HUGE`` that alone may be off by more than fp32 exponents
-    reach. A row whose maximum is so large is scaled by a power of two instead, which rounds nothing: scores that differ then
-    differ by 64 bits or more, so P is 1 at the maximum and 0 elsewhere under either factor.
+    The exponent ``s * scale - maximum`` rounds only the maximum. Beyond ``huge`` that alone may be off by more than P's format
+    reaches. A row whose maximum is so large is scaled by a power of two instead, which rounds nothing: scores that differ then
+    differ by 64 bits (MXFP8: 4 bits) or more, so P is 1 at the maximum and 0 (nearly) elsewhere under either factor.
     """
 
     fine: tl.tensor  # |sm_scale| * log2(e), positive
     coarse: tl.tensor  # the least power of two that is not smaller
-    limit: tl.tensor  # raw scores up to which ``fine`` is used: just below HUGE / fine
+    limit: tl.tensor  # raw scores up to which ``fine`` is used: just below huge / fine
+    huge: tl.constexpr
 
     @triton.jit
     def lse(self, row_max, row_sum):
         """Return the natural log-sum-exp of rows; log2(0) makes it -inf for a row without keys."""
         lse = (row_max + tl.math.log2(row_sum)) * LN_2
-        return tl.where(tl.abs(row_max) > HUGE, lse * (self.fine / self.coarse), lse)
+        return tl.where(tl.abs(row_max) > self.huge, lse * (self.fine / self.coarse), lse)
 
 
 @triton.jit
@@ -62,6 +74,25 @@ def running_maximum(scores, row_max, scale):
     keep = growth >= -THRESHOLD
     alpha = tl.where(keep, 1.0, tl.math.exp2(growth))
     return tl.where(keep, row_max, grown), alpha, row_scale
+
+
+@triton.jit
+def integer_maximum(scores, row_base, scale, ROOM: tl.constexpr, MARGIN: tl.constexpr):
+    """Return (base to use from now on, factor for what was accumulated under the old one, this block's scale), each [M].
+
+    For a P that is then rounded to few bits: 2**(s - base) never exceeds 2**ROOM. A base is whole, so factors are powers of
+    two. Scaled by one P rounds as before, so the result does not depend on the blocks in which the base was smaller: any order of
+    blocks gives it. Where the base must grow it grows by MARGIN more, so that it will not have to again soon. Rows of huge scores
+    (:class:`Scale`) take their maximum itself as base.
+    """
+    largest = tl.max(scores, 1)
+    is_huge = tl.abs(largest) > scale.limit
+    row_scale = tl.where(is_huge, scale.coarse, scale.fine)
+    top = largest * row_scale
+    whole = tl.math.ceil(top + tl.abs(top) * HALF_ULP)  # not below the true product
+    grown = tl.where(is_huge, top, whole + (MARGIN - ROOM))
+    grown = tl.where(tl.where(is_huge, top, whole) > row_base + ROOM, grown, row_base)
+    return grown, tl.math.exp2(row_base - grown), row_scale
 
 
 @triton.jit
@@ -81,33 +112,56 @@ def join_columns(left, right):
 
 
 @triton.jit
-def exp2_on_both_pipes(x, EIGHTHS: tl.constexpr, OF: tl.constexpr = 8):
-    """Return 2**x of a block [M, N]: EIGHTHS of OF equal parts of its columns on the FMA pipe, the rest by special function units.
+def fold_columns(x, COLUMNS: tl.constexpr):
+    """Return a block [M, COLUMNS] with the row sums of x [M, N]: halves are added to each other, as x's elements get ready."""
+    if x.shape[1] == COLUMNS:
+        return x
+    else:
+        left, right = split_columns(x, 2)
+        return fold_columns(left + right, COLUMNS)
+
+
+@triton.jit
+def exp2_on_both_pipes(x, PARTS: tl.constexpr, OF: tl.constexpr = 8, DEGREE: tl.constexpr = 3):
+    """Return 2**x of a block [M, N]: PARTS of OF equal parts of its columns on the FMA pipe, the rest by special function units.
 
     Both kinds lie inside one block, with nothing between them that would wait: so the two units work side by side.
     """
-    if EIGHTHS == 0:
+    if PARTS == 0:
         return tl.math.exp2(x)
-    elif EIGHTHS >= OF:
-        return exp2_on_fma_pipe(x)
+    elif PARTS >= OF:
+        return exp2_on_fma_pipe(x, DEGREE)
     else:
         left, right = split_columns(x, 2)
         HALF: tl.constexpr = OF // 2
         return join_columns(
-            exp2_on_both_pipes(left, EIGHTHS if EIGHTHS < HALF else HALF, HALF),
-            exp2_on_both_pipes(right, EIGHTHS - HALF if EIGHTHS > HALF else 0, HALF),
+            exp2_on_both_pipes(left, PARTS if PARTS < HALF else HALF, HALF, DEGREE),
+            exp2_on_both_pipes(right, PARTS - HALF if PARTS > HALF else 0, HALF, DEGREE),
         )
 
 
 @triton.jit
-def exp2_on_fma_pipe(x):
-    """Return 2**x for finite x <= 100 without the special function unit; relative error 7.5e-5, where bf16 rounds at 4e-3.
+def exp2_on_fma_pipe(x, DEGREE: tl.constexpr = 3):
+    """Return 2**x for finite x <= 100 without the special function unit.
 
-    x = n + f with f in [-1/2, 1/2]: a cubic gives 2**f, and n is added to its exponent bits.
+    The relative error is 7.5e-5 with DEGREE 3, less than bf16 rounds (4e-3), and 2.7e-6 with DEGREE 4. x = n + f with f in
+    [-1/2, 1/2]: a polynomial gives 2**f, and n is added to its exponent bits.
     """
     x = tl.maximum(x, SMALLEST_POWER)
     shifted = x + ROUND_TO_INT
     f = x - (shifted - ROUND_TO_INT)
-    power = CUBIC_0 + f * (CUBIC_1 + f * (CUBIC_2 + f * CUBIC_3))
-    exponent = shifted.to(tl.int32, bitcast=True) << 23
-    return (power.to(tl.int32, bitcast=True) + exponent).to(tl.float32, bitcast=True)
+    if DEGREE == 3:
+        power = CUBIC_0 + f * (CUBIC_1 + f * (CUBIC_2 + f * CUBIC_3))
+        exponent = shifted.to(tl.int32, bitcast=True) << 23
+        return (power.to(tl.int32, bitcast=True) + exponent).to(tl.float32, bitcast=True)
+    else:
+        power = QUARTIC_0 + f * (QUARTIC_1 + f * (QUARTIC_2 + f * (QUARTIC_3 + f * QUARTIC_4)))
+        return add_to_exponent(power, shifted)
+
+
+@triton.jit
+def add_to_exponent(power, shifted):
+    """Return power * 2**n, n in the low bits of ``shifted``: shift and addition in one instruction."""
+    return tl.inline_asm_elementwise(
+        "mad.lo.s32 $0, $2, 8388608, $1;", "=r,r,r", [power, shifted], dtype=tl.float32, is_pure=True, pack=1
+    )

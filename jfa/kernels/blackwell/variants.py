@@ -8,7 +8,14 @@ import torch
 
 from jfa.block_sparse import BlockLists
 from jfa.kernels.base import Problem
-from jfa.kernels.blackwell.config import BLOCK, backward_config, dq_config, forward_config, plain_config
+from jfa.kernels.blackwell.config import (
+    BLOCK,
+    backward_config,
+    dq_config,
+    forward_config,
+    mxfp8_config,
+    plain_config,
+)
 from jfa.kernels.compile_config import CompileConfig
 from jfa.masks import Band
 
@@ -78,6 +85,7 @@ def compile_configs() -> list[CompileConfig]:
         problems["pma"] = example_problem(head_dim, Band(), short_queries=True)
         for name, problem in problems.items():
             configs += [_forward(f"d{head_dim}-{name}", problem, clc) for clc in (False, True)]
+            configs += [_mxfp8_forward(f"d{head_dim}-{name}", problem, clc) for clc in (False, True)]
             for clc in (False, True) if head_dim == 128 and name != "window" else (False,):
                 configs.append(_backward(f"d{head_dim}-{name}", problem, clc))
         if head_dim == 128:
@@ -149,6 +157,19 @@ def _forward(name: str, problem: Problem, clc: bool) -> CompileConfig:
     spills = FORWARD_SPILLS[clc] if problem.band != Band() else 0
     name = f"forward-{name}-{'clc' if clc else 'static'}"
     return _attention(name, "forward:forward_kernel", signature, cfg, FORWARD_ROLES, spills, True)
+
+
+def _mxfp8_forward(name: str, problem: Problem, clc: bool) -> CompileConfig:
+    cfg = mxfp8_config(problem, clc=clc)
+    signature = _forward_signature(cfg.head_dim, cfg.head_dim // cfg.o_parts)
+    signature |= dict.fromkeys(("q_desc", "k_desc", "v_desc"), _box(cfg.head_dim).replace("bf16", "fp8e4nv"))
+    signature |= dict.fromkeys(("q_scales", "k_scales", "v_scales"), "*u8")
+    signature |= dict.fromkeys(("q_blocks", "kv_blocks"), "i32") | dict.fromkeys(
+        ("coarse_scale", "score_limit"), "fp32"
+    )
+    spills = FORWARD_SPILLS[clc] if problem.band != Band() else 0
+    name = f"mxfp8-forward-{name}-{'clc' if clc else 'static'}"
+    return _attention(name, "mxfp8_forward:mxfp8_forward_kernel", signature, cfg, FORWARD_ROLES, spills)
 
 
 def _plain(name: str, problem: Problem) -> CompileConfig:

@@ -21,6 +21,8 @@ MAIN = [
     "blackwell-backward-pair-d128-full-clc",
     "blackwell-backward-resident-d128",
     "blackwell-dq-d128-causal",
+    "blackwell-mxfp8-forward-d128-full-clc",
+    "blackwell-mxfp8-forward-d64-causal-static",
     "blackwell-list-keys",
     "blackwell-blocks",
 ]
@@ -42,7 +44,18 @@ def test_main_configurations():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kernel", ["forward", "backward-d64", "backward-d128", "backward-pair", "backward-resident", "dq", "plain", "list"]
+    "kernel",
+    [
+        "forward",
+        "backward-d64",
+        "backward-d128",
+        "backward-pair",
+        "backward-resident",
+        "dq",
+        "mxfp8-forward",
+        "plain",
+        "list",
+    ],
 )
 def test_all_configurations(kernel):
     check([f"blackwell-{kernel}-*"])
@@ -56,6 +69,7 @@ def test_every_kernel_ships_a_configuration():
         "backward_2cta",
         "backward_resident",
         "backward_dq",
+        "mxfp8_forward",
         "plain",
         "tile_list",
         "padded_rows",

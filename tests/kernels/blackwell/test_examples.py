@@ -11,6 +11,7 @@ from jfa.kernels.blackwell import examples  # noqa: E402
 KERNELS = {
     examples.forward: "forward_kernel",
     examples.split_keys: "forward_kernel",
+    examples.mxfp8: "mxfp8_forward_kernel",
     examples.plain: "plain_forward_kernel",
     examples.backward: "backward_kernel",
     examples.backward_before: "backward_kernel",

@@ -1,0 +1,116 @@
+"""The Blackwell backend in MXFP8: quantise, then launch.
+
+See :mod:`jfa.kernels.base` for the contract and :mod:`jfa.mxfp8` for the format.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from jfa.kernels.base import Problem
+from jfa.kernels.blackwell import launch
+from jfa.kernels.blackwell.config import BLOCK, Mxfp8Config, mxfp8_config
+from jfa.kernels.blackwell.mxfp8_forward import mxfp8_forward_kernel
+from jfa.kernels.blackwell.softmax import HUGE_MXFP8
+from jfa.kernels.common.host import scale_log2
+from jfa.kernels.common.quantize import quantize_keys, quantize_queries
+from jfa.kernels.common.ragged import make_tma_ready, ragged_descriptor
+from jfa.mxfp8 import BlockScaled
+
+MXFP8 = True
+
+
+def supports(problem: Problem) -> str | None:
+    """Return None, or a sentence that says what this backend cannot do in MXFP8, and which can."""
+    return launch.supports(problem)
+
+
+def forms(problem: Problem) -> dict[str, str]:
+    """Return which kernel each pass of a call gets, and why."""
+    config = mxfp8_config(problem)
+    rows = "128 queries per tile, shared by both softmax groups" if config.split_keys else "256 queries per tile"
+    forward = f"MXFP8, {rows}; tiles are {'stolen' if config.clc else 'dealt in zigzag'}"
+    backward = launch.forms(problem)["backward"]
+    return {"forward": forward, "backward": f"bf16 products of the operands that the forward rounded; {backward}"}
+
+
+def plan(problem: Problem) -> list[Tensor]:
+    """Return the forward's tile list, to be reused for the same offsets."""
+    return launch.query_list(problem, mxfp8_config(problem).tile_rows)
+
+
+def forward(
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, plan=None, config: Mxfp8Config | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return (out [rows_out, H, Dv], lse [H, rows_out] fp32) of 16-bit inputs. Rows that no tile covers keep their 0 and -inf."""
+    config = config or mxfp8_config(problem)
+    out, lse = launch.empty_outputs(problem, q)
+    if 0 in (out.numel(), q.numel(), k.numel(), problem.num_batches):
+        return out, lse
+    records, counts = plan[:2] if plan else launch.query_list(problem, config.tile_rows)
+    out_tma = make_tma_ready(out)
+    quantized = encode_inputs(problem, q, k, v)
+    launch_forward(problem, *quantized, out_tma, lse, records, counts, config)
+    return (out if out_tma is out else out.copy_(out_tma)), lse
+
+
+def encode_inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[BlockScaled, BlockScaled, BlockScaled]:
+    """Return Q and K with groups along the head dim and V with groups along the keys, as the forward multiplies them."""
+    (q_encoded,) = quantize_queries(problem, q, ("head_dim",))
+    (k_encoded,), (v_encoded,) = quantize_keys(problem, k, v, axes=(("head_dim",), ("tokens",)))
+    return q_encoded, k_encoded, v_encoded
+
+
+def backward(
+    problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True)
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return (dq, dk, dv) of the forward as it was computed, by the bf16 backward on the operands that the forward rounded.
+
+    bf16 holds every MXFP8 number, so P is recomputed exactly as the forward had it; the five products are bf16's.
+    """
+    if 0 in (dout.numel(), q.numel(), k.numel(), problem.num_batches):
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    rounded = (x.dequantize().to(q.dtype) for x in encode_inputs(problem, q, k, v))
+    return launch.backward(problem, dout, dlse, *rounded, out, lse, needs=needs)
+
+
+def launch_forward(
+    problem: Problem,
+    q: BlockScaled,
+    k: BlockScaled,
+    v: BlockScaled,
+    out: Tensor,
+    lse: Tensor,
+    records: Tensor,
+    counts: Tensor,
+    config: Mxfp8Config,
+) -> None:
+    """Launch the forward once; q and k have groups along the head dim, v along tokens; ``out`` must be addressable by TMA."""
+    scale = scale_log2(abs(problem.sm_scale))
+    mxfp8_forward_kernel[launch.ctas(problem, records, config.heads, config.clc)](
+        *(_boxes(x, config.head_dim) for x in (q, k, v)),
+        ragged_descriptor(out, BLOCK, config.head_dim // config.o_parts),
+        q.scales,
+        k.scales,
+        v.scales,
+        lse,
+        records,
+        counts,
+        q.scales.shape[1],
+        k.scales.shape[1],
+        problem.rows_out,
+        scale,
+        2.0 ** math.ceil(math.log2(scale)),
+        min(HUGE_MXFP8.value * (1 - 2.0**-20) / scale, 2.0**127),
+        config,
+        num_warps=4,
+        num_stages=1,
+    )
+
+
+def _boxes(x: BlockScaled, columns: int):
+    """Return a ragged descriptor of a quantised tensor's elements, copied if TMA cannot address them."""
+    return ragged_descriptor(make_tma_ready(x.data), BLOCK, columns)
