@@ -46,10 +46,12 @@ COMMANDS = {
     ),
     "strip": Command("jfa.course.cli:strip", "make exercises/ from solutions/"),
     "mutants": Command("jfa.course.cli:mutants", "table of known mistakes and the check that catches each"),
-    "compile": Command("jfa.compiled:main", "compile a kernel for a GPU that is not here: registers, spills, memory"),
-    "timeline": Command("jfa.emulator.cli:timeline", "what each role of a kernel did when, on the emulator's clock"),
+    "compile": Command(
+        "jfa.workbench.compile:main", "compile a kernel for a GPU that is not here: registers, spills, memory"
+    ),
+    "timeline": Command("jfa.workbench.timeline:main", "what each role of a kernel did when, on the emulator's clock"),
     "emulator": Command(
-        "jfa.emulator.cli:main", "sweep a kernel's synchronisation on the emulator for faults it would miss"
+        "jfa.workbench.schedules:main", "sweep a kernel's synchronisation on the emulator for faults it would miss"
     ),
     "bench": Command("jfa.bench.cli:main", "measure kernels on this machine's GPU and store the results"),
     "verify": Command("jfa.verify.cli:main", "check and time everything on this machine's GPU: one file worth sending"),

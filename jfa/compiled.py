@@ -1,18 +1,12 @@
 """Compile kernels for Hopper and Blackwell without a GPU, and report what the hardware would be asked for::
 
-    jfa compile                       every shipped configuration on every target, as a table
-    jfa compile 'blackwell-*' --arch 100 --json
-    jfa compile --diff blackwell-forward-d128 blackwell-forward-d64
-    jfa compile --diff before.json after.json
-
-From Python, in a notebook too: ``compile_kernel(kernel, signature, constexprs, arch=100)`` returns a :class:`Report`
-that displays as a table. Compiling happens in a child process: Triton cannot compile where TRITON_INTERPRET
-is set, and a crash of the compiler must not take a notebook with it. Nothing here needs or touches a GPU.
+``compile_kernel(kernel, signature, constexprs, arch=100)`` returns a :class:`Report` that displays as a table in a notebook;
+`jfa compile` (:mod:`jfa.workbench.compile`) is the command. Compiling happens in a child process: Triton cannot compile where
+TRITON_INTERPRET is set, and a crash of the compiler must not take a notebook with it. Nothing here needs or touches a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import fnmatch
 import html
@@ -32,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jfa import sass
 from jfa.kernels.compile_config import CompileConfig
 
 # Limits of one CTA. SMEM: what a kernel can opt in to on these three (228 KiB of the SM less 1 KiB the system keeps).
@@ -96,11 +91,16 @@ class Report:
     stack: int = 0  # bytes a thread
     global_scratch: int = 0  # bytes a CTA; more than 0 means that a launch needs an allocator
     roles: list[Role] = field(default_factory=list)
+    role_spills: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # {role: (stores, loads)}, of those that spill
     counts: dict[str, int] = field(default_factory=dict)
     max_spill_bytes: int | None = None  # recorded; None: nothing recorded
     serialized: bool = False  # ptxas had too few registers to leave wgmmas in flight, and waits after each
     may_serialize: bool = False  # recorded as the fastest all the same
     setmaxnreg_ignored: bool = False  # a role needs more registers than it asks for, so all roles get the same
+    files: dict[str, str] = field(default_factory=dict)  # {"ptx": path, "sass": path}, of those that were asked for
+    note: str = ""  # why something is missing here that is no fault of the kernel
     error: str | None = None
 
     @property
@@ -140,6 +140,7 @@ class Report:
             ("threads", str(self.threads)),
             ("registers at launch", str(self.registers)),
             ("spills", f"{self.spill_stores} B stored, {self.spill_loads} B loaded a thread"),
+            *((f"  {role}", f"{a} B stored, {b} B loaded") for role, (a, b) in self.role_spills.items()),
             ("barriers", str(self.counts.get("mbarrier.init", 0))),
             ("global scratch", f"{self.global_scratch} B"),
         ]
@@ -150,7 +151,8 @@ class Report:
     def to_text(self) -> str:
         head = f"{self.name} on sm_{self.arch}: {'; '.join(self.problems) or 'fits'}"
         width = max(len(k) for k, _ in self.rows())
-        return "\n".join([head] + [f"  {k:<{width}}  {v}" for k, v in self.rows()])
+        more = [f"  {kind}: {path}" for kind, path in self.files.items()] + ([f"  {self.note}"] if self.note else [])
+        return "\n".join([head] + [f"  {k:<{width}}  {v}" for k, v in self.rows()] + more)
 
     def _repr_html_(self) -> str:
         cells = "".join(f"<tr><td>{html.escape(k)}</td><td>{html.escape(v)}</td></tr>" for k, v in self.rows())
@@ -164,6 +166,7 @@ class Report:
     def from_json(cls, data: dict[str, Any]) -> Report:
         data = dict(data)
         data["roles"] = [Role(**r) for r in data.get("roles", [])]
+        data["role_spills"] = {role: tuple(both) for role, both in data.get("role_spills", {}).items()}
         return cls(**data)
 
 
@@ -206,13 +209,18 @@ def select(configs: Sequence[CompileConfig], patterns: Iterable[str]) -> list[Co
 # ------------------------------------------------------------------------------------------------------- the parent
 
 
-def compile_configs(configs: Sequence[CompileConfig], archs: Sequence[int] | None = None) -> list[Report]:
-    """Compile each configuration for its targets (those among ``archs``, if given) in one child process."""
+def compile_configs(
+    configs: Sequence[CompileConfig], archs: Sequence[int] | None = None, folders: dict[str, str] | None = None
+) -> list[Report]:
+    """Compile each configuration for its targets (those among ``archs``, if given) in one child process.
+
+    ``folders``: where to write NAME.sm_ARCH.ptx and .sass, by "ptx" and "sass"; what is not named is not written.
+    """
     jobs, recorded = [], []
     for config in configs:
         for arch in config.targets:
             if archs is None or arch in archs:
-                jobs.append(_job(config.kernel, config, arch))
+                jobs.append(_job(config.kernel, config, arch) | {"folders": folders or {}})
                 spill = config.max_spill_bytes
                 recorded.append((spill[arch] if isinstance(spill, dict) else spill, config.serialized))
     reports = _run_worker(jobs)
@@ -272,7 +280,7 @@ def _run_worker(jobs: list[dict[str, Any]]) -> list[Report]:
     env["PYTHONSAFEPATH"] = "1"  # this package, not another jfa that lies in the current folder
     env.setdefault("TRITON_CACHE_DIR", str(_state_folder() / "triton"))
     env["TRITON_ALWAYS_COMPILE"] = "1"  # a cached kernel would come without ptxas's log
-    command = [sys.executable, "-m", "jfa.compiled", "--worker"]
+    command = [sys.executable, "-m", "jfa.compiled"]
     child = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, env=env)
     lines = [line.removeprefix(MARK) for line in child.stdout.splitlines() if line.startswith(MARK)]
     reports = [Report.from_json(json.loads(line)) for line in lines]
@@ -384,9 +392,36 @@ def _compile(job: dict[str, Any]) -> Report:
     report.serialized = "wgmma.mma_async instructions are serialized" in log
     report.setmaxnreg_ignored = "'setmaxnreg' ignored" in log
     report.stack = _first_int(r"(\d+) bytes stack frame", log)
-    report.roles = parse_roles(compiled.asm["ttgir"], ptx, job["num_warps"], job["roles"])
     report.counts = {name: len(re.findall(pattern, ptx)) for name, pattern in PTX_COUNTS.items()}
+    _look_at_roles(report, kernel, compiled.asm, job)
     return report
+
+
+def _look_at_roles(report: Report, kernel: Any, asm: dict[str, Any], job: dict[str, Any]) -> None:
+    """Fill in the roles and what each of them spills; write PTX and SASS where the job asks for them."""
+    function, folders = _plain_function(kernel), job.get("folders", {})
+    try:
+        blocks = sass.blocks_of(function)
+    except (OSError, SyntaxError):  # no source to read
+        blocks = []
+    report.roles = parse_roles(asm["ttgir"], asm["ptx"], job["num_warps"], job["roles"])
+    if report.roles and not job["roles"]:
+        for role, name in zip(report.roles, sass.names_of(blocks, len(report.roles))):
+            role.name = name
+    text = ""
+    if report.spill_stores or report.spill_loads or "sass" in folders:
+        try:
+            text = sass.disassemble(asm["cubin"])
+        except RuntimeError as error:
+            report.note = str(error)
+    labels = sass.labels_of(blocks, [role.name for role in report.roles])
+    report.role_spills = sass.spills_by_role(text, function.__code__.co_filename, blocks, labels)
+    for kind, content in (("ptx", asm["ptx"]), ("sass", text)):
+        if kind in folders and content:
+            path = Path(folders[kind]) / f"{report.name}.sm_{report.arch}.{kind}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+            report.files[kind] = str(path)
 
 
 def _explain(e: BaseException | None) -> str:
@@ -459,8 +494,9 @@ def _as_launched(options: dict[str, Any]) -> dict[str, Any]:
 def _load_kernel(path: str) -> Any:
     module_name, attribute = path.rsplit(":", 1)
     if module_name.endswith(".py"):
-        spec = importlib.util.spec_from_file_location("shipped_kernel", module_name)
+        spec = importlib.util.spec_from_file_location(Path(module_name).stem, module_name)
         module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses and aggregates look their module up
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(module_name)
@@ -548,58 +584,5 @@ def diff(before: Report, after: Report) -> str:
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths)).rstrip() for line in lines)
 
 
-def _diff_sides(side: str, archs: Sequence[int] | None) -> list[Report]:
-    """Reports behind one argument of --diff: a saved JSON file, a configuration's name, or ``name@arch``."""
-    if side.endswith(".json"):
-        return [Report.from_json(r) for r in json.loads(Path(side).read_text())]
-    name, _, arch = side.partition("@")
-    return compile_configs(select(shipped_configs(), [name]), [int(arch)] if arch else archs)
-
-
-def _print_diff(left: list[Report], right: list[Report]) -> None:
-    """Pairs by (name, target) where both sides know it, else by target alone."""
-    by_key, by_arch = {r.key: r for r in right}, {r.arch: r for r in right}
-    for report in left:
-        other = by_key.get(report.key) or by_arch.get(report.arch)
-        if other is not None:
-            print(diff(report, other), end="\n\n")
-
-
-def _arguments() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="jfa compile", description="Compile kernels for sm_90/100/103 without a GPU.")
-    p.add_argument("names", nargs="*", help="configurations to compile, shell patterns allowed (default: all)")
-    p.add_argument("--arch", nargs="+", type=int, choices=sorted(SMEM_CAP), help="targets (default: each one's own)")
-    p.add_argument("--list", action="store_true", help="name the configurations")
-    p.add_argument("--json", action="store_true", help="print reports as JSON")
-    p.add_argument("--full", action="store_true", help="one block per kernel in place of one line")
-    p.add_argument("--diff", nargs=2, metavar=("A", "B"), help="compare two: a name, name@arch, or a saved JSON file")
-    return p
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """``jfa compile``. Exit status 1 if a variant does not compile, exceeds a cap, or spills more than recorded."""
-    args = _arguments().parse_args(argv)
-    try:
-        if args.diff:
-            _print_diff(*(_diff_sides(side, args.arch) for side in args.diff))
-            return 0
-        configs = select(shipped_configs(), args.names)
-    except ValueError as e:
-        print(f"jfa compile: {e}", file=sys.stderr)
-        return 2
-    if args.list:
-        for c in configs:
-            print(f"{c.name:<44} sm_{', sm_'.join(map(str, c.targets))}  {c.kernel}")
-        return 0
-    reports = compile_configs(configs, args.arch)
-    if args.json:
-        print(json.dumps([r.to_json() for r in reports], indent=1))
-    elif args.full:
-        print("\n\n".join(r.to_text() for r in reports))
-    else:
-        print(table(reports))
-    return int(any(r.problems for r in reports))
-
-
 if __name__ == "__main__":
-    sys.exit(_worker() if sys.argv[1:] == ["--worker"] else main())
+    sys.exit(_worker())

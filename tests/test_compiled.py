@@ -134,13 +134,6 @@ def test_a_pattern_without_match_is_named():
         compiled.select([config], ["two"])
 
 
-def test_saved_reports_can_be_compared(tmp_path, capsys):
-    for name, smem in (("before", 1), ("after", 2)):
-        (tmp_path / f"{name}.json").write_text(json.dumps([Report("k", 100, smem=smem).to_json()]))
-    assert compiled.main(["--diff", str(tmp_path / "before.json"), str(tmp_path / "after.json")]) == 0
-    assert "k@100" in capsys.readouterr().out
-
-
 @pytest.fixture
 def stand_in(monkeypatch):
     """The emulator's TLX in this file's kernels, as it is everywhere where Triton has none."""

@@ -19,7 +19,6 @@ ordered by atomics alone; kernels that poll are cut where nobody else moves.
 from __future__ import annotations
 
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -286,31 +285,3 @@ def mutant(mutant, launch: Callable, expected=None, known=None, **bounds) -> Exp
         return mutant.how if mutant.site.hit(kind, where) else None
 
     return explore(launch, expected=expected, known=known, fault=fault, **bounds)
-
-
-def main(argv) -> int:
-    """`jfa emulator explore FILE.py:NAME`: NAME is a function without arguments that launches a small instance of a kernel
-    and returns its output tensors. Status 1 if a schedule goes wrong."""
-    import argparse
-    import sys
-
-    from .cli import _find
-    from .tutorials import RECIPES
-
-    parser = argparse.ArgumentParser(prog="jfa emulator explore", description=main.__doc__)
-    parser.add_argument("target", metavar="FILE.py:NAME", help=f"or MODULE:NAME, or one of {', '.join(RECIPES)}")
-    parser.add_argument("--executions", type=int, default=20_000, help="at most so many (default 20000)")
-    parser.add_argument("--seconds", type=float, help="at most so long")
-    parser.add_argument("--all", action="store_true", help="go on after the first bad schedule")
-    parser.add_argument("--ctas", type=int, default=1, help="CTAs resident at the same time (default 1)")
-    arguments = parser.parse_args(argv)
-    try:
-        launch = RECIPES.get(arguments.target) or _find(arguments.target)
-    except (ImportError, AttributeError, FileNotFoundError, ValueError) as error:
-        print(f"jfa emulator explore: {arguments.target}: {error}", file=sys.stderr)
-        return 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = explore(launch, arguments.executions, arguments.seconds, not arguments.all, max_ctas=arguments.ctas)
-    print(found)
-    return 0 if found.clean else 1

@@ -12,6 +12,7 @@ something the tests of that kernel should be made to see.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -84,9 +85,10 @@ class Mutant:
 
 @dataclass
 class Result:
-    """All mutants of a sweep."""
+    """All mutants of a sweep that were tried, and those for which there was no time."""
 
     mutants: list[Mutant]
+    untried: list[Mutant] = field(default_factory=list)
 
     @property
     def found(self) -> list[Mutant]:
@@ -103,6 +105,8 @@ class Result:
         lines += [f"  {kind:28} {how:5} {found:18} {n:4}" for (kind, how, found), n in sorted(counts.items())]
         if self.clean:
             lines += ["not found:", *("  " + str(m) for m in self.clean)]
+        if self.untried:
+            lines.append(f"not tried, for lack of time: {len(self.untried)}")
         return "\n".join(lines)
 
 
@@ -122,12 +126,12 @@ def _run(launch, **options):
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs], found
 
 
-def sites(launch: Callable) -> list[Site]:
-    """The synchronisation sites that a launch executes, in order of first execution."""
+def sites(launch: Callable, kernel: str = "") -> list[Site]:
+    """The synchronisation sites that a launch executes, in order of first execution; those of one kernel, if it is named."""
     seen: Counter = Counter()
 
     def record(kind, name, task, where):
-        if kind in FAULTS and where:
+        if kind in FAULTS and where and kernel in ("", task.machine.kernel):
             seen[(kind, *where[0])] += 1
 
     _run(launch, fault=record)
@@ -147,12 +151,16 @@ def _same(outputs, expected, tolerance) -> bool:
     return True
 
 
-def judge(mutant: Mutant, launch: Callable, expected, known=(), schedules=SCHEDULES, tolerance=2e-2) -> Mutant:
-    """Run the mutant under each schedule until one finds it; fills in found, schedule and report. known: warnings of the
-    whole kernel."""
+def judge(
+    mutant: Mutant, launch: Callable, expected, known=(), schedules=SCHEDULES, tolerance=2e-2, kernel: str = ""
+) -> Mutant:
+    """Run the mutant under each schedule until one finds it; fills in found, schedule and report.
+
+    known: warnings of the whole kernel. kernel: break it in the kernel of that name only.
+    """
 
     def fault(kind, name, task, where):
-        return mutant.how if mutant.site.hit(kind, where) else None
+        return mutant.how if mutant.site.hit(kind, where) and kernel in ("", task.machine.kernel) else None
 
     for schedule in schedules:
         try:
@@ -175,47 +183,28 @@ def _note(mutant, found, schedule, report):
 
 
 def sweep(
-    launch: Callable, schedules=SCHEDULES, tolerance=2e-2, select: Callable | None = None, progress=None
+    launch: Callable,
+    schedules=SCHEDULES,
+    tolerance=2e-2,
+    select: Callable | None = None,
+    progress=None,
+    kernel: str = "",
+    seconds: float | None = None,
 ) -> Result:
     """Break every synchronisation that `launch()` executes and judge each mutant.
 
     launch: launches the kernel and returns its output tensors; must give the same result each time.
     select: keeps the mutants for which select(mutant) is true. progress: called with each judged mutant.
+    kernel: of several kernels that are launched the one to break. seconds: begin no mutant after so long; the rest is `untried`.
     """
+    end = time.monotonic() + (float("inf") if seconds is None else seconds)
     expected, warned = _run(launch)
     expected, known = [t.clone() for t in expected], set(warned)
-    chosen = [m for m in mutants_of(sites(launch)) if select is None or select(m)]
-    for mutant in chosen:
-        judge(mutant, launch, expected, known, schedules, tolerance)
+    chosen = [m for m in mutants_of(sites(launch, kernel)) if select is None or select(m)]
+    for index, mutant in enumerate(chosen):
+        if time.monotonic() > end:
+            return Result(chosen[:index], chosen[index:])
+        judge(mutant, launch, expected, known, schedules, tolerance, kernel)
         if progress is not None:
             progress(mutant)
     return Result(chosen)
-
-
-def main(argv) -> int:
-    """`jfa emulator sweep FILE.py:NAME`: NAME is a function without arguments that launches a kernel and returns its output
-    tensors."""
-    import argparse
-    import sys
-
-    from .cli import _find
-    from .tutorials import RECIPES
-
-    parser = argparse.ArgumentParser(prog="jfa emulator sweep", description=main.__doc__)
-    parser.add_argument("target", metavar="FILE.py:NAME", help=f"or MODULE:NAME, or one of {', '.join(RECIPES)}")
-    parser.add_argument("--verbose", action="store_true", help="print every mutant as it is judged")
-    arguments = parser.parse_args(argv)
-    try:
-        launch = RECIPES.get(arguments.target) or _find(arguments.target)
-    except (ImportError, AttributeError, FileNotFoundError, ValueError) as error:
-        print(f"jfa emulator sweep: {arguments.target}: {error}", file=sys.stderr)
-        return 2
-    if hasattr(launch, "fn"):
-        print(
-            f"jfa emulator sweep: {arguments.target} is a kernel: name a function without arguments that launches it",
-            file=sys.stderr,
-        )
-        return 2
-    result = sweep(launch, progress=(lambda m: print(m, flush=True)) if arguments.verbose else None)
-    print(result.table())
-    return 0

@@ -139,6 +139,20 @@ class Timeline:
             raise ValueError("this launch kept no events: run it under options(policy='timed', rates=..., trace=True)")
         return cls(run.events, getattr(run.options.rates, "name", ""), run.occupied)
 
+    def between(self, lo: float, hi: float) -> Timeline:
+        """The part from cycle ``lo`` to ``hi``: events and occupied spans cut there. Raises ValueError if nothing lies in it."""
+        cut = [
+            e._replace(start=max(e.start, lo), end=min(e.end, hi)) for e in self.events if e.end > lo and e.start < hi
+        ]
+        if not cut:
+            raise ValueError(
+                f"no event lies between cycle {lo:g} and {hi:g}: the run is from {self.start:g} to {self.end:g}"
+            )
+        within = lambda spans: [(max(a, lo), min(b, hi)) for a, b in spans if b > lo and a < hi]
+        part = Timeline(cut, self.chip, {key: within(spans) for key, spans in self.occupied.items()})
+        part.start, part.end = max(lo, self.start), min(hi, self.end)
+        return part
+
     @property
     def cycles(self) -> float:
         """Modelled cycles from the first event to the last."""
@@ -198,6 +212,40 @@ class Timeline:
             for (track, barrier), cycles in list(waits.items())[:max_waits]:
                 lines.append(f"{barrier:<39} {cycles:>9,.0f}   {track}")
         return "\n".join(lines)
+
+    def beside(self, other: Timeline, names: tuple[str, str] = ("A", "B")) -> str:
+        """A table of two runs side by side: cycles, each role's busy and waiting share, each unit's, the waits that differ most."""
+        runs = (self, other)
+        times = other.cycles / self.cycles if self.cycles else 0.0
+        head = [
+            f"modelled on {run.chip or 'an unnamed chip'}: {name} {run.cycles:,.0f} cycles"
+            for name, run in zip(names, runs)
+        ]
+        lines = [*head, f"B / A: {times:.3f}", f"{'':<26} {'busy A':>8} {'busy B':>8} {'waits A':>8} {'waits B':>8}"]
+        shares = [run._shares() for run in runs]
+        for track in dict.fromkeys([*shares[0], *shares[1]]):
+            cells = [share.get(track) for share in shares]
+            texts = [f"{c[i]:.1%}" if c else "-" for i in (0, 1) for c in cells]
+            lines.append(f"{track:<26} " + " ".join(f"{text:>8}" for text in texts))
+        units = dict.fromkeys(name for run in runs for _, name in run.occupied)
+        lines += [f"{'unit: ' + name:<26} " + " ".join(f"{run.busy(name):>8.1%}" for run in runs) for name in units]
+        waits = [run.waits() for run in runs]
+        change = {key: waits[1].get(key, 0.0) - waits[0].get(key, 0.0) for key in (*waits[0], *waits[1])}
+        lines.append(f"{'waits that differ most, cycles':<39} {'A':>9} {'B':>9}   by")
+        for key in sorted(change, key=lambda key: -abs(change[key]))[:6]:
+            lines.append(f"{key[1]:<39} {waits[0].get(key, 0):>9,.0f} {waits[1].get(key, 0):>9,.0f}   {key[0]}")
+        return "\n".join(lines)
+
+    def _shares(self) -> dict[str, tuple[float, float]]:
+        """{track: (busy share, waiting share)}, the mean over the CTAs that have it."""
+        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for t in self.tracks():
+            work = t.cycles("async" if t.is_engine else "compute")
+            found[t.name].append((work / (self.cycles or 1.0), t.cycles("wait") / (self.cycles or 1.0)))
+        return {
+            name: (sum(a for a, _ in each) / len(each), sum(b for _, b in each) / len(each))
+            for name, each in found.items()
+        }
 
     def signals(self, cta: Any = None) -> list[tuple[Event, Event]]:
         """(the arrive, copy or product that completed a phase, the wait that this ended) of all CTAs, or of one, by time."""

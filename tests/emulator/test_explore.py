@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import jfa.emulator as emulator
-from jfa.emulator import cli, errors, explore, sweep
+from jfa.emulator import errors, explore, sweep
 
 from . import tutorials
 from .test_sweep import LAUNCHES, SUPERFLUOUS
@@ -56,18 +56,6 @@ def test_a_warp_specialized_gemm_of_two_tiles_and_three_blocks_is_exhausted():
     with tutorials.no_gpu(sms=1), emulator.options(max_ctas=1):
         found = explore.explore(launch, expected=[expected], tolerance=tolerance)
     assert found.proved and found.steps > 60
-
-
-@pytest.mark.parametrize("name, status", [("launch_pipeline", 0), ("launch_broken", 1)])
-def test_the_command(name, status, capsys):
-    assert cli.main(["explore", f"{__name__}:{name}"]) == status
-    said = capsys.readouterr().out
-    assert "1 class of schedules" in said and ("policy='replay:" in said) == bool(status)
-
-
-def test_the_command_names_what_it_cannot_find(capsys):
-    assert cli.main(["explore", f"{__name__}:nothing"]) == 2
-    assert "nothing" in capsys.readouterr().err
 
 
 @pytest.mark.slow

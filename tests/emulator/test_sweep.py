@@ -114,14 +114,17 @@ def test_public_kernels_whole():
     assert found >= 215 and total - found <= 11
 
 
-def test_the_command_takes_a_file(tmp_path, capsys):
-    """A kernel of one's own, in a file, as chapter 11 says."""
-    own = tmp_path / "own.py"
-    own.write_text(
-        "from tests.emulator.reports import kernels\n\n\ndef launch():\n    return [kernels.double()[0]]\n",
-        encoding="utf-8",
-    )
-    assert sweep.main([f"{own}:launch"]) == 0
-    assert "mutants" in capsys.readouterr().out.splitlines()[0]
-    assert sweep.main([f"{own}:nothing"]) == 2 and "has no nothing" in capsys.readouterr().err
-    assert sweep.main(["tests.emulator.reports.kernels:pipeline"]) == 2 and "is a kernel" in capsys.readouterr().err
+def test_of_several_kernels_one_is_broken():
+    """Both launches run the same lines; only what the kernel of that name executes is a site."""
+    both = lambda: [kernels.double()[0]]
+    whole = sweep.sites(both)
+    assert sweep.sites(both, "pipeline") == whole and sweep.sites(both, "gemm") == []
+    assert sweep.sweep(both, kernel="gemm").mutants == []
+    unbroken = sweep.judge(sweep.Mutant(whole[0], "drop"), both, [t.clone() for t in both()], kernel="gemm")
+    assert not unbroken.found, "in a kernel of another name nothing is broken"
+
+
+def test_what_there_was_no_time_for_is_counted():
+    result = sweep.sweep(lambda: [kernels.double()[0]], seconds=0)
+    assert result.mutants == [] and len(result.untried) >= 19
+    assert f"not tried, for lack of time: {len(result.untried)}" in result.table()

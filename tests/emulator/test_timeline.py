@@ -219,17 +219,45 @@ def test_a_run_without_a_trace_is_refused():
         Timeline.of(emulator.last())
 
 
-def test_the_command_writes_picture_and_trace(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    assert cli.timeline(["blackwell_fa_ws", "--out", str(tmp_path)]) == 0
-    assert "modelled on B200" in capsys.readouterr().out
-    assert (tmp_path / "blackwell_fa_ws.png").stat().st_size > 1000
-    assert json.loads((tmp_path / "blackwell_fa_ws.json").read_text())["traceEvents"]
+def test_a_part_of_a_run_is_cut_there():
+    drawn = cli.record(launch, B200)
+    middle = drawn.start + drawn.cycles / 2
+    part = drawn.between(drawn.start, middle)
+    assert (part.start, part.end) == (drawn.start, middle) and part.cycles == pytest.approx(drawn.cycles / 2)
+    assert all(part.start <= e.start <= e.end <= part.end for e in part.events)
+    for (cta, name), spans in part.occupied.items():
+        whole = sum(min(b, middle) - a for a, b in drawn.occupied[cta, name] if a < middle)
+        assert sum(b - a for a, b in spans) == pytest.approx(whole)
+    assert part.busy("mufu") == pytest.approx(drawn.busy("mufu", (drawn.start, middle))) and part.busy("mufu") > 0
+    with pytest.raises(ValueError, match="no event lies between"):
+        drawn.between(drawn.end + 1, drawn.end + 2)
 
 
-def test_the_command_says_what_it_cannot_find(capsys):
-    assert cli.timeline(["nowhere.module:launch"]) == 2
-    assert "nowhere" in capsys.readouterr().err
+def test_two_runs_stand_side_by_side():
+    one, three = (cli.record(lambda n=n: launch(stages=n), B200) for n in (1, 3))
+    table = one.beside(three, ("one.py:launch", "three.py:launch"))
+    assert f"one.py:launch {one.cycles:,.0f} cycles" in table and f"B / A: {three.cycles / one.cycles:.3f}" in table
+    (unit,) = [line for line in table.splitlines() if line.startswith("unit: mufu")]
+    assert unit.split()[2:] == [f"{run.busy('mufu'):.1%}" for run in (one, three)]
+    assert "-" not in one.beside(one).split("waits B")[1].split("waits that")[0], "the same roles on both sides"
+
+
+@triton.jit
+def double(x_ptr, y_ptr):
+    at = tl.arange(0, 64)
+    tl.store(y_ptr + at, tl.load(x_ptr + at) * 2)
+
+
+def test_of_several_kernels_one_can_be_named():
+    def both():
+        launch()
+        double[(1,)](torch.ones(64), torch.empty(64))
+
+    alone = cli.record(launch, B200)
+    assert cli.record(both, B200, "stream").cycles == alone.cycles
+    assert cli.record(both, B200).cycles == cli.record(both, B200, "double").cycles < alone.cycles
+    with pytest.raises(LookupError, match="no kernel named gemm was launched, but stream, double"):
+        cli.record(both, B200, "gemm")
 
 
 def test_an_engines_arithmetic_costs_no_task_time_and_wakes_nobody():
