@@ -149,9 +149,13 @@ def choice(shape: Shape, device: torch.device) -> str:
 
 
 def as_json(chosen: list[Shape], timings: list[runner.Timing], device: torch.device, extra: dict) -> dict:
-    """Return a result file's contents: as other results, with the cells' sizes and what ``auto`` took."""
+    """Return a result file's contents: environment, the cells' sizes with what ``auto`` took, and "times".
+
+    Not "timings": these shapes are no named ones, and readers of other results pass the file by.
+    """
+    result = runner.as_json(timings, device, extra)
     known = {shape.name: facts(shape) | {"auto": choice(shape, device)} for shape in chosen}
-    return runner.as_json(timings, device, extra) | {"cells": known}
+    return {"times" if key == "timings" else key: x for key, x in result.items()} | {"cells": known}
 
 
 def drawn(result: dict) -> str:
@@ -166,7 +170,7 @@ def drawn(result: dict) -> str:
 
 
 def _row(result: dict, name: str, auto: str, way: str) -> str:
-    times = {t["name"]: t[f"{way}_ms"] for t in result["timings"] if t["shape"] == name and t[f"{way}_ms"]}
+    times = {t["name"]: t[f"{way}_ms"] for t in result["times"] if t["shape"] == name and t[f"{way}_ms"]}
     ours = {n: ms for n, ms in times.items() if n.startswith("jfa")}
     mine = ours.get(f"jfa:{auto}")
     if mine is None:

@@ -8,6 +8,7 @@ from functools import cache
 from types import ModuleType
 
 from jfa.kernels.base import Problem
+from jfa.kernels.preference import kind_of
 
 MODULES = {
     "reference": "jfa.kernels.reference",
@@ -17,8 +18,6 @@ MODULES = {
 }
 # Backends whose MXFP8 kernels have a module of their own; it is a backend like the others.
 MXFP8_MODULES = {"blackwell": "jfa.kernels.blackwell.mxfp8_launch"}
-# The first that supports the request wins; reference is last because it is right everywhere and fast nowhere.
-GPU_ORDER = ("blackwell", "hopper", "portable", "reference")
 
 
 class UnsupportedError(ValueError):
@@ -78,7 +77,7 @@ def pick(problem: Problem, backend: str) -> str:
             return "reference"
         if problem.precision == "mxfp8":
             return _pick_mxfp8(problem)
-        return next(name for name in GPU_ORDER if objection(name, problem) is None)
+        return next(name for name in kind_of(problem).order if objection(name, problem) is None)
     check_name(backend)
     why_not = objection(backend, problem)
     if why_not:
@@ -117,7 +116,8 @@ def choose(problem: Problem, backend: str) -> Explanation:
     elif problem.precision == "mxfp8":
         reasons = [(name, "MXFP8 products run on Blackwell's tensor cores")]
     else:
-        looked_at = GPU_ORDER[: GPU_ORDER.index(name) + 1]
-        reasons = [(other, objection(other, problem) or "supports the request") for other in looked_at]
+        kind = kind_of(problem)
+        looked_at = kind.order[: kind.order.index(name) + 1]
+        reasons = [(other, objection(other, problem) or f"supports the request ({kind.name})") for other in looked_at]
     describe = getattr(load(name, problem.precision), "forms", None)
     return Explanation(name, tuple(reasons), tuple(describe(problem).items()) if describe else ())

@@ -39,7 +39,7 @@ def test_a_grid_without_a_gpu_times_the_reference(monkeypatch, capsys, tmp_path)
     result = json.loads(written.read_text())
     assert set(result["cells"]) == {"self/16/8", "pma4/16/8"}
     assert {c["auto"] for c in result["cells"].values()} == {"reference"}
-    assert [t["name"] for t in result["timings"]] == ["jfa:reference"] * 2
+    assert [t["name"] for t in result["times"]] == ["jfa:reference"] * 2
     assert cli.main(["--grid", "--shapes", "dense"]) == 2
     assert "no cell is named so" in capsys.readouterr().out
 
@@ -60,7 +60,7 @@ def timings(**milliseconds):
     ],
 )
 def test_a_row_shows_a_wrong_choice_and_a_faster_peer(measured, auto, shown, behind):
-    text = grid.drawn({"cells": {"self/16/8": {"auto": auto}}, "timings": timings(**measured)})
+    text = grid.drawn({"cells": {"self/16/8": {"auto": auto}}, "times": timings(**measured)})
     (row,) = text.splitlines()[1:]
     assert shown in row and ("behind" in row) == behind
 

@@ -34,11 +34,11 @@ from jfa.kernels.hopper.forward import forward_kernel
 from jfa.kernels.hopper.prepare import PaddedRows, finish_dq, prepare_rows
 from jfa.kernels.hopper.tiles import Lists, TileList, key_tiles, padded, query_tiles
 from jfa.kernels.hopper.tiles import make_lists as tile_lists
+from jfa.kernels.preference import portable_backward
 
 BLOCK_LISTS = True
 TAPE = True  # what a call does may be done again from a tape
 EMULATED_SMS = 2  # on CPU tensors: enough that tiles are dealt to several programs
-WIDEST_BACKWARD = 128  # head dimension: dK and dV of 64 wider keys would fill a consumer's registers
 
 
 # ------------------------------------------------------------------------------------------------------------ contract
@@ -67,15 +67,15 @@ def _unfit_lists(problem: Problem) -> str | None:
 
 def forms(problem: Problem) -> dict[str, str]:
     """Return which kernel each pass of a call gets, and on what grounds."""
-    cfg, widest = forward_config(problem), max(problem.head_dim, problem.head_dim_v)
+    cfg, left = forward_config(problem), portable_backward(problem)
     queries = f"{cfg.block_m} queries of {'two heads' if cfg.heads == 2 else 'one head'} per tile"
     kept = "the shared query stays on chip" if cfg.resident else "queries stream"
     if problem.block_lists is not None:
         one_pass = "one pass over key tiles walks the transposed lists; dQ is added up in fp32"
         two_passes = "portable kernels over the block lists: dQ, then dK and dV; repeatable bit by bit"
         backward = two_passes if problem.deterministic else one_pass
-    elif widest > WIDEST_BACKWARD:
-        backward = f"portable kernels: head dim {widest} > {WIDEST_BACKWARD}"
+    elif left:
+        backward = f"portable kernels: {left}"
     elif is_resident(problem):
         backward = f"resident: the {problem.rows_q} shared queries (<= 128) and their dQ stay on chip"
     elif problem.deterministic:
@@ -97,7 +97,7 @@ def plan(problem: Problem) -> list[Tensor]:
 
 def make_lists(problem: Problem) -> Lists | None:
     """Build what one forward and its backward walk, in one launch; None where there is nothing to list."""
-    if _is_portable_backward(problem) or 0 in (problem.num_batches, problem.rows_kv, problem.rows_out):
+    if portable_backward(problem) or 0 in (problem.num_batches, problem.rows_kv, problem.rows_out):
         return None
     return _both_lists(problem)
 
@@ -126,7 +126,7 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
         problem = replace(problem, sm_scale=-problem.sm_scale)
         dq, dk, dv = backward(problem, dout, dlse, -q, k, v, out, lse, plan, needs)
         return -dq, dk, dv
-    if _is_portable_backward(problem):
+    if portable_backward(problem):
         return portable.backward(problem, dout, dlse, q, k, v, out, lse, _given_transpose(plan), needs)
     tensors = (make_tma_ready(x) for x in (q, k, v, dout))
     dk, dv = empty_tma_ready(k, problem.head_dim), empty_tma_ready(v, problem.head_dim_v)
@@ -147,11 +147,6 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
         else:
             dq = finish_dq(problem, lists.queries, block, sums, q.dtype)
     return dq, dk.contiguous(), dv.contiguous()
-
-
-def _is_portable_backward(problem: Problem) -> bool:
-    repeatable_lists = problem.block_lists is not None and problem.deterministic
-    return repeatable_lists or max(problem.head_dim, problem.head_dim_v) > WIDEST_BACKWARD
 
 
 def _given_lists(plan) -> Lists:

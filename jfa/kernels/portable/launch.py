@@ -122,6 +122,14 @@ def make_lists(problem: Problem) -> list[Plan] | None:
     return plan_pass(problem, cut, cut.slots * problem.num_kv_heads, config.dq_cut(problem), config.dkdv_cut(problem))
 
 
+def backward_lists(problem: Problem, needs: tuple[bool, bool, bool]) -> tuple[Plan | None, Plan | None]:
+    """Return the lists of both passes of a backward by one launch; Nones where it is not both that need one."""
+    if problem.broadcast_q or not needs[0] or not any(needs[1:]):
+        return None, None
+    cut = config.dq_cut(problem)
+    return tuple(plan_pass(problem, cut, 0, cut, config.dkdv_cut(problem))[1:])
+
+
 def given(problem: Problem, words: list[Tensor] | list[Plan] | None) -> list[Plan | None]:
     """Return what :func:`plan` or :func:`make_lists` returned as the lists of the forward, of dQ, and of dK and dV, or Nones."""
     if not words:
@@ -210,7 +218,7 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, needs=(True, True,
         if config.keeps_shared_query(problem):
             return resident_backward(problem, dout, dlse, q, k, v, out, lse)
         delta = torch.empty_like(lse)
-        dq_list, dkdv_list = lists or (None, None)
+        dq_list, dkdv_list = lists if lists and lists[0] else backward_lists(problem, needs)
         if problem.broadcast_q:
             dq = shared_dq(problem, dout, dlse, q, k, v, out, lse, delta)
         elif needs[0]:
