@@ -5,8 +5,8 @@
     python examples/train_mxfp8.py --json curves.json
 
 Where no Blackwell GPU is there, MXFP8 is simulated: operands are rounded as its tensor cores take them, products are fp32. A fourth
-run has the forward in MXFP8 and the backward of bf16 attention, which forms a P of its own: it does not differentiate what the
-forward computed. Histories repeat a motif, so the next item can be told only by attending to the last time it came.
+run has the forward in MXFP8 and a backward that recomputes P in bf16's precision: it does not differentiate what the forward
+computed. Histories repeat a motif, so the next item can be told only by attending to the last time it came.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -22,7 +23,6 @@ from torch.nn.functional import cross_entropy
 
 import jfa
 from jfa.bench.runner import environment
-from jfa.kernels import reference
 from jfa.layout import log_uniform_lengths, offsets_from_lengths
 
 PRECISIONS = ("fp32", "bf16", "mxfp8", "mxfp8 forward only")
@@ -42,21 +42,38 @@ class Sizes:
 
 # ----------------------------------------------------------------------------------------------------------- the attention
 class ForwardOnly(torch.autograd.Function):
-    """MXFP8 attention whose backward is that of bf16 attention, with its own P."""
+    """MXFP8 attention with a backward in bf16's precision, fed with the MXFP8 forward's output and log-sum-exp.
+
+    So P = exp(S - lse) comes from other scores than the log-sum-exp, and its rows do not sum to 1.
+    """
 
     @staticmethod
     def forward(ctx, q, k, v, offsets):
-        ctx.save_for_backward(q, k, v, offsets)
-        return jfa.jagged_flash_attention(
-            q, k, v, offsets, offsets, causal=True, precision="mxfp8", backend="reference"
+        out, lse = jfa.jagged_flash_attention(
+            q, k, v, offsets, offsets, causal=True, precision="mxfp8", backend="reference", return_lse=True
         )
+        ctx.save_for_backward(q, k, v, out, lse, offsets)
+        return out
 
     @staticmethod
     def backward(ctx, dout):
-        q, k, v, offsets = ctx.saved_tensors
-        settings = q.shape[2] ** -0.5, jfa.Band.make(True), False, False, 0, 0
-        problem = jfa.attention.make_problem(q, k, v, offsets, offsets, None, *settings)
-        return *reference.backward(problem, dout, None, q, k, v, None, None), None
+        q, k, v, out, lse, offsets = ctx.saved_tensors
+        grads = [torch.zeros_like(x) for x in (q, k, v)]
+        for a, b in pairwise(offsets.tolist()):
+            of_sequence = (x[a:b].transpose(0, 1).float() for x in (q, k, v, out, dout))  # [heads, tokens, head dim]
+            for grad, part in zip(grads, one_backward(*of_sequence, lse[:, a:b, None])):
+                grad[a:b] = part.transpose(0, 1)
+        return *grads, None
+
+
+def one_backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (dq, dk, dv) of one sequence's causal attention, all [heads, tokens, head dim] fp32, from lse [heads, tokens, 1]."""
+    scale = q.shape[2] ** -0.5
+    p = torch.exp(scale * q @ k.mT - lse).tril()
+    ds = p * (dout @ v.mT - (out * dout).sum(2, keepdim=True))
+    return scale * ds @ k, scale * ds.mT @ q, p.mT @ dout
 
 
 def attend(precision: str, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
