@@ -682,7 +682,7 @@ largest_errors(exchange_copies)
 #
 # * *Who protects the peer's tile from being overwritten while the tensor core reads it?* `ds_empties`, and the sender waits for its own: the product completes in both CTAs at once, so one wait covers both tiles.
 # * *Who protects `staging`?* The same wait. The product can only have been issued after the peer's relay had arrived, and that is after the copy has read `staging`.
-# * *Why four arrivals?* Own halves of two CTAs, and received halves of two CTAs.
+# * *Why four arrivals?* Own halves of two CTAs, and received halves of two CTAs. Two would do, those of the relays: what a relay has received was sent behind the sender's own store and fence. Such an argument is worth a barrier's arrival only if it stands beside the code; the four say it without one.
 # * *Where does dQ go?* To 64 rows per CTA, and no row belongs to both. If both stored 128 rows, each would be added twice.
 #
 # ## Version 5: the exchange, by words (form B)
