@@ -130,6 +130,18 @@ def test_a_gpu_without_it_gets_an_error_and_no_simulation(device, monkeypatch):
     assert registry.pick(found, "reference") == "reference"
 
 
+def test_blackwell_gets_its_kernels(monkeypatch):
+    """As if on a B200; a head dim that its kernels lack is an error, not a simulation."""
+    (q, k, v, *offsets), _, _, _ = call("self")
+    monkeypatch.setattr("jfa.kernels.base._capability", lambda device: (10, 0))
+    monkeypatch.setattr("jfa.kernels.base._triton_version", lambda: "3.7.4+fb")
+    told = registry.choose(problem_of(q, k, v, *offsets, "mxfp8", "cuda"), "auto")
+    assert told.backend == "blackwell" and dict(told.forms)["forward"].startswith("MXFP8")
+    wide = torch.zeros(len(q), 2, 256).bfloat16()
+    with pytest.raises(UnsupportedError, match="precision='mxfp8': .*head dim.*backend='reference' simulates it"):
+        registry.pick(problem_of(wide, wide, wide, *offsets, "mxfp8", "cuda"), "auto")
+
+
 @pytest.mark.parametrize(
     "precision, error, message",
     [
