@@ -6,6 +6,7 @@ Without a GPU launches do nothing (:func:`measure_stubbed`): what is left is Pyt
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 import jfa
-from jfa.attention import prepared
 
 SEQUENCES, LENGTH, HEADS, DIM = 8, 64, 8, 128
 CALLS, ROUNDS = 30, 9
@@ -22,19 +22,22 @@ BACKENDS = ("hopper", "blackwell", "portable")
 FA2 = "FlashAttention 2"
 
 
-def host_microseconds(call: Callable[[], object], calls: int = CALLS, rounds: int = ROUNDS) -> float:
-    """Return the median over rounds of the host's time for one call; the device is waited for between rounds only."""
+def host_microseconds(calls: dict[str, Callable], per_round: int = CALLS, rounds: int = ROUNDS) -> dict[str, float]:
+    """Return the median over rounds of the host's time for one call of each; the device is waited for between them only.
+
+    All take their turn in every round: a host that slows down for a while slows down all.
+    """
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    for _ in range(5):
-        call()
-    found = []
-    for _ in range(rounds):
-        wait()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        found.append((time.perf_counter() - start) / calls * 1e6)
-    return statistics.median(found)
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for round_ in range(-1, rounds):
+        for name, call in calls.items():
+            wait()
+            start = time.perf_counter()
+            for _ in range(per_round):
+                call()
+            if round_ >= 0:  # the first only warms up
+                found[name].append((time.perf_counter() - start) / per_round * 1e6)
+    return {name: statistics.median(times) for name, times in found.items()}
 
 
 def calls(backends: tuple[str, ...] = BACKENDS, device: str = "cuda") -> tuple[dict[str, Callable], tuple[Tensor, ...]]:
@@ -47,6 +50,7 @@ def calls(backends: tuple[str, ...] = BACKENDS, device: str = "cuda") -> tuple[d
     q, k, v = (torch.randn(rows, HEADS, DIM, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     offsets = torch.arange(0, rows + 1, LENGTH, device=device, dtype=torch.int32)
     found: dict[str, Callable] = {}
+    scales = (0.08 + 1e-9 * i for i in itertools.count())  # one that never was is a new signature, as other shapes are
     try:
         from torch.nn.attention.varlen import varlen_attn
 
@@ -62,7 +66,9 @@ def calls(backends: tuple[str, ...] = BACKENDS, device: str = "cuda") -> tuple[d
             continue
         found[backend] = lambda o=options: jfa.jagged_flash_attention(q, k, v, offsets, offsets, **o)
         if backend != "reference":
-            found[f"{backend}, new shapes"] = lambda call=found[backend]: (prepared.forget(), call())[1]
+            found[f"{backend}, new shapes"] = lambda o=options: jfa.jagged_flash_attention(
+                q, k, v, offsets, offsets, sm_scale=next(scales), **o
+            )
         planned = options | {"plan": plan}
         found[f"{backend}, with a plan"] = lambda o=planned: jfa.jagged_flash_attention(q, k, v, offsets, offsets, **o)
     return found, (q, k, v)
@@ -71,18 +77,17 @@ def calls(backends: tuple[str, ...] = BACKENDS, device: str = "cuda") -> tuple[d
 def measure(backends: tuple[str, ...] = BACKENDS, device: str = "cuda", **bounds: int) -> dict[str, dict[str, float]]:
     """Return per implementation the microseconds of a forward, of one without gradients, and of a forward and backward ("both").
 
-    "new shapes": nothing is known of the call but what compiled. ``bounds``: ``calls`` per round and ``rounds``.
+    "new shapes": nothing is known of the call but what compiled. ``bounds``: ``per_round`` (calls) and ``rounds``.
     """
     found, inputs = calls(backends, device)
-    times = {}
+    with_backward = {}
     for name, call in found.items():
         gradient = torch.randn_like(call())
-        both = lambda call=call, g=gradient: torch.autograd.grad(call(), inputs, g)
-        times[name] = {"forward": host_microseconds(call, **bounds)}
-        with torch.no_grad():
-            times[name]["no gradients"] = host_microseconds(call, **bounds)
-        times[name]["both"] = host_microseconds(both, **bounds)
-    return times
+        with_backward[name] = lambda call=call, g=gradient: torch.autograd.grad(call(), inputs, g)
+    forward, both = host_microseconds(found, **bounds), host_microseconds(with_backward, **bounds)
+    with torch.no_grad():
+        alone = host_microseconds(found, **bounds)
+    return {name: {"forward": forward[name], "no gradients": alone[name], "both": both[name]} for name in found}
 
 
 def measure_stubbed(**bounds: int) -> dict[str, dict[str, float]]:

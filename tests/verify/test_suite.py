@@ -154,7 +154,7 @@ def test_a_shape_is_timed_with_all_its_names():
 
 
 def test_host_time_is_measured_without_waiting_for_a_device():
-    found = suite.run(job("host", "small", timing={"backends": ("reference",), "calls": 1, "rounds": 1}))
+    found = suite.run(job("host", "small", timing={"backends": ("reference",), "per_round": 1, "rounds": 1}))
     assert set(found) == {"reference", "reference, with a plan"}
     assert all(value > 0 for times in found.values() for value in times.values())
 
