@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 pytest.importorskip("greenlet")
 
 import jfa.emulator as emulator  # noqa: E402
+from jfa.emulator import explore  # noqa: E402
 from jfa.kernels.blackwell import launch  # noqa: E402
 from jfa.kernels.blackwell.config import BLOCK, backward_config  # noqa: E402
 from jfa.kernels.common.padded_rows import padded_rows, row_constants  # noqa: E402
@@ -136,9 +137,22 @@ def test_every_broken_synchronisation_is_found_or_argued(kernel):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel, case", [("general", 1), ("resident", 1), ("dq", 0)])
+@pytest.mark.parametrize("kernel, case", [("general", 1), ("pair", 0), ("resident", 1), ("dq", 0)])
 def test_what_is_argued_is_proved_for_an_instance(kernel, case):
     """No schedule of this launch goes wrong with an argued mutant: the argument holds here, whatever the clock does."""
     found = explored(launcher(kernel, *CASES[kernel][case]), ARGUED[kernel])
     assert found.keys() == ARGUED[kernel].keys()
     assert {key: str(one) for key, one in found.items() if not one.proved} == {}
+
+
+def test_every_schedule_of_a_pair_is_right():
+    """One tile, one block of queries: all schedules are equal but for steps that commute."""
+    found = explore.explore(launcher("pair", dict(len_q=[100], len_kv=[130], head_dim=128), {}))
+    assert found.proved, str(found)
+
+
+@pytest.mark.slow
+def test_every_schedule_of_a_pair_over_several_tiles_is_right():
+    """Two tiles of three blocks each, so that every ring and every barrier wraps."""
+    found = explore.explore(launcher("pair", *CASES["pair"][0]))
+    assert found.proved, str(found)
