@@ -602,7 +602,7 @@ def _emulator_objection() -> str | None:
         from jfa.emulator import run  # noqa: F401
     except Exception as error:
         return _first_line(f"the emulator does not import: {error}")
-    return None
+    return "the emulator needs greenlet" if PathFinder.find_spec("greenlet") is None else None
 
 
 def _small_problem(device: str):

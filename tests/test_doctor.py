@@ -345,3 +345,15 @@ def test_ptxas_that_does_not_start_is_broken(installation):
 
 def test_this_installation_has_nothing_broken(capsys):
     assert doctor.main([]) == 0, capsys.readouterr().out
+
+
+def test_a_plain_installation_without_greenlet_is_not_broken(monkeypatch):
+    """The op on CPU tensors needs neither greenlet nor the emulator: no repair of Triton is offered for it."""
+    find = doctor.PathFinder.find_spec
+    monkeypatch.setattr(
+        doctor.PathFinder, "find_spec", lambda name, *rest: None if name == "greenlet" else find(name, *rest)
+    )
+    lines = [*doctor.check_backends(), *doctor.check_known_value()]
+    assert not [line for line in lines if line.status == "broken"]
+    assert any("the emulator needs greenlet" in line.text for line in lines if line.text.startswith("portable"))
+    assert any(line.text.startswith("reference: CPU") for line in lines)
