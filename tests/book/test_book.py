@@ -250,18 +250,55 @@ def test_a_style_sheet_that_fetches_a_font_is_a_fault(tmp_path):
 # -- a whole build -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_one_chapter_becomes_a_book(tmp_path):
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The book of one chapter."""
     from book.__main__ import PACKAGES, main
 
     if not PACKAGES.is_dir():
         pytest.importorskip("myst_nb", reason="Sphinx is not here: make book installs it")
-    assert main(["--chapters", "02", "--to", str(tmp_path / "book")]) == 0
-    page = (tmp_path / "book" / "chapters" / "02_online_softmax.html").read_text()
+    target = tmp_path_factory.mktemp("built") / "book"
+    assert main(["--chapters", "02", "--to", str(target)]) == 0
+    return target
+
+
+@pytest.mark.slow
+def test_one_chapter_becomes_a_book(built):
+    page = (built / "chapters" / "02_online_softmax.html").read_text()
     assert "the numbers of this figure" in page and "_static/tex-svg.js" in page
-    assert (tmp_path / "book" / "exercises" / "02_online_softmax.html").exists()
-    assert not (tmp_path / "book" / "solutions").exists()
-    assert "FlashAttention" in (tmp_path / "book" / "sources.html").read_text()
+    assert (built / "exercises" / "02_online_softmax.html").exists()
+    assert not (built / "solutions").exists()
+    assert "FlashAttention" in (built / "sources.html").read_text()
+    assert list((built / "_downloads").rglob("02_online_softmax.ipynb"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1400])
+def test_pages_fit_the_window_and_fetch_nothing(built, browser, width):
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    asked, failed = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("requestfailed", lambda request: failed.append(request.url))
+    page.on("pageerror", lambda error: failed.append(str(error)))
+    for name in ("index", "chapters/02_online_softmax", "exercises/02_online_softmax", "api/jfa.attention", "sources"):
+        page.goto(f"file://{built}/{name}.html")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+    assert not failed and {url.split(":")[0] for url in asked} <= {"file", "data"}
+    page.close()
+
+
+@pytest.mark.slow
+def test_mathematics_is_set_and_the_search_finds_from_the_disk(built, browser):
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    page.goto(f"file://{built}/chapters/02_online_softmax.html")
+    page.wait_for_selector("mjx-container svg", state="attached")
+    assert page.locator("mjx-merror, [data-mjx-error]").count() == 0
+    page.get_by_placeholder("Search").fill("overflow")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#search-results li a")
+    found = page.locator("#search-results li a").all_inner_texts()
+    assert any("Online softmax" in title for title in found), found
+    page.close()
 
 
 def test_a_chapter_that_is_not_there_is_told(capsys):
