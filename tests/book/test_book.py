@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -131,6 +133,38 @@ def test_every_exercise_of_the_course_gets_its_hints_and_no_answer(chapter):
 @pytest.mark.parametrize("module", [m for modules in pages.API.values() for m in modules])
 def test_a_module_of_the_api_is_there(module):
     assert find_spec(module) is not None
+
+
+def traps(docstring):
+    """What Sphinx would stumble over, of the kinds that happen: examples without "::", "::" without an example, |words|."""
+    lines = docstring.splitlines()
+    for before, blank, line in zip(lines, lines[1:], lines[2:]):
+        if blank.strip() or not before.strip() or before.startswith(" "):
+            continue
+        if line.startswith("    ") and not before.endswith("::"):
+            yield f'an indented block after a line without "::": {line.strip()}'
+        if before.endswith("::") and line.strip() and not line.startswith(" "):
+            yield f'"::" and no indented block: {before}'
+    yield from (
+        f"|words| outside of code: {word}"
+        for word in re.findall(r"(?<![\w`|])\|\w+\|(?![`|])", re.sub(r"``.+?``", "", docstring))
+    )
+
+
+@pytest.mark.parametrize("module", [m for modules in pages.API.values() for m in modules])
+def test_docstrings_of_the_api_are_what_sphinx_can_read(module):
+    """`make book-check` is the whole check; this one needs no Sphinx."""
+    tree = ast.parse(Path(find_spec(module).origin).read_text(encoding="utf-8"))
+    named = [n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    public = [n for n in named if not getattr(n, "name", "").startswith("_")]
+    found = [f"{getattr(n, 'name', module)}: {trap}" for n in public for trap in traps(ast.get_docstring(n) or "")]
+    assert found == []
+
+
+@pytest.mark.parametrize("text", ["A.\n\n    code()\n", "A::\n\nText.\n", "The size max |x|, in bytes."])
+def test_a_trap_is_seen(text):
+    assert list(traps(text))
+    assert not list(traps("A::\n\n    code()\n\nThe size ``max |x|``.\n\n* a\n"))
 
 
 # -- citations ---------------------------------------------------------------------------------------------------------
