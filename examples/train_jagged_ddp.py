@@ -5,10 +5,13 @@
     torchrun ... examples/train_jagged_ddp.py --dim 1024 --layers 4 --users 512 --longest 8192 --json times.json
     python examples/train_jagged_ddp.py                                                       one process, for comparison
 
-A step ends when the slowest rank does. The same batches are dealt to the ranks in two ways, contiguously as they come (as many
-users per rank) and by zigzag over their lengths, from the same initial weights: the losses agree, the step times need not.
+A step ends when the slowest rank does. The same batches are dealt to the ranks in three ways, from the same initial weights, so the
+losses agree and the step times need not: contiguously as they come (as many users per rank); by zigzag over the lengths; longest
+first by the cost of a user, each to the rank with the least so far. Zigzag looks at the order only, which is the same by tokens
+(what the linear layers cost) and by causal pairs (what attention costs); longest first weighs both in FLOPs.
+
 Each rank multiplies its summed loss by ranks / tokens of the whole batch, since DDP and FSDP take the mean over ranks: so the
-gradient is that of one process with the whole batch, however the users are dealt.
+gradient is that of one process with the whole batch, however the users are dealt. Of several rounds the first is not counted.
 """
 
 from __future__ import annotations
@@ -31,9 +34,10 @@ from torch.nn.parallel import DistributedDataParallel
 from jfa.bench.runner import environment
 from jfa.layout import offsets_from_lengths, pareto_lengths
 from jfa.modules import JaggedSelfAttention
-from jfa.schedule import balance, zigzag
+from jfa.schedule import balance, longest_first, zigzag
 
-WAYS = ("as they come", "zigzag")
+WAYS = ("as they come", "zigzag", "longest first")
+WARM_UP = 5  # steps over which the learning rate rises
 
 
 @dataclass(frozen=True)
@@ -95,10 +99,19 @@ def history(step: int, user: int, length: int, sizes: Sizes) -> Tensor:
     return torch.cumsum(strides, 0) % sizes.items
 
 
-def deal(way: str, lengths: Tensor, ranks: int) -> list[list[int]]:
-    """The users of each rank. Zigzag goes by length; by pairs of attention the order is the same."""
+def flops(lengths: Tensor, sizes: Sizes) -> Tensor:
+    """[users] fp64: FLOPs of each user's matrix products, forward: linear layers by tokens, attention by causal pairs."""
+    tokens = lengths.double()
+    linear = 2 * sizes.dim * (12 * sizes.dim * sizes.layers + sizes.items)
+    return tokens * linear + tokens * (tokens + 1) / 2 * 4 * sizes.dim * sizes.layers
+
+
+def deal(way: str, lengths: Tensor, ranks: int, sizes: Sizes) -> list[list[int]]:
+    """The users of each rank."""
     if way == "zigzag":
         return zigzag(lengths.tolist(), ranks)
+    if way == "longest first":
+        return longest_first(flops(lengths, sizes).tolist(), ranks)
     return [part.tolist() for part in torch.arange(len(lengths)).tensor_split(ranks)]
 
 
@@ -137,16 +150,19 @@ def train(way: str, sizes: Sizes, steps: int, device: torch.device, dtype=torch.
     """Train from the same weights; (losses per step, this rank's seconds per step, the model)."""
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     model = wrapped(sizes, device, dtype, fsdp)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    rate = min(3e-3, 0.2 / sizes.dim)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     losses, seconds = [], []
     for step in range(steps):
         lengths = lengths_of(step, sizes)
-        data = batch(step, deal(way, lengths, ranks)[rank], lengths, sizes, device)
+        data = batch(step, deal(way, lengths, ranks, sizes)[rank], lengths, sizes, device)
         together(wait)
         start = time.perf_counter()
         loss = local_loss(model, data, int(lengths.sum()), ranks)
         loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.param_groups[0]["lr"] = rate * min(1.0, (step + 1) / WARM_UP)
         optimizer.step()
         optimizer.zero_grad()
         wait()
@@ -179,12 +195,12 @@ def slowest(seconds: list[float], device: torch.device) -> list[float]:
 
 
 def spread(way: str, sizes: Sizes, steps: int, ranks: int) -> dict[str, float]:
-    """Most loaded rank over the mean, averaged over the steps: by tokens, and by causal pairs of attention."""
-    found = {"tokens": [], "pairs": []}
+    """Most loaded rank over the mean, averaged over the steps: by tokens, by causal pairs of attention, by FLOPs of both."""
+    found: dict[str, list[float]] = {"tokens": [], "pairs": [], "flops": []}
     for step in range(steps):
-        lengths = lengths_of(step, sizes).double()
-        dealt = deal(way, lengths, ranks)
-        for name, cost in (("tokens", lengths), ("pairs", lengths * (lengths + 1) / 2)):
+        lengths = lengths_of(step, sizes)
+        tokens, dealt = lengths.double(), deal(way, lengths, ranks, sizes)
+        for name, cost in zip(found, (tokens, tokens * (tokens + 1) / 2, flops(lengths, sizes))):
             found[name].append(balance(dealt, cost.numpy()).imbalance)
     return {name: round(statistics.mean(values), 4) for name, values in found.items()}
 
@@ -202,7 +218,7 @@ def main() -> None:
     for name, value in Sizes().__dict__.items():
         p.add_argument(f"--{name}", type=int, default=value)
     p.add_argument("--steps", type=int, default=12)
-    p.add_argument("--rounds", type=int, default=2, help="trainings per way, in turns")
+    p.add_argument("--rounds", type=int, default=3, help="trainings per way, in turns; the first is not counted")
     p.add_argument("--warmup", type=int, default=3, help="steps of a training that are not timed")
     p.add_argument("--fsdp", action="store_true", help="FSDP2 in place of DDP")
     p.add_argument("--double", action="store_true", help="fp64, to compare with one process (on a CPU)")
@@ -252,18 +268,20 @@ def line(run: dict) -> str:
     time_ = "not timed" if run["step_ms"] is None else f"{run['step_ms']:.1f} ms per step"
     most = run["most_over_mean"]
     return (
-        f"{run['way']:14} {time_} | most / mean: tokens {most['tokens']:.3f}, pairs {most['pairs']:.3f}"
+        f"{run['way']:14} {time_} | most / mean: "
+        f"tokens {most['tokens']:.3f}, pairs {most['pairs']:.3f}, FLOPs {most['flops']:.3f}"
         f" | loss {run['losses'][0]:.4f} -> {run['losses'][-1]:.4f}"
     )
 
 
 def summary(runs: list[dict]) -> dict:
-    """Median step time of each way over the rounds, and how many times faster the balanced steps are."""
+    """Median step time of each way over the rounds but the first, and how many times faster than contiguously dealt."""
+    counted = [r for r in runs if r["round"] > 0] or runs
     median = lambda way: statistics.median(
-        [t for r in runs if r["way"] == way for t in r["steps_ms"]] or [float("nan")]
+        [t for r in counted if r["way"] == way for t in r["steps_ms"]] or [float("nan")]
     )
     times = {way: median(way) for way in WAYS}
-    return {"step_ms": times, "speedup": times[WAYS[0]] / times[WAYS[1]]}
+    return {"step_ms": times, "speedup": {way: times[WAYS[0]] / times[way] for way in WAYS[1:]}}
 
 
 if __name__ == "__main__":
