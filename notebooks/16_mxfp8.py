@@ -20,6 +20,8 @@
 # No GPU: PyTorch has the 8-bit types, and the emulator runs every kernel.
 
 # %%
+import dataclasses
+import inspect
 import json
 import math
 
@@ -29,10 +31,13 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+import jfa
 import jfa.emulator as emulator
 from jfa import plots, reference
 from jfa.bench import recorded
 from jfa.emulator.rates import B200
+from jfa.kernels.blackwell import examples, launch, mxfp8_forward, mxfp8_launch
+from jfa.kernels.blackwell.config import mxfp8_config
 from jfa.layout import offsets_from_lengths
 from jfa.mxfp8 import first_blocks, pack_scales, quantize_jagged
 
@@ -555,7 +560,6 @@ for whole, name in ((False, "the true maximum"), (True, "rounded up      ")):
         f"{name}: against its reference {relative_error(out, wanted[whole]):.0e},",
         f"against fp64 {relative_error(out, exact):.4f}",
     )
-
 others = [run_forward(True, policy) for policy in ("eager", "random")]
 print("the same bits under two other schedules:", all(torch.equal(out, o) for o in others))
 
@@ -633,31 +637,97 @@ plots.bars(
 # P is 32 columns now, inside its S of 128, so there are 96 columns in each S that nobody needs while P is there.
 #
 # But *when* are they free? The scales for S of half 0 are read while S0 is being **written**: they may not lie in S0.
-# They may lie in S1, behind P1.
-
+# They lie in S1, and S1 must have been read before they come.
+#
+# The package's kernel, [jfa/kernels/blackwell/mxfp8_forward.py](../jfa/kernels/blackwell/mxfp8_forward.py), goes one step further and puts P of a half into the other half's S as well:
 
 # %%
-def place(first, columns, words, look):
-    return plots.Segment(first, columns, words, look)
-
-
+own = ("P", "q", "k", "v", "p")
+widths = (32, 4, 4, 4, 4)
+inside = []
+for which in (0, 1):
+    at = 128 * (1 - which)
+    for name, width in zip(own, widths):
+        words = f"P{which}" if name == "P" else ""
+        inside.append(plots.Segment(at, width, words, 3 if name == "P" else 2))
+        at += width
 plots.segments(
     {
         "fp32 results": [
-            place(128 * n, 128, name, 0) for n, name in enumerate(("S0", "S1", "O0", "O1"))
+            plots.Segment(128 * n, 128, name, 0) for n, name in enumerate(("S0", "S1", "O0", "O1"))
         ],
-        "P, e4m3": [place(0, 32, "P0", 3), place(128, 32, "P1", 3)],
-        "scale tiles": [
-            place(32, 12, "for S1, P0", 2),
-            place(160, 12, "for S0, P1", 2),
-        ],
+        "P and four scale tiles": inside,
     },
-    title="tensor memory at D = 128 (a possible map)",
+    title="tensor memory at D = 128: what belongs to a half lies in S of the other",
     xlabel="column (128 lanes of 4 bytes each)",
     ticks=range(0, 513, 64),
 )
 
 # %% [markdown]
+# Why P, too?
+# With P0 inside S0 (chapter 12) the next S0 had to wait for $P_0 V$.
+# Products are quick now and the softmax is the slow one, so its next scores should be there *before* it has finished with the old ones.
+# With P0 in S1 the next S0 may be written as soon as S0 is in registers: S is made a step ahead.
+# The order of issue is what keeps all this right; here it is, from the source:
+
+# %%
+source = inspect.getsource(mxfp8_forward)
+print(source[source.index("# Issue order") : source.index("@triton.jit\ndef multiply_tile")])
+
+# %% [markdown]
+# The rest is chapter 12's: five roles, a ring with twice as many slots of half the size, correction, store.
+# alpha is in shared memory, since its old place in S is taken.
+# The whole maximum with its margin is `integer_maximum` in [softmax.py](../jfa/kernels/blackwell/softmax.py).
+#
+# Now the clock, on one tile of 256 queries against 2,048 keys (about 20 seconds).
+# `fma_parts` says how many sixteenths of the exponentials the FMA pipe computes.
+# Predict: does the fastest choice leave more or fewer exponentials on the exp2 units than in bf16?
+
+
+# %%
+def modelled(launch, *args, **options):
+    """(modelled cycles, shares of time that tensor core and exp2 units work) of one launch."""
+    with emulator.options(policy="timed", rates=B200, races=False, trace=True, max_ctas=1):
+        launch(*args, **options)
+    run = emulator.last()
+    used = dict.fromkeys(("tensor", "mufu", "alu"), 0.0)
+    for (_, unit), spans in run.occupied.items():
+        if unit in used:
+            used[unit] += sum(end - begin for begin, end in spans) / run.time
+    return run.time, used
+
+
+problem, *tensors, _ = examples.example(256, 2048)
+runs = {"bf16": modelled(launch.forward, problem, *tensors)}
+for parts in (0, 4, 8):
+    choice = dataclasses.replace(mxfp8_config(problem), fma_parts=parts)
+    runs[f"MXFP8, {parts} of 16"] = modelled(mxfp8_launch.forward, problem, *tensors, config=choice)
+plots.panels(
+    list(runs),
+    {
+        "modelled cycles": ([time for time, _ in runs.values()], "{:,.0f}"),
+        "tensor core": ([100 * used["tensor"] for _, used in runs.values()], "{:.0f} %"),
+        "exp2 units": ([100 * used["mufu"] for _, used in runs.values()], "{:.0f} %"),
+        "FMA pipe and ALU": ([100 * used["alu"] for _, used in runs.values()], "{:.0f} %"),
+    },
+    title="one tile of 256 x 2,048, D = 128, on a modelled B200",
+)
+
+# %%
+for name, (time, _) in runs.items():
+    print(f"{name:16} {runs['bf16'][0] / time:.2f} times as fast as bf16 (modelled)")
+
+# %% [markdown]
+# A quarter of the exponentials on the FMA pipe is the best of the three, and shipped.
+# With none the exp2 units are the busiest; with half the FMA pipe is, for it also scales, takes maxima, adds up rows and converts P to 8 bits.
+# The tensor core idles more than half of the time: more speed there buys nothing.
+# (One tile, so its beginning and end weigh more than in a long run.)
+#
+# Compiled for sm_100 (fbtriton 3.7.4, November 2026, `jfa compile "blackwell-mxfp8-forward-*"`), D = 128 without a mask: no spills, 207,388 bytes of shared memory with the queue, all 512 columns. With a window 8 bytes per thread are spilled and 28 loaded back.
+#
+# FlashAttention-4's remedy, a polynomial, is the same; what is new is the balance.
+# The polynomial has one degree more than in bf16: where P is rounded to three bits, an error of $10^{-4}$ flips one rounding in a thousand.
+#
 # ## Version 6: jagged
 #
 # Along D nothing changes: a token's groups are its own.
@@ -752,6 +822,30 @@ for n, length in enumerate(batch):
 
 # %% [markdown]
 # The data stays packed, in both encodings: a box that hangs over a sequence's end is cut by the ragged descriptor (chapter 12), and what is cut off reads as zero.
+#
+# The op does all of it with `precision="mxfp8"`: it takes bf16 tensors, quantises them per sequence, and runs the kernel.
+# Here with two query heads on one key head, causal, on the emulator; the last sequence is full of NaN:
+
+# %%
+batch = [150, 0, 70]
+ob = offsets_from_lengths([*batch, 60])
+inputs = [torch.randn(280, h, D, generator=g).bfloat16() for h in (2, 1, 1)]
+for one in inputs[1:]:
+    one[220:] = math.nan  # sequence 3: its own rows are lost, nobody else's
+call = dict(causal=True)
+found = jfa.jagged_flash_attention(
+    *inputs, ob, ob, 150, 150, precision="mxfp8", backend="blackwell", **call
+)
+wanted_o = reference.mxfp8_attention(*inputs, ob, ob, dtype=torch.float64, **call)
+true_o = reference.attention(*(t.double() for t in inputs), ob, ob, **call)
+print(
+    "rows with NaN:", sorted(set(found.isnan().nonzero()[:, 0].tolist())) == list(range(220, 280))
+)
+print(f"against the reference in MXFP8 {relative_error(found[:220], wanted_o[:220]):.0e}", end=", ")
+print(f"against fp64 {relative_error(found[:220], true_o[:220]):.3f}")
+
+# %% [markdown]
+# The first of the two is what rounding the output to bf16 costs.
 #
 # On a GPU one Triton pass writes both encodings, [jfa/kernels/common/quantize.py](../jfa/kernels/common/quantize.py).
 # It needs no Blackwell; these times are read from one recorded run on one H200, 113 thousand tokens of 64 sequences:
@@ -849,6 +943,34 @@ plots.bars(
 # $\sqrt{0.037^2 + 0.037^2 + 0.027^2 + 0.026^2} \approx 0.064$.
 # Most of it is the format's three bits of mantissa, which no choice of scales gives back.
 #
+# ### What the package does today
+#
+# The rounding above is the reference's. There is no backward kernel with 8-bit products in the package yet.
+# On Blackwell the op multiplies in **bf16** what the forward *rounded*: bf16 holds the rounded numbers exactly, so it starts from the forward's P; but P, dS and dO are rounded to bf16 only.
+
+# %%
+short = offsets_from_lengths([128])
+given = [t[:128, None].bfloat16() for t in (q, k, v)]
+grad_out = do[:128, None].bfloat16()
+gradients = {}
+for name in ("fp64", "the op on Blackwell", "everything in MXFP8"):
+    leaves = [t.to(torch.float64 if name == "fp64" else t.dtype).requires_grad_() for t in given]
+    if name == "the op on Blackwell":
+        result = jfa.jagged_flash_attention(
+            *leaves, short, short, precision="mxfp8", backend="blackwell"
+        )
+    else:
+        attend = reference.attention if name == "fp64" else reference.mxfp8_attention
+        result = attend(*leaves, short, short)
+    gradients[name] = torch.autograd.grad(result, leaves, grad_out.to(result.dtype))
+for name in list(gradients)[1:]:
+    said = [
+        f"{what} {relative_error(a, b):.3f}"
+        for what, a, b in zip(("dQ", "dK", "dV"), gradients[name], gradients["fp64"])
+    ]
+    print(f"{name:20} {', '.join(said)}")
+
+# %% [markdown]
 # ### Which inputs break it
 #
 # Predict: all inputs a million times smaller; rows of V between $2^{-6}$ and $2^6$; scores four times as large; one channel of Q and K eight times as large. Which two hurt?
@@ -1030,6 +1152,7 @@ print("zeros:", int((there == 0).sum()))
 # The errors against fp64 were computed here or read from the recorded file; a trained model's numbers may be worse than any of these.
 # The training run was simulated on a CPU: two seeds, a small model.
 # The quantiser's times were measured on one H200.
+# The package's forward ran on the emulator, jagged, against the package's reference; the package's tests have more shapes, and its sweep breaks each of its barriers in turn.
 # The cycles of version 5 are modelled.
 # Nothing in this chapter ran on a Blackwell GPU.
 #

@@ -1,11 +1,13 @@
 """What chapter 16 says about MXFP8: a shared power of two buys range and no precision, and what leaves the range is lost."""
 
+import inspect
 import math
 
 import pytest
 import torch
 
 from jfa.emulator.rates import B200
+from jfa.kernels.blackwell import forward, mxfp8_forward
 from jfa.layout import offsets_from_lengths
 from jfa.mxfp8 import GROUP, P_SCALE_LOG2, encode, quantize_jagged, scale_codes, scale_values
 
@@ -120,3 +122,13 @@ def test_products_take_half_of_the_cycles_and_exponentials_all_of_theirs():
 
     assert products(2) == (2048, 1536) and products(1) == (1024, 768)
     assert 2 * 128 * 128 / B200["mufu"] == 2048
+
+
+def test_both_variants_keep_the_forwards_roles():
+    """MXFP8 has a kernel of its own with the forward's tiles and epilogue; block-sparse is the forward over lists."""
+    shared = ("free_accumulators", "rescale", "mask_scores", "steps_of", "finish_tile", "store_tile")
+    assert all(getattr(mxfp8_forward, name) is getattr(forward, name) for name in shared)
+    kernels = (forward.forward_kernel, mxfp8_forward.mxfp8_forward_kernel)
+    roles = [inspect.getsource(kernel.fn).count("tlx.async_task(") for kernel in kernels]
+    assert roles == [5, 5]
+    assert "lists" in inspect.getsource(forward.load_inputs.fn)
