@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jfa.kernels.base import Problem
-from jfa.kernels.common.host import band_constants
+from jfa.kernels.common.host import band_constants, cdiv, power_of_two
 from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.nouns import RECORD, Band, Span, Tile, aggregate, store_record
 from jfa.kernels.common.sequences import BandConstants, Offsets, Sequences, Sizes
@@ -112,11 +112,11 @@ def plan_tiles(problem: Problem, cut: Cut, counters: int = 0) -> Plan:
         _sort(plan, problem, cut)
         return plan
     segments = (problem.num_batches + 2) * (2 if cut.rests else 1)
-    others = min(2048, max(256, triton.next_power_of_2(segments)))
+    others = min(2048, max(256, power_of_two(segments)))
     down = problem.band.has_hi and not cut.keys
     _variant(cut.block, cut.keys, cut.pack, cut.rests, problem.broadcast_q, down, others, counters).launch(
         problem.device,
-        (triton.cdiv(segments, OWN),),
+        (cdiv(segments, OWN),),
         problem.query_offset,
         problem.key_offset,
         problem.output_offset,
@@ -146,7 +146,7 @@ def _unwritten(problem: Problem, cut: Cut, counters: int) -> Plan:
 @cache
 def _variant(block: int, keys: bool, pack: int, rests: bool, shared: bool, down: bool, others: int, counters: int):
     options = dict(BLOCK=block, KEYS=keys, PACK=pack, RESTS=rests, BROADCAST_Q=shared, DOWN=down)
-    sizes = dict(OWN=OWN, OTHERS=others, TILES=TILES, COUNTERS=triton.next_power_of_2(counters) if counters else 0)
+    sizes = dict(OWN=OWN, OTHERS=others, TILES=TILES, COUNTERS=power_of_two(counters) if counters else 0)
     return Variant(plan_kernel, **options, **sizes, num_warps=8 if others > 1024 else 4)
 
 
@@ -208,13 +208,13 @@ def plan_pass(problem: Problem, forward: Cut, counters: int, dq: Cut, keys: Cut)
     same = dq.block == forward.block and not forward.slots
     first, third = _unwritten(problem, forward, counters), _unwritten(problem, keys, 0)
     second = first if same else _unwritten(problem, dq, 0)
-    others = min(2048, max(256, triton.next_power_of_2(problem.num_batches + 2)))
-    size = triton.next_power_of_2(counters) if counters else 0
+    others = min(2048, max(256, power_of_two(problem.num_batches + 2)))
+    size = power_of_two(counters) if counters else 0
     down = problem.band.has_hi
     cfg = PassConfig(forward.block, 0 if same else dq.block, keys.block, forward.pack, down, others, size)
     _pass_variant(cfg).launch(
         problem.device,
-        (triton.cdiv(problem.num_batches + 2, OWN), 2 if same else 3),
+        (cdiv(problem.num_batches + 2, OWN), 2 if same else 3),
         problem.query_offset,
         problem.key_offset,
         first.records,

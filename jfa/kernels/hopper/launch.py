@@ -9,14 +9,13 @@ from dataclasses import replace
 from functools import cache
 
 import torch
-import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.block_sparse import BlockLists
 from jfa.kernels import portable
 from jfa.kernels.base import Problem, transposed_lists, wrong_gpu
-from jfa.kernels.common.host import num_sms, scale_log2
+from jfa.kernels.common.host import num_sms, power_of_two, scale_log2
 from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor
 from jfa.kernels.hopper import backward as general
@@ -315,7 +314,7 @@ def launch_resident(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v
         scale_log2(problem.sm_scale),
     )
     dq = torch.empty(problem.rows_q, heads, problem.head_dim, dtype=q.dtype, device=q.device)
-    _sum_variant(cfg.rows_q, problem.head_dim, d, triton.next_power_of_2(programs)).launch(
+    _sum_variant(cfg.rows_q, problem.head_dim, d, power_of_two(programs)).launch(
         problem.device, (d // 2, heads), partials, dq, programs, heads, problem.rows_q, problem.sm_scale
     )
     return dq

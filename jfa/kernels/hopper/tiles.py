@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from jfa.kernels.base import Problem
-from jfa.kernels.common.host import band_constants
+from jfa.kernels.common.host import band_constants, cdiv, power_of_two
 from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.nouns import RECORD
 from jfa.kernels.common.planner import HEADER, OWN, TILES, Cutting, Target, write_list
@@ -155,7 +155,7 @@ def make_lists(problem: Problem, block: int, key_block: int) -> Lists:
     cfg = list_config(problem, block, key_block)
     _variant(cfg).launch(
         problem.device,
-        (triton.cdiv(problem.num_batches + 2, cfg.own), 2 if block and key_block else 1),
+        (cdiv(problem.num_batches + 2, cfg.own), 2 if block and key_block else 1),
         *(queries.counts if x is None else x for x in offsets),
         *(queries.records, queries.counts, queries.cleared, keys.records, keys.counts, keys.cleared),
         *sizes,
@@ -168,8 +168,8 @@ def make_lists(problem: Problem, block: int, key_block: int) -> Lists:
 
 def list_config(problem: Problem, block: int, key_block: int) -> ListConfig:
     """Choose how the list kernel runs."""
-    others = min(2048, max(256, triton.next_power_of_2(problem.num_batches + 2)))
-    slots, heads = problem.output_offset is not None, triton.next_power_of_2(problem.num_heads)
+    others = min(2048, max(256, power_of_two(problem.num_batches + 2)))
+    slots, heads = problem.output_offset is not None, power_of_two(problem.num_heads)
     return ListConfig(block, key_block, problem.band.has_hi, problem.broadcast_q, slots, others, heads)
 
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
-import triton
 
 from jfa.kernels.base import Problem
-from jfa.kernels.common.host import num_sms, padded_head_dim
+from jfa.kernels.common.host import num_sms, padded_head_dim, power_of_two
 from jfa.kernels.common.planner import LEAST_CHUNK, Cut
 
 
@@ -181,7 +180,7 @@ def resident_row(problem: Problem) -> str:
 
 def resident_tile(problem: Problem) -> Tile:
     """Packed rows kept (all of them), key rows a step, for the backward of a short shared query."""
-    rows, wide = max(LEAST_SIDE, triton.next_power_of_2(packed_rows(problem))), width(problem)
+    rows, wide = max(LEAST_SIDE, power_of_two(packed_rows(problem))), width(problem)
     if problem.device.type == "cpu":
         return Tile(rows, 16, 4, 1)
     if wide > 128 or problem.dtype == torch.float32:

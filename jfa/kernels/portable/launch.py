@@ -6,11 +6,10 @@ import math
 from functools import cache
 
 import torch
-import triton
 from torch import Tensor
 
 from jfa.kernels.base import Problem
-from jfa.kernels.common.host import band_constants, num_sms, on_device, padded_head_dim, scale_log2
+from jfa.kernels.common.host import band_constants, cdiv, num_sms, on_device, padded_head_dim, scale_log2
 from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.planner import Plan, plan_pass, plan_tiles
 from jfa.kernels.common.ragged import BILLION, ragged_descriptor, tma_ready
@@ -237,7 +236,7 @@ def delta_pass(problem: Problem, dout, dlse, out, delta) -> None:
     block = 64
     variant("delta", problem, BLOCK_M=block).launch(
         problem.device,
-        (triton.cdiv(problem.rows_out, block) * problem.num_heads,),
+        (cdiv(problem.rows_out, block) * problem.num_heads,),
         out,
         dout,
         dlse,
@@ -352,7 +351,7 @@ def resident_backward(
 def shared_dq(problem: Problem, dout, dlse, q, k, v, out, lse, delta, tile: Tile | None = None) -> Tensor:
     """Return dQ of a long shared query, tile by tile, each summed over the sequences on chip; delta on the way."""
     tile = tile or config.dq_tile(problem)
-    count = triton.cdiv(config.packed_rows(problem), tile.keep)
+    count = cdiv(config.packed_rows(problem), tile.keep)
     sms = num_sms(problem.device, config.EMULATED_SMS)
     workers = min(problem.num_batches, max(1, sms * 2 // (count * problem.num_kv_heads)))
     partial = _new_partials(problem, workers, count * tile.keep)
@@ -396,7 +395,7 @@ def _sum_partials(problem: Problem, partial: Tensor, q: Tensor, padded_rows: int
     block = 256
     variant("sum_dq", problem, BLOCK=block, STEP=16).launch(
         problem.device,
-        (triton.cdiv(padded_rows * columns(problem.head_dim), block) * problem.num_kv_heads,),
+        (cdiv(padded_rows * columns(problem.head_dim), block) * problem.num_kv_heads,),
         partial,
         dq,
         problem.rows_q,
