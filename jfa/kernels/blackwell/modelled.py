@@ -2,7 +2,8 @@
 
 ``python -m jfa.kernels.blackwell.modelled`` prints two tables, made by running the kernels on the emulator's clock: the forward
 beside the plain kernel and the public tutorials of fbtriton, and the same with each rate that no B200 source gives halved and
-doubled (:meth:`jfa.emulator.rates.Chip.assumed`). Modelled, not measured. ``--kernels`` prints the first table only.
+doubled (:meth:`jfa.emulator.rates.Chip.assumed`). Modelled, not measured. ``--kernels`` prints the first table only, ``--pair``
+the backward on pairs of CTAs beside that on single ones.
 """
 
 from __future__ import annotations
@@ -11,12 +12,25 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
 from jfa.kernels.blackwell import launch
-from jfa.kernels.blackwell.config import forward_config
+from jfa.kernels.blackwell.config import BLOCK, backward_config, forward_config
 from jfa.kernels.blackwell.examples import example
+from jfa.kernels.common.padded_rows import padded_rows, row_constants
+from jfa.kernels.common.ragged import empty_tma_ready
 
 FACTORS = (0.5, 1.0, 2.0)
 STEADY = (0.35, 0.8)  # of a long tile's run: between the first loads and the last store
+# name, queries, keys, causal
+PAIR_SHAPES = (
+    ("1024 queries, 1024 keys", 1024, 1024, False),
+    ("the same, causal", 1024, 1024, True),
+    ("512, 512", 512, 512, False),
+    ("256, 1024", 256, 1024, False),
+    ("128, 1024", 128, 1024, False),
+    ("512, 256", 512, 256, False),
+)
 # Given by public sources, but for other GPUs or for all of them alike.
 NOT_BLACKWELL = ("smem_latency", "cvt")
 PERSISTENT, STEALING, PIPELINED = (
@@ -66,6 +80,65 @@ def tutorial_launch(name: str) -> Callable[[], object]:
             module.attention(q, k, v, 128**-0.5, False, config=config)
 
     return run
+
+
+def backward_launch(form: str, len_q: int, len_kv: int, causal: bool = False, **choices) -> Callable[[], object]:
+    """Return a launch of one form of the backward, "single" or "pair", at D = 128, one sequence, one head, static.
+
+    ``choices`` are fields of BackwardConfig.
+    """
+    problem, q, k, v, dout = example(len_q, len_kv, causal=causal)
+    config = replace(backward_config(problem, clc=False, form=form), **choices)
+    rows, lists = padded_rows(problem, BLOCK), launch.key_list(problem, config.tile_rows)
+    constants = row_constants(problem, rows, torch.zeros_like(dout), dout, torch.zeros(1, problem.rows_out), None)
+    dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
+    sums = torch.zeros(1, rows.count, problem.head_dim)
+    run = launch.launch_pair if form == "pair" else launch.launch_backward
+    return lambda: run(problem, dout, q, k, v, dk, dv, sums, *constants, *lists, config)
+
+
+def record_two_sms(run: Callable[[], object], chip):
+    """Return the timeline of a backward on two SMs: a pair of CTAs, or two that work for themselves."""
+    from jfa.emulator.cli import record
+
+    saved, launch.EMULATED_SMS = launch.EMULATED_SMS, 2
+    try:
+        return record(run, chip)
+    finally:
+        launch.EMULATED_SMS = saved
+
+
+def smem_cycles_per_block(form: str, chip, queries: int = 4 * BLOCK) -> float:
+    """Return for how many cycles a block of 128 queries and 128 keys per SM occupies shared memory: products, copies, stores.
+
+    Counted as the difference between a tile of ``queries`` and one of twice as many.
+    """
+    keys = BLOCK * (2 if form == "pair" else 1)
+
+    def occupied(len_q: int) -> float:
+        line = record_two_sms(backward_launch(form, len_q, keys), chip)
+        spans = [spans for (_, unit), spans in line.occupied.items() if unit == "smem"]
+        return sum(end - begin for each in spans for begin, end in each) / len(spans)
+
+    return (occupied(2 * queries) - occupied(queries)) / (queries / BLOCK)
+
+
+def pair_table(chip) -> str:
+    """Return the table of the backward on two SMs, by form: cycles, and how busy the tensor cores are from start to end."""
+    lines = [
+        f"| backward, two SMs, modelled on {chip.name}, D = 128 | single: cycles, busy | pair | ratio of busy, of time |"
+    ]
+    lines.append("|---" * 4 + "|")
+    for name, len_q, len_kv, causal in PAIR_SHAPES:
+        single, pair = (
+            record_two_sms(backward_launch(form, len_q, len_kv, causal), chip) for form in ("single", "pair")
+        )
+        cells = [f"{line.cycles:,.0f}, {100 * line.busy():.1f} %" for line in (single, pair)]
+        ratio = f"{pair.busy() / single.busy():.2f}, {single.cycles / pair.cycles:.2f}"
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} | {ratio} |")
+    single, pair = smem_cycles_per_block("single", chip), smem_cycles_per_block("pair", chip)
+    lines.append(f"| shared memory, cycles per block | {single:,.0f} | {pair:,.0f} | |")
+    return "\n".join(lines)
 
 
 def busy_share(line, begin: float = 0.0, end: float = 1.0) -> float:
@@ -136,7 +209,11 @@ def main(argv: list[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m jfa.kernels.blackwell.modelled", description=main.__doc__)
     parser.add_argument("--kernels", action="store_true", help="only the table of kernels (some ten seconds)")
+    parser.add_argument("--pair", action="store_true", help="only the table of the backward on pairs (two minutes)")
     args = parser.parse_args(argv)
+    if args.pair:
+        print(pair_table(B200), flush=True)
+        return 0
     print(kernels_table(B200), flush=True)
     if not args.kernels:
         names = ("forward, long tile", "forward, static", "tutorial, pipelined persistent", "plain")

@@ -25,3 +25,31 @@ def test_short_tiles_in_a_row_are_ahead_of_the_public_kernels():
 def test_doubtful_rates_are_those_without_a_source():
     assert {"barrier", "wakeup", "tmem_read", "tma_latency"} <= set(modelled.uncertain(B200))
     assert not {"mufu", "tensor_2", "smem"} & set(modelled.uncertain(B200))
+
+
+def both_forms(len_q: int, len_kv: int, causal: bool = False):
+    """Timelines of the backward on two SMs, on single CTAs and on a pair."""
+    runs = (modelled.backward_launch(form, len_q, len_kv, causal) for form in ("single", "pair"))
+    return [modelled.record_two_sms(run, B200) for run in runs]
+
+
+def test_a_pair_keeps_the_tensor_cores_busier():
+    single, pair = both_forms(512, 512)
+    assert pair.busy() >= 1.15 * single.busy() and pair.cycles < single.cycles
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_pair_is_ahead_from_1024_keys_on(causal):
+    single, pair = both_forms(1024, 1024, causal)
+    assert pair.busy() >= 1.15 * single.busy()
+    assert single.cycles >= 1.1 * pair.cycles  # tiles of 256 keys have more blocks that causality masks
+
+
+def test_a_pair_reads_less_shared_memory():
+    """Per block and SM: operands 64 + 64 + 32 + 64 + 64 KiB and 48 + 48 + 16 + 16 + 64; the other lines are the same or half."""
+    single, pair = (modelled.smem_cycles_per_block(form, B200, queries=256) for form in ("single", "pair"))
+    per_kib = 1024 / B200["smem"]
+    loads, constants = 64, 2 * 0.5
+    assert single == pytest.approx((288 + loads + constants + 32 + 2 * 64 + constants) * per_kib, rel=0.01)
+    assert pair == pytest.approx((192 + loads + constants + 16 + 3 * 16 + 2 * 32 + constants) * per_kib, rel=0.01)
