@@ -348,7 +348,8 @@ for margin in (0, 1, 2, 4):
 #
 # The instruction is `tlx.async_dot_scaled(A, B, acc, A_scale, "e4m3", B_scale, "e4m3")`.
 # Data comes by TMA as before, at half of the bytes.
-# The scales must lie in tensor memory; they come by TMA to shared memory and go on by `tlx.tmem_copy`, which runs on the tensor core's own pipe: products issued behind it see them without a barrier.
+# The tensor core reads the scales from tensor memory: they come by TMA to shared memory and go on by `tlx.tmem_copy`, which runs on the tensor core's own pipe, so products issued behind it see them without a barrier.
+# (TLX also takes scales in shared memory.)
 #
 # In memory the scales of 128 rows x 4 groups (that is 128 numbers of each row) are **one tile of 512 bytes** in an order of their own: 32 lines of 16 bytes.
 # Here is the beginning of a tile and its last line; each cell says `row,group`.
@@ -624,7 +625,7 @@ plots.bars(
 # %% [markdown]
 # In bf16 products and exponentials are even, at 2,048 cycles.
 # In MXFP8 the products take half, and the exponentials are what they were.
-# A kernel that overlaps everything is then limited by the exp2 units, and is *not a cycle faster*.
+# A kernel that overlapped everything perfectly would then be limited by the exp2 units, and be *not a cycle faster*.
 #
 # Only if exponentials leave the exp2 units can products gain.
 # Chapter 12's package kernel computes a part of them by a polynomial on the FMA pipe; here that part decides about everything (exercise 16.3).
@@ -675,7 +676,7 @@ source = inspect.getsource(mxfp8_forward)
 print(source[source.index("# Issue order") : source.index("@triton.jit\ndef multiply_tile")])
 
 # %% [markdown]
-# The rest is chapter 12's: five roles, a ring with twice as many slots of half the size, correction, store.
+# The rest is chapter 12's: five roles, correction, store. K and V have a ring each, of four slots of 16 KiB.
 # alpha is in shared memory, since its old place in S is taken.
 # The whole maximum with its margin is `integer_maximum` in [softmax.py](../jfa/kernels/blackwell/softmax.py).
 #
@@ -718,7 +719,8 @@ for name, (time, _) in runs.items():
     print(f"{name:16} {runs['bf16'][0] / time:.2f} times as fast as bf16 (modelled)")
 
 # %% [markdown]
-# A quarter of the exponentials on the FMA pipe is the best of the three, and shipped.
+# Even with every exponential on the exp2 units MXFP8 is faster, for no kernel overlaps perfectly, and shorter products leave shorter waits.
+# A quarter of them on the FMA pipe is the best of the three, and shipped: the same quarter as in bf16.
 # With none the exp2 units are the busiest; with half the FMA pipe is, for it also scales, takes maxima, adds up rows and converts P to 8 bits.
 # The tensor core idles more than half of the time: more speed there buys nothing.
 # (One tile, so its beginning and end weigh more than in a long run.)
@@ -1123,7 +1125,7 @@ print("infinite:", int(there.isinf().sum()), "| NaN:", int(there.isnan().sum()),
 print("zeros:", int((there == 0).sum()))
 
 # %% [markdown]
-# **The sum of 256 P.** If the row sum is taken from the numbers that are stored, and the product has P's scale, O is 256 times too small. If neither has it, everything is right. If the product was never told the scale, O is 256 times too large. All three are one line away from each other: exercise 16.6.
+# **The sum of 256 P.** If the row sum is taken from the numbers that are stored, and the product has P's scale, O is 256 times too small. If the product was never told the scale, O is 256 times too large. If both are wrong, O is right, and only the LSE tells: it is 8 octaves too large. All of them are one line away from each other: exercise 16.6.
 #
 # **A threshold above 0.807.** Shown above: at 8 octaves the error is 0.97. A margin in the other direction is fine.
 #
