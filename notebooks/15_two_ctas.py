@@ -17,7 +17,7 @@
 # Choose between the resident form, a pair and a single CTA by shape.
 # Know the ways in which a pair hangs.
 #
-# **Time.** 90 minutes, and 150 for the exercises.
+# **Time.** 90 minutes, and 135 for the exercises.
 #
 # **Needs.** Chapters 12 and 14. No GPU: the emulator runs pairs of CTAs, and its cycles are a model of a B200.
 
@@ -37,6 +37,7 @@ import jfa
 import jfa.emulator as emulator
 from jfa import plots
 from jfa.compiled import compile_kernel
+from jfa.emulator import sweep
 from jfa.emulator.rates import B200
 from jfa.emulator.timeline import Timeline
 from jfa.kernels.blackwell import backward_2cta, config, examples, launch
@@ -759,6 +760,33 @@ def exchange_words(
 largest_errors(exchange_words)
 
 # %% [markdown]
+# ### Is each synchronisation needed?
+#
+# Break each in turn, on three blocks (chapter 11, version 5). Predict: which one does form A not need?
+
+
+# %%
+def three_blocks(kernel):
+    """A launch that gives the same each time."""
+
+    def launch():
+        torch.manual_seed(3)
+        ds_t, k = torch.randn(256, 3 * BM).bfloat16(), torch.randn(256, D).bfloat16()
+        return [run_exchange(kernel, ds_t, k)]
+
+    return launch
+
+
+swept = {kernel: sweep.sweep(three_blocks(kernel)) for kernel in (exchange_copies, exchange_words)}
+for kernel, result in swept.items():
+    print(f"{kernel.fn.__name__}: {len(result.mutants)} broken kernels, not found:")
+    print(*(f"    {m.how:6} {m.site.text}" for m in result.clean), sep="\n")
+plots.sweep_map(swept[exchange_copies], title="form A, three blocks")
+
+# %% [markdown]
+# In form A the relay's fence protects nothing: what came was written by the copy engine, and the tensor core reads by the same way.
+# In form B threads wrote it, *of another CTA*, and the receiver must fence.
+#
 # Two details that cost an afternoon each:
 #
 # * `parts` and `words` are *two buffers*, and `parts[rank]` is an index. A run-time index compiles; a `local_slice` at a run-time offset does not.
@@ -795,7 +823,7 @@ plots.timelines({"leader": (line, (0, 0, 0)), "peer": (line, (1, 0, 0))})
 #
 # Three choices differ from our versions 3 and 4:
 #
-# * **A tile is 256 keys**, one entry of the list for the whole pair. So there is no list with an odd number of tiles to pad: where a sequence ends in the first half, the second CTA's keys lie past the end, load as zeros, are masked, and are never stored. Both CTAs always take the same number of steps.
+# * **A tile is 256 keys**, one entry of the list for the whole pair. So there is no list with an odd number of tiles to pad with a sentinel (chapter 08): where a sequence ends in the first half, the second CTA's keys lie past the end, load as zeros, are masked, and are never stored. Both CTAs always take the same number of steps.
 # * **The peer's mma warp is the relay.** It has nothing to issue anyway.
 # * **dS is written twice**: into dP's columns of tensor memory, as A of dK (at home, without waiting for the exchange), and into shared memory, for dQ. While the halves are under way the tensor core does dK.
 
@@ -1094,17 +1122,6 @@ with replaced(send_copies=changed(send_copies, ("copy(parts[rank]", "copy(parts[
     report(exchanged, exchange_copies)
 
 # %% [markdown]
-# **No fence in the relay.** For copies it is not needed: the copy engine wrote, and the tensor core reads by the same proxy. For words threads have written, *of another CTA*, and the receiver must fence.
-
-# %%
-FENCE = (
-    '        tlx.fence("async_shared")  # for form B: what came may have been written by threads\n'
-)
-with replaced(relay=changed(relay, (FENCE, ""))):
-    report(exchanged, exchange_copies)
-    report(exchanged, exchange_words)
-
-# %% [markdown]
 # **Nobody asks whether the tile is free.** Without the wait for `ds_empties` the next block overwrites dS while it is being multiplied, or `staging` while it is being copied.
 
 # %%
@@ -1171,12 +1188,12 @@ report(give, True)
 #
 # | | what | difficulty | minutes |
 # |---|---|---|---|
-# | 15.1 | predict: bytes and columns, one CTA and a pair | 1 | 12 |
+# | 15.1 | predict: bytes and columns, one CTA and a pair | 1 | 15 |
 # | 15.2 | a pair's product: who expects, who arrives where, who issues | 2 | 30 |
 # | 15.3 | bug hunt: the neighbour's buffer | 2 | 15 |
 # | 15.4 | the exchange, with two buffers | 3 | 35 |
-# | 15.5 | bug hunt: an odd number of tiles | 2 | 15 |
-# | 15.6 | which form, and why | 1 | 12 |
+# | 15.5 | bug hunt: an odd number of tiles | 2 | 20 |
+# | 15.6 | which form, and why | 1 | 20 |
 #
 # ## Checkpoint
 #
@@ -1202,7 +1219,7 @@ report(give, True)
 #
 # * Multiply on a pair with 2 stages and with 6. Which of the two forms needs fewer stages for the same cycles, and why?
 # * Give the tensor core half of its rate (`B200.scaled("tensor_2", 0.5)`). What is left of the pair's gain? And with `"smem"` doubled?
-# * Sweep `exchange_copies`: `jfa.emulator.sweep.sweep(launch)` with a launch of three blocks. Is each synchronisation needed?
+# * Sweep the exchange on two blocks, and on one. Which faults are no longer found, and why?
 # * Turn `exchange_copies` into a ring of two dS tiles. (Exercise 15.4 is that.)
 # * `package("pair", keys=128)`: how long does a pair take for half a tile?
 #

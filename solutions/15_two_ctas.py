@@ -53,7 +53,7 @@ def leave(c_ptr, acc, done, row, end):
 # %% [markdown]
 # ## 15.1 Predict: bytes and columns
 #
-# (difficulty 1 of 3, 12 minutes) No kernel.
+# (difficulty 1 of 3, 15 minutes) No kernel.
 # A product C = A B in bf16 has `m` rows per CTA (64 or 128), `n` columns and a depth of `k`. B lies in shared memory; A lies there too, or in tensor memory (`a_in_tmem`). C is fp32, in tensor memory.
 #
 # Return four whole numbers:
@@ -336,7 +336,7 @@ check("15.4", exchange_kernel)
 # %% [markdown]
 # ## 15.5 Bug hunt: an odd number of tiles
 #
-# (difficulty 2 of 3, 15 minutes) A packed tensor: the rows of all sequences one behind the other. Each pair multiplies 256 rows *of one sequence*, 128 per CTA, and a list names sequence and first row of each pair's tile.
+# (difficulty 2 of 3, 20 minutes) A packed tensor: the rows of all sequences one behind the other. Each pair multiplies 256 rows *of one sequence*, 128 per CTA, and a list names sequence and first row of each pair's tile.
 # It hangs as soon as a sequence has an odd number of 128-row tiles. Somebody had saved the work of a CTA that has no rows.
 #
 # Mend it: each pair makes one product per slice, for both CTAs, and no row of another sequence is written.
@@ -394,7 +394,7 @@ check("15.5", odd_kernel)
 # %% [markdown]
 # ## 15.6 Which form, and why
 #
-# (difficulty 1 of 3, 12 minutes) Write a policy for the backward that says why. The first line of this table that fits decides:
+# (difficulty 1 of 3, 20 minutes) Write a policy for the backward that says why. The first line of this table that fits decides:
 #
 # | the call | form | the reason must contain |
 # |---|---|---|
