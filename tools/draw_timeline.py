@@ -5,6 +5,7 @@
 Modelled with a B200's rates (jfa/emulator/rates.py), not measured. Prints the numbers that the README quotes.
 """
 
+import re
 from pathlib import Path
 
 from jfa import plots
@@ -19,14 +20,17 @@ COLOURS = 64  # of the file: a few flat colours and their edges
 def lines():
     """Both timelines, one SM each: 256 queries (the plain kernel: 128) of head dim 128 attend to 2048 keys."""
     return {
-        "plain Triton": record_one_sm(plain_launch(128, 2048), B200),
-        "warp-specialized": record_one_sm(forward_launch(256, 2048), B200),
+        "one role does everything": record_one_sm(plain_launch(128, 2048), B200),
+        "a role per unit": record_one_sm(forward_launch(256, 2048), B200),
     }
 
 
 def shift(line, start):
-    """The timeline with ``start`` as its cycle 0."""
-    line.events = [event._replace(start=event.start - start, end=event.end - start) for event in line.events]
+    """The timeline with ``start`` as its cycle 0, and the softmax's two groups (named by their line) called so."""
+    line.events = [
+        e._replace(track=re.sub(r"^task_L\d+", "softmax", e.track), start=e.start - start, end=e.end - start)
+        for e in line.events
+    ]
     line.occupied = {
         key: [(a - start, b - start, *rest) for a, b, *rest in spans] for key, spans in line.occupied.items()
     }
