@@ -267,7 +267,7 @@ def _these(label: str, which: list[int], total: int) -> str:
     if len(which) == total and total > 1:
         return f"every {label}"
     shown = ", ".join(map(str, which[:6])) + (", …" if len(which) > 6 else "")
-    many = f"{label[:-1]}ies" if label.endswith("y") else f"{label}s"
+    many = "queries" if label == "query" else f"{label}s"
     return f"{label if len(which) == 1 else many} {shown}"
 
 

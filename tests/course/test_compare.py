@@ -40,6 +40,11 @@ def test_how_far_a_fault_reaches_is_told():
     assert "(wrong: every sequence; every head)" in _fault(want + 1, want)[1]
 
 
+@pytest.mark.parametrize("label, words", [("query", "queries 0, 2"), ("key", "keys 0, 2"), ("tile", "tiles 0, 2")])
+def test_several_places_are_in_the_plural(label, words):
+    assert compare._these(label, [0, 2], 4) == words
+
+
 def test_expected_numbers_are_not_given_away():
     want = torch.full((5, 2, 3), 0.123456789, dtype=torch.float64)
     sentence = _fault(torch.zeros(5, 2, 3), want)[1]
