@@ -233,29 +233,24 @@ def _forward_registers(problem: Problem, split_keys: bool, clc: bool) -> dict[st
 def backward_form(problem: Problem) -> tuple[str, str]:
     """Return which form of the backward a problem gets, "resident", "pair" or "single", and why, in words.
 
-    Lengths are known by shapes and hints only, so what counts is the mean number of keys per sequence.
+    Lengths are known by shapes only, so what counts is the mean number of keys per sequence.
     """
-    group = problem.group_size
-    if problem.block_lists is not None:
-        return "single", "block lists are walked by one CTA per key tile"
-    if problem.broadcast_q and problem.rows_q * group <= BLOCK and group in (1, 2, 4, 8, 16):
-        return "resident", f"{problem.rows_q} queries x {group} heads per key head (<= {BLOCK}) stay on chip"
-    if problem.deterministic:
-        return "single", "deterministic=True gives dQ a kernel of its own"
-    why = pair_refused(problem)
-    if why:
-        return "single", why
+    group, columns = problem.group_size, max(problem.head_dim, problem.head_dim_v)
     keys = problem.rows_kv // max(problem.num_batches, 1)
+    resident = problem.broadcast_q and problem.rows_q * group <= BLOCK and group in (1, 2, 4, 8, 16)
+    if resident and problem.block_lists is None:
+        return "resident", f"{problem.rows_q} queries x {group} heads per key head (<= {BLOCK}) stay on chip"
+    if why := pair_refused(problem):
+        return "single", why
+    if columns <= 64:
+        return "single", f"head dim {columns} (<= 64) would leave half of a pair's columns empty"
     if keys < PAIR_KEYS:
         return "single", f"{keys} keys per sequence (< {PAIR_KEYS}) fill a pair's tiles of {2 * BLOCK} keys badly"
-    return "pair", f"{keys} keys per sequence (>= {PAIR_KEYS}) and head dim {max(problem.head_dim, problem.head_dim_v)}"
+    return "pair", f"{keys} keys per sequence (>= {PAIR_KEYS}) and head dim {columns}"
 
 
 def pair_refused(problem: Problem) -> str | None:
     """Return why a pair of CTAs cannot run a problem, or None."""
-    columns = max(problem.head_dim, problem.head_dim_v)
-    if columns <= 64:
-        return f"head dim {columns} (<= 64): the pair's kernel is for 128"
     if problem.deterministic:
         return "deterministic=True gives dQ a kernel of its own"
     if problem.block_lists is not None:
@@ -274,6 +269,8 @@ def backward_config(problem: Problem, clc: bool = True, form: str | None = None)
     if form == "pair" and pair_refused(problem):
         raise ValueError(f"form='pair' cannot be forced: {pair_refused(problem)}")
     common = _common(problem, problem.num_kv_heads)
+    if form == "pair":
+        common["head_dim"] = BLOCK
     small = common["head_dim"] == 64
     return BackwardConfig(
         **common,

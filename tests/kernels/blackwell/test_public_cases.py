@@ -18,6 +18,8 @@ pytest.importorskip("greenlet")
 
 import jfa  # noqa: E402
 from jfa import reference  # noqa: E402
+from jfa.kernels.blackwell import launch  # noqa: E402
+from jfa.kernels.blackwell.config import backward_config, pair_refused  # noqa: E402
 from tests.attention_cases import Case, judge, make  # noqa: E402
 from tests.kernels.blackwell.cases import DEVICE  # noqa: E402
 
@@ -130,3 +132,40 @@ def test_one_sequence_does_not_reach_another():
         (good,) = torch.autograd.grad(clean[rows].sum(), arguments[n], retain_graph=True)
         (bad,) = torch.autograd.grad(dirty[rows].sum(), poisoned[n], retain_graph=True)
         assert torch.equal(good[:end], bad[:end])
+
+
+@pytest.fixture
+def pairs(monkeypatch):
+    """Force the backward on pairs of CTAs wherever it can run; yields the list of its launches."""
+    launches = []
+
+    def forced(problem, clc=True, form=None):
+        return backward_config(problem, clc, None if pair_refused(problem) else "pair")
+
+    def counted(problem, *others, plain=launch.launch_pair):
+        launches.append(problem)
+        plain(problem, *others)
+
+    monkeypatch.setattr(launch, "backward_config", forced)
+    monkeypatch.setattr(launch, "launch_pair", counted)
+    return launches
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case_on_pairs(name, pairs):
+    test_case(name)
+    assert pairs
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        lambda: test_every_optional_argument_then_backward_twice(False),
+        test_expanded_and_permuted_grad_out,
+        test_one_sequence_does_not_reach_another,
+    ],
+    ids=["every-argument", "grad-out", "neighbours"],
+)
+def test_the_other_cases_on_pairs(test, pairs):
+    test()
+    assert pairs
