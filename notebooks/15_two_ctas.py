@@ -407,6 +407,9 @@ print(f"the tensor core's cycles for the five products: {tensor}")
 # dS: written once by one CTA; of a pair's half that leaves, form A writes, reads and (on the other side) writes again, form B only writes on the other side.
 # dQ's stages: fp32, written by threads and read by the TMA.
 #
+# The loads of Q and dO come on top, 512 cycles in each.
+# (Chapter 14's kernel reads dS for dK from shared memory as well: 256 cycles more than the first line.)
+#
 # The FlashAttention-4 paper has 3,328 cycles for one CTA, as here, and **2,688** for a pair.
 # Its pair differs from ours in the last column: it counts a whole dQ tile of 64 KiB per CTA (1,024 cycles), a product for it of 48 KiB, and no exchange.
 # In all three counts one thing is the same: *for a single CTA shared memory is the limit, with 3,328 against 2,560 cycles; for a pair it no longer is, or hardly.*
@@ -792,6 +795,9 @@ plots.sweep_map(swept[exchange_copies], title="form A, three blocks")
 # * `parts` and `words` are *two buffers*, and `parts[rank]` is an index. A run-time index compiles; a `local_slice` at a run-time offset does not.
 # * The words are allocated first, and the bf16 views reuse them. The other way round the compiler (fbtriton 3.7.4) refuses the wider type over the narrower one.
 #
+# Which one? The package copies: *one* instruction per block and CTA, where words are 4,096 stores, each of which updates a barrier of the other CTA.
+# Its price is 16 KiB of staging. Which of the two is faster on a chip is not known here.
+#
 # The compiler's word on both forms, for sm_100:
 
 # %%
@@ -881,6 +887,18 @@ plots.panels(
 )
 
 # %% [markdown]
+# Other shapes, from [docs/blackwell-notes.md](../docs/blackwell-notes.md) (November 2026; `python -m jfa.kernels.blackwell.modelled --pair`), whole runs on two modelled SMs:
+#
+# | queries, keys | single, cycles | pair, cycles | ratio |
+# |---|---|---|---|
+# | 1024, 1024 | 191,292 | 157,453 | 1.21 |
+# | the same, causal | 118,862 | 105,526 | 1.13 |
+# | 256, 1024 | 66,470 | 53,382 | 1.25 |
+# | 128, 1024 | 46,413 | 40,353 | 1.15 |
+# | 512, 256 | 27,099 | 25,356 | 1.07 |
+#
+# The same notes have the compiler's report: 232,068 bytes of shared memory of 232,448, all 512 columns, no spills without a mask, 8 / 12 bytes per thread (stores / loads) causal.
+#
 # Who holds which columns of the leader's tensor memory, from the events of that run.
 # Compare it with chapter 14's map: dQ has a place of its own, *beside P*, and dP's columns are never lent.
 
@@ -969,10 +987,13 @@ for call, answer in calls.items():
 #
 # * **Resident** first: with at most 128 shared queries dQ never leaves the chip until the end. No form that adds to memory can have that; a pair saves shared-memory reads, the resident form saves *all* adds.
 # * **Deterministic**: the order of adds is the machine's, so dQ gets a kernel of its own, and the pair has nothing to do with its fifth product.
-# * **D <= 64**: the pair's kernel is built for tiles of 128 columns.
+# * **D <= 64**: the pair's kernel has tiles of 128 columns; half of them would be empty.
+# * **Block lists** (chapter 17): lists are walked by one CTA per tile.
 # * **Few keys per sequence**: a tile of 256 keys whose sequence has 100 keys leaves one CTA with masked rows only. Chapter 8 calls it waste by tile size: a list of tiles of 256 keys covers more rows than one of 128.
 #
-# The last one is a matter of averages. Predict: sequences of 128, 129, 300 and 2,048 keys. How much of a pair's work is masked, how much of a single CTA's?
+# The last one is a matter of averages: a last tile is half empty in the mean.
+# With a gain of 1.21 the two forms break even at 234 keys, causal at about 450; the package takes the pair from 512 keys on.
+# Predict: sequences of 128, 129, 300 and 2,048 keys. How much of a pair's work is masked, how much of a single CTA's?
 
 
 # %%
@@ -992,6 +1013,10 @@ plots.bars(
 )
 
 # %% [markdown]
+# **Resident on a pair?** 129 to 256 shared queries do not fit into one CTA's tensor memory. Into a pair's they would: S 64 and dP 64 columns (blocks of 64 queries), dQ of 256 queries 2 x 64, dV and dK 128 each, together 512.
+# Shared memory says no: K, V and K's columns 96 KiB, Q and dO by rows and by columns 128, dS with what is sent 48, together 272 of 227 KiB.
+# The notes say what would be left if less were kept, and why it was not built.
+#
 # ### What the public kernel chooses
 #
 # | shape | tlx_jfa (commit 2889aef) | here |
