@@ -174,3 +174,13 @@ def test_a_part_written_file_is_never_the_result(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         record.save()
     assert Record.read(tmp_path / "r.json").content["format"] == "jfa verify 1"
+
+
+def test_the_recorded_file_is_complete_and_can_be_shown(root, capsys):
+    """What `jfa verify --minutes 4 --peers fa2` wrote on an H200."""
+    path = root / "docs" / "verify-h200-2026-11-30.json"
+    assert cli.main(["--show", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "NVIDIA H200" in printed and "nothing failed" in printed and "not yet run" not in printed
+    content = json.loads(path.read_text())
+    assert content["not_run"] == [] and sum(call["seconds"] for call in content["calls"]) < 15 * 60
