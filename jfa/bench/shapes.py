@@ -106,6 +106,9 @@ _ALL = [
     *(Shape(f"gdpa-{n}", 4, 4, 128, _dense(1152, n)) for n in (256, 512, 1024, 2048)),
     _LONG,
     *(replace(_LONG, name=f"sparse-{share}", sparse=share / 100) for share in (50, 25)),
+    Shape("self-1024", 4, 4, 128, _dense(256, 1024)),
+    Shape("self-1024-causal", 4, 4, 128, _dense(256, 1024), causal=True),
+    Shape("pma200", 4, 4, 128, _dense(512, 1024), shared_q=200),
     *(Shape(f"ragged-{n}", 4, 4, 128, lambda n=n: sparsity_lengths(128, n, 0.5, seed=6)) for n in (256, 512, 1024)),
 ]
 SHAPES = {shape.name: shape for shape in _ALL}

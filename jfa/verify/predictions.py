@@ -1,7 +1,8 @@
 """Predictions that were written down before anybody could measure them, and what came out.
 
 `docs/sealed-predictions.json` is a list of objects: id, what, shape, unit, predicted, low, high, how, date; and, where `jfa verify`
-can measure it by itself, gpu ("B200") and measure: {"way": "forward" or "backward", "of": implementation, "over": implementation}.
+can measure it by itself, gpu ("B200") and measure: {"way": "forward" or "backward", "of": implementation, "over": implementation,
+"shape": a name of jfa.bench.shapes, where `shape` is none}.
 With "over" the unit is "x": the time of `over` divided by the time of `of`, both from one run; else it is "ms" or "TFLOP/s".
 """
 
@@ -42,6 +43,11 @@ class Prediction:
         return (
             bool(self.measure.get("of")) and self.measure.get("way") in ("forward", "backward") and self.unit in UNITS
         )
+
+    @property
+    def timed_on(self) -> str:
+        """The named shape on which it is timed."""
+        return self.measure.get("shape", self.shape)
 
     @property
     def implementations(self) -> tuple[str, ...]:
@@ -95,7 +101,7 @@ def _measured(p: Prediction, found: dict[tuple[str, str], dict], device: str) ->
     if not p.measurable:
         return None, "to be measured by hand"
     way = p.measure["way"]
-    of, over = (found.get((p.shape, p.measure.get(key, "")), {}) for key in ("of", "over"))
+    of, over = (found.get((p.timed_on, p.measure.get(key, "")), {}) for key in ("of", "over"))
     wanted = [("of", of)] + [("over", over)] * ("over" in p.measure)
     for key, timing in wanted:
         if not timing.get(f"{way}_ms"):

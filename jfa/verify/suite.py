@@ -130,7 +130,9 @@ def _release() -> None:
 
 
 def implementation(name: str) -> Callable[[shapes.Inputs], peers.Call]:
-    """Return the builder of "fa2", "jfa", "jfa:BACKEND" or "jfa:BACKEND:OPTION=VALUE...", options being those of the op.
+    """Return the builder of "fa2", "jfa", "jfa:BACKEND" or "jfa:BACKEND:OPTION=VALUE...".
+
+    Options are those of the op, and ``form``: of Blackwell's backward, in place of the one that it would choose.
 
     Raises:
         KeyError: if there is no peer of that name.
@@ -145,7 +147,27 @@ def implementation(name: str) -> Callable[[shapes.Inputs], peers.Call]:
         if not equals:
             raise ValueError(f"{name!r}: an option reads NAME=VALUE, not {part!r}")
         options[key] = {"True": True, "False": False}.get(value, value)
-    return partial(peers.jfa, backend=rest[0] if rest else "auto", **options)
+    return partial(ours, backend=rest[0] if rest else "auto", **options)
+
+
+def ours(inputs: shapes.Inputs, backend: str, form: str | None = None, **options: Any) -> peers.Call:
+    """Build the op's call; ``form`` then holds in this process until the next call is built.
+
+    Raises:
+        ValueError: for a form of another backend than Blackwell's.
+    """
+    if form and backend != "blackwell":
+        raise ValueError(f"only backend 'blackwell' takes a form, not {backend!r}")
+    force_form(form)
+    return peers.jfa(inputs, backend=backend, **options)
+
+
+def force_form(form: str | None) -> None:
+    """Let Blackwell's backward take a form; None: let it choose. A form that a problem cannot have raises when it is called."""
+    from jfa.kernels.blackwell import launch
+
+    choose = getattr(launch.backward_config, "func", launch.backward_config)
+    launch.backward_config = partial(choose, form=form) if form else choose
 
 
 def prepare(item: str, backend: str, device: str) -> str:
@@ -279,12 +301,12 @@ def _checks(backends: Sequence[str], device: str, wanted: Callable[[Job], bool])
 
 
 def _shapes(chosen: Sequence[str], predicted: Iterable[Prediction]) -> list[str]:
-    wanted = [p.shape for p in predicted if p.measurable and p.shape in shapes.SHAPES]
+    wanted = [p.timed_on for p in predicted if p.measurable and p.timed_on in shapes.SHAPES]
     return list(dict.fromkeys([*chosen, *wanted]))
 
 
 def _implementations(
     shape: str, backends: Sequence[str], other: Sequence[str], predicted: Iterable[Prediction]
 ) -> list[str]:
-    wanted = [name for p in predicted if p.shape == shape for name in p.implementations]
+    wanted = [name for p in predicted if p.timed_on == shape for name in p.implementations]
     return list(dict.fromkeys([*(f"jfa:{name}" for name in backends), *other, *wanted]))

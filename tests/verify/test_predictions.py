@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -66,9 +67,17 @@ def test_a_file_is_read_with_fields_that_are_not_known_yet(tmp_path):
 def test_the_file_of_the_package_is_sound_or_absent():
     for p in predictions.read():
         assert p.low <= p.predicted <= p.high, p.id
-        assert not p.measurable or p.shape in shapes.SHAPES, p.id
+        assert not p.measurable or p.timed_on in shapes.SHAPES, p.id
         for name in p.implementations:
             suite.implementation(name)
+
+
+def test_a_prediction_may_name_the_shape_apart():
+    apart = replace(RATIO, shape="self, 256 x 1024", measure=RATIO.measure | {"shape": "self-1024"})
+    times = [timing("self-1024", name, ms) for name, ms in zip(apart.implementations, (2.0, 2.4))]
+    assert verdicts(predictions.compare([apart], times, "NVIDIA B200"))["pair"][1] == "inside"
+    timed = {job.item for s in suite.stages(["blackwell"], [], [], [apart]) for job in s.jobs if job.kind == "time"}
+    assert timed == {"self-1024"}
 
 
 def test_absent_predictions_are_none(monkeypatch, tmp_path):

@@ -144,6 +144,25 @@ def test_names_with_options_and_of_peers():
         suite.implementation("fa9")
 
 
+def test_a_form_holds_until_the_next_call_is_built():
+    from jfa.kernels.blackwell import launch
+    from jfa.kernels.common.example import example_problem
+
+    inputs = suite.shapes.make_inputs(numbers.known_shape("tiny-self"), "cpu")
+    forms = []
+    for name in ("jfa:blackwell:form=single", "jfa:blackwell:form=pair", "jfa:blackwell:form=single", "jfa:blackwell"):
+        suite.implementation(name)(inputs)
+        forms.append(launch.backward_config(example_problem(128)).form)
+    assert forms[:3] == ["single", "pair", "single"]
+    assert forms[3] == launch.backward_form(example_problem(128))[0]
+    suite.implementation("jfa:blackwell:form=triple")(inputs)
+    try:
+        with pytest.raises(ValueError, match="form 'triple' is not one of"):
+            launch.backward_config(example_problem(128))
+    finally:
+        suite.force_form(None)
+
+
 def test_a_shape_is_timed_with_all_its_names():
     names = ("jfa:reference", "fa4", "jfa:reference:form=pair")
     found = suite.run(job("time", "tiny-self", timing={"names": names, "runs": 1}))
