@@ -5,7 +5,7 @@ A kernel takes one of these objects as its constexpr ``cfg``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import triton.language as tl
 
@@ -286,6 +286,12 @@ def backward_config(problem: Problem, clc: bool = True, form: str | None = None)
         dq_stages=2 if form == "pair" else 4,
         list_heads=problem.block_lists.heads if problem.block_lists else 0,
     )
+
+
+def mxfp8_backward_config(problem: Problem, clc: bool = True) -> BackwardConfig:
+    """Choose the MXFP8 backward's configuration: the general form, in which every tile's dQ is added up."""
+    config = backward_config(problem, clc=clc, form="single")
+    return replace(config, with_dq=True, do_slots=1, held_slices=0, compute_registers=200, small_registers=32)
 
 
 def dq_config(problem: Problem) -> DqConfig:

@@ -227,7 +227,7 @@ def launch_backward(
     """
     backward_kernel[ctas(problem, records, config.heads, config.clc)](
         *_boxes(config.head_dim, q, k, v, dout, dk, dv),
-        _dq_boxes(sums, config.dq_columns),
+        dq_boxes(sums, config.dq_columns),
         lse2,
         delta,
         records,
@@ -287,7 +287,7 @@ def launch_resident(
         *_boxes(config.head_dim, k, v),
         *_boxes(config.head_dim, dout, rows=rows),
         *_boxes(config.head_dim, dk, dv),
-        _dq_boxes(partials, config.dq_columns),
+        dq_boxes(partials, config.dq_columns),
         lse2,
         delta,
         records,
@@ -308,7 +308,7 @@ def launch_dq(problem: Problem, dout, q, k, v, sums, lse2, delta, records: Tenso
     config = dq_config(problem)
     dq_kernel[ctas(problem, records, config.heads)](
         *_boxes(config.head_dim, q, k, v, dout),
-        _dq_boxes(sums, config.dq_columns),
+        dq_boxes(sums, config.dq_columns),
         lse2,
         delta,
         records,
@@ -343,7 +343,7 @@ def _boxes(columns: int, *tensors: Tensor, rows: int = BLOCK) -> list[TensorDesc
     return [ragged_descriptor(make_tma_ready(x), rows, columns) for x in tensors]
 
 
-def _dq_boxes(sums: Tensor, columns: int) -> TensorDescriptor:
+def dq_boxes(sums: Tensor, columns: int) -> TensorDescriptor:
     """Return a descriptor of plain boxes of 128 rows and a few columns on fp32 sums [H, rows, columns]."""
     flat = sums.view(-1, sums.shape[2])
     return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [BLOCK, columns])

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import torch
 
-from jfa.kernels.blackwell import launch
-from jfa.kernels.blackwell.config import BLOCK, backward_config, forward_config
+from jfa.kernels.blackwell import launch, mxfp8_launch
+from jfa.kernels.blackwell.config import BLOCK, backward_config, forward_config, mxfp8_config
 from jfa.kernels.blackwell.examples import example
 from jfa.kernels.common.padded_rows import padded_rows, row_constants
 from jfa.kernels.common.ragged import empty_tma_ready
@@ -56,6 +56,19 @@ def forward_launch(len_q: int, len_kv: int, clc: bool = False, **choices) -> Cal
     problem, q, k, v, _ = example(len_q, len_kv)
     config = replace(forward_config(problem, clc=clc), **choices)
     return lambda: launch.forward(problem, q, k, v, config=config)
+
+
+def mxfp8_forward_launch(len_q: int, len_kv: int, clc: bool = False, **choices) -> Callable[[], object]:
+    """Return a launch of the MXFP8 forward on the same problem; ``choices`` are fields of Mxfp8Config."""
+    problem, q, k, v, _ = example(len_q, len_kv)
+    config = replace(mxfp8_config(problem, clc=clc), **choices)
+    return lambda: mxfp8_launch.forward(problem, q, k, v, config=config)
+
+
+def mxfp8_speedup(chip, len_q: int, len_kv: int, clc: bool = False, **choices) -> float:
+    """Return the bf16 forward's modelled cycles over the MXFP8 forward's, the kernels alone."""
+    before = record_one_sm(forward_launch(len_q, len_kv, clc), chip)
+    return before.cycles / record_one_sm(mxfp8_forward_launch(len_q, len_kv, clc, **choices), chip).cycles
 
 
 def plain_launch(len_q: int, len_kv: int) -> Callable[[], object]:

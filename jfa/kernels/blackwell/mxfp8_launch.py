@@ -12,13 +12,16 @@ from torch import Tensor
 
 from jfa.kernels.base import Problem
 from jfa.kernels.blackwell import launch
-from jfa.kernels.blackwell.config import BLOCK, Mxfp8Config, mxfp8_config
+from jfa.kernels.blackwell.config import BLOCK, BackwardConfig, Mxfp8Config, mxfp8_backward_config, mxfp8_config
+from jfa.kernels.blackwell.mxfp8_backward import mxfp8_backward_kernel
 from jfa.kernels.blackwell.mxfp8_forward import mxfp8_forward_kernel
 from jfa.kernels.blackwell.softmax import HUGE_MXFP8
 from jfa.kernels.common.host import scale_log2
-from jfa.kernels.common.quantize import quantize_keys, quantize_queries
-from jfa.kernels.common.ragged import make_tma_ready, ragged_descriptor
-from jfa.mxfp8 import BlockScaled
+from jfa.kernels.common.padded_rows import finish_dq, padded, padded_rows, row_constants
+from jfa.kernels.common.quantize import quantize_keys, quantize_outputs, quantize_queries
+from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor
+from jfa.kernels.common.softmax import LOG2_E
+from jfa.mxfp8 import AXES, BlockScaled
 
 MXFP8 = True
 
@@ -33,13 +36,16 @@ def forms(problem: Problem) -> dict[str, str]:
     config = mxfp8_config(problem)
     rows = "128 queries per tile, shared by both softmax groups" if config.split_keys else "256 queries per tile"
     forward = f"MXFP8, {rows}; tiles are {'stolen' if config.clc else 'dealt in zigzag'}"
-    backward = launch.forms(problem)["backward"]
-    return {"forward": forward, "backward": f"bf16 products of the operands that the forward rounded; {backward}"}
+    if problem.deterministic:
+        backward = f"bf16 products of the operands that the forward rounded; {launch.forms(problem)['backward']}"
+    else:
+        backward = "MXFP8, one CTA per key tile; dQ is added up in fp32 in the order in which tiles finish"
+    return {"forward": forward, "backward": backward}
 
 
 def plan(problem: Problem) -> list[Tensor]:
-    """Return the forward's tile list, to be reused for the same offsets."""
-    return launch.query_list(problem, mxfp8_config(problem).tile_rows)
+    """Return tile lists to be reused for the same offsets: of the forward and of the backward."""
+    return [*launch.query_list(problem, mxfp8_config(problem).tile_rows), *launch.key_list(problem)]
 
 
 def forward(
@@ -65,16 +71,62 @@ def encode_inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Bl
 
 
 def backward(
-    problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True)
+    problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True), config=None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return (dq, dk, dv) of the forward as it was computed, by the bf16 backward on the operands that the forward rounded.
+    """Return (dq, dk, dv) in the inputs' dtype; rows that no tile covers are 0. dq is summed in fp32."""
+    if 0 in (dout.numel(), q.numel(), k.numel(), problem.num_batches):
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    if problem.deterministic:
+        return backward_of_rounded(problem, dout, dlse, q, k, v, out, lse, needs)
+    config = config or mxfp8_backward_config(problem)
+    records, counts = plan[2:4] if plan else launch.key_list(problem)
+    dout = make_tma_ready(dout)
+    rows = padded_rows(problem, BLOCK)
+    lse2, delta = row_constants(problem, rows, out, dout, lse, dlse)
+    dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
+    dq_rows = padded(problem.rows_q, BLOCK) if problem.broadcast_q else rows.count
+    sums = torch.zeros(problem.num_heads, dq_rows, config.head_dim, dtype=torch.float32, device=q.device)
+    launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, records, counts, config)
+    return finish_dq(problem, rows, sums, q.dtype), dk.contiguous(), dv.contiguous()
+
+
+def backward_of_rounded(problem: Problem, dout, dlse, q, k, v, out, lse, needs):
+    """Return (dq, dk, dv) by the bf16 backward on the operands that the forward rounded.
 
     bf16 holds every MXFP8 number, so P is recomputed exactly as the forward had it; the five products are bf16's.
     """
-    if 0 in (dout.numel(), q.numel(), k.numel(), problem.num_batches):
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     rounded = (x.dequantize().to(q.dtype) for x in encode_inputs(problem, q, k, v))
     return launch.backward(problem, dout, dlse, *rounded, out, lse, needs=needs)
+
+
+def launch_backward(
+    problem: Problem, dout, q, k, v, dk, dv, sums, lse2, delta, records: Tensor, counts: Tensor, config: BackwardConfig
+) -> None:
+    """Quantise and launch the backward once; dk and dv must be addressable by TMA. ``sums`` receives dQ / sm_scale."""
+    q_d, q_t = quantize_queries(problem, q)
+    (k_d, k_t), (v_d,) = quantize_keys(problem, k, v, axes=(AXES, ("head_dim",)))
+    do_d, do_t = quantize_outputs(problem, dout)
+    encoded = (q_d, q_t, k_d, k_t, v_d, do_d, do_t)
+    mxfp8_backward_kernel[launch.ctas(problem, records, config.heads, config.clc)](
+        *(_boxes(x, config.head_dim) for x in encoded),
+        *(ragged_descriptor(x, BLOCK, config.head_dim) for x in (dk, dv)),
+        launch.dq_boxes(sums, config.dq_columns),
+        *(x.scales for x in encoded),
+        lse2,
+        delta,
+        records,
+        counts,
+        q_d.scales.shape[1],
+        k_d.scales.shape[1],
+        do_d.scales.shape[1],
+        lse2.shape[1],
+        sums.shape[1],
+        problem.sm_scale * LOG2_E,
+        problem.sm_scale,
+        config,
+        num_warps=4,
+        num_stages=1,
+    )
 
 
 def launch_forward(

@@ -13,6 +13,7 @@ from jfa.kernels.blackwell.config import (
     backward_config,
     dq_config,
     forward_config,
+    mxfp8_backward_config,
     mxfp8_config,
     plain_config,
 )
@@ -34,6 +35,7 @@ FORWARD_SPILLS = {
     True: 36,
 }  # of masked bands, by stealing: one or two values made before the roles part; others: 0
 PLAIN_SPILLS = 132
+MXFP8_BACKWARD_SPILLS = 40  # of shared queries; the others 24 at most
 BACKWARD_SPILLS = 0  # of all backward kernels on one CTA
 PAIR_SPILLS = {
     "full": 0,
@@ -86,6 +88,7 @@ def compile_configs() -> list[CompileConfig]:
         for name, problem in problems.items():
             configs += [_forward(f"d{head_dim}-{name}", problem, clc) for clc in (False, True)]
             configs += [_mxfp8_forward(f"d{head_dim}-{name}", problem, clc) for clc in (False, True)]
+            configs += [_mxfp8_backward(f"d{head_dim}-{name}", problem, clc) for clc in (False, True)]
             for clc in (False, True) if head_dim == 128 and name != "window" else (False,):
                 configs.append(_backward(f"d{head_dim}-{name}", problem, clc))
         if head_dim == 128:
@@ -170,6 +173,17 @@ def _mxfp8_forward(name: str, problem: Problem, clc: bool) -> CompileConfig:
     spills = FORWARD_SPILLS[clc] if problem.band != Band() else 0
     name = f"mxfp8-forward-{name}-{'clc' if clc else 'static'}"
     return _attention(name, "mxfp8_forward:mxfp8_forward_kernel", signature, cfg, FORWARD_ROLES, spills)
+
+
+def _mxfp8_backward(name: str, problem: Problem, clc: bool) -> CompileConfig:
+    cfg = mxfp8_backward_config(problem, clc=clc)
+    encoded = ("q", "q_t", "k", "k_t", "v", "do", "do_t")
+    signature = {f"{x}_desc": _box(cfg.head_dim).replace("bf16", "fp8e4nv") for x in encoded}
+    signature |= {k: v for k, v in _backward_signature(cfg).items() if k not in signature}
+    signature |= {f"{x}_scales": "*u8" for x in encoded} | dict.fromkeys(("q_blocks", "kv_blocks", "do_blocks"), "i32")
+    name = f"mxfp8-backward-{name}-{'clc' if clc else 'static'}"
+    kernel = "mxfp8_backward:mxfp8_backward_kernel"
+    return _attention(name, kernel, signature, cfg, BACKWARD_ROLES, MXFP8_BACKWARD_SPILLS)
 
 
 def _plain(name: str, problem: Problem) -> CompileConfig:

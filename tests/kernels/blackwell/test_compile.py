@@ -23,6 +23,7 @@ MAIN = [
     "blackwell-dq-d128-causal",
     "blackwell-mxfp8-forward-d128-full-clc",
     "blackwell-mxfp8-forward-d64-causal-static",
+    "blackwell-mxfp8-backward-d128-causal-clc",
     "blackwell-list-keys",
     "blackwell-blocks",
 ]
@@ -70,6 +71,7 @@ def test_every_kernel_ships_a_configuration():
         "backward_resident",
         "backward_dq",
         "mxfp8_forward",
+        "mxfp8_backward",
         "plain",
         "tile_list",
         "padded_rows",

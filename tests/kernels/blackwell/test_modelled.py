@@ -53,3 +53,8 @@ def test_a_pair_reads_less_shared_memory():
     loads, constants = 64, 2 * 0.5
     assert single == pytest.approx((288 + loads + constants + 32 + 2 * 64 + constants) * per_kib, rel=0.01)
     assert pair == pytest.approx((192 + loads + constants + 16 + 3 * 16 + 2 * 32 + constants) * per_kib, rel=0.01)
+
+
+@pytest.mark.parametrize("len_q, len_kv", [(256, 2048), (1024, 1024)], ids=["long tile", "four tiles"])
+def test_mxfp8_is_a_quarter_faster(len_q, len_kv):
+    assert modelled.mxfp8_speedup(B200, len_q, len_kv) >= 1.25
