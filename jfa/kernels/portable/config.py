@@ -50,7 +50,10 @@ TILES = {
     ),  # there products pass through shared memory as well: compiled, not measured
     # Head dims above 128, or above 64 in fp32; then those beyond that: not swept, sized to fit.
     "wide": Tile(64, 32, 4, 2),
-    "wide-backward": Tile(64, 32, 4, 1),
+    "wide-dkdv": Tile(64, 64, 8, 2),  # with four warps the sums alone would fill all registers
+    "wide-dkdv-sm100": Tile(64, 32, 8, 2),  # what fits there: compiled, not measured
+    "wide-dq": Tile(64, 64, 8, 2),
+    "wide-backward-fp32": Tile(64, 32, 4, 1),
     "widest": Tile(32, 16, 4, 1),
 }
 EMULATED_SMS = 4  # enough that mega-sequences are split in tests too
@@ -150,8 +153,18 @@ def dkdv_tile(problem: Problem) -> Tile:
         return EMULATED
     wide = width(problem)
     if wide > 128:
-        return TILES["wide-backward" if wide <= 256 else "widest"]
+        return _wide_backward("wide-dkdv", problem)
     return fitted(TILES["dkdv-d64" if wide <= 64 else "dkdv"], problem, 2, 2)
+
+
+def _wide_backward(row: str, problem: Problem) -> Tile:
+    if width(problem) > 256:
+        return TILES["widest"]
+    if problem.dtype == torch.float32:
+        return TILES["wide-backward-fp32"]
+    if row == "wide-dkdv" and torch.cuda.get_device_capability(problem.device) >= (10, 0):
+        row += "-sm100"
+    return fitted(TILES[row], problem, 2, 2)
 
 
 def dq_tile(problem: Problem) -> Tile:
@@ -160,7 +173,7 @@ def dq_tile(problem: Problem) -> Tile:
         return EMULATED
     wide = width(problem)
     if wide > 128:
-        return TILES["wide-backward" if wide <= 256 else "widest"]
+        return _wide_backward("wide-dq", problem)
     return fitted(TILES["dq-long" if typical_rows(problem) > LONG and wide > 64 else "dq-short"], problem, 2, 2)
 
 

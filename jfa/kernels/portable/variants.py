@@ -18,12 +18,13 @@ SCALARS = {"scale": "fp32", "sm_scale": "fp32"}
 FP32 = ("lse_ptr", "dlse_ptr", "delta_ptr", "dq_partial_ptr", "partial_acc", "partial_ml")
 INT32 = ("records", "counts", "chunks", "arrivals")
 # Recorded spill bytes per thread, stores and loads, the most of sm_90 and sm_100: a row of the table may not need more.
-SPILLS = {"forward-long": 292, "resident-128": 200, "resident-128-sm100": 312}
+SPILLS = {"forward-long": 292, "wide-dkdv": 252, "wide-dq": 272, "resident-128": 200, "resident-128-sm100": 312}
 # The same without TMA, on sm_90: only for tensors that it cannot address.
 POINTER_SPILLS = {"forward-short": 40, "dq-short": 140, "dkdv": 536}
 # With 128 registers per thread two CTAs fit on a multiprocessor of sm_90: faster on long sequences, though wgmmas then wait.
-SERIALIZED = ("forward-long",)
-TARGETS = {"resident-128": (90,), "resident-128-sm100": (100,)}
+# Wide head dims fill all registers, with whatever tile.
+SERIALIZED = ("forward-long", "wide-dkdv", "wide-dq")
+TARGETS = {"wide-dkdv": (90,), "wide-dkdv-sm100": (100,), "resident-128": (90,), "resident-128-sm100": (100,)}
 # No gradient of the LSE, no mask, nothing split: what most calls are compiled for.
 USUAL = dict(dlse_ptr=None, chunks=None, GROUP=1, HAS_LO=False, HAS_HI=False, NEGATIVE=False, PRECISION="tf32")
 
@@ -49,6 +50,10 @@ def compile_configs() -> list[CompileConfig]:
         _config("dq", "dq-short", 128, POINTERS=True, HAS_HI=True),
         _config("dq", "dq-long", 128),
         _config("dq", "dq-short", 64),
+        _config("dkdv", "wide-dkdv", 256),
+        _config("dkdv", "wide-dkdv", 256, HAS_HI=True),
+        _config("dkdv", "wide-dkdv-sm100", 256),
+        _config("dq", "wide-dq", 256),
         _config("resident", "resident-64", 128, BLOCK_M=32, KEYS_FIRST=True),
         _config("resident", "resident-128", 128, KEYS_FIRST=False),
         _config("resident", "resident-128-sm100", 128, KEYS_FIRST=False),
