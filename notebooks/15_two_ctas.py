@@ -425,7 +425,7 @@ print(f"the tensor core's cycles for the five products: {tensor}")
 #
 # Two groups of four warps read S, each half of it (chapter 11, eight warps).
 # **Before anybody writes P or dQ into these columns, both must have read.**
-# A public kernel lacked that join, and was wrong in 13 % of its runs on a B200.
+# A public kernel lacked that join, and was wrong in 13 % of its runs on a B200 (chapter 11).
 #
 # ## Version 3: S, dP, dV, dK of a pair
 #
@@ -686,7 +686,7 @@ largest_errors(exchange_copies)
 #
 # * *Who protects the peer's tile from being overwritten while the tensor core reads it?* `ds_empties`, and the sender waits for its own: the product completes in both CTAs at once, so one wait covers both tiles.
 # * *Who protects `staging`?* The same wait. The product can only have been issued after the peer's relay had arrived, and that is after the copy has read `staging`.
-# * *Why four arrivals?* Own halves of two CTAs, and received halves of two CTAs. Two would do, those of the relays: what a relay has received was sent behind the sender's own store and fence. Such an argument is worth a barrier's arrival only if it stands beside the code; the four say it without one.
+# * *Why four arrivals?* Own halves of two CTAs, and received halves of two CTAs. Two would do, those of the relays: what a relay has received was sent behind the sender's own store and fence. Then that proof must stand beside the code; with four the reader needs none.
 # * *Where does dQ go?* To 64 rows per CTA, and no row belongs to both. If both stored 128 rows, each would be added twice.
 #
 # ## Version 5: the exchange, by words (form B)
@@ -787,10 +787,10 @@ for kernel, result in swept.items():
 plots.sweep_map(swept[exchange_copies], title="form A, three blocks")
 
 # %% [markdown]
-# In form A the relay's fence protects nothing: what came was written by the copy engine, and the tensor core reads by the same way.
+# In form A the relay's fence protects nothing: what came was written by the copy engine, and the tensor core reads through the same proxy.
 # In form B threads wrote it, *of another CTA*, and the receiver must fence.
 #
-# Two details that cost an afternoon each:
+# Two details of the second kernel:
 #
 # * `parts` and `words` are *two buffers*, and `parts[rank]` is an index. A run-time index compiles; a `local_slice` at a run-time offset does not.
 # * The words are allocated first, and the bf16 views reuse them. The other way round the compiler (fbtriton 3.7.4) refuses the wider type over the narrower one.
@@ -986,7 +986,7 @@ for call, answer in calls.items():
 # Why in this order?
 #
 # * **Resident** first: with at most 128 shared queries dQ never leaves the chip until the end. No form that adds to memory can have that; a pair saves shared-memory reads, the resident form saves *all* adds.
-# * **Deterministic**: the order of adds is the machine's, so dQ gets a kernel of its own, and the pair has nothing to do with its fifth product.
+# * **Deterministic**: the order of adds is the machine's, so dQ gets a kernel of its own (chapter 14, version 9). The package has that beside single CTAs only.
 # * **D <= 64**: the pair's kernel has tiles of 128 columns; half of them would be empty.
 # * **Block lists** (chapter 17): lists are walked by one CTA per tile.
 # * **Few keys per sequence**: a tile of 256 keys whose sequence has 100 keys leaves one CTA with masked rows only. Chapter 8 calls it waste by tile size: a list of tiles of 256 keys covers more rows than one of 128.
@@ -1202,9 +1202,9 @@ report(give, True)
 # All on B200s, none measured here:
 #
 # * *The text this course grew from (May 2026):* for shared queries the forward is 13 % and the backward 50 % faster than FlashAttention 4's; its dense forward has 87 % of it, and its dense backward is 17 % faster.
-# * *The Triton fork, pull request 1591 (2026-05-26):* the two-CTA backward reaches 866 TFLOP/s at 8k tokens where the one-CTA kernel has 827 (fp16). At 1k it is *slower*, 312.5 against 327.3.
+# * *The Triton fork, pull request 1591 (2026-05-26):* the two-CTA backward reaches 866 TFLOP/s at 8k tokens where the one-CTA kernel has 827 (fp16). At 1k it is *slower*, 312.5 against 327.3; at 16k it has 1,163 where FlashAttention 4 has 1,289 (bf16).
 # * *Comments in tlx_jfa (2889aef):* its persistent pair is 6 to 12 % faster than one CTA on shared queries.
-# * *The fork, pull request 2560 (2026-07-30):* a two-CTA **forward**; there the gain over one CTA is about 2 %, since its products read less to begin with.
+# * *The fork, pull request 2560 (2026-07-30):* a two-CTA **forward**. On average FlashAttention 4's, with two CTAs, has 1,210 TFLOP/s and the fork's with one CTA 1,182: about 2 % are at stake there.
 # * *cuDNN's front end, issue 1085:* version 9.26 no longer uses its two-CTA configurations for ragged forwards, and takes 22 to 33 % longer at 4k to 16k tokens with head dims (192, 128).
 #
 # ## Exercises
