@@ -565,12 +565,12 @@ def compute_stretch(
             dp = tlx.local_load(tlx.subslice(scores.dp[0], FIRST + i * COLUMNS, COLUMNS))
             exact = p[i].to(tl.float32) * (dp - delta[None, :])
             ds = ds + (rounded_pairs(exact, scores.ds.dtype),)
-        for i in tl.static_range(SLICES):
-            tlx.local_store(tlx.subslice(scores.ds_t[0], half * BLOCK_M + i * COLUMNS, COLUMNS), ds[i])
         tlx.barrier_arrive(deltas.empties[0])
-        arrive_at_leader(scores.ds_t_fulls[half])
         tlx.barrier_wait(memory.grads.dq_fulls[0], phase ^ 1)  # dQ of the block before: dS has been read in both CTAs
         give_ds(scores, half, ds, cfg)
+        for i in tl.static_range(SLICES):
+            tlx.local_store(tlx.subslice(scores.ds_t[0], half * BLOCK_M + i * COLUMNS, COLUMNS), ds[i])
+        arrive_at_leader(scores.ds_t_fulls[half])
         count += 1
     return count
 
