@@ -85,11 +85,11 @@ class Report:
     smem: int = 0  # bytes
     tmem: int = 0  # columns
     threads: int = 0
-    registers: int = 0  # of a thread, as ptxas allots them at launch, before setmaxnreg moves them between roles
-    spill_stores: int = 0  # bytes a thread
+    registers: int = 0  # per thread, as ptxas allots them at launch, before setmaxnreg moves them between roles
+    spill_stores: int = 0  # bytes per thread
     spill_loads: int = 0
-    stack: int = 0  # bytes a thread
-    global_scratch: int = 0  # bytes a CTA; more than 0 means that a launch needs an allocator
+    stack: int = 0  # bytes per thread
+    global_scratch: int = 0  # bytes per CTA; more than 0 means that a launch needs an allocator
     roles: list[Role] = field(default_factory=list)
     role_spills: dict[str, tuple[int, int]] = field(
         default_factory=dict
@@ -119,7 +119,7 @@ class Report:
             found.append(f"{self.registers} registers x {self.threads} threads exceed the file of {REGISTER_FILE}")
         spills = self.spill_stores + self.spill_loads
         if self.max_spill_bytes is not None and spills > self.max_spill_bytes:
-            found.append(f"spills {spills} B a thread (stores + loads), recorded are {self.max_spill_bytes}")
+            found.append(f"spills {spills} B per thread (stores + loads), recorded are {self.max_spill_bytes}")
         if self.serialized and not self.may_serialize:
             found.append(
                 "wgmmas wait for each other: a role has too few registers to leave them in flight (ptxas C7512)"
@@ -139,12 +139,12 @@ class Report:
             ("TMEM", f"{self.tmem} of {TMEM_CAP[self.arch]} columns"),
             ("threads", str(self.threads)),
             ("registers at launch", str(self.registers)),
-            ("spills", f"{self.spill_stores} B stored, {self.spill_loads} B loaded a thread"),
+            ("spills", f"{self.spill_stores} B stored, {self.spill_loads} B loaded per thread"),
             *((f"  {role}", f"{a} B stored, {b} B loaded") for role, (a, b) in self.role_spills.items()),
             ("barriers", str(self.counts.get("mbarrier.init", 0))),
             ("global scratch", f"{self.global_scratch} B"),
         ]
-        out += [(f"role {r.name}", f"{r.warps} warps, {r.registers or '?'} registers a thread") for r in self.roles]
+        out += [(f"role {r.name}", f"{r.warps} warps, {r.registers or '?'} registers per thread") for r in self.roles]
         out += [(k, str(v)) for k, v in self.counts.items() if v and k != "mbarrier.init"]
         return out
 

@@ -12,6 +12,7 @@ something the tests of that kernel should be made to see.
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections import Counter
@@ -80,7 +81,8 @@ class Mutant:
     report: str = ""
 
     def __str__(self):
-        return f"{self.how:5} {self.site.kind:28} line {self.site.line:<5} {self.found or 'CLEAN':18} {self.site.text[:70]}"
+        place = f"{os.path.basename(self.site.file)}:{self.site.line}"
+        return f"{self.how:5} {self.site.kind:28} {place:<24} {self.found or 'CLEAN':18} {self.site.text[:70]}"
 
 
 @dataclass

@@ -121,7 +121,7 @@ def _settings(config: CompileConfig, wanted: int) -> list[Setting]:
     found = []
     for values in itertools.product(*CHOICES.values()):
         setting = Setting(**dict(zip(CHOICES, values)))
-        if setting.unusual() > MOST_UNUSUAL or (setting.slots and not setting.shared):
+        if setting.unusual() > MOST_UNUSUAL - wanted or (setting.slots and not setting.shared):
             continue
         missed = sum(getattr(setting, key) != value for key, value in said.items())
         missed += (setting.shared > 0) != bool(shared) or (setting.heads[0] != setting.heads[1]) != grouped

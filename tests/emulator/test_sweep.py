@@ -90,6 +90,7 @@ def test_the_table_lists_what_was_not_found():
     result = sweep.Result([sweep.Mutant(site, "drop", "RaceError"), sweep.Mutant(site, "flip")])
     table = result.table()
     assert "2 mutants, 1 found" in table and "not found:" in table and "CLEAN" in table
+    assert "test_sweep.py:1 " in table.splitlines()[-1], "a kernel's sites lie in several files"
 
 
 @pytest.mark.skipif(not os.path.isdir(tutorials.TUTORIALS), reason="needs fbtriton's tutorials")
