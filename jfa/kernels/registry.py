@@ -8,7 +8,7 @@ from functools import cache
 from types import ModuleType
 
 from jfa.kernels.base import Problem
-from jfa.kernels.preference import kind_of
+from jfa.kernels.preference import USUAL, kind_of
 
 MODULES = {
     "reference": "jfa.kernels.reference",
@@ -118,6 +118,11 @@ def choose(problem: Problem, backend: str) -> Explanation:
     else:
         kind = kind_of(problem)
         looked_at = kind.order[: kind.order.index(name) + 1]
-        reasons = [(other, objection(other, problem) or f"supports the request ({kind.name})") for other in looked_at]
+        usual = (
+            "supports the request"
+            if kind.order == USUAL
+            else f"supports the request, and was measured fastest: {kind.name}"
+        )
+        reasons = [(other, objection(other, problem) or usual) for other in looked_at]
     describe = getattr(load(name, problem.precision), "forms", None)
     return Explanation(name, tuple(reasons), tuple(describe(problem).items()) if describe else ())
