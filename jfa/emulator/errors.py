@@ -181,7 +181,7 @@ class PoisonError(EmulatorError):
 
 
 class InFlightError(EmulatorError):
-    """A CTA ends while its tensor core still works."""
+    """A CTA ends while its tensor core or a copy still uses its memory."""
 
     cause = "no task waits for the barrier of the last MMA (async_dot's mBarriers or tcgen05_commit) before the kernel ends."
 

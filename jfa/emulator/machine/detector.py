@@ -93,18 +93,8 @@ class Detector:
         """Report what a task that has ended left under way."""
         if not self.watch:
             return
-        if task.stores:
-            op = task.stores[0]
-            self.machine.warn(
-                errors.InFlightError(
-                    f"{task.label} ends with {len(task.stores)} TMA store(s) that nobody waited for",
-                    [f"first issued at {show(op.where)}"],
-                    "tlx.async_descriptor_store_wait(0) is missing at the end; "
-                    "the shared memory may be handed on while it is still"
-                    " read.",
-                    op.where,
-                )
-            )
+        if task.stores and (task.parent is None or task.stores is not task.parent.stores):
+            self._unread(task)
         if task.dots:
             op = task.dots[0]
             self.machine.report(
@@ -115,6 +105,20 @@ class Detector:
                     op.where,
                 )
             )
+
+    def _unread(self, task: Task) -> None:
+        """Report the TMA stores of a task that has ended that may still read shared memory."""
+        op, count = task.stores[0], len(task.stores)
+        what = f"a TMA store of {op.title}" if count == 1 else f"{count} TMA stores, the first of {op.title},"
+        self.machine.report(
+            errors.InFlightError(
+                f"{task.label} ends while {what} may still read shared memory, which nobody waited for",
+                [f"issued at {show(op.where)}"],
+                "tlx.async_descriptor_store_wait(0) is missing at the end: the next CTA on this SM gets the shared memory.\n"
+                "  Fix: let the task that stores wait for its stores before it ends; no other task can.",
+                op.where,
+            )
+        )
 
     def cluster_ended(self, cluster: Cluster) -> None:
         """Report MMAs, announced bytes and uses of its memory that a cluster at its end has not heard of."""

@@ -169,14 +169,19 @@ def store(task: Task, view: View, values: Any, where: Where, name: str, undefine
     view.write(values, undefined)
 
 
-def run_region(task: Task, specs: Sequence[tuple[str, Callable[[], object], int, int]], where: Where) -> None:
+def run_region(
+    task: Task, specs: Sequence[tuple[str, Callable[[], object], int, int]], where: Where, default: int | None = None
+) -> None:
     """Start the tasks of an async_tasks region and wait for all of them.
 
-    specs: [(name, body, num_warps, replica), ...]; body() is the task's code.
+    specs: [(name, body, num_warps, replica), ...]; body() is the task's code. default: the spec that runs on the warps of
+    `task` itself, so each of the two waits for TMA stores of the other.
     """
     machine, cta = task.machine, task.cta
     warps.join(task)
     children = [Task(machine, cta, name, body, num_warps, replica, task) for name, body, num_warps, replica in specs]
+    if default is not None:
+        children[default].stores = task.stores
     task.publish()
     task.children = set(children)
     for child in children:

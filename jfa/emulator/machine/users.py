@@ -96,5 +96,4 @@ def _report(cta: CTA, actor: Any, where: Where, what: str) -> None:
             _CAUSE["CTA"],
             where,
         )
-    reads = what.endswith("to another CTA")  # a warning, as for a TMA store that nobody waited for
-    (cta.machine.warn if reads else cta.machine.report)(error)
+    cta.machine.report(error)

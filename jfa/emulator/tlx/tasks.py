@@ -84,14 +84,15 @@ def _run(region: async_tasks, task: Task) -> None:
     where = entries[0][3]
     task.cta.stays = task.cta.stays and not region.no_ending_cluster_sync
     _check(task, [entry[0] for entry in entries], where)
-    specs = []
+    specs, default = [], None
     for spec, body, name, _ in entries:
         warps = task.cta.num_warps if spec.is_default else spec.num_warps
+        default = len(specs) if spec.is_default else default
         for replica in range(spec.replicate):
             specs.append((f"{name}[{replica}]" if spec.replicate > 1 else name, body, warps, replica))
     if Active.counts is not None:
         Active.counts.most("tasks", len(specs))
-    sync.run_region(task, specs, where)
+    sync.run_region(task, specs, where, default)
 
 
 def _check(task: Task, specs: Sequence[async_task], where: Where) -> None:

@@ -160,15 +160,16 @@ def test_collect_gathers_several_findings():
     assert kinds.count(errors.RaceError) == 2 and errors.PoisonError in kinds
 
 
-def test_a_store_nobody_waits_for_is_a_warning():
+def test_a_store_nobody_waits_for_is_an_error():
     def kernel():
         buffer = Buffers("b", 1)
         buffer.store(0, 7)
         sync.fence(current())
-        engines.tma_store(current(), lambda data: None, buffer.views[0], "b[0]", 64, ())
+        engines.tma_store(current(), lambda data: None, buffer.views[0], "b[0]", 64, (), "b[0]")
 
     result = run(kernel, Options(report="collect"))
-    assert result.clean and "nobody waited for" in str(result.warnings[0])
+    assert [type(f) for f in result.findings] == [errors.InFlightError]
+    assert "a TMA store of b[0] may still read" in str(result.findings[0])
 
 
 def test_an_mma_nobody_waits_for_is_an_error():

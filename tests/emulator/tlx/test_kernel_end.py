@@ -45,6 +45,65 @@ def test_a_load_that_nobody_waits_for(policy, ahead, tiles):
 
 
 @triton.jit
+def _leaves(x, desc, N: tl.constexpr, PARTS: tl.constexpr, HOW: tl.constexpr, PENDING: tl.constexpr, WHO: tl.constexpr):
+    """Stores its block in PARTS; at most PENDING stores may still read shared memory when WHO has waited."""
+    parts = tlx.local_alloc((N, N), tl.float32, PARTS)
+    full = tlx.alloc_barriers(1)
+    for k in tl.static_range(PARTS):
+        tlx.local_store(parts[k], tl.zeros((N, N), tl.float32) + k)
+    tlx.fence("async_shared")
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            for k in tl.static_range(PARTS):
+                if HOW == "bulk":
+                    tlx.async_store(x + k * N * N, parts[k], N * N * 4)
+                else:
+                    tlx.async_descriptor_store(desc, parts[k], [k * N, 0], store_reduce=HOW)
+            if WHO == "default":
+                tlx.async_descriptor_store_wait(PENDING)
+            tlx.barrier_arrive(full[0], 1)
+        with tlx.async_task(num_warps=1):
+            tlx.barrier_wait(full[0], 0)
+            if WHO == "other":
+                tlx.async_descriptor_store_wait(PENDING)
+    if WHO == "main":  # on the warps of the default task
+        tlx.async_descriptor_store_wait(PENDING)
+    if WHO == "overwrites":
+        tlx.local_store(parts[PARTS - 1], tl.zeros((N, N), tl.float32))
+        tlx.async_descriptor_store_wait(PENDING)
+
+
+@every_policy
+@pytest.mark.parametrize("how", ["", "add", "bulk"])
+@pytest.mark.parametrize(
+    "who, pending, found", [("main", 0, 0), ("default", 0, 0), ("main", 1, 1), ("other", 0, 3), ("nobody", 0, 3)]
+)
+def test_a_store_that_nobody_waits_for(policy, how, who, pending, found):
+    """Bulk groups belong to the thread that issued them: the default task and the code around it are one, others are not."""
+    out = torch.zeros(3 * 16, 16)
+    with emulator.options(policy=policy):
+        run = emulator.run(_leaves, (1,), out, TensorDescriptor.from_tensor(out, [16, 16]), 16, 3, how, pending, who)
+    assert [type(f) for f in run.findings] == [errors.InFlightError] * bool(found) and not run.warnings
+    assert torch.equal(out, torch.arange(3.0).repeat_interleave(16)[:, None].expand(48, 16))
+    for finding in run.findings:
+        line = next(
+            k
+            for k, text in enumerate(open(__file__), 1)
+            if ("tlx.async_store(" if how == "bulk" else "store_reduce=HOW") in text
+        )
+        assert f"parts[{3 - found}]" in str(finding) and f"test_kernel_end.py:{line}" in str(finding)
+
+
+@every_policy
+@pytest.mark.parametrize("how", ["", "bulk"])
+def test_a_buffer_overwritten_at_the_end_while_its_store_reads_it(policy, how):
+    out = torch.zeros(2 * 16, 16)
+    with emulator.options(policy=policy):
+        run = emulator.run(_leaves, (1,), out, TensorDescriptor.from_tensor(out, [16, 16]), 16, 2, how, 0, "overwrites")
+    assert [type(f) for f in run.findings] == [errors.RaceError] and "parts[1]" in str(run.findings[0])
+
+
+@triton.jit
 def _announces(out, N: tl.constexpr, BYTES: tl.constexpr):
     full = tlx.alloc_barriers(1, arrive_count=1)
     if BYTES:
@@ -141,6 +200,15 @@ def test_a_write_to_a_cta_that_may_not_have_started(policy, how, entry):
     for finding in run.findings:
         assert "boxes[0]" in str(finding) and "has started" in str(finding) and "test_kernel_end.py" in str(finding)
     assert torch.equal(y, x.flip(0))
+
+
+@every_policy
+def test_a_copy_to_another_cta_that_its_source_does_not_outlive(policy):
+    x, y = torch.randn(2, 32), torch.zeros(2, 32)
+    with emulator.options(policy=policy):
+        run = emulator.run(_sends, (2,), x, y, 32, "copy, no barrier behind", "cluster barrier", ctas_per_cga=(2, 1, 1))
+    assert [type(f) for f in run.findings] == [errors.InFlightError] * 2 and not run.warnings
+    assert all("a copy of boxes[1] to another CTA" in str(f) and "test_kernel_end.py" in str(f) for f in run.findings)
 
 
 @triton.jit
