@@ -111,12 +111,15 @@ def _settings(config: CompileConfig, wanted: int) -> list[Setting]:
     """Settings that miss ``wanted`` of the things that the configuration's name says, the usual ones first."""
     names = config.name.split("-")
     said = {
-        "band": next((b for b in BANDS if b and b in names), "causal" if "has_hi" in names else ""),
+        "band": next(
+            (b for b in BANDS if b and b in names),
+            "narrow" if "has_lo" in names else "causal" if "has_hi" in names else "",
+        ),
         "deterministic": "deterministic" in names or "dq" in names and names[0] == "blackwell" or "no" in names,
         "lists": "sparse" in names,
         "unaligned": "pointers" in names,
     }
-    shared = {"pma", "short", "resident", "shared"} & set(names)
+    shared = {"pma", "resident", "shared", *(["short"] if names[0] == "hopper" else [])} & set(names)
     grouped = any(n == "gqa" or n.startswith("group") for n in names)
     found = []
     for values in itertools.product(*CHOICES.values()):
@@ -306,5 +309,8 @@ def _force_tile(stack: contextlib.ExitStack, config: CompileConfig) -> None:
     tile = chosen.Tile(keep, step, config.num_warps, options.get("num_stages", 1), options.get("maxnreg"))
     if "chunks" in config.constexprs:  # None: nothing is split
         stack.enter_context(mock.patch.object(chosen, "split_workers", lambda problem: 0))
+    from jfa.kernels.portable import block_sparse_launch
+
+    stack.enter_context(mock.patch.object(block_sparse_launch, "EMULATED", tile))
     for name in ("forward_tile", "dq_tile", "dkdv_tile", "resident_tile"):
         stack.enter_context(mock.patch.object(chosen, name, lambda *a, **k: tile))

@@ -137,6 +137,7 @@ NAMES = [
     "hopper-backward-resident-q64-d128-causal",
     "hopper-prepare",
     "portable-forward-short-d64",
+    "portable-dq-short-d128-has_lo-has_hi",
     "portable-dkdv-d128-has_hi",
 ]
 
