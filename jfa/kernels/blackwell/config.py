@@ -291,7 +291,9 @@ def backward_config(problem: Problem, clc: bool = True, form: str | None = None)
 def mxfp8_backward_config(problem: Problem, clc: bool = True) -> BackwardConfig:
     """Choose the MXFP8 backward's configuration: the general form, in which every tile's dQ is added up."""
     config = backward_config(problem, clc=clc, form="single")
-    return replace(config, with_dq=True, do_slots=1, held_slices=0, compute_registers=200, small_registers=32)
+    # As many slices as compile with next to no spills (`jfa compile`); at D = 64 there are four in all.
+    held = 2 if config.head_dim == 64 else 4 if config.has_lo or config.has_hi else 3
+    return replace(config, with_dq=True, do_slots=1, held_slices=held, compute_registers=200, small_registers=32)
 
 
 def dq_config(problem: Problem) -> DqConfig:
