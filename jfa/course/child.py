@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from jfa.course import clock, closed_modules, guard, kinds, landlock, measure, seccomp, wire
+from jfa.course import clock, closed_modules, guard, kinds, landlock, measure, seccomp, uncounted, wire
 from jfa.course.job import Job
 from jfa.course.sources import Cells, compile_visible
 
@@ -100,6 +100,8 @@ def _isolate(job: Job, result: int) -> None:
     warnings.simplefilter("ignore")
     os.environ["MPLBACKEND"] = "Agg"
     os.environ["TMPDIR"] = tempfile.tempdir = job.scratch or tempfile.gettempdir()
+    for cache in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):  # torch.func makes the first
+        os.environ[cache] = os.path.join(tempfile.tempdir, cache.lower())
     sys.dont_write_bytecode = True
     random.seed(job.seed)
     torch.manual_seed(job.seed)
@@ -136,6 +138,7 @@ def _run(job: Job, reporter: Reporter, live: Any) -> None:
         seccomp.forbid_processes()
     if live is not None:
         _forget_checks()
+    uncounted.close(violations)
     guard.watch(closed, job.scratch, violations)
     gc.freeze()  # what exists so far, the judge's side of this process, is not among gc.get_objects()
     answer = live
@@ -147,7 +150,8 @@ def _run(job: Job, reporter: Reporter, live: Any) -> None:
         guard.forbid_numpy_import(violations)
         guard.forbid_numpy_names(getattr(_function(live), "__globals__", {}), violations)
     reporter.send("loaded")
-    _run_cases(job, reporter, violations, answer, call)
+    with torch.inference_mode(False):  # a notebook may be in it
+        _run_cases(job, reporter, violations, answer, call)
 
 
 def _load_emulator() -> None:
@@ -308,7 +312,13 @@ def _measured(job: Job, violations: guard.Violations) -> Iterator[dict[str, int]
     meter = measure.Meter(families, violations, watch_python="live_numel" in job.measures)
     counts: dict[str, int] = {}
     arrays = contextlib.nullcontext() if job.needs_triton else measure.counted_numpy(meter)
-    with arrays, measure.kernel_counts(job.needs_triton) as kernel, meter, measure.Watch(meter):
+    with (
+        arrays,
+        measure.kernel_counts(job.needs_triton) as kernel,
+        meter,
+        measure.Watch(meter),
+        uncounted.modes_kept(violations),
+    ):
         yield counts
     counts |= meter.take() | kernel
 

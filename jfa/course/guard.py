@@ -50,6 +50,7 @@ WORDS = {
     "submissions": "somebody else's answers",
     "processes": "other processes",
     "ctypes": "C functions called past Python (ctypes)",
+    "modes": "a switch that hides torch operations from counting",
 }
 
 _LEARNER_MODULES = ("answer", "__main__")
@@ -367,15 +368,14 @@ def pristine() -> Iterator[list[str]]:
             found = vars(place).get(name, _MISSING)
             if name not in _IGNORED and found is not value and not _is_librarys_own(name, found):
                 changed.append((place, name, found, value))
-    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    dtype = torch.get_default_dtype()
     for place, name, _, value in changed:
         setattr(place, name, value)
     torch.set_default_dtype(torch.float32)
-    torch.set_grad_enabled(True)
     try:
-        yield [f"{getattr(place, '__name__', place)}.{name}" for place, name, _, _ in changed]
+        with torch.inference_mode(False), torch.enable_grad():
+            yield [f"{getattr(place, '__name__', place)}.{name}" for place, name, _, _ in changed]
     finally:
         for place, name, found, _ in changed:
             delattr(place, name) if found is _MISSING else setattr(place, name, found)
         torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(grad)

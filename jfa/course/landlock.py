@@ -5,7 +5,7 @@ cannot be taken off again. Reading is allowed everywhere but below the closed fi
 removing, renaming and truncating only below the answer's own temporary folder; running programs, connecting over TCP, signals
 and abstract sockets to the outside not at all, as far as the kernel's version of Landlock knows these rights.
 
-What it leaves open: names of files can still be listed; rights, owners and times of files (see :mod:`jfa.course.seccomp`).
+What it leaves open: names of files can still be listed; rights, owners and times of files (:mod:`jfa.course.seccomp` keeps them).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A system-call filter for the answer's process: it starts, signals, traces and changes no other process, nor the machine.
 
 Python's audit hooks see what Python code does; C code goes past them. The kernel's filter sees every call, needs no rights and
-cannot be taken off again. ``FORBIDDEN``, ``OWN_ONLY`` and ``WITHOUT`` are the whole rule; every other call that is older than
-this table is allowed, and every newer one does not exist here, so a call that nobody has thought of yet opens nothing.
+cannot be taken off again. ``FORBIDDEN``, ``IGNORED``, ``OWN_ONLY`` and ``WITHOUT`` are the whole rule; every other call that is
+older than this table is allowed, and every newer one does not exist here, so a call that nobody has thought of yet opens nothing.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ FORBIDDEN: dict[str, dict[str, tuple[int | None, int | None]]] = {
         "userfaultfd": (323, 282), "memfd_create": (319, 279), "memfd_secret": (447, 447), "name_to_handle_at": (303, 264),
         "open_by_handle_at": (304, 265),
     },
-    "changes what Landlock does not guard: rights, owners, times and attributes of files": {
-        "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
-        "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
-        "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
+    "changes what Landlock does not guard: owners and attributes of files": {
+        "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "setxattr": (188, 5),
+        "lsetxattr": (189, 6), "fsetxattr": (190, 7),
         "setxattrat": (463, 463), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
         "removexattrat": (466, 466), "file_setattr": (469, 469), "mknod": (133, None), "mknodat": (259, 33),
     },
@@ -64,6 +63,16 @@ FORBIDDEN: dict[str, dict[str, tuple[int | None, int | None]]] = {
     },
 }  # fmt: skip
 """Calls that fail (EPERM), by why: name and number, x86_64 and aarch64 (None: the machine has no such call)."""
+
+IGNORED: dict[str, tuple[int | None, int | None]] = {
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "utime": (132, None),
+    "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
+}  # fmt: skip
+"""Calls that succeed and change nothing: rights and times of files.
+
+Landlock does not guard them and this filter cannot read a path, so the answer's own folder cannot be told from any other.
+An error would end what copies, unpacks or touches a file there (:mod:`shutil`, :mod:`zipfile`, :mod:`pathlib`).
+"""
 
 OWN_ONLY: dict[str, tuple[int | None, int | None]] = {
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
@@ -117,6 +126,7 @@ def _op(code: int, yes: int, no: int, value: int) -> bytes:
     return struct.pack("HBBI", code, yes, no, value & 0xFFFFFFFF)
 
 
+_IGNORE = _op(_RETURN, 0, 0, _FAIL)  # fails with error 0, which is success
 _REFUSE, _PASS = _op(_RETURN, 0, 0, _FAIL | errno.EPERM), _op(_RETURN, 0, 0, _ALLOW)
 _UNKNOWN = _op(_RETURN, 0, 0, _FAIL | errno.ENOSYS)
 
@@ -137,6 +147,9 @@ def _rules(column: int, machine: int, pid: int) -> Iterator[bytes]:
         for numbers in calls.values():
             if numbers[column] is not None:
                 yield from (_op(_EQUAL, 0, 1, numbers[column]), _REFUSE)
+    for numbers in IGNORED.values():
+        if numbers[column] is not None:
+            yield from (_op(_EQUAL, 0, 1, numbers[column]), _IGNORE)
     yield _PASS
 
 

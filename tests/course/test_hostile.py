@@ -278,6 +278,76 @@ def test_forbidden_operations_are_named_even_beside_a_right_answer(judged, monke
     assert word in result.message
 
 
+HIDDEN = {
+    "function modes off": "with torch._C.DisableTorchFunction():\n    y = x + x",
+    "dispatch modes off": "with torch._C._DisableTorchDispatch():\n    y = x + x",
+    "off through torch's own name": "from torch.utils._mode_utils import no_dispatch\nwith no_dispatch():\n    y = x + x",
+    "in an exit stack": "import contextlib\nwith contextlib.ExitStack() as s:\n"
+    "    s.enter_context(torch._C.DisableTorchFunction())\n    y = x + x",
+    "state set": "torch._C._set_torch_function_state(torch._C._TorchFunctionState.ALL_DISABLED)\ny = x + x",
+    "key excluded": "with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Python)):\n    y = x + x",
+    "key excluded by a call": "torch._C._dispatch_tls_set_dispatch_key_excluded(torch._C.DispatchKey.Python, True)\ny = x + x",
+    "a mode popped": "from torch.overrides import _pop_mode_temporarily\nwith _pop_mode_temporarily():\n    y = x + x",
+    "a dispatch mode popped": "m = torch._C._pop_torch_dispatch_stack(None)\ny = x + x\ntorch._C._push_on_torch_dispatch_stack(m)",
+    "all dispatch modes": "from torch.utils._python_dispatch import _disable_current_modes\n"
+    "with _disable_current_modes():\n    y = x + x",
+    "left by the exit of another": "from torch.overrides import TorchFunctionMode\n"
+    "TorchFunctionMode().__exit__(None, None, None)\ny = x + x",
+    "the counts themselves": "from torch.overrides import _get_current_function_mode as get\nget().meter.counts.clear()\ny = x + x",
+    "the counts from the stack": "torch._C._get_dispatch_stack_at(0).counts.clear()\ny = x + x",
+    "swallowed": "try:\n    torch._C.DisableTorchFunction()\nexcept Exception:\n    pass\ny = x + x",
+}
+
+
+@pytest.mark.parametrize("body", HIDDEN.values(), ids=HIDDEN)
+def test_operations_cannot_be_hidden_from_counting(judged, body):
+    result = judged("90.2", _twice(f"{body}\nreturn y"))
+    assert result.state == "wrong method" and result.failed.name == "allowed operations", result.text()
+    assert "hides torch operations" in result.message
+
+
+MODES = {
+    "a device": "with torch.device('cpu'):\n    y = 2 * x",
+    "a default device": "torch.set_default_device('cpu')\ny = 2 * x",
+    "no gradients": "torch.set_grad_enabled(False)\ny = 2 * x",
+    "inference left on": "torch.inference_mode(True).__enter__()\ny = 2 * x.clone()",
+    "a mode of its own": "from torch.overrides import TorchFunctionMode\nclass Mine(TorchFunctionMode):\n"
+    "    def __torch_function__(self, f, types, args=(), kwargs=None):\n        return f(*args, **(kwargs or {}))\n"
+    "with Mine():\n    y = 2 * x",
+    "a mode of its own, left on": "from torch.utils._python_dispatch import TorchDispatchMode\nclass Mine(TorchDispatchMode):\n"
+    "    def __torch_dispatch__(self, f, types, args=(), kwargs=None):\n        return f(*args, **(kwargs or {}))\n"
+    "Mine().__enter__()\ny = 2 * x",
+    "a subclass": "class T(torch.Tensor): pass\ny = (2 * x.as_subclass(T)).as_subclass(torch.Tensor)",
+    "a transform": "y = torch.func.vmap(lambda r: 2 * r)(x)",
+    "a gradient": "y = torch.func.grad(lambda a: (a * a).sum())(x)",
+    "a printed tensor": "repr(x)\ny = 2 * x",
+}
+
+
+@pytest.mark.parametrize("body", MODES.values(), ids=MODES)
+def test_modes_that_hide_nothing_are_allowed(judged, body):
+    result = judged("90.2", _twice(f"{body}\nreturn y"))
+    assert result.state == "passed", result.text()
+
+
+OWN_FILES = {
+    "rights": "os.chmod(f, 0o600)",
+    "times": "os.utime(f, (5, 5))",
+    "touched": "pathlib.Path(f).touch()",
+    "copied with its times": "shutil.copy2(f, f + '2')",
+    "a folder copied": "os.mkdir(d + '/a'); shutil.copytree(d + '/a', d + '/b')",
+    "unpacked": "t = tarfile.open(f + '.tar', 'w'); t.add(f, 'g'); t.close(); tarfile.open(f + '.tar').extractall(d)",
+    "by descriptor": "os.fchmod(os.open(f, os.O_RDWR), 0o644)",
+}
+
+
+@pytest.mark.parametrize("action", OWN_FILES.values(), ids=OWN_FILES)
+def test_rights_and_times_in_its_own_folder_raise_nothing(judged, action):
+    body = f"d = tempfile.mkdtemp()\nf = d + '/f'\nopen(f, 'w').close()\n{action}\nshutil.rmtree(d)\nreturn 2 * x"
+    result = judged("90.2", _twice(body, before="import os, pathlib, shutil, tarfile, tempfile"))
+    assert result.state == "passed", result.text()
+
+
 def test_forbidden_imports_outside_the_function_are_named_too(judged):
     result = judged("90.2", "from jfa import jagged_flash_attention as f\n\ndef twice(x):\n    return 2 * x\n")
     assert result.failed.name == "allowed operations" and "jfa.attention" in result.message, result.text()
@@ -360,6 +430,28 @@ def test_a_fork_after_heavy_threads_and_autograd_does_not_hang(toy):
     assert _live(toy, twice).passed
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
+
+
+def test_transforms_that_make_torchs_cache_run_in_a_notebook_with_a_cache_elsewhere(toy, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "not made yet"))
+
+    def twice(x):
+        return torch.func.vjp(lambda a: a + a, x)[1](x)[0]
+
+    result = _live(toy, twice)
+    assert result.passed, result.text()
+    assert not (tmp_path / "not made yet").exists()
+
+
+def test_a_check_in_inference_mode_judges_as_outside_of_it(toy):
+    def twice(x):
+        y = x.clone().requires_grad_()
+        return torch.autograd.grad((y * y).sum(), y)[0]
+
+    with torch.inference_mode():
+        result = _live(toy, twice)
+        assert torch.is_inference_mode_enabled()
+    assert result.passed, result.text()
 
 
 def test_a_fork_cannot_find_the_reference(toy):
