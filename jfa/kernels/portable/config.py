@@ -53,6 +53,7 @@ TILES = {
     "wide-dkdv": Tile(64, 64, 8, 2),  # with four warps the sums alone would fill all registers
     "wide-dkdv-sm100": Tile(64, 32, 8, 2),  # what fits there: compiled, not measured
     "wide-dq": Tile(64, 64, 8, 2),
+    "wide-resident": Tile(32, 64, 8, 2),
     "wide-backward-fp32": Tile(64, 32, 4, 1),
     "widest": Tile(32, 16, 4, 1),
 }
@@ -197,6 +198,9 @@ def resident_tile(problem: Problem) -> Tile:
     if problem.device.type == "cpu":
         return Tile(rows, 16, 4, 1)
     if wide > 128 or problem.dtype == torch.float32:
+        hopper = torch.cuda.get_device_capability(problem.device)[0] == 9
+        if wide <= 256 and problem.dtype != torch.float32 and hopper:  # measured there only
+            return fitted(replace(TILES["wide-resident"], keep=rows), problem, 3, 2)
         return Tile(rows, 32, 4, 1)
     row = resident_row(problem)
     if row == "resident-128" and torch.cuda.get_device_capability(problem.device) >= (10, 0):
