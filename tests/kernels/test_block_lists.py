@@ -8,8 +8,13 @@ import torch
 
 import jfa
 from jfa import emulator
+from jfa.attention.arguments import make_problem
 from jfa.block_sparse import lists_from_mask, select_blocks
+from jfa.kernels import registry
+from tests.kernels.blackwell import test_sweep_backward as blackwell_sweep
+from tests.kernels.hopper import test_sweep as hopper_sweep
 from tests.kernels.sparse_cases import judge, tensors
+from tests.kernels.sweeping import clean_mutants
 
 BACKENDS = pytest.mark.parametrize("backend", ["hopper", "blackwell"])
 TOL = 1.5e-2  # bf16 probabilities and outputs
@@ -96,8 +101,8 @@ def test_wrong_lists_touch_nothing_outside(changes, backend):
         x = getattr(lists, field).clone()
         x[at] = value
         lists = replace(lists, **{field: x})
-    problem = jfa.attention.make_problem(q, k, v, qo, ko, None, 0.125, jfa.Band(), False, False, 0, 0, lists)
-    backend = jfa.kernels.registry.load(backend)
+    problem = make_problem(q, k, v, qo, ko, None, 0.125, jfa.Band(), False, False, 0, 0, lists)
+    backend = registry.load(backend)
     out, lse = backend.forward(problem, q, k, v)
     backend.backward(problem, torch.ones_like(out), None, q, k, v, out, lse)
 
@@ -112,3 +117,54 @@ def test_other_blocks_and_head_dims_are_refused_by_name(backend):
     lists = select_blocks(q, k, qo, ko, ratio=0.5)
     with pytest.raises(ValueError, match="head dims .*up to 128.*; backend 'portable' can"):
         jfa.jagged_flash_attention(q, k, v, qo, ko, backend=backend, block_lists=lists)
+
+
+# Where a kernel's synchronisation stands, and what its own sweep argues away.
+LATE_LOADS = {
+    ("late", f"tlx.barrier_wait({x}.fulls[slot], phase)"): hopper_sweep.LATE for x in "kq"
+}  # the next operation is another wait
+SWEPT = {
+    ("hopper", "forward"): (
+        ("hopper/forward.py", "hopper/queue.py", "common/ring.py"),
+        hopper_sweep.ARGUED["forward"] | LATE_LOADS,
+    ),
+    ("hopper", "backward"): (
+        ("hopper/backward.py", "hopper/queue.py", "common/ring.py"),
+        hopper_sweep.ARGUED["backward"],
+    ),
+    ("blackwell", "backward"): (("blackwell/backward_1cta.py", "common/ring.py"), blackwell_sweep.ARGUED["general"]),
+}
+
+
+def swept_launch(len_q, len_kv, chosen, backend, way):
+    """A function that runs one pass over the chosen blocks of every sequence, and returns what it writes."""
+    dim = 128 if way == "forward" else 64
+    q, k, v, qo, ko = tensors(len_q, len_kv, 2, 1, dim, dim, torch.bfloat16)
+    masks = [torch.tensor([blocks]).bool() for blocks in chosen]
+    lists = lists_from_mask(masks, qo, ko, total_q=len(q), total_kv=len(k))
+    dout = torch.randn(len(q), 2, dim, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+    def launch():
+        given = [x.detach().clone().requires_grad_(way == "backward") for x in (q, k, v)]
+        out = jfa.jagged_flash_attention(*given, qo, ko, backend=backend, block_lists=lists)
+        return [out] if way == "forward" else list(torch.autograd.grad(out, given, dout))
+
+    return launch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend, way", SWEPT)
+def test_every_broken_synchronisation_over_lists_is_found_or_argued(backend, way, monkeypatch):
+    """Lists of several, one and no entries, and a grouped head; one program takes all tiles, so that every ring wraps."""
+    monkeypatch.setattr(registry.load(backend), "EMULATED_SMS", 1)
+    chosen = [[1, 0, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0]], [[1, 1]]
+    # Twelve units of one block: the queue goes round, and nothing but its own barriers holds the producer back.
+    short = [[[1]]] * 6
+    launches = [
+        swept_launch([300, 40], [400, 200], chosen, backend, way),
+        swept_launch([100] * 6, [120] * 6, short, backend, way),
+    ]
+    files, argued = SWEPT[backend, way]
+    judged, clean = clean_mutants(launches, where=files)
+    assert len(judged) > 20
+    assert clean <= argued.keys()
