@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 from jfa.course.notebook import runnable
@@ -12,12 +13,31 @@ from jfa.course.spec import Kept
 
 
 def definitions(source: str) -> dict[str, ast.AST]:
-    """Return the functions and classes that a cell defines at its top level, by name; the last one of a name counts."""
+    """Return the functions and classes that a cell binds, by name; the last one of a name counts."""
+    return {name: found[-1] for name, found in _candidates(source).items()}
+
+
+def _candidates(source: str) -> dict[str, list[ast.AST]]:
+    """Return by name all definitions that the cell may leave bound: below ``if``, ``try``, ``with`` or a loop it may be any."""
     try:
         tree = ast.parse(textwrap.dedent(runnable(source)))
     except (SyntaxError, ValueError):
         return {}
-    return {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    found: dict[str, list[ast.AST]] = {}
+    for node, is_sure in _bound(tree.body, True):
+        found[node.name] = [*([] if is_sure else found.get(node.name, [])), node]
+    return found
+
+
+def _bound(statements: list[ast.AST], is_sure: bool) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield the definitions among statements and in their blocks, and whether each is reached for sure."""
+    for node in statements:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node, is_sure
+        elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case) and not isinstance(
+            node, ast.AsyncFunctionDef
+        ):
+            yield from _bound(list(ast.iter_child_nodes(node)), False)
 
 
 def live_source(answer: Any, stub: str) -> str:
@@ -37,11 +57,11 @@ def _source(value: Any) -> str:
 
 def changed(kept: Kept, source: str, skeleton: str) -> str | None:
     """Return a sentence if an answer changed what the exercise gave, else None."""
-    mine, given = definitions(source), definitions(skeleton)
+    mine, given = _candidates(source), definitions(skeleton)
     for name in kept.names:
         if name not in mine and name in given:
             return f"`{name}` is missing from the cell; it is given and stays as it is ({kept.text})."
-        if name in given and _plain(mine[name], kept.free) != _plain(given[name], kept.free):
+        if name in given and any(_plain(m, kept.free) != _plain(given[name], kept.free) for m in mine[name]):
             return f"`{name}` was changed beyond what is asked for ({kept.text})."
     return None
 

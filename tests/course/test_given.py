@@ -1,5 +1,7 @@
 """Given code: what may change (layout, comments, the learner's own statements) and what may not."""
 
+import textwrap
+
 import pytest
 
 from jfa.course import given, judge
@@ -50,6 +52,37 @@ def test_what_is_free_may_change(name):
 @pytest.mark.parametrize("name", CHANGED)
 def test_what_is_given_may_not(name):
     assert "the body stays as it is" in given.changed(KEPT, SKELETON.replace(*CHANGED[name]), SKELETON)
+
+
+BLOCKS = {
+    "if": "if 1 < 2:\n{}",
+    "else": "if 1 > 2:\n    pass\nelse:\n{}",
+    "try": "try:\n{}\nexcept NameError:\n    pass",
+    "except": "try:\n    nothing_here\nexcept NameError:\n{}",
+    "finally": "try:\n    pass\nfinally:\n{}",
+    "with": "with open(__file__):\n{}",
+    "loop": "for _ in range(1):\n{}",
+    "match": "match 1:\n    case 1:\n{}",
+    "two blocks": "if True:\n    if True:\n{}",
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+def test_given_code_may_stand_in_a_block(block):
+    assert given.changed(KEPT, block.format(textwrap.indent(SKELETON, " " * 8)), SKELETON) is None
+    other = SKELETON.replace("range(blocks)", "range(blocks - 1)")
+    assert given.changed(KEPT, block.format(textwrap.indent(other, " " * 8)), SKELETON) is not None
+
+
+def test_given_code_that_never_runs_hides_no_change():
+    other = textwrap.indent(SKELETON.replace("s[j] += x", "s[j] -= x"), "    ")
+    same = textwrap.indent(SKELETON, "    ")
+    assert given.changed(KEPT, f"if True:\n{other}\nelse:\n{same}", SKELETON) is not None
+    assert given.changed(KEPT, f"{textwrap.dedent(other)}\nif False:\n{same}", SKELETON) is not None
+    assert (
+        given.changed(KEPT, f"if True:\n{other}\n{SKELETON}", SKELETON) is None
+    )  # the last definition is the given one
+    assert given.changed(KEPT, f"def f():\n{same}", SKELETON) is not None  # bound in a function only
 
 
 def test_a_live_functions_source_has_the_cells_other_functions():
