@@ -46,6 +46,8 @@ def is_jit(value):
 class EmulatedFunction:
     """A jit function as kernels call it on the emulator."""
 
+    is_jit_function = True
+
     def __init__(self, jit):
         self.jit, self.python = jit, jit.fn
         self.__name__ = self.python.__name__
@@ -145,9 +147,26 @@ class EmulatedFunction:
         if kwargs:
             kwargs.pop("_semantic", None)
             kwargs = {k: _argument(v) for k, v in kwargs.items()}
-        return self.function(*args, **kwargs)
+        _check_handed((*args, *kwargs.values()), False)
+        result = self.function(*args, **kwargs)
+        if result is not None:
+            _check_handed((result,), True)
+        return result
 
 
+def _check_handed(values, returned):
+    """Refuse what the compiler cannot hand to a jit function, or get back from one."""
+    for value in values:
+        kind = type(value)
+        if kind in _TUPLES:
+            _check_handed(value, returned)
+        elif kind in extension.Extension.handed:
+            refusal = extension.Extension.handed[kind](value, returned)
+            if refusal is not None:
+                raise support.Refused(refusal)
+
+
+_TUPLES = (tuple, support.Sequence)
 _ABSENT, _UNSEEN = object(), object()
 
 

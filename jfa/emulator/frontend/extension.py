@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import NotSupported
 
@@ -16,10 +16,16 @@ NAME = "triton.language.extra.tlx"
 
 
 class Extension:
-    """`module`: what registered itself, None before. `load`: a function that imports it."""
+    """Hold what registered itself.
+
+    Attributes:
+        module: the registered module, None before. load: a function that imports it.
+        handed: type of value -> function(value, whether it is returned) that says why a jit function cannot take or return it.
+    """
 
     module: ModuleType | None = None
     load: Callable[[], object] | None = None
+    handed: ClassVar[dict[type, Callable[[Any, bool], str | None]]] = {}
 
 
 def register(module: ModuleType) -> None:

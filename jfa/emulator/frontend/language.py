@@ -142,6 +142,9 @@ def zeros(shape, dtype):
     return full(shape, 0, dtype)
 
 
+zeros.is_jit_function = True
+
+
 def zeros_like(input):
     input = fix(input)
     return full(input.data.shape, 0, input.dtype)

@@ -10,6 +10,7 @@ The kernel keeps its file and line numbers. What changes:
 """
 
 import ast
+import copy
 import linecache
 import re
 import textwrap
@@ -22,6 +23,7 @@ REFUSED = (
 REFUSED_EXPRESSIONS = (
     ast.Lambda, ast.GeneratorExp, ast.SetComp, ast.DictComp, ast.Set, ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr,
 )  # fmt: skip
+_LANGUAGES = ("tl", "tlx", "triton")  # names of modules, so no field of a config
 _NAMED_CALLS = re.compile(r"alloc|storage_alias|create_context|make_tensor_descriptor")
 
 
@@ -153,6 +155,18 @@ def _read_outside_loops(function):
     return {name for name in targets if total[name] > inside[name]}
 
 
+def _fields_handed_over(call):
+    """[(position or keyword, whether inside a tuple, node)] of arguments of a call that are `name.field` and nothing more."""
+    found = []
+    for place, argument in [*enumerate(call.args), *((k.arg, k.value) for k in call.keywords)]:
+        nested = isinstance(argument, ast.Tuple | ast.List)
+        for value in argument.elts if nested else [argument]:
+            if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
+                if value.value.id not in _LANGUAGES:
+                    found.append((place, nested, value))
+    return found
+
+
 def _forget(names, at):
     """Statements that unbind those of the names that are bound: what the compiler does not know after a loop or branch."""
     missing = ast.ExceptHandler(ast.Name("NameError", ast.Load()), None, [ast.Pass()])
@@ -238,6 +252,7 @@ class Rewriter(ast.NodeTransformer):
     def visit_Assign(self, node):
         if len(node.targets) != 1:
             return self._refuse(node, "simultaneous assignment to several names is not supported")
+        callee = getattr(node.value, "func", None)
         target, value = node.targets[0], self.visit(node.value)
         if isinstance(target, ast.Subscript):
             return self._refuse(node, "__setitem__ is not supported in triton", "__jfa_refuse_use")
@@ -247,7 +262,7 @@ class Rewriter(ast.NodeTransformer):
                 ast.Expr(_call("__jfa_setattr", target, ast.Constant(node.targets[0].attr), value, at=node)), node
             )
         if isinstance(target, ast.Name) and isinstance(value, ast.Call):
-            name = getattr(value.func, "attr", getattr(value.func, "id", ""))
+            name = getattr(callee, "attr", getattr(callee, "id", ""))
             if _NAMED_CALLS.search(name):
                 value.func = _call("__jfa_named", value.func, ast.Constant(target.id), at=node)
         node.value = _call("__jfa_assign", value, at=node)
@@ -375,7 +390,12 @@ class Rewriter(ast.NodeTransformer):
         return _call("__jfa_sequence", node, at=node)
 
     def visit_Call(self, node):
+        fields = _fields_handed_over(node)
         node = self.generic_visit(node)
+        if fields:
+            places = ast.Constant(tuple((place, nested, ast.unparse(field)) for place, nested, field in fields))
+            owners = [self.visit(copy.deepcopy(field.value)) for *_, field in fields]
+            node.func = _call("__jfa_takes", node.func, places, *owners, at=node)
         for i, argument in enumerate(node.args):
             if isinstance(argument, ast.Starred):
                 node.args[i] = argument

@@ -1,6 +1,7 @@
 """What rewritten kernel code calls: conversions on assignment, conditions, boolean operators, iteration, type checks."""
 
 import builtins
+import enum
 import functools
 import operator
 import sys
@@ -78,7 +79,7 @@ def assign(value):
 @functools.cache
 def _is_no_value(kind):
     """Whether the compiler has no run-time value of this type, so that a plain name cannot hold one."""
-    if kind is str or kind is dict:
+    if kind is str or kind is dict or issubclass(kind, enum.Enum):
         return True
     if not extension.defines(kind):
         return False
@@ -400,12 +401,16 @@ class StaticRange:
         self.values = builtins.range(_unwrap(start), _unwrap(stop), 1 if step is None else _unwrap(step))
 
     dtype = None
+    constants = {"arg1": 0, "arg2": 1, "step": 2}  # see takes()
 
     def __iter__(self):
         return iter(self.values)
 
     def __len__(self):
         return len(self.values)
+
+
+StaticRange.__name__ = "static_range"  # what a refusal calls it
 
 
 class Ended:
@@ -556,6 +561,39 @@ def named(function, name):
     return function
 
 
+def takes(function, fields, *owners):
+    """Return `function` if the compiler takes fields of objects, such as cfg.stages, where they stand in a call of it.
+
+    To the compiler a field of a dataclass is a plain Python number until it is computed with or annotated. It takes that as most
+    arguments, but not within a tuple for a jit function, nor where it asks for the value of a constexpr.
+
+    Args:
+        fields: (position or keyword, whether within a tuple, "cfg.stages") each. owners: the objects, in the same order.
+    """
+    constants = getattr(function, "constants", None)
+    jit = getattr(function, "is_jit_function", False)
+    if constants is None and not jit:
+        return function
+    for (place, nested, field), owner in zip(fields, owners):
+        if not (jit if nested else constants is not None and (place in constants or place in constants.values())):
+            continue
+        value = getattr(owner, field.rpartition(".")[2], None)
+        if type(value) in _NUMBERS and not _has_constexpr_fields(owner):
+            what = "in a tuple for a jit function" if nested else f"where {function.__name__} takes a constexpr"
+            refuse_use(
+                f"{field} is a plain {type(value).__name__} to the compiler, which it refuses {what}: "
+                f"write tl.constexpr({field}), or give it a name first, NAME: tl.constexpr = {field}"
+            )
+    return function
+
+
+def _has_constexpr_fields(owner):
+    """Whether numbers among the fields of an object are constexprs to the compiler, or it is no object of the user's."""
+    return isinstance(owner, tl.core.base_value | tuple | type(sys)) or type(owner).__module__.startswith(
+        "jfa.emulator"
+    )
+
+
 class context:
     """A `with` that means nothing to the emulator (compiler hints)."""
 
@@ -599,6 +637,7 @@ HELPERS = {
     "check_branch": check_branch,
     "sequence": sequence,
     "named": named,
+    "takes": takes,
     "context": context,
     "lanes": lanes,
     "converge": converge,

@@ -69,6 +69,16 @@ def api(function: F) -> F:
     return cast(F, call)
 
 
+def wants_constants(**places: int) -> Callable[[F], F]:
+    """Mark parameters, by name and position, of which the compiler reads the value of a constexpr and takes no plain number."""
+
+    def decorate(function: F) -> F:
+        vars(function)["constants"] = places
+        return function
+
+    return decorate
+
+
 def compilation_error(message: str, where: Where) -> CompilationError:
     """Triton's own error with the line of the kernel."""
     line = linecache.getline(*where[0]) if where else ""

@@ -10,7 +10,7 @@ from .. import errors
 from ..frontend import values
 from ..locations import here, show
 from ..machine import MBarrier, limits, sync
-from .api import Value, api, begin, constant, integer, plain, predicate, running
+from .api import Value, api, begin, constant, integer, plain, predicate, running, wants_constants
 from .types import storage_kind
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def _allocate(num: int, count: int, per_thread: bool, name: str) -> mbarrier:
     return mbarrier(BarrierArray(running().cta, name, num, count, per_thread))
 
 
+@wants_constants(num_barriers=0, arrive_count=1)
 @api
 def alloc_barriers(num_barriers: Value, arrive_count: Value = 1, _name: str = "barrier") -> mbarrier:
     """`num_barriers` mbarriers that `arrive_count` arrivals complete."""
@@ -107,6 +108,7 @@ def alloc_barriers(num_barriers: Value, arrive_count: Value = 1, _name: str = "b
     )
 
 
+@wants_constants(num_barriers=0, num_warps=1, num_arrivals=2)
 @api
 def alloc_warp_barrier(
     num_barriers: Value, num_warps: Value = 1, num_arrivals: Value = 1, _name: str = "warp_barrier"
@@ -152,6 +154,7 @@ def barrier_wait(bar: mbarrier, phase: Value, pred: Value = None) -> None:
     sync.wait(task, target, parity, where)
 
 
+@wants_constants(arrive_count=1)
 @api
 def barrier_arrive(bar: mbarrier, arrive_count: Value = 1, remote_cta_rank: Value = None, pred: Value = None) -> None:
     """Arrive `arrive_count` times, at this CTA's barrier or the same barrier of another CTA of the cluster."""
@@ -173,6 +176,7 @@ def barrier_arrive(bar: mbarrier, arrive_count: Value = 1, remote_cta_rank: Valu
     sync.arrive(task, bar.machine_barrier(task, where, cta), count * (2 if fault == "twice" else 1), where)
 
 
+@wants_constants(size=1)
 @api
 def barrier_expect_bytes(bar: mbarrier, size: Value, pred: Value = None) -> None:
     """Arrive once and announce `size` bytes that copies will deliver in this phase."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -13,11 +14,12 @@ from .. import dtypes, errors
 from ..counting import Active
 from ..frontend import values
 from ..frontend.carry import carries, itself
+from ..frontend.extension import Extension
 from ..locations import here, show
 from ..machine import limits, smem_view, sync, tmem_columns, tmem_view
 from ..machine.storage import Storage
 from ..undefined import MARK, check, mark, union
-from .api import Value, api, begin, constant, integer, integers, plain, running
+from .api import Value, api, begin, constant, integer, integers, plain, running, wants_constants
 from .types import layout_encoding, reuse_group_type, storage_kind
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 Element: TypeAlias = "buffered_tensor | reuse_group"
 
 _ALIGN = 128  # bytes between two SMEM allocations
+_SLICES = ("slice", "columns")  # what views that show a part of each row or column are remembered under
 _SWIZZLE_ROWS = 8  # of a tile in SMEM: the pattern of its swizzle, which a slice must not cut
 
 
@@ -165,7 +168,7 @@ class _Type:
 class buffered_tensor(tl.core.base_value):
     """A tile (num == 0) or an array of `num` tiles, in SMEM or TMEM. `path` is how it was cut from its allocation."""
 
-    __slots__ = ("allocation", "path", "shape", "dtype", "num", "name", "_view", "_children")
+    __slots__ = ("allocation", "path", "shape", "dtype", "num", "name", "part", "_view", "_children")
 
     def __init__(self, allocation: Allocation, path: tuple, shape: Any, dtype: Any, num: int, name: str) -> None:
         self.allocation, self.path, self.shape, self.dtype, self.num, self.name = (
@@ -176,6 +179,7 @@ class buffered_tensor(tl.core.base_value):
             num,
             name,
         )
+        self.part = False  # whether its strides are those of a larger tile
         self._view: View | None = None
         self._children: dict[tuple, buffered_tensor] = {}
 
@@ -240,6 +244,7 @@ class buffered_tensor(tl.core.base_value):
             child = self._children[key] = buffered_tensor(
                 self.allocation, path, shape, dtype or self.dtype, 0, self.name + label
             )
+            child.part = list(shape) != self.shape if key[0] in _SLICES else self.part and key[0] == "trans"
         return child
 
     def one(self) -> buffered_tensor:
@@ -395,6 +400,7 @@ def _set_layout(allocation: Allocation, offset: int, pitch: int, group: int) -> 
 # ---------------------------------------------------------------- allocation
 
 
+@wants_constants(num=2)
 @api
 def local_alloc(
     shape: Any,
@@ -759,3 +765,28 @@ def _check_indices(index: np.ndarray, buffer: buffered_tensor, axis: int) -> Non
             [f"at {show(here())}"],
             where=here(),
         )
+
+
+# ---------------------------------------------------------------- calls of jit functions
+
+
+def _slice_handed(buffer: buffered_tensor, returned: bool) -> str | None:
+    if not buffer.part:
+        return None
+    whole, verb = re.sub(r"\[[^\[\]]*:[^\[]*\].*", "", buffer.name), "return" if returned else "take"
+    return (
+        f"a jit function cannot {verb} a slice, {buffer.name}, for the types of its arguments and results have no strides: "
+        f"hand over the whole buffer, {whole}, and slice it where the slice is used"
+    )
+
+
+def _alias_handed(spec: storage_alias_spec, returned: bool) -> str | None:
+    verb = "return" if returned else "take"
+    return f"a jit function cannot {verb} a storage_alias_spec: allocate from it and call set_buffer_overlap where it is made"
+
+
+def _group_handed(group: reuse_group, returned: bool) -> str | None:
+    return "a jit function cannot return a reuse_group: write it as set_buffer_overlap's argument" if returned else None
+
+
+Extension.handed.update({buffered_tensor: _slice_handed, storage_alias_spec: _alias_handed, reuse_group: _group_handed})

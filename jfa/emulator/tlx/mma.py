@@ -109,6 +109,14 @@ def _check_major(A: Any, B: Any, types: Sequence[str]) -> None:
                 raise ValueError(f"async_dot: {what}: {mend}")
 
 
+def _check_operands(A: Any, B: Any, without: Sequence[str], instead: str) -> None:
+    """Refuse operands of types that async_dot does not multiply on this architecture."""
+    for tile in (A, B):
+        if tile.dtype.name in without:
+            what = getattr(tile, "name", "the left operand")
+            raise ValueError(f"async_dot does not multiply {tile.dtype.name} here, which {what} holds: {instead}")
+
+
 def _pair(task: Task, two: bool, where: Where) -> Sequence[CTA]:
     """The CTAs whose memory an MMA uses: the task's own, or the pair it leads."""
     if not two:
@@ -148,6 +156,7 @@ def _tcgen05(
         raise AssertionError("register operand is not supported on Blackwell")
     if B.space != "smem":
         raise ValueError("the second operand of an MMA lies in shared memory")
+    _check_operands(A, B, ("int8", "uint8"), "convert them to fp8 or bf16 first, or scale blocks: async_dot_scaled")
     _check_major(A, B, ("fp32",))
     pair = _pair(task, two, where)
     waits = not (bars or force_async)
@@ -252,7 +261,8 @@ def _wgmma(A: Any, B: Any, acc: Any, out_dtype: Any) -> Value:
     m, k, n = *_shape(A), _shape(B)[1]
     if acc is not None and _shape(acc) != [m, n]:
         raise ValueError(f"async_dot: the accumulator is {_shape(acc)}, the product is {[m, n]}")
-    _check_major(A, B, ("fp32", "fp8e4nv", "fp8e5"))
+    _check_operands(A, B, ("uint8",), "int8 is what it has")
+    _check_major(A, B, ("fp32", "fp8e4nv", "fp8e5", "int8"))
     operands = [x for x in (A, B) if isinstance(x, buffered_tensor)]
     in_memory = isinstance(A, buffered_tensor)
     a = A.view.read() if in_memory else values.to_stored(A)

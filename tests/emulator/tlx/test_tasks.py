@@ -174,6 +174,7 @@ def _exchange(src, out, HOW: tl.constexpr, N: tl.constexpr):
             tlx.fence("async_shared")
             tlx.async_remote_shmem_copy(buffers[0], buffers[1], rank ^ 1, bar[0])
         tlx.barrier_wait(bar[0], 0)
+        tlx.cluster_barrier()  # the neighbour's barrier tells that this CTA's copy is done
     tl.store(out + rank * N + i, tlx.local_load(buffers[0]))
     tl.store(out + 2 * N + rank, tlx.cluster_size_1d().to(tl.float32))
 
