@@ -77,7 +77,15 @@ PIECE = {
 @cache
 def has_tma(device: torch.device) -> bool:
     """Whether tiles can be fetched by TMA: NVIDIA GPUs from Hopper on, and the emulator."""
-    return device.type == "cpu" or (torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0))
+    return device.type == "cpu" or generation(device) >= 9
+
+
+@cache
+def generation(device: torch.device) -> int:
+    """Return an NVIDIA GPU's major compute capability (9 Hopper, 10 Blackwell); 0 for any other device."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return 0
+    return torch.cuda.get_device_capability(device)[0]
 
 
 @cache
@@ -86,7 +94,7 @@ def shared_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return LARGE_MEMORY
     told = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", None)
-    return told or {9: 232_448, 10: 232_448}.get(torch.cuda.get_device_capability(device)[0], 101_376)
+    return told or {9: 232_448, 10: 232_448}.get(generation(device), 101_376)
 
 
 def fitted(tile: Tile, problem: Problem, kept: int, passed: int) -> Tile:
@@ -163,7 +171,7 @@ def _wide_backward(row: str, problem: Problem) -> Tile:
         return TILES["widest"]
     if problem.dtype == torch.float32:
         return TILES["wide-backward-fp32"]
-    if row == "wide-dkdv" and torch.cuda.get_device_capability(problem.device) >= (10, 0):
+    if row == "wide-dkdv" and generation(problem.device) >= 10:
         row += "-sm100"
     return fitted(TILES[row], problem, 2, 2)
 
@@ -198,12 +206,11 @@ def resident_tile(problem: Problem) -> Tile:
     if problem.device.type == "cpu":
         return Tile(rows, 16, 4, 1)
     if wide > 128 or problem.dtype == torch.float32:
-        hopper = torch.cuda.get_device_capability(problem.device)[0] == 9
-        if wide <= 256 and problem.dtype != torch.float32 and hopper:  # measured there only
+        if wide <= 256 and problem.dtype != torch.float32 and generation(problem.device) == 9:  # measured there only
             return fitted(replace(TILES["wide-resident"], keep=rows), problem, 3, 2)
         return Tile(rows, 32, 4, 1)
     row = resident_row(problem)
-    if row == "resident-128" and torch.cuda.get_device_capability(problem.device) >= (10, 0):
+    if row == "resident-128" and generation(problem.device) >= 10:
         row += "-sm100"
     return fitted(replace(TILES[row], keep=rows), problem, 3, 2)
 
