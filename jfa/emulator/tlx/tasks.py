@@ -84,7 +84,8 @@ def _run(region: async_tasks, task: Task) -> None:
     where = entries[0][3]
     task.cta.stays = task.cta.stays and not region.no_ending_cluster_sync
     _check(task, [entry[0] for entry in entries], where)
-    specs, default = [], None
+    specs: list[tuple[str, Callable, int, int]] = []
+    default = None
     for spec, body, name, _ in entries:
         warps = task.cta.num_warps if spec.is_default else spec.num_warps
         default = len(specs) if spec.is_default else default
