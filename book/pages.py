@@ -217,7 +217,8 @@ def _write_file(plan: Plan, site: Site, file: str, page: str) -> None:
 
 def _write_list_of_files(plan: Plan, site: Site) -> None:
     """The page that lists the files which the others link to, the notes (which have a place of their own) apart."""
-    pages = [page for file, page in sorted(site.found.items()) if Path(file).parent.as_posix() != "docs"]
+    notes = {file for file in site.found if Path(file).parent.as_posix() == "docs" and file.endswith(".md")}
+    pages = [page for file, page in sorted(site.found.items()) if file not in notes]
     tree = toctree(pages, "files.md", hidden=False) if pages else ""
     _put(plan.target / "files.md", f"# Files\n\nFiles of the repository that the other pages link to.\n\n{tree}")
 
