@@ -95,6 +95,16 @@ def test_pages_that_links_ask_for_are_written_with_those_that_they_ask_for(check
     assert written == ["pages/docs/notes.md", "files/jfa/x.py.md"]
 
 
+def test_a_data_file_beside_the_notes_is_in_the_list_of_files(checkout):
+    """Sphinx warns about a page that no list names; notes stand in a list of their own."""
+    (checkout / "docs/run.json").write_text("{}")
+    site = links.Site(checkout, FOLDERS)
+    site.rewrite("[r](docs/run.json) [n](docs/notes.md) [x](jfa/x.py)", "README.md", "index.md")
+    pages._write_list_of_files(pages.Plan(checkout, checkout / "out", [], None), site)
+    listed = (checkout / "out/files.md").read_text()
+    assert "files/docs/run.json" in listed and "files/jfa/x.py" in listed and "notes" not in listed
+
+
 # -- exercises ---------------------------------------------------------------------------------------------------------
 
 SKELETON = """# %% [markdown]
