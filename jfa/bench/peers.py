@@ -125,19 +125,18 @@ def flex(inputs: Inputs) -> Call:
     Block lists become a block mask of the same blocks.
     """
     import torch._functorch.config
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import create_block_mask
 
     torch._functorch.config.donated_buffer = (
         False  # else its backward runs only once a forward, and the timing keeps the graph
     )
+    if inputs.block_lists is not None:
+        return _flex_over_blocks(inputs)
     shape = inputs.shape
     query, query_offset = inputs.expanded_query()
     q_id, q_pos = _numbers(query_offset, query.shape[0])
     k_id, k_pos = _numbers(inputs.key_offset, inputs.key.shape[0])
     lengths = inputs.key_offset.diff() - query_offset.diff()
-
-    if inputs.block_lists is not None:
-        return _flex_over_blocks(inputs)
 
     def mask(b, h, i, j):
         keep = q_id[i] == k_id[j]
@@ -149,29 +148,29 @@ def flex(inputs: Inputs) -> Call:
 
     compiled_mask = torch.compile(create_block_mask)
     block_mask = compiled_mask(mask, None, None, query.shape[0], inputs.key.shape[0], device=query.device)
+    return _flex_call(inputs, block_mask)
+
+
+def _flex_over_blocks(inputs: Inputs) -> Call:
+    """FlexAttention with the block mask of an input's block lists."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    shape, rows, chosen = inputs.shape, inputs.key.shape[0], _chosen_blocks(inputs)
+    mask = lambda b, h, i, j: chosen[h, i // BLOCK, j // BLOCK]
+    block_mask = torch.compile(create_block_mask)(mask, None, shape.heads, rows, rows, device=chosen.device)
+    return _flex_call(inputs, block_mask)
+
+
+def _flex_call(inputs: Inputs, block_mask) -> Call:
+    """FlexAttention, compiled, on packed tensors as a batch of one."""
+    from torch.nn.attention.flex_attention import flex_attention
+
     run = torch.compile(flex_attention)
 
     def call() -> Tensor:
         query, _ = inputs.expanded_query()
         packed = (x.transpose(0, 1).unsqueeze(0) for x in (query, inputs.key, inputs.value))
-        out = run(*packed, block_mask=block_mask, enable_gqa=shape.heads != shape.kv_heads)
-        return out.squeeze(0).transpose(0, 1)
-
-    return call
-
-
-def _flex_over_blocks(inputs: Inputs) -> Call:
-    """FlexAttention with the block mask of an input's block lists."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    shape, rows, chosen = inputs.shape, inputs.key.shape[0], _chosen_blocks(inputs)
-    mask = lambda b, h, i, j: chosen[h, i // BLOCK, j // BLOCK]
-    block_mask = torch.compile(create_block_mask)(mask, None, shape.heads, rows, rows, device=chosen.device)
-    run = torch.compile(flex_attention)
-
-    def call() -> Tensor:
-        packed = (x.transpose(0, 1).unsqueeze(0) for x in (inputs.query, inputs.key, inputs.value))
-        out = run(*packed, block_mask=block_mask, enable_gqa=shape.heads != shape.kv_heads)
+        out = run(*packed, block_mask=block_mask, enable_gqa=inputs.shape.heads != inputs.shape.kv_heads)
         return out.squeeze(0).transpose(0, 1)
 
     return call

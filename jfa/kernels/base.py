@@ -75,6 +75,20 @@ def transposed_lists(problem: Problem, given: list[torch.Tensor] | None = None) 
     return transpose(problem.block_lists, problem.query_offset, problem.key_offset, **sides)
 
 
+def list_arguments(lists: BlockLists | None) -> tuple:
+    """Return block lists, or their absence, as the last arguments of a TLX kernel that walks them."""
+    return (None,) * 5 if lists is None else (*lists.tensors, lists.rows, lists.columns.numel())
+
+
+def unfit_blocks(problem: Problem, name: str, block: int) -> str | None:
+    """Return None, or why a backend whose lists have blocks of ``block`` rows on both sides cannot walk a problem's."""
+    lists = problem.block_lists
+    if lists is None or lists.sizes == (block, block):
+        return None
+    sizes = f"{lists.block} queries and {lists.other_block} keys"
+    return f"backend {name!r} walks block_lists with blocks of {block}, not of {sizes}; backend 'portable' can"
+
+
 def wrong_gpu(problem: Problem, capabilities: set[tuple[int, int]], name: str) -> str | None:
     """Why a TLX backend cannot run here: another GPU, or a Triton without TLX. CPU tensors run on the emulator: None."""
     if problem.device.type == "cpu":

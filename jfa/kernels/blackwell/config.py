@@ -254,7 +254,7 @@ def pair_refused(problem: Problem) -> str | None:
     if problem.deterministic:
         return "deterministic=True gives dQ a kernel of its own"
     if problem.block_lists is not None:
-        return "block lists are walked by one CTA per key tile"
+        return "the kernel for pairs walks no block lists"
     return None
 
 

@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.block_sparse import BlockLists
 from jfa.kernels import portable
-from jfa.kernels.base import Problem, transposed_lists, wrong_gpu
+from jfa.kernels.base import Problem, list_arguments, transposed_lists, unfit_blocks, wrong_gpu
 from jfa.kernels.blackwell.backward_1cta import backward_kernel
 from jfa.kernels.blackwell.backward_2cta import pair_backward_kernel
 from jfa.kernels.blackwell.backward_dq import dq_kernel
@@ -57,9 +57,8 @@ def supports(problem: Problem) -> str | None:
         return (
             f"backend 'blackwell' needs head dims of query and value up to 128, got {largest}; backend 'portable' can"
         )
-    if problem.block_lists is not None and (sizes := problem.block_lists.sizes) != (BLOCK, BLOCK):
-        blocks = "{} queries and {} keys".format(*sizes)
-        return f"backend 'blackwell' walks block_lists with blocks of 128, not of {blocks}; backend 'portable' can"
+    if why := unfit_blocks(problem, "blackwell", BLOCK):
+        return why
     if problem.num_heads * (problem.rows_out + (problem.num_batches + 1) * BLOCK) >= 2**31:
         return (
             "backend 'blackwell' counts query rows of all heads in 32 bits, and query has more; backend 'portable' can"
@@ -198,7 +197,7 @@ def launch_forward(problem: Problem, q, k, v, out, lse, records: Tensor, counts:
         scale,
         2.0 ** math.ceil(math.log2(scale)),
         min(HUGE.value * (1 - 2.0**-20) / scale, 2.0**127),
-        *_list_arguments(problem.block_lists),
+        *list_arguments(problem.block_lists),
         config,
         num_warps=4,
         num_stages=1,
@@ -236,7 +235,7 @@ def launch_backward(
         sums.shape[1],
         problem.sm_scale * LOG2_E,
         problem.sm_scale,
-        *_list_arguments(lists),
+        *list_arguments(lists),
         config,
         num_warps=4,
         num_stages=1,
@@ -319,11 +318,6 @@ def launch_dq(problem: Problem, dout, q, k, v, sums, lse2, delta, records: Tenso
         num_warps=4,
         num_stages=1,
     )
-
-
-def _list_arguments(lists: BlockLists | None) -> tuple:
-    """Return block lists as the kernels take them."""
-    return (None,) * 5 if lists is None else (*lists.tensors, lists.rows, lists.columns.numel())
 
 
 def empty_outputs(problem: Problem, q: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.block_sparse import BlockLists
 from jfa.kernels import portable
-from jfa.kernels.base import Problem, transposed_lists, wrong_gpu
+from jfa.kernels.base import Problem, list_arguments, transposed_lists, unfit_blocks, wrong_gpu
 from jfa.kernels.common.host import num_sms, power_of_two, scale_log2
 from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor
@@ -55,10 +55,8 @@ def supports(problem: Problem) -> str | None:
 
 def _unfit_lists(problem: Problem) -> str | None:
     """Return None, or why these kernels cannot walk a problem's block lists."""
-    lists = problem.block_lists
-    if (lists.block, lists.other_block) != (128, 128):
-        sizes = f"{lists.block} queries and {lists.other_block} keys"
-        return f"backend 'hopper' walks block_lists with blocks of 128, not of {sizes}; backend 'portable' can"
+    if why_not := unfit_blocks(problem, "hopper", 128):
+        return why_not
     if max(problem.head_dim, problem.head_dim_v) > 128:
         return "backend 'hopper' walks block_lists with head dims up to 128; backend 'portable' can"
     return None
@@ -207,7 +205,7 @@ def launch_forward(problem: Problem, cfg: ForwardConfig, tiles: TileList, q, k, 
         problem.num_heads,
         problem.group_size,
         scale_log2(scale),
-        *((*lists.tensors, lists.rows, lists.columns.numel()) if lists else (None,) * 5),
+        *list_arguments(lists),
     )
 
 
@@ -243,7 +241,7 @@ def launch_backward(
         problem.group_size,
         problem.sm_scale,
         scale_log2(problem.sm_scale),
-        *((*lists.tensors, lists.rows, lists.columns.numel()) if lists else (None,) * 5),
+        *list_arguments(lists),
     )
     return sums if cfg.with_dq else None
 
