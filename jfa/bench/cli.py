@@ -4,6 +4,7 @@
     jfa bench --shapes pma32 self --peers fa2 flex --json result.json --plot result.svg
     jfa bench --peers tlx_jfa=/path/to/package --backend hopper
     jfa bench --grid --jobs 15 --json grid.json kinds x head dims x lengths, and where we are behind; --shapes picks cells
+    jfa bench --grid --beside fa4.json          a peer that needs a process of its own, timed there and shown here
     jfa bench --host                            how long a small call keeps the host; without a GPU, launches do nothing
 
 Times are medians of device time with the L2 cache cleared; FLOPs count the pairs that the mask allows, nothing else. Memory is
@@ -39,6 +40,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--jobs", type=int, default=0, help="with --grid: processes that compile all cells before the first is timed"
     )
+    p.add_argument(
+        "--beside", metavar="FILE", help="a result of --json whose peers join this one's, from the same machine"
+    )
     p.add_argument("--host", action="store_true", help="time the host and not the device")
     p.add_argument("--json", metavar="FILE", help="write the result, with GPU, driver, versions and date")
     p.add_argument("--plot", metavar="FILE", help="write a bar chart (svg, png, pdf)")
@@ -61,6 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"jfa bench: unknown {kind} {name!r}; known are {', '.join(names)}")
     if wrong:
         return 2
+    beside = _beside(args.beside)
     chosen = [known[n] for n in args.shapes or (tiny if device.type == "cpu" else shapes.DEFAULT)]
     if device.type == "cpu":
         print(
@@ -76,6 +81,7 @@ def main(argv: list[str] | None = None) -> int:
             timings.append(runner.measure(inputs, name, build, args.runs, not args.forward_only))
             print(line(timings[-1]), flush=True)
         del inputs
+        timings += [t for t in beside if t.shape == shape.name]
     result = runner.as_json(timings, device, extra)
     print("\n" + table(result))
     if args.json:
@@ -104,14 +110,26 @@ def _grid(args: argparse.Namespace, device: torch.device) -> int:
         return 2
     others, timings = grid.PEERS if args.peers is None else args.peers, []
     extra = {"ceilings": runner.ceilings()} if device.type == "cuda" else {}
-    for timing in grid.measure(chosen, device, args.runs, args.jobs, others):
+    backends = None if args.backend == ["auto"] else args.backend
+    for timing in grid.measure(chosen, device, args.runs, args.jobs, others, backends):
         timings.append(timing)
         print(line(timing), flush=True)
+    names = {c.name for c in chosen}
+    timings += [t for t in _beside(args.beside) if t.shape in names]
     result = grid.as_json(chosen, timings, device, extra)
     print("\n" + grid.drawn(result))
     if args.json:
         Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
     return 0
+
+
+def _beside(file: str | None) -> list[Timing]:
+    """Return the peers' timings of another result: ours are left out, since they ran in that process's conditions."""
+    if file is None:
+        return []
+    result = json.loads(Path(file).read_text())
+    timings = [Timing(**t) for t in result.get("times", result.get("timings"))]
+    return [t for t in timings if not t.name.startswith("jfa")]
 
 
 def _implementations(args: argparse.Namespace, device: torch.device) -> dict:

@@ -24,6 +24,7 @@ WIDTH = 1024  # heads x head dim
 DIMS = (64, 96, 128, 192, 256)
 LENGTHS = (64, 512, 4096)
 PEERS = ("fa2", "fa4")
+KEPT = ("fa4",)  # peers that can keep what they compile on disk (FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1)
 BACKENDS = ("hopper", "blackwell", "portable")
 
 
@@ -95,9 +96,9 @@ def facts(shape: Shape) -> dict:
     }
 
 
-def names(device: torch.device, others: Iterable[str] = PEERS) -> list[str]:
-    """Return the names of our backends that are there, then the peers'."""
-    kinds = [b for b in BACKENDS if device.type == "cuda" and _there(b, device)] or ["reference"]
+def names(device: torch.device, others: Iterable[str] = PEERS, backends: Iterable[str] | None = None) -> list[str]:
+    """Return the names of our backends (None: those that are there), then the peers'."""
+    kinds = backends or [b for b in BACKENDS if device.type == "cuda" and _there(b, device)] or ["reference"]
     return [*(f"jfa:{b}" for b in kinds), *others]
 
 
@@ -117,13 +118,18 @@ def _there(backend: str, device: torch.device) -> bool:
 
 
 def measure(
-    chosen: list[Shape], device: torch.device, runs: int = 10, jobs: int = 0, others=PEERS
+    chosen: list[Shape],
+    device: torch.device,
+    runs: int = 10,
+    jobs: int = 0,
+    others: Iterable[str] = PEERS,
+    backends: Iterable[str] | None = None,
 ) -> Iterator[runner.Timing]:
     """Yield a timing per cell and implementation. ``jobs``: processes that compile first; 0: none."""
-    all_of_them = names(device, others)
+    all_of_them = names(device, others, backends)
     if jobs:
         with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-            work = [(shape.name, name) for shape in chosen for name in all_of_them if name.startswith("jfa:")]
+            work = [(shape.name, name) for shape in chosen for name in all_of_them if name in KEPT or "jfa:" in name]
             for _ in pool.imap_unordered(_prepare, work, 1):
                 pass
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

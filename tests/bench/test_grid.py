@@ -44,6 +44,22 @@ def test_a_grid_without_a_gpu_times_the_reference(monkeypatch, capsys, tmp_path)
     assert "no cell is named so" in capsys.readouterr().out
 
 
+def test_a_peer_timed_in_a_process_of_its_own_joins_the_table(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(grid, "cells", lambda: TINY)
+    other = tmp_path / "peer.json"
+    times = [
+        runner.Timing("self/16/8", "fa4", forward_ms=1e-6),
+        runner.Timing("self/16/8", "jfa:portable", forward_ms=1e-9),
+        runner.Timing("elsewhere/16/8", "fa4", forward_ms=1e-9),
+    ]
+    other.write_text(json.dumps({"times": [vars(t) for t in times]}))
+    written = tmp_path / "grid.json"
+    assert cli.main(["--grid", "--runs", "1", "--peers", "--beside", str(other), "--json", str(written)]) == 0
+    found = [(t["shape"], t["name"]) for t in json.loads(written.read_text())["times"]]
+    assert found == [("self/16/8", "jfa:reference"), ("pma4/16/8", "jfa:reference"), ("self/16/8", "fa4")]
+    assert "behind" in capsys.readouterr().out
+
+
 def timings(**milliseconds):
     return [
         {"shape": "self/16/8", "name": name.replace("_", ":"), "forward_ms": ms, "backward_ms": None}
