@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -80,10 +81,13 @@ class Counts:
             self.peak_tile = int(elements)
 
 
-class Active:
-    """The counts that operations add to; None outside ``counting()``, and then counting costs one look here."""
+class _Active(threading.local):
+    """The counts that this thread's operations add to; None outside ``counting()``, and then counting costs one look here."""
 
     counts: Counts | None = None
+
+
+Active = _Active()
 
 
 def count_lanes(name: str, data) -> None:

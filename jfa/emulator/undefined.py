@@ -10,12 +10,12 @@ global memory, a condition, an address, a mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import EmulatorError, PoisonError
+from .context import context
+from .errors import PoisonError
 from .locations import here, show
 
 MARK = np.dtype(np.uint16)
@@ -31,44 +31,14 @@ class Origin:
     name: str | None = None
 
 
-class Undefined:
-    """The undefined values of the running launch."""
-
-    wanted = True  # whether a launch looks for undefined values: its option `poison`
-    live = False  # whether this launch has made any; operations look at marks only then
-    numbers: dict[Origin, int] = {}
-    reported: set = set()
-    report: Callable[[EmulatorError], None]
-
-    @classmethod
-    def begin(cls, wanted: bool, report: Callable[[EmulatorError], None]) -> None:
-        """Start a launch without undefined values; `report` takes the errors."""
-        cls.restore((wanted, False, {}, set(), report))
-
-    @classmethod
-    def saved(cls) -> tuple:
-        """All of it, for `restore` after a launch within a launch."""
-        return cls.wanted, cls.live, cls.numbers, cls.reported, cls.report
-
-    @classmethod
-    def restore(cls, state: tuple) -> None:
-        cls.wanted, cls.live, cls.numbers, cls.reported, cls.report = state
-
-
-def _raise(error):
-    raise error
-
-
-Undefined.report = staticmethod(_raise)
-
-
 # ---- marks
 
 
 def mark(kind: str, where: tuple, name: str | None = None) -> np.uint16:
     """The mark of lanes that come from this origin."""
-    Undefined.live = True
-    numbers = Undefined.numbers
+    launch = context.launch
+    launch.has_undefined = True
+    numbers = launch.origins
     return MARK.type(numbers.setdefault(Origin(kind, where, name), min(len(numbers) + 1, _MOST)))
 
 
@@ -146,12 +116,13 @@ def check(marks, use: str = "store", where: tuple | None = None) -> bool:
     if some(marks) is None:
         return False
     where = here() if where is None else where
-    origins = list(Undefined.numbers)
+    launch = context.launch
+    origins = list(launch.origins)
     for number, count in zip(*np.unique(marks, return_counts=True)):
         key = (int(number), where[:1], use)
-        if number and key not in Undefined.reported:
-            Undefined.reported.add(key)
-            Undefined.report(_error(origins[number - 1], int(count), use, where))
+        if number and key not in launch.reported:
+            launch.reported.add(key)
+            launch.report(_error(origins[number - 1], int(count), use, where))
     return True
 
 

@@ -1,4 +1,4 @@
-"""Launches from several threads at once: each waits for the others, keeps its own options, and sees its own Run."""
+"""Launches from several threads at once: each keeps its own options and sees its own Run."""
 
 import threading
 

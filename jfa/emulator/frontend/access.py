@@ -9,10 +9,12 @@ import numpy as np
 import triton.language as tl
 
 from .. import dtypes
+from ..context import context
 from ..counting import Active
 from ..locations import here
+from ..machine.running import pause
 from ..memory import TensorMap
-from ..undefined import MARK, Undefined, check, mark, some, union
+from ..undefined import MARK, check, mark, some, union
 from . import carry, own_stores, threads
 from .builder import Builder
 from .tensor import BOOL, Hooks, Scalar, Tensor, canonical, fix, held_dtype, make, marks_of, rearranged, scalar, wrap
@@ -21,28 +23,6 @@ _LOUD = {n: int.from_bytes(bytes([0xBA, 0xAD, 0xC5, 0x5A] * (n // 4)), "big", si
     1: -0x46,
     2: -0x4553,
 }
-
-
-class State:
-    """The launch that is running."""
-
-    memory = None
-
-    @classmethod
-    def begin(cls, memory, poison):
-        """Start a launch. `poison`: whether it looks for undefined values."""
-        cls.memory = memory
-        Undefined.begin(poison, lambda error: memory.report(error))
-
-    @classmethod
-    def saved(cls):
-        """All of it, for `restore` after a launch within a launch."""
-        return cls.memory, Undefined.saved()
-
-    @classmethod
-    def restore(cls, state):
-        cls.memory, undefined = state
-        Undefined.restore(undefined)
 
 
 def garbage(dtype):
@@ -141,22 +121,24 @@ def load(
     _check_scalar_operands(pointer, Mask=mask, Other=other)
     mask, lost = _reachable(pointer, mask)
     addresses, name = _addresses(pointer), _stored_name(element)
-    if Hooks.charge:
-        Hooks.charge("load", addresses.size * dtypes.itemsize(name))
+    if context.launch.charge:
+        context.launch.charge("load", addresses.size * dtypes.itemsize(name))
     if volatile:
-        _pause()
+        pause()
     if Active.counts is not None:
         Active.counts.load(addresses.size if mask is None else np.count_nonzero(_spread(mask, addresses.shape, "mask")))
     if mask is None:
         own_stores.check(pointer.allocation, addresses, dtypes.itemsize(name))
-        stored = State.memory.read(addresses if addresses.ndim else addresses.reshape(1), name, pointer.allocation)
+        stored = context.launch.memory.read(
+            addresses if addresses.ndim else addresses.reshape(1), name, pointer.allocation
+        )
         return _loaded(stored.reshape(addresses.shape), element)
     return _masked_load(pointer, addresses, element, mask, other, lost)
 
 
 def _reachable(pointer, mask):
     """(mask of the lanes that can be accessed, marks of those that cannot): an undefined mask or address is reported."""
-    if not Undefined.live or (pointer.undefined is None and marks_of(mask) is None):
+    if not context.launch.has_undefined or (pointer.undefined is None and marks_of(mask) is None):
         return mask, None
     shape = _addresses(pointer).shape
     active = np.ones(shape, np.bool_) if mask is None else _spread(_as_mask(mask), shape, "mask")
@@ -187,11 +169,11 @@ def _masked_load(pointer, addresses, element, mask, other, lost=None):
     own_stores.check(pointer.allocation, addresses, dtypes.itemsize(name), active)
     if active.all():
         flat = addresses if addresses.ndim else addresses.reshape(1)
-        return _loaded(State.memory.read(flat, name, pointer.allocation).reshape(addresses.shape), element)
+        return _loaded(context.launch.memory.read(flat, name, pointer.allocation).reshape(addresses.shape), element)
     marks = None
     if other is not None:
         fill, marks = _spread(other, addresses.shape, "other"), marks_of(other)
-    elif Undefined.wanted:
+    elif context.launch.follows_undefined:
         fill, marks = garbage(element), mark("masked load", here())
     else:
         fill = held_dtype(element).type(0)
@@ -199,7 +181,7 @@ def _masked_load(pointer, addresses, element, mask, other, lost=None):
     result = np.empty(addresses.shape, held_dtype(element))
     result[...] = fill
     if active.any():
-        result[active] = dtypes.decode(State.memory.read(addresses[active], name, pointer.allocation), name)
+        result[active] = dtypes.decode(context.launch.memory.read(addresses[active], name, pointer.allocation), name)
     return wrap(result, element if element.is_ptr() else canonical(element), undefined=marks)
 
 
@@ -235,8 +217,8 @@ def store(pointer, value, mask=None, boundary_check=(), cache_modifier="", evict
         value = value.to(element)
     mask, _ = _reachable(pointer, mask)
     data, name = _spread(value, addresses.shape, "value"), _stored_name(element)
-    if Hooks.charge:
-        Hooks.charge("store", addresses.size * dtypes.itemsize(name))
+    if context.launch.charge:
+        context.launch.charge("store", addresses.size * dtypes.itemsize(name))
     active = None if mask is None else _spread(_as_mask(mask), addresses.shape, "mask")
     active, shape = threads.active(active, addresses.shape), addresses.shape
     if value.undefined is not None:
@@ -248,7 +230,7 @@ def store(pointer, value, mask=None, boundary_check=(), cache_modifier="", evict
         Active.counts.store(addresses.size)
     if not addresses.ndim:
         addresses, data = addresses.reshape(1), data.reshape(1)
-    State.memory.write(addresses, dtypes.encode(data, name), name, pointer.allocation)
+    context.launch.memory.write(addresses, dtypes.encode(data, name), name, pointer.allocation)
     return None
 
 
@@ -292,15 +274,6 @@ def _store_block_pointer(pointer, value, mask, boundary_check):
 
 # ---- atomics
 
-
-def _pause():
-    """A point where a program that may be waiting for another lets it run."""
-    pause = Hooks.pause
-    if pause is not None:
-        pause()
-
-
-Hooks.pause = None
 
 _COMBINE = {
     "add": lambda old, new: old + new,
@@ -346,26 +319,28 @@ def _atomic(op):
 
 def _combine_lanes(pointer, element, val, mask, combine):
     own_stores.ordered()
-    _pause()
+    pause()
     mask, lost = _reachable(pointer, mask)
     addresses = _addresses(pointer)
     shape = addresses.shape
     data = _spread(val, shape, "value").reshape(-1)
     flat = addresses.reshape(-1)
-    if Hooks.charge:
-        Hooks.charge("atomic", flat.size)
+    if context.launch.charge:
+        context.launch.charge("atomic", flat.size)
     active = None if mask is None else _spread(_as_mask(mask), shape, "mask")
     check_lanes(val.undefined, active)
     if Active.counts is not None:
         Active.counts.atomic(flat.size if mask is None else np.count_nonzero(active))
     if active is None:
-        old = State.memory.atomic(flat, data, element.name, combine, pointer.allocation)
+        old = context.launch.memory.atomic(flat, data, element.name, combine, pointer.allocation)
         return wrap(old.reshape(shape), canonical(element))
     chosen = active.reshape(-1)
     old = np.zeros(flat.shape, held_dtype(element))
     if chosen.any():
-        old[chosen] = State.memory.atomic(flat[chosen], data[chosen], element.name, combine, pointer.allocation)
-    if not Undefined.wanted or chosen.all():
+        old[chosen] = context.launch.memory.atomic(
+            flat[chosen], data[chosen], element.name, combine, pointer.allocation
+        )
+    if not context.launch.follows_undefined or chosen.all():
         return wrap(old.reshape(shape), canonical(element))
     marks = union(lost, np.where(active, MARK.type(0), mark("masked atomic", here())))
     return wrap(old.reshape(shape), canonical(element), undefined=marks)
@@ -404,17 +379,17 @@ def atomic_poll(pointer, expected_value, sem=None, scope=None, timeout_ns=None, 
     check(expected.undefined, "compare")
     while True:
         seen = load(pointer) == expected
-        if timeout_ns is not None or seen.data.all() or Hooks.pause is None:
+        if timeout_ns is not None or seen.data.all() or context.launch.task is None:
             _synchronise(pointer)
             return seen
-        _pause()
+        pause()
 
 
 def _synchronise(pointer):
-    _pause()
+    pause()
     check(pointer.undefined, "address")
     for address in np.unique(_addresses(pointer))[:1024]:
-        State.memory.synchronise(int(address))
+        context.launch.memory.synchronise(int(address))
 
 
 FUNCTIONS = {f"atomic_{op}": _atomic(op) for op in _COMBINE}
@@ -433,9 +408,9 @@ class MemoryBuilder(Builder):
     """The builder's memory operations, for builtins of others that come through Triton's semantic layer."""
 
     def origin(self, addresses):
-        if State.memory is None or not addresses.size:
+        if context.launch.memory is None or not addresses.size:
             return None
-        found = State.memory.find_live(int(addresses.min()))
+        found = context.launch.memory.find_live(int(addresses.min()))
         return found if found is not None and int(addresses.max()) < found.hi else None
 
     @carry.carries(carry.itself)
@@ -520,8 +495,8 @@ class Descriptor(tl.tensor_descriptor):
 
     def load(self, offsets, cache_modifier="", eviction_policy="", latency=None, _semantic=None, **_):
         box = self.map.load(self._offsets(offsets))
-        if Hooks.charge:
-            Hooks.charge("load", box.nbytes)
+        if context.launch.charge:
+            context.launch.charge("load", box.nbytes)
         return make(dtypes.decode(box, self._dtype.name), self._dtype)
 
     def _box(self, value, offsets):
@@ -542,8 +517,8 @@ class Descriptor(tl.tensor_descriptor):
             return self._reduce(offsets, value, kind)
         at = self._offsets(offsets)
         stored = self._box(value, at)
-        if Hooks.charge:
-            Hooks.charge("store", stored.nbytes)
+        if context.launch.charge:
+            context.launch.charge("store", stored.nbytes)
         self.map.store(at, stored)
 
     _REDUCIBLE = {
@@ -558,8 +533,8 @@ class Descriptor(tl.tensor_descriptor):
             raise TypeError(f"Unsupported dtype {self._dtype} for a descriptor's atomic {kind}")
         at = self._offsets(offsets)
         stored = self._box(value, at)
-        if Hooks.charge:
-            Hooks.charge("atomic", stored.nbytes)
+        if context.launch.charge:
+            context.launch.charge("atomic", stored.nbytes)
         self.map.reduce(at, stored, kind)
 
     def gather(self, x_offsets, y_offset, _semantic=None):
@@ -648,7 +623,7 @@ def make_tensor_descriptor(base, shape, strides, block_shape, padding_option="ze
     extents, steps = [int(s.value) for s in shape], [int(s.value) for s in strides]
     check_descriptor(base.value, extents, steps, block_shape, dtypes.itemsize(element.name))
     tensor_map = TensorMap(
-        State.memory, base.value, extents, steps, block_shape, element.name, padding, base.allocation
+        context.launch.memory, base.value, extents, steps, block_shape, element.name, padding, base.allocation
     )
     return Descriptor(tensor_map, element, [scalar(e, tl.int32) for e in extents], [scalar(s, tl.int64) for s in steps])
 

@@ -9,12 +9,14 @@ import builtins
 import enum
 import functools
 import inspect
+import threading
 import types
 
 import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
+from ..context import context
 from ..errors import NotSupported
 from ..locations import MARK
 from . import extension, language, support
@@ -33,10 +35,7 @@ except ImportError:
 _CONSTEXPR_FUNCTIONS = tuple(c for c in (BoundConstexprFunction, ConstexprFunction) if isinstance(c, type))
 
 
-class Epoch:
-    """Counts launches: a function checks its bindings once in each."""
-
-    now = 0
+_rebinding = threading.RLock()  # launches of several threads share the emulated functions
 
 
 def is_jit(value):
@@ -51,7 +50,7 @@ class EmulatedFunction:
     def __init__(self, jit):
         self.jit, self.python = jit, jit.fn
         self.__name__ = self.python.__name__
-        self._epoch, self._source, self.function = -1, None, None
+        self._source, self.function = None, None
         self.globals, self._seen, self._cells, self.forbidden, self._tlx = {}, {}, (), {}, None
 
     def __repr__(self):
@@ -65,8 +64,12 @@ class EmulatedFunction:
         return getattr(self.jit, "_src", None)
 
     def refresh(self):
-        """Bring the bindings up to date with the user's globals, closure and source."""
-        self._epoch = Epoch.now
+        """Bring the bindings up to date with the user's globals, closure and source, once in each launch."""
+        context.launch.fresh.add(self)
+        with _rebinding:
+            self._rebind()
+
+    def _rebind(self):
         cells = tuple(_cell_value(c) for c in self.python.__closure__ or ())
         fresh = self.function is None or self._text() is not self._bound_text
         if fresh or len(cells) != len(self._cells) or any(a is not b for a, b in zip(cells, self._cells)):
@@ -107,19 +110,17 @@ class EmulatedFunction:
         } or None
 
     def _bind_global(self, name, value):
+        """Bind a name to what it means to the user now; one that means nothing raises NameError where it is used."""
         self._seen[name], self._tlx = value, None
-        self.globals.pop(name, None)
         self.forbidden.pop(name, None)
-        if value is _ABSENT:
-            if name in language.BUILTINS:
-                self.globals[name] = language.BUILTINS[name]
-        elif _may_be_global(value):
-            self.globals[name] = bind(value)
+        if value is not _ABSENT and _may_be_global(value):
+            self.globals[name] = bind(value)  # in one step: another thread's launch may be running this function
         elif name in language.BUILTINS:
             self.globals[name] = language.BUILTINS[name]
         else:
-            self.forbidden[name] = value
-            # a name that is missing raises NameError where it is used, as the compiler does
+            self.globals.pop(name, None)
+            if value is not _ABSENT:
+                self.forbidden[name] = value
 
     @property
     def uses_tlx(self):
@@ -133,7 +134,7 @@ class EmulatedFunction:
         if id(self) in seen:
             return False
         seen.add(id(self))
-        if self._epoch != Epoch.now:
+        if self not in context.launch.fresh:
             self.refresh()
         values = [*self.globals.values(), *(_cell_value(c) for c in self.function.__closure__ or ())]
         if any(isinstance(v, TlxNamespace) or extension.defines(v) for v in values):
@@ -141,7 +142,7 @@ class EmulatedFunction:
         return any(v._reaches_tlx(seen) for v in values if isinstance(v, EmulatedFunction))
 
     def __call__(self, *args, **kwargs):
-        if self._epoch != Epoch.now:
+        if self not in context.launch.fresh:
             self.refresh()
         args = [_argument(a) for a in args]
         if kwargs:

@@ -7,22 +7,20 @@ Marks of undefined lanes go from operands to results as `carry` says: lane by la
 that move them.
 """
 
-from types import SimpleNamespace
-
 import numpy as np
 import triton.language as tl
 
 from .. import dtypes
+from ..context import context
 from ..counting import Active, count_lanes
 from ..errors import DeviceAssertError, NotSupported
 from ..locations import here, show
-from ..undefined import Undefined, check, conjunction, everywhere, reduced, some, union
+from ..undefined import check, conjunction, everywhere, reduced, some, union
 from . import carry, mathlib, ptx
 from .own_stores import ordered
 from .tensor import (
     BOOL,
     INT32,
-    Hooks,
     Scalar,
     canonical,
     divide_arrays,
@@ -49,13 +47,13 @@ def _unsigned(array):
 
 
 def _exchange():
-    if Hooks.exchange is not None:
-        Hooks.exchange()
+    if context.launch.exchange is not None:
+        context.launch.exchange()
 
 
 def _charge(kind, data):
-    if Hooks.charge and kind != "none" and getattr(data, "size", 1) > 1:
-        Hooks.charge(kind, data.size)
+    if context.launch.charge and kind != "none" and getattr(data, "size", 1) > 1:
+        context.launch.charge(kind, data.size)
 
 
 def _result(data, dtype, kind="alu"):
@@ -159,9 +157,12 @@ class Options:
     max_num_imprecise_acc_default = 0
     backend_name = "cuda"
     num_ctas = 1
-    num_warps = 4
     extern_libs = ()
     ctas_per_cga = None
+
+    @property
+    def num_warps(self):
+        return context.launch.num_warps
 
 
 def _min_dot_size(lhs, rhs):
@@ -193,7 +194,6 @@ class Builder:
         self.options = Options()
         self.module_map = {}
         self.codegen_fns = {"convert_custom_types": _convert_custom_types, "min_dot_size": _min_dot_size}
-        self.program = SimpleNamespace(pid=(0, 0, 0), grid=(1, 1, 1))
 
     # ---- types: Triton's own type objects stand for themselves
 
@@ -248,11 +248,11 @@ class Builder:
 
     @carry.carries(carry.itself)
     def create_get_program_id(self, axis):
-        return scalar(self.program.pid[axis], INT32)
+        return scalar(context.launch.task.cta.pid[axis], INT32)
 
     @carry.carries(carry.itself)
     def create_get_num_programs(self, axis):
-        return scalar(self.program.grid[axis], INT32)
+        return scalar(context.launch.task.cta.grid[axis], INT32)
 
     # ---- arithmetic
 
@@ -486,8 +486,8 @@ class Builder:
         product = mathlib.matmul(
             a.data, b.data, a.dtype.name, b.dtype.name, str(getattr(input_precision, "name", input_precision))
         )
-        if Hooks.charge:
-            Hooks.charge("dot", product.size * a.data.shape[-1])
+        if context.launch.charge:
+            context.launch.charge("dot", product.size * a.data.shape[-1])
         if acc.data.dtype.kind in "iu":
             return wrap(acc.data + product.astype(acc.data.dtype), acc.dtype)
         return _result(acc.data + product, acc.dtype, "none")
@@ -499,10 +499,10 @@ class Builder:
             Active.counts.dots += 1
         left = mathlib.descale(a.data, a_scale, str(getattr(a_format, "name", a_format)), -1, -1 if a_k_pack else -2)
         right = mathlib.descale(b.data, b_scale, str(getattr(b_format, "name", b_format)), -2, -2 if b_k_pack else -1)
-        if Hooks.charge:
-            Hooks.charge("dot", acc.data.size * left.shape[-1])
+        if context.launch.charge:
+            context.launch.charge("dot", acc.data.size * left.shape[-1])
         result = _result(acc.data + left @ right, acc.dtype, "none")
-        if Undefined.live:
+        if context.launch.has_undefined:
             rows = _scaled_marks(a, a_scale, left.shape[-2], -1)
             columns = _scaled_marks(b, b_scale, right.shape[-1], -2)
             carry.put(result, union(acc.undefined, rows, columns))
@@ -550,4 +550,4 @@ class Builder:
                 text = hex(value.value) if hexadecimal else str(value.value)
             else:
                 text = "" if value is None else np.array2string(value.data, formatter=formatter, threshold=64)
-            print(f"pid {tuple(self.program.pid)}{prefix}{text}")
+            print(f"pid {tuple(context.launch.task.cta.pid)}{prefix}{text}")

@@ -10,8 +10,9 @@ import functools
 import numpy as np
 import triton.language as tl
 
+from ..context import context
 from ..counting import Active
-from ..undefined import MARK, Undefined, everywhere, product, selected, some, union
+from ..undefined import MARK, everywhere, product, selected, some, union
 from .tensor import Scalar, Tensor, make, scalar
 
 
@@ -46,7 +47,7 @@ def carrying(function):
     @functools.wraps(function)
     def call(*operands, **named):
         result = function(*operands, **named)
-        if Undefined.live:
+        if context.launch.has_undefined:
             carry(rule, function, (*operands, *named.values()), result)
         return result
 

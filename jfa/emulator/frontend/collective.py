@@ -6,6 +6,7 @@ import numpy as np
 import triton.language as tl
 
 from .. import dtypes
+from ..context import context
 from ..errors import EmulatorError
 from ..undefined import MARK, reduced, some, union
 from .own_stores import ordered
@@ -60,8 +61,8 @@ _ARG_REDUCERS = {
 
 def _charge(kind, data):
     ordered()
-    if Hooks.charge:
-        Hooks.charge(kind, data.size)
+    if context.launch.charge:
+        context.launch.charge(kind, data.size)
 
 
 def _axis_of(axis, rank):

@@ -23,7 +23,8 @@ except ImportError:
 _options = contextvars.ContextVar("jfa_emulator_options", default=None)
 
 
-_one_at_a_time = threading.RLock()  # launches share the state of the process: those of other threads wait
+_installing = threading.RLock()
+_tuning = threading.RLock()  # a tuner remembers the arguments of one launch: those of other threads wait
 
 
 class _Last(threading.local):
@@ -53,11 +54,6 @@ def emulate(jit, grid, args, kwargs, warmup=False):
     """Launch `jit` on the emulator; the emulator's Run is kept as the last one."""
     if warmup:
         return None
-    with _one_at_a_time:
-        return _emulate(jit, grid, args, kwargs)
-
-
-def _emulate(jit, grid, args, kwargs):
     try:
         from . import launch as launching
         from .artifacts import Kernel
@@ -143,21 +139,17 @@ def _hook_autotuner(original):
 
 def _first_config(tuner, args, kwargs):
     """What an autotuned launch does without a GPU: no timing, the first configuration that pruning leaves."""
-    with _one_at_a_time:
-        return _with_first_config(tuner, args, kwargs)
-
-
-def _with_first_config(tuner, args, kwargs):
-    tuner.nargs = dict(zip(tuner.arg_names, args))
-    configs = tuner.configs if len(tuner.configs) == 1 else tuner.prune_configs(kwargs)
-    tuner.best_config = config = configs[0]
-    options = config.all_kwargs()
-    if config.pre_hook is not None:
-        config.pre_hook({**tuner.nargs, **kwargs, **options})
-    try:
-        return tuner.fn.run(*args, **{**kwargs, **options})
-    finally:
-        tuner.nargs = None
+    with _tuning:
+        tuner.nargs = dict(zip(tuner.arg_names, args))
+        try:
+            configs = tuner.configs if len(tuner.configs) == 1 else tuner.prune_configs(kwargs)
+            tuner.best_config = config = configs[0]
+            options = config.all_kwargs()
+            if config.pre_hook is not None:
+                config.pre_hook({**tuner.nargs, **kwargs, **options})
+        finally:
+            tuner.nargs = None
+    return tuner.fn.run(*args, **{**kwargs, **options})
 
 
 _installed = {}
@@ -165,7 +157,7 @@ _installed = {}
 
 def install():
     """Put the hook in (idempotent)."""
-    with _one_at_a_time:
+    with _installing:
         if not _installed:
             _install()
 
@@ -186,7 +178,7 @@ def _install():
 
 def uninstall():
     """Take the hook out again."""
-    with _one_at_a_time:
+    with _installing:
         for (cls, name), original in _installed.items():
             setattr(cls, name, original)
         _installed.clear()

@@ -10,10 +10,11 @@ import functools
 import numpy as np
 import triton.language as tl
 
+from ..context import context
 from ..counting import count_lanes
 from ..errors import NotSupported
 from ..locations import here, show
-from ..undefined import Undefined, everywhere
+from ..undefined import everywhere
 from . import access, collective, support
 from .carry import any_undefined
 from .semantic import BUILDER, SEMANTIC, full_value
@@ -21,7 +22,6 @@ from .tensor import (
     BOOL,
     FP32,
     INT32,
-    Hooks,
     Scalar,
     Tensor,
     canonical,
@@ -163,7 +163,7 @@ def where(condition, x, y):
 
 def _undefined(*operands):
     """Whether an operand has undefined lanes: the builder carries those."""
-    return Undefined.live and any_undefined(operands)
+    return context.launch.has_undefined and any_undefined(operands)
 
 
 def _where_block(condition, x, y):
@@ -187,8 +187,8 @@ def _where_block(condition, x, y):
         data = np.where(condition.data, *operands)
     except ValueError:
         return None
-    if Hooks.charge:
-        Hooks.charge("alu", data.size)
+    if context.launch.charge:
+        context.launch.charge("alu", data.size)
     count_lanes("selects", data)
     return make(data, dtype, allocation)
 
@@ -207,8 +207,8 @@ def _extremum(name, quiet, propagating):
             if dtype is FP32 or dtype is INT32:
                 function = propagating if dtype is INT32 or _unwrap(propagate_nan) == tl.PropagateNan.ALL else quiet
                 data = function(x.data, y.data)
-                if Hooks.charge:
-                    Hooks.charge("alu", data.size)
+                if context.launch.charge:
+                    context.launch.charge("alu", data.size)
                 return make(data, dtype)
         return fix(getattr(tl, name).__wrapped__(x, y, propagate_nan, _semantic=SEMANTIC))
 
@@ -221,8 +221,8 @@ def _unary_fp32(name, function, unit, counted=""):
 
     def unary(x, *args, **kwargs):
         if type(x) is Tensor and x.dtype is FP32 and not args and not kwargs and x.undefined is None:
-            if Hooks.charge:
-                Hooks.charge(unit, x.data.size)
+            if context.launch.charge:
+                context.launch.charge(unit, x.data.size)
             if counted:
                 count_lanes(counted, x.data)
             return make(function(x.data), FP32)
@@ -255,19 +255,12 @@ class StaticAssertion(Exception):
     """A failed tl.static_assert; the launch turns it into Triton's CompileTimeAssertionFailure."""
 
 
-_printed = set()
-
-
 def static_print(*values, sep=" ", end="\n", file=None, flush=False):
     """Printed once per place and launch, as a compiler prints it."""
     text = (here(1), _unwrap(sep).join(str(_unwrap(v)) for v in values))
-    if text not in _printed:
-        _printed.add(text)
+    if text not in context.launch.printed:
+        context.launch.printed.add(text)
         print(text[1], end=_unwrap(end), file=file, flush=flush)
-
-
-def begin_launch():
-    _printed.clear()
 
 
 def _hint(input, values):
@@ -378,8 +371,8 @@ def _exchanging(function):
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        if Hooks.exchange is not None:
-            Hooks.exchange()
+        if context.launch.exchange is not None:
+            context.launch.exchange()
         return function(*args, **kwargs)
 
     return call

@@ -9,13 +9,14 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .. import dtypes
+from ..context import Launch, context, running
 from ..memory import Allocation, GlobalMemory, TensorMap
-from . import access, language, support
-from .access import Descriptor, State
-from .binding import Epoch, bind, emulated, is_jit
+from . import access, support
+from .access import Descriptor
+from .binding import bind, emulated, is_jit
 from .explain import cause_of, returned, translate
-from .semantic import BUILDER, full_value
-from .tensor import BOOL, FP32, Hooks, canonical, literal, scalar
+from .semantic import full_value
+from .tensor import BOOL, FP32, canonical, literal, scalar
 
 try:
     from triton.runtime.jit import TensorWrapper
@@ -211,21 +212,6 @@ def cluster_of(function, options):
     return _three(count if count > 1 and function.uses_tlx else 1)
 
 
-class ProgramContext:
-    """tl.program_id and num_programs, read from the machine's current task."""
-
-    def __init__(self, current):
-        self._current = current
-
-    @property
-    def pid(self):
-        return self._current().cta.pid
-
-    @property
-    def grid(self):
-        return self._current().cta.grid
-
-
 def launch(jit, grid, args, kwargs, options):
     """Run a kernel. `options`: the emulator's Options."""
     arguments_by_name, launch_options = split_options(jit, kwargs)
@@ -234,6 +220,7 @@ def launch(jit, grid, args, kwargs, options):
     bound = signature_of(jit).bind(*args, **arguments_by_name)
     bound.apply_defaults()
     parameters = parameters_of(jit)
+    options = _inner(options)
     arguments = Arguments()
     memory = arguments.memory = GlobalMemory(races=options.races)
     values = {
@@ -248,6 +235,16 @@ def launch(jit, grid, args, kwargs, options):
     return run
 
 
+def _inner(options):
+    """Options of a launch that a host function makes while a kernel waits for it: schedule and faults stay the outer launch's."""
+    outer = context.launch.task
+    if outer is None:
+        return options
+    if options.control is not None and options.control is outer.machine.control:
+        options = options.but(policy="eager")
+    return options.but(fault=None) if options.fault is outer.machine.fault else options
+
+
 def _kernel_argument(arguments, name, value, parameter):
     if parameter.is_constexpr:
         return bind(support.constexpr(value)) if not isinstance(value, tuple | list) else value
@@ -260,23 +257,14 @@ def _execute(function, values, grid, launch_options, memory, options):
     num_warps = int(launch_options.get("num_warps") or 4)
     if num_warps & (num_warps - 1):
         raise AssertionError("num_warps must be a power of 2")
-    Epoch.now += 1
-    support.begin_launch()
-    language.begin_launch()
-    saved = (State.saved(), Hooks.charge, Hooks.pause, BUILDER.program)
-    State.begin(memory, options.poison)
-    BUILDER.program = ProgramContext(machine.current)
-    BUILDER.options.num_warps = num_warps
-    Hooks.charge = machine.charge if options.policy == "timed" else None
-    Hooks.pause = _pause(machine)
-    Hooks.task = staticmethod(machine.current)
-    Hooks.exchange = machine.exchange if function.uses_tlx else None
-    memory.program = _program_index(machine)
-    memory.report = lambda error: machine.current().machine.report(error)
-    memory.warn = lambda finding: machine.current().machine.warn(finding)
+    memory.program = _program_index
+    memory.report, memory.warn = _report, _warn
     memory.live_tensors = _live_tensors
-    try:
+    state = Launch(memory, num_warps, options.poison, _report)
+    with running(state):
         function.refresh()
+        state.charge = machine.charge if options.policy == "timed" else None
+        state.exchange = machine.exchange if function.uses_tlx else None
         cluster = cluster_of(function, launch_options)
         options = _with_residents(function, options, grid, cluster, launch_options)
         return machine.launch(
@@ -287,9 +275,6 @@ def _execute(function, values, grid, launch_options, memory, options):
             options=options,
             kernel=function.__name__,
         )
-    finally:
-        state, Hooks.charge, Hooks.pause, BUILDER.program = saved
-        State.restore(state)
 
 
 PLAIN_RESIDENTS = 32  # programs of a plain kernel that run at once: those that wait for each other need company
@@ -332,19 +317,15 @@ def _live_tensors():
     return list(found.values())
 
 
-def _pause(machine):
-    def pause():
-        task = machine.current()
-        if task is not None:
-            task.pause()
-
-    return pause
+def _report(error):
+    context.launch.task.machine.report(error)
 
 
-def _program_index(machine):
-    def index():
-        cta = machine.current().cta
-        (x, y, z), (gx, gy, _) = cta.pid, cta.grid
-        return x + gx * (y + gy * z)
+def _warn(finding):
+    context.launch.task.machine.warn(finding)
 
-    return index
+
+def _program_index():
+    cta = context.launch.task.cta
+    (x, y, z), (gx, gy, _) = cta.pid, cta.grid
+    return x + gx * (y + gy * z)

@@ -14,8 +14,8 @@ Not looked at: stores after loads or stores of other lanes, descriptors, and wha
 import numpy as np
 
 from .. import errors
+from ..context import context
 from ..locations import here, show
-from ..machine.running import Running
 
 _KEPT = 128  # of a task's stores since its last barrier
 
@@ -40,7 +40,7 @@ class _Store:
 
 def note(allocation, addresses, size, shape, active):
     """The running task stores to `addresses` (of its active lanes) from a block of `shape`."""
-    task = Running.task
+    task = context.launch.task
     if task is None or task.num_warps == 1 or not task.machine.watch or not addresses.size:
         return
     stores = task.unordered
@@ -51,7 +51,7 @@ def note(allocation, addresses, size, shape, active):
 
 def check(allocation, addresses, size, active=None):
     """A load from the `active` lanes of `addresses`: warn where another lane of the task stored last, with no barrier between."""
-    task = Running.task
+    task = context.launch.task
     if task is None or not task.unordered or not addresses.size:
         return None
     if active is not None and not active.any():
@@ -108,6 +108,6 @@ def _warn(task, store, allocation):
 
 def ordered():
     """Something that all warps of the running task wait for: what it stored so far, all its lanes may load."""
-    task = Running.task
+    task = context.launch.task
     if task is not None and task.unordered:
         task.unordered = []

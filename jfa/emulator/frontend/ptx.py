@@ -10,11 +10,12 @@ import re
 import numpy as np
 
 from .. import dtypes
+from ..context import context
 from ..errors import NotSupported
 from ..locations import here, show
-from ..undefined import Undefined, union
+from ..undefined import union
 from . import carry, mathlib
-from .tensor import Hooks, wrap
+from .tensor import wrap
 
 _WIDTH = re.compile(r"(\d+)(x2)?$")
 _NO_OPS = ("griddepcontrol", "membar", "fence", "nanosleep", "prefetch", "applypriority", "discard")
@@ -456,10 +457,10 @@ def evaluate(asm, constraints, arguments, types, pack):
     outputs = sum(c.startswith("=") for c in kinds)
     shape = tuple(types[0].shape) if types[0].is_block() else ()
     scalars = [t.scalar for t in types]
-    if Hooks.charge and shape:
+    if context.launch.charge and shape:
         for instruction in program:
             if instruction.name != "mov":
-                Hooks.charge("mufu" if instruction.name in _MUFU else "alu", int(np.prod(shape)))
+                context.launch.charge("mufu" if instruction.name in _MUFU else "alu", int(np.prod(shape)))
     direct = _packed_arithmetic(asm, outputs, len(arguments), pack)
     if direct is not None and all(a.dtype.name == "fp32" for a in arguments):
         return Call(_marked([wrap(direct(*[a.data for a in arguments]), scalars[0])], arguments, 1))
@@ -476,7 +477,7 @@ def evaluate(asm, constraints, arguments, types, pack):
 
 def _marked(results, arguments, pack):
     """The results with marks: of the `pack` elements that share a run of the snippet, one undefined makes all undefined."""
-    marks = union(*[a.undefined for a in arguments]) if Undefined.live else None
+    marks = union(*[a.undefined for a in arguments]) if context.launch.has_undefined else None
     if marks is not None and pack > 1 and marks.ndim:
         flat = np.pad(marks.reshape(-1), (0, -marks.size % pack)).reshape(-1, pack)
         marks = np.repeat(flat.max(axis=1), pack)[: marks.size].reshape(marks.shape)

@@ -9,9 +9,11 @@ import sys
 import numpy as np
 import triton.language as tl
 
+from ..context import context
 from ..errors import DeviceAssertError
 from ..locations import here, show
-from ..undefined import MARK, Undefined, mark
+from ..machine.running import pause
+from ..undefined import MARK, mark
 from ..undefined import check as check_defined
 from . import extension
 from .tensor import BOOL, INT32, INT64, Hooks, Scalar, Tensor, canonical, fix, literal, marks_of, scalar
@@ -242,7 +244,6 @@ def watch(condition, memory, refusal=None):
     return taken
 
 
-_polls = 0
 _POLLS_PER_PAUSE = 64
 
 
@@ -252,7 +253,7 @@ def while_test(condition, site=None, name=None, value=None):
     site, name, value: which loop this is, and what its counter holds; a task remembers its turn for reports.
     """
     goes_on = _while_test(condition)
-    task = Hooks.task() if site is not None else None
+    task = context.launch.task if site is not None else None
     if task is not None:
         turns = task.turns
         outer = turns[2] if turns is not None and turns[3] == site else turns
@@ -261,13 +262,13 @@ def while_test(condition, site=None, name=None, value=None):
 
 
 def _while_test(condition):
-    global _polls
-    _polls += 1
-    if _polls % _POLLS_PER_PAUSE == 0 and Hooks.pause is not None:
-        Hooks.pause()
+    launch = context.launch
+    launch.polls += 1
+    if launch.polls % _POLLS_PER_PAUSE == 0:
+        pause()
     if isinstance(condition, Condition):
         condition = condition.condition
-    if Undefined.live and check_defined(marks_of(condition), "branch"):
+    if context.launch.has_undefined and check_defined(marks_of(condition), "branch"):
         return False
     if type(condition) is Scalar or type(condition) is ThreadScalar:
         return builtins.bool(condition.value)
@@ -431,7 +432,7 @@ def read(value):
     """The value of a name that may be the variable of a loop that has ended: then it is undefined."""
     if type(value) is not Ended:
         return value
-    if not Undefined.wanted:
+    if not context.launch.follows_undefined:
         return scalar(value.value, value.dtype)
     return scalar(value.value, value.dtype, undefined=np.array(mark("ended loop", (value.place,)), MARK))
 
@@ -440,7 +441,7 @@ def iterate(iterable, name):
     """The values of a loop; the running task remembers which turn it is in, for reports."""
     if not isinstance(iterable, Range | StaticRange):
         raise Refused("Only `range` and `static_range` iterators are currently supported")
-    task = Hooks.task()
+    task = context.launch.task
     return iterable if task is None else _turns(iterable, name, task)
 
 
@@ -454,22 +455,16 @@ def _turns(iterable, name, task):
 
 # ---- types that must not change
 
-_looked = {}
 _LOOKS = 4
-
-
-def begin_launch():
-    global _polls
-    _looked.clear()
-    _polls = 0
 
 
 def looks(site):
     """Whether a place still checks types: the first few times of a launch."""
-    count = _looked.get(site, 0)
+    looks = context.launch.looks
+    count = looks.get(site, 0)
     if count >= _LOOKS:
         return False
-    _looked[site] = count + 1
+    looks[site] = count + 1
     return True
 
 
@@ -594,7 +589,7 @@ def _has_constexpr_fields(owner):
     )
 
 
-class context:
+class ignored_context:
     """A `with` that means nothing to the emulator (compiler hints)."""
 
     def __init__(self, *_):
@@ -638,7 +633,7 @@ HELPERS = {
     "sequence": sequence,
     "named": named,
     "takes": takes,
-    "context": context,
+    "context": ignored_context,
     "lanes": lanes,
     "converge": converge,
 }

@@ -16,8 +16,9 @@ import numpy as np
 import triton.language as tl
 
 from .. import dtypes
+from ..context import context
 from ..counting import Active, count_lanes
-from ..undefined import MARK, Undefined, some, union
+from ..undefined import MARK, some, union
 
 _new = object.__new__
 _pointer_type = tl.pointer_type
@@ -56,15 +57,9 @@ _NARROW = dtypes.NARROW_FLOATS
 
 
 class Hooks:
-    """What other modules of the frontend plug in: the semantic layer, and the cost model of a timed run."""
+    """What other modules of the frontend plug in: the semantic layer."""
 
     semantic = None
-    task = staticmethod(lambda: None)  # the machine's running task
-    exchange = None  # callable() where the warps of a task exchange values through shared memory: a barrier of them all
-    charge = None  # callable(kind, elements) while a timed run is on
-    product = (
-        None  # the array of the latest multiplication: an addition to it costs nothing, the compiler fuses the two
-    )
 
 
 def canonical(dtype):
@@ -186,12 +181,12 @@ class Tensor(tl.tensor):
             if self.undefined is not None:
                 pass
             elif self.dtype is FP32 and name in ("bf16", "fp16"):
-                if Hooks.charge:
-                    Hooks.charge("cvt", self.data.size)
+                if context.launch.charge:
+                    context.launch.charge("cvt", self.data.size)
                 return make(dtypes.round_to(self.data, name), canonical(dtype))
             elif name == "fp32" and self.dtype.name in ("bf16", "fp16"):
-                if Hooks.charge:
-                    Hooks.charge("cvt", self.data.size)
+                if context.launch.charge:
+                    context.launch.charge("cvt", self.data.size)
                 return make(self.data, FP32)
         return fix(tl.cast.__wrapped__(self, dtype, fp_downcast_rounding, bitcast, _semantic=Hooks.semantic))
 
@@ -308,7 +303,7 @@ def marks_of(x):
 def joined(parts, function):
     """function(arrays) of several values of one type, where `function` only puts lanes side by side."""
     data = function([p.data for p in parts])
-    if not Undefined.live or all(p.undefined is None for p in parts):
+    if not context.launch.has_undefined or all(p.undefined is None for p in parts):
         return make(data, parts[0].dtype, parts[0].allocation)
     marks = function([np.zeros(p.data.shape, MARK) if p.undefined is None else p.undefined for p in parts])
     return make(data, parts[0].dtype, parts[0].allocation, some(marks))
@@ -418,7 +413,7 @@ class _Operator:
             data = self.array(x, y)
         except ValueError:
             return NotImplemented
-        if Hooks.charge:
+        if context.launch.charge:
             self._charge(x, y, data)
         if self.compares:
             count_lanes("compares", data)
@@ -429,14 +424,14 @@ class _Operator:
         """Time of one block operation; a * b + c is one instruction, paid with the product."""
         if (
             self.name in ("__add__", "__sub__")
-            and Hooks.product is not None
-            and (x is Hooks.product or y is Hooks.product)
+            and context.launch.product is not None
+            and (x is context.launch.product or y is context.launch.product)
         ):
-            Hooks.product = None
+            context.launch.product = None
             return
-        Hooks.charge(self.unit, data.size)
+        context.launch.charge(self.unit, data.size)
         if self.name == "__mul__" and data.dtype == np.float32:
-            Hooks.product = data
+            context.launch.product = data
 
 
 def _literal_for(value, dtype):
@@ -455,12 +450,12 @@ def _binary(op):
     name = op.name
 
     def forward(self, other, _semantic=None):
-        if Undefined.live and _any_undefined(self, other):
+        if context.launch.has_undefined and _any_undefined(self, other):
             return _through_semantic(name, self, other)
         return _dispatch(op, self, other, self, other, False)
 
     def backward(self, other, _semantic=None):
-        if Undefined.live and _any_undefined(self, other):
+        if context.launch.has_undefined and _any_undefined(self, other):
             return _through_semantic(name, other, self)
         return _dispatch(op, other, self, self, other, True)
 
@@ -552,8 +547,8 @@ def offset_pointer(pointer, offset, negative=False):
             )
         except ValueError:
             return NotImplemented
-        if Hooks.charge:
-            Hooks.charge("int", data.size)
+        if context.launch.charge:
+            context.launch.charge("int", data.size)
         return make(data, pointer.dtype, pointer.allocation)
     return NotImplemented
 
@@ -621,7 +616,7 @@ for _op in _OPERATORS:
 
 def _true_divide(self, other, _semantic=None):
     kind = type(other)
-    if Undefined.live and _any_undefined(self, other):
+    if context.launch.has_undefined and _any_undefined(self, other):
         pass
     elif (
         self.dtype is FP32
@@ -648,8 +643,8 @@ def _divide_fp32(a, b):
         data = np.divide(x, y, dtype=np.float32)
     except ValueError:
         return _through_semantic("__truediv__", a, b)
-    if Hooks.charge:
-        Hooks.charge("mufu", data.size)
+    if context.launch.charge:
+        context.launch.charge("mufu", data.size)
     return make(data, FP32)
 
 

@@ -10,7 +10,7 @@ import operator
 import numpy as np
 import triton.language as tl
 
-from ..machine.running import Running
+from ..context import context
 from .tensor import BOOL, INT32, Scalar, scalar
 
 _OPERATORS = ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift")
@@ -70,7 +70,7 @@ for _name in _COMPARISONS:
 
 def lanes():
     """Which threads of the running task are at this place; None: all."""
-    task = Running.task
+    task = context.launch.task
     return None if task is None else task.lanes
 
 
@@ -78,14 +78,14 @@ def diverge(condition):
     """An `if` on a ThreadScalar: from here to `converge` only the threads for which it holds run. Whether there are any."""
     held = condition.threads != 0
     if not held.all():
-        before = Running.task.lanes
-        Running.task.lanes = held if before is None else held & before
+        before = context.launch.task.lanes
+        context.launch.task.lanes = held if before is None else held & before
     return bool(held.any())
 
 
 def converge(before):
     """The end of an `if`: the threads that came to it go on."""
-    Running.task.lanes = before
+    context.launch.task.lanes = before
 
 
 def active(mask, shape):

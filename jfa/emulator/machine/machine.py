@@ -6,7 +6,6 @@ Its rooms: scheduler.py (who goes on), detector.py (what nothing orders), diagno
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
@@ -14,17 +13,15 @@ import numpy as np
 from greenlet import getcurrent
 
 from .. import errors
+from ..context import context
 from ..options import Options
 from . import limits, warps
 from .clock import Clock
 from .detector import Detector
 from .diagnosis import Diagnosis, deadlock, livelock
-from .running import Running
 from .scheduler import Scheduler
 from .shadow import join
 from .tasks import CTA, AsyncOp, Cluster, Task
-
-_lock = threading.RLock()  # one launch at a time in a process: tasks share Python's globals
 
 Shape = tuple[int, int, int]
 
@@ -82,20 +79,20 @@ class Machine:
         self.entry, self.grid, self.cluster_shape, self.num_warps = entry, grid, cluster, num_warps
         self.single_cta = grid == (1, 1, 1)
         self.pending_clusters.extend(_cluster_origins(grid, cluster))
-        with _lock:
-            outer, self.scheduler.hub = Running.task, getcurrent()
-            try:
-                if self.control is not None:
-                    self.control.begin(self)
-                with np.errstate(all="ignore"):
-                    self._run()
-            except errors.EmulatorError as error:
-                self._end_with(refused or error)
-            finally:
-                self.scheduler.end_all()
-                self.clusters.clear()
-                del self.entry, self.scheduler.hub  # a Run is kept long: what the launch loop held goes
-                Running.task = outer
+        state, self.scheduler.hub = context.launch, getcurrent()
+        outer = state.task
+        try:
+            if self.control is not None:
+                self.control.begin(self)
+            with np.errstate(all="ignore"):
+                self._run()
+        except errors.EmulatorError as error:
+            self._end_with(refused or error)
+        finally:
+            self.scheduler.end_all()
+            self.clusters.clear()
+            del self.entry, self.scheduler.hub  # a Run is kept long: what the launch loop held goes
+            state.task = outer
         if refused is not None and refused not in self.diagnosis.findings:
             self._end_with(refused)
         return Run(self)
@@ -112,7 +109,7 @@ class Machine:
     def _run(self) -> None:
         for _ in range(self.options.max_ctas or self.options.num_sms):
             self.start_cluster()
-        scheduler, limit = self.scheduler, self.options.max_steps
+        scheduler, limit, state = self.scheduler, self.options.max_steps, context.launch
         while True:
             chosen = scheduler.pick()
             if chosen is None:
@@ -128,7 +125,7 @@ class Machine:
                 scheduler.ops.remove(chosen)
                 scheduler.complete(chosen)
                 continue
-            Running.task = chosen
+            state.task = chosen
             chosen.greenlet.switch()
             if chosen.done:
                 self._task_ended(chosen)

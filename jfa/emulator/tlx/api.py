@@ -18,12 +18,11 @@ import triton.language as tl
 from triton.compiler.errors import CompilationError
 
 from .. import errors
+from ..context import context
 from ..frontend import values
 from ..frontend.carry import carry, itself, rule_of
 from ..frontend.explain import advice
 from ..locations import here
-from ..machine.running import Running
-from ..undefined import Undefined
 
 if TYPE_CHECKING:
     from ..locations import Where
@@ -41,7 +40,7 @@ _REFUSED = (AssertionError, ValueError, TypeError, NotImplementedError, Attribut
 
 def running() -> Task:
     """The running task."""
-    task = Running.task
+    task = context.launch.task
     if task is None:
         raise RuntimeError("TLX functions run inside a kernel only: launch it with kernel[grid](...)")
     return task
@@ -57,7 +56,7 @@ def api(function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             result = function(*args, **kwargs)
-            if Undefined.live and carries_marks and result is not None:
+            if context.launch.has_undefined and carries_marks and result is not None:
                 carry(rule, function, (*args, *kwargs.values()), result)
             return result
         except (errors.EmulatorError, CompilationError):

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 import jfa.emulator as emulator
 from jfa.emulator import dtypes
+from jfa.emulator.context import Launch, running
 from jfa.emulator.frontend import carry, language
 from jfa.emulator.frontend.access import MemoryBuilder
 from jfa.emulator.frontend.binding import bind
 from jfa.emulator.frontend.builder import Builder
 from jfa.emulator.frontend.semantic import BUILDER
 from jfa.emulator.frontend.tensor import Scalar, Tensor, make, scalar
-from jfa.emulator.undefined import MARK, Undefined, mark, some
+from jfa.emulator.undefined import MARK, mark, some
 
 emulator.install()
 
@@ -26,11 +27,10 @@ INTEGERS = [tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint32]
 @pytest.fixture(autouse=True)
 def launch():
     """The state of a launch that has met undefined values; what it reports."""
-    saved, found = Undefined.saved(), []
-    Undefined.begin(True, found.append)
-    mark("masked load", ())
-    yield found
-    Undefined.restore(saved)
+    found = []
+    with running(Launch(report=found.append)):
+        mark("masked load", ())
+        yield found
 
 
 def _values(rng, dtype, shape, wild):
