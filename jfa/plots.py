@@ -280,20 +280,31 @@ def histograms(samples: Mapping[str, Any], *, title: str, xlabel: str, bins: int
     return Picture(figure, f"{title}\n{table(['', 'mean', 'median', 'longest'], rows)}")
 
 
-def panels(labels: Sequence[str], quantities: Mapping[str, tuple[Sequence[float], str]], *, title: str) -> Picture:
-    """Horizontal bars, one panel a quantity, with the value written behind each bar.
+def panels(
+    labels: Sequence[str],
+    quantities: Mapping[str, tuple[Sequence[float], str]],
+    *,
+    title: str,
+    one_axis: bool = False,
+) -> Picture:
+    """Horizontal bars, one panel per quantity, with the value written behind each bar.
 
     Args:
         labels: what each line of bars is; words may be long here.
-        quantities: name, the axis label of its panel -> (one value a label, how to write it: "{:.0f} %").
+        quantities: name, the axis label of its panel -> (one value per label, how to write it: "{:.0f} %").
+        one_axis: the panels share a unit, so that bars of all of them can be compared.
     """
+    from matplotlib.ticker import MaxNLocator
+
     figure, axes = canvas(
-        3.0 * len(quantities) + 1.8, 0.34 * len(labels) + 1.2, 1, len(quantities), sharey=True, squeeze=False
-    )
+        3.0 * len(quantities) + 1.8, 0.34 * len(labels) + 1.2, 1, len(quantities), sharex=one_axis,
+        sharey=True, squeeze=False,
+    )  # fmt: skip
     for i, (panel, (name, (values, form))) in enumerate(zip(axes[0], quantities.items())):
         drawn = panel.barh(labels, values, color=CYCLE[i % 7], hatch=HATCHES[i % 7], edgecolor="white")
         panel.bar_label(drawn, [form.format(v) for v in values], fontsize=8, padding=3)
         panel.margins(x=0.18)
+        panel.xaxis.set_major_locator(MaxNLocator(5))  # six digits per tick still have room
         label(panel, "", name, "")
     axes[0][0].invert_yaxis()
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, wrap=True)
@@ -519,7 +530,9 @@ def score_grids(
 
     ``counts`` writes beside each how many do.
     """
-    figure, panels = canvas(2.35 * len(grids) + 0.4, 3.4, 1, len(grids), squeeze=False)
+    shapes = [np.shape(grid) for grid in grids.values()]
+    height = min(3.4, max(1.7 * rows / max(columns, 1) for rows, columns in shapes) + 1.3)  # no wider than its column
+    figure, panels = canvas(max(2.35 * len(grids) + 0.4, 4.5), max(height, 1.9), 1, len(grids), squeeze=False)
     rows = []
     for axes, (name, grid) in zip(panels[0], grids.items()):
         grid = np.asarray(grid, dtype=bool)

@@ -686,6 +686,7 @@ plots.panels(
         for i, x in enumerate(("dQ", "dK", "dV"))
     },
     title="one mistake each; a test that looks at dV alone misses two of the three",
+    one_axis=True,
 )
 
 # %% [markdown]

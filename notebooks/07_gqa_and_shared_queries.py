@@ -49,7 +49,7 @@ shared = torch.zeros(6, 18, dtype=torch.bool)
 for b, (begin, end) in enumerate(zip([0, 5, 5, 9, 10, 16], [5, 5, 9, 10, 16, 18])):
     shared[b, begin:end] = True
 plots.score_grids(
-    {"own key heads": private, "GQA: head h reads h // G": grouped},
+    {"own key heads": private, "GQA: h reads h // G": grouped},
     title="eight query heads", xlabel="key/value head", ylabel="query head", counts=False,
 )  # fmt: skip
 

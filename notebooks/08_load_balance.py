@@ -103,6 +103,7 @@ plots.panels(
         "causal: blocks of 128 keys": (causal.cost[:count].tolist(), "{}"),
     },
     title=f"lengths {LENGTHS}: cost of each tile of 128 queries",
+    one_axis=True,
 )
 
 # %% [markdown]
@@ -205,6 +206,7 @@ plots.panels(
     names,
     {rule: ([table[n][rule] for n in names], "{:.2f}") for rule in table["self"]},
     title="makespan over the bound on 132 SMs (modelled; costs in key blocks)",
+    one_axis=True,
 )
 
 # %% [markdown]
@@ -496,6 +498,7 @@ plots.panels(
         "with pairs filled up": ([g[2] for g in grids.values()], "{:,}"),
     },
     title="key tiles of 128 for one head",
+    one_axis=True,
 )
 
 # %% [markdown]

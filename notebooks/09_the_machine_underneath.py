@@ -192,7 +192,7 @@ plots.strips(
 # The dots are measured on one H200 (bf16, forward, recorded 2026-11-29): this package's plain Triton kernel, and its TLX kernel for Hopper.
 
 # %%
-H200_ROOF = (4.2, 771.0)  # TB/s of a large copy, TFLOP/s of an 8192^3 product, measured on one H200
+H200_ROOF = recorded.newest_ceilings("H200")  # TB/s of a large copy, TFLOP/s of an 8192^3 product
 B200_ROOF = (B200["hbm"] * B200["sms"] * B200["clock"] / 1e12, B200.peak_flops() / 1e12)
 NAMES = ["pma32", "pma128", "self-window", "self-d64", "self", "dense"]
 measured = {"plain Triton, H200": {}, "TLX, H200": {}}
@@ -539,13 +539,13 @@ def groups_kernel(
     kv_fulls = tlx.alloc_barriers(GROUPS * AHEAD)
     multiplied = tlx.alloc_barriers(GROUPS)
     with tlx.async_tasks():
-        with tlx.async_task("default"):
+        with tlx.async_task("default"):  # group 0
             one_group(
                 q_desc, k_desc, v_desc, out_ptr, 0, blocks, scale_log2, q, k, v, s, p_tile, acc,
                 q_fulls, kv_fulls, multiplied, GROUPS, AHEAD, D, BM, BN,
             )  # fmt: skip
         if GROUPS == 2:
-            with tlx.async_task(num_warps=4):
+            with tlx.async_task(num_warps=4):  # group 1
                 one_group(
                     q_desc, k_desc, v_desc, out_ptr, 1, blocks, scale_log2, q, k, v, s, p_tile, acc,
                     q_fulls, kv_fulls, multiplied, GROUPS, AHEAD, D, BM, BN,
@@ -559,8 +559,6 @@ start = line.start + 0.3 * line.cycles
 plots.timelines({"version 3: two groups, each as in version 1": line}, (start, start + 14_000))
 
 # %% [markdown]
-# The lanes `default` and `task_L…` (named after its line) are the two groups.
-#
 # Version 2 saves the wait for memory and nothing else.
 # Version 3 nearly doubles: when one group waits, the other one often works.
 # Version 4 should be the sum of both gains.

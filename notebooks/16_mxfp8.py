@@ -988,6 +988,7 @@ plots.panels(
         for name in ("out", "dq", "dk", "dv")
     },
     title="relative error against fp64",
+    one_axis=True,
 )
 
 # %% [markdown]

@@ -141,13 +141,17 @@ def newest_ceilings(gpu: str, folder: Path = FOLDER) -> tuple[float, float]:
     runs = [r for r in read_all(folder) if r.gpu == gpu and r.ceilings]
     if not runs:
         raise LookupError(f"no run on a GPU named {gpu} in {folder} measured its ceilings")
+    return _newest(runs)
+
+
+def _newest(runs: Iterable[Recorded]) -> tuple[float, float]:
     return max(runs, key=lambda r: r.content["environment"].get("date", "")).ceilings
 
 
 def roofline(
     results: Iterable[Recorded], way: str = "forward", roofs: dict | None = None, names: Iterable[str] = shapes.DEFAULT
 ):
-    """Our fastest backend of every GPU result under the roof that its run measured; a :class:`jfa.plots.Picture`.
+    """Our fastest backend of every GPU result under one roof per GPU, the newest measured; a :class:`jfa.plots.Picture`.
 
     ``roofs`` adds more, name -> (TB/s, TFLOP/s): for a first look at the shapes no result is needed.
     """
@@ -155,7 +159,10 @@ def roofline(
 
     results = [r for r in results if r.on_gpu]
     names = [n for n in names if n in shapes.SHAPES]
-    roofs = dict(roofs or {}) | {f"{r.gpu}, measured by {r.name}": r.ceilings for r in results if r.ceilings}
+    measured_on = sorted({r.gpu for r in results if r.ceilings})
+    roofs = dict(roofs or {}) | {
+        f"{gpu}, measured": _newest(r for r in results if r.gpu == gpu and r.ceilings) for gpu in measured_on
+    }
     measured = {}
     for r in results:
         for label, ours in ((f"{r.name}: ours", True), (f"{r.name}: best peer", False)):

@@ -76,7 +76,7 @@ def backward_kernel(
                 )
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(1)) if cfg.clc else 0, cfg.clc, cfg.zigzag)
 
-        with tlx.async_task(num_warps=4, registers=cfg.compute_registers, replicate=2):
+        with tlx.async_task(num_warps=4, registers=cfg.compute_registers, replicate=2):  # compute
             half: tl.constexpr = tlx.async_task_replica_id()
             walk, q_count = first_unit(counts_ptr, cfg.heads), 0
             while walk.going():

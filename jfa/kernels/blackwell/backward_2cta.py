@@ -88,7 +88,7 @@ def pair_backward_kernel(
                 answer = tlx.clc_consumer(queue, walk.phase(1), multi_ctas=True) if cfg.clc else 0
                 walk = next_pair_unit(walk, answer, cfg.clc, cfg.zigzag)
 
-        with tlx.async_task(num_warps=4, registers=cfg.compute_registers, replicate=2):
+        with tlx.async_task(num_warps=4, registers=cfg.compute_registers, replicate=2):  # compute
             half: tl.constexpr = tlx.async_task_replica_id()
             walk, count = first_pair_unit(counts_ptr, cfg.heads), 0
             while walk.going():

@@ -48,7 +48,7 @@ def dq_kernel(
                 kv_count = load_keys(k_desc, v_desc, memory, tile, walk.head() // cfg.group, kv_count)
                 walk = walk.next(0, False)
 
-        with tlx.async_task(num_warps=4, registers=cfg.compute_registers, replicate=2):
+        with tlx.async_task(num_warps=4, registers=cfg.compute_registers, replicate=2):  # compute
             half: tl.constexpr = tlx.async_task_replica_id()
             walk, kv_count = first_unit(counts_ptr, cfg.heads), 0
             while walk.going():

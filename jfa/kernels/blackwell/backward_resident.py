@@ -57,7 +57,7 @@ def resident_backward_kernel(
                 tile = load_tile(records_ptr, index, cfg.has_lo, cfg.has_hi)
                 store_tile(dk_desc, dv_desc, memory, tile, this_cta() % cfg.heads, index - begin)
 
-        with tlx.async_task(num_warps=4, registers=cfg.compute_registers, replicate=2):
+        with tlx.async_task(num_warps=4, registers=cfg.compute_registers, replicate=2):  # compute
             half: tl.constexpr = tlx.async_task_replica_id()
             begin, end = own_tiles(counts_ptr, cfg.heads)
             for index in range(begin, end):

@@ -88,7 +88,7 @@ def mxfp8_forward_kernel(
                 steps, outs = correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps, outs, scale, cfg)
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
 
-        with tlx.async_task(num_warps=4, registers=cfg.softmax_registers, replicate=2):
+        with tlx.async_task(num_warps=4, registers=cfg.softmax_registers, replicate=2):  # softmax
             half: tl.constexpr = tlx.async_task_replica_id()
             walk, steps_done = first_unit(counts_ptr, cfg.heads), 0
             while walk.going():

@@ -433,16 +433,16 @@ def backward_kernel(
     )
     with tlx.async_tasks():
         # The adder, where there is one, is the default task: it gets what registers the others leave.
-        with tlx.async_task("default"):
+        with tlx.async_task("default"):  # adder of dQ
             if cfg.with_dq:
                 add_up(desc_dq, dq_stages, dq_rows, queue, k, ds, group, lists, cfg)
             else:
                 consume(desc_dk, desc_dv, stages, queue, operands, group, scale, lists, 0, cfg)
         if cfg.with_dq:
-            with tlx.async_task(num_warps=4, registers=cfg.registers):
+            with tlx.async_task(num_warps=4, registers=cfg.registers):  # consumer 0
                 consume(desc_dk, desc_dv, stages, queue, operands, group, scale, lists, 0, cfg)
-        with tlx.async_task(num_warps=4, registers=cfg.registers):
+        with tlx.async_task(num_warps=4, registers=cfg.registers):  # consumer 1
             consume(desc_dk, desc_dv, stages, queue, operands, group, scale, lists, 1, cfg)
-        with tlx.async_task(num_warps=1, registers=24):
+        with tlx.async_task(num_warps=1, registers=24):  # producer
             constants = RowConstants(lse2, delta, padded_rows)
             produce(desc_q, desc_k, desc_v, desc_do, constants, queue, k, v, queries, group, lists, cfg)

@@ -162,9 +162,9 @@ def dq_kernel(
     queue = Queue(records, num_tiles, num_tiles * heads, heads, counter, numbers, False, False, cfg.has_lo, cfg.has_hi)
     constants = RowConstants(lse2, delta, padded_rows)
     with tlx.async_tasks():
-        with tlx.async_task("default"):
+        with tlx.async_task("default"):  # consumer 0
             consume(desc_dq, stages[0], constants, queue, q, do, k, v, scale, scale_log2, 0, cfg.broadcast_q)
-        with tlx.async_task(num_warps=4, registers=cfg.registers):
+        with tlx.async_task(num_warps=4, registers=cfg.registers):  # consumer 1
             consume(desc_dq, stages[1], constants, queue, q, do, k, v, scale, scale_log2, 1, cfg.broadcast_q)
-        with tlx.async_task(num_warps=1, registers=24):
+        with tlx.async_task(num_warps=1, registers=24):  # producer
             produce(desc_q, desc_k, desc_v, desc_do, queue, q, do, k, v, group)

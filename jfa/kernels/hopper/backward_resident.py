@@ -301,13 +301,13 @@ def backward_resident_kernel(
     counters += tl.program_id(1)
     queue = Queue(records, num_tiles, num_tiles, heads, counters, numbers, True, cfg.static, cfg.has_lo, cfg.has_hi)
     with tlx.async_tasks():
-        with tlx.async_task("default"):
+        with tlx.async_task("default"):  # keys 0
             key_group(desc_dk, desc_dv, queue, operands, 0)
-        with tlx.async_task(num_warps=4, registers=cfg.key_registers):
+        with tlx.async_task(num_warps=4, registers=cfg.key_registers):  # keys 1
             key_group(desc_dk, desc_dv, queue, operands, 1)
-        with tlx.async_task(num_warps=4, registers=cfg.query_registers):
+        with tlx.async_task(num_warps=4, registers=cfg.query_registers):  # queries
             query_group(desc_dq, dq_tiles[0], heads, queue, k, gradients, ds)
-        with tlx.async_task(num_warps=1, registers=24):
+        with tlx.async_task(num_warps=1, registers=24):  # producer
             constants = RowConstants(lse2, delta, padded_rows)
             produce(desc_q, desc_k, desc_v, desc_do, constants, rows_q, queue, q, k, v, gradients)
 

@@ -321,11 +321,11 @@ def forward_kernel(
         records, num_tiles, units, head_columns, counters, numbers, cfg.resident, False, cfg.has_lo, cfg.has_hi
     )
     with tlx.async_tasks():
-        with tlx.async_task("default"):
+        with tlx.async_task("default"):  # consumer 0
             consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, 0, cfg)
         if cfg.consumers > 1:
-            with tlx.async_task(num_warps=4, registers=cfg.registers, replicate=cfg.consumers - 1):
+            with tlx.async_task(num_warps=4, registers=cfg.registers, replicate=cfg.consumers - 1):  # consumer
                 other: tl.constexpr = 1 + tlx.async_task_replica_id()
                 consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, other, cfg)
-        with tlx.async_task(num_warps=1, registers=24):
+        with tlx.async_task(num_warps=1, registers=24):  # producer
             produce(desc_q, desc_k, desc_v, rows_q, queue, q, k, v, group, lists, cfg)
