@@ -59,9 +59,7 @@ def backward_kernel(
     cfg: tl.constexpr,  # BackwardConfig
 ):
     memory = alloc_memory(tlx.dtype_of(q_desc), cfg)
-    lists = tl.to_tensor(0)  # stands for none
-    if cfg.list_heads:
-        lists = block_lists(starts, columns, kinds, list_rows, cfg.heads * cfg.group, list_capacity, cfg.list_heads)
+    lists = block_lists(starts, columns, kinds, list_rows, cfg.heads * cfg.group, list_capacity, cfg.list_heads)
     if cfg.clc:
         queue = tlx.clc_create_context(num_consumers=5)
 

@@ -36,10 +36,10 @@ from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
 from jfa.kernels.blackwell.pair import (
     CTAS,
     arrive_at_leader,
-    first_pair_unit,
+    first_pair,
     leads,
     load_half,
-    next_pair_unit,
+    next_pair,
 )
 from jfa.kernels.common.nouns import Blocks, aggregate
 from jfa.kernels.common.packed import fma_pairs
@@ -77,53 +77,42 @@ def pair_backward_kernel(
     memory = alloc_memory(tlx.dtype_of(k_desc), cfg)
     if cfg.clc:
         queue = tlx.clc_create_context(num_consumers=12)
-
     with tlx.async_tasks():
         with tlx.async_task("default"):  # reduce
-            walk, count = first_pair_unit(counts_ptr, cfg.heads), 0
+            walk, count = first_pair(counts_ptr, cfg.heads), 0
             while walk.going():
                 if cfg.clc:
                     tlx.clc_producer(queue, walk.phase(1) ^ 1, multi_ctas=True)
                 count = reduce_tile(dq_desc, dk_desc, dv_desc, memory, records_ptr, walk, dq_rows, count, cfg)
-                answer = tlx.clc_consumer(queue, walk.phase(1), multi_ctas=True) if cfg.clc else 0
-                walk = next_pair_unit(walk, answer, cfg.clc, cfg.zigzag)
+                walk = next_pair(walk, tlx.clc_consumer(queue, walk.phase(1), multi_ctas=True) if cfg.clc else 0, cfg)
 
         with tlx.async_task(num_warps=4, registers=cfg.compute_registers, replicate=2):  # compute
             half: tl.constexpr = tlx.async_task_replica_id()
-            walk, count = first_pair_unit(counts_ptr, cfg.heads), 0
+            walk, count = first_pair(counts_ptr, cfg.heads), 0
             while walk.going():
                 count = compute_tile(memory, half, records_ptr, walk, count, scale_log2, sm_scale, cfg)
-                answer = tlx.clc_consumer(queue, walk.phase(1), multi_ctas=True) if cfg.clc else 0
-                walk = next_pair_unit(walk, answer, cfg.clc, cfg.zigzag)
+                walk = next_pair(walk, tlx.clc_consumer(queue, walk.phase(1), multi_ctas=True) if cfg.clc else 0, cfg)
 
         with tlx.async_task(num_warps=1, registers=cfg.mma_registers):  # mma
-            walk, count = first_pair_unit(counts_ptr, cfg.heads), 0
+            walk, count = first_pair(counts_ptr, cfg.heads), 0
             while walk.going():
-                if leads():
-                    count = multiply_tile(memory, records_ptr, walk, count, cfg)
-                else:
-                    count = relay_tile(memory, records_ptr, walk, count, cfg)
-                answer = tlx.clc_consumer(queue, walk.phase(1), multi_ctas=True) if cfg.clc else 0
-                walk = next_pair_unit(walk, answer, cfg.clc, cfg.zigzag)
+                count = multiply_or_relay(memory, records_ptr, walk, count, cfg)
+                walk = next_pair(walk, tlx.clc_consumer(queue, walk.phase(1), multi_ctas=True) if cfg.clc else 0, cfg)
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # load rows
-            walk, count = first_pair_unit(counts_ptr, cfg.heads), 0
+            walk, count = first_pair(counts_ptr, cfg.heads), 0
             constants = Constants(lse_ptr, delta_ptr, padded_count)
             while walk.going():
-                tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
-                load_keys(k_desc, v_desc, memory, tile, walk)
-                count = load_rows(q_rows_desc, do_rows_desc, constants, memory, tile, walk, count, cfg)
-                answer = tlx.clc_consumer(queue, walk.phase(1), multi_ctas=True) if cfg.clc else 0
-                walk = next_pair_unit(walk, answer, cfg.clc, cfg.zigzag)
+                load_keys(k_desc, v_desc, memory, records_ptr, walk, cfg)
+                count = load_rows(q_rows_desc, do_rows_desc, constants, memory, records_ptr, walk, count, cfg)
+                walk = next_pair(walk, tlx.clc_consumer(queue, walk.phase(1), multi_ctas=True) if cfg.clc else 0, cfg)
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # load columns
-            walk, count = first_pair_unit(counts_ptr, cfg.heads), 0
+            walk, count = first_pair(counts_ptr, cfg.heads), 0
             while walk.going():
-                tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
-                load_key_columns(k_columns_desc, memory, tile, walk)
-                count = load_columns(q_columns_desc, do_columns_desc, memory, tile, walk, count, cfg)
-                answer = tlx.clc_consumer(queue, walk.phase(1), multi_ctas=True) if cfg.clc else 0
-                walk = next_pair_unit(walk, answer, cfg.clc, cfg.zigzag)
+                load_key_columns(k_columns_desc, memory, records_ptr, walk, cfg)
+                count = load_columns(q_columns_desc, do_columns_desc, memory, records_ptr, walk, count, cfg)
+                walk = next_pair(walk, tlx.clc_consumer(queue, walk.phase(1), multi_ctas=True) if cfg.clc else 0, cfg)
 
 
 # ------------------------------------------------------------------------------------------------- memory and barriers
@@ -305,24 +294,27 @@ def query_steps(tile):
 
 
 @triton.jit
-def load_keys(k_desc, v_desc, memory, tile, walk):
+def load_keys(k_desc, v_desc, memory, records_ptr, walk, cfg: tl.constexpr):
     """Load K and V of this CTA's 128 keys."""
+    tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     box = tile.kv.box(tile.row + tlx.cluster_cta_rank() * BLOCK_N, walk.head())
     load_half(memory.k, walk.done, k_desc, box)
     load_half(memory.v, walk.done, v_desc, box)
 
 
 @triton.jit
-def load_key_columns(k_columns_desc, memory, tile, walk):
+def load_key_columns(k_columns_desc, memory, records_ptr, walk, cfg: tl.constexpr):
     """Load half of K's columns for all 256 keys. Then wait until dV of the tile before has left the buffers that come next."""
+    tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     column = tlx.cluster_cta_rank() * memory.k_columns.buffers.shape[1]
     load_half(memory.k_columns, walk.done, k_columns_desc, tile.kv.box(tile.row, walk.head(), column))
     tlx.barrier_wait(memory.grads.out_empties[0], (walk.done & 1) ^ 1)
 
 
 @triton.jit
-def load_rows(q_rows_desc, do_rows_desc, constants, memory, tile, walk, count, cfg: tl.constexpr):
+def load_rows(q_rows_desc, do_rows_desc, constants, memory, records_ptr, walk, count, cfg: tl.constexpr):
     """Load 64 rows of Q and of dO, and lse and delta of all 128, block by block per head. Returns the blocks loaded so far."""
+    tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     blocks = query_steps(tile)
     for member in range(cfg.group):
         head = walk.head() * cfg.group + member
@@ -348,8 +340,9 @@ def load_constants(ring, count, source):
 
 
 @triton.jit
-def load_columns(q_columns_desc, do_columns_desc, memory, tile, walk, count, cfg: tl.constexpr):
+def load_columns(q_columns_desc, do_columns_desc, memory, records_ptr, walk, count, cfg: tl.constexpr):
     """Load half of the columns of dO and Q, block by block per head. Returns the blocks loaded so far."""
+    tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     blocks = query_steps(tile)
     column = tlx.cluster_cta_rank() * (cfg.head_dim // 2)
     for member in range(cfg.group):
@@ -362,6 +355,17 @@ def load_columns(q_columns_desc, do_columns_desc, memory, tile, walk, count, cfg
 
 
 # ----------------------------------------------------------------------------------------------------------------- mma
+
+
+@triton.jit
+def multiply_or_relay(memory, records_ptr, walk, count, cfg: tl.constexpr):
+    """Issue a tile's products in the leader; tell it of arrivals in the other CTA. Returns the blocks done so far."""
+    if leads():
+        count = multiply_tile(memory, records_ptr, walk, count, cfg)
+    else:
+        count = relay_tile(memory, records_ptr, walk, count, cfg)
+    return count
+
 
 # Issue order of a step, i its number, i-1 the block before (of the same tile; step 0 has none):
 #

@@ -56,12 +56,9 @@ def forward_kernel(
     cfg: tl.constexpr,  # ForwardConfig
 ):
     memory, scale = alloc_memory(tlx.dtype_of(q_desc), cfg), Scale(scale_log2, coarse_scale, score_limit, HUGE)
-    lists = tl.to_tensor(0)  # stands for none
-    if cfg.list_heads:
-        lists = block_lists(starts, columns, kinds, list_rows, cfg.heads, list_capacity, cfg.list_heads)
+    lists = block_lists(starts, columns, kinds, list_rows, cfg.heads, list_capacity, cfg.list_heads)
     if cfg.clc:
         queue = tlx.clc_create_context(num_consumers=6, num_stages=2)
-
     with tlx.async_tasks():
         with tlx.async_task("default"):  # correction
             free_accumulators(memory.accs)
@@ -78,14 +75,10 @@ def forward_kernel(
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # mma
-            walk, steps_done, kv_count, steps, split_keys = first_unit(counts_ptr, cfg.heads), 0, 0, 0, 0
-            going = tl.to_tensor(True)
+            walk, issued, going = first_unit(counts_ptr, cfg.heads), nothing_issued(), tl.to_tensor(True)
             while going:  # one round more than tiles: a tile's last P V goes out between the next tile's first S
                 going = walk.going()
-                kv_count, steps, split_keys = multiply_tile(
-                    memory, records_ptr, walk, steps, split_keys, steps_done, kv_count, lists, cfg
-                )
-                steps_done += steps
+                issued = multiply_tile(memory, records_ptr, walk, issued, lists, cfg)
                 if going:
                     walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
 
@@ -99,9 +92,8 @@ def forward_kernel(
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # store
             walk, outs = first_unit(counts_ptr, cfg.heads), 0
-            while walk.going():
+            while walk.going():  # takes its answer before the wait for O, so that the answer's slot is free early
                 tile, head = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi), walk.head()
-                # Before the wait for O, so that the answer's slot is free early.
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
                 outs = store_tile(o_desc, memory.o, tile, head, outs, cfg)
 
@@ -274,6 +266,29 @@ def load_keys(desc, kv, tile, head, block, kv_count):
 
 # ----------------------------------------------------------------------------------------------------------------- mma
 
+
+@aggregate
+class Issued:
+    """How far the mma role is when it comes to a tile.
+
+    Attributes:
+        steps: of all tiles before.
+        blocks: taken from the ring.
+        last_steps, last_split: steps of the tile before, and whether it splits its keys; its last P V are still to be issued.
+    """
+
+    steps: tl.tensor
+    blocks: tl.tensor
+    last_steps: tl.tensor
+    last_split: tl.tensor
+
+
+@triton.jit
+def nothing_issued():
+    """Return Issued before the first tile."""
+    return Issued(tl.to_tensor(0), tl.to_tensor(0), tl.to_tensor(0), tl.to_tensor(0))
+
+
 # Issue order of a step, i its number, P(i-1) and V(i-1) those of the step before (before step 0: of the tile before's last):
 #
 #   1  O0 += P0(i-1) V(i-1)   waits for P0 slice by slice, and for "O0 rescaled", which the correction says after reading alpha0
@@ -286,22 +301,21 @@ def load_keys(desc, kv, tile, head, block, kv_count):
 
 
 @triton.jit
-def multiply_tile(memory, records_ptr, walk, last_steps, last_split, steps_done, kv_count, lists, cfg: tl.constexpr):
-    """Issue a tile's products; after the last tile only the P V that are left.
+def multiply_tile(memory, records_ptr, walk, issued, lists, cfg: tl.constexpr):
+    """Issue a tile's products; after the last tile only the P V that are left. Returns what is Issued then.
 
     The ring holds, for a step, the previous V and then K, two of each where the halves split the keys. Both halves are
-    issued from one place: each product keeps a dozen addresses in registers. Returns (blocks taken from the ring so far,
-    the tile's steps, whether it splits keys).
+    issued from one place: each product keeps a dozen addresses in registers.
     """
     going = walk.going()
     tile = load_tile(records_ptr, tl.where(going, walk.unit // cfg.heads, 0), cfg.has_lo, cfg.has_hi)
     steps = walk_steps(tile, walk, lists, cfg)
-    count = tl.where(going, steps.count, 1)
+    count, kv_count = tl.where(going, steps.count, 1), issued.blocks
     for step in range(0, count):
         pending = (step > 0) | (walk.done > 0)
-        v_split = tl.where(step > 0, steps.split_keys, last_split)
-        use_acc = tl.where(step > 0, step, last_steps) > 1
-        phase = (steps_done + step - 1) & 1
+        v_split = tl.where(step > 0, steps.split_keys, issued.last_split)
+        use_acc = tl.where(step > 0, step, issued.last_steps) > 1
+        phase = (issued.steps + step - 1) & 1
         k_count = kv_count + tl.where(pending, 1 + v_split, 0)
         for half in range(0, 2):
             if pending:
@@ -312,7 +326,7 @@ def multiply_tile(memory, records_ptr, walk, last_steps, last_split, steps_done,
                 k_half = k_count + half * steps.split_keys
                 score(memory, half, k_half, step == 0, step + 1 == count, walk.done & 1, steps.split_keys, cfg)
         kv_count = k_count + tl.where(going, 1 + steps.split_keys, 0)
-    return kv_count, count, steps.split_keys
+    return Issued(issued.steps + count, kv_count, count, steps.split_keys)
 
 
 @triton.jit

@@ -79,7 +79,6 @@ def mxfp8_backward_kernel(
     memory = alloc_memory(tlx.dtype_of(dk_desc), cfg)
     if cfg.clc:
         queue = tlx.clc_create_context(num_consumers=5)
-
     with tlx.async_tasks():
         with tlx.async_task("default"):  # reduce
             walk, q_count = first_unit(counts_ptr, cfg.heads), 0
@@ -105,16 +104,13 @@ def mxfp8_backward_kernel(
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # load
             walk, q_count = first_unit(counts_ptr, cfg.heads), 0
             constants = Constants(lse_ptr, delta_ptr, padded_count)
+            k, k_t = Encoded(k_desc, k_scales, kv_blocks), Encoded(k_t_desc, k_t_scales, kv_blocks)
+            v, q = Encoded(v_desc, v_scales, kv_blocks), Encoded(q_desc, q_scales, q_blocks)
+            q_t, do = Encoded(q_t_desc, q_t_scales, q_blocks), Encoded(do_desc, do_scales, do_blocks)
+            do_t = Encoded(do_t_desc, do_t_scales, do_blocks)
             while walk.going():
-                tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
-                load_key_tile(
-                    k_desc, k_t_desc, v_desc, k_scales, k_t_scales, v_scales, kv_blocks, memory.keys, tile, walk, cfg
-                )
-                queries = Queries(ScaleTiles(q_scales, q_blocks), ScaleTiles(q_t_scales, q_blocks))
-                outputs = Queries(ScaleTiles(do_scales, do_blocks), ScaleTiles(do_t_scales, do_blocks))
-                q_count = load_blocks(
-                    q_desc, q_t_desc, do_desc, do_t_desc, queries, outputs, constants, memory, tile, walk, q_count, cfg
-                )
+                load_key_tile(k, k_t, v, memory.keys, records_ptr, walk, cfg)
+                q_count = load_blocks(q, q_t, do, do_t, constants, memory, records_ptr, walk, q_count, cfg)
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(1)) if cfg.clc else 0, cfg.clc, cfg.zigzag)
 
 
@@ -210,7 +206,17 @@ def alloc_memory(OUT: tl.constexpr, cfg: tl.constexpr):
     do_t = alloc_scaled_ring(BLOCK_M, cfg.head_dim, cfg.do_slots)
     ds = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float8e4nv, 1)
     codes = tlx.local_alloc((1, 1, SQUARE, SQUARES, SQUARES), tl.uint8, 2)
+    scores, columns, dq = alloc_scores(ds, codes, cfg)
+    dv = tlx.local_alloc((BLOCK_N, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem)
+    dk = tlx.local_alloc((BLOCK_N, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem)
+    stages = tlx.local_alloc((BLOCK_M, cfg.dq_columns), tl.float32, STAGES)
+    grads = Gradients(dv, dk, dq, stages, tlx.alloc_barriers(1), tlx.alloc_barriers(1), tlx.alloc_barriers(1))
+    return Memory(keys, q_scaled, q_t, do, do_t, rows, alloc_p_scales(), scores, columns, grads)
 
+
+@triton.jit
+def alloc_scores(ds, codes, cfg: tl.constexpr):
+    """Return (Scores, ScaleColumns, dQ): what lies where S^T and dP^T are in TMEM, and ``ds`` and ``codes`` in SMEM."""
     storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
     s = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem, reuse=storage)
     p = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float8e4nv, 1, tlx.storage_kind.tmem, reuse=storage)
@@ -250,32 +256,38 @@ def alloc_memory(OUT: tl.constexpr, cfg: tl.constexpr):
     s_fulls, s_reads = tlx.alloc_barriers(1), tlx.alloc_barriers(1, arrive_count=2)
     p_fulls, dp_fulls = tlx.alloc_barriers(1, arrive_count=2), tlx.alloc_barriers(1)
     scores = Scores(s, p, dp, ds, codes, s_fulls, s_reads, p_fulls, dp_fulls, tlx.alloc_barriers(1, arrive_count=2))
-    columns = ScaleColumns(dp_columns, dv_columns, dq_columns, s_columns, dk_columns)
-
-    dv = tlx.local_alloc((BLOCK_N, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem)
-    dk = tlx.local_alloc((BLOCK_N, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem)
-    stages = tlx.local_alloc((BLOCK_M, cfg.dq_columns), tl.float32, STAGES)
-    grads = Gradients(dv, dk, dq, stages, tlx.alloc_barriers(1), tlx.alloc_barriers(1), tlx.alloc_barriers(1))
-    return Memory(keys, q_scaled, q_t, do, do_t, rows, alloc_p_scales(), scores, columns, grads)
+    return scores, ScaleColumns(dp_columns, dv_columns, dq_columns, s_columns, dk_columns), dq
 
 
 # ---------------------------------------------------------------------------------------------------------------- load
 
 
+@aggregate
+class Encoded:
+    """An encoded tensor in memory: a ragged descriptor of its numbers, and its scale tiles."""
+
+    desc: tl.core.base_value
+    scales: tl.tensor
+    blocks: tl.tensor  # scale blocks per head
+
+    @triton.jit
+    def scales_at(self, head, block):
+        """Return the address of the scale tile of a block; see ScaleTiles."""
+        return ScaleTiles(self.scales, self.blocks).at(head, block)
+
+
 @triton.jit
-def load_key_tile(
-    k_desc, k_t_desc, v_desc, k_scales, k_t_scales, v_scales, kv_blocks, keys, tile, walk, cfg: tl.constexpr
-):
+def load_key_tile(k, k_t, v, keys, records_ptr, walk, cfg: tl.constexpr):
     """Load K in both encodings and V once the tile before has left."""
     BYTES: tl.constexpr = 3 * (BLOCK_N * cfg.head_dim + TILE_BYTES)
-    head = walk.head()
+    tile, head = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi), walk.head()
     box = tile.kv.box(tile.row, head)
     block = first_key_block(tile, cfg.broadcast_q) + tile.row // BLOCK_N
     tlx.barrier_wait(keys.empties[0], (walk.done & 1) ^ 1)
     tlx.barrier_expect_bytes(keys.fulls[0], BYTES)
-    load_scaled(k_desc, keys, 0, box, ScaleTiles(k_scales, kv_blocks).at(head, block))
-    load_scaled(k_t_desc, keys, 1, box, ScaleTiles(k_t_scales, kv_blocks).at(head, block))
-    load_scaled(v_desc, keys, 2, box, ScaleTiles(v_scales, kv_blocks).at(head, block))
+    load_scaled(k.desc, keys, 0, box, k.scales_at(head, block))
+    load_scaled(k_t.desc, keys, 1, box, k_t.scales_at(head, block))
+    load_scaled(v.desc, keys, 2, box, v.scales_at(head, block))
 
 
 @triton.jit
@@ -285,19 +297,10 @@ def load_scaled(desc, keys, number: tl.constexpr, box, scales):
     tlx.async_load(scales, keys.scales[number], bulk=True, barrier=keys.fulls[0])
 
 
-@aggregate
-class Queries:
-    """Where the scales of Q or of dO lie in memory, by head dim and by tokens."""
-
-    by_dim: ScaleTiles
-    by_tokens: ScaleTiles
-
-
 @triton.jit
-def load_blocks(
-    q_desc, q_t_desc, do_desc, do_t_desc, queries, outputs, constants, memory, tile, walk, q_count, cfg: tl.constexpr
-):
+def load_blocks(q, q_t, do, do_t, constants, memory, records_ptr, walk, q_count, cfg: tl.constexpr):
     """Load Q, its rows' lse and delta, and dO, in both encodings, block by block for each head. Returns the blocks so far."""
+    tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     blocks = query_steps(tile)
     first = first_query_block(tile, cfg.broadcast_q)
     for member in range(cfg.group):
@@ -307,11 +310,11 @@ def load_blocks(
             row = block * BLOCK_M
             q_box, do_box = tile.q.box(row, head), tile.out.box(row, head)
             do_block = tile.pad_begin // BLOCK_M + block
-            memory.q.load(q_count, q_desc, q_box, queries.by_dim.at(head, first + block))
+            memory.q.load(q_count, q.desc, q_box, q.scales_at(head, first + block))
             constants.load(memory.rows, q_count, at + row)
-            memory.do.load(q_count, do_desc, do_box, outputs.by_dim.at(head, do_block))
-            memory.do_t.load(q_count, do_t_desc, do_box, outputs.by_tokens.at(head, do_block))
-            memory.q_t.load(q_count, q_t_desc, q_box, queries.by_tokens.at(head, first + block))
+            memory.do.load(q_count, do.desc, do_box, do.scales_at(head, do_block))
+            memory.do_t.load(q_count, do_t.desc, do_box, do_t.scales_at(head, do_block))
+            memory.q_t.load(q_count, q_t.desc, q_box, q_t.scales_at(head, first + block))
             q_count += 1
     return q_count
 

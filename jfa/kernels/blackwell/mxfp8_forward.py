@@ -22,11 +22,13 @@ import triton.language.extra.tlx as tlx
 
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
 from jfa.kernels.blackwell.forward import (
+    Issued,
     RowSums,
     finish_tile,
     free_accumulators,
     hand_rows,
     mask_scores,
+    nothing_issued,
     rescale,
     steps_of,
     store_tile,
@@ -79,7 +81,6 @@ def mxfp8_forward_kernel(
     memory, scale = alloc_memory(tlx.dtype_of(o_desc), cfg), Scale(scale_log2, coarse_scale, score_limit, HUGE_MXFP8)
     if cfg.clc:
         queue = tlx.clc_create_context(num_consumers=6, num_stages=2)
-
     with tlx.async_tasks():
         with tlx.async_task("default"):  # correction
             free_accumulators(memory.accs)
@@ -96,23 +97,16 @@ def mxfp8_forward_kernel(
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # mma
-            walk, steps_done, k_count, steps, split_keys = first_unit(counts_ptr, cfg.heads), 0, 0, 0, 0
-            v_count = 0
-            going = tl.to_tensor(True)
+            walk, issued, going = first_unit(counts_ptr, cfg.heads), nothing_issued(), tl.to_tensor(True)
             while going:  # one round more than tiles: a tile's last P V goes out between the next tile's first S
                 going = walk.going()
-                k_count, v_count, steps, split_keys = multiply_tile(
-                    memory, records_ptr, walk, steps, split_keys, steps_done, k_count, v_count, cfg
-                )
-                steps_done += steps
+                issued = multiply_tile(memory, records_ptr, walk, issued, cfg)
                 if going:
                     walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # load
             walk, count = first_unit(counts_ptr, cfg.heads), 0
-            sources = Sources(
-                ScaleTiles(q_scales, q_blocks), ScaleTiles(k_scales, kv_blocks), ScaleTiles(v_scales, kv_blocks)
-            )
+            sources = sources_of(q_scales, k_scales, v_scales, q_blocks, kv_blocks)
             while walk.going():
                 if cfg.clc:  # two answers may be on their way: this role is up to a tile ahead of the others
                     tlx.clc_producer(queue, walk.phase(2) ^ 1, k=walk.stage(2))
@@ -121,9 +115,8 @@ def mxfp8_forward_kernel(
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # store
             walk, outs = first_unit(counts_ptr, cfg.heads), 0
-            while walk.going():
+            while walk.going():  # takes its answer before the wait for O, so that the answer's slot is free early
                 tile, head = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi), walk.head()
-                # Before the wait for O, so that the answer's slot is free early.
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
                 outs = store_tile(o_desc, memory.o, tile, head, outs, cfg)
 
@@ -228,6 +221,12 @@ class Sources:
 
 
 @triton.jit
+def sources_of(q_scales, k_scales, v_scales, q_blocks, kv_blocks):
+    """Return Sources of tensors with so many scale blocks per head."""
+    return Sources(ScaleTiles(q_scales, q_blocks), ScaleTiles(k_scales, kv_blocks), ScaleTiles(v_scales, kv_blocks))
+
+
+@triton.jit
 def load_inputs(q_desc, k_desc, v_desc, sources, memory, records_ptr, walk, count, cfg: tl.constexpr):
     """Load Q, and K and V blocks about as :func:`multiply_tile` uses them.
 
@@ -299,21 +298,22 @@ def load_keys(desc, source, ring, keys, block, count):
 
 
 @triton.jit
-def multiply_tile(memory, records_ptr, walk, last_steps, last_split, steps_done, k_count, v_count, cfg: tl.constexpr):
-    """Issue a tile's products; after the last tile only the P V that are left.
+def multiply_tile(memory, records_ptr, walk, issued, cfg: tl.constexpr):
+    """Issue a tile's products; after the last tile only the P V that are left. Returns what is Issued then.
 
-    Both halves are issued from one place: each product keeps a dozen addresses in registers. Returns (blocks taken from the
-    rings of K and of V so far, the tile's steps, whether it splits keys).
+    Both halves are issued from one place: each product keeps a dozen addresses in registers. ``issued.blocks`` counts blocks
+    of K; V is a step behind.
     """
     going = walk.going()
     tile = load_tile(records_ptr, tl.where(going, walk.unit // cfg.heads, 0), cfg.has_lo, cfg.has_hi)
     steps = steps_of(tile, cfg)
-    count = tl.where(going, steps.count, 1)
+    count, k_count = tl.where(going, steps.count, 1), issued.blocks
+    v_count = k_count - tl.where(walk.done > 0, 1 + issued.last_split, 0)
     for step in range(0, count):
         pending = (step > 0) | (walk.done > 0)
-        v_split = tl.where(step > 0, steps.split_keys, last_split)
-        use_acc = tl.where(step > 0, step, last_steps) > 1
-        phase = (steps_done + step - 1) & 1
+        v_split = tl.where(step > 0, steps.split_keys, issued.last_split)
+        use_acc = tl.where(step > 0, step, issued.last_steps) > 1
+        phase = (issued.steps + step - 1) & 1
         for half in range(0, 2):
             if going | (half == 0):
                 tlx.barrier_wait(memory.scores.s_reads[1 - half], phase ^ half)
@@ -328,7 +328,7 @@ def multiply_tile(memory, records_ptr, walk, last_steps, last_split, steps_done,
                     tlx.tcgen05_commit(memory.accs.fulls[half])
         k_count += tl.where(going, 1 + steps.split_keys, 0)
         v_count += tl.where(pending, 1 + v_split, 0)
-    return k_count, v_count, count, steps.split_keys
+    return Issued(issued.steps + count, k_count, count, steps.split_keys)
 
 
 @triton.jit

@@ -52,18 +52,18 @@ def load_half(ring, count, desc, box):
 
 
 @triton.jit
-def first_pair_unit(counts, HEADS: tl.constexpr):
+def first_pair(counts, HEADS: tl.constexpr):
     """Start a pair's walk through a list; see :func:`jfa.kernels.common.units.first_unit`."""
     return Walk(this_cta() // CTAS, tl.load(counts) * HEADS, tl.to_tensor(0), HEADS)
 
 
 @triton.jit
-def next_pair_unit(walk, answer, CLC: tl.constexpr, ZIGZAG: tl.constexpr):
+def next_pair(walk, answer, cfg: tl.constexpr):
     """Return the walk at the pair's next unit; ``answer`` is the queue's, the number of a CTA or -1."""
     done = walk.done + 1
-    if CLC:
+    if cfg.clc:
         unit = answer >> 1  # -1 stays -1
-    elif ZIGZAG:
+    elif cfg.zigzag:
         unit = zigzag_unit(done, this_cta() // CTAS, all_ctas() // CTAS)
     else:
         unit = done * (all_ctas() // CTAS) + this_cta() // CTAS

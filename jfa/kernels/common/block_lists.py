@@ -86,8 +86,14 @@ class Listed:
 
 @triton.jit
 def block_lists(starts, columns, kinds, rows, num_heads, capacity, HEADS: tl.constexpr):
-    """Return Lists. A number that equals 1 arrives as the compiler's, which a field of values does not take."""
-    return Lists(starts, columns, kinds, tl.to_tensor(rows), tl.to_tensor(num_heads), tl.to_tensor(capacity), HEADS)
+    """Return Lists, or 0 with HEADS 0: a kernel that walks its band has none.
+
+    A number that equals 1 arrives as the compiler's, which a field of values does not take.
+    """
+    if HEADS:
+        return Lists(starts, columns, kinds, tl.to_tensor(rows), tl.to_tensor(num_heads), tl.to_tensor(capacity), HEADS)
+    else:
+        return tl.to_tensor(0)
 
 
 @triton.jit

@@ -292,24 +292,34 @@ def quantize_kernel(
     at = (row * heads + head) * DIM + d
     words = ((head * blocks + block) * TILES + part // 2) * TILE_WORDS
     if HEAD_DIM:
-        amax = tl.max(bits, 4, keep_dims=True)
-        tl.store(head_dim_data + at, to_e4m3(values * inverse_scale(amax), NATIVE_E4M3), mask=written)
-        packed = tl.sum(
-            scale_code(amax) << (8 * group), 3, keep_dims=True
-        )  # the groups of a token: a word, or half of one
-        to = head_dim_scales + words + token * 4 + quarter
-        if PARTS == 1:
-            tl.store(to, packed)
-        else:
-            tl.store(to.to(tl.pointer_type(tl.int16)) + part % 2, packed.to(tl.int16))
+        scales = head_dim_scales + words + token * 4 + quarter
+        store_by_dim(head_dim_data + at, scales, values, bits, group, written, part % 2, PARTS == 1, NATIVE_E4M3)
     if TOKENS:
-        amax = tl.max(tl.max(bits, 0, keep_dims=True), 2, keep_dims=True)
-        tl.store(tokens_data + at, to_e4m3(values * inverse_scale(amax), NATIVE_E4M3), mask=written)
-        packed = tl.sum(scale_code(amax) << (8 * quarter), 1, keep_dims=True)  # of a place
-        tl.store(tokens_scales + words + in_group * 4 + part % 2 * 2 + group, packed)
+        scales = tokens_scales + words + in_group * 4 + part % 2 * 2 + group
+        store_by_tokens(tokens_data + at, scales, values, bits, quarter, written, NATIVE_E4M3)
         if PARTS == 1:  # the rest of the tile
             rest = tl.arange(0, 32)[:, None] * 4 + tl.arange(0, 4)[None, :]
             tl.store(tokens_scales + words + rest, tl.zeros((32, 4), tl.int32), mask=rest % 4 >= GROUPS)
+
+
+@triton.jit
+def store_by_dim(data, scales, values, bits, group, written, half, WHOLE: tl.constexpr, NATIVE_E4M3: tl.constexpr):
+    """Write a program's e4m3 numbers and codes of groups along D: a word per token or, without WHOLE, one of its halves."""
+    amax = tl.max(bits, 4, keep_dims=True)
+    tl.store(data, to_e4m3(values * inverse_scale(amax), NATIVE_E4M3), mask=written)
+    packed = tl.sum(scale_code(amax) << (8 * group), 3, keep_dims=True)
+    if WHOLE:
+        tl.store(scales, packed)
+    else:
+        tl.store(scales.to(tl.pointer_type(tl.int16)) + half, packed.to(tl.int16))
+
+
+@triton.jit
+def store_by_tokens(data, scales, values, bits, quarter, written, NATIVE_E4M3: tl.constexpr):
+    """Write a program's e4m3 numbers and codes of groups along tokens: a word per place of D."""
+    amax = tl.max(tl.max(bits, 0, keep_dims=True), 2, keep_dims=True)
+    tl.store(data, to_e4m3(values * inverse_scale(amax), NATIVE_E4M3), mask=written)
+    tl.store(scales, tl.sum(scale_code(amax) << (8 * quarter), 1, keep_dims=True))
 
 
 # ------------------------------------------------------------------------------------------------------ compiled variants

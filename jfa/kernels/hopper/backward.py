@@ -89,6 +89,18 @@ def alloc_queries(D: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def alloc_operands(DTYPE: tl.constexpr, scale_log2, cfg: tl.constexpr):
+    """Allocate what both consumers read, and two blocks of dS for the adder."""
+    k = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.tile_stages, CONSUMERS + cfg.with_dq)
+    v = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.tile_stages, CONSUMERS)
+    queries = alloc_queries(cfg.head_dim, DTYPE)
+    ds_tiles = tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, 2)
+    ds_fulls = tlx.alloc_barriers(2, arrive_count=CONSUMERS)
+    ds = Ring(ds_tiles, ds_fulls, tlx.alloc_barriers(2, arrive_count=1), 2, 0, 0)
+    return Operands(k, v, queries, ds, scale_log2, cfg.with_dq)
+
+
+@triton.jit
 def always_zero(count):
     """Return 0, as an index that seems to change with ``count``.
 
@@ -404,30 +416,21 @@ def backward_kernel(
     list_capacity,
     cfg: tl.constexpr,
 ):
-    """Buffers, barriers, and who runs which role. Grid: (programs,).
+    """Allocate buffers and barriers, and say who runs which role. Grid: (programs,).
 
     desc_q, desc_do, desc_dk, desc_dv: ragged, boxes [64, D]; desc_k, desc_v: ragged, [128, D]; desc_dq: plain, fp32,
-    [H * dq_rows, D], boxes [64, 64]. lse2, delta [H, padded_rows] fp32. D holds both head dimensions.
-    records, counts: a list of 128 keys per tile; counter: one int32 of 0; cfg: a BackwardConfig. starts, columns, kinds:
-    transposed block lists, None without.
+    [H * dq_rows, D], boxes [64, 64]. lse2, delta [H, padded_rows] fp32. D holds both head dimensions. records, counts: a list of
+    128 keys per tile; counter: one int32 of 0; cfg: a BackwardConfig. starts, columns, kinds: transposed block lists, or None.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
-    READERS: tl.constexpr = CONSUMERS + cfg.with_dq
     num_tiles = tl.load(counts + 1)
-    k = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.tile_stages, READERS)
-    v = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.tile_stages, CONSUMERS)
-    queries = alloc_queries(cfg.head_dim, DTYPE)
-    ds_tiles = tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, 2)
+    operands = alloc_operands(DTYPE, scale_log2, cfg)
+    k, v, queries, ds = operands.k, operands.v, operands.queries, operands.ds
     dq_stages = tlx.local_alloc((BLOCK_M, DQ_COLUMNS), tl.float32, cfg.head_dim // DQ_COLUMNS)
     # A consumer's dV leaves first, then its dK.
     stages = tlx.local_alloc((KEYS, cfg.head_dim), DTYPE, CONSUMERS)
-    ds_fulls = tlx.alloc_barriers(2, arrive_count=CONSUMERS)
-    ds = Ring(ds_tiles, ds_fulls, tlx.alloc_barriers(2, arrive_count=1), 2, 0, 0)
-    lists = k  # stands for none
-    if cfg.list_heads > 0:
-        lists = block_lists(starts, columns, kinds, list_rows, kv_heads * group, list_capacity, cfg.list_heads)
-    operands = Operands(k, v, queries, ds, scale_log2, cfg.with_dq)
-    numbers = alloc_numbers(READERS)
+    lists = block_lists(starts, columns, kinds, list_rows, kv_heads * group, list_capacity, cfg.list_heads)
+    numbers = alloc_numbers(CONSUMERS + cfg.with_dq)
     queue = Queue(
         records, num_tiles, num_tiles * kv_heads, kv_heads, counter, numbers, False, False, cfg.has_lo, cfg.has_hi
     )

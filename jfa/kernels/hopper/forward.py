@@ -300,9 +300,7 @@ def forward_kernel(
     counters: one int32 of 0 per grid column; starts, columns, kinds: block lists, or None; cfg: a ForwardConfig.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
-    lists = tl.to_tensor(0)  # stands for none
-    if cfg.list_heads:
-        lists = block_lists(starts, columns, kinds, list_rows, heads, list_capacity, cfg.list_heads)
+    lists = block_lists(starts, columns, kinds, list_rows, heads, list_capacity, cfg.list_heads)
     CONSUMERS: tl.constexpr = cfg.consumers
     o_tiles = tlx.local_alloc((ROWS, cfg.head_dim_v), DTYPE, CONSUMERS)
     q = alloc_ring(ROWS, cfg.head_dim, DTYPE, cfg.q_stages, 1, cfg.consumers, BY_THREAD=True)

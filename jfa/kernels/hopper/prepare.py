@@ -160,10 +160,7 @@ def prepare_kernel(
         gdc_wait()
     index = tl.program_id(0) // PARTS
     head = tl.program_id(1).to(tl.int64)
-    if RESIDENT:
-        tiles = index + 1
-    else:
-        tiles = tl.load(counts + 1)
+    tiles = index + 1 if RESIDENT else tl.load(counts + 1)
     if index < tiles:
         first, out_begin, exist, pad_begin = rows_of_tile(
             where, index, least_rows, rows_out, PARTS * ROWS, RESIDENT, SLOTS
