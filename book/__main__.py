@@ -78,7 +78,7 @@ def build(options: argparse.Namespace) -> int:
 
 
 def _render(source: Path, target: Path, started: float) -> int:
-    """HTML from the source folder; 1 with every warning and every broken link on stderr."""
+    """Make HTML from the source folder; return 1 with every warning and every broken link on stderr."""
     import shutil
 
     from sphinx.cmd.build import main as sphinx

@@ -16,7 +16,7 @@ class NoSources(Exception):
 
 
 def entries(cells: Iterable[str], chapter: str) -> list[str]:
-    """The items under a chapter's "## Sources", as Markdown without their bullets. Raises NoSources."""
+    """Return the items under a chapter's "## Sources", as Markdown without their bullets. Raises NoSources."""
     sections = [match[1] for cell in cells for match in _SECTION.finditer(cell)]
     items = [" ".join(item.split()) for section in sections for item in _ITEM.findall(section)]
     if not items:
@@ -25,17 +25,17 @@ def entries(cells: Iterable[str], chapter: str) -> list[str]:
 
 
 def arxiv_numbers(items: Iterable[str]) -> list[str]:
-    """arXiv numbers in the order they appear, each once."""
+    """Return arXiv numbers in the order they appear, each once."""
     return list(dict.fromkeys(number for item in items for number in _ARXIV.findall(item)))
 
 
 def linked(item: str) -> str:
-    """An item with its arXiv numbers as links."""
+    """Return an item with its arXiv numbers as links."""
     return _ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", item)
 
 
 def page(chapters: Sequence[tuple[str, str, list[str]]]) -> str:
-    """The page as Markdown, from (title, source of the chapter's page, its items) of each chapter."""
+    """Return the page as Markdown, from (title, source of the chapter's page, its items) of each chapter."""
     lines = ["# Sources", "", "What the chapters cite, gathered from the end of each.", ""]
     for title, source, items in chapters:
         lines += [f"## [{title}]({source})", "", *(f"* {linked(item)}" for item in items), ""]

@@ -63,6 +63,6 @@ def _copy_mathjax(app) -> None:
 
 
 def setup(app) -> None:
-    """Called by Sphinx."""
+    """Set up Sphinx, which calls this."""
     app.add_lexer("layers", TextLexer)  # a list in CONTRIBUTING.md that a test reads
     app.connect("builder-inited", _copy_mathjax)

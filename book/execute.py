@@ -28,7 +28,7 @@ class ChapterFailed(Exception):
 
 
 def read(path: Path) -> nbformat.NotebookNode:
-    """A chapter without outputs, with what Sphinx needs to know of its language."""
+    """Return a chapter without outputs, with what Sphinx needs to know of its language."""
     chapter = jupytext.read(path)
     chapter.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     chapter.metadata["language_info"] = {"name": "python", "pygments_lexer": "python"}
@@ -36,7 +36,7 @@ def read(path: Path) -> nbformat.NotebookNode:
 
 
 def outputs_of(paths: list[Path], root: Path, cache: Path, jobs: int, say=print) -> dict[str, list]:
-    """{stem: the outputs of each code cell} of chapters, from the cache where it has them. Raises ChapterFailed."""
+    """Return {stem: the outputs of each code cell} of chapters, from the cache where it has them. Raises ChapterFailed."""
     cache.mkdir(parents=True, exist_ok=True)
     package = package_digest(root)
     kept = {path.stem: cache / f"{path.stem}.{chapter_digest(path, package)}.json" for path in paths}
@@ -51,7 +51,7 @@ def outputs_of(paths: list[Path], root: Path, cache: Path, jobs: int, say=print)
 
 
 def with_outputs(chapter: nbformat.NotebookNode, outputs: list[list]) -> nbformat.NotebookNode:
-    """The chapter with the outputs of its code cells, one list per cell, in their order."""
+    """Return the chapter with the outputs of its code cells, one list per cell, in their order."""
     cells = [cell for cell in chapter.cells if cell.cell_type == "code"]
     for number, (cell, shown) in enumerate(zip(cells, outputs, strict=True), 1):
         cell.outputs = [nbformat.from_dict(output) for output in shown]
@@ -60,7 +60,7 @@ def with_outputs(chapter: nbformat.NotebookNode, outputs: list[list]) -> nbforma
 
 
 def package_digest(root: Path) -> str:
-    """What outputs depend on besides a chapter: the package's files, Python, and the packages that compute."""
+    """Return what outputs depend on besides a chapter: the package's files, Python, and the packages that compute."""
     digest = hashlib.sha256(platform.python_version().encode())
     for name in ("torch", "fbtriton", "numpy", "matplotlib"):
         digest.update(f"{name} {_version(name)}".encode())
@@ -77,13 +77,13 @@ def _version(name: str) -> str:
 
 
 def chapter_digest(path: Path, package: str) -> str:
-    """The key of a chapter's outputs: its code and the package; its text may change freely."""
+    """Return the key of a chapter's outputs: its code and the package; its text may change freely."""
     code = [cell.source for cell in jupytext.read(path).cells if cell.cell_type == "code"]
     return hashlib.sha256(json.dumps([package, code]).encode()).hexdigest()[:16]
 
 
 def copy_course(root: Path, target: Path) -> Path:
-    """A copy of the course to run in: nothing that a chapter writes, and no learner's answer, gets from one to the other."""
+    """Return a copy of the course to run in: nothing that a chapter writes, and no learner's answer, gets from one to the other."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for name in (name for name in _COPIED if (root / name).exists()):
@@ -95,7 +95,7 @@ def copy_course(root: Path, target: Path) -> Path:
 
 
 def environment(course: Path) -> dict[str, str]:
-    """What a kernel of the book gets: caches in the copy's .jfa, one thread, and the package that is being documented."""
+    """Return what a kernel of the book gets: caches in the copy's .jfa, one thread, and the package that is being documented."""
     env = lab.environment(course)
     env |= {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
     return env | {"JFA_COURSE": str(course), "PYTHONPATH": str(course), "MPLBACKEND": "agg", "COLUMNS": "100"}

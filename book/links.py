@@ -28,7 +28,7 @@ class Site:
         self.to_come: set[str] = set()  # exercises that a chapter names before they are written
 
     def page(self, file: str) -> str | None:
-        """The Sphinx source (a path below the source folder) that shows a file, None for files that the book leaves out."""
+        """Return the Sphinx source (a path below the source folder) that shows a file, None for files that the book leaves out."""
         if file == self.home:
             return "index.md"
         path = PurePosixPath(file)
@@ -42,7 +42,7 @@ class Site:
         return self.found.setdefault(file, made)
 
     def rewrite(self, text: str, file: str, page: str) -> str:
-        """Markdown of a file with every relative link turned into one from ``page``. Raises BrokenLink."""
+        """Return Markdown of a file with every relative link turned into one from ``page``. Raises BrokenLink."""
 
         def replace(image: str, words: str, target: str) -> str:
             path, _, anchor = target.partition("#")
@@ -76,7 +76,7 @@ def _relative(source: str, page: str) -> str:
 
 
 def toctree(pages: Iterable[str], page: str, *, caption: str = "", hidden: bool = True, depth: int = 1) -> str:
-    """A table of contents as MyST: sources below the source folder, listed from ``page``."""
+    """Return a table of contents as MyST: sources below the source folder, listed from ``page``."""
     options = [f":caption: {caption}"] * bool(caption) + [":hidden:"] * hidden + [f":maxdepth: {depth}"]
     names = [_relative(re.sub(r"\.(md|rst|ipynb)$", "", source), page) for source in pages]
     return "\n".join(["```{toctree}", *options, "", *names, "```", ""])

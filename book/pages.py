@@ -91,7 +91,7 @@ class _PartOfSite(Site):
 
 
 def _write_chapter(plan: Plan, site: Site, path: Path) -> tuple[str, str, list[str]]:
-    """One chapter's page and those of its exercises; (title, source of the page, what it cites)."""
+    """Return one chapter's page and those of its exercises; (title, source of the page, what it cites)."""
     page = f"chapters/{path.stem}.ipynb"
     chapter = execute.read(path)
     if plan.outputs is not None:
@@ -118,7 +118,7 @@ def _write_chapter(plan: Plan, site: Site, path: Path) -> tuple[str, str, list[s
 
 
 def _write_exercises(plan: Plan, site: Site, stem: str) -> list[str]:
-    """The pages that belong to a chapter: its exercises, and its solutions where they are asked for."""
+    """Return the pages that belong to a chapter: its exercises, and its solutions where they are asked for."""
     written = []
     skeleton = plan.root / "exercises" / f"{stem}.py"
     if skeleton.exists():
@@ -136,7 +136,7 @@ def _write_exercises(plan: Plan, site: Site, stem: str) -> list[str]:
 
 
 def exercise_page(cells: Notebook, hints: dict[str, tuple[str, ...]], shown: Callable[[str], str] = str) -> str:
-    """Exercises as Markdown: text, gaps as code, and below each check the hints of its exercise, folded one by one."""
+    """Return exercises as Markdown: text, gaps as code, and below each check the hints of its exercise, folded one by one."""
     parts, exercise = [], None
     for cell in cells.cells:
         if cell.kind == "markdown":
@@ -150,7 +150,7 @@ def exercise_page(cells: Notebook, hints: dict[str, tuple[str, ...]], shown: Cal
 
 
 def folded(hints: tuple[str, ...]) -> str:
-    """Hints as HTML that unfolds one after another; their words stand as they are, no Markdown."""
+    """Return hints as HTML that unfolds one after another; their words stand as they are, no Markdown."""
     inner = ""
     for number in range(len(hints), 0, -1):
         text = f"<p>{escape(hints[number - 1])}</p>{inner}"
@@ -162,7 +162,7 @@ def folded(hints: tuple[str, ...]) -> str:
 
 
 def _write_home(plan: Plan, site: Site, chapters: list[str], notes: list[str]) -> None:
-    """The first page: the README, and below it the tables of contents that the sidebar shows."""
+    """Write the first page: the README, and below it the tables of contents that the sidebar shows."""
     text = site.rewrite((plan.root / "README.md").read_text(encoding="utf-8"), "README.md", "index.md")
     trees = [
         toctree(chapters, "index.md", caption="Chapters"),
@@ -173,7 +173,7 @@ def _write_home(plan: Plan, site: Site, chapters: list[str], notes: list[str]) -
 
 
 def _write_api(target: Path) -> None:
-    """A page per public module, its members from their docstrings, and a list of the pages."""
+    """Write a page per public module, its members from their docstrings, and a list of the pages."""
     lines = ["API", "===", "", "Public modules by what they are for, from their docstrings."]
     for heading, modules in API.items():
         lines += [
@@ -204,7 +204,7 @@ def _write_api(target: Path) -> None:
 
 
 def _write_file(plan: Plan, site: Site, file: str, page: str) -> None:
-    """The page of a linked file: Markdown rendered, everything else as it is."""
+    """Write the page of a linked file: Markdown rendered, everything else as it is."""
     text = (plan.root / file).read_text(encoding="utf-8")
     if file.endswith(".md"):
         _put(plan.target / page, site.rewrite(text, file, page))
@@ -216,7 +216,7 @@ def _write_file(plan: Plan, site: Site, file: str, page: str) -> None:
 
 
 def _write_list_of_files(plan: Plan, site: Site) -> None:
-    """The page that lists the files which the others link to, the notes (which have a place of their own) apart."""
+    """Write the page that lists the files which the others link to, the notes (which have a place of their own) apart."""
     notes = {file for file in site.found if Path(file).parent.as_posix() == "docs" and file.endswith(".md")}
     pages = [page for file, page in sorted(site.found.items()) if file not in notes]
     tree = toctree(pages, "files.md", hidden=False) if pages else ""

@@ -31,7 +31,7 @@ class Page(HTMLParser):
         super().__init__()
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        """Called by the parser for each tag."""
+        """Note a tag; the parser calls this."""
         values = {name: value or "" for name, value in attributes}
         self.ids |= {values[name] for name in ("id", "name") if name in values}
         if tag == "a" and "href" in values:
@@ -42,7 +42,7 @@ class Page(HTMLParser):
 
 
 def read(path: Path) -> Page:
-    """One page, parsed."""
+    """Return one page, parsed."""
     page = Page()
     page.feed(path.read_text(encoding="utf-8"))
     page.close()
@@ -50,7 +50,7 @@ def read(path: Path) -> Page:
 
 
 def faults(html: Path, secrets: Iterable[str] = ()) -> list[str]:
-    """A sentence for each link that leads nowhere, each thing loaded from elsewhere, and each of ``secrets`` that a page says.
+    """Return a sentence per link that leads nowhere, per thing loaded from elsewhere, and per one of ``secrets`` that a page says.
 
     ``secrets`` are words that no page may contain, such as the folder in which the book was built.
     """
@@ -73,7 +73,7 @@ def faults(html: Path, secrets: Iterable[str] = ()) -> list[str]:
 
 
 def _broken(path: Path, target: str, pages: dict[Path, Page]) -> str:
-    """What is wrong with a link of a page, '' if nothing is."""
+    """Return what is wrong with a link of a page, '' if nothing is."""
     parts = urlsplit(target)
     if parts.scheme or target.startswith("//"):
         return ""

@@ -22,7 +22,7 @@ DIM = 16
 
 
 def rules(lengths: Tensor, ranks: int) -> dict[str, list[list[int]]]:
-    """Each rule's sequences of each rank. Zigzag looks at the order only, which is the same by tokens and by pairs."""
+    """Return each rule's sequences of each rank. Zigzag looks at the order only, which is the same by tokens and by pairs."""
     tokens = lengths.tolist()
     return {
         "as they come": [part.tolist() for part in torch.arange(len(tokens)).tensor_split(ranks)],
@@ -33,12 +33,12 @@ def rules(lengths: Tensor, ranks: int) -> dict[str, list[list[int]]]:
 
 
 def pairs(n: int) -> int:
-    """Query-key pairs of a causal sequence of n tokens."""
+    """Return query-key pairs of a causal sequence of n tokens."""
     return n * (n + 1) // 2
 
 
 def gradient(model: torch.nn.Module, x: Tensor, lengths: Tensor, mine: list[int]) -> tuple[Tensor, int]:
-    """(gradient of the summed loss as one vector, tokens) of some sequences of the batch x [total, DIM]."""
+    """Return (gradient of the summed loss as one vector, tokens) of some sequences of the batch x [total, DIM]."""
     parts = [x.split(lengths.tolist())[b] for b in mine]
     out = model(torch.cat(parts), offsets_from_lengths(lengths[mine]))
     grads = torch.autograd.grad(out.square().sum(), list(model.parameters()))
@@ -46,7 +46,7 @@ def gradient(model: torch.nn.Module, x: Tensor, lengths: Tensor, mine: list[int]
 
 
 def combined(grad: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """(sum of all ranks' gradients over the sum of their tokens, mean of the ranks' own means)."""
+    """Return (sum of all ranks' gradients over the sum of their tokens, mean of the ranks' own means)."""
     total, count, mean = grad.clone(), torch.tensor([float(tokens)]), grad / tokens
     for value in (total, count, mean):
         dist.all_reduce(value)

@@ -32,14 +32,14 @@ class HistoryModel(nn.Module):
         self.score = nn.Linear(seeds * dim, 1)
 
     def forward(self, items: Tensor, age: Tensor, offsets: Tensor) -> Tensor:
-        """items, age [total] int64, offsets [B+1] -> logits [B]."""
+        """Return items, age [total] int64, offsets [B+1] -> logits [B]."""
         x = self.item(items) + self.recency(age.clamp(max=15))
         x = x + self.attention(x, offsets)
         return self.score(self.pool(x, offsets).flatten(1)).squeeze(1)
 
 
 def make_batch(users: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(items [total], age [total] counted from the newest item, offsets [B+1], labels [B])."""
+    """Return (items [total], age [total] counted from the newest item, offsets [B+1], labels [B])."""
     lengths = pareto_lengths(users, 4, 200, seed=seed)
     offsets = offsets_from_lengths(lengths)
     generator = torch.Generator().manual_seed(seed)
@@ -51,7 +51,7 @@ def make_batch(users: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def train(steps: int = 60, users: int = 64, report: int = 10) -> list[float]:
-    """The loss of every step."""
+    """Train; return the loss of every step."""
     torch.manual_seed(0)
     model = HistoryModel()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)

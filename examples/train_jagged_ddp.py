@@ -63,7 +63,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
     def forward(self, x: Tensor, offsets: Tensor, longest: int) -> Tensor:
-        """x [total, dim], offsets [B+1] -> [total, dim]; ``longest`` bounds the lengths."""
+        """Return x [total, dim], offsets [B+1] -> [total, dim]; ``longest`` bounds the lengths."""
         x = x + self.attention(self.norms[0](x), offsets, longest)
         return x + self.mlp(self.norms[1](x))
 
@@ -78,7 +78,7 @@ class NextItem(nn.Module):
         self.score = nn.Linear(sizes.dim, sizes.items)
 
     def forward(self, items: Tensor, offsets: Tensor, longest: int) -> Tensor:
-        """items [total] int64, offsets [B+1] int32 -> [total, items]."""
+        """Return items [total] int64, offsets [B+1] int32 -> [total, items]."""
         x = self.item(items)
         for block in self.blocks:
             x = block(x, offsets, longest)
@@ -87,12 +87,12 @@ class NextItem(nn.Module):
 
 # -------------------------------------------------------------------------------------------------------------- the data
 def lengths_of(step: int, sizes: Sizes) -> Tensor:
-    """[users] int32: the history lengths of a batch, with a Pareto tail."""
+    """Return [users] int32: the history lengths of a batch, with a Pareto tail."""
     return pareto_lengths(sizes.users, 16, sizes.longest, alpha=1.0, seed=step)
 
 
 def history(step: int, user: int, length: int, sizes: Sizes) -> Tensor:
-    """[length + 1] int64: a user walks through the items with a stride of their own, and one step in ten goes anywhere."""
+    """Return [length + 1] int64: a user walks through the items with a stride of their own, and one step in ten goes anywhere."""
     generator = torch.Generator().manual_seed(step * 1_000_003 + user)
     draw = lambda high: torch.randint(high, (length + 1,), generator=generator)
     strides = torch.where(draw(10) == 0, draw(sizes.items), 1 + user % 4)
@@ -100,14 +100,14 @@ def history(step: int, user: int, length: int, sizes: Sizes) -> Tensor:
 
 
 def flops(lengths: Tensor, sizes: Sizes) -> Tensor:
-    """[users] fp64: FLOPs of each user's matrix products, forward: linear layers by tokens, attention by causal pairs."""
+    """Return [users] fp64: FLOPs of each user's matrix products, forward: linear layers by tokens, attention by causal pairs."""
     tokens = lengths.double()
     linear = 2 * sizes.dim * (12 * sizes.dim * sizes.layers + sizes.items)
     return tokens * linear + tokens * (tokens + 1) / 2 * 4 * sizes.dim * sizes.layers
 
 
 def deal(way: str, lengths: Tensor, ranks: int, sizes: Sizes) -> list[list[int]]:
-    """The users of each rank."""
+    """Return the users of each rank."""
     if way == "zigzag":
         return zigzag(lengths.tolist(), ranks)
     if way == "longest first":
@@ -116,7 +116,7 @@ def deal(way: str, lengths: Tensor, ranks: int, sizes: Sizes) -> list[list[int]]
 
 
 def batch(step: int, mine: list[int], lengths: Tensor, sizes: Sizes, device: torch.device):
-    """(items [total], the next ones [total], offsets [B+1], longest) of some users of a batch."""
+    """Return (items [total], the next ones [total], offsets [B+1], longest) of some users of a batch."""
     walks = [history(step, user, int(lengths[user]), sizes) for user in mine]
     items, following = (torch.cat([walk[part] for walk in walks]).to(device) for part in (slice(-1), slice(1, None)))
     own = lengths[mine]
@@ -125,7 +125,7 @@ def batch(step: int, mine: list[int], lengths: Tensor, sizes: Sizes, device: tor
 
 # ------------------------------------------------------------------------------------------------------------ the training
 def wrapped(sizes: Sizes, device: torch.device, dtype: torch.dtype, fsdp: bool) -> nn.Module:
-    """The model, the same on every rank, under DDP or FSDP2; as it is where there is one process."""
+    """Return the model, the same on every rank, under DDP or FSDP2; as it is where there is one process."""
     torch.manual_seed(0)
     model = NextItem(sizes).to(device, dtype)
     if not dist.is_initialized():
@@ -138,7 +138,7 @@ def wrapped(sizes: Sizes, device: torch.device, dtype: torch.dtype, fsdp: bool) 
 
 
 def local_loss(model: nn.Module, data, tokens: int, ranks: int) -> Tensor:
-    """This rank's part of the batch's mean loss, such that the mean over ranks is that mean."""
+    """Return this rank's part of the batch's mean loss, such that the mean over ranks is that mean."""
     items, following, offsets, longest = data
     with torch.autocast("cuda", torch.bfloat16, enabled=items.is_cuda):
         logits = model(items, offsets, longest)
@@ -179,7 +179,7 @@ def together(wait) -> None:
 
 
 def mean_over_ranks(value: Tensor) -> float:
-    """The mean of a number over the ranks."""
+    """Return the mean of a number over the ranks."""
     if dist.is_initialized():
         dist.all_reduce(value)
         value = value / dist.get_world_size()
@@ -187,7 +187,7 @@ def mean_over_ranks(value: Tensor) -> float:
 
 
 def slowest(seconds: list[float], device: torch.device) -> list[float]:
-    """Per step the time of the slowest rank: what the step took."""
+    """Return per step the time of the slowest rank: what the step took."""
     times = torch.tensor(seconds, dtype=torch.float64, device=device)
     if dist.is_initialized():
         dist.all_reduce(times, dist.ReduceOp.MAX)
@@ -195,7 +195,7 @@ def slowest(seconds: list[float], device: torch.device) -> list[float]:
 
 
 def spread(way: str, sizes: Sizes, steps: int, ranks: int) -> dict[str, float]:
-    """Most loaded rank over the mean, averaged over the steps: by tokens, by causal pairs of attention, by FLOPs of both."""
+    """Return most loaded rank over the mean, averaged over the steps: by tokens, by causal pairs of attention, by FLOPs of both."""
     found: dict[str, list[float]] = {"tokens": [], "pairs": [], "flops": []}
     for step in range(steps):
         lengths = lengths_of(step, sizes)
@@ -206,7 +206,7 @@ def spread(way: str, sizes: Sizes, steps: int, ranks: int) -> dict[str, float]:
 
 
 def full_state(model: nn.Module) -> dict[str, Tensor]:
-    """All weights by name on the CPU, put together where they are sharded."""
+    """Return all weights by name on the CPU, put together where they are sharded."""
     whole = lambda x: x.full_tensor() if hasattr(x, "full_tensor") else x
     state = {name.removeprefix("module."): whole(value) for name, value in model.state_dict().items()}
     return {name: value.detach().cpu() for name, value in state.items()}
@@ -264,7 +264,7 @@ def begin() -> torch.device:
 
 
 def line(run: dict) -> str:
-    """One training as text."""
+    """Run one training; return its numbers as text."""
     time_ = "not timed" if run["step_ms"] is None else f"{run['step_ms']:.1f} ms per step"
     most = run["most_over_mean"]
     return (
@@ -275,7 +275,7 @@ def line(run: dict) -> str:
 
 
 def summary(runs: list[dict]) -> dict:
-    """Median step time of each way over the rounds but the first, and how many times faster than contiguously dealt."""
+    """Return median step time of each way over the rounds but the first, and how many times faster than contiguously dealt."""
     counted = [r for r in runs if r["round"] > 0] or runs
     median = lambda way: statistics.median(
         [t for r in counted if r["way"] == way for t in r["steps_ms"]] or [float("nan")]

@@ -77,7 +77,7 @@ def one_backward(
 
 
 def attend(precision: str, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
-    """q, k, v [total, heads, head dim] fp32 -> [total, heads, head dim] fp32, causal."""
+    """Return q, k, v [total, heads, head dim] fp32 -> [total, heads, head dim] fp32, causal."""
     if precision == "fp32":
         return jfa.jagged_flash_attention(q, k, v, offsets, offsets, causal=True)
     q, k, v = (x.bfloat16() for x in (q, k, v))
@@ -99,7 +99,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(sizes.dim, 4 * sizes.dim), nn.GELU(), nn.Linear(4 * sizes.dim, sizes.dim))
 
     def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
-        """x [total, dim], offsets [B+1] -> [total, dim]."""
+        """Return x [total, dim], offsets [B+1] -> [total, dim]."""
         q, k, v = self.to_qkv(self.norms[0](x)).unflatten(1, (3, self.heads, -1)).unbind(1)
         x = x + self.to_out(attend(self.precision, q, k, v, offsets).flatten(1))
         return x + self.mlp(self.norms[1](x))
@@ -115,7 +115,7 @@ class NextItem(nn.Module):
         self.score = nn.Sequential(nn.LayerNorm(sizes.dim), nn.Linear(sizes.dim, sizes.items))
 
     def forward(self, items: Tensor, offsets: Tensor) -> Tensor:
-        """items [total] int64, offsets [B+1] int32 -> [total, items]."""
+        """Return items [total] int64, offsets [B+1] int32 -> [total, items]."""
         x = self.item(items) + self.place(jfa.layout.positions(offsets, items.shape[0]))
         for block in self.blocks:
             x = block(x, offsets)
@@ -124,7 +124,7 @@ class NextItem(nn.Module):
 
 # ------------------------------------------------------------------------------------------------------------ the training
 def batch(step: int, seed: int, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
-    """(items [total], the next ones [total], offsets [B+1]): each history repeats a motif of its own, one item in 25 is any."""
+    """Return (items [total], the next ones [total], offsets [B+1]): histories repeat motifs of their own, one item in 25 is any."""
     lengths = log_uniform_lengths(sizes.users, 16, sizes.longest, seed=1_000 * seed + step)
     generator = torch.Generator().manual_seed(1_000_003 * seed + step)
     draw = lambda high, *shape: torch.randint(high, shape, generator=generator)
@@ -138,7 +138,7 @@ def batch(step: int, seed: int, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def train(precision: str, sizes: Sizes, steps: int, seed: int, device: torch.device) -> list[float]:
-    """Return the loss of every step."""
+    """Train; return the loss of every step."""
     torch.manual_seed(seed)
     model = NextItem(sizes, precision).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -68,7 +68,7 @@ NEEDS = {
 
 
 def usage() -> str:
-    """The text of ``jfa --help``."""
+    """Return the text of ``jfa --help``."""
     width = max(map(len, COMMANDS))
     groups = []
     for title, names in GROUPS.items():
@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _load(name: str, module: str, function: str) -> Callable[[list[str]], int]:
-    """The function behind a command; a doctor that cannot be imported is a sentence, not a traceback."""
+    """Return the function behind a command; a doctor that cannot be imported is a sentence, not a traceback."""
     try:
         return getattr(import_module(module), function)
     except Exception as error:
@@ -118,7 +118,7 @@ def _load(name: str, module: str, function: str) -> Callable[[list[str]], int]:
 
 
 def _path_hint() -> str:
-    """What is nearly always to blame where Python's own modules do not import."""
+    """Return what is nearly always to blame where Python's own modules do not import."""
     if os.environ.get("PYTHONPATH"):
         return "\nPYTHONPATH is set, and a file there may hide one of Python's own. repair: unset PYTHONPATH"
     return "\nA file in this folder may hide one of Python's own: try from another folder."

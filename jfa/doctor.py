@@ -57,7 +57,7 @@ class Line:
 
 
 def examine() -> Iterator[Line]:
-    """Every check's lines, each as soon as it is known. A check that itself fails is a broken line."""
+    """Yield every check's lines, each as soon as it is known. A check that itself fails is a broken line."""
     for check in CHECKS:
         try:
             yield from check()
@@ -80,7 +80,7 @@ def doctor() -> bool:
 
 
 def main(argv: list[str]) -> int:
-    """The subcommand: exit status 1 if anything is broken."""
+    """Run the subcommand: exit status 1 if anything is broken."""
     parser = argparse.ArgumentParser(prog="jfa doctor", description=__doc__.split("\n")[0])
     parser.add_argument("--json", action="store_true", help="the lines as JSON")
     if not parser.parse_args(argv).json:
@@ -101,7 +101,7 @@ def _summary(lines: list[Line]) -> str:
 
 
 def check_python() -> Iterator[Line]:
-    """A Python and a platform that Triton with TLX has wheels for."""
+    """Check for a Python and a platform that Triton with TLX has wheels for."""
     version = sys.version_info[:2]
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.prefix}"
     if not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
@@ -117,7 +117,7 @@ def check_python() -> Iterator[Line]:
 
 
 def check_path() -> Iterator[Line]:
-    """No file in a folder of PYTHONPATH, or in the current folder, hides a module of Python or of a locked package."""
+    """Check that no file in a folder of PYTHONPATH, or in the current folder, hides a module of Python or of a locked package."""
     found = list(_hidden())
     for module, owner, folder in found[:5]:
         if folder in _python_path():
@@ -133,7 +133,7 @@ def check_path() -> Iterator[Line]:
 
 
 def check_numpy() -> Iterator[Line]:
-    """numpy imports, calculates, and is not older than what jfa asks for."""
+    """Check that numpy imports, calculates, and is not older than what jfa asks for."""
     why = _probe("numpy")
     if why is not None:
         yield Line("numpy", BROKEN, why, _reinstall("numpy"))
@@ -148,7 +148,7 @@ def check_numpy() -> Iterator[Line]:
 
 
 def check_torch() -> Iterator[Line]:
-    """torch imports, is new enough, and is the build that fits the driver."""
+    """Check that torch imports, is new enough, and is the build that fits the driver."""
     _require("numpy")
     why = _probe("torch")
     if why is not None:
@@ -167,13 +167,13 @@ def check_torch() -> Iterator[Line]:
 
 
 def check_triton() -> Iterator[Line]:
-    """The module ``triton`` is the one with TLX, complete, and not half overwritten by another package."""
+    """Check that the module ``triton`` is the one with TLX, complete, and not half overwritten by another package."""
     _require("numpy", "torch")  # importing Triton imports jfa's emulator, and that imports them
     yield triton_flavour()
 
 
 def check_tlx() -> Iterator[Line]:
-    """TLX's Python half imports and Triton's compiled half has what it calls."""
+    """Check that TLX's Python half imports and Triton's compiled half has what it calls."""
     _require("numpy", "torch")
     if triton_flavour().status != OK:
         return
@@ -188,7 +188,7 @@ def check_tlx() -> Iterator[Line]:
 
 
 def check_interpret() -> Iterator[Line]:
-    """TRITON_INTERPRET says now what it said when Triton was imported."""
+    """Check that TRITON_INTERPRET says now what it said when Triton was imported."""
     _require("numpy", "torch")
     if _import_triton()[0] is None:
         return
@@ -209,7 +209,7 @@ def check_interpret() -> Iterator[Line]:
 
 
 def check_ptxas() -> Iterator[Line]:
-    """The assemblers that Triton compiles with are there and start."""
+    """Check that the assemblers that Triton compiles with are there and start."""
     _require("numpy", "torch")
     if _import_triton()[0] is None:
         return
@@ -228,7 +228,7 @@ def check_ptxas() -> Iterator[Line]:
 
 
 def check_gpu() -> Iterator[Line]:
-    """Each GPU with its architecture; none is fine."""
+    """Report each GPU with its architecture; none is fine."""
     _require("numpy", "torch")
     import torch
 
@@ -240,7 +240,7 @@ def check_gpu() -> Iterator[Line]:
 
 
 def check_backends() -> Iterator[Line]:
-    """Where each backend of the op runs on this machine."""
+    """Report where each backend of the op runs on this machine."""
     _require("numpy", "torch")
     import torch
 
@@ -261,7 +261,7 @@ def check_backends() -> Iterator[Line]:
 
 
 def check_known_value() -> Iterator[Line]:
-    """A small kernel gives the number it must, run in each way that there is, in a process of its own."""
+    """Check that a small kernel gives the number it must, run in each way that there is, in a process of its own."""
     _require("numpy", "torch")
     if _import_triton()[0] is None:
         return
@@ -281,7 +281,7 @@ def check_known_value() -> Iterator[Line]:
 
 
 def check_course() -> Iterator[Line]:
-    """The packages that the course needs besides, and whether they are the locked ones."""
+    """Check the packages that the course needs besides, and whether they are the locked ones."""
     versions = {name: _version(name) for name in COURSE_PACKAGES}
     missing = [name for name, version in versions.items() if version is None]
     if missing:
@@ -297,7 +297,7 @@ def check_course() -> Iterator[Line]:
 
 
 def check_packages() -> Iterator[Line]:
-    """Every locked package has the files that its own record lists, and what it needs in turn is installed."""
+    """Check that every locked package has the files that its own record lists, and what it needs in turn is installed."""
     installed = [name for name in _lock() or COURSE_PACKAGES if _version(name) is not None]
     sound = 0
     for name in installed:
@@ -337,7 +337,7 @@ CHECKS: tuple[Callable[[], Iterator[Line]], ...] = (
 
 
 def triton_flavour() -> Line:
-    """Which package's files the module ``triton`` consists of.
+    """Return which package's files the module ``triton`` consists of.
 
     Three packages install this one module. pip lets the last one win and an uninstall of one take the files of all, so
     what pip lists says little: the version string and fbtriton's own record of files decide.
@@ -377,7 +377,7 @@ def _upstream_triton(version: str, place: str, installed: str | None) -> Line:
 
 
 def _import_triton() -> tuple[str | None, str]:
-    """(version, folder) of the module; (None, why) if it does not import or is an empty shell."""
+    """Return (version, folder) of the module; (None, why) if it does not import or is an empty shell."""
     if (why := _probe("triton")) is not None:
         return None, why
     try:
@@ -391,12 +391,12 @@ def _import_triton() -> tuple[str | None, str]:
 
 
 def _home(package: str) -> Path:
-    """The folder that a package is installed in."""
+    """Return the folder that a package is installed in."""
     return Path(str(metadata.distribution(package).locate_file(""))).resolve()
 
 
 def _damage(package: str) -> str | None:
-    """The first file that differs from the package's own record, or is not in it, in words; None where all fit."""
+    """Return the first file that differs from the package's own record, or is not in it, in words; None where all fit."""
     distribution = metadata.distribution(package)
     # Not distribution.files: from Python 3.12 on it leaves out the files that are missing.
     rows = list(csv.reader((distribution.read_text("RECORD") or "").splitlines()))
@@ -412,7 +412,7 @@ def _damage(package: str) -> str | None:
 
 
 def _stray(home: Path, recorded: set[str]) -> str | None:
-    """A module that the record does not have: upstream's, left by a repair. A folder of a module's name hides the module."""
+    """Return a module that the record does not have: upstream's, left by a repair. A folder of a module's name hides the module."""
     names = (path.relative_to(home).as_posix() for path in sorted((home / "triton").rglob("*.py")))
     return next((f"{name} is another package's" for name in names if recorded and name not in recorded), None)
 
@@ -429,7 +429,7 @@ class Unusable(Exception):
 
 
 def _require(*modules: str) -> None:
-    """Raises Unusable for the first of these modules that does not work."""
+    """Raise Unusable for the first of these modules that does not work."""
     for module in modules:
         if _probe(module) is not None:
             raise Unusable(module)
@@ -437,7 +437,7 @@ def _require(*modules: str) -> None:
 
 @cache
 def _probe(module: str) -> str | None:
-    """Why a module does not import or does nothing, tried in a process of its own; None where it works (or is imported here)."""
+    """Return why a module does not import or does nothing, tried in its own process; None where it works (or is imported here)."""
     if module in sys.modules:
         return None
     command = [sys.executable, *(["-S"] if sys.flags.no_site else []), "-c", PROBES[module]]
@@ -464,7 +464,7 @@ def _on_python_path(folder: str) -> bool:
 
 
 def _hidden() -> Iterator[tuple[str, str, str]]:
-    """(module, whose it is, the folder that hides it) for what is found on sys.path before the module itself."""
+    """Yield (module, whose it is, the folder that hides it) for what is found on sys.path before the module itself."""
     homes = {os.path.realpath(sysconfig.get_path(key)) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     owners = dict.fromkeys(sys.stdlib_module_names, "Python") | _modules()
     for entry in dict.fromkeys(sys.path):
@@ -479,7 +479,7 @@ def _hidden() -> Iterator[tuple[str, str, str]]:
 
 
 def _names_in(folder: str) -> set[str]:
-    """What could be imported from a folder."""
+    """Return what could be imported from a folder."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -489,7 +489,7 @@ def _names_in(folder: str) -> set[str]:
 
 
 def _found_in(module: str, folder: str) -> bool:
-    """Whether importing the module takes it from this very folder."""
+    """Return whether importing the module takes it from this very folder."""
     if module in sys.builtin_module_names:
         return False
     spec = PathFinder.find_spec(module)
@@ -501,7 +501,7 @@ def _found_in(module: str, folder: str) -> bool:
 
 @cache
 def _modules() -> dict[str, str]:
-    """{top-level module: package} of the locked packages that are installed."""
+    """Return {top-level module: package} of the locked packages that are installed."""
     found = {}
     for package in _lock() or COURSE_PACKAGES:
         for name, _, _ in _record(package):
@@ -514,13 +514,13 @@ def _modules() -> dict[str, str]:
 
 
 def _blame_path(package: str) -> str | None:
-    """The repair where a package is hidden by a folder of PYTHONPATH, None where it is not."""
+    """Return the repair where a package is hidden by a folder of PYTHONPATH, None where it is not."""
     hidden = [folder for _, owner, folder in _hidden() if owner == package]
     return "unset PYTHONPATH" if hidden and _on_python_path(hidden[0]) else None
 
 
 def _record(package: str) -> list[list[str]]:
-    """[name, hash, size] of each file that a package says it installed; [] where it is not installed or says nothing.
+    """Return [name, hash, size] of each file that a package says it installed; [] where it is not installed or says nothing.
 
     Not distribution.files: from Python 3.12 on it leaves out the files that are missing.
     """
@@ -532,7 +532,7 @@ def _record(package: str) -> list[list[str]]:
 
 
 def _lost_files(package: str) -> str | None:
-    """Which of its files a package lacks or has in another size, in words; None where its record is right."""
+    """Return which of its files a package lacks or has in another size, in words; None where its record is right."""
     home, lost, other = metadata.distribution(package), [], []
     complete = str(_home(package)) in {os.path.realpath(sysconfig.get_path(key)) for key in ("purelib", "platlib")}
     for name, _, size in _record(package):
@@ -551,7 +551,7 @@ def _lost_files(package: str) -> str | None:
 
 
 def _needs(package: str) -> list[str]:
-    """The packages that a package needs here, without extras; [] where nothing here can read its conditions."""
+    """Return the packages that a package needs here, without extras; [] where nothing here can read its conditions."""
     try:
         from packaging.requirements import InvalidRequirement, Requirement
     except ImportError:
@@ -590,14 +590,14 @@ def _run_known_value(way: str) -> str | None:
 
 
 def _kernel_repair(failure: str) -> str:
-    """Both ways of running on a CPU calculate with numpy; a traceback that names it points there, another at Triton."""
+    """Return numpy's repair where a traceback names it, else Triton's: both ways of running on a CPU calculate with numpy."""
     if triton_flavour().status != BROKEN and re.search(r"numpy|\bnp\.", failure):
         return _blame_path("numpy") or pip_command(f"--force-reinstall {_locked('numpy')}")
     return reinstall_fbtriton()
 
 
 def _emulator_objection() -> str | None:
-    """Why the emulator cannot run here; None where it can."""
+    """Return why the emulator cannot run here; None where it can."""
     try:
         from jfa.emulator import run  # noqa: F401
     except Exception as error:
@@ -606,7 +606,7 @@ def _emulator_objection() -> str | None:
 
 
 def _small_problem(device: str):
-    """One sequence of two tokens: enough to ask a backend whether it runs on this device."""
+    """Return one sequence of two tokens: enough to ask a backend whether it runs on this device."""
     import torch
 
     from jfa.kernels.base import Problem
@@ -637,19 +637,19 @@ def _small_problem(device: str):
 
 
 def pip_command(arguments: str) -> str:
-    """A pip command for the Python that is running, not for whichever comes first on PATH; ``arguments`` are quoted already."""
+    """Return a pip command for the Python that is running, not for the first on PATH; ``arguments`` are quoted already."""
     return f"{shlex.quote(sys.executable)} -m pip install {arguments}"
 
 
 def reinstall_fbtriton() -> str:
-    """The repair of every clash of Triton's packages. The folder goes first: pip leaves what another package has more."""
+    """Return the repair of every clash of Triton's packages. The folder goes first: pip leaves what another package has more."""
     home = Path(sysconfig.get_path("purelib")) if _version("fbtriton") is None else _home("fbtriton")
     remove = f"rm -rf {shlex.quote(str(home / 'triton'))}"
     return f"{remove} && {pip_command('--no-deps --force-reinstall ' + _locked('fbtriton'))}"
 
 
 def _reinstall(package: str) -> str:
-    """The repair of a package whose files are not what they were: pip takes it for installed, so it must be forced."""
+    """Return the repair of a package whose files are not what they were: pip takes it for installed, so it must be forced."""
     if package == "fbtriton":
         return reinstall_fbtriton()
     blame = _blame_path(package)
@@ -668,12 +668,12 @@ def _make(words: str) -> str:
 
 
 def _root() -> Path:
-    """The checkout (or release) that this file belongs to."""
+    """Return the checkout (or release) that this file belongs to."""
     return Path(__file__).resolve().parent.parent
 
 
 def _repair_of(error: BaseException) -> str:
-    """The likeliest repair where a check failed in a way that nobody foresaw."""
+    """Return the likeliest repair where a check failed in a way that nobody foresaw."""
     missing = getattr(error, "name", None) if isinstance(error, ImportError) else None
     if isinstance(missing, str) and _lock().get(package := missing.split(".")[0]):
         return _reinstall(package)
@@ -683,7 +683,7 @@ def _repair_of(error: BaseException) -> str:
 
 @cache
 def _lock() -> dict[str, str]:
-    """{package: version} of this checkout's lock, {} without one; names as pip writes them, in lower case."""
+    """Return {package: version} of this checkout's lock, {} without one; names as pip writes them, in lower case."""
     lock = _root() / "requirements.txt"
     if not lock.is_file():
         return {}
@@ -694,13 +694,13 @@ def _lock() -> dict[str, str]:
 
 
 def _locked(package: str) -> str:
-    """``package==version`` of this checkout's lock, else the bare name (fbtriton: the version that was tested)."""
+    """Return ``package==version`` of this checkout's lock, else the bare name (fbtriton: the version that was tested)."""
     version = _lock().get(package.lower()) or (FBTRITON if package == "fbtriton" else None)
     return f"{package}=={version}" if version else package
 
 
 def _plain(version: str) -> str:
-    """A version without the build it names: 2.13.0+cpu is 2.13.0."""
+    """Return a version without the build it names: 2.13.0+cpu is 2.13.0."""
     return version.split("+")[0]
 
 

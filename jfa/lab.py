@@ -30,7 +30,7 @@ STATE_FOLDERS = {
 
 
 def find_root(start: Path | None = None) -> Path | None:
-    """The checkout of the course: the nearest folder upwards with Lab settings of ours, else this package's."""
+    """Return the checkout of the course: the nearest folder upwards with Lab settings of ours, else this package's."""
     start = Path.cwd() if start is None else Path(start)
     for folder in (start, *start.parents, Path(__file__).resolve().parent.parent):
         if (folder / "jupyter" / "labconfig").is_dir() and (folder / "jupytext.toml").is_file():
@@ -39,7 +39,7 @@ def find_root(start: Path | None = None) -> Path | None:
 
 
 def environment(root: Path, base: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment variables that JupyterLab and its kernels get: ``base`` with the state folders of ``root``."""
+    """Return the environment variables that JupyterLab and its kernels get: ``base`` with the state folders of ``root``."""
     env = dict(os.environ if base is None else base)
     for name, folder in STATE_FOLDERS.items():
         env[name] = str(root / ".jfa" / folder)
@@ -50,7 +50,7 @@ def environment(root: Path, base: dict[str, str] | None = None) -> dict[str, str
 
 
 def command(root: Path, chapter: str | None = None, options: list[str] = ()) -> list[str]:
-    """The command line that opens ``chapter`` (a path inside ``root``) with the checkout as JupyterLab's root."""
+    """Return the command line that opens ``chapter`` (a path inside ``root``) with the checkout as JupyterLab's root."""
     chapter = FIRST_CHAPTER if chapter is None else chapter
     page = f"/lab/tree/{chapter}" if (root / chapter).is_file() else "/lab"
     words = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={root}", f"--LabApp.default_url={page}"]

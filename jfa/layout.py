@@ -20,7 +20,7 @@ LengthsLike = Tensor | np.ndarray | Sequence[int]
 
 # ---------------------------------------------------------------------------------------------------- offsets and lengths
 def offsets_from_lengths(lengths: LengthsLike, *, device: torch.device | str | None = None) -> Tensor:
-    """Row numbers at which sequences begin, and one more for the end: [B] lengths -> [B+1] int32 offsets.
+    """Return row numbers at which sequences begin, and one more for the end: [B] lengths -> [B+1] int32 offsets.
 
     Raises:
         TypeError, ValueError: naming ``lengths`` (not 1-D, not integers, negative, or a sum past int32). Lengths in a CUDA
@@ -45,7 +45,7 @@ def offsets_from_lengths(lengths: LengthsLike, *, device: torch.device | str | N
 
 
 def lengths_from_offsets(offsets: Tensor) -> Tensor:
-    """[B+1] offsets -> [B] lengths, in the offsets' own dtype."""
+    """Return [B+1] offsets -> [B] lengths, in the offsets' own dtype."""
     return offsets[1:] - offsets[:-1]
 
 
@@ -104,7 +104,7 @@ def _require_integers(name: str, x: Tensor) -> None:
 
 # ------------------------------------------------------------------------------------------------- pack, unpack and pad
 def pack(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """B tensors [n_b, ...] -> (values [sum n_b, ...], offsets [B+1] int32).
+    """Return B tensors [n_b, ...] -> (values [sum n_b, ...], offsets [B+1] int32).
 
     Raises:
         ValueError: naming ``sequences`` if there is none (nothing tells the row shape then) or their row shapes differ.
@@ -119,13 +119,13 @@ def pack(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def unpack(values: Tensor, offsets: Tensor) -> list[Tensor]:
-    """(values [total, ...], offsets [B+1]) -> B views [n_b, ...]: nothing is copied. Reads the offsets on the host."""
+    """Return (values [total, ...], offsets [B+1]) -> B views [n_b, ...]: nothing is copied. Reads the offsets on the host."""
     bounds = offsets.tolist()
     return [values[a:b] for a, b in zip(bounds[:-1], bounds[1:])]
 
 
 def pad(values: Tensor, offsets: Tensor, max_len: int | None = None, fill: float = 0.0) -> Tensor:
-    """Packed [total, ...] -> padded [B, max_len, ...], free places holding ``fill``; differentiable in ``values``.
+    """Return packed [total, ...] -> padded [B, max_len, ...], free places holding ``fill``; differentiable in ``values``.
 
     ``max_len`` defaults to the longest length, which waits for the device; rows past a given ``max_len`` are dropped.
     """
@@ -140,7 +140,7 @@ def pad(values: Tensor, offsets: Tensor, max_len: int | None = None, fill: float
 
 
 def unpad(padded: Tensor, offsets: Tensor, total: int | None = None) -> Tensor:
-    """Padded [B, max_len, ...] -> packed [total, ...]; ``total`` defaults to ``offsets[-1]``, read on the host."""
+    """Pack padded [B, max_len, ...] to [total, ...]; ``total`` defaults to ``offsets[-1]``, read on the host."""
     total = int(offsets[-1]) if total is None else total
     if total == 0 or padded.shape[0] == 0:
         return padded.new_zeros((total, *padded.shape[2:]))
@@ -149,7 +149,7 @@ def unpad(padded: Tensor, offsets: Tensor, total: int | None = None) -> Tensor:
 
 
 def gather_index(offsets: Tensor, max_len: int, total: int) -> tuple[Tensor, Tensor]:
-    """([B, max_len] int64 row of each padded place, [B, max_len] bool whether it is a real one); safe rows everywhere."""
+    """Return ([B, max_len] int64 row of each padded place, [B, max_len] bool whether it is a real one); safe rows everywhere."""
     place = torch.arange(max_len, device=offsets.device)
     start, length = offsets[:-1, None].long(), lengths_from_offsets(offsets)[:, None]
     valid = place < length
@@ -157,13 +157,13 @@ def gather_index(offsets: Tensor, max_len: int, total: int) -> tuple[Tensor, Ten
 
 
 def sequence_ids(offsets: Tensor, total: int) -> Tensor:
-    """[total] int64: the sequence that owns each row (rows past the last offset get B). No host synchronisation."""
+    """Return [total] int64: the sequence that owns each row (rows past the last offset get B). No host synchronisation."""
     rows = torch.arange(total, device=offsets.device, dtype=offsets.dtype)
     return torch.searchsorted(offsets[1:].contiguous(), rows, right=True)
 
 
 def positions(offsets: Tensor, total: int) -> Tensor:
-    """[total] int64: each row's position inside its sequence. No host synchronisation."""
+    """Return [total] int64: each row's position inside its sequence. No host synchronisation."""
     rows = torch.arange(total, device=offsets.device)
     return rows - offsets.long()[sequence_ids(offsets, total).clamp(max=offsets.numel() - 1)]
 
@@ -177,7 +177,7 @@ def padding_waste(lengths: LengthsLike) -> float:
 
 # --------------------------------------------------------------------------------------------- torch's nested tensors
 def to_nested(values: Tensor, offsets: Tensor) -> Tensor:
-    """A torch nested tensor of layout ``torch.jagged`` [B, j, ...] over ``values``' own memory: no copy of the rows.
+    """Return a torch nested tensor of layout ``torch.jagged`` [B, j, ...] over ``values``' own memory: no copy of the rows.
 
     Rows past ``offsets[-1]`` belong to no sequence and stay reachable through ``.values()`` only.
     """
@@ -196,7 +196,7 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
-    """A jagged nested tensor -> (values [total, ...], offsets [B+1] int32).
+    """Return a jagged nested tensor -> (values [total, ...], offsets [B+1] int32).
 
     ``values`` shares the nested tensor's memory, except where its sequences have holes between them (a narrowed nested
     tensor): those rows are gathered. A transposed one, [B, H, j, D], comes back as [total, H, D] (a view).
@@ -220,20 +220,20 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
 
 # ---------------------------------------------------------------------------------------------------- length generators
 def uniform_lengths(num: int, low: int, high: int, *, seed: int) -> Tensor:
-    """[num] int32 lengths, each of ``low .. high`` equally likely (both included)."""
+    """Return [num] int32 lengths, each of ``low .. high`` equally likely (both included)."""
     _check_range(low, high)
     return torch.from_numpy(np.random.default_rng(seed).integers(low, high + 1, num).astype(np.int32))
 
 
 def log_uniform_lengths(num: int, low: int, high: int, *, seed: int) -> Tensor:
-    """[num] int32 lengths whose logarithm is uniform on ``low .. high``: as many of 16..32 as of 2048..4096."""
+    """Return [num] int32 lengths whose logarithm is uniform on ``low .. high``: as many of 16..32 as of 2048..4096."""
     _check_range(low, high, least=1)
     u = np.random.default_rng(seed).random(num)
     return _rounded(np.exp(np.log(low) + u * (np.log(high) - np.log(low))), low, high)
 
 
 def pareto_lengths(num: int, low: int, high: int, *, alpha: float = 1.5, seed: int) -> Tensor:
-    """[num] int32 lengths with a Pareto tail, P(length > x) ~ x**-alpha, bounded to ``low .. high`` (by inverting its CDF).
+    """Return [num] int32 lengths with a Pareto tail, P(length > x) ~ x**-alpha, bounded to ``low .. high`` (by inverting its CDF).
 
     User histories look like this: most are short, a few are enormous and hold much of the work.
     """
@@ -245,7 +245,7 @@ def pareto_lengths(num: int, low: int, high: int, *, alpha: float = 1.5, seed: i
 
 
 def sparsity_lengths(num: int, max_len: int, sparsity: float, *, seed: int) -> Tensor:
-    """[num] int32 lengths by TritonBench's rule (meta-pytorch/tritonbench, ragged attention), mean about sparsity * max_len.
+    """Return [num] int32 lengths by TritonBench's rule (meta-pytorch/tritonbench, ragged attention), mean about sparsity * max_len.
 
     ``sparsity`` 1 gives ``max_len`` everywhere; from 0.5 on lengths are uniform on [(2s - 1) max_len, max_len), below on
     [1, 2 s max_len).

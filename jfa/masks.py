@@ -34,7 +34,7 @@ class Band:
 
     @classmethod
     def make(cls, causal: bool | str = False, window_size: int | tuple[int, int] | None = None) -> Band:
-        """The band of a call's ``causal`` and ``window_size`` arguments.
+        """Return the band of a call's ``causal`` and ``window_size`` arguments.
 
         Args:
             causal: False, True or "bottom_right" (the last query sees the last key), or "top_left" (query i sees
@@ -92,14 +92,14 @@ class Band:
         return self.hi_start is not None or self.hi_end is not None
 
     def offsets(self, len_q: int, len_kv: int) -> tuple[int, int]:
-        """(lo, hi) of one pair of sequences, in keys: query i sees ``i + lo <= j <= i + hi``; +-UNBOUNDED if open."""
+        """Return (lo, hi) of one pair of sequences, in keys: query i sees ``i + lo <= j <= i + hi``; +-UNBOUNDED if open."""
         d = len_kv - len_q
         los = [c for c in (self.lo_start, None if self.lo_end is None else self.lo_end + d) if c is not None]
         his = [c for c in (self.hi_start, None if self.hi_end is None else self.hi_end + d) if c is not None]
         return max(los, default=-UNBOUNDED), min(his, default=UNBOUNDED)
 
     def bounds(self, len_q: Tensor, len_kv: Tensor) -> tuple[Tensor, Tensor]:
-        """:meth:`offsets` for many sequences at once: [B] lengths -> (lo [B], hi [B]) int64, on the lengths' device."""
+        """Return :meth:`offsets` for many sequences at once: [B] lengths -> (lo [B], hi [B]) int64, on the lengths' device."""
         len_q, len_kv = _as_int64(len_q), _as_int64(len_kv)
         d = len_kv - len_q
         lo, hi = torch.full_like(d, -UNBOUNDED), torch.full_like(d, UNBOUNDED)
@@ -114,14 +114,14 @@ class Band:
         return lo, hi
 
     def dense(self, len_q: int, len_kv: int, *, device: torch.device | str | None = None) -> Tensor:
-        """[len_q, len_kv] bool: True where query i may look at key j."""
+        """Return [len_q, len_kv] bool: True where query i may look at key j."""
         lo, hi = self.offsets(len_q, len_kv)
         distance = torch.arange(len_kv, device=device) - torch.arange(len_q, device=device)[:, None]  # j - i
         return (distance >= lo) & (distance <= hi)
 
 
 def _is_int(x: object) -> bool:
-    """Also a NumPy integer; True and False are none."""
+    """Return whether it is an integer, NumPy's too; True and False are none."""
     return isinstance(x, int | numbers.Integral) and not isinstance(x, bool)
 
 
@@ -142,14 +142,14 @@ def _as_int64(lengths: Tensor | np.ndarray | list[int] | int) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------ pairs and FLOPs
 def allowed_pairs(band: Band, len_q: Tensor, len_kv: Tensor) -> Tensor:
-    """Exact number of (query, key) pairs that count in each sequence: [B] lengths -> [B] int64, in closed form, on any device."""
+    """Return how many (query, key) pairs count in each sequence: [B] lengths -> [B] int64, in closed form, on any device."""
     len_q, len_kv = _as_int64(len_q), _as_int64(len_kv)
     lo, hi = band.bounds(len_q, len_kv)
     return (_pairs_up_to(hi, len_q, len_kv) - _pairs_up_to(lo - 1, len_q, len_kv)).clamp(min=0)
 
 
 def _pairs_up_to(c: Tensor, len_q: Tensor, len_kv: Tensor) -> Tensor:
-    """Pairs with j <= i + c: the sum over queries of clamp(i + c + 1, 0, len_kv), as a difference of two such sums."""
+    """Return pairs with j <= i + c: the sum over queries of clamp(i + c + 1, 0, len_kv), as a difference of two such sums."""
     c = torch.minimum(torch.maximum(c, -len_q), len_kv)  # beyond these nothing changes; keeps products small
     return _ramp_sum(c + len_q, len_kv) - _ramp_sum(c, len_kv)
 
@@ -164,7 +164,7 @@ def _ramp_sum(x: Tensor, top: Tensor) -> Tensor:
 def attention_flops(
     pairs: int, num_heads: int, head_dim: int, head_dim_v: int | None = None, *, backward: bool = False
 ) -> int:
-    """FLOPs of the matrix products over ``pairs`` allowed pairs: 4 * pairs * H * D forward, and 2.5 times that backward.
+    """Return the FLOPs of the matrix products over ``pairs`` allowed pairs: 4 * pairs * H * D forward, and 2.5 times that backward.
 
     Forward multiplies twice (Q K^T over D, P V over Dv); backward five times (S, dQ, dK over D; dP, dV over Dv). A multiply
     and an add are two FLOPs.
@@ -192,7 +192,7 @@ class Block(IntEnum):
 
 
 def block_kinds(band: Band, len_q: int, len_kv: int, block_m: int, block_n: int) -> Tensor:
-    """[ceil(len_q / block_m), ceil(len_kv / block_n)] int8 of :class:`Block` for one pair of sequences.
+    """Return [ceil(len_q / block_m), ceil(len_kv / block_n)] int8 of :class:`Block` for one pair of sequences.
 
     A block that sticks out past the last key is PARTIAL (those columns must be masked); rows past the last query ask for
     nothing, as they are never stored.
@@ -211,7 +211,7 @@ def block_kinds(band: Band, len_q: int, len_kv: int, block_m: int, block_n: int)
 def key_ranges(
     band: Band, q_start: Tensor, q_end: Tensor, len_q: Tensor, len_kv: Tensor, block_n: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The key blocks that tiles of queries visit, and those among them that need no mask: what a peeled loop runs over.
+    """Return the key blocks that tiles of queries visit, and those among them that need no mask: what a peeled loop runs over.
 
     Args:
         q_start, q_end: [T] first query of each tile and one past its last, inside their sequences (0 <= start < end <= len_q).
@@ -228,7 +228,7 @@ def key_ranges(
 def query_ranges(
     band: Band, k_start: Tensor, k_end: Tensor, len_q: Tensor, len_kv: Tensor, block_m: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The mirror of :func:`key_ranges` for a backward that holds a tile of keys: the query blocks that see any of it.
+    """Return the mirror of :func:`key_ranges` for a backward that holds a tile of keys: the query blocks that see any of it.
 
     A query block that sticks out past ``len_q`` counts as masked: its surplus rows would add to dK and dV.
     """
@@ -237,7 +237,7 @@ def query_ranges(
 
 
 def _ranges(lo: Tensor, hi: Tensor, start: Tensor, end: Tensor, length: Tensor, block: int) -> tuple[Tensor, ...]:
-    """Blocks of the other side, of ``length`` positions, that [start, end) touches through lo <= other - own <= hi."""
+    """Return blocks of the other side, of ``length`` positions, that [start, end) touches through lo <= other - own <= hi."""
     start, end, length = _as_int64(start), _as_int64(end), _as_int64(length)
     zero = torch.zeros_like(length)
     touch_from = torch.maximum(start + lo, zero)

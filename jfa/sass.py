@@ -95,7 +95,7 @@ def _name(function: ast.expr) -> str:
 
 
 def _replicas(call: ast.Call) -> int | None:
-    """How often a task is there: 1 unless ``replicate`` says so, None where it is no literal."""
+    """Return how often a task is there: 1 unless ``replicate`` says so, None where it is no literal."""
     for keyword in call.keywords:
         if keyword.arg == "replicate":
             value = getattr(keyword.value, "value", None)
@@ -132,7 +132,7 @@ def names_of(blocks: Sequence[Block], groups: int) -> list[str]:
 
 
 def _counts(blocks: Sequence[Block], groups: int) -> list[int]:
-    """Warp groups of each block; where the source leaves that open, what the others leave of ``groups``."""
+    """Return the warp groups of each block; where the source leaves that open, what the others leave of ``groups``."""
     others = [block for block in blocks if not block.default]
     known = sum(block.replicas or 0 for block in others)
     unknown = max(1, sum(block.replicas is None for block in others))
@@ -180,7 +180,7 @@ _real = functools.cache(os.path.realpath)
 
 
 def _role(chain: Sequence[tuple[str, int]], file: str, blocks: Sequence[Block], labels: Sequence[str]) -> str | None:
-    """The label of the block in which a line of the chain lies."""
+    """Return the label of the block in which a line of the chain lies."""
     for place, number in chain:
         if _real(place) == _real(file):
             for block, label in zip(blocks, labels):
@@ -190,5 +190,5 @@ def _role(chain: Sequence[tuple[str, int]], file: str, blocks: Sequence[Block], 
 
 
 def _width(suffixes: str) -> int:
-    """Bytes of one access: ".64" is 8; none of the suffixes, 4."""
+    """Return bytes of one access: ".64" is 8; none of the suffixes, 4."""
     return next((_BYTES[s] for s in suffixes.split(".") if s in _BYTES), 4)

@@ -16,18 +16,18 @@ WIDTH = 1040  # room for the widest sans-serif fonts
 
 
 def rectangle(x, y, width, height, fill, stroke="#ffffff", extra=""):
-    """One SVG rectangle."""
+    """Return one SVG rectangle."""
     return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{fill}" stroke="{stroke}" {extra}/>'
 
 
 def text(x, y, words, size=14, anchor="start", weight="normal", fill="#222222"):
-    """One line of text."""
+    """Return one line of text."""
     style = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{fill}"'
     return f'<text x="{x}" y="{y}" {style}>{words}</text>'
 
 
 def padded(x, y):
-    """Every sequence as long as the longest: the hatched cells are waste."""
+    """Draw every sequence as long as the longest: the hatched cells are waste."""
     longest = max(LENGTHS)
     waste = 1 - sum(LENGTHS) / (longest * len(LENGTHS))
     yield text(x, y - 10, f"padded: {longest * len(LENGTHS)} tokens, {waste:.1%} of them waste", weight="bold")
@@ -38,7 +38,7 @@ def padded(x, y):
 
 
 def packed(x, y):
-    """The same tokens one after another, and where each sequence begins."""
+    """Yield the same tokens one after another, and where each sequence begins."""
     yield text(x, y - 10, f"packed: {sum(LENGTHS)} tokens and {len(LENGTHS) + 1} offsets", weight="bold")
     offsets = [0, *accumulate(LENGTHS)]
     for length, start, colour in zip(LENGTHS, offsets, COLOURS):
@@ -50,7 +50,7 @@ def packed(x, y):
 
 
 def scores(x, y, cell):
-    """Which tiles of the score matrix have work: one square a sequence, tiles that start where the sequence starts."""
+    """Draw which tiles of the score matrix have work: one square a sequence, tiles that start where the sequence starts."""
     total = sum(LENGTHS)
     yield rectangle(x, y, total * cell, total * cell, "#f2f2f2", "#bbbbbb")
     for length, start, colour in zip(LENGTHS, accumulate([0, *LENGTHS]), COLOURS):
@@ -62,7 +62,7 @@ def scores(x, y, cell):
 
 
 def picture():
-    """The whole SVG."""
+    """Draw the whole SVG."""
     computed = sum(length * length for length in LENGTHS)
     dense = len(LENGTHS) * max(LENGTHS) ** 2
     yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 300" font-family="sans-serif" role="img">'

@@ -18,7 +18,7 @@ COLOURS = 64  # of the file: a few flat colours and their edges
 
 
 def lines():
-    """Both timelines, one SM each: 256 queries (the plain kernel: 128) of head dim 128 attend to 2048 keys."""
+    """Return both timelines, one SM each: 256 queries (the plain kernel: 128) of head dim 128 attend to 2048 keys."""
     return {
         "one role does everything": record_one_sm(plain_launch(128, 2048), B200),
         "a role per unit": record_one_sm(forward_launch(256, 2048), B200),
@@ -26,7 +26,7 @@ def lines():
 
 
 def shift(line, start):
-    """The timeline with ``start`` as its cycle 0, and the softmax's two groups (named by their line) called so."""
+    """Return the timeline with ``start`` as its cycle 0, and the softmax's two groups (named by their line) called so."""
     line.events = [
         e._replace(track=re.sub(r"^task_L\d+", "softmax", e.track), start=e.start - start, end=e.end - start)
         for e in line.events
@@ -38,7 +38,7 @@ def shift(line, start):
 
 
 def picture(drawn):
-    """Both, one below the other, over equally many cycles."""
+    """Draw both, one below the other, over equally many cycles."""
     shown = {}
     for name, line in drawn.items():
         middle = line.start + line.cycles / 2

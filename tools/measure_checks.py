@@ -21,7 +21,7 @@ REPEATS = 5
 
 
 def seconds_of_checks(words: list[str]) -> dict[str, float]:
-    """Median seconds of check() by exercise, the function being alive in this process as in a notebook's kernel."""
+    """Return median seconds of check() by exercise, the function being alive in this process as in a notebook's kernel."""
     from jfa.course import catalog, check
     from jfa.course.answers import Pristine
     from jfa.course.mutants import without_course_calls

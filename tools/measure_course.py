@@ -26,7 +26,7 @@ REPEATS = 3
 
 
 def seconds_until_lab_answers(checkout: Path) -> float:
-    """From typing `make lab` until JupyterLab serves its page; it is stopped then."""
+    """Time from typing `make lab` until JupyterLab serves its page; it is stopped then."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -50,7 +50,7 @@ def seconds_until_lab_answers(checkout: Path) -> float:
 
 
 def seconds_of_first_lab() -> float:
-    """The same in an empty clone, with an empty pip cache: the first `make lab` ever."""
+    """Time the same in an empty clone, with an empty pip cache: the first `make lab` ever."""
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "jfa"
         subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
@@ -58,7 +58,7 @@ def seconds_of_first_lab() -> float:
 
 
 def seconds_of_grading() -> float:
-    """`jfa grade 1 2 --solutions`."""
+    """Return `jfa grade 1 2 --solutions`."""
     started = time.perf_counter()
     command = [str(ROOT / ".venv/bin/jfa"), "grade", *CHAPTERS, "--solutions"]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

@@ -87,7 +87,7 @@ def check_platform(system, machine, libc):
 
 
 def python_fits(version):
-    """Whether a Python of this (major, minor) can run the course."""
+    """Return whether a Python of this (major, minor) can run the course."""
     return OLDEST <= tuple(version[:2]) <= NEWEST
 
 
@@ -120,7 +120,7 @@ def check_ensurepip():
 
 
 def has_nvidia_driver():
-    """Whether an NVIDIA driver is loaded here (WSL shows its GPU as /dev/dxg)."""
+    """Return whether an NVIDIA driver is loaded here (WSL shows its GPU as /dev/dxg)."""
     return any(os.path.exists(path) for path in ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/dxg"))
 
 
@@ -169,18 +169,18 @@ def step(number, what):
 
 
 def locked(lock=LOCK):
-    """{package: version} of a lock."""
+    """Return {package: version} of a lock."""
     rows = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", lock.read_text(), flags=re.M)
     return {normal_name(name): version for name, version in rows}
 
 
 def normal_name(name):
-    """A package's name as its .dist-info folder spells it."""
+    """Return a package's name as its .dist-info folder spells it."""
     return re.sub(r"[-_.]+", "_", name).lower()
 
 
 def read_stamp():
-    """What .venv says was installed, {} if it says nothing or its Python does not start."""
+    """Return what .venv says was installed, {} if it says nothing or its Python does not start."""
     try:
         stamp = json.loads(STAMP.read_text())
     except (OSError, ValueError):
@@ -189,7 +189,7 @@ def read_stamp():
 
 
 def expected_stamp(torch):
-    """What the stamp must be now. The folder is part of it: a moved .venv has scripts that point to the old place."""
+    """Return what the stamp must be now. The folder is part of it: a moved .venv has scripts that point to the old place."""
     contents = b"".join(path.read_bytes() for path in (LOCK, ROOT / "pyproject.toml"))
     return {"lock": hashlib.sha256(contents).hexdigest(), "folder": str(ROOT), "torch": torch}
 
@@ -206,7 +206,7 @@ def make_venv(stamp):
 
 
 def site_packages():
-    """.venv's site-packages folder."""
+    """Return .venv's site-packages folder."""
     return next((VENV / "lib").glob("python3.*/site-packages"))
 
 
@@ -252,7 +252,7 @@ def choose_torch(want_cuda, gpu):
 
 
 def answers(url, seconds):
-    """Whether the address answers within so many seconds (name look-up included, which has no time-out of its own)."""
+    """Return whether the address answers within so many seconds (name look-up included, which has no time-out of its own)."""
     result = []
 
     def ask():
@@ -271,7 +271,7 @@ def answers(url, seconds):
 
 
 def torch_kind(site):
-    """ "cpu", "cuda" or None where torch is not installed; read from torch's version file, not by importing it."""
+    """Return "cpu", "cuda" or None where torch is not installed; read from torch's version file, not by importing it."""
     try:
         text = (site / "torch" / "version.py").read_text()
     except OSError:
@@ -291,7 +291,7 @@ def report_torch(kind):
 
 
 def installed_files(dist_info):
-    """(path, bytes) of each file a package says it installed."""
+    """Yield (path, bytes) of each file a package says it installed."""
     for line in (dist_info / "RECORD").read_text().splitlines():
         path, _, size = line.rsplit(",", 2)
         if size:
@@ -299,7 +299,7 @@ def installed_files(dist_info):
 
 
 def installed_bytes(dist_info):
-    """What a package takes on disk by its own record."""
+    """Return what a package takes on disk by its own record."""
     return sum(size for _, size in installed_files(dist_info))
 
 
@@ -307,7 +307,7 @@ def installed_bytes(dist_info):
 
 
 def triton_damage(site):
-    """None if the module `triton` is fbtriton's as installed, else one sentence.
+    """Return None if the module `triton` is fbtriton's as installed, else one sentence.
 
     Another package installs the same module: a later `pip install triton` overwrites it, and `pip uninstall triton`
     empties it, while pip still lists fbtriton. So its files are compared with its own record; a file that is not in it
@@ -391,7 +391,7 @@ def watch(process, progress):
 
 
 def last_log_line():
-    """What pip is doing: the last line of its log that says so. Once it has everything, it unpacks and says nothing more."""
+    """Return what pip is doing: the last line of its log that says so. Once it has everything, it unpacks and says nothing more."""
     lines = [line.strip() for line in (STATE / "setup.log").read_text().splitlines()]
     last = next((line for line in reversed(lines) if line and not line.startswith("WARNING")), "")
     return (
@@ -402,7 +402,7 @@ def last_log_line():
 
 
 def explain_failure(log):
-    """The end of pip's log, and a sentence for the usual causes."""
+    """Return the end of pip's log, and a sentence for the usual causes."""
     tail = "\n".join("    " + line for line in log.strip().splitlines()[-12:])
     causes = {
         r"No space left": "The disk is full: the course takes about 2.5 GB.",
@@ -418,7 +418,7 @@ def explain_failure(log):
 
 
 def forget_downloads():
-    """After a successful set-up the wheels are not needed any more."""
+    """Delete the wheels, which a successful set-up needs no more."""
     if "PIP_CACHE_DIR" not in os.environ:
         shutil.rmtree(str(STATE / "cache" / "pip"), ignore_errors=True)
 

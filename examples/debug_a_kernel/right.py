@@ -44,5 +44,5 @@ def launch(tiles: int = 3, buffers: int = 2):
 
 
 def one_buffer():
-    """The same with a ring of one: no tile is fetched while another is added."""
+    """Return the same with a ring of one: no tile is fetched while another is added."""
     return launch(buffers=1)

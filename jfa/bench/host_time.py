@@ -99,7 +99,7 @@ def measure_stubbed(**bounds: int) -> dict[str, dict[str, float]]:
 
 
 def table(times: dict[str, dict[str, float]]) -> str:
-    """Microseconds per small call on the host, and the ratio to FlashAttention 2's where that is there."""
+    """Return microseconds per small call on the host, and the ratio to FlashAttention 2's where that is there."""
     lines = [f"{'host, us per small call':26} {'forward':>9} {'no gradients':>13} {'with backward':>14}"]
     peer = times.get(FA2)
     for name, t in times.items():

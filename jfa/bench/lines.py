@@ -13,7 +13,7 @@ _WITH_DOCSTRING = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctio
 
 
 def code_lines(source: str) -> int:
-    """Lines that hold code. A statement over three lines counts as three; blank lines, comments and docstrings do not count."""
+    """Return the lines that hold code: not blank lines, comments and docstrings. A statement over three lines counts as three."""
     lines = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _NO_CODE:
@@ -30,7 +30,7 @@ def _docstring_lines(source: str) -> set[int]:
 
 
 def kernel_files(folder: Path = KERNELS) -> list[tuple[str, str, int]]:
-    """(package, file, lines of code) of every kernel source, packages in order of name."""
+    """Return (package, file, lines of code) of every kernel source, packages in order of name."""
     return [
         (path.parent.name, path.name, code_lines(path.read_text(encoding="utf-8")))
         for path in sorted(folder.glob("*/*.py"))

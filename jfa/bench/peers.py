@@ -29,7 +29,7 @@ class Unavailable(Exception):
 
 
 def jfa(inputs: Inputs, backend: str = "auto", **options: object) -> Call:
-    """This project's op, tile lists built anew in every call; ``options`` go to it (``deterministic=True``)."""
+    """Return this project's op, tile lists built anew in every call; ``options`` go to it (``deterministic=True``)."""
     shape = inputs.shape
     return lambda: jagged_flash_attention(
         *inputs.arguments,
@@ -43,7 +43,7 @@ def jfa(inputs: Inputs, backend: str = "auto", **options: object) -> Call:
 
 
 def selection(inputs: Inputs) -> Call:
-    """Choosing the blocks that the op's calls above walk: pooled scores and lists, without attention."""
+    """Return the choice of the blocks that the op's calls above walk: pooled scores and lists, without attention."""
     if inputs.block_lists is None:
         raise Unavailable("the shape has no block lists")
     return inputs.select
@@ -63,7 +63,7 @@ def dense_only(build: Callable[[Inputs], Call]) -> Callable[[Inputs], Call]:
 
 @dense_only
 def fa2(inputs: Inputs) -> Call:
-    """FlashAttention 2 as PyTorch ships it: torch.nn.attention.varlen.varlen_attn."""
+    """Return FlashAttention 2 as PyTorch ships it: torch.nn.attention.varlen.varlen_attn."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError as error:
@@ -93,7 +93,7 @@ def fa2(inputs: Inputs) -> Call:
 
 @dense_only
 def fa4(inputs: Inputs) -> Call:
-    """FlashAttention 4 (package flash-attn-4)."""
+    """Return FlashAttention 4 (package flash-attn-4)."""
     try:
         from flash_attn.cute.interface import flash_attn_varlen_func
     except ImportError as error:
@@ -120,7 +120,7 @@ def fa4(inputs: Inputs) -> Call:
 
 
 def flex(inputs: Inputs) -> Call:
-    """FlexAttention, compiled, with a block mask by sequence number; the block mask is built beforehand, not timed.
+    """Return FlexAttention, compiled, with a block mask by sequence number; the block mask is built beforehand, not timed.
 
     Block lists become a block mask of the same blocks.
     """
@@ -152,7 +152,7 @@ def flex(inputs: Inputs) -> Call:
 
 
 def _flex_over_blocks(inputs: Inputs) -> Call:
-    """FlexAttention with the block mask of an input's block lists."""
+    """Return FlexAttention with the block mask of an input's block lists."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     shape, rows, chosen = inputs.shape, inputs.key.shape[0], _chosen_blocks(inputs)
@@ -162,7 +162,7 @@ def _flex_over_blocks(inputs: Inputs) -> Call:
 
 
 def _flex_call(inputs: Inputs, block_mask) -> Call:
-    """FlexAttention, compiled, on packed tensors as a batch of one."""
+    """Return FlexAttention, compiled, on packed tensors as a batch of one."""
     from torch.nn.attention.flex_attention import flex_attention
 
     run = torch.compile(flex_attention)
@@ -177,7 +177,7 @@ def _flex_call(inputs: Inputs, block_mask) -> Call:
 
 
 def _chosen_blocks(inputs: Inputs) -> Tensor:
-    """[H, blocks, blocks] bool over the packed rows: their grid is the lists' grid, as the lengths are whole blocks."""
+    """Return [H, blocks, blocks] bool over the packed rows: their grid is the lists' grid, as the lengths are whole blocks."""
     offsets, rows = inputs.key_offset, inputs.key.shape[0]
     seq = torch.searchsorted(offsets[1:].long(), torch.arange(0, rows, BLOCK, device=offsets.device), right=True)
     local = torch.arange(rows // BLOCK, device=offsets.device) - offsets.long()[seq] // BLOCK
@@ -187,7 +187,7 @@ def _chosen_blocks(inputs: Inputs) -> Tensor:
 
 
 def _numbers(offsets: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """([rows] sequence number, [rows] position inside it)."""
+    """Return ([rows] sequence number, [rows] position inside it)."""
     row = torch.arange(rows, device=offsets.device)
     number = torch.searchsorted(offsets[1:].long(), row, right=True)
     return number, row - offsets[number]
@@ -195,7 +195,7 @@ def _numbers(offsets: Tensor, rows: int) -> tuple[Tensor, Tensor]:
 
 @dense_only
 def sdpa(inputs: Inputs) -> Call:
-    """PyTorch's scaled_dot_product_attention on the padded batch, with a mask of real keys; padding is part of the time."""
+    """Return PyTorch's scaled_dot_product_attention on the padded batch, with a mask of real keys; padding is part of the time."""
     from torch.nn.functional import scaled_dot_product_attention
 
     shape = inputs.shape
@@ -220,7 +220,7 @@ def sdpa(inputs: Inputs) -> Call:
 
 
 def cudnn(inputs: Inputs) -> Call:
-    """The cuDNN backend of scaled_dot_product_attention: dense shapes only."""
+    """Return the cuDNN backend of scaled_dot_product_attention: dense shapes only."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     call = sdpa(inputs)
@@ -236,7 +236,7 @@ def cudnn(inputs: Inputs) -> Call:
 
 
 def from_path(path: str) -> Callable[[Inputs], Call]:
-    """A peer in a Python file or package of the user's (tlx_jfa=PATH) that defines jagged_flash_attention as this project does.
+    """Return a peer from the user's Python file or package (tlx_jfa=PATH) that defines jagged_flash_attention as this project does.
 
     The file's folder joins sys.path, for the modules beside it. A function that takes output_offset gets it with a shared query.
     """
@@ -264,7 +264,7 @@ def from_path(path: str) -> Callable[[Inputs], Call]:
 
 
 def _load(file: Path):
-    """The module in a file outside of any package on the path."""
+    """Return the module in a file outside of any package on the path."""
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     spec = importlib.util.spec_from_file_location(f"jfa_peer_{file.stem}", file)
@@ -275,7 +275,7 @@ def _load(file: Path):
 
 
 def on_cpu(inputs: Inputs) -> Call:
-    """Stands for a peer that a CPU cannot run."""
+    """Stand for a peer that a CPU cannot run."""
     raise Unavailable("runs on a CUDA GPU only")
 
 

@@ -91,7 +91,7 @@ def _bytes(result: object) -> int:
 
 
 def median_ms(call: Callable[[], object], device: torch.device, runs: int = 20, warmup: int = 3) -> float:
-    """Median time of one call."""
+    """Return median time of one call."""
     for _ in range(warmup):
         call()
     return _median_cuda(call, runs) if device.type == "cuda" else _median_cpu(call, min(runs, 5))
@@ -120,7 +120,7 @@ def _median_cpu(call: Callable[[], object], runs: int) -> float:
 
 
 def ceilings() -> dict[str, float]:
-    """What this GPU reaches at best: TB/s of a large copy, TFLOP/s of a large bf16 matrix product on random data."""
+    """Return what this GPU reaches at best: TB/s of a large copy, TFLOP/s of a large bf16 matrix product on random data."""
     source = torch.randn(1 << 28, device="cuda")
     target = torch.empty_like(source)
     copy_ms = median_ms(lambda: target.copy_(source), source.device, 10)
@@ -130,7 +130,7 @@ def ceilings() -> dict[str, float]:
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """Where a result comes from: GPU, driver, versions, date."""
+    """Return where a result comes from: GPU, driver, versions, date."""
     try:
         from triton import __version__ as triton_version
     except ImportError:
@@ -162,5 +162,5 @@ def _driver() -> str:
 
 
 def as_json(timings: list[Timing], device: torch.device, extra: dict | None = None) -> dict:
-    """A result file's contents."""
+    """Return a result file's contents."""
     return {"environment": environment(device), **(extra or {}), "timings": [asdict(t) for t in timings]}

@@ -39,7 +39,7 @@ class Shape:
     )
 
     def lengths(self) -> tuple[Tensor, Tensor]:
-        """([B] query lengths, [B] key lengths)."""
+        """Return ([B] query lengths, [B] key lengths)."""
         kv = self.len_kv()
         if self.shared_q:
             return torch.full_like(kv, self.shared_q), kv
@@ -51,7 +51,7 @@ class Shape:
         return Band.make(self.causal, self.window_size)
 
     def flops(self, backward: bool = False) -> int:
-        """FLOPs of the matrix products over the pairs that count."""
+        """Return the FLOPs of the matrix products over the pairs that count."""
         if self.sparse:
             blocks = self.lengths()[1].long() // BLOCK
             pairs = int((blocks * share_of(self.sparse, blocks)).sum()) * BLOCK**2
@@ -60,7 +60,7 @@ class Shape:
         return attention_flops(pairs, self.heads, self.head_dim, backward=backward)
 
     def least_bytes(self, backward: bool = False, itemsize: int = 2) -> int:
-        """Every input read once, every output written once (K, V, Q, O; backward also dO, dQ, dK, dV)."""
+        """Return the bytes of every input read once and every output written once (K, V, Q, O; backward also dO, dQ, dK, dV)."""
         q_rows, kv_rows = (int(x.sum()) for x in self.lengths())
         own_q = self.shared_q or q_rows
         q, out, kv = own_q * self.heads, q_rows * self.heads, 2 * kv_rows * self.kv_heads
@@ -145,7 +145,7 @@ class Inputs:
         return select_blocks(q, k, *offsets, ratio=self.shape.sparse, max_seq_len_kv=self.max_kv)
 
     def expanded_query(self) -> tuple[Tensor, Tensor]:
-        """(query, query_offset) for peers that know no shared query: B copies of it, as a view where that is possible."""
+        """Return (query, query_offset) for peers that know no shared query: B copies of it, as a view where that is possible."""
         if not self.shape.shared_q:
             return self.query, self.query_offset
         batches = self.key_offset.numel() - 1
@@ -155,7 +155,7 @@ class Inputs:
 
 
 def make_inputs(shape: Shape, device: str | torch.device, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Inputs:
-    """Random normal tensors, never zeros."""
+    """Return random normal tensors, never zeros."""
     len_q, len_kv = shape.lengths()
     total_q, total_kv = int(len_q.sum()), int(len_kv.sum())
     generator = torch.Generator(device=device).manual_seed(seed)

@@ -26,7 +26,7 @@ class Pristine:
         return cls(catalog.skeleton_notebook(course, stem), catalog.solution_notebook(course, stem))
 
     def given(self, exercise: Exercise) -> list[str]:
-        """Sources of the shipped cells above an exercise that its answer may use."""
+        """Return sources of the shipped cells above an exercise that its answer may use."""
         if self.skeleton is None:
             return []
         above = next(
@@ -35,22 +35,22 @@ class Pristine:
         return [c.source for c in self.skeleton.cells[:above] if _is_helper(c)]
 
     def shipped(self) -> set[str]:
-        """Fingerprints of all shipped code cells."""
+        """Return fingerprints of all shipped code cells."""
         return {_fingerprint(c.code) for c in self.skeleton.cells if c.kind == "code"} if self.skeleton else set()
 
     def stub(self, exercise: Exercise) -> str:
-        """The pristine cell of an exercise."""
+        """Return the pristine cell of an exercise."""
         cell = self.skeleton.answer(exercise.id) if self.skeleton else None
         return cell.source if cell else ""
 
     def solution(self, exercise: Exercise) -> str:
-        """The solution's cell without markers, "" in a release without solutions."""
+        """Return the solution's cell without markers, "" in a release without solutions."""
         cell = self.solutions.answer(exercise.id) if self.solutions else None
         return strip.solution_source(cell.source) if cell else ""
 
 
 def from_notebook(notebook: Notebook, exercise: Exercise, pristine: Pristine) -> Answer | None:
-    """The answer in a learner's notebook, None if its cell is missing (or is text now).
+    """Return the answer in a learner's notebook, None if its cell is missing (or is text now).
 
     Shipped cells are taken as shipped, the learner's own untagged cells run after them; cells of other exercises never run, so
     that a name which a later exercise uses again does no harm. The answer are the tagged cells, and the learner's own ones
@@ -80,7 +80,7 @@ def from_notebook(notebook: Notebook, exercise: Exercise, pristine: Pristine) ->
 
 
 def answer_cells(notebook: Notebook, exercise: Exercise, pristine: Pristine) -> list[int]:
-    """Indices of the cells that make up an answer, in their order; [] where there is none."""
+    """Return indices of the cells that make up an answer, in their order; [] where there is none."""
     cells, shipped = notebook.cells, pristine.shipped()
     tagged = [i for i, c in enumerate(cells) if _is_tagged(c, exercise)]
     checks = [i for i, c in enumerate(cells) if c.kind == "code" and _checks(c, exercise)]
@@ -93,7 +93,7 @@ def answer_cells(notebook: Notebook, exercise: Exercise, pristine: Pristine) -> 
 
 
 def remarks(notebook: Notebook, exercise: Exercise, pristine: Pristine) -> list[str]:
-    """What a learner should know about how the answer was found: several cells that define it, or one without its tag."""
+    """Return what a learner should know about how the answer was found: several cells that define it, or one without its tag."""
     found = [notebook.cells[i] for i in answer_cells(notebook, exercise, pristine)]
     defining = [c for c in found if _defines(c, exercise.name)]
     notes = []
@@ -109,7 +109,7 @@ def remarks(notebook: Notebook, exercise: Exercise, pristine: Pristine) -> list[
 
 
 def from_source(source: str, exercise: Exercise, pristine: Pristine) -> Answer:
-    """An answer given as a cell's source (a variant, a mutant): among the shipped cells."""
+    """Return an answer given as a cell's source (a variant, a mutant): among the shipped cells."""
     given = pristine.given(exercise)
     return Answer(
         source=source,
@@ -121,12 +121,12 @@ def from_source(source: str, exercise: Exercise, pristine: Pristine) -> Answer:
 
 
 def _labelled(kind: str, sources: list[str]) -> list[tuple[str, str]]:
-    """(label, runnable source): each cell has a name of its own in tracebacks."""
+    """Return (label, runnable source): each cell has a name of its own in tracebacks."""
     return [(f"{kind} cell {i + 1}", runnable(source)) for i, source in enumerate(sources)]
 
 
 def _without_copies(sources: list[str]) -> list[str]:
-    """The sources, each only where it stands last: a cell and its copy are one answer."""
+    """Return the sources, each only where it stands last: a cell and its copy are one answer."""
     prints = [_fingerprint(s) for s in sources]
     return [s for i, s in enumerate(sources) if prints[i] not in prints[i + 1 :]]
 
@@ -136,7 +136,7 @@ def _is_tagged(cell: Cell, exercise: Exercise) -> bool:
 
 
 def _is_helper(cell: Cell) -> bool:
-    """An untagged cell that does more than call check(), hint() or progress()."""
+    """Return an untagged cell that does more than call check(), hint() or progress()."""
     if cell.kind != "code" or cell.exercise is not None:
         return False
     try:
@@ -146,7 +146,7 @@ def _is_helper(cell: Cell) -> bool:
 
 
 def _checks(cell: Cell, exercise: Exercise) -> bool:
-    """Whether the cell calls check("N.M", ...) for this exercise."""
+    """Return whether the cell calls check("N.M", ...) for this exercise."""
     return any(
         isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "check"
         and n.args and isinstance(n.args[0], ast.Constant) and n.args[0].value == exercise.id
@@ -155,7 +155,7 @@ def _checks(cell: Cell, exercise: Exercise) -> bool:
 
 
 def _defines(cell: Cell, name: str) -> bool:
-    """Whether the cell binds this name at its top level."""
+    """Return whether the cell binds this name at its top level."""
     bound: set[str] = set()
     for node in _tree(cell.code).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -173,7 +173,7 @@ def _tree(source: str) -> ast.Module:
 
 
 def _fingerprint(source: str) -> str:
-    """A cell's code regardless of comments and layout."""
+    """Return a cell's code regardless of comments and layout."""
     try:
         return ast.dump(ast.parse(runnable(source)))
     except UNPARSABLE:

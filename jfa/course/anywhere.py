@@ -63,7 +63,7 @@ class Written:
 
 
 def find(course: Course, number: int, kind: str) -> Path:
-    """The file of a chapter in notebooks/ or exercises/; raises LookupError with what there is."""
+    """Return the file of a chapter in notebooks/ or exercises/; raises LookupError with what there is."""
     folder = course.root / kind
     files = {int(path.name[:2]): path for path in sorted(folder.glob("[0-9][0-9]_*.py"))}
     if number not in files:
@@ -73,7 +73,7 @@ def find(course: Course, number: int, kind: str) -> Path:
 
 
 def repository_of(root: Path) -> str:
-    """The address from which anybody can clone the checkout: its remote "origin" as https, "" if that is none."""
+    """Return the address from which anybody can clone the checkout: its remote "origin" as https, "" if that is none."""
     command = ["git", "-C", str(root), "remote", "get-url", "origin"]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -83,7 +83,7 @@ def repository_of(root: Path) -> str:
 
 
 def as_https(remote: str) -> str:
-    """A remote's address in its https form, "" for addresses of one machine only."""
+    """Return a remote's address in its https form, "" for addresses of one machine only."""
     ssh = re.fullmatch(r"(?:ssh://)?git@([^:/]+)[:/](.+)", remote)
     if ssh:
         return f"https://{ssh[1]}/{ssh[2]}"
@@ -91,7 +91,7 @@ def as_https(remote: str) -> str:
 
 
 def needs(root: Path) -> tuple[dict[str, str], str]:
-    """({module: requirement} of what is installed where it is missing, fbtriton's pin), from pyproject.toml and the lock."""
+    """Return ({module: requirement} of what is installed where it is missing, fbtriton's pin), from pyproject.toml and the lock."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     rows = project["dependencies"] + [row for extra in project["optional-dependencies"].values() for row in extra]
     named = {re.match(r"[A-Za-z0-9_.-]+", row)[0]: row for row in reversed(rows)}
@@ -100,7 +100,7 @@ def needs(root: Path) -> tuple[dict[str, str], str]:
 
 
 def standalone(content: Notebook, course: Course, source: Path, repository: str) -> dict:
-    """The content of an .ipynb: a set-up cell, then the file's cells, with links that lead to the repository."""
+    """Return the content of an .ipynb: a set-up cell, then the file's cells, with links that lead to the repository."""
     wanted, fbtriton = needs(course.root)
     kind = source.parent.name
     code = _SETUP.format(repository=repository, needs=wanted, fbtriton=fbtriton, folder=kind)
@@ -113,7 +113,7 @@ def standalone(content: Notebook, course: Course, source: Path, repository: str)
 
 
 def _linked(text: str, file: str, repository: str) -> str:
-    """Markdown whose relative links lead to the repository's pages on GitHub; elsewhere they become words."""
+    """Return Markdown whose relative links lead to the repository's pages on GitHub; elsewhere they become words."""
     github = re.fullmatch(r"(https://github\.com/[^/]+/[^/]+?)(?:\.git)?/?", repository)
 
     def replace(image: str, words: str, target: str) -> str:

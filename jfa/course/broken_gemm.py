@@ -27,7 +27,7 @@ WORDS = {
 
 @triton.jit
 def broken_gemm(a_desc, b_desc, c_desc, tiles, steps, STAGES: tl.constexpr, FAULT: tl.constexpr):
-    """C = A B by one program, with the fault of that name built in (see the exercise), or none."""
+    """Compute C = A B by one program, with the fault of that name built in (see the exercise), or none."""
     BM: tl.constexpr = a_desc.block_shape[0]
     BK: tl.constexpr = a_desc.block_shape[1]
     BN: tl.constexpr = b_desc.block_shape[1]

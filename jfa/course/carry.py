@@ -11,7 +11,7 @@ from jfa.course.notebook import Cell, Notebook, as_percent, dump, join_percent, 
 
 
 def carry(mine: Notebook, skeleton: Notebook, seen: list[Notebook]) -> tuple[str, int] | None:
-    """(text of the new file, exercises whose answers it has), or None where the file has all that the skeleton has.
+    """Return (text of the new file, exercises whose answers it has), or None where the file has all that the skeleton has.
 
     Whatever no skeleton ever shipped is the learner's own, and stays: answers by their tag, other cells beside the neighbour
     they had. ``seen`` are older skeletons; a cell of theirs gives way to what the present one has in its place.
@@ -46,7 +46,7 @@ class _Plan:
         return homes
 
     def _extends(self, cell: Cell, shipped: Cell) -> bool:
-        """Whether the learner added lines to a shipped cell and took none away."""
+        """Return whether the learner added lines to a shipped cell and took none away."""
         lines = iter(_lines(cell))
         same_kind = (cell.kind, cell.tags) == (shipped.kind, shipped.tags) and not _is_exercise(shipped)
         return (
@@ -63,7 +63,7 @@ class _Plan:
         return not ("setup" in cell.tags and set(_lines(cell)) <= set(setup))  # an older set-up cell adds nothing
 
     def is_up_to_date(self) -> bool:
-        """Whether every shipped cell is there and no outdated one."""
+        """Return whether every shipped cell is there and no outdated one."""
         outdated = [
             i
             for i in range(len(self.mine))
@@ -72,20 +72,20 @@ class _Plan:
         return not outdated and set(self.homes.values()) == set(range(len(self.skeleton)))
 
     def _is_outdated(self, i: int) -> bool:
-        """A cell that is as an older skeleton had it, not as the present one has it in its place."""
+        """Return a cell that is as an older skeleton had it, not as the present one has it in its place."""
         cell = self.mine[i]
         if i not in self.homes:
             return True
         return _key(cell) != _key(self.skeleton[self.homes[i]]) and _key(cell) in self.shipped
 
     def answered(self) -> int:
-        """How many exercises of the skeleton have an answer that somebody worked on."""
+        """Return how many exercises of the skeleton have an answer that somebody worked on."""
         return len(
             {k for i, k in self.homes.items() if _is_exercise(self.mine[i]) and _key(self.mine[i]) not in self.shipped}
         )
 
     def cells(self) -> list[Cell]:
-        """The new file's cells: each the learner's object where it is theirs or unchanged, else the skeleton's."""
+        """Return the new file's cells: each the learner's object where it is theirs or unchanged, else the skeleton's."""
         slots: list[list[Cell]] = [[] for _ in self.skeleton]
         before: list[list[Cell]] = [[] for _ in self.skeleton]
         after: list[list[Cell]] = [[] for _ in self.skeleton]
@@ -101,7 +101,7 @@ class _Plan:
         return result + last
 
     def _anchor(self, i: int, slots: list, before: list, after: list, last: list) -> list[Cell]:
-        """The list that an own cell joins: beside the nearer neighbour, rather above an exercise than below a cell."""
+        """Return the list that an own cell joins: beside the nearer neighbour, rather above an exercise than below a cell."""
         above = max((j for j in self.homes if j < i), default=None)
         below = min((j for j in self.homes if j > i), default=None)
         if below is None:
@@ -124,7 +124,7 @@ class _Plan:
         return before[self.homes[below]] if to_next else after[self.homes[above]]
 
     def _slot(self, shipped: Cell, mine: list[Cell]) -> list[Cell]:
-        """What stands where the skeleton has this cell: the learner's work on it if there is any, else the cell."""
+        """Return what stands where the skeleton has this cell: the learner's work on it if there is any, else the cell."""
         worked = [c for c in mine if _key(c) not in self.shipped]
         same = [c for c in mine if _key(c) == _key(shipped) and c.tags == shipped.tags]
         return worked or same[:1] or [shipped]
@@ -143,7 +143,7 @@ def _is_exercise(cell: Cell) -> bool:
 
 
 def _as_percent(mine: Notebook, skeleton: Notebook, cells: list[Cell]) -> str:
-    """The cells as a .py file with the learner's header and line ends; the learner's cells keep every byte."""
+    """Return the cells as a .py file with the learner's header and line ends; the learner's cells keep every byte."""
     newline, theirs = mine.newline(), {id(c) for c in mine.cells}
     blocks = []
     for cell in cells:
@@ -162,7 +162,7 @@ def _as_percent(mine: Notebook, skeleton: Notebook, cells: list[Cell]) -> str:
 
 
 def _as_json(mine: Notebook, cells: list[Cell]) -> str:
-    """The cells as an .ipynb with the learner's metadata; the learner's cells keep outputs and attachments."""
+    """Return the cells as an .ipynb with the learner's metadata; the learner's cells keep outputs and attachments."""
     content = json.loads(mine.text.removeprefix("\ufeff"))
     named = (content.get("nbformat", 4), content.get("nbformat_minor", 5)) >= (4, 5)
     taken = {c.entry.get("id") for c in cells if c.entry}

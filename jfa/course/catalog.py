@@ -29,7 +29,7 @@ class Chapter:
 
 
 def stems() -> list[str]:
-    """Stems of the check modules that exist, in the chapters' order."""
+    """Return stems of the check modules that exist, in the chapters' order."""
     return sorted(m.name for m in pkgutil.iter_modules(checks.__path__) if m.name[:2].isdigit())
 
 
@@ -40,12 +40,12 @@ def _load(stem: str) -> Chapter:
 
 
 def chapters() -> list[Chapter]:
-    """All chapters that have exercises."""
+    """Return all chapters that have exercises."""
     return [_load(stem) for stem in stems()]
 
 
 def chapter(number: int) -> Chapter:
-    """One chapter; raises LookupError with what there is."""
+    """Return one chapter; raises LookupError with what there is."""
     for stem in stems():
         if int(stem[:2]) == number:
             return _load(stem)
@@ -54,7 +54,7 @@ def chapter(number: int) -> Chapter:
 
 
 def exercise(number: str) -> Exercise:
-    """One exercise by its "N.M"; raises LookupError naming what there is."""
+    """Return one exercise by its "N.M"; raises LookupError naming what there is."""
     if not isinstance(number, str) or number.count(".") != 1 or not number.replace(".", "").isdigit():
         raise LookupError(f"an exercise is named by its number, such as '2.3', not {number!r}")
     home = chapter(int(number.split(".")[0]))
@@ -65,14 +65,14 @@ def exercise(number: str) -> Exercise:
 
 
 def sketches(exercise: Exercise) -> list | None:
-    """Sketches of an exercise's mutants (:mod:`jfa.course.mistakes`) in a release without solutions, else None."""
+    """Return sketches of an exercise's mutants (:mod:`jfa.course.mistakes`) in a release without solutions, else None."""
     stem = next((s for s in stems() if int(s[:2]) == exercise.chapter), None)
     module = importlib.import_module(f"jfa.course.checks.{stem}") if stem else None
     return getattr(module, "MISTAKES", {}).get(exercise.id)
 
 
 def select(words: list[str]) -> list[Exercise]:
-    """The exercises that "N" and "N.M" words name, in order, each once; none given means all."""
+    """Return the exercises that "N" and "N.M" words name, in order, each once; none given means all."""
     found: dict[str, Exercise] = {}
     for word in words or [str(c.number) for c in chapters()]:
         chosen = [exercise(word)] if "." in word else chapter(_number(word)).exercises
@@ -87,7 +87,7 @@ def _number(word: str) -> int:
 
 
 def solution_notebook(course: Course, stem: str) -> Notebook | None:
-    """The chapter's solutions, None in a release without them (or where the file cannot be read)."""
+    """Return the chapter's solutions, None in a release without them (or where the file cannot be read)."""
     path = course.solutions / f"{stem}.py"
     try:
         return notebook.read(path) if path.exists() else None
@@ -96,7 +96,7 @@ def solution_notebook(course: Course, stem: str) -> Notebook | None:
 
 
 def skeleton_notebook(course: Course, stem: str) -> Notebook | None:
-    """The chapter's pristine exercises: stripped from its solutions, or as a release brought them along; None without either."""
+    """Return the chapter's pristine exercises: stripped from its solutions, or those of a release; None without either."""
     solutions = solution_notebook(course, stem)
     if solutions is not None:
         try:
@@ -111,12 +111,12 @@ def skeleton_notebook(course: Course, stem: str) -> Notebook | None:
 
 
 def exercise_file(course: Course, stem: str) -> tuple[Path | None, str]:
-    """(the learner's file of a chapter, a remark): the newer one where both .py and .ipynb exist, and the remark says so."""
+    """Return (the learner's file of a chapter, a remark): the newer one where both .py and .ipynb exist, and the remark says so."""
     return newest([course.exercises / f"{stem}.py", course.exercises / f"{stem}.ipynb"])
 
 
 def newest(candidates: list[Path]) -> tuple[Path | None, str]:
-    """The most recently changed of these files, and a remark naming the older ones left aside."""
+    """Return the most recently changed of these files, and a remark naming the older ones left aside."""
     found = sorted((p for p in candidates if p.exists()), key=lambda p: p.stat().st_mtime_ns)
     if not found:
         return None, ""

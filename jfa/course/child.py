@@ -49,7 +49,7 @@ class Output(io.TextIOBase):
         return True
 
     def take(self) -> str:
-        """What was printed since the last call."""
+        """Return what was printed since the last call."""
         text, self.kept, self.size = "".join(self.kept), [], 0
         return text
 
@@ -91,7 +91,7 @@ def run(job: Job, fd: int, live: Any = None) -> None:
 
 
 def _isolate(job: Job, result: int) -> None:
-    """Descriptors, streams, folders, seeds, torch's state: the same for every answer."""
+    """Set descriptors, streams, folders, seeds and torch's state: the same for every answer."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in {0, 1, 2, *_descriptors()} - {null, result}:
         os.dup2(null, fd)  # not closed: an object that still holds the number must not meet another file there
@@ -109,7 +109,7 @@ def _isolate(job: Job, result: int) -> None:
 
 
 def _descriptors() -> set[int]:
-    """The open descriptors; in a notebook's fork also the kernel's connections."""
+    """Return the open descriptors; in a notebook's fork also the kernel's connections."""
     try:
         found = [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:
@@ -155,12 +155,12 @@ def _run(job: Job, reporter: Reporter, live: Any) -> None:
 
 
 def _load_emulator() -> None:
-    """Triton and the emulator: imported while imports are still free."""
+    """Import Triton and the emulator while imports are still free."""
     import jfa.emulator  # noqa: F401
 
 
 def _forget_checks() -> None:
-    """In a notebook's fork the exercises' descriptions lie in memory: empty them, the answer has no business there."""
+    """Empty the exercises' descriptions, which lie in the memory of a notebook's fork: the answer has no business there."""
     spec = sys.modules.get("jfa.course.spec")
     for exercise in spec.instances() if spec else ():
         vars(exercise).clear()
@@ -174,7 +174,7 @@ def _forget_checks() -> None:
 
 
 def _load_call(job: Job) -> Any:
-    """The exercise's way of calling the answer, made from its source; None for a plain call."""
+    """Return the exercise's way of calling the answer, made from its source; None for a plain call."""
     if not job.call:
         return None
     namespace = {"__name__": "jfa_call", "torch": torch, "unwritten": kinds.unwritten}
@@ -186,7 +186,7 @@ def _load_call(job: Job) -> Any:
 
 
 def _load_answer(job: Job, reporter: Reporter, violations: guard.Violations) -> tuple[Any, bool]:
-    """(answer, whether there is one): runs the helper cells and the answer's cell in a fresh module."""
+    """Return (answer, whether there is one): run the helper cells and the answer's cell in a fresh module."""
     module = types.ModuleType("answer")
     sys.modules["answer"] = module
     sys.modules["jfa.course"] = _silent_course()
@@ -216,7 +216,7 @@ def _load_answer(job: Job, reporter: Reporter, violations: guard.Violations) -> 
 
 
 def _silent_course() -> types.ModuleType:
-    """A jfa.course whose check(), hint() and progress() do nothing: the notebook's own calls are ignored when grading."""
+    """Return a jfa.course whose check(), hint() and progress() do nothing: the notebook's own calls are ignored when grading."""
     import jfa
 
     for name in [n for n in sys.modules if n.startswith("jfa.course.")]:
@@ -229,7 +229,7 @@ def _silent_course() -> types.ModuleType:
 
 
 def _define_missing(sources: list[str], namespace: dict) -> None:
-    """Definitions in cells below the answer, for names it lacks: a notebook need not be run from top to bottom."""
+    """Run definitions in cells below the answer, for names it lacks: a notebook need not be run from top to bottom."""
     for number, source in enumerate(sources):
         with contextlib.suppress(Exception):
             tree = ast.parse(source)
@@ -240,7 +240,7 @@ def _define_missing(sources: list[str], namespace: dict) -> None:
 
 
 def _defined(source: str) -> list[str]:
-    """Names a cell defines."""
+    """Return names a cell defines."""
     with contextlib.suppress(SyntaxError):
         return [n.name for n in ast.parse(source).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     return []
@@ -281,7 +281,7 @@ def _call(call: Any, answer: Any, case: dict) -> Any:
 
 
 def _under(schedule: list, call: Any, answer: Any, case: dict, before: dict) -> Any:
-    """What the answer returns for copies of a case's inputs under another schedule of the emulator."""
+    """Return what the answer returns for copies of a case's inputs under another schedule of the emulator."""
     from jfa import emulator
 
     policy, seed = schedule
@@ -290,7 +290,7 @@ def _under(schedule: list, call: Any, answer: Any, case: dict, before: dict) -> 
 
 
 def _again(case: dict, before: dict) -> dict:
-    """The case with fresh copies of its inputs."""
+    """Return the case with fresh copies of its inputs."""
     return {**case, "args": _copy(before["args"]), "kwargs": _copy(before["kwargs"])}
 
 
@@ -307,7 +307,7 @@ def _timed(job: Job, call: Any, answer: Any, case: dict, before: dict, counts: d
 
 @contextlib.contextmanager
 def _measured(job: Job, violations: guard.Violations) -> Iterator[dict[str, int]]:
-    """Everything counted while the answer runs once; the counts are complete when the context ends."""
+    """Count everything while the answer runs once; the counts are complete when the context ends."""
     families = [f for f in job.forbid if not (f == "numpy" and job.needs_triton)]
     meter = measure.Meter(families, violations, watch_python="live_numel" in job.measures)
     counts: dict[str, int] = {}
@@ -336,7 +336,7 @@ def _plain(tensor: Any) -> bool:
 
 
 def _copy(value: Any) -> Any:
-    """A value that later changes of the original do not reach."""
+    """Return a value that later changes of the original do not reach."""
     if _plain(value):
         return value.detach().clone()
     if isinstance(value, tuple | list):
@@ -347,7 +347,7 @@ def _copy(value: Any) -> Any:
 
 
 def _changed(case: dict, before: dict, parameters: list[str]) -> list[str]:
-    """Names of the arguments that no longer hold what they held."""
+    """Return names of the arguments that no longer hold what they held."""
     extra = [f"argument {i}" for i in range(len(parameters), len(case["args"]))]
     named = zip(parameters + extra, case["args"], before["args"])
     changed = [name for name, now, old in named if _differs(now, old)]
@@ -355,7 +355,7 @@ def _changed(case: dict, before: dict, parameters: list[str]) -> list[str]:
 
 
 def _differs(now: Any, old: Any) -> bool:
-    """Whether a value is another one than its copy made before; NaN equals itself, bit for bit."""
+    """Return whether a value is another one than its copy made before; NaN equals itself, bit for bit."""
     if _plain(now):
         return now.shape != old.shape or not torch.equal(_bytes(now), _bytes(old))
     if isinstance(now, tuple | list):
@@ -368,7 +368,7 @@ def _differs(now: Any, old: Any) -> bool:
 
 
 def _facts(value: Any, inputs: tuple) -> list[dict]:
-    """For each returned tensor or array: its device, and whether it shares memory with an input."""
+    """Return for each returned tensor or array its device, and whether it shares memory with an input."""
     storages = {t.untyped_storage().data_ptr() for t in _leaves(inputs) if _plain(t) and t.numel()}
     facts = []
     for leaf in _leaves(value):
@@ -385,7 +385,7 @@ def _facts(value: Any, inputs: tuple) -> list[dict]:
 
 
 def _emulator_notes(job: Job) -> list[str]:
-    """Warnings of the last launch: things that run here and would not do on a GPU."""
+    """Return warnings of the last launch: things that run here and would not do on a GPU."""
     if not job.needs_triton:
         return []
     from jfa import emulator
@@ -398,7 +398,7 @@ def _emulator_notes(job: Job) -> list[str]:
 
 
 def _function(answer: Any) -> Any:
-    """The Python function inside a jit function."""
+    """Return the Python function inside a jit function."""
     return getattr(answer, "fn", answer)
 
 
@@ -408,7 +408,7 @@ def _short(error: Any, limit: int = 300) -> str:
 
 
 def _describe(error: BaseException, violations: guard.Violations) -> dict:
-    """An exception in plain data: type, message, the learner's own line, whether it is a report of the emulator."""
+    """Return an exception in plain data: type, message, the learner's own line, whether it is a report of the emulator."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if guard.is_own_file(frame.filename)]
     line, text = (own[-1].lineno, own[-1].line or "") if own else (0, "")
     message = _short(error)

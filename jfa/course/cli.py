@@ -15,7 +15,7 @@ _TROUBLE = (LookupError, files.Refusal, Unreadable, OSError)
 
 
 def _command(function: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
-    """Turns lookups and refusals that a user caused into one line and exit status 2."""
+    """Turn lookups and refusals that a user caused into one line and exit status 2."""
 
     def run(argv: list[str]) -> int:
         try:
@@ -28,7 +28,7 @@ def _command(function: Callable[[list[str]], int]) -> Callable[[list[str]], int]
 
 
 def _complain(command: str, error: Exception) -> int:
-    """One line about something that a user or the system caused, and the exit status for it."""
+    """Return one line about something that a user or the system caused, and the exit status for it."""
     text = error.args[0] if isinstance(error, LookupError) and error.args else error
     if isinstance(error, OSError) and not isinstance(error, FileExistsError | FileNotFoundError | NotADirectoryError):
         text = f"{error.filename or 'a file'}: {files.words(error)}"
@@ -86,7 +86,7 @@ def grade(argv: list[str]) -> int:
 
 
 def _open_doors() -> list[str]:
-    """What an answer could do on this system that it should not be able to."""
+    """Return what an answer could do on this system that it should not be able to."""
     from jfa.course import landlock, seccomp
 
     filtered = "This system filters no system calls: C code of an answer could start and signal other processes."
@@ -94,7 +94,7 @@ def _open_doors() -> list[str]:
 
 
 def _remember(course: Course, results: list) -> None:
-    """Progress, as check() keeps it: both feed the same."""
+    """Keep progress as check() keeps it: both feed the same."""
     from jfa.course import catalog, report, state
 
     remarks = [state.record(course, *(r for r in results if r.state != report.MISSING))]
@@ -119,7 +119,7 @@ def _grade_source(learner: str, exercises: list, source, handed: dict, options: 
 
 
 def _brief(result) -> str:
-    """One line for what passed or was not touched, the whole report for the rest."""
+    """Return one line for what passed or was not touched, the whole report for the rest."""
     if result.state in ("wrong", "wrong method"):
         return result.text()
     notes = "".join(f"\n  Note: {n}" for n in result.notes)
@@ -127,7 +127,7 @@ def _brief(result) -> str:
 
 
 def _start_nursery() -> None:
-    """The process that answers are forked from imports torch while this one does."""
+    """Start the process that answers are forked from; it imports torch while this one does."""
     from jfa.course.nursery_client import nursery
 
     nursery()
@@ -158,7 +158,7 @@ def _mutant_line(row) -> str:
 
 @_command
 def hint(argv: list[str]) -> int:
-    """The next hint, or a given one."""
+    """Show the next hint, or a given one."""
     parser = _parser("hint", "Show the next hint of an exercise; each call goes one further.")
     parser.add_argument("exercise", help="such as 2.3")
     parser.add_argument("which", nargs="?", type=int, help="1, 2 or 3")
@@ -175,7 +175,7 @@ def hint(argv: list[str]) -> int:
 
 @_command
 def progress(argv: list[str]) -> int:
-    """A bar per chapter."""
+    """Return a bar per chapter."""
     _parser("progress", "What is solved, a bar per chapter.").parse_args(argv)
     from jfa.course import notebook_api
 
@@ -211,7 +211,7 @@ def _announce(course: Course, path: Path, saved: Path) -> None:
 
 
 def _recover(course: Course) -> None:
-    """What an update that was killed left undone."""
+    """Finish what an update that was killed left undone."""
     from jfa.course import upkeep
 
     for sentence in upkeep.recover(course):

@@ -52,7 +52,7 @@ def _timelines(runs: list[Any]) -> Iterator[Any]:
 
 
 def _busiest(runs: list[Any]) -> str:
-    """The unit of one SM that was occupied the longest."""
+    """Return the unit of one SM that was occupied the longest."""
     units: dict[str, float] = {}
     for line in _timelines(runs):
         for name in {name for _, name in line.occupied}:
@@ -64,7 +64,7 @@ def _busiest(runs: list[Any]) -> str:
 
 
 def _longest_wait(runs: list[Any]) -> str:
-    """The barriers that one warp role waited for the longest, all its waits together; an array of barriers is one."""
+    """Return the barriers that one warp role waited for the longest, all its waits together; an array of barriers is one."""
     waits: dict[tuple[str, str], float] = {}
     for line in _timelines(runs):
         for (track, barrier), cycles in line.waits().items():
@@ -78,7 +78,7 @@ def _longest_wait(runs: list[Any]) -> str:
 
 @contextlib.contextmanager
 def on_the_clock() -> Iterator[Clock]:
-    """Launches inside run under policy "timed" with a B200's rates; the clock is complete when the context ends."""
+    """Run launches inside under policy "timed" with a B200's rates; the clock is complete when the context ends."""
     from jfa import emulator
     from jfa.emulator.frontend.hooks import Last
     from jfa.emulator.rates import B200

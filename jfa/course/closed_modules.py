@@ -22,7 +22,7 @@ class _Closed:
     functions: tuple[str, ...]
 
     def refuses(self, name: str) -> bool:
-        """Whether the module of this name is closed. What leads to an exception is open, but disarmed."""
+        """Return whether the module of this name is closed. What leads to an exception is open, but disarmed."""
         if name != self.word and not name.startswith(self.word + "."):
             return False
         below = any(name == m or name.startswith(m + ".") for m in self.modules)
@@ -50,7 +50,7 @@ def close(words: Iterable[str], allow: Iterable[str], violations: Violations) ->
 
 
 def _files(rule: _Closed) -> list[str]:
-    """Files of the modules that a rule closes."""
+    """Return files of the modules that a rule closes."""
     top = _HOME.joinpath(*rule.word.split(".")[1:])
     found = []
     for path in top.rglob("*.py") if top.is_dir() else [top.with_suffix(".py")]:
@@ -78,7 +78,7 @@ def _is_module(name: str) -> bool:
 
 
 def _is_engine(name: str) -> bool:
-    """Modules of the engine itself that this process is running."""
+    """Return modules of the engine itself that this process is running."""
     return name.startswith("jfa.course") and not name.startswith("jfa.course.checks")
 
 
@@ -118,12 +118,12 @@ def _disarm(module: types.ModuleType, word: str, violations: Violations, kept: s
 
 
 def _refuse(*args, _refusal, **kwargs):
-    """What a disarmed function does instead."""
+    """Do what a disarmed function does instead."""
     raise _refusal()
 
 
 def _reachable(module: types.ModuleType, names: set[str]) -> set[str]:
-    """The module's functions that these ones call, directly or not."""
+    """Return the module's functions that these ones call, directly or not."""
     found, todo = set(), list(names)
     while todo:
         name = todo.pop()

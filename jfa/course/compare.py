@@ -21,7 +21,7 @@ from jfa.course.wire import Other
 
 
 def structure_fault(value: Any, reference: Any, outputs: tuple[Output, ...], printed: str = "") -> str | None:
-    """What is wrong with the kind of thing returned (None, a wrong type, too few values), or None."""
+    """Return what is wrong with the kind of thing returned (None, a wrong type, too few values), or None."""
     if value is None and reference is not None:
         hint = f" It printed {_quote(printed)}, but printing is not returning." if printed.strip() else ""
         return f"It returned None: the last line must be `return ...`.{hint}"
@@ -79,7 +79,7 @@ def _leaf_type_fault(got: Any, want: Any, name: str) -> str | None:
 
 
 def kind_of(value: Any) -> str:
-    """A value's kind in words: "a list of 3", "a tensor [5, 2] of float32"."""
+    """Return a value's kind in words: "a list of 3", "a tensor [5, 2] of float32"."""
     if value is None:
         return "None"
     if isinstance(value, Other):
@@ -96,7 +96,7 @@ def kind_of(value: Any) -> str:
 
 
 def leaves(value: Any, reference: Any, outputs: tuple[Output, ...]) -> Iterator[tuple[str, Any, Any, Output]]:
-    """(name, got, wanted, its Output) for every tensor or number of a result whose structure is right."""
+    """Yield (name, got, wanted, its Output) for every tensor or number of a result whose structure is right."""
     if isinstance(reference, tuple | list):
         named = len(outputs) == len(reference) and len(outputs) > 1
         for i, (got, want) in enumerate(zip(value, reference)):
@@ -112,7 +112,7 @@ def leaves(value: Any, reference: Any, outputs: tuple[Output, ...]) -> Iterator[
 
 
 def form_fault(name: str, got: Any, want: Any, output: Output, fact: dict) -> str | None:
-    """What is wrong with one returned value's shape, dtype, device, or memory, or None."""
+    """Return what is wrong with one returned value's shape, dtype, device, or memory, or None."""
     if output.dtype == "int" and (numbers := _numbers(got)) is not None and numbers.dtype.kind == "f":
         return f"{name} is {kind_of(got)}; a whole number is asked for."
     if not isinstance(want, torch.Tensor | np.ndarray) or getattr(want, "is_nested", False):
@@ -143,7 +143,7 @@ def _article(kind: str) -> str:
 
 
 def nan_fault(name: str, got: Any, want: Any, output: Output, case: Case) -> str | None:
-    """A sentence if the value holds NaN where the reference does not."""
+    """Return a sentence if the value holds NaN where the reference does not."""
     numbers, right = _numbers(got), _numbers(want)
     if numbers is None or right is None or numbers.dtype.kind != "f" or numbers.shape != right.shape:
         return None
@@ -156,7 +156,7 @@ def nan_fault(name: str, got: Any, want: Any, output: Output, case: Case) -> str
 
 
 def _never_stored(got: Any, bad: np.ndarray) -> str:
-    """A sentence if NaN is there because nothing was ever written there: the launch filled it with NaN of a kind of its own."""
+    """Return a sentence if NaN is where nothing was ever written: the launch filled memory with NaN of a kind of its own."""
     untouched = kinds.is_unwritten(got)
     if untouched is None or not (bad & untouched).any():
         return ""
@@ -170,7 +170,7 @@ def _never_stored(got: Any, bad: np.ndarray) -> str:
 def value_fault(
     name: str, got: Any, want: Any, output: Output, case: Case, tol: float, error: float = 0.0
 ) -> str | None:
-    """A sentence saying where the value differs from the reference and by how much, or None.
+    """Return a sentence saying where the value differs from the reference and by how much, or None.
 
     Allowed is ``tol`` relative to max(1, max |want|), or ``error``, absolute, where that is more.
     """
@@ -223,7 +223,7 @@ def mismatch(numbers: np.ndarray, right: np.ndarray, tol: float, error: float = 
 
 
 def place(index: tuple[int, ...], output: Output, case: Case) -> str:
-    """An index in the exercise's words: "sequence 1, row 4, head 0"."""
+    """Return an index in the exercise's words: "sequence 1, row 4, head 0"."""
     axes = output.axes + tuple(f"axis {i}" for i in range(len(output.axes), len(index)))
     return ", ".join(_coordinate(axis, i, case) for axis, i in zip(axes, index)) or "its only value"
 
@@ -248,7 +248,7 @@ def _sequence_of(row: int, offsets: tuple[int, ...]) -> int:
 
 
 def _spread(bad: np.ndarray, output: Output, case: Case) -> str:
-    """How far the fault reaches: which sequences and which heads, the rest right."""
+    """Return how far the fault reaches: which sequences and which heads, the rest right."""
     if bad.ndim == 0 or bad.sum() == 1:
         return ""
     parts = []
@@ -276,7 +276,7 @@ def _first(bad: np.ndarray) -> tuple[int, ...]:
 
 
 def _off_by(numbers: np.ndarray, right: np.ndarray, bad: np.ndarray) -> str:
-    """ ", off by 0.5": by up to that if several numbers are wrong."""
+    """Return ", off by 0.5": by up to that if several numbers are wrong."""
     if numbers.dtype.kind == "b":
         return ""
     with np.errstate(invalid="ignore"):
@@ -292,7 +292,7 @@ def _show(number: Any) -> str:
 
 
 def _numbers(value: Any) -> np.ndarray | None:
-    """A value as a numpy array: float64 for floats, integers and bools as they are; None for anything else."""
+    """Return a value as a numpy array: float64 for floats, integers and bools as they are; None for anything else."""
     if isinstance(value, torch.Tensor):
         if value.is_nested or value.is_complex():
             return None
@@ -325,7 +325,7 @@ def _quote(text: str) -> str:
 
 
 def bits_fault(exercise: Exercise, case: Case, value: Any, again: list) -> str | None:
-    """A sentence about the first schedule under which the answer returned other numbers than at first, or None."""
+    """Return a sentence about the first schedule under which the answer returned other numbers than at first, or None."""
     for (policy, seed), other in zip(exercise.schedules, again):
         order = f"With the programs in another order (schedule {policy!r}, seed {seed})"
         if structure_fault(other, value, exercise.outputs):
@@ -341,7 +341,7 @@ def bits_fault(exercise: Exercise, case: Case, value: Any, again: list) -> str |
 
 
 def fault_of(exercise: Exercise, case: Case, event: dict, reference: Any) -> tuple[str, str] | None:
-    """(check, sentence) of the first thing wrong with one returned value: "returns" or "values"; None if all is right."""
+    """Return (check, sentence) of the first thing wrong with one returned value: "returns" or "values"; None if all is right."""
     value = event.get("value")
     fault = structure_fault(value, reference, exercise.outputs, event.get("printed", ""))
     if fault:
@@ -369,7 +369,7 @@ _SMALL = 12  # numbers: what a reader takes in at a glance
 
 
 def example(exercise: Exercise, case: Case, value: Any, reference: Any) -> str:
-    """A small case in full: its input, the value, and the right one; "" where they are not small or would be the answer itself."""
+    """Return a small case in full: input, value, right value; "" where they are not small or would be the answer itself."""
     if exercise.kind == "value" or not case.args + tuple(case.kwargs):
         return ""
     named = [*zip(inspect.signature(exercise.reference).parameters, case.args), *case.kwargs.items()]
@@ -381,7 +381,7 @@ def example(exercise: Exercise, case: Case, value: Any, reference: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    """How many numbers or texts a value holds; tensors count in full."""
+    """Return how many numbers or texts a value holds; tensors count in full."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return math.prod(value.shape)
     if isinstance(value, dict):
@@ -390,7 +390,7 @@ def _count(value: Any) -> int:
 
 
 def _written(value: Any) -> str:
-    """A value as a reader would write it: numbers to five digits; "" for what cannot be written so."""
+    """Return a value as a reader would write it: numbers to five digits; "" for what cannot be written so."""
     if isinstance(value, torch.Tensor):
         return "" if value.is_nested or value.is_complex() else _written(value.detach().tolist())
     if isinstance(value, np.ndarray | np.generic):

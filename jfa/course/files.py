@@ -24,7 +24,7 @@ class Refusal(Exception):
 
 
 def words(error: OSError) -> str:
-    """Why the system refused, for a sentence."""
+    """Return why the system refused, for a sentence."""
     if error.errno in _FULL:
         return "the disk is full or your quota is used up"
     if error.errno in _FORBIDDEN:
@@ -89,7 +89,7 @@ def _umask() -> int:
 
 
 def _settle(folder: Path) -> None:
-    """The new name on the disk, too, where the file system can."""
+    """Put the new name on the disk, too, where the file system can."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

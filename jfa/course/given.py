@@ -67,7 +67,7 @@ def changed(kept: Kept, source: str, skeleton: str) -> str | None:
 
 
 def _plain(node: ast.AST, free: tuple[str, ...]) -> str:
-    """A definition as text, without docstrings, `pass`, and the statements that are the learner's."""
+    """Return a definition as text, without docstrings, `pass`, and the statements that are the learner's."""
     return ast.unparse(_Without(free).visit(ast.parse(ast.unparse(node))))
 
 

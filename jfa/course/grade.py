@@ -30,7 +30,7 @@ class Source:
     handed_in: Path | None = None
 
     def file(self, stem: str) -> tuple[Path | None, str]:
-        """(the chapter's file, a remark about it)."""
+        """Return (the chapter's file, a remark about it)."""
         if self.kind == "solutions":
             path = self.course.solutions / f"{stem}.py"
             return (path, "") if path.exists() else (None, "")
@@ -79,7 +79,7 @@ def read(exercises: Iterable[Exercise], sources: dict[str, Source]) -> dict[str,
 
 
 def _open(path: Path | None, source: Source) -> tuple[notebook.Notebook | None, str]:
-    """(a file's notebook, why there is none)."""
+    """Return (a file's notebook, why there is none)."""
     if path is None:
         return None, ""
     try:
@@ -128,7 +128,7 @@ def _told(result: Result, done: Callable[[Result], None]) -> Result:
 
 
 def _grade_one(exercise: Exercise, opened: Opened, source: Source, seed: int) -> Result:
-    """One exercise's result; whatever goes wrong is its sentence and nobody else's."""
+    """Return one exercise's result; whatever goes wrong is its sentence and nobody else's."""
     try:
         return clean(_judged(exercise, opened, source, seed))
     except Exception as error:  # noqa: BLE001  see above
@@ -151,7 +151,7 @@ def _judged(exercise: Exercise, opened: Opened, source: Source, seed: int) -> Re
 
 
 def _without_huge_cells(content: notebook.Notebook, exercise: Exercise) -> tuple[notebook.Notebook, list[str]]:
-    """The notebook without code cells that are too long to read, and sentences about them."""
+    """Return the notebook without code cells that are too long to read, and sentences about them."""
     longest = intake.LONGEST_CELL
     huge = [c for c in content.cells if c.kind == "code" and len(c.source) > longest]
     if not huge:
@@ -168,7 +168,7 @@ def _words(error: Exception) -> str:
 
 
 def submissions(folder: Path) -> list[Path]:
-    """One folder a learner, in order of name. Raises NotADirectoryError or LookupError where there are none."""
+    """Return one folder a learner, in order of name. Raises NotADirectoryError or LookupError where there are none."""
     if not folder.is_dir():
         raise NotADirectoryError(f"there is no folder {folder}")
     found = sorted(p for p in folder.iterdir() if (p.is_dir() or p.is_symlink()) and not p.name.startswith("."))

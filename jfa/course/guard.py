@@ -96,7 +96,7 @@ class Violations:
 
 
 def describe(word: str) -> str:
-    """A forbidden thing in the learner's words."""
+    """Return a forbidden thing in the learner's words."""
     return WORDS.get(word, word)
 
 
@@ -268,7 +268,7 @@ def watch(closed: Mapping[str, Iterable[str]], scratch: str, violations: Violati
 
 
 def _forbid_threads() -> None:
-    """No threads of Python's: the modes that count torch's operations belong to one thread. Torch's own are not meant."""
+    """Refuse threads of Python's: the modes that count torch's operations belong to one thread. Torch's own are not meant."""
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise ForbiddenError("an answer starts no threads: nobody would see what it computes there")
@@ -282,14 +282,14 @@ _OTHER_PROCESS = re.compile(r"/proc/\d+/")
 
 
 def _asked_by_learner(frame: types.FrameType | None, helpers: Mapping[str, tuple[str, ...] | None]) -> bool:
-    """Whether the learner's own code asked, itself or through these library files: torch and Python ask as well."""
+    """Return whether the learner's own code asked, itself or through these library files: torch and Python ask as well."""
     while frame is not None and _is_helper(frame.f_code, helpers):
         frame = frame.f_back
     return frame is not None and is_own_file(frame.f_code.co_filename)
 
 
 def _is_helper(code: types.CodeType, helpers: Mapping[str, tuple[str, ...] | None]) -> bool:
-    """Whether code lies in one of these library files or folders, and is one of the functions named."""
+    """Return whether code lies in one of these library files or folders, and is one of the functions named."""
     if code.co_filename == __file__:
         return True
     folder, name = os.path.split(code.co_filename)
@@ -303,12 +303,12 @@ _LIBRARY = os.path.dirname(os.__file__)
 
 
 def is_own_file(filename: str) -> bool:
-    """Whether a frame's file is a cell of the learner's."""
+    """Return whether a frame's file is a cell of the learner's."""
     return filename.startswith(("<your answer", "<helper", "<cell", "<ipython")) or "ipykernel" in filename
 
 
 def limit_process(memory_mb: int, cpu_seconds: float) -> None:
-    """Own process group, memory and CPU limits, death with the parent, no core dumps. Called in the child."""
+    """Give the child its own process group, memory and CPU limits, death with the parent and no core dumps; called there."""
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory_mb:
@@ -350,7 +350,7 @@ _IGNORED |= {"tzname", "timezone", "altzone", "daylight"}  # time.tzset() sets t
 
 
 def _is_librarys_own(name: str, found: object) -> bool:
-    """Whether torch or numpy itself put another version of its function there (torch.manual_seed, once its compiler loads)."""
+    """Return whether torch or numpy put another version of its function there (torch.manual_seed, once its compiler loads)."""
     home = getattr(found, "__module__", None) or ""
     return home.split(".")[0] in ("torch", "numpy") and getattr(found, "__name__", "") == name
 

@@ -32,7 +32,7 @@ _SPOKEN = {"__int__": "int()", "__float__": "float()", "__bool__": "if, or bool(
 
 
 def by_function(name: str, args: tuple, kwargs: dict[str, Any]) -> str | None:
-    """How a torch function reads on the host, in words, or None."""
+    """Return how a torch function reads on the host, in words, or None."""
     if name in _FUNCTIONS:
         return _words(name)
     if name in ("tensor", "as_tensor") and args and _holds_tensors(args[0]):
@@ -45,7 +45,7 @@ def by_function(name: str, args: tuple, kwargs: dict[str, Any]) -> str | None:
 
 
 def by_operation(name: str, args: tuple) -> str | None:
-    """How an operation below torch's functions reads on the host, in words, or None."""
+    """Return how an operation below torch's functions reads on the host, in words, or None."""
     if name in _OPERATIONS:
         return _words(name)
     if name in ("index", "index_put", "index_put_", "_index_put_impl_") and len(args) > 1 and _has_mask(args[1]):
@@ -63,7 +63,7 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _counts_by_tensor(args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether the numbers of repeats are a tensor: the second argument, or the only one."""
+    """Return whether the numbers of repeats are a tensor: the second argument, or the only one."""
     repeats = kwargs.get("repeats", args[1] if len(args) > 1 else args[0] if args else None)
     return isinstance(repeats, torch.Tensor)
 

@@ -32,7 +32,7 @@ _KINDS = (
 
 
 def find(folder: Path, stem: str) -> tuple[Path | None, str]:
-    """(a chapter's file in a learner's folder, a remark); no file if there is none, and the remark says what is there instead."""
+    """Return (a chapter's file in a learner's folder, a remark); without a file the remark says what is there instead."""
     oddity = _oddity(folder)
     if oddity and oddity != "a folder":
         return None, f"{folder.name} is {oddity}; a submission is a folder of plain files"
@@ -50,7 +50,7 @@ def find(folder: Path, stem: str) -> tuple[Path | None, str]:
 
 
 def _candidates(folder: Path, names: set[str]) -> tuple[list[Path], list[str], list[str]]:
-    """(plain files of these names, sentences about other things of these names, what could not be looked at)."""
+    """Return (plain files of these names, sentences about other things of these names, what could not be looked at)."""
     found, odd, remarks, seen = [], [], [], 0
     unreadable = lambda error: remarks.append(f"{Path(error.filename).name} cannot be read: {error.strerror}")  # noqa: E731
     for top, folders, files in os.walk(folder, onerror=unreadable):
@@ -67,7 +67,7 @@ def _candidates(folder: Path, names: set[str]) -> tuple[list[Path], list[str], l
 
 
 def _oddity(path: Path) -> str:
-    """What a path is if it is no plain file, "" for one."""
+    """Return what a path is if it is no plain file, "" for one."""
     try:
         mode = os.lstat(path).st_mode
     except OSError as error:
@@ -76,7 +76,7 @@ def _oddity(path: Path) -> str:
 
 
 def shared(paths: dict[str, Iterable[Path]], course: Course) -> dict[Path, str]:
-    """Files that are one and the same file under several names (hard links): a sentence for each.
+    """Return files that are one and the same file under several names (hard links): a sentence for each.
 
     ``paths`` are the files to be read, by learner.
     """
@@ -104,7 +104,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def closed(folder: Path, course: Course) -> dict[str, list[str]]:
-    """What an answer may not read while the submissions in ``folder`` are graded, by the word of the violation."""
+    """Return what an answer may not read while the submissions in ``folder`` are graded, by the word of the violation."""
     needed = [Path(p).resolve() for p in (course.root, sys.prefix, sys.base_prefix, Path(__file__).parent)]
     top = folder.resolve()
     if any(

@@ -98,7 +98,7 @@ def _try(
 
 
 def triton_trouble() -> list[str]:
-    """A sentence if Triton is missing or in pieces, for reports that would else blame the answer."""
+    """Return a sentence if Triton is missing or in pieces, for reports that would else blame the answer."""
     try:
         import triton
         import triton.language
@@ -122,7 +122,7 @@ def _run(job: Job, answer: Answer, waiting: launch.Waiting) -> launch.Outcome:
 
 
 def _is_untouched(answer: Answer, exercise: Exercise) -> bool:
-    """Whether the answer's AST equals the skeleton's: comments and layout do not make an answer."""
+    """Return whether the answer's AST equals the skeleton's: comments and layout do not make an answer."""
     if answer.is_live and answer.live is ...:
         return True
     if answer.is_live:  # only functions are known of it, not the rest of its cell
@@ -135,7 +135,7 @@ def _is_untouched(answer: Answer, exercise: Exercise) -> bool:
 
 
 def _tree(source: str) -> str | None:
-    """The cell's AST as text."""
+    """Return the cell's AST as text."""
     try:
         tree = ast.parse(textwrap.dedent(source))
         return ast.dump(tree) if tree.body else None
@@ -144,7 +144,7 @@ def _tree(source: str) -> str | None:
 
 
 def cases_of(exercise: Exercise, seed: int) -> list[Case]:
-    """The exercise's cases, then the first one again with other numbers (cached and hard-coded answers fail there)."""
+    """Return the exercise's cases, then the first one again with other numbers (cached and hard-coded answers fail there)."""
     if exercise.kind == "value":
         return exercise.cases(seed)
     with torch.random.fork_rng(devices=[]):
@@ -161,7 +161,7 @@ def job_for(
     seed: int,
     closed: Closed = MappingProxyType({}),
 ) -> Job:
-    """Everything the child gets to know: no reference, no solution, no mutant."""
+    """Return everything the child gets to know: no reference, no solution, no mutant."""
     return Job(
         source=answer.source,
         helpers=[list(h) for h in answer.helpers],
@@ -185,7 +185,7 @@ def job_for(
 
 
 def _parameters(source: str, exercise: Exercise) -> list[str]:
-    """Names of the answer's parameters, to name a changed input by."""
+    """Return names of the answer's parameters, to name a changed input by."""
     if exercise.call is not None:
         return list(inspect.signature(exercise.call).parameters)[1:]
     try:

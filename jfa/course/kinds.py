@@ -67,7 +67,7 @@ def _spike(value: float) -> Callable[[int, int], torch.Tensor]:
 
 
 def _one_block(value: float, which: int) -> Callable[[int, int], torch.Tensor]:
-    """``value`` in one block of keys: number ``which`` from the front, or the last if there are fewer."""
+    """Return ``value`` in one block of keys: number ``which`` from the front, or the last if there are fewer."""
 
     def keys(n: int, block: int) -> torch.Tensor:
         out = torch.zeros(n)
@@ -191,7 +191,7 @@ def packed(
 
 
 def _grid(rows: int, columns: int, g: Draw) -> torch.Tensor:
-    """Normal numbers rounded to eighths."""
+    """Return normal numbers rounded to eighths."""
     return _eighths(torch.randn(rows, columns, generator=g))
 
 

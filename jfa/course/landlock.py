@@ -50,14 +50,14 @@ _NO_NEW_PRIVS = 38  # prctl
 
 
 def version() -> int:
-    """Version of the kernel's Landlock, 0 where there is none."""
+    """Return version of the kernel's Landlock, 0 where there is none."""
     if sys.platform != "linux":
         return 0
     return max(0, ctypes.CDLL(None, use_errno=True).syscall(_CREATE, None, 0, _ASK_VERSION))
 
 
 def shortcoming() -> str:
-    """One sentence about what an answer could do on this kernel, "" where Landlock holds everything it should."""
+    """Return one sentence about what an answer could do on this kernel, "" where Landlock holds everything it should."""
     found = version()
     if found == 0:
         return (
@@ -108,7 +108,7 @@ def confine(closed: Iterable[str], scratch: str = "") -> bool:
 
 
 def _open_paths(closed: list[Path]) -> Iterator[Path]:
-    """The largest files and folders that hold nothing closed, from the root down."""
+    """Yield the largest files and folders that hold nothing closed, from the root down."""
     shut, above = set(closed), {parent for path in closed for parent in path.parents}
     todo = [Path("/")]
     while todo:
@@ -128,7 +128,7 @@ def _open_paths(closed: list[Path]) -> Iterator[Path]:
 
 
 def _allow(libc: ctypes.CDLL, rules: int, path: Path, bits: int) -> None:
-    """One rule: these rights at or below ``path``."""
+    """Add one rule: these rights at or below ``path``."""
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

@@ -44,7 +44,7 @@ class Outcome:
     seconds: float = 0.0
 
     def last(self, kind: str) -> dict | None:
-        """The last message of a kind."""
+        """Return the last message of a kind."""
         return next((e for e in reversed(self.events) if e.get("event") == kind), None)
 
 
@@ -53,7 +53,7 @@ Waiting = Callable[[float, int], None]
 
 
 def say_nothing(seconds: float, done: int) -> None:
-    """For callers that show no progress."""
+    """Do nothing: for callers that show no progress."""
 
 
 def run_forked(job: Job, answer: Any, waiting: Waiting = say_nothing) -> Outcome:
@@ -75,7 +75,7 @@ def run_forked(job: Job, answer: Any, waiting: Waiting = say_nothing) -> Outcome
 
 
 def _in_fork(job: Job, read: int, write: int, answer: Any) -> None:
-    """The fork's whole life: it must never return into the notebook."""
+    """Live the fork's whole life: it must never return into the notebook."""
     try:
         os.close(read)
         child.run(Job.unpack(job.pack()), write, live=answer)
@@ -100,7 +100,7 @@ def run_clean(job: Job, waiting: Waiting = say_nothing) -> Outcome:
 
 @contextlib.contextmanager
 def _sealed(job: Job) -> Iterator[Job]:
-    """The job with a key for its messages and a temporary folder of its own, which is removed at the end."""
+    """Yield the job with a key for its messages and a temporary folder of its own, which is removed at the end."""
     try:
         folder = tempfile.mkdtemp(prefix="jfa_answer_")
     except OSError:  # no room, or nowhere to write: then the answer cannot write either
@@ -127,7 +127,7 @@ def _remove(folder: str) -> None:
 
 
 def _is_full(folder: str) -> bool:
-    """Whether a folder holds more than an answer may write."""
+    """Return whether a folder holds more than an answer may write."""
     size = files = 0
     for top, folders, names in os.walk(folder):
         files += len(names) + len(folders)
@@ -140,7 +140,7 @@ def _is_full(folder: str) -> bool:
 
 
 def _wait(pid: int, block: bool) -> int | None:
-    """The wait status of a forked child, None while it runs."""
+    """Return the wait status of a forked child, None while it runs."""
     try:
         done, status = os.waitpid(pid, 0 if block else os.WNOHANG)
     except ChildProcessError:
@@ -251,7 +251,7 @@ _FIELDS = {
 
 
 def _is_wellformed(event: Any) -> bool:
-    """Whether a message has its fields, of the right types, and lists of text or dicts only."""
+    """Return whether a message has its fields, of the right types, and lists of text or dicts only."""
     fields = (
         _FIELDS.get(event.get("event")) if isinstance(event, dict) and isinstance(event.get("event"), str) else None
     )
@@ -278,7 +278,7 @@ class _Clock:
         self.start = self.last
 
     def is_up(self, outcome: Outcome) -> bool:
-        """Whether the limit is used up; imports before the answer's own code have a limit of their own."""
+        """Return whether the limit is used up; imports before the answer's own code have a limit of their own."""
         computed, asleep = self._look()
         now = time.monotonic()
         self.slept += now - self.last if asleep else 0.0
@@ -287,7 +287,7 @@ class _Clock:
         return computed > limit or self.slept > limit or now - self.start > _WALL_FACTOR * limit
 
     def _look(self) -> tuple[float, bool]:
-        """(seconds of CPU so far, whether it sleeps), from /proc."""
+        """Return (seconds of CPU so far, whether it sleeps), from /proc."""
         try:
             with open(f"/proc/{self.pid}/stat") as file:
                 fields = file.read().rpartition(")")[2].split()

@@ -20,7 +20,7 @@ _COMMENTED = re.compile(r"(?P<indent>\s*)# ?(?P<magic>%{1,3}[a-zA-Z].*|[a-zA-Z_]
 
 @lru_cache(maxsize=4096)
 def runnable(source: str, otherwise: str | None = None) -> str:
-    """A cell's source as plain Python, lines kept; ``otherwise`` (default: as it is) where no Python comes of it."""
+    """Return a cell's source as plain Python, lines kept; ``otherwise`` (default: as it is) where no Python comes of it."""
     if not _PROMPT.match(source) and "get_ipython" not in source and _parses(source):
         return source
     cell_magic = re.match(r"\s*%%(\w+)", source)
@@ -29,7 +29,7 @@ def runnable(source: str, otherwise: str | None = None) -> str:
 
 
 def uncomment_magics(source: str) -> str:
-    """A .py cell's source as jupytext hands it to a kernel: ``# %time f()`` is a magic there."""
+    """Return a .py cell's source as jupytext hands it to a kernel: ``# %time f()`` is a magic there."""
     if "%" not in source:
         return source
     lines, quotes, goes_on = source.split("\n"), None, False
@@ -45,7 +45,7 @@ def uncomment_magics(source: str) -> str:
 
 
 def open_quotes(line: str, quotes: str | None) -> str | None:
-    """Which triple quotes are open after this line, given those open before it."""
+    """Return which triple quotes are open after this line, given those open before it."""
     if quotes is None and line.lstrip().startswith("#"):
         return None
     i, single = 0, None
@@ -70,7 +70,7 @@ def open_quotes(line: str, quotes: str | None) -> str | None:
 
 
 def parse(source: str) -> ast.Module:
-    """The tree of a source that may hold magics; raises one of UNPARSABLE."""
+    """Return the tree of a source that may hold magics; raises one of UNPARSABLE."""
     return ast.parse(runnable(source))
 
 
@@ -83,7 +83,7 @@ def _parses(source: str) -> bool:
 
 
 def _cell_magic(source: str, magic: re.Match) -> str:
-    """``%%time`` and its like: the cell without that line. Any other one: no Python at all (a shell's, a file's text)."""
+    """Return a cell without its ``%%time`` or the like; with any other one it is no Python at all (a shell's, a file's text)."""
     lines = source.split("\n")
     at = source[: magic.start(1)].count("\n")
     if magic[1] not in _RUNS_ITS_CELL:
@@ -105,7 +105,7 @@ def _without_magics(source: str) -> str:
 
 
 def _without_calls(text: str) -> str:
-    """IPython's ``get_ipython().run_line_magic(...)`` and the like, replaced by what they would leave in the namespace."""
+    """Return IPython's ``get_ipython().run_line_magic(...)`` and the like, replaced by what they would leave in the namespace."""
     tree, data = ast.parse(text), [line.encode() for line in text.split("\n")]
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     calls = [node for node in ast.walk(tree) if _is_ipython_call(node) and node.lineno == node.end_lineno]
@@ -117,13 +117,13 @@ def _without_calls(text: str) -> str:
 
 
 def _is_ipython_call(node: ast.AST) -> bool:
-    """get_ipython().anything(...)"""
+    """Return whether a node is get_ipython().anything(...)"""
     shell = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
     return isinstance(shell, ast.Call) and isinstance(shell.func, ast.Name) and shell.func.id == "get_ipython"
 
 
 def _stand_in(call: ast.Call, is_statement: bool) -> str:
-    """``%time`` runs its statement and is worth its value; a shell's output is no lines; anything else is None."""
+    """Return a magic's value: of ``%time`` its statement's, of a shell command no lines, of anything else None."""
     words = [a.value for a in call.args if isinstance(a, ast.Constant)]
     if call.func.attr == "getoutput":
         return "[]"
@@ -139,7 +139,7 @@ def _stand_in(call: ast.Call, is_statement: bool) -> str:
 
 
 def _without_lines(source: str) -> str:
-    """Where there is no IPython: lines that begin with % or ! become nothing, if Python stumbles over them."""
+    """Return code where there is no IPython: lines that begin with % or ! become nothing, if Python stumbles over them."""
     lines = source.split("\n")
     for _ in lines:
         try:

@@ -13,7 +13,7 @@ _ELSEWHERE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|#|//")
 
 
 def replace_links(text: str, replace: Callable[[str, str, str], str]) -> str:
-    """The text with each relative link or image replaced by ``replace("!" or "", words, target)``."""
+    """Return the text with each relative link or image replaced by ``replace("!" or "", words, target)``."""
 
     def piece(match: re.Match) -> str:
         target = match["target"]

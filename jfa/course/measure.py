@@ -125,11 +125,11 @@ class Meter(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch's hook: skipping would import the whole compiler (seconds) at the first operation of every answer."""
+        """Return torch's hook: skipping would import the whole compiler (seconds) at the first operation of every answer."""
         return False
 
     def take(self) -> dict[str, int]:
-        """The counts so far, and start again from zero."""
+        """Return the counts so far, and start again from zero."""
         counts = {f"op:{name}": n for name, n in self.operations.items()} | dict(self.counts)
         for name in ("ops", "exponentials", "exp_above_one", "python_floats"):
             counts.setdefault(name, 0)
@@ -146,7 +146,7 @@ class _Alive:
         self.total = self.peak = self.most = 0
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor lies in memory that has been entered and is alive."""
+        """Return whether the tensor lies in memory that has been entered and is alive."""
         entry = self.found.get(_memory(tensor))
         return entry is not None and not entry[0].expired()
 
@@ -228,7 +228,7 @@ class _Array(np.ndarray):
 
 
 def plain_arrays(value: Any) -> Any:
-    """The value itself, as an ordinary array if it is one that counts."""
+    """Return the value itself, as an ordinary array if it is one that counts."""
     return value.view(np.ndarray) if isinstance(value, _Array) else value
 
 
@@ -240,7 +240,7 @@ def _as_counted(result: Any) -> Any:
 
 @contextlib.contextmanager
 def counted_numpy(meter: Meter) -> Iterator[None]:
-    """NumPy arrays that are made inside count their operations on the meter."""
+    """Make NumPy arrays that are made inside count their operations on the meter."""
     originals = {name: getattr(np, name) for name in _ARRAY_MAKERS}
 
     def counting(make):
@@ -258,7 +258,7 @@ def counted_numpy(meter: Meter) -> Iterator[None]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Where a tensor's elements lie: a view lies where its base does, and a view is no new tensor."""
+    """Return where a tensor's elements lie: a view lies where its base does, and a view is no new tensor."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # a tensor without memory of its own kind

@@ -25,7 +25,7 @@ Sketch = Any  # nested lists, dicts and numbers: what repr() writes and Python r
 
 
 def sketch(value: Any) -> Sketch:
-    """The sketch of a returned value; raises TypeError for what no exercise asks for."""
+    """Return the sketch of a returned value; raises TypeError for what no exercise asks for."""
     if isinstance(value, torch.Tensor):
         if value.is_nested:
             return ["nested", *(sketch(part) for part in value.unbind())]
@@ -57,7 +57,7 @@ def _numbers(form: str, kind: str, numbers: np.ndarray) -> Sketch:
 
 
 def alike(one: Sketch, other: Sketch, tol: float) -> bool:
-    """Whether two sketches may be of results that agree within ``tol`` relative to their largest number."""
+    """Return whether two sketches may be of results that agree within ``tol`` relative to their largest number."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -73,7 +73,7 @@ def alike(one: Sketch, other: Sketch, tol: float) -> bool:
 
 
 def sketches(exercise: Exercise, cases: Sequence[Case], run: Callable[[Mutant, Case], Any]) -> list[list[Sketch]]:
-    """For each mutant of an exercise its sketch on each case, None where there is nothing to recognise.
+    """Return for each mutant of an exercise its sketch on each case, None where there is nothing to recognise.
 
     ``run(mutant, case)`` gives what the mutant returns; it may raise.
     """

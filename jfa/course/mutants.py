@@ -41,7 +41,7 @@ class Mutants:
     sketches: list[list[Any]] | None = None
 
     def recognise(self, exercise: Exercise, case: Case, value: Any, position: int = -1) -> str:
-        """``says`` of the first mutant that returns what the answer returned, else ""; ``position`` is the case's."""
+        """Return ``says`` of the first mutant that returns what the answer returned, else ""; ``position`` is the case's."""
         deadline = time.thread_time() + _SECONDS
         for number, mutant in enumerate(exercise.mutants):
             if not mutant.recognise or mutant.caught_by == "runs" or time.thread_time() > deadline:
@@ -59,7 +59,7 @@ class Mutants:
         return ""
 
     def _is_sketched(self, number: int, position: int, value: Any, exercise: Exercise) -> bool:
-        """Whether a mutant's sketch on this case is one of the answer's value; the value is known to be wrong."""
+        """Return whether a mutant's sketch on this case is one of the answer's value; the value is known to be wrong."""
         if not self.sketches or not 0 <= position < len(self.sketches[number]):
             return False
         kept = self.sketches[number][position]
@@ -67,7 +67,7 @@ class Mutants:
 
 
 def source_of(mutant: Mutant, solution: str) -> str:
-    """A mutant's cell, from the solution's cell with or without markers."""
+    """Return a mutant's cell, from the solution's cell with or without markers."""
     return mutant.apply(solution_source(solution))
 
 
@@ -87,7 +87,7 @@ def run_trusted(exercise: Exercise, source: str, case: Case, given: tuple[str, .
 
 
 def without_course_calls(source: str) -> str:
-    """A cell without its imports from jfa.course and its check(), hint() and progress() calls."""
+    """Return a cell without its imports from jfa.course and its check(), hint() and progress() calls."""
     tree = ast.parse(runnable(source))
     tree.body = [node for node in tree.body if not _is_course(node)]
     return ast.unparse(tree)
@@ -111,7 +111,7 @@ def _copy(value: Any) -> Any:
 
 
 def _is_right(output: Any, case: Case, exercise: Exercise) -> bool:
-    """Whether this case does not show the mutant's mistake: then its equality with a wrong answer means nothing."""
+    """Return whether this case does not show the mutant's mistake: then its equality with a wrong answer means nothing."""
     right = reference_for(exercise, case)
     leaves = compare.leaves(output, right, exercise.outputs)
     return not any(compare.value_fault(name, got, want, out, case, exercise.tol) for name, got, want, out in leaves)
@@ -124,7 +124,7 @@ def _tolerance(exercise: Exercise) -> float:
 def recognisable(
     exercise: Exercise, cases: list[Case], solution: str, given: tuple[str, ...] | list[str]
 ) -> list[list[Any]]:
-    """Sketches of the exercise's mutants, to be kept where the solution is not; nothing where a mutant's result is right."""
+    """Return sketches of the exercise's mutants, to be kept where the solution is not; nothing where a mutant's result is right."""
 
     def run(mutant: Mutant, case: Case) -> Any:
         output = run_trusted(exercise, source_of(mutant, solution), case, given)
@@ -136,7 +136,7 @@ def recognisable(
 
 
 def _equal(value: Any, output: Any, exercise: Exercise) -> bool:
-    """Whether the answer returned what the mutant returned, within ten times the exercise's tolerance (a coarse one: once)."""
+    """Return whether the answer returned what the mutant did, within ten times the exercise's tolerance (a coarse one: once)."""
     tol = _tolerance(exercise)
     if compare.structure_fault(value, output, exercise.outputs):
         return False

@@ -75,25 +75,25 @@ class Notebook:
     head: str = ""
 
     def answer(self, exercise: str) -> Cell | None:
-        """The first code cell tagged for this exercise, or None (missing, or turned into text)."""
+        """Return the first code cell tagged for this exercise, or None (missing, or turned into text)."""
         return next((c for c in self.cells if c.kind == "code" and c.exercise == exercise), None)
 
     def answer_source(self, exercise: str) -> str | None:
-        """The source of all code cells tagged for this exercise, joined: a learner may have split the cell."""
+        """Return the source of all code cells tagged for this exercise, joined: a learner may have split the cell."""
         sources = [c.source for c in self.cells if c.kind == "code" and c.exercise == exercise]
         return "\n\n\n".join(sources) if sources else None
 
     def exercises(self) -> list[str]:
-        """Ids of the tagged code cells, in the file's order."""
+        """Return ids of the tagged code cells, in the file's order."""
         return [c.exercise for c in self.cells if c.kind == "code" and c.exercise]
 
     def with_sources(self, sources: dict[int, str]) -> Notebook:
-        """A copy with the cells at these indices replaced; everything else keeps its bytes."""
+        """Return a copy with the cells at these indices replaced; everything else keeps its bytes."""
         changed = {i: s for i, s in sources.items() if s != self.cells[i].source}
         return _edit_json(self, changed) if self.is_json else _edit_percent(self, changed)
 
     def newline(self) -> str:
-        """The line end that most of the file's lines have."""
+        """Return the line end that most of the file's lines have."""
         ends = re.findall(r"\r\n|\r|\n", self.text)
         return max(("\n", "\r\n", "\r"), key=ends.count)
 
@@ -102,7 +102,7 @@ class Notebook:
 
 
 def read(path: Path) -> Notebook:
-    """The notebook at ``path``; raises Unreadable, a ValueError with one sentence that names the file."""
+    """Return the notebook at ``path``; raises Unreadable, a ValueError with one sentence that names the file."""
     path = Path(path)
     text = decode(read_bytes(path), path)
     try:
@@ -114,7 +114,7 @@ def read(path: Path) -> Notebook:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The contents of a plain file of sane size; raises Unreadable for everything else (a folder, a pipe, no permission)."""
+    """Return the contents of a plain file of sane size; raises Unreadable for everything else (a folder, a pipe, no permission)."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         with open(handle, "rb") as file:
@@ -129,7 +129,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def decode(data: bytes, path: Path) -> str:
-    """The bytes of a file as text; raises Unreadable naming the first line that is not UTF-8."""
+    """Return the bytes of a file as text; raises Unreadable naming the first line that is not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -139,7 +139,7 @@ def decode(data: bytes, path: Path) -> str:
 
 
 def parse_json(text: str) -> Notebook:
-    """Cells of an .ipynb file's text."""
+    """Return cells of an .ipynb file's text."""
     cells = []
     for entry in json.loads(text.removeprefix("\ufeff"))["cells"]:
         source = entry.get("source", "")
@@ -151,7 +151,7 @@ def parse_json(text: str) -> Notebook:
 
 
 def parse_percent(text: str) -> Notebook:
-    """Cells of a py:percent file's text, cut where jupytext cuts them: a ``# %%`` inside a string starts no cell."""
+    """Return cells of a py:percent file's text, cut where jupytext cuts them: a ``# %%`` inside a string starts no cell."""
     lines = _LINE.findall(text)
     plain = [line.rstrip("\r\n").removeprefix("\ufeff" if i == 0 else "") for i, line in enumerate(lines)]
     position = start = _after_header(plain)
@@ -172,7 +172,7 @@ def parse_percent(text: str) -> Notebook:
 
 
 def _after_header(lines: list[str]) -> int:
-    """Number of lines of the ``# ---`` block on top, and blank lines after it."""
+    """Return number of lines of the ``# ---`` block on top, and blank lines after it."""
     position = 0
     if lines and lines[0].strip() == "# ---":
         end = next((i for i in range(1, len(lines)) if lines[i].strip() == "# ---"), None)
@@ -183,7 +183,7 @@ def _after_header(lines: list[str]) -> int:
 
 
 def _options(options: str) -> tuple[str, tuple[str, ...]]:
-    """Kind and tags of a marker line: ``Title [markdown] key=value ...``, or the keys as JSON."""
+    """Return kind and tags of a marker line: ``Title [markdown] key=value ...``, or the keys as JSON."""
     options = options.strip()
     brace, sign = options.find("{"), options.find("=")
     if brace >= 0 and (sign < 0 or brace < sign):
@@ -196,7 +196,7 @@ def _options(options: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _key_values(text: str) -> dict:
-    """``key=value key ...`` read from its end, because a value may hold blanks and equal signs; stops at what is neither."""
+    """Return ``key=value key ...`` read from its end, because a value may hold blanks and equal signs; stops at what is neither."""
     found: dict = {}
     text = text.strip()
     while text:
@@ -221,7 +221,7 @@ _NOTHING = object()
 
 
 def _literal(text: str) -> object:
-    """A value written as JSON or as a Python literal; _NOTHING where it is neither."""
+    """Return a value written as JSON or as a Python literal; _NOTHING where it is neither."""
     for load in (json.loads, ast.literal_eval):
         try:
             return load(text.strip())
@@ -235,7 +235,7 @@ def _strings(value: object) -> tuple[str, ...]:
 
 
 def _next_marker(lines: list[str], start: int, kind: str) -> int:
-    """The line of the first cell marker after ``start`` that is neither in a string nor in a Markdown fence.
+    """Return the line of the first cell marker after ``start`` that is neither in a string nor in a Markdown fence.
 
     An exercise's marker ends every string: one that is still open there was never closed, and must not swallow the cells
     behind it. Such a cell ends at the first marker line, quoted or not.
@@ -264,7 +264,7 @@ def _exercise_of(options: str) -> bool:
 
 
 def _follow_fence(text: str, fence: str | None, following: list[str]) -> tuple[str | None, bool]:
-    """(fence open after this line, whether the line belongs to a fence); a fence that never closes is none."""
+    """Return (fence open after this line, whether the line belongs to a fence); a fence that never closes is none."""
     if fence:
         return (None if _closes(text, fence) else fence), True
     match = _FENCE.match(text)
@@ -279,7 +279,7 @@ def _closes(text: str, fence: str) -> bool:
 
 
 def _separators(cell: list[str]) -> int:
-    """How many empty lines at a cell's end separate it from the next one and are not its content."""
+    """Return how many empty lines at a cell's end separate it from the next one and are not its content."""
     if len(cell) >= 3 and cell[-3].strip() and not cell[-2].strip() and not cell[-1].strip():
         return 2
     return 1 if cell and cell[-1] == "" else 0
@@ -302,7 +302,7 @@ def _edit_percent(notebook: Notebook, sources: dict[int, str]) -> Notebook:
 
 
 def _with_source(cell: Cell, source: str, notebook: Notebook) -> Cell:
-    """The cell with another body, its lines ended as its marker is; a file without a last newline keeps none."""
+    """Return the cell with another body, its lines ended as its marker is; a file without a last newline keeps none."""
     end = re.search(r"\r\n|\r|\n", cell.marker + cell.body)
     newline = end[0] if end else notebook.newline()
     body = "".join(line + newline for line in _as_lines(source, cell.kind))
@@ -313,13 +313,13 @@ def _with_source(cell: Cell, source: str, notebook: Notebook) -> Cell:
 
 
 def _as_lines(source: str, kind: str) -> list[str]:
-    """A source's lines as they stand in a .py file."""
+    """Return a source's lines as they stand in a .py file."""
     lines = re.split(r"\r\n|\r|\n", source) if source else []
     return lines if kind == "code" else [f"# {line}" if line else "#" for line in lines]
 
 
 def _edit_json(notebook: Notebook, sources: dict[int, str]) -> Notebook:
-    """Replaces the values of source, outputs and execution_count in the text; all else keeps its bytes."""
+    """Replace the values of source, outputs and execution_count in the text; all else keeps its bytes."""
     text, changes = notebook.text, []
     places = _elements(text, _members(text, _skip(text, text.startswith("\ufeff")))["cells"][0])
     for index, source in sources.items():
@@ -334,7 +334,7 @@ def _edit_json(notebook: Notebook, sources: dict[int, str]) -> Notebook:
 
 
 def _json_source(text: str, span: tuple[int, int], source: str) -> str:
-    """A source as JSON, written as the old one was: a string, or a list with a line (or not) for each of its lines."""
+    """Return a source as JSON, written as the old one was: a string, or a list with a line (or not) for each of its lines."""
     old = text[span[0] : span[1]]
     if old.startswith('"'):
         return dump(source)
@@ -349,12 +349,12 @@ def _json_source(text: str, span: tuple[int, int], source: str) -> str:
 
 
 def source_lines(source: str) -> list[str]:
-    """A source as an .ipynb holds it: its lines, each with its newline."""
+    """Return a source as an .ipynb holds it: its lines, each with its newline."""
     return re.findall(r"[^\n]*\n|[^\n]+", source)
 
 
 def dump(value: object, indent: str | None = None) -> str:
-    """JSON in the characters themselves, or escaped where UTF-8 has none for them (lone surrogates)."""
+    """Return JSON in the characters themselves, or escaped where UTF-8 has none for them (lone surrogates)."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     try:
         text.encode("utf-8")
@@ -368,7 +368,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _members(text: str, at: int) -> dict[str, tuple[int, int]]:
-    """Where the values of the JSON object that begins at ``at`` stand."""
+    """Return where the values of the JSON object that begins at ``at`` stand."""
     spans, at = {}, _skip(text, at + 1)
     while text[at] != "}":
         key, at = json.JSONDecoder().raw_decode(text, at)
@@ -380,7 +380,7 @@ def _members(text: str, at: int) -> dict[str, tuple[int, int]]:
 
 
 def _elements(text: str, at: int) -> list[tuple[int, int]]:
-    """Where the elements of the JSON list that begins at ``at`` stand."""
+    """Return where the elements of the JSON list that begins at ``at`` stand."""
     spans, at = [], _skip(text, at + 1)
     while text[at] != "]":
         end = json.JSONDecoder().raw_decode(text, at)[1]
@@ -395,19 +395,19 @@ def _after_comma(text: str, at: int) -> int:
 
 
 def drop_cells(notebook: Notebook, unwanted: set[int]) -> Notebook:
-    """A copy of a py:percent notebook without some cells (markers and separating lines go with them)."""
+    """Return a copy of a py:percent notebook without some cells (markers and separating lines go with them)."""
     kept = [c.marker + c.body + c.tail for i, c in enumerate(notebook.cells) if i not in unwanted]
     return parse_percent((notebook.head + "".join(kept)).rstrip("\n") + "\n")
 
 
 def insert_before(notebook: Notebook, index: int, cells: list[Cell]) -> Notebook:
-    """A copy of a py:percent notebook with these cells put in front of the cell at ``index`` (its length: at the end)."""
+    """Return a copy of a py:percent notebook with these cells put in front of the cell at ``index`` (its length: at the end)."""
     blocks = [c.marker + c.body + c.tail for c in notebook.cells]
     return join_percent(notebook.head, blocks[:index] + [as_percent(c) for c in cells] + blocks[index:], "\n")
 
 
 def as_percent(cell: Cell) -> str:
-    """The text of a cell in a .py file, from its marker to the blank line behind it: as it stood there, or made."""
+    """Return the text of a cell in a .py file, from its marker to the blank line behind it: as it stood there, or made."""
     if cell.marker:
         return cell.marker + cell.body + cell.tail
     tags = f" tags={dump(list(cell.tags))}" if cell.tags else ""
@@ -416,7 +416,7 @@ def as_percent(cell: Cell) -> str:
 
 
 def join_percent(head: str, blocks: list[str], newline: str) -> Notebook:
-    """A py:percent notebook of these cells' texts, a blank line between each two and none at the end."""
+    """Return a py:percent notebook of these cells' texts, a blank line between each two and none at the end."""
     text = head
     for block in blocks:
         while text and not re.search(r"(?:^|\r\n|\r|\n)[ \t]*(?:\r\n|\r|\n)$", text):
@@ -426,14 +426,14 @@ def join_percent(head: str, blocks: list[str], newline: str) -> Notebook:
 
 
 def to_json(notebook: Notebook) -> dict:
-    """The notebook as the content of an .ipynb file, without outputs."""
+    """Return the notebook as the content of an .ipynb file, without outputs."""
     cells = [json_entry(cell, f"cell-{i}") for i, cell in enumerate(notebook.cells)]
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
 
 
 def json_entry(cell: Cell, name: str) -> dict:
-    """A cell as an .ipynb holds it, without outputs; ``name`` is its id."""
+    """Return a cell as an .ipynb holds it, without outputs; ``name`` is its id."""
     entry = {"cell_type": cell.kind, "id": name, "metadata": {"tags": list(cell.tags)} if cell.tags else {}}
     entry["source"] = source_lines(cell.source)
     return entry | ({"execution_count": None, "outputs": []} if cell.kind == "code" else {})

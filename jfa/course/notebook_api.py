@@ -97,7 +97,7 @@ class _Waiting:
 
 
 def _misuse(exercise: Exercise, answer: Any) -> Result | None:
-    """A result that says so when what was given to check() cannot be an answer."""
+    """Return a result that says so when what was given to check() cannot be an answer."""
     if exercise.kind == "value" or answer is ...:
         return None
     what = type(answer).__name__
@@ -117,7 +117,7 @@ def _misuse(exercise: Exercise, answer: Any) -> Result | None:
 
 
 def _saved_answer(exercise: Exercise, course: Course, stem: str, pristine: Pristine) -> tuple[Answer | None, list[str]]:
-    """(the answer in the saved file, what `jfa grade` would have to say about that file)."""
+    """Return (the answer in the saved file, what `jfa grade` would have to say about that file)."""
     path, _ = catalog.exercise_file(course, stem)
     if path is None:
         return None, []
@@ -133,14 +133,14 @@ def _saved_answer(exercise: Exercise, course: Course, stem: str, pristine: Prist
 
 
 def _unwrapped(answer: Any) -> Any:
-    """The function inside partials and wrappers made with functools.wraps."""
+    """Return the function inside partials and wrappers made with functools.wraps."""
     while isinstance(answer, functools.partial):
         answer = answer.func
     return inspect.unwrap(answer) if inspect.isfunction(answer) else answer
 
 
 def _differences(exercise: Exercise, answer: Any, source: str, saved: Answer | None, stem: str) -> list[str]:
-    """Where the function, the cell last run and the saved file are not the same thing."""
+    """Return where the function, the cell last run and the saved file are not the same thing."""
     if exercise.kind == "value" or answer is ...:
         return []
     name = getattr(getattr(answer, "fn", answer), "__name__", None)
@@ -167,7 +167,7 @@ def _differences(exercise: Exercise, answer: Any, source: str, saved: Answer | N
 
 
 def _definition(source: str, name: str) -> str | None:
-    """The AST of a function's definition in a source, as text."""
+    """Return the AST of a function's definition in a source, as text."""
     try:
         found = [n for n in magics.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name]
         return ast.dump(found[-1]) if found else None
@@ -185,14 +185,14 @@ def _in_notebook() -> bool:
 
 
 def _history() -> list[str]:
-    """Sources of the cells run so far."""
+    """Return sources of the cells run so far."""
     shell = _shell()
     cells = shell.user_ns.get("In", []) if shell is not None else []
     return [c for c in cells if isinstance(c, str)]
 
 
 def _history_helpers() -> list[tuple[str, str]]:
-    """Imports, definitions and constants of the cells run so far: what a fresh process (beside a GPU) needs of a notebook."""
+    """Return imports, definitions and constants of the cells run so far: what a fresh process (beside a GPU) needs of them."""
     helpers = []
     for number, source in enumerate(_history()):
         try:
@@ -227,7 +227,7 @@ class Text:
 
 
 def hint(number: str, which: int | None = None) -> Text:
-    """The next hint of an exercise, from a nudge to nearly the answer; ``which`` (1, 2, 3) shows one outright."""
+    """Show the next hint of an exercise, from a nudge to nearly the answer; ``which`` (1, 2, 3) shows one outright."""
     exercise, course = catalog.exercise(number), find_course()
     count = len(exercise.hints)
     if not count:
@@ -287,7 +287,7 @@ _SYMBOLS = {"passed": " ✓", "wrong": " ✗", "wrong method": " ~"}
 
 
 def progress() -> Progress:
-    """What is solved so far, a bar per chapter."""
+    """Show what is solved so far, a bar per chapter."""
     course = find_course()
     known = state.states(course)
     rows = []

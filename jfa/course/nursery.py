@@ -50,7 +50,7 @@ def _reap(control: socket.socket) -> None:
 
 
 def _serve(control: socket.socket) -> bool:
-    """One request: fork a child for it; False when the judge has gone."""
+    """Serve one request: fork a child for it; return False when the judge has gone."""
     data, fds, _, _ = socket.recv_fds(control, 64, 2)
     if not data:
         return False

@@ -51,7 +51,7 @@ class Nursery:
                     return self.started.pop(0)
 
     def wait(self, pid: int, block: bool) -> int | None:
-        """The wait status of a child, None while it runs."""
+        """Return the wait status of a child, None while it runs."""
         with self.changed:
             if block:
                 self.changed.wait_for(lambda: pid in self.ended or self.gone, timeout=30)
@@ -79,7 +79,7 @@ class Nursery:
 
 
 def _python_path() -> str:
-    """PYTHONPATH under which the child finds this very package."""
+    """Return PYTHONPATH under which the child finds this very package."""
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     old = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join([home, *([old] if old else [])])
@@ -90,7 +90,7 @@ _STARTING = threading.Lock()
 
 
 def nursery() -> Nursery:
-    """The nursery of this process, started on first use (and again if it has died)."""
+    """Return the nursery of this process, started on first use (and again if it has died)."""
     global _NURSERY
     with _STARTING:
         if _NURSERY is None or _NURSERY.gone:

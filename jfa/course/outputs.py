@@ -14,7 +14,7 @@ Graded = dict[str, list[Result]]  # by learner; "" is this checkout
 
 
 def write_json(path: Path, graded: Graded) -> None:
-    """Everything there is to know about each result."""
+    """Print everything there is to know about each result."""
     content = [
         {"learner": printable(learner), "results": [r.as_dict() for r in results]}
         for learner, results in graded.items()
@@ -23,7 +23,7 @@ def write_json(path: Path, graded: Graded) -> None:
 
 
 def write_csv(path: Path, graded: Graded) -> None:
-    """One line a learner and exercise: learner, exercise, title, state, passed, check, message, seed."""
+    """Print one line per learner and exercise: learner, exercise, title, state, passed, check, message, seed."""
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(["learner", "exercise", "title", "state", "passed", "check", "message", "seed"])
@@ -36,13 +36,13 @@ def write_csv(path: Path, graded: Graded) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text that a spreadsheet does not take for a formula (messages quote learners' code)."""
+    """Return text that a spreadsheet does not take for a formula (messages quote learners' code)."""
     line = " ".join(printable(text).split())
     return f"'{line}" if line[:1] in ("=", "+", "-", "@") else line
 
 
 def write_junit(path: Path, graded: Graded) -> None:
-    """A test suite a learner, a test case an exercise."""
+    """Print a test suite per learner, a test case per exercise."""
     root = ElementTree.Element("testsuites")
     for learner, results in graded.items():
         failures = sum(not r.passed for r in results)
@@ -62,7 +62,7 @@ def write_junit(path: Path, graded: Graded) -> None:
 
 
 def _xml(text: str) -> str:
-    """Text without the characters XML has no place for."""
+    """Return text without the characters XML has no place for."""
     return "".join(
         c for c in text if c in "\t\n" or 0x20 <= ord(c) < 0xD800 or 0xE000 <= ord(c) < 0xFFFE or ord(c) > 0xFFFF
     )

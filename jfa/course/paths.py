@@ -24,7 +24,7 @@ class Course:
         return self.root / "solutions"
 
     def require_solutions(self) -> None:
-        """Raises LookupError in a release without solutions."""
+        """Raise LookupError in a release without solutions."""
         if not any(self.solutions.glob("*.py")):
             raise LookupError(
                 f"there are no solutions in {self.root}: this copy of the course was handed out without them"
@@ -52,7 +52,7 @@ class Course:
 
 
 def _git(root: Path) -> list[Path]:
-    """Git's folder of a checkout, which holds every version of the solutions; in a worktree the one it belongs to."""
+    """Return git's folder of a checkout, which holds every version of the solutions; in a worktree the one it belongs to."""
     git = root / ".git"
     try:
         if git.is_file():
@@ -64,7 +64,7 @@ def _git(root: Path) -> list[Path]:
 
 
 def find_course(start: Path | None = None) -> Course:
-    """The course around ``start`` (default: the current folder), else the one this package lies in.
+    """Return the course around ``start`` (default: the current folder), else the one this package lies in.
 
     The environment variable JFA_COURSE names one outright.
     """

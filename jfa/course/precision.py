@@ -73,7 +73,7 @@ def _copy(value: Any) -> Any:
 
 
 def _accumulated(value: Any) -> Any:
-    """A copy in the precision that sums are kept in: fp32 for tensors of fewer bits."""
+    """Return a copy in the precision that sums are kept in: fp32 for tensors of fewer bits."""
     copy = _copy(value)
     narrow = isinstance(copy, torch.Tensor) and copy.is_floating_point() and copy.element_size() < 4
     return copy.to(torch.float32) if narrow else copy
@@ -102,7 +102,7 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _distance(found: Any, want: Any) -> float:
-    """The largest difference of two numeric leaves where both are finite; 0 for anything else."""
+    """Return the largest difference of two numeric leaves where both are finite; 0 for anything else."""
     a, b = _floats(found), _floats(want)
     if a is None or b is None or a.shape != b.shape:
         return 0.0

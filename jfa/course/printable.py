@@ -17,7 +17,7 @@ _HIDDEN = {
 
 
 def printable(text: str) -> str:
-    """The text with everything that moves the cursor, hides or cannot be encoded written as an escape: ``\\x1b``, ``\\u202e``."""
+    """Return the text with what moves the cursor, hides or cannot be encoded as an escape: ``\\x1b``, ``\\u202e``."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(c if c in "\n\t" or unicodedata.category(c) not in _HIDDEN else _escape(c) for c in text)
@@ -29,7 +29,7 @@ def _escape(char: str) -> str:
 
 
 def clean(result: Result) -> Result:
-    """The result, changed in place: all its sentences quote code and exceptions of learners."""
+    """Return the result, changed in place: all its sentences quote code and exceptions of learners."""
     result.recognised = printable(result.recognised)
     result.notes = [printable(note) for note in result.notes]
     result.checks = [replace(c, case=printable(c.case), message=printable(c.message)) for c in result.checks]

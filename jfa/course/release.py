@@ -37,7 +37,7 @@ def release(course: Course, folder: Path, with_solutions: bool) -> list[str]:
 
 
 def _mistakes(course: Course, stem: str) -> str:
-    """Source that names what each mutant returns, in sketches: mutants cannot be made without the solutions."""
+    """Return source that names what each mutant returns, in sketches: mutants cannot be made without the solutions."""
     home = next((c for c in catalog.chapters() if c.stem == stem), None)
     pristine = Pristine.load(course, stem)
     lines = ["# What known mistakes return, by exercise, mutant and case: see jfa/course/mistakes.py", "MISTAKES = {"]
@@ -49,7 +49,7 @@ def _mistakes(course: Course, stem: str) -> str:
 
 
 def _files(root: Path) -> list[Path]:
-    """The checkout's files: those git knows, or, where there is no git, all but caches and state."""
+    """Return the checkout's files: those git knows, or, where there is no git, all but caches and state."""
     listed = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, text=True, check=False)
     names = [Path(n) for n in listed.stdout.split("\0") if n] if listed.returncode == 0 else []
     names = names or [p.relative_to(root) for p in root.rglob("*") if p.is_file()]
@@ -66,7 +66,7 @@ def _write_exercises(course: Course, folder: Path, with_solutions: bool) -> None
 
 
 def without_answers(source: str) -> str:
-    """A check module's source without its variants and without the parts of the solution that mutants quote."""
+    """Return a check module's source without its variants and without the parts of the solution that mutants quote."""
     tree = ast.parse(source)
     spans = [k for n in ast.walk(tree) if isinstance(n, ast.Call) for k in n.keywords if k.arg in _GIVEAWAYS]
     names = {n.id for k in spans for n in ast.walk(k.value) if isinstance(n, ast.Name)}

@@ -70,14 +70,14 @@ class Result:
         return "" if self.passed else HEADLINES[self.state]
 
     def as_dict(self) -> dict:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return {**asdict(self), "message": self.message, "caught_by": self.failed.name if self.failed else None}
 
     def __repr__(self) -> str:
         return self.text()
 
     def text(self) -> str:
-        """Several lines for a terminal."""
+        """Return several lines for a terminal."""
         lines = [f"{self.exercise} {self.title}: {HEADLINES[self.state].upper()}  ({self._summary()})"]
         if self.failed:
             lines.append(f"  {self.failed.name}{self._case()}: {_indent(self.failed.message)}")
@@ -142,7 +142,7 @@ def _indent(message: str) -> str:
 
 
 def summary_line(results: list[Result]) -> str:
-    """ "3 of 5 passed (1 wrong, 1 not started)", naming how many were run."""
+    """Return "3 of 5 passed (1 wrong, 1 not started)", naming how many were run."""
     counts = {state: sum(r.state == state for r in results) for state in HEADLINES}
     rest = ", ".join(f"{n} {s if s == MISSING else HEADLINES[s]}" for s, n in counts.items() if n and s != PASSED)
     return f"{counts[PASSED]} of {len(results)} passed" + (f" ({rest})" if rest else "")

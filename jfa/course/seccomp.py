@@ -102,7 +102,7 @@ _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER_MODE = 38, 22, 2  # prctl
 
 
 def is_known() -> bool:
-    """Whether this machine's calls are in the tables and its kernel filters calls at all."""
+    """Return whether this machine's calls are in the tables and its kernel filters calls at all."""
     known = platform.system() == "Linux" and platform.machine() in _MACHINES
     return known and os.path.exists("/proc/sys/kernel/seccomp/actions_avail")
 
@@ -122,7 +122,7 @@ def forbid_processes() -> bool:
 
 
 def _op(code: int, yes: int, no: int, value: int) -> bytes:
-    """One BPF instruction: what to do, how many instructions to skip if true or false, its operand."""
+    """Return one BPF instruction: what to do, how many instructions to skip if true or false, its operand."""
     return struct.pack("HBBI", code, yes, no, value & 0xFFFFFFFF)
 
 
@@ -132,7 +132,7 @@ _UNKNOWN = _op(_RETURN, 0, 0, _FAIL | errno.ENOSYS)
 
 
 def _rules(column: int, machine: int, pid: int) -> Iterator[bytes]:
-    """The filter, one rule after the other; the accumulator holds the call's number between them."""
+    """Yield the filter, one rule after the other; the accumulator holds the call's number between them."""
     yield from (_op(_LOAD, 0, 0, _ARCH), _op(_EQUAL, 1, 0, machine), _REFUSE)  # the calls of another machine: int 0x80
     yield from (_op(_LOAD, 0, 0, _NUMBER), _op(_GREATER, 0, 1, _NEWEST), _UNKNOWN)
     # glibc asks for clone3 first and takes clone where it does not exist; clone's flags can be read here, clone3's cannot
@@ -154,13 +154,13 @@ def _rules(column: int, machine: int, pid: int) -> Iterator[bytes]:
 
 
 def _with_argument(number: int, argument: int, rest: list[bytes]) -> Iterator[bytes]:
-    """For the call of this number: ``rest``, which must end in a verdict, with the argument in the accumulator."""
+    """Yield for the call of this number ``rest``, which must end in a verdict, with the argument in the accumulator."""
     yield _op(_EQUAL, 0, len(rest) + 1, number)
     yield _op(_LOAD, 0, 0, _ARGUMENTS + 8 * argument)
     yield from rest
 
 
 def _jumps(values: list[int]) -> Iterator[bytes]:
-    """Comparisons that skip the next verdict, and go to the one after it, where one of the values is met."""
+    """Yield comparisons that skip the next verdict, and go to the one after it, where one of the values is met."""
     for i, value in enumerate(values):
         yield _op(_EQUAL, len(values) - i, 0, value)

@@ -13,13 +13,13 @@ _FUTURE = {name: getattr(__future__, name).compiler_flag for name in __future__.
 
 
 def compile_visible(source: str, filename: str, flags: int = 0) -> types.CodeType:
-    """The source as code; its lines are put where ``inspect.getsource`` looks for a file of this name."""
+    """Return the source as code; its lines are put where ``inspect.getsource`` looks for a file of this name."""
     linecache.cache[filename] = (len(source), None, _lines(source), filename)
     return compile(source, filename, "exec", flags=flags, dont_inherit=True)
 
 
 def _lines(source: str) -> list[str]:
-    """Lines as Python counts them: a form feed or U+2028 ends none."""
+    """Return lines as Python counts them: a form feed or U+2028 ends none."""
     return [line + "\n" for line in source.split("\n")]
 
 

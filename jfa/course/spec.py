@@ -159,14 +159,14 @@ class Mutant:
     recognise: bool = True
 
     def apply(self, solution: str) -> str:
-        """The mutant's whole cell, from the solution's cell (markers already removed)."""
+        """Return the mutant's whole cell, from the solution's cell (markers already removed)."""
         if self.source:
             return self.source
         return edited(solution, self.edit, f"mutant {self.name!r}")
 
 
 def edited(source: str, edit: tuple, what: str) -> str:
-    """``source`` with (old, new) or several such pairs replaced; each old text must occur exactly once, else ValueError."""
+    """Return ``source`` with (old, new) or several such pairs replaced; each old text must occur exactly once, else ValueError."""
     pairs = (edit,) if edit and isinstance(edit[0], str) else edit
     for old, new in pairs:
         if source.count(old) != 1:
@@ -179,7 +179,7 @@ _INSTANCES: list[weakref.ref] = []
 
 
 def instances() -> list[Exercise]:
-    """All exercises alive in this process: a notebook's fork empties them before it runs an answer."""
+    """Return all exercises alive in this process: a notebook's fork empties them before it runs an answer."""
     return [exercise for ref in _INSTANCES if (exercise := ref()) is not None]
 
 
@@ -263,7 +263,7 @@ class Exercise:
                 raise ValueError(f"exercise {self.id}: forbid does not know {word!r}")
 
     def variant(self, index: int, solution: str) -> str:
-        """The whole cell of a differently written right answer, from the solution's cell (markers already removed)."""
+        """Return the whole cell of a differently written right answer, from the solution's cell (markers already removed)."""
         chosen = self.variants[index]
         return chosen if isinstance(chosen, str) else edited(solution, chosen, f"variant {index} of {self.id}")
 

@@ -25,7 +25,7 @@ from jfa.course.report import Result
 
 
 def load(course: Course) -> dict:
-    """The progress file: {"states": {exercise: state}, "hints": {exercise: number shown}, ...}.
+    """Return the progress file: {"states": {exercise: state}, "hints": {exercise: number shown}, ...}.
 
     A damaged one counts as empty where it is damaged (it is no proof of anything: grade never looks at it).
     """
@@ -33,7 +33,7 @@ def load(course: Course) -> dict:
 
 
 def trouble(course: Course) -> str:
-    """A sentence if the progress file is there and cannot be understood, else ""."""
+    """Return a sentence if the progress file is there and cannot be understood, else ""."""
     damage = _read(course)[1]
     return f"{_file(course)} cannot be understood ({damage}); what it held does not show here." if damage else ""
 
@@ -60,7 +60,7 @@ def forget(course: Course, exercise: str) -> str:
 
 
 def next_hint(course: Course, exercise: str, count: int) -> tuple[int, str]:
-    """(index of the hint to show next, a sentence if that could not be kept): one further each time, the last one again."""
+    """Return (index of the hint to show next, a sentence if that could not be kept): one further each time, the last one again."""
     shown = 0
 
     def change(content: dict) -> None:
@@ -73,7 +73,7 @@ def next_hint(course: Course, exercise: str, count: int) -> tuple[int, str]:
 
 
 def states(course: Course) -> dict[str, str]:
-    """State by exercise id, of those checked so far."""
+    """Return state by exercise id, of those checked so far."""
     return load(course)["states"]
 
 
@@ -82,7 +82,7 @@ def _file(course: Course) -> Path:
 
 
 def _read(course: Course) -> tuple[dict, str]:
-    """(contents with both parts in their right form, what is wrong with the file or "")."""
+    """Return (contents with both parts in their right form, what is wrong with the file or "")."""
     empty: dict = {"states": {}, "hints": {}}
     if not os.path.lexists(_file(course)):
         return empty, ""
@@ -131,7 +131,7 @@ def _set_aside(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _locked(course: Course) -> Iterator[None]:
-    """One process at a time, where the file system has locks: two notebooks may be checked at once."""
+    """Admit one process at a time, where the file system has locks: two notebooks may be checked at once."""
     with open(course.state / "lock", "a") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -175,7 +175,7 @@ def keep_pristine(course: Course, stem: str) -> None:
 
 
 def known_pristine(course: Course, stem: str) -> list[Notebook]:
-    """Every skeleton of the chapter this checkout has seen; a copy that is not what it was when it was kept counts for nothing."""
+    """Return every skeleton of the chapter that this checkout has seen, without copies that were changed since they were kept."""
     known = []
     with contextlib.suppress(OSError):
         for path in sorted((course.state / "skeletons").glob(f"{stem}.*.py")):

@@ -22,19 +22,19 @@ NOT_STARTED = "not started"
 
 
 def strip_notebook(solutions: Notebook) -> Notebook:
-    """The exercise notebook of a solutions notebook; raises ValueError on unbalanced markers."""
+    """Return the exercise notebook of a solutions notebook; raises ValueError on unbalanced markers."""
     marked = {i: c for i, c in enumerate(solutions.cells) if c.kind == "code" and has_markers(c.source)}
     stripped = solutions.with_sources({i: strip_cell(c.source, c.exercise) for i, c in marked.items()})
     return drop_cells(stripped, {i for i, c in enumerate(stripped.cells) if "solution-only" in c.tags})
 
 
 def has_markers(source: str) -> bool:
-    """Whether anything in the cell is stripped."""
+    """Return whether anything in the cell is stripped."""
     return any(_BEGIN.match(line) or _END.match(line) or _LINE.match(line) for line in source.split("\n"))
 
 
 def strip_cell(source: str, exercise: str | None) -> str:
-    """A cell's source with its solution regions replaced by the stub that fits."""
+    """Return a cell's source with its solution regions replaced by the stub that fits."""
     lines = source.split("\n")
     result: list[str] = []
     i = 0
@@ -54,7 +54,7 @@ def strip_cell(source: str, exercise: str | None) -> str:
 
 
 def solution_source(source: str) -> str:
-    """A solution's cell without the marker lines: what runs when a solution is graded."""
+    """Return a solution's cell without the marker lines: what runs when a solution is graded."""
     lines, starter = [], False
     for line in source.split("\n"):
         starter = (starter or bool(_STARTER.match(line))) and not _END.match(line)
@@ -73,7 +73,7 @@ def _region_end(lines: list[str], begin: int) -> int:
 
 
 def _stub(lines: list[str], begin: int, end: int, indent: str, exercise: str | None) -> list[str]:
-    """The lines that stand for the region between these two marker lines."""
+    """Return the lines that stand for the region between these two marker lines."""
     starter = [i for i in range(begin, end) if _STARTER.match(lines[i])]
     if starter:
         return [re.sub(r"^(\s*)# ?", r"\1", line, count=1) for line in lines[starter[0] + 1 : end]]
@@ -87,7 +87,7 @@ def _stub(lines: list[str], begin: int, end: int, indent: str, exercise: str | N
 
 
 def _enclosing_function(lines: list[str], position: int, indent: str) -> int | None:
-    """Line of the innermost ``def`` around a position at this indentation, or None at module level."""
+    """Return the line of the innermost ``def`` around a position at this indentation, or None at module level."""
     depth = len(indent)
     for i in range(position - 1, -1, -1):
         line = lines[i]
@@ -100,7 +100,7 @@ def _enclosing_function(lines: list[str], position: int, indent: str) -> int | N
 
 
 def _is_kernel(lines: list[str], function: int) -> bool:
-    """Whether a decorator above this ``def`` mentions jit."""
+    """Return whether a decorator above this ``def`` mentions jit."""
     i = function - 1
     while i >= 0 and lines[i].strip():
         if lines[i].lstrip().startswith("@") and "jit" in lines[i]:
@@ -110,7 +110,7 @@ def _is_kernel(lines: list[str], function: int) -> bool:
 
 
 def _assigned(region: list[str]) -> list[str]:
-    """Names that a module-level region binds with plain assignments."""
+    """Return names that a module-level region binds with plain assignments."""
     tree = ast.parse(textwrap.dedent("\n".join(region)))
     names = []
     for node in tree.body:

@@ -77,7 +77,7 @@ class Trial:
         return Checked(name, True if earlier else None)
 
     def _weigh(self) -> None:
-        """All checks in order, the smallest case first; raises _Fault or _NotStarted."""
+        """Make all checks in order, the smallest case first; raise _Fault or _NotStarted."""
         self._loaded()
         raised = [e for e in self.events.values() if e["event"] == "raised"]
         for event in raised[:1]:
@@ -104,7 +104,7 @@ class Trial:
     # -- did it run
 
     def _loaded(self) -> None:
-        """The cell compiled, ran, and defined the name asked for."""
+        """Check that the cell compiled, ran, and defined the name asked for."""
         failed, missing = self.events.get(-1), self.outcome.last("missing")
         if failed is not None:
             self._raise_not_started(failed)
@@ -161,7 +161,7 @@ class Trial:
             raise _Fault("values", fault, case.name, i)
 
     def _how_it_ended(self, i: int) -> str:
-        """A sentence for a run whose messages stopped before case i."""
+        """Return a sentence for a run whose messages stopped before case i."""
         name = f" in the case “{self.cases[i].name}”" if 0 < i < len(self.cases) else ""
         if self.outcome.ended == "time":
             return f"Time limit: it had not finished after {self.exercise.time_limit:g} s of computing{name}. An endless loop?"
@@ -203,7 +203,7 @@ class Trial:
             self.reached.add(prop.name)
 
     def _same_bits(self, event: dict, case: Case, i: int) -> None:
-        """The same numbers under every schedule, to the last bit."""
+        """Check for the same numbers under every schedule, to the last bit."""
         exercise, again = self.exercise, event.get("again", [])
         if len(again) != len(exercise.schedules):
             raise _Fault("same bits", "It did not run under every schedule.", case.name, i)
@@ -256,7 +256,7 @@ class Trial:
         return self.mutants.recognise(self.exercise, self.cases[fault.position], event.get("value"), fault.position)
 
     def _show_example(self, fault: _Fault) -> None:
-        """A small case that went wrong, in full."""
+        """Add a small case that went wrong, in full."""
         event = self.events.get(fault.position)
         if (
             fault.check in ("values", "new numbers")
@@ -270,7 +270,7 @@ class Trial:
                 self.result.notes = [*([text] if text else []), *self.result.notes]
 
     def _show_prints(self, fault: _Fault) -> None:
-        """What the answer printed in the case that failed: how many people look for a mistake."""
+        """Add what the answer printed in the case that failed: how many people look for a mistake."""
         text = self.events.get(fault.position, {}).get("printed", "")
         text = text.strip() if isinstance(text, str) else ""
         if text and "printing is not returning" not in fault.message:
@@ -284,7 +284,7 @@ class Trial:
 
 
 def _refusal_fault(event: dict, case: Case) -> str | None:
-    """What is wrong with the exception an answer raised where it had to raise one."""
+    """Return what is wrong with the exception an answer raised where it had to raise one."""
     if case.raises not in event["bases"]:
         return f"This input must be refused with {case.raises}; it raised {_exception_text(event)}"
     words = [w for w in case.wanted_words if w]
@@ -299,7 +299,7 @@ class _NotStarted(Exception):  # noqa: N818  a verdict, not an error
 
 
 def _test_property(test: Callable, case: Case, value: Any) -> str | None:
-    """A property's sentence; a property that stumbles over a strange value says so instead of failing the judge."""
+    """Return a property's sentence; a property that stumbles over a strange value says so instead of failing the judge."""
     try:
         return test(case, value)
     except Exception as error:  # noqa: BLE001  the value may be anything
@@ -311,7 +311,7 @@ def _bound(limit: Any, case: Case) -> int | None:
 
 
 def _measured(measure: str, count: int) -> str:
-    """A count in words: "40 loads"."""
+    """Return a count in words: "40 loads"."""
     family, _, name = measure.partition(":")
     if name:
         if family == "exp_axis":
@@ -344,7 +344,7 @@ def _measured(measure: str, count: int) -> str:
 
 
 def _exception_text(event: dict) -> str:
-    """An exception as a learner should read it: what, and at which of their lines."""
+    """Return an exception as a learner should read it: what, and at which of their lines."""
     if event.get("report"):
         start = "It will not compile on a GPU. " if event["type"] in _COMPILE_ERRORS else ""
         return f"{start}{event['type']}: {event['message']}"

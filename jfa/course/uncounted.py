@@ -109,7 +109,7 @@ def _stack(original: Callable, push: str | None, violations: Violations) -> Call
 
 
 def _asked_by_learner(frame: types.FrameType | None) -> bool:
-    """Whether the learner's own code asked, itself or through torch's thin wrappers; the rest of torch may ask as well."""
+    """Return whether the learner's own code asked, itself or through torch's thin wrappers; the rest of torch may ask as well."""
     while frame is not None and _file(frame.f_code.co_filename) in _WRAPPERS:
         frame = frame.f_back
     return frame is not None and is_own_file(frame.f_code.co_filename)

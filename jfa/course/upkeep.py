@@ -65,7 +65,7 @@ def make_exercises(
 
 
 def stripped(path: Path) -> Notebook:
-    """The exercises that a solutions file gives; raises Refusal naming the file where its marks do not fit together."""
+    """Return the exercises that a solutions file gives; raises Refusal naming the file where its marks do not fit together."""
     try:
         return strip.strip_notebook(notebook.read(path))
     except notebook.Unreadable:
@@ -102,7 +102,7 @@ def reset(course: Course, exercise: Exercise, stem: str, announce: Announce = _q
 
 
 def _remembered(course: Course, stem: str) -> Notebook | None:
-    """A skeleton this checkout has seen, where somebody took solutions and skeletons away."""
+    """Return a skeleton this checkout has seen, where somebody took solutions and skeletons away."""
     known = state.known_pristine(course, stem)
     return known[-1] if known else None
 
@@ -141,7 +141,7 @@ def update(course: Course, stem: str, announce: Announce = _quietly) -> tuple[st
 
 
 def _seen(course: Course, stem: str) -> list[Notebook]:
-    """Older skeletons: remembered ones, and those of git's history (not of exercises/: a learner may commit answers)."""
+    """Return older skeletons: remembered ones, and those of git's history (not of exercises/: a learner may commit answers)."""
     found = state.known_pristine(course, stem)
     for name, is_solution in ((f"solutions/{stem}.py", True), (f"jfa/course/skeletons/{stem}.py", False)):
         for text in _history(course, name):
@@ -154,7 +154,7 @@ def _seen(course: Course, stem: str) -> list[Notebook]:
 
 
 def _history(course: Course, name: str, versions: int = 40) -> list[str]:
-    """The texts that a file had in git, the last ones; [] without git."""
+    """Return the texts that a file had in git, the last ones; [] without git."""
     try:
         commits = _git(course, "log", f"-{versions}", "--format=%H", "--", name).split()
         return [_git(course, "show", f"{commit}:./{name}") for commit in commits]
@@ -166,7 +166,7 @@ def _history(course: Course, name: str, versions: int = 40) -> list[str]:
 
 
 def pull(course: Course, announce: Announce = _quietly) -> str:
-    """``git pull`` although exercises were edited: they step aside and come back, for update() to carry them over.
+    """Run ``git pull`` although exercises were edited: they step aside and come back, for update() to carry them over.
 
     Returns git's own words. Raises LookupError where the pull fails, Refusal where no backup can be kept; every file is then as it
     was before. If the process is killed meanwhile, :func:`recover` puts the files back.
@@ -195,7 +195,7 @@ def pull(course: Course, announce: Announce = _quietly) -> str:
 
 
 def _journal(course: Course) -> Path:
-    """Exists while files stepped aside for git: {file: its backup}."""
+    """Return the record that exists while files stepped aside for git: {file: its backup}."""
     return course.state / "pulling.json"
 
 
@@ -233,7 +233,7 @@ def _put_back(course: Course, path: Path, saved: Path) -> str:
 
 
 def _is_pristine(course: Course, path: Path) -> bool:
-    """Whether no cell of the file is a learner's: git's version, or one of the skeletons."""
+    """Return whether no cell of the file is a learner's: git's version, or one of the skeletons."""
     relative = path.relative_to(course.root).as_posix()
     try:
         committed = _git(course, "show", f"HEAD:./{relative}")

@@ -69,14 +69,14 @@ class Watch:
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def _files(self) -> list[Path]:
-        """The files that are there: a chapter's .py, .ipynb or both."""
+        """Return the files that are there: a chapter's .py, .ipynb or both."""
         candidates = (
             self.course.exercises / f"{stem}{end}" for stem in self.stems.values() for end in (".py", ".ipynb")
         )
         return [path for path in candidates if path.is_file()]
 
     def _was_saved(self, path: Path) -> bool:
-        """Whether a file differs from the last look; one that is away for a moment (being replaced) does not."""
+        """Return whether a file differs from the last look; one that is away for a moment (being replaced) does not."""
         stamp = _stamp(path)
         return stamp is not None and stamp != self.stamps.get(path)
 
@@ -109,7 +109,7 @@ class Watch:
         self._show_next()
 
     def _changed(self, here: list[Exercise], before: Notebook | None, after: Notebook) -> list[Exercise]:
-        """The exercises whose answers differ between two versions of their file."""
+        """Return the exercises whose answers differ between two versions of their file."""
         pristine = Pristine.load(self.course, self.stems[here[0].chapter])
         was = {e.id: _answer(before, e, pristine) for e in here}
         return [e for e in here if _answer(after, e, pristine) != was[e.id]]
@@ -144,7 +144,7 @@ class Watch:
         return next((e for e in self.exercises if e.id not in passed), None)
 
     def _next_after(self, exercise: Exercise) -> Exercise | None:
-        """The exercise itself while it has not passed, then the next open one, then those left open before it."""
+        """Return the exercise itself while it has not passed, then the next open one, then those left open before it."""
         at, passed = self.exercises.index(exercise), self._passed()
         return next((e for e in self.exercises[at:] + self.exercises[:at] if e.id not in passed), None)
 
@@ -160,7 +160,7 @@ class Watch:
         return f"{len(self._passed())} of {len(self.exercises)} exercises passed"
 
     def _place(self, exercise: Exercise) -> str:
-        """FILE:LINE of an exercise's cell, as editors and terminals open it; of an .ipynb the file."""
+        """Return FILE:LINE of an exercise's cell, as editors and terminals open it; of an .ipynb the file."""
         path, _ = catalog.exercise_file(self.course, self.stems[exercise.chapter])
         if path is None:
             return f"{self.course.exercises / self.stems[exercise.chapter]}.py is not there"
@@ -177,7 +177,7 @@ class Watch:
 
 
 def _stamp(path: Path) -> Stamp | None:
-    """What tells one version of a file from another, None while it is not there."""
+    """Return what tells one version of a file from another, None while it is not there."""
     try:
         about = path.stat()
     except OSError:
@@ -186,7 +186,7 @@ def _stamp(path: Path) -> Stamp | None:
 
 
 def _open(path: Path) -> tuple[Notebook | None, str]:
-    """(a file's notebook, why it cannot be read)."""
+    """Return (a file's notebook, why it cannot be read)."""
     try:
         return notebook.read(path), ""
     except Unreadable as error:
@@ -194,7 +194,7 @@ def _open(path: Path) -> tuple[Notebook | None, str]:
 
 
 def _answer(content: Notebook | None, exercise: Exercise, pristine: Pristine) -> tuple | None:
-    """What an answer consists of, for a comparison."""
+    """Return what an answer consists of, for a comparison."""
     found = answers.from_notebook(content, exercise, pristine) if content is not None else None
     return None if found is None else (found.source, found.helpers)
 

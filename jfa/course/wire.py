@@ -58,19 +58,19 @@ SEAL_BYTES = 16
 
 
 def seal(key: bytes, number: int, data: bytes) -> bytes:
-    """SEAL_BYTES that show that message ``number`` was written by whoever has the key."""
+    """Return SEAL_BYTES that show that message ``number`` was written by whoever has the key."""
     return hashlib.blake2b(number.to_bytes(8, "little") + data, key=key, digest_size=SEAL_BYTES).digest()
 
 
 def pack(message: Any) -> bytes:
-    """One message (nested lists, dicts, tensors, arrays, plain values) as bytes."""
+    """Return one message (nested lists, dicts, tensors, arrays, plain values) as bytes."""
     blob = bytearray()
     text = json.dumps(_encode(message, blob, 0)).encode()
     return _HEADER.pack(len(text), len(blob)) + text + bytes(blob)
 
 
 def unpack(data: bytes) -> Any:
-    """The message in these bytes; raises WireError."""
+    """Return the message in these bytes; raises WireError."""
     try:
         text_size, blob_size = _HEADER.unpack_from(data)
         if _HEADER.size + text_size + blob_size != len(data):
@@ -167,7 +167,7 @@ def _decode(entry: Any, blob: memoryview, depth: int) -> Any:
 
 
 def _decode_nested(parts: list[Any], jagged: bool) -> torch.Tensor:
-    """A nested tensor; its offsets are checked first, for torch trusts them."""
+    """Return a nested tensor; its offsets are checked first, for torch trusts them."""
     if not jagged:
         return torch.nested.nested_tensor(parts)
     values, offsets = parts
@@ -183,7 +183,7 @@ def _decode_nested(parts: list[Any], jagged: bool) -> torch.Tensor:
 
 
 def _slice(entry: dict, itemsize: int, blob: memoryview) -> tuple[tuple[int, ...], bytearray]:
-    """(shape, bytes) of a tensor's entry, both checked."""
+    """Return (shape, bytes) of a tensor's entry, both checked."""
     shape, at = tuple(entry["shape"]), entry["at"]
     if not all(type(n) is int and 0 <= n < 1 << 40 for n in (*shape, at)):
         raise WireError("a size is no small positive number")

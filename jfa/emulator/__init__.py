@@ -54,7 +54,7 @@ def uninstall():
 
 @contextlib.contextmanager
 def options(base=None, **changes):
-    """Options of the launches inside the block: `with options(policy="lazy"): …`. Nested blocks change what the outer set."""
+    """Set options of the launches inside the block: `with options(policy="lazy"): …`. Nested blocks change what the outer set."""
     install()
     hooks = _hooks()
     chosen = (base or hooks.current_options()).but(**changes)
@@ -83,7 +83,7 @@ def run(kernel, grid, *args, report="collect", **kwargs):
 
 
 def last():
-    """The Run of the last launch, or None."""
+    """Return the Run of the last launch, or None."""
     return _hooks().Last.run
 
 
@@ -128,7 +128,7 @@ def _install_quietly():
 
 
 def install_with_triton():
-    """What `import jfa` does: install now if Triton is loaded, else when it is. Costs nothing and needs no Triton."""
+    """Do what `import jfa` does: install now if Triton is loaded, else when it is. Costs nothing and needs no Triton."""
     if "triton" in sys.modules:
         _install_quietly()
     elif not any(isinstance(finder, _AfterTriton) for finder in sys.meta_path):

@@ -23,7 +23,7 @@ GEMM = dict(
 
 
 def best(function, runs=5):
-    """Least CPU seconds of a call."""
+    """Return least CPU seconds of a call."""
     function()
     times = []
     for _ in range(runs):
@@ -34,14 +34,14 @@ def best(function, runs=5):
 
 
 def attention(length, heads=1, dim=128):
-    """fa_ws on `length` queries and keys: length/256 CTAs of length/128 steps each."""
+    """Run fa_ws on `length` queries and keys: length/256 CTAs of length/128 steps each."""
     module = tutorials.load("blackwell_fa_ws")
     q, k, v = (torch.randn(1, heads, length, dim).half() for _ in range(3))
     return lambda: module.attention(q, k, v, dim**-0.5)
 
 
 def matmul(k):
-    """gemm_ws on one 128x128 tile, k/128 steps."""
+    """Run gemm_ws on one 128x128 tile, k/128 steps."""
     module = tutorials.load("blackwell_gemm_ws")
     a, b = torch.randn(128, k).half(), torch.randn(k, 128).half()
     return lambda: module.matmul(a, b, config=dict(GEMM))
@@ -54,7 +54,7 @@ def tiny(x, o, n, BLOCK: tl.constexpr):
 
 
 def launches(count):
-    """A small launch, `count` times."""
+    """Run a small launch `count` times."""
     x, out = torch.randn(100), torch.empty(100)
 
     def run():
@@ -65,7 +65,7 @@ def launches(count):
 
 
 def resident():
-    """Peak resident memory of this process, MB."""
+    """Return peak resident memory of this process, MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -45,7 +45,7 @@ def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def _lanes(events: Iterable[Event]) -> list[tuple[Any, str, int]]:
-    """The (cta, track, row) of each event: the first row of its track that is free for its whole length."""
+    """Return the (cta, track, row) of each event: the first row of its track that is free for its whole length."""
     events = list(events)
     free: dict[tuple[Any, str], list[float]] = {}
     lanes: dict[int, tuple[Any, str, int]] = {}
@@ -59,7 +59,7 @@ def _lanes(events: Iterable[Event]) -> list[tuple[Any, str, int]]:
 
 
 def _flow(number: int, source: Event, waiting: Event, places: dict[int, dict]) -> list[dict[str, Any]]:
-    """Both ends of an arrow, each just inside its slice, the second never before the first."""
+    """Return both ends of an arrow, each just inside its slice, the second never before the first."""
     begin = max(source.start, source.end - SHORTEST)
     end = max(waiting.start, waiting.end - SHORTEST, begin)
     same = {"cat": "signal", "name": waiting.args["barrier"], "id": number}
@@ -70,7 +70,7 @@ def _flow(number: int, source: Event, waiting: Event, places: dict[int, dict]) -
 
 
 def _counter(name: str, process: int, spans: Iterable[tuple[float, float]]) -> list[dict[str, Any]]:
-    """1 while a unit is occupied, 0 otherwise; spans that touch are one."""
+    """Return 1 while a unit is occupied, 0 otherwise; spans that touch are one."""
     edges: list[tuple[float, int]] = []
     for begin, end in sorted(spans):
         if edges and begin <= edges[-1][0]:

@@ -41,17 +41,17 @@ NARROW_FLOATS = frozenset(n for n in _STORED if n not in _PLAIN and n != "int1")
 
 
 def stored(name):
-    """The numpy dtype of `name` in memory."""
+    """Return the numpy dtype of `name` in memory."""
     return _STORED[name]
 
 
 def held(name):
-    """The numpy dtype of `name` in arithmetic."""
+    """Return the numpy dtype of `name` in arithmetic."""
     return _HELD[name]
 
 
 def itemsize(name):
-    """Bytes of one element in memory."""
+    """Return bytes of one element in memory."""
     return _STORED[name].itemsize
 
 
@@ -61,7 +61,7 @@ def _contiguous(array):
 
 @lru_cache(None)
 def _fp8_table(name):
-    """The 256 values of an fp8 format as float32."""
+    """Return the 256 values of an fp8 format as float32."""
     codes = np.arange(256, dtype=np.uint8)
     if name in _TORCH_FP8:
         return torch.from_numpy(codes).view(_TORCH_FP8[name]).to(torch.float32).numpy()
@@ -73,7 +73,7 @@ def _fp8_table(name):
 
 
 def decode(array, name):
-    """Stored array -> held array, exactly."""
+    """Return stored array -> held array, exactly."""
     if name in _PLAIN:
         return array
     if name == "fp16":
@@ -86,7 +86,7 @@ def decode(array, name):
 
 
 def encode(array, name):
-    """Held array -> stored array: exact for held values, any other float32 is rounded to nearest even (fp8 saturates)."""
+    """Return held array -> stored array: exact for held values, any other float32 is rounded to nearest even (fp8 saturates)."""
     if name in _PLAIN:
         return array
     if name == "int1":
@@ -103,7 +103,7 @@ def encode(array, name):
 
 
 def _encode_by_table(array, name):
-    """Nearest code of a format that torch lacks; ties go to the even code."""
+    """Return nearest code of a format that torch lacks; ties go to the even code."""
     positive = _fp8_table(name)[:128]
     magnitude = np.abs(array).astype(np.float64)
     upper = np.clip(np.searchsorted(positive, magnitude), 1, 127)
@@ -113,7 +113,7 @@ def _encode_by_table(array, name):
 
 
 def round_to(array, name):
-    """float32 (or float64) array -> held array of `name`, to nearest even. fp8 keeps no sign of a NaN: cvt's is 0x7F."""
+    """Return float32 (or float64) array -> held array of `name`, to nearest even. fp8 keeps no sign of a NaN: cvt's is 0x7F."""
     if name == "fp32":
         return array.astype(np.float32, copy=False)
     if name not in NARROW_FLOATS:
@@ -127,7 +127,7 @@ def round_to(array, name):
 
 
 def round_toward_zero(array, name):
-    """float32 array -> held array of `name`, truncating."""
+    """Return float32 array -> held array of `name`, truncating."""
     if name == "bf16":
         return (np.ascontiguousarray(array, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     code = np.array(encode(array, name))
@@ -138,11 +138,11 @@ def round_toward_zero(array, name):
 
 
 def bits_of(array, name):
-    """Held array -> unsigned integers with the bit pattern of the stored form (for bitcasts)."""
+    """Return held array -> unsigned integers with the bit pattern of the stored form (for bitcasts)."""
     code = np.ascontiguousarray(encode(array, name))
     return code.view(f"uint{8 * code.itemsize}")
 
 
 def from_bits(bits, name):
-    """Unsigned bit patterns -> held array of `name`; the widths must agree."""
+    """Return unsigned bit patterns -> held array of `name`; the widths must agree."""
     return decode(np.ascontiguousarray(bits).view(_STORED[name]), name)

@@ -126,7 +126,7 @@ class Explorer(Control):
             self._reversals(step.process, step.uses, step.past)
 
     def finish(self, well: bool) -> None:
-        """The execution has ended: steps that were waiting to be taken might have come earlier as well.
+        """Note, the execution having ended, that steps that were waiting to be taken might have come earlier as well.
 
         One that ended badly may have been cut short by its last step, so whatever else could have gone on there is tried: what
         others would have done later is not known, and may have had an outcome of its own.
@@ -173,12 +173,12 @@ class Explorer(Control):
 
 
 def _possible_before(earlier: Use, later: Use) -> bool:
-    """Whether the later use could be taken in the state before the earlier one: a wait passes only on its parity."""
+    """Return whether the later use could be taken in the state before the earlier one: a wait passes only on its parity."""
     return not (later.kind == WAIT and earlier.kind == ADD) or earlier.phase & 1 != later.parity
 
 
 def _in_the_way(sleeping: list[Use], taken: Step) -> bool:
-    """Whether a step that was not taken yet depends on one that was."""
+    """Return whether a step that was not taken yet depends on one that was."""
     for use in taken.uses:
         for other in sleeping:
             same = use.object is other.object or (use.kind == TOUCH and use.object == other.object)

@@ -15,7 +15,7 @@ Where = tuple[tuple[str, int], ...]
 
 
 def here(depth: int = 3, frame=None) -> Where:
-    """((file, line), …), innermost kernel frame first, at most `depth` of them; () outside a kernel.
+    """Return ((file, line), …), innermost kernel frame first, at most `depth` of them; () outside a kernel.
 
     frame: where to start; the caller's if None. A suspended task's is `task.greenlet.gr_frame`.
     """
@@ -30,24 +30,24 @@ def here(depth: int = 3, frame=None) -> Where:
 
 
 def source(location):
-    """The text of a (file, line), stripped."""
+    """Return the text of a (file, line), stripped."""
     return linecache.getline(*location).strip()
 
 
 def place(file, line):
-    """'file.py:12'; 'cell In[3], line 12' where the file is a notebook's cell, whose own name is a number nobody knows."""
+    """Return 'file.py:12'; 'cell In[3], line 12' where the file is a notebook's cell, whose own name is a number nobody knows."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     kind, name = (shell.compile.format_code_name(file) if shell is not None else None) or ("File", file)
     return f"{os.path.basename(file)}:{line}" if kind == "File" else f"{kind.lower()} {name}, line {line}"
 
 
 def show(locations):
-    """'file.py:12  `text of the line`' for the innermost of `locations`."""
+    """Return 'file.py:12  `text of the line`' for the innermost of `locations`."""
     return f"{place(*locations[0])}  `{source(locations[0])[:100]}`" if locations else "?"
 
 
 def turn(turns) -> str:
-    """' (tile = 1, k = 2)': the turn of the two innermost loops around an access; '' outside loops."""
+    """Return ' (tile = 1, k = 2)': the turn of the two innermost loops around an access; '' outside loops."""
     said = []
     while turns is not None and len(said) < 2:
         name, value, turns, _ = turns

@@ -31,7 +31,7 @@ def _bytes_at(address, count):
 
 
 def _is_mapped(lo, hi):
-    """Whether every page of [lo, hi) belongs to this process."""
+    """Return whether every page of [lo, hi) belongs to this process."""
     if lo < _PAGE or hi - lo > 1 << 40:
         return False
     start = lo & -_PAGE
@@ -51,7 +51,7 @@ class Allocation:
         return f"Allocation({self.name}, {self.hi - self.lo} bytes)"
 
     def view(self, dtype):
-        """All of it as a flat array of a numpy dtype."""
+        """Return all of it as a flat array of a numpy dtype."""
         view = self._views.get(dtype)
         if view is None:
             count = (self.hi - self.lo) // dtype.itemsize
@@ -59,7 +59,7 @@ class Allocation:
         return view
 
     def owners(self, size):
-        """(owner per grain, grains per element of `size` bytes): who wrote last, as program + 1 and its epoch in the upper bits."""
+        """Return (owner per grain, grains per element of `size`): the last writer, program + 1, and its epoch above."""
         if self._owner is None:
             self._grain = min(self._grain, size)
             self._owner = np.zeros((self.hi - self.lo) // self._grain + 1, np.int64)
@@ -87,7 +87,7 @@ class GlobalMemory:
     # ---- finding the tensor
 
     def find(self, address):
-        """The allocation that holds `address`, or None."""
+        """Return the allocation that holds `address`, or None."""
         i = bisect_right(self._starts, address) - 1
         if i >= 0 and address < self.allocations[i].hi:
             return self.allocations[i]
@@ -102,7 +102,7 @@ class GlobalMemory:
         return allocation
 
     def _unknown(self, lo, hi, what):
-        """Memory that no argument holds, reached through an integer: another tensor of the process, else unchecked memory of it."""
+        """Return memory that no argument holds, reached through an integer: another tensor, else unchecked memory."""
         region = self.find_live(lo) or self._foreign.get((lo, hi))
         if region is None:
             if not _is_mapped(lo, hi):
@@ -120,7 +120,7 @@ class GlobalMemory:
         return region
 
     def find_live(self, address):
-        """The tensor that holds `address`: an argument, or any other that is alive in the process; None if neither does."""
+        """Return the tensor that holds `address`: an argument, or any other that is alive in the process; None if neither does."""
         found = self.find(address)
         if found is None:
             if self._live is None:
@@ -159,7 +159,7 @@ class GlobalMemory:
     # ---- element access
 
     def _indices(self, addresses, name, allocation, what):
-        """(allocation, element index of each address)."""
+        """Return (allocation, element index of each address)."""
         size = dtypes.itemsize(name)
         lo, hi = int(addresses.min()), int(addresses.max()) + size
         allocation = self.locate(lo, hi, allocation, what, size, addresses)
@@ -176,7 +176,7 @@ class GlobalMemory:
         return allocation, index
 
     def read(self, addresses, name, allocation=None):
-        """Stored values at an int64 array of addresses."""
+        """Return stored values at an int64 array of addresses."""
         if not addresses.size:
             return np.empty(addresses.shape, dtypes.stored(name))
         try:
@@ -188,13 +188,13 @@ class GlobalMemory:
         return np.take(allocation.view(dtypes.stored(name)), index)
 
     def _scattered_read(self, addresses, name):
-        """Addresses that came from integers and lie in several tensors: one by one."""
+        """Return addresses that came from integers and lie in several tensors: one by one."""
         self._check_scattered(addresses, dtypes.itemsize(name), "load")
         values = [self.read(np.array([a]), name)[0] for a in addresses.ravel()]
         return np.array(values, dtypes.stored(name)).reshape(addresses.shape)
 
     def _check_scattered(self, addresses, size, what):
-        """Where some of the addresses lie in tensors, one that does not has left its own."""
+        """Report an address outside every tensor where others lie in one: it has left its own."""
         nearest = None
         for address in np.unique(addresses):
             found = self.find_live(int(address))
@@ -223,14 +223,14 @@ class GlobalMemory:
     # ---- who wrote what
 
     def clock(self, program):
-        """The epochs of every program that `program` is ordered after (its own included)."""
+        """Return the epochs of every program that `program` is ordered after (its own included)."""
         clock = self._clocks.get(program)
         if clock is None:
             clock = self._clocks[program] = {program: 1}
         return clock
 
     def synchronise(self, address):
-        """An atomic at `address`: acquire what earlier atomics there published, and publish."""
+        """Order an atomic at `address`: acquire what earlier atomics there published, and publish."""
         me = self.program()
         mine = self.clock(me)
         theirs = self._published.setdefault(address, {})
@@ -280,7 +280,7 @@ class GlobalMemory:
                 return
 
     def _duplicate(self, allocation, writer, me, element):
-        """Two programs wrote one value to one place: harmless, but rarely meant; said once a launch."""
+        """Warn of two programs that wrote one value to one place: harmless, but rarely meant; said once per launch."""
         if not self._said_duplicate:
             self._said_duplicate = True
             self.warn(
@@ -295,7 +295,7 @@ class GlobalMemory:
     # ---- atomics
 
     def atomic(self, addresses, values, name, combine, allocation=None):
-        """new = combine(old, value) at each address, in order; returns the old values (held). `values` are held."""
+        """Write combine(old, value) at each address, in order; return the old values (held). `values` are held."""
         if not addresses.size:
             return values.copy()
         allocation, index = self._indices(addresses, name, allocation, "atomic")
@@ -316,7 +316,7 @@ def _raw(values):
 
 
 def _rounds(index):
-    """Lanes in rounds such that no round has two lanes of one address, each address's lanes in order."""
+    """Yield lanes in rounds such that no round has two lanes of one address, each address's lanes in order."""
     order = np.argsort(index, kind="stable")
     ordered = index[order]
     if index.size < 2 or (ordered[1:] != ordered[:-1]).all():
@@ -366,7 +366,7 @@ class TensorMap:
         return count * self.stored.itemsize
 
     def _check(self, offsets, what):
-        """Corners that an H200 answers with an illegal instruction (tests/gpu/h200_facts.json)."""
+        """Refuse corners that an H200 answers with an illegal instruction (tests/gpu/h200_facts.json)."""
         row = offsets[-1] * self.stored.itemsize
         if row % _CHUNK:
             raise DescriptorError(
@@ -384,7 +384,7 @@ class TensorMap:
             )
 
     def _clip(self, offsets, whole_chunks=False):
-        """(slices into the box, start per dimension, extents) of the part inside the tensor; None where nothing is.
+        """Return (slices into the box, start per dimension, extents) of the part inside the tensor; None where nothing is.
 
         Stores clip the inner dimension in chunks of 16 bytes: all of the last element's chunk is written.
         """
@@ -403,12 +403,12 @@ class TensorMap:
         return tuple(inside), start, extents
 
     def inside(self, offsets):
-        """Slices of the box's part inside the tensor; None where nothing is."""
+        """Return slices of the box's part inside the tensor; None where nothing is."""
         clip = self._clip(offsets)
         return None if clip is None else clip[0]
 
     def _window(self, start, extents, what):
-        """(allocation, first element, element strides): the clipped box as a strided window."""
+        """Return (allocation, first element, element strides): the clipped box as a strided window."""
         size = self.stored.itemsize
         first = (self.base + sum(s * stride for s, stride in zip(start, self.strides)) * size) & _WRAP
         strides = [_signed(stride * size) for stride in self.strides]
@@ -423,7 +423,7 @@ class TensorMap:
         return np.ndarray(extents, flat.dtype, flat.data, first * step, [s * step for s in strides])
 
     def load(self, offsets):
-        """The box at `offsets`, stored form."""
+        """Return the box at `offsets`, stored form."""
         if Active.counts is not None:
             Active.counts.load(math.prod(self.block_shape))
         self._check(offsets, "load")
@@ -461,7 +461,7 @@ class TensorMap:
         self._strided(flat, first, extents, strides)[...] = values
 
     def reduce(self, offsets, values, kind):
-        """Atomically combine the box into memory: add, min, max, and, or, xor; the sum is rounded to the dtype."""
+        """Combine atomically the box into memory: add, min, max, and, or, xor; the sum is rounded to the dtype."""
         self._check(offsets, "reduction")
         clip = self._clip(offsets, whole_chunks=True)
         if clip is None:

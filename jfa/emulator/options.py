@@ -69,7 +69,7 @@ class Options:
             raise ValueError(f'fences must be "strict" or "compiler", not {self.fences!r}')
 
     def but(self, **changes) -> Options:
-        """A copy with some options changed."""
+        """Return a copy with some options changed."""
         if "policy" in changes:
             changes.setdefault("control", None)
         return replace(self, **changes)

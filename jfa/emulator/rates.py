@@ -114,26 +114,26 @@ class Chip:
         return self.rates[name].value
 
     def scaled(self, name: str, factor: float) -> Chip:
-        """The same chip with one rate multiplied by ``factor``: how much does a conclusion lean on that number?"""
+        """Return the same chip with one rate multiplied by ``factor``: how much does a conclusion lean on that number?"""
         old = self.rates[name]
         return replace(
             self, rates=self.rates | {name: Rate(old.value * factor, old.unit, f"{old.source}, times {factor:g}")}
         )
 
     def assumed(self) -> list[str]:
-        """Names of the rates that no source gives for this chip."""
+        """Return names of the rates that no source gives for this chip."""
         return [n for n, r in self.rates.items() if r.assumed]
 
     def demand(self, op: str, **facts) -> Demand:
-        """The :class:`Demand` of one operation; ``facts`` are the sizes that the operation's method below names."""
+        """Return the :class:`Demand` of one operation; ``facts`` are the sizes that the operation's method below names."""
         return getattr(self, f"_{op}")(**facts)
 
     def seconds(self, cycles: float) -> float:
-        """Cycles to seconds at the clock sustained under tensor load."""
+        """Return cycles as seconds at the clock sustained under tensor load."""
         return cycles / self["clock_sustained"]
 
     def peak_flops(self, itemsize: int = 2) -> float:
-        """Tensor FLOP/s of the whole chip at the sustained clock."""
+        """Return tensor FLOP/s of the whole chip at the sustained clock."""
         return self["sms"] * self[f"tensor_{itemsize}"] * self["clock_sustained"]
 
     # -- one method an operation -----------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Chip:
     def _mma(
         self, m: int, n: int, k: int, itemsize_a: int = 2, a_space: str = "smem", two_cta: bool = False, **_
     ) -> Demand:
-        """One CTA's share: a pair (``two_cta``) computes m x n together, each CTA half of the rows and of B in SMEM."""
+        """Return one CTA's share: a pair (``two_cta``) computes m x n together, each CTA half of the rows and of B in SMEM."""
         rows = m / 2 if two_cta else m
         flops = 2 * rows * n * k
         # below 128 rows the array is half empty, and takes as long as if it were full; a pair with 64 rows in each CTA folds its

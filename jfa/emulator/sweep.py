@@ -101,7 +101,7 @@ class Result:
         return [m for m in self.mutants if not m.found]
 
     def table(self) -> str:
-        """Counts by kind, fault and finding, then the clean mutants line by line."""
+        """Return counts by kind, fault and finding, then the clean mutants line by line."""
         counts = Counter((m.site.kind, m.how, m.found or "CLEAN") for m in self.mutants)
         lines = [f"{len(self.mutants)} mutants, {len(self.found)} found"]
         lines += [f"  {kind:28} {how:5} {found:18} {n:4}" for (kind, how, found), n in sorted(counts.items())]
@@ -113,7 +113,7 @@ class Result:
 
 
 def _run(launch, **options):
-    """(outputs, warnings) of a launch, which may be of several kernels, under options, quietly."""
+    """Return (outputs, warnings) of a launch, which may be of several kernels, under options, quietly."""
     from . import options as emulator_options
     from .frontend.hooks import Last
 
@@ -129,7 +129,7 @@ def _run(launch, **options):
 
 
 def sites(launch: Callable, kernel: str = "") -> list[Site]:
-    """The synchronisation sites that a launch executes, in order of first execution; those of one kernel, if it is named."""
+    """Return the synchronisation sites that a launch executes, in order of first execution; those of one kernel, if it is named."""
     seen: Counter = Counter()
 
     def record(kind, name, task, where):
@@ -141,7 +141,7 @@ def sites(launch: Callable, kernel: str = "") -> list[Site]:
 
 
 def mutants_of(found: Sequence[Site]) -> list[Mutant]:
-    """Every way to break every site."""
+    """Return every way to break every site."""
     return [Mutant(site, how) for site in found for how in FAULTS[site.kind]]
 
 

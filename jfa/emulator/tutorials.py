@@ -17,7 +17,7 @@ TUTORIALS = ("language", "extra", "tlx", "tutorials")
 
 @contextlib.contextmanager
 def answering_gpu(num_sms: int = 2, capability: tuple[int, int] = (10, 0)):
-    """Host code of the tutorials asks torch for the GPU's size; answer for it where there is none."""
+    """Answer for a GPU where there is none: host code of the tutorials asks torch for its size."""
     import torch
 
     if torch.cuda.is_available():
@@ -37,7 +37,7 @@ def answering_gpu(num_sms: int = 2, capability: tuple[int, int] = (10, 0)):
 
 @functools.cache
 def load(name: str):
-    """The tutorial module of this file name; raises FileNotFoundError where this Triton has none."""
+    """Return the tutorial module of this file name; raises FileNotFoundError where this Triton has none."""
     import triton
 
     import jfa.emulator as emulator

@@ -45,7 +45,7 @@ class Explanation:
 
 @cache
 def load(name: str, precision: str = "") -> ModuleType | str:
-    """The backend's module for problems of this precision, or one sentence why it cannot be imported."""
+    """Return the backend's module for problems of this precision, or one sentence why it cannot be imported."""
     path = MXFP8_MODULES.get(name, MODULES[name]) if precision == "mxfp8" else MODULES[name]
     try:
         return importlib.import_module(path)
@@ -54,7 +54,7 @@ def load(name: str, precision: str = "") -> ModuleType | str:
 
 
 def objection(name: str, problem: Problem) -> str | None:
-    """Why a backend cannot serve the request, in one sentence; None where it can."""
+    """Return why a backend cannot serve the request, in one sentence; None where it can."""
     module = load(name, problem.precision)
     if isinstance(module, str):
         return module

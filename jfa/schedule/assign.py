@@ -23,7 +23,7 @@ def round_robin(costs: Costs | int, workers: int) -> Assignment:
 
 
 def zigzag(costs: Costs | int, workers: int) -> Assignment:
-    """Largest first, dealt like cards with every second round going backwards, so that nobody gets the larger one each time.
+    """Deal the largest first, like cards with every second round going backwards, so that nobody gets the larger one each time.
 
     With a plain number of tiles they count as sorted already.
     """
@@ -36,12 +36,12 @@ def zigzag(costs: Costs | int, workers: int) -> Assignment:
 
 
 def zigzag_slot(round_: int, worker: int, workers: int) -> int:
-    """Position in the sorted list that ``worker`` takes in ``round_``: the same arithmetic a persistent kernel does."""
+    """Return position in the sorted list that ``worker`` takes in ``round_``: the same arithmetic a persistent kernel does."""
     return round_ * workers + (worker if round_ % 2 == 0 else workers - 1 - worker)
 
 
 def longest_first(costs: Costs, workers: int) -> Assignment:
-    """Each tile, largest first, to the worker with the least so far: Graham's LPT rule, at most 4/3 of the best makespan."""
+    """Give each tile, largest first, to the worker with the least so far: Graham's LPT rule, at most 4/3 of the best makespan."""
     _check_workers(workers)
     heap = [(0.0, w) for w in range(workers)]
     assignment: Assignment = [[] for _ in range(workers)]

@@ -28,11 +28,11 @@ class ClcQueue:
         self._done: set[int] = set()
 
     def first_tile(self, worker: int) -> int:
-        """The tile that a worker starts with (its own CTA's), or -1 for a worker that no CTA was launched on."""
+        """Return the tile that a worker starts with (its own CTA's), or -1 for a worker that no CTA was launched on."""
         return worker if worker < self.started else -1
 
     def try_cancel(self, worker: int) -> int:
-        """Steals the next pending CTA: its tile, or -1 if none is left; after a -1 that worker may not ask again.
+        """Steal the next pending CTA: its tile, or -1 if none is left; after a -1 that worker may not ask again.
 
         Raises:
             RuntimeError: a worker that never started, or that was told -1 before, asks (undefined on the hardware).
@@ -68,7 +68,7 @@ class QueueRun:
 def simulate_queue(
     costs: Costs, workers: int, *, order: list[int] | None = None, jitter: float = 0.0, seed: int = 0
 ) -> QueueRun:
-    """Runs tiles through a :class:`ClcQueue`: whoever is free first asks first.
+    """Run tiles through a :class:`ClcQueue`: whoever is free first asks first.
 
     Args:
         costs: [n] time of each tile.

@@ -29,7 +29,7 @@ class SplitDecision:
 def split_decision(
     costs: Costs, workers: int, *, copies: int = 1, merge_blocks: float = 1.0, least_gain: float = 0.05
 ) -> SplitDecision:
-    """Whether cutting the largest tiles shortens the makespan, and to what size (host side; for a plan).
+    """Return whether cutting the largest tiles shortens the makespan, and to what size (host side; for a plan).
 
     Args:
         costs: [n] key blocks of each tile. copies: heads, each of which has all these tiles.
@@ -53,7 +53,7 @@ def split_decision(
 
 
 def _part_costs(costs: np.ndarray, size: int, merge_blocks: float) -> np.ndarray:
-    """Costs of all parts once tiles above ``size`` blocks are cut into equal parts of at most that."""
+    """Return costs of all parts once tiles above ``size`` blocks are cut into equal parts of at most that."""
     num = np.maximum(-(-costs // size), 1)
     each = costs / num + np.where(num > 1, merge_blocks, 0.0)
     return np.repeat(each, num)
@@ -77,7 +77,7 @@ class SplitTiles:
 
 
 def split_tiles(tiles: Tiles, workers: int, *, copies: int = 1, least_blocks: int = 8) -> SplitTiles:
-    """Cuts every tile that costs more than a worker's mean load into equal parts; no host synchronisation.
+    """Cut every tile that costs more than a worker's mean load into equal parts; no host synchronisation.
 
     Args:
         tiles: in longest-first order. workers: SMs. copies: heads, each of which has all these tiles.

@@ -39,7 +39,7 @@ class Tiles:
 
 
 def max_tiles(total: int, block: int, batches: int) -> int:
-    """The most tiles that ``batches`` sequences of ``total`` rows together can have: known without reading offsets."""
+    """Return the most tiles that ``batches`` sequences of ``total`` rows together can have: known without reading offsets."""
     return -(-total // block) + batches if batches else 0
 
 
@@ -54,7 +54,7 @@ def query_tiles(
     broadcast_q: bool = False,
     longest_first: bool = True,
 ) -> Tiles:
-    """The forward's tiles: blocks of queries, each costing the key blocks that its mask lets it see.
+    """Return the forward's tiles: blocks of queries, each costing the key blocks that its mask lets it see.
 
     Args:
         query_offset: [B+1]; not read with ``broadcast_q``, where every sequence has the same ``total_q`` queries.
@@ -83,7 +83,7 @@ def key_tiles(
     broadcast_q: bool = False,
     longest_first: bool = True,
 ) -> Tiles:
-    """The backward's tiles: blocks of keys (each makes its dK and dV), each costing the query blocks that see it."""
+    """Return the backward's tiles: blocks of keys (each makes its dK and dV), each costing the query blocks that see it."""
     len_q, len_kv = _lengths(query_offset, key_offset, total_q, broadcast_q)
     seq, row, valid = _cut(len_kv, block_n, max_tiles(total_kv, block_n, len_kv.numel()))
     lq, lk = _pick(len_q, seq), _pick(len_kv, seq)
@@ -92,7 +92,7 @@ def key_tiles(
 
 
 def zigzag_list(tiles: Tiles, workers: int) -> Tiles:
-    """The same tiles laid out so that worker w's are slots w, w + workers, w + 2 workers, ...: every second round reversed.
+    """Lay the same tiles out so that worker w's are slots w, w + workers, w + 2 workers, ...: every second round reversed.
 
     ``tiles`` must be in longest-first order. The capacity is rounded up to whole rounds; -1 may now stand before a valid
     slot, so a worker skips a -1 rather than ending there.
@@ -110,7 +110,7 @@ def zigzag_list(tiles: Tiles, workers: int) -> Tiles:
 
 
 def _lengths(query_offset: Tensor | None, key_offset: Tensor, total_q: int, broadcast_q: bool) -> tuple[Tensor, Tensor]:
-    """([B], [B]) int64; offsets that lie may give wrong lengths, never negative ones."""
+    """Return ([B], [B]) int64; offsets that lie may give wrong lengths, never negative ones."""
     len_kv = (key_offset[1:] - key_offset[:-1]).long().clamp(min=0)
     if broadcast_q:
         return torch.full_like(len_kv, total_q), len_kv
@@ -118,7 +118,7 @@ def _lengths(query_offset: Tensor | None, key_offset: Tensor, total_q: int, broa
 
 
 def _cut(lengths: Tensor, block: int, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Slot t -> (its sequence, its first row there, whether there is such a tile), for sequences of ``lengths`` [B]."""
+    """Return slot t -> (its sequence, its first row there, whether there is such a tile), for sequences of ``lengths`` [B]."""
     slot = torch.arange(capacity, device=lengths.device)
     if capacity == 0:
         return slot, slot, slot.bool()
@@ -134,7 +134,7 @@ def _pick(lengths: Tensor, seq: Tensor) -> Tensor:
 
 
 def _finish(seq: Tensor, row: Tensor, cost: Tensor, valid: Tensor, block: int, longest_first: bool) -> Tiles:
-    """Blanks the slots that hold no tile, sorts, counts."""
+    """Blank the slots that hold no tile, sort, count."""
     cost = torch.where(valid, cost, -1)
     if longest_first and cost.numel():
         cost, order = torch.sort(cost, descending=True, stable=True)

@@ -38,7 +38,7 @@ class Case:
 
 
 def random_case(seed: int, dtype: torch.dtype = torch.float32, longest: int = 200, most: int = 6) -> Case:
-    """Lengths with zeros, tails and one long sequence; any mask, grouping, head dims; every fourth case shares its query."""
+    """Return lengths with zeros, tails and one long sequence; any mask, grouping, head dims; every fourth case shares its query."""
     rng = random.Random(seed)
     batches = rng.randint(1, most)
     some = lambda: rng.choice([0, 1, rng.randint(2, 20), rng.randint(21, 70)])
@@ -69,7 +69,7 @@ def random_case(seed: int, dtype: torch.dtype = torch.float32, longest: int = 20
 
 
 def make(case: Case, device: str = "cpu") -> dict:
-    """The call's tensors as keyword arguments; rows of no sequence hold NaN, which must reach nothing."""
+    """Return the call's tensors as keyword arguments; rows of no sequence hold NaN, which must reach nothing."""
     generator = torch.Generator().manual_seed(case.seed)
     total_q = case.shared_q or sum(case.len_q)
     total_kv = sum(case.len_kv)
@@ -91,7 +91,7 @@ def make(case: Case, device: str = "cpu") -> dict:
 
 
 def judge(case: Case, device: str = "cpu", **how) -> None:
-    """Runs the op forward and backward (LSE's gradient too) and compares all five results with the truth.
+    """Run the op forward and backward (LSE's gradient too) and compare all five results with the truth.
 
     Raises:
         AssertionError: naming the result, its error and what was allowed.
@@ -122,7 +122,7 @@ def judge(case: Case, device: str = "cpu", **how) -> None:
 
 
 def _grads(out: torch.Tensor, lse: torch.Tensor, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random output gradients; none for the LSE of rows without keys, which is a constant."""
+    """Return random output gradients; none for the LSE of rows without keys, which is a constant."""
     generator = torch.Generator().manual_seed(case.seed + 1)
     grad_out = torch.randn(out.shape, generator=generator).to(out)
     grad_lse = torch.randn(lse.shape, generator=generator).to(lse)
@@ -130,7 +130,7 @@ def _grads(out: torch.Tensor, lse: torch.Tensor, case: Case) -> tuple[torch.Tens
 
 
 def _cancelled(case: Case, grad_out, query, key, value) -> dict[str, float]:
-    """What fp32 leaves where dP - delta cancels (one visible key: the true gradient is 0): its rounding times the operand."""
+    """Return what fp32 leaves where dP - delta cancels (one visible key: the gradient is 0): its rounding times the operand."""
     scale = case.options.get("sm_scale")
     norm = lambda x: _largest(torch.nan_to_num(x.detach().float()).norm(dim=-1))
     left = ROUNDING[torch.float32] * norm(grad_out) * norm(value) * abs(case.dim**-0.5 if scale is None else scale)
@@ -156,7 +156,7 @@ def _by_reference(arguments: dict, dtype: torch.dtype, grad_out, grad_lse) -> li
 
 
 def _with_grads(out, lse, inputs, grad_out, grad_lse) -> list[torch.Tensor]:
-    """[out, lse, three gradients], zeros where nothing depends on an input."""
+    """Return [out, lse, three gradients], zeros where nothing depends on an input."""
     outputs = [(x, g) for x, g in ((out, grad_out), (lse, grad_lse)) if x.requires_grad]
     grads = [None] * 3
     if outputs:
@@ -165,7 +165,7 @@ def _with_grads(out, lse, inputs, grad_out, grad_lse) -> list[torch.Tensor]:
 
 
 def _by_torch(case: Case, arguments: dict, grad_out, grad_lse) -> list[torch.Tensor]:
-    """Dense attention, sequence by sequence, every step rounded to the inputs' type: what the low precision costs anybody."""
+    """Return dense attention by sequence, every step rounded to the inputs' type: what the low precision costs anybody."""
     query, key, value = (arguments[n].detach().clone().requires_grad_() for n in ("query", "key", "value"))
     batches = len(case.len_kv)
     group = case.heads // case.kv_heads

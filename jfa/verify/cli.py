@@ -29,7 +29,7 @@ INCOMPLETE = 3  # exit status: nothing failed so far, but not everything was run
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command line's parser."""
     p = argparse.ArgumentParser(
         prog="jfa verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_expected(error: Exception) -> bool:
-    """Whether an error is a sentence for the user."""
+    """Return whether an error is a sentence for the user."""
     from jfa.verify.pool import NoChild
     from jfa.verify.record import AnotherMachine
 
@@ -90,12 +90,12 @@ def _refuse(sentence: str) -> int:
 
 
 def state_folder() -> Path:
-    """Where caches and the log go: the ignored state folder, never the home folder."""
+    """Return where caches and the log go: the ignored state folder, never the home folder."""
     return Path(os.environ.get("JFA_STATE", Path.cwd() / ".jfa"))
 
 
 def no_gpu() -> str | None:
-    """Why nothing can be verified here, in a sentence; None where a GPU answers."""
+    """Return why nothing can be verified here, in a sentence; None where a GPU answers."""
     import torch
 
     without = "Without a GPU, `make test` and `jfa emulator sweep` check the kernels on the emulator."
@@ -148,7 +148,7 @@ class Session:
         return _known(list(suite.PEERS) if self.args.peers is None else self.args.peers, peers.PEERS, "peer")
 
     def chosen(self) -> list:
-        """The stages with only the jobs asked for. Raises Mistake where a pattern matches none."""
+        """Return the stages with only the jobs asked for. Raises Mistake where a pattern matches none."""
         from dataclasses import replace
 
         if not self.args.only:
@@ -235,7 +235,7 @@ class Session:
         progress.end(len(left))
 
     def _deadline(self, stage) -> float:
-        """When nothing more of a stage is begun: what comes before the times leaves room for these."""
+        """Return when nothing more of a stage is begun: what comes before the times leaves room for these."""
         from jfa.verify.suite import TIMES
 
         end = self.start + 60 * self.args.minutes
@@ -244,7 +244,7 @@ class Session:
         return end - 60 * min(TIMES_MINUTES, self.args.minutes / 2) if before_times else end
 
     def _hopeless(self) -> set[str]:
-        """Backends of which every one of the simplest calls failed."""
+        """Return the backends of which every one of the simplest calls failed."""
         from jfa.verify.pool import BAD
 
         states: dict[str, Counter] = {}

@@ -14,7 +14,7 @@ BAND = Band.make(causal=True, window_size=200)
 
 
 def build(query_offset, key_offset):
-    """Every device-side builder once, as one flat list of tensors."""
+    """Run every device-side builder once, as one flat list of tensors."""
     tiles = query_tiles(query_offset, key_offset, 64, 64, total_q=895, band=BAND)
     keys = key_tiles(query_offset, key_offset, 64, 64, total_q=895, total_kv=895, band=BAND)
     lists = [tiles, keys, zigzag_list(tiles, 132)]

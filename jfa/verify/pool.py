@@ -110,7 +110,7 @@ def answer(run: Callable[[Job], Any], job: Job) -> Outcome:
 
 
 def _lost_gpu(outcome: Outcome) -> bool:
-    """Whether the child's CUDA context is no longer usable."""
+    """Return whether the child's CUDA context is no longer usable."""
     return outcome.state == ERROR and ("CUDA error" in outcome.detail or "Triton Error [CUDA]" in outcome.detail)
 
 

@@ -55,7 +55,7 @@ class Prediction:
         return tuple(self.measure[key] for key in ("of", "over") if self.measure.get(key)) if self.measurable else ()
 
     def is_for(self, device: str) -> bool:
-        """Whether a device's name, such as "NVIDIA B200", is the one it is about."""
+        """Return whether a device's name, such as "NVIDIA B200", is the one it is about."""
         return self.gpu.lower() in device.lower()
 
 
@@ -95,7 +95,7 @@ def compare(predictions: Iterable[Prediction], timings: Sequence[dict[str, Any]]
 
 
 def _measured(p: Prediction, found: dict[tuple[str, str], dict], device: str) -> tuple[float | None, str]:
-    """(the number in the prediction's unit, or None; why there is none)."""
+    """Return (the number in the prediction's unit, or None; why there is none)."""
     if not p.is_for(device):
         return None, f"for a {p.gpu}"
     if not p.measurable:
@@ -112,7 +112,7 @@ def _measured(p: Prediction, found: dict[tuple[str, str], dict], device: str) ->
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The comparison as text, one line per prediction."""
+    """Return the comparison as text, one line per prediction."""
     lines = [("prediction", "shape", "predicted", "measured", "verdict")]
     for r in rows:
         predicted = f"{r['predicted']:g} ({r['low']:g} to {r['high']:g}) {r['unit']}"

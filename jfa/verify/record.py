@@ -101,7 +101,7 @@ class Record:
         self.content["calls"].append({"started": started, "seconds": 0.0, **facts})
 
     def has(self, job: Job) -> bool:
-        """Whether a job was run."""
+        """Return whether a job was run."""
         return self.content["outcomes"].get(job.key, {"state": LEFT_OUT})["state"] != LEFT_OUT
 
     def forget(self, key: str) -> None:
@@ -153,7 +153,7 @@ class Record:
         return sorted(bad, key=lambda pair: pair[1]["at"])
 
     def summary(self) -> str:
-        """What a reader wants to know, as text."""
+        """Return what a reader wants to know, as text."""
         content = self.content
         env = content["environment"]
         where = ", ".join(f"{key} {env[key]}" for key in ("driver", "torch", "triton", "jfa", "date") if key in env)
@@ -184,13 +184,13 @@ class Record:
 
 
 def first_failure(outcomes: dict[str, dict]) -> dict | None:
-    """The outcome of the job that failed first, with its key; None where nothing failed."""
+    """Return the outcome of the job that failed first, with its key; None where nothing failed."""
     bad = [{"key": key, **o} for key, o in outcomes.items() if o["state"] in BAD]
     return min(bad, key=lambda o: o["at"], default=None)
 
 
 def ratios(timings: list[dict]) -> dict[str, dict[str, dict[str, float]]]:
-    """{shape: {"forward": {peer: time of the peer / time of ours}}}; ours is the first of a shape, all from one process."""
+    """Return {shape: {"forward": {peer: time of the peer / time of ours}}}; ours is the first of a shape, all from one process."""
     found: dict[str, dict] = {}
     ours: dict[str, dict] = {}
     for t in timings:
@@ -203,7 +203,7 @@ def ratios(timings: list[dict]) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def checks_table(outcomes: dict[str, dict]) -> str:
-    """Problems judged and jobs failed, by kind and backend."""
+    """Return problems judged and jobs failed, by kind and backend."""
     rows: dict[tuple[str, str], Counter] = {}
     for key, o in outcomes.items():
         kind, backend, _ = key.split(":", 2)
@@ -218,7 +218,7 @@ def checks_table(outcomes: dict[str, dict]) -> str:
 
 
 def host_table(times: dict[str, dict[str, float]]) -> str:
-    """Microseconds per small call on the host, and the ratio to FlashAttention 2's where that is there."""
+    """Return microseconds per small call on the host, and the ratio to FlashAttention 2's where that is there."""
     from jfa.bench.host_time import table
 
     return table(times)

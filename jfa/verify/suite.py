@@ -283,7 +283,7 @@ def without(job: Job, backends: set[str], failed: set[str]) -> Job:
 
 
 def _backend_of(name: str) -> str:
-    """The backend that an implementation names, "all" for a peer."""
+    """Return the backend that an implementation names, "all" for a peer."""
     return name.split(":")[1] if name.startswith("jfa:") else "all"
 
 

@@ -38,7 +38,7 @@ DEFAULT_ARCH = 100  # of kernels that do not come with targets
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command line's parser."""
     p = argparse.ArgumentParser(
         prog="jfa compile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``jfa compile``: 0, 1 where a kernel has a problem, 2 for arguments that name nothing."""
+    """Run ``jfa compile``: return 0, 1 where a kernel has a problem, 2 for arguments that name nothing."""
     args = parser().parse_args(argv)
     try:
         if args.diff:
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text(report: Report) -> str:
-    """A report as text; of one that does not compile, what the compiler says."""
+    """Return a report as text; of one that does not compile, what the compiler says."""
     if report.error:
         return f"{report.name} on sm_{report.arch} does not compile:\n{report.error.strip()}"
     return report.to_text()
@@ -147,7 +147,7 @@ def launched_configs(target: Target, archs: tuple[int, ...]) -> list[CompileConf
 
 
 def _place(function: Any, target: Target) -> str:
-    """Where the child finds a kernel: its module, or the file for what was read from one.
+    """Return where the child finds a kernel: its module, or the file for what was read from one.
 
     Raises:
         TargetError: for a kernel that a function made.
@@ -228,7 +228,7 @@ def constant(text: str, module: ModuleType | None) -> Any:
 
 
 def _arch(text: str) -> int:
-    """90 from "sm_90", "90" or "sm_90a"."""
+    """Return 90 from "sm_90", "90" or "sm_90a"."""
     digits = re.fullmatch(r"(?:sm_?)?(\d+)a?", text)
     if not digits or int(digits.group(1)) not in SMEM_CAP:
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(f'sm_{arch}' for arch in SMEM_CAP)}")

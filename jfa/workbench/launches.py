@@ -54,7 +54,7 @@ class Setting:
     longest: int = 0
 
     def unusual(self) -> int:
-        """How many values are not the usual ones."""
+        """Return how many values are not the usual ones."""
         return sum(getattr(self, f.name) != f.default for f in dataclasses.fields(self))
 
 
@@ -108,7 +108,7 @@ def _search(config: CompileConfig, lengths: Sequence[int]) -> Callable[[], list[
 
 
 def _settings(config: CompileConfig, wanted: int) -> list[Setting]:
-    """Settings that miss ``wanted`` of the things that the configuration's name says, the usual ones first."""
+    """Return settings that miss ``wanted`` of the things that the configuration's name says, the usual ones first."""
     names = config.name.split("-")
     said = {
         "band": next(
@@ -145,7 +145,7 @@ class Call:
     forced: bool = False
 
     def distance(self) -> int | None:
-        """How many of the configuration's choices the backend makes otherwise; None if it refuses or launches other kernels."""
+        """Return how many of a configuration's choices a backend makes otherwise; None if it refuses or launches other kernels."""
         with recorded() as launches:
             try:
                 if self.forced and not self._agrees():
@@ -157,7 +157,7 @@ class Call:
         return min((_distance(launch, self.config, self.forced) for launch in mine), default=None)
 
     def _agrees(self) -> bool:
-        """Whether the configuration's facts about a problem are those of this one, so that it may be forced on it."""
+        """Return whether the configuration's facts about a problem are those of this one, so that it may be forced on it."""
         problem = self._problem()[0]
         facts = {
             "group": (problem.group_size,),
@@ -236,7 +236,7 @@ def _empty_answer(problem: Problem, q: Tensor, k: Tensor, v: Tensor, plan: None)
 
 
 def _head_dims(config: CompileConfig) -> tuple[int, int]:
-    """(of query and key, of value), from the configuration's choices."""
+    """Return (of query and key, of value), from the configuration's choices."""
     facts = dict(config.constexprs)
     for value in config.constexprs.values():
         facts |= vars(value) if dataclasses.is_dataclass(value) else {}
@@ -250,7 +250,7 @@ def _same_kernel(launch: Launched, config: CompileConfig) -> bool:
 
 
 def _distance(launch: Launched, config: CompileConfig, with_tiles: bool) -> int:
-    """Choices in which a launch differs from a configuration."""
+    """Return choices in which a launch differs from a configuration."""
     count = 0
     for name, wanted in config.constexprs.items():
         got = launch.arguments.get(name)
@@ -268,7 +268,7 @@ def _distance(launch: Launched, config: CompileConfig, with_tiles: bool) -> int:
 
 
 def _not_forced(config: CompileConfig, with_tiles: bool) -> int:
-    """1 for tiles that the emulator takes only where they are asked for."""
+    """Return 1 for tiles that the emulator takes only where they are asked for."""
     return int(not with_tiles and any(name in config.constexprs for name in TILES))
 
 
@@ -289,7 +289,7 @@ def _choosing(backend: str, config: CompileConfig) -> Iterator[None]:
 
 
 def _choosers(backend: str, kind: str) -> Iterator[tuple[ModuleType, str]]:
-    """(module, name) of every function of a backend that returns a ``kind``."""
+    """Yield (module, name) of every function of a backend that returns a ``kind``."""
     package = importlib.import_module(f"jfa.kernels.{backend}")
     for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         module = importlib.import_module(info.name)

@@ -26,7 +26,7 @@ from jfa.workbench.timeline import guarded
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``jfa emulator``: 0; 1 where something is wrong; 2 for arguments that name nothing."""
+    """Run ``jfa emulator``: return 0; 1 where something is wrong; 2 for arguments that name nothing."""
     args = parser().parse_args(argv)
     try:
         target = launch_of(args.target, args.lengths)
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command line's parser."""
     p = argparse.ArgumentParser(
         prog="jfa emulator", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -80,7 +80,7 @@ def _sweep(target, args: argparse.Namespace) -> int:
 
 
 def _tensors(outputs, what: str):
-    """What a launch returned, if that is tensors: without them a wrong result could not be told from a right one."""
+    """Return what a launch returned, if that is tensors: without them a wrong result could not be told from a right one."""
     import torch
 
     listed = list(outputs) if isinstance(outputs, list | tuple) else [outputs]

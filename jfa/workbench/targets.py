@@ -90,7 +90,7 @@ def launch_of(what: str, lengths: Sequence[int] | None = None) -> Target:
 
 
 def is_kernel(value: Any) -> bool:
-    """Whether a value is a ``@triton.jit`` function, autotuned or not."""
+    """Return whether a value is a ``@triton.jit`` function, autotuned or not."""
     return hasattr(value, "fn") and hasattr(value, "run")
 
 
@@ -127,7 +127,7 @@ def _is_needed(p: inspect.Parameter) -> bool:
 
 
 def _file(path: Path) -> ModuleType:
-    """A file as a module named after it; its folder joins sys.path, for the modules beside it.
+    """Return a file as a module named after it; its folder joins sys.path, for the modules beside it.
 
     The folder comes behind the standard library, so that a file named as one of its modules hides none of them.
     """
@@ -167,7 +167,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _instead(module: ModuleType, name: str) -> str:
-    """What may have been meant, and what there is."""
+    """Return what may have been meant, and what there is."""
     near = get_close_matches(name, vars(module), n=1)
     if near:
         return f"; did you mean {near[0]}?"

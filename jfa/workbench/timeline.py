@@ -26,7 +26,7 @@ from jfa.workbench.targets import Target, TargetError, launch_of, raised
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command line's parser."""
     p = argparse.ArgumentParser(
         prog="jfa timeline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``jfa timeline``: 0; 1 where the emulator finds the kernel wrong; 2 for arguments that name nothing."""
+    """Run ``jfa timeline``: return 0; 1 where the emulator finds the kernel wrong; 2 for arguments that name nothing."""
     args = parser().parse_args(argv)
     try:
         runs = [run_of(what, args) for what in (args.what, args.beside) if what]
@@ -119,7 +119,7 @@ def file_names(targets: Sequence[str]) -> list[str]:
 
 
 def _span(text: str) -> tuple[float, float]:
-    """(1000, 5000) from "1000:5000"."""
+    """Return (1000, 5000) from "1000:5000"."""
     first, _, last = text.partition(":")
     try:
         span = float(first), float(last)

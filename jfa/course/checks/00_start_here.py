@@ -8,7 +8,7 @@ from jfa.course.spec import Case, Exercise, Limit, Mutant, Output
 
 
 def _length_cases(seed):
-    """Lists of lengths, an empty one among them; the numbers depend on the seed, how many there are does not."""
+    """Return lists of lengths, an empty one among them; the numbers depend on the seed, how many there are does not."""
     rng = random.Random(seed)
 
     def draw(n, low=1):

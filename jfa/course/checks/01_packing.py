@@ -18,7 +18,7 @@ def _generator(seed):
 
 
 def _dtype_kept(case, result):
-    """The values of the result have the dtype of the values given."""
+    """Check that the values of the result have the dtype of the values given."""
     values = result[0] if isinstance(result, tuple) else result
     wanted = case.args[0].dtype
     return (
@@ -635,7 +635,7 @@ def take_sequences(values, offsets, order):
 
 # ------------------------------------------------------------------------------------------------------------ 1.6
 def _garbage(x, lengths, g):
-    """Fills the places past each length with huge numbers and NaN."""
+    """Fill the places past each length with huge numbers and NaN."""
     for b, n in enumerate(lengths):
         x[b, n:] = 1e4 * torch.randn(x.shape[1] - n, x.shape[2], generator=g)
         x[b, n + 1 :: 2] = float("nan")

@@ -19,7 +19,7 @@ def _generator(seed):
 
 
 def _dense(q, k, v, allowed=None):
-    """Reference for one sequence and head: (out [n, D], lse [n]); rows without keys 0 and -inf."""
+    """Return reference for one sequence and head: (out [n, D], lse [n]); rows without keys 0 and -inf."""
     scores = q @ k.T / q.shape[1] ** 0.5
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -math.inf)
@@ -347,7 +347,7 @@ def _whole_blocks(case):
 
 
 def _alive(columns):
-    """LIVE times the elements that one tensor of scores or of the output may have; small cases say nothing about memory."""
+    """Return LIVE times the elements that one tensor of scores or of the output may have; small cases say nothing about memory."""
     return lambda case: LIVE * columns(case) if columns(case) >= 1000 else None
 
 
@@ -585,7 +585,7 @@ def _packed_cases(seed):
 
 
 def _whole_packed_blocks(case):
-    """Whole blocks of the sequences that have queries."""
+    """Return the whole blocks of the sequences that have queries."""
     queries, keys, block = case.args[3].diff(), case.args[4].diff(), case.args[5]
     return int((keys // block * (queries > 0)).sum())
 

@@ -12,7 +12,7 @@ def _rng(seed):
 
 
 def _share(elements):
-    """Everybody does a share: no element of the result is stored twice. ``elements(case)`` counts the result's."""
+    """Check that everybody does a share: no element of the result is stored twice. ``elements(case)`` counts the result's."""
     return Limit("its own share", "store_elements", at_most=elements, text="each element of a result is stored once")
 
 

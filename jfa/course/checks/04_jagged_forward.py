@@ -18,7 +18,7 @@ def _offsets(lengths):
 
 
 def _tiles(offsets, block):
-    """The learner's tile list, made by the judge: [tiles, 2] int32."""
+    """Return the learner's tile list, which the judge makes: [tiles, 2] int32."""
     lengths = (offsets[1:] - offsets[:-1]).tolist()
     return torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, block)], dtype=torch.int32).reshape(
         -1, 2
@@ -26,7 +26,7 @@ def _tiles(offsets, block):
 
 
 def _jagged(g, len_q, len_kv, heads, dim, dim_v=None, lift=1.0):
-    """q, k, v, q_offsets, k_offsets of random packed sequences; ``lift`` scales the queries and so the scores."""
+    """Return q, k, v, q_offsets, k_offsets of random packed sequences; ``lift`` scales the queries and so the scores."""
     q = torch.randn(sum(len_q), heads, dim, generator=g) * lift
     k = torch.randn(sum(len_kv), heads, dim, generator=g)
     v = torch.randn(sum(len_kv), heads, dim_v or dim, generator=g) + 0.5
@@ -39,7 +39,7 @@ def _spans(offsets):
 
 
 def _share(elements):
-    """Everybody does a share: no element of the result is stored twice. ``elements(case)`` counts the result's."""
+    """Check that everybody does a share: no element of the result is stored twice. ``elements(case)`` counts the result's."""
     return Limit("its own share", "store_elements", at_most=elements, text="each element of a result is stored once")
 
 
@@ -721,7 +721,7 @@ def _pool_loads(case):
 
 
 def _between(case, out):
-    """A weighted mean lies between the smallest and the largest value of its sequence."""
+    """Check that a weighted mean lies between the smallest and the largest value of its sequence."""
     _, _, v, offsets, _ = case.args
     for b, (k0, k1) in enumerate(_spans(offsets)):
         if k1 > k0:
@@ -888,7 +888,7 @@ def _merge_cases(seed):
         return Case(name, (outs, lses))
 
     def without(made, keep):
-        """Rows whose part has no key: where ``keep`` [parts, heads, rows] is False."""
+        """Return rows whose part has no key: where ``keep`` [parts, heads, rows] is False."""
         outs, lses = made.args
         lses[~keep] = -math.inf
         outs.transpose(1, 2)[~keep] = math.nan  # never written

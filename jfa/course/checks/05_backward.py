@@ -134,7 +134,7 @@ def _block_cases(seed):
     g = kinds.generator(seed)
 
     def block(name, q, k, dim_v, first, n, scale, blind=()):
-        """The block of ``n`` keys from ``first`` on, of the rows over all keys. ``blind``: rows that see no key."""
+        """Return the block of ``n`` keys from ``first`` on, of the rows over all keys. ``blind``: rows that see no key."""
         v, dout = torch.randn(len(k), dim_v, generator=g) + 0.3, torch.randn(len(q), dim_v, generator=g)
         s = scale * q.double() @ k.double().T
         lse = torch.logsumexp(s, 1)
@@ -330,14 +330,14 @@ def block_gradients(q, k, v, dout, lse, delta, scale):
 
 
 def _tame(g, name, len_q, len_kv, heads=2, group=1, dim=16, poison=False):
-    """A packed backward on normal numbers."""
+    """Return a packed backward on normal numbers."""
     q = torch.randn(sum(len_q), heads, dim, generator=g)
     k = torch.randn(sum(len_kv), heads // group, dim, generator=g)
     return _backward_case(g, name, len_q, len_kv, q, k, 1 / math.sqrt(dim), poison)
 
 
 def _hard(g, names, len_q, len_kv, heads=2, group=1):
-    """A packed backward with one sequence of each of these kinds of scores."""
+    """Return a packed backward with one sequence of each of these kinds of scores."""
     parts = [kinds.query_and_key(name, len_q, len_kv, 16, 16, g, heads=heads) for name in names]
     q, k = torch.cat([q for q, _ in parts]), torch.cat([k[:, : heads // group] for _, k in parts])
     said = kinds.SCORES[names[0]].says if len(names) == 1 else f"sequences with hard scores: {', '.join(names)}"
@@ -349,7 +349,7 @@ HARD = [kind for kind in kinds.SCORES if kind not in FAR_BELOW]
 
 
 def _backward_case(g, name, len_q, len_kv, q, k, scale, poison=False):
-    """Inputs of a packed backward. ``poison``: NaN and infinities in queries without keys, whose gradients nobody may see."""
+    """Return inputs of a packed backward. ``poison``: NaN and infinities in queries without keys, whose gradients nobody may see."""
     q_offsets, k_offsets = kinds.offsets(len_q), kinds.offsets(len_kv)
     heads, group = q.shape[1], q.shape[1] // k.shape[1]
     v, dout = torch.randn(k.shape, generator=g), torch.randn(q.shape, generator=g)
@@ -371,7 +371,7 @@ def _backward_case(g, name, len_q, len_kv, q, k, scale, poison=False):
 
 
 def _packed_gradients(q, k, v, dout, lse, delta, q_offsets, k_offsets, group, scale):
-    """dq, dk, dv by the formulas, sequence by sequence."""
+    """Return dq, dk, dv by the formulas, sequence by sequence."""
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for (q0, q1), (k0, k1) in zip(_spans(q_offsets), _spans(k_offsets)):
         if k1 > k0 and q1 > q0:
@@ -941,7 +941,7 @@ def _merge_cases(seed):
     g = kinds.generator(seed)
 
     def case(name, rows, heads, dim, spread=1.0, level=0.0, no_lse=False, empty=()):
-        """``empty``: (part, rows without keys) pairs."""
+        """Return inputs of parts; ``empty``: (part, rows without keys) pairs."""
         out1, out2, dout = (torch.randn(rows, heads, dim, generator=g) + 0.2 for _ in range(3))
         lse1, lse2 = (torch.randn(heads, rows, generator=g) * spread + level for _ in range(2))
         dlse = torch.zeros(heads, rows) if no_lse else torch.randn(heads, rows, generator=g)
@@ -974,7 +974,7 @@ def _merge_gradients(out1, lse1, out2, lse2, dout, dlse):
 
 
 def _through_the_merged_lse(out1, lse1, out2, lse2, dout, dlse):
-    """The same with the shares made from a merged lse that was rounded once, as the exercise's text defines them."""
+    """Return the same with the shares made from a merged lse that was rounded once, as the exercise's text defines them."""
     lse = torch.logaddexp(lse1.double(), lse2.double())
     rounded = torch.where(lse == -math.inf, 0.0, lse * (1 + 2.0**-24)).float()
     shares = [torch.exp(x - rounded) for x in (lse1, lse2)]
@@ -986,7 +986,7 @@ def _through_the_merged_lse(out1, lse1, out2, lse2, dout, dlse):
 
 
 def _shares(case, result):
-    """Where a part has keys the two gradients of lse sum to dlse, and those of out to dout."""
+    """Check that where a part has keys the two gradients of lse sum to dlse, and those of out to dout."""
     lse1, lse2, dout, dlse = case.args[1], case.args[3], case.args[4], case.args[5]
     some = torch.maximum(lse1, lse2) > float("-inf")
     if ((result[1] + result[3] - dlse).abs() > 1e-3)[some].any():

@@ -141,7 +141,7 @@ def band(causal, window, len_q, len_kv):
 
 
 def _tiles_of_bands(problems, rows, seed=0):
-    """[T, 6] int32 rows (row0, rows, len_q, len_kv, lo, hi) of all tiles of (len_q, len_kv, lo, hi) problems."""
+    """Return [T, 6] int32 rows (row0, rows, len_q, len_kv, lo, hi) of all tiles of (len_q, len_kv, lo, hi) problems."""
     found = [(r, rows, n, m, lo, hi) for n, m, lo, hi in problems for r in range(0, n, rows)]
     return torch.tensor(found, dtype=torch.int32)
 
@@ -179,7 +179,7 @@ def _range_launch(kernel, tiles, block):
 
 
 def _ranges(tiles, block):
-    """By looking at every pair."""
+    """Count by looking at every pair."""
     found = []
     for row0, rows, n, m, lo, hi in tiles.tolist():
         i = torch.arange(row0, min(row0 + rows, n))[:, None]
@@ -401,7 +401,7 @@ def _window(q, k, v, q_offsets, k_offsets, scale, left, right):
 
 
 def _window_blocks(case):
-    """(programs, visited blocks, partial blocks), all heads together."""
+    """Return (programs, visited blocks, partial blocks), all heads together."""
     q, _, _, q_offsets, k_offsets, _, left, right = case.args
     programs = visited = partial = 0
     for (q0, q1), (k0, k1) in zip(_spans(q_offsets), _spans(k_offsets)):
@@ -802,7 +802,7 @@ def _step(s, allowed, m, l):
 
 
 def _alpha_of_a_blind_row(case, result):
-    """Alpha multiplies 0 where nothing has been seen, so any finite number will do."""
+    """Accept any alpha where nothing has been seen: it multiplies 0, so any finite number will do."""
     return None if torch.isfinite(result[1]).all() else "alpha is not finite in a row that has seen nothing so far."
 
 

@@ -122,7 +122,7 @@ def packed_rows(first, rows, len_q, group, kv_head):
 
 
 def _with_kind(kind, len_q, len_kv, heads, kv_heads, dim, g):
-    """q [total_q, heads, dim], k [total_kv, kv_heads, dim] whose scores are of a kind in every sequence and group."""
+    """Return q [total_q, heads, dim], k [total_kv, kv_heads, dim] whose scores are of a kind in every sequence and group."""
     drawn = [kinds.query_and_key(kind, a, b, dim, 16, g, heads=heads) for a, b in zip(len_q, len_kv)]
     q, k = (torch.cat(parts) for parts in zip(*drawn))
     return q, k[:, :kv_heads].contiguous()
@@ -188,7 +188,7 @@ def _grouped_loads(case):
 
 
 def _own_values_only(case, out):
-    """A weighted mean lies between the smallest and the largest value of its own sequence and key head."""
+    """Check that a weighted mean lies between the smallest and the largest value of its own sequence and key head."""
     q, k, v, q_offsets, k_offsets, _ = case.args
     group = q.shape[1] // k.shape[1]
     for b, ((q0, q1), (k0, k1)) in enumerate(zip(_spans(q_offsets), _spans(k_offsets))):
@@ -437,7 +437,7 @@ def _pooled_loads(case):
 
 
 def _untouched(case, out):
-    """Rows that no slot covers keep what they held."""
+    """Check that rows that no slot covers keep what they held."""
     q, _, _, _, slots, before, _ = case.args
     covered = torch.zeros(len(before), dtype=torch.bool)
     for slot in slots.tolist():

@@ -15,7 +15,7 @@ from jfa.layout import pareto_lengths
 
 
 def _seed_costs():
-    """The 48 tiles of the text that the course grew from."""
+    """Return the 48 tiles of the text that the course grew from."""
     costs = np.random.default_rng(1).integers(32, 512, size=48)
     costs[:3] = [480, 450, 40]
     return torch.from_numpy(costs).sort(descending=True).values
@@ -66,7 +66,7 @@ def _zigzag(costs, workers):
 
 
 def _each_once(case, result):
-    """No place twice, none left out."""
+    """Check that no place occurs twice and none is left out."""
     count = len(case.args[0])
     given = sorted(p for p in result[0].flatten().tolist() if p >= 0)
     missing, twice = set(range(count)) - set(given), {p for p in given if given.count(p) > 1}
@@ -76,7 +76,7 @@ def _each_once(case, result):
 
 
 def _seed_loads(case, result):
-    """The loads of the text."""
+    """Return the loads of the text."""
     if case.name.startswith("the chapter's") and result[1].tolist() != SEED_LOADS:
         return "The 48 tiles come out with other loads than in the chapter."
     return None
@@ -369,7 +369,7 @@ def _mega_cases(seed):
 
 @functools.lru_cache(maxsize=64)
 def _mega(alpha, tiles, heads, workers):
-    """24,000 batches: a standard deviation of at most 0.0033."""
+    """Draw 24,000 batches: a standard deviation of at most 0.0033."""
     rng, over, chunk = np.random.default_rng(12345), 0, 4_000
     for _ in range(6):
         cost = rng.pareto(alpha, (chunk, tiles)) + 1
@@ -654,7 +654,7 @@ def _parts_cases(seed):
 
 
 def _plan(k_offsets, workers, block):
-    """(plan rows, largest part in blocks, parts of cut tiles)."""
+    """Return (plan rows, largest part in blocks, parts of cut tiles)."""
     lengths = k_offsets.diff().tolist()
     costs = [math.ceil(n / block) for n in lengths]
     size = max(1, math.ceil(sum(costs) / workers))

@@ -14,12 +14,12 @@ def _rng(seed):
 
 
 def _each_schedule(out):
-    """The reference's result once for each schedule that the launch functions go through."""
+    """Return the reference's result once for each schedule that the launch functions go through."""
     return torch.stack([out] * SCHEDULES)
 
 
 def _at_least(name, measure, each, text):
-    """In every launch the operation happens ``each`` times or more (a number, or a function of the case)."""
+    """Require that in every launch the operation happens ``each`` times or more (a number, or a function of the case)."""
     return Limit(name, measure, at_least=lambda case: SCHEDULES * (each(case) if callable(each) else each), text=text)
 
 

@@ -22,13 +22,13 @@ def _qkv(g, rows, keys, dim, lift=1.0):
 
 
 def _attention(q, k, v):
-    """(out, lse) in float64, whatever the tensors' type."""
+    """Return (out, lse) in float64, whatever the tensors' type."""
     scores = q.double() @ k.double().t() / math.sqrt(q.shape[1])
     return torch.softmax(scores, dim=1) @ v.double(), torch.logsumexp(scores, dim=1)
 
 
 def _in_bf16(q, k, v, block):
-    """(out, lse) as a right kernel computes them: block by block in fp32, P rounded to bf16 before the second product."""
+    """Return (out, lse) as a right kernel computes them: block by block in fp32, P rounded to bf16 before the second product."""
     q, k, v = q.float(), k.float(), v.float()
     m, l, acc = q.new_full((len(q), 1), -math.inf), q.new_zeros(len(q), 1), torch.zeros_like(q)
     for start in range(0, len(k), block):
@@ -40,7 +40,7 @@ def _in_bf16(q, k, v, block):
 
 
 def _four_times(function):
-    """The function's results once for each schedule."""
+    """Return the function's results once for each schedule."""
 
     def again(q, k, v, block):
         found = function(q, k, v, block)
@@ -103,7 +103,7 @@ def _lazy(scores, values, threshold):
 
 
 def _stale(case):
-    """1 if some row keeps a reference below a block's maximum, so that an exponential is larger than 1."""
+    """Return 1 if some row keeps a reference below a block's maximum, so that an exponential is larger than 1."""
     scores, _, threshold = case.args
     reference = scores[:, 0].amax(1)
     for j in range(1, scores.shape[1]):
@@ -295,7 +295,7 @@ def _out_in_bf16(q, k, v, block):
 
 
 def _right(case, result):
-    """A property's view of the values: as near to fp64 as a P rounded to bf16 allows."""
+    """Return a property's view of the values: as near to fp64 as a P rounded to bf16 allows."""
     want = _out(*case.args)
     allowed = max(TOL, SLACK * (_out_in_bf16(*case.args) - want).abs().max().item())
     for schedule, out in enumerate(result[0]):
@@ -306,7 +306,7 @@ def _right(case, result):
 
 
 def _within(limit):
-    """The limit holds for the cases of several key blocks; a single block has nothing to overlap with."""
+    """Apply the limit to the cases of several key blocks; a single block has nothing to overlap with."""
 
     def test(case, result):
         q, k, v, block = case.args
@@ -651,7 +651,7 @@ def _out_and_lse(q, k, v, block):
 
 
 def _stores(case):
-    """Stores to tensor memory of all launches if no row ever asks for a rescale: P and alpha of each block, sums, maxima."""
+    """Return the stores to tensor memory of all launches if no row ever asks for a rescale: P and alpha of each block, sums, maxima."""
     q, k, _, block = case.args
     scores = q.float() @ k.float().T * (math.log2(math.e) / math.sqrt(q.shape[1]))
     tops = scores.reshape(len(q), -1, block).amax(2)
@@ -983,7 +983,7 @@ def _peel_cases(seed):
 
 
 def _visible(case):
-    """[blocks, 2]: whether any pair of the block is visible, and whether all are."""
+    """Return [blocks, 2]: whether any pair of the block is visible, and whether all are."""
     first, last, len_kv, lo, hi, block = case.args
     i = torch.arange(first, last + 1)[:, None]
     blocks = -(-len_kv // block)

@@ -20,7 +20,7 @@ class _Like:
 
 
 def _forget_memory(value):
-    """The argument without a hold on its memory."""
+    """Return the argument without a hold on its memory."""
     if isinstance(value, torch.Tensor):
         return _Like(value)
     if isinstance(value, TensorDescriptor):

@@ -15,27 +15,27 @@ class EmulatedDriver:
     """The part of a Triton driver that host code asks."""
 
     def get_active_torch_device(self):
-        """The device tensors should be made on."""
+        """Return the device tensors should be made on."""
         return torch.device("cpu")
 
     def get_current_target(self):
-        """A Blackwell, so that host code takes its TMA and tensor-memory paths."""
+        """Say that it is a Blackwell, so that host code takes its TMA and tensor-memory paths."""
         return GPUTarget("cuda", 100, 32)
 
     def get_current_device(self):
-        """The only one there is."""
+        """Return the only one there is."""
         return 0
 
     def get_current_stream(self, device=None):
-        """The default stream."""
+        """Return the default stream."""
         return 0
 
     def get_device_interface(self):
-        """What benchmarking code synchronises with."""
+        """Stand in for what benchmarking code synchronises with."""
         return types.SimpleNamespace(synchronize=lambda *_: None, current_device=lambda: 0, device_count=lambda: 1)
 
     def get_benchmarker(self):
-        """Runs once and measures nothing: an emulator's time says nothing of a GPU's."""
+        """Run once and measure nothing: an emulator's time says nothing of a GPU's."""
 
         def benchmark(function, **_):
             function()

@@ -99,7 +99,7 @@ class _Node:
 
 
 def _kernel_frames(traceback):
-    """(frame, line, instruction) of the kernel frames of a traceback, outermost first."""
+    """Return (frame, line, instruction) of the kernel frames of a traceback, outermost first."""
     frames = []
     while traceback is not None:
         if MARK in traceback.tb_frame.f_globals:
@@ -109,7 +109,7 @@ def _kernel_frames(traceback):
 
 
 def _callers(frames):
-    """' (called at k.py:12)' for an error inside a helper: where the kernel called it."""
+    """Return ' (called at k.py:12)' for an error inside a helper: where the kernel called it."""
     if not frames:
         return ""
     frame, line, _ = frames[-1]
@@ -123,7 +123,7 @@ def _column(frame, instruction):
 
 
 def translate(error):
-    """An exception of kernel code as the error that Triton's compiler raises for it; ours pass as they are."""
+    """Return an exception of kernel code as the error that Triton's compiler raises for it; ours pass as they are."""
     if isinstance(error, errors.EmulatorError | CompilationError):
         return error
     frames = _kernel_frames(error.__traceback__)
@@ -144,7 +144,7 @@ def translate(error):
 
 
 def returned(function):
-    """The error for a kernel that returned a value, at the first line that does."""
+    """Return the error for a kernel that returned a value, at the first line that does."""
     returns = (
         n for n in ast.walk(ast.parse(function.source.text)) if isinstance(n, ast.Return) and n.value is not None
     )
@@ -188,6 +188,6 @@ def _forbidden_global(name, value):
 
 
 def cause_of(error):
-    """The exception to chain to: none where ours says it all."""
+    """Return the exception to chain to: None where ours says it all."""
     silent = support.UnsupportedConstruct | support.Refused | language.StaticAssertion | NameError
     return None if isinstance(error, silent) else error

@@ -48,6 +48,6 @@ def attribute(name: str) -> Any:
 
 
 def defines(value: Any) -> bool:
-    """Whether a function or class comes from the registered module or one of its own submodules."""
+    """Return whether a function or class comes from the registered module or one of its own submodules."""
     name = getattr(value, "__module__", None) or ""
     return Extension.module is not None and name.startswith(Extension.module.__name__)

@@ -7,7 +7,7 @@ from .. import dtypes
 
 
 def multiply_high(x, y):
-    """Upper half of the unsigned product."""
+    """Return upper half of the unsigned product."""
     bits = 8 * x.dtype.itemsize
     if bits < 64:
         wide = np.dtype(f"uint{2 * bits}")
@@ -21,7 +21,7 @@ def multiply_high(x, y):
 
 
 def fused_multiply_add(x, y, z):
-    """x * y + z with one rounding: exact products of float32 fit float64."""
+    """Return x * y + z with one rounding: exact products of float32 fit float64."""
     if z.dtype == np.float32:
         return (x.astype(np.float64) * y + z).astype(np.float32)
     return x * y + z
@@ -32,7 +32,7 @@ def erf(x):
 
 
 def float_to_integer(x, target):
-    """C's conversion toward zero, saturating as the hardware's cvt does; NaN gives 0."""
+    """Convert as C does, toward zero, saturating as the hardware's cvt does; NaN gives 0."""
     info = np.iinfo(target)
     wide = np.nan_to_num(np.trunc(np.asarray(x, np.float64)), nan=0.0, posinf=float(info.max), neginf=float(info.min))
     out = np.clip(wide, float(info.min), float(info.max))
@@ -46,7 +46,7 @@ def to_tf32(x):
 
 
 def matmul(a, b, a_name, b_name, precision=None):
-    """a @ b of held arrays with float32 (float64, int32) accumulation; `precision` matters for float32 operands only."""
+    """Return a @ b of held arrays with float32 (float64, int32) accumulation; `precision` matters for float32 operands only."""
     if a.dtype.kind in "iu":
         return (a.astype(np.float64) @ b.astype(np.float64)).astype(np.int32)
     if a_name == "fp32" and b_name == "fp32" and (precision or "").upper() == "TF32":
@@ -58,7 +58,7 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, 
 
 
 def unpack_e2m1(packed, axis):
-    """uint8 with two e2m1 values each (low nibble first) -> float32, twice as long along `axis`."""
+    """Return uint8 with two e2m1 values each (low nibble first) -> float32, twice as long along `axis`."""
     low, high = _E2M1[packed & 15], _E2M1[packed >> 4]
     axis %= packed.ndim
     joined = np.stack([low, high], axis=axis + 1)
@@ -66,7 +66,7 @@ def unpack_e2m1(packed, axis):
 
 
 def scale_values(scale):
-    """E8M0 exponents (uint8, 2^(e-127), 255 = NaN) or held float scales -> float32."""
+    """Return E8M0 exponents (uint8, 2^(e-127), 255 = NaN) or held float scales -> float32."""
     if scale.dtype.kind in "iu":
         exponent = scale.view(np.uint8).astype(np.int32) - 127
         return np.where(exponent == 128, np.float32(np.nan), np.ldexp(np.float32(1), exponent)).astype(np.float32)
@@ -74,7 +74,7 @@ def scale_values(scale):
 
 
 def descale(operand, scale, fmt, k_axis, pack_axis):
-    """The float32 matrix that an operand of dot_scaled means. `scale`: [rows (right operand: columns), K / group], or None."""
+    """Return an operand of dot_scaled as a float32 matrix. `scale`: [rows (right operand: columns), K / group], or None."""
     fmt = fmt.lower()
     if fmt == "e2m1":
         values = unpack_e2m1(operand.view(np.uint8), pack_axis)
@@ -92,7 +92,7 @@ def descale(operand, scale, fmt, k_axis, pack_axis):
 
 
 def leading_zeros(x):
-    """Number of leading zero bits of unsigned integers."""
+    """Return number of leading zero bits of unsigned integers."""
     bits, x = 8 * x.dtype.itemsize, x.copy()
     count = np.full(x.shape, bits, np.int32)
     for shift in (32, 16, 8, 4, 2, 1):
@@ -105,7 +105,7 @@ def leading_zeros(x):
 
 
 def reverse_bits(x):
-    """Bits of unsigned integers in reverse order."""
+    """Reverse the bits of unsigned integers."""
     big = np.ascontiguousarray(x.astype(x.dtype.newbyteorder(">")))[..., None].view(np.uint8)
     flipped = np.packbits(np.unpackbits(big, axis=-1)[..., ::-1], axis=-1)
     return np.ascontiguousarray(flipped).view(x.dtype.newbyteorder(">"))[..., 0].astype(x.dtype)
@@ -166,7 +166,7 @@ _ARITHMETIC = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.
 
 
 def libdevice(symbol):
-    """The numpy function of a libdevice symbol such as __nv_tanhf, or None."""
+    """Return the numpy function of a libdevice symbol such as __nv_tanhf, or None."""
     name = symbol.removeprefix("__nv_")
     if name in LIBDEVICE:
         return LIBDEVICE[name]

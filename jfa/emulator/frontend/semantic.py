@@ -32,7 +32,7 @@ class Semantic(TritonSemantic):
         return full_value(value, dtype)
 
     def deduce_scale_factor(self, lhs, lhs_scale, lhs_format, lhs_k_pack, rhs, rhs_scale, rhs_format, rhs_k_pack):
-        """Elements of the reduction axis per scale: read off the scales' shape."""
+        """Return elements of the reduction axis per scale: read off the scales' shape."""
         for operand, scale, fmt, packed, axis in (
             (lhs, lhs_scale, lhs_format, lhs_k_pack, -1),
             (rhs, rhs_scale, rhs_format, rhs_k_pack, -2),
@@ -59,7 +59,7 @@ class Semantic(TritonSemantic):
 
 
 def full_value(value, dtype):
-    """A Python number as a Scalar of a given type, wrapped or rounded as a constant of that type is."""
+    """Return a Python number as a Scalar of a given type, wrapped or rounded as a constant of that type is."""
     dtype = canonical(dtype)
     if dtype.name == "int1":
         return scalar(bool(value), dtype)

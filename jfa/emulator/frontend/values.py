@@ -12,34 +12,34 @@ _unwrap = tl.core._unwrap_if_constexpr
 
 
 def to_numpy(x):
-    """A value's array in held form."""
+    """Return a value's array in held form."""
     x = fix(_unwrap(x))
     return x.data if isinstance(x, Tensor) else np.asarray(x)
 
 
 def to_stored(x, name=None):
-    """A value's array in stored form (of `name`: a type name, default the value's own)."""
+    """Return a value's array in stored form (of `name`: a type name, default the value's own)."""
     x = fix(_unwrap(x))
     return dtypes.encode(x.data, name or x.dtype.name)
 
 
 def undefined(x):
-    """A value's marks; None where all of it is defined."""
+    """Return a value's marks; None where all of it is defined."""
     return marks_of(fix(_unwrap(x)))
 
 
 def from_numpy(array, dtype, undefined=None):
-    """Held array (and its marks) -> value of a Triton type."""
+    """Return held array (and its marks) -> value of a Triton type."""
     return _wrap(array, canonical(dtype), undefined=undefined)
 
 
 def from_stored(array, dtype, undefined=None):
-    """Stored array (and its marks) -> value of a Triton type."""
+    """Return stored array (and its marks) -> value of a Triton type."""
     return _wrap(dtypes.decode(array, dtype.name), canonical(dtype), undefined=undefined)
 
 
 def scalar(x):
-    """A constexpr, Scalar, one-element block or Python number as a Python number."""
+    """Return a constexpr, Scalar, one-element block or Python number as a Python number."""
     x = _unwrap(x)
     if isinstance(x, Tensor) and x.undefined is not None:
         check(x.undefined, "number")
@@ -68,13 +68,13 @@ def make_scalar(value, dtype=tl.int32):
 
 
 def dtype_name(dtype):
-    """The short name of a Triton type, a constexpr of one, or a name."""
+    """Return the short name of a Triton type, a constexpr of one, or a name."""
     dtype = _unwrap(dtype)
     return dtype if isinstance(dtype, str) else dtype.name
 
 
 def triton_dtype(name):
-    """Triton's type of a short name."""
+    """Return Triton's type of a short name."""
     return _TYPES[name]
 
 

@@ -62,7 +62,7 @@ class MBarrier:
 
     # ------------------------------------------------------------ arriving
     def arrive(self, count: int, clock: dict, time: float, what: tuple) -> None:
-        """`count` arrivals of someone whose clock is given; `what` = (verb, actor, location[, turns[, task]]) for reports.
+        """Count `count` arrivals of someone whose clock is given; `what` = (verb, actor, location[, turns[, task]]) for reports.
 
         task: the label of the one that the actor, an engine's operation, works for.
         """
@@ -85,7 +85,7 @@ class MBarrier:
         self.bytes += nbytes
 
     def deliver(self, nbytes: int, clock: dict, time: float, what: tuple) -> None:
-        """`nbytes` of a copy have landed."""
+        """Count `nbytes` of a copy that have landed."""
         self._note(clock, time, what)
         self.bytes -= nbytes
         self._complete()
@@ -140,7 +140,7 @@ class MBarrier:
         return (self.phase & 1) != parity
 
     def seen(self, task: Task, where: Where) -> None:
-        """A wait of `task` passed: it learns what the completed phase's arrivals knew."""
+        """Let `task`, a wait of which passed, learn what the completed phase's arrivals knew."""
         phase = self.phase - 1
         last = self.seen_by.get(task)
         again = last is not None and last[0] == phase

@@ -30,7 +30,7 @@ class Clock:
         self.touched: set[tuple] = set()  # boxes that TMA loads have fetched, kept with options.cold
 
     def first_touch(self, place: tuple) -> bool:
-        """Whether a launch with `cold` memory fetches this box for the first time."""
+        """Return whether a launch with `cold` memory fetches this box for the first time."""
         if not self.cold or place in self.touched:
             return False
         self.touched.add(place)
@@ -51,7 +51,7 @@ class Clock:
             task.chain_end = task.time
 
     def spend(self, task: Task, op: str, title: str, where: Where, **facts: Any) -> None:
-        """Like charge, with a title and a source line for the timeline."""
+        """Charge, with a title and a source line for the timeline."""
         self.machine.scheduler.let_earlier_run(task)
         start, end = self.book(task.cta, task.time, op, facts)
         if end > start:

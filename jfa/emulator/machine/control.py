@@ -56,13 +56,13 @@ class Use:
         return self.kind == ADD and (left < 0 or (left == 0 and self.state[1] + self.bytes < 0))
 
     def completes(self) -> bool:
-        """Whether an ADD, taken in the noted state, ends the phase (or arrives once too often)."""
+        """Return whether an ADD, taken in the noted state, ends the phase (or arrives once too often)."""
         left = self.state[0] - self.arrivals
         return left < 0 or (left == 0 and self.state[1] + self.bytes == 0)
 
 
 def state_of(barrier: Any) -> tuple[int, tuple[int, int]]:
-    """(phase, (arrivals outstanding, bytes outstanding)) of an mbarrier or a named barrier."""
+    """Return (phase, (arrivals outstanding, bytes outstanding)) of an mbarrier or a named barrier."""
     if hasattr(barrier, "generation"):
         return barrier.generation, ((barrier.expected or 1 << 20) - barrier.arrived, 0)
     return barrier.phase, (barrier.pending, barrier.bytes)
@@ -87,7 +87,7 @@ class End:
 
 
 def dependent(earlier: Use, later: Use) -> bool:
-    """Whether two uses taken in this order might differ in the other order.
+    """Return whether two uses taken in this order might differ in the other order.
 
     Arrivals of one phase commute, for the phase ends with the last of them in any order, unless too much is delivered.
     """
@@ -116,7 +116,7 @@ class Control:
 
     # ------------------------------------------------------------ what the machine calls
     def begin(self, machine: Machine) -> None:
-        """A launch begins: everything before it is past."""
+        """Begin a launch: everything before it is past."""
         self.floor = (1 << len(self.steps)) - 1
         self.parked.clear()
         self.flying.clear()
@@ -134,21 +134,21 @@ class Control:
         task.waiting = task.why = None
 
     def end(self, task: Task) -> None:
-        """A CTA's last step: what is in flight may have landed before it, or not."""
+        """Take a CTA's last step: what is in flight may have landed before it, or not."""
         self.before(task, Use(WAIT, self._end_of(task), parity=1))
 
     def _end_of(self, task: Task) -> End:
         return self.ends.setdefault(task.cta.cluster, End())
 
     def pause(self, task: Task) -> None:
-        """A step on global memory, or a turn of a loop that polls."""
+        """Take a step on global memory, or a turn of a loop that polls."""
         count, at = self.spins.get(task, (0, -1))
         others = any(s.process != self.numbers.get(task) for s in self.steps[max(at, 0) :])
         self.spins[task] = (1 if others else count + 1, len(self.steps))
         self.before(task, Use(TOUCH, "global memory"))
 
     def issued(self, machine: Machine, op: AsyncOp) -> None:
-        """An operation was handed to an engine: it completes now, unless it signals or follows one that does."""
+        """Note an operation handed to an engine: it completes now, unless it signals or follows one that does."""
         number = self._number(op)
         if op.previous is not None:
             self.follows[number] = self._number(op.previous)
@@ -157,7 +157,7 @@ class Control:
             self.flying[op] = None
 
     def pick(self, machine: Machine) -> Task | AsyncOp | None:
-        """What happens next: whatever is on its way to its next step, else a step by choice; None if nothing can."""
+        """Return what happens next: whatever is on its way to its next step, else a step by choice; None if nothing can."""
         scheduler = machine.scheduler
         if scheduler.ready:
             task = scheduler.ready.popleft()
@@ -192,12 +192,12 @@ class Control:
         return number
 
     def _learn(self, number: int) -> None:
-        """The process goes on within the step that is being taken, or because of it."""
+        """Let the process go on within the step that is being taken, or because of it."""
         if self.now is not None:
             self.known[number] |= self.steps[self.now].past | 1 << self.now
 
     def _before(self, number: int) -> int:
-        """The steps that come before the next one of a process, whatever that does."""
+        """Return the steps that come before the next one of a process, whatever that does."""
         previous = self.follows.get(number)
         return self.known[number] | (self.known[previous] if previous is not None else 0)
 
@@ -254,7 +254,7 @@ class Control:
         self.known[number] = step.past | 1 << self.now
 
     def taken(self, step: Step) -> None:
-        """Called with each step before its dependences are added to its past."""
+        """Note each step before its dependences are added to its past."""
 
     @property
     def token(self) -> str:
@@ -263,7 +263,7 @@ class Control:
 
 
 def replay(policy: str) -> Control:
-    """The control that a policy "replay:…" names. Raises ValueError for anything else."""
+    """Return the control that a policy "replay:…" names. Raises ValueError for anything else."""
     numbers = policy.removeprefix("replay:")
     try:
         return Control([int(n) for n in numbers.split(".")] if numbers else [])

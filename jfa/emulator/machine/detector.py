@@ -152,12 +152,12 @@ class Detector:
 
     # ------------------------------------------------------------ lines of the vector clocks
     def new_component(self, label: Any) -> Component:
-        """A new line of the vector clocks."""
+        """Return a new line of the vector clocks."""
         self._components += 1
         return Component(self._components, label)
 
     def completed(self, op: AsyncOp) -> None:
-        """An operation has completed: now and then, lines that nobody needs any more are forgotten."""
+        """Note a completed operation; now and then forget lines that nobody needs any more."""
         if not op.piped:
             op.task.cta.cluster.finished.append(op.component)
         self._since_collect += 1

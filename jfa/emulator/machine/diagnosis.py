@@ -151,7 +151,7 @@ def deadlock(machine: Machine) -> errors.EmulatorError:
 
 
 def _overtaken(waiting: list[Task]) -> errors.EmulatorError | None:
-    """The report of a task that waits two phases late, if one does."""
+    """Return the report of a task that waits two phases late, if one does."""
     for task in waiting:
         bar = task.waiting
         last = getattr(bar, "seen_by", {}).get(task)
@@ -180,7 +180,7 @@ def bytes_error(bar: MBarrier, when: str) -> errors.ExpectBytesError:
 
 
 def early_waits(task: Task, only: Any = None, again_only: bool = False) -> list[str]:
-    """Notes on a task's waits that passed on a phase passed before, or before anything had arrived; newest first, at most two.
+    """Return notes on a task's waits that passed on an old phase, or before anything had arrived; newest first, at most two.
 
     only: on this barrier alone. again_only: not the first wait on a fresh barrier, on which producers rightly pass.
     """
@@ -199,7 +199,7 @@ def _describe(access: Access) -> str:
 
 
 def _cause_of_race(earlier: Access, later: Access) -> str | None:
-    """The usual cause of a race between warps of one task; None for others, whose cause the error's class knows."""
+    """Return the usual cause of a race between warps of one task; None for others, whose cause the error's class knows."""
     first, second = earlier.actor, later.actor
     if isinstance(first, warps.WarpGroup) and isinstance(second, warps.WarpGroup) and first.task is second.task:
         return (
@@ -210,7 +210,7 @@ def _cause_of_race(earlier: Access, later: Access) -> str | None:
 
 
 def _alias(earlier: Access, later: Access, storage: Storage) -> list[str]:
-    """Why accesses to buffers of two names meet: which lies in the other, or that they overlap."""
+    """Return why accesses to buffers of two names meet: which lies in the other, or that they overlap."""
     names = [re.sub(r"[\[.].*", "", a.name) for a in (earlier, later)]
     if names[0] == names[1] or earlier.region is None or later.region is None:
         return []

@@ -236,7 +236,7 @@ def mma(
 
 
 def commit(task: Task, bars: Sequence[MBarrier], where: Where, title: str = "") -> None:
-    """One arrival on each barrier once all earlier tensor-core operations of the task have finished."""
+    """Arrive once on each barrier when all earlier tensor-core operations of the task have finished."""
 
     def run(op: AsyncOp) -> None:
         for bar in bars:
@@ -250,7 +250,7 @@ def commit(task: Task, bars: Sequence[MBarrier], where: Where, title: str = "") 
 
 
 def _note_arrivals(task: Task, op: AsyncOp, bars: Sequence[MBarrier]) -> None:
-    """Commits that arrive at barriers of other CTAs; one is held done when the MMA before it is, as at the CTA's own end."""
+    """Hold commits that arrive at barriers of other CTAs; one is held done when the MMA before it is, as at the CTA's own end."""
     mma = last_mma(op)
     for bar in bars:
         if bar.cta is not task.cta and mma is not None:
@@ -258,7 +258,7 @@ def _note_arrivals(task: Task, op: AsyncOp, bars: Sequence[MBarrier]) -> None:
 
 
 def last_mma(op: AsyncOp | None) -> AsyncOp | None:
-    """The MMA that a commit follows; the operation itself if it is one."""
+    """Return the MMA that a commit follows; the operation itself if it is one."""
     while op is not None and op.kind == "commit":
         op = op.info
     return op
@@ -272,7 +272,7 @@ def wgmma(
     facts: dict[str, Any] | None = None,
     pending: Pending | None = None,
 ) -> None:
-    """Hopper: an MMA whose result is in registers. Its reads last until wgmma_wait; then the Pending result is there."""
+    """Issue Hopper's MMA, whose result is in registers. Its reads last until wgmma_wait; then the Pending result is there."""
     machine = task.machine
     if Active.counts is not None:
         Active.counts.dots += 1
@@ -355,6 +355,6 @@ def clc_try_cancel(
 
 
 def clc_query(task: Task, response: ClcResponse, stage: int, where: Where) -> Shape | None:
-    """The origin (x, y, z) of the cluster that was taken over, or None."""
+    """Return the origin (x, y, z) of the cluster that was taken over, or None."""
     task.machine.detector.task_access(task, response.view(stage), False, where, "the CLC response")
     return response.values[stage]

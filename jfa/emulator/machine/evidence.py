@@ -29,7 +29,7 @@ def _wait(task: Task, tasks: Sequence[Task]) -> Wait:
 
 
 def _came(place: Any) -> tuple[str, ...]:
-    """Labels of those who arrived at a barrier before, without those who have in the phase in progress (unless all have)."""
+    """Return labels of those who arrived at a barrier before, without those who have in the phase in progress (unless all have)."""
     missing = getattr(place, "missing", None)
     if missing is not None:  # the cluster barrier knows whom it waits for
         return tuple(t.label for t in missing())
@@ -39,14 +39,14 @@ def _came(place: Any) -> tuple[str, ...]:
 
 
 def _came_near(place: Any) -> tuple[str, ...]:
-    """Labels of those who arrived at other barriers of the same array."""
+    """Return labels of those who arrived at other barriers of the same array."""
     near = (bars for item in getattr(place.cta, "allocations", ()) if place in (bars := getattr(item, "barriers", ())))
     return tuple(dict.fromkeys(label for bars in near for bar in bars for label in bar.sources))
 
 
 # ------------------------------------------------------------ whose code arrives
 def _arrives(task: Task, place: Any) -> bool:
-    """Whether a function that the suspended task is in arrives at the array of this barrier, as its source says."""
+    """Return whether a function that the suspended task is in arrives at the array of this barrier, as its source says."""
     frame = task.greenlet.gr_frame
     while frame is not None:
         if MARK in frame.f_globals:
@@ -60,27 +60,27 @@ def _arrives(task: Task, place: Any) -> bool:
 
 
 def _holds(value: Any, place: Any, crosses: bool) -> bool:
-    """Whether a kernel's variable is an array of mbarriers with this one, or a view of it; crosses: or another CTA's twin of it."""
+    """Return whether a kernel's variable is an array of mbarriers with this one, or a view of it; crosses: or of its twin."""
     bars = getattr(getattr(value, "array", None), "barriers", ())
     return any(bar is place or (crosses and _twins(bar, place)) for bar in bars)
 
 
 def _twins(bar: Any, place: Any) -> bool:
-    """Whether two barriers are the same one of two CTAs of a cluster."""
+    """Return whether two barriers are the same one of two CTAs of a cluster."""
     cta = getattr(place, "cta", None)
     return cta is not None and bar.name == place.name and bar.cta.cluster is cta.cluster
 
 
 @functools.lru_cache(maxsize=256)
 def _crosses(node: ast.AST) -> bool:
-    """Whether a call below this node completes, or arrives, in another CTA."""
+    """Return whether a call below this node completes, or arrives, in another CTA."""
     calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
     return any(k.arg in ("two_ctas", "remote_cta_rank") for call in calls for k in call.keywords)
 
 
 @functools.lru_cache(maxsize=256)
 def _around(file: str, line: int) -> ast.FunctionDef | ast.With | None:
-    """The innermost async_task or function around a line of a file; None where the source is not known."""
+    """Return the innermost async_task or function around a line of a file; None where the source is not known."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:  # a cell with a magic
@@ -95,12 +95,12 @@ def _first_line(node: ast.FunctionDef | ast.With) -> int:
 
 
 def _is_place(node: ast.FunctionDef | ast.With) -> bool:
-    """Whether a node is a function or a task."""
+    """Return whether a node is a function or a task."""
     return isinstance(node, ast.FunctionDef) or any("async_task(" in ast.unparse(i.context_expr) for i in node.items)
 
 
 def _arrived(node: ast.AST, known: dict[str, Any], depth: int = 4) -> set[str]:
-    """Names that are arguments of TLX calls other than waits below this node, or that its functions hand to such calls."""
+    """Return names that are arguments of TLX calls other than waits below this node, or that its functions hand to such calls."""
     found: set[str] = set()
     for call in (call for call in ast.walk(node) if isinstance(call, ast.Call)):
         if isinstance(call.func, ast.Attribute) and call.func.attr != "barrier_wait":
@@ -114,7 +114,7 @@ def _arrived(node: ast.AST, known: dict[str, Any], depth: int = 4) -> set[str]:
 
 
 def _handed_on(call: ast.Call, function: Any, depth: int) -> list[ast.expr]:
-    """The arguments of a call of a jit function that arrives at them."""
+    """Return the arguments of a call of a jit function that arrives at them."""
     function = getattr(function, "python", None) or getattr(
         function, "fn", None
     )  # emulated already, or as Triton made it
@@ -145,7 +145,7 @@ def _touch(access: Access, names: dict[int, str]) -> Touch:
 
 
 def _lines(actor: Any) -> dict[int, str]:
-    """Component -> name for the tasks of the actor's cluster that run or ran beside each other, and for what they drive."""
+    """Return component -> name for the tasks of the actor's cluster that run or ran beside each other, and for what they drive."""
     names: dict[int, str] = {}
     for cta in getattr(actor, "task", actor).cta.cluster.ctas:
         for task in cta.tasks:

@@ -226,7 +226,7 @@ class Scheduler:
     def _component_of(
         self, task: Task, kind: str, pipe: bool, previous: AsyncOp | None
     ) -> tuple[Component, VectorClock]:
-        """The line of the vector clocks that the operation is on, and what it knows."""
+        """Return the line of the vector clocks that the operation is on, and what it knows."""
         clock = dict(task.clock)
         if previous is not None:
             join(clock, previous.clock)

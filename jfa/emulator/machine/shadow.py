@@ -67,7 +67,7 @@ def join(clock: dict, other: dict) -> None:
 
 
 def fence(clock: dict, known: dict) -> None:
-    """A proxy fence: the ordinary writes that the clock `known` has heard of are visible to the async proxy."""
+    """Make ordinary writes that the clock `known` covers visible to the async proxy: a proxy fence."""
     for key, value in list(known.items()):
         if key >= 0 and clock.get(-1 - key, 0) < value:
             clock[-1 - key] = value

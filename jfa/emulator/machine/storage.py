@@ -50,7 +50,7 @@ class Storage:
         self.undefined: Any = None  # marks of the bytes, once there are any
 
     def typed(self, dtype: Any) -> np.ndarray:
-        """All bytes as a flat array of dtype."""
+        """Return all bytes as a flat array of dtype."""
         return self.data.view(dtype)
 
 
@@ -83,7 +83,7 @@ class View:
         return n
 
     def read(self) -> np.ndarray:
-        """The elements, possibly as a view of the memory itself: copy before keeping."""
+        """Return the elements, possibly as a view of the memory itself: copy before keeping."""
         if self.arr is not None:
             return self.arr if self.arr.shape == self.shape else self.arr.reshape(self.shape)
         return self.storage.typed(self.dtype)[self.offsets]
@@ -135,7 +135,7 @@ class View:
             storage.undefined = None
 
     def _words(self) -> np.ndarray:
-        """The marks of every element's bytes, up to four in an integer: a last axis longer than `arr`, or than `offsets`."""
+        """Return the marks of every element's bytes, up to four in an integer: a last axis longer than `arr`, or than `offsets`."""
         marks, size = self.storage.undefined, self.dtype.itemsize
         together = min(size, 4)
         word = np.dtype(f"u{together * MARK.itemsize}")
@@ -146,7 +146,7 @@ class View:
         return np.ndarray((*self.arr.shape, size // together), word, marks.data, start * MARK.itemsize, strides)
 
     def unwritten(self, mark: int) -> np.ndarray:
-        """Marks of the elements of which the race detector has seen no write."""
+        """Return marks of the elements of which the race detector has seen no write."""
         if all(atom.write is None for atom in self.region.atoms):
             return np.full(self.shape, mark, MARK)
         shadow, size = self.storage.shadow, self.dtype.itemsize
@@ -161,7 +161,7 @@ class View:
         return np.where(found, mark, MARK.type(0))
 
     def element_offsets(self) -> np.ndarray:
-        """Element offset in the storage of every element, as an array of the view's shape."""
+        """Return element offset in the storage of every element, as an array of the view's shape."""
         if self.offsets is not None:
             return self.offsets
         base = self.storage.data.__array_interface__["data"][0]
@@ -173,7 +173,7 @@ class View:
         return out.reshape(self.shape) if self.shape else out
 
     def derive(self, function: Callable[[np.ndarray], np.ndarray]) -> View:
-        """The view whose array is function(array): a slice, transpose or reshape."""
+        """Return the view whose array is function(array): a slice, transpose or reshape."""
         if self.arr is not None and self.arr.shape == self.shape:
             arr = function(self.arr)
             if np.may_share_memory(arr, self.arr):
@@ -182,7 +182,7 @@ class View:
         return View(self.storage, offsets.shape, self.dtype, offsets=np.ascontiguousarray(offsets))
 
     def columns(self, offset: int, size: int) -> View:
-        """A slice of the last axis, kept strided where the tile's layout allows."""
+        """Return a slice of the last axis, kept strided where the tile's layout allows."""
         shape = (*self.shape[:-1], size)
         if self.arr is not None:
             last = self.arr.shape[-1]
@@ -231,7 +231,7 @@ class View:
         return self._region
 
     def shares(self, groups: int) -> list:
-        """Regions of a tile in tensor memory that each of `groups` groups of four warps loads and stores (see warps.py).
+        """Return regions of a tile in tensor memory that each of `groups` groups of four warps loads and stores (see warps.py).
 
         The groups split the columns; a tile of 256 rows, two tiles of 128 side by side, between the two. A tile of fewer
         columns than groups is everybody's.
@@ -288,7 +288,7 @@ class View:
 
 
 def smem_view(storage: Storage, offset: int, shape: Sequence[int], dtype: Any) -> View:
-    """`shape` elements of dtype at byte `offset` of an SMEM storage."""
+    """Return `shape` elements of dtype at byte `offset` of an SMEM storage."""
     dtype = np.dtype(dtype)
     count = int(np.prod(shape))
     return View(
@@ -297,7 +297,7 @@ def smem_view(storage: Storage, offset: int, shape: Sequence[int], dtype: Any) -
 
 
 def tmem_columns(shape: Sequence[int], itemsize: int, mode: str = "plain") -> int:
-    """4-byte columns that a tile of `shape` takes."""
+    """Return 4-byte columns that a tile of `shape` takes."""
     rows, cols = shape
     if mode == "scales":  # 32 rows a column, 4 scales a cell, repeated in the four 32-lane quarters
         return max(1, -(-rows // 32) * -(-cols // 4))
@@ -308,7 +308,7 @@ def tmem_columns(shape: Sequence[int], itemsize: int, mode: str = "plain") -> in
 
 
 def tmem_view(storage: Storage, column: int, shape: Sequence[int], dtype: Any, mode: str = "plain") -> View:
-    """A tile in tensor memory from 4-byte `column` on.
+    """Return a tile in tensor memory from 4-byte `column` on.
 
     plain: 128 rows are the 128 lanes; 256 rows are two such tiles side by side; 64 rows take lanes 0-15, 32-47, 64-79 and
     96-111 (PTX layout

@@ -59,7 +59,7 @@ def _waited(task: Task, name: str, started: float, until: float, where: Where) -
 
 
 def arrive(task: Task, bar: MBarrier, count: int, where: Where) -> None:
-    """`count` arrivals (a per-thread barrier counts the task's threads)."""
+    """Make `count` arrivals (a per-thread barrier counts the task's threads)."""
     if bar.per_thread:
         count *= 32 * task.num_warps
     if task.machine.timed:
@@ -146,14 +146,14 @@ def fence(task: Task, early: bool = False) -> None:
 
 
 def _remember(task: Task, stores: bool) -> None:
-    """For a fence that is to come early: what the task knew before this store or wait."""
+    """Keep, for a fence that is to come early, what the task knew before this store or wait."""
     if stores or not task.stored:
         task.before, task.stored = dict(task.clock), stores
         task.publish()
 
 
 def load(task: Task, view: View, where: Where, name: str) -> np.ndarray:
-    """The elements of a view (stored form, not to be kept: copy)."""
+    """Return the elements of a view (stored form, not to be kept: copy)."""
     task.machine.detector.task_access(task, view, False, where, name)
     return view.read()
 
@@ -190,7 +190,7 @@ def run_region(
 
 
 def peer(task: Task, rank: int, where: Where) -> CTA:
-    """The CTA of that rank in the task's cluster."""
+    """Return the CTA of that rank in the task's cluster."""
     ctas = task.cta.cluster.ctas
     if not 0 <= rank < len(ctas):
         raise errors.ClusterError(
@@ -200,7 +200,7 @@ def peer(task: Task, rank: int, where: Where) -> CTA:
 
 
 def twin(task: Task, index: int, cta: CTA, where: Where) -> Any:
-    """What CTA `cta` allocated as its number `index`. Waits until it has: the launch of a cluster makes sure on the GPU."""
+    """Return what CTA `cta` allocated as its number `index`. Waits until it has: the launch of a cluster makes sure on the GPU."""
     if len(cta.allocations) <= index:
         cta.alloc_waiters.append(task)
         task.machine.scheduler.block(task, cta, lambda: f"{cta.label} to allocate its buffers", where)

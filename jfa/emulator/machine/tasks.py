@@ -90,7 +90,7 @@ class Task:
         return self.why() if self.why is not None else "nothing"
 
     def publish(self) -> None:
-        """Called after a release: what this task does from now on is not covered by it."""
+        """Begin a new time after a release: what this task does from now on is not covered by it."""
         self.clock[self.component.id] += 1
 
     def pause(self) -> None:
@@ -98,7 +98,7 @@ class Task:
         self.machine.scheduler.pause(self)
 
     def stands(self) -> Where:
-        """Where in the kernel it is: where it was suspended, or where it waits."""
+        """Return where in the kernel it is: where it was suspended, or where it waits."""
         frame = self.greenlet.gr_frame if not self.done else None
         return (here(frame=frame) if frame is not None else ()) or self.where
 
@@ -201,5 +201,5 @@ class Cluster:
         self.barrier = ClusterBarrier(self)
 
     def workers(self) -> list[Task]:
-        """The tasks whose warps still run: the children of an open async_tasks region stand for their parent."""
+        """Return the tasks whose warps still run: the children of an open async_tasks region stand for their parent."""
         return [t for cta in self.ctas for t in cta.tasks if not t.done and not t.children]

@@ -28,13 +28,13 @@ _CAUSE = {
 
 
 def note(cta: CTA, actor: Any, component: Component, count: int, where: Where, what: str) -> None:
-    """`actor` (a Task or an AsyncOp, by its component and counter) uses the memory of `cta`: "a store to b[0]"."""
+    """Note that `actor` (a Task or an AsyncOp, by its component and counter) uses the memory of `cta`: "a store to b[0]"."""
     if cta.machine.watch:
         cta.users[component.id, what] = (component, count, actor, where)
 
 
 def note_copy(cta: CTA, op: AsyncOp, what: str) -> None:
-    """An asynchronous operation that reads or writes the memory of `cta` some time."""
+    """Note an asynchronous operation that reads or writes the memory of `cta` some time."""
     note(cta, op, op.component, op.clock[op.component.id], op.where, what)
 
 
@@ -45,7 +45,7 @@ def note_start(task: Task, cta: CTA, where: Where, what: str) -> None:
 
 
 def check_starts(cluster: Cluster) -> None:
-    """At a cluster's end: report its early writes, unless the compiler's own cluster barrier came before them."""
+    """Report, at a cluster's end, its early writes, unless the compiler's own cluster barrier came before them."""
     if cluster.paired or cluster.signalled:
         return
     for (label, cta), (where, what) in cluster.early.items():
@@ -64,7 +64,7 @@ def forget_retired(cta: CTA) -> None:
 
 
 def check(cluster: Cluster) -> None:
-    """At a cluster's end: report, of each CTA, the uses of its memory that it had not heard of when it ended."""
+    """Report, at a cluster's end, the uses of each CTA's memory that were not ordered before its end."""
     clocks: dict[CTA, VectorClock] = {}
     for cta in cluster.ctas:
         known = clocks[cta] = {}

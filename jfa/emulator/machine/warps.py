@@ -63,7 +63,7 @@ def access(task: Task, view: View, write: bool, where: Where, name: str, report:
 
 
 def join(task: Task) -> None:
-    """A barrier of all warps of the task: each group knows what the others have done."""
+    """Order all warps of the task at a barrier: each group knows what the others have done."""
     clock = task.clock
     for group in task.warp_groups:
         clock[group.component.id] = group.count
@@ -71,7 +71,7 @@ def join(task: Task) -> None:
 
 
 def told(task: Task) -> dict[int, Any]:
-    """The clock that an arrival of every single thread publishes: it covers all groups, which do not wait for each other."""
+    """Return the clock that an arrival of every single thread publishes: it covers all groups, which do not wait for each other."""
     if not task.warp_groups:
         return task.clock
     clock = dict(task.clock)

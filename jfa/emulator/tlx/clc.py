@@ -96,7 +96,7 @@ def _clc_query(clc_response_addr: clc_response) -> tuple[Value, ...]:
 
 @api
 def clc_create_context(num_consumers: Value, num_stages: Value = 1) -> CLCPipelineContext:
-    """Barriers and answers for a pipeline of `num_stages` whose stages `num_consumers` arrivals free."""
+    """Return barriers and answers for a pipeline of `num_stages` whose stages `num_consumers` arrivals free."""
     stages, consumers = integer(constant(num_stages, "num_stages")), integer(constant(num_consumers, "num_consumers"))
     cta = running().cta
     _check_arch(running())

@@ -75,7 +75,7 @@ def async_descriptor_load(
     multicast_targets: Any = (),
     two_ctas: Value = False,
 ) -> None:
-    """TMA: the descriptor's box at `offsets` -> an SMEM tile; its bytes count on `barrier`. Outside the tensor: zeros,
+    """Copy the descriptor's box at `offsets` to an SMEM tile by TMA; its bytes count on `barrier`. Outside the tensor: zeros,
     counted in full."""
     result = result.one()
     task, where, fault = begin("async_descriptor_load", result.name)
@@ -101,7 +101,7 @@ def async_descriptor_load(
 def _load_targets(
     task: Task, result: buffered_tensor, barrier: Any, multicast: list[int], two: bool, where: Where
 ) -> list[tuple[View, str, MBarrier]]:
-    """[(view, name, barrier)] of every CTA that receives the box."""
+    """Return [(view, name, barrier)] of every CTA that receives the box."""
     if not multicast and not two:
         return [(result.view, result.name, barrier.machine_barrier(task, where))]
     targets = []
@@ -119,7 +119,7 @@ def _load_targets(
 def async_descriptor_store(
     desc: Any, source: buffered_tensor, offsets: Any, eviction_policy: Any = "", store_reduce: Any = ""
 ) -> None:
-    """TMA: an SMEM tile -> the descriptor's box at `offsets`, clipped to the tensor; store_reduce combines with what is
+    """Copy an SMEM tile to the descriptor's box at `offsets` by TMA, clipped to the tensor; store_reduce combines with what is
     there."""
     source = source.one()
     task, where, fault = begin("async_descriptor_store", source.name)
@@ -153,14 +153,14 @@ def async_descriptor_store_wait(pendings: Value = 0) -> None:
 
 @api
 def async_descriptor_prefetch_tensor(desc: Any, offsets: Any, pred: Value = None, eviction_policy: Any = "") -> None:
-    """A hint: bring the box into the L2 cache. Changes nothing here."""
+    """Take a hint: bring the box into the L2 cache. Changes nothing here."""
     assert len(offsets) == len(desc.block_shape), f"expected {len(desc.block_shape)} offsets, but got {len(offsets)}"
     begin("async_descriptor_prefetch_tensor", "")
 
 
 @api
 def prefetch(pointer: Any, level: Any = "L2", mask: Any = None, tensormap: Any = False) -> None:
-    """A hint: bring global memory into a cache. Changes nothing here."""
+    """Take a hint: bring global memory into a cache. Changes nothing here."""
     if not truth(tensormap):
         assert plain(level) in ("L1", "L2"), f"level must be 'L1' or 'L2', got '{plain(level)}'"
     begin("prefetch", "")
@@ -168,7 +168,7 @@ def prefetch(pointer: Any, level: Any = "L2", mask: Any = None, tensormap: Any =
 
 @api
 def async_store(dst_global_ptr: Value, src_smem: buffered_tensor, size: Value) -> None:
-    """Bulk copy of `size` bytes from SMEM to global memory; wait with async_descriptor_store_wait."""
+    """Copy `size` bytes in bulk from SMEM to global memory; wait with async_descriptor_store_wait."""
     source = src_smem.one()
     task, where, fault = begin("async_store", source.name)
     size = integer(size)
@@ -193,7 +193,7 @@ def async_store(dst_global_ptr: Value, src_smem: buffered_tensor, size: Value) -
 
 
 def _element_pointers(pointer: Any, count: int, name: str) -> Any:
-    """A block of `count` consecutive pointers from a scalar one."""
+    """Return a block of `count` consecutive pointers from a scalar one."""
     if dtypes.itemsize(pointer.dtype.element_ty.name) != dtypes.itemsize(name):
         raise ValueError(f"the pointer is to {pointer.dtype.element_ty}, the buffer holds {name}")
     return pointer + values.from_numpy(np.arange(count, dtype=np.int32), tl.int32)
@@ -222,7 +222,7 @@ def async_load(
     bulk_size: Any = None,
     barrier: Any = None,
 ) -> async_token | None:
-    """cp.async: a block of pointers -> an SMEM tile (masked lanes without `other` become 0). bulk=True: consecutive
+    """Copy a block of pointers to an SMEM tile (cp.async) (masked lanes without `other` become 0). bulk=True: consecutive
     bytes, on a barrier."""
     result = result.one()
     if truth(plain(bulk)):
@@ -385,7 +385,7 @@ class tensor_descriptor_ptr(tl.core.base_value):
 
 @api
 def allocate_tensor_descriptor(num: Value) -> tensor_descriptor_ptr:
-    """Global scratch memory for `num` descriptors."""
+    """Return global scratch memory for `num` descriptors."""
     return tensor_descriptor_ptr([None] * integer(constant(num, "num")))
 
 
@@ -393,7 +393,7 @@ def allocate_tensor_descriptor(num: Value) -> tensor_descriptor_ptr:
 def make_tensor_descriptor(
     desc_ptr: Any, base: Value, shape: Any, strides: Any, block_shape: Any, padding_option: Any = "zero"
 ) -> Any:
-    """A TMA descriptor made in the kernel, in the slot desc_ptr or (None) in scratch memory of its own."""
+    """Return a TMA descriptor made in the kernel, in the slot desc_ptr or (None) in scratch memory of its own."""
     desc_ptr = plain(desc_ptr)
     if desc_ptr is not None and not isinstance(desc_ptr, tensor_descriptor_ptr):
         raise TypeError(
@@ -426,7 +426,7 @@ def make_tensor_descriptor(
 
 @api
 def reinterpret_tensor_descriptor(desc_ptr: Any, block_shape: Any, dtype: Any) -> Any:
-    """The descriptor that make_tensor_descriptor put into a slot."""
+    """Return the descriptor that make_tensor_descriptor put into a slot."""
     desc_ptr = plain(desc_ptr)
     if not isinstance(desc_ptr, tensor_descriptor_ptr):
         raise TypeError(

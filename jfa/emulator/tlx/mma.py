@@ -48,7 +48,7 @@ def async_dot(
     input_precision: Any = None,
     out_dtype: Any = tl.float32,
 ) -> Value:
-    """acc += A @ B on the tensor core, or acc = A @ B with use_acc=False.
+    """Compute acc += A @ B on the tensor core, or acc = A @ B with use_acc=False.
 
     acc in TMEM (Blackwell): asynchronous if a barrier or force_async is given. acc a block or None (Hopper): returns the
     new accumulator,
@@ -87,7 +87,7 @@ def _check_shapes(A: Any, B: Any) -> None:
 
 
 def _check_accumulator_type(A: Any, acc: Any, out_dtype: Any) -> None:
-    """What accumulates a product, by Triton's rules: int32 for integers, fp16 for fp16 and fp8 if out_dtype says so, else fp32."""
+    """Choose the sums' type by Triton's rules: int32 for integers, fp16 for fp16 and fp8 if out_dtype says so, else fp32."""
     name = A.dtype.name
     narrow = out_dtype.name == "fp16" and name not in ("fp32", "bf16")
     wanted = "int32" if A.dtype.is_int() else "fp16" if narrow else "fp32"
@@ -97,7 +97,7 @@ def _check_accumulator_type(A: Any, acc: Any, out_dtype: Any) -> None:
 
 
 def _check_major(A: Any, B: Any, types: Sequence[str]) -> None:
-    """Operands of these types must lie K-major in shared memory: the tensor core transposes 16-bit elements only."""
+    """Require operands of these types to lie K-major in shared memory: the tensor core transposes 16-bit elements only."""
     for tile, k_axis in ((A, 1), (B, 0)):
         if isinstance(tile, buffered_tensor) and tile.space == "smem" and tile.dtype_name in types:
             strides = (
@@ -118,7 +118,7 @@ def _check_operands(A: Any, B: Any, without: Sequence[str], instead: str) -> Non
 
 
 def _pair(task: Task, two: bool, where: Where) -> Sequence[CTA]:
-    """The CTAs whose memory an MMA uses: the task's own, or the pair it leads."""
+    """Return the CTAs whose memory an MMA uses: the task's own, or the pair it leads."""
     if not two:
         return [task.cta]
     ctas = task.cta.cluster.ctas
@@ -130,7 +130,7 @@ def _pair(task: Task, two: bool, where: Where) -> Sequence[CTA]:
 
 
 def _commit_targets(task: Task, bars: Sequence[mbarrier], pair: Sequence[CTA], where: Where) -> list[MBarrier]:
-    """An MMA's barriers: the CTA's own, or those of both CTAs of the pair."""
+    """Return an MMA's barriers: the CTA's own, or those of both CTAs of the pair."""
     return [bar.machine_barrier(task, where, cta if bar.rank is None else None) for bar in bars for cta in pair]
 
 
@@ -204,7 +204,7 @@ def _count(accumulate: bool) -> None:
 
 
 def _pair_barriers(pair: Sequence[CTA]) -> list[MBarrier]:
-    """The barriers by which the compiler makes both CTAs of a pair wait for an MMA without barriers."""
+    """Return the barriers by which the compiler makes both CTAs of a pair wait for an MMA without barriers."""
     bars = []
     for cta in pair:
         if cta.pair_barrier is None:
@@ -229,14 +229,14 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _matrix(stored: np.ndarray, name: str) -> np.ndarray:
-    """An operand as the tensor core reads it. fp32 is taken as tf32: the low 13 bits are ignored (asked of an H200)."""
+    """Return an operand as the tensor core reads it. fp32 is taken as tf32: the low 13 bits are ignored (asked of an H200)."""
     if name != "fp32":
         return dtypes.decode(stored, name)
     return (np.ascontiguousarray(stored).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def _side_by_side(Bs: Sequence[buffered_tensor]) -> np.ndarray | None:
-    """Marks of B, of which each CTA of a pair holds half the columns; None where nothing is undefined."""
+    """Return marks of B, of which each CTA of a pair holds half the columns; None where nothing is undefined."""
     marks = [x.view.undefined for x in Bs]
     if all(m is None for m in marks):
         return None
@@ -302,7 +302,7 @@ def _wgmma(A: Any, B: Any, acc: Any, out_dtype: Any) -> Value:
 
 @api
 def async_dot_wait(pendings: Value, inp: Value = None) -> Value:
-    """Hopper: wait until at most `pendings` MMAs of this task are in flight; returns `inp`."""
+    """Wait until at most `pendings` MMAs of this task are in flight (Hopper); return `inp`."""
     task, where, fault = begin("async_dot_wait", "")
     if fault != "drop":
         engines.wgmma_wait(task, integer(constant(pendings, "pendings")), where)
@@ -311,7 +311,7 @@ def async_dot_wait(pendings: Value, inp: Value = None) -> Value:
 
 @api
 def tcgen05_commit(mBarrier: mbarrier, two_ctas: Value = False) -> None:
-    """One arrival on the barrier once all earlier tensor-core operations of this task have finished."""
+    """Arrive once on the barrier when all earlier tensor-core operations of this task have finished."""
     task, where, fault = begin("tcgen05_commit", mBarrier.array.name)
     two = truth(two_ctas)
     if fault == "drop" or (two and task.cta.rank % 2):
@@ -324,14 +324,14 @@ def tcgen05_commit(mBarrier: mbarrier, two_ctas: Value = False) -> None:
 
 
 def _unpack_scales(raw: np.ndarray, rows: int, cols: int) -> np.ndarray:
-    """Scales as the tensor core expects them in SMEM (blocks of 128 rows x 4 columns as [32][4][4] bytes) -> [rows, cols]."""
+    """Return scales [rows, cols] from their form in SMEM (blocks of 128 rows x 4 columns as [32][4][4] bytes)."""
     blocks = raw.reshape(-(-rows // 128), -(-cols // 4), 32, 4, 4)
     full = blocks.transpose(0, 3, 2, 1, 4).reshape(blocks.shape[0] * 128, blocks.shape[1] * 4)
     return full[:rows, :cols]
 
 
 def _scale_matrix(buffer: buffered_tensor, rows: int, cols: int) -> np.ndarray:
-    """Factors 2^(e - 127) as float32 [rows, cols]; 255 is NaN."""
+    """Return factors 2^(e - 127) as float32 [rows, cols]; 255 is NaN."""
     raw = buffer.view.read()
     if (
         buffer.space == "tmem"
@@ -357,7 +357,7 @@ def _scale_matrix(buffer: buffered_tensor, rows: int, cols: int) -> np.ndarray:
 
 
 def _operand(buffer: buffered_tensor, fmt: str, along: int) -> np.ndarray:
-    """A scaled operand's values; fp4 is packed two a byte along axis `along`."""
+    """Return a scaled operand's values; fp4 is packed two a byte along axis `along`."""
     raw = buffer.view.read()
     if fmt != "e2m1":
         return dtypes.decode(raw.view(np.uint8) if raw.dtype != np.uint8 else raw, _FORMATS[fmt])
@@ -383,7 +383,7 @@ def async_dot_scaled(
     force_async: Value = False,
     out_dtype: Any = tl.float32,
 ) -> None:
-    """acc (+)= (A * A_scale) @ (B * B_scale): fp8 or fp4 operands with one power-of-two scale per 32 values along K."""
+    """Compute acc (+)= (A * A_scale) @ (B * B_scale): fp8 or fp4 operands with one power-of-two scale per 32 values along K."""
     A, B, acc, A_scale, B_scale = (_buffer(x).one() for x in (A, B, acc, A_scale, B_scale))
     a_format, b_format = plain(A_format), plain(B_format)
     assert A.shape[0] >= 64, "M must be at least 64"
@@ -445,7 +445,7 @@ def async_dot_scaled(
 
 
 def _b_scales(own: buffered_tensor, both: Sequence[buffered_tensor], n: int, groups: int) -> np.ndarray:
-    """Scales of all n columns of B: each CTA of a pair holds all of them, or its half."""
+    """Return scales of all n columns of B: each CTA of a pair holds all of them, or its half."""
     rows = own.shape[0] if own.space == "tmem" else own.view.read().size // (-(-groups // 4) * 4)
     if rows >= n or len(both) == 1:
         return _scale_matrix(own, n, groups)
@@ -505,7 +505,7 @@ def _check_scale_copy(src: Any, dst: Any) -> None:
 
 @api
 def require_layout(x: Value, layout: Any) -> Value:
-    """Pins a register layout; values do not change."""
+    """Pin a register layout; values do not change."""
     return x
 
 

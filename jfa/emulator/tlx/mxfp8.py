@@ -15,7 +15,7 @@ _LARGEST = {"fp8e4nv": 448.0, "fp8e5": 57344.0}
 
 
 def scales_of(amax: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Exponents (uint8 E8M0) of amax / largest value, rounded up to a power of two, and the factors 2^(127 - e) that
+    """Return exponents (uint8 E8M0) of amax / largest value, rounded up to a power of two, and the factors 2^(127 - e) that
     quantise."""
     ratio = np.asarray(amax, np.float32) * np.float32(1.0 / _LARGEST[name])
     mantissa, exponent = np.frexp(ratio.astype(np.float64))
@@ -29,7 +29,7 @@ def scales_of(amax: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
 def quantise(
     block: np.ndarray, name: str, group: int = 32, amax: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """float32 [M, K] -> (fp8 values as float32 [M, K], scales uint8 [M, K / group])."""
+    """Return float32 [M, K] -> (fp8 values as float32 [M, K], scales uint8 [M, K / group])."""
     m, k = block.shape
     split = block.reshape(m, k // group, group)
     amax = np.abs(split).max(axis=2) if amax is None else amax
@@ -39,7 +39,7 @@ def quantise(
 
 @api
 def _to_mxfp8_block(data_input: Value, VEC_SIZE: Value, dtype: Any) -> tuple[Value, Value]:
-    """(fp8 data [M, K], E8M0 scales uint8 [M, K / 32]) of a float32 block."""
+    """Return (fp8 data [M, K], E8M0 scales uint8 [M, K / 32]) of a float32 block."""
     dtype, size = plain(dtype), integer(VEC_SIZE)
     block = np.asarray(values.to_numpy(data_input), np.float32)
     assert size == 32, "VEC_SIZE must be 32"

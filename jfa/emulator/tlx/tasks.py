@@ -162,7 +162,7 @@ def _check_registers(task: Task, others: Sequence[async_task], default: async_ta
 
 
 def register_task(task: async_task, body: Callable[[], object], name: str, location: tuple[str, int]) -> None:
-    """What a rewritten `with tlx.async_task(...)` calls: remember the task until its region ends."""
+    """Stand for a rewritten `with tlx.async_task(...)`: remember the task until its region ends."""
     regions = running().regions
     if not regions:
         raise errors.NotSupported("async_task outside of async_tasks", [f"at {show((location,))}"])
@@ -171,7 +171,7 @@ def register_task(task: async_task, body: Callable[[], object], name: str, locat
 
 @api
 def async_task_replica_id() -> int:
-    """Which replica of its async_task this is: a constexpr."""
+    """Return which replica of its async_task this is: a constexpr."""
     task = running()
     assert task.parent is not None, (
         "async_task_replica_id must be called inside an async region where the stack must be non-empty"

@@ -21,13 +21,13 @@ _WARP = 32
 
 @api
 def cluster_cta_rank() -> Value:
-    """This CTA's number in its cluster, over all dimensions."""
+    """Return this CTA's number in its cluster, over all dimensions."""
     return values.make_scalar(running().cta.rank, tl.int32)
 
 
 @api
 def cluster_size_1d() -> Value:
-    """How many CTAs the cluster has."""
+    """Return how many CTAs the cluster has."""
     return values.make_scalar(len(running().cta.cluster.ctas), tl.int32)
 
 
@@ -54,7 +54,7 @@ def thread_id(axis: Value) -> Value:
 
 @api
 def dtype_of(v: Any) -> Any:
-    """Element type of a block, a pointer, a descriptor or a buffer."""
+    """Return element type of a block, a pointer, a descriptor or a buffer."""
     if isinstance(v, buffered_tensor):
         return v.dtype
     if isinstance(v, tl.tensor):
@@ -67,7 +67,7 @@ def dtype_of(v: Any) -> Any:
 
 @api
 def size_of(dtype: Any) -> int:
-    """Bytes of one element."""
+    """Return bytes of one element."""
     dtype = plain(dtype)
     assert isinstance(dtype, tl.dtype), f"size_of expects a dtype, but got {type(dtype)}"
     return dtype.primitive_bitwidth // 8
@@ -75,7 +75,7 @@ def size_of(dtype: Any) -> int:
 
 @api
 def get_fp8_format_name(dtype: Any) -> str:
-    """ "e5m2" or "e4m3"."""
+    """Return "e5m2" or "e4m3"."""
     dtype = plain(dtype)
     assert isinstance(dtype, tl.dtype), f"get_fp8_format_name expects a dtype, but got {type(dtype)}"
     names = {"fp8e5": "e5m2", "fp8e4nv": "e4m3"}
@@ -88,7 +88,7 @@ def get_fp8_format_name(dtype: Any) -> str:
 
 @api
 def clock64() -> Value:
-    """A counter that advances: modelled cycles under the timed policy, operations so far otherwise."""
+    """Return a counter that advances: modelled cycles under the timed policy, operations so far otherwise."""
     task, _, _ = begin("clock64", "")
     machine = task.machine
     machine.stats["clock"] += 1
@@ -101,7 +101,7 @@ def clock64() -> Value:
 
 @api
 def vote_ballot_sync(mask: Value, pred: Value) -> Value:
-    """Every lane's predicate as one bit, for each warp: a block of int32 in the predicate's shape.
+    """Return every lane's predicate as one bit, for each warp: a block of int32 in the predicate's shape.
 
     Element i belongs to thread i modulo the task's threads; a thread with several elements votes yes if any of them does,
     and all its
@@ -121,7 +121,7 @@ def vote_ballot_sync(mask: Value, pred: Value) -> Value:
 
 
 def _ballots(votes: np.ndarray, mask: int) -> np.ndarray:
-    """What every thread gets: its warp's votes as bits."""
+    """Return what every thread gets: its warp's votes as bits."""
     bits = np.uint64(1) << np.arange(_WARP, dtype=np.uint64)
     ballots = (votes.reshape(-1, _WARP) * bits).sum(axis=1, dtype=np.uint64) & np.uint64(mask)
     return np.repeat(ballots.astype(np.uint32).view(np.int32), _WARP)
@@ -138,14 +138,14 @@ _REDUX = {
 @api
 @carries(itself)
 def warp_redux(x: Value, op: Any) -> Value:
-    """Each element becomes the reduction over its warp's 32 lanes: 32 consecutive rows (axis 0) hold one element a lane."""
+    """Replace each element by the reduction over its warp's 32 lanes: 32 consecutive rows (axis 0) hold one element a lane."""
     data, marks = values.to_numpy(x), values.undefined(x)
     reduced = _over_warps(data, _REDUX[plain(op)])
     return values.from_numpy(reduced, x.dtype, None if marks is None else _over_warps(marks, _REDUX["max"]))
 
 
 def _over_warps(data: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Each element replaced by function(rows of a warp's 32 elements)."""
+    """Return each element replaced by function(rows of a warp's 32 elements)."""
     if data.ndim == 2 and data.shape[0] % _WARP == 0:
         blocks = data.reshape(-1, _WARP, data.shape[1]).transpose(0, 2, 1)
         reduced = function(blocks.reshape(-1, _WARP)).reshape(blocks.shape[:2])
@@ -166,7 +166,7 @@ _SMALLEST_EXPONENT = {"bf16": -126, "fp16": -14, "fp8e4nv": -6, "fp8e5": -14}
 @api
 @carries(lanewise)
 def stoch_round(src: Any, dst_ty: Any, rand_bits: Value) -> Value:
-    """fp32 -> fp8, bf16 or fp16, up with the probability of what is cut off; saturates. rand_bits: uint32, one an element."""
+    """Round fp32 to fp8, bf16 or fp16, up with the probability of what is cut off; saturates. rand_bits: uint32, one an element."""
     dst_ty = plain(dst_ty)
     assert running().machine.options.arch != 90, "stoch_round requires compute capability >= 100 (Blackwell GPU)"
     assert src.dtype.name == "fp32", (
@@ -207,12 +207,12 @@ def _round_stochastically(x: np.ndarray, name: str, random: np.ndarray) -> np.nd
 
 @api
 def assert_same_layout(lhs: Any, rhs: Any) -> None:
-    """Layouts are the compiler's: nothing to compare here."""
+    """Compare nothing: layouts are the compiler's."""
 
 
 @api
 def dump_layout(x: Value) -> None:
-    """Layouts are the compiler's: nothing to print here."""
+    """Print nothing: layouts are the compiler's."""
 
 
 __all__ = [

@@ -14,12 +14,12 @@ except ImportError:
 
     @triton.jit
     def fma_pairs(a, b, c):
-        """a * b + c."""
+        """Return a * b + c."""
         return a * b + c
 
     @triton.jit
     def mul_pairs(a, b):
-        """a * b."""
+        """Return a * b."""
         return a * b
 
 

@@ -53,7 +53,7 @@ class Queue:
 
     @triton.jit
     def draw(self, done):
-        """Producer: take the next unit and announce it to the consumers; one past the end tells them to stop.
+        """Take, as producer, the next unit and announce it to the consumers; one past the end tells them to stop.
 
         A program's first unit is its own number, so its first load does not wait for an atomic.
         """
@@ -73,7 +73,7 @@ class Queue:
 
     @triton.jit
     def receive(self, done):
-        """Consumer: the unit that the producer drew after ``done`` others."""
+        """Return, to a consumer, the unit that the producer drew after ``done`` others."""
         slot, phase = self.numbers.slot(done)
         tlx.barrier_wait(self.numbers.fulls[slot], phase)
         unit = tl.max(tlx.local_load(self.numbers.buffers[slot]), 0)

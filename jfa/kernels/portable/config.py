@@ -76,7 +76,7 @@ PIECE = {
 
 @cache
 def has_tma(device: torch.device) -> bool:
-    """Whether tiles can be fetched by TMA: NVIDIA GPUs from Hopper on, and the emulator."""
+    """Return whether tiles can be fetched by TMA: NVIDIA GPUs from Hopper on, and the emulator."""
     return device.type == "cpu" or generation(device) >= 9
 
 
@@ -90,7 +90,7 @@ def generation(device: torch.device) -> int:
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that one program may have."""
+    """Return bytes of shared memory that one program may have."""
     if device.type != "cuda":
         return LARGE_MEMORY
     told = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", None)
@@ -98,7 +98,7 @@ def shared_memory(device: torch.device) -> int:
 
 
 def fitted(tile: Tile, problem: Problem, kept: int, passed: int) -> Tile:
-    """The tile with as many of its stages as shared memory has room for, beside ``kept`` tiles that stay and ``passed`` a stage.
+    """Return the tile with as many stages as shared memory has room for, beside ``kept`` tiles that stay and ``passed`` per stage.
 
     The table is an H200's, where all fit; a GPU with 99 KB of it runs the same tiles with a shorter pipeline.
     """
@@ -108,25 +108,25 @@ def fitted(tile: Tile, problem: Problem, kept: int, passed: int) -> Tile:
 
 
 def packed_rows(problem: Problem) -> int:
-    """Packed query rows of a shared query."""
+    """Return packed query rows of a shared query."""
     return problem.rows_q * problem.group_size
 
 
 def typical_rows(problem: Problem) -> int:
-    """Packed query rows of a mean sequence: known from shapes alone."""
+    """Return packed query rows of a mean sequence: known from shapes alone."""
     if problem.broadcast_q:
         return packed_rows(problem)
     return problem.rows_q * problem.group_size // max(1, problem.num_batches)
 
 
 def width(problem: Problem) -> int:
-    """The larger head dimension as tiles have it, in units of bf16: fp32 counts twice."""
+    """Return the larger head dimension as tiles have it, in units of bf16: fp32 counts twice."""
     columns = padded_head_dim(problem.head_dim, problem.head_dim_v, least=LEAST_SIDE)
     return columns * 2 if problem.dtype == torch.float32 else columns
 
 
 def forward_row(problem: Problem) -> str:
-    """The table's row for the forward."""
+    """Return the table's row for the forward."""
     wide, rows = width(problem), typical_rows(problem)
     if wide > 128:
         return "wide" if wide <= 256 else "widest"
@@ -143,7 +143,7 @@ def forward_tile(problem: Problem) -> Tile:
 
 
 def split_workers(problem: Problem) -> int:
-    """Workers a head that mega-sequences are split over keys for; 0: not split.
+    """Return workers a head that mega-sequences are split over keys for; 0: not split.
 
     Known from shapes alone: where there are at most a few tiles for each multiprocessor, the longest one ends last and alone, or
     some have nothing to do at all. Where there are many, splitting costs more than it balances (docs/portable-notes.md).
@@ -157,7 +157,7 @@ def split_workers(problem: Problem) -> int:
 
 
 def dkdv_tile(problem: Problem) -> Tile:
-    """Key rows kept, packed query rows a step."""
+    """Return key rows kept, packed query rows a step."""
     if problem.device.type == "cpu":
         return EMULATED
     wide = width(problem)
@@ -177,7 +177,7 @@ def _wide_backward(row: str, problem: Problem) -> Tile:
 
 
 def dq_tile(problem: Problem) -> Tile:
-    """Packed query rows kept, key rows a step."""
+    """Return packed query rows kept, key rows a step."""
     if problem.device.type == "cpu":
         return EMULATED
     wide = width(problem)
@@ -187,7 +187,7 @@ def dq_tile(problem: Problem) -> Tile:
 
 
 def keeps_shared_query(problem: Problem) -> bool:
-    """Whether the backward can keep the whole shared query and its dQ on chip."""
+    """Return whether the backward can keep the whole shared query and its dQ on chip."""
     wide, full = width(problem), problem.dtype == torch.float32
     most = 0 if wide > 256 else 32 if wide > 128 else 64 if full else RESIDENT_ROWS
     if shared_memory(problem.device) < LARGE_MEMORY:
@@ -196,12 +196,12 @@ def keeps_shared_query(problem: Problem) -> bool:
 
 
 def resident_row(problem: Problem) -> str:
-    """The table's row for the backward of a short shared query."""
+    """Return the table's row for the backward of a short shared query."""
     return "resident-64" if packed_rows(problem) <= 64 else "resident-128"
 
 
 def resident_tile(problem: Problem) -> Tile:
-    """Packed rows kept (all of them), key rows a step, for the backward of a short shared query."""
+    """Return packed rows kept (all of them), key rows a step, for the backward of a short shared query."""
     rows, wide = max(LEAST_SIDE, power_of_two(packed_rows(problem))), width(problem)
     if problem.device.type == "cpu":
         return Tile(rows, 16, 4, 1)
@@ -216,14 +216,14 @@ def resident_tile(problem: Problem) -> Tile:
 
 
 def resident_workers(problem: Problem) -> int:
-    """Programs a key/value head of the shared query's backward."""
+    """Return programs a key/value head of the shared query's backward."""
     if problem.device.type == "cpu":
         return 4
     return max(1, WORKERS[resident_row(problem)] * num_sms(problem.device, EMULATED_SMS) // problem.num_kv_heads)
 
 
 def piece(problem: Problem) -> int:
-    """Keys of one piece in the shared query's backward."""
+    """Return keys of one piece in the shared query's backward."""
     return 64 if problem.device.type == "cpu" else PIECE[resident_row(problem)]
 
 

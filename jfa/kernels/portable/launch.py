@@ -196,7 +196,7 @@ def forward(
 
 
 def _new_outputs(problem: Problem, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Empty where the kernel writes every row; with an output_offset rows may stay uncovered, and must be 0."""
+    """Return outputs, empty where the kernel writes every row; with an output_offset rows may stay uncovered, and must be 0."""
     out = torch.empty(problem.rows_out, problem.num_heads, problem.head_dim_v, dtype=q.dtype, device=q.device)
     lse = torch.empty(problem.num_heads, problem.rows_out, dtype=torch.float32, device=q.device)
     if problem.output_offset is not None:
