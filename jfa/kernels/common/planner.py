@@ -95,13 +95,16 @@ class Cut:
     least_chunk: int = LEAST_CHUNK
 
     def capacity(self, problem: Problem) -> int:
-        """Return an upper bound of the number of records, from shapes alone."""
+        """Return an upper bound of the number of records, from shapes alone: a multiple of 4.
+
+        So what lies behind them is at whole 16 bytes for any number of rows, and Triton compiles its readers once.
+        """
         if problem.broadcast_q and not self.keys:
             tiles = -(-problem.rows_q * self.pack // self.block) * problem.num_batches
         else:
             rows = problem.rows_kv if self.keys else problem.rows_q
             tiles = -(-rows * self.pack // self.block) + problem.num_batches + 2
-        return max(tiles, 1) + self.slots
+        return -(-(max(tiles, 1) + self.slots) // 4) * 4
 
 
 def plan_tiles(problem: Problem, cut: Cut, counters: int = 0) -> Plan:

@@ -8,10 +8,10 @@ import triton.language as tl
 
 @triton.jit
 def rows_of(offsets, b, rows):
-    """Return (first row, number of rows) of sequence b, inside the tensor's ``rows`` whatever the offsets say."""
+    """Return (first row, number of rows) of sequence b, inside the tensor's ``rows`` whatever the offsets say, as int32."""
     begin = tl.minimum(tl.maximum(tl.load(offsets + b), 0), rows)
     end = tl.minimum(tl.maximum(tl.load(offsets + b + 1), begin), rows)
-    return begin, end - begin
+    return tl.cast(begin, tl.int32), tl.cast(end - begin, tl.int32)
 
 
 @triton.jit

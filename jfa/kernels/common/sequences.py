@@ -15,7 +15,7 @@ from jfa.kernels.common.sequence import band_of, rows_of
 
 @aggregate
 class Offsets:
-    """The offset tensors of a call [B + 1]; ``output`` is None where shared queries have no slots of their own."""
+    """The offset tensors of a call [B + 1], int32 or int64; ``output`` is None where shared queries have no slots of their own."""
 
     query: tl.tensor
     key: tl.tensor
@@ -66,7 +66,8 @@ class Sequences:
             begin = tl.load(offset + s - 1, mask=(s > 0) & (s < self.rows.batches + 2), other=0)
             end = tl.load(offset + s, mask=s <= self.rows.batches, other=rows)
             begin = tl.minimum(tl.maximum(begin, 0), rows)
-            return Span(begin, tl.maximum(tl.minimum(end, rows) - begin, 0))
+            length = tl.maximum(tl.minimum(end, rows) - begin, 0)
+            return Span(tl.cast(begin, tl.int32), tl.cast(length, tl.int32))
         else:
             begin, length = rows_of(offset, s, rows)
             return Span(begin, length)
@@ -127,5 +128,5 @@ class Sequences:
         if self.offsets.output is not None:
             out_begin = tl.load(self.offsets.output + number, mask=real, other=0)
             length = tl.where((out_begin >= 0) & (out_begin <= self.rows.out - self.rows.q), length, 0)
-            out_begin = tl.where(length > 0, out_begin, 0)
+            out_begin = tl.cast(tl.where(length > 0, out_begin, 0), tl.int32)
         return Span(number * 0, length), cut, out_begin

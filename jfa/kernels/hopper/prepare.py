@@ -116,7 +116,7 @@ def rows_of_tile(where, index, rows_q, rows_out, PAD_ROWS: tl.constexpr, RESIDEN
         if SLOTS:
             begin = tl.load(where + index)
             exist = tl.where((begin >= 0) & (begin <= rows_out - rows_q), exist, 0)
-            begin = tl.where(exist > 0, begin, 0)
+            begin = tl.cast(tl.where(exist > 0, begin, 0), tl.int32)
         return 0, begin, exist, index * PAD_ROWS
     else:
         tile = load_tile(where, index, False, False)

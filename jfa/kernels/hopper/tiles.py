@@ -187,9 +187,10 @@ def capacity(problem: Problem, block: int, keys: bool) -> int:
 
 def _empty_list(problem: Problem, block: int, keys: bool) -> TileList:
     heads, size = problem.num_heads, max(capacity(problem, block, keys), 1) * RECORD.value if block else RECORD.value
-    words = torch.empty(HEADER + heads + size, dtype=torch.int32, device=problem.device)
+    begin = HEADER + -(-heads // 4) * 4  # at whole 16 bytes
+    words = torch.empty(begin + size, dtype=torch.int32, device=problem.device)
     rows = size // RECORD.value, RECORD.value
-    records = words.as_strided(rows, (RECORD.value, 1), HEADER + heads)  # split and view take twice as long
+    records = words.as_strided(rows, (RECORD.value, 1), begin)  # split and view take twice as long
     return TileList(records, words.as_strided((2,), (1,)), words.as_strided((heads,), (1,), HEADER))
 
 
