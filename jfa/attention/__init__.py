@@ -101,8 +101,8 @@ def jagged_flash_attention(
     ):
         tensors = query, key, value, query_offset, key_offset, output_offset
         switches, hints = (causal, broadcast_q, deterministic), (max_seq_len_q, max_seq_len_kv)
-        kept = prepared.find(tensors, hints, sm_scale, window_size, switches, backend, plan)
-        again = None if kept is None else kept.attend(query, key, value, tensors[3:], plan)
+        kept, sizes = prepared.find(tensors, hints, sm_scale, window_size, switches, backend, plan)
+        again = None if kept is None else kept.attend(query, key, value, tensors[3:], plan, sizes)
         if again is not None:
             out = restore(again[0]) if nested else again[0]
             return (out, again[1]) if return_lse else out
@@ -137,13 +137,14 @@ def jagged_flash_attention(
     if block_lists is not None:
         arguments.check_block_lists(problem)
     attend = _way(query, key, value, key_offset)
+    if kept is not None:
+        kept.learn(problem, backend)
     if attend is op.attend_eagerly:
         backend = registry.pick(problem, backend)
     elif not isinstance(backend, str):
         raise TypeError(f"backend must be a string, got {type(backend).__name__}")
-    call = op.Call(
-        problem, backend, list(plan.tensors) if plan is not None else None, bool(check_offsets), query_offset, kept
-    )
+    planned = list(plan.tensors) if plan is not None else None
+    call = op.Call(problem, backend, planned, bool(check_offsets), query_offset)
     out, lse = attend(query, key, value, call)
     if nested:
         out = restore(out)
@@ -151,6 +152,7 @@ def jagged_flash_attention(
 
 
 _SIGNATURES: dict[tuple, object] = {}  # of plans
+_ROWS = "rows_q", "rows_kv", "sequences"  # facts that differ from batch to batch
 
 
 @dataclass(frozen=True)
@@ -165,9 +167,21 @@ class Plan:
 
     @cached_property
     def signature(self) -> object:
-        """What stands for all that a call can ask of this plan but its tensors' contents: equal objects, equal answers."""
-        shapes = tuple((x.shape, x.stride(), x.dtype, x.device) for x in self.tensors)
-        return _SIGNATURES.setdefault((self.backend, self.facts, self.hints, shapes), object())
+        """What stands for all that a call can ask of this plan but sizes and contents: equal objects, equal answers."""
+        facts = tuple(fact for fact in self.facts if fact[0] not in _ROWS)
+        kinds = tuple((x.ndim, x.stride(), x.storage_offset() == 0, x.dtype, x.device) for x in self.tensors)
+        return _SIGNATURES.setdefault((self.backend, facts, kinds), object())
+
+    @cached_property
+    def rows(self) -> tuple[int, int, int]:
+        """(rows of query, rows of key and value, sequences) that a call must have."""
+        facts = dict(self.facts)
+        return tuple(facts.get(name, -1) for name in _ROWS)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Its tensors' dimensions in a row."""
+        return tuple(size for x in self.tensors for size in x.shape)
 
     def check(self, facts: tuple[tuple[str, object], ...]) -> None:
         """Lists for other shapes would lead a kernel outside its tensors.
@@ -237,7 +251,7 @@ def plan(
     problem = make_problem(q, k, v, *given, *settings, arguments.precision_of(precision, q, block_lists))
     arguments.check_block_lists(problem)
     name = registry.pick(problem, backend)
-    problem = op.prepare(problem, False, query_offset)
+    problem = op.prepare(problem, False, query_offset, name)
     build = getattr(registry.load(name, problem.precision), "plan", None)
     with op.on_device(problem.device):
         tensors = tuple(build(problem)) if build else ()

@@ -22,12 +22,19 @@ from jfa.masks import Band
 
 
 # ------------------------------------------------------------------------------------------------------------ both paths
-def prepare(problem: Problem, check: bool, query_offset: Tensor | None = None) -> Problem:
-    """Check the offsets' contents, always on the CPU and elsewhere if asked, and return the problem with int32 offsets."""
+def prepare(problem: Problem, check: bool, query_offset: Tensor | None = None, backend: str = "") -> Problem:
+    """Check the offsets' contents, always on the CPU and elsewhere if asked, and return the problem with offsets for a backend.
+
+    They are contiguous, and int32 unless the ``backend`` takes others.
+    """
     if check or problem.device.type == "cpu":
         check_contents(problem, query_offset)
+    wide = backend and problem.block_lists is None
+    wide = wide and getattr(registry.load(backend, problem.precision), "INT64_OFFSETS", False)
     offsets = problem.query_offset, problem.key_offset, problem.output_offset
-    narrow = tuple(x if x is None or (x.dtype is torch.int32 and x.is_contiguous()) else narrowed(x) for x in offsets)
+    narrow = tuple(
+        x if x is None or ((wide or x.dtype is torch.int32) and x.is_contiguous()) else narrowed(x) for x in offsets
+    )
     if all(a is b for a, b in zip(offsets, narrow)):
         return problem
     return replace(problem, query_offset=narrow[0], key_offset=narrow[1], output_offset=narrow[2])
@@ -64,7 +71,6 @@ class Call:
     plan: list[Tensor] | None
     check: bool
     query_offset: Tensor | None  # as given: with broadcast_q it is checked and otherwise not read
-    prepared: object = None  # jfa.attention.prepared.Prepared: what calls of this signature are to keep
 
 
 def is_plain(*tensors: Tensor) -> bool:
@@ -87,16 +93,8 @@ def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tup
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return _Attention.apply(query, key, value, call)
     with torch.no_grad():
-        problem = prepare(call.problem, call.check, call.query_offset)
-        return _run(problem, query, key, value, call, False)[:2]
-
-
-def _run(problem: Problem, query: Tensor, key: Tensor, value: Tensor, call: Call, grad: bool) -> tuple:
-    """Return (out, lse, lists), and let a call that came before be kept."""
-    kept = call.prepared
-    if kept is not None and problem is call.problem and kept.wants(grad, problem, call.backend):
-        return kept.record_forward(grad, problem, query, key, value, call.plan)
-    return forward_with_lists(problem, call.backend, query, key, value, call.plan, grad)
+        problem = prepare(call.problem, call.check, call.query_offset, call.backend)
+        return run_forward(problem, call.backend, query, key, value, call.plan)
 
 
 def forward_with_lists(problem: Problem, backend: str, query, key, value, plan, grad: bool) -> tuple:
@@ -114,8 +112,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, call):
-        problem = prepare(call.problem, call.check, call.query_offset)
-        out, lse, plan = _run(problem, query, key, value, call, True)
+        problem = prepare(call.problem, call.check, call.query_offset, call.backend)
+        out, lse, plan = forward_with_lists(problem, call.backend, query, key, value, call.plan, True)
         given = [*(call.plan or []), *_unbundled(problem.block_lists)[0]]
         # Offsets and a caller's lists are saved too, so that changing one in place before the backward is an error.
         ctx.save_for_backward(

@@ -1,9 +1,12 @@
-"""Calls that come again: what the first ones found out, kept per signature, so that later ones only move addresses.
+"""Calls that come again: what the first ones found out, kept per signature, so that later ones only move addresses and numbers.
 
-A *signature* is everything about a call but its numbers: shapes, strides, types, devices and options. Checks, the choice
-of a backend, tiles and grids follow from it alone. So the first call with a signature takes the long way
-(:func:`jfa.attention.jagged_flash_attention`), the second records what its backend does (:mod:`jfa.kernels.common.tape`), and
-all others play that. The backward is recorded the first time that a played forward meets one.
+A *signature* is what a call says of types, heads, head dims, strides, devices and options; its *sizes* are the rows, the
+number of sequences and the hints of lengths. Checks follow from the signature, but for a few of sizes that :func:`find`
+makes. Tiles, grids and allocations follow from both: as formulas in the sizes, on conditions
+(:mod:`jfa.kernels.common.recorder`). So the first call with a signature takes the long way
+(:func:`jfa.attention.jagged_flash_attention`), the second is recorded and played, and all others are played, whatever
+their sizes. Where sizes do not meet a record's conditions, because they get another tile shape, backend or kernel, there is
+one :class:`Form` more. The backward is recorded the first time that a played forward meets one.
 
 Only eager calls on a GPU with plain tensors come here: torch.compile, torch.func, dispatch modes, profilers, block lists
 and ``check_offsets`` take the long way always.
@@ -22,11 +25,17 @@ from jfa.attention import op
 from jfa.kernels import registry
 from jfa.kernels.base import Problem
 
-MOST_SIGNATURES = 1024  # then all are forgotten: lengths that never come again must not fill the memory
+MOST_SIGNATURES = 1024  # then all are forgotten: what never comes again must not fill the memory
+MOST_FORMS = 64  # per signature and pass: sizes beyond them take the long way
+MOST_TRIES = 64  # per signature and pass: recordings that met a kernel which was not compiled yet
+LARGEST = 2**31 - 1  # a hint
+MOST_ROWS = 2**30  # that a ragged descriptor counts
 _PLAIN_NUMBERS = (int, type(None))
 _SCALES = (float, int, type(None))
 _WINDOWS = (int, type(None))
+_SIZES = "rows_q", "rows_kv", "sequences", "max_q", "max_kv"
 _KNOWN: dict[tuple, Prepared] = {}
+_NEVER = None, ()
 
 
 # ------------------------------------------------------------------------------------------------------------- signatures
@@ -35,52 +44,64 @@ def on_gpu(x: Tensor) -> bool:
     return x.is_cuda
 
 
-def find(tensors: tuple, hints: tuple, scale, window, switches: tuple, backend, plan) -> Prepared | None:
-    """Return what is kept of calls with this signature, empty at first; None where a call takes the long way always.
+def find(tensors: tuple, hints: tuple, scale, window, switches: tuple, backend, plan) -> tuple[Prepared | None, tuple]:
+    """Return what is kept of calls with this signature, empty at first, and the call's sizes.
+
+    (None, ()) where a call takes the long way always, or has sizes that the long way has to judge.
 
     Args:
         tensors: query, key, value, query_offset, key_offset, output_offset.
         hints: max_seq_len_q, max_seq_len_kv.
         switches: causal, broadcast_q, deterministic.
     """
-    query, key, value, *offsets = tensors
+    query, key, value, query_offset, key_offset, output_offset = tensors
     if torch.compiler.is_compiling() or not isinstance(query, Tensor) or not on_gpu(query):
-        return None
+        return _NEVER
     if forward_ad._current_level >= 0 or op.under_transform() or not op.is_plain(query, key, value):
-        return None
-    kinds = type(hints[0]), type(hints[1]), type(scale), type(window), type(switches[0])
-    if kinds[0] not in _PLAIN_NUMBERS or kinds[1] not in _PLAIN_NUMBERS or kinds[2] not in _SCALES:
-        return None
-    if kinds[3] not in _WINDOWS and not (kinds[3] is tuple and all(type(w) is int for w in window)):
-        return None
-    if (
-        kinds[4] not in (bool, str)
-        or type(switches[1]) is not bool
-        or type(switches[2]) is not bool
-        or type(backend) is not str
-    ):
-        return None
-    facts = [hints, scale, window, switches, kinds, backend]
+        return _NEVER
+    max_q, max_kv = hints
+    causal, shared, deterministic = switches
+    kinds = type(scale), type(window), type(causal)
+    if type(max_q) not in _PLAIN_NUMBERS or type(max_kv) not in _PLAIN_NUMBERS or kinds[0] not in _SCALES:
+        return _NEVER
+    if kinds[1] not in _WINDOWS and not (kinds[1] is tuple and all(type(w) is int for w in window)):
+        return _NEVER
+    if kinds[2] not in (bool, str) or type(shared) is not bool or type(deterministic) is not bool:
+        return _NEVER
+    if type(backend) is not str or type(key_offset) is not Tensor:
+        return _NEVER
+    shapes = query.shape, key.shape, value.shape
+    if len(shapes[0]) != 3 or len(shapes[1]) != 3 or len(shapes[2]) != 3:
+        return _NEVER
+    (rows_q, heads, dim), (rows_kv, kv_heads, key_dim), (rows_v, value_heads, value_dim) = shapes
+    count = key_offset.numel()
+    sizes = rows_q, rows_kv, count - 1, max_q or 0, max_kv or 0
+    if rows_v != rows_kv or rows_q > MOST_ROWS or rows_kv > MOST_ROWS or count < 1 or not 0 <= sizes[3] <= LARGEST:
+        return _NEVER
+    if not 0 <= sizes[4] <= LARGEST:
+        return _NEVER
+    signature = [scale, window, switches, kinds, backend, heads, dim, kv_heads, key_dim, value_heads, value_dim]
     for x in (query, key, value):
-        facts += (x.shape, x.stride(), x.dtype, x.device)
-    for x in offsets:
+        signature += (x.stride(), x.dtype, x.device)
+    for x, expected in ((query_offset, 2 if shared else count), (output_offset, count), (key_offset, count)):
         if x is None:
-            facts.append(None)
-        elif type(x) is Tensor:
-            facts += (x.shape, x.stride(), x.dtype, x.device)
+            signature.append(None)
+        elif type(x) is Tensor and x.dim() == 1 and x.numel() == expected:
+            signature += (x.stride(), x.dtype, x.device)
         else:
-            return None
+            return _NEVER
     if plan is not None:
-        if getattr(plan, "block_lists", plan) is not None:
-            return None
-        facts.append(plan.signature)
-    signature = tuple(facts)
-    found = _KNOWN.get(signature)
+        if getattr(plan, "block_lists", plan) is not None or plan.rows != sizes[:3]:
+            return _NEVER
+        sizes = (*sizes[:3], *plan.hints, *plan.sizes)
+        signature.append(plan.signature)
+    key = tuple(signature)
+    found = _KNOWN.get(key)
     if found is None:
         if len(_KNOWN) >= MOST_SIGNATURES:
             _KNOWN.clear()
-        found = _KNOWN[signature] = Prepared()
-    return found
+        found = _KNOWN[key] = Prepared()
+    return found, sizes
 
 
 def forget() -> None:
@@ -93,12 +114,11 @@ class Prepared:
     """What is kept of one signature.
 
     Attributes:
-        problem: of its calls, but without offsets: what is kept must not keep a call's tensors alive.
-        backend: the one that it gets.
+        problem: of one of its calls, but without offsets: what is kept must not keep a call's tensors alive. None: no call
+            has passed the checks yet.
+        backend: as calls ask for it, perhaps "auto".
         names: roles of the offsets that its calls give.
-        forward: by whether a backward may follow, how many calls took the long way, and what they taught.
-        backward: the same by what else a backward depends on.
-        walked: the lists that a forward left, as a first backward leaves them.
+        forward: by whether a backward may follow, the forms of its calls.
     """
 
     def __init__(self):
@@ -106,176 +126,352 @@ class Prepared:
         self.backend = ""
         self.names: tuple[str, ...] = ()
         self.forward: dict[bool, Lesson] = {True: Lesson(), False: Lesson()}
-        self.backward: dict[tuple, Lesson] = {}
-        self.walked: object = None
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, offsets: tuple, plan) -> tuple[Tensor, Tensor] | None:
-        """Return (out, lse) of a call that comes again; None where it has to take the long way.
-
-        Args:
-            offsets: query_offset, key_offset, output_offset.
-            plan: a :class:`jfa.attention.Plan`, or None.
-        """
-        grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-        if self.forward[grad].tape is None:
-            return None
-        if self.problem.broadcast_q:
-            offsets = offsets[1:]
-        more = [x for x in offsets if x is not None]
-        if plan is not None:
-            more += plan.tensors
-        if grad:
-            return _Played.apply(query, key, value, self, more)
-        return self.run_forward(grad, query, key, value, more)[:2]
-
-    def run_forward(self, grad: bool, query: Tensor, key: Tensor, value: Tensor, more: list[Tensor]):
-        """Return (out, lse, lists): play the tape, or take the long way where it cannot be played now.
-
-        ``more``: the offsets, then a plan's tensors.
-        """
-        device = self.problem.device
-        with op.on_device(device):
-            played = self.forward[grad].tape.play(device, (query, key, value, *more))
-        if played is not None:
-            (out, lse), lists = played
-            return out, lse, lists
-        with torch.no_grad():
-            return self._forward(grad, self._named(("query", "key", "value"), (query, key, value), more)).all
-
-    def run_backward(self, ctx, dout, dlse, tensors: tuple, more: list[Tensor]) -> Sequence[Tensor | None]:
-        """Return (dq, dk, dv): play a tape, or take the long way. ``tensors``: query, key, value, out, lse."""
-        needs, first = ctx.needs_input_grad[:3], ctx.first
-        ctx.first = False
-        roles, given = ("query", "key", "value", "out", "lse", "dout"), (*tensors, dout)
-        if dlse is not None:
-            roles, given = (*roles, "dlse"), (*given, dlse)
-        if isinstance(ctx.lists, Tensor):
-            roles, given = (*roles, "lists"), (*given, ctx.lists)
-        case = needs, first, roles, dout.stride(), None if dlse is None else dlse.stride()
-        lesson = self.backward.get(case)
-        if lesson is None:
-            lesson = self.backward[case] = Lesson()
-        if lesson.tape is not None:
-            with op.on_device(self.problem.device):
-                played = lesson.tape.play(self.problem.device, (*given, *more))
-            if played is not None:
-                return lesson.whole(played[0])
-        inputs = self._named(roles, given, more)
-        if lesson.wants():
-            return lesson.record(inputs, lambda known: self._backward(known, needs, first, ctx.lists)).tensors
-        return self._backward(inputs, needs, first, ctx.lists).tensors
-
-    # ------------------------------------------------------------------------------------------------- the long way
-    def wants(self, grad: bool, problem: Problem, backend: str) -> bool:
-        """Count a call that takes the long way; return whether to record it."""
+    def learn(self, problem: Problem, backend: str) -> None:
+        """Note a call that passed all checks, and the backend that it asks for."""
         if self.problem is None:
             own = () if problem.broadcast_q else ("query_offset",)
             self.names = own + ("key_offset",) + (("output_offset",) if problem.output_offset is not None else ())
             self.backend = backend
             self.problem = replace(problem, query_offset=None, key_offset=None, output_offset=None)
-        return getattr(registry.load(backend, problem.precision), "TAPE", False) and self.forward[grad].wants()
 
-    def record_forward(self, grad: bool, problem: Problem, query, key, value, plan: list[Tensor] | None):
-        """Return (out, lse, lists), and keep how they came about."""
-        more = [*(getattr(problem, name) for name in self.names), *(plan or ())]
-        inputs = self._named(("query", "key", "value"), (query, key, value), more)
-        return self.forward[grad].record(inputs, lambda known: self._forward(grad, known)).all
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, offsets: tuple, plan, sizes: tuple
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return (out, lse) of a call that comes again; None where it has to take the long way.
 
-    def _named(self, roles: tuple, tensors: tuple, more: list[Tensor]) -> dict[str, Tensor]:
-        plan = (f"plan {i}" for i in range(len(more) - len(self.names)))
-        return dict(zip((*roles, *self.names, *plan), (*tensors, *more)))
+        Args:
+            offsets: query_offset, key_offset, output_offset.
+            plan: a :class:`jfa.attention.Plan`, or None.
+            sizes: of the call, as :func:`find` returned them.
+        """
+        if self.problem is None:
+            return None
+        grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        form, values = self.forward[grad].find(sizes)
+        if self.problem.broadcast_q:
+            offsets = offsets[1:]
+        more = [x for x in offsets if x is not None]
+        if plan is not None:
+            more += plan.tensors
+        if form is None:
+            form, values = self.record_forward(grad, sizes, query, key, value, more)
+        if form is None or form.tape is None:
+            return None
+        call = Call(self, form, sizes, values, more, grad)
+        if grad:
+            return _Played.apply(query, key, value, call)
+        return call.forward(query, key, value)[:2]
 
-    def _problem(self, inputs: dict[str, Tensor]) -> Problem:
-        own = inputs["key_offset" if self.problem.broadcast_q else "query_offset"]
-        output = inputs.get("output_offset")
-        return replace(self.problem, query_offset=own, key_offset=inputs["key_offset"], output_offset=output)
+    # ------------------------------------------------------------------------------------------------------- recording
+    def problem_of(self, sizes: Sequence[int], offsets: dict) -> Problem:
+        """Return the problem of a call with these sizes, in the order of their names, and offsets by role."""
+        rows_q, rows_kv, sequences, max_q, max_kv = sizes[:5]
+        shared = self.problem.broadcast_q
+        return replace(
+            self.problem,
+            num_batches=sequences,
+            rows_q=rows_q,
+            rows_kv=rows_kv,
+            rows_out=sequences * rows_q if shared else rows_q,
+            max_seq_len_q=rows_q if shared else max_q,
+            max_seq_len_kv=max_kv,
+            query_offset=offsets["key_offset" if shared else "query_offset"],
+            key_offset=offsets["key_offset"],
+            output_offset=offsets.get("output_offset"),
+        )
 
-    def _forward(self, grad: bool, inputs: dict[str, Tensor]):
-        plan = [x for role, x in inputs.items() if role.startswith("plan")] or None
-        tensors = inputs["query"], inputs["key"], inputs["value"]
-        out, lse, lists = op.forward_with_lists(self._problem(inputs), self.backend, *tensors, plan, grad)
-        return Outcome((out, lse), None if plan else lists)
+    def stand_ins(self, recorder, query: Look, key: Look, value: Look) -> list:
+        """Return what stands in for query, key and value."""
+        rows_q, rows_kv = list(recorder.sizes.values())[:2]
+        given = ("query", query, rows_q), ("key", key, rows_kv), ("value", value, rows_kv)
+        return [recorder.input(role, (rows, *x.shape[1:]), x.stride, x.dtype, x.device) for role, x, rows in given]
 
-    def _backward(self, inputs: dict[str, Tensor], needs, first: bool, lists) -> Outcome:
-        from jfa.kernels.common import tape
+    def more_stand_ins(self, recorder, more: list[Look]) -> dict:
+        """Return what stands in for offsets and a plan's tensors, by role."""
+        _, _, sequences, _, _, *dims = recorder.sizes.values()
+        found = {}
+        for role, x in self.by_role(more).items():
+            if role in self.names:
+                shape = (sequences + 1,)
+            else:
+                shape, dims = tuple(dims[: len(x.shape)]), dims[len(x.shape) :]
+            whole = x.whole and role not in self.names  # signatures tell it of plans only
+            found[role] = recorder.input(role, shape, x.stride, x.dtype, x.device, whole)
+        return found
 
-        plan = [x for role, x in inputs.items() if role.startswith("plan")] or lists
-        if "lists" in inputs:
-            left = self.forward[True].tape.kept if first else self.walked
-            plan = None if left is None else tape.views_in(inputs["lists"], left)
-        names = "dout", "dlse", "query", "key", "value", "out", "lse"
-        grads = op.run_backward(self._problem(inputs), self.backend, *(inputs.get(name) for name in names), plan, needs)
-        if "lists" in inputs and first:
-            self.walked = tape.places_in(inputs["lists"], plan)
-        return Outcome(grads, None)
+    def by_role(self, more: list) -> dict[str, object]:
+        """Return offsets and a plan's tensors by role."""
+        return {self.names[i] if i < len(self.names) else f"plan {i}": x for i, x in enumerate(more)}
+
+    def record_forward(self, grad: bool, sizes: tuple, query, key, value, more: list[Tensor]):
+        """Return the form of a forward with these sizes, or None, and its numbers."""
+        names = *_SIZES, *(f"plan_{i}" for i in range(len(sizes) - len(_SIZES)))
+        query, key, value, *more = (Look.at(x) for x in (query, key, value, *more))
+
+        def run(recorder) -> Pass:
+            inputs, given = self.stand_ins(recorder, query, key, value), self.more_stand_ins(recorder, more)
+            problem = self.problem_of(list(recorder.sizes.values()), given)
+            backend = _taped(registry.pick(problem, self.backend), problem)
+            plan = _plan_of(given)
+            *results, lists = op.forward_with_lists(problem, backend, *inputs, plan, grad)
+            return Pass(backend, results, None if plan else lists)
+
+        return self.forward[grad].record(dict(zip(names, sizes)), run)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one pass returns, and the lists that it leaves to a later one."""
+class Look:
+    """How a tensor looks: a recorder, which sees all that is done with tensors, is shown this."""
 
-    tensors: tuple[Tensor | None, ...]
-    lists: object
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    whole: bool  # it begins where its memory does
 
-    @property
-    def all(self) -> tuple:
-        """Return the results and the lists."""
-        return *self.tensors, self.lists
+    @classmethod
+    def at(cls, x: Tensor) -> Look:
+        """Return how ``x`` looks."""
+        return cls(tuple(x.shape), x.stride(), x.dtype, x.device, x.storage_offset() == 0)
+
+
+def _plan_of(given: dict) -> list | None:
+    return [x for role, x in given.items() if role.startswith("plan")] or None
+
+
+def _taped(backend: str, problem: Problem) -> str:
+    """Return a backend's name if its calls can be recorded."""
+    from jfa.kernels.common.recorder import Unrepeatable
+
+    module = registry.load(backend, problem.precision)
+    if not getattr(module, "TAPE", False):
+        raise Unrepeatable(f"backend {backend!r}")
+    wide = getattr(module, "INT64_OFFSETS", False)
+    for x in (problem.query_offset, problem.key_offset, problem.output_offset):
+        if x is not None and (x.stride(0) != 1 or not (wide or x.dtype is torch.int32)):
+            raise Unrepeatable("offsets that have to be copied")
+    return backend
+
+
+@dataclass
+class Pass:
+    """What one pass of a backend returned; ``kept``: lists that it leaves to a later one."""
+
+    backend: str
+    results: Sequence
+    kept: object = None
+
+
+class Form:
+    """Calls of one signature that one record serves: what follows from their sizes differs in numbers only.
+
+    Attributes:
+        measure: a function of sizes: the numbers, or None where these are another form's.
+        tape: None where there can be none, for the reason ``why_not``.
+        present: which results the pass returns; a gradient that is not needed may be None.
+        backward: of a forward, by what else a backward depends on, the forms of its backwards.
+        left: the lists that a forward kept, as a first backward leaves them.
+    """
+
+    def __init__(self, measure: Callable, tape=None, seen: Pass | None = None, why_not: str = ""):
+        self.measure, self.tape, self.why_not = measure, tape, why_not
+        self.backend = seen.backend if seen else ""
+        self.present = tuple(x is not None for x in seen.results) if seen else ()
+        self.backward: dict[tuple, Lesson] = {}
+        self.left: object = None
+
+    def whole(self, results: list[Tensor]) -> list[Tensor | None]:
+        """Return a pass's results, None for those that it leaves out."""
+        given = iter(results)
+        return [next(given) if there else None for there in self.present]
 
 
 class Lesson:
-    """How often one case came, and its tape after the second time. ``tape`` None: not yet, or there can be none: ``why_not``."""
+    """The forms of one pass."""
 
     def __init__(self):
-        self.count, self.tape, self.present, self.why_not = 0, None, (), ""
+        self.forms: list[Form] = []
+        self.tries = 0
 
-    def wants(self) -> bool:
-        """Count a call; return whether to record it. The first one compiles, and may be the only one."""
-        self.count += 1
-        return self.count == 2
+    def find(self, sizes: tuple) -> tuple[Form | None, tuple | None]:
+        """Return the form of a call with these sizes and its numbers, or (None, None)."""
+        for form in self.forms:
+            values = form.measure(*sizes)
+            if values is not None:
+                return form, values
+        return None, None
 
-    def record(self, inputs: dict[str, Tensor], run: Callable[[dict[str, Tensor]], Outcome]) -> Outcome:
-        """Run it with stand-ins for the inputs, which only it has, and keep how its results came about."""
+    def record(self, sizes: dict[str, int], run: Callable) -> tuple[Form | None, tuple | None]:
+        """Record a pass that no form serves yet.
+
+        Args:
+            sizes: by name.
+            run: a function of the recorder that returns a :class:`Pass`.
+
+        Returns:
+            A new form and its numbers; (None, None) where the long way comes first, as a kernel is not compiled yet.
+        """
         from jfa.kernels.common import launcher  # needs Triton, which the reference does not
-        from jfa.kernels.common.tape import Recorder, Tape, Unrepeatable
+        from jfa.kernels.common.recorder import Recorder
+        from jfa.kernels.common.tape import Tape
 
-        if launcher.hooks():  # launches are Triton's for now
-            self.count -= 1
-            return run(inputs)
-        inputs = {role: x.detach() for role, x in inputs.items()}
-        with Recorder(inputs) as seen:
-            outcome = run(inputs)
-        self.present = tuple(x is not None for x in outcome.tensors)
+        if len(self.forms) >= MOST_FORMS or self.tries >= MOST_TRIES or launcher.hooks():
+            return None, None
+        recorder = Recorder(sizes)
         try:
-            self.tape = Tape(seen, [x for x in outcome.tensors if x is not None], outcome.lists)
-        except Unrepeatable as reason:
-            self.why_not = str(reason)
-        return outcome
+            with torch.no_grad(), recorder:
+                seen = run(recorder)
+            tape = Tape(recorder, [x for x in seen.results if x is not None], seen.kept)
+            form = Form(tape.measure, tape, seen)
+        except launcher.NotCompiled:
+            self.tries += 1
+            return None, None
+        except Exception as reason:  # whatever it is, the long way can do it, or says what is wrong
+            form = Form(recorder.trace.compile(), why_not=str(reason))
+        self.forms.append(form)
+        return form, form.measure(*sizes.values())
 
-    def whole(self, results: list[Tensor]) -> list[Tensor | None]:
-        """Return the results of a pass that it was not recorded to leave out."""
-        left = iter(results)
-        return [next(left) if there else None for there in self.present]
+
+@dataclass
+class Call:
+    """One call that is played; ``more``: the offsets, then a plan's tensors."""
+
+    prepared: Prepared
+    form: Form
+    sizes: tuple[int, ...]
+    values: tuple
+    more: list[Tensor]
+    grad: bool  # a backward may follow
+    lists: object = None  # what its forward left: one tensor, or None, or after the long way the backend's own
+    walked: bool = False  # a backward of it has been
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
+        """Return (out, lse): play the tape, or take the long way where it cannot be played now."""
+        device = self.prepared.problem.device
+        with op.on_device(device):
+            played = self.form.tape.play(device, self.values, (query, key, value, *self.more))
+        if played is not None:
+            results, self.lists = played
+            return results
+        given = self.prepared.by_role(self.more)
+        problem, plan = self.prepared.problem_of(self.sizes, given), _plan_of(given)
+        with torch.no_grad():
+            out, lse, lists = op.forward_with_lists(problem, self.form.backend, query, key, value, plan, self.grad)
+        self.lists = None if plan else lists
+        return out, lse
+
+    def backward(self, dout: Tensor, dlse: Tensor | None, tensors: Sequence[Tensor], needs: tuple) -> Sequence:
+        """Return (dq, dk, dv): play a tape, or take the long way. ``tensors``: query, key, value, out, lse."""
+        first, self.walked = not self.walked, True
+        found = self._play_backward(first, dout, dlse, tensors, needs)
+        if found is not None:
+            return found
+        given, lists = self.prepared.by_role(self.more), self.lists
+        if isinstance(lists, Tensor):
+            from jfa.kernels.common.tape import views_in
+
+            lists = views_in(lists, self._kept(first), self.values)
+        problem = self.prepared.problem_of(self.sizes, given)
+        grads = op.run_backward(problem, self.form.backend, dout, dlse, *tensors, _plan_of(given) or lists, needs)
+        self._leave(first, lists)
+        return grads
+
+    def _kept(self, first: bool):
+        return self.form.tape.kept if first else self.form.left
+
+    def _leave(self, first: bool, lists) -> None:
+        """Note what a first backward left of its forward's lists."""
+        if first and isinstance(self.lists, Tensor) and self.form.left is None:
+            from jfa.kernels.common.recorder import left_of
+
+            self.form.left = left_of(self.form.tape.kept, lists)
+
+    def _play_backward(self, first: bool, dout: Tensor, dlse: Tensor | None, tensors, needs) -> list | None:
+        """Return the gradients, or None where the long way has to be taken."""
+        if not (self.lists is None or isinstance(self.lists, Tensor)) or not (dlse is None or dlse.is_contiguous()):
+            return None
+        case = needs, first, dlse is None, self.lists is None, dout.stride()
+        lesson = self.form.backward.get(case)
+        if lesson is None:
+            lesson = self.form.backward[case] = Lesson()
+        sizes = *self.sizes, *self.values[: self.form.tape.kept_numbers]
+        form, values = lesson.find(sizes)
+        inputs = [*tensors, dout]
+        if dlse is not None:
+            inputs.append(dlse)
+        if self.lists is not None:
+            inputs.append(self.lists)
+        if form is None:
+            form, values = self._record_backward(lesson, sizes, first, dout, dlse is not None, tensors, needs)
+        if form is None or form.tape is None:
+            return None
+        device = self.prepared.problem.device
+        with op.on_device(device):
+            played = form.tape.play(device, values, (*inputs, *self.more))
+        return None if played is None else form.whole(played[0])
+
+    def _record_backward(self, lesson: Lesson, sizes: tuple, first: bool, dout, has_dlse: bool, tensors, needs):
+        """Return the form of a backward with these sizes, or None, and its numbers."""
+        names = *_SIZES, *(f"more_{i}" for i in range(len(sizes) - len(_SIZES)))
+        query, key, value, out, lse, dout, *more = (Look.at(x) for x in (*tensors, dout, *self.more))
+
+        def run(recorder) -> Pass:
+            prepared, numbers = self.prepared, list(recorder.sizes.values())
+            inputs = prepared.stand_ins(recorder, query, key, value)
+            rows = prepared.problem_of(numbers, {"key_offset": None, "query_offset": None}).rows_out
+            shape, by_head = (rows, *out.shape[1:]), (lse.shape[0], rows)
+            inputs.append(recorder.input("out", shape, None, out.dtype, out.device))
+            inputs.append(recorder.input("lse", by_head, None, lse.dtype, lse.device))
+            gradients = [recorder.input("dout", shape, dout.stride, dout.dtype, dout.device), None]
+            if has_dlse:
+                gradients[1] = recorder.input("dlse", by_head, None, lse.dtype, lse.device)
+            lists = self._stand_in_lists(recorder, first, tuple(numbers[len(self.sizes) :]))
+            given = prepared.more_stand_ins(recorder, more)
+            problem = prepared.problem_of(numbers, given)
+            grads = op.run_backward(problem, self.form.backend, *gradients, *inputs, _plan_of(given) or lists, needs)
+            self._leave(first, lists)
+            return Pass(self.form.backend, grads)
+
+        return lesson.record(dict(zip(names, sizes)), run)
+
+    def _stand_in_lists(self, recorder, first: bool, values: tuple):
+        """Return what stands in for the lists that the forward left."""
+        if self.lists is None:
+            return None
+        from jfa.kernels.common.recorder import Place, mapped
+        from jfa.kernels.common.tape import resolved
+
+        device = self.prepared.problem.device
+        recorder.roles.append("lists")
+
+        def stand_in(place: Place):
+            size, stride = (tuple(resolved(x, values) for x in y) for y in (place.size, place.stride))
+            offset = resolved(place.offset, values)
+            return recorder.at(Place("lists", offset, place.dtype, size, stride), device)
+
+        return mapped(self._kept(first), stand_in, Place)
 
 
 class _Played(torch.autograd.Function):
     """Play a forward's tape, and its backward's."""
 
     @staticmethod
-    def forward(ctx, query, key, value, prepared, more):
-        out, lse, lists = prepared.run_forward(True, query, key, value, more)
+    def forward(ctx, query, key, value, call):
+        out, lse = call.forward(query, key, value)
         # Offsets and a caller's lists are saved too, so that changing one in place before the backward is an error.
-        ctx.save_for_backward(query, key, value, out, lse, *more)
+        ctx.save_for_backward(query, key, value, out, lse, *call.more)
         ctx.set_materialize_grads(False)
-        ctx.prepared, ctx.lists, ctx.first = prepared, lists, True
+        ctx.call = call
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        query, key, value, out, lse, *more = ctx.saved_tensors
+        query, key, value, out, lse, *_ = ctx.saved_tensors
         if dout is None and dlse is None:
-            return None, None, None, None, None
+            return None, None, None, None
         dout = torch.zeros_like(out) if dout is None else dout
-        grads = ctx.prepared.run_backward(ctx, dout, dlse, (query, key, value, out, lse), more)
-        grads = [grad if need else None for grad, need in zip(grads, ctx.needs_input_grad)]
-        return (*op.differentiable_once(grads, dout, dlse, query, key, value), None, None)
+        needs = ctx.needs_input_grad[:3]
+        grads = ctx.call.backward(dout, dlse, (query, key, value, out, lse), needs)
+        grads = [grad if need else None for grad, need in zip(grads, needs)]
+        return (*op.differentiable_once(grads, dout, dlse, query, key, value), None)

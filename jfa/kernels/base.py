@@ -13,6 +13,7 @@ A backend is a module with these functions; :mod:`jfa.attention` validates, pick
     MXFP8 = True                                    optional: it takes problems whose precision is "mxfp8"
     TAPE = True                                     optional: all its launches are those of a common.launcher.Variant, so that a
                                                     call may be done again from a tape
+    INT64_OFFSETS = True                            optional: without block_lists it takes offsets that are int64, too
     forms(problem) -> {"forward": str, "backward": str}
                                                     optional: which of its kernels a call gets, and why, in words
 
@@ -53,8 +54,8 @@ class Problem:
     band: Band
     broadcast_q: bool
     deterministic: bool
-    query_offset: torch.Tensor  # [B+1] int32, or [2] with broadcast_q
-    key_offset: torch.Tensor  # [B+1] int32
+    query_offset: torch.Tensor  # [B+1] int32 (INT64_OFFSETS: or int64), or [2] with broadcast_q
+    key_offset: torch.Tensor  # [B+1] likewise
     output_offset: torch.Tensor | None = None  # [B+1] int32, broadcast_q only; None: batch b starts at row b * rows_q
     max_seq_len_q: int = 0  # hints for configuration only, 0 = not told: correctness never depends on them
     max_seq_len_kv: int = 0

@@ -37,18 +37,19 @@ class Kind:
     order: tuple[str, ...]
 
 
-def _mean(rows: int, problem: Problem) -> float:
-    return rows / max(1, problem.num_batches)
+# Means are compared by products, so that a recorded call knows for which sizes the comparison holds.
+def _mean_at_most(most: int, rows: int, problem: Problem) -> bool:
+    return rows <= most * max(1, problem.num_batches)
 
 
 def _few_queries(problem: Problem) -> bool:
-    packed = _mean(problem.rows_q, problem) * problem.group_size
-    return not problem.broadcast_q and packed <= FEW < _mean(problem.rows_kv, problem)
+    few = _mean_at_most(FEW, problem.rows_q * problem.group_size, problem)
+    return not problem.broadcast_q and few and not _mean_at_most(FEW, problem.rows_kv, problem)
 
 
 def _many_short(problem: Problem) -> bool:
     longer = max(problem.rows_q, problem.rows_kv)
-    return not problem.broadcast_q and problem.num_batches >= MANY and _mean(longer, problem) <= SHORT
+    return not problem.broadcast_q and problem.num_batches >= MANY and _mean_at_most(SHORT, longer, problem)
 
 
 def _grouped_or_wide(problem: Problem) -> bool:

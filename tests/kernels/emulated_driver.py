@@ -110,15 +110,15 @@ def emulated():
     driver = EmulatedDriver()
     play, allocate, launch = Tape.play, Tape.allocate, Packet.launch
 
-    def told_play(tape, device, inputs):
+    def told_play(tape, device, values, inputs):
         driver.memory.clear()
         driver.tell(*inputs)
-        played = play(tape, device, inputs)
+        played = play(tape, device, values, inputs)
         driver.memory.clear()
         return played
 
-    def told_allocate(tape, device):
-        results, kept, scratch = allocate(tape, device)
+    def told_allocate(tape, device, values):
+        results, kept, scratch = allocate(tape, device, values)
         driver.tell(*results, kept, scratch)
         return results, kept, scratch
 

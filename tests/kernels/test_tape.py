@@ -13,8 +13,9 @@ pytest.importorskip("greenlet")
 import jfa  # noqa: E402
 from jfa import reference  # noqa: E402
 from jfa.attention import prepared  # noqa: E402
+from jfa.kernels import registry  # noqa: E402
 from jfa.kernels.common import driver as cuda  # noqa: E402
-from jfa.kernels.common.tape import Recorder, Tape, Unrepeatable  # noqa: E402
+from jfa.kernels.preference import kind_of  # noqa: E402
 from jfa.layout import offsets_from_lengths  # noqa: E402
 from tests.attention_cases import Case, judge  # noqa: E402
 from tests.kernels.emulated_driver import emulated  # noqa: E402
@@ -44,13 +45,7 @@ def test_calls_that_come_again_agree_with_fp64(driver, backend, kind):
     lengths = [5, 0, 20, 3], [9, 17, 0, 2], [28, 0, 0, 0], [7, 7, 7, 7], [0, 1, 26, 1], [3, 9, 9, 7]
     for seed, (len_q, len_kv) in enumerate(zip(lengths, lengths[::-1])):
         judge(Case(len_q, len_kv, dtype=torch.bfloat16, seed=seed, **{"dim": 32, **KINDS[kind]}), backend=backend)
-    (kept,) = prepared._KNOWN.values()
-    (backward,) = kept.backward.values()
-    assert kept.forward[True].tape is not None and backward.tape is not None, (
-        kept.forward[True].why_not,
-        backward.why_not,
-    )
-    assert driver.launches >= 6
+    assert all_taped() and driver.launches >= 6
 
 
 def tensors(rows: int = 24, heads: int = 2, dim: int = 32, seed: int = 0, **more):
@@ -83,13 +78,31 @@ def only() -> prepared.Prepared:
     return kept
 
 
+def form(grad: bool = True) -> prepared.Form:
+    """The one form of the one signature."""
+    (found,) = only().forward[grad].forms
+    return found
+
+
+def backwards() -> list[prepared.Form]:
+    """All forms of backwards of the one signature."""
+    return [x for made in only().forward[True].forms for lesson in made.backward.values() for x in lesson.forms]
+
+
+def all_taped() -> bool:
+    """Whether there are forms of both passes, and a tape for each."""
+    forms = [*only().forward[True].forms, *backwards()]
+    assert all(x.tape is not None for x in forms), [x.why_not for x in forms]
+    return bool(only().forward[True].forms and backwards())
+
+
 @pytest.mark.parametrize("backend", ["portable", "hopper"])
 def test_without_gradients(driver, backend):
     for seed in range(4):
         with torch.no_grad():
             q, k, v = tensors(seed=seed)
             assert_near(attend(q, k, v, backend=backend), truth(q, k, v))
-    assert only().forward[False].tape is not None and only().forward[True].tape is None
+    assert form(False).tape is not None and not only().forward[True].forms
     q, k, v = tensors(seed=9, grad=False)
     out = attend(q, k, v, backend=backend)
     assert not out.requires_grad
@@ -101,7 +114,7 @@ def test_one_tensor_in_three_roles_and_then_three(driver):
         q, _, _ = tensors(seed=seed)
         assert_near(attend(q, q, q), truth(q, q, q))
     q, k, v = tensors(seed=7)
-    assert only().forward[True].tape is not None
+    assert form().tape is not None
     assert_near(attend(q, k, v), truth(q, k, v))
 
 
@@ -110,14 +123,14 @@ def test_slices_of_one_tensor(driver):
         whole = torch.randn(24, 3, 2, 32, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
         q, k, v = (x.requires_grad_() for x in whole.unbind(1))
         assert_near(attend(q, k, v), truth(q, k, v))
-    assert only().forward[True].tape is not None
+    assert form().tape is not None
 
 
 def test_strides_that_need_a_copy_take_the_long_way(driver):
     for seed in range(4):
         q, k, v = (x.detach().repeat_interleave(2, -1)[..., ::2] for x in tensors(seed=seed))
         assert_near(attend(q, k, v), truth(q, k, v))
-    assert only().forward[False].tape is None and "copy_" in only().forward[False].why_not
+    assert form(False).tape is None and "copy_" in form(False).why_not
 
 
 def test_an_input_that_is_not_at_whole_16_bytes_takes_the_long_way(driver):
@@ -142,8 +155,7 @@ def test_a_kept_graph_is_walked_again_and_again(driver, backend):
         for other in grads[1:]:
             for a, b in zip(grads[0], other):
                 assert torch.equal(a, b)
-    tapes = [x for x in only().backward.values() if x.tape is not None]
-    assert len(tapes) == 2  # the first walk of a graph, and all others
+    assert all_taped() and len(backwards()) == 2  # the first walk of a graph, and all others
 
 
 def test_gradients_that_nobody_needs(driver):
@@ -155,7 +167,7 @@ def test_gradients_that_nobody_needs(driver):
         fp64 = q.detach().double().requires_grad_()
         expected = reference.attention(fp64, k.double(), v.double(), OFFSETS, OFFSETS, dtype=torch.float64)
         assert_near(dq, torch.autograd.grad(expected, fp64, torch.ones_like(expected))[0])
-    assert [x.present for x in only().backward.values()] == [(True, False, False)]
+    assert [x.present for x in backwards()] == [(True, False, False)]
 
 
 def test_only_the_gradient_of_the_lse(driver):
@@ -182,7 +194,7 @@ def test_with_plans(driver, backend):
             assert_near(out, truth(q, k, v, offsets))
             dv = torch.autograd.grad(out, v, torch.ones_like(out))[0]
             assert torch.isfinite(dv).all()
-    assert only().forward[True].tape is not None
+    assert form().tape is not None
     with pytest.raises(ValueError, match="plan was built for num_heads"):
         attend(*tensors(heads=1), plan=plan, backend="auto")
     with pytest.raises(TypeError, match="plan must come from"):
@@ -246,13 +258,11 @@ def test_who_hooks_into_triton_s_launches_sees_them(driver, monkeypatch):
     monkeypatch.setattr(launcher, "hooks", watch)
     for seed in range(3):
         attend(*tensors(seed=seed))
-    assert (
-        driver.launches == 0 and only().forward[True].tape is None
-    )  # Triton's own way, which compiles at each call here
+    assert driver.launches == 0 and not only().forward[True].forms  # Triton's own way, which compiles at each call here
     monkeypatch.setattr(launcher, "hooks", usual)
     for seed in range(3):
         attend(*tensors(seed=seed))
-    assert only().forward[True].tape is not None
+    assert form().tape is not None
     before, asked[:] = driver.launches, []
     monkeypatch.setattr(launcher, "hooks", watch)
     q, k, v = tensors(seed=5)
@@ -267,7 +277,7 @@ def test_autocast_and_nested_tensors_come_again(driver):
             out = attend(q, k, v)
         assert out.dtype is torch.bfloat16
         assert_near(out, truth(*(x.to(torch.bfloat16) for x in (q, k, v))))
-    assert only().forward[True].tape is not None
+    assert form().tape is not None
     for seed in range(4):
         parts = [torch.nested.nested_tensor_from_jagged(x.detach(), OFFSETS.long()) for x in tensors(seed=seed)]
         out = jfa.jagged_flash_attention(*parts, backend="hopper")
@@ -279,7 +289,7 @@ def test_a_tape_that_is_played_already_lets_the_call_take_the_long_way(driver):
     for seed in range(5):
         q, k, v = tensors(seed=seed)
         attend(q, k, v).sum().backward()
-    deck = only().forward[True].tape._deck
+    deck = form().tape._deck
     q, k, v = tensors(seed=8)
     with deck.lock:
         out = attend(q, k, v)
@@ -340,8 +350,8 @@ def test_a_refused_launch_is_an_error(driver):
 
 def test_signatures_are_forgotten_when_there_are_many(driver, monkeypatch):
     monkeypatch.setattr(prepared, "MOST_SIGNATURES", 3)
-    for rows in range(24, 30):
-        attend(*tensors(rows))
+    for dim in range(16, 72, 8):
+        attend(*tensors(dim=dim))
         assert len(prepared._KNOWN) <= 3
 
 
@@ -361,45 +371,143 @@ def test_what_is_kept_holds_no_tensor_of_a_call(driver):
     assert not any(ref() is not None for ref in alive)
 
 
-# ---------------------------------------------------------------------------------------------------------------- tapes
-def recorded(run, **inputs):
-    with Recorder(inputs) as seen:
-        results = run(**inputs)
-    return Tape(seen, results)
+# ---------------------------------------------------------------------------------------------------------- other sizes
+def problem_of_sizes(
+    rows_q: int, rows_kv: int, sequences: int, seed: int, heads=(2, 2), dim: int = 32, shared: bool = False
+):
+    """Return q, k, v that end with rows of no sequence where that leaves some, and offsets of random lengths."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def offsets(rows):
+        inner = torch.randint(0, rows + 1, (sequences,), generator=generator).sort().values
+        return torch.cat([torch.zeros(1, dtype=torch.int64), inner])
+
+    shapes = (rows_q, heads[0], dim), (rows_kv, heads[1], dim), (rows_kv, heads[1], dim)
+    q, k, v = (torch.randn(shape, generator=generator).to(torch.bfloat16).requires_grad_() for shape in shapes)
+    return (q, k, v), (None if shared else offsets(rows_q), offsets(rows_kv))
 
 
-def test_fills_are_done_again():
-    def run(x):
-        out, rest = torch.zeros(6, 2, dtype=torch.bfloat16), torch.empty(4)
-        return out, rest.fill_(-float("inf"))
-
-    tape = recorded(run, x=torch.ones(2))
-    (out, rest), kept = tape.play_by_views(torch.device("cpu"), [torch.ones(2)])
-    assert not out.any() and (rest == -float("inf")).all() and kept is None
+def results(inputs, offsets, **options):
+    """Return out, LSE and gradients."""
+    out, lse = jfa.jagged_flash_attention(*inputs, *offsets, return_lse=True, **options)
+    seen = torch.isfinite(lse)
+    dout = torch.linspace(-1, 1, out.numel()).view(out.shape).to(out.dtype)
+    return (out, lse, *torch.autograd.grad((out, lse), inputs, (dout, seen.float() * 0.5)))
 
 
-@pytest.mark.parametrize(
-    "run, why",
-    [
-        (lambda x: [x + 1], "aten.add"),
-        (lambda x: [torch.empty(4, 4)[:, :2]], "allocation of its own"),
-        (lambda x: [torch.empty(4)[1:]], "allocation of its own"),
-        (lambda x: [x], "allocation of its own"),
-        (lambda x: [torch.empty(3, dtype=torch.bfloat16).zero_()], "whole words"),
-        (lambda x: [torch.empty(4, dtype=torch.bfloat16).fill_(1.0)], "fill with 1.0"),
-        (lambda x: [torch.empty(4).copy_(x)], "copy_"),
-        (lambda x: [torch.empty(2, 3).t().zero_()], "side by side"),
-        (lambda x: [torch.empty(4)] * 2, "allocation of its own"),
-    ],
-)
-def test_what_cannot_be_done_again(run, why):
-    with pytest.raises(Unrepeatable, match=why):
-        recorded(run, x=torch.ones(4))
+def the_long_way(monkeypatch, *args, **options):
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared, "find", lambda *args: (None, ()))
+        return results(*args, **options)
 
 
-def test_a_tape_in_a_tape_is_refused():
-    with Recorder({}):
-        with Recorder({}) as inner:
-            torch.empty(3)
-    with pytest.raises(Unrepeatable, match="already"):
-        Tape(inner, [])
+# (rows of queries, rows of keys, sequences): odd, 1, whole blocks, one more than those, fewer keys than queries and none.
+SIZES = (24, 24, 3), (37, 50, 4), (1, 33, 1), (64, 64, 2), (65, 16, 5), (17, 1, 3), (40, 72, 7), (16, 0, 2), (23, 31, 3)
+
+
+@pytest.mark.parametrize("backend", ["portable", "hopper"])
+@pytest.mark.parametrize("kind", ["self", "causal", "grouped", "shared", "int64"])
+def test_other_sizes_in_every_call_give_what_the_long_way_gives(driver, monkeypatch, backend, kind):
+    heads, dtype = (4, 2) if kind == "grouped" else (2, 2), torch.int64 if kind == "int64" else torch.int32
+    options = dict(backend=backend, causal=kind == "causal", broadcast_q=kind == "shared")
+    for seed, (rows_q, rows_kv, sequences) in enumerate(SIZES):
+        rows_q = 9 if kind == "shared" else rows_q
+        inputs, offsets = problem_of_sizes(rows_q, rows_kv, sequences, seed, heads, shared=kind == "shared")
+        offsets = [None if x is None else x.to(dtype) for x in offsets]
+        for found, expected in zip(
+            results(inputs, offsets, **options), the_long_way(monkeypatch, inputs, offsets, **options)
+        ):
+            assert torch.equal(found, expected)
+    forms = only().forward[True].forms
+    assert all(x.tape is not None for x in forms) and 1 <= len(forms) <= 3, [x.why_not for x in forms]
+    assert only().forward[True].tries <= 3
+
+
+@pytest.mark.parametrize("backend", ["portable", "hopper"])
+def test_plans_for_other_sizes(driver, monkeypatch, backend):
+    for seed, (rows_q, rows_kv, sequences) in enumerate(SIZES[:6]):
+        inputs, offsets = problem_of_sizes(rows_q, rows_kv, sequences, seed)
+        offsets = [x.int() for x in offsets]
+        sizes = dict(rows_q=rows_q, rows_kv=rows_kv, num_heads=2, head_dim=32, backend=backend)
+        plan = jfa.plan(*offsets, **sizes)
+        for _ in range(2):
+            found = results(inputs, offsets, plan=plan)
+            for a, b in zip(found, the_long_way(monkeypatch, inputs, offsets, plan=plan)):
+                assert torch.equal(a, b)
+        with pytest.raises(ValueError, match="plan was built for rows_kv"):
+            short = [x[: max(1, len(x) - 1)] if i else x for i, x in enumerate(inputs)]
+            results(short if rows_kv > 1 else [inputs[0], *[torch.cat([x, x]) for x in inputs[1:]]], offsets, plan=plan)
+    assert any(x.tape is not None for x in only().forward[True].forms)
+
+
+def test_a_hint_that_changes_the_tile_gets_a_form_of_its_own(driver, monkeypatch):
+    """Hopper's tiles have 64 queries where no sequence is longer, else 128 or two heads."""
+    for seed, hint in enumerate((64, 65, 1, 2000, 63, 64, 128, None, 0)):
+        inputs, offsets = problem_of_sizes(30 + seed, 40, 3, seed, dim=128)
+        offsets = [x.int() for x in offsets]
+        options = dict(backend="hopper", max_seq_len_q=hint, max_seq_len_kv=hint)
+        for a, b in zip(results(inputs, offsets, **options), the_long_way(monkeypatch, inputs, offsets, **options)):
+            assert torch.equal(a, b)
+    tiles = {frozenset(x for step in form.tape.steps if hasattr(step, "variant") for x in [step.variant.options.get("cfg")])
+             for form in only().forward[True].forms}  # fmt: skip
+    assert len(tiles) == 2 and len(only().forward[True].forms) == 3  # no hint is compared with 64, 0 is
+
+
+def test_the_backend_that_auto_takes_follows_from_sizes(driver, monkeypatch):
+    """One query per sequence and many keys: the portable backend; else Hopper's."""
+    monkeypatch.setattr(registry, "pick", pick_as_on_a_gpu)
+    for seed, (rows_q, rows_kv) in enumerate(((3, 220), (40, 40), (3, 230), (50, 40), (2, 250), (1, 40))):
+        inputs, offsets = problem_of_sizes(rows_q, rows_kv, 3, seed)
+        offsets = [x.int() for x in offsets]
+        for a, b in zip(results(inputs, offsets), the_long_way(monkeypatch, inputs, offsets)):
+            assert torch.equal(a, b)
+    assert {x.backend for x in only().forward[True].forms} == {"portable", "hopper"}
+
+
+def pick_as_on_a_gpu(problem, backend):
+    assert backend == "auto"
+    return next(name for name in kind_of(problem).order if name in ("portable", "hopper"))
+
+
+def test_sizes_that_are_wrong_stay_wrong_after_right_ones(driver):
+    for rows in (24, 30, 31):
+        inputs, offsets = problem_of_sizes(rows, rows, 3, rows)
+        results(inputs, [x.int() for x in offsets], backend="hopper", max_seq_len_q=7)
+    q, k, v = inputs
+    offset = offsets[0].int()
+    call = dict(backend="hopper", max_seq_len_q=7)
+    with pytest.raises(ValueError, match="same rows"):
+        jfa.jagged_flash_attention(q, k, v[:-1], offset, offset, **call)
+    with pytest.raises(ValueError, match="sequences"):
+        jfa.jagged_flash_attention(q, k, v, offset, offset[:-1], **call)
+    with pytest.raises(ValueError, match="1-D"):
+        jfa.jagged_flash_attention(q, k, v, offset, offset[:0], **call)
+    with pytest.raises(ValueError, match="negative"):
+        jfa.jagged_flash_attention(q, k, v, offset, offset, backend="hopper", max_seq_len_q=-1)
+    with pytest.raises(ValueError, match="fit int32"):
+        jfa.jagged_flash_attention(q, k, v, offset, offset, backend="hopper", max_seq_len_q=2**31)
+    with pytest.raises(ValueError, match="3-D"):
+        jfa.jagged_flash_attention(q[0], k, v, offset, offset, **call)
+
+
+def test_int64_offsets_past_int32_never_become_others(driver, monkeypatch):
+    """2**32 + 7 is 7 in int32; in the packed tensor it is past the end."""
+    inputs, _ = problem_of_sizes(24, 24, 2, 0)
+    for step in range(4):
+        wide = torch.tensor([0, 9 + step, 2**32 + 7])
+        whole = torch.tensor([0, 9 + step, 24], dtype=torch.int32)
+        found = results(inputs, (wide, wide), backend="portable")
+        for a, b in zip(found, results(inputs, (whole, whole), backend="portable")):
+            assert torch.equal(a, b)
+    assert len(prepared._KNOWN) == 2 and all(x.forward[True].forms for x in prepared._KNOWN.values())
+
+
+def test_forms_have_an_end(driver, monkeypatch):
+    monkeypatch.setattr(prepared, "MOST_FORMS", 2)
+    for seed, hint in enumerate((64, 64, None, None, 2000, 2000)):
+        inputs, offsets = problem_of_sizes(30, 40, 3, seed, dim=128)
+        offsets = [x.int() for x in offsets]
+        found = results(inputs, offsets, backend="hopper", max_seq_len_q=hint)
+        for a, b in zip(found, the_long_way(monkeypatch, inputs, offsets, backend="hopper", max_seq_len_q=hint)):
+            assert torch.equal(a, b)
+    assert len(only().forward[True].forms) == 2

@@ -14,13 +14,17 @@ from functools import cache
 
 import torch
 import triton
-from torch.utils._python_dispatch import _disable_current_modes
 from triton import knobs
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.kernels.common.packet import Packet, Unfit
+from jfa.kernels.common.sizes import Size
 
 INT32 = 2**31
+
+
+class NotCompiled(Unfit):
+    """Why a launch cannot be laid out yet."""
 
 
 class Variant:
@@ -32,6 +36,8 @@ class Variant:
     """
 
     def __init__(self, kernel, **options):
+        if recording() is not None:
+            raise NotCompiled(f"{kernel.__name__} has no such variant")
         self.kernel, self.options = kernel, options
         self.compiled: dict[tuple, Known] = {}
         names = [p.name for p in kernel.params if p.is_constexpr]
@@ -42,20 +48,21 @@ class Variant:
         self.specialised = tuple(not p.do_not_specialize for p in kernel.params if not p.is_constexpr)
 
     def launch(self, device: torch.device, grid: tuple[int, ...], *args) -> None:
-        """Launch on ``grid`` with the arguments before the constexprs, on ``device``, which must be the current one."""
-        tape = recording()
-        if tape is None:
+        """Launch on ``grid`` with the arguments before the constexprs, on ``device``, which must be the current one.
+
+        While a call is recorded nothing is launched.
+        """
+        recorder = recording()
+        if recorder is None:
             self._launch(device, grid, args)
         else:
-            with _disable_current_modes():  # what happens inside a launch is no operation of the call
-                self._launch(device, grid, args)
-                tape.launched(self, device, grid, args)
+            recorder.launched(self, device, grid, args)
 
     def _launch(self, device, grid, args) -> None:
         if not by_driver(device) or hooks():
             self.launch_by_triton(grid, args)  # the emulator; or a profiler that wants to see launches
             return
-        key = (device.index, *facts(args, self.specialised))
+        key = self.key(device, args)
         known = self.compiled.get(key)
         if known is None:
             compiled = self.launch_by_triton(grid, args)
@@ -77,15 +84,20 @@ class Variant:
         except Unfit:
             return None
 
-    def packet(self, device: torch.device, args: tuple) -> Packet:
-        """Return a packet of its own for arguments with which this variant was launched.
+    def key(self, device: torch.device, args: tuple) -> tuple:
+        """Return what stands for the machine code that a launch gets."""
+        return (device.index, *facts(args, self.specialised))
+
+    def packet(self, device: torch.device, args: tuple, key: tuple) -> Packet:
+        """Return a packet of its own for ``args``, whose :meth:`key` is given.
 
         Raises:
+            NotCompiled: Triton has launched none with this key.
             Unfit: there can be none.
         """
-        known = self.compiled.get((device.index, *facts(args, self.specialised)))
+        known = self.compiled.get(key)
         if known is None:
-            raise Unfit("launched by Triton")
+            raise NotCompiled(f"{self.kernel.__name__} has not been launched so")
         return Packet(known.compiled, self.names, args, device.index)
 
 
@@ -118,13 +130,13 @@ _RECORDING = threading.local()
 
 
 def recording():
-    """Return what this thread's launches are told to (jfa.kernels.common.tape), or None."""
-    return getattr(_RECORDING, "tape", None)
+    """Return the jfa.kernels.common.recorder.Recorder that this thread's launches are told to, or None."""
+    return getattr(_RECORDING, "recorder", None)
 
 
-def record_to(tape) -> None:
-    """Tell this thread's launches to ``tape.launched(variant, device, grid, args)`` from now on; None: no longer."""
-    _RECORDING.tape = tape
+def record_to(recorder) -> None:
+    """Tell this thread's launches to ``recorder`` from now on, in place of launching; None: launch again."""
+    _RECORDING.recorder = recorder
 
 
 # ---------------------------------------------------------------------------------------------------- what Triton asks
@@ -135,7 +147,7 @@ def facts(args: tuple, specialised: tuple[bool, ...]) -> list:
 
 def _fact(x, specialised: bool):
     kind = type(x)
-    if kind is int:
+    if kind is int or kind is Size:
         if not -INT32 <= x < INT32:
             return "64 bits"
         return (x == 1, x % 16 == 0) if specialised else None

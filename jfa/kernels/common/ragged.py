@@ -41,6 +41,19 @@ def ragged_descriptor(packed: torch.Tensor, rows: int, columns: int, heads: int 
     return descriptor
 
 
+def rows_descriptor(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Return a descriptor of a contiguous [..., D] as rows side by side, in boxes of ``rows`` x ``columns``, which divides D.
+
+    No box is bounded: all must lie inside. So it says nothing of how many rows there are, and serves calls of any size.
+    """
+    dim = x.shape[-1]
+    descriptor = object.__new__(TensorDescriptor)
+    descriptor.base = x
+    descriptor.shape, descriptor.strides, descriptor.block_shape = [LARGEST, dim], [dim, 1], [rows, columns]
+    descriptor.padding, descriptor.round_f32_to_tf32 = "zero", False
+    return descriptor
+
+
 def tma_ready(packed: torch.Tensor) -> bool:
     """Return whether TMA can address ``packed`` [total, H, D]: base and strides in whole 16 bytes, last stride 1, not empty."""
     row, head, column = packed.stride()

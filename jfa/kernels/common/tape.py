@@ -1,194 +1,53 @@
-"""What a backend does in one call, written down once and done again with other addresses: allocations, launches, fills.
+"""A call's allocations, launches and fills, done again with other addresses and other sizes.
 
-A backend's forward or backward decides much and moves nothing: tiles, grids, sizes and numbers follow from shapes and options.
-Of a second call with the same shapes and options only the addresses differ. So one call is *recorded*: a
-:class:`Recorder` sees each operation of torch and each launch. If they are allocations, views, fills with a
-constant and launches of a :class:`.launcher.Variant`, whose arguments are inputs, allocations or numbers, the
-:class:`Tape` can do them again: one allocation per result, one for all scratch memory, one store per address, and
-the driver's launches. Anything else, such as a copy of a tensor with strides that no kernel takes, is no tape's work, and such
-calls go the long way.
+A :class:`.recorder.Recorder` saw what a call does, with numbers that are formulas in the call's sizes. A :class:`Tape` does
+it: one look at its conditions, one allocation per result, one for all scratch memory, one store per address or number, and the
+driver's launches. Where the conditions do not hold, such as another tile shape or a number that Triton compiled in, the call is
+another tape's.
 
-Inputs are known by their role, not by their memory: two may share it when a tape is recorded and not when it is played.
+Inputs are known by their role, not by their memory: two may share it in one call and not in another.
 """
 
 from __future__ import annotations
 
 import ctypes
-import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from threading import Lock
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.kernels.common import driver as cuda
 from jfa.kernels.common import launcher
-from jfa.kernels.common.packet import Packet, Unfit, aligned
+from jfa.kernels.common.packet import Packet, aligned
+from jfa.kernels.common.recorder import (
+    BoxOf,
+    Fill,
+    Launch,
+    Place,
+    Recorder,
+    StandIn,
+    Unrepeatable,
+    leaves,
+    mapped,
+    product,
+)
+from jfa.kernels.common.sizes import Size, same
 
 ALIGNMENT = 512  # of what shares one allocation, as torch's allocator aligns
-_ATEN = torch.ops.aten
-_ALLOCATIONS = {
-    _ATEN.empty.memory_format: None,
-    _ATEN.new_empty.default: None,
-    _ATEN.empty_like.default: None,
-    _ATEN.zeros.default: 0.0,
-    _ATEN.new_zeros.default: 0.0,
-    _ATEN.zeros_like.default: 0.0,
-}
 
 
-class Unrepeatable(Exception):
-    """Why a call cannot be done again from a tape."""
+class Nth(int):
+    """A number that a tape's ``measure`` returns at this place."""
 
 
-# -------------------------------------------------------------------------------------------------------------- notation
-@dataclass(frozen=True)
-class Place:
-    """A tensor of a call: bytes behind the begin of an input or an allocation, and how they are read."""
-
-    source: object  # a role's name, or the number of an allocation
-    offset: int
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
+def resolved(x: int, values: tuple) -> int:
+    """Return a number of a tape for a call whose sizes gave ``values``."""
+    return values[x] if type(x) is Nth else x
 
 
-@dataclass(frozen=True)
-class BoxOf:
-    """A TMA descriptor of a place."""
-
-    place: Place
-    fields: dict  # of the descriptor, but for its base
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One launch; ``args`` are places, boxes and constants. ``packet``: laid out for the driver, on a GPU."""
-
-    variant: launcher.Variant
-    device: torch.device
-    grid: tuple[int, ...]
-    args: tuple
-    packet: Packet | None = None
-
-
-@dataclass(frozen=True)
-class Fill:
-    """Write ``words`` times the 32 bits ``word``."""
-
-    place: Place
-    word: int
-    words: int
-
-
-# -------------------------------------------------------------------------------------------------------------- recording
-class Recorder(TorchDispatchMode):
-    """Sees a call's operations while it is entered.
-
-    Args:
-        inputs: the call's inputs by role. Its launches must get these very objects, or views of memory that no other input has.
-    """
-
-    def __init__(self, inputs: dict[str, Tensor]):
-        super().__init__()
-        self.roles = list(inputs)
-        self._by_object = {id(x): (role, x) for role, x in inputs.items()}
-        self._by_storage: dict[int, list] = {}
-        for role, x in inputs.items():
-            self._by_storage.setdefault(_storage(x), []).append((role, x))
-        self.allocations: list[Tensor] = []
-        self.steps: list[Launch | Fill] = []
-        self.trouble = ""
-
-    def __enter__(self):
-        if launcher.recording() is not None:
-            self.trouble = "a tape is being recorded already"
-        else:
-            launcher.record_to(self)
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        if launcher.recording() is self:
-            launcher.record_to(None)
-        return super().__exit__(*error)
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if self.trouble or function.is_view:
-            return result
-        try:
-            self._note(function, args, result)
-        except Unrepeatable as reason:
-            self.trouble = str(reason)
-        return result
-
-    def _note(self, function, args, result) -> None:
-        if function in _ALLOCATIONS:
-            if not result.is_contiguous():
-                raise Unrepeatable("an allocation with holes")
-            self.allocations.append(result)
-            if _ALLOCATIONS[function] is not None:
-                self._fill(result, _ALLOCATIONS[function])
-        elif function in (_ATEN.zero_.default, _ATEN.fill_.Scalar):
-            self._fill(args[0], 0.0 if function is _ATEN.zero_.default else args[1])
-        else:
-            raise Unrepeatable(f"torch's {function}")
-
-    def _fill(self, tensor: Tensor, value: float) -> None:
-        size = tensor.numel() * tensor.itemsize
-        if not tensor.is_contiguous() or size % 4:
-            raise Unrepeatable("a fill of what is not whole words side by side")
-        word = 0
-        if value != 0:
-            if tensor.dtype is not torch.float32:
-                raise Unrepeatable(f"a fill with {value} in {tensor.dtype}")
-            word = int.from_bytes(struct.pack("<f", value), "little")
-        if size:
-            self.steps.append(Fill(self.place(tensor), word, size // 4))
-
-    def launched(self, variant, device, grid, args) -> None:
-        """Note a launch that has happened."""
-        if self.trouble or 0 in grid:
-            return
-        try:
-            packet = variant.packet(device, args) if launcher.by_driver(device) else None
-            self.steps.append(Launch(variant, device, grid, tuple(self._argument(x) for x in args), packet))
-        except (Unrepeatable, Unfit) as reason:
-            self.trouble = str(reason)
-
-    def _argument(self, x):
-        if isinstance(x, Tensor):
-            return self.place(x)
-        if isinstance(x, TensorDescriptor):
-            return BoxOf(self.place(x.base), {name: y for name, y in x.__dict__.items() if name != "base"})
-        if x is None or type(x) in (int, float, bool):
-            return x
-        raise Unrepeatable(f"an argument of type {type(x).__name__}")
-
-    def place(self, x: Tensor) -> Place:
-        """Return where a tensor lies; raise Unrepeatable where that is not clear."""
-        size, stride = tuple(x.shape), x.stride()
-        if id(x) in self._by_object:
-            return Place(self._by_object[id(x)][0], 0, x.dtype, size, stride)
-        storage = _storage(x)
-        for number, made in enumerate(self.allocations):
-            if _storage(made) == storage:
-                return Place(number, x.data_ptr() - made.data_ptr() if x.numel() else 0, x.dtype, size, stride)
-        owners = self._by_storage.get(storage, [])
-        if len(owners) != 1:
-            raise Unrepeatable("a tensor that is neither an input nor made by this call")
-        role, owner = owners[0]
-        return Place(role, x.data_ptr() - owner.data_ptr(), x.dtype, size, stride)
-
-
-def _storage(x: Tensor) -> int:
-    return x.untyped_storage()._cdata
-
-
-# ------------------------------------------------------------------------------------------------------------------ tape
 class Tape:
     """What a recorder saw, to be done again.
 
@@ -198,170 +57,126 @@ class Tape:
         kept: a structure of int32 tensors that outlives the call, in allocations that a tape puts together as one.
 
     Attributes:
-        kept: the structure with places in that allocation.
+        measure: a function of the recorder's sizes: ``values``, or None where the call is another tape's.
+        kept: the structure with places in that allocation, whose numbers are among the first ``kept_numbers`` values.
 
     Raises:
         Unrepeatable: there was something that a tape cannot do.
+        Unfit: a launch cannot be laid out, or (NotCompiled) not yet.
     """
 
-    def __init__(self, recorder: Recorder, results: Sequence[Tensor], kept: object = None):
-        if recorder.trouble:
-            raise Unrepeatable(recorder.trouble)
+    def __init__(self, recorder: Recorder, results: Sequence[StandIn], kept: object = None):
         self.roles = recorder.roles
-        places = [recorder.place(x) for x in results]
+        self._outputs: list[int | tuple] = []
         made = recorder.allocations
-        if any(x.source != made_at or not _whole(x, made[x.source]) for x, made_at in zip(places, _numbers(places))):
+        places = [x.place for x in results]
+        own = [x.source for x in places]
+        if len(set(own)) < len(own) or not all(isinstance(n, int) and _whole(x, made[n]) for x, n in zip(places, own)):
             raise Unrepeatable("a result that is no allocation of its own")
-        self.results = [(x.size, x.dtype) for x in places]
-        self.kept = mapped(kept, recorder.place)
-        groups = {x.source: ("result", i) for i, x in enumerate(places)}
-        outlive = {x.source for x in leaves(self.kept) if isinstance(x.source, int)}
-        self.kept_bytes = _pack(made, [n for n in range(len(made)) if n in outlive - set(groups)], "kept", groups)
-        rest = [n for n in range(len(made)) if n not in groups]
-        self.scratch_bytes = _pack(made, rest, "scratch", groups)
-        self.groups = groups
-        self.steps = recorder.steps
-        self.kept = mapped(self.kept, self._in_kept, Place)
-        self._deck: Deck | None = None
+        kept = mapped(kept, lambda x: x.place, StandIn)
+        self._groups: dict[int, tuple] = {n: (("result", i), 0) for i, n in enumerate(own)}
+        outlive = {x.source for x in leaves(kept, Place) if isinstance(x.source, int)} - set(own)
+        kept_bytes = self._pack(made, sorted(outlive), "kept")
+        scratch_bytes = self._pack(made, [n for n in range(len(made)) if n not in self._groups], "scratch")
+        self.kept = mapped(kept, self._in_kept, Place)
+        self.kept_numbers = len(self._outputs)
+        self.kept_words, self.scratch_words = self._nth(kept_bytes // 4), self._nth(scratch_bytes // 4)
+        self.results = [(self._nth(x.size), x.dtype) for x in places]
+        self.steps = [self._located(step) for step in recorder.steps]
+        self._deck = Deck(self)
+        self.measure = recorder.trace.compile(self._outputs)
 
-    def locate(self, place: Place) -> tuple[object, int]:
-        """Return where a place is when the tape is played (a role, ("result", i), "kept", "scratch"), and its offset in bytes."""
+    # ------------------------------------------------------------------------------------------------------- making it
+    def _pack(self, made: list[StandIn], numbers: list[int], name: str) -> int:
+        """Give allocations places in one, and return its bytes."""
+        total = 0
+        for n in numbers:
+            self._groups[n] = (name, total)
+            total += -(-made[n].numel() * made[n].itemsize // ALIGNMENT) * ALIGNMENT
+        return total
+
+    def _nth(self, x: int | tuple) -> int | tuple:
+        """Return a number, or its place among what ``measure`` returns if that depends on sizes. A tuple always has one."""
+        if not isinstance(x, Size | tuple):
+            return x
+        for i, y in enumerate(self._outputs):
+            if isinstance(x, Size) and isinstance(y, Size) and same(x, y):
+                return Nth(i)
+        self._outputs.append(x)
+        return Nth(len(self._outputs) - 1)
+
+    def _locate(self, place: Place) -> Place:
+        """Return a place in a role, ("result", i), "kept" or "scratch"."""
         if not isinstance(place.source, int):
-            return place.source, place.offset
-        group = self.groups[place.source]
-        return (group, place.offset) if group[0] == "result" else (group[0], group[1] + place.offset)
+            return place
+        source, begin = self._groups[place.source]
+        return replace(place, source=source, offset=begin + place.offset)
 
     def _in_kept(self, place: Place) -> Place:
-        source, offset = self.locate(place)
-        if source != "kept":
+        found = self._locate(place)
+        if found.source != "kept":
             raise Unrepeatable("what outlives the call is not its own")
-        return replace(place, source=source, offset=offset)
+        size, stride = (tuple(self._nth(x) for x in y) for y in (found.size, found.stride))
+        return replace(found, offset=self._nth(found.offset), size=size, stride=stride)
 
-    def allocate(self, device: torch.device) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
+    def _located(self, step: Launch | Fill) -> Launch | Fill:
+        def located(x):
+            if isinstance(x, Place):
+                x = self._locate(x)
+                return replace(x, offset=self._nth(x.offset))
+            return BoxOf(located(x.place), x.descriptor) if isinstance(x, BoxOf) else self._nth(x)
+
+        if isinstance(step, Fill):
+            return Fill(located(step.place), step.word, self._nth(step.words))
+        grid, args = tuple(self._nth(x) for x in step.grid), tuple(located(x) for x in step.args)
+        return replace(step, grid=grid, args=args)
+
+    # ------------------------------------------------------------------------------------------------------- playing it
+    def allocate(self, device: torch.device, values: tuple) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
         """Return (results, kept, scratch), uninitialised."""
-        results = [torch.empty(size, dtype=dtype, device=device) for size, dtype in self.results]
-        kept = torch.empty(self.kept_bytes // 4, dtype=torch.int32, device=device) if self.kept_bytes else None
-        scratch = torch.empty(self.scratch_bytes // 4, dtype=torch.int32, device=device) if self.scratch_bytes else None
+        results = [torch.empty(values[n], dtype=dtype, device=device) for n, dtype in self.results]
+        n = resolved(self.kept_words, values)
+        kept = torch.empty(n, dtype=torch.int32, device=device) if n else None
+        n = resolved(self.scratch_words, values)
+        scratch = torch.empty(n, dtype=torch.int32, device=device) if n else None
         return results, kept, scratch
 
-    def play(self, device: torch.device, inputs: Sequence[Tensor]):
+    def play(self, device: torch.device, values: tuple, inputs: Sequence[Tensor]):
         """Do it again on a GPU.
 
         Args:
             device: the current one.
-            inputs: one per role, with the recorded shapes and strides, at whole 16 bytes.
+            values: what ``measure`` returned for this call's sizes.
+            inputs: one per role, at whole 16 bytes.
 
         Returns:
             (results, kept), or None where nothing was done: another thread plays this tape, an input is not at whole 16 bytes, or
             somebody wants to see Triton's launches.
         """
-        if launcher.hooks():
-            return None
         deck = self._deck
-        if deck is None:
-            deck = self._deck = Deck(self)
-        if not deck.lock.acquire(blocking=False):
+        if launcher.hooks() or not deck.lock.acquire(blocking=False):
             return None
         try:
-            return deck.play(device, inputs)
+            return deck.play(device, values, inputs)
         finally:
             deck.lock.release()
 
-    def play_by_views(self, device: torch.device, inputs: Sequence[Tensor]):
-        """Do it again through ``Variant.launch``, each argument a tensor anew: as :meth:`play`, on any device."""
-        results, kept, scratch = self.allocate(device)
-        bases = dict(zip(self.roles, inputs)) | {("result", i): x for i, x in enumerate(results)}
-        bases |= {"kept": kept, "scratch": scratch}
 
-        def tensor(place: Place) -> Tensor:
-            base, offset = self.locate(place)
-            return view_of(bases[base], place, offset)
-
-        for step in self.steps:
-            if isinstance(step, Fill):
-                target = tensor(step.place)
-                words = target.view(-1).view(torch.int32) if target.dtype is not torch.int32 else target
-                words.fill_(step.word - (step.word >> 31 << 32))
-            else:
-                step.variant.launch(step.device, step.grid, *(_argument_of(x, tensor) for x in step.args))
-        return results, kept
+def _whole(place: Place, made: StandIn) -> bool:
+    contiguous = StandIn(made.recorder, 0, 0, place.size, place.stride, place.dtype, made.device).is_contiguous()
+    elements = product(place.size), made.numel()
+    return same(place.offset, 0) and contiguous and (same(*elements) or elements[0] == elements[1])
 
 
-def _numbers(places: list[Place]) -> list[int | None]:
-    """Return the allocation of each place, None where another place has the same."""
-    seen: set = set()
-    return [
-        None if x.source in seen or seen.add(x.source) or not isinstance(x.source, int) else x.source for x in places
-    ]
+def views_in(base: Tensor, kept: object, values: tuple) -> object:
+    """Return a tape's kept structure as views of the tensor ``base``, which its play returned."""
 
+    def view(place: Place) -> Tensor:
+        offset = resolved(place.offset, values) // 4
+        size, stride = (tuple(resolved(x, values) for x in y) for y in (place.size, place.stride))
+        return base.as_strided(size, stride, offset)
 
-def _whole(place: Place, made: Tensor) -> bool:
-    contiguous = torch.empty(place.size, device="meta").stride() == place.stride
-    size = made.numel() * made.itemsize
-    return place.offset == 0 and contiguous and torch.Size(place.size).numel() * place.dtype.itemsize == size
-
-
-def _pack(made: list[Tensor], numbers: list[int], name: str, groups: dict) -> int:
-    """Give allocations places in one, and return its bytes."""
-    total = 0
-    for n in numbers:
-        groups[n] = (name, total)
-        total += -(-made[n].numel() * made[n].itemsize // ALIGNMENT) * ALIGNMENT
-    return total
-
-
-def view_of(base: Tensor | None, place: Place, offset: int) -> Tensor:
-    """Return the tensor at ``offset`` bytes behind the begin of ``base``."""
-    if base is None or 0 in place.size:
-        return torch.empty(place.size, dtype=place.dtype, device=base.device if base is not None else None)
-    start = base.storage_offset() * base.itemsize + offset
-    if base.dtype is place.dtype:
-        return base.as_strided(place.size, place.stride, start // place.dtype.itemsize)
-    found = torch.empty(0, dtype=place.dtype, device=base.device)
-    return found.set_(base.untyped_storage(), start // place.dtype.itemsize, place.size, place.stride)
-
-
-def _argument_of(x, tensor: Callable[[Place], Tensor]):
-    if isinstance(x, Place):
-        return tensor(x)
-    if not isinstance(x, BoxOf):
-        return x
-    found = object.__new__(TensorDescriptor)
-    found.__dict__.update(x.fields, base=tensor(x.place))
-    return found
-
-
-def places_in(base: Tensor, x: object) -> object:
-    """Return a structure of views of ``base`` as places in it."""
-
-    def place(view: Tensor) -> Place:
-        offset = view.data_ptr() - base.data_ptr() if view.numel() else 0
-        return Place("kept", offset, view.dtype, tuple(view.shape), view.stride())
-
-    return mapped(x, place)
-
-
-def views_in(base: Tensor, x: object) -> object:
-    """Return a structure of places in ``base`` as views of it."""
-    return mapped(x, lambda place: view_of(base, place, place.offset), Place)
-
-
-def mapped(x: object, change: Callable, kind: type = Tensor) -> object:
-    """Return a structure of dataclasses and lists with each ``kind`` in it changed."""
-    if isinstance(x, kind):
-        return change(x)
-    if isinstance(x, list | tuple):
-        return type(x)(mapped(y, change, kind) for y in x)
-    if is_dataclass(x):
-        return replace(x, **{f.name: mapped(getattr(x, f.name), change, kind) for f in fields(x)})
-    return x
-
-
-def leaves(x: object) -> list[Place]:
-    """Return the places in a structure."""
-    found: list[Place] = []
-    mapped(x, found.append, Place)
-    return found
+    return mapped(kept, view, Place)
 
 
 # ------------------------------------------------------------------------------------------------------------------ deck
@@ -370,82 +185,125 @@ class Deck:
 
     def __init__(self, tape: Tape):
         self.tape, self.lock, self.driver = tape, Lock(), cuda.driver()
-        where: dict[tuple, int] = {}
+        self._where: dict[tuple, int] = {}
         self._boxes: list[tuple] = []
-        pointers: list[tuple] = []
+        self._numbers: list[tuple] = []  # (where a number lies, its place in the values)
+        self._grids: list[tuple] = []
+        self._packets: list[Packet] = []
         self._steps: list[tuple] = []
+        pointers: list[tuple] = []
         for step in tape.steps:
             if isinstance(step, Fill):
-                slot = where.setdefault(tape.locate(step.place), len(where))
-                self._steps.append((None, slot, step.word, step.words))
-                continue
-            packet = step.packet
-            x, y, z = (*step.grid, 1, 1)[:3]
-            packet.config.grid_x, packet.config.grid_y, packet.config.grid_z = x, y, z
-            for i, arg in enumerate(step.args):
-                if isinstance(arg, Place) and i in packet.pointers:
-                    slot = where.setdefault(tape.locate(arg), len(where))
-                    pointers.append((packet, packet.pointers[i], slot))
-                elif isinstance(arg, BoxOf):
-                    slot = where.setdefault(tape.locate(arg.place), len(where))
-                    self._boxes.append((slot, packet.boxes[i]))
-            self._steps.append((ctypes.byref(packet.config), packet.function, packet.table, packet.config))
-        self._memory, begin = aligned(8 * max(1, len(where)))
-        self.addresses = (ctypes.c_uint64 * max(1, len(where))).from_address(begin)
+                self._steps.append((None, self._slot(step.place), step.word, step.words))
+            else:
+                pointers += self._lay_out(step)
+        count = max(1, len(self._where))
+        self._memory, begin = aligned(8 * count)
+        self.addresses = (ctypes.c_uint64 * count).from_address(begin)
         for packet, parameter, slot in pointers:
             packet.table[parameter] = begin + 8 * slot
-        self._stream = -1
-        self._sources(where)
+        self._stream, self._values = -1, None
+        self._sources()
 
-    def _sources(self, where: dict[tuple, int]) -> None:
-        """Sort the addresses by what they lie behind: inputs, results, kept, scratch."""
+    def _slot(self, place: Place) -> int:
+        return self._where.setdefault((place.source, type(place.offset), int(place.offset)), len(self._where))
+
+    def _lay_out(self, step: Launch) -> list[tuple]:
+        """Lay one launch out, and return which of its parameters are which addresses."""
+        packet, pointers = _packet(step), []
+        config = packet.config
+        for name, size in zip(("grid_x", "grid_y", "grid_z"), (*step.grid, 1, 1)):
+            if type(size) is Nth:
+                self._grids.append((config, name, size))
+            else:
+                setattr(config, name, size)
+        for i, arg in enumerate(step.args):
+            if isinstance(arg, Place) and i in packet.pointers:
+                pointers.append((packet, packet.pointers[i], self._slot(arg)))
+            elif isinstance(arg, BoxOf):
+                self._boxes.append((self._slot(arg.place), packet.boxes[i]))
+            elif type(arg) is Nth and i in packet.numbers:
+                self._numbers.append((packet.numbers[i], arg))
+        self._packets.append(packet)
+        self._steps.append((ctypes.byref(config), packet.function, packet.table, None))
+        return pointers
+
+    def _sources(self) -> None:
+        """Sort the addresses by what they lie behind (inputs, results, kept, scratch) and by whether their offsets vary."""
         roles = {role: i for i, role in enumerate(self.tape.roles)}
-        self._bases = []  # (slot, number of the input, result, ...; bytes)
+        self._fixed, self._varying = (
+            [],
+            [],
+        )  # (slot, number of the input, result, ...; bytes, or their place in the values)
         count, results = len(roles), len(self.tape.results)
-        for (source, offset), slot in where.items():
+        for (source, kind, offset), slot in self._where.items():
             if source in roles:
                 base = roles[source]
             elif isinstance(source, tuple):
                 base = count + source[1]
             else:
                 base = count + results + ("kept", "scratch").index(source)
-            self._bases.append((slot, base, offset))
+            (self._varying if kind is Nth else self._fixed).append((slot, base, offset))
 
-    def play(self, device: torch.device, inputs: Sequence[Tensor]):
+    def play(self, device: torch.device, values: tuple, inputs: Sequence[Tensor]):
         """Do it again; see :meth:`Tape.play`."""
         bases = [x.data_ptr() for x in inputs]
         for address in bases:
             if address & 15:
                 return None
-        results, kept, scratch = self.tape.allocate(device)
+        if values != self._values:
+            self._resize(values)
+        results, kept, scratch = self.tape.allocate(device, values)
         bases += [x.data_ptr() for x in results]
         bases.append(0 if kept is None else kept.data_ptr())
         bases.append(0 if scratch is None else scratch.data_ptr())
         addresses = self.addresses
-        for slot, base, offset in self._bases:
+        for slot, base, offset in self._fixed:
             addresses[slot] = bases[base] + offset
-        self._move_boxes()
-        self._launch(device)
-        return results, kept
-
-    def _move_boxes(self) -> None:
-        addresses = self.addresses
+        for slot, base, n in self._varying:
+            addresses[slot] = bases[base] + values[n]
         for slot, box in self._boxes:
             address = addresses[slot]
             if address != box.address:
                 box.move(address)
+        self._launch(device)
+        return results, kept
+
+    def _resize(self, values: tuple) -> None:
+        """Store the numbers of other sizes."""
+        self._values = None
+        for slot, n in self._numbers:
+            slot.value = values[n]
+        for config, name, n in self._grids:
+            setattr(config, name, values[n])
+        self._values = values
 
     def _launch(self, device: torch.device) -> None:
-        index = device.index
+        index, values = device.index, self._values
         stream = launcher.current_stream(index)
         if stream != self._stream:
-            for *_, config in self._steps:
-                if isinstance(config, cuda.LaunchConfig):
-                    config.stream = stream
+            for packet in self._packets:
+                packet.config.stream = stream
             self._stream = stream
         run, launch, fill = self.driver.run, self.driver.launch, self.driver.fill
         for config, function, table, more in self._steps:
             if config is None:
-                run(index, fill, self.addresses[function], table, more, stream)
+                run(index, fill, self.addresses[function], table, resolved(more, values), stream)
             else:
                 run(index, launch, config, function, table, None)
+
+
+def _packet(step: Launch) -> Packet:
+    """Return a packet of a launch's own, whose addresses are still to be set."""
+    device = step.device
+
+    def example(x):
+        if isinstance(x, Place):
+            return torch.empty(ALIGNMENT // x.dtype.itemsize, dtype=x.dtype, device=device)
+        if isinstance(x, BoxOf):
+            found = object.__new__(TensorDescriptor)
+            found.__dict__.update(x.descriptor.__dict__, base=example(x.place))
+            return found
+        return 1 if type(x) is Nth else x
+
+    return step.variant.packet(device, tuple(example(x) for x in step.args), step.key)

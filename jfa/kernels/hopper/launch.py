@@ -10,14 +10,13 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.block_sparse import BlockLists
 from jfa.kernels import portable
 from jfa.kernels.base import Problem, list_arguments, transposed_lists, unfit_blocks, wrong_gpu
 from jfa.kernels.common.host import num_sms, power_of_two, scale_log2
 from jfa.kernels.common.launcher import Variant
-from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor
+from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor, rows_descriptor
 from jfa.kernels.hopper import backward as general
 from jfa.kernels.hopper import backward_resident as resident
 from jfa.kernels.hopper.backward_dq import dq_kernel
@@ -37,6 +36,7 @@ from jfa.kernels.preference import portable_backward
 
 BLOCK_LISTS = True
 TAPE = True  # what a call does may be done again from a tape
+INT64_OFFSETS = True
 EMULATED_SMS = 2  # on CPU tensors: enough that tiles are dealt to several programs
 
 
@@ -227,7 +227,7 @@ def launch_backward(
         ragged_descriptor(k, 128, d),
         ragged_descriptor(v, 128, d),
         ragged_descriptor(dout, 64, d),
-        TensorDescriptor.from_tensor(sums.view(-1, d), [64, 64]),
+        rows_descriptor(sums, 64, 64),
         ragged_descriptor(dk, 64, d),
         ragged_descriptor(dv, 64, d),
         rows.lse2,
@@ -297,7 +297,7 @@ def launch_resident(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v
         ragged_descriptor(k, 64, d),
         ragged_descriptor(v, 64, d),
         ragged_descriptor(dout, cfg.rows_q, d),
-        TensorDescriptor.from_tensor(partials.view(-1, cfg.rows_q), [d, cfg.rows_q]),
+        rows_descriptor(partials, d, cfg.rows_q),
         ragged_descriptor(dk, 64, d),
         ragged_descriptor(dv, 64, d),
         rows.lse2,

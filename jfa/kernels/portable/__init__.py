@@ -13,6 +13,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_DIM = 256
 BLOCK_LISTS = True
 TAPE = True  # what a call does may be done again from a tape
+INT64_OFFSETS = True
 
 
 def supports(problem: Problem) -> str | None:
