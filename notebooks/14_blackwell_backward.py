@@ -320,17 +320,19 @@ plots.timelines({"version 2": first, "version 6": shipped}, span=SPAN)
 # %%
 def holds(line):
     """Who holds which columns when: pieces for ``plots.tmem_map``."""
-    products = [e for e in line.events if e.track == "MMA" and " @ " in e.name]
-    loads = [e for e in line.events if e.name.startswith("load ")]
+    products = [e for e in line.events if e.track == "MMA" and " @ " in e.short]
+    loads = [e for e in line.events if e.short.startswith("load ")]
     found = []
     for first, names in ((0, ["s"]), (128, ["dp", "dq"])):
-        here = sorted((e for e in products if e.name.split("[")[0] in names), key=lambda e: e.start)
+        here = sorted(
+            (e for e in products if e.short.split("[")[0] in names), key=lambda e: e.start
+        )
         starts = [e.start for e in here] + [line.end]
         for e, following in zip(here, starts[1:]):
-            name = e.name.split("[")[0]
-            readers = [r for r in loads if r.name.startswith(f"load {name}[0]")]
+            name = e.short.split("[")[0]
+            readers = [r for r in loads if r.short.startswith(f"load {name}[0]")]
             if name == "s":  # then P is there, until the products of dV have read it
-                readers += [m for m in products if m.name.startswith("dv")]
+                readers += [m for m in products if m.short.startswith("dv")]
             until = max([r.end for r in readers if e.end <= r.start < following], default=e.end)
             until, owner = min(until, following), "reduce" if name == "dq" else "compute"
             words = {"s": "S", "dp": "dP", "dq": "dQ"}[name]
@@ -339,7 +341,7 @@ def holds(line):
                 plots.Hold(first, 128, e.end, until, owner, "S, P" if name == "s" else words)
             )
     for first, name in ((256, "dv"), (384, "dk")):
-        parts = [e for e in products if e.name.startswith(name)]
+        parts = [e for e in products if e.short.startswith(name)]
         begin, end = parts[0].start, max(e.end for e in parts)
         found.append(
             plots.Hold(first, 128, begin, end, "mma", f"d{name[1].upper()}, of all blocks")

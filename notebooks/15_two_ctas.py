@@ -909,10 +909,10 @@ def holds(line):
     events = sorted((e for e in line.events if e.cta == (0, 0, 0)), key=lambda e: e.start)
 
     def named(prefix, begin, end):
-        return [e for e in events if e.name.startswith(prefix) and begin <= e.start < end]
+        return [e for e in events if e.short.startswith(prefix) and begin <= e.start < end]
 
     def steps(product):
-        starts = [e for e in events if e.track == "MMA" and e.name.startswith(product)]
+        starts = [e for e in events if e.track == "MMA" and e.short.startswith(product)]
         return zip(starts, [e.start for e in starts[1:]] + [line.end])
 
     found = []

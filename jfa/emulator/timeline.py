@@ -5,7 +5,9 @@ Built from the events of a run under the *timed* policy. All times are modelled 
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -23,6 +25,8 @@ IDLE = "#EEEEEE"
 ENGINES = {"MMA": ("tensor core", "tensor"), "TMA": ("TMA", "tma")}  # track -> (title, the unit that its work occupies)
 UNITS = {"mufu": "exp2 units"}  # units that belong to no engine and get a lane of their own
 WORK = {"m", "bytes"}  # facts of events that are work; a commit has none of them
+OWNERS = re.compile(r"(?<![\w.\]])(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")  # "scores." of "scores.s[0]"
+WHATEVER = ("buffers", "tiles")  # fields that say less of what they hold than their owner does
 
 
 class Event(NamedTuple):
@@ -38,6 +42,18 @@ class Event(NamedTuple):
     @property
     def kind(self) -> str:
         return self.args.get("kind", "compute")
+
+    @property
+    def short(self) -> str:
+        """The name without the owners of its buffers and barriers: ``s[0] = buffers[0] @ buffers[2].T``."""
+        return OWNERS.sub("", self.name)
+
+    @property
+    def target(self) -> str:
+        """What a copy or product writes, in one word: ``s[0]``, or ``kv[2]`` for ``kv.buffers[2]``."""
+        *owners, last = self.name.replace(" += ", " = ").split(" = ")[0].split(".")
+        field, bracket, index = last.partition("[")
+        return owners[-1] + bracket + index if owners and field in WHATEVER else last
 
 
 @dataclass
@@ -57,14 +73,22 @@ class Track:
         return _covered((e.start, e.end) for e in self.events if e.kind == kind)
 
 
+class Name(NamedTuple):
+    """What a piece of an engine's work is called: written in the span ``inside``, or behind that up to the cycle ``until``."""
+
+    words: str
+    inside: tuple[float, float]
+    until: float
+
+
 @dataclass
 class Lane:
-    """One line of the picture: the spans of each kind, and names with the spans in which they may be written."""
+    """One line of the picture: the spans of each kind, and the names of what its engine did."""
 
     track: str
     title: str
     bars: dict[str, list[tuple[float, float]]]
-    names: list[tuple[float, float, str]]
+    names: list[Name]
     unit: bool = False
 
     def words(self, lo: float, hi: float) -> str:
@@ -75,33 +99,48 @@ class Lane:
         return f"{self.title}  {busy / (hi - lo):.0%}"
 
 
-def _numbered(events: Iterable[Event], spans: list[tuple[float, float]]) -> list[tuple[float, float, str]]:
-    """(start, end, "target #n") of an engine's work by time: what it writes, and how often it wrote there before.
+def _numbered(events: Iterable[Event], spans: list[tuple[float, float]]) -> list[Name]:
+    """Return the Names of an engine's work by time: what each writes, and how often it was written before.
 
-    The unit's spans, one per event where there are as many, say where the name stands; else the events do.
+    The name may stand in the span of the unit that begins with the work or, where there is as much work as there are spans, in
+    the span of the same number.
     """
-    work = [e for e in events if "signals" not in e.args or e.args.keys() & WORK]
-    places = spans if len(spans) == len(work) else [(e.start, e.end) for e in work]
+    work = sorted((e for e in events if "signals" not in e.args or e.args.keys() & WORK), key=lambda e: e.start)
     count: dict[str, int] = defaultdict(int)
     named = []
-    for e, (start, end) in zip(work, places):
-        target = e.name.replace(" += ", " = ").split(" = ")[0]
-        named.append((start, end, f"{target} #{count[target]}"))
-        count[target] += 1
-    return sorted(named)
+    for n, e in enumerate(work):
+        inside = [spans[n]] if len(spans) == len(work) else [s for s in spans if abs(s[0] - e.start) < 0.5]
+        named.append(Name(f"{e.target} #{count[e.target]}", inside[0] if inside else (e.start, e.start), e.end))
+        count[e.target] += 1
+    return named
 
 
 def _write_names(ax: Any, lanes: list[Lane], lo: float, hi: float) -> None:
-    """Each name inside its bar, without the number or not at all where it does not fit."""
+    """Write each name inside its full bar, else over the thin bar behind it, without its number or not at all if too long."""
     wide = ax.figure.get_figwidth() * 72 * 0.75 / (hi - lo)  # points per cycle, about
     for row, lane in enumerate(lanes):
-        for start, end, words in lane.names:
-            begin, stop = max(start, lo), min(end, hi)
-            fitting = (t for t in (words, words.split(" #")[0]) if (stop - begin) * wide > 4.7 * len(t))
-            if text := next(fitting, ""):
-                ax.text(
-                    (begin + stop) / 2, row, text, ha="center", va="center", fontsize=8, color="white", clip_on=True
-                )
+        full = sorted(lane.bars.get("occupied", ()))
+        taken = lo  # where the last name over a thin bar ends
+        for name in lane.names:
+            begin, stop = (min(max(x, lo), hi) for x in name.inside)
+            free = next((a for a, b in full if b > max(stop, taken)), hi)  # the next full bar's begin
+            places = [(begin, stop, row, "white"), (max(stop, taken), min(name.until, free, hi), row - 0.14, "black")]
+            for text in (name.words, name.words.split(" #")[0]):
+                fitting = (place for place in places if (place[1] - place[0]) * wide > _width(text) + 3)
+                if place := next(fitting, None):
+                    left, right, y, colour = place
+                    middle = (left + right) / 2
+                    ax.text(middle, y, text, ha="center", va="center", fontsize=8, color=colour, clip_on=True)
+                    taken = taken if colour == "white" else middle + (_width(text) / 2 + 3) / wide
+                    break
+
+
+@functools.cache
+def _width(text: str) -> float:
+    """Return how many points wide a text of 8 points is."""
+    from matplotlib.textpath import TextPath
+
+    return TextPath((0, 0), text, size=8).get_extents().width
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
@@ -264,8 +303,8 @@ class Timeline:
     def plot(self, cta: Any = None, span: tuple[float, float] | None = None, ax=None):
         """Draw one lane per role, engine and busy unit for one CTA (the first, unless named); return the matplotlib figure.
 
-        A full bar is time in which a role computes or a unit is occupied, a thin bar time in which a result is under way, and
-        a hatched bar a wait. Arrows lead from what completed a barrier's phase to the wait that this ended.
+        A full bar is time in which a role computes or a unit is occupied, a thin bar below it time in which a result is under
+        way, and a hatched bar a wait. Arrows lead from what completed a barrier's phase to the wait that this ended.
         """
         import matplotlib.pyplot as plt
         from matplotlib.patches import Patch
@@ -281,7 +320,7 @@ class Timeline:
             )
             for kind, spans in lane.bars.items():
                 shown = [(max(a, lo), min(b, hi) - max(a, lo)) for a, b in spans if b > lo and a < hi]
-                low, height = (row - 0.12, 0.24) if kind == "under way" else (row - 0.4, 0.8)
+                low, height = (row + 0.16, 0.24) if kind == "under way" else (row - 0.4, 0.8)
                 ax.broken_barh(shown, (low, height), **LOOK[kind], edgecolor="white", linewidth=0.3)
         _write_names(ax, lanes, lo, hi)
         self._arrows(ax, cta, {lane.track: row for row, lane in enumerate(lanes)}, lo, hi)

@@ -163,8 +163,58 @@ def test_an_arrow_is_drawn_for_every_wait_that_ends_inside_the_span():
 
 def test_copies_carry_the_name_of_their_buffer_and_its_turn():
     drawn = cli.record(lambda: launch(stages=2, chunks=4), B200)
-    names = [words for lane in drawn.lanes((0, 0, 0)) if lane.track == "TMA" for _, _, words in lane.names]
+    names = [words for lane in drawn.lanes((0, 0, 0)) if lane.track == "TMA" for words, _, _ in lane.names]
     assert names == ["tiles[0] #0", "tiles[1] #0", "tiles[0] #1", "tiles[1] #1"]
+
+
+def one_copy_of(name, begins, occupied, under_way):
+    """A timeline of a TMA that writes tiles called ``name`` at the cycles ``begins``."""
+    facts = {"kind": "async", "bytes": 64, "signals": ("full[0]",)}
+    events = [((0,), "TMA", name, begin, begin + occupied + under_way, facts) for begin in begins]
+    return Timeline(events, "B200", {((0,), "tma"): [(begin, begin + occupied) for begin in begins]})
+
+
+def written(line, span=None):
+    """(words, colour, height in the lane) of each name in the picture, from left to right."""
+    texts = sorted((t for t in line.plot(span=span).axes[0].texts if t.get_text()), key=lambda t: t.get_position()[0])
+    return [(t.get_text(), t.get_color(), t.get_position()[1]) for t in texts]
+
+
+def test_a_name_stands_in_its_full_bar_if_it_fits_and_else_over_the_thin_one():
+    wide = one_copy_of("keys[0]", (0, 2000), 900, 100)
+    assert written(wide) == [("keys[0] #0", "white", 0), ("keys[0] #1", "white", 0)]
+    thin = one_copy_of("keys[0]", (0, 2000), 40, 900)
+    assert [(words, colour) for words, colour, _ in written(thin)] == [("keys[0] #0", "black"), ("keys[0] #1", "black")]
+    assert all(height < 0.1 for *_, height in written(thin)), "above the thin bar"
+    narrow = one_copy_of("keys[0]", (0, 2000), 40, 160)
+    assert [words for words, *_ in written(narrow)] == ["keys[0]", "keys[0]"]
+    assert written(one_copy_of("keys[0]", (0, 2000), 40, 100)) == []
+
+
+def test_names_over_thin_bars_do_not_cover_each_other_or_a_full_bar():
+    line = one_copy_of("parts[0]", (0, 60, 120, 2000), 50, 1500)
+    figure = line.plot()
+    figure.draw_without_rendering()
+    boxes = [t.get_window_extent() for t in figure.axes[0].texts if t.get_text()]
+    assert len(boxes) == 2, "of three copies that are under way together one has a name"
+    assert not any(a.overlaps(b) for n, a in enumerate(boxes) for b in boxes[:n])
+    bar = figure.axes[0].transData.transform((2000, 0))[0]
+    assert all(box.x1 < bar or box.x0 > bar for box in boxes)
+
+
+@pytest.mark.parametrize(
+    "name, target, short",
+    [
+        ("tiles[1]", "tiles[1]", "tiles[1]"),
+        ("kv.buffers[2]", "kv[2]", "buffers[2]"),
+        ("scores.s[0] = q.buffers[0] @ kv.buffers[1].T", "s[0]", "s[0] = buffers[0] @ buffers[1].T"),
+        ("memory.accs.tiles[1] += p[1][:, 0:64] @ v[0]", "accs[1]", "tiles[1] += p[1][:, 0:64] @ v[0]"),
+        ("commit kv.empties[0]", "empties[0]", "commit empties[0]"),
+    ],
+)
+def test_the_owners_of_a_buffer_are_left_out_of_its_short_names(name, target, short):
+    event = Timeline([((0,), "MMA", name, 0.0, 1.0, {})]).events[0]
+    assert (event.target, event.short) == (target, short)
 
 
 def slices_by_thread(trace):

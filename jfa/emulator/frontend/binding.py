@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 from ..context import context
 from ..errors import NotSupported
 from ..locations import MARK
-from . import extension, language, support
+from . import extension, language, owners, support
 from .rewrite import Source, compile_function
 from .tensor import Tensor, fix, install_members
 
@@ -296,6 +296,12 @@ def _aggregate(cls):
     written = _class_as_written(cls)
 
     class Emulated(cls):
+        holds = tuple(
+            field
+            for field, kind in cls.__annotations__.items()
+            if isinstance(kind, type) and owners.may_hold(kind, bind(kind))
+        )
+
         @classmethod
         def _get_instance(this):
             return object.__new__(Emulated)
@@ -311,6 +317,8 @@ def _aggregate(cls):
                 object.__setattr__(self, name, value)
             else:
                 super().__setattr__(name, value)
+            if name in self.holds:
+                owners.place(value, name)
 
         def __getattribute__(self, name):
             try:

@@ -265,7 +265,10 @@ class Rewriter(ast.NodeTransformer):
             name = getattr(callee, "attr", getattr(callee, "id", ""))
             if _NAMED_CALLS.search(name):
                 value.func = _call("__jfa_named", value.func, ast.Constant(target.id), at=node)
-        node.value = _call("__jfa_assign", value, at=node)
+            value = _call("__jfa_assign", value, ast.Constant(target.id), at=node)
+        else:
+            value = _call("__jfa_assign", value, at=node)
+        node.value = value
         self.defined |= _assigned([node])
         return node
 

@@ -15,7 +15,7 @@ from ..locations import here, show
 from ..machine.running import pause
 from ..undefined import MARK, mark
 from ..undefined import check as check_defined
-from . import extension
+from . import extension, owners
 from .tensor import BOOL, INT32, INT64, Hooks, Scalar, Tensor, canonical, fix, literal, marks_of, scalar
 from .threads import ThreadScalar, converge, diverge, lanes
 
@@ -48,8 +48,8 @@ def sequence(values):
     return Sequence(values)
 
 
-def assign(value):
-    """What `name = value` binds: Python numbers become values of Triton types."""
+def assign(value, name=""):
+    """What `name = value` binds: Python numbers become values of Triton types. What a call's aggregate holds learns its name."""
     kind = type(value)
     if kind is Tensor or kind is Scalar:
         return value
@@ -75,6 +75,8 @@ def assign(value):
         raise TypeError(
             f"cannot convert {value!r} of type {kind} to tensor: annotate the name as tl.constexpr to keep it as it is"
         )
+    if name and getattr(kind, "holds", ()):
+        owners.assigned(value, name)
     return value
 
 

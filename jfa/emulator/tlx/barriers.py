@@ -37,6 +37,17 @@ class mbarrier(tl.core.base_value):
         return len(self.array.barriers) if self.index is None else 0
 
     @property
+    def whole_array(self) -> BarrierArray | None:
+        """What an aggregate that holds this names; None for a part of it."""
+        return self.array if self.index is None and self.rank is None else None
+
+    def rename(self, name: str) -> None:
+        """Give the array and its barriers another name."""
+        self.array.name = name
+        for i, barrier in enumerate(self.array.barriers):
+            barrier.name = f"{name}[{i}]"
+
+    @property
     def storage(self) -> storage_kind:
         return storage_kind.smem if self.rank is None else storage_kind.smemCluster
 
@@ -70,7 +81,10 @@ class mbarrier(tl.core.base_value):
 
 
 class BarrierArray:
-    """What alloc_barriers made."""
+    """What alloc_barriers made. `fields` lead to it from an aggregate, which may lie in `variable`."""
+
+    fields: tuple[str, ...] = ()
+    variable: str = ""
 
     def __init__(self, cta: CTA, name: str, num: int, count: int, per_thread: bool) -> None:
         self.cta, self.name, self.per_thread = cta, name, per_thread

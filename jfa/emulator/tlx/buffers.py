@@ -71,7 +71,13 @@ class AliasSet:
 
 
 class Allocation:
-    """What one local_alloc made: `num` tiles of `shape`, tile i at offset(i) of the alias set's storage."""
+    """What one local_alloc made: `num` tiles of `shape`, tile i at offset(i) of the alias set's storage.
+
+    `fields` lead to it from an aggregate, which may lie in `variable`.
+    """
+
+    fields: tuple[str, ...] = ()
+    variable: str = ""
 
     def __init__(self, cta: CTA, aliases: AliasSet, shape: Any, dtype: Any, num: int, name: str) -> None:
         self.cta, self.aliases, self.shape, self.dtype, self.num, self.name = (
@@ -197,6 +203,20 @@ class buffered_tensor(tl.core.base_value):
     @property
     def type(self) -> _Type:
         return _Type(self)
+
+    @property
+    def whole_array(self) -> Allocation | None:
+        """What an aggregate that holds this names; None for a part of it."""
+        return self.allocation if self.num and not self.path else None
+
+    def rename(self, name: str) -> None:
+        """Give the array, its tiles, and storage that is its own another name."""
+        allocation = self.allocation
+        if len(allocation.aliases.members) == 1 and allocation.aliases.name == allocation.name:
+            allocation.aliases.name = name
+        allocation.name = self.name = name
+        for i, tile in allocation.tiles.items():
+            tile.name = f"{name}[{i}]"
 
     @property
     def compiled_type(self) -> str:

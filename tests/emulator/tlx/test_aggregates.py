@@ -7,6 +7,7 @@ import triton.language as tl
 from triton.compiler.errors import CompilationError
 
 import jfa.emulator as emulator
+from jfa.emulator import errors
 
 tlx = pytest.importorskip("triton.language.extra.tlx")
 if not hasattr(tl.core, "_aggregate"):
@@ -134,3 +135,54 @@ def test_what_the_compiler_refuses_of_aggregates(how, message):
     with pytest.raises(CompilationError, match=message):
         _refused[(1,)](torch.zeros(32), torch.zeros(32), 2, how)
     _refused[(1,)](torch.zeros(32), torch.zeros(32), 2, "right")
+
+
+@aggregate
+class Pair:
+    near: Ring
+    far: Ring
+    done: tlx.mbarrier
+    count: tl.tensor
+
+
+@triton.jit
+def _pair(n, N: tl.constexpr):
+    first = _ring(N, 2)
+    done = tlx.alloc_barriers(1)
+    return Pair(first, Ring(tlx.local_alloc((N,), tl.float32, 3), tlx.alloc_barriers(3), 3), done, n)
+
+
+@triton.jit
+def _waits(x, n, WHERE: tl.constexpr):
+    mine = _ring(32, 2)
+    pair = _pair(n, 32)
+    for k in range(2):
+        pair = Pair(pair.near, Ring(pair.far.tiles, pair.far.fulls, 3), pair.done, pair.count + k)
+    if WHERE == "mine":
+        tlx.barrier_wait(mine.fulls[0], 0)
+    if WHERE == "near":
+        tlx.barrier_wait(pair.near.fulls[1], 0)
+    if WHERE == "far":
+        tlx.barrier_wait(pair.far.fulls[2], 0)
+    if WHERE == "done":
+        tlx.barrier_wait(pair.done[0], 0)
+    if WHERE == "tile":
+        tlx.barrier_arrive(pair.far.fulls[0], 1)
+        tl.store(x + tl.arange(0, 32), tlx.local_load(pair.far.tiles[1]))
+
+
+@pytest.mark.parametrize(
+    "where, name",
+    [
+        ("mine", "mine.fulls[0]"),
+        ("near", "near.fulls[1]"),
+        ("far", "far.fulls[2]"),
+        ("done", "pair.done[0]"),
+        ("tile", "far.tiles[1]"),
+    ],
+)
+def test_reports_call_what_an_aggregate_holds_by_its_fields(where, name):
+    """An aggregate's variable comes first where one field leads to the array; building it anew changes no name."""
+    with pytest.raises((errors.DeadlockError, errors.PoisonError)) as caught:
+        _waits[(1,)](torch.zeros(32), 2, where)
+    assert f" {name}" in str(caught.value)
