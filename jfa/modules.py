@@ -17,6 +17,7 @@ from jfa.attention.arguments import MAX_HEAD_DIM, check_precision
 from jfa.kernels.registry import check_name
 from jfa.layout import from_nested, to_nested
 from jfa.masks import Band
+from jfa.mxfp8 import BlockScaled
 
 
 class JaggedSelfAttention(nn.Module):
@@ -179,6 +180,9 @@ def _check_whole(name: str, number: int) -> None:
 
 def _packed(x: Tensor, offsets: Tensor | None, name: str) -> tuple[Tensor, Tensor, bool]:
     """(values [total, dim], offsets, was it nested)."""
+    if not isinstance(x, Tensor):
+        hint = "; with precision='mxfp8' the layer encodes what it projects" if isinstance(x, BlockScaled) else ""
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}{hint}")
     if x.is_nested:
         values, offsets = from_nested(x)
         return values, offsets, True

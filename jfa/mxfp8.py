@@ -116,6 +116,21 @@ class BlockScaled:
     offsets: Tensor
     length: int | None = None
 
+    @property
+    def shape(self) -> torch.Size:
+        """Return the shape of the values, [rows, H, D]."""
+        return self.data.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device that holds the values."""
+        return self.data.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return bfloat16, the type of what attention over it returns, whatever type it was encoded from."""
+        return torch.bfloat16
+
     def dequantize(self) -> Tensor:
         """Return the values in fp32 [rows, H, D]: 448 * 2**127, which an infinity is encoded as, comes out as infinity."""
         rows, _, dim = self.data.shape
@@ -137,6 +152,7 @@ def quantize_jagged(x: Tensor, offsets: Tensor, axis: str, *, length: int | None
         offsets: [B + 1] int32 or int64; sequence b has the rows ``offsets[b]`` to ``offsets[b + 1] - 1``. Their contents are
             checked on the CPU only.
         axis: "head_dim" for groups of 32 along D, each token by itself; "tokens" for groups of 32 tokens of a sequence.
+            :func:`jfa.jagged_flash_attention` takes query and key along "head_dim" and value along "tokens".
         length: sequence b has ``length`` rows from ``offsets[b]`` on, in any order; a slot that does not fit belongs to nobody.
             Shared queries' outputs are placed so.
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from jfa.block_sparse import BlockLists, dense_mask, query_grid
 from jfa.layout import lengths_from_offsets
 from jfa.masks import Band
-from jfa.mxfp8 import E4M3_MAX, GROUP, encode, magnitude, quantize_jagged, scale_codes, scale_values
+from jfa.mxfp8 import E4M3_MAX, GROUP, BlockScaled, encode, magnitude, quantize_jagged, scale_codes, scale_values
 
 # Scores formed at once, over batch and heads. Bounds the memory of a forward; more would not be faster on a CPU.
 MAX_SCORES = 1 << 24
@@ -323,9 +323,9 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
 
 # -------------------------------------------------------------------------------------------------------------- MXFP8
 def mxfp8_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Tensor | BlockScaled,
+    key: Tensor | BlockScaled,
+    value: Tensor | BlockScaled,
     query_offset: Tensor | None,
     key_offset: Tensor,
     *,
@@ -348,13 +348,19 @@ def mxfp8_attention(
     The backward (:func:`mxfp8_attention_backward`) follows through autograd, once. It forms P from the same Q and K.
 
     Args:
+        query, key, value: also encoded already, query and key along "head_dim" and value along "tokens", for these offsets; then
+            there is no backward.
         dtype: of everything that is not encoded, default fp64; the output and the LSE are in it if it is given, else in the
             query's and in fp64.
     """
     band = Band.make(causal, window_size) if band is None else band
     scale = 1.0 / math.sqrt(query.shape[-1]) if sm_scale is None else float(sm_scale)
     call = _ScaledCall(query_offset, key_offset, output_offset, broadcast_q, band, scale, dtype or torch.float64)
-    out, lse = _ScaledAttention.apply(query, key, value, call)
+    if any(isinstance(x, BlockScaled) for x in (query, key, value)):
+        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+            out, lse = call.forward(query, key, value)
+    else:
+        out, lse = _ScaledAttention.apply(query, key, value, call)
     out = out.to(query.dtype) if dtype is None else out
     return (out, lse) if return_lse else out
 
@@ -488,7 +494,9 @@ class _ScaledCall:
         slots = torch.arange(batches + 1, device=x.device) * length
         return self.encoded(x, slots if self.output_offset is None else self.output_offset, axis, length)
 
-    def encoded(self, x: Tensor, offsets: Tensor, axis: str, length: int | None = None) -> Tensor:
+    def encoded(self, x: Tensor | BlockScaled, offsets: Tensor, axis: str, length: int | None = None) -> Tensor:
+        if isinstance(x, BlockScaled):
+            return x.dequantize().to(self.dtype)
         x = x.float() if x.dtype == torch.float64 else x
         return quantize_jagged(x.detach(), offsets, axis, length=length).dequantize().to(self.dtype)
 

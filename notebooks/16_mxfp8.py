@@ -947,30 +947,52 @@ plots.bars(
 #
 # ### What the package does today
 #
-# The rounding above is the reference's. There is no backward kernel with 8-bit products in the package yet.
-# On Blackwell the op multiplies in **bf16** what the forward *rounded*: bf16 holds the rounded numbers exactly, so it starts from the forward's P; but P, dS and dO are rounded to bf16 only.
+# The rounding above is the reference's. On Blackwell the op's backward has the five products of the table, in 8 bits; the emulator runs it below.
+# With `deterministic=True` the op multiplies in **bf16** what the forward *rounded*: bf16 holds the rounded numbers exactly, so it starts from the forward's P; but P, dS and dO are rounded to bf16 only.
 
 # %%
 short = offsets_from_lengths([128])
 given = [t[:128, None].bfloat16() for t in (q, k, v)]
 grad_out = do[:128, None].bfloat16()
+kernel = dict(precision="mxfp8", backend="blackwell")
+ways = {
+    "fp64": lambda *t: reference.attention(*t, short, short),
+    "the reference": lambda *t: reference.mxfp8_attention(*t, short, short),
+    "the op on Blackwell": lambda *t: jfa.jagged_flash_attention(*t, short, short, **kernel),
+    "the same, deterministic": lambda *t: jfa.jagged_flash_attention(
+        *t, short, short, **kernel, deterministic=True
+    ),
+}
 gradients = {}
-for name in ("fp64", "the op on Blackwell", "everything in MXFP8"):
+for name, attend in ways.items():
     leaves = [t.to(torch.float64 if name == "fp64" else t.dtype).requires_grad_() for t in given]
-    if name == "the op on Blackwell":
-        result = jfa.jagged_flash_attention(
-            *leaves, short, short, precision="mxfp8", backend="blackwell"
-        )
-    else:
-        attend = reference.attention if name == "fp64" else reference.mxfp8_attention
-        result = attend(*leaves, short, short)
+    result = attend(*leaves)
     gradients[name] = torch.autograd.grad(result, leaves, grad_out.to(result.dtype))
 for name in list(gradients)[1:]:
     said = [
         f"{what} {relative_error(a, b):.3f}"
         for what, a, b in zip(("dQ", "dK", "dV"), gradients[name], gradients["fp64"])
     ]
-    print(f"{name:20} {', '.join(said)}")
+    print(f"{name:24} {', '.join(said)}")
+
+# %% [markdown]
+# ### Numbers that are in MXFP8 already
+#
+# Keys and values that many calls read are worth encoding once.
+# The op takes what `quantize_jagged` returns in the place of a tensor: query and key along `"head_dim"`, value along `"tokens"`.
+# It multiplies them as they are, so the bits are those of a call that encodes the same numbers itself.
+# There is no backward from them, because gradients need each operand along its other axis, too: a gradient that is asked for is an error, not a zero.
+
+# %%
+cache = quantize_jagged(given[1], short, "head_dim"), quantize_jagged(given[2], short, "tokens")
+encoded_by_the_call = jfa.jagged_flash_attention(*given, short, short, precision="mxfp8")
+print("same bits:", torch.equal(jfa.jagged_flash_attention(given[0], *cache), encoded_by_the_call))
+stored = sum(t.data.nbytes + t.scales.nbytes for t in cache)
+print(f"keys and values: {sum(t.nbytes for t in given[1:]):,} bytes in bf16, {stored:,} encoded")
+try:
+    jfa.jagged_flash_attention(given[0].clone().requires_grad_(), *cache)
+except ValueError as error:
+    print(error)
 
 # %% [markdown]
 # ### Which inputs break it
@@ -1155,7 +1177,7 @@ print("zeros:", int((there == 0).sum()))
 # The errors against fp64 were computed here or read from the recorded file; a trained model's numbers may be worse than any of these.
 # The training run was simulated on a CPU: two seeds, a small model.
 # The quantiser's times were measured on one H200.
-# The package's forward ran on the emulator, jagged, against the package's reference; the package's tests have more shapes, and its sweep breaks each of its barriers in turn.
+# The package's forward and backward ran on the emulator, jagged, against the package's reference; the package's tests have more shapes, and its sweep breaks each of their barriers in turn.
 # The cycles of version 5 are modelled.
 # Nothing in this chapter ran on a Blackwell GPU.
 #

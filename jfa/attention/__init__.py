@@ -14,21 +14,23 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from jfa.attention import arguments, op, prepared
+from jfa.attention import arguments, op, prepared, quantized
 from jfa.attention.arguments import check_arguments, check_contents, make_problem
 from jfa.block_sparse import BlockLists
 from jfa.kernels import registry
+from jfa.kernels.base import Problem
 from jfa.kernels.registry import Explanation
 from jfa.masks import Band
+from jfa.mxfp8 import BlockScaled
 
 __all__ = ["Plan", "check_arguments", "check_contents", "explain", "jagged_flash_attention", "make_problem", "plan"]
 
 
 # ------------------------------------------------------------------------------------------------------------ public
 def jagged_flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Tensor | BlockScaled,
+    key: Tensor | BlockScaled,
+    value: Tensor | BlockScaled,
     query_offset: Tensor | None = None,
     key_offset: Tensor | None = None,
     max_seq_len_q: int | None = None,
@@ -74,7 +76,14 @@ def jagged_flash_attention(
         block_lists: which key blocks each block of queries attends to, from :mod:`jfa.block_sparse`; no gradient flows through
             them. ``check_offsets`` checks their contents, too.
         precision: None multiplies in the inputs' own type. "mxfp8" rounds the operands of every product, forward and backward, to
-            MXFP8 (:mod:`jfa.mxfp8`), from bf16 inputs: on Blackwell's tensor cores, or simulated by the reference.
+            MXFP8 (:mod:`jfa.mxfp8`), from bf16 inputs: on Blackwell's tensor cores, or simulated by the reference. With
+            ``deterministic``, Blackwell's backward multiplies in bf16 what the forward rounded.
+
+    Query, key and value may come in MXFP8 already, each or all of them, as :class:`jfa.mxfp8.BlockScaled`: query and key
+    quantized along "head_dim", value along "tokens", for the offsets of this call, which may then be left out. They are
+    multiplied as they are, the others must be bf16 and are encoded, ``precision`` is "mxfp8", and the output is bf16. There is no
+    backward from them: it needs them along their other axis, too, so a gradient that is asked for is an error. Their offsets'
+    contents are compared with the call's where ``check_offsets`` reads contents.
 
     Nested tensors (torch.jagged, [B, j, H, D] or transposed [B, H, j, D]) may stand for query, key and value; offsets are then
     theirs, and the output is nested as the query (with ``broadcast_q`` it is packed). Under ``torch.autocast`` the three are
@@ -92,6 +101,9 @@ def jagged_flash_attention(
         query, key, value, query_offset, key_offset
     )
     query, key, value = arguments.autocast(query, key, value)
+    query_offset, key_offset, precision = arguments.unwrap_quantized(
+        query, key, value, query_offset, key_offset, broadcast_q, precision
+    )
     kept = None
     if (
         block_lists is None
@@ -136,10 +148,10 @@ def jagged_flash_attention(
     )
     if block_lists is not None:
         arguments.check_block_lists(problem)
-    attend = _way(query, key, value, key_offset)
+    attend = _way(problem, query, key, value, key_offset)
     if kept is not None:
         kept.learn(problem, backend)
-    if attend is op.attend_eagerly:
+    if attend in (op.attend_eagerly, quantized.attend_eagerly):
         backend = registry.pick(problem, backend)
     elif not isinstance(backend, str):
         raise TypeError(f"backend must be a string, got {type(backend).__name__}")
@@ -282,9 +294,9 @@ def _plan_facts(
 
 
 def explain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Tensor | BlockScaled,
+    key: Tensor | BlockScaled,
+    value: Tensor | BlockScaled,
     query_offset: Tensor | None = None,
     key_offset: Tensor | None = None,
     max_seq_len_q: int | None = None,
@@ -311,6 +323,9 @@ def explain(
         query, key, value, query_offset, key_offset
     )
     query, key, value = arguments.autocast(query, key, value)
+    query_offset, key_offset, precision = arguments.unwrap_quantized(
+        query, key, value, query_offset, key_offset, broadcast_q, precision
+    )
     arguments.check_switches(broadcast_q, deterministic, return_lse, check_offsets)
     check_arguments(query, key, value, query_offset, key_offset, broadcast_q, output_offset)
     band = Band.make(causal, window_size)
@@ -331,9 +346,14 @@ def explain(
     return registry.choose(problem, backend)
 
 
-def _way(*tensors: Tensor):
+def _way(problem: Problem, *tensors: Tensor | BlockScaled):
     """Return the function that carries a call: past torch.library where nothing has to see an op, else through it."""
-    if torch.compiler.is_compiling():
+    compiling = torch.compiler.is_compiling()
+    if problem.quantized:
+        given = (x for x in tensors if isinstance(x, Tensor))
+        seen = compiling or op.under_transform() or not op.is_plain(*given)
+        return quantized.attend_by_op if seen else quantized.attend_eagerly
+    if compiling:
         return op.attend_by_op
     if op.under_transform():
         return op.attend_transformed
@@ -344,5 +364,5 @@ def _refuse_forward_mode(*tensors: Tensor) -> None:
     """Raise where a tangent would be dropped silently: the op knows reverse mode only."""
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+    if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise NotImplementedError("jagged_flash_attention has no forward-mode derivative (jvp); use reverse mode")

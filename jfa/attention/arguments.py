@@ -16,11 +16,17 @@ from jfa.kernels.base import Problem
 from jfa.layout import check_offsets as check_offset_tensor
 from jfa.layout import from_nested
 from jfa.masks import Band
+from jfa.mxfp8 import BLOCK, BlockScaled, num_blocks
 
 DTYPES = frozenset((torch.bfloat16, torch.float16, torch.float32, torch.float64))
 MAX_HEAD_DIM = 256
 LARGEST_INT32 = 2**31 - 1
 AUTOCAST = (torch.bfloat16, torch.float16, torch.float32)  # fp64 stays
+QUANTIZED_AXES = {
+    "query": "head_dim",
+    "key": "head_dim",
+    "value": "tokens",
+}  # the one that each one's product contracts
 
 
 # ------------------------------------------------------------------------------------------------------- without contents
@@ -33,14 +39,13 @@ def check_arguments(
         TypeError, ValueError: naming the argument.
     """
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-        if x.layout is not torch.strided:
-            raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}")
-        if x.ndim != 3:
-            raise ValueError(f"{name} must be 3-D [rows, heads, head_dim], got shape {tuple(x.shape)}")
-        if x.dtype not in DTYPES:
-            raise TypeError(f"{name} must be bfloat16, float16 or float32 (on the CPU also float64), got {x.dtype}")
+        if isinstance(x, BlockScaled):
+            _check_quantized(name, x)
+        else:
+            _check_tensor(name, x)
+    if names := quantized_names(query, key, value):
+        _check_beside_quantized(names, query=query, key=key, value=value)
+    for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dtype != query.dtype or x.device != query.device:
             raise ValueError(f"{name} is {x.dtype} on {x.device}, but query is {query.dtype} on {query.device}")
         if x.shape[0] > LARGEST_INT32:
@@ -51,6 +56,93 @@ def check_arguments(
     _check_offsets(
         query, query_offset, key_offset, broadcast_q, output_offset, query.device if device is None else device
     )
+
+
+def _check_tensor(name: str, x) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}")
+    if x.ndim != 3:
+        raise ValueError(f"{name} must be 3-D [rows, heads, head_dim], got shape {tuple(x.shape)}")
+    if x.dtype not in DTYPES:
+        raise TypeError(f"{name} must be bfloat16, float16 or float32 (on the CPU also float64), got {x.dtype}")
+
+
+def _check_quantized(name: str, x: BlockScaled) -> None:
+    """Check an input in MXFP8: its parts belong together, and its groups lie along the axis that its product contracts."""
+    parts = dict(data=x.data, scales=x.scales, offsets=x.offsets)
+    for part, tensor in parts.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}.{part} must be a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.device != x.data.device:
+            raise ValueError(f"{name}.{part} is on {tensor.device}, but {name}.data is on {x.data.device}")
+    if x.axis != QUANTIZED_AXES[name]:
+        raise ValueError(
+            f"{name} is quantized along {x.axis!r}, but its product contracts {QUANTIZED_AXES[name]!r}: "
+            f"quantize_jagged({name}, offsets, {QUANTIZED_AXES[name]!r})"
+        )
+    if x.length is not None:
+        raise ValueError(f"{name} is quantized with length={x.length}, which places outputs: leave length out")
+    if x.data.dtype != torch.float8_e4m3fn or x.data.ndim != 3:
+        raise ValueError(f"{name}.data must be 3-D float8_e4m3fn, got {x.data.dtype} {tuple(x.data.shape)}")
+    check_offset_tensor(x.offsets, name=f"{name}.offsets", contents=False)
+    rows, heads, dim = x.shape
+    tiles = (heads, num_blocks(rows, x.offsets.numel() - 1), -(-dim // BLOCK), 32, 16)
+    if x.scales.dtype != torch.uint8 or tuple(x.scales.shape) != tiles:
+        raise ValueError(
+            f"{name}.scales must be uint8 {tiles} for data {tuple(x.shape)} and {x.offsets.numel() - 1} sequences, "
+            f"got {x.scales.dtype} {tuple(x.scales.shape)}"
+        )
+
+
+def quantized_names(query, key, value) -> tuple[str, ...]:
+    """Return which of the three come in MXFP8, as :class:`jfa.mxfp8.BlockScaled`."""
+    given = (("query", query), ("key", key), ("value", value))
+    return tuple(name for name, x in given if isinstance(x, BlockScaled))
+
+
+def _check_beside_quantized(names: tuple[str, ...], **inputs) -> None:
+    """Check what comes in 16 bits beside inputs in MXFP8: it is encoded by the call, and no gradient is wanted."""
+    for name, x in inputs.items():
+        if name not in names and x.dtype != torch.bfloat16:
+            raise TypeError(f"{name} must be bfloat16 or quantized where {_listed(names)} is quantized, got {x.dtype}")
+        data = x.data if name in names else x
+        if torch.is_grad_enabled() and data.requires_grad:
+            raise ValueError(
+                f"{name} requires a gradient, but {_listed(names)} is quantized, and there is no backward from quantized inputs: "
+                "the backward needs them along their other axis, too. Use torch.no_grad(), or bfloat16 with precision='mxfp8'"
+            )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " and ".join(names)
+
+
+def unwrap_quantized(query, key, value, query_offset, key_offset, broadcast_q, precision):
+    """Return the offsets and the precision of a call, where they are left out those of its inputs in MXFP8, if it has some.
+
+    Raises:
+        ValueError: another number of sequences than an input's scales were made for.
+    """
+    if not (names := quantized_names(query, key, value)):
+        return query_offset, key_offset, precision
+    if key_offset is None:
+        key_offset = next((x.offsets for x in (key, value) if isinstance(x, BlockScaled)), None)
+    if query_offset is None and "query" in names and broadcast_q is False:
+        query_offset = query.offsets
+    for name, x, offsets in (("query", query, query_offset), ("key", key, key_offset), ("value", value, key_offset)):
+        if name not in names or not isinstance(x.offsets, Tensor):
+            continue
+        wanted = (
+            2 if name == "query" and broadcast_q is True else offsets.numel() if isinstance(offsets, Tensor) else None
+        )
+        if wanted is not None and x.offsets.numel() != wanted:
+            raise ValueError(
+                f"{name} is quantized for {x.offsets.numel() - 1} sequences, but the call has {wanted - 1}: "
+                "its groups begin where its sequences do"
+            )
+    return query_offset, key_offset, "mxfp8" if precision is None else precision
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -167,7 +259,7 @@ def scale_of(sm_scale: float | None, query: Tensor) -> float:
 
 def autocast(query, key, value) -> tuple[Tensor, Tensor, Tensor]:
     """Return the three in autocast's type where it is on (fp64 stays)."""
-    kind = query.device.type if isinstance(query, Tensor) else ""
+    kind = next((x.device.type for x in (query, key, value) if isinstance(x, Tensor)), "")
     if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
         return query, key, value
     dtype = torch.get_autocast_dtype(kind)
@@ -202,6 +294,29 @@ def check_contents(problem: Problem, query_offset: Tensor | None = None) -> None
         )
     if problem.output_offset is not None:
         _check_slots(problem)
+
+
+def check_quantized_offsets(problem: Problem, query, key, value) -> None:
+    """Read offsets of inputs in MXFP8 and compare them with the call's. Waits for the device.
+
+    Raises:
+        ValueError: naming the input whose groups begin elsewhere than the call's sequences.
+    """
+    own = problem.key_offset.new_tensor([0, problem.rows_q]) if problem.broadcast_q else problem.query_offset
+    for name, x, offsets in (
+        ("query", query, own),
+        ("key", key, problem.key_offset),
+        ("value", value, problem.key_offset),
+    ):
+        if (
+            isinstance(x, BlockScaled)
+            and x.offsets is not offsets
+            and not torch.equal(x.offsets.long(), offsets.long())
+        ):
+            raise ValueError(
+                f"{name} is quantized for other offsets than the call's, so its groups lie across sequences: "
+                f"{x.offsets.tolist()} and {offsets.tolist()}"
+            )
 
 
 def check_block_lists(problem: Problem, contents: bool = False) -> None:
@@ -343,4 +458,5 @@ def make_problem(
         max_seq_len_kv=max_kv,
         block_lists=block_lists,
         precision=precision,
+        quantized=quantized_names(q, k, v),
     )

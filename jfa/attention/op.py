@@ -199,7 +199,7 @@ def each(op: Callable) -> Callable:
 
 
 # --------------------------------------------------------------------------------------------------------- custom ops
-_COMMON = (
+COMMON = (
     "Tensor? query_offset, Tensor key_offset, Tensor? output_offset, Tensor[] plan, Tensor[] block_lists, "
     "float sm_scale, int? lo_start, int? lo_end, "
     "int? hi_start, int? hi_end, bool broadcast_q, bool deterministic, str backend, bool check_offsets, str precision, "
@@ -207,10 +207,10 @@ _COMMON = (
 )
 _CHECK = 8  # check_offsets' place among the arguments after block_lists
 _LIBRARY = torch.library.Library("jfa", "DEF")
-_LIBRARY.define(f"attention(Tensor query, Tensor key, Tensor value, {_COMMON}) -> (Tensor, Tensor)")
+_LIBRARY.define(f"attention(Tensor query, Tensor key, Tensor value, {COMMON}) -> (Tensor, Tensor)")
 _LIBRARY.define(
     "attention_backward(Tensor? dout, Tensor? dlse, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
-    f"bool[] needs, {_COMMON}) -> (Tensor, Tensor, Tensor)"
+    f"bool[] needs, {COMMON}) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -223,7 +223,7 @@ def attend_by_op(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple
 
 
 def op_arguments(call: Call, query_offset, key_offset, output_offset) -> tuple:
-    """Return the op's arguments after the three tensors, in the order of ``_COMMON``."""
+    """Return the op's arguments after the three tensors, in the order of ``COMMON``."""
     p = call.problem
     band = p.band.lo_start, p.band.lo_end, p.band.hi_start, p.band.hi_end
     hints = 0 if p.broadcast_q else p.max_seq_len_q, p.max_seq_len_kv
@@ -240,8 +240,8 @@ def _unbundled(lists: BlockLists | None) -> tuple[list[Tensor], list[int]]:
     return list(lists.tensors), [lists.heads, lists.rows, lists.block, lists.other_block]
 
 
-def _problem_of(query, key, value, arguments: Sequence) -> tuple[Problem, str, list[Tensor] | None]:
-    """Return (problem, backend, plan) of an op's trailing arguments, in the order of ``_COMMON``."""
+def problem_of(query, key, value, arguments: Sequence) -> tuple[Problem, str, list[Tensor] | None]:
+    """Return (problem, backend, plan) of an op's trailing arguments, in the order of ``COMMON``."""
     (
         q_off,
         k_off,
@@ -270,18 +270,24 @@ def _problem_of(query, key, value, arguments: Sequence) -> tuple[Problem, str, l
     return problem, registry.choose(problem, backend).backend, list(plan_tensors) or None
 
 
+def checks(arguments: Sequence) -> bool:
+    """Return ``check_offsets`` of an op's trailing arguments."""
+    return arguments[5 + _CHECK]
+
+
 def _attention(query, key, value, *arguments):
-    problem, backend, plan_tensors = _problem_of(query, key, value, arguments)
+    problem, backend, plan_tensors = problem_of(query, key, value, arguments)
     return run_forward(problem, backend, query, key, value, plan_tensors)
 
 
 def _attention_backward(dout, dlse, query, key, value, out, lse, needs, *arguments):
-    problem, backend, plan_tensors = _problem_of(query, key, value, arguments)
+    problem, backend, plan_tensors = problem_of(query, key, value, arguments)
     grads = run_backward(problem, backend, dout, dlse, query, key, value, out, lse, plan_tensors, tuple(needs))
     return tuple(query.new_empty(0) if not need else grad for grad, need in zip(grads, needs))
 
 
-def _attention_fake(query, key, value, *arguments):
+def attention_fake(query, key, value, *arguments):
+    """Return (out, lse) without contents, for tracers."""
     key_offset, broadcast_q = arguments[1], arguments[10]
     rows = (key_offset.shape[0] - 1) * query.shape[0] if broadcast_q else query.shape[0]
     lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -353,7 +359,7 @@ def differentiable_once(grads: list[Tensor | None], *inputs: Tensor | None) -> l
 
 _LIBRARY.impl("attention", _attention, "CompositeExplicitAutograd")
 _LIBRARY.impl("attention_backward", _attention_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("jfa::attention", _attention_fake, lib=_LIBRARY)
+torch.library.register_fake("jfa::attention", attention_fake, lib=_LIBRARY)
 torch.library.register_fake("jfa::attention_backward", _attention_backward_fake, lib=_LIBRARY)
 torch.library.register_autograd("jfa::attention", _backward, setup_context=_setup_context, lib=_LIBRARY)
 torch.library.register_vmap("jfa::attention", each(torch.ops.jfa.attention), lib=_LIBRARY)

@@ -10,7 +10,8 @@ A backend is a module with these functions; :mod:`jfa.attention` validates, pick
     plan(problem) -> list[Tensor]                   optional: tile lists and schedules, built without synchronising
     make_lists(problem) -> object                   optional: what serves one forward and its backward, built in one go
     BLOCK_LISTS = True                              optional: it takes problems with block_lists
-    MXFP8 = True                                    optional: it takes problems whose precision is "mxfp8"
+    MXFP8 = True                                    optional: it takes problems whose precision is "mxfp8"; its forward then
+                                                    takes a jfa.mxfp8.BlockScaled for each input in problem.quantized
     TAPE = True                                     optional: all its launches are those of a common.launcher.Variant, so that a
                                                     call may be done again from a tape
     INT64_OFFSETS = True                            optional: without block_lists it takes offsets that are int64, too
@@ -61,11 +62,20 @@ class Problem:
     max_seq_len_kv: int = 0
     block_lists: BlockLists | None = None  # of the queries' blocks: pairs outside the listed blocks do not count
     precision: str = ""  # of the products' operands: the inputs' own, or "mxfp8"
+    quantized: tuple[str, ...] = ()  # inputs that come as jfa.mxfp8.BlockScaled; then there is no backward
 
     @property
     def group_size(self) -> int:
         """Query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads
+
+
+NO_BACKWARD = "none: quantized inputs get no gradient, which would need them along their other axis, too"
+
+
+def came_quantized(problem: Problem) -> str:
+    """Return the end of a sentence about a forward in MXFP8: which inputs came quantized; nothing if none did."""
+    return f"; {' and '.join(problem.quantized)} as given, quantized already" if problem.quantized else ""
 
 
 def transposed_lists(problem: Problem, given: list[torch.Tensor] | None = None) -> BlockLists:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jfa.kernels.base import Problem
+from jfa.kernels.base import NO_BACKWARD, Problem, came_quantized
 from jfa.reference import attention, mxfp8_attention, mxfp8_attention_backward
 
 BLOCK_LISTS = True
@@ -24,10 +24,9 @@ def forms(problem: Problem) -> dict[str, str]:
     """Say that MXFP8 is simulated; there is nothing to say about anything else."""
     if problem.precision != "mxfp8":
         return {}
-    return {
-        "forward": "MXFP8 simulated: Q, K, V and P are rounded to e4m3 with shared scales, products are fp32",
-        "backward": "MXFP8 simulated: P again from the forward's Q and K; dO, P and dS rounded, too",
-    }
+    forward = "MXFP8 simulated: Q, K, V and P are in e4m3 with shared scales, products are fp32"
+    backward = "MXFP8 simulated: P again from the forward's Q and K; dO, P and dS rounded, too"
+    return {"forward": forward + came_quantized(problem), "backward": NO_BACKWARD if problem.quantized else backward}
 
 
 def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, plan=None) -> tuple[Tensor, Tensor]:

@@ -101,7 +101,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return (out [rows_out, H, Dv], lse [H, rows_out] fp32). Rows that no tile covers keep their 0 and -inf."""
     config = config or forward_config(problem)
-    out, lse = empty_outputs(problem, q)
+    out, lse = empty_outputs(problem)
     if 0 in (out.numel(), q.numel(), k.numel(), problem.num_batches):
         return out, lse
     records, counts = plan[:2] if plan else query_list(problem, config.tile_rows)
@@ -156,7 +156,7 @@ def plain_forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Te
     """Run the non-specialized kernel, for comparison: as :func:`forward`. sm_scale must be positive, head dims multiples of 8."""
     config = plain_config(problem)
     records, counts = query_list(problem, BLOCK)
-    out, lse = empty_outputs(problem, q)
+    out, lse = empty_outputs(problem)
     plain_forward_kernel[(records.shape[0] * problem.num_heads,)](
         *_boxes(config.head_dim, q, k, v, out),
         lse,
@@ -320,10 +320,11 @@ def launch_dq(problem: Problem, dout, q, k, v, sums, lse2, delta, records: Tenso
     )
 
 
-def empty_outputs(problem: Problem, q: Tensor) -> tuple[Tensor, Tensor]:
+def empty_outputs(problem: Problem) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of a problem in which no row sees a key: 0 and -inf."""
-    out = q.new_zeros(problem.rows_out, problem.num_heads, problem.head_dim_v)
-    return out, torch.full((problem.num_heads, problem.rows_out), -torch.inf, dtype=torch.float32, device=q.device)
+    device = problem.device
+    out = torch.zeros(problem.rows_out, problem.num_heads, problem.head_dim_v, dtype=problem.dtype, device=device)
+    return out, torch.full((problem.num_heads, problem.rows_out), -torch.inf, dtype=torch.float32, device=device)
 
 
 def ctas(problem: Problem, records: Tensor, heads: int, clc: bool = False) -> tuple[int]:

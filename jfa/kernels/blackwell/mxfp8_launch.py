@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from jfa.kernels.base import Problem
+from jfa.kernels.base import NO_BACKWARD, Problem, came_quantized
 from jfa.kernels.blackwell import launch
 from jfa.kernels.blackwell.config import BLOCK, BackwardConfig, Mxfp8Config, mxfp8_backward_config, mxfp8_config
 from jfa.kernels.blackwell.mxfp8_backward import mxfp8_backward_kernel
@@ -35,8 +35,10 @@ def forms(problem: Problem) -> dict[str, str]:
     """Return which kernel each pass of a call gets, and why."""
     config = mxfp8_config(problem)
     rows = "128 queries per tile, shared by both softmax groups" if config.split_keys else "256 queries per tile"
-    forward = f"MXFP8, {rows}; tiles are {'stolen' if config.clc else 'dealt in zigzag'}"
-    if problem.deterministic:
+    forward = f"MXFP8, {rows}; tiles are {'stolen' if config.clc else 'dealt in zigzag'}{came_quantized(problem)}"
+    if problem.quantized:
+        backward = NO_BACKWARD
+    elif problem.deterministic:
         backward = f"bf16 products of the operands that the forward rounded; {launch.forms(problem)['backward']}"
     else:
         backward = "MXFP8, one CTA per key tile; dQ is added up in fp32 in the order in which tiles finish"
@@ -49,12 +51,20 @@ def plan(problem: Problem) -> list[Tensor]:
 
 
 def forward(
-    problem: Problem, q: Tensor, k: Tensor, v: Tensor, plan=None, config: Mxfp8Config | None = None
+    problem: Problem,
+    q: Tensor | BlockScaled,
+    k: Tensor | BlockScaled,
+    v: Tensor | BlockScaled,
+    plan=None,
+    config: Mxfp8Config | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (out [rows_out, H, Dv], lse [H, rows_out] fp32) of 16-bit inputs. Rows that no tile covers keep their 0 and -inf."""
+    """Return (out [rows_out, H, Dv], lse [H, rows_out] fp32). Rows that no tile covers keep their 0 and -inf.
+
+    Inputs in 16 bits are encoded; others are taken as they are, Q and K with groups along the head dim and V along the keys.
+    """
     config = config or mxfp8_config(problem)
-    out, lse = launch.empty_outputs(problem, q)
-    if 0 in (out.numel(), q.numel(), k.numel(), problem.num_batches):
+    out, lse = launch.empty_outputs(problem)
+    if 0 in (out.numel(), problem.rows_q, problem.rows_kv, problem.num_batches):
         return out, lse
     records, counts = plan[:2] if plan else launch.query_list(problem, config.tile_rows)
     out_tma = make_tma_ready(out)
@@ -63,11 +73,17 @@ def forward(
     return (out if out_tma is out else out.copy_(out_tma)), lse
 
 
-def encode_inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[BlockScaled, BlockScaled, BlockScaled]:
+def encode_inputs(problem: Problem, q, k, v) -> tuple[BlockScaled, BlockScaled, BlockScaled]:
     """Return Q and K with groups along the head dim and V with groups along the keys, as the forward multiplies them."""
-    (q_encoded,) = quantize_queries(problem, q, ("head_dim",))
-    (k_encoded,), (v_encoded,) = quantize_keys(problem, k, v, axes=(("head_dim",), ("tokens",)))
-    return q_encoded, k_encoded, v_encoded
+    if "query" not in problem.quantized:
+        (q,) = quantize_queries(problem, q, ("head_dim",))
+    if "key" not in problem.quantized and "value" not in problem.quantized:
+        (k,), (v,) = quantize_keys(problem, k, v, axes=(("head_dim",), ("tokens",)))
+    elif "key" not in problem.quantized:
+        ((k,),) = quantize_keys(problem, k, axes=(("head_dim",),))
+    elif "value" not in problem.quantized:
+        ((v,),) = quantize_keys(problem, v, axes=(("tokens",),))
+    return q, k, v
 
 
 def backward(
@@ -145,14 +161,12 @@ def launch_forward(
     mxfp8_forward_kernel[launch.ctas(problem, records, config.heads, config.clc)](
         *(_boxes(x, config.head_dim) for x in (q, k, v)),
         ragged_descriptor(out, BLOCK, config.head_dim // config.o_parts),
-        q.scales,
-        k.scales,
-        v.scales,
+        *(x.scales.contiguous() for x in (q, k, v)),
         lse,
         records,
         counts,
         q.scales.shape[1],
-        k.scales.shape[1],
+        k.scales.shape[1],  # V has as many
         problem.rows_out,
         scale,
         2.0 ** math.ceil(math.log2(scale)),
