@@ -965,7 +965,8 @@ ways = {
 }
 gradients = {}
 for name, attend in ways.items():
-    leaves = [t.to(torch.float64 if name == "fp64" else t.dtype).requires_grad_() for t in given]
+    exact = torch.float64 if name == "fp64" else torch.bfloat16
+    leaves = [t.detach().to(exact).requires_grad_() for t in given]
     result = attend(*leaves)
     gradients[name] = torch.autograd.grad(result, leaves, grad_out.to(result.dtype))
 for name in list(gradients)[1:]:
@@ -986,11 +987,14 @@ for name in list(gradients)[1:]:
 # %%
 cache = quantize_jagged(given[1], short, "head_dim"), quantize_jagged(given[2], short, "tokens")
 encoded_by_the_call = jfa.jagged_flash_attention(*given, short, short, precision="mxfp8")
-print("same bits:", torch.equal(jfa.jagged_flash_attention(given[0], *cache), encoded_by_the_call))
+print(
+    "same bits:",
+    torch.equal(jfa.jagged_flash_attention(given[0], *cache, short), encoded_by_the_call),
+)
 stored = sum(t.data.nbytes + t.scales.nbytes for t in cache)
 print(f"keys and values: {sum(t.nbytes for t in given[1:]):,} bytes in bf16, {stored:,} encoded")
 try:
-    jfa.jagged_flash_attention(given[0].clone().requires_grad_(), *cache)
+    jfa.jagged_flash_attention(given[0].clone().requires_grad_(), *cache, short)
 except ValueError as error:
     print(error)
 
