@@ -241,7 +241,7 @@ def test_a_gradient_that_is_asked_for_is_an_error():
         given[asks] = given[asks].clone().requires_grad_()
         for f in (jfa.jagged_flash_attention, jfa.explain):
             with pytest.raises(
-                ValueError, match=f"{EVERY[asks]} requires a gradient, but .* no backward from quantized"
+                ValueError, match=f"{EVERY[asks]} requires a gradient beside .* no backward from quantized"
             ):
                 f(*given)
         with torch.no_grad():
@@ -345,7 +345,7 @@ WRONG = {
     all_elsewhere: (ValueError, r"value is torch\.bfloat16 on meta, but query is torch\.bfloat16 on cpu"),
     half_beside: (
         TypeError,
-        r"query must be bfloat16 or quantized where key and value is quantized, got torch\.float16",
+        r"query must be bfloat16, or quantized, too, beside quantized key and value; got torch\.float16",
     ),
     data_alone: (TypeError, r"key must be bfloat16, .*got torch\.float8_e4m3fn"),
     a_tuple: (TypeError, r"query must be a torch\.Tensor, got tuple"),

@@ -104,19 +104,16 @@ def quantized_names(query, key, value) -> tuple[str, ...]:
 
 def _check_beside_quantized(names: tuple[str, ...], **inputs) -> None:
     """Check what comes in 16 bits beside inputs in MXFP8: it is encoded by the call, and no gradient is wanted."""
+    beside = f"beside quantized {' and '.join(names)}"
     for name, x in inputs.items():
         if name not in names and x.dtype != torch.bfloat16:
-            raise TypeError(f"{name} must be bfloat16 or quantized where {_listed(names)} is quantized, got {x.dtype}")
+            raise TypeError(f"{name} must be bfloat16, or quantized, too, {beside}; got {x.dtype}")
         data = x.data if name in names else x
         if torch.is_grad_enabled() and data.requires_grad:
             raise ValueError(
-                f"{name} requires a gradient, but {_listed(names)} is quantized, and there is no backward from quantized inputs: "
-                "the backward needs them along their other axis, too. Use torch.no_grad(), or bfloat16 with precision='mxfp8'"
+                f"{name} requires a gradient {beside}, but there is no backward from quantized inputs: it needs them along their "
+                "other axis, too. Use torch.no_grad(), or bfloat16 inputs with precision='mxfp8'"
             )
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return " and ".join(names)
 
 
 def unwrap_quantized(query, key, value, query_offset, key_offset, broadcast_q, precision):
@@ -125,8 +122,9 @@ def unwrap_quantized(query, key, value, query_offset, key_offset, broadcast_q, p
     Raises:
         ValueError: another number of sequences than an input's scales were made for.
     """
-    if not (names := quantized_names(query, key, value)):
+    if not (isinstance(query, BlockScaled) or isinstance(key, BlockScaled) or isinstance(value, BlockScaled)):
         return query_offset, key_offset, precision
+    names = quantized_names(query, key, value)
     if key_offset is None:
         key_offset = next((x.offsets for x in (key, value) if isinstance(x, BlockScaled)), None)
     if query_offset is None and "query" in names and broadcast_q is False:
