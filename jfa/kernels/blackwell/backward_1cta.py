@@ -25,7 +25,7 @@ import triton.language.extra.tlx as tlx
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
 from jfa.kernels.blackwell.listed import count_listed, listed_queries
 from jfa.kernels.common.block_lists import block_lists
-from jfa.kernels.common.nouns import Blocks, aggregate
+from jfa.kernels.common.nouns import RowPointers, aggregate
 from jfa.kernels.common.packed import fma_pairs
 from jfa.kernels.common.ring import Ring, alloc_ring
 from jfa.kernels.common.rounding import rounded_pairs
@@ -89,7 +89,7 @@ def backward_kernel(
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # load
             walk, q_count = first_unit(counts_ptr, cfg.heads), 0
-            constants = Constants(lse_ptr, delta_ptr, padded_count)
+            constants = RowPointers(lse_ptr, delta_ptr, padded_count)
             while walk.going():
                 tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
                 load_keys(k_desc, v_desc, memory.keys, tile, walk)
@@ -101,28 +101,19 @@ def backward_kernel(
 
 
 @aggregate
-class Constants:
-    """Pointers to the rows' lse and delta, each [H, count] fp32."""
-
-    lse: tl.tensor
-    delta: tl.tensor
-    count: tl.tensor
-
-    @triton.jit
-    def load(self, rows, count, at):
-        """Copy lse and delta of 128 rows from ``at`` into the count-th slot of RowConstants."""
-        slot, _ = rows.ring.slot(count)
-        tlx.async_load(self.lse + at, rows.lses[slot], bulk=True, barrier=rows.ring.fulls[slot])
-        tlx.async_load(self.delta + at, rows.deltas[slot], bulk=True, barrier=rows.ring.fulls[slot])
-
-
-@aggregate
 class RowConstants:
     """lse and delta of blocks of queries in SMEM, with the barriers of a ring (Q's)."""
 
     lses: tlx.buffered_tensor  # [stages] x [128] fp32
     deltas: tlx.buffered_tensor
     ring: Ring
+
+    @triton.jit
+    def load(self, count, lse, delta):
+        """Copy 128 numbers from each of two pointers into the count-th slot, whose barrier expects them already."""
+        slot, _ = self.ring.slot(count)
+        tlx.async_load(lse, self.lses[slot], bulk=True, barrier=self.ring.fulls[slot])
+        tlx.async_load(delta, self.deltas[slot], bulk=True, barrier=self.ring.fulls[slot])
 
 
 @aggregate
@@ -228,10 +219,7 @@ def alloc_gradients(scores, cfg: tl.constexpr):
 
 @triton.jit
 def head_steps(tile, head, lists, cfg: tl.constexpr):
-    """Return the blocks of one head's queries that see a key tile: those of its list, where there are lists.
-
-    A tile that no query sees gets one wholly masked block, so that no role waits for another in vain.
-    """
+    """Return the blocks of one head's queries that see a key tile, at least one: those of its list, where there are lists."""
     if cfg.list_heads:
         return listed_queries(tile, head, lists, cfg.broadcast_q)
     else:
@@ -249,11 +237,8 @@ def count_steps(tile, first_head, lists, cfg: tl.constexpr):
 
 @triton.jit
 def query_steps(tile):
-    """Return the Blocks of queries that a band lets see a key tile."""
-    blocks = tile.query_blocks(BLOCK_N, BLOCK_M)
-    nothing = blocks.end <= blocks.first
-    first, bulk_begin = tl.where(nothing, 0, blocks.first), tl.where(nothing, 0, blocks.bulk_begin)
-    return Blocks(first, bulk_begin, tl.where(nothing, 0, blocks.bulk_end), tl.where(nothing, 1, blocks.end))
+    """Return the Blocks of queries that a band lets see a key tile, at least one."""
+    return tile.query_blocks(BLOCK_N, BLOCK_M).at_least_one()
 
 
 # ---------------------------------------------------------------------------------------------------------------- load
@@ -278,11 +263,11 @@ def load_queries(q_desc, do_desc, constants, memory, tile, walk, q_count, lists,
     for member in range(cfg.group):
         head = first_head + member
         blocks = head_steps(tile, head, lists, cfg)
-        at = head.to(tl.int64) * constants.count + tile.pad_begin
+        lse, delta = constants.of_sequence(tile, head)
         for n in range(blocks.count()):
             row = blocks.nth(n) * BLOCK_M
             memory.q.load(q_count, q_desc, tile.q.box(row, head))
-            constants.load(memory.rows, q_count, at + row)
+            memory.rows.load(q_count, lse + row, delta + row)
             memory.do.load(q_count, do_desc, tile.out.box(row, head))
             q_count += 1
     return q_count

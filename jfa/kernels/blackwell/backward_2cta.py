@@ -41,7 +41,7 @@ from jfa.kernels.blackwell.pair import (
     load_half,
     next_pair,
 )
-from jfa.kernels.common.nouns import Blocks, aggregate
+from jfa.kernels.common.nouns import RowPointers, aggregate
 from jfa.kernels.common.packed import fma_pairs
 from jfa.kernels.common.ring import Ring, alloc_ring
 from jfa.kernels.common.rounding import rounded_pairs
@@ -101,7 +101,7 @@ def pair_backward_kernel(
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # load rows
             walk, count = first_pair(counts_ptr, cfg.heads), 0
-            constants = Constants(lse_ptr, delta_ptr, padded_count)
+            constants = RowPointers(lse_ptr, delta_ptr, padded_count)
             while walk.going():
                 load_keys(k_desc, v_desc, memory, records_ptr, walk, cfg)
                 count = load_rows(q_rows_desc, do_rows_desc, constants, memory, records_ptr, walk, count, cfg)
@@ -136,15 +136,6 @@ def pair_backward_kernel(
 #   out_fulls                    both: two compute groups, which have written dK and dV    reduce
 #   out_empties                  both: reduce, when dK and dV have left                    load columns
 #   out_pairs                    leader: reduce of both CTAs, then                         mma
-
-
-@aggregate
-class Constants:
-    """Pointers to the rows' lse and delta, each [H, count] fp32."""
-
-    lse: tl.tensor
-    delta: tl.tensor
-    count: tl.tensor
 
 
 @aggregate
@@ -280,11 +271,8 @@ def alloc_products(DTYPE: tl.constexpr, cfg: tl.constexpr):
 
 @triton.jit
 def query_steps(tile):
-    """Return the Blocks of queries that see a tile of 256 keys; one wholly masked block where no query does."""
-    blocks = tile.query_blocks(TILE_N, BLOCK_M)
-    nothing = blocks.end <= blocks.first
-    first, bulk_begin = tl.where(nothing, 0, blocks.first), tl.where(nothing, 0, blocks.bulk_begin)
-    return Blocks(first, bulk_begin, tl.where(nothing, 0, blocks.bulk_end), tl.where(nothing, 1, blocks.end))
+    """Return the Blocks of queries that see a tile of 256 keys, at least one."""
+    return tile.query_blocks(TILE_N, BLOCK_M).at_least_one()
 
 
 # ---------------------------------------------------------------------------------------------------------------- load
@@ -318,14 +306,14 @@ def load_rows(q_rows_desc, do_rows_desc, constants, memory, records_ptr, walk, c
     blocks = query_steps(tile)
     for member in range(cfg.group):
         head = walk.head() * cfg.group + member
-        at = head.to(tl.int64) * constants.count + tile.pad_begin
+        lse, delta = constants.of_sequence(tile, head)
         for block in range(blocks.first, blocks.end):
             row = block * BLOCK_M
             own = row + tlx.cluster_cta_rank() * HALF_M
             load_half(memory.q_rows, count, q_rows_desc, tile.q.box(own, head))
-            load_constants(memory.lses, count, constants.lse + at + row)
+            load_constants(memory.lses, count, lse + row)
             load_half(memory.do_rows, count, do_rows_desc, tile.out.box(own, head))
-            load_constants(memory.deltas, count, constants.delta + at + row)
+            load_constants(memory.deltas, count, delta + row)
             count += 1
     return count
 

@@ -15,7 +15,6 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from jfa.kernels.blackwell.backward_1cta import (
-    Constants,
     RowConstants,
     Scores,
     alloc_scores,
@@ -25,7 +24,7 @@ from jfa.kernels.blackwell.backward_1cta import (
 )
 from jfa.kernels.blackwell.backward_dq import write_dq
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
-from jfa.kernels.common.nouns import Span, aggregate, load_tile
+from jfa.kernels.common.nouns import RowPointers, Span, aggregate, load_tile
 from jfa.kernels.common.ring import Ring, alloc_ring
 from jfa.kernels.common.units import all_ctas, this_cta
 
@@ -80,7 +79,7 @@ def resident_backward_kernel(
             if begin < end:
                 tlx.barrier_expect_bytes(memory.q.fulls[0], memory.q.bytes)
                 load_group(q_desc, memory.q, Span(tl.to_tensor(0), rows_q), head, cfg)
-            constants = Constants(lse_ptr, delta_ptr, padded_count)
+            constants = RowPointers(lse_ptr, delta_ptr, padded_count)
             for index in range(begin, end):
                 tile = load_tile(records_ptr, index, cfg.has_lo, cfg.has_hi)
                 load_inputs(k_desc, v_desc, do_desc, constants, memory, tile, head, index - begin, cfg)

@@ -9,15 +9,7 @@ import triton.language as tl
 from jfa.kernels.blackwell.config import BLOCK_M
 from jfa.kernels.common.block_lists import EDGES, Listed, list_of_keys, list_of_queries
 from jfa.kernels.common.nouns import Span, Tile, aggregate
-
-
-@triton.jit
-def sequence_of(tile, BROADCAST_Q: tl.constexpr):
-    """Return the number of a tile's sequence, which its record does not hold, from where padded rows begin."""
-    if BROADCAST_Q:
-        return tile.pad_begin // (tl.cdiv(max(tile.q.length, 1), BLOCK_M) * BLOCK_M)
-    else:
-        return tile.pad_begin // BLOCK_M - tile.q.begin // BLOCK_M
+from jfa.kernels.common.sequences import sequence_of
 
 
 @aggregate
@@ -57,7 +49,7 @@ class ListedSteps:
 @triton.jit
 def listed_steps(tile, head, lists, BROADCAST_Q: tl.constexpr):
     """Return a tile's ListedSteps: at least one, wholly masked where the list is empty."""
-    listed = list_of_keys(tile, sequence_of(tile, BROADCAST_Q), head, lists, BROADCAST_Q)
+    listed = list_of_keys(tile, sequence_of(tile, BLOCK_M, BROADCAST_Q, False), head, lists, BROADCAST_Q)
     return ListedSteps(listed, (listed.count() + 1) >> 1, tl.to_tensor(1))
 
 
@@ -94,7 +86,7 @@ class ListedQueries:
 @triton.jit
 def listed_queries(tile, head, lists, BROADCAST_Q: tl.constexpr):
     """Return the ListedQueries of a tile of 128 keys."""
-    listed = list_of_queries(tile, sequence_of(tile, BROADCAST_Q), head, lists)
+    listed = list_of_queries(tile, sequence_of(tile, BLOCK_M, BROADCAST_Q, False), head, lists)
     keys = Span(tile.kv.begin, tl.where(listed.entries() > 0, tile.kv.length, 0))
     tile = Tile(tile.row, tile.q, keys, tile.out, tile.band, tile.pad_begin)
     return ListedQueries(listed, max(tl.cdiv(tile.q.length, BLOCK_M) - 1, 0), tile)

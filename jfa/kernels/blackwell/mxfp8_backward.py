@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.blackwell.backward_1cta import HALF_M, Constants, RowConstants, mask_pairs, query_steps, reduce_dq
+from jfa.kernels.blackwell.backward_1cta import HALF_M, RowConstants, mask_pairs, query_steps, reduce_dq
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
 from jfa.kernels.blackwell.scales import (
     GROUPS,
@@ -34,7 +34,7 @@ from jfa.kernels.blackwell.scales import (
     first_key_block,
     first_query_block,
 )
-from jfa.kernels.common.nouns import aggregate
+from jfa.kernels.common.nouns import RowPointers, aggregate
 from jfa.kernels.common.packed import fma_pairs
 from jfa.kernels.common.quantize import inverse_scale, magnitude_bits, scale_code
 from jfa.kernels.common.ring import Ring, alloc_ring
@@ -103,7 +103,7 @@ def mxfp8_backward_kernel(
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # load
             walk, q_count = first_unit(counts_ptr, cfg.heads), 0
-            constants = Constants(lse_ptr, delta_ptr, padded_count)
+            constants = RowPointers(lse_ptr, delta_ptr, padded_count)
             k, k_t = Encoded(k_desc, k_scales, kv_blocks), Encoded(k_t_desc, k_t_scales, kv_blocks)
             v, q = Encoded(v_desc, v_scales, kv_blocks), Encoded(q_desc, q_scales, q_blocks)
             q_t, do = Encoded(q_t_desc, q_t_scales, q_blocks), Encoded(do_desc, do_scales, do_blocks)
@@ -305,13 +305,13 @@ def load_blocks(q, q_t, do, do_t, constants, memory, records_ptr, walk, q_count,
     first = first_query_block(tile, cfg.broadcast_q)
     for member in range(cfg.group):
         head = walk.head() * cfg.group + member
-        at = head.to(tl.int64) * constants.count + tile.pad_begin
+        lse, delta = constants.of_sequence(tile, head)
         for block in range(blocks.first, blocks.end):
             row = block * BLOCK_M
             q_box, do_box = tile.q.box(row, head), tile.out.box(row, head)
             do_block = tile.pad_begin // BLOCK_M + block
             memory.q.load(q_count, q.desc, q_box, q.scales_at(head, first + block))
-            constants.load(memory.rows, q_count, at + row)
+            memory.rows.load(q_count, lse + row, delta + row)
             memory.do.load(q_count, do.desc, do_box, do.scales_at(head, do_block))
             memory.do_t.load(q_count, do_t.desc, do_box, do_t.scales_at(head, do_block))
             memory.q_t.load(q_count, q_t.desc, q_box, q_t.scales_at(head, first + block))

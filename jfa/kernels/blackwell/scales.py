@@ -14,6 +14,7 @@ import triton.language.extra.tlx as tlx
 from jfa.kernels.blackwell.config import BLOCK, BLOCK_N
 from jfa.kernels.common.nouns import aggregate
 from jfa.kernels.common.ring import Ring, alloc_ring
+from jfa.kernels.common.sequences import sequence_of
 
 GROUPS = tl.constexpr(4)  # groups of 32 in a tile
 TILE_BYTES = tl.constexpr(BLOCK * GROUPS.value)
@@ -35,18 +36,9 @@ class ScaleTiles:
 
 
 @triton.jit
-def sequence_number(tile, BROADCAST_Q: tl.constexpr):
-    """Return which sequence a tile belongs to: its padded queries begin a block late for each sequence before it."""
-    if BROADCAST_Q:
-        return tile.pad_begin // BLOCK_N // tl.cdiv(tile.q.length, BLOCK_N)
-    else:
-        return tile.pad_begin // BLOCK_N - tile.q.begin // BLOCK_N
-
-
-@triton.jit
 def first_key_block(tile, BROADCAST_Q: tl.constexpr):
     """Return the scale block of the tile's sequence's first key. Each sequence owns one block more than its rows fill."""
-    return tile.kv.begin // BLOCK_N + sequence_number(tile, BROADCAST_Q)
+    return tile.kv.begin // BLOCK_N + sequence_of(tile, BLOCK_N, BROADCAST_Q, False)
 
 
 @triton.jit

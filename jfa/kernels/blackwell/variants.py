@@ -17,6 +17,7 @@ from jfa.kernels.blackwell.config import (
     mxfp8_config,
     plain_config,
 )
+from jfa.kernels.common.example import example_problem
 from jfa.kernels.compile_config import CompileConfig
 from jfa.masks import Band
 
@@ -45,28 +46,9 @@ PAIR_SPILLS = {
 LISTED_BACKWARD_SPILLS = 24  # one value stored once, whatever the registers of the roles
 
 
-def example_problem(head_dim: int, band: Band, short_queries: bool = False, group: int = 1) -> Problem:
-    """Return a problem that gets the configuration; only what is static about it matters."""
-    offsets = torch.tensor([0, 4096], dtype=torch.int32)
-    rows_q = 32 if short_queries else 4096
-    return Problem(
-        num_batches=1,
-        num_heads=4,
-        num_kv_heads=4 // group,
-        head_dim=head_dim,
-        head_dim_v=head_dim,
-        rows_q=rows_q,
-        rows_kv=4096,
-        rows_out=rows_q,
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
-        sm_scale=head_dim**-0.5,
-        band=band,
-        broadcast_q=short_queries,
-        deterministic=False,
-        query_offset=offsets,
-        key_offset=offsets,
-    )
+def short_queries(head_dim: int, band: Band | None = None, group: int = 1) -> Problem:
+    """Return a problem with 32 queries that all sequences share."""
+    return example_problem(head_dim, band, rows_q=32, broadcast_q=True, num_kv_heads=4 // group)
 
 
 def with_lists(problem: Problem) -> Problem:
@@ -84,7 +66,8 @@ def compile_configs() -> list[CompileConfig]:
     configs = []
     for head_dim in (64, 128):
         problems = {mask: example_problem(head_dim, band) for mask, band in BANDS.items()}
-        problems["pma"] = example_problem(head_dim, Band(), short_queries=True)
+        problems["pma"] = short_queries(head_dim)
+        grouped = example_problem(head_dim, BANDS["causal"], num_kv_heads=1)
         for name, problem in problems.items():
             configs += [_forward(f"d{head_dim}-{name}", problem, clc) for clc in (False, True)]
             configs += [_mxfp8_forward(f"d{head_dim}-{name}", problem, clc) for clc in (False, True)]
@@ -92,19 +75,18 @@ def compile_configs() -> list[CompileConfig]:
             for clc in (False, True) if head_dim == 128 and name != "window" else (False,):
                 configs.append(_backward(f"d{head_dim}-{name}", problem, clc))
         if head_dim == 128:
-            pma = example_problem(head_dim, Band(), short_queries=True)
-            for name, problem in (problems | {"pma": pma}).items():
+            for name, problem in problems.items():
                 configs += [_pair(f"d{head_dim}-{name}", problem, clc) for clc in (False, True)]
-            configs.append(_pair(f"d{head_dim}-causal-gqa", example_problem(head_dim, BANDS["causal"], group=4), True))
+            configs.append(_pair(f"d{head_dim}-causal-gqa", grouped, True))
         for name in ("full", "causal", "window"):
             configs.append(_dq(f"d{head_dim}-{name}", replace(problems[name], deterministic=True)))
         configs.append(
             _backward(f"d{head_dim}-causal-deterministic", replace(problems["causal"], deterministic=True), False)
         )
-        configs.append(_backward(f"d{head_dim}-causal-gqa", example_problem(head_dim, BANDS["causal"], group=4), True))
+        configs.append(_backward(f"d{head_dim}-causal-gqa", grouped, True))
         configs.append(_resident(f"d{head_dim}", problems["pma"]))
-        configs.append(_resident(f"d{head_dim}-causal", example_problem(head_dim, BANDS["causal"], short_queries=True)))
-        configs.append(_resident(f"d{head_dim}-causal-gqa", example_problem(head_dim, BANDS["causal"], True, group=4)))
+        configs.append(_resident(f"d{head_dim}-causal", short_queries(head_dim, BANDS["causal"])))
+        configs.append(_resident(f"d{head_dim}-causal-gqa", short_queries(head_dim, BANDS["causal"], 4)))
         configs.append(_plain(f"d{head_dim}-full", problems["full"]))
         for name in ("full", "causal"):
             listed = with_lists(problems[name])

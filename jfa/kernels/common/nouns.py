@@ -82,6 +82,13 @@ class Blocks:
         return self.end - self.first
 
     @triton.jit
+    def at_least_one(self):
+        """Return these blocks or, where there are none, block 0, wholly masked: so that no role waits for another in vain."""
+        none = self.end <= self.first
+        first, bulk_begin = tl.where(none, 0, self.first), tl.where(none, 0, self.bulk_begin)
+        return Blocks(first, bulk_begin, tl.where(none, 0, self.bulk_end), tl.where(none, 1, self.end))
+
+    @triton.jit
     def nth(self, n):
         """Return the n-th block, counted from the front."""
         return self.first + n
@@ -133,6 +140,24 @@ class Tile:
         """Return which pairs count, for positions in the sequence that broadcast against each other."""
         band = self.band
         return in_band(queries, keys, self.kv.length, band.lo, band.hi, band.has_lo, band.has_hi)
+
+
+@aggregate
+class RowPointers:
+    """Pointers to the log-sum-exp in base 2 and delta of every query row, [H, count] fp32, padded.
+
+    See jfa.kernels.common.padded_rows.
+    """
+
+    lse: tl.tensor
+    delta: tl.tensor
+    count: tl.tensor
+
+    @triton.jit
+    def of_sequence(self, tile, head):
+        """Return (lse, delta), pointers to the numbers of the first query of a tile's sequence."""
+        begin = self.count.to(tl.int64) * head + tile.pad_begin
+        return self.lse + begin, self.delta + begin
 
 
 @triton.jit

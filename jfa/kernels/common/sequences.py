@@ -130,3 +130,16 @@ class Sequences:
             length = tl.where((out_begin >= 0) & (out_begin <= self.rows.out - self.rows.q), length, 0)
             out_begin = tl.cast(tl.where(length > 0, out_begin, 0), tl.int32)
         return Span(number * 0, length), cut, out_begin
+
+
+@triton.jit
+def sequence_of(tile, PAD: tl.constexpr, BROADCAST_Q: tl.constexpr, MARGINS: tl.constexpr):
+    """Return the number of a tile's sequence, which its record does not hold, from where its padded queries begin.
+
+    The inverse of :meth:`Sequences.pad_begin`; the first sequence is number 0 with margins, too.
+    """
+    if BROADCAST_Q:
+        rows_q = max(tile.q.length, 1)  # the same for all sequences, but 0 where no output is written
+        return tile.pad_begin // (tl.cdiv(rows_q, PAD) * PAD)
+    else:
+        return tile.pad_begin // PAD - tile.q.begin // PAD - MARGINS

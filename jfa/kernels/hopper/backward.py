@@ -24,11 +24,10 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from jfa.kernels.common.block_lists import block_lists
-from jfa.kernels.common.nouns import aggregate
+from jfa.kernels.common.nouns import RowPointers, aggregate
 from jfa.kernels.common.ring import Ring, alloc_ring, pair_slot
 from jfa.kernels.common.rounding import rounded_pairs
 from jfa.kernels.hopper.listed import key_list
-from jfa.kernels.hopper.prepare import RowConstants
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
 
 # Key rows of one consumer: the M of a wgmma.
@@ -447,5 +446,5 @@ def backward_kernel(
         with tlx.async_task(num_warps=4, registers=cfg.registers):  # consumer 1
             consume(desc_dk, desc_dv, stages, queue, operands, group, scale, lists, 1, cfg)
         with tlx.async_task(num_warps=1, registers=24):  # producer
-            constants = RowConstants(lse2, delta, padded_rows)
+            constants = RowPointers(lse2, delta, padded_rows)
             produce(desc_q, desc_k, desc_v, desc_do, constants, queue, k, v, queries, group, lists, cfg)

@@ -10,10 +10,9 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.common.nouns import aggregate
+from jfa.kernels.common.nouns import RowPointers, aggregate
 from jfa.kernels.common.ring import alloc_ring
 from jfa.kernels.hopper.backward import store_gradient
-from jfa.kernels.hopper.prepare import RowConstants
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
 
 # Query rows of one consumer.
@@ -160,7 +159,7 @@ def dq_kernel(
     stages = tlx.local_alloc((ROWS, cfg.head_dim), tlx.dtype_of(desc_dq), CONSUMERS)
     numbers = alloc_numbers(CONSUMERS)
     queue = Queue(records, num_tiles, num_tiles * heads, heads, counter, numbers, False, False, cfg.has_lo, cfg.has_hi)
-    constants = RowConstants(lse2, delta, padded_rows)
+    constants = RowPointers(lse2, delta, padded_rows)
     with tlx.async_tasks():
         with tlx.async_task("default"):  # consumer 0
             consume(desc_dq, stages[0], constants, queue, q, do, k, v, scale, scale_log2, 0, cfg.broadcast_q)

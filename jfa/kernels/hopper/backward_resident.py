@@ -29,10 +29,9 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 from triton.language.extra.cuda import gdc_wait
 
-from jfa.kernels.common.nouns import Span, Tile, aggregate
+from jfa.kernels.common.nouns import RowPointers, Span, Tile, aggregate
 from jfa.kernels.common.ring import Ring, alloc_ring, ring_slot
 from jfa.kernels.hopper.backward import store_gradient
-from jfa.kernels.hopper.prepare import RowConstants
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
 
 # Keys of a tile: cut so that no program is left with a mega-sequence, at the price of reloading dO.
@@ -308,7 +307,7 @@ def backward_resident_kernel(
         with tlx.async_task(num_warps=4, registers=cfg.query_registers):  # queries
             query_group(desc_dq, dq_tiles[0], heads, queue, k, gradients, ds)
         with tlx.async_task(num_warps=1, registers=24):  # producer
-            constants = RowConstants(lse2, delta, padded_rows)
+            constants = RowPointers(lse2, delta, padded_rows)
             produce(desc_q, desc_k, desc_v, desc_do, constants, rows_q, queue, q, k, v, gradients)
 
 

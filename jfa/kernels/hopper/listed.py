@@ -8,23 +8,14 @@ import triton.language as tl
 
 from jfa.kernels.common.block_lists import Listed, list_of_keys, list_of_queries
 from jfa.kernels.common.nouns import aggregate
+from jfa.kernels.common.sequences import sequence_of
 from jfa.kernels.hopper.tiles import PAD
-
-
-@triton.jit
-def sequence_of(tile, BROADCAST_Q: tl.constexpr):
-    """Return the number of a tile's sequence, which its record does not hold, from where padded rows begin."""
-    if BROADCAST_Q:
-        rows_q = max(tile.q.length, 1)  # the same for all sequences, but 0 where no output is written
-        return tile.pad_begin // (tl.cdiv(rows_q, PAD) * PAD)
-    else:
-        return tile.pad_begin // PAD - tile.q.begin // PAD - 1
 
 
 @triton.jit
 def query_list(tile, head, lists, BROADCAST_Q: tl.constexpr):
     """Return the key blocks that a tile of 128 queries attends to."""
-    return list_of_keys(tile, sequence_of(tile, BROADCAST_Q), head, lists, BROADCAST_Q)
+    return list_of_keys(tile, sequence_of(tile, PAD, BROADCAST_Q, True), head, lists, BROADCAST_Q)
 
 
 @aggregate
@@ -55,5 +46,5 @@ class HalfBlocks:
 @triton.jit
 def key_list(tile, head, lists, BROADCAST_Q: tl.constexpr):
     """Return the blocks of 64 queries of one head that attend to a tile of 128 keys."""
-    listed = list_of_queries(tile, sequence_of(tile, BROADCAST_Q), head, lists)
+    listed = list_of_queries(tile, sequence_of(tile, PAD, BROADCAST_Q, True), head, lists)
     return HalfBlocks(listed, max(tl.cdiv(tile.q.length, 64) - 1, 0))

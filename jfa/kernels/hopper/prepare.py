@@ -16,11 +16,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.launcher import Variant
-from jfa.kernels.common.nouns import aggregate, load_tile
+from jfa.kernels.common.nouns import RowPointers, load_tile
 from jfa.kernels.common.softmax import LOG2_E as _LOG2_E
 from jfa.kernels.hopper.tiles import PAD, TileList, padded, padded_rows
 
 LOG2_E = tl.constexpr(_LOG2_E)
+
+
+RowConstants = RowPointers
 
 
 @dataclass(frozen=True)
@@ -30,21 +33,6 @@ class PaddedRows:
     lse2: torch.Tensor
     delta: torch.Tensor
     count: int
-
-
-@aggregate
-class RowConstants:
-    """The same inside a kernel: pointers to lse2 and delta [H, padded_rows]."""
-
-    lse2: tl.tensor
-    delta: tl.tensor
-    padded_rows: tl.tensor
-
-    @triton.jit
-    def of_sequence(self, tile, head):
-        """Return (lse2, delta), pointers to the constants of the first query of a tile's sequence."""
-        begin = self.padded_rows.to(tl.int64) * head + tile.pad_begin
-        return self.lse2 + begin, self.delta + begin
 
 
 def prepare_rows(

@@ -21,11 +21,15 @@ from tests.kernels.blackwell.cases import assert_close, make, reference  # noqa:
 
 ODD = dict(len_q=[200], len_kv=[300], head_dim=128)  # three tiles of 128 keys: the last pair's second CTA has none
 LEAVES = (
-    "    nothing = blocks.end <= blocks.first\n",
+    "import RowPointers, aggregate",
+    "import Blocks, RowPointers, aggregate",
+    "    return tile.query_blocks(TILE_N, BLOCK_M).at_least_one()\n",
+    "    blocks = tile.query_blocks(TILE_N, BLOCK_M).at_least_one()\n"
     "    alone = (tlx.cluster_cta_rank() == 1) & (tile.row + BLOCK_N >= tile.kv.length)\n"
-    "    nothing = (blocks.end <= blocks.first) | alone\n",
+    "    one = blocks.first + tl.where(alone, 1, blocks.count())\n"
+    "    return Blocks(blocks.first, blocks.bulk_begin, tl.minimum(blocks.bulk_end, one), one)\n",
 )
-# name: (in which module, the right text, the wrong one)
+# name: (in which module, the right text, the wrong one, and so on)
 FAULTS = {
     "an odd number of tiles: a CTA without keys takes fewer steps": ("kernel", *LEAVES),
     "P goes over S before the other group has read it": (
@@ -87,10 +91,11 @@ def load(name: str, text: str, folder):
 
 def broken_kernel(fault: str, folder):
     """Return the kernel with a fault in it or in the pair's helpers."""
-    where, right, wrong = FAULTS[fault]
+    where, *texts = FAULTS[fault]
     source = {"kernel": inspect.getsource(backward_2cta), "pair": inspect.getsource(pair)}
-    assert right in source[where], f"the kernel no longer has {right!r}"
-    source[where] = source[where].replace(right, wrong)
+    for right, wrong in zip(texts[::2], texts[1::2]):
+        assert right in source[where], f"the kernel no longer has {right!r}"
+        source[where] = source[where].replace(right, wrong)
     if where == "pair":
         load("broken_pair", source["pair"], folder)
         source["kernel"] = source["kernel"].replace("jfa.kernels.blackwell.pair", "broken_pair")
