@@ -21,7 +21,7 @@ ITEMS = 64
 
 
 class HistoryModel(nn.Module):
-    """Item and recency embeddings -> one layer of causal self attention -> 4 pooled rows -> one number a user."""
+    """Item and recency embeddings -> one layer of causal self attention -> 4 pooled rows -> one number per user."""
 
     def __init__(self, dim: int = 32, seeds: int = 4):
         super().__init__()

@@ -140,7 +140,7 @@ check("2.5", gqa_attention)
 # `b * L + L - 1`. A sequence without keys gets zeros.
 #
 # With so few queries a loop over sequences is nearly all overhead. The packed layout offers something better: one product `k @ q.T` has all scores
-# of all sequences, one row a key. What remains is a maximum and two sums *per sequence*, along the packed rows. The limit: **at most 50 torch
+# of all sequences, one row per key. What remains is a maximum and two sums *per sequence*, along the packed rows. The limit: **at most 50 torch
 # operations, however many sequences there are** (NumPy's count as well). `jfa.layout.sequence_ids(k_offsets, total)` tells each key row's sequence; look at `scatter_reduce` (with
 # "amax") and `index_add`.
 

@@ -39,7 +39,7 @@ def packed_rows(first, rows, len_q, group, kv_head):
 check("7.1", packed_rows)
 
 # %% [markdown]
-# ## 7.2 A forward that reads each key once a group
+# ## 7.2 A forward that reads each key once per group
 #
 # (difficulty 2 of 3, 30 minutes) Jagged attention with grouped heads. The tile list counts *packed* rows: program `(t, c)` works on key/value head `c`, sequence `tiles[t][0]`, packed rows from `tiles[t][1]` on. Load the tile's
 # queries (of all heads of the group), walk over the keys once, store. Queries whose sequence has no keys give 0.

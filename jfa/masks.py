@@ -1,7 +1,7 @@
 """Which (query, key) pairs count: causal and window masks, exact pair counts and FLOPs.
 
 Every mask that jfa supports is a *band*: query ``i`` of a sequence sees the keys ``lo(i) <= j <= hi(i)``, both bounds
-moving one key a query. Two anchors exist: a bound tied to the sequences' starts (``i + c``), and one tied to their ends
+moving one key per query. Two anchors exist: a bound tied to the sequences' starts (``i + c``), and one tied to their ends
 (``i + c + len_kv - len_q``). So four numbers describe causal (either alignment) and window (either kind) masks and all
 their combinations; the reference, the pair counts and every kernel read the same four.
 """

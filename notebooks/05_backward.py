@@ -115,7 +115,7 @@ plots.blocks(places, arrows, title="one block of the backward (scale left out)",
 #
 # $$\mathrm{delta}_i = dO_i \cdot O_i - d\mathrm{lse}_i .$$
 #
-# **A query without keys** has lse = −∞, and no P at all. Its gradients are 0. The formula does not know: exp(S − (−∞)) is infinite.
+# **A query without keys** has lse = −∞, and no P at all. Its gradients are 0. The formula does not give that: exp(S − (−∞)) is infinite.
 #
 # ## Version 0: dense, P stored
 #
@@ -346,7 +346,7 @@ for name, args, want in (
 
 # %% [markdown]
 # A key past the end has the score 0, for its K row is 0. If the true scores lie below −88, then exp(0 − lse) overflows to infinity.
-# And infinity times 0 is NaN. It is chapter 04's neighbour in other clothes: a zero beside it does not tame a number that is not finite.
+# And infinity times 0 is NaN. It is the fault of chapter 04's tail tile again: a number that is not finite stays so when it is multiplied by 0.
 #
 # In dK and dV it does no harm. Row j of them depends on column j of P only, and rows past the end are not stored.
 #
@@ -435,7 +435,7 @@ plots.panels(
 #
 # ## What order does to bits
 #
-# Additions of floating-point numbers round. Another order rounds otherwise. With atomics the order is *whoever comes first*, and on a GPU that differs from run to run.
+# Additions of floating-point numbers round. In another order they round differently. With atomics the order is *whoever comes first*, and on a GPU that differs from run to run.
 # Here it is the order of the tile list, so we can try 20 orders on purpose: the same dQ element, in fp32 and in bf16 accumulators, against fp64.
 
 # %%
@@ -577,11 +577,11 @@ print("the query without keys: lse", lse32[:, 38].tolist(), "dQ", pdq[38].abs().
 
 # %% [markdown]
 # The mirror, dK and dV over a list of key tiles, is exercise 5.3. There a group of query heads shares a key head, which adds one more sum.
-# Exercise 5.4 is version 2 gone jagged, with a mistake in it.
+# Exercise 5.4 is version 2 for packed sequences, with a mistake in it.
 #
 # ## Version 5: the package's op, and a check that needs no formula
 #
-# `torch.autograd.gradcheck` does not ask how a gradient was derived. It moves each input by a little in both directions, watches the outputs, and compares the slope with what `backward()` says.
+# `torch.autograd.gradcheck` does not ask how a gradient was derived. It changes each input by a little in both directions and compares the slope of the outputs with what `backward()` says.
 # It needs double precision, or the slope drowns in rounding. And it is slow, one or two forwards for each input element, so the problem is tiny. Both outputs are checked, lse too.
 
 # %%

@@ -359,7 +359,7 @@ plots.panels(
 )
 
 # %% [markdown]
-# Two to three comparisons and three selects for each score. The bulk has none of them. A score costs one exponential, and about as much time as the mask's instructions: a B200 does 16 exponentials per clock on one SM,
+# Two to three comparisons and three selects for each score. The bulk has none of them. A score costs one exponential, which takes about as long as the mask's instructions: a B200 does 16 exponentials per clock on one SM,
 # and 128 simple operations. Six operations per score are 6/128 = 0.047 clocks, the exponential 1/16 = 0.0625. A masked block is nearly twice as expensive outside the tensor cores.
 #
 # `jfa.compiled.diff` shows the rest of two reports, line by line:

@@ -272,7 +272,7 @@ def dq_by(way, **schedule):
 print("contended, error:", float((dq_by("atomic") - exact).abs().max()))
 
 # %% [markdown]
-# Right. Two things are wrong with it all the same. Each of the 256 addresses is added to 40 times, and on a GPU the adds to one address stand in a line. And the order of the line is nobody's choice:
+# Right. Two things are wrong with it all the same. Each of the 256 addresses is added to 40 times, and on a GPU additions to one address are executed one after another. And nobody chooses their order:
 
 # %%
 orders = [dq_by("atomic", policy="random", seed=s) for s in range(12)]
@@ -327,7 +327,7 @@ crowd = {
 plots.segments(crowd, title="12 sequences, 3 workers: who writes to which dQ", xlabel="sequence")
 
 # %% [markdown]
-# Nothing else in the backward suffers. dK and dV have private addresses. That is the answer to "why is dQ harder than dK and dV here": not the mathematics, the *ownership*.
+# Nothing else in the backward is affected. dK and dV have private addresses. That is the answer to "why is dQ harder than dK and dV here": not the mathematics, the *ownership*.
 #
 # ## In which precision to add
 #
@@ -377,7 +377,7 @@ recorded.roofline([r for r in results if r.on_gpu], "backward", names=names)
 # | | | difficulty | minutes |
 # |---|---|---|---|
 # | 7.1 | packed rows | 1 | 10 |
-# | 7.2 | a forward that reads each key once a group | 2 | 30 |
+# | 7.2 | a forward that reads each key once per group | 2 | 30 |
 # | 7.3 | one query for all, and an answer where it is wanted | 2 | 25 |
 # | 7.4 | predict: who adds how often, and what it costs | 1 | 12 |
 # | 7.5 | bug hunt: the gradient that stops growing | 2 | 15 |
@@ -449,7 +449,7 @@ print("largest error by head:", [round(e, 2) for e in off])
 #
 # * Atomics to one address are executed one after the other in L2. Here they only count.
 # * A worker keeps Q, dQ and one key tile on the chip: registers and shared memory limit `Lq * G` to 128 packed rows in the package's resident form. Longer seeds take a pass of their own for dQ.
-# * Blackwell's tensor core wants 128 rows. 32 seeds fill a quarter of it. The roof does not mind, since the memory is the limit.
+# * Blackwell's tensor core wants 128 rows. 32 seeds fill a quarter of it. That costs nothing, since memory is the limit.
 #
 # ## Verified here, and not
 #

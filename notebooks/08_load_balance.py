@@ -37,7 +37,7 @@ from jfa.schedule import balance, longest_first, query_tiles, round_robin, simul
 from jfa.schedule import split_decision, split_tiles, zigzag
 
 # %% [markdown]
-# ## The mental model: the last one out turns off the light
+# ## The mental model: the slowest worker decides
 #
 # A GPU is a row of workers. An H200 has 132 streaming multiprocessors (**SMs**), a B200 has 148. Each tile of chapter 04 is a parcel of work, and one SM carries it out from beginning to end. The launch is
 # over when the *last* SM is done. What the others do while they wait for it is nothing.
@@ -389,7 +389,7 @@ plots.worker_loads({"whole tiles, longest first": longest_first(mega, 8)}, mega)
 plots.worker_loads({"the largest cut into parts": longest_first(parts, 8)}, parts)
 
 # %% [markdown]
-# Longest first on whole tiles ends at 400, with the mean load at 90. Cut, it ends near the mean. The cost is not nothing: each part writes a partial output (`D` numbers a row, and the LSE), and the merge reads them
+# Longest first on whole tiles ends at 400, with the mean load at 90. Cut, it ends near the mean. The cost is not nothing: each part writes a partial output (`D` numbers per row, and the LSE), and the merge reads them
 # again. So cut only what is longer than the mean load, and not into crumbs. `split_tiles` does it on the device. That the merge is exact, on one query tile whose 1,000 keys are cut in three:
 
 # %%
@@ -480,7 +480,7 @@ print("loads            :", load.tolist())
 # ### Empty tiles
 #
 # What a list saves becomes clear beside the grid that needs none: `max_len / block` tiles for each sequence, most of which find that they are past their sequence's end and return. A static worker takes them in turn. CLC
-# steals them one by one, each with its own question and answer. So a list of valid tiles comes first and CLC second: stealing rubbish efficiently is no gain.
+# steals them one by one, each with its own question and answer. So a list of valid tiles comes first and CLC second: stealing empty tiles efficiently gains nothing.
 
 # %%
 shown = ["self", "cross", "pma128"]
@@ -580,8 +580,8 @@ plots.panels(
 # | this project, Blackwell | CLC over a sorted list; zigzag without CLC | CLC; zigzag, or round robin for shared queries; always static with `deterministic` |
 # | this project, Hopper | an atomic counter over a sorted list; zigzag with `deterministic` | sorted lists |
 #
-# (`jfa2889` is `tlx_jfa` at commit 2889aef of a public fork of facebookresearch's ads_model_kernel_library.) The text and the source disagree, and the source makes sense: with a queue the order within a round is
-# nobody's business. What CLC adds to a static list is robustness against what cannot be planned. On a balanced problem that is little: 0.53 % on one MXFP8 shape (Triton fork, pull request 2799). FlashAttention 4 keeps
+# (`jfa2889` is `tlx_jfa` at commit 2889aef of a public fork of facebookresearch's ads_model_kernel_library.) The text and the source disagree, and the source makes sense: with a queue the order within a round
+# does not matter. What CLC adds to a static list is robustness against what cannot be planned. On a balanced problem that is little: 0.53 % on one MXFP8 shape (Triton fork, pull request 2799). FlashAttention 4 keeps
 # CLC off for varlen attention with as many key heads as query heads. Others prune: sycl-tla dropped 29 thousand empty groups from a grouped GEMM (516). cuDNN offers an order that is longest first *and* keeps tiles
 # that share keys together in L2 (cudnn-frontend 585).
 #
@@ -630,7 +630,7 @@ plots.panels(
 # ## Try this
 #
 # * The original text's own: draw Pareto lengths and find the tail from which on a single mega-tile is hopeless. The second figure of version 5 shows it for 512 tiles on 32 workers: the median crosses the line between 1.75 and 2. What changes
-#   with 16 heads, and with 4 tiles a worker instead of 16?
+#   with 16 heads, and with 4 tiles per worker instead of 16?
 # * In `with_jitter`, slow one worker down by a third instead of jittering every tile. How does zigzag do, and the queue?
 # * Give `over_bound` 148 workers instead of 132. Which shapes get worse, and why (`pma128`)?
 # * Change the example to eight ranks. Which rule suffers most?

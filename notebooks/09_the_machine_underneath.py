@@ -567,7 +567,7 @@ plots.timelines({"version 3: two groups, each as in version 1": line}, (start, s
 # What would help now?
 # Both groups read *the same* K and V, but each fetches its own copy, for no program can hand a buffer to another.
 # **If one worker loaded for both**, a single ring of 128-key blocks would fit.
-# **If another worker issued the products**, they would queue up without anybody's wait.
+# **If another worker issued the products**, they would queue up and no softmax would wait for their start.
 # That is warp specialization: workers that differ.
 # Its price is that each hand-over must be said, by a barrier.
 #
@@ -683,7 +683,7 @@ plots.panels(
 #   Public reports agree.
 #   The TLX template of FlexAttention was *slower* below 512 keys, 0.89 times at 128 to 256, and 1.12 to 1.13 times as fast at 8k to 16k (PyTorch pull request 188644, 2026).
 #
-# ## How much hangs on what nobody knows
+# ## How much depends on rates that nobody knows
 #
 # Some rates are assumed.
 # A conclusion that changes when such a number is halved or doubled is no conclusion.
@@ -717,7 +717,7 @@ plots.segments(
 # The two kernels never come near each other.
 # That much survives every doubt.
 # *How* busy version 5 is does not.
-# It leans on the TMA's latency, for with four blocks of keys the beginning of the tile weighs a lot, and on tensor memory, whose bandwidth on a B200 nobody has published.
+# It depends on the TMA's latency, for with four blocks of keys the beginning of the tile weighs a lot, and on tensor memory, whose bandwidth on a B200 nobody has published.
 #
 # ## Exercises
 #

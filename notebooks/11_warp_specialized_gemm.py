@@ -544,7 +544,7 @@ for mutant in fewer[2].clean:
 # %% [markdown]
 # At two tiles they are *proved* harmless, and at three they are not. "Proved" always means: for these shapes and this grid.
 #
-# A broken kernel has more classes, for a broken order is no order. Its mistake has as many faces:
+# A broken kernel has more classes, because what it leaves unordered may come either way. Its one mistake shows in as many ways:
 
 # %%
 flipped = next(m for m in result.mutants if m.how == "flip" and "fulls[slot]" in m.site.text)

@@ -749,10 +749,10 @@ plots.panels(
 )
 
 # %% [markdown]
-# Of the 2,300 cycles that this saves, each of three seams has its third.
+# Three seams share the 2,300 cycles that this saves.
 # How wide a seam is depends on what the correction does in it, and here that is little: one load of O, one division, one store, which the model charges at the rate of its unit and no more.
 #
-# The package's kernel took the same road, and its notebook ([docs/blackwell-notes.md](../docs/blackwell-notes.md)) has the same four tiles: 57.3 % busy before this step, 62.4 % after it, 64.6 % with an epilogue in wider slices, 66.1 % with Q released by its last S (all modelled).
+# The package's kernel made the same change, and its notebook ([docs/blackwell-notes.md](../docs/blackwell-notes.md)) has the same four tiles: 57.3 % busy before this step, 62.4 % after it, 64.6 % with an epilogue in wider slices, 66.1 % with Q released by its last S (all modelled).
 # Here is the package as it is today:
 
 
@@ -776,7 +776,7 @@ print(f"the package, four tiles on one SM: {cycles:,.0f} modelled cycles, {busy:
 
 # %% [markdown]
 # Open its entry in [jfa/kernels/blackwell/forward.py](../jfa/kernels/blackwell/forward.py): you know this loop.
-# What travels here as `unit` and `done` is one noun there.
+# What travels here as `unit` and `done` is one aggregate there, `Walk`.
 #
 # What it does beyond version 5: P in slices, a quarter of the exponentials on the FMA pipe, four buffers in the ring because O leaves through small ones, O in slices of 32 columns.
 #
@@ -1044,7 +1044,7 @@ attempt(SMALL, 2, CLC=True)
 # * 148 SMs share the L2 cache and memory. Whether tiles that run side by side share keys matters there, and not in this model, where the SMs share nothing but the queue.
 # * Results do not depend on who runs a tile: each is computed in the same order. In the backward they can, where tiles add into one dQ (chapters 05 and 14).
 # * A CLC context can be handed to other jit functions in the Triton fork since 2026-08-13 (pull request 2817), so role loops can move out of the kernel there.
-# * The compiler's word on this kernel: it fits sm_100, and it spills 1.2 KB per thread, as chapter 12's did, since the correction holds whole rows of O in registers. `jfa compile blackwell` shows the package's kernel.
+# * The compiler's report on this kernel: it fits sm_100 and spills 1.2 KB per thread, as chapter 12's did, since the correction holds whole rows of O in registers. `jfa compile blackwell` shows the package's kernel.
 #
 # ## Verified here, and not
 #

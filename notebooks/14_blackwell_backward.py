@@ -12,7 +12,7 @@
 # **Goals.** Write the five products transposed, and say why.
 # Know at any moment who owns which columns of tensor memory.
 # Let dQ leave through staging buffers by TMA reduce-add, and release its columns early.
-# Trade registers against cycles, with the compiler's word on both sides.
+# Trade registers against cycles, with the compiler's report on both sides.
 # Keep dQ on the chip where all sequences share their queries.
 #
 # **Time.** 90 minutes, and 150 for the exercises.
@@ -295,9 +295,9 @@ plots.panels(
 # %% [markdown]
 # A surprise: version 2 has four roles and is *slower* than the straight line.
 # Version 1 sends a whole dQ at once, through a stage of 64 KiB; version 2 sends eight slices through one stage of 8 KiB, and before each it waits until the TMA has read the one before.
-# Roles are worth nothing while they all wait for one door.
+# Roles gain nothing while they all wait for one stage.
 #
-# Here is that door, in versions 2 and 6: the lanes of reduce and TMA.
+# Here is that wait, in versions 2 and 6: the lanes of reduce and TMA.
 # A slice's way is tensor memory, registers, stage, L2.
 
 # %%
@@ -696,7 +696,7 @@ attempt(dict(dq_stages=8), slice(2))
 #
 # * The model gives a reduce-add the L2's bandwidth and no contention between programs. On a chip adds to the same address wait for each other; the 9 to 11 % above are about that.
 # * Bank conflicts of the stage's stores do not exist in the model.
-# * The rate of tensor memory is an assumption (nobody has published a B200's), and this chapter's chain leans on it.
+# * The rate of tensor memory is an assumption (nobody has published a B200's), and this chapter's chain depends on it.
 # * Registers are in no model; the compiler's table above is where they count.
 #
 # ## Verified here, and not

@@ -101,7 +101,7 @@ plots.blocks(tables, shares, title="C = A B by a pair: only B is read across")
 # | FLOPs | $2 M N K$ | $2 M N K$ |
 # | columns of tensor memory for C | $N$ | $N$; but $N / 2$ if $M = 64$ |
 #
-# The last cell is worth a stop.
+# Look at the last cell.
 # With 128 rows per CTA each row has a lane of tensor memory.
 # With 64 rows per CTA a single CTA leaves lanes empty; a pair's accumulator does not: it *folds*, and the second half of its columns lies in the other 64 lanes.
 # So a result of [64, 128] takes 64 columns. Chapter 14's fifth seat, dQ, will fit because of it.
@@ -274,7 +274,7 @@ for policy in ("eager", "lazy", "random"):
 #
 # May the peer's copy come before the leader has announced any bytes?
 # Yes. The count of bytes then is below zero for a while, and the phase cannot end, because the announcement is the one arrival that it needs.
-# And may the peer be a whole phase ahead? No: it waits for `empties`, which a product completes that is behind the leader's wait.
+# And may the peer be a whole phase ahead? No: it waits for `empties`, which is completed by a product that the leader issues after its own wait.
 
 # %%
 lines = {
@@ -798,7 +798,7 @@ plots.sweep_map(swept[exchange_copies], title="form A, three blocks")
 # Which one? The package copies: *one* instruction per block and CTA, where words are 4,096 stores, each of which updates a barrier of the other CTA.
 # Its price is 16 KiB of staging. Which of the two is faster on a chip is not known here.
 #
-# The compiler's word on both forms, for sm_100:
+# The compiler's report on both forms, for sm_100:
 
 # %%
 types = dict(ds_ptr="*bf16", k_desc="tensordesc<bf16[256, 64]>", dq_ptr="*fp32", blocks="i32")
@@ -825,7 +825,7 @@ plots.timelines({"leader": (line, (0, 0, 0)), "peer": (line, (1, 0, 0))})
 #
 # The package's kernel is [backward_2cta.py](../jfa/kernels/blackwell/backward_2cta.py), with the pair's helpers in [pair.py](../jfa/kernels/blackwell/pair.py).
 # You know its pieces by now.
-# Read its head first, then the table of barriers above `Constants`: each line says *whose* barrier it is.
+# Read its head first, then the table of barriers above `Scores`: each line says *whose* barrier it is.
 #
 # Three choices differ from our versions 3 and 4:
 #
@@ -1085,8 +1085,8 @@ plots.wait_graph(
 )
 
 # %% [markdown]
-# **Three: a signal at the wrong door.** The peer arrives on its own barrier instead of the leader's, or its copy counts at home.
-# It is a forgotten `remote_cta_rank=0` or `two_ctas=True`; to look at, everything has arrived.
+# **Three: a signal at the wrong CTA.** The peer arrives on its own barrier instead of the leader's, or its copy counts at home.
+# It is a forgotten `remote_cta_rank=0` or `two_ctas=True`; in the source everything seems to arrive.
 
 
 # %%
@@ -1195,7 +1195,7 @@ report(give, False, lines=slice(4))
 report(give, True)
 
 # %% [markdown]
-# The numbers are right in both, here as on most runs of a GPU. The fault is in what is *not known*.
+# The numbers are right in both, here as on most runs of a GPU. The fault is that nothing orders the write behind the start of the peer.
 #
 # ## What is claimed in public
 #

@@ -328,7 +328,7 @@ plots.lines(
 # There is no way to use chapter 12's threshold of 8: a maximum must not be left *behind*.
 #
 # But look to the left. A maximum that is 8 octaves **too high** costs next to nothing: 256 P is then at most 1, and e4m3 has nine more octaves below that, six of them with all eight marks.
-# So the idea survives upside down.
+# So the idea survives in the other direction.
 # When the maximum has to grow, let it grow by a **margin** more than it must, and the next few blocks need no rescaling.
 # How often does a row's accumulator have to be rescaled, over 16 blocks of 32 keys?
 
@@ -435,7 +435,7 @@ for policy in ("eager", "lazy", "random"):
 # Two errors, and they mean different things.
 # Against the *quantised* product the kernel must be as good as fp32: that is its correctness.
 # Against the true product it is off by 0.037: that is the format, and no kernel can mend it.
-# Every kernel of this chapter is judged by the first number and paid for by the second.
+# Every kernel of this chapter is judged by the first number; whoever uses it pays the second.
 #
 # ## Version 4: P on the fly
 #
@@ -444,7 +444,7 @@ for policy in ("eager", "lazy", "random"):
 #
 # * **P goes from registers to tensor memory as e4m3**: 128 x 128 numbers take 32 columns instead of 64.
 # * **P's scale tile is a constant.** Code 119 is $2^{-8}$; it is stored once, before the loop.
-# * **The running maximum is rounded up to a whole number** (in octaves, as all of our softmax is). Why, comes below.
+# * **The running maximum is rounded up to a whole number** (in octaves, as all of our softmax is). The reason comes below.
 
 
 # %%
@@ -1052,7 +1052,7 @@ for kind in ("fp32", *kinds):
 
 # %% [markdown]
 # The loss falls from 3.6 to about 1.4 in all of them; MXFP8 is at most 0.02 behind on the way and 0.003 at the end.
-# "Forward only" has the forward in MXFP8 and a backward with a P of its own, from bf16: the mistake of above. In this small run it does *not* drift.
+# "Forward only" has the forward in MXFP8 and a backward with a P of its own, from bf16: the mistake described above. In this small run it does *not* drift.
 # The drift was reported for models and lengths far beyond this one, so the run neither shows nor refutes it.
 #
 # ## What is claimed in public

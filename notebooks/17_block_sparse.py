@@ -356,7 +356,7 @@ for what, a, b in zip(("out", "dQ", "dK", "dV"), grads["portable"], grads["refer
 # A kernel of chapter 12's kind has one more difficulty: *several* roles must agree which block comes next.
 # They do not tell each other.
 # Each role reads the same list and comes to the same answer, as each role computes its own phases in chapter 13.
-# [jfa/kernels/common/block_lists.py](../jfa/kernels/common/block_lists.py) has all of it: `Lists.of` finds a tile's list, `Listed.block(n)` names its n-th block.
+# [jfa/kernels/common/block_lists.py](../jfa/kernels/common/block_lists.py) has all of it: `Lists.of` finds a tile's list, `Listed.nth(n)` names its n-th block.
 #
 # - The load role asks for the block and issues the copies.
 # - The softmax role needs the keys' positions where it masks. A list rises, so what a band or the sequence's end cuts stands at its two ends, and the Hopper kernel reads the list only there.

@@ -86,7 +86,7 @@ check("18.2", pooling_bytes)
 # (difficulty 1 of 3, 10 minutes) A kernel keeps three machines busy at the same time: memory, tensor cores, exponential units. Each needs its own
 # time for its own work, and in the best case they overlap completely. So the kernel cannot be faster than the slowest of the three.
 #
-# `chip` holds `tb_per_s` (10^12 bytes a second), `tflops` (10^12 FLOPs a second) and `texp_per_s` (10^12 exponentials a second). Return the floor in
+# `chip` holds `tb_per_s` (10^12 bytes per second), `tflops` (10^12 FLOPs per second) and `texp_per_s` (10^12 exponentials per second). Return the floor in
 # **milliseconds** and what sets it: `"bytes"`, `"tensor"` or `"exp"`.
 
 

@@ -50,7 +50,7 @@ def packed(x, y):
 
 
 def scores(x, y, cell):
-    """Draw which tiles of the score matrix have work: one square a sequence, tiles that start where the sequence starts."""
+    """Draw which tiles of the score matrix have work: one square per sequence, tiles that start where the sequence starts."""
     total = sum(LENGTHS)
     yield rectangle(x, y, total * cell, total * cell, "#f2f2f2", "#bbbbbb")
     for length, start, colour in zip(LENGTHS, accumulate([0, *LENGTHS]), COLOURS):

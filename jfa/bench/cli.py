@@ -204,7 +204,7 @@ def floors_ms(shape: str, ceilings: dict[str, float], backward: bool) -> dict[st
 
 
 def plot(result: dict, path: str) -> None:
-    """Two bar charts, forward and backward, one group of bars a shape."""
+    """Two bar charts, forward and backward, one group of bars per shape."""
     from jfa import plots
 
     names = list(dict.fromkeys(t["name"] for t in result["timings"]))

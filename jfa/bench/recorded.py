@@ -35,7 +35,9 @@ QUOTED = (
     Quoted("B200", "JFA is about 3.2 thousand lines, FA4 about 10 thousand", _CHAPTER),
     Quoted("B200", "FA4: 1613 TFLOP/s, 71 % of the peak, 1.3 times cuDNN 9.13", _FA4),
     Quoted(
-        "B200", "longest first: 4-8 % with as many key heads as query heads, 7-14 % with 8 query heads a key head", _FA4
+        "B200",
+        "longest first: 4-8 % with as many key heads as query heads, 7-14 % with 8 query heads per key head",
+        _FA4,
     ),
 )
 

@@ -51,7 +51,7 @@ def grade(argv: list[str]) -> int:
     parser.add_argument("what", nargs="*", help="chapters (2) or exercises (2.3); all if left out")
     parser.add_argument("--solutions", action="store_true", help="grade the solutions instead of your answers")
     parser.add_argument(
-        "--from", dest="submissions", type=Path, metavar="DIR", help="grade submissions: one folder a learner"
+        "--from", dest="submissions", type=Path, metavar="DIR", help="grade submissions: one folder per learner"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the data (a notebook's check uses 0)")
     parser.add_argument("--jobs", type=int, default=0, help="answers at a time (default: the number of cores)")

@@ -168,7 +168,7 @@ def _words(error: Exception) -> str:
 
 
 def submissions(folder: Path) -> list[Path]:
-    """Return one folder a learner, in order of name. Raises NotADirectoryError or LookupError where there are none."""
+    """Return one folder per learner, in order of name. Raises NotADirectoryError or LookupError where there are none."""
     if not folder.is_dir():
         raise NotADirectoryError(f"there is no folder {folder}")
     found = sorted(p for p in folder.iterdir() if (p.is_dir() or p.is_symlink()) and not p.name.startswith("."))

@@ -49,7 +49,7 @@ class Outcome:
 
 
 Waiting = Callable[[float, int], None]
-"""Told about once a second while an answer runs: seconds so far, cases done."""
+"""What is called about once per second while an answer runs: seconds so far, cases done."""
 
 
 def say_nothing(seconds: float, done: int) -> None:

@@ -1,6 +1,6 @@
 """Dealing tiles to workers ahead of time: round robin, zigzag, longest first; and how even the result is.
 
-A *tile* is a number 0 .. n-1 with a cost; an *assignment* is one list of tiles a worker, in the order they run.
+A *tile* is a number 0 .. n-1 with a cost; an *assignment* is one list of tiles per worker, in the order they run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Blackwell's cluster launch control (CLC) as a model: CTAs that have not started yet are stolen by those that run.
 
-A grid has one CTA a tile. The hardware starts as many as fit; each runs its own tile, then asks to cancel a CTA that is
+A grid has one CTA per tile. The hardware starts as many as fit; each runs its own tile, then asks to cancel a CTA that is
 still pending and runs that tile in its place, until an answer says that none is left. What a learner must get right is in
 the answers: each tile runs once, and every worker gets exactly one "none left" (-1) and then stops.
 """

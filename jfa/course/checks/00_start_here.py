@@ -162,7 +162,7 @@ def longest(lengths):
         difficulty=1,
         minutes=5,
         hints=(
-            "weights.sum(dim=...) sums all rows, or all columns, at once. Which of the two is one number a row?",
+            "weights.sum(dim=...) sums all rows, or all columns, at once. Which of the two is one number per row?",
             "weights.sum(dim=1) has shape [n]. To divide row by row it must have shape [n, 1]: look at keepdim.",
             "return weights / weights.sum(dim=1, keepdim=True)",
         ),

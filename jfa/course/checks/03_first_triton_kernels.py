@@ -256,7 +256,7 @@ def _lse_cases(seed):
         Case("two rows of four", (torch.randn(2, 4, generator=g) - 3.0,)),
         Case("three rows of five, all below -1", (-1.0 - torch.rand(3, 5, generator=g),)),
         Case("rows near -200 and +200, in a wider matrix", (wide,)),
-        Case("a kind of numbers a row", (kinds.score_rows(kinds.MODERATE, 21, 8, g),), labels=tuple(kinds.MODERATE)),
+        Case("a kind of numbers per row", (kinds.score_rows(kinds.MODERATE, 21, 8, g),), labels=tuple(kinds.MODERATE)),
         Case("rows near -30,000", (kinds.score_rows(["near -30000"] * 2, 21, 8, g),)),
     ]
 
@@ -370,7 +370,7 @@ def _long_cases(seed):
         Case("two rows of two blocks", (torch.randn(2, 64, generator=g) * 2.0,)),
         Case("rows of 33: a block and one column", (torch.randn(2, 33, generator=g) - 1.0,)),
         Case("rows of 200, rising and near -250", (tall,)),
-        Case("a kind of numbers a row", (kinds.score_rows(kinds.MODERATE, 70, 32, g),), labels=tuple(kinds.MODERATE)),
+        Case("a kind of numbers per row", (kinds.score_rows(kinds.MODERATE, 70, 32, g),), labels=tuple(kinds.MODERATE)),
         Case("rows near -30,000", (kinds.score_rows(["near -30000"] * 2, 70, 32, g),)),
     ]
 

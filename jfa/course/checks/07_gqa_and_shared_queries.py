@@ -213,7 +213,7 @@ def grouped_kernel(q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr,
 
 GROUPED = Exercise(
     id="7.2",
-    title="A forward that reads each key once a group",
+    title="A forward that reads each key once per group",
     name="grouped_kernel",
     kind="kernel",
     call=_grouped_launch,
@@ -232,7 +232,7 @@ GROUPED = Exercise(
     properties=(Property("means of their own values", _own_values_only),),
     limits=(
         Limit(
-            "keys once a group",
+            "keys once per group",
             "loads",
             at_most=_grouped_loads,
             text="at most 2 loads for each block of keys of each program, and 7 more for each program",
@@ -257,7 +257,7 @@ GROUPED = Exercise(
         ),
         Mutant(
             "keys with the query's stride",
-            "K and V have H_KV heads a row, not H.",
+            "K and V have H_KV heads per row, not H.",
             caught_by="runs",
             edit=(
                 ("(j[None, :] * H_KV + kv_head)", "(j[None, :] * H + kv_head)"),
@@ -317,7 +317,7 @@ GROUPED = Exercise(
         Mutant(
             "a loop over the heads",
             "right, but keys and values are loaded again for each head of the group.",
-            caught_by="keys once a group",
+            caught_by="keys once per group",
             source=_GROUPED_HEAD
             + """
     d = tl.arange(0, D)

@@ -283,7 +283,7 @@ PREDICT = Exercise(
         ),
         Mutant(
             "bits instead of bytes",
-            "The bytes were multiplied by 8. The memory's speed is in bytes a second.",
+            "The bytes were multiplied by 8. The memory's speed is in bytes per second.",
             edit=("least_bytes / (chip", "8 * least_bytes / (chip"),
         ),
         Mutant(

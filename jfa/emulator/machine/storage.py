@@ -313,7 +313,7 @@ def tmem_view(storage: Storage, column: int, shape: Sequence[int], dtype: Any, m
     plain: 128 rows are the 128 lanes; 256 rows are two such tiles side by side; 64 rows take lanes 0-15, 32-47, 64-79 and
     96-111 (PTX layout
     F); fewer rows take the first lanes.
-    half: the accumulator of a two-CTA MMA with 64 rows a CTA: lanes 0-63 hold the left half of the columns, lanes 64-127
+    half: the accumulator of a two-CTA MMA with 64 rows per CTA: lanes 0-63 hold the left half of the columns, lanes 64-127
     the right half.
     scales: 8-bit block scales; row r, column c lie in lane r % 32, cell (r // 32, c // 4), byte c % 4.
     """

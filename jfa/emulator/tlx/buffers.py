@@ -344,7 +344,7 @@ def _up(value: int, step: int) -> int:
 
 
 def _place(element: Element, offset: int, pitch: int, group: int, out: list[tuple[Allocation, int, int, int]]) -> None:
-    """Collect (allocation, offset, pitch between tiles, tiles a group) of every buffer under `element`."""
+    """Collect (allocation, offset, pitch between tiles, tiles per group) of every buffer under `element`."""
     if isinstance(element, buffered_tensor):
         out.append((element.allocation, offset, pitch, group))
         return

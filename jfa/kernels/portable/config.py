@@ -18,7 +18,7 @@ from jfa.kernels.common.planner import LEAST_CHUNK, Cut
 
 @dataclass(frozen=True)
 class Tile:
-    """One kernel's configuration: rows kept, rows passed by in a step, warps, pipeline stages, registers a thread (None: any)."""
+    """One kernel's configuration: rows kept, rows passed by in a step, warps, pipeline stages, registers per thread (None: any)."""
 
     keep: int
     step: int
@@ -38,7 +38,7 @@ TILES = {
     "forward-short": Tile(64, 64, 4, 3),
     "forward-long": Tile(128, 64, 8, 2, 128),
     "forward-shared-64": Tile(64, 32, 4, 3, 128),  # a shared query of at most 64 packed rows
-    "forward-shared-128": Tile(64, 64, 4, 3),  # two tiles a sequence: the second finds its keys in the L2 cache
+    "forward-shared-128": Tile(64, 64, 4, 3),  # two tiles per sequence: the second finds its keys in the L2 cache
     "dkdv": Tile(64, 64, 4, 2),
     "dkdv-d64": Tile(64, 64, 4, 2, 168),
     "dq-short": Tile(64, 64, 4, 2),
@@ -136,7 +136,7 @@ def forward_row(problem: Problem) -> str:
 
 
 def forward_tile(problem: Problem) -> Tile:
-    """Query rows kept, key rows a step."""
+    """Query rows kept, key rows per step."""
     if problem.device.type == "cpu":
         return EMULATED
     return fitted(TILES[forward_row(problem)], problem, 1, 2)
@@ -157,7 +157,7 @@ def split_workers(problem: Problem) -> int:
 
 
 def dkdv_tile(problem: Problem) -> Tile:
-    """Return key rows kept, packed query rows a step."""
+    """Return key rows kept, packed query rows per step."""
     if problem.device.type == "cpu":
         return EMULATED
     wide = width(problem)
@@ -177,7 +177,7 @@ def _wide_backward(row: str, problem: Problem) -> Tile:
 
 
 def dq_tile(problem: Problem) -> Tile:
-    """Return packed query rows kept, key rows a step."""
+    """Return packed query rows kept, key rows per step."""
     if problem.device.type == "cpu":
         return EMULATED
     wide = width(problem)
@@ -201,7 +201,7 @@ def resident_row(problem: Problem) -> str:
 
 
 def resident_tile(problem: Problem) -> Tile:
-    """Return packed rows kept (all of them), key rows a step, for the backward of a short shared query."""
+    """Return packed rows kept (all of them), key rows per step, for the backward of a short shared query."""
     rows, wide = max(LEAST_SIDE, power_of_two(packed_rows(problem))), width(problem)
     if problem.device.type == "cpu":
         return Tile(rows, 16, 4, 1)
@@ -216,7 +216,7 @@ def resident_tile(problem: Problem) -> Tile:
 
 
 def resident_workers(problem: Problem) -> int:
-    """Return programs a key/value head of the shared query's backward."""
+    """Return the programs per key/value head of the shared query's backward."""
     if problem.device.type == "cpu":
         return 4
     return max(1, WORKERS[resident_row(problem)] * num_sms(problem.device, EMULATED_SMS) // problem.num_kv_heads)

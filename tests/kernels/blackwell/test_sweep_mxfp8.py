@@ -15,7 +15,7 @@ from tests.kernels.sweeping import clean_mutants  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-CASES = {  # several tiles a CTA, so that every ring wraps; tiles of both kinds
+CASES = {  # several tiles per CTA, so that every ring wraps; tiles of both kinds
     "halves": dict(len_q=[300, 280], len_kv=[300, 140]),
     "split": dict(len_q=[100, 60], len_kv=[600, 300], band=Band.make(causal=True)),
 }
@@ -51,7 +51,7 @@ def test_every_broken_synchronisation_is_found(monkeypatch):
     assert clean == set(ARGUED)
 
 
-BACKWARD_CASES = {  # several tiles a CTA, heads that share keys
+BACKWARD_CASES = {  # several tiles per CTA, heads that share keys
     "full": dict(len_q=[150, 140], len_kv=[150, 40], head_dim=128),
     "causal": dict(len_q=[260], len_kv=[260], heads=2, kv_heads=1, band=Band.make(causal=True)),
 }
