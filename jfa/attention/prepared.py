@@ -28,12 +28,14 @@ from jfa.kernels.base import Problem
 MOST_SIGNATURES = 1024  # then all are forgotten: what never comes again must not fill the memory
 MOST_FORMS = 64  # per signature and pass: sizes beyond them take the long way
 MOST_TRIES = 64  # per signature and pass: recordings that met a kernel which was not compiled yet
-LARGEST = 2**31 - 1  # a hint
 MOST_ROWS = 2**30  # that a ragged descriptor counts
+MOST_SEQUENCES = 2**24
+LARGEST_HINT = 2**31 - 1
 _PLAIN_NUMBERS = (int, type(None))
 _SCALES = (float, int, type(None))
 _WINDOWS = (int, type(None))
 _SIZES = "rows_q", "rows_kv", "sequences", "max_q", "max_kv"
+_MOST = dict(zip(_SIZES, (MOST_ROWS, MOST_ROWS, MOST_SEQUENCES, LARGEST_HINT, LARGEST_HINT)))
 _KNOWN: dict[tuple, Prepared] = {}
 _NEVER = None, ()
 
@@ -76,9 +78,9 @@ def find(tensors: tuple, hints: tuple, scale, window, switches: tuple, backend, 
     (rows_q, heads, dim), (rows_kv, kv_heads, key_dim), (rows_v, value_heads, value_dim) = shapes
     count = key_offset.numel()
     sizes = rows_q, rows_kv, count - 1, max_q or 0, max_kv or 0
-    if rows_v != rows_kv or rows_q > MOST_ROWS or rows_kv > MOST_ROWS or count < 1 or not 0 <= sizes[3] <= LARGEST:
+    if rows_v != rows_kv or rows_q > MOST_ROWS or rows_kv > MOST_ROWS or not 1 <= count <= MOST_SEQUENCES:
         return _NEVER
-    if not 0 <= sizes[4] <= LARGEST:
+    if not 0 <= sizes[3] <= LARGEST_HINT or not 0 <= sizes[4] <= LARGEST_HINT:
         return _NEVER
     signature = [scale, window, switches, kinds, backend, heads, dim, kv_heads, key_dim, value_heads, value_dim]
     for x in (query, key, value):
@@ -318,7 +320,7 @@ class Lesson:
 
         if len(self.forms) >= MOST_FORMS or self.tries >= MOST_TRIES or launcher.hooks():
             return None, None
-        recorder = Recorder(sizes)
+        recorder = Recorder(sizes, _MOST)
         try:
             with torch.no_grad(), recorder:
                 seen = run(recorder)

@@ -10,6 +10,8 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,6 +20,8 @@ import jfa
 
 SEQUENCES, LENGTH, HEADS, DIM = 8, 64, 8, 128
 CALLS, ROUNDS = 30, 9
+TOTALS = 16  # batches of different rows that take turns
+NEW_TOTALS, NEW_SIGNATURE = "new totals each call", "new signature"
 BACKENDS = ("hopper", "blackwell", "portable")
 FA2 = "FlashAttention 2"
 
@@ -40,51 +44,74 @@ def host_microseconds(calls: dict[str, Callable], per_round: int = CALLS, rounds
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def calls(backends: tuple[str, ...] = BACKENDS, device: str = "cuda") -> tuple[dict[str, Callable], tuple[Tensor, ...]]:
-    """Return forward calls by name, functions of no arguments that return the output, and the tensors to differentiate by.
+@dataclass(frozen=True)
+class Batch:
+    """Inputs of one call: tensors [rows, HEADS, DIM], offsets, and a gradient of the output."""
+
+    tensors: tuple[Tensor, Tensor, Tensor]
+    offsets: Tensor
+    gradient: Tensor
+
+
+def batch(extra: int, device: str, dtype: torch.dtype = torch.int32) -> Batch:
+    """Return SEQUENCES sequences of LENGTH tokens, of which the last has ``extra`` fewer."""
+    rows = SEQUENCES * LENGTH - extra
+    like = dict(device=device, dtype=torch.bfloat16)
+    tensors = tuple(torch.randn(rows, HEADS, DIM, requires_grad=True, **like) for _ in range(3))
+    offsets = torch.arange(0, SEQUENCES * LENGTH + 1, LENGTH, device=device, dtype=dtype).clamp(max=rows)
+    return Batch(tensors, offsets, torch.randn(rows, HEADS, DIM, **like))
+
+
+def calls(backends: tuple[str, ...] = BACKENDS, device: str = "cuda") -> dict[str, Callable[[], tuple[Tensor, Batch]]]:
+    """Return forward calls by name, functions of no arguments that return the output and its inputs.
 
     Backends that this device does not have are left out.
     """
-    rows = SEQUENCES * LENGTH
-    dtype = torch.bfloat16
-    q, k, v = (torch.randn(rows, HEADS, DIM, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
-    offsets = torch.arange(0, rows + 1, LENGTH, device=device, dtype=torch.int32)
-    found: dict[str, Callable] = {}
-    scales = (0.08 + 1e-9 * i for i in itertools.count())  # one that never was is a new signature, as other shapes are
+    one, wide = batch(0, device), batch(0, device, torch.int64)
+    others = itertools.cycle([batch(n, device) for n in range(1, TOTALS + 1)])
+    found: dict[str, Callable[[], tuple[Tensor, Batch]]] = {}
+    scales = (0.08 + 1e-9 * i for i in itertools.count())  # one that never was is a new signature
     try:
         from torch.nn.attention.varlen import varlen_attn
 
         if device == "cuda":
-            found[FA2] = lambda: varlen_attn(q, k, v, offsets, offsets, LENGTH, LENGTH)
+            found[FA2] = lambda: (varlen_attn(*one.tensors, one.offsets, one.offsets, LENGTH, LENGTH), one)
     except ImportError:
         pass
+
+    def attend(b: Batch, **options) -> tuple[Tensor, Batch]:
+        return jfa.jagged_flash_attention(*b.tensors, b.offsets, b.offsets, **options), b
+
+    sizes = dict(rows_q=SEQUENCES * LENGTH, rows_kv=SEQUENCES * LENGTH, num_heads=HEADS, head_dim=DIM)
     for backend in backends:
         options = dict(max_seq_len_q=LENGTH, max_seq_len_kv=LENGTH, backend=backend)
         try:
-            plan = jfa.plan(offsets, offsets, rows_q=rows, rows_kv=rows, num_heads=HEADS, head_dim=DIM, **options)
+            plan = jfa.plan(one.offsets, one.offsets, **sizes, **options)
         except ValueError:  # another GPU's kernels
             continue
-        found[backend] = lambda o=options: jfa.jagged_flash_attention(q, k, v, offsets, offsets, **o)
+        found[backend] = lambda o=options: attend(one, **o)
         if backend != "reference":
-            found[f"{backend}, new shapes"] = lambda o=options: jfa.jagged_flash_attention(
-                q, k, v, offsets, offsets, sm_scale=next(scales), **o
-            )
-        planned = options | {"plan": plan}
-        found[f"{backend}, with a plan"] = lambda o=planned: jfa.jagged_flash_attention(q, k, v, offsets, offsets, **o)
-    return found, (q, k, v)
+            found[f"{backend}, {NEW_TOTALS}"] = lambda o=options: attend(next(others), **o)
+            found[f"{backend}, int64 offsets"] = lambda o=options: attend(wide, **o)
+            found[f"{backend}, {NEW_SIGNATURE}"] = lambda o=options: attend(one, sm_scale=next(scales), **o)
+        found[f"{backend}, with a plan"] = lambda o=options | {"plan": plan}: attend(one, **o)
+    return found
 
 
 def measure(backends: tuple[str, ...] = BACKENDS, device: str = "cuda", **bounds: int) -> dict[str, dict[str, float]]:
     """Return per implementation the microseconds of a forward, of one without gradients, and of a forward and backward ("both").
 
-    "new shapes": nothing is known of the call but what compiled. ``bounds``: ``per_round`` (calls) and ``rounds``.
+    "new totals each call": the batch before had another number of rows. "new signature": nothing is known of the call but what
+    compiled. ``bounds``: ``per_round`` (calls) and ``rounds``.
     """
-    found, inputs = calls(backends, device)
-    with_backward = {}
-    for name, call in found.items():
-        gradient = torch.randn_like(call())
-        with_backward[name] = lambda call=call, g=gradient: torch.autograd.grad(call(), inputs, g)
-    forward, both = host_microseconds(found, **bounds), host_microseconds(with_backward, **bounds)
+    found = calls(backends, device)
+
+    def with_backward(call: Callable) -> None:
+        out, made_of = call()
+        torch.autograd.grad(out, made_of.tensors, made_of.gradient)
+
+    both = host_microseconds({name: partial(with_backward, call) for name, call in found.items()}, **bounds)
+    forward = host_microseconds(found, **bounds)
     with torch.no_grad():
         alone = host_microseconds(found, **bounds)
     return {name: {"forward": forward[name], "no gradients": alone[name], "both": both[name]} for name in found}
@@ -100,9 +127,9 @@ def measure_stubbed(**bounds: int) -> dict[str, dict[str, float]]:
 
 def table(times: dict[str, dict[str, float]]) -> str:
     """Return microseconds per small call on the host, and the ratio to FlashAttention 2's where that is there."""
-    lines = [f"{'host, us per small call':26} {'forward':>9} {'no gradients':>13} {'with backward':>14}"]
+    lines = [f"{'host, us per small call':32} {'forward':>9} {'no gradients':>13} {'with backward':>14}"]
     peer = times.get(FA2)
     for name, t in times.items():
         share = f"   {t['forward'] / peer['forward']:.2f}, {t['both'] / peer['both']:.2f} of FA2's" if peer else ""
-        lines.append(f"{name:26} {t['forward']:9.1f} {t.get('no gradients', 0):13.1f} {t['both']:14.1f}{share}")
+        lines.append(f"{name:32} {t['forward']:9.1f} {t.get('no gradients', 0):13.1f} {t['both']:14.1f}{share}")
     return "\n".join(lines)

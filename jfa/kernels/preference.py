@@ -48,8 +48,8 @@ def _few_queries(problem: Problem) -> bool:
 
 
 def _many_short(problem: Problem) -> bool:
-    longer = max(problem.rows_q, problem.rows_kv)
-    return not problem.broadcast_q and problem.num_batches >= MANY and _mean_at_most(SHORT, longer, problem)
+    many = not problem.broadcast_q and problem.num_batches >= MANY
+    return many and _mean_at_most(SHORT, max(problem.rows_q, problem.rows_kv), problem)
 
 
 def _grouped_or_wide(problem: Problem) -> bool:

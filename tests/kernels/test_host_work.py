@@ -134,6 +134,32 @@ def test_a_call_that_comes_again_does_no_more_on_the_host_than_recorded(backend,
             assert sum(work.calls.values()) <= most_calls, work.calls.most_common(40)
 
 
+@pytest.mark.parametrize("backend", ["portable", "hopper"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_call_of_other_totals_does_no_more_on_the_host_than_one_that_comes_again(backend, dtype):
+    """Other rows of queries and of keys, other numbers of sequences, other hints: within one form nothing is found out anew."""
+    launches = []
+    driver = StubDriver(lambda *args: launches.append(args) or 0, lambda *args: 0)
+    with stubbed(driver):
+        for number, (rows_q, rows_kv, sequences) in enumerate(
+            [(512, 512, 8), (512, 512, 8), (509, 700, 8), (257, 300, 9), (1025, 999, 31), (700, 4096, 12)]
+        ):
+            q, k, v = (
+                torch.ones(rows, HEADS, DIM, dtype=torch.bfloat16, requires_grad=True)
+                for rows in (rows_q, rows_kv, rows_kv)
+            )
+            offsets = [torch.linspace(0, rows, sequences + 1).to(dtype) for rows in (rows_q, rows_kv)]
+            gradient, work = torch.ones_like(q), Work(None)
+            launches.clear()
+            with work:
+                out = jfa.jagged_flash_attention(q, k, v, *offsets, 200 + number, backend=backend)
+                torch.autograd.grad(out, (q, k, v), gradient)
+            _, (most_launches, most_calls) = MOST_AGAIN[backend, False]
+            if number >= 3:  # by then there is a form, and all is compiled
+                assert len(launches) == most_launches
+                assert sum(work.calls.values()) <= most_calls, work.calls.most_common(40)
+
+
 def test_what_is_added_to_a_call_is_counted(monkeypatch):
     forward, _ = calls_of_stubbed("portable", False, monkeypatch)
     work, counts = Work(monkeypatch), []

@@ -231,15 +231,16 @@ class Recorder(TorchFunctionMode):
 
     Args:
         sizes: the numbers of which shapes are made, by name, as they are in this call.
+        most: upper bounds of some of them.
 
     Attributes:
         sizes: the same as :class:`.sizes.Size`.
         trace: what follows from them, and on what conditions.
     """
 
-    def __init__(self, sizes: dict[str, int]):
+    def __init__(self, sizes: dict[str, int], most: dict[str, int] | None = None):
         super().__init__()
-        self.trace = Trace(sizes)
+        self.trace = Trace(sizes, most)
         self.sizes = self.trace.variables
         self.roles: list[str] = []
         self.allocations: list[StandIn] = []
