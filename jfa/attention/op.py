@@ -80,7 +80,7 @@ def is_plain(*tensors: Tensor) -> bool:
     if torch.autograd._profiler_enabled():
         return False
     for x in tensors:
-        if type(x) not in _PLAIN or x.device.type == "meta":
+        if type(x) not in _PLAIN or x.is_meta:
             return False
     return True
 

@@ -162,8 +162,8 @@ class Prepared:
             return None
         call = Call(self, form, sizes, values, more, grad)
         if grad:
-            return _Played.apply(query, key, value, call)
-        return call.forward(query, key, value)[:2]
+            return _apply(query, key, value, call)
+        return call.forward(query, key, value)
 
     # ------------------------------------------------------------------------------------------------------- recording
     def problem_of(self, sizes: Sequence[int], offsets: dict) -> Problem:
@@ -477,3 +477,7 @@ class _Played(torch.autograd.Function):
         grads = ctx.call.backward(dout, dlse, (query, key, value, out, lse), needs)
         grads = [grad if need else None for grad, need in zip(grads, needs)]
         return (*op.differentiable_once(grads, dout, dlse, query, key, value), None)
+
+
+# What Function.apply does besides is for torch.func's transforms, and no call that is played is under one.
+_apply = super(torch.autograd.Function, _Played).apply

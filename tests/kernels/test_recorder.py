@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 
 import pytest
 import torch
@@ -212,3 +213,38 @@ def test_a_variant_is_not_made_while_a_call_is_recorded():
 
     with Recorder({}), pytest.raises(NotCompiled):
         Variant(scale_kernel, BLOCK=16)
+
+
+def test_addresses_of_tensor_maps_are_stored_where_the_driver_would_do_no_more(monkeypatch):
+    """Else the driver replaces them."""
+    from jfa.bench.stub import StubDriver
+
+    def run(x):
+        to = torch.empty_like(x)
+        VARIANT.launch(CPU, (1,), ragged_descriptor(x, 16, 64), to, 3, 5)
+        return [to]
+
+    usual, moved = StubDriver.replace_address, []
+
+    def with_a_checksum(driver, box, address):
+        moved.append(address.value)
+        torch.frombuffer((ctypes.c_uint8 * 128).from_address(box.value), dtype=torch.uint8)[100] = address.value % 251
+        return usual(driver, box, address)
+
+    for replace, expected in ((usual, 0), (with_a_checksum, 2)):
+        monkeypatch.setattr(StubDriver, "replace_address", replace)
+        recorder, x = stand_in(6, 2, 64, dtype=torch.bfloat16)
+        with stubbed():
+            for _ in range(2):
+                real = torch.ones(6, 2, 64, dtype=torch.bfloat16)
+                VARIANT.launch(CPU, (1,), ragged_descriptor(real, 16, 64), torch.empty_like(real), 3, 5)
+            with recorder:
+                results = run(x)
+            tape = Tape(recorder, results)
+            (packet,) = tape._deck._packets
+            moved.clear()
+            inputs = [torch.ones(6, 2, 64, dtype=torch.bfloat16) for _ in range(2)]
+            for real in inputs:
+                tape.play(CPU, tape.measure(6), [real])
+                assert ctypes.c_uint64.from_address(packet.boxes[0].map).value == real.data_ptr()
+            assert len(moved) == expected

@@ -333,6 +333,8 @@ def test_a_thread_without_a_context_is_given_one(driver, monkeypatch, call, come
         if call == "fill":
             return  # torch's own on the long way
         prepared.forget()
+    elif call == "replace_address":
+        return  # a tape stores addresses itself
     q, k, v = tensors(seed=6)
     out = attend(q, k, v)
     assert_near(out, truth(q, k, v))

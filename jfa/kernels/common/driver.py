@@ -59,6 +59,11 @@ class Driver:
             RuntimeError: the driver refuses.
         """
         code = function(*args)
+        if code != SUCCESS:
+            self.retry(code, index, function, *args)
+
+    def retry(self, code: int, index: int, function, *args) -> None:
+        """Call a function again that returned ``code``, if it had no context; else raise."""
         if code == INVALID_CONTEXT:
             self.make_current(index)
             code = function(*args)

@@ -157,6 +157,19 @@ class Box:
         elif address != self.address:
             self.move(address)
 
+    def word(self) -> ctypes.c_uint64 | None:
+        """Return the word of the map that is its address; None where the driver changes more than that word to replace one."""
+        (_, ours), (_, theirs) = kept = aligned(MAP_BYTES), aligned(MAP_BYTES)
+        other = self.address + (1 << 20)
+        for copy in (ours, theirs):
+            ctypes.memmove(copy, self.map, MAP_BYTES)
+        ctypes.c_uint64.from_address(ours).value = other
+        replace = self._driver.replace_address
+        self._driver.run(self._index, replace, ctypes.c_void_p(theirs), ctypes.c_void_p(other))
+        equal = ctypes.string_at(ours, MAP_BYTES) == ctypes.string_at(theirs, MAP_BYTES)
+        del kept
+        return ctypes.c_uint64.from_address(self.map) if equal else None
+
     def move(self, address: int) -> None:
         """Store another address."""
         replace = self._driver.replace_address
