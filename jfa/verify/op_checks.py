@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import random
+from functools import partial
+from unittest import mock
 
 import torch
 
 import jfa
+from jfa.attention import prepared
 from jfa.layout import offsets_from_lengths
 from jfa.verify.cases import Case, judge
 
@@ -75,6 +78,53 @@ def calls_that_come_again_agree_with_fp64(backend: str, device: str = "cuda") ->
         for seed, (len_q, len_kv) in enumerate(zip(lengths, lengths[::-1])):
             case = Case(len_q, len_kv, dtype=torch.bfloat16, seed=seed, **{"dim": 64, **kind})
             judge(case, device, backend=backend)
+
+
+def calls_of_other_totals_agree_with_the_long_way(backend: str, device: str = "cuda", calls: int = 12) -> None:
+    """Give every call other totals, numbers of sequences and hints, some int64 offsets and a query at odd addresses.
+
+    Results must be those of calls of which nothing is kept, bit by bit, but for gradients that are summed in any order.
+    """
+    prepared.forget()
+    kinds = [{}, dict(causal=True), dict(heads=8, deterministic=True), dict(dim=128), dict(shared_q=40), dict(dim=80)]
+    for kind, options in enumerate(kinds):
+        sizes = {name: options.pop(name) for name in ("heads", "dim", "shared_q") if name in options}
+        rng = random.Random(kind)
+        for number in range(calls):
+            sequences = rng.choice([1, 3, 4, 6])
+            lengths = [
+                [rng.choice([0, 1, rng.randint(2, 20), rng.randint(21, 120)]) for _ in range(sequences)] for _ in "qk"
+            ]
+            q, k, v, *offsets = _tensors(device, *lengths, seed=number, **sizes)
+            offsets = [x.long() if number % 2 else x for x in offsets]
+            if sizes.get("shared_q"):
+                options |= dict(broadcast_q=True)
+                offsets[0] = None
+            if number % 5 == 4:
+                odd = torch.empty(q.numel() + 1, dtype=q.dtype, device=device)[1:].view(q.shape)
+                q = odd.copy_(q.detach()).requires_grad_()
+            hints = dict(max_seq_len_kv=max(lengths[1])) if number % 3 else {}
+            call = partial(_results, q, k, v, offsets, backend=backend, **options, **hints)
+            found = call()
+            with mock.patch.object(prepared, "find", lambda *args: (None, ())):
+                expected = call()
+            for name, x, y in zip(("out", "lse", "dq", "dk", "dv"), found, expected):
+                if name == "dq" and not options.get("deterministic"):
+                    torch.testing.assert_close(x, y, atol=2e-3, rtol=2e-2, msg=lambda m, n=number: f"call {n}, dq: {m}")
+                else:
+                    assert torch.equal(x, y), (
+                        f"{options | sizes}, call {number}: {name} is another than on the long way"
+                    )
+    if device != "cpu" and backend in ("portable", "hopper"):
+        forms = [x for kept in prepared._KNOWN.values() for x in kept.forward[True].forms]
+        assert forms and all(x.tape is not None for x in forms), [x.why_not for x in forms]
+
+
+def _results(q, k, v, offsets, **options) -> tuple:
+    """Return out, LSE and the gradients of both."""
+    out, lse = jfa.jagged_flash_attention(q, k, v, *offsets, return_lse=True, **options)
+    dout = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape).to(out.dtype)
+    return (out, lse, *torch.autograd.grad((out, lse), (q, k, v), (dout, torch.isfinite(lse) * 0.5)))
 
 
 def calls_of_many_threads_share_what_is_kept(backend: str, device: str = "cuda") -> None:
@@ -230,6 +280,7 @@ CHECKS = {
         plan_gives_the_same_result_again_and_again,
         any_strides,
         calls_that_come_again_agree_with_fp64,
+        calls_of_other_totals_agree_with_the_long_way,
         calls_of_many_threads_share_what_is_kept,
         offsets_may_have_any_stride,
         offsets_that_lie_touch_nothing_outside,

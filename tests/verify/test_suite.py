@@ -34,6 +34,7 @@ def test_random_and_large_problems_are_right():
         "offsets_may_have_any_stride",
         "deterministic_gradients_repeat_bit_by_bit",
         "compiles_into_one_graph",
+        "calls_of_other_totals_agree_with_the_long_way",
     ],
 )
 def test_checks_of_the_op_pass_on_a_sound_op(name, monkeypatch):
@@ -85,6 +86,7 @@ def by_offset_stride(out, inputs, options):
         ("any_strides", by_stride),
         ("offsets_may_have_any_stride", by_offset_stride),
         ("deterministic_gradients_repeat_bit_by_bit", every_second_call),
+        ("calls_of_other_totals_agree_with_the_long_way", every_second_call),
     ],
 )
 def test_checks_of_the_op_find_what_they_are_for(name, change, monkeypatch):
