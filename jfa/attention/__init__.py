@@ -114,7 +114,7 @@ def jagged_flash_attention(
         tensors = query, key, value, query_offset, key_offset, output_offset
         switches, hints = (causal, broadcast_q, deterministic), (max_seq_len_q, max_seq_len_kv)
         kept, sizes = prepared.find(tensors, hints, sm_scale, window_size, switches, backend, plan)
-        again = None if kept is None else kept.attend(query, key, value, tensors[3:], plan, sizes)
+        again = None if kept is None else kept.attend(query, key, value, tensors[3:], plan, sizes, return_lse)
         if again is not None:
             out = restore(again[0]) if nested else again[0]
             return (out, again[1]) if return_lse else out

@@ -138,14 +138,15 @@ class Prepared:
             self.problem = replace(problem, query_offset=None, key_offset=None, output_offset=None)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, offsets: tuple, plan, sizes: tuple
-    ) -> tuple[Tensor, Tensor] | None:
+        self, query: Tensor, key: Tensor, value: Tensor, offsets: tuple, plan, sizes: tuple, with_lse: bool = True
+    ) -> tuple[Tensor, Tensor | None] | None:
         """Return (out, lse) of a call that comes again; None where it has to take the long way.
 
         Args:
             offsets: query_offset, key_offset, output_offset.
             plan: a :class:`jfa.attention.Plan`, or None.
             sizes: of the call, as :func:`find` returned them.
+            with_lse: if not, lse may be None: an output costs autograd several microseconds.
         """
         if self.problem is None:
             return None
@@ -161,9 +162,9 @@ class Prepared:
         if form is None or form.tape is None:
             return None
         call = Call(self, form, sizes, values, more, grad)
-        if grad:
-            return _apply(query, key, value, call)
-        return call.forward(query, key, value)
+        if not grad:
+            return call.forward(query, key, value)
+        return _apply_with_lse(query, key, value, call) if with_lse else (_apply(query, key, value, call), None)
 
     # ------------------------------------------------------------------------------------------------------- recording
     def problem_of(self, sizes: Sequence[int], offsets: dict) -> Problem:
@@ -347,6 +348,8 @@ class Call:
     grad: bool  # a backward may follow
     lists: object = None  # what its forward left: one tensor, or None, or after the long way the backend's own
     walked: bool = False  # a backward of it has been
+    lse: Tensor | None = None  # where autograd does not keep it
+    versions: list[int] | None = None  # of ``more``
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
         """Return (out, lse): play the tape, or take the long way where it cannot be played now."""
@@ -456,28 +459,63 @@ class Call:
 
 
 class _Played(torch.autograd.Function):
-    """Play a forward's tape, and its backward's."""
+    """Play a forward's tape, and its backward's; the output alone has a gradient."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, call):
+        out, call.lse = call.forward(query, key, value)
+        _keep(ctx, call, query, key, value, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        query, key, value, out = ctx.saved_tensors
+        if dout is None:
+            return None, None, None, None
+        return _gradients(ctx, dout, None, (query, key, value, out, ctx.call.lse))
+
+
+class _PlayedWithLse(torch.autograd.Function):
+    """The same where the LSE has a gradient, too."""
 
     @staticmethod
     def forward(ctx, query, key, value, call):
         out, lse = call.forward(query, key, value)
-        # Offsets and a caller's lists are saved too, so that changing one in place before the backward is an error.
-        ctx.save_for_backward(query, key, value, out, lse, *call.more)
-        ctx.set_materialize_grads(False)
-        ctx.call = call
+        _keep(ctx, call, query, key, value, out, lse)
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        query, key, value, out, lse, *_ = ctx.saved_tensors
+        tensors = ctx.saved_tensors
         if dout is None and dlse is None:
             return None, None, None, None
-        dout = torch.zeros_like(out) if dout is None else dout
-        needs = ctx.needs_input_grad[:3]
-        grads = ctx.call.backward(dout, dlse, (query, key, value, out, lse), needs)
-        grads = [grad if need else None for grad, need in zip(grads, needs)]
-        return (*op.differentiable_once(grads, dout, dlse, query, key, value), None)
+        dout = torch.zeros_like(tensors[3]) if dout is None else dout
+        return _gradients(ctx, dout, dlse, tensors)
+
+
+def _keep(ctx, call: Call, *tensors: Tensor) -> None:
+    """Keep what a backward needs. Of offsets and a plan's lists it is only checked that nobody changes them before."""
+    ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)
+    call.versions = _versions(call.more)
+    ctx.call = call
+
+
+def _versions(tensors: list[Tensor]) -> list[int]:
+    return [0 if x.is_inference() else x._version for x in tensors]
+
+
+def _gradients(ctx, dout: Tensor, dlse: Tensor | None, tensors: tuple) -> tuple:
+    call, needs = ctx.call, ctx.needs_input_grad[:3]
+    if _versions(call.more) != call.versions:
+        raise RuntimeError(
+            "offsets or a plan needed for gradient computation have been modified by an inplace operation"
+        )
+    grads = call.backward(dout, dlse, tensors, needs)
+    grads = [grad if need else None for grad, need in zip(grads, needs)]
+    return (*op.differentiable_once(grads, dout, dlse, *tensors[:3]), None)
 
 
 # What Function.apply does besides is for torch.func's transforms, and no call that is played is under one.
 _apply = super(torch.autograd.Function, _Played).apply
+_apply_with_lse = super(torch.autograd.Function, _PlayedWithLse).apply

@@ -1,7 +1,8 @@
 """How long a small call keeps the host, beside FlashAttention 2's (torch's varlen_attn): microseconds per call.
 
 Eight sequences of 64 tokens, so the device is never waited for. Read the ratios within one run: hosts differ by a factor of 3.
-Without a GPU launches do nothing (:func:`measure_stubbed`): what is left is Python, torch's allocations and the autograd engine.
+Batches of other totals take turns in one row: that is training on jagged data. Without a GPU launches do nothing
+(:func:`measure_stubbed`): what is left is Python, torch's allocations and the autograd engine.
 """
 
 from __future__ import annotations
