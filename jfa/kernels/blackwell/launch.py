@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from jfa.block_sparse import BlockLists
 from jfa.kernels import portable
 from jfa.kernels.base import Problem, list_arguments, transposed_lists, unfit_blocks, wrong_gpu
 from jfa.kernels.blackwell.backward_1cta import backward_kernel
@@ -40,6 +39,7 @@ from jfa.kernels.common.tile_list import tile_list
 EMULATED_SMS = 2  # without a GPU: enough to have CTAs that take several tiles and CTAs side by side
 BLOCK_LISTS = True
 DTYPES = (torch.bfloat16, torch.float16)
+WARPS = dict(num_warps=4, num_stages=1)  # of the default task; the kernels make their pipelines themselves
 
 
 # ------------------------------------------------------------------------------------------------------------ contract
@@ -165,8 +165,7 @@ def plain_forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Te
         problem.rows_out,
         problem.sm_scale * LOG2_E,
         config,
-        num_warps=4,
-        num_stages=1,
+        **WARPS,
     )
     return out, lse
 
@@ -199,26 +198,12 @@ def launch_forward(problem: Problem, q, k, v, out, lse, records: Tensor, counts:
         min(HUGE.value * (1 - 2.0**-20) / scale, 2.0**127),
         *list_arguments(problem.block_lists),
         config,
-        num_warps=4,
-        num_stages=1,
+        **WARPS,
     )
 
 
 def launch_backward(
-    problem: Problem,
-    dout,
-    q,
-    k,
-    v,
-    dk,
-    dv,
-    sums,
-    lse2,
-    delta,
-    records: Tensor,
-    counts: Tensor,
-    config: BackwardConfig,
-    lists: BlockLists | None = None,
+    problem: Problem, dout, q, k, v, dk, dv, sums, lse2, delta, records, counts, config: BackwardConfig, lists=None
 ) -> None:
     """Launch the general backward once; dout, dk and dv must be addressable by TMA.
 
@@ -227,18 +212,10 @@ def launch_backward(
     backward_kernel[ctas(problem, records, config.heads, config.clc)](
         *_boxes(config.head_dim, q, k, v, dout, dk, dv),
         dq_boxes(sums, config.dq_columns),
-        lse2,
-        delta,
-        records,
-        counts,
-        lse2.shape[1],
-        sums.shape[1],
-        problem.sm_scale * LOG2_E,
-        problem.sm_scale,
+        *rows_and_scales(problem, sums, lse2, delta, records, counts),
         *list_arguments(lists),
         config,
-        num_warps=4,
-        num_stages=1,
+        **WARPS,
     )
 
 
@@ -259,17 +236,9 @@ def launch_pair(
         *_boxes(columns, v),
         *_boxes(half, dk, dv),
         _dq_halves(sums, config.dq_columns),
-        lse2,
-        delta,
-        records,
-        counts,
-        lse2.shape[1],
-        sums.shape[1],
-        problem.sm_scale * LOG2_E,
-        problem.sm_scale,
+        *rows_and_scales(problem, sums, lse2, delta, records, counts),
         config,
-        num_warps=4,
-        num_stages=1,
+        **WARPS,
         ctas_per_cga=(2, 1, 1),
     )
 
@@ -296,8 +265,7 @@ def launch_resident(
         problem.sm_scale * LOG2_E,
         problem.sm_scale,
         config,
-        num_warps=4,
-        num_stages=1,
+        **WARPS,
     )
     return partials.view(shares, problem.num_heads, rows, config.head_dim).sum(0)
 
@@ -315,8 +283,7 @@ def launch_dq(problem: Problem, dout, q, k, v, sums, lse2, delta, records: Tenso
         lse2.shape[1],
         problem.sm_scale * LOG2_E,
         config,
-        num_warps=4,
-        num_stages=1,
+        **WARPS,
     )
 
 
@@ -331,6 +298,14 @@ def ctas(problem: Problem, records: Tensor, heads: int, clc: bool = False) -> tu
     """Return the grid of a list: with ``clc`` a CTA per unit, to be stolen from; else one per SM."""
     units = records.shape[0] * heads
     return (units if clc else min(units, num_sms(problem.device, EMULATED_SMS)),)
+
+
+def rows_and_scales(
+    problem: Problem, sums: Tensor, lse2: Tensor, delta: Tensor, records: Tensor, counts: Tensor
+) -> tuple:
+    """Return the numbers of rows, the list, the sizes and the scales, as the general backward kernels take them."""
+    scale = problem.sm_scale
+    return lse2, delta, records, counts, lse2.shape[1], sums.shape[1], scale * LOG2_E, scale
 
 
 def _boxes(columns: int, *tensors: Tensor, rows: int = BLOCK) -> list[TensorDescriptor]:

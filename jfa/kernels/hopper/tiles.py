@@ -17,7 +17,7 @@ from jfa.kernels.base import Problem
 from jfa.kernels.common.host import band_constants, cdiv, power_of_two
 from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.nouns import RECORD
-from jfa.kernels.common.planner import HEADER, OWN, TILES, Cutting, Target, write_list
+from jfa.kernels.common.planner import HEADER, OWN, TILES, Cut, Cutting, Target, write_list
 from jfa.kernels.common.sequences import BandConstants, Offsets, Sequences, Sizes
 
 # Rows: the unit in which the backward pads every sequence's queries (see padded_rows).
@@ -178,19 +178,11 @@ def _variant(cfg: ListConfig) -> Variant:
     return Variant(list_kernel, cfg=cfg, num_warps=8 if cfg.others > 1024 else 4)
 
 
-def capacity(problem: Problem, block: int, keys: bool) -> int:
-    """Return how many records a list of tiles of ``block`` rows may need."""
-    if problem.broadcast_q and not keys:
-        return problem.num_batches * -(-problem.rows_q // block)
-    return -(-(problem.rows_kv if keys else problem.rows_q) // block) + problem.num_batches + 2
-
-
 def _empty_list(problem: Problem, block: int, keys: bool) -> TileList:
-    heads, size = problem.num_heads, max(capacity(problem, block, keys), 1) * RECORD.value if block else RECORD.value
+    heads, room = problem.num_heads, Cut(block, keys).capacity(problem) if block else 1
     begin = HEADER + -(-heads // 4) * 4  # at whole 16 bytes
-    words = torch.empty(begin + size, dtype=torch.int32, device=problem.device)
-    rows = size // RECORD.value, RECORD.value
-    records = words.as_strided(rows, (RECORD.value, 1), begin)  # split and view take twice as long
+    words = torch.empty(begin + room * RECORD.value, dtype=torch.int32, device=problem.device)
+    records = words.as_strided((room, RECORD.value), (RECORD.value, 1), begin)  # split and view take twice as long
     return TileList(records, words.as_strided((2,), (1,)), words.as_strided((heads,), (1,), HEADER))
 
 
