@@ -83,7 +83,7 @@ class JaggedSelfAttention(nn.Module):
         return to_nested(out, offsets) if nested else out
 
     def extra_repr(self) -> str:
-        """What print(module) shows."""
+        """Say what print(module) shows."""
         return f"heads={self.num_heads}, kv_heads={self.num_kv_heads}, causal={self.causal}, window_size={self.window_size}"
 
 
@@ -158,7 +158,7 @@ class PMA(nn.Module):
         return self.to_out(out.flatten(1)).unflatten(0, (-1, self.seeds.shape[0]))
 
     def extra_repr(self) -> str:
-        """What print(module) shows."""
+        """Say what print(module) shows."""
         return f"seeds={self.seeds.shape[0]}, heads={self.num_heads}, kv_heads={self.num_kv_heads}"
 
 
@@ -179,7 +179,7 @@ def _check_whole(name: str, number: int) -> None:
 
 
 def _packed(x: Tensor, offsets: Tensor | None, name: str) -> tuple[Tensor, Tensor, bool]:
-    """(values [total, dim], offsets, was it nested)."""
+    """Return (values [total, dim], offsets, was it nested)."""
     if not isinstance(x, Tensor):
         hint = "; with precision='mxfp8' the layer encodes what it projects" if isinstance(x, BlockScaled) else ""
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}{hint}")

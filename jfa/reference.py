@@ -48,7 +48,7 @@ def attention(
     return_lse: bool = False,
     block_lists: BlockLists | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of every packed sequence's queries over its own keys.
+    """Compute attention of every packed sequence's queries over its own keys.
 
     Args:
         query: [total_q, H, D], or [Lq, H, D] shared by all sequences with ``broadcast_q``.
@@ -118,7 +118,7 @@ class _Rows:
         return cls(torch.zeros_like(k_start), k_start, o_start, torch.full_like(k_start, rows), len_kv, batches * rows)
 
     def chunks(self, heads: int, multiple: int = 1) -> Iterator[_Chunk]:
-        """Groups of sequences to pad together; sequences without queries or without keys are in none.
+        """Yield groups of sequences to pad together; sequences without queries or without keys are in none.
 
         A sequence that is too long for one group is cut after a multiple of ``multiple`` queries.
         """
@@ -150,7 +150,7 @@ class _Chunk:
 
 
 def _bucket(lengths: Tensor) -> Tensor:
-    """A number shared by lengths within about a quarter of each other, so that padding one group wastes little."""
+    """Return a number shared by lengths within about a quarter of each other, so that padding one group wastes little."""
     return torch.where(lengths <= 8, lengths, (torch.log2(lengths.double()) * 4).long())
 
 
@@ -168,7 +168,7 @@ class _Chosen:
         return cls(dense_mask(lists, grid, -(-key.shape[0] // lists.other_block)), lists.block, lists.other_block)
 
     def pairs(self, part: _Chunk, heads: int) -> Tensor:
-        """[sequences of the chunk, H, rows, max_kv] bool."""
+        """Return [sequences of the chunk, H, rows, max_kv] bool."""
         place = torch.arange(part.rows, device=self.mask.device)
         rows = ((part.first + place) // self.block_q).clamp(max=self.mask.shape[2] - 1)
         columns = torch.arange(part.max_kv, device=self.mask.device) // self.block_kv
@@ -179,7 +179,7 @@ class _Chosen:
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, rows: _Rows, part: _Chunk, band: Band, scale: float, chosen: _Chosen | None
 ):
-    """Pads one chunk and attends: (out [n, H, Dv], lse [n, H], target rows [n]) of the chunk's n real queries."""
+    """Pad one chunk and attend: (out [n, H, Dv], lse [n, H], target rows [n]) of the chunk's n real queries."""
     ids = part.ids
     len_q, len_kv = rows.len_q[ids], rows.len_kv[ids]
     q_pad, q_valid = _padded(q, rows.q_start[ids] + part.first, len_q - part.first, part.rows)
@@ -194,7 +194,7 @@ def _attend(
 
 
 def _padded(x: Tensor, start: Tensor, length: Tensor, max_len: int) -> tuple[Tensor, Tensor]:
-    """[total, H, D] -> ([B, max_len, H, D] with zeros in free places, [B, max_len] bool); never a neighbour's rows."""
+    """Pad [total, H, D] to ([B, max_len, H, D] with zeros in free places, [B, max_len] bool); never a neighbour's rows."""
     place = torch.arange(max_len, device=x.device)
     valid = place < length[:, None]
     index = torch.where(valid, start[:, None] + place, 0)
@@ -214,7 +214,7 @@ def padded_attention(
     first_query: int = 0,
     chosen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention on a batch that really is padded, with a mask: what a model does that knows nothing of jagged tensors.
+    """Compute attention on a batch that really is padded, with a mask: what a model does that knows nothing of jagged tensors.
 
     Args:
         query: [B, Mq, H, D]; key: [B, Mkv, H_kv, D]; value: [B, Mkv, H_kv, Dv].
@@ -247,7 +247,7 @@ def padded_attention(
 def padded_mask(
     len_q: Tensor, len_kv: Tensor, max_q: int, max_kv: int, band: Band | None = None, first_query: int = 0
 ) -> Tensor:
-    """[B, max_q, max_kv] bool: the pairs of a padded batch that count; row 0 is query ``first_query``."""
+    """Return [B, max_q, max_kv] bool: the pairs of a padded batch that count; row 0 is query ``first_query``."""
     band = band or Band()
     lo, hi = (x[:, None, None] for x in band.bounds(len_q, len_kv))
     i = first_query + torch.arange(max_q, device=len_q.device)[:, None]
@@ -270,7 +270,7 @@ def blockwise_attention(
     window_size: int | tuple[int, int] | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The same attention, one block of keys at a time, with the online softmax; shapes as :func:`attention`.
+    """Return the same attention, one block of keys at a time, with the online softmax; shapes as :func:`attention`.
 
     For each sequence it keeps the running maximum m, the running sum l and an unnormalised output acc, and never a full row
     of scores. A Python loop over sequences and blocks: for study and for tests, not for speed.
@@ -287,7 +287,7 @@ def blockwise_attention(
 
 
 def _blockwise_one(q: Tensor, k: Tensor, v: Tensor, band: Band, scale: float, block: int) -> tuple[Tensor, Tensor]:
-    """One sequence: (out [n, H, Dv], lse [H, n])."""
+    """Return one sequence: (out [n, H, Dv], lse [H, n])."""
     group = q.shape[1] // k.shape[1]
     len_q, len_kv = q.shape[0], k.shape[0]
     allowed = band.dense(len_q, len_kv, device=q.device)
@@ -310,7 +310,7 @@ def _blockwise_one(q: Tensor, k: Tensor, v: Tensor, band: Band, scale: float, bl
 
 
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention over the union of two disjoint sets of keys from the attention over each.
+    """Return attention over the union of two disjoint sets of keys from the attention over each.
 
     Args:
         out_a, out_b: [n, H, Dv]; lse_a, lse_b: [H, n], natural log, -inf where that set held no key.

@@ -49,7 +49,7 @@ def jagged_flash_attention(
     block_lists: BlockLists | None = None,
     precision: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of each sequence's queries over the same sequence's keys, on packed tensors without padding.
+    """Compute attention of each sequence's queries over the same sequence's keys, on packed tensors without padding.
 
     Args:
         query: [total_q, H, D]; with ``broadcast_q`` [Lq, H, D], shared by all sequences. bf16, fp16, fp32 (CPU: also fp64).
@@ -196,7 +196,7 @@ class Plan:
         return tuple(size for x in self.tensors for size in x.shape)
 
     def check(self, facts: tuple[tuple[str, object], ...]) -> None:
-        """Lists for other shapes would lead a kernel outside its tensors.
+        """Refuse lists for other shapes, which would lead a kernel outside its tensors.
 
         Raises:
             ValueError: naming what differs between the plan and a call.
@@ -216,7 +216,7 @@ class Plan:
         raise ValueError("plan was built for other block_lists: leave block_lists out, or build a plan for these")
 
     def backend_for(self, asked: str) -> str:
-        """The backend that this plan belongs to; an error if the call names another."""
+        """Return the backend that this plan belongs to; an error if the call names another."""
         if asked not in ("auto", self.backend):
             raise ValueError(f"plan was built for backend {self.backend!r}, but backend={asked!r} is asked for")
         return self.backend
@@ -274,7 +274,7 @@ def plan(
 def _plan_facts(
     query, key, value, key_offset, band, broadcast_q, deterministic, block_lists=None, precision=None
 ) -> tuple[tuple[str, object], ...]:
-    """Everything static that tile lists may depend on, hints apart."""
+    """Return everything static that tile lists may depend on, hints apart."""
     return (
         ("rows_q", query.shape[0]),
         ("rows_kv", key.shape[0]),

@@ -25,7 +25,7 @@ from jfa.bench.runner import Timing
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command line's parser."""
     p = argparse.ArgumentParser(
         prog="jfa bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -142,7 +142,7 @@ def _implementations(args: argparse.Namespace, device: torch.device) -> dict:
 
 
 def line(t: Timing) -> str:
-    """One timing as a line of text."""
+    """Return one timing as a line of text."""
     if t.forward_ms is None:
         return f"{t.shape:14} {t.name:14} {t.note}"
     if t.forward_tflops is None:
@@ -154,7 +154,7 @@ def line(t: Timing) -> str:
 
 
 def table(result: dict) -> str:
-    """The result as text: TFLOP/s (a CPU's: milliseconds) forward | backward, ratios of the first implementation to each other,
+    """Return the result as text: TFLOP/s (a CPU: milliseconds) forward | backward, ratios of the first implementation to others,
     and what bounds it."""
     by_shape: dict[str, list[dict]] = {}
     for t in result["timings"]:
@@ -183,7 +183,7 @@ def _cell(t: dict | None, ours: dict, unit: str, first: bool) -> str:
 
 
 def _of_bound(t: dict, result: dict) -> str:
-    """How near the first implementation is to the larger of its two floors, bytes and FLOPs: 'mem 81% | mma 45%'."""
+    """Return how near the first implementation is to the larger of its two floors, bytes and FLOPs: 'mem 81% | mma 45%'."""
     if "ceilings" not in result or t["shape"] not in shapes.SHAPES or not t["forward_ms"]:
         return "-"
     parts = []
@@ -195,7 +195,7 @@ def _of_bound(t: dict, result: dict) -> str:
 
 
 def floors_ms(shape: str, ceilings: dict[str, float], backward: bool) -> dict[str, float]:
-    """The least milliseconds by bytes ("mem") and by FLOPs ("mma") at the measured ceilings."""
+    """Return the least milliseconds by bytes ("mem") and by FLOPs ("mma") at the measured ceilings."""
     s = shapes.SHAPES[shape]
     return {
         "mem": s.least_bytes(backward) / ceilings["copy_tb_per_s"] / 1e9,
@@ -204,7 +204,7 @@ def floors_ms(shape: str, ceilings: dict[str, float], backward: bool) -> dict[st
 
 
 def plot(result: dict, path: str) -> None:
-    """Two bar charts, forward and backward, one group of bars per shape."""
+    """Draw two bar charts, forward and backward, one group of bars per shape."""
     from jfa import plots
 
     names = list(dict.fromkeys(t["name"] for t in result["timings"]))

@@ -80,11 +80,11 @@ class Recorded:
         )
 
     def shapes(self) -> list[str]:
-        """Names of the shapes in it, in their order."""
+        """Return the names of the shapes in it, in their order."""
         return list(dict.fromkeys(t["shape"] for t in self.content["timings"]))
 
     def fastest(self, shape: str, way: str = "forward", ours: bool = True) -> tuple[str, float] | None:
-        """(name, TFLOP/s) of the fastest of our backends on a shape, or of the fastest peer; None where there is none."""
+        """Return (name, TFLOP/s) of the fastest of our backends on a shape, or of the fastest peer; None where there is none."""
         found = [
             (t["name"], t[f"{way}_tflops"])
             for t in self.content["timings"]
@@ -93,7 +93,7 @@ class Recorded:
         return max(found, key=lambda pair: pair[1], default=None)
 
     def comparison(self, way: str) -> list[list]:
-        """Rows (shape, our fastest backend, TFLOP/s, best peer, TFLOP/s, ratio, share of the bound in %), numbers or "-"."""
+        """Return rows (shape, our fastest backend, TFLOP/s, best peer, TFLOP/s, ratio, share of the bound in %), numbers or "-"."""
         rows = []
         for shape in self.shapes():
             mine, peer = self.fastest(shape, way), self.fastest(shape, way, ours=False)
@@ -102,7 +102,7 @@ class Recorded:
         return rows
 
     def share_of_bound(self, shape: str, way: str) -> float | str:
-        """How near our fastest backend is to the larger of its two floors, bytes or FLOPs, in %; "-" where unknown."""
+        """Return how near our fastest backend is to the larger of its two floors, bytes or FLOPs, in %; "-" where unknown."""
         mine = self.fastest(shape, way)
         if mine is None or self.ceilings is None or shape not in shapes.SHAPES:
             return "-"
@@ -110,23 +110,23 @@ class Recorded:
 
 
 def is_ours(name: str) -> bool:
-    """Whether a timing's name is one of this project's backends."""
+    """Return whether a timing's name is one of this project's backends."""
     return name.split(":")[0] == OURS
 
 
 def bound_tflops(shape: str, ceilings: tuple[float, float], way: str = "forward") -> float:
-    """TFLOP/s that nothing can exceed on a shape: the roof over its FLOPs per byte, at (TB/s, TFLOP/s)."""
+    """Return the TFLOP/s that nothing can exceed on a shape: the roof over its FLOPs per byte, at (TB/s, TFLOP/s)."""
     return min(intensity(shape, way) * ceilings[0], ceilings[1])
 
 
 def intensity(shape: str, way: str = "forward") -> float:
-    """FLOPs for each byte that must be moved at least."""
+    """Return the FLOPs per byte that must be moved at least."""
     s, backward = shapes.SHAPES[shape], way == "backward"
     return s.flops(backward) / s.least_bytes(backward)
 
 
 def read_all(folder: Path = FOLDER) -> list[Recorded]:
-    """Every result file of a folder, by name; files of another kind are left out."""
+    """Read every result file of a folder, by name; files of another kind are left out."""
     found = []
     for path in sorted(Path(folder).glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -153,7 +153,7 @@ def _newest(runs: Iterable[Recorded]) -> tuple[float, float]:
 def roofline(
     results: Iterable[Recorded], way: str = "forward", roofs: dict | None = None, names: Iterable[str] = shapes.DEFAULT
 ):
-    """Our fastest backend of every GPU result under one roof per GPU, the newest measured; a :class:`jfa.plots.Picture`.
+    """Draw our fastest backend of every GPU result under one roof per GPU, the newest measured; a :class:`jfa.plots.Picture`.
 
     ``roofs`` adds more, name -> (TB/s, TFLOP/s): for a first look at the shapes no result is needed.
     """

@@ -57,17 +57,17 @@ class Counts:
     operations: Counter[str] = field(default_factory=Counter)
 
     def load(self, elements: int) -> None:
-        """One load of so many elements."""
+        """Count one load of so many elements."""
         self.loads += 1
         self.load_elements += int(elements)
 
     def store(self, elements: int) -> None:
-        """One store of so many elements."""
+        """Count one store of so many elements."""
         self.stores += 1
         self.store_elements += int(elements)
 
     def atomic(self, elements: int) -> None:
-        """One atomic operation on so many elements."""
+        """Count one atomic operation on so many elements."""
         self.atomics += 1
         self.atomic_elements += int(elements)
 
@@ -76,7 +76,7 @@ class Counts:
         setattr(self, name, max(getattr(self, name), int(amount)))
 
     def block(self, elements: int) -> None:
-        """An operation made a block of so many elements."""
+        """Count an operation that made a block of so many elements."""
         if elements > self.peak_tile:
             self.peak_tile = int(elements)
 
@@ -98,7 +98,7 @@ def count_lanes(name: str, data) -> None:
 
 @contextlib.contextmanager
 def counting() -> Iterator[Counts]:
-    """``with counting() as counts: kernel[grid](...)``; nested blocks count for themselves only."""
+    """Count in ``with counting() as counts: kernel[grid](...)``; nested blocks count for themselves only."""
     outer, Active.counts = Active.counts, Counts()
     try:
         yield Active.counts

@@ -35,7 +35,7 @@ class Origin:
 
 
 def mark(kind: str, where: tuple, name: str | None = None) -> np.uint16:
-    """The mark of lanes that come from this origin."""
+    """Return the mark of lanes that come from this origin."""
     launch = context.launch
     launch.has_undefined = True
     numbers = launch.origins
@@ -43,12 +43,12 @@ def mark(kind: str, where: tuple, name: str | None = None) -> np.uint16:
 
 
 def some(marks):
-    """`marks`, or None where every lane is defined."""
+    """Return `marks`, or None where every lane is defined."""
     return marks if marks is not None and np.any(marks) else None
 
 
 def union(*operands):
-    """Marks of lanes that depend on one lane of each operand, broadcast against each other; None where nothing is undefined."""
+    """Return marks of lanes that depend on one lane of each operand, which are broadcast; None where nothing is undefined."""
     marks = None
     for operand in operands:
         if operand is not None:
@@ -57,23 +57,23 @@ def union(*operands):
 
 
 def everywhere(marks, shape=()):
-    """Marks of lanes that may each depend on every marked lane."""
+    """Return marks of lanes that may each depend on every marked lane."""
     return None if some(marks) is None else np.full(shape, np.max(marks), MARK)
 
 
 def reduced(marks, axis, keep=False):
-    """Marks of a reduction over `axis`."""
+    """Return marks of a reduction over `axis`."""
     return None if marks is None else some(np.maximum.reduce(marks, axis=axis, keepdims=keep))
 
 
 def selected(condition, marks, a_marks, b_marks):
-    """Marks of `a` where `condition` holds and of `b` elsewhere; `marks`: of the condition."""
+    """Return marks of `a` where `condition` holds and of `b` elsewhere; `marks`: of the condition."""
     zero = MARK.type(0)
     return union(marks, np.where(condition, zero if a_marks is None else a_marks, zero if b_marks is None else b_marks))
 
 
 def conjunction(a, a_marks, b, b_marks, absorbing):
-    """Marks of a & b (absorbing: 0) or a | b (absorbing: all ones): a defined operand of that value alone decides the lane."""
+    """Return marks of a & b (absorbing: 0) or a | b (absorbing: all ones): a defined operand of that value decides alone."""
     zero = MARK.type(0)
     a_marks, b_marks = (zero if m is None else m for m in (a_marks, b_marks))
     decided = ((a == absorbing) & (a_marks == 0)) | ((b == absorbing) & (b_marks == 0))
@@ -81,7 +81,7 @@ def conjunction(a, a_marks, b, b_marks, absorbing):
 
 
 def product(a_marks, b_marks):
-    """Marks of a @ b: a row is undefined if one of a's lanes in it is, a column if one of b's lanes in it is."""
+    """Return marks of a @ b: a row is undefined if one of a's lanes in it is, a column if one of b's lanes in it is."""
     rows, columns = reduced(a_marks, -1, True), reduced(b_marks, -2, True)
     if rows is None or columns is None:
         return rows if columns is None else columns

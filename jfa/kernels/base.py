@@ -101,7 +101,7 @@ def unfit_blocks(problem: Problem, name: str, block: int) -> str | None:
 
 
 def wrong_gpu(problem: Problem, capabilities: set[tuple[int, int]], name: str) -> str | None:
-    """Why a TLX backend cannot run here: another GPU, or a Triton without TLX. CPU tensors run on the emulator: None."""
+    """Return why a TLX backend cannot run here: another GPU, or a Triton without TLX. CPU tensors run on the emulator: None."""
     if problem.device.type == "cpu":
         return None
     if problem.device.type != "cuda":

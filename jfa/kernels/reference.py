@@ -16,7 +16,7 @@ MXFP8 = True
 
 
 def supports(problem: Problem) -> str | None:
-    """Everything."""
+    """Support everything."""
     return None
 
 
@@ -30,14 +30,14 @@ def forms(problem: Problem) -> dict[str, str]:
 
 
 def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, plan=None) -> tuple[Tensor, Tensor]:
-    """(out [rows_out, H, Dv], lse [H, rows_out])."""
+    """Return (out [rows_out, H, Dv], lse [H, rows_out])."""
     with torch.no_grad(), _as_given(problem):
         out, lse = _attend(problem, q, k, v)
     return out.contiguous(), lse.to(lse_dtype(problem)).contiguous()
 
 
 def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True)):
-    """Gradients by running the forward again under autograd; of MXFP8 by its own backward."""
+    """Compute gradients by running the forward again under autograd; of MXFP8 by its own backward."""
     if problem.precision == "mxfp8":
         settings = _settings(problem) | dict(dtype=torch.float32)
         grads = mxfp8_attention_backward(dout, dlse, q, k, v, out, lse, **settings)
@@ -56,7 +56,7 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
 
 
 def lse_dtype(problem: Problem) -> torch.dtype:
-    """fp64 for fp64 inputs (so that gradcheck can judge it), else fp32."""
+    """Return fp64 for fp64 inputs (so that gradcheck can judge it), else fp32."""
     return torch.float64 if problem.dtype == torch.float64 else torch.float32
 
 

@@ -26,13 +26,13 @@ _LOUD = {n: int.from_bytes(bytes([0xBA, 0xAD, 0xC5, 0x5A] * (n // 4)), "big", si
 
 
 def garbage(dtype):
-    """What undefined lanes of a type hold: NaN or an integer that leaps to the eye."""
+    """Return what undefined lanes of a type hold: NaN or an integer that leaps to the eye."""
     held = held_dtype(dtype)
     return held.type(np.nan) if held.kind == "f" else np.array(_LOUD[held.itemsize]).astype(held)[()]
 
 
 def _value(x):
-    """An argument that may be a constexpr, a Python number, a value or None."""
+    """Return an argument that may be a constexpr, a Python number, a value or None."""
     if type(x) is tl.constexpr:
         x = x.value
     if x is None or isinstance(x, tl.tensor):
@@ -57,7 +57,7 @@ def _check_scalar_operands(pointer, **operands):
 
 
 def _spread(value, shape, what):
-    """`value`'s array broadcast to the pointers' shape (leading dimensions may be missing, as in Triton)."""
+    """Return `value`'s array broadcast to the pointers' shape (leading dimensions may be missing, as in Triton)."""
     data = value.data
     if data.shape == shape:
         return data
@@ -104,7 +104,7 @@ def load(
     latency=None,
     **hints,
 ):
-    """tl.load."""
+    """Emulate tl.load."""
     if getattr(pointer, "__triton_block_ptr__", False):
         return _load_block_pointer(pointer, mask, other, boundary_check, padding_option)
     element = _pointee(pointer, "load")
@@ -137,7 +137,7 @@ def load(
 
 
 def _reachable(pointer, mask):
-    """(mask of the lanes that can be accessed, marks of those that cannot): an undefined mask or address is reported."""
+    """Return (mask of the lanes that can be accessed, marks of those that cannot): an undefined mask or address is reported."""
     if not context.launch.has_undefined or (pointer.undefined is None and marks_of(mask) is None):
         return mask, None
     shape = _addresses(pointer).shape
@@ -156,12 +156,12 @@ def _reachable(pointer, mask):
 
 
 def _stored_name(element):
-    """The number format of what a pointer points to: pointers lie in memory as integers."""
+    """Return the number format of what a pointer points to: pointers lie in memory as integers."""
     return "int64" if element.is_ptr() else element.name
 
 
 def _masked_load(pointer, addresses, element, mask, other, lost=None):
-    """`lost`: marks of lanes that an undefined mask or address keeps from being loaded."""
+    """Return `lost`: marks of lanes that an undefined mask or address keeps from being loaded."""
     name = _stored_name(element)
     if other is not None:
         other = other.to(element) if other.dtype.name != element.name else other
@@ -196,7 +196,7 @@ def _as_mask(mask):
 
 
 def store(pointer, value, mask=None, boundary_check=(), cache_modifier="", eviction_policy="", **hints):
-    """tl.store."""
+    """Emulate tl.store."""
     if getattr(pointer, "__triton_block_ptr__", False):
         return _store_block_pointer(pointer, value, mask, boundary_check)
     element = _pointee(pointer, "store")
@@ -347,7 +347,7 @@ def _combine_lanes(pointer, element, val, mask, combine):
 
 
 def atomic_cas(pointer, cmp, val, sem=None, scope=None, **_):
-    """tl.atomic_cas: store `val` where memory equals `cmp`; returns the old values."""
+    """Emulate tl.atomic_cas: store `val` where memory equals `cmp`; return the old values."""
     element = _pointee(pointer, "atomic_cas")
     if element.primitive_bitwidth not in (16, 32, 64):
         raise ValueError("atomic_cas only supports elements with width {16, 32, 64}")
@@ -360,20 +360,20 @@ def atomic_cas(pointer, cmp, val, sem=None, scope=None, **_):
 
 
 def atomic_load(pointer, mask=None, sem=None, scope=None, **_):
-    """tl.atomic_load (Triton 3.9): a load that acquires."""
+    """Emulate tl.atomic_load (Triton 3.9): a load that acquires."""
     _synchronise(pointer)
     return load(pointer, mask, None if mask is None else 0)
 
 
 def atomic_store(pointer, value, mask=None, sem=None, scope=None, **_):
-    """tl.atomic_store (Triton 3.9): a store that releases."""
+    """Emulate tl.atomic_store (Triton 3.9): a store that releases."""
     element = _pointee(pointer, "atomic_store")
     value = _value(value).to(element)
     _combine_lanes(pointer, element, value, _value(mask), lambda old, new, lanes: new)
 
 
 def atomic_poll(pointer, expected_value, sem=None, scope=None, timeout_ns=None, **_):
-    """tl.atomic_poll (Triton 3.9): wait until memory holds the expected value."""
+    """Emulate tl.atomic_poll (Triton 3.9): wait until memory holds the expected value."""
     timeout_ns = tl.core._unwrap_if_constexpr(timeout_ns)
     expected = _value(expected_value)
     check(expected.undefined, "compare")
@@ -448,7 +448,7 @@ class MemoryBuilder(Builder):
 
     @carry.carries(carry.itself)
     def create_grid_dependency_wait(self, *_):
-        """Programmatic dependent launch: launches are one after the other here."""
+        """Do nothing for programmatic dependent launch: launches are one after the other here."""
 
     create_grid_dependency_launch_dependents = create_grid_dependency_wait
 
@@ -500,7 +500,7 @@ class Descriptor(tl.tensor_descriptor):
         return make(dtypes.decode(box, self._dtype.name), self._dtype)
 
     def _box(self, value, offsets):
-        """A value to store at these offsets, in stored form."""
+        """Return a value to store at these offsets, in stored form."""
         value = _value(value)
         if list(value.data.shape) != list(self.map.block_shape):
             raise ValueError(
@@ -578,7 +578,7 @@ for _kind in ("add", "min", "max", "and", "or", "xor"):
 
 
 def check_descriptor(address, shape, strides, block_shape, itemsize, what="tensor descriptor"):
-    """The rules that the hardware and Triton's front end have for a TMA descriptor; ValueError names the broken one."""
+    """Check the rules that hardware and Triton's front end have for a TMA descriptor; ValueError names the broken one."""
     rank = len(block_shape)
     if not 1 <= rank <= 5:
         raise ValueError(f"Expected 1 <= ndim <= 5 but got {rank} dimensions")
@@ -601,7 +601,7 @@ def check_descriptor(address, shape, strides, block_shape, itemsize, what="tenso
 
 
 def make_tensor_descriptor(base, shape, strides, block_shape, padding_option="zero", **_):
-    """tl.make_tensor_descriptor."""
+    """Emulate tl.make_tensor_descriptor."""
     unwrap = tl.core._unwrap_if_constexpr
     base, padding = fix(base), unwrap(padding_option) or "zero"
     if type(base) is not Scalar or not base.dtype.is_ptr():

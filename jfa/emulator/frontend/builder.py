@@ -57,7 +57,7 @@ def _charge(kind, data):
 
 
 def _result(data, dtype, kind="alu"):
-    """numpy result -> value of `dtype`, rounded to it and charged."""
+    """Return a numpy result as a value of `dtype`, rounded to it and charged."""
     _charge(kind, data)
     name = dtype.name
     if name in dtypes.NARROW_FLOATS:
@@ -106,7 +106,7 @@ def _unary(function, unit="alu", counted=""):
 
 
 def _absorbing(function, value):
-    """An `and` or `or`: an operand that is all zeros (`value` 0) or all ones (-1) decides the lane whatever the other one is."""
+    """Return an `and` or `or`: a lane of zeros (`value` 0) or of ones (-1) decides whatever the other operand has."""
 
     def rule(_, operands, result):
         _, a, b = operands
@@ -166,7 +166,7 @@ class Options:
 
 
 def _min_dot_size(lhs, rhs):
-    """The smallest (M, N, K) that the NVIDIA back end takes."""
+    """Return the smallest (M, N, K) that the NVIDIA back end takes."""
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.compiler import min_dot_size
 
@@ -178,7 +178,7 @@ def _convert_custom_types(value, dst_type, fp_downcast_rounding=None, _semantic=
 
 
 def _scaled_marks(operand, scale, extent, k_axis):
-    """Marks of the rows (right operand: columns) of a scaled operand: one of its lanes or scales is undefined."""
+    """Return marks of the rows (right operand: columns) of a scaled operand: one of its lanes or scales is undefined."""
     marks, kept = reduced(operand.undefined, k_axis, True), -3 - k_axis
     if marks is not None:
         marks = np.repeat(marks, extent // marks.shape[kept], kept)  # fp4 may be packed along this axis
@@ -393,7 +393,7 @@ class Builder:
         return wrap(addresses, dst.scalar, self.origin(addresses))
 
     def origin(self, addresses):
-        """The tensor that pointers made from integers point into; None if there is none, or more than one."""
+        """Find the tensor that pointers made from integers point into; None if there is none, or more than one."""
         return None
 
     # ---- shapes

@@ -27,7 +27,7 @@ def carries(rule):
 
 
 def rule_of(function):
-    """The rule of an operation."""
+    """Return the rule of an operation."""
     return getattr(function, "carries", mixed)
 
 
@@ -39,7 +39,7 @@ def carry(rule, function, operands, result):
 
 
 def carrying(function):
-    """`function` with marks carried by its rule."""
+    """Return `function` with marks carried by its rule."""
     rule = rule_of(function)
     if rule is itself:
         return function
@@ -55,7 +55,7 @@ def carrying(function):
 
 
 def carrying_builder(cls):
-    """A class of builder whose operations carry marks."""
+    """Return a class of builder whose operations carry marks."""
     for name, function in list(vars(cls).items()):
         if name.startswith("create_"):
             setattr(cls, name, carrying(function))
@@ -63,7 +63,7 @@ def carrying_builder(cls):
 
 
 def any_undefined(operands):
-    """Whether one of these values, or of those in lists and tuples among them, has undefined lanes."""
+    """Return whether one of these values, or of those in lists and tuples among them, has undefined lanes."""
     for operand in operands:
         kind = type(operand)
         if kind is Tensor or kind is Scalar:
@@ -90,7 +90,7 @@ def put(result, marks, operands=()):
 
 
 def _marks(operands):
-    """The marks of all values among the operands, however deep."""
+    """Yield the marks of all values among the operands, however deep."""
     for operand in operands:
         if isinstance(operand, tuple | list | tl.tuple):
             yield from _marks(operand)
@@ -102,21 +102,21 @@ def _marks(operands):
 
 
 def itself(function, operands, result):
-    """The function sets the marks of its results."""
+    """Let the function set the marks of its results."""
 
 
 def mixed(function, operands, result):
-    """Every lane of the result may depend on every lane of the operands."""
+    """Let every lane of the result depend on every lane of the operands."""
     return everywhere(union(*[everywhere(m) for m in _marks(operands)]))
 
 
 def lanewise(function, operands, result):
-    """A lane of the result depends on that lane of each operand."""
+    """Let a lane of the result depend on that lane of each operand."""
     return union(*_marks(operands))
 
 
 def moved(function, operands, result):
-    """Lanes are only moved, repeated or picked: the marks go the same way."""
+    """Let the marks go the way of lanes that are only moved, repeated or picked."""
     counts, Active.counts = Active.counts, None
     try:
         marks = function(*[_as_value(o) for o in operands])
@@ -126,7 +126,7 @@ def moved(function, operands, result):
 
 
 def _as_value(operand):
-    """A value of the marks of a value."""
+    """Return a value of the marks of a value."""
     if isinstance(operand, Scalar):
         return scalar(0 if operand.undefined is None else int(operand.undefined), tl.uint16)
     if isinstance(operand, Tensor):
@@ -136,12 +136,12 @@ def _as_value(operand):
 
 
 def chosen(function, operands, result):
-    """select(condition, a, b)."""
+    """Carry the marks of select(condition, a, b)."""
     condition, a, b = operands[-3:]
     return selected(condition.data, condition.undefined, a.undefined, b.undefined)
 
 
 def multiplied(function, operands, result):
-    """dot(a, b, accumulator): rows and columns."""
+    """Carry the marks of dot(a, b, accumulator): rows and columns."""
     _, a, b, accumulator = operands[:4]
     return union(product(a.undefined, b.undefined), accumulator.undefined)

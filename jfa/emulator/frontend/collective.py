@@ -17,7 +17,7 @@ _unwrap = tl.core._unwrap_if_constexpr
 
 
 def _function_name(combine):
-    """Triton's own combine functions by name; None for a user's."""
+    """Return Triton's own combine functions by name; None for a user's."""
     python = getattr(combine, "python", combine)
     python = getattr(python, "fn", python)
     return python.__name__ if getattr(python, "__module__", "").startswith("triton.language.standard") else None
@@ -81,7 +81,7 @@ def _typed(data, dtype, undefined=None):
 
 
 def reduce_native(value, axis, keep_dims, function):
-    """One block reduced by a numpy reducer, over `axis` or all axes (None)."""
+    """Return one block reduced by a numpy reducer, over `axis` or all axes (None)."""
     if type(value) is Scalar:
         raise ValueError("cannot reduce a scalar")
     data, marks = value.data, value.undefined
@@ -97,7 +97,7 @@ def reduce_native(value, axis, keep_dims, function):
 
 
 def reduce(input, axis, combine_fn, keep_dims=False, reduction_ordering=None):
-    """tl.reduce."""
+    """Emulate tl.reduce."""
     axis, keep_dims = _unwrap(axis), bool(_unwrap(keep_dims))
     single = isinstance(input, tl.tensor)
     values = [fix(input)] if single else [fix(v) for v in input]
@@ -134,7 +134,7 @@ class _Combine:
         self.function, self.types, self.pairwise = function, types, None
 
     def __call__(self, left, right):
-        """What the function makes of two lists of blocks of one shape: a list of blocks."""
+        """Return what the function makes of two lists of blocks of one shape: a list of blocks."""
         if self.pairwise is None:
             return self._first(left, right)
         return self._pairs(left, right) if self.pairwise else self._slices(left, right)
@@ -216,7 +216,7 @@ def _as_type(value, dtype):
 
 
 def associative_scan(input, axis, combine_fn, reverse=False):
-    """tl.associative_scan."""
+    """Emulate tl.associative_scan."""
     axis, reverse = _unwrap(axis), bool(_unwrap(reverse))
     single = isinstance(input, tl.tensor)
     values = [fix(input)] if single else [fix(v) for v in input]
@@ -251,13 +251,13 @@ def _step_scan(values, axis, combine_fn):
 
 
 def _beside(left, from_left, right, from_right, axis):
-    """A slice of one block and a slice of another, side by side along `axis`."""
+    """Return a slice of one block and a slice of another, side by side along `axis`."""
     parts = [*_slices([left], from_left, axis), *_slices([right], from_right, axis)]
     return joined(parts, lambda lanes: np.concatenate(lanes, axis))
 
 
 def map_elementwise(scalar_fn, *args, pack=1):
-    """tl.map_elementwise: a scalar function over all elements, `pack` neighbours at a time.
+    """Emulate tl.map_elementwise: a scalar function over all elements, `pack` neighbours at a time.
 
     A function without branches does the same on whole blocks, so that is tried first; one that asks for the truth of a block is
     called element by element.
@@ -307,7 +307,7 @@ def _map_elements(scalar_fn, columns, values, shape, pack):
 
 
 def _narrow_to_wide(value):
-    """What tl.max and tl.min compute in: 32 bits at least."""
+    """Return what tl.max and tl.min compute in: 32 bits at least."""
     bits, dtype = value.dtype.primitive_bitwidth, value.dtype
     if dtype.name == "bf16" or (bits < 32 and dtype.is_floating()):
         return value.to(tl.float32)
@@ -352,7 +352,7 @@ def argmin(input, axis, tie_break_left=True, keep_dims=False, reduction_ordering
 
 
 def _accumulation_type(value, dtype):
-    """The type tl.sum and tl.cumsum accumulate in."""
+    """Return the type tl.sum and tl.cumsum accumulate in."""
     if dtype is not None:
         return value.to(dtype)
     own = value.dtype
@@ -371,7 +371,7 @@ def sum_of(input, axis=None, keep_dims=False, dtype=None, reduction_ordering=Non
 
 
 def sort(x, dim=None, descending=False):
-    """tl.sort along the last dimension."""
+    """Emulate tl.sort along the last dimension."""
     return _sorted(x, None, dim, descending)
 
 

@@ -42,7 +42,7 @@ def current_options():
 
 
 def set_options(options):
-    """Returns the token that `reset_options` takes."""
+    """Set options; return the token that `reset_options` takes."""
     return _options.set(options)
 
 
@@ -88,7 +88,7 @@ def _tensors(args, kwargs):
 
 
 def _takes(args, kwargs):
-    """Whether a launch belongs to the emulator: CPU tensors, or no GPU at all."""
+    """Return whether a launch belongs to the emulator: CPU tensors, or no GPU at all."""
     devices = {tensor.device.type for tensor in _tensors(args, kwargs)}
     if devices - {"cpu"}:
         return False
@@ -114,7 +114,7 @@ def _hook_interpreted(original):
 
 
 def _hook_call(original):
-    """A kernel called without a grid: Triton's error, with the way out."""
+    """Refuse a kernel called without a grid: Triton's error, with the way out."""
 
     @functools.wraps(original)
     def call(self, *args, **kwargs):
@@ -138,7 +138,7 @@ def _hook_autotuner(original):
 
 
 def _first_config(tuner, args, kwargs):
-    """What an autotuned launch does without a GPU: no timing, the first configuration that pruning leaves."""
+    """Do what an autotuned launch does without a GPU: no timing, the first configuration that pruning leaves."""
     with _tuning:
         tuner.nargs = dict(zip(tuner.arg_names, args))
         try:

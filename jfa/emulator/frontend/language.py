@@ -38,7 +38,7 @@ _unwrap = tl.core._unwrap_if_constexpr
 
 
 def wrap_builtin(function):
-    """A Triton builtin that runs on our semantic layer."""
+    """Return a Triton builtin that runs on our semantic layer."""
     raw = getattr(function, "__wrapped__", None) or function
     parameters = getattr(function, "signature", None)
     names = parameters.parameters if parameters is not None else _parameters(raw)
@@ -97,7 +97,7 @@ def arange(start, end):
 
 
 def _block_shape(shape):
-    """A shape argument as plain ints, checked as Triton checks it."""
+    """Return a shape argument as plain ints, checked as Triton checks it."""
     shape = _unwrap(shape)
     if isinstance(shape, int):
         shape = (shape,)
@@ -162,12 +162,12 @@ def where(condition, x, y):
 
 
 def _undefined(*operands):
-    """Whether an operand has undefined lanes: the builder carries those."""
+    """Return whether an operand has undefined lanes: the builder carries those."""
     return context.launch.has_undefined and any_undefined(operands)
 
 
 def _where_block(condition, x, y):
-    """np.where for operands of one type (a Python number takes the other's type); None where promotion is due."""
+    """Emulate np.where for operands of one type (a Python number takes the other's type); None where promotion is due."""
     block = x if isinstance(x, Tensor) else y
     if not isinstance(block, Tensor):
         return None
@@ -256,7 +256,7 @@ class StaticAssertion(Exception):
 
 
 def static_print(*values, sep=" ", end="\n", file=None, flush=False):
-    """Printed once per place and launch, as a compiler prints it."""
+    """Print once per place and launch, as a compiler prints it."""
     text = (here(1), _unwrap(sep).join(str(_unwrap(v)) for v in values))
     if text not in context.launch.printed:
         context.launch.printed.add(text)
@@ -272,7 +272,7 @@ def to_tensor(x):
 
 
 def dot_scaled(lhs, lhs_scale, lhs_format, rhs, rhs_scale, rhs_format, *args, **kwargs):
-    """tl.dot_scaled: Triton's version wants the formats as constexpr."""
+    """Emulate tl.dot_scaled: Triton's version wants the formats as constexpr."""
     formats = [f if isinstance(f, tl.constexpr) else tl.constexpr(f) for f in (lhs_format, rhs_format)]
     raw = tl.dot_scaled.__wrapped__
     return fix(raw(lhs, lhs_scale, formats[0], rhs, rhs_scale, formats[1], *args, _semantic=SEMANTIC, **kwargs))
@@ -300,7 +300,7 @@ def split(a):
 
 
 def cat(input, other, can_reorder=False, dim=0):
-    """tl.cat; without can_reorder the halves keep their order (they do here in any case)."""
+    """Emulate tl.cat; without can_reorder the halves keep their order (they do here in any case)."""
     input, other, dim = fix(input), fix(other), _unwrap(dim)
     if input.dtype.name != other.dtype.name or input.data.ndim != other.data.ndim:
         raise ValueError(f"cat needs two tensors of one type and rank, got {input.type} and {other.type}")
@@ -308,7 +308,7 @@ def cat(input, other, can_reorder=False, dim=0):
 
 
 def is_instance(value, classes):
-    """`isinstance` in a kernel: constexprs are plain values here."""
+    """Emulate `isinstance` in a kernel: constexprs are plain values here."""
     classes = classes if isinstance(classes, builtins.tuple) else (classes,)
     for cls in classes:
         if cls is support.constexpr or cls is tl.constexpr:
@@ -367,7 +367,7 @@ _TABLE |= collective.NATIVE
 
 
 def _exchanging(function):
-    """`function`, which the warps of a task begin with a barrier: it moves values between them through shared memory."""
+    """Return `function`, which the warps of a task begin with a barrier: it moves values between them through shared memory."""
 
     @functools.wraps(function)
     def call(*args, **kwargs):
@@ -395,7 +395,7 @@ _UNSUPPORTED = {
 
 
 def native(name):
-    """The direct version of a name of triton.language, or None."""
+    """Return the direct version of a name of triton.language, or None."""
     if name in _UNSUPPORTED:
         return unsupported(f"tl.{name}")
     return _TABLE.get(name)

@@ -39,7 +39,7 @@ class _Store:
 
 
 def note(allocation, addresses, size, shape, active):
-    """The running task stores to `addresses` (of its active lanes) from a block of `shape`."""
+    """Note that the running task stores to `addresses` (of its active lanes) from a block of `shape`."""
     task = context.launch.task
     if task is None or task.num_warps == 1 or not task.machine.watch or not addresses.size:
         return
@@ -50,7 +50,7 @@ def note(allocation, addresses, size, shape, active):
 
 
 def check(allocation, addresses, size, active=None):
-    """A load from the `active` lanes of `addresses`: warn where another lane of the task stored last, with no barrier between."""
+    """Note a load from the `active` lanes of `addresses`: warn where another lane of the task stored last, without a barrier."""
     task = context.launch.task
     if task is None or not task.unordered or not addresses.size:
         return None
@@ -72,7 +72,7 @@ def check(allocation, addresses, size, active=None):
 
 
 def _meet(store, load, open_places):
-    """(places of the load left to look at, whether a lane loads one that another lane stored)."""
+    """Return (places of the load left to look at, whether a lane loads one that another lane stored)."""
     alike = store.shape == load.shape and store.size == load.size
     if alike and store.active is None and load.active is None and np.array_equal(store.addresses, load.addresses):
         return np.zeros(1, bool), False
@@ -107,7 +107,7 @@ def _warn(task, store, allocation):
 
 
 def ordered():
-    """Something that all warps of the running task wait for: what it stored so far, all its lanes may load."""
+    """Note what all warps of the running task wait for: what it stored so far, all its lanes may load."""
     task = context.launch.task
     if task is not None and task.unordered:
         task.unordered = []

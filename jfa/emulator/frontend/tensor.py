@@ -63,12 +63,12 @@ class Hooks:
 
 
 def canonical(dtype):
-    """Triton's own instance of a scalar type (types compare by name, but the fast paths compare by identity)."""
+    """Return Triton's own instance of a scalar type (types compare by name, but the fast paths compare by identity)."""
     return _TYPES.get(dtype.name, dtype)
 
 
 def held_dtype(dtype):
-    """The numpy dtype of a Triton scalar type in arithmetic."""
+    """Return the numpy dtype of a Triton scalar type in arithmetic."""
     return np.dtype(np.int64) if type(dtype) is _pointer_type else dtypes.held(dtype.name)
 
 
@@ -78,7 +78,7 @@ def _plain_block_type(name, shape):
 
 
 def _block_type(dtype, shape):
-    """The type of a block (kept, for checking a shape takes Triton a while)."""
+    """Return the type of a block (kept, for checking a shape takes Triton a while)."""
     return _plain_block_type(dtype.name, shape) if dtype.name in _TYPES else tl.block_type(dtype, list(shape))
 
 
@@ -120,7 +120,7 @@ class Tensor(tl.tensor):
     __array_ufunc__ = None  # numpy's functions do not run on values of a kernel
 
     def __new__(cls, handle, type):
-        """What Triton's semantic layer calls with a builder's result and the type it should have."""
+        """Stand for what Triton's semantic layer calls with a builder's result and the type it should have."""
         return None if handle is None else retype(handle, type.scalar)
 
     def __init__(self, handle=None, type=None):
@@ -150,7 +150,7 @@ class Tensor(tl.tensor):
         return self.type
 
     def set_attr(self, name, value):
-        """Hints (divisibility, contiguity, latency) change nothing here."""
+        """Ignore hints (divisibility, contiguity, latency)."""
 
     def get_context(self):
         return None
@@ -195,7 +195,7 @@ _ALL = slice(None)
 
 
 def _axes_only(key):
-    """The index as a tuple of None and full slices; anything else is no index in a kernel."""
+    """Return the index as a tuple of None and full slices; anything else is no index in a kernel."""
     keys = key if isinstance(key, tuple) else tuple(key.values) if isinstance(key, tl.tuple) else (key,)
     for k in keys:
         if k is not None and not (isinstance(k, slice) and k == _ALL):
@@ -258,7 +258,7 @@ class Scalar(Tensor):
 
 
 def make(data, dtype, allocation=None, undefined=None):
-    """A block Tensor from a held array (a Scalar from a 0-d one). `undefined`: marks in data's shape."""
+    """Return a block Tensor from a held array (a Scalar from a 0-d one). `undefined`: marks in data's shape."""
     if data.ndim == 0:
         return scalar(data.item(), dtype, allocation, undefined)
     if Active.counts is not None:
@@ -273,7 +273,7 @@ def make(data, dtype, allocation=None, undefined=None):
 
 
 def scalar(value, dtype, allocation=None, undefined=None):
-    """A Scalar; `value` must already fit `dtype`."""
+    """Return a Scalar; `value` must already fit `dtype`."""
     s = _new(Scalar)
     s.value, s.dtype = value, dtype
     if allocation is not None:
@@ -284,24 +284,24 @@ def scalar(value, dtype, allocation=None, undefined=None):
 
 
 def wrap(data, dtype, allocation=None, undefined=None):
-    """Whatever numpy returned, as a Tensor or Scalar."""
+    """Return whatever numpy returned, as a Tensor or Scalar."""
     if type(data) is np.ndarray and data.ndim:
         return make(data, dtype, allocation, undefined)
     return scalar(data.item() if hasattr(data, "item") else data, dtype, allocation, undefined)
 
 
 def rearranged(t, function):
-    """The value whose array is function(t.data), where `function` only moves, repeats or picks lanes: marks go with them."""
+    """Return the value whose array is function(t.data), where `function` only moves, repeats or picks lanes: marks go with them."""
     return wrap(function(t.data), t.dtype, t.allocation, None if t.undefined is None else some(function(t.undefined)))
 
 
 def marks_of(x):
-    """The marks of an operand; None where it is defined, or no value of a kernel."""
+    """Return the marks of an operand; None where it is defined, or no value of a kernel."""
     return getattr(x, "undefined", None)
 
 
 def joined(parts, function):
-    """function(arrays) of several values of one type, where `function` only puts lanes side by side."""
+    """Return function(arrays) of several values of one type, where `function` only puts lanes side by side."""
     data = function([p.data for p in parts])
     if not context.launch.has_undefined or all(p.undefined is None for p in parts):
         return make(data, parts[0].dtype, parts[0].allocation)
@@ -310,7 +310,7 @@ def joined(parts, function):
 
 
 def retype(t, dtype):
-    """`t` with a type of the same width: what LLVM's signless integers leave to the types."""
+    """Return `t` with a type of the same width: what LLVM's signless integers leave to the types."""
     if t.dtype is dtype:
         return t
     target = held_dtype(dtype)
@@ -330,7 +330,7 @@ def retype(t, dtype):
 
 
 def fix(result):
-    """A result of Triton's language layer with every plain `tl.tensor` replaced by its handle, which is ours."""
+    """Return a result of Triton's language layer with every plain `tl.tensor` replaced by its handle, which is ours."""
     kind = type(result)
     if kind is Tensor or kind is Scalar:
         return result
@@ -346,7 +346,7 @@ def fix(result):
 
 
 def literal(value):
-    """A Python number as a Scalar of the type that the compiler gives it."""
+    """Return a Python number as a Scalar of the type that the compiler gives it."""
     if type(value) is bool:
         return scalar(value, BOOL)
     if type(value) is int and -(2**31) <= value < 2**31:
@@ -359,7 +359,7 @@ def literal(value):
 
 @lru_cache(None)
 def _slow(name):
-    """Triton's own version of an operator, which takes the semantic layer explicitly."""
+    """Return Triton's own version of an operator, which takes the semantic layer explicitly."""
     return getattr(tl.tensor, name).__wrapped__
 
 
@@ -376,7 +376,7 @@ def _through_semantic(name, a, b):
 
 @lru_cache(None)
 def _promoted(a, b):
-    """The common integer type of two by name, or None where Triton's own rules must decide."""
+    """Return the common integer type of two by name, or None where Triton's own rules must decide."""
     if a in _INTEGERS and b in _INTEGERS:
         return Hooks.semantic.integer_promote_impl(_TYPES[a], _TYPES[b])
     return None
@@ -390,7 +390,7 @@ class _Operator:
         self.kinds, self.compares, self.unit = kinds, compares, unit
 
     def scalars(self, a, b, dtype):
-        """Two Python numbers of one scalar type; NotImplemented where the slow path must decide."""
+        """Return two Python numbers of one scalar type; NotImplemented where the slow path must decide."""
         name = dtype.name
         if name in _INTEGERS:
             if "i" not in self.kinds:
@@ -435,7 +435,7 @@ class _Operator:
 
 
 def _literal_for(value, dtype):
-    """Python number `value` as an operand beside `dtype`, or None where promotion or a range error is due."""
+    """Return a Python number `value` as an operand beside `dtype`, or None where promotion or a range error is due."""
     name = dtype.name
     kind = type(value)
     if name in _INTEGERS:
@@ -464,7 +464,7 @@ def _binary(op):
 
 
 def _dispatch(op, a, b, own, other, swapped):
-    """a <op> b; `own` is the operand whose method was called, `other` the remaining one.
+    """Return a <op> b; `own` is the operand whose method was called, `other` the remaining one.
 
     What the fast ways do not take goes through Triton's semantic layer.
     """
@@ -484,7 +484,7 @@ def _dispatch(op, a, b, own, other, swapped):
 
 
 def _of_values(op, own, other, kind, swapped):
-    """own <op> other of two values (`kind`: other's class), the other way round if swapped; NotImplemented: by Triton's rules."""
+    """Return own <op> other of two values (`kind`: other's class), swapped if so; NotImplemented: by Triton's rules."""
     dtype = own.dtype
     if other.dtype is not dtype:
         dtype = _promoted(dtype.name, other.dtype.name) if op.unit != "div" else None
@@ -507,7 +507,7 @@ def _of_values(op, own, other, kind, swapped):
 
 
 def _with_number(op, own, number, swapped):
-    """own <op> a Python number, the other way round if swapped; NotImplemented where promotion or a range error is due."""
+    """Return own <op> a Python number, the other way round if swapped; NotImplemented where promotion or a range error is due."""
     dtype = own.dtype
     value = _literal_for(number, dtype)
     if value is None:
@@ -521,13 +521,13 @@ def _with_number(op, own, number, swapped):
 
 
 def pointee_size(pointer):
-    """Bytes of what a pointer points to (a pointer takes 8)."""
+    """Return bytes of what a pointer points to (a pointer takes 8)."""
     element = pointer.dtype.element_ty
     return 8 if type(element) is _pointer_type else max(1, element.primitive_bitwidth // 8)
 
 
 def offset_pointer(pointer, offset, negative=False):
-    """pointer ± offset elements; NotImplemented where the types must be refused."""
+    """Return pointer ± offset elements; NotImplemented where the types must be refused."""
     size = pointee_size(pointer)
     if negative:
         size = -size
@@ -554,7 +554,7 @@ def offset_pointer(pointer, offset, negative=False):
 
 
 def truncated_division(a, b):
-    """C's integer division of Python ints; by zero it gives -1, all ones, as the hardware does."""
+    """Divide Python ints as C does; by zero it gives -1, all ones, as the hardware does."""
     if b == 0:
         return -1
     quotient = abs(a) // abs(b)
@@ -562,14 +562,14 @@ def truncated_division(a, b):
 
 
 def truncated_remainder(a, b):
-    """C's remainder of Python ints (the sign of the dividend)."""
+    """Return C's remainder of Python ints (the sign of the dividend)."""
     if b == 0:
         return a
     return (abs(a) % abs(b)) * (-1 if a < 0 else 1)
 
 
 def divide_arrays(x, y):
-    """C's integer division of arrays."""
+    """Divide arrays of integers as C does."""
     x, y = np.broadcast_arrays(x, y)
     quotient = np.floor_divide(x, y)
     if quotient.dtype.kind == "i":
@@ -578,7 +578,7 @@ def divide_arrays(x, y):
 
 
 def remainder_arrays(x, y):
-    """C's remainder of arrays; np.fmod follows the dividend's sign as C does."""
+    """Return C's remainder of arrays; np.fmod follows the dividend's sign as C does."""
     x, y = np.broadcast_arrays(x, y)
     return (
         np.where(y == 0, x, np.fmod(x, np.where(y == 0, y.dtype.type(1), y))) if x.dtype.kind in "iu" else np.fmod(x, y)

@@ -30,7 +30,7 @@ class ThreadScalar(Scalar):
 
 
 def thread_scalar(threads):
-    """An int32 or int1 of which every thread has its own value."""
+    """Return an int32 or int1 of which every thread has its own value."""
     s = object.__new__(ThreadScalar)
     s.threads, s.value = threads, threads[0].item()
     s.dtype = BOOL if threads.dtype == bool else INT32
@@ -38,7 +38,7 @@ def thread_scalar(threads):
 
 
 def _values(other):
-    """The other operand's value in every thread, or None if it is nothing that differs at most by thread."""
+    """Return the other operand's value in every thread, or None if it is nothing that differs at most by thread."""
     if type(other) is tl.constexpr:
         other = other.value
     if type(other) is ThreadScalar:
@@ -69,13 +69,13 @@ for _name in _COMPARISONS:
 
 
 def lanes():
-    """Which threads of the running task are at this place; None: all."""
+    """Return which threads of the running task are at this place; None: all."""
     task = context.launch.task
     return None if task is None else task.lanes
 
 
 def diverge(condition):
-    """An `if` on a ThreadScalar: from here to `converge` only the threads for which it holds run. Whether there are any."""
+    """Begin an `if` on a ThreadScalar: from here to `converge` only the threads for which it holds run. Whether there are any."""
     held = condition.threads != 0
     if not held.all():
         before = context.launch.task.lanes
@@ -84,12 +84,12 @@ def diverge(condition):
 
 
 def converge(before):
-    """The end of an `if`: the threads that came to it go on."""
+    """End an `if`: the threads that came to it go on."""
     context.launch.task.lanes = before
 
 
 def active(mask, shape):
-    """`mask` of a store without the elements of threads that are not here."""
+    """Return `mask` of a store without the elements of threads that are not here."""
     here = lanes()
     if here is None:
         return mask

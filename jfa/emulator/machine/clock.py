@@ -51,7 +51,7 @@ class Clock:
             task.chain_end = task.time
 
     def spend(self, task: Task, op: str, title: str, where: Where, **facts: Any) -> None:
-        """Charge, with a title and a source line for the timeline."""
+        """Charge a task, with a title and a source line for the timeline."""
         self.machine.scheduler.let_earlier_run(task)
         start, end = self.book(task.cta, task.time, op, facts)
         if end > start:

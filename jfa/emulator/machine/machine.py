@@ -149,7 +149,7 @@ class Machine:
         return True
 
     def steal(self) -> Shape | None:
-        """CLC: take the origin of a cluster that has not started, or None."""
+        """Take the origin of a cluster that has not started, or None."""
         return self.pending_clusters.popleft() if self.pending_clusters else None
 
     def _task_ended(self, task: Task) -> None:
@@ -169,7 +169,7 @@ class Machine:
         task.greenlet = _ENDED
 
     def _return_to(self, parent: Task, task: Task) -> None:
-        """A task of a region has ended: its parent knows what it knew, and goes on after the last."""
+        """End a task of a region: its parent knows what it knew, and goes on after the last."""
         warps.join(task)
         join(parent.clock, task.clock)
         parent.children.discard(task)

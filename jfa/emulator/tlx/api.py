@@ -39,7 +39,7 @@ _REFUSED = (AssertionError, ValueError, TypeError, NotImplementedError, Attribut
 
 
 def running() -> Task:
-    """The running task."""
+    """Return the running task."""
     task = context.launch.task
     if task is None:
         raise RuntimeError("TLX functions run inside a kernel only: launch it with kernel[grid](...)")
@@ -79,7 +79,7 @@ def wants_constants(**places: int) -> Callable[[F], F]:
 
 
 def compilation_error(message: str, where: Where) -> CompilationError:
-    """Triton's own error with the line of the kernel."""
+    """Return Triton's own error with the line of the kernel."""
     line = linecache.getline(*where[0]) if where else ""
     node = ast.Pass()
     node.lineno, node.col_offset = 1, len(line) - len(line.lstrip())
@@ -91,12 +91,12 @@ def compilation_error(message: str, where: Where) -> CompilationError:
 
 
 def plain(x: Value) -> Any:
-    """A constexpr's value; anything else as it is."""
+    """Return a constexpr's value; anything else as it is."""
     return x.value if type(x) is _constexpr else x
 
 
 def integer(x: Value) -> int:
-    """A Python int from an int, constexpr or scalar of a kernel; a number with a fraction's type is refused, as 4.0 for 4."""
+    """Return a Python int from an int, constexpr or scalar of a kernel; a float is refused, as 4.0 for 4."""
     if type(x) is int:
         return x
     x = plain(x)
@@ -114,7 +114,7 @@ def truth(x: Value) -> bool:
 
 
 def predicate(x: Value) -> bool:
-    """A `pred` argument: None, or an int1 that the kernel computes."""
+    """Return a `pred` argument: None, or an int1 that the kernel computes."""
     if x is None:
         return True
     if not isinstance(x, tl.tensor):
@@ -125,7 +125,7 @@ def predicate(x: Value) -> bool:
 
 
 def constant(x: Value, name: str) -> Any:
-    """A value the compiler must know: refuse a run-time scalar."""
+    """Return a value that the compiler must know: refuse a run-time scalar."""
     x = plain(x)
     if isinstance(x, tl.tensor):
         raise ValueError(f"`{name}` must be a constexpr, got a value that is only known when the kernel runs")

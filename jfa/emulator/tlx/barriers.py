@@ -64,7 +64,7 @@ class mbarrier(tl.core.base_value):
         return [1]
 
     def machine_barrier(self, task: Task, where: Where, cta: CTA | None = None) -> MBarrier:
-        """The machine's barrier: this CTA's own, that of `cta`, or of the CTA a remote view names."""
+        """Return the machine's barrier: this CTA's own, that of `cta`, or of the CTA a remote view names."""
         array, index = self.array, self.index
         if index is None:
             if len(array.barriers) != 1:
@@ -116,7 +116,7 @@ def _allocate(num: int, count: int, per_thread: bool, name: str) -> mbarrier:
 @wants_constants(num_barriers=0, arrive_count=1)
 @api
 def alloc_barriers(num_barriers: Value, arrive_count: Value = 1, _name: str = "barrier") -> mbarrier:
-    """`num_barriers` mbarriers that `arrive_count` arrivals complete."""
+    """Allocate `num_barriers` mbarriers that `arrive_count` arrivals complete."""
     return _allocate(
         integer(constant(num_barriers, "num_barriers")), integer(constant(arrive_count, "arrive_count")), False, _name
     )
@@ -127,13 +127,13 @@ def alloc_barriers(num_barriers: Value, arrive_count: Value = 1, _name: str = "b
 def alloc_warp_barrier(
     num_barriers: Value, num_warps: Value = 1, num_arrivals: Value = 1, _name: str = "warp_barrier"
 ) -> mbarrier:
-    """mbarriers at which every thread arrives by itself: the count is num_warps * 32 * num_arrivals."""
+    """Allocate mbarriers at which every thread arrives by itself: the count is num_warps * 32 * num_arrivals."""
     count = 32 * integer(constant(num_warps, "num_warps")) * integer(constant(num_arrivals, "num_arrivals"))
     return _allocate(integer(constant(num_barriers, "num_barriers")), count, True, _name)
 
 
 def _word(x: Value, name: str) -> int:
-    """The number that an argument holds, which must be 32 bits wide."""
+    """Return the number that an argument holds, which must be 32 bits wide."""
     x = plain(x)
     kind = x.dtype.name if isinstance(x, tl.tensor) else "int1" if isinstance(x, bool) else "int32"
     if kind not in ("int32", "uint32") or isinstance(x, tl.tensor) and values.is_block(x):
@@ -209,7 +209,7 @@ def barrier_expect_bytes(bar: mbarrier, size: Value, pred: Value = None) -> None
 
 @api
 def named_barrier_wait(bar: Value, arrive_count: Value) -> None:
-    """bar.sync: wait until `arrive_count` threads are at named barrier `bar` (0-15)."""
+    """Wait until `arrive_count` threads are at named barrier `bar` (0-15)."""
     number, threads = _word(bar, "bar"), _word(arrive_count, "arrive_count")
     task, where, fault = begin("named_barrier_wait", str(number))
     if fault != "drop":
@@ -218,7 +218,7 @@ def named_barrier_wait(bar: Value, arrive_count: Value) -> None:
 
 @api
 def named_barrier_arrive(bar: Value, arrive_count: Value) -> None:
-    """bar.arrive: be counted at named barrier `bar` without waiting."""
+    """Be counted at named barrier `bar` without waiting (bar.arrive)."""
     number, threads = _word(bar, "bar"), _word(arrive_count, "arrive_count")
     task, where, fault = begin("named_barrier_arrive", str(number))
     if fault != "drop":
@@ -241,7 +241,7 @@ def fence_mbarrier_init_cluster() -> None:
 
 @api
 def fence(scope: Value) -> None:
-    """A fence: "async_shared" lets the async proxy see ordinary stores, "gpu" and "sys" order global memory."""
+    """Fence: "async_shared" lets the async proxy see ordinary stores, "gpu" and "sys" order global memory."""
     scope = plain(scope)
     if scope not in ("async_shared", "gpu", "sys"):
         raise ValueError(f"fence scope must be 'gpu', 'sys', or 'async_shared', got '{scope}'")
@@ -255,7 +255,7 @@ def fence(scope: Value) -> None:
 
 @api
 def fence_async_shared() -> None:
-    """The older name of fence("async_shared")."""
+    """Do fence("async_shared"), by its older name."""
     fence("async_shared")
 
 
@@ -267,7 +267,7 @@ def _refuse_remote_alone(task: Task, rank: Any, what: str) -> None:
 
 @api
 def remote_view(local_allocated_buffer: Any, remote_cta_rank: Value) -> mbarrier:
-    """The same barrier in CTA `remote_cta_rank` of the cluster."""
+    """Return the same barrier in CTA `remote_cta_rank` of the cluster."""
     assert isinstance(local_allocated_buffer, mbarrier), "remote_view only supports barrier for now"
     assert local_allocated_buffer.rank is None, "remote_view requires local smem as input"
     _refuse_remote_alone(running(), remote_cta_rank, "remote_view")

@@ -33,7 +33,7 @@ class TileList:
     cleared: torch.Tensor | None = None  # int32 of 0, one per head, as long as no launch has drawn from them
 
     def counters(self, number: int) -> torch.Tensor:
-        """``number`` int32 of 0 for one launch to draw tiles from.
+        """Return ``number`` int32 of 0 for one launch to draw tiles from.
 
         The list's kernel cleared some along the way, for the first launch that asks; to clear others takes 2 us.
         """
@@ -187,12 +187,12 @@ def _empty_list(problem: Problem, block: int, keys: bool) -> TileList:
 
 
 def padded(rows: int) -> int:
-    """Rows rounded up to whole blocks of PAD."""
+    """Return rows rounded up to whole blocks of PAD."""
     return -(-rows // int(PAD)) * int(PAD)
 
 
 def padded_rows(problem: Problem) -> int:
-    """Rows of an array that gives every sequence's queries whole blocks of PAD: an upper bound from shapes.
+    """Return rows of an array that gives every sequence's queries whole blocks of PAD: an upper bound from shapes.
 
     Segment s starts at (begin + s * PAD) rounded down to a block: no prefix sum is needed, as its predecessors grow by
     less than PAD rows each.
