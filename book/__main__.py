@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = (
-    ROOT / ".jfa" / "cache" / "book-packages"
-)  # where tools/setup_env.py --book puts Sphinx, apart from the course's .venv
+# where tools/setup_env.py --book puts Sphinx, apart from the course's .venv
+PACKAGES = ROOT / ".jfa" / "cache" / "book-packages"
 CACHE = ROOT / ".jfa" / "cache" / "book"
 
 

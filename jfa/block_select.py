@@ -27,9 +27,8 @@ def sequence_of(offsets, row, batches, total, BLOCK: tl.constexpr, SHARED: tl.co
         blocks = tl.cdiv(total, BLOCK)
         return row // blocks, 0, total, row % blocks
     else:
-        low = (
-            -1
-        )  # the last sequence whose block 0 is not behind ``row``: all are looked at together, not one after another
+        # the last sequence whose block 0 is not behind ``row``: all are looked at together, not one after another
+        low = -1
         for base in range(0, batches, SEQUENCES):
             seq = base + tl.arange(0, SEQUENCES)
             first = tl.minimum(tl.maximum(tl.load(offsets + seq, mask=seq < batches, other=0), 0), total) // BLOCK + seq
@@ -189,9 +188,8 @@ def choose(
     marks = torch.empty(heads, rows[0], width, dtype=torch.int8, device=device)
     counts = torch.empty(heads * rows[0], dtype=torch.int32, device=device)
     padded = triton.next_power_of_2(width)
-    few = dict(
-        num_warps=max(1, min(8, padded // 256))
-    )  # a row is counted 33 times: threads beyond it only wait for each other
+    # a row is counted 33 times: threads beyond it only wait for each other
+    few = dict(num_warps=max(1, min(8, padded // 256)))
     kept = dict(DIAGONAL="diagonal" in keep, FIRST="first" in keep, LAST="last" in keep)
     choose_kernel[(rows[0], heads)](
         scores,

@@ -825,7 +825,7 @@ plots.timelines({"leader": (line, (0, 0, 0)), "peer": (line, (1, 0, 0))})
 #
 # The package's kernel is [backward_2cta.py](../jfa/kernels/blackwell/backward_2cta.py), with the pair's helpers in [pair.py](../jfa/kernels/blackwell/pair.py).
 # You know its pieces by now.
-# Read its head first, then the table of barriers above `Scores`: each line says *whose* barrier it is.
+# Read its head first, then the table of barriers in [pair_memory.py](../jfa/kernels/blackwell/pair_memory.py): each line says *whose* barrier it is.
 #
 # Three choices differ from our versions 3 and 4:
 #

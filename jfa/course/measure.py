@@ -32,9 +32,8 @@ _FREE = {
     "untyped_storage", "requires_grad_", "detach", "tolist", "numpy", "__array__", "__iter__",
 }  # fmt: skip
 _TO_PYTHON = {"item", "tolist", "__float__"}
-_PYTHON_FREE = (
-    2**16
-)  # bytes of Python's own that no answer has to account for: lists of offsets, frames, tensors' wrappers
+# bytes of Python's own that no answer has to account for: lists of offsets, frames, tensors' wrappers
+_PYTHON_FREE = 2**16
 _BOOKKEEPING = 600  # bytes that counting one living tensor takes, its Python object included
 _ARRAY_MAKERS = (
     "array", "asarray", "asanyarray", "ascontiguousarray", "zeros", "ones", "empty", "full", "arange", "fromiter", "from_dlpack",

@@ -19,9 +19,8 @@ from jfa.course.magics import open_quotes, runnable, uncomment_magics
 LARGEST = 200 * 2**20  # bytes of a notebook; one with many pictures has some ten million
 
 _MARKER = re.compile(r"\s*#\s*(?:%%%*\s(?P<options>.*)|(?:%%|<codecell>|In\[[0-9 ]*\]:?)\s*)")
-_LINE = re.compile(
-    r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+"
-)  # not str.splitlines: a form feed or U+2028 ends no line of Python
+# not str.splitlines: a form feed or U+2028 ends no line of Python
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _EXERCISE_TAG = re.compile(r"ex-(\d+\.\d+)")
 _KINDS = (("[markdown]", "markdown"), ("[raw]", "raw"), ("[md]", "markdown"))

@@ -79,9 +79,8 @@ def test_given_code_that_never_runs_hides_no_change():
     same = textwrap.indent(SKELETON, "    ")
     assert given.changed(KEPT, f"if True:\n{other}\nelse:\n{same}", SKELETON) is not None
     assert given.changed(KEPT, f"{textwrap.dedent(other)}\nif False:\n{same}", SKELETON) is not None
-    assert (
-        given.changed(KEPT, f"if True:\n{other}\n{SKELETON}", SKELETON) is None
-    )  # the last definition is the given one
+    # the last definition is the given one
+    assert given.changed(KEPT, f"if True:\n{other}\n{SKELETON}", SKELETON) is None
     assert given.changed(KEPT, f"def f():\n{same}", SKELETON) is not None  # bound in a function only
 
 

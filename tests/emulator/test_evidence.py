@@ -203,9 +203,8 @@ def test_the_later_access_of_a_race_does_not_know_of_the_earlier(prefix, who):
     error = broken("drop", "barrier_wait", prefix, policy="random")
     earlier, later = error.accesses
     assert earlier.write or later.write
-    assert (
-        earlier.clock[earlier.line] == 1 and later.clock[earlier.line] == 0
-    )  # a copy has one step, which later has not heard of
+    # a copy has one step, which later has not heard of
+    assert earlier.clock[earlier.line] == 1 and later.clock[earlier.line] == 0
     assert earlier.line == earlier.actor and who[0] in earlier.line and later.line == who[1]
     assert set(earlier.clock) == set(later.clock) == {"main", "load", "compute", "store", earlier.line}
     assert all(touch.actor in str(error) and touch.buffer in str(error) and touch.where for touch in error.accesses)

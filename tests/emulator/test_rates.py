@@ -89,9 +89,8 @@ def modelled_tflops(name, length):
     import jfa.emulator as emulator
     from jfa.emulator import tutorials
 
-    config = (
-        TWO_GROUPS if name == "hopper_fa_ws" else None
-    )  # what autotuning picks on the GPU; the others have one config
+    # what autotuning picks on the GPU; the others have one config
+    config = TWO_GROUPS if name == "hopper_fa_ws" else None
     with emulator.options(policy="timed", rates=H200, races=False, max_ctas=1):
         tutorials.hopper_attention(name, length, num_sms=1, config=config)
     return 4 * length**2 * 128 / H200.seconds(emulator.last().time) * H200["sms"] / 1e12

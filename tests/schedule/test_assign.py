@@ -99,9 +99,8 @@ def test_mega_tile_is_split_and_an_even_batch_is_not():
     assert even.max_blocks is None and even.whole == even.split == 80
     mega = split_decision([400] + [10] * 32, 8)
     assert mega.max_blocks is not None and mega.split < 0.3 * mega.whole
-    assert (
-        split_decision([400] + [10] * 32, 8, copies=8).max_blocks is None
-    )  # enough heads: the mega-tiles fill the machine
+    # enough heads: the mega-tiles fill the machine
+    assert split_decision([400] + [10] * 32, 8, copies=8).max_blocks is None
     assert split_decision([], 8).max_blocks is None
 
 

@@ -164,9 +164,8 @@ class Control:
             self._learn(self._number(task))
             return task
         if not scheduler.tasks:
-            return (
-                scheduler.ops[0] if scheduler.ops else None
-            )  # what was in flight lands after the end, where nobody looks
+            # what was in flight lands after the end, where nobody looks
+            return scheduler.ops[0] if scheduler.ops else None
         silent = next((op for op in scheduler.ops if op.eligible and not self._uses(op)), None)
         if silent is not None:
             self._learn(self._number(silent))

@@ -115,9 +115,8 @@ def _arrived(node: ast.AST, known: dict[str, Any], depth: int = 4) -> set[str]:
 
 def _handed_on(call: ast.Call, function: Any, depth: int) -> list[ast.expr]:
     """Return the arguments of a call of a jit function that arrives at them."""
-    function = getattr(function, "python", None) or getattr(
-        function, "fn", None
-    )  # emulated already, or as Triton made it
+    # emulated already, or as Triton made it
+    function = getattr(function, "python", None) or getattr(function, "fn", None)
     code = getattr(function, "__code__", None)
     body = _around(code.co_filename, code.co_firstlineno) if code is not None else None
     if not isinstance(body, ast.FunctionDef):

@@ -100,9 +100,8 @@ def _check_major(A: Any, B: Any, types: Sequence[str]) -> None:
     """Require operands of these types to lie K-major in shared memory: the tensor core transposes 16-bit elements only."""
     for tile, k_axis in ((A, 1), (B, 0)):
         if isinstance(tile, buffered_tensor) and tile.space == "smem" and tile.dtype_name in types:
-            strides = (
-                (0, 0) if tile.view.arr is None else tile.view.arr.strides
-            )  # a view that strides cannot say is let through
+            # a view that strides cannot say is let through
+            strides = (0, 0) if tile.view.arr is None else tile.view.arr.strides
             if strides[k_axis] > strides[1 - k_axis]:
                 mend = "keep B as [N, K] and pass tlx.local_trans" if tile is B else "keep A as [M, K], untransposed"
                 what = f"{tile.dtype_name} operands lie K-major in shared memory, {tile.name} does not"

@@ -21,18 +21,8 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
-from jfa.kernels.blackwell.forward import (
-    Issued,
-    RowSums,
-    finish_tile,
-    free_accumulators,
-    hand_rows,
-    mask_scores,
-    nothing_issued,
-    rescale,
-    steps_of,
-    store_tile,
-)
+from jfa.kernels.blackwell.epilogue import finish_tile, free_accumulators, rescale, store_tile
+from jfa.kernels.blackwell.forward import Issued, RowSums, hand_rows, mask_scores, nothing_issued, steps_of
 from jfa.kernels.blackwell.scales import (
     GROUPS,
     P_BITS,

@@ -19,9 +19,8 @@ NO_MAXIMUM = tl.constexpr(-1.0e38)
 THRESHOLD = tl.constexpr(8.0)
 
 HUGE = tl.constexpr(float(1 << 30))  # of a maximum in log2 units: fp32 numbers there are at least 64 apart
-HUGE_MXFP8 = tl.constexpr(
-    float(1 << 26)
-)  # at least 4 apart: below it a maximum is off by fewer bits than e4m3 has to spare
+# at least 4 apart: below it a maximum is off by fewer bits than e4m3 has to spare
+HUGE_MXFP8 = tl.constexpr(float(1 << 26))
 
 HALF_ULP = tl.constexpr(2.0**-24)  # of an fp32 number, relative, at most
 

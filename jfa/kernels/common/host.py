@@ -11,9 +11,8 @@ from jfa.kernels.base import Problem
 from jfa.kernels.common.softmax import LOG2_E
 from jfa.masks import Band
 
-ZERO_SCALE = (
-    2.0**-120
-)  # stands for a scale of 0: scores vanish beside it, and a masked -inf stays -inf where * 0 makes it NaN
+# Stands for a scale of 0: scores vanish beside it, and a masked -inf stays -inf where * 0 makes it NaN
+ZERO_SCALE = 2.0**-120
 
 
 def scale_log2(sm_scale: float) -> float:

@@ -90,9 +90,8 @@ class Packet:
             else:
                 raise Unfit(f"parameter {name} is a {kind}")
         if any(size != _POINTER[0] for size in self._sizes[at:]) or len(self._sizes) < at:
-            raise Unfit(
-                "the driver tells of other parameters"
-            )  # what is left are Triton's scratch pointers, which stay null
+            # what is left are Triton's scratch pointers, which stay null
+            raise Unfit("the driver tells of other parameters")
 
     def _expect(self, at: int, size: int, name: str) -> None:
         if at >= len(self._sizes) or self._sizes[at] != size:

@@ -232,9 +232,8 @@ def forward_cut(problem: Problem, tile: Tile | None = None, workers: int | None 
     """Return how the forward's queries are cut; with ``workers`` mega-sequences are split for that many per head."""
     tile = tile or forward_tile(problem)
     workers = split_workers(problem) if workers is None else workers
-    least_chunk = (
-        64 if problem.device.type == "cpu" else LEAST_CHUNK
-    )  # on the emulator short tests are to split as well
+    # on the emulator short tests are to split as well
+    least_chunk = 64 if problem.device.type == "cpu" else LEAST_CHUNK
     return Cut(tile.keep, pack=problem.group_size, slots=2 * workers, least_chunk=least_chunk)
 
 

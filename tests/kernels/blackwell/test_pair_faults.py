@@ -21,8 +21,8 @@ from tests.kernels.blackwell.cases import assert_close, make, reference  # noqa:
 
 ODD = dict(len_q=[200], len_kv=[300], head_dim=128)  # three tiles of 128 keys: the last pair's second CTA has none
 LEAVES = (
-    "import RowPointers, aggregate",
-    "import Blocks, RowPointers, aggregate",
+    "import RowPointers\n",
+    "import Blocks, RowPointers\n",
     "    return tile.query_blocks(TILE_N, BLOCK_M).at_least_one()\n",
     "    blocks = tile.query_blocks(TILE_N, BLOCK_M).at_least_one()\n"
     "    alone = (tlx.cluster_cta_rank() == 1) & (tile.row + BLOCK_N >= tile.kv.length)\n"
