@@ -214,7 +214,7 @@ def padded_attention(
     first_query: int = 0,
     chosen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention on a batch that really is padded, with a mask: what a model does that knows nothing of jagged tensors.
+    """Compute attention on a batch that really is padded, with a mask, as a model does that has no jagged tensors.
 
     Args:
         query: [B, Mq, H, D]; key: [B, Mkv, H_kv, D]; value: [B, Mkv, H_kv, Dv].

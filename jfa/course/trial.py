@@ -303,7 +303,9 @@ def _test_property(test: Callable, case: Case, value: Any) -> str | None:
     try:
         return test(case, value)
     except Exception as error:  # noqa: BLE001  the value may be anything
-        return f"The returned value ({compare.kind_of(value)}) has not the form asked for ({type(error).__name__})."
+        return (
+            f"The returned value ({compare.kind_of(value)}) does not have the required form ({type(error).__name__})."
+        )
 
 
 def _bound(limit: Any, case: Case) -> int | None:

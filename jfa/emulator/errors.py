@@ -1,12 +1,11 @@
 """Every mistake the emulator can name, one class each.
 
 An error knows four things: what happened, where (source lines), who was involved (tasks, barriers, buffers), and what
-usually causes it.
-`str(error)` is the report a learner reads, so it starts with the fact and ends with the usual cause.
+usually causes it. `str(error)` is the report a learner reads, so it starts with the fact and ends with the usual
+cause.
 
-With `report="raise"` the first error ends the launch. With `report="collect"` errors after which the emulated machine can
-go on (a race, a
-read of poison, a missing fence, ...) are gathered in `run.findings` and the launch continues.
+With `report="raise"` the first error ends the launch. With `report="collect"` errors after which the emulated machine
+can go on (a race, a read of poison, a missing fence, ...) are gathered in `run.findings` and the launch continues.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@
     result.clean          # mutants that nothing found: for a human to judge
 
 A kernel whose mutants are all found has no superfluous synchronisation that the emulator can tell; a clean mutant is
-either superfluous, or
-something the tests of that kernel should be made to see.
+either superfluous, or something the tests of that kernel should be made to see.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def zigzag_list(tiles: Tiles, workers: int) -> Tiles:
 
 
 def _lengths(query_offset: Tensor | None, key_offset: Tensor, total_q: int, broadcast_q: bool) -> tuple[Tensor, Tensor]:
-    """Return ([B], [B]) int64; offsets that lie may give wrong lengths, never negative ones."""
+    """Return ([B], [B]) int64; wrong offsets may give wrong lengths, never negative ones."""
     len_kv = (key_offset[1:] - key_offset[:-1]).long().clamp(min=0)
     if broadcast_q:
         return torch.full_like(len_kv, total_q), len_kv

@@ -1,6 +1,6 @@
 """The language that kernels may use beside Triton's: TLX, which registers itself here when it is imported.
 
-The frontend knows nothing of it but its name. Importing it takes a while, so that waits until a kernel or its host code asks.
+The frontend knows its name only. Importing it takes a while, so that waits until a kernel or its host code asks.
 """
 
 from __future__ import annotations

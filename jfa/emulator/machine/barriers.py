@@ -1,10 +1,8 @@
 """Barriers: mbarriers in shared memory, named barriers, the cluster barrier.
 
 An mbarrier counts arrivals and transaction bytes. Its phase number starts at 0; a phase completes when no arrival is
-pending and no byte is
-outstanding, and the next begins. wait(parity) passes when the phase in progress has the other parity: so a fresh barrier
-passes parity 1 and
-blocks on 0, and a waiter cannot tell two phases ahead from none.
+pending and no byte is outstanding, and the next begins. wait(parity) passes when the phase in progress has the other
+parity: so a fresh barrier passes parity 1 and blocks on 0, and a waiter cannot tell two phases ahead from none.
 """
 
 from __future__ import annotations

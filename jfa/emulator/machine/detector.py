@@ -121,7 +121,7 @@ class Detector:
         )
 
     def cluster_ended(self, cluster: Cluster) -> None:
-        """Report MMAs, announced bytes and uses of its memory that a cluster at its end has not heard of."""
+        """Report MMAs, announced bytes and uses of its memory that a cluster's clock does not cover at its end."""
         known: VectorClock = {}
         for cta in cluster.ctas:
             for task in cta.tasks:
@@ -167,7 +167,7 @@ class Detector:
                 self._collect(cluster)
 
     def _collect(self, cluster: Cluster) -> None:
-        """Retire the components of finished copies that every live task of their cluster has heard of."""
+        """Retire the components of finished copies that the clock of every live task of their cluster covers."""
         ops = self.machine.scheduler.ops
         tasks = [t for cta in cluster.ctas for t in cta.tasks]
         clocks = [t.clock for t in tasks if t.is_main and t.done or not t.done and t.waiting != "region"]

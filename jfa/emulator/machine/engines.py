@@ -1,8 +1,7 @@
 """What engines do for a task: TMA copies, tensor-core MMAs, cp.async, cluster launch control.
 
-Each function issues an AsyncOp. Under the eager policy it completes at once; otherwise the scheduler completes it when it
-likes. The race
-detector treats both alike: nobody knows of the operation's effect until a barrier says so.
+Each function issues an AsyncOp. Under the eager policy it completes at once; otherwise the scheduler completes it
+when it likes. The race detector treats both alike: nobody knows of the operation's effect until a barrier says so.
 """
 
 from __future__ import annotations
@@ -194,10 +193,9 @@ def mma(
 ) -> None:
     """Issue a tcgen05 operation on the task's pipe.
 
-    compute() does the arithmetic and stores the result; reads and writes are [(view, name), ...]; each of bars gets one
-    arrival when this and
-    all earlier operations of the task have finished. wait: the compiler waits for it (async_dot without barriers). peers: the
-    other CTA of a pair, whose tensor core works as long.
+    compute() does the arithmetic and stores the result; reads and writes are [(view, name), ...]; each of bars gets
+    one arrival when this and all earlier operations of the task have finished. wait: the compiler waits for it
+    (async_dot without barriers). peers: the other CTA of a pair, whose tensor core works as long.
     """
     machine = task.machine
     if Active.counts is not None and facts:

@@ -1,33 +1,28 @@
 """Happens-before race detection.
 
-What it must find: two accesses to the same bytes of SMEM or TMEM, at least one of them a write, that no chain of barriers
-orders; reads of
-bytes nobody wrote; ordinary stores read by the async proxy (TMA, tensor core) without a proxy fence in between. It must
-find them in
-*every* schedule in which the two accesses happen, not only in one where they collide, and it must never report a pair
-that is ordered.
+What it must find: two accesses to the same bytes of SMEM or TMEM, at least one of them a write, that no chain of
+barriers orders; reads of bytes nobody wrote; ordinary stores read by the async proxy (TMA, tensor core) without a
+proxy fence in between. It must find them in *every* schedule in which the two accesses happen, not only in one where
+they collide, and it must never report a pair that is ordered.
 
-How: vector clocks. Each *component* (a task; the MMA pipe of a task; one TMA, cp.async or CLC operation) has a counter. A
-task knows, for each
-component, how far it has heard of it: its clock. Releasing (an arrive, a commit, a completed copy) publishes the clock on
-the barrier;
-passing a wait merges it in. An access is remembered with its component and counter; a later one that has not heard of it
-is a race.
-The proxy clock rides in the same dictionary under the key -1-component: "ordinary writes of that component up to here
-were fenced".
+How: vector clocks. Each *component* (a task; the MMA pipe of a task; one TMA, cp.async or CLC operation) has a
+counter. A task knows, for each component, how many of its steps it knows of: its clock. Releasing (an arrive, a
+commit, a completed copy) publishes the clock on the barrier; passing a wait merges it in. An access is remembered
+with its component and counter; a later one whose clock does not cover it is a race. The proxy clock rides in the same
+dictionary under the key -1-component: "ordinary writes of that component up to here were fenced".
 
-Where: memory is divided on demand. A `Region` is the bytes of one view; `Atom`s are the pieces that all regions seen so
-far cut the storage into.
-An access looks at its region's atoms only, usually one to four, whatever the tile's size: this is what makes detection
-cheap. A new
-region splits atoms, which copies their history.
+Where: memory is divided on demand. A `Region` is the bytes of one view; `Atom`s are the pieces that all regions seen
+so far cut the storage into. An access looks at its region's atoms only, usually one to four, whatever the tile's
+size: this is what makes detection cheap. A new region splits atoms, which copies their history.
 
 What could go wrong, and how we would know:
-  - a false alarm on a correct kernel: the conformance tests run public kernels under every policy and many random seeds;
-  - a missed race: the fault sweep drops, flips and moves every synchronisation of public kernels and counts the mutants found;
+  - a false alarm on a correct kernel: the conformance tests run public kernels under every policy and many random
+    seeds;
+  - a missed race: the fault sweep drops, flips and moves every synchronisation of public kernels and counts the
+    mutants found;
   - too coarse granules (a false race between neighbours): tests with 4-byte slots and byte-wide buffers side by side;
-  - components that pile up over thousands of copies: a test counts them; finished copies that every live task has heard
-  of are retired.
+  - components that pile up over thousands of copies: a test counts them; finished copies that the clock of every live
+    task covers are retired.
 """
 
 from __future__ import annotations
@@ -46,7 +41,7 @@ Report = Callable[..., None]
 """report(kind, earlier access or None, access, shadow): takes what is wrong, see `Shadow.read`."""
 
 VectorClock = dict[int, int]
-"""Component -> how far it is heard of; -1-component -> how far its ordinary writes were fenced."""
+"""Component -> how many of its steps are known; -1-component -> how far its ordinary writes were fenced."""
 
 
 class Component:
@@ -160,7 +155,7 @@ class Shadow:
 
     # ------------------------------------------------------------ accesses
     def read(self, region: Region, access: Access, clock: dict, report: Report) -> None:
-        """Note a read; `report(kind, earlier access or None, access, shadow)` hears of what is wrong."""
+        """Note a read; `report(kind, earlier access or None, access, shadow)` is called with what is wrong."""
         key = access.component.id
         for atom in region.atoms:
             write = atom.write

@@ -1,16 +1,13 @@
 """Shared and tensor memory of a CTA, and views into them.
 
-A `Storage` is one piece of memory: flat bytes (SMEM) or 128 lanes of bytes (TMEM). Buffers that alias share a Storage, so
-a write through one is
-seen through the other, as on the chip. Fresh storage holds 0xFF bytes: NaN in every floating-point format used here. A storage to
-which undefined values were written has marks, one for each byte (see ..undefined); bytes that nobody wrote are known to the race
-detector's shadow.
+A `Storage` is one piece of memory: flat bytes (SMEM) or 128 lanes of bytes (TMEM). Buffers that alias share a
+Storage, so a write through one is seen through the other, as on the chip. Fresh storage holds 0xFF bytes: NaN in
+every floating-point format used here. A storage to which undefined values were written has marks, one for each byte
+(see ..undefined); bytes that nobody wrote are known to the race detector's shadow.
 
-A `View` is a typed window. Most windows are strided numpy views. A tensor-memory tile whose rows are not simply lanes (64
-rows, 256 rows, the
-half tiles of a two-CTA MMA) is a strided window whose C-order reading is the tile (`arr.shape != shape`); a window cut
-from such a tile in a
-way strides cannot say falls back to a table of element offsets.
+A `View` is a typed window. Most windows are strided numpy views. A tensor-memory tile whose rows are not simply lanes
+(64 rows, 256 rows, the half tiles of a two-CTA MMA) is a strided window whose C-order reading is the tile
+(`arr.shape != shape`); a window cut from such a tile in a way strides cannot say falls back to a table of offsets.
 """
 
 from __future__ import annotations
@@ -310,11 +307,10 @@ def tmem_columns(shape: Sequence[int], itemsize: int, mode: str = "plain") -> in
 def tmem_view(storage: Storage, column: int, shape: Sequence[int], dtype: Any, mode: str = "plain") -> View:
     """Return a tile in tensor memory from 4-byte `column` on.
 
-    plain: 128 rows are the 128 lanes; 256 rows are two such tiles side by side; 64 rows take lanes 0-15, 32-47, 64-79 and
-    96-111 (PTX layout
-    F); fewer rows take the first lanes.
-    half: the accumulator of a two-CTA MMA with 64 rows per CTA: lanes 0-63 hold the left half of the columns, lanes 64-127
-    the right half.
+    plain: 128 rows are the 128 lanes; 256 rows are two such tiles side by side; 64 rows take lanes 0-15, 32-47, 64-79
+    and 96-111 (PTX layout F); fewer rows take the first lanes.
+    half: the accumulator of a two-CTA MMA with 64 rows per CTA: lanes 0-63 hold the left half of the columns, lanes
+    64-127 the right half.
     scales: 8-bit block scales; row r, column c lie in lane r % 32, cell (r // 32, c // 4), byte c % 4.
     """
     dtype = np.dtype(dtype)

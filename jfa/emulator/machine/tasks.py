@@ -197,7 +197,7 @@ class Cluster:
         self.signalled = False  # whether one of its CTAs arrives at a barrier of another
         # writes to a CTA that the writer does not know to have started: (actor's label, CTA) -> (where, what)
         self.early: dict[tuple[str, CTA], tuple[Where, str]] = {}
-        self.finished: list[Component] = []  # components of completed copies, until all tasks have heard of them
+        self.finished: list[Component] = []  # components of completed copies, until all tasks know of them
         self.barrier = ClusterBarrier(self)
 
     def workers(self) -> list[Task]:

@@ -59,7 +59,7 @@ def check_starts(cluster: Cluster) -> None:
 
 
 def forget_retired(cta: CTA) -> None:
-    """Drop what every task of the cluster has heard of."""
+    """Drop uses that every task's clock of the cluster covers."""
     cta.users = {key: use for key, use in cta.users.items() if not use[0].retired}
 
 

@@ -50,9 +50,8 @@ def async_dot(
 ) -> Value:
     """Compute acc += A @ B on the tensor core, or acc = A @ B with use_acc=False.
 
-    acc in TMEM (Blackwell): asynchronous if a barrier or force_async is given. acc a block or None (Hopper): returns the
-    new accumulator,
-    which is valid after async_dot_wait.
+    acc in TMEM (Blackwell): asynchronous if a barrier or force_async is given. acc a block or None (Hopper): returns
+    the new accumulator, which is valid after async_dot_wait.
     """
     A = A.one() if isinstance(A, buffered_tensor) else A
     B = B.one()

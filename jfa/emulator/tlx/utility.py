@@ -103,9 +103,8 @@ def clock64() -> Value:
 def vote_ballot_sync(mask: Value, pred: Value) -> Value:
     """Return every lane's predicate as one bit, for each warp: a block of int32 in the predicate's shape.
 
-    Element i belongs to thread i modulo the task's threads; a thread with several elements votes yes if any of them does,
-    and all its
-    elements get its warp's ballot (asked of an H200: tests/gpu/h200_facts.json).
+    Element i belongs to thread i modulo the task's threads; a thread with several elements votes yes if any of them
+    does, and all its elements get its warp's ballot (asked of an H200: tests/gpu/h200_facts.json).
     """
     mask = integer(mask) & 0xFFFFFFFF
     task, _, _ = begin("vote_ballot_sync", "")

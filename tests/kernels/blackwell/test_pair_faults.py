@@ -98,7 +98,7 @@ def broken_kernel(fault: str, folder):
         source[where] = source[where].replace(right, wrong)
     if where == "pair":
         load("broken_pair", source["pair"], folder)
-        source["kernel"] = source["kernel"].replace("jfa.kernels.blackwell.pair", "broken_pair")
+        source["kernel"] = source["kernel"].replace("jfa.kernels.blackwell.pair import", "broken_pair import")
     return load("broken_backward_2cta", source["kernel"], folder).pair_backward_kernel
 
 
