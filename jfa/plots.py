@@ -38,13 +38,13 @@ class Picture:
     text: str
 
     def png(self) -> bytes:
-        """The image."""
+        """Return the image."""
         buffer = io.BytesIO()
         self.figure.savefig(buffer, format="png", dpi=DPI)
         return buffer.getvalue()
 
     def save(self, path: Any) -> None:
-        """Writes the image to a file; its ending picks the format."""
+        """Write the image to a file; its ending picks the format."""
         self.figure.savefig(path, dpi=DPI)
 
     def __repr__(self) -> str:
@@ -62,7 +62,7 @@ class Picture:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """An aligned plain-text table; floats get four significant digits, numbers stand right."""
+    """Return an aligned plain-text table; floats get four significant digits, numbers stand right."""
     cells = [[_cell(x) for x in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *cells)]
     number = [all(isinstance(row[i], int | float | np.number) for row in rows) for i in range(len(headers))]
@@ -80,7 +80,7 @@ def _cell(x: Any) -> str:
 def canvas(
     width: float = 7.0, height: float = 3.2, rows: int = 1, columns: int = 1, **kwargs: Any
 ) -> tuple[Figure, Any]:
-    """A new figure of ``width`` x ``height`` inches in the house style, and its axes (one, or an array of them)."""
+    """Return a new figure of ``width`` x ``height`` inches in the house style, and its axes (one, or an array of them)."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -94,7 +94,7 @@ def canvas(
 
 
 def label(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
-    """Title and axis labels in one call: no figure goes without them."""
+    """Set title and axis labels in one call: no figure goes without them."""
     axes.set_title(title, loc="left", fontsize=10, wrap=True)
     axes.set_xlabel(xlabel, fontsize=9)
     axes.set_ylabel(ylabel, fontsize=9)
@@ -106,7 +106,7 @@ def lines(
     x: Sequence[float], series: Mapping[str, Sequence[float]], *, title: str, xlabel: str, ylabel: str,
     log_x: bool = False, log_y: bool = False, from_zero: bool = False,
 ) -> Picture:  # fmt: skip
-    """One line a series over common x values, told apart by colour, marker and dashes."""
+    """Draw one line per series over common x values, told apart by colour, marker and dashes."""
     figure, axes = canvas()
     for i, (name, y) in enumerate(series.items()):
         look = {"color": CYCLE[i % 7], "marker": MARKERS[i % 7], "linestyle": DASHES[i % 4]}
@@ -126,7 +126,7 @@ def bands(
     x: Sequence[float], samples: Mapping[str, Any], *, title: str, xlabel: str, ylabel: str, level: tuple[float, str] | None = None,
     log_y: bool = False,
 ) -> Picture:  # fmt: skip
-    """The median of many samples over common x values, the middle 80 % shaded.
+    """Draw the median of many samples over common x values, the middle 80 % shaded.
 
     Args:
         samples: series -> [len(x), samples].
@@ -153,7 +153,7 @@ def bands(
 def _finished(
     figure, axes, positions: Sequence, series: Mapping[str, Sequence[float]], words: tuple[str, str, str]
 ) -> Picture:
-    """A picture of several series: their legend where there are two, ``words`` (title, xlabel, ylabel), and their table."""
+    """Finish a picture of several series: their legend where there are two, ``words`` (title, xlabel, ylabel), and their table."""
     if len(series) > 1:
         figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     label(axes, *words)
@@ -171,7 +171,7 @@ def bars(
     ylabel: str,
     form: str = "{:.3g}",
 ) -> Picture:
-    """Groups of bars, one bar a series in each, with its value written above."""
+    """Draw groups of bars, one bar per series in each, with its value written above."""
     figure, axes = canvas(max(5.5, 1.1 * len(labels) + 2.5))
     width = 0.8 / len(series)
     for i, (name, values) in enumerate(series.items()):
@@ -192,7 +192,7 @@ def roofline(
     *,
     title: str,
 ) -> Picture:
-    """Shapes by their FLOPs per byte, under the roofs that memory and tensor cores form.
+    """Draw shapes by their FLOPs per byte, under the roofs that memory and tensor cores form.
 
     Args:
         shapes: name -> FLOPs per byte.
@@ -226,7 +226,7 @@ def roofline(
 
 
 def _log2_axes(axes: Axes, xlim: tuple[float, float]) -> None:
-    """Both axes logarithmic with powers of two as plain numbers."""
+    """Make both axes logarithmic with powers of two as plain numbers."""
     from matplotlib.ticker import FuncFormatter
 
     axes.set_xscale("log", base=2)
@@ -238,7 +238,7 @@ def _log2_axes(axes: Axes, xlim: tuple[float, float]) -> None:
 
 
 def _name_along_top(axes: Axes, places: Mapping[str, float], nearest: float = 1.12) -> None:
-    """A dotted line and a name above the axes for each x; names that would overlap share one."""
+    """Draw a dotted line and a name above the axes for each x; names that would overlap share one."""
     groups: list[list[str]] = []
     for name, x in sorted(places.items(), key=lambda item: item[1]):
         axes.axvline(x, color="#AAAAAA", linewidth=0.8, linestyle=":")
@@ -287,7 +287,7 @@ def panels(
     title: str,
     one_axis: bool = False,
 ) -> Picture:
-    """Horizontal bars, one panel per quantity, with the value written behind each bar.
+    """Draw horizontal bars, one panel per quantity, with the value written behind each bar.
 
     Args:
         labels: what each line of bars is; words may be long here.
@@ -324,7 +324,7 @@ class Segment(NamedTuple):
 def segments(
     rows: Mapping[str, Sequence[Segment]], *, title: str, xlabel: str, ticks: Sequence[float] | None = None
 ) -> Picture:
-    """Labelled stretches along one axis, a line of them for each row: who owns which part. Words that do not fit stand above."""
+    """Draw labelled stretches along one axis, a line per row: who owns which part. Words that do not fit stand above."""
     height = max((s.words.count("\n") for line in rows.values() for s in line), default=0)
     figure, axes = canvas(9.0, (0.3 + 0.22 * height) * len(rows) + 1.0)
     last = max(s.start + s.length for line in rows.values() for s in line)
@@ -355,7 +355,7 @@ def _staggered(ticks: Sequence[float], last: float) -> list[str]:
 
 
 def _segment(axes: Axes, row: int, s: Segment, *, fits: bool) -> None:
-    """One stretch at a height of 0.8 about ``row``, with its words inside or above."""
+    """Draw one stretch at a height of 0.8 about ``row``, with its words inside or above."""
     colour = "#FFFFFF" if s.look is None else CYCLE[s.look % 7]
     look = {"hatch": "////", "edgecolor": "#888888"} if s.look is None else {"edgecolor": "white"}
     axes.broken_barh([(s.start, s.length)], (row - 0.3, 0.6), facecolor=colour, **look)
@@ -415,7 +415,7 @@ def blocks(
     title: str,
     directed: bool = False,
 ) -> Picture:
-    """A block diagram: boxes with words, and arrows between boxes that lie side by side or one above the other.
+    """Draw a block diagram: boxes with words, and arrows between boxes that lie side by side or one above the other.
 
     Args:
         places: heading -> ((x, y, width, height), words, palette number). y grows upwards. A box may lie inside another.
@@ -445,7 +445,7 @@ def blocks(
 
 
 def _facing(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> tuple[tuple, tuple]:
-    """The points of a and of b at which these boxes (x, y, width, height) face each other, in the middle of what they share."""
+    """Return the points of a and of b at which these boxes (x, y, width, height) face each other, amid what they share."""
     for axis in (0, 1):
         first, second = (a, b) if a[axis] < b[axis] else (b, a)
         gap = first[axis] + first[axis + 2], second[axis]
@@ -459,7 +459,7 @@ def _facing(a: tuple[float, float, float, float], b: tuple[float, float, float, 
 
 
 def timelines(drawn: Mapping[str, Any], span: tuple[float, float] | None = None) -> Picture:
-    """Timelines of the emulator, one below the other over the same cycles; their tables as text.
+    """Draw timelines of the emulator, one below the other over the same cycles; their tables as text.
 
     Args:
         drawn: heading -> a :class:`jfa.emulator.timeline.Timeline`, drawn by its first CTA, or (timeline, CTA).
@@ -483,7 +483,7 @@ def timelines(drawn: Mapping[str, Any], span: tuple[float, float] | None = None)
 
 # ---------------------------------------------------------------------------------------------------- packing and masks
 def padded_and_packed(lengths: Sequence[int]) -> Picture:
-    """The same batch twice: as a padded rectangle, and as one packed row with its offsets. For small batches."""
+    """Draw the same batch twice: as a padded rectangle, and as one packed row with its offsets. For small batches."""
     lengths = [int(n) for n in lengths]
     longest, total = max(lengths), sum(lengths)
     figure, (upper, lower) = canvas(7.2, 0.32 * len(lengths) + 2.2, 2, 1, height_ratios=(len(lengths), 1.6))
@@ -507,7 +507,7 @@ def padded_and_packed(lengths: Sequence[int]) -> Picture:
 
 
 def _cells(axes: Axes, places: Sequence[tuple[float, float]], colour: str, text: str, hatch: str = "") -> None:
-    """Unit squares at (x, y), each with the same short text."""
+    """Draw unit squares at (x, y), each with the same short text."""
     from matplotlib.patches import Rectangle
 
     edge = "#BBBBBB" if hatch else "white"
@@ -518,7 +518,7 @@ def _cells(axes: Axes, places: Sequence[tuple[float, float]], colour: str, text:
 
 
 def _ink(colour: str) -> str:
-    """Black or white, whichever reads better on the colour."""
+    """Return black or white, whichever reads better on the colour."""
     r, g, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "black" if 0.299 * r + 0.587 * g + 0.114 * b > 140 else "white"
 
@@ -526,7 +526,7 @@ def _ink(colour: str) -> str:
 def score_grids(
     grids: Mapping[str, Any], *, title: str, xlabel: str = "key", ylabel: str = "query", counts: bool = True
 ) -> Picture:
-    """Boolean [queries, keys] tables side by side: a filled square with a dot counts, a pale one is computed for nothing.
+    """Draw boolean [queries, keys] tables side by side: a filled square with a dot counts, a pale one is computed for nothing.
 
     ``counts`` writes beside each how many do.
     """
@@ -575,7 +575,7 @@ def _grid(axes: Axes, grid: np.ndarray) -> None:
 
 
 def block_map(kinds: Any, *, title: str, block_m: int, block_n: int) -> Picture:
-    """What each tile of scores needs (:func:`jfa.masks.block_kinds`): F no mask, P a mask, nothing where it is skipped."""
+    """Draw what each tile of scores needs (:func:`jfa.masks.block_kinds`): F no mask, P a mask, nothing where it is skipped."""
     kinds = np.asarray(kinds)
     figure, axes = canvas(max(4.5, 0.45 * kinds.shape[1] + 1.0), 0.45 * kinds.shape[0] + 1.1)
     for kind, colour, letter, hatch in ((0, EMPTY_PLACE, "", ""), (1, ORANGE, "P", "///"), (2, BLUE, "F", "")):
@@ -591,7 +591,7 @@ def block_map(kinds: Any, *, title: str, block_m: int, block_n: int) -> Picture:
 def owners(
     grids: Mapping[str, tuple[Any, str, str]], *, title: str, ylabel: str = "query tile", xlabel: str = "key tile"
 ) -> Picture:
-    """Who computes each tile of scores, and who writes the results beside and below them.
+    """Draw who computes each tile of scores, and who writes the results beside and below them.
 
     Args:
         grids: heading -> (owner numbers [query tiles, key tiles], name of what each row sums up to, name of what each column
@@ -628,7 +628,7 @@ def owners(
 
 
 def _result(axes: Axes, line: np.ndarray, place: tuple[float, float], words: str, step: tuple[int, int]) -> str:
-    """A result as a box at ``place``, with an arrow in direction ``step`` from each of its writers; says who they are."""
+    """Draw a result as a box at ``place``, with an arrow in direction ``step`` from each of its writers; says who they are."""
     writers = sorted(set(line.tolist()))
     alone = len(writers) == 1
     colour = CYCLE[writers[0] % 7] if alone else EMPTY_PLACE
@@ -642,7 +642,7 @@ def _result(axes: Axes, line: np.ndarray, place: tuple[float, float], words: str
 
 
 def strips(samples: Mapping[str, Sequence[float]], *, title: str, xlabel: str, log_x: bool = False) -> Picture:
-    """Every value of a few samples as a dot, one line per sample: how far apart they are, and whether they differ at all."""
+    """Draw every value of a few samples as a dot, one line per sample: how far apart they are, and whether they differ at all."""
     figure, axes = canvas(8.0, 0.5 * len(samples) + 1.2)
     rows = []
     for i, (name, values) in enumerate(samples.items()):
@@ -685,7 +685,7 @@ def rulers(
 
 
 def band_planes(shown: Mapping[str, tuple[int, int, int, int]], *, title: str) -> Picture:
-    """The pairs of a band and the two lines that bound it, one panel per band.
+    """Draw the pairs of a band and the two lines that bound it, one panel per band.
 
     Args:
         shown: heading -> (len_q, len_kv, lo, hi): query i sees keys i + lo .. i + hi. A side far outside the grid has no line.
@@ -715,7 +715,7 @@ def _side(c: int) -> str:
 
 # ------------------------------------------------------------------------------------------------------ online softmax
 def online_walk(scores: Sequence[float], block: int) -> Picture:
-    """One query's scores in blocks: the running maximum m above, the running sum l and its rescaling below."""
+    """Draw one query's scores in blocks: the running maximum m above, the running sum l and its rescaling below."""
     scores = np.asarray(scores, dtype=float)
     figure, (upper, lower) = canvas(7.2, 4.2, 2, 1, sharex=True)
     steps = _online_steps(scores, block)
@@ -738,7 +738,7 @@ def online_walk(scores: Sequence[float], block: int) -> Picture:
 
 
 def _online_steps(scores: np.ndarray, block: int) -> list[tuple[float, float, float, float, float]]:
-    """(m, factor, l kept, l added, l before) after each block of the online softmax."""
+    """Return (m, factor, l kept, l added, l before) after each block of the online softmax."""
     m, l, steps = -np.inf, 0.0, []
     for start in range(0, len(scores), block):
         part = scores[start : start + block]
@@ -751,7 +751,7 @@ def _online_steps(scores: np.ndarray, block: int) -> list[tuple[float, float, fl
 
 
 def _sum_bars(axes: Axes, middle: float, block: int, before: float, kept: float, added: float, *, first: bool) -> None:
-    """Left: l as it was. Right: what is kept of it, and the block's own sum on top."""
+    """Draw left l as it was, right what is kept of it, and the block's own sum on top."""
     names = ("l before", "l before x factor", "this block's sum") if first else ("_", "_", "_")
     left, right, width = middle - block / 6, middle + block / 6, block / 4
     axes.bar(left, before, width, color=EMPTY_PLACE, hatch="////", edgecolor="#888888", label=names[0])
@@ -762,7 +762,7 @@ def _sum_bars(axes: Axes, middle: float, block: int, before: float, kept: float,
 
 # ---------------------------------------------------------------------------------------------------------- schedules
 def worker_loads(assignments: Mapping[str, Sequence[Sequence[int]]], costs: Sequence[float]) -> Picture:
-    """One panel a schedule: each worker's tiles end to end; the dashed line is the mean load that no schedule beats."""
+    """Draw one panel per schedule: each worker's tiles end to end; the dashed line is the mean load that no schedule beats."""
     costs = np.asarray(costs, dtype=float)
     figure, panels = canvas(
         3.2 * len(assignments) + 0.6, 3.0, 1, len(assignments), sharex=True, sharey=True, squeeze=False
@@ -824,7 +824,7 @@ def gantt(
 
 
 def _gantt_line(axes: Axes, row: int, line: Sequence[tuple[str, float, float]], last: float) -> None:
-    """One worker's tiles at the height ``row``; ``last`` is the axis' end, which decides what fits into a box."""
+    """Draw one worker's tiles at the height ``row``; ``last`` is the axis' end, which decides what fits into a box."""
     for n, (tile, begin, end) in enumerate(sorted(line, key=lambda t: t[1])):
         colour, hatch = CYCLE[n % 7], HATCHES[n % 7]
         axes.broken_barh([(begin, end - begin)], (row - 0.4, 0.8), facecolor=colour, hatch=hatch, edgecolor="white")
@@ -942,7 +942,7 @@ def _who_comes(wait: Any, ended: Sequence[str]) -> str:
 
 
 def _cycle(due: Mapping[str, Sequence[str]]) -> list[str]:
-    """A cycle of the graph name -> names, [] if there is none: the first found by depth."""
+    """Return a cycle of the graph name -> names, [] if there is none: the first found by depth."""
     done: set[str] = set()
 
     def search(name: str, path: list[str]) -> list[str]:
@@ -958,7 +958,7 @@ def _cycle(due: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _named_box(axes: Axes, middle: tuple[float, float], name: str, words: str = "", **look: Any) -> None:
-    """A box with a name and a line of words, 2.2 wide and 0.6 high."""
+    """Draw a box with a name and a line of words, 2.2 wide and 0.6 high."""
     from matplotlib.patches import FancyBboxPatch
 
     x, y = middle
@@ -968,7 +968,7 @@ def _named_box(axes: Axes, middle: tuple[float, float], name: str, words: str = 
 
 
 def _wait_row(axes: Axes, wait: Any, rows: Mapping[str, int], cycle: Sequence[str]) -> None:
-    """The barrier a task waits for, the arrow to it, and those to whom its next arrival is due."""
+    """Draw the barrier a task waits for, the arrow to it, and those to whom its next arrival is due."""
     n, after = rows[wait.task], dict(zip(cycle, [*cycle[1:], *cycle[:1]]))
     names = wait.came or wait.due
     state = wait.state.partition(": ")[2] or wait.state
@@ -988,7 +988,7 @@ def _wait_row(axes: Axes, wait: Any, rows: Mapping[str, int], cycle: Sequence[st
 
 
 def _short(state: str) -> str:
-    """A barrier's state in at most 34 characters a line."""
+    """Return a barrier's state in at most 34 characters per line."""
     import textwrap
 
     return "\n".join(textwrap.wrap(state.replace(" in progress", ""), 36)[:2])
@@ -1044,7 +1044,7 @@ def race_clocks(error: Any, *, title: str = "two accesses that nothing orders") 
 
 
 def _code(line: str) -> str:
-    """A line of code without its comment, cut to 64 characters."""
+    """Return a line of code without its comment, cut to 64 characters."""
     code = line.partition("  #")[0]
     return code if len(code) <= 64 else code[:63] + "…"
 

@@ -69,7 +69,7 @@ class Track:
         return any(e.kind == "async" for e in self.events)
 
     def cycles(self, kind: str) -> float:
-        """Cycles in which at least one event of this kind ran (overlapping ones count once)."""
+        """Return the cycles in which at least one event of this kind ran (overlapping ones count once)."""
         return _covered((e.start, e.end) for e in self.events if e.kind == kind)
 
 
@@ -92,7 +92,7 @@ class Lane:
     unit: bool = False
 
     def words(self, lo: float, hi: float) -> str:
-        """The lane's title, with the share of the cycles from ``lo`` to ``hi`` in which its unit is occupied."""
+        """Return the lane's title, with the share of the cycles from ``lo`` to ``hi`` in which its unit is occupied."""
         if not self.unit or hi <= lo:
             return self.title
         busy = _covered((max(a, lo), min(b, hi)) for a, b in self.bars["occupied"] if b > lo and a < hi)
@@ -170,7 +170,7 @@ class Timeline:
 
     @classmethod
     def of(cls, run) -> Timeline:
-        """The timeline of a launch: ``Timeline.of(emulator.last())``, after ``options(policy="timed", rates=B200, trace=True)``.
+        """Return a launch's timeline: ``Timeline.of(emulator.last())``, after ``options(policy="timed", rates=B200, trace=True)``.
 
         Raises ValueError if the launch kept no trace.
         """
@@ -179,7 +179,7 @@ class Timeline:
         return cls(run.events, getattr(run.options.rates, "name", ""), run.occupied)
 
     def between(self, lo: float, hi: float) -> Timeline:
-        """The part from cycle ``lo`` to ``hi``: events and occupied spans cut there. Raises ValueError if nothing lies in it."""
+        """Return the part from cycle ``lo`` to ``hi``: events and occupied spans cut there; ValueError if nothing lies in it."""
         cut = [
             e._replace(start=max(e.start, lo), end=min(e.end, hi)) for e in self.events if e.end > lo and e.start < hi
         ]
@@ -198,7 +198,7 @@ class Timeline:
         return self.end - self.start
 
     def tracks(self, cta: Any = None) -> list[Track]:
-        """Lanes in order of first appearance, roles before engines; all CTAs, or one."""
+        """Return the lanes in order of first appearance, roles before engines; all CTAs, or one."""
         found: dict[tuple, Track] = {}
         for e in self.events:
             if cta is None or e.cta == cta:
@@ -206,7 +206,7 @@ class Timeline:
         return sorted(found.values(), key=lambda t: (str(t.cta), t.is_engine))
 
     def ctas(self) -> list:
-        """The CTAs that left events, in order of appearance."""
+        """Return the CTAs that left events, in order of appearance."""
         return list(dict.fromkeys(e.cta for e in self.events))
 
     def busy(self, resource: str = "tensor", span: tuple[float, float] | None = None) -> float:
@@ -223,7 +223,7 @@ class Timeline:
         return sum(shares) / len(shares) if shares else 0.0
 
     def waits(self) -> dict[tuple[str, str], float]:
-        """Cycles waited per (track, barrier), longest first, summed over CTAs."""
+        """Return the cycles waited per (track, barrier), longest first, summed over CTAs."""
         total: dict[tuple[str, str], float] = defaultdict(float)
         for e in self.events:
             if e.kind == "wait":
@@ -231,7 +231,7 @@ class Timeline:
         return dict(sorted(total.items(), key=lambda kv: -kv[1]))
 
     def table(self, max_waits: int = 8) -> str:
-        """Busy and waiting share of each role and engine, then the barriers that cost most, as text."""
+        """Return the busy and waiting share of each role and engine, then the barriers that cost most, as text."""
         lines = [f"modelled on {self.chip or 'an unnamed chip'}: {self.cycles:,.0f} cycles"]
         lines.append(f"{'cta':<12} {'track':<26} {'busy':>8} {'waits':>7} {'ops':>6}")
         for t in self.tracks():
@@ -253,7 +253,7 @@ class Timeline:
         return "\n".join(lines)
 
     def beside(self, other: Timeline, names: tuple[str, str] = ("A", "B")) -> str:
-        """A table of two runs side by side: cycles, each role's busy and waiting share, each unit's, the waits that differ most."""
+        """Return a table of two runs side by side: cycles, shares of each role and unit, the waits that differ most."""
         runs = (self, other)
         times = other.cycles / self.cycles if self.cycles else 0.0
         head = [
@@ -276,7 +276,7 @@ class Timeline:
         return "\n".join(lines)
 
     def _shares(self) -> dict[str, tuple[float, float]]:
-        """{track: (busy share, waiting share)}, the mean over the CTAs that have it."""
+        """Return {track: (busy share, waiting share)}, the mean over the CTAs that have it."""
         found: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for t in self.tracks():
             work = t.cycles("async" if t.is_engine else "compute")
@@ -287,7 +287,7 @@ class Timeline:
         }
 
     def signals(self, cta: Any = None) -> list[tuple[Event, Event]]:
-        """(the arrive, copy or product that completed a phase, the wait that this ended) of all CTAs, or of one, by time."""
+        """Return (the arrive, copy or product that completed a phase, the wait that this ended) of all CTAs, or of one, by time."""
         ends: dict[tuple[str, int], Event] = {}
         for e in self.events:
             for barrier in e.args.get("signals", ()):
@@ -336,7 +336,7 @@ class Timeline:
         return ax.figure
 
     def lanes(self, cta: Any = None) -> list[Lane]:
-        """What one CTA's lanes show: its roles, its engines with the unit they occupy, and the exponential units."""
+        """Return what one CTA's lanes show: its roles, its engines with the unit they occupy, and the exponential units."""
         found = []
         for track in self.tracks(cta):
             if not track.is_engine:
@@ -357,7 +357,7 @@ class Timeline:
         return found
 
     def _arrows(self, ax: Any, cta: Any, rows: dict[str, int], lo: float, hi: float) -> None:
-        """From each completing arrival to the wait that it ended: one thin arrow, straight down or up."""
+        """Draw one thin arrow, straight down or up, from each completing arrival to the wait that it ended."""
         for source, waiting in self.signals(cta):
             if lo < waiting.end < hi and source.track in rows and waiting.track in rows and source.cta == waiting.cta:
                 a, b = rows[source.track], rows[waiting.track]

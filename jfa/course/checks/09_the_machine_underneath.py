@@ -14,12 +14,12 @@ H200 = {"tensor_2": 4096, "tensor_1": 8192, "rows": 64, "mufu": 16, "smem": 128}
 
 
 def _chip(seed, **other):
-    """A chip that nobody built; its numbers change with the seed."""
+    """Return a chip that nobody built; its numbers change with the seed."""
     return {"tensor_2": 6000 + 8 * seed, "tensor_1": 9000, "rows": 96, "mufu": 20 + seed % 5, "smem": 150} | other
 
 
 def _cycles(products, exps, extra_bytes, itemsize, rates):
-    """{unit: cycles}; products: (rows, columns, contracted over, whether the first operand comes from shared memory)."""
+    """Return {unit: cycles}; products: (rows, columns, contracted over, whether the first operand comes from shared memory)."""
     flops = moved = 0
     for m, n, k, from_smem in products:
         groups = math.ceil(m / rates["rows"])
@@ -925,7 +925,7 @@ def _early_cases(seed):
         return Case(name, (q, k, v, KEYS))
 
     def hard(names):
-        """Row r has scores of the kind names[r % len]: q picks a column of k, and 8 / sqrt(64) is 1."""
+        """Give row r scores of the kind names[r % len]: q picks a column of k, and 8 / sqrt(64) is 1."""
         k = torch.zeros(3 * KEYS, DIM)
         k[:, : len(names)] = kinds.score_rows(names, 3 * KEYS, KEYS, g).T
         q = torch.zeros(128, DIM)
@@ -962,7 +962,7 @@ def _attention(q, k, v, block):
 
 
 def _in_bf16(q, k, v, block):
-    """As a right kernel computes it: block by block in fp32, P rounded to bf16."""
+    """Compute it as a right kernel does: block by block in fp32, P rounded to bf16."""
     q, k, v = q.float(), k.float(), v.float()
     m, l, acc = q.new_full((len(q), 1), -math.inf), q.new_zeros(len(q), 1), torch.zeros_like(q)
     for start in range(0, len(k), block):

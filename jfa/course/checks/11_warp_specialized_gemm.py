@@ -15,23 +15,23 @@ def _rng(seed):
 
 
 def _each_schedule(out):
-    """The reference's result once for each schedule that the launch functions go through."""
+    """Return the reference's result once for each schedule that the launch functions go through."""
     return torch.stack([out] * SCHEDULES)
 
 
 def _at_least(name, measure, each, text):
-    """In every launch the operation happens ``each`` times or more (a number, or a function of the case)."""
+    """Require that in every launch the operation happens ``each`` times or more (a number, or a function of the case)."""
     return Limit(name, measure, at_least=lambda case: SCHEDULES * (each(case) if callable(each) else each), text=text)
 
 
 def _exactly(name, measure, each, text):
-    """In every launch the operation happens exactly ``each(case)`` times."""
+    """Require that in every launch the operation happens exactly ``each(case)`` times."""
     count = lambda case: SCHEDULES * each(case)
     return Limit(name, measure, at_most=count, at_least=count, text=text)
 
 
 def _operands(g, rows, depth, columns, beyond=0):
-    """A [rows, depth + beyond] and B [depth + beyond, columns] in bf16; what lies beyond is NaN."""
+    """Return a [rows, depth + beyond] and B [depth + beyond, columns] in bf16; what lies beyond is NaN."""
     a = torch.randn(rows, depth + beyond, generator=g).to(torch.bfloat16)
     b = torch.randn(depth + beyond, columns, generator=g).to(torch.bfloat16)
     if beyond:
@@ -501,7 +501,7 @@ JAGGED = Exercise(
 
 
 def _tile_cases(shapes, seed):
-    """shapes: (name, tiles, steps, stages, programs) of each case."""
+    """Return shapes: (name, tiles, steps, stages, programs) of each case."""
     g = _rng(seed)
     return [
         Case(name, (*_operands(g, ROWS * tiles, steps * 16, COLUMNS), tiles, steps, stages, programs))
@@ -913,7 +913,7 @@ def _hidden_reference(x, w, v, blocks):
 
 
 def _hidden_in_bf16(x, w, v, blocks):
-    """P is rounded to bf16 before the second product."""
+    """Compute as a kernel does that rounds P to bf16 before the second product."""
     hidden = torch.relu(x.float() @ w.float())
     return _each_schedule((hidden * hidden).to(torch.bfloat16).float() @ v.float())
 

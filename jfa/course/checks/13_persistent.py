@@ -13,7 +13,7 @@ BM = 16
 
 
 def _packed(g, lengths, dim=16, spare=0):
-    """q, k, records of tiles of 2 * BM queries; between the sequences' keys lie rows of nobody, ``spare`` rows of q behind."""
+    """Return q, k, records of tiles of 2 * BM queries; between sequences' keys lie unused rows, ``spare`` rows of q behind."""
     q = torch.randn(2 * BM * len(lengths) + spare, dim, generator=g)
     k, records = [], []
     for n, length in enumerate(lengths):
@@ -23,7 +23,7 @@ def _packed(g, lengths, dim=16, spare=0):
 
 
 def _sums(q, k, records):
-    """[rows of q] fp64: each query times the sum of its tile's keys; 0 in rows of no tile."""
+    """Return [rows of q] fp64: each query times the sum of its tile's keys; 0 in rows of no tile."""
     out = torch.zeros(len(q), dtype=torch.float64)
     for q_row, k_row, k_len in records.tolist():
         total = k[k_row : k_row + k_len].double().sum(0)
@@ -275,7 +275,7 @@ def _locate_cases(seed):
     spread = seed % 3
 
     def table(lengths, block, shared=0, slots=None):
-        """Records of the tiles of packed sequences, or of ``shared`` queries per sequence, and room behind."""
+        """Return records of the tiles of packed sequences, or of ``shared`` queries per sequence, and room behind."""
         rows, q_begin = [], 0
         for b, n in enumerate([shared] * len(lengths) if shared else lengths):
             begin = 0 if shared else q_begin
@@ -487,7 +487,7 @@ _LOAD_END = f"{_LOAD_CALL}\n                {_CONSUMER}"
 
 
 def _consumers(**new):
-    """Edits that put other lines in place of the three consumers' (store, compute, load)."""
+    """Return edits that put other lines in place of the three consumers' (store, compute, load)."""
     ends = {"store": _STORE_END, "compute": _COMPUTE_END, "load": _LOAD_END}
     return tuple((ends[role], ends[role].replace(_CONSUMER, line)) for role, line in new.items())
 
@@ -694,7 +694,7 @@ def _surplus_launch(kernel, q, k, room, count, sms, stages):
 
 
 def _asked(case):
-    """A program asks once per tile that it runs."""
+    """Require that a program asks once per tile that it runs."""
     return int(case.args[3][0])
 
 
@@ -1092,7 +1092,7 @@ def _predict_cases(seed):
     g = kinds.generator(seed)
 
     def drawn(n, jitter=0.3, alpha=1.5):
-        """A list sorted by planned cost, and what its tiles really take."""
+        """Return a list sorted by planned cost, and what its tiles really take."""
         planned = (1 - torch.rand(n, generator=g, dtype=torch.float64)).pow(-1 / alpha).sort(descending=True).values
         return (planned * (1 + jitter * (2 * torch.rand(n, generator=g, dtype=torch.float64) - 1))).tolist()
 

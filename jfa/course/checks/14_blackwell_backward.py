@@ -11,12 +11,12 @@ BM = 128
 
 
 def _whole(g, *shape, most=2):
-    """Whole numbers from -most to most, bf16."""
+    """Return whole numbers from -most to most, bf16."""
     return torch.randint(-most, most + 1, shape, generator=g).to(torch.bfloat16)
 
 
 def _tiles(g, lengths, tiles, dim, keys=64):
-    """ds, k, dq, records: ``tiles`` key tiles per sequence of queries; dS of queries that do not exist is rubbish."""
+    """Return ds, k, dq, records: ``tiles`` key tiles per sequence of queries; dS of queries that do not exist is rubbish."""
     ds, k, records, begin = [], [], [], 0
     for length in lengths:
         for _ in range(tiles):
@@ -33,7 +33,7 @@ def _tiles(g, lengths, tiles, dim, keys=64):
 
 
 def _added(ds, k, dq, records, *_):
-    """[rows, dim] fp64: what was there plus each tile's dS K."""
+    """Return [rows, dim] fp64: what was there plus each tile's dS K."""
     out, keys = dq.double().clone(), ds.shape[1]
     for begin, length, ds_row, k_row in records.tolist():
         out[begin : begin + length] += ds[ds_row : ds_row + length].double() @ k[k_row : k_row + keys].double()
@@ -418,7 +418,7 @@ REDUCE = Exercise(
 
 
 def _seat_tensors(g, blocks, dim):
-    """k, v, do, w: dS = w (V dO^T) is exact in bf16, if it stays below 257."""
+    """Return k, v, do, w: dS = w (V dO^T) is exact in bf16, if it stays below 257."""
     k, v = (_whole(g, BM, dim, most=1) for _ in range(2))
     do = _whole(g, blocks * BM, dim, most=1)
     return k, v, do, torch.randint(0, 3, (BM, blocks * BM), generator=g).float()

@@ -14,18 +14,18 @@ BM = 128
 
 
 def _each_schedule(out):
-    """The reference's result once for each schedule that the launch functions go through."""
+    """Return the reference's result once for each schedule that the launch functions go through."""
     return torch.stack([out] * SCHEDULES)
 
 
 def _exactly(name, measure, each, text):
-    """In every launch the operation happens exactly ``each(case)`` times."""
+    """Require that in every launch the operation happens exactly ``each(case)`` times."""
     count = lambda case: SCHEDULES * each(case)
     return Limit(name, measure, at_most=count, at_least=count, text=text)
 
 
 def _whole(g, *shape, most=2):
-    """Whole numbers from -most to most, bf16: their sums are exact in any order."""
+    """Return whole numbers from -most to most, bf16: their sums are exact in any order."""
     return torch.randint(-most, most + 1, shape, generator=g).to(torch.bfloat16)
 
 
@@ -52,7 +52,7 @@ def _traffic_cases(seed):
 
 
 def _traffic(m, n, k, a_in_tmem):
-    """By the rates of the model: what it charges to shared memory."""
+    """Compute by the model's rates what it charges to shared memory."""
     facts = dict(n=n, k=k, a_space="tmem" if a_in_tmem else "smem")
     one, pair = (
         B200.demand("mma", m=rows, two_cta=two, **facts).needs["smem"] * B200["smem"]
@@ -766,7 +766,7 @@ def _odd_cases(seed):
     g = kinds.generator(seed)
 
     def case(name, lengths, steps=2, stages=2, depth=32):
-        """Sequences with a row of NaN behind each; a record per tile of 256 rows."""
+        """Return sequences with a row of NaN behind each; a record per tile of 256 rows."""
         a, records, begin, keep = [], [], 0, []
         for n in lengths:
             a += [_whole(g, n, steps * depth), torch.full((1, steps * depth), float("nan")).bfloat16()]
@@ -960,7 +960,7 @@ def _form_cases(seed):
 
 
 def _form(lengths_q, lengths_kv, head_dim, group, broadcast_q, deterministic):
-    """(form, words that the reason must contain)."""
+    """Return (form, words that the reason must contain)."""
     if broadcast_q and lengths_q[0] * group <= 128:
         return "resident", ("queries", str(lengths_q[0] * group))
     if deterministic:

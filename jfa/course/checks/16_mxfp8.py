@@ -18,7 +18,7 @@ SCHEDULES = (("lazy", 1), ("random", 1))
 
 
 def _code(amax):
-    """The code of one group by its definition: the smallest with amax <= 448 * 2**(code - 127); NaN 255, infinity 254."""
+    """Return the code of one group by its definition: the smallest with amax <= 448 * 2**(code - 127); NaN 255, infinity 254."""
     if math.isnan(amax):
         return 255
     if math.isinf(amax):
@@ -30,7 +30,7 @@ def _code(amax):
 
 
 def _encode(x, dim):
-    """x fp64 [...] -> (e4m3 as fp64, codes int64): groups of 32 along ``dim``; data of groups with NaN are 0."""
+    """Encode x fp64 [...] as (e4m3 as fp64, codes int64): groups of 32 along ``dim``; data of groups with NaN are 0."""
     groups = x.double().movedim(dim, -1).unflatten(-1, (-1, 32))
     largest = groups.abs().amax(-1)
     codes = torch.tensor([_code(a) for a in largest.flatten().tolist()], dtype=torch.int64).reshape(largest.shape)
@@ -43,7 +43,7 @@ def _encode(x, dim):
 
 
 def _numbers(g, *shape):
-    """Normal numbers, each group with a size of its own from 2**-20 to 2**20."""
+    """Return normal numbers, each group with a size of its own from 2**-20 to 2**20."""
     x = torch.randn(*shape, generator=g).unflatten(-1, (-1, 32))
     size = torch.randint(-20, 21, x.shape[:-1], generator=g)
     return torch.ldexp(x, size[..., None]).flatten(-2)
@@ -56,7 +56,7 @@ def _quantise_cases(seed):
         return Case(name, (x,))
 
     def filled(values):
-        """One group per value: that value is its largest, at some place and with some sign."""
+        """Return one group per value: that value is its largest, at some place and with some sign."""
         x = (torch.rand(len(values), 32, generator=g) - 0.5) * torch.tensor(values).abs().clamp(max=1e30)[:, None]
         place = torch.randint(0, 32, (len(values),), generator=g)
         sign = torch.randint(0, 2, (len(values),), generator=g) * 2.0 - 1
@@ -87,7 +87,7 @@ def _quantise_cases(seed):
 
 
 def _halves(g):
-    """[32]: 448 and numbers exactly between two neighbours of e4m3."""
+    """Return [32]: 448 and numbers exactly between two neighbours of e4m3."""
     codes = torch.randint(8, 125, (32,), generator=g).to(torch.uint8)
     low, high = (c.view(torch.float8_e4m3fn).float() for c in (codes, codes + 1))
     x = (low + high) / 2
@@ -850,20 +850,20 @@ def quantise_tokens(x_ptr, offsets_ptr, data_ptr, codes_ptr, H, D: tl.constexpr)
 
 
 def _pack(codes):
-    """Codes [rows, groups], whole tiles -> uint8 [rows / 128, groups / 4, 32, 16]."""
+    """Lay codes [rows, groups] out as whole tiles, uint8 [rows / 128, groups / 4, 32, 16]."""
     high, wide = codes.shape[0] // 128, codes.shape[1] // 4
     return codes.reshape(high, 4, 32, wide, 4).permute(0, 3, 2, 1, 4).reshape(high, wide, 32, 16).to(torch.uint8)
 
 
 def _operand(x, dim):
-    """(e4m3 as bytes, tiles of codes) of a matrix with groups along ``dim``; the tiles' rows are the other axis."""
+    """Return (e4m3 as bytes, tiles of codes) of a matrix with groups along ``dim``; the tiles' rows are the other axis."""
     data, codes = _encode(x, dim)
     tiles = _pack(codes if dim == 1 else codes.T)
     return data.float().to(torch.float8_e4m3fn).view(torch.uint8).contiguous(), tiles.contiguous()
 
 
 def _values(data, tiles, dim):
-    """The fp64 matrix that an operand means."""
+    """Return the fp64 matrix that an operand means."""
     high, wide = tiles.shape[:2]
     codes = tiles.reshape(high, wide, 32, 4, 4).permute(0, 3, 2, 1, 4).reshape(high * 128, wide * 4).double()
     scale = torch.exp2((codes if dim == 1 else codes.T) - 127).repeat_interleave(32, dim)
@@ -1049,13 +1049,13 @@ LOG2_E = math.log2(math.e)
 
 
 def _four_bits(level):
-    """The nearest numbers with four significant bits: e4m3 times a power of two."""
+    """Return the nearest numbers with four significant bits: e4m3 times a power of two."""
     mantissa, exponent = torch.frexp(level.double())
     return torch.ldexp((mantissa * 16).round() / 16, exponent)
 
 
 def _small(g, rows, columns, spread=1):
-    """(numbers, codes): whole numbers -2 ... 2, and a scale of 2**-spread ... 2**spread per 32."""
+    """Return (numbers, codes): whole numbers -2 ... 2, and a scale of 2**-spread ... 2**spread per 32."""
     data = torch.randint(-2, 3, (rows, columns), generator=g).double()
     codes = 127 + torch.randint(-spread, spread + 1, (rows, columns // 32), generator=g)
     return data, codes
@@ -1065,7 +1065,7 @@ def _attend_cases(seed):
     g = kinds.generator(seed)
 
     def problem(blocks, levels, row_levels=None):
-        """Random scores; of row i and key j they lie ``levels[i % len(levels)][j] + row_levels[i]`` octaves higher."""
+        """Return random scores; of row i and key j they lie ``levels[i % len(levels)][j] + row_levels[i]`` octaves higher."""
         keys = 128 * blocks
         q, q_codes = _small(g, 128, 128)
         k, k_codes = _small(g, keys, 128)

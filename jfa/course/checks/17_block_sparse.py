@@ -416,7 +416,7 @@ def _first(counts):
 
 
 def _random_lists(g, q_blocks, k_blocks, heads, share, spare):
-    """(starts, columns, kinds): about ``share`` of all pairs, and ``spare`` entries of rubbish."""
+    """Return (starts, columns, kinds): about ``share`` of all pairs, and ``spare`` entries of rubbish."""
     starts, columns = [0], []
     for _ in range(heads):
         for n, m in zip(q_blocks, k_blocks):
@@ -610,7 +610,7 @@ HARD = [kind for kind in kinds.SCORES if kind not in FAR_BELOW]
 
 
 def _causal_lists(g, len_q, len_kv, heads, share):
-    """Lists of random candidates under the causal mask, with their kinds."""
+    """Return lists of random candidates under the causal mask, with their kinds."""
     starts, columns, sorts = [0], [], []
     for _ in range(heads):
         for n, m in zip(len_q, len_kv):
@@ -888,7 +888,7 @@ def _kind_cases(seed):
     g = kinds.generator(seed)
 
     def case(name, problems, block, entries=30):
-        """Random pairs of blocks of (len_q, len_kv, lo, hi) problems that are not empty."""
+        """Return random pairs of blocks of (len_q, len_kv, lo, hi) problems that are not empty."""
         found = []
         for n, m, lo, hi in problems:
             for i in range(-(-n // block)):

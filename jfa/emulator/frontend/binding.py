@@ -193,7 +193,7 @@ def _global_names(code):
 
 
 def _may_be_global(value):
-    """Triton's rule for what a kernel may read from its globals."""
+    """Return Triton's rule for what a kernel may read from its globals."""
     module = getattr(value, "__module__", None) or ""
     return (
         isinstance(value, types.ModuleType | tl.constexpr | tl.dtype | JITFunction | InterpretedFunction)
@@ -210,7 +210,7 @@ def _may_be_global(value):
 
 
 def emulated(jit):
-    """The EmulatedFunction of a jit function (kept with it, so that it goes when the function goes)."""
+    """Return the EmulatedFunction of a jit function (kept with it, so that it goes when the function goes)."""
     own = vars(jit).get("_jfa_emulated")
     if own is None or own.python is not jit.fn:
         own = vars(jit)["_jfa_emulated"] = EmulatedFunction(jit)
@@ -218,7 +218,7 @@ def emulated(jit):
 
 
 def bind(value):
-    """The emulator's form of anything that a kernel can name."""
+    """Return the emulator's form of anything that a kernel can name."""
     if isinstance(value, types.ModuleType):
         return namespace(value)
     if isinstance(value, tl.constexpr):
@@ -291,7 +291,7 @@ def _constexpr_function(function):
 
 
 def _aggregate(cls):
-    """An aggregate whose constexpr fields read as plain values and whose jit methods run emulated."""
+    """Return an aggregate whose constexpr fields read as plain values and whose jit methods run emulated."""
 
     written = _class_as_written(cls)
 
@@ -351,7 +351,7 @@ def _aggregate(cls):
 
 
 def _class_as_written(cls):
-    """The class under @aggregate: under TRITON_INTERPRET Triton does not copy its jit methods, but its constructor remembers it."""
+    """Return the class under @aggregate: Triton, interpreting, does not copy its jit methods, but its constructor remembers it."""
     constructor = getattr(vars(cls).get("__new__"), "__func__", None)
     if constructor is None:
         return cls
@@ -367,7 +367,7 @@ def _as_field(value):
 
 
 def _stands_in(value, annotation):
-    """Whether a field of that class may hold `value`: an instance of the emulator's class of that name."""
+    """Return whether a field of that class may hold `value`: an instance of the emulator's class of that name."""
     if not isinstance(annotation, type) or isinstance(value, annotation):
         return False
     emulated = bind(annotation)
@@ -441,7 +441,7 @@ def namespace(module):
 
 
 def _libdevice(name):
-    """libdevice's functions: Triton's own declarations (types, symbols) on our table of symbols."""
+    """Return libdevice's functions: Triton's own declarations (types, symbols) on our table of symbols."""
     from triton.language.extra.cuda import libdevice
 
     function = getattr(libdevice, name, None)
@@ -466,7 +466,7 @@ def _tlx_attribute(name, real):
 
 
 def _tlx_object(value):
-    """Something taken out of TLX: a function or class by its name, an enum's member by its class, else itself."""
+    """Return something taken out of TLX: a function or class by its name, an enum's member by its class, else itself."""
     if isinstance(value, enum.Enum):
         owner = extension.attribute(type(value).__name__)
         return value if owner is None else getattr(owner, value.name, value)
@@ -478,7 +478,7 @@ def _tlx_object(value):
 
 
 def register_task(spec, function, variables, names, name, line, owner=None):
-    """Called in place of a `with tlx.async_task(…)`: hand its body to the emulated TLX."""
+    """Stand for a `with tlx.async_task(…)`: hand its body to the emulated TLX."""
     tlx = owner if owner is not None else extension.module()
     private = {n: variables[n] for n in names if n in variables}
     _refuse_captured_blocks(spec, function, private)
@@ -487,7 +487,7 @@ def register_task(spec, function, variables, names, name, line, owner=None):
 
 
 def _refuse_captured_blocks(spec, function, private):
-    """The compiler hands scalars and buffers to a task with warps of its own, but no blocks: those live in registers.
+    """Refuse blocks, which live in registers, to a task with warps of its own; scalars and buffers it gets.
 
     A name that the task assigns itself (``private``) counts as handed over, too, where it names a block outside.
     """

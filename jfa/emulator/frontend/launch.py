@@ -50,7 +50,7 @@ class Arguments:
         self.copied_back = []
 
     def pointer(self, value, name, const=False):
-        """A tensor argument as a pointer value."""
+        """Return a tensor argument as a pointer value."""
         dtype, tensor = self._dtype(value), getattr(value, "base", value)
         if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
             tensor = self._to_host(tensor)
@@ -59,7 +59,7 @@ class Arguments:
         return scalar(tensor.data_ptr(), pointer, allocation)
 
     def _to_host(self, tensor):
-        """A GPU tensor of an interpreted launch: work on a copy, written back afterwards."""
+        """Take a GPU tensor of an interpreted launch: work on a copy, written back afterwards."""
         storage = tensor.untyped_storage()
         key = storage.data_ptr()
         host = next((h for s, h in self.copied_back if s.data_ptr() == key), None)
@@ -93,7 +93,7 @@ class Arguments:
         return found
 
     def convert(self, value, name, parameter=None):
-        """Any host argument as a kernel value."""
+        """Return any host argument as a kernel value."""
         if value is None or isinstance(value, str | tl.dtype):
             return value
         if isinstance(value, tl.constexpr):
@@ -126,7 +126,7 @@ class Arguments:
 
     @staticmethod
     def _annotated(parameter):
-        """The scalar type that an annotation such as `n: tl.int64` or "i64" names, or None."""
+        """Return the scalar type that an annotation such as `n: tl.int64` or "i64" names, or None."""
         name = parameter.annotation_type if parameter is not None else ""
         if not name or name.startswith("*"):
             return None
@@ -145,7 +145,7 @@ class Arguments:
         return full_value(value, dtype if dtype is not None and dtype.is_floating() else FP32)
 
     def descriptor(self, value, name):
-        """A host TensorDescriptor, under the hardware's rules."""
+        """Return a host TensorDescriptor, under the hardware's rules."""
         base = self.pointer(value.base, name)
         dtype = base.dtype.element_ty
         shape, strides = [int(s) for s in value.shape], [int(s) for s in value.strides]
@@ -163,7 +163,7 @@ _LONG_NAMES = {f"{p}{n}": f"{full}{n}" for p, full in (("i", "int"), ("u", "uint
 
 
 def split_options(jit, kwargs):
-    """(kernel arguments, launch options) of a launch's keywords."""
+    """Return (kernel arguments, launch options) of a launch's keywords."""
     names = set(jit.arg_names)
     options = {k: v for k, v in kwargs.items() if k not in names}
     unknown = [k for k in options if k not in LAUNCH_OPTIONS]
@@ -201,7 +201,7 @@ def _three(values):
 
 
 def cluster_of(function, options):
-    """The cluster's shape that launch options ask for.
+    """Return the cluster's shape that launch options ask for.
 
     Plain Triton's num_ctas spreads one program over several CTAs and changes nothing of what it computes; TLX sees the CTAs.
     """
@@ -236,7 +236,7 @@ def launch(jit, grid, args, kwargs, options):
 
 
 def _inner(options):
-    """Options of a launch that a host function makes while a kernel waits for it: schedule and faults stay the outer launch's."""
+    """Return options of a launch that a host function makes while a kernel waits: schedule and faults stay the outer launch's."""
     outer = context.launch.task
     if outer is None:
         return options
@@ -281,7 +281,7 @@ PLAIN_RESIDENTS = 32  # programs of a plain kernel that run at once: those that 
 
 
 def _with_residents(function, options, grid, cluster, launch_options):
-    """Options with the number of resident clusters that this launch needs, unless the user set one."""
+    """Return options with the number of resident clusters that this launch needs, unless the user set one."""
     if options.max_ctas is not None:
         return options
     if launch_options.get("launch_cooperative_grid"):
@@ -302,7 +302,7 @@ def _run_program(function, values):
 
 
 def _live_tensors():
-    """The storages of every tensor of the process: what an address out of a table of pointers may mean."""
+    """Return the storages of every tensor of the process: what an address out of a table of pointers may mean."""
     found = {}
     for tensor in (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)):
         try:

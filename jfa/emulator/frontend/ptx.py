@@ -42,7 +42,7 @@ class Instruction:
 
 
 def _split_operands(text):
-    """Operands of an instruction; `{a, b}` and `p|q` become lists."""
+    """Return operands of an instruction; `{a, b}` and `p|q` become lists."""
     out = []
     for part in re.findall(r"\{[^}]*\}|[^,\s][^,{]*", text.strip()):
         part = part.strip()
@@ -55,7 +55,7 @@ def _split_operands(text):
 
 @functools.lru_cache(512)
 def parse(asm):
-    """The instructions of a snippet."""
+    """Return the instructions of a snippet."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", asm, flags=re.S).replace("\\n", "\n")
     program = []
     for statement in text.split(";"):
@@ -88,7 +88,7 @@ def _as_bits(register, width):
 
 
 def read(register, kind):
-    """A register's value under a PTX type: a numpy array; packed types get a last axis of 2."""
+    """Return a register's value under a PTX type: a numpy array; packed types get a last axis of 2."""
     if kind == "pred":
         return np.asarray(register).astype(bool)
     width = _bits(kind)
@@ -111,7 +111,7 @@ def _decode(bits, kind):
 
 
 def write(value, kind):
-    """A computed value as register bits under a PTX type."""
+    """Return a computed value as register bits under a PTX type."""
     if kind == "pred":
         return np.asarray(value).astype(bool)
     packed = kind.endswith("x2")
@@ -176,7 +176,7 @@ class Execution:
         self.registers = {f"${outputs + i}": r for i, r in enumerate(inputs)}
 
     def get(self, operand, kind):
-        """An operand's bits."""
+        """Return an operand's bits."""
         if isinstance(operand, list):
             width = _bits(kind) // len(operand)
             total = np.uint64(0)
@@ -386,7 +386,7 @@ _FP8 = {"e4m3": "fp8e4nv", "e5m2": "fp8e5"}
 
 
 def _to_ue8m0(value, up):
-    """float32 -> the exponent byte of a power of two, rounded up (or to zero), saturating."""
+    """Convert float32 to the exponent byte of a power of two, rounded up (or to zero), saturating."""
     bits = np.ascontiguousarray(value.astype(np.float32)).view(np.uint32)
     exponent = ((bits >> 23) & 255).astype(np.int32)
     if up:
@@ -398,7 +398,7 @@ def _to_ue8m0(value, up):
 
 
 def _input_registers(value, pack):
-    """One argument's registers: elements narrower than 4 bytes share one."""
+    """Return one argument's registers: elements narrower than 4 bytes share one."""
     bits = (
         dtypes.bits_of(np.atleast_1d(value.data), value.dtype.name)
         if not value.dtype.is_ptr()
@@ -476,7 +476,7 @@ def evaluate(asm, constraints, arguments, types, pack):
 
 
 def _marked(results, arguments, pack):
-    """The results with marks: of the `pack` elements that share a run of the snippet, one undefined makes all undefined."""
+    """Return the results with marks: of the `pack` elements that share a run of the snippet, one undefined makes all undefined."""
     marks = union(*[a.undefined for a in arguments]) if context.launch.has_undefined else None
     if marks is not None and pack > 1 and marks.ndim:
         flat = np.pad(marks.reshape(-1), (0, -marks.size % pack)).reshape(-1, pack)
@@ -486,7 +486,7 @@ def _marked(results, arguments, pack):
 
 @functools.lru_cache(512)
 def _packed_arithmetic(asm, outputs, arguments, pack):
-    """The numpy function of a snippet that packs pairs, does one f32x2 operation and unpacks: the common case, done at once."""
+    """Return the numpy function of a snippet that packs pairs, does one f32x2 operation, unpacks: the common case, at once."""
     if pack != 2 or outputs != 2:
         return None
     pairs, result = {}, None

@@ -49,7 +49,7 @@ def sequence(values):
 
 
 def assign(value, name=""):
-    """What `name = value` binds: Python numbers become values of Triton types. What a call's aggregate holds learns its name."""
+    """Bind `name = value`: Python numbers become values of Triton types. What a call's aggregate holds learns its name."""
     kind = type(value)
     if kind is Tensor or kind is Scalar:
         return value
@@ -82,7 +82,7 @@ def assign(value, name=""):
 
 @functools.cache
 def _is_no_value(kind):
-    """Whether the compiler has no run-time value of this type, so that a plain name cannot hold one."""
+    """Return whether the compiler has no run-time value of this type, so that a plain name cannot hold one."""
     if kind is str or kind is dict or issubclass(kind, enum.Enum):
         return True
     if not extension.defines(kind):
@@ -92,7 +92,7 @@ def _is_no_value(kind):
 
 
 def constexpr(value):
-    """What `name: tl.constexpr = value` binds: the plain value."""
+    """Return what `name: tl.constexpr = value` binds: the plain value."""
     value = _unwrap(value)
     if isinstance(value, Tensor):
         raise ValueError(f"{value.type} is a run-time value: a tl.constexpr must be known when the kernel is compiled")
@@ -102,7 +102,7 @@ def constexpr(value):
 
 
 def constexpr_local(value, name=None, variables=()):
-    """`name: tl.constexpr = value` in a kernel's body: a name that is new, and a value that may be the kernel's own (`Fixed`)."""
+    """Bind `name: tl.constexpr = value` in a kernel's body: a new name, and a value that may be the kernel's own (`Fixed`)."""
     if name is not None and name in variables:
         raise ValueError(f"{name} is already defined. constexpr cannot be reassigned.")
     value = _unwrap(value)
@@ -152,12 +152,12 @@ Fixed.__pow__ = Fixed.__rpow__ = Fixed._refused
 
 
 def at_run_time(condition):
-    """Whether an `if` on this is a branch of the kernel, not a choice of the compiler."""
+    """Return whether an `if` on this is a branch of the kernel, not a choice of the compiler."""
     return isinstance(condition, Tensor)
 
 
 def value_of(x):
-    """`x.value`: constexprs are plain values here."""
+    """Return `x.value`: constexprs are plain values here."""
     if isinstance(x, _NUMBERS) or x is None or isinstance(x, tl.dtype | str):
         return x
     return x.value
@@ -189,7 +189,7 @@ _CONDITION_TYPES = (bool, int, type(None))
 
 
 def _truth(condition):
-    """The truth of an `if` condition that is not a Scalar."""
+    """Return the truth of an `if` condition that is not a Scalar."""
     kind = type(condition)
     if kind is Tensor:
         if condition.data.size > 1:
@@ -204,7 +204,7 @@ def _truth(condition):
 
 
 def test(condition, refusal=None):
-    """An `if` condition. `refusal`: what in the branches cannot be compiled, if the condition is a run-time value."""
+    """Evaluate an `if` condition. `refusal`: what in the branches cannot be compiled, if the condition is a run-time value."""
     if type(condition) is Scalar:
         if refusal is not None:
             refuse(refusal)
@@ -217,7 +217,7 @@ def test(condition, refusal=None):
 
 
 def chosen(condition, value, other=...):
-    """The value of `a if condition else b`: under a run-time condition a tensor of one type. other: the other value, if known."""
+    """Evaluate `a if condition else b`: under a run-time condition a tensor of one type. other: the other value, if known."""
     if not isinstance(condition, Tensor):
         return value
     value = _as_tensor(value)
@@ -237,7 +237,7 @@ def _as_tensor(value):
 
 
 def watch(condition, memory, refusal=None):
-    """Like `test`; the remembered types only count if the condition is a run-time value."""
+    """Evaluate like `test`; the remembered types only count if the condition is a run-time value."""
     if type(condition) is not Scalar and type(condition) is not Tensor and memory is not None:
         memory.clear()
     taken = test(condition, refusal)
@@ -250,7 +250,7 @@ _POLLS_PER_PAUSE = 64
 
 
 def while_test(condition, site=None, name=None, value=None):
-    """A `while` condition: a run-time scalar. A long loop may wait for another program, so it lets others run now and then.
+    """Evaluate a `while` condition: a run-time scalar. A long loop may wait for another program, so others may run now and then.
 
     site, name, value: which loop this is, and what its counter holds; a task remembers its turn for reports.
     """
@@ -347,7 +347,7 @@ def is_(left, right):
 
 
 def check(condition, message=""):
-    """An `assert` of a kernel."""
+    """Check an `assert` of a kernel."""
     if check_defined(marks_of(condition), "assert"):
         return
     held = condition.data.all() if _is_value(condition) else builtins.bool(_unwrap(condition))
@@ -431,7 +431,7 @@ class Ended:
 
 
 def read(value):
-    """The value of a name that may be the variable of a loop that has ended: then it is undefined."""
+    """Return the value of a name that may be the variable of a loop that has ended: then it is undefined."""
     if type(value) is not Ended:
         return value
     if not context.launch.follows_undefined:
@@ -440,7 +440,7 @@ def read(value):
 
 
 def iterate(iterable, name):
-    """The values of a loop; the running task remembers which turn it is in, for reports."""
+    """Yield the values of a loop; the running task remembers which turn it is in, for reports."""
     if not isinstance(iterable, Range | StaticRange):
         raise Refused("Only `range` and `static_range` iterators are currently supported")
     task = context.launch.task
@@ -461,7 +461,7 @@ _LOOKS = 4
 
 
 def looks(site):
-    """Whether a place still checks types: the first few times of a launch."""
+    """Return whether a place still checks types: the first few times of a launch."""
     looks = context.launch.looks
     count = looks.get(site, 0)
     if count >= _LOOKS:
@@ -481,12 +481,12 @@ def type_of(value):
 
 
 def types_of(variables, names):
-    """The types of those names that are bound."""
+    """Return the types of those names that are bound."""
     return {name: type_of(variables[name]) for name in names if name in variables}
 
 
 def check_loop(variables, memory):
-    """After a loop's first iteration: each carried name must have the type it came in with."""
+    """Require, after a loop's first iteration, that each carried name has the type it came in with."""
     for name, before in memory.items():
         now = type_of(variables.get(name))
         if now != before:
@@ -501,7 +501,7 @@ def check_loop(variables, memory):
 
 
 def check_branch(variables, memory, both=()):
-    """After a branch on a run-time value: a name that existed before must have kept its type.
+    """Require, after a branch on a run-time value, that a name that existed before has kept its type.
 
     both: names that are assigned whichever way it goes; the compiler does not look at them if they are constants afterwards.
     """
@@ -585,7 +585,7 @@ def takes(function, fields, *owners):
 
 
 def _has_constexpr_fields(owner):
-    """Whether numbers among the fields of an object are constexprs to the compiler, or it is no object of the user's."""
+    """Return whether numbers among the fields of an object are constexprs to the compiler, or it is no object of the user's."""
     return isinstance(owner, tl.core.base_value | tuple | type(sys)) or type(owner).__module__.startswith(
         "jfa.emulator"
     )

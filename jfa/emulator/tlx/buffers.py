@@ -112,7 +112,7 @@ class Allocation:
         return math.prod(self.shape) * size if self.space == "smem" else tmem_columns(self.shape, size, self.mode)
 
     def offset(self, index: int) -> int:
-        """Where tile `index` lies. set_buffer_overlap spreads tiles: slot = scale * index + shift + index % group, in
+        """Return where tile `index` lies. set_buffer_overlap spreads tiles: slot = scale * index + shift + index % group, in
         tiles of `unit`."""
         if self.scale == 1 and self.shift == 0:
             return self.unit * index
@@ -142,7 +142,7 @@ class Allocation:
         return tmem_view(storage, self.offset(index), self.shape, dtype, self.mode)
 
     def set_mode(self, mode: str) -> None:
-        """A two-CTA MMA with 64 rows keeps its accumulator in another layout: move what is there."""
+        """Move what is there: a two-CTA MMA with 64 rows keeps its accumulator in another layout."""
         if mode == self.mode:
             return
         if len(self.aliases.members) == 1 or self.aliases.overlap is None:
@@ -244,7 +244,7 @@ class buffered_tensor(tl.core.base_value):
         return math.prod(self.shape) * dtypes.itemsize(self.dtype.name)
 
     def as_scales(self, rows: int, cols: int) -> View:
-        """A whole tile of block scales in tensor memory seen as rows x cols of them."""
+        """Return a whole tile of block scales in tensor memory seen as rows x cols of them."""
         allocation = self.allocation
         column = allocation.offset(self.path[0])
         return tmem_view(allocation.aliases.storage(), column, (rows, cols), dtypes.stored(self.dtype.name), "scales")
@@ -257,7 +257,7 @@ class buffered_tensor(tl.core.base_value):
     def cut(
         self, key: tuple, function: Callable[[View], View], shape: Any, dtype: Any = None, label: str = ""
     ) -> buffered_tensor:
-        """The tile that function(view) shows; remembered under `key`."""
+        """Return the tile that function(view) shows; remembered under `key`."""
         child = self._children.get(key)
         if child is None:
             path = (*self.path, (key, function))
@@ -268,14 +268,14 @@ class buffered_tensor(tl.core.base_value):
         return child
 
     def one(self) -> buffered_tensor:
-        """Itself. An array of buffers, even of one, is no buffer: the compiler refuses its rank."""
+        """Return itself. An array of buffers, even of one, is no buffer: the compiler refuses its rank."""
         if self.num == 0:
             return self
         plural = "s" if self.num > 1 else ""
         raise ValueError(f"{self.name} is an array of {self.num} buffer{plural}: index it first, {self.name}[0]")
 
     def twin(self, task: Task, cta: CTA, where: Where) -> buffered_tensor:
-        """The same tile in another CTA of the cluster."""
+        """Return the same tile in another CTA of the cluster."""
         if cta is self.allocation.cta:
             return self
         other = sync.twin(task, self.allocation.number, cta, where)
@@ -458,7 +458,7 @@ def local_alloc(
 
 
 def _extents(shape: Any, name: str) -> list[int]:
-    """A shape as ints, each a power of two."""
+    """Return a shape as ints, each a power of two."""
     extents = [integer(constant(s, "shape")) for s in shape]
     for extent in extents:
         if extent < 1 or extent & (extent - 1):
@@ -496,7 +496,7 @@ def _check_tmem_tile(task: Task, shape: Any, dtype: Any, name: str) -> None:
 
 
 def _check_capacity(cta: CTA) -> None:
-    """Everything allocated so far must fit."""
+    """Require that everything allocated so far fits."""
     smem = sum(_up(a.size, _ALIGN) for a in cta.alias_sets if a.space == "smem" and a.members)
     smem += sum(8 * len(b.barriers) for b in cta.allocations if hasattr(b, "barriers"))
     if smem > limits.SHARED_MEMORY:
@@ -553,7 +553,7 @@ def local_view(local_allocated_buffers: Any, buffer_idx: Value) -> Any:
 
 @api
 def local_slice(buffer: buffered_tensor, offset: Any, shape: Any) -> buffered_tensor:
-    """A sub-tile. In TMEM only the inner dimension can be cut."""
+    """Return a sub-tile. In TMEM only the inner dimension can be cut."""
     given, shape = plain(offset), [integer(constant(s, "shape")) for s in plain(shape)]
     buffer = buffer.one()
     offset = [integer(constant(o, "offset")) for o in given]
@@ -582,7 +582,7 @@ def _outside(summary: str) -> NoReturn:
 
 
 def _check_split(buffer: buffered_tensor, offset: list[int], shape: Any) -> None:
-    """Where the compiler lets a tile in shared memory be cut: at multiples of the piece's own size, and of 8 rows."""
+    """Require cuts of a tile in shared memory that the compiler takes: at multiples of the piece's size, and of 8 rows."""
     for axis, (o, s, n) in enumerate(zip(offset, shape, buffer.shape)):
         if s < 1 or s & (s - 1):
             raise ValueError(f"local_slice: extents are powers of 2, not {shape}")
@@ -598,7 +598,7 @@ def _check_split(buffer: buffered_tensor, offset: list[int], shape: Any) -> None
 
 @api
 def subslice(local_allocated_buffer: Any, offset: Value, size: Value) -> buffered_tensor:
-    """`size` columns of a TMEM tile from column `offset` on."""
+    """Return `size` columns of a TMEM tile from column `offset` on."""
     buffer = local_allocated_buffer.one()
     if type(plain(offset)) is not int:
         raise TypeError(
@@ -623,7 +623,7 @@ def subslice(local_allocated_buffer: Any, offset: Value, size: Value) -> buffere
 
 @api
 def local_trans(input: buffered_tensor, dims: Any = (1, 0)) -> buffered_tensor:
-    """The tile with its dimensions permuted; no data moves."""
+    """Return the tile with its dimensions permuted; no data moves."""
     buffer = input.one()
     if buffer.space != "smem":
         raise ValueError(
@@ -641,7 +641,7 @@ def local_trans(input: buffered_tensor, dims: Any = (1, 0)) -> buffered_tensor:
 
 @api
 def local_reshape(src: Any, shape: Any) -> buffered_tensor:
-    """The SMEM tile in another shape of as many elements."""
+    """Return the SMEM tile in another shape of as many elements."""
     assert isinstance(src, buffered_tensor) and src.space == "smem", "TLX local_reshape only supports SMEM"
     buffer, shape = src.one(), integers(shape)
     if math.prod(shape) != math.prod(buffer.shape):
@@ -651,7 +651,7 @@ def local_reshape(src: Any, shape: Any) -> buffered_tensor:
 
 @api
 def local_reinterpret(src: Any, dtype: Any, shape: Any = None) -> buffered_tensor:
-    """The same bytes under another dtype, and in SMEM another shape. An array of tiles becomes one contiguous tile."""
+    """Return the same bytes under another dtype, and in SMEM another shape. An array of tiles becomes one contiguous tile."""
     dtype = values.triton_dtype(values.dtype_name(plain(dtype)))
     if shape is None:
         shape = list(src.shape)
@@ -671,7 +671,7 @@ def local_reinterpret(src: Any, dtype: Any, shape: Any = None) -> buffered_tenso
 @api
 @carries(itself)
 def local_load(src: Any, token: Any = None, layout: Any = None, relaxed: Any = False) -> Value:
-    """The tile as a block in registers."""
+    """Return the tile as a block in registers."""
     src = src.one()
     if src.space == "tmem" and src.dtype.name in ("int8", "uint8"):
         raise ValueError(f"8-bit integers in tensor memory are block scales: {src.name} cannot be loaded")
@@ -713,7 +713,7 @@ def local_store(dst: Any, src: Any) -> None:
 
 
 def _check_warps(task: Task, tile: buffered_tensor, what: str, where: Where) -> None:
-    """Tensor memory belongs to warp groups: warp w of four reaches lanes 32 w .. 32 w + 31 (PTX ISA, tcgen05.ld)."""
+    """Require a warp group's own tensor memory: warp w of four reaches lanes 32 w .. 32 w + 31 (PTX ISA, tcgen05.ld)."""
     if tile.space == "tmem" and task.num_warps < 4:
         warps = "1 warp" if task.num_warps == 1 else f"{task.num_warps} warps"
         summary = f"{task.label} {what} tensor memory {tile.name} with {warps}; it takes four"
@@ -735,7 +735,7 @@ def _check_block(dst: Any, src: Any) -> None:
 @api
 @carries(itself)
 def local_gather(src: Any, indices: Value, axis: Value, token: Any = None) -> Value:
-    """result[.., i, ..] = src[.., indices[.., i, ..], ..] along `axis` of an SMEM tile."""
+    """Return result[.., i, ..] = src[.., indices[.., i, ..], ..] along `axis` of an SMEM tile."""
     src = src.one()
     assert src.space == "smem", "local_gather only supports shared memory!"
     task, where, fault = begin("local_gather", src.name)
@@ -752,7 +752,7 @@ def local_gather(src: Any, indices: Value, axis: Value, token: Any = None) -> Va
 
 @api
 def local_scatter(dst: Any, src: Any, indices: Value, axis: Value, token: Any = None) -> None:
-    """dst[.., indices[.., i, ..], ..] = src[.., i, ..] along `axis` of an SMEM tile."""
+    """Store dst[.., indices[.., i, ..], ..] = src[.., i, ..] along `axis` of an SMEM tile."""
     dst = dst.one()
     assert dst.space == "smem", "local_scatter only supports shared memory!"
     task, where, fault = begin("local_scatter", dst.name)
@@ -770,7 +770,7 @@ def local_scatter(dst: Any, src: Any, indices: Value, axis: Value, token: Any = 
 
 
 def _indices(task: Task, indices: Value, where: Where) -> tuple[np.ndarray, np.ndarray | None]:
-    """(indices as int64, their marks)."""
+    """Return (indices as int64, their marks)."""
     if isinstance(indices, buffered_tensor):
         indices = indices.one()
         return sync.load(task, indices.view, where, indices.name).astype(np.int64), indices.view.undefined

@@ -448,7 +448,7 @@ def softmax_steps(
             tlx.local_store(tlx.subslice(memory.p[half], i * WIDTH, WIDTH), p.to(memory.p.dtype))
             tlx.barrier_arrive(memory.p_fulls[half * SLICES + i])
             published = published + (p,)
-        # The sum is in nobody's way: the tensor cores wait for P alone.
+        # Nothing waits for the sum: the tensor cores need P alone.
         row_sum = row_sum * alpha
         for i in tl.static_range(SLICES):
             row_sum += tl.sum(published[i], 1)

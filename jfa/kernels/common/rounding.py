@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def rounded_pairs(x, dtype: tl.constexpr):
-    """``x`` (fp32) in ``dtype`` (tl.bfloat16 or tl.float16), rounded to nearest even like ``x.to(dtype)``.
+    """Return ``x`` (fp32) in ``dtype`` (tl.bfloat16 or tl.float16), rounded to nearest even like ``x.to(dtype)``.
 
     The compiler rounds pairs by itself where each result is used once. One that is used twice, such as the probabilities of a
     backward pass, it rounds one by one, on the unit that also computes exponentials and as slowly as those, and

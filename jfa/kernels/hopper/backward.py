@@ -123,7 +123,7 @@ def load_queries(desc_q, desc_do, lse2, delta, queries, count, tile, row, head):
 
 @triton.jit
 def produce(desc_q, desc_k, desc_v, desc_do, constants, queue, k, v, queries, group, lists, cfg: tl.constexpr):
-    """Producer: of every tile its keys and values, then, head by head, the blocks of queries that see them."""
+    """Produce of every tile its keys and values, then, head by head, the blocks of queries that see them."""
     done = 0
     count = 0
     unit = queue.draw(done)
@@ -204,7 +204,7 @@ def use_scores(operands, part, tile, slot, scores, dv, count, block, masked):
 
 @triton.jit
 def backward_block(operands, part, tile, slot, sums, count, block, masked):
-    """One block of queries against a consumer's 64 keys, from S^T to dK. Returns (sums, count).
+    """Compute one block of queries against a consumer's 64 keys, from S^T to dK. Return (sums, count).
 
     ``masked`` may be known at compile time.
     """
@@ -222,7 +222,7 @@ def backward_block(operands, part, tile, slot, sums, count, block, masked):
 
 @triton.jit
 def walk_blocks(operands, part, tile, slot, sums, count, blocks, group):
-    """All blocks of all query heads: masked ones at both edges of the band, between them a bulk that needs no mask."""
+    """Walk all blocks of all query heads: masked ones at both edges of the band, between them a bulk that needs no mask."""
     for _ in range(group):
         if tile.band.has_hi:
             for block in range(blocks.first, blocks.bulk_begin):
@@ -236,7 +236,7 @@ def walk_blocks(operands, part, tile, slot, sums, count, blocks, group):
 
 @triton.jit
 def walk_lists(operands, part, tile, slot, sums, count, lists, first_head, group, BROADCAST_Q: tl.constexpr):
-    """The listed blocks of all query heads, each with the list of its own; whether to mask is asked as the loop runs."""
+    """Walk the listed blocks of all query heads, each with the list of its own; whether to mask is asked as the loop runs."""
     bulk = tile.query_blocks(BLOCK_N, BLOCK_M)
     for head in range(first_head, first_head + group):
         listed = key_list(tile, head, lists, BROADCAST_Q)
@@ -249,7 +249,7 @@ def walk_lists(operands, part, tile, slot, sums, count, lists, first_head, group
 
 @triton.jit
 def walk_blocks_ahead(operands, part, tile, slot, sums, count, blocks, group):
-    """The same as one loop that issues a block's S^T behind the dK of the block before.
+    """Walk them in one loop that issues a block's S^T behind the dK of the block before.
 
     Whether a block is masked is asked as the loop runs.
     """
@@ -287,7 +287,7 @@ def walk_blocks_ahead(operands, part, tile, slot, sums, count, blocks, group):
 
 @triton.jit
 def store_gradient(desc, stage, gradient, rows, row, head):
-    """64 rows of a gradient leave through a staging buffer, clipped at the end of the sequence, the Span ``rows``."""
+    """Send 64 rows of a gradient out through a staging buffer, clipped at the end of the sequence, the Span ``rows``."""
     tlx.local_store(stage, gradient.to(stage.dtype))
     tlx.fence("async_shared")
     tlx.async_descriptor_store(desc, stage, rows.box(row, head))
@@ -295,7 +295,7 @@ def store_gradient(desc, stage, gradient, rows, row, head):
 
 @triton.jit
 def consume(desc_dk, desc_dv, stages, queue, operands, group, scale, lists, part: tl.constexpr, cfg: tl.constexpr):
-    """Consumer of 64 keys of every tile: dV and dK."""
+    """Consume: dV and dK of 64 keys of every tile."""
     D: tl.constexpr = stages.shape[1]
     k = operands.k
     v = operands.v
@@ -330,7 +330,7 @@ def consume(desc_dk, desc_dv, stages, queue, operands, group, scale, lists, part
 
 @triton.jit
 def add_columns(desc_dq, stage, ds, slot, k_tile, row, PENDING: tl.constexpr, COLUMN: tl.constexpr, LAST: tl.constexpr):
-    """DQ_COLUMNS columns of a block's dQ = dS K, added in fp32 by TMA.
+    """Add DQ_COLUMNS columns of a block's dQ = dS K in fp32 by TMA.
 
     PENDING other additions may still read their stages. The LAST columns give dS back.
     """
@@ -347,7 +347,7 @@ def add_columns(desc_dq, stage, ds, slot, k_tile, row, PENDING: tl.constexpr, CO
 
 @triton.jit
 def add_block(desc_dq, stages, ds, k_tile, count, row):
-    """dQ [64, D] of one block, from both halves of its dS^T."""
+    """Add dQ [64, D] of one block, from both halves of its dS^T."""
     PARTS: tl.constexpr = k_tile.shape[1] // DQ_COLUMNS
     slot, phase = pair_slot(count)
     tlx.barrier_wait(ds.fulls[slot], phase)
@@ -357,7 +357,7 @@ def add_block(desc_dq, stages, ds, k_tile, count, row):
 
 @triton.jit
 def add_up(desc_dq, stages, dq_rows, queue, k, ds, group, lists, cfg: tl.constexpr):
-    """Adder: dQ of every block that the consumers have published."""
+    """Add dQ of every block that the consumers have published."""
     done = 0
     count = 0
     unit = queue.receive(done)

@@ -36,7 +36,7 @@ class Rows:
 
 @triton.jit
 def produce(desc_q, desc_k, desc_v, desc_do, queue, q, do, k, v, group):
-    """Producer: of every tile the queries and output gradients, then the key and value blocks from last to first."""
+    """Produce of every tile the queries and output gradients, then the key and value blocks from last to first."""
     done = 0
     count = 0
     unit = queue.draw(done)
@@ -57,7 +57,7 @@ def produce(desc_q, desc_k, desc_v, desc_do, queue, q, do, k, v, group):
 
 @triton.jit
 def dq_block(mine, k, v, dq, count, tile, block, scale_log2, MASKED: tl.constexpr):
-    """One key block: dq += dS K. Returns (dq, count)."""
+    """Compute one key block: dq += dS K. Return (dq, count)."""
     slot, phase = k.slot(count)
     tlx.barrier_wait(k.fulls[slot], phase)
     scores = tlx.async_dot(mine.q, tlx.local_trans(k.buffers[slot]))
@@ -79,7 +79,7 @@ def dq_block(mine, k, v, dq, count, tile, block, scale_log2, MASKED: tl.constexp
 
 @triton.jit
 def walk_blocks(mine, k, v, count, tile, blocks, scale_log2):
-    """All key blocks of 64 rows, from last to first: masked ones at both edges of the band. Returns (dq, count)."""
+    """Walk all key blocks of 64 rows, from last to first: masked ones at both edges of the band. Return (dq, count)."""
     D: tl.constexpr = k.buffers.shape[1]
     dq = tl.zeros([ROWS, D], tl.float32)
     for back in range(blocks.end - blocks.bulk_end):
@@ -94,7 +94,7 @@ def walk_blocks(mine, k, v, count, tile, blocks, scale_log2):
 
 @triton.jit
 def consume(desc_dq, stage, constants, queue, q, do, k, v, scale, scale_log2, part, BROADCAST_Q: tl.constexpr):
-    """Consumer of 64 query rows of every tile. With shared queries every batch's dQ goes to its own output rows."""
+    """Consume: dQ of 64 query rows of every tile. With shared queries every batch's dQ goes to its own output rows."""
     q = q.nth(part)
     do = do.nth(part)
     done = 0
@@ -145,7 +145,7 @@ def dq_kernel(
     scale_log2,
     cfg: tl.constexpr,
 ):
-    """Buffers, barriers, and who runs which role. Grid: (programs,).
+    """Allocate buffers and barriers, and say who runs which role. Grid: (programs,).
 
     desc_q, desc_k, desc_v, desc_do, desc_dq: ragged, boxes [64, D]; lse2, delta [H, padded_rows] fp32; records, counts:
     a list of 128 queries per tile; counter: one int32 of 0; cfg: a DqConfig.

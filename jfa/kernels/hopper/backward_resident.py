@@ -83,7 +83,7 @@ def alloc_gradients(LQ: tl.constexpr, D: tl.constexpr, DTYPE: tl.constexpr, STAG
 
 @triton.jit
 def load_gradients(desc_do, delta, lse2, gradients, done, box):
-    """A tile's dO and, from the pointers, its rows' constants."""
+    """Load a tile's dO and, from the pointers, its rows' constants."""
     slot, phase = ring_slot(done, gradients.stages)
     tlx.barrier_wait(gradients.empties[slot], phase ^ 1)
     tlx.barrier_expect_bytes(gradients.fulls[slot], gradients.bytes)
@@ -109,7 +109,7 @@ def end_of_keys(tile):
 
 @triton.jit
 def produce(desc_q, desc_k, desc_v, desc_do, constants, rows_q, queue, q, k, v, gradients):
-    """Producer: the queries once, then of every tile its output gradients, keys and values."""
+    """Produce the queries once, then of every tile its output gradients, keys and values."""
     head = tl.program_id(1)
     q.load(0, desc_q, Span(tl.to_tensor(0), rows_q).box(0, head))
     done = 0
@@ -168,7 +168,7 @@ def make_ds(operands, tile, slot, count, row):
 
 @triton.jit
 def key_block(desc_dk, desc_dv, operands, tile, slot, group, count, use, row, head):
-    """The count-th block, this group's use-th: its dS^T goes to the query group, its dV and dK leave."""
+    """Compute the count-th block, this group's use-th: its dS^T goes to the query group, its dV and dK leave."""
     ds_ring = operands.ds
     v_tiles = operands.v.buffers
     v, v_phase = operands.v.slot(count)
@@ -193,7 +193,7 @@ def key_block(desc_dk, desc_dv, operands, tile, slot, group, count, use, row, he
 
 @triton.jit
 def key_group(desc_dk, desc_dv, queue, operands, group: tl.constexpr):
-    """Every second block of 64 keys: scores, their gradients, dV and dK."""
+    """Compute every second block of 64 keys: scores, their gradients, dV and dK."""
     gradients = operands.gradients
     head = tl.program_id(1)
     tlx.barrier_wait(operands.q.fulls[0], 0)
@@ -221,7 +221,7 @@ def key_group(desc_dk, desc_dv, queue, operands, group: tl.constexpr):
 
 @triton.jit
 def query_group(desc_dq, dq_tile, heads, queue, k, gradients, ds):
-    """dQ^T [D, LQ] += K^T dS^T over all blocks; at the end it leaves the program's partial."""
+    """Sum dQ^T [D, LQ] += K^T dS^T over all blocks; at the end it leaves the program's partial."""
     D: tl.constexpr = dq_tile.shape[0]
     LQ: tl.constexpr = dq_tile.shape[1]
     dq = tl.zeros([D, LQ], tl.float32)
@@ -274,7 +274,7 @@ def backward_resident_kernel(
     scale_log2,
     cfg: tl.constexpr,
 ):
-    """Buffers, barriers, and who runs which role. Grid: (programs per head, H).
+    """Allocate buffers and barriers, and say who runs which role. Grid: (programs per head, H).
 
     desc_q, desc_do: ragged, boxes [LQ, D]; desc_k, desc_v, desc_dk, desc_dv: ragged, [64, D]; desc_dq: plain, fp32
     [programs * H * D, LQ], boxes [D, LQ]. lse2, delta [H, padded_rows] fp32.
