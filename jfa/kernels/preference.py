@@ -82,8 +82,8 @@ def portable_backward(problem: Problem) -> str:
     if problem.block_lists is not None:
         return "repeatable bit by bit over block lists" if problem.deterministic else ""
     widest = max(problem.head_dim, problem.head_dim_v)
-    if widest > WIDE:
-        return f"head dim {widest} > {WIDE}"
+    if widest > WIDE and problem.broadcast_q:
+        return f"shared queries with head dim {widest} > {WIDE}"
     if _many_short(problem):
         return f"many sequences of {SHORT} rows or fewer on average: dQ needs no sums in memory"
     if problem.broadcast_q and problem.num_batches >= MANY and problem.rows_q <= 32 and 64 < widest <= 96:

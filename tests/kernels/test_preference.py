@@ -58,7 +58,7 @@ def test_each_kind_is_on_the_grid():
     ways = {
         preference.portable_backward(problem_of(cell)).split(":")[0].split(" ")[0] for cell in GRID["cells"].values()
     }
-    assert ways == {"", "head", "many", "at"}
+    assert ways == {"", "shared", "many", "at"}
 
 
 def test_the_record_says_where_it_comes_from():

@@ -25,8 +25,19 @@ from triton.language.extra.cuda import gdc_wait
 
 from jfa.kernels.common.block_lists import EDGES, block_lists
 from jfa.kernels.common.nouns import Span, aggregate
-from jfa.kernels.common.ring import alloc_ring
 from jfa.kernels.common.softmax import softmax_end, softmax_step
+from jfa.kernels.hopper.columns import (
+    Pieces,
+    Tiles,
+    add_product,
+    alloc_pieces,
+    alloc_tiles,
+    both_boxes,
+    multiply_transposed,
+    stage_tiles,
+    store_pieces,
+    zero_pieces,
+)
 from jfa.kernels.hopper.listed import query_list
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
 
@@ -37,10 +48,19 @@ TURN = tl.constexpr(9)
 
 
 @aggregate
+class Rows:
+    """A consumer's 64 query rows of a tile: their positions in the sequence, and the ring and slot that hold them."""
+
+    positions: tl.tensor
+    q: Tiles
+    slot: tl.tensor
+
+
+@aggregate
 class Softmax:
     """A consumer's 64 rows so far: sums of p V, not yet divided, maxima, sums of p, and the last block's p."""
 
-    acc: tl.tensor
+    acc: Pieces
     row_max: tl.tensor
     row_sum: tl.tensor
     p: tl.tensor
@@ -70,7 +90,7 @@ def walk(tile, head, lists, cfg: tl.constexpr):
 
 
 @triton.jit
-def produce(desc_q, desc_k, desc_v, rows_q, queue, q, k, v, group, lists, cfg: tl.constexpr):
+def produce(box_q, box_k, box_v, rows_q, queue, q, k, v, group, lists, cfg: tl.constexpr):
     """Producer: of every tile the queries, then the key and value blocks from last to first."""
     HEADS: tl.constexpr = cfg.heads
     CONSUMERS: tl.constexpr = cfg.consumers
@@ -84,27 +104,30 @@ def produce(desc_q, desc_k, desc_v, rows_q, queue, q, k, v, group, lists, cfg: t
         queries = tile.q
         if cfg.resident:
             queries = Span(tl.to_tensor(0), rows_q)
-        if not cfg.resident or done == 0:
+        if not cfg.late_queries and (not cfg.resident or done == 0):
             for c in tl.static_range(CONSUMERS):
-                q.nth(c).load(done, desc_q, queries.box(tile.row + c % cfg.parts * ROWS, first_head + c // cfg.parts))
+                q.nth(c).load(done, box_q, queries, tile.row + c % cfg.parts * ROWS, first_head + c // cfg.parts)
         for back in range(blocks.count()):
             row = blocks.block(back) * cfg.block_n
             for h in tl.static_range(HEADS):
-                k.nth(h).load(count + back, desc_k, tile.kv.box(row, (first_head + h) // group))
+                k.nth(h).load(count + back, box_k, tile.kv, row, (first_head + h) // group)
             for h in tl.static_range(HEADS):
-                v.nth(h).load(count + back, desc_v, tile.kv.box(row, (first_head + h) // group))
+                v.nth(h).load(count + back, box_v, tile.kv, row, (first_head + h) // group)
+            if cfg.late_queries:
+                if back == 0:
+                    for c in tl.static_range(CONSUMERS):
+                        q.nth(c).load(done, box_q, queries, tile.row + c * ROWS, first_head)
         count += blocks.count()
         done += 1
         unit = queue.draw(done)
 
 
 @triton.jit
-def score_block(q_tile, k, count, part, PARTS: tl.constexpr):
+def score_block(mine, k, count, part, PARTS: tl.constexpr):
     """Issue the scores [ROWS, BLOCK_N] of the count-th key block; they are not waited for."""
-    slot, phase = k.slot(count)
-    tlx.barrier_wait(k.fulls[slot], phase)
+    slot = k.await_full(count)
     wait_turn(part, PARTS)
-    scores = tlx.async_dot(q_tile, tlx.local_trans(k.buffers[slot]))
+    scores = multiply_transposed(mine.q, mine.slot, k, slot)
     pass_turn(part, PARTS)
     return scores
 
@@ -112,16 +135,17 @@ def score_block(q_tile, k, count, part, PARTS: tl.constexpr):
 @triton.jit
 def accumulate_block(p, acc, v, count):
     """Issue acc += p V of the count-th value block; not waited for."""
-    slot, phase = v.slot(count)
-    tlx.barrier_wait(v.fulls[slot], phase)
-    return tlx.async_dot(p, v.buffers[slot], acc)
+    slot = v.await_full(count)
+    return add_product(p, v, slot, acc)
 
 
 @triton.jit
-def release(ring, count):
-    """Give the count-th buffer of a ring back to the producer."""
-    slot, phase = ring.slot(count)
-    tlx.barrier_arrive(ring.empties[slot], 1)
+def scaled(acc, factor, v):
+    """Return a sum as wide as ``v`` with its rows multiplied by ``factor``."""
+    right = acc.right
+    if v.width > 0:
+        right = acc.right * factor[:, None]
+    return Pieces(acc.left * factor[:, None], right)
 
 
 @triton.jit
@@ -140,41 +164,46 @@ def mask_scores(scores, tile, rows, block, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, cfg, MASKED: tl.constexpr):
+def attend_block(mine, k, v, so_far, count, tile, block, part, scale_log2, cfg, MASKED: tl.constexpr):
     """One key block in the steady state: its scores run beside the previous block's p V, its softmax behind them."""
-    scores = score_block(q_tile, k, count, part, cfg.parts)
+    scores = score_block(mine, k, count, part, cfg.parts)
     acc = accumulate_block(so_far.p, so_far.acc, v, count - 1)
-    scores = tlx.async_dot_wait(1, scores)
-    release(k, count)
+    LATER: tl.constexpr = 1 + (v.width > 0)  # products of p V
+    scores = tlx.async_dot_wait(LATER, scores)
+    k.release(count)
     if MASKED:
-        scores = mask_scores(scores, tile, rows, block, cfg.block_n)
+        scores = mask_scores(scores, tile, mine.positions, block, cfg.block_n)
     may_be_empty: tl.constexpr = tile.band.has_lo or tile.band.has_hi
     p, row_max, row_sum, alpha = softmax_step(scores, so_far.row_max, so_far.row_sum, scale_log2, may_be_empty)
-    acc = tlx.async_dot_wait(0, acc)
-    release(v, count - 1)
-    return Softmax(acc * alpha[:, None], row_max, row_sum, p.to(so_far.p.dtype)), count + 1
+    left = tlx.async_dot_wait(0, acc.left)
+    right = acc.right
+    if v.width > 0:
+        right = tlx.async_dot_wait(0, acc.right)
+    v.release(count - 1)
+    acc = scaled(Pieces(left, right), alpha, v)
+    return Softmax(acc, row_max, row_sum, p.to(so_far.p.dtype)), count + 1
 
 
 @triton.jit
-def attend_band(q_tile, k, v, so_far, count, tile, rows, blocks, part, scale_log2, cfg):
+def attend_band(mine, k, v, so_far, count, tile, blocks, part, scale_log2, cfg):
     """The key blocks of a band behind the first: masked ones at both edges, between them the bulk, which needs no mask."""
     last = blocks.end - 1
     if tile.band.has_hi:
         for back in range(1, blocks.end - blocks.bulk_end):
             block = last - back
-            so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, cfg, True)
+            so_far, count = attend_block(mine, k, v, so_far, count, tile, block, part, scale_log2, cfg, True)
     for _ in range(min(blocks.bulk_end, last) - blocks.bulk_begin):
-        so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, 0, part, scale_log2, cfg, False)
+        so_far, count = attend_block(mine, k, v, so_far, count, tile, 0, part, scale_log2, cfg, False)
     if tile.band.has_lo:
         left = min(blocks.bulk_begin, last)
         for back in range(left - blocks.first):
             block = left - 1 - back
-            so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, cfg, True)
+            so_far, count = attend_block(mine, k, v, so_far, count, tile, block, part, scale_log2, cfg, True)
     return so_far, count
 
 
 @triton.jit
-def attend_list(q_tile, k, v, so_far, count, tile, rows, listed, part, scale_log2, cfg):
+def attend_list(mine, k, v, so_far, count, tile, listed, part, scale_log2, cfg):
     """The listed blocks behind the first. A list rises, so what a band cuts stands at its two ends; see EDGES."""
     bulk = tile.key_blocks(cfg.block_m, cfg.block_n)
     entries = listed.count()
@@ -184,54 +213,54 @@ def attend_list(q_tile, k, v, so_far, count, tile, rows, listed, part, scale_log
             high += ((back < entries) & (listed.block(back) >= bulk.bulk_end)).to(tl.int32)
         for back in range(1, high):
             block = listed.block(back)
-            so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, cfg, True)
+            so_far, count = attend_block(mine, k, v, so_far, count, tile, block, part, scale_log2, cfg, True)
     low = 0
     if tile.band.has_lo:
         for ahead in tl.static_range(EDGES):
             left = entries - 1 - ahead
             low += ((left >= high) & (listed.block(left) < bulk.bulk_begin)).to(tl.int32)
     for _ in range(entries - high - low):
-        so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, 0, part, scale_log2, cfg, False)
+        so_far, count = attend_block(mine, k, v, so_far, count, tile, 0, part, scale_log2, cfg, False)
     if tile.band.has_lo:
         for back in range(entries - low, entries):
             block = listed.block(back)
-            so_far, count = attend_block(q_tile, k, v, so_far, count, tile, rows, block, part, scale_log2, cfg, True)
+            so_far, count = attend_block(mine, k, v, so_far, count, tile, block, part, scale_log2, cfg, True)
     return so_far, count
 
 
 @triton.jit
-def attend_tile(q_tile, k, v, count, tile, rows, blocks, part, scale_log2, cfg: tl.constexpr):
+def attend_tile(mine, k, v, count, tile, blocks, part, scale_log2, cfg: tl.constexpr):
     """All key blocks of 64 query rows but the last p V. Returns (Softmax, count)."""
-    DV: tl.constexpr = v.buffers.shape[1]
-    scores = score_block(q_tile, k, count, part, cfg.parts)
+    scores = score_block(mine, k, count, part, cfg.parts)
     scores = tlx.async_dot_wait(0, scores)
-    release(k, count)
-    scores = mask_scores(scores, tile, rows, blocks.block(0), cfg.block_n)
+    k.release(count)
+    scores = mask_scores(scores, tile, mine.positions, blocks.block(0), cfg.block_n)
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     p, row_max, row_sum, alpha = softmax_step(scores, row_max, row_sum, scale_log2, True)
-    so_far = Softmax(tl.zeros([ROWS, DV], tl.float32), row_max, row_sum, p.to(v.buffers.dtype))
+    so_far = Softmax(zero_pieces(ROWS, v), row_max, row_sum, p.to(v.left.dtype))
     count += 1
     if cfg.list_heads:
-        return attend_list(q_tile, k, v, so_far, count, tile, rows, blocks, part, scale_log2, cfg)
+        return attend_list(mine, k, v, so_far, count, tile, blocks, part, scale_log2, cfg)
     else:
-        return attend_band(q_tile, k, v, so_far, count, tile, rows, blocks, part, scale_log2, cfg)
+        return attend_band(mine, k, v, so_far, count, tile, blocks, part, scale_log2, cfg)
 
 
 @triton.jit
-def store_tile(desc_o, o_tile, lse, rows_out, acc, so_far, tile, row, head):
+def store_tile(box_o, o_tiles, slot, lse, rows_out, acc, so_far, tile, row, head):
     """Epilogue of 64 rows: divide, write the log-sum-exp, and leave by TMA, clipped at the sequence's end."""
-    out, row_lse = softmax_end(acc, so_far.row_max, so_far.row_sum)
+    left, row_lse = softmax_end(acc.left, so_far.row_max, so_far.row_sum)
+    right = acc.right
+    if o_tiles.width > 0:
+        right, row_lse = softmax_end(acc.right, so_far.row_max, so_far.row_sum)
     rows = row + tl.arange(0, ROWS)
     tl.store(lse + head.to(tl.int64) * rows_out + tile.out.begin + rows, row_lse, mask=rows < tile.out.length)
     tlx.async_descriptor_store_wait(0)
-    tlx.local_store(o_tile, out.to(o_tile.dtype))
-    tlx.fence("async_shared")
-    tlx.async_descriptor_store(desc_o, o_tile, tile.out.box(row, head))
+    store_pieces(box_o, o_tiles, slot, Pieces(left, right), tile.out, row, head)
 
 
 @triton.jit
-def consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, consumer, cfg: tl.constexpr):
+def consume(box_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, consumer, cfg: tl.constexpr):
     """Consumer of 64 query rows of every tile: scores, softmax, p V, epilogue.
 
     The next tile is looked up before the epilogue.
@@ -253,18 +282,26 @@ def consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, c
         slot, phase = q.slot(done)
         if not cfg.resident or done == 0:
             tlx.barrier_wait(q.fulls[slot], phase)
-        so_far, count = attend_tile(
-            q.buffers[slot], k, v, count, tile, row + tl.arange(0, ROWS), blocks, part, scale_log2, cfg
-        )
-        if not cfg.resident:
+        mine = Rows(row + tl.arange(0, ROWS), q, slot)
+        so_far, count = attend_tile(mine, k, v, count, tile, blocks, part, scale_log2, cfg)
+        if not cfg.resident and not cfg.late_queries:
             tlx.barrier_arrive(q.empties[slot], 1)
         acc = accumulate_block(so_far.p, so_far.acc, v, count - 1)
         done += 1
         unit = queue.receive(done)
         next_tile, column = queue.next_tile(unit)
-        acc = tlx.async_dot_wait(0, acc)
-        release(v, count - 1)
-        store_tile(desc_o, o_tiles[consumer], lse, rows_out, acc, so_far, tile, row, head)
+        left = tlx.async_dot_wait(0, acc.left)
+        right = acc.right
+        if v.width > 0:
+            right = tlx.async_dot_wait(0, acc.right)
+        acc = Pieces(left, right)
+        v.release(count - 1)
+        if cfg.late_queries:
+            store_tile(box_o, o_tiles, slot, lse, rows_out, acc, so_far, tile, row, head)
+            tlx.async_descriptor_store_wait(0)
+            tlx.barrier_arrive(q.empties[slot], 1)
+        else:
+            store_tile(box_o, o_tiles, consumer, lse, rows_out, acc, so_far, tile, row, head)
         tile = next_tile
     if cfg.parts == 2 and part == 0:
         wait_turn(part, cfg.parts)
@@ -277,6 +314,10 @@ def forward_kernel(
     desc_k,
     desc_v,
     desc_o,
+    desc_q_right,
+    desc_k_right,
+    desc_v_right,
+    desc_o_right,
     lse,
     rows_q,
     rows_out,
@@ -295,17 +336,28 @@ def forward_kernel(
 ):
     """Buffers, barriers, and who runs which role. Grid: (programs,), or (programs, H // HEADS) with resident queries.
 
-    desc_q, desc_k, desc_v, desc_o: ragged descriptors of boxes [64, D], [BLOCK_N, D], [BLOCK_N, DV], [64, DV].
+    desc_q, desc_k, desc_v, desc_o: ragged descriptors of boxes [64, D], [BLOCK_N, D], [BLOCK_N, DV], [64, DV]; where
+    columns lie in two pieces those of the left one, and desc_*_right of the right one, else None.
     lse [H, rows_out] fp32; records, counts: a list of cfg.block_m queries per tile (jfa.kernels.hopper.tiles);
     counters: one int32 of 0 per grid column; starts, columns, kinds: block lists, or None; cfg: a ForwardConfig.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
     lists = block_lists(starts, columns, kinds, list_rows, heads, list_capacity, cfg.list_heads)
     CONSUMERS: tl.constexpr = cfg.consumers
-    o_tiles = tlx.local_alloc((ROWS, cfg.head_dim_v), DTYPE, CONSUMERS)
-    q = alloc_ring(ROWS, cfg.head_dim, DTYPE, cfg.q_stages, 1, cfg.consumers, BY_THREAD=True)
-    k = alloc_ring(cfg.block_n, cfg.head_dim, DTYPE, cfg.stages, cfg.parts, cfg.heads, BY_THREAD=True)
-    v = alloc_ring(cfg.block_n, cfg.head_dim_v, DTYPE, cfg.stages, cfg.parts, cfg.heads, BY_THREAD=True)
+    LEFT: tl.constexpr = cfg.head_dim - cfg.right
+    LEFT_V: tl.constexpr = cfg.head_dim_v - cfg.right_v
+    q = alloc_tiles(ROWS, LEFT, cfg.right, DTYPE, cfg.q_stages, 1, CONSUMERS, BY_THREAD=True)
+    k = alloc_tiles(cfg.block_n, LEFT, cfg.right, DTYPE, cfg.stages, cfg.parts, cfg.heads, BY_THREAD=True)
+    v = alloc_tiles(cfg.block_n, LEFT_V, cfg.right_v, DTYPE, cfg.stages, cfg.parts, cfg.heads, BY_THREAD=True)
+    if cfg.late_queries:
+        o_tiles = stage_tiles(q, q.left, q.right, cfg.right_v)
+    else:
+        o_left, o_right = alloc_pieces(ROWS, LEFT_V, cfg.right_v, DTYPE, CONSUMERS)
+        o_tiles = stage_tiles(q, o_left, o_right, cfg.right_v)
+    box_q = both_boxes(desc_q, desc_q_right, LEFT, cfg.right)
+    box_k = both_boxes(desc_k, desc_k_right, LEFT, cfg.right)
+    box_v = both_boxes(desc_v, desc_v_right, LEFT_V, cfg.right_v)
+    box_o = both_boxes(desc_o, desc_o_right, LEFT_V, cfg.right_v)
     numbers = alloc_numbers(cfg.consumers)
     gdc_wait()  # from here on the list is read
     head_columns = heads // cfg.heads
@@ -320,10 +372,10 @@ def forward_kernel(
     )
     with tlx.async_tasks():
         with tlx.async_task("default"):  # consumer 0
-            consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, 0, cfg)
+            consume(box_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, 0, cfg)
         if cfg.consumers > 1:
             with tlx.async_task(num_warps=4, registers=cfg.registers, replicate=cfg.consumers - 1):  # consumer
                 other: tl.constexpr = 1 + tlx.async_task_replica_id()
-                consume(desc_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, other, cfg)
+                consume(box_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, other, cfg)
         with tlx.async_task(num_warps=1, registers=24):  # producer
-            produce(desc_q, desc_k, desc_v, rows_q, queue, q, k, v, group, lists, cfg)
+            produce(box_q, box_k, box_v, rows_q, queue, q, k, v, group, lists, cfg)

@@ -19,14 +19,21 @@ from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor, rows_descriptor
 from jfa.kernels.hopper import backward as general
 from jfa.kernels.hopper import backward_resident as resident
+from jfa.kernels.hopper import backward_wide as wide
 from jfa.kernels.hopper.backward_dq import dq_kernel
+from jfa.kernels.hopper.backward_dq_wide import dq_wide_kernel
 from jfa.kernels.hopper.config import (
     ForwardConfig,
+    WideConfig,
+    WideDqConfig,
     backward_config,
     dq_config,
     forward_config,
     is_resident,
+    is_wide,
     resident_config,
+    wide_config,
+    wide_dq_config,
 )
 from jfa.kernels.hopper.forward import forward_kernel
 from jfa.kernels.hopper.prepare import PaddedRows, finish_dq, prepare_rows
@@ -75,6 +82,8 @@ def forms(problem: Problem) -> dict[str, str]:
         backward = f"portable kernels: {left}"
     elif is_resident(problem):
         backward = f"resident: the {problem.rows_q} shared queries (<= 128) and their dQ stay on chip"
+    elif is_wide(problem):
+        backward = "two passes of 64 keys and of 128 queries: dK and dV, a warp group each; then dQ"
     elif problem.deterministic:
         backward = "two passes: deterministic=True gives dQ a kernel of its own"
     else:
@@ -136,6 +145,10 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
         lists = _given_lists(plan) if plan else _both_lists(problem)
         rows = prepare_rows(problem, lists.queries, block, out, dout, lse, dlse)
         q, k, v, dout = tensors
+        if is_wide(problem):
+            launch_wide(problem, lists.keys, rows, q, k, v, dout, dk, dv)
+            dq = launch_wide_dq(problem, lists.queries, rows, q, k, v, dout)
+            return dq, dk.contiguous(), dv.contiguous()
         turned = transposed_lists(problem, _given_transpose(plan)) if problem.block_lists else None
         sums = launch_backward(problem, lists.keys, rows, q, k, v, dout, dk, dv, turned)
         if sums is None:
@@ -155,7 +168,7 @@ def _given_transpose(plan) -> list[Tensor] | None:
 
 
 def _both_lists(problem: Problem) -> Lists:
-    keys = resident.BLOCK if is_resident(problem) else general.BLOCK
+    keys = resident.BLOCK if is_resident(problem) else wide.BLOCK if is_wide(problem) else general.BLOCK
     return tile_lists(problem, forward_config(problem).block_m, keys)
 
 
@@ -192,10 +205,14 @@ def launch_forward(problem: Problem, cfg: ForwardConfig, tiles: TileList, q, k, 
     _variant(forward_kernel, cfg, launch_pdl=True).launch(
         problem.device,
         grid,
-        ragged_descriptor(q, 64, cfg.head_dim),
-        ragged_descriptor(k, cfg.block_n, cfg.head_dim),
-        ragged_descriptor(v, cfg.block_n, cfg.head_dim_v),
-        ragged_descriptor(out, 64, cfg.head_dim_v),
+        ragged_descriptor(q, 64, cfg.head_dim - cfg.right),
+        ragged_descriptor(k, cfg.block_n, cfg.head_dim - cfg.right),
+        ragged_descriptor(v, cfg.block_n, cfg.head_dim_v - cfg.right_v),
+        ragged_descriptor(out, 64, cfg.head_dim_v - cfg.right_v),
+        ragged_descriptor(q, 64, cfg.right) if cfg.right else None,
+        ragged_descriptor(k, cfg.block_n, cfg.right) if cfg.right else None,
+        ragged_descriptor(v, cfg.block_n, cfg.right_v) if cfg.right_v else None,
+        ragged_descriptor(out, 64, cfg.right_v) if cfg.right_v else None,
         lse,
         problem.rows_q,
         problem.rows_out,
@@ -271,6 +288,61 @@ def launch_dq(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout
         scale_log2(problem.sm_scale),
     )
     return _sum_of_batches(problem, dq).to(q.dtype) if problem.broadcast_q else dq.contiguous()
+
+
+def _in_pieces(packed: Tensor, left: int, right: int) -> tuple:
+    """Return descriptors of both pieces of a tensor's columns; see jfa.kernels.hopper.columns."""
+    return ragged_descriptor(packed, 64, left), ragged_descriptor(packed, 64, right)
+
+
+def launch_wide(
+    problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv, config: WideConfig | None = None
+) -> None:
+    """Write dk and dv of a problem with head dims beyond 128. ``tiles``: of 64 keys."""
+    cfg = config or wide_config(problem)
+    queries, values = (cfg.left, cfg.right), (cfg.left_v, cfg.right_v)
+    wide_as = ((q, queries), (k, queries), (v, values), (dout, values), (dk, queries), (dv, values))
+    _variant(wide.backward_wide_kernel, cfg).launch(
+        problem.device,
+        (min(_sms(problem), tiles.records.shape[0] * problem.num_kv_heads),),
+        *(desc for x, columns in wide_as for desc in _in_pieces(x, *columns)),
+        rows.lse2,
+        rows.delta,
+        rows.count,
+        tiles.records,
+        tiles.counts,
+        tiles.counters(1),
+        problem.num_kv_heads,
+        problem.group_size,
+        problem.sm_scale,
+        scale_log2(problem.sm_scale),
+    )
+
+
+def launch_wide_dq(
+    problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, config: WideDqConfig | None = None
+) -> Tensor:
+    """Return dq [rows_q, H, D] of a problem with head dims beyond 128. ``tiles``: of 128 queries."""
+    cfg = config or wide_dq_config(problem)
+    dq = empty_tma_ready(q, problem.head_dim)
+    queries, values = (cfg.left, cfg.right), (cfg.left_v, cfg.right_v)
+    wide_as = ((q, queries), (k, queries), (v, values), (dout, values), (dq, queries))
+    _variant(dq_wide_kernel, cfg).launch(
+        problem.device,
+        (min(_sms(problem), tiles.records.shape[0] * problem.num_heads),),
+        *(desc for x, columns in wide_as for desc in _in_pieces(x, *columns)),
+        rows.lse2,
+        rows.delta,
+        rows.count,
+        tiles.records,
+        tiles.counts,
+        torch.zeros(1, dtype=torch.int32, device=q.device),
+        problem.num_heads,
+        problem.group_size,
+        problem.sm_scale,
+        scale_log2(problem.sm_scale),
+    )
+    return dq.contiguous()
 
 
 def _sum_of_batches(problem: Problem, dq: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from jfa.kernels.hopper.config import (
     dq_config,
     forward_config,
     resident_config,
+    wide_config,
+    wide_dq_config,
 )
 from jfa.kernels.hopper.tiles import UNSPECIALISED, list_config
 from jfa.masks import Band
@@ -29,7 +31,10 @@ FORWARD = {
     "narrow-d128": example_problem(128, NARROW),
     "d64": example_problem(64),
     "d64-one-head": example_problem(64, num_heads=3, num_kv_heads=3),
-    "d256": example_problem(256, WINDOW),
+    "d256": example_problem(256),
+    "d256-causal": example_problem(256, CAUSAL),
+    "d256-window": example_problem(256, WINDOW),
+    "d192-dv128": replace(example_problem(192), head_dim_v=128),
     "short-d128": example_problem(128, rows_q=32, **SHARED),
     "resident-d128": example_problem(128, rows_q=128, **SHARED),
 }
@@ -43,6 +48,13 @@ BACKWARD = {
     "d64-window": example_problem(64, WINDOW),
 }
 DQ = {"d128": example_problem(128), "d64-causal": example_problem(64, CAUSAL)}
+WIDE = {
+    "d256": example_problem(256),
+    "d256-causal": example_problem(256, CAUSAL),
+    "d256-window": example_problem(256, WINDOW),
+    "d192-dv128": replace(example_problem(192), head_dim_v=128),
+    "d192-dv128-causal": replace(example_problem(192, CAUSAL), head_dim_v=128),
+}
 RESIDENT = {
     "q64-d128": example_problem(128, rows_q=64, **SHARED),
     "q128-d128": example_problem(128, rows_q=128, **SHARED),
@@ -58,6 +70,9 @@ SPILLS = {
     "backward-sparse-d128": 20,
     "backward-sparse-d128-causal": 20,
     "backward-d128-causal": 80,
+    "backward-wide-d256-causal": 8,
+    "backward-wide-d256-window": 8,
+    "forward-d256-window": 12,
     "backward-resident-q128-d128": 8,
     "backward-resident-q128-d128-static": 8,
     "backward-resident-q128-d128-causal": 700,
@@ -73,6 +88,8 @@ def compile_configs() -> list[CompileConfig]:
         *_sparse(),
         *(_backward(name, problem) for name, problem in BACKWARD.items()),
         *(_dq(name, problem) for name, problem in DQ.items()),
+        *(_wide(name, problem) for name, problem in WIDE.items()),
+        *(_wide_dq(name, problem) for name, problem in WIDE.items()),
         *(_resident(name, problem) for name, problem in RESIDENT.items()),
         *_lists(),
         *_small(),
@@ -106,11 +123,13 @@ def _config(
 def _forward(name: str, cfg: ForwardConfig) -> CompileConfig:
     lists = _types("*i32", "starts columns") | {"kinds": "*i8"} | _types("i32", "list_rows list_capacity")
     constexprs = {"cfg": cfg} if cfg.list_heads else {"cfg": cfg} | dict.fromkeys(lists)
+    queries, values = (cfg.head_dim, cfg.right), (cfg.head_dim_v, cfg.right_v)
+    shapes = {"q": (64, *queries), "k": (cfg.block_n, *queries), "v": (cfg.block_n, *values), "o": (64, *values)}
+    rights = {f"desc_{name}_right": _box(rows, right) for name, (rows, _, right) in shapes.items() if right}
+    constexprs |= {f"desc_{name}_right": None for name, (_, _, right) in shapes.items() if not right}
     signature = {
-        "desc_q": _box(64, cfg.head_dim),
-        "desc_k": _box(cfg.block_n, cfg.head_dim),
-        "desc_v": _box(cfg.block_n, cfg.head_dim_v),
-        "desc_o": _box(64, cfg.head_dim_v),
+        **{f"desc_{name}": _box(rows, columns - right) for name, (rows, columns, right) in shapes.items()},
+        **rights,
         **_types("*fp32", "lse"),
         **_types("i32", "rows_q rows_out heads group"),
         **_types("*i32", "records counts counters"),
@@ -153,6 +172,28 @@ def _dq(name: str, problem: Problem) -> CompileConfig:
     signature = _backward_signature(boxes) | {"heads": "i32"}
     roles = ("consumer", "consumer", "producer")
     return _config(f"backward-dq-{name}", "backward_dq:dq_kernel", signature, {"cfg": cfg}, roles)
+
+
+def _pieces(columns: tuple[int, int], *names: str) -> dict[str, str]:
+    """Return the types of the descriptors of both pieces of those tensors."""
+    sides = zip(("left", "right"), columns)
+    return {f"desc_{name}_{side}": _box(64, width) for side, width in sides for name in names}
+
+
+def _wide(name: str, problem: Problem) -> CompileConfig:
+    cfg = wide_config(problem)
+    boxes = _pieces((cfg.left, cfg.right), "q", "k", "dk") | _pieces((cfg.left_v, cfg.right_v), "v", "do", "dv")
+    signature = _backward_signature(boxes) | {"kv_heads": "i32"}
+    roles = ("weights group", "scores group", "producer")
+    return _config(f"backward-wide-{name}", "backward_wide:backward_wide_kernel", signature, {"cfg": cfg}, roles)
+
+
+def _wide_dq(name: str, problem: Problem) -> CompileConfig:
+    cfg = wide_dq_config(problem)
+    boxes = _pieces((cfg.left, cfg.right), "q", "k", "dq") | _pieces((cfg.left_v, cfg.right_v), "v", "do")
+    signature = _backward_signature(boxes) | {"heads": "i32"}
+    roles = ("consumer", "consumer", "producer")
+    return _config(f"backward-dq-wide-{name}", "backward_dq_wide:dq_wide_kernel", signature, {"cfg": cfg}, roles)
 
 
 def _resident(name: str, problem: Problem) -> CompileConfig:
