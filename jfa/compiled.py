@@ -244,7 +244,8 @@ def compile_kernel(
 
     Args:
         signature: Triton types of the arguments that are no constexprs, as in :class:`CompileConfig`.
-        constexprs: values of the constexprs; numbers, strings, booleans, None, ``tl.dtype``, dataclasses of those.
+        constexprs: values of the constexprs; numbers, strings, booleans, None, ``tl.dtype``, dataclasses of those. Of a
+            dataclass that a cell defines the compiler sees the fields only.
         roles: names for the warp groups in the report.
         options: further launch options: ``{"ctas_per_cga": (2, 1, 1)}`` for a kernel on pairs of CTAs.
     """
@@ -302,7 +303,7 @@ def _state_folder() -> Path:
 
 
 def ship_source(kernel: Any) -> str:
-    """One module's text that defines ``kernel`` and all it uses: jit functions, modules, plain values."""
+    """One module's text that defines ``kernel`` and all it uses: jit functions, aggregates, modules, plain values."""
     parts: dict[str, str] = {}
     _collect(kernel, parts)
     header = "import triton\nimport triton.language as tl\n\n"
@@ -344,10 +345,41 @@ def _ship_value(name: str, value: Any, parts: dict[str, str]) -> str | None:
     inner = getattr(value, "value", value)
     if isinstance(inner, bool | int | float | str | type(None)):
         return f"{name} = tl.constexpr({inner!r})"
+    if getattr(value, "__triton_aggregate__", False) and value.__module__ == "__main__":
+        _collect_aggregate(value, parts)
+        return None if value.__name__ == name else f"{name} = {value.__name__}"
     module = getattr(value, "__module__", None)
     if module and hasattr(value, "__name__"):
         return f"from {module} import {value.__name__} as {name}"
-    raise TypeError(f"cannot ship {name} = {value!r}: a kernel may use modules, jit functions and plain constants")
+    raise TypeError(
+        f"cannot ship {name} = {value!r}: a kernel may use modules, jit functions, aggregates and plain constants"
+    )
+
+
+def _collect_aggregate(cls: Any, parts: dict[str, str]) -> None:
+    """Add an aggregate of a notebook, built by :func:`jfa.kernels.common.nouns.aggregate`: fields and jit methods.
+
+    Python finds no source of a class in a cell, so it is written again from its annotations.
+    """
+    key = f"aggregate {cls.__name__}"
+    if key in parts:
+        return
+    parts[key] = ""
+    lines = [f"\n\n@_aggregate\nclass {cls.__name__}:"]
+    for field, kind in cls.__annotations__.items():
+        if line := _ship_value(kind.__name__, kind, parts):
+            parts.setdefault(f"value {kind.__name__}", line)
+        lines.append(f"    {field}: {kind.__name__}")
+    for method in vars(cls).values():
+        if _is_jit(method):
+            for name, value in _used_names(_plain_function(method)).items():
+                if line := _ship_value(name, value, parts):
+                    parts.setdefault(f"value {name}", line)
+            source = textwrap.dedent(inspect.getsource(_plain_function(method)))
+            lines.append(textwrap.indent("\n@triton.jit\n" + source[source.index("def ") :], "    "))
+    parts.setdefault("value _aggregate", "from jfa.kernels.common.nouns import aggregate as _aggregate")
+    parts.pop(key)
+    parts[key] = "\n".join(lines) + "\n"
 
 
 def _is_jit(value: Any) -> bool:
@@ -517,6 +549,8 @@ def _encode(value: Any) -> Any:
 def _decode(value: Any) -> Any:
     if isinstance(value, dict):
         module, name = value["class"].split(":")
+        if module == "__main__":  # of a notebook, which is not here: what a kernel reads are its fields
+            return dataclasses.make_dataclass(name, list(value["fields"]), frozen=True)(**value["fields"])
         return getattr(importlib.import_module(module), name)(**value["fields"])
     if isinstance(value, str) and value.startswith("dtype:"):
         import triton.language as tl

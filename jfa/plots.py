@@ -155,7 +155,7 @@ def _finished(
 ) -> Picture:
     """Finish a picture of several series: their legend where there are two, ``words`` (title, xlabel, ylabel), and their table."""
     if len(series) > 1:
-        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+        figure.legend(loc="outside right center", frameon=False, fontsize=8)  # below the end of a long title
     label(axes, *words)
     rows = [[position, *(float(values[i]) for values in series.values())] for i, position in enumerate(positions)]
     title, xlabel, _ = words

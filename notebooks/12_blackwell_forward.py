@@ -9,15 +9,21 @@
 # %% [markdown]
 # # 12 · The Blackwell forward
 #
-# **Goals.** Build the warp-specialized forward of a B200 step by step: one role, then two, three, two softmax groups in ping-pong, and a correction role. (Two replicas of a task are one role here and everywhere in this course.) At each step predict what the
-# timeline will show, then look. In the end read the package's kernel as prose.
+# **Goals.** Build the warp-specialized forward of a B200 step by step: from one role to the five of the package's kernel.
+# (Two replicas of a task are one role here and everywhere in this course.)
+# At each step predict what the timeline will show, then look.
+# In the end name every barrier of the package's kernel.
 #
-# **Time.** 120 minutes, and 150 for the exercises. **Needs.** Chapters 04 and 10. No GPU: the emulator runs every version; its cycles are a model of a B200.
+# **Time.** 150 minutes, and 150 for the exercises.
+# **Needs.** Chapters 04 and 10.
+# No GPU: the emulator runs every version; its cycles are a model of a B200.
 
 # %%
 import importlib
 import inspect
 import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -30,14 +36,19 @@ import jfa.emulator as emulator
 from jfa import plots, reference
 from jfa.emulator.rates import B200
 from jfa.emulator.timeline import Timeline
+from jfa.kernels.blackwell.modelled import busy_share, forward_launch, record_one_sm
+from jfa.kernels.common.nouns import aggregate
+from jfa.kernels.common.ring import Ring, alloc_ring
 from jfa.masks import Band, block_kinds
 
-D, BM, BN, BLOCKS = 128, 128, 128, 8
+DIM, BLOCK, BLOCKS = 128, 128, 8  # head dim; queries of a half and keys of a block; key blocks
+D, BM, BN = tl.constexpr(DIM), tl.constexpr(BLOCK), tl.constexpr(BLOCK)  # as kernels read them
 
 # %% [markdown]
 # ## The mental model: four jobs that want to run at the same time
 #
-# One step of attention takes 256 queries, in two halves of 128, against a block of 128 keys. On one SM of a B200 its parts cost (FlashAttention-4 paper, cycles for D = 128):
+# One step of attention takes 256 queries, in two halves of 128, against a block of 128 keys.
+# On one SM of a B200 its parts cost (FlashAttention-4 paper, cycles for D = 128):
 #
 # | job | unit | cycles |
 # |---|---|---|
@@ -46,52 +57,81 @@ D, BM, BN, BLOCKS = 128, 128, 128, 8
 # | operands of the products | shared memory | 1,536 |
 # | K and V from memory | TMA | beside it |
 #
-# If the jobs take turns, a step costs their sum. If they overlap, it costs the largest. Everything in this chapter serves that overlap. The tensor core is asynchronous already; what keeps it idle is
-# *waiting for us*.
+# If the jobs take turns, a step costs their sum.
+# If they overlap, it costs the largest.
+# Everything in this chapter serves that overlap.
+# The tensor core is asynchronous already; what keeps it idle is *waiting for us*.
+#
+# All versions solve one problem: 512 queries, two tiles of 256, against 1,024 keys of one head, on one SM.
+# Versions 1 to 3 take 128 queries per program, the later ones 256; programs run one after another.
+# Whether the numbers are right is checked on a smaller one, 256 queries against 384 keys, on three schedules.
+
 
 # %%
 def make_problem(len_q, len_kv, seed=0):
     """Dense attention of one head in bf16, and the answer in fp64."""
     g = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(n, D, generator=g).bfloat16() for n in (len_q, len_kv, len_kv))
-    want = torch.softmax(q.double() @ k.double().t() / math.sqrt(D), dim=1) @ v.double()
+    q, k, v = (torch.randn(n, DIM, generator=g).bfloat16() for n in (len_q, len_kv, len_kv))
+    want = torch.softmax(q.double() @ k.double().t() / math.sqrt(DIM), dim=1) @ v.double()
     return q, k, v, want
 
 
-Q, K, V, WANT = make_problem(256, BLOCKS * BN)
-SCORE = []  # (version, modelled cycles, tensor core busy) for the comparison at the end
+TILE, QUERIES = 2 * BLOCK, 4 * BLOCK
+SMALL, LARGE = make_problem(TILE, 3 * BLOCK), make_problem(QUERIES, BLOCKS * BLOCK)
+SCALE_LOG2 = math.log2(math.e) / math.sqrt(DIM)
+SCORE = []  # (version, modelled cycles, tensor core busy: whole run, steady state)
 LINES = {}  # version -> timeline of its first program
 
 
-def launch(kernel, rows, **constants):
-    """256 queries, ``rows`` a program."""
-    out = torch.full(Q.shape, float("nan"))
-    boxes = [TensorDescriptor.from_tensor(t, [BM, D]) for t in (Q, K, V)]
-    kernel[(256 // rows,)](*boxes, out, math.log2(math.e) / math.sqrt(D), BLOCKS, D=D, BM=BM, BN=BN, **constants)
+def launch(kernel, problem, rows=BLOCK, **constants):
+    """Run a kernel of ``rows`` queries per program; returns its output [queries, D]."""
+    q, k, v, _ = problem
+    out = torch.full(q.shape, float("nan"))
+    boxes = [TensorDescriptor.from_tensor(t, [BLOCK, DIM]) for t in (q, k, v)]
+    kernel[(len(q) // rows,)](*boxes, out, SCALE_LOG2, len(k) // BLOCK, **constants)
     return out
 
 
-def study(name, kernel, rows=BM, **constants):
-    """Run a version on three schedules, compare with fp64, and model it on one SM; returns the timeline of its first program."""
-    for policy in ("eager", "lazy", "random"):
-        with emulator.options(policy=policy, seed=1):
-            error = (launch(kernel, rows, **constants) - WANT).abs().max().item()
-    with emulator.options(policy="timed", rates=B200, trace=True, max_ctas=1):
-        launch(kernel, rows, **constants)
-    run = emulator.last()
-    busy = sum(end - begin for (_, unit), spans in run.occupied.items() if unit == "tensor" for begin, end in spans) / run.time
-    SCORE.append((name, run.time, busy))
-    print(f"{name}: largest error {error:.1e}; {run.time:,.0f} modelled cycles for 256 queries, tensor core busy {busy:.0%}")
-    first = run.events[0][0]
-    units = {key: spans for key, spans in run.occupied.items() if key[0] == first}
-    LINES[name] = Timeline([e for e in run.events if e[0] == first], "B200", units)
+def model(run):
+    """Run something on one SM under the modelled clock; returns the timeline of all its programs."""
+    return record_one_sm(run, B200)
+
+
+def busy(line, begin, end):
+    """Share of the cycles from ``begin`` to ``end`` in which the tensor core worked, whichever program."""
+    spans = [s for (_, unit), each in line.occupied.items() if unit == "tensor" for s in each]
+    return sum(max(0, min(b, end) - max(a, begin)) for a, b in spans) / (end - begin)
+
+
+def enter(name, line):
+    """Put a modelled run into the score and show where it stands; returns its first program's timeline."""
+    first = line.ctas()[0]
+    mine = {key: spans for key, spans in line.occupied.items() if key[0] == first}
+    LINES[name] = Timeline([e for e in line.events if e.cta == first], "B200", mine)
+    steps = [e.start for e in LINES[name].events if e.track == "MMA" and e.target == "s[0]"]
+    whole, steady = busy(line, line.start, line.end), busy(line, steps[2], steps[6])
+    SCORE.append((name, line.cycles, whole, steady))
+    print(f"{name}: {line.cycles:,.0f} modelled cycles, tensor core busy {whole:.0%} of the run,")
+    print(f"{steady:.0%} in the steady state (blocks 2 to 5 of the first tile)")
     return LINES[name]
 
 
+def study(name, kernel, launch=launch, small=SMALL, **constants):
+    """Run a version on three schedules, compare with fp64, and model it; returns its first program's timeline."""
+    errors = []
+    for policy in ("eager", "lazy", "random"):
+        with emulator.options(policy=policy, seed=1):
+            errors.append((launch(kernel, small, **constants) - small[3]).abs().max().item())
+    print(f"largest error on three schedules: {max(errors):.1e}")
+    return enter(name, model(lambda: launch(kernel, LARGE, **constants)))
+
+
 def show(line, cycles=9000):
-    """A stretch of the timeline from the middle of the run."""
+    """Draw a stretch of a version's timeline from the middle of its first program."""
     start = line.start + 0.4 * line.cycles
-    return plots.timelines({f"{SCORE[-1][0]}: {cycles:,} cycles from the middle of the first program": line}, (start, start + cycles))
+    words = f"{SCORE[-1][0]}: {cycles:,} cycles from the middle of the first program"
+    return plots.timelines({words: line}, (start, start + cycles))
+
 
 # %%
 @triton.jit
@@ -104,21 +144,25 @@ def softmax_block(scores, m, l, scale_log2):
 
 
 @triton.jit
-def store_rows(out_ptr, row, values, D: tl.constexpr, BM: tl.constexpr):
-    """values [BM, D] to the rows row .. row + BM - 1 of out."""
-    rows, d = row + tl.arange(0, BM), tl.arange(0, D)
-    tl.store(out_ptr + rows[:, None] * D + d[None, :], values)
+def store_columns(out_ptr, row, column, values):
+    """Store values [BM, N] to the columns ``column`` .. of BM rows of out [queries, D]."""
+    rows, columns = row + tl.arange(0, BM), column + tl.arange(0, values.shape[1])
+    tl.store(out_ptr + rows[:, None] * D + columns[None, :], values)
+
 
 # %% [markdown]
 # ## Version 1: one role does everything
 #
-# A straight line: load, wait, multiply, wait, softmax, multiply, wait. `S`, `P` and the accumulator live in tensor memory.
+# A straight line: load, wait, multiply, wait, softmax, multiply, wait.
+# `S`, `P` and the accumulator live in tensor memory.
 #
 # Predict: for which share of the time will the tensor core work?
 
+
 # %%
 @triton.jit
-def one_role(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def one_role(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks):
+    """One program: 128 queries."""
     row = tl.program_id(0) * BM
     q = tlx.local_alloc((BM, D), tl.bfloat16, 1)
     k = tlx.local_alloc((BN, D), tl.bfloat16, 1)
@@ -142,7 +186,8 @@ def one_role(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, D: tl.constexp
         tlx.async_descriptor_load(k_desc, k[0], [j * BN, 0], kv_full[0])
         tlx.async_descriptor_load(v_desc, v[0], [j * BN, 0], kv_full[0])
         tlx.barrier_wait(kv_full[0], phase)
-        tlx.async_dot(q[0], tlx.local_trans(k[0]), s[0], use_acc=False, mBarriers=[s_full[0]])
+        k_t = tlx.local_trans(k[0])
+        tlx.async_dot(q[0], k_t, s[0], use_acc=False, mBarriers=[s_full[0]])
         tlx.barrier_wait(s_full[0], phase)
         p, alpha, m, l = softmax_block(tlx.local_load(s[0]), m, l, scale_log2)
         tlx.local_store(p_tile[0], p.to(tl.bfloat16))
@@ -150,410 +195,548 @@ def one_role(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, D: tl.constexp
             tlx.local_store(acc[0], tlx.local_load(acc[0]) * alpha[:, None])
         tlx.async_dot(p_tile[0], v[0], acc[0], use_acc=j > 0, mBarriers=[acc_full[0]])
         tlx.barrier_wait(acc_full[0], phase)
-    store_rows(out_ptr, row, tlx.local_load(acc[0]) / l[:, None], D, BM)
+    store_columns(out_ptr, row, 0, tlx.local_load(acc[0]) / l[:, None])
+
 
 # %%
 line = study("1: one role", one_role)
 show(line)
 
 # %% [markdown]
-# **Look.** At any moment exactly one unit works. The rest of the picture is waiting.
+# **Look.** At any moment exactly one unit works.
+# The rest of the picture is waiting.
+# A full bar is a unit at work; a thin bar below is a result under way.
 #
+# ## Nouns
+#
+# From here on several roles share buffers and barriers.
+# A ring of buffers is six things that always travel together: memory, two barriers per buffer, how many buffers, how large.
+# Passed one by one, the roles of this chapter would take up to fourteen arguments, and a swapped pair of barriers is a hang.
+# So the package gives such groups a name, and so does this chapter.
+# A Triton *aggregate* is a class of values that the compiler takes apart before anything else: it costs no register and no instruction.
+# `Ring` is the package's, from [jfa/kernels/common/ring.py](../jfa/kernels/common/ring.py):
+#
+# | | what it does |
+# |---|---|
+# | `alloc_ring(ROWS, COLUMNS, DTYPE, STAGES, READERS)` | allocates the buffers and the barriers `fulls` and `empties` |
+# | `ring.slot(count)` | buffer and phase of the ring's `count`-th use |
+# | `ring.load(count, desc, box)` | waits until that buffer is empty, announces its bytes, copies a box into it |
+# | `ring.nth(number)` | the ring beside it, where several equal ones lie in one allocation |
+#
+# What a version is compiled for travels as one object as well, a constexpr called `cfg`:
+
+
+# %%
+@dataclass(frozen=True)
+class Config:
+    """What a version is compiled for; the names are those of the package's ForwardConfig."""
+
+    halves: int = 2  # of 128 queries, per program
+    kv_slots: int = 3  # buffers of the ring of K and V
+    threshold: float = 8.0  # bits by which a maximum may be exceeded
+    p_slices: int = 1  # slices in which P is published
+    fma_eighths: int = 0  # eighths of the exponentials that are computed on the FMA pipe
+    o_parts: int = 2  # parts in which O leaves, through a buffer each
+    o_columns: int = 32  # columns of O that the correction holds in registers at a time
+
+
+# %% [markdown]
 # ## Version 2: a load role
 #
-# A warp of its own runs ahead through a ring of three buffers. K and V share the ring: K0, V0, K1, V1, ... The products give the buffers back themselves: `mBarriers=[s_full, kv_empty]`.
+# A warp of its own runs ahead through a ring of three buffers.
+# K and V share the ring: K0, V0, K1, V1, ...
+# The products give the buffers back themselves: `mBarriers=[s_full[0], kv.empties[slot]]`.
 #
 # Predict: which of the waits disappears, and which does not?
 
+
 # %%
 @triton.jit
-def ring(count, BUFFERS: tl.constexpr):
-    """(buffer, phase) of the count-th use of a ring of buffers."""
-    return count % BUFFERS, (count // BUFFERS) & 1
-
-
-@triton.jit
-def load_role(q_desc, k_desc, v_desc, q, kv, q_fulls, kv_fulls, kv_empties, row, blocks, HALVES: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr):
-    """Q once, then K0 V0 K1 V1 ... through one ring."""
+def load_role(q_desc, k_desc, v_desc, q, kv, row, blocks, cfg: tl.constexpr):
+    """Q of each half once, then K0 V0 K1 V1 ... through one ring."""
+    HALVES: tl.constexpr = cfg.halves
     for half in tl.static_range(HALVES):
-        tlx.barrier_expect_bytes(q_fulls[half], 2 * BM * D)
-        tlx.async_descriptor_load(q_desc, q[half], [row + half * BM, 0], q_fulls[half])
+        q.nth(half).load(0, q_desc, [row + half * BM, 0])
     for i in range(2 * blocks):
-        slot, phase = ring(i, BUFFERS)
-        tlx.barrier_wait(kv_empties[slot], phase ^ 1)
-        tlx.barrier_expect_bytes(kv_fulls[slot], 2 * BN * D)
         if i % 2 == 0:
-            tlx.async_descriptor_load(k_desc, kv[slot], [i // 2 * BN, 0], kv_fulls[slot])
+            kv.load(i, k_desc, [i // 2 * BN, 0])
         else:
-            tlx.async_descriptor_load(v_desc, kv[slot], [i // 2 * BN, 0], kv_fulls[slot])
+            kv.load(i, v_desc, [i // 2 * BN, 0])
+
 
 # %%
 @triton.jit
-def two_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr):
+def two_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, cfg: tl.constexpr):
+    """One program: 128 queries."""
     row = tl.program_id(0) * BM
-    q = tlx.local_alloc((BM, D), tl.bfloat16, 1)
-    kv = tlx.local_alloc((BN, D), tl.bfloat16, BUFFERS)
+    q = alloc_ring(BM, D, tl.bfloat16, 1, 1)
+    kv = alloc_ring(BN, D, tl.bfloat16, cfg.kv_slots, 1)
     s = tlx.local_alloc((BM, BN), tl.float32, 1, tlx.storage_kind.tmem)
     p_tile = tlx.local_alloc((BM, BN), tl.bfloat16, 1, tlx.storage_kind.tmem)
     acc = tlx.local_alloc((BM, D), tl.float32, 1, tlx.storage_kind.tmem)
-    q_fulls = tlx.alloc_barriers(1)
-    kv_fulls = tlx.alloc_barriers(BUFFERS)
-    kv_empties = tlx.alloc_barriers(BUFFERS)
     s_full = tlx.alloc_barriers(1)
     acc_full = tlx.alloc_barriers(1)
     with tlx.async_tasks():
         with tlx.async_task("default"):  # everything else
-            tlx.barrier_wait(q_fulls[0], 0)
+            tlx.barrier_wait(q.fulls[0], 0)
             m = tl.full((BM,), float("-inf"), tl.float32)
             l = tl.zeros((BM,), tl.float32)
             for j in range(blocks):
-                phase = j & 1
-                k_slot, k_phase = ring(2 * j, BUFFERS)
-                tlx.barrier_wait(kv_fulls[k_slot], k_phase)
-                tlx.async_dot(q[0], tlx.local_trans(kv[k_slot]), s[0], use_acc=False, mBarriers=[s_full[0], kv_empties[k_slot]])
-                tlx.barrier_wait(s_full[0], phase)
+                k_slot, k_phase = kv.slot(2 * j)
+                tlx.barrier_wait(kv.fulls[k_slot], k_phase)
+                k_t, k_read = tlx.local_trans(kv.buffers[k_slot]), kv.empties[k_slot]
+                tlx.async_dot(q.buffers[0], k_t, s[0], use_acc=False, mBarriers=[s_full[0], k_read])
+                tlx.barrier_wait(s_full[0], j & 1)
                 p, alpha, m, l = softmax_block(tlx.local_load(s[0]), m, l, scale_log2)
                 tlx.local_store(p_tile[0], p.to(tl.bfloat16))
                 if j > 0:
                     tlx.local_store(acc[0], tlx.local_load(acc[0]) * alpha[:, None])
-                v_slot, v_phase = ring(2 * j + 1, BUFFERS)
-                tlx.barrier_wait(kv_fulls[v_slot], v_phase)
-                tlx.async_dot(p_tile[0], kv[v_slot], acc[0], use_acc=j > 0, mBarriers=[acc_full[0], kv_empties[v_slot]])
-                tlx.barrier_wait(acc_full[0], phase)
-            store_rows(out_ptr, row, tlx.local_load(acc[0]) / l[:, None], D, BM)
+                v_slot, v_phase = kv.slot(2 * j + 1)
+                tlx.barrier_wait(kv.fulls[v_slot], v_phase)
+                v, v_read = kv.buffers[v_slot], kv.empties[v_slot]
+                tlx.async_dot(p_tile[0], v, acc[0], use_acc=j > 0, mBarriers=[acc_full[0], v_read])
+                tlx.barrier_wait(acc_full[0], j & 1)
+            store_columns(out_ptr, row, 0, tlx.local_load(acc[0]) / l[:, None])
         with tlx.async_task(num_warps=1):  # load
-            load_role(q_desc, k_desc, v_desc, q, kv, q_fulls, kv_fulls, kv_empties, row, blocks, 1, D, BM, BN, BUFFERS)
+            load_role(q_desc, k_desc, v_desc, q, kv, row, blocks, cfg)
+
 
 # %%
-line = study("2: load role", two_roles, BUFFERS=3)
+line = study("2: load role", two_roles, cfg=Config(halves=1))
 show(line)
 
 # %% [markdown]
 # ## Version 3: an MMA role, and P inside S
 #
-# The products get a warp of their own. The softmax role now only says "P is there" and waits for "S is there".
+# The products get a warp of their own.
+# The softmax role now only says "P is there" and waits for "S is there".
 #
-# Tensor memory has 512 columns. Two halves want S (128 columns each), P (64, since bf16 takes half) and an accumulator (128): 640. But P of a half is written only after its S has been read. So P may live in the columns of S.
-# `storage_alias_spec` says so; it adds no barrier. What keeps the two apart is order: the next S of a half is issued after the product that reads its P, and the tensor core works one task's products off in order.
-# That order is observed, and the emulator models it. PTX promises it only for products on one accumulator and of one shape (chapter 10), and these two write different accumulators.
+# Tensor memory has 512 columns.
+# Two halves want S (128 columns each), P (64, since bf16 takes half) and an accumulator (128): 640.
+# But P of a half is written only after its S has been read.
+# So P may live in the columns of S.
+# `storage_alias_spec` says so; it adds no barrier.
+# What keeps the two apart is order: the next S of a half is issued after the product that reads its P, and the tensor core works one task's products off in order.
+# That order is observed, and the emulator models it.
+# PTX promises it only for products on one accumulator and of one shape (chapter 10), and these two write different accumulators.
 
 # %%
+piece = plots.Segment
+names = (("S0", 0), ("S1", 0), ("O0", 2), ("O1", 2))
 plots.segments(
     {
-        "S and O": [plots.Segment(128 * i, 128, name, look) for i, (name, look) in enumerate((("S0", 0), ("S1", 0), ("O0", 2), ("O1", 2)))],
-        "P, in S": [plots.Segment(0, 64, "P0", 3), plots.Segment(128, 64, "P1", 3)],
+        "S and O": [piece(128 * i, 128, name, look) for i, (name, look) in enumerate(names)],
+        "P, in S": [piece(0, 64, "P0", 3), piece(128, 64, "P1", 3)],
     },
-    title="tensor memory at D = 128", xlabel="column (128 lanes of 4 bytes each)", ticks=range(0, 513, 64),
-)  # fmt: skip
+    title="tensor memory at D = 128",
+    xlabel="column (128 lanes of 4 bytes each)",
+    ticks=range(0, 513, 64),
+)
+
+# %% [markdown]
+# The nouns of tensor memory follow, with all that later versions need: `alphas` and `readys` wait for version 5, `maxima` and the `empties` of the row sums for version 8.
+# A barrier or a column inside S that a version does not use costs it nothing.
+
+
+# %%
+@aggregate
+class Scores:
+    """S of each half, and what the softmax leaves inside it: P in 16 bits, and alpha."""
+
+    s: tlx.buffered_tensor  # [halves] x [128, 128] fp32
+    p: tlx.buffered_tensor  # [halves] x [128, 128] bf16
+    alphas: tlx.buffered_tensor  # [halves] x [128, 1] fp32
+    s_fulls: tlx.mbarrier
+    p_fulls: tlx.mbarrier  # p_slices per half
+    alpha_fulls: tlx.mbarrier
+
+
+@aggregate
+class Accumulators:
+    """O of each half."""
+
+    tiles: tlx.buffered_tensor  # [halves] x [128, D] fp32
+    readys: tlx.mbarrier  # rescaled or, at the start, free: P V may write
+    fulls: tlx.mbarrier  # the last P V is done
+
+
+@aggregate
+class RowSums:
+    """Row sums and maxima of each half, once per tile."""
+
+    sums: tlx.buffered_tensor
+    maxima: tlx.buffered_tensor
+    fulls: tlx.mbarrier
+    empties: tlx.mbarrier
+
+
+@aggregate
+class Memory:
+    """What the roles of a program hand to each other; ``q`` is a ring of one per half."""
+
+    q: Ring
+    kv: Ring
+    scores: Scores
+    accs: Accumulators
+    rows: RowSums
+
+
+@triton.jit
+def alloc_memory(cfg: tl.constexpr):
+    """Allocate a program's memory; P, alpha and the row sums lie inside S of their half."""
+    HALVES: tl.constexpr = cfg.halves
+    q = alloc_ring(BM, D, tl.bfloat16, 1, 1, HALVES)
+    kv = alloc_ring(BN, D, tl.bfloat16, cfg.kv_slots, 1)
+    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
+    s = tlx.local_alloc((BM, BN), tl.float32, HALVES, tlx.storage_kind.tmem, reuse=storage)
+    p = tlx.local_alloc((BM, BN), tl.bfloat16, HALVES, tlx.storage_kind.tmem, reuse=storage)
+    alphas = tlx.local_alloc((BM, 1), tl.float32, HALVES, tlx.storage_kind.tmem, reuse=storage)
+    sums = tlx.local_alloc((BM, 1), tl.float32, HALVES, tlx.storage_kind.tmem, reuse=storage)
+    maxima = tlx.local_alloc((BM, 1), tl.float32, HALVES, tlx.storage_kind.tmem, reuse=storage)
+    storage.set_buffer_overlap(
+        tlx.reuse_group(
+            s,
+            tlx.reuse_group(p, alphas, sums, maxima, group_type=tlx.reuse_group_type.distinct),
+            group_type=tlx.reuse_group_type.shared,
+        )
+    )
+    s_fulls = tlx.alloc_barriers(HALVES)
+    p_fulls = tlx.alloc_barriers(HALVES * cfg.p_slices)
+    alpha_fulls = tlx.alloc_barriers(HALVES)
+    scores = Scores(s, p, alphas, s_fulls, p_fulls, alpha_fulls)
+    tiles = tlx.local_alloc((BM, D), tl.float32, HALVES, tlx.storage_kind.tmem)
+    accs = Accumulators(tiles, tlx.alloc_barriers(HALVES), tlx.alloc_barriers(HALVES))
+    rows = RowSums(sums, maxima, tlx.alloc_barriers(HALVES), tlx.alloc_barriers(HALVES))
+    return Memory(q, kv, scores, accs, rows)
+
+
+# %% [markdown]
+# Two functions issue products; the MMA role is a loop around them.
+# Half 0 waits for the block of keys that both halves share, half 1 gives it back.
+
 
 # %%
 @triton.jit
-def mma_role(q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties, s_fulls, p_fulls, acc_fulls, blocks, HALVES: tl.constexpr, BUFFERS: tl.constexpr):
-    """S of the first block for every half; then, a block at a time, P V of a half followed by its next S."""
-    k_slot, k_phase = ring(0, BUFFERS)
-    tlx.barrier_wait(kv_fulls[k_slot], k_phase)
+def score(memory, half, step, HALVES: tl.constexpr):
+    """Issue S = Q K^T of a half's step."""
+    kv, scores = memory.kv, memory.scores
+    slot, phase = kv.slot(2 * step)
+    if half == 0:
+        tlx.barrier_wait(kv.fulls[slot], phase)
+    q, k_t = memory.q.buffers[half], tlx.local_trans(kv.buffers[slot])
+    tlx.async_dot(q, k_t, scores.s[half], use_acc=False, mBarriers=[scores.s_fulls[half]])
+    if half == HALVES - 1:
+        tlx.tcgen05_commit(kv.empties[slot])
+
+
+@triton.jit
+def accumulate(memory, half, step, HALVES: tl.constexpr):
+    """Issue O += P V of a half's step; the first step overwrites O."""
+    kv, scores, accs = memory.kv, memory.scores, memory.accs
+    slot, phase = kv.slot(2 * step + 1)
+    if half == 0:
+        tlx.barrier_wait(kv.fulls[slot], phase)
+    tlx.barrier_wait(scores.p_fulls[half], step & 1)
+    p, v, done = scores.p[half], kv.buffers[slot], accs.fulls[half]
+    tlx.async_dot(p, v, accs.tiles[half], use_acc=step > 0, mBarriers=[done])
+    if half == HALVES - 1:
+        tlx.tcgen05_commit(kv.empties[slot])
+
+
+@triton.jit
+def mma_role(memory, blocks, cfg: tl.constexpr):
+    """S of the first block for every half; then per block P V of a half, followed by its next S."""
+    HALVES: tl.constexpr = cfg.halves
     for half in tl.static_range(HALVES):
-        tlx.barrier_wait(q_fulls[half], 0)
-        tlx.async_dot(q[half], tlx.local_trans(kv[k_slot]), s[half], use_acc=False, mBarriers=[s_fulls[half]])
-    tlx.tcgen05_commit(kv_empties[k_slot])
+        tlx.barrier_wait(memory.q.fulls[half], 0)
+        score(memory, half, 0, HALVES)
     for j in range(blocks):
-        v_slot, v_phase = ring(2 * j + 1, BUFFERS)
-        k_slot, k_phase = ring(2 * j + 2, BUFFERS)
-        tlx.barrier_wait(kv_fulls[v_slot], v_phase)
         for half in tl.static_range(HALVES):
-            tlx.barrier_wait(p_fulls[half], j & 1)
-            tlx.async_dot(p_tiles[half], kv[v_slot], accs[half], use_acc=j > 0, mBarriers=[acc_fulls[half]])
+            accumulate(memory, half, j, HALVES)
             if j + 1 < blocks:
-                if half == 0:
-                    tlx.barrier_wait(kv_fulls[k_slot], k_phase)
-                tlx.async_dot(q[half], tlx.local_trans(kv[k_slot]), s[half], use_acc=False, mBarriers=[s_fulls[half]])
-        tlx.tcgen05_commit(kv_empties[v_slot])
-        if j + 1 < blocks:
-            tlx.tcgen05_commit(kv_empties[k_slot])
+                score(memory, half, j + 1, HALVES)
+
 
 # %%
 @triton.jit
-def softmax_role(s, p_tiles, accs, s_fulls, p_fulls, acc_fulls, out_ptr, row, half, scale_log2, blocks, D: tl.constexpr, BM: tl.constexpr):
+def softmax_role(memory, half, out_ptr, row, scale_log2, blocks):
     """One half: softmax, rescaling of its own accumulator, and the end."""
+    scores, accs = memory.scores, memory.accs
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
     for j in range(blocks):
-        tlx.barrier_wait(s_fulls[half], j & 1)
-        p, alpha, m, l = softmax_block(tlx.local_load(s[half]), m, l, scale_log2)
+        tlx.barrier_wait(scores.s_fulls[half], j & 1)
+        p, alpha, m, l = softmax_block(tlx.local_load(scores.s[half]), m, l, scale_log2)
         if j > 0:
-            tlx.barrier_wait(acc_fulls[half], (j - 1) & 1)
-            tlx.local_store(accs[half], tlx.local_load(accs[half]) * alpha[:, None])
-        tlx.local_store(p_tiles[half], p.to(tl.bfloat16))
-        tlx.barrier_arrive(p_fulls[half])
-    tlx.barrier_wait(acc_fulls[half], (blocks - 1) & 1)
-    store_rows(out_ptr, row, tlx.local_load(accs[half]) / l[:, None], D, BM)
+            tlx.barrier_wait(accs.fulls[half], (j - 1) & 1)
+            tlx.local_store(accs.tiles[half], tlx.local_load(accs.tiles[half]) * alpha[:, None])
+        tlx.local_store(scores.p[half], p.to(tl.bfloat16))
+        tlx.barrier_arrive(scores.p_fulls[half])
+    tlx.barrier_wait(accs.fulls[half], (blocks - 1) & 1)
+    store_columns(out_ptr, row, 0, tlx.local_load(accs.tiles[half]) / l[:, None])
 
-# %%
+
 @triton.jit
-def three_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr, HALVES: tl.constexpr):
-    row = tl.program_id(0) * HALVES * BM
-    q = tlx.local_alloc((BM, D), tl.bfloat16, HALVES)
-    kv = tlx.local_alloc((BN, D), tl.bfloat16, BUFFERS)
-    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
-    s = tlx.local_alloc((BM, BN), tl.float32, HALVES, tlx.storage_kind.tmem, reuse=storage)
-    p_tiles = tlx.local_alloc((BM, BN), tl.bfloat16, HALVES, tlx.storage_kind.tmem, reuse=storage)
-    storage.set_buffer_overlap(tlx.reuse_group(s, p_tiles, group_type=tlx.reuse_group_type.shared))
-    accs = tlx.local_alloc((BM, D), tl.float32, HALVES, tlx.storage_kind.tmem)
-    q_fulls = tlx.alloc_barriers(HALVES)
-    kv_fulls = tlx.alloc_barriers(BUFFERS)
-    kv_empties = tlx.alloc_barriers(BUFFERS)
-    s_fulls = tlx.alloc_barriers(HALVES)
-    p_fulls = tlx.alloc_barriers(HALVES)
-    acc_fulls = tlx.alloc_barriers(HALVES)
+def three_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, cfg: tl.constexpr):
+    """One program: 128 queries per half."""
+    memory, row = alloc_memory(cfg), tl.program_id(0) * cfg.halves * BM
     with tlx.async_tasks():
         with tlx.async_task("default"):  # softmax 0
-            softmax_role(s, p_tiles, accs, s_fulls, p_fulls, acc_fulls, out_ptr, row, 0, scale_log2, blocks, D, BM)
-        if HALVES == 2:
+            softmax_role(memory, 0, out_ptr, row, scale_log2, blocks)
+        if cfg.halves == 2:
             with tlx.async_task(num_warps=4):  # softmax 1
-                softmax_role(s, p_tiles, accs, s_fulls, p_fulls, acc_fulls, out_ptr, row + BM, 1, scale_log2, blocks, D, BM)
+                softmax_role(memory, 1, out_ptr, row + BM, scale_log2, blocks)
         with tlx.async_task(num_warps=1):  # mma
-            mma_role(q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties, s_fulls, p_fulls, acc_fulls, blocks, HALVES, BUFFERS)
+            mma_role(memory, blocks, cfg)
         with tlx.async_task(num_warps=1):  # load
-            load_role(q_desc, k_desc, v_desc, q, kv, q_fulls, kv_fulls, kv_empties, row, blocks, HALVES, D, BM, BN, BUFFERS)
+            load_role(q_desc, k_desc, v_desc, memory.q, memory.kv, row, blocks, cfg)
+
 
 # %% [markdown]
 # Predict: one half only. What does the new role win?
 
 # %%
-line = study("3: MMA role", three_roles, HALVES=1, BUFFERS=3)
+line = study("3: MMA role", three_roles, cfg=Config(halves=1))
 show(line)
 
 # %% [markdown]
-# **Look.** It hardly helps: while the softmax works, nothing is multiplied. One half has nothing else to offer, but that is not the reason. P lies inside S, so the next S would overwrite the P that is being made.
+# **Look.** It hardly helps: while the softmax works, nothing is multiplied.
+# One half has nothing else to offer, but that is not the reason.
+# P lies inside S, so the next S would overwrite the P that is being made.
 #
 # ### Version 3b: S of its own
 #
-# One half needs 128 columns for S, 64 for P and 128 for its accumulator: 320, and there are 512. So P may have columns of its own.
-# Then the next S can be issued as soon as the softmax has S in registers, and the tensor core multiplies while the exponentials are computed. One barrier more says that S has been read.
+# One half needs 128 columns for S, 64 for P and 128 for its accumulator: 320, and there are 512.
+# So P may have columns of its own.
+# Then the next S can be issued as soon as the softmax has S in registers, and the tensor core multiplies while the exponentials are computed.
+# One barrier more says that S has been read.
+
 
 # %%
 @triton.jit
-def mma_early(q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties, s_fulls, s_empties, p_fulls, acc_fulls, blocks, BUFFERS: tl.constexpr):
+def mma_early(memory, s_empties, blocks):
     """One half: the next S as soon as this one has been read, and then P V."""
-    k_slot, k_phase = ring(0, BUFFERS)
-    tlx.barrier_wait(kv_fulls[k_slot], k_phase)
-    tlx.barrier_wait(q_fulls[0], 0)
-    tlx.async_dot(q[0], tlx.local_trans(kv[k_slot]), s[0], use_acc=False, mBarriers=[s_fulls[0], kv_empties[k_slot]])
+    tlx.barrier_wait(memory.q.fulls[0], 0)
+    score(memory, 0, 0, 1)
     for j in range(blocks):
         if j + 1 < blocks:
-            k_slot, k_phase = ring(2 * j + 2, BUFFERS)
-            tlx.barrier_wait(kv_fulls[k_slot], k_phase)
             tlx.barrier_wait(s_empties[0], j & 1)
-            tlx.async_dot(q[0], tlx.local_trans(kv[k_slot]), s[0], use_acc=False, mBarriers=[s_fulls[0], kv_empties[k_slot]])
-        v_slot, v_phase = ring(2 * j + 1, BUFFERS)
-        tlx.barrier_wait(kv_fulls[v_slot], v_phase)
-        tlx.barrier_wait(p_fulls[0], j & 1)
-        tlx.async_dot(p_tiles[0], kv[v_slot], accs[0], use_acc=j > 0, mBarriers=[acc_fulls[0], kv_empties[v_slot]])
+            score(memory, 0, j + 1, 1)
+        accumulate(memory, 0, j, 1)
 
-# %%
+
 @triton.jit
-def softmax_early(s, p_tiles, accs, s_fulls, s_empties, p_fulls, acc_fulls, out_ptr, row, scale_log2, blocks, D: tl.constexpr, BM: tl.constexpr):
+def softmax_early(memory, s_empties, out_ptr, row, scale_log2, blocks):
     """As softmax_role, but it gives S back before it computes."""
+    scores, accs = memory.scores, memory.accs
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
     for j in range(blocks):
-        tlx.barrier_wait(s_fulls[0], j & 1)
-        scores = tlx.local_load(s[0])
+        tlx.barrier_wait(scores.s_fulls[0], j & 1)
+        s = tlx.local_load(scores.s[0])
         tlx.barrier_arrive(s_empties[0])
-        p, alpha, m, l = softmax_block(scores, m, l, scale_log2)
+        p, alpha, m, l = softmax_block(s, m, l, scale_log2)
         if j > 0:
-            tlx.barrier_wait(acc_fulls[0], (j - 1) & 1)
-            tlx.local_store(accs[0], tlx.local_load(accs[0]) * alpha[:, None])
-        tlx.local_store(p_tiles[0], p.to(tl.bfloat16))
-        tlx.barrier_arrive(p_fulls[0])
-    tlx.barrier_wait(acc_fulls[0], (blocks - 1) & 1)
-    store_rows(out_ptr, row, tlx.local_load(accs[0]) / l[:, None], D, BM)
+            tlx.barrier_wait(accs.fulls[0], (j - 1) & 1)
+            tlx.local_store(accs.tiles[0], tlx.local_load(accs.tiles[0]) * alpha[:, None])
+        tlx.local_store(scores.p[0], p.to(tl.bfloat16))
+        tlx.barrier_arrive(scores.p_fulls[0])
+    tlx.barrier_wait(accs.fulls[0], (blocks - 1) & 1)
+    store_columns(out_ptr, row, 0, tlx.local_load(accs.tiles[0]) / l[:, None])
 
 
 @triton.jit
-def three_roles_apart(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr):
-    row = tl.program_id(0) * BM
-    q = tlx.local_alloc((BM, D), tl.bfloat16, 1)
-    kv = tlx.local_alloc((BN, D), tl.bfloat16, BUFFERS)
-    s = tlx.local_alloc((BM, BN), tl.float32, 1, tlx.storage_kind.tmem)
-    p_tiles = tlx.local_alloc((BM, BN), tl.bfloat16, 1, tlx.storage_kind.tmem)
-    accs = tlx.local_alloc((BM, D), tl.float32, 1, tlx.storage_kind.tmem)
-    q_fulls = tlx.alloc_barriers(1)
-    kv_fulls = tlx.alloc_barriers(BUFFERS)
-    kv_empties = tlx.alloc_barriers(BUFFERS)
-    s_fulls = tlx.alloc_barriers(1)
+def three_roles_apart(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, cfg: tl.constexpr):
+    """One program: 128 queries."""
+    memory, row = alloc_memory(cfg), tl.program_id(0) * BM
+    p = tlx.local_alloc((BM, BN), tl.bfloat16, 1, tlx.storage_kind.tmem)  # columns of its own
     s_empties = tlx.alloc_barriers(1)
-    p_fulls = tlx.alloc_barriers(1)
-    acc_fulls = tlx.alloc_barriers(1)
+    old = memory.scores
+    scores = Scores(old.s, p, old.alphas, old.s_fulls, old.p_fulls, old.alpha_fulls)
+    memory = Memory(memory.q, memory.kv, scores, memory.accs, memory.rows)
     with tlx.async_tasks():
         with tlx.async_task("default"):  # softmax
-            softmax_early(s, p_tiles, accs, s_fulls, s_empties, p_fulls, acc_fulls, out_ptr, row, scale_log2, blocks, D, BM)
+            softmax_early(memory, s_empties, out_ptr, row, scale_log2, blocks)
         with tlx.async_task(num_warps=1):  # mma
-            mma_early(q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties, s_fulls, s_empties, p_fulls, acc_fulls, blocks, BUFFERS)
+            mma_early(memory, s_empties, blocks)
         with tlx.async_task(num_warps=1):  # load
-            load_role(q_desc, k_desc, v_desc, q, kv, q_fulls, kv_fulls, kv_empties, row, blocks, 1, D, BM, BN, BUFFERS)
+            load_role(q_desc, k_desc, v_desc, memory.q, memory.kv, row, blocks, cfg)
+
 
 # %%
-line = study("3b: S of its own", three_roles_apart, BUFFERS=3)
+line = study("3b: S of its own", three_roles_apart, cfg=Config(halves=1))
 show(line)
 
 # %% [markdown]
-# That is a fifth less, with one half. What is left of the circle is S, softmax, P V, and one group of softmax warps that does all of it.
+# That is nearly a quarter less, with one half.
+# What is left of the circle is S, softmax, P V, and one group of softmax warps that does all of it.
 #
 # ## Version 4: two softmax groups in ping-pong
 #
-# Now two halves share every block of keys. While one group computes exponentials, the tensor core multiplies for the other. The MMA role alternates: P0 V, next S0, P1 V, next S1. Both halves fill the 512 columns, so P lies inside S again: what keeps the tensor core busy now is the other half.
+# Now two halves share every block of keys.
+# While one group computes exponentials, the tensor core multiplies for the other.
+# The MMA role alternates: P0 V, next S0, P1 V, next S1.
+# Both halves fill the 512 columns, so P lies inside S again: what keeps the tensor core busy now is the other half.
 #
 # Predict: how much faster, at most?
 
 # %%
-line = study("4: ping-pong", three_roles, rows=2 * BM, HALVES=2, BUFFERS=3)
+line = study("4: ping-pong", three_roles, rows=TILE, cfg=Config())
 show(line)
 
 # %% [markdown]
 # ## Version 5: a correction role, and rescaling only when it matters
 #
-# Each group still rescales its own accumulator: it loads 128 columns, multiplies, stores them, and only then may P V start. Two ideas take that out of its way.
+# Each group still rescales its own accumulator: it loads 128 columns, multiplies, stores them, and only then may P V start.
+# Two ideas take that out of its way.
 #
-# 1. **A role of its own.** The softmax hands over `alpha` and goes on. Four other warps rescale, while the exponentials run.
-# 2. **A stale maximum is fine.** $e^{s - m}$ is exact for *any* reference $m$, as long as it does not overflow. So keep the old maximum until it is exceeded by more than 8 (in log2 units: a factor of 256). Then `alpha` is 1 for nearly every
-#    block, and the correction only has to look. The end divides by a sum made with the same reference, so nothing is approximate.
+# 1. **A role of its own.** The softmax hands over `alpha` and goes on.
+#    Four other warps rescale, while the exponentials run.
+# 2. **A stale maximum is fine.** $e^{s - m}$ is exact for *any* reference $m$, as long as it does not overflow.
+#    So keep the old maximum until it is exceeded by more than 8 (in log2 units: a factor of 256).
+#    Then `alpha` is 1 for nearly every block, and the correction only has to look.
+#    The end divides by a sum made with the same reference, so nothing is approximate.
 #
-# `alpha` and the row sums are columns in the same aliased storage.
+# `alpha` and the row sums are columns inside S.
 #
 # Predict: which of the two ideas will show in the modelled cycles, and which will not?
 
+
 # %%
 @triton.jit
-def softmax_only(s, p_tiles, alphas, sums, s_fulls, p_fulls, alpha_fulls, sum_fulls, half, scale_log2, blocks, THRESHOLD: tl.constexpr, BM: tl.constexpr):
-    """One half: maximum, exponentials, row sum. It hands alpha to the correction, P to the tensor core."""
+def running_maximum(s, m, scale_log2, cfg: tl.constexpr):
+    """Return (maximum to use from now on, factor for what was accumulated under the old one)."""
+    m_new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)
+    m_new = tl.where(m_new - m > cfg.threshold, m_new, m)
+    return m_new, tl.math.exp2(m - m_new)
+
+
+@triton.jit
+def hand_alpha(scores, half, step, alpha):
+    """Leave alpha to the correction; before the first step nothing is accumulated yet."""
+    if step > 0:
+        tlx.local_store(scores.alphas[half], alpha[:, None])
+        tlx.barrier_arrive(scores.alpha_fulls[half])
+
+
+@triton.jit
+def softmax_only(memory, half, scale_log2, blocks, cfg: tl.constexpr):
+    """One half: maximum, exponentials, row sum. alpha goes to the correction, P to the tensor core."""
+    scores, rows = memory.scores, memory.rows
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
     for j in range(blocks):
-        tlx.barrier_wait(s_fulls[half], j & 1)
-        scores = tlx.local_load(s[half])
-        m_new = tl.maximum(m, tl.max(scores, axis=1) * scale_log2)
-        m_new = tl.where(m_new - m > THRESHOLD, m_new, m)
-        alpha = tl.math.exp2(m - m_new)
-        m = m_new
-        if j > 0:
-            tlx.local_store(alphas[half], alpha[:, None])
-            tlx.barrier_arrive(alpha_fulls[half])
-        p = tl.math.exp2(scores * scale_log2 - m[:, None])
-        tlx.local_store(p_tiles[half], p.to(tl.bfloat16))
-        tlx.barrier_arrive(p_fulls[half])
+        tlx.barrier_wait(scores.s_fulls[half], j & 1)
+        s = tlx.local_load(scores.s[half])
+        m, alpha = running_maximum(s, m, scale_log2, cfg)
+        hand_alpha(scores, half, j, alpha)
+        p = tl.math.exp2(s * scale_log2 - m[:, None])
+        tlx.local_store(scores.p[half], p.to(tl.bfloat16))
+        tlx.barrier_arrive(scores.p_fulls[half])
         l = l * alpha + tl.sum(p, axis=1)
-    tlx.local_store(sums[half], l[:, None])
-    tlx.barrier_arrive(sum_fulls[half])
+    tlx.local_store(rows.sums[half], l[:, None])
+    tlx.barrier_arrive(rows.fulls[half])
+
 
 # %%
 @triton.jit
-def correction_role(accs, alphas, sums, alpha_fulls, sum_fulls, acc_readys, acc_fulls, out_ptr, row, blocks, D: tl.constexpr, BM: tl.constexpr):
-    """Rescales an accumulator only if some row asks for it, and stores the result."""
+def correction_role(memory, out_ptr, row, blocks):
+    """Rescale an accumulator only if some row asks for it, and store the result."""
+    scores, accs, rows = memory.scores, memory.accs, memory.rows
     for half in tl.static_range(2):
-        tlx.barrier_arrive(acc_readys[half])  # the first product overwrites: nothing to rescale
+        tlx.barrier_arrive(accs.readys[half])  # the first product overwrites: nothing to rescale
     for j in range(1, blocks):
         for half in tl.static_range(2):
-            tlx.barrier_wait(alpha_fulls[half], (j - 1) & 1)
-            alpha = tlx.local_load(alphas[half])
+            tlx.barrier_wait(scores.alpha_fulls[half], (j - 1) & 1)
+            alpha = tlx.local_load(scores.alphas[half])
             if tl.min(tl.reshape(alpha, [BM]), 0) < 1.0:
-                tlx.local_store(accs[half], tlx.local_load(accs[half]) * alpha)
-            tlx.barrier_arrive(acc_readys[half])
+                tlx.local_store(accs.tiles[half], tlx.local_load(accs.tiles[half]) * alpha)
+            tlx.barrier_arrive(accs.readys[half])
     for half in tl.static_range(2):
-        tlx.barrier_wait(sum_fulls[half], 0)
-        l = tlx.local_load(sums[half])
-        tlx.barrier_wait(acc_fulls[half], 0)
-        store_rows(out_ptr, row + half * BM, tlx.local_load(accs[half]) / l, D, BM)
+        tlx.barrier_wait(rows.fulls[half], 0)
+        l = tlx.local_load(rows.sums[half])
+        tlx.barrier_wait(accs.fulls[half], 0)
+        store_columns(out_ptr, row + half * BM, 0, tlx.local_load(accs.tiles[half]) / l)
 
-# %%
+
 @triton.jit
-def mma_corrected(q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties, s_fulls, p_fulls, acc_readys, acc_fulls, blocks, BUFFERS: tl.constexpr):
-    """As before, but a product waits for its accumulator to be rescaled too."""
-    k_slot, k_phase = ring(0, BUFFERS)
-    tlx.barrier_wait(kv_fulls[k_slot], k_phase)
+def accumulate_ready(memory, half, step, use_acc, cfg: tl.constexpr):
+    """As accumulate, but it waits for O to be rescaled too, and takes P slice by slice."""
+    SLICES: tl.constexpr = cfg.p_slices
+    WIDTH: tl.constexpr = BN // SLICES
+    kv, scores, accs = memory.kv, memory.scores, memory.accs
+    slot, phase = kv.slot(2 * step + 1)
+    if half == 0:
+        tlx.barrier_wait(kv.fulls[slot], phase)
+    tlx.barrier_wait(accs.readys[half], step & 1)
+    for i in tl.static_range(SLICES):
+        tlx.barrier_wait(scores.p_fulls[half * SLICES + i], step & 1)
+        p = tlx.subslice(scores.p[half], i * WIDTH, WIDTH)
+        v = tlx.local_slice(kv.buffers[slot], [i * WIDTH, 0], [WIDTH, D])
+        add = use_acc if i == 0 else True
+        tlx.async_dot(p, v, accs.tiles[half], use_acc=add, force_async=True)
+    if half == 1:
+        tlx.tcgen05_commit(kv.empties[slot])
+
+
+@triton.jit
+def mma_corrected(memory, blocks, cfg: tl.constexpr):
+    """As before; "the last P V is done" is committed once, behind it."""
     for half in tl.static_range(2):
-        tlx.barrier_wait(q_fulls[half], 0)
-        tlx.async_dot(q[half], tlx.local_trans(kv[k_slot]), s[half], use_acc=False, mBarriers=[s_fulls[half]])
-    tlx.tcgen05_commit(kv_empties[k_slot])
+        tlx.barrier_wait(memory.q.fulls[half], 0)
+        score(memory, half, 0, 2)
     for j in range(blocks):
-        v_slot, v_phase = ring(2 * j + 1, BUFFERS)
-        k_slot, k_phase = ring(2 * j + 2, BUFFERS)
-        tlx.barrier_wait(kv_fulls[v_slot], v_phase)
         for half in tl.static_range(2):
-            tlx.barrier_wait(p_fulls[half], j & 1)
-            tlx.barrier_wait(acc_readys[half], j & 1)
-            tlx.async_dot(p_tiles[half], kv[v_slot], accs[half], use_acc=j > 0, force_async=True)
+            accumulate_ready(memory, half, j, j > 0, cfg)
             if j + 1 < blocks:
-                if half == 0:
-                    tlx.barrier_wait(kv_fulls[k_slot], k_phase)
-                tlx.async_dot(q[half], tlx.local_trans(kv[k_slot]), s[half], use_acc=False, mBarriers=[s_fulls[half]])
+                score(memory, half, j + 1, 2)
             else:
-                tlx.tcgen05_commit(acc_fulls[half])
-        tlx.tcgen05_commit(kv_empties[v_slot])
-        if j + 1 < blocks:
-            tlx.tcgen05_commit(kv_empties[k_slot])
+                tlx.tcgen05_commit(memory.accs.fulls[half])
+
 
 # %%
 @triton.jit
-def four_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr, THRESHOLD: tl.constexpr):
-    row = tl.program_id(0) * 2 * BM
-    q = tlx.local_alloc((BM, D), tl.bfloat16, 2)
-    kv = tlx.local_alloc((BN, D), tl.bfloat16, BUFFERS)
-    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
-    s = tlx.local_alloc((BM, BN), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)
-    p_tiles = tlx.local_alloc((BM, BN), tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=storage)
-    alphas = tlx.local_alloc((BM, 1), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)
-    sums = tlx.local_alloc((BM, 1), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)
-    storage.set_buffer_overlap(
-        tlx.reuse_group(
-            s,
-            tlx.reuse_group(p_tiles, alphas, sums, group_type=tlx.reuse_group_type.distinct),
-            group_type=tlx.reuse_group_type.shared,
-        )
-    )
-    accs = tlx.local_alloc((BM, D), tl.float32, 2, tlx.storage_kind.tmem)
-    q_fulls = tlx.alloc_barriers(2)
-    kv_fulls = tlx.alloc_barriers(BUFFERS)
-    kv_empties = tlx.alloc_barriers(BUFFERS)
-    s_fulls = tlx.alloc_barriers(2)
-    p_fulls = tlx.alloc_barriers(2)
-    alpha_fulls = tlx.alloc_barriers(2)
-    sum_fulls = tlx.alloc_barriers(2)
-    acc_readys = tlx.alloc_barriers(2)
-    acc_fulls = tlx.alloc_barriers(2)
+def four_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, cfg: tl.constexpr):
+    """One program: 256 queries."""
+    memory, row = alloc_memory(cfg), tl.program_id(0) * 2 * BM
     with tlx.async_tasks():
         with tlx.async_task("default"):  # correction
-            correction_role(accs, alphas, sums, alpha_fulls, sum_fulls, acc_readys, acc_fulls, out_ptr, row, blocks, D, BM)
+            correction_role(memory, out_ptr, row, blocks)
         with tlx.async_task(num_warps=4, registers=192, replicate=2):  # softmax
-            softmax_only(s, p_tiles, alphas, sums, s_fulls, p_fulls, alpha_fulls, sum_fulls, tlx.async_task_replica_id(), scale_log2, blocks, THRESHOLD, BM)
+            softmax_only(memory, tlx.async_task_replica_id(), scale_log2, blocks, cfg)
         with tlx.async_task(num_warps=1, registers=32):  # mma
-            mma_corrected(q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties, s_fulls, p_fulls, acc_readys, acc_fulls, blocks, BUFFERS)
+            mma_corrected(memory, blocks, cfg)
         with tlx.async_task(num_warps=1, registers=32):  # load
-            load_role(q_desc, k_desc, v_desc, q, kv, q_fulls, kv_fulls, kv_empties, row, blocks, 2, D, BM, BN, BUFFERS)
+            load_role(q_desc, k_desc, v_desc, memory.q, memory.kv, row, blocks, cfg)
+
 
 # %%
-line = study("5a: correction role", four_roles, rows=2 * BM, BUFFERS=3, THRESHOLD=0.0)
-line = study("5b: and a threshold of 8", four_roles, rows=2 * BM, BUFFERS=3, THRESHOLD=8.0)
+line = study("5a: correction role", four_roles, rows=TILE, cfg=Config(threshold=0.0))
+line = study("5b: and a threshold of 8", four_roles, rows=TILE, cfg=Config())
 show(line)
 
 # %% [markdown]
-# The correction does not wait for the product before it touches the accumulator. It need not: `alpha` of a block comes from a group that has read S of that block, that S was issued after the earlier product, and a task's
-# products finish in order, as observed (version 3). Such an argument is worth writing down, and worth checking: the emulator's race detector followed it on three schedules.
+# The correction does not wait for the product before it touches the accumulator.
+# It need not: `alpha` of a block comes from a group that has read S of that block, that S was issued after the earlier product, and a task's products finish in order, as observed (version 3).
+# Such an argument is worth writing down, and worth checking: the emulator's race detector followed it on three schedules.
 #
-# **Look.** The role of its own pays; the threshold does not show. In this model four correction warps have time to spare, and rescaling every block costs nobody anything. On a chip the loads and stores it saves are traffic of tensor memory, which the exponentials'
-# results want too. Whether that shows there is a question for a measurement, not for this picture.
+# **Look.** The role of its own pays; the threshold does not show.
+# In this model four correction warps have time to spare, and rescaling every block costs nobody anything.
+# On a chip the loads and stores it saves are traffic of tensor memory, which the exponentials' results want too.
+# Whether that shows there is a question for a measurement, not for this picture.
 #
 # How often would a threshold of 0 rescale, and a threshold of 8?
 
+
 # %%
 def rescales(threshold, blocks=64, rows=1024, seed=0):
-    """Share of (row, block) pairs after the first block whose reference maximum moves, for random scores."""
+    """Share of (row, block) pairs after the first block whose reference maximum moves."""
     g = torch.Generator().manual_seed(seed)
-    tops = (torch.randn(rows, blocks, BN, generator=g) * math.log2(math.e)).amax(dim=2)
-    reference, moved = tops[:, 0], 0
+    tops = (torch.randn(rows, blocks, BLOCK, generator=g) * math.log2(math.e)).amax(dim=2)
+    at, moved = tops[:, 0], 0
     for j in range(1, blocks):
-        grew = tops[:, j] - reference > threshold
-        reference = torch.where(grew, tops[:, j], reference)
+        grew = tops[:, j] - at > threshold
+        at = torch.where(grew, tops[:, j], at)
         moved += int(grew.sum())
     return moved / (rows * (blocks - 1))
 
@@ -563,106 +746,598 @@ for threshold in (0.0, 1.0, 8.0):
 
 # %% [markdown]
 # A whole half is rescaled as soon as one of its 128 rows asks for it, so even a few percent of rows would touch nearly every block.
-# One answer for 128 rows is a limit of the tile model, in which a task branches as one. The hardware can decide per warp, and FlashAttention-4 does: there 32 rows share a vote.
+# One answer for 128 rows is a limit of the tile model, in which a task branches as one.
+# The hardware can decide per warp, and FlashAttention-4 does: there 32 rows share a vote.
 #
-# ## The score
+# ## Version 6: P in slices
+#
+# What holds version 5 back?
+# Follow one half through a step: S is loaded from tensor memory, its maximum taken, 16,384 exponentials, converted, stored, and only then can the tensor core start P V and the next S.
+# That chain is longer than the other half's products.
+#
+# But a product over 128 keys is the sum of two products over 64.
+# So the softmax publishes P in slices, with a barrier for each, and P V starts on the first slice while the second is still being computed.
+# `accumulate_ready` above was written for that: a slice of P's columns meets the same rows of V.
+# The row sum moves behind the last slice, where nobody waits for it.
+#
+# Slices also take fewer registers, and that goes for the correction too: it takes O in slices of 32 columns.
+
 
 # %%
-tflops = [4 * 256 * BLOCKS * BN * D / B200.seconds(cycles) * B200["sms"] / 1e12 for _, cycles, _ in SCORE]
-plots.panels(
-    [name for name, _, _ in SCORE],
-    {
-        "modelled TFLOP/s of a B200": (tflops, "{:.0f}"),
-        "tensor core busy, percent (modelled)": ([100 * busy for _, _, busy in SCORE], "{:.0f} %"),
-    },
-    title="256 queries, 1,024 keys, D = 128",
+from jfa.kernels.blackwell.softmax import exp2_on_both_pipes, split_columns
+
+
+@triton.jit
+def softmax_step(scores, half, step, j, state, scale_log2, cfg: tl.constexpr):
+    """Make P of a half's step, number ``j`` of its tile; takes and returns (maxima, row sums)."""
+    SLICES: tl.constexpr = cfg.p_slices
+    WIDTH: tl.constexpr = BN // SLICES
+    m, l = state
+    tlx.barrier_wait(scores.s_fulls[half], step & 1)
+    s = tlx.local_load(scores.s[half])
+    m, alpha = running_maximum(s, m, scale_log2, cfg)
+    hand_alpha(scores, half, j, alpha)
+    exponents = split_columns(s * scale_log2 - m[:, None], SLICES)
+    published = ()
+    for i in tl.static_range(SLICES):
+        p = exp2_on_both_pipes(exponents[i], cfg.fma_eighths)  # with 0: exp2 as before
+        tlx.local_store(tlx.subslice(scores.p[half], i * WIDTH, WIDTH), p.to(tl.bfloat16))
+        tlx.barrier_arrive(scores.p_fulls[half * SLICES + i])
+        published = published + (p,)
+    l = l * alpha
+    for i in tl.static_range(SLICES):
+        l += tl.sum(published[i], axis=1)
+    return m, l
+
+
+@triton.jit
+def softmax_sliced(memory, half, scale_log2, blocks, cfg: tl.constexpr):
+    """One half of one tile."""
+    state = (tl.full((BM,), float("-inf"), tl.float32), tl.zeros((BM,), tl.float32))
+    for j in range(blocks):
+        state = softmax_step(memory.scores, half, j, j, state, scale_log2, cfg)
+    m, l = state
+    tlx.local_store(memory.rows.sums[half], l[:, None])
+    tlx.barrier_arrive(memory.rows.fulls[half])
+
+
+# %%
+@triton.jit
+def rescale_step(memory, half, phase, cfg: tl.constexpr):
+    """Multiply O of a half by alpha, slice by slice, if any row asks for it."""
+    WIDTH: tl.constexpr = cfg.o_columns
+    scores, accs = memory.scores, memory.accs
+    tlx.barrier_wait(scores.alpha_fulls[half], phase)
+    alpha = tlx.local_load(scores.alphas[half])
+    if tl.min(tl.reshape(alpha, [BM]), 0) < 1.0:
+        for i in tl.static_range(D // WIDTH):
+            part = tlx.subslice(accs.tiles[half], i * WIDTH, WIDTH)
+            tlx.local_store(part, tlx.local_load(part) * alpha)
+    tlx.barrier_arrive(accs.readys[half])
+
+
+@triton.jit
+def correct_sliced(memory, out_ptr, row, blocks, cfg: tl.constexpr):
+    """As correction_role, with ``o_columns`` columns of O in registers at a time."""
+    WIDTH: tl.constexpr = cfg.o_columns
+    accs, rows = memory.accs, memory.rows
+    for half in tl.static_range(2):
+        tlx.barrier_arrive(accs.readys[half])
+    for j in range(1, blocks):
+        for half in tl.static_range(2):
+            rescale_step(memory, half, (j - 1) & 1, cfg)
+    for half in tl.static_range(2):
+        tlx.barrier_wait(rows.fulls[half], 0)
+        l = tlx.local_load(rows.sums[half])
+        tlx.barrier_wait(accs.fulls[half], 0)
+        for i in tl.static_range(D // WIDTH):
+            part = tlx.local_load(tlx.subslice(accs.tiles[half], i * WIDTH, WIDTH))
+            store_columns(out_ptr, row + half * BM, i * WIDTH, part / l)
+
+
+@triton.jit
+def sliced_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, cfg: tl.constexpr):
+    """One program: 256 queries. The roles of version 5, in slices."""
+    memory, row = alloc_memory(cfg), tl.program_id(0) * 2 * BM
+    with tlx.async_tasks():
+        with tlx.async_task("default"):  # correction
+            correct_sliced(memory, out_ptr, row, blocks, cfg)
+        with tlx.async_task(num_warps=4, registers=184, replicate=2):  # softmax
+            softmax_sliced(memory, tlx.async_task_replica_id(), scale_log2, blocks, cfg)
+        with tlx.async_task(num_warps=1, registers=24):  # mma
+            mma_corrected(memory, blocks, cfg)
+        with tlx.async_task(num_warps=1, registers=24):  # load
+            load_role(q_desc, k_desc, v_desc, memory.q, memory.kv, row, blocks, cfg)
+
+
+# %% [markdown]
+# Predict: the exponentials take as long as before. What gets shorter?
+
+# %%
+line = study("6: P in slices", sliced_roles, rows=TILE, cfg=Config(p_slices=2))
+show(line)
+
+# %% [markdown]
+# ## Version 7: a share of exp2 on the FMA pipe
+#
+# The exp2 units make 16 results per cycle and SM; a half's 16,384 exponentials keep them for 1,024 cycles.
+# Beside them the lanes that multiply and add make 128 results per cycle.
+# $2^x$ can be computed there: $x = n + f$ with a whole $n$ and $|f| \le 1/2$, a polynomial gives $2^f$, and $n$ is added to the exponent bits of the result (FlashAttention-4).
+# P is rounded to bf16 afterwards, so a polynomial of degree 3 is exact enough:
+
+# %%
+softmax = importlib.import_module("jfa.kernels.blackwell.softmax")
+cubic = [getattr(softmax, f"CUBIC_{i}").value for i in range(4)]
+f = torch.linspace(-0.5, 0.5, 201)
+power = cubic[0] + f * (cubic[1] + f * (cubic[2] + f * cubic[3]))
+exact = torch.exp2(f.double())
+off = {
+    "polynomial of degree 3": (power / exact - 1).abs(),
+    "rounding to bf16": (exact.bfloat16() / exact - 1).abs(),
+}
+plots.lines(
+    f[::10].tolist(),
+    {name: (100 * error[::10]).tolist() for name, error in off.items()},
+    title="2^f, |f| <= 1/2: error of the polynomial, and of bf16",
+    xlabel="f",
+    ylabel="relative error, percent",
 )
 
 # %% [markdown]
-# The ladder on one axis: the same 9,000 cycles of four versions, each in its steady state.
-# Follow the green boxes of the tensor core from panel to panel, and the arrows from what completed a barrier's phase to the wait that this ended.
+# Which share should go there?
+# Both units must work at the same time, so each slice is divided: a quarter of its columns takes the FMA pipe, three quarters the exp2 units.
+# `exp2_on_both_pipes` of the package does it; version 6 already called it, with a share of 0.
+#
+# Predict: what would half of the columns do?
 
 # %%
-rungs = ("1: one role", "3b: S of its own", "4: ping-pong", "5a: correction role")
+line = study(
+    "7: exp2 on both pipes", sliced_roles, rows=TILE, cfg=Config(p_slices=2, fma_eighths=2)
+)
+show(line)
+
+# %% [markdown]
+# Slices and shares help in different places.
+# One tile of 256 queries, modelled:
+
+# %%
+ONE_TILE = make_problem(TILE, BLOCKS * BLOCK)
+
+
+def cycles(kernel, cfg):
+    """Modelled cycles of one tile of 256 queries and 1,024 keys."""
+    return model(lambda: launch(kernel, ONE_TILE, rows=TILE, cfg=cfg)).cycles
+
+
+shares = (0, 2)
+ablation = {
+    n: [cycles(sliced_roles, Config(p_slices=n, fma_eighths=e)) for e in shares] for n in (1, 2, 4)
+}
+plots.bars(
+    [f"{e} eighths" for e in shares],
+    {f"P in {n} slice{'s' * (n > 1)}": values for n, values in ablation.items()},
+    title="one tile of 256 queries and 1,024 keys",
+    xlabel="share of each slice's exponentials on the FMA pipe",
+    ylabel="modelled cycles",
+    form="{:,.0f}",
+)
+
+# %% [markdown]
+# **Look.** Each helps alone, and together they give less than the sum.
+# Slices hide the end of the exponentials behind the product; what the FMA pipe shortens cannot be hidden any more.
+# A slice more costs a store and an arrival, in the chain.
+# These are rates of a model: on a chip the best pair is found by trying.
+#
+# ## Version 8: a store role, and no seam
+#
+# So far a program solves one tile and ends.
+# Its first products wait for Q and K, its last ones are followed by a division and a store, and all that time the tensor core has nothing to do.
+# In version 8 a program keeps its SM and takes one tile after another (chapter 13 is about that), and the seam between two tiles is closed:
+#
+# - **S goes ahead.** The mma role's loop does not stop at a tile's end: behind a tile's last P0 V comes the next tile's first S0, and behind that the last P1 V.
+#   So the softmax groups go on while O is still being divided and stored.
+#   The loop runs one round more than there are tiles, for the P V that are left.
+# - **Row sums move to shared memory.** Inside S the next tile's S would overwrite them before the correction has read them.
+#   Barriers `rows.fulls` and `rows.empties` hand them over.
+# - **A store role.** The correction writes O in bf16 to shared memory, in two parts with a buffer each, and a role of its own copies it out by TMA.
+#   Behind `o.empties` the correction takes the next half, while the copy is under way.
+#   An accumulator is free as soon as it has been read: the correction says so on `accs.readys`.
+# - **Q is freed by its last S**, and the load role fetches the next tile's K before its Q: the ring has room for it earlier.
+# - **A fourth buffer** for K and V: what O's parts save in shared memory pays for it.
+#
+# All counters go on from tile to tile: `done` tiles, and `done * blocks + j` steps.
+
+
+# %%
+@triton.jit
+def alloc_persistent(cfg: tl.constexpr):
+    """Allocate memory with row sums and maxima in SMEM, and the ring through which O leaves."""
+    memory = alloc_memory(cfg)
+    sums = tlx.local_alloc((BM,), tl.float32, 2)
+    maxima = tlx.local_alloc((BM,), tl.float32, 2)
+    rows = RowSums(sums, maxima, memory.rows.fulls, memory.rows.empties)
+    o = alloc_ring(BM, D // cfg.o_parts, tl.bfloat16, cfg.o_parts, 1)
+    return Memory(memory.q, memory.kv, memory.scores, memory.accs, rows), o
+
+
+@triton.jit
+def load_tile(q_desc, k_desc, v_desc, memory, tile, done, blocks):
+    """K0, then Q of both halves, then V0 K1 V1 ..., through rings that go on from tile to tile."""
+    kv, loaded = memory.kv, 2 * done * blocks
+    kv.load(loaded, k_desc, [0, 0])
+    for half in tl.static_range(2):
+        memory.q.nth(half).load(done, q_desc, [(2 * tile + half) * BM, 0])
+    for j in range(blocks):
+        kv.load(loaded + 2 * j + 1, v_desc, [j * BN, 0])
+        if j + 1 < blocks:
+            kv.load(loaded + 2 * j + 2, k_desc, [(j + 1) * BN, 0])
+
+
+@triton.jit
+def multiply_tile(memory, going, done, blocks, cfg: tl.constexpr):
+    """Per step and half: the P V that is due, maybe the tile before's, and the next S."""
+    steps = tl.where(going, blocks, 1)
+    for j in range(steps):
+        step = done * blocks + j
+        for half in tl.static_range(2):
+            if step > 0:
+                accumulate_ready(memory, half, step - 1, (step - 1) % blocks > 0, cfg)
+                if j == 0:
+                    tlx.tcgen05_commit(memory.accs.fulls[half])
+            if going:
+                if j == 0:
+                    tlx.barrier_wait(memory.q.fulls[half], done & 1)
+                score(memory, half, step, 2)
+                if j + 1 == blocks:
+                    tlx.tcgen05_commit(memory.q.empties[half])
+
+
+# %%
+@triton.jit
+def softmax_tile(memory, half, done, blocks, scale_log2, cfg: tl.constexpr):
+    """One half of a tile."""
+    rows = memory.rows
+    state = (tl.full((BM,), float("-inf"), tl.float32), tl.zeros((BM,), tl.float32))
+    for j in range(blocks):
+        state = softmax_step(memory.scores, half, done * blocks + j, j, state, scale_log2, cfg)
+    m, l = state
+    tlx.barrier_wait(rows.empties[half], (done & 1) ^ 1)
+    tlx.local_store(rows.sums[half], l)
+    tlx.local_store(rows.maxima[half], m)
+    tlx.barrier_arrive(rows.fulls[half])
+
+
+@triton.jit
+def finish_half(memory, o, half: tl.constexpr, lse_ptr, tile, done, cfg: tl.constexpr):
+    """Write a half's log-sum-exp, and O to the buffers of the store role."""
+    PARTS: tl.constexpr = cfg.o_parts
+    WIDTH: tl.constexpr = cfg.o_columns
+    SLICES: tl.constexpr = D // PARTS // WIDTH  # of a part
+    accs, rows = memory.accs, memory.rows
+    tlx.barrier_wait(rows.fulls[half], done & 1)
+    l, m = tlx.local_load(rows.sums[half]), tlx.local_load(rows.maxima[half])
+    tlx.barrier_arrive(rows.empties[half])
+    at = (2 * tile + half) * BM + tl.arange(0, BM)
+    tl.store(lse_ptr + at, (m + tl.math.log2(l)) * 0.6931471805599453)
+    inverse = (1.0 / l)[:, None]
+    tlx.barrier_wait(accs.fulls[half], done & 1)
+    for part in tl.static_range(PARTS):
+        tlx.barrier_wait(o.empties[part], ((2 * done + half) & 1) ^ 1)
+        for i in tl.static_range(SLICES):
+            columns = tlx.subslice(accs.tiles[half], (part * SLICES + i) * WIDTH, WIDTH)
+            out = tlx.local_load(columns) * inverse
+            if part == PARTS - 1 and i == SLICES - 1:
+                tlx.barrier_arrive(accs.readys[half])
+            staged = tlx.local_slice(o.buffers[part], [0, i * WIDTH], [BM, WIDTH])
+            tlx.local_store(staged, out.to(tl.bfloat16))
+        tlx.fence("async_shared")
+        tlx.barrier_arrive(o.fulls[part])
+
+
+@triton.jit
+def correct_tile(memory, o, lse_ptr, tile, done, blocks, cfg: tl.constexpr):
+    """Rescale a tile's accumulators while it runs, then finish both halves."""
+    for j in range(1, blocks):
+        for half in tl.static_range(2):
+            rescale_step(memory, half, (done * (blocks - 1) + j - 1) & 1, cfg)
+    for half in tl.static_range(2):
+        finish_half(memory, o, half, lse_ptr, tile, done, cfg)
+
+
+@triton.jit
+def store_tile(o_desc, o, tile, done, cfg: tl.constexpr):
+    """Copy O out, part by part."""
+    PARTS: tl.constexpr = cfg.o_parts
+    for half in range(2):
+        for part in tl.static_range(PARTS):
+            tlx.barrier_wait(o.fulls[part], (2 * done + half) & 1)
+            box = [(2 * tile + half) * BM, part * (D // PARTS)]
+            tlx.async_descriptor_store(o_desc, o.buffers[part], box)
+            tlx.async_descriptor_store_wait(0)
+            tlx.barrier_arrive(o.empties[part])
+
+
+# %%
+@triton.jit
+def persistent_roles(
+    q_desc, k_desc, v_desc, o_desc, lse_ptr, tiles, scale_log2, blocks, cfg: tl.constexpr
+):
+    """A program: every num_programs-th tile of 256 queries. o: [queries, D] bf16, lse: [queries] fp32."""
+    memory, o = alloc_persistent(cfg)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):  # correction
+            for half in tl.static_range(2):
+                tlx.barrier_arrive(memory.accs.readys[half])
+            done = 0
+            for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+                correct_tile(memory, o, lse_ptr, tile, done, blocks, cfg)
+                done += 1
+        with tlx.async_task(num_warps=4, registers=184, replicate=2):  # softmax
+            half: tl.constexpr = tlx.async_task_replica_id()
+            done = 0
+            for _ in range(tl.program_id(0), tiles, tl.num_programs(0)):
+                softmax_tile(memory, half, done, blocks, scale_log2, cfg)
+                done += 1
+        with tlx.async_task(num_warps=1, registers=24):  # mma
+            workers, done = tl.num_programs(0), 0
+            for tile in range(tl.program_id(0), tiles + workers, workers):  # one round more
+                multiply_tile(memory, tile < tiles, done, blocks, cfg)
+                done += 1
+        with tlx.async_task(num_warps=1, registers=24):  # load
+            done = 0
+            for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+                load_tile(q_desc, k_desc, v_desc, memory, tile, done, blocks)
+                done += 1
+        with tlx.async_task(num_warps=1, registers=24):  # store
+            done = 0
+            for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+                store_tile(o_desc, o, tile, done, cfg)
+                done += 1
+
+
+# %%
+LAST = Config(kv_slots=4, p_slices=2, fma_eighths=2)
+
+
+def launch_persistent(kernel, problem, cfg, programs=1):
+    """Run version 8 on ``programs`` SMs; returns its output, after a look at the log-sum-exp."""
+    q, k, v, _ = problem
+    out, lse = torch.full_like(q, float("nan")), torch.full((len(q),), float("nan"))
+    boxes = [TensorDescriptor.from_tensor(t, [BLOCK, DIM]) for t in (q, k, v)]
+    o_box = TensorDescriptor.from_tensor(out, [BLOCK, DIM // cfg.o_parts])
+    tiles, blocks = len(q) // TILE, len(k) // BLOCK
+    kernel[(programs,)](*boxes, o_box, lse, tiles, SCALE_LOG2, blocks, cfg=cfg)
+    want = torch.logsumexp(q.double() @ k.double().t() / math.sqrt(DIM), dim=1)
+    assert (lse - want).abs().max() < 1e-4
+    return out
+
+
+two_tiles = make_problem(QUERIES, 3 * BLOCK)
+line = study("8: store role, no seam", persistent_roles, launch_persistent, two_tiles, cfg=LAST)
+show(line)
+
+# %% [markdown]
+# The error is larger because this version writes O in bf16, as the package does.
+# The seam on one axis: the last third of the first tile and the beginning of the second, in version 7 and in version 8.
+
+# %%
+eight, seven = "8: store role, no seam", "7: exp2 on both pipes"
+begins = [e.start for e in LINES[eight].events if e.target == "s[0]" and e.track == "MMA"]
+window = (begins[BLOCKS] - 4500, begins[BLOCKS] + 4500)  # about the first S0 of the second tile
+plots.timelines({seven: LINES[seven], eight: LINES[eight]}, window)
+
+# %% [markdown]
+# ## The score
+#
+# And the package's kernel on the same problem, on the same axis:
+
+# %%
+package = enter("the package's kernel", model(forward_launch(QUERIES, BLOCKS * BLOCK)))
+
+# %%
+flops = 4 * QUERIES * BLOCKS * BLOCK * DIM
+plots.panels(
+    [name for name, *_ in SCORE],
+    {
+        "modelled TFLOP/s of a B200": (
+            [flops / B200.seconds(time) * B200["sms"] / 1e12 for _, time, *_ in SCORE],
+            "{:.0f}",
+        ),
+        "tensor core busy, whole run (modelled)": ([100 * w for _, _, w, _ in SCORE], "{:.0f} %"),
+        "in the steady state (modelled)": ([100 * s for *_, s in SCORE], "{:.0f} %"),
+    },
+    title="512 queries, 1,024 keys, D = 128, on one SM",
+)
+
+# %%
+long_tile = record_one_sm(forward_launch(256, 2048), B200)
+print("the package's kernel on one tile of 256 queries and 2,048 keys, from 35 to 80 % of the run:")
+print(f"tensor core busy {busy_share(long_tile, 0.35, 0.8):.1%} (modelled)")
+
+# %% [markdown]
+# Version 8 and the package's kernel have the same roles, the same barriers, and issue copies and products in the same order.
+# What is left between them is what a jagged batch needs, which the package's roles read per tile: bounds, masks, heads.
+#
+# The ladder on one axis: the same 9,000 cycles of five versions, each in its steady state.
+# Follow the green boxes of the tensor core from panel to panel (those without a name are P V), and the arrows from what completed a barrier's phase to the wait that this ended.
+
+# %%
+rungs = ("1: one role", "3b: S of its own", "4: ping-pong", "5b: and a threshold of 8", eight)
 plots.timelines({name: LINES[name] for name in rungs}, (9000, 18000))
 
 # %% [markdown]
-# What holds version 5 back? Follow one half through a step: S is loaded from tensor memory, its maximum taken, 16,384 exponentials, converted, stored, and only then can the tensor core start P V and the next S. That chain is longer than the other half's products.
-# The package's kernel shortens it: it publishes P in slices, so that the product starts on the first slice while the last is still being computed, and it computes a quarter of each slice's exponentials as a polynomial on the fp32 lanes (the FMA pipe), beside the other three quarters on the exp2 units.
-#
 # ## What the compiler says
 #
-# `jfa.compiled` compiles a kernel for sm_100 without a GPU. Registers a thread, spills, shared and tensor memory are facts, not a model. The cell takes about 20 seconds.
+# `jfa.compiled` compiles a kernel for sm_100 without a GPU.
+# Registers a thread, spills, shared and tensor memory are facts, not a model.
+# The cell takes about 20 seconds on two idle cores.
 
 # %%
 from jfa.compiled import compile_kernel
 
-box = f"tensordesc<bf16[{BM}, {D}]>"
-arguments = {"q_desc": box, "k_desc": box, "v_desc": box, "out_ptr": "*fp32", "scale_log2": "fp32", "blocks": "i32"}
-for name, kernel, constants in (("1: one role", one_role, {}), ("5: four roles", four_roles, dict(BUFFERS=3, THRESHOLD=8.0))):
-    print(f"compiling {name} ...", flush=True)
-    report = compile_kernel(kernel, arguments, dict(D=D, BM=BM, BN=BN, **constants), arch=100)
-    print(report.to_text())
+box = f"tensordesc<bf16[{BLOCK}, {DIM}]>"
+boxes = {"q_desc": box, "k_desc": box, "v_desc": box}
+numbers = {"scale_log2": "fp32", "blocks": "i32"}
+to_rows = {**boxes, "out_ptr": "*fp32", **numbers}
+to_boxes = {
+    **boxes,
+    "o_desc": f"tensordesc<bf16[{BLOCK}, {DIM // 2}]>",
+    "lse_ptr": "*fp32",
+    "tiles": "i32",
+    **numbers,
+}
+wanted = {
+    "1: one role": (one_role, to_rows, {}),
+    "5: four roles": (four_roles, to_rows, {"cfg": Config()}),
+    "6: P in slices": (sliced_roles, to_rows, {"cfg": Config(p_slices=2)}),
+    "8: store role, no seam": (persistent_roles, to_boxes, {"cfg": LAST}),
+}
+print(f"compiling {len(wanted)} kernels ...", flush=True)
+with ThreadPoolExecutor(2) as pool:
+    reports = list(
+        pool.map(lambda one: compile_kernel(one[0], *one[1:], arch=100), wanted.values())
+    )
+rows = [
+    [name, r.registers, r.spill_stores, r.spill_loads, r.smem, r.tmem]
+    for name, r in zip(wanted, reports)
+]
+headers = [
+    "sm_100",
+    "registers at launch",
+    "spills: stored",
+    "loaded",
+    "SMEM, bytes",
+    "TMEM, columns",
+]
+print(plots.table(headers, rows))
+print()
+print(reports[-1].to_text())
 
 # %% [markdown]
-# **Read it.** Version 1 fits into its registers. It says 512 of 512 columns of tensor memory although its buffers need 320: columns are allocated in powers of two. So no second CTA of it fits onto the SM before the first has ended.
+# **Read it.** Spills are bytes per thread that do not fit into registers and go to memory and back.
 #
-# Version 5 spills over a kilobyte per thread: 1,264 bytes stored and 1,324 loaded. Its correction, with 96 registers per thread, loads rows of 128 columns, but that is not all of it.
-# With the correction and its stores in slices of 32 columns the compiler still reports 432 and 772 bytes (compiled for this text, November 2026), which is the softmax: a row of 128 scores and its 128 exponentials do not fit into 192 registers at once.
-# The emulator does not see any of that; only the compiler does. The package's kernel works in slices in both roles. `jfa compile blackwell` prints its report.
+# Version 1 fits into its registers.
+# It says 512 of 512 columns of tensor memory although its buffers need 320: columns are allocated in powers of two.
+# So no second CTA of it fits onto the SM before the first has ended.
+#
+# Version 5 spills over a kilobyte per thread.
+# Its correction loads rows of 128 columns of O with 96 registers per thread, and in its softmax a row of 128 scores and its 128 exponentials do not fit into 192 registers at once.
+# Version 6 takes both in slices, and shares the registers out anew: 184 per thread for the softmax and 24 for the small roles leave 120 for the correction.
+# What it still spills are a few addresses.
+# (With 192, 32 and 96 it spills 328 and 680 bytes, nearly all of it the correction's; compiled for this text, November 2026.)
+# Version 8 spills nothing.
+# The emulator does not see any of that; only the compiler does.
+# `jfa compile blackwell` prints the report of the package's kernels.
 
 # %% [markdown]
 # ## Jagged: edges and bulk
 #
-# Four things turn version 5 into the package's kernel.
+# Three things turn version 8 into the package's kernel.
 #
-# - **Boundaries.** Every TMA box is bounded by its own sequence: a *ragged* descriptor fills rows past the end with zeros and stores nothing there. So a poisoned neighbour cannot leak through V (chapter 04's trap).
-# - **Peeling.** A mask costs two comparisons and a select for each score. Most blocks need none: every query of the tile sees every key of the block. The loop is split into masked blocks at the left edge, an unmasked bulk, and masked blocks at the right edge.
-# - **Lists.** CTAs are persistent: one a SM, each walks a list of tiles that have work. Chapter 13.
-# - **No seam between tiles.** The mma role issues the next tile's first scores before the last P V of this one, so the softmax groups go on while O is still being normalised and stored.
+# - **Boundaries.** Every TMA box is bounded by its own sequence: a *ragged* descriptor fills rows past the end with zeros and stores nothing there.
+#   So a poisoned neighbour cannot leak through V (chapter 04's trap).
+# - **Peeling.** A mask costs two comparisons and a select for each score.
+#   Most blocks need none: every query of the tile sees every key of the block.
+#   The loop is split into masked blocks at the left edge, an unmasked bulk, and masked blocks at the right edge.
+# - **Lists.** Each program walks a list of tiles that have work, with their bounds (chapter 13).
 
 # %%
 kinds = block_kinds(Band.make(causal=True, window_size=(600, 0)), 512, 1100, 128, 128)
-plots.block_map(kinds, title="512 queries, 1,100 keys, causal, 600 keys back", block_m=128, block_n=128)
+title = "512 queries, 1,100 keys, causal, 600 keys back"
+plots.block_map(kinds, title=title, block_m=128, block_n=128)
 
 # %% [markdown]
-# Each line of blocks is one tile's loop: some P (an edge), then F (bulk), then P. Blocks without a letter are never visited.
+# Each line of blocks is one tile's loop: some P (an edge), then F (bulk), then P.
+# Blocks without a letter are never visited.
 
 # %% [markdown]
 # ## Read the kernel
 #
-# Open [jfa/kernels/blackwell/forward.py](../jfa/kernels/blackwell/forward.py). Its docstring draws the roles; the entry allocates, names the barriers and owns the loop over tiles; each role is one function below it. You have met all of them:
+# Open [jfa/kernels/blackwell/forward.py](../jfa/kernels/blackwell/forward.py).
+# Its docstring draws the roles; the entry is a list of roles, each a loop over tiles; each role is one function below it.
+# You have met all of them:
 
 # %%
 forward = importlib.import_module("jfa.kernels.blackwell.forward")
-for name in ("load_inputs", "multiply_tile", "softmax_tile", "softmax_steps", "correct_tile", "rescale_steps", "store_tile"):
+mine = [load_tile, multiply_tile, softmax_tile, softmax_step, correct_tile, finish_half, store_tile]
+theirs = "load_inputs multiply_tile softmax_tile softmax_steps correct_tile finish_half store_tile"
+for one, name in zip(mine, theirs.split()):
     function = getattr(forward, name).fn
-    lines = len(inspect.getsource(function).splitlines())
-    print(f"{name:<22} {lines:>3} lines   {inspect.getdoc(function).splitlines()[0]}")
+    words = inspect.getdoc(function).splitlines()[0]
+    print(f"{one.fn.__name__:<14} here, {name:<14} there: {words}")
 
 # %% [markdown]
-# And run it: three sequences, one empty, tails everywhere, causal. The same source that a B200 runs.
+# And every barrier.
+# The table is made from a run of the package's kernel: who arrives, who waits.
+# The last column is ours.
+# Cover it with a hand and say it yourself.
+
+# %%
+BARRIERS = {
+    "q.fulls": "Q of this half is there",
+    "q.empties": "the tile's last S of this half has read Q",
+    "kv.fulls": "a block of K or V is there",
+    "kv.empties": "the products of both halves have read the block",
+    "scores.s_fulls": "S is there, and all products before it are done",
+    "scores.alpha_fulls": "alpha is there, and S has been read",
+    "scores.p_fulls": "this slice of P is there",
+    "accs.readys": "O is rescaled; at a tile's start: the last tile's O has been read",
+    "accs.fulls": "the tile's last P V is done: O is complete",
+    "rows.fulls": "row sums and maxima are there",
+    "rows.empties": "they have been read",
+    "o.fulls": "this part of O is staged in shared memory",
+    "o.empties": "its copy has been read out",
+}
+
+
+def barrier_table(line, meanings):
+    """Who arrives at each barrier of a run, who waits there, and what it says."""
+    found = line.barriers()
+    assert set(found) == set(meanings)
+    rows = [[name, *(", ".join(side) for side in found[name]), meanings[name]] for name in meanings]
+    return plots.table(["barrier", "who arrives", "who waits", "what it says"], rows)
+
+
+print(barrier_table(package, BARRIERS))
+
+# %% [markdown]
+# MMA stands for a product, or a commit behind it; TMA for a copy.
+# Version 8 has the same barriers, with the same roles on both sides:
+
+# %%
+same = LINES[eight].barriers() == package.barriers()
+print("the same barriers, arrivals and waits:", same)
+
+# %% [markdown]
+# And run it: three sequences, one empty, tails everywhere, causal.
+# The same source that a B200 runs.
 
 # %%
 lengths = [200, 0, 77]
 offsets = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-q, k, v = (torch.randn(sum(lengths), 1, D).bfloat16() for _ in range(3))
+q, k, v = (torch.randn(sum(lengths), 1, DIM).bfloat16() for _ in range(3))
 want = reference.attention(q.double(), k.double(), v.double(), offsets, offsets, causal=True)
 with emulator.options(policy="timed", rates=B200, trace=True, max_ctas=1):
-    out = jfa.jagged_flash_attention(q, k, v, offsets, offsets, 200, 200, causal=True, backend="blackwell")
+    out = jfa.jagged_flash_attention(
+        q, k, v, offsets, offsets, 200, 200, causal=True, backend="blackwell"
+    )
 print("largest error:", (out - want).abs().max().item())
 line = Timeline.of(emulator.last())
 busiest = max(line.ctas(), key=lambda cta: sum(e.cta == cta for e in line.events))
-plots.timelines({"the package's forward, its busiest CTA": (line, busiest)}, (0, max(e.end for e in line.events if e.cta == busiest)))
+plots.timelines(
+    {"the package's forward, its busiest CTA": (line, busiest)},
+    (0, max(e.end for e in line.events if e.cta == busiest)),
+)
 
 # %% [markdown]
-# You know every lane: correction, two softmax groups, mma, load, and a `store` role of its own. `CLC` asks the hardware for the next tile. With 277 rows there is little of the steady state to see:
-# the picture shows how a tile begins and ends.
+# You know every lane but one: `CLC` asks the hardware for the next tile (chapter 13).
+# With 277 rows there is little of the steady state to see: the picture shows how a tile begins and ends.
 
 # %% [markdown]
 # ## Exercises
 #
 # Open [exercises/12_blackwell_forward.py](../exercises/12_blackwell_forward.py): the lazy rescaling in PyTorch, six buffers into 512 columns, scores that come too early, the correction role, ping-pong, and peeling.
+# Their kernels pass buffers and barriers one by one: what you write there names each of them.
 #
 # ## Checkpoint
 #
@@ -670,21 +1345,33 @@ plots.timelines({"the package's forward, its busiest CTA": (line, busiest)}, (0,
 # 2. What keeps S(i + 1) of a half from overwriting P(i) in the same columns?
 # 3. With a stale maximum, exponentials may exceed 1. By how much, and why is that harmless?
 # 4. Why must all warps of the correction take the same branch?
+# 5. `scores` has no barrier "S is free", and none "alpha has been read". Why does it need neither?
+# 6. Why can version 8 not leave the row sums inside S?
+# 7. Who waits for `accs.readys` in a tile's first step, and for what?
 #
 # <details><summary>Answers</summary>
 #
-# 1. P lies inside S, so S, softmax and P V depend on each other in a circle, and a role more does not break it. Columns of its own for P (version 3b) or a second half do.
+# 1. P lies inside S, so S, softmax and P V depend on each other in a circle, and a role more does not break it.
+#    Columns of its own for P (version 3b) or a second half do.
 # 2. Order. Both are products of the MMA role, S(i + 1) is issued after P(i) V, and a task's products run in order: observed, and promised by PTX only for one accumulator and shape.
-# 3. By a factor of at most 2^8 = 256, in bf16's range by far. Output and row sum carry the same factor, and the division removes it.
-# 4. In the tile model a task branches as one, so the decision is one number for the whole half: the smallest alpha. On the hardware it may be one per warp, if each warp rescales its own 32 rows and all of them arrive.
+# 3. By a factor of at most 2^8 = 256, in bf16's range by far.
+#    Output and row sum carry the same factor, and the division removes it.
+# 4. In the tile model a task branches as one, so the decision is one number for the whole half: the smallest alpha.
+#    On the hardware it may be one per warp, if each warp rescales its own 32 rows and all of them arrive.
+# 5. The next S of a half is issued behind P V, P V waits for `accs.readys`, and the correction arrives there after it has read alpha.
+#    P V also waits for `p_fulls`, and the softmax arrives there after it has read S.
+# 6. The next tile's first S comes before the correction has read them, and nothing would hold it back.
+# 7. The mma role: until the correction has read the tile before's O out of the accumulator. In a program's first tile the correction arrives at once.
 #
 # </details>
 #
 # ## Try this
 #
-# - Give version 4 a ring of two buffers, then of four. When does the load role stop mattering?
-# - Slow the exponentials: `B200.scaled("mufu", 0.5)` in `study`. Which versions suffer most?
+# - Give version 4 a ring of two buffers, then of four (`kv_slots`). When does the load role stop mattering?
+# - Slow the exponentials: `B200.scaled("mufu", 0.5)` in `model`. Which versions suffer most?
 # - Swap the order in `mma_role`: both P V first, then both S. Predict the timeline, then look.
+# - Half of the exponentials on the FMA pipe: `fma_eighths=4`. Which unit is the bottleneck now? (`line.table()` says it.)
+# - Take `kv_slots=3` in `LAST`. Whose wait grows?
 #
 # ## Pitfalls
 #
@@ -694,17 +1381,22 @@ plots.timelines({"the package's forward, its busiest CTA": (line, busiest)}, (0,
 # | 640 columns of 512 | exercise 12.2 |
 # | S overwritten while it is read | exercise 12.3 |
 # | rescaling on the critical path | version 4 against 5 |
+# | a role with too few registers | version 5 against 6 in the compiler's table |
+# | a tile's end that the next tile waits for | version 7 against 8 |
 # | a zero probability does not stop a NaN in V | the jagged section |
 #
 # ## What differs on a real GPU
 #
-# - Registers: each softmax thread holds a row of 128 scores. So the package's kernel gives most registers to the softmax and 32 to the small roles; `jfa compile` prints the shares.
+# - Registers: each softmax thread holds a row of 128 scores.
+#   So the package's kernel gives most registers to the softmax and 24 to 40 to the small roles; `jfa compile` prints the shares.
 # - The first tile waits for memory, not for L2; a grid ends when its slowest CTA does.
 # - Numbers: the tensor core rounds sums in its own way; differences stay within bf16's.
 #
 # ## Verified here, and not
 #
-# Every version ran on the emulator when this notebook ran: three schedules, no finding, against fp64. Cycles are modelled; with the same rules the model is within 10 percent of three kernels timed on an H200 (`tests/emulator/test_rates.py`).
+# Every version ran on the emulator when this notebook ran: three schedules, no finding, against fp64.
+# A test compares version 8 with the package's kernel: roles, barriers, the order in which each role meets them, products and copies (`tests/kernels/blackwell/test_ladder.py`).
+# Cycles are modelled; with the same rules the model is within 10 percent of three kernels timed on an H200 (`tests/emulator/test_rates.py`).
 # Nothing in this chapter ran on a Blackwell GPU.
 #
 # ## Sources

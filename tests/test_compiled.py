@@ -1,5 +1,6 @@
 """`jfa compile`: kernels compile without a GPU, and the report says what fits and what does not."""
 
+import dataclasses
 import json
 import sys
 
@@ -14,6 +15,7 @@ import triton.language as tl  # noqa: E402
 
 from jfa import compiled  # noqa: E402
 from jfa.compiled import Report, Role, compile_kernel  # noqa: E402
+from jfa.kernels.common.nouns import aggregate  # noqa: E402
 from jfa.kernels.compile_config import CompileConfig  # noqa: E402
 
 SCALE = tl.constexpr(2.0)
@@ -161,3 +163,68 @@ def test_a_plain_kernel_needs_no_tlx(stand_in):
 
 def test_a_kernel_of_a_notebook_is_shipped_where_triton_has_no_tlx(stand_in):
     assert "_two_role_kernel(desc, out_ptr, 2)" in compiled.ship_source(_calls_a_tlx_kernel)
+
+
+# ------------------------------------------------------------------------------------- a notebook's aggregates and cfg
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    rows: int
+    stages: int = 2
+
+
+def as_in_a_notebook(cls):
+    """A class of a cell: nothing can be imported from its module."""
+    cls.__module__ = "__main__"
+    return cls
+
+
+FIRST = tl.constexpr(0)
+
+
+@as_in_a_notebook
+@aggregate
+class Totals:
+    tile: tlx.buffered_tensor
+    fulls: tlx.mbarrier
+
+    @triton.jit
+    def wait(self):
+        tlx.barrier_wait(self.fulls[0], FIRST)
+
+
+@as_in_a_notebook
+@aggregate
+class Room:
+    totals: Totals
+    scale: tl.tensor
+
+
+@triton.jit
+def _fill_room(room, cfg: tl.constexpr):
+    tlx.local_store(room.totals.tile[0], tl.full((cfg.rows,), 0.0, tl.float32) + room.scale)
+    tlx.barrier_arrive(room.totals.fulls[0], 1)
+
+
+@triton.jit
+def _noun_kernel(out_ptr, scale, cfg: tl.constexpr):
+    tile = tlx.local_alloc((cfg.rows,), tl.float32, tl.constexpr(cfg.stages))
+    room = Room(Totals(tile, tlx.alloc_barriers(1)), scale)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            room.totals.wait()
+            tl.store(out_ptr + tl.arange(0, cfg.rows), tlx.local_load(room.totals.tile[0]))
+        with tlx.async_task(num_warps=4):
+            _fill_room(room, cfg)
+
+
+def test_a_notebook_s_aggregates_and_dataclasses_are_compiled():
+    sizes = as_in_a_notebook(Sizes)(rows=128)
+    report = compiled.compile_kernel(_noun_kernel, {"out_ptr": "*fp32", "scale": "fp32"}, {"cfg": sizes}, arch=100)
+    assert not report.error, report.error
+    assert report.smem >= 2 * 128 * 4 and report.counts["mbarrier.wait"] >= 1
+
+
+def test_a_shipped_aggregate_stands_before_the_kernel_that_builds_it():
+    text = compiled.ship_source(_noun_kernel)
+    places = [text.index(word) for word in ("class Totals", "def wait", "class Room", "def _noun_kernel")]
+    assert places == sorted(places) and text.count("class Totals") == 1 and "FIRST = tl.constexpr(0)" in text

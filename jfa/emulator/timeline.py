@@ -286,6 +286,19 @@ class Timeline:
             for name, each in found.items()
         }
 
+    def barriers(self, cta: Any = None) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+        """Return per array of barriers (who arrives, who waits), of all CTAs or of one: roles without their number, or engines."""
+        found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+        for e in self.events:
+            if cta is not None and e.cta != cta:
+                continue
+            waits = [e.name.removeprefix("pass ")] if e.name.startswith("pass ") else []
+            for names, side in ((e.args.get("signals", ()), 0), (waits, 1)):
+                for name in names:
+                    sides = found.setdefault(name.split("[")[0], ({}, {}))
+                    sides[side][re.sub(r"\[\d+\]$", "", e.track)] = None
+        return {name: (tuple(arrives), tuple(waits)) for name, (arrives, waits) in found.items()}
+
     def signals(self, cta: Any = None) -> list[tuple[Event, Event]]:
         """Return (the arrive, copy or product that completed a phase, the wait that this ended) of all CTAs, or of one, by time."""
         ends: dict[tuple[str, int], Event] = {}

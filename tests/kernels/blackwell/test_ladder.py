@@ -1,0 +1,153 @@
+"""Chapter 12's ladder ends at the package's forward: same roles, same barriers, copies and products in the same order."""
+
+import ast
+import importlib.util
+import math
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+pytest.importorskip("triton.language.extra.tlx")
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
+
+import jfa.emulator as emulator  # noqa: E402
+from jfa import sass  # noqa: E402
+from jfa.emulator.rates import B200  # noqa: E402
+from jfa.kernels.blackwell import forward  # noqa: E402
+from jfa.kernels.blackwell.modelled import forward_launch, record_one_sm  # noqa: E402
+from tests.support import ROOT  # noqa: E402
+
+CONSTANTS = ("DIM, BLOCK, BLOCKS", "D, BM, BN", "TILE, QUERIES", "SCALE_LOG2", "LAST", "BARRIERS")
+
+
+@pytest.fixture(scope="module")
+def chapter(tmp_path_factory):
+    """The chapter's definitions as a module; what it computes is left out."""
+    source = (ROOT / "notebooks" / "12_blackwell_forward.py").read_text(encoding="utf-8")
+    lines, found = source.split("\n"), []
+    for node in ast.parse(source).body:
+        constant = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).strip("()") in CONSTANTS
+        if constant or isinstance(node, ast.Import | ast.ImportFrom | ast.ClassDef):
+            found.append(node)
+        elif isinstance(node, ast.FunctionDef) and node.decorator_list:
+            found.append(node)
+    begin = lambda node: min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+    text = "\n\n\n".join("\n".join(lines[begin(node) - 1 : node.end_lineno]) for node in found)
+    path = tmp_path_factory.mktemp("chapter") / "ladder.py"
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("ladder", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def problem(tiles, blocks, seed=0, lift=1.0):
+    """q [tiles * 256, 128], k and v [blocks * 128, 128] in bf16; ``lift`` makes scores large, so that maxima move."""
+    g = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(n, 128, generator=g) for n in (256 * tiles, 128 * blocks, 128 * blocks))
+    return (lift * q).bfloat16(), k.bfloat16(), v.bfloat16()
+
+
+def exact(q, k, v):
+    """(out, lse) in fp64."""
+    scores = q.double() @ k.double().t() / math.sqrt(128)
+    return torch.softmax(scores, dim=1) @ v.double(), torch.logsumexp(scores, dim=1)
+
+
+def run_last(chapter, q, k, v, programs=1):
+    """(out, lse) of the chapter's last version."""
+    out, lse = torch.full_like(q, math.nan), torch.full((len(q),), math.nan)
+    boxes = [TensorDescriptor.from_tensor(t, [128, 128]) for t in (q, k, v)]
+    o_box = TensorDescriptor.from_tensor(out, [128, 64])
+    numbers = (len(q) // 256, chapter.SCALE_LOG2, len(k) // 128)
+    chapter.persistent_roles[(programs,)](*boxes, o_box, lse, *numbers, cfg=chapter.LAST)
+    return out, lse
+
+
+@pytest.fixture(scope="module")
+def lines(chapter):
+    """The timelines of the chapter's last version and of the package's forward: two tiles of three blocks, one SM."""
+    tensors = problem(2, 3)
+    return record_one_sm(lambda: run_last(chapter, *tensors), B200), record_one_sm(forward_launch(512, 384), B200)
+
+
+def test_the_roles_are_the_package_s_in_its_order(chapter):
+    names = [
+        sass.names_of(sass.blocks_of(kernel.fn), 6) for kernel in (chapter.persistent_roles, forward.forward_kernel)
+    ]
+    assert names[0] == names[1] == ["correction", "softmax 0", "softmax 1", "mma", "load", "store"]
+
+
+def test_the_barriers_are_the_package_s_with_the_same_roles_on_both_sides(lines):
+    mine, theirs = (line.barriers() for line in lines)
+    assert mine == theirs and len(mine) == 13
+    assert all(arrives and waits for arrives, waits in mine.values())
+
+
+def test_each_role_meets_its_barriers_in_the_package_s_order(lines):
+    for role in ("correction", "softmax[0]", "softmax[1]", "mma", "load", "store"):
+        met = [
+            [e.name for e in line.events if e.track == role and e.name.startswith(("pass ", "arrive "))]
+            for line in lines
+        ]
+        assert met[0] == met[1] and len(met[0]) > 8, role
+
+
+def test_products_and_copies_go_out_in_the_package_s_order(lines):
+    def issued(line, track, prefix=""):
+        events = sorted((e for e in line.events if e.track == track), key=lambda e: (e.start, e.end))
+        return [(e.name, e.args.get("signals")) for e in events if e.name.startswith(prefix)]
+
+    mine, theirs = (issued(line, "MMA") for line in lines)
+    assert mine == theirs and sum(" @ " in name for name, _ in mine) == 2 * 3 * 2 * (1 + 2)  # S once, P V in two slices
+    for prefix in ("q.", "kv.", "o."):
+        mine, theirs = (issued(line, "TMA", prefix) for line in lines)
+        assert mine == theirs and mine, prefix
+
+
+@pytest.mark.parametrize("clc", [False, True], ids=["static", "stealing"])
+def test_the_chapter_s_table_has_every_barrier_of_the_package_s_forward(chapter, clc):
+    found = record_one_sm(forward_launch(256, 256, clc=clc), B200).barriers()
+    queue = {name for name in found if name.startswith(("queue", "clc"))}
+    assert set(found) - queue == set(chapter.BARRIERS) and bool(queue) == clc
+
+
+@pytest.mark.parametrize("policy, seed", [("eager", 0), ("lazy", 0), ("random", 1), ("random", 7)])
+@pytest.mark.parametrize("tiles, blocks, programs", [(1, 1, 1), (3, 1, 2), (2, 2, 1), (3, 2, 2), (1, 3, 3)])
+def test_the_last_version_is_right_on_every_schedule(chapter, policy, seed, tiles, blocks, programs):
+    """Odd and even numbers of steps and tiles, and programs without a tile."""
+    q, k, v = problem(tiles, blocks, seed=tiles + blocks, lift=12.0 if blocks == 2 else 1.0)
+    with emulator.options(policy=policy, seed=seed):
+        out, lse = run_last(chapter, q, k, v, programs)
+    want, want_lse = exact(q, k, v)
+    assert (out - want).abs().max() < 0.02 and (lse - want_lse).abs().max() < 2e-3
+    assert emulator.last().clean
+
+
+ROWS = {
+    "one_role": 128,
+    "two_roles": 128,
+    "three_roles": 256,
+    "three_roles_apart": 128,
+    "four_roles": 256,
+    "sliced_roles": 256,
+}
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("name", ROWS)
+def test_every_version_is_right_for_few_blocks(chapter, name, blocks):
+    q, k, v = problem(1, blocks, seed=blocks, lift=6.0)
+    halves = ROWS[name] // 128
+    configs = {
+        "one_role": [None],
+        "sliced_roles": [dict(p_slices=n, fma_eighths=e) for n, e in ((1, 2), (2, 2), (4, 0))],
+    }
+    for fields in configs.get(name, [dict(halves=halves)]):
+        out = torch.full(q.shape, math.nan)
+        boxes = [TensorDescriptor.from_tensor(t, [128, 128]) for t in (q, k, v)]
+        constants = {} if fields is None else {"cfg": chapter.Config(**fields)}
+        with emulator.options(policy="random", seed=blocks):
+            getattr(chapter, name)[(2 // halves,)](*boxes, out, chapter.SCALE_LOG2, blocks, **constants)
+        assert (out - exact(q, k, v)[0]).abs().max() < 0.01 and emulator.last().clean
