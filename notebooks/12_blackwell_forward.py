@@ -93,18 +93,18 @@ def launch(kernel, problem, rows=BLOCK, **constants):
 
 
 def model(run):
-    """Run something on one SM under the modelled clock; returns the timeline of all its programs."""
+    """Run something on one modelled SM; returns the timeline of all its programs."""
     return record_one_sm(run, B200)
 
 
 def busy(line, begin, end):
-    """Share of the cycles from ``begin`` to ``end`` in which the tensor core worked, whichever program."""
+    """Share of the cycles from ``begin`` to ``end`` in which the tensor core worked."""
     spans = [s for (_, unit), each in line.occupied.items() if unit == "tensor" for s in each]
     return sum(max(0, min(b, end) - max(a, begin)) for a, b in spans) / (end - begin)
 
 
 def enter(name, line):
-    """Put a modelled run into the score and show where it stands; returns its first program's timeline."""
+    """Put a modelled run into the score; returns the timeline of its first program."""
     first = line.ctas()[0]
     mine = {key: spans for key, spans in line.occupied.items() if key[0] == first}
     LINES[name] = Timeline([e for e in line.events if e.cta == first], "B200", mine)
@@ -117,7 +117,7 @@ def enter(name, line):
 
 
 def study(name, kernel, launch=launch, small=SMALL, **constants):
-    """Run a version on three schedules, compare with fp64, and model it; returns its first program's timeline."""
+    """Compare a version with fp64 on three schedules, then model it; returns a timeline."""
     errors = []
     for policy in ("eager", "lazy", "random"):
         with emulator.options(policy=policy, seed=1):
@@ -621,7 +621,7 @@ def hand_alpha(scores, half, step, alpha):
 
 @triton.jit
 def softmax_only(memory, half, scale_log2, blocks, cfg: tl.constexpr):
-    """One half: maximum, exponentials, row sum. alpha goes to the correction, P to the tensor core."""
+    """One half: maximum, exponentials, row sum; alpha to the correction, P to the tensor core."""
     scores, rows = memory.scores, memory.rows
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
@@ -1062,7 +1062,7 @@ def store_tile(o_desc, o, tile, done, cfg: tl.constexpr):
 def persistent_roles(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, tiles, scale_log2, blocks, cfg: tl.constexpr
 ):
-    """A program: every num_programs-th tile of 256 queries. o: [queries, D] bf16, lse: [queries] fp32."""
+    """Every num_programs-th tile of 256 queries; o [queries, D] bf16, lse [queries] fp32."""
     memory, o = alloc_persistent(cfg)
     with tlx.async_tasks():
         with tlx.async_task("default"):  # correction
