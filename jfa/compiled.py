@@ -366,17 +366,17 @@ def _collect_aggregate(cls: Any, parts: dict[str, str]) -> None:
         return
     parts[key] = ""
     lines = [f"\n\n@_aggregate\nclass {cls.__name__}:"]
-    for field, kind in cls.__annotations__.items():
-        if line := _ship_value(kind.__name__, kind, parts):
-            parts.setdefault(f"value {kind.__name__}", line)
-        lines.append(f"    {field}: {kind.__name__}")
-    for method in vars(cls).values():
-        if _is_jit(method):
-            for name, value in _used_names(_plain_function(method)).items():
-                if line := _ship_value(name, value, parts):
-                    parts.setdefault(f"value {name}", line)
-            source = textwrap.dedent(inspect.getsource(_plain_function(method)))
-            lines.append(textwrap.indent("\n@triton.jit\n" + source[source.index("def ") :], "    "))
+    lines += [f"    {field}: {kind.__name__}" for field, kind in cls.__annotations__.items()]
+    used = {kind.__name__: kind for kind in cls.__annotations__.values()}
+    methods = [_plain_function(method) for method in vars(cls).values() if _is_jit(method)]
+    for needed in (used, *map(_used_names, methods)):
+        for name, value in needed.items():
+            line = _ship_value(name, value, parts)
+            if line:
+                parts.setdefault(f"value {name}", line)
+    for method in methods:
+        source = textwrap.dedent(inspect.getsource(method))
+        lines.append(textwrap.indent("\n@triton.jit\n" + source[source.index("def ") :], "    "))
     parts.setdefault("value _aggregate", "from jfa.kernels.common.nouns import aggregate as _aggregate")
     parts.pop(key)
     parts[key] = "\n".join(lines) + "\n"
