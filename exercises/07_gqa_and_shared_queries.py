@@ -10,7 +10,7 @@
 # # Exercises 07: GQA and broadcast-Q
 #
 # Read [notebooks/07_gqa_and_shared_queries.py](../notebooks/07_gqa_and_shared_queries.py) first. All tensors are fp32 and contiguous; offsets are int32. `H` query heads share `H_kv` key/value heads in groups of
-# `G = H // H_kv`: query head `h` reads key/value head `h // G`. Rows of other sequences, and rows of nobody, may hold NaN. The kernels run on the emulator; ask `tl.dot` for `input_precision="ieee"`.
+# `G = H // H_kv`: query head `h` reads key/value head `h // G`. Rows of other sequences, and rows of no sequence, may hold NaN. The kernels run on the emulator; ask `tl.dot` for `input_precision="ieee"`.
 
 # %% tags=["setup"]
 import torch

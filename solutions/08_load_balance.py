@@ -155,7 +155,7 @@ check("8.4", queue_kernel)
 # * Each part computes its output and log-sum-exp by itself, as a worker of its own would: no tensor with more than size x block x D elements, unless it is `out` or `plan`. Then the parts of a tile are merged.
 #
 # Return the outputs, the plan (one row for each part: sequence, first block, end block; in order), and what the merge costs: a part of a cut tile leaves `D + 1` numbers in memory, a whole tile nothing; `moved` is their
-# total number. `torch.softmax` and `torch.logsumexp` are forbidden, and nested tensors, too. Scores are `q . k / sqrt(D)`. Behind the last offset lie rows of nobody, which hold NaN.
+# total number. `torch.softmax` and `torch.logsumexp` are forbidden, and nested tensors, too. Scores are `q . k / sqrt(D)`. Behind the last offset lie rows of no sequence, which hold NaN.
 
 
 # %% tags=["ex-8.5"]

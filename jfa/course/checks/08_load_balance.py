@@ -166,7 +166,7 @@ def _list_cases(seed):
         *(case(name, [n + shift * (n > 4) for n in lengths], 16, 8) for name, lengths in kinds.LENGTHS.items()),
         case("lengths around a block", kinds.around_block(16), 16, 16),
         case("key blocks larger than query tiles", [70 + shift, 33, 5], 8, 32),
-        case("rows of nobody behind the last sequence", [5, 0, 33 + shift, 1, 17], 16, 16, slack=50),
+        case("rows of no sequence behind the last sequence", [5, 0, 33 + shift, 1, 17], 16, 16, slack=50),
         case("three hundred short sequences", [(7 * b + shift) % 5 for b in range(300)], 4, 4),
         case("only sequences of one row", [1] * 9, 16, 16),
     ]

@@ -177,7 +177,7 @@ PHASES = Exercise(
         ),
         Mutant(
             "masks by a product",
-            "0 times NaN is NaN: rows of nobody must be selected away.",
+            "0 times NaN is NaN: rows of no sequence must be selected away.",
             caught_by="returns",
             edit=(_MASKED, "total += tl.sum(block * real[:, None].to(tl.float32), axis=0)"),
             expect="NaN",
