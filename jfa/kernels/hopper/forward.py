@@ -68,14 +68,14 @@ class Softmax:
 
 @triton.jit
 def wait_turn(part, PARTS: tl.constexpr):
-    """Ping-pong: block until the other consumer of the tile has issued its scores."""
+    """Wait (ping-pong) until the other consumer of the tile has issued its scores."""
     if PARTS == 2:
         tlx.named_barrier_wait(TURN + part, 256)
 
 
 @triton.jit
 def pass_turn(part, PARTS: tl.constexpr):
-    """Ping-pong: let the other consumer issue its scores."""
+    """Let (ping-pong) the other consumer issue its scores."""
     if PARTS == 2:
         tlx.named_barrier_arrive(TURN + 1 - part, 256)
 
@@ -91,7 +91,7 @@ def walk(tile, head, lists, cfg: tl.constexpr):
 
 @triton.jit
 def produce(box_q, box_k, box_v, rows_q, queue, q, k, v, group, lists, cfg: tl.constexpr):
-    """Producer: of every tile the queries, then the key and value blocks from last to first."""
+    """Produce of every tile the queries, then the key and value blocks from last to first."""
     HEADS: tl.constexpr = cfg.heads
     CONSUMERS: tl.constexpr = cfg.consumers
     done = 0
@@ -150,7 +150,7 @@ def scaled(acc, factor, v):
 
 @triton.jit
 def mask_scores(scores, tile, rows, block, BLOCK_N: tl.constexpr):
-    """Scores of a key block, -inf where a pair does not count."""
+    """Return scores of a key block, -inf where a pair does not count."""
     keys = block * BLOCK_N + tl.arange(0, BLOCK_N)
     return tl.where(tile.pair_mask(rows[:, None], keys[None, :]), scores, float("-inf"))
 
@@ -165,7 +165,7 @@ def mask_scores(scores, tile, rows, block, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def attend_block(mine, k, v, so_far, count, tile, block, part, scale_log2, cfg, MASKED: tl.constexpr):
-    """One key block in the steady state: its scores run beside the previous block's p V, its softmax behind them."""
+    """Compute one key block in the steady state: its scores run beside the previous block's p V, its softmax behind them."""
     scores = score_block(mine, k, count, part, cfg.parts)
     acc = accumulate_block(so_far.p, so_far.acc, v, count - 1)
     LATER: tl.constexpr = 1 + (v.width > 0)  # products of p V
@@ -186,7 +186,7 @@ def attend_block(mine, k, v, so_far, count, tile, block, part, scale_log2, cfg, 
 
 @triton.jit
 def attend_band(mine, k, v, so_far, count, tile, blocks, part, scale_log2, cfg):
-    """The key blocks of a band behind the first: masked ones at both edges, between them the bulk, which needs no mask."""
+    """Walk the key blocks of a band behind the first: masked ones at both edges, between them the bulk, which needs no mask."""
     last = blocks.end - 1
     if tile.band.has_hi:
         for back in range(1, blocks.end - blocks.bulk_end):
@@ -204,7 +204,7 @@ def attend_band(mine, k, v, so_far, count, tile, blocks, part, scale_log2, cfg):
 
 @triton.jit
 def attend_list(mine, k, v, so_far, count, tile, listed, part, scale_log2, cfg):
-    """The listed blocks behind the first. A list rises, so what a band cuts stands at its two ends; see EDGES."""
+    """Walk the listed blocks behind the first. A list rises, so what a band cuts stands at its two ends; see EDGES."""
     bulk = tile.key_blocks(cfg.block_m, cfg.block_n)
     entries = listed.count()
     high = 1
@@ -230,7 +230,7 @@ def attend_list(mine, k, v, so_far, count, tile, listed, part, scale_log2, cfg):
 
 @triton.jit
 def attend_tile(mine, k, v, count, tile, blocks, part, scale_log2, cfg: tl.constexpr):
-    """All key blocks of 64 query rows but the last p V. Returns (Softmax, count)."""
+    """Compute all key blocks of 64 query rows but the last p V. Return (Softmax, count)."""
     scores = score_block(mine, k, count, part, cfg.parts)
     scores = tlx.async_dot_wait(0, scores)
     k.release(count)
@@ -248,7 +248,7 @@ def attend_tile(mine, k, v, count, tile, blocks, part, scale_log2, cfg: tl.const
 
 @triton.jit
 def store_tile(box_o, o_tiles, slot, lse, rows_out, acc, so_far, tile, row, head):
-    """Epilogue of 64 rows: divide, write the log-sum-exp, and leave by TMA, clipped at the sequence's end."""
+    """Finish 64 rows: divide, write the log-sum-exp, and leave by TMA, clipped at the sequence's end."""
     left, row_lse = softmax_end(acc.left, so_far.row_max, so_far.row_sum)
     right = acc.right
     if o_tiles.width > 0:
@@ -261,7 +261,7 @@ def store_tile(box_o, o_tiles, slot, lse, rows_out, acc, so_far, tile, row, head
 
 @triton.jit
 def consume(box_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, consumer, cfg: tl.constexpr):
-    """Consumer of 64 query rows of every tile: scores, softmax, p V, epilogue.
+    """Consume 64 query rows of every tile: scores, softmax, p V, epilogue.
 
     The next tile is looked up before the epilogue.
     """
@@ -334,7 +334,7 @@ def forward_kernel(
     list_capacity,
     cfg: tl.constexpr,
 ):
-    """Buffers, barriers, and who runs which role. Grid: (programs,), or (programs, H // HEADS) with resident queries.
+    """Allocate buffers and barriers, and say who runs which role. Grid: (programs,); with resident queries (programs, H // HEADS).
 
     desc_q, desc_k, desc_v, desc_o: ragged descriptors of boxes [64, D], [BLOCK_N, D], [BLOCK_N, DV], [64, DV]; where
     columns lie in two pieces those of the left one, and desc_*_right of the right one, else None.
