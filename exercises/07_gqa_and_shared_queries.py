@@ -166,7 +166,8 @@ check("7.5", sum_kernel)
 # bit by bit.
 #
 # Write both kernels and the launch, for one head. `block_dq` is given: the contribution of one block of keys. `q` is `[LQ, D]`, `k, v` are `[total_kv, D]`, `dout` is `[B, LQ, D]`, `lse` and `delta` are `[B, LQ]`, with natural logarithms. The result
-# is `dq [LQ, D]`, fp32. Sequences may have no keys: their `lse` is -inf, and they contribute nothing. Limit: at most `W * LQ * D + LQ * D` elements stored.
+# is `dq [LQ, D]`, fp32. Sequences may have no keys: their `lse` is -inf, and they contribute nothing. Limits: at most `W * LQ * D + LQ * D` elements stored;
+# the kernels make the products, at least one per block of keys.
 
 
 # %% tags=["ex-7.6"]

@@ -112,6 +112,7 @@ check("8.3", mega_share)
 # * The first tile of program `w` is tile `w`. It is not asked for.
 # * The other tiles, from W on, are drawn from the counter: the first one drawn is tile W.
 # * A program asks exactly once for each tile it runs, before it runs it, so that the answer is there in time. If what it gets lies past the end, it stops and asks no more. So in the end `asked` equals `count`.
+# * Another launch may have drawn from the same counter before: then it does not start at 0, and the tiles that were drawn are not yours.
 #
 # Each tile is added to `out` once. The kernel below breaks two of the rules. Run the check first. Its report names a line where two programs meet; that is not the line to mend.
 
@@ -119,7 +120,7 @@ check("8.3", mega_share)
 # %% tags=["ex-8.4"]
 @triton.jit
 def queue_kernel(x_ptr, out_ptr, asked_ptr, count, BLOCK: tl.constexpr):
-    """out += 2 x, tile by tile; x, out: [count * BLOCK] fp32, asked: [1] int32, 0 at the start."""
+    """out += 2 x, tile by tile; x, out: [count * BLOCK] fp32, asked: [1] int32."""
     # YOUR CODE: below, tiles are drawn wrongly
     rows = tl.arange(0, BLOCK)
     tile = tl.program_id(0)

@@ -172,6 +172,18 @@ def query_and_key(
     return (q, k) if heads else (q[:, 0], k[:, 0])
 
 
+def drawn(
+    kind: str | None, queries: int, keys: int, dim: int, block: int, g: Draw, heads: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return q and k as :func:`query_and_key` does; without a kind both are normal numbers, of each head its own.
+
+    A kind's keys differ little from head to head ("ties" not at all): a wrong head goes unnoticed there.
+    """
+    if kind is not None:
+        return query_and_key(kind, queries, keys, dim, block, g, heads)
+    return tuple(torch.randn(n, *([heads] if heads else []), dim, generator=g) for n in (queries, keys))
+
+
 MODERATE = [name for name in SCORES if name != "near -30000"]
 """Kinds that fit into one case: a score of -30,000 carries rounding errors that widen the tolerance for all of its case."""
 

@@ -123,7 +123,7 @@ def packed_rows(first, rows, len_q, group, kv_head):
 
 def _with_kind(kind, len_q, len_kv, heads, kv_heads, dim, g):
     """Return q [total_q, heads, dim], k [total_kv, kv_heads, dim] whose scores are of a kind in every sequence and group."""
-    drawn = [kinds.query_and_key(kind, a, b, dim, 16, g, heads=heads) for a, b in zip(len_q, len_kv)]
+    drawn = [kinds.drawn(kind, a, b, dim, 16, g, heads=heads) for a, b in zip(len_q, len_kv)]
     q, k = (torch.cat(parts) for parts in zip(*drawn))
     return q, k[:, :kv_heads].contiguous()
 
@@ -131,9 +131,9 @@ def _with_kind(kind, len_q, len_kv, heads, kv_heads, dim, g):
 def _grouped_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, len_q, len_kv, heads=4, kv_heads=2, dim=16, kind="ties"):
+    def case(name, len_q, len_kv, heads=4, kv_heads=2, dim=16, kind=None):
         q, k = _with_kind(kind, len_q, len_kv, heads, kv_heads, dim, g)
-        q, k = q + 0.1 * torch.randn(q.shape, generator=g), k
+        q = q + 0.1 * torch.randn(q.shape, generator=g)
         v = torch.randn(k.shape, generator=g) + 0.5
         return Case(
             name,
@@ -240,6 +240,11 @@ GROUPED = Exercise(
         Limit("tiled", "peak_tile", at_most=512, text="no block larger than 512 elements"),
     ),
     mutants=(
+        Mutant(
+            "keys of head 0",
+            "The keys are those of key head 0, whatever head the program has.",
+            edit=("k_ptr + (j[None, :] * H_KV + kv_head) * D", "k_ptr + j[None, :] * H_KV * D"),
+        ),
         Mutant(
             "h % H_kv",
             "Query head h reads key head h % H_kv; it should be h // G: neighbours share.",
@@ -380,8 +385,8 @@ GROUPED = Exercise(
 def _pooled_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, len_q, lengths, slots, rows, heads=1, dim=16, kind="ties"):
-        drawn = [kinds.query_and_key(kind, len_q, n, dim, 16, g, heads=heads) for n in lengths]
+    def case(name, len_q, lengths, slots, rows, heads=1, dim=16, kind=None):
+        drawn = [kinds.drawn(kind, len_q, n, dim, 16, g, heads=heads) for n in lengths]
         q = drawn[0][0] + 0.1 * torch.randn(len_q, heads, dim, generator=g)
         k = torch.cat([k for _, k in drawn])
         v = torch.randn(k.shape, generator=g) + 0.5
@@ -476,6 +481,11 @@ POOLED = Exercise(
         Limit("tiled", "peak_tile", at_most=512, text="no block larger than 512 elements"),
     ),
     mutants=(
+        Mutant(
+            "keys of the first head",
+            "The keys are those of head 0, whatever head the program has.",
+            edit=("k_ptr + (j[None, :] * H + head) * D", "k_ptr + j[None, :] * H * D"),
+        ),
         Mutant(
             "the slots are ignored",
             "Sequence b answers at row b * LQ, whatever its slot says.",
@@ -854,8 +864,8 @@ def sum_kernel(part_ptr, dq_ptr, parts, N, BLOCK: tl.constexpr):
 def _resident_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, len_q, lengths, workers, dim=16, kind="ties"):
-        drawn = [kinds.query_and_key(kind, len_q, n, dim, 16, g) for n in lengths]
+    def case(name, len_q, lengths, workers, dim=16, kind=None):
+        drawn = [kinds.drawn(kind, len_q, n, dim, 16, g) for n in lengths]
         q = drawn[0][0] + 0.1 * torch.randn(len_q, dim, generator=g)
         k = torch.cat([*(k for _, k in drawn), torch.full((3, dim), math.nan)])
         v = torch.randn(k.shape, generator=g)
@@ -917,8 +927,30 @@ RESIDENT = Exercise(
             at_most=lambda case: (case.args[8] + 1) * case.args[0].numel(),
             text="at most `W * LQ * D + LQ * D` elements stored",
         ),
+        Limit(
+            "kernels multiply",
+            "dots",
+            at_least=lambda case: sum(-(-(e - b) // 16) for b, e in _spans(case.args[6])),
+            text="the kernels make the products, at least one per block of keys",
+        ),
     ),
     mutants=(
+        Mutant(
+            "no kernels",
+            "right numbers, but torch makes them: nothing stays on a chip.",
+            caught_by="kernels multiply",
+            source="""
+def resident_dq(q, k, v, dout, lse, delta, k_offsets, scale, workers):
+    dq, o = torch.zeros_like(q), k_offsets.tolist()
+    for b in range(len(o) - 1):
+        keys, values = k[o[b] : o[b + 1]], v[o[b] : o[b + 1]]
+        p = torch.exp(q @ keys.T * scale - lse[b][:, None])
+        dq += (p * (dout[b] @ values.T - delta[b][:, None])) @ keys * scale
+    return dq
+""",
+            expect="the kernels make the products",
+            recognise=False,
+        ),
         Mutant(
             "atomics",
             "added with atomics: the sum depends on who comes first.",

@@ -467,8 +467,9 @@ def mega_share(alpha, tiles, heads, workers):
 def _queue_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, count, workers):
-        return Case(name, (torch.randn(count * 16, generator=g), count, workers))
+    def case(name, count, workers, gone=0):
+        x, out = (torch.randn(count * 16, generator=g) for _ in range(2))
+        return Case(name, (x, out, count, workers, gone))
 
     return [
         case("seven tiles, three workers", 7, 3),
@@ -477,15 +478,24 @@ def _queue_cases(seed):
         case("fewer tiles than workers", 2, 5),
         case("one tile", 1, 4),
         case("forty tiles, six workers", 40, 6),
+        case("another launch has drawn two tiles before", 9, 3, gone=2),
+        case("another launch has drawn all that can be drawn", 9, 3, gone=6),
     ]
 
 
-def _queue_launch(kernel, x, count, workers):
+def _queue_launch(kernel, x, out, count, workers, gone):
     import torch
 
-    out, asked = torch.zeros_like(x), torch.zeros(1, dtype=torch.int32)
+    out, asked = out.clone(), torch.full((1,), gone, dtype=torch.int32)
     kernel[(workers,)](x, out, asked, count, BLOCK=16)
     return out, int(asked)
+
+
+def _queue(x, out, count, workers, gone):
+    """Each tile once; of the tiles that are drawn, the first ``gone`` belong to others. Asked: once per tile."""
+    mine = torch.ones(count, 1, dtype=x.dtype)
+    mine[workers : workers + gone] = 0
+    return out + 2 * x * mine.expand(count, 16).reshape(-1), count
 
 
 QUEUE = Exercise(
@@ -496,7 +506,7 @@ QUEUE = Exercise(
     hunt=True,
     call=_queue_launch,
     cases=_queue_cases,
-    reference=lambda x, count, workers: (2 * x, count),
+    reference=_queue,
     outputs=(Output("out", ("element",)), Output("asked")),
     schedules=(("lazy", 1), ("random", 1), ("random", 2)),
     difficulty=2,
@@ -508,6 +518,19 @@ QUEUE = Exercise(
         "Ask at the top of the loop: upcoming = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1); run the tile; tile = upcoming. Nothing before the loop, nothing at its end.",
     ),
     mutants=(
+        Mutant(
+            "static, and the counter moved along",
+            "Tiles are dealt, not drawn: the counter moves, and nobody looks at what it gave.",
+            edit=(
+                "upcoming = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)",
+                "upcoming = tile + tl.num_programs(0)\n        tl.atomic_add(asked_ptr, 1)",
+            ),
+        ),
+        Mutant(
+            "overwrites",
+            "The tile is added to what `out` holds, and does not replace it.",
+            edit=("tl.load(out_ptr + at) + 2 * x", "2 * x"),
+        ),
         Mutant(
             "adds without a race",
             "No race is left, but each of the first tiles is still added twice: making the addition atomic hides who is to blame.",
@@ -626,8 +649,8 @@ def queue_kernel(x_ptr, out_ptr, asked_ptr, count, BLOCK: tl.constexpr):
 def _parts_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, lengths, dim=4, workers=4, block=4, kind="ties", slack=3):
-        drawn = [kinds.query_and_key(kind, 1, n, dim, block, g) for n in lengths]
+    def case(name, lengths, dim=4, workers=4, block=4, kind=None, slack=3):
+        drawn = [kinds.drawn(kind, 1, n, dim, block, g) for n in lengths]
         q = torch.cat([q for q, _ in drawn])
         rows = torch.zeros(slack, dim)
         k = torch.cat([*(k for _, k in drawn), kinds.poison(rows.clone(), slice(None))])
@@ -861,6 +884,7 @@ def _count_cases(seed):
         case("Pareto lengths", pareto_lengths(300, 8, 2000, alpha=1.1, seed=seed), 64),
         case("the bench shape pma32", SHAPES["pma32"].len_kv(), 128),
         case("pairs that come out even", [32, 64, 96], 16),
+        case("lengths that fp32 and int16 do not hold", kinds.LARGE_COUNTS, 16),
     ]
 
 
@@ -887,6 +911,11 @@ COUNT = Exercise(
         "paired = sum of (tiles + 1) // 2 * 2; share = (paired - valid) / paired, or 0 if paired is 0.",
     ),
     mutants=(
+        Mutant(
+            "int16",
+            "A length may be larger than int16 holds.",
+            edit=("lengths.long()", "lengths.short()"),
+        ),
         Mutant(
             "drops the last tile",
             "A last tile that is not full is not counted.",
