@@ -51,7 +51,7 @@ check("6.1", band)
 # (difficulty 2 of 3, 25 minutes) A kernel cannot ask the host for its ranges: each program computes its own. Program `t` reads the row `tiles[t] = (row0, rows, len_q, len_kv, lo, hi)` and stores
 # `(first, bulk_begin, bulk_end, end)`, in blocks of `BN` keys, to `ranges[t]`.
 #
-# The tile holds the queries `row0 .. row0 + rows - 1`; those past the last query do not exist. Blocks `first .. end - 1` are those with at least one pair that counts. Blocks
+# The tile holds the queries `row0 .. row0 + rows - 1`; those past the last query do not exist, but the first one does. Blocks `first .. end - 1` are those with at least one pair that counts. Blocks
 # `bulk_begin .. bulk_end - 1` are those that need no mask: *every* query of the tile sees *all* `BN` keys. If nothing counts, store four zeros. If there is no bulk, `bulk_begin` and `bulk_end` are both `end`.
 #
 # In a kernel `//` rounds towards zero.
@@ -111,7 +111,8 @@ check("6.3", window_kernel)
 # (difficulty 2 of 3, 15 minutes) One sequence in PyTorch, blockwise, with a window `(left, right)` around the bottom-right diagonal. It passed every test with as many queries as keys.
 # Run the check first. It names a row of the output; the fault is elsewhere. Mend it, and keep the work small: no block of keys that no query sees may be touched.
 #
-# Limit: at most 2 matrix products per block of keys that some query sees. A query that sees nothing gives 0.
+# Limits: at most 2 matrix products per block of keys that some query sees; no new tensor with more elements than n x block scores, or than q, k or v.
+# A query that sees nothing gives 0.
 
 
 # %% tags=["ex-6.4"]

@@ -673,8 +673,29 @@ ONE_WINDOW = Exercise(
             at_most=_window_products,
             text="at most 2 matrix products per block of keys that some query sees",
         ),
+        Limit(
+            "block by block",
+            "peak_numel",
+            at_most=lambda case: max(case.args[0].shape[0] * case.args[5], *(x.numel() for x in case.args[:3])),
+            text="no new tensor with more elements than n x block scores, or than q, k or v",
+        ),
     ),
     mutants=(
+        Mutant(
+            "all scores at once",
+            "right numbers, but all scores exist at the same time.",
+            caught_by="block by block",
+            source="""
+def window_attention(q, k, v, left, right, block):
+    n, m = len(q), len(k)
+    i, j = torch.arange(n)[:, None], torch.arange(m)[None]
+    s = q @ k.T / q.shape[1] ** 0.5
+    s = s.masked_fill((j - i < m - n - left) | (j - i > m - n + right), -torch.inf)
+    w = torch.exp(s - s.amax(1, keepdim=True).clamp(min=-1e30))
+    return w @ v / w.sum(1, keepdim=True).clamp(min=1e-30)
+""",
+            recognise=False,
+        ),
         Mutant(
             "shifted the other way",
             "The window was moved by n - m; the diagonal lies at m - n, so that the last query stands at the last key.",
@@ -920,6 +941,7 @@ def _work_cases(seed):
              [(n, m, -far, m - n) for n, m in zip(kinds.RAGGED, [17 + s, 4, 40, 0, 21])]),
         case("queries that see nothing", [(70, 30, -far, -40 - s), (40, 20, 30, 60)]),
         case("lo > hi", [(40, 64, 5, 2 - s), (16, 16, 0, 0)]),
+        case("one of 100,000, causal: more pairs than int32 holds", [(100_000 + s, 100_000, -far, 0)], 128, 128),
         case("one of 100,000, a window of 1000", [(100_000, 100_000 + s, -1000, 0), (3, 7, -2, 1)], 128, 64),
     ]  # fmt: skip
 
@@ -951,6 +973,11 @@ WORK = Exercise(
         "Full: min(m, row0 + hi + 1) // BN - cdiv(max(0, last + lo), BN), if positive.",
     ),
     mutants=(
+        Mutant(
+            "pairs in int32",
+            "Two thousand million pairs are soon there: count in 64 bits.",
+            edit=("(end - begin).clamp(min=0).sum()", "(end - begin).clamp(min=0).sum(dtype=torch.int32)"),
+        ),
         Mutant(
             "pairs in closed form without the edges",
             "Queries near the start or the end see fewer keys than the band is wide.",
