@@ -264,7 +264,8 @@ check("13.3", clc_kernel)
 # The kernel below is right without surplus units, and hangs with them.
 # Each role by itself looks sensible.
 # Run the check first, find out who waits for what, and then decide on *one* way in which all roles treat a surplus unit.
-# Nothing may be done with a surplus unit's record, no result may change, and the queue still hands out the units.
+# Nothing may be done with a surplus unit's record, no result may change, no tile is done twice, and the queue still hands out the units.
+# There may be nothing but surplus units.
 
 
 # %% tags=["ex-13.4"]
@@ -335,6 +336,7 @@ check("13.4", surplus_kernel)
 #
 # The kernel is right for one tile and for two.
 # Run the check, read who the two parties of the report are, and mend it.
+# Fences count here.
 # O keeps leaving through Q's buffer (all of shared memory together: at most 34,000 bytes), and the loads still run ahead of the products: eight tiles of two blocks each take at most 16,000 modelled cycles.
 
 

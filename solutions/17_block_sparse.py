@@ -78,7 +78,7 @@ check("17.1", block_scores)
 # A block of `always` that is no candidate does not count.
 # Scores of blocks that are no candidates may be anything.
 #
-# The ratio is `share / parts`, two whole numbers.
+# The ratio is `share / parts`, two whole numbers above 0.
 # Of n candidates a row chooses ceil(n * share / parts), exactly, but at least as many as `always` names; with no candidates it chooses none.
 # Those of `always` come first, then the highest scores; equal scores prefer the lower block; NaN counts as plus infinity.
 # Each head chooses for itself.

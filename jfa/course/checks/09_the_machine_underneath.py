@@ -167,6 +167,7 @@ def _limit_cases(seed):
         case("D = 128, 8-bit, B200", "forward", 128, 1, B200 | {"mufu": 16 + t / 4}),
         case("two units just within 5 %", "forward", 128, 2, B200 | {"mufu": 16 / 0.951, "smem": 160 + t}),
         case("two units just beyond 5 %", "forward", 128, 2, B200 | {"mufu": 16 / 0.949, "smem": 160 + t}),
+        case("two units exactly 5 % apart", "forward", 285, 2, B200 | {"tensor_2": 10240, "smem": 114, "mufu": 16 + t}),
         case("D = 128, 8-bit, B200", "backward", 128, 1, B200 | {"mufu": 16 + t}),
         case("D = 128, bf16, B200", "backward", 128, 2, B200 | {"mufu": 16 + t}),
         case("D = 64, bf16, B200", "backward", 64, 2, B200 | {"mufu": 16 + t}),
@@ -204,6 +205,11 @@ LIMIT = Exercise(
         "The backward's other bytes: M * N * itemsize for dS, and 2 * M * D * 4 for dQ. Then: names with cycles >= 0.95 * max(cycles).",
     ),
     mutants=(
+        Mutant(
+            "more than 0.95",
+            "A unit at exactly 0.95 of the slowest one's cycles belongs to the answer: at least, not more than.",
+            edit=("c >= 0.95 * slowest", "c > 0.95 * slowest"),
+        ),
         Mutant(
             "dQ in 16 bits",
             "dQ goes out in fp32, four bytes each, whatever the inputs are.",
@@ -339,6 +345,17 @@ def _ring_cases(seed):
         case("L2 of a quarter of the speed", 128, 128, 64, l2=0.25, tma_latency=t),
         case("shared memory twice as fast", 128, 128, 64, smem=2.0, tma_latency=t),
         case("a TMA unit of a quarter of the speed", 128, 128, 64, tma_issue=0.25, tma_latency=t),
+        case("shared memory of half the speed", 128, 128, 64, smem=0.5, tma_latency=t),
+        case(
+            "no latencies, shared memory of half the speed",
+            64,
+            64,
+            64,
+            smem=0.5,
+            tma_latency=0,
+            mma_latency=0,
+            wakeup=0,
+        ),
         case("waking takes 200 cycles, 64 rows of A", 64, 64, 128, wakeup=5 * t, tensor_2=2.0),
     ]
 
@@ -369,6 +386,11 @@ RING = Exercise(
     ),
     mutants=(
         Mutant(
+            "never a single buffer",
+            "Two buffers where one trip is one period: the smallest number was asked for.",
+            edit=("-int(-round_trip // period)", "max(2, -int(-round_trip // period))"),
+        ),
+        Mutant(
             "shared memory written or read, not both",
             "The period counts shared memory once: the TMA writes each tile of B there, and the product reads it.",
             edit=('operands + moved / rates["smem"], transfer)', "operands, transfer)"),
@@ -382,6 +404,11 @@ RING = Exercise(
             "one buffer too many",
             "One more than needed: a trip of exactly n periods needs n buffers, and every other one was rounded up already.",
             edit=("-int(-round_trip // period)", "-int(-round_trip // period) + 1"),
+        ),
+        Mutant(
+            "shared memory never slows a transfer",
+            "The transfer ends in shared memory, which is one of the three that may be the slowest.",
+            edit=(', rates["smem"])\n    tensor', ")\n    tensor"),
         ),
         Mutant(
             "latency forgotten",

@@ -736,6 +736,12 @@ EARLY = Exercise(
     limits=(
         Limit("three tasks", "tasks", at_least=3, text="three async tasks, one product per slice"),
         _exactly("one product per slice", "mmas", _products_of_tiles, "one product per slice"),
+        Limit(
+            "handed over by the tensor core",
+            "tlx:barrier_arrive",
+            at_most=lambda case: SCHEDULES * case.args[2],  # those of the epilogue
+            text="the accumulator handed over by the tensor core itself, once per tile",
+        ),
     ),
     hints=(
         "The epilogue waits on acc_fulls, and rightly. Who arrives there, and what does that arrival promise?",
@@ -743,6 +749,17 @@ EARLY = Exercise(
         "Commit after the loop over k, once per tile: then the last product is among those it waits for.",
     ),
     mutants=(
+        Mutant(
+            "the role waits itself and arrives",
+            "The MMA role waits for its last product and hands the accumulator over with an arrive of its own.",
+            caught_by="handed over by the tensor core",
+            edit=(
+                "                tlx.tcgen05_commit(acc_fulls[which])\n",
+                "                last, round_ = place(tile * steps + steps - 1, STAGES)\n"
+                "                tlx.barrier_wait(empties[last], round_)\n"
+                "                tlx.barrier_arrive(acc_fulls[which], 1)\n",
+            ),
+        ),
         Mutant(
             "commits with the next tile",
             "the last tile has no next one: the epilogue waits for ever.",

@@ -19,7 +19,8 @@ def _packed(g, lengths, dim=16, spare=0):
     for n, length in enumerate(lengths):
         records.append([2 * BM * n, sum(map(len, k)), length])
         k += [torch.randn(length, dim, generator=g) + 0.2, kinds.poison(torch.empty(5, dim), slice(None))]
-    return q, torch.cat(k), torch.tensor(records, dtype=torch.int32)
+    keys = torch.cat(k) if k else kinds.poison(torch.empty(BM, dim), slice(None))
+    return q, keys, torch.tensor(records, dtype=torch.int32)
 
 
 def _sums(q, k, records):
@@ -678,15 +679,17 @@ def _surplus_cases(seed):
         case("fewer tiles than SMs", [20], 5, 3),
         case("more surplus than tiles, three SMs, one stage", [40, 30, 20, 10], 9, 3, 1),
         case("one surplus unit behind seven tiles, two SMs", [60, 33, 32, 17, 16, 15, 1], 1, 2, 3),
+        case("nothing but surplus units", [], 3, 2),
     ]
 
 
 def _surplus_launch(kernel, q, k, room, count, sms, stages):
+    import torch
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     import jfa.emulator as emulator
 
-    out, dim = unwritten(len(q)), q.shape[1]
+    out, dim = unwritten(len(q)) if int(count[0]) else torch.zeros(len(q)), q.shape[1]
     boxes = [TensorDescriptor.from_tensor(t, [16, dim]) for t in (q, k)]
     with emulator.options(max_ctas=sms):
         kernel[(len(room),)](*boxes, out, room, count, BM=16, D=dim, STAGES=stages)
@@ -828,6 +831,37 @@ SURPLUS = Exercise(
             recognise=False,
         ),
         Mutant(
+            "surplus units do the last tile again",
+            "right numbers, but every surplus unit does the last tile once more.",
+            caught_by="runs",
+            edit=tuple(
+                (
+                    loop,
+                    loop.replace(_BOTH, "while unit >= 0:").replace(
+                        "records_ptr, unit", "records_ptr, tl.minimum(unit, count - 1)"
+                    ),
+                )
+                for loop in (_STORE_LOOP, _COMPUTE_LOOP, _LOAD_LOOP)
+            ),
+            expect="",
+            recognise=False,
+        ),
+        Mutant(
+            "surplus units do the last tile again, if there is one",
+            "right numbers, but every surplus unit does the last tile once more.",
+            caught_by="each tile once",
+            edit=tuple(
+                (
+                    loop,
+                    loop.replace(_BOTH, "while (unit >= 0) & (count > 0):").replace(
+                        "records_ptr, unit", "records_ptr, tl.minimum(unit, count - 1)"
+                    ),
+                )
+                for loop in (_STORE_LOOP, _COMPUTE_LOOP, _LOAD_LOOP)
+            ),
+            recognise=False,
+        ),
+        Mutant(
             "one tile per program",
             "right numbers, but nobody steals: every program of the grid is started.",
             caught_by="steals",
@@ -861,7 +895,10 @@ SURPLUS = Exercise(
             recognise=False,
         ),
     ),
-    limits=(Limit("steals", "tlx:clc_producer", at_least=_asked, text="the queue still hands out the units"),),
+    limits=(
+        Limit("steals", "tlx:clc_producer", at_least=_asked, text="the queue still hands out the units"),
+        Limit("each tile once", "stores", at_most=lambda case: 2 * _asked(case), text="no tile is done twice"),
+    ),
     variants=(
         ((_STORE_LOOP, _STORE_SKIPS), (_COMPUTE_LOOP, _COMPUTE_SKIPS), (_LOAD_LOOP, _LOAD_SKIPS)),
         (
@@ -908,7 +945,7 @@ def _reuse_launch(kernel, q, k, steps, programs, stages):
 
     out = torch.full(q.shape, float("nan"), dtype=torch.bfloat16)
     boxes = [TensorDescriptor.from_tensor(t, [64, 64]) for t in (q, k, out)]
-    with emulator.options(max_ctas=2):
+    with emulator.options(max_ctas=2, fences="strict"):
         kernel[(programs,)](*boxes, steps, len(steps), BM=64, D=64, STAGES=stages)
     return out.float()
 
@@ -955,6 +992,14 @@ REUSE = Exercise(
         ),
     ),
     mutants=(
+        Mutant(
+            "no fence",
+            "the TMA store may read the buffer as it was: threads wrote it, and nothing tells the copy engine.",
+            caught_by="runs",
+            edit=('                tlx.fence("async_shared")\n', ""),
+            expect="fence",
+            recognise=False,
+        ),
         Mutant(
             "a buffer of its own for O",
             "right numbers, but O has buffers of its own: there is no room for them.",
@@ -1105,6 +1150,8 @@ def _predict_cases(seed):
         *pair("as many tiles as SMs", [3.0, 2.0, 1.5], 3),
         *pair("equal costs: all ask at once", [2.0] * 11, 3),
         *pair("one SM", [3.0, 2.0, 1.5], 1),
+        *pair("two SMs meet again and again", [1.0, 3.0, 2.0, 4.0, 1.0, 3.0, 2.0, 2.0, 5.0 + seed % 3], 2),
+        *pair("three SMs meet in another order", [2.0, 5.0, 4.0, 3.0, 1.0, 2.0, 2.0, 3.0, 1.0, 4.0 + seed % 2], 3),
         *pair("16 tiles, as planned, on four SMs", drawn(16, jitter=0.0), 4),
         *pair("60 tiles with jitter on eight SMs", drawn(60), 8),
         *pair("the largest tile comes last", [1.0] * 9 + [7.5 + seed % 2], 3),

@@ -763,6 +763,9 @@ def _budget_cases(seed):
         ("much for compute: none may be held", 64, 2, 2, 2, 64, 200),
         ("much for compute: not even one on its way", 64, 2, 2, 2, 64, 216),
         ("five stages", 128, 2, 1, 5, 16, 184),
+        ("eight registers short of one more slice", 128, 2, 1, 4, 16, 184 + 4),
+        ("a compute group with an odd number of registers", 64, 2, 2, 4, 16, 187),
+        ("compute leaves less than nothing", 128, 2, 1, 4, 16, 240),
     ]
     return [Case(name, tuple(args)) for name, *args in sizes]
 
@@ -823,6 +826,23 @@ BUDGET = Exercise(
             "the slice on its way is forgotten",
             "A slice that is on its way to a stage needs registers as well.",
             edit=("left - 8 - columns", "left - 8"),
+        ),
+        Mutant(
+            "the eight for all else are forgotten",
+            "Eight registers for all else are to be left as well.",
+            edit=("left - 8 - columns", "left - columns"),
+            expect="most is 5, which is not right, off by 1",
+            recognise=False,  # one slice more, as without the slice on its way
+        ),
+        Mutant(
+            "whatever is negative",
+            "Where not even 0 held slices fit the answer is -1, however little is left.",
+            edit=("shared > 232448 or most < 0", "shared > 232448"),
+        ),
+        Mutant(
+            "registers by eights",
+            "What is left was rounded to a multiple of eight: the rule is rougher, and simpler.",
+            edit=("left = (65536 - others) // 128", "left = (65536 - others) // 128 // 8 * 8"),
         ),
         Mutant(
             "more than there are",

@@ -942,6 +942,8 @@ def _form_cases(seed):
         case("exactly 512 keys", [512], [512]),
         case("511 keys", [511], [511]),
         case("a mean just below 512", [512, 511], [512, 511]),
+        case("a mean of 700 and two thirds", [700, 701, 701], [700, 701, 701]),
+        case("a mean of 400 and two thirds", [400, 401, 401], [400, 401, 401]),
         case("no keys at all", [3, 4], [0, 0]),
         case("few queries, many keys", [64, 64], [n, n]),
         case("lengths 5, 0, 33, 1, 17", [5, 0, 33, 1, 17], [5, 0, 33, 1, 17]),
@@ -966,7 +968,7 @@ def _form(lengths_q, lengths_kv, head_dim, group, broadcast_q, deterministic):
     if deterministic:
         return "single", ("deterministic",)
     if head_dim <= 64:
-        return "single", ("head_dim", str(head_dim))
+        return "single", (str(head_dim),)
     lengths = [n for n in lengths_kv if n]
     mean = sum(lengths) // len(lengths) if lengths else 0
     return "single" if mean < 512 else "pair", ("keys", str(mean))
@@ -1087,6 +1089,12 @@ FORM = Exercise(
             "a reason without the number cannot be checked by who reads it.",
             caught_by="the reason",
             edit=('f"{keys} keys per sequence fill tiles of 256"', '"many keys per sequence"'),
+        ),
+        Mutant(
+            "a rounded mean in the reason",
+            "the mean in the reason is rounded down, as the one that decides.",
+            caught_by="the reason",
+            edit=('f"{keys} keys per sequence fill', 'f"{sum(lengths) / len(lengths):.0f} keys per sequence fill'),
         ),
         Mutant(
             "the queries' number alone",

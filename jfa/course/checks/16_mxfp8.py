@@ -442,6 +442,8 @@ def _predict_cases(seed):
         case("a head dim of 256", "e4m3", 5, dim=256),
         case("twice as many exp2 units", "e4m3", 8, exps=32),
         case("numbers that do not divide", "e5m2", 3, rng.randint(100, 200), rng.randint(50, 99), 72, 10_007, 15, 100),
+        case("a little over a whole number must leave", "e4m3", 8, 128, 100, 72, 10_007, 15, 100),
+        case("a little under a whole number must leave", "e4m3", 8, 128, 100, 72, 9_941, 15, 100),
         case("a FMA pipe that just suffices", "e4m3", 8, operations=8),
         case("a FMA pipe that just does not", "e4m3", 8, operations=9),
         case("P made smaller still", "e4m3", -3),
@@ -484,6 +486,11 @@ PREDICT = Exercise(
         "Tensor core: 4 * rows * keys * dim / flops cycles. In that time the exp2 units make exps times as many exponentials, rounded down; the rest must leave. It fits if moved * operations / fmas is not more. Use whole numbers throughout.",
     ),
     mutants=(
+        Mutant(
+            "rounded to the nearest",
+            "A part of an exponential that must leave is a whole one: round up.",
+            edit=("rows * keys - exps * work // flops)", "round(rows * keys - exps * work / flops))"),
+        ),
         Mutant(
             "448 for both formats",
             "448 is the largest number of e4m3. That of e5m2 is 57,344.",

@@ -84,7 +84,7 @@ SCORES = Exercise(
     name="block_scores",
     cases=_score_cases,
     reference=_scores,
-    outputs=(Output("scores", ("head", "query block", "key block")),),
+    outputs=(Output("scores", ("head", "query block", "key block"), dtype="float32"),),
     difficulty=1,
     minutes=15,
     forbid=CLOSED,
@@ -102,6 +102,12 @@ SCORES = Exercise(
         ),
     ),
     mutants=(
+        Mutant(
+            "fp64 back",
+            "fp32 is asked for.",
+            caught_by="returns",
+            edit=('float("-inf"))', 'float("-inf"), dtype=torch.float64)'),
+        ),
         Mutant(
             "divides by the block",
             "A tail block was divided by the block's size: its mean is over the rows that exist.",
@@ -205,8 +211,17 @@ def block_scores(q, k, q_offsets, k_offsets, scale, block):
 def _choice_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, heads, rows, width, share, parts, counts=None, always=0.0, ties=False, nan=0.0, wild=False):
+    def case(
+        name, heads, rows, width, share, parts, counts=None, always=0.0, ties=False, nan=0.0, wild=False, infinite=False
+    ):
         scores = torch.randn(heads, rows, width, generator=g)
+        if infinite:  # among the candidates, in this order and in the other
+            order = torch.arange(rows)[:, None] + torch.arange(width)
+            scores = (
+                torch.tensor([math.inf, math.nan, -math.inf, 1.0, math.nan, math.inf])[order % 6]
+                .expand_as(scores)
+                .clone()
+            )
         if ties:
             scores = (2 * scores).round() / 2
         if nan:
@@ -232,6 +247,10 @@ def _choice_cases(seed):
         case("high and broken scores that are no candidates", 2, 8, 9, 1, 3, wild=True),
         case("always: fewer and more than the share", 2, 8, 8, 1, 4, always=0.3),
         case("always, also where there is no candidate", 2, 8, 9, 1, 5, always=0.5, wild=True),
+        case("infinities and NaN among the candidates", 1, 12, 7, 2, 5, infinite=True),
+        case("infinities, and blocks that must be chosen", 1, 12, 8, 1, 3, always=0.3, infinite=True),
+        case("minus infinity beside no candidates", 1, 6, 6, 4, 5, counts=[1, 2, 3, 4, 5, 6], infinite=True),
+        case("minus infinity behind no candidates", 1, 12, 9, 9, 10, wild=True, infinite=True),
         case("everything", 2, 3, 4, 1, 1),
         case("rows without candidates at both ends", 1, 5, 4, 1, 2, counts=[0, 2, 4, 3, 0], always=0.4),
     ]
@@ -245,7 +264,7 @@ def _choice(scores, candidates, always, share, parts):
             able = candidates[r].nonzero().flatten().tolist()
             kept = [j for j in able if always[r, j]]
             value = {j: math.inf if scores[h, r, j].isnan() else float(scores[h, r, j]) for j in able}
-            count = max(-(-len(able) * share // parts), len(kept), 1) if able else 0
+            count = max(-(-len(able) * share // parts), len(kept))
             columns += sorted(sorted(able, key=lambda j: (j not in kept, -value[j], j))[:count])
             starts.append(len(columns))
     columns += [-1] * (heads * rows * width - len(columns))
@@ -271,6 +290,22 @@ CHOOSE = Exercise(
         "Mark the first `count` places of that order in a bool table [H, R, W] with scatter_; chosen.nonzero()[:, 2] are then all columns, list after list and rising; chosen.sum(2) gives the starts.",
     ),
     mutants=(
+        Mutant(
+            "infinity for always, minus infinity for no candidates",
+            "Infinities stand for always and for no candidate: a candidate's own score may be infinite as well.",
+            edit=(
+                (
+                    'torch.where(scores.isnan(), float("inf"), scores)',
+                    'torch.where(scores.isnan() | kept, float("inf"), torch.where(candidates, scores, -float("inf")))',
+                ),
+                ("order = by_score.gather(2, by_tier)", "order = by_score"),
+            ),
+        ),
+        Mutant(
+            "NaN before infinity",
+            "NaN counts as plus infinity, not as more.",
+            edit=('torch.where(scores.isnan(), float("inf"), scores)', "scores"),
+        ),
         Mutant(
             "rounded down",
             "The share was rounded down. ceil(n * share / parts) is meant.",
