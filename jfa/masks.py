@@ -216,7 +216,7 @@ def key_ranges(
     Args:
         q_start, q_end: [T] first query of each tile and one past its last, inside their sequences (0 <= start < end <= len_q).
         len_q, len_kv: [T] lengths of the sequences that the tiles belong to.
-        block_n: keys a block.
+        block_n: keys per block.
 
     Returns:
         (first, full_first, full_end, end), each [T] int64 in blocks: [first, full_first) masked, [full_first, full_end)

@@ -95,7 +95,7 @@ check("2.2", merge)
 
 # %% tags=["ex-2.3"]
 def causal_attention(q, k, v, block):
-    """q, k, v: [n, D], block: keys a block -> (out [n, D], lse [n])."""
+    """q, k, v: [n, D], block: keys per block -> (out [n, D], lse [n])."""
     ### BEGIN SOLUTION
     n, dim = q.shape
     row = torch.arange(n)[:, None]

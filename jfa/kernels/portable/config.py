@@ -66,7 +66,7 @@ RESIDENT_ROWS = 128  # packed rows of a shared query that one program can keep i
 FEW_TILES, SPLIT = (
     4,
     1,
-)  # tiles a multiprocessor under which mega-sequences are split, and workers a multiprocessor for which
+)  # tiles per multiprocessor under which mega-sequences are split, and workers a multiprocessor for which
 WORKERS = {"resident-64": 2, "resident-128": 1}  # programs a multiprocessor in the shared query's backward
 PIECE = {
     "resident-64": 1024,
