@@ -603,7 +603,7 @@ for count in (3, 4, 5):
 # | a thread's load of an accumulator, and a product on it | no order without a barrier |
 #
 # The picture: four accumulators of 48 fp32 columns, and what is allocated for them.
-# The hatched columns are nobody's, and nobody else can have them.
+# The hatched columns are allocated and not used: nobody else can have them.
 
 # %%
 LANE_ROWS = [f"lanes {32 * i} to {32 * i + 31}\nwarps {i}, {i + 4}" for i in range(4)]

@@ -63,11 +63,9 @@ EMULATED = Tile(32, 32, 4, 1)  # small enough that short test sequences have sev
 LONG = 4096  # packed rows
 LARGE_MEMORY = 200_000  # bytes of shared memory: less, and the whole of a long shared query does not stay on chip
 RESIDENT_ROWS = 128  # packed rows of a shared query that one program can keep in the backward
-FEW_TILES, SPLIT = (
-    4,
-    1,
-)  # tiles per multiprocessor under which mega-sequences are split, and workers a multiprocessor for which
-WORKERS = {"resident-64": 2, "resident-128": 1}  # programs a multiprocessor in the shared query's backward
+FEW_TILES = 4  # per multiprocessor: with fewer, mega-sequences are split
+SPLIT = 1  # workers per multiprocessor for which they are split
+WORKERS = {"resident-64": 2, "resident-128": 1}  # programs per multiprocessor in the shared query's backward
 PIECE = {
     "resident-64": 1024,
     "resident-128": 1536,
@@ -143,7 +141,7 @@ def forward_tile(problem: Problem) -> Tile:
 
 
 def split_workers(problem: Problem) -> int:
-    """Return workers a head that mega-sequences are split over keys for; 0: not split.
+    """Return workers per head that mega-sequences are split over keys for; 0: not split.
 
     Known from shapes alone: where there are at most a few tiles for each multiprocessor, the longest one ends last and alone, or
     some have nothing to do at all. Where there are many, splitting costs more than it balances (docs/portable-notes.md).
