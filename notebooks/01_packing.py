@@ -58,7 +58,7 @@ plots.padded_and_packed(lengths)
 # $$ \text{token waste} = 1 - \frac{\sum_b n_b}{B\,M}. $$
 #
 # Attention computes a score for each *pair*.
-# Padded that is M² a sequence, and only n² of them are wanted:
+# Padded that is M² per sequence, and only n² of them are wanted:
 #
 # $$ \text{pair waste} = 1 - \frac{\sum_b n_b^2}{B\,M^2}. $$
 #
@@ -342,7 +342,7 @@ print("with dirty values:  ", int((weights @ dirty).isnan().sum()), "of", D, "ou
 print("with cleaned values:", int((weights @ clean).isnan().sum()), "of", D, "outputs are NaN")
 
 # %% [markdown]
-# A GPU kernel has the same trap in another dress: its last block of keys reaches into the *next sequence*.
+# A GPU kernel has the same trap in another form: its last block of keys reaches into the *next sequence*.
 # Chapter 04 meets it again.
 #
 # **A mask value of -1e9.** It looks like minus infinity until a row has nothing but masked keys.

@@ -140,8 +140,7 @@ def launch_backward(
         problem.sm_scale * LOG2_E,
         problem.sm_scale,
         config,
-        num_warps=4,
-        num_stages=1,
+        **launch.WARPS,
     )
 
 
@@ -172,8 +171,7 @@ def launch_forward(
         2.0 ** math.ceil(math.log2(scale)),
         min(HUGE_MXFP8.value * (1 - 2.0**-20) / scale, 2.0**127),
         config,
-        num_warps=4,
-        num_stages=1,
+        **launch.WARPS,
     )
 
 
