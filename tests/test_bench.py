@@ -30,7 +30,14 @@ def test_host_time_without_a_gpu_leaves_launches_out(capsys, tmp_path):
     shown, times = capsys.readouterr().out, json.loads(written.read_text())["host"]
     assert "launches do nothing" in shown
     for backend in ("hopper", "portable"):
-        for kind in ("", ", new totals each call", ", new signature", ", int64 offsets", ", with a plan"):
+        for kind in (
+            "",
+            ", new totals each call",
+            ", new signature",
+            ", int64 offsets",
+            ", with a plan",
+            ", the registered op",
+        ):
             assert f"{backend}{kind}" in shown
             assert times[f"{backend}{kind}"].keys() == {"forward", "no gradients", "both"}
 

@@ -206,6 +206,7 @@ COMMON = (
     "SymInt max_seq_len_q, SymInt max_seq_len_kv, SymInt list_heads, SymInt list_rows, SymInt list_block, SymInt list_other_block"
 )
 _CHECK = 8  # check_offsets' place among the arguments after block_lists
+_BACKEND = 12  # backend's place among the arguments after the three tensors
 _LIBRARY = torch.library.Library("jfa", "DEF")
 _LIBRARY.define(f"attention(Tensor query, Tensor key, Tensor value, {COMMON}) -> (Tensor, Tensor)")
 _LIBRARY.define(
@@ -266,8 +267,8 @@ def problem_of(query, key, value, arguments: Sequence) -> tuple[Problem, str, li
     lists = BlockLists(*list_tensors, *sizes) if list_tensors else None
     given = query, key, value, q_off, k_off, o_off, scale, band, broadcast, determ, max_q, max_kv, lists, precision
     problem = make_problem(*given)
-    problem = prepare(problem, check, q_off)
-    return problem, registry.choose(problem, backend).backend, list(plan_tensors) or None
+    name = registry.pick(problem, backend)
+    return prepare(problem, check, q_off, name), name, list(plan_tensors) or None
 
 
 def checks(arguments: Sequence) -> bool:
@@ -275,14 +276,38 @@ def checks(arguments: Sequence) -> bool:
     return arguments[5 + _CHECK]
 
 
+def _kept(query, key, value, arguments: Sequence) -> tuple:
+    """Return what is kept of calls like this one (jfa.attention.prepared), or None, and its sizes."""
+    from jfa.attention import prepared  # which imports this module
+
+    *offsets, plan, lists, scale, lo_s, lo_e, hi_s, hi_e, shared, determ, backend, check, precision, max_q, max_kv = (
+        arguments[:-4]
+    )
+    if plan or lists or check or precision:
+        return None, ()
+    options = "op", scale, lo_s, lo_e, hi_s, hi_e, shared, determ, backend
+    return prepared.find_checked((query, key, value, *offsets), (max_q, max_kv), shared, options)
+
+
 def _attention(query, key, value, *arguments):
+    kept, sizes = _kept(query, key, value, arguments)
+    call = None if kept is None else kept.call(False, query, key, value, arguments[:3], (), sizes)
+    if call is not None:
+        return tuple(call.forward(query, key, value))
     problem, backend, plan_tensors = problem_of(query, key, value, arguments)
+    if kept is not None:
+        kept.learn(problem, arguments[_BACKEND])
     return run_forward(problem, backend, query, key, value, plan_tensors)
 
 
 def _attention_backward(dout, dlse, query, key, value, out, lse, needs, *arguments):
-    problem, backend, plan_tensors = problem_of(query, key, value, arguments)
-    grads = run_backward(problem, backend, dout, dlse, query, key, value, out, lse, plan_tensors, tuple(needs))
+    kept, sizes = _kept(query, key, value, arguments)
+    grads = None
+    if kept is not None and dout is not None:
+        grads = kept.backward_alone(dout, dlse, (query, key, value, out, lse), arguments[:3], sizes, tuple(needs))
+    if grads is None:
+        problem, backend, plan_tensors = problem_of(query, key, value, arguments)
+        grads = run_backward(problem, backend, dout, dlse, query, key, value, out, lse, plan_tensors, tuple(needs))
     return tuple(query.new_empty(0) if not need else grad for grad, need in zip(grads, needs))
 
 

@@ -8,8 +8,9 @@ makes. Tiles, grids and allocations follow from both: as formulas in the sizes, 
 their sizes. Where sizes do not meet a record's conditions, because they get another tile shape, backend or kernel, there is
 one :class:`Form` more. The backward is recorded the first time that a played forward meets one.
 
-Only eager calls on a GPU with plain tensors come here: torch.compile, torch.func, dispatch modes, profilers, block lists
-and ``check_offsets`` take the long way always.
+Only calls on a GPU with plain tensors come here: eager ones (:func:`find`), and those of the registered op that torch.compile's
+graphs make (:func:`find_checked`), whose backward is a call of its own. torch.func, dispatch modes, profilers, block lists and
+``check_offsets`` take the long way always.
 """
 
 from __future__ import annotations
@@ -56,13 +57,12 @@ def find(tensors: tuple, hints: tuple, scale, window, switches: tuple, backend, 
         hints: max_seq_len_q, max_seq_len_kv.
         switches: causal, broadcast_q, deterministic.
     """
-    query, key, value, query_offset, key_offset, output_offset = tensors
-    if torch.compiler.is_compiling() or not isinstance(query, Tensor) or not on_gpu(query):
-        return _NEVER
-    if forward_ad._current_level >= 0 or op.under_transform() or not op.is_plain(query, key, value):
+    if not isinstance(tensors[0], Tensor) or not on_gpu(tensors[0]):
         return _NEVER
     max_q, max_kv = hints
     causal, shared, deterministic = switches
+    if torch.compiler.is_compiling() or op.under_transform():
+        return _NEVER
     kinds = type(scale), type(window), type(causal)
     if type(max_q) not in _PLAIN_NUMBERS or type(max_kv) not in _PLAIN_NUMBERS or kinds[0] not in _SCALES:
         return _NEVER
@@ -70,19 +70,37 @@ def find(tensors: tuple, hints: tuple, scale, window, switches: tuple, backend, 
         return _NEVER
     if kinds[2] not in (bool, str) or type(shared) is not bool or type(deterministic) is not bool:
         return _NEVER
-    if type(backend) is not str or type(key_offset) is not Tensor:
+    if type(backend) is not str:
         return _NEVER
+    return find_checked(tensors, (max_q or 0, max_kv or 0), shared, (scale, window, switches, kinds, backend), plan)
+
+
+def find_checked(
+    tensors: tuple, hints: tuple, shared: bool, options: tuple, plan=None
+) -> tuple[Prepared | None, tuple]:
+    """Do the same where the types of all but tensors are known to be right.
+
+    Args:
+        shared: broadcast_q.
+        options: all that a call says besides, hashable.
+    """
+    query, key, value, query_offset, key_offset, output_offset = tensors
+    if not isinstance(query, Tensor) or not on_gpu(query) or type(key_offset) is not Tensor:
+        return _NEVER
+    if forward_ad._current_level >= 0 or not op.is_plain(query, key, value):
+        return _NEVER
+    max_q, max_kv = hints
     shapes = query.shape, key.shape, value.shape
     if len(shapes[0]) != 3 or len(shapes[1]) != 3 or len(shapes[2]) != 3:
         return _NEVER
     (rows_q, heads, dim), (rows_kv, kv_heads, key_dim), (rows_v, value_heads, value_dim) = shapes
     count = key_offset.numel()
-    sizes = rows_q, rows_kv, count - 1, max_q or 0, max_kv or 0
+    sizes = rows_q, rows_kv, count - 1, max_q, max_kv
     if rows_v != rows_kv or rows_q > MOST_ROWS or rows_kv > MOST_ROWS or not 1 <= count <= MOST_SEQUENCES:
         return _NEVER
     if not 0 <= sizes[3] <= LARGEST_HINT or not 0 <= sizes[4] <= LARGEST_HINT:
         return _NEVER
-    signature = [scale, window, switches, kinds, backend, heads, dim, kv_heads, key_dim, value_heads, value_dim]
+    signature = [options, heads, dim, kv_heads, key_dim, value_heads, value_dim]
     for x in (query, key, value):
         signature += (x.stride(), x.dtype, x.device)
     for x, expected in ((query_offset, 2 if shared else count), (output_offset, count), (key_offset, count)):
@@ -121,6 +139,7 @@ class Prepared:
         backend: as calls ask for it, perhaps "auto".
         names: roles of the offsets that its calls give.
         forward: by whether a backward may follow, the forms of its calls.
+        alone: stands for a forward of which nothing was kept, where a backward is a call of its own.
     """
 
     def __init__(self):
@@ -128,6 +147,7 @@ class Prepared:
         self.backend = ""
         self.names: tuple[str, ...] = ()
         self.forward: dict[bool, Lesson] = {True: Lesson(), False: Lesson()}
+        self.alone = Form(lambda *sizes: None)
 
     def learn(self, problem: Problem, backend: str) -> None:
         """Note a call that passed all checks, and the backend that it asks for."""
@@ -139,7 +159,7 @@ class Prepared:
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, offsets: tuple, plan, sizes: tuple, with_lse: bool = True
-    ) -> tuple[Tensor, Tensor | None] | None:
+    ) -> Sequence[Tensor | None] | None:
         """Return (out, lse) of a call that comes again; None where it has to take the long way.
 
         Args:
@@ -148,23 +168,33 @@ class Prepared:
             sizes: of the call, as :func:`find` returned them.
             with_lse: if not, lse may be None: an output costs autograd several microseconds.
         """
+        grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        call = self.call(grad, query, key, value, offsets, () if plan is None else plan.tensors, sizes)
+        if call is None or not grad:
+            return None if call is None else call.forward(query, key, value)
+        return _apply_with_lse(query, key, value, call) if with_lse else (_apply(query, key, value, call), None)
+
+    def call(self, grad: bool, query, key, value, offsets: tuple, plan: Sequence[Tensor], sizes: tuple) -> Call | None:
+        """Return a call that can be played, or None. ``plan``: its tensors."""
         if self.problem is None:
             return None
-        grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
         form, values = self.forward[grad].find(sizes)
-        if self.problem.broadcast_q:
-            offsets = offsets[1:]
-        more = [x for x in offsets if x is not None]
-        if plan is not None:
-            more += plan.tensors
+        more = self._more(offsets, plan)
         if form is None:
             form, values = self.record_forward(grad, sizes, query, key, value, more)
-        if form is None or form.tape is None:
+        return None if form is None or form.tape is None else Call(self, form, sizes, values, more, grad)
+
+    def backward_alone(self, dout, dlse, tensors: tuple, offsets: tuple, sizes: tuple, needs: tuple) -> list | None:
+        """Return (dq, dk, dv) of a forward that left nothing, or None. ``tensors``: query, key, value, out, lse."""
+        if self.problem is None or not (tensors[3].is_contiguous() and tensors[4].is_contiguous()):
             return None
-        call = Call(self, form, sizes, values, more, grad)
-        if not grad:
-            return call.forward(query, key, value)
-        return _apply_with_lse(query, key, value, call) if with_lse else (_apply(query, key, value, call), None)
+        call = Call(self, self.alone, sizes, (), self._more(offsets, ()), False)
+        return call.play_backward(True, dout, dlse, tensors, needs)
+
+    def _more(self, offsets: tuple, plan: Sequence[Tensor]) -> list[Tensor]:
+        if self.problem.broadcast_q:
+            offsets = offsets[1:]
+        return [*(x for x in offsets if x is not None), *plan]
 
     # ------------------------------------------------------------------------------------------------------- recording
     def problem_of(self, sizes: Sequence[int], offsets: dict) -> Problem:
@@ -283,6 +313,7 @@ class Form:
         self.present = tuple(x is not None for x in seen.results) if seen else ()
         self.backward: dict[tuple, Lesson] = {}
         self.left: object = None
+        self.kept_numbers = 0 if tape is None else tape.kept_numbers
 
     def whole(self, results: list[Tensor]) -> list[Tensor | None]:
         """Return a pass's results, None for those that it leaves out."""
@@ -369,7 +400,7 @@ class Call:
     def backward(self, dout: Tensor, dlse: Tensor | None, tensors: Sequence[Tensor], needs: tuple) -> Sequence:
         """Return (dq, dk, dv): play a tape, or take the long way. ``tensors``: query, key, value, out, lse."""
         first, self.walked = not self.walked, True
-        found = self._play_backward(first, dout, dlse, tensors, needs)
+        found = self.play_backward(first, dout, dlse, tensors, needs)
         if found is not None:
             return found
         given, lists = self.prepared.by_role(self.more), self.lists
@@ -392,7 +423,7 @@ class Call:
 
             self.form.left = left_of(self.form.tape.kept, lists)
 
-    def _play_backward(self, first: bool, dout: Tensor, dlse: Tensor | None, tensors, needs) -> list | None:
+    def play_backward(self, first: bool, dout: Tensor, dlse: Tensor | None, tensors, needs) -> list | None:
         """Return the gradients, or None where the long way has to be taken."""
         if not (self.lists is None or isinstance(self.lists, Tensor)) or not (dlse is None or dlse.is_contiguous()):
             return None
@@ -400,7 +431,7 @@ class Call:
         lesson = self.form.backward.get(case)
         if lesson is None:
             lesson = self.form.backward[case] = Lesson()
-        sizes = *self.sizes, *self.values[: self.form.tape.kept_numbers]
+        sizes = *self.sizes, *self.values[: self.form.kept_numbers]
         form, values = lesson.find(sizes)
         inputs = [*tensors, dout]
         if dlse is not None:
@@ -434,9 +465,10 @@ class Call:
             lists = self._stand_in_lists(recorder, first, tuple(numbers[len(self.sizes) :]))
             given = prepared.more_stand_ins(recorder, more)
             problem = prepared.problem_of(numbers, given)
-            grads = op.run_backward(problem, self.form.backend, *gradients, *inputs, _plan_of(given) or lists, needs)
+            backend = self.form.backend or _taped(registry.pick(problem, prepared.backend), problem)
+            grads = op.run_backward(problem, backend, *gradients, *inputs, _plan_of(given) or lists, needs)
             self._leave(first, lists)
-            return Pass(self.form.backend, grads)
+            return Pass(backend, grads)
 
         return lesson.record(dict(zip(names, sizes)), run)
 

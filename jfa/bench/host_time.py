@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 import jfa
+from jfa.attention import make_problem, op
+from jfa.masks import Band
 
 SEQUENCES, LENGTH, HEADS, DIM = 8, 64, 8, 128
 CALLS, ROUNDS = 30, 9
 TOTALS = 16  # batches of different rows that take turns
-NEW_TOTALS, NEW_SIGNATURE = "new totals each call", "new signature"
+NEW_TOTALS, NEW_SIGNATURE, BY_OP = "new totals each call", "new signature", "the registered op"
 BACKENDS = ("hopper", "blackwell", "portable")
 FA2 = "FlashAttention 2"
 
@@ -95,15 +97,26 @@ def calls(backends: tuple[str, ...] = BACKENDS, device: str = "cuda") -> dict[st
             found[f"{backend}, {NEW_TOTALS}"] = lambda o=options: attend(next(others), **o)
             found[f"{backend}, int64 offsets"] = lambda o=options: attend(wide, **o)
             found[f"{backend}, {NEW_SIGNATURE}"] = lambda o=options: attend(one, sm_scale=next(scales), **o)
+            found[f"{backend}, {BY_OP}"] = partial(_by_op, one, backend)
         found[f"{backend}, with a plan"] = lambda o=options | {"plan": plan}: attend(one, **o)
     return found
+
+
+def _by_op(b: Batch, backend: str) -> tuple[Tensor, Batch]:
+    """Call what torch.compile's graphs call, with its autograd."""
+    settings = DIM**-0.5, Band.make(), False, False, LENGTH, LENGTH
+    problem = make_problem(*b.tensors, b.offsets, b.offsets, None, *settings)
+    return op.attend_by_op(*b.tensors, op.Call(problem, backend, None, False, b.offsets))[0], b
 
 
 def measure(backends: tuple[str, ...] = BACKENDS, device: str = "cuda", **bounds: int) -> dict[str, dict[str, float]]:
     """Return per implementation the microseconds of a forward, of one without gradients, and of a forward and backward ("both").
 
-    "new totals each call": the batch before had another number of rows. "new signature": nothing is known of the call but what
-    compiled. ``bounds``: ``per_round`` (calls) and ``rounds``.
+    "new totals each call": the batch before had another number of rows. "new signature": nothing is known of the call but
+    what compiled. "the registered op": what torch.compile's graphs call, by torch.library and its autograd.
+
+    Args:
+        bounds: ``per_round`` (calls) and ``rounds``.
     """
     found = calls(backends, device)
 

@@ -12,7 +12,7 @@ pytest.importorskip("greenlet")
 
 import jfa  # noqa: E402
 from jfa import reference  # noqa: E402
-from jfa.attention import prepared  # noqa: E402
+from jfa.attention import op, prepared  # noqa: E402
 from jfa.kernels import registry  # noqa: E402
 from jfa.kernels.common import driver as cuda  # noqa: E402
 from jfa.kernels.preference import kind_of  # noqa: E402
@@ -513,3 +513,47 @@ def test_forms_have_an_end(driver, monkeypatch):
         for a, b in zip(found, the_long_way(monkeypatch, inputs, offsets, backend="hopper", max_seq_len_q=hint)):
             assert torch.equal(a, b)
     assert len(only().forward[True].forms) == 2
+
+
+# ------------------------------------------------------------------------------------------------------ through the op
+@pytest.mark.parametrize("backend", ["portable", "hopper"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_registered_op_comes_again_as_well(driver, monkeypatch, backend, shared):
+    """torch.compile's graphs call it: its forward leaves no lists, and its backward is a call of its own."""
+    monkeypatch.setattr(jfa.attention, "_way", lambda *tensors: op.attend_by_op)
+    unfound = lambda *args: (None, ())
+    for seed, (rows_q, rows_kv, sequences) in enumerate(SIZES[:6]):
+        inputs, offsets = problem_of_sizes(9 if shared else rows_q, rows_kv, sequences, seed, shared=shared)
+        offsets = [x if x is None or seed % 2 else x.int() for x in offsets]
+        options = dict(backend=backend, causal=True, broadcast_q=shared)
+        with monkeypatch.context() as patch:
+            patch.setattr(prepared, "find", unfound)
+            found = results(inputs, offsets, **options)
+            patch.setattr(prepared, "find_checked", unfound)
+            expected = results(inputs, offsets, **options)
+        for a, b in zip(found, expected):
+            assert torch.equal(a, b)
+    assert len(prepared._KNOWN) == 2  # int32 and int64 offsets
+    for kept in prepared._KNOWN.values():
+        backwards = [x for lesson in kept.alone.backward.values() for x in lesson.forms]
+        forms = [*kept.forward[False].forms, *backwards]
+        assert backwards and len(forms) > len(backwards) and all(x.tape is not None for x in forms), [
+            x.why_not for x in forms
+        ]
+
+
+def test_a_compiled_function_plays(driver):
+    offsets = OFFSETS.clone()
+
+    def step(q, k, v):
+        return jfa.jagged_flash_attention(q, k, v, offsets, offsets, causal=True, backend="portable") * 2
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for seed in range(4):
+        q, k, v = tensors(seed=seed)
+        for a, b in zip(*(torch.autograd.grad(f(q, k, v).float().sum(), (q, k, v)) for f in (compiled, step))):
+            assert_near(a, b.double())
+    played = [kept for kept in prepared._KNOWN.values() if kept.alone.backward]
+    assert len(played) == 1 and played[0].forward[False].forms[0].tape is not None
+    (lesson,) = played[0].alone.backward.values()
+    assert lesson.forms[0].tape is not None
