@@ -14,7 +14,7 @@ if not triton.__version__.endswith("+fb"):
 import triton.language as tl  # noqa: E402
 
 from jfa import compiled  # noqa: E402
-from jfa.compiled import Report, Role, compile_kernel  # noqa: E402
+from jfa.compiled import Report, Role, compile_kernel, worker  # noqa: E402
 from jfa.kernels.common.nouns import aggregate  # noqa: E402
 from jfa.kernels.compile_config import CompileConfig  # noqa: E402
 
@@ -153,12 +153,12 @@ def _calls_a_tlx_kernel(desc, out_ptr):
 
 @pytest.mark.parametrize("kernel", [_two_role_kernel, _calls_a_tlx_kernel], ids=["itself", "through a helper"])
 def test_where_triton_has_no_tlx_the_error_names_what_to_install(stand_in, kernel):
-    with pytest.raises(compiled.NeedsTlxError, match=r"`_two_role_kernel` uses TLX, .*fbtriton.*jfa doctor"):
-        compiled._require_tlx(kernel)
+    with pytest.raises(worker.NeedsTlxError, match=r"`_two_role_kernel` uses TLX, .*fbtriton.*jfa doctor"):
+        worker.require_tlx(kernel)
 
 
 def test_a_plain_kernel_needs_no_tlx(stand_in):
-    compiled._require_tlx(_scale_kernel)
+    worker.require_tlx(_scale_kernel)
 
 
 def test_a_kernel_of_a_notebook_is_shipped_where_triton_has_no_tlx(stand_in):

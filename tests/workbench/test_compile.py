@@ -156,7 +156,7 @@ def test_a_spill_belongs_to_the_role_in_whose_lines_it_lies():
 
 
 def test_without_a_disassembler_the_report_says_so(monkeypatch):
-    from jfa import compiled
+    from jfa.compiled import worker
 
     def none(cubin):
         raise sass.NoDisassembler("no nvdisasm here")
@@ -164,6 +164,6 @@ def test_without_a_disassembler_the_report_says_so(monkeypatch):
     monkeypatch.setattr(sass, "disassemble", none)
     report = Report("k", 90, spill_stores=8)
     asm = {"ttgir": "", "ptx": "", "cubin": b""}
-    compiled._look_at_roles(report, own.scale, asm, {"num_warps": 4, "roles": (), "folders": {}})
+    worker.look_at_roles(report, own.scale, asm, {"num_warps": 4, "roles": (), "folders": {}})
     assert report.note == "no nvdisasm here" and report.role_spills == {} and "no nvdisasm here" in report.to_text()
     assert SimpleNamespace(**report.to_json()).note == report.note

@@ -492,7 +492,7 @@ def _queue_launch(kernel, x, out, count, workers, gone):
 
 
 def _queue(x, out, count, workers, gone):
-    """Each tile once; of the tiles that are drawn, the first ``gone`` belong to others. Asked: once per tile."""
+    """Return each tile once; of the tiles that are drawn, the first ``gone`` belong to others. Asked: once per tile."""
     mine = torch.ones(count, 1, dtype=x.dtype)
     mine[workers : workers + gone] = 0
     return out + 2 * x * mine.expand(count, 16).reshape(-1), count
