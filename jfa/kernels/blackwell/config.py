@@ -15,6 +15,7 @@ from jfa.kernels.common.host import padded_head_dim
 BLOCK = 128  # rows of a softmax or compute group, keys of a block: the M of one MMA and its N
 BLOCK_M = tl.constexpr(BLOCK)
 BLOCK_N = tl.constexpr(BLOCK)
+TAIL = 64  # columns of Q and K beyond the 128 of a box
 FORMS = ("resident", "pair", "single")
 PAIR_KEYS = 512  # mean keys per sequence from which a pair of CTAs is worth its half-empty last tiles
 
@@ -52,6 +53,8 @@ class ForwardConfig(Config):
         fma_eighths: eighths of each slice's columns whose exp2 runs on the FMA pipe.
         o_parts: column parts in which O leaves, through a buffer each.
         o_columns: columns of O that the correction holds in registers at a time.
+        tail_dim: columns of Q and K beyond ``head_dim``, 0 or 64; with them all tiles split their keys.
+        tail_slots: ring of those columns of K.
         list_heads: heads of the block lists that tiles walk, which then split their keys; 0: they walk their band.
         broadcast_q: with block lists: whether all sequences have the same queries.
     """
@@ -66,6 +69,8 @@ class ForwardConfig(Config):
     fma_eighths: int = 2
     o_parts: int = 2
     o_columns: int = 32
+    tail_dim: int = 0
+    tail_slots: int = 2
     list_heads: int = 0
     broadcast_q: bool = False
 
@@ -185,15 +190,18 @@ def forward_config(problem: Problem, clc: bool = True) -> ForwardConfig:
     """
     longest = problem.rows_q if problem.broadcast_q else problem.max_seq_len_q
     lists = problem.block_lists
-    split_keys = 0 < longest <= BLOCK or lists is not None
+    tail_dim = TAIL if problem.head_dim > BLOCK else 0
+    split_keys = 0 < longest <= BLOCK or lists is not None or tail_dim > 0
     common = _common(problem, problem.num_heads)
+    slots = 3 if tail_dim else 5 if split_keys else 4
     return ForwardConfig(
         **common,
         negative=problem.sm_scale < 0,
         split_keys=split_keys,
         clc=clc,
-        kv_slots=(5 if split_keys else 4) * (128 // common["head_dim"]),
+        kv_slots=slots * (128 // common["head_dim"]),
         **_forward_registers(problem, split_keys, clc),
+        tail_dim=tail_dim,
         list_heads=lists.heads if lists else 0,
         broadcast_q=lists is not None and problem.broadcast_q,
     )
@@ -307,8 +315,8 @@ def plain_config(problem: Problem) -> Config:
 
 
 def _common(problem: Problem, heads: int) -> dict[str, int | bool]:
-    """Return the fields of :class:`Config`."""
-    head_dim = padded_head_dim(problem.head_dim, problem.head_dim_v, least=64)
+    """Return the fields of :class:`Config`; columns of Q and K beyond 128 are the forward's ``tail_dim``."""
+    head_dim = padded_head_dim(min(problem.head_dim, BLOCK), problem.head_dim_v, least=64)
     return dict(
         heads=heads, group=problem.group_size, head_dim=head_dim, has_lo=problem.band.has_lo, has_hi=problem.band.has_hi
     )

@@ -14,6 +14,9 @@ would leave the second half empty, so there both groups take the *same* queries 
 the correction merges their results. All communication is by mbarriers: ``*_fulls`` say that data is there, ``*_empties`` that it
 has been consumed.
 
+Queries and keys of up to 192 columns (values of up to 128) come in two boxes, of 128 columns and a *tail* of 64, and S is the sum of
+two products. All tiles split their keys then: Q, three blocks and two tails fill shared memory.
+
 TMEM (512 columns at D = 128): S0 S1 O0 O1. P and alpha live inside their own S; the order of the products protects them
 (:func:`multiply_tile`). Row sums and maxima are in SMEM, for the next tile's S arrives before they are read.
 
@@ -54,6 +57,8 @@ def forward_kernel(
     kinds,
     list_rows,
     list_capacity,
+    q_tail_desc,  # of the columns beyond 128, or None
+    k_tail_desc,
     cfg: tl.constexpr,  # ForwardConfig
 ):
     memory, scale = alloc_memory(tlx.dtype_of(q_desc), cfg), Scale(scale_log2, coarse_scale, score_limit, HUGE)
@@ -88,7 +93,8 @@ def forward_kernel(
             while walk.going():
                 if cfg.clc:  # two answers may be on their way: this role is up to a tile ahead of the others
                     tlx.clc_producer(queue, walk.phase(2) ^ 1, k=walk.stage(2))
-                kv_count = load_inputs(q_desc, k_desc, v_desc, memory, records_ptr, walk, kv_count, lists, cfg)
+                inputs = Inputs(q_desc, k_desc, v_desc, q_tail_desc, k_tail_desc)
+                kv_count = load_inputs(inputs, memory, records_ptr, walk, kv_count, lists, cfg)
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # store
@@ -134,10 +140,19 @@ class RowSums:
 
 
 @aggregate
+class Tails:
+    """The columns of Q and K beyond 128: rings beside those of the others, filled and emptied as they are."""
+
+    q: Ring
+    k: Ring
+
+
+@aggregate
 class Memory:
     """What the roles of a CTA hand to each other. ``q`` is a ring of one per half; ``o`` has a slot per column part of a half."""
 
     q: Ring
+    tails: tl.core.base_value  # Tails, or None where rows end at column 128
     kv: Ring
     o: Ring
     scores: Scores
@@ -171,7 +186,13 @@ def alloc_memory(DTYPE: tl.constexpr, cfg: tl.constexpr):
 
     tiles = tlx.local_alloc((BLOCK_M, cfg.head_dim), tl.float32, 2, tlx.storage_kind.tmem)
     accs = Accumulators(tiles, tlx.alloc_barriers(2), tlx.alloc_barriers(2))
-    return Memory(q, kv, o, scores, accs, rows)
+    if cfg.tail_dim:
+        tails = Tails(
+            alloc_ring(BLOCK_M, cfg.tail_dim, DTYPE, 1, 1), alloc_ring(BLOCK_N, cfg.tail_dim, DTYPE, cfg.tail_slots, 1)
+        )
+        return Memory(q, tails, kv, o, scores, accs, rows)
+    else:
+        return Memory(q, None, kv, o, scores, accs, rows)
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
@@ -228,40 +249,62 @@ def steps_of(tile, cfg: tl.constexpr):
 # ---------------------------------------------------------------------------------------------------------------- load
 
 
+@aggregate
+class Inputs:
+    """TMA descriptors of what a CTA reads; those of the columns beyond 128 may be None."""
+
+    q: tl.core.base_value
+    k: tl.core.base_value
+    v: tl.core.base_value
+    q_tail: tl.core.base_value
+    k_tail: tl.core.base_value
+
+
 @triton.jit
-def load_inputs(q_desc, k_desc, v_desc, memory, records_ptr, walk, kv_count, lists, cfg: tl.constexpr):
+def load_inputs(inputs, memory, records_ptr, walk, kv_count, lists, cfg: tl.constexpr):
     """Load Q, and K and V blocks in the order in which :func:`multiply_tile` uses them. Returns the blocks loaded so far."""
     HALVES: tl.constexpr = cfg.q_halves
     tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     steps, head = walk_steps(tile, walk, lists, cfg), walk.head()
-    kv, kv_head = memory.kv, head // cfg.group
+    kv_head = head // cfg.group
+    k_count = kv_count >> 1  # a tile has as many blocks of V as of K
     # K first: the ring has room for it before the tile before is done with Q.
-    kv_count = load_keys(k_desc, kv, tile, kv_head, steps.block(0, 0), kv_count)
+    kv_count = load_keys(inputs, memory, tile, kv_head, steps.block(0, 0), kv_count, k_count)
     for half in tl.static_range(HALVES):
         # Where keys are split the tile ends before half 1: its box is zeros and costs no traffic, but keeps the phases in step.
-        memory.q.nth(half).load(walk.done, q_desc, tile.q.box(tile.row + half * BLOCK_M, head))
+        memory.q.nth(half).load(walk.done, inputs.q, tile.q.box(tile.row + half * BLOCK_M, head))
+    if memory.tails is not None:
+        memory.tails.q.load(walk.done, inputs.q_tail, tile.q.box(tile.row, head, cfg.head_dim))
     if steps.split_keys:
-        kv_count = load_keys(k_desc, kv, tile, kv_head, steps.block(1, 0), kv_count)
+        kv_count = load_keys(inputs, memory, tile, kv_head, steps.block(1, 0), kv_count, k_count + 1)
     for step in range(0, steps.count):
-        kv_count = load_step(v_desc, kv, tile, kv_head, steps, step, kv_count)
+        kv_count = load_values(inputs.v, memory.kv, tile, kv_head, steps, step, kv_count)
         if step + 1 < steps.count:
-            kv_count = load_step(k_desc, kv, tile, kv_head, steps, step + 1, kv_count)
+            k_step = k_count + ((step + 1) << steps.split_keys)
+            kv_count = load_keys(inputs, memory, tile, kv_head, steps.block(0, step + 1), kv_count, k_step)
+            if steps.split_keys:
+                kv_count = load_keys(inputs, memory, tile, kv_head, steps.block(1, step + 1), kv_count, k_step + 1)
     return kv_count
 
 
 @triton.jit
-def load_step(desc, kv, tile, head, steps, step, kv_count):
-    """Load the K or V of one step: one block, or two where the halves split the keys."""
-    kv_count = load_keys(desc, kv, tile, head, steps.block(0, step), kv_count)
+def load_values(desc, kv, tile, head, steps, step, kv_count):
+    """Load the V of one step: one block, or two where the halves split the keys. Returns the ring's blocks so far."""
+    kv.load(kv_count, desc, tile.kv.box(steps.block(0, step) * BLOCK_N, head))
+    kv_count += 1
     if steps.split_keys:
-        kv_count = load_keys(desc, kv, tile, head, steps.block(1, step), kv_count)
+        kv.load(kv_count, desc, tile.kv.box(steps.block(1, step) * BLOCK_N, head))
+        kv_count += 1
     return kv_count
 
 
 @triton.jit
-def load_keys(desc, kv, tile, head, block, kv_count):
-    """Load one block of K or V into the ring's next slot."""
-    kv.load(kv_count, desc, tile.kv.box(block * BLOCK_N, head))
+def load_keys(inputs, memory, tile, head, block, kv_count, k_count):
+    """Load one block of K, the ``k_count``-th of all, into the ring's next slot. Returns the ring's blocks so far."""
+    memory.kv.load(kv_count, inputs.k, tile.kv.box(block * BLOCK_N, head))
+    if memory.tails is not None:
+        HEAD_DIM: tl.constexpr = memory.kv.buffers.shape[1]
+        memory.tails.k.load(k_count, inputs.k_tail, tile.kv.box(block * BLOCK_N, head, HEAD_DIM))
     return kv_count + 1
 
 
@@ -326,6 +369,9 @@ def multiply_tile(memory, records_ptr, walk, issued, lists, cfg: tl.constexpr):
             if going:
                 k_half = k_count + half * steps.split_keys
                 score(memory, half, k_half, step == 0, step + 1 == count, walk.done & 1, steps.split_keys, cfg)
+                if memory.tails is not None:
+                    k_half = 2 * (issued.steps + step) + half
+                    score_tails(memory, half, k_half, step == 0, step + 1 == count, walk.done & 1)
         kv_count = k_count + tl.where(going, 1 + steps.split_keys, 0)
     return Issued(issued.steps + count, kv_count, count, steps.split_keys)
 
@@ -348,7 +394,10 @@ def score(memory, half, kv_count, is_first, is_last, q_phase, split_keys, cfg: t
         tlx.barrier_wait(kv.fulls[slot], phase)
     q_slot = 0 if cfg.split_keys else half * (1 - split_keys)
     k_transposed = tlx.local_trans(kv.buffers[slot])
-    tlx.async_dot(q.buffers[q_slot], k_transposed, scores.s[half], use_acc=False, mBarriers=[scores.s_fulls[half]])
+    if memory.tails is None:
+        tlx.async_dot(q.buffers[q_slot], k_transposed, scores.s[half], use_acc=False, mBarriers=[scores.s_fulls[half]])
+    else:
+        tlx.async_dot(q.buffers[q_slot], k_transposed, scores.s[half], use_acc=False, force_async=True)
     if (half == 1) | (split_keys == 1):
         tlx.tcgen05_commit(kv.empties[slot])
     if is_last:
@@ -361,6 +410,23 @@ def score(memory, half, kv_count, is_first, is_last, q_phase, split_keys, cfg: t
             elif half == 1:
                 tlx.tcgen05_commit(q.empties[0])
                 tlx.tcgen05_commit(q.empties[1])
+
+
+@triton.jit
+def score_tails(memory, half, k_count, is_first, is_last, q_phase):
+    """Issue S += Q K^T of the columns beyond 128, behind :func:`score`; then S is there. All tiles split their keys."""
+    q, k, scores = memory.tails.q, memory.tails.k, memory.scores
+    if is_first:
+        if half == 0:
+            tlx.barrier_wait(q.fulls[0], q_phase)
+    slot, phase = k.slot(k_count)
+    tlx.barrier_wait(k.fulls[slot], phase)
+    k_transposed = tlx.local_trans(k.buffers[slot])
+    tlx.async_dot(q.buffers[0], k_transposed, scores.s[half], use_acc=True, mBarriers=[scores.s_fulls[half]])
+    tlx.tcgen05_commit(k.empties[slot])
+    if is_last:
+        if half == 1:
+            tlx.tcgen05_commit(q.empties[0])
 
 
 @triton.jit

@@ -19,6 +19,7 @@ from jfa.kernels.blackwell.backward_dq import dq_kernel
 from jfa.kernels.blackwell.backward_resident import resident_backward_kernel
 from jfa.kernels.blackwell.config import (
     BLOCK,
+    TAIL,
     BackwardConfig,
     ForwardConfig,
     backward_config,
@@ -52,10 +53,11 @@ def supports(problem: Problem) -> str | None:
         return why
     if problem.dtype not in DTYPES:
         return f"backend 'blackwell' needs bfloat16 or float16 query, got {problem.dtype}; backend 'portable' can"
-    if max(problem.head_dim, problem.head_dim_v) > 128:
-        largest = max(problem.head_dim, problem.head_dim_v)
+    if problem.head_dim > BLOCK + TAIL or problem.head_dim_v > BLOCK:
         return (
-            f"backend 'blackwell' needs head dims of query and value up to 128, got {largest}; backend 'portable' can"
+            f"backend 'blackwell' needs head dims of up to {BLOCK + TAIL} in query and {BLOCK} in value, got "
+            f"{problem.head_dim} and {problem.head_dim_v}: scores and outputs of two halves fill the 512 columns of tensor "
+            "memory; backend 'portable' can"
         )
     if why := unfit_blocks(problem, "blackwell", BLOCK):
         return why
@@ -77,9 +79,19 @@ def forms(problem: Problem) -> dict[str, str]:
         "single": f"one CTA per tile of {BLOCK} keys: {why}{order}",
         "pair": f"two CTAs per tile of {2 * BLOCK} keys: {why}{order}",
     }[form]
-    if problem.block_lists is not None and problem.deterministic:
-        how = "portable kernels over the block lists: dQ, then dK and dV; repeatable bit by bit"
+    if reason := portable_backward(problem):
+        how = f"portable kernels: {reason}"
     return {"forward": f"{rows}; tiles are {'stolen' if forward.clc else 'dealt in zigzag'}", "backward": how}
+
+
+def portable_backward(problem: Problem) -> str:
+    """Return why this backend's backward is the portable kernels', "" where it is its own."""
+    if problem.block_lists is not None and problem.deterministic:
+        return "dQ over the block lists, then dK and dV; repeatable bit by bit"
+    if problem.head_dim > BLOCK:
+        columns = 2 * BLOCK + problem.head_dim + problem.head_dim_v
+        return f"S, dP, dK and dV of head dim {problem.head_dim} need {columns} of 512 columns of tensor memory"
+    return ""
 
 
 def plan(problem: Problem) -> list[Tensor]:
@@ -126,8 +138,9 @@ def backward(
     """Return (dq, dk, dv) in the inputs' dtype; rows that no tile covers are 0. dq is summed in fp32."""
     if 0 in (dout.numel(), q.numel(), k.numel(), problem.num_batches):
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    if problem.block_lists is not None and problem.deterministic:
-        return portable.backward(problem, dout, dlse, q, k, v, out, lse, plan and plan[4:], needs)
+    if portable_backward(problem):
+        transposed = plan and plan[4:] if problem.block_lists else None
+        return portable.backward(problem, dout, dlse, q, k, v, out, lse, transposed, needs)
     config = config or backward_config(problem)
     records, counts = plan[2:4] if plan else key_list(problem, config.tile_rows)
     dout = make_tma_ready(dout)
@@ -197,6 +210,7 @@ def launch_forward(problem: Problem, q, k, v, out, lse, records: Tensor, counts:
         2.0 ** math.ceil(math.log2(scale)),
         min(HUGE.value * (1 - 2.0**-20) / scale, 2.0**127),
         *list_arguments(problem.block_lists),
+        *(_boxes(config.tail_dim, q, k) if config.tail_dim else (None, None)),
         config,
         **WARPS,
     )
