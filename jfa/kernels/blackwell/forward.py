@@ -14,8 +14,8 @@ would leave the second half empty, so there both groups take the *same* queries 
 the correction merges their results. All communication is by mbarriers: ``*_fulls`` say that data is there, ``*_empties`` that it
 has been consumed.
 
-Queries and keys of up to 192 columns (values of up to 128) come in two boxes, of 128 columns and a *tail* of 64, and S is the sum of
-two products. All tiles split their keys then: Q, three blocks and two tails fill shared memory.
+Queries and keys of up to 192 columns (values of up to 128) come in two boxes, of 128 columns and a *tail* of 64, and S is the sum
+of two products. All tiles split their keys then: Q, three blocks and two tails fill shared memory.
 
 TMEM (512 columns at D = 128): S0 S1 O0 O1. P and alpha live inside their own S; the order of the products protects them
 (:func:`multiply_tile`). Row sums and maxima are in SMEM, for the next tile's S arrives before they are read.

@@ -55,7 +55,7 @@ def supports(problem: Problem) -> str | None:
         return f"backend 'blackwell' needs bfloat16 or float16 query, got {problem.dtype}; backend 'portable' can"
     if problem.head_dim > BLOCK + TAIL or problem.head_dim_v > BLOCK:
         return (
-            f"backend 'blackwell' needs head dims of up to {BLOCK + TAIL} in query and {BLOCK} in value, got "
+            f"backend 'blackwell' needs head dims up to {BLOCK + TAIL} in query and up to {BLOCK} in value, got "
             f"{problem.head_dim} and {problem.head_dim_v}: scores and outputs of two halves fill the 512 columns of tensor "
             "memory; backend 'portable' can"
         )

@@ -28,6 +28,8 @@ MXFP8 = True
 
 def supports(problem: Problem) -> str | None:
     """Return None, or a sentence that says what this backend cannot do in MXFP8, and which can."""
+    if problem.head_dim > BLOCK:
+        return f"precision='mxfp8' needs head dims up to {BLOCK}, got {problem.head_dim}; without it backend 'blackwell' can"
     return launch.supports(problem)
 
 

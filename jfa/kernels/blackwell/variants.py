@@ -22,6 +22,7 @@ from jfa.kernels.compile_config import CompileConfig
 from jfa.masks import Band
 
 TARGETS = (100, 103)
+TAILS = ("q_tail_desc", "k_tail_desc")
 LISTS = {"starts": "*i32", "columns": "*i32", "kinds": "*i8", "list_rows": "i32", "list_capacity": "i32"}
 FORWARD_ROLES = ("correction", "softmax 0", "softmax 1", "mma", "load", "store")
 RESIDENT_ROLES = ("store", "compute 0", "compute 1", "mma", "load")
@@ -35,6 +36,7 @@ FORWARD_SPILLS = {
     False: 20,
     True: 36,
 }  # of masked bands, by stealing: one or two values made before the roles part; others: 0
+TAIL_SPILLS = 208  # of rows in two boxes: three to six values made before the roles part, each read again by every role
 PLAIN_SPILLS = 132
 MXFP8_BACKWARD_SPILLS = 40  # of shared queries; the others 24 at most
 BACKWARD_SPILLS = 0  # of all backward kernels on one CTA
@@ -61,7 +63,8 @@ def with_lists(problem: Problem) -> Problem:
 def compile_configs() -> list[CompileConfig]:
     """Return what the host side launches: both head dims, three masks and short shared queries, both schedules.
 
-    The backward steals in the main ones only; it is here with grouped heads, too, and without dQ where it is deterministic.
+    Rows of 192 columns steal only, the backward in the main ones only; it is here with grouped heads, too, and without dQ where
+    it is deterministic.
     """
     configs = []
     for head_dim in (64, 128):
@@ -92,6 +95,8 @@ def compile_configs() -> list[CompileConfig]:
             listed = with_lists(problems[name])
             configs.append(_forward(f"d{head_dim}-{name}-lists", listed, True))
             configs.append(_backward(f"d{head_dim}-{name}-lists", listed, True))
+    for name, band in BANDS.items():
+        configs.append(_forward(f"d192-{name}", example_problem(192, band, head_dim_v=128), True))
     return configs + _lists()
 
 
@@ -139,9 +144,12 @@ def _forward(name: str, problem: Problem, clc: bool) -> CompileConfig:
     cfg = forward_config(problem, clc=clc)
     signature = _forward_signature(cfg.head_dim, cfg.head_dim // cfg.o_parts)
     signature |= dict.fromkeys(("coarse_scale", "score_limit"), "fp32")
-    spills = FORWARD_SPILLS[clc] if problem.band != Band() else 0
+    spills = TAIL_SPILLS if cfg.tail_dim else FORWARD_SPILLS[clc] if problem.band != Band() else 0
     name = f"forward-{name}-{'clc' if clc else 'static'}"
-    return _attention(name, "forward:forward_kernel", signature, cfg, FORWARD_ROLES, spills, True)
+    if cfg.tail_dim:
+        signature |= dict.fromkeys(TAILS, _box(cfg.tail_dim))
+    config = _attention(name, "forward:forward_kernel", signature, cfg, FORWARD_ROLES, spills, True)
+    return config if cfg.tail_dim else replace(config, constexprs=config.constexprs | dict.fromkeys(TAILS))
 
 
 def _mxfp8_forward(name: str, problem: Problem, clc: bool) -> CompileConfig:

@@ -28,6 +28,9 @@ PROBLEMS = {
     "d128": dict(len_q=[200, 60], len_kv=[260, 130], head_dim=128, heads=2, kv_heads=2),
     "d80-dv128": dict(len_q=[150], len_kv=[200], head_dim=80, head_dim_v=128, dtype=torch.float16),
     "d24": dict(len_q=[70, 30], len_kv=[40, 140], head_dim=24, heads=3, kv_heads=1),
+    "d192": dict(len_q=[300, 5, 0, 140], len_kv=[400, 150, 60, 0], head_dim=192, head_dim_v=128, heads=2, kv_heads=1),
+    "d136-window": dict(len_q=[150, 40], len_kv=[150, 300], head_dim=136, head_dim_v=64, band=Band.make(True, (70, 0))),
+    "d192-pma": dict(len_q=40, len_kv=[200, 0, 129], head_dim=192, head_dim_v=96),
     "negative-scale": dict(len_q=[140], len_kv=[200], sm_scale=-0.4, band=CAUSAL),
     "zero-scale": dict(len_q=[40], len_kv=[130], sm_scale=0.0),
 }
@@ -51,7 +54,7 @@ def test_matches_fp64(name, clc):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=SCHEDULE_NAMES)
-@pytest.mark.parametrize("name", ["jagged", "causal-window", "pma"])
+@pytest.mark.parametrize("name", ["jagged", "causal-window", "pma", "d192"])
 def test_any_order_of_events_gives_the_same_bits(name, schedule):
     first = run(PROBLEMS[name], {"policy": "eager"})
     again = run(PROBLEMS[name], schedule, clc=schedule["policy"] != "random")
@@ -69,6 +72,7 @@ HUGE = {
     "halves": dict(len_q=[200, 40], len_kv=[300, 140]),
     "split keys, negative scale": dict(len_q=[70], len_kv=[300], sm_scale=-0.3),
     "causal, d128": dict(len_q=[300], len_kv=[260], head_dim=128, band=CAUSAL, dtype=torch.bfloat16),
+    "d192": dict(len_q=[60, 140], len_kv=[260, 40], head_dim=192, head_dim_v=128),
 }
 
 

@@ -1,5 +1,6 @@
 """The Blackwell host side: what it does between a call and its launches, and what it never does."""
 
+import dataclasses
 import threading
 
 import pytest
@@ -10,7 +11,8 @@ pytest.importorskip("triton")
 pytest.importorskip("greenlet")
 
 import jfa  # noqa: E402
-from jfa.kernels.blackwell import launch  # noqa: E402
+from jfa.block_sparse import lists_from_mask  # noqa: E402
+from jfa.kernels.blackwell import launch, mxfp8_launch  # noqa: E402
 from jfa.masks import Band  # noqa: E402
 from tests.kernels.blackwell.cases import assert_close, make, reference  # noqa: E402
 
@@ -106,3 +108,42 @@ def test_the_backward_runs_in_a_thread_of_its_own():
     thread.start()
     thread.join()
     assert not failures and all(x.grad is not None for x in inputs)
+
+
+def test_rows_in_two_boxes_get_their_gradients_from_the_portable_kernels():
+    problem, q, k, v, dout = make([140, 0, 20], [150, 30, 0], head_dim=192, head_dim_v=128, band=Band.make(causal=True))
+    how = launch.forms(problem)
+    assert "128 queries per tile" in how["forward"] and "576 of 512 columns" in how["backward"]
+    lists = launch.plan(problem)
+    out, lse = launch.forward(problem, q, k, v, lists)
+    rows = slice(0, int(problem.query_offset[-1]))
+    dout[rows.stop :] = 0
+    gradients = launch.backward(problem, dout, None, q, k, v, out, lse, lists)
+    want = reference(problem, q, k, v, dout)[2:]
+    for name, got, wanted in zip(("dq", "dk", "dv"), gradients, want):
+        assert_close(name, got, wanted, problem.dtype)
+
+
+@pytest.mark.parametrize("head_dim, head_dim_v", [(193, 128), (128, 129), (256, 256), (64, 192)])
+def test_head_dims_beyond_tensor_memory_are_refused(head_dim, head_dim_v):
+    problem, *_ = make([5], [9], head_dim=head_dim, head_dim_v=head_dim_v)
+    assert f"got {head_dim} and {head_dim_v}" in launch.supports(problem)
+
+
+def test_mxfp8_rows_lie_in_one_box():
+    problem, *_ = make([5], [9], head_dim=192, head_dim_v=128)
+    assert launch.supports(problem) is None and "head dims up to 128" in mxfp8_launch.supports(problem)
+
+
+def test_block_lists_walk_rows_in_two_boxes():
+    problem, q, k, v, _ = make([300, 40], [500, 140], head_dim=192, head_dim_v=128)
+    masks = [torch.tensor([[[1, 0, 0, 1], [0, 0, 1, 0], [1, 1, 1, 0]]]).bool(), torch.ones(1, 1, 2).bool()]
+    lists = lists_from_mask(masks, problem.query_offset, problem.key_offset, total_q=len(q), total_kv=len(k))
+    listed = dataclasses.replace(problem, block_lists=lists)
+    out, _ = launch.forward(listed, q, k, v)
+    for b, (mask, (q0, k0)) in enumerate(zip(masks, ((0, 0), (300, 500)))):
+        rows, keys = [300, 40][b], [500, 140][b]
+        pairs = mask[0].repeat_interleave(128, 0).repeat_interleave(128, 1)[:rows, :keys]
+        scores = (q[q0 : q0 + rows, 0].double() @ k[k0 : k0 + keys, 0].double().T) * problem.sm_scale
+        weights = scores.masked_fill(~pairs, -torch.inf).softmax(1)
+        assert_close("out", out[q0 : q0 + rows, 0], weights @ v[k0 : k0 + keys, 0].double(), problem.dtype)

@@ -35,6 +35,18 @@ def test_every_dropped_synchronisation_of_the_forward_is_found(monkeypatch):
     assert [str(m) for m in result.clean if m.site.text.strip() not in SUPERFLUOUS] == []
 
 
+def test_every_dropped_synchronisation_of_rows_in_two_boxes_is_found(monkeypatch):
+    monkeypatch.setattr(launch, "EMULATED_SMS", 1)
+    problem, q, k, v, _ = make([140, 280], [700, 140], head_dim=192, head_dim_v=128)
+    config = forward_config(problem, clc=False)
+    lists = launch.query_list(problem, config.tile_rows)
+    result = sweep.sweep(
+        lambda: [launch.forward(problem, q, k, v, lists, config)[0].nan_to_num()], select=lambda m: m.how == "drop"
+    )
+    assert len(result.mutants) > 30
+    assert [str(m) for m in result.clean if m.site.text.strip() not in SUPERFLUOUS] == []
+
+
 def test_every_dropped_synchronisation_over_block_lists_is_found(monkeypatch):
     """Lists with an odd number of entries, one entry and none; the causal mask has tiles with masked blocks at one end."""
     monkeypatch.setattr(launch, "EMULATED_SMS", 1)
