@@ -13,7 +13,8 @@ from unittest import mock
 import torch
 
 import jfa
-from jfa.attention import prepared
+from jfa import attention
+from jfa.attention import op, prepared
 from jfa.layout import offsets_from_lengths
 from jfa.verify.cases import Case, judge
 
@@ -83,7 +84,8 @@ def calls_that_come_again_agree_with_fp64(backend: str, device: str = "cuda") ->
 def calls_of_other_totals_agree_with_the_long_way(backend: str, device: str = "cuda", calls: int = 12) -> None:
     """Give every call other totals, numbers of sequences and hints, some int64 offsets and a query at odd addresses.
 
-    Results must be those of calls of which nothing is kept, bit by bit, but for gradients that are summed in any order.
+    Results must be those of calls of which nothing is kept, bit by bit, but for gradients that are summed in any order; so
+    must those of the registered op, which torch.compile's graphs call.
     """
     prepared.forget()
     kinds = [{}, dict(causal=True), dict(heads=8, deterministic=True), dict(dim=128), dict(shared_q=40), dict(dim=80)]
@@ -104,27 +106,34 @@ def calls_of_other_totals_agree_with_the_long_way(backend: str, device: str = "c
                 odd = torch.empty(q.numel() + 1, dtype=q.dtype, device=device)[1:].view(q.shape)
                 q = odd.copy_(q.detach()).requires_grad_()
             hints = dict(max_seq_len_kv=max(lengths[1])) if number % 3 else {}
-            call = partial(_results, q, k, v, offsets, backend=backend, **options, **hints)
-            found = call()
+            call = partial(_results, q, k, v, offsets, return_lse=number % 4 < 3, backend=backend, **options, **hints)
+            found = {"eager": call()}
             with mock.patch.object(prepared, "find", lambda *args: (None, ())):
                 expected = call()
-            for name, x, y in zip(("out", "lse", "dq", "dk", "dv"), found, expected):
-                if name == "dq" and not options.get("deterministic"):
-                    torch.testing.assert_close(x, y, atol=2e-3, rtol=2e-2, msg=lambda m, n=number: f"call {n}, dq: {m}")
-                else:
-                    assert torch.equal(x, y), (
-                        f"{options | sizes}, call {number}: {name} is another than on the long way"
-                    )
+                with mock.patch.object(attention, "_way", lambda *tensors: op.attend_by_op):
+                    found["by the registered op"] = call()
+            for way, results in found.items():
+                for name, x in results.items():
+                    what = f"{options | sizes}, call {number} {way}: {name} is another than on the long way"
+                    if name == "dq" and not options.get("deterministic"):
+                        say = lambda message, what=what: f"{what}: {message}"
+                        torch.testing.assert_close(x, expected[name], atol=2e-3, rtol=2e-2, msg=say)
+                    else:
+                        assert torch.equal(x, expected[name]), what
     if device != "cpu" and backend in ("portable", "hopper"):
-        forms = [x for kept in prepared._KNOWN.values() for x in kept.forward[True].forms]
-        assert forms and all(x.tape is not None for x in forms), [x.why_not for x in forms]
+        for grad in (True, False):
+            forms = [x for kept in prepared._KNOWN.values() for x in kept.forward[grad].forms]
+            assert forms and all(x.tape is not None for x in forms), [x.why_not for x in forms]
 
 
-def _results(q, k, v, offsets, **options) -> tuple:
-    """Return out, LSE and the gradients of both."""
-    out, lse = jfa.jagged_flash_attention(q, k, v, *offsets, return_lse=True, **options)
-    dout = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape).to(out.dtype)
-    return (out, lse, *torch.autograd.grad((out, lse), (q, k, v), (dout, torch.isfinite(lse) * 0.5)))
+def _results(q, k, v, offsets, return_lse: bool, **options) -> dict[str, torch.Tensor]:
+    """Return the output, with ``return_lse`` the LSE, and the gradients of all that is returned, by name."""
+    found = jfa.jagged_flash_attention(q, k, v, *offsets, return_lse=return_lse, **options)
+    out, *lse = found if return_lse else (found,)
+    gradients = [torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape).to(out.dtype)]
+    gradients += [torch.isfinite(x) * 0.5 for x in lse]
+    names = "out", "dq", "dk", "dv", "lse"
+    return dict(zip(names, (out, *torch.autograd.grad((out, *lse), (q, k, v), gradients), *lse)))
 
 
 def calls_of_many_threads_share_what_is_kept(backend: str, device: str = "cuda") -> None:

@@ -7,6 +7,7 @@ what is called most: ``python -m tests.kernels.test_host_work``.
 from __future__ import annotations
 
 import collections
+import random
 import sys
 from pathlib import Path
 
@@ -19,8 +20,10 @@ pytest.importorskip("greenlet")
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 import jfa  # noqa: E402
+from jfa.attention import prepared  # noqa: E402
 from jfa.bench.stub import StubDriver, stubbed  # noqa: E402
 from jfa.kernels.common.launcher import Variant, facts  # noqa: E402
+from jfa.kernels.common.tape import Tape  # noqa: E402
 
 SEQUENCES, LENGTH, HEADS, DIM = 8, 64, 8, 128
 # (backend, with a plan) -> launches and Python calls of a forward, then of a forward and its backward. Calls may be fewer.
@@ -158,6 +161,31 @@ def test_a_call_of_other_totals_does_no_more_on_the_host_than_one_that_comes_aga
             if number >= 3:  # by then there is a form, and all is compiled
                 assert len(launches) == most_launches
                 assert sum(work.calls.values()) <= most_calls, work.calls.most_common(40)
+
+
+@pytest.mark.parametrize("backend", ["portable", "hopper"])
+def test_random_batches_soon_take_the_short_way_all(backend, monkeypatch):
+    """Totals, lengths and hints as a training on jagged data has them: few forms, and few calls that find out anything."""
+    plays, play, rng = [], Tape.play, random.Random(backend)
+    monkeypatch.setattr(Tape, "play", lambda *args: plays.append(1) or play(*args))
+    with stubbed():
+        found_out = []
+        for step in range(60):
+            rows, longest = rng.randint(64, 9000), rng.randint(1, 600)
+            q, k, v = (
+                torch.empty(rows, heads, 64, dtype=torch.bfloat16, requires_grad=True)
+                for heads in (HEADS, HEADS // 2, HEADS // 2)
+            )
+            offsets = torch.linspace(0, rows, 65).long()
+            plays.clear()
+            out = jfa.jagged_flash_attention(q, k, v, offsets, offsets, longest, longest, causal=True, backend=backend)
+            torch.autograd.grad(out, (q, k, v), torch.empty_like(out))
+            if len(plays) < 2:
+                found_out.append(step)
+        (kept,) = prepared._KNOWN.values()
+    forms = kept.forward[True].forms
+    assert all(x.tape is not None for x in forms) and len(forms) <= 4
+    assert len(found_out) <= 4, found_out
 
 
 def test_what_is_added_to_a_call_is_counted(monkeypatch):
