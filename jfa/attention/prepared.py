@@ -379,7 +379,6 @@ class Call:
     grad: bool  # a backward may follow
     lists: object = None  # what its forward left: one tensor, or None, or after the long way the backend's own
     walked: bool = False  # a backward of it has been
-    lse: Tensor | None = None  # where autograd does not keep it
     versions: list[int] | None = None  # of ``more``
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
@@ -495,16 +494,16 @@ class _Played(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, call):
-        out, call.lse = call.forward(query, key, value)
-        _keep(ctx, call, query, key, value, out)
+        out, lse = call.forward(query, key, value)
+        _keep(ctx, call, query, key, value, out, lse)
         return out
 
     @staticmethod
     def backward(ctx, dout):
-        query, key, value, out = ctx.saved_tensors
+        tensors = ctx.saved_tensors
         if dout is None:
             return None, None, None, None
-        return _gradients(ctx, dout, None, (query, key, value, out, ctx.call.lse))
+        return _gradients(ctx, dout, None, tensors)
 
 
 class _PlayedWithLse(torch.autograd.Function):
@@ -534,7 +533,7 @@ def _keep(ctx, call: Call, *tensors: Tensor) -> None:
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:
-    return [0 if x.is_inference() else x._version for x in tensors]
+    return [0 if x.is_inference() else x._version for x in tensors]  # of inference mode's nothing counts changes
 
 
 def _gradients(ctx, dout: Tensor, dlse: Tensor | None, tensors: tuple) -> tuple:
