@@ -42,9 +42,12 @@ def prepare(problem: Problem, check: bool, query_offset: Tensor | None = None, b
 
 def on_device(device: torch.device):
     """Make ``device`` the current one: Triton launches on the current device, whatever the tensors say."""
-    if device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
+    return nullcontext() if is_current(device) else torch.cuda.device(device)
+
+
+def is_current(device: torch.device) -> bool:
+    """Return whether launches for ``device`` go there by themselves."""
+    return device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device()
 
 
 def run_forward(problem: Problem, backend: str, query, key, value, plan) -> tuple[Tensor, Tensor]:

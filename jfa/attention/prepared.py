@@ -383,9 +383,7 @@ class Call:
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
         """Return (out, lse): play the tape, or take the long way where it cannot be played now."""
-        device = self.prepared.problem.device
-        with op.on_device(device):
-            played = self.form.tape.play(device, self.values, (query, key, value, *self.more))
+        played = self._play(self.form.tape, self.values, (query, key, value, *self.more))
         if played is not None:
             results, self.lists = played
             return results
@@ -395,6 +393,13 @@ class Call:
             out, lse, lists = op.forward_with_lists(problem, self.form.backend, query, key, value, plan, self.grad)
         self.lists = None if plan else lists
         return out, lse
+
+    def _play(self, tape, values: tuple, inputs: tuple):
+        device = self.prepared.problem.device
+        if op.is_current(device):  # a context takes a microsecond
+            return tape.play(device, values, inputs)
+        with op.on_device(device):
+            return tape.play(device, values, inputs)
 
     def backward(self, dout: Tensor, dlse: Tensor | None, tensors: Sequence[Tensor], needs: tuple) -> Sequence:
         """Return (dq, dk, dv): play a tape, or take the long way. ``tensors``: query, key, value, out, lse."""
@@ -441,9 +446,7 @@ class Call:
             form, values = self._record_backward(lesson, sizes, first, dout, dlse is not None, tensors, needs)
         if form is None or form.tape is None:
             return None
-        device = self.prepared.problem.device
-        with op.on_device(device):
-            played = form.tape.play(device, values, (*inputs, *self.more))
+        played = self._play(form.tape, values, (*inputs, *self.more))
         return None if played is None else form.whole(played[0])
 
     def _record_backward(self, lesson: Lesson, sizes: tuple, first: bool, dout, has_dlse: bool, tensors, needs):

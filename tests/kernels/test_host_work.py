@@ -37,10 +37,10 @@ MOST = {
 }
 # The same of calls that come again, whose launches the driver gets: docs/hopper-notes.md tells what that takes on a GPU.
 MOST_AGAIN = {
-    ("portable", False): ((2, 65), (4, 140)),
-    ("portable", True): ((1, 65), (3, 135)),
-    ("hopper", False): ((2, 65), (5, 140)),
-    ("hopper", True): ((1, 65), (4, 135)),
+    ("portable", False): ((2, 56), (4, 116)),
+    ("portable", True): ((1, 56), (3, 116)),
+    ("hopper", False): ((2, 56), (5, 120)),
+    ("hopper", True): ((1, 58), (4, 124)),
 }
 
 

@@ -136,9 +136,11 @@ class Tape:
         """Return (results, kept, scratch), uninitialised."""
         # empty_strided takes a third less time than empty.
         results = [torch.empty_strided(values[n], values[m], dtype=t, device=device) for n, m, t in self.results]
-        n = resolved(self.kept_words, values)
+        n = self.kept_words
+        n = values[n] if type(n) is Nth else n
         kept = torch.empty(n, dtype=torch.int32, device=device) if n else None
-        n = resolved(self.scratch_words, values)
+        n = self.scratch_words
+        n = values[n] if type(n) is Nth else n
         scratch = torch.empty(n, dtype=torch.int32, device=device) if n else None
         return results, kept, scratch
 
