@@ -677,7 +677,7 @@ print("largest output", float(out.abs().max()), "| LSE", float(lse.max()))
 #
 # ## Sources
 #
-# - `jfa/block_sparse.py`, `jfa/block_select.py`, `jfa/kernels/portable/block_sparse.py`, `jfa/kernels/hopper/forward.py`: the package.
+# - `jfa/block_sparse/`, `jfa/block_select.py`, `jfa/kernels/portable/block_sparse.py`, `jfa/kernels/hopper/forward.py`: the package.
 # - Dao-AILab/flash-attention: issue 2727 (blocks of 128 queries on SM100, open on 2026-07-23), pull request 2794 (backward for packed block-sparse attention, open on 2026-08-14), 2661 (two CTAs), 2761 (a deadlock).
 # - flashinfer-ai/flashinfer: issue 3587 (no block-sparse kernel for SM100), 4533 (hangs). Read 2026-11.
 # - The text this course grew from: the second variant, with its claim of 1.3 to 1.5 (May 2026).

@@ -9,9 +9,18 @@ import pytest
 import torch
 
 import jfa
-from jfa import block_select, block_sparse, reference
+from jfa import block_select, reference
 from jfa.attention import op
-from jfa.block_sparse import check_lists, dense_mask, grid_of, lists_from_mask, pool_blocks, select_blocks, transpose
+from jfa.block_sparse import (
+    check_lists,
+    dense_mask,
+    grid_of,
+    lists_from_mask,
+    pool_blocks,
+    select_blocks,
+    selection,
+    transpose,
+)
 from jfa.kernels import base
 from jfa.layout import offsets_from_lengths
 from jfa.masks import Band, Block, block_kinds
@@ -104,7 +113,7 @@ def test_the_kernels_choose_the_same_blocks(len_q, len_kv, ratio, keep, band, sh
     if not (width and rows):
         return
     starts, columns, kinds = block_select.choose(
-        q, k, None if shared else qo, ko, Band.make(**band), 12**-0.5, block_sparse._fraction(ratio), keep, bool(shared),
+        q, k, None if shared else qo, ko, Band.make(**band), 12**-0.5, selection.fraction(ratio), keep, bool(shared),
         (32, 16), width, (rows, len(k) // 16 + batches), expected.columns.numel(),
     )  # fmt: skip
     end = int(expected.starts[-1])
