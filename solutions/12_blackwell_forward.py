@@ -9,8 +9,11 @@
 # %% [markdown]
 # # Exercises 12: the Blackwell forward
 #
-# Read [notebooks/12_blackwell_forward.py](../notebooks/12_blackwell_forward.py) first. Kernels here are dense and small: one head, `q: [256, D]`, `k, v: [blocks * BN, D]`, bf16, and every length a multiple
-# of the block. They run on the emulator under several schedules, and an answer passes when the numbers are right and nothing is found.
+# Read [notebooks/12_blackwell_forward.py](../notebooks/12_blackwell_forward.py) first.
+# Kernels here are dense and small: one head, `q: [256, D]`, `k, v: [blocks * BN, D]`, bf16, and every length a multiple of the block.
+# They run on the emulator under several schedules, and an answer passes when the numbers are right and nothing is found.
+#
+# Buffers and barriers are passed one by one here, not in the chapter's nouns: a role that you write names each of them.
 
 # %% tags=["setup"]
 import torch
@@ -24,6 +27,7 @@ progress()
 
 # %% [markdown]
 # The next cell is given: two roles and two helpers that the kernels below use. Read it once.
+
 
 # %%
 @triton.jit
@@ -41,8 +45,8 @@ def store_rows(out_ptr, row, values, D: tl.constexpr, BM: tl.constexpr):
 
 @triton.jit
 def load_role(
-    q_desc, k_desc, v_desc, q, kv, q_fulls, kv_fulls, kv_empties, blocks,
-    HALVES: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr,
+    q_desc, k_desc, v_desc, q, kv, q_fulls, kv_fulls, kv_empties, blocks, HALVES: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr,
 ):  # fmt: skip
     """Each half's Q once, then K0 V0 K1 V1 ... through one ring."""
     for half in tl.static_range(HALVES):
@@ -60,14 +64,16 @@ def load_role(
 
 @triton.jit
 def mma_role(
-    q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties, s_fulls, p_fulls, acc_readys, acc_fulls, blocks, BUFFERS: tl.constexpr
-):
+    q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties, s_fulls, p_fulls, acc_readys, acc_fulls,
+    blocks, BUFFERS: tl.constexpr,
+):  # fmt: skip
     """S of block 0 for both halves; then, a block at a time, P V of a half followed by its next S."""
     k_slot, k_phase = ring(0, BUFFERS)
     tlx.barrier_wait(kv_fulls[k_slot], k_phase)
     for half in tl.static_range(2):
         tlx.barrier_wait(q_fulls[half], 0)
-        tlx.async_dot(q[half], tlx.local_trans(kv[k_slot]), s[half], use_acc=False, mBarriers=[s_fulls[half]])
+        k_t = tlx.local_trans(kv[k_slot])
+        tlx.async_dot(q[half], k_t, s[half], use_acc=False, mBarriers=[s_fulls[half]])
     tlx.tcgen05_commit(kv_empties[k_slot])
     for j in range(blocks):
         v_slot, v_phase = ring(2 * j + 1, BUFFERS)
@@ -76,11 +82,13 @@ def mma_role(
         for half in tl.static_range(2):
             tlx.barrier_wait(p_fulls[half], j & 1)
             tlx.barrier_wait(acc_readys[half], j & 1)
-            tlx.async_dot(p_tiles[half], kv[v_slot], accs[half], use_acc=j > 0, mBarriers=[acc_fulls[half]])
+            v, done = kv[v_slot], acc_fulls[half]
+            tlx.async_dot(p_tiles[half], v, accs[half], use_acc=j > 0, mBarriers=[done])
             if j + 1 < blocks:
                 if half == 0:
                     tlx.barrier_wait(kv_fulls[k_slot], k_phase)
-                tlx.async_dot(q[half], tlx.local_trans(kv[k_slot]), s[half], use_acc=False, mBarriers=[s_fulls[half]])
+                k_t = tlx.local_trans(kv[k_slot])
+                tlx.async_dot(q[half], k_t, s[half], use_acc=False, mBarriers=[s_fulls[half]])
         tlx.tcgen05_commit(kv_empties[v_slot])
         if j + 1 < blocks:
             tlx.tcgen05_commit(kv_empties[k_slot])
@@ -95,6 +103,7 @@ def mma_role(
 # Return `out: [rows, D]` and `raised: [rows]`, how often each row raised its reference after the first block (int64). Use `torch.exp2`. Walk block by block: no exponential of more than one block at a time (at most `rows * BN`
 # elements in any new tensor, or the size of `out` if that is larger), and no more than 12 times that alive at the same time, lists included. Build the softmax
 # yourself: `torch.softmax` and its kin are forbidden.
+
 
 # %% tags=["ex-12.1"]
 def lazy_attention(scores, values, threshold):
@@ -132,9 +141,13 @@ check("12.1", lazy_attention)
 #
 # Launched on one program with `D=128, BM=BN=128`.
 
+
 # %% tags=["ex-12.2"]
 @triton.jit
-def crowded_kernel(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def crowded_kernel(
+    q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """Two halves, one after the other in one task; out: [256, D] fp32."""
     # YOUR CODE: the buffers below do not fit
     q = tlx.local_alloc((BM, D), tl.bfloat16, 2)
@@ -200,11 +213,13 @@ check("12.2", crowded_kernel)
 #
 # Launched on one program with `D=64, BM=128, BN=64, BUFFERS=4` and six key blocks.
 
+
 # %% tags=["ex-12.3"]
 @triton.jit
 def early_kernel(
-    q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr
-):
+    q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr,
+):  # fmt: skip
     """out: [128, D] fp32; roles: softmax (default), mma, load."""
     # YOUR CODE: two roles below do not agree on when S may be overwritten
     q = tlx.local_alloc((BM, D), tl.bfloat16, 1)
@@ -252,14 +267,19 @@ def early_kernel(
                     tlx.barrier_wait(s_empty[0], (j & 1) ^ 1)
                     ### STARTER
                     ### END SOLUTION
-                    tlx.async_dot(q[0], tlx.local_trans(kv[slot]), s[0], use_acc=False, mBarriers=[s_full[0], kv_empties[slot]])
+                    k_t, k_read = tlx.local_trans(kv[slot]), kv_empties[slot]
+                    tlx.async_dot(q[0], k_t, s[0], use_acc=False, mBarriers=[s_full[0], k_read])
                 if j > 0:
                     slot, phase = ring(2 * j - 1, BUFFERS)
                     tlx.barrier_wait(kv_fulls[slot], phase)
                     tlx.barrier_wait(p_full[0], (j - 1) & 1)
-                    tlx.async_dot(p_tile[0], kv[slot], acc[0], use_acc=j > 1, mBarriers=[acc_full[0], kv_empties[slot]])
+                    p, v, done = p_tile[0], kv[slot], [acc_full[0], kv_empties[slot]]
+                    tlx.async_dot(p, v, acc[0], use_acc=j > 1, mBarriers=done)
         with tlx.async_task(num_warps=1):  # load
-            load_role(q_desc, k_desc, v_desc, q, kv, q_full, kv_fulls, kv_empties, blocks, 1, D, BM, BN, BUFFERS)
+            load_role(
+                q_desc, k_desc, v_desc, q, kv, q_full, kv_fulls, kv_empties, blocks,
+                1, D, BM, BN, BUFFERS,
+            )  # fmt: skip
 
 
 # %%
@@ -277,6 +297,7 @@ check("12.3", early_kernel)
 # Only `correct` is yours; the kernel and its softmax role stay as they are. There are 1 to 5 key blocks.
 #
 # `alphas`, `sums` and `maxima` are `[BM, 1]` buffers. A column has one element: `tl.reshape(x, [BM])` makes a vector of it. The products complete `acc_fulls[half]`, one phase a block.
+
 
 # %% tags=["ex-12.4"]
 @triton.jit
@@ -296,7 +317,9 @@ def corrected_kernel(
     storage.set_buffer_overlap(
         tlx.reuse_group(
             s,
-            tlx.reuse_group(p_tiles, alphas, sums, maxima, group_type=tlx.reuse_group_type.distinct),
+            tlx.reuse_group(
+                p_tiles, alphas, sums, maxima, group_type=tlx.reuse_group_type.distinct
+            ),
             group_type=tlx.reuse_group_type.shared,
         )
     )
@@ -312,20 +335,33 @@ def corrected_kernel(
     acc_fulls = tlx.alloc_barriers(2)
     with tlx.async_tasks():
         with tlx.async_task("default"):  # correction
-            correct(accs, alphas, sums, maxima, alpha_fulls, sum_fulls, acc_readys, acc_fulls, out_ptr, lse_ptr, blocks, D, BM)
+            correct(
+                accs, alphas, sums, maxima, alpha_fulls, sum_fulls, acc_readys, acc_fulls,
+                out_ptr, lse_ptr, blocks, D, BM,
+            )  # fmt: skip
         with tlx.async_task(num_warps=4, replicate=2):  # softmax
             half = tlx.async_task_replica_id()
-            publish(s, p_tiles, alphas, sums, maxima, s_fulls, p_fulls, alpha_fulls, sum_fulls, half, scale_log2, blocks, BM)
+            publish(
+                s, p_tiles, alphas, sums, maxima, s_fulls, p_fulls, alpha_fulls, sum_fulls,
+                half, scale_log2, blocks, BM,
+            )  # fmt: skip
         with tlx.async_task(num_warps=1):  # mma
-            mma_role(q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties, s_fulls, p_fulls, acc_readys, acc_fulls, blocks, BUFFERS)
+            mma_role(
+                q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties,
+                s_fulls, p_fulls, acc_readys, acc_fulls, blocks, BUFFERS,
+            )  # fmt: skip
         with tlx.async_task(num_warps=1):  # load
-            load_role(q_desc, k_desc, v_desc, q, kv, q_fulls, kv_fulls, kv_empties, blocks, 2, D, BM, BN, BUFFERS)
+            load_role(
+                q_desc, k_desc, v_desc, q, kv, q_fulls, kv_fulls, kv_empties, blocks,
+                2, D, BM, BN, BUFFERS,
+            )  # fmt: skip
 
 
 @triton.jit
 def publish(
-    s, p_tiles, alphas, sums, maxima, s_fulls, p_fulls, alpha_fulls, sum_fulls, half, scale_log2, blocks, BM: tl.constexpr
-):
+    s, p_tiles, alphas, sums, maxima, s_fulls, p_fulls, alpha_fulls, sum_fulls,
+    half, scale_log2, blocks, BM: tl.constexpr,
+):  # fmt: skip
     """The softmax of one half, with a stale maximum until it grows by more than 8."""
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
@@ -349,7 +385,10 @@ def publish(
 
 
 @triton.jit
-def correct(accs, alphas, sums, maxima, alpha_fulls, sum_fulls, acc_readys, acc_fulls, out_ptr, lse_ptr, blocks, D: tl.constexpr, BM: tl.constexpr):
+def correct(
+    accs, alphas, sums, maxima, alpha_fulls, sum_fulls, acc_readys, acc_fulls,
+    out_ptr, lse_ptr, blocks, D: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
     """Rescales between products, divides at the end, writes out and lse."""
     ### BEGIN SOLUTION
     for half in tl.static_range(2):
@@ -384,11 +423,13 @@ check("12.4", corrected_kernel)
 #
 # Launched on one program with `D=128, BM=BN=128, BUFFERS=3` and four key blocks.
 
+
 # %% tags=["ex-12.5"]
 @triton.jit
 def ping_pong_kernel(
-    q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr
-):
+    q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr,
+):  # fmt: skip
     """out: [256, D] fp32."""
     # YOUR CODE: one softmax task serves both halves
     q = tlx.local_alloc((BM, D), tl.bfloat16, 2)
@@ -411,13 +452,19 @@ def ping_pong_kernel(
             m = tl.full((BM,), float("-inf"), tl.float32)
             l = tl.zeros((BM,), tl.float32)
             for j in range(blocks):
-                m, l = half_step(s, p_tiles, accs, s_fulls, p_fulls, acc_readys, acc_fulls, 0, j, m, l, scale_log2)
+                m, l = half_step(
+                    s, p_tiles, accs, s_fulls, p_fulls, acc_readys, acc_fulls,
+                    0, j, m, l, scale_log2,
+                )  # fmt: skip
             half_end(accs, acc_fulls, out_ptr, 0, blocks, l, D, BM)
         with tlx.async_task(num_warps=4):  # softmax of half 1
             m = tl.full((BM,), float("-inf"), tl.float32)
             l = tl.zeros((BM,), tl.float32)
             for j in range(blocks):
-                m, l = half_step(s, p_tiles, accs, s_fulls, p_fulls, acc_readys, acc_fulls, 1, j, m, l, scale_log2)
+                m, l = half_step(
+                    s, p_tiles, accs, s_fulls, p_fulls, acc_readys, acc_fulls,
+                    1, j, m, l, scale_log2,
+                )  # fmt: skip
             half_end(accs, acc_fulls, out_ptr, 1, blocks, l, D, BM)
         ### STARTER
         # with tlx.async_task("default"):  # softmax of both halves
@@ -426,15 +473,27 @@ def ping_pong_kernel(
         #     m_1 = tl.full((BM,), float("-inf"), tl.float32)
         #     l_1 = tl.zeros((BM,), tl.float32)
         #     for j in range(blocks):
-        #         m_0, l_0 = half_step(s, p_tiles, accs, s_fulls, p_fulls, acc_readys, acc_fulls, 0, j, m_0, l_0, scale_log2)
-        #         m_1, l_1 = half_step(s, p_tiles, accs, s_fulls, p_fulls, acc_readys, acc_fulls, 1, j, m_1, l_1, scale_log2)
+        #         m_0, l_0 = half_step(
+        #             s, p_tiles, accs, s_fulls, p_fulls, acc_readys, acc_fulls,
+        #             0, j, m_0, l_0, scale_log2,
+        #         )  # fmt: skip
+        #         m_1, l_1 = half_step(
+        #             s, p_tiles, accs, s_fulls, p_fulls, acc_readys, acc_fulls,
+        #             1, j, m_1, l_1, scale_log2,
+        #         )  # fmt: skip
         #     half_end(accs, acc_fulls, out_ptr, 0, blocks, l_0, D, BM)
         #     half_end(accs, acc_fulls, out_ptr, 1, blocks, l_1, D, BM)
         ### END SOLUTION
         with tlx.async_task(num_warps=1):  # mma
-            mma_role(q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties, s_fulls, p_fulls, acc_readys, acc_fulls, blocks, BUFFERS)
+            mma_role(
+                q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties,
+                s_fulls, p_fulls, acc_readys, acc_fulls, blocks, BUFFERS,
+            )  # fmt: skip
         with tlx.async_task(num_warps=1):  # load
-            load_role(q_desc, k_desc, v_desc, q, kv, q_fulls, kv_fulls, kv_empties, blocks, 2, D, BM, BN, BUFFERS)
+            load_role(
+                q_desc, k_desc, v_desc, q, kv, q_fulls, kv_fulls, kv_empties, blocks,
+                2, D, BM, BN, BUFFERS,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -472,6 +531,7 @@ check("12.5", ping_pong_kernel)
 #
 # Return four block numbers `(begin, bulk_begin, bulk_end, end)`: blocks `begin .. end - 1` hold at least one visible pair, blocks `bulk_begin .. bulk_end - 1` need no mask. Where nothing is visible return `(0, 0, 0, 0)`; where there is no bulk let
 # `bulk_begin == bulk_end`, anywhere in `begin .. end`.
+
 
 # %% tags=["ex-12.6"]
 def peel(first, last, len_kv, lo, hi, block):
