@@ -67,7 +67,7 @@ def mma_role(
     q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties, s_fulls, p_fulls, acc_readys, acc_fulls,
     blocks, BUFFERS: tl.constexpr,
 ):  # fmt: skip
-    """S of block 0 for both halves; then, a block at a time, P V of a half followed by its next S."""
+    """S of block 0 for both halves; then per block P V of a half, followed by its next S."""
     k_slot, k_phase = ring(0, BUFFERS)
     tlx.barrier_wait(kv_fulls[k_slot], k_phase)
     for half in tl.static_range(2):
