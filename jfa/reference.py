@@ -322,6 +322,20 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
 
 
 # -------------------------------------------------------------------------------------------------------------- MXFP8
+# What is rounded: the forward's operands, then those that only the backward has.
+ROUNDED = (
+    "Q by head_dim",
+    "K by head_dim",
+    "P",
+    "V by tokens",
+    "dO by head_dim",
+    "V by head_dim",
+    "dO by tokens",
+    "dS",
+)
+ROUNDED += ("Q by tokens", "K by tokens")
+
+
 def mxfp8_attention(
     query: Tensor | BlockScaled,
     key: Tensor | BlockScaled,
@@ -342,8 +356,12 @@ def mxfp8_attention(
 
     Every operand is encoded along the axis that its product contracts (:mod:`jfa.mxfp8`). The forward: S = Q K^T from Q and K in
     groups along the head dim; P = 2**(S log2(e) - m) with m the row's maximum rounded up to a whole number; O = P V, P rounded
-    to e4m3 at the fixed scale 2**-8 and V in groups of keys. The row sum adds P as it was before that. Since m is whole, a
-    running maximum over blocks of keys rounds alike, but for P below 2**-14, where e4m3's numbers are denormal.
+    to e4m3 at the fixed scale 2**-8 and V in groups of keys. The row sum adds P as it was before that.
+
+    A kernel that walks over blocks of keys has another m for early blocks, a smaller one, or a larger one where it adds a margin.
+    Both differ by whole numbers, so P rounds to the same value wherever e4m3 holds it as a normal number in both: at or above
+    2**-14 here, or 2**(margin - 14). Below that the block size matters: denormal numbers lie 2**-17 apart (2**(margin - 17)), and
+    those of an early block with a smaller m lie closer. Each such P may differ from this reference's by one such step.
 
     The backward (:func:`mxfp8_attention_backward`) follows through autograd, once. It forms P from the same Q and K.
 
@@ -422,7 +440,7 @@ class _ScaledAttention(torch.autograd.Function):
 
 @dataclass
 class _ScaledCall:
-    """What a call in MXFP8 says besides its tensors."""
+    """What a call in MXFP8 says besides its tensors. ``exact``: operands of :data:`ROUNDED` that stay as they are."""
 
     query_offset: Tensor | None
     key_offset: Tensor
@@ -431,12 +449,13 @@ class _ScaledCall:
     band: Band
     scale: float
     dtype: torch.dtype
+    exact: frozenset[str] = frozenset()
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return (out [rows_out, H, Dv], lse [H, rows_out]) in the computing dtype."""
         heads = query.shape[1]
         rows = _Rows.of(query, self.query_offset, self.key_offset, self.broadcast_q, self.output_offset)
-        q, k, v = self.queries(query, "head_dim"), self.keys(key, "head_dim"), self.keys(value, "tokens")
+        q, k, v = self.queries(query, "head_dim"), self.keys(key, "head_dim"), self.keys(value, "tokens", "V")
         out = q.new_zeros(rows.rows_out, heads, value.shape[2])
         lse = q.new_full((rows.rows_out, heads), -math.inf)
         for chunk in rows.chunks(heads, GROUP):
@@ -447,7 +466,7 @@ class _ScaledCall:
             p = torch.exp2(log2_p - top)
             total = p.sum(-1, keepdim=True)
             safe = torch.where(total == 0, 1, total)
-            part.write(out, (_rounded_p(p) @ part.of_keys(v)) / safe)
+            part.write(out, (self.rounded_p(p) @ part.of_keys(v)) / safe)
             row_lse = torch.where(total == 0, -math.inf, (top + torch.log2(safe)) * math.log(2))
             part.write(lse.unsqueeze(2), row_lse)
         return out, lse.T.contiguous()
@@ -460,7 +479,7 @@ class _ScaledCall:
         if dlse is not None:
             delta = delta - torch.where(torch.isfinite(lse), dlse.to(self.dtype), 0).T
         lse2 = (lse.to(self.dtype) / math.log(2)).T
-        q, k, v = self.queries(query, "head_dim"), self.keys(key, "head_dim"), self.keys(value, "head_dim")
+        q, k, v = self.queries(query, "head_dim"), self.keys(key, "head_dim"), self.keys(value, "head_dim", "V")
         q_columns, k_columns = self.queries(query, "tokens"), self.keys(key, "tokens")
         do, do_columns = self.outputs(dout, "head_dim"), self.outputs(dout, "tokens")
         dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
@@ -468,35 +487,43 @@ class _ScaledCall:
             part = _ScaledPart(self, rows, chunk, heads)
             log2_p, row_lse = part.scores(q, k), part.of_outputs(lse2.unsqueeze(2))
             p = torch.where(log2_p == -math.inf, 0, torch.exp2(log2_p - row_lse))
-            part.add_keys(dv, _rounded_p(p).mT @ part.of_outputs(do_columns))
+            part.add_keys(dv, self.rounded_p(p).mT @ part.of_outputs(do_columns))
             dp = part.of_outputs(do) @ part.of_keys(v).mT
             ds = torch.where(log2_p == -math.inf, 0, p * (dp - part.of_outputs(delta.unsqueeze(2))))
-            ds = _rounded_squares(ds)
+            ds = ds if "dS" in self.exact else _rounded_squares(ds)
             part.add_keys(dk, self.scale * (ds.mT @ part.of_queries(q_columns)))
             part.add_queries(dq, self.scale * (ds @ part.of_keys(k_columns)))
         return dq, dk, dv
 
+    def rounded_p(self, p: Tensor) -> Tensor:
+        """Return probabilities as the products see them."""
+        return p if "P" in self.exact else _rounded_p(p)
+
     def queries(self, x: Tensor, axis: str) -> Tensor:
         """Return what ``x`` [rows_q, H, *] is in MXFP8."""
         offsets = self.key_offset.new_tensor([0, x.shape[0]]) if self.broadcast_q else self.query_offset
-        return self.encoded(x, offsets, axis)
+        return self.encoded(x, offsets, axis, "Q")
 
-    def keys(self, x: Tensor, axis: str) -> Tensor:
+    def keys(self, x: Tensor, axis: str, name: str = "K") -> Tensor:
         """Return what ``x`` [rows_kv, H_kv, *] is in MXFP8."""
-        return self.encoded(x, self.key_offset, axis)
+        return self.encoded(x, self.key_offset, axis, name)
 
     def outputs(self, x: Tensor, axis: str) -> Tensor:
         """Return what ``x`` [rows_out, H, Dv] is in MXFP8."""
         if not self.broadcast_q:
-            return self.encoded(x, self.query_offset, axis)
+            return self.encoded(x, self.query_offset, axis, "dO")
         batches = self.key_offset.numel() - 1
         length = x.shape[0] // batches if batches else 0
         slots = torch.arange(batches + 1, device=x.device) * length
-        return self.encoded(x, slots if self.output_offset is None else self.output_offset, axis, length)
+        return self.encoded(x, slots if self.output_offset is None else self.output_offset, axis, "dO", length)
 
-    def encoded(self, x: Tensor | BlockScaled, offsets: Tensor, axis: str, length: int | None = None) -> Tensor:
+    def encoded(
+        self, x: Tensor | BlockScaled, offsets: Tensor, axis: str, name: str, length: int | None = None
+    ) -> Tensor:
         if isinstance(x, BlockScaled):
             return x.dequantize().to(self.dtype)
+        if f"{name} by {axis}" in self.exact:
+            return x.detach().to(self.dtype)
         x = x.float() if x.dtype == torch.float64 else x
         return quantize_jagged(x.detach(), offsets, axis, length=length).dequantize().to(self.dtype)
 

@@ -213,3 +213,50 @@ def test_p_stays_below_what_e4m3_holds():
         and mxfp8.P_CODE == 127 - 8
         and math.log2(mxfp8.E4M3_MAX / 256) == pytest.approx(0.807, abs=1e-3)
     )
+
+
+# ------------------------------------------------------------------------------------------------------------ block sizes
+@pytest.mark.parametrize("block", [1, 16, 32, 128, 500])
+@pytest.mark.parametrize("margin", [0, 4])
+@pytest.mark.parametrize("spread", [1, 4])
+def test_the_block_size_matters_to_denormal_probabilities_only(block, margin, spread):
+    """P as a walk over blocks of keys rounds it, in the end's unit, against P as the reference does."""
+    scores = spread * torch.randn(40, 500, generator=torch.Generator().manual_seed(block)).double()
+    whole = torch.ceil(scores.amax(1, keepdim=True))
+    want = reference._rounded_p(torch.exp2(scores - whole))
+    parts, base = [], torch.full((40, 1), -math.inf).double()
+    for keys in scores.split(block, 1):
+        top = torch.ceil(keys.amax(1, keepdim=True))
+        base = torch.where(top > base, top + margin, base)
+        parts.append(reference._rounded_p(torch.exp2(keys - base)) * torch.exp2(base - whole))
+    found = torch.cat(parts, 1)
+    normal = torch.exp2(scores - whole) >= 2.0 ** (margin - 14)
+    assert torch.equal(found[normal], want[normal]) and normal.any()
+    assert (found - want).abs().max() <= 2.0 ** (margin - 17)
+
+
+def test_the_block_size_does_matter_to_denormal_probabilities():
+    scores = torch.tensor([[-17.3, 0.0]]).double()
+    want = reference._rounded_p(torch.exp2(scores))
+    early = reference._rounded_p(torch.exp2(scores + 17)) * 2.0**-17  # as if its block had been the first, by itself
+    assert early[0, 0] != want[0, 0]
+
+
+# ------------------------------------------------------------------------------------------------- one rounding at a time
+@pytest.mark.parametrize("name", reference.ROUNDED)
+def test_an_operand_that_stays_exact_leaves_only_its_own_rounding_out(name):
+    (q, k, v, q_offset, k_offset), options, dout, dlse = problem([40, 3], [33, 70])
+    band, scale = Band.make(), 48**-0.5
+
+    def call(exact):
+        made = reference._ScaledCall(q_offset, k_offset, None, False, band, scale, torch.float64, frozenset(exact))
+        out, lse = made.forward(q, k, v)
+        return out, *made.backward(dout, dlse, q, k, v, out, lse)
+
+    plain, nothing, others = call(()), call(reference.ROUNDED), call({name})
+    assert any(not torch.equal(a, b) for a, b in zip(others, plain))
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    out, lse = reference.attention(*leaves, q_offset, k_offset, return_lse=True, dtype=torch.float64)
+    loss = (out * dout.double()).sum() + (lse * dlse).sum()
+    for a, b in zip(nothing, (out, *torch.autograd.grad(loss, leaves))):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from jfa.kernels.blackwell import launch, mxfp8_launch
-from jfa.kernels.blackwell.config import BLOCK, backward_config, forward_config, mxfp8_config
+from jfa.kernels.blackwell.config import BLOCK, backward_config, forward_config, mxfp8_backward_config, mxfp8_config
 from jfa.kernels.blackwell.examples import example
 from jfa.kernels.common.padded_rows import padded_rows, row_constants
 from jfa.kernels.common.ragged import empty_tma_ready
@@ -95,19 +95,33 @@ def tutorial_launch(name: str) -> Callable[[], object]:
     return run
 
 
-def backward_launch(form: str, len_q: int, len_kv: int, causal: bool = False, **choices) -> Callable[[], object]:
-    """Return a launch of one form of the backward, "single" or "pair", at D = 128, one sequence, one head, static.
+def backward_launch(
+    form: str, len_q: int, len_kv: int, causal: bool = False, head_dim: int = 128, **choices
+) -> Callable[[], object]:
+    """Return a launch of one form of the backward, "single", "pair" or "mxfp8", one sequence, one head, static.
 
-    ``choices`` are fields of BackwardConfig.
+    "mxfp8" is the kernel alone: its inputs are encoded before. ``choices`` are fields of BackwardConfig.
     """
-    problem, q, k, v, dout = example(len_q, len_kv, causal=causal)
-    config = replace(backward_config(problem, clc=False, form=form), **choices)
+    problem, q, k, v, dout = example(len_q, len_kv, head_dim, causal)
+    if form == "mxfp8":
+        config = mxfp8_backward_config(problem, clc=False)
+    else:
+        config = backward_config(problem, clc=False, form=form)
+    config = replace(config, **choices)
     rows, lists = padded_rows(problem, BLOCK), launch.key_list(problem, config.tile_rows)
     constants = row_constants(problem, rows, torch.zeros_like(dout), dout, torch.zeros(1, problem.rows_out), None)
     dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
     sums = torch.zeros(1, rows.count, problem.head_dim)
-    run = launch.launch_pair if form == "pair" else launch.launch_backward
+    run = dict(pair=launch.launch_pair, mxfp8=mxfp8_launch.launch_backward).get(form, launch.launch_backward)
     return lambda: run(problem, dout, q, k, v, dk, dv, sums, *constants, *lists, config)
+
+
+def mxfp8_backward_speedup(chip, len_q: int = 1024, len_kv: int = BLOCK, causal: bool = False, head_dim: int = 128):
+    """Return the modelled cycles of the bf16 backward on single CTAs over the MXFP8 backward's, the kernels alone."""
+    single, scaled = (
+        record_one_sm(backward_launch(form, len_q, len_kv, causal, head_dim), chip) for form in ("single", "mxfp8")
+    )
+    return single.cycles / scaled.cycles
 
 
 def record_two_sms(run: Callable[[], object], chip):

@@ -11,9 +11,9 @@ Roles, tiles and the way of dQ are those of :mod:`jfa.kernels.blackwell.backward
 P is recomputed from the Q and K that the forward multiplied. A square of dS has one scale, so dS and dS^T are the same bytes; its
 codes are written twice, as rows of keys and as rows of queries.
 
-TMEM: S^T, dP^T, dV, dK of 128 columns each at D = 128. dQ takes dP^T's place, P^T (32 columns) S^T's. Scales lie in what is not
-needed: those of S and dK inside dP^T, once dS says that it was read; those of dP, dV and dQ inside S^T beside P, once both compute
-groups have read it (``s_reads``).
+TMEM at D = 128: S^T, dP^T, dV, dK of 128 columns each. dQ takes dP^T's place, P^T (32 columns) S^T's. Scales lie in what is not
+needed: those of S and dK inside dP^T, once its columns there were read (``dp_reads``); those of dP, dV and dQ inside S^T beside P,
+once both compute groups have read it (``s_reads``). At D = 64 dQ and all scales have columns of their own.
 """
 
 import triton
@@ -42,6 +42,7 @@ from jfa.kernels.common.units import first_unit
 
 SQUARE = tl.constexpr(32)
 SQUARES = tl.constexpr(BLOCK_N.value // SQUARE.value)
+P_UNIT = tl.constexpr(2.0**-P_BITS.value)  # of P in registers, which is stored as P * 2**8
 
 
 @triton.jit(do_not_specialize=["q_blocks", "kv_blocks", "do_blocks"])
@@ -139,9 +140,10 @@ class Scores:
     ds: tlx.buffered_tensor  # [128, 128] e4m3
     codes: tlx.buffered_tensor  # [2] x a scale tile: rows of keys, rows of queries
     s_fulls: tlx.mbarrier
-    s_reads: tlx.mbarrier
+    s_reads: tlx.mbarrier  # S^T is in registers
     p_fulls: tlx.mbarrier
     dp_fulls: tlx.mbarrier
+    dp_reads: tlx.mbarrier  # the columns of dP^T in which scales lie are in registers; only where scales lie there
     ds_fulls: tlx.mbarrier
 
 
@@ -216,7 +218,21 @@ def alloc_memory(OUT: tl.constexpr, cfg: tl.constexpr):
 
 @triton.jit
 def alloc_scores(ds, codes, cfg: tl.constexpr):
-    """Return (Scores, ScaleColumns, dQ): what lies where S^T and dP^T are in TMEM, and ``ds`` and ``codes`` in SMEM."""
+    """Return (Scores, ScaleColumns, dQ): S^T, dP^T, dQ and scales in TMEM, with ``ds`` and ``codes`` in SMEM."""
+    if cfg.dq_takes_dp:
+        s, p, dp, dq, columns = alloc_tight(cfg)
+    else:
+        s, p, dp, dq, columns = alloc_roomy(cfg)
+    s_fulls, s_reads = tlx.alloc_barriers(1), tlx.alloc_barriers(1, arrive_count=2)
+    p_fulls, dp_fulls = tlx.alloc_barriers(1, arrive_count=2), tlx.alloc_barriers(1)
+    dp_reads, ds_fulls = tlx.alloc_barriers(1, arrive_count=2), tlx.alloc_barriers(1, arrive_count=2)
+    scores = Scores(s, p, dp, ds, codes, s_fulls, s_reads, p_fulls, dp_fulls, dp_reads, ds_fulls)
+    return scores, columns, dq
+
+
+@triton.jit
+def alloc_tight(cfg: tl.constexpr):
+    """Allocate S, P, dP, dQ and scales where tensor memory is full: P and scales inside S, dQ in dP's place, scales inside dP."""
     storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
     s = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem, reuse=storage)
     p = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float8e4nv, 1, tlx.storage_kind.tmem, reuse=storage)
@@ -253,10 +269,24 @@ def alloc_scores(ds, codes, cfg: tl.constexpr):
             group_type=tlx.reuse_group_type.shared,
         )
     )
-    s_fulls, s_reads = tlx.alloc_barriers(1), tlx.alloc_barriers(1, arrive_count=2)
-    p_fulls, dp_fulls = tlx.alloc_barriers(1, arrive_count=2), tlx.alloc_barriers(1)
-    scores = Scores(s, p, dp, ds, codes, s_fulls, s_reads, p_fulls, dp_fulls, tlx.alloc_barriers(1, arrive_count=2))
-    return scores, ScaleColumns(dp_columns, dv_columns, dq_columns, s_columns, dk_columns), dq
+    return s, p, dp, dq, ScaleColumns(dp_columns, dv_columns, dq_columns, s_columns, dk_columns)
+
+
+@triton.jit
+def alloc_roomy(cfg: tl.constexpr):
+    """Allocate S with P inside, dP, dQ and scales, each in a place of its own: 360 columns beside dV and dK at D = 64."""
+    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
+    s = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem, reuse=storage)
+    p = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float8e4nv, 1, tlx.storage_kind.tmem, reuse=storage)
+    storage.set_buffer_overlap(tlx.reuse_group(s, p, group_type=tlx.reuse_group_type.shared))
+    dp = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem)
+    dq = tlx.local_alloc((BLOCK_M, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem)
+    dp_columns = tlx.local_alloc((BLOCK_N, GROUPS), tl.uint8, 2, tlx.storage_kind.tmem)
+    dv_columns = tlx.local_alloc((BLOCK_N, GROUPS), tl.uint8, 2, tlx.storage_kind.tmem)
+    dq_columns = tlx.local_alloc((BLOCK_N, GROUPS), tl.uint8, 2, tlx.storage_kind.tmem)
+    s_columns = tlx.local_alloc((BLOCK_N, GROUPS), tl.uint8, 2, tlx.storage_kind.tmem)
+    dk_columns = tlx.local_alloc((BLOCK_N, GROUPS), tl.uint8, 2, tlx.storage_kind.tmem)
+    return s, p, dp, dq, ScaleColumns(dp_columns, dv_columns, dq_columns, s_columns, dk_columns)
 
 
 # ---------------------------------------------------------------------------------------------------------------- load
@@ -321,16 +351,18 @@ def load_blocks(q, q_t, do, do_t, constants, memory, records_ptr, walk, q_count,
 
 # ----------------------------------------------------------------------------------------------------------------- mma
 
-# Issue order of a step, i its number, i-1 the block before (of the same tile; step 0 has none). Scales are copied right before:
+# Issue order of a step, i its number, i-1 the block before (of the same tile; step 0 has none). Scales are copied right before.
+# What is said of places and waits for them is true at D = 128 only:
 #
-#   1  S(i)   = K Q(i)^T        scales inside dP(i-1), which was read before dS(i-1) came
-#   2  dK    += dS(i-1)^T Q     scales inside dP(i-1), too
+#   1  S(i)   = K Q(i)^T        scales inside dP(i-1), whose columns there were read; the compute groups still make dS(i-1)
+#   2  dK    += dS(i-1)^T Q     scales inside dP(i-1), too, which dS(i-1) says was read
 #   3  dQ     = dS(i-1) K       into dP(i-1), behind 1 and 2, which used scales there; its own lie inside S(i), once that is read
 #   4  dP(i)  = V dO(i)^T       once dQ has been read; scales inside S(i). When it is there, dS may be overwritten
 #   5  dV    += P(i)^T dO(i)    scales inside S(i), beside P(i)
 #
-# Copies and products run in the order of their issue, so 1 of the next step may overwrite P and the scales of 3, 4 and 5. A new
-# tile's K is there only after dK and dV of the tile before have left through its memory, behind its last dQ.
+# At D = 64 only dQ waits for a place: until the one before has been read. Copies and products run in the order of their issue, so 1
+# of the next step may overwrite P and the scales of 3, 4 and 5. A new tile's K is there only after dK and dV of the tile before
+# have left through its memory, behind its last dQ.
 
 
 @triton.jit
@@ -342,18 +374,21 @@ def multiply_tile(memory, records_ptr, walk, q_count, cfg: tl.constexpr):
     tlx.barrier_wait(memory.keys.fulls[0], walk.done & 1)
     for step in range(0, steps + 1):
         phase = q_count & 1
-        if step > 0:
-            tlx.barrier_wait(scores.ds_fulls[0], phase ^ 1)
         if step < steps:
+            if cfg.dq_takes_dp and step > 0:
+                tlx.barrier_wait(scores.dp_reads[0], phase ^ 1)
             multiply_s(memory, q_count)
         if step > 0:
+            tlx.barrier_wait(scores.ds_fulls[0], phase ^ 1)
             multiply_dk(memory, q_count - 1, step > 1)
-        if step < steps:
+        if cfg.dq_takes_dp and step < steps:
             tlx.barrier_wait(scores.s_reads[0], phase)
         if step > 0:
+            if not cfg.dq_takes_dp:
+                tlx.barrier_wait(grads.dq_empties[0], phase)
             multiply_dq(memory)
         if step < steps:
-            if step > 0:
+            if cfg.dq_takes_dp and step > 0:
                 tlx.barrier_wait(grads.dq_empties[0], phase ^ 1)
             multiply_dp(memory, q_count)
             multiply_dv(memory, q_count, step > 0)
@@ -500,15 +535,17 @@ def compute_stretch(
         slot, q_phase = rows.ring.slot(count)
         tlx.barrier_wait(rows.ring.fulls[slot], q_phase)
         tlx.barrier_wait(scores.s_fulls[0], phase)
+        raw = ()
+        for i in tl.static_range(SLICES):
+            raw = raw + (tlx.local_load(tlx.subslice(scores.s[0], FIRST + i * SQUARE, SQUARE)),)
+        tlx.barrier_arrive(scores.s_reads[0])
         kept = ()
         for i in tl.static_range(SLICES):
             lse = tlx.local_load(tlx.local_slice(rows.lses[slot], [FIRST + i * SQUARE], [SQUARE]))
-            s = tlx.local_load(tlx.subslice(scores.s[0], FIRST + i * SQUARE, SQUARE))
-            p = tl.math.exp2(fma_pairs(s, scale_log2, (P_BITS - lse)[None, :]))
+            p = tl.math.exp2(fma_pairs(raw[i], scale_log2, (P_BITS - lse)[None, :]))
             if MASKED:
                 p = mask_pairs(p, tile, block * BLOCK_M + FIRST + i * SQUARE, cfg)
             kept = kept + (p,)
-        tlx.barrier_arrive(scores.s_reads[0])
         tlx.barrier_wait(scores.s_reads[0], phase)  # P of one half lies in what the other half reads
         for i in tl.static_range(SLICES):
             tlx.local_store(tlx.subslice(scores.p[0], FIRST + i * SQUARE, SQUARE), kept[i].to(scores.p.dtype))
@@ -518,7 +555,9 @@ def compute_stretch(
         for i in tl.static_range(SLICES):
             delta = tlx.local_load(tlx.local_slice(rows.deltas[slot], [FIRST + i * SQUARE], [SQUARE]))
             dp = tlx.local_load(tlx.subslice(scores.dp[0], FIRST + i * SQUARE, SQUARE))
-            ds = kept[i] * (1.0 / (1 << P_BITS)) * (dp - delta[None, :])
+            if i == 0:  # scales lie in the first columns of each half
+                tlx.barrier_arrive(scores.dp_reads[0])
+            ds = kept[i] * tl.fma(dp, P_UNIT, (-P_UNIT * delta)[None, :])
             store_squares(scores, ds, half * SLICES + i)
         tlx.barrier_arrive(rows.ring.empties[slot])
         tlx.fence("async_shared")

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from jfa.kernels.base import NO_BACKWARD, Problem, came_quantized
 from jfa.kernels.blackwell import launch
-from jfa.kernels.blackwell.config import BLOCK, BackwardConfig, Mxfp8Config, mxfp8_backward_config, mxfp8_config
+from jfa.kernels.blackwell.config import (
+    BLOCK,
+    BackwardConfig,
+    Mxfp8Config,
+    backward_form,
+    mxfp8_backward_config,
+    mxfp8_config,
+)
 from jfa.kernels.blackwell.mxfp8_backward import mxfp8_backward_kernel
 from jfa.kernels.blackwell.mxfp8_forward import mxfp8_forward_kernel
 from jfa.kernels.blackwell.softmax import HUGE_MXFP8
@@ -43,8 +50,17 @@ def forms(problem: Problem) -> dict[str, str]:
     elif problem.deterministic:
         backward = f"bf16 products of the operands that the forward rounded; {launch.forms(problem)['backward']}"
     else:
-        backward = "MXFP8, one CTA per key tile; dQ is added up in fp32 in the order in which tiles finish"
+        backward = f"MXFP8, one CTA per key tile{_instead_of(problem)}; dQ is added up in fp32 in the order in which tiles finish"
     return {"forward": forward, "backward": backward}
+
+
+def _instead_of(problem: Problem) -> str:
+    """Return why the bf16 backward's form for such a problem is not taken; nothing where it is the same form."""
+    form, _ = backward_form(problem)
+    return {
+        "pair": " (not two: its operands are half as large, and what pairs save is their traffic in shared memory)",
+        "resident": " (queries do not stay on chip: scales lie in tiles of 128 queries of one head)",
+    }.get(form, "")
 
 
 def plan(problem: Problem) -> list[Tensor]:

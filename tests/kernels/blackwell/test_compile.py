@@ -54,6 +54,7 @@ def test_main_configurations():
         "backward-resident",
         "dq",
         "mxfp8-forward",
+        "mxfp8-backward",
         "plain",
         "list",
     ],

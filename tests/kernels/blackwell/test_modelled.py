@@ -55,6 +55,11 @@ def test_a_pair_reads_less_shared_memory():
     assert pair == pytest.approx((192 + loads + constants + 16 + 3 * 16 + 2 * 32 + constants) * per_kib, rel=0.01)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_mxfp8_backward_is_not_slower(head_dim):
+    assert modelled.mxfp8_backward_speedup(B200, head_dim=head_dim) >= 1.03
+
+
 @pytest.mark.parametrize("len_q, len_kv", [(256, 2048), (1024, 1024)], ids=["long tile", "four tiles"])
 def test_mxfp8_is_a_quarter_faster(len_q, len_kv):
     assert modelled.mxfp8_speedup(B200, len_q, len_kv) >= 1.25
