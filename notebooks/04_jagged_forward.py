@@ -109,9 +109,9 @@ def largest_error(out, problem):
 #
 # For a tile of queries, with $m$ the running maximum, $l$ the running sum and $A$ the running output, a block of keys with scores $S$ gives
 #
-# (`input_precision="ieee"` below keeps `tl.dot` from rounding the fp32 operands to TF32, so that errors stay near 1e-7.)
-#
 # $$m' = \max(m, \max_j S_j), \quad \alpha = e^{m - m'}, \quad P = e^{S - m'}, \quad l' = \alpha l + \sum_j P_j, \quad A' = \alpha A + P V .$$
+#
+# (`input_precision="ieee"` below keeps `tl.dot` from rounding the fp32 operands to TF32, so that errors stay near 1e-7.)
 
 
 # %%
@@ -503,7 +503,7 @@ print(
 #
 # ## Try this
 #
-# - Poison a sequence's *keys* instead of its values. Which version leaks, and why not?
+# - Poison a sequence's *keys* instead of its values. Does version 1 leak now? Why, or why not?
 # - Swap `longest_first` for the plain order. The numbers do not change. What does? Chapter 08 answers.
 # - Set `BN` to 64 for keys of length 17. How many score columns are computed in vain?
 #

@@ -125,7 +125,7 @@ class NeedsTlxError(RuntimeError):
 
 
 def require_tlx(kernel: Any) -> None:
-    """Raises NeedsTlxError if the kernel, or a jit function that it calls, uses TLX where only the emulator's stand-in is there."""
+    """Raise NeedsTlxError if the kernel, or a jit function that it calls, uses TLX where only the emulator's stand-in is."""
     from jfa.emulator.frontend.standin import NAME, TlxStandIn
 
     if not isinstance(sys.modules.get(NAME), TlxStandIn):
