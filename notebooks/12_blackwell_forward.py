@@ -1169,7 +1169,7 @@ plots.timelines({name: LINES[name] for name in rungs}, (9000, 18000))
 # ## What the compiler says
 #
 # `jfa.compiled` compiles a kernel for sm_100 without a GPU.
-# Registers a thread, spills, shared and tensor memory are facts, not a model.
+# Registers per thread, spills, shared and tensor memory are facts, not a model.
 # The cell takes about 20 seconds on two idle cores.
 
 # %%

@@ -26,7 +26,8 @@ from jfa.course import check, hint, progress
 progress()
 
 # %% [markdown]
-# The next cell is given: two roles and two helpers that the kernels below use. Read it once.
+# The next cell is given: two roles and two helpers that the kernels below use.
+# Read it once.
 
 
 # %%
@@ -97,12 +98,17 @@ def mma_role(
 # %% [markdown]
 # ## 12.1 Rescale only when it matters
 #
-# (difficulty 2 of 3, 20 minutes) No kernel: the idea in PyTorch. `scores: [rows, blocks, BN]` are in log2 units, `values: [blocks * BN, D]`. Walk the blocks. A row raises its reference maximum only if the block's maximum exceeds the
-# *current reference* by more than `threshold`; otherwise it keeps the stale one, and some exponentials are larger than 1. The first block always sets it. In the end the output is exact all the same.
+# (difficulty 2 of 3, 20 minutes) No kernel: the idea in PyTorch.
+# `scores: [rows, blocks, BN]` are in log2 units, `values: [blocks * BN, D]`.
+# Walk the blocks.
+# A row raises its reference maximum only if the block's maximum exceeds the *current reference* by more than `threshold`; otherwise it keeps the stale one, and some exponentials are larger than 1.
+# The first block always sets it.
+# In the end the output is exact all the same.
 #
-# Return `out: [rows, D]` and `raised: [rows]`, how often each row raised its reference after the first block (int64). Use `torch.exp2`. Walk block by block: no exponential of more than one block at a time (at most `rows * BN`
-# elements in any new tensor, or the size of `out` if that is larger), and no more than 12 times that alive at the same time, lists included. Build the softmax
-# yourself: `torch.softmax` and its kin are forbidden.
+# Return `out: [rows, D]` and `raised: [rows]`, how often each row raised its reference after the first block (int64).
+# Use `torch.exp2`.
+# Walk block by block: no exponential of more than one block at a time (at most `rows * BN` elements in any new tensor, or the size of `out` if that is larger), and no more than 12 times that alive at the same time, lists included.
+# Build the softmax yourself: `torch.softmax` and its kin are forbidden.
 
 
 # %% tags=["ex-12.1"]
@@ -136,8 +142,10 @@ check("12.1", lazy_attention)
 # %% [markdown]
 # ## 12.2 Six buffers into 512 columns
 #
-# (difficulty 2 of 3, 15 minutes) This kernel wants S, P and an accumulator for each of two halves: 2 x 128 + 2 x 64 + 2 x 128 = 640 columns. Tensor memory has 512. P of a half is written only after its S has been read, so P may live
-# inside S. Change the allocations so that it does; all six buffers stay in tensor memory, and the body stays as it is.
+# (difficulty 2 of 3, 15 minutes) This kernel wants S, P and an accumulator for each of two halves: 2 x 128 + 2 x 64 + 2 x 128 = 640 columns.
+# Tensor memory has 512.
+# P of a half is written only after its S has been read, so P may live inside S.
+# Change the allocations so that it does; all six buffers stay in tensor memory, and the body stays as it is.
 #
 # Launched on one program with `D=128, BM=BN=128`.
 
@@ -208,8 +216,12 @@ check("12.2", crowded_kernel)
 # %% [markdown]
 # ## 12.3 Bug hunt: scores that come too early
 #
-# (difficulty 2 of 3, 20 minutes) One half, and S and P in columns of their own. That allows a trick: the tensor core starts the *next* S before it waits for P, so it works while the softmax does. Somebody forgot what this needs.
-# Run the check before you change anything: the report says that one S can be overtaken by the next. On another schedule it is two accesses to one buffer that nothing orders. Mend the kernel without giving the trick up: the limit is 13,500 modelled cycles.
+# (difficulty 2 of 3, 20 minutes) One half, and S and P in columns of their own.
+# That allows a trick: the tensor core starts the *next* S before it waits for P, so it works while the softmax does.
+# Somebody forgot what this needs.
+# Run the check before you change anything: the report says that one S can be overtaken by the next.
+# On another schedule it is two accesses to one buffer that nothing orders.
+# Mend the kernel without giving the trick up: the limit is 13,500 modelled cycles.
 #
 # Launched on one program with `D=64, BM=128, BN=64, BUFFERS=4` and six key blocks.
 
@@ -288,15 +300,19 @@ check("12.3", early_kernel)
 # %% [markdown]
 # ## 12.4 A role to write: the correction
 #
-# (difficulty 3 of 3, 35 minutes) The softmax groups below publish, for each half: `alphas` (for every block after the first), at the end `sums` (the row sums) and `maxima` (the row's reference maximum, in log2 units). Write the role that
+# (difficulty 3 of 3, 35 minutes) The softmax groups below publish, for each half: `alphas` (for every block after the first), at the end `sums` (the row sums) and `maxima` (the row's reference maximum, in log2 units).
+# Write the role that
 #
 # 1. lets the first product of each half through: arrive on `acc_readys[half]`;
 # 2. for every further block and half waits for `alpha_fulls[half]`, multiplies the accumulator by alpha *if any row asks for it*, and lets the product through;
 # 3. at the end writes `out = acc / sum` and the natural log-sum-exp `lse = (maximum + log2(sum)) * ln 2`, once the last product is done.
 #
-# Only `correct` is yours; the kernel and its softmax role stay as they are. There are 1 to 5 key blocks.
+# Only `correct` is yours; the kernel and its softmax role stay as they are.
+# There are 1 to 5 key blocks.
 #
-# `alphas`, `sums` and `maxima` are `[BM, 1]` buffers. A column has one element: `tl.reshape(x, [BM])` makes a vector of it. The products complete `acc_fulls[half]`, one phase a block.
+# `alphas`, `sums` and `maxima` are `[BM, 1]` buffers.
+# A column has one element: `tl.reshape(x, [BM])` makes a vector of it.
+# The products complete `acc_fulls[half]`, one phase per block.
 
 
 # %% tags=["ex-12.4"]
@@ -418,8 +434,10 @@ check("12.4", corrected_kernel)
 # %% [markdown]
 # ## 12.5 Ping-pong
 #
-# (difficulty 3 of 3, 25 minutes) The kernel below has two halves, and one softmax task that serves them in turn. So the exponentials of one half never overlap with the other half's waiting. Give each half a task of its own. The limit is
-# 25,000 modelled cycles; the given kernel takes about 29,500.
+# (difficulty 3 of 3, 25 minutes) The kernel below has two halves, and one softmax task that serves them in turn.
+# So the exponentials of one half never overlap with the other half's waiting.
+# Give each half a task of its own.
+# The limit is 25,000 modelled cycles; the given kernel takes about 29,500.
 #
 # Launched on one program with `D=128, BM=BN=128, BUFFERS=3` and four key blocks.
 
@@ -526,11 +544,13 @@ check("12.5", ping_pong_kernel)
 # %% [markdown]
 # ## 12.6 Peel the loop
 #
-# (difficulty 2 of 3, 20 minutes) No kernel (and `jfa.masks` and `jfa.schedule` are closed). Query `i` of a sequence sees the keys `i + lo <= j <= i + hi` with `0 <= j < len_kv`. A tile holds the queries `first .. last`. Which key blocks of `block` keys does it need, and which of them need no mask, because
-# *every* query of the tile sees *all* `block` keys of it?
+# (difficulty 2 of 3, 20 minutes) No kernel (and `jfa.masks` and `jfa.schedule` are closed).
+# Query `i` of a sequence sees the keys `i + lo <= j <= i + hi` with `0 <= j < len_kv`.
+# A tile holds the queries `first .. last`.
+# Which key blocks of `block` keys does it need, and which of them need no mask, because *every* query of the tile sees *all* `block` keys of it?
 #
-# Return four block numbers `(begin, bulk_begin, bulk_end, end)`: blocks `begin .. end - 1` hold at least one visible pair, blocks `bulk_begin .. bulk_end - 1` need no mask. Where nothing is visible return `(0, 0, 0, 0)`; where there is no bulk let
-# `bulk_begin == bulk_end`, anywhere in `begin .. end`.
+# Return four block numbers `(begin, bulk_begin, bulk_end, end)`: blocks `begin .. end - 1` hold at least one visible pair, blocks `bulk_begin .. bulk_end - 1` need no mask.
+# Where nothing is visible return `(0, 0, 0, 0)`; where there is no bulk let `bulk_begin == bulk_end`, anywhere in `begin .. end`.
 
 
 # %% tags=["ex-12.6"]
