@@ -43,7 +43,7 @@ D, BM, BN = 128, 128, 128
 # %% [markdown]
 # ## The mental model: stay at the bench
 #
-# The kernel of chapter 12 works like a shop that closes after each customer.
+# Versions 1 to 7 of chapter 12 work like a shop that closes after each customer; version 8 stays open, and this chapter says how.
 # A program starts, sets up its barriers, loads Q, fills its ring of buffers, works, stores, ends.
 # Then the next program does all of that again on the same SM, and while it does, the tensor core waits.
 #
@@ -89,7 +89,7 @@ plots.segments(
 #
 # A barrier counts its completed phases, and a wait names only their parity (chapter 10).
 # So whoever waits for the $n$-th completion, counted from 0, must wait for the parity $n \bmod 2$.
-# In chapter 12 one tile was a program's whole life, and $n$ was the step $j$.
+# In chapter 12, up to version 7, one tile was a program's whole life, and $n$ was the step $j$.
 # Now the barriers live longer than a tile:
 #
 # | barrier | completes | $n$ |
@@ -539,7 +539,7 @@ print(f"largest error on two SMs, three schedules: {check(SMALL, 2):.0e}")
 # %% [markdown]
 # ## Versions 1 and 2: one program per tile, one program per SM
 #
-# With as many programs as tiles each loop runs once: that is chapter 12.
+# With as many programs as tiles each loop runs once: that is chapter 12, version 5.
 # With as many programs as SMs the same source is persistent.
 # Four tiles of 1,024 keys on one SM.
 # Predict: what does staying save?
