@@ -853,10 +853,10 @@ def mean_pool_kernel(x_ptr, offsets_ptr, out_ptr, D, BLOCK_L: tl.constexpr, BLOC
 def _tile_max_cases(seed):
     g = _rng(seed)
 
-    def case(name, rows, cols):
-        wide = torch.randn(rows, cols + 3, generator=g) - 6.0  # all negative
+    def case(name, rows, cols, width=16, level=-6.0):
+        wide = torch.randn(rows, cols + 3, generator=g) + level  # all negative
         wide[:, cols:] = 50.0  # beside the columns that count
-        return Case(name, (wide, cols))
+        return Case(name, (wide, cols, width))
 
     return [
         case("one tile", 16, 16),
@@ -865,27 +865,29 @@ def _tile_max_cases(seed):
         case("three rows of one tile", 48, 7),
         case("two rows of five tiles", 18, 80),
         case("five rows of two tiles", 65, 17),
+        case("tiles of 16 rows and 32 columns", 20, 70, width=32),
+        case("tiles of 16 rows and 8 columns, numbers near -30,000", 20, 30, width=8, level=-30_000.0),
     ]
 
 
-def _tile_max_launch(kernel, wide, cols):
+def _tile_max_launch(kernel, wide, cols, width):
     import triton
 
     x = wide[:, :cols]
-    grid = (triton.cdiv(x.shape[0], 16), triton.cdiv(x.shape[1], 16))
+    grid = (triton.cdiv(x.shape[0], 16), triton.cdiv(x.shape[1], width))
     out = unwritten(*grid)
-    kernel[grid](x, out, *x.shape, x.stride(0), BR=16, BC=16)
+    kernel[grid](x, out, *x.shape, x.stride(0), BR=16, BC=width)
     return out
 
 
-def _tile_max(wide, cols):
+def _tile_max(wide, cols, width):
     rows = [t.amax(0) for t in wide[:, :cols].split(16)]
-    return torch.stack([torch.stack([part.max() for part in r.split(16)]) for r in rows])
+    return torch.stack([torch.stack([part.max() for part in r.split(width)]) for r in rows])
 
 
 def _tiles(case):
     rows, cols = len(case.args[0]), case.args[1]
-    return -(-rows // 16) * -(-cols // 16)
+    return -(-rows // 16) * -(-cols // case.args[2])
 
 
 TILE_MAX = Exercise(
@@ -908,6 +910,18 @@ TILE_MAX = Exercise(
         "j runs over tl.num_programs(1) tiles: that is the number of columns of out.",
     ),
     mutants=(
+        Mutant(
+            "columns cut like rows",
+            "The tiles across were counted with the height of a tile.",
+            caught_by="runs",
+            edit=("tl.num_programs(1)", "tl.cdiv(cols, BR)"),
+            recognise=False,
+        ),
+        Mutant(
+            "-1,000 for no number",
+            "The places outside got a number that is larger than some that count.",
+            edit=('other=float("-inf")', "other=-1000.0"),
+        ),
         Mutant(
             "the store is masked",
             "programs whose wrong address lies outside store nothing now, and some results are never written.",
@@ -985,10 +999,10 @@ TILE_MAX = Exercise(
 def _best_cases(seed):
     g = _rng(seed)
 
-    def case(name, m, n, dim=16, shift=0.0):
+    def case(name, m, n, dim=16, shift=0.0, first=16.0):
         # small whole numbers: products are exact in fp32 whatever the order, so that equal ones are equal
         q, k = (torch.randint(-4, 5, (rows, dim), generator=g).float() for rows in (m, n))
-        q[:, 0], k[:, 0] = 16.0, k[:, 0] + shift
+        q[:, 0], k[:, 0] = first, k[:, 0] + shift
         return Case(name, (q.to(torch.bfloat16), k.to(torch.bfloat16)))
 
     equal = case("many equal keys", 20, 50)
@@ -1001,6 +1015,7 @@ def _best_cases(seed):
         case("one tile, one block of keys", 16, 16),
         case("one key", 3, 1),
         case("all products negative, 21 keys", 16, 21, shift=-40.0),
+        case("all products below -30,000", 9, 20, shift=-128.0, first=256.0),
         case("33 queries, 40 keys, D 32", 33, 40, dim=32),
         equal,
         rising,
@@ -1047,6 +1062,11 @@ BEST = Exercise(
         "s = tl.where(n[None, :] < N, tl.dot(q, kt), -inf); top = tl.max(s, axis=1); which = tl.where(top > best, start + tl.argmax(s, axis=1), which); best = tl.maximum(best, top), in this order.",
     ),
     mutants=(
+        Mutant(
+            "best from -1e4",
+            "The best so far begins at a number that all products of a query may lie below.",
+            edit=('best = tl.full((BM,), float("-inf"), tl.float32)', "best = tl.full((BM,), -1.0e4, tl.float32)"),
+        ),
         Mutant(
             "columns past N count",
             "Scores of keys that do not exist are 0, and 0 wins where all products are negative.",

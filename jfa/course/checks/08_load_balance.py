@@ -557,13 +557,11 @@ QUEUE = Exercise(
         ),
         Mutant(
             "asks for the first tile, too",
-            "each program asks for its first tile as well: that one is its own.",
+            "Each program asks for its first tile as well, so there are more questions than tiles: the first one is its own.",
             edit=(
                 ("    while tile < count:\n", "    tile = tl.atomic_add(asked_ptr, 1)\n    while tile < count:\n"),
                 ("tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)", "tl.atomic_add(asked_ptr, 1)"),
             ),
-            expect="more questions than tiles",
-            recognise=False,
         ),
         Mutant(
             "no queue at all",

@@ -186,19 +186,6 @@ ATTEMPTS = [
     ),
     wrong(
         "10.9",
-        "one stage used",
-        (WALK, "                phase = phase ^ 1\n"),
-        (
-            "                tlx.barrier_wait(empties[k % STAGES], ((k // STAGES) & 1) ^ 1)\n                tlx.barrier_expect_bytes(fulls[k % STAGES], ROWS * COLS * 4)\n",
-            "                tlx.barrier_wait(empties[0], (k & 1) ^ 1)\n                tlx.barrier_expect_bytes(fulls[0], ROWS * COLS * 4)\n",
-        ),
-        (
-            "x_desc, tiles[k % STAGES], [0, k * COLS], fulls[k % STAGES]\n",
-            "x_desc, tiles[0], [0, k * COLS], fulls[0]\n",
-        ),
-    ),
-    wrong(
-        "10.9",
         "waits for every second chunk",
         (
             "                tlx.barrier_wait(fulls[slot], phase)\n",
