@@ -40,30 +40,53 @@ class Mutants:
     given: tuple[str, ...] | list[str] = ()
     sketches: list[list[Any]] | None = None
 
-    def recognise(self, exercise: Exercise, case: Case, value: Any, position: int = -1) -> str:
-        """Return ``says`` of the first mutant that returns what the answer returned, else ""; ``position`` is the case's."""
+    def recognise(self, exercise: Exercise, returned: dict[int, tuple[Case, Any]], position: int) -> str:
+        """Return ``says`` of the first mutant that returns what the answer returned, else "".
+
+        Args:
+            exercise: the exercise.
+            returned: the cases on which the answer returned a value, and that value, by position.
+            position: the case that failed. A mutant must be wrong there in the same way; and it must return what the answer
+                returned in all other cases as well, or two mistakes that look alike in one case are taken for each other.
+        """
         deadline = time.thread_time() + _SECONDS
+        order = sorted(returned, key=lambda i: i != position)
+        if exercise.tol >= _COARSE:
+            order = [position]  # simulated numbers: by chance some case would not agree
         for number, mutant in enumerate(exercise.mutants):
             if not mutant.recognise or mutant.caught_by == "runs" or time.thread_time() > deadline:
                 continue
             try:
-                if not (self.solution or mutant.source):
-                    if self._is_sketched(number, position, value, exercise):
-                        return mutant.says
-                    continue
-                output = run_trusted(exercise, source_of(mutant, self.solution), case, self.given)
-                if _equal(value, output, exercise) and not _is_right(output, case, exercise):
+                if all(
+                    self._agrees(exercise, number, *returned[i], i, must_be_wrong=i == position)
+                    for i in order
+                    if i == position or time.thread_time() < deadline
+                ):
                     return mutant.says
-            except Exception:  # noqa: BLE001  a mutant may fail on this case: then it is not this mistake
+            except Exception:  # noqa: BLE001  a mutant may fail on a case: then it is not this mistake
                 continue
         return ""
 
-    def _is_sketched(self, number: int, position: int, value: Any, exercise: Exercise) -> bool:
-        """Return whether a mutant's sketch on this case is one of the answer's value; the value is known to be wrong."""
+    def _agrees(
+        self, exercise: Exercise, number: int, case: Case, value: Any, position: int, must_be_wrong: bool
+    ) -> bool:
+        """Return whether a mutant returns on this case what the answer returned."""
+        mutant = exercise.mutants[number]
+        if not (self.solution or mutant.source):
+            return self._is_sketched(number, position, value, exercise, case, must_be_wrong)
+        output = run_trusted(exercise, source_of(mutant, self.solution), case, self.given)
+        return _equal(value, output, exercise) and not (must_be_wrong and _is_right(output, case, exercise))
+
+    def _is_sketched(
+        self, number: int, position: int, value: Any, exercise: Exercise, case: Case, must_be_wrong: bool
+    ) -> bool:
+        """Return whether a mutant's sketch on this case is one of the answer's value; without a sketch the mutant is right."""
         if not self.sketches or not 0 <= position < len(self.sketches[number]):
-            return False
+            return not must_be_wrong
         kept = self.sketches[number][position]
-        return kept is not None and mistakes.alike(mistakes.sketch(value), kept, _tolerance(exercise))
+        if kept is None:
+            return not must_be_wrong and _is_right(value, case, exercise)
+        return mistakes.alike(mistakes.sketch(value), kept, _tolerance(exercise))
 
 
 def source_of(mutant: Mutant, solution: str) -> str:

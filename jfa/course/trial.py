@@ -115,6 +115,11 @@ class Trial:
         if missing is not None:
             defined = ", ".join(map(str, missing.get("defined", ()))) or "nothing"
             raise _Fault("runs", f"The cell defines no `{self.exercise.name}` (it defines {defined}).")
+        other = self.outcome.last("no kernel")
+        if other is not None:
+            what = f"a {other['type']}" if other["type"] != "function" else "a plain function"
+            said = f"`{self.exercise.name}` is {what}, and no kernel: it needs `@triton.jit` above its `def`."
+            raise _Fault("runs", said)
         broken = self.outcome.last("broken")
         if broken is not None:
             raise _Fault("runs", f"The answer could not be run here: {broken['message']}")
@@ -253,7 +258,12 @@ class Trial:
         event = self.events.get(fault.position)
         if event is None or event["event"] != "case" or not self.exercise.reference:
             return ""
-        return self.mutants.recognise(self.exercise, self.cases[fault.position], event.get("value"), fault.position)
+        returned = {
+            i: (case, self.events[i].get("value"))
+            for i, case in enumerate(self.cases)
+            if not case.raises and self.events.get(i, {}).get("event") == "case"
+        }
+        return self.mutants.recognise(self.exercise, returned, fault.position)
 
     def _show_example(self, fault: _Fault) -> None:
         """Add a small case that went wrong, in full."""

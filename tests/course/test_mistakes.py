@@ -65,3 +65,23 @@ def test_a_wrong_answer_of_another_kind_is_not_recognised(toy, monkeypatch):
     answer = from_source("def twice(x):\n    return 2 * x + 1e-2", exercise, pristine)
     answer.solution = ""
     assert judge(exercise, answer, toy).recognised == ""
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_an_answer_that_is_like_a_mistake_in_one_case_only_is_not_recognised(toy, monkeypatch, released):
+    exercise, pristine = catalog.exercise("90.2"), Pristine.load(toy, "90_toy")
+    solution = solution_source(pristine.solution(exercise))
+    cases = cases_of(exercise, 0)
+    kept = recognisable(exercise, cases, solution, pristine.given(exercise))
+    monkeypatch.setattr(catalog, "sketches", lambda e: kept)
+
+    def recognised(source):
+        answer = from_source(source, exercise, pristine)
+        answer.solution = "" if released else answer.solution
+        return judge(exercise, answer, toy).recognised
+
+    sizes = [case.args[0].shape[0] for case in cases]
+    last = f"def twice(x):\n    return x + 2 if x.shape[0] == {max(sizes)} else 2 * x"
+    first = f"def twice(x):\n    return 2 * x if x.shape[0] == {max(sizes)} else x + 2"
+    assert recognised("def twice(x):\n    return x + 2") == "Two is added."
+    assert [recognised(last), recognised(first)] == ["", ""]
