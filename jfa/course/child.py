@@ -149,6 +149,9 @@ def _run(job: Job, reporter: Reporter, live: Any) -> None:
     elif "numpy" in job.forbid:
         guard.forbid_numpy_import(violations)
         guard.forbid_numpy_names(getattr(_function(live), "__globals__", {}), violations)
+    if job.kind == "kernel" and not _is_kernel(answer):
+        reporter.send("no kernel", type=type(answer).__name__)
+        return
     reporter.send("loaded")
     with torch.inference_mode(False):  # a notebook may be in it
         _run_cases(job, reporter, violations, answer, call)
@@ -157,6 +160,17 @@ def _run(job: Job, reporter: Reporter, live: Any) -> None:
 def _load_emulator() -> None:
     """Import Triton and the emulator while imports are still free."""
     import jfa.emulator  # noqa: F401
+
+
+def _is_kernel(answer: Any) -> bool:
+    """Return whether this is a ``@triton.jit`` kernel, tuned or not: anything else could compute on the host."""
+    from triton.runtime.autotuner import Autotuner, Heuristics
+
+    from jfa.emulator.frontend.binding import InterpretedFunction, JITFunction
+
+    while type(answer) in (Autotuner, Heuristics):
+        answer = answer.fn
+    return type(answer) in (JITFunction, InterpretedFunction)
 
 
 def _forget_checks() -> None:

@@ -233,6 +233,7 @@ _FIELDS = {
     "broken": {"message": str},
     "notes": {"notes": list},
     "missing": {"defined": list},
+    "no kernel": {"type": str},
     "case": {
         "index": int,
         "facts": list,
@@ -263,7 +264,7 @@ def _is_wellformed(event: Any) -> bool:
 
 def _complete(outcome: Outcome) -> bool:
     last = outcome.events[-1] if outcome.events else {}
-    return last.get("event") in ("end", "missing", "broken") or (
+    return last.get("event") in ("end", "missing", "no kernel", "broken") or (
         last.get("event") == "raised" and last.get("index") == -1
     )
 

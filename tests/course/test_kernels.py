@@ -57,6 +57,29 @@ def test_what_a_gpu_refuses_is_said_not_to_compile(kernel, source, words):
     assert result.failed.name == "runs" and "It will not compile on a GPU" in result.message and words in result.message
 
 
+@pytest.mark.parametrize(
+    "source, what",
+    [
+        ("def twice_kernel(*a, **k):\n    return None", "a plain function"),
+        ("class Host:\n    def __getitem__(self, grid):\n        return self.run\n    def run(self, x, out, *a, **k):\n"
+         "        out.copy_(2 * x)\n\ntwice_kernel = Host()", "a Host"),
+        (HEAD.replace("twice_kernel", "inner") + "tl.arange(0, BLOCK)" + TAIL + "\nimport functools\n"
+         "twice_kernel = functools.partial(inner)", "a partial"),
+        ("class Kernel(triton.runtime.JITFunction):\n    pass\n\n" + HEAD + "tl.arange(0, BLOCK)" + TAIL
+         + "\ntwice_kernel = Kernel(twice_kernel.fn)", "a Kernel"),
+    ],
+    ids=["function", "object with a grid", "partial", "subclass"],
+)  # fmt: skip
+def test_what_computes_on_the_host_is_no_kernel(kernel, source, what):
+    result = kernel(source)
+    assert result.failed.name == "runs" and f"`twice_kernel` is {what}, and no kernel" in result.message, result.text()
+
+
+def test_a_tuned_kernel_is_a_kernel(kernel):
+    tuned = "@triton.heuristics({})\n" + HEAD + "tl.arange(0, BLOCK)" + TAIL
+    assert kernel(tuned).passed, kernel(tuned).text()
+
+
 @pytest.mark.parametrize("interpret", [None, "1"])
 def test_a_kernel_in_a_cell_needs_no_file(toy_kernels, monkeypatch, interpret):
     """TR-8"""
