@@ -33,7 +33,9 @@ import torch
 
 FAMILIES = {
     "softmax": re.compile(r"soft(max|min)|logsumexp"),
-    "sdpa": re.compile(r"scaled_dot_product|_flash_attention|_efficient_attention|multi_?head_attention|_fused_sdp"),
+    "sdpa": re.compile(
+        r"scaled_dot_product|_flash_attention|varlen_attn|_efficient_attention|multi_?head_attention|_fused_sdp"
+    ),
     "flex": re.compile(r"flex_attention"),
     "nested": re.compile(r"^_?nested|_nested|to_padded_tensor|_jagged"),
     "numpy": re.compile(r"^(numpy|__array__)$"),
@@ -42,7 +44,7 @@ FAMILIES = {
 
 WORDS = {
     "softmax": "torch's own softmax (and logsumexp)",
-    "sdpa": "scaled_dot_product_attention",
+    "sdpa": "torch's own attention (scaled_dot_product_attention and its kin)",
     "flex": "flex_attention",
     "nested": "torch's nested tensors",
     "numpy": "numpy",

@@ -260,6 +260,11 @@ def test_reading_the_solutions_is_noticed(judged, toy, body):
             "f = torch.nn.functional.scaled_dot_product_attention\nf(x[None], x[None], x[None])\nreturn 2 * x",
             "scaled_dot_product",
         ),
+        (
+            "from torch.nn.attention.varlen import varlen_attn\nat = torch.tensor([0, len(x)], dtype=torch.int32)\n"
+            "return varlen_attn(x, x, x, at, at, len(x), len(x))",
+            "torch's own attention",
+        ),
         ("from jfa.reference import attention\nreturn 2 * x", "jfa.reference"),
         ("import jfa\njfa.jagged_flash_attention\nreturn 2 * x", "jfa.attention"),
         ("from jfa import jagged_flash_attention as f\nreturn f(x, x, x)", "jfa.attention"),
