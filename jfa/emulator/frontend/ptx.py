@@ -159,6 +159,7 @@ _BINARY = {
     "add": np.add, "sub": np.subtract, "div": _divide, "min": np.fmin, "max": np.fmax, "rem": np.fmod, "and": np.bitwise_and,
     "or": np.bitwise_or, "xor": np.bitwise_xor, "copysign": lambda a, b: np.copysign(b, a),
 }  # fmt: skip
+_PROPAGATING = {"min": np.minimum, "max": np.maximum}
 _UNARY = {
     "ex2": np.exp2, "lg2": np.log2, "rcp": np.reciprocal, "sqrt": np.sqrt, "rsqrt": lambda v: 1 / np.sqrt(v), "sin": np.sin,
     "cos": np.cos, "tanh": np.tanh, "abs": np.abs, "neg": np.negative, "not": np.invert, "popc": np.bitwise_count,
@@ -244,7 +245,8 @@ class Execution:
             result = handler(ins, kind)
         elif name in _BINARY:
             a, b = (read(self.get(o, kind), kind) for o in operands[1:3])
-            result = write(self._saturated(_BINARY[name](a, b), mods), kind)
+            function = _PROPAGATING.get(name) if "NaN" in mods else None
+            result = write(self._saturated((function or _BINARY[name])(a, b), mods), kind)
         elif name in _UNARY:
             value = _UNARY[name](read(self.get(operands[1], kind), kind))
             result = write(value, "u32" if name in ("popc", "clz") else kind)

@@ -140,3 +140,16 @@ def test_libdevice(op):
         "isnan": lambda v: v.isnan().float(),
     }
     torch.testing.assert_close(out, references.get(op, getattr(torch, op, None))(x), rtol=3e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("function", ["min", "max"])
+@pytest.mark.parametrize("propagates", [False, True])
+def test_a_minimum_of_pairs_with_and_without_nan(function, propagates):
+    x = torch.tensor([0.5, 2.0, float("nan"), 1.5, float("inf"), float("nan"), -3.0, 1.0])
+    nan = ".NaN" if propagates else ""
+    asm = "{ .reg .b32 pair, one; cvt.rn.bf16x2.f32 pair, $2, $1; mov.b32 one, 0x3F803F80;"
+    asm += f" {function}{nan}.bf16x2 $0, pair, one; }}"
+    got = run_snippet(x, asm, "=r,r,r", 2, torch.bfloat16, tl.bfloat16)
+    want = (torch.minimum if function == "min" else torch.maximum)(x, torch.ones(8))
+    want = torch.where(x.isnan() & (not propagates), 1.0, want).bfloat16()
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
