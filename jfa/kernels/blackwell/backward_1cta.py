@@ -28,7 +28,7 @@ from jfa.kernels.common.block_lists import block_lists
 from jfa.kernels.common.nouns import RowPointers, aggregate
 from jfa.kernels.common.packed import fma_pairs
 from jfa.kernels.common.ring import Ring, alloc_ring
-from jfa.kernels.common.rounding import rounded_pairs
+from jfa.kernels.common.rounding import rounded_probabilities
 from jfa.kernels.common.units import first_unit
 
 HALF_M = tl.constexpr(BLOCK_M.value // 2)  # queries of a compute group
@@ -410,7 +410,7 @@ def compute_stretch(
             p = tl.math.exp2(fma_pairs(s, scale_log2, -lse[None, :]))
             if MASKED:
                 p = mask_pairs(p, tile, block * BLOCK_M + FIRST + i * COLUMNS, cfg)
-            kept = kept + (rounded_pairs(p, scores.p.dtype),)
+            kept = kept + (rounded_probabilities(p, scores.p.dtype),)
         for i in tl.static_range(SLICES):  # only now: P lies where S was
             tlx.local_store(tlx.subslice(scores.p[0], half * BLOCK_M + i * COLUMNS, COLUMNS), kept[i])
         tlx.barrier_arrive(scores.p_fulls[half])

@@ -37,7 +37,7 @@ from jfa.kernels.blackwell.pair import CTAS, arrive_at_leader, first_pair, leads
 from jfa.kernels.blackwell.pair_memory import SENT, TILE_N, alloc_memory
 from jfa.kernels.common.nouns import RowPointers
 from jfa.kernels.common.packed import fma_pairs
-from jfa.kernels.common.rounding import rounded_pairs
+from jfa.kernels.common.rounding import rounded_pairs, rounded_probabilities
 
 
 @triton.jit
@@ -375,7 +375,7 @@ def compute_stretch(
             if MASKED:
                 first_key = tile.row + tlx.cluster_cta_rank() * BLOCK_N
                 exact = mask_pairs(exact, tile, first_key, block * BLOCK_M + FIRST + i * COLUMNS)
-            p = p + (rounded_pairs(exact, scores.p.dtype),)
+            p = p + (rounded_probabilities(exact, scores.p.dtype),)
         tlx.barrier_arrive(lses.empties[slot])
         if half == 1:
             tlx.barrier_wait(scores.s_reads[0], phase)

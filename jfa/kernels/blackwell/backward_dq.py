@@ -18,6 +18,7 @@ from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
 from jfa.kernels.common.nouns import aggregate
 from jfa.kernels.common.packed import fma_pairs
 from jfa.kernels.common.ring import Ring, alloc_ring
+from jfa.kernels.common.softmax import at_most_one
 from jfa.kernels.common.units import first_unit
 
 HALF_N = tl.constexpr(BLOCK_N.value // 2)  # keys of a compute group
@@ -214,7 +215,7 @@ def compute_stretch(
         kept = ()
         for i in tl.static_range(SLICES):
             s = tlx.local_load(tlx.subslice(scores.s[kv_count & 1], FIRST + i * COLUMNS, COLUMNS))
-            p = tl.math.exp2(fma_pairs(s, scale_log2, -lse[:, None]))
+            p = at_most_one(tl.math.exp2(fma_pairs(s, scale_log2, -lse[:, None])))
             if MASKED:
                 queries = tile.row + tl.arange(0, BLOCK_M)
                 keys = block * BLOCK_N + FIRST + i * COLUMNS + tl.arange(0, COLUMNS)

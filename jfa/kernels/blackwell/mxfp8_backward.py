@@ -38,6 +38,7 @@ from jfa.kernels.common.nouns import RowPointers, aggregate
 from jfa.kernels.common.packed import fma_pairs
 from jfa.kernels.common.quantize import inverse_scale, magnitude_bits, scale_code
 from jfa.kernels.common.ring import Ring, alloc_ring
+from jfa.kernels.common.softmax import at_most
 from jfa.kernels.common.units import first_unit
 
 SQUARE = tl.constexpr(32)
@@ -542,7 +543,7 @@ def compute_stretch(
         kept = ()
         for i in tl.static_range(SLICES):
             lse = tlx.local_load(tlx.local_slice(rows.lses[slot], [FIRST + i * SQUARE], [SQUARE]))
-            p = tl.math.exp2(fma_pairs(raw[i], scale_log2, (P_BITS - lse)[None, :]))
+            p = at_most(tl.math.exp2(fma_pairs(raw[i], scale_log2, (P_BITS - lse)[None, :])), 1 << P_BITS)
             if MASKED:
                 p = mask_pairs(p, tile, block * BLOCK_M + FIRST + i * SQUARE, cfg)
             kept = kept + (p,)

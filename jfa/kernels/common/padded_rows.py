@@ -16,8 +16,7 @@ from torch import Tensor
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.sequence import rows_of
-
-LOG2_E = tl.constexpr(1.4426950408889634)
+from jfa.kernels.common.softmax import lse_to_subtract
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def padded_rows(problem: Problem, pad: int) -> PaddedRows:
 
 
 def row_constants(problem: Problem, rows: PaddedRows, out: Tensor, dout: Tensor, lse: Tensor, dlse: Tensor | None):
-    """Return (lse2, delta), each [H, count] fp32: lse in base 2 and rowsum(out * dout) - dlse.
+    """Return (lse2, delta), each [H, count] fp32: lse in base 2, as P's recomputation subtracts it, and rowsum(out * dout) - dlse.
 
     out, dout [rows_out, H, Dv] with a last stride of 1; lse, dlse [H, rows_out].
     """
@@ -195,7 +194,7 @@ def constants_kernel(
     natural = tl.load(lse + head * rows_out + row, mask=valid, other=float("-inf"))
     empty = natural == float("-inf")
     to = head * padded_count + block * ROWS + rows
-    tl.store(lse2 + to, tl.where(empty, float("inf"), natural * LOG2_E))
+    tl.store(lse2 + to, lse_to_subtract(natural))
     tl.store(delta + to, tl.where(empty, 0.0, d))
 
 

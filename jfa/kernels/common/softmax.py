@@ -7,6 +7,40 @@ import triton.language as tl
 
 LOG2_E = 1.4426950408889634  # host side: sm_scale * LOG2_E
 LN_2 = tl.constexpr(0.6931471805599453)
+_LOG2_E = tl.constexpr(LOG2_E)
+
+# Of an LSE in log2 units: fp32 numbers there are 1/4 apart, so P is off by a quarter or so. Beyond, an exact 1 is worth more.
+HUGE_LSE = tl.constexpr(float(1 << 21))
+# Such an LSE x is lowered by x * min(x * LOWERED, MOST_LOWERED): at first by a few units in its last place, which all roundings on
+# its way together do not reach, and from 2**26 on by more, since scores may be products' small differences and round accordingly.
+LOWERED = tl.constexpr(2.0**-42)
+MOST_LOWERED = tl.constexpr(2.0**-16)
+
+
+@triton.jit
+def lse_to_subtract(natural, LOWERED_BY: tl.constexpr = LOWERED):
+    """Return a natural LSE in log2 units, for a backward's ``P = min(exp2(score * scale - lse2), 1)``.
+
+    Rows without keys get +inf, so their P is 0. A huge LSE is known to a few units in its last place only, and so is the largest
+    exponent of its row, which should be 0: exp2 would make 0 or infinity of it. So the LSE is lowered by more than that, and min
+    makes P = 1. The same goes for scores nearer to the largest than a share of 2**-16 (2**-20 at 2**22); all others get P = 0.
+    """
+    lse2 = natural * _LOG2_E
+    share = tl.minimum(tl.abs(lse2) * LOWERED_BY, MOST_LOWERED)
+    share = tl.where(tl.abs(lse2) > HUGE_LSE, share, 0.0)
+    return tl.where(natural == float("-inf"), float("inf"), lse2 * tl.where(lse2 > 0, 1.0 - share, 1.0 + share))
+
+
+@triton.jit
+def at_most(x, LIMIT: tl.constexpr):
+    """Return the smaller of x and LIMIT; NaN stays NaN."""
+    return tl.minimum(x, float(LIMIT), propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def at_most_one(p):
+    """Return probabilities as a backward recomputes them, none above 1; see :func:`lse_to_subtract`."""
+    return at_most(p, 1.0)
 
 
 @triton.jit

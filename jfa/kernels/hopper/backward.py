@@ -26,7 +26,7 @@ import triton.language.extra.tlx as tlx
 from jfa.kernels.common.block_lists import block_lists
 from jfa.kernels.common.nouns import RowPointers, aggregate
 from jfa.kernels.common.ring import Ring, alloc_ring, pair_slot
-from jfa.kernels.common.rounding import rounded_pairs
+from jfa.kernels.common.rounding import rounded_probabilities
 from jfa.kernels.hopper.listed import key_list
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
 
@@ -182,7 +182,7 @@ def use_scores(operands, part, tile, slot, scores, dv, count, block, masked):
         rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
         p = tl.where(tile.pair_mask(rows[None, :], keys[:, None]), p, 0.0)
     # The one form that is kept: 16 registers per thread instead of 32.
-    p = rounded_pairs(p, values.dtype)
+    p = rounded_probabilities(p, values.dtype)
     # dV first: products start in the order of their text, so it keeps dP from starting, and from filling registers,
     # before p is done.
     dv = tlx.async_dot(p, queries.do[at], dv)

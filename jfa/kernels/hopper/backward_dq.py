@@ -12,6 +12,7 @@ import triton.language.extra.tlx as tlx
 
 from jfa.kernels.common.nouns import RowPointers, aggregate
 from jfa.kernels.common.ring import alloc_ring
+from jfa.kernels.common.softmax import at_most_one
 from jfa.kernels.hopper.backward import store_gradient
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
 
@@ -64,7 +65,7 @@ def dq_block(mine, k, v, dq, count, tile, block, scale_log2, MASKED: tl.constexp
     tlx.barrier_wait(v.fulls[slot], phase)
     dp = tlx.async_dot(mine.do, tlx.local_trans(v.buffers[slot]))
     scores = tlx.async_dot_wait(1, scores)
-    p = tl.math.exp2(scores * scale_log2 - mine.lse2[:, None])
+    p = at_most_one(tl.math.exp2(scores * scale_log2 - mine.lse2[:, None]))
     if MASKED:
         keys = block * BLOCK_N + tl.arange(0, BLOCK_N)
         p = tl.where(tile.pair_mask(mine.positions[:, None], keys[None, :]), p, 0.0)

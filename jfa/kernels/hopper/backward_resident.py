@@ -31,6 +31,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from jfa.kernels.common.nouns import RowPointers, Span, Tile, aggregate
 from jfa.kernels.common.ring import Ring, alloc_ring, ring_slot
+from jfa.kernels.common.softmax import at_most
 from jfa.kernels.hopper.backward import store_gradient
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
 
@@ -159,7 +160,7 @@ def make_ds(operands, tile, slot, count, row):
     start = tl.zeros([KEYS, LQ], tl.float32) - row_constants(gradients.delta[slot])
     dp = tlx.async_dot(operands.v.buffers[v], tlx.local_trans(gradients.do[slot]), start)
     scores = tlx.async_dot_wait(1, scores)
-    p = tl.math.exp2(scores * operands.scale_log2)
+    p = tl.math.exp2(at_most(scores, 0.0) * operands.scale_log2)
     keys = row + tl.arange(0, KEYS)
     p = tl.where(tile.pair_mask(tl.arange(0, LQ)[None, :], keys[:, None]), p, 0.0).to(q_tiles.dtype)
     dp = tlx.async_dot_wait(0, dp)

@@ -17,10 +17,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from jfa.kernels.base import Problem
 from jfa.kernels.common.launcher import Variant
 from jfa.kernels.common.nouns import RowPointers, load_tile
-from jfa.kernels.common.softmax import LOG2_E as _LOG2_E
+from jfa.kernels.common.softmax import LOWERED, lse_to_subtract
 from jfa.kernels.hopper.tiles import PAD, TileList, padded, padded_rows
 
-LOG2_E = tl.constexpr(_LOG2_E)
+# The resident form starts its products with -lse, so each of them rounds at the LSE's size: eight times the margin.
+LOWERED_RESIDENT = tl.constexpr(8 * LOWERED.value)
 
 
 RowConstants = RowPointers
@@ -38,7 +39,9 @@ class PaddedRows:
 def prepare_rows(
     problem: Problem, tiles: TileList | None, block: int, out, dout, lse, dlse, beside: bool = False
 ) -> PaddedRows:
-    """Return lse in base 2 and delta = rowsum(out * dout) - dlse, padded. ``dout`` may have any strides.
+    """Return lse in base 2, as P's recomputation subtracts it, and delta = rowsum(out * dout) - dlse, padded.
+
+    ``dout`` may have any strides.
 
     Args:
         tiles: of ``block`` queries, or None for shared queries, which need no list.
@@ -166,7 +169,7 @@ def prepare_kernel(
         natural = tl.load(lse + head * rows_out + row, mask=valid, other=float("-inf"))
         to = head * padded_rows + pad_begin + rows
         padding = rows < tl.cdiv(tl.maximum(exist, least_rows), ROWS) * ROWS
-        tl.store(lse2 + to, tl.where(natural == float("-inf"), float("inf"), natural * LOG2_E), mask=padding)
+        tl.store(lse2 + to, lse_to_subtract(natural, LOWERED_RESIDENT if RESIDENT else LOWERED), mask=padding)
         tl.store(delta + to, tl.where(natural == float("-inf"), 0.0, d), mask=padding)
     if BESIDE:  # the next kernel waits for this one only, and needs the list
         gdc_wait()

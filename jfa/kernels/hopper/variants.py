@@ -73,10 +73,10 @@ SPILLS = {
     "backward-wide-d256-causal": 8,
     "backward-wide-d256-window": 8,
     "forward-d256-window": 12,
-    "backward-resident-q128-d128": 8,
-    "backward-resident-q128-d128-static": 8,
-    "backward-resident-q128-d128-causal": 700,
-    "backward-resident-q128-d128-window": 1604,
+    "backward-resident-q128-d128": 32,
+    "backward-resident-q128-d128-static": 32,
+    "backward-resident-q128-d128-causal": 736,
+    "backward-resident-q128-d128-window": 1616,
     "both-lists-2048": 24,
 }
 

@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 
 from jfa.kernels.common.nouns import Span, aggregate, load_tile
+from jfa.kernels.common.softmax import at_most_one, lse_to_subtract
 from jfa.kernels.portable.rows import Operand, Rows, contiguous, padded, per_row, positions
 from jfa.kernels.portable.walk import seen_keys, seen_queries
 
-LOG2E = tl.constexpr(1.4426950408889634)
 RUNTIME = [
     "rows_out"
 ]  # numbers that change with the data: Triton would compile anew for each that turns divisible by 16
@@ -46,12 +46,6 @@ class Queries:
     lse: tl.tensor
     delta: tl.tensor
     position: tl.tensor
-
-
-@triton.jit
-def to_log2(lse):
-    """Return a natural LSE in log2 units. Rows without keys get +inf, so exp2(s - lse) is 0 for them."""
-    return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
 
 
 @triton.jit
@@ -117,7 +111,7 @@ def dq_kernel(
     per_row(delta_ptr, rows_out, GROUP, False).of(tile.out, kv_head).store_numbers(tile.row, delta, BLOCK_M)
     lse = per_row(lse_ptr, rows_out, GROUP, False).of(tile.out, kv_head).load_numbers(tile.row, BLOCK_M, float("inf"))
     q = Operand(q_ptr, None, (q_row, q_head), D, GROUP, False).of(tile.q, kv_head).load(tile.row, BLOCK_M, True)
-    x = Queries(q, do, to_log2(lse), delta, positions(tile.row, BLOCK_M, GROUP, False))
+    x = Queries(q, do, lse_to_subtract(lse), delta, positions(tile.row, BLOCK_M, GROUP, False))
     k = Operand(k_ptr, k_desc, (k_row, k_head), D, 1, False).of(tile.kv, kv_head)
     v = Operand(v_ptr, v_desc, (v_row, v_head), DV, 1, False).of(tile.kv, kv_head)
     dq = dq_over_keys(tl.zeros([BLOCK_M, padded(D)], tl.float32), x, k, v, tile, scale, c)
@@ -145,7 +139,7 @@ def dq_block(dq, x, k, v, i, tile, scale, c, masked: tl.constexpr):
     values = v.load(n0, c.block_n, masked)
     s = tl.dot(x.q, tl.trans(keys), input_precision=c.precision)
     dp = tl.dot(x.do, tl.trans(values), input_precision=c.precision)
-    p = tl.math.exp2(s * scale - x.lse[:, None])
+    p = at_most_one(tl.math.exp2(s * scale - x.lse[:, None]))
     if masked:
         key = n0 + tl.arange(0, c.block_n)
         p = tl.where(tile.pair_mask(x.position[:, None], key[None, :]), p, 0.0)
@@ -245,9 +239,9 @@ def dkdv_block(dk, dv, k, v, rows, i, tile, scale, c, masked):
     """Add the i-th block of packed query rows to a key tile's (dK, dV)."""
     r0 = i * c.block_m
     q = rows.q.load(r0, c.block_m, masked)
-    lse = to_log2(rows.lse.load_numbers(r0, c.block_m, float("inf")))
+    lse = lse_to_subtract(rows.lse.load_numbers(r0, c.block_m, float("inf")))
     s = tl.dot(k, tl.trans(q), input_precision=c.precision)
-    p = tl.math.exp2(s * scale - lse[None, :])
+    p = at_most_one(tl.math.exp2(s * scale - lse[None, :]))
     # Without a band queries past the end have P = 0 by their LSE, and keys past the end are computed and not stored.
     if tile.band.has_lo or tile.band.has_hi:
         if masked:

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from jfa.kernels.common.block_lists import block_lists
 from jfa.kernels.common.nouns import Band, Span, Tile, aggregate
-from jfa.kernels.common.softmax import hide, softmax_step
+from jfa.kernels.common.softmax import at_most_one, hide, lse_to_subtract, softmax_step
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -139,7 +139,7 @@ def forward_kernel(
 def weights(q, k, do, v, lse, delta, tile, queries, keys, masked, scale, PRECISION: tl.constexpr):
     """Return (P, dS) of a block, [queries, keys] or, where q and do are given as columns, [keys, queries]."""
     scores = tl.dot(q, k, input_precision=PRECISION)
-    p = tl.math.exp2(scores * scale - lse)
+    p = at_most_one(tl.math.exp2(scores * scale - lse))
     if masked:
         p = tl.where(tile.pair_mask(queries, keys), p, 0.0)
     return p, p * (tl.dot(do, v, input_precision=PRECISION) - delta)
@@ -149,7 +149,7 @@ def weights(q, k, do, v, lse, delta, tile, queries, keys, masked, scale, PRECISI
 def row_constants(lse, delta, tile, queries, head):
     """Return (LSE in log2 units, delta) of queries; of a row without keys or past the end LSE is +inf, so its P is 0."""
     natural = lse.load(tile.out, queries, head, float("-inf"))
-    return tl.where(natural == float("-inf"), float("inf"), natural / LN_2), delta.load(tile.out, queries, head, 0.0)
+    return lse_to_subtract(natural), delta.load(tile.out, queries, head, 0.0)
 
 
 @triton.jit

@@ -18,8 +18,9 @@ import triton.language as tl
 from jfa.kernels.common.band import in_band
 from jfa.kernels.common.nouns import Span, Tile, aggregate, load_tile
 from jfa.kernels.common.sequences import BandConstants, Offsets, Sequences, Sizes
+from jfa.kernels.common.softmax import at_most_one, lse_to_subtract
 from jfa.kernels.common.units import zigzag_unit
-from jfa.kernels.portable.backward import Choices, Queries, delta_of, dq_over_keys, to_log2
+from jfa.kernels.portable.backward import Choices, Queries, delta_of, dq_over_keys
 from jfa.kernels.portable.rows import Operand, Rows, contiguous, padded, per_row, positions
 
 # Numbers that change with the data: Triton would compile anew for each that turns divisible by 16.
@@ -55,7 +56,7 @@ class Side:
         do, delta = delta_of(self.out.of(tile.out, kv_head), self.dout.of(tile.out, kv_head), dlse, r0, BLOCK)
         if self.delta is not None:
             self.delta.of(tile.out, kv_head).store_numbers(r0, delta, BLOCK)
-        lse = to_log2(self.lse.of(tile.out, kv_head).load_numbers(r0, BLOCK, float("inf")))
+        lse = lse_to_subtract(self.lse.of(tile.out, kv_head).load_numbers(r0, BLOCK, float("inf")))
         return Queries(q, do, lse, delta, positions(r0, BLOCK, self.out.group, False))
 
 
@@ -195,7 +196,7 @@ def resident_block(dq, x, keys, n0, tile, scale, sm_scale, c, KEYS_FIRST: tl.con
     masked = tile.band.has_lo or tile.band.has_hi or (n0 + c.block_n > keys.k.span.length)
     if KEYS_FIRST:
         s = tl.dot(k, tl.trans(x.q), input_precision=c.precision)
-        p = tl.math.exp2(s * scale - x.lse[None, :])
+        p = at_most_one(tl.math.exp2(s * scale - x.lse[None, :]))
         if masked:
             p = tl.where(in_sight(tile, keys, x.position[None, :], key[:, None]), p, 0.0)
         dv = tl.dot(p.to(x.do.dtype), x.do, input_precision=c.precision)
@@ -206,7 +207,7 @@ def resident_block(dq, x, keys, n0, tile, scale, sm_scale, c, KEYS_FIRST: tl.con
         dq = tl.dot(tl.trans(k), ds, dq, input_precision=c.precision)
     else:
         s = tl.dot(x.q, tl.trans(k), input_precision=c.precision)
-        p = tl.math.exp2(s * scale - x.lse[:, None])
+        p = at_most_one(tl.math.exp2(s * scale - x.lse[:, None]))
         if masked:
             p = tl.where(in_sight(tile, keys, x.position[:, None], key[None, :]), p, 0.0)
         dv = tl.dot(tl.trans(p.to(x.do.dtype)), x.do, input_precision=c.precision)
