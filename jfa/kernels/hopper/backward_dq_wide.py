@@ -12,6 +12,7 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from jfa.kernels.common.nouns import aggregate
+from jfa.kernels.common.softmax import at_most_one
 from jfa.kernels.hopper.backward import always_zero
 from jfa.kernels.hopper.columns import (
     Boxes,
@@ -75,7 +76,7 @@ def dq_block(mine, k, v, dq, count, tile, block, scale_log2, masked):
     v_slot = v.await_full(count)
     dp = multiply_transposed(mine.do, row, v, v_slot)
     scores = tlx.async_dot_wait(2, scores)
-    p = tl.math.exp2(scores * scale_log2 - mine.lse2[:, None])
+    p = at_most_one(tl.math.exp2(scores * scale_log2 - mine.lse2[:, None]))
     if masked:
         keys = block * BLOCK_N + tl.arange(0, BLOCK_N)
         p = tl.where(tile.pair_mask(mine.positions[:, None], keys[None, :]), p, 0.0)

@@ -24,7 +24,7 @@ import triton.language.extra.tlx as tlx
 
 from jfa.kernels.common.nouns import aggregate
 from jfa.kernels.common.ring import Ring, alloc_ring, pair_slot
-from jfa.kernels.common.rounding import rounded_pairs
+from jfa.kernels.common.rounding import rounded_pairs, rounded_probabilities
 from jfa.kernels.hopper.backward import always_zero
 from jfa.kernels.hopper.columns import (
     Boxes,
@@ -142,7 +142,7 @@ def make_weights(operands, tile, scores, count, block, masked):
         keys = tile.row + tl.arange(0, BLOCK_N)
         rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
         p = tl.where(tile.pair_mask(rows[None, :], keys[:, None]), p, 0.0)
-    p = rounded_pairs(p, operands.k.left.dtype)
+    p = rounded_probabilities(p, operands.k.left.dtype)
     ring = operands.p
     at, phase = pair_slot(count)
     tlx.barrier_wait(ring.empties[at], phase ^ 1)
