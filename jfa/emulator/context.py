@@ -30,6 +30,7 @@ class Launch:
         task: the task that runs now; None outside a launch.
         memory: its global memory.
         num_warps: warps of a program's first task.
+        names: called as names("async_dot_scaled"): whether the kernel or a function it reaches has that name in it.
         charge: called as charge(kind, elements) with each block operation of a timed run, else None.
         exchange: called where the warps of a task exchange values through shared memory; None for plain kernels, whose
             tasks nothing tells apart.
@@ -46,7 +47,7 @@ class Launch:
     """
 
     __slots__ = (
-        *("task", "memory", "num_warps", "charge", "exchange", "product"),
+        *("task", "memory", "num_warps", "names", "charge", "exchange", "product"),
         *("follows_undefined", "has_undefined", "origins", "reported", "report"),
         *("fresh", "looks", "polls", "printed"),
     )
@@ -60,6 +61,7 @@ class Launch:
     ) -> None:
         self.task: Task | None = None
         self.memory, self.num_warps = memory, num_warps
+        self.names: Callable[[str], bool] = lambda name: False
         self.charge: Callable[..., None] | None = None
         self.exchange: Callable[[], None] | None = None
         self.product: Any = None

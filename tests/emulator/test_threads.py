@@ -1,7 +1,9 @@
 """Launches from several threads at once: each keeps its own options and sees its own Run."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 import triton
 import triton.language as tl
@@ -9,7 +11,13 @@ from triton.runtime.jit import JITFunction
 
 import jfa.emulator as emulator
 
+try:
+    import triton.language.extra.tlx as tlx
+except ImportError:  # Triton without TLX
+    tlx = None
+
 emulator.install()
+needs_tlx = pytest.mark.skipif(tlx is None, reason="needs TLX")
 
 
 @triton.jit
@@ -92,3 +100,57 @@ def test_the_hook_goes_in_once():
     finally:
         emulator.install()
     assert hasattr(JITFunction.run, "__wrapped__") and not hasattr(JITFunction.run.__wrapped__, "__wrapped__")
+
+
+def _replicated(product):
+    """A warp-specialized kernel of this test's own: replicas of two tasks store the same."""
+
+    @triton.jit
+    def kernel(x, y, o, n, N: tl.constexpr, PRODUCT: tl.constexpr):
+        start = tl.program_id(0) * N
+        with tlx.async_tasks():
+            with tlx.async_task("default", replicate=2):
+                i = start + tl.arange(0, N)
+                copy = tlx.async_task_replica_id()
+                a, b = tl.load(x + i, mask=i < n), tl.load(y + i, mask=i < n)
+                tl.store(o + i, (a * b if PRODUCT else a + b) + copy - copy, mask=i < n)
+            with tlx.async_task(num_warps=1, replicate=2):
+                i = start + tl.arange(0, N)
+                copy = tlx.async_task_replica_id()
+                a, b = tl.load(x + i, mask=i < n), tl.load(y + i, mask=i < n)
+                tl.store(o + i, (a * b if PRODUCT else a + b) + copy - copy, mask=i < n)
+
+    def work(number):
+        n = 700 + number
+        x, y = (torch.rand(n, generator=torch.Generator().manual_seed(number + k)) for k in range(2))
+        out = torch.empty(n)
+        kernel[lambda meta: (triton.cdiv(n, meta["N"]),)](x, y, out, n, 256, product)
+        torch.testing.assert_close(out, x * y if product else x + y)
+        return "right"
+
+    return work
+
+
+@needs_tlx
+def test_two_warp_specialized_kernels_from_a_pool_of_threads():
+    works = [_replicated(product) for product in (False, True)]
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        futures = [pool.submit(works[number % 2], number) for number in range(8)]
+        assert [future.result() for future in futures] == ["right"] * 8
+
+
+@triton.jit
+def _without_a_default_task(x, o, N: tl.constexpr):
+    with tlx.async_tasks():
+        with tlx.async_task(num_warps=1, replicate=2):
+            i = tl.arange(0, N)
+            tl.store(o + i, tl.load(x + i))
+
+
+@needs_tlx
+def test_a_refused_kernel_leaves_its_thread_of_the_pool_usable():
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        refused = pool.submit(lambda: _without_a_default_task[(1,)](torch.zeros(64), torch.zeros(64), 64))
+        with pytest.raises(triton.CompilationError, match="one and only one"):
+            refused.result()
+        assert pool.submit(_replicated(True), 1).result() == "right"

@@ -286,6 +286,9 @@ _COMBINE = {
 }
 
 
+_BITWISE = ("and", "or", "xor")
+
+
 def _check_atomic(pointer, op):
     element = _pointee(pointer, f"atomic_{op}")
     if pointer.dtype.is_const():
@@ -295,9 +298,17 @@ def _check_atomic(pointer, op):
         raise ValueError(f"atomic_{op} does not support {name}")
     if name in ("int16", "uint16") or element.primitive_bitwidth < 16:
         raise ValueError(f"atomic_{op} does not support {name}")
-    if name.startswith(("fp", "bf")) and op in ("and", "or", "xor"):
-        raise TypeError(f"atomic_{op} is not defined for {name}")
     return element
+
+
+def _on_bits(combine):
+    """Return `combine` of integers for floating-point values: on their bits."""
+
+    def combined(old, new):
+        bits = np.dtype(f"i{old.dtype.itemsize}")
+        return combine(old.view(bits), new.astype(old.dtype, copy=False).view(bits)).view(old.dtype)
+
+    return combined
 
 
 def _atomic(op):
@@ -311,7 +322,8 @@ def _atomic(op):
         _check_scalar_operands(pointer, Value=val, Mask=mask)
         _check_pointer_shape(pointer, val, mask)
         val = val.to(element)
-        return _combine_lanes(pointer, element, val, mask, lambda old, new, lanes: combine(old, new))
+        merge = _on_bits(combine) if op in _BITWISE and element.is_floating() else combine
+        return _combine_lanes(pointer, element, val, mask, lambda old, new, lanes: merge(old, new))
 
     atomic.__name__ = f"atomic_{op}"
     return atomic
@@ -483,6 +495,7 @@ class Descriptor(tl.tensor_descriptor):
         values = []
         for offset in offsets:
             offset = tl.core._unwrap_if_constexpr(offset)
+            offset = _whole(offset, "offset")
             if isinstance(offset, tl.tensor):
                 if offset.dtype.name in ("int64", "uint64"):
                     raise ValueError("descriptor offsets must be 32 bit: add a `.to(tl.int32)`")
@@ -506,8 +519,11 @@ class Descriptor(tl.tensor_descriptor):
             raise ValueError(
                 f"the value's shape {list(value.data.shape)} is not the descriptor's block shape {self.block_shape}"
             )
-        if value.dtype.name != self._dtype.name:
-            value = value.to(self._dtype)
+        if value.dtype.name.removeprefix("u") != self._dtype.name.removeprefix("u"):
+            raise TypeError(
+                f"the value is {value.dtype}, the descriptor's blocks are {self._dtype}: add .to({self._dtype})"
+            )
+        value = value.to(self._dtype)
         check_box(self.map, offsets, value.undefined)
         return dtypes.encode(value.data, self._dtype.name)
 
@@ -539,13 +555,15 @@ class Descriptor(tl.tensor_descriptor):
 
     def gather(self, x_offsets, y_offset, _semantic=None):
         rows = self._rows(x_offsets)
-        y_offset = fix(_value(y_offset))
+        y_offset = fix(_value(_whole(y_offset, "offset")))
         return make(np.concatenate([self.load([int(x), y_offset]).data for x in rows]), self._dtype)
 
     def scatter(self, value, x_offsets, y_offset, _semantic=None):
-        y_offset = fix(_value(y_offset))
-        value = _value(value)
-        for i, x in enumerate(self._rows(x_offsets)):
+        y_offset = fix(_value(_whole(y_offset, "offset")))
+        value, rows = _value(value), self._rows(x_offsets)
+        if list(value.data.shape[:1]) != [rows.size]:
+            raise ValueError(f"the value has shape {list(value.data.shape)}, there are {rows.size} row offsets")
+        for i, x in enumerate(rows):
             self.store([int(x), y_offset], rearranged(value, lambda lanes, i=i: lanes[i : i + 1]))
 
     def _rows(self, x_offsets):
@@ -554,6 +572,10 @@ class Descriptor(tl.tensor_descriptor):
         x_offsets = _value(x_offsets)
         check(x_offsets.undefined, "offset")
         rows = x_offsets.data
+        if rows.dtype.itemsize != 4 or rows.dtype.kind not in "iu":
+            raise TypeError(
+                f"descriptor gather and scatter need offsets of 32 bits, not {x_offsets.dtype}: add .to(tl.int32)"
+            )
         if rows.ndim != 1 or rows.size < 8:
             raise ValueError(
                 f"descriptor gather and scatter need 1D offsets of at least 8 rows, but got {list(rows.shape)}"
@@ -564,6 +586,16 @@ class Descriptor(tl.tensor_descriptor):
                 f"descriptor gather of {self._dtype} must have at least {columns} columns, got {self.map.block_shape[1]}"
             )
         return rows
+
+
+def _whole(number, what):
+    """Check a descriptor's extent, stride or offset: an integer, or a scalar that the kernel computes."""
+    number = tl.core._unwrap_if_constexpr(number)
+    if type(number) is Tensor:
+        raise AssertionError(f"Expected a scalar in shape/strides/offsets, the {what} is {number.type}")
+    if isinstance(number, float) or isinstance(number, tl.tensor) and not number.dtype.is_int():
+        raise TypeError(f"a descriptor's {what} is an integer, not {number!r}")
+    return number
 
 
 def _atomic_member(kind):
@@ -612,8 +644,11 @@ def make_tensor_descriptor(base, shape, strides, block_shape, padding_option="ze
             raise ValueError(f"Shape element must be a power of 2, got {extent}")
     if isinstance(unwrap(unwrap(strides)[-1]), tl.tensor):
         raise ValueError("Tensor descriptor last dim must be 1 but got a run-time value: write the constant 1")
-    shape, strides = [_value(s) for s in unwrap(shape)], [_value(s) for s in unwrap(strides)]
+    shape = [_value(_whole(s, "extent")) for s in unwrap(shape)]
+    strides = [_value(_whole(s, "stride")) for s in unwrap(strides)]
     element = base.dtype.element_ty
+    if element.name == "int1":
+        raise ValueError("a tensor descriptor has no blocks of int1")
     if padding not in ("zero", "nan"):
         raise ValueError(f"Padding option {padding} not supported")
     if element.is_int() and padding == "nan":

@@ -5,7 +5,6 @@ TLX and other jit functions are replaced. Once a launch, a function compares the
 bound, so that re-run cells and edited helpers take effect.
 """
 
-import builtins
 import enum
 import functools
 import inspect
@@ -93,17 +92,18 @@ class EmulatedFunction:
         code = compile_function(self._source, free)
         self.globals = {
             MARK: self,
-            "__builtins__": builtins,
+            "__builtins__": _BUILTINS,
             "__name__": self.python.__globals__.get("__name__", "kernel"),
         }
         self.globals |= {f"__jfa_{k}": v for k, v in support.HELPERS.items()}
         self.globals["__jfa_register_task"] = register_task
         self._seen, self.forbidden, self._cells, self._tlx = {}, {}, cells, None
         exec(code, self.globals)
-        self._names = sorted(
-            _global_names(code) - self.globals.keys() - {self.python.__name__} | {self.python.__name__}
-        )
+        self._named = _global_names(code)
+        self._names = sorted(self._named - self.globals.keys())
         self.function = self.globals["__jfa_make"](*[bind(c) for c in cells])
+        self.function.__name__ = self.__name__
+        self.function.__code__ = self.function.__code__.replace(co_name=self.__name__)
         self.function.__defaults__ = tuple(support.constexpr(bind(d)) for d in self.python.__defaults__ or ()) or None
         self.function.__kwdefaults__ = {
             k: support.constexpr(bind(d)) for k, d in (self.python.__kwdefaults__ or {}).items()
@@ -129,17 +129,40 @@ class EmulatedFunction:
             self._tlx = self._reaches_tlx()
         return self._tlx
 
-    def _reaches_tlx(self, seen=None):
-        seen = set() if seen is None else seen
+    def names(self, name):
+        """Return whether this function or one it reaches has that name, or an attribute of that name, in it."""
+        return any(name in function._named for function in self._reached({}))
+
+    def _reaches_tlx(self):
+        return any(
+            isinstance(v, TlxNamespace) or extension.defines(v)
+            for function in self._reached({})
+            for v in function._values()
+        )
+
+    def _values(self):
+        return [*self.globals.values(), *(_cell_value(c) for c in self.function.__closure__ or ())]
+
+    def _reached(self, seen):
+        """Yield this function and those it may call: by name, out of a module, or as a method of an aggregate."""
         if id(self) in seen:
-            return False
-        seen.add(id(self))
+            return
+        seen[id(self)] = self
         if self not in context.launch.fresh:
             self.refresh()
-        values = [*self.globals.values(), *(_cell_value(c) for c in self.function.__closure__ or ())]
-        if any(isinstance(v, TlxNamespace) or extension.defines(v) for v in values):
-            return True
-        return any(v._reaches_tlx(seen) for v in values if isinstance(v, EmulatedFunction))
+        yield self
+        for value in self._values():
+            for callee in self._callees(value):
+                if isinstance(callee, EmulatedFunction):
+                    yield from callee._reached(seen)
+
+    def _callees(self, value):
+        if isinstance(value, Namespace) and not vars(value)["__jfa_keeps"]:
+            module = vars(value)["__jfa_module"]
+            return [getattr(value, n) for n in self._named & vars(module).keys()]
+        if isinstance(value, type) and getattr(value, "__triton_aggregate__", False):
+            return [emulated(m) for m in vars(_class_as_written(value)).values() if is_jit(m)]
+        return [value]
 
     def __call__(self, *args, **kwargs):
         if self not in context.launch.fresh:
@@ -161,12 +184,30 @@ def _check_handed(values, returned):
         kind = type(value)
         if kind in _TUPLES:
             _check_handed(value, returned)
+        elif isinstance(value, enum.Enum) and not returned:
+            name = f"{kind.__name__}.{value.name}"
+            raise support.Refused(f"a jit function takes {name} as a constexpr only: write tl.constexpr({name})")
         elif kind in extension.Extension.handed:
             refusal = extension.Extension.handed[kind](value, returned)
             if refusal is not None:
                 raise support.Refused(refusal)
 
 
+_BUILTINS = {
+    function.__name__: function
+    for function in (
+        len,
+        list,
+        float,
+        int,
+        isinstance,
+        getattr,
+        hasattr,
+        locals,
+        NameError,
+    )  # the last two for rewritten code
+}
+"""What a kernel finds of Python beside `language.BUILTINS`."""
 _TUPLES = (tuple, support.Sequence)
 _ABSENT, _UNSEEN = object(), object()
 
@@ -174,7 +215,9 @@ _ABSENT, _UNSEEN = object(), object()
 def _argument(value):
     if type(value) is support.Fixed:
         value._refused()
-    return value.value if type(value) is tl.constexpr else value
+    if type(value) is tl.constexpr:
+        return value if isinstance(value.value, enum.Enum) else value.value
+    return support.Sequence(value) if type(value) is tuple else value
 
 
 def _cell_value(cell):
@@ -222,7 +265,8 @@ def bind(value):
     if isinstance(value, types.ModuleType):
         return namespace(value)
     if isinstance(value, tl.constexpr):
-        return bind(value.value)
+        bound = bind(value.value)
+        return tl.constexpr(bound) if isinstance(bound, enum.Enum) else bound
     if is_jit(value):
         return _bind_jit(value)
     if isinstance(value, _CONSTEXPR_FUNCTIONS):

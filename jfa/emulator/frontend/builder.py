@@ -150,7 +150,7 @@ class Options:
     debug = False
     sanitize_overflow = False
     arch = "sm100"
-    supported_fp8_dtypes = ("fp8e5", "fp8e5b16", "fp8e4nv", "fp8e4b8", "fp8e4b15")
+    supported_fp8_dtypes = ("fp8e4b15", "fp8e4nv", "fp8e5")
     deprecated_fp8_dot_operand_dtypes = ()
     default_dot_input_precision = "tf32"
     allowed_dot_input_precisions = ("tf32", "tf32x3", "ieee", "bf16x3", "bf16x6")
@@ -303,6 +303,8 @@ class Builder:
 
     @carry.carries(carry.lanewise)
     def create_fma(self, a, b, c):
+        if not a.dtype.is_floating():
+            raise TypeError(f"tl.fma takes floating-point values, not {a.dtype}: write a * b + c")
         return _result(mathlib.fused_multiply_add(a.data, b.data, c.data), a.dtype)
 
     @carry.carries(carry.lanewise)
@@ -373,7 +375,13 @@ class Builder:
         _charge("cvt", a.data)
         return wrap(mathlib.float_to_integer(a.data, held_dtype(dtype)), dtype)
 
-    create_fp_to_ui = create_fp_to_si
+    @carry.carries(carry.lanewise)
+    def create_fp_to_ui(self, a, dst):
+        dtype = canonical(dst.scalar)  # the builder's types have no sign
+        _charge("cvt", a.data)
+        held = held_dtype(dtype)
+        data = mathlib.float_to_integer(a.data, _UNSIGNED.get(held, held))
+        return wrap(data.view(held), dtype)
 
     @carry.carries(carry.lanewise)
     def create_bitcast(self, a, dst):
@@ -389,6 +397,8 @@ class Builder:
 
     @carry.carries(carry.lanewise)
     def create_int_to_ptr(self, a, dst):
+        if a.dtype.primitive_bitwidth != 64:
+            raise TypeError(f"a pointer is made of a 64-bit integer, not of {a.dtype}: add .to(tl.int64)")
         addresses = a.data.astype(np.int64)
         return wrap(addresses, dst.scalar, self.origin(addresses))
 
@@ -435,6 +445,8 @@ class Builder:
 
     @carry.carries(carry.moved)
     def create_join(self, a, b):
+        if a.dtype.name != b.dtype.name:
+            raise TypeError(f"tl.join and tl.interleave take values of one type, not {a.dtype} and {b.dtype}")
         _exchange()
         return make(np.stack([a.data, b.data], axis=-1), a.dtype, a.allocation)
 

@@ -394,7 +394,8 @@ def _sorted(x, k, dim, descending):
 
 def flip(x, dim=None):
     x, dim = fix(x), _unwrap(dim)
-    dim = x.data.ndim - 1 if dim is None else dim
+    if dim is None:
+        raise TypeError("tl.flip needs the dimension: the compiler cannot take its default, None")
     return rearranged(x, lambda lanes: np.flip(lanes, dim))
 
 

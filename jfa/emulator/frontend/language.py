@@ -100,7 +100,7 @@ def _block_shape(shape):
     """Return a shape argument as plain ints, checked as Triton checks it."""
     shape = _unwrap(shape)
     if isinstance(shape, int):
-        shape = (shape,)
+        raise TypeError(f"a shape is a tuple: ({shape},), not {shape}")
     values = []
     for extent in shape:
         extent = _unwrap(extent)
@@ -118,6 +118,13 @@ def _validate_shape(shape):
         tl.block_type(tl.int32, builtins.list(shape))
 
 
+def _check_constant(value, dtype):
+    """Refuse a Python number of which the builder makes no constant of that type."""
+    kinds = (int, float) if dtype.is_floating() or dtype.name == "int1" else (int,)
+    if not isinstance(value, kinds) or value < 0 and dtype.is_int_unsigned():
+        raise TypeError(f"{value!r} is no constant of type {dtype}")
+
+
 def full(shape, value, dtype):
     shape, dtype, value = _block_shape(shape), canonical(_unwrap(dtype)), _unwrap(value)
     if isinstance(value, tl.tensor):
@@ -132,6 +139,7 @@ def full(shape, value, dtype):
     else:
         if dtype is None:
             raise ValueError("dtype must be specified when value is not a tensor")
+        _check_constant(value, dtype)
         data = full_value(value, dtype).value
     if not shape:
         return scalar(data.item() if hasattr(data, "item") else data, dtype)

@@ -13,7 +13,7 @@ from ..context import Launch, context, running
 from ..memory import Allocation, GlobalMemory, TensorMap
 from . import access, support
 from .access import Descriptor
-from .binding import bind, emulated, is_jit
+from .binding import EmulatedFunction, bind, emulated, is_jit
 from .explain import cause_of, returned, translate
 from .semantic import full_value
 from .tensor import BOOL, FP32, canonical, literal, scalar
@@ -247,7 +247,7 @@ def _inner(options):
 
 def _kernel_argument(arguments, name, value, parameter):
     if parameter.is_constexpr:
-        return bind(support.constexpr(value)) if not isinstance(value, tuple | list) else value
+        return bind(tl.constexpr(value)) if not isinstance(value, tuple | list) else value
     return arguments.convert(value, name, parameter)
 
 
@@ -263,6 +263,8 @@ def _execute(function, values, grid, launch_options, memory, options):
     state = Launch(memory, num_warps, options.poison, _report)
     with running(state):
         function.refresh()
+        handed = [v for v in values.values() if isinstance(v, EmulatedFunction)]
+        state.names = lambda name: any(f.names(name) for f in (function, *handed))
         state.charge = machine.charge if options.policy == "timed" else None
         state.exchange = machine.exchange if function.uses_tlx else None
         cluster = cluster_of(function, launch_options)

@@ -32,7 +32,12 @@ def erf(x):
 
 
 def float_to_integer(x, target):
-    """Convert as C does, toward zero, saturating as the hardware's cvt does; NaN gives 0."""
+    """Convert as C does, toward zero, saturating as the hardware's cvt does; NaN gives 0.
+
+    For 8 bits there is no cvt: the compiler converts to 16 and takes the lower half.
+    """
+    if target.itemsize == 1:
+        return float_to_integer(x, np.dtype(f"{target.kind}2")).astype(target)
     info = np.iinfo(target)
     wide = np.nan_to_num(np.trunc(np.asarray(x, np.float64)), nan=0.0, posinf=float(info.max), neginf=float(info.min))
     out = np.clip(wide, float(info.min), float(info.max))

@@ -155,16 +155,47 @@ def _read_outside_loops(function):
     return {name for name in targets if total[name] > inside[name]}
 
 
-def _fields_handed_over(call):
-    """[(position or keyword, whether inside a tuple, node)] of arguments of a call that are `name.field` and nothing more."""
+def _raw_arguments(call):
+    """Return [(place, whether within a tuple, expression, name of its object or None, path from there)] of what may be plain in a call.
+
+    place: position or keyword. A number, text or tuple that is read off an object, as cfg.stages, cfg.inner.stages or
+    cfg.shape[0], and the right operand of tuples that are joined (no object): to the compiler those are no constexprs.
+    """
     found = []
     for place, argument in [*enumerate(call.args), *((k.arg, k.value) for k in call.keywords)]:
         nested = isinstance(argument, ast.Tuple | ast.List)
         for value in argument.elts if nested else [argument]:
-            if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
-                if value.value.id not in _LANGUAGES:
-                    found.append((place, nested, value))
+            owner, path = _chain(value)
+            if (
+                owner is not None
+                and owner not in _LANGUAGES
+                and (nested or any(isinstance(step, str) for step in path))
+            ):
+                found.append((place, nested, value, owner, path))
+        while isinstance(argument, ast.BinOp) and isinstance(argument.op, ast.Add):
+            if isinstance(argument.right, ast.Tuple | ast.List):
+                found.append((place, True, argument.right, None, None))
+            argument = argument.left
     return found
+
+
+def _is_field(node):
+    """Return whether an expression is an attribute of something, such as cfg.shape."""
+    return isinstance(node, ast.Attribute) and getattr(node.value, "id", None) not in _LANGUAGES
+
+
+def _chain(node):
+    """Return (name, path) of an expression such as cfg.inner.shape[0]: the name it begins with, then attributes and element numbers."""
+    path = []
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Attribute):
+            path.append(node.attr)
+        elif isinstance(node.slice, ast.Constant) and type(node.slice.value) is int:
+            path.append(node.slice.value)
+        else:
+            return None, ()
+        node = node.value
+    return (node.id, tuple(reversed(path))) if path and isinstance(node, ast.Name) else (None, ())
 
 
 def _forget(names, at):
@@ -253,7 +284,10 @@ class Rewriter(ast.NodeTransformer):
         if len(node.targets) != 1:
             return self._refuse(node, "simultaneous assignment to several names is not supported")
         callee = getattr(node.value, "func", None)
-        target, value = node.targets[0], self.visit(node.value)
+        written = node.value
+        target, value = node.targets[0], self.visit(copy.copy(written))
+        if isinstance(target, ast.List):
+            return self._refuse(node, "a list is no target of an assignment: write the names without brackets")
         if isinstance(target, ast.Subscript):
             return self._refuse(node, "__setitem__ is not supported in triton", "__jfa_refuse_use")
         if isinstance(target, ast.Attribute):
@@ -267,6 +301,8 @@ class Rewriter(ast.NodeTransformer):
                 value.func = _call("__jfa_named", value.func, ast.Constant(target.id), at=node)
             value = _call("__jfa_assign", value, ast.Constant(target.id), at=node)
         else:
+            if _is_field(written):
+                value = _call("__jfa_field", value, ast.Constant(ast.unparse(written)), at=node)
             value = _call("__jfa_assign", value, at=node)
         node.value = value
         self.defined |= _assigned([node])
@@ -278,7 +314,7 @@ class Rewriter(ast.NodeTransformer):
         value = self.visit(node.value)
         if not _is_constexpr(node.annotation):
             return self.visit_Assign(_located(ast.Assign([node.target], node.value), node))
-        arguments = [value]
+        arguments = [_call("__jfa_sequence", value, at=node) if isinstance(node.value, ast.Tuple) else value]
         if (
             node.target.id in self.defined or self.unrolled
         ):  # else it is new: loops and branches forget what they define
@@ -314,8 +350,9 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_UnaryOp(self, node):
         operand = self.visit(node.operand)
-        if isinstance(node.op, ast.Not):
-            return _call("__jfa_not", operand, at=node)
+        if isinstance(node.op, ast.Not | ast.UAdd):
+            helper = "__jfa_not" if isinstance(node.op, ast.Not) else "__jfa_positive"
+            return _call(helper, operand, at=node)
         node.operand = operand
         return node
 
@@ -373,9 +410,14 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_Attribute(self, node):
         node = self.generic_visit(node)
-        if node.attr == "value" and isinstance(node.ctx, ast.Load):
-            return _call("__jfa_value", node.value, at=node)
+        if node.attr in ("value", "name") and isinstance(node.ctx, ast.Load):
+            return _call(f"__jfa_{node.attr}", node.value, at=node)
         return node
+
+    def visit_Subscript(self, node):
+        if isinstance(node.slice, ast.Slice) and _is_field(node.value):
+            node.value = _call("__jfa_field", node.value, ast.Constant(ast.unparse(node)), at=node)
+        return self.generic_visit(node)
 
     def visit_List(self, node):
         node = self.generic_visit(node)
@@ -393,12 +435,15 @@ class Rewriter(ast.NodeTransformer):
         return _call("__jfa_sequence", node, at=node)
 
     def visit_Call(self, node):
-        fields = _fields_handed_over(node)
+        raw = _raw_arguments(node)
+        copies = [
+            self.visit(copy.deepcopy(value)) if owner is None else _located(ast.Name(owner, ast.Load()), node)
+            for _, _, value, owner, _ in raw
+        ]
         node = self.generic_visit(node)
-        if fields:
-            places = ast.Constant(tuple((place, nested, ast.unparse(field)) for place, nested, field in fields))
-            owners = [self.visit(copy.deepcopy(field.value)) for *_, field in fields]
-            node.func = _call("__jfa_takes", node.func, places, *owners, at=node)
+        if raw:
+            places = tuple((place, nested, ast.unparse(value), path) for place, nested, value, _, path in raw)
+            node.func = _call("__jfa_takes", node.func, ast.Constant(places), *copies, at=node)
         for i, argument in enumerate(node.args):
             if isinstance(argument, ast.Starred):
                 node.args[i] = argument
@@ -603,6 +648,9 @@ def compile_function(source, free_names):
     function = next(n for n in tree.body if isinstance(n, ast.FunctionDef))
     base = source.first_line - 1
     function = Rewriter(source.filename, base, Features()).rewrite(function)
+    function.name = (
+        "__jfa_function"  # its own name means to it what it means in its module: a method may be called as a function
+    )
     arguments = ast.arguments([], [ast.arg(n) for n in free_names], None, [], [], None, [])
     give = ast.Return(ast.Name(function.name, ast.Load()))
     maker = ast.FunctionDef("__jfa_make", arguments, [function, give], [], None)

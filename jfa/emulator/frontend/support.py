@@ -3,6 +3,7 @@
 import builtins
 import enum
 import functools
+import inspect
 import operator
 import sys
 
@@ -63,6 +64,8 @@ def assign(value, name=""):
         return Sequence(assign(v) for v in value)
     if kind is tl.tensor:
         return fix(value)
+    if kind is list or kind is Range:
+        raise TypeError(f"cannot convert {value!r} of type {kind} to tensor")
     if kind is tl.tuple:
         return (
             tl.tuple([assign(v) for v in value.values], value.type)
@@ -83,7 +86,7 @@ def assign(value, name=""):
 @functools.cache
 def _is_no_value(kind):
     """Return whether the compiler has no run-time value of this type, so that a plain name cannot hold one."""
-    if kind is str or kind is dict or issubclass(kind, enum.Enum):
+    if issubclass(kind, str | bytes | complex | dict | enum.Enum):
         return True
     if not extension.defines(kind):
         return False
@@ -96,6 +99,8 @@ def constexpr(value):
     value = _unwrap(value)
     if isinstance(value, Tensor):
         raise ValueError(f"{value.type} is a run-time value: a tl.constexpr must be known when the kernel is compiled")
+    if isinstance(value, enum.Enum):
+        return tl.constexpr(value)  # which TLX does not take everywhere
     if isinstance(value, int) and type(value) is not bool and type(value) is not int:
         return int(value) if type(value).__name__ == "Extent" else value
     return value
@@ -161,6 +166,21 @@ def value_of(x):
     if isinstance(x, _NUMBERS) or x is None or isinstance(x, tl.dtype | str):
         return x
     return x.value
+
+
+def name_of(x):
+    """Return `x.name`; of a constexpr, that of its value."""
+    return x.value.name if type(x) is tl.constexpr else x.name
+
+
+def field(value, text):
+    """Return what was read off an object, to be assigned or sliced: with a plain tuple the compiler can do neither."""
+    if type(value) is tuple or type(value) is list:
+        refuse_use(
+            f"{text} is a plain tuple to the compiler, which it can neither assign nor slice: "
+            "give it a name first, NAME: tl.constexpr = ..."
+        )
+    return value
 
 
 def set_attribute(obj, name, value):
@@ -273,6 +293,8 @@ def _while_test(condition):
     if context.launch.has_undefined and check_defined(marks_of(condition), "branch"):
         return False
     if type(condition) is Scalar or type(condition) is ThreadScalar:
+        if condition.dtype is not BOOL:
+            refuse_use(f"a `while` condition must be an int1, not {condition.dtype}: write `while ... != 0`")
         return builtins.bool(condition.value)
     if type(condition) is Tensor:
         return _truth(condition)
@@ -342,6 +364,12 @@ def not_(value):
     return not _unwrap(value)
 
 
+def positive(value):
+    if _is_value(value):
+        raise AttributeError("a value of a kernel has no unary plus: leave it out")
+    return +_unwrap(value)
+
+
 def is_(left, right):
     return _unwrap(left) is _unwrap(right)
 
@@ -360,11 +388,16 @@ def check(condition, message=""):
 # ---- loops
 
 
+_RANGE_HINTS = inspect.signature(tl.range.__init__).parameters.keys() | {"_semantic"}
+
+
 class Range:
     """`range` and `tl.range`: the loop variable is a Scalar of the bounds' common integer type."""
 
     def __init__(self, arg1, arg2=None, step=None, **hints):
         start, stop = (0, arg1) if arg2 is None else (arg1, arg2)
+        if hints.keys() - _RANGE_HINTS:
+            raise TypeError(f"range got an unexpected keyword argument '{next(iter(hints.keys() - _RANGE_HINTS))}'")
         bounds, self.dtype, unknown = [], INT32, False
         for bound in (start, stop, 1 if step is None else step):
             bound = bound._refused() if type(bound) is Fixed else _unwrap(bound)
@@ -520,7 +553,7 @@ def check_branch(variables, memory, both=()):
 def _extremum(python, name):
     def extremum(*values):
         if len(values) == 1:
-            values = tuple(values[0])
+            raise AssertionError(f"{python.__name__} requires at least 2 values")
         values = [_unwrap(v) for v in values]
         if not any(_is_value(v) for v in values):
             return python(values)
@@ -558,30 +591,67 @@ def named(function, name):
     return function
 
 
-def takes(function, fields, *owners):
-    """Return `function` if the compiler takes fields of objects, such as cfg.stages, where they stand in a call of it.
+def takes(function, places, *owners):
+    """Return `function` if the compiler takes what is plain Python to it where that stands in a call of it.
 
-    To the compiler a field of a dataclass is a plain Python number until it is computed with or annotated. It takes that as most
-    arguments, but not within a tuple for a jit function, nor where it asks for the value of a constexpr.
+    Fields of objects, such as cfg.stages or cfg.shape[0], and the right operands of joined tuples are no constexprs. It takes
+    plain numbers as most arguments, but not within a tuple for a jit function, nor where it asks for the value of a constexpr;
+    texts and tuples not for a jit function.
 
     Args:
-        fields: (position or keyword, whether within a tuple, "cfg.stages") each. owners: the objects, in the same order.
+        places: (position or keyword, whether within a tuple, "cfg.stages", path to it or None) each. owners: where each path
+            begins, in the same order; without a path the joined tuple itself.
     """
     constants = getattr(function, "constants", None)
     jit = getattr(function, "is_jit_function", False)
     if constants is None and not jit:
         return function
-    for (place, nested, field), owner in zip(fields, owners):
-        if not (jit if nested else constants is not None and (place in constants or place in constants.values())):
+    for (place, nested, text, path), owner in zip(places, owners):
+        wanted = constants is not None and not nested and (place in constants or place in constants.values())
+        if not (wanted or jit):
             continue
-        value = getattr(owner, field.rpartition(".")[2], None)
-        if type(value) in _NUMBERS and not _has_constexpr_fields(owner):
-            what = "in a tuple for a jit function" if nested else f"where {function.__name__} takes a constexpr"
-            refuse_use(
-                f"{field} is a plain {type(value).__name__} to the compiler, which it refuses {what}: "
-                f"write tl.constexpr({field}), or give it a name first, NAME: tl.constexpr = {field}"
-            )
+        plain, value = _walk(owner, path)
+        if not plain or type(value) in _NUMBERS and not (nested or wanted) or not _has_plain(value):
+            continue
+        what = f"where {function.__name__} takes a constexpr" if wanted else "for a jit function"
+        what = "in a tuple for a jit function" if nested else what
+        mend = f"write tl.constexpr({text}), or give it a name first, NAME: tl.constexpr = {text}"
+        if path is None:
+            mend = "write the tuples as one, or give the joined one a name first, NAME: tl.constexpr = ..."
+        refuse_use(f"{text} is {_called(value)} to the compiler, which it refuses {what}: {mend}")
     return function
+
+
+def _walk(value, path):
+    """Return (whether a path leads to what is plain Python to the compiler, what it leads to)."""
+    if path is None:
+        return isinstance(value, tuple), value
+    plain = False
+    for step in path:
+        if isinstance(step, str):
+            plain = plain or not _has_constexpr_fields(value)
+            value = getattr(value, step, None)
+        else:
+            if not isinstance(value, tuple | list) or step >= len(value):
+                return False, None  # the call itself says what is wrong
+            plain = plain or type(value) is tuple
+            value = value[step]
+    return plain, value
+
+
+def _has_plain(value):
+    """Return whether a plain value is, or has within, what is of no type to the compiler."""
+    if type(value) in (tuple, list, Sequence):
+        return any(map(_has_plain, value))
+    return type(value) in _NO_TYPE or isinstance(value, enum.Enum)
+
+
+_NO_TYPE = (*_NUMBERS, str)
+
+
+def _called(value):
+    kind = type(value).__name__
+    return "a plain tuple" if kind in ("tuple", "list", "Sequence") else f"a plain {kind}"
 
 
 def _has_constexpr_fields(owner):
@@ -612,6 +682,8 @@ HELPERS = {
     "constexpr_local": constexpr_local,
     "at_run_time": at_run_time,
     "value": value_of,
+    "name": name_of,
+    "field": field,
     "setattr": set_attribute,
     "refuse": refuse,
     "refuse_use": refuse_use,
@@ -624,6 +696,7 @@ HELPERS = {
     "and": and_,
     "or": or_,
     "not": not_,
+    "positive": positive,
     "is": is_,
     "assert": check,
     "iterate": iterate,

@@ -53,6 +53,7 @@ _INTEGERS = {
     for n in (8, 16, 32, 64)
 }
 _FLOATS = frozenset(n for n in _TYPES if n.startswith(("fp", "bf")))
+_FP8 = frozenset(n for n in _FLOATS if n.startswith("fp8"))
 _NARROW = dtypes.NARROW_FLOATS
 
 
@@ -144,6 +145,10 @@ class Tensor(tl.tensor):
 
     @property
     def T(self):
+        if self.data.ndim != 2:
+            raise ValueError(
+                f"permute dims must have the same length as input shape, got {self.data.ndim} and 2: write tl.permute"
+            )
         return rearranged(self, np.transpose)
 
     def get_type(self):
@@ -441,7 +446,7 @@ def _literal_for(value, dtype):
     if name in _INTEGERS:
         lo, hi = _INTEGERS[name]
         return value if kind is int and lo <= value <= hi else None
-    if name in _FLOATS and (kind is float or kind is int):
+    if name in _FLOATS and (kind is float or kind is int and name not in _FP8):
         return _round_float(value, name) if name != "fp32" else value
     return None
 

@@ -11,6 +11,7 @@ import numpy as np
 import triton.language as tl
 
 from .. import dtypes, errors
+from ..context import context
 from ..counting import Active
 from ..frontend import values
 from ..frontend.carry import carries, itself
@@ -32,6 +33,7 @@ Element: TypeAlias = "buffered_tensor | reuse_group"
 
 _ALIGN = 128  # bytes between two SMEM allocations
 _SLICES = ("slice", "columns")  # what views that show a part of each row or column are remembered under
+_SWIZZLE_LEAST = 16  # bytes of a row that a tile in SMEM of two or more dimensions must have to be read by TMA or MMA
 _SWIZZLE_ROWS = 8  # of a tile in SMEM: the pattern of its swizzle, which a slice must not cut
 
 
@@ -91,6 +93,9 @@ class Allocation:
         self.space = aliases.space
         self.dtype_name = dtype.name
         self.mode = self._first_mode()
+        self.kind_is_constexpr = False  # whether its storage was given as a constexpr
+        self.reuses_view = ""  # the name of the view that it reuses, which it must not
+        self.swizzled_as: tuple[Allocation, int] = (self, 0)  # see _swizzle_of
         self.scale, self.shift, self.group = 1, 0, 1  # see offset()
         self.tiles: dict[int, buffered_tensor] = {}
         aliases.members.append(self)
@@ -100,7 +105,7 @@ class Allocation:
     def _first_mode(self) -> str:
         if self.space == "smem":
             return "plain"
-        if dtypes.itemsize(self.dtype_name) == 1 and self.dtype_name in ("int8", "uint8"):
+        if self.dtype_name in _SCALES:
             return "scales"
         pair = len(self.cta.cluster.ctas) > 1 and self.shape[0] == 64 and self.dtype_name == "fp32"
         return "half" if pair else "plain"
@@ -130,6 +135,7 @@ class Allocation:
                 raise errors.BufferIndexError(
                     f"{self.name}[{index}]: there are {self.num} buffers", [f"at {show(here())}"], where=here()
                 )
+            _check_reuse(self)
             tile = self.tiles[index] = buffered_tensor(
                 self, (index,), self.shape, self.dtype, 0, f"{self.name}[{index}]"
             )
@@ -312,6 +318,7 @@ class reuse_group:
                     f"reuse_group elements must be buffered_tensor or reuse_group, got {type(element).__name__}"
                 )
         self.args, self.group_type, self.group_size = args, plain(group_type), group_size
+        self.type_is_constexpr = type(group_type) is tl.constexpr
 
     @property
     def distinct(self) -> bool:
@@ -319,6 +326,17 @@ class reuse_group:
 
     def __repr__(self) -> str:
         return f"reuse_group({self.args}, group_type={self.group_type.value}, group_size={self.group_size})"
+
+
+def _check_group_types(group: reuse_group) -> None:
+    if group.type_is_constexpr:
+        raise TypeError(
+            "the group_type of a reuse_group must not be a constexpr: write group_type="
+            f"tlx.reuse_group_type.{group.group_type.name} itself"
+        )
+    for element in group.args:
+        if isinstance(element, reuse_group):
+            _check_group_types(element)
 
 
 def _size(element: Element) -> int:
@@ -367,9 +385,8 @@ class storage_alias_spec(tl.core.base_value):
     takes_name = True
 
     def __init__(self, storage: Any = storage_kind.smem, buffer_size_bytes: Value = None, _name: str = "alias") -> None:
-        storage = plain(storage)
         if not isinstance(storage, storage_kind):
-            raise ValueError(f"storage must be a tlx.storage_kind, got {type(storage)}")
+            raise ValueError(f"storage must be a tlx.storage_kind itself, got {type(storage)}")
         if storage == storage_kind.smemCluster:
             raise ValueError("smemCluster storage is not supported for storage_alias_spec")
         size = None if buffer_size_bytes is None else integer(constant(buffer_size_bytes, "buffer_size_bytes"))
@@ -384,6 +401,7 @@ class storage_alias_spec(tl.core.base_value):
         overlap_def = plain(overlap_def)
         if not isinstance(overlap_def, reuse_group):
             raise TypeError(f"overlap_def must be a reuse_group, got {type(overlap_def).__name__}")
+        _check_group_types(overlap_def)
         aliases = self.aliases
         if aliases.overlap is not None:
             raise ValueError(
@@ -437,7 +455,7 @@ def local_alloc(
     the hardware's size.
     """
     task = running()
-    storage = plain(storage)
+    kind_is_constexpr, storage = type(storage) is tl.constexpr, plain(storage)
     shape = _extents(plain(shape), _name)
     dtype = values.triton_dtype(values.dtype_name(plain(dtype)))
     num = integer(constant(num, "num"))
@@ -453,8 +471,42 @@ def local_alloc(
         _check_tmem_tile(task, shape, dtype, _name)
     aliases = _aliases(task.cta, storage, plain(reuse), _name)
     allocation = Allocation(task.cta, aliases, shape, dtype, num, _name)
+    allocation.kind_is_constexpr = kind_is_constexpr
+    allocation.swizzled_as = _swizzle_of(allocation, plain(reuse), layout)
+    allocation.reuses_view = (
+        plain(reuse).name if isinstance(plain(reuse), buffered_tensor) and not plain(reuse).num else ""
+    )
     _check_capacity(task.cta)
     return buffered_tensor(allocation, (), shape, dtype, num, _name)
+
+
+def _swizzle_of(allocation: Allocation, reuse: Any, layout: Any) -> tuple[Allocation, int]:
+    """Return (which buffer's layout this one in SMEM has, the elements that a row must have for it).
+
+    A buffer that reuses another one takes over the layout that the compiler chose for that one: a swizzle as wide as its rows, of
+    its own type's elements.
+    """
+    if isinstance(reuse, buffered_tensor):
+        return reuse.allocation.swizzled_as
+    *rows, row = allocation.shape
+    if not rows or layout is not None or reuse is not None or allocation.aliases.space != "smem":
+        return allocation, 0
+    size = dtypes.itemsize(allocation.dtype_name)
+    width = min(128, row * size) if math.prod(rows) >= _SWIZZLE_ROWS else 0
+    return allocation, max(_SWIZZLE_LEAST, width) // size
+
+
+def _check_reuse(allocation: Allocation) -> None:
+    """Refuse to use a buffer that reuses another one as the compiler cannot; one that nobody uses it drops."""
+    if allocation.reuses_view:
+        view = allocation.reuses_view
+        raise ValueError(f"{allocation.name} reuses {view}, which is a view: reuse the array, {view.partition('[')[0]}")
+    base, least = allocation.swizzled_as
+    if allocation.shape[-1] < least and base is not allocation:
+        raise ValueError(
+            f"{allocation.name} has {allocation.shape[-1]} elements in a row; it reuses {base.name}, whose layout needs {least}: "
+            "let both share a storage_alias_spec"
+        )
 
 
 def _extents(shape: Any, name: str) -> list[int]:
@@ -484,6 +536,7 @@ def _aliases(cta: CTA, storage: Any, reuse: Any, name: str) -> AliasSet:
     raise ValueError(f"reuse must be a buffered_tensor or storage_alias_spec, got {type(reuse)}")
 
 
+_SCALES = ("int8", "uint8")  # what tensor memory holds in the layout of block scales
 _TMEM_ROWS = (64, 128)  # of a tile in tensor memory; block scales (8-bit integers) are laid out in another way
 
 
@@ -491,7 +544,7 @@ def _check_tmem_tile(task: Task, shape: Any, dtype: Any, name: str) -> None:
     assert task.machine.options.arch != 90, "tmem is only available on Blackwell (sm_100)"
     if len(shape) != 2:
         raise ValueError(f"a tensor memory buffer has two dimensions, {name} has {len(shape)}")
-    if shape[0] not in _TMEM_ROWS and dtype.name not in ("int8", "uint8"):
+    if shape[0] not in _TMEM_ROWS and dtype.name not in _SCALES:
         raise ValueError(f"a tile in tensor memory has 64 or 128 rows, {name} has {shape[0]}: the compiler aborts")
 
 
@@ -701,6 +754,11 @@ def local_store(dst: Any, src: Any) -> None:
     task, where, fault = begin("local_store", dst.name)
     _check_warps(task, dst, "stores to", where)
     _check_block(dst, src)
+    if dst.space == "tmem" and dst.dtype.name in _SCALES and not context.launch.names("async_dot_scaled"):
+        raise TypeError(
+            f"{dst.name} holds {dst.dtype} in tensor memory, where the compiler can lay out block scales only, and this kernel has "
+            "no async_dot_scaled: keep 8-bit integers in shared memory"
+        )
     if fault == "drop":
         return
     if Active.counts is not None:
@@ -790,10 +848,14 @@ def _check_indices(index: np.ndarray, buffer: buffered_tensor, axis: int) -> Non
 # ---------------------------------------------------------------- calls of jit functions
 
 
-def _slice_handed(buffer: buffered_tensor, returned: bool) -> str | None:
+def _buffer_handed(buffer: buffered_tensor, returned: bool) -> str | None:
+    verb = "return" if returned else "take"
+    if buffer.allocation.kind_is_constexpr:
+        kind = f"tlx.storage_kind.{buffer.storage.name}"
+        return f"a jit function cannot {verb} {buffer.name}, whose storage is a constexpr: write local_alloc(..., {kind}) itself"
     if not buffer.part:
         return None
-    whole, verb = re.sub(r"\[[^\[\]]*:[^\[]*\].*", "", buffer.name), "return" if returned else "take"
+    whole = re.sub(r"\[[^\[\]]*:[^\[]*\].*", "", buffer.name)
     return (
         f"a jit function cannot {verb} a slice, {buffer.name}, for the types of its arguments and results have no strides: "
         f"hand over the whole buffer, {whole}, and slice it where the slice is used"
@@ -809,4 +871,6 @@ def _group_handed(group: reuse_group, returned: bool) -> str | None:
     return "a jit function cannot return a reuse_group: write it as set_buffer_overlap's argument" if returned else None
 
 
-Extension.handed.update({buffered_tensor: _slice_handed, storage_alias_spec: _alias_handed, reuse_group: _group_handed})
+Extension.handed.update(
+    {buffered_tensor: _buffer_handed, storage_alias_spec: _alias_handed, reuse_group: _group_handed}
+)

@@ -108,8 +108,8 @@ REFUSED = {  # lines -> what the emulator's sentence must say
     (_SMEM, "fill(tlx.local_trans(tlx.local_slice(t[0], [0, 32], [64, 32])), 32, 64)"): "cannot take a slice",
     (_TMEM, "fill(tlx.subslice(t[0], 0, 32), 128, 32)"): "cannot take a slice",
     (_TMEM, "v = right_columns(t[0])", "tlx.local_store(v, tl.zeros((128, 32), tl.float32))"): "cannot return a slice",
-    _dot("tl.int8", _IN_TMEM): r"async_dot does not multiply int8 here, which a\[0\] holds: convert",
-    _dot("tl.uint8"): r"async_dot does not multiply uint8 here",
+    _dot("tl.int8", _IN_TMEM): r"a\[0\] holds int8 in tensor memory",
+    _dot("tl.uint8"): r"async_dot does not multiply uint8 here, which a\[0\] holds: convert",
 }  # fmt: skip
 TAKEN = [
     ("v = tl.zeros([N, cfg.d // 2], tl.float32)", _SUM),
