@@ -71,3 +71,26 @@ def test_what_the_sweep_calls_clean_has_a_bad_schedule_or_a_proof(name):
                 found = explore.mutant(mutant, launch, executions=200)
                 print(mutant, found)
                 assert found.proved or found.first is not None
+
+
+SMALL = {
+    "hopper gemm_ws": tutorials._gemm("hopper_gemm_ws", 128, 256, 128, tutorials.HOPPER_WS),
+    "hopper gemm cooperative": tutorials.CASES["hopper gemm cooperative"],
+    "hopper fa_ws": tutorials._attention("hopper_fa_ws", 128, 128, False, tutorials.FA_HOPPER, takes_causal=False),
+    "gemm_clc": tutorials._gemm("blackwell_gemm_clc", 128, 256, 128, tutorials.GEMM_CLC),
+}
+"""Launches of public kernels that are small enough to explore each mutant that a sweep calls clean."""
+
+
+@needs_tutorials
+@pytest.mark.parametrize("name", SMALL)
+def test_each_clean_mutant_of_a_small_launch_has_a_bad_schedule_or_a_proof(name):
+    """One tile of few blocks: what no sweep finds there, no schedule shows either."""
+    launch, _, _ = SMALL[name]()
+    torch.set_num_threads(1)
+    with tutorials.no_gpu(sms=1), emulator.options(max_ctas=1):
+        assert explore.explore(launch).proved
+        swept = sweep.sweep(launch)
+        assert len(swept.mutants) > 20 and len(swept.found) > 3 * len(swept.clean)
+        found = {str(mutant): explore.mutant(mutant, launch, executions=200) for mutant in swept.clean}
+    assert {name: str(one) for name, one in found.items() if not (one.proved or one.first is not None)} == {}

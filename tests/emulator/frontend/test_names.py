@@ -72,7 +72,7 @@ def every_dtype(o, x):
     r = v.to(tl.float16).to(tl.bfloat16).to(tl.float8e5).to(tl.float8e4nv).to(tl.float32)
     r += v.to(tl.int8).to(tl.int16).to(tl.int32).to(tl.int64).to(tl.float64).to(tl.float32)
     r += v.to(tl.uint8).to(tl.uint16).to(tl.uint32).to(tl.uint64).to(tl.float32)
-    r += v.to(tl.float8e4b8).to(tl.float32) + v.to(tl.float8e5b16).to(tl.float32) + v.to(tl.float8e4b15).to(tl.float32)
+    r += v.to(tl.float8e4b15).to(tl.float32)
     r += (v > 0).to(tl.int1).to(tl.float32)
     tl.store(o + tl.arange(0, 16), r)
 
@@ -80,4 +80,15 @@ def every_dtype(o, x):
 def test_every_dtype():
     x, out = torch.full((16,), 1.5), torch.empty(16)
     every_dtype[(1,)](out, x)
-    assert (out == 1.5 + 1 + 1 + 4.5 + 1).all()
+    assert (out == 1.5 + 1 + 1 + 1.5 + 1).all()
+
+
+@triton.jit
+def of_another_vendor(x, TO: tl.constexpr):
+    tl.load(x + tl.arange(0, 16)).to(TO)
+
+
+@pytest.mark.parametrize("dtype", [tl.float8e4b8, tl.float8e5b16], ids=str)
+def test_types_that_nvidia_has_not_are_refused(dtype):
+    with pytest.raises(triton.CompilationError, match="not supported in this architecture"):
+        of_another_vendor[(1,)](torch.zeros(16), dtype)

@@ -116,7 +116,7 @@ OPERATIONS = {
     "scan": lambda x, y: own["associative_scan"](x, 0, bind(keeps_larger)),
     "scan back": lambda x, y: own["associative_scan"](x, 0, bind(keeps_larger), reverse=True),
     "cumsum": lambda x, y: own["cumsum"](x, 0), "cumprod": lambda x, y: own["cumprod"](x, x.data.ndim - 1, reverse=True),
-    "sort": lambda x, y: own["sort"](x), "flip": lambda x, y: own["flip"](x), "T": lambda x, y: x.T,
+    "sort": lambda x, y: own["sort"](x), "flip": lambda x, y: own["flip"](x, 0), "T": lambda x, y: x.T,
     "none": lambda x, y: x[None, :] if x.data.ndim == 1 else x, "ravel": lambda x, y: own["ravel"](x),
     "reshape": lambda x, y: own["reshape"](x, (2, x.data.size // 2)),
     "broadcast": lambda x, y: own["broadcast_to"](x[:, None], (x.data.size, 2)) if x.data.ndim == 1 else x,
@@ -256,7 +256,7 @@ def test_shapes_move_marks():
     x = lanes([[1, 2], [3, 4]], [[0, 1], [0, 0]])
     _expect(x.T, [[0, 0], [1, 0]])
     _expect(own["reshape"](x, (4,)), [0, 1, 0, 0])
-    _expect(own["flip"](x), [[1, 0], [0, 0]])
+    _expect(own["flip"](x, 1), [[1, 0], [0, 0]])
     _expect(own["join"](x, x)[None], [[[[0, 0], [1, 1]], [[0, 0], [0, 0]]]])
     _expect(own["split"](x)[1], [1, 0])
     _expect(own["cat"](own["ravel"](x), own["ravel"](x)), [0, 1, 0, 0] * 2)
@@ -312,6 +312,7 @@ NO_OPERAND = (
     "_experimental_descriptor_store dot_scaled zeros zeros_like"
 ).split()  # of these the last ones read memory or take a shape only: see test_memory.py
 CALLS = {
+    "flip": lambda f, x: f(x, 0),
     "full": lambda f, x: f((4,), own["sum"](x, 0), tl.float32), "where": lambda f, x: f(x > 0, x, x),
     "cdiv": lambda f, x: f(x.to(tl.int32), 2),
     **{n: lambda f, x: f(x, 4) for n in ("multiple_of", "max_contiguous", "max_constancy")},

@@ -145,3 +145,25 @@ def test_the_consumers_turns_are_for_speed_alone(case, monkeypatch):
     found = explored(launcher("forward", **CASES["forward"][case]), ARGUED["forward"], "hopper/forward.py", max_ctas=1)
     assert found.keys() == ARGUED["forward"].keys()
     assert all(one.proved and one.classes > 1 for one in found.values()), [str(one) for one in found.values()]
+
+
+# Instances of which every class of schedules is run; in the larger ones every ring wraps.
+INSTANCES = [
+    ("backward", dict(len_q=[40], len_kv=[40], dim=64)),
+    ("backward", dict(len_q=[150], len_kv=[150], dim=64)),
+    ("backward_dq", dict(len_q=[100], len_kv=[100], dim=64, deterministic=True)),
+    ("backward_resident", dict(len_q=40, len_kv=[130], dim=64)),
+    pytest.param("backward", CASES["backward"][1], marks=pytest.mark.slow),
+    pytest.param("backward_dq", CASES["backward_dq"][0], marks=pytest.mark.slow),
+    pytest.param("backward_resident", CASES["backward_resident"][1], marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("kernel, case", INSTANCES)
+def test_what_is_argued_of_a_backward_kernel_is_proved_for_an_instance(kernel, case):
+    """No schedule of this launch goes wrong with an argued mutant."""
+    found = explored(
+        launcher(kernel, **case), ARGUED[kernel], (f"hopper/{kernel}.py", "hopper/queue.py", "common/ring.py")
+    )
+    assert found.keys() == ARGUED[kernel].keys()
+    assert {key: str(one) for key, one in found.items() if not one.proved} == {}
