@@ -156,7 +156,7 @@ def _read_outside_loops(function):
 
 
 def _raw_arguments(call):
-    """Return [(place, whether within a tuple, expression, name of its object or None, path from there)] of what may be plain in a call.
+    """Return [(place, whether within a tuple, expression, name of its object or None, path)] of what may be plain in a call.
 
     place: position or keyword. A number, text or tuple that is read off an object, as cfg.stages, cfg.inner.stages or
     cfg.shape[0], and the right operand of tuples that are joined (no object): to the compiler those are no constexprs.
@@ -185,7 +185,7 @@ def _is_field(node):
 
 
 def _chain(node):
-    """Return (name, path) of an expression such as cfg.inner.shape[0]: the name it begins with, then attributes and element numbers."""
+    """Return (name, path) of an expression such as cfg.inner.shape[0]: where it begins, then attributes and element numbers."""
     path = []
     while isinstance(node, ast.Attribute | ast.Subscript):
         if isinstance(node, ast.Attribute):
