@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import jfa
+from jfa import reference
 from jfa.bench.recorded import FOLDER
 from tests.support import ROOT
 
@@ -50,6 +51,53 @@ def test_what_the_errors_say(errors):
     assert all(small[name] == pytest.approx(normal[name], rel=0.05) for name in ("out", "dq", "dk", "dv"))
     larger = errors["scores 4 times as large"]["mxfp8"]
     assert larger["out"] > 1.5 * normal["out"]  # the error of a score grows with it, and enters an exponential
+
+
+# ------------------------------------------------------------------------------------------------------- one rounding at a time
+NAMES = ("out", "dq", "dk", "dv")
+
+
+@pytest.fixture(scope="module")
+def parts() -> dict[str, dict]:
+    return {row["rounded"]: row for row in newest("parts")["parts"]}
+
+
+@pytest.mark.slow
+def test_the_recorded_parts_come_again(parts):
+    tool = runpy.run_path(str(ROOT / "tools" / "measure_mxfp8.py"))
+    found = {row["rounded"]: row for row in tool["parts"]([256], [512], 128)}
+    assert found.keys() == parts.keys()
+    for name, row in found.items():
+        for which in NAMES:
+            assert row[which] == pytest.approx(parts[name][which], rel=0.02, abs=1e-5), name
+
+
+@pytest.mark.parametrize("which", NAMES)
+def test_squares_of_single_roundings_add_up(which, parts):
+    alone = [row[which] for name, row in parts.items() if name.startswith("only") and "operands" not in name]
+    assert len(alone) == len(reference.ROUNDED)
+    assert sum(x * x for x in alone) ** 0.5 == pytest.approx(parts["all"][which], rel=0.03)
+
+
+def test_no_choice_of_scales_reaches_0_045_for_queries_and_keys(parts):
+    assert all(row[which] > 0.045 for name, row in parts.items() if name.startswith("all") for which in ("dq", "dk"))
+    for name in ("scales twice as large", "P stored as 16 P", "dS per 32 keys"):
+        for which in NAMES:
+            assert parts[f"all, {name}"][which] == pytest.approx(parts["all"][which], rel=0.02)
+    assert all(parts["all, scales by floor (OCP)"][which] > 1.05 * parts["all"][which] for which in NAMES)
+
+
+def test_the_tool_switches_one_rounding_at_a_time():
+    """On a small problem, with other numbers than the record's; afterwards everything rounds as before."""
+    tool = runpy.run_path(str(ROOT / "tools" / "measure_mxfp8.py"))
+    found = {row["rounded"]: row for row in tool["parts"]([40], [70], 32, seed=5)}
+    for name in reference.ROUNDED:
+        alone = [found[f"only {name}"][which] for which in NAMES]
+        assert max(alone) > 0.015 and max(alone) < 0.05, name
+        assert all(found[f"all but {name}"][which] < 1.1 * found["all"][which] for which in NAMES)
+    assert found["only dO by tokens"]["out"] == found["only dO by tokens"]["dq"] == 0
+    again = {row["rounded"]: row for row in tool["parts"]([40], [70], 32, seed=5)}
+    assert again == found
 
 
 # ----------------------------------------------------------------------------------------------------------------- training

@@ -61,11 +61,11 @@ BACKWARD_ARGUED = {
     ("drop", "tlx.barrier_wait(rows.ring.fulls[slot], q_phase)"): IMPLIED,
     ("late", "tlx.barrier_wait(rows.ring.fulls[slot], q_phase)"): IMPLIED,
     # The operation in between loads lse or delta, copies the other operand's scales, or is another wait.
-    ("late", "tlx.barrier_wait(scores.s_fulls[0], phase)"): LATER,
     ("late", "tlx.barrier_wait(scores.dp_fulls[0], phase)"): LATER,
     ("late", "tlx.barrier_wait(q.ring.fulls[slot], phase)"): LATER,
     ("late", "tlx.barrier_wait(do.ring.fulls[slot], phase)"): LATER,
     ("late", "tlx.barrier_wait(grads.dq_empties[0], phase ^ 1)"): LATER,
+    ("late", "tlx.barrier_wait(grads.dq_empties[0], phase)"): LATER,  # the copy of dS's codes
 }
 
 
