@@ -153,6 +153,12 @@ def test_every_wait_of_the_stream_has_the_arrival_that_ended_it():
         assert source.end == pytest.approx(waiting.end)
 
 
+def test_barriers_say_who_arrives_and_who_waits():
+    drawn = cli.record(lambda: launch(stages=3), B200)
+    assert drawn.barriers() == {"fulls": (("TMA",), ("consumer",)), "empties": (("consumer",), ("producer",))}
+    assert drawn.barriers((0, 0, 0)) == drawn.barriers() and drawn.barriers((9, 0, 0)) == {}
+
+
 def test_an_arrow_is_drawn_for_every_wait_that_ends_inside_the_span():
     drawn = cli.record(launch, B200)
     span = (drawn.start, drawn.start + 0.6 * drawn.cycles)
