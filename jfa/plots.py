@@ -28,6 +28,7 @@ DASHES = ("-", "--", ":", "-.")
 HATCHES = ("", "///", "...", "xx", "\\\\\\", "++", "oo")
 EMPTY_PLACE = "#E8E8E8"
 DPI = 120
+WIDEST = 9.6  # inches: at 100 pixels each what a JupyterLab 1400 pixels wide shows without making letters smaller
 
 
 @dataclass
@@ -80,7 +81,7 @@ def _cell(x: Any) -> str:
 def canvas(
     width: float = 7.0, height: float = 3.2, rows: int = 1, columns: int = 1, **kwargs: Any
 ) -> tuple[Figure, Any]:
-    """Return a new figure of ``width`` x ``height`` inches in the house style, and its axes (one, or an array of them)."""
+    """Return a new figure of ``width`` (at most WIDEST) x ``height`` inches in the house style, and its axes."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -89,7 +90,7 @@ def canvas(
         "hatch.linewidth": 0.6, "legend.frameon": False, "axes.axisbelow": True,
     }  # fmt: skip
     with matplotlib.rc_context(look):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(min(width, WIDEST), height), layout="constrained")
         return figure, figure.subplots(rows, columns, **kwargs)
 
 

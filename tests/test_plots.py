@@ -317,3 +317,31 @@ def test_a_column_with_two_owners_or_outside_the_map_is_refused(hold, words):
 )
 def test_columns_may_change_hands_at_once(hold):
     assert "x" in plots.tmem_map([*HOLDS, hold], title="t", columns=64).text
+
+
+def many_panels():
+    names = [f"sequence {i}, length {n}" for i, n in enumerate((7, 3, 19, 5, 11))]
+    grids = {name: np.tri(19) > 0 for name in names}
+    lengths = {name: np.arange(1, 300) for name in names}
+    rates = {name: ([300.0, 1514.0], "{:.0f}") for name in names}
+    return {
+        "score_grids": plots.score_grids(grids, title="t"),
+        "histograms": plots.histograms(lengths, title="t", xlabel="length"),
+        "panels": plots.panels(["one role", "the package's kernel"], rates, title="t"),
+        "bars": plots.bars([f"version {i}" for i in range(12)], {"a": range(12)}, title="t", xlabel="x", ylabel="y"),
+    }
+
+
+def test_no_figure_is_wider_than_a_notebook_shows_it():
+    widths = {name: picture.figure.get_figwidth() for name, picture in many_panels().items()}
+    assert all(width <= plots.WIDEST for width in widths.values()), widths
+
+
+def test_a_long_title_does_not_run_into_the_legend():
+    """The title stands above the axes, the legend beside them: they may not meet where the title is the wider one."""
+    title = "what a polynomial of degree three costs, and what bf16 costs beside it, in percent"
+    picture = plots.lines([0, 1, 2], {"one": [1, 2, 3], "two": [3, 2, 1]}, title=title, xlabel="x", ylabel="y")
+    picture.figure.draw_without_rendering()
+    (axes,), (legend,) = picture.figure.axes, picture.figure.legends
+    words = next(t for t in axes.get_children() if getattr(t, "get_text", str)() == title)
+    assert not words.get_window_extent().overlaps(legend.get_window_extent())
