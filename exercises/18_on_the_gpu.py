@@ -55,7 +55,7 @@ check("18.1", causal_flops)
 # - the output: `len_q` rows for *every* sequence, also for one without keys (its rows are zeros, and somebody must write them);
 # - the log-sum-exp: one fp32 number for each output row and head.
 #
-# All but the log-sum-exp have `itemsize` bytes a number. Leave the offsets out. Return a whole number.
+# All but the log-sum-exp have `itemsize` bytes per number. Leave the offsets out. Return a whole number.
 
 
 # %% tags=["ex-18.2"]

@@ -90,7 +90,7 @@ check("2.2", merge)
 #
 # The limit is the point of the exercise: **no tensor with more than n x max(block, D) elements**, and **no more than 12 times that alive at the same time**
 # in all tensors you make together, lists included. A whole n x n matrix of scores, or a mask of that size, is too large, also as a list of rows. And
-# `block` decides the blocks: **one exponential for the scores of a whole block of keys**, not one a key.
+# `block` decides the blocks: **one exponential for the scores of a whole block of keys**, not one per key.
 
 
 # %% tags=["ex-2.3"]

@@ -181,7 +181,7 @@ class Watch(TorchFunctionMode):
         if host_reads.WORD in meter.forbidden:
             note_host_read(host_reads.by_function(name, args, kwargs or {}), meter.violations)
         meter.counts["ops"] += name not in _FREE
-        meter.depth += name != "__iter__"  # going through a tensor row by row is an operation a row
+        meter.depth += name != "__iter__"  # going through a tensor row by row is one operation per row
         try:
             out = func(*args, **(kwargs or {}))
         finally:

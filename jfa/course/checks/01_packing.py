@@ -547,7 +547,7 @@ _TAKE = Exercise(
     mutants=(
         Mutant(
             "loops over the sequences",
-            "One slice a sequence: right, but the number of operations grows with the batch.",
+            "One slice per sequence: right, but the number of operations grows with the batch.",
             caught_by="no loop over sequences",
             source="""
 def take_sequences(values, offsets, order):
@@ -560,7 +560,7 @@ def take_sequences(values, offsets, order):
         ),
         Mutant(
             "loops over the sequences in NumPy",
-            "One NumPy slice a sequence: the number of operations grows with the batch all the same.",
+            "One NumPy slice per sequence: the number of operations grows with the batch all the same.",
             caught_by="no loop over sequences",
             source="""
 def take_sequences(values, offsets, order):
@@ -666,7 +666,7 @@ def _padded_cases(seed):
         case("an empty sequence", [3, 0, 5], 5, 8),
         case("scores of several hundred", [6, 3, 17], 17, 16, scale=10.0),
         case("one of 200", [5, 200], 200, 8),
-        hard("scores that need the maximum, a kind a line", kinds.MODERATE),
+        hard("scores that need the maximum, one kind per line", kinds.MODERATE),
         hard("scores near -30,000", ["near -30000"]),
     ]
 

@@ -57,7 +57,7 @@ def _softmax_cases(seed):
         case("forbidden scores far larger than all others", 5, 7, poison=1000.0),
         case("rows with nothing allowed", 6, 5, empty=(1, 4)),
         case("a row of 200", 3, 200, scale=4.0),
-        Case("scores that need the maximum, a kind a row", (hard, mask), labels=tuple(names)),
+        Case("scores that need the maximum, one kind per row", (hard, mask), labels=tuple(names)),
         Case("forbidden scores of NaN and infinities", (wild, seen)),
     ]
 
@@ -579,7 +579,7 @@ def _packed_cases(seed):
         case("ragged, large scores", [5, 0, 33, 1, 17], [17, 3, 20, 0, 33], scale=20.0),
         case("one of 200", [5, 200, 1], [9, 200, 0], slack=5),
         case("blocks of 3", [2, 3, 1], [7, 0, 8], dim=4, block=3),
-        hard("scores that need the maximum, a kind a sequence", kinds.MODERATE),
+        hard("scores that need the maximum, one kind per sequence", kinds.MODERATE),
         hard("scores near -30,000", ["near -30000"]),
     ]
 
@@ -952,7 +952,7 @@ def _pool_cases(seed):
         case("ragged", 4, [5, 0, 33, 1, 17], dim=8),
         case("one of 200", 3, [3, 200, 2], dim=8),
         case("three hundred sequences", 2, [(5 * b) % 4 for b in range(300)]),
-        hard("scores that need the maximum, a kind a sequence", kinds.MODERATE),
+        hard("scores that need the maximum, one kind per sequence", kinds.MODERATE),
         hard("scores near -30,000", ["near -30000", "near -30000"]),
     ]
 

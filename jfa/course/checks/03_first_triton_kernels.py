@@ -180,7 +180,7 @@ TRANSPOSE = Exercise(
         "r = program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None], c the same with program_id(1) and [None, :]; mask (r < rows) & (c < cols).",
     ),
     limits=(
-        Limit("one load a tile", "loads", at_most=_tiles_of, text="at most 1 load for each program"),
+        Limit("one load per tile", "loads", at_most=_tiles_of, text="at most 1 load for each program"),
         _share(lambda case: case.args[0].numel()),
     ),
     mutants=(

@@ -43,7 +43,10 @@ def _share(elements):
     return Limit("its own share", "store_elements", at_most=elements, text="each element of a result is stored once")
 
 
-HARD = (("scores that need the maximum, a kind a sequence", kinds.MODERATE), ("scores near -30,000", ["near -30000"]))
+HARD = (
+    ("scores that need the maximum, one kind per sequence", kinds.MODERATE),
+    ("scores near -30,000", ["near -30000"]),
+)
 """Names of cases, and the kinds of scores of their sequences."""
 
 

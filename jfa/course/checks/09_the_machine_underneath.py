@@ -958,7 +958,7 @@ def _early_cases(seed):
         q = torch.zeros(128, DIM)
         q[torch.arange(128), torch.arange(128) % len(names)] = 8.0
         v = torch.randn(3 * KEYS, DIM, generator=g)
-        said = "scores of every kind, a kind a row" if len(names) > 1 else kinds.SCORES[names[0]].says
+        said = "scores of every kind, one kind per row" if len(names) > 1 else kinds.SCORES[names[0]].says
         return Case(said, tuple(x.to(torch.bfloat16) for x in (q, k, v)) + (KEYS,))
 
     return [

@@ -82,7 +82,7 @@ def _lazy_cases(seed):
             (edge, torch.randn(12, 8, generator=g), 8.0),
         ),
         Case(
-            "scores of every kind, a kind a row",
+            "scores of every kind, one kind per row",
             (hard, torch.randn(40, 8, generator=g), 8.0),
             labels=tuple(kinds.MODERATE),
         ),

@@ -56,7 +56,7 @@ FLOPS = Exercise(
     hints=(
         "How many keys does query i see? Write it down for the first and the last query of a sequence with 3 queries and 5 keys.",
         "Query i sees i + 1 + m - n keys, and none where that is negative. Add this up over the queries of every sequence.",
-        "pairs += sum(max(i + 1 + m - n, 0) for i in range(n)); then 2 or 5 products, each 2 * head_dim FLOPs a pair and head.",
+        "pairs += sum(max(i + 1 + m - n, 0) for i in range(n)); then 2 or 5 products, each 2 * head_dim FLOPs per pair and head.",
     ),
     mutants=(
         Mutant(
@@ -186,7 +186,7 @@ BYTES = Exercise(
         ),
         Mutant(
             "lse in the low precision",
-            "The log-sum-exp was counted with itemsize bytes a number. It is fp32: 4 bytes.",
+            "The log-sum-exp was counted with itemsize bytes per number. It is fp32: 4 bytes.",
             edit=("out_rows * heads * 4", "out_rows * heads * itemsize"),
         ),
         Mutant(

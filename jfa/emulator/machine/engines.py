@@ -35,7 +35,7 @@ def tma_load(
     title: str = "",
     facts: dict[str, Any] | None = None,
 ) -> None:
-    """Copy a box into shared memory. fetch() -> stored array; targets: [(view, name, barrier), ...], one a CTA."""
+    """Copy a box into shared memory. fetch() -> stored array; targets: [(view, name, barrier), ...], one per CTA."""
     machine = task.machine
 
     def run(op: AsyncOp) -> None:

@@ -1,4 +1,4 @@
-"""Who acts: tasks (one a warp-specialised region and replica), asynchronous operations, CTAs and clusters."""
+"""Who acts: tasks (one per warp-specialised region and replica), asynchronous operations, CTAs and clusters."""
 
 from __future__ import annotations
 

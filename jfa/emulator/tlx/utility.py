@@ -137,7 +137,7 @@ _REDUX = {
 @api
 @carries(itself)
 def warp_redux(x: Value, op: Any) -> Value:
-    """Replace each element by the reduction over its warp's 32 lanes: 32 consecutive rows (axis 0) hold one element a lane."""
+    """Replace each element by the reduction over its warp's 32 lanes: 32 consecutive rows (axis 0) hold one element per lane."""
     data, marks = values.to_numpy(x), values.undefined(x)
     reduced = _over_warps(data, _REDUX[plain(op)])
     return values.from_numpy(reduced, x.dtype, None if marks is None else _over_warps(marks, _REDUX["max"]))
@@ -165,7 +165,7 @@ _SMALLEST_EXPONENT = {"bf16": -126, "fp16": -14, "fp8e4nv": -6, "fp8e5": -14}
 @api
 @carries(lanewise)
 def stoch_round(src: Any, dst_ty: Any, rand_bits: Value) -> Value:
-    """Round fp32 to fp8, bf16 or fp16, up with the probability of what is cut off; saturates. rand_bits: uint32, one an element."""
+    """Round fp32 to fp8, bf16 or fp16, up with the probability of what is cut off; saturates. rand_bits: one uint32 per element."""
     dst_ty = plain(dst_ty)
     assert running().machine.options.arch != 90, "stoch_round requires compute capability >= 100 (Blackwell GPU)"
     assert src.dtype.name == "fp32", (
