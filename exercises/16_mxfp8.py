@@ -157,6 +157,7 @@ check("16.4", quantise_tokens)
 # The kernel is right as long as all scales of K are equal.
 # Nothing is reported when they are not, for a tile has 512 bytes in either encoding.
 # Repair it. `s` and `dq` must both be right, for any number of key blocks.
+# It makes two scaled products per block of keys and program, and shall go on doing so.
 
 
 # %% tags=["ex-16.5"]
@@ -229,6 +230,7 @@ check("16.5", both_products)
 # * The row sum is that of P *before* it is rounded to e4m3.
 # * P is stored as e4m3, as 256 P: its scale is 2^-8. The maximum m is rounded up to a whole number, and no P may saturate.
 # * Codes of Q and K are tiles along D, those of V along keys; `scale_log2` is a power of two.
+# * It makes two scaled products per block of keys and program.
 #
 # The first case has one key block. The second fault needs two.
 

@@ -198,7 +198,8 @@ class Exercise:
         outputs: one Output for each returned value (a single one for a lone result).
         difficulty: 1, 2 or 3; minutes: what it takes.
         hints: two or three, graded; the last one is near the answer.
-        kind: "function", "kernel" (runs on the emulator) or "value" (the name holds a result; cases are empty arguments).
+        kind: "function", "kernel" (made by triton.jit, runs on the emulator) or "value" (the name holds a result; cases are
+            empty arguments).
         call: ``call(answer, *args, **kwargs)``: how the child uses the answer; default ``answer(*args, **kwargs)``. A kernel needs
             it: allocate outputs, launch, return them. Its *source* is sent to the child: it must import what it uses.
         properties, limits: see there; they are judged in this order after "values".

@@ -951,6 +951,15 @@ PRODUCTS = Exercise(
     minutes=25,
     tol=1e-5,
     time_limit=30.0,
+    limits=(
+        Limit(
+            "scaled products",
+            "mmas",
+            at_most=lambda case: 2 * (len(case.args[0]) // 128) * (len(case.args[4]) // 128),
+            at_least=lambda case: 2 * (len(case.args[0]) // 128) * (len(case.args[4]) // 128),
+            text="two scaled products per block of keys and program",
+        ),
+    ),
     forbid=CLOSED,
     hints=(
         "Which of the two results is wrong? Follow the scales of that product back: from which descriptor do they come, and along which axis were its groups cut?",
@@ -958,6 +967,17 @@ PRODUCTS = Exercise(
         "Give kt_codes a buffer of its own; load k_codes from k_codes_desc at [j, 0, 0, 0] and kt_codes from kt_codes_desc at [0, j, 0, 0]; expect 3 * OPERAND bytes; copy k_codes before S, and kt_codes behind S and before dQ.",
     ),
     mutants=(
+        Mutant(
+            "S twice",
+            "right numbers, but the first product is made twice.",
+            caught_by="scaled products",
+            edit=(
+                "        k_transposed = tlx.local_trans(k[0])\n",
+                "        k_transposed = tlx.local_trans(k[0])\n        tlx.async_dot_scaled(\n            q[0], k_transposed, s[0], q_scale[0], \"e4m3\", k_scale[0], \"e4m3\",\n            use_acc=False, force_async=True,\n        )\n",
+            ),
+            expect="two scaled products",
+            recognise=False,
+        ),
         Mutant(
             "along D for both",
             "dQ has the scales of K's groups along D. It contracts over keys, so it needs those along keys.",
@@ -1168,6 +1188,15 @@ ATTEND = Exercise(
     tol=1e-5,
     slack=1.0,
     time_limit=40.0,
+    limits=(
+        Limit(
+            "scaled products",
+            "mmas",
+            at_most=lambda case: 2 * (len(case.args[0]) // 128) * (len(case.args[1]) // 128),
+            at_least=lambda case: 2 * (len(case.args[0]) // 128) * (len(case.args[1]) // 128),
+            text="two scaled products per block of keys and program",
+        ),
+    ),
     forbid=CLOSED,
     hints=(
         "By which factor is the first case's output wrong? Who has been told of the 256, and who has not: the numbers stored, the product, the row sum?",
@@ -1175,6 +1204,17 @@ ATTEND = Exercise(
         "p = exp2(x - m_new) is summed as it is, and 256 * p is stored. And m_new = maximum(m, ceil(max(x))), at every step.",
     ),
     mutants=(
+        Mutant(
+            "S twice",
+            "right numbers, but the first product is made twice.",
+            caught_by="scaled products",
+            edit=(
+                "        tlx.tmem_copy(v_codes[0], v_scale[0])\n",
+                "        tlx.tmem_copy(v_codes[0], v_scale[0])\n        tlx.async_dot_scaled(\n            q[0], tlx.local_trans(k[0]), s[0], q_scale[0], \"e4m3\", k_scale[0], \"e4m3\",\n            use_acc=False, force_async=True,\n        )\n",
+            ),
+            expect="two scaled products",
+            recognise=False,
+        ),
         Mutant(
             "the sum of 256 P",
             "The row sum is that of the stored numbers, 256 times too large, while the product takes the 256 away: out is 256 times too small.",
