@@ -45,7 +45,7 @@ class Source:
 
     @classmethod
     def of(cls, jit, python):
-        """From a JITFunction (which keeps its source) or a plain function."""
+        """Make it from a JITFunction (which keeps its source) or a plain function."""
         lines, start = getattr(jit, "raw_src", None), getattr(jit, "starting_line_number", None)
         if lines is None:
             import inspect
@@ -73,7 +73,7 @@ def _located(node, at):
 
 
 def _is_call_of(node, name):
-    """Whether `node` is a call of something named `name` (tlx.name(…) or name(…))."""
+    """Return whether `node` is a call of something named `name` (tlx.name(…) or name(…))."""
     if not isinstance(node, ast.Call):
         return False
     function = node.func
@@ -89,7 +89,7 @@ def _is_constexpr(annotation):
 
 
 def _assigned(statements):
-    """Names that a statement list binds, without those of nested tasks."""
+    """Return names that a statement list binds, without those of nested tasks."""
     names = set()
 
     class Finder(ast.NodeVisitor):
@@ -110,7 +110,7 @@ def _assigned(statements):
 
 
 def _annotated(statements):
-    """Names that a statement list makes constants: annotated as tl.constexpr, or variables of unrolled loops."""
+    """Return names that a statement list makes constants: annotated as tl.constexpr, or variables of unrolled loops."""
     names = set()
     for node in (n for s in statements for n in ast.walk(s)):
         if isinstance(node, ast.AnnAssign):
@@ -132,14 +132,14 @@ def _copied(statements):
 
 
 def _read(node):
-    """How often each name is read in a tree."""
+    """Return how often each name is read in a tree."""
     changed = (n.target for n in ast.walk(node) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name))
     read = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
     return Counter(n.id for n in (*changed, *read))
 
 
 def _read_outside_loops(function):
-    """Variables of `for` loops that a function reads in other places than such a loop's body."""
+    """Return variables of `for` loops that a function reads in other places than such a loop's body."""
     inside, total, targets = Counter(), _read(function), set()
 
     def visit(node, loops):
@@ -199,13 +199,13 @@ def _chain(node):
 
 
 def _forget(names, at):
-    """Statements that unbind those of the names that are bound: what the compiler does not know after a loop or branch."""
+    """Return statements that unbind those of the names that are bound: what the compiler does not know after a loop or branch."""
     missing = ast.ExceptHandler(ast.Name("NameError", ast.Load()), None, [ast.Pass()])
     return [_located(ast.Try([ast.Delete([ast.Name(n, ast.Del())])], [missing], [], []), at) for n in sorted(names)]
 
 
 def _refusals(statements):
-    """Unsupported statements that stand directly in these statements, not inside another `if`."""
+    """Find unsupported statements that stand directly in these statements, not inside another `if`."""
     found = []
     for statement in statements:
         if isinstance(statement, REFUSED):
@@ -373,7 +373,7 @@ class Rewriter(ast.NodeTransformer):
         return node
 
     def _pairwise(self, node):
-        """a < b < c as (a < b) and (b < c), each operand evaluated once."""
+        """Return a < b < c as (a < b) and (b < c), each operand evaluated once."""
         pairs, left = [], node.left
         for op, right in zip(node.ops, node.comparators):
             name = self._fresh("t")
@@ -478,14 +478,14 @@ class Rewriter(ast.NodeTransformer):
         return self._reconverge(node, out) if self.threads else out
 
     def _reconverge(self, node, statements):
-        """After a branch that only some threads took, all of them go on."""
+        """Let all threads go on after a branch that only some took."""
         memory = self._fresh("lanes")
         before = _located(ast.Assign([ast.Name(memory, ast.Store())], _call("__jfa_lanes", at=node)), node)
         after = _located(ast.Expr(_call("__jfa_converge", ast.Name(memory, ast.Load()), at=node)), node)
         return [before, *statements, after]
 
     def _watch_types(self, node, names, both):
-        """Around a branch: remember the types of `names`, and compare after it where its condition is a run-time value.
+        """Remember, around a branch, the types of `names`, and compare after it where its condition is a run-time value.
 
         both: the names that are assigned whichever way it goes.
         """
@@ -498,7 +498,7 @@ class Rewriter(ast.NodeTransformer):
         return [before, node, after]
 
     def _remember(self, node, names):
-        """(name, statement `name = types of names, or None`): each place looks only the first few times it is reached."""
+        """Return (name, statement `name = types of names, or None`): each place looks only the first few times it is reached."""
         memory = self._fresh("m")
         listed = _located(ast.Tuple([ast.Constant(n) for n in names], ast.Load()), node)
         types = _call("__jfa_types", _call("locals", at=node), listed, at=node)
@@ -530,7 +530,7 @@ class Rewriter(ast.NodeTransformer):
         return [begin, *self._dynamic_loop(node, carried, lost, annotated), self._leave(node, values)]
 
     def _leave(self, node, values):
-        """After a loop its variable has the type it had in there, turns or not, and no value that can be used."""
+        """Leave a loop's variable the type it had in there, turns or not, and no value that can be used."""
         is_dynamic = ast.Attribute(ast.Name(values, ast.Load()), "dtype", ast.Load())
         place = (ast.Constant(self.filename), ast.Constant(node.lineno + self.base))
         ended = _call("__jfa_ended", ast.Name(values, ast.Load()), *place, at=node)
@@ -538,7 +538,7 @@ class Rewriter(ast.NodeTransformer):
         return _located(ast.If(is_dynamic, [_located(leave, node)], []), node)
 
     def _dynamic_loop(self, node, carried, lost, annotated):
-        """Each turn starts without the constants that the last one annotated; after the loop nothing is known that it defined."""
+        """Start each turn without the constants that the last one annotated; after the loop nothing is known that it defined."""
         node.body = _forget(annotated & lost, node) + node.body
         return (self._carry(node, carried) if carried else [node]) + _forget(lost, node)
 
@@ -554,7 +554,7 @@ class Rewriter(ast.NodeTransformer):
         return self._dynamic_loop(node, carried, lost, annotated)
 
     def _counter(self, node):
-        """(site, name, value) of what a `while` counts, for reports: the first name of its condition that its body changes."""
+        """Return (site, name, value) of what a `while` counts: the first name of its condition that its body changes."""
         changed = _assigned(node.body)
         names = (n.id for n in ast.walk(node.test) if isinstance(n, ast.Name) and n.id in changed)
         name = next(names, None)
@@ -594,7 +594,7 @@ class Rewriter(ast.NodeTransformer):
     # ---- tasks
 
     def _task(self, node):
-        """`with tlx.async_task(…): body` -> a function, and its registration with the enclosing async_tasks."""
+        """Turn `with tlx.async_task(…): body` into a function, and its registration with the enclosing async_tasks."""
         spec = node.items[0].context_expr
         owner = spec.func.value if isinstance(spec.func, ast.Attribute) else None
         private = sorted(_assigned(node.body))
@@ -626,7 +626,7 @@ class Rewriter(ast.NodeTransformer):
         return [_located(definition, node), _located(ast.Expr(register), node)]
 
     def _task_name(self, node):
-        """What a comment beside or above the `with` calls the task; else "default" or its line."""
+        """Return what a comment beside or above the `with` calls the task; else "default" or its line."""
         line = node.lineno + self.base
         text, above = linecache.getline(self.filename, line), linecache.getline(self.filename, line - 1)
         comment = re.search(r"#\s*(.+)", text) or re.match(r"\s*#\s*(.+)", above)
@@ -643,7 +643,7 @@ class Rewriter(ast.NodeTransformer):
 
 
 def compile_function(source, free_names):
-    """A code object that, executed, defines `__jfa_make(free names…)`, which returns the rewritten function."""
+    """Return a code object that, executed, defines `__jfa_make(free names…)`, which returns the rewritten function."""
     tree = ast.parse(source.text)
     function = next(n for n in tree.body if isinstance(n, ast.FunctionDef))
     base = source.first_line - 1

@@ -26,7 +26,7 @@ def rounded_pairs(x, dtype: tl.constexpr):
 
 @triton.jit
 def rounded_probabilities(p, dtype: tl.constexpr):
-    """``p`` (fp32) rounded like :func:`rounded_pairs`, and none above 1: infinity becomes 1, NaN stays.
+    """Return ``p`` (fp32) rounded like :func:`rounded_pairs`, none above 1: infinity becomes 1, NaN stays.
 
     A minimum of pairs behind the rounding is half the instructions of one of fp32 numbers before it.
     """
