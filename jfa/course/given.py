@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from jfa.course.bindings import rebound
 from jfa.course.notebook import runnable
 from jfa.course.spec import Kept
 
@@ -63,7 +64,8 @@ def changed(kept: Kept, source: str, skeleton: str) -> str | None:
             return f"`{name}` is missing from the cell; it is given and stays as it is ({kept.text})."
         if name in given and any(_plain(m, kept.free) != _plain(given[name], kept.free) for m in mine[name]):
             return f"`{name}` was changed beyond what is asked for ({kept.text})."
-    return None
+    found = rebound(runnable(source), frozenset(kept.names) & given.keys())
+    return f"`{found}` is given another value; it is given and stays as it is ({kept.text})." if found else None
 
 
 def _plain(node: ast.AST, free: tuple[str, ...]) -> str:

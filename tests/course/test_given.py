@@ -103,3 +103,63 @@ def test_a_notebooks_answer_in_a_helper_is_an_answer():
     assert judge._is_untouched(
         Answer(source=stub.split("def other")[0], skeleton=stub, live=print, is_live=True), exercise
     )
+
+
+REBOUND = {
+    "assigned": "step = other",
+    "in a tuple": "a, (step, *b) = 1, (other, 2)",
+    "annotated": "step: object = other",
+    "added to": "step += 1",
+    "walrus": "(step := other)",
+    "walrus in a comprehension": "[step := other for _ in range(1)]",
+    "for": "for step in [other]:\n    pass",
+    "with": "with open('f') as step:\n    pass",
+    "except": "try:\n    1 / 0\nexcept ZeroDivisionError as step:\n    pass",
+    "import as": "import math as step",
+    "from import": "from elsewhere import step",
+    "from import as": "from elsewhere import other as step",
+    "deleted": "del step",
+    "match": "match other:\n    case step:\n        pass",
+    "match star": "match [1]:\n    case [*step]:\n        pass",
+    "match rest": "match {}:\n    case {**step}:\n        pass",
+    "async def": "async def step():\n    pass",
+    "global": "def launch():\n    global step\n    step = other",
+    "global def": "def launch():\n    global step\n    def step():\n        pass",
+    "global in a class": "class A:\n    global step\n    step = other",
+    "globals()": "globals()['step'] = other",
+    "globals().update": "globals().update(step=other)",
+    "update with a dict": "vars().update({'step': other})",
+    "__setitem__": "globals().__setitem__('step', other)",
+    "setattr on the module": "setattr(sys.modules[__name__], 'step', other)",
+    "exec": "exec('step = other')",
+    "exec of a def": "exec('def step(): pass')",
+    "its code": "step.__code__ = other.__code__",
+    "its function": "kernel.fn = other",
+    "setattr on it": "setattr(step, 'fn', other)",
+    "a module's function": "tl.dot = other",
+    "below a module": "jfa.layout.pack = other",
+    "setattr on a module": "setattr(tl, 'dot', other)",
+    "an imported name's attribute": "import weird as w\nw.f = other",
+    "deleted attribute": "del tl.dot",
+}
+LEFT = {
+    "a local of the same name": "def launch():\n    step = 3\n    return step",
+    "a comprehension's own name": "x = [step for step in range(3)]",
+    "an attribute of its own": "class A:\n    pass\nA.step = 3\nx = A()\nx.kernel = 2",
+    "a class's field": "class A:\n    step = 3",
+    "a parameter": "def launch(step):\n    return step",
+    "its name in a text": "print('step')\nnames = {'step': 1}\nnames['other'] = 2",
+    "read": "y = step\nz = step.fn\ntable = [kernel]\ntable[0] = 3",
+}
+
+
+@pytest.mark.parametrize("where", [0, 1], ids=["above", "below"])
+@pytest.mark.parametrize("how", REBOUND)
+def test_no_way_to_bind_a_given_name_goes_unseen(how, where):
+    source = "\n".join([REBOUND[how], SKELETON][:: 1 - 2 * where])
+    assert "the body stays as it is" in given.changed(KEPT, source, SKELETON)
+
+
+@pytest.mark.parametrize("how", LEFT)
+def test_names_of_ones_own_are_free(how):
+    assert given.changed(KEPT, SKELETON + LEFT[how], SKELETON) is None
