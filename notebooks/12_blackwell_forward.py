@@ -1258,11 +1258,13 @@ plots.block_map(kinds, title=title, block_m=128, block_n=128)
 # You have met all of them:
 
 # %%
-forward = importlib.import_module("jfa.kernels.blackwell.forward")
+forward, epilogue = (
+    importlib.import_module(f"jfa.kernels.blackwell.{file}") for file in ("forward", "epilogue")
+)
 mine = [load_tile, multiply_tile, softmax_tile, softmax_step, correct_tile, finish_half, store_tile]
 theirs = "load_inputs multiply_tile softmax_tile softmax_steps correct_tile finish_half store_tile"
 for one, name in zip(mine, theirs.split()):
-    function = getattr(forward, name).fn
+    function = getattr(epilogue if hasattr(epilogue, name) else forward, name).fn
     words = inspect.getdoc(function).splitlines()[0]
     print(f"{one.fn.__name__:<14} here, {name:<14} there: {words}")
 
