@@ -31,7 +31,7 @@ MOST = {
     ("portable", False): ((2, 245), (4, 400)),
     ("portable", True): ((1, 190), (3, 375)),
     ("hopper", False): ((2, 220), (5, 375)),
-    ("hopper", True): ((1, 155), (4, 310)),
+    ("hopper", True): ((1, 155), (4, 320)),
     ("blackwell", False): ((2, 135), (7, 265)),
     ("blackwell", True): ((1, 130), (5, 255)),
 }

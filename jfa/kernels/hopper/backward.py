@@ -25,8 +25,22 @@ import triton.language.extra.tlx as tlx
 
 from jfa.kernels.common.block_lists import block_lists
 from jfa.kernels.common.nouns import RowPointers, aggregate
-from jfa.kernels.common.ring import Ring, alloc_ring, pair_slot
+from jfa.kernels.common.ring import Ring, pair_slot
 from jfa.kernels.common.rounding import rounded_probabilities
+from jfa.kernels.hopper.columns import (
+    Pieces,
+    Tiles,
+    add_product,
+    add_product_of_rows,
+    alloc_pieces,
+    alloc_tiles,
+    both_boxes,
+    load_pieces,
+    multiply_rows,
+    stage_tiles,
+    store_pieces,
+    zero_pieces,
+)
 from jfa.kernels.hopper.listed import key_list
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
 
@@ -44,23 +58,20 @@ DQ_COLUMNS = tl.constexpr(64)
 
 @aggregate
 class Queries:
-    """A ring of two blocks of 64 queries: Q, dO and, per row, log-sum-exp and delta, all on one barrier."""
+    """A ring of two blocks of 64 queries: Q, dO and, per row, log-sum-exp and delta, all on Q's barriers."""
 
-    q: tlx.buffered_tensor
-    do: tlx.buffered_tensor
+    q: Tiles
+    do: Tiles
     lse: tlx.buffered_tensor
     delta: tlx.buffered_tensor
-    fulls: tlx.mbarrier
-    empties: tlx.mbarrier
-    bytes: tl.constexpr
 
 
 @aggregate
 class Operands:
     """What both consumers read and, in ``ds``, write for the adder if there is one."""
 
-    k: Ring
-    v: Ring
+    k: Tiles
+    v: Tiles
     queries: Queries
     ds: Ring
     scale_log2: tl.tensor
@@ -71,28 +82,28 @@ class Operands:
 class Sums:
     """dK and dV [64, D] of a consumer's keys so far."""
 
-    dk: tl.tensor
-    dv: tl.tensor
+    dk: Pieces
+    dv: Pieces
 
 
 @triton.jit
-def alloc_queries(D: tl.constexpr, DTYPE: tl.constexpr):
+def alloc_queries(LEFT: tl.constexpr, RIGHT: tl.constexpr, DTYPE: tl.constexpr):
     """Allocate the ring of query blocks."""
-    q = tlx.local_alloc((BLOCK_M, D), DTYPE, 2)
-    do = tlx.local_alloc((BLOCK_M, D), DTYPE, 2)
+    OTHER_BYTES: tl.constexpr = BLOCK_M * ((LEFT + RIGHT) * tlx.size_of(DTYPE) + 2 * 4)
+    q = alloc_tiles(BLOCK_M, LEFT, RIGHT, DTYPE, 2, CONSUMERS, 1, OTHER_BYTES)
+    left, right = alloc_pieces(BLOCK_M, LEFT, RIGHT, DTYPE, 2)
     lse = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
     delta = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
-    fulls = tlx.alloc_barriers(2, arrive_count=1)
-    empties = tlx.alloc_barriers(2, arrive_count=CONSUMERS)
-    return Queries(q, do, lse, delta, fulls, empties, 2 * BLOCK_M * (D * tlx.size_of(DTYPE) + 4))
+    return Queries(q, stage_tiles(q, left, right, RIGHT), lse, delta)
 
 
 @triton.jit
 def alloc_operands(DTYPE: tl.constexpr, scale_log2, cfg: tl.constexpr):
     """Allocate what both consumers read, and two blocks of dS for the adder."""
-    k = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.tile_stages, CONSUMERS + cfg.with_dq)
-    v = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.tile_stages, CONSUMERS)
-    queries = alloc_queries(cfg.head_dim, DTYPE)
+    LEFT: tl.constexpr = cfg.head_dim - cfg.right
+    k = alloc_tiles(BLOCK_N, LEFT, cfg.right, DTYPE, cfg.tile_stages, CONSUMERS + cfg.with_dq)
+    v = alloc_tiles(BLOCK_N, LEFT, cfg.right, DTYPE, cfg.tile_stages, CONSUMERS)
+    queries = alloc_queries(LEFT, cfg.right, DTYPE)
     ds_tiles = tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, 2)
     ds_fulls = tlx.alloc_barriers(2, arrive_count=CONSUMERS)
     ds = Ring(ds_tiles, ds_fulls, tlx.alloc_barriers(2, arrive_count=1), 2, 0, 0)
@@ -110,19 +121,20 @@ def always_zero(count):
 
 
 @triton.jit
-def load_queries(desc_q, desc_do, lse2, delta, queries, count, tile, row, head):
+def load_queries(box_q, box_do, lse2, delta, queries, count, tile, row, head):
     """Fill the count-th slot; ``lse2`` and ``delta`` point at the constants of the sequence's first query."""
+    q = queries.q
     slot, phase = pair_slot(count)
-    tlx.barrier_wait(queries.empties[slot], phase ^ 1)
-    tlx.barrier_expect_bytes(queries.fulls[slot], queries.bytes)
-    tlx.async_descriptor_load(desc_q, queries.q[slot], tile.q.box(row, head), queries.fulls[slot])
-    tlx.async_load(lse2 + row, queries.lse[slot], bulk=True, barrier=queries.fulls[slot])
-    tlx.async_descriptor_load(desc_do, queries.do[slot], tile.out.box(row, head), queries.fulls[slot])
-    tlx.async_load(delta + row, queries.delta[slot], bulk=True, barrier=queries.fulls[slot])
+    tlx.barrier_wait(q.empties[slot], phase ^ 1)
+    tlx.barrier_expect_bytes(q.fulls[slot], q.bytes)
+    load_pieces(q, slot, box_q, tile.q, row, head)
+    tlx.async_load(lse2 + row, queries.lse[slot], bulk=True, barrier=q.fulls[slot])
+    load_pieces(queries.do, slot, box_do, tile.out, row, head)
+    tlx.async_load(delta + row, queries.delta[slot], bulk=True, barrier=q.fulls[slot])
 
 
 @triton.jit
-def produce(desc_q, desc_k, desc_v, desc_do, constants, queue, k, v, queries, group, lists, cfg: tl.constexpr):
+def produce(box_q, box_k, box_v, box_do, constants, queue, k, v, queries, group, lists, cfg: tl.constexpr):
     """Produce of every tile its keys and values, then, head by head, the blocks of queries that see them."""
     done = 0
     count = 0
@@ -130,18 +142,18 @@ def produce(desc_q, desc_k, desc_v, desc_do, constants, queue, k, v, queries, gr
     while unit < queue.units:
         tile, kv_head = queue.next_tile(unit)
         blocks = tile.query_blocks(BLOCK_N, BLOCK_M)
-        k.load(done, desc_k, tile.kv.box(tile.row, kv_head))
-        v.load(done, desc_v, tile.kv.box(tile.row, kv_head))
+        k.load(done, box_k, tile.kv, tile.row, kv_head)
+        v.load(done, box_v, tile.kv, tile.row, kv_head)
         for head in range(kv_head * group, kv_head * group + group):
             lse2, delta = constants.of_sequence(tile, head)
             if cfg.list_heads == 0:
                 for block in range(blocks.first, blocks.end):
-                    load_queries(desc_q, desc_do, lse2, delta, queries, count, tile, block * BLOCK_M, head)
+                    load_queries(box_q, box_do, lse2, delta, queries, count, tile, block * BLOCK_M, head)
                     count += 1
             else:
                 listed = key_list(tile, head, lists, cfg.broadcast_q)
                 for i in range(listed.count()):
-                    load_queries(desc_q, desc_do, lse2, delta, queries, count, tile, listed.nth(i) * BLOCK_M, head)
+                    load_queries(box_q, box_do, lse2, delta, queries, count, tile, listed.nth(i) * BLOCK_M, head)
                     count += 1
         done += 1
         unit = queue.draw(done)
@@ -160,21 +172,18 @@ def publish_ds(ring, ds, count, part):
 @triton.jit
 def issue_scores(operands, part, slot, count):
     """Issue S^T of the count-th block; it is not waited for."""
-    D: tl.constexpr = operands.k.buffers.shape[1]
-    queries = operands.queries
+    q = operands.queries.q
     at, phase = pair_slot(count)
-    keys = tlx.local_slice(operands.k.buffers[slot + always_zero(count)], [part * KEYS, 0], [KEYS, D])
-    tlx.barrier_wait(queries.fulls[at], phase)
-    return tlx.async_dot(keys, tlx.local_trans(queries.q[at]))
+    tlx.barrier_wait(q.fulls[at], phase)
+    return multiply_rows(operands.k, slot + always_zero(count), part * KEYS, q, at, KEYS)
 
 
 @triton.jit
 def use_scores(operands, part, tile, slot, scores, dv, count, block, masked):
     """Return (dS^T, dV with the block's part added) from a block's S^T. ``masked`` may be known at compile time."""
-    D: tl.constexpr = operands.v.buffers.shape[1]
     queries = operands.queries
+    v = operands.v
     at, phase = pair_slot(count)
-    values = tlx.local_slice(operands.v.buffers[slot + always_zero(count)], [part * KEYS, 0], [KEYS, D])
     row_lse = tlx.local_load(queries.lse[at])
     p = tl.math.exp2(scores * operands.scale_log2 - row_lse[None, :])
     if masked:
@@ -182,15 +191,18 @@ def use_scores(operands, part, tile, slot, scores, dv, count, block, masked):
         rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
         p = tl.where(tile.pair_mask(rows[None, :], keys[:, None]), p, 0.0)
     # The one form that is kept: 16 registers per thread instead of 32.
-    p = rounded_probabilities(p, values.dtype)
+    p = rounded_probabilities(p, v.left.dtype)
     # dV first: products start in the order of their text, so it keeps dP from starting, and from filling registers,
     # before p is done.
-    dv = tlx.async_dot(p, queries.do[at], dv)
+    dv = add_product(p, queries.do, at, dv)
     less_delta = tl.broadcast_to(-tlx.local_load(queries.delta[at])[None, :], [KEYS, BLOCK_M])
-    dp = tlx.async_dot(values, tlx.local_trans(queries.do[at]), less_delta)
+    dp = add_product_of_rows(v, slot + always_zero(count), part * KEYS, queries.do, at, less_delta, KEYS)
     dp = tlx.async_dot_wait(0, dp)
-    dv = tlx.async_dot_wait(0, dv)
-    return (p.to(tl.float32) * dp).to(values.dtype), dv
+    left = tlx.async_dot_wait(0, dv.left)
+    right = dv.right
+    if v.width > 0:
+        right = tlx.async_dot_wait(0, dv.right)
+    return (p.to(tl.float32) * dp).to(v.left.dtype), Pieces(left, right)
 
 
 # What a consumer issues per block of queries, and what has then to be done (its products finish in the order of issue):
@@ -212,12 +224,15 @@ def backward_block(operands, part, tile, slot, sums, count, block, masked):
     scores = issue_scores(operands, part, slot, count)
     scores = tlx.async_dot_wait(0, scores)
     ds, dv = use_scores(operands, part, tile, slot, scores, sums.dv, count, block, masked)
-    dk = tlx.async_dot(ds, queries.q[count & 1], sums.dk)
+    dk = add_product(ds, queries.q, count & 1, sums.dk)
     if operands.with_dq:
         publish_ds(operands.ds, ds, count, part)
-    dk = tlx.async_dot_wait(0, dk)
-    tlx.barrier_arrive(queries.empties[count & 1], 1)
-    return Sums(dk, dv), count + 1
+    left = tlx.async_dot_wait(0, dk.left)
+    right = dk.right
+    if queries.q.width > 0:
+        right = tlx.async_dot_wait(0, dk.right)
+    tlx.barrier_arrive(queries.q.empties[count & 1], 1)
+    return Sums(Pieces(left, right), dv), count + 1
 
 
 @triton.jit
@@ -254,6 +269,7 @@ def walk_blocks_ahead(operands, part, tile, slot, sums, count, blocks, group):
     Whether a block is masked is asked as the loop runs.
     """
     queries = operands.queries
+    LATER: tl.constexpr = 1 + (queries.q.width > 0)  # products of the next S^T
     if blocks.end > blocks.first:
         scores = issue_scores(operands, part, slot, count)
         scores = tlx.async_dot_wait(0, scores)
@@ -262,12 +278,16 @@ def walk_blocks_ahead(operands, part, tile, slot, sums, count, blocks, group):
         ds, dv = use_scores(operands, part, tile, slot, scores, sums.dv, count, block, masked)
         dk = sums.dk
         for _ in range(group * (blocks.end - blocks.first) - 1):
-            dk = tlx.async_dot(ds, queries.q[count & 1], dk)
+            dk = add_product(ds, queries.q, count & 1, dk)
             scores = issue_scores(operands, part, slot, count + 1)
             if operands.with_dq:
                 publish_ds(operands.ds, ds, count, part)
-            dk = tlx.async_dot_wait(1, dk)
-            tlx.barrier_arrive(queries.empties[count & 1], 1)
+            left = tlx.async_dot_wait(LATER, dk.left)
+            right = dk.right
+            if queries.q.width > 0:
+                right = tlx.async_dot_wait(LATER, dk.right)
+            dk = Pieces(left, right)
+            tlx.barrier_arrive(queries.q.empties[count & 1], 1)
             scores = tlx.async_dot_wait(0, scores)
             count += 1
             block += 1
@@ -275,11 +295,15 @@ def walk_blocks_ahead(operands, part, tile, slot, sums, count, blocks, group):
                 block = blocks.first
             masked = (block < blocks.bulk_begin) | (block >= blocks.bulk_end)
             ds, dv = use_scores(operands, part, tile, slot, scores, dv, count, block, masked)
-        dk = tlx.async_dot(ds, queries.q[count & 1], dk)
+        dk = add_product(ds, queries.q, count & 1, dk)
         if operands.with_dq:
             publish_ds(operands.ds, ds, count, part)
-        dk = tlx.async_dot_wait(0, dk)
-        tlx.barrier_arrive(queries.empties[count & 1], 1)
+        left = tlx.async_dot_wait(0, dk.left)
+        right = dk.right
+        if queries.q.width > 0:
+            right = tlx.async_dot_wait(0, dk.right)
+        dk = Pieces(left, right)
+        tlx.barrier_arrive(queries.q.empties[count & 1], 1)
         count += 1
         sums = Sums(dk, dv)
     return sums, count
@@ -294,9 +318,8 @@ def store_gradient(desc, stage, gradient, rows, row, head):
 
 
 @triton.jit
-def consume(desc_dk, desc_dv, stages, queue, operands, group, scale, lists, part: tl.constexpr, cfg: tl.constexpr):
+def consume(box_dk, box_dv, stages, queue, operands, group, scale, lists, part: tl.constexpr, cfg: tl.constexpr):
     """Consume: dV and dK of 64 keys of every tile."""
-    D: tl.constexpr = stages.shape[1]
     k = operands.k
     v = operands.v
     done = 0
@@ -305,7 +328,7 @@ def consume(desc_dk, desc_dv, stages, queue, operands, group, scale, lists, part
     while unit < queue.units:
         tile, kv_head = queue.next_tile(unit)
         blocks = tile.query_blocks(BLOCK_N, BLOCK_M)
-        sums = Sums(tl.zeros([KEYS, D], tl.float32), tl.zeros([KEYS, D], tl.float32))
+        sums = Sums(zero_pieces(KEYS, k), zero_pieces(KEYS, v))
         slot, phase = k.slot(done)
         tlx.barrier_wait(k.fulls[slot], phase)
         tlx.barrier_wait(v.fulls[slot], phase)
@@ -320,43 +343,59 @@ def consume(desc_dk, desc_dv, stages, queue, operands, group, scale, lists, part
         tlx.barrier_arrive(k.empties[slot], 1)
         tlx.barrier_arrive(v.empties[slot], 1)
         tlx.async_descriptor_store_wait(0)
-        store_gradient(desc_dv, stages[part], sums.dv, tile.kv, tile.row + part * KEYS, kv_head)
+        store_pieces(box_dv, stages, part, sums.dv, tile.kv, tile.row + part * KEYS, kv_head)
         tlx.async_descriptor_store_wait(0)
-        store_gradient(desc_dk, stages[part], sums.dk * scale, tile.kv, tile.row + part * KEYS, kv_head)
+        right = sums.dk.right
+        if k.width > 0:
+            right = sums.dk.right * scale
+        dk = Pieces(sums.dk.left * scale, right)
+        store_pieces(box_dk, stages, part, dk, tile.kv, tile.row + part * KEYS, kv_head)
         done += 1
         unit = queue.receive(done)
     tlx.async_descriptor_store_wait(0)
 
 
 @triton.jit
-def add_columns(desc_dq, stage, ds, slot, k_tile, row, PENDING: tl.constexpr, COLUMN: tl.constexpr, LAST: tl.constexpr):
-    """Add DQ_COLUMNS columns of a block's dQ = dS K in fp32 by TMA.
+def add_columns(
+    box_dq, stage, ds, slot, k, k_slot, row, PENDING: tl.constexpr, COLUMN: tl.constexpr, LAST: tl.constexpr
+):
+    """Add the columns from COLUMN on of a block's dQ = dS K in fp32 by TMA: DQ_COLUMNS of the left piece, or the right one.
 
     PENDING other additions may still read their stages. The LAST columns give dS back.
     """
-    columns = tlx.local_slice(k_tile, [0, COLUMN], [BLOCK_N, DQ_COLUMNS])
-    dq = tlx.async_dot(tlx.local_trans(ds.buffers[slot]), columns)
+    LEFT: tl.constexpr = k.left.shape[1]
+    if COLUMN < LEFT:
+        columns = tlx.local_slice(k.left[k_slot], [0, COLUMN], [BLOCK_N, DQ_COLUMNS])
+        dq = tlx.async_dot(tlx.local_trans(ds.buffers[slot]), columns)
+    else:
+        dq = tlx.async_dot(tlx.local_trans(ds.buffers[slot]), k.right[k_slot])
     dq = tlx.async_dot_wait(0, dq)
     if LAST:
         tlx.barrier_arrive(ds.empties[slot], 1)
     tlx.async_descriptor_store_wait(PENDING)
     tlx.local_store(stage, dq)
     tlx.fence("async_shared")
-    tlx.async_descriptor_store(desc_dq, stage, [row, COLUMN], store_reduce="add")
+    if COLUMN < LEFT:
+        tlx.async_descriptor_store(box_dq.left, stage, [row, COLUMN], store_reduce="add")
+    else:
+        tlx.async_descriptor_store(box_dq.right, stage, [row, COLUMN], store_reduce="add")
 
 
 @triton.jit
-def add_block(desc_dq, stages, ds, k_tile, count, row):
-    """Add dQ [64, D] of one block, from both halves of its dS^T."""
-    PARTS: tl.constexpr = k_tile.shape[1] // DQ_COLUMNS
+def add_block(box_dq, stages, ds, k, k_slot, count, row):
+    """Add dQ [64, D] of one block, from both halves of its dS^T, DQ_COLUMNS or fewer at a time."""
+    LEFT: tl.constexpr = k.left.shape[1]
+    PENDING: tl.constexpr = LEFT // DQ_COLUMNS - 1 + (k.width > 0)
     slot, phase = pair_slot(count)
     tlx.barrier_wait(ds.fulls[slot], phase)
-    for i in tl.static_range(PARTS):
-        add_columns(desc_dq, stages[i], ds, slot, k_tile, row, PARTS - 1, i * DQ_COLUMNS, i == PARTS - 1)
+    for i in tl.static_range(LEFT // DQ_COLUMNS):
+        add_columns(box_dq, stages.left[i], ds, slot, k, k_slot, row, PENDING, i * DQ_COLUMNS, i == PENDING)
+    if k.width > 0:
+        add_columns(box_dq, stages.right[0], ds, slot, k, k_slot, row, PENDING, LEFT, True)
 
 
 @triton.jit
-def add_up(desc_dq, stages, dq_rows, queue, k, ds, group, lists, cfg: tl.constexpr):
+def add_up(box_dq, stages, dq_rows, queue, k, ds, group, lists, cfg: tl.constexpr):
     """Add dQ of every block that the consumers have published."""
     done = 0
     count = 0
@@ -373,14 +412,12 @@ def add_up(desc_dq, stages, dq_rows, queue, k, ds, group, lists, cfg: tl.constex
             row = head * dq_rows + begin
             if cfg.list_heads == 0:
                 for block in range(blocks.first, blocks.end):
-                    k_tile = k.buffers[slot + always_zero(count)]
-                    add_block(desc_dq, stages, ds, k_tile, count, row + block * BLOCK_M)
+                    add_block(box_dq, stages, ds, k, slot + always_zero(count), count, row + block * BLOCK_M)
                     count += 1
             else:
                 listed = key_list(tile, head, lists, cfg.broadcast_q)
                 for i in range(listed.count()):
-                    k_tile = k.buffers[slot + always_zero(count)]
-                    add_block(desc_dq, stages, ds, k_tile, count, row + listed.nth(i) * BLOCK_M)
+                    add_block(box_dq, stages, ds, k, slot + always_zero(count), count, row + listed.nth(i) * BLOCK_M)
                     count += 1
         tlx.barrier_arrive(k.empties[slot], 1)
         done += 1
@@ -397,6 +434,13 @@ def backward_kernel(
     desc_dq,
     desc_dk,
     desc_dv,
+    desc_q_right,
+    desc_k_right,
+    desc_v_right,
+    desc_do_right,
+    desc_dq_right,
+    desc_dk_right,
+    desc_dv_right,
     lse2,
     delta,
     padded_rows,
@@ -418,16 +462,25 @@ def backward_kernel(
     """Allocate buffers and barriers, and say who runs which role. Grid: (programs,).
 
     desc_q, desc_do, desc_dk, desc_dv: ragged, boxes [64, D]; desc_k, desc_v: ragged, [128, D]; desc_dq: plain, fp32,
-    [H * dq_rows, D], boxes [64, 64]. lse2, delta [H, padded_rows] fp32. D holds both head dimensions. records, counts: a list of
-    128 keys per tile; counter: one int32 of 0; cfg: a BackwardConfig. starts, columns, kinds: transposed block lists, or None.
+    [H * dq_rows, D], boxes [64, 64]. Where columns lie in two pieces these are of the left one, and desc_*_right of the right
+    one, else None. lse2, delta [H, padded_rows] fp32. D holds both head dimensions. records, counts: a list of 128 keys per
+    tile; counter: one int32 of 0; cfg: a BackwardConfig. starts, columns, kinds: transposed block lists, or None.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
+    LEFT: tl.constexpr = cfg.head_dim - cfg.right
     num_tiles = tl.load(counts + 1)
     operands = alloc_operands(DTYPE, scale_log2, cfg)
     k, v, queries, ds = operands.k, operands.v, operands.queries, operands.ds
-    dq_stages = tlx.local_alloc((BLOCK_M, DQ_COLUMNS), tl.float32, cfg.head_dim // DQ_COLUMNS)
+    dq_left = tlx.local_alloc((BLOCK_M, DQ_COLUMNS), tl.float32, LEFT // DQ_COLUMNS)
+    dq_right = dq_left
+    if cfg.right > 0:
+        dq_right = tlx.local_alloc((BLOCK_M, cfg.right), tl.float32, 1)
+    dq_stages = stage_tiles(k, dq_left, dq_right, cfg.right)
     # A consumer's dV leaves first, then its dK.
-    stages = tlx.local_alloc((KEYS, cfg.head_dim), DTYPE, CONSUMERS)
+    left, right = alloc_pieces(KEYS, LEFT, cfg.right, DTYPE, CONSUMERS)
+    stages = stage_tiles(k, left, right, cfg.right)
+    box_dk = both_boxes(desc_dk, desc_dk_right, LEFT, cfg.right)
+    box_dv = both_boxes(desc_dv, desc_dv_right, LEFT, cfg.right)
     lists = block_lists(starts, columns, kinds, list_rows, kv_heads * group, list_capacity, cfg.list_heads)
     numbers = alloc_numbers(CONSUMERS + cfg.with_dq)
     queue = Queue(
@@ -437,14 +490,19 @@ def backward_kernel(
         # The adder, where there is one, is the default task: it gets what registers the others leave.
         with tlx.async_task("default"):  # adder of dQ
             if cfg.with_dq:
-                add_up(desc_dq, dq_stages, dq_rows, queue, k, ds, group, lists, cfg)
+                box_dq = both_boxes(desc_dq, desc_dq_right, LEFT, cfg.right)
+                add_up(box_dq, dq_stages, dq_rows, queue, k, ds, group, lists, cfg)
             else:
-                consume(desc_dk, desc_dv, stages, queue, operands, group, scale, lists, 0, cfg)
+                consume(box_dk, box_dv, stages, queue, operands, group, scale, lists, 0, cfg)
         if cfg.with_dq:
             with tlx.async_task(num_warps=4, registers=cfg.registers):  # consumer 0
-                consume(desc_dk, desc_dv, stages, queue, operands, group, scale, lists, 0, cfg)
+                consume(box_dk, box_dv, stages, queue, operands, group, scale, lists, 0, cfg)
         with tlx.async_task(num_warps=4, registers=cfg.registers):  # consumer 1
-            consume(desc_dk, desc_dv, stages, queue, operands, group, scale, lists, 1, cfg)
+            consume(box_dk, box_dv, stages, queue, operands, group, scale, lists, 1, cfg)
         with tlx.async_task(num_warps=1, registers=24):  # producer
+            box_q = both_boxes(desc_q, desc_q_right, LEFT, cfg.right)
+            box_k = both_boxes(desc_k, desc_k_right, LEFT, cfg.right)
+            box_v = both_boxes(desc_v, desc_v_right, LEFT, cfg.right)
+            box_do = both_boxes(desc_do, desc_do_right, LEFT, cfg.right)
             constants = RowPointers(lse2, delta, padded_rows)
-            produce(desc_q, desc_k, desc_v, desc_do, constants, queue, k, v, queries, group, lists, cfg)
+            produce(box_q, box_k, box_v, box_do, constants, queue, k, v, queries, group, lists, cfg)

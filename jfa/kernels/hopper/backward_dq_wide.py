@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.common.nouns import aggregate
+from jfa.kernels.common.nouns import RowPointers, aggregate
 from jfa.kernels.common.softmax import at_most_one
 from jfa.kernels.hopper.backward import always_zero
 from jfa.kernels.hopper.columns import (
@@ -24,7 +24,6 @@ from jfa.kernels.hopper.columns import (
     store_pieces,
     zero_pieces,
 )
-from jfa.kernels.hopper.prepare import RowConstants
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
 
 # Query rows of one consumer.
@@ -48,7 +47,7 @@ class Rows:
 
 @triton.jit
 def produce(box_q, box_k, box_v, box_do, queue, q, do, k, v, group):
-    """Producer: of every tile the queries and output gradients, then the key and value blocks from last to first."""
+    """Produce of every tile the queries and output gradients, then the key and value blocks from last to first."""
     done = 0
     count = 0
     unit = queue.draw(done)
@@ -69,7 +68,7 @@ def produce(box_q, box_k, box_v, box_do, queue, q, do, k, v, group):
 
 @triton.jit
 def dq_block(mine, k, v, dq, count, tile, block, scale_log2, masked):
-    """One key block: dq += dS K. Returns (dq, count)."""
+    """Take in one key block: dq += dS K. Returns (dq, count)."""
     row = mine.q.first + always_zero(count)  # see always_zero: no descriptors of Q and dO are kept in registers
     slot = k.await_full(count)
     scores = multiply_transposed(mine.q, row, k, slot)
@@ -91,7 +90,7 @@ def dq_block(mine, k, v, dq, count, tile, block, scale_log2, masked):
 
 @triton.jit
 def walk_blocks(mine, k, v, count, tile, blocks, scale_log2):
-    """All key blocks of 64 rows, from last to first. Whether to mask is asked as the loop runs. Returns (dq, count)."""
+    """Walk all key blocks of 64 rows, from last to first. Whether to mask is asked as the loop runs. Returns (dq, count)."""
     dq = zero_pieces(ROWS, k)
     for back in range(blocks.count()):
         block = blocks.block(back)
@@ -102,7 +101,7 @@ def walk_blocks(mine, k, v, count, tile, blocks, scale_log2):
 
 @triton.jit
 def consume(box_dq, constants, queue, q, do, k, v, scale, scale_log2, part):
-    """Consumer of 64 query rows of every tile."""
+    """Consume: dQ of 64 query rows of every tile."""
     q = q.nth(part)
     do = do.nth(part)
     done = 0
@@ -153,7 +152,7 @@ def dq_wide_kernel(
     scale_log2,
     cfg: tl.constexpr,
 ):
-    """Buffers, barriers, and who runs which role. Grid: (programs,).
+    """Allocate buffers and barriers, and say who runs which role. Grid: (programs,).
 
     desc_*: ragged, boxes of 64 rows and the columns that cfg, a WideDqConfig, gives both pieces. lse2, delta
     [H, padded_rows] fp32; records, counts: a list of 128 queries per tile; counter: one int32 of 0.
@@ -166,7 +165,7 @@ def dq_wide_kernel(
     v = alloc_tiles(BLOCK_N, cfg.left_v, cfg.right_v, DTYPE, cfg.stages_v, CONSUMERS)
     numbers = alloc_numbers(CONSUMERS)
     queue = Queue(records, num_tiles, num_tiles * heads, heads, counter, numbers, False, False, cfg.has_lo, cfg.has_hi)
-    constants = RowConstants(lse2, delta, padded_rows)
+    constants = RowPointers(lse2, delta, padded_rows)
     box_dq = Boxes(desc_dq_left, desc_dq_right, cfg.left)
     with tlx.async_tasks():
         with tlx.async_task("default"):  # consumer 0

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.common.nouns import aggregate
+from jfa.kernels.common.nouns import RowPointers, aggregate
 from jfa.kernels.common.ring import Ring, alloc_ring, pair_slot
 from jfa.kernels.common.rounding import rounded_pairs, rounded_probabilities
 from jfa.kernels.hopper.backward import always_zero
@@ -37,7 +37,6 @@ from jfa.kernels.hopper.columns import (
     store_pieces,
     zero_pieces,
 )
-from jfa.kernels.hopper.prepare import RowConstants
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
 
 # Keys of a tile, on the host and in the kernel; queries of a block.
@@ -96,7 +95,7 @@ def alloc_rows(LEFT: tl.constexpr, RIGHT: tl.constexpr, DTYPE: tl.constexpr, STA
 
 @triton.jit
 def produce(box_q, box_k, box_v, box_do, constants, queue, operands, group):
-    """Producer: of every tile its keys and values, then, head by head, the blocks of queries that see them."""
+    """Produce of every tile its keys and values, then, head by head, the blocks of queries that see them."""
     done = 0
     count = 0
     unit = queue.draw(done)
@@ -160,7 +159,7 @@ def add_values(operands, p, dv, count):
 
 @triton.jit
 def walk_weights(operands, tile, blocks, heads, dv, count):
-    """All blocks of ``heads`` query heads for dV. Whether to mask is asked as the loop runs. Returns (dV, count)."""
+    """Walk all blocks of ``heads`` query heads for dV. Whether to mask is asked as the loop runs. Returns (dV, count)."""
     if blocks.end > blocks.first:
         block = blocks.first
         masked = (block < blocks.bulk_begin) | (block >= blocks.bulk_end)
@@ -188,7 +187,7 @@ def walk_weights(operands, tile, blocks, heads, dv, count):
 
 @triton.jit
 def sum_values(box_dv, queue, operands, group):
-    """Weights group: P^T and dV of every tile."""
+    """Make P^T and dV of every tile: the weights group."""
     done = 0
     count = 0
     unit = queue.receive(done)
@@ -245,7 +244,7 @@ def add_keys(operands, ds, dk, count):
 
 @triton.jit
 def walk_scores(operands, blocks, heads, dk, count):
-    """All blocks of ``heads`` query heads for dK. Returns (dK, count)."""
+    """Walk all blocks of ``heads`` query heads for dK. Returns (dK, count)."""
     if blocks.end > blocks.first:
         dp = issue_dp(operands, count)
         dp = tlx.async_dot_wait(0, dp)
@@ -267,7 +266,7 @@ def walk_scores(operands, blocks, heads, dk, count):
 
 @triton.jit
 def sum_keys(box_dk, queue, operands, group, scale):
-    """Scores group: dS^T and dK of every tile."""
+    """Make dS^T and dK of every tile: the scores group."""
     done = 0
     count = 0
     unit = queue.receive(done)
@@ -312,7 +311,7 @@ def backward_wide_kernel(
     scale_log2,
     cfg: tl.constexpr,
 ):
-    """Buffers, barriers, and who runs which role. Grid: (programs,).
+    """Allocate buffers and barriers, and say who runs which role. Grid: (programs,).
 
     desc_*: ragged, boxes of 64 rows and the columns that cfg, a WideConfig, gives both pieces. lse2, delta [H, padded_rows]
     fp32; records, counts: a list of 64 keys per tile; counter: one int32 of 0.
@@ -342,7 +341,7 @@ def backward_wide_kernel(
                 Boxes(desc_k_left, desc_k_right, cfg.left),
                 Boxes(desc_v_left, desc_v_right, cfg.left_v),
                 Boxes(desc_do_left, desc_do_right, cfg.left_v),
-                RowConstants(lse2, delta, padded_rows),
+                RowPointers(lse2, delta, padded_rows),
                 queue,
                 operands,
                 group,

@@ -170,6 +170,29 @@ def multiply_transposed(a, a_slot, b, b_slot):
 
 
 @triton.jit
+def multiply_rows(a, a_slot, row, b, b_slot, ROWS: tl.constexpr):
+    """Issue a b^T of ROWS rows of a tile, from ``row`` on, and another tile; not waited for."""
+    LEFT: tl.constexpr = a.left.shape[1]
+    product = tlx.async_dot(tlx.local_slice(a.left[a_slot], [row, 0], [ROWS, LEFT]), tlx.local_trans(b.left[b_slot]))
+    if a.width > 0:
+        rows = tlx.local_slice(a.right[a_slot], [row, 0], [ROWS, a.width])
+        product = tlx.async_dot(rows, tlx.local_trans(b.right[b_slot]), product)
+    return product
+
+
+@triton.jit
+def add_product_of_rows(a, a_slot, row, b, b_slot, so_far, ROWS: tl.constexpr):
+    """Issue so_far + a b^T, as :func:`multiply_rows`."""
+    LEFT: tl.constexpr = a.left.shape[1]
+    rows = tlx.local_slice(a.left[a_slot], [row, 0], [ROWS, LEFT])
+    product = tlx.async_dot(rows, tlx.local_trans(b.left[b_slot]), so_far)
+    if a.width > 0:
+        rows_right = tlx.local_slice(a.right[a_slot], [row, 0], [ROWS, a.width])
+        product = tlx.async_dot(rows_right, tlx.local_trans(b.right[b_slot]), product)
+    return product
+
+
+@triton.jit
 def add_product(p, b, b_slot, sums):
     """Issue sums += p b with ``p`` in registers, a product per piece; not waited for.
 

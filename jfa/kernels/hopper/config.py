@@ -12,6 +12,7 @@ from jfa.kernels.base import Problem
 from jfa.kernels.common.host import padded_head_dim
 
 NARROW = 1024  # keys of a window, both sides together
+SHARED_MEMORY = 232_448 - 900  # bytes for the buffers of one program; barriers take the rest
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,40 @@ def forward_config(problem: Problem) -> ForwardConfig:
         block_n, stages, parts, heads = 64, 4, 2, 1
     elif width == 64 and even and not resident:
         block_n, stages, parts, heads = 128, 2, 1, 2
-    else:
+    elif resident:
         parts, heads = 2, 1
         block_n, stages = {64: (128, 3), 128: (128, 2), 256: (32, 2)}[width]
-    if d == dv == 256:  # outputs leave through their queries' buffers: there is room for blocks of 64 keys, 35 % faster
-        return ForwardConfig(d, band.has_lo, band.has_hi, dv, 64, 2, 2, 1, False, 1, late_queries=True)
+    else:
+        return _long_config(problem)
     q_stages = 1 if resident or width == 256 else 2
     return ForwardConfig(d, band.has_lo, band.has_hi, dv, block_n, stages, parts, heads, resident, q_stages)
+
+
+def _long_config(problem: Problem) -> ForwardConfig:
+    """Choose the forward's tile shape for 128 queries of one head: as many keys per block as there is room for.
+
+    Outputs leave through their queries' buffers only where that makes room: it costs 4 % (D = 192). A piece of 32 columns,
+    for head dims of 65 to 96, makes the forward 15 % slower, though it computes a quarter less.
+    """
+    (left, right), (left_v, right_v) = _pieces(problem.head_dim), _pieces(problem.head_dim_v)
+    d, dv, band = left + right, left_v + right_v, problem.band
+    q_stages, block_n, late, row = 2, 128, False, 2 * (d + dv)
+    room = SHARED_MEMORY - 128 * 2 * (2 * d + dv)
+    if max(d, dv) > 128:
+        late_room = SHARED_MEMORY - 128 * 2 * d if left == left_v and right_v in (0, right) else 0
+        room += 128 * 2 * d
+        q_stages, block_n = 1, 128 if late_room >= 2 * 128 * row else 64
+        late = room < 2 * block_n * row <= late_room
+        room = late_room if late else room
+    cfg = ForwardConfig(
+        d, band.has_lo, band.has_hi, dv, block_n, min(3, room // (block_n * row)), 2, 1, False, q_stages
+    )
+    return replace(cfg, right=right, right_v=right_v, late_queries=late)
+
+
+def _pieces(dim: int) -> tuple[int, int]:
+    """Return the columns of the left and the right piece of a forward's tile for rows of ``dim``."""
+    return next(pieces for pieces in ((64, 0), (128, 0), (128, 64), (256, 0)) if dim <= sum(pieces))
 
 
 def _narrow(problem: Problem) -> bool:
@@ -124,6 +152,7 @@ class BackwardConfig(Config):
         ahead: issue a block's scores behind the block before.
         registers: per thread of a consumer.
         list_heads: heads of the transposed block lists that tiles walk; 0: they walk their band.
+        right: of head_dim, the columns that lie in a piece of their own (jfa.kernels.hopper.columns); 0: all lie in one.
     """
 
     with_dq: bool
@@ -132,31 +161,35 @@ class BackwardConfig(Config):
     ahead: bool
     registers: int
     list_heads: int = 0
+    right: int = 0
 
 
 def backward_config(problem: Problem) -> BackwardConfig:
     """Choose how the backward of a problem runs.
 
     Scores ahead gain 7 % with D = 64 (with a second tile in flight) and 3 % with a window, whose many edges then share
-    one loop; with D = 128 they lose 2 % on all else. Three groups and one warp share 512 registers: 2 * 208, 72 for the
-    adder, 24.
+    one loop; with D = 128 they lose 2 % on all else. Head dims of 65 to 96 are computed as 64 + 32 columns, 14 to 16 %
+    faster than as 128; of that a causal mask owes 4 % to scores ahead. Three groups and one warp share 512 registers:
+    2 * 208, 72 for the adder, 24.
 
     dQ gets a pass of its own only where the order of its sums must not depend on the order in which tiles finish. That
     pass repeats two of five products: adding up is faster on every shape measured, by 8 % (narrow window) to 34 %
     (dense).
     """
-    d, band = padded_head_dim(problem.head_dim, problem.head_dim_v), problem.band
+    d, band, lists = padded_head_dim(problem.head_dim, problem.head_dim_v), problem.band, problem.block_lists
     with_dq = not problem.deterministic
+    right = 32 if 64 < max(problem.head_dim, problem.head_dim_v) <= 96 and lists is None else 0
     return BackwardConfig(
-        d,
+        96 if right else d,
         band.has_lo,
         band.has_hi,
         with_dq=with_dq,
         broadcast_q=problem.broadcast_q,
-        tile_stages=2 if d == 64 else 1,
-        ahead=d == 64 or band.has_lo,
+        tile_stages=2 if d == 64 or right else 1,
+        ahead=d == 64 or right > 0 or band.has_lo,
         registers=208 if with_dq else 240,
-        list_heads=problem.block_lists.heads if problem.block_lists else 0,
+        list_heads=lists.heads if lists else 0,
+        right=right,
     )
 
 
@@ -173,9 +206,6 @@ def dq_config(problem: Problem) -> DqConfig:
     """Choose how dQ's own pass runs."""
     d, band = padded_head_dim(problem.head_dim, problem.head_dim_v), problem.band
     return DqConfig(d, band.has_lo, band.has_hi, problem.broadcast_q)
-
-
-SHARED_MEMORY = 232_448 - 900  # bytes for the buffers of one program; barriers take the rest
 
 
 def split_columns(dim: int) -> tuple[int, int]:

@@ -234,19 +234,27 @@ def launch_backward(
     Return None where dQ is left to :func:`launch_dq`. ``lists``: the transposed block lists, if the problem has some.
     """
     cfg = backward_config(problem)
-    d = cfg.head_dim
+    d, right = cfg.head_dim, cfg.right
+    left = d - right
     dq_rows = padded(problem.rows_q) if problem.broadcast_q else rows.count
     sums = torch.zeros(problem.num_heads, dq_rows if cfg.with_dq else 1, d, dtype=torch.float32, device=q.device)
     _variant(general.backward_kernel, cfg).launch(
         problem.device,
         (min(_sms(problem), tiles.records.shape[0] * problem.num_kv_heads),),
-        ragged_descriptor(q, 64, d),
-        ragged_descriptor(k, 128, d),
-        ragged_descriptor(v, 128, d),
-        ragged_descriptor(dout, 64, d),
+        ragged_descriptor(q, 64, left),
+        ragged_descriptor(k, 128, left),
+        ragged_descriptor(v, 128, left),
+        ragged_descriptor(dout, 64, left),
         rows_descriptor(sums, 64, 64),
-        ragged_descriptor(dk, 64, d),
-        ragged_descriptor(dv, 64, d),
+        ragged_descriptor(dk, 64, left),
+        ragged_descriptor(dv, 64, left),
+        ragged_descriptor(q, 64, right) if right else None,
+        ragged_descriptor(k, 128, right) if right else None,
+        ragged_descriptor(v, 128, right) if right else None,
+        ragged_descriptor(dout, 64, right) if right else None,
+        rows_descriptor(sums, 64, right) if right else None,
+        ragged_descriptor(dk, 64, right) if right else None,
+        ragged_descriptor(dv, 64, right) if right else None,
         rows.lse2,
         rows.delta,
         rows.count,

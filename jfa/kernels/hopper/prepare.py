@@ -15,16 +15,14 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from jfa.kernels.base import Problem
+from jfa.kernels.common.host import power_of_two
 from jfa.kernels.common.launcher import Variant
-from jfa.kernels.common.nouns import RowPointers, load_tile
+from jfa.kernels.common.nouns import load_tile
 from jfa.kernels.common.softmax import LOWERED, lse_to_subtract
 from jfa.kernels.hopper.tiles import PAD, TileList, padded, padded_rows
 
 # The resident form starts its products with -lse, so each of them rounds at the LSE's size: eight times the margin.
 LOWERED_RESIDENT = tl.constexpr(8 * LOWERED.value)
-
-
-RowConstants = RowPointers
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def _prepare_variant(dim: int, has_dlse: bool, resident: bool, slots: bool, besi
 
 @cache
 def _finish_variant(dim: int, columns: int, parts: int) -> Variant:
-    return Variant(finish_kernel, D=dim, D_BLOCK=columns, PARTS=parts, ROWS=PAD.value)
+    return Variant(finish_kernel, D=dim, D_BLOCK=power_of_two(columns), WIDTH=columns, PARTS=parts, ROWS=PAD.value)
 
 
 @triton.jit
@@ -186,10 +184,11 @@ def finish_kernel(
     scale,
     D: tl.constexpr,
     D_BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
     PARTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Write dq [rows_q, H, D] = scale * sums [H, padded_rows, D_BLOCK]; a program per head and ROWS rows."""
+    """Write dq [rows_q, H, D] = scale * sums [H, padded_rows, WIDTH]; a program per head and ROWS rows."""
     index = tl.program_id(0) // PARTS
     head = tl.program_id(1).to(tl.int64)
     if index < tl.load(counts + 1):
@@ -198,7 +197,7 @@ def finish_kernel(
         columns = tl.arange(0, D_BLOCK)
         inside = (rows < tile.q.length)[:, None] & (columns < D)[None, :]
         begin = head * padded_rows + tile.pad_begin
-        x = tl.load(sums + ((begin + rows) * D_BLOCK)[:, None] + columns[None, :], mask=inside)
+        x = tl.load(sums + ((begin + rows) * WIDTH)[:, None] + columns[None, :], mask=inside)
         row = (tile.q.begin + rows).to(tl.int64)
         to = dq + (row * heads + head)[:, None] * D + columns[None, :]
         tl.store(to, (x * scale).to(dq.dtype.element_ty), mask=inside)

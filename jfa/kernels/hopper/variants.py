@@ -8,6 +8,7 @@ from jfa.kernels.base import Problem
 from jfa.kernels.common.example import example_problem
 from jfa.kernels.compile_config import CompileConfig
 from jfa.kernels.hopper.config import (
+    BackwardConfig,
     ForwardConfig,
     backward_config,
     dq_config,
@@ -34,7 +35,10 @@ FORWARD = {
     "d256": example_problem(256),
     "d256-causal": example_problem(256, CAUSAL),
     "d256-window": example_problem(256, WINDOW),
+    "d192": example_problem(192),
+    "d192-causal": example_problem(192, CAUSAL),
     "d192-dv128": replace(example_problem(192), head_dim_v=128),
+    "d192-dv128-causal": replace(example_problem(192, CAUSAL), head_dim_v=128),
     "short-d128": example_problem(128, rows_q=32, **SHARED),
     "resident-d128": example_problem(128, rows_q=128, **SHARED),
 }
@@ -46,6 +50,10 @@ BACKWARD = {
     "d128-no-dq-window": example_problem(128, WINDOW, deterministic=True),
     "d64": example_problem(64),
     "d64-window": example_problem(64, WINDOW),
+    "d96": example_problem(96),
+    "d96-causal": example_problem(96, CAUSAL),
+    "d96-window": example_problem(96, WINDOW),
+    "d96-no-dq": example_problem(96, deterministic=True),
 }
 DQ = {"d128": example_problem(128), "d64-causal": example_problem(64, CAUSAL)}
 WIDE = {
@@ -153,13 +161,24 @@ def _backward_signature(boxes: dict[str, str]) -> dict[str, str]:
     return boxes | pointers | _types("fp32", "scale scale_log2") | _types("i32", "padded_rows group")
 
 
+def _one_pass_boxes(cfg: BackwardConfig) -> tuple[dict[str, str], dict[str, None]]:
+    """Return the types of the descriptors of both pieces, and those that there are not."""
+    boxes: dict[str, str] = {}
+    for side, width in (("", cfg.head_dim - cfg.right), ("_right", cfg.right)):
+        if width:
+            boxes |= {f"desc_{name}{side}": _box(64, width) for name in ("q", "do", "dk", "dv")}
+            boxes |= {f"desc_{name}{side}": _box(128, width) for name in ("k", "v")}
+            boxes[f"desc_dq{side}"] = f"tensordesc<fp32[64, {min(width, 64)}]>"
+    rights = [f"desc_{name}_right" for name in ("q", "k", "v", "do", "dq", "dk", "dv")]
+    return boxes, {name: None for name in rights if name not in boxes}
+
+
 def _backward(name: str, problem: Problem, list_heads: int = 0) -> CompileConfig:
     cfg = replace(backward_config(problem), list_heads=list_heads)
-    boxes = _types(_box(64, cfg.head_dim), "desc_q desc_do desc_dk desc_dv")
-    boxes |= _types(_box(128, cfg.head_dim), "desc_k desc_v") | {"desc_dq": "tensordesc<fp32[64, 64]>"}
+    boxes, none = _one_pass_boxes(cfg)
     signature = _backward_signature(boxes) | _types("i32", "dq_rows kv_heads")
     lists = _types("*i32", "starts columns") | {"kinds": "*i8"} | _types("i32", "list_rows list_capacity")
-    constexprs = {"cfg": cfg} if list_heads else {"cfg": cfg} | dict.fromkeys(lists)
+    constexprs = {"cfg": cfg} | none | ({} if list_heads else dict.fromkeys(lists))
     consumers = ("consumer", "consumer", "producer")
     roles = ("adder", *consumers) if cfg.with_dq else consumers
     signature |= lists if list_heads else {}
@@ -240,6 +259,6 @@ def _small() -> list[CompileConfig]:
     return [
         _config("prepare", "prepare:prepare_kernel", prepared, listed),
         _config("prepare-resident", "prepare:prepare_kernel", prepared, resident),
-        _config("finish-dq", "prepare:finish_kernel", finish, dict(D=128, D_BLOCK=128, PARTS=2, ROWS=64)),
+        _config("finish-dq", "prepare:finish_kernel", finish, dict(D=128, D_BLOCK=128, WIDTH=128, PARTS=2, ROWS=64)),
         _config("sum-partials", "backward_resident:sum_kernel", partials, summed),
     ]

@@ -23,11 +23,13 @@ CASES = {
         dict(len_q=40, len_kv=[500, 200, 130]),
         dict(len_q=SHORT, len_kv=SHORT),
         dict(len_q=[140, 40], len_kv=[140, 70], dim=256),
+        dict(len_q=[140, 40], len_kv=[140, 70], dim=192),
     ],
     "backward": [
         dict(len_q=[300], len_kv=[300]),
         dict(len_q=[300], len_kv=[300], dim=64, causal=True),
         dict(len_q=SHORT, len_kv=SHORT, dim=64),
+        dict(len_q=[150, 40], len_kv=[150, 70], dim=96),
     ],
     "backward_dq": [
         dict(len_q=[300], len_kv=[300], dim=64, deterministic=True),
@@ -53,19 +55,26 @@ OWN_WAIT = (
     "the consumers waited for the same keys before they made the dS that this group waits for; kept, for a copy "
     "engine's writes are promised to those who wait on the copy's own barrier"
 )
+LEFT_WAITED = "the wait for the left piece was for all that is in flight"
 TWO_TILES_BACK = (
     "before it draws again the producer has loaded a tile into the one buffer of the tile before, which all readers gave "
     "back behind the announcement whose slot this is"
 )
 # (how, the broken line): why nothing needs to find it.
 ARGUED = {
-    "forward": {("drop", "tlx.named_barrier_wait(TURN + part, 256)"): "the consumers' turns are for speed alone"},
+    "forward": {
+        ("drop", "tlx.named_barrier_wait(TURN + part, 256)"): "the consumers' turns are for speed alone",
+        ("drop", "right = tlx.async_dot_wait(0, acc.right)"): LEFT_WAITED,
+    },
     "backward": {
         ("drop", "tlx.barrier_wait(k.fulls[slot], phase)"): OWN_WAIT,
         ("late", "tlx.barrier_wait(k.fulls[slot], phase)"): OWN_WAIT,
         ("late", "tlx.barrier_wait(v.fulls[slot], phase)"): LATE,
         ("drop", "dp = tlx.async_dot_wait(0, dp)"): "the next line waits for all that is in flight, too",
-        ("drop", "dv = tlx.async_dot_wait(0, dv)"): "the line before has waited for all that is in flight",
+        ("drop", "left = tlx.async_dot_wait(0, dv.left)"): "the line before has waited for all that is in flight",
+        ("drop", "right = tlx.async_dot_wait(0, dv.right)"): LEFT_WAITED,
+        ("drop", "right = tlx.async_dot_wait(0, dk.right)"): LEFT_WAITED,
+        ("drop", "right = tlx.async_dot_wait(LATER, dk.right)"): LEFT_WAITED,
     },
     "backward_wide": {
         ("drop", "tlx.barrier_wait(self.numbers.empties[slot], phase ^ 1)"): TWO_TILES_BACK,

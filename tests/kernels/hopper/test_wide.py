@@ -80,6 +80,49 @@ def test_a_forward_with_columns_in_two_pieces_agrees_with_fp64(name, causal, mon
         judge(replace(case, options=dict(causal=causal)), backend="hopper")
 
 
+@pytest.mark.parametrize("tile_stages", [1, 2])
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("with_dq", [False, True])
+def test_a_backward_with_columns_in_two_pieces_agrees_with_fp64(tile_stages, ahead, with_dq, monkeypatch):
+    chosen = config.backward_config
+
+    def changed(problem):
+        cfg = chosen(problem)
+        assert (cfg.head_dim, cfg.right) == (96, 32)
+        return replace(cfg, tile_stages=tile_stages, ahead=ahead)
+
+    monkeypatch.setattr(hopper, "backward_config", changed)
+    case = Case([150, 0, 20], [150, 30, 210], heads=2, kv_heads=1, dim=88, dim_v=96, dtype=BF16)
+    with emulator.options(policy=POLICIES[tile_stages], seed=ahead):
+        judge(replace(case, options=dict(causal=ahead)), backend="hopper", deterministic=not with_dq)
+
+
+def test_shared_queries_too_many_to_stay_add_to_one_dq_in_two_pieces():
+    judge(Case([1] * 3, [100, 20, 150], heads=1, kv_heads=1, dim=88, dtype=BF16, shared_q=150), backend="hopper")
+
+
+FORWARDS = {  # head dims: columns of both pieces of Q and of V, keys of a block, late queries
+    (64, 64): ((64, 0), (64, 0), 128, False),
+    (96, 96): ((128, 0), (128, 0), 128, False),
+    (192, 128): ((128, 64), (128, 0), 128, True),
+    (160, 192): ((128, 64), (128, 64), 64, False),
+    (256, 256): ((256, 0), (256, 0), 64, True),
+    (256, 128): ((256, 0), (128, 0), 64, False),
+    (64, 200): ((64, 0), (256, 0), 64, False),
+}
+
+
+@pytest.mark.parametrize("dims", FORWARDS)
+def test_which_forward_long_sequences_get(dims):
+    problem = replace(example_problem(dims[0], num_heads=3, num_kv_heads=3), head_dim_v=dims[1])
+    cfg = config.forward_config(problem)
+    found = (cfg.head_dim - cfg.right, cfg.right), (cfg.head_dim_v - cfg.right_v, cfg.right_v)
+    assert (*found, cfg.block_n, cfg.late_queries) == FORWARDS[dims]
+    memory = 256 * (cfg.q_stages * cfg.head_dim + (not cfg.late_queries) * cfg.head_dim_v)
+    assert cfg.stages >= 2
+    assert memory + cfg.stages * cfg.block_n * 2 * (cfg.head_dim + cfg.head_dim_v) <= config.SHARED_MEMORY
+
+
 def test_a_poisoned_neighbour_reaches_nobody():
     rng = torch.Generator().manual_seed(5)
     inputs = [torch.randn(200, 1, 160, generator=rng).bfloat16() for _ in range(4)]
