@@ -142,6 +142,22 @@ def test_blackwell_gets_its_kernels(monkeypatch):
         registry.pick(problem_of(wide, wide, wide, *offsets, "mxfp8", "cuda"), "auto")
 
 
+def test_explain_says_which_forms_of_the_bf16_backward_it_lacks():
+    """Long sequences would be a pair's, few shared queries would stay on chip."""
+    pytest.importorskip("triton")
+    long, few = torch.zeros(1024, 2, 128).bfloat16(), torch.zeros(32, 2, 128).bfloat16()
+    offsets = offsets_from_lengths([1024])
+    call = dict(backend="blackwell", precision="mxfp8")
+    told = dict(jfa.explain(long, long, long, offsets, offsets, **call).forms)
+    assert "one CTA per key tile (not two: " in told["backward"]
+    told = dict(jfa.explain(few, long, long, None, offsets, broadcast_q=True, **call).forms)
+    assert "queries do not stay on chip" in told["backward"]
+    short = dict(jfa.explain(few, few, few, offsets_from_lengths([32]), offsets_from_lengths([32]), **call).forms)
+    assert "one CTA per key tile; dQ" in short["backward"]
+    exact = dict(jfa.explain(long, long, long, offsets, offsets, deterministic=True, **call).forms)
+    assert exact["backward"].startswith("bf16 products of the operands that the forward rounded")
+
+
 @pytest.mark.parametrize(
     "precision, error, message",
     [
