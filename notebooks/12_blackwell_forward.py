@@ -1255,6 +1255,7 @@ plots.block_map(kinds, title=title, block_m=128, block_n=128)
 #
 # Open [jfa/kernels/blackwell/forward.py](../jfa/kernels/blackwell/forward.py).
 # Its docstring draws the roles; the entry is a list of roles, each a loop over tiles; each role is one function below it.
+# What happens to O at a tile's end stands beside it, in [epilogue.py](../jfa/kernels/blackwell/epilogue.py).
 # You have met all of them:
 
 # %%
