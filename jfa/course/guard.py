@@ -53,6 +53,7 @@ WORDS = {
     "processes": "other processes",
     "ctypes": "C functions called past Python (ctypes)",
     "modes": "a switch that hides torch operations from counting",
+    "registered": "an operation that it registered itself (torch.library), inside which nothing is counted",
 }
 
 _LEARNER_MODULES = ("answer", "__main__")

@@ -7,6 +7,7 @@ as torch's do, and numbers that leave torch as Python floats count one each, so 
 from __future__ import annotations
 
 import contextlib
+import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from jfa.course import host_reads
-from jfa.course.guard import FAMILIES, Violations, note_host_read, note_operation
+from jfa.course.guard import FAMILIES, Violations, is_own_file, note_host_read, note_operation
 
 _EXPONENTIALS = {
     "exp", "exp2", "expm1", "sigmoid", "tanh", "sinh", "cosh", "softplus", "logaddexp", "logaddexp2", "logsumexp", "logcumsumexp",
@@ -32,6 +33,8 @@ _FREE = {
     "untyped_storage", "requires_grad_", "detach", "tolist", "numpy", "__array__", "__iter__",
 }  # fmt: skip
 _TO_PYTHON = {"item", "tolist", "__float__"}
+# Namespaces of operations before any answer was read; those of others come from it (torch.library), and hide what they do.
+_KNOWN_NAMESPACES = {name.split("::")[0] for name in torch._C._dispatch_get_all_op_names()} | {"higher_order", "jfa"}
 # bytes of Python's own that no answer has to account for: lists of offsets, frames, tensors' wrappers
 _PYTHON_FREE = 2**16
 _BOOKKEEPING = 600  # bytes that counting one living tensor takes, its Python object included
@@ -87,11 +90,15 @@ class Meter(TorchDispatchMode):
         note_operation(name, self.families, self.violations)
         if host_reads.WORD in self.forbidden:
             note_host_read(host_reads.by_operation(name, args), self.violations)
-        if getattr(func, "namespace", "") == "jfa" and "jfa.attention" in self.forbidden:
+        namespace = getattr(func, "namespace", "aten")
+        if namespace == "jfa" and "jfa.attention" in self.forbidden:
             self.violations.add("jfa.attention")
+        if namespace not in _KNOWN_NAMESPACES:
+            self.violations.add("registered")
         plain = name.rstrip("_") or name
         self.operations[plain] += 1
-        self.counts["ops"] += self.depth == 0
+        # Inside one operation only what the learner's own code asks for counts: a tensor subclass's, a gradient's, a hook's.
+        self.counts["ops"] += self.depth == 0 or is_own_file(sys._getframe(1).f_code.co_filename)
         out = func(*args, **(kwargs or {}))
         results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         self._new_memory(results, args, kwargs)

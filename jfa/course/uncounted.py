@@ -2,7 +2,8 @@
 
 Torch can leave its modes out of a call: a guard disables them, a key is excluded from dispatch, a mode is popped from its stack.
 Torch itself does that all the time and still may. The learner's own code may not, nor through the functions that torch wraps
-around these switches. Modes of its own, ``with torch.device(...)`` and the like are no concern of this module.
+around these switches. Modes of its own, ``with torch.device(...)`` and the like are no concern of this module. Nor may an answer
+register operations (torch.library) or other kernels for torch's: what they do inside is below everything that counts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import types
 from collections.abc import Callable, Iterator
 
 import torch
+import torch._library.custom_ops
+import torch.library
 import torch.utils._mode_utils
 import torch.utils._python_dispatch
 
@@ -22,6 +25,8 @@ from jfa.course.guard import Violations, is_own_file
 from jfa.course.measure import Meter, Watch
 
 WORD = "modes"
+REGISTERED = "registered"
+_REGISTRY = "_dispatch_library"  # of torch._C: every way to register an operation or a kernel passes it
 _SWITCHES = (
     "DisableTorchFunction", "ExcludeDispatchKeyGuard", "_DisableTorchDispatch", "_ExcludeDispatchKeyGuard",
     "_SetExcludeDispatchKeyGuard", "_ForceDispatchKeyGuard", "_PreserveDispatchKeyGuard", "_dispatch_tls_set_dispatch_key_excluded",
@@ -40,16 +45,22 @@ _STACKS = {
 _HOLDERS = (torch._C, torch.overrides, torch.utils._python_dispatch, torch.utils._mode_utils)
 _WRAPPERS = tuple(
     os.path.realpath(module.__file__)
-    for module in (torch.overrides, torch.utils._python_dispatch, torch.utils._mode_utils, contextlib, functools)
+    for module in (
+        *(torch.overrides, torch.utils._python_dispatch, torch.utils._mode_utils, contextlib, functools),
+        *(torch.library, torch._library.custom_ops),
+    )
 )
-_ORIGINAL = {name: getattr(torch._C, name) for name in (*_SWITCHES, *_STACKS) if hasattr(torch._C, name)}
+_ORIGINAL = {name: getattr(torch._C, name) for name in (*_SWITCHES, *_STACKS, _REGISTRY) if hasattr(torch._C, name)}
 _FUNCTION_DEPTH, _DISPATCH_DEPTH = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 
 
 def close(violations: Violations) -> None:
     """Refuse the switches for the rest of this process's life."""
     for name, original in _ORIGINAL.items():
-        closed = _stack(original, _STACKS[name], violations) if name in _STACKS else _switch(original, violations)
+        if name in _STACKS:
+            closed = _stack(original, _STACKS[name], violations)
+        else:
+            closed = _switch(original, violations, REGISTERED if name == _REGISTRY else WORD)
         for holder in _HOLDERS:
             for at in [at for at, value in vars(holder).items() if value is original]:
                 setattr(holder, at, closed)
@@ -86,10 +97,10 @@ def _dispatch_modes() -> list:
     return [_ORIGINAL["_get_dispatch_stack_at"](i) for i in range(_DISPATCH_DEPTH())]
 
 
-def _switch(original: Callable, violations: Violations) -> Callable:
+def _switch(original: Callable, violations: Violations, word: str) -> Callable:
     def closed(*args, **kwargs):
         if _asked_by_learner(sys._getframe(1)):
-            raise violations.add(WORD)
+            raise violations.add(word)
         return original(*args, **kwargs)
 
     return closed

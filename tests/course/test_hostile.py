@@ -311,6 +311,23 @@ def test_operations_cannot_be_hidden_from_counting(judged, body):
     assert "hides torch operations" in result.message
 
 
+REGISTERED = {
+    "an operation": "f = torch.library.custom_op('mine::twice', lambda t: t + t, mutates_args=(), schema='(Tensor t) -> Tensor')\n"
+    "y = f(x)",
+    "an operation in a library": "lib = torch.library.Library('mine', 'FRAGMENT')\nlib.define('two(Tensor t) -> Tensor')\n"
+    "lib.impl('two', lambda t: t + t, 'CPU')\ny = torch.ops.mine.two(x)",
+    "another kernel for torch's": "lib = torch.library.Library('aten', 'IMPL')\nlib.impl('neg', lambda t: t + t, 'CPU')\ny = -x",
+    "swallowed": "try:\n    torch.library.define('mine::two', '(Tensor t) -> Tensor')\nexcept Exception:\n    pass\ny = x + x",
+}
+
+
+@pytest.mark.parametrize("body", REGISTERED.values(), ids=REGISTERED)
+def test_operations_cannot_be_hidden_in_registered_ones(judged, body):
+    result = judged("90.2", _twice(f"{body}\nreturn y"))
+    assert result.state == "wrong method" and result.failed.name == "allowed operations", result.text()
+    assert "registered itself" in result.message
+
+
 MODES = {
     "a device": "with torch.device('cpu'):\n    y = 2 * x",
     "a default device": "torch.set_default_device('cpu')\ny = 2 * x",

@@ -108,6 +108,56 @@ def test_a_loop_is_a_loop_in_any_library(name):
     assert counted(LOOPS[name], _rows())[0]["ops"] >= 50
 
 
+INSIDE = {
+    "a subclass": """
+class T(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            x = args[0].as_subclass(torch.Tensor)
+            return torch.stack([x[i] / x[i].sum() for i in range(len(x))])
+answer = lambda w: w.as_subclass(T) + 0
+""",
+    "a gradient of its own": """
+class F(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 1
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return torch.stack([x[i] / x[i].sum() for i in range(len(x))])
+def answer(w):
+    y = w.clone().requires_grad_()
+    return torch.autograd.grad(F.apply(y).sum(), y)[0]
+""",
+    "a hook": """
+def answer(w):
+    y = w.clone().requires_grad_()
+    z = y * 1
+    z.register_hook(lambda g: torch.stack([w[i] / w[i].sum() for i in range(len(w))]))
+    z.sum().backward()
+    return y.grad
+""",
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_loop_inside_one_operation_is_a_loop(name):
+    names = {"torch": torch}
+    exec(compile(INSIDE[name], "<your answer>", "exec"), names)
+    counts, _ = counted(names["answer"], _rows())
+    assert counts["ops"] >= 50
+
+
+def test_a_gradient_that_torch_makes_counts_once():
+    source = "answer = lambda w: torch.autograd.grad((w.requires_grad_() @ w).exp().sum(), w)"
+    names = {"torch": torch}
+    exec(compile(source, "<your answer>", "exec"), names)
+    assert counted(names["answer"], _rows())[0]["ops"] <= 4
+
+
 HELD = {
     "a list of tensors": lambda w: [torch.exp(w - w[i]) for i in range(50)],
     "numpy arrays": lambda w: [w.numpy() - i for i in range(50)],
