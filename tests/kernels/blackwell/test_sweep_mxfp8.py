@@ -19,7 +19,7 @@ CASES = {  # several tiles per CTA, so that every ring wraps; tiles of both kind
     "halves": dict(len_q=[300, 280], len_kv=[300, 140]),
     "split": dict(len_q=[100, 60], len_kv=[600, 300], band=Band.make(causal=True)),
 }
-FILES = ("mxfp8_forward.py", "scales.py", "ring.py", "forward.py")
+FILES = ("mxfp8_forward.py", "scales.py", "ring.py", "forward.py", "epilogue.py")
 
 # (how, text of the line) of what no launch finds: why.
 LATER = "put off by one operation, which does not touch what it guards"
