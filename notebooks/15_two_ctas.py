@@ -40,7 +40,7 @@ from jfa.compiled import compile_kernel
 from jfa.emulator import sweep
 from jfa.emulator.rates import B200
 from jfa.emulator.timeline import Timeline
-from jfa.kernels.blackwell import backward_2cta, config, examples, launch
+from jfa.kernels.blackwell import backward_2cta, config, examples, launch, pair_memory
 from jfa.kernels.common.padded_rows import padded_rows, row_constants
 from jfa.kernels.common.ragged import empty_tma_ready
 from jfa.layout import offsets_from_lengths
@@ -834,8 +834,9 @@ plots.timelines({"leader": (line, (0, 0, 0)), "peer": (line, (1, 0, 0))})
 # * **dS is written twice**: into dP's columns of tensor memory, as A of dK (at home, without waiting for the exchange), and into shared memory, for dQ. While the halves are under way the tensor core does dK.
 
 # %%
+barriers = inspect.getsource(pair_memory)
+print(barriers[barriers.index("# Who arrives at") : barriers.index("@aggregate")])
 source = inspect.getsource(backward_2cta)
-print(source[source.index("# Who arrives at") : source.index("@aggregate\nclass Constants")])
 print(
     source[source.index("# Issue order of a step") : source.index("@triton.jit\ndef multiply_tile")]
 )
