@@ -37,7 +37,8 @@ def launch(folder, ranks: int, *options: str) -> tuple[dict, dict, str]:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     weights, times = folder / f"{ranks}{len(options)}.pt", folder / f"{ranks}{len(options)}.json"
     command = [*start, str(SCRIPT), *SMALL, "--save", str(weights), "--json", str(times), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return torch.load(weights), json.loads(times.read_text()), done.stdout
 
 
