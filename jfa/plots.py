@@ -475,7 +475,8 @@ def timelines(drawn: Mapping[str, Any], span: tuple[float, float] | None = None)
     for n, (panel, (name, line, cta)) in enumerate(zip(axes[:, 0], pairs)):
         line.plot(cta, span=span, ax=panel)
         panel.set_title("")
-        label(panel, name, panel.get_xlabel() if n == len(pairs) - 1 else "", "")
+        below = panel.get_xlabel()  # the axis, and in a second line what names in the boxes are short for
+        label(panel, name, below if n == len(pairs) - 1 else below.partition("\n")[2], "")
         legend = panel.get_legend()
         legend.remove() if n else [text.set_fontsize(8) for text in legend.get_texts()]
     told = {id(line): f"{name}\n{line.table()}" for name, line, _ in pairs}

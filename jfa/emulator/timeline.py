@@ -115,9 +115,13 @@ def _numbered(events: Iterable[Event], spans: list[tuple[float, float]]) -> list
     return named
 
 
-def _write_names(ax: Any, lanes: list[Lane], lo: float, hi: float) -> None:
-    """Write each name inside its full bar, else over the thin bar behind it, without its number or not at all if too long."""
+def _write_names(ax: Any, lanes: list[Lane], lo: float, hi: float) -> dict[str, str]:
+    """Write each name inside its full bar, else over the thin bar behind it: whole, without its number, short, or not at all.
+
+    Returns the short words that were used and what each stands for: {"a": "accs"} where ``a0`` was written for ``accs[0]``.
+    """
     wide = ax.figure.get_figwidth() * 72 * 0.75 / (hi - lo)  # points per cycle, about
+    brief, used = _initials(name.words for lane in lanes for name in lane.names), {}
     for row, lane in enumerate(lanes):
         full = sorted(lane.bars.get("occupied", ()))
         taken = lo  # where the last name over a thin bar ends
@@ -125,14 +129,37 @@ def _write_names(ax: Any, lanes: list[Lane], lo: float, hi: float) -> None:
             begin, stop = (min(max(x, lo), hi) for x in name.inside)
             free = next((a for a, b in full if b > max(stop, taken)), hi)  # the next full bar's begin
             places = [(begin, stop, row, "white"), (max(stop, taken), min(name.until, free, hi), row - 0.14, "black")]
-            for text in (name.words, name.words.split(" #")[0]):
+            base, index = _parts(name.words)
+            for text in (name.words, name.words.split(" #")[0], brief[base] + index):
                 fitting = (place for place in places if (place[1] - place[0]) * wide > _width(text) + 3)
                 if place := next(fitting, None):
                     left, right, y, colour = place
                     middle = (left + right) / 2
                     ax.text(middle, y, text, ha="center", va="center", fontsize=8, color=colour, clip_on=True)
                     taken = taken if colour == "white" else middle + (_width(text) / 2 + 3) / wide
+                    if text == brief[base] + index and text != name.words.split(" #")[0]:
+                        used[brief[base]] = base
                     break
+    return {short: base for short, base in used.items() if short != base}
+
+
+def _parts(words: str) -> tuple[str, str]:
+    """Return ("accs", "0") of ``accs[0] #3``, and ("acc", "") of ``acc``."""
+    base, _, index = words.split(" #")[0].partition("[")
+    return base, index.split("]")[0]
+
+
+def _initials(names: Iterable[str]) -> dict[str, str]:
+    """Return for each buffer's name its shortest beginning that no other begins with: {"accs": "a", "kv": "k"}."""
+    bases = {_parts(words)[0] for words in names}
+    return {
+        base: next(
+            base[:n]
+            for n in range(1, len(base) + 1)
+            if n == len(base) or not any(o.startswith(base[:n]) for o in bases - {base})
+        )
+        for base in bases
+    }
 
 
 @functools.cache
@@ -317,7 +344,8 @@ class Timeline:
         """Draw one lane per role, engine and busy unit for one CTA (the first, unless named); return the matplotlib figure.
 
         A full bar is time in which a role computes or a unit is occupied, a thin bar below it time in which a result is under
-        way, and a hatched bar a wait. Arrows lead from what completed a barrier's phase to the wait that this ended.
+        way, and a hatched bar a wait. Arrows lead from what completed a barrier's phase to the wait that this ended. Names of
+        buffers that are too long for their box are shortened; a second line below the axis says to what.
         """
         import matplotlib.pyplot as plt
         from matplotlib.patches import Patch
@@ -335,12 +363,15 @@ class Timeline:
                 shown = [(max(a, lo), min(b, hi) - max(a, lo)) for a, b in spans if b > lo and a < hi]
                 low, height = (row + 0.16, 0.24) if kind == "under way" else (row - 0.4, 0.8)
                 ax.broken_barh(shown, (low, height), **LOOK[kind], edgecolor="white", linewidth=0.3)
-        _write_names(ax, lanes, lo, hi)
+        short = _write_names(ax, lanes, lo, hi)
         self._arrows(ax, cta, {lane.track: row for row, lane in enumerate(lanes)}, lo, hi)
         ax.set_yticks(range(len(lanes)), [lane.words(max(lo, self.start), min(hi, self.end)) for lane in lanes])
         ax.set_ylim(len(lanes) - 0.4, -0.6)
         ax.set_xlim(lo, hi)
-        ax.set_xlabel(f"modelled cycles on {self.chip or 'an unnamed chip'}")
+        said = ", ".join(f"{brief} = {name}" for brief, name in sorted(short.items()))
+        ax.set_xlabel(
+            f"modelled cycles on {self.chip or 'an unnamed chip'}" + (f"\nin the boxes: {said}" if said else "")
+        )
         ax.set_title(f"CTA {_label(cta)}" if lanes else "no events")
         used = [kind for kind in LOOK if any(lane.bars.get(kind) for lane in lanes)]
         handles = [Patch(**LOOK[kind], edgecolor="white", label=kind) for kind in used]

@@ -12,7 +12,7 @@ import triton.language.extra.tlx as tlx  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 import jfa.emulator as emulator  # noqa: E402
-from jfa.emulator import cli  # noqa: E402
+from jfa.emulator import cli, timeline  # noqa: E402
 from jfa.emulator.rates import B200  # noqa: E402
 from jfa.emulator.timeline import Timeline  # noqa: E402
 
@@ -194,7 +194,32 @@ def test_a_name_stands_in_its_full_bar_if_it_fits_and_else_over_the_thin_one():
     assert all(height < 0.1 for *_, height in written(thin)), "above the thin bar"
     narrow = one_copy_of("keys[0]", (0, 2000), 40, 160)
     assert [words for words, *_ in written(narrow)] == ["keys[0]", "keys[0]"]
-    assert written(one_copy_of("keys[0]", (0, 2000), 40, 100)) == []
+    assert written(one_copy_of("keys[0]", (0, 2000), 40, 40)) == []
+
+
+def test_a_name_too_long_for_its_box_is_short_and_explained_below_the_axis():
+    line = one_copy_of("keys[3]", (0, 2000), 40, 100)
+    assert [words for words, *_ in written(line)] == ["k3", "k3"]
+    below = line.plot().axes[0].get_xlabel()
+    assert below == "modelled cycles on B200\nin the boxes: k = keys"
+    whole = one_copy_of("keys[3]", (0, 2000), 900, 100)
+    assert "\n" not in whole.plot().axes[0].get_xlabel(), "nothing was shortened"
+    letter = one_copy_of("k[3]", (0, 2000), 60, 10)
+    assert [words for words, *_ in written(letter)] == ["k3", "k3"]
+    assert "\n" not in letter.plot().axes[0].get_xlabel(), "k3 needs no word beside k[3]"
+
+
+def test_short_names_of_two_buffers_differ():
+    assert timeline._initials(
+        ["accs[0] #0", "alphas[1] #0", "s[0] #1", "sums[0] #0", "dq_tiles[1] #4", "dk[0] #0"]
+    ) == {
+        "accs": "ac",
+        "alphas": "al",
+        "s": "s",
+        "sums": "su",
+        "dq_tiles": "dq",
+        "dk": "dk",
+    }
 
 
 def test_names_over_thin_bars_do_not_cover_each_other_or_a_full_bar():
