@@ -291,6 +291,7 @@ check("15.4", exchange_kernel)
 # It hangs as soon as a sequence has an odd number of 128-row tiles. Somebody had saved the work of a CTA that has no rows.
 #
 # Mend it: each pair makes one product per slice, for both CTAs, and no row of another sequence is written.
+# The products read the shared memory of both: each CTA waits in `leave` until the products are done, with rows or without.
 
 
 # %% tags=["ex-15.5"]

@@ -101,7 +101,8 @@ class Limit:
             "selects", "compares", "exponentials": lanes of blocks that tl.where, a comparison, or tl.exp and tl.exp2 made;
             "peak_tile": elements of the largest block of the kernel; "store_elements": elements stored, so that everybody does
             a share; "tlx:NAME": TLX operations (tlx:async_descriptor_load, tlx:barrier_wait); "tasks", "mmas", "accumulated",
-            "tmem_loads", "tmem_stores", "tmem_columns", "shared_bytes".
+            "tmem_loads", "tmem_stores", "tmem_columns", "shared_bytes"; "loaded_places", "stored_places": buffers that TMA loads
+            fill or TMA stores read, so that a ring uses all it has.
             "cycles": modelled cycles of all launches, one after another, on an emulated B200 (see jfa.course.clock; not as a
             function of the case): each case runs once more under the policy "timed", which the time limit must allow for.
         at_most: the limit, or a function of the case (None: no limit for this one).

@@ -343,6 +343,8 @@ def _measured(measure: str, count: int) -> str:
         "tmem_stores": "it stores to tensor memory {} times",
         "tmem_columns": "it takes {} columns of tensor memory",
         "shared_bytes": "it takes {} bytes of shared memory",
+        "loaded_places": "TMA loads fill {} places in shared memory",
+        "stored_places": "TMA stores read {} places in shared memory",
         "load_elements": "it loads {} elements",
         "store_elements": "it stores {} elements",
         "dots": "{} matrix products ran",
@@ -352,7 +354,8 @@ def _measured(measure: str, count: int) -> str:
         "atomic_elements": "atomic operations touch {} elements",
         "cycles": "it takes {:,} modelled cycles on a B200",
     }
-    return words.get(measure, "{} " + measure).format(count)
+    said = words.get(measure, "{} " + measure).format(count)
+    return said.replace(" places ", " place ") if count == 1 else said
 
 
 def _exception_text(event: dict) -> str:

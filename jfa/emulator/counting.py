@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -32,6 +33,8 @@ class Counts:
         tmem_loads, tmem_stores: local_load and local_store of tensor memory.
         tasks: async tasks of the largest region, replicas each for itself.
         tmem_columns, shared_bytes: the most that one CTA allocated, shared storage once.
+        loaded_places, stored_places: places in the shared memory of one CTA, at most, that TMA loads filled, or TMA stores read:
+            a ring of three buffers has three, however many it allocated.
     """
 
     loads: int = 0
@@ -54,6 +57,8 @@ class Counts:
     tasks: int = 0
     tmem_columns: int = 0
     shared_bytes: int = 0
+    loaded_places: int = 0
+    stored_places: int = 0
     operations: Counter[str] = field(default_factory=Counter)
 
     def load(self, elements: int) -> None:
@@ -74,6 +79,13 @@ class Counts:
     def most(self, name: str, amount: int) -> None:
         """Keep the largest amount seen under this name."""
         setattr(self, name, max(getattr(self, name), int(amount)))
+
+    def place(self, name: str, view: Any) -> None:
+        """Count the place of a view (a machine's) for its CTA, once."""
+        seen = view.storage.cta.places.setdefault(name, set())
+        at = view.offsets.flat[0] if view.arr is None else view.arr.__array_interface__["data"][0]
+        seen.add((id(view.storage), int(at)))
+        self.most(name, len(seen))
 
     def block(self, elements: int) -> None:
         """Count an operation that made a block of so many elements."""

@@ -115,6 +115,35 @@ def test_tensor_memory_tasks_and_operations_are_counted():
     assert 2 * 64 * (128 + 64) <= counts.shared_bytes <= 2 * 64 * (128 + 64) + 256
     assert counts.operations["async_descriptor_load"] == 2 and counts.operations["barrier_wait"] == 3
     assert counts.operations["barrier_arrive"] == 0
+    assert (counts.loaded_places, counts.stored_places) == (2, 0)
+
+
+@pytest.mark.parametrize("used", [1, 2, 3])
+def test_places_are_counted_where_copies_go_and_come_from(used):
+    tlx = pytest.importorskip("triton.language.extra.tlx")
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    @triton.jit
+    def stream(x_desc, out_desc, chunks, USED: tl.constexpr):
+        tiles = tlx.local_alloc((16, 16), tl.float32, 3)
+        fulls = tlx.alloc_barriers(3)
+        for k in range(chunks):
+            slot, phase = k % USED, (k // USED) & 1
+            tlx.async_descriptor_store_wait(0)
+            tlx.barrier_expect_bytes(fulls[slot], 16 * 16 * 4)
+            tlx.async_descriptor_load(x_desc, tiles[slot], [16 * k, 0], fulls[slot])
+            tlx.barrier_wait(fulls[slot], phase)
+            if k < 1:
+                tlx.async_descriptor_store(out_desc, tiles[slot], [16 * k, 0])
+        tlx.async_descriptor_store_wait(0)
+
+    x, out = torch.randn(16 * 7, 16), torch.zeros(16 * 7, 16)
+    boxes = [TensorDescriptor.from_tensor(t, [16, 16]) for t in (x, out)]
+    with emulator.counting() as counts:
+        for _ in range(2):  # of two launches the larger
+            stream[(2,)](*boxes, 7, USED=used)
+    assert torch.equal(out[:16], x[:16])
+    assert (counts.loaded_places, counts.stored_places) == (used, 1)
 
 
 def test_scaled_products_count_as_products():

@@ -295,6 +295,35 @@ RING_LIMITS = (
     _at_least(
         "waits for every chunk", "tlx:barrier_wait", lambda case: 2 * case.args[1], "every chunk goes through the ring"
     ),
+    Limit(
+        "all the buffers",
+        "loaded_places",
+        at_least=lambda case: min(case.args[1:]),
+        text="the ring uses all its STAGES buffers",
+    ),
+)
+
+
+def _one_buffer(*edit):
+    """Return the mutant of a ring whose rounds all go through its first buffer."""
+    return Mutant(
+        "one buffer, whatever STAGES is",
+        "every chunk goes through one buffer, so the producer never runs ahead.",
+        caught_by="all the buffers",
+        edit=edit,
+        expect="the ring uses all its STAGES buffers",
+        recognise=False,
+    )
+
+
+_ROUND = "                slot = k % STAGES\n                tlx.barrier_wait(fulls[slot], (k // STAGES) & 1)\n"
+_FIRST = "                slot = 0\n                tlx.barrier_wait(fulls[slot], k & 1)\n"
+_FIRST_ONLY = (
+    (
+        "                slot = k % STAGES\n                tlx.barrier_wait(empties[slot], ((k // STAGES) & 1) ^ 1)\n",
+        "                slot = 0\n                tlx.barrier_wait(empties[slot], (k & 1) ^ 1)\n",
+    ),
+    (_ROUND, _FIRST),
 )
 
 _RING_PRODUCER = """
@@ -336,6 +365,7 @@ ROW_MAX = Exercise(
         "for k in range(chunks): slot = k % STAGES; barrier_wait(fulls[slot], (k // STAGES) & 1); largest = tl.maximum(largest, tl.max(tlx.local_load(tiles[slot]), axis=1)); barrier_arrive(empties[slot], 1).",
     ),
     mutants=(
+        _one_buffer(*_FIRST_ONLY),
         Mutant(
             "never frees a buffer",
             "the producer waits for an arrive that never comes.",
@@ -467,6 +497,7 @@ ROW_SUM = Exercise(
         "The consumer gives back buffer 0 in every round. It must give back the one it just read: empties[slot].",
     ),
     mutants=(
+        _one_buffer(*_FIRST_ONLY),
         Mutant(
             "always gives back buffer 0",
             "the given kernel, unmended in another form.",
@@ -929,6 +960,12 @@ TWO_CONSUMERS = Exercise(
             lambda case: 2 * case.args[2],
             "every chunk of both matrices goes through the ring",
         ),
+        Limit(
+            "all the buffers",
+            "loaded_places",
+            at_least=lambda case: 2 * min(case.args[2:]),
+            text="the ring uses all its STAGES buffers",
+        ),
     ),
     hints=(
         "Count the arrivals of one turn: who arrives at fulls, and who at empties? That is each barrier's arrive_count.",
@@ -936,6 +973,13 @@ TWO_CONSUMERS = Exercise(
         "fulls: arrive_count=1, empties: arrive_count=2. In round k: wait empties[slot] for ((k // STAGES) & 1) ^ 1, expect ROWS * COLS * 6 bytes on fulls[slot], load x and y at [0, k * COLS].",
     ),
     mutants=(
+        _one_buffer(
+            *(
+                (f"{_ROUND}                {then}", f"{_FIRST}                {then}")
+                for then in ("total += tl.sum(tlx.local_load(xs", "both = tlx")
+            ),
+            _FIRST_ONLY[0],
+        ),
         Mutant(
             "one consumer is enough",
             "the first of the two consumers to arrive frees the buffer while the other still reads it.",
@@ -1099,6 +1143,12 @@ EXP_STREAM = Exercise(
             text="every chunk leaves by TMA",
         ),
         Limit(
+            "all the buffers",
+            "stored_places",
+            at_least=lambda case: min(case.args[1:]),
+            text="all STAGES buffers take part",
+        ),
+        Limit(
             "stores overlap",
             "cycles",
             at_most=_exp_cycles,
@@ -1111,6 +1161,24 @@ EXP_STREAM = Exercise(
         'async_descriptor_store_wait(STAGES - 1); local_store(staging[k % STAGES], tl.exp(x)); fence("async_shared"); async_descriptor_store(out_desc, staging[k % STAGES], [0, k * COLS]); behind the loop async_descriptor_store_wait(0).',
     ),
     mutants=(
+        Mutant(
+            "two buffers, whatever STAGES is",
+            "the third buffer is never used, so one store less can be under way.",
+            caught_by="all the buffers",
+            edit=(
+                (
+                    "tlx.local_store(staging[k % STAGES]",
+                    "DEPTH: tl.constexpr = 2 if STAGES > 2 else STAGES\n        tlx.local_store(staging[k % DEPTH]",
+                ),
+                (
+                    "tlx.async_descriptor_store_wait(STAGES - 1)",
+                    "tlx.async_descriptor_store_wait(1 if STAGES > 1 else 0)",
+                ),
+                ("out_desc, staging[k % STAGES]", "out_desc, staging[k % DEPTH]"),
+            ),
+            expect="TMA stores read 2 places in shared memory; at least 3 asked for",
+            recognise=False,
+        ),
         Mutant(
             "one store too many",
             "with STAGES stores under way the buffer that comes next is still being read.",
@@ -1244,6 +1312,13 @@ SQUARE_SUM = Exercise(
         "The phase flips when the ring has gone round once, that is when slot has just reached STAGES, not after every round.",
     ),
     mutants=(
+        _one_buffer(
+            ("phase = phase ^ (slot == STAGES)", "phase = phase ^ 1"),
+            ("slot = slot % STAGES", "slot = 0"),
+            ("empties[k % STAGES], ((k // STAGES) & 1) ^ 1", "empties[0], (k & 1) ^ 1"),
+            ("fulls[k % STAGES], ROWS * COLS * 4", "fulls[0], ROWS * COLS * 4"),
+            ("tiles[k % STAGES], [0, k * COLS], fulls[k % STAGES]", "tiles[0], [0, k * COLS], fulls[0]"),
+        ),
         Mutant(
             "flips when the turn begins",
             "the phase flips behind the first buffer of a turn instead of behind the last.",

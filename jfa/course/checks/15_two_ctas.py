@@ -836,6 +836,12 @@ ODD = Exercise(
             lambda case: case.args[4] * len(case.args[2]),
             "each pair makes one product per slice, for both CTAs",
         ),
+        Limit(
+            "both CTAs stay",
+            "tmem_loads",
+            at_least=lambda case: SCHEDULES * 2 * len(case.args[2]),
+            text="each CTA waits in leave until the products are done, with rows or without",
+        ),
     ),
     hints=(
         "The report names a barrier, and bytes that are outstanding. Whose bytes are they, and why do they not come?",
@@ -877,6 +883,16 @@ ODD = Exercise(
             "every slice needs both halves of B.",
             caught_by="runs",
             edit=(_TURNS, "            turns = tl.where(row < end, steps, 1)\n"),
+            recognise=False,
+        ),
+        Mutant(
+            "the peer without rows does not wait",
+            "a CTA whose memory the pair's product still reads goes on to its end.",
+            caught_by="both CTAs stay",
+            edit=(
+                "            leave(c_ptr, acc[0], done[0], row, end)",
+                "            if row < end:\n                leave(c_ptr, acc[0], done[0], row, end)",
+            ),
             recognise=False,
         ),
         Mutant(

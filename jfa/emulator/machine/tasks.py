@@ -171,6 +171,7 @@ class CTA:
         self.free: dict[str, float] = {}  # resource -> time it is free from (timed policy)
         self.pair_barrier: MBarrier | None = None  # of two-CTA MMAs that the compiler waits for
         self.pair_parity = 0
+        self.places: dict[str, set[tuple[int, int]]] = {}  # of its memory, for the counts
         self.pipes: list[tuple[Task, AsyncOp]] = []  # every task that issued an MMA, and its last
         # users of its shared memory: copies into it and other CTAs, see users.py
         self.users: dict[tuple[int, str], tuple[Component, int, Any, Where]] = {}

@@ -10,6 +10,7 @@ import numpy as np
 import triton.language as tl
 
 from .. import dtypes, errors
+from ..counting import Active
 from ..frontend import access, values
 from ..locations import show
 from ..machine import engines, sync
@@ -84,6 +85,8 @@ def async_descriptor_load(
     if fault == "drop" or not predicate(pred):
         return
     targets = _load_targets(task, result, barrier, integers(multicast_targets), truth(two_ctas), where)
+    for view, *_ in targets if Active.counts is not None else ():
+        Active.counts.place("loaded_places", view)
     tensor_map, stored = desc.map, result.view.dtype
 
     def fetch() -> np.ndarray:
@@ -128,6 +131,8 @@ def async_descriptor_store(
     assert reduce in _REDUCTIONS, f"store_reduce must be '', 'add', 'min', 'max', 'and', 'or', or 'xor', got '{reduce}'"
     if fault == "drop":
         return
+    if Active.counts is not None:
+        Active.counts.place("stored_places", source.view)
     tensor_map = desc.map
     stored = dtypes.stored(desc.dtype.name)
 
