@@ -1,4 +1,4 @@
-"""Runs Triton and TLX kernels on a CPU, unmodified, with errors that teach. It imports nothing of jfa outside itself::
+"""Run unmodified Triton and TLX kernels on a CPU, with errors that name the cause. Imports nothing else of jfa::
 
     import jfa.emulator as emulator          # installs the launch hook: kernel[grid](cpu tensors) now runs here
 
@@ -88,7 +88,7 @@ def last():
 
 
 class _AfterTriton:
-    """Import hook: installs the launch hook as soon as somebody has imported Triton, and is gone.
+    """Import hook: installs the launch hook once Triton has been imported, then removes itself.
 
     Looking for Triton without importing it, as `importlib.util.find_spec` does, leaves it in place.
     """

@@ -1,7 +1,7 @@
-"""How fast the emulator is, on public kernels: `python -m jfa.emulator.benchmark`.
+"""Measure the emulator's speed on public kernels: `python -m jfa.emulator.benchmark`.
 
-CPU time on one core, race detection on, the best of a few runs. Rates per step come from two sizes, so that the launch and the
-prologue drop out.
+Times are CPU seconds on one core with race detection on, the best of a few runs. Rates per step are differences between
+two problem sizes, so the costs of the launch and the prologue cancel.
 """
 
 import resource

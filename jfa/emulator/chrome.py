@@ -1,7 +1,8 @@
 """A timeline as Chrome trace events, for Perfetto and chrome://tracing.
 
-The format's rules, which a viewer does not check for us: slices of one thread nest or stand apart, a flow's two ends lie inside
-slices and go forward in time, and a counter is a list of (time, value). One microsecond stands for one modelled cycle.
+Viewers do not check the format's rules, so they are kept here: slices of one thread are nested or disjoint, both ends
+of a flow lie inside slices and the second is not earlier than the first, and a counter is a list of (time, value). One
+microsecond stands for one modelled cycle.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The launch that runs in this thread: what its operations look up while it runs, in one object.
+"""Hold the state of the launch that runs in this thread, in one object that its operations look up.
 
-`context.launch` is the innermost launch of the running thread, or one that is not running. Nothing of a launch lives anywhere
-else, so launches of several threads do not meet, a launch inside a launch (a host function that a kernel calls launches one
-itself) gives way to the outer one when it ends, and one that fails leaves nothing behind.
+`context.launch` is the innermost launch of the running thread, or an idle one. No state of a launch is kept elsewhere,
+so launches in several threads do not affect each other, the end of a nested launch (a host function that a kernel calls
+may launch one) restores the outer one, and a failed launch leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Launch:
         task: the task that runs now; None outside a launch.
         memory: its global memory.
         num_warps: warps of a program's first task.
-        names: called as names("async_dot_scaled"): whether the kernel or a function it reaches has that name in it.
+        names: called as names("async_dot_scaled"): whether the kernel or a function that it calls uses that name.
         charge: called as charge(kind, elements) with each block operation of a timed run, else None.
         exchange: called where the warps of a task exchange values through shared memory; None for plain kernels, whose
             tasks nothing tells apart.
@@ -42,7 +42,7 @@ class Launch:
         report: takes an error after which the launch could go on.
         fresh: functions whose bindings were compared with the user's names in this launch.
         looks: place in a kernel -> how often types were compared there.
-        polls: turns of `while` loops.
+        polls: iterations of `while` loops.
         printed: what static_print has printed.
     """
 
@@ -76,7 +76,7 @@ class Launch:
 
 
 class _Context(threading.local):
-    """Each thread's own; a thread-local and no context variable, for a launch's tasks are greenlets with contexts of their own."""
+    """The launch of each thread. A context variable would not do: greenlets have contexts of their own."""
 
     launch: Launch
 

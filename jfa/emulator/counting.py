@@ -1,4 +1,4 @@
-"""Counts what kernels do: loads, stores, products, selects, the largest block. A grader's way to see how an answer works."""
+"""Count what kernels do: loads, stores, products, selects, the largest block. Graders see how an answer works."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Counts:
 
 
 class _Active(threading.local):
-    """The counts that this thread's operations add to; None outside ``counting()``, and then counting costs one look here."""
+    """The counts that this thread's operations add to; None outside ``counting()``."""
 
     counts: Counts | None = None
 

@@ -1,6 +1,7 @@
-"""Number formats, without Triton: how a value is held in arithmetic, how it is stored in memory, and the exact way between the two.
+"""Number formats, without Triton: how a value is held in arithmetic, how it is stored in memory, and how to convert
+between the two.
 
-A type goes by Triton's short name (``bf16``, ``fp8e4nv``, ``int32`` …). It has two numpy forms:
+A type is named by Triton's short name (``bf16``, ``fp8e4nv``, ``int32`` …). It has two numpy forms:
 
 * *held*: what tensors carry and arithmetic uses. fp16, bf16 and the fp8 formats are float32 arrays whose every value is
   representable in the format; int1 is bool; all others are themselves. Elementwise work then runs at float32 speed, with

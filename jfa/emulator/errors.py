@@ -1,8 +1,7 @@
-"""Every mistake the emulator can name, one class each.
+"""Errors and warnings of the emulator, one class per kind of mistake.
 
 An error knows four things: what happened, where (source lines), who was involved (tasks, barriers, buffers), and what
-usually causes it. `str(error)` is the report a learner reads, so it starts with the fact and ends with the usual
-cause.
+usually causes it. `str(error)` is the report for the user: it starts with the fact and ends with the usual cause.
 
 With `report="raise"` the first error ends the launch. With `report="collect"` errors after which the emulated machine
 can go on (a race, a read of poison, a missing fence, ...) are gathered in `run.findings` and the launch continues.
@@ -23,10 +22,12 @@ class Wait:
     """Describe a task that waits when nothing can go on.
 
     Args:
-        task: its label. on: the label of the barrier it waits for. state: the wait in words, with the barrier's state.
+        task: its label. on: label of the barrier it waits for. state: what it waits for, and the barrier's state.
         where: source locations, innermost first.
-        came: labels of the tasks that arrived there in earlier phases, themselves or by a copy or product: they come next.
-        due: if nobody ever came, those whose code arrives there, else those who came to the other barriers of its array.
+        came: labels of the tasks that arrived at the barrier in earlier phases, directly or through a copy or
+            product; the next arrival is expected from them.
+        due: if no task has arrived yet: the tasks whose code arrives there, or else those that arrived at other
+            barriers of the same array.
     """
 
     task: str
@@ -42,9 +43,11 @@ class Touch:
     """Describe one of the two accesses of a race.
 
     Args:
-        actor: the label of who accessed. write: whether it wrote. buffer: its name. where: source locations, innermost first.
+        actor: label of the task or engine that made the access. write: whether it wrote. buffer: its name.
+        where: source locations, innermost first.
         line: the line of the vector clocks that `actor` advances; `clock[line]` is the access's own time.
-        clock: label of a task, a tensor core or one of the two copies -> how many of its steps `actor` knew of at the access.
+        clock: label of a task, a tensor core or one of the two copies -> number of its steps that were ordered
+            before the access.
     """
 
     actor: str
@@ -58,8 +61,8 @@ class Touch:
 class EmulatorError(RuntimeError):
     """Base class. `summary` is one sentence, `details` are lines of facts, `cause` says what usually leads here.
 
-    For programs and pictures: `waits` and `ended` (labels of tasks) of a launch in which nothing could go on, `accesses` (the
-    earlier and the later one) of a race; empty for every other kind.
+    Data for programs and figures: `waits` and `ended` (labels of tasks) of a deadlocked launch, `accesses` (the earlier
+    and the later one) of a race; empty for every other kind.
     """
 
     cause = ""
@@ -91,7 +94,7 @@ class EmulatorError(RuntimeError):
 
 
 class EmulatorWarning(UserWarning):
-    """A finding that works on today's hardware and compiler but deserves a look; printed with the same report as an error."""
+    """A finding that works on today's hardware and compiler but is fragile; reported in the same form as an error."""
 
 
 class NotSupported(EmulatorError, NotImplementedError):
@@ -106,7 +109,7 @@ class LaunchError(EmulatorError):
 
 
 class DeadlockError(EmulatorError):
-    """Every live task waits and nothing is in flight that could wake one."""
+    """Every live task waits, and no operation in flight could wake one of them."""
 
     cause = (
         "an arrive that never happens (forgotten, predicated off, or on another barrier), or a wait on the wrong phase."
@@ -114,7 +117,7 @@ class DeadlockError(EmulatorError):
 
 
 class PhaseError(DeadlockError):
-    """A wait is two phases off: the barrier went on twice while a task had yet to see the first time."""
+    """A wait came two phases late: the barrier completed two phases before the task had observed the first."""
 
     cause = (
         "the producer is not held back by an empty barrier, or two tasks count phases differently; "
@@ -171,7 +174,7 @@ class MissingFenceError(EmulatorError):
 
 
 class PoisonError(EmulatorError):
-    """An undefined value (a masked lane of a load, memory nobody wrote, a product still being computed) decides something."""
+    """An undefined value (a masked lane, unwritten memory, an unfinished product) affects what the kernel does."""
 
     cause = (
         "a wait is missing before the read, the first MMA accumulates onto nothing (use_acc=False is missing), "
@@ -223,7 +226,7 @@ class LivelockError(EmulatorError):
 
 
 class LimitError(EmulatorError):
-    """Base class of everything that does not fit the machine."""
+    """Base class of the errors for exceeding a limit of the hardware."""
 
 
 class SharedMemoryError(LimitError):

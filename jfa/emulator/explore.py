@@ -1,4 +1,4 @@
-"""Every schedule of a small launch, not a few of them: run each class of equal schedules once::
+"""Explore all schedules of a small launch by running each class of equivalent schedules once::
 
     from jfa.emulator import explore
     found = explore.explore(lambda: [my_matmul(a, b)])
@@ -6,14 +6,15 @@
     with emulator.options(policy=found.first.schedule):
         my_matmul(a, b)               # that one again
 
-Two schedules are equal if they differ only in the order of steps that commute (machine/control.py says which steps there are and
-which commute). Each execution runs the launch anew: it replays a prefix of choices and goes on with any. Afterwards, wherever two
-steps that depend on each other could have come in the other order, the state before the first becomes a place to choose
-differently: dynamic partial-order reduction, with source sets (which of the other steps to begin with) and sleep sets (what need
-not be tried again). A wait that never got its turn counts as a step here, so schedules in which it would have are tried too.
+Two schedules are equivalent if they differ only in the order of steps that commute (machine/control.py says which steps
+there are and which commute). This is dynamic partial-order reduction. Each execution runs the launch anew: it replays a
+prefix of choices and continues with arbitrary ones. Afterwards, wherever two dependent steps could have happened in the
+other order, the state before the first becomes a branching point. Source sets say which other step to begin with there,
+sleep sets which need not be tried again. A wait that never ran counts as a step as well, so schedules in which it runs
+are tried too.
 
-What is bounded is the instance, not the number of preemptions: "exhausted" holds for these shapes and this grid. Global memory is
-ordered by atomics alone; kernels that poll are cut where nobody else moves.
+The instance is bounded, not the number of preemptions: "exhausted" holds for these shapes and this grid only. Only
+atomics order accesses to global memory. A polling loop is cut off once no other task can run.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ OK = "ok"
 
 @dataclass
 class Outcome:
-    """What one class of schedules ends in: "ok", an error's class name, "wrong result" or "warning"; and how to replay it."""
+    """Outcome of a class of schedules: "ok", an error's class name, "wrong result" or "warning"; and its replay."""
 
     kind: str
     schedule: str
@@ -40,7 +41,7 @@ class Outcome:
 
 @dataclass
 class Exploration:
-    """What an exploration found. `executions` were begun, `classes` of them ran to an end of their own."""
+    """Result of an exploration. `executions` were started; `classes` of them ran to the end, one per class."""
 
     executions: int = 0
     classes: int = 0
@@ -83,7 +84,7 @@ class Exploration:
 
 @dataclass
 class Node:
-    """A state on the current path: who can go on, who was chosen, who is still to try, was tried, or needs no trying."""
+    """A state on the current path: which processes can run, which was chosen, were tried or are still to try."""
 
     enabled: set[int]
     chosen: int

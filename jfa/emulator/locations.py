@@ -1,4 +1,4 @@
-"""Where in a kernel's source the emulator is, without Triton.
+"""Find the line of the kernel's source that is running, without Triton.
 
 Code that the frontend rewrote keeps its file and line numbers, and its globals carry the mark `__jfa_kernel__`: walking the Python
 frames and keeping those with the mark gives the kernel's own call stack.

@@ -1,8 +1,8 @@
-"""Global memory of one launch, without Triton: the tensors' bytes, bounds, who wrote what, and TMA boxes over them.
+"""Global memory of one launch, without Triton: the tensors' bytes, bounds, writers, and TMA boxes over them.
 
-Addresses are real ones: a kernel that reads a pointer from a table works. Each tensor argument is an `Allocation` (its
-storage's bounds and its argument name), and a pointer carries the allocation it was made from, so that an address beyond it
-is reported by name even where another tensor happens to lie there.
+Addresses are real addresses, so a kernel may read pointers from a table. Each tensor argument is an `Allocation` (its
+storage's bounds and its argument name), and a pointer carries the allocation it was made from, so an address outside of
+it is reported with the tensor's name, even where another tensor happens to lie there.
 
 Writes are remembered per program: a second program that writes a different value to the same place, without an atomic
 between the two that orders them, is a race.
@@ -41,7 +41,7 @@ def _is_mapped(lo, hi):
 
 
 class Allocation:
-    """The storage behind a tensor argument: bytes [lo, hi), the argument's name, and who wrote where."""
+    """The storage behind a tensor argument: bytes [lo, hi), the argument's name, and which program wrote where."""
 
     def __init__(self, name, lo, hi, element_size=1):
         self.name, self.lo, self.hi, self.element_size = name, lo, hi, element_size
@@ -69,7 +69,7 @@ class Allocation:
 
 
 class GlobalMemory:
-    """The global memory of a launch: `program()` tells the linear index of the running program."""
+    """The global memory of a launch: `program()` returns the linear index of the running program."""
 
     def __init__(self, allocations=(), program=lambda: 0, races=True, report=None):
         self.allocations = sorted(allocations, key=lambda a: a.lo)

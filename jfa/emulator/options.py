@@ -1,4 +1,4 @@
-"""What a launch on the emulator can be told."""
+"""Options of launches on the emulator."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ class Options:
     """Options of one launch.
 
     Attributes:
-        policy: which of the things that could happen next does.
+        policy: which of the possible next events happens.
 
             * "eager": copies and MMAs complete when issued, tasks run in turn until they wait. The fastest.
-            * "lazy": copies and MMAs complete only when no task can run: the latest a kernel may count on.
+            * "lazy": copies and MMAs complete only when no task can run: the latest completion that a kernel must
+              tolerate.
             * "random": any order, from `seed`; a task may be interrupted at every TLX operation.
             * "timed": discrete events; `rates` says how long each operation takes.
             * "replay:0.3.1": the schedule of that name, as `jfa emulator explore` prints it; a launch each.
-        control: who chooses every step instead of a policy (machine/control.py): an exploration or a replay.
+        control: object that chooses every step in place of a policy (machine/control.py), for an exploration or a
+            replay.
         races: look for races, missing fences and reads of poison.
         poison: fill fresh shared and tensor memory with NaN, and follow undefined values (see undefined.py).
-        report: "raise" ends at the first error, "collect" gathers what it can in `run.findings`.
+        report: "raise" ends the launch at the first error, "collect" gathers errors after which it can go on in
+            `run.findings`.
         fences: "strict" makes a missing proxy fence an error; "compiler" only warns, for fbtriton's compiler puts a fence before
             every TMA store and MMA that reads what ordinary stores wrote (several of its tutorials rely on it). Write them
             anyway: other compilers may not.
         max_ctas: how many clusters are resident at once (the number of SMs); None: 4, or all of a cooperative launch.
         arch: 100 (Blackwell) or 90 (Hopper), or None: whatever the kernel uses.
         rates: an object with `demand(op, **facts)`, used by "timed".
-        cold: under "timed", a box that no TMA load of this launch has fetched before comes from HBM, not from L2. Off by default:
-            one emulated SM stands for a chip whose other SMs have fetched what they share.
+        cold: under "timed", a box that no TMA load of this launch has fetched before comes from HBM, not from L2. Off
+            by default: the emulated SM stands for one of a chip whose other SMs have already fetched the shared data.
         trace: keep the events that `Timeline` draws.
         fault: called as fault(kind, name, task, location) before each synchronisation; may return "drop", "flip" or "late"
             (fault injection).

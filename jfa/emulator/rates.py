@@ -1,13 +1,12 @@
-"""What an operation costs: cycles and bytes per clock of a B200 and an H200, each number with its source.
+"""Costs of operations: cycles, and bytes per clock, of a B200 and an H200, each number with its source.
 
-The machine's *timed* policy asks a :class:`Chip` for the :class:`Demand` of every operation: how long it occupies each resource
-of one SM, and the latency that follows. Resources are servers that all tasks of an SM share, so two warp groups that both want the
-exponential unit wait for each other, as on the chip. Whatever comes out is *modelled*, never measured.
-
-Sources: "fa4" is the FlashAttention-4 paper (arXiv 2603.05451), "micro" SemiAnalysis' microbench-blackwell, "b300" public notes on
-the B300, "h200" our own measurement on one H200 (the ceilings of jfa/bench/results/h200-2026-11-29-hopper.json), "public"
-NVIDIA's data sheets and programming guides, "derived" arithmetic on the others, "assumed" nobody's figure: vary those before you
-believe a conclusion (:meth:`Chip.scaled`).
+The machine's *timed* policy asks a :class:`Chip` for the :class:`Demand` of every operation: how long it occupies each
+resource of one SM, and the latency that follows. Resources are servers that all tasks of an SM share, so two warp
+groups that both need the exponential unit wait for each other, as on the chip. All results are *modelled*, never
+measured. Sources: "fa4" is the FlashAttention-4 paper (arXiv 2603.05451), "micro" SemiAnalysis' microbench-blackwell,
+"b300" public notes on the B300, "h200" our own measurement on one H200 (the ceilings of
+jfa/bench/results/h200-2026-11-29-hopper.json), "public" NVIDIA's data sheets and programming guides, "derived"
+arithmetic on the others, "assumed" no source at all: vary those before you believe a conclusion (:meth:`Chip.scaled`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Demand:
-    """What one operation takes: cycles on each resource of its SM, then ``latency`` cycles until it is complete."""
+    """The demand of one operation: cycles on each resource of its SM, then ``latency`` cycles until it is complete."""
 
     needs: dict[str, float] = field(default_factory=dict)
     latency: float = 0.0

@@ -1,12 +1,12 @@
-"""Fault injection: break each synchronisation of a kernel in turn and see how, or whether, the emulator finds it::
+"""Inject faults: break each synchronisation of a kernel in turn and see whether, and how, the emulator finds it::
 
     from jfa.emulator import sweep
     result = sweep.sweep(lambda: [my_matmul(a, b)])
     print(result.table())
     result.clean          # mutants that nothing found: for a human to judge
 
-A kernel whose mutants are all found has no superfluous synchronisation that the emulator can tell; a clean mutant is
-either superfluous, or something the tests of that kernel should be made to see.
+If all mutants of a kernel are found, the emulator knows of no superfluous synchronisation. A clean mutant means that
+the synchronisation is superfluous, or that the kernel's tests do not cover it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SCHEDULES = (
 
 @dataclass(frozen=True)
 class Site:
-    """A synchronisation in the source: what it is and where; `count` executions in the run without faults."""
+    """A synchronisation in the source: its kind and place; `count`: its executions in the run without faults."""
 
     kind: str
     file: str
@@ -86,7 +86,7 @@ class Mutant:
 
 @dataclass
 class Result:
-    """All mutants of a sweep that were tried, and those for which there was no time."""
+    """The mutants of a sweep that were tried, and those for which the time did not suffice."""
 
     mutants: list[Mutant]
     untried: list[Mutant] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What each warp role and each engine did when: a table, a picture and a Chrome trace.
+"""Show when each warp role and each engine did what: as a table, a picture and a Chrome trace.
 
 Built from the events of a run under the *timed* policy. All times are modelled cycles (:mod:`jfa.emulator.rates`), not measured.
 """
@@ -74,7 +74,7 @@ class Track:
 
 
 class Name(NamedTuple):
-    """What a piece of an engine's work is called: written in the span ``inside``, or behind that up to the cycle ``until``."""
+    """Label of a piece of an engine's work: written in the span ``inside``, or after it up to the cycle ``until``."""
 
     words: str
     inside: tuple[float, float]

@@ -1,4 +1,4 @@
-"""Launches of the TLX tutorials that fbtriton's wheel ships, at sizes that suit an emulator: public kernels to look at.
+"""Launch the TLX tutorials that fbtriton's wheel ships, at sizes that suit an emulator.
 
 ``RECIPES[name]()`` launches one, unmodified. They are what ``jfa timeline NAME`` draws and what the model is checked against.
 """

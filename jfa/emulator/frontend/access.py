@@ -1,8 +1,8 @@
 """tl.load, tl.store, the atomics and tensor descriptors, on the launch's `GlobalMemory`.
 
 These replace Triton's versions whole (they differ between Triton versions in nothing that matters here), with Triton's checks kept.
-A masked lane without `other` is undefined (see ..undefined); its data is NaN or a loud integer. Here is where undefined lanes
-matter: a store, an address, a mask and a descriptor's offset must be defined.
+A masked lane without `other` is undefined (see ..undefined); its data is NaN or a conspicuous integer. Undefined lanes
+are reported here where a store, an address, a mask or a descriptor's offset uses one.
 """
 
 import numpy as np
@@ -417,7 +417,7 @@ FUNCTIONS |= {
 
 @carry.carrying_builder
 class MemoryBuilder(Builder):
-    """The builder's memory operations, for builtins of others that come through Triton's semantic layer."""
+    """The builder's memory operations, for builtins that call them through Triton's semantic layer."""
 
     def origin(self, addresses):
         if context.launch.memory is None or not addresses.size:

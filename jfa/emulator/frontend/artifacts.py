@@ -1,7 +1,7 @@
-"""What a launch returns: like Triton's compiled kernel, but compiled only if somebody looks.
+"""The return value of a launch: like Triton's compiled kernel, but compiled only when an attribute needs it.
 
-`kernel[grid](…)` gives a `Kernel`. `.run` is the emulator's Run. `.asm`, `.metadata` … compile the kernel for the GPU that
-it is written for (without one, which Triton can) with the types and constants of this launch.
+`kernel[grid](…)` gives a `Kernel`. `.run` is the emulator's Run. `.asm`, `.metadata` … compile the kernel for the GPU
+that it is written for (which needs no GPU) with the types and constants of this launch.
 """
 
 import torch
@@ -10,7 +10,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 class _Like:
-    """Stands for a tensor argument once the launch is over: its type and alignment, not its memory."""
+    """Stand-in for a tensor argument after the launch: keeps its type and alignment, not its memory."""
 
     def __init__(self, tensor):
         self.dtype, self._address = tensor.dtype, tensor.data_ptr()

@@ -1,8 +1,8 @@
-"""Binds a kernel and every jit function it reaches to the emulator, with copied globals: nothing of the user's or Triton's changes.
+"""Bind a kernel and every jit function it calls to the emulator, in copies of their globals: no module changes.
 
 Each jit function becomes an `EmulatedFunction`: its rewritten code runs in a copy of its globals where Triton's language,
-TLX and other jit functions are replaced. Once a launch, a function compares the globals it uses (and its source) with what it
-bound, so that re-run cells and edited helpers take effect.
+TLX and other jit functions are replaced. Once per launch, a function compares the globals it uses (and its source) with
+what it bound, so re-run cells and edited helpers take effect.
 """
 
 import enum

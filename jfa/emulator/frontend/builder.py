@@ -1,7 +1,8 @@
 """The builder behind Triton's semantic layer: every `create_…` computes with numpy instead of emitting IR.
 
-Operands and results are `Tensor`/`Scalar` (they are their own handles). As in LLVM, integers carry no sign here: an operation that
-depends on it views its operands as signed or unsigned first; the semantic layer names the result's type.
+Operands and results are `Tensor`/`Scalar` (they are their own handles). As in LLVM, integer types have no signedness
+here: an operation that depends on it first views its operands as signed or unsigned; the semantic layer determines the
+result's type.
 
 Marks of undefined lanes go from operands to results as `carry` says: lane by lane in arithmetic, along with the lanes in operations
 that move them.
@@ -145,7 +146,7 @@ def _max_num(x, y):
 
 
 class Options:
-    """The compile options that the semantic layer looks at, as for an sm_100 build."""
+    """The compile options that the semantic layer reads, as for an sm_100 build."""
 
     debug = False
     sanitize_overflow = False

@@ -1,8 +1,8 @@
 """How operations carry the marks of undefined lanes (see ..undefined) from operands to results.
 
-Every operation of the builder, and every TLX function, is wrapped here. What `carries` says about it is its rule; an operation that
-says nothing is taken to mix all lanes: one undefined lane makes all of its results undefined. A new operation is therefore safe
-before it is precise. Operations that say `itself` set the marks of their results on their own.
+Every operation of the builder, and every TLX function, is wrapped here. `carries` gives its rule. An operation without
+a rule is assumed to mix all lanes: one undefined lane makes all of its results undefined, so a new operation errs on
+the safe side. Operations with the rule `itself` set the marks of their results themselves.
 """
 
 import functools

@@ -124,10 +124,11 @@ def _arg_reduce(values, axis, keep_dims, function):
 
 
 class _Combine:
-    """A user's combine function, which the language promises scalars.
+    """A user's combine function, whose arguments the language defines as scalars.
 
-    It is asked on the first pair of elements as the compiler asks it, so that what it refuses is refused. A function without
-    branches does the same on whole slices; one that does not (it branches, or looks at shapes) is called pair by pair.
+    It is first called on one pair of elements, as the compiler calls it, so constructs that the compiler refuses are
+    refused. A function that gives the same result on whole slices is called on slices; one that does not (it branches,
+    or uses shapes) is called pair by pair.
     """
 
     def __init__(self, function, types):

@@ -1,7 +1,7 @@
-"""What Triton's driver answers where there is no GPU.
+"""Stand in for Triton's driver where there is no GPU.
 
-Kernel files ask it at import: which device, which target, which benchmark. Without a GPU Triton has no driver and raises;
-the emulator answers in its place: the CPU, and a B200 for a target.
+Kernel files query the driver at import: its device, its target, its benchmark function. Without a GPU Triton has no
+driver and raises; the emulator answers instead: the device is the CPU, the target a B200.
 """
 
 import types
@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 
 
 class EmulatedDriver:
-    """The part of a Triton driver that host code asks."""
+    """The part of a Triton driver that host code uses."""
 
     def get_active_torch_device(self):
         """Return the device tensors should be made on."""

@@ -1,4 +1,4 @@
-"""Errors of kernel code, short enough to read: Triton's own kinds, the line in the user's file, the cause, and how to mend it."""
+"""Explain errors in kernel code briefly: Triton's error class, the line in the user's file, the cause, a fix."""
 
 import ast
 import re
@@ -67,7 +67,7 @@ _CONTEXT = 3  # lines of source before the one at fault
 
 
 class _Explained:
-    """A Triton error that shows little source, where it is in the file, and a way to mend it."""
+    """A Triton error that shows a few lines of source, their place in the file, and a way to fix it."""
 
     source_line_count_max_in_message = _CONTEXT
     place = ""
@@ -92,7 +92,7 @@ _KINDS = {k: _explained(k) for k in (CompilationError, CompileTimeAssertionFailu
 
 
 class _Node:
-    """What CompilationError wants to know of an AST node."""
+    """The attributes of an AST node that CompilationError reads."""
 
     def __init__(self, lineno, col_offset):
         self.lineno, self.col_offset = lineno, col_offset

@@ -1,6 +1,6 @@
 """The language that kernels may use beside Triton's: TLX, which registers itself here when it is imported.
 
-The frontend knows its name only. Importing it takes a while, so that waits until a kernel or its host code asks.
+The frontend knows only its name. It is imported on first use, because the import takes a while.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NAME = "triton.language.extra.tlx"
 
 
 class Extension:
-    """Hold what registered itself.
+    """Hold the registered module.
 
     Attributes:
         module: the registered module, None before. load: a function that imports it.

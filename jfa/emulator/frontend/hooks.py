@@ -28,7 +28,7 @@ _tuning = threading.RLock()  # a tuner remembers the arguments of one launch: th
 
 
 class _Last(threading.local):
-    """The Run of this thread's last launch, and where somebody asked for it, those of all its launches."""
+    """The Run of this thread's last launch and, if requested, the Runs of all its launches."""
 
     run = None
     runs = None

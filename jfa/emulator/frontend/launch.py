@@ -1,4 +1,4 @@
-"""A launch: arguments to kernel values, one entry per program on the machine, and Python errors back as Triton's own."""
+"""Launch a kernel: convert its arguments, run its programs on the machine, turn Python errors into Triton's."""
 
 import gc
 import inspect

@@ -1,14 +1,15 @@
-"""One program stores to global memory and loads the same places by other lanes, with nothing between that its warps wait for.
+"""Warn where a program loads from global memory what other lanes stored, without a synchronisation in between.
 
-On a GPU the warps of a program run apart: a load may come before another warp's store that stands above it. Which thread a lane
-belongs to is the compiler's choice, so this is a warning, by a rule that asks only what is certain:
+On a GPU the warps of a program run independently: a load may execute before another warp's store that precedes it in
+the source. Which thread owns a lane is the compiler's choice, so this is only a warning. Accesses count as ordered in
+these cases:
 
 - a lane that loads what it stored itself (same place in a block of the same shape) is ordered, and so is a scalar by a scalar;
 - a program of one warp is ordered;
 - tl.debug_barrier, every TLX operation, an atomic, a product, and a reduction, scan or sort (which meet in shared memory when
-  they cross warps) order all before with all after.
+  they cross warps) order everything before them with everything after them.
 
-Not looked at: stores after loads or stores of other lanes, descriptors, and what the tasks of one program do to each other.
+Not checked: stores after loads or stores of other lanes, descriptors, and accesses of different tasks of one program.
 """
 
 import numpy as np

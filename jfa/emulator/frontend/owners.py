@@ -1,8 +1,8 @@
-"""Names of the buffers and barriers that aggregates hold: a kernel's own words for them, ``kv.fulls``.
+"""Name the buffers and barriers that aggregates hold as the kernel does: ``kv.fulls``.
 
-An array that a kernel assigns to a variable has that variable's name. One that is made in the call of a constructor has none,
-and in another function a variable says less than the field that the array ends up in. So an array in an aggregate is called by
-the fields that lead to it, and by the aggregate's variable where that is one field only.
+An array that a kernel assigns to a variable has that variable's name. An array created in a constructor call has no
+variable, and a local variable of another function is less informative than the field that holds the array. So an array
+in an aggregate is named by its path of fields, preceded by the aggregate's variable where the path is a single field.
 """
 
 

@@ -1,7 +1,8 @@
 """Inline PTX: a small interpreter for the straight-line snippets that kernels write in tl.inline_asm_elementwise.
 
-Registers are arrays of bits, one entry per group of `pack` elements; an instruction's type suffix says how to read them. What
-has no meaning at the level of blocks (shuffles, loads, barriers, branches) and what is not listed is refused by name.
+Registers are arrays of bits, one entry per group of `pack` elements; an instruction's type suffix says how to interpret
+them. Instructions that have no meaning at the level of blocks (shuffles, loads, barriers, branches) or are not
+implemented are refused by name.
 """
 
 import functools
@@ -443,7 +444,7 @@ def _output_value(registers, dtype, pack, shape):
 
 
 class Call:
-    """What Triton's language layer expects of an inline assembly operation."""
+    """The interface that Triton's language layer expects of an inline assembly operation."""
 
     def __init__(self, results):
         self.results = results

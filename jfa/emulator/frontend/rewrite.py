@@ -1,12 +1,12 @@
-"""Rewrites a kernel's Python source so that it runs: what Triton's code generator does with the AST, done to executable code.
+"""Rewrite a kernel's Python source into code that runs and behaves as Triton's code generator treats the AST.
 
 The kernel keeps its file and line numbers. What changes:
 
 * an assigned Python number becomes a Scalar (`x = 0` is an i32), unless annotated `tl.constexpr`;
-* `if` and `while` ask `__jfa_test`, `and`/`or`/`not`/`is` follow Triton (no short circuit on run-time values);
-* loops carry their variables' types, and a variable that changes type is refused as the compiler refuses it;
+* `if` and `while` call `__jfa_test`, `and`/`or`/`not`/`is` follow Triton (no short circuit on run-time values);
+* loops record their variables' types, and a variable that changes its type is refused as the compiler refuses it;
 * `with tlx.async_task(…)` becomes a function of its own that starts with a private copy of the names it assigns;
-* what the compiler refuses (break, nested def, try …) raises where it stands.
+* a construct that the compiler refuses (break, nested def, try …) raises an error at its line.
 """
 
 import ast
@@ -28,7 +28,7 @@ _NAMED_CALLS = re.compile(r"alloc|storage_alias|create_context|make_tensor_descr
 
 
 class Features:
-    """What the installed Triton's compiler takes that others do not."""
+    """Features of the installed Triton's compiler that other versions lack."""
 
     def __init__(self):
         from triton.compiler.code_generator import CodeGenerator
@@ -38,7 +38,7 @@ class Features:
 
 
 class Source:
-    """The text of a jit function: dedented source from `def` on, and where it stands in its file."""
+    """The text of a jit function: dedented source from `def` on, and its position in its file."""
 
     def __init__(self, python, text, filename, first_line):
         self.python, self.text, self.filename, self.first_line = python, text, filename, first_line

@@ -1,7 +1,7 @@
 """Triton's semantic layer on our builder: promotion, broadcasting and refusals stay Triton's own.
 
-`Semantic` is the adapter: it takes what differs between fbtriton 3.7, Triton 3.8 and 3.9 (`make_tensor`, dot's extra argument,
-native helpers that want IR handles) and leaves everything else to the installed version.
+`Semantic` is the adapter: it overrides what differs between fbtriton 3.7, Triton 3.8 and 3.9 (`make_tensor`, dot's
+extra argument, native helpers that need IR handles) and leaves everything else to the installed version.
 """
 
 import triton.language as tl
@@ -12,7 +12,7 @@ from .tensor import Hooks, Scalar, Tensor, canonical, fix, scalar
 
 
 class Semantic(TritonSemantic):
-    """`TritonSemantic` whose tensors are ours."""
+    """`TritonSemantic` on the emulator's tensors."""
 
     tensor = Tensor
 

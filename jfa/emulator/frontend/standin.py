@@ -14,7 +14,7 @@ from .extension import NAME
 
 
 class TlxStandIn(types.ModuleType):
-    """`tlx` by another road: attributes come from the emulated TLX when they are asked for."""
+    """Module `tlx` whose attributes are looked up in the emulated TLX on access."""
 
     __path__ = ()
 

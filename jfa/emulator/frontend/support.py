@@ -1,4 +1,4 @@
-"""What rewritten kernel code calls: conversions on assignment, conditions, boolean operators, iteration, type checks."""
+"""Functions that rewritten kernels call: conversions, conditions, boolean operators, loops, type checks."""
 
 import builtins
 import enum
@@ -25,7 +25,7 @@ _NUMBERS = (bool, int, float)
 
 
 class Sequence(tuple):
-    """A list or tuple of a kernel: immutable, and it joins with Triton's tuples."""
+    """A list or tuple of a kernel: immutable, and can be concatenated with Triton's tuples."""
 
     def __add__(self, other):
         return Sequence(tuple(self) + tuple(other))
@@ -115,10 +115,10 @@ def constexpr_local(value, name=None, variables=()):
 
 
 class Fixed(tl.constexpr):
-    """A run-time value under the annotation tl.constexpr: no constant, and less than a value.
+    """A run-time value assigned to a name that is annotated tl.constexpr.
 
-    The compiler takes it beside a value in arithmetic, as a mask, in a plain assignment, and for its attributes; as a number,
-    as a constant or in a call of a jit function it refuses it.
+    The compiler accepts it in arithmetic with another value, as a mask, in a plain assignment, and for its attributes.
+    It refuses it as a number, as a constant and as an argument of a jit function.
     """
 
     __hash__ = tl.constexpr.__hash__
@@ -188,11 +188,11 @@ def set_attribute(obj, name, value):
 
 
 class UnsupportedConstruct(Exception):
-    """Raised where a kernel uses Python that Triton's compiler does not take; becomes its UnsupportedLanguageConstruct."""
+    """Raised for Python that Triton's compiler does not support; becomes its UnsupportedLanguageConstruct."""
 
 
 class Refused(Exception):
-    """Raised where the compiler takes the construct but not this use of it; becomes its CompilationError."""
+    """Raised where the compiler supports the construct but not this use of it; becomes its CompilationError."""
 
 
 def refuse(message, kind=UnsupportedConstruct):
@@ -450,7 +450,7 @@ StaticRange.__name__ = "static_range"  # what a refusal calls it
 
 
 class Ended:
-    """The variable of a `for` loop after the loop: the compiler knows its type, and puts nothing into its register."""
+    """The variable of a `for` loop after the loop: it has a type, but its value is undefined."""
 
     __slots__ = ("dtype", "value", "place")
 
@@ -662,7 +662,7 @@ def _has_constexpr_fields(owner):
 
 
 class ignored_context:
-    """A `with` that means nothing to the emulator (compiler hints)."""
+    """A `with` statement that the emulator ignores (compiler hints)."""
 
     def __init__(self, *_):
         pass

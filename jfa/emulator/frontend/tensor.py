@@ -1,11 +1,12 @@
 """The values of a kernel: `Tensor` (a block, a numpy array in held form) and `Scalar` (a Python number of a Triton type).
 
-Both subclass Triton's own `tensor`, so Triton's language functions take them. Arithmetic between operands of one type goes straight
-to numpy (blocks) or to Python (scalars); everything else goes through Triton's own semantic layer, which promotes, broadcasts and
-refuses exactly as the compiler's front end does, and ends in `builder`.
+Both subclass Triton's own `tensor`, so Triton's language functions take them. Arithmetic between operands of one type
+is done by numpy (blocks) or Python (scalars) directly. Everything else goes through Triton's own semantic layer, which
+promotes, broadcasts and refuses exactly as the compiler's front end does, and calls `builder`.
 
-A value with undefined lanes has their marks beside it (`undefined`, see ..undefined). The fast ways here are for defined operands:
-with an undefined one everything goes through the semantic layer, so that `builder` alone carries marks (see `carry`).
+A value with undefined lanes holds their marks (`undefined`, see ..undefined). The fast paths here are for defined
+operands: operations on an undefined one go through the semantic layer, so marks are propagated in `builder` only (see
+`carry`).
 """
 
 import math
@@ -58,7 +59,7 @@ _NARROW = dtypes.NARROW_FLOATS
 
 
 class Hooks:
-    """What other modules of the frontend plug in: the semantic layer."""
+    """Functions that other modules of the frontend register here: the semantic layer."""
 
     semantic = None
 
@@ -388,7 +389,7 @@ def _promoted(a, b):
 
 
 class _Operator:
-    """One binary operator: its dunder, its function on Python numbers, on arrays, and what it gives."""
+    """One binary operator: its special method, its functions on numbers and on arrays, and its kind of result."""
 
     def __init__(self, name, python, array, kinds="if", compares=False, unit="alu"):
         self.name, self.python, self.array = name, python, array

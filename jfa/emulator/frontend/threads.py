@@ -1,8 +1,9 @@
-"""Scalars that differ from thread to thread: what `tlx.thread_id` starts.
+"""Scalars that differ from thread to thread, as `tlx.thread_id` returns them.
 
-The emulator runs tiles, not threads. A `ThreadScalar` keeps the value of every thread of the task through integer arithmetic and
-comparisons; everything else takes it for the first thread's. An `if` on one runs its body when any thread would, and `tl.store`
-in there stores only the elements of those threads: element i belongs to thread i modulo the task's threads, a scalar to the first.
+The emulator runs tiles, not threads. A `ThreadScalar` keeps the value of every thread of the task through integer
+arithmetic and comparisons; every other operation uses the first thread's value. An `if` on one runs its body when any
+thread would, and a `tl.store` inside it stores only the elements of those threads: element i belongs to thread i modulo
+the task's threads, a scalar to the first.
 """
 
 import operator

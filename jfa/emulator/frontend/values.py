@@ -1,4 +1,4 @@
-"""Values between the frontend and the emulated TLX: numpy arrays, Python numbers and Triton types."""
+"""Convert values between the frontend and the emulated TLX: numpy arrays, Python numbers and Triton types."""
 
 import numpy as np
 import triton.language as tl

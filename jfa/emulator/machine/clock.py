@@ -1,4 +1,4 @@
-"""Modelled time (policy "timed"): how long operations take, which resource serves them when, and the events of the timeline."""
+"""Modelled time (policy "timed"): durations of operations, queues at resources, and the timeline's events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Event = tuple[tuple[int, ...], str, str, float, float, dict[str, Any]]
 
 
 class Clock:
-    """Modelled time of one launch, in cycles. `time`: the latest moment at which something has ended."""
+    """Modelled time of one launch, in cycles. `time`: the latest end of any operation so far."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine

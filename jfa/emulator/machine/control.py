@@ -1,10 +1,10 @@
-"""One schedule, step by step: who may go on, what each would touch, and a list of choices that replays.
+"""Control one schedule step by step: which processes can run, what each would touch, and a list of choices to replay.
 
-Under this control a *step* is one operation on a barrier (a wait, an arrival, an expect, a copy or MMA that signals, a named
-barrier), or on global memory with an atomic, and everything its task does until the next one. Nothing else is worth ordering:
-buffers are watched by the race detector, which finds two unordered accesses whatever their order; a wait for an operation or for
-the end of a region cannot be undone by anybody, so its moment does not matter. A wait is a step of its own, so a task may miss a
-phase that came and went, as on the hardware, where it polls.
+Under this control a *step* is one operation on a barrier (a wait, an arrival, an expect, a copy or MMA that signals, a
+named barrier), or on global memory with an atomic, and everything its task does until the next one. No other order
+needs exploring: the race detector finds two unordered accesses to a buffer in whichever order they happen, and nothing
+can undo the condition of a wait for an operation or for the end of a region, so its moment does not matter. A wait is a
+step of its own, so a task may miss a phase, as on the hardware, where a wait polls.
 
 Processes are numbered in the order of their first appearance: a task is one, an asynchronous operation that signals is one. With
 the same choices before, the numbers are the same in every run: a schedule is the list of numbers chosen.
@@ -29,12 +29,12 @@ _SPINS = 3  # pauses in a row of a task that polls, with nobody else's step betw
 
 
 class Redundant(BaseException):
-    """This execution would only repeat an explored one: the explorer ends it."""
+    """Raised to end an execution that would only repeat an explored one."""
 
 
 @dataclass
 class Use:
-    """What a step does to one object: (WAIT, barrier, parity), (ADD, barrier, arrivals, bytes) or (TOUCH, key)."""
+    """Effect of a step on one object: (WAIT, barrier, parity), (ADD, barrier, arrivals, bytes) or (TOUCH, key)."""
 
     kind: str
     object: Any
@@ -70,7 +70,7 @@ def state_of(barrier: Any) -> tuple[int, tuple[int, int]]:
 
 @dataclass
 class Step:
-    """A step taken: by which process, on what, and the set of steps (bits) that come before it in every equal schedule."""
+    """A step taken: its process, its effects, and the steps (bits) that precede it in every equivalent schedule."""
 
     process: int
     uses: list[Use]
@@ -78,7 +78,7 @@ class Step:
 
 
 class End:
-    """The end of a cluster as something operations contribute to and its CTAs wait for, in either order."""
+    """The end of a cluster, as an object that operations contribute to and its CTAs wait for, in either order."""
 
     generation, expected, arrived = 0, None, 0
 

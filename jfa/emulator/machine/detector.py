@@ -1,6 +1,7 @@
-"""What nothing orders: accesses of tasks and engines to shared and tensor memory, and what is still under way at an end.
+"""Find unordered accesses to shared and tensor memory, and operations still in flight when a CTA or cluster ends.
 
-shadow.py has the method (vector clocks); here is who asks it, and which lines of the clocks can be forgotten.
+shadow.py has the method (vector clocks); this module records the accesses of tasks and engines and retires lines of the
+clocks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What went wrong, in words: findings and warnings of one launch, and the reports of deadlocks, races and poison."""
+"""Describe what went wrong: findings and warnings of one launch, and the reports of deadlocks, races and poison."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What engines do for a task: TMA copies, tensor-core MMAs, cp.async, cluster launch control.
+"""Operations that engines do for a task: TMA copies, tensor-core MMAs, cp.async, cluster launch control.
 
-Each function issues an AsyncOp. Under the eager policy it completes at once; otherwise the scheduler completes it
-when it likes. The race detector treats both alike: nobody knows of the operation's effect until a barrier says so.
+Each function issues an AsyncOp. Under the eager policy it completes at once; otherwise the scheduler chooses when. The
+race detector treats both alike: no task is ordered after the operation until a barrier orders it.
 """
 
 from __future__ import annotations
@@ -289,8 +289,8 @@ def wgmma(
 
 
 class Pending:
-    """The result of a wgmma until it is waited for: the array `block` and its `marks` (or None), as the kernel has them, and what
-    they will hold."""
+    """The result of a wgmma that has not been waited for: the array `block` and its `marks` (or None), which the kernel
+    holds already, and the contents that they will get."""
 
     def __init__(
         self, block: np.ndarray, marks: np.ndarray | None, result: np.ndarray, result_marks: np.ndarray | None
@@ -316,7 +316,7 @@ def wgmma_wait(task: Task, pending: int, where: Where) -> None:
 
 
 class ClcResponse:
-    """The 16-byte answers of cluster launch control, one a stage: what try_cancel wrote."""
+    """The 16-byte answers of cluster launch control, one per stage, as try_cancel wrote them."""
 
     def __init__(self, cta: CTA, stages: int, storage_view: Callable[[int], View]) -> None:
         self.cta, self.view, self.failed = cta, storage_view, False

@@ -1,4 +1,4 @@
-"""What an error keeps for programs and pictures: who waited for whom, and how much of the others each access of a race knew."""
+"""Collect the data of an error for programs and figures: which task waits for which, the vector clocks of a race."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Sizes of the hardware (sources: CUDA C programming guide, PTX ISA chapter on tcgen05; the same for sm_90 where they
-exist there)."""
+"""Limits of the hardware, the same on sm_90 where they exist there.
+
+Sources: CUDA C programming guide; PTX ISA, chapter on tcgen05.
+"""
 
 SHARED_MEMORY = 232_448  # bytes one CTA can use (227 KiB)
 TMEM_LANES = 128

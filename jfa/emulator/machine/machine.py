@@ -1,7 +1,7 @@
 """The machine of one launch: runs clusters of CTAs, task by task, operation by operation.
 
-Its rooms: scheduler.py (who goes on), detector.py (what nothing orders), diagnosis.py (what went wrong, in words), clock.py
-(modelled time). Here is the launch: clusters start, the loop runs what the scheduler picks, clusters end.
+Its parts: scheduler.py (what runs next), detector.py (unordered accesses), diagnosis.py (reports), clock.py (modelled
+time). This module has the launch itself: it starts clusters, runs what the scheduler picks, and ends clusters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Shape = tuple[int, int, int]
 
 
 class Run:
-    """What a launch left behind: findings and warnings (errors.EmulatorError), events, operation counts, modelled time."""
+    """The record of a launch: findings and warnings (errors.EmulatorError), events, operation counts, modelled time."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.kernel, self.options = machine, machine.kernel, machine.options
@@ -46,7 +46,7 @@ class Run:
 
 
 class Machine:
-    """One launch. `stats`: how often each operation was issued; `steps`: how many turns the loop took."""
+    """One launch. `stats`: how often each operation was issued; `steps`: iterations of the scheduling loop."""
 
     def __init__(self, options: Options | None = None, kernel: str = "kernel") -> None:
         self.options, self.kernel = options or Options(), kernel

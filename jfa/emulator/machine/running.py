@@ -1,4 +1,4 @@
-"""The task that runs now in this thread: one of the thread's launch (context.py), one at a time."""
+"""The task that runs now in this thread: the thread's launch (context.py) runs one task at a time."""
 
 from __future__ import annotations
 

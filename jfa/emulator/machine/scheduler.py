@@ -1,4 +1,4 @@
-"""Who goes on: one thing happens at a time, a task that can run or an asynchronous operation that can complete.
+"""Choose what happens next: one thing at a time, either a runnable task or an asynchronous operation that can complete.
 
 The four policies differ in `pick` only, and in whether an operation completes when it is issued.
 """
@@ -37,7 +37,7 @@ _POLLS = 200_000  # polls in a row, by all tasks together, without any barrier o
 
 
 class Scheduler:
-    """The tasks and operations of one launch. `control`: who chooses every step instead of the policy (see control.py)."""
+    """The tasks and operations of one launch. `control`: chooses every step in place of the policy (control.py)."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine

@@ -1,21 +1,20 @@
 """Happens-before race detection.
 
 What it must find: two accesses to the same bytes of SMEM or TMEM, at least one of them a write, that no chain of
-barriers orders; reads of bytes nobody wrote; ordinary stores read by the async proxy (TMA, tensor core) without a
-proxy fence in between. It must find them in *every* schedule in which the two accesses happen, not only in one where
-they collide, and it must never report a pair that is ordered.
-
-How: vector clocks. Each *component* (a task; the MMA pipe of a task; one TMA, cp.async or CLC operation) has a
-counter. A task knows, for each component, how many of its steps it knows of: its clock. Releasing (an arrive, a
-commit, a completed copy) publishes the clock on the barrier; passing a wait merges it in. An access is remembered
-with its component and counter; a later one whose clock does not cover it is a race. The proxy clock rides in the same
-dictionary under the key -1-component: "ordinary writes of that component up to here were fenced".
+barriers orders; reads of bytes nobody wrote; ordinary stores read by the async proxy (TMA, tensor core) without a proxy
+fence in between. It must find them in *every* schedule in which the two accesses happen, not only in one where they
+collide, and it must never report a pair that is ordered.
+How: vector clocks. Each *component* (a task; the MMA pipe of a task; one TMA, cp.async or CLC operation) has a counter.
+A task's clock holds, for each component, how many of its steps are ordered before the task's next one. Releasing (an
+arrive, a commit, a completed copy) publishes the clock on the barrier; passing a wait merges it in. An access is
+remembered with its component and counter; a later one whose clock does not cover it is a race. The proxy clock rides in
+the same dictionary under the key -1-component: "ordinary writes of that component up to here were fenced".
 
 Where: memory is divided on demand. A `Region` is the bytes of one view; `Atom`s are the pieces that all regions seen
 so far cut the storage into. An access looks at its region's atoms only, usually one to four, whatever the tile's
 size: this is what makes detection cheap. A new region splits atoms, which copies their history.
 
-What could go wrong, and how we would know:
+What could go wrong, and which tests would show it:
   - a false alarm on a correct kernel: the conformance tests run public kernels under every policy and many random
     seeds;
   - a missed race: the fault sweep drops, flips and moves every synchronisation of public kernels and counts the
@@ -69,7 +68,7 @@ def fence(clock: dict, known: dict) -> None:
 
 
 class Access:
-    """Who (a Task or an AsyncOp) touched which buffer, when (component, its clock then, turn of its loops) and how."""
+    """An access: its Task or AsyncOp, its buffer, its time (component, clock, loop iterations) and its kind."""
 
     __slots__ = ("component", "count", "clock", "write", "generic", "actor", "where", "name", "region", "turns")
 

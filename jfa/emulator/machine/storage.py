@@ -1,13 +1,13 @@
 """Shared and tensor memory of a CTA, and views into them.
 
-A `Storage` is one piece of memory: flat bytes (SMEM) or 128 lanes of bytes (TMEM). Buffers that alias share a
-Storage, so a write through one is seen through the other, as on the chip. Fresh storage holds 0xFF bytes: NaN in
-every floating-point format used here. A storage to which undefined values were written has marks, one for each byte
-(see ..undefined); bytes that nobody wrote are known to the race detector's shadow.
+A `Storage` is one piece of memory: flat bytes (SMEM) or 128 lanes of bytes (TMEM). Buffers that alias share a Storage,
+so a write through one is seen through the other, as on the chip. Fresh storage holds 0xFF bytes: NaN in every
+floating-point format used here. A storage to which undefined values were written has marks, one per byte (see
+..undefined); the race detector's shadow knows which bytes were never written.
 
 A `View` is a typed window. Most windows are strided numpy views. A tensor-memory tile whose rows are not simply lanes
 (64 rows, 256 rows, the half tiles of a two-CTA MMA) is a strided window whose C-order reading is the tile
-(`arr.shape != shape`); a window cut from such a tile in a way strides cannot say falls back to a table of offsets.
+(`arr.shape != shape`); a window cut from such a tile that strides cannot express falls back to a table of offsets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a task does by itself: barriers, fences, loads and stores, starting other tasks.
+"""Operations that a task does itself: barriers, fences, loads and stores, starting other tasks.
 
 Every function takes the running task, plain Python values and `where`, the source location. The caller has checked the
 arguments.

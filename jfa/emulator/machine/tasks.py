@@ -1,4 +1,4 @@
-"""Who acts: tasks (one per warp-specialised region and replica), asynchronous operations, CTAs and clusters."""
+"""The actors: tasks (one per warp-specialised region and replica), asynchronous operations, CTAs and clusters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Task:
-    """A group of warps that run one piece of code. It runs until it waits, then another task does.
+    """A group of warps that run one piece of code. It runs until it waits; then another task runs.
 
     clock is its vector clock (see shadow.py), time its virtual time under the timed policy.
     """
@@ -113,7 +113,7 @@ class Task:
 
 
 class AsyncOp:
-    """Something an engine does for a task: a copy, an MMA, a commit. `run(op)` moves the data and signals."""
+    """An operation that an engine does for a task: a copy, an MMA, a commit. `run(op)` moves the data and signals."""
 
     __slots__ = (
         *("kind", "run", "task", "component", "clock", "where", "previous", "done"),

@@ -1,8 +1,9 @@
-"""Who uses a CTA's shared memory without being part of it: copies in flight, and other CTAs of the cluster.
+"""Track users of a CTA's shared memory outside the CTA: copies in flight, and other CTAs of the cluster.
 
-A CTA must not be written to before it has started: the writer must have *heard* of its start. And it must not end before
-its users have finished: the next CTA gets its shared memory. So at its end it must have *heard* of each such use,
-through a barrier it waited on, whatever the schedule. Of every user the latest use is kept: who knows of that knows of all before.
+A CTA must not be written to before it has started: its start must be ordered before the write. And it must not end
+before its users have finished, because the next CTA gets its shared memory: each such use must be ordered before the
+CTA's end by a barrier that the CTA waited on, whatever the schedule. Only the latest use of every user is kept; all
+earlier ones are ordered before it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Warp groups of one task: who of its warps touches which part of a tensor-memory tile, and when they are in step.
+"""Warp groups of one task: which warps touch which part of a tensor-memory tile, and when they are synchronised.
 
-Each warp reaches a quarter of the 128 lanes, so a task of 8 warps is two groups of four that share the lanes and split the
-columns of every tile they load or store (PTX: tcgen05.ld and tcgen05.st, shape 32x32b; Triton: its default layout). The groups
-run apart: what one has loaded, the other may overwrite. A *join* is a barrier of all warps of the task, which the compiler puts
-after each store to tensor memory, before an arrive, at a reduction and wherever a layout changes through shared memory; it puts
-none between a load and the store that follows it. Each of these was read off the PTX that fbtriton 3.7.4 makes for sm_100.
-
-A group has a component of its own in the vector clocks. The task's clock holds, for each group, how far all its warps know of it.
+Each warp reaches a quarter of the 128 lanes, so a task of 8 warps is two groups of four that share the lanes and split
+the columns of every tile they load or store (PTX: tcgen05.ld and tcgen05.st, shape 32x32b; Triton: its default layout).
+The groups run independently: one may overwrite what the other has yet to load. A *join* is a barrier of all warps of
+the task, which the compiler puts after each store to tensor memory, before an arrive, at a reduction and wherever a
+layout changes through shared memory; it puts none between a load and the store that follows it. All of this was read in
+the PTX that fbtriton 3.7.4 generates for sm_100. A group has a component of its own in the vector clocks. The task's
+clock holds, for each group, the steps that are ordered before those of all the task's warps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WARPS = 4  # of a group: together they reach all lanes
 
 
 class WarpGroup:
-    """Four warps of a task as an actor of the race detector. `count`: their epoch, ahead of what the task's clock knows."""
+    """Four warps of a task as an actor of the race detector. `count`: their epoch; the task's clock may lag behind."""
 
     __slots__ = ("task", "number", "component", "count")
 

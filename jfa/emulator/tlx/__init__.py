@@ -1,4 +1,4 @@
-"""TLX on the emulated machine: what a kernel's `tlx` is during a launch on CPU tensors.
+"""TLX on the emulated machine: the module that a kernel sees as `tlx` during a launch on CPU tensors.
 
 Every NVIDIA name of fbtriton 3.7.4's `tlx.__all__` is here; AMD's names raise NotSupported when used.
 """
@@ -107,7 +107,7 @@ from .utility import (
 
 
 class _TypeOnly:
-    """A type of TLX's compiler that a kernel has no use for but may name in an annotation."""
+    """A type of TLX's compiler that a kernel cannot use but may name in an annotation."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise errors.NotSupported(f"tlx.{type(self).__name__} is a type of the compiler, not a value of a kernel")

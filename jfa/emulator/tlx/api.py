@@ -1,8 +1,8 @@
-"""Shared by every module here: how a TLX function reads its arguments and reports a mistake.
+"""Helpers of all modules here: how a TLX function reads its arguments and reports a mistake.
 
 A function marked `@api` is what a kernel calls. Mistakes that the compiler would refuse (an assertion, a ValueError or
-TypeError in TLX's own
-Python) become triton's CompilationError with the kernel's line, as on a GPU; what the machine finds passes through unchanged.
+TypeError in TLX's own Python) become Triton's CompilationError with the kernel's line, as on a GPU; errors of the
+emulated machine pass through unchanged.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class mbarrier(tl.core.base_value):
 
 
 class BarrierArray:
-    """What alloc_barriers made. `fields` lead to it from an aggregate, which may lie in `variable`."""
+    """The result of alloc_barriers. `fields` is its path in an aggregate, which the kernel may hold in `variable`."""
 
     fields: tuple[str, ...] = ()
     variable: str = ""

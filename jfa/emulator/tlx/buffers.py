@@ -73,9 +73,9 @@ class AliasSet:
 
 
 class Allocation:
-    """What one local_alloc made: `num` tiles of `shape`, tile i at offset(i) of the alias set's storage.
+    """The result of a local_alloc: `num` tiles of `shape`, tile i at offset(i) of the alias set's storage.
 
-    `fields` lead to it from an aggregate, which may lie in `variable`.
+    `fields` is its path in an aggregate, which the kernel may hold in `variable`.
     """
 
     fields: tuple[str, ...] = ()
@@ -167,7 +167,7 @@ class Allocation:
 
 
 class _Type:
-    """What `buffer.type` tells."""
+    """The value of `buffer.type`."""
 
     def __init__(self, buffer: buffered_tensor) -> None:
         self.shape, self.scalar, self.element_ty = list(buffer.shape), buffer.dtype, buffer.dtype
@@ -178,7 +178,8 @@ class _Type:
 
 
 class buffered_tensor(tl.core.base_value):
-    """A tile (num == 0) or an array of `num` tiles, in SMEM or TMEM. `path` is how it was cut from its allocation."""
+    """A tile (num == 0) or an array of `num` tiles, in SMEM or TMEM. `path`: its indices and slices in its
+    allocation."""
 
     __slots__ = ("allocation", "path", "shape", "dtype", "num", "name", "part", "_view", "_children")
 
@@ -303,7 +304,8 @@ class buffered_tensor(tl.core.base_value):
 
 
 class reuse_group:
-    """How buffers of one storage_alias_spec overlap: "shared" elements lie on each other, "distinct" ones side by side."""
+    """How buffers of a storage_alias_spec overlap: "shared" ones have the same place, "distinct" ones lie side by
+    side."""
 
     def __init__(self, *args: Any, group_type: Any = reuse_group_type.shared, group_size: Any = 1) -> None:
         if len(args) == 0:
@@ -380,7 +382,7 @@ def _place(element: Element, offset: int, pitch: int, group: int, out: list[tupl
 
 
 class storage_alias_spec(tl.core.base_value):
-    """Storage that several local_allocs share as equals."""
+    """Storage that several local_allocs share; none of them owns it."""
 
     takes_name = True
 

@@ -37,7 +37,7 @@ class clc_response(tl.core.base_value):
 
 
 class _Responses:
-    """The machine's side: 16 bytes of shared memory a stage."""
+    """The machine's side: 16 bytes of shared memory per stage."""
 
     def __init__(self, cta: CTA, stages: int) -> None:
         machine = cta.machine

@@ -208,7 +208,7 @@ def _element_pointers(pointer: Any, count: int, name: str) -> Any:
 
 
 class async_token(tl.core.base_value):
-    """What an asynchronous copy returns; commit and wait take it for the compiler's sake."""
+    """The return value of an asynchronous copy; commit and wait accept it, as the compiler requires, and ignore it."""
 
     def __init__(self, handle: Any = None) -> None:
         self.handle = handle

@@ -55,7 +55,7 @@ class async_task:
 
 
 class async_tasks:
-    """The region: on leaving it all its tasks run, each by its own warps, and the kernel goes on when all have ended."""
+    """The region: at its end all its tasks run, each on its own warps; the kernel continues once all have ended."""
 
     def __init__(self, *args: Any, exclusive: Any = False, no_ending_cluster_sync: Any = False, **kwargs: Any) -> None:
         self.exclusive, self.no_ending_cluster_sync = plain(exclusive), plain(no_ending_cluster_sync)

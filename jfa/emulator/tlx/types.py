@@ -1,4 +1,4 @@
-"""Layouts, enumerations and the like: TLX's own classes where Triton has TLX, a stand-in with the same names and checks
+"""Layouts and enumerations: TLX's own classes where Triton has TLX, stand-ins with the same names and checks
 elsewhere."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ except ImportError:
         DEFAULT, TwoCTA_LHS, TwoCTA_RHS = 0, 1, 2
 
     class layout_encoding:
-        """Any layout: the emulator stores tiles in logical order, so a layout only travels along."""
+        """Any layout: the emulator stores tiles in logical order, so a layout is passed on without effect."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self.arguments = (args, kwargs)

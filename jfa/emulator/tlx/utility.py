@@ -1,4 +1,4 @@
-"""Small things: ranks, clocks, dtypes, warp votes, stochastic rounding, layout diagnostics."""
+"""Small utilities: ranks, clocks, dtypes, warp votes, stochastic rounding, layout diagnostics."""
 
 from __future__ import annotations
 
