@@ -73,12 +73,12 @@ def main():
     torch.set_num_threads(1)
     with tutorials.answering_gpu():
         short, long = best(attention(512)), best(attention(1024))
-        print(f"fa_ws, D=128: {(long - short) / 24 * 1e3:.2f} ms a 256x128 KV step (limit 3)")
+        print(f"fa_ws, D=128: {(long - short) / 24 * 1e3:.2f} ms per 256x128 KV step (limit 3)")
         short, long = best(matmul(1024)), best(matmul(5120))
         step = (long - short) / 32
         fixed = short - 8 * step
         print(
-            f"gemm_ws: {step * 1e3:.2f} ms a 128x128x128 step (limit 1); launch, prologue and epilogue {fixed * 1e3:.2f} ms"
+            f"gemm_ws: {step * 1e3:.2f} ms per 128x128x128 step (limit 1); launch, prologue and epilogue {fixed * 1e3:.2f} ms"
         )
     print(f"a small plain launch: {best(launches(100)) * 10:.2f} ms (limit 5)")
     launches(1000)()

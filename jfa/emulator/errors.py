@@ -129,7 +129,7 @@ class ParityError(EmulatorError):
     """A wait for a parity that is neither 0 nor 1."""
 
     cause = (
-        "the number of the phase is passed where its parity belongs; what a GPU makes of it is not defined.\n"
+        "the number of the phase is passed where its parity belongs; what a GPU does then is undefined.\n"
         "  Fix: phase & 1, for instance (k // STAGES) & 1."
     )
 
@@ -147,8 +147,8 @@ class OverArrivalError(EmulatorError):
     """More arrivals in one phase than the barrier was made for."""
 
     cause = (
-        "arrive_count in alloc_barriers is smaller than the number of arrivals per phase: one a task and replica, one "
-        "an MMA, one an expect."
+        "arrive_count in alloc_barriers is smaller than the number of arrivals per phase: one per task and "
+        "replica, one per MMA, one per expect."
     )
 
 

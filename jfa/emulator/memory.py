@@ -135,7 +135,7 @@ class GlobalMemory:
                 OutOfBoundsError(
                     f"{what} at address {address:#x}, which lies in no tensor: such an access is not checked",
                     [f"at {show(here())}"],
-                    "an address made from an integer, past the end of its tensor or of a tensor that is no more.",
+                    "an address made from an integer, past the end of its tensor or of a freed tensor.",
                     here(),
                 )
             )

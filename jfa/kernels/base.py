@@ -36,7 +36,7 @@ from jfa.masks import Band
 
 @dataclass(frozen=True)
 class Problem:
-    """One call, validated and normalised: what is static about it, and the offset tensors.
+    """One call, validated and normalised: its static properties and its offset tensors.
 
     Shapes: q [total_q, H, D] (broadcast_q: [Lq, H, D]), k [total_kv, H_kv, D], v [total_kv, H_kv, Dv]; H % H_kv == 0.
     """

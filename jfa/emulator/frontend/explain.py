@@ -49,7 +49,7 @@ FIXES = (
     (r"is not defined", "names must be parameters, locals, tl.… or constexpr globals."),
     (
         r"must be (real number|Tensor), not (Scalar|Tensor)|ufunc",
-        "Python's math, numpy and torch know no values of a kernel: use tl.exp, tl.sqrt, tl.math.… on them.",
+        "Python's math, numpy and torch cannot take values of a kernel: use tl.exp, tl.sqrt, tl.math.…",
     ),
     (r"has 64 or 128 rows", "cut the tile along its rows: several tiles of 128 rows, each with its own MMA."),
     (

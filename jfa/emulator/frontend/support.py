@@ -299,7 +299,7 @@ def _while_test(condition):
     if type(condition) is Tensor:
         return _truth(condition)
     refuse_use(
-        f"a `while` condition must be a run-time scalar, not {_unwrap(condition)!r}: the compiler has no other loop for it"
+        f"a `while` condition must be a run-time scalar, not {_unwrap(condition)!r}: the compiler does not unroll a `while`"
     )
 
 

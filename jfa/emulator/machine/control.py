@@ -222,7 +222,7 @@ class Control:
         spinning = [task for task, use in self.parked.items() if use.kind == TOUCH]
         if spinning:
             where = spinning[0].stands()
-            raise errors.LivelockError(f"{spinning[0].label} polls and nobody changes anything", where=where)
+            raise errors.LivelockError(f"{spinning[0].label} polls, and no other task changes anything", where=where)
 
     # ------------------------------------------------------------ the schedule
     def _choose(self, machine: Machine, actors: dict[int, Any]) -> int:

@@ -113,7 +113,7 @@ class Detector:
         what = f"a TMA store of {op.title}" if count == 1 else f"{count} TMA stores, the first of {op.title},"
         self.machine.report(
             errors.InFlightError(
-                f"{task.label} ends while {what} may still read shared memory, which nobody waited for",
+                f"{task.label} ends while {what} may still read shared memory: nobody waited for it",
                 [f"issued at {show(op.where)}"],
                 "tlx.async_descriptor_store_wait(0) is missing at the end: the next CTA on this SM gets the shared memory.\n"
                 "  Fix: let the task that stores wait for its stores before it ends; no other task can.",

@@ -100,7 +100,7 @@ class Diagnosis:
         late = next((a.actor for a in (earlier, later) if isinstance(a.actor, AsyncOp) and a.actor.landed_late), None)
         error: errors.EmulatorError
         if late is not None and late.barrier is not None:
-            error = bytes_error(late.barrier, f"its barrier went on before the {late.label} had landed")
+            error = bytes_error(late.barrier, f"its barrier completed its phase before the {late.label} had arrived")
             error.details[1:1] = [f"so two accesses to {place} are not ordered:", *details]
             self.report(error)
             return

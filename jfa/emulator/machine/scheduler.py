@@ -129,7 +129,7 @@ class Scheduler:
         self._idle += 1
         if self._idle > _POLLS:
             raise errors.LivelockError(
-                f"{task.label} polls and nobody changes anything", [f"at {show(here())}"], where=here()
+                f"{task.label} polls, and no other task changes anything", [f"at {show(here())}"], where=here()
             )
         if self.timed:
             task.time += 1

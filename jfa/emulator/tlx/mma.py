@@ -259,7 +259,7 @@ def _wgmma(A: Any, B: Any, acc: Any, out_dtype: Any) -> Value:
     m, k, n = *_shape(A), _shape(B)[1]
     if acc is not None and _shape(acc) != [m, n]:
         raise ValueError(f"async_dot: the accumulator is {_shape(acc)}, the product is {[m, n]}")
-    _check_operands(A, B, ("uint8",), "int8 is what it has")
+    _check_operands(A, B, ("uint8",), "convert it to int8")
     _check_major(A, B, ("fp32", "fp8e4nv", "fp8e5", "int8"))
     operands = [x for x in (A, B) if isinstance(x, buffered_tensor)]
     in_memory = isinstance(A, buffered_tensor)

@@ -1,4 +1,5 @@
-"""The Blackwell backward on one CTA: a tile of 128 keys makes its dK and dV and adds to the dQ of every query that sees it.
+"""The Blackwell backward on one CTA: a tile of 128 keys computes its dK and dV and adds to the dQ of every query that
+sees it.
 
 For one key/value head, each query head of its group and each block of 128 queries, transposed (keys are rows):
 
@@ -10,9 +11,9 @@ For one key/value head, each query head of its group and each block of 128 queri
     compute    2 x 4     each group half of the queries: P^T into TMEM where S^T was, dS^T into SMEM; at the end dK and dV
     reduce     4 warps   dQ from TMEM in slices through staged SMEM to memory, by TMA reduce-add in fp32; then stores dK and dV
 
-TMEM at D = 128 is full: S^T (P^T inside it), dP^T, dV, dK of 128 columns each, so dQ takes dP^T's place and the next dP^T must wait
-until the reduction has read it. Some slices of dQ (``cfg.held_slices``) are therefore pulled into registers before the wait for
-staging buffers: TMEM is free that much earlier. At D = 64 dQ has columns of its own.
+TMEM at D = 128 is full: S^T (P^T inside it), dP^T, dV, dK of 128 columns each, so dQ takes dP^T's place and the next
+dP^T must wait until the reduction has read it. Some slices of dQ (``cfg.held_slices``) are therefore loaded into
+registers before the wait for staging buffers, which releases TMEM earlier. At D = 64 dQ has columns of its own.
 
 Jagged: Q, K, V, dO, dK, dV go through boxes bounded by their sequence. lse, delta and dQ live in padded arrays, where no block
 reaches into the next sequence (:mod:`jfa.kernels.common.padded_rows`); a query that does not exist has lse = +inf, so P = 0.
@@ -160,7 +161,7 @@ class Gradients:
 
 @aggregate
 class Memory:
-    """What the roles of a CTA hand to each other; ``rows`` shares the barriers of ``q``."""
+    """Buffers and barriers shared by the roles of a CTA; ``rows`` uses the barriers of ``q``."""
 
     keys: Keys
     q: Ring

@@ -10,8 +10,9 @@ the result lie where their keys are; of B each CTA holds half, which halves what
     dK  += dS^T Q       dS^T [128, 128] TMEM              64 columns of Q              [128, D]
     dQ   = dS K         dS [64 queries, 256 keys] SMEM    64 columns of K, 256 keys    [64 queries, D]
 
-Only dQ has its rows elsewhere: queries 64 r to 64 r + 63 of a block belong to CTA r, which needs their dS of *both* CTAs' keys. So
-each compute group, which makes dS of 64 queries, either keeps it or sends it to the other CTA (:func:`give_ds`).
+Only the rows of dQ are split by queries: CTA r owns queries 64 r to 64 r + 63 of a block and needs their dS for *both*
+CTAs' keys. So each compute group, which computes dS of 64 queries, either keeps it or sends it to the other CTA
+(:func:`give_ds`).
 
     load rows     1 warp    TMA: K and V, rows of Q with lse and delta, rows of dO
     load columns  1 warp    TMA: columns of K, dO and Q

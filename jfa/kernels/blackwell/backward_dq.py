@@ -1,4 +1,4 @@
-"""dQ without atomics: a tile of 128 queries walks its keys and keeps dQ in tensor memory. The deterministic half of the backward.
+"""dQ without atomics: a tile of 128 queries walks its keys and keeps dQ in tensor memory, for a deterministic backward.
 
     S = Q K^T     P = exp2(S scale - lse)     dP = dO V^T     dS = P (dP - delta)     dQ += dS K
 
@@ -7,7 +7,7 @@
     compute   2 x 4     each group half of the keys: dS into TMEM where S was; at the end dQ to memory, in fp32
 
 Rows are queries here, so lse and delta are one number per thread. S has two buffers: the next block's scores are ready while the
-groups work on this one's. Costs two products more than adding dQ up in :mod:`jfa.kernels.blackwell.backward_1cta`.
+groups work on this one's. This costs two more products than adding up dQ in :mod:`jfa.kernels.blackwell.backward_1cta`.
 """
 
 import triton
@@ -88,7 +88,7 @@ class Scores:
 
 @aggregate
 class Memory:
-    """What the roles of a CTA hand to each other; ``do`` comes and goes with ``q``."""
+    """Buffers and barriers shared by the roles of a CTA; ``do`` is filled and released together with ``q``."""
 
     q: Ring
     do: tlx.buffered_tensor

@@ -1,10 +1,11 @@
-"""The backward of a short shared query: Q and dQ stay on the chip while all sequences pass by.
+"""The backward of a short shared query: Q and dQ stay in SMEM and TMEM while a CTA processes its sequences.
 
-With broadcast_q and at most 128 queries one block of queries completes the dK and dV of every key tile; only dQ is a sum. Query
-heads that share a key head share the block, 128 / group rows each, so that the products add up their gradients of K and V. A
-CTA keeps one key head and a fixed share of the list's key tiles, of whatever sequences: it adds their dQ up in tensor memory
-and leaves one fp32 partial at its end, where :mod:`jfa.kernels.blackwell.backward_1cta` sends every tile's dQ to the same few
-rows of memory. The partials are summed in the order of the CTAs: deterministic for free.
+With broadcast_q and at most 128 queries one block of queries completes the dK and dV of every key tile; only dQ is a
+sum over key tiles. Query heads that share a key head share the block, 128 / group rows each, so that the products add
+up their gradients of K and V. A CTA keeps one key head and a fixed share of the list's key tiles, from any sequences:
+it adds up their dQ in tensor memory and stores one fp32 partial at its end, whereas
+:mod:`jfa.kernels.blackwell.backward_1cta` adds every tile's dQ to the same few rows of memory. The partials are summed
+in the order of the CTAs, so the result is deterministic.
 
 Roles and products are those of the general backward. TMEM at D = 128: S^T (P^T inside it), dP^T, dQ, and one place that holds dV,
 then dK; at D = 64 they have a place each.
@@ -99,7 +100,7 @@ def own_tiles(counts_ptr, HEADS: tl.constexpr):
 
 @aggregate
 class Gradients:
-    """dV and dK of a tile, one after the other in the same place at D = 128, and dQ of all tiles; TMEM, fp32."""
+    """dV and dK of a tile (at D = 128 one after the other in the same columns) and dQ of all tiles; TMEM, fp32."""
 
     dv: tlx.buffered_tensor
     dk: tlx.buffered_tensor
@@ -112,7 +113,7 @@ class Gradients:
 
 @aggregate
 class Memory:
-    """What the roles of a CTA hand to each other; V comes and goes with K."""
+    """Buffers and barriers shared by the roles of a CTA; V is filled and released together with K."""
 
     q: Ring
     k: Ring  # emptied when dK and dV have left by its and V's buffers

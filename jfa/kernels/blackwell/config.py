@@ -1,4 +1,4 @@
-"""What each Blackwell kernel is compiled for: the host's choices, and what the problem leaves no choice about.
+"""Compile-time configuration of each Blackwell kernel: the host's choices, and facts that the problem dictates.
 
 A kernel takes one of these objects as its constexpr ``cfg``.
 """
@@ -44,14 +44,14 @@ class ForwardConfig(Config):
 
     Attributes:
         negative: whether sm_scale is below 0.
-        split_keys: tiles of 128 queries, whose keys the softmax groups share out; else tiles of 256.
+        split_keys: tiles of 128 queries whose keys are divided between the softmax groups; else tiles of 256.
         clc: steal tiles through cluster launch control; else deal them in zigzag.
         kv_slots: ring of K and V blocks.
-        softmax_registers: per thread of the softmax groups; the correction gets what all others leave.
+        softmax_registers: per thread of the softmax groups; the correction gets the registers that remain.
         small_registers: per thread of mma, load and store.
-        p_slices: slices in which P is published.
+        p_slices: slices in which P is stored and handed to the mma role.
         fma_eighths: eighths of each slice's columns whose exp2 runs on the FMA pipe.
-        o_parts: column parts in which O leaves, through a buffer each.
+        o_parts: column parts in which O is stored, each through a buffer of its own.
         o_columns: columns of O that the correction holds in registers at a time.
         tail_dim: columns of Q and K beyond ``head_dim``, 0 or 64; with them all tiles split their keys.
         tail_slots: ring of those columns of K.
@@ -104,7 +104,7 @@ class Mxfp8Config(ForwardConfig):
 
 @dataclass(frozen=True)
 class BackwardConfig(Config):
-    """Choices of the backward; they change no result beyond the order in which dQ is summed.
+    """Choices of the backward; they affect only the order in which dQ is summed.
 
     Attributes:
         form: "resident": Q and dQ stay on the chip (broadcast queries, at most 128 in all heads that share keys). "pair": tiles of
@@ -115,12 +115,12 @@ class BackwardConfig(Config):
         clc: steal tiles through cluster launch control; else a static schedule.
         zigzag: static schedule in zigzag, else round robin (which keeps the key blocks of a sequence together).
         do_slots, q_slots: rings of dO, and of Q with its rows' lse and delta.
-        held_slices: slices of dQ taken to registers so that their tensor memory is released before they leave.
-        dq_stages: SMEM buffers through which slices of dQ leave; a divisor of the number of slices.
+        held_slices: slices of dQ loaded into registers, so that tensor memory is released before they are stored.
+        dq_stages: SMEM buffers through which slices of dQ are stored; a divisor of the number of slices.
         dq_columns: columns of a slice of dQ.
-        compute_registers: per thread of the compute groups; the reduction gets what all others leave.
+        compute_registers: per thread of the compute groups; the reduction gets the registers that remain.
         small_registers: per thread of mma and load.
-        mma_registers: per thread of the pair's mma, whose two ways through a tile need more.
+        mma_registers: per thread of the pair's mma role, whose two code paths per tile need more.
         columns: columns of P and dS that a compute group works on at a time.
         list_heads: heads of the transposed block lists that tiles walk; 0: they walk their band.
     """
@@ -174,7 +174,8 @@ class BackwardConfig(Config):
 
 @dataclass(frozen=True)
 class DqConfig(Config):
-    """Choices of the deterministic dQ: rings of ``kv_slots`` blocks of K and as many of V; the others as in the backward's."""
+    """Choices of the deterministic dQ: rings of ``kv_slots`` blocks of K and as many of V; other fields as in
+    BackwardConfig."""
 
     kv_slots: int = 2
     dq_columns: int = 16

@@ -1,7 +1,8 @@
-"""The end of a tile in the Blackwell forwards: O rescaled while it is summed, divided, merged, and on its way to memory.
+"""The epilogue of the Blackwell forwards: O is rescaled while it is summed, divided, merged, and stored to memory.
 
-The correction role multiplies an accumulator where its maximum grew. At the tile's end it divides by the row sums: one half at a
-time or, where both halves took the same queries, both merged into one. O goes through SMEM, from where the store role sends it.
+The correction role rescales an accumulator whose maximum grew. At the tile's end it divides by the row sums: one half
+at a time or, where both halves took the same queries, both merged into one. It writes O to SMEM, from where the store
+role copies it to global memory.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """

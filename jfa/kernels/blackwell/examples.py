@@ -1,6 +1,6 @@
-"""Launches to look at, on CPU tensors: `jfa timeline jfa.kernels.blackwell.examples:forward`, or any other function below.
+"""Example launches on CPU tensors: `jfa timeline jfa.kernels.blackwell.examples:forward`, or any other function below.
 
-Each makes one kernel's launch its last, so that the timeline shows that kernel.
+In each the kernel of interest is launched last, because the timeline shows the last launch.
 """
 
 from __future__ import annotations

@@ -8,17 +8,15 @@ One CTA works on a tile of 256 queries of one head, in two halves of 128 rows th
     correction  4 warps   rescales O where the maximum grew, at the end divides by the sum and writes O to SMEM, LSE out
     store       1 warp    TMA: O to global memory, half of its columns at a time
 
-While one group computes its exponentials the tensor cores multiply for the other. The same goes on from tile to tile: a tile's
-last P V goes out between the next tile's first S, and O leaves while the next tile's softmax runs. A tile of at most 128 queries
-would leave the second half empty, so there both groups take the *same* queries and every other key block (``split_keys``), and
-the correction merges their results. All communication is by mbarriers: ``*_fulls`` say that data is there, ``*_empties`` that it
-has been consumed.
-
-Queries and keys of up to 192 columns (values of up to 128) come in two boxes, of 128 columns and a *tail* of 64, and S is the sum
-of two products. All tiles split their keys then: Q, three blocks and two tails fill shared memory.
-
-TMEM (512 columns at D = 128): S0 S1 O0 O1. P and alpha live inside their own S; the order of the products protects them
-(:func:`multiply_tile`). Row sums and maxima are in SMEM, for the next tile's S arrives before they are read.
+While one group computes its exponentials the tensor cores multiply for the other. The overlap continues across tiles:
+the last P V of a tile is issued between the first S products of the next, and O is stored while the next tile's softmax
+runs. A tile of at most 128 queries would leave the second half empty, so there both groups take the *same* queries and
+every other key block (``split_keys``), and the correction merges their results. All communication is by mbarriers:
+``*_fulls`` say that data is there, ``*_empties`` that it has been consumed. Queries and keys of up to 192 columns
+(values of up to 128) come in two boxes, of 128 columns and a *tail* of 64, and S is the sum of two products. All tiles
+split their keys then: Q, three blocks and two tails fill shared memory. TMEM (512 columns at D = 128): S0 S1 O0 O1. P
+and alpha share the columns of their own S; the order of the products protects them (:func:`multiply_tile`). Row sums
+and maxima are in SMEM, because the next tile's S overwrites TMEM before they are read.
 
 Jagged: every TMA box is bounded by its own sequence (:mod:`jfa.kernels.common.ragged`), so a tail tile reads zeros and never its
 neighbour, and stores nothing past its end.
@@ -110,7 +108,7 @@ def forward_kernel(
 
 @aggregate
 class Scores:
-    """S of each half in TMEM, and what the softmax leaves in its place: P in 16 bits, and alpha."""
+    """S of each half in TMEM, and what the softmax stores in its place: P in 16 bits, and alpha."""
 
     s: tlx.buffered_tensor  # [2] x [128, 128] fp32
     p: tlx.buffered_tensor  # [2] x [128, 128]
@@ -149,7 +147,8 @@ class Tails:
 
 @aggregate
 class Memory:
-    """What the roles of a CTA hand to each other. ``q`` is a ring of one per half; ``o`` has a slot per column part of a half."""
+    """Buffers and barriers shared by the roles of a CTA. ``q`` is a ring of one per half; ``o`` has a slot per column
+    part of a half."""
 
     q: Ring
     tails: tl.core.base_value  # Tails, or None where rows end at column 128
@@ -313,12 +312,13 @@ def load_keys(inputs, memory, tile, head, block, kv_count, k_count):
 
 @aggregate
 class Issued:
-    """How far the mma role is when it comes to a tile.
+    """The mma role's counters at the begin of a tile.
 
     Attributes:
         steps: of all tiles before.
         blocks: taken from the ring.
-        last_steps, last_split: steps of the tile before, and whether it splits its keys; its last P V are still to be issued.
+        last_steps, last_split: steps of the previous tile, and whether it splits its keys; its last P V are still to be
+            issued.
     """
 
     steps: tl.tensor

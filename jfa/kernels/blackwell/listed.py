@@ -14,9 +14,10 @@ from jfa.kernels.common.sequences import sequence_of
 
 @aggregate
 class ListedSteps:
-    """The walk of a tile of 128 queries over the key blocks that its list names; see ``Steps`` in the forward.
+    """The iteration of a tile of 128 queries over the key blocks of its list; see ``Steps`` in the forward.
 
-    Entry 2 i + h is half h's step i. Where the entries are odd in number, the last step of half 1 visits a block that holds no key.
+    Entry 2 i + h is step i of half h. With an odd number of entries, the last step of half 1 visits a block without
+    keys.
     """
 
     listed: Listed
@@ -59,7 +60,7 @@ class ListedQueries:
 
     Attributes:
         listed: the list.
-        last: the sequence's last block: a list that names others leads no further.
+        last: the sequence's last block; larger numbers in a list are clamped to it.
         tile: the tile, without keys where the list is empty: its one block is then wholly masked.
     """
 

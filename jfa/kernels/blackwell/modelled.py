@@ -1,4 +1,4 @@
-"""How busy a B200's tensor cores would be, and how much of that hangs on rates that nobody has measured there.
+"""Model how busy a B200's tensor cores are, and how much the result depends on rates that have not been measured there.
 
 ``python -m jfa.kernels.blackwell.modelled`` prints two tables, made by running the kernels on the emulator's clock: the forward
 beside the plain kernel and the public tutorials of fbtriton, and the same with each rate that no B200 source gives halved and

@@ -1,6 +1,7 @@
 """The Blackwell backward on MXFP8, one CTA per tile of 128 keys: five products of e4m3 operands.
 
-Roles, tiles and the way of dQ are those of :mod:`jfa.kernels.blackwell.backward_1cta`. Operands and the axis of their groups:
+Roles, tiles and the path of dQ are those of :mod:`jfa.kernels.blackwell.backward_1cta`. Operands and the axis of their
+groups:
 
     S^T  = K Q^T      over D         K, Q by head dim
     dP^T = V dO^T     over D         V, dO by head dim
@@ -8,11 +9,10 @@ Roles, tiles and the way of dQ are those of :mod:`jfa.kernels.blackwell.backward
     dK  += dS^T Q     over queries   dS in squares of 32 x 32, Q by tokens
     dQ   = dS K       over keys      the same dS, K by tokens
 
-P is recomputed from the Q and K that the forward multiplied. A square of dS has one scale, so dS and dS^T are the same bytes; its
-codes are written twice, as rows of keys and as rows of queries.
-
-TMEM at D = 128: S^T, dP^T, dV, dK of 128 columns each. dQ takes dP^T's place, P^T (32 columns) S^T's. Scales lie in what is not
-needed: those of S and dK inside dP^T, once its columns there were read (``dp_reads``); those of dP, dV and dQ inside S^T beside P,
+P is recomputed from the Q and K that the forward multiplied. A square of dS has one scale, so dS and dS^T are the same
+bytes; its codes are written twice, as rows of keys and as rows of queries. TMEM at D = 128: S^T, dP^T, dV, dK of 128
+columns each. dQ takes dP^T's place, P^T (32 columns) S^T's. Scales lie in columns that are free at the time: those of S
+and dK inside dP^T, once its columns there have been read (``dp_reads``); those of dP, dV and dQ inside S^T beside P,
 once both compute groups have read it (``s_reads``). At D = 64 dQ and all scales have columns of their own.
 """
 
@@ -174,7 +174,8 @@ class Gradients:
 
 @aggregate
 class Memory:
-    """What the roles of a CTA hand to each other; ``rows`` shares the barriers of ``q``. ``_t``: groups along tokens."""
+    """Buffers and barriers shared by the roles of a CTA; ``rows`` uses the barriers of ``q``. ``_t``: groups along
+    tokens."""
 
     keys: Keys
     q: ScaledRing

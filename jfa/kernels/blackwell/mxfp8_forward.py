@@ -7,10 +7,11 @@ Roles, tiles, walk and epilogue are :mod:`jfa.kernels.blackwell.forward`'s. What
     O += P V     V in an encoding of its own, groups along the keys
     maximum      whole bits, with a margin: P never exceeds 1 (:func:`jfa.kernels.blackwell.softmax.integer_maximum`)
 
-The products take half as long as in 16 bits, the softmax as long. So S of a half is made a step ahead, and its softmax does
-not wait for its own P V. P of half h therefore lies inside S of the *other* half, which is not needed while P is. So do the
-scales for S and O of h, 4 columns each: TMEM at D = 128 is full with S0 S1 O0 O1, and they must not lie in the S that they
-are for. P and scales may come once that other S has been read, which softmax says on ``s_reads``. alpha is in SMEM.
+The products take half as long as in 16 bits, the softmax takes the same time. So S of a half is computed one step
+ahead, and its softmax does not wait for its own P V. P of half h therefore lies inside S of the *other* half, which is
+not needed at the same time. So do the scales for S and O of h, 4 columns each: TMEM at D = 128 is full with S0 S1 O0
+O1, and scales must not lie in the S that they belong to. P and scales may be written once that other S has been read,
+which the softmax signals on ``s_reads``. alpha is in SMEM.
 
 Jagged: data boxes end with their sequence, and a sequence owns whole scale tiles; a block past the last one that a tile
 sees takes the scales of that one.
@@ -149,7 +150,8 @@ class ScaleColumns:
 
 @aggregate
 class Memory:
-    """What the roles of a CTA hand to each other. ``q`` is a ring of one per half; ``o`` has a slot per column part of a half."""
+    """Buffers and barriers shared by the roles of a CTA. ``q`` is a ring of one per half; ``o`` has a slot per column
+    part of a half."""
 
     q: ScaledRing
     k: ScaledRing

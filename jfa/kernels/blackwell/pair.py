@@ -1,4 +1,4 @@
-"""Two CTAs that work as one: whose barrier counts what, and which unit of work a pair takes.
+"""Pairs of CTAs that work on one tile: which CTA's barrier counts what, and which unit of work a pair takes.
 
 A product of a pair (``two_ctas=True``) has its rows on two SMs: each CTA holds its own rows of A and of the result, and half of
 B's columns, which both tensor cores read. So boxes of B are halved, and a product starts only when both halves are there:
@@ -9,8 +9,9 @@ B's columns, which both tensor cores read. So boxes of B are halved, and a produ
     mma of the leader       waits, issues for both                           its own
     tensor cores            a commit with two_ctas                           both CTAs', so each CTA waits at home for what it reads
 
-Barriers are waited on at home only; arriving at another CTA's is possible. The leader is the CTA of rank 0. Compilers make both
-CTAs wait for each other before the first instruction that could reach the other, and at the end of a kernel with such products.
+A CTA can wait only on its own barriers, but can arrive at those of the other. The leader is the CTA of rank 0. The
+compiler makes both CTAs wait for each other before the first instruction that could reach the other, and at the end of
+a kernel with such products.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """

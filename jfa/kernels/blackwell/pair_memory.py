@@ -1,4 +1,4 @@
-"""What the roles of a pair of CTAs hand to each other in the backward: buffers, tensor memory, and whose barrier is whose.
+"""Memory of the backward on a pair of CTAs: buffers, tensor memory, and which CTA owns which barrier.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
@@ -80,10 +80,11 @@ class Gradients:
 
 @aggregate
 class Memory:
-    """What the roles of a CTA hand to each other, and to the other CTA.
+    """Buffers and barriers shared by the roles of a CTA, and with the other CTA.
 
-    dV and dK of a tile leave in halves of their columns through buffers that its last products have freed: dV through those of
-    the columns of Q and dO, dK through the two parts of dS. So K and V of the next tile need not wait for them.
+    dV and dK of a tile are stored in halves of their columns through buffers that its last products have released: dV
+        through those of the columns of Q and dO, dK through the two parts of dS. So the loads of the next tile's K and
+        V need not wait for them.
     """
 
     k: Ring  # [128, head_dim], own keys

@@ -1,7 +1,8 @@
 """The Blackwell forward without specialized warps: one group of warps loads, multiplies, exponentiates, in that order.
 
-The same mathematics, TMA boxes and tensor cores as :mod:`jfa.kernels.blackwell.forward`, and nothing overlaps: while the tensor
-cores work the warps wait, and the other way round. It is here to be compared with, in the timeline and in `jfa compile`.
+It uses the same mathematics, TMA boxes and tensor cores as :mod:`jfa.kernels.blackwell.forward`, but nothing overlaps:
+while the tensor cores work the warps wait, and vice versa. It serves as the baseline in the timeline and in `jfa
+compile`.
 """
 
 import triton

@@ -1,8 +1,8 @@
-"""Block scales on their way to the tensor cores: memory, SMEM with the tile that they scale, TMEM.
+"""Move block scales to the tensor cores: from memory to SMEM together with the tile that they scale, then to TMEM.
 
-A scale tile holds the E8M0 codes of 128 rows and four groups of 32, as the tensor cores want them: 512 bytes without a
-hole, so one bulk copy loads it and one ``tcgen05.cp`` takes it to TMEM. A sequence owns whole tiles (:mod:`jfa.mxfp8`): none
-of its own holds a neighbour's code.
+A scale tile holds the E8M0 codes of 128 rows and four groups of 32, as the tensor cores want them: 512 contiguous
+bytes, so one bulk copy loads it and one ``tcgen05.cp`` takes it to TMEM. A sequence owns whole tiles
+(:mod:`jfa.mxfp8`): none of its own holds a neighbour's code.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """

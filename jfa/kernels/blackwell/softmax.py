@@ -1,8 +1,9 @@
 """The arithmetic of one softmax step on Blackwell, in base 2.
 
-Two things differ from the textbook. The running maximum may stay behind the true one by up to ``THRESHOLD`` bits: the accumulator
-is then not rescaled, which is exact as long as P, the row sum and the accumulator use the same maximum (FlashAttention-4, arXiv
-2603.05451). And a share of the exponentials runs on the FMA pipe, since the special function unit is as busy as the tensor cores.
+Two things differ from the textbook. The running maximum may lag behind the true one by up to ``THRESHOLD`` bits: the
+accumulator is then not rescaled, which is exact as long as P, the row sum and the accumulator use the same maximum
+(FlashAttention-4, arXiv 2603.05451). And a share of the exponentials runs on the FMA pipe, since the special function
+unit is as busy as the tensor cores.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
@@ -43,9 +44,10 @@ SMALLEST_POWER = tl.constexpr(-125.0)  # below it the exponent field would run o
 class Scale:
     """Factors from raw scores to log2 units.
 
-    The exponent ``s * scale - maximum`` rounds only the maximum. Beyond ``huge`` that alone may be off by more than P's format
-    reaches. A row whose maximum is so large is scaled by a power of two instead, which rounds nothing: scores that differ then
-    differ by 64 bits (MXFP8: 4 bits) or more, so P is 1 at the maximum and 0 (nearly) elsewhere under either factor.
+    The exponent ``s * scale - maximum`` rounds only the maximum. Beyond ``huge`` this rounding error alone can exceed
+    the range of P's format. A row with such a large maximum is scaled by a power of two instead, which is exact: scores
+    that differ then differ by 64 bits (MXFP8: 4 bits) or more, so P is 1 at the maximum and 0 (nearly) elsewhere under
+    either factor.
     """
 
     fine: tl.tensor  # |sm_scale| * log2(e), positive

@@ -1,4 +1,4 @@
-"""What each Hopper kernel is compiled for: the host's choices, and what the problem leaves no choice about.
+"""Compile-time configuration of each Hopper kernel: the host's choices, and facts that the problem dictates.
 
 The choices come from measurements (docs/hopper-notes.md), never from a user's call. A kernel takes one of these objects
 as its constexpr ``cfg``.

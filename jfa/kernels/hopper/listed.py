@@ -24,7 +24,7 @@ class HalfBlocks:
 
     Attributes:
         listed: blocks of 128 queries.
-        last: the sequence's last block of 64: a list that names others leads no further.
+        last: the sequence's last block of 64; larger numbers in a list are clamped to it.
     """
 
     listed: Listed
