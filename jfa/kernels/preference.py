@@ -1,9 +1,10 @@
-"""What ``auto`` tries first where several backends can: by kinds of problems, as they were measured.
+"""The order in which ``auto`` tries backends that support a problem, by kinds of problems, as measured.
 
-One table: the first kind that applies decides. It looks at sizes alone, never at offsets, and is a rule for the H200 that
-measured it (jfa/bench/results/h200-2026-11-30-grid.json, made by ``jfa bench --grid``); a GPU without Hopper's kernels has
-nothing to choose, and Blackwell's order was not measured. ``tests/kernels/test_preference.py`` holds the table, and what the
-Hopper backend leaves to the portable kernels (:func:`portable_backward`), against the recorded times.
+The first kind in the table that applies decides. It depends on sizes only, never on offsets, and holds for the H200 on
+which it was measured (jfa/bench/results/h200-2026-11-30-grid.json, written by ``jfa bench --grid``). A GPU without
+Hopper's kernels has no choice, and Blackwell's order was not measured. ``tests/kernels/test_preference.py`` holds the
+table, and what the Hopper backend leaves to the portable kernels (:func:`portable_backward`), against the recorded
+times.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ WIDE = 128  # head dimension
 
 @dataclass(frozen=True)
 class Kind:
-    """Problems that one order of backends suits.
+    """A kind of problems, and the best order of backends for it.
 
     Attributes:
         name: in words, with the reason.

@@ -1,4 +1,4 @@
-"""Which backends exist, and which one a call gets. Modules are imported when first asked for."""
+"""List the backends, and choose one for a call. Their modules are imported on first use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MXFP8_MODULES = {"blackwell": "jfa.kernels.blackwell.mxfp8_launch"}
 
 
 class UnsupportedError(ValueError):
-    """A backend that a call names does not offer what the call asks for."""
+    """The backend that a call names does not support the call's arguments."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Jit helpers that several backends share, one small file a topic."""
+"""Jit helpers that several backends share, one small file per topic."""

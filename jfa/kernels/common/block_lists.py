@@ -1,4 +1,4 @@
-"""Block lists inside a kernel: where a tile's list lies, and which block its n-th entry names.
+"""Block lists inside a kernel: find a tile's list, and the block that its n-th entry names.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
@@ -42,7 +42,7 @@ class Lists:
 
 @aggregate
 class Listed:
-    """One list. It is walked from its last entry back, as a dense tile walks its blocks."""
+    """One list. Kernels go through it from its last entry to its first, as a dense tile goes through its blocks."""
 
     columns: tl.tensor
     kinds: tl.tensor

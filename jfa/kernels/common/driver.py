@@ -1,7 +1,7 @@
-"""The few functions of the CUDA driver that launch a kernel whose arguments are laid out already, by ctypes.
+"""Call, by ctypes, the few functions of the CUDA driver that launch a kernel whose arguments are laid out already.
 
-A kernel's parameters are a table of addresses, one per parameter. Where their sizes come from is no guess: the driver tells
-them (``cuFuncGetParamInfo``, since CUDA 12.4). Names and structures are those of cuda.h.
+A kernel's parameters are a table of addresses, one per parameter. Their sizes are read from the driver
+(``cuFuncGetParamInfo``, since CUDA 12.4). Names and structures are those of cuda.h.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def launch_config(warps: int, shared: int, overlap: bool) -> LaunchConfig:
 
 
 class Driver:
-    """What a launch calls. ``launch(config, function, table, None)`` takes ctypes objects made beforehand."""
+    """The driver functions that a launch calls. ``launch(config, function, table, None)`` takes ctypes objects made
+    beforehand."""
 
     def __init__(self, library: ctypes.CDLL):
         self.library = library

@@ -1,4 +1,4 @@
-"""What the host side of every backend asks: constants for a kernel, padded sizes, multiprocessors."""
+"""Helpers for the host side of all backends: constants for a kernel, padded sizes, number of multiprocessors."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Launch a jit function again without going through Triton's argument binding.
 
-Triton binds, classifies and hashes every argument of every launch, which takes 20 to 60 microseconds of Python. What machine code a
-launch gets depends on little of that: the constexprs and options, fixed per :class:`Variant`, and what Triton specialises on
-(types, multiples of 16, ones), which :func:`facts` reads. So a variant remembers the kernel that Triton compiled for the same
-facts, with memory in which its arguments are laid out (:mod:`.packet`), or else hands Triton's launcher the arguments.
+Triton binds, classifies and hashes every argument of every launch, which takes 20 to 60 microseconds of Python. Which
+machine code a launch gets depends only on the constexprs and options, fixed per :class:`Variant`, and on what Triton
+specialises on (types, multiples of 16, ones), which :func:`facts` reads. So a variant remembers the kernel that Triton
+compiled for the same facts, with memory in which its arguments are laid out (:mod:`.packet`); without such memory it
+passes the arguments to Triton's launcher.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Known:
-    """What Triton compiled for a launch, and its packet, if there is one."""
+    """The kernel that Triton compiled for a launch, and its packet, if there is one."""
 
     compiled: object
     packet: Packet | None

@@ -1,8 +1,8 @@
 """Values that travel together through a kernel: spans, bands, ranges of blocks, tiles.
 
-Each is a Triton aggregate: the compiler takes it apart before anything else, so it costs no register and no
-instruction. Fields cannot be assigned to: a changed tile is a new one. A field of type ``tl.tensor`` takes no Python
-number; ``tl.to_tensor(0)`` makes a value of one.
+Each is a Triton aggregate: the compiler splits it into its fields first, so it costs no register and no instruction.
+Fields are read-only: to change a tile, build a new one. A field of type ``tl.tensor`` cannot hold a Python number;
+``tl.to_tensor(0)`` converts one.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
@@ -59,7 +59,8 @@ class Span:
 
 @aggregate
 class Band:
-    """The pairs that count, i + lo <= j <= i + hi. Without ``has_lo`` or ``has_hi`` that side is open and not read."""
+    """The pairs that count, i + lo <= j <= i + hi. Without ``has_lo`` or ``has_hi`` that side is unbounded, and its
+    bound is not read."""
 
     lo: tl.tensor
     hi: tl.tensor

@@ -1,6 +1,6 @@
-"""Arithmetic on pairs of fp32 numbers: one instruction of Blackwell's FMA pipe does two (``fma.rn.f32x2``).
+"""Arithmetic on pairs of fp32 numbers: one instruction of Blackwell's FMA pipe computes both (``fma.rn.f32x2``).
 
-Triton 3.7's NVIDIA build with TLX ships them as inline PTX; elsewhere plain arithmetic stands in, with the same result.
+fbtriton 3.7 provides these functions as inline PTX; elsewhere plain arithmetic replaces them, with the same result.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Arrays in which every sequence owns whole blocks of rows: what a backward's loops read and add to without masks.
+"""Arrays in which every sequence owns whole blocks of rows, so that a backward's loops read and add without masks.
 
-A backward walks queries in blocks of ``pad`` rows: it reads their log-sum-exp and delta and adds to their dQ. In a packed array the
-last block of a sequence would reach into the next one, and a bulk copy would start at an unaligned address. Here it does neither.
-Rows that do not exist get lse = +inf, which makes their probabilities 0.
+A backward walks queries in blocks of ``pad`` rows: it reads their log-sum-exp and delta and adds to their dQ. In a
+packed array the last block of a sequence would reach into the next one, and a bulk copy could start at an unaligned
+address; the padding avoids both. Rows that do not exist get lse = +inf, which makes their probabilities 0.
 """
 
 from __future__ import annotations

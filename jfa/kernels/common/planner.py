@@ -1,21 +1,19 @@
-"""Lists of tiles, the sequences with most work first: made by one small kernel, without a sort and without a synchronisation.
+"""Build lists of tiles, the sequences with most work first, with one small kernel, without a sort or a synchronisation.
 
-A list is ``records`` [capacity, RECORD] int32 (:class:`jfa.kernels.common.nouns.Tile`) and ``counts`` [2] int32. The capacity
-follows from shapes alone, so building works inside a CUDA-graph capture. A record says all that a kernel must know about its tile,
-so no role of it reads offsets.
-
-Sorting without a sort: a sequence's first slot is the number of tiles of all sequences with more work than it. Counting them costs
-B comparisons per sequence, which is nothing beside launching the several kernels of a sort; ties go by position, so a list is
-always the same. From some thousand sequences on torch sorts instead.
+A list is ``records`` [capacity, RECORD] int32 (:class:`jfa.kernels.common.nouns.Tile`) and ``counts`` [2] int32. The
+capacity follows from shapes alone, so building works inside a CUDA-graph capture. A record holds all that a kernel must
+know about its tile, so none of its roles reads offsets. Sorting without a sort: a sequence's first slot is the number
+of tiles of all sequences with more work than it. Counting them costs B comparisons per sequence, much less than
+launching the several kernels of a sort; ties are ordered by position, so a list is deterministic. From some thousand
+sequences on torch sorts instead.
 
 Options of the one planner:
 
 - tiles of queries or of keys; of rows packed with the heads of a group (PACK rows per position);
 - SPLIT: a tile with much more work than the mean load of a worker becomes several records, one per chunk of its other side;
-- RESTS: a sequence's last tile, where it is not full, is ordered by its own rows and not with its sequence;
-- counters are cleared along the way, for the launch that reads the list.
-
-:mod:`jfa.kernels.common.tile_list` orders tile by tile instead, for kernels that deal a list out and cannot draw from it.
+- RESTS: a sequence's last tile, if it is not full, is ordered by its own number of rows and not with its sequence;
+- counters are cleared by the same kernel, for the launch that reads the list. :mod:`jfa.kernels.common.tile_list`
+orders tile by tile instead, for kernels that assign tiles statically and cannot draw them from a queue.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
@@ -44,12 +42,12 @@ SORT_FROM = 8192  # sequences from which on a sort is quicker than comparing all
 
 @dataclass
 class Plan:
-    """One list, and what a launch needs beside it.
+    """One list, and the other arrays that a launch needs.
 
     Attributes:
         records: [capacity, RECORD] int32.
         counts: [2] int32: tiles that have work, all valid tiles.
-        counters: [number] int32 zeros: what a launch counts with, and leaves as zeros.
+        counters: [number] int32 zeros: counters of a launch, which resets them to zero.
         chunks: [capacity, 2] int32, or None where nothing is split: chunk << 16 | chunks of the tile, and the tile's first partial
             result among all of a head's.
     """
@@ -82,7 +80,7 @@ class Cut:
     Attributes:
         block: rows per tile, of ``pack`` rows per position.
         keys: tiles of keys, else of queries.
-        slots: partial results that a head may leave; 0: nothing is split. There are half as many workers per head.
+        slots: partial results per head, at most; 0: nothing is split. The workers per head are half as many.
         rests: order a sequence's last, shorter tile by its own rows.
         least_chunk: rows of the other side that a chunk has at least.
     """
@@ -245,7 +243,7 @@ def plan_pass(problem: Problem, forward: Cut, counters: int, dq: Cut, keys: Cut)
 
 @dataclass(frozen=True)
 class PassConfig:
-    """What the kernel of :func:`plan_pass` is compiled for.
+    """Compile-time configuration of the kernel of :func:`plan_pass`.
 
     Attributes:
         block, dq_block, key_block: rows per tile of the three lists; dq_block 0: the forward's list serves dQ.
@@ -321,7 +319,8 @@ def pass_kernel(
 
 @aggregate
 class Target:
-    """Where a list goes: what a :class:`Plan` holds. ``size`` is ``num_counters`` rounded up to a power of two, or 0."""
+    """Memory that a list is written to: the arrays of a :class:`Plan`. ``size`` is ``num_counters`` rounded up to a
+    power of two, or 0."""
 
     records: tl.tensor
     counts: tl.tensor

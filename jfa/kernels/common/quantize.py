@@ -1,7 +1,8 @@
 """MXFP8 in one pass: a packed jagged tensor is read once and written in one or both encodings, with its tiles of scales.
 
-The bits are those of :mod:`jfa.mxfp8`, which says what they mean. All decisions about a scale are made in integers, on the bits
-of the group's largest magnitude, so no GPU and no compiler can round them otherwise. Plain Triton: any GPU, and the emulator.
+The bits are those of :mod:`jfa.mxfp8`, which defines them. Scales are computed in integers, from the bits of the
+group's largest magnitude, so they are the same on every GPU and with every compiler. Plain Triton: runs on any GPU and
+on the emulator.
 """
 
 from __future__ import annotations

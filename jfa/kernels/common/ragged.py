@@ -1,10 +1,11 @@
 """TMA descriptors that stop at the end of any sequence of a packed tensor, made once on the host.
 
-A packed tensor [total, H, D] holds sequences back to back, so a tile that reaches past a sequence's end reaches into its neighbour.
-A *ragged* descriptor bounds every box by the sequence instead: rows past its end load as zeros and are neither stored nor added.
-It does so with one 5-D map for all sequences. The row coordinate reaches ``BILLION`` exactly at the sequence's end, where the
-map's shape ends; a second dimension of the same stride brings the address back to the sequence, and a first one, whose stride is
-2**34 minus a row, subtracts the billion again modulo 2**64 (the idea is that of ``triton.tools.ragged_tma``).
+A packed tensor [total, H, D] holds sequences one after another, so a tile that reaches past a sequence's end reaches
+into the next one. A *ragged* descriptor bounds every box by the sequence instead: rows past its end load as zeros and
+are neither stored nor added. It does so with one 5-D map for all sequences. The row coordinate reaches ``BILLION``
+exactly at the sequence's end, where the map's shape ends; a second dimension of the same stride brings the address back
+to the sequence, and a first one, whose stride is 2**34 minus a row, subtracts the billion again modulo 2**64 (the idea
+is that of ``triton.tools.ragged_tma``).
 
 Boxes are [1, 1, 1, rows, D] on the view [H, total, D], so the head dimension is a dimension of its own and a box that is wider than
 D loads zeros there.

@@ -1,12 +1,12 @@
-"""What a backend does in one call, seen without doing it: allocations, launches and fills, on tensors that are not there.
+"""Record what a backend does in one call without doing it: allocations, launches and fills, on stand-ins for tensors.
 
-A backend's forward or backward decides much and moves nothing: tiles, grids, sizes and numbers follow from shapes and options.
-So a call is *recorded* on :class:`StandIn` tensors, whose shapes are made of :class:`.sizes.Size`: no memory is allocated,
-nothing is launched, and every number that the backend computes stays a formula in the call's sizes. What is more than
-allocations, views, fills with a constant and launches of a :class:`.launcher.Variant`, such as a copy of a
-tensor with strides that no kernel takes, is :class:`Unrepeatable`. :mod:`.tape` makes the call anew from what was seen.
-
-Tensors begin at whole 16 bytes here: inputs are looked at when a tape is played, allocations are aligned to more.
+The host code of a forward or backward only makes decisions: tiles, grids, sizes and numbers follow from shapes and
+options. So a call can be *recorded* on :class:`StandIn` tensors, whose shapes are made of :class:`.sizes.Size`: no
+memory is allocated, nothing is launched, and every number that the backend computes stays a formula in the call's
+sizes. Recording covers allocations, views, fills with a constant and launches of a :class:`.launcher.Variant`. Any
+other operation, such as a copy of a tensor with strides that no kernel accepts, is :class:`Unrepeatable`. :mod:`.tape`
+repeats a call from its recording. Tensors are assumed to be aligned to 16 bytes: inputs are checked when a tape is
+played, allocations have a larger alignment.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class BoxOf:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch; ``args`` are places, boxes and numbers. ``key`` is the variant's of what Triton compiled for such."""
+    """One launch; ``args`` are places, boxes and numbers. ``key`` is the key under which the variant keeps the compiled
+    kernel."""
 
     variant: launcher.Variant
     device: torch.device
@@ -85,7 +86,8 @@ def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class StandIn:
-    """Stands in for a tensor while a call is recorded; has the methods that launch code uses, all others are Unrepeatable."""
+    """Stand-in for a tensor while a call is recorded; it has the methods that launch code uses, all others are
+    Unrepeatable."""
 
     def __init__(self, recorder: Recorder, source: object, offset: int, shape: tuple, stride: tuple, dtype, device):
         self.recorder, self.source, self.offset = recorder, source, offset
@@ -227,15 +229,15 @@ def _shape(size: tuple) -> tuple[int, ...]:
 
 # -------------------------------------------------------------------------------------------------------------- recording
 class Recorder(TorchFunctionMode):
-    """Sees what a call would do, while it is entered.
+    """Record what a call does inside its ``with`` block.
 
     Args:
-        sizes: the numbers of which shapes are made, by name, as they are in this call.
+        sizes: the numbers that shapes are made of, by name, with their values in this call.
         most: upper bounds of some of them.
 
     Attributes:
         sizes: the same as :class:`.sizes.Size`.
-        trace: what follows from them, and on what conditions.
+        trace: the numbers computed from them, and the conditions under which they hold.
     """
 
     def __init__(self, sizes: dict[str, int], most: dict[str, int] | None = None):

@@ -12,7 +12,7 @@ from jfa.kernels.common.nouns import aggregate
 
 @aggregate
 class Ring:
-    """Buffers that are filled and emptied in turn; several equal rings may lie side by side in the same allocation.
+    """Buffers that are filled and emptied in turn; several equal rings may share an allocation.
 
     Attributes:
         buffers, fulls, empties: memory, and two barriers per buffer: its data is there; all have read it.

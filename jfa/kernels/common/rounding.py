@@ -1,4 +1,4 @@
-"""Rounding to 16 bits, a pair of elements an instruction."""
+"""Rounding to 16 bits, a pair of elements per instruction."""
 
 from __future__ import annotations
 

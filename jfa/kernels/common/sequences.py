@@ -1,7 +1,8 @@
-"""Where every sequence of a call lies in the packed tensors, inside them whatever the offsets say.
+"""Locate every sequence of a call in the packed tensors, inside their bounds even where offsets are wrong.
 
-With ``margins`` sequences are numbered from 1: number 0 is the margin of rows before the first offset, batches + 1 the margin
-behind the last. No sequence covers those rows, so they have nothing on the other side, and get zeros.
+With ``margins`` sequences are numbered from 1: number 0 is the margin of rows before the first offset, batches + 1 the
+margin after the last. No sequence covers those rows, so nothing attends to them or is attended by them, and their
+results are zeros.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
@@ -34,7 +35,7 @@ class Sizes:
 
 @aggregate
 class BandConstants:
-    """What is the same for all sequences about a :class:`jfa.masks.Band`; an open side lies beyond any row."""
+    """The constants of a :class:`jfa.masks.Band` that all sequences share; an open side gets a bound beyond any row."""
 
     lo_start: tl.tensor
     lo_end: tl.tensor
@@ -46,8 +47,8 @@ class BandConstants:
 class Sequences:
     """All sequences of one call; see jfa.kernels.base.Problem.
 
-    ``pad``: rows to whose multiples each sequence's queries are padded in arrays of a backward
-    (jfa.kernels.common.padded_rows), where tiles tell their ``pad_begin``; 0: they do not.
+    ``pad``: each sequence's queries are padded to a multiple of so many rows in arrays of a backward
+    (jfa.kernels.common.padded_rows), and tiles have their ``pad_begin``; 0: no such arrays.
     """
 
     offsets: Offsets

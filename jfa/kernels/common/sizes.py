@@ -1,14 +1,14 @@
-"""Numbers that follow from a call's sizes, written down while Python computes them, to be computed again for other sizes.
+"""Trace the numbers that host code computes from a call's sizes, so they can be computed again for other sizes.
 
-A :class:`Size` is an int that knows its :class:`Trace`. Arithmetic with it gives another one and adds a line to the trace;
-a comparison gives a plain bool and adds the *condition* that the same comparison came out the same way. So code
-that chooses tiles, grids and shapes runs as it is, and :meth:`Trace.compile` turns what it did into a Python function of the sizes:
-the numbers, or None where other sizes take another way through that code. Bounds and divisors of every number are known,
-so what holds for all sizes is no condition.
-
-What needs the number itself (a hash, a float, a bit pattern) pins it: then the condition is that it is this number. C code
-that reads an int past its methods cannot be noticed: ``range``, a list's index, ``list * n``, a float left of an operator.
-Functions of torch are not such code, because none runs while a call is recorded (jfa.kernels.common.recorder).
+A :class:`Size` is an int that knows its :class:`Trace`. Arithmetic with it gives another one and adds a line to the
+trace; a comparison gives a plain bool and adds the *condition* that the same comparison came out the same way. So code
+that chooses tiles, grids and shapes runs unchanged, and :meth:`Trace.compile` turns its trace into a Python function of
+the sizes that returns the numbers, or None where the sizes take another path through that code. Bounds and divisors of
+every number are known, so a comparison that comes out the same for all sizes adds no condition. An operation that needs
+the number itself (a hash, a float, a bit pattern) pins it: it adds the condition that the number is the same. C code
+that reads an int without calling its methods cannot be traced: ``range``, a list's index, ``list * n``, a float left of
+an operator. torch's functions would be such code too, but none runs while a call is recorded
+(jfa.kernels.common.recorder).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A call's allocations, launches and fills, done again with other addresses and other sizes.
+"""Repeat a call's allocations, launches and fills with other addresses and other sizes.
 
-A :class:`.recorder.Recorder` saw what a call does, with numbers that are formulas in the call's sizes. A :class:`Tape` does
-it: one look at its conditions, one allocation per result, one for all scratch memory, one store per address or number, and the
-driver's launches. Where the conditions do not hold, such as another tile shape or a number that Triton compiled in, the call is
-another tape's.
+A :class:`.recorder.Recorder` has recorded what a call does, with numbers that are formulas in the call's sizes. A
+:class:`Tape` repeats it: one check of the conditions, one allocation per result, one for all scratch memory, one store
+per address or number, and the driver's launches. Where the conditions do not hold (the sizes lead to another tile
+shape, or change a number that Triton compiled in), the call needs another tape.
 
-Inputs are known by their role, not by their memory: two may share it in one call and not in another.
+Inputs are identified by their role, not by their memory: two may share memory in one call and not in another.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ def resolved(x: int, values: tuple) -> int:
 
 
 class Tape:
-    """What a recorder saw, to be done again.
+    """A recorded call that can be repeated.
 
     Args:
-        recorder: it has seen the whole call.
+        recorder: a recorder of the whole call.
         results: tensors that the call returns: allocations of their own, whole.
-        kept: a structure of int32 tensors that outlives the call, in allocations that a tape puts together as one.
+        kept: a structure of int32 tensors that outlives the call, in allocations that a tape combines into one.
 
     Attributes:
-        measure: a function of the recorder's sizes: ``values``, or None where the call is another tape's.
+        measure: a function of the recorder's sizes that returns ``values``, or None where the call needs another tape.
         kept: the structure with places in that allocation, whose numbers are among the first ``kept_numbers`` values.
 
     Raises:
-        Unrepeatable: there was something that a tape cannot do.
+        Unrepeatable: the call has an operation that a tape cannot repeat.
         Unfit: a launch cannot be laid out, or (NotCompiled) not yet.
     """
 
@@ -184,7 +184,8 @@ def views_in(base: Tensor, kept: object, values: tuple) -> object:
 
 # ------------------------------------------------------------------------------------------------------------------ deck
 class Deck:
-    """A tape's launches laid out for the driver: addresses side by side, and every parameter that is one of them points there."""
+    """A tape's launches laid out for the driver: all addresses are in one array, to which the pointer parameters
+    refer."""
 
     def __init__(self, tape: Tape):
         self.tape, self.lock, self.driver = tape, Lock(), cuda.driver()

@@ -1,14 +1,15 @@
 """Lists of tiles in falling order of each tile's own work, without a sort, and without the host reading anything back.
 
-For kernels that deal their list out beforehand. Where one can be drawn from, sequences in falling order of work do as well, for
-fewer comparisons: :mod:`jfa.kernels.common.planner`, whose records these are. ``counts`` [2] int32 = (tiles with work, all tiles).
+For kernels that assign the tiles of a list statically. Where tiles are drawn from a queue, sequences in falling order
+of work suffice, which takes fewer comparisons: :mod:`jfa.kernels.common.planner`, whose records these are. ``counts``
+[2] int32 = (tiles with work, all tiles).
 
 Sorting without a sort: a tile's slot is the number of tiles before it. With work measured in rows of the other side, those of one
 sequence that have more than some amount lie side by side: the work of its t-th tile is the least of four numbers,
 
     all rows there are,   the band's width,   one that grows by a tile's rows with t,   one that falls by as much
 
-so they are counted by a subtraction. Ties go by sequence, then by row: a list is always the same.
+so they are counted by a subtraction. Ties are ordered by sequence, then by row, so a list is deterministic.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """

@@ -1,7 +1,7 @@
-"""From a unit of work to a tile: what a persistent kernel does before each tile.
+"""Map a unit of work to a tile, as a persistent kernel does before each tile.
 
-A tile list (:class:`jfa.schedule.Tiles`) is for one head; unit u is tile ``u // HEADS``, head ``u % HEADS``: the heads of a tile,
-which cost the same and share keys under GQA, stand side by side.
+A tile list (:class:`jfa.schedule.Tiles`) is for one head; unit u is tile ``u // HEADS``, head ``u % HEADS``: the heads
+of a tile, which cost the same and share keys under GQA, have consecutive units.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
@@ -41,7 +41,7 @@ def zigzag_unit(round_, worker, workers):
 
 @aggregate
 class Walk:
-    """A role's way through a tile list. Every role of a CTA takes the same units in the same order.
+    """The progress of a role through a tile list. Every role of a CTA takes the same units in the same order.
 
     Attributes:
         unit: the unit it is at; -1, or one past the list, at its end.

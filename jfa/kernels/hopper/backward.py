@@ -1,4 +1,4 @@
-"""Jagged attention backward for sm_90: one pass over key tiles makes dK and dV, and adds to dQ.
+"""Jagged attention backward for sm_90: one pass over key tiles computes dK and dV, and adds to dQ.
 
 For a tile of 128 keys of one key/value head and every block of 64 queries that sees it, transposed (keys are rows):
 
@@ -6,17 +6,14 @@ For a tile of 128 keys of one key/value head and every block of 64 queries that 
     dP^T = V dO^T          dS^T = P^T (dP^T - delta)            dK += dS^T Q          dQ += dS K
 
 Two consumer warp groups own 64 keys each: S^T, dP^T, dK and dV never leave their registers, and P^T and dS^T enter the
-next product straight from them. Only dQ needs all 128 keys: both write their dS^T to shared memory and go on, and a
-third warp group, the adder, makes dQ from it and adds it in fp32 by TMA reduce-add. So nobody who has work waits for
-dQ, and the three groups' products fill each other's gaps on the tensor cores. Query heads of a group (GQA) are walked
-one after another in the same tile, so dK and dV need no atomics.
-
-Registers decide. A thread of each of the four warp groups together has 512 of them; a consumer gets 208, and dK and dV
-alone take 128 of these. So a consumer holds one of S^T and dP^T at a time, starts dP^T's sum at -delta instead of
-keeping delta, and rounds P in pairs.
-
-dQ is added in whatever order tiles finish. Where that must not be it is left out here and made by
-jfa.kernels.hopper.backward_dq; then there are the two consumers only, one of them the default task.
+next product straight from them. Only dQ needs all 128 keys: both write their dS^T to shared memory and continue, and a
+third warp group, the adder, computes dQ from it and adds it in fp32 by TMA reduce-add. So the consumers do not wait for
+dQ, and the products of the three groups overlap on the tensor cores. Query heads of a group (GQA) are walked one after
+another in the same tile, so dK and dV need no atomics. Registers are the limit. One thread from each of the four warp
+groups has 512 of them together; a consumer gets 208 per thread, and dK and dV alone take 128 of these. So a consumer
+holds one of S^T and dP^T at a time, starts dP^T's sum at -delta instead of keeping delta, and rounds P in pairs. dQ is
+added in the order in which tiles finish. Where gradients must be deterministic, jfa.kernels.hopper.backward_dq computes
+dQ instead; then this kernel has the two consumers only, one of them the default task.
 """
 
 import triton
@@ -68,7 +65,7 @@ class Queries:
 
 @aggregate
 class Operands:
-    """What both consumers read and, in ``ds``, write for the adder if there is one."""
+    """Buffers that both consumers read and, in ``ds``, write for the adder if there is one."""
 
     k: Tiles
     v: Tiles

@@ -3,7 +3,8 @@
     S = Q K^T      P = exp2(S scale - lse)      dP = dO V^T      dS = P (dP - delta)      dQ += dS K
 
 Shaped like the forward: a producer, two consumers of 64 query rows each, key blocks from the last to the first. S and
-dP are computed a second time (jfa.kernels.hopper.backward has made them for dK and dV), which is the price of an order.
+dP are computed a second time (jfa.kernels.hopper.backward computes them for dK and dV), which is the cost of a fixed
+order.
 """
 
 import triton

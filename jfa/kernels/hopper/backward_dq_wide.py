@@ -3,8 +3,8 @@
     S = Q K^T      P = exp2(S scale - lse)      dP = dO V^T      dS = P (dP - delta)      dQ += dS K
 
 Two consumers own 64 query rows of a tile each, and with them up to 128 registers of dQ; key blocks run from the last to
-the first. With 256 columns Q and dO leave room for two blocks of 64 keys and one of their values; dQ leaves through Q's
-buffer.
+the first. With 256 columns Q and dO leave room for two blocks of 64 keys and one of their values; dQ is stored through
+Q's buffer.
 """
 
 import triton

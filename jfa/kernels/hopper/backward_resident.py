@@ -9,19 +9,15 @@ afterwards.
     S^T  = K Q^T           P^T  = exp2(S^T scale - lse)         dV = P^T dO
     dP^T = V dO^T          dS^T = P^T (dP^T - delta)            dK = dS^T Q          dQ^T += K^T dS^T
 
-Four roles. Two *key groups* take 64 keys in turn, each against all queries at once and one product after another, so
-that a thread never holds more than two accumulators. They share nothing but their input and drift apart: one multiplies
-while the other is busy with exponentials and stores. Each hands its dS^T through shared memory to the *query group*,
-which does nothing but hold dQ^T and add to it. The producer brings keys, values and output gradients.
-
-The accumulators of S^T and dP^T start from -lse/scale and -delta: no row constants stay in registers, nothing is
-subtracted.
-
-Shared memory is what limits the rings, so buffers serve twice: dV leaves through the buffer of its own values, which no
-product reads any more, and dK through that of its dS^T.
-
-Tiles are runs of TILE keys of a sequence (longer ones are cut: no sequence is too long for one program), drawn from a
-queue; or dealt out beforehand (``static``), so that every program sums the same blocks in the same order in every run.
+Four roles. Two *key groups* take blocks of 64 keys in turn, each against all queries at once and one product after
+another, so that a thread never holds more than two accumulators. They share only their input and are not synchronised:
+one multiplies while the other computes exponentials or stores. Each hands its dS^T through shared memory to the *query
+group*, which only holds dQ^T and adds to it. The producer brings keys, values and output gradients. The accumulators of
+S^T and dP^T start from -lse/scale and -delta: no row constants stay in registers, nothing is subtracted. Shared memory
+limits the rings, so buffers are used twice: dV is stored through the buffer of its own values, which no product reads
+any more, and dK through that of its dS^T. Tiles are runs of TILE keys of a sequence (longer ones are cut: no sequence
+is too long for one program), drawn from a queue, or assigned beforehand (``static``), so that every program sums the
+same blocks in the same order in every run.
 """
 
 import triton
@@ -59,7 +55,7 @@ class Gradients:
 
 @aggregate
 class Operands:
-    """What the key groups read, and ``ds`` and ``stages``, through which dS^T and dK leave them."""
+    """Buffers that the key groups read, and ``ds`` and ``stages``, through which they hand on dS^T and dK."""
 
     q: Ring
     k: Ring

@@ -5,17 +5,15 @@ For a tile of 64 keys of one key/value head and every block of 64 queries that s
     weights group:    S^T  = K Q^T     P^T  = exp2(S^T scale - lse)      dV += P^T dO
     scores group:     dP^T = V dO^T    dS^T = P^T (dP^T - delta)         dK += dS^T Q
 
-Registers decide: dK and dV of 64 keys and 256 columns are 128 KB, half of all there are. Each group owns one of them
-whole (128 registers per thread) and makes the left factor of its second product in registers. Only P^T [64, 64] passes
-from one group to the other, through shared memory, 8 KB per block. So no product is made twice, and only P is waited
-for. Each group issues its next first product ahead of its second one, so exp2 and dS run beside products.
-
-Dividing the columns of dK and dV among both groups instead would make each compute S^T and dP^T twice, or by halves of
-32 queries, whose products are bound by shared memory (1.5 times their tensor time), and would pass P and dS both ways.
-
-Adding dQ up here, as jfa.kernels.hopper.backward does for 128 keys, would move 64 KB of fp32 per block through shared
-memory and to L2, for 64 keys. The pass of its own repeats two products of five, but moves less, has no sums to clear
-and to convert, and is repeatable. docs/hopper-notes.md has the count.
+Registers are the limit: dK and dV of 64 keys and 256 columns are 128 KB, half of the register file. Each group owns one
+of them whole (128 registers per thread) and computes the left factor of its second product in registers. Only P^T [64,
+64] passes from one group to the other, through shared memory, 8 KB per block. So no product is computed twice, and the
+only wait is for P. Each group issues its next first product ahead of its second one, so exp2 and dS run beside
+products. Dividing the columns of dK and dV among both groups instead would make each compute S^T and dP^T twice, or by
+halves of 32 queries, whose products are bound by shared memory (1.5 times their tensor time), and would pass P and dS
+both ways. Adding dQ up here, as jfa.kernels.hopper.backward does for 128 keys, would move 64 KB of fp32 per block
+through shared memory and to L2, for 64 keys. The separate pass repeats two products of five, but moves less, has no
+sums to clear and to convert, and is deterministic. docs/hopper-notes.md has the numbers.
 """
 
 import triton
@@ -69,10 +67,10 @@ class Operands:
     """What both groups read.
 
     Attributes:
-        k, v: the tile's keys and values. dK leaves through K's buffer, dV through V's.
+        k, v: the tile's keys and values. dK is stored through K's buffer, dV through V's.
         q, do: rings of query blocks, with log-sum-exp beside Q and delta beside dO.
         p: ring of P^T, from the weights group to the scores group.
-        k_read, v_read: barriers: the group that reads K, V is done with the tile's.
+        k_read, v_read: barriers: the group that reads K (or V) is done with the tile's.
         scale_log2: from scores to log2 units.
     """
 

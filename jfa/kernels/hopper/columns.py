@@ -1,8 +1,8 @@
 """Tiles whose columns lie in two pieces, left and right, for head dims between the powers of two and beyond 128.
 
 A tile of 96 columns is 64 + 32, one of 192 is 128 + 64: a product over columns is two products into one sum, a sum with
-columns is two sums. So no product is spent on columns that a tensor does not have. A tile of 64 or 128 columns needs no
-right piece: its ``width`` is 0, its buffer and descriptor are the left ones, and its sum is a number that nobody uses.
+columns is two sums. So no product covers columns that a tensor does not have. A tile of 64 or 128 columns needs no
+right piece: its ``width`` is 0, its buffer and descriptor are the left ones, and its sum is an unused number.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
@@ -26,7 +26,7 @@ class Boxes:
 
 @aggregate
 class Pieces:
-    """What a product leaves in registers for both pieces: [rows, left], [rows, right]."""
+    """Results of a product in registers for both pieces: [rows, left], [rows, right]."""
 
     left: tl.tensor
     right: tl.tensor

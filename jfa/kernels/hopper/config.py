@@ -1,6 +1,6 @@
 """Compile-time configuration of each Hopper kernel: the host's choices, and facts that the problem dictates.
 
-The choices come from measurements (docs/hopper-notes.md), never from a user's call. A kernel takes one of these objects
+The choices come from measurements (docs/hopper-notes.md); callers cannot set them. A kernel takes one of these objects
 as its constexpr ``cfg``.
 """
 
@@ -17,7 +17,7 @@ SHARED_MEMORY = 232_448 - 900  # bytes for the buffers of one program; barriers 
 
 @dataclass(frozen=True)
 class Config:
-    """What every kernel must know of a problem.
+    """Facts about a problem that every kernel needs.
 
     Attributes:
         head_dim: columns of a tile of queries or keys: 64, 128 or 256. TMA fills what a tensor lacks with zeros.
@@ -44,10 +44,11 @@ class ForwardConfig(Config):
         list_heads: heads of the block lists that tiles walk; 0: they walk their band.
         broadcast_q: with block lists: whether all sequences have the same queries.
         registers: per thread of a consumer.
-        right, right_v: of the columns of queries and keys, and of values, those that lie in a piece of their own
-            (jfa.kernels.hopper.columns); 0: all lie in one.
-        late_queries: outputs leave through the buffer of their queries, so a tile's queries are loaded behind its first
-            keys and values. For one head and one tile of queries in flight; values have a piece of queries' width each.
+        right, right_v: columns in the right piece of queries and keys, and of values (jfa.kernels.hopper.columns); 0:
+            there is only one piece.
+        late_queries: outputs are stored through the buffer of their queries, so a tile's queries are loaded after its
+            first keys and values. Only for one head and one tile of queries in flight; the pieces of values are as wide
+            as those of queries.
     """
 
     head_dim_v: int
@@ -149,10 +150,10 @@ class BackwardConfig(Config):
         with_dq: add up dQ; else another kernel makes it.
         broadcast_q: all sequences add to the same dQ.
         tile_stages: tiles of keys and values in flight.
-        ahead: issue a block's scores behind the block before.
+        ahead: issue a block's scores right after the products of the block before.
         registers: per thread of a consumer.
         list_heads: heads of the transposed block lists that tiles walk; 0: they walk their band.
-        right: of head_dim, the columns that lie in a piece of their own (jfa.kernels.hopper.columns); 0: all lie in one.
+        right: columns of head_dim in the right piece (jfa.kernels.hopper.columns); 0: there is only one piece.
     """
 
     with_dq: bool
@@ -277,7 +278,7 @@ class ResidentConfig(Config):
     Attributes:
         rows_q: rows of the tile of queries, 64 or 128.
         stages: key and value blocks in flight.
-        static: deal tiles out beforehand, so that every program sums the same blocks in every run.
+        static: assign tiles beforehand, so that every program sums the same blocks in every run.
         do_stages: tiles of output gradients in flight.
         key_registers, query_registers: per thread of those groups.
     """

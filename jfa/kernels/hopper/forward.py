@@ -9,13 +9,13 @@ A consumer is a warp group with 64 query rows. A CTA has heads * parts of them (
 * parts = 2, heads = 1: a tile is 128 queries of one head. The two consumers share every key and value block and take
   turns on the tensor cores, one computing its softmax while the other multiplies. The choice for long queries.
 * parts = 1, heads = 2: a tile is 64 queries of two neighbouring heads, each consumer with its own ring. The choice for
-  at most 64 queries per sequence: then memory is the limit, and neighbouring heads lie side by side there.
+  at most 64 queries per sequence: then memory bandwidth is the limit, and the data of neighbouring heads are adjacent
+  in memory.
 
-The grid is persistent and draws tiles from a queue, longest first (jfa.kernels.hopper.queue). Resident
-queries, those of broadcast_q where they fit one tile, are the same in every tile of a program: they are loaded once.
-
-Within a tile key blocks run from the last to the first, so the block that hangs over the sequence's end is the first
-one, which is masked in any case; see jfa.kernels.common.band for the peeled loops.
+The grid is persistent and draws tiles from a queue, longest first (jfa.kernels.hopper.queue). Resident queries, those
+of broadcast_q where they fit one tile, are the same in every tile of a program: they are loaded once. Within a tile key
+blocks run from the last to the first, so the block that reaches past the sequence's end comes first, where blocks are
+masked anyway; see jfa.kernels.common.band for the peeled loops.
 """
 
 import triton

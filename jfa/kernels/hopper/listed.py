@@ -20,7 +20,7 @@ def query_list(tile, head, lists, BROADCAST_Q: tl.constexpr):
 
 @aggregate
 class HalfBlocks:
-    """Blocks of 64 queries: the halves of listed blocks, without a last half that lies behind the sequence.
+    """Blocks of 64 queries: the halves of listed blocks, without a last half past the sequence's end.
 
     Attributes:
         listed: blocks of 128 queries.

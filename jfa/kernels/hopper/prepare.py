@@ -1,7 +1,7 @@
 """Before and after the backward, in plain Triton: per-row constants in padded arrays, and dQ from fp32 to its dtype.
 
 The backward's loops read log-sum-exp and delta, and add to dQ, in whole blocks of 64 queries. In a packed array such a
-block would reach into the next sequence; so these arrays give every sequence whole blocks
+block would reach into the next sequence, so these arrays give every sequence whole blocks
 (jfa.kernels.hopper.tiles.padded_rows). Rows that do not exist get lse = +inf, which makes their probabilities 0. Both
 kernels walk the forward's list of tiles.
 """

@@ -1,13 +1,11 @@
 """The work queue of a persistent kernel: a counter that producers draw from, and a ring that announces what was drawn.
 
-Blackwell has hardware for this (CLC); here one atomic add per tile does. Against dealing tiles out beforehand (zigzag)
-it evens out what cannot be known: on the benchmark's PMA shape with 128 queries the most loaded SM had 1.42 times the
-mean under zigzag, 1.02 with the queue, by simulation. Order and place of a tile then vary from run to run; nothing a
-tile computes depends on them.
-
-The producer draws when it has issued the last load of a tile, and no earlier. Drawing a few tiles ahead hides the
-atomic's latency, but hands every SM its first tiles at once: with heavy-tailed lengths that is dealing them out again
-(measured: PMA 16 % slower).
+Blackwell has hardware for this (CLC); here one atomic add per tile does it. A queue balances load that a static
+schedule (zigzag) cannot predict: on the benchmark's PMA shape with 128 queries the most loaded SM had 1.42 times the
+mean under zigzag and 1.02 times with the queue, by simulation. The order of tiles and their SM then vary from run to
+run; the result of a tile does not depend on them. The producer draws when it has issued the last load of a tile, and no
+earlier. Drawing a few tiles ahead hides the atomic's latency, but gives every SM its first tiles at once, which amounts
+to a static schedule for heavy-tailed lengths (measured: PMA 16 % slower).
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
@@ -32,11 +30,11 @@ class Queue:
     Attributes:
         records, num_tiles: the list.
         units: how many there are.
-        heads: how many each tile is worked on for.
+        heads: number of heads per tile.
         counter: pointer to one int32 that was 0 at launch.
-        numbers: tells consumers which units the producer drew.
+        numbers: ring that tells consumers which units the producer drew.
         by_column: the program's grid column is the head, and a column's units are tiles.
-        static: units are dealt out in zigzag: every program gets the same ones in every run.
+        static: units are assigned in zigzag, the same ones to every program in every run.
         has_lo, has_hi: of the tiles' bands.
     """
 

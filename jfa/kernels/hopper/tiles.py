@@ -1,8 +1,8 @@
 """Lists of tiles for the persistent Hopper kernels: one small kernel makes them, every role reads them.
 
-They are lists by sequence with both margins (:mod:`jfa.kernels.common.planner`): the list of a forward, of its backward,
-or both by one launch. The kernel that reads a list may be set up while this one runs, and counts with what this one
-clears.
+They are lists by sequence with both margins (:mod:`jfa.kernels.common.planner`): the list of a forward, of its
+backward, or both in one launch. The kernel that reads a list may be set up while the list is built (programmatic
+dependent launch), and uses the counters that the list's kernel clears.
 """
 
 from dataclasses import dataclass
@@ -99,11 +99,11 @@ def list_kernel(
 
 @dataclass(frozen=True)
 class ListConfig:
-    """What the list kernel is compiled for.
+    """Compile-time configuration of the list kernel.
 
     Attributes:
         block, key_block: queries and keys per tile; 0: that list is not made.
-        down: a sequence's last queries first, which see the most keys under a mask open to the left.
+        down: a sequence's last queries first; they see the most keys under a mask that is open to the left.
         broadcast_q, slots: shared queries; an output offset for them.
         others: segments that are compared at once.
         heads: counters to clear, rounded up to a power of two.

@@ -4,9 +4,9 @@ With P = exp2(S * scale - LSE) and delta = rowsum(O * dO) - dLSE:
 
     dV = P^T dO      dP = dO V^T      dS = P * (dP - delta)      dK = scale dS^T Q      dQ = scale dS K
 
-``dkdv_kernel`` keeps a tile of keys and walks over the queries that see it; ``dq_kernel`` keeps a tile of queries and walks
-over its keys. Each owns what it writes, so gradients repeat bit by bit. One pass that adds dQ with fp32 atomics needs five
-products instead of seven, and was slower on an H200 (docs/portable-notes.md).
+``dkdv_kernel`` keeps a tile of keys and walks over the queries that see it; ``dq_kernel`` keeps a tile of queries and
+walks over its keys. Each program owns what it writes, so gradients are bitwise reproducible. A single pass that adds dQ
+with fp32 atomics needs five products instead of seven, but was slower on an H200 (docs/portable-notes.md).
 
 Packed rows (rows.py) make the walk over queries a walk over all heads of a group: dK and dV are their sum, in fp32.
 
@@ -28,7 +28,7 @@ RUNTIME = [
 
 @aggregate
 class Choices:
-    """What is fixed when a backward is compiled."""
+    """Compile-time choices of a backward."""
 
     block_m: tl.constexpr
     block_n: tl.constexpr
@@ -39,7 +39,8 @@ class Choices:
 
 @aggregate
 class Queries:
-    """What a backward needs of a block of packed query rows: tiles [rows, D] and [rows, Dv], numbers [rows] in log2 units."""
+    """Data of a block of packed query rows in a backward: tiles [rows, D] and [rows, Dv], numbers [rows] in log2
+    units."""
 
     q: tl.tensor
     do: tl.tensor
@@ -204,7 +205,7 @@ def dkdv_kernel(
 
 @aggregate
 class QueryRows:
-    """Where a pass over keys finds the query rows of its sequence."""
+    """The query rows of a sequence, as a pass over keys reads them."""
 
     q: Rows
     dout: Rows

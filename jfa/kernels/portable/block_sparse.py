@@ -1,7 +1,8 @@
-"""Attention over block lists in plain Triton: a tile walks the blocks it is told instead of all that its mask leaves.
+"""Attention over block lists in plain Triton: a tile visits the blocks of its list instead of all that its mask leaves.
 
-One program computes a tile of one query head, forward and dQ over the queries' lists, dK and dV over their transpose. Each
-head has lists of its own, so heads are not packed into rows. No gradient is added from two programs: results repeat bit by bit.
+One program computes a tile of one query head, forward and dQ over the queries' lists, dK and dV over their transpose.
+Each head has lists of its own, so heads are not packed into rows. No two programs add to the same gradient, so results
+are bitwise reproducible.
 
 A block may be longer than a tile or a step: a list's entry then takes several steps, a block of this side several programs.
 """

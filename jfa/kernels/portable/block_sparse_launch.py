@@ -1,4 +1,4 @@
-"""From a problem with block lists to launches of the kernels in :mod:`.block_sparse`."""
+"""Launch the kernels in :mod:`.block_sparse` for a problem with block lists."""
 
 from __future__ import annotations
 

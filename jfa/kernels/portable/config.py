@@ -1,7 +1,6 @@
-"""Tile sizes, warps and pipeline stages for a problem: a table that an H200 measured, not a tuner that runs on every call.
-
-The numbers are the fastest of a sweep (tests/gpu/run_op.py tune; docs/portable-notes.md tells which and by how much). Which row
-of the table a problem gets follows from shapes alone: nothing here reads an offset.
+"""Tile sizes, warps and pipeline stages for a problem: a table measured on an H200, not a tuner that runs on every
+call. The numbers are the fastest of a sweep (tests/gpu/run_op.py tune; docs/portable-notes.md says which and by how
+much). Which row of the table a problem gets follows from shapes alone: nothing here reads an offset.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from jfa.kernels.common.planner import LEAST_CHUNK, Cut
 
 @dataclass(frozen=True)
 class Tile:
-    """One kernel's configuration: rows kept, rows passed by in a step, warps, pipeline stages, registers per thread (None: any)."""
+    """One kernel's configuration: rows of the tile, rows of the other side per step, warps, pipeline stages, registers
+    per thread (None: any)."""
 
     keep: int
     step: int

@@ -1,10 +1,10 @@
 """The forward in plain Triton: one program per unit of work and key/value head.
 
-A unit is a tile of BLOCK_M packed query rows of one sequence, or one of several chunks of its keys where a mega-sequence is
-split (jfa.kernels.common.planner). Only the edges of what a tile sees need a mask (a causal diagonal, a window's rims, the
-sequence's tail); the bulk, which every row sees whole, runs without. Loads by pointer are masked as well, so there the loop is
-peeled into two. By TMA (GPUs from Hopper on) a box ends where its sequence ends: one loop with a branch then keeps the pipeline
-filled to the end.
+A unit is a tile of BLOCK_M packed query rows of one sequence, or one of several chunks of its keys where a
+mega-sequence is split (jfa.kernels.common.planner). Only the edges of what a tile sees need a mask (a causal diagonal,
+the ends of a window, the sequence's tail); the bulk, which every row sees whole, runs without. Loads by pointer are
+masked as well, so with them the loop is peeled into two. With TMA (GPUs from Hopper on) a box ends where its sequence
+ends: a single loop with a branch then keeps the pipeline filled to the end.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
@@ -24,7 +24,7 @@ RUNTIME = [
 
 @aggregate
 class Choices:
-    """What is fixed when the forward is compiled."""
+    """Compile-time choices of the forward."""
 
     block_m: tl.constexpr
     block_n: tl.constexpr

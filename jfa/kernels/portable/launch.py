@@ -1,4 +1,4 @@
-"""From a Problem to launches: outputs allocated, lists made, tiles chosen."""
+"""Launch the kernels for a Problem: allocate outputs, build lists, choose tiles."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
 """The backward of shared queries (PMA), whose dQ is a sum over all sequences.
 
-Of few queries (Lq * group <= 128 packed rows) the whole query is *resident*: a program keeps one key/value head's Q tile and its
-dQ on chip in fp32 and walks over a fixed share of all key blocks of all sequences. Each block's dK and dV are complete after one
-visit and written once, nothing is added in memory. More queries are cut into tiles, whose dQ ``shared_dq_kernel`` sums over the
-sequences; dK and dV are then the ordinary pass over keys. Both leave one partial dQ per program, which ``sum_dq_kernel`` adds in
-a fixed order. So the whole backward is deterministic, and the resident form reads K, V, O, dO once.
-
-A Hopper tensor core wants 64 rows or more on a product's first side. Where the queries are fewer, keys are the rows of every
-product (KEYS_FIRST: scores and dQ are transposed).
+Of few queries (Lq * group <= 128 packed rows) the whole query is *resident*: a program keeps one key/value head's Q
+tile and its dQ on chip in fp32 and walks over a fixed share of all key blocks of all sequences. Each block's dK and dV
+are complete after one visit and written once; nothing is accumulated in memory. More queries are cut into tiles, whose
+dQ ``shared_dq_kernel`` sums over the sequences; dK and dV are then the ordinary pass over keys. Both leave one partial
+dQ per program, which ``sum_dq_kernel`` adds in a fixed order. So the whole backward is deterministic, and the resident
+form reads K, V, O, dO once. A Hopper tensor core needs at least 64 rows in a product's first operand. With fewer
+queries, keys are the rows of every product (KEYS_FIRST: scores and dQ are transposed).
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
@@ -29,7 +28,7 @@ RUNTIME = "batches rows_q rows_kv rows_out lo_start lo_end hi_start hi_end worke
 
 @aggregate
 class KeyRows:
-    """Where the keys of a sequence are read, and their gradients written."""
+    """The keys of a sequence and their gradients in memory."""
 
     k: Rows
     v: Rows
@@ -39,7 +38,7 @@ class KeyRows:
 
 @aggregate
 class Side:
-    """What a program reads per sequence beside its keys. ``dlse`` may be None; where ``delta`` is not, it is written."""
+    """Other per-sequence data of a program. ``dlse`` may be None; ``delta``, if not None, is written."""
 
     out: Operand
     dout: Operand
@@ -135,7 +134,7 @@ def resident_kernel(
 
 @aggregate
 class KeyOperands:
-    """Keys and values of all sequences, and where their gradients go."""
+    """Keys and values of all sequences, and the memory of their gradients."""
 
     k: Operand
     v: Operand

@@ -1,9 +1,9 @@
 """Tiles of packed rows in global memory: how the portable kernels read and write them, by TMA or by pointers.
 
-Grouped heads (GQA, MQA) are *packed*: the G query heads that share one key/value head become G times as many query rows, packed
-row r being position r // G of head r % G. So every kernel works on key/value heads only, reads K and V once for the whole group,
-and sums a group's gradients without knowing that it does. A TMA box of several heads holds one head's rows after another's: the
-same packed rows in another order (``boxed``).
+Grouped heads (GQA, MQA) are *packed*: the G query heads that share one key/value head become G times as many query
+rows, packed row r being position r // G of head r % G. So every kernel works on key/value heads only, reads K and V
+once for the whole group, and sums a group's gradients as it sums over rows. A TMA box of several heads holds one head's
+rows after another's: the same packed rows in another order (``boxed``).
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
@@ -50,7 +50,7 @@ class Operand:
 
     Attributes:
         ptr: its first element.
-        desc: a ragged TMA descriptor of it (jfa.kernels.common.ragged), or None where pointers have to do.
+        desc: a ragged TMA descriptor of it (jfa.kernels.common.ragged), or None where pointers are used.
         strides: of rows and of heads, in elements; columns lie side by side.
         group: heads per key/value head: of the query side G, of the key side 1.
         boxed: the order of packed rows.

@@ -1,4 +1,4 @@
-"""Which blocks of the other side a tile of packed rows, or of keys, walks over."""
+"""Find the blocks of the other side that a tile of packed rows, or of keys, visits."""
 
 from __future__ import annotations
 
