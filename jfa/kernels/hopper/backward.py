@@ -342,11 +342,7 @@ def consume(box_dk, box_dv, stages, queue, operands, group, scale, lists, part: 
         tlx.async_descriptor_store_wait(0)
         store_pieces(box_dv, stages, part, sums.dv, tile.kv, tile.row + part * KEYS, kv_head)
         tlx.async_descriptor_store_wait(0)
-        right = sums.dk.right
-        if k.width > 0:
-            right = sums.dk.right * scale
-        dk = Pieces(sums.dk.left * scale, right)
-        store_pieces(box_dk, stages, part, dk, tile.kv, tile.row + part * KEYS, kv_head)
+        store_pieces(box_dk, stages, part, sums.dk.times(scale), tile.kv, tile.row + part * KEYS, kv_head)
         done += 1
         unit = queue.receive(done)
     tlx.async_descriptor_store_wait(0)

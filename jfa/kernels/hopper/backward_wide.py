@@ -1,4 +1,4 @@
-"""dK and dV for head dims beyond 128, sm_90: a warp group per gradient. dQ has its own pass, backward_dq_wide.
+"""dK and dV for head dims beyond 128, sm_90: a warp group per gradient. dQ has its own pass, backward_dq.
 
 For a tile of 64 keys of one key/value head and every block of 64 queries that sees it, transposed (keys are rows):
 
@@ -275,8 +275,7 @@ def sum_keys(box_dk, queue, operands, group, scale):
         dk, count = walk_scores(operands, blocks, group, zero_pieces(BLOCK_N, operands.k), count)
         tlx.barrier_arrive(operands.v_read[0], 1)
         tlx.barrier_wait(operands.k_read[0], done & 1)
-        dk = Pieces(dk.left * scale, dk.right * scale)
-        store_pieces(box_dk, operands.k, always_zero(count), dk, tile.kv, tile.row, kv_head)
+        store_pieces(box_dk, operands.k, always_zero(count), dk.times(scale), tile.kv, tile.row, kv_head)
         tlx.async_descriptor_store_wait(0)
         operands.k.release(done)
         done += 1

@@ -31,6 +31,11 @@ class Pieces:
     left: tl.tensor
     right: tl.tensor
 
+    @triton.jit
+    def times(self, scale):
+        """Return both pieces multiplied by ``scale``."""
+        return Pieces(self.left * scale, self.right * scale)
+
 
 @aggregate
 class Tiles:

@@ -194,21 +194,6 @@ def backward_config(problem: Problem) -> BackwardConfig:
     )
 
 
-@dataclass(frozen=True)
-class DqConfig(Config):
-    """Choices of the pass that makes dQ alone; see jfa.kernels.hopper.backward_dq."""
-
-    broadcast_q: bool
-    stages: int = 3
-    registers: int = 240
-
-
-def dq_config(problem: Problem) -> DqConfig:
-    """Choose how dQ's own pass runs."""
-    d, band = padded_head_dim(problem.head_dim, problem.head_dim_v), problem.band
-    return DqConfig(d, band.has_lo, band.has_hi, problem.broadcast_q)
-
-
 def split_columns(dim: int) -> tuple[int, int]:
     """Return the columns of the left and the right piece of a tile for rows of ``dim``; jfa.kernels.hopper.columns."""
     pieces = {64: (32, 32), 96: (64, 32), 128: (64, 64), 192: (128, 64), 256: (128, 128)}
@@ -238,15 +223,22 @@ class WideConfig:
 
 
 @dataclass(frozen=True)
-class WideDqConfig(WideConfig):
-    """Choices of its pass for dQ; see jfa.kernels.hopper.backward_dq_wide.
+class DqConfig(WideConfig):
+    """Choices of the pass that makes dQ alone, for any head dim; see jfa.kernels.hopper.backward_dq.
 
     Attributes:
         stages: blocks of keys in flight.
         stages_v: blocks of values in flight.
+        broadcast_q: all sequences have the same queries, and each leaves a dQ of its own.
     """
 
     stages_v: int = 1
+    broadcast_q: bool = False
+
+    @property
+    def wide(self) -> bool:
+        """Whether columns lie in two pieces, and registers and shared memory are short."""
+        return self.right > 0
 
 
 def is_wide(problem: Problem) -> bool:
@@ -263,12 +255,17 @@ def wide_config(problem: Problem) -> WideConfig:
     return WideConfig(*columns, problem.band.has_lo, problem.band.has_hi, stages)
 
 
-def wide_dq_config(problem: Problem) -> WideDqConfig:
-    """Choose how dQ of a problem that :func:`is_wide` is made: 128 queries stay, blocks of 64 keys stream."""
-    columns = *split_columns(problem.head_dim), *split_columns(problem.head_dim_v)
-    tile = 64 * 2 * sum(columns)
-    stages = min(4, (SHARED_MEMORY - 2 * tile) // tile)
-    return WideDqConfig(*columns, problem.band.has_lo, problem.band.has_hi, stages=max(2, stages), stages_v=stages)
+def dq_config(problem: Problem) -> DqConfig:
+    """Choose how dQ's own pass runs: 128 queries stay, blocks of 64 keys stream."""
+    if is_wide(problem):
+        columns = *split_columns(problem.head_dim), *split_columns(problem.head_dim_v)
+        tile = 64 * 2 * sum(columns)
+        stages = min(4, (SHARED_MEMORY - 2 * tile) // tile)
+    else:
+        d = padded_head_dim(problem.head_dim, problem.head_dim_v)
+        columns, stages = (d, 0, d, 0), 3
+    stages_k, band = max(2, stages), problem.band
+    return DqConfig(*columns, band.has_lo, band.has_hi, stages_k, stages_v=stages, broadcast_q=problem.broadcast_q)
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,8 @@ from jfa.kernels.hopper import backward as general
 from jfa.kernels.hopper import backward_resident as resident
 from jfa.kernels.hopper import backward_wide as wide
 from jfa.kernels.hopper.backward_dq import dq_kernel
-from jfa.kernels.hopper.backward_dq_wide import dq_wide_kernel
 from jfa.kernels.hopper.config import (
     ForwardConfig,
-    WideConfig,
-    WideDqConfig,
     backward_config,
     dq_config,
     forward_config,
@@ -33,7 +30,6 @@ from jfa.kernels.hopper.config import (
     is_wide,
     resident_config,
     wide_config,
-    wide_dq_config,
 )
 from jfa.kernels.hopper.forward import forward_kernel
 from jfa.kernels.hopper.prepare import PaddedRows, finish_dq, prepare_rows
@@ -147,7 +143,7 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
         q, k, v, dout = tensors
         if is_wide(problem):
             launch_wide(problem, lists.keys, rows, q, k, v, dout, dk, dv)
-            dq = launch_wide_dq(problem, lists.queries, rows, q, k, v, dout)
+            dq = launch_dq(problem, lists.queries, rows, q, k, v, dout)
             return dq, dk.contiguous(), dv.contiguous()
         turned = transposed_lists(problem, _given_transpose(plan)) if problem.block_lists else None
         sums = launch_backward(problem, lists.keys, rows, q, k, v, dout, dk, dv, turned)
@@ -280,77 +276,39 @@ def launch_dq(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout
     dq = empty_tma_ready(like, problem.head_dim)
     if problem.output_offset is not None:
         dq.zero_()
-    _variant(dq_kernel, cfg).launch(
-        problem.device,
-        (min(_sms(problem), tiles.records.shape[0] * problem.num_heads),),
-        *(ragged_descriptor(x, 64, cfg.head_dim) for x in (q, k, v, dout, dq)),
-        rows.lse2,
-        rows.delta,
-        rows.count,
-        tiles.records,
-        tiles.counts,
-        torch.zeros(1, dtype=torch.int32, device=q.device),
-        problem.num_heads,
-        problem.group_size,
-        problem.sm_scale,
-        scale_log2(problem.sm_scale),
-    )
+    queries, values = (cfg.left, cfg.right), (cfg.left_v, cfg.right_v)
+    boxed = ((q, queries), (k, queries), (v, values), (dout, values), (dq, queries))
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device)
+    _launch_pieces(problem, _variant(dq_kernel, cfg), boxed, rows, tiles, counter, problem.num_heads)
     return _sum_of_batches(problem, dq).to(q.dtype) if problem.broadcast_q else dq.contiguous()
 
 
-def _in_pieces(packed: Tensor, left: int, right: int) -> tuple:
-    """Return descriptors of both pieces of a tensor's columns; see jfa.kernels.hopper.columns."""
-    return ragged_descriptor(packed, 64, left), ragged_descriptor(packed, 64, right)
-
-
-def launch_wide(
-    problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv, config: WideConfig | None = None
-) -> None:
+def launch_wide(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv) -> None:
     """Write dk and dv of a problem with head dims beyond 128. ``tiles``: of 64 keys."""
-    cfg = config or wide_config(problem)
+    cfg = wide_config(problem)
     queries, values = (cfg.left, cfg.right), (cfg.left_v, cfg.right_v)
-    wide_as = ((q, queries), (k, queries), (v, values), (dout, values), (dk, queries), (dv, values))
-    _variant(wide.backward_wide_kernel, cfg).launch(
+    boxed = ((q, queries), (k, queries), (v, values), (dout, values), (dk, queries), (dv, values))
+    kernel = _variant(wide.backward_wide_kernel, cfg)
+    _launch_pieces(problem, kernel, boxed, rows, tiles, tiles.counters(1), problem.num_kv_heads)
+
+
+def _launch_pieces(problem: Problem, kernel: Variant, boxed, rows: PaddedRows, tiles: TileList, counter, heads: int):
+    """Launch a kernel of the backward on ``boxed`` tensors, each with the columns of both its pieces; 0: it has one piece."""
+    kernel.launch(
         problem.device,
-        (min(_sms(problem), tiles.records.shape[0] * problem.num_kv_heads),),
-        *(desc for x, columns in wide_as for desc in _in_pieces(x, *columns)),
+        (min(_sms(problem), tiles.records.shape[0] * heads),),
+        *(ragged_descriptor(x, 64, width) if width else None for x, columns in boxed for width in columns),
         rows.lse2,
         rows.delta,
         rows.count,
         tiles.records,
         tiles.counts,
-        tiles.counters(1),
-        problem.num_kv_heads,
+        counter,
+        heads,
         problem.group_size,
         problem.sm_scale,
         scale_log2(problem.sm_scale),
     )
-
-
-def launch_wide_dq(
-    problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, config: WideDqConfig | None = None
-) -> Tensor:
-    """Return dq [rows_q, H, D] of a problem with head dims beyond 128. ``tiles``: of 128 queries."""
-    cfg = config or wide_dq_config(problem)
-    dq = empty_tma_ready(q, problem.head_dim)
-    queries, values = (cfg.left, cfg.right), (cfg.left_v, cfg.right_v)
-    wide_as = ((q, queries), (k, queries), (v, values), (dout, values), (dq, queries))
-    _variant(dq_wide_kernel, cfg).launch(
-        problem.device,
-        (min(_sms(problem), tiles.records.shape[0] * problem.num_heads),),
-        *(desc for x, columns in wide_as for desc in _in_pieces(x, *columns)),
-        rows.lse2,
-        rows.delta,
-        rows.count,
-        tiles.records,
-        tiles.counts,
-        torch.zeros(1, dtype=torch.int32, device=q.device),
-        problem.num_heads,
-        problem.group_size,
-        problem.sm_scale,
-        scale_log2(problem.sm_scale),
-    )
-    return dq.contiguous()
 
 
 def _sum_of_batches(problem: Problem, dq: Tensor) -> Tensor:

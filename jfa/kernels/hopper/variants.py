@@ -15,7 +15,6 @@ from jfa.kernels.hopper.config import (
     forward_config,
     resident_config,
     wide_config,
-    wide_dq_config,
 )
 from jfa.kernels.hopper.tiles import UNSPECIALISED, list_config
 from jfa.masks import Band
@@ -97,7 +96,7 @@ def compile_configs() -> list[CompileConfig]:
         *(_backward(name, problem) for name, problem in BACKWARD.items()),
         *(_dq(name, problem) for name, problem in DQ.items()),
         *(_wide(name, problem) for name, problem in WIDE.items()),
-        *(_wide_dq(name, problem) for name, problem in WIDE.items()),
+        *(_dq(f"wide-{name}", problem) for name, problem in WIDE.items()),
         *(_resident(name, problem) for name, problem in RESIDENT.items()),
         *_lists(),
         *_small(),
@@ -187,15 +186,16 @@ def _backward(name: str, problem: Problem, list_heads: int = 0) -> CompileConfig
 
 def _dq(name: str, problem: Problem) -> CompileConfig:
     cfg = dq_config(problem)
-    boxes = _types(_box(64, cfg.head_dim), "desc_q desc_k desc_v desc_do desc_dq")
+    boxes = _pieces((cfg.left, cfg.right), "q", "k", "dq") | _pieces((cfg.left_v, cfg.right_v), "v", "do")
     signature = _backward_signature(boxes) | {"heads": "i32"}
+    none = {} if cfg.wide else {f"desc_{name}_right": None for name in ("q", "k", "v", "do", "dq")}
     roles = ("consumer", "consumer", "producer")
-    return _config(f"backward-dq-{name}", "backward_dq:dq_kernel", signature, {"cfg": cfg}, roles)
+    return _config(f"backward-dq-{name}", "backward_dq:dq_kernel", signature, {"cfg": cfg} | none, roles)
 
 
 def _pieces(columns: tuple[int, int], *names: str) -> dict[str, str]:
-    """Return the types of the descriptors of both pieces of those tensors."""
-    sides = zip(("left", "right"), columns)
+    """Return the types of the descriptors of those pieces of those tensors that have columns."""
+    sides = [(side, width) for side, width in zip(("left", "right"), columns) if width]
     return {f"desc_{name}_{side}": _box(64, width) for side, width in sides for name in names}
 
 
@@ -205,14 +205,6 @@ def _wide(name: str, problem: Problem) -> CompileConfig:
     signature = _backward_signature(boxes) | {"kv_heads": "i32"}
     roles = ("weights group", "scores group", "producer")
     return _config(f"backward-wide-{name}", "backward_wide:backward_wide_kernel", signature, {"cfg": cfg}, roles)
-
-
-def _wide_dq(name: str, problem: Problem) -> CompileConfig:
-    cfg = wide_dq_config(problem)
-    boxes = _pieces((cfg.left, cfg.right), "q", "k", "dq") | _pieces((cfg.left_v, cfg.right_v), "v", "do")
-    signature = _backward_signature(boxes) | {"heads": "i32"}
-    roles = ("consumer", "consumer", "producer")
-    return _config(f"backward-dq-wide-{name}", "backward_dq_wide:dq_wide_kernel", signature, {"cfg": cfg}, roles)
 
 
 def _resident(name: str, problem: Problem) -> CompileConfig:
