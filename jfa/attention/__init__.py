@@ -96,14 +96,16 @@ def jagged_flash_attention(
     Raises:
         TypeError, ValueError: naming the argument that is wrong.
     """
-    nested = broadcast_q is not True and arguments.is_nested(query)
-    query, key, value, query_offset, key_offset, restore = arguments.unwrap_nested(
-        query, key, value, query_offset, key_offset
-    )
-    query, key, value = arguments.autocast(query, key, value)
-    query_offset, key_offset, precision = arguments.unwrap_quantized(
-        query, key, value, query_offset, key_offset, broadcast_q, precision
-    )
+    nested = False
+    if not arguments.is_packed(query, key, value):
+        nested = broadcast_q is not True and arguments.is_nested(query)
+        query, key, value, query_offset, key_offset, restore = arguments.unwrap_nested(
+            query, key, value, query_offset, key_offset
+        )
+        query, key, value = arguments.autocast(query, key, value)
+        query_offset, key_offset, precision = arguments.unwrap_quantized(
+            query, key, value, query_offset, key_offset, broadcast_q, precision
+        )
     kept = None
     if (
         block_lists is None
@@ -156,7 +158,7 @@ def jagged_flash_attention(
     elif not isinstance(backend, str):
         raise TypeError(f"backend must be a string, got {type(backend).__name__}")
     planned = list(plan.tensors) if plan is not None else None
-    call = op.Call(problem, backend, planned, bool(check_offsets), query_offset)
+    call = op.Call(problem, backend, planned, bool(check_offsets), query_offset, return_lse)
     out, lse = attend(query, key, value, call)
     if nested:
         out = restore(out)

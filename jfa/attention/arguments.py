@@ -255,6 +255,16 @@ def scale_of(sm_scale: float | None, query: Tensor) -> float:
     return sm_scale
 
 
+def is_packed(query, key, value) -> bool:
+    """Return whether the three are packed tensors as a call takes them: neither nested nor in MXFP8, and not to be cast."""
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        return False
+    if query.is_nested or key.is_nested or value.is_nested:
+        return False
+    kind = query.device.type
+    return kind in ("cuda", "cpu") and not torch.is_autocast_enabled(kind)
+
+
 def autocast(query, key, value) -> tuple[Tensor, Tensor, Tensor]:
     """Return the three in autocast's type where it is on (fp64 stays)."""
     kind = next((x.device.type for x in (query, key, value) if isinstance(x, Tensor)), "")

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from jfa.attention import autograd
 from jfa.attention.arguments import check_contents, make_problem, narrowed
+from jfa.attention.autograd import differentiable_once
 from jfa.block_sparse import BlockLists
 from jfa.kernels import registry
 from jfa.kernels.base import Problem
@@ -46,8 +48,8 @@ def on_device(device: torch.device):
 
 
 def is_current(device: torch.device) -> bool:
-    """Return whether launches for ``device`` go there by themselves."""
-    return device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device()
+    """Return whether launches for ``device`` go there by themselves. A tensor on a GPU is there, so CUDA is initialised."""
+    return device.type != "cuda" or device.index is None or device.index == torch._C._cuda_getDevice()
 
 
 def run_forward(problem: Problem, backend: str, query, key, value, plan) -> tuple[Tensor, Tensor]:
@@ -74,6 +76,7 @@ class Call:
     plan: list[Tensor] | None
     check: bool
     query_offset: Tensor | None  # as given: with broadcast_q it is checked and otherwise not read
+    with_lse: bool = True  # if not, lse may be None
 
 
 def is_plain(*tensors: Tensor) -> bool:
@@ -83,21 +86,22 @@ def is_plain(*tensors: Tensor) -> bool:
     if torch.autograd._profiler_enabled():
         return False
     for x in tensors:
-        if type(x) not in _PLAIN or x.is_meta:
+        if type(x) not in PLAIN or x.is_meta:
             return False
     return True
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
     """Return (out, lse); differentiable where an input requires a gradient."""
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return _Attention.apply(query, key, value, call)
+    grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    taken = LongWay(call, grad)
+    if grad:
+        return autograd.attend(query, key, value, taken, call.with_lse)
     with torch.no_grad():
-        problem = prepare(call.problem, call.check, call.query_offset, call.backend)
-        return run_forward(problem, call.backend, query, key, value, call.plan)
+        return taken.forward(query, key, value)
 
 
 def forward_with_lists(problem: Problem, backend: str, query, key, value, plan, grad: bool) -> tuple:
@@ -110,31 +114,28 @@ def forward_with_lists(problem: Problem, backend: str, query, key, value, plan, 
     return (*run_forward(problem, backend, query, key, value, plan), plan)
 
 
-class _Attention(torch.autograd.Function):
+class LongWay(autograd.EagerCall):
     """Run a backend's forward and backward; lists of tiles made for the first serve the second."""
 
-    @staticmethod
-    def forward(ctx, query, key, value, call):
-        problem = prepare(call.problem, call.check, call.query_offset, call.backend)
-        out, lse, plan = forward_with_lists(problem, call.backend, query, key, value, call.plan, True)
-        given = [*(call.plan or []), *_unbundled(problem.block_lists)[0]]
-        # Offsets and a caller's lists are saved too, so that changing one in place before the backward is an error.
-        ctx.save_for_backward(
-            query, key, value, out, lse, problem.query_offset, problem.key_offset, problem.output_offset, *given
-        )
-        ctx.set_materialize_grads(False)
-        ctx.problem, ctx.backend, ctx.plan = problem, call.backend, plan
+    __slots__ = ("backend", "call", "grad", "plan", "problem", "versions", "watched")
+
+    def __init__(self, call: Call, grad: bool):
+        self.call, self.grad, self.backend = call, grad, call.backend
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (out, lse)."""
+        call = self.call
+        self.problem = problem = prepare(call.problem, call.check, call.query_offset, call.backend)
+        out, lse, self.plan = forward_with_lists(problem, self.backend, query, key, value, call.plan, self.grad)
+        offsets = problem.query_offset, problem.key_offset, problem.output_offset
+        given = *offsets, *(call.plan or ()), *_unbundled(problem.block_lists)[0]
+        self.watched = [x for x in given if x is not None]
         return out, lse
 
-    @staticmethod
-    def backward(ctx, dout, dlse):
-        query, key, value, out, lse, *_ = ctx.saved_tensors
-        if dout is None and dlse is None:
-            return None, None, None, None
-        needs = ctx.needs_input_grad[:3]
-        grads = run_backward(ctx.problem, ctx.backend, dout, dlse, query, key, value, out, lse, ctx.plan, needs)
-        grads = [grad if need else None for grad, need in zip(grads, needs)]
-        return (*differentiable_once(grads, dout, dlse, query, key, value), None)
+    def backward(self, dout: Tensor, dlse: Tensor | None, tensors: Sequence[Tensor], needs: tuple) -> list:
+        """Return (dq, dk, dv), None for those that are not needed."""
+        grads = run_backward(self.problem, self.backend, dout, dlse, *tensors, self.plan, needs)
+        return [grad if need else None for grad, need in zip(grads, needs)]
 
 
 # ------------------------------------------------------------------------------------------------------------- torch.func
@@ -354,35 +355,6 @@ def _backward(ctx, dout, dlse):
     )
     wanted = [grad if need else None for grad, need in zip(grads, needs)]
     return (*differentiable_once(wanted, dout, dlse, query, key, value), *nothing)
-
-
-class _DifferentiableOnce(torch.autograd.Function):
-    """Tie a gradient to the inputs, so that a second derivative by any of them is an error and not silently incomplete."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(grad, *inputs):
-        return grad.view_as(grad)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, *grads):
-        raise NotImplementedError(
-            "jagged_flash_attention has no double backward: its gradients cannot be differentiated again"
-        )
-
-
-def differentiable_once(grads: list[Tensor | None], *inputs: Tensor | None) -> list[Tensor | None]:
-    """Return the gradients; with create_graph=True such that differentiating them raises."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return grads
-    if any(g is not None and isinstance(g, torch._subclasses.FakeTensor) for g in grads):
-        return grads  # torch.compile traces
-    return [g if g is None else _DifferentiableOnce.apply(g, *inputs) for g in grads]
 
 
 _LIBRARY.impl("attention", _attention, "CompositeExplicitAutograd")

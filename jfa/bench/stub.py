@@ -113,7 +113,7 @@ def stubbed(driver: StubDriver | None = None):
         driver = StubDriver(lambda *args: nothing(*args) * 0, lambda *args: 0)
     changes = [
         (launcher, "by_driver", lambda device: True),
-        (launcher, "current_stream", lambda index: 0),
+        (launcher, "stream_getter", lambda: lambda index: 0),
         (launcher.Variant, "launch_by_triton", lambda variant, grid, args: driver.compile(variant, grid, args)),
         (packet, "encoded", encoded),
         (cuda, "driver", lambda: driver),

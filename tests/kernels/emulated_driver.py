@@ -117,8 +117,8 @@ def emulated():
         driver.memory.clear()
         return played
 
-    def told_allocate(tape, device, values):
-        results, kept, scratch = allocate(tape, device, values)
+    def told_allocate(tape, values):
+        results, kept, scratch = allocate(tape, values)
         driver.tell(*results, kept, scratch)
         return results, kept, scratch
 

@@ -28,20 +28,21 @@ from jfa.kernels.common.tape import Tape  # noqa: E402
 SEQUENCES, LENGTH, HEADS, DIM = 8, 64, 8, 128
 # (backend, with a plan) -> launches and Python calls of a forward, then of a forward and its backward. Calls may be fewer.
 MOST = {
-    ("portable", False): ((2, 245), (4, 400)),
-    ("portable", True): ((1, 190), (3, 375)),
-    ("hopper", False): ((2, 220), (5, 375)),
-    ("hopper", True): ((1, 155), (4, 320)),
-    ("blackwell", False): ((2, 135), (7, 265)),
-    ("blackwell", True): ((1, 130), (5, 255)),
+    ("portable", False): ((2, 230), (4, 385)),
+    ("portable", True): ((1, 180), (3, 357)),
+    ("hopper", False): ((2, 210), (5, 368)),
+    ("hopper", True): ((1, 150), (4, 314)),
+    ("blackwell", False): ((2, 128), (7, 260)),
+    ("blackwell", True): ((1, 125), (5, 248)),
 }
 # The same of calls that come again, whose launches the driver gets: docs/hopper-notes.md tells what that takes on a GPU.
 MOST_AGAIN = {
-    ("portable", False): ((2, 56), (4, 116)),
-    ("portable", True): ((1, 56), (3, 116)),
-    ("hopper", False): ((2, 56), (5, 120)),
-    ("hopper", True): ((1, 58), (4, 124)),
+    ("portable", False): ((2, 36), (4, 84)),
+    ("portable", True): ((1, 36), (3, 84)),
+    ("hopper", False): ((2, 36), (5, 86)),
+    ("hopper", True): ((1, 36), (4, 86)),
 }
+OTHER_TOTALS = 6  # calls more where the sizes are new: both passes measure them, and store what changed
 
 
 class Work:
@@ -160,7 +161,7 @@ def test_a_call_of_other_totals_does_no_more_on_the_host_than_one_that_comes_aga
             _, (most_launches, most_calls) = MOST_AGAIN[backend, False]
             if number >= 3:  # by then there is a form, and all is compiled
                 assert len(launches) == most_launches
-                assert sum(work.calls.values()) <= most_calls, work.calls.most_common(40)
+                assert sum(work.calls.values()) <= most_calls + OTHER_TOTALS, work.calls.most_common(40)
 
 
 @pytest.mark.parametrize("backend", ["portable", "hopper"])

@@ -6,13 +6,14 @@ import threading
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 pytest.importorskip("triton")
 pytest.importorskip("greenlet")
 
 import jfa  # noqa: E402
 from jfa import reference  # noqa: E402
-from jfa.attention import op, prepared  # noqa: E402
+from jfa.attention import forms, op, prepared  # noqa: E402
 from jfa.kernels import registry  # noqa: E402
 from jfa.kernels.common import driver as cuda  # noqa: E402
 from jfa.kernels.preference import kind_of  # noqa: E402
@@ -78,21 +79,21 @@ def only() -> prepared.Prepared:
     return kept
 
 
-def form(grad: bool = True) -> prepared.Form:
+def form(grad: bool = True) -> forms.Form:
     """The one form of the one signature."""
     (found,) = only().forward[grad].forms
     return found
 
 
-def backwards() -> list[prepared.Form]:
+def backwards() -> list[forms.Form]:
     """All forms of backwards of the one signature."""
     return [x for made in only().forward[True].forms for lesson in made.backward.values() for x in lesson.forms]
 
 
 def all_taped() -> bool:
     """Whether there are forms of both passes, and a tape for each."""
-    forms = [*only().forward[True].forms, *backwards()]
-    assert all(x.tape is not None for x in forms), [x.why_not for x in forms]
+    made = [*only().forward[True].forms, *backwards()]
+    assert all(x.tape is not None for x in made), [x.why_not for x in made]
     return bool(only().forward[True].forms and backwards())
 
 
@@ -420,8 +421,8 @@ def test_other_sizes_in_every_call_give_what_the_long_way_gives(driver, monkeypa
             results(inputs, offsets, **options), the_long_way(monkeypatch, inputs, offsets, **options)
         ):
             assert torch.equal(found, expected)
-    forms = only().forward[True].forms
-    assert all(x.tape is not None for x in forms) and 1 <= len(forms) <= 3, [x.why_not for x in forms]
+    made = only().forward[True].forms
+    assert all(x.tape is not None for x in made) and 1 <= len(made) <= 3, [x.why_not for x in made]
     assert only().forward[True].tries <= 3
 
 
@@ -505,7 +506,7 @@ def test_int64_offsets_past_int32_never_become_others(driver, monkeypatch):
 
 
 def test_forms_have_an_end(driver, monkeypatch):
-    monkeypatch.setattr(prepared, "MOST_FORMS", 2)
+    monkeypatch.setattr(forms, "MOST_FORMS", 2)
     for seed, hint in enumerate((64, 64, None, None, 2000, 2000)):
         inputs, offsets = problem_of_sizes(30, 40, 3, seed, dim=128)
         offsets = [x.int() for x in offsets]
@@ -536,9 +537,9 @@ def test_the_registered_op_comes_again_as_well(driver, monkeypatch, backend, sha
     assert len(prepared._KNOWN) == 2  # int32 and int64 offsets
     for kept in prepared._KNOWN.values():
         backwards = [x for lesson in kept.alone.backward.values() for x in lesson.forms]
-        forms = [*kept.forward[False].forms, *backwards]
-        assert backwards and len(forms) > len(backwards) and all(x.tape is not None for x in forms), [
-            x.why_not for x in forms
+        made = [*kept.forward[False].forms, *backwards]
+        assert backwards and len(made) > len(backwards) and all(x.tape is not None for x in made), [
+            x.why_not for x in made
         ]
 
 
@@ -557,3 +558,21 @@ def test_a_compiled_function_plays(driver):
     assert len(played) == 1 and played[0].forward[False].forms[0].tape is not None
     (lesson,) = played[0].alone.backward.values()
     assert lesson.forms[0].tape is not None
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+@pytest.mark.parametrize("backend", ["portable", "hopper"])
+def test_a_checkpoint_s_repetition_saves_what_its_forward_saved(driver, backend, return_lse):
+    """The forward of a signature's first call takes the long way, its repetition in the backward is played."""
+    for seed in range(4):
+        q, k, v = tensors(seed=seed)
+
+        def call(q, k, v):
+            found = attend(q, k, v, backend=backend, return_lse=return_lse)
+            return found if return_lse else (found,)
+
+        plain = torch.autograd.grad(sum(x[:, :2].float().sum() for x in call(q, k, v)), (q, k, v)) if seed else None
+        repeated = torch.utils.checkpoint.checkpoint(call, q, k, v, use_reentrant=False)
+        grads = torch.autograd.grad(sum(x[:, :2].float().sum() for x in repeated), (q, k, v))
+        assert all(torch.equal(a, b) for a, b in zip(grads, plain or grads))
+    assert all_taped()

@@ -10,6 +10,7 @@ passes the arguments to Triton's launcher.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -123,7 +124,13 @@ def by_driver(device: torch.device) -> bool:
 
 def hooks() -> bool:
     """Return whether somebody wants to see Triton's launches."""
-    return bool(knobs.runtime.launch_enter_hook or knobs.runtime.launch_exit_hook)
+    before, after = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    if type(before) is type(after) is _HookChain:
+        return bool(before.calls or after.calls)
+    return bool(before or after)
+
+
+_HookChain = getattr(knobs, "HookChain", None)  # older versions of Triton have one function
 
 
 # ------------------------------------------------------------------------------------------------------------ recording
@@ -162,10 +169,11 @@ def _fact(x, specialised: bool):
 
 
 @cache
-def _driver():
-    return triton.runtime.driver.active
+def stream_getter() -> Callable[[int], int]:
+    """Return the function of a device's index that returns the handle of its current stream."""
+    return triton.runtime.driver.active.get_current_stream
 
 
 def current_stream(index: int) -> int:
     """Return the handle of a device's current stream."""
-    return _driver().get_current_stream(index)
+    return stream_getter()(index)

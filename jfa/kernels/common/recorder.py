@@ -244,6 +244,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.trace = Trace(sizes, most)
         self.sizes = self.trace.variables
+        self.device: torch.device | None = None  # of its inputs
         self.roles: list[str] = []
         self.allocations: list[StandIn] = []
         self.steps: list[Launch | Fill] = []
@@ -280,6 +281,7 @@ class Recorder(TorchFunctionMode):
             whole: it begins where its memory does.
         """
         self.roles.append(role)
+        self.device = device
         found = StandIn(self, role, 0, shape, strides_of(shape) if stride is None else stride, dtype, device)
         found.whole = whole
         return found
