@@ -55,16 +55,16 @@ D, BM, BN = tl.constexpr(DIM), tl.constexpr(BLOCK), tl.constexpr(BLOCK)  # as ke
 # | $S = QK^T$ and $O \mathrel{+}= PV$, both halves | tensor core | 2,048 |
 # | $2 \cdot 128 \cdot 128$ exponentials | exp2 units (MUFU) | 2,048 |
 # | operands of the products | shared memory | 1,536 |
-# | K and V from memory | TMA | beside it |
+# | K and V from memory | TMA | in parallel |
 #
 # If the jobs take turns, a step costs their sum.
 # If they overlap, it costs the largest.
 # Everything in this chapter serves that overlap.
-# The tensor core is asynchronous already; what keeps it idle is *waiting for us*.
+# The tensor core is asynchronous already; it is idle only while the other jobs make it wait.
 #
 # All versions solve one problem: 512 queries, two tiles of 256, against 1,024 keys of one head, on one SM.
 # Versions 1 to 3 take 128 queries per program, the later ones 256; programs run one after another.
-# Whether the numbers are right is checked on a smaller one, 256 queries against 384 keys, on three schedules.
+# The numbers are checked on a smaller problem, 256 queries against 384 keys, under three schedules.
 
 
 # %%
@@ -207,13 +207,13 @@ show(line)
 # The rest of the picture is waiting.
 # A full bar is a unit at work; a thin bar below is a result under way.
 #
-# ## Nouns
+# ## Aggregates: one name for values that belong together
 #
 # From here on several roles share buffers and barriers.
-# A ring of buffers is six things that always travel together: memory, two barriers per buffer, how many buffers, how large.
-# Passed one by one, the roles of this chapter would take up to fourteen arguments, and a swapped pair of barriers is a hang.
+# A ring of buffers has six fields that belong together: memory, two arrays of barriers, how many buffers, how large, and the first one's index.
+# If they were passed one by one, the roles of this chapter would take up to fourteen arguments, and two swapped barriers make a kernel hang.
 # So the package gives such groups a name, and so does this chapter.
-# A Triton *aggregate* is a class of values that the compiler takes apart before anything else: it costs no register and no instruction.
+# A Triton *aggregate* is a class that the compiler splits into its fields first: it costs no register and no instruction.
 # `Ring` is the package's, from [jfa/kernels/common/ring.py](../jfa/kernels/common/ring.py):
 #
 # | | what it does |
@@ -221,22 +221,22 @@ show(line)
 # | `alloc_ring(ROWS, COLUMNS, DTYPE, STAGES, READERS)` | allocates the buffers and the barriers `fulls` and `empties` |
 # | `ring.slot(count)` | buffer and phase of the ring's `count`-th use |
 # | `ring.load(count, desc, box)` | waits until that buffer is empty, announces its bytes, copies a box into it |
-# | `ring.nth(number)` | the ring beside it, where several equal ones lie in one allocation |
+# | `ring.nth(number)` | another ring of the same allocation, where several equal ones share it |
 #
-# What a version is compiled for travels as one object as well, a constexpr called `cfg`:
+# The compile-time choices of a version are passed as one object as well, a constexpr called `cfg`:
 
 
 # %%
 @dataclass(frozen=True)
 class Config:
-    """What a version is compiled for; the names are those of the package's ForwardConfig."""
+    """Compile-time choices of a version; the names are those of the package's ForwardConfig."""
 
     halves: int = 2  # of 128 queries, per program
     kv_slots: int = 3  # buffers of the ring of K and V
     threshold: float = 8.0  # bits by which a maximum may be exceeded
-    p_slices: int = 1  # slices in which P is published
+    p_slices: int = 1  # slices in which P is stored and handed over
     fma_eighths: int = 0  # eighths of the exponentials that are computed on the FMA pipe
-    o_parts: int = 2  # parts in which O leaves, through a buffer each
+    o_parts: int = 2  # parts in which O is stored, each through a buffer
     o_columns: int = 32  # columns of O that the correction holds in registers at a time
 
 
@@ -316,7 +316,7 @@ show(line)
 # But P of a half is written only after its S has been read.
 # So P may live in the columns of S.
 # `storage_alias_spec` says so; it adds no barrier.
-# What keeps the two apart is order: the next S of a half is issued after the product that reads its P, and the tensor core works one task's products off in order.
+# What keeps the two apart is order: the next S of a half is issued after the product that reads its P, and the tensor core executes one task's products in order.
 # That order is observed, and the emulator models it.
 # PTX promises it only for products on one accumulator and of one shape (chapter 10), and these two write different accumulators.
 
@@ -334,14 +334,14 @@ plots.segments(
 )
 
 # %% [markdown]
-# The nouns of tensor memory follow, with all that later versions need: `alphas` and `readys` wait for version 5, `maxima` and the `empties` of the row sums for version 8.
+# The aggregates of tensor memory follow, with all that later versions need: `alphas` and `readys` wait for version 5, `maxima` and the `empties` of the row sums for version 8.
 # A barrier or a column inside S that a version does not use costs it nothing.
 
 
 # %%
 @aggregate
 class Scores:
-    """S of each half, and what the softmax leaves inside it: P in 16 bits, and alpha."""
+    """S of each half, and what the softmax stores inside it: P in 16 bits, and alpha."""
 
     s: tlx.buffered_tensor  # [halves] x [128, 128] fp32
     p: tlx.buffered_tensor  # [halves] x [128, 128] bf16
@@ -372,7 +372,7 @@ class RowSums:
 
 @aggregate
 class Memory:
-    """What the roles of a program hand to each other; ``q`` is a ring of one per half."""
+    """Buffers and barriers shared by a program's roles; ``q`` is a ring of one per half."""
 
     q: Ring
     kv: Ring
@@ -493,7 +493,7 @@ def three_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, cfg: tl.con
 
 
 # %% [markdown]
-# Predict: one half only. What does the new role win?
+# Predict: one half only. What does the new role gain?
 
 # %%
 line = study("3: MMA role", three_roles, cfg=Config(halves=1))
@@ -501,7 +501,7 @@ show(line)
 
 # %% [markdown]
 # **Look.** It hardly helps: while the softmax works, nothing is multiplied.
-# One half has nothing else to offer, but that is not the reason.
+# With one half there is no other product to issue, but that is not the reason.
 # P lies inside S, so the next S would overwrite the P that is being made.
 #
 # ### Version 3b: S of its own
@@ -509,7 +509,7 @@ show(line)
 # One half needs 128 columns for S, 64 for P and 128 for its accumulator: 320, and there are 512.
 # So P may have columns of its own.
 # Then the next S can be issued as soon as the softmax has S in registers, and the tensor core multiplies while the exponentials are computed.
-# One barrier more says that S has been read.
+# One more barrier says that S has been read.
 
 
 # %%
@@ -569,7 +569,7 @@ show(line)
 
 # %% [markdown]
 # That is nearly a quarter less, with one half.
-# What is left of the circle is S, softmax, P V, and one group of softmax warps that does all of it.
+# What remains is the chain S, softmax, P V, with one group of softmax warps for all of it.
 #
 # ## Version 4: two softmax groups in ping-pong
 #
@@ -588,14 +588,14 @@ show(line)
 # ## Version 5: a correction role, and rescaling only when it matters
 #
 # Each group still rescales its own accumulator: it loads 128 columns, multiplies, stores them, and only then may P V start.
-# Two ideas take that out of its way.
+# Two ideas take that off its critical path.
 #
 # 1. **A role of its own.** The softmax hands over `alpha` and goes on.
 #    Four other warps rescale, while the exponentials run.
 # 2. **A stale maximum is fine.** $e^{s - m}$ is exact for *any* reference $m$, as long as it does not overflow.
 #    So keep the old maximum until it is exceeded by more than 8 (in log2 units: a factor of 256).
-#    Then `alpha` is 1 for nearly every block, and the correction only has to look.
-#    The end divides by a sum made with the same reference, so nothing is approximate.
+#    Then `alpha` is 1 for nearly every block, and the correction only has to check.
+#    The sum in the final division was made with the same reference, so nothing is approximate.
 #
 # `alpha` and the row sums are columns inside S.
 #
@@ -720,10 +720,10 @@ show(line)
 # It need not: `alpha` of a block comes from a group that has read S of that block, that S was issued after the earlier product, and a task's products finish in order, as observed (version 3).
 # Such an argument is worth writing down, and worth checking: the emulator's race detector followed it on three schedules.
 #
-# **Look.** The role of its own pays; the threshold does not show.
-# In this model four correction warps have time to spare, and rescaling every block costs nobody anything.
-# On a chip the loads and stores it saves are traffic of tensor memory, which the exponentials' results want too.
-# Whether that shows there is a question for a measurement, not for this picture.
+# **Look.** The separate role makes the kernel faster; the threshold makes no difference.
+# In this model four correction warps have time to spare, and rescaling every block costs no time.
+# On a chip the loads and stores that the threshold saves are traffic of tensor memory, which storing P needs too.
+# Whether that matters there is a question for a measurement, not for this picture.
 #
 # How often would a threshold of 0 rescale, and a threshold of 8?
 
@@ -746,7 +746,7 @@ for threshold in (0.0, 1.0, 8.0):
 
 # %% [markdown]
 # A whole half is rescaled as soon as one of its 128 rows asks for it, so even a few percent of rows would touch nearly every block.
-# One answer for 128 rows is a limit of the tile model, in which a task branches as one.
+# One answer for 128 rows is a limit of the tile model, in which all warps of a task branch together.
 # The hardware can decide per warp, and FlashAttention-4 does: there 32 rows share a vote.
 #
 # ## Version 6: P in slices
@@ -760,7 +760,7 @@ for threshold in (0.0, 1.0, 8.0):
 # `accumulate_ready` above was written for that: a slice of P's columns meets the same rows of V.
 # The row sum moves behind the last slice, where nobody waits for it.
 #
-# Slices also take fewer registers, and that goes for the correction too: it takes O in slices of 32 columns.
+# Slices also take fewer registers, and that holds for the correction too: it takes O in slices of 32 columns.
 
 
 # %%
@@ -860,8 +860,8 @@ show(line)
 # %% [markdown]
 # ## Version 7: a share of exp2 on the FMA pipe
 #
-# The exp2 units make 16 results per cycle and SM; a half's 16,384 exponentials keep them for 1,024 cycles.
-# Beside them the lanes that multiply and add make 128 results per cycle.
+# The exp2 units make 16 results per cycle and SM; a half's 16,384 exponentials occupy them for 1,024 cycles.
+# The FMA pipe, which multiplies and adds, makes 128 results per cycle at the same time.
 # $2^x$ can be computed there: $x = n + f$ with a whole $n$ and $|f| \le 1/2$, a polynomial gives $2^f$, and $n$ is added to the exponent bits of the result (FlashAttention-4).
 # P is rounded to bf16 afterwards, so a polynomial of degree 3 is exact enough:
 
@@ -925,7 +925,7 @@ plots.bars(
 # %% [markdown]
 # **Look.** Each helps alone, and together they give less than the sum.
 # Slices hide the end of the exponentials behind the product; what the FMA pipe shortens cannot be hidden any more.
-# A slice more costs a store and an arrival, in the chain.
+# One more slice costs a store and an arrival in the chain.
 # These are rates of a model: on a chip the best pair is found by trying.
 #
 # ## Version 8: a store role, and no seam
@@ -934,16 +934,16 @@ plots.bars(
 # Its first products wait for Q and K, its last ones are followed by a division and a store, and all that time the tensor core has nothing to do.
 # In version 8 a program keeps its SM and takes one tile after another (chapter 13 is about that), and the seam between two tiles is closed:
 #
-# - **S goes ahead.** The mma role's loop does not stop at a tile's end: behind a tile's last P0 V comes the next tile's first S0, and behind that the last P1 V.
+# - **S goes ahead.** The mma role's loop does not stop at a tile's end: after a tile's last P0 V comes the next tile's first S0, and after that the last P1 V.
 #   So the softmax groups go on while O is still being divided and stored.
-#   The loop runs one round more than there are tiles, for the P V that are left.
+#   The loop runs one round more than there are tiles, for the last P V.
 # - **Row sums move to shared memory.** Inside S the next tile's S would overwrite them before the correction has read them.
 #   Barriers `rows.fulls` and `rows.empties` hand them over.
 # - **A store role.** The correction writes O in bf16 to shared memory, in two parts with a buffer each, and a role of its own copies it out by TMA.
-#   Behind `o.empties` the correction takes the next half, while the copy is under way.
+#   Once `o.empties` lets it, the correction takes the next half while the copy is under way.
 #   An accumulator is free as soon as it has been read: the correction says so on `accs.readys`.
 # - **Q is freed by its last S**, and the load role fetches the next tile's K before its Q: the ring has room for it earlier.
-# - **A fourth buffer** for K and V: what O's parts save in shared memory pays for it.
+# - **A fourth buffer** for K and V: storing O in parts leaves room for it in shared memory.
 #
 # All counters go on from tile to tile: `done` tiles, and `done * blocks + j` steps.
 
@@ -1156,7 +1156,7 @@ print(f"tensor core busy {busy_share(long_tile, 0.35, 0.8):.1%} (modelled)")
 
 # %% [markdown]
 # Version 8 and the package's kernel have the same roles, the same barriers, and issue copies and products in the same order.
-# What is left between them is what a jagged batch needs, which the package's roles read per tile: bounds, masks, heads.
+# The remaining difference is what a jagged batch needs and the package's roles read per tile: bounds, masks, heads.
 #
 # The ladder on one axis: the same 9,000 cycles of five versions, each in its steady state.
 # Follow the green boxes of the tensor core from panel to panel (those without a name are P V), and the arrows from what completed a barrier's phase to the wait that this ended.
@@ -1222,8 +1222,8 @@ print(reports[-1].to_text())
 #
 # Version 5 spills over a kilobyte per thread.
 # Its correction loads rows of 128 columns of O with 96 registers per thread, and in its softmax a row of 128 scores and its 128 exponentials do not fit into 192 registers at once.
-# Version 6 takes both in slices, and shares the registers out anew: 184 per thread for the softmax and 24 for the small roles leave 120 for the correction.
-# What it still spills are a few addresses.
+# Version 6 takes both in slices, and redistributes the registers: 184 per thread for the softmax and 24 for the small roles leave 120 for the correction.
+# It still spills a few addresses.
 # (With 192, 32 and 96 it spills 328 and 680 bytes, nearly all of it the correction's; compiled for this text, November 2026.)
 # Version 8 spills nothing.
 # The emulator does not see any of that; only the compiler does.
@@ -1255,7 +1255,7 @@ plots.block_map(kinds, title=title, block_m=128, block_n=128)
 #
 # Open [jfa/kernels/blackwell/forward.py](../jfa/kernels/blackwell/forward.py).
 # Its docstring draws the roles; the entry is a list of roles, each a loop over tiles; each role is one function below it.
-# What happens to O at a tile's end stands beside it, in [epilogue.py](../jfa/kernels/blackwell/epilogue.py).
+# The end of a tile, where O is stored, is in [epilogue.py](../jfa/kernels/blackwell/epilogue.py).
 # You have met all of them:
 
 # %%
@@ -1304,7 +1304,7 @@ def barrier_table(line, meanings):
 print(barrier_table(package, BARRIERS))
 
 # %% [markdown]
-# MMA stands for a product, or a commit behind it; TMA for a copy.
+# MMA stands for a product, or a commit after it; TMA for a copy.
 # Version 8 has the same barriers, with the same roles on both sides:
 
 # %%
@@ -1354,14 +1354,14 @@ plots.timelines(
 #
 # <details><summary>Answers</summary>
 #
-# 1. P lies inside S, so S, softmax and P V depend on each other in a circle, and a role more does not break it.
+# 1. P lies inside S, so S, softmax and P V depend on each other in a circle, and one more role does not break it.
 #    Columns of its own for P (version 3b) or a second half do.
 # 2. Order. Both are products of the MMA role, S(i + 1) is issued after P(i) V, and a task's products run in order: observed, and promised by PTX only for one accumulator and shape.
-# 3. By a factor of at most 2^8 = 256, in bf16's range by far.
+# 3. By a factor of at most 2^8 = 256, far inside bf16's range.
 #    Output and row sum carry the same factor, and the division removes it.
-# 4. In the tile model a task branches as one, so the decision is one number for the whole half: the smallest alpha.
+# 4. In the tile model all warps of a task branch together, so the decision is one number for the whole half: the smallest alpha.
 #    On the hardware it may be one per warp, if each warp rescales its own 32 rows and all of them arrive.
-# 5. The next S of a half is issued behind P V, P V waits for `accs.readys`, and the correction arrives there after it has read alpha.
+# 5. The next S of a half is issued after P V, P V waits for `accs.readys`, and the correction arrives there after it has read alpha.
 #    P V also waits for `p_fulls`, and the softmax arrives there after it has read S.
 # 6. The next tile's first S comes before the correction has read them, and nothing would hold it back.
 # 7. The mma role: until the correction has read the tile before's O out of the accumulator. In a program's first tile the correction arrives at once.
@@ -1380,7 +1380,7 @@ plots.timelines(
 #
 # | pitfall | where you saw it |
 # |---|---|
-# | a role more, and P still inside S | version 3 against 3b |
+# | one more role, with P still inside S | version 3 against 3b |
 # | 640 columns of 512 | exercise 12.2 |
 # | S overwritten while it is read | exercise 12.3 |
 # | rescaling on the critical path | version 4 against 5 |
