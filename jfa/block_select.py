@@ -1,4 +1,4 @@
-"""Selection of blocks on a GPU: pooled rows, their scores, the best of each row, lists; six launches, and none waits.
+"""Select blocks on a GPU: pooled rows, their scores, the best of each row, lists; in six launches without a host wait.
 
 :func:`jfa.block_sparse.select_blocks` says what is chosen; its PyTorch form is the reference of these kernels.
 

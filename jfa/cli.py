@@ -1,6 +1,6 @@
 """The command line: ``jfa SUBCOMMAND ...``.
 
-A table of names; the module behind one is imported only when it is called, so that ``jfa lab`` starts without torch and
+A table of subcommands. The module of one is imported only when it is called, so ``jfa lab`` starts without torch and
 ``jfa doctor`` can report a torch or Triton that does not import.
 """
 

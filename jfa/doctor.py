@@ -1,7 +1,7 @@
-"""``jfa doctor``: is this installation sound? One line a check, with the command that repairs what is not.
+"""``jfa doctor``: check this installation. It prints one line per check, with the command that repairs a fault.
 
-Each check imports what it looks at inside itself, so that a torch or Triton that does not import is a line, not a
-traceback. In a notebook, ``from jfa.doctor import doctor; doctor()`` looks at the running process.
+Each check imports the modules it needs itself, so a torch or Triton that fails to import gives a line, not a traceback.
+In a notebook, ``from jfa.doctor import doctor; doctor()`` looks at the running process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COURSE_PACKAGES = ("greenlet", "jupyterlab", "jupytext", "nbclient", "ipykernel"
 
 @dataclass(frozen=True)
 class Line:
-    """What one check found: ``status`` is "ok", "warning" or "broken"; ``repair`` a command, or None."""
+    """The result of one check: ``status`` is "ok", "warning" or "broken"; ``repair`` a command, or None."""
 
     name: str
     status: str

@@ -1,4 +1,4 @@
-"""A small kernel whose answer is known. ``jfa doctor`` runs this file in a process of its own:
+"""A small kernel whose result is known. ``jfa doctor`` runs this file in a process of its own:
 
     python known_value.py interpreter | emulator | gpu
 

@@ -1,7 +1,7 @@
 """``jfa lab``: JupyterLab with the chapters opening as notebooks, and nothing written outside the checkout.
 
-Standard library only, so that it starts at once. The settings are in ``jupyter/``; whatever Jupyter, IPython,
-matplotlib and Triton want to keep goes into the ignored folder ``.jfa/``.
+Standard library only, so that it starts at once. The settings are in ``jupyter/``; the files that Jupyter, IPython,
+matplotlib and Triton write go into the ignored folder ``.jfa/``.
 """
 
 from __future__ import annotations

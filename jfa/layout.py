@@ -1,7 +1,7 @@
 """Jagged batches: many sequences of different lengths, one after another in one tensor, without padding.
 
-``lengths`` [B] and ``offsets`` [B+1] say the same thing: sequence ``b`` holds rows ``offsets[b] : offsets[b+1]`` of a
-*packed* tensor ``values`` [total, ...]. Everything here runs on whatever device its tensors are on; only :func:`unpack`,
+``lengths`` [B] and ``offsets`` [B+1] are equivalent: sequence ``b`` holds rows ``offsets[b] : offsets[b+1]`` of a
+*packed* tensor ``values`` [total, ...]. Everything here runs on the device of its tensors; only :func:`unpack`,
 :func:`pad` without ``max_len``, and checks of offsets' *contents* read offsets back to the host.
 """
 

@@ -1,9 +1,9 @@
 """Which (query, key) pairs count: causal and window masks, exact pair counts and FLOPs.
 
 Every mask that jfa supports is a *band*: query ``i`` of a sequence sees the keys ``lo(i) <= j <= hi(i)``, both bounds
-moving one key per query. Two anchors exist: a bound tied to the sequences' starts (``i + c``), and one tied to their ends
-(``i + c + len_kv - len_q``). So four numbers describe causal (either alignment) and window (either kind) masks and all
-their combinations; the reference, the pair counts and every kernel read the same four.
+moving one key per query. Two anchors exist: a bound tied to the sequences' starts (``i + c``), and one tied to their
+ends (``i + c + len_kv - len_q``). So four numbers describe causal (either alignment) and window (either kind) masks and
+all their combinations; the reference, the pair counts and every kernel use the same four numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WIDEST = 1 << 28  # keys of a window's side: sums and differences of bounds stay
 class Band:
     """Keys seen by query ``i``: ``max(i + lo_start, i + lo_end + d) <= j <= min(i + hi_start, i + hi_end + d)``.
 
-    ``d = len_kv - len_q``. ``None`` means that the bound does not exist. ``0 <= j < len_kv`` always holds besides.
+    ``d = len_kv - len_q``. ``None`` means that the bound does not exist. ``0 <= j < len_kv`` always holds as well.
     """
 
     lo_start: int | None = None
@@ -184,7 +184,7 @@ def flop_waste(len_q: Tensor, len_kv: Tensor | None = None, band: Band | None = 
 
 # ----------------------------------------------------------------------------------------------------------- blocks
 class Block(IntEnum):
-    """What a tile of scores needs: nothing, a mask, or no mask at all."""
+    """Kind of a tile of scores: empty, partly masked, or full (no mask needed)."""
 
     EMPTY = 0
     PARTIAL = 1

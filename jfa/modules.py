@@ -1,8 +1,8 @@
 """Two layers ready to drop into a model: self attention over jagged sequences, and pooling by learned seed queries (PMA).
 
-Both take packed tensors [total, dim] with offsets [B+1], or a torch nested tensor [B, j, dim] of layout torch.jagged, and never
-pad. PMA is "pooling by multihead attention" of the Set Transformer (Lee et al., 2019): a few learned queries, shared by all
-sequences, each sequence answering with as many rows.
+Both take packed tensors [total, dim] with offsets [B+1], or a torch nested tensor [B, j, dim] of layout torch.jagged,
+and never pad. PMA is "pooling by multihead attention" of the Set Transformer (Lee et al., 2019): a few learned queries
+are shared by all sequences, and each sequence gets one output row per query.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class JaggedSelfAttention(nn.Module):
 
 
 class PMA(nn.Module):
-    """Pools each sequence to ``num_seeds`` rows by attention with learned seed queries, shared by all sequences.
+    """Pool each sequence to ``num_seeds`` rows by attention with learned seed queries, shared by all sequences.
 
     The seeds go into the kernel once ([num_seeds, H, D]), never copied per sequence; their gradient is the sum over sequences.
     An empty sequence pools to the output projection of 0.

@@ -1,14 +1,14 @@
 """MXFP8: numbers in groups of 32 that share a power of two, for jagged tensors, in PyTorch.
 
-A value is an *element* in e4m3 (4 exponent bits, 3 of mantissa, largest 448, no infinity) times the *scale* of its group in
-E8M0: code ``c`` means 2**(c - 127), and 255 is NaN. Groups lie along the axis that a product contracts, so a tensor that is
-contracted along both of its axes is encoded twice. Groups are counted from each sequence's own start: none holds rows of two
-sequences, and a sequence's last one is as if filled up with zeros.
+A value is an *element* in e4m3 (4 exponent bits, 3 of mantissa, largest 448, no infinity) times the *scale* of its
+group in E8M0: code ``c`` means 2**(c - 127), and 255 is NaN. Groups lie along the axis that a product contracts, so a
+tensor that is contracted along both of its axes is encoded twice. Groups are counted from the start of each sequence:
+none holds rows of two sequences, and a sequence's last group is treated as padded with zeros.
 
 Source of the format: OCP Microscaling Formats (MX) Specification v1.0. The conversion described there takes the scale
-2**(floor(log2 amax) - 8) for e4m3 and lets values above 448 times that saturate; here the scale is amax / 448 rounded up to a power
-of two, as NVIDIA's libraries choose it, so nothing saturates but an infinity. The tiles of 128 x 4 scales are the layout in which
-Blackwell's tensor cores read them.
+2**(floor(log2 amax) - 8) for e4m3 and lets values above 448 times that saturate; here the scale is amax / 448 rounded
+up to a power of two, as NVIDIA's libraries choose it, so only infinities saturate. The tiles of 128 x 4 scales are the
+layout in which Blackwell's tensor cores read them.
 
 :mod:`jfa.kernels.common.quantize` writes the same bits in one pass on a GPU.
 """

@@ -1,8 +1,9 @@
-"""Every figure of the course: one look, safe for colour-blind eyes, and its numbers as text beside it.
+"""All figures of the course, in one style that colour-blind readers can read, with their numbers as text.
 
-Colours are Okabe and Ito's (2008). Colour never carries a meaning alone: lines have markers, areas have hatches, blocks have
-letters. A function returns a :class:`Picture`; as the last line of a notebook cell it shows the image with its values
-folded below, in a terminal it prints the values. matplotlib is imported on use and no figure enters pyplot's global list.
+Colours are Okabe and Ito's (2008). Colour never carries a meaning alone: lines have markers, areas have hatches, blocks
+have letters. A function returns a :class:`Picture`; as the last line of a notebook cell it shows the image with its
+values folded below, in a terminal it prints the values. matplotlib is imported on use, and figures are not registered
+with pyplot.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ WIDEST = 9.6  # inches: at 100 pixels each what a JupyterLab 1400 pixels wide sh
 
 @dataclass
 class Picture:
-    """A finished figure and what it says in words and numbers."""
+    """A finished figure, and its content in words and numbers."""
 
     figure: Figure
     text: str
@@ -837,7 +838,7 @@ def _gantt_line(axes: Axes, row: int, line: Sequence[tuple[str, float, float]], 
 
 
 class Hold(NamedTuple):
-    """Tensor-memory columns [first, first + columns) in somebody's hands from ``begin`` to ``end``; ``words``: what lies there."""
+    """Tensor-memory columns [first, first + columns) in use from ``begin`` to ``end``; ``words``: their content."""
 
     first: int
     columns: int

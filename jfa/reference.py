@@ -1,13 +1,13 @@
-"""What is right: attention on packed tensors in plain PyTorch, differentiable, in fp64 if asked.
+"""Reference attention on packed tensors in plain PyTorch, differentiable, in fp64 on request.
 
-Two independent ways to the same numbers:
+It computes the same numbers in two independent ways:
 
-* :func:`attention` groups sequences of like lengths, pads each group and forms every score. It is the judge of all kernels
-  and the op's path for CPU tensors.
+* :func:`attention` groups sequences of like lengths, pads each group and forms every score. All kernels are compared
+  with it, and the op uses it for CPU tensors.
 * :func:`blockwise_attention` walks over blocks of keys with the online softmax of FlashAttention (Dao et al., 2022), never
   holding a whole row of scores: the recurrence that every kernel of this project implements.
 
-:func:`mxfp8_attention` is what is right for kernels that multiply in MXFP8: it rounds what they round, and nothing else.
+:func:`mxfp8_attention` is the reference of kernels that multiply in MXFP8: it rounds exactly what they round.
 
 Conventions, shared by all: query head h reads key/value head h // (H // H_kv); LSE is the natural logarithm of the sum of
 exponentials; a query without keys gives output 0, LSE -inf and no gradient.
@@ -440,7 +440,8 @@ class _ScaledAttention(torch.autograd.Function):
 
 @dataclass
 class _ScaledCall:
-    """What a call in MXFP8 says besides its tensors. ``exact``: operands of :data:`ROUNDED` that stay as they are."""
+    """The arguments of a call in MXFP8 besides its tensors. ``exact``: operands of :data:`ROUNDED` that are not
+    rounded."""
 
     query_offset: Tensor | None
     key_offset: Tensor
@@ -531,7 +532,8 @@ class _ScaledCall:
 class _ScaledPart:
     """A chunk of a call: gathers packed rows to [sequences, H, rows, *] and adds such blocks to packed rows.
 
-    Both its numbers of rows are whole groups. Rows of a chunk that do not exist are 0, and what is computed for them is dropped.
+    Its numbers of query and key rows are multiples of the group size. Rows of a chunk that do not exist are 0, and
+    their results are dropped.
     """
 
     def __init__(self, call: _ScaledCall, rows: _Rows, chunk: _Chunk, heads: int):

@@ -1,4 +1,4 @@
-"""The machine code of a compiled kernel: disassembled with source lines, and which role each spill belongs to.
+"""Disassemble the machine code of a compiled kernel with source lines, and attribute each spill to a role.
 
 A role is an ``async_task`` block of the kernel. The disassembler names the source line of every instruction with the calls that it
 was inlined through, so an instruction belongs to the block in which one of these lines lies.
@@ -35,8 +35,8 @@ class Block:
     Attributes:
         first, last: its lines in the file.
         default: whether it is the default task.
-        replicas: how often it is there; None where the source does not say it in a number.
-        comment: what stands behind the ``with``, often the role's name.
+        replicas: number of its replicas; None where the source does not give it as a number.
+        comment: the comment after the ``with``, often the role's name.
     """
 
     first: int

@@ -1,8 +1,8 @@
 """Attention over jagged batches: one call, validated, given to a backend, differentiable, and known to torch.compile.
 
-A call goes through :mod:`.arguments` (checks that need no tensor contents), then :mod:`.op` (autograd, contents of the offsets
-where wanted), to a backend's forward as a :class:`jfa.kernels.base.Problem`; the backward goes the same way. Contents are checked
-inside the op, so that torch.compile(fullgraph=True) never sees them.
+A call goes through :mod:`.arguments` (checks that need no tensor contents), then :mod:`.op` (autograd, and checks of
+the offsets' contents on request), to a backend's forward as a :class:`jfa.kernels.base.Problem`; the backward takes the
+same path. Contents are checked inside the op, so that torch.compile(fullgraph=True) never sees them.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ _ROWS = "rows_q", "rows_kv", "sequences"  # facts that differ from batch to batc
 
 @dataclass(frozen=True)
 class Plan:
-    """Tile lists and schedules of one backend for one set of offsets (and the shapes that :func:`plan` was told)."""
+    """Tile lists and schedules of one backend for one set of offsets and the shapes given to :func:`plan`."""
 
     backend: str
     tensors: tuple[Tensor, ...]

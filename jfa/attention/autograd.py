@@ -115,7 +115,7 @@ _apply_with_lse = super(torch.autograd.Function, _AttentionWithLse).apply
 
 # -------------------------------------------------------------------------------------------------------- second derivatives
 class _DifferentiableOnce(torch.autograd.Function):
-    """Tie a gradient to the inputs, so that a second derivative by any of them is an error and not silently incomplete."""
+    """Connect a gradient to the inputs, so that a second derivative raises an error instead of being incomplete."""
 
     generate_vmap_rule = True
 

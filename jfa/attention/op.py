@@ -1,8 +1,9 @@
 """The op behind the API: ``jfa::attention`` for torch.compile, an autograd function for eager calls.
 
-Both run the same two functions, :func:`run_forward` and :func:`run_backward`. torch.library's own autograd takes about 0.2 ms
-of Python per call, as much as everything else together, so an eager call on plain tensors avoids it (:func:`is_plain`).
-Whatever must see an op, such as torch.compile, fake tensors, torch.func, dispatch modes and the profiler, gets the op.
+Both run the same two functions, :func:`run_forward` and :func:`run_backward`. torch.library's own autograd takes about
+0.2 ms of Python per call, as much as everything else together, so an eager call on plain tensors avoids it
+(:func:`is_plain`). Features that intercept ops, such as torch.compile, fake tensors, torch.func, dispatch modes and the
+profiler, get the registered op.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def run_backward(problem: Problem, backend: str, dout, dlse, query, key, value, 
 # ------------------------------------------------------------------------------------------------------------------ eager
 @dataclass(frozen=True)
 class Call:
-    """What a call says besides its three differentiable tensors."""
+    """The arguments of a call besides its three differentiable tensors."""
 
     problem: Problem
     backend: str
@@ -151,7 +152,7 @@ def attend_transformed(query: Tensor, key: Tensor, value: Tensor, call: Call) ->
 
 
 class _Transformed(torch.autograd.Function):
-    """The op once more in the form that torch.func asks for."""
+    """The op as an autograd function in the form that torch.func requires."""
 
     @staticmethod
     def forward(query, key, value, query_offset, key_offset, output_offset, call):

@@ -1,19 +1,21 @@
-"""Calls that come again: what the first ones found out, kept per signature, so that later ones only move addresses and numbers.
+"""Cache the results of host code per signature, so that repeated calls only store new addresses and numbers.
 
-A *signature* is what a call says of types, heads, head dims, strides, devices and options; its *sizes* are the rows, the
-number of sequences and the hints of lengths. Checks follow from the signature, but for a few of sizes that :func:`find`
-makes. Tiles, grids and allocations follow from both: as formulas in the sizes, on conditions
-(:mod:`jfa.kernels.common.recorder`). So the first call with a signature takes the long way
+The *signature* of a call consists of its types, heads, head dims, strides, devices and options; its *sizes* are the
+rows, the number of sequences and the hints of lengths. Checks depend on the signature only, apart from a few checks of
+sizes in :func:`find`. Tiles, grids and allocations depend on both: they are formulas in the sizes that hold under
+conditions (:mod:`jfa.kernels.common.recorder`). The first call with a signature takes the long way
 (:func:`jfa.attention.jagged_flash_attention`), the second is recorded and played, and all others are played, whatever
-their sizes. Where sizes do not meet a record's conditions, because they get another tile shape, backend or kernel, there is
-one :class:`jfa.attention.forms.Form` more. The backward is recorded the first time that a played forward meets one.
+their sizes. Sizes that do not meet a record's conditions, because they need another tile shape, backend or kernel, get
+another :class:`jfa.attention.forms.Form`. The backward is recorded the first time that a played forward is
+differentiated.
 
-Only calls on a GPU with plain tensors come here: eager ones (:func:`find`), and those of the registered op that torch.compile's
-graphs make (:func:`find_checked`), whose backward is a call of its own. torch.func, dispatch modes, profilers, block lists and
-``check_offsets`` take the long way always.
+Only calls on a GPU with plain tensors are cached: eager ones (:func:`find`), and those of the registered op that
+torch.compile's graphs make (:func:`find_checked`), whose backward is a call of its own. Calls under torch.func, dispatch
+modes or profilers, and calls with block lists or ``check_offsets``, always take the long way.
 
-Each call asks anew what may change between two calls of one signature: grad mode, who wants to see an op, the current device and
-stream, addresses and how they are aligned. Nothing is kept of a tensor but how it looks, so no address can be stale.
+Each call checks anew what may change between two calls of one signature: grad mode, whether a feature must see the op,
+the current device and stream, and the addresses and their alignment. Of a tensor only its shape, strides and type are
+kept, so no address can be stale.
 """
 
 from __future__ import annotations
@@ -140,15 +142,15 @@ def forget() -> None:
 
 # ------------------------------------------------------------------------------------------------------------------ calls
 class Prepared:
-    """What is kept of one signature.
+    """Cached data of one signature.
 
     Attributes:
-        problem: of one of its calls, but without offsets: what is kept must not keep a call's tensors alive. None: no call
-            has passed the checks yet.
-        backend: as calls ask for it, perhaps "auto".
+        problem: the problem of one of its calls without the offsets, because the cache must not keep a call's tensors
+            alive. None: no call has passed the checks yet.
+        backend: as given in the calls, possibly "auto".
         names: roles of the offsets that its calls give.
         forward: by whether a backward may follow, the forms of its calls.
-        alone: stands for a forward of which nothing was kept, where a backward is a call of its own.
+        alone: stand-in for the forward where a backward is a call of its own.
     """
 
     def __init__(self):

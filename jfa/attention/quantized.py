@@ -1,6 +1,7 @@
-"""Calls whose inputs are in MXFP8 already: ``jfa::quantized_attention`` for tracers, and the way past it.
+"""Calls whose inputs are in MXFP8 already: ``jfa::quantized_attention`` for tracers, and a direct path for eager calls.
 
-Nothing is encoded again, and there is no backward: gradients need every operand along its other axis, too.
+Inputs are not encoded again. There is no backward, because gradients need every operand encoded along its other axis as
+well.
 """
 
 from __future__ import annotations

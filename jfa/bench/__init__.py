@@ -1,1 +1,1 @@
-"""Measure attention on the machine at hand: named shapes, peers, a runner, and results that say where they come from."""
+"""Measure attention on this machine: named shapes, peers, a runner, and results that record their origin."""

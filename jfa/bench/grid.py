@@ -1,7 +1,8 @@
-"""Kinds of problems x head dims x lengths: every backend and peer timed on each, to see where a rule or a kernel is behind.
+"""Kinds of problems x head dims x lengths: every backend and peer is timed on each, to see where a rule or a kernel is
+slow.
 
-A cell is a shape that nothing was tuned on. Its name is "kind/head dim/length". Compiling takes longer than timing, so
-every cell runs once in some process beforehand, which leaves on disk what Triton compiled.
+No kernel was tuned on the cells' shapes. A cell's name is "kind/head dim/length". Compiling takes longer than timing,
+so every cell first runs once in a separate process, which fills Triton's cache on disk.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""How long a small call keeps the host, beside FlashAttention 2's (torch's varlen_attn): microseconds per call.
+"""Measure the host time of a small call beside FlashAttention 2's (torch's varlen_attn), in microseconds per call.
 
-Eight sequences of 64 tokens, so the device is never waited for. Read the ratios within one run: hosts differ by a factor of 3.
-Batches of other totals take turns in one row: that is training on jagged data. Without a GPU launches do nothing
-(:func:`measure_stubbed`): what is left is Python, torch's allocations and the autograd engine.
+The batch has eight sequences of 64 tokens, so the host never waits for the device. Compare only ratios within one run:
+hosts differ by a factor of 3. In one row batches of different totals alternate, as in training on jagged data. Without
+a GPU launches do nothing (:func:`measure_stubbed`); the times then cover Python, torch's allocations and the autograd
+engine.
 """
 
 from __future__ import annotations

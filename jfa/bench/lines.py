@@ -1,4 +1,4 @@
-"""How long the kernels' sources are: lines of code, without blank lines, comments and docstrings."""
+"""Count the lines of the kernels' sources, without blank lines, comments and docstrings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other people's attention, each behind the same small interface, or one sentence why it cannot run here.
+"""Other attention implementations behind one small interface, each with a sentence where it cannot run here.
 
 A peer is a function ``build(inputs) -> call``; ``call()`` runs one forward and returns the packed output, differentiable
 with respect to inputs.query, key and value. A peer that lacks a feature raises :class:`Unavailable`.
@@ -25,7 +25,7 @@ Call = Callable[[], Tensor]
 
 
 class Unavailable(Exception):
-    """Why a peer cannot run a shape here."""
+    """Raised with the reason why a peer cannot run a shape here."""
 
 
 def jfa(inputs: Inputs, backend: str = "auto", **options: object) -> Call:

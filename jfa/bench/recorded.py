@@ -1,6 +1,7 @@
 """Results of earlier runs: the JSON files that `jfa bench --json` wrote, read back, compared and drawn.
 
-The files in results/ were recorded on the GPUs that they name. Figures that others published stand apart, in QUOTED.
+The files in results/ were recorded on the GPUs that they name. Figures published by others are kept separately, in
+QUOTED.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ WAYS = ("forward", "backward")
 
 
 class Quoted(NamedTuple):
-    """A figure that others published and nobody measured here."""
+    """A figure published by others that was not measured here."""
 
     gpu: str
     claim: str

@@ -1,8 +1,9 @@
-"""Time one call properly, and describe the machine it ran on.
+"""Time a call, and describe the machine it ran on.
 
-On a GPU: CUDA events, the median of several runs, the L2 cache cleared before each, and a pause on the device before the first
-event, so that the host has queued everything by the time the clock starts: device time is measured, not Python. The
-backward is timed by itself on a kept graph. On a CPU: the wall clock, for the reference; such numbers say nothing of a GPU.
+On a GPU: CUDA events, the median of several runs, the L2 cache cleared before each, and a pause on the device before
+the first event, so that the host has queued everything by the time the clock starts: device time is measured, not
+Python. The backward is timed by itself on a kept graph. On a CPU: wall-clock time, for the reference; such numbers say
+nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ PAUSE_CYCLES = 8_000_000
 class Timing:
     """Median milliseconds of one implementation on one shape; ``note`` says why a number is missing.
 
-    Memory, on a GPU, in MB of 10**6 bytes: ``forward_mb`` and ``backward_mb`` is the most that a pass has beyond its inputs and
-    outputs while it runs; ``kept_mb`` of that is what a forward keeps for its backward.
+    Memory, on a GPU, in MB of 10**6 bytes: ``forward_mb`` and ``backward_mb`` are the peak memory of a pass beyond its
+    inputs and outputs; ``kept_mb`` is the part of it that a forward keeps for its backward.
     """
 
     shape: str

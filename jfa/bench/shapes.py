@@ -1,4 +1,4 @@
-"""Named problems to measure: lengths with a seed, heads, mask. Exact FLOPs and the fewest bytes follow from them.
+"""Named problems to measure: seeded lengths, heads, mask; with exact FLOPs and the minimum of bytes.
 
 Sources: the PMA, self, cross and GQA shapes are the ones of this project's reference measurements on an H200; `gdpa-*` from the
 public GDPA blog (B 1152, H 4, d 128); `ragged-*` from TritonBench's ragged attention (meta-pytorch/tritonbench); `tiny-8192`, very
@@ -23,7 +23,7 @@ BLOCK = 128  # rows per block of the shapes with block lists
 
 @dataclass(frozen=True)
 class Shape:
-    """One problem: lengths come from functions, so that nothing is made until it is measured."""
+    """One problem. Lengths come from functions, so tensors are made only when it is measured."""
 
     name: str
     heads: int

@@ -1,7 +1,7 @@
-"""Launches that do nothing: a call's whole way on the host, as on a GPU, on a machine without one.
+"""Run a call's complete host path without a GPU: launches do nothing.
 
-Tensors lie in the CPU's memory; whatever asks whether they are on a GPU is told so. The driver is replaced by one that
-tells the parameters of a kernel from its arguments' types, and whose launch is a C function that returns 0.
+Tensors lie in the CPU's memory; checks whether they are on a GPU are made to pass. The driver is replaced by one that
+derives a kernel's parameters from its arguments' types, and whose launch is a C function that returns 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIRST_OFFSET = 48  # the driver's offsets do not begin at 0
 
 
 class StubDriver(cuda.Driver):
-    """Stands in for the machine's driver.
+    """Stand-in for the machine's driver.
 
     Args:
         launch: takes (config, function, table, None) as ``cuLaunchKernelEx``.

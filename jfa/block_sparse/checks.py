@@ -1,4 +1,4 @@
-"""What block lists of a user's own must be: shapes and, where nothing has to wait or it is asked for, contents."""
+"""Check the block lists that a user passes: shapes always; contents where that needs no wait, or on request."""
 
 from __future__ import annotations
 

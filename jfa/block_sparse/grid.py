@@ -1,4 +1,4 @@
-"""Blocks of all sequences of one side, numbered one after another; which pairs of blocks a band leaves."""
+"""Number the blocks of all sequences of one side, and find the pairs of blocks that a band leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which blocks each block meets, as lists: made of masks, transposed for the backward, and as a mask again."""
+"""Lists of the blocks that each block attends to: made from masks, transposed for the backward, and converted to a
+mask."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from jfa.masks import Band, Block
 
 @dataclass(frozen=True)
 class BlockLists:
-    """Which blocks of the other side each block of this side meets, in rising order, per head.
+    """The blocks of the other side that each block of this side is paired with, in rising order, per head.
 
     Attributes:
         starts: [heads * rows + 1] int32; the list of head ``h``, grid row ``r`` begins at entry ``starts[h * rows + r]``.

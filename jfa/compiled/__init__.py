@@ -1,4 +1,4 @@
-"""Compile kernels for Hopper and Blackwell without a GPU, and report what the hardware would be asked for.
+"""Compile kernels for Hopper and Blackwell without a GPU, and report the resources that they need.
 
 ``compile_kernel(kernel, signature, constexprs, arch=100)`` returns a :class:`Report` that displays as a table in a notebook;
 `jfa compile` (:mod:`jfa.workbench.compile`) is the command. Compiling happens in a child process: Triton cannot compile where

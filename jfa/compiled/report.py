@@ -1,4 +1,5 @@
-"""What one compiled kernel asks of one target, whether that fits, and reports as text: a block, a table, a difference."""
+"""Report the resources of a compiled kernel and whether the target has them; as text, a table, or a comparison of
+two."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ MARK = "REPORT "  # starts a line of the compiling process that carries a report
 
 @dataclass
 class Role:
-    """One warp group of the kernel: its warps and the registers a thread of it has (None where nothing sets them)."""
+    """One warp group of the kernel: its warps and the registers per thread (None where nothing sets them)."""
 
     name: str
     warps: int
@@ -27,7 +28,7 @@ class Role:
 
 @dataclass
 class Report:
-    """What one kernel variant asks of one target."""
+    """Resources that one kernel variant needs on one target."""
 
     name: str
     arch: int

@@ -1,4 +1,4 @@
-"""How a kernel and its constants get to the process that compiles: the source of a notebook's kernel, values as JSON."""
+"""Send a kernel and its constants to the process that compiles: the source of a notebook's kernel, values as JSON."""
 
 from __future__ import annotations
 

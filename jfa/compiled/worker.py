@@ -1,4 +1,5 @@
-"""The process that compiles: jobs from stdin, a ``REPORT {json}`` line each. ``python -m jfa.compiled.worker`` runs it.
+"""The process that compiles: it reads jobs from stdin and prints a ``REPORT {json}`` line per job. ``python -m
+jfa.compiled.worker`` runs it.
 
 Triton cannot compile where TRITON_INTERPRET is set, and a crash of the compiler must not take a notebook with it.
 """

@@ -1,6 +1,6 @@
 """The course engine: check(), hint(), progress() in a notebook, and the same judge behind ``jfa grade``.
 
-How an answer is judged, file by file, from the outside in:
+The files that judge an answer, from the outside in:
 
     notebook_api, cli   check("2.3", merge) in a notebook; jfa grade 2.3 in a terminal (through grade, answers, outputs)
     catalog, checks/    which exercises there are; spec: the words in which one is described

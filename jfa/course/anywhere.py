@@ -1,4 +1,5 @@
-"""A chapter or its exercises as one .ipynb that fetches the course by itself: for Colab, or any Jupyter without a checkout."""
+"""Write a chapter or its exercises as one .ipynb that fetches the course itself, for Colab or any Jupyter without a
+checkout."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ except ImportError:
 
 @dataclass(frozen=True)
 class Written:
-    """A notebook that was written, and the address that its set-up cell clones from ("" if none is known)."""
+    """A written notebook, and the address that its set-up cell clones from ("" if unknown)."""
 
     path: Path
     repository: str

@@ -1,4 +1,5 @@
-"""Every way in which Python's text gives a name another value than its definition, or changes what it stands for."""
+"""Find every construct in Python source that rebinds a name after its definition, or changes the object that it is
+bound to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which exercises there are: the check modules, and the notebooks' cells that belong to them."""
+"""List the exercises: the check modules, and the notebooks' cells that belong to them."""
 
 from __future__ import annotations
 

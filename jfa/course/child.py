@@ -1,4 +1,4 @@
-"""The answer's process: build its namespace, run it on each case, tell what it returned. It knows no right answer.
+"""The answer's process: build its namespace, run it on each case, send what it returned. It has no right answers.
 
 It is forked from a notebook's kernel (the function is there, live) or from the nursery, a clean process that has imported torch and
 nothing of the course's checks. Messages to the judge: see :func:`run`.
@@ -34,7 +34,7 @@ _FRAME = struct.Struct("<Q")
 
 
 class Output(io.TextIOBase):
-    """Keeps the first part of what the answer prints and drops the rest: a flood costs nothing."""
+    """Keep the first part of what the answer prints and drop the rest, so endless output uses no memory."""
 
     def __init__(self):
         self.kept, self.size = [], 0
@@ -55,9 +55,10 @@ class Output(io.TextIOBase):
 
 
 class Reporter:
-    """Sends messages down the result pipe, each with its length and a seal that only this closure can make.
+    """Send messages through the result pipe, each with its length and a seal whose key only this closure has.
 
-    A learner's code may find the pipe; without the key, what it writes there is "something that is no result".
+    A learner's code may find the pipe; without the key, what it writes there is rejected as "something that is no
+    result".
     """
 
     def __init__(self, fd: int, key: bytes):

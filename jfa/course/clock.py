@@ -1,7 +1,7 @@
-"""An answer's kernels on the modelled clock: how many cycles a B200 would take, and what took the longest.
+"""Model the time of an answer's kernels: how many cycles a B200 would take, and what took longest.
 
 The judge runs an answer once more under the emulator's policy "timed" with the rates of :data:`jfa.emulator.rates.B200`.
-The number is modelled, not measured, and the same at every run: the same source and the same inputs take the same cycles.
+The number is modelled, not measured, and deterministic: the same source and inputs take the same number of cycles.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ MEASURE = "cycles"
 
 
 class Clock:
-    """What was launched while the clock ran: ``cycles`` (None if it cannot be told) and ``sentence``, which says why so many."""
+    """The launches while the clock ran: ``cycles`` (None if unknown) and ``sentence``, which names what took the
+    cycles."""
 
     def __init__(self, chip: Any):
         self.chip = chip

@@ -1,4 +1,4 @@
-"""Modules of the package that an exercise closes: calling the product is not an answer."""
+"""Close modules of the package to an answer: calling the finished function does not solve an exercise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jfa.course.guard import Violations
 
 @dataclass(frozen=True)
 class _Closed:
-    """A closed module with all below it, except for some modules (with all below them) and single functions."""
+    """A closed module with its submodules, except for some modules (with their submodules) and single functions."""
 
     word: str
     modules: tuple[str, ...]

@@ -1,6 +1,7 @@
-"""Comparing what an answer returned with the reference, and saying in one sentence where and how they differ.
+"""Compare what an answer returned with the reference, and say in one sentence where and how they differ.
 
-Sentences name places and sizes, never the expected numbers: a message should point at the mistake, not give the answer.
+Sentences name places and sizes, never the expected numbers: a message should point at the mistake, not give the answer
+away.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writing a learner's file whole or not at all, and saying in one sentence why it could not be."""
+"""Write a learner's file completely or not at all, and say in one sentence why it could not be written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ABANDONED = 3600  # seconds after which a draft belongs to a process that was k
 
 
 class Refusal(Exception):
-    """Something that was not done, in one sentence for the learner; what it was about is as it was before."""
+    """Raised for something that was not done, with one sentence for the learner; the files are unchanged."""
 
 
 def words(error: OSError) -> str:

@@ -1,4 +1,4 @@
-"""Code that an exercise gives and that an answer must leave alone, compared as syntax: comments and layout are free."""
+"""Compare the code that an answer must leave unchanged, as syntax: comments and layout may change."""
 
 from __future__ import annotations
 

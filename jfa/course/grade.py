@@ -1,4 +1,4 @@
-"""Grading files: every exercise asked for, several at a time, from the learner's notebooks, a submission, or the solutions."""
+"""Grade the requested exercises, several at a time, from the learner's notebooks, a submission, or the solutions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jfa.course.spec import Exercise
 class Source:
     """Where answers come from: a learner's exercises/, the solutions, or a submission folder (of one learner).
 
-    ``handed_in`` is the folder of all submissions: while one is graded, nothing in it can be read by its answers.
+    ``handed_in`` is the folder of all submissions: while one is graded, its answers can read nothing in that folder.
     """
 
     course: Course

@@ -1,12 +1,13 @@
-"""What the answer's process may not do, enforced while it runs; and torch as it was before a notebook patched it.
+"""Enforce what the answer's process may not do while it runs, and restore torch as it was before a notebook patched it.
 
-This keeps honest answers honest and catches the usual short cuts. It is no sandbox: code that a learner runs in the notebook has
-the learner's rights anyway. What an answer cannot do, whatever it tries, is to decide its own verdict: that is made in another
-process from the numbers it returned.
+This catches the usual short cuts. It is not a sandbox: code that a learner runs in the notebook has the learner's
+rights anyway. But an answer cannot decide its own verdict: another process decides, from the numbers that the answer
+returned.
 
-Files with references (solutions, checks) are closed twice: the audit hook here names whoever opens one from Python, and the kernel
-(:mod:`jfa.course.landlock`) refuses the rest, C code included. Not covered: a copy of them somewhere else, such as another
-checkout or git's own objects; C code on a kernel without Landlock; what a notebook read before it called check().
+Files with references (solutions, checks) are protected twice: the audit hook here reports an access from Python, and
+the operating system (:mod:`jfa.course.landlock`) refuses all others, from C code included. Not covered: a copy of them
+somewhere else, such as another checkout or git's own objects; C code on a kernel without Landlock; what a notebook read
+before it called check().
 """
 
 from __future__ import annotations
@@ -64,13 +65,14 @@ class ForbiddenError(RuntimeError):
 
 
 class ForbiddenWriteError(ForbiddenError, PermissionError):
-    """The answer wanted to change a file that is not in its temporary folder; libraries expect an OSError there."""
+    """The answer tried to change a file outside its temporary folder; libraries expect an OSError there."""
 
 
 class Violations:
-    """What an answer did against the rules, in the order it happened; swallowing the exception does not undo the entry.
+    """An answer's violations of the rules, in order; catching the exception does not remove the entry.
 
-    ``tell`` is called with each word the first time it comes up; in the answer's process it sends the word to the judge at once.
+    ``tell`` is called with each word when it first occurs; in the answer's process it sends the word to the judge at
+    once.
     """
 
     __slots__ = ("_words", "add")
@@ -123,7 +125,7 @@ _HOST_READ = "numbers of a tensor on the host"
 
 
 class Unusable:
-    """Stands for a forbidden module in the answer's namespace."""
+    """Stand-in for a forbidden module in the answer's namespace."""
 
     def __init__(self, word: str, violations: Violations):
         object.__setattr__(self, "_state", (word, violations))

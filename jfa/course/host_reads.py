@@ -1,8 +1,8 @@
-"""Noticing when an answer reads numbers of a tensor on the host: what makes a CPU wait for its GPU.
+"""Notice when an answer reads numbers of a tensor on the host, which makes a CPU wait for its GPU.
 
 Two kinds: the number itself is asked for (``.item()``, ``int()``, ``if``, an index, a size, printing), or an operation's result has
 a size that depends on the numbers (``nonzero``, a boolean mask as an index, ``repeat_interleave``), which the host must know before
-it can go on. On CPU tensors both cost nothing, so nothing but a look at the operations shows them.
+it can go on. On CPU tensors both cost nothing, so they can be noticed only from the operations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Finding the files of a submission: somebody else packed the folder, so links, pipes and folders of a chapter's name may be in it.
+"""Find the files of a submission. The folder is untrusted: it may hold links, pipes, or a folder with a chapter's name.
 
-Nothing is followed out of the folder and nothing but plain files is read. Whatever is odd becomes one sentence.
+Links out of the folder are not followed, and only plain files are read. Anything else is reported in one sentence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job: what the judge tells the answer's process. It holds no reference, no solution and no mutant."""
+"""A job: the message from the judge to the answer's process. It holds no reference, no solution and no mutant."""
 
 from __future__ import annotations
 

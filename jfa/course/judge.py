@@ -1,4 +1,5 @@
-"""The judge: makes the cases, has the answer run elsewhere, computes what is right, and compares. It runs no learner code."""
+"""The judge: makes the cases, has another process run the answer, computes the reference, and compares. It runs no
+learner code."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Adversarial inputs by name: scores, lengths, turns of a ring, dtypes, numbers. An exercise's cases draw from them.
 
-A reference on tame random numbers accepts an answer that forgets the running maximum, that is right only for an even number of
-key blocks, or that lets a neighbour's NaN through. Each kind here exists because of mistakes that nothing else shows; ``catches``
-says which. The table in CONTRIBUTING, "Adding an exercise", is made of these.
+Moderate random numbers do not show that an answer forgets the running maximum, is right only for an even number of key
+blocks, or lets a neighbour's NaN through. Each kind here exists because of mistakes that no other kind shows;
+``catches`` says which. The table in CONTRIBUTING, "Adding an exercise", is made of these.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""What the answer's process may read and write, enforced by Linux's Landlock (since 5.13, for any user).
+"""Restrict what the answer's process may read and write, by Linux's Landlock (since 5.13, for any user).
 
-The audit hook of :mod:`jfa.course.guard` sees what Python opens, and names it; C code goes past it. Landlock sits in the kernel and
-cannot be taken off again. Reading is allowed everywhere but below the closed files and folders and in /dev; writing, making,
-removing, renaming and truncating only below the answer's own temporary folder; running programs, connecting over TCP, signals
-and abstract sockets to the outside not at all, as far as the kernel's version of Landlock knows these rights.
+The audit hook of :mod:`jfa.course.guard` sees what Python opens, and names it; C code bypasses it. Landlock is enforced
+by the operating system and cannot be removed again. Reading is allowed everywhere except below the closed files and
+folders and in /dev; writing, making, removing, renaming and truncating only below the answer's own temporary folder;
+running programs, connecting over TCP, signals and abstract sockets to the outside not at all, as far as the kernel's
+version of Landlock knows these rights.
 
-What it leaves open: names of files can still be listed; rights, owners and times of files (:mod:`jfa.course.seccomp` keeps them).
+Not restricted: listing the names of files, and changing rights, owners and times of files (:mod:`jfa.course.seccomp`
+refuses these changes).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The judge's side of running an answer: start the process, read what it sends, end it and all it started at the limit."""
+"""The judge's side of running an answer: start the process, read its messages, end it and its children at the limit."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _LOAD_SECONDS = 30  # for a child's own imports (Triton, the emulator) before th
 
 @dataclass
 class Outcome:
-    """What became of one run: the messages, in order, and how the process ended.
+    """The outcome of one run: the messages, in order, and how the process ended.
 
     ``ended`` is "done" (all messages came), "time", "disk" (too much written), "died" (``status`` is the wait status), or "garbled"
-    (messages that cannot be read, or that somebody else wrote).
+    (messages that cannot be read, or that lack the seal).
     """
 
     events: list[dict] = field(default_factory=list)
@@ -192,7 +192,7 @@ def _follow(job: Job, pid: int, read: int, wait: Callable[[bool], int | None], w
 
 
 class _Inbox:
-    """The bytes of a result pipe, cut into messages; trusts none that does not bear the seal."""
+    """Split the bytes of a result pipe into messages, and reject those without the seal."""
 
     def __init__(self, key: bytes, outcome: Outcome):
         self.key, self.outcome = key, outcome
@@ -270,7 +270,8 @@ def _complete(outcome: Outcome) -> bool:
 
 
 class _Clock:
-    """How long a child has computed, and how long it has slept: a busy machine that gives it no turn is not its fault."""
+    """Measure how long a child has computed and how long it has slept; time in which a busy machine does not run it is
+    not counted."""
 
     def __init__(self, job: Job, pid: int):
         self.limit, self.pid = job.cpu_seconds, pid

@@ -1,7 +1,7 @@
-"""IPython's syntax turned into plain Python: ``%magic``, ``!shell``, ``name?``, ``x = %time f()``, ``%%time``.
+"""Turn IPython's syntax into plain Python: ``%magic``, ``!shell``, ``name?``, ``x = %time f()``, ``%%time``.
 
-A notebook's kernel understands it, the process that an answer is graded in does not. IPython itself finds the places (a line
-that begins with ``%`` or ``!=`` inside brackets is no magic); what stands there afterwards keeps its line.
+A notebook's kernel understands it, the process that grades an answer does not. IPython itself finds the places (a line
+that begins with ``%`` or ``!=`` inside brackets is no magic); the replacement keeps its line number.
 """
 
 from __future__ import annotations

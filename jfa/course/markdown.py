@@ -1,4 +1,4 @@
-"""Links in Markdown, found where they are links: not in code spans and fences, whose `kernel[grid](x)` looks like one."""
+"""Find links in Markdown, except in code spans and fences, where `kernel[grid](x)` looks like a link."""
 
 from __future__ import annotations
 

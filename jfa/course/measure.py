@@ -1,7 +1,9 @@
-"""How an answer computes: operations counted and sized while it runs, memory that is alive, and the emulator's counts for kernels.
+"""Measure how an answer computes: its operations and their sizes, its live memory, and the emulator's counts for
+kernels.
 
-What the learner writes counts once, however many operations torch makes of it: ``torch.einsum(...)`` is one. NumPy operations count
-as torch's do, and numbers that leave torch as Python floats count one each, so that a loop is a loop in any library.
+An operation that the learner writes counts once, however many operations torch executes for it: ``torch.einsum(...)``
+is one. NumPy operations count like torch's, and so does each number that leaves torch as a Python float, so a loop
+counts in any library.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _ARRAY_MAKERS = (
 
 
 class Meter(TorchDispatchMode):
-    """Counts what an answer does; sees every torch operation below autograd.
+    """Count what an answer does; every torch operation below autograd is counted.
 
     Counts, as :meth:`take` returns them:
         ops: operations the learner wrote, in torch or NumPy, and one for each float that left torch.
@@ -145,7 +147,7 @@ class Meter(TorchDispatchMode):
 
 
 class _Alive:
-    """The memory of new tensors: how many elements are alive at the same time, at most."""
+    """Track the memory of new tensors: the largest number of elements alive at the same time."""
 
     def __init__(self):
         self.found: dict[int, tuple[StorageWeakRef, int]] = {}
@@ -175,7 +177,8 @@ class _Alive:
 
 
 class Watch(TorchFunctionMode):
-    """Sees what the learner wrote: counts it once, notes forbidden families, and keeps an eye on what leaves torch."""
+    """Count the operations that the learner wrote once each, note forbidden ones, and watch the numbers that leave
+    torch."""
 
     def __init__(self, meter: Meter):
         super().__init__()

@@ -1,8 +1,8 @@
-"""Known mistakes without the code that makes them: sketches of what each returns, for releases without solutions.
+"""Known mistakes without their code: sketches of what each returns, for releases without solutions.
 
-A sketch holds the form of a result and, of its numbers, a few weighted sums with fixed random weights. Two results that agree
-number by number have sums that agree; two that do not differ in them almost surely. No code can be read from a sketch.
-Inputs are those of seed 0, which a notebook's check() and ``jfa grade`` use.
+A sketch holds the form of a result and, of its numbers, a few weighted sums with fixed random weights. Equal results
+have equal sums; different results have different sums almost surely. The code cannot be recovered from a sketch. Inputs
+are those of seed 0, which a notebook's check() and ``jfa grade`` use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The mutants' table: every known mistake graded like an answer, and the check that caught it."""
+"""The table of mutants: every known mistake graded like an answer, and the check that caught it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jfa.course.spec import Exercise, Mutant
 
 @dataclass(frozen=True)
 class Row:
-    """One mutant's fate."""
+    """The result of grading one mutant."""
 
     exercise: Exercise
     mutant: Mutant

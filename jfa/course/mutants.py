@@ -1,4 +1,4 @@
-"""Known mistakes: run in the judge on a wrong answer's case, to tell a learner which mistake this looks like."""
+"""Run known mistakes in the judge on a wrong answer's case, to tell the learner which mistake the answer resembles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COURSE_NAMES = {"check", "hint", "progress"}
 
 @dataclass(frozen=True)
 class Mutants:
-    """What mutants are made from: the solution's cell ("" where there is none) and the cells an exercise gives above it.
+    """Sources of an exercise's mutants: the solution's cell ("" where there is none) and the cells given above it.
 
     ``sketches`` stand for the mutants of a release without solutions: by mutant and case (:mod:`jfa.course.mistakes`).
     """

@@ -1,7 +1,7 @@
-"""Notebook files as lists of cells: jupytext's py:percent and .ipynb, read and edited without either library.
+"""Notebook files as lists of cells: jupytext's py:percent and .ipynb, read and edited without jupytext or nbformat.
 
-A GPU machine may lack jupytext, and an edit must leave every other byte of a learner's file alone. So a cell of a .py file
-knows its exact text, one of an .ipynb its place in the JSON, and ``with_sources`` changes only that.
+A GPU machine may lack jupytext, and an edit must not change any other byte of a learner's file. So a cell of a .py file
+keeps its exact text, one of an .ipynb its place in the JSON, and ``with_sources`` changes only that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BARE_KEY, _KEY = re.compile(r"[a-zA-Z_.]+[a-zA-Z0-9_.]*"), re.compile(r"[a-zA-Z
 
 
 class Unreadable(ValueError):
-    """A file that is no notebook, in one sentence that names it."""
+    """Raised for a file that is not a notebook, with one sentence that names it."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What an exercise notebook uses: check("2.3", merge), hint("2.3"), progress()."""
+"""The functions that an exercise notebook calls: check("2.3", merge), hint("2.3"), progress()."""
 
 from __future__ import annotations
 
@@ -249,7 +249,8 @@ _CELLS = 20  # width of a terminal's bar
 
 
 class Progress:
-    """A bar per chapter: how many exercises are passed, tried, untouched. As of the checks run; `jfa grade` decides."""
+    """A bar per chapter: how many exercises are passed, tried, untouched. It shows the checks run so far; `jfa grade`
+    decides."""
 
     def __init__(self, rows: list[tuple[str, list[tuple[str, str]]]], note: str = ""):
         self.rows, self.note = rows, note

@@ -1,4 +1,4 @@
-"""A clean, warm process that answers are forked from: it has torch imported and has never seen a check or a solution.
+"""A process that answers are forked from: it has imported torch, and has not loaded any check or solution.
 
 Importing torch costs a second or two, a fork ten milliseconds. The judge's process starts one nursery
 (``python -m jfa.course.nursery FD``) and asks it for children over a socket; each request brings the job's file and the result

@@ -1,4 +1,4 @@
-"""The judge's end of the nursery: start it, ask it for children, hear how they ended. Needs no torch to start one."""
+"""The judge's end of the nursery: start it, request children, and learn how they ended. Starting one needs no torch."""
 
 from __future__ import annotations
 

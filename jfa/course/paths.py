@@ -1,4 +1,4 @@
-"""Where the course's files lie: exercises, solutions, and the one ignored folder that keeps what must not get lost."""
+"""Paths of the course: exercises, solutions, and the ignored folder with progress and backups."""
 
 from __future__ import annotations
 

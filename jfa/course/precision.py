@@ -1,8 +1,9 @@
-"""How far a right answer may be from fp64: derived from the arithmetic it computes in, case by case.
+"""Derive how far a right answer may be from fp64, from the arithmetic in which it computes, case by case.
 
-A fixed tolerance is either too tight for scores of -30,000, where one rounding of a score moves a weight by 0.2 %, or so wide that
-a result 1 % off passes. So the judge asks the reference itself: computed in the answer's precision, and in fp64 from inputs that
-are one rounding away, how far does it get from fp64? A small multiple of that is what an answer may err.
+A fixed tolerance is either too tight for scores of -30,000, where one rounding of a score moves a weight by 0.2 %, or
+so wide that a result 1 % off passes. So the judge measures the reference itself: how far from fp64 is it when computed
+in the answer's precision, and in fp64 from inputs that are one rounding away? An answer's error may be a small multiple
+of that.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _attempts(exercise: Exercise, case: Case) -> list[Any]:
 
 
 class _Nudge:
-    """Moves every floating number by one rounding, up or down at random, in float64."""
+    """Move every floating-point number by one rounding, up or down at random, in float64."""
 
     def __init__(self):
         self.draw = torch.Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""Text that somebody else wrote, made safe to print: no escape sequences for the terminal, no half characters."""
+"""Make untrusted text safe to print: without terminal escape sequences and unpaired surrogates."""
 
 from __future__ import annotations
 

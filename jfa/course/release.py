@@ -1,4 +1,4 @@
-"""For instructors: a copy of the course to hand out, without solutions and without the right answers kept among the checks."""
+"""Copy the course for instructors to hand out, without the solutions and the right answers kept in the checks."""
 
 from __future__ import annotations
 

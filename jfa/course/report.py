@@ -1,4 +1,5 @@
-"""The one result of judging an answer, as text for a terminal and as HTML for a notebook. Words stand beside every colour."""
+"""The result of judging an answer, as text for a terminal and as HTML for a notebook. Every colour has a word beside
+it."""
 
 from __future__ import annotations
 

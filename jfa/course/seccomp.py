@@ -1,8 +1,9 @@
-"""A system-call filter for the answer's process: it starts, signals, traces and changes no other process, nor the machine.
+"""A system-call filter for the answer's process, which must not start, signal, trace or change other processes, or
+change the machine.
 
-Python's audit hooks see what Python code does; C code goes past them. The kernel's filter sees every call, needs no rights and
-cannot be taken off again. ``FORBIDDEN``, ``IGNORED``, ``OWN_ONLY`` and ``WITHOUT`` are the whole rule; every other call that is
-older than this table is allowed, and every newer one does not exist here, so a call that nobody has thought of yet opens nothing.
+Python's audit hooks see what Python code does; C code bypasses them. The operating system's filter sees every call,
+needs no rights and cannot be removed again. ``FORBIDDEN``, ``IGNORED``, ``OWN_ONLY`` and ``WITHOUT`` are all its rules.
+Every other call that is older than this table is allowed; newer calls fail as if they did not exist.
 """
 
 from __future__ import annotations

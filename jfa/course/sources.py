@@ -1,4 +1,4 @@
-"""Compiling a cell so that tracebacks, inspect and Triton find its source, though it lies in no file."""
+"""Compile a cell so that tracebacks, inspect and Triton find its source, although it is in no file."""
 
 from __future__ import annotations
 import __future__
@@ -24,7 +24,7 @@ def _lines(source: str) -> list[str]:
 
 
 class Cells:
-    """Runs cells one after another in one namespace, as a notebook's kernel does.
+    """Run cells one after another in one namespace, as a notebook's kernel does.
 
     ``await`` is allowed outside of functions, and ``from __future__ import ...`` holds for the cells that follow.
     """

@@ -1,7 +1,7 @@
-"""What the course remembers for a learner, in the ignored folder .jfa/: progress, hints seen, backups, pristine copies.
+"""Keep a learner's progress, hints seen, backups and pristine copies in the ignored folder .jfa/.
 
-Nothing here may stand in a verdict's way: what cannot be kept is a sentence that the caller shows. Only a backup that
-cannot be made is a Refusal, because without it a learner's file must not be changed.
+A failure here must not prevent a verdict: the caller shows a sentence about what could not be kept. Only a failed
+backup raises Refusal, because without a backup a learner's file must not be changed.
 """
 
 from __future__ import annotations

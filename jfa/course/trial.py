@@ -1,4 +1,4 @@
-"""Weighing one run of an answer: check by check, the smallest case first, until the first thing that is wrong."""
+"""Evaluate one run of an answer: check by check, the smallest case first, until the first fault."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _METHOD_CHECKS = {"allowed operations"}
 
 
 class _Fault(Exception):  # noqa: N818  not an error: it carries a verdict out of nested checks
-    """The first thing found wrong: which check, on which case, and the sentence."""
+    """The first fault found: its check, its case, and the sentence."""
 
     def __init__(self, check: str, message: str, case: str = "", position: int = -1):
         super().__init__(message)
@@ -26,7 +26,7 @@ class _Fault(Exception):  # noqa: N818  not an error: it carries a verdict out o
 
 
 class Trial:
-    """One answer's outcome, weighed check by check."""
+    """The evaluation of one answer, check by check."""
 
     def __init__(
         self, exercise: Exercise, cases: list[Case], outcome: launch.Outcome, result: Result, mutants: Mutants,
@@ -305,7 +305,7 @@ def _refusal_fault(event: dict, case: Case) -> str | None:
 
 
 class _NotStarted(Exception):  # noqa: N818  a verdict, not an error
-    """The stub was reached."""
+    """Raised when the answer is still the stub."""
 
 
 def _test_property(test: Callable, case: Case, value: Any) -> str | None:

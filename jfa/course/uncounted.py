@@ -1,9 +1,10 @@
-"""Refuse an answer the switches that would hide its operations from :mod:`jfa.course.measure`.
+"""Forbid an answer to use the switches of torch that would hide its operations from :mod:`jfa.course.measure`.
 
-Torch can leave its modes out of a call: a guard disables them, a key is excluded from dispatch, a mode is popped from its stack.
-Torch itself does that all the time and still may. The learner's own code may not, nor through the functions that torch wraps
-around these switches. Modes of its own, ``with torch.device(...)`` and the like are no concern of this module. Nor may an answer
-register operations (torch.library) or other kernels for torch's: what they do inside is below everything that counts.
+Torch can leave its modes out of a call: a guard disables them, a key is excluded from dispatch, a mode is popped from
+its stack. Torch itself does that all the time and still may. The learner's own code may not, neither directly nor
+through the functions of torch that wrap these switches. Modes of its own, ``with torch.device(...)`` and the like are
+allowed. An answer must not register operations (torch.library) or kernels for torch's operations either, because what
+they do inside is not counted.
 """
 
 from __future__ import annotations

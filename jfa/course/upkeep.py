@@ -1,6 +1,7 @@
-"""Changing learners' files without losing anything: reset to the start, carry answers into new skeletons, make exercises.
+"""Change learners' files without losing anything: reset to the start, carry answers into new skeletons, make exercises.
 
-Every change is announced with the place of its backup before it is made, so that the name is known whatever happens then.
+Every change is announced with the place of its backup before it is made, so the learner knows the backup even if the
+change fails.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``jfa watch``: check the exercise whose file was just saved, and show the next one as soon as it passes.
 
-Files are looked at a few times per second, by name: a save that puts a new file in the old one's place (JupyterLab, vim, most
-editors) is seen like one that writes into it, on network drives and in containers too.
+Files are polled by name a few times per second, so a save that replaces the file (JupyterLab, vim, most editors) is
+noticed like one that writes into it, on network drives and in containers too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Stamp = tuple[int, int, int]  # of a file: time of its last change in ns, size i
 
 
 class Watch:
-    """The exercises that are watched, and what their files held when they were last looked at.
+    """The watched exercises, and the contents of their files at the last poll.
 
     Args:
         exercises: in the order in which they are shown.

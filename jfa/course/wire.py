@@ -1,7 +1,7 @@
-"""What goes between the judge and the child: JSON for the structure, raw bytes for the numbers.
+"""Messages between the judge and the child: JSON for the structure, raw bytes for the numbers.
 
-Nothing is pickled: bytes that a learner's process wrote are only ever read as numbers, text and lists, with every size checked. So
-a forged message can at most claim an output, which the judge then compares like any other.
+Nothing is pickled: bytes that a learner's process wrote are only ever read as numbers, text and lists, with every size
+checked. So a forged message can only claim an output, which the judge then compares like any other.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ _HEADER = struct.Struct("<QQ")  # bytes of JSON, bytes of numbers
 
 
 class WireError(ValueError):
-    """A message that does not hold what it says."""
+    """Raised for a malformed message."""
 
 
 class Other:
-    """Stands for a value that no exercise asks for (a module, a generator, ...): only its type's name crossed over."""
+    """Stand-in for a value of a type that no exercise returns (a module, a generator, ...): only its type's name is
+    sent."""
 
     def __init__(self, type_name: str):
         self.type_name = type_name

@@ -3,8 +3,10 @@
 The machine's *timed* policy asks a :class:`Chip` for the :class:`Demand` of every operation: how long it occupies each
 resource of one SM, and the latency that follows. Resources are servers that all tasks of an SM share, so two warp
 groups that both need the exponential unit wait for each other, as on the chip. All results are *modelled*, never
-measured. Sources: "fa4" is the FlashAttention-4 paper (arXiv 2603.05451), "micro" SemiAnalysis' microbench-blackwell,
-"b300" public notes on the B300, "h200" our own measurement on one H200 (the ceilings of
+measured.
+
+Sources: "fa4" is the FlashAttention-4 paper (arXiv 2603.05451), "micro" SemiAnalysis' microbench-blackwell, "b300"
+public notes on the B300, "h200" our own measurement on one H200 (the ceilings of
 jfa/bench/results/h200-2026-11-29-hopper.json), "public" NVIDIA's data sheets and programming guides, "derived"
 arithmetic on the others, "assumed" no source at all: vary those before you believe a conclusion (:meth:`Chip.scaled`).
 """

@@ -3,8 +3,10 @@
 Beside its data a block has *marks*: an array of the block's shape, 0 where a lane is defined, else the number of its
 `Origin` (a masked lane of a load without `other`, memory that was never written, a product that was not waited for).
 None stands for "all lanes are defined", so a kernel without undefined values pays nothing. Two undefined operands give
-the mark with the larger number. Undefined values may be moved and computed with. `check` reports uses that affect what
-the kernel does: in a store to global memory, a condition, an address, a mask.
+the mark with the larger number.
+
+Undefined values may be moved and computed with. `check` reports uses that affect what the kernel does: in a store to
+global memory, a condition, an address, a mask.
 """
 
 from __future__ import annotations

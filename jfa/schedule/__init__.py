@@ -1,8 +1,9 @@
-"""Who computes which tile, and in which order.
+"""Assign tiles to workers, and order them.
 
-:mod:`jfa.schedule.tiles` builds lists of tiles from offsets, on any device and without reading anything back;
-:mod:`jfa.schedule.assign` deals tiles to workers (host side, to plan, to test and to teach);
-:mod:`jfa.schedule.clc` models Blackwell's work-stealing queue; :mod:`jfa.schedule.split` cuts mega-tiles along their keys.
+:mod:`jfa.schedule.tiles` builds lists of tiles from offsets, on any device and without synchronising;
+:mod:`jfa.schedule.assign` deals tiles to workers (on the host, for planning, tests and teaching);
+:mod:`jfa.schedule.clc` models Blackwell's work-stealing queue; :mod:`jfa.schedule.split` cuts mega-tiles along their
+keys.
 """
 
 from jfa.schedule.assign import Balance, balance, longest_first, round_robin, zigzag, zigzag_slot

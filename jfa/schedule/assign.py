@@ -1,4 +1,4 @@
-"""Dealing tiles to workers ahead of time: round robin, zigzag, longest first; and how even the result is.
+"""Deal tiles to workers ahead of time (round robin, zigzag, longest first), and measure the balance.
 
 A *tile* is a number 0 .. n-1 with a cost; an *assignment* is one list of tiles per worker, in the order they run.
 """

@@ -1,8 +1,8 @@
-"""Blackwell's cluster launch control (CLC) as a model: CTAs that have not started yet are stolen by those that run.
+"""A model of Blackwell's cluster launch control (CLC): running CTAs steal the work of CTAs that have not started yet.
 
-A grid has one CTA per tile. The hardware starts as many as fit; each runs its own tile, then asks to cancel a CTA that is
-still pending and runs that tile in its place, until an answer says that none is left. What a learner must get right is in
-the answers: each tile runs once, and every worker gets exactly one "none left" (-1) and then stops.
+A grid has one CTA per tile. The hardware starts as many as fit; each runs its own tile, then asks to cancel a CTA that
+is still pending and runs that tile in its place, until an answer says that none is left. Two properties matter: each
+tile runs once, and every worker gets exactly one "none left" (-1) and then stops.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ClcQueue:
 
 @dataclass
 class QueueRun:
-    """What a simulated launch did."""
+    """The result of a simulated launch."""
 
     assignment: Assignment
     finish: np.ndarray  # [workers] when each worker stopped

@@ -1,8 +1,8 @@
 """Cutting mega-tiles along their keys.
 
-No order of whole tiles ends before the largest of them does. Where one sequence is so long that its tile alone outlasts
-the mean load of a worker, only splitting its keys helps: the parts run side by side, each leaves a partial output and its
-LSE, and one pass merges them (:func:`jfa.reference.merge_attention`).
+No order of whole tiles ends before the largest of them does. Where the tile of a very long sequence alone takes longer
+than the mean load of a worker, only splitting its keys helps: the parts run concurrently, each stores a partial output
+and its LSE, and one pass merges them (:func:`jfa.reference.merge_attention`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jfa.schedule.tiles import Tiles
 
 @dataclass(frozen=True)
 class SplitDecision:
-    """Largest part in blocks (None: leave all tiles whole) and the modelled makespans it was decided on."""
+    """Largest part in blocks (None: leave all tiles whole) and the modelled makespans behind the decision."""
 
     max_blocks: int | None
     whole: float
@@ -64,8 +64,8 @@ class SplitTiles:
     """A tile list whose large tiles are cut along the keys; int32, -1 past the count.
 
     Part p of tile ``tile`` visits the key blocks ``begin`` .. ``end`` counted from the first block that the whole tile
-    visits. ``parts`` is 1 for a tile left whole, whose kernel writes the output itself. The parts of one tile stand side by
-    side, as slots ``slot - part`` on.
+    visits. ``parts`` is 1 for a tile left whole, whose kernel writes the output itself. The parts of one tile are
+    consecutive, from slot ``slot - part`` on.
     """
 
     tile: Tensor  # [capacity] slot in the list that was split

@@ -1,8 +1,8 @@
 """Lists of tiles without empty ones, built from offsets on any device.
 
-No function here reads a tensor back, and all use plain torch operations with shapes known beforehand: they can be captured
-in a CUDA graph, and a replay after the offsets changed in place builds the new list. So a list has a *capacity* from shapes
-alone, ceil(total / block) + B tiles, and a count in a tensor; slots past the count hold -1.
+No function here reads a tensor on the host, and all use plain torch operations with shapes known beforehand. So they
+can be captured in a CUDA graph, and a replay after an in-place change of the offsets builds the new list. So a list has
+a *capacity* from shapes alone, ceil(total / block) + B tiles, and a count in a tensor; slots past the count hold -1.
 
 A list is for one head. A kernel's unit of work u is tile u // H, head u % H; with ``counts`` read from the device a static
 persistent worker takes the units of :func:`jfa.schedule.assign.zigzag_slot`, a stealing one takes them in order.
@@ -22,8 +22,8 @@ from jfa.masks import Band, key_ranges, query_ranges
 class Tiles:
     """Tiles of ``block`` rows; every tensor int32 and on one device, -1 (cost: 0) past the count.
 
-    ``counts`` holds (tiles that have work, all tiles). In longest-first order the tiles with work come first, so the slots
-    between the two numbers are those whose rows only need their zeros written.
+    ``counts`` holds (tiles that have work, all tiles). In longest-first order the tiles with work come first; the tiles
+    in the slots between the two counts only have zeros to write.
     """
 
     seq: Tensor  # [capacity] which sequence

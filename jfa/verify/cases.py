@@ -1,7 +1,7 @@
-"""Random attention problems and how to judge an answer: shared by the tests of the op on CPU, emulator and GPU.
+"""Random attention problems and their tolerances, shared by the tests of the op on CPU, emulator and GPU.
 
-The truth is :mod:`jfa.reference` in fp64. An answer may be off by at most twice what plain PyTorch is off that does the same
-mathematics in the same low precision, plus a rounding of the result itself.
+Results are compared with :mod:`jfa.reference` in fp64. The error may be at most twice the error of plain PyTorch with
+the same mathematics in the same low precision, plus one rounding of the result.
 """
 
 from __future__ import annotations

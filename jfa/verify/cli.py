@@ -81,7 +81,7 @@ def _is_expected(error: Exception) -> bool:
 
 
 class Mistake(ValueError):
-    """Something in the command line that names nothing."""
+    """Raised for a command-line argument that names nothing."""
 
 
 def _refuse(sentence: str) -> int:
@@ -256,7 +256,7 @@ class Session:
 
 
 class Progress:
-    """What a stage prints: every failure at once, and how far it is every few seconds."""
+    """Print a stage's progress: each failure at once, and the state every few seconds."""
 
     EVERY = 5.0
 

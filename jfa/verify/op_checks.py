@@ -1,4 +1,5 @@
-"""What calls of the op must do on a GPU beyond giving right numbers: graph capture, wrong offsets, strides, torch.compile, plans.
+"""Check what calls of the op must do on a GPU besides right numbers: graph capture, wrong offsets, strides,
+torch.compile, plans.
 
 Each check takes the name of a backend and raises AssertionError where something is wrong. Most run with ``device="cpu"``, too.
 """

@@ -1,7 +1,8 @@
 """Run jobs in child processes that may fail, hang or die, each job with a time limit of its own.
 
-A kernel that was never run on a GPU can deadlock or write where it must not. After an error of CUDA every later call of its process
-fails as well, and a process that hangs never answers; so a child is ended and replaced after either, and the other jobs go on.
+A kernel that was never run on a GPU can deadlock or write out of bounds. After a CUDA error every later call of the
+process fails as well, and a hung process never answers; so the child is replaced after either, and the other jobs
+continue.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ BAD = (WRONG, ERROR, HUNG, DIED)
 
 @dataclass(frozen=True)
 class Job:
-    """One thing to do in a child: ``kind`` names what, ``item`` which one; ``seconds`` is its limit, compiling included."""
+    """One job of a child: ``kind`` and ``item`` name it; ``seconds`` is its time limit, compiling included."""
 
     kind: str
     backend: str
@@ -72,7 +73,7 @@ class Outcome:
 
 
 class Refused(Exception):
-    """Raised by a job: the backend says in a sentence that it does not offer what is asked."""
+    """Raised by a job with the backend's sentence that it does not support the problem."""
 
 
 # ------------------------------------------------------------------------------------------------------------- the child
@@ -118,7 +119,7 @@ def _lost_gpu(outcome: Outcome) -> bool:
 
 
 class Child:
-    """One child process and what it is doing."""
+    """One child process and its current job."""
 
     def __init__(self, runner: str, log: Path):
         self.connection, theirs = CONTEXT.Pipe()
@@ -142,7 +143,7 @@ class Child:
 
 
 class NoChild(RuntimeError):
-    """Children do not start: nothing can be run."""
+    """Raised when child processes do not start, so nothing can run."""
 
 
 class Pool:

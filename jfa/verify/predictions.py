@@ -1,4 +1,4 @@
-"""Predictions that were written down before anybody could measure them, and what came out.
+"""Compare predictions that were written down before they could be measured with the measurements.
 
 `docs/sealed-predictions.json` is a list of objects: id, what, shape, unit, predicted, low, high, how, date; and, where `jfa verify`
 can measure it by itself, gpu ("B200") and measure: {"way": "forward" or "backward", "of": implementation, "over": implementation,

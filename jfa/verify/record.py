@@ -1,4 +1,4 @@
-"""The result file: every outcome by job, written after each, so that a later call continues where one stopped.
+"""The result file: the outcome of every job, saved after each, so that a later call continues where one stopped.
 
 It is a result file of `jfa bench` as well ("environment", "ceilings", "timings"), with more beside these. Nothing in it names the
 machine or its user: the home folder is written "~".
@@ -31,7 +31,7 @@ SAME = ("device", "jfa", "sources", "torch", "triton", "cuda", "driver")  # what
 
 
 class AnotherMachine(ValueError):
-    """The file's outcomes come from another GPU, or from other versions."""
+    """Raised when the file's outcomes come from another GPU, or from other versions."""
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def sources(folder: Path = Path(__file__).parents[1]) -> str:
 
 
 class Record:
-    """A result file under way."""
+    """A result file that is being written."""
 
     def __init__(self, path: Path, content: dict[str, Any]):
         self.path, self.content = path, content

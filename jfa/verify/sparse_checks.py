@@ -1,4 +1,4 @@
-"""Random problems with block lists, and what differs from the fp64 reference over the same lists."""
+"""Compare random problems with block lists with the fp64 reference over the same lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of what `jfa verify` runs, and the function that a child process calls with one job of it."""
+"""The table of jobs of `jfa verify`, and the function that a child process calls with one of them."""
 
 from __future__ import annotations
 

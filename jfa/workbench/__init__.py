@@ -1,5 +1,5 @@
-"""`jfa compile`, `jfa timeline` and `jfa emulator sweep|explore`: tools for kernels, yours too.
+"""`jfa compile`, `jfa timeline` and `jfa emulator sweep|explore`: tools for shipped kernels and for your own.
 
-`targets.py` says what their arguments name; `recording.py` notes launches without running them; `launches.py` finds a small problem
-that launches a shipped configuration.
+`targets.py` resolves their arguments; `recording.py` records launches without running them; `launches.py` finds a small
+problem that launches a shipped configuration.
 """

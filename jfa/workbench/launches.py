@@ -1,4 +1,5 @@
-"""A small problem that launches a kernel as `jfa compile --list` names it: tried without running any, until one fits."""
+"""Find a small problem that launches a given configuration of `jfa compile --list`, by trying problems without running
+kernels."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ TILES = ("BLOCK_M", "BLOCK_N")  # of the portable kernels, smaller on the emulat
 
 @dataclass(frozen=True)
 class Setting:
-    """What may matter to which kernel is launched; the first value of each in CHOICES is the usual one."""
+    """The properties of a problem that select a kernel; the first value of each in CHOICES is the usual one."""
 
     heads: tuple[int, int] = HEADS[0]
     shared: int = 0

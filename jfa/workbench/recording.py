@@ -1,4 +1,4 @@
-"""Note a function's launches without running any kernel: which one, with which types and constants."""
+"""Record a function's launches without running the kernels: kernel, argument types and constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""jfa emulator sweep | explore: does a kernel stay right when its timing changes, and would it be noticed if it did not?
+"""jfa emulator sweep | explore: test whether a kernel is right under other timings, and whether faults in it would be
+found.
 
     jfa emulator sweep FILE.py:launch         break each synchronisation in turn: what nothing finds is superfluous or untested
     jfa emulator explore FILE.py:launch       run every class of schedules of a small launch, up to a bound

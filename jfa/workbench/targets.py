@@ -1,4 +1,5 @@
-"""What the tools' arguments name: FILE.py:FUNCTION, MODULE:FUNCTION, a name of `jfa compile --list`, or a public tutorial."""
+"""Resolve the tools' arguments: FILE.py:FUNCTION, MODULE:FUNCTION, a name of `jfa compile --list`, or a public
+tutorial."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ FORMS = "FILE.py:FUNCTION, MODULE:FUNCTION, or a name of `jfa compile --list`"
 
 
 class TargetError(ValueError):
-    """One sentence: why an argument names nothing that the tool can use."""
+    """Raised with one sentence that says why an argument names nothing that the tool can use."""
 
 
 @dataclass
@@ -29,8 +30,8 @@ class Target:
         what: the argument.
         launch: a function without arguments that launches kernels, and may return its output tensors; None for a kernel.
         kernel: a ``@triton.jit`` function; None for a launch.
-        module: where either was found, if it was.
-        runs: the name of the kernel to look at among several that are launched; "" for the last.
+        module: the module of the launch or kernel, if known.
+        runs: the name of the kernel to examine among several that are launched; "" for the last.
     """
 
     what: str

@@ -1,4 +1,5 @@
-"""Show what each role of a kernel did when, on the emulator's clock (modelled, not measured): a table, a picture, a trace.
+"""Show when each role of a kernel did what, on the emulator's clock (modelled, not measured): a table, a picture, a
+trace.
 
     jfa timeline FILE.py:launch                               a function without arguments that launches your kernel
     jfa timeline blackwell-forward-d128-full-clc              a name of `jfa compile --list`, on a small problem

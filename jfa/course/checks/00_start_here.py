@@ -1,4 +1,4 @@
-"""Checks of chapter 00: small enough that only the way of working is new."""
+"""Checks of chapter 00: small exercises, in which only the workflow is new."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Checks of chapter 09: the machine underneath. Counts of cycles are modelled with a B200's rates, or with those of a case."""
+"""Checks of chapter 09: the machine underneath. Cycles are modelled with a B200's rates, or with those of a case."""
 
 import math
 import random

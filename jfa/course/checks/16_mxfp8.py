@@ -1,7 +1,7 @@
 """Checks of chapter 16: codes and data of MXFP8, where scales lie, what a fixed scale allows, three kernels.
 
-Codes are compared bit by bit. The kernels' numbers are small multiples of powers of two, so that scores are exact in fp32 and no
-rounding of P hangs on their last bit.
+Codes are compared bit by bit. The kernels' numbers are small multiples of powers of two, so scores are exact in fp32
+and no rounding of P depends on their last bit.
 """
 
 import math

@@ -1,6 +1,7 @@
 """Checks of chapter 17: pooled scores, the choice, lists and their transpose, a kernel over lists, kinds, what sparse costs.
 
-Blocks of all sequences are numbered one after another, without holes: simpler than the package's grid, and no answer can be copied.
+Blocks of all sequences are numbered one after another, without gaps. This is simpler than the package's grid, and the
+package's code is no answer.
 """
 
 import math

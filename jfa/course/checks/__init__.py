@@ -1,1 +1,1 @@
-"""One module a chapter, ``NN_topic.py``, each with the list EXERCISES: loaded by :mod:`jfa.course.catalog`."""
+"""One module per chapter, ``NN_topic.py``, each with the list EXERCISES, which :mod:`jfa.course.catalog` loads."""

@@ -4,6 +4,7 @@ What it must find: two accesses to the same bytes of SMEM or TMEM, at least one 
 barriers orders; reads of bytes nobody wrote; ordinary stores read by the async proxy (TMA, tensor core) without a proxy
 fence in between. It must find them in *every* schedule in which the two accesses happen, not only in one where they
 collide, and it must never report a pair that is ordered.
+
 How: vector clocks. Each *component* (a task; the MMA pipe of a task; one TMA, cp.async or CLC operation) has a counter.
 A task's clock holds, for each component, how many of its steps are ordered before the task's next one. Releasing (an
 arrive, a commit, a completed copy) publishes the clock on the barrier; passing a wait merges it in. An access is

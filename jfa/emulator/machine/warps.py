@@ -5,8 +5,10 @@ the columns of every tile they load or store (PTX: tcgen05.ld and tcgen05.st, sh
 The groups run independently: one may overwrite what the other has yet to load. A *join* is a barrier of all warps of
 the task, which the compiler puts after each store to tensor memory, before an arrive, at a reduction and wherever a
 layout changes through shared memory; it puts none between a load and the store that follows it. All of this was read in
-the PTX that fbtriton 3.7.4 generates for sm_100. A group has a component of its own in the vector clocks. The task's
-clock holds, for each group, the steps that are ordered before those of all the task's warps.
+the PTX that fbtriton 3.7.4 generates for sm_100.
+
+A group has a component of its own in the vector clocks. The task's clock holds, for each group, the steps that are
+ordered before those of all the task's warps.
 """
 
 from __future__ import annotations

@@ -12,11 +12,14 @@ While one group computes its exponentials the tensor cores multiply for the othe
 the last P V of a tile is issued between the first S products of the next, and O is stored while the next tile's softmax
 runs. A tile of at most 128 queries would leave the second half empty, so there both groups take the *same* queries and
 every other key block (``split_keys``), and the correction merges their results. All communication is by mbarriers:
-``*_fulls`` say that data is there, ``*_empties`` that it has been consumed. Queries and keys of up to 192 columns
-(values of up to 128) come in two boxes, of 128 columns and a *tail* of 64, and S is the sum of two products. All tiles
-split their keys then: Q, three blocks and two tails fill shared memory. TMEM (512 columns at D = 128): S0 S1 O0 O1. P
-and alpha share the columns of their own S; the order of the products protects them (:func:`multiply_tile`). Row sums
-and maxima are in SMEM, because the next tile's S overwrites TMEM before they are read.
+``*_fulls`` say that data is there, ``*_empties`` that it has been consumed.
+
+Queries and keys of up to 192 columns (values of up to 128) come in two boxes, of 128 columns and a *tail* of 64, and S
+is the sum of two products. All tiles split their keys then: Q, three blocks and two tails fill shared memory.
+
+TMEM (512 columns at D = 128): S0 S1 O0 O1. P and alpha share the columns of their own S; the order of the products
+protects them (:func:`multiply_tile`). Row sums and maxima are in SMEM, because the next tile's S overwrites TMEM before
+they are read.
 
 Jagged: every TMA box is bounded by its own sequence (:mod:`jfa.kernels.common.ragged`), so a tail tile reads zeros and never its
 neighbour, and stores nothing past its end.

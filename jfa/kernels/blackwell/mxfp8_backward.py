@@ -10,10 +10,12 @@ groups:
     dQ   = dS K       over keys      the same dS, K by tokens
 
 P is recomputed from the Q and K that the forward multiplied. A square of dS has one scale, so dS and dS^T are the same
-bytes; its codes are written twice, as rows of keys and as rows of queries. TMEM at D = 128: S^T, dP^T, dV, dK of 128
-columns each. dQ takes dP^T's place, P^T (32 columns) S^T's. Scales lie in columns that are free at the time: those of S
-and dK inside dP^T, once its columns there have been read (``dp_reads``); those of dP, dV and dQ inside S^T beside P,
-once both compute groups have read it (``s_reads``). At D = 64 dQ and all scales have columns of their own.
+bytes; its codes are written twice, as rows of keys and as rows of queries.
+
+TMEM at D = 128: S^T, dP^T, dV, dK of 128 columns each. dQ takes dP^T's place, P^T (32 columns) S^T's. Scales lie in
+columns that are free at the time: those of S and dK inside dP^T, once its columns there have been read (``dp_reads``);
+those of dP, dV and dQ inside S^T beside P, once both compute groups have read it (``s_reads``). At D = 64 dQ and all
+scales have columns of their own.
 """
 
 import triton

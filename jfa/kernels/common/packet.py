@@ -1,8 +1,11 @@
 """A compiled kernel with its arguments laid out in memory as the driver reads them; a launch stores only what has
-changed. Triton's own launcher processes all arguments at each launch: it asks the driver about each pointer, encodes
-each TMA descriptor anew and converts each number by its type. A :class:`Packet` does this once. Afterwards a new
-address costs one store, and a descriptor whose tensor moved gets its new address (``cuTensorMapReplaceAddress``). The
-mapping from arguments to parameters follows from the types that Triton compiled for; the layout is read from the
+changed.
+
+Triton's own launcher processes all arguments at each launch: it asks the driver about each pointer, encodes each TMA
+descriptor anew and converts each number by its type. A :class:`Packet` does this once. Afterwards a new address costs
+one store, and a descriptor whose tensor moved gets its new address (``cuTensorMapReplaceAddress``).
+
+The mapping from arguments to parameters follows from the types that Triton compiled for; the layout is read from the
 driver. Where the two do not agree there is no packet, and launches go through Triton.
 """
 

@@ -2,18 +2,21 @@
 
 A list is ``records`` [capacity, RECORD] int32 (:class:`jfa.kernels.common.nouns.Tile`) and ``counts`` [2] int32. The
 capacity follows from shapes alone, so building works inside a CUDA-graph capture. A record holds all that a kernel must
-know about its tile, so none of its roles reads offsets. Sorting without a sort: a sequence's first slot is the number
-of tiles of all sequences with more work than it. Counting them costs B comparisons per sequence, much less than
-launching the several kernels of a sort; ties are ordered by position, so a list is deterministic. From some thousand
-sequences on torch sorts instead.
+know about its tile, so none of its roles reads offsets.
+
+Sorting without a sort: a sequence's first slot is the number of tiles of all sequences with more work than it. Counting
+them costs B comparisons per sequence, much less than launching the several kernels of a sort; ties are ordered by
+position, so a list is deterministic. From some thousand sequences on torch sorts instead.
 
 Options of the one planner:
 
 - tiles of queries or of keys; of rows packed with the heads of a group (PACK rows per position);
 - SPLIT: a tile with much more work than the mean load of a worker becomes several records, one per chunk of its other side;
 - RESTS: a sequence's last tile, if it is not full, is ordered by its own number of rows and not with its sequence;
-- counters are cleared by the same kernel, for the launch that reads the list. :mod:`jfa.kernels.common.tile_list`
-orders tile by tile instead, for kernels that assign tiles statically and cannot draw them from a queue.
+- counters are cleared by the same kernel, for the launch that reads the list.
+
+:mod:`jfa.kernels.common.tile_list` orders tile by tile instead, for kernels that assign tiles statically and cannot
+draw them from a queue.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """

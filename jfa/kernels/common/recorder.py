@@ -5,8 +5,10 @@ options. So a call can be *recorded* on :class:`StandIn` tensors, whose shapes a
 memory is allocated, nothing is launched, and every number that the backend computes stays a formula in the call's
 sizes. Recording covers allocations, views, fills with a constant and launches of a :class:`.launcher.Variant`. Any
 other operation, such as a copy of a tensor with strides that no kernel accepts, is :class:`Unrepeatable`. :mod:`.tape`
-repeats a call from its recording. Tensors are assumed to be aligned to 16 bytes: inputs are checked when a tape is
-played, allocations have a larger alignment.
+repeats a call from its recording.
+
+Tensors are assumed to be aligned to 16 bytes: inputs are checked when a tape is played, allocations have a larger
+alignment.
 """
 
 from __future__ import annotations

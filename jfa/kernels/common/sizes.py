@@ -4,11 +4,12 @@ A :class:`Size` is an int that knows its :class:`Trace`. Arithmetic with it give
 trace; a comparison gives a plain bool and adds the *condition* that the same comparison came out the same way. So code
 that chooses tiles, grids and shapes runs unchanged, and :meth:`Trace.compile` turns its trace into a Python function of
 the sizes that returns the numbers, or None where the sizes take another path through that code. Bounds and divisors of
-every number are known, so a comparison that comes out the same for all sizes adds no condition. An operation that needs
-the number itself (a hash, a float, a bit pattern) pins it: it adds the condition that the number is the same. C code
-that reads an int without calling its methods cannot be traced: ``range``, a list's index, ``list * n``, a float left of
-an operator. torch's functions would be such code too, but none runs while a call is recorded
-(jfa.kernels.common.recorder).
+every number are known, so a comparison that comes out the same for all sizes adds no condition.
+
+An operation that needs the number itself (a hash, a float, a bit pattern) pins it: it adds the condition that the
+number is the same. C code that reads an int without calling its methods cannot be traced: ``range``, a list's index,
+``list * n``, a float left of an operator. torch's functions would be such code too, but none runs while a call is
+recorded (jfa.kernels.common.recorder).
 """
 
 from __future__ import annotations

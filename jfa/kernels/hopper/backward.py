@@ -9,11 +9,14 @@ Two consumer warp groups own 64 keys each: S^T, dP^T, dK and dV never leave thei
 next product straight from them. Only dQ needs all 128 keys: both write their dS^T to shared memory and continue, and a
 third warp group, the adder, computes dQ from it and adds it in fp32 by TMA reduce-add. So the consumers do not wait for
 dQ, and the products of the three groups overlap on the tensor cores. Query heads of a group (GQA) are walked one after
-another in the same tile, so dK and dV need no atomics. Registers are the limit. One thread from each of the four warp
-groups has 512 of them together; a consumer gets 208 per thread, and dK and dV alone take 128 of these. So a consumer
-holds one of S^T and dP^T at a time, starts dP^T's sum at -delta instead of keeping delta, and rounds P in pairs. dQ is
-added in the order in which tiles finish. Where gradients must be deterministic, jfa.kernels.hopper.backward_dq computes
-dQ instead; then this kernel has the two consumers only, one of them the default task.
+another in the same tile, so dK and dV need no atomics.
+
+Registers are the limit. One thread from each of the four warp groups has 512 of them together; a consumer gets 208 per
+thread, and dK and dV alone take 128 of these. So a consumer holds one of S^T and dP^T at a time, starts dP^T's sum at
+-delta instead of keeping delta, and rounds P in pairs.
+
+dQ is added in the order in which tiles finish. Where gradients must be deterministic, jfa.kernels.hopper.backward_dq
+computes dQ instead; then this kernel has the two consumers only, one of them the default task.
 """
 
 import triton

@@ -12,12 +12,16 @@ afterwards.
 Four roles. Two *key groups* take blocks of 64 keys in turn, each against all queries at once and one product after
 another, so that a thread never holds more than two accumulators. They share only their input and are not synchronised:
 one multiplies while the other computes exponentials or stores. Each hands its dS^T through shared memory to the *query
-group*, which only holds dQ^T and adds to it. The producer brings keys, values and output gradients. The accumulators of
-S^T and dP^T start from -lse/scale and -delta: no row constants stay in registers, nothing is subtracted. Shared memory
-limits the rings, so buffers are used twice: dV is stored through the buffer of its own values, which no product reads
-any more, and dK through that of its dS^T. Tiles are runs of TILE keys of a sequence (longer ones are cut: no sequence
-is too long for one program), drawn from a queue, or assigned beforehand (``static``), so that every program sums the
-same blocks in the same order in every run.
+group*, which only holds dQ^T and adds to it. The producer brings keys, values and output gradients.
+
+The accumulators of S^T and dP^T start from -lse/scale and -delta: no row constants stay in registers, nothing is
+subtracted.
+
+Shared memory limits the rings, so buffers are used twice: dV is stored through the buffer of its own values, which no
+product reads any more, and dK through that of its dS^T.
+
+Tiles are runs of TILE keys of a sequence (longer ones are cut: no sequence is too long for one program), drawn from a
+queue, or assigned beforehand (``static``), so that every program sums the same blocks in the same order in every run.
 """
 
 import triton

@@ -9,11 +9,14 @@ Registers are the limit: dK and dV of 64 keys and 256 columns are 128 KB, half o
 of them whole (128 registers per thread) and computes the left factor of its second product in registers. Only P^T [64,
 64] passes from one group to the other, through shared memory, 8 KB per block. So no product is computed twice, and the
 only wait is for P. Each group issues its next first product ahead of its second one, so exp2 and dS run beside
-products. Dividing the columns of dK and dV among both groups instead would make each compute S^T and dP^T twice, or by
-halves of 32 queries, whose products are bound by shared memory (1.5 times their tensor time), and would pass P and dS
-both ways. Adding dQ up here, as jfa.kernels.hopper.backward does for 128 keys, would move 64 KB of fp32 per block
-through shared memory and to L2, for 64 keys. The separate pass repeats two products of five, but moves less, has no
-sums to clear and to convert, and is deterministic. docs/hopper-notes.md has the numbers.
+products.
+
+Dividing the columns of dK and dV among both groups instead would make each compute S^T and dP^T twice, or by halves of
+32 queries, whose products are bound by shared memory (1.5 times their tensor time), and would pass P and dS both ways.
+
+Adding dQ up here, as jfa.kernels.hopper.backward does for 128 keys, would move 64 KB of fp32 per block through shared
+memory and to L2, for 64 keys. The separate pass repeats two products of five, but moves less, has no sums to clear and
+to convert, and is deterministic. docs/hopper-notes.md has the numbers.
 """
 
 import triton

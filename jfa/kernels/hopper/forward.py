@@ -13,9 +13,10 @@ A consumer is a warp group with 64 query rows. A CTA has heads * parts of them (
   in memory.
 
 The grid is persistent and draws tiles from a queue, longest first (jfa.kernels.hopper.queue). Resident queries, those
-of broadcast_q where they fit one tile, are the same in every tile of a program: they are loaded once. Within a tile key
-blocks run from the last to the first, so the block that reaches past the sequence's end comes first, where blocks are
-masked anyway; see jfa.kernels.common.band for the peeled loops.
+of broadcast_q where they fit one tile, are the same in every tile of a program: they are loaded once.
+
+Within a tile key blocks run from the last to the first, so the block that reaches past the sequence's end comes first,
+where blocks are masked anyway; see jfa.kernels.common.band for the peeled loops.
 """
 
 import triton

@@ -3,9 +3,11 @@
 Blackwell has hardware for this (CLC); here one atomic add per tile does it. A queue balances load that a static
 schedule (zigzag) cannot predict: on the benchmark's PMA shape with 128 queries the most loaded SM had 1.42 times the
 mean under zigzag and 1.02 times with the queue, by simulation. The order of tiles and their SM then vary from run to
-run; the result of a tile does not depend on them. The producer draws when it has issued the last load of a tile, and no
-earlier. Drawing a few tiles ahead hides the atomic's latency, but gives every SM its first tiles at once, which amounts
-to a static schedule for heavy-tailed lengths (measured: PMA 16 % slower).
+run; the result of a tile does not depend on them.
+
+The producer draws when it has issued the last load of a tile, and no earlier. Drawing a few tiles ahead hides the
+atomic's latency, but gives every SM its first tiles at once, which amounts to a static schedule for heavy-tailed
+lengths (measured: PMA 16 % slower).
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """

@@ -1,6 +1,8 @@
 """Tile sizes, warps and pipeline stages for a problem: a table measured on an H200, not a tuner that runs on every
-call. The numbers are the fastest of a sweep (tests/gpu/run_op.py tune; docs/portable-notes.md says which and by how
-much). Which row of the table a problem gets follows from shapes alone: nothing here reads an offset.
+call.
+
+The numbers are the fastest of a sweep (tests/gpu/run_op.py tune; docs/portable-notes.md says which and by how much).
+Which row of the table a problem gets follows from shapes alone: nothing here reads an offset.
 """
 
 from __future__ import annotations

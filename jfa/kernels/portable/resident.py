@@ -5,8 +5,10 @@ tile and its dQ on chip in fp32 and walks over a fixed share of all key blocks o
 are complete after one visit and written once; nothing is accumulated in memory. More queries are cut into tiles, whose
 dQ ``shared_dq_kernel`` sums over the sequences; dK and dV are then the ordinary pass over keys. Both leave one partial
 dQ per program, which ``sum_dq_kernel`` adds in a fixed order. So the whole backward is deterministic, and the resident
-form reads K, V, O, dO once. A Hopper tensor core needs at least 64 rows in a product's first operand. With fewer
-queries, keys are the rows of every product (KEYS_FIRST: scores and dQ are transposed).
+form reads K, V, O, dO once.
+
+A Hopper tensor core needs at least 64 rows in a product's first operand. With fewer queries, keys are the rows of every
+product (KEYS_FIRST: scores and dQ are transposed).
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
