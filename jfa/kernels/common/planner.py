@@ -115,29 +115,7 @@ def plan_tiles(problem: Problem, cut: Cut, counters: int = 0) -> Plan:
         plan.counters.zero_()
         _sort(plan, problem, cut)
         return plan
-    segments = (problem.num_batches + 2) * (2 if cut.rests else 1)
-    others = min(2048, max(256, power_of_two(segments)))
-    down = problem.band.has_hi and not cut.keys
-    _variant(cut.block, cut.keys, cut.pack, cut.rests, problem.broadcast_q, down, others, counters).launch(
-        problem.device,
-        (cdiv(segments, OWN),),
-        problem.query_offset,
-        problem.key_offset,
-        problem.output_offset,
-        plan.records,
-        plan.counts,
-        plan.chunks,
-        plan.counters,
-        counters,
-        problem.num_batches,
-        problem.rows_q,
-        problem.rows_kv,
-        problem.rows_out,
-        plan.records.shape[0],
-        cut.slots,
-        cut.least_chunk,
-        *band_constants(problem.band),
-    )
+    _launch(problem, cut, counters, plan)
     return plan
 
 
@@ -147,16 +125,103 @@ def _unwritten(problem: Problem, cut: Cut, counters: int) -> Plan:
     return Plan.of(words, room, counters, cut.slots > 0)
 
 
+def plan_pass(problem: Problem, forward: Cut, counters: int, dq: Cut, keys: Cut) -> list[Plan]:
+    """List what a forward walks, and the two passes of its backward: by one launch where nothing is sorted.
+
+    Queries of their own only. Where dQ's tiles are the forward's, their list is the same.
+    """
+    if problem.num_batches > SORT_FROM:
+        return [plan_tiles(problem, forward, counters), plan_tiles(problem, dq), plan_tiles(problem, keys)]
+    first, third = _unwritten(problem, forward, counters), _unwritten(problem, keys, 0)
+    if dq.block == forward.block and not forward.slots:
+        _launch(problem, forward, counters, first, third, keys.block)
+        return [first, first, third]
+    second = _unwritten(problem, dq, 0)
+    _launch(problem, forward, counters, first, third, keys.block, second, dq.block)
+    return [first, second, third]
+
+
+def _launch(
+    problem: Problem,
+    cut: Cut,
+    counters: int,
+    plan: Plan,
+    keys: Plan | None = None,
+    key_block: int = 0,
+    dq: Plan | None = None,
+    dq_block: int = 0,
+) -> None:
+    """Fill ``plan``, and by the same launch the lists of a backward's passes where they are given."""
+    segments = (problem.num_batches + 2) * (2 if cut.rests else 1)
+    others = min(2048, max(256, power_of_two(segments)))
+    down, size = problem.band.has_hi and not cut.keys, power_of_two(counters) if counters else 0
+    shape = cut.block, cut.keys, cut.pack, cut.rests, problem.broadcast_q, down, key_block, dq_block, others, size
+    _variant(*shape).launch(
+        problem.device,
+        (cdiv(segments, OWN), 1 + (keys is not None) + (dq is not None)),
+        problem.query_offset,
+        problem.key_offset,
+        problem.output_offset,
+        plan.records,
+        plan.counts,
+        plan.chunks,
+        plan.counters,
+        *((keys.records, keys.counts) if keys else (None, None)),
+        *((dq.records, dq.counts) if dq else (None, None)),
+        counters,
+        problem.num_batches,
+        problem.rows_q,
+        problem.rows_kv,
+        problem.rows_out,
+        plan.records.shape[0],
+        keys.records.shape[0] if keys else 0,
+        dq.records.shape[0] if dq else 0,
+        cut.slots,
+        cut.least_chunk,
+        *band_constants(problem.band),
+    )
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """What the planner's kernel is compiled for.
+
+    Attributes:
+        block, keys, pack, rests: how the first list is cut; see :class:`Cut`.
+        broadcast_q: the queries are shared.
+        down: a sequence's last queries come first.
+        key_block, dq_block: rows per tile of the lists of a backward's passes over keys and for dQ; 0: that list is not made.
+        others: segments that are compared at once.
+        counters: counters to clear, rounded up to a power of two.
+        own: segments that one program lists.
+        step: tiles of each that it writes at once.
+    """
+
+    block: int
+    keys: bool
+    pack: int
+    rests: bool
+    broadcast_q: bool
+    down: bool
+    key_block: int
+    dq_block: int
+    others: int
+    counters: int
+    own: int = OWN
+    step: int = TILES
+
+
 @cache
-def _variant(block: int, keys: bool, pack: int, rests: bool, shared: bool, down: bool, others: int, counters: int):
-    options = dict(BLOCK=block, KEYS=keys, PACK=pack, RESTS=rests, BROADCAST_Q=shared, DOWN=down)
-    sizes = dict(OWN=OWN, OTHERS=others, TILES=TILES, COUNTERS=power_of_two(counters) if counters else 0)
-    return Variant(plan_kernel, **options, **sizes, num_warps=8 if others > 1024 else 4)
+def _variant(*shape) -> Variant:
+    """Return the variant of a PlanConfig of those fields."""
+    cfg = PlanConfig(*shape)
+    return Variant(plan_kernel, cfg=cfg, num_warps=8 if cfg.others > 1024 else 4)
 
 
 # Triton would compile anew for each of these that turns divisible by 16.
 UNSPECIALISED = (
-    "num_counters batches rows_q rows_kv rows_out capacity slots least_chunk lo_start lo_end hi_start hi_end"
+    "num_counters batches rows_q rows_kv rows_out capacity key_capacity dq_capacity slots least_chunk "
+    "lo_start lo_end hi_start hi_end"
 ).split()
 
 
@@ -169,131 +234,18 @@ def plan_kernel(
     counts,
     chunks,
     counters,
-    num_counters,
-    batches,
-    rows_q,
-    rows_kv,
-    rows_out,
-    capacity,
-    slots,
-    least_chunk,
-    lo_start,
-    lo_end,
-    hi_start,
-    hi_end,
-    BLOCK: tl.constexpr,
-    KEYS: tl.constexpr,
-    PACK: tl.constexpr,
-    BROADCAST_Q: tl.constexpr,
-    DOWN: tl.constexpr,
-    RESTS: tl.constexpr,
-    OWN: tl.constexpr,
-    OTHERS: tl.constexpr,
-    TILES: tl.constexpr,
-    COUNTERS: tl.constexpr,
-):
-    """List OWN segments: find their first records by counting, then write them. Grid: (programs,)."""
-    offsets = Offsets(query_offset, key_offset, output_offset)
-    band = BandConstants(lo_start, lo_end, hi_start, hi_end)
-    rows = Sizes(batches, rows_q, rows_kv, rows_out)
-    sequences = Sequences(offsets, rows, band, BROADCAST_Q, True, True, True, 0)
-    to = Target(records, counts, chunks, counters, num_counters, capacity, COUNTERS)
-    cut = Cutting(BLOCK, KEYS, PACK, DOWN, RESTS, chunks is not None)
-    write_list(sequences, to, cut, slots, least_chunk, OWN, OTHERS, TILES)
-
-
-def plan_pass(problem: Problem, forward: Cut, counters: int, dq: Cut, keys: Cut) -> list[Plan]:
-    """List what a forward walks, and the two passes of its backward: by one launch where nothing is sorted.
-
-    Queries of their own only. Where dQ's tiles are the forward's, their list is the same.
-    """
-    if problem.num_batches > SORT_FROM:
-        return [plan_tiles(problem, forward, counters), plan_tiles(problem, dq), plan_tiles(problem, keys)]
-    same = dq.block == forward.block and not forward.slots
-    first, third = _unwritten(problem, forward, counters), _unwritten(problem, keys, 0)
-    second = first if same else _unwritten(problem, dq, 0)
-    others = min(2048, max(256, power_of_two(problem.num_batches + 2)))
-    size = power_of_two(counters) if counters else 0
-    down = problem.band.has_hi
-    cfg = PassConfig(forward.block, 0 if same else dq.block, keys.block, forward.pack, down, others, size)
-    _pass_variant(cfg).launch(
-        problem.device,
-        (cdiv(problem.num_batches + 2, OWN), 2 if same else 3),
-        problem.query_offset,
-        problem.key_offset,
-        first.records,
-        first.counts,
-        first.chunks,
-        first.counters,
-        second.records,
-        second.counts,
-        third.records,
-        third.counts,
-        counters,
-        problem.num_batches,
-        problem.rows_q,
-        problem.rows_kv,
-        problem.rows_out,
-        first.records.shape[0],
-        second.records.shape[0],
-        third.records.shape[0],
-        forward.slots,
-        forward.least_chunk,
-        *band_constants(problem.band),
-    )
-    return [first, second, third]
-
-
-@dataclass(frozen=True)
-class PassConfig:
-    """Compile-time configuration of the kernel of :func:`plan_pass`.
-
-    Attributes:
-        block, dq_block, key_block: rows per tile of the three lists; dq_block 0: the forward's list serves dQ.
-        pack: packed rows per query.
-        down: a sequence's last queries come first.
-        others: segments that are compared at once.
-        counters: counters to clear, rounded up to a power of two.
-        own: segments that one program lists.
-        step: tiles of each that it writes at once.
-    """
-
-    block: int
-    dq_block: int
-    key_block: int
-    pack: int
-    down: bool
-    others: int
-    counters: int
-    own: int = OWN
-    step: int = TILES
-
-
-@cache
-def _pass_variant(cfg: PassConfig) -> Variant:
-    return Variant(pass_kernel, cfg=cfg, num_warps=8 if cfg.others > 1024 else 4)
-
-
-@triton.jit(do_not_specialize=[*UNSPECIALISED, "dq_capacity", "key_capacity"])
-def pass_kernel(
-    query_offset,
-    key_offset,
-    records,
-    counts,
-    chunks,
-    counters,
-    dq_records,
-    dq_counts,
     key_records,
     key_counts,
+    dq_records,
+    dq_counts,
     num_counters,
     batches,
     rows_q,
     rows_kv,
     rows_out,
     capacity,
-    dq_capacity,
     key_capacity,
+    dq_capacity,
     slots,
     least_chunk,
     lo_start,
@@ -302,22 +254,28 @@ def pass_kernel(
     hi_end,
     cfg: tl.constexpr,
 ):
-    """List OWN segments of the forward's queries, of the keys, or of dQ's queries. Grid: (programs, lists)."""
+    """List OWN segments of one list: find their first records by counting, then write them. Grid: (programs, lists).
+
+    The first list is what a :class:`Cut` says; key_*, dq_*: those of a backward's passes, or None.
+    """
     band = BandConstants(lo_start, lo_end, hi_start, hi_end)
     rows = Sizes(batches, rows_q, rows_kv, rows_out)
-    sequences = Sequences(Offsets(query_offset, key_offset, None), rows, band, False, True, True, True, 0)
-    if tl.program_id(1) == 0:
+    offsets = Offsets(query_offset, key_offset, output_offset)
+    sequences = Sequences(offsets, rows, band, cfg.broadcast_q, True, True, True, 0)
+    number = tl.program_id(1) if cfg.key_block > 0 else 0
+    if number == 0:
         to = Target(records, counts, chunks, counters, num_counters, capacity, cfg.counters)
-        cut = Cutting(cfg.block, False, cfg.pack, cfg.down, False, chunks is not None)
+        cut = Cutting(cfg.block, cfg.keys, cfg.pack, cfg.down, cfg.rests, chunks is not None)
         write_list(sequences, to, cut, slots, least_chunk, cfg.own, cfg.others, cfg.step)
-    elif tl.program_id(1) == 1:
-        to_keys = Target(key_records, key_counts, None, counters, num_counters, key_capacity, 0)
-        by_keys = Cutting(cfg.key_block, True, 1, False, False, False)
-        write_list(sequences, to_keys, by_keys, 0, 0, cfg.own, cfg.others, cfg.step)
-    elif cfg.dq_block > 0:
-        to_dq = Target(dq_records, dq_counts, None, counters, num_counters, dq_capacity, 0)
-        by_dq = Cutting(cfg.dq_block, False, cfg.pack, cfg.down, False, False)
-        write_list(sequences, to_dq, by_dq, 0, 0, cfg.own, cfg.others, cfg.step)
+    elif cfg.key_block > 0:
+        if number == 1:
+            to_keys = Target(key_records, key_counts, None, counters, num_counters, key_capacity, 0)
+            by_keys = Cutting(cfg.key_block, True, 1, False, False, False)
+            write_list(sequences, to_keys, by_keys, 0, 0, cfg.own, cfg.others, cfg.step)
+        elif cfg.dq_block > 0:
+            to_dq = Target(dq_records, dq_counts, None, counters, num_counters, dq_capacity, 0)
+            by_dq = Cutting(cfg.dq_block, False, cfg.pack, cfg.down, False, False)
+            write_list(sequences, to_dq, by_dq, 0, 0, cfg.own, cfg.others, cfg.step)
 
 
 @aggregate
