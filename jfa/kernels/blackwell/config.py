@@ -51,9 +51,10 @@ class ForwardConfig(Config):
         small_registers: per thread of mma, load and store.
         p_slices: slices in which P is stored and handed to the mma role.
         fma_eighths: eighths of each slice's columns whose exp2 runs on the FMA pipe.
-        o_parts: column parts in which O is stored, each through a buffer of its own.
+        o_parts: column parts in which O is stored.
+        o_slots: buffers through which the parts are stored in turn; a divisor of o_parts.
         o_columns: columns of O that the correction holds in registers at a time.
-        tail_dim: columns of Q and K beyond ``head_dim``, 0 or 64; with them all tiles split their keys.
+        tail_dim: columns of Q and K beyond ``head_dim``, 0 or 64.
         tail_slots: ring of those columns of K.
         list_heads: heads of the block lists that tiles walk, which then split their keys; 0: they walk their band.
         broadcast_q: with block lists: whether all sequences have the same queries.
@@ -68,6 +69,7 @@ class ForwardConfig(Config):
     p_slices: int = 2
     fma_eighths: int = 2
     o_parts: int = 2
+    o_slots: int = 2
     o_columns: int = 32
     tail_dim: int = 0
     tail_slots: int = 2
@@ -192,9 +194,9 @@ def forward_config(problem: Problem, clc: bool = True) -> ForwardConfig:
     longest = problem.rows_q if problem.broadcast_q else problem.max_seq_len_q
     lists = problem.block_lists
     tail_dim = TAIL if problem.head_dim > BLOCK else 0
-    split_keys = 0 < longest <= BLOCK or lists is not None or tail_dim > 0
+    split_keys = 0 < longest <= BLOCK or lists is not None
     common = _common(problem, problem.num_heads)
-    slots = 3 if tail_dim else 5 if split_keys else 4
+    slots = (5 if split_keys else 4) - (tail_dim > 0)
     return ForwardConfig(
         **common,
         negative=problem.sm_scale < 0,
@@ -202,7 +204,9 @@ def forward_config(problem: Problem, clc: bool = True) -> ForwardConfig:
         clc=clc,
         kv_slots=slots * (128 // common["head_dim"]),
         **_forward_registers(problem, split_keys, clc),
+        o_parts=4 if tail_dim else 2,  # as many bytes less between O and memory as a tail of K takes
         tail_dim=tail_dim,
+        tail_slots=2 if split_keys else 1,
         list_heads=lists.heads if lists else 0,
         broadcast_q=lists is not None and problem.broadcast_q,
     )

@@ -88,16 +88,17 @@ def finish_half(memory, half: tl.constexpr, tile, lse_ptr, phase, outs, scale, c
         store_lse(lse_ptr, tile, row_max, row_sum, scale)
     tlx.barrier_wait(accs.fulls[half], phase)
     for part in tl.static_range(PARTS):
-        tlx.barrier_wait(o.empties[part], (outs & 1) ^ 1)
+        slot, phase_o = o_slot(o, outs, part, PARTS)
+        tlx.barrier_wait(o.empties[slot], phase_o ^ 1)
         for i in tl.static_range(SLICES):
             columns = tlx.subslice(accs.tiles[half], (part * SLICES + i) * WIDTH, WIDTH)
             out = tlx.local_load(columns) * inverse
             if part == PARTS - 1 and i == SLICES - 1:
                 tlx.barrier_arrive(accs.readys[half])
-            staged = tlx.local_slice(o.buffers[part], [0, i * WIDTH], [BLOCK_M, WIDTH])
+            staged = tlx.local_slice(o.buffers[slot], [0, i * WIDTH], [BLOCK_M, WIDTH])
             tlx.local_store(staged, out.to(o.buffers.dtype))
         tlx.fence("async_shared")
-        tlx.barrier_arrive(o.fulls[part])
+        tlx.barrier_arrive(o.fulls[slot])
     if half == 1:
         store_lse(lse_ptr, tile, row_max, row_sum, scale)
 
@@ -125,16 +126,27 @@ def finish_split_keys(memory, tile, lse_ptr, phase, outs, scale, cfg: tl.constex
     tlx.barrier_wait(accs.fulls[0], phase)
     tlx.barrier_wait(accs.fulls[1], phase)
     for part in tl.static_range(PARTS):
-        tlx.barrier_wait(o.empties[part], (outs & 1) ^ 1)
+        slot, phase_o = o_slot(o, outs, part, PARTS)
+        tlx.barrier_wait(o.empties[slot], phase_o ^ 1)
         for i in tl.static_range(SLICES):
             out = tlx.local_load(tlx.subslice(accs.tiles[0], (part * SLICES + i) * WIDTH, WIDTH)) * weight_0
             out += tlx.local_load(tlx.subslice(accs.tiles[1], (part * SLICES + i) * WIDTH, WIDTH)) * weight_1
             if part == PARTS - 1 and i == SLICES - 1:
                 for half in tl.static_range(2):
                     tlx.barrier_arrive(accs.readys[half])
-            tlx.local_store(tlx.local_slice(o.buffers[part], [0, i * WIDTH], [BLOCK_M, WIDTH]), out.to(o.buffers.dtype))
+            tlx.local_store(tlx.local_slice(o.buffers[slot], [0, i * WIDTH], [BLOCK_M, WIDTH]), out.to(o.buffers.dtype))
         tlx.fence("async_shared")
-        tlx.barrier_arrive(o.fulls[part])
+        tlx.barrier_arrive(o.fulls[slot])
+
+
+@triton.jit
+def o_slot(o, outs, part: tl.constexpr, PARTS: tl.constexpr):
+    """Return (slot, phase) of a part of the outs-th half of O. A half fills each slot equally often, so the slot is a constant."""
+    SLOTS: tl.constexpr = o.stages
+    ROUNDS: tl.constexpr = PARTS // SLOTS  # per half
+    tl.static_assert(PARTS % SLOTS == 0, "the parts of O go through the same slots in every half")
+    slot: tl.constexpr = part % SLOTS
+    return slot, (outs * ROUNDS + part // SLOTS) & 1
 
 
 @triton.jit
@@ -162,11 +174,12 @@ def store_tile(o_desc, o, tile, head, outs, cfg: tl.constexpr):
         halves = tl.where(tile.out.length - tile.row > BLOCK_M, 2, 1)
     for half in range(0, halves):
         for part in tl.static_range(PARTS):
-            tlx.barrier_wait(o.fulls[part], outs & 1)
+            slot, phase = o_slot(o, outs, part, PARTS)
+            tlx.barrier_wait(o.fulls[slot], phase)
             column = part * cfg.head_dim // PARTS
             box = tile.out.box(tile.row + half * BLOCK_M, head, column)
-            tlx.async_descriptor_store(o_desc, o.buffers[part], box)
+            tlx.async_descriptor_store(o_desc, o.buffers[slot], box)
             tlx.async_descriptor_store_wait(0)
-            tlx.barrier_arrive(o.empties[part])
+            tlx.barrier_arrive(o.empties[slot])
         outs += 1
     return outs

@@ -15,7 +15,7 @@ every other key block (``split_keys``), and the correction merges their results.
 ``*_fulls`` say that data is there, ``*_empties`` that it has been consumed.
 
 Queries and keys of up to 192 columns (values of up to 128) come in two boxes, of 128 columns and a *tail* of 64, and S
-is the sum of two products. All tiles split their keys then: Q, three blocks and two tails fill shared memory.
+is the sum of two products.
 
 TMEM (512 columns at D = 128): S0 S1 O0 O1. P and alpha share the columns of their own S; the order of the products
 protects them (:func:`multiply_tile`). Row sums and maxima are in SMEM, because the next tile's S overwrites TMEM before
@@ -142,16 +142,16 @@ class RowSums:
 
 @aggregate
 class Tails:
-    """The columns of Q and K beyond 128: rings beside those of the others, filled and emptied as they are."""
+    """The columns of Q and K beyond 128. Those of Q come and go with its others; K's have a ring, as V has none of them."""
 
-    q: Ring
+    q: tlx.buffered_tensor  # [1 or 2] x [128, tail_dim]
     k: Ring
 
 
 @aggregate
 class Memory:
-    """Buffers and barriers shared by the roles of a CTA. ``q`` is a ring of one per half; ``o`` has a slot per column
-    part of a half."""
+    """Buffers and barriers shared by the roles of a CTA. ``q`` is a ring of one per half; ``o`` takes a half's column
+    parts in turn."""
 
     q: Ring
     tails: tl.core.base_value  # Tails, or None where rows end at column 128
@@ -167,7 +167,7 @@ def alloc_memory(DTYPE: tl.constexpr, cfg: tl.constexpr):
     """Allocate SMEM, TMEM and barriers of one CTA."""
     q = alloc_ring(BLOCK_M, cfg.head_dim, DTYPE, 1, 1, cfg.q_halves)
     kv = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.kv_slots, 1)
-    o = alloc_ring(BLOCK_M, cfg.head_dim // cfg.o_parts, DTYPE, cfg.o_parts, 1)
+    o = alloc_ring(BLOCK_M, cfg.head_dim // cfg.o_parts, DTYPE, cfg.o_slots, 1)
     sums = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
     maxima = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
     rows = RowSums(sums, maxima, tlx.alloc_barriers(2), tlx.alloc_barriers(2))
@@ -189,9 +189,10 @@ def alloc_memory(DTYPE: tl.constexpr, cfg: tl.constexpr):
     tiles = tlx.local_alloc((BLOCK_M, cfg.head_dim), tl.float32, 2, tlx.storage_kind.tmem)
     accs = Accumulators(tiles, tlx.alloc_barriers(2), tlx.alloc_barriers(2))
     if cfg.tail_dim:
-        tails = Tails(
-            alloc_ring(BLOCK_M, cfg.tail_dim, DTYPE, 1, 1), alloc_ring(BLOCK_N, cfg.tail_dim, DTYPE, cfg.tail_slots, 1)
-        )
+        q = Ring(q.buffers, q.fulls, q.empties, q.stages, q.bytes + BLOCK_M * cfg.tail_dim * tlx.size_of(DTYPE), 0)
+        HALVES: tl.constexpr = cfg.q_halves
+        q_tails = tlx.local_alloc((BLOCK_M, cfg.tail_dim), DTYPE, HALVES)
+        tails = Tails(q_tails, alloc_ring(BLOCK_N, cfg.tail_dim, DTYPE, cfg.tail_slots, 1))
         return Memory(q, tails, kv, o, scores, accs, rows)
     else:
         return Memory(q, None, kv, o, scores, accs, rows)
@@ -274,9 +275,11 @@ def load_inputs(inputs, memory, records_ptr, walk, kv_count, lists, cfg: tl.cons
     kv_count = load_keys(inputs, memory, tile, kv_head, steps.block(0, 0), kv_count, k_count)
     for half in tl.static_range(HALVES):
         # Where keys are split the tile ends before half 1: its box is zeros and costs no traffic, but keeps the phases in step.
-        memory.q.nth(half).load(walk.done, inputs.q, tile.q.box(tile.row + half * BLOCK_M, head))
-    if memory.tails is not None:
-        memory.tails.q.load(walk.done, inputs.q_tail, tile.q.box(tile.row, head, cfg.head_dim))
+        row = tile.row + half * BLOCK_M
+        memory.q.nth(half).load(walk.done, inputs.q, tile.q.box(row, head))
+        if memory.tails is not None:
+            box = tile.q.box(row, head, cfg.head_dim)
+            tlx.async_descriptor_load(inputs.q_tail, memory.tails.q[half], box, memory.q.fulls[half])
     if steps.split_keys:
         kv_count = load_keys(inputs, memory, tile, kv_head, steps.block(1, 0), kv_count, k_count + 1)
     for step in range(0, steps.count):
@@ -370,28 +373,49 @@ def multiply_tile(memory, records_ptr, walk, issued, lists, cfg: tl.constexpr):
                 if step == 0:
                     tlx.tcgen05_commit(memory.accs.fulls[half])
             if going:
-                k_half = k_count + half * steps.split_keys
-                score(memory, half, k_half, step == 0, step + 1 == count, walk.done & 1, steps.split_keys, cfg)
-                if memory.tails is not None:
-                    k_half = 2 * (issued.steps + step) + half
-                    score_tails(memory, half, k_half, step == 0, step + 1 == count, walk.done & 1)
+                if step == 0:
+                    await_queries(memory.q, half, walk.done & 1, cfg)
+                k_half = half * steps.split_keys
+                score(memory, half, k_count + k_half, steps.split_keys, cfg)
+                if memory.tails is not None:  # as many blocks of V as of K have come before
+                    score_tails(memory, half, (k_count >> 1) + k_half, steps.split_keys, cfg)
+                if step + 1 == count:
+                    free_queries(memory.q, half, steps.split_keys, cfg)
         kv_count = k_count + tl.where(going, 1 + steps.split_keys, 0)
     return Issued(issued.steps + count, kv_count, count, steps.split_keys)
 
 
 @triton.jit
-def score(memory, half, kv_count, is_first, is_last, q_phase, split_keys, cfg: tl.constexpr):
-    """Issue S = Q K^T of one half; a tile's first waits for Q, its last frees it. Half 1 frees a common K.
+def await_queries(q, half, phase, cfg: tl.constexpr):
+    """Wait for the Q of a half before a tile's first product with it; where all tiles split their keys there is one."""
+    if cfg.split_keys:
+        if half == 0:
+            tlx.barrier_wait(q.fulls[0], phase)
+    else:
+        tlx.barrier_wait(q.fulls[half], phase)
+
+
+@triton.jit
+def free_queries(q, half, split_keys, cfg: tl.constexpr):
+    """Say that Q may be overwritten once the products issued so far are done, those of a tile's last step among them."""
+    if cfg.split_keys:
+        if half == 1:
+            tlx.tcgen05_commit(q.empties[0])
+    else:
+        if split_keys == 0:
+            tlx.tcgen05_commit(q.empties[half])
+        elif half == 1:
+            tlx.tcgen05_commit(q.empties[0])
+            tlx.tcgen05_commit(q.empties[1])
+
+
+@triton.jit
+def score(memory, half, kv_count, split_keys, cfg: tl.constexpr):
+    """Issue S = Q K^T of one half; with a tail, the part that the first 128 columns make. Half 1 frees a common K.
 
     What arrives on ``s_fulls`` says that S is there, and that all products issued before are done.
     """
     q, kv, scores = memory.q, memory.kv, memory.scores
-    if is_first:
-        if cfg.split_keys:
-            if half == 0:
-                tlx.barrier_wait(q.fulls[0], q_phase)
-        else:
-            tlx.barrier_wait(q.fulls[half], q_phase)
     slot, phase = kv.slot(kv_count)
     if (half == 0) | (split_keys == 1):
         tlx.barrier_wait(kv.fulls[slot], phase)
@@ -403,33 +427,20 @@ def score(memory, half, kv_count, is_first, is_last, q_phase, split_keys, cfg: t
         tlx.async_dot(q.buffers[q_slot], k_transposed, scores.s[half], use_acc=False, force_async=True)
     if (half == 1) | (split_keys == 1):
         tlx.tcgen05_commit(kv.empties[slot])
-    if is_last:
-        if cfg.split_keys:
-            if half == 1:
-                tlx.tcgen05_commit(q.empties[0])
-        else:
-            if split_keys == 0:
-                tlx.tcgen05_commit(q.empties[half])
-            elif half == 1:
-                tlx.tcgen05_commit(q.empties[0])
-                tlx.tcgen05_commit(q.empties[1])
 
 
 @triton.jit
-def score_tails(memory, half, k_count, is_first, is_last, q_phase):
-    """Issue S += Q K^T of the columns beyond 128, behind :func:`score`; then S is there. All tiles split their keys."""
+def score_tails(memory, half, k_count, split_keys, cfg: tl.constexpr):
+    """Issue S += Q K^T of the columns beyond 128, behind :func:`score`; then S is there."""
     q, k, scores = memory.tails.q, memory.tails.k, memory.scores
-    if is_first:
-        if half == 0:
-            tlx.barrier_wait(q.fulls[0], q_phase)
     slot, phase = k.slot(k_count)
-    tlx.barrier_wait(k.fulls[slot], phase)
+    if (half == 0) | (split_keys == 1):
+        tlx.barrier_wait(k.fulls[slot], phase)
+    q_slot = 0 if cfg.split_keys else half * (1 - split_keys)
     k_transposed = tlx.local_trans(k.buffers[slot])
-    tlx.async_dot(q.buffers[0], k_transposed, scores.s[half], use_acc=True, mBarriers=[scores.s_fulls[half]])
-    tlx.tcgen05_commit(k.empties[slot])
-    if is_last:
-        if half == 1:
-            tlx.tcgen05_commit(q.empties[0])
+    tlx.async_dot(q[q_slot], k_transposed, scores.s[half], use_acc=True, mBarriers=[scores.s_fulls[half]])
+    if (half == 1) | (split_keys == 1):
+        tlx.tcgen05_commit(k.empties[slot])
 
 
 @triton.jit

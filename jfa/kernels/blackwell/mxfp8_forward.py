@@ -170,7 +170,7 @@ def alloc_memory(OUT: tl.constexpr, cfg: tl.constexpr):
     q = alloc_scaled_ring(BLOCK_M, cfg.head_dim, 1, cfg.q_halves)
     k = alloc_scaled_ring(BLOCK_N, cfg.head_dim, cfg.kv_slots // 2)
     v = alloc_scaled_ring(BLOCK_N, cfg.head_dim, cfg.kv_slots // 2)
-    o = alloc_ring(BLOCK_M, cfg.head_dim // cfg.o_parts, OUT, cfg.o_parts, 1)
+    o = alloc_ring(BLOCK_M, cfg.head_dim // cfg.o_parts, OUT, cfg.o_slots, 1)
     sums = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
     maxima = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
     rows = RowSums(sums, maxima, tlx.alloc_barriers(2), tlx.alloc_barriers(2))

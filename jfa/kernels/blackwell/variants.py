@@ -36,7 +36,9 @@ FORWARD_SPILLS = {
     False: 20,
     True: 36,
 }  # of masked bands, by stealing: one or two values made before the roles part; others: 0
-TAIL_SPILLS = 208  # of rows in two boxes: three to six values made before the roles part, each read again by every role
+TAIL_SPILLS = (
+    132  # of rows in two boxes where keys are split: three values made before the roles part, read by every role
+)
 PLAIN_SPILLS = 132
 MXFP8_BACKWARD_SPILLS = 40  # of shared queries; the others 24 at most
 BACKWARD_SPILLS = 0  # of all backward kernels on one CTA
@@ -63,8 +65,7 @@ def with_lists(problem: Problem) -> Problem:
 def compile_configs() -> list[CompileConfig]:
     """Return what the host side launches: both head dims, three masks and short shared queries, both schedules.
 
-    Rows of 192 columns steal only, the backward in the main ones only; it is here with grouped heads, too, and without dQ where
-    it is deterministic.
+    The backward steals in the main ones only; it is here with grouped heads, too, and without dQ where it is deterministic.
     """
     configs = []
     for head_dim in (64, 128):
@@ -95,8 +96,11 @@ def compile_configs() -> list[CompileConfig]:
             listed = with_lists(problems[name])
             configs.append(_forward(f"d{head_dim}-{name}-lists", listed, True))
             configs.append(_backward(f"d{head_dim}-{name}-lists", listed, True))
-    for name, band in BANDS.items():
-        configs.append(_forward(f"d192-{name}", example_problem(192, band, head_dim_v=128), True))
+    wide = {name: example_problem(192, band, head_dim_v=128) for name, band in BANDS.items()}
+    wide["pma"] = example_problem(192, head_dim_v=128, rows_q=32, broadcast_q=True)
+    for name, problem in wide.items():
+        configs += [_forward(f"d192-{name}", problem, clc) for clc in (False, True)]
+    configs.append(_forward("d192-full-lists", with_lists(wide["full"]), True))
     return configs + _lists()
 
 
@@ -144,7 +148,9 @@ def _forward(name: str, problem: Problem, clc: bool) -> CompileConfig:
     cfg = forward_config(problem, clc=clc)
     signature = _forward_signature(cfg.head_dim, cfg.head_dim // cfg.o_parts)
     signature |= dict.fromkeys(("coarse_scale", "score_limit"), "fp32")
-    spills = TAIL_SPILLS if cfg.tail_dim else FORWARD_SPILLS[clc] if problem.band != Band() else 0
+    spills = FORWARD_SPILLS[clc] if problem.band != Band() else 0
+    if cfg.tail_dim and cfg.split_keys:
+        spills = TAIL_SPILLS
     name = f"forward-{name}-{'clc' if clc else 'static'}"
     if cfg.tail_dim:
         signature |= dict.fromkeys(TAILS, _box(cfg.tail_dim))

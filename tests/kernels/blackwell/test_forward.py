@@ -31,6 +31,10 @@ PROBLEMS = {
     "d192": dict(len_q=[300, 5, 0, 140], len_kv=[400, 150, 60, 0], head_dim=192, head_dim_v=128, heads=2, kv_heads=1),
     "d136-window": dict(len_q=[150, 40], len_kv=[150, 300], head_dim=136, head_dim_v=64, band=Band.make(True, (70, 0))),
     "d192-pma": dict(len_q=40, len_kv=[200, 0, 129], head_dim=192, head_dim_v=96),
+    "d192-short": dict(
+        len_q=[128, 0, 70], len_kv=[300, 9, 520], head_dim=192, head_dim_v=128, sm_scale=-0.05, band=CAUSAL
+    ),
+    "d160-long": dict(len_q=[9, 130], len_kv=[40, 1500], head_dim=160, head_dim_v=128, dtype=torch.float16),
     "negative-scale": dict(len_q=[140], len_kv=[200], sm_scale=-0.4, band=CAUSAL),
     "zero-scale": dict(len_q=[40], len_kv=[130], sm_scale=0.0),
 }
@@ -54,7 +58,7 @@ def test_matches_fp64(name, clc):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=SCHEDULE_NAMES)
-@pytest.mark.parametrize("name", ["jagged", "causal-window", "pma", "d192"])
+@pytest.mark.parametrize("name", ["jagged", "causal-window", "pma", "d192", "d192-short"])
 def test_any_order_of_events_gives_the_same_bits(name, schedule):
     first = run(PROBLEMS[name], {"policy": "eager"})
     again = run(PROBLEMS[name], schedule, clc=schedule["policy"] != "random")
@@ -73,6 +77,7 @@ HUGE = {
     "split keys, negative scale": dict(len_q=[70], len_kv=[300], sm_scale=-0.3),
     "causal, d128": dict(len_q=[300], len_kv=[260], head_dim=128, band=CAUSAL, dtype=torch.bfloat16),
     "d192": dict(len_q=[60, 140], len_kv=[260, 40], head_dim=192, head_dim_v=128),
+    "d192, split keys": dict(len_q=[60, 100], len_kv=[260, 40], head_dim=192, head_dim_v=128),
 }
 
 

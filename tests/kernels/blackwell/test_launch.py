@@ -113,7 +113,7 @@ def test_the_backward_runs_in_a_thread_of_its_own():
 def test_rows_in_two_boxes_get_their_gradients_from_the_portable_kernels():
     problem, q, k, v, dout = make([140, 0, 20], [150, 30, 0], head_dim=192, head_dim_v=128, band=Band.make(causal=True))
     how = launch.forms(problem)
-    assert "128 queries per tile" in how["forward"] and "576 of 512 columns" in how["backward"]
+    assert "256 queries per tile" in how["forward"] and "576 of 512 columns" in how["backward"]
     lists = launch.plan(problem)
     out, lse = launch.forward(problem, q, k, v, lists)
     rows = slice(0, int(problem.query_offset[-1]))

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 pytest.importorskip("greenlet")
 
 from jfa.block_sparse import lists_from_mask  # noqa: E402
-from jfa.emulator import sweep  # noqa: E402
+from jfa.emulator import explore, sweep  # noqa: E402
 from jfa.kernels.blackwell import launch  # noqa: E402
 from jfa.kernels.blackwell.config import forward_config  # noqa: E402
 from tests.kernels.blackwell.cases import make  # noqa: E402
@@ -35,9 +35,10 @@ def test_every_dropped_synchronisation_of_the_forward_is_found(monkeypatch):
     assert [str(m) for m in result.clean if m.site.text.strip() not in SUPERFLUOUS] == []
 
 
-def test_every_dropped_synchronisation_of_rows_in_two_boxes_is_found(monkeypatch):
+@pytest.mark.parametrize("len_q", [[300, 280], [100, 128]], ids=["halves", "split keys"])
+def test_every_dropped_synchronisation_of_rows_in_two_boxes_is_found(monkeypatch, len_q):
     monkeypatch.setattr(launch, "EMULATED_SMS", 1)
-    problem, q, k, v, _ = make([140, 280], [700, 140], head_dim=192, head_dim_v=128)
+    problem, q, k, v, _ = make(len_q, [700, 140], head_dim=192, head_dim_v=128)
     config = forward_config(problem, clc=False)
     lists = launch.query_list(problem, config.tile_rows)
     result = sweep.sweep(
@@ -61,3 +62,14 @@ def test_every_dropped_synchronisation_over_block_lists_is_found(monkeypatch):
     )
     assert len(result.mutants) > 25
     assert [str(m) for m in result.clean if m.site.text.strip() not in SUPERFLUOUS] == []
+
+
+@pytest.mark.parametrize("len_q", [[280], [100]], ids=["halves", "split keys"])
+def test_every_schedule_of_rows_in_two_boxes_is_right(monkeypatch, len_q):
+    """Two tiles of up to three blocks where queries come in halves: every ring wraps, K's tail at each block, and O's slots do."""
+    monkeypatch.setattr(launch, "EMULATED_SMS", 1)
+    problem, q, k, v, _ = make(len_q, [300], head_dim=192, head_dim_v=128)
+    config = forward_config(problem, clc=False)
+    lists = launch.query_list(problem, config.tile_rows)
+    found = explore.explore(lambda: [launch.forward(problem, q, k, v, lists, config)[0].nan_to_num()])
+    assert found.proved, str(found)
