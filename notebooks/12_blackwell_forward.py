@@ -1339,8 +1339,21 @@ plots.timelines(
 # %% [markdown]
 # ## Exercises
 #
-# Open [exercises/12_blackwell_forward.py](../exercises/12_blackwell_forward.py): the lazy rescaling in PyTorch, six buffers into 512 columns, scores that come too early, the correction role, ping-pong, and peeling.
+# Open [exercises/12_blackwell_forward.py](../exercises/12_blackwell_forward.py).
 # Their kernels pass buffers and barriers one by one: what you write there names each of them.
+# The minutes come from `tools/measure_exercises.py`: they count how much of a solution is new, not readers.
+#
+# | | | difficulty | minutes |
+# |---|---|---|---|
+# | 12.1 | rescale only when it matters, in PyTorch | 2 | 20 |
+# | 12.2 | six buffers into 512 columns | 2 | 15 |
+# | 12.3 | bug hunt: scores that come too early | 2 | 20 |
+# | 12.4 | a role to write: the correction | 3 | 35 |
+# | 12.5 | ping-pong | 3 | 25 |
+# | 12.6 | peel the loop | 2 | 20 |
+# | 12.7 | slice P, in slices that get shorter | 3 | 30 |
+# | 12.8 | the next tile's S, early, for tiles of unequal length | 3 | 30 |
+# | 12.9 | registers from a compile report | 2 | 25 |
 #
 # ## Checkpoint
 #

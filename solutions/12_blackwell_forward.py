@@ -572,3 +572,531 @@ def peel(first, last, len_kv, lo, hi, block):
 
 # %%
 check("12.6", peel)
+
+# %% [markdown]
+# ## 12.7 Slice P
+#
+# (difficulty 3 of 3, 30 minutes) One half of 128 queries, and P inside S as in version 3.
+# So the exponentials, the store of P, P V and the next S come one after the other, and nothing fills the gaps.
+# But P V is a sum over keys: its first part may begin while the last exponentials are still being computed.
+#
+# Publish P in three slices: 64, 32 and 32 columns from left to right, `p_fulls[0]`, `[1]` and `[2]`, each as soon as it is stored.
+# They get shorter because only what follows the last exponential cannot be hidden.
+# `publish_slices` makes them from exponents that are in registers; `multiply_slices` multiplies each with its rows of V as soon as it is there.
+# `done` is told once per block, when all of O is there.
+# The kernel and its roles stay as they are.
+#
+# As given both functions take P whole: 22,800 modelled cycles for six key blocks at `D=128`.
+# The limit is 21,500.
+# Launched on one program with `D=64` or `D=128`, `BM=BN=128` and `BUFFERS=4`.
+
+
+# %% tags=["ex-12.7"]
+@triton.jit
+def sliced_kernel(
+    q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr,
+):  # fmt: skip
+    """out: [128, D] fp32; roles: softmax (default), mma, load."""
+    q = tlx.local_alloc((BM, D), tl.bfloat16, 1)
+    kv = tlx.local_alloc((BN, D), tl.bfloat16, BUFFERS)
+    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
+    s = tlx.local_alloc((BM, BN), tl.float32, 1, tlx.storage_kind.tmem, reuse=storage)
+    p_tile = tlx.local_alloc((BM, BN), tl.bfloat16, 1, tlx.storage_kind.tmem, reuse=storage)
+    storage.set_buffer_overlap(tlx.reuse_group(s, p_tile, group_type=tlx.reuse_group_type.shared))
+    acc = tlx.local_alloc((BM, D), tl.float32, 1, tlx.storage_kind.tmem)
+    q_full = tlx.alloc_barriers(1)
+    kv_fulls = tlx.alloc_barriers(BUFFERS)
+    kv_empties = tlx.alloc_barriers(BUFFERS)
+    s_full = tlx.alloc_barriers(1)
+    p_fulls = tlx.alloc_barriers(3)
+    acc_ready = tlx.alloc_barriers(1)
+    acc_full = tlx.alloc_barriers(1)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):  # softmax
+            softmax_role(
+                s, p_tile, acc, s_full, p_fulls, acc_ready, acc_full, out_ptr, scale_log2, blocks,
+                D, BM,
+            )  # fmt: skip
+        with tlx.async_task(num_warps=1):  # mma
+            one_half_mma(
+                q, kv, s, p_tile, acc, q_full, kv_fulls, kv_empties, s_full, p_fulls, acc_ready,
+                acc_full, blocks, D, BUFFERS,
+            )  # fmt: skip
+        with tlx.async_task(num_warps=1):  # load
+            load_role(
+                q_desc, k_desc, v_desc, q, kv, q_full, kv_fulls, kv_empties, blocks,
+                1, D, BM, BN, BUFFERS,
+            )  # fmt: skip
+
+
+@triton.jit
+def softmax_role(
+    s, p_tile, acc, s_full, p_fulls, acc_ready, acc_full, out_ptr, scale_log2, blocks,
+    D: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """The softmax with a stale maximum; it rescales its own accumulator, and says so before P."""
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    l = tl.zeros((BM,), tl.float32)
+    for j in range(blocks):
+        tlx.barrier_wait(s_full[0], j & 1)
+        scores = tlx.local_load(s[0]) * scale_log2
+        top = tl.max(scores, axis=1)
+        m_new = tl.where(top - m > 8.0, top, m)
+        alpha = tl.math.exp2(m - m_new)
+        m = m_new
+        if j > 0:
+            column = alpha[:, None]
+            if tl.min(tl.reshape(column, [BM]), 0) < 1.0:
+                tlx.barrier_wait(acc_full[0], (j - 1) & 1)
+                tlx.local_store(acc[0], tlx.local_load(acc[0]) * column)
+        tlx.barrier_arrive(acc_ready[0])
+        l = l * alpha + publish_slices(scores - m[:, None], p_tile[0], p_fulls)
+    tlx.barrier_wait(acc_full[0], (blocks - 1) & 1)
+    store_rows(out_ptr, 0, tlx.local_load(acc[0]) / l[:, None], D, BM)
+
+
+@triton.jit
+def one_half_mma(
+    q, kv, s, p_tile, acc, q_full, kv_fulls, kv_empties, s_full, p_fulls, acc_ready, acc_full,
+    blocks, D: tl.constexpr, BUFFERS: tl.constexpr,
+):  # fmt: skip
+    """S of block 0; then per block P V, followed by the next S, which overwrites P."""
+    tlx.barrier_wait(q_full[0], 0)
+    for j in range(blocks + 1):
+        if j > 0:
+            slot, phase = ring(2 * j - 1, BUFFERS)
+            tlx.barrier_wait(kv_fulls[slot], phase)
+            tlx.barrier_wait(acc_ready[0], (j - 1) & 1)
+            multiply_slices(p_tile[0], kv[slot], acc[0], p_fulls, acc_full[0], j - 1, D)
+            tlx.tcgen05_commit(kv_empties[slot])
+        if j < blocks:
+            slot, phase = ring(2 * j, BUFFERS)
+            tlx.barrier_wait(kv_fulls[slot], phase)
+            k_t, k_read = tlx.local_trans(kv[slot]), kv_empties[slot]
+            tlx.async_dot(q[0], k_t, s[0], use_acc=False, mBarriers=[s_full[0], k_read])
+
+
+@triton.jit
+def halves(x):
+    """Left and right half of the columns of x [M, N], in registers."""
+    return x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute(0, 2, 1).split()
+
+
+@triton.jit
+def publish_slices(exponents, p_tile, p_fulls):
+    """P = 2 ** exponents [BM, BN], to p_tile; returns P's row sums [BM]."""
+    # YOUR CODE: P is published whole
+    ### BEGIN SOLUTION
+    left, right = halves(exponents)
+    middle, last = halves(right)
+    p_left = tl.math.exp2(left)
+    tlx.local_store(tlx.subslice(p_tile, 0, 64), p_left.to(tl.bfloat16))
+    tlx.barrier_arrive(p_fulls[0])
+    p_middle = tl.math.exp2(middle)
+    tlx.local_store(tlx.subslice(p_tile, 64, 32), p_middle.to(tl.bfloat16))
+    tlx.barrier_arrive(p_fulls[1])
+    p_last = tl.math.exp2(last)
+    tlx.local_store(tlx.subslice(p_tile, 96, 32), p_last.to(tl.bfloat16))
+    tlx.barrier_arrive(p_fulls[2])
+    return tl.sum(p_left, axis=1) + tl.sum(p_middle, axis=1) + tl.sum(p_last, axis=1)
+    ### STARTER
+    # p = tl.math.exp2(exponents)
+    # tlx.local_store(p_tile, p.to(tl.bfloat16))
+    # tlx.barrier_arrive(p_fulls[0])
+    # return tl.sum(p, axis=1)
+    ### END SOLUTION
+
+
+@triton.jit
+def multiply_slices(p_tile, v, acc, p_fulls, done, j, D: tl.constexpr):
+    """O += P V of block j, which overwrites O in block 0; done: O has this block's share."""
+    # YOUR CODE: the product waits for all of P
+    ### BEGIN SOLUTION
+    tlx.barrier_wait(p_fulls[0], j & 1)
+    p, rows = tlx.subslice(p_tile, 0, 64), tlx.local_slice(v, [0, 0], [64, D])
+    tlx.async_dot(p, rows, acc, use_acc=j > 0, force_async=True)
+    tlx.barrier_wait(p_fulls[1], j & 1)
+    p, rows = tlx.subslice(p_tile, 64, 32), tlx.local_slice(v, [64, 0], [32, D])
+    tlx.async_dot(p, rows, acc, use_acc=True, force_async=True)
+    tlx.barrier_wait(p_fulls[2], j & 1)
+    p, rows = tlx.subslice(p_tile, 96, 32), tlx.local_slice(v, [96, 0], [32, D])
+    tlx.async_dot(p, rows, acc, use_acc=True, mBarriers=[done])
+    ### STARTER
+    # tlx.barrier_wait(p_fulls[0], j & 1)
+    # tlx.async_dot(p_tile, v, acc, use_acc=j > 0, mBarriers=[done])
+    ### END SOLUTION
+
+
+# %%
+check("12.7", sliced_kernel)
+
+# %% [markdown]
+# The next cell is given: the roles around the products of 12.8, for tiles that have different numbers of key blocks.
+# Tile `t` has 256 queries and the key blocks `firsts[t]` to `firsts[t + 1] - 1`; it may have none.
+# Each role counts for itself: `step` counts blocks and `worked` counts tiles that had any, both from the launch's beginning.
+
+
+# %%
+@triton.jit
+def load_tiles(
+    q_desc, k_desc, v_desc, q, kv, q_fulls, q_empties, kv_fulls, kv_empties, firsts_ptr, tiles,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr,
+):  # fmt: skip
+    """Per tile with blocks: K of the first, Q of both halves, then V0 K1 V1 ..."""
+    step, worked = 0, 0
+    for tile in range(tiles):
+        first = tl.load(firsts_ptr + tile)
+        blocks = tl.load(firsts_ptr + tile + 1) - first
+        for j in range(blocks):
+            row = (first + j) * BN
+            slot, phase = ring(2 * step, BUFFERS)
+            tlx.barrier_wait(kv_empties[slot], phase ^ 1)
+            tlx.barrier_expect_bytes(kv_fulls[slot], 2 * BN * D)
+            tlx.async_descriptor_load(k_desc, kv[slot], [row, 0], kv_fulls[slot])
+            if j == 0:
+                for half in tl.static_range(2):
+                    tlx.barrier_wait(q_empties[half], (worked & 1) ^ 1)
+                    tlx.barrier_expect_bytes(q_fulls[half], 2 * BM * D)
+                    box = [(2 * tile + half) * BM, 0]
+                    tlx.async_descriptor_load(q_desc, q[half], box, q_fulls[half])
+                worked += 1
+            slot, phase = ring(2 * step + 1, BUFFERS)
+            tlx.barrier_wait(kv_empties[slot], phase ^ 1)
+            tlx.barrier_expect_bytes(kv_fulls[slot], 2 * BN * D)
+            tlx.async_descriptor_load(v_desc, kv[slot], [row, 0], kv_fulls[slot])
+            step += 1
+
+
+@triton.jit
+def softmax_tiles(
+    s, p_tiles, alphas, sums, s_fulls, p_fulls, alpha_fulls, sum_fulls, sum_empties, firsts_ptr,
+    half, scale_log2, tiles, BM: tl.constexpr,
+):  # fmt: skip
+    """One half of every tile: P to the products, alpha and the row sums to the correction."""
+    step, worked = 0, 0
+    for tile in range(tiles):
+        blocks = tl.load(firsts_ptr + tile + 1) - tl.load(firsts_ptr + tile)
+        m = tl.full((BM,), float("-inf"), tl.float32)
+        l = tl.zeros((BM,), tl.float32)
+        for j in range(blocks):
+            tlx.barrier_wait(s_fulls[half], step & 1)
+            scores = tlx.local_load(s[half]) * scale_log2
+            top = tl.max(scores, axis=1)
+            m_new = tl.where(top - m > 8.0, top, m)
+            alpha = tl.math.exp2(m - m_new)
+            m = m_new
+            if j > 0:
+                tlx.local_store(alphas[half], alpha[:, None])
+                tlx.barrier_arrive(alpha_fulls[half])
+            p = tl.math.exp2(scores - m[:, None])
+            tlx.local_store(p_tiles[half], p.to(tl.bfloat16))
+            tlx.barrier_arrive(p_fulls[half])
+            l = l * alpha + tl.sum(p, axis=1)
+            step += 1
+        if blocks > 0:
+            tlx.barrier_wait(sum_empties[half], (worked & 1) ^ 1)
+            tlx.local_store(sums[half], l)
+            tlx.barrier_arrive(sum_fulls[half])
+            worked += 1
+
+
+@triton.jit
+def correct_tiles(
+    accs, alphas, sums, alpha_fulls, sum_fulls, sum_empties, acc_readys, acc_fulls, firsts_ptr,
+    out_ptr, tiles, D: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """Rescale O between products; at a tile's end divide, give O free and store it."""
+    for half in tl.static_range(2):
+        tlx.barrier_arrive(acc_readys[half])
+    rescales, worked = 0, 0
+    for tile in range(tiles):
+        blocks = tl.load(firsts_ptr + tile + 1) - tl.load(firsts_ptr + tile)
+        for _ in range(1, blocks):
+            for half in tl.static_range(2):
+                tlx.barrier_wait(alpha_fulls[half], rescales & 1)
+                alpha = tlx.local_load(alphas[half])
+                if tl.min(tl.reshape(alpha, [BM]), 0) < 1.0:
+                    tlx.local_store(accs[half], tlx.local_load(accs[half]) * alpha)
+                tlx.barrier_arrive(acc_readys[half])
+            rescales += 1
+        for half in tl.static_range(2):
+            row = (2 * tile + half) * BM
+            if blocks > 0:
+                tlx.barrier_wait(sum_fulls[half], worked & 1)
+                total = tlx.local_load(sums[half])
+                tlx.barrier_arrive(sum_empties[half])
+                tlx.barrier_wait(acc_fulls[half], worked & 1)
+                out = tlx.local_load(accs[half]) / total[:, None]
+                tlx.barrier_arrive(acc_readys[half])
+                store_rows(out_ptr, row, out, D, BM)
+            else:
+                store_rows(out_ptr, row, tl.zeros((BM, D), tl.float32), D, BM)
+        if blocks > 0:
+            worked += 1
+
+
+@triton.jit
+def issue_s(q, kv, s, s_fulls, kv_fulls, kv_empties, half, step, BUFFERS: tl.constexpr):
+    """Issue S of a half's step: half 0 waits for K, half 1 gives it back."""
+    slot, phase = ring(2 * step, BUFFERS)
+    if half == 0:
+        tlx.barrier_wait(kv_fulls[slot], phase)
+    k_t = tlx.local_trans(kv[slot])
+    tlx.async_dot(q[half], k_t, s[half], use_acc=False, mBarriers=[s_fulls[half]])
+    if half == 1:
+        tlx.tcgen05_commit(kv_empties[slot])
+
+
+@triton.jit
+def issue_pv(
+    p_tiles, kv, accs, p_fulls, acc_readys, kv_fulls, kv_empties, half, step, add,
+    BUFFERS: tl.constexpr,
+):  # fmt: skip
+    """Issue O = P V of a half's step, or O += P V where ``add``: waits for V, P and O's turn."""
+    slot, phase = ring(2 * step + 1, BUFFERS)
+    if half == 0:
+        tlx.barrier_wait(kv_fulls[slot], phase)
+    tlx.barrier_wait(acc_readys[half], step & 1)
+    tlx.barrier_wait(p_fulls[half], step & 1)
+    tlx.async_dot(p_tiles[half], kv[slot], accs[half], use_acc=add, force_async=True)
+    if half == 1:
+        tlx.tcgen05_commit(kv_empties[slot])
+
+
+# %% [markdown]
+# ## 12.8 The next tile's S, early
+#
+# (difficulty 3 of 3, 30 minutes) A program takes one tile after another, as in version 8, but here each tile has its own number of key blocks, and some have none.
+# Version 8's loop counts on equal numbers.
+# `multiply_tiles` below is right and has a seam: a tile's first S is issued behind the last P V of the tile before, of both halves.
+# Until then the softmax groups have nothing to do.
+#
+# Issue each tile's first S as early as the memory allows: P lies inside S, so S of a half may follow the P V of that half, and need not wait for the other half's.
+# The order at every step of every half is: the P V that is due, maybe of the tile before, then the S that comes next.
+# Only `multiply_tiles` is yours; the kernel stays as it is.
+#
+# What the other roles count on:
+#
+# - `q_fulls[half]` completes once per tile that has blocks, and `q_empties[half]` is told when the tile's last S of this half has read Q;
+# - `acc_fulls[half]` is told once per tile that has blocks, when its last P V is done: `tlx.tcgen05_commit`.
+#
+# The limits are 18,900 modelled cycles for four tiles of two blocks (as given: 20,700), and 13,600 for four tiles of one block (14,300).
+# Launched on one program with `D=BN=64, BM=128, BUFFERS=4`.
+
+
+# %% tags=["ex-12.8"]
+@triton.jit
+def tiles_kernel(
+    q_desc, k_desc, v_desc, out_ptr, firsts_ptr, scale_log2, tiles,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr,
+):  # fmt: skip
+    """out: [256 * tiles, D] fp32; roles: correction (default), softmax x 2, mma, load."""
+    q = tlx.local_alloc((BM, D), tl.bfloat16, 2)
+    kv = tlx.local_alloc((BN, D), tl.bfloat16, BUFFERS)
+    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
+    s = tlx.local_alloc((BM, BN), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)
+    p_tiles = tlx.local_alloc((BM, BN), tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=storage)
+    alphas = tlx.local_alloc((BM, 1), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)
+    storage.set_buffer_overlap(
+        tlx.reuse_group(
+            s,
+            tlx.reuse_group(p_tiles, alphas, group_type=tlx.reuse_group_type.distinct),
+            group_type=tlx.reuse_group_type.shared,
+        )
+    )
+    accs = tlx.local_alloc((BM, D), tl.float32, 2, tlx.storage_kind.tmem)
+    sums = tlx.local_alloc((BM,), tl.float32, 2)
+    q_fulls = tlx.alloc_barriers(2)
+    q_empties = tlx.alloc_barriers(2)
+    kv_fulls = tlx.alloc_barriers(BUFFERS)
+    kv_empties = tlx.alloc_barriers(BUFFERS)
+    s_fulls = tlx.alloc_barriers(2)
+    p_fulls = tlx.alloc_barriers(2)
+    alpha_fulls = tlx.alloc_barriers(2)
+    sum_fulls = tlx.alloc_barriers(2)
+    sum_empties = tlx.alloc_barriers(2)
+    acc_readys = tlx.alloc_barriers(2)
+    acc_fulls = tlx.alloc_barriers(2)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):  # correction
+            correct_tiles(
+                accs, alphas, sums, alpha_fulls, sum_fulls, sum_empties, acc_readys, acc_fulls,
+                firsts_ptr, out_ptr, tiles, D, BM,
+            )  # fmt: skip
+        with tlx.async_task(num_warps=4, replicate=2):  # softmax
+            softmax_tiles(
+                s, p_tiles, alphas, sums, s_fulls, p_fulls, alpha_fulls, sum_fulls, sum_empties,
+                firsts_ptr, tlx.async_task_replica_id(), scale_log2, tiles, BM,
+            )  # fmt: skip
+        with tlx.async_task(num_warps=1):  # mma
+            multiply_tiles(
+                q, kv, s, p_tiles, accs, q_fulls, q_empties, kv_fulls, kv_empties, s_fulls,
+                p_fulls, acc_readys, acc_fulls, firsts_ptr, tiles, BUFFERS,
+            )  # fmt: skip
+        with tlx.async_task(num_warps=1):  # load
+            load_tiles(
+                q_desc, k_desc, v_desc, q, kv, q_fulls, q_empties, kv_fulls, kv_empties,
+                firsts_ptr, tiles, D, BM, BN, BUFFERS,
+            )  # fmt: skip
+
+
+@triton.jit
+def multiply_tiles(
+    q, kv, s, p_tiles, accs, q_fulls, q_empties, kv_fulls, kv_empties, s_fulls,
+    p_fulls, acc_readys, acc_fulls, firsts_ptr, tiles, BUFFERS: tl.constexpr,
+):  # fmt: skip
+    """Issue all products, of both halves of every tile."""
+    # YOUR CODE: a tile's first S waits for the last P V of the tile before
+    ### BEGIN SOLUTION
+    step, worked, place = 0, 0, 0  # place: of the step before, in its tile
+    for tile in range(tiles):
+        blocks = tl.load(firsts_ptr + tile + 1) - tl.load(firsts_ptr + tile)
+        for j in range(blocks):
+            for half in tl.static_range(2):
+                if step > 0:
+                    issue_pv(
+                        p_tiles, kv, accs, p_fulls, acc_readys, kv_fulls, kv_empties,
+                        half, step - 1, place > 0, BUFFERS,
+                    )  # fmt: skip
+                    if j == 0:
+                        tlx.tcgen05_commit(acc_fulls[half])
+                if j == 0:
+                    tlx.barrier_wait(q_fulls[half], worked & 1)
+                issue_s(q, kv, s, s_fulls, kv_fulls, kv_empties, half, step, BUFFERS)
+                if j + 1 == blocks:
+                    tlx.tcgen05_commit(q_empties[half])
+            place = j
+            step += 1
+        if blocks > 0:
+            worked += 1
+    if step > 0:
+        for half in tl.static_range(2):
+            issue_pv(
+                p_tiles, kv, accs, p_fulls, acc_readys, kv_fulls, kv_empties,
+                half, step - 1, place > 0, BUFFERS,
+            )  # fmt: skip
+            tlx.tcgen05_commit(acc_fulls[half])
+    ### STARTER
+    # step, worked = 0, 0
+    # for tile in range(tiles):
+    #     blocks = tl.load(firsts_ptr + tile + 1) - tl.load(firsts_ptr + tile)
+    #     if blocks > 0:
+    #         for half in tl.static_range(2):
+    #             tlx.barrier_wait(q_fulls[half], worked & 1)
+    #             issue_s(q, kv, s, s_fulls, kv_fulls, kv_empties, half, step, BUFFERS)
+    #             if blocks == 1:
+    #                 tlx.tcgen05_commit(q_empties[half])
+    #         for j in range(blocks):
+    #             for half in tl.static_range(2):
+    #                 issue_pv(
+    #                     p_tiles, kv, accs, p_fulls, acc_readys, kv_fulls, kv_empties,
+    #                     half, step, j > 0, BUFFERS,
+    #                 )  # fmt: skip
+    #                 if j + 1 < blocks:
+    #                     issue_s(q, kv, s, s_fulls, kv_fulls, kv_empties, half, step + 1, BUFFERS)
+    #                     if j + 2 == blocks:
+    #                         tlx.tcgen05_commit(q_empties[half])
+    #                 else:
+    #                     tlx.tcgen05_commit(acc_fulls[half])
+    #             step += 1
+    #         worked += 1
+    ### END SOLUTION
+
+
+# %%
+check("12.8", tiles_kernel)
+
+# %% [markdown]
+# ## 12.9 Registers from a compile report
+#
+# (difficulty 2 of 3, 25 minutes) No kernel.
+# The emulator counts cycles and has no registers; the compiler has registers and counts no cycles.
+# Who deals out registers among the roles needs both.
+#
+# `reports` is a list of dicts as `jfa compile --json` prints them, of one kernel with its registers split in different ways.
+# `work` says how many modelled cycles each role is busy per step if nothing spills; a role that is not in it is busy for 0.
+# Return the place in the list of the fastest split that may ship, or -1 if none may.
+#
+# A split may ship if it compiled (`error` is None), if its split is in force (`setmaxnreg_ignored` is False: else all roles have the same registers), and if it fits, limits included:
+# 232,448 bytes of `smem`, 512 columns of `tmem`, 1,024 `threads`, and 65,536 registers for all threads together at launch, when each thread has `registers`.
+#
+# How fast it is we estimate:
+#
+# - `role_spills` holds bytes per thread as (stored, loaded).
+#   Take it that a role moves them once per step: an upper bound, since the report does not say where they are.
+# - A warp has 32 threads, and the path to memory moves 128 bytes per cycle.
+# - Roles whose code is one stand under one key, such as `"softmax 0, softmax 1"`: each of them moves those bytes.
+#   `"before the roles part"` belongs to no role and is met once per launch: it counts for nothing.
+# - A role's step takes its work and its own spills, one after the other.
+#   Roles work side by side, so the slowest one counts; but they share the path, so a step takes at least all their spills together.
+# - Of splits that are equally fast take the one whose roles spill fewer bytes, all their threads together; of those the first.
+#
+# The cell below holds five real reports, shortened, of the chapter's version 6 (sm_100, fbtriton 3.7.4, November 2026); its own split, 184 for the softmax, is left out, since it hardly spills.
+# The work is from version 6's timeline.
+# Before you write the function: which of the five would you take?
+
+# %%
+ROLES = ("correction", "softmax 0", "softmax 1", "mma", "load")
+
+
+def report(registers, role_spills, **other):
+    """What `jfa compile --json` says of a split of version 6, as far as it is needed here."""
+    warps = (4, 4, 4, 1, 1)
+    roles = [dict(name=n, warps=w, registers=r) for n, w, r in zip(ROLES, warps, registers)]
+    fields = dict(error=None, setmaxnreg_ignored=False, smem=180_684, tmem=512, threads=512)
+    return dict(fields, registers=128, roles=roles, role_spills=role_spills) | other
+
+
+BEFORE, BOTH = "before the roles part", "softmax 0, softmax 1"
+WORK = {"correction": 192, "softmax 0": 2022, "softmax 1": 1961, "mma": 280, "load": 80}
+SPLITS = [
+    report(
+        (184, 152, 152, 24, 24),
+        {BEFORE: (36, 16), "correction": (0, 20), BOTH: (280, 284), "load": (0, 40)},
+    ),
+    report(
+        (152, 168, 168, 24, 24),
+        {BEFORE: (36, 16), "correction": (0, 20), BOTH: (20, 28), "load": (0, 40)},
+    ),
+    report(
+        (96, 192, 192, 32, 32),
+        {BEFORE: (36, 16), "correction": (292, 616), BOTH: (0, 8), "load": (0, 40)},
+    ),
+    report(
+        (88, 200, 200, 24, 24),
+        {BEFORE: (36, 16), "correction": (492, 964), BOTH: (0, 8), "load": (0, 40)},
+    ),
+    report(
+        (72, 208, 208, 24, 24),
+        {BEFORE: (32, 16), "correction": (916, 1744), BOTH: (0, 8), "load": (0, 36)},
+    ),
+]
+
+
+# %% tags=["ex-12.9"]
+def choose_split(reports, work):
+    """-> place in reports of the fastest split that may ship, -1 if none may."""
+    ### BEGIN SOLUTION
+    best, place = None, -1
+    for i, report in enumerate(reports):
+        compiled = report["error"] is None and not report["setmaxnreg_ignored"]
+        fits = report["smem"] <= 232_448 and report["tmem"] <= 512 and report["threads"] <= 1024
+        if not (compiled and fits and report["registers"] * report["threads"] <= 65_536):
+            continue
+        spills = {role["name"]: 0.0 for role in report["roles"]}  # cycles
+        warps = {role["name"]: role["warps"] for role in report["roles"]}
+        for names, (stored, loaded) in report["role_spills"].items():
+            for name in names.split(", "):
+                if name in spills:
+                    spills[name] += (stored + loaded) * 32 * warps[name] / 128
+        path = sum(spills.values())
+        step = max([path, *(work.get(name, 0) + cycles for name, cycles in spills.items())])
+        if best is None or (step, path) < best:
+            best, place = (step, path), i
+    return place
+    ### END SOLUTION
+
+
+# %%
+check("12.9", choose_split)

@@ -5,7 +5,8 @@
 Nobody has timed readers. What can be counted is how much of a solution is new: its lines are compared with the chapter's code
 after every name but those of Triton, TLX, torch and Python is made the same, so that a worked line with other variables is
 not new. Minutes: BASE for the text, the check and the report, then so many for each new line of the solution, each other one,
-and, in a bug hunt, each line of the faulty program.
+and, where a program is given to be mended, each line of the functions that must change. The minutes that the course prints are
+these: ``tests/course/test_minutes.py`` compares them.
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ def shapes(code: str) -> list[str]:
     return [shape(line) for line in lines]
 
 
+def faulty(body: str) -> str:
+    """Return those functions of a cell's code that hold what must change, "" if nothing is given to be mended."""
+    functions = body.split("\n@triton.jit\n")
+    return "\n".join(code for code in functions if "### STARTER" in code)
+
+
 def cells(text: str) -> dict[str, tuple[str, str]]:
     """Return {exercise id: (the code between its solution's markers, the faulty program of a hunt or "")} of a solutions file."""
     found = {}
@@ -54,7 +61,20 @@ def cells(text: str) -> dict[str, tuple[str, str]]:
         parts = [
             part.split("### END SOLUTION")[0].split("### STARTER")[0] for part in body.split("### BEGIN SOLUTION")[1:]
         ]
-        found[name.split('"')[0]] = "\n".join(parts), body if "### STARTER" in body else ""
+        found[name.split('"')[0]] = "\n".join(parts), faulty(body)
+    return found
+
+
+def measured(chapter: str) -> dict[str, tuple[int, int, int]]:
+    """Return {exercise id: (lines of its solution, new ones, minutes)} of a chapter, "03"."""
+    (notebook,) = (ROOT / "notebooks").glob(f"{chapter}_*.py")
+    known = set(shapes(notebook.read_text(encoding="utf-8")))
+    found = {}
+    for exercise, (code, given) in cells((ROOT / "solutions" / notebook.name).read_text(encoding="utf-8")).items():
+        lines = shapes(code)
+        new = sum(line not in known for line in lines)
+        minutes = BASE + PER_NEW_LINE * new + PER_KNOWN_LINE * (len(lines) - new) + PER_GIVEN_LINE * len(shapes(given))
+        found[exercise] = len(lines), new, round(minutes)
     return found
 
 
@@ -62,16 +82,8 @@ def main(chapters: list[str]) -> None:
     """Print one line per exercise."""
     print(f"{'exercise':<9} {'lines':>5} {'new':>4} {'minutes':>8}")
     for chapter in chapters:
-        (notebook,) = (ROOT / "notebooks").glob(f"{chapter}_*.py")
-        known = set(shapes(notebook.read_text(encoding="utf-8")))
-        solutions = (ROOT / "solutions" / notebook.name).read_text(encoding="utf-8")
-        for exercise, (code, faulty) in cells(solutions).items():
-            lines = shapes(code)
-            new = sum(line not in known for line in lines)
-            minutes = (
-                BASE + PER_NEW_LINE * new + PER_KNOWN_LINE * (len(lines) - new) + PER_GIVEN_LINE * len(shapes(faulty))
-            )
-            print(f"{exercise:<9} {len(lines):>5} {new:>4} {minutes:>8.0f}")
+        for exercise, (lines, new, minutes) in measured(chapter).items():
+            print(f"{exercise:<9} {lines:>5} {new:>4} {minutes:>8}")
 
 
 if __name__ == "__main__":

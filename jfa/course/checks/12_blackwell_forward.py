@@ -1,6 +1,7 @@
 """Checks of chapter 12: the Blackwell forward. Kernels run under several schedules; the first axis of a result is the schedule."""
 
 import math
+import random
 
 import torch
 
@@ -554,6 +555,17 @@ EARLY = Exercise(
             recognise=False,
         ),
         Mutant(
+            "gives S back before it has read it",
+            "the arrival comes before the load: the next S may overwrite what is being read.",
+            caught_by="runs",
+            edit=(
+                "                scores = tlx.local_load(s[0]) * scale_log2\n                tlx.barrier_arrive(s_empty[0], 1)\n",
+                "                tlx.barrier_arrive(s_empty[0], 1)\n                scores = tlx.local_load(s[0]) * scale_log2\n",
+            ),
+            expect="s[0]",
+            recognise=False,
+        ),
+        Mutant(
             "gives S back after P",
             "right numbers, but S is held until P is written: the tensor core idles meanwhile.",
             caught_by="overlap",
@@ -916,6 +928,14 @@ PING_PONG = Exercise(
             recognise=False,
         ),
         Mutant(
+            "half 1 ends a block too soon",
+            "the second task leaves its last block out: nobody publishes that P.",
+            caught_by="runs",
+            edit=(_HALF_1, _HALF_1.replace("in range(blocks):", "in range(blocks - 1):")),
+            expect="p_fulls[1]",
+            recognise=False,
+        ),
+        Mutant(
             "too few warps",
             "tensor memory belongs to groups of four warps: one warp reaches a quarter of its lanes.",
             caught_by="runs",
@@ -1126,4 +1146,862 @@ def peel(first, last, len_kv, lo, hi, block):
     ),
 )
 
-EXERCISES = [LAZY, CROWDED, EARLY, CORRECTED, PING_PONG, PEEL]
+# -- 12.7 --------------------------------------------------------------------------------------------------------------
+
+
+def _near(exact, rounded, slack=4.0):
+    """Return a property's test: under each schedule as near to fp64 as a P rounded to bf16 allows, under a stale maximum too."""
+
+    def test(case, result):
+        want = exact(*case.args)
+        allowed = max(TOL, slack * (rounded(*case.args) - want).abs().max().item())
+        for schedule, out in enumerate(result[0]):
+            off = (out.double() - want).abs().max().item()
+            if not off <= allowed:
+                return f"schedule {schedule}: out differs from fp64 by up to {off:.3g}; rounding to bf16 explains {allowed:.2g}."
+        return None
+
+    return test
+
+
+def _within_its_limit(case, result):
+    """Apply the case's own limit of modelled cycles, where it has one."""
+    cycles = int(result[1])
+    if case.extra and cycles > case.extra:
+        return f"{cycles:,} modelled cycles; the limit is {case.extra:,}."
+    return None
+
+
+def _sliced_cases(seed):
+    g = _rng(seed)
+    falling = tuple(x.to(torch.bfloat16) for x in kinds.query_and_key("falling", 128, 256, 64, 128, g))
+    return [
+        Case("1 key block", (*_qkv(g, 128, 128, 128), 128)),
+        Case("6 key blocks", (*_qkv(g, 128, 768, 128), 128), extra=21_500),
+        Case("3 key blocks, scores up to 60: the maximum moves", (*_qkv(g, 128, 384, 128, lift=12.0), 128)),
+        Case("2 key blocks, D = 64", (*_qkv(g, 128, 256, 64), 128)),
+        Case("2 key blocks, D = 64, scores fall along the keys", (*falling, _qkv(g, 1, 256, 64)[1], 128)),
+    ]
+
+
+def _sliced_launch(kernel, q, k, v, block):
+    import math
+
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    import jfa.emulator as emulator
+    from jfa.emulator.rates import B200
+
+    results, dim = [], q.shape[1]
+    for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("timed", 0)):
+        out = unwritten(*q.shape)
+        boxes = [TensorDescriptor.from_tensor(t, [128, dim]) for t in (q, k, v)]
+        with emulator.options(policy=policy, seed=seed, rates=B200):
+            kernel[(1,)](
+                *boxes, out, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block, BUFFERS=4
+            )
+        results.append(out)
+    return torch.stack(results), int(emulator.last().time)
+
+
+_PUT_LEFT = """    p_left = tl.math.exp2(left)
+    tlx.local_store(tlx.subslice(p_tile, 0, 64), p_left.to(tl.bfloat16))
+    tlx.barrier_arrive(p_fulls[0])
+"""
+_PUT_MIDDLE = """    p_middle = tl.math.exp2(middle)
+    tlx.local_store(tlx.subslice(p_tile, 64, 32), p_middle.to(tl.bfloat16))
+    tlx.barrier_arrive(p_fulls[1])
+"""
+_PUT_LAST = """    p_last = tl.math.exp2(last)
+    tlx.local_store(tlx.subslice(p_tile, 96, 32), p_last.to(tl.bfloat16))
+    tlx.barrier_arrive(p_fulls[2])
+"""
+_SUMS = "    return tl.sum(p_left, axis=1) + tl.sum(p_middle, axis=1) + tl.sum(p_last, axis=1)\n"
+_PUBLISH = f"""    left, right = halves(exponents)
+    middle, last = halves(right)
+{_PUT_LEFT}{_PUT_MIDDLE}{_PUT_LAST}{_SUMS}"""
+_MULTIPLY = """    tlx.barrier_wait(p_fulls[0], j & 1)
+    p, rows = tlx.subslice(p_tile, 0, 64), tlx.local_slice(v, [0, 0], [64, D])
+    tlx.async_dot(p, rows, acc, use_acc=j > 0, force_async=True)
+    tlx.barrier_wait(p_fulls[1], j & 1)
+    p, rows = tlx.subslice(p_tile, 64, 32), tlx.local_slice(v, [64, 0], [32, D])
+    tlx.async_dot(p, rows, acc, use_acc=True, force_async=True)
+    tlx.barrier_wait(p_fulls[2], j & 1)
+    p, rows = tlx.subslice(p_tile, 96, 32), tlx.local_slice(v, [96, 0], [32, D])
+    tlx.async_dot(p, rows, acc, use_acc=True, mBarriers=[done])"""
+
+SLICED = Exercise(
+    id="12.7",
+    title="Slice P",
+    name="sliced_kernel",
+    kind="kernel",
+    hunt=True,
+    call=_sliced_launch,
+    cases=_sliced_cases,
+    outputs=(Output("out", ("schedule", "row", "dim")), Output("cycles")),
+    difficulty=3,
+    minutes=30,
+    time_limit=90.0,
+    kept=Kept(("sliced_kernel", "softmax_role", "one_half_mma"), "The kernel and its roles stay as they are"),
+    hints=(
+        "halves(exponents) gives the first slice and the rest, halves of the rest the other two. Exponentials, store and arrive of a slice come before the exponentials of the next.",
+        "P's columns 64 .. 95 meet V's rows 64 .. 95: tlx.subslice(p_tile, 64, 32) and tlx.local_slice(v, [64, 0], [32, D]). Row sums can wait until all of P is published.",
+        "multiply_slices, per slice: wait for its p_fulls, parity j & 1, then async_dot. Only the very first product of all overwrites O: use_acc=j > 0 for slice 0, True for the others. force_async=True for the first two, mBarriers=[done] for the last.",
+    ),
+    properties=(Property("right numbers", _near(_out, _out_in_bf16)), Property("overlap", _within_its_limit)),
+    mutants=(
+        Mutant(
+            "stores all, then publishes all",
+            "three slices, but the first is published only after the last has been made.",
+            caught_by="overlap",
+            edit=(
+                (_PUT_LEFT, _PUT_LEFT.replace("    tlx.barrier_arrive(p_fulls[0])\n", "")),
+                (_PUT_MIDDLE, _PUT_MIDDLE.replace("    tlx.barrier_arrive(p_fulls[1])\n", "")),
+                (
+                    _PUT_LAST,
+                    _PUT_LAST
+                    + "    tlx.barrier_arrive(p_fulls[0])\n".replace("0", "1")
+                    + "    tlx.barrier_arrive(p_fulls[0])\n",
+                ),
+            ),
+            expect="the limit is 21,500",
+            recognise=False,
+        ),
+        Mutant(
+            "waits for all slices first",
+            "the products are sliced, but the first waits for the last slice.",
+            caught_by="overlap",
+            edit=(
+                (
+                    "    tlx.barrier_wait(p_fulls[0], j & 1)\n    p,",
+                    "    for i in tl.static_range(3):\n        tlx.barrier_wait(p_fulls[i], j & 1)\n    p,",
+                ),
+                ("    tlx.barrier_wait(p_fulls[1], j & 1)\n    p,", "    p,"),
+                ("    tlx.barrier_wait(p_fulls[2], j & 1)\n    p,", "    p,"),
+            ),
+            expect="the limit is 21,500",
+            recognise=False,
+        ),
+        Mutant(
+            "two equal slices",
+            "two slices of 64: after the last exponential there is more to store and to multiply than with 32.",
+            caught_by="overlap",
+            edit=(
+                (
+                    _PUBLISH,
+                    _PUBLISH.replace("    middle, last = halves(right)\n", "")
+                    .replace(_PUT_MIDDLE, "")
+                    .replace("exp2(last)", "exp2(right)")
+                    .replace("p_tile, 96, 32", "p_tile, 64, 64")
+                    .replace("p_fulls[2]", "p_fulls[1]")
+                    .replace(" + tl.sum(p_middle, axis=1)", ""),
+                ),
+                (
+                    _MULTIPLY,
+                    "".join(_MULTIPLY.splitlines(True)[:3])
+                    + "".join(_MULTIPLY.splitlines(True)[6:])
+                    .replace("p_fulls[2]", "p_fulls[1]")
+                    .replace("p_tile, 96, 32", "p_tile, 64, 64")
+                    .replace("[96, 0], [32, D]", "[64, 0], [64, D]"),
+                ),
+            ),
+            expect="the limit is 21,500",
+            recognise=False,
+        ),
+        Mutant(
+            "row sums on the way",
+            "the row sums are made between the slices: every slice that follows is later by that.",
+            caught_by="overlap",
+            edit=(
+                (
+                    _PUT_LEFT,
+                    _PUT_LEFT.replace("    tlx.barrier", "    total = tl.sum(p_left, axis=1)\n    tlx.barrier"),
+                ),
+                (
+                    _PUT_MIDDLE,
+                    _PUT_MIDDLE.replace("    tlx.barrier", "    total += tl.sum(p_middle, axis=1)\n    tlx.barrier"),
+                ),
+                (
+                    _PUT_LAST,
+                    _PUT_LAST.replace("    tlx.barrier", "    total += tl.sum(p_last, axis=1)\n    tlx.barrier"),
+                ),
+                (_SUMS, "    return total\n"),
+            ),
+            expect="the limit is 21,500",
+            recognise=False,
+        ),
+        Mutant(
+            "every slice overwrites O in block 0",
+            "in block 0 each product starts O anew: of the three only the last is left.",
+            caught_by="right numbers",
+            edit=(
+                (
+                    "p, rows = tlx.subslice(p_tile, 64, 32), tlx.local_slice(v, [64, 0], [32, D])\n    tlx.async_dot(p, rows, acc, use_acc=True,",
+                    "p, rows = tlx.subslice(p_tile, 64, 32), tlx.local_slice(v, [64, 0], [32, D])\n    tlx.async_dot(p, rows, acc, use_acc=j > 0,",
+                ),
+            ),
+            expect="fp64",
+            recognise=False,
+        ),
+        Mutant(
+            "the same rows of V for every slice",
+            "columns 64 and up of P belong to rows 64 and up of V.",
+            caught_by="right numbers",
+            edit=("tlx.local_slice(v, [64, 0], [32, D])", "tlx.local_slice(v, [0, 0], [32, D])"),
+            expect="fp64",
+            recognise=False,
+        ),
+        Mutant(
+            "one barrier for three slices",
+            "all slices arrive at one barrier: its phases run ahead of the wait.",
+            caught_by="runs",
+            edit=(
+                ("    tlx.barrier_arrive(p_fulls[1])\n", "    tlx.barrier_arrive(p_fulls[0])\n"),
+                ("    tlx.barrier_arrive(p_fulls[2])\n", "    tlx.barrier_arrive(p_fulls[0])\n"),
+                ("    tlx.barrier_wait(p_fulls[1], j & 1)\n", ""),
+                ("    tlx.barrier_wait(p_fulls[2], j & 1)\n", ""),
+            ),
+            expect="p_fulls[0]",
+            recognise=False,
+        ),
+        Mutant(
+            "publishes before it stores",
+            "the arrival comes before the store: the product may read what is not there yet.",
+            caught_by="runs",
+            edit=(
+                _PUT_LAST,
+                "    p_last = tl.math.exp2(last)\n    tlx.barrier_arrive(p_fulls[2])\n"
+                "    tlx.local_store(tlx.subslice(p_tile, 96, 32), p_last.to(tl.bfloat16))\n",
+            ),
+            expect="p_tile",
+            recognise=False,
+        ),
+        Mutant(
+            "done after the first slice",
+            "the barrier tells of the first product: O lacks the rest.",
+            caught_by="runs",
+            edit=(
+                ("use_acc=j > 0, force_async=True)", "use_acc=j > 0, mBarriers=[done])"),
+                ("use_acc=True, mBarriers=[done])", "use_acc=True, force_async=True)"),
+            ),
+            expect="acc",
+            recognise=False,
+        ),
+        Mutant(
+            "the last slice is left out of the row sums",
+            "the row sums lack the last 32 columns.",
+            caught_by="right numbers",
+            edit=(" + tl.sum(p_last, axis=1)", ""),
+            expect="fp64",
+            recognise=False,
+        ),
+    ),
+    variants=(
+        (  # a loop over slices in tuples
+            (
+                _PUBLISH,
+                """    left, right = halves(exponents)
+    middle, last = halves(right)
+    parts = (left, middle, last)
+    total = tl.zeros((exponents.shape[0],), tl.float32)
+    made = ()
+    for i in tl.static_range(3):
+        p = tl.math.exp2(parts[i])
+        tlx.local_store(tlx.subslice(p_tile, 0 if i == 0 else 32 + 32 * i, parts[i].shape[1]), p.to(tl.bfloat16))
+        tlx.barrier_arrive(p_fulls[i], 1)
+        made = made + (p,)
+    for i in tl.static_range(3):
+        total += tl.sum(made[i], 1)
+    return total
+""",
+            ),
+            (
+                _MULTIPLY,
+                """    for i in tl.static_range(3):
+        tlx.barrier_wait(tlx.local_view(p_fulls, i), j % 2)
+        add = (j != 0) if i == 0 else True
+        p = tlx.subslice(p_tile, 0 if i == 0 else 32 + 32 * i, 64 if i == 0 else 32)
+        rows = tlx.local_slice(v, [0 if i == 0 else 32 + 32 * i, 0], [64 if i == 0 else 32, D])
+        tlx.async_dot(p, rows, acc, use_acc=add, force_async=True)
+    tlx.tcgen05_commit(done)""",
+            ),
+        ),
+        (  # the columns of P as slices of slices, and one sum of the joined middle and last slices
+            (
+                _PUT_MIDDLE,
+                _PUT_MIDDLE.replace(
+                    "tlx.subslice(p_tile, 64, 32)", "tlx.subslice(tlx.subslice(p_tile, 64, 64), 0, 32)"
+                ),
+            ),
+            (_SUMS, "    return tl.sum(p_left, axis=1) + tl.sum(p_middle + p_last, axis=1)\n"),
+            (
+                "    tlx.async_dot(p, rows, acc, use_acc=True, mBarriers=[done])",
+                "    tlx.async_dot(p, rows, acc, mBarriers=[done])",
+            ),
+        ),
+    ),
+)
+
+# -- 12.8 --------------------------------------------------------------------------------------------------------------
+
+
+def _tiles_cases(seed):
+    g = _rng(seed)
+
+    def case(name, counts, lift=1.0, limit=None):
+        q, k, v = _qkv(g, 256 * len(counts), 64 * max(1, sum(counts)), 64, lift)
+        return Case(name, (q, k, v, list(counts), 64), extra=limit)
+
+    return [
+        case("one tile of one block", [1]),
+        case("four tiles of two blocks", [2, 2, 2, 2], limit=18_900),
+        case("four tiles of one block", [1, 1, 1, 1], limit=13_600),
+        case("tiles of 2, 0, 0, 0, 1 and 3 blocks", [2, 0, 0, 0, 1, 3]),
+        case("no blocks in the first and the last tile, scores up to 60", [0, 3, 1, 0], lift=12.0),
+        case("no blocks at all", [0, 0]),
+    ]
+
+
+def _by_tile(function):
+    """Return (q, k, v, counts, block) -> out: each tile of 256 queries with its own key blocks, zeros without any."""
+
+    def whole(q, k, v, counts, block):
+        outs, first = [], 0
+        for tile, blocks in enumerate(counts):
+            rows, keys = slice(256 * tile, 256 * tile + 256), slice(first * block, (first + blocks) * block)
+            out = function(q[rows], k[keys], v[keys], block) if blocks else torch.zeros(256, q.shape[1])
+            outs.append(out.double())
+            first += blocks
+        return torch.cat(outs)
+
+    return whole
+
+
+def _tiles_launch(kernel, q, k, v, counts, block):
+    import math
+
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    import jfa.emulator as emulator
+    from jfa.emulator.rates import B200
+
+    results, dim = [], q.shape[1]
+    firsts = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+    for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("timed", 0)):
+        out = unwritten(*q.shape)
+        boxes = [
+            TensorDescriptor.from_tensor(q, [128, dim]),
+            *(TensorDescriptor.from_tensor(t, [block, dim]) for t in (k, v)),
+        ]
+        with emulator.options(policy=policy, seed=seed, rates=B200):
+            kernel[(1,)](
+                *boxes,
+                out,
+                firsts,
+                math.log2(math.e) / math.sqrt(dim),
+                len(counts),
+                D=dim,
+                BM=128,
+                BN=block,
+                BUFFERS=4,
+            )
+        results.append(out)
+    return torch.stack(results), int(emulator.last().time)
+
+
+_DUE = """                if step > 0:
+                    issue_pv(
+                        p_tiles, kv, accs, p_fulls, acc_readys, kv_fulls, kv_empties,
+                        half, step - 1, place > 0, BUFFERS,
+                    )  # fmt: skip
+                    if j == 0:
+                        tlx.tcgen05_commit(acc_fulls[half])
+"""
+_NEXT = """                if j == 0:
+                    tlx.barrier_wait(q_fulls[half], worked & 1)
+                issue_s(q, kv, s, s_fulls, kv_fulls, kv_empties, half, step, BUFFERS)
+                if j + 1 == blocks:
+                    tlx.tcgen05_commit(q_empties[half])
+"""
+_COUNT = """        if blocks > 0:
+            worked += 1
+    if step > 0:
+"""
+_LAST = """    if step > 0:
+        for half in tl.static_range(2):
+            issue_pv(
+                p_tiles, kv, accs, p_fulls, acc_readys, kv_fulls, kv_empties,
+                half, step - 1, place > 0, BUFFERS,
+            )  # fmt: skip
+            tlx.tcgen05_commit(acc_fulls[half])"""
+_ISSUE_S = "issue_s(q, kv, s, s_fulls, kv_fulls, kv_empties, half, {}, BUFFERS)"
+_ISSUE_PV = """issue_pv(
+                            p_tiles, kv, accs, p_fulls, acc_readys, kv_fulls, kv_empties,
+                            half, step, j > 0, BUFFERS,
+                        )  # fmt: skip"""
+_LOOKS_AHEAD = f"""    step, worked, blocks, tile = 0, 0, 0, 0
+    while tile < tiles and blocks == 0:
+        blocks = tl.load(firsts_ptr + tile + 1) - tl.load(firsts_ptr + tile)
+        tile += 1
+    for half in tl.static_range(2):
+        if blocks > 0:
+            tlx.barrier_wait(q_fulls[half], 0)
+            {_ISSUE_S.format("0")}
+            if blocks == 1:
+                tlx.tcgen05_commit(q_empties[half])
+    while blocks > 0:
+        coming = 0
+        while tile < tiles and coming == 0:
+            coming = tl.load(firsts_ptr + tile + 1) - tl.load(firsts_ptr + tile)
+            tile += 1
+        for j in range(blocks):
+            for half in tl.static_range(2):
+                {_ISSUE_PV}
+                if j + 1 < blocks:
+                    {_ISSUE_S.format("step + 1")}
+                    if j + 2 == blocks:
+                        tlx.tcgen05_commit(q_empties[half])
+                else:
+                    tlx.tcgen05_commit(acc_fulls[half])
+                    if coming > 0:
+                        tlx.barrier_wait(q_fulls[half], (worked + 1) & 1)
+                        {_ISSUE_S.format("step + 1")}
+                        if coming == 1:
+                            tlx.tcgen05_commit(q_empties[half])
+            step += 1
+        worked += 1
+        blocks = coming
+"""
+_BEGIN = """    step, worked, place = 0, 0, 0  # place: of the step before, in its tile
+    for tile in range(tiles):
+        blocks = tl.load(firsts_ptr + tile + 1) - tl.load(firsts_ptr + tile)
+        for j in range(blocks):
+            for half in tl.static_range(2):
+"""
+_STEPS = """            place = j
+            step += 1
+"""
+
+AHEAD = Exercise(
+    id="12.8",
+    title="The next tile's S, early",
+    name="tiles_kernel",
+    kind="kernel",
+    hunt=True,
+    call=_tiles_launch,
+    cases=_tiles_cases,
+    outputs=(Output("out", ("schedule", "row", "dim")), Output("cycles")),
+    difficulty=3,
+    minutes=30,
+    time_limit=120.0,
+    kept=Kept(("tiles_kernel",), "the kernel stays as it is"),
+    hints=(
+        "Let the loop be over steps, not over tiles: at every step of every half first the P V of the step before, whichever tile that belongs to, then this step's S. What is left at the end is one P V per half.",
+        "Two things of the step before must be carried along: its number, step - 1, and whether it was the first of its tile (then its P V overwrites O). At a tile's first step the P V that is due was the last of its own tile: commit acc_fulls[half] behind it.",
+        "for j in range(blocks), for half: if step > 0: issue_pv(..., half, step - 1, place > 0, BUFFERS) and, where j == 0, the commit on acc_fulls; where j == 0 wait for q_fulls[half], parity worked & 1; issue_s(..., half, step, BUFFERS); where j + 1 == blocks the commit on q_empties. Then place = j, step += 1. Behind all tiles, if step > 0: the last issue_pv and commit of both halves.",
+    ),
+    properties=(
+        Property("right numbers", _near(_by_tile(_out), _by_tile(_out_in_bf16))),
+        Property("no seam", _within_its_limit),
+    ),
+    mutants=(
+        Mutant(
+            "both P V, then both S",
+            "right numbers, but S of half 0 waits for the P V of half 1, at every step.",
+            caught_by="no seam",
+            edit=(_DUE + _NEXT, _DUE + "            for half in tl.static_range(2):\n" + _NEXT),
+            expect="the limit is",
+            recognise=False,
+        ),
+        Mutant(
+            "S before the P V that is due",
+            "P lies inside S: this S overwrites a P that has not been multiplied yet.",
+            caught_by="runs",
+            edit=(_DUE + _NEXT, _NEXT + _DUE),
+            expect="s_fulls",
+            recognise=False,
+        ),
+        Mutant(
+            "every tile counts, empty ones too",
+            "a tile without blocks completes no phase of q_fulls.",
+            caught_by="runs",
+            edit=(_COUNT, "        worked += 1\n    if step > 0:\n"),
+            expect="q_fulls",
+            recognise=False,
+        ),
+        Mutant(
+            "the last products are forgotten",
+            "behind the last tile one P V per half is still due.",
+            caught_by="runs",
+            edit=(_LAST, ""),
+            expect="acc_fulls",
+            recognise=False,
+        ),
+        Mutant(
+            "last products even without any step",
+            "no tile had a block, and yet a P V is issued.",
+            caught_by="runs",
+            edit=("            worked += 1\n    if step > 0:\n", "            worked += 1\n    if step >= 0:\n"),
+            expect="kv_fulls",
+            recognise=False,
+        ),
+        Mutant(
+            "adds by this step's place",
+            "whether the P V that is due overwrites O depends on its own place in its tile, not on this step's.",
+            caught_by="runs",
+            edit=(_DUE, _DUE.replace("place > 0", "j > 0")),
+            expect="accs",
+            recognise=False,
+        ),
+        Mutant(
+            "O is never overwritten",
+            "every product adds: a tile's O begins with the tile before's, or with what lay there.",
+            caught_by="runs",
+            edit=(_DUE, _DUE.replace("place > 0", "True")),
+            expect="accs",
+            recognise=False,
+        ),
+        Mutant(
+            "Q is given back at a tile's first step",
+            "later steps of the tile still read Q.",
+            caught_by="runs",
+            edit=(_NEXT, _NEXT.replace("if j + 1 == blocks:", "if j == 0:")),
+            expect="q[",
+            recognise=False,
+        ),
+        Mutant(
+            "O is told complete at every step",
+            "acc_fulls is told once per tile, behind its last P V.",
+            caught_by="runs",
+            edit=(
+                _DUE,
+                _DUE.replace("                    if j == 0:\n                        tlx", "                    tlx"),
+            ),
+            expect="acc",
+            recognise=False,
+        ),
+        Mutant(
+            "waits for Q at every step",
+            "Q comes once per tile: a second wait for it waits for ever, or passes on an old phase.",
+            caught_by="runs",
+            edit=(
+                _NEXT,
+                _NEXT.replace(
+                    "                if j == 0:\n                    tlx.barrier_wait(q_fulls[half], worked & 1)\n",
+                    "                tlx.barrier_wait(q_fulls[half], step & 1)\n",
+                ),
+            ),
+            expect="q_fulls",
+            recognise=False,
+        ),
+    ),
+    variants=(
+        ((_BEGIN + _DUE + _NEXT + _STEPS + _COUNT.replace("    if step > 0:\n", "") + _LAST, _LOOKS_AHEAD),),
+        (
+            (
+                "    step, worked, place = 0, 0, 0  # place: of the step before, in its tile\n",
+                "    step, worked, opens = 0, 0, True\n",
+            ),
+            (_DUE, _DUE.replace("place > 0", "opens == 0")),
+            (_LAST, _LAST.replace("place > 0", "opens == 0")),
+            ("            place = j\n", "            opens = j == 0\n"),
+            (
+                _COUNT,
+                _COUNT.replace(
+                    "        if blocks > 0:\n            worked += 1\n",
+                    "        worked += tl.where(blocks > 0, 1, 0)\n",
+                ),
+            ),
+        ),
+    ),
+)
+
+# -- 12.9 --------------------------------------------------------------------------------------------------------------
+
+
+def _split(roles, spills=None, **other):
+    """Return a report as `jfa compile --json` gives it, shortened; ``roles``: {name: warps}, ``spills`` as role_spills."""
+    fields = dict(error=None, setmaxnreg_ignored=False, smem=180_684, tmem=512, threads=512, registers=128)
+    names = [dict(name=name, warps=warps, registers=None) for name, warps in roles.items()]
+    return dict(fields, roles=names, role_spills=dict(spills or {})) | other
+
+
+_FIVE = {"correction": 4, "softmax 0": 4, "softmax 1": 4, "mma": 1, "load": 1}
+_BUSY = {"correction": 192, "softmax 0": 2022, "softmax 1": 1961, "mma": 280, "load": 80}
+_TWO = "softmax 0, softmax 1"
+
+
+def _over(rng):
+    """Return one report for each limit that it exceeds by the least there is, and one that spills and fits."""
+    low = dict(smem=232_449), dict(tmem=513), dict(threads=1056, registers=32), dict(threads=1024, registers=65)
+    bad = [*low, dict(setmaxnreg_ignored=True), dict(error="ptxas fatal: ...")]
+    reports = [_split(_FIVE, {}, **fields) for fields in bad]
+    reports.insert(rng.randrange(len(reports)), _split(_FIVE, {_TWO: (40, 4 * rng.randint(20, 80))}))
+    return reports
+
+
+def _random_splits(rng, n):
+    def spill(most):
+        return 4 * rng.randint(0, most), 4 * rng.randint(0, most)
+
+    found = []
+    for _ in range(n):
+        spills = {"before the roles part": spill(20), "correction": spill(250), _TWO: spill(60), "load": spill(30)}
+        faults = rng.choice([{}, {}, {}, dict(setmaxnreg_ignored=True), dict(smem=240_000), dict(error="ptxas fatal")])
+        found.append(_split(_FIVE, spills, **faults))
+    return found
+
+
+def _split_cases(seed):
+    rng = random.Random(seed)
+    jitter = 4 * rng.randint(0, 9)
+    hidden = [
+        _split(_FIVE, {_TWO: (20, 28 + jitter)}),
+        _split(_FIVE, {"correction": (300 + jitter, 600), _TWO: (0, 8)}),
+        _split(_FIVE, {"correction": (900, 1700 + jitter), _TWO: (0, 4)}),
+    ]
+    three = {"compute 0": 4, "compute 1": 4, "reduce": 4, "load": 1}
+    path = [
+        _split(three, {"compute 0": (400, 500 + jitter), "compute 1": (400, 500), "reduce": (500, 500)}),
+        _split(three, {"compute 0": (600, 700 + jitter)}),
+    ]
+    warps = {"store": 1, "compute": 8, "load": 1}
+    wide = [_split(warps, {"compute": (100, 100 + jitter)}), _split(warps, {"store": (300, 500)})]
+    together = {"a": 4, "b": 4, "c": 4, "mma": 1}
+    key = [_split(together, {"a, b, c": (60, 60 + jitter)}), _split(together, {"a": (80, 80 + jitter)})]
+    equal = [
+        _split(_FIVE, {"correction": (200, 200 + jitter)}),
+        _split(_FIVE, {"correction": (100, 100)}),
+        _split(_FIVE, {"correction": (120, 80)}),
+    ]
+    before = [_split(_FIVE, {_TWO: (0, 8)}), _split(_FIVE, {"before the roles part": (400, 400 + jitter)})]
+    exact = [
+        _split(_FIVE, {_TWO: (8, 8 + jitter)}),
+        _split(_FIVE, {}, smem=232_448, tmem=512, threads=1024, registers=64),
+    ]
+    unknown = [_split(_FIVE | {"store": 4}, {"store": (1100, 1100 + jitter)}), _split(_FIVE, {_TWO: (40, 40)})]
+    none = [_split(_FIVE, {}, error="ptxas fatal"), _split(_FIVE, {}, setmaxnreg_ignored=True)]
+    return [
+        Case("one split", ([_split(_FIVE, {_TWO: (0, jitter)})], _BUSY)),
+        Case("a role with time to spare spills most", (hidden, _BUSY)),
+        Case("limits that are just reached", (exact, _BUSY)),
+        Case("limits that are exceeded by the least", (_over(rng), _BUSY)),
+        Case("none may ship", (none, _BUSY)),
+        Case("an empty list", ([], _BUSY)),
+        Case("many spills, each role's own hidden", (path, dict.fromkeys(three, 1000 + jitter))),
+        Case("roles of one warp and of eight", (wide, dict.fromkeys(warps, 200))),
+        Case("three roles of one code", (key, dict(dict.fromkeys(together, 300), a=290))),
+        Case("equally fast splits", (equal, _BUSY)),
+        Case("spills before the roles part", (before, _BUSY)),
+        Case("a role that work does not name", (unknown, _BUSY)),
+        *(Case(f"{n} splits", (_random_splits(rng, n), _BUSY)) for n in (6, 12, 25)),
+    ]
+
+
+def _may_ship(report):
+    over = report["smem"] > 232_448 or report["tmem"] > 512 or report["threads"] > 1024
+    over = over or report["registers"] * report["threads"] > 65_536
+    return not (over or report["error"] or report["setmaxnreg_ignored"])
+
+
+def _estimate(report, work):
+    """Return (cycles of a step, cycles of all spills) of a report."""
+    own = []
+    for role in report["roles"]:
+        per_thread = sum(
+            sum(both) for names, both in report["role_spills"].items() if role["name"] in names.split(", ")
+        )
+        own.append((work.get(role["name"], 0), per_thread * role["warps"] / 4))
+    path = sum(spill for _, spill in own)
+    return max(path, *(busy + spill for busy, spill in own)), path
+
+
+def _a_place(case, result):
+    reports, _ = case.args
+    is_place = isinstance(result, int) and not isinstance(result, bool) and -1 <= result < len(reports)
+    return None if is_place else "Return a place in the list, or -1."
+
+
+def _ships(case, result):
+    reports, _ = case.args
+    if result >= 0:
+        return None if _may_ship(reports[result]) else "The split that was chosen may not ship."
+    return "There is a split that may ship." if any(map(_may_ship, reports)) else None
+
+
+def _is_fastest(case, result):
+    reports, work = case.args
+    if result < 0:
+        return None
+    mine = _estimate(reports[result], work)
+    for place, report in enumerate(reports):
+        if _may_ship(report):
+            other = _estimate(report, work)
+            if other[0] < mine[0]:
+                return "Another split that may ship is faster."
+            if other < mine:
+                return "Another split that may ship is as fast, and its roles spill fewer bytes."
+            if other == mine and place < result:
+                return "A split before the chosen one is as good: take the first."
+    return None
+
+
+_FITS = 'fits = report["smem"] <= 232_448 and report["tmem"] <= 512 and report["threads"] <= 1024'
+_STEP = "step = max([path, *(work.get(name, 0) + cycles for name, cycles in spills.items())])"
+
+REGISTERS = Exercise(
+    id="12.9",
+    title="Registers from a compile report",
+    name="choose_split",
+    cases=_split_cases,
+    outputs=(Output("place", dtype="int"),),
+    difficulty=2,
+    minutes=25,
+    hints=(
+        "Two steps: leave out what may not ship, then compare estimates. Of a split's spills only those count that make its slowest role slower, or that fill the path to memory.",
+        "Per role: cycles = (stored + loaded) * 32 * warps / 128. A key of role_spills may name several roles: names.split(', '), and each of them moves those bytes; leave out names that are no role.",
+        "path = sum of all roles' cycles; step = max(path, work.get(role, 0) + cycles of each role). Compare (step, path) of the splits that may ship with a strict <, so that the first of equals stays; start with best = None, place = -1.",
+    ),
+    properties=(
+        Property("a place", _a_place),
+        Property("may ship", _ships),
+        Property("the fastest", _is_fastest),
+    ),
+    mutants=(
+        Mutant(
+            "fewest bytes in all",
+            "spills of a role that has time to spare cost nothing: this takes the split that spills least.",
+            caught_by="the fastest",
+            edit=(
+                ("(step, path) < best", "path < best"),
+                ("best, place = (step, path), i", "best, place = path, i"),
+            ),
+            expect="is faster",
+        ),
+        Mutant(
+            "bytes per thread without warps",
+            "a role of eight warps moves eight times what one warp does.",
+            caught_by="the fastest",
+            edit=(" * 32 * warps[name] / 128", " * 32 * 4 / 128"),
+            expect="is faster",
+        ),
+        Mutant(
+            "a shared key counts once",
+            "roles that stand under one key each move those bytes.",
+            caught_by="the fastest",
+            edit=('for name in names.split(", "):', 'for name in names.split(", ")[-1:]:'),
+            expect="faster",
+        ),
+        Mutant(
+            "shared keys are skipped",
+            "a key that names several roles is the name of none.",
+            caught_by="the fastest",
+            edit=('for name in names.split(", "):', "for name in [names]:"),
+            expect="faster",
+        ),
+        Mutant(
+            "the path to memory is not shared",
+            "roles that work side by side still share one path to memory.",
+            caught_by="the fastest",
+            edit=(_STEP, _STEP.replace("[path, *(", "[0, *(")),
+            expect="is faster",
+        ),
+        Mutant(
+            "roles one after the other",
+            "roles work side by side: the slowest one counts, not the sum.",
+            caught_by="the fastest",
+            edit=(_STEP, "step = sum(work.get(name, 0) + cycles for name, cycles in spills.items())"),
+            expect="is faster",
+        ),
+        Mutant(
+            "less than the limits",
+            "a split that reaches a limit exactly fits.",
+            caught_by="may ship",
+            edit=(
+                (_FITS, _FITS.replace("<=", "<")),
+                (
+                    'report["registers"] * report["threads"] <= 65_536',
+                    'report["registers"] * report["threads"] < 65_536',
+                ),
+            ),
+            expect="There is a split",
+            recognise=False,
+        ),
+        Mutant(
+            "does not ask whether the split is in force",
+            "where setmaxnreg has no effect all roles have the same registers.",
+            caught_by="may ship",
+            edit=(' and not report["setmaxnreg_ignored"]', ""),
+            expect="may not ship",
+        ),
+        Mutant(
+            "registers at launch are not looked at",
+            "1,024 threads of 65 registers are more than an SM has.",
+            caught_by="may ship",
+            edit=('compiled and fits and report["registers"] * report["threads"] <= 65_536', "compiled and fits"),
+            expect="may not ship",
+        ),
+        Mutant(
+            "the last of equals",
+            "of equals the first is asked for.",
+            caught_by="the fastest",
+            edit=("(step, path) < best", "(step, path) <= best"),
+            expect="take the first",
+        ),
+        Mutant(
+            "spills before the roles count",
+            "what is spilled before the roles part is met once per launch.",
+            caught_by="the fastest",
+            edit=(
+                "        path = sum(spills.values())\n",
+                '        path = sum(spills.values())\n        start = report["role_spills"].get("before the roles part", (0, 0))\n'
+                "        spills = {name: cycles + sum(start) for name, cycles in spills.items()}\n",
+            ),
+            expect="is faster",
+        ),
+    ),
+    variants=(
+        """
+def choose_split(reports, work):
+    def ships(r):
+        if r["error"] is not None or r["setmaxnreg_ignored"]:
+            return False
+        return not (r["smem"] > 232448 or r["tmem"] > 512 or r["threads"] > 1024 or r["registers"] * r["threads"] > 65536)
+
+    def cost(i):
+        r = reports[i]
+        quarter = {x["name"]: 0 for x in r["roles"]}          # quarters of a cycle
+        for key, (a, b) in r["role_spills"].items():
+            for x in r["roles"]:
+                if x["name"] in key.split(", "):
+                    quarter[x["name"]] += (a + b) * x["warps"]
+        total = sum(quarter.values())
+        slowest = max((4 * work.get(n, 0) + c for n, c in quarter.items()), default=0)
+        return max(total, slowest), total, i
+
+    legal = [i for i, r in enumerate(reports) if ships(r)]
+    return min(legal, key=cost) if legal else -1
+""",
+        """
+def choose_split(reports, work):
+    ranked = []
+    for place, one in enumerate(reports):
+        if one["error"] is None and one["setmaxnreg_ignored"] is False:
+            if max(one["smem"] / 232448, one["tmem"] / 512, one["threads"] / 1024, one["registers"] * one["threads"] / 65536) <= 1:
+                moved = 0.0
+                longest = 0.0
+                for role in one["roles"]:
+                    own = sum(s + l for k, (s, l) in one["role_spills"].items() if role["name"] in k.split(", "))
+                    cycles = own * role["warps"] * 32 / 128
+                    moved += cycles
+                    longest = max(longest, work.get(role["name"], 0) + cycles)
+                ranked.append((max(longest, moved), moved, place))
+    ranked.sort()
+    return ranked[0][2] if ranked else -1
+""",
+    ),
+)
+
+EXERCISES = [LAZY, CROWDED, EARLY, CORRECTED, PING_PONG, PEEL, SLICED, AHEAD, REGISTERS]
