@@ -222,7 +222,7 @@ def reduce_role(
 check("14.2", staged_kernel)
 
 # %% [markdown]
-# ## 14.3 Bug hunt: dQ takes dP's seat
+# ## 14.3 Bug hunt: dQ in dP's columns
 #
 # (difficulty 3 of 3, 25 minutes) The heart of the backward in small: a program has K and V of 128 keys and walks over blocks of 128 queries.
 #

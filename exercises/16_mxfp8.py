@@ -221,7 +221,7 @@ def both_products(
 check("16.5", both_products)
 
 # %% [markdown]
-# ## 16.6 Bug hunt: P's scale, told to some and not to others
+# ## 16.6 Bug hunt: P's scale, applied here and forgotten there
 #
 # (difficulty 2 of 3, 20 minutes) The chapter's version 4, as somebody made it out of a bf16 kernel.
 # It has two faults.

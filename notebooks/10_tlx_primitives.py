@@ -708,7 +708,7 @@ plots.sweep_map(swept)
 # | 10.2 | the parity puzzle | 1 | 9 |
 # | 10.3 | a consumer | 2 | 11 |
 # | 10.4 | bug hunt: given back twice | 2 | 18 |
-# | 10.5 | bug hunt: right on Mondays | 3 | 20 |
+# | 10.5 | bug hunt: right under some schedules only | 3 | 20 |
 # | 10.6 | one product in tensor memory | 3 | 19 |
 # | 10.7 | a producer for two consumers | 3 | 14 |
 # | 10.8 | a store pipeline | 3 | 13 |

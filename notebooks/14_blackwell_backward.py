@@ -573,7 +573,7 @@ for deterministic in (False, True):
 # |---|---|---|---|
 # | 14.1 | bug hunt: the sketch of dQ's staging, four faults | 2 | 20 |
 # | 14.2 | the reduce role, staged and clipped | 2 | 30 |
-# | 14.3 | bug hunt: dQ takes dP's seat | 3 | 25 |
+# | 14.3 | bug hunt: dQ in dP's columns | 3 | 25 |
 # | 14.4 | early release, against the clock | 2 | 20 |
 # | 14.5 | predict: stages and held slices, do they fit? | 2 | 15 |
 # | 14.6 | dQ stays in tensor memory over all tiles | 3 | 30 |

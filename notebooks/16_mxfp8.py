@@ -1085,7 +1085,7 @@ for kind in ("fp32", *kinds):
 # | 16.3 | predict: the largest threshold, and how many exponentials must leave | 2 | 15 |
 # | 16.4 | a Triton kernel: quantise a jagged batch along tokens | 3 | 35 |
 # | 16.5 | bug hunt: scores scaled along the wrong axis | 2 | 25 |
-# | 16.6 | bug hunt: P's scale, told to some and not to others | 2 | 20 |
+# | 16.6 | bug hunt: P's scale, applied here and forgotten there | 2 | 20 |
 #
 # ## Checkpoint
 #

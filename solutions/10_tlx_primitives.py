@@ -160,7 +160,7 @@ def row_sum_kernel(
 check("10.4", row_sum_kernel)
 
 # %% [markdown]
-# ## 10.5 Bug hunt: right on Mondays
+# ## 10.5 Bug hunt: right under some schedules only
 #
 # (difficulty 3 of 3, 20 minutes) A matrix product over `steps` slices of K, through one pair of buffers. It gives the right numbers as long as the tensor core is quick. The tensor core is not your
 # thread: `async_dot` returns before the product is done. The report names two accesses to one buffer that nothing orders. Mend the order, not the numbers, and keep three async tasks and tensor memory, as given.

@@ -12,7 +12,7 @@ def _rng(seed):
 
 
 def _share(elements):
-    """Check that everybody does a share: no element of the result is stored twice. ``elements(case)`` counts the result's."""
+    """Check that every program does a share: no element of the result is stored twice. ``elements(case)`` counts the result's."""
     return Limit("its own share", "store_elements", at_most=elements, text="each element of a result is stored once")
 
 
@@ -51,7 +51,7 @@ AXPY = Exercise(
     limits=(_share(lambda case: case.args[0].numel()),),
     hints=(
         "Which element numbers does program p own? Build them as one block: a start plus tl.arange(0, BLOCK).",
-        "Elements at or past n belong to nobody: build a mask and give it to both loads and to the store.",
+        "Elements at or past n do not exist: build a mask and give it to both loads and to the store.",
         "i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK); mask = i < n; load x and y with mask=mask, other=0.0; store a * x + y.",
     ),
     mutants=(
@@ -305,7 +305,7 @@ LSE = Exercise(
         ),
         Mutant(
             "masked load without other",
-            "lanes past the row's end hold whatever they hold.",
+            "lanes past the row's end hold undefined values.",
             caught_by="runs",
             edit=(', other=float("-inf")', ""),
             expect="never loaded",
@@ -666,7 +666,7 @@ SCORES = Exercise(
         ),
         Mutant(
             "masked load without other",
-            "lanes past K hold whatever they hold, and the product sums over them.",
+            "lanes past K hold undefined values, and the product sums over them.",
             caught_by="runs",
             edit=("mask=(m[:, None] < M) & (k[None, :] < K), other=0.0", "mask=(m[:, None] < M) & (k[None, :] < K)"),
             expect="other",
@@ -761,7 +761,7 @@ POOL = Exercise(
     tol=1e-6,
     hints=(
         "A program loads two offsets, b and b + 1, as scalars. They are the bounds of its own loop.",
-        "The last step of the loop hangs over the end of the sequence: the rows there are somebody else's, so the mask compares with end, not with the total.",
+        "The last step of the loop reaches past the end of the sequence: the rows there belong to the next one, so the mask compares with end, not with the total.",
         "for start in range(begin, end, BLOCK_L): r = start + tl.arange(0, BLOCK_L); add tl.sum(load(..., other=0.0), axis=0). Divide by tl.maximum(end - begin, 1).",
     ),
     limits=(

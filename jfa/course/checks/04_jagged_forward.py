@@ -39,7 +39,7 @@ def _spans(offsets):
 
 
 def _share(elements):
-    """Check that everybody does a share: no element of the result is stored twice. ``elements(case)`` counts the result's."""
+    """Check that every program does a share: no element of the result is stored twice. ``elements(case)`` counts the result's."""
     return Limit("its own share", "store_elements", at_most=elements, text="each element of a result is stored once")
 
 
@@ -404,7 +404,7 @@ PV = Exercise(
         ),
         Mutant(
             "masks with no other",
-            "masked lanes hold anything.",
+            "masked lanes hold undefined values.",
             caught_by="runs",
             edit=("mask=j[:, None] < valid, other=0.0", "mask=j[:, None] < valid"),
             expect="other",
@@ -1136,7 +1136,7 @@ CROSS = Exercise(
         ),
         Mutant(
             "a second mask",
-            "the bounds are the queries' still: the mask only hides where they lead outside, and sequences see others' keys.",
+            "the bounds are still those of the queries: the mask only hides reads outside the tensor, and sequences see others' keys.",
             caught_by="returns",
             edit=(
                 (

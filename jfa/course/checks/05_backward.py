@@ -349,7 +349,7 @@ HARD = [kind for kind in kinds.SCORES if kind not in FAR_BELOW]
 
 
 def _backward_case(g, name, len_q, len_kv, q, k, scale, poison=False):
-    """Return inputs of a packed backward. ``poison``: NaN and infinities in queries without keys, whose gradients nobody may see."""
+    """Return inputs of a packed backward. ``poison``: NaN and infinities in queries without keys, which must not reach any gradient."""
     q_offsets, k_offsets = kinds.offsets(len_q), kinds.offsets(len_kv)
     heads, group = q.shape[1], q.shape[1] // k.shape[1]
     v, dout = torch.randn(k.shape, generator=g), torch.randn(q.shape, generator=g)

@@ -478,7 +478,7 @@ WINDOW = Exercise(
         ),
         Mutant(
             "bulk's end counted from the last query",
-            "The bulk ends where the last query's sight ends; its first query sees less.",
+            "The bulk ends at the last key that the tile's last query sees; its first query sees fewer keys.",
             edit=("tl.minimum(len_kv, row0 + hi + 1)", "tl.minimum(len_kv, last + hi + 1)"),
         ),
         Mutant(
@@ -975,7 +975,7 @@ WORK = Exercise(
     mutants=(
         Mutant(
             "pairs in int32",
-            "Two thousand million pairs are soon there: count in 64 bits.",
+            "Large batches have more pairs than int32 holds: count in 64 bits.",
             edit=("(end - begin).clamp(min=0).sum()", "(end - begin).clamp(min=0).sum(dtype=torch.int32)"),
         ),
         Mutant(

@@ -488,14 +488,14 @@ POOLED = Exercise(
         ),
         Mutant(
             "the slots are ignored",
-            "Sequence b answers at row b * LQ, whatever its slot says.",
+            "Sequence b is stored at row b * LQ, whatever its slot says.",
             edit=("((slot + i[:, None])", "((b * LQ + i[:, None])"),
             recognise=False,
             expect="out is wrong",
         ),
         Mutant(
             "one row for each sequence",
-            "The answers overlap: row slot + b in place of slot, and LQ rows each.",
+            "The outputs overlap: sequence b begins at row slot + b instead of slot, and has LQ rows.",
             caught_by="runs",
             edit=("((slot + i[:, None])", "((slot + b + i[:, None])"),
             expect="out_ptr",
@@ -524,7 +524,7 @@ POOLED = Exercise(
         ),
         Mutant(
             "slots cut to fit",
-            "A slot that is partly outside was written in part. It means: do not write.",
+            "A slot that is partly outside was written in part. It must not be written at all.",
             edit=(
                 ("(slot >= 0) & (slot + LQ <= ROWS)", "(slot >= 0) & (slot < ROWS)"),
                 ("out, mask=mine)", "out, mask=mine & (slot + i[:, None] < ROWS))"),
@@ -534,12 +534,12 @@ POOLED = Exercise(
         ),
         Mutant(
             "no keys, no answer",
-            "A sequence without keys answers with zeros; here its slot was left as it was.",
+            "A sequence without keys stores zeros; here its slot was left as it was.",
             edit=("(slot >= 0) & (slot + LQ <= ROWS)", "(slot >= 0) & (slot + LQ <= ROWS) & (end > begin)"),
         ),
         Mutant(
             "stores all BL rows",
-            "rows past LQ were stored over somebody else's.",
+            "rows past LQ were stored over those of another sequence.",
             caught_by="runs",
             edit=("out, mask=mine)", "out)"),
             expect="out_ptr",

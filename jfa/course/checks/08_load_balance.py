@@ -71,7 +71,7 @@ def _each_once(case, result):
     given = sorted(p for p in result[0].flatten().tolist() if p >= 0)
     missing, twice = set(range(count)) - set(given), {p for p in given if given.count(p) > 1}
     if missing:
-        return f"Nobody runs place {min(missing)} of {count}."
+        return f"No worker runs place {min(missing)} of {count}."
     return f"Place {min(twice)} is run twice." if twice else None
 
 
@@ -117,7 +117,7 @@ ZIGZAG = Exercise(
         ),
         Mutant(
             "the short last round is dropped",
-            "The tiles of a last round that is not full are run by nobody.",
+            "The tiles of a last round that is not full are never run.",
             edit=("range(-(-count // workers))", "range(count // workers)"),
         ),
         Mutant(
@@ -132,7 +132,7 @@ ZIGZAG = Exercise(
         ),
         Mutant(
             "the short round is turned within itself",
-            "A short backward round is dealt within what is left of it: places past the end are simply nobody's.",
+            "A short backward round was turned within the places that are left: deal it as if it were full, and drop the places past the end.",
             edit=("workers - 1 - worker", "min(workers, count - r * workers) - 1 - worker"),
         ),
     ),
@@ -520,7 +520,7 @@ QUEUE = Exercise(
     mutants=(
         Mutant(
             "static, and the counter moved along",
-            "Tiles are dealt, not drawn: the counter moves, and nobody looks at what it gave.",
+            "Tiles are dealt, not drawn: the counter moves, and its answers are not used.",
             edit=(
                 "upcoming = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)",
                 "upcoming = tile + tl.num_programs(0)\n        tl.atomic_add(asked_ptr, 1)",
@@ -533,7 +533,7 @@ QUEUE = Exercise(
         ),
         Mutant(
             "adds without a race",
-            "No race is left, but each of the first tiles is still added twice: making the addition atomic hides who is to blame.",
+            "No race is left, but each of the first tiles is still added twice: making the addition atomic only hides the fault.",
             edit=(
                 ("tl.num_programs(0) + tl.atomic_add", "tl.atomic_add"),
                 ("tl.store(out_ptr + at, tl.load(out_ptr + at) + 2 * x)", "tl.atomic_add(out_ptr + at, 2 * x)"),
@@ -565,12 +565,12 @@ QUEUE = Exercise(
         ),
         Mutant(
             "no queue at all",
-            "Nobody asks: every program takes each W-th tile. That is round robin, and no queue.",
+            "No program asks the queue: each takes every W-th tile. That is round robin, and no queue.",
             edit=("tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)", "tile + tl.num_programs(0)"),
         ),
         Mutant(
             "the first tiles are left out",
-            "The first W tiles are run by nobody.",
+            "The first W tiles are never run.",
             edit=(
                 "    while tile < count:\n",
                 "    tile = tl.num_programs(0) + tl.atomic_add(asked_ptr, 1)\n    while tile < count:\n",
@@ -602,7 +602,7 @@ QUEUE = Exercise(
         ),
         Mutant(
             "one tile is skipped",
-            "Tiles are drawn from W + 1 on: tile W is run by nobody.",
+            "Tiles are drawn from W + 1 on: tile W is never run.",
             edit=("tl.num_programs(0) + tl.atomic_add", "tl.num_programs(0) + 1 + tl.atomic_add"),
         ),
         Mutant(
@@ -760,7 +760,7 @@ PARTS = Exercise(
         ),
         Mutant(
             "reads past the end",
-            "The last block of a sequence is read in full: rows of the next sequence, or of nobody, come in.",
+            "The last block of a sequence is read in full: rows of the next sequence, or of no sequence, are included.",
             caught_by="returns",
             edit=("min(bounds[b] + end * block, bounds[b + 1])", "bounds[b] + end * block"),
             expect="NaN",

@@ -14,7 +14,7 @@ H200 = {"tensor_2": 4096, "tensor_1": 8192, "rows": 64, "mufu": 16, "smem": 128}
 
 
 def _chip(seed, **other):
-    """Return a chip that nobody built; its numbers change with the seed."""
+    """Return an invented chip; its numbers change with the seed."""
     return {"tensor_2": 6000 + 8 * seed, "tensor_1": 9000, "rows": 96, "mufu": 20 + seed % 5, "smem": 150} | other
 
 
@@ -46,11 +46,11 @@ def _tile_cases(seed):
         case("one product's rows: 128 x 128, D = 128", 128, 128, 128, 2, B200),
         case("256 queries", 256, 128 + 16 * s, 128, 2, B200),
         case("8-bit inputs", 256, 128, 128 + 16 * s, 1, B200),
-        case("32 queries: a rest", 32 + s, 128, 128, 2, B200),
-        case("200 queries: a full group and a rest", 200 + s, 64, 64, 2, B200),
+        case("32 queries: a partial group", 32 + s, 128, 128, 2, B200),
+        case("200 queries: a full group and a partial one", 200 + s, 64, 64, 2, B200),
         case("an H200 takes 64 rows at a time", 128, 176, 64 + 16 * s, 2, H200),
         case("an H200, 8-bit inputs, 65 queries", 65 + s, 128, 256, 1, H200),
-        case("a chip that nobody built", 250, 112, 96, 2, _chip(seed)),
+        case("an invented chip", 250, 112, 96, 2, _chip(seed)),
         case("the same chip, 8-bit inputs", 96, 112 + 16 * s, 80, 1, _chip(seed)),
     ]
 
@@ -78,7 +78,7 @@ TILE = Exercise(
     mutants=(
         Mutant(
             "rows that exist instead of groups",
-            "A rest of fewer rows takes the tensor core as long as a full group: round M up.",
+            "A partial group takes the tensor core as long as a full one: round M up.",
             edit=('2 * 2 * groups * rates["rows"] * N * D', "2 * 2 * M * N * D"),
         ),
         Mutant(
@@ -174,7 +174,7 @@ def _limit_cases(seed):
         case("D = 128, bf16, H200", "backward", 128, 2, H200 | {"mufu": 16 + t}),
         case("D = 32, 8-bit, few exp2 units", "backward", 32, 1, B200 | {"mufu": 8 + t / 4}),
         case("D = 256, bf16, SMEM twice as fast", "backward", 256, 2, B200 | {"smem": 240 + t / 2}),
-        case("a chip that nobody built", "backward", 96, 2, _chip(seed, smem=300)),
+        case("an invented chip", "backward", 96, 2, _chip(seed, smem=300)),
     ]
 
 
@@ -417,7 +417,7 @@ RING = Exercise(
         ),
         Mutant(
             "product's latency in the period",
-            "The period holds a latency. A unit is free while a result is under way.",
+            "The period contains a latency, but a unit is free while its result is in flight.",
             edit=("period = max(tensor,", 'period = max(tensor + rates["mma_latency"],'),
         ),
         Mutant(

@@ -500,7 +500,7 @@ ROW_SUM = Exercise(
         _one_buffer(*_FIRST_ONLY),
         Mutant(
             "always gives back buffer 0",
-            "the given kernel, unmended in another form.",
+            "the given kernel with the same fault in another form.",
             caught_by="runs",
             edit=("tlx.barrier_arrive(empties[slot], 1)", "tlx.barrier_arrive(empties[slot * 0], 1)"),
             expect="empties",
@@ -632,7 +632,7 @@ def gemm_kernel(a_desc, b_desc, out_ptr, steps, M: tl.constexpr, N: tl.constexpr
 
 GEMM = Exercise(
     id="10.5",
-    title="Bug hunt: right on Mondays",
+    title="Bug hunt: right under some schedules only",
     name="gemm_kernel",
     kind="kernel",
     hunt=True,

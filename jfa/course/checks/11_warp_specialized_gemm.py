@@ -1103,7 +1103,7 @@ FINDINGS = Exercise(
     minutes=25,
     time_limit=5.0,
     hints=(
-        "For each fault ask who is starved or let through, and from which turn on it matters: a ring that never goes round and an accumulator that never comes back hide faults.",
+        "For each fault ask which role waits for ever or passes too early, and from which turn on: a ring that never goes round and an accumulator that never comes back hide faults.",
         "kept slices: the load role's first wait that needs an arrival is turn number stages. early and double release: the first wait that needs one is the third tile's. no store wait: the second tile writes into staging.",
         "An arrival too many within one phase is an over-arrival; a whole phase too many, for arrive_count=1, lets a wait come two phases late: phase. A fence is missing whatever the sizes are.",
     ),

@@ -424,7 +424,7 @@ CROWDED = Exercise(
         ),
         Mutant(
             "accumulators inside S",
-            "an accumulator lives as long as the tile: it may share with nobody.",
+            "an accumulator is live for the whole tile: it can share its columns with no other buffer.",
             caught_by="returns",
             edit=(
                 (

@@ -528,7 +528,7 @@ STEAL = Exercise(
         ),
         Mutant(
             "a consumer too many",
-            "a stage is never freed: nobody is the fifth.",
+            "a stage is never freed: there is no fifth consumer.",
             caught_by="runs",
             edit=("num_consumers=4", "num_consumers=5"),
             expect="clc_empty",
@@ -1237,11 +1237,11 @@ PREDICT = Exercise(
         ),
         Mutant(
             "one failed question",
-            "-1 was counted once. Each program that began hears it once.",
+            "-1 was counted once. Each program that began gets it once.",
             edit=("int(failed)", "int(failed > 0)"),
         ),
         Mutant(
-            "every SM hears -1",
+            "every SM gets -1",
             "An SM without a program asks nothing, so it is not told -1.",
             edit=("int(failed)", "sms"),
         ),

@@ -298,7 +298,7 @@ REDUCE = Exercise(
         ),
         Mutant(
             "only NaN is taken out",
-            "Rubbish that is no NaN was added to the neighbour.",
+            "Garbage other than NaN was added to the next sequence's rows.",
             edit=(_MASK, "            part = tl.where(part == part, part, 0.0)\n"),
         ),
         Mutant(
@@ -457,7 +457,7 @@ _DQ = "        tlx.async_dot(ds_rows, k[0], dq[0], use_acc=False, mBarriers=[dq_
 
 SEAT = Exercise(
     id="14.3",
-    title="Bug hunt: dQ takes dP's seat",
+    title="Bug hunt: dQ in dP's columns",
     name="seat_kernel",
     kind="kernel",
     hunt=True,

@@ -453,7 +453,7 @@ NEIGHBOUR = Exercise(
             recognise=False,
         ),
         Mutant(
-            "a barrier of the own warps",
+            "a barrier of one CTA's warps",
             "tl.debug_barrier joins the warps of one CTA.",
             caught_by="runs",
             edit=(_ENTRY, _INIT + "        tl.debug_barrier()\n"),
@@ -472,8 +472,8 @@ NEIGHBOUR = Exercise(
             recognise=False,
         ),
         Mutant(
-            "only who sends waits",
-            "a cluster barrier is for all: who has nothing to send must come, too.",
+            "only the sender waits",
+            "every CTA must arrive at a cluster barrier, also one with nothing to send.",
             caught_by="runs",
             edit=(
                 (_ENTRY, _INIT),
@@ -672,7 +672,7 @@ EXCHANGE = Exercise(
         ),
         Mutant(
             "bytes not announced",
-            "bytes come that nobody has announced.",
+            "bytes arrive that were not announced.",
             caught_by="runs",
             edit=(_EXPECT, ""),
             expect="come[0]",
@@ -879,7 +879,7 @@ ODD = Exercise(
             recognise=False,
         ),
         Mutant(
-            "one slice for form's sake",
+            "one slice only",
             "every slice needs both halves of B.",
             caught_by="runs",
             edit=(_TURNS, "            turns = tl.where(row < end, steps, 1)\n"),
@@ -896,7 +896,7 @@ ODD = Exercise(
             recognise=False,
         ),
         Mutant(
-            "the pair stays away",
+            "the pair does nothing",
             "A pair whose second CTA has no rows does nothing at all: the first one's rows are missing.",
             caught_by="returns",
             edit=(
@@ -918,7 +918,7 @@ ODD = Exercise(
         ),
         Mutant(
             "rows of the neighbour",
-            "A row behind the sequence's end is written: it belongs to somebody else.",
+            "A row past the sequence's end is written: it belongs to another sequence.",
             caught_by="runs",
             edit=("leave(c_ptr, acc[0], done[0], row, end)", "leave(c_ptr, acc[0], done[0], row, row + BM)"),
             recognise=False,
@@ -1102,7 +1102,7 @@ FORM = Exercise(
         ),
         Mutant(
             "no number in the reason",
-            "a reason without the number cannot be checked by who reads it.",
+            "a reader cannot check a reason without the number.",
             caught_by="the reason",
             edit=('f"{keys} keys per sequence fill tiles of 256"', '"many keys per sequence"'),
         ),

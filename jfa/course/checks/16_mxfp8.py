@@ -188,7 +188,7 @@ QUANTISE = Exercise(
         ),
         Mutant(
             "NaN silently becomes 0",
-            "NaN was replaced by 0. A group with NaN must have code 255, so that somebody notices.",
+            "NaN was replaced by 0. A group with NaN must have code 255, so that it is noticed.",
             edit=("groups = x.unflatten(-1, (-1, 32))", "groups = x.nan_to_num(0.0, math.inf, -math.inf).unflatten(-1, (-1, 32))"),
         ),
         Mutant(
@@ -1174,7 +1174,7 @@ _LSE = "tl.store(lse_ptr + rows, m + tl.math.log2(l))"
 
 ATTEND = Exercise(
     id="16.6",
-    title="Bug hunt: P's scale, told to some and not to others",
+    title="Bug hunt: P's scale, applied here and forgotten there",
     name="attend",
     kind="kernel",
     hunt=True,
@@ -1199,7 +1199,7 @@ ATTEND = Exercise(
     ),
     forbid=CLOSED,
     hints=(
-        "By which factor is the first case's output wrong? Who has been told of the 256, and who has not: the numbers stored, the product, the row sum?",
+        "By which factor is the first case's output wrong? Which of these take the factor 256 into account, and which do not: the numbers stored, the product, the row sum?",
         "Then: how far may a maximum stay behind before 256 P exceeds 448? The chapter has the bound, and the threshold of chapter 12 is far above it.",
         "p = exp2(x - m_new) is summed as it is, and 256 * p is stored. And m_new = maximum(m, ceil(max(x))), at every step.",
     ),

@@ -394,7 +394,7 @@ CHOOSE = Exercise(
         ),
         Mutant(
             "NaN comes last",
-            "NaN counted as minus infinity. A block with NaN must be chosen, so that NaN reaches the output and somebody notices.",
+            "NaN counted as minus infinity. A block with NaN must be chosen, so that NaN reaches the output and is noticed.",
             edit=('float("inf"), scores', '-float("inf"), scores'),
         ),
         Mutant(

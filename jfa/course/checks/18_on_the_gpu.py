@@ -519,7 +519,7 @@ BOUNDS = Exercise(
         ),
         Mutant(
             "always a culprit",
-            "The busiest unit was named although it is not busy. If no unit reaches 70, everybody is waiting.",
+            "The busiest unit was named although it is not busy. If no unit reaches 70, all of them are waiting.",
             edit=('busiest if busy[busiest] >= 70 else "waiting"', "busiest"),
         ),
         Mutant(
