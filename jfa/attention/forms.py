@@ -29,11 +29,12 @@ class Look:
     dtype: torch.dtype
     device: torch.device
     whole: bool  # it begins where its memory does
+    aligned: bool  # it begins at whole 16 bytes
 
     @classmethod
     def at(cls, x: Tensor) -> Look:
         """Return how ``x`` looks."""
-        return cls(tuple(x.shape), x.stride(), x.dtype, x.device, x.storage_offset() == 0)
+        return cls(tuple(x.shape), x.stride(), x.dtype, x.device, x.storage_offset() == 0, x.data_ptr() & 15 == 0)
 
 
 @dataclass
@@ -80,6 +81,7 @@ class Lesson:
         self.forms: list[Form] = []
         self.tries = 0
         self._last: tuple = (), None, None  # sizes, and what find returned: a model's layers ask the same in turn
+        self._misaligned: dict[tuple[bool, ...], Lesson] = {}
 
     def find(self, sizes: tuple) -> tuple[Form | None, tuple | None]:
         """Return the form of a call with these sizes and its numbers, or (None, None)."""
@@ -92,6 +94,11 @@ class Lesson:
                 self._last = sizes, form, values
                 return form, values
         return None, None
+
+    def of(self, inputs: Sequence[Tensor]) -> Lesson:
+        """Return the lesson of inputs that are aligned like these: itself, if each begins at whole 16 bytes."""
+        misaligned = tuple(x.data_ptr() & 15 != 0 for x in inputs)
+        return self._misaligned.setdefault(misaligned, Lesson()) if any(misaligned) else self
 
     def record(self, sizes: dict[str, int], run: Callable) -> tuple[Form | None, tuple | None]:
         """Record a pass that no form serves yet.

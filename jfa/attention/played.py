@@ -38,7 +38,13 @@ class Played(autograd.EagerCall):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
         """Return (out, lse): play the tape, or take the long way where it cannot be played now."""
-        played = self._play(self.form.tape, self.values, (query, key, value, *self.watched))
+        inputs = query, key, value, *self.watched
+        played = self._play(self.form.tape, self.values, inputs)
+        if played is None:  # perhaps an input is not at whole 16 bytes
+            form, values = self.prepared.form_of(self.grad, self.sizes, inputs)
+            if form is not None and form is not self.form and form.tape is not None:
+                self.form, self.values = form, values
+                played = self._play(form.tape, values, inputs)
         if played is not None:
             results, self.lists = played
             return results
@@ -92,33 +98,37 @@ class Played(autograd.EagerCall):
             lesson = self.form.backward[case] = Lesson()
         sizes = *self.sizes, *self.values[: self.form.kept_numbers]
         form, values = lesson.find(sizes)
-        inputs = [*tensors, dout]
-        if dlse is not None:
-            inputs.append(dlse)
-        if self.lists is not None:
-            inputs.append(self.lists)
-        if form is None:
-            form, values = self._record_backward(lesson, sizes, first, dout, dlse is not None, tensors, needs)
-        if form is None or form.tape is None:
-            return None
-        played = self._play(form.tape, values, (*inputs, *self.watched))
+        inputs = *tensors, dout, *(() if dlse is None else (dlse,)), *(() if self.lists is None else (self.lists,))
+        inputs = *inputs, *self.watched
+        played = None if form is None or form.tape is None else self._play(form.tape, values, inputs)
+        if played is None:  # perhaps an input is not at whole 16 bytes
+            known, lesson = form, lesson.of(inputs)
+            form, values = lesson.find(sizes)
+            if form is None:
+                form, values = self._record_backward(lesson, sizes, first, dout, dlse, tensors, needs)
+            if form is not None and form is not known and form.tape is not None:
+                played = self._play(form.tape, values, inputs)
         return None if played is None else form.whole(played[0])
 
-    def _record_backward(self, lesson: Lesson, sizes: tuple, first: bool, dout, has_dlse: bool, tensors, needs):
+    def _record_backward(self, lesson: Lesson, sizes: tuple, first: bool, dout, dlse, tensors, needs):
         """Return the form of a backward with these sizes, or None, and its numbers."""
         names = *SIZES, *(f"more_{i}" for i in range(len(sizes) - len(SIZES)))
         query, key, value, out, lse, dout, *more = (Look.at(x) for x in (*tensors, dout, *self.watched))
+        dlse = None if dlse is None else Look.at(dlse)
 
         def run(recorder) -> Pass:
             prepared, numbers = self.prepared, list(recorder.sizes.values())
             inputs = prepared.stand_ins(recorder, query, key, value)
             rows = prepared.problem_of(numbers, {"key_offset": None, "query_offset": None}).rows_out
             shape, by_head = (rows, *out.shape[1:]), (lse.shape[0], rows)
-            inputs.append(recorder.input("out", shape, None, out.dtype, out.device))
-            inputs.append(recorder.input("lse", by_head, None, lse.dtype, lse.device))
-            gradients = [recorder.input("dout", shape, dout.stride, dout.dtype, dout.device), None]
-            if has_dlse:
-                gradients[1] = recorder.input("dlse", by_head, None, lse.dtype, lse.device)
+            inputs.append(recorder.input("out", shape, None, out.dtype, out.device, aligned=out.aligned))
+            inputs.append(recorder.input("lse", by_head, None, lse.dtype, lse.device, aligned=lse.aligned))
+            gradients = [
+                recorder.input("dout", shape, dout.stride, dout.dtype, dout.device, aligned=dout.aligned),
+                None,
+            ]
+            if dlse is not None:
+                gradients[1] = recorder.input("dlse", by_head, None, lse.dtype, lse.device, aligned=dlse.aligned)
             lists = self._stand_in_lists(recorder, first, tuple(numbers[len(self.sizes) :]))
             given = prepared.more_stand_ins(recorder, more)
             problem = prepared.problem_of(numbers, given)
@@ -137,7 +147,7 @@ class Played(autograd.EagerCall):
         from jfa.kernels.common.tape import resolved
 
         device = self.prepared.problem.device
-        recorder.roles.append("lists")
+        recorder.role("lists")
 
         def stand_in(place: Place):
             size, stride = (tuple(resolved(x, values) for x in y) for y in (place.size, place.stride))

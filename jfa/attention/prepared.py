@@ -193,8 +193,14 @@ class Prepared:
         form, values = self.forward[grad].find(sizes)
         watched = self._watched(offsets, plan)
         if form is None:
-            form, values = self.record_forward(grad, sizes, query, key, value, watched)
+            form, values = self.form_of(grad, sizes, (query, key, value, *watched))
         return None if form is None or form.tape is None else Played(self, form, sizes, values, watched, grad)
+
+    def form_of(self, grad: bool, sizes: tuple, inputs: tuple) -> tuple[Form | None, tuple | None]:
+        """Return the form of a forward with these sizes whose inputs are aligned like these, or None, and its numbers."""
+        lesson = self.forward[grad].of(inputs)
+        form, values = lesson.find(sizes)
+        return self.record_forward(lesson, grad, sizes, inputs) if form is None else (form, values)
 
     def backward_alone(self, dout, dlse, tensors: tuple, offsets: tuple, sizes: tuple, needs: tuple) -> list | None:
         """Return (dq, dk, dv) of a forward that left nothing, or None. ``tensors``: query, key, value, out, lse."""
@@ -232,7 +238,10 @@ class Prepared:
         """Return what stands in for query, key and value."""
         rows_q, rows_kv = list(recorder.sizes.values())[:2]
         given = ("query", query, rows_q), ("key", key, rows_kv), ("value", value, rows_kv)
-        return [recorder.input(role, (rows, *x.shape[1:]), x.stride, x.dtype, x.device) for role, x, rows in given]
+        return [
+            recorder.input(role, (rows, *x.shape[1:]), x.stride, x.dtype, x.device, aligned=x.aligned)
+            for role, x, rows in given
+        ]
 
     def more_stand_ins(self, recorder, more: list[Look]) -> dict:
         """Return what stands in for offsets and a plan's tensors, by role."""
@@ -244,17 +253,17 @@ class Prepared:
             else:
                 shape, dims = tuple(dims[: len(x.shape)]), dims[len(x.shape) :]
             whole = x.whole and role not in self.names  # signatures tell it of plans only
-            found[role] = recorder.input(role, shape, x.stride, x.dtype, x.device, whole)
+            found[role] = recorder.input(role, shape, x.stride, x.dtype, x.device, whole, x.aligned)
         return found
 
     def by_role(self, more: list) -> dict[str, object]:
         """Return offsets and a plan's tensors by role."""
         return {self.names[i] if i < len(self.names) else f"plan {i}": x for i, x in enumerate(more)}
 
-    def record_forward(self, grad: bool, sizes: tuple, query, key, value, more: list[Tensor]):
+    def record_forward(self, lesson: Lesson, grad: bool, sizes: tuple, inputs: tuple[Tensor, ...]):
         """Return the form of a forward with these sizes, or None, and its numbers."""
         names = *SIZES, *(f"plan_{i}" for i in range(len(sizes) - len(SIZES)))
-        query, key, value, *more = (Look.at(x) for x in (query, key, value, *more))
+        query, key, value, *more = (Look.at(x) for x in inputs)
 
         def run(recorder) -> Pass:
             inputs, given = self.stand_ins(recorder, query, key, value), self.more_stand_ins(recorder, more)
@@ -264,4 +273,4 @@ class Prepared:
             *results, lists = op.forward_with_lists(problem, backend, *inputs, plan, grad)
             return Pass(backend, results, None if plan else lists)
 
-        return self.forward[grad].record(dict(zip(names, sizes)), run)
+        return lesson.record(dict(zip(names, sizes)), run)

@@ -53,6 +53,7 @@ class EmulatedDriver(StubDriver):
         made = super().compile(variant, grid, args)
         made.dtypes = [x.base.dtype if isinstance(x, TensorDescriptor) else getattr(x, "dtype", None) for x in args]
         made.boxes = [x.block_shape if isinstance(x, TensorDescriptor) else None for x in args]
+        made.aligned = [isinstance(x, torch.Tensor) and x.data_ptr() % 16 == 0 for x in args]
         made.ones = [None if isinstance(x, torch.Tensor | TensorDescriptor) else x for x in args]
         return made
 
@@ -63,20 +64,23 @@ class EmulatedDriver(StubDriver):
         self.launches += 1
         compiled, config = self.compiled[function.value - 1], config._obj
         args, at = [], 0
-        for name, dtype, box, one in zip(compiled.variant.names, compiled.dtypes, compiled.boxes, compiled.ones):
+        facts = zip(compiled.variant.names, compiled.dtypes, compiled.boxes, compiled.ones, compiled.aligned)
+        for name, dtype, box, one, aligned in facts:
             kind = compiled.src.signature[name]
             if kind == "constexpr":
                 args.append(one)
             elif kind.startswith("tensordesc"):
                 rank = len(box)
                 address = ctypes.c_uint64.from_address(table[at]).value
-                assert table[at] % 64 == 0, "a tensor map that the driver would refuse"
+                assert table[at] % 64 == 0 == address % 16, "a tensor map that the driver would refuse"
                 shape = [ctypes.c_int32.from_address(table[at + 1 + j]).value for j in range(rank)]
                 strides = [ctypes.c_int64.from_address(table[at + 1 + rank + j]).value for j in range(rank)]
                 args.append(_descriptor(self.tensor_at(address, dtype), shape, strides, box))
                 at += 1 + 2 * rank
             elif kind.startswith("*"):
-                args.append(self.tensor_at(ctypes.c_uint64.from_address(table[at]).value, dtype))
+                address = ctypes.c_uint64.from_address(table[at]).value
+                assert address % 16 == 0 or not aligned, "machine code for addresses at whole 16 bytes"
+                args.append(self.tensor_at(address, dtype))
                 at += 1
             else:
                 args.append(_READ[kind].from_address(table[at]).value)

@@ -16,6 +16,7 @@ from jfa import reference  # noqa: E402
 from jfa.attention import forms, op, prepared  # noqa: E402
 from jfa.kernels import registry  # noqa: E402
 from jfa.kernels.common import driver as cuda  # noqa: E402
+from jfa.kernels.common import launcher, planner  # noqa: E402
 from jfa.kernels.preference import kind_of  # noqa: E402
 from jfa.layout import offsets_from_lengths  # noqa: E402
 from tests.attention_cases import Case, judge  # noqa: E402
@@ -127,26 +128,6 @@ def test_slices_of_one_tensor(driver):
     assert form().tape is not None
 
 
-def test_strides_that_need_a_copy_take_the_long_way(driver):
-    for seed in range(4):
-        q, k, v = (x.detach().repeat_interleave(2, -1)[..., ::2] for x in tensors(seed=seed))
-        assert_near(attend(q, k, v), truth(q, k, v))
-    assert form(False).tape is None and "copy_" in form(False).why_not
-
-
-def test_an_input_that_is_not_at_whole_16_bytes_takes_the_long_way(driver):
-    for seed in range(3):
-        attend(*tensors(seed=seed))
-    q, k, v = tensors(seed=5)
-    moved = torch.cat([q.new_zeros(1), q.detach().flatten()])[1:].view(q.shape).requires_grad_()
-    assert moved.data_ptr() % 16
-    out = attend(moved, k, v)
-    assert_near(out, truth(q, k, v))
-    grads = torch.autograd.grad(out, (moved, k, v), torch.ones_like(out))
-    assert all(torch.isfinite(g).all() for g in grads)
-    assert len(prepared._KNOWN) == 1
-
-
 @pytest.mark.parametrize("backend", ["portable", "hopper"])
 def test_a_kept_graph_is_walked_again_and_again(driver, backend):
     for seed in range(5):
@@ -249,8 +230,6 @@ def test_what_has_to_see_an_op_sees_it(driver):
 
 
 def test_who_hooks_into_triton_s_launches_sees_them(driver, monkeypatch):
-    from jfa.kernels.common import launcher
-
     def watch():
         asked.append(True)
         return True
@@ -576,3 +555,121 @@ def test_a_checkpoint_s_repetition_saves_what_its_forward_saved(driver, backend,
         grads = torch.autograd.grad(sum(x[:, :2].float().sum() for x in repeated), (q, k, v))
         assert all(torch.equal(a, b) for a, b in zip(grads, plain or grads))
     assert all_taped()
+
+
+# ------------------------------------------------------------------------------------------------------------ left to torch
+def laid(x: torch.Tensor, how: str) -> torch.Tensor:
+    """Return the values of ``x`` in memory of another layout, as a leaf."""
+    x = x.detach()
+    if how == "every other column":
+        x = x.repeat_interleave(2, -1)[..., ::2]
+    elif how == "odd rows":  # rows of heads are 2 bytes more than whole 16
+        x = torch.cat([x, x.new_zeros(*x.shape[:2], 1)], 2)[..., :-1]
+    elif how == "not at whole 16 bytes":
+        x = torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+        assert x.data_ptr() % 16
+    return x.requires_grad_()
+
+
+def launches_of(monkeypatch, call):
+    """Return what a call returns, and how many launches were no tape's."""
+    others, launch = [], launcher.Variant._launch
+    with monkeypatch.context() as patch:
+        patch.setattr(launcher.Variant, "_launch", lambda *args: others.append(args[0]) or launch(*args))
+        return call(), len(others)
+
+
+def played_as_the_long_way(monkeypatch, inputs, offsets, calls: int = 3, **options) -> None:
+    """Make a call often enough, and compare what is played with the long way, bit by bit."""
+    for _ in range(calls):
+        results(inputs, offsets, **options)
+    found, others = launches_of(monkeypatch, lambda: results(inputs, offsets, **options))
+    assert others == 0, "the long way launched"
+    for a, b in zip(found, the_long_way(monkeypatch, inputs, offsets, **options), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("backend", ["portable", "hopper"])
+@pytest.mark.parametrize("how", ["every other column", "odd rows", "not at whole 16 bytes"])
+@pytest.mark.parametrize("which", [(0,), (1, 2), (0, 1, 2)])
+def test_layouts_that_no_kernel_takes_are_played(driver, monkeypatch, backend, how, which):
+    for seed, sizes in enumerate([(24, 24, 3), (37, 50, 4)]):
+        inputs, offsets = problem_of_sizes(*sizes, seed)
+        inputs = [laid(x, how) if i in which else x for i, x in enumerate(inputs)]
+        played_as_the_long_way(monkeypatch, inputs, [x.int() for x in offsets], backend=backend)
+    assert only().forward[True].tries <= 2
+
+
+@pytest.mark.parametrize("backend", ["portable", "hopper"])
+@pytest.mark.parametrize("how", ["every other column", "odd rows", "not at whole 16 bytes", "one number"])
+def test_gradients_of_any_layout_are_played(driver, monkeypatch, backend, how):
+    q, k, v = tensors(seed=3)
+
+    def both():
+        out = attend(q, k, v, backend=backend)
+        dout = torch.linspace(-1, 1, out.numel()).view(out.shape).to(out.dtype)
+        dout = dout[:1, :1, :1].expand(out.shape) if how == "one number" else laid(dout, how).detach()
+        return torch.autograd.grad(out, (q, k, v), dout)
+
+    for _ in range(4):
+        both()
+    found, others = launches_of(monkeypatch, both)
+    assert others == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared, "find", lambda *args: (None, ()))
+        for a, b in zip(found, both()):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("backend", ["portable", "hopper"])
+def test_alignment_is_looked_at_in_every_call(driver, monkeypatch, backend):
+    """Calls of one signature whose tensors begin at whole 16 bytes or not, in turn: none takes the other's record."""
+    inputs, offsets = problem_of_sizes(37, 50, 4, 5)
+    moved = [laid(x, "not at whole 16 bytes") for x in inputs]
+    where = [x.int() for x in offsets]
+    shifted = [torch.cat([x.new_zeros(1), x])[1:] for x in where]
+    expected = the_long_way(monkeypatch, inputs, where, backend=backend)
+    for step in range(18):
+        q, k, v = ((moved if step >> i & 1 else inputs)[i] for i in range(3))
+        for a, b in zip(results((q, k, v), shifted if step % 5 == 4 else where, backend=backend), expected):
+            assert torch.equal(a, b)
+    assert len(prepared._KNOWN) == 1
+
+
+@pytest.mark.parametrize("scale", [-0.3, -1.0])
+@pytest.mark.parametrize("backend", ["portable", "hopper"])
+def test_negative_scales_are_played(driver, monkeypatch, backend, scale):
+    inputs, offsets = problem_of_sizes(37, 50, 4, 2)
+    played_as_the_long_way(monkeypatch, inputs, [x.int() for x in offsets], backend=backend, sm_scale=scale)
+    assert_near(results(inputs, offsets, backend=backend, sm_scale=scale)[0], truth_of(inputs, offsets, sm_scale=scale))
+
+
+def truth_of(inputs, offsets, **options):
+    return reference.attention(*(x.detach().double() for x in inputs), *offsets, dtype=torch.float64, **options)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("slots", [False, True])
+def test_long_shared_queries_are_played(driver, monkeypatch, deterministic, slots):
+    """More than Hopper keeps on chip: their dQ is summed over the batches by torch, or unpacked by it."""
+    inputs, offsets = problem_of_sizes(130, 20, 2, 4, shared=True)
+    options = dict(broadcast_q=True, deterministic=deterministic, backend="hopper")
+    if slots:
+        options["output_offset"] = torch.tensor([130, 0, 260], dtype=torch.int32)
+    played_as_the_long_way(monkeypatch, inputs, [None, offsets[1].int()], **options)
+
+
+@pytest.mark.parametrize("backend", ["portable", "hopper"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_lists_that_torch_sorts_are_played(driver, monkeypatch, backend, causal):
+    """Where there are very many sequences; here from three on."""
+    monkeypatch.setattr(planner, "SORT_FROM", 2)
+    for seed, sizes in enumerate([(24, 24, 3), (37, 50, 5), (60, 60, 7)]):
+        inputs, offsets = problem_of_sizes(*sizes, seed)
+        played_as_the_long_way(monkeypatch, inputs, [x.int() for x in offsets], backend=backend, causal=causal)
+
+
+@pytest.mark.parametrize("dim", [20, 36])
+def test_head_dims_that_are_padded_are_played(driver, monkeypatch, dim):
+    inputs, offsets = problem_of_sizes(37, 50, 4, 2, dim=dim)
+    played_as_the_long_way(monkeypatch, inputs, [x.int() for x in offsets], backend="hopper")

@@ -147,6 +147,22 @@ def record_to(recorder) -> None:
     _RECORDING.recorder = recorder
 
 
+def by_torch(function: Callable, *args) -> None:
+    """Call a function that writes to some of its arguments by operations of torch, in the order of the launches around it.
+
+    While a call is recorded it is only noted, and called when the tape is played. It must return nothing, and must not be asked
+    for what depends on contents.
+
+    Args:
+        args: tensors, numbers, and dataclasses and tuples of them.
+    """
+    recorder = recording()
+    if recorder is None:
+        function(*args)
+    else:
+        recorder.called(function, args)
+
+
 # ---------------------------------------------------------------------------------------------------- what Triton asks
 def facts(args: tuple, specialised: tuple[bool, ...]) -> list:
     """Return all that Triton's choice of machine code reads off ``args``, with the finest distinctions of any version."""

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import band_constants, cdiv, power_of_two
-from jfa.kernels.common.launcher import Variant
+from jfa.kernels.common.launcher import Variant, by_torch
 from jfa.kernels.common.nouns import RECORD, Band, Span, Tile, aggregate, store_record
 from jfa.kernels.common.sequences import BandConstants, Offsets, Sequences, Sizes
 
@@ -113,7 +113,7 @@ def plan_tiles(problem: Problem, cut: Cut, counters: int = 0) -> Plan:
     plan = _unwritten(problem, cut, counters)
     if problem.num_batches > SORT_FROM and not (problem.output_offset is not None or cut.rests):
         plan.counters.zero_()
-        _sort(plan, problem, cut)
+        by_torch(_sort, plan, problem, cut)
         return plan
     _launch(problem, cut, counters, plan)
     return plan

@@ -3,12 +3,12 @@
 The host code of a forward or backward only makes decisions: tiles, grids, sizes and numbers follow from shapes and
 options. So a call can be *recorded* on :class:`StandIn` tensors, whose shapes are made of :class:`.sizes.Size`: no
 memory is allocated, nothing is launched, and every number that the backend computes stays a formula in the call's
-sizes. Recording covers allocations, views, fills with a constant and launches of a :class:`.launcher.Variant`. Any
-other operation, such as a copy of a tensor with strides that no kernel accepts, is :class:`Unrepeatable`. :mod:`.tape`
-repeats a call from its recording.
+sizes. Recording covers allocations, views, fills with a constant, copies, launches of a :class:`.launcher.Variant` and
+what goes through :func:`.launcher.by_torch`. Any other operation is :class:`Unrepeatable`. :mod:`.tape` repeats a call
+from its recording.
 
-Tensors are assumed to be aligned to 16 bytes: inputs are checked when a tape is played, allocations have a larger
-alignment.
+An input is aligned to 16 bytes or not, as the recorder is told, and is checked when a tape is
+played; allocations have a larger alignment.
 """
 
 from __future__ import annotations
@@ -70,6 +70,14 @@ class Fill:
     words: int
 
 
+@dataclass(frozen=True)
+class ByTorch:
+    """Call ``function``, which writes by torch's operations, with ``args``: places, numbers and structures of them."""
+
+    function: Callable
+    args: tuple
+
+
 # -------------------------------------------------------------------------------------------------------------- tensors
 def product(sizes: tuple[int, ...]) -> int:
     """Return the product of ``sizes``."""
@@ -95,7 +103,7 @@ class StandIn:
         self.recorder, self.source, self.offset = recorder, source, offset
         self.shape, self._stride, self.dtype, self.device = tuple(shape), tuple(stride), dtype, device
         self.itemsize, self.ndim, self.requires_grad = dtype.itemsize, len(self.shape), False
-        self.whole = False
+        self.whole, self.aligned = False, True
 
     @property
     def place(self) -> Place:
@@ -132,7 +140,9 @@ class StandIn:
 
     def data_ptr(self) -> int:
         """Return the offset: what is asked of an address here is how it is aligned. An empty tensor has none, as in torch."""
-        return self.offset if self.numel() != 0 else 0
+        if self.numel() == 0:
+            return 0
+        return self.offset if self.aligned else self.offset + self.itemsize
 
     def is_contiguous(self) -> bool:
         """Return whether elements lie side by side in order."""
@@ -146,7 +156,9 @@ class StandIn:
     # ---------------------------------------------------------------------------------------------------------- views
     def _view(self, elements: int, shape, stride) -> StandIn:
         offset = self.offset + elements * self.itemsize
-        return StandIn(self.recorder, self.source, offset, shape, stride, self.dtype, self.device)
+        found = StandIn(self.recorder, self.source, offset, shape, stride, self.dtype, self.device)
+        found.aligned = self.aligned
+        return found
 
     def as_strided(self, size, stride, storage_offset: int = 0) -> StandIn:
         """Return a view; of tensors only that begin where their memory does."""
@@ -184,16 +196,22 @@ class StandIn:
             yield self._view(i * self._stride[0], self.shape[1:], self._stride[1:])
 
     def contiguous(self) -> StandIn:
-        """Return itself, if it is contiguous."""
-        if not self.is_contiguous():
-            raise Unrepeatable("a copy that makes a tensor contiguous")
-        return self
+        """Return itself, or a copy."""
+        return self if self.is_contiguous() else self.new_empty(self.shape).copy_(self)
 
     def to(self, dtype: torch.dtype) -> StandIn:
-        """Return itself, if that is its type."""
-        if dtype is not self.dtype:
-            raise Unrepeatable("a copy in another type")
+        """Return itself, or a contiguous copy in another type."""
+        return self if dtype is self.dtype else self.new_empty(self.shape, dtype=dtype).copy_(self)
+
+    def copy_(self, source: StandIn) -> StandIn:
+        """Copy ``source`` here."""
+        self.recorder.called(_copy, (self, source))
         return self
+
+    def __neg__(self) -> StandIn:
+        made = self.new_empty(self.shape)
+        self.recorder.called(_negate, (made, self))
+        return made
 
     # ------------------------------------------------------------------------------------------- allocations and fills
     def new_empty(self, *size, dtype: torch.dtype | None = None) -> StandIn:
@@ -221,8 +239,16 @@ def _refuse(name: str):
     return method
 
 
-for _name in "neg add radd sub rsub mul rmul truediv floordiv mod pow and or invert lt le gt ge bool setitem".split():
+for _name in "add radd sub rsub mul rmul truediv floordiv mod pow and or invert lt le gt ge bool setitem".split():
     setattr(StandIn, f"__{_name}__", _refuse(f"__{_name}__"))
+
+
+def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
+    to.copy_(source)
+
+
+def _negate(to: torch.Tensor, source: torch.Tensor) -> None:
+    torch.neg(source, out=to)
 
 
 def _shape(size: tuple) -> tuple[int, ...]:
@@ -248,8 +274,9 @@ class Recorder(TorchFunctionMode):
         self.sizes = self.trace.variables
         self.device: torch.device | None = None  # of its inputs
         self.roles: list[str] = []
+        self.aligned: list[bool] = []  # per role, whether it begins at whole 16 bytes
         self.allocations: list[StandIn] = []
-        self.steps: list[Launch | Fill] = []
+        self.steps: list[Launch | Fill | ByTorch] = []
 
     def __enter__(self):
         if launcher.recording() is not None:
@@ -275,18 +302,25 @@ class Recorder(TorchFunctionMode):
         dtype: torch.dtype,
         device: torch.device,
         whole: bool = False,
+        aligned: bool = True,
     ) -> StandIn:
         """Return what stands in for an input of the call.
 
         Args:
             stride: None where it is contiguous.
             whole: it begins where its memory does.
+            aligned: it begins at whole 16 bytes.
         """
-        self.roles.append(role)
+        self.role(role, aligned)
         self.device = device
         found = StandIn(self, role, 0, shape, strides_of(shape) if stride is None else stride, dtype, device)
-        found.whole = whole
+        found.whole, found.aligned = whole, aligned
         return found
+
+    def role(self, name: str, aligned: bool = True) -> None:
+        """Note that the call has one more input."""
+        self.roles.append(name)
+        self.aligned.append(aligned)
 
     def at(self, place: Place, device: torch.device) -> StandIn:
         """Return what stands in for a tensor at a place."""
@@ -317,6 +351,10 @@ class Recorder(TorchFunctionMode):
         if all(size != 0 for size in grid):
             key = variant.key(device, args)
             self.steps.append(Launch(variant, device, grid, tuple(_argument(x) for x in args), key))
+
+    def called(self, function: Callable, args: tuple) -> None:
+        """Note that a function works on tensors by torch."""
+        self.steps.append(ByTorch(function, mapped(args, lambda x: x.place, StandIn)))
 
 
 def _argument(x):

@@ -2,7 +2,8 @@
 
 A :class:`.recorder.Recorder` has recorded what a call does, with numbers that are formulas in the call's sizes. A
 :class:`Tape` repeats it: one check of the conditions, one allocation per result, one for all scratch memory, one store
-per address or number, and the driver's launches. Where the conditions do not hold (the sizes lead to another tile
+per address or number, and the driver's launches; between them calls of torch, such as copies of inputs with strides
+that no kernel accepts. Where the conditions do not hold (the sizes lead to another tile
 shape, or change a number that Triton compiled in), the call needs another tape.
 
 Inputs are identified by their role, not by their memory: two may share memory in one call and not in another.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 
 import torch
@@ -24,6 +26,7 @@ from jfa.kernels.common import launcher
 from jfa.kernels.common.packet import Packet, aligned
 from jfa.kernels.common.recorder import (
     BoxOf,
+    ByTorch,
     Fill,
     Launch,
     Place,
@@ -67,6 +70,7 @@ class Tape:
 
     def __init__(self, recorder: Recorder, results: Sequence[StandIn], kept: object = None):
         self.roles = recorder.roles
+        self._aligned = recorder.aligned
         self._outputs: list[int | tuple] = []
         made = recorder.allocations
         places = [x.place for x in results]
@@ -114,13 +118,18 @@ class Tape:
         return replace(place, source=source, offset=begin + place.offset)
 
     def _in_kept(self, place: Place) -> Place:
-        found = self._locate(place)
+        found = self._whole_place(place)
         if found.source != "kept":
             raise Unrepeatable("what outlives the call is not its own")
+        return found
+
+    def _whole_place(self, place: Place) -> Place:
+        """Return a place as :meth:`_locate` does, with all its numbers among what ``measure`` returns."""
+        found = self._locate(place)
         size, stride = (tuple(self._nth(x) for x in y) for y in (found.size, found.stride))
         return replace(found, offset=self._nth(found.offset), size=size, stride=stride)
 
-    def _located(self, step: Launch | Fill) -> Launch | Fill:
+    def _located(self, step: Launch | Fill | ByTorch) -> Launch | Fill | ByTorch:
         def located(x):
             if isinstance(x, Place):
                 x = self._locate(x)
@@ -129,6 +138,8 @@ class Tape:
 
         if isinstance(step, Fill):
             return Fill(located(step.place), step.word, self._nth(step.words))
+        if isinstance(step, ByTorch):
+            return replace(step, args=mapped(mapped(step.args, self._whole_place, Place), self._nth, Size))
         grid, args = tuple(self._nth(x) for x in step.grid), tuple(located(x) for x in step.args)
         return replace(step, grid=grid, args=args)
 
@@ -144,17 +155,21 @@ class Tape:
         n = values[n] if type(n) is Nth else n
         return results, kept, empty((n,), (1,), torch.int32) if n else None
 
+    def fits(self, bases: list[int]) -> bool:
+        """Return whether inputs at these addresses are aligned where it matters. Where it did not, they may be."""
+        return not any(base & 15 and aligned for base, aligned in zip(bases, self._aligned))
+
     def play(self, device: torch.device, values: tuple, inputs: Sequence[Tensor]):
         """Do it again on a GPU.
 
         Args:
             device: the current one.
             values: what ``measure`` returned for this call's sizes.
-            inputs: one per role, at whole 16 bytes.
+            inputs: one per role.
 
         Returns:
-            (results, kept), or None where nothing was done: another thread plays this tape, an input is not at whole 16 bytes, or
-            somebody wants to see Triton's launches.
+            (results, kept), or None where nothing was done: another thread plays this tape, an input is not at whole 16 bytes that
+            was when this was recorded, or somebody wants to see Triton's launches.
         """
         deck = self._deck
         if launcher.hooks() or not deck.lock.acquire(blocking=False):
@@ -214,6 +229,8 @@ class Deck:
         for step in tape.steps:
             if isinstance(step, Fill):
                 self._steps.append((None, self._slot(step.place), step.word, step.words))
+            elif isinstance(step, ByTorch):
+                self._steps.append((None, partial(_call, step, tape.roles), None, None))
             else:
                 pointers += self._lay_out(step)
         count = max(1, len(self._where))
@@ -276,7 +293,7 @@ class Deck:
         """Do it again; see :meth:`Tape.play`."""
         bases = list(map(_address, inputs))
         for address in bases:
-            if address & 15:
+            if address & 15 and not self.tape.fits(bases):
                 return None
         if values is not self._values and values != self._values:
             self._resize(values)
@@ -285,7 +302,7 @@ class Deck:
         bases.append(0 if kept is None else kept.data_ptr())
         bases.append(0 if scratch is None else scratch.data_ptr())
         self._store(bases, values)
-        self._launch(device)
+        self._launch(device, (inputs, results, kept, scratch))
         return results, kept
 
     def _resize(self, values: tuple) -> None:
@@ -297,7 +314,7 @@ class Deck:
             setattr(config, name, values[n])
         self._values = values
 
-    def _launch(self, device: torch.device) -> None:
+    def _launch(self, device: torch.device, tensors: tuple) -> None:
         index = device.index
         stream = self._current_stream(index)
         if stream != self._stream:
@@ -311,11 +328,31 @@ class Deck:
                 code = launch(config, function, table, None)
                 if code:
                     driver.retry(code, index, launch, config, function, table, None)
+            elif table is None:
+                function(self._values, *tensors)
             else:
                 words = self._values[more] if type(more) is Nth else more
                 code = fill(self.addresses[function], table, words, stream)
                 if code:
                     driver.retry(code, index, fill, self.addresses[function], table, words, stream)
+
+
+def _call(
+    step: ByTorch, roles: list[str], values: tuple, inputs: Sequence[Tensor], results: list[Tensor], kept, scratch
+):
+    """Call what is left to torch, with tensors and numbers for the places and names of ``step``."""
+    own = dict(kept=kept, scratch=scratch)
+
+    def tensor(place: Place) -> Tensor:
+        size, stride = (tuple(resolved(x, values) for x in y) for y in (place.size, place.stride))
+        elements = resolved(place.offset, values) // place.dtype.itemsize
+        if place.source in own:
+            return own[place.source].view(place.dtype).as_strided(size, stride, elements)
+        base = results[place.source[1]] if isinstance(place.source, tuple) else inputs[roles.index(place.source)]
+        return base.as_strided(size, stride, base.storage_offset() + elements)
+
+    with torch.no_grad():
+        step.function(*mapped(mapped(step.args, tensor, Place), lambda n: values[n], Nth))
 
 
 def _packet(step: Launch) -> Packet:

@@ -15,7 +15,7 @@ from jfa.block_sparse import BlockLists
 from jfa.kernels import portable
 from jfa.kernels.base import Problem, list_arguments, transposed_lists, unfit_blocks, wrong_gpu
 from jfa.kernels.common.host import num_sms, power_of_two, scale_log2
-from jfa.kernels.common.launcher import Variant
+from jfa.kernels.common.launcher import Variant, by_torch
 from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor, rows_descriptor
 from jfa.kernels.hopper import backward as general
 from jfa.kernels.hopper import backward_resident as resident
@@ -280,7 +280,11 @@ def launch_dq(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout
     boxed = ((q, queries), (k, queries), (v, values), (dout, values), (dq, queries))
     counter = torch.zeros(1, dtype=torch.int32, device=q.device)
     _launch_pieces(problem, _variant(dq_kernel, cfg), boxed, rows, tiles, counter, problem.num_heads)
-    return _sum_of_batches(problem, dq).to(q.dtype) if problem.broadcast_q else dq.contiguous()
+    if not problem.broadcast_q:
+        return dq.contiguous()
+    total = torch.empty(problem.rows_q, problem.num_heads, problem.head_dim, dtype=q.dtype, device=q.device)
+    by_torch(_sum_of_batches, total, dq, problem.output_offset)
+    return total
 
 
 def launch_wide(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv) -> None:
@@ -311,15 +315,16 @@ def _launch_pieces(problem: Problem, kernel: Variant, boxed, rows: PaddedRows, t
     )
 
 
-def _sum_of_batches(problem: Problem, dq: Tensor) -> Tensor:
-    """Add the gradients of a shared query, [rows_out, H, D] -> [Lq, H, D], in the batches' order."""
-    rows, batches = problem.rows_q, problem.num_batches
-    if problem.output_offset is None:
-        return dq.reshape(batches, rows, problem.num_heads, -1).sum(0)
-    begin = problem.output_offset[:-1].long()
-    inside = (begin >= 0) & (begin <= problem.rows_out - rows)
+def _sum_of_batches(total: Tensor, dq: Tensor, output_offset: Tensor | None) -> None:
+    """Write to ``total`` [Lq, H, D] the sum of a shared query's gradients [rows_out, H, D] over the batches, in their order."""
+    rows = total.shape[0]
+    if output_offset is None:
+        total.copy_(dq.reshape(-1, *total.shape).sum(0))
+        return
+    begin = output_offset[:-1].long()
+    inside = (begin >= 0) & (begin <= dq.shape[0] - rows)
     slots = torch.where(inside, begin, 0)[:, None] + torch.arange(rows, device=dq.device)
-    return (dq[slots] * inside[:, None, None, None]).sum(0)
+    total.copy_((dq[slots] * inside[:, None, None, None]).sum(0))
 
 
 def launch_resident(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv) -> Tensor:

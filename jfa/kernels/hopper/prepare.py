@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import power_of_two
-from jfa.kernels.common.launcher import Variant
+from jfa.kernels.common.launcher import Variant, by_torch
 from jfa.kernels.common.nouns import load_tile
 from jfa.kernels.common.softmax import LOWERED, lse_to_subtract
 from jfa.kernels.hopper.tiles import PAD, TileList, padded, padded_rows
@@ -70,8 +70,9 @@ def prepare_rows(
 def finish_dq(problem: Problem, tiles: TileList, block: int, sums: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return dq [rows_q, H, D] in ``dtype``, unpadded and scaled, from its sums [H, padded, D_BLOCK] fp32."""
     if problem.broadcast_q:
-        dq = sums[:, : problem.rows_q, : problem.head_dim].permute(1, 0, 2) * problem.sm_scale
-        return dq.to(dtype).contiguous()
+        dq = torch.empty(problem.rows_q, problem.num_heads, problem.head_dim, dtype=dtype, device=sums.device)
+        by_torch(_scaled, dq, sums, problem.sm_scale)
+        return dq
     heads, rows, columns = sums.shape
     dq = torch.empty(problem.rows_q, heads, problem.head_dim, dtype=dtype, device=sums.device)
     parts = block // PAD.value
@@ -79,6 +80,12 @@ def finish_dq(problem: Problem, tiles: TileList, block: int, sums: torch.Tensor,
     variant = _finish_variant(problem.head_dim, columns, parts)
     variant.launch(problem.device, grid, sums, dq, tiles.records, tiles.counts, heads, rows, problem.sm_scale)
     return dq
+
+
+def _scaled(dq: torch.Tensor, sums: torch.Tensor, sm_scale: float) -> None:
+    """Write to ``dq`` [Lq, H, D] the sums [H, at least Lq, at least D] times ``sm_scale``."""
+    rows, _, dim = dq.shape
+    dq.copy_(sums[:, :rows, :dim].permute(1, 0, 2) * sm_scale)
 
 
 @cache
