@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ pytest.importorskip("greenlet")
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from jfa.bench.stub import stubbed  # noqa: E402
-from jfa.kernels.common.launcher import Variant  # noqa: E402
+from jfa.kernels.common.launcher import Variant, by_torch  # noqa: E402
 from jfa.kernels.common.ragged import empty_tma_ready, ragged_descriptor, rows_descriptor  # noqa: E402
 from jfa.kernels.common.recorder import Launch, Recorder, Unrepeatable  # noqa: E402
 from jfa.kernels.common.tape import Tape, views_in  # noqa: E402
@@ -73,7 +74,6 @@ def test_a_view_lies_where_torch_s_does(name, rows):
     "run, why",
     [
         (lambda x: [x + 1], "__add__"),
-        (lambda x: [-x], "__neg__"),
         (lambda x: [torch.add(x, 1)], "torch's add"),
         (lambda x: [torch.arange(4)], "torch's arange"),
         (lambda x: [x.clone()], "clone"),
@@ -84,10 +84,7 @@ def test_a_view_lies_where_torch_s_does(name, rows):
         (lambda x: [torch.empty(3, dtype=torch.bfloat16, device=CPU).zero_()], "whole words"),
         (lambda x: [torch.empty(4, dtype=torch.bfloat16, device=CPU).fill_(1.0)], "fill with 1.0"),
         (lambda x: [torch.empty(4)], "default type"),
-        (lambda x: [x.new_empty(4).copy_(x)], "copy_"),
         (lambda x: [x.new_empty(4, 6)[:, :5].zero_()], "side by side"),
-        (lambda x: [x.new_empty(4, 6)[:, :5].contiguous()], "makes a tensor contiguous"),
-        (lambda x: [x.to(torch.bfloat16)], "another type"),
         (lambda x: [x.as_strided((1,), (1,))], "may be a view"),
         (lambda x: [x.new_empty(4)[-2:]], "from the end"),
         (lambda x: [x.new_empty(4)[0]], "no slice"),
@@ -124,6 +121,78 @@ def twice(x):
 
 
 VARIANT = Variant(scale_kernel, BLOCK=8, num_warps=1)
+
+
+@dataclass(frozen=True)
+class Both:
+    """A structure of tensors and numbers, as a Problem is one."""
+
+    x: torch.Tensor
+    counts: tuple[int, ...]
+
+
+def _add_rows(to: torch.Tensor, both: Both, more: torch.Tensor | None) -> None:
+    to.copy_(both.x.float().cumsum(0) + sum(both.counts) + (0 if more is None else more))
+
+
+LEFT_TO_TORCH = {
+    "a copy of some columns": lambda x: x.new_empty(x.shape[0], 6).copy_(torch.empty_like(x).copy_(x)[:, :6]),
+    "side by side": lambda x: x[:, 1:5].contiguous(),
+    "minus": lambda x: -x,
+    "minus a part": lambda x: -(x[:, 2:]),
+    "another type": lambda x: x[1:, :3].to(torch.bfloat16),
+    "several in turn": lambda x: (-(-x).to(torch.bfloat16)).to(torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_TO_TORCH)
+def test_what_is_left_to_torch_is_done_again(name):
+    """With other rows, numbers and addresses than were recorded."""
+    run = LEFT_TO_TORCH[name]
+    with emulated():
+        tape = taped_as(lambda x: [run(x)], 5, 8)
+        for rows in (5, 2, 17):
+            x = torch.randn(rows, 8)
+            ((found,), _) = tape.play(CPU, tape.measure(rows), [x])
+            torch.testing.assert_close(found, run(x.clone()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("more", [True, False])
+def test_a_function_of_torch_gets_structures_again(more):
+    def run(x):
+        to = torch.empty(x.shape[0], 8, dtype=torch.float32, device=x.device)
+        by_torch(_add_rows, to, Both(x, (x.shape[0], 3)), x if more else None)
+        return [to]
+
+    with emulated():
+        tape = taped_as(run, 5, 8)
+        for rows in (5, 2, 17):
+            x = torch.randn(rows, 8)
+            ((found,), _) = tape.play(CPU, tape.measure(rows), [x])
+            torch.testing.assert_close(found, run(x)[0], rtol=0, atol=0)
+
+
+def test_what_is_left_to_torch_has_its_turn():
+    """A copy before the launch that reads it, another one after the launch that it reads."""
+
+    def run(x):
+        doubled = torch.empty_like(x)
+        VARIANT.launch(CPU, (-(-x.shape[0] // 8),), -x, doubled, x.shape[0], 3)
+        return [-doubled]
+
+    with compiled(5, 17):
+        tape = taped(run, 5)
+        for rows in (5, 6):
+            x = torch.randn(rows)
+            ((found,), _) = tape.play(CPU, tape.measure(rows), [x])
+            torch.testing.assert_close(found, 2 * x - 3, rtol=0, atol=0)
+
+
+def taped_as(run, *shape) -> Tape:
+    recorder, x = stand_in(*shape)
+    with recorder:
+        results = run(x)
+    return Tape(recorder, results)
 
 
 @contextlib.contextmanager
