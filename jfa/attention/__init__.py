@@ -110,13 +110,15 @@ def jagged_flash_attention(
     if (
         block_lists is None
         and precision is None
-        and check_offsets in (None, False)
+        and check_offsets in (None, False, True)
         and (return_lse is True or return_lse is False)
     ):
         tensors = query, key, value, query_offset, key_offset, output_offset
         switches, hints = (causal, broadcast_q, deterministic), (max_seq_len_q, max_seq_len_kv)
         kept, sizes = prepared.find(tensors, hints, sm_scale, window_size, switches, backend, plan)
-        again = None if kept is None else kept.attend(query, key, value, tensors[3:], plan, sizes, return_lse)
+        again = None
+        if kept is not None:
+            again = kept.attend(query, key, value, tensors[3:], plan, sizes, return_lse, check_offsets)
         if again is not None:
             out = restore(again[0]) if nested else again[0]
             return (out, again[1]) if return_lse else out

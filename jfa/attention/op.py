@@ -2,8 +2,8 @@
 
 Both run the same two functions, :func:`run_forward` and :func:`run_backward`. torch.library's own autograd takes about
 0.2 ms of Python per call, as much as everything else together, so an eager call on plain tensors avoids it
-(:func:`is_plain`). Features that intercept ops, such as torch.compile, fake tensors, torch.func, dispatch modes and the
-profiler, get the registered op.
+(:func:`is_plain`), and the op has an autograd kernel of its own, which continues as an eager call where it can. Features
+that intercept ops, such as torch.compile, fake tensors, torch.func, dispatch modes and the profiler, get the registered op.
 """
 
 from __future__ import annotations
@@ -247,7 +247,13 @@ def _unbundled(lists: BlockLists | None) -> tuple[list[Tensor], list[int]]:
 
 
 def problem_of(query, key, value, arguments: Sequence) -> tuple[Problem, str, list[Tensor] | None]:
-    """Return (problem, backend, plan) of an op's trailing arguments, in the order of ``COMMON``."""
+    """Return (problem, backend, plan) of an op's trailing arguments, in the order of ``COMMON``: checked, for the backend."""
+    call = call_of(query, key, value, arguments)
+    return prepare(call.problem, call.check, call.query_offset, call.backend), call.backend, call.plan
+
+
+def call_of(query, key, value, arguments: Sequence) -> Call:
+    """Return the call that an op's trailing arguments are, in the order of ``COMMON``."""
     (
         q_off,
         k_off,
@@ -272,8 +278,7 @@ def problem_of(query, key, value, arguments: Sequence) -> tuple[Problem, str, li
     lists = BlockLists(*list_tensors, *sizes) if list_tensors else None
     given = query, key, value, q_off, k_off, o_off, scale, band, broadcast, determ, max_q, max_kv, lists, precision
     problem = make_problem(*given)
-    name = registry.pick(problem, backend)
-    return prepare(problem, check, q_off, name), name, list(plan_tensors) or None
+    return Call(problem, registry.pick(problem, backend), list(plan_tensors) or None, check, q_off)
 
 
 def checks(arguments: Sequence) -> bool:
@@ -288,21 +293,37 @@ def _kept(query, key, value, arguments: Sequence) -> tuple:
     *offsets, plan, lists, scale, lo_s, lo_e, hi_s, hi_e, shared, determ, backend, check, precision, max_q, max_kv = (
         arguments[:-4]
     )
-    if plan or lists or check or precision:
+    if plan or lists or precision:
         return None, ()
     options = "op", scale, lo_s, lo_e, hi_s, hi_e, shared, determ, backend
     return prepared.find_checked((query, key, value, *offsets), (max_q, max_kv), shared, options)
 
 
 def _attention(query, key, value, *arguments):
+    """Return (out, lse); differentiable where grad mode is on and nothing but autograd has to see the op."""
     kept, sizes = _kept(query, key, value, arguments)
-    call = None if kept is None else kept.call(False, query, key, value, arguments[:3], (), sizes)
-    if call is not None:
-        return tuple(call.forward(query, key, value))
-    problem, backend, plan_tensors = problem_of(query, key, value, arguments)
     if kept is not None:
-        kept.learn(problem, arguments[_BACKEND])
-    return run_forward(problem, backend, query, key, value, plan_tensors)
+        found = kept.attend(query, key, value, arguments[:3], None, sizes, True, checks(arguments))
+        if found is not None:
+            return tuple(found)
+    call = call_of(query, key, value, arguments)
+    if kept is not None:
+        kept.learn(call.problem, arguments[_BACKEND])
+    return tuple(attend_eagerly(query, key, value, call))
+
+
+def _attention_of_autograd(keyset, query, key, value, *arguments):
+    """Do the same for tensors that autograd looks at; the backward of what has to be seen is an op, too."""
+    if is_plain(query, key, value) and not under_transform():
+        return _attention(query, key, value, *arguments)
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return _Seen.apply(query, key, value, keyset, arguments)
+    return _below_autograd(keyset, query, key, value, *arguments)
+
+
+def _below_autograd(keyset, *arguments):
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.jfa.attention.default.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
 
 def _attention_backward(dout, dlse, query, key, value, out, lse, needs, *arguments):
@@ -331,37 +352,38 @@ def _attention_backward_fake(dout, dlse, query, key, value, out, lse, needs, *ar
     return tuple(x.new_empty(x.shape if need else 0) for x, need in zip((query, key, value), needs))
 
 
-def _setup_context(ctx, inputs, output):
-    query, key, value, query_offset, key_offset, output_offset, plan_tensors, list_tensors, *rest = inputs
-    out, lse = output
-    ctx.set_materialize_grads(False)
-    offsets = query_offset, key_offset, output_offset
-    ctx.save_for_backward(query, key, value, out, lse, *offsets, *plan_tensors, *list_tensors)
-    ctx.lists = len(list_tensors)
-    rest = list(rest)
-    rest[_CHECK] = False  # the forward has checked
-    ctx.rest = rest
+class _Seen(torch.autograd.Function):
+    """The op where somebody has to see it: both passes are ops below autograd."""
 
+    @staticmethod
+    def forward(ctx, query, key, value, keyset, arguments):
+        *offsets, plan, lists = arguments[:5]
+        rest = list(arguments[5:])
+        out, lse = _below_autograd(keyset, query, key, value, *arguments)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(query, key, value, out, lse, *offsets, *plan, *lists)
+        rest[_CHECK] = False  # the forward has checked
+        ctx.plan, ctx.rest = len(plan), rest
+        return out, lse
 
-def _backward(ctx, dout, dlse):
-    query, key, value, out, lse, query_offset, key_offset, output_offset, *given = ctx.saved_tensors
-    plans = len(given) - ctx.lists
-    needs = list(ctx.needs_input_grad[:3])
-    nothing = (None, None, None, [None] * plans, [None] * ctx.lists, *(None for _ in ctx.rest))
-    if dout is None and dlse is None:
-        return (None, None, None, *nothing)
-    offsets = query_offset, key_offset, output_offset
-    grads = torch.ops.jfa.attention_backward(
-        dout, dlse, query, key, value, out, lse, needs, *offsets, given[:plans], given[plans:], *ctx.rest
-    )
-    wanted = [grad if need else None for grad, need in zip(grads, needs)]
-    return (*differentiable_once(wanted, dout, dlse, query, key, value), *nothing)
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        query, key, value, out, lse, *given = ctx.saved_tensors
+        if dout is None and dlse is None:
+            return (None,) * 5
+        offsets, plan, lists = given[:3], given[3 : 3 + ctx.plan], given[3 + ctx.plan :]
+        needs = list(ctx.needs_input_grad[:3])
+        grads = torch.ops.jfa.attention_backward(
+            dout, dlse, query, key, value, out, lse, needs, *offsets, plan, lists, *ctx.rest
+        )
+        wanted = [grad if need else None for grad, need in zip(grads, needs)]
+        return (*differentiable_once(wanted, dout, dlse, query, key, value), None, None)
 
 
 _LIBRARY.impl("attention", _attention, "CompositeExplicitAutograd")
 _LIBRARY.impl("attention_backward", _attention_backward, "CompositeExplicitAutograd")
 torch.library.register_fake("jfa::attention", attention_fake, lib=_LIBRARY)
 torch.library.register_fake("jfa::attention_backward", _attention_backward_fake, lib=_LIBRARY)
-torch.library.register_autograd("jfa::attention", _backward, setup_context=_setup_context, lib=_LIBRARY)
+_LIBRARY.impl("attention", _attention_of_autograd, "Autograd", with_keyset=True)
 torch.library.register_vmap("jfa::attention", each(torch.ops.jfa.attention), lib=_LIBRARY)
 torch.library.register_vmap("jfa::attention_backward", each(torch.ops.jfa.attention_backward), lib=_LIBRARY)

@@ -170,7 +170,15 @@ class Prepared:
             self.problem = replace(problem, query_offset=None, key_offset=None, output_offset=None)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, offsets: tuple, plan, sizes: tuple, with_lse: bool = True
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        offsets: tuple,
+        plan,
+        sizes: tuple,
+        with_lse: bool = True,
+        check: bool | None = False,
     ) -> Sequence[Tensor | None] | None:
         """Return (out, lse) of a call that comes again; None where it has to take the long way.
 
@@ -179,11 +187,16 @@ class Prepared:
             plan: a :class:`jfa.attention.Plan`, or None.
             sizes: of the call, as :func:`find` returned them.
             with_lse: if not, lse may be None: an output costs autograd several microseconds.
+            check: check the offsets' contents before.
         """
         grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
         call = self.call(grad, query, key, value, offsets, () if plan is None else plan.tensors, sizes)
-        if call is None or not grad:
-            return None if call is None else call.forward(query, key, value)
+        if call is None:
+            return None
+        if check:
+            op.check_contents(self.problem_of(sizes, self.by_role(call.watched)), offsets[0])
+        if not grad:
+            return call.forward(query, key, value)
         return autograd.attend(query, key, value, call, with_lse)
 
     def call(self, grad: bool, query, key, value, offsets: tuple, plan: tuple, sizes: tuple) -> Played | None:

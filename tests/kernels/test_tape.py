@@ -13,7 +13,7 @@ pytest.importorskip("greenlet")
 
 import jfa  # noqa: E402
 from jfa import reference  # noqa: E402
-from jfa.attention import forms, op, prepared  # noqa: E402
+from jfa.attention import arguments, forms, op, prepared  # noqa: E402
 from jfa.kernels import registry  # noqa: E402
 from jfa.kernels.common import driver as cuda  # noqa: E402
 from jfa.kernels.common import launcher, planner  # noqa: E402
@@ -496,11 +496,33 @@ def test_forms_have_an_end(driver, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------ through the op
+def by_graph(query, key, value, call) -> tuple:
+    """Return what a compiled graph's forward and backward give: two calls of ops, without autograd."""
+
+    class Graph(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            out, lse = op.attend_by_op(*inputs, call)
+            ctx.save_for_backward(*inputs, out, lse)
+            return out, lse
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            p = call.problem
+            arguments = op.op_arguments(call, call.query_offset, p.key_offset, p.output_offset)
+            with torch.no_grad():
+                return torch.ops.jfa.attention_backward(*gradients, *ctx.saved_tensors, [True] * 3, *arguments)
+
+    return Graph.apply(query, key, value)
+
+
 @pytest.mark.parametrize("backend", ["portable", "hopper"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_registered_op_comes_again_as_well(driver, monkeypatch, backend, shared):
-    """torch.compile's graphs call it: its forward leaves no lists, and its backward is a call of its own."""
-    monkeypatch.setattr(jfa.attention, "_way", lambda *tensors: op.attend_by_op)
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_registered_op_comes_again_as_well(driver, monkeypatch, backend, shared, graph):
+    """Called by itself it is as an eager call; in torch.compile's graphs its forward leaves no lists, and its backward is a
+    call of its own."""
+    monkeypatch.setattr(jfa.attention, "_way", lambda *tensors: by_graph if graph else op.attend_by_op)
     unfound = lambda *args: (None, ())
     for seed, (rows_q, rows_kv, sequences) in enumerate(SIZES[:6]):
         inputs, offsets = problem_of_sizes(9 if shared else rows_q, rows_kv, sequences, seed, shared=shared)
@@ -508,18 +530,40 @@ def test_the_registered_op_comes_again_as_well(driver, monkeypatch, backend, sha
         options = dict(backend=backend, causal=True, broadcast_q=shared)
         with monkeypatch.context() as patch:
             patch.setattr(prepared, "find", unfound)
-            found = results(inputs, offsets, **options)
+            found, others = launches_of(monkeypatch, lambda: results(inputs, offsets, **options))
             patch.setattr(prepared, "find_checked", unfound)
             expected = results(inputs, offsets, **options)
+        assert others == 0 or seed < 4
         for a, b in zip(found, expected):
             assert torch.equal(a, b)
     assert len(prepared._KNOWN) == 2  # int32 and int64 offsets
     for kept in prepared._KNOWN.values():
-        backwards = [x for lesson in kept.alone.backward.values() for x in lesson.forms]
-        made = [*kept.forward[False].forms, *backwards]
-        assert backwards and len(made) > len(backwards) and all(x.tape is not None for x in made), [
-            x.why_not for x in made
-        ]
+        made = kept.forward[not graph].forms
+        owners = [kept.alone] if graph else made
+        backwards = [x for owner in owners for lesson in owner.backward.values() for x in lesson.forms]
+        assert made and backwards and all(x.tape for x in (*made, *backwards)), [x.why_not for x in (*made, *backwards)]
+
+
+@pytest.mark.parametrize("backend", ["portable", "hopper"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_offsets_are_checked_in_every_call_that_asks_for_it(driver, monkeypatch, backend, shared):
+    """The launches are played, after the offsets have been read; wrong ones in a call that comes again are an error."""
+    read = []
+    monkeypatch.setattr(op, "check_contents", lambda *args: read.append(1) or arguments.check_contents(*args))
+    inputs, offsets = problem_of_sizes(9 if shared else 24, 30, 3, 3, shared=shared)
+    offsets = [x if x is None else x.int() for x in offsets]
+    options = dict(backend=backend, broadcast_q=shared, check_offsets=True)
+    played_as_the_long_way(monkeypatch, inputs, offsets, **options)
+    assert len(read) == 5
+    for wrong in ([0, 12, 9, 30], [1, 2, 3, 30], [0, 12, 20, 31]):
+        with pytest.raises(ValueError, match="key_offset"):
+            results(inputs, [offsets[0], torch.tensor(wrong, dtype=torch.int32)], **options)
+    if shared:
+        with pytest.raises(ValueError, match="query_offset"):
+            results(inputs, [torch.tensor([0, 8], dtype=torch.int32), offsets[1]], **options)
+    played_as_the_long_way(monkeypatch, inputs, offsets, **options)
+    with pytest.raises(ValueError, match="max_seq_len_kv"):
+        results(inputs, offsets, max_seq_len_kv=1, **options)
 
 
 def test_a_compiled_function_plays(driver):
