@@ -21,7 +21,7 @@ progress()
 # %% [markdown]
 # ## 0.1 Edit and check
 #
-# *Difficulty 1 of 3, 3 minutes.*
+# *Difficulty 1 of 3, 5 minutes.*
 #
 # A batch holds several sequences. `lengths` says how many tokens each one has, for example `[7, 3, 19, 5, 11]`.
 # Return the number of tokens in the whole batch.
@@ -91,7 +91,7 @@ check("0.3", shares)
 # %% [markdown]
 # ## 0.4 A value instead of a function, and a round trip
 #
-# *Difficulty 1 of 3, 7 minutes.*
+# *Difficulty 1 of 3, 10 minutes.*
 #
 # Sequences of lengths `[7, 3, 19, 5, 11]` lie one after another in one tensor of 45 rows. Row 0 is the first token of
 # sequence 0. Which sequence does **row 30** belong to, and which position does it have inside that sequence? Everything

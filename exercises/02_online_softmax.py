@@ -27,7 +27,7 @@ progress()
 # %% [markdown]
 # ## 2.1 A softmax with a mask, and its LSE
 #
-# *Difficulty 1 of 3, 12 minutes.*
+# *Difficulty 1 of 3, 20 minutes.*
 #
 # The chapter's stable softmax had no mask. Add one. Where `allowed` is False, the score does not exist: it may be anything, even
 # larger than all others, and it must neither get a weight nor influence one. A row may have no allowed score at all. Scores lie
@@ -68,7 +68,7 @@ check("2.2", merge)
 # %% [markdown]
 # ## 2.3 Blockwise causal attention
 #
-# *Difficulty 2 of 3, 20 minutes.*
+# *Difficulty 2 of 3, 35 minutes.*
 #
 # The chapter's blockwise attention let every query see every key. Make it causal: query i sees the keys 0..i. Go over the keys in blocks of
 # `block` (the last one may be shorter) and return the LSE as well. Scores are scaled by 1/sqrt(D).
@@ -90,7 +90,7 @@ check("2.3", causal_attention)
 # %% [markdown]
 # ## 2.4 A packed batch, two lengths each
 #
-# *Difficulty 2 of 3, 25 minutes.*
+# *Difficulty 2 of 3, 45 minutes.*
 #
 # Cross-attention on packed tensors: sequence b owns the rows `q_offsets[b] : q_offsets[b + 1]` of `q` and the rows `k_offsets[b] :
 # k_offsets[b + 1]` of `k` and `v`. Its queries see all its keys and no others. Either length may be 0. Behind the last offset `k` and `v` have
@@ -112,7 +112,7 @@ check("2.4", packed_attention)
 # %% [markdown]
 # ## 2.5 Shared key heads (GQA)
 #
-# *Difficulty 3 of 3, 25 minutes.*
+# *Difficulty 3 of 3, 35 minutes.*
 #
 # Now with heads. There are H query heads and fewer key/value heads, H_kv. Query head h reads key/value head **h // (H // H_kv)**: neighbouring query
 # heads share one. One sequence, few queries, many keys, every query sees every key.
@@ -134,7 +134,7 @@ check("2.5", gqa_attention)
 # %% [markdown]
 # ## 2.6 One set of queries for all sequences (broadcast-Q)
 #
-# *Difficulty 3 of 3, 30 minutes.*
+# *Difficulty 3 of 3, 25 minutes.*
 #
 # Pooling by attention has a few learned queries, the same for every sequence: `q` is `[L, D]`. Sequence b's answer fills the output rows `b * L` to
 # `b * L + L - 1`. A sequence without keys gets zeros.

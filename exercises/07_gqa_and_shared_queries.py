@@ -24,7 +24,7 @@ progress()
 # %% [markdown]
 # ## 7.1 Packed rows
 #
-# (difficulty 1 of 3, 10 minutes) A tile holds the packed rows `first .. first + rows - 1` of one sequence and one key/value head. Packed row `r` is position `r // group` of the sequence, and head `r % group` of the group.
+# (difficulty 1 of 3, 15 minutes) A tile holds the packed rows `first .. first + rows - 1` of one sequence and one key/value head. Packed row `r` is position `r // group` of the sequence, and head `r % group` of the group.
 # A sequence of `len_q` positions has `len_q * group` packed rows. For key/value head `kv_head`, say of each row of the tile: its position, its *query* head (of all `H`), and whether it exists. Where it does not
 # exist, position and head are -1.
 
@@ -41,7 +41,7 @@ check("7.1", packed_rows)
 # %% [markdown]
 # ## 7.2 A forward that reads each key once per group
 #
-# (difficulty 2 of 3, 30 minutes) Jagged attention with grouped heads. The tile list counts *packed* rows: program `(t, c)` works on key/value head `c`, sequence `tiles[t][0]`, packed rows from `tiles[t][1]` on. Load the tile's
+# (difficulty 2 of 3, 60 minutes) Jagged attention with grouped heads. The tile list counts *packed* rows: program `(t, c)` works on key/value head `c`, sequence `tiles[t][0]`, packed rows from `tiles[t][1]` on. Load the tile's
 # queries (of all heads of the group), walk over the keys once, store. Queries whose sequence has no keys give 0.
 #
 # Launched on `(number of tiles, H_kv)` with `BM=BN=16`. Limits: at most 2 loads for each block of keys of each program, and 7 more for each program; no block larger than 512 elements.
@@ -80,7 +80,7 @@ check("7.2", grouped_kernel)
 # %% [markdown]
 # ## 7.3 One query for all, and an answer where it is wanted
 #
-# (difficulty 2 of 3, 25 minutes) Attention pooling. `q` is `[Lq, H, D]`, the same for every sequence, and it is read where it lies: nobody copies it. Sequence `b` answers with `Lq` rows of `out`, and `slots[b]` says from which
+# (difficulty 2 of 3, 55 minutes) Attention pooling. `q` is `[Lq, H, D]`, the same for every sequence, and it is read where it lies: nobody copies it. Sequence `b` answers with `Lq` rows of `out`, and `slots[b]` says from which
 # row on: the caller may want the answers between other rows. A slot that is not wholly inside `out` (negative, or too far behind) means: do not write. Rows of `out` that no slot covers stay as they are. A sequence without
 # keys answers with zeros.
 #
@@ -115,7 +115,7 @@ check("7.3", pooled_kernel)
 # %% [markdown]
 # ## 7.4 Predict: who adds how often, and what it costs
 #
-# (difficulty 1 of 3, 12 minutes) dQ of a shared query `[Lq, H, D]` over sequences with the given numbers of keys, in three ways:
+# (difficulty 1 of 3, 20 minutes) dQ of a shared query `[Lq, H, D]` over sequences with the given numbers of keys, in three ways:
 #
 # * `"contended"`: each tile of `block` keys of each sequence adds its share to dQ with atomics.
 # * `"partials"`: each sequence that has keys leaves one partial dQ in memory, and one pass adds them up.
@@ -161,7 +161,7 @@ check("7.5", sum_kernel)
 # %% [markdown]
 # ## 7.6 The resident dQ
 #
-# (difficulty 3 of 3, 30 minutes) The chapter describes it and does not show it. Program `w` of `W` keeps Q and its dQ on the chip. The sequences pass by: it takes `w`, `w + W`, `w + 2 W`, ... and adds what each contributes. At the end it
+# (difficulty 3 of 3, 95 minutes) The chapter describes it and does not show it. Program `w` of `W` keeps Q and its dQ on the chip. The sequences pass by: it takes `w`, `w + W`, `w + 2 W`, ... and adds what each contributes. At the end it
 # leaves one partial. A second kernel adds the partials, always in the same order. So no atomic is needed, and every run gives the same bits; the check runs your kernels under four orders of their programs and compares
 # bit by bit.
 #

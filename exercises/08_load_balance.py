@@ -23,7 +23,7 @@ progress()
 # %% [markdown]
 # ## 8.1 Zigzag, as a persistent kernel computes it
 #
-# (difficulty 1 of 3, 10 minutes) `count` tiles lie sorted by falling cost: place 0 is the largest. Round `r` deals the places `r * workers` to `r * workers + workers - 1`, one for each worker. Even rounds (0, 2, ...) are dealt
+# (difficulty 1 of 3, 15 minutes) `count` tiles lie sorted by falling cost: place 0 is the largest. Round `r` deals the places `r * workers` to `r * workers + workers - 1`, one for each worker. Even rounds (0, 2, ...) are dealt
 # from worker 0 upwards, odd rounds backwards, so that worker 0 gets the last place of the round. The last round may be short: places from `count` on do not exist, and who would get one gets nothing.
 #
 # Which places does one worker run, in order? The check deals with your function to all workers. The chapter's 48 tiles on 8 workers must come out with the loads of the text.
@@ -64,7 +64,7 @@ check("8.2", sorted_tiles)
 # %% [markdown]
 # ## 8.3 Predict: how often does a mega-tile decide?
 #
-# (difficulty 2 of 3, 20 minutes) The chapter's question, turned into a number. The costs of `tiles` tiles are drawn independently, with $P(\text{cost} > x) = x^{-\alpha}$ for $x \ge 1$. Each tile exists once for each
+# (difficulty 2 of 3, 15 minutes) The chapter's question, turned into a number. The costs of `tiles` tiles are drawn independently, with $P(\text{cost} > x) = x^{-\alpha}$ for $x \ge 1$. Each tile exists once for each
 # of `heads` heads, with the same cost. What is the chance that the largest tile alone costs more than the mean load of the `workers`? In those batches no schedule of whole tiles is any better than another.
 #
 # Write the function that predicts it. Compute it or simulate it, as you like. The check asks for alphas, heads and workers that are not shown here, and compares with a simulation of its own; within 0.015 is right. Ten
@@ -83,7 +83,7 @@ check("8.3", mega_share)
 # %% [markdown]
 # ## 8.4 Bug hunt: a queue worker that is too eager
 #
-# (difficulty 2 of 3, 15 minutes) A persistent kernel with a queue in memory: `asked` is a counter that starts at 0, and one atomic add draws a number. W programs share `count` tiles. They obey the rules of CLC:
+# (difficulty 2 of 3, 20 minutes) A persistent kernel with a queue in memory: `asked` is a counter that starts at 0, and one atomic add draws a number. W programs share `count` tiles. They obey the rules of CLC:
 #
 # * The first tile of program `w` is tile `w`. It is not asked for.
 # * The other tiles, from W on, are drawn from the counter: the first one drawn is tile W.
@@ -115,7 +115,7 @@ check("8.4", queue_kernel)
 # %% [markdown]
 # ## 8.5 Cut the long tiles, and merge them
 #
-# (difficulty 3 of 3, 30 minutes) Each sequence has one query, `q[b]`, and its own packed keys. So each sequence is one tile, and its cost is its number of blocks, `ceil(n / block)`. Cut what is longer than the mean load:
+# (difficulty 3 of 3, 45 minutes) Each sequence has one query, `q[b]`, and its own packed keys. So each sequence is one tile, and its cost is its number of blocks, `ceil(n / block)`. Cut what is longer than the mean load:
 #
 # * `size = max(1, ceil(sum of all costs / workers))`, in blocks.
 # * A tile with `cost > size` is cut into `parts = ceil(cost / size)` nearly equal parts. Part `p` takes the blocks `p * cost // parts` up to, but not including, `(p + 1) * cost // parts`. Other tiles with keys are one part. A
@@ -138,7 +138,7 @@ check("8.5", attend_in_parts)
 # %% [markdown]
 # ## 8.6 Predict: empty tiles and sentinels
 #
-# (difficulty 1 of 3, 10 minutes) Sequences of the given `lengths` are cut into tiles of `block` rows. Predict three numbers:
+# (difficulty 1 of 3, 15 minutes) Sequences of the given `lengths` are cut into tiles of `block` rows. Predict three numbers:
 #
 # * `launched`: the programs of a grid that is sized by the longest sequence, one row of tiles for each sequence;
 # * `valid`: how many of them have at least one row;

@@ -37,7 +37,7 @@ B200 = {"tensor_2": 8192, "tensor_1": 16384, "rows": 128, "mufu": 16, "smem": 12
 # %% [markdown]
 # ## 9.1 Cycles of a tile, unit by unit
 #
-# (difficulty 1 of 3, 12 minutes) One step of the forward: `M` queries meet `N` keys, head dimension `D`, inputs of `itemsize` bytes (2 or 1).
+# (difficulty 1 of 3, 15 minutes) One step of the forward: `M` queries meet `N` keys, head dimension `D`, inputs of `itemsize` bytes (2 or 1).
 # Return how many cycles it occupies the tensor core, the exp2 units, and shared memory.
 #
 # - The two products are S = Q Kᵀ and O += P V.
@@ -62,7 +62,7 @@ check("9.1", tile_cycles)
 # %% [markdown]
 # ## 9.2 Predict the limit, forward and backward
 #
-# (difficulty 2 of 3, 20 minutes) Which unit limits a perfectly overlapped kernel?
+# (difficulty 2 of 3, 45 minutes) Which unit limits a perfectly overlapped kernel?
 # `direction` is `"forward"` (a tile of 256 queries and 128 keys) or `"backward"` (128 queries, 128 keys).
 #
 # The forward is 9.1's.
@@ -126,7 +126,7 @@ check("9.3", ring)
 # %% [markdown]
 # ## 9.4 Busy shares and the longest chain
 #
-# (difficulty 2 of 3, 20 minutes) Write the tool that reads a timeline.
+# (difficulty 2 of 3, 50 minutes) Write the tool that reads a timeline.
 # `events` is a list of `(unit, start, end)`.
 # `needs[i]` lists the numbers of the events that event i had to wait for (any numbers, in any order, without circles).
 #
@@ -152,7 +152,7 @@ check("9.4", account)
 # %% [markdown]
 # ## 9.5 Bug hunt: a wait that comes too early
 #
-# (difficulty 2 of 3, 15 minutes) One warp group; two buffers for K, two for S. For each of 128 queries it sums the exponentials of its scores.
+# (difficulty 2 of 3, 25 minutes) One warp group; two buffers for K, two for S. For each of 128 queries it sums the exponentials of its scores.
 # (Scores are small here: nobody subtracts a maximum.)
 #
 # The author's plan: while the tensor core makes the S of block j, the exp2 units work on block j − 1.
@@ -206,7 +206,7 @@ check("9.5", sums_kernel)
 # %% [markdown]
 # ## 9.6 The next product before this softmax
 #
-# (difficulty 3 of 3, 30 minutes) The chapter said that the next S could be asked for early, by the same warps.
+# (difficulty 3 of 3, 40 minutes) The chapter said that the next S could be asked for early, by the same warps.
 # Write it: attention for one tile of 128 queries, one warp group, no tasks.
 # Two waits of version 1 must move.
 # While the exp2 units work on block j, the tensor core should have the S of block j + 1 to make; and the wait for block j's PV may come a step later.

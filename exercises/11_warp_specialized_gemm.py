@@ -63,7 +63,7 @@ def leave(c_desc, staging, values, row):
 # %% [markdown]
 # ## 11.1 The producer of a ring
 #
-# (difficulty 1 of 3, 15 minutes) Write the load role: for each of the `steps` slices wait until its buffers are free, announce the bytes *of both operands* on `fulls[slot]`, and start both copies.
+# (difficulty 1 of 3, 10 minutes) Write the load role: for each of the `steps` slices wait until its buffers are free, announce the bytes *of both operands* on `fulls[slot]`, and start both copies.
 # Turn `k` of the ring uses slot `k % STAGES`; `place` gives slot and phase. There are 1, 2 or 3 stages.
 # Do it with what is there, without `load_slice`: two copies per slice, and one announcement per slice.
 #
@@ -106,7 +106,7 @@ check("11.1", ring_kernel)
 # %% [markdown]
 # ## 11.2 An epilogue for jagged tiles
 #
-# (difficulty 3 of 3, 35 minutes) Here tile t sums over `steps[t]` slices, and `steps[t]` may be 0, as with packed sequences of different lengths. The load and the MMA role skip a tile without slices, and *do not count it*: it uses no accumulator.
+# (difficulty 3 of 3, 20 minutes) Here tile t sums over `steps[t]` slices, and `steps[t]` may be 0, as with packed sequences of different lengths. The load and the MMA role skip a tile without slices, and *do not count it*: it uses no accumulator.
 # Write the epilogue. It must
 #
 # 1. walk over the same tiles as the other roles: `tl.program_id(0)`, then every `tl.num_programs(0)`-th, of `tiles`;
@@ -189,7 +189,7 @@ check("11.2", jagged_kernel)
 # %% [markdown]
 # ## 11.3 Bug hunt: the second tile hangs
 #
-# (difficulty 2 of 3, 20 minutes) One tile is right, and many a second tile hangs. Some do not: with 2 stages and 4 slices per tile all is well.
+# (difficulty 2 of 3, 30 minutes) One tile is right, and many a second tile hangs. Some do not: with 2 stages and 4 slices per tile all is well.
 # Run the check, draw the graph in your head, and ask which two roles disagree, and about what.
 # One line is wrong. Mend it, and leave the rest: three async tasks, one wait per slice on each side of the ring, and each slice copied once.
 
@@ -250,7 +250,7 @@ check("11.3", second_tile_kernel)
 # %% [markdown]
 # ## 11.4 Bug hunt: right whenever the tensor core is quick
 #
-# (difficulty 2 of 3, 20 minutes) Somebody wanted the epilogue to start early. On a quick tensor core the numbers are right.
+# (difficulty 2 of 3, 25 minutes) Somebody wanted the epilogue to start early. On a quick tensor core the numbers are right.
 # The report names a load and a product that nothing orders. Neither line is wrong: find what should have ordered them.
 # Keep three async tasks, one product per slice, and the accumulator handed over by the tensor core itself, once per tile.
 
@@ -306,7 +306,7 @@ check("11.4", early_kernel)
 # %% [markdown]
 # ## 11.5 Bug hunt: eight warps, one column
 #
-# (difficulty 3 of 3, 25 minutes) A small network: `out = relu(X W)**2 V`. The hidden layer never leaves the chip: each block of its columns, S, is made in tensor memory, and the *default task of eight warps* turns it into P in bf16, stored over S.
+# (difficulty 3 of 3, 30 minutes) A small network: `out = relu(X W)**2 V`. The hidden layer never leaves the chip: each block of its columns, S, is made in tensor memory, and the *default task of eight warps* turns it into P in bf16, stored over S.
 # The kernel was right with four warps. With eight it has a race *inside one task*. Somebody has tried a fence; it did not help.
 #
 # Mend it, and leave the rest: P stays over S (at most 128 columns of tensor memory), both products read tensor memory as given, and two async tasks. It is launched with `num_warps=8`.

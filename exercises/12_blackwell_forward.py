@@ -98,7 +98,7 @@ def mma_role(
 # %% [markdown]
 # ## 12.1 Rescale only when it matters
 #
-# (difficulty 2 of 3, 20 minutes) No kernel: the idea in PyTorch.
+# (difficulty 2 of 3, 40 minutes) No kernel: the idea in PyTorch.
 # `scores: [rows, blocks, BN]` are in log2 units, `values: [blocks * BN, D]`.
 # Walk the blocks.
 # A row raises its reference maximum only if the block's maximum exceeds the *current reference* by more than `threshold`; otherwise it keeps the stale one, and some exponentials are larger than 1.
@@ -123,7 +123,7 @@ check("12.1", lazy_attention)
 # %% [markdown]
 # ## 12.2 Six buffers into 512 columns
 #
-# (difficulty 2 of 3, 15 minutes) This kernel wants S, P and an accumulator for each of two halves: 2 x 128 + 2 x 64 + 2 x 128 = 640 columns.
+# (difficulty 2 of 3, 30 minutes) This kernel wants S, P and an accumulator for each of two halves: 2 x 128 + 2 x 64 + 2 x 128 = 640 columns.
 # Tensor memory has 512.
 # P of a half is written only after its S has been read, so P may live inside S.
 # Change the allocations so that it does; all six buffers stay in tensor memory, and the body stays as it is.
@@ -190,7 +190,7 @@ check("12.2", crowded_kernel)
 # %% [markdown]
 # ## 12.3 Bug hunt: scores that come too early
 #
-# (difficulty 2 of 3, 20 minutes) One half, and S and P in columns of their own.
+# (difficulty 2 of 3, 40 minutes) One half, and S and P in columns of their own.
 # That allows a trick: the tensor core starts the *next* S before it waits for P, so it works while the softmax does.
 # Somebody forgot what this needs.
 # Run the check before you change anything: the report says that one S can be overtaken by the next.
@@ -381,7 +381,7 @@ check("12.4", corrected_kernel)
 # %% [markdown]
 # ## 12.5 Ping-pong
 #
-# (difficulty 3 of 3, 25 minutes) The kernel below has two halves, and one softmax task that serves them in turn.
+# (difficulty 3 of 3, 55 minutes) The kernel below has two halves, and one softmax task that serves them in turn.
 # So the exponentials of one half never overlap with the other half's waiting.
 # Give each half a task of its own.
 # The limit is 25,000 modelled cycles; the given kernel takes about 29,500.
@@ -470,7 +470,7 @@ check("12.5", ping_pong_kernel)
 # %% [markdown]
 # ## 12.6 Peel the loop
 #
-# (difficulty 2 of 3, 20 minutes) No kernel (and `jfa.masks` and `jfa.schedule` are closed).
+# (difficulty 2 of 3, 25 minutes) No kernel (and `jfa.masks` and `jfa.schedule` are closed).
 # Query `i` of a sequence sees the keys `i + lo <= j <= i + hi` with `0 <= j < len_kv`.
 # A tile holds the queries `first .. last`.
 # Which key blocks of `block` keys does it need, and which of them need no mask, because *every* query of the tile sees *all* `block` keys of it?
@@ -491,7 +491,7 @@ check("12.6", peel)
 # %% [markdown]
 # ## 12.7 Slice P
 #
-# (difficulty 3 of 3, 30 minutes) One half of 128 queries, and P inside S as in version 3.
+# (difficulty 3 of 3, 55 minutes) One half of 128 queries, and P inside S as in version 3.
 # So the exponentials, the store of P, P V and the next S come one after the other, and nothing fills the gaps.
 # But P V is a sum over keys: its first part may begin while the last exponentials are still being computed.
 #
@@ -755,7 +755,7 @@ def issue_pv(
 # %% [markdown]
 # ## 12.8 The next tile's S, early
 #
-# (difficulty 3 of 3, 30 minutes) A program takes one tile after another, as in version 8, but here each tile has its own number of key blocks, and some have none.
+# (difficulty 3 of 3, 65 minutes) A program takes one tile after another, as in version 8, but here each tile has its own number of key blocks, and some have none.
 # Version 8's loop counts on equal numbers.
 # `multiply_tiles` below is right and has a seam: a tile's first S is issued behind the last P V of the tile before, of both halves.
 # Until then the softmax groups have nothing to do.
@@ -867,7 +867,7 @@ check("12.8", tiles_kernel)
 # %% [markdown]
 # ## 12.9 Registers from a compile report
 #
-# (difficulty 2 of 3, 25 minutes) No kernel.
+# (difficulty 2 of 3, 40 minutes) No kernel.
 # The emulator counts cycles and has no registers; the compiler has registers and counts no cycles.
 # Who deals out registers among the roles needs both.
 #

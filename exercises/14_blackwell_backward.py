@@ -86,7 +86,7 @@ def reuse(stages, STAGES: tl.constexpr, BM: tl.constexpr, NCOL: tl.constexpr):
 # %% [markdown]
 # ## 14.1 Bug hunt: the sketch of dQ's staging
 #
-# (difficulty 2 of 3, 20 minutes) The text that this course grew from showed how dQ leaves in slices of `NCOL` columns through two stages: a sketch, never run.
+# (difficulty 2 of 3, 35 minutes) The text that this course grew from showed how dQ leaves in slices of `NCOL` columns through two stages: a sketch, never run.
 # `reduce_sketch` is written after it, and has four faults of different kinds.
 # Run the check, repair what it finds, run it again: each fault hides the next.
 # All blocks are whole here, so nothing needs to be clipped.
@@ -224,7 +224,7 @@ check("14.2", staged_kernel)
 # %% [markdown]
 # ## 14.3 Bug hunt: dQ in dP's columns
 #
-# (difficulty 3 of 3, 25 minutes) The heart of the backward in small: a program has K and V of 128 keys and walks over blocks of 128 queries.
+# (difficulty 3 of 3, 20 minutes) The heart of the backward in small: a program has K and V of 128 keys and walks over blocks of 128 queries.
 #
 # * mma makes dP = V dO^T in `dp[0]`;
 # * compute multiplies it with `w`, a matrix in memory that stands for P, and writes dS to shared memory;
@@ -336,7 +336,7 @@ check("14.3", seat_kernel)
 # %% [markdown]
 # ## 14.4 Early release, against the clock
 #
-# (difficulty 2 of 3, 20 minutes) The kernel of 14.3 once more, with its mma role repaired; now the reduce role is yours.
+# (difficulty 2 of 3, 50 minutes) The kernel of 14.3 once more, with its mma role repaired; now the reduce role is yours.
 # dQ has `SLICES = D // 16` slices, and there are `STAGES` stages, a divisor of `SLICES`.
 # The last `HELD` slices (0 to `SLICES`) must leave tensor memory *before* the role waits for a stage for any of them.
 # Arrive on `dq_empties[0]` as soon as that is so.
@@ -425,7 +425,7 @@ check("14.4", early_kernel)
 # %% [markdown]
 # ## 14.5 Predict: stages and held slices, do they fit?
 #
-# (difficulty 2 of 3, 15 minutes) No kernel: the budget of the package's backward, before one compiles.
+# (difficulty 2 of 3, 20 minutes) No kernel: the budget of the package's backward, before one compiles.
 #
 # **Shared memory**, in bytes, for blocks of 128 queries and tiles of 128 keys:
 #

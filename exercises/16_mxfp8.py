@@ -34,7 +34,7 @@ progress()
 # %% [markdown]
 # ## 16.1 Quantise, with everything that is not ordinary
 #
-# (difficulty 1 of 3, 20 minutes) `x` is fp32, [..., n], n a multiple of 32, and groups lie along the last axis.
+# (difficulty 1 of 3, 30 minutes) `x` is fp32, [..., n], n a multiple of 32, and groups lie along the last axis.
 # Return two tensors: `data` [..., n] of `torch.float8_e4m3fn`, and `codes` [..., n / 32] of `torch.uint8`.
 #
 # * The code is the smallest from 0 on with amax <= 448 * 2^(code - 127). A group of zeros has code 0.
@@ -114,7 +114,7 @@ check("16.3", predict)
 # %% [markdown]
 # ## 16.4 A Triton kernel: quantise a jagged batch along tokens
 #
-# (difficulty 3 of 3, 35 minutes) `x` and `data` are [total, H, D], packed by `offsets`; groups are 32 *tokens* of one sequence and head, so each of the D columns has scales of its own.
+# (difficulty 3 of 3, 30 minutes) `x` and `data` are [total, H, D], packed by `offsets`; groups are 32 *tokens* of one sequence and head, so each of the D columns has scales of its own.
 # Groups are counted from the sequence's own start. The last one may have fewer than 32 tokens; it is as if filled up with zeros.
 #
 # Launched on (G, B, H): program (g, b, h) does group g of sequence b, head h; G is enough for the longest sequence, so many programs have nothing to do.
@@ -144,7 +144,7 @@ check("16.4", quantise_tokens)
 # %% [markdown]
 # ## 16.5 Bug hunt: scores scaled along the wrong axis
 #
-# (difficulty 2 of 3, 25 minutes) The backward uses K twice: $S = Q K^T$ contracts over D, $dQ = dS\, K$ over keys.
+# (difficulty 2 of 3, 45 minutes) The backward uses K twice: $S = Q K^T$ contracts over D, $dQ = dS\, K$ over keys.
 # This kernel does both products for 128 queries. K comes in both encodings: `k_*` with groups along D, `kt_*` with groups along keys.
 #
 # | | data | tiles of codes |
@@ -223,7 +223,7 @@ check("16.5", both_products)
 # %% [markdown]
 # ## 16.6 Bug hunt: P's scale, applied here and forgotten there
 #
-# (difficulty 2 of 3, 20 minutes) The chapter's version 4, as somebody made it out of a bf16 kernel.
+# (difficulty 2 of 3, 45 minutes) The chapter's version 4, as somebody made it out of a bf16 kernel.
 # It has two faults.
 #
 # * `out` must be $P V$ divided by P's row sum, and `lse` = m + log2(row sum), in octaves, as if P had never been scaled.

@@ -32,7 +32,7 @@ progress()
 # %% [markdown]
 # ## 17.1 Pooled block scores of a jagged batch
 #
-# (difficulty 1 of 3, 15 minutes) `q` is [rows, H, D], `k` is [rows, H_kv, D], both packed by their offsets; query head h belongs to key head `h // (H // H_kv)`.
+# (difficulty 1 of 3, 35 minutes) `q` is [rows, H, D], `k` is [rows, H_kv, D], both packed by their offsets; query head h belongs to key head `h // (H // H_kv)`.
 # Pool each block to the mean over its rows that exist, and score every block of queries against the key blocks of its own sequence: pooled query · pooled key · `scale`.
 #
 # Return [H, R, W]: R blocks of queries of all sequences, numbered one after another; W the most key blocks of any sequence.
@@ -54,7 +54,7 @@ check("17.1", block_scores)
 # %% [markdown]
 # ## 17.2 Choose the best blocks, as lists
 #
-# (difficulty 2 of 3, 20 minutes) `scores` is [H, R, W]; `candidates` [R, W] says which key blocks the mask leaves a pair of, `always` [R, W] which ones shall be chosen whatever they score.
+# (difficulty 2 of 3, 40 minutes) `scores` is [H, R, W]; `candidates` [R, W] says which key blocks the mask leaves a pair of, `always` [R, W] which ones shall be chosen whatever they score.
 # A block of `always` that is no candidate does not count.
 # Scores of blocks that are no candidates may be anything.
 #
@@ -81,7 +81,7 @@ check("17.2", choose)
 # %% [markdown]
 # ## 17.3 Turn the lists round
 #
-# (difficulty 2 of 3, 25 minutes) The backward asks which blocks of queries chose a block of keys.
+# (difficulty 2 of 3, 40 minutes) The backward asks which blocks of queries chose a block of keys.
 #
 # `starts` [heads * R + 1], `columns` and `kinds` [capacity] are lists of `heads` heads over R blocks of queries; a column is a key block counted *inside its sequence*.
 # Entries from `starts[-1]` on hold anything.
@@ -106,7 +106,7 @@ check("17.3", turn)
 # %% [markdown]
 # ## 17.4 The forward kernel over lists
 #
-# (difficulty 2 of 3, 30 minutes) The chapter's kernel knew one head of one sequence. Write the whole: packed sequences, heads that share key heads, and the LSE.
+# (difficulty 2 of 3, 50 minutes) The chapter's kernel knew one head of one sequence. Write the whole: packed sequences, heads that share key heads, and the LSE.
 #
 # The mask is causal, bottom right: query `i` sees the keys `j <= i + len_kv - len_q` of its own sequence, of those blocks that its list names.
 # Launched on `(number of tiles, H)`: program `(t, h)` works on `tiles[t] = (sequence, first query in it)`, and its list is that of head h, row t, from `starts[h * T + t]` to the next start, with `T` tiles.
@@ -142,7 +142,7 @@ check("17.4", sparse_kernel)
 # %% [markdown]
 # ## 17.5 Bug hunt: the last block counts as full
 #
-# (difficulty 2 of 3, 15 minutes) For each entry of some lists you get the block of queries `i`, the block of keys `j`, the lengths of their sequence, and its band: a pair of rows counts if `lo <= key row - query row <= hi`, both counted in the sequence.
+# (difficulty 2 of 3, 10 minutes) For each entry of some lists you get the block of queries `i`, the block of keys `j`, the lengths of their sequence, and its band: a pair of rows counts if `lo <= key row - query row <= hi`, both counted in the sequence.
 # All are int64 tensors of one length. Each of these pairs of blocks has at least one pair of rows that counts.
 #
 # Return int8 kinds: 2 if both blocks are whole and every pair of their rows counts, else 1.
@@ -170,7 +170,7 @@ check("17.5", pair_kinds)
 # %% [markdown]
 # ## 17.6 Predict: the ratio at which sparse stops paying
 #
-# (difficulty 2 of 3, 15 minutes) A model of one sequence, in whole cycles.
+# (difficulty 2 of 3, 20 minutes) A model of one sequence, in whole cycles.
 # `candidates` is a list: the number of candidate key blocks n of each block of queries, the same for all heads. The sequence has `key_blocks` blocks of keys.
 #
 # * A dense tile takes `start` cycles, and `step` per candidate.

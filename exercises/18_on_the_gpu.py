@@ -27,7 +27,7 @@ progress()
 # %% [markdown]
 # ## 18.1 The FLOPs of a causal batch
 #
-# (difficulty 1 of 3, 12 minutes) TFLOP/s are FLOPs over time, so the FLOPs must be right first. Count exactly the pairs that the mask allows. Causal,
+# (difficulty 1 of 3, 15 minutes) TFLOP/s are FLOPs over time, so the FLOPs must be right first. Count exactly the pairs that the mask allows. Causal,
 # aligned at the end: the last query of a sequence sees its last key, so query `i` of `n` sees the keys `0 .. i + m - n` of `m`. Where that is
 # negative it sees none.
 #
@@ -47,7 +47,7 @@ check("18.1", causal_flops)
 # %% [markdown]
 # ## 18.2 The fewest bytes of attention pooling
 #
-# (difficulty 2 of 3, 12 minutes) A forward with a shared query (`broadcast_q`): B sequences of keys and values, one query `[len_q, heads, head_dim]`
+# (difficulty 2 of 3, 15 minutes) A forward with a shared query (`broadcast_q`): B sequences of keys and values, one query `[len_q, heads, head_dim]`
 # for all of them. However clever the kernel is, it reads every input once and writes every output once. Count these bytes:
 #
 # - the query, once: it is shared;
@@ -70,7 +70,7 @@ check("18.2", pooling_bytes)
 # %% [markdown]
 # ## 18.3 Predict before you measure
 #
-# (difficulty 1 of 3, 10 minutes) A kernel keeps three machines busy at the same time: memory, tensor cores, exponential units. Each needs its own
+# (difficulty 1 of 3, 20 minutes) A kernel keeps three machines busy at the same time: memory, tensor cores, exponential units. Each needs its own
 # time for its own work, and in the best case they overlap completely. So the kernel cannot be faster than the slowest of the three.
 #
 # `chip` holds `tb_per_s` (10^12 bytes per second), `tflops` (10^12 FLOPs per second) and `texp_per_s` (10^12 exponentials per second). Return the floor in
@@ -112,7 +112,7 @@ check("18.4", ratio_to_best_peer)
 # %% [markdown]
 # ## 18.5 What bounds it?
 #
-# (difficulty 3 of 3, 20 minutes) A profiler's numbers for one kernel:
+# (difficulty 3 of 3, 15 minutes) A profiler's numbers for one kernel:
 #
 # - `active_cycles`: for each SM, how many cycles it had work;
 # - `dram`, `tensor`, `xu`: how busy memory, tensor cores and exponential units were, in percent of their peak over the *whole* kernel, mean of all SMs.
@@ -138,7 +138,7 @@ check("18.5", what_bounds)
 # %% [markdown]
 # ## 18.6 No schedule beats this
 #
-# (difficulty 2 of 3, 12 minutes) `costs` are the costs of the tiles of a launch, `workers` is the number of SMs. Whatever the order, the launch takes
+# (difficulty 2 of 3, 10 minutes) `costs` are the costs of the tiles of a launch, `workers` is the number of SMs. Whatever the order, the launch takes
 # at least as long as its largest tile, and at least as long as the work divided evenly over all SMs.
 #
 # Return (that bound, `pieces`): `pieces` is the smallest number of equal parts into which the *largest* tile must be cut so that a part is no larger

@@ -18,7 +18,7 @@
 # * can run a chapter, solve an exercise, and read a report,
 # * have saved, restarted, reopened, graded and reset an exercise once.
 #
-# **Time** 15 minutes to read, 20 for the exercises.
+# **Time** 15 minutes to read, 25 for the exercises.
 # **You need** Python, a little PyTorch (indexing, `@` for matrix products), and to have met attention once.
 #
 # Run a cell with Shift+Enter.
@@ -182,12 +182,17 @@ print(f"padded {padded_scores} scores, packed {packed_scores}: {times:.1f} times
 #
 # Open [exercises/00_start_here.py](../exercises/00_start_here.py) by a double click in the file browser on the left.
 #
+# The minutes here and in all chapters are an estimate by a rule, not a measurement: nobody has timed readers.
+# The rule counts what is new: five minutes for an exercise's text and the report, two for each line of its solution that the chapter does not show, one for each other line, and half a minute for each line of a program that is given to be mended.
+# The sum is rounded to five minutes.
+# You may need half of it, or twice as much.
+#
 # | | | minutes |
 # |---|---|---|
-# | 0.1 | edit and check | 3 |
+# | 0.1 | edit and check | 5 |
 # | 0.2 | read a report | 5 |
 # | 0.3 | right answer, wrong method | 5 |
-# | 0.4 | a value, and a round trip: save, restart, reopen, grade, reset | 7 |
+# | 0.4 | a value, and a round trip: save, restart, reopen, grade, reset | 10 |
 #
 # ## Checkpoint
 #

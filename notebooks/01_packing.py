@@ -14,7 +14,7 @@
 # * can say what padding costs, in tokens and in FLOPs (floating-point operations), and why the second number is the worse one,
 # * know four mistakes of padding and packing that raise no error.
 #
-# **Time** 30 minutes to read, 90 for the exercises.
+# **Time** 30 minutes to read, 85 for the exercises.
 # **You need** chapter 00.
 #
 # ## Mental model: a tape with marks
@@ -271,12 +271,12 @@ print(plots.table(["lengths", "mask GiB", "offsets KiB", "scores computed / want
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
-# | 1.1 | offsets from lengths | 1 | 8 |
-# | 1.2 | whose row is it? | 2 | 12 |
-# | 1.3 | from packed to padded | 2 | 12 |
-# | 1.4 | the waste of a cross-attention batch | 2 | 12 |
-# | 1.5 | shuffle a packed batch | 3 | 25 |
-# | 1.6 | attention on padded data, with garbage in the free places | 3 | 20 |
+# | 1.1 | offsets from lengths | 1 | 10 |
+# | 1.2 | whose row is it? | 2 | 15 |
+# | 1.3 | from packed to padded | 2 | 15 |
+# | 1.4 | the waste of a cross-attention batch | 2 | 15 |
+# | 1.5 | shuffle a packed batch | 3 | 15 |
+# | 1.6 | attention on padded data, with garbage in the free places | 3 | 15 |
 #
 # ## Checkpoint
 #

@@ -14,7 +14,7 @@
 # * can compute attention without ever holding a row of scores, block by block, and say why that is exact,
 # * know what the LSE (log-sum-exp) is good for: merging partial results, and later the backward pass.
 #
-# **Time** 40 minutes to read, two hours for the exercises.
+# **Time** 40 minutes to read, 175 for the exercises.
 # **You need** chapter 01.
 #
 # ## Mental model: a running total in a currency that changes
@@ -345,12 +345,12 @@ plots.lines(
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
-# | 2.1 | a softmax with a mask, and its LSE | 1 | 12 |
+# | 2.1 | a softmax with a mask, and its LSE | 1 | 20 |
 # | 2.2 | merge two halves | 2 | 15 |
-# | 2.3 | blockwise causal attention | 2 | 20 |
-# | 2.4 | a packed batch, two lengths each | 2 | 25 |
-# | 2.5 | shared key heads (GQA) | 3 | 25 |
-# | 2.6 | one set of queries for all sequences | 3 | 30 |
+# | 2.3 | blockwise causal attention | 2 | 35 |
+# | 2.4 | a packed batch, two lengths each | 2 | 45 |
+# | 2.5 | shared key heads (GQA) | 3 | 35 |
+# | 2.6 | one set of queries for all sequences | 3 | 25 |
 #
 # ## Checkpoint
 #

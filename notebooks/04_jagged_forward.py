@@ -14,7 +14,7 @@
 # * have seen a poisoned neighbour leak through V, and stopped it,
 # * can go from one launch per sequence to one launch over a list of tiles.
 #
-# **Time** 75 minutes to read, three and a half hours for the exercises.
+# **Time** 75 minutes to read, 210 for the exercises.
 # **You need** chapters 02 (online softmax) and 03 (Triton).
 # No GPU.
 
@@ -473,17 +473,17 @@ print(
 # ## Exercises
 #
 # Open [exercises/04_jagged_forward.py](../exercises/04_jagged_forward.py).
-# The minutes come from `tools/measure_exercises.py`: they count how much of a solution is new, not readers.
+# The minutes are an [estimate by a rule](00_start_here.py).
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
-# | 4.1 | a tile list without empty tiles | 1 | 11 |
-# | 4.2 | the log-sum-exp of every query | 2 | 32 |
-# | 4.3 | the poisoned neighbour | 2 | 9 |
-# | 4.4 | attention with a distance penalty | 3 | 52 |
-# | 4.5 | one query that pools a sequence | 3 | 47 |
-# | 4.6 | merge the parts of a split sequence | 3 | 41 |
-# | 4.7 | bug hunt: right for self-attention | 2 | 24 |
+# | 4.1 | a tile list without empty tiles | 1 | 10 |
+# | 4.2 | the log-sum-exp of every query | 2 | 30 |
+# | 4.3 | the poisoned neighbour | 2 | 10 |
+# | 4.4 | attention with a distance penalty | 3 | 50 |
+# | 4.5 | one query that pools a sequence | 3 | 45 |
+# | 4.6 | merge the parts of a split sequence | 3 | 40 |
+# | 4.7 | bug hunt: right for self-attention | 2 | 25 |
 #
 # ## Checkpoint
 #

@@ -14,7 +14,7 @@
 # Decide who may write dQ, and see what atomics cost in repeatability.
 # Check the gradients of a packed op.
 #
-# **Time.** 75 minutes, and 120 for the exercises. **Needs.** Chapter 04 (the jagged forward). No GPU.
+# **Time.** 75 minutes, and 145 for the exercises. **Needs.** Chapter 04 (the jagged forward). No GPU.
 
 # %%
 import math
@@ -618,11 +618,11 @@ print(
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
-# | 5.1 | delta of every packed row, with the gradient of lse | 1 | 12 |
-# | 5.2 | one block's contributions, by hand | 2 | 25 |
+# | 5.1 | delta of every packed row, with the gradient of lse | 1 | 10 |
+# | 5.2 | one block's contributions, by hand | 2 | 15 |
 # | 5.3 | the jagged dK/dV kernel, with grouped heads | 2 | 35 |
-# | 5.4 | bug hunt: right for one sequence | 2 | 20 |
-# | 5.5 | predict products, bytes and additions | 2 | 15 |
+# | 5.4 | bug hunt: right for one sequence | 2 | 30 |
+# | 5.5 | predict products, bytes and additions | 2 | 30 |
 # | 5.6 | back through a merge of two halves | 3 | 25 |
 #
 # ## Checkpoint

@@ -12,7 +12,7 @@
 # **Goals.** Describe causal masks (both alignments) and windows (both kinds) by two numbers per sequence. Say in closed form which blocks are empty, which are full, and which need a mask.
 # Peel a loop with a `tl.constexpr`. Read in the machine code what a mask costs. Know why −1e9 is not minus infinity.
 #
-# **Time.** 50 minutes, and 100 for the exercises. **Needs.** Chapter 04 (the jagged forward). No GPU.
+# **Time.** 50 minutes, and 205 for the exercises. **Needs.** Chapter 04 (the jagged forward). No GPU.
 
 # %%
 import math
@@ -376,12 +376,12 @@ print(diff(reports["sm_100, without the mask"], reports["sm_100, with the mask"]
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
-# | 6.1 | the band of a call | 1 | 12 |
-# | 6.2 | the four block numbers, inside a kernel | 2 | 25 |
-# | 6.3 | the peeled kernel of a jagged window | 3 | 35 |
+# | 6.1 | the band of a call | 1 | 30 |
+# | 6.2 | the four block numbers, inside a kernel | 2 | 40 |
+# | 6.3 | the peeled kernel of a jagged window | 3 | 65 |
 # | 6.4 | bug hunt: counted from the wrong end | 2 | 15 |
-# | 6.5 | bug hunt: the row that may see nothing | 1 | 12 |
-# | 6.6 | predict pairs, full and partial blocks | 2 | 15 |
+# | 6.5 | bug hunt: the row that may see nothing | 1 | 20 |
+# | 6.6 | predict pairs, full and partial blocks | 2 | 35 |
 #
 # ## Checkpoint
 #

@@ -12,7 +12,7 @@
 # **Goals.** Pack the heads of a group into the rows of one tile, so that keys and values are read once. Share one query among all sequences, and read it where it lies. See why its gradient is the hard one, and compare three
 # ways to sum it: by how often an address is added to, by memory, by bits. Read the roof of attention pooling.
 #
-# **Time.** 60 minutes, and 120 for the exercises. **Needs.** Chapters 04 and 05 (the forward kernel; the five products of the backward). No GPU.
+# **Time.** 60 minutes, and 260 for the exercises. **Needs.** Chapters 04 and 05 (the forward kernel; the five products of the backward). No GPU.
 
 # %%
 import math
@@ -376,12 +376,12 @@ recorded.roofline([r for r in results if r.on_gpu], "backward", names=names)
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
-# | 7.1 | packed rows | 1 | 10 |
-# | 7.2 | a forward that reads each key once per group | 2 | 30 |
-# | 7.3 | one query for all, and an answer where it is wanted | 2 | 25 |
-# | 7.4 | predict: who adds how often, and what it costs | 1 | 12 |
+# | 7.1 | packed rows | 1 | 15 |
+# | 7.2 | a forward that reads each key once per group | 2 | 60 |
+# | 7.3 | one query for all, and an answer where it is wanted | 2 | 55 |
+# | 7.4 | predict: who adds how often, and what it costs | 1 | 20 |
 # | 7.5 | bug hunt: the gradient that stops growing | 2 | 15 |
-# | 7.6 | the resident dQ | 3 | 30 |
+# | 7.6 | the resident dQ | 3 | 95 |
 #
 # ## Checkpoint
 #

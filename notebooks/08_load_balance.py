@@ -12,7 +12,7 @@
 # **Goals.** Say what decides when a launch ends. Deal tiles to workers four ways, and know what each way looks at: round robin, zigzag, longest first, a queue. Know the bound that no way of dealing
 # beats, and the one thing that beats it. Make the list of tiles on the device without asking the host. See the same rules at work between four GPUs.
 #
-# **Time.** 60 minutes, and 100 for the exercises. **Needs.** Chapter 04 (tiles, tile lists). No GPU.
+# **Time.** 60 minutes, and 135 for the exercises. **Needs.** Chapter 04 (tiles, tile lists). No GPU.
 
 # %%
 import heapq
@@ -593,12 +593,12 @@ plots.panels(
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
-# | 8.1 | zigzag, as a persistent kernel computes it | 1 | 10 |
+# | 8.1 | zigzag, as a persistent kernel computes it | 1 | 15 |
 # | 8.2 | a sorted tile list that never asks the host | 2 | 25 |
-# | 8.3 | predict: how often does a mega-tile decide? | 2 | 20 |
-# | 8.4 | bug hunt: a queue worker that is too eager | 2 | 15 |
-# | 8.5 | cut the long tiles, and merge them | 3 | 30 |
-# | 8.6 | predict: empty tiles and sentinels | 1 | 10 |
+# | 8.3 | predict: how often does a mega-tile decide? | 2 | 15 |
+# | 8.4 | bug hunt: a queue worker that is too eager | 2 | 20 |
+# | 8.5 | cut the long tiles, and merge them | 3 | 45 |
+# | 8.6 | predict: empty tiles and sentinels | 1 | 15 |
 #
 # ## Checkpoint
 #

@@ -15,7 +15,7 @@
 # Read a timeline.
 # Say why one group of warps that does everything keeps a Blackwell GPU idle, what helps, and when it does not pay.
 #
-# **Time.** 60 minutes, and 110 for the exercises.
+# **Time.** 60 minutes, and 195 for the exercises.
 # **Needs.**
 # Chapter 04 (the jagged forward).
 # No GPU: every cycle count of this chapter is modelled unless it says "measured".
@@ -725,12 +725,12 @@ plots.segments(
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
-# | 9.1 | cycles of a tile, unit by unit | 1 | 12 |
-# | 9.2 | predict the limit, forward and backward | 2 | 20 |
+# | 9.1 | cycles of a tile, unit by unit | 1 | 15 |
+# | 9.2 | predict the limit, forward and backward | 2 | 45 |
 # | 9.3 | predict the ring: round trip, period, buffers | 2 | 20 |
-# | 9.4 | busy shares and the longest chain | 2 | 20 |
-# | 9.5 | bug hunt: a wait that comes too early | 2 | 15 |
-# | 9.6 | the next product before this softmax | 3 | 30 |
+# | 9.4 | busy shares and the longest chain | 2 | 50 |
+# | 9.5 | bug hunt: a wait that comes too early | 2 | 25 |
+# | 9.6 | the next product before this softmax | 3 | 40 |
 #
 # ## Checkpoint
 #

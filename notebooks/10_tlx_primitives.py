@@ -14,7 +14,7 @@
 # * can use each from TLX, the Triton extension that names them, and can count arrivals and phases by hand,
 # * have broken each on purpose, read the report, and swept a kernel for what its synchronisation is good for.
 #
-# **Time** 100 minutes to read, two and a half hours for the exercises.
+# **Time** 100 minutes to read, 145 for the exercises.
 # **You need** chapter 03.
 # No GPU: TLX kernels have no interpreter anywhere else; here the emulator runs them.
 
@@ -700,19 +700,19 @@ plots.sweep_map(swept)
 # ## Exercises
 #
 # Open [exercises/10_tlx_primitives.py](../exercises/10_tlx_primitives.py).
-# The minutes come from `tools/measure_exercises.py`: they count how much of a solution is new, not readers.
+# The minutes are an [estimate by a rule](00_start_here.py).
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
 # | 10.1 | in by TMA, out by TMA | 1 | 15 |
-# | 10.2 | the parity puzzle | 1 | 9 |
-# | 10.3 | a consumer | 2 | 11 |
-# | 10.4 | bug hunt: given back twice | 2 | 18 |
+# | 10.2 | the parity puzzle | 1 | 10 |
+# | 10.3 | a consumer | 2 | 10 |
+# | 10.4 | bug hunt: given back twice | 2 | 20 |
 # | 10.5 | bug hunt: right under some schedules only | 3 | 20 |
-# | 10.6 | one product in tensor memory | 3 | 19 |
-# | 10.7 | a producer for two consumers | 3 | 14 |
-# | 10.8 | a store pipeline | 3 | 13 |
-# | 10.9 | bug hunt: an innocent wait | 3 | 21 |
+# | 10.6 | one product in tensor memory | 3 | 20 |
+# | 10.7 | a producer for two consumers | 3 | 15 |
+# | 10.8 | a store pipeline | 3 | 15 |
+# | 10.9 | bug hunt: an innocent wait | 3 | 20 |
 #
 # ## Checkpoint
 #

@@ -684,11 +684,11 @@ print(explore.explore(launch_split, max_ctas=2))
 #
 # | | what | difficulty | minutes |
 # |---|---|---|---|
-# | 11.1 | the producer of a ring with two operands | 1 | 15 |
-# | 11.2 | an epilogue with two accumulators, for tiles that may be empty | 3 | 35 |
-# | 11.3 | bug hunt: the second tile hangs | 2 | 20 |
-# | 11.4 | bug hunt: right whenever the tensor core is quick | 2 | 20 |
-# | 11.5 | bug hunt: eight warps, one column | 3 | 25 |
+# | 11.1 | the producer of a ring with two operands | 1 | 10 |
+# | 11.2 | an epilogue with two accumulators, for tiles that may be empty | 3 | 20 |
+# | 11.3 | bug hunt: the second tile hangs | 2 | 30 |
+# | 11.4 | bug hunt: right whenever the tensor core is quick | 2 | 25 |
+# | 11.5 | bug hunt: eight warps, one column | 3 | 30 |
 # | 11.6 | six broken synchronisations: say what each does before you run it | 2 | 25 |
 #
 # The last cell there sweeps the kernel that you wrote in 11.2.

@@ -14,7 +14,7 @@
 # At each step predict what the timeline will show, then look.
 # In the end name every barrier of the package's kernel.
 #
-# **Time.** 150 minutes, and 150 for the exercises.
+# **Time.** 150 minutes, and 385 for the exercises.
 # **Needs.** Chapters 04 and 10.
 # No GPU: the emulator runs every version; its cycles are a model of a B200.
 
@@ -1341,19 +1341,19 @@ plots.timelines(
 #
 # Open [exercises/12_blackwell_forward.py](../exercises/12_blackwell_forward.py).
 # Their kernels pass buffers and barriers one by one: what you write there names each of them.
-# The minutes come from `tools/measure_exercises.py`: they count how much of a solution is new, not readers.
+# The minutes are an [estimate by a rule](00_start_here.py).
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
-# | 12.1 | rescale only when it matters, in PyTorch | 2 | 20 |
-# | 12.2 | six buffers into 512 columns | 2 | 15 |
-# | 12.3 | bug hunt: scores that come too early | 2 | 20 |
+# | 12.1 | rescale only when it matters, in PyTorch | 2 | 40 |
+# | 12.2 | six buffers into 512 columns | 2 | 30 |
+# | 12.3 | bug hunt: scores that come too early | 2 | 40 |
 # | 12.4 | a role to write: the correction | 3 | 35 |
-# | 12.5 | ping-pong | 3 | 25 |
-# | 12.6 | peel the loop | 2 | 20 |
-# | 12.7 | slice P, in slices that get shorter | 3 | 30 |
-# | 12.8 | the next tile's S, early, for tiles of unequal length | 3 | 30 |
-# | 12.9 | registers from a compile report | 2 | 25 |
+# | 12.5 | ping-pong | 3 | 55 |
+# | 12.6 | peel the loop | 2 | 25 |
+# | 12.7 | slice P, in slices that get shorter | 3 | 55 |
+# | 12.8 | the next tile's S, early, for tiles of unequal length | 3 | 65 |
+# | 12.9 | registers from a compile report | 2 | 40 |
 #
 # ## Checkpoint
 #

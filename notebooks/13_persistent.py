@@ -15,7 +15,7 @@
 # Take away the seam between two tiles.
 # Read the nine numbers of a tile's record, and say why all roles must leave together.
 #
-# **Time.** 60 minutes, and 120 for the exercises.
+# **Time.** 60 minutes, and 250 for the exercises.
 # **Needs.** Chapters 08 and 12.
 # No GPU: the emulator runs every version, and its cycles are a model of a B200.
 
@@ -919,12 +919,12 @@ print("largest error:", (out - want).abs().max().item())
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
-# | 13.1 | phases that go on from tile to tile | 2 | 20 |
-# | 13.2 | from a unit to rows and heads | 1 | 12 |
-# | 13.3 | the CLC loop of every role | 3 | 30 |
-# | 13.4 | bug hunt: surplus units | 2 | 15 |
-# | 13.5 | bug hunt: O leaves through Q's buffer | 3 | 25 |
-# | 13.6 | predict: who gets which tile from the queue | 2 | 15 |
+# | 13.1 | phases that go on from tile to tile | 2 | 40 |
+# | 13.2 | from a unit to rows and heads | 1 | 20 |
+# | 13.3 | the CLC loop of every role | 3 | 65 |
+# | 13.4 | bug hunt: surplus units | 2 | 40 |
+# | 13.5 | bug hunt: O leaves through Q's buffer | 3 | 40 |
+# | 13.6 | predict: who gets which tile from the queue | 2 | 45 |
 #
 # ## Checkpoint
 #

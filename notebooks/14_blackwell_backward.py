@@ -15,7 +15,7 @@
 # Trade registers against cycles, with the compiler's report on both sides.
 # Keep dQ on the chip where all sequences share their queries.
 #
-# **Time.** 90 minutes, and 150 for the exercises.
+# **Time.** 90 minutes, and 185 for the exercises.
 # **Needs.** Chapters 05 and 12.
 # No GPU: the emulator runs every version, and its cycles are a model of a B200.
 
@@ -571,11 +571,11 @@ for deterministic in (False, True):
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
-# | 14.1 | bug hunt: the sketch of dQ's staging, four faults | 2 | 20 |
+# | 14.1 | bug hunt: the sketch of dQ's staging, four faults | 2 | 35 |
 # | 14.2 | the reduce role, staged and clipped | 2 | 30 |
-# | 14.3 | bug hunt: dQ in dP's columns | 3 | 25 |
-# | 14.4 | early release, against the clock | 2 | 20 |
-# | 14.5 | predict: stages and held slices, do they fit? | 2 | 15 |
+# | 14.3 | bug hunt: dQ in dP's columns | 3 | 20 |
+# | 14.4 | early release, against the clock | 2 | 50 |
+# | 14.5 | predict: stages and held slices, do they fit? | 2 | 20 |
 # | 14.6 | dQ stays in tensor memory over all tiles | 3 | 30 |
 #
 # ## Checkpoint

@@ -17,7 +17,7 @@
 # Choose between the resident form, a pair and a single CTA by shape.
 # Know the ways in which a pair hangs.
 #
-# **Time.** 90 minutes, and 135 for the exercises.
+# **Time.** 90 minutes, and 130 for the exercises.
 #
 # **Needs.** Chapters 12 and 14. No GPU: the emulator runs pairs of CTAs, and its cycles are a model of a B200.
 
@@ -1214,12 +1214,12 @@ report(give, True)
 #
 # | | what | difficulty | minutes |
 # |---|---|---|---|
-# | 15.1 | predict: bytes and columns, one CTA and a pair | 1 | 15 |
-# | 15.2 | a pair's product: who expects, who arrives where, who issues | 2 | 30 |
-# | 15.3 | bug hunt: the neighbour's buffer | 2 | 15 |
-# | 15.4 | the exchange, with two buffers | 3 | 35 |
-# | 15.5 | bug hunt: an odd number of tiles | 2 | 20 |
-# | 15.6 | which form, and why | 1 | 20 |
+# | 15.1 | predict: bytes and columns, one CTA and a pair | 1 | 20 |
+# | 15.2 | a pair's product: who expects, who arrives where, who issues | 2 | 25 |
+# | 15.3 | bug hunt: the neighbour's buffer | 2 | 5 |
+# | 15.4 | the exchange, with two buffers | 3 | 25 |
+# | 15.5 | bug hunt: an odd number of tiles | 2 | 25 |
+# | 15.6 | which form, and why | 1 | 30 |
 #
 # ## Checkpoint
 #

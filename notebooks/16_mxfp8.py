@@ -15,7 +15,7 @@
 # Give the tensor core its scales in the layout it wants, and P on the fly.
 # Read why the whole gains less than half of the time.
 #
-# **Time.** 80 minutes, and 135 for the exercises.
+# **Time.** 80 minutes, and 185 for the exercises.
 # **Needs.** Chapter 12; chapter 14 for the backward.
 # No GPU: PyTorch has the 8-bit types, and the emulator runs every kernel.
 
@@ -1080,12 +1080,12 @@ for kind in ("fp32", *kinds):
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
-# | 16.1 | quantise, with zeros, NaN, infinity and exact borders | 1 | 20 |
+# | 16.1 | quantise, with zeros, NaN, infinity and exact borders | 1 | 30 |
 # | 16.2 | where does a scale lie, and back | 2 | 20 |
 # | 16.3 | predict: the largest threshold, and how many exponentials must leave | 2 | 15 |
-# | 16.4 | a Triton kernel: quantise a jagged batch along tokens | 3 | 35 |
-# | 16.5 | bug hunt: scores scaled along the wrong axis | 2 | 25 |
-# | 16.6 | bug hunt: P's scale, applied here and forgotten there | 2 | 20 |
+# | 16.4 | a Triton kernel: quantise a jagged batch along tokens | 3 | 30 |
+# | 16.5 | bug hunt: scores scaled along the wrong axis | 2 | 45 |
+# | 16.6 | bug hunt: P's scale, applied here and forgotten there | 2 | 45 |
 #
 # ## Checkpoint
 #

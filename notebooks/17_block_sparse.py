@@ -15,7 +15,7 @@
 # Balance tiles by the length of their list.
 # Say what the choice costs, what it loses, and when it does not pay.
 #
-# **Time.** 70 minutes, and 120 for the exercises.
+# **Time.** 70 minutes, and 195 for the exercises.
 # **Needs.** Chapters 08 and 12.
 # No GPU: the emulator runs every kernel; measured numbers are quoted with GPU and date.
 
@@ -548,12 +548,12 @@ print(f"{float(out[20:40].abs().max()):.0f}")
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
-# | 17.1 | pooled block scores of a jagged batch | 1 | 15 |
-# | 17.2 | choose the best blocks, as lists | 2 | 20 |
-# | 17.3 | turn the lists round, without host reads | 2 | 25 |
-# | 17.4 | the forward kernel over lists: packed, heads, LSE | 2 | 30 |
-# | 17.5 | bug hunt: the last block counts as full | 2 | 15 |
-# | 17.6 | predict the ratio at which sparse stops paying | 2 | 15 |
+# | 17.1 | pooled block scores of a jagged batch | 1 | 35 |
+# | 17.2 | choose the best blocks, as lists | 2 | 40 |
+# | 17.3 | turn the lists round, without host reads | 2 | 40 |
+# | 17.4 | the forward kernel over lists: packed, heads, LSE | 2 | 50 |
+# | 17.5 | bug hunt: the last block counts as full | 2 | 10 |
+# | 17.6 | predict the ratio at which sparse stops paying | 2 | 20 |
 #
 # ## Checkpoint
 #

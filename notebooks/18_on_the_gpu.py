@@ -14,7 +14,7 @@
 # * can check and time the op on the machine you have, and read your result beside recorded ones,
 # * can tell from five counters which machine inside the GPU a kernel waits for.
 #
-# **Time.** 60 minutes, and 80 for the exercises.
+# **Time.** 60 minutes, and 90 for the exercises.
 # **Needs.** Any kernel chapter (04 is enough).
 #
 # This notebook runs on a B200, an H100 or H200, another NVIDIA GPU, or none.
@@ -648,12 +648,12 @@ if not GPU:
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
-# | 18.1 | the FLOPs of a causal batch | 1 | 12 |
-# | 18.2 | the fewest bytes of attention pooling | 2 | 12 |
-# | 18.3 | predict before you measure | 1 | 10 |
+# | 18.1 | the FLOPs of a causal batch | 1 | 15 |
+# | 18.2 | the fewest bytes of attention pooling | 2 | 15 |
+# | 18.3 | predict before you measure | 1 | 20 |
 # | 18.4 | read a result | 2 | 15 |
-# | 18.5 | what bounds it? | 3 | 20 |
-# | 18.6 | no schedule beats this | 2 | 12 |
+# | 18.5 | what bounds it? | 3 | 15 |
+# | 18.6 | no schedule beats this | 2 | 10 |
 #
 # ## Checkpoint
 #

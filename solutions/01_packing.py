@@ -27,7 +27,7 @@ progress()
 # %% [markdown]
 # ## 1.1 Offsets from lengths
 #
-# *Difficulty 1 of 3, 8 minutes.*
+# *Difficulty 1 of 3, 10 minutes.*
 #
 # Make the B+1 offsets of B lengths. The first is 0, the last the number of all tokens. Kernels want them as **int32**. A batch
 # of no sequences has the offsets `[0]`. A batch may have many millions of tokens.
@@ -49,7 +49,7 @@ check("1.1", offsets_from_lengths)
 # %% [markdown]
 # ## 1.2 Whose row is it?
 #
-# *Difficulty 2 of 3, 12 minutes.*
+# *Difficulty 2 of 3, 15 minutes.*
 #
 # A kernel that looks at row `r` of a packed tensor asks: which sequence is this, and which position inside it? Answer for
 # all rows at once. Mind the empty sequences: they own no row, but they keep their number.
@@ -72,7 +72,7 @@ check("1.2", locate_rows)
 # %% [markdown]
 # ## 1.3 From packed to padded
 #
-# *Difficulty 2 of 3, 12 minutes.*
+# *Difficulty 2 of 3, 15 minutes.*
 #
 # Put each sequence at the beginning of its own line of a rectangle that is as long as the longest sequence. Free places hold
 # `fill`, and nothing of a neighbour, even if the neighbour holds NaN. Values are values: zeros, NaN and infinities among them stay where they belong.
@@ -97,7 +97,7 @@ check("1.3", to_padded)
 # %% [markdown]
 # ## 1.4 The waste of a cross-attention batch
 #
-# *Difficulty 2 of 3, 12 minutes.*
+# *Difficulty 2 of 3, 15 minutes.*
 #
 # The chapter counted the waste of self-attention. In *cross*-attention sequence b has `len_q[b]` queries and `len_kv[b]` keys. Padded,
 # the queries become a rectangle of `B x max(len_q)` places, the keys one of `B x max(len_kv)`, and every sequence computes `max(len_q) x
@@ -130,7 +130,7 @@ check("1.4", cross_waste)
 # %% [markdown]
 # ## 1.5 Shuffle a packed batch
 #
-# *Difficulty 3 of 3, 25 minutes.*
+# *Difficulty 3 of 3, 15 minutes.*
 #
 # A data loader wants the sequences in another order, or only some of them, or one of them twice: `order` lists the sequences of the new batch.
 # Build it, packed as well: its values and its int32 offsets.
@@ -161,7 +161,7 @@ check("1.5", take_sequences)
 # %% [markdown]
 # ## 1.6 Attention on padded data
 #
-# *Difficulty 3 of 3, 20 minutes.*
+# *Difficulty 3 of 3, 15 minutes.*
 #
 # Self-attention on a batch that came padded: `q`, `k` and `v` are `[B, M, D]`, and only the first `lengths[b]` places of line b hold
 # tokens. The other places hold **garbage**: huge numbers, even NaN. None of it may reach the output. Scores are scaled by

@@ -28,7 +28,7 @@ progress()
 # %% [markdown]
 # ## 3.1 Scale and add, any length
 #
-# (difficulty 1 of 3, 13 minutes) Compute `out[i] = a * x[i] + y[i]` for `0 <= i < n`. Program `p` owns the elements
+# (difficulty 1 of 3, 15 minutes) Compute `out[i] = a * x[i] + y[i]` for `0 <= i < n`. Program `p` owns the elements
 # `p * BLOCK .. (p + 1) * BLOCK - 1`, so the last program's block may hang over the end.
 #
 # Launched as `axpy_kernel[(triton.cdiv(n, BLOCK),)](x, y, out, a, n, BLOCK=64)`. The three tensors end exactly at element `n`.
@@ -80,7 +80,7 @@ check("3.2", transpose_kernel)
 # %% [markdown]
 # ## 3.3 Log-sum-exp of a row
 #
-# (difficulty 2 of 3, 12 minutes) One program per row: `out[r] = log(sum over c of exp(x[r, c]))`, natural logarithm. Some rows hold only
+# (difficulty 2 of 3, 10 minutes) One program per row: `out[r] = log(sum over c of exp(x[r, c]))`, natural logarithm. Some rows hold only
 # numbers near -200, some near +200: neither may overflow or vanish. `BLOCK` is a power of two and at least `cols`.
 #
 # Launched as `row_lse_kernel[(rows,)](x, out, cols, x.stride(0), BLOCK=triton.next_power_of_2(cols))`.
@@ -105,7 +105,7 @@ check("3.3", row_lse_kernel)
 # %% [markdown]
 # ## 3.4 Softmax of rows longer than a block
 #
-# (difficulty 2 of 3, 24 minutes) The same softmax as in the chapter, but a row may be much longer than `BLOCK`, so it has to be walked in
+# (difficulty 2 of 3, 25 minutes) The same softmax as in the chapter, but a row may be much longer than `BLOCK`, so it has to be walked in
 # steps of `BLOCK` columns. Walk it twice: once for the row's maximum `m` and the sum `l` of `exp(x - m)`, once to write the result. When a step raises the
 # maximum, what was summed so far was summed with the old one: multiply it by `exp(old - new)`. That is the recurrence of chapter 02.
 #
@@ -140,7 +140,7 @@ check("3.4", long_softmax_kernel)
 # %% [markdown]
 # ## 3.5 Scores: A times B transposed
 #
-# (difficulty 3 of 3, 24 minutes) The product that attention starts with: `out = A @ B^T`, so row `n` of B meets row `m` of A. A and B are bf16, the
+# (difficulty 3 of 3, 25 minutes) The product that attention starts with: `out = A @ B^T`, so row `n` of B meets row `m` of A. A and B are bf16, the
 # sum over K is kept in fp32, and the result leaves in fp32. The numbers may be as large as bf16 allows. Program `(i, j)` makes one `BM x BN` tile of the result. M, N and K are no multiples of the block
 # sizes. All three tensors are contiguous.
 #
@@ -176,7 +176,7 @@ check("3.5", scores_kernel)
 # %% [markdown]
 # ## 3.6 The mean of every sequence
 #
-# (difficulty 3 of 3, 26 minutes) Your first jagged kernel. `x` holds the rows of all sequences one after another; sequence `b` owns the rows
+# (difficulty 3 of 3, 25 minutes) Your first jagged kernel. `x` holds the rows of all sequences one after another; sequence `b` owns the rows
 # `offsets[b] .. offsets[b + 1] - 1`. Program `b` writes the mean of its rows to `out[b]`. A sequence without rows gets zeros. Rows of other sequences may hold NaN:
 # what you load and then throw away must not reach your sum.
 #
@@ -211,7 +211,7 @@ check("3.6", mean_pool_kernel)
 # %% [markdown]
 # ## 3.7 Bug hunt: an innocent line
 #
-# (difficulty 2 of 3, 12 minutes) Program `(i, j)` of a grid of `(cdiv(rows, BR), cdiv(cols, BC))` writes the largest number of its tile of `x` to
+# (difficulty 2 of 3, 10 minutes) Program `(i, j)` of a grid of `(cdiv(rows, BR), cdiv(cols, BC))` writes the largest number of its tile of `x` to
 # `out[i, j]`; `out` is contiguous. On square grids the kernel below is right. On the others the report names the line with the store, and that line is innocent:
 # one other line is wrong. Run the check, read which elements are touched by whom, then work out where the number in the address comes from.
 # A mask on the store would silence the report, and leave results unwritten.

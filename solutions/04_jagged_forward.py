@@ -30,7 +30,7 @@ progress()
 # %% [markdown]
 # ## 4.1 A tile list without empty tiles
 #
-# (difficulty 1 of 3, 11 minutes) On the host: given the packed `offsets` and a block size, make the list of tiles that the launch needs. A tile is a pair
+# (difficulty 1 of 3, 10 minutes) On the host: given the packed `offsets` and a block size, make the list of tiles that the launch needs. A tile is a pair
 # (sequence, first row inside the sequence). A sequence of length `n` has `ceil(n / block)` tiles; one of length 0 has none. Return a tensor
 # `[tiles, 2]`, int32, sequences in order, rows ascending. (`jfa.schedule`, which makes such lists, is closed here.)
 #
@@ -53,7 +53,7 @@ check("4.1", tile_list)
 # %% [markdown]
 # ## 4.2 The log-sum-exp of every query
 #
-# (difficulty 2 of 3, 32 minutes) The forward pass keeps one number for the backward: `lse[h, t] = log(sum over keys j of exp(scale * q_t . k_j))`, over the keys of
+# (difficulty 2 of 3, 30 minutes) The forward pass keeps one number for the backward: `lse[h, t] = log(sum over keys j of exp(scale * q_t . k_j))`, over the keys of
 # `t`'s own sequence, natural logarithm, `-inf` where that sequence has no key. Write the kernel that computes only this, walking the keys in blocks.
 #
 # Launched on `(number of tiles, H)`: program `(t, h)` works on the tile `tiles[t] = (sequence, first row)`, a list as in 4.1 with block `BM`. `BM=BN=16`.
@@ -112,7 +112,7 @@ check("4.2", lse_kernel)
 # %% [markdown]
 # ## 4.3 The poisoned neighbour
 #
-# (difficulty 2 of 3, 9 minutes) One step of a forward pass: `acc = acc + P @ V` for one block of keys, of which only the first `valid` belong to this sequence. The
+# (difficulty 2 of 3, 10 minutes) One step of a forward pass: `acc = acc + P @ V` for one block of keys, of which only the first `valid` belong to this sequence. The
 # probabilities of the others are already 0. The rows after them belong to the next sequence, and in this exercise the next sequence is broken: it holds NaN and infinities.
 # `0 * NaN` is NaN. Finish the kernel so that nothing of the neighbour arrives, in at most 3 loads.
 #
@@ -141,7 +141,7 @@ check("4.3", pv_kernel)
 # %% [markdown]
 # ## 4.4 Attention with a distance penalty
 #
-# (difficulty 3 of 3, 52 minutes) The whole jagged forward, with one thing added: a score loses `slope[h]` for each position between query and key (ALiBi), so
+# (difficulty 3 of 3, 50 minutes) The whole jagged forward, with one thing added: a score loses `slope[h]` for each position between query and key (ALiBi), so
 # `s = scale * q_i . k_j - slope[h] * |i - j|`, with `i` and `j` counted from the start of their own sequence. Queries whose sequence has no keys give 0. `Dv` may differ from `D`.
 #
 # Launched as in 4.2, on `(number of tiles, H)`, `BM=BN=16`. Limit: no block larger than 512 elements.
@@ -213,7 +213,7 @@ check("4.4", alibi_kernel)
 # %% [markdown]
 # ## 4.5 One query that pools a sequence
 #
-# (difficulty 3 of 3, 47 minutes) Pooling by attention: one learned query `q: [H, D]`, the same for every sequence, attends to each sequence's keys, and the sequence becomes one
+# (difficulty 3 of 3, 45 minutes) Pooling by attention: one learned query `q: [H, D]`, the same for every sequence, attends to each sequence's keys, and the sequence becomes one
 # row `out[b, h]`. One program a (sequence, head). A tile of one query has no use for `tl.dot`: multiply and `tl.sum` instead. A sequence without keys gives 0.
 #
 # Launched as `pool_kernel[(B, H)](q, k, v, k_offsets, out, scale, H, D=D, BN=16)`. Limits: no block larger than 16 rows of `D` columns,
@@ -259,7 +259,7 @@ check("4.5", pool_kernel)
 # %% [markdown]
 # ## 4.6 Merge the parts
 #
-# (difficulty 3 of 3, 41 minutes) A long sequence may be given to several programs, each with a share of the keys.
+# (difficulty 3 of 3, 40 minutes) A long sequence may be given to several programs, each with a share of the keys.
 # Part `p` of `parts` has left its normalised output `outs[p]` and its `lses[p]`, as if its keys were all there are.
 # Put them together, in one kernel and for any number of parts: `lse` is the log of the sum of all `exp(lses[p])`, and the share of part `p` in `out` is
 # `exp(lses[p] - lse)`.
@@ -308,7 +308,7 @@ check("4.6", merge_kernel)
 # %% [markdown]
 # ## 4.7 Bug hunt: right for self-attention
 #
-# (difficulty 2 of 3, 24 minutes) The chapter's forward, and it has passed every test with as many keys as queries.
+# (difficulty 2 of 3, 25 minutes) The chapter's forward, and it has passed every test with as many keys as queries.
 # Then somebody calls it with other keys, and the report names the load of K.
 # That line is innocent: its mask compares with what it was told is the end.
 # One other line is wrong.

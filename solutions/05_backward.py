@@ -26,7 +26,7 @@ progress()
 # %% [markdown]
 # ## 5.1 Delta of every packed row
 #
-# (difficulty 1 of 3, 12 minutes) Before any block is touched, the backward needs `delta[h, t]`: the dot product of `dout` and `out` in row `t`, head `h`, minus the gradient of lse.
+# (difficulty 1 of 3, 10 minutes) Before any block is touched, the backward needs `delta[h, t]`: the dot product of `dout` and `out` in row `t`, head `h`, minus the gradient of lse.
 # `dlse` is `None` if nobody used lse. Inputs may be bf16. Products of two bf16 numbers do not fit bf16, so compute in fp32 and return fp32.
 
 
@@ -48,7 +48,7 @@ check("5.1", row_constants)
 # %% [markdown]
 # ## 5.2 One block's contributions
 #
-# (difficulty 2 of 3, 25 minutes) Some queries of a sequence against some of its keys. What does this block add to the three gradients? `lse` and `delta` are those of the *whole* rows,
+# (difficulty 2 of 3, 15 minutes) Some queries of a sequence against some of its keys. What does this block add to the three gradients? `lse` and `delta` are those of the *whole* rows,
 # so they may belong to many more keys than you are given. That is why no softmax of this block can help you.
 #
 # A row with `lse = -inf` sees no key. It adds nothing to any gradient, whatever its `q`, `dout` and `delta` hold, NaN included, and its row of `dq` is 0.
@@ -133,7 +133,7 @@ check("5.3", dkdv_kernel)
 # %% [markdown]
 # ## 5.4 Bug hunt: right for one sequence
 #
-# (difficulty 2 of 3, 20 minutes) Version 2 of the chapter, made jagged by a colleague: one kernel, dQ by atomics. Run the check before you change anything, and read what the emulator says.
+# (difficulty 2 of 3, 30 minutes) Version 2 of the chapter, made jagged by a colleague: one kernel, dQ by atomics. Run the check before you change anything, and read what the emulator says.
 # The line that it names is where the fault shows. Ask what that line was given, and from whom. A first repair can satisfy one sequence and still be wrong for two.
 #
 # Launched on `(number of key tiles, H)`, `BM = BN = 16`; `dq` holds 0 before the launch, `dk` and `dv` hold NaN. Queries whose sequence has no key have `lse = -inf` and get `dq = 0`;
@@ -195,7 +195,7 @@ check("5.4", one_pass_kernel)
 # %% [markdown]
 # ## 5.5 Predict products, bytes and additions
 #
-# (difficulty 2 of 3, 15 minutes) Three ways to a packed backward, every query sees every key of its sequence, head dim `D` for all tensors:
+# (difficulty 2 of 3, 30 minutes) Three ways to a packed backward, every query sees every key of its sequence, head dim `D` for all tensors:
 #
 # - `"stored"`: the forward kept P. Counted as one kernel that reads P and does the other four products, without atomics.
 # - `"atomics"`: version 2.

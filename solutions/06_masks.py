@@ -28,7 +28,7 @@ progress()
 # %% [markdown]
 # ## 6.1 The band of a call
 #
-# (difficulty 1 of 3, 12 minutes) Turn the arguments of a call into `(lo, hi)`.
+# (difficulty 1 of 3, 30 minutes) Turn the arguments of a call into `(lo, hi)`.
 #
 # - `causal`: `None`, `"top_left"` or `"bottom_right"`.
 # - `window`: `None`; or an int W, keys with `|i - j| <= W`; or a pair `(left, right)` around the bottom-right diagonal, where -1 leaves that side open.
@@ -62,7 +62,7 @@ check("6.1", band)
 # %% [markdown]
 # ## 6.2 The four block numbers, inside a kernel
 #
-# (difficulty 2 of 3, 25 minutes) A kernel cannot ask the host for its ranges: each program computes its own. Program `t` reads the row `tiles[t] = (row0, rows, len_q, len_kv, lo, hi)` and stores
+# (difficulty 2 of 3, 40 minutes) A kernel cannot ask the host for its ranges: each program computes its own. Program `t` reads the row `tiles[t] = (row0, rows, len_q, len_kv, lo, hi)` and stores
 # `(first, bulk_begin, bulk_end, end)`, in blocks of `BN` keys, to `ranges[t]`.
 #
 # The tile holds the queries `row0 .. row0 + rows - 1`; those past the last query do not exist, but the first one does. Blocks `first .. end - 1` are those with at least one pair that counts. Blocks
@@ -110,7 +110,7 @@ check("6.2", ranges_kernel)
 # %% [markdown]
 # ## 6.3 The peeled kernel of a jagged window
 #
-# (difficulty 3 of 3, 35 minutes) The chapter's kernel knew one sequence and got its ranges from the host. Write the whole: packed sequences, heads, and ranges of your own.
+# (difficulty 3 of 3, 65 minutes) The chapter's kernel knew one sequence and got its ranges from the host. Write the whole: packed sequences, heads, and ranges of your own.
 # Query `i` sees the keys `d - left <= j - i <= d + right` of its own sequence, `d = len_kv - len_q`; `left` and `right` are at least 0. A query that sees nothing gives 0.
 #
 # Launched on `(number of tiles, H)`: program `(t, h)` works on `tiles[t] = (sequence, first query in it)`. `BM = BN = 16`. Scores may be huge or very negative. Rows of other sequences may hold NaN.
@@ -220,7 +220,7 @@ check("6.4", window_attention)
 # %% [markdown]
 # ## 6.5 Bug hunt: the row that may see nothing
 #
-# (difficulty 1 of 3, 12 minutes) One step of an online softmax, from a library that masks with −1e9. Two things go wrong: a row that may see nothing gets weights, and a row whose true scores are lower
+# (difficulty 1 of 3, 20 minutes) One step of an online softmax, from a library that masks with −1e9. Two things go wrong: a row that may see nothing gets weights, and a row whose true scores are lower
 # than −1e9 sees what it must not. Mend it. A row that has seen nothing so far keeps `m = -inf` and `l = 0`, and its weights are 0.
 
 
@@ -252,7 +252,7 @@ check("6.5", softmax_step)
 # %% [markdown]
 # ## 6.6 Predict pairs, full and partial blocks
 #
-# (difficulty 2 of 3, 15 minutes) Before a kernel runs, one wants to know its work. For packed sequences and a band per sequence: how many pairs count, how many blocks are full, how many partial?
+# (difficulty 2 of 3, 35 minutes) Before a kernel runs, one wants to know its work. For packed sequences and a band per sequence: how many pairs count, how many blocks are full, how many partial?
 # Blocks are cut per sequence, `BM` queries by `BN` keys. Rows past the last query ask for nothing; keys past the last key make a block partial. Lengths go to 100,000: a loop over pairs takes too long, a loop over
 # tiles is fine.
 

@@ -58,7 +58,7 @@ check("10.1", scale_kernel)
 # %% [markdown]
 # ## 10.2 The parity puzzle
 #
-# (difficulty 1 of 3, 9 minutes) No kernel, only counting. A ring has `stages` buffers, each with a barrier `full` and a barrier `empty`, all fresh. Round `k` (0, 1, 2, ...) uses one
+# (difficulty 1 of 3, 10 minutes) No kernel, only counting. A ring has `stages` buffers, each with a barrier `full` and a barrier `empty`, all fresh. Round `k` (0, 1, 2, ...) uses one
 # buffer. The producer waits until it is empty, fills it, and completes a phase of `full`; the consumer waits for `full`, reads, and arrives on `empty`. Nothing holds the producer
 # back in its first turn around the ring.
 #
@@ -81,7 +81,7 @@ check("10.2", ring_round)
 # %% [markdown]
 # ## 10.3 A consumer
 #
-# (difficulty 2 of 3, 11 minutes) The producer below streams the chunks of a wide matrix through a ring of `STAGES` buffers. Write the consumer: for each row the *largest* value over all
+# (difficulty 2 of 3, 10 minutes) The producer below streams the chunks of a wide matrix through a ring of `STAGES` buffers. Write the consumer: for each row the *largest* value over all
 # chunks. It must tell the producer when a buffer is free again.
 #
 # Launched on one program with 1, 2 or 3 stages; the matrix has `chunks * COLS` columns. It stays a producer and a consumer, two async tasks, and
@@ -122,7 +122,7 @@ check("10.3", row_max_kernel)
 # %% [markdown]
 # ## 10.4 Bug hunt: given back twice
 #
-# (difficulty 2 of 3, 18 minutes) This kernel adds the chunks of a matrix. Run the check: the report names a barrier, who waits on it, and what arrived there. One line is wrong. Mend it, and leave the rest: 1, 2 or 3 stages, a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring uses all its `STAGES` buffers.
+# (difficulty 2 of 3, 20 minutes) This kernel adds the chunks of a matrix. Run the check: the report names a barrier, who waits on it, and what arrived there. One line is wrong. Mend it, and leave the rest: 1, 2 or 3 stages, a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring uses all its `STAGES` buffers.
 
 
 # %% tags=["ex-10.4"]
@@ -206,7 +206,7 @@ check("10.5", gemm_kernel)
 # %% [markdown]
 # ## 10.6 One product in tensor memory
 #
-# (difficulty 3 of 3, 19 minutes) Compute `out = A @ B + C` for one tile, the whole way: A and B come by TMA on one barrier, C is loaded with ordinary loads and put *into tensor memory* as the accumulator's
+# (difficulty 3 of 3, 20 minutes) Compute `out = A @ B + C` for one tile, the whole way: A and B come by TMA on one barrier, C is loaded with ordinary loads and put *into tensor memory* as the accumulator's
 # first value, one `async_dot` adds to it, and you read the result back after the tensor core says that it is done. No async tasks are needed.
 #
 # Launched on one program. Descriptors for A `[M, K]` and B `[K, N]`, bf16; `c` and `out` are `[M, N]` fp32, contiguous. M is 128, N and K are 64 or 128.
@@ -242,7 +242,7 @@ check("10.6", gemm_add_kernel)
 # %% [markdown]
 # ## 10.7 A producer for two consumers
 #
-# (difficulty 3 of 3, 14 minutes) Two consumers read the same chunks: one sums `x * y` over each row, the other finds the largest `x + y`.
+# (difficulty 3 of 3, 15 minutes) Two consumers read the same chunks: one sums `x * y` over each row, the other finds the largest `x + y`.
 # Write the barriers and the producer.
 # `x` is fp32 and `y` is bf16; chunk `k` of both goes into buffer `k % STAGES`, and the consumers wait for both with one wait on `fulls`.
 # A buffer may be filled again when *both* consumers have given it back.
@@ -305,7 +305,7 @@ check("10.7", two_consumers_kernel)
 # %% [markdown]
 # ## 10.8 A store pipeline
 #
-# (difficulty 3 of 3, 13 minutes) The other direction: `out = exp(x)`, chunk by chunk, and each chunk leaves through shared memory by TMA.
+# (difficulty 3 of 3, 15 minutes) The other direction: `out = exp(x)`, chunk by chunk, and each chunk leaves through shared memory by TMA.
 # The chunk is loaded for you.
 # Put its exponentials into a staging buffer, let the TMA store that buffer, and go on *without waiting for this store*: the next chunk goes into the next of
 # `STAGES` buffers.
@@ -341,7 +341,7 @@ check("10.8", exp_stream_kernel)
 # %% [markdown]
 # ## 10.9 Bug hunt: an innocent wait
 #
-# (difficulty 3 of 3, 21 minutes) This kernel adds the squares of a matrix.
+# (difficulty 3 of 3, 20 minutes) This kernel adds the squares of a matrix.
 # With one stage it is right, with more the consumer waits for ever. The report names this wait, and the line with the wait is innocent: another line is wrong.
 # Follow the consumer's `phase` through the first rounds by hand, with two buffers, and compare it with exercise 10.2.
 # Mend that line, and leave the rest: 1, 2 or 3 stages, a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring uses all its `STAGES` buffers.

@@ -89,7 +89,7 @@ def store_tile(out_ptr, outs, record, done, BM: tl.constexpr):
 # %% [markdown]
 # ## 13.1 Phases that go on from tile to tile
 #
-# (difficulty 2 of 3, 20 minutes) The kernel `sum_kernel` is static and persistent: program `w` of `W` takes the units `w`, `w + W`, `w + 2 W`, ... below `units`.
+# (difficulty 2 of 3, 40 minutes) The kernel `sum_kernel` is static and persistent: program `w` of `W` takes the units `w`, `w + W`, `w + 2 W`, ... below `units`.
 # Its load and store roles are there.
 # Write `compute_role`: all tiles of this program, for one `half` (it runs as two replicas, and each half has its own Q and its own result; both read the same blocks of K).
 #
@@ -179,7 +179,7 @@ check("13.1", sum_kernel)
 # %% [markdown]
 # ## 13.2 From a unit to rows and heads
 #
-# (difficulty 1 of 3, 12 minutes) No kernel: the arithmetic at the beginning of every role, on the host.
+# (difficulty 1 of 3, 20 minutes) No kernel: the arithmetic at the beginning of every role, on the host.
 # `records` `[room, 9]` has a record per tile in the chapter's order: `q_begin, q_len, row, out_begin, k_begin, k_len, lo, hi, pad_begin`.
 # The first `tiles` of them are tiles; what lies behind is not initialised.
 # Unit `u` is one head of one tile, and the heads of a tile stand side by side.
@@ -216,7 +216,7 @@ check("13.2", locate)
 # %% [markdown]
 # ## 13.3 The CLC loop of every role
 #
-# (difficulty 3 of 3, 30 minutes) Now the hardware hands out the units.
+# (difficulty 3 of 3, 65 minutes) Now the hardware hands out the units.
 # The kernel is launched with one program per unit, and fewer of them fit at a time.
 # Three functions do one tile each: `load_tile`, `compute_tile` and `store_tile`.
 # Write what is around them: the context of the queue (two stages are enough) and the loop of each role.
@@ -319,7 +319,7 @@ check("13.3", clc_kernel)
 # %% [markdown]
 # ## 13.4 Bug hunt: surplus units
 #
-# (difficulty 2 of 3, 15 minutes) The list of tiles is made on the device, so its length is in memory: `count`.
+# (difficulty 2 of 3, 40 minutes) The list of tiles is made on the device, so its length is in memory: `count`.
 # The launch has `room` programs, an upper bound; the list is sorted, so units from `count` on are surplus.
 # Their records are not initialised.
 #
@@ -398,7 +398,7 @@ check("13.4", surplus_kernel)
 # %% [markdown]
 # ## 13.5 Bug hunt: O leaves through Q's buffer
 #
-# (difficulty 3 of 3, 25 minutes) A static persistent kernel on the tensor core: `out = sum over blocks of Q K^T`, in bf16, with `Q`, `K` blocks and the output tile all of `[64, 64]`.
+# (difficulty 3 of 3, 40 minutes) A static persistent kernel on the tensor core: `out = sum over blocks of Q K^T`, in bf16, with `Q`, `K` blocks and the output tile all of `[64, 64]`.
 # Roles: epilogue (default), mma, load, store.
 # Q has two buffers, which tiles take in turn.
 #
@@ -498,7 +498,7 @@ check("13.5", reuse_kernel)
 # %% [markdown]
 # ## 13.6 Predict: who gets which tile from the queue
 #
-# (difficulty 2 of 3, 15 minutes) `costs` are the times that the tiles of a list really take, in the order of the list.
+# (difficulty 2 of 3, 45 minutes) `costs` are the times that the tiles of a list really take, in the order of the list.
 # A launch has one program per tile, and `sms` SMs hold one program each.
 # The first programs start at time 0: program 0 on SM 0, program 1 on SM 1, ...; with fewer tiles than SMs the other SMs stay empty.
 # Each program runs its own tile first, then what it steals, tile after tile without a pause.

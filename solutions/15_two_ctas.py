@@ -53,7 +53,7 @@ def leave(c_ptr, acc, done, row, end):
 # %% [markdown]
 # ## 15.1 Predict: bytes and columns
 #
-# (difficulty 1 of 3, 15 minutes) No kernel.
+# (difficulty 1 of 3, 20 minutes) No kernel.
 # A product C = A B in bf16 has `m` rows per CTA (64 or 128), `n` columns and a depth of `k`. B lies in shared memory; A lies there too, or in tensor memory (`a_in_tmem`). C is fp32, in tensor memory.
 #
 # Return four whole numbers:
@@ -88,7 +88,7 @@ check("15.1", traffic)
 # %% [markdown]
 # ## 15.2 Who expects, who arrives where, who issues
 #
-# (difficulty 2 of 3, 30 minutes) C = relu(X)² B by pairs: BM rows of X per CTA, all columns of B per pair.
+# (difficulty 2 of 3, 25 minutes) C = relu(X)² B by pairs: BM rows of X per CTA, all columns of B per pair.
 # Now **threads make A**: the role `make_a` loads X, squares it and stores it into the ring in shared memory, while the TMA brings B.
 #
 # A slice is ready for the product when *three* things have happened at the leader's barrier `fulls[slot]`: B's bytes of both CTAs, announced once (`barrier_expect_bytes` is an arrival, too), and an arrival of each CTA's `make_a`. So `fulls` has `arrive_count=3`.
@@ -178,7 +178,7 @@ check("15.2", pair_kernel)
 # %% [markdown]
 # ## 15.3 Bug hunt: the neighbour's buffer
 #
-# (difficulty 2 of 3, 15 minutes) Two CTAs share the columns of X and want each row's maximum.
+# (difficulty 2 of 3, 5 minutes) Two CTAs share the columns of X and want each row's maximum.
 # For each block of rows each makes its own maximum and puts it into the *other's* `inbox`. A CTA whose columns do not exist sends nothing, so the inbox is first filled with minus infinity.
 # It is right on most runs. Mend it, and keep `remote_shmem_store`, one or none per CTA and block.
 #
@@ -215,7 +215,7 @@ check("15.3", neighbour_kernel)
 # %% [markdown]
 # ## 15.4 The exchange, with two buffers
 #
-# (difficulty 3 of 3, 35 minutes) dQ = dS K of a pair again, but dS has **two** tiles, so a block may be made and sent while the one before is being multiplied.
+# (difficulty 3 of 3, 25 minutes) dQ = dS K of a pair again, but dS has **two** tiles, so a block may be made and sent while the one before is being multiplied.
 # Block `j` uses slot `j % 2`; each slot has barriers of its own, and a staging tile of its own.
 # `parts[2 * slot + r]` is the part of slot's tile that holds the keys of CTA `r`.
 #
@@ -336,7 +336,7 @@ check("15.4", exchange_kernel)
 # %% [markdown]
 # ## 15.5 Bug hunt: an odd number of tiles
 #
-# (difficulty 2 of 3, 20 minutes) A packed tensor: the rows of all sequences one behind the other. Each pair multiplies 256 rows *of one sequence*, 128 per CTA, and a list names sequence and first row of each pair's tile.
+# (difficulty 2 of 3, 25 minutes) A packed tensor: the rows of all sequences one behind the other. Each pair multiplies 256 rows *of one sequence*, 128 per CTA, and a list names sequence and first row of each pair's tile.
 # It hangs as soon as a sequence has an odd number of 128-row tiles. Somebody had saved the work of a CTA that has no rows.
 #
 # Mend it: each pair makes one product per slice, for both CTAs, and no row of another sequence is written.
@@ -395,7 +395,7 @@ check("15.5", odd_kernel)
 # %% [markdown]
 # ## 15.6 Which form, and why
 #
-# (difficulty 1 of 3, 20 minutes) Write a policy for the backward that says why. The first line of this table that fits decides:
+# (difficulty 1 of 3, 30 minutes) Write a policy for the backward that says why. The first line of this table that fits decides:
 #
 # | the call | form | the reason must contain |
 # |---|---|---|

@@ -1,25 +1,35 @@
 """Lines of each solution that its chapter does not show, and the minutes that follow from them.
 
     .venv/bin/python tools/measure_exercises.py 03 04 10
+    .venv/bin/python tools/measure_exercises.py 03 --write        the minutes into its check, exercises and table
 
 Nobody has timed readers. What can be counted is how much of a solution is new: its lines are compared with the chapter's code
 after every name but those of Triton, TLX, torch and Python is made the same, so that a worked line with other variables is
 not new. Minutes: BASE for the text, the check and the report, then so many for each new line of the solution, each other one,
-and, where a program is given to be mended, each line of the functions that must change. The minutes that the course prints are
-these: ``tests/course/test_minutes.py`` compares them.
+and, where a program is given to be mended, each line of the functions that must change; all rounded to five minutes. The course
+prints these minutes and says that they are such an estimate: ``tests/course/test_minutes.py`` compares them.
 """
 
 from __future__ import annotations
 
+import argparse
 import builtins
 import io
 import keyword
-import sys
+import re
 import tokenize
 from pathlib import Path
 
 BASE, PER_NEW_LINE, PER_KNOWN_LINE, PER_GIVEN_LINE = 5.0, 2.0, 1.0, 0.5
 ROOT = Path(__file__).resolve().parents[1]
+PLACES = {  # where a chapter prints the minutes of its exercises: (folder, what stands there)
+    "check": ("jfa/course/checks", r'^ +id="(?P<id>\d+\.\d+)",(?:(?!^ +id=").)*?^ +minutes=(?P<minutes>\d+)'),
+    "text": (
+        "solutions",
+        r"^# ## +(?:Exercise )?(?P<id>\d+\.\d+)(?:(?!^# ## ).)*?[Dd]ifficulty \d of 3, (?P<minutes>\d+) minutes",
+    ),
+    "table": ("notebooks", r"^# \| (?P<id>\d+\.\d+) \|[^\n]*\| (?P<minutes>\d+) \|$"),
+}
 KEPT = {"tl", "tlx", "torch", "triton", *dir(builtins), *keyword.kwlist}
 
 
@@ -74,17 +84,47 @@ def measured(chapter: str) -> dict[str, tuple[int, int, int]]:
         lines = shapes(code)
         new = sum(line not in known for line in lines)
         minutes = BASE + PER_NEW_LINE * new + PER_KNOWN_LINE * (len(lines) - new) + PER_GIVEN_LINE * len(shapes(given))
-        found[exercise] = len(lines), new, round(minutes)
+        found[exercise] = len(lines), new, 5 * max(1, round(minutes / 5))
     return found
 
 
-def main(chapters: list[str]) -> None:
-    """Print one line per exercise."""
+def printed(chapter: str) -> dict[str, dict[str, int]]:
+    """Return {exercise id: minutes} as a chapter's check, its exercises' text and its notebook's table have them."""
+    found = {}
+    for where, (folder, pattern) in PLACES.items():
+        (path,) = (ROOT / folder).glob(f"{chapter}_*.py")
+        matches = re.finditer(pattern, path.read_text(encoding="utf-8"), re.M | re.S)
+        found[where] = {match["id"]: int(match["minutes"]) for match in matches}
+    return found
+
+
+def write(chapter: str) -> None:
+    """Put the measured minutes wherever the chapter prints them; `jfa strip` makes its exercises of that."""
+    minutes = {exercise: found[2] for exercise, found in measured(chapter).items()}
+
+    def renewed(match: re.Match) -> str:
+        begin, end = (edge - match.start() for edge in match.span("minutes"))
+        return f"{match[0][:begin]}{minutes[match['id']]}{match[0][end:]}"
+
+    for folder, pattern in PLACES.values():
+        (path,) = (ROOT / folder).glob(f"{chapter}_*.py")
+        text = re.sub(pattern, renewed, path.read_text(encoding="utf-8"), flags=re.M | re.S)
+        path.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Print one line per exercise; write the minutes if that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("chapters", nargs="*", default=["03", "04", "10"], help="two digits each")
+    parser.add_argument("--write", action="store_true", help="put the minutes into the chapter's files")
+    options = parser.parse_args()
     print(f"{'exercise':<9} {'lines':>5} {'new':>4} {'minutes':>8}")
-    for chapter in chapters:
+    for chapter in options.chapters:
+        if options.write:
+            write(chapter)
         for exercise, (lines, new, minutes) in measured(chapter).items():
             print(f"{exercise:<9} {lines:>5} {new:>4} {minutes:>8}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["03", "04", "10"])
+    main()

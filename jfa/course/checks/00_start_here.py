@@ -42,7 +42,7 @@ EXERCISES = [
         reference=lambda lengths: sum(lengths),
         outputs=(Output("number of tokens"),),
         difficulty=1,
-        minutes=3,
+        minutes=5,
         hints=(
             "Each length counts the tokens of one sequence. The batch holds them all.",
             "Python's built-in sum adds the numbers of a list: return sum(lengths).",
@@ -264,7 +264,7 @@ def shares(weights):
         reference=_where,
         outputs=(Output("sequence"), Output("position")),
         difficulty=1,
-        minutes=7,
+        minutes=10,
         hints=(
             "Write down the row at which each sequence begins: 0, 7, 10, ...",
             "The sequences begin at rows 0, 7, 10, 29 and 34. Row 30 belongs to the last one that begins at or "

@@ -63,7 +63,7 @@ _OFFSETS = Exercise(
     reference=_offsets_reference,
     outputs=(Output("offsets", ("entry",), dtype="int32"),),
     difficulty=1,
-    minutes=8,
+    minutes=10,
     hints=(
         "Sequence b begins where all sequences before it have ended. What sum is that?",
         "torch.cumsum gives the running sum, which is where each sequence *ends*. One entry is missing at the front.",
@@ -171,7 +171,7 @@ _LOCATE = Exercise(
     reference=_locate_reference,
     outputs=(Output("sequence", ("row",)), Output("position", ("row",))),
     difficulty=2,
-    minutes=12,
+    minutes=15,
     hints=(
         "Row r belongs to the sequence whose beginning is at or before r and whose end is after r. How many "
         "sequences have ended by then?",
@@ -280,7 +280,7 @@ _PAD = Exercise(
     outputs=(Output("padded", ("sequence", "position", "dim")),),
     properties=(DTYPE_KEPT,),
     difficulty=2,
-    minutes=12,
+    minutes=15,
     hints=(
         "Start with a rectangle of the right size in which every place holds fill. Then copy one sequence after "
         "another.",
@@ -411,7 +411,7 @@ _WASTE = Exercise(
     reference=_cross_reference,
     outputs=(Output("token waste"), Output("pair waste")),
     difficulty=2,
-    minutes=12,
+    minutes=15,
     hints=(
         "Waste is 1 - used / computed. Write down both numbers for tokens, then both for pairs.",
         "Pairs that count: sequence b alone has len_q[b] * len_kv[b] of them. Scores computed: B times the product "
@@ -524,7 +524,7 @@ _TAKE = Exercise(
     outputs=(Output("values", ("token", "dim")), Output("offsets", ("entry",), dtype="int32")),
     properties=(DTYPE_KEPT,),
     difficulty=3,
-    minutes=25,
+    minutes=15,
     hints=(
         "The new lengths are the old lengths in the new order. From them come the new offsets. What is left is one "
         "question: from "
@@ -687,7 +687,7 @@ _PADDED = Exercise(
     reference=_padded_reference,
     outputs=(Output("out", ("sequence", "position", "dim")),),
     difficulty=3,
-    minutes=20,
+    minutes=15,
     tol=2e-5,
     hints=(
         "Make one boolean table first: which places of each line hold a token? Use it three times.",

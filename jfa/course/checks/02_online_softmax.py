@@ -76,7 +76,7 @@ _SOFTMAX = Exercise(
     reference=_softmax_reference,
     outputs=(Output("weights", ("row", "column")), Output("lse", ("row",))),
     difficulty=1,
-    minutes=12,
+    minutes=20,
     hints=(
         "Set the scores that are not allowed to -inf before you look for the maximum: exp(-inf) is 0.",
         "A row with nothing allowed has the maximum -inf, and -inf - (-inf) is NaN. Which number could stand in "
@@ -368,7 +368,7 @@ _CAUSAL = Exercise(
     reference=_causal_reference,
     outputs=(Output("out", ("query", "dim")), Output("lse", ("query",))),
     difficulty=2,
-    minutes=20,
+    minutes=35,
     tol=2e-5,
     hints=(
         "Keep m, l and acc for all queries. For each block of keys: scores, mask, new maximum, rescale what you "
@@ -608,7 +608,7 @@ _PACKED = Exercise(
     reference=_packed_reference,
     outputs=(Output("out", ("token", "dim")), Output("lse", ("token",))),
     difficulty=2,
-    minutes=25,
+    minutes=45,
     tol=2e-5,
     hints=(
         "An outer loop over sequences, an inner one over blocks of that sequence's keys. Two pairs of bounds: one "
@@ -775,7 +775,7 @@ _GQA = Exercise(
     reference=_gqa_reference,
     outputs=(Output("out", ("query", "head", "dim")), Output("lse", ("query", "head"))),
     difficulty=3,
-    minutes=25,
+    minutes=35,
     tol=2e-5,
     hints=(
         "Give the query heads two indices: the key/value head they read, and their number inside that group. Then "
@@ -973,7 +973,7 @@ _POOL = Exercise(
     reference=_pool_reference,
     outputs=(Output("out", ("token", "dim")),),
     difficulty=3,
-    minutes=30,
+    minutes=25,
     tol=1e-4,
     hints=(
         "All scores at once: k @ q.T is [total_kv, L]. Every key row knows its sequence. You need a maximum, a sum "

@@ -46,7 +46,7 @@ AXPY = Exercise(
     reference=lambda x, y, a: a * x + y,
     outputs=(Output("out", ("element",)),),
     difficulty=1,
-    minutes=13,
+    minutes=15,
     tol=1e-6,
     limits=(_share(lambda case: case.args[0].numel()),),
     hints=(
@@ -284,7 +284,7 @@ LSE = Exercise(
     reference=lambda x: torch.logsumexp(x, dim=1),
     outputs=(Output("out", ("row",)),),
     difficulty=2,
-    minutes=12,
+    minutes=10,
     tol=1e-6,
     limits=(_share(lambda case: len(case.args[0])),),
     hints=(
@@ -402,7 +402,7 @@ LONG = Exercise(
     reference=lambda x: torch.softmax(x, dim=1),
     outputs=(Output("out", ("row", "column")),),
     difficulty=2,
-    minutes=24,
+    minutes=25,
     tol=3e-6,
     forbid=("softmax",),
     hints=(
@@ -612,7 +612,7 @@ SCORES = Exercise(
     reference=lambda a, b: a @ b.t(),
     outputs=(Output("out", ("row", "column"), dtype="float32"),),
     difficulty=3,
-    minutes=24,
+    minutes=25,
     tol=1e-5,
     hints=(
         "tl.dot wants [BM, BK] times [BK, BN]. You need no transpose if you *load* B's tile with k down and n across.",
@@ -757,7 +757,7 @@ POOL = Exercise(
     reference=_pool,
     outputs=(Output("out", ("sequence", "dim")),),
     difficulty=3,
-    minutes=26,
+    minutes=25,
     tol=1e-6,
     hints=(
         "A program loads two offsets, b and b + 1, as scalars. They are the bounds of its own loop.",
@@ -901,7 +901,7 @@ TILE_MAX = Exercise(
     reference=_tile_max,
     outputs=(Output("out", ("tile row", "tile column")),),
     difficulty=2,
-    minutes=12,
+    minutes=10,
     tol=1e-6,
     limits=(_share(_tiles),),
     hints=(

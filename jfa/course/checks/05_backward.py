@@ -48,7 +48,7 @@ DELTA = Exercise(
     arithmetic=lambda out, dout, dlse: _delta(out.float(), dout.float(), dlse),
     outputs=(Output("delta", ("head", "token"), dtype="float32"),),
     difficulty=1,
-    minutes=12,
+    minutes=10,
     tol=2e-6,
     hints=(
         "Multiply dout and out element by element and sum over the head dimension. Which axis order has the result?",
@@ -183,7 +183,7 @@ BLOCK = Exercise(
     reference=_block,
     outputs=(Output("dq", ("query", "dim")), Output("dk", ("key", "dim")), Output("dv", ("key", "dim"))),
     difficulty=2,
-    minutes=25,
+    minutes=15,
     tol=2e-6,
     forbid=("softmax",),
     hints=(
@@ -687,7 +687,7 @@ ONE_PASS = Exercise(
         Output("dv", ("token", "head", "dim")),
     ),
     difficulty=2,
-    minutes=20,
+    minutes=30,
     tol=3e-6,
     time_limit=20.0,
     hints=(
@@ -833,7 +833,7 @@ COST = Exercise(
     reference=_cost,
     outputs=(Output("FLOPs"), Output("bytes"), Output("additions")),
     difficulty=2,
-    minutes=15,
+    minutes=30,
     hints=(
         "Pairs: the sum over sequences of len_q times len_kv, times the heads. Not the square of the sums.",
         "Count tensor by tensor. Two kernels read q, k, v, dout, lse and delta twice, and write each gradient once.",

@@ -51,7 +51,7 @@ ROWS = Exercise(
     reference=_rows,
     outputs=(Output("position", ("row",)), Output("head", ("row",)), Output("exists", ("row",))),
     difficulty=1,
-    minutes=10,
+    minutes=15,
     hints=(
         "Number the tile's rows: r = first + 0, 1, 2, ... Neighbouring r are the heads of one position.",
         "position = r // group, head inside the group = r % group. The group of key/value head c begins at query head c * group.",
@@ -221,7 +221,7 @@ GROUPED = Exercise(
     reference=_grouped,
     outputs=(Output("out", ("token", "head", "dim")),),
     difficulty=2,
-    minutes=30,
+    minutes=60,
     tol=3e-6,
     time_limit=30.0,
     hints=(
@@ -462,7 +462,7 @@ POOLED = Exercise(
     reference=_pooled,
     outputs=(Output("out", ("row", "head", "dim"), may_alias=True),),
     difficulty=2,
-    minutes=25,
+    minutes=55,
     tol=3e-6,
     time_limit=30.0,
     hints=(
@@ -623,7 +623,7 @@ TRAFFIC = Exercise(
     reference=_traffic,
     outputs=(Output("adds"), Output("extra"), Output("moved")),
     difficulty=1,
-    minutes=12,
+    minutes=20,
     hints=(
         "All of dQ is Lq * heads * dim elements. Each contribution is a whole dQ. So count contributions.",
         "Contended: one contribution for each tile of keys. Partials: one for each sequence with keys. Resident: one for each worker that gets a sequence.",
@@ -912,7 +912,7 @@ RESIDENT = Exercise(
     outputs=(Output("dq", ("row", "dim")),),
     schedules=(("lazy", 1), ("random", 1), ("random", 2)),
     difficulty=3,
-    minutes=30,
+    minutes=95,
     tol=2e-5,
     time_limit=40.0,
     hints=(

@@ -123,7 +123,7 @@ LAZY = Exercise(
     reference=_lazy,
     outputs=(Output("out", ("row", "dim")), Output("raised", ("row",), dtype="int64")),
     difficulty=2,
-    minutes=20,
+    minutes=40,
     tol=1e-5,
     forbid=("softmax",),
     hints=(
@@ -351,7 +351,7 @@ CROWDED = Exercise(
     slack=SLACK,
     outputs=(Output("out", ("schedule", "row", "dim")),),
     difficulty=2,
-    minutes=15,
+    minutes=30,
     tol=TOL,
     kept=Kept(
         ("crowded_kernel", "crowded_softmax"),
@@ -521,7 +521,7 @@ EARLY = Exercise(
     cases=_kernel_cases(128, 64, 64, (1, 6, 3)),
     outputs=(Output("out", ("schedule", "row", "dim")), Output("cycles")),
     difficulty=2,
-    minutes=20,
+    minutes=40,
     time_limit=60.0,
     hints=(
         "The softmax may still read S while the tensor core writes the next S into it. Somebody must say that S has been read, and somebody must wait for it.",
@@ -879,7 +879,7 @@ PING_PONG = Exercise(
     cases=_kernel_cases(256, 128, 128, (1, 4)),
     outputs=(Output("out", ("schedule", "row", "dim")), Output("cycles")),
     difficulty=3,
-    minutes=25,
+    minutes=55,
     time_limit=90.0,
     hints=(
         "The tensor core already alternates between the halves. It is the softmax that does them one after the other.",
@@ -1057,7 +1057,7 @@ PEEL = Exercise(
     cases=_peel_cases,
     outputs=(Output("begin"), Output("bulk_begin"), Output("bulk_end"), Output("end")),
     difficulty=2,
-    minutes=20,
+    minutes=25,
     forbid=("jfa.masks", "jfa.schedule"),
     hints=(
         "Which keys does *some* query of the tile see? From the first query's lower bound to the last query's upper bound. Which keys does *every* query see? The other two.",
@@ -1241,7 +1241,7 @@ SLICED = Exercise(
     cases=_sliced_cases,
     outputs=(Output("out", ("schedule", "row", "dim")), Output("cycles")),
     difficulty=3,
-    minutes=30,
+    minutes=55,
     time_limit=90.0,
     kept=Kept(("sliced_kernel", "softmax_role", "one_half_mma"), "The kernel and its roles stay as they are"),
     hints=(
@@ -1594,7 +1594,7 @@ AHEAD = Exercise(
     cases=_tiles_cases,
     outputs=(Output("out", ("schedule", "row", "dim")), Output("cycles")),
     difficulty=3,
-    minutes=30,
+    minutes=65,
     time_limit=120.0,
     kept=Kept(("tiles_kernel",), "the kernel stays as it is"),
     hints=(
@@ -1858,7 +1858,7 @@ REGISTERS = Exercise(
     cases=_split_cases,
     outputs=(Output("place", dtype="int"),),
     difficulty=2,
-    minutes=25,
+    minutes=40,
     hints=(
         "Two steps: leave out what may not ship, then compare estimates. Of a split's spills only those count that make its slowest role slower, or that fill the path to memory.",
         "Per role: cycles = (stored + loaded) * 32 * warps / 128. A key of role_spills may name several roles: names.split(', '), and each of them moves those bytes; leave out names that are no role.",

@@ -70,7 +70,7 @@ TRAFFIC = Exercise(
     reference=_traffic,
     outputs=tuple(Output(name, dtype="int") for name in ("one", "pair", "one_columns", "pair_columns")),
     difficulty=1,
-    minutes=15,
+    minutes=20,
     hints=(
         "A is [m, k], B is [k, n], two bytes per number. Which of them does each SM read whole, which by half, and which lies elsewhere?",
         "A's rows are per CTA: a pair changes nothing about them. Of B each SM reads half. An A in tensor memory costs shared memory nothing.",
@@ -214,7 +214,7 @@ PAIR = Exercise(
     reference=_pair_reference,
     outputs=(Output("C", ("schedule", "row", "column")),),
     difficulty=2,
-    minutes=30,
+    minutes=25,
     tol=1e-6,
     time_limit=60.0,
     kept=Kept(("pair_kernel",), "The kernel pair_kernel stays as it is"),
@@ -419,7 +419,7 @@ NEIGHBOUR = Exercise(
     reference=_neighbour_reference,
     outputs=(Output("out", ("schedule", "row")),),
     difficulty=2,
-    minutes=15,
+    minutes=5,
     tol=1e-6,
     time_limit=40.0,
     limits=(
@@ -596,7 +596,7 @@ EXCHANGE = Exercise(
     reference=_exchange_reference,
     outputs=(Output("dq", ("schedule", "row", "column")),),
     difficulty=3,
-    minutes=35,
+    minutes=25,
     tol=1e-6,
     time_limit=90.0,
     kept=Kept(("exchange_kernel",), "the kernel stays as it is"),
@@ -826,7 +826,7 @@ ODD = Exercise(
     reference=_odd_reference,
     outputs=(Output("C", ("schedule", "row", "column")),),
     difficulty=2,
-    minutes=20,
+    minutes=25,
     tol=1e-6,
     time_limit=60.0,
     limits=(
@@ -1031,7 +1031,7 @@ FORM = Exercise(
         Property("the reason", _right_reason),
     ),
     difficulty=1,
-    minutes=20,
+    minutes=30,
     hints=(
         "One if per line of the table, in its order, each with its return. Compute the number once and put it into the text.",
         "Resident counts lengths_q[0] * group, only if broadcast_q. The mean of the keys leaves empty sequences out, and must not divide by zero.",

@@ -87,7 +87,7 @@ SCORES = Exercise(
     reference=_scores,
     outputs=(Output("scores", ("head", "query block", "key block"), dtype="float32"),),
     difficulty=1,
-    minutes=15,
+    minutes=35,
     forbid=CLOSED,
     hints=(
         "Pool q and k alike: cut each sequence, not the packed tensor, into blocks. What does a last block of 3 rows divide by?",
@@ -283,7 +283,7 @@ CHOOSE = Exercise(
         Output("columns", ("entry",), dtype="int32"),
     ),
     difficulty=2,
-    minutes=20,
+    minutes=40,
     forbid=CLOSED,
     hints=(
         "First the counts: n candidates give (n * share + parts - 1) // parts in whole numbers. Which three rules may change that?",
@@ -519,7 +519,7 @@ TURN = Exercise(
         Output("kinds", ("entry",), dtype="int8"),
     ),
     difficulty=2,
-    minutes=25,
+    minutes=40,
     forbid=(*CLOSED, "host reads"),
     hints=(
         "Give each entry three numbers: the list it lies in (searchsorted over the starts), hence head and block of queries; its sequence (searchsorted over q_first); and the list it must go to.",
@@ -761,7 +761,7 @@ SPARSE = Exercise(
     reference=_sparse,
     outputs=(Output("out", ("token", "head", "dim")), Output("lse", ("token", "head"))),
     difficulty=2,
-    minutes=30,
+    minutes=50,
     tol=3e-6,
     time_limit=20.0,
     forbid=CLOSED,
@@ -977,7 +977,7 @@ KINDS = Exercise(
     reference=_kinds,
     outputs=(Output("kinds", ("entry",), dtype="int8"),),
     difficulty=2,
-    minutes=15,
+    minutes=10,
     forbid=CLOSED,
     hints=(
         "Take 35 keys in blocks of 16. Which rows of key block 2 exist? What does the function say of it?",
@@ -1123,7 +1123,7 @@ PREDICT = Exercise(
     reference=_pay,
     outputs=tuple(Output(name, dtype="int") for name in ("dense", "choice", "percent")),
     difficulty=2,
-    minutes=15,
+    minutes=20,
     forbid=CLOSED,
     hints=(
         "dense is a sum over tiles, times heads. In choice, query blocks are pooled once per head and key blocks once per key head.",

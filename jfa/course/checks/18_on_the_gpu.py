@@ -51,7 +51,7 @@ FLOPS = Exercise(
     reference=_flops,
     outputs=(Output("flops", dtype="int"),),
     difficulty=1,
-    minutes=12,
+    minutes=15,
     forbid=COUNTERS,
     hints=(
         "How many keys does query i see? Write it down for the first and the last query of a sequence with 3 queries and 5 keys.",
@@ -151,7 +151,7 @@ BYTES = Exercise(
     reference=_bytes,
     outputs=(Output("bytes", dtype="int"),),
     difficulty=2,
-    minutes=12,
+    minutes=15,
     forbid=COUNTERS,
     hints=(
         "Write down the shape of each tensor that is read or written, then how many bytes one of its numbers has.",
@@ -253,7 +253,7 @@ PREDICT = Exercise(
     reference=_predict,
     outputs=(Output("milliseconds"), Output("limit")),
     difficulty=1,
-    minutes=10,
+    minutes=20,
     forbid=COUNTERS,
     hints=(
         "Three times: work divided by speed, each with the same unit. Which of the three counts if they run beside each other?",
@@ -501,7 +501,7 @@ BOUNDS = Exercise(
     reference=_bounds,
     outputs=(Output("balance"), Output("limit")),
     difficulty=3,
-    minutes=20,
+    minutes=15,
     forbid=COUNTERS,
     hints=(
         "The order matters: with idle SMs every unit looks idle. So the balance comes first.",
@@ -613,7 +613,7 @@ MAKESPAN = Exercise(
     reference=_makespan,
     outputs=(Output("bound"), Output("pieces", dtype="int")),
     difficulty=2,
-    minutes=12,
+    minutes=10,
     forbid=("jfa.schedule", *COUNTERS),
     hints=(
         "Two lower bounds, and both hold. Which of them is the stronger statement?",
