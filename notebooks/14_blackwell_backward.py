@@ -245,7 +245,8 @@ print(lines["1: one role"].table(max_waits=4))
 # `examples.backward` runs it on the same tile.
 #
 # Open the file beside this page.
-# Its head has the roles; `Memory` and the aggregates above it name every buffer together with its barriers.
+# Its head has the roles.
+# In [backward_memory.py](../jfa/kernels/blackwell/backward_memory.py) `Memory` and the aggregates above it name every buffer together with its barriers.
 # The mma role's order is the table above `multiply_tile`:
 
 # %%

@@ -32,8 +32,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.blackwell.backward_1cta import HALF_M
-from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
+from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N, HALF_M
 from jfa.kernels.blackwell.pair import CTAS, arrive_at_leader, first_pair, leads, load_half, next_pair
 from jfa.kernels.blackwell.pair_memory import SENT, TILE_N, alloc_memory
 from jfa.kernels.common.nouns import RowPointers

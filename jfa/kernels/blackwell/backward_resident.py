@@ -15,15 +15,9 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.blackwell.backward_1cta import (
-    RowConstants,
-    Scores,
-    alloc_scores,
-    compute_blocks,
-    multiply_p,
-    query_steps,
-)
+from jfa.kernels.blackwell.backward_1cta import compute_blocks, multiply_p, query_steps
 from jfa.kernels.blackwell.backward_dq import write_dq
+from jfa.kernels.blackwell.backward_memory import RowConstants, Scores, alloc_scores
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
 from jfa.kernels.common.nouns import RowPointers, Span, aggregate, load_tile
 from jfa.kernels.common.ring import Ring, alloc_ring

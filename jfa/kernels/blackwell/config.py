@@ -15,6 +15,7 @@ from jfa.kernels.common.host import padded_head_dim
 BLOCK = 128  # rows of a softmax or compute group, keys of a block: the M of one MMA and its N
 BLOCK_M = tl.constexpr(BLOCK)
 BLOCK_N = tl.constexpr(BLOCK)
+HALF_M = tl.constexpr(BLOCK // 2)  # queries of a compute group in the backward
 TAIL = 64  # columns of Q and K beyond the 128 of a box
 FORMS = ("resident", "pair", "single")
 PAIR_KEYS = 512  # mean keys per sequence from which a pair of CTAs is worth its half-empty last tiles

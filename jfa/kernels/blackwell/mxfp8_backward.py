@@ -22,16 +22,13 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.blackwell.backward_1cta import HALF_M, RowConstants, mask_pairs, query_steps, reduce_dq
-from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
+from jfa.kernels.blackwell.backward_1cta import mask_pairs, query_steps, reduce_dq, store_dkv, write_dkv
+from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N, HALF_M
+from jfa.kernels.blackwell.mxfp8_memory import SQUARE, SQUARES, alloc_memory
 from jfa.kernels.blackwell.scales import (
-    GROUPS,
     P_BITS,
     TILE_BYTES,
-    ScaledRing,
     ScaleTiles,
-    alloc_p_scales,
-    alloc_scaled_ring,
     copy_scales,
     first_key_block,
     first_query_block,
@@ -39,12 +36,9 @@ from jfa.kernels.blackwell.scales import (
 from jfa.kernels.common.nouns import RowPointers, aggregate
 from jfa.kernels.common.packed import fma_pairs
 from jfa.kernels.common.quantize import inverse_scale, magnitude_bits, scale_code
-from jfa.kernels.common.ring import Ring, alloc_ring
 from jfa.kernels.common.softmax import at_most
 from jfa.kernels.common.units import first_unit
 
-SQUARE = tl.constexpr(32)
-SQUARES = tl.constexpr(BLOCK_N.value // SQUARE.value)
 P_UNIT = tl.constexpr(2.0**-P_BITS.value)  # of P in registers, which is stored as P * 2**8
 
 
@@ -116,181 +110,6 @@ def mxfp8_backward_kernel(
                 load_key_tile(k, k_t, v, memory.keys, records_ptr, walk, cfg)
                 q_count = load_blocks(q, q_t, do, do_t, constants, memory, records_ptr, walk, q_count, cfg)
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(1)) if cfg.clc else 0, cfg.clc, cfg.zigzag)
-
-
-# ------------------------------------------------------------------------------------------------- memory and barriers
-
-
-@aggregate
-class Keys:
-    """K by head dim, K by tokens and V by head dim of a tile in SMEM. At its end dV and dK leave through the same memory."""
-
-    tiles: tlx.buffered_tensor  # [4] x [128, head_dim] e4m3: K, K by tokens, V; the last is there for the outputs
-    scales: tlx.buffered_tensor  # [3] x [512] uint8
-    outs: tlx.buffered_tensor  # [2] x [128, head_dim] in 16 bits, in the same memory: dK, dV
-    fulls: tlx.mbarrier
-    out_fulls: tlx.mbarrier
-    empties: tlx.mbarrier  # dK and dV have left
-
-
-@aggregate
-class Scores:
-    """S^T with P^T in its place, and dP^T, in TMEM; dS^T and the codes of its squares in SMEM."""
-
-    s: tlx.buffered_tensor  # [128 keys, 128 queries] fp32
-    p: tlx.buffered_tensor  # [128, 128] e4m3
-    dp: tlx.buffered_tensor
-    ds: tlx.buffered_tensor  # [128, 128] e4m3
-    codes: tlx.buffered_tensor  # [2] x a scale tile: rows of keys, rows of queries
-    s_fulls: tlx.mbarrier
-    s_reads: tlx.mbarrier  # S^T is in registers
-    p_fulls: tlx.mbarrier
-    dp_fulls: tlx.mbarrier
-    dp_reads: tlx.mbarrier  # the columns of dP^T in which scales lie are in registers; only where scales lie there
-    ds_fulls: tlx.mbarrier
-
-
-@aggregate
-class ScaleColumns:
-    """Scale tiles in TMEM, [128, 4] uint8 each: A's and B's of each product, inside S^T but for those of S and dK."""
-
-    dp: tlx.buffered_tensor  # [2]
-    dv: tlx.buffered_tensor
-    dq: tlx.buffered_tensor
-    s: tlx.buffered_tensor  # inside dP^T
-    dk: tlx.buffered_tensor
-
-
-@aggregate
-class Gradients:
-    """dV, dK of a tile and dQ of a block in TMEM, fp32; ``stages`` in SMEM between dQ and the reduce-add."""
-
-    dv: tlx.buffered_tensor
-    dk: tlx.buffered_tensor
-    dq: tlx.buffered_tensor
-    stages: tlx.buffered_tensor
-    dkv_fulls: tlx.mbarrier
-    dq_fulls: tlx.mbarrier
-    dq_empties: tlx.mbarrier
-
-
-@aggregate
-class Memory:
-    """Buffers and barriers shared by the roles of a CTA; ``rows`` uses the barriers of ``q``. ``_t``: groups along
-    tokens."""
-
-    keys: Keys
-    q: ScaledRing
-    q_t: ScaledRing
-    do: ScaledRing
-    do_t: ScaledRing
-    rows: RowConstants
-    p_scales: tlx.buffered_tensor
-    scores: Scores
-    columns: ScaleColumns
-    grads: Gradients
-
-
-@triton.jit
-def alloc_memory(OUT: tl.constexpr, cfg: tl.constexpr):
-    """Allocate SMEM, TMEM and barriers of one CTA; OUT is the dtype of dK and dV."""
-    STAGES: tl.constexpr = cfg.dq_stages
-    tiles = tlx.local_alloc((BLOCK_N, cfg.head_dim), tl.float8e4nv, 4)
-    outs = tlx.local_alloc((BLOCK_N, cfg.head_dim), OUT, 2, reuse=tiles)
-    key_scales = tlx.local_alloc((TILE_BYTES,), tl.uint8, 3)
-    out_fulls = tlx.alloc_barriers(1, arrive_count=2)
-    keys = Keys(tiles, key_scales, outs, tlx.alloc_barriers(1), out_fulls, tlx.alloc_barriers(1))
-    # Q is emptied by the mma role, its lse and delta by both compute groups. They arrive together.
-    q = alloc_ring(BLOCK_M, cfg.head_dim, tl.float8e4nv, cfg.q_slots, 3)
-    q = Ring(q.buffers, q.fulls, q.empties, q.stages, q.bytes + 2 * 4 * BLOCK_M, 0)
-    lses = tlx.local_alloc((BLOCK_M,), tl.float32, q.stages)
-    deltas = tlx.local_alloc((BLOCK_M,), tl.float32, q.stages)
-    rows = RowConstants(lses, deltas, q)
-    q_scaled = ScaledRing(q, tlx.local_alloc((TILE_BYTES,), tl.uint8, q.stages))
-    q_t = alloc_scaled_ring(BLOCK_M, cfg.head_dim, cfg.q_slots)
-    do = alloc_scaled_ring(BLOCK_M, cfg.head_dim, cfg.do_slots)
-    do_t = alloc_scaled_ring(BLOCK_M, cfg.head_dim, cfg.do_slots)
-    ds = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float8e4nv, 1)
-    codes = tlx.local_alloc((1, 1, SQUARE, SQUARES, SQUARES), tl.uint8, 2)
-    scores, columns, dq = alloc_scores(ds, codes, cfg)
-    dv = tlx.local_alloc((BLOCK_N, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem)
-    dk = tlx.local_alloc((BLOCK_N, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem)
-    stages = tlx.local_alloc((BLOCK_M, cfg.dq_columns), tl.float32, STAGES)
-    grads = Gradients(dv, dk, dq, stages, tlx.alloc_barriers(1), tlx.alloc_barriers(1), tlx.alloc_barriers(1))
-    return Memory(keys, q_scaled, q_t, do, do_t, rows, alloc_p_scales(), scores, columns, grads)
-
-
-@triton.jit
-def alloc_scores(ds, codes, cfg: tl.constexpr):
-    """Return (Scores, ScaleColumns, dQ): S^T, dP^T, dQ and scales in TMEM, with ``ds`` and ``codes`` in SMEM."""
-    if cfg.dq_takes_dp:
-        s, p, dp, dq, columns = alloc_tight(cfg)
-    else:
-        s, p, dp, dq, columns = alloc_roomy(cfg)
-    s_fulls, s_reads = tlx.alloc_barriers(1), tlx.alloc_barriers(1, arrive_count=2)
-    p_fulls, dp_fulls = tlx.alloc_barriers(1, arrive_count=2), tlx.alloc_barriers(1)
-    dp_reads, ds_fulls = tlx.alloc_barriers(1, arrive_count=2), tlx.alloc_barriers(1, arrive_count=2)
-    scores = Scores(s, p, dp, ds, codes, s_fulls, s_reads, p_fulls, dp_fulls, dp_reads, ds_fulls)
-    return scores, columns, dq
-
-
-@triton.jit
-def alloc_tight(cfg: tl.constexpr):
-    """Allocate S, P, dP, dQ and scales where tensor memory is full: P and scales inside S, dQ in dP's place, scales inside dP."""
-    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
-    s = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem, reuse=storage)
-    p = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float8e4nv, 1, tlx.storage_kind.tmem, reuse=storage)
-    dp_columns = tlx.local_alloc((BLOCK_N, GROUPS), tl.uint8, 2, tlx.storage_kind.tmem, reuse=storage)
-    dv_columns = tlx.local_alloc((BLOCK_N, GROUPS), tl.uint8, 2, tlx.storage_kind.tmem, reuse=storage)
-    dq_columns = tlx.local_alloc((BLOCK_N, GROUPS), tl.uint8, 2, tlx.storage_kind.tmem, reuse=storage)
-    storage.set_buffer_overlap(
-        tlx.reuse_group(
-            s,
-            tlx.reuse_group(
-                p,
-                tlx.reuse_group(dp_columns, group_type=tlx.reuse_group_type.shared, group_size=2),
-                tlx.reuse_group(dv_columns, group_type=tlx.reuse_group_type.shared, group_size=2),
-                tlx.reuse_group(dq_columns, group_type=tlx.reuse_group_type.shared, group_size=2),
-                group_type=tlx.reuse_group_type.distinct,
-            ),
-            group_type=tlx.reuse_group_type.shared,
-        )
-    )
-    storage_dp = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
-    dp = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem, reuse=storage_dp)
-    dq = tlx.local_alloc((BLOCK_M, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem, reuse=storage_dp)
-    s_columns = tlx.local_alloc((BLOCK_N, GROUPS), tl.uint8, 2, tlx.storage_kind.tmem, reuse=storage_dp)
-    dk_columns = tlx.local_alloc((BLOCK_N, GROUPS), tl.uint8, 2, tlx.storage_kind.tmem, reuse=storage_dp)
-    storage_dp.set_buffer_overlap(
-        tlx.reuse_group(
-            dp,
-            dq,
-            tlx.reuse_group(
-                tlx.reuse_group(s_columns, group_type=tlx.reuse_group_type.shared, group_size=2),
-                tlx.reuse_group(dk_columns, group_type=tlx.reuse_group_type.shared, group_size=2),
-                group_type=tlx.reuse_group_type.distinct,
-            ),
-            group_type=tlx.reuse_group_type.shared,
-        )
-    )
-    return s, p, dp, dq, ScaleColumns(dp_columns, dv_columns, dq_columns, s_columns, dk_columns)
-
-
-@triton.jit
-def alloc_roomy(cfg: tl.constexpr):
-    """Allocate S with P inside, dP, dQ and scales, each in a place of its own: 360 columns beside dV and dK at D = 64."""
-    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
-    s = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem, reuse=storage)
-    p = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float8e4nv, 1, tlx.storage_kind.tmem, reuse=storage)
-    storage.set_buffer_overlap(tlx.reuse_group(s, p, group_type=tlx.reuse_group_type.shared))
-    dp = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem)
-    dq = tlx.local_alloc((BLOCK_M, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem)
-    dp_columns = tlx.local_alloc((BLOCK_N, GROUPS), tl.uint8, 2, tlx.storage_kind.tmem)
-    dv_columns = tlx.local_alloc((BLOCK_N, GROUPS), tl.uint8, 2, tlx.storage_kind.tmem)
-    dq_columns = tlx.local_alloc((BLOCK_N, GROUPS), tl.uint8, 2, tlx.storage_kind.tmem)
-    s_columns = tlx.local_alloc((BLOCK_N, GROUPS), tl.uint8, 2, tlx.storage_kind.tmem)
-    dk_columns = tlx.local_alloc((BLOCK_N, GROUPS), tl.uint8, 2, tlx.storage_kind.tmem)
-    return s, p, dp, dq, ScaleColumns(dp_columns, dv_columns, dq_columns, s_columns, dk_columns)
 
 
 # ---------------------------------------------------------------------------------------------------------------- load
@@ -523,7 +342,8 @@ def compute_tile(memory, half: tl.constexpr, records_ptr, walk, q_count, scale_l
         q_count = compute_stretch(scores, rows, half, tile, blocks.first, begin, q_count, scale_log2, True, cfg)
         q_count = compute_stretch(scores, rows, half, tile, begin, end, q_count, scale_log2, False, cfg)
         q_count = compute_stretch(scores, rows, half, tile, end, blocks.end, q_count, scale_log2, True, cfg)
-    write_dkv(memory, half, walk.done, sm_scale, cfg)
+    keys = memory.keys
+    write_dkv(memory.grads, keys.outs[0], keys.outs[1], keys.out_fulls, half, walk.done, sm_scale)
     return q_count
 
 
@@ -585,20 +405,6 @@ def store_squares(scores, ds, column: tl.constexpr):
     tlx.local_store(by_queries, tl.reshape(codes, [1, 1, SQUARE, 1, SQUARES]))
 
 
-@triton.jit
-def write_dkv(memory, half: tl.constexpr, done, sm_scale, cfg: tl.constexpr):
-    """Copy half of dK's and dV's columns from TMEM to SMEM, where K and V were, which the tile no longer needs."""
-    HALF_D: tl.constexpr = cfg.head_dim // 2
-    outs, grads = memory.keys.outs, memory.grads
-    tlx.barrier_wait(grads.dkv_fulls[0], done & 1)
-    dv = tlx.local_load(tlx.subslice(grads.dv[0], half * HALF_D, HALF_D)).to(outs.dtype)
-    tlx.local_store(tlx.local_slice(outs[1], [0, half * HALF_D], [BLOCK_N, HALF_D]), dv)
-    dk = (tlx.local_load(tlx.subslice(grads.dk[0], half * HALF_D, HALF_D)) * sm_scale).to(outs.dtype)
-    tlx.local_store(tlx.local_slice(outs[0], [0, half * HALF_D], [BLOCK_N, HALF_D]), dk)
-    tlx.fence("async_shared")
-    tlx.barrier_arrive(memory.keys.out_fulls[0])
-
-
 # -------------------------------------------------------------------------------------------------------------- reduce
 
 
@@ -612,10 +418,5 @@ def reduce_tile(dq_desc, dk_desc, dv_desc, memory, records_ptr, walk, dq_rows, q
         for block in range(blocks.first, blocks.end):
             reduce_dq(dq_desc, memory.grads, row + block * BLOCK_M, q_count, cfg)
             q_count += 1
-    tlx.barrier_wait(keys.out_fulls[0], walk.done & 1)
-    box = tile.kv.box(tile.row, walk.head())
-    tlx.async_descriptor_store(dv_desc, keys.outs[1], box)
-    tlx.async_descriptor_store(dk_desc, keys.outs[0], box)
-    tlx.async_descriptor_store_wait(0)
-    tlx.barrier_arrive(keys.empties[0])
+    store_dkv(dk_desc, dv_desc, keys.outs[0], keys.outs[1], keys, tile, walk)
     return q_count

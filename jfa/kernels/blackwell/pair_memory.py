@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.blackwell.backward_1cta import HALF_M
-from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
+from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N, HALF_M
 from jfa.kernels.blackwell.pair import CTAS
 from jfa.kernels.common.nouns import aggregate
 from jfa.kernels.common.ring import Ring, alloc_ring
