@@ -188,7 +188,7 @@ def check_tlx() -> Iterator[Line]:
 
 
 def check_interpret() -> Iterator[Line]:
-    """Check that TRITON_INTERPRET says now what it said when Triton was imported."""
+    """Check that TRITON_INTERPRET has the value that it had when Triton was imported."""
     _require("numpy", "torch")
     if _import_triton()[0] is None:
         return
@@ -209,7 +209,7 @@ def check_interpret() -> Iterator[Line]:
 
 
 def check_ptxas() -> Iterator[Line]:
-    """Check that the assemblers that Triton compiles with are there and start."""
+    """Check that the assemblers that Triton compiles with exist and start."""
     _require("numpy", "torch")
     if _import_triton()[0] is None:
         return
@@ -261,7 +261,7 @@ def check_backends() -> Iterator[Line]:
 
 
 def check_known_value() -> Iterator[Line]:
-    """Check that a small kernel gives the number it must, run in each way that there is, in a process of its own."""
+    """Check that a small kernel gives the right number in each way of running it, in a process of its own."""
     _require("numpy", "torch")
     if _import_triton()[0] is None:
         return
@@ -673,7 +673,7 @@ def _root() -> Path:
 
 
 def _repair_of(error: BaseException) -> str:
-    """Return the likeliest repair where a check failed in a way that nobody foresaw."""
+    """Return the likeliest repair where a check failed in an unforeseen way."""
     missing = getattr(error, "name", None) if isinstance(error, ImportError) else None
     if isinstance(missing, str) and _lock().get(package := missing.split(".")[0]):
         return _reinstall(package)

@@ -62,7 +62,7 @@ def check_offsets(
     Args:
         offsets: [B+1] int32 or int64.
         rows: rows of the packed tensor; offsets may end before them (the rows left over belong to no sequence).
-        name: what the caller's argument is called.
+        name: the caller's name of the argument.
         batches: the number of sequences there must be.
         contents: also check the numbers (start at 0, never decreasing, inside the tensor). On a GPU that waits for the device.
 
@@ -169,7 +169,8 @@ def positions(offsets: Tensor, total: int) -> Tensor:
 
 
 def padding_waste(lengths: LengthsLike) -> float:
-    """Share of the places of a padded batch [B, max] that hold no token: 1 - sum(lengths) / (B * max). 0 if there is none."""
+    """Return the share of the places of a padded batch [B, max] that hold no token: 1 - sum(lengths) / (B * max). 0 if
+    there is none."""
     lengths = torch.as_tensor(lengths)
     places = lengths.numel() * int(lengths.max()) if lengths.numel() else 0
     return 1.0 - int(lengths.sum()) / places if places else 0.0

@@ -1,4 +1,4 @@
-"""Which (query, key) pairs count: causal and window masks, exact pair counts and FLOPs.
+"""Masks, causal and windows: which (query, key) pairs count, exact pair counts and FLOPs.
 
 Every mask that jfa supports is a *band*: query ``i`` of a sequence sees the keys ``lo(i) <= j <= hi(i)``, both bounds
 moving one key per query. Two anchors exist: a bound tied to the sequences' starts (``i + c``), and one tied to their
@@ -155,7 +155,7 @@ def _pairs_up_to(c: Tensor, len_q: Tensor, len_kv: Tensor) -> Tensor:
 
 
 def _ramp_sum(x: Tensor, top: Tensor) -> Tensor:
-    """Sum over t = 1 .. x of min(t, top); 0 for x <= 0."""
+    """Return the sum over t = 1 .. x of min(t, top); 0 for x <= 0."""
     x = x.clamp(min=0)
     below = torch.minimum(x, top)
     return below * (below + 1) // 2 + (x - below) * top
@@ -175,7 +175,8 @@ def attention_flops(
 
 
 def flop_waste(len_q: Tensor, len_kv: Tensor | None = None, band: Band | None = None) -> float:
-    """Share of a padded batch's B * max_q * max_kv pairs that attention does not need; 0 if there is no pair at all."""
+    """Return the share of a padded batch's B * max_q * max_kv pairs that attention does not need; 0 if there is no pair
+    at all."""
     len_q = _as_int64(len_q)
     len_kv = len_q if len_kv is None else _as_int64(len_kv)
     padded = len_q.numel() * int(len_q.max()) * int(len_kv.max()) if len_q.numel() else 0

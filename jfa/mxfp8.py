@@ -222,7 +222,7 @@ def spans(offsets: Tensor, rows: int, length: int | None = None) -> tuple[Tensor
 
 @dataclass(frozen=True)
 class BlockTable:
-    """Where the rows of each block lie in the packed tensor: ``index`` and ``exist`` [blocks, 128]; absent rows have index 0."""
+    """The rows of each block in the packed tensor: ``index`` and ``exist`` [blocks, 128]; absent rows have index 0."""
 
     index: Tensor
     exist: Tensor

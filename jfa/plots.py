@@ -64,7 +64,7 @@ class Picture:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return an aligned plain-text table; floats get four significant digits, numbers stand right."""
+    """Return an aligned plain-text table; floats get four significant digits, numbers are right-aligned."""
     cells = [[_cell(x) for x in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *cells)]
     number = [all(isinstance(row[i], int | float | np.number) for row in rows) for i in range(len(headers))]

@@ -95,7 +95,7 @@ def attention(
 
 @dataclass
 class _Rows:
-    """Where each sequence's rows begin, as int64 tensors [B]."""
+    """The first row of each sequence, as int64 tensors [B]."""
 
     q_start: Tensor
     k_start: Tensor
@@ -156,7 +156,7 @@ def _bucket(lengths: Tensor) -> Tensor:
 
 @dataclass
 class _Chosen:
-    """Which key blocks each query block of each sequence lists."""
+    """The key blocks that each query block of each sequence lists."""
 
     mask: Tensor  # [heads, B, query blocks, key blocks] bool
     block_q: int

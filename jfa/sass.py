@@ -25,7 +25,7 @@ _BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 
 class NoDisassembler(RuntimeError):
-    """This Triton ships no nvdisasm, and none is on PATH."""
+    """Raised when Triton ships no nvdisasm and none is on PATH."""
 
 
 @dataclass(frozen=True)

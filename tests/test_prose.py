@@ -1,4 +1,4 @@
-"""What of the prose's rules can be counted: docstrings of functions start with a verb, rates are per, callbacks are called."""
+"""The rules of the prose that can be checked mechanically: how docstrings begin, "per" in rates, words that are riddles."""
 
 from __future__ import annotations
 
@@ -23,32 +23,59 @@ NO_VERBS = set(
     "a all an any both each every everything for from how in its like no nothing of on one only some something that the there "
     "these this two what when where whether which who whoever whose why with".split()
 )
+NOUNS = set("amount fraction index mean name number share size sum time value".split())  # before "of": no verbs
+# Words that begin a riddle where a docstring of a class or a module should name the thing or say what it does.
+QUESTIONS = set("how what when where whether which who whoever whose why everybody nobody somebody".split())
 QUANTITY = (
     "bytes|registers?|programs|tiles|rows|keys|queries|columns|cycles|words|numbers?|launches|CTAs|warps|threads|steps|entries|partials?|"
-    "FLOPs|bits|pairs|workers|us|ms|bars|squares?|instructions|folders?|once|twice"
+    "FLOPs|bits|pairs|workers|us|ms|microseconds|milliseconds|seconds|MB|KB|KiB|tokens|scales|bars|squares?|instructions|folders?|"
+    "arrivals?|barriers?|buffers?|messages?|cells?|once|twice"
 )
 UNIT = (
     "thread|warp|tile|sequence|role|CTA|program|element|row|head|key head|step|launch|call|task|lane|SM|worker|token|user|"
-    "learner|exercise|rank|second|batch|shape|group|block|multiprocessor"
+    "learner|exercise|rank|second|batch|shape|group|block|multiprocessor|stage|slice|line|pass|forward|backward|chapter|topic|"
+    "column|phase|minute|microsecond|MMA"
 )
-PER = re.compile(rf"\b(?:{QUANTITY}) an? (?:{UNIT})\b(?! (?:takes|loads|stores|launches|goes|of))")
-RIDDLES = re.compile(r"\bhears? of\b|\bin (?:nobody|no \w+)'s way\b|\bhas not the\b|\bwhat of what\b", re.IGNORECASE)
+VERB = "takes|loads|stores|launches|goes|of|is|gets|waits|needs|has|holds|reads|writes|makes|leaves|sees"
+PER = re.compile(rf"\b(?:{QUANTITY}) an? (?:{UNIT})\b(?! (?:{VERB})\b)")
+RIDDLES = re.compile(
+    r"\bhears?\b|\bheard\b|\bin (?:nobody|no \w+)'s way\b|\bhas not the\b|\bwhat of what\b|\bof what\b[^.]*\bof which\b",
+    re.IGNORECASE,
+)
+
+
+def may_be_verb(word: str) -> bool:
+    """Return whether a docstring may start with a word: "return", but not "returns", "returning" or "the"."""
+    inflected = word.endswith("ing") and word not in ("bring", "ring") or word.endswith("s") and not word.endswith("ss")
+    return word[:1].isalpha() and word not in NO_VERBS and not word.endswith(" of") and not inflected
 
 
 def first_words(source: str) -> list[tuple[int, str]]:
-    """Return (line, first word in lower case) of each function's docstring; a property is a thing and may be described."""
+    """Return (line, first word in lower case, or "share of") per function's docstring; a property may be described."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             text = (ast.get_docstring(node) or "").split()
             if text and not any("property" in ast.unparse(d) for d in node.decorator_list):
-                found.append((node.lineno, text[0].strip(".,:;").lower()))
+                word = text[0].strip(".,:;").lower()
+                found.append((node.lineno, f"{word} of" if word in NOUNS and text[1:2] == ["of"] else word))
     return found
+
+
+def questions(source: str) -> list[str]:
+    """Return a sentence per docstring of a class or of the module that starts with a question word."""
+    texts = [
+        (getattr(node, "lineno", 1), (ast.get_docstring(node) or "").split())
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef | ast.Module)
+    ]
+    words = [(line, text[0].strip(".,:;").lower()) for line, text in texts if text]
+    return [f"line {line}: a docstring that starts with {word!r}" for line, word in words if word in QUESTIONS]
 
 
 def without_verb(source: str) -> list[str]:
     """Return a sentence per docstring that starts with no verb."""
-    bad = [(line, word) for line, word in first_words(source) if word in NO_VERBS or not word[:1].isalpha()]
+    bad = [(line, word) for line, word in first_words(source) if not may_be_verb(word)]
     return [f"line {line}: a docstring that starts with {word!r}" for line, word in bad]
 
 
@@ -65,6 +92,11 @@ def test_docstrings_of_functions_start_with_a_verb(path: Path):
     assert without_verb(path.read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docstrings_of_classes_and_modules_ask_no_question(path: Path):
+    assert questions(path.read_text(encoding="utf-8")) == []
+
+
 def test_rates_are_per_something_and_nobody_hears():
     found = {str(path.relative_to(ROOT)): phrases(path.read_text(encoding="utf-8")) for path in TEXTS}
     assert {name: bad for name, bad in found.items() if bad} == {}
@@ -73,5 +105,15 @@ def test_rates_are_per_something_and_nobody_hears():
 def test_breaches_would_be_seen():
     assert without_verb('def f():\n    """The value of x."""') and without_verb('def f():\n    """(a, b) of x."""')
     assert not without_verb('class A:\n    @property\n    def f(self):\n        """The value of x."""')
+    for text in ("Returns x.", "Returning x.", "Index of x.", "Share of x in y."):
+        assert without_verb(f'def f():\n    """{text}"""'), text
+    for text in ("Pass x on.", "Bring x.", "Return x.", "Process x."):
+        assert not without_verb(f'def f():\n    """{text}"""'), text
+    assert questions('"""How x works."""') and questions('class A:\n    """What x holds."""')
+    assert not questions('"""Count x: what it holds."""\nclass A:\n    """The contents of x."""')
+    for text in ("one load takes 3 ms a step", "once a launch", "4 scales a column.", "each task hears of it"):
+        assert phrases(text), text
+    for text in ("the bytes a copy moves", "which rows a tile needs", "the registers a thread holds"):
+        assert not phrases(text), text
     assert phrases("It spills 12 bytes a thread.") and phrases("``waiting`` hears of long runs.")
     assert not phrases("Which tiles a program takes, and 12 bytes per thread.")

@@ -11,7 +11,7 @@ from pathlib import Path
 LENGTHS = [7, 3, 19, 5, 11]
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"]  # Okabe and Ito: distinct without colour vision too
 CELL = 13
-BLOCK = 5  # tokens a tile, in this picture
+BLOCK = 5  # tokens per tile, in this picture
 WIDTH = 1040  # room for the widest sans-serif fonts
 
 

@@ -183,7 +183,7 @@ class Plan:
 
     @cached_property
     def signature(self) -> object:
-        """What stands for all that a call can ask of this plan but sizes and contents: equal objects, equal answers."""
+        """A key of the plan for :mod:`.prepared`: plans with equal keys differ in sizes and contents only."""
         facts = tuple(fact for fact in self.facts if fact[0] not in _ROWS)
         kinds = tuple((x.ndim, x.stride(), x.storage_offset() == 0, x.dtype, x.device) for x in self.tensors)
         return _SIGNATURES.setdefault((self.backend, facts, kinds), object())

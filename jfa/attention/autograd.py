@@ -77,7 +77,7 @@ class _AttentionWithLse(torch.autograd.Function):
 
 
 def _keep(ctx, call: EagerCall, tensors: tuple[Tensor, ...]) -> None:
-    """Keep what a backward needs. Of what is watched it is only checked that nobody changes it before."""
+    """Keep what a backward needs. Watched tensors are only checked for changes before the backward."""
     ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)
     call.versions = versions(call.watched)

@@ -22,7 +22,7 @@ _MOST = dict(zip(SIZES, (MOST_ROWS, MOST_ROWS, MOST_SEQUENCES, LARGEST_HINT, LAR
 
 @dataclass(frozen=True)
 class Look:
-    """How a tensor looks: a recorder, which sees all that is done with tensors, is shown this."""
+    """Shape, strides and type of a tensor, from which a recorder makes a stand-in."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -39,7 +39,7 @@ class Look:
 
 @dataclass
 class Pass:
-    """What one pass of a backend returned; ``kept``: lists that it leaves to a later one."""
+    """The result of one pass of a backend; ``kept``: lists that a later pass uses."""
 
     backend: str
     results: Sequence
@@ -47,14 +47,14 @@ class Pass:
 
 
 class Form:
-    """Calls of one signature that one record serves: what follows from their sizes differs in numbers only.
+    """The calls of one signature that one record serves: their sizes change numbers only.
 
     Attributes:
-        measure: a function of sizes: the numbers, or None where these are another form's.
-        tape: None where there can be none, for the reason ``why_not``.
+        measure: a function of the sizes that returns the numbers, or None where the sizes need another form.
+        tape: None where the pass cannot be taped, for the reason ``why_not``.
         present: which results the pass returns; a gradient that is not needed may be None.
-        backward: of a forward, by what else a backward depends on, the forms of its backwards.
-        left: the lists that a forward kept, as a first backward leaves them.
+        backward: of a forward: the forms of its backwards, by the other properties on which they depend.
+        left: the lists that a forward kept, as they are after a first backward.
     """
 
     def __init__(self, measure: Callable, tape=None, seen: Pass | None = None, why_not: str = ""):

@@ -140,7 +140,7 @@ class Played(autograd.EagerCall):
         return lesson.record(dict(zip(names, sizes)), run)
 
     def _stand_in_lists(self, recorder, first: bool, values: tuple):
-        """Return what stands in for the lists that the forward left."""
+        """Return stand-ins for the lists that the forward kept."""
         if self.lists is None:
             return None
         from jfa.kernels.common.recorder import Place, mapped

@@ -129,7 +129,7 @@ def find_checked(
 
 
 def _facts(offsets: Tensor, count: int) -> tuple | bool:
-    """Return what a signature says of offsets, or False where they are not ``count`` numbers in a row."""
+    """Return a signature's entry for offsets, or False where they are not ``count`` contiguous numbers."""
     if type(offsets) is not Tensor or offsets.dim() != 1 or offsets.numel() != count:
         return False
     return offsets.stride(), offsets.dtype, offsets.device
@@ -248,7 +248,7 @@ class Prepared:
         )
 
     def stand_ins(self, recorder, query: Look, key: Look, value: Look) -> list:
-        """Return what stands in for query, key and value."""
+        """Return stand-ins for query, key and value."""
         rows_q, rows_kv = list(recorder.sizes.values())[:2]
         given = ("query", query, rows_q), ("key", key, rows_kv), ("value", value, rows_kv)
         return [
@@ -257,7 +257,7 @@ class Prepared:
         ]
 
     def more_stand_ins(self, recorder, more: list[Look]) -> dict:
-        """Return what stands in for offsets and a plan's tensors, by role."""
+        """Return stand-ins for offsets and a plan's tensors, by role."""
         _, _, sequences, _, _, *dims = recorder.sizes.values()
         found = {}
         for role, x in self.by_role(more).items():

@@ -98,7 +98,7 @@ def facts(shape: Shape) -> dict:
 
 
 def names(device: torch.device, others: Iterable[str] = PEERS, backends: Iterable[str] | None = None) -> list[str]:
-    """Return the names of our backends (None: those that are there), then the peers'."""
+    """Return the names of our backends (None: those available here), then the peers'."""
     kinds = backends or [b for b in BACKENDS if device.type == "cuda" and _there(b, device)] or ["reference"]
     return [*(f"jfa:{b}" for b in kinds), *others]
 

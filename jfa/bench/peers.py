@@ -29,7 +29,8 @@ class Unavailable(Exception):
 
 
 def jfa(inputs: Inputs, backend: str = "auto", **options: object) -> Call:
-    """Return this project's op, tile lists built anew in every call; ``options`` go to it (``deterministic=True``)."""
+    """Return this project's op, tile lists built in every call; ``options`` are passed to it
+    (``deterministic=True``)."""
     shape = inputs.shape
     return lambda: jagged_flash_attention(
         *inputs.arguments,
@@ -128,7 +129,7 @@ def flex(inputs: Inputs) -> Call:
     from torch.nn.attention.flex_attention import create_block_mask
 
     torch._functorch.config.donated_buffer = (
-        False  # else its backward runs only once a forward, and the timing keeps the graph
+        False  # else its backward runs only once per forward, and the timing keeps the graph
     )
     if inputs.block_lists is not None:
         return _flex_over_blocks(inputs)
@@ -275,7 +276,7 @@ def _load(file: Path):
 
 
 def on_cpu(inputs: Inputs) -> Call:
-    """Stand for a peer that a CPU cannot run."""
+    """Stand in for a peer that a CPU cannot run."""
     raise Unavailable("runs on a CUDA GPU only")
 
 

@@ -140,7 +140,7 @@ class Inputs:
         return self.query, self.key, self.value, self.query_offset, self.key_offset, self.max_q, self.max_kv
 
     def select(self) -> BlockLists:
-        """Choose the shape's share of blocks anew from query and key."""
+        """Select the shape's share of blocks from query and key."""
         q, k, *offsets = self.query, self.key, self.query_offset, self.key_offset
         return select_blocks(q, k, *offsets, ratio=self.shape.sparse, max_seq_len_kv=self.max_kv)
 

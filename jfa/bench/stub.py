@@ -107,7 +107,8 @@ def encoded(descriptor: TensorDescriptor, meta: dict) -> bytes:
 
 @contextlib.contextmanager
 def stubbed(driver: StubDriver | None = None):
-    """Make CPU tensors take a GPU's way, with ``driver`` for the GPU's; without one, launches do nothing."""
+    """Make CPU tensors take the host path of a GPU, with ``driver`` in place of the GPU's; without one, launches do
+    nothing."""
     if driver is None:
         nothing = ctypes.CDLL(None).getpagesize  # any C function without arguments, which are then ignored
         driver = StubDriver(lambda *args: nothing(*args) * 0, lambda *args: 0)

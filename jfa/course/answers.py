@@ -1,4 +1,4 @@
-"""From a learner's notebook to the answers in it: the tagged cell, and the helper cells that are the learner's own."""
+"""Find the answers in a learner's notebook: the tagged cell, and the helper cells that are the learner's own."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _labelled(kind: str, sources: list[str]) -> list[tuple[str, str]]:
 
 
 def _without_copies(sources: list[str]) -> list[str]:
-    """Return the sources, each only where it stands last: a cell and its copy are one answer."""
+    """Return the sources without repetitions, each at its last place: a cell and its copy are one answer."""
     prints = [_fingerprint(s) for s in sources]
     return [s for i, s in enumerate(sources) if prints[i] not in prints[i + 1 :]]
 

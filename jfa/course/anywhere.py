@@ -132,14 +132,14 @@ def _linked(text: str, file: str, repository: str) -> str:
 def write(
     course: Course, number: int, kind: str = "notebooks", to: Path | None = None, repository: str = ""
 ) -> Written:
-    """Write a chapter (or its exercises) as an .ipynb; never over a file that is there.
+    """Write a chapter (or its exercises) as an .ipynb; never over an existing file.
 
     Args:
         to: the file, or a folder for NN_topic.ipynb; the current folder if left out.
         repository: the address to clone from; the checkout's own if left out.
 
     Raises:
-        LookupError: there is no such chapter. FileExistsError: the file is there already.
+        LookupError: there is no such chapter. FileExistsError: the file exists already.
     """
     source = find(course, number, kind)
     repository = repository or repository_of(course.root)

@@ -56,7 +56,7 @@ def _module_names(node: ast.AST, is_local: bool) -> Iterator[str]:
 
 
 def _bound_by(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a node itself binds or deletes; ``*`` of an import binds what nobody sees."""
+    """Yield the names that a node itself binds or deletes; the names that ``import *`` binds are unknown."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         yield node.id
     elif isinstance(node, ast.alias):
@@ -68,7 +68,7 @@ def _bound_by(node: ast.AST) -> Iterator[str]:
 
 
 def _changes(tree: ast.AST, names: Set[str], modules: Set[str]) -> Iterator[str]:
-    """Yield what is changed through an attribute, a dictionary of names, a setter or a text that is run."""
+    """Yield names that are changed through an attribute, a dictionary of names, a setter or executed text."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
             if _root(node) in names or isinstance(node, ast.Attribute) and _root(node) in modules:
@@ -94,7 +94,7 @@ def _called(call: ast.Call, names: Set[str], modules: Set[str]) -> Iterator[str]
 
 
 def rebound_text(text: str, names: Set[str]) -> str | None:
-    """Return what a text that is run would set, its definitions included."""
+    """Return the names that executed text would set, its definitions included."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):

@@ -25,7 +25,7 @@ def carry(mine: Notebook, skeleton: Notebook, seen: list[Notebook]) -> tuple[str
 
 
 class _Plan:
-    """Where each cell of the learner's file belongs in the new one."""
+    """The place of each cell of the learner's file in the new one."""
 
     def __init__(self, mine: Notebook, skeleton: Notebook, seen: list[Notebook]):
         self.mine, self.skeleton = mine.cells, skeleton.cells
@@ -79,7 +79,7 @@ class _Plan:
         return _key(cell) != _key(self.skeleton[self.homes[i]]) and _key(cell) in self.shipped
 
     def answered(self) -> int:
-        """Return how many exercises of the skeleton have an answer that somebody worked on."""
+        """Return how many exercises of the skeleton have an answer that differs from the skeleton."""
         return len(
             {k for i, k in self.homes.items() if _is_exercise(self.mine[i]) and _key(self.mine[i]) not in self.shipped}
         )
@@ -124,7 +124,8 @@ class _Plan:
         return before[self.homes[below]] if to_next else after[self.homes[above]]
 
     def _slot(self, shipped: Cell, mine: list[Cell]) -> list[Cell]:
-        """Return what stands where the skeleton has this cell: the learner's work on it if there is any, else the cell."""
+        """Return the cells for this cell of the skeleton: the learner's version of it if there is one, else the
+        cell."""
         worked = [c for c in mine if _key(c) not in self.shipped]
         same = [c for c in mine if _key(c) == _key(shipped) and c.tags == shipped.tags]
         return worked or same[:1] or [shipped]

@@ -45,7 +45,7 @@ def chapters() -> list[Chapter]:
 
 
 def chapter(number: int) -> Chapter:
-    """Return one chapter; raises LookupError with what there is."""
+    """Return one chapter; raises LookupError that lists the chapters."""
     for stem in stems():
         if int(stem[:2]) == number:
             return _load(stem)
@@ -54,7 +54,7 @@ def chapter(number: int) -> Chapter:
 
 
 def exercise(number: str) -> Exercise:
-    """Return one exercise by its "N.M"; raises LookupError naming what there is."""
+    """Return one exercise by its "N.M"; raises LookupError that lists the exercises."""
     if not isinstance(number, str) or number.count(".") != 1 or not number.replace(".", "").isdigit():
         raise LookupError(f"an exercise is named by its number, such as '2.3', not {number!r}")
     home = chapter(int(number.split(".")[0]))

@@ -189,7 +189,7 @@ def _forget_checks() -> None:
 
 
 def _load_call(job: Job) -> Any:
-    """Return the exercise's way of calling the answer, made from its source; None for a plain call."""
+    """Return the exercise's function that calls the answer, made from its source; None for a plain call."""
     if not job.call:
         return None
     namespace = {"__name__": "jfa_call", "torch": torch, "unwritten": kinds.unwritten}

@@ -44,7 +44,7 @@ def _parser(name: str, text: str) -> argparse.ArgumentParser:
 
 @_command
 def grade(argv: list[str]) -> int:
-    """Exit status 0 only if everything asked for passes."""
+    """Grade exercises; return 0 only if all requested ones pass."""
     parser = _parser(
         "grade", "Grade exercises headless: your notebooks' tagged cells, run apart, judged as check() does."
     )
@@ -135,7 +135,7 @@ def _start_nursery() -> None:
 
 @_command
 def mutants(argv: list[str]) -> int:
-    """Exit status 0 only if every mutant is caught by the check it names."""
+    """Print the mutants' table; return 0 only if every mutant is caught by the check that it names."""
     parser = _parser("mutants", "Run every stored mistake as an answer and print which check caught it.")
     parser.add_argument("what", nargs="*", help="chapters or exercises; all if left out")
     options, course = parser.parse_args(argv), find_course()
@@ -211,7 +211,7 @@ def _announce(course: Course, path: Path, saved: Path) -> None:
 
 
 def _recover(course: Course) -> None:
-    """Finish what an update that was killed left undone."""
+    """Finish an update that was killed."""
     from jfa.course import upkeep
 
     for sentence in upkeep.recover(course):

@@ -22,7 +22,8 @@ class _Closed:
     functions: tuple[str, ...]
 
     def refuses(self, name: str) -> bool:
-        """Return whether the module of this name is closed. What leads to an exception is open, but disarmed."""
+        """Return whether the module of this name is closed. Parents of an excepted module are open, but their functions
+        refuse calls."""
         if name != self.word and not name.startswith(self.word + "."):
             return False
         below = any(name == m or name.startswith(m + ".") for m in self.modules)

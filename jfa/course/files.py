@@ -35,7 +35,7 @@ def words(error: OSError) -> str:
 
 
 def write_whole(path: Path, data: bytes, before: bytes | None = None) -> None:
-    """Write a file by putting a finished copy in its place: whoever reads it meets the old contents or the new ones.
+    """Write a file by replacing it with a finished copy, so a reader sees the old contents or the new ones.
 
     The new file has the old one's mode; a link is followed, and stays. ``before`` is what the caller read there: if another
     program has changed the file since, nothing is written. Raises Refusal, and the file is as it was.

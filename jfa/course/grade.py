@@ -19,7 +19,7 @@ from jfa.course.spec import Exercise
 
 @dataclass(frozen=True)
 class Source:
-    """Where answers come from: a learner's exercises/, the solutions, or a submission folder (of one learner).
+    """The source of answers: a learner's exercises/, the solutions, or a submission folder (of one learner).
 
     ``handed_in`` is the folder of all submissions: while one is graded, its answers can read nothing in that folder.
     """
@@ -59,7 +59,7 @@ Handed = dict[int, Opened]  # by chapter
 
 
 def read(exercises: Iterable[Exercise], sources: dict[str, Source]) -> dict[str, Handed]:
-    """Read every chapter of every learner, before any answer runs; never raises for what a submission is."""
+    """Read every chapter of every learner, before any answer runs; never raises for a malformed submission."""
     exercises = list(exercises)
     stems = {e.chapter: catalog.chapter(e.chapter).stem for e in exercises}
     pristine = {(s.course, stem): Pristine.load(s.course, stem) for s in sources.values() for stem in stems.values()}
@@ -128,7 +128,7 @@ def _told(result: Result, done: Callable[[Result], None]) -> Result:
 
 
 def _grade_one(exercise: Exercise, opened: Opened, source: Source, seed: int) -> Result:
-    """Return one exercise's result; whatever goes wrong is its sentence and nobody else's."""
+    """Return one exercise's result; an error becomes its sentence and does not affect other exercises."""
     try:
         return clean(_judged(exercise, opened, source, seed))
     except Exception as error:  # noqa: BLE001  see above

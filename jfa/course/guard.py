@@ -201,7 +201,8 @@ _SHOWS_FRAMES = {
 
 
 def watch(closed: Mapping[str, Iterable[str]], scratch: str, violations: Violations) -> None:
-    """Refuse, for the rest of this process's life, what an answer has no business with; the kernel's rules stand behind it.
+    """Refuse forbidden operations for the rest of this process's life; the operating system's rules enforce them as
+    well.
 
     Args:
         closed: files and folders not to be read, by the word of the violation.

@@ -67,7 +67,7 @@ def _candidates(folder: Path, names: set[str]) -> tuple[list[Path], list[str], l
 
 
 def _oddity(path: Path) -> str:
-    """Return what a path is if it is no plain file, "" for one."""
+    """Return the kind of a path that is not a plain file, "" for a plain file."""
     try:
         mode = os.lstat(path).st_mode
     except OSError as error:

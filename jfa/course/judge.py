@@ -76,7 +76,7 @@ def judge(
 def _judge(
     exercise: Exercise, answer: Answer, course: Course, waiting: launch.Waiting, closed: Closed, result: Result
 ) -> None:
-    """Enter into ``result`` what the answer is worth."""
+    """Judge the answer, and fill in ``result``."""
     if not _is_untouched(answer, exercise):
         _try(exercise, answer, course, waiting, closed, result)
     elif exercise.hunt:

@@ -306,5 +306,5 @@ def is_unwritten(tensor: object) -> np.ndarray | None:
 
 
 def to_bf16(x: torch.Tensor) -> torch.Tensor:
-    """Round to bf16 and come back: what a product on tensor cores sees of x."""
+    """Round to bf16 and convert back: x as a product on tensor cores uses it."""
     return x.to(torch.bfloat16).to(x.dtype)

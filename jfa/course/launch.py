@@ -75,7 +75,7 @@ def run_forked(job: Job, answer: Any, waiting: Waiting = say_nothing) -> Outcome
 
 
 def _in_fork(job: Job, read: int, write: int, answer: Any) -> None:
-    """Live the fork's whole life: it must never return into the notebook."""
+    """Run the forked child to its end: it must never return into the notebook."""
     try:
         os.close(read)
         child.run(Job.unpack(job.pack()), write, live=answer)
@@ -113,7 +113,7 @@ def _sealed(job: Job) -> Iterator[Job]:
 
 
 def _remove(folder: str) -> None:
-    """Remove what an answer left, however deep or closed its folders are."""
+    """Remove an answer's files, however deeply nested or protected their folders are."""
 
     def open_up(function: Callable, path: str, error: Any) -> None:
         with contextlib.suppress(OSError):

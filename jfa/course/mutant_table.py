@@ -31,7 +31,7 @@ class Row:
 
     @property
     def fault(self) -> str:
-        """What is not as the mutant declares, "" if all is."""
+        """The difference from what the mutant declares, "" if there is none."""
         if self.result.state in ("passed", "not started"):
             return f"not caught ({self.result.state})"
         if self.caught_by != self.mutant.caught_by:

@@ -312,7 +312,7 @@ def _with_source(cell: Cell, source: str, notebook: Notebook) -> Cell:
 
 
 def _as_lines(source: str, kind: str) -> list[str]:
-    """Return a source's lines as they stand in a .py file."""
+    """Return a source's lines as a .py file has them."""
     lines = re.split(r"\r\n|\r|\n", source) if source else []
     return lines if kind == "code" else [f"# {line}" if line else "#" for line in lines]
 
@@ -367,7 +367,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _members(text: str, at: int) -> dict[str, tuple[int, int]]:
-    """Return where the values of the JSON object that begins at ``at`` stand."""
+    """Return the positions of the values of the JSON object that begins at ``at``."""
     spans, at = {}, _skip(text, at + 1)
     while text[at] != "}":
         key, at = json.JSONDecoder().raw_decode(text, at)
@@ -379,7 +379,7 @@ def _members(text: str, at: int) -> dict[str, tuple[int, int]]:
 
 
 def _elements(text: str, at: int) -> list[tuple[int, int]]:
-    """Return where the elements of the JSON list that begins at ``at`` stand."""
+    """Return the positions of the elements of the JSON list that begins at ``at``."""
     spans, at = [], _skip(text, at + 1)
     while text[at] != "]":
         end = json.JSONDecoder().raw_decode(text, at)[1]

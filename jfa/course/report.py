@@ -37,7 +37,7 @@ class Checked:
 
 @dataclass
 class Result:
-    """What the judge found.
+    """The result of judging one answer.
 
     ``state`` is one of the five above; ``checks`` come in the order of judging; ``message`` is the sentence of the first that
     failed; ``recognised`` is the known mistake whose output the answer equals; ``notes`` are remarks that change no verdict.

@@ -1,4 +1,4 @@
-"""What an exercise is: the words in which ``checks/NN_topic.py`` describes what the judge must know about an answer.
+"""The description of an exercise: the classes with which ``checks/NN_topic.py`` tells the judge about it.
 
 A chapter's check module holds one list, ``EXERCISES``. Everything in it is plain data and small functions; nothing here
 runs an answer. The judge makes the cases, has a child process run the answer on them, and then compares.

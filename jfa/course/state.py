@@ -146,7 +146,7 @@ def _now() -> str:
 
 
 def backup(course: Course, path: Path, data: bytes) -> Path:
-    """Keep what a learner's file holds in .jfa/backups/TIME/ before it is changed; where it is. Raises Refusal."""
+    """Copy a learner's file to .jfa/backups/TIME/ before it is changed; returns the copy's path. Raises Refusal."""
     folder = course.state / "backups" / _now()
     try:
         folder.mkdir(parents=True)

@@ -73,7 +73,7 @@ def _region_end(lines: list[str], begin: int) -> int:
 
 
 def _stub(lines: list[str], begin: int, end: int, indent: str, exercise: str | None) -> list[str]:
-    """Return the lines that stand for the region between these two marker lines."""
+    """Return the lines that replace the region between these two marker lines."""
     starter = [i for i in range(begin, end) if _STARTER.match(lines[i])]
     if starter:
         return [re.sub(r"^(\s*)# ?", r"\1", line, count=1) for line in lines[starter[0] + 1 : end]]

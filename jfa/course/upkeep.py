@@ -31,7 +31,8 @@ def _quietly(file: Path, saved: Path) -> None:
 
 
 def _replace(course: Course, path: Path, before: bytes, after: bytes, announce: Announce) -> Path:
-    """Back a file up, say so, change it; where the backup is. Raises Refusal, and the file is as it was."""
+    """Back a file up, announce it, change it; returns the path of the backup. Raises Refusal without changing the
+    file."""
     saved = state.backup(course, path, before)
     announce(path, saved)
     write_whole(path, after, before)
@@ -46,7 +47,7 @@ def make_exercises(
 ) -> list[Path]:
     """Write exercises/NN_topic.py for every chapter with solutions (or only these chapters); the files written.
 
-    For the course's authors. What stood there is backed up first. Raises Refusal where a file cannot be read or written.
+    For the course's authors. Replaced files are backed up first. Raises Refusal where a file cannot be read or written.
     """
     written = []
     target = folder or course.exercises
@@ -103,7 +104,7 @@ def reset(course: Course, exercise: Exercise, stem: str, announce: Announce = _q
 
 
 def _remembered(course: Course, stem: str) -> Notebook | None:
-    """Return a skeleton this checkout has seen, where somebody took solutions and skeletons away."""
+    """Return a skeleton that was kept earlier, where solutions and skeletons have been removed."""
     known = state.known_pristine(course, stem)
     return known[-1] if known else None
 
@@ -167,7 +168,8 @@ def _history(course: Course, name: str, versions: int = 40) -> list[str]:
 
 
 def pull(course: Course, announce: Announce = _quietly) -> str:
-    """Run ``git pull`` although exercises were edited: they step aside and come back, for update() to carry them over.
+    """Run ``git pull`` although exercises were edited: they are moved away and put back, for update() to carry them
+    over.
 
     Returns git's own words. Raises LookupError where the pull fails, Refusal where no backup can be kept; every file is then as it
     was before. If the process is killed meanwhile, :func:`recover` puts the files back.
@@ -201,7 +203,8 @@ def _journal(course: Course) -> Path:
 
 
 def recover(course: Course) -> list[str]:
-    """Put back what a killed :func:`pull` left aside; a sentence for each file, [] if there was no such accident."""
+    """Put back the files that a killed :func:`pull` had moved away; returns a sentence per file, [] if there are
+    none."""
     if not _journal(course).is_file():
         return []
     try:
@@ -218,7 +221,7 @@ def recover(course: Course) -> list[str]:
 
 
 def _put_back(course: Course, path: Path, saved: Path) -> str:
-    """Write a backup to its file again, unless somebody has worked there since."""
+    """Write a backup to its file again, unless the file has changed since."""
     wanted = notebook.read_bytes(saved)
     try:
         now = notebook.read_bytes(path) if os.path.lexists(path) else None

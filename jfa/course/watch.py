@@ -55,7 +55,7 @@ class Watch:
         self._show_next()
 
     def look(self) -> bool:
-        """Look at the files once, check what was saved; whether anything was."""
+        """Poll the files once and check those that were saved; returns whether any was."""
         saved = [path for path in self._files() if self._was_saved(path)]
         for path in saved:
             self._settle(path)
@@ -69,7 +69,7 @@ class Watch:
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def _files(self) -> list[Path]:
-        """Return the files that are there: a chapter's .py, .ipynb or both."""
+        """Return the existing files of a chapter: .py, .ipynb or both."""
         candidates = (
             self.course.exercises / f"{stem}{end}" for stem in self.stems.values() for end in (".py", ".ipynb")
         )
@@ -81,7 +81,7 @@ class Watch:
         return stamp is not None and stamp != self.stamps.get(path)
 
     def _settle(self, path: Path) -> None:
-        """Wait until whoever writes a file has finished, and remember its stamp."""
+        """Wait until a file is no longer being written, and remember its stamp."""
         until = time.monotonic() + PATIENCE
         stamp = _stamp(path)
         while time.monotonic() < until:
@@ -177,7 +177,7 @@ class Watch:
 
 
 def _stamp(path: Path) -> Stamp | None:
-    """Return what tells one version of a file from another, None while it is not there."""
+    """Return a stamp that identifies the version of a file, None while the file does not exist."""
     try:
         about = path.stat()
     except OSError:

@@ -59,7 +59,7 @@ SEAL_BYTES = 16
 
 
 def seal(key: bytes, number: int, data: bytes) -> bytes:
-    """Return SEAL_BYTES that show that message ``number`` was written by whoever has the key."""
+    """Return SEAL_BYTES that prove that the writer of message ``number`` has the key."""
     return hashlib.blake2b(number.to_bytes(8, "little") + data, key=key, digest_size=SEAL_BYTES).digest()
 
 

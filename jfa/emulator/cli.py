@@ -7,7 +7,7 @@ from typing import Any
 
 
 class NoSuchKernelError(LookupError):
-    """No kernel of the name asked for was launched."""
+    """Raised when no kernel of the requested name was launched."""
 
 
 def record(launch: Callable[[], Any], chip: Any, kernel: str = "", **options: Any):

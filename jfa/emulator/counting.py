@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Counts:
-    """What the launches inside ``counting()`` did, all programs together.
+    """Counts of the launches inside ``counting()``, of all programs together.
 
     Attributes:
         loads, stores: calls of tl.load, tl.store, descriptor loads and stores, and TMA copies, of any size; atomics are neither.

@@ -237,7 +237,8 @@ class Timeline:
         return list(dict.fromkeys(e.cta for e in self.events))
 
     def busy(self, resource: str = "tensor", span: tuple[float, float] | None = None) -> float:
-        """Mean share of the run, or of ``span`` (start, end in cycles), in which a resource was occupied (modelled).
+        """Return the mean share of the run, or of ``span`` (start, end in cycles), in which a resource was occupied
+        (modelled).
 
         The mean is over the CTAs that used the resource. A span leaves ramp-up and tail out.
         """

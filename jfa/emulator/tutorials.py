@@ -17,7 +17,7 @@ TUTORIALS = ("language", "extra", "tlx", "tutorials")
 
 @contextlib.contextmanager
 def answering_gpu(num_sms: int = 2, capability: tuple[int, int] = (10, 0)):
-    """Answer for a GPU where there is none: host code of the tutorials asks torch for its size."""
+    """Stand in for a GPU where there is none: host code of the tutorials asks torch for its size."""
     import torch
 
     if torch.cuda.is_available():

@@ -25,7 +25,7 @@ _MOST = np.iinfo(MARK).max  # origins of a launch that are told apart
 
 @dataclass(frozen=True)
 class Origin:
-    """Where undefined lanes came from: a key of _KINDS, the kernel's lines, and the buffer's name."""
+    """The origin of undefined lanes: a key of _KINDS, the kernel's lines, and the buffer's name."""
 
     kind: str
     where: tuple

@@ -79,7 +79,7 @@ def came_quantized(problem: Problem) -> str:
 
 
 def transposed_lists(problem: Problem, given: list[torch.Tensor] | None = None) -> BlockLists:
-    """Return a problem's transposed block lists: made of the tensors that a plan has, or anew."""
+    """Return a problem's transposed block lists: from a plan's tensors, or newly computed."""
     if given:
         return problem.block_lists.other_side(*given)
     sides = dict(total_q=problem.rows_q, total_kv=problem.rows_kv, broadcast_q=problem.broadcast_q)

@@ -16,14 +16,14 @@ Assignment = list[list[int]]
 
 
 def round_robin(costs: Costs | int, workers: int) -> Assignment:
-    """Tile t goes to worker t % workers, in the order given. ``costs`` may be a plain number of tiles."""
+    """Deal tile t to worker t % workers, in the given order. ``costs`` may be a plain number of tiles."""
     num = _count(costs)
     _check_workers(workers)
     return [list(range(w, num, workers)) for w in range(workers)]
 
 
 def zigzag(costs: Costs | int, workers: int) -> Assignment:
-    """Deal the largest first, like cards with every second round going backwards, so that nobody gets the larger one each time.
+    """Deal the largest first, every second round backwards, so that no worker gets the larger one each time.
 
     With a plain number of tiles they count as sorted already.
     """
@@ -53,13 +53,13 @@ def longest_first(costs: Costs, workers: int) -> Assignment:
 
 
 def descending(costs: Costs) -> np.ndarray:
-    """Tile numbers by falling cost; equal ones keep their order."""
+    """Return the tile numbers by falling cost; equal ones keep their order."""
     return np.argsort(-np.asarray(costs, dtype=np.float64), kind="stable")
 
 
 @dataclass(frozen=True)
 class Balance:
-    """How evenly an assignment spreads the work. Loads are sums of costs, in the costs' unit."""
+    """The balance of an assignment. Loads are sums of costs, in the costs' unit."""
 
     loads: np.ndarray  # [workers]
     largest: float  # the largest single tile

@@ -68,7 +68,7 @@ class QueueRun:
 def simulate_queue(
     costs: Costs, workers: int, *, order: list[int] | None = None, jitter: float = 0.0, seed: int = 0
 ) -> QueueRun:
-    """Run tiles through a :class:`ClcQueue`: whoever is free first asks first.
+    """Run tiles through a :class:`ClcQueue`: the worker that is free first asks first.
 
     Args:
         costs: [n] time of each tile.

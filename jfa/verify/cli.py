@@ -195,7 +195,7 @@ class Session:
         return 1 if self.record.failures else INCOMPLETE if self.record.content["not_run"] else 0
 
     def _forget(self, stages: list) -> None:
-        """Drop the outcomes that --again wants anew."""
+        """Drop the outcomes that --again repeats."""
         if not self.args.again:
             return
         failed = {key for key, _ in self.record.failures}

@@ -47,7 +47,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """How a job ended.
+    """The end of a job.
 
     Attributes:
         state: "right", "wrong" (an assertion failed), "error" (anything else was raised), "hung" (no answer within the limit),

@@ -86,7 +86,7 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Read a file, whoever wrote it. Raises OSError or ValueError."""
+        """Read a file and check its form. Raises OSError or ValueError."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
@@ -120,7 +120,7 @@ class Record:
             self.save()
 
     def save(self) -> None:
-        """Write the file; whoever reads it meanwhile sees the old one or the new one."""
+        """Write the file atomically: a reader sees the old one or the new one."""
         self.saved = time.time()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_name(self.path.name + ".part")

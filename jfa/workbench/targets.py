@@ -24,7 +24,7 @@ class TargetError(ValueError):
 
 @dataclass
 class Target:
-    """What an argument names.
+    """The target that an argument names.
 
     Attributes:
         what: the argument.
@@ -168,7 +168,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _instead(module: ModuleType, name: str) -> str:
-    """Return what may have been meant, and what there is."""
+    """Return a hint: a similar name, or the first of those that the module has."""
     near = get_close_matches(name, vars(module), n=1)
     if near:
         return f"; did you mean {near[0]}?"

@@ -74,7 +74,7 @@ def run_of(what: str, args: argparse.Namespace) -> Any:
 
 
 def guarded(target: Target, run: Any) -> Any:
-    """Call ``run``; what a user's function raises becomes a sentence, what the emulator finds stays as it is."""
+    """Call ``run``; an exception of the user's function becomes a sentence, the emulator's errors stay as they are."""
     try:
         return run()
     except (EmulatorError, NoSuchKernelError, TargetError):

@@ -110,7 +110,7 @@ class EmulatedFunction:
         } or None
 
     def _bind_global(self, name, value):
-        """Bind a name to what it means to the user now; one that means nothing raises NameError where it is used."""
+        """Bind a name to its current value in the user's module; an undefined one raises NameError where it is used."""
         self._seen[name], self._tlx = value, None
         self.forbidden.pop(name, None)
         if value is not _ABSENT and _may_be_global(value):
@@ -522,7 +522,7 @@ def _tlx_object(value):
 
 
 def register_task(spec, function, variables, names, name, line, owner=None):
-    """Stand for a `with tlx.async_task(…)`: hand its body to the emulated TLX."""
+    """Replace a `with tlx.async_task(…)`: pass its body to the emulated TLX."""
     tlx = owner if owner is not None else extension.module()
     private = {n: variables[n] for n in names if n in variables}
     _refuse_captured_blocks(spec, function, private)

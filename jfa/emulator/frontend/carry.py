@@ -1,4 +1,4 @@
-"""How operations carry the marks of undefined lanes (see ..undefined) from operands to results.
+"""Carry the marks of undefined lanes (see ..undefined) from the operands of operations to their results.
 
 Every operation of the builder, and every TLX function, is wrapped here. `carries` gives its rule. An operation without
 a rule is assumed to mix all lanes: one undefined lane makes all of its results undefined, so a new operation errs on
@@ -116,7 +116,7 @@ def lanewise(function, operands, result):
 
 
 def moved(function, operands, result):
-    """Let the marks go the way of lanes that are only moved, repeated or picked."""
+    """Move the marks along with lanes that are only moved, repeated or picked."""
     counts, Active.counts = Active.counts, None
     try:
         marks = function(*[_as_value(o) for o in operands])

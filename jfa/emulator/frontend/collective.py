@@ -135,7 +135,7 @@ class _Combine:
         self.function, self.types, self.pairwise = function, types, None
 
     def __call__(self, left, right):
-        """Return what the function makes of two lists of blocks of one shape: a list of blocks."""
+        """Apply the function to two lists of blocks of one shape; returns a list of blocks."""
         if self.pairwise is None:
             return self._first(left, right)
         return self._pairs(left, right) if self.pairwise else self._slices(left, right)

@@ -31,7 +31,7 @@ class EmulatedDriver:
         return 0
 
     def get_device_interface(self):
-        """Stand in for what benchmarking code synchronises with."""
+        """Return a stand-in for the device interface with which benchmarking code synchronises."""
         return types.SimpleNamespace(synchronize=lambda *_: None, current_device=lambda: 0, device_count=lambda: 1)
 
     def get_benchmarker(self):
@@ -45,7 +45,7 @@ class EmulatedDriver:
 
 
 def answer_without_gpu():
-    """Set the emulated driver, unless there is a GPU or somebody set a driver."""
+    """Set the emulated driver, unless there is a GPU or a driver is set already."""
     config = triton.runtime.driver
     if getattr(config, "_active", None) is not None or torch.cuda.is_available():
         return

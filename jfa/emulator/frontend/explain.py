@@ -79,7 +79,7 @@ class _Explained:
 
 
 def advice(message: str) -> str:
-    """Return a line "Fix: …" for a message of the compiler, "" where no way to mend it is known."""
+    """Return a line "Fix: …" for a message of the compiler, "" where no fix is known."""
     fix = next((advice for pattern, advice in FIXES if re.search(pattern, message)), None)
     return f"\n  Fix: {fix}" if fix else ""
 

@@ -29,7 +29,7 @@ class Extension:
 
 
 def register(module: ModuleType) -> None:
-    """Make a module the one that stands for NAME in kernels."""
+    """Make a module the one that kernels see as NAME."""
     Extension.module = module
 
 

@@ -114,7 +114,7 @@ def _hook_interpreted(original):
 
 
 def _hook_call(original):
-    """Refuse a kernel called without a grid: Triton's error, with the way out."""
+    """Refuse a kernel called without a grid, with Triton's error and a fix."""
 
     @functools.wraps(original)
     def call(self, *args, **kwargs):

@@ -205,7 +205,7 @@ def _forget(names, at):
 
 
 def _refusals(statements):
-    """Find unsupported statements that stand directly in these statements, not inside another `if`."""
+    """Find unsupported statements directly among these statements, not inside another `if`."""
     found = []
     for statement in statements:
         if isinstance(statement, REFUSED):
@@ -478,7 +478,7 @@ class Rewriter(ast.NodeTransformer):
         return self._reconverge(node, out) if self.threads else out
 
     def _reconverge(self, node, statements):
-        """Let all threads go on after a branch that only some took."""
+        """Let all threads continue after a branch that only some took."""
         memory = self._fresh("lanes")
         before = _located(ast.Assign([ast.Name(memory, ast.Store())], _call("__jfa_lanes", at=node)), node)
         after = _located(ast.Expr(_call("__jfa_converge", ast.Name(memory, ast.Load()), at=node)), node)
@@ -487,7 +487,7 @@ class Rewriter(ast.NodeTransformer):
     def _watch_types(self, node, names, both):
         """Remember, around a branch, the types of `names`, and compare after it where its condition is a run-time value.
 
-        both: the names that are assigned whichever way it goes.
+        both: the names that are assigned in both branches.
         """
         memory, before = self._remember(node, names)
         node.test = _call("__jfa_watch", node.test.args[0], ast.Name(memory, ast.Load()), *node.test.args[1:], at=node)

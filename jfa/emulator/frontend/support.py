@@ -536,7 +536,7 @@ def check_loop(variables, memory):
 def check_branch(variables, memory, both=()):
     """Require, after a branch on a run-time value, that a name that existed before has kept its type.
 
-    both: names that are assigned whichever way it goes; the compiler does not look at them if they are constants afterwards.
+    both: names that are assigned in both branches; the compiler does not check them if they are constants afterwards.
     """
     branch = memory.pop(None, "then")
     for name, before in memory.items():
@@ -585,7 +585,7 @@ minimum, maximum = _extremum(builtins.min, "minimum"), _extremum(builtins.max, "
 
 
 def named(function, name):
-    """Tell an allocation what the variable it is assigned to is called."""
+    """Give an allocation the name of the variable that it is assigned to."""
     if getattr(function, "takes_name", False):
         return lambda *args, **kwargs: function(*args, _name=name, **kwargs)
     return function

@@ -427,7 +427,7 @@ class _Operator:
         return make(dtypes.round_to(data, name) if name in _NARROW else data, dtype)
 
     def _charge(self, x, y, data):
-        """Time of one block operation; a * b + c is one instruction, paid with the product."""
+        """Charge the time of one block operation; a * b + c is one instruction, charged with the product."""
         if (
             self.name in ("__add__", "__sub__")
             and context.launch.product is not None

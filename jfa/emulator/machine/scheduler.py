@@ -155,13 +155,13 @@ class Scheduler:
         return None
 
     def let_earlier_run(self, task: Task) -> None:
-        """Let whoever is behind this task book first: resources serve in the order of time."""
+        """Let tasks behind this one in time reserve first: resources serve in the order of time."""
         if self.timed and self._someone_earlier(task):
             self._give_way(task)
 
     @staticmethod
     def _overdue(task: Task, deferred: list) -> None:
-        """Fault injection: a wait that was put off until one more operation has run."""
+        """Do a deferred wait (an injected fault) once one more operation has run."""
         deferred[0] -= 1
         if deferred[0] < 0:
             task.deferred = None

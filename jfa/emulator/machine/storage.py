@@ -296,7 +296,7 @@ def smem_view(storage: Storage, offset: int, shape: Sequence[int], dtype: Any) -
 def tmem_columns(shape: Sequence[int], itemsize: int, mode: str = "plain") -> int:
     """Return 4-byte columns that a tile of `shape` takes."""
     rows, cols = shape
-    if mode == "scales":  # 32 rows a column, 4 scales a cell, repeated in the four 32-lane quarters
+    if mode == "scales":  # 32 rows per column, 4 scales per cell, repeated in the four 32-lane quarters
         return max(1, -(-rows // 32) * -(-cols // 4))
     width = -(-cols * itemsize // 4)
     if mode == "half":

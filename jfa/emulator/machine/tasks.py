@@ -98,12 +98,12 @@ class Task:
         self.machine.scheduler.pause(self)
 
     def stands(self) -> Where:
-        """Return where in the kernel it is: where it was suspended, or where it waits."""
+        """Return its place in the kernel: where it was suspended, or where it waits."""
         frame = self.greenlet.gr_frame if not self.done else None
         return (here(frame=frame) if frame is not None else ()) or self.where
 
     def end(self) -> None:
-        """End the task's greenlet, wherever it stands."""
+        """End the task's greenlet, whatever it is doing."""
         if not self.greenlet.dead:
             self.greenlet.throw()
         self.done = True
@@ -202,5 +202,5 @@ class Cluster:
         self.barrier = ClusterBarrier(self)
 
     def workers(self) -> list[Task]:
-        """Return the tasks whose warps still run: the children of an open async_tasks region stand for their parent."""
+        """Return the tasks whose warps still run: the children of an open async_tasks region replace their parent."""
         return [t for cta in self.ctas for t in cta.tasks if not t.done and not t.children]

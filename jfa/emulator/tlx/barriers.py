@@ -218,7 +218,7 @@ def named_barrier_wait(bar: Value, arrive_count: Value) -> None:
 
 @api
 def named_barrier_arrive(bar: Value, arrive_count: Value) -> None:
-    """Be counted at named barrier `bar` without waiting (bar.arrive)."""
+    """Arrive at named barrier `bar` without waiting (bar.arrive)."""
     number, threads = _word(bar, "bar"), _word(arrive_count, "arrive_count")
     task, where, fault = begin("named_barrier_arrive", str(number))
     if fault != "drop":

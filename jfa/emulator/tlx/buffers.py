@@ -148,7 +148,7 @@ class Allocation:
         return tmem_view(storage, self.offset(index), self.shape, dtype, self.mode)
 
     def set_mode(self, mode: str) -> None:
-        """Move what is there: a two-CTA MMA with 64 rows keeps its accumulator in another layout."""
+        """Move the contents: a two-CTA MMA with 64 rows keeps its accumulator in another layout."""
         if mode == self.mode:
             return
         if len(self.aliases.members) == 1 or self.aliases.overlap is None:
@@ -304,8 +304,8 @@ class buffered_tensor(tl.core.base_value):
 
 
 class reuse_group:
-    """How buffers of a storage_alias_spec overlap: "shared" ones have the same place, "distinct" ones lie side by
-    side."""
+    """The overlap of buffers of a storage_alias_spec: "shared" ones have the same place, "distinct" ones do not
+    overlap."""
 
     def __init__(self, *args: Any, group_type: Any = reuse_group_type.shared, group_size: Any = 1) -> None:
         if len(args) == 0:
@@ -499,7 +499,7 @@ def _swizzle_of(allocation: Allocation, reuse: Any, layout: Any) -> tuple[Alloca
 
 
 def _check_reuse(allocation: Allocation) -> None:
-    """Refuse to use a buffer that reuses another one as the compiler cannot; one that nobody uses it drops."""
+    """Refuse to use a buffer that reuses another one in a way that the compiler cannot; it drops unused ones."""
     if allocation.reuses_view:
         view = allocation.reuses_view
         raise ValueError(f"{allocation.name} reuses {view}, which is a view: reuse the array, {view.partition('[')[0]}")
@@ -586,7 +586,7 @@ def _sizes(cta: CTA, space: str, unit: str) -> list[str]:
 
 @api
 def local_view(local_allocated_buffers: Any, buffer_idx: Value) -> Any:
-    """Tile `index` of an array; element `index` of a vector, as a view of one."""
+    """Return tile `index` of an array, or element `index` of a vector as a view of one."""
     buffers, index = local_allocated_buffers, integer(buffer_idx)
     if isinstance(buffer_idx, tl.tensor) and buffer_idx.dtype.name in ("int1", "int64", "uint64"):
         raise TypeError(f"a buffer's index must be a 32-bit integer, not {buffer_idx.dtype}: add .to(tl.int32)")

@@ -162,7 +162,7 @@ def _check_registers(task: Task, others: Sequence[async_task], default: async_ta
 
 
 def register_task(task: async_task, body: Callable[[], object], name: str, location: tuple[str, int]) -> None:
-    """Stand for a rewritten `with tlx.async_task(...)`: remember the task until its region ends."""
+    """Replace a rewritten `with tlx.async_task(...)`: remember the task until its region ends."""
     regions = running().regions
     if not regions:
         raise errors.NotSupported("async_task outside of async_tasks", [f"at {show((location,))}"])

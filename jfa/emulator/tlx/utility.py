@@ -33,8 +33,8 @@ def cluster_size_1d() -> Value:
 
 @api
 def thread_id(axis: Value) -> Value:
-    """Index of the thread within its CTA. The emulator works on whole tiles: `frontend/threads.py` says what of a thread's
-    own doings it follows (a warning says so too)."""
+    """Return the index of the thread within its CTA. The emulator works on whole tiles: `frontend/threads.py` says what
+    of a thread's own doings it follows (a warning says so too)."""
     axis = plain(axis)
     if axis not in (0, 1, 2):
         raise ValueError(f"thread_id axis must be 0, 1, or 2 but got {axis}")

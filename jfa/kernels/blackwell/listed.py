@@ -1,4 +1,4 @@
-"""From a tile of the Blackwell kernels to its block list: which key blocks it visits, or which blocks of queries.
+"""Find the block list of a tile of the Blackwell kernels: the key blocks that it visits, or the blocks of queries.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """

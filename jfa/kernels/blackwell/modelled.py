@@ -185,7 +185,8 @@ def whole_busy(run: Callable[[], object], chip) -> float:
 
 
 def measures() -> dict[str, Callable]:
-    """Return what is modelled: by name a function from a chip to the share of time in which its tensor cores are busy."""
+    """Return the modelled quantities: by name a function from a chip to the share of time in which its tensor cores are
+    busy."""
     steady = {
         "forward, long tile": forward_launch(256, 2048),
         "plain, long tile": plain_launch(128, 2048),

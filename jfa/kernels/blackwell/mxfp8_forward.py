@@ -205,7 +205,7 @@ def alloc_memory(OUT: tl.constexpr, cfg: tl.constexpr):
 
 @aggregate
 class Sources:
-    """Where the scales of Q, K and V lie in memory."""
+    """The scales of Q, K and V in memory."""
 
     q: ScaleTiles
     k: ScaleTiles
@@ -246,7 +246,7 @@ def load_inputs(q_desc, k_desc, v_desc, sources, memory, records_ptr, walk, coun
 
 @aggregate
 class KeyBlocks:
-    """Where a tile's keys are: the sequence, the last block that the tile sees, its sequence's first scale block, the head."""
+    """The place of a tile's keys: sequence, last block that the tile sees, the sequence's first scale block, head."""
 
     kv: Span
     last: tl.tensor

@@ -26,7 +26,7 @@ INT32 = 2**31
 
 
 class NotCompiled(Unfit):
-    """Why a launch cannot be laid out yet."""
+    """Raised with the reason why a launch cannot be laid out yet."""
 
 
 class Variant:
@@ -87,7 +87,7 @@ class Variant:
             return None
 
     def key(self, device: torch.device, args: tuple) -> tuple:
-        """Return what stands for the machine code that a launch gets."""
+        """Return a key of the machine code that a launch gets."""
         return (device.index, *facts(args, self.specialised))
 
     def packet(self, device: torch.device, args: tuple, key: tuple) -> Packet:
@@ -123,7 +123,7 @@ def by_driver(device: torch.device) -> bool:
 
 
 def hooks() -> bool:
-    """Return whether somebody wants to see Triton's launches."""
+    """Return whether hooks on Triton's launches are set."""
     before, after = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     if type(before) is type(after) is _HookChain:
         return bool(before.calls or after.calls)

@@ -102,7 +102,7 @@ class Blocks:
 
 @aggregate
 class Tile:
-    """What a record says about a tile.
+    """The data of a tile from its record.
 
     Attributes:
         row: the tile's first row inside its sequence: a query in the forward's list, a key in the backward's.

@@ -36,7 +36,7 @@ ALIGNMENT = 128  # of the parameters' memory: a tensor map wants 64
 
 
 class Unfit(Exception):
-    """Why a launch cannot be laid out here."""
+    """Raised with the reason why a launch cannot be laid out here."""
 
 
 class Packet:

@@ -78,7 +78,7 @@ def words_of(capacity: int, counters: int, split: bool) -> int:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a list's side is cut.
+    """The division of a list's side into tiles.
 
     Attributes:
         block: rows per tile, of ``pack`` rows per position.
@@ -126,7 +126,7 @@ def _unwritten(problem: Problem, cut: Cut, counters: int) -> Plan:
 
 
 def plan_pass(problem: Problem, forward: Cut, counters: int, dq: Cut, keys: Cut) -> list[Plan]:
-    """List what a forward walks, and the two passes of its backward: by one launch where nothing is sorted.
+    """Build the lists of a forward and of the two passes of its backward, in one launch where nothing is sorted.
 
     Queries of their own only. Where dQ's tiles are the forward's, their list is the same.
     """
@@ -184,7 +184,7 @@ def _launch(
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """What the planner's kernel is compiled for.
+    """Compile-time configuration of the planner's kernel.
 
     Attributes:
         block, keys, pack, rests: how the first list is cut; see :class:`Cut`.

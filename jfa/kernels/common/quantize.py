@@ -110,7 +110,7 @@ def _quantize(
 
 
 def _checked(records: Tensor, blocks: int, x: Tensor) -> Tensor:
-    """Return records of as many blocks as ``x`` needs. What they say about rows is taken at its word."""
+    """Return records of as many blocks as ``x`` needs. Their row numbers are not checked."""
     if tuple(records.shape) != (blocks, 2) or records.dtype != torch.int32 or records.device != x.device:
         raise ValueError(
             f"records must be int32 [{blocks}, 2] on {x.device}, as block_records gives them for this x, "

@@ -26,7 +26,7 @@ from jfa.kernels.common.sizes import Size, Trace, same
 
 
 class Unrepeatable(Exception):
-    """Why a call cannot be done again from a tape."""
+    """Raised with the reason why a call cannot be repeated from a tape."""
 
 
 # -------------------------------------------------------------------------------------------------------------- notation
@@ -139,7 +139,7 @@ class StandIn:
         return self.itemsize
 
     def data_ptr(self) -> int:
-        """Return the offset: what is asked of an address here is how it is aligned. An empty tensor has none, as in torch."""
+        """Return the offset: an address is only used for its alignment here. An empty tensor has none, as in torch."""
         if self.numel() == 0:
             return 0
         return self.offset if self.aligned else self.offset + self.itemsize
@@ -304,7 +304,7 @@ class Recorder(TorchFunctionMode):
         whole: bool = False,
         aligned: bool = True,
     ) -> StandIn:
-        """Return what stands in for an input of the call.
+        """Return a stand-in for an input of the call.
 
         Args:
             stride: None where it is contiguous.
@@ -323,7 +323,7 @@ class Recorder(TorchFunctionMode):
         self.aligned.append(aligned)
 
     def at(self, place: Place, device: torch.device) -> StandIn:
-        """Return what stands in for a tensor at a place."""
+        """Return a stand-in for a tensor at a place."""
         return StandIn(self, place.source, place.offset, place.size, place.stride, place.dtype, device)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> StandIn:

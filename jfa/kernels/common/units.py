@@ -14,7 +14,7 @@ from jfa.kernels.common.nouns import aggregate, load_tile
 
 @triton.jit
 def this_cta():
-    """Return tl.program_id(0), read anew at each call.
+    """Return tl.program_id(0), read again at each call.
 
     The warps of all roles but the first wait for work in a loop. Compilers take what never changes out of that loop, ask for it
     once, and keep it in a register of every role, which a role that needs all of its own pays for with spills. What looks as if it
@@ -25,7 +25,7 @@ def this_cta():
 
 @triton.jit
 def all_ctas():
-    """Return tl.num_programs(0), read anew at each call; see :func:`this_cta`."""
+    """Return tl.num_programs(0), read again at each call; see :func:`this_cta`."""
     return tl.inline_asm_elementwise("mov.u32 $0, %nctaid.x;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 

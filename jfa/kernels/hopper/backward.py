@@ -455,7 +455,7 @@ def backward_kernel(
     list_capacity,
     cfg: tl.constexpr,
 ):
-    """Allocate buffers and barriers, and say who runs which role. Grid: (programs,).
+    """Allocate buffers and barriers, and assign the roles to warps. Grid: (programs,).
 
     desc_q, desc_do, desc_dk, desc_dv: ragged, boxes [64, D]; desc_k, desc_v: ragged, [128, D]; desc_dq: plain, fp32,
     [H * dq_rows, D], boxes [64, 64]. Where columns lie in two pieces these are of the left one, and desc_*_right of the right

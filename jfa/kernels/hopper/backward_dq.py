@@ -182,7 +182,7 @@ def dq_kernel(
     scale_log2,
     cfg: tl.constexpr,
 ):
-    """Allocate buffers and barriers, and say who runs which role. Grid: (programs,).
+    """Allocate buffers and barriers, and assign the roles to warps. Grid: (programs,).
 
     desc_*: ragged, boxes of 64 rows and the columns that cfg, a DqConfig, gives both pieces; None for none. lse2, delta
     [H, padded_rows] fp32; records, counts: a list of 128 queries per tile; counter: one int32 of 0.

@@ -275,7 +275,7 @@ def backward_resident_kernel(
     scale_log2,
     cfg: tl.constexpr,
 ):
-    """Allocate buffers and barriers, and say who runs which role. Grid: (programs per head, H).
+    """Allocate buffers and barriers, and assign the roles to warps. Grid: (programs per head, H).
 
     desc_q, desc_do: ragged, boxes [LQ, D]; desc_k, desc_v, desc_dk, desc_dv: ragged, [64, D]; desc_dq: plain, fp32
     [programs * H * D, LQ], boxes [D, LQ]. lse2, delta [H, padded_rows] fp32.

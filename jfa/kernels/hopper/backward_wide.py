@@ -67,7 +67,7 @@ class Rows:
 
 @aggregate
 class Operands:
-    """What both groups read.
+    """Buffers that both groups read.
 
     Attributes:
         k, v: the tile's keys and values. dK is stored through K's buffer, dV through V's.
@@ -311,7 +311,7 @@ def backward_wide_kernel(
     scale_log2,
     cfg: tl.constexpr,
 ):
-    """Allocate buffers and barriers, and say who runs which role. Grid: (programs,).
+    """Allocate buffers and barriers, and assign the roles to warps. Grid: (programs,).
 
     desc_*: ragged, boxes of 64 rows and the columns that cfg, a WideConfig, gives both pieces. lse2, delta [H, padded_rows]
     fp32; records, counts: a list of 64 keys per tile; counter: one int32 of 0.

@@ -212,7 +212,7 @@ def add_product(p, b, b_slot, sums):
 
 @triton.jit
 def store_pieces(boxes, tiles, slot, sums, rows, row, head):
-    """Let rows of a result leave through a tile's buffers, clipped at the end of the Span ``rows``."""
+    """Store rows of a result through a tile's buffers, clipped at the end of the Span ``rows``."""
     left = tiles.left[slot]
     tlx.local_store(left, sums.left.to(left.dtype))
     if tiles.width > 0:

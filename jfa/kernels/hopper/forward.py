@@ -249,7 +249,7 @@ def attend_tile(mine, k, v, count, tile, blocks, part, scale_log2, cfg: tl.const
 
 @triton.jit
 def store_tile(box_o, o_tiles, slot, lse, rows_out, acc, so_far, tile, row, head):
-    """Finish 64 rows: divide, write the log-sum-exp, and leave by TMA, clipped at the sequence's end."""
+    """Finish 64 rows: divide, write the log-sum-exp, and store O by TMA, clipped at the sequence's end."""
     left, row_lse = softmax_end(acc.left, so_far.row_max, so_far.row_sum)
     right = acc.right
     if o_tiles.width > 0:
@@ -335,7 +335,8 @@ def forward_kernel(
     list_capacity,
     cfg: tl.constexpr,
 ):
-    """Allocate buffers and barriers, and say who runs which role. Grid: (programs,); with resident queries (programs, H // HEADS).
+    """Allocate buffers and barriers, and assign the roles to warps. Grid: (programs,); with resident queries (programs,
+    H // HEADS).
 
     desc_q, desc_k, desc_v, desc_o: ragged descriptors of boxes [64, D], [BLOCK_N, D], [BLOCK_N, DV], [64, DV]; where
     columns lie in two pieces those of the left one, and desc_*_right of the right one, else None.

@@ -98,7 +98,7 @@ def plan(problem: Problem) -> list[Tensor]:
 
 
 def make_lists(problem: Problem) -> Lists | None:
-    """Build what one forward and its backward walk, in one launch; None where there is nothing to list."""
+    """Build the lists of one forward and its backward, in one launch; None where there is nothing to list."""
     if portable_backward(problem) or 0 in (problem.num_batches, problem.rows_kv, problem.rows_out):
         return None
     return _both_lists(problem)

@@ -1,4 +1,4 @@
-"""From a tile of the Hopper kernels to its block list, and which blocks of 64 queries a tile of keys visits.
+"""Find the block list of a tile of the Hopper kernels, and the blocks of 64 queries that a tile of keys visits.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """

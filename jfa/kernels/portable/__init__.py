@@ -57,7 +57,7 @@ def plan(problem: Problem) -> list[Tensor]:
 
 
 def make_lists(problem: Problem) -> list | None:
-    """Build what one forward and its backward walk, in one launch; None where there is nothing to share."""
+    """Build the lists of one forward and its backward, in one launch; None where there is nothing to share."""
     with on_device(problem):
         return launch.make_lists(problem)
 

@@ -136,7 +136,7 @@ def forward_row(problem: Problem) -> str:
 
 
 def forward_tile(problem: Problem) -> Tile:
-    """Query rows kept, key rows per step."""
+    """Return the forward's configuration: query rows of the tile, key rows per step."""
     if problem.device.type == "cpu":
         return EMULATED
     return fitted(TILES[forward_row(problem)], problem, 1, 2)

@@ -184,7 +184,8 @@ def load_part(chunks, unit, arrivals, partial_acc, partial_ml, kv_head, num_kv_h
 
 @triton.jit
 def merge(acc, l, m, part):
-    """Return (last, acc, l, m): whoever arrives ``last`` gets the tile's whole sums, the others leave theirs in memory."""
+    """Return (last, acc, l, m): the program that arrives ``last`` gets the tile's whole sums, the others store theirs
+    to memory."""
     arrived = part.chunks - 1
     if part.chunks > 1:
         leave(acc, l, m, part)

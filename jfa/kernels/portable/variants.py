@@ -1,4 +1,5 @@
-"""What `jfa compile` reports of the portable kernels: the tiles of the table, head dim 128 and 64, bf16, contiguous inputs."""
+"""The portable variants that `jfa compile` reports: the tiles of the table, head dim 128 and 64, bf16, contiguous
+inputs."""
 
 from __future__ import annotations
 
