@@ -39,9 +39,9 @@ VARIANTS = {
 }
 
 
-def timed(launch) -> Timeline:
-    """Return the timeline of the last launch that ``launch()`` makes."""
-    with emulator.options(policy="timed", rates=B200, trace=True):
+def timed(launch, **options) -> Timeline:
+    """Return the timeline of the last launch that ``launch()`` makes; ``options`` are the emulator's."""
+    with emulator.options(policy="timed", rates=B200, trace=True, **options):
         launch()
     return Timeline.of(emulator.last())
 
@@ -53,6 +53,21 @@ def staging() -> None:
         line = timed(lambda: examples.backward(**choices))
         middle = tuple(line.start + share * line.cycles for share in STEADY)
         print(f"  {name:32} {line.cycles:7,.0f}  {line.busy():5.1%}  {line.busy('tensor', middle):5.1%}")
+
+
+def wide() -> None:
+    """Print cycles of both kernels of the backward of 192 columns (values: 128) on one SM, and the tensor cores' share."""
+    saved, launch.EMULATED_SMS = launch.EMULATED_SMS, 1
+    print("\nD = 192, Dv = 128              dK, dV: cycles   busy  in the middle    dQ: cycles   busy  in the middle")
+    for len_q, len_kv, causal in ((1024, 128, False), (128, 1024, False), (512, 512, False), (512, 512, True)):
+        cells = []
+        for example in (examples.wide_backward, examples.wide_dq):
+            line = timed(lambda: example(len_q, len_kv, causal), max_ctas=1)
+            middle = tuple(line.start + share * line.cycles for share in STEADY)
+            cells.append(f"{line.cycles:14,.0f}  {line.busy():5.1%}  {line.busy('tensor', middle):13.1%}")
+        mask = ", causal" if causal else ""
+        print(f"  {f'{len_q} queries, {len_kv} keys{mask}':28}" + "".join(cells))
+    launch.EMULATED_SMS = saved
 
 
 def shared_queries(group: int) -> None:
@@ -120,6 +135,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="DIR")
     folder = parser.parse_args().plot
     staging()
+    wide()
     print()
     for group in (1, 4):
         shared_queries(group)

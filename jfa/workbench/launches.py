@@ -242,6 +242,8 @@ def _head_dims(config: CompileConfig) -> tuple[int, int]:
     for value in config.constexprs.values():
         facts |= vars(value) if dataclasses.is_dataclass(value) else {}
     dim = next((facts[n] for n in ("head_dim", "D", "DIM") if n in facts), 128)
+    if facts.get("tail_dim"):
+        return dim + facts["tail_dim"], dim
     return dim, next((facts[n] for n in ("head_dim_v", "DV") if n in facts), dim)
 
 

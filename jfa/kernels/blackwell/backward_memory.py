@@ -16,13 +16,13 @@ from jfa.kernels.common.ring import Ring, alloc_ring
 class RowConstants:
     """lse and delta of blocks of queries in SMEM, with the barriers of a ring (Q's)."""
 
-    lses: tlx.buffered_tensor  # [stages] x [128] fp32
+    lses: tlx.buffered_tensor  # [stages] x [128], or [64] of a smaller block, fp32
     deltas: tlx.buffered_tensor
     ring: Ring
 
     @triton.jit
     def load(self, count, lse, delta):
-        """Copy 128 numbers from each of two pointers into the count-th slot, whose barrier expects them already."""
+        """Copy a block of numbers from each of two pointers into the count-th slot, whose barrier expects them already."""
         slot, _ = self.ring.slot(count)
         tlx.async_load(lse, self.lses[slot], bulk=True, barrier=self.ring.fulls[slot])
         tlx.async_load(delta, self.deltas[slot], bulk=True, barrier=self.ring.fulls[slot])

@@ -17,7 +17,8 @@ BLOCK_M = tl.constexpr(BLOCK)
 BLOCK_N = tl.constexpr(BLOCK)
 HALF_M = tl.constexpr(BLOCK // 2)  # queries of a compute group in the backward
 TAIL = 64  # columns of Q and K beyond the 128 of a box
-FORMS = ("resident", "pair", "single")
+WIDE_BLOCK = tl.constexpr(64)  # rows of a block in the backward of such rows
+FORMS = ("resident", "pair", "single", "wide")
 PAIR_KEYS = 512  # mean keys per sequence from which a pair of CTAs is worth its half-empty last tiles
 
 
@@ -111,8 +112,9 @@ class BackwardConfig(Config):
 
     Attributes:
         form: "resident": Q and dQ stay on the chip (broadcast queries, at most 128 in all heads that share keys). "pair": tiles of
-            256 keys on two CTAs. "single": tiles of 128 keys. Of the attributes below the resident form reads the registers only,
-            the pair none about rings.
+            256 keys on two CTAs. "single": tiles of 128 keys. "wide": dK and dV of 128 keys, and another kernel for dQ, as
+            :class:`WideConfig` says. Of the attributes below the resident form reads the registers only, the pair none about
+            rings, the wide form none.
         with_dq: add up dQ; else another kernel makes it.
         broadcast_q: all sequences add to the same dQ.
         clc: steal tiles through cluster launch control; else a static schedule.
@@ -187,6 +189,25 @@ class DqConfig(Config):
     columns: int = 32
 
 
+@dataclass(frozen=True)
+class WideConfig(Config):
+    """Choices of the backward of queries and keys with a tail, in both of its kernels; they change no result.
+
+    Attributes:
+        tail_dim: columns of Q and K beyond ``head_dim``.
+        slots: ring of blocks with a tail: of Q, with its rows' lse and delta; in dQ's kernel of K.
+        value_slots: ring of blocks of dO; in dQ's kernel of V.
+        compute_registers: per thread of the compute groups; the load role gets what all others leave.
+        small_registers: per thread of mma and store.
+    """
+
+    tail_dim: int = TAIL
+    slots: int = 4
+    value_slots: int = 3
+    compute_registers: int = 176
+    small_registers: int = 64
+
+
 def forward_config(problem: Problem, clc: bool = True) -> ForwardConfig:
     """Choose tiles of 128 queries where no sequence is longer, and for block lists; ring buffers fill the shared memory.
 
@@ -245,12 +266,14 @@ def _forward_registers(problem: Problem, split_keys: bool, clc: bool) -> dict[st
 
 
 def backward_form(problem: Problem) -> tuple[str, str]:
-    """Return which form of the backward a problem gets, "resident", "pair" or "single", and why, in words.
+    """Return which form of the backward a problem gets, one of ``FORMS``, and why, in words.
 
     Lengths are known by shapes only, so what counts is the mean number of keys per sequence.
     """
     group, columns = problem.group_size, max(problem.head_dim, problem.head_dim_v)
     keys = problem.rows_kv // max(problem.num_batches, 1)
+    if problem.head_dim > BLOCK:
+        return "wide", f"head dim {problem.head_dim} (> {BLOCK}) leaves dQ no tensor memory beside them"
     resident = problem.broadcast_q and problem.rows_q * group <= BLOCK and group in (1, 2, 4, 8, 16)
     if resident and problem.block_lists is None:
         return "resident", f"{problem.rows_q} queries x {group} heads per key head (<= {BLOCK}) stay on chip"
@@ -282,6 +305,8 @@ def backward_config(problem: Problem, clc: bool = True, form: str | None = None)
         raise ValueError(f"form {form!r} is not one of {', '.join(FORMS)}")
     if form == "pair" and pair_refused(problem):
         raise ValueError(f"form='pair' cannot be forced: {pair_refused(problem)}")
+    if (form == "wide") != (problem.head_dim > BLOCK):
+        raise ValueError(f"form={form!r} cannot be forced: 'wide' is for head dims beyond {BLOCK}, and only it")
     common = _common(problem, problem.num_kv_heads)
     if form == "pair":
         common["head_dim"] = BLOCK
@@ -315,13 +340,18 @@ def dq_config(problem: Problem) -> DqConfig:
     return DqConfig(**_common(problem, problem.num_heads))
 
 
+def wide_config(problem: Problem, keys: bool) -> WideConfig:
+    """Return the configuration of the backward of queries and keys with a tail: of dK and dV, whose tiles are of keys, or of dQ."""
+    return WideConfig(**_common(problem, problem.num_kv_heads if keys else problem.num_heads))
+
+
 def plain_config(problem: Problem) -> Config:
     """Return the configuration of the kernel without specialized warps."""
     return Config(**_common(problem, problem.num_heads))
 
 
 def _common(problem: Problem, heads: int) -> dict[str, int | bool]:
-    """Return the fields of :class:`Config`; columns of Q and K beyond 128 are the forward's ``tail_dim``."""
+    """Return the fields of :class:`Config`; columns of Q and K beyond 128 are a kernel's ``tail_dim``."""
     head_dim = padded_head_dim(min(problem.head_dim, BLOCK), problem.head_dim_v, least=64)
     return dict(
         heads=heads, group=problem.group_size, head_dim=head_dim, has_lo=problem.band.has_lo, has_hi=problem.band.has_hi

@@ -12,7 +12,7 @@ import torch
 from jfa.block_sparse import select_blocks
 from jfa.kernels.base import Problem
 from jfa.kernels.blackwell import launch, mxfp8_launch
-from jfa.kernels.blackwell.config import BLOCK, backward_config
+from jfa.kernels.blackwell.config import BLOCK, backward_config, wide_config
 from jfa.kernels.common.padded_rows import padded_rows, row_constants
 from jfa.kernels.common.ragged import empty_tma_ready
 from jfa.layout import offsets_from_lengths
@@ -20,13 +20,12 @@ from jfa.masks import Band
 
 
 def example(len_q: int, len_kv: int, head_dim: int = 128, causal: bool = False):
-    """Return (problem, q, k, v, dout) of one sequence and one head, bf16."""
-    rng = torch.Generator().manual_seed(0)
-    q, k, v, dout = (
-        torch.randn(n, 1, head_dim, generator=rng).to(torch.bfloat16) for n in (len_q, len_kv, len_kv, len_q)
-    )
+    """Return (problem, q, k, v, dout) of one sequence and one head, bf16; values have at most 128 columns."""
+    rng, head_dim_v = torch.Generator().manual_seed(0), min(head_dim, BLOCK)
+    shapes = ((len_q, head_dim), (len_kv, head_dim), (len_kv, head_dim_v), (len_q, head_dim_v))
+    q, k, v, dout = (torch.randn(n, 1, dim, generator=rng).to(torch.bfloat16) for n, dim in shapes)
     problem = Problem(
-        num_batches=1, num_heads=1, num_kv_heads=1, head_dim=head_dim, head_dim_v=head_dim,
+        num_batches=1, num_heads=1, num_kv_heads=1, head_dim=head_dim, head_dim_v=head_dim_v,
         rows_q=len_q, rows_kv=len_kv, rows_out=len_q, dtype=q.dtype, device=q.device,
         sm_scale=head_dim**-0.5, band=Band.make(causal), broadcast_q=False, deterministic=False,
         query_offset=offsets_from_lengths([len_q]), key_offset=offsets_from_lengths([len_kv]),
@@ -73,12 +72,32 @@ def backward(**choices) -> None:
     """Run one tile of 128 keys against 1024 queries; ``choices`` as in :class:`jfa.kernels.blackwell.config.BackwardConfig`."""
     problem, q, k, v, dout = example(1024, 128)
     config = replace(backward_config(problem), **choices)
-    rows = padded_rows(problem, BLOCK)
-    lse = torch.zeros(1, problem.rows_out)
-    lse2, delta = row_constants(problem, rows, torch.zeros_like(dout), dout, lse, None)
-    sums = torch.zeros(1, rows.count, problem.head_dim)
+    lse2, delta = _constants(problem, dout)
+    sums = torch.zeros(1, lse2.shape[1], problem.head_dim)
     dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
     launch.launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, *launch.key_list(problem), config)
+
+
+def wide_backward(len_q: int = 1024, len_kv: int = BLOCK, causal: bool = False, **choices) -> None:
+    """Run dK and dV of queries and keys with 192 columns; ``choices`` as in :class:`jfa.kernels.blackwell.config.WideConfig`."""
+    problem, q, k, v, dout = example(len_q, len_kv, 192, causal)
+    constants, config = _constants(problem, dout), replace(wide_config(problem, keys=True), **choices)
+    dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
+    launch.launch_wide(problem, dout, q, k, v, dk, dv, *constants, *launch.key_list(problem), config)
+
+
+def wide_dq(len_q: int = BLOCK, len_kv: int = 1024, causal: bool = False, **choices) -> None:
+    """Run dQ of queries and keys with 192 columns."""
+    problem, q, k, v, dout = example(len_q, len_kv, 192, causal)
+    constants, config = _constants(problem, dout), replace(wide_config(problem, keys=False), **choices)
+    dq = empty_tma_ready(q, q.shape[2]).zero_()
+    launch.launch_wide_dq(problem, dout, q, k, v, dq, *constants, *launch.query_list(problem, BLOCK), config)
+
+
+def _constants(problem: Problem, dout: torch.Tensor):
+    """Return (lse2, delta) of an output and an LSE of 0: times do not depend on them."""
+    lse = torch.zeros(1, problem.rows_out)
+    return row_constants(problem, padded_rows(problem, BLOCK), torch.zeros_like(dout), dout, lse, None)
 
 
 def backward_before() -> None:

@@ -16,10 +16,13 @@ from jfa.kernels.base import Problem, list_arguments, transposed_lists, unfit_bl
 from jfa.kernels.blackwell.backward_1cta import backward_kernel
 from jfa.kernels.blackwell.backward_2cta import pair_backward_kernel
 from jfa.kernels.blackwell.backward_dq import dq_kernel
+from jfa.kernels.blackwell.backward_dq_wide import wide_dq_kernel
 from jfa.kernels.blackwell.backward_resident import resident_backward_kernel
+from jfa.kernels.blackwell.backward_wide import wide_backward_kernel
 from jfa.kernels.blackwell.config import (
     BLOCK,
     TAIL,
+    WIDE_BLOCK,
     BackwardConfig,
     ForwardConfig,
     backward_config,
@@ -27,6 +30,7 @@ from jfa.kernels.blackwell.config import (
     dq_config,
     forward_config,
     plain_config,
+    wide_config,
 )
 from jfa.kernels.blackwell.forward import forward_kernel
 from jfa.kernels.blackwell.plain import plain_forward_kernel
@@ -78,6 +82,7 @@ def forms(problem: Problem) -> dict[str, str]:
         "resident": f"resident: {why}",
         "single": f"one CTA per tile of {BLOCK} keys: {why}{order}",
         "pair": f"two CTAs per tile of {2 * BLOCK} keys: {why}{order}",
+        "wide": f"a kernel for dK and dV, one for dQ: {why}; repeatable bit by bit",
     }[form]
     if reason := portable_backward(problem):
         how = f"portable kernels: {reason}"
@@ -88,14 +93,14 @@ def portable_backward(problem: Problem) -> str:
     """Return why this backend's backward is the portable kernels', "" where it is its own."""
     if problem.block_lists is not None and problem.deterministic:
         return "dQ over the block lists, then dK and dV; repeatable bit by bit"
-    if problem.head_dim > BLOCK:
-        columns = 2 * BLOCK + problem.head_dim + problem.head_dim_v
-        return f"S, dP, dK and dV of head dim {problem.head_dim} need {columns} of 512 columns of tensor memory"
+    if problem.head_dim > BLOCK and (problem.block_lists is not None or problem.broadcast_q):
+        what = "block lists" if problem.block_lists is not None else "queries that all sequences share"
+        return f"head dim {problem.head_dim} (> {BLOCK}) with {what}"
     return ""
 
 
 def plan(problem: Problem) -> list[Tensor]:
-    """Return tile lists to be reused for the same offsets: of the forward, the backward and, if it is deterministic, dQ.
+    """Return tile lists to be reused for the same offsets: of the forward, the backward and, if it has its own kernel, dQ.
 
     Beside block lists their transpose takes dQ's place.
     """
@@ -105,7 +110,7 @@ def plan(problem: Problem) -> list[Tensor]:
     ]
     if problem.block_lists is not None:
         return [*lists, *transposed_lists(problem).tensors]
-    return lists + (query_list(problem, BLOCK) if problem.deterministic else [])
+    return lists + (query_list(problem, BLOCK) if problem.deterministic or problem.head_dim > BLOCK else [])
 
 
 def forward(
@@ -147,6 +152,11 @@ def backward(
     rows = padded_rows(problem, BLOCK)
     lse2, delta = row_constants(problem, rows, out, dout, lse, dlse)
     dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
+    if config.form == "wide":
+        dq = empty_tma_ready(q, q.shape[2]).zero_()
+        launch_wide(problem, dout, q, k, v, dk, dv, lse2, delta, records, counts)
+        launch_wide_dq(problem, dout, q, k, v, dq, lse2, delta, *(plan[4:6] if plan else query_list(problem, BLOCK)))
+        return dq.contiguous(), dk.contiguous(), dv.contiguous()
     if config.resident:
         sums = launch_resident(problem, dout, q, k, v, dk, dv, lse2, delta, records, counts, config)
         return finish_dq(problem, rows, sums, q.dtype), dk.contiguous(), dv.contiguous()
@@ -296,6 +306,57 @@ def launch_dq(problem: Problem, dout, q, k, v, sums, lse2, delta, records: Tenso
         counts,
         lse2.shape[1],
         problem.sm_scale * LOG2_E,
+        config,
+        **WARPS,
+    )
+
+
+def launch_wide(problem: Problem, dout, q, k, v, dk, dv, lse2, delta, records: Tensor, counts: Tensor, config=None):
+    """Write dK and dV of queries and keys with a tail; dout, dk and dv must be addressable by TMA."""
+    config = config or wide_config(problem, keys=True)
+    main, tail, rows = config.head_dim, config.tail_dim, WIDE_BLOCK.value
+    wide_backward_kernel[ctas(problem, records, config.heads)](
+        *_boxes(main, q, rows=rows),
+        *_boxes(tail, q, rows=rows),
+        *_boxes(main, k),
+        *_boxes(tail, k),
+        *_boxes(main, v),
+        *_boxes(main, dout, rows=rows),
+        *_boxes(main, dk),
+        *_boxes(tail, dk),
+        *_boxes(main, dv),
+        lse2,
+        delta,
+        records,
+        counts,
+        lse2.shape[1],
+        problem.sm_scale * LOG2_E,
+        problem.sm_scale,
+        config,
+        **WARPS,
+    )
+
+
+def launch_wide_dq(problem: Problem, dout, q, k, v, dq, lse2, delta, records: Tensor, counts: Tensor, config=None):
+    """Write dQ of queries and keys with a tail; dout and dq must be addressable by TMA."""
+    config = config or wide_config(problem, keys=False)
+    main, tail, rows = config.head_dim, config.tail_dim, WIDE_BLOCK.value
+    wide_dq_kernel[ctas(problem, records, config.heads)](
+        *_boxes(main, q),
+        *_boxes(tail, q),
+        *_boxes(main, k, rows=rows),
+        *_boxes(tail, k, rows=rows),
+        *_boxes(main, v, rows=rows),
+        *_boxes(main, dout),
+        *_boxes(main, dq),
+        *_boxes(tail, dq),
+        lse2,
+        delta,
+        records,
+        counts,
+        lse2.shape[1],
+        problem.sm_scale * LOG2_E,
+        problem.sm_scale,
         config,
         **WARPS,
     )

@@ -10,12 +10,15 @@ from jfa.block_sparse import BlockLists
 from jfa.kernels.base import Problem
 from jfa.kernels.blackwell.config import (
     BLOCK,
+    TAIL,
+    WIDE_BLOCK,
     backward_config,
     dq_config,
     forward_config,
     mxfp8_backward_config,
     mxfp8_config,
     plain_config,
+    wide_config,
 )
 from jfa.kernels.common.example import example_problem
 from jfa.kernels.compile_config import CompileConfig
@@ -27,6 +30,7 @@ LISTS = {"starts": "*i32", "columns": "*i32", "kinds": "*i8", "list_rows": "i32"
 FORWARD_ROLES = ("correction", "softmax 0", "softmax 1", "mma", "load", "store")
 RESIDENT_ROLES = ("store", "compute 0", "compute 1", "mma", "load")
 DQ_ROLES = ("load", "compute 0", "compute 1", "mma")
+WIDE_ROLES = ("load", "compute 0", "compute 1", "mma", "store")
 PAIR_ROLES = ("reduce", "compute 0", "compute 1", "mma", "load rows", "load columns")
 BACKWARD_ROLES = ("reduce", "compute 0", "compute 1", "mma", "load")
 BANDS = {"full": Band(), "causal": Band.make(causal=True), "window": Band.make(causal=True, window_size=256)}
@@ -101,6 +105,9 @@ def compile_configs() -> list[CompileConfig]:
     for name, problem in wide.items():
         configs += [_forward(f"d192-{name}", problem, clc) for clc in (False, True)]
     configs.append(_forward("d192-full-lists", with_lists(wide["full"]), True))
+    for name in BANDS:
+        configs += [_wide(f"d192-{name}", wide[name]), _wide_dq(f"d192-{name}", wide[name])]
+    configs.append(_wide("d192-causal-gqa", replace(wide["causal"], num_kv_heads=1)))
     return configs + _lists()
 
 
@@ -243,6 +250,36 @@ def _dq(name: str, problem: Problem) -> CompileConfig:
     without = ("dk_desc", "dv_desc", "dq_rows", "sm_scale")
     signature = {k: v for k, v in _backward_signature(cfg).items() if k not in without}
     return _attention(f"dq-{name}", "backward_dq:dq_kernel", signature, cfg, DQ_ROLES, BACKWARD_SPILLS)
+
+
+def _boxes(names: str, rows: int = BLOCK) -> dict[str, str]:
+    """Return the types of descriptors of 128 columns; of a name with a + also that of the 64 columns behind them."""
+    types = {}
+    for name in names.split():
+        types[f"{name.removesuffix('+')}_desc"] = _box(BLOCK, rows)
+        if name.endswith("+"):
+            types[f"{name.removesuffix('+')}_tail_desc"] = _box(TAIL, rows)
+    return types
+
+
+def _wide_numbers() -> dict[str, str]:
+    """Return the types of what both kernels of the backward of rows in two boxes take besides descriptors."""
+    pointers = dict.fromkeys(("lse_ptr", "delta_ptr"), "*fp32") | dict.fromkeys(("records_ptr", "counts_ptr"), "*i32")
+    return pointers | {"padded_count": "i32", "scale_log2": "fp32", "sm_scale": "fp32"}
+
+
+def _wide(name: str, problem: Problem) -> CompileConfig:
+    rows = WIDE_BLOCK.value
+    signature = _boxes("q+", rows) | _boxes("k+ v") | _boxes("do", rows) | _boxes("dk+ dv") | _wide_numbers()
+    cfg, kernel = wide_config(problem, keys=True), "backward_wide:wide_backward_kernel"
+    return _attention(f"backward-wide-{name}", kernel, signature, cfg, WIDE_ROLES, BACKWARD_SPILLS)
+
+
+def _wide_dq(name: str, problem: Problem) -> CompileConfig:
+    rows = WIDE_BLOCK.value
+    signature = _boxes("q+") | _boxes("k+ v", rows) | _boxes("do dq+") | _wide_numbers()
+    cfg, kernel = wide_config(problem, keys=False), "backward_dq_wide:wide_dq_kernel"
+    return _attention(f"dq-wide-{name}", kernel, signature, cfg, WIDE_ROLES, BACKWARD_SPILLS)
 
 
 def _lists() -> list[CompileConfig]:

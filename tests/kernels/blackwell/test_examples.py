@@ -15,6 +15,8 @@ KERNELS = {
     examples.plain: "plain_forward_kernel",
     examples.backward: "backward_kernel",
     examples.backward_before: "backward_kernel",
+    examples.wide_backward: "wide_backward_kernel",
+    examples.wide_dq: "wide_dq_kernel",
 }
 
 

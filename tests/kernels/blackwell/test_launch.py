@@ -13,6 +13,7 @@ pytest.importorskip("greenlet")
 import jfa  # noqa: E402
 from jfa.block_sparse import lists_from_mask  # noqa: E402
 from jfa.kernels.blackwell import launch, mxfp8_launch  # noqa: E402
+from jfa.kernels.blackwell.config import backward_config  # noqa: E402
 from jfa.masks import Band  # noqa: E402
 from tests.kernels.blackwell.cases import assert_close, make, reference  # noqa: E402
 
@@ -110,18 +111,14 @@ def test_the_backward_runs_in_a_thread_of_its_own():
     assert not failures and all(x.grad is not None for x in inputs)
 
 
-def test_rows_in_two_boxes_get_their_gradients_from_the_portable_kernels():
-    problem, q, k, v, dout = make([140, 0, 20], [150, 30, 0], head_dim=192, head_dim_v=128, band=Band.make(causal=True))
-    how = launch.forms(problem)
-    assert "256 queries per tile" in how["forward"] and "576 of 512 columns" in how["backward"]
-    lists = launch.plan(problem)
-    out, lse = launch.forward(problem, q, k, v, lists)
-    rows = slice(0, int(problem.query_offset[-1]))
-    dout[rows.stop :] = 0
-    gradients = launch.backward(problem, dout, None, q, k, v, out, lse, lists)
-    want = reference(problem, q, k, v, dout)[2:]
-    for name, got, wanted in zip(("dq", "dk", "dv"), gradients, want):
-        assert_close(name, got, wanted, problem.dtype)
+@pytest.mark.parametrize("form", ["single", "pair", "resident"])
+def test_rows_in_two_boxes_have_one_form_of_backward(form):
+    problem, *_ = make([140], [150], head_dim=192, head_dim_v=128)
+    assert backward_config(problem).form == "wide"
+    with pytest.raises(ValueError, match="'wide' is for head dims beyond 128, and only it"):
+        backward_config(problem, form=form)
+    with pytest.raises(ValueError, match="'wide' is for head dims beyond 128, and only it"):
+        backward_config(dataclasses.replace(problem, head_dim=128), form="wide")
 
 
 @pytest.mark.parametrize("head_dim, head_dim_v", [(193, 128), (128, 129), (256, 256), (64, 192)])

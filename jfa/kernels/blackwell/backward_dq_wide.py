@@ -1,0 +1,257 @@
+"""dQ of queries and keys with up to 192 columns: a tile of 128 queries walks its keys and keeps dQ in tensor memory.
+
+    S = Q K^T     P = exp2(S scale - lse)     dP = dO V^T     dS = P (dP - delta)     dQ += dS K
+
+    load      4 warps   TMA: Q and dO once per tile, K and V in blocks of 64 keys, through a ring each
+    compute   2 x 4     each group half of the keys: dS into TMEM where S was; at the end dQ into SMEM
+    mma       1 warp    the three products
+    store     1 warp    TMA: dQ to memory
+
+As :mod:`jfa.kernels.blackwell.backward_dq`, but dQ leaves as it is returned, through the memory of Q; and blocks are of 64 keys,
+since S twice, dP and dQ of 128 keys would need 576 of 512 columns of tensor memory.
+"""
+
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+
+from jfa.kernels.blackwell.config import BLOCK_M, WIDE_BLOCK
+from jfa.kernels.blackwell.tails import (
+    Boxes,
+    TailRing,
+    TailSums,
+    add_half,
+    alloc_tail_ring,
+    alloc_tail_sums,
+    score,
+    write_half,
+)
+from jfa.kernels.common.nouns import aggregate
+from jfa.kernels.common.packed import fma_pairs
+from jfa.kernels.common.ring import Ring, alloc_ring
+from jfa.kernels.common.softmax import at_most_one
+from jfa.kernels.common.units import first_unit
+
+BLOCK_N = WIDE_BLOCK  # keys of a block
+HALF_N = tl.constexpr(BLOCK_N.value // 2)  # of a compute group
+
+
+@triton.jit
+def wide_dq_kernel(
+    q_desc,
+    q_tail_desc,
+    k_desc,
+    k_tail_desc,
+    v_desc,
+    do_desc,
+    dq_desc,
+    dq_tail_desc,
+    lse_ptr,  # [H, padded_count] fp32, in base 2
+    delta_ptr,  # [H, padded_count] fp32
+    records_ptr,
+    counts_ptr,
+    padded_count,
+    scale_log2,
+    sm_scale,
+    cfg: tl.constexpr,  # WideConfig
+):
+    memory = alloc_memory(tlx.dtype_of(q_desc), cfg)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):  # load
+            walk, count = first_unit(counts_ptr, cfg.heads), 0
+            q_boxes, k_boxes = Boxes(q_desc, q_tail_desc), Boxes(k_desc, k_tail_desc)
+            while walk.going():
+                tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
+                load_queries(q_boxes, do_desc, memory, tile, walk)
+                count = load_keys(k_boxes, v_desc, memory, tile, walk.head() // cfg.group, count)
+                walk = walk.next(0, False)
+
+        with tlx.async_task(num_warps=4, registers=cfg.compute_registers, replicate=2):  # compute
+            half: tl.constexpr = tlx.async_task_replica_id()
+            walk, count = first_unit(counts_ptr, cfg.heads), 0
+            while walk.going():
+                tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
+                row = walk.head() * padded_count + tile.pad_begin + tile.row + tl.arange(0, BLOCK_M)
+                rows = (tl.load(lse_ptr + row), tl.load(delta_ptr + row))
+                count = compute_tile(memory.scores, half, tile, rows, count, scale_log2)
+                write_dq(memory, half, walk.done, sm_scale)
+                walk = walk.next(0, False)
+
+        with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # mma
+            walk, count = first_unit(counts_ptr, cfg.heads), 0
+            while walk.going():
+                tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
+                count = multiply_tile(memory, tile, walk, count)
+                walk = walk.next(0, False)
+
+        with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # store
+            walk = first_unit(counts_ptr, cfg.heads)
+            while walk.going():
+                tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
+                store_tile(Boxes(dq_desc, dq_tail_desc), memory, tile, walk)
+                walk = walk.next(0, False)
+
+
+@aggregate
+class Scores:
+    """S of two blocks in TMEM, each with dS inside; dP of one.
+
+    dS of a half of the keys lies inside S of that half: the compute groups never touch each other's columns.
+    """
+
+    s: tlx.buffered_tensor  # [2] x [128 queries, 64 keys] fp32
+    ds: tlx.buffered_tensor  # [2] x [128, 128], of which columns 0 to 31 and 64 to 95 are used
+    dp: tlx.buffered_tensor
+    s_fulls: tlx.mbarrier
+    dp_fulls: tlx.mbarrier
+    ds_fulls: tlx.mbarrier  # per half
+
+
+@aggregate
+class Memory:
+    """What the roles of a CTA hand to each other; ``do`` comes and goes with ``q``, through whose buffers dQ leaves."""
+
+    q: TailRing
+    do: tlx.buffered_tensor
+    k: TailRing
+    v: Ring
+    scores: Scores
+    dq: TailSums
+    dq_fulls: tlx.mbarrier  # the tile's last product is done, Q and dO will not be read again
+    out_fulls: tlx.mbarrier  # dQ has been read from TMEM and written to SMEM
+
+
+@triton.jit
+def alloc_memory(DTYPE: tl.constexpr, cfg: tl.constexpr):
+    """Allocate SMEM, TMEM and barriers of one CTA."""
+    q = alloc_tail_ring(BLOCK_M, DTYPE, 1, 1, BLOCK_M * cfg.head_dim * tlx.size_of(DTYPE), cfg)
+    do = tlx.local_alloc((BLOCK_M, cfg.head_dim), DTYPE, 1)
+    k = alloc_tail_ring(BLOCK_N, DTYPE, cfg.slots, 1, 0, cfg)
+    v = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.value_slots, 1)
+
+    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
+    s = tlx.local_alloc((BLOCK_M, BLOCK_N), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)
+    ds = tlx.local_alloc((BLOCK_M, 2 * BLOCK_N), DTYPE, 2, tlx.storage_kind.tmem, reuse=storage)
+    storage.set_buffer_overlap(tlx.reuse_group(s, ds, group_type=tlx.reuse_group_type.shared))
+    dp = tlx.local_alloc((BLOCK_M, BLOCK_N), tl.float32, 1, tlx.storage_kind.tmem)
+    scores = Scores(s, ds, dp, tlx.alloc_barriers(2), tlx.alloc_barriers(1), tlx.alloc_barriers(2))
+    out_fulls = tlx.alloc_barriers(1, arrive_count=2)
+    return Memory(q, do, k, v, scores, alloc_tail_sums(BLOCK_M, cfg), tlx.alloc_barriers(1), out_fulls)
+
+
+@triton.jit
+def load_queries(q_boxes, do_desc, memory, tile, walk):
+    """Load a tile's Q and dO, which share their barriers."""
+    memory.q.load(walk.done, q_boxes, tile.q, tile.row, walk.head())
+    box = tile.out.box(tile.row, walk.head())
+    tlx.async_descriptor_load(do_desc, memory.do[0], box, memory.q.main.fulls[0])
+
+
+@triton.jit
+def load_keys(k_boxes, v_desc, memory, tile, kv_head, count):
+    """Load K and V of a tile's key blocks. Returns the blocks loaded so far."""
+    blocks = tile.key_blocks(BLOCK_M, BLOCK_N)
+    for block in range(blocks.first, blocks.end):
+        memory.k.load(count, k_boxes, tile.kv, block * BLOCK_N, kv_head)
+        memory.v.load(count, v_desc, tile.kv.box(block * BLOCK_N, kv_head))
+        count += 1
+    return count
+
+
+# Issue order of a step, i its number, i-1 the block before (of the same tile; step 0 has none):
+#
+#   1  S(i)   = Q K(i)^T     into the buffer of S(i-2) and dS(i-2), which 2 of the step before has read
+#   2  dQ    += dS(i-1) K    half by half as the compute groups publish dS
+#   3  dP(i)  = dO V(i)^T    over dP(i-1), which was read before dS(i-1) was published
+#
+# Products run in the order of their issue. A new tile's Q is there only after dQ of the tile before has left through its buffer:
+# so 2 may overwrite its tensor memory.
+
+
+@triton.jit
+def multiply_tile(memory, tile, walk, count):
+    """Issue a tile's products. Returns the blocks done so far."""
+    q, k, v, scores = memory.q, memory.k, memory.v, memory.scores
+    blocks = tile.key_blocks(BLOCK_M, BLOCK_N)
+    steps = blocks.end - blocks.first
+    tlx.barrier_wait(q.main.fulls[0], walk.done & 1)
+    for step in range(0, steps + 1):
+        if step < steps:
+            slot, phase = k.main.slot(count)
+            tlx.barrier_wait(k.main.fulls[slot], phase)
+            score(q, 0, k, slot, scores.s[count & 1], scores.s_fulls[count & 1])
+        if step > 0:
+            multiply_ds(memory, count - 1, step > 1)
+        if step < steps:
+            slot, phase = v.slot(count)
+            tlx.barrier_wait(v.fulls[slot], phase)
+            v_transposed = tlx.local_trans(v.buffers[slot])
+            tlx.async_dot(memory.do[0], v_transposed, scores.dp[0], use_acc=False, mBarriers=[scores.dp_fulls[0]])
+            tlx.tcgen05_commit(v.empties[slot])
+            count += 1
+    tlx.tcgen05_commit(memory.dq_fulls[0])
+    return count
+
+
+@triton.jit
+def multiply_ds(memory, count, use_acc):
+    """Issue dQ += dS K of the count-th block, half by half, and free its K."""
+    scores, k = memory.scores, memory.k
+    slot, _ = k.main.slot(count)
+    for half in tl.static_range(2):
+        tlx.barrier_wait(scores.ds_fulls[half], count & 1)
+        add_half(scores.ds[count & 1], half * BLOCK_N, k, slot, half, memory.dq, use_acc if half == 0 else True)
+    tlx.tcgen05_commit(k.main.empties[slot])
+
+
+@triton.jit
+def compute_tile(scores, half: tl.constexpr, tile, rows, count, scale_log2):
+    """Make dS for half of the keys: masked blocks, the bulk, masked blocks. Returns the blocks done so far."""
+    blocks = tile.key_blocks(BLOCK_M, BLOCK_N)
+    begin, end = blocks.bulk_begin, blocks.bulk_end
+    count = compute_stretch(scores, half, tile, blocks.first, begin, rows, count, scale_log2, True)
+    count = compute_stretch(scores, half, tile, begin, end, rows, count, scale_log2, False)
+    return compute_stretch(scores, half, tile, end, blocks.end, rows, count, scale_log2, True)
+
+
+@triton.jit
+def compute_stretch(scores, half: tl.constexpr, tile, begin, end, rows, count, scale_log2, MASKED: tl.constexpr):
+    """Make dS for half of the keys in a stretch of blocks, all masked or none. Returns the blocks done so far."""
+    FIRST: tl.constexpr = half * HALF_N
+    lse, delta = rows
+    for block in range(begin, end):
+        at = count & 1
+        tlx.barrier_wait(scores.s_fulls[at], (count >> 1) & 1)
+        s = tlx.local_load(tlx.subslice(scores.s[at], FIRST, HALF_N))
+        p = at_most_one(tl.math.exp2(fma_pairs(s, scale_log2, -lse[:, None])))
+        if MASKED:
+            queries = tile.row + tl.arange(0, BLOCK_M)
+            keys = block * BLOCK_N + FIRST + tl.arange(0, HALF_N)
+            p = tl.where(tile.pair_mask(queries[:, None], keys[None, :]), p, 0.0)
+        tlx.barrier_wait(scores.dp_fulls[0], count & 1)
+        ds = p * (tlx.local_load(tlx.subslice(scores.dp[0], FIRST, HALF_N)) - delta[:, None])
+        tlx.local_store(tlx.subslice(scores.ds[at], 2 * FIRST, HALF_N), ds.to(scores.ds.dtype))
+        tlx.barrier_arrive(scores.ds_fulls[half])
+        count += 1
+    return count
+
+
+@triton.jit
+def write_dq(memory, half: tl.constexpr, done, sm_scale):
+    """Copy half of dQ's columns to the SMEM of Q, which the tile no longer needs."""
+    tlx.barrier_wait(memory.dq_fulls[0], done & 1)
+    write_half(memory.dq.main[0], half, sm_scale, memory.q.main.buffers[0])
+    write_half(memory.dq.tail[0], half, sm_scale, memory.q.tails[0])
+    tlx.fence("async_shared")
+    tlx.barrier_arrive(memory.out_fulls[0])
+
+
+@triton.jit
+def store_tile(dq_boxes, memory, tile, walk):
+    """Copy dQ from SMEM to memory; boxes end with the sequence. Then the next Q and dO may come."""
+    MAIN: tl.constexpr = memory.q.main.buffers.shape[1]
+    tlx.barrier_wait(memory.out_fulls[0], walk.done & 1)
+    tlx.async_descriptor_store(dq_boxes.main, memory.q.main.buffers[0], tile.q.box(tile.row, walk.head()))
+    tlx.async_descriptor_store(dq_boxes.tail, memory.q.tails[0], tile.q.box(tile.row, walk.head(), MAIN))
+    tlx.async_descriptor_store_wait(0)
+    tlx.barrier_arrive(memory.q.main.empties[0])
