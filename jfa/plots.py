@@ -542,6 +542,8 @@ def score_grids(
         _grid(axes, grid)
         axes.set_aspect("equal")
         label(axes, f"{name}\n{int(grid.sum())} of {grid.size} count" if counts else name, xlabel, ylabel)
+        if len(grids) > 3:  # a heading is as wide as its grid, and would be broken in two
+            axes.set_title(axes.get_title(loc="left"), loc="left", fontsize=9, wrap=False)
         rows.append([name, int(grid.sum()), grid.size, 100 * (1 - grid.mean()) if grid.size else 0.0])
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, wrap=True)
     if not counts:
@@ -558,7 +560,7 @@ def _grid(axes: Axes, grid: np.ndarray) -> None:
     from matplotlib.ticker import MaxNLocator
 
     height, width = grid.shape
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.imshow(
         grid,
@@ -837,6 +839,9 @@ def _gantt_line(axes: Axes, row: int, line: Sequence[tuple[str, float, float]], 
             axes.text((begin + end) / 2, row, tile, **look)
 
 
+THIN = 40  # a hold of fewer columns than one in so many would be too thin to see
+
+
 class Hold(NamedTuple):
     """Tensor-memory columns [first, first + columns) in use from ``begin`` to ``end``; ``words``: their content."""
 
@@ -872,24 +877,36 @@ def tmem_map(
     owners_ = list(dict.fromkeys(h.owner for h in shown))
     figure, axes = canvas(9.5, 4.2)
     for h in shown:
-        look = owners_.index(h.owner) % 7
-        begin, end = max(h.begin, lo), min(h.end, hi)
-        axes.broken_barh(
-            [(begin, end - begin)], (h.first, h.columns), facecolor=CYCLE[look], hatch=HATCHES[look], edgecolor="white"
-        )
-        if (end - begin) / (hi - lo) * 95 >= len(h.words) + 1 and h.words:
-            back = {"facecolor": CYCLE[look], "edgecolor": "none", "pad": 1.5}
-            words = {"ha": "center", "va": "center", "fontsize": 8, "color": _ink(CYCLE[look]), "bbox": back}
-            axes.text((begin + end) / 2, h.first + h.columns / 2, h.words, **words)
+        _hold(axes, h, owners_.index(h.owner) % 7, (lo, hi), columns)
     for look, owner in enumerate(owners_):
         axes.broken_barh([], (0, 1), facecolor=CYCLE[look % 7], hatch=HATCHES[look % 7], edgecolor="white", label=owner)
-    axes.set(xlim=(lo, hi), ylim=(0, columns), yticks=sorted({0, columns, *(h.first for h in shown)}))
+    borders = {0, columns, *(x for h in shown if h.columns >= columns / THIN for x in (h.first, h.first + h.columns))}
+    axes.set(xlim=(lo, hi), ylim=(0, columns), yticks=sorted(borders))
     axes.set_facecolor(EMPTY_PLACE)
     figure.legend(loc="outside lower center", ncols=len(owners_), frameon=False, fontsize=8)
     label(axes, title, xlabel, "tensor-memory column")
     rows = [[f"{h.first}..{h.first + h.columns - 1}", h.begin, h.end, h.owner, h.words] for h in shown]
     rows = [[place, f"{begin:,.0f}", f"{end:,.0f}", owner, words] for place, begin, end, owner, words in rows]
     return Picture(figure, f"{title}\n{table(['columns', 'from', 'to', 'owner', 'what'], rows)}")
+
+
+def _hold(axes: Axes, h: Hold, look: int, span: tuple[float, float], columns: int) -> None:
+    """Draw one hold; one of very few columns as a thick line with its words above, else they stand inside if they fit."""
+    lo, hi = span
+    begin, end = max(h.begin, lo), min(h.end, hi)
+    if h.columns < columns / THIN:
+        axes.plot([begin, end], [h.first + h.columns / 2] * 2, color=CYCLE[look], linewidth=4, solid_capstyle="butt")
+        axes.annotate(
+            h.words, ((begin + end) / 2, h.first), (0, 4), textcoords="offset points", ha="center", fontsize=8
+        )
+        return
+    axes.broken_barh(
+        [(begin, end - begin)], (h.first, h.columns), facecolor=CYCLE[look], hatch=HATCHES[look], edgecolor="white"
+    )
+    if (end - begin) / (hi - lo) * 95 >= len(h.words) + 1 and h.words:
+        back = {"facecolor": CYCLE[look], "edgecolor": "none", "pad": 1.5}
+        words = {"ha": "center", "va": "center", "fontsize": 8, "color": _ink(CYCLE[look]), "bbox": back}
+        axes.text((begin + end) / 2, h.first + h.columns / 2, h.words, **words)
 
 
 def _check_holds(holds: Sequence[Hold], columns: int) -> None:

@@ -716,6 +716,47 @@ line = study("5b: and a threshold of 8", four_roles, rows=TILE, cfg=Config())
 show(line)
 
 # %% [markdown]
+# What lies where in S of half 0, and who holds it when: the last blocks of the tile, from the events of that run.
+# `alpha` and the row sum take one column each, 64 and 65, behind P: two lines, drawn thicker than they are.
+
+
+# %%
+def holds(line):
+    """Who holds which columns of half 0's S when: pieces for ``plots.tmem_map``."""
+    events = sorted(line.events, key=lambda e: e.start)
+
+    def times(words, track=""):
+        found = [e for e in events if e.short.startswith(words) and e.track.startswith(track)]
+        return [(e.start, e.end) for e in found]
+
+    def after(spans, moment):
+        return next(span for span in spans if span[0] >= moment)
+
+    scores, products = times("s[0] ", "MMA"), times("tiles[0] ", "MMA")
+    reads, writes = times("load s[0]"), times("store p[0]")
+    found = []
+    for (begin, done), (limit, _) in zip(scores, [*scores[1:], (line.end, line.end)]):
+        read, made = after(reads, done)[1], after(writes, done)[1]
+        used = min(after(products, made)[1], limit)
+        found += [plots.Hold(0, 128, begin, done, "mma", "S")]
+        found += [plots.Hold(0, 128, done, read, "softmax", "S")]
+        found += [plots.Hold(0, 64, read, made, "softmax", "P")]
+        found += [plots.Hold(0, 64, made, used, "mma", "P")]
+    for column, name, words in ((64, "alphas[0]", "alpha"), (65, "sums[0]", "row sum")):
+        for left, taken in zip(times(f"store {name}"), times(f"load {name}")):
+            found.append(plots.Hold(column, 1, left[0], taken[1], "correction", words))
+    return found
+
+
+version_5 = LINES["5b: and a threshold of 8"]
+plots.tmem_map(
+    holds(version_5),
+    title="the 128 columns of half 0's S in version 5, and who holds them",
+    columns=128,
+    span=(version_5.end - 14000, version_5.end - 3000),
+)
+
+# %% [markdown]
 # The correction does not wait for the product before it touches the accumulator.
 # It need not: `alpha` of a block comes from a group that has read S of that block, that S was issued after the earlier product, and a task's products finish in order, as observed (version 3).
 # Such an argument is worth writing down, and worth checking: the emulator's race detector followed it on three schedules.
@@ -1159,7 +1200,7 @@ print(f"tensor core busy {busy_share(long_tile, 0.35, 0.8):.1%} (modelled)")
 # The remaining difference is what a jagged batch needs and the package's roles read per tile: bounds, masks, heads.
 #
 # The ladder on one axis: the same 9,000 cycles of five versions, each in its steady state.
-# Follow the green boxes of the tensor core from panel to panel (those without a name are P V), and the arrows from what completed a barrier's phase to the wait that this ended.
+# Follow the green boxes of the tensor core from panel to panel (`s[0]` is a product S, `a0` a product P V or a slice of one, written to `accs[0]`), and the arrows from what completed a barrier's phase to the wait that this ended.
 
 # %%
 rungs = ("1: one role", "3b: S of its own", "4: ping-pong", "5b: and a threshold of 8", eight)

@@ -292,6 +292,17 @@ def test_columns_are_drawn_in_their_owners_colour_over_their_time():
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["0", "32", "64"]
 
 
+def test_a_hold_of_one_column_is_a_thick_line_with_its_words_above():
+    holds = [plots.Hold(0, 64, 0, 9, "mma", "P"), plots.Hold(64, 1, 2, 3, "correction", "alpha")]
+    axes = plots.tmem_map(holds, title="t", columns=128).figure.axes[0]
+    assert [(list(line.get_xdata()), line.get_linewidth()) for line in axes.lines] == [([2, 3], 4)]
+    (words,) = [t for t in axes.texts if t.get_text() == "alpha"]
+    assert words.xy == (2.5, 64) and words.get_va() != "top"
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["0", "64", "128"], (
+        "no tick of its own, which would cover one"
+    )
+
+
 def test_a_part_of_a_tmem_map_shows_what_overlaps_it():
     picture = plots.tmem_map(HOLDS, title="t", columns=64, span=(5, 8))
     assert "S" not in picture.text.split() and "dQ" in picture.text and picture.figure.axes[0].get_xlim() == (5, 8)
