@@ -1353,6 +1353,17 @@ same = LINES[eight].barriers() == package.barriers()
 print("the same barriers, arrivals and waits:", same)
 
 # %% [markdown]
+# Three barriers of the file are not met in this run:
+#
+# | barrier | when there is one | what it says |
+# |---|---|---|
+# | `tails.k.fulls` | head dims beyond 128 | columns 128 and up of a block of K are there: a box of their own |
+# | `tails.k.empties` | the same | the products of both halves have read them |
+# | the queue's | tiles are stolen | chapter 13 |
+#
+# The columns of Q beyond 128 come with Q's others: `q.fulls` counts the bytes of both.
+
+# %% [markdown]
 # And run it: three sequences, one empty, tails everywhere, causal.
 # The same source that a B200 runs.
 

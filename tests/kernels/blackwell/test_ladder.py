@@ -1,5 +1,7 @@
 """Chapter 12's ladder ends at the package's forward: same roles, same barriers, copies and products in the same order."""
 
+import ast
+import inspect
 import math
 
 import pytest
@@ -14,7 +16,9 @@ from jfa import sass  # noqa: E402
 from jfa.emulator.rates import B200  # noqa: E402
 from jfa.kernels.blackwell import forward  # noqa: E402
 from jfa.kernels.blackwell.modelled import forward_launch, record_one_sm  # noqa: E402
+from jfa.kernels.common import ring  # noqa: E402
 from tests.kernels.blackwell.ladder import load, problem, run_last  # noqa: E402
+from tests.support import ROOT  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +79,33 @@ def test_the_chapter_s_table_has_every_barrier_of_the_package_s_forward(chapter,
     found = record_one_sm(forward_launch(256, 256, clc=clc), B200).barriers()
     queue = {name for name in found if name.startswith(("queue", "clc"))}
     assert set(found) - queue == set(chapter.BARRIERS) and bool(queue) == clc
+
+
+def barriers_of(node_lists, owner):
+    """Names of the barriers that an aggregate of the package's forward holds, rings and aggregates inside it included."""
+    found = set()
+    for name, kind in node_lists[owner].items():
+        if kind.endswith("mbarrier"):
+            found.add(name)
+        elif kind in node_lists:
+            found |= {f"{name}.{inner}" for inner in barriers_of(node_lists, kind)}
+    return found
+
+
+def test_chapter_12_names_every_barrier_that_stands_in_the_package_s_file(chapter):
+    """Barriers of launches that the table's run does not have, too: the file's aggregates say which there are."""
+    fields = {}
+    for module in (forward, ring):
+        for node in ast.parse(inspect.getsource(module)).body:
+            if isinstance(node, ast.ClassDef):
+                lines = [line for line in node.body if isinstance(line, ast.AnnAssign)]
+                fields[node.name] = {line.target.id: ast.unparse(line.annotation) for line in lines}
+    assert fields["Memory"]["tails"] == "tl.core.base_value"  # Tails, or None
+    fields["Memory"]["tails"] = "Tails"
+    named = barriers_of(fields, "Memory")
+    text = (ROOT / "notebooks" / "12_blackwell_forward.py").read_text(encoding="utf-8")
+    assert len(named) == 15 and named > set(chapter.BARRIERS)
+    assert not [name for name in named - set(chapter.BARRIERS) if f"# | `{name}` |" not in text]
 
 
 @pytest.mark.parametrize("policy, seed", [("eager", 0), ("lazy", 0), ("random", 1), ("random", 7)])
