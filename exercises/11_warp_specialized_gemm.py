@@ -64,7 +64,7 @@ def leave(c_desc, staging, values, row):
 # ## 11.1 The producer of a ring
 #
 # (difficulty 1 of 3, 10 minutes) Write the load role: for each of the `steps` slices wait until its buffers are free, announce the bytes *of both operands* on `fulls[slot]`, and start both copies.
-# Turn `k` of the ring uses slot `k % STAGES`; `place` gives slot and phase. There are 1, 2 or 3 stages.
+# Turn `k` of the ring uses slot `k % STAGES`; `place` gives slot and phase. There are 1, 2 or 3 stages: the ring has `STAGES` buffers and uses them all.
 # Do it with what is there, without `load_slice`: two copies per slice, and one announcement per slice.
 #
 # Slice k of A starts at `[0, k * BK]`, of B at `[k * BK, 0]`. What lies beyond the last slice is not yours.
@@ -191,7 +191,7 @@ check("11.2", jagged_kernel)
 #
 # (difficulty 2 of 3, 30 minutes) One tile is right, and many a second tile hangs. Some do not: with 2 stages and 4 slices per tile all is well.
 # Run the check, draw the graph in your head, and ask which two roles disagree, and about what.
-# One line is wrong. Mend it, and leave the rest: three async tasks, one wait per slice on each side of the ring, and each slice copied once.
+# One line is wrong. Mend it, and leave the rest: three async tasks, one wait per slice on each side of the ring, and each slice copied once; the ring has `STAGES` buffers and uses them all.
 
 
 # %% tags=["ex-11.3"]
@@ -252,7 +252,7 @@ check("11.3", second_tile_kernel)
 #
 # (difficulty 2 of 3, 25 minutes) Somebody wanted the epilogue to start early. On a quick tensor core the numbers are right.
 # The report names a load and a product that nothing orders. Neither line is wrong: find what should have ordered them.
-# Keep three async tasks, one product per slice, and the accumulator handed over by the tensor core itself, once per tile.
+# Keep three async tasks, one product per slice, and the accumulator handed over by the tensor core itself, once per tile; the ring has `STAGES` buffers and uses them all.
 
 
 # %% tags=["ex-11.4"]

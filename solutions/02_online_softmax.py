@@ -175,6 +175,7 @@ check("2.4", packed_attention)
 #
 # The point of sharing is that K and V are small, so do not blow them up: **no tensor with more than n_q x H x max(block, D) elements**. Repeating K
 # for each query head breaks that limit, and so does a copy of all of K. Together, no more than 12 times that alive at the same time.
+# `block` decides the blocks, as in 2.3: one exponential for the scores of a whole block of keys.
 
 
 # %% tags=["ex-2.5"]

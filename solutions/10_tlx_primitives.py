@@ -85,7 +85,7 @@ check("10.2", ring_round)
 # chunks. It must tell the producer when a buffer is free again.
 #
 # Launched on one program with 1, 2 or 3 stages; the matrix has `chunks * COLS` columns. It stays a producer and a consumer, two async tasks, and
-# every chunk goes through the ring; the ring uses all its `STAGES` buffers.
+# every chunk goes through the ring; the ring has `STAGES` buffers and uses them all.
 
 
 # %% tags=["ex-10.3"]
@@ -122,7 +122,7 @@ check("10.3", row_max_kernel)
 # %% [markdown]
 # ## 10.4 Bug hunt: given back twice
 #
-# (difficulty 2 of 3, 20 minutes) This kernel adds the chunks of a matrix. Run the check: the report names a barrier, who waits on it, and what arrived there. One line is wrong. Mend it, and leave the rest: 1, 2 or 3 stages, a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring uses all its `STAGES` buffers.
+# (difficulty 2 of 3, 20 minutes) This kernel adds the chunks of a matrix. Run the check: the report names a barrier, who waits on it, and what arrived there. One line is wrong. Mend it, and leave the rest: 1, 2 or 3 stages, a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring has `STAGES` buffers and uses them all.
 
 
 # %% tags=["ex-10.4"]
@@ -248,7 +248,7 @@ check("10.6", gemm_add_kernel)
 # A buffer may be filled again when *both* consumers have given it back.
 #
 # Launched on one program with 1, 2 or 3 stages; both matrices have `chunks * COLS` columns.
-# It stays three async tasks, and every chunk of both matrices goes through the ring; the ring uses all its `STAGES` buffers.
+# It stays three async tasks, and every chunk of both matrices goes through the ring; the ring has `STAGES` buffers and uses them all.
 
 
 # %% tags=["ex-10.7"]
@@ -313,7 +313,7 @@ check("10.7", two_consumers_kernel)
 # Which n makes a buffer safe to write again, and where does the wait belong?
 #
 # Launched on one program with 1, 2 or 3 stages.
-# Limits: every chunk leaves by TMA, all `STAGES` buffers take part, and with two stages or more at most 700 modelled cycles per chunk and 1,000 besides.
+# Limits: every chunk leaves by TMA, all `STAGES` buffers take part, and no more, and with two stages or more at most 700 modelled cycles per chunk and 1,000 besides.
 
 
 # %% tags=["ex-10.8"]
@@ -344,7 +344,7 @@ check("10.8", exp_stream_kernel)
 # (difficulty 3 of 3, 20 minutes) This kernel adds the squares of a matrix.
 # With one stage it is right, with more the consumer waits for ever. The report names this wait, and the line with the wait is innocent: another line is wrong.
 # Follow the consumer's `phase` through the first rounds by hand, with two buffers, and compare it with exercise 10.2.
-# Mend that line, and leave the rest: 1, 2 or 3 stages, a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring uses all its `STAGES` buffers.
+# Mend that line, and leave the rest: 1, 2 or 3 stages, a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring has `STAGES` buffers and uses them all.
 
 
 # %% tags=["ex-10.9"]

@@ -801,8 +801,20 @@ _GQA = Exercise(
             ),
             text=ALIVE,
         ),
+        Limit(
+            "whole blocks",
+            lambda case: f"exp_axis:{case.args[3]}",
+            at_least=lambda case: len(case.args[1]) // case.args[3],
+            text="one exponential for the scores of a whole block of keys",
+        ),
     ),
     mutants=(
+        Mutant(
+            "blocks of 4, whatever block is",
+            "Right, but block does not decide how many keys are taken together.",
+            caught_by="whole blocks",
+            edit=("    n, heads, dim = q.shape\n", "    n, heads, dim = q.shape\n    block = 4\n"),
+        ),
         Mutant(
             "head h reads h % H_kv",
             "Query head h read key/value head h % H_kv. Neighbouring query heads share one: h // (H // H_kv).",

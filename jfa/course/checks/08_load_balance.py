@@ -467,8 +467,8 @@ def mega_share(alpha, tiles, heads, workers):
 def _queue_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, count, workers, gone=0):
-        x, out = (torch.randn(count * 16, generator=g) for _ in range(2))
+    def case(name, count, workers, gone=0, block=16):
+        x, out = (torch.randn(count * block, generator=g) for _ in range(2))
         return Case(name, (x, out, count, workers, gone))
 
     return [
@@ -480,6 +480,7 @@ def _queue_cases(seed):
         case("forty tiles, six workers", 40, 6),
         case("another launch has drawn two tiles before", 9, 3, gone=2),
         case("another launch has drawn all that can be drawn", 9, 3, gone=6),
+        case("tiles of 32", 5, 2, block=32),
     ]
 
 
@@ -487,7 +488,7 @@ def _queue_launch(kernel, x, out, count, workers, gone):
     import torch
 
     out, asked = out.clone(), torch.full((1,), gone, dtype=torch.int32)
-    kernel[(workers,)](x, out, asked, count, BLOCK=16)
+    kernel[(workers,)](x, out, asked, count, BLOCK=len(x) // count)
     return out, int(asked)
 
 
@@ -495,7 +496,7 @@ def _queue(x, out, count, workers, gone):
     """Return each tile once; of the tiles that are drawn, the first ``gone`` belong to others. Asked: once per tile."""
     mine = torch.ones(count, 1, dtype=x.dtype)
     mine[workers : workers + gone] = 0
-    return out + 2 * x * mine.expand(count, 16).reshape(-1), count
+    return out + 2 * x * mine.expand(count, len(x) // count).reshape(-1), count
 
 
 QUEUE = Exercise(
@@ -671,6 +672,7 @@ def _parts_cases(seed):
         case("one of 203 keys, 16 workers", [5, 203, 0, 1], workers=16, kind="huge in one block"),
         case("one worker: nothing is cut", [20, 50], workers=1, kind="rising"),
         case("more workers than blocks", [9, 1], workers=50, kind="falling"),
+        case("blocks of 3", [40, 8, 1], block=3, kind="rising"),
     ]
 
 

@@ -23,6 +23,11 @@ def _at_least(name, measure, each, text):
     return Limit(name, measure, at_least=lambda case: SCHEDULES * (each(case) if callable(each) else each), text=text)
 
 
+def _places(measure, count, text):
+    """Require that the copies go through exactly so many places of shared memory: a ring uses the buffers it is given."""
+    return Limit("all the buffers", measure, at_most=count, at_least=count, text=text)
+
+
 # -- 10.1 --------------------------------------------------------------------------------------------------------------
 
 
@@ -295,12 +300,7 @@ RING_LIMITS = (
     _at_least(
         "waits for every chunk", "tlx:barrier_wait", lambda case: 2 * case.args[1], "every chunk goes through the ring"
     ),
-    Limit(
-        "all the buffers",
-        "loaded_places",
-        at_least=lambda case: min(case.args[1:]),
-        text="the ring uses all its STAGES buffers",
-    ),
+    _places("loaded_places", lambda case: min(case.args[1:]), "the ring has STAGES buffers and uses them all"),
 )
 
 
@@ -311,7 +311,7 @@ def _one_buffer(*edit):
         "every chunk goes through one buffer, so the producer never runs ahead.",
         caught_by="all the buffers",
         edit=edit,
-        expect="the ring uses all its STAGES buffers",
+        expect="the ring has STAGES buffers and uses them all",
         recognise=False,
     )
 
@@ -586,7 +586,13 @@ def _gemm_cases(seed):
         b = torch.randn(steps * k, n, generator=g).to(torch.bfloat16)
         return Case(name, (a, b, steps))
 
-    return [case("one slice of K", 1), case("three slices", 3), case("two slices", 2), case("five slices", 5, k=32)]
+    return [
+        case("one slice of K", 1),
+        case("three slices", 3),
+        case("two slices", 2),
+        case("five slices", 5, k=32),
+        case("two slices, 128 columns", 2, n=128, k=32),
+    ]
 
 
 def _gemm_launch(kernel, a, b, steps):
@@ -750,7 +756,7 @@ def _add_cases(seed):
         b = torch.randn(k, n, generator=g).to(torch.bfloat16)
         return Case(name, (a, b, 5.0 * torch.randn(128, n, generator=g)))
 
-    return [case("128 x 64 x 64", 64, 64), case("128 x 128 x 64", 128, 64)]
+    return [case("128 x 64 x 64", 64, 64), case("128 x 128 x 64", 128, 64), case("128 x 64 x 128", 64, 128)]
 
 
 def _add_launch(kernel, a, b, c):
@@ -960,12 +966,7 @@ TWO_CONSUMERS = Exercise(
             lambda case: 2 * case.args[2],
             "every chunk of both matrices goes through the ring",
         ),
-        Limit(
-            "all the buffers",
-            "loaded_places",
-            at_least=lambda case: 2 * min(case.args[2:]),
-            text="the ring uses all its STAGES buffers",
-        ),
+        _places("loaded_places", lambda case: 2 * min(case.args[2:]), "the ring has STAGES buffers and uses them all"),
     ),
     hints=(
         "Count the arrivals of one turn: who arrives at fulls, and who at empties? That is each barrier's arrive_count.",
@@ -1100,7 +1101,7 @@ def _exp_cases(seed):
         name = f"{chunks} chunk{'s' * (chunks > 1)}, {stages} stage{'s' * (stages > 1)}"
         return Case(name, (torch.randn(rows, chunks * cols, generator=g), chunks, stages))
 
-    return [case(1, 1), case(3, 1), case(4, 2), case(9, 2), case(7, 3), case(1, 3)]
+    return [case(1, 1), case(3, 1), case(4, 2), case(9, 2), case(7, 3), case(1, 3), case(5, 2, 32, 128)]
 
 
 def _exp_launch(kernel, x, chunks, stages):
@@ -1142,12 +1143,7 @@ EXP_STREAM = Exercise(
             at_least=lambda case: case.args[1],
             text="every chunk leaves by TMA",
         ),
-        Limit(
-            "all the buffers",
-            "stored_places",
-            at_least=lambda case: min(case.args[1:]),
-            text="all STAGES buffers take part",
-        ),
+        _places("stored_places", lambda case: min(case.args[1:]), "all STAGES buffers take part, and no more"),
         Limit(
             "stores overlap",
             "cycles",

@@ -40,6 +40,30 @@ def _operands(g, rows, depth, columns, beyond=0):
     return a, b
 
 
+def _places(turns, stages):
+    """Require that A and B each go through as many places as the ring has buffers, or turns; both are of one program."""
+    count = lambda case: 2 * min(turns(case), stages(case))
+    return Limit(
+        "all the buffers",
+        "loaded_places",
+        at_most=count,
+        at_least=count,
+        text="the ring has STAGES buffers and uses them all",
+    )
+
+
+def _one_buffer(*edit):
+    """Return the mutant of a ring whose turns all go through its first buffers."""
+    return Mutant(
+        "one buffer, whatever STAGES is",
+        "every slice goes through one pair of buffers, so no copy runs ahead of the products.",
+        caught_by="all the buffers",
+        edit=edit,
+        expect="the ring has STAGES buffers and uses them all",
+        recognise=False,
+    )
+
+
 # -- 11.1 --------------------------------------------------------------------------------------------------------------
 
 
@@ -111,6 +135,7 @@ RING = Exercise(
             "two copies per slice, and one announcement per slice",
         ),
         Limit("two tasks", "tasks", at_least=2, text="Do it with what is there"),
+        _places(lambda case: case.args[2], lambda case: case.args[3]),
     ),
     hints=(
         "Four operations per turn: one wait, one announcement, two copies. The wait is for empties, and its first turn must pass on a fresh barrier.",
@@ -118,6 +143,16 @@ RING = Exercise(
         "barrier_wait(empties[slot], phase ^ 1); barrier_expect_bytes(fulls[slot], 2 * (BM * BK + BK * BN)); async_descriptor_load(a_desc, a[slot], [0, k * BK], fulls[slot]), and B likewise from [k * BK, 0].",
     ),
     mutants=(
+        _one_buffer(
+            (
+                "place(k, STAGES)\n                tlx.barrier_wait(fulls",
+                "place(k, 1)\n                tlx.barrier_wait(fulls",
+            ),
+            (
+                "place(k, STAGES)\n                tlx.barrier_wait(empties",
+                "place(k, 1)\n                tlx.barrier_wait(empties",
+            ),
+        ),
         Mutant(
             "waits for the phase itself",
             "on a fresh barrier parity 0 holds: nobody can begin.",
@@ -531,6 +566,12 @@ def _product(a, b, *sizes):
     return _each_schedule(a @ b)
 
 
+def _turns(case):
+    """Return the turns of the ring of the program that has most tiles."""
+    _, _, tiles, steps, _, programs = case.args
+    return -(-tiles // programs) * steps
+
+
 def _products_of_tiles(case):
     return case.args[2] * case.args[3]
 
@@ -576,6 +617,7 @@ SECOND_TILE = Exercise(
             lambda case: 2 * case.args[2] * case.args[3],
             "each slice copied once",
         ),
+        _places(_turns, lambda case: case.args[4]),
     ),
     hints=(
         "Two roles walk round the same ring. Write down slot and phase of the first slice of the second tile, once for the load role and once for the MMA role, with 3 slices and 2 stages.",
@@ -583,6 +625,10 @@ SECOND_TILE = Exercise(
         "The MMA role's turn is count * steps + k. Not tile * steps + k: with two programs this one's tiles are 0, 2, 4, ...",
     ),
     mutants=(
+        _one_buffer(
+            ("place(count * steps + k, STAGES)", "place(count * steps + k, 1)"),
+            ("place(turn, STAGES)", "place(turn, 1)"),
+        ),
         Mutant(
             "counts from the tile's number",
             "with two programs the tiles of one are 0, 2, 4: the ring has seen half as many turns.",
@@ -742,6 +788,7 @@ EARLY = Exercise(
             at_most=lambda case: SCHEDULES * case.args[2],  # those of the epilogue
             text="the accumulator handed over by the tensor core itself, once per tile",
         ),
+        _places(_turns, lambda case: case.args[4]),
     ),
     hints=(
         "The epilogue waits on acc_fulls, and rightly. Who arrives there, and what does that arrival promise?",
@@ -749,6 +796,13 @@ EARLY = Exercise(
         "Commit after the loop over k, once per tile: then the last product is among those it waits for.",
     ),
     mutants=(
+        _one_buffer(
+            ("steps + k, STAGES)\n                    free", "steps + k, 1)\n                    free"),
+            (
+                "steps + k, STAGES)\n                    tlx.barrier_wait",
+                "steps + k, 1)\n                    tlx.barrier_wait",
+            ),
+        ),
         Mutant(
             "the role waits itself and arrives",
             "The MMA role waits for its last product and hands the accumulator over with an arrive of its own.",

@@ -368,8 +368,8 @@ PAIR = Exercise(
 def _neighbour_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, blocks, columns, wide=32):
-        x = torch.randn(blocks * 32, columns, generator=g) - 5.0
+    def case(name, blocks, columns, wide=32, rows=32):
+        x = torch.randn(blocks * rows, columns, generator=g) - 5.0
         return Case(name, (x, blocks, wide))
 
     lengths = kinds.LENGTHS["lengths 5, 0, 33, 1, 17"]
@@ -380,6 +380,7 @@ def _neighbour_cases(seed):
         *(case(f"{n} columns", 2, n) for n in lengths if n),
         case("one column more than a CTA has", 3, 33),
         case("five blocks, the second CTA has none", 5, 20),
+        case("blocks of 16 rows, 64 columns per CTA", 3, 100, wide=64, rows=16),
     ]
 
 
@@ -392,7 +393,7 @@ def _neighbour_launch(kernel, x, blocks, wide):
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
         out = unwritten(len(x))
         with emulator.options(policy=policy, seed=seed, fences="strict"):
-            kernel[(2,)](x, out, blocks, x.shape[1], R=32, C=wide, ctas_per_cga=(2, 1, 1))
+            kernel[(2,)](x, out, blocks, x.shape[1], R=len(x) // blocks, C=wide, ctas_per_cga=(2, 1, 1))
         for warning in emulator.last().warnings:
             raise warning
         results.append(out)

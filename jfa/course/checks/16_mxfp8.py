@@ -446,6 +446,8 @@ def _predict_cases(seed):
         case("a little under a whole number must leave", "e4m3", 8, 128, 100, 72, 9_941, 15, 100),
         case("a FMA pipe that just suffices", "e4m3", 8, operations=8),
         case("a FMA pipe that just does not", "e4m3", 8, operations=9),
+        case("half a FMA pipe", "e4m3", 8, fmas=64, operations=8),
+        case("two FMA pipes", "e4m3", 8, fmas=256, operations=9),
         case("P made smaller still", "e4m3", -3),
     ]
 

@@ -671,14 +671,14 @@ def _sparse_cases(seed):
 
     g = kinds.generator(seed)
 
-    def case(name, len_q, len_kv, heads=1, kv_heads=1, share=0.5, poison=None):
-        q = torch.randn(sum(len_q), heads, 16, generator=g)
-        k, v = (torch.randn(sum(len_kv), kv_heads, 16, generator=g) + x for x in (0.0, 0.5))
+    def case(name, len_q, len_kv, heads=1, kv_heads=1, share=0.5, poison=None, dim=16, scale=0.25):
+        q = torch.randn(sum(len_q), heads, dim, generator=g)
+        k, v = (torch.randn(sum(len_kv), kv_heads, dim, generator=g) + x for x in (0.0, 0.5))
         qo, ko = kinds.offsets(len_q), kinds.offsets(len_kv)
         if poison is not None:
             for x in (k, v):
                 kinds.poison(x, slice(int(ko[poison]), int(ko[poison + 1])))
-        args = (q, k, v, qo, ko, *lists(name, len_q, len_kv, heads, share), 0.25)
+        args = (q, k, v, qo, ko, *lists(name, len_q, len_kv, heads, share), scale)
         return Case(name, args, offsets=tuple(qo.tolist()))
 
     def hard(names, len_q, len_kv):
@@ -700,6 +700,7 @@ def _sparse_cases(seed):
         hard(HARD, 5, 36),
         hard(FAR_BELOW, 17, 40),
         case("a neighbour of NaN, which has no queries", [7, 0, 19], [9, 18, 6], 1, 1, 1.1, poison=1),
+        case("head dim 32, a scale of its own", [40], [50], 2, 1, 0.9, dim=32, scale=0.1),
     ]
 
 
@@ -740,8 +741,8 @@ def _sparse(q, k, v, q_offsets, k_offsets, starts, columns, sorts, scale):
 
 
 def _sparse_loads(case):
-    starts, columns = case.args[5:7]
-    return (2 * 16 * 16 + 8) * len(columns) + (16 * 16 + 16) * (len(starts) - 1)
+    (starts, columns), tile = case.args[5:7], 16 * case.args[0].shape[2]
+    return (2 * tile + 8) * len(columns) + (tile + 16) * (len(starts) - 1)
 
 
 def _sparse_selects(case):
