@@ -6,6 +6,8 @@ import ast
 from dataclasses import dataclass
 
 from jfa.course import catalog, strip
+from jfa.course.bindings import touches
+from jfa.course.given import definitions
 from jfa.course.judge import Answer
 from jfa.course.magics import UNPARSABLE, runnable
 from jfa.course.mutants import without_course_calls
@@ -87,6 +89,8 @@ def answer_cells(notebook: Notebook, exercise: Exercise, pristine: Pristine) -> 
     untagged = [i for i, c in enumerate(cells) if _is_helper(c) and _defines(c, exercise.name)]
     until = max(checks, default=-1)
     since = tagged[0] if tagged else 0
+    names = frozenset(name for i in tagged for name in definitions(cells[i].code))
+    untagged += [i for i, c in enumerate(cells) if _is_helper(c) and touches(c.code, names)]
     return sorted(
         {*tagged, *(i for i in untagged if since < i <= until and _fingerprint(cells[i].code) not in shipped)}
     )

@@ -33,6 +33,17 @@ def rebound(source: str, names: Set[str]) -> str | None:
     return found or next(_changes(tree, names, modules), None)
 
 
+def touches(source: str, names: Set[str]) -> bool:
+    """Return whether a cell gives one of ``names`` another value, defines it anew or sets an attribute of it."""
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except (SyntaxError, ValueError):
+        return False
+    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    bound = any(name in names for name in _module_names(tree, False))
+    return bound or bool(defined & names) or next(_changes(tree, names, frozenset()), None) is not None
+
+
 def _module_names(node: ast.AST, is_local: bool) -> Iterator[str]:
     """Yield the module's names that a tree binds or deletes; inside a function only those that it calls global."""
     for child in ast.iter_child_nodes(node):

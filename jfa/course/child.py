@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
-from jfa.course import clock, closed_modules, guard, kinds, landlock, measure, seccomp, uncounted, wire
+from jfa.course import clock, closed_modules, guard, kinds, landlock, measure, originals, seccomp, uncounted, wire
 from jfa.course.job import Job
 from jfa.course.sources import Cells, compile_visible
 
@@ -52,6 +52,9 @@ class Output(io.TextIOBase):
         """Return what was printed since the last call."""
         text, self.kept, self.size = "".join(self.kept), [], 0
         return text
+
+
+_PRINTED = Output()  # not found by the name sys.stdout, which is the answer's to change
 
 
 class Reporter:
@@ -96,7 +99,7 @@ def _isolate(job: Job, result: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in {0, 1, 2, *_descriptors()} - {null, result}:
         os.dup2(null, fd)  # not closed: an object that still holds the number must not meet another file there
-    sys.stdout = sys.stderr = Output()
+    sys.stdout = sys.stderr = _PRINTED
     sys.stdin = open(os.devnull)  # noqa: SIM115
     warnings.simplefilter("ignore")
     os.environ["MPLBACKEND"] = "Agg"
@@ -131,7 +134,8 @@ def _run(job: Job, reporter: Reporter, live: Any) -> None:
     if job.needs_triton:
         _load_emulator()
     call = _load_call(job)
-    closed = job.closed | closed_modules.close(job.forbid, job.allow, violations)
+    modules = closed_modules.close(job.forbid, job.allow, violations, [source for _, source in job.helpers])
+    closed = job.closed | modules.files
     with guard.pristine():
         guard.limit_process(job.memory_mb, job.cpu_seconds)
         landlock.drop_rights()
@@ -144,7 +148,7 @@ def _run(job: Job, reporter: Reporter, live: Any) -> None:
     gc.freeze()  # what exists so far, the judge's side of this process, is not among gc.get_objects()
     answer = live
     if live is None:
-        answer, found = _load_answer(job, reporter, violations)
+        answer, found = _load_answer(job, reporter, violations, modules)
         if not found:
             return
     elif "numpy" in job.forbid:
@@ -154,6 +158,8 @@ def _run(job: Job, reporter: Reporter, live: Any) -> None:
         reporter.send("no kernel", type=type(answer).__name__)
         return
     reporter.send("loaded")
+    if live is not None:
+        originals.LIBRARIES.accept()  # what is closed stays closed
     with torch.inference_mode(False):  # a notebook may be in it
         _run_cases(job, reporter, violations, answer, call)
 
@@ -200,25 +206,36 @@ def _load_call(job: Job) -> Any:
 # ---------------------------------------------------------------------------------------------- the namespace
 
 
-def _load_answer(job: Job, reporter: Reporter, violations: guard.Violations) -> tuple[Any, bool]:
+def _load_answer(
+    job: Job, reporter: Reporter, violations: guard.Violations, modules: closed_modules.Closed
+) -> tuple[Any, bool]:
     """Return (answer, whether there is one): run the helper cells and the answer's cell in a fresh module."""
     module = types.ModuleType("answer")
     sys.modules["answer"] = module
     sys.modules["jfa.course"] = _silent_course()
+    originals.LIBRARIES.accept()  # what is closed stays closed, whatever a cell puts there
     namespace = vars(module)
     namespace["display"] = lambda *args, **kwargs: None  # a notebook has it without an import
-    notes, cells = [], Cells(namespace)
-    for label, source in job.helpers:
-        try:
-            cells.run(source, f"<{label}>")
-        except BaseException as error:  # noqa: BLE001  a helper cell may be half written: only the answer counts
-            notes.append(f"{label} raised {type(error).__name__}: {_short(error)}")
+    notes, cells, broken, replaced = [], Cells(namespace), [], []
+    with modules.lenient():
+        for label, source in job.helpers:
+            try:
+                cells.run(source, f"<{label}>")
+            except BaseException as error:  # noqa: BLE001  a helper cell may be half written: only the answer counts
+                notes.append(f"{label} raised {type(error).__name__}: {_short(error)}")
+                broken.append(source)
+            if not label.startswith("given"):
+                replaced += originals.labels(originals.LIBRARIES.put_back())
+        _define_missing(broken, namespace)
     if "numpy" in job.forbid:  # only now: a helper cell that plots is no part of the answer
         guard.forbid_numpy_import(violations)
         guard.forbid_numpy_names(namespace, violations)
     try:
         cells.run(job.source, "<your answer>")
+        replaced += originals.labels(originals.LIBRARIES.put_back())
         _define_missing(job.below, namespace)
+        if replaced:
+            notes.append(originals.sentence(list(dict.fromkeys(replaced))))
     except BaseException as error:  # noqa: BLE001
         reporter.send("raised", index=-1, **_describe(error, violations), notes=notes)
         return None, False
@@ -265,7 +282,7 @@ def _defined(source: str) -> list[str]:
 
 
 def _run_cases(job: Job, reporter: Reporter, violations: guard.Violations, answer: Any, call: Any) -> None:
-    sys.stdout.take()
+    _PRINTED.take()
     for index, case in enumerate(job.cases):
         inputs = (case["args"], case["kwargs"])
         before = {"args": _copy(case["args"]), "kwargs": _copy(case["kwargs"])}
@@ -273,19 +290,19 @@ def _run_cases(job: Job, reporter: Reporter, violations: guard.Violations, answe
         torch.set_grad_enabled(True)
         try:
             with _measured(job, violations) as counts:
-                value = answer if job.kind == "value" else _call(call, answer, case)
+                value = measure.materialised(answer if job.kind == "value" else _call(call, answer, case))
             again = [_under(schedule, call, answer, case, before) for schedule in job.schedules]
             modelled = _timed(job, call, answer, case, before, counts)
-            value = tree_map(measure.plain_arrays, value)
         except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt are answers, too
-            reporter.send("raised", index=index, **_describe(error, violations), printed=sys.stdout.take())
+            reporter.send("raised", index=index, **_describe(error, violations), printed=_PRINTED.take())
             if not case["raises"]:
                 break
             continue
         reporter.send(
             "case", index=index, value=value, facts=_facts(value, inputs), changed=_changed(case, before, job.parameters),
-            counts=counts, printed=sys.stdout.take(), emulator=_emulator_notes(job), again=again, modelled=modelled,
+            counts=counts, printed=_PRINTED.take(), emulator=_emulator_notes(job), again=again, modelled=modelled,
         )  # fmt: skip
+    guard.note_replaced(violations)
     reporter.send("end")
 
 
@@ -301,7 +318,7 @@ def _under(schedule: list, call: Any, answer: Any, case: dict, before: dict) -> 
 
     policy, seed = schedule
     with emulator.options(policy=policy, seed=seed):
-        return _call(call, answer, _again(case, before))
+        return measure.materialised(_call(call, answer, _again(case, before)))
 
 
 def _again(case: dict, before: dict) -> dict:
@@ -417,8 +434,15 @@ def _function(answer: Any) -> Any:
     return getattr(answer, "fn", answer)
 
 
+def _text(error: Any) -> str:
+    try:
+        return str(error)
+    except Exception as another:  # noqa: BLE001  an exception of the answer's own class
+        return f"(its text could not be made: {type(another).__name__})"
+
+
 def _short(error: Any, limit: int = 300) -> str:
-    text = str(error).strip()
+    text = _text(error).strip()
     return text if len(text) <= limit else text[:limit] + " …"
 
 
@@ -439,4 +463,6 @@ def _describe(error: BaseException, violations: guard.Violations) -> dict:
 
 
 def _is_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or "not enough memory" in str(error) or "can't allocate memory" in str(error)
+    return (
+        isinstance(error, MemoryError) or "not enough memory" in _text(error) or "can't allocate memory" in _text(error)
+    )

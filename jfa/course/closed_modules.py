@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from jfa.course.guard import Violations
+import jfa
+from jfa.course import originals
+from jfa.course.guard import ForbiddenError, Violations
 
 
 @dataclass(frozen=True)
@@ -31,23 +37,49 @@ class _Closed:
         return not (below or leads)
 
 
-def close(words: Iterable[str], allow: Iterable[str], violations: Violations) -> dict[str, list[str]]:
+def close(words: Iterable[str], allow: Iterable[str], violations: Violations, beside: Iterable[str] = ()) -> Closed:
     """Make the modules among ``words`` unusable in this process: not importable, and loaded functions raise.
 
     ``allow`` names modules ("jfa.kernels.common") or functions ("jfa.reference.merge", with whatever they call) that stay open.
+    ``beside`` are the cells beside the answer: what they import is loaded now, for its files cannot be read afterwards.
 
     Returns:
-        The closed modules' files by word, compiled ones included: they must not be read either.
+        What is closed.
     """
     rules = [_rule(word, allow) for word in words if word.startswith("jfa.")]
     for rule in rules:
         for module in (*rule.modules, *(f.rpartition(".")[0] for f in rule.functions)):
             importlib.import_module(module)  # now, while what it needs is still open
-        for name in [n for n in sys.modules if n == rule.word or n.startswith(rule.word + ".")]:
-            if not _is_engine(name):
-                _shut(name, rule, violations)
-    sys.meta_path.insert(0, _Blocker(rules, violations))
-    return {rule.word: files for rule in rules if rule.word != "jfa.course" and (files := _files(rule))}
+    for name in {name for source in beside for name in _imported(source)}:
+        if any(rule.refuses(name) for rule in rules if rule.word != "jfa.course"):
+            with contextlib.suppress(Exception):  # a name in a module, or nothing at all: the cell's own import says so
+                importlib.import_module(name)
+    files = {rule.word: found for rule in rules if rule.word != "jfa.course" and (found := _files(rule))}
+    closed = Closed(rules, violations, files)
+    closed.shut_loaded()
+    sys.meta_path.insert(0, closed)
+    return closed
+
+
+def _imported(source: str) -> Iterator[str]:
+    """Yield the names of the package's modules that a cell may import, or reach as attributes."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        else:
+            continue
+        for name in (name for name in names if name.startswith("jfa.")):
+            first, *rest = name.split(".")[1:]
+            home = jfa._LAZY.get(first, f"jfa.{first}")
+            yield from (".".join([home, *rest[:n]]) for n in range(len(rest) + 1))
 
 
 def _files(rule: _Closed) -> list[str]:
@@ -83,39 +115,88 @@ def _is_engine(name: str) -> bool:
     return name.startswith("jfa.course") and not name.startswith("jfa.course.checks")
 
 
-def _shut(name: str, rule: _Closed, violations: Violations) -> None:
-    """Disarm a loaded module, and forget it if it is closed as a whole."""
-    if any(name == m or name.startswith(m + ".") for m in rule.modules):
-        return
-    kept = {f.rpartition(".")[2] for f in rule.functions if f.rpartition(".")[0] == name}
-    _disarm(sys.modules[name], rule.word, violations, kept)
-    if rule.refuses(name):
-        del sys.modules[name]
-        parent, _, leaf = name.rpartition(".")
-        vars(sys.modules.get(parent, types.ModuleType("none"))).pop(leaf, None)
+class Closed:
+    """What is closed: an import hook that refuses these modules.
 
+    Cells beside the answer may import them, for a notebook's other cells are not judged; what they get is disarmed: it counts, and
+    raises, as soon as the answer calls it, just as in the notebook itself.
 
-class _Blocker:
-    """A finder that refuses closed modules."""
+    Attributes:
+        files: the closed modules' files by word, compiled ones included: they must not be read either.
+    """
 
-    def __init__(self, rules: list[_Closed], violations: Violations):
-        self.rules, self.violations = rules, violations
+    def __init__(self, rules: list[_Closed], violations: Violations, files: dict[str, list[str]]):
+        self.rules, self.violations, self.files = rules, violations, files
+        self.disarmed: dict[str, types.ModuleType] = {}
+        self.is_lenient = False
 
-    def find_spec(self, name, path=None, target=None):
+    def shut_loaded(self) -> None:
+        """Disarm the closed modules that are loaded, and forget them."""
         for rule in self.rules:
-            if rule.refuses(name):
-                raise self.violations.add(rule.word)
-        return None
+            for name in [n for n in sys.modules if n == rule.word or n.startswith(rule.word + ".")]:
+                if not _is_engine(name):
+                    self._shut(name, rule)
+
+    def _shut(self, name: str, rule: _Closed) -> None:
+        """Disarm a loaded module, and forget it if it is closed as a whole."""
+        if any(name == m or name.startswith(m + ".") for m in rule.modules):
+            return
+        kept = {f.rpartition(".")[2] for f in rule.functions if f.rpartition(".")[0] == name}
+        if name not in self.disarmed:
+            _disarm(sys.modules[name], rule.word, self, kept)
+            originals.LIBRARIES.remember_anew(name, sys.modules[name])
+        if rule.refuses(name):
+            self.disarmed[name] = sys.modules.pop(name)
+            parent, _, leaf = name.rpartition(".")
+            vars(sys.modules.get(parent, types.ModuleType("none"))).pop(leaf, None)
+
+    def refusal(self, word: str) -> Exception:
+        """Return what to raise; it counts unless a cell beside the answer is running."""
+        return ForbiddenError(f"{word}: not allowed in this exercise") if self.is_lenient else self.violations.add(word)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        rule = next((rule for rule in self.rules if rule.refuses(name)), None)
+        if rule is None:
+            return None
+        if not self.is_lenient or rule.word in ("jfa.course", "solutions"):
+            raise self.violations.add(rule.word)
+        if name not in self.disarmed:
+            raise self.refusal(rule.word)
+        module = self.disarmed[name]
+        return importlib.machinery.ModuleSpec(name, _Loaded(module), is_package=hasattr(module, "__path__"))
+
+    @contextlib.contextmanager
+    def lenient(self) -> Iterator[None]:
+        """Let cells beside the answer import what is closed; the answer's own cell cannot."""
+        self.is_lenient = True
+        try:
+            yield
+        finally:
+            self.is_lenient = False
+            self.shut_loaded()
 
 
-def _disarm(module: types.ModuleType, word: str, violations: Violations, kept: set[str]) -> None:
+class _Loaded:
+    """A loader that has its module already."""
+
+    def __init__(self, module: types.ModuleType):
+        self.module, self.spec = module, module.__spec__
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return self.module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__spec__, module.__loader__ = self.spec, self.spec and self.spec.loader
+
+
+def _disarm(module: types.ModuleType, word: str, closed: Closed, kept: set[str]) -> None:
     """Swap the code of a module's functions, so that every reference to them is dead, wherever the answer got it from."""
     kept = _reachable(module, kept)
     for name, value in list(vars(module).items()):
         if isinstance(value, types.FunctionType) and value.__module__ == module.__name__ and name not in kept:
             if not value.__code__.co_freevars:
                 value.__code__ = _refuse.__code__
-                value.__kwdefaults__ = {"_refusal": lambda: violations.add(word)}
+                value.__kwdefaults__ = {"_refusal": lambda: closed.refusal(word)}
 
 
 def _refuse(*args, _refusal, **kwargs):

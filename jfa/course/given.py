@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import linecache
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from jfa.course import guard
 from jfa.course.bindings import rebound
 from jfa.course.notebook import runnable
 from jfa.course.spec import Kept
@@ -42,11 +44,18 @@ def _bound(statements: list[ast.AST], is_sure: bool) -> Iterator[tuple[ast.AST, 
 
 
 def live_source(answer: Any, stub: str) -> str:
-    """Return the source of a live function, and of the stub's other functions as that function would find them, "" if unknown."""
+    """Return the cell of a live function, and the stub's other functions as that function would find them, "" if unknown."""
     function = getattr(answer, "fn", answer)
-    others = [n for n in definitions(stub) if n != getattr(function, "__name__", "")]
-    found = [answer, *(getattr(function, "__globals__", {}).get(name) for name in others)]
-    return "\n\n".join(text for text in map(_source, found) if text)
+    cell = _cell(function) or _source(answer)
+    others = [n for n in definitions(stub) if n not in definitions(cell)]
+    found = [getattr(function, "__globals__", {}).get(name) for name in others]
+    return "\n\n".join(text for text in (cell, *map(_source, found)) if text)
+
+
+def _cell(function: Any) -> str:
+    """Return the whole cell that defines a function, as ``jfa grade`` reads it; "" for what comes from a file."""
+    name = getattr(getattr(function, "__code__", None), "co_filename", "")
+    return "".join(linecache.getlines(name)) if guard.is_own_file(name) else ""
 
 
 def _source(value: Any) -> str:

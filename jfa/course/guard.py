@@ -16,21 +16,20 @@ import _thread
 import builtins
 import contextlib
 import ctypes
-import json
 import math
 import os
 import re
 import resource
 import signal
-import struct
 import sys
 import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-import numpy as np
 import torch
+
+from jfa.course import originals
 
 FAMILIES = {
     "softmax": re.compile(r"soft(max|min)|logsumexp"),
@@ -103,6 +102,12 @@ class Violations:
 def describe(word: str) -> str:
     """Return a forbidden thing in the learner's words."""
     return WORDS.get(word, word)
+
+
+def note_replaced(violations: Violations) -> None:
+    """Record what the answer put in the place of the libraries' own functions while it ran."""
+    for name in originals.LIBRARIES.replaced()[:3]:
+        violations.add(f"`{name}` with something of its own in its place")
 
 
 def note_operation(name: str, families: Iterable[str], violations: Violations) -> None:
@@ -334,31 +339,10 @@ def _virtual_bytes() -> int:
 
 # ---------------------------------------------------------------------------------------------- torch as it was
 
-_PLACES = (
-    torch,
-    torch.nn.functional,
-    torch.linalg,
-    torch.Tensor,
-    np,
-    np.linalg,
-    math,
-    builtins,
-    time,
-    os,
-    json,
-    struct,
-)
-_ORIGINAL = [dict(vars(place)) for place in _PLACES]
-_MISSING = object()
-_IGNORED = {"__import__", "_", "__doc__", "__dict__", "__weakref__"}
-_IGNORED |= {"input", "print", "open"}  # Jupyter replaces them
-_IGNORED |= {"tzname", "timezone", "altzone", "daylight"}  # time.tzset() sets them
 
-
-def _is_librarys_own(name: str, found: object) -> bool:
-    """Return whether torch or numpy put another version of its function there (torch.manual_seed, once its compiler loads)."""
-    home = getattr(found, "__module__", None) or ""
-    return home.split(".")[0] in ("torch", "numpy") and getattr(found, "__name__", "") == name
+def gpu_in_use() -> bool:
+    """Return whether this process holds a GPU: then it cannot be forked."""
+    return torch.cuda.is_initialized()
 
 
 @contextlib.contextmanager
@@ -368,20 +352,12 @@ def pristine() -> Iterator[list[str]]:
     A notebook that says ``torch.allclose = lambda *a: True`` changes the process the judge lives in. What was replaced is put
     back as it was found afterwards: it is the notebook's own.
     """
-    changed = []
-    for place, original in zip(_PLACES, _ORIGINAL):
-        for name, value in original.items():
-            found = vars(place).get(name, _MISSING)
-            if name not in _IGNORED and found is not value and not _is_librarys_own(name, found):
-                changed.append((place, name, found, value))
     dtype = torch.get_default_dtype()
-    for place, name, _, value in changed:
-        setattr(place, name, value)
+    changed = originals.LIBRARIES.put_back()
     torch.set_default_dtype(torch.float32)
     try:
         with torch.inference_mode(False), torch.enable_grad():
-            yield [f"{getattr(place, '__name__', place)}.{name}" for place, name, _, _ in changed]
+            yield originals.labels(changed)
     finally:
-        for place, name, found, _ in changed:
-            delattr(place, name) if found is _MISSING else setattr(place, name, found)
+        originals.undo(changed)
         torch.set_default_dtype(dtype)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from jfa.course import catalog, launch, mistakes, report
+from jfa.course import catalog, guard, launch, mistakes, report
 from jfa.course.given import definitions
 from jfa.course.job import Job
 from jfa.course.mutants import Mutants
@@ -114,7 +114,7 @@ def triton_trouble() -> list[str]:
 
 def _run(job: Job, answer: Answer, waiting: launch.Waiting) -> launch.Outcome:
     """Run the answer: forked from this process if it lives here, else (a file's answer, or a GPU in use) from a clean one."""
-    if answer.is_live and not torch.cuda.is_initialized():
+    if answer.is_live and not guard.gpu_in_use():
         outcome = launch.run_forked(job, answer.live, waiting)
         if outcome.ended != "time" or outcome.events or not answer.source:
             return outcome

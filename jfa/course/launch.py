@@ -25,7 +25,11 @@ from jfa.course.nursery_client import nursery
 
 _FRAME = struct.Struct("<Q")
 _MAX_BYTES, _MAX_EVENTS = 2**29, 20_000  # of all messages of a run
-SCRATCH_MB, _SCRATCH_FILES = 256, 5_000  # what an answer may leave in its temporary folder
+SCRATCH_MB, _SCRATCH_FILES, _SCRATCH_PATH = (
+    256,
+    5_000,
+    2_000,
+)  # an answer may leave in its temporary folder; a path's characters
 _WALL_FACTOR = 20  # wall seconds allowed at most for each second of the limit
 _LOAD_SECONDS = 30  # for a child's own imports (Triton, the emulator) before the answer runs
 
@@ -127,15 +131,20 @@ def _remove(folder: str) -> None:
 
 
 def _is_full(folder: str) -> bool:
-    """Return whether a folder holds more than an answer may write."""
-    size = files = 0
-    for top, folders, names in os.walk(folder):
-        files += len(names) + len(folders)
-        for name in names:
-            with contextlib.suppress(OSError):
-                size += os.lstat(os.path.join(top, name)).st_blocks * 512
-        if files > _SCRATCH_FILES or size > SCRATCH_MB * 2**20:
+    """Return whether a folder holds more than an answer may write, or is too deep to look through."""
+    size, files, todo = 0, 0, [folder]
+    while todo:
+        top = todo.pop()
+        if len(top) > _SCRATCH_PATH:
             return True
+        with contextlib.suppress(OSError), os.scandir(top) as entries:
+            for entry in entries:
+                files += 1
+                with contextlib.suppress(OSError):
+                    size += entry.stat(follow_symlinks=False).st_blocks * 512
+                    todo += [entry.path] if entry.is_dir(follow_symlinks=False) else []
+                if files > _SCRATCH_FILES or size > SCRATCH_MB * 2**20:
+                    return True
     return False
 
 

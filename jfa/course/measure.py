@@ -9,6 +9,7 @@ counts in any library.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import tracemalloc
 from collections import Counter
@@ -24,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from jfa.course import host_reads
 from jfa.course.guard import FAMILIES, Violations, is_own_file, note_host_read, note_operation
+from jfa.course.wire import Other
 
 _EXPONENTIALS = {
     "exp", "exp2", "expm1", "sigmoid", "tanh", "sinh", "cosh", "softplus", "logaddexp", "logaddexp2", "logsumexp", "logcumsumexp",
@@ -239,6 +241,59 @@ class _Array(np.ndarray):
 def plain_arrays(value: Any) -> Any:
     """Return the value itself, as an ordinary array if it is one that counts."""
     return value.view(np.ndarray) if isinstance(value, _Array) else value
+
+
+_MAX_DEPTH, _MAX_ITEMS = 12, 200_000  # of a result, as it crosses over to the judge
+
+
+def materialised(value: Any) -> Any:
+    """Return a result as plain tensors, arrays, numbers, text, lists, tuples and dicts, :class:`jfa.course.wire.Other` elsewhere.
+
+    To be called while counting goes on: whatever a class of the learner's own computes when it is read is computed here, and what
+    it would answer later is not asked.
+    """
+    left = _MAX_ITEMS
+
+    def plain(value: Any, depth: int) -> Any:
+        nonlocal left
+        left -= 1
+        if depth > _MAX_DEPTH or left < 0:
+            return Other("deeply nested structure" if depth > _MAX_DEPTH else "structure of very many parts")
+        if isinstance(value, torch.Tensor):
+            return _plain_tensor(value)
+        if isinstance(value, np.ndarray):
+            return np.ndarray.view(value, np.ndarray)
+        for kind, exactly in _EXACTLY.items():
+            if isinstance(value, kind):
+                return exactly(value)
+        if isinstance(value, tuple | list):
+            kind = tuple if isinstance(value, tuple) else list
+            return kind(plain(v, depth + 1) for v in itertools.islice(kind.__iter__(value), max(left, 0) + 1))
+        if isinstance(value, dict):
+            return {plain(k, depth + 1): plain(v, depth + 1) for k, v in dict.items(value)}
+        known = value is None or isinstance(value, np.generic | torch.dtype | Other)
+        return value if known else Other(str(type(value).__name__))
+
+    return plain(value, 0)
+
+
+_EXACTLY = {
+    bool: lambda value: value,
+    int: lambda value: int.__add__(value, 0),
+    float: lambda value: float.__add__(value, 0.0),
+    str: lambda value: str.__str__(value),
+}
+
+
+def _plain_tensor(value: torch.Tensor) -> Any:
+    """Return a tensor without a class of the learner's around it; what has no numbers of its own is no tensor."""
+    kind = type(value)
+    if kind in (torch.Tensor, torch.nn.Parameter) or value.is_nested:
+        return value
+    with torch._C.DisableTorchFunctionSubclass():
+        if torch._C._dispatch_keys(value).has(torch._C.DispatchKey.Python):
+            return Other(f"tensor of its own class, {kind.__name__}")
+        return torch.Tensor.as_subclass(value, torch.Tensor)
 
 
 def _as_counted(result: Any) -> Any:

@@ -9,11 +9,9 @@ import sys
 from html import escape
 from typing import Any
 
-import torch
-
-from jfa.course import catalog, guard, magics, notebook, report, state
+from jfa.course import bindings, catalog, guard, magics, notebook, originals, report, state
 from jfa.course.answers import Pristine, from_notebook, remarks
-from jfa.course.given import live_source
+from jfa.course.given import definitions, live_source
 from jfa.course.judge import Answer, judge
 from jfa.course.mutants import without_course_calls
 from jfa.course.paths import Course, find_course
@@ -41,7 +39,7 @@ def check(number: str, answer: Any) -> Result:
         stem = catalog.chapter(exercise.chapter).stem
         result = _misuse(exercise, answer) or _judge(exercise, answer, course, stem)
         if replaced:
-            result.notes.append(f"This notebook has replaced {', '.join(replaced[:3])}; judged with the original.")
+            result.notes.append(originals.sentence(replaced))
         result.notes += filter(None, [state.record(course, result)])
         state.keep_pristine(course, stem)
     if not _in_notebook():
@@ -52,7 +50,7 @@ def check(number: str, answer: Any) -> Result:
 def _judge(exercise: Exercise, answer: Any, course: Course, stem: str) -> Result:
     pristine = Pristine.load(course, stem)
     saved, notes = _saved_answer(exercise, course, stem, pristine)
-    source = live_source(_unwrapped(answer), pristine.stub(exercise))
+    source = _source_of(answer, pristine.stub(exercise))
     if exercise.kind == "value" and saved is not None:
         source = saved.source  # a value has no source of its own; beside a GPU in use the cell runs again
     live = Answer(
@@ -70,6 +68,25 @@ def _judge(exercise: Exercise, answer: Any, course: Course, stem: str) -> Result
     waiting.end()
     result.notes += _differences(exercise, answer, source, saved, stem) + notes
     return result
+
+
+def _source_of(answer: Any, stub: str) -> str:
+    """Return the cell of a live answer, and of the cells run after it those that change what the stub's cell defines."""
+    source = live_source(_unwrapped(answer), stub)
+    names = frozenset(definitions(stub))
+    cells = _history()
+    last = max((i for i, cell in enumerate(cells) if names & definitions(cell).keys()), default=len(cells))
+    later = [cell for cell in cells[last + 1 :] if bindings.touches(magics.runnable(cell), names)]
+    return "\n\n\n".join(filter(None, [_without_course(source), *map(_without_course, later)]))
+
+
+def _without_course(source: str) -> str:
+    """Return a cell without its calls of the course; as it is, lines and comments, where it has none."""
+    try:
+        has_calls = "check(" in source or "hint(" in source or "progress(" in source or "jfa.course" in source
+        return without_course_calls(source) if has_calls else source
+    except magics.UNPARSABLE:
+        return source
 
 
 class _Waiting:
@@ -103,7 +120,7 @@ def _misuse(exercise: Exercise, answer: Any) -> Result | None:
     what = type(answer).__name__
     if not callable(answer) and not hasattr(answer, "fn"):
         message = f'check() was given a {what}; give it the function itself: check("{exercise.id}", {exercise.name}).'
-    elif torch.cuda.is_initialized() and not live_source(answer, ""):
+    elif guard.gpu_in_use() and not live_source(answer, ""):
         message = (
             f"A GPU is in use here, so an answer runs in a fresh process, from its source, and this {what} has none. "
             f'Write a function in a cell: def {exercise.name}(...), then check("{exercise.id}", {exercise.name}).'

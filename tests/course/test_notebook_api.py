@@ -96,7 +96,7 @@ def test_a_partial_of_the_stub_is_not_started(toy, shell):
 
 
 def test_beside_a_gpu_in_use_an_object_without_a_source_is_told_so(toy, shell, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(guard, "gpu_in_use", lambda: True)
     result = check("90.2", functools.partial(_run_cell(RIGHT["90.2"], "twice", shell)))
     assert result.state == "wrong" and "A GPU is in use" in result.message and "def twice(...)" in result.message
 
@@ -155,7 +155,7 @@ def test_a_default_dtype_of_the_notebook_changes_no_verdict(toy, shell):
 
 
 def test_beside_a_gpu_in_use_the_answer_runs_in_a_fresh_process(toy, shell, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(guard, "gpu_in_use", lambda: True)
     monkeypatch.setattr(launch, "run_forked", None)
     assert check("90.2", _run_cell(RIGHT["90.2"], "twice", shell)).passed
     shell.user_ns["In"].append("import math\nFACTOR = 2\n\ndef scaled(x):\n    return FACTOR * x\n\nraise SystemExit")
