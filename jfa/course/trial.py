@@ -173,7 +173,7 @@ class Trial:
         if self.outcome.ended == "garbled":
             return "The answer's process sent something that is no result."
         if self.outcome.ended == "disk":
-            return f"It filled its temporary folder{name}: more than {launch.SCRATCH_MB} MB, too many files, or folders too deep."
+            return f"It wrote more than {launch.SCRATCH_MB} MB, too many files or too deep folders into its temporary folder{name}."
         status = self.outcome.status
         if status & 0x7F:
             number = status & 0x7F

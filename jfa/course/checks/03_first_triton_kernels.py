@@ -22,17 +22,22 @@ def _share(elements):
 def _axpy_cases(seed):
     g = _rng(seed)
 
-    def case(name, n, a):
-        return Case(name, (torch.randn(n, generator=g), torch.randn(n, generator=g), a))
+    def case(name, n, a, **block):
+        return Case(name, (torch.randn(n, generator=g), torch.randn(n, generator=g), a), block)
 
-    return [case("one full block", 64, 2.5), case("a block and one element", 65, -0.75), case("200 elements", 200, 3.0)]
+    return [
+        case("one full block", 64, 2.5),
+        case("a block and one element", 65, -0.75),
+        case("200 elements", 200, 3.0),
+        case("blocks of 32", 70, 1.5, block=32),
+    ]
 
 
-def _axpy_launch(kernel, x, y, a):
+def _axpy_launch(kernel, x, y, a, block=64):
     import triton
 
     out = unwritten(*x.shape)
-    kernel[(triton.cdiv(x.numel(), 64),)](x, y, out, a, x.numel(), BLOCK=64)
+    kernel[(triton.cdiv(x.numel(), block),)](x, y, out, a, x.numel(), BLOCK=block)
     return out
 
 
@@ -43,7 +48,7 @@ AXPY = Exercise(
     kind="kernel",
     call=_axpy_launch,
     cases=_axpy_cases,
-    reference=lambda x, y, a: a * x + y,
+    reference=lambda x, y, a, block=64: a * x + y,
     outputs=(Output("out", ("element",)),),
     difficulty=1,
     minutes=15,
@@ -137,10 +142,13 @@ def _transpose_cases(seed):
         Case("33 rows, 20 columns", (torch.randn(33, 20, generator=g), "contiguous")),
         Case("x is every second column of a matrix", (torch.randn(21, 35, generator=g), "every second column")),
         Case("x is a transposed view", (torch.randn(17, 40, generator=g), "transposed")),
+        Case(
+            "out is every second column, tiles of 32", (torch.randn(40, 21, generator=g), "out of steps"), {"block": 32}
+        ),
     ]
 
 
-def _transpose_launch(kernel, x, layout):
+def _transpose_launch(kernel, x, layout, block=16):
     import torch
     import triton
 
@@ -151,15 +159,15 @@ def _transpose_launch(kernel, x, layout):
         x = wide[:, ::2]
     elif layout == "transposed":
         x = x.t().contiguous().t()
-    out = unwritten(cols, rows)
-    grid = (triton.cdiv(rows, 16), triton.cdiv(cols, 16))
-    kernel[grid](x, out, rows, cols, x.stride(0), x.stride(1), out.stride(0), out.stride(1), BLOCK=16)
+    out = unwritten(cols, 2 * rows)[:, ::2] if layout == "out of steps" else unwritten(cols, rows)
+    grid = (triton.cdiv(rows, block), triton.cdiv(cols, block))
+    kernel[grid](x, out, rows, cols, x.stride(0), x.stride(1), out.stride(0), out.stride(1), BLOCK=block)
     return out
 
 
 def _tiles_of(case):
-    rows, cols = case.args[0].shape
-    return -(-rows // 16) * -(-cols // 16)
+    (rows, cols), block = case.args[0].shape, case.kwargs.get("block", 16)
+    return -(-rows // block) * -(-cols // block)
 
 
 TRANSPOSE = Exercise(
@@ -169,7 +177,7 @@ TRANSPOSE = Exercise(
     kind="kernel",
     call=_transpose_launch,
     cases=_transpose_cases,
-    reference=lambda x, layout: x.t().contiguous(),
+    reference=lambda x, layout, block=16: x.t().contiguous(),
     outputs=(Output("out", ("column of x", "row of x")),),
     difficulty=1,
     minutes=15,
@@ -372,10 +380,11 @@ def _long_cases(seed):
         Case("rows of 200, rising and near -250", (tall,)),
         Case("a kind of numbers per row", (kinds.score_rows(kinds.MODERATE, 70, 32, g),), labels=tuple(kinds.MODERATE)),
         Case("rows near -30,000", (kinds.score_rows(["near -30000"] * 2, 70, 32, g),)),
+        Case("blocks of 16", (kinds.score_rows(["rising", "falling"], 50, 16, g),), {"block": 16}),
     ]
 
 
-def _long_launch(kernel, x):
+def _long_launch(kernel, x, block=32):
     import torch
 
     rows, cols = x.shape
@@ -383,13 +392,13 @@ def _long_launch(kernel, x):
     room = torch.full((rows, cols + gap), 7.0)
     room[:, :cols] = x
     x, out = room[:, :cols], unwritten(rows, cols + 2 * gap)[:, :cols]
-    kernel[(rows,)](x, out, cols, x.stride(0), out.stride(0), BLOCK=32)
+    kernel[(rows,)](x, out, cols, x.stride(0), out.stride(0), BLOCK=block)
     return out
 
 
 def _two_passes(case):
     rows, cols = case.args[0].shape
-    return 2 * rows * -(-cols // 32)
+    return 2 * rows * -(-cols // case.kwargs.get("block", 32))
 
 
 LONG = Exercise(
@@ -399,7 +408,7 @@ LONG = Exercise(
     kind="kernel",
     call=_long_launch,
     cases=_long_cases,
-    reference=lambda x: torch.softmax(x, dim=1),
+    reference=lambda x, block=32: torch.softmax(x, dim=1),
     outputs=(Output("out", ("row", "column")),),
     difficulty=2,
     minutes=25,
@@ -411,7 +420,12 @@ LONG = Exercise(
         "l = l * tl.exp(m - m_new) + tl.sum(tl.exp(x - m_new), axis=0); the second loop stores tl.exp(x - m) / l, masked.",
     ),
     limits=(
-        Limit("tiled", "peak_tile", at_most=32, text="no block larger than 32 elements"),
+        Limit(
+            "tiled",
+            "peak_tile",
+            at_most=lambda case: case.kwargs.get("block", 32),
+            text="no block larger than 32 elements",
+        ),
         Limit("two passes", "loads", at_most=_two_passes, text="at most 2 loads for each block of a row"),
         _share(lambda case: case.args[0].numel()),
     ),
@@ -726,25 +740,28 @@ def _pool_cases(seed):
         case("rows past the last sequence hold NaN", [7, 20], 16, slack=9),
         case("one sequence of 200", [3, 200, 1], 8),
         neighbour,
+        Case("8 rows at a time", case("", [20, 0, 9], 8).args, {"rows": 8}),
     ]
 
 
-def _pool_launch(kernel, x, offsets):
+def _pool_launch(kernel, x, offsets, rows=16):
     import triton
 
     out = unwritten(offsets.numel() - 1, x.shape[1])
-    kernel[(offsets.numel() - 1,)](x, offsets, out, x.shape[1], BLOCK_L=16, BLOCK_D=triton.next_power_of_2(x.shape[1]))
+    kernel[(offsets.numel() - 1,)](
+        x, offsets, out, x.shape[1], BLOCK_L=rows, BLOCK_D=triton.next_power_of_2(x.shape[1])
+    )
     return out
 
 
-def _pool(x, offsets):
+def _pool(x, offsets, rows=16):
     bounds = offsets.tolist()
     return torch.stack([x[lo:hi].mean(0) if hi > lo else x.new_zeros(x.shape[1]) for lo, hi in zip(bounds, bounds[1:])])
 
 
 def _pool_tile(case):
     dim = case.args[0].shape[1]
-    return 16 * (1 << (dim - 1).bit_length())
+    return case.kwargs.get("rows", 16) * (1 << (dim - 1).bit_length())
 
 
 POOL = Exercise(
@@ -853,10 +870,10 @@ def mean_pool_kernel(x_ptr, offsets_ptr, out_ptr, D, BLOCK_L: tl.constexpr, BLOC
 def _tile_max_cases(seed):
     g = _rng(seed)
 
-    def case(name, rows, cols, width=16, level=-6.0):
+    def case(name, rows, cols, width=16, level=-6.0, **height):
         wide = torch.randn(rows, cols + 3, generator=g) + level  # all negative
         wide[:, cols:] = 50.0  # beside the columns that count
-        return Case(name, (wide, cols, width))
+        return Case(name, (wide, cols, width), height)
 
     return [
         case("one tile", 16, 16),
@@ -867,27 +884,28 @@ def _tile_max_cases(seed):
         case("five rows of two tiles", 65, 17),
         case("tiles of 16 rows and 32 columns", 20, 70, width=32),
         case("tiles of 16 rows and 8 columns, numbers near -30,000", 20, 30, width=8, level=-30_000.0),
+        case("tiles of 8 rows and 16 columns", 20, 30, height=8),
     ]
 
 
-def _tile_max_launch(kernel, wide, cols, width):
+def _tile_max_launch(kernel, wide, cols, width, height=16):
     import triton
 
     x = wide[:, :cols]
-    grid = (triton.cdiv(x.shape[0], 16), triton.cdiv(x.shape[1], width))
+    grid = (triton.cdiv(x.shape[0], height), triton.cdiv(x.shape[1], width))
     out = unwritten(*grid)
-    kernel[grid](x, out, *x.shape, x.stride(0), BR=16, BC=width)
+    kernel[grid](x, out, *x.shape, x.stride(0), BR=height, BC=width)
     return out
 
 
-def _tile_max(wide, cols, width):
-    rows = [t.amax(0) for t in wide[:, :cols].split(16)]
+def _tile_max(wide, cols, width, height=16):
+    rows = [t.amax(0) for t in wide[:, :cols].split(height)]
     return torch.stack([torch.stack([part.max() for part in r.split(width)]) for r in rows])
 
 
 def _tiles(case):
     rows, cols = len(case.args[0]), case.args[1]
-    return -(-rows // 16) * -(-cols // case.args[2])
+    return -(-rows // case.kwargs.get("height", 16)) * -(-cols // case.args[2])
 
 
 TILE_MAX = Exercise(
@@ -999,11 +1017,11 @@ TILE_MAX = Exercise(
 def _best_cases(seed):
     g = _rng(seed)
 
-    def case(name, m, n, dim=16, shift=0.0, first=16.0):
+    def case(name, m, n, dim=16, shift=0.0, first=16.0, **tile):
         # small whole numbers: products are exact in fp32 whatever the order, so that equal ones are equal
         q, k = (torch.randint(-4, 5, (rows, dim), generator=g).float() for rows in (m, n))
         q[:, 0], k[:, 0] = first, k[:, 0] + shift
-        return Case(name, (q.to(torch.bfloat16), k.to(torch.bfloat16)))
+        return Case(name, (q.to(torch.bfloat16), k.to(torch.bfloat16)), tile)
 
     equal = case("many equal keys", 20, 50)
     equal.args[1][:] = equal.args[1][torch.randint(0, 6, (50,), generator=g)]
@@ -1017,23 +1035,25 @@ def _best_cases(seed):
         case("all products negative, 21 keys", 16, 21, shift=-40.0),
         case("all products below -30,000", 9, 20, shift=-128.0, first=256.0),
         case("33 queries, 40 keys, D 32", 33, 40, dim=32),
+        case("32 queries per tile", 40, 40, BM=32),
+        case("32 keys per block", 20, 60, BN=32),
         equal,
         rising,
         falling,
     ]
 
 
-def _best_launch(kernel, q, k):
+def _best_launch(kernel, q, k, BM=16, BN=16):
     import torch
     import triton
 
     best = unwritten(len(q))
     which = torch.full((len(q),), -1, dtype=torch.int32)
-    kernel[(triton.cdiv(len(q), 16),)](q, k, best, which, len(q), len(k), D=q.shape[1], BM=16, BN=16)
+    kernel[(triton.cdiv(len(q), BM),)](q, k, best, which, len(q), len(k), D=q.shape[1], BM=BM, BN=BN)
     return best, which
 
 
-def _best(q, k):
+def _best(q, k, BM=16, BN=16):
     scores = q @ k.t()
     best = scores.amax(1)
     numbers = torch.where(scores == best[:, None], torch.arange(scores.shape[1]), scores.shape[1])

@@ -156,11 +156,11 @@ def tile_list(offsets, block):
 def _lse_cases(seed):
     g = _rng(seed)
 
-    def case(name, len_q, len_kv, heads=2, dim=16, lift=1.0, shift=0.0):
+    def case(name, len_q, len_kv, heads=2, dim=16, lift=1.0, shift=0.0, **tile):
         q, k, _, qo, ko = _jagged(g, len_q, len_kv, heads, dim, lift=lift)
         if shift:
             q, k = q.abs() * shift, k.abs()  # every score far from 0, all of one sign
-        return Case(name, (q, k, qo, ko, 1 / math.sqrt(dim)), offsets=tuple(qo.tolist()))
+        return Case(name, (q, k, qo, ko, 1 / math.sqrt(dim)), tile, offsets=tuple(qo.tolist()))
 
     def hard(name, names):
         q, k, qo, ko = kinds.packed(names, 16, 37, 16, 16, g, heads=1)
@@ -176,22 +176,24 @@ def _lse_cases(seed):
         case("every score far below 0", [6, 3], [21, 35], shift=-40.0),
         poisoned,
         case("a sequence of 200", [3, 20], [2, 200], heads=1, lift=4.0),
+        case("32 queries per tile", [35, 3], [20, 7], heads=1, BM=32),
+        case("32 keys per block", [5, 18], [40, 33], heads=1, BN=32),
         *(hard(*h) for h in HARD),
     ]
 
 
-def _lse_launch(kernel, q, k, q_offsets, k_offsets, scale):
+def _lse_launch(kernel, q, k, q_offsets, k_offsets, scale, BM=16, BN=16):
     import torch
 
     lengths = (q_offsets[1:] - q_offsets[:-1]).tolist()
-    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, 16)], dtype=torch.int32)
+    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, BM)], dtype=torch.int32)
     total, heads, dim = q.shape
     out = unwritten(heads, total)
-    kernel[(len(tiles), heads)](q, k, q_offsets, k_offsets, tiles, out, scale, total, heads, D=dim, BM=16, BN=16)
+    kernel[(len(tiles), heads)](q, k, q_offsets, k_offsets, tiles, out, scale, total, heads, D=dim, BM=BM, BN=BN)
     return out
 
 
-def _lse(q, k, q_offsets, k_offsets, scale):
+def _lse(q, k, q_offsets, k_offsets, scale, **tile):
     out = q.new_full((q.shape[1], q.shape[0]), float("-inf"))
     for (q0, q1), (k0, k1) in zip(_spans(q_offsets), _spans(k_offsets)):
         if k1 > k0 and q1 > q0:
@@ -462,10 +464,10 @@ def pv_kernel(p_ptr, v_ptr, acc_ptr, valid, ROWS: tl.constexpr, KEYS: tl.constex
 def _alibi_cases(seed):
     g = _rng(seed)
 
-    def case(name, len_q, len_kv, heads=2, dim=16, dim_v=16, lift=1.0):
+    def case(name, len_q, len_kv, heads=2, dim=16, dim_v=16, lift=1.0, **tile):
         q, k, v, qo, ko = _jagged(g, len_q, len_kv, heads, dim, dim_v, lift)
         slope = 0.05 + 0.3 * torch.rand(heads, generator=g)
-        return Case(name, (q, k, v, slope, qo, ko, 1 / math.sqrt(dim)), offsets=tuple(qo.tolist()))
+        return Case(name, (q, k, v, slope, qo, ko, 1 / math.sqrt(dim)), tile, offsets=tuple(qo.tolist()))
 
     def hard(name, names):
         q, k, qo, ko = kinds.packed(names, 16, 37, 16, 16, g, heads=1)
@@ -484,24 +486,27 @@ def _alibi_cases(seed):
         case("Dv 32, scores up to 100", [20, 6], [18, 35], dim_v=32, lift=12.0),
         poisoned,
         case("one of 200 keys", [18, 2], [200, 3], heads=1),
+        case("D 32", [6, 3], [9, 20], heads=1, dim=32),
+        case("32 queries per tile", [35], [20], heads=1, BM=32),
+        case("32 keys per block", [5, 18], [40, 33], heads=1, BN=32),
         *(hard(*h) for h in HARD),
     ]
 
 
-def _alibi_launch(kernel, q, k, v, slope, q_offsets, k_offsets, scale):
+def _alibi_launch(kernel, q, k, v, slope, q_offsets, k_offsets, scale, BM=16, BN=16):
     import torch
 
     lengths = (q_offsets[1:] - q_offsets[:-1]).tolist()
-    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, 16)], dtype=torch.int32)
+    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, BM)], dtype=torch.int32)
     out = unwritten(q.shape[0], q.shape[1], v.shape[2])
     grid = (len(tiles), q.shape[1])
     kernel[grid](
-        q, k, v, slope, q_offsets, k_offsets, tiles, out, scale, q.shape[1], D=q.shape[2], DV=v.shape[2], BM=16, BN=16
+        q, k, v, slope, q_offsets, k_offsets, tiles, out, scale, q.shape[1], D=q.shape[2], DV=v.shape[2], BM=BM, BN=BN
     )
     return out
 
 
-def _alibi(q, k, v, slope, q_offsets, k_offsets, scale):
+def _alibi(q, k, v, slope, q_offsets, k_offsets, scale, **tile):
     out = q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
     for (q0, q1), (k0, k1) in zip(_spans(q_offsets), _spans(k_offsets)):
         if k1 > k0 and q1 > q0:
@@ -683,9 +688,9 @@ def alibi_kernel(q_ptr, k_ptr, v_ptr, slope_ptr, q_offsets_ptr, k_offsets_ptr, t
 def _pool_cases(seed):
     g = _rng(seed)
 
-    def case(name, lengths, heads=2, dim=16, lift=1.0):
+    def case(name, lengths, heads=2, dim=16, lift=1.0, **block):
         _, k, v, _, ko = _jagged(g, [1], lengths, heads, dim)
-        return Case(name, (torch.randn(heads, dim, generator=g) * lift, k, v, ko, 1 / math.sqrt(dim)))
+        return Case(name, (torch.randn(heads, dim, generator=g) * lift, k, v, ko, 1 / math.sqrt(dim)), block)
 
     def hard(name, names):
         q, _ = kinds.query_and_key("rising", 1, 1, 16, 16, g)
@@ -697,19 +702,19 @@ def _pool_cases(seed):
         case("lengths 5, 0, 33, 1, 17", [5, 0, 33, 1, 17]),
         case("scores up to 300", [40, 7], lift=100.0),
         case("one of 200", [2, 200], dim=32),
+        case("blocks of 8 keys", [19, 3], heads=1, BN=8),
         *(hard(*h) for h in HARD),
     ]
 
 
-def _pool_launch(kernel, q, k, v, k_offsets, scale):
-
+def _pool_launch(kernel, q, k, v, k_offsets, scale, BN=16):
     batches, (heads, dim) = k_offsets.numel() - 1, q.shape
     out = unwritten(batches, heads, dim)
-    kernel[(batches, heads)](q, k, v, k_offsets, out, scale, heads, D=dim, BN=16)
+    kernel[(batches, heads)](q, k, v, k_offsets, out, scale, heads, D=dim, BN=BN)
     return out
 
 
-def _pool(q, k, v, k_offsets, scale):
+def _pool(q, k, v, k_offsets, scale, BN=16):
     out = q.new_zeros(k_offsets.numel() - 1, *q.shape)
     for b, (k0, k1) in enumerate(_spans(k_offsets)):
         if k1 > k0:
@@ -719,8 +724,8 @@ def _pool(q, k, v, k_offsets, scale):
 
 
 def _pool_loads(case):
-    q, _, _, offsets, _ = case.args
-    return q.shape[0] * sum(3 + 2 * -(-(k1 - k0) // 16) for k0, k1 in _spans(offsets))
+    (q, _, _, offsets, _), block = case.args, case.kwargs.get("BN", 16)
+    return q.shape[0] * sum(3 + 2 * -(-(k1 - k0) // block) for k0, k1 in _spans(offsets))
 
 
 def _between(case, out):
@@ -885,10 +890,10 @@ def pool_kernel(q_ptr, k_ptr, v_ptr, k_offsets_ptr, out_ptr, scale, H, D: tl.con
 def _merge_cases(seed):
     g = _rng(seed)
 
-    def case(name, parts, total, heads=2, dim=16, spread=1.0, shift=0.0):
+    def case(name, parts, total, heads=2, dim=16, spread=1.0, shift=0.0, **tile):
         outs = torch.randn(parts, total, heads, dim, generator=g)
         lses = torch.randn(parts, heads, total, generator=g) * spread + shift
-        return Case(name, (outs, lses))
+        return Case(name, (outs, lses), tile)
 
     def without(made, keep):
         """Return rows whose part has no key: where ``keep`` [parts, heads, rows] is False."""
@@ -918,19 +923,20 @@ def _merge_cases(seed):
         case("lses near 30,000", 3, 9, shift=30000.0),
         case("lses hundreds apart", 3, 18, spread=300.0),
         case("nine parts", 9, 18),
+        case("32 rows per tile", 2, 40, heads=1, BM=32),
     ]
 
 
-def _merge_launch(kernel, outs, lses):
+def _merge_launch(kernel, outs, lses, BM=16):
     import triton
 
     parts, total, heads, dim = outs.shape
     out, lse = unwritten(total, heads, dim), unwritten(heads, total)
-    kernel[(triton.cdiv(total, 16), heads)](outs, lses, out, lse, parts, total, heads, D=dim, BM=16)
+    kernel[(triton.cdiv(total, BM), heads)](outs, lses, out, lse, parts, total, heads, D=dim, BM=BM)
     return out, lse
 
 
-def _merge(outs, lses):
+def _merge(outs, lses, BM=16):
     lse = torch.logsumexp(lses, 0)
     shares = torch.exp(lses - torch.where(lse > -math.inf, lse, 0.0)).transpose(1, 2)[..., None]
     return torch.where(shares > 0, shares * outs, 0.0).sum(0), lse
@@ -938,7 +944,7 @@ def _merge(outs, lses):
 
 def _merge_loads(case):
     parts, total, heads, _ = case.args[0].shape
-    return 2 * parts * -(-total // 16) * heads
+    return 2 * parts * -(-total // case.kwargs.get("BM", 16)) * heads
 
 
 MERGE = Exercise(
@@ -1060,9 +1066,9 @@ def merge_kernel(outs_ptr, lses_ptr, out_ptr, lse_ptr, parts, total_q, H, D: tl.
 def _cross_cases(seed):
     g = _rng(seed)
 
-    def case(name, len_q, len_kv, heads=2, dim=16):
+    def case(name, len_q, len_kv, heads=2, dim=16, **tile):
         q, k, v, qo, ko = _jagged(g, len_q, len_kv, heads, dim)
-        return Case(name, (q, k, v, qo, ko, 1 / math.sqrt(dim)), offsets=tuple(qo.tolist()))
+        return Case(name, (q, k, v, qo, ko, 1 / math.sqrt(dim)), tile, offsets=tuple(qo.tolist()))
 
     poisoned = case("the neighbour's keys and values are NaN", [4, 0, 19], [5, 18, 6])
     for tensor in poisoned.args[1:3]:
@@ -1073,17 +1079,19 @@ def _cross_cases(seed):
         case("more keys than queries", [5, 9], [40, 33]),
         case("lengths 5, 0, 33, 1, 17; one without keys", [5, 0, 33, 1, 17], [17, 4, 40, 0, 21]),
         poisoned,
+        case("one head, D 32, 32 queries per tile", [35], [20], heads=1, dim=32, BM=32),
+        case("32 keys per block", [5, 18], [40, 33], heads=1, BN=32),
     ]
 
 
-def _cross_launch(kernel, q, k, v, q_offsets, k_offsets, scale):
+def _cross_launch(kernel, q, k, v, q_offsets, k_offsets, scale, BM=16, BN=16):
     import torch
 
     lengths = (q_offsets[1:] - q_offsets[:-1]).tolist()
-    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, 16)], dtype=torch.int32)
+    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, BM)], dtype=torch.int32)
     out = unwritten(*q.shape)
     kernel[(len(tiles), q.shape[1])](
-        q, k, v, q_offsets, k_offsets, tiles, out, scale, q.shape[1], D=q.shape[2], BM=16, BN=16
+        q, k, v, q_offsets, k_offsets, tiles, out, scale, q.shape[1], D=q.shape[2], BM=BM, BN=BN
     )
     return out
 
@@ -1096,7 +1104,9 @@ CROSS = Exercise(
     hunt=True,
     call=_cross_launch,
     cases=_cross_cases,
-    reference=lambda q, k, v, qo, ko, scale: _alibi(q, k, v, torch.zeros(q.shape[1], dtype=q.dtype), qo, ko, scale),
+    reference=lambda q, k, v, qo, ko, scale, **tile: _alibi(
+        q, k, v, torch.zeros(q.shape[1], dtype=q.dtype), qo, ko, scale
+    ),
     outputs=(Output("out", ("token", "head", "dim")),),
     difficulty=2,
     minutes=25,
