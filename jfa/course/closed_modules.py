@@ -116,7 +116,7 @@ def _is_engine(name: str) -> bool:
 
 
 class Closed:
-    """What is closed: an import hook that refuses these modules.
+    """An import hook that refuses the closed modules.
 
     Cells beside the answer may import them, for a notebook's other cells are not judged; what they get is disarmed: it counts, and
     raises, as soon as the answer calls it, just as in the notebook itself.
