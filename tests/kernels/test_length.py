@@ -11,7 +11,8 @@ from tests.support import ROOT
 
 LINES = 60  # per function: its docstring and statements; parameters stand one per line where they are many
 ARGUMENTS = 12  # per call of a jit function, by position
-SOURCES = sorted((ROOT / "jfa" / "kernels").rglob("*.py"))
+FOLDERS = ROOT / "jfa" / "kernels", ROOT / "examples"
+SOURCES = sorted([*(p for folder in FOLDERS for p in folder.rglob("*.py")), *(ROOT / "jfa").glob("*.py")])
 
 
 def jit_functions(tree: ast.AST) -> list[ast.FunctionDef]:
@@ -39,11 +40,16 @@ def aggregates(tree: ast.AST) -> set[str]:
     return {c.name for c in classes if any(ast.unparse(d) == "aggregate" for d in c.decorator_list)}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "jfa" / "kernels")))
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_functions_fit_two_screens_and_calls_can_be_read(path: Path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert too_long(tree) == []
     assert too_many_arguments(tree, aggregates(tree)) == []
+
+
+def test_every_kernel_of_the_package_is_looked_at():
+    seen = {path.stem for path in SOURCES if jit_functions(ast.parse(path.read_text(encoding="utf-8")))}
+    assert {"block_select", "known_value", "planner", "backward_dq", "mxfp8_memory", "quantize", "block_sparse"} <= seen
 
 
 def test_a_long_function_and_a_long_call_would_be_seen():

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jfa.kernels.base import Problem
-from jfa.kernels.common.sequence import rows_of
+from jfa.kernels.common.sequences import rows_of
 from jfa.kernels.common.softmax import lse_to_subtract
 
 

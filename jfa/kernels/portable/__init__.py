@@ -74,7 +74,7 @@ def forms(problem: Problem) -> dict[str, str]:
     tile = config.forward_tile(problem)
     workers = config.split_workers(problem)
     whole = f"long tiles are split over {workers} workers per head" if workers else "tiles are not split over keys"
-    if config.keeps_shared_query(problem):
+    if config.is_resident(problem):
         backward = f"resident: the shared query's {config.packed_rows(problem)} packed rows and their dQ stay on chip"
     elif problem.broadcast_q:
         backward = "two passes; the shared query's dQ is summed per worker, then over the workers in order"

@@ -186,7 +186,7 @@ def dq_tile(problem: Problem) -> Tile:
     return fitted(TILES["dq-long" if typical_rows(problem) > LONG and wide > 64 else "dq-short"], problem, 2, 2)
 
 
-def keeps_shared_query(problem: Problem) -> bool:
+def is_resident(problem: Problem) -> bool:
     """Return whether the backward can keep the whole shared query and its dQ on chip."""
     wide, full = width(problem), problem.dtype == torch.float32
     most = 0 if wide > 256 else 32 if wide > 128 else 64 if full else RESIDENT_ROWS

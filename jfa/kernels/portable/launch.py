@@ -214,7 +214,7 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, needs=(True, True,
     out, lse = out.contiguous(), lse.contiguous()
     q, k, v, dout = (with_rows(x) for x in (q, k, v, dout))
     with on_device(problem):
-        if config.keeps_shared_query(problem):
+        if config.is_resident(problem):
             return resident_backward(problem, dout, dlse, q, k, v, out, lse)
         delta = torch.empty_like(lse)
         dq_list, dkdv_list = lists if lists and lists[0] else backward_lists(problem, needs)

@@ -166,8 +166,8 @@ def walk(q, side, keys, pieces, kv_head, scale, sm_scale, c, KEYS_FIRST: tl.cons
     else:
         dq = tl.zeros([c.block_m, padded(D)], tl.float32)
     count = tl.load(pieces.counts + 1)
-    for turn in range(tl.cdiv(count, pieces.workers)):
-        unit = zigzag_unit(turn, pieces.worker, pieces.workers)
+    for done in range(tl.cdiv(count, pieces.workers)):
+        unit = zigzag_unit(done, pieces.worker, pieces.workers)
         if unit < count:
             tile = load_tile(pieces.records, unit, pieces.has_lo, pieces.has_hi)
             x = side.load(q, tile, 0, kv_head, c.block_m)

@@ -196,4 +196,4 @@ def test_tiles_fit_into_smaller_shared_memories(monkeypatch, memory):
                 tiles_held = kept * tile.keep + 2 * tile.stages * tile.step
                 assert tile.stages == 1 or tiles_held * 64 * dtype.itemsize <= memory
     shared = dataclasses.replace(_problem([1], [9], shared=128), dtype=torch.bfloat16)
-    assert config.keeps_shared_query(shared) == (memory > 200_000)
+    assert config.is_resident(shared) == (memory > 200_000)
