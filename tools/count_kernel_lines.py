@@ -6,6 +6,7 @@ python tools/count_kernel_lines.py 8defbbd HEAD
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections import Counter
@@ -16,13 +17,30 @@ sys.path.insert(0, str(ROOT))
 
 from jfa.bench.lines import code_lines  # noqa: E402
 
-# A file's part: the first row one of whose words is in its path. The rest is the attention kernels themselves.
+# The part of a file, or of a function or class at its top level: the first row one of whose words is in its path, or in its name.
+# The rest is the attention kernels themselves.
 PARTS = {
     "MXFP8": ("mxfp8", "scales", "quantize"),
-    "pairs of CTAs": ("backward_2cta", "blackwell/pair"),
-    "wide heads on Hopper": ("_wide", "hopper/columns", "hopper/late"),
-    "block lists": ("listed", "block_sparse", "block_lists"),
-    "host time: tapes, packets, sizes": ("tape", "packet", "recorder", "sizes", "driver", "launcher", "prepared"),
+    "pairs of CTAs": ("backward_2cta", "blackwell/pair", "pair_refused", "launch_pair"),
+    "wide heads": ("wide", "hopper/columns", "hopper/late", "launch_pieces", "tails"),
+    "block lists": (
+        "listed",
+        "block_sparse",
+        "block_list",
+        "walk_lists",
+        "transposed_lists",
+        "unfit_lists",
+        "unfit_blocks",
+    ),
+    "host time: tapes, packets, sizes": (
+        "tape",
+        "packet",
+        "recorder",
+        "common/sizes",
+        "driver",
+        "launcher",
+        "prepared",
+    ),
     "what is compiled, modelled, preferred": (
         "variants",
         "examples",
@@ -55,12 +73,31 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
+def pieces(path: str, source: str) -> list[tuple[str, str]]:
+    """Return (part, source) of a file without the definitions that are of another part, and of each of those."""
+    lines, own = source.splitlines(keepends=True), part_of(path)
+    found, at = [], 0
+    rest = ""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            part = next(
+                (part for part, words in PARTS.items() if any(word in node.name.lower() for word in words)), own
+            )
+            if own == REST and part != own:
+                begin = min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
+                rest += "".join(lines[at:begin])
+                found.append((part, "".join(lines[begin : node.end_lineno])))
+                at = node.end_lineno
+    return [(own, rest + "".join(lines[at:])), *found]
+
+
 def lengths(commit: str | None) -> tuple[Counter, Counter]:
     """Return {part: lines} and {part: lines of code}, the latter without blank lines, comments and docstrings."""
     lines, code = Counter(), Counter()
     for path, source in sources(commit).items():
-        lines[part_of(path)] += source.count("\n")
-        code[part_of(path)] += code_lines(source)
+        for part, text in pieces(path, source):
+            lines[part] += text.count("\n")
+            code[part] += code_lines(text)
     return lines, code
 
 
