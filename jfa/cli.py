@@ -54,7 +54,9 @@ COMMANDS = {
         "jfa.workbench.schedules:main", "sweep a kernel's synchronisation on the emulator for faults it would miss"
     ),
     "bench": Command("jfa.bench.cli:main", "measure kernels on this machine's GPU and store the results"),
-    "verify": Command("jfa.verify.cli:main", "check and time everything on this machine's GPU: one file worth sending"),
+    "verify": Command(
+        "jfa.verify.cli:main", "check and time everything on this machine's GPU, and write one result file"
+    ),
 }
 
 

@@ -250,7 +250,7 @@ def from_path(path: str) -> Callable[[Inputs], Call]:
             raise Unavailable(f"{path} does not exist")
         function, shape = _load(file).jagged_flash_attention, inputs.shape
         if shape.causal:
-            raise Unavailable("a peer from a path is not asked for causal masks")
+            raise Unavailable("a peer from a path is not run with causal masks")
         options = {"broadcast_q": bool(shape.shared_q), "window_size": shape.window_size}
         if shape.shared_q and "output_offset" in inspect.signature(function).parameters:
             options["output_offset"] = inputs.expanded_query()[1]

@@ -282,7 +282,7 @@ def _forbid_threads() -> None:
     """Refuse threads of Python's: the modes that count torch's operations belong to one thread. Torch's own are not meant."""
 
     def refuse(*args: object, **kwargs: object) -> None:
-        raise ForbiddenError("an answer starts no threads: nobody would see what it computes there")
+        raise ForbiddenError("an answer starts no threads: what they compute would not be counted")
 
     for module in (_thread, threading):
         for name in filter(lambda name: hasattr(module, name), _THREAD_STARTERS):

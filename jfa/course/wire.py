@@ -179,7 +179,7 @@ def _decode_nested(parts: list[Any], jagged: bool) -> torch.Tensor:
         or offsets[-1] > len(values)
         or bool((offsets.diff() < 0).any())
     ):
-        raise WireError("offsets of a nested tensor that are none")
+        raise WireError("invalid offsets of a nested tensor")
     return torch.nested.nested_tensor_from_jagged(values, offsets)
 
 

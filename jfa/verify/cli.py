@@ -34,7 +34,9 @@ def parser() -> argparse.ArgumentParser:
         prog="jfa verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument("--out", type=Path, metavar="FILE", help="the result file (default: jfa-verify-GPU.json, here)")
-    p.add_argument("--minutes", type=float, default=MINUTES, help=f"begin nothing after so long (default {MINUTES:g})")
+    p.add_argument(
+        "--minutes", type=float, default=MINUTES, help=f"minutes after which no job begins (default {MINUTES:g})"
+    )
     p.add_argument(
         "--only", nargs="+", metavar="JOB", help="jobs KIND:BACKEND:ITEM; shell patterns and 'op' for 'op:*'"
     )

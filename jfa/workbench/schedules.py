@@ -62,11 +62,13 @@ def parser() -> argparse.ArgumentParser:
             "target", metavar="TARGET", help="FILE.py:FUNCTION, MODULE:FUNCTION, a shipped or a tutorial's name"
         )
         c.add_argument("--lengths", nargs="+", type=int, metavar="N", help="sequence lengths for a shipped name")
-        c.add_argument("--seconds", type=float, help="at most so long; what was left out is said")
+        c.add_argument("--seconds", type=float, help="time limit in seconds; what was left out is reported")
         if name == "sweep":
             c.add_argument("--verbose", action="store_true", help="print every mutant as it is judged")
         else:
-            c.add_argument("--executions", type=int, default=20_000, help="at most so many (default 20000)")
+            c.add_argument(
+                "--executions", type=int, default=20_000, help="largest number of executions (default 20000)"
+            )
             c.add_argument("--all", action="store_true", help="go on after the first bad schedule")
             c.add_argument("--ctas", type=int, default=1, help="CTAs resident at the same time (default 1)")
     return p

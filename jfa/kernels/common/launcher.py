@@ -99,7 +99,7 @@ class Variant:
         """
         known = self.compiled.get(key)
         if known is None:
-            raise NotCompiled(f"{self.kernel.__name__} has not been launched so")
+            raise NotCompiled(f"{self.kernel.__name__} has not been launched with such arguments")
         return Packet(known.compiled, self.names, args, device.index)
 
 
