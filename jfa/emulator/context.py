@@ -35,6 +35,7 @@ class Launch:
         exchange: called where the warps of a task exchange values through shared memory; None for plain kernels, whose
             tasks nothing tells apart.
         product: the array of the latest multiplication: an addition to it costs nothing, the compiler fuses the two.
+        contracts: whether products go into sums unrounded, its option `contract`; see frontend/contraction.py.
         follows_undefined: whether it looks for undefined values, its option `poison`.
         has_undefined: whether it has made any; operations look at marks only then.
         origins: the number of each origin of undefined values.
@@ -48,7 +49,7 @@ class Launch:
 
     __slots__ = (
         *("task", "memory", "num_warps", "names", "charge", "exchange", "product"),
-        *("follows_undefined", "has_undefined", "origins", "reported", "report"),
+        *("contracts", "follows_undefined", "has_undefined", "origins", "reported", "report"),
         *("fresh", "looks", "polls", "printed"),
     )
 
@@ -65,6 +66,7 @@ class Launch:
         self.charge: Callable[..., None] | None = None
         self.exchange: Callable[[], None] | None = None
         self.product: Any = None
+        self.contracts = False
         self.follows_undefined, self.has_undefined = follows_undefined, False
         self.origins: dict[Origin, int] = {}
         self.reported: set[tuple] = set()

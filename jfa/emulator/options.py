@@ -34,6 +34,8 @@ class Options:
         max_ctas: how many clusters are resident at once (the number of SMs); None: 4, or all of a cooperative launch.
         arch: 100 (Blackwell) or 90 (Hopper), or None: whatever the kernel uses.
         rates: an object with `demand(op, **facts)`, used by "timed".
+        contract: compute an fp32 product that goes into a sum or a difference as one fused multiply-add, as a GPU's compiler does:
+            the sum sees the exact product and is rounded once. Off by default: numbers are then rounded operation by operation.
         cold: under "timed", a box that no TMA load of this launch has fetched before comes from HBM, not from L2. Off
             by default: the emulated SM stands for one of a chip whose other SMs have already fetched the shared data.
         trace: keep the events that `Timeline` draws.
@@ -55,6 +57,7 @@ class Options:
     max_steps: int = 20_000_000
     num_sms: int = 4
     cold: bool = False
+    contract: bool = False
     control: Any = None
 
     def __post_init__(self):

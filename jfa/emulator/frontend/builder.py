@@ -17,7 +17,7 @@ from ..counting import Active, count_lanes
 from ..errors import DeviceAssertError, NotSupported
 from ..locations import here, show
 from ..undefined import check, conjunction, everywhere, reduced, some, union
-from . import carry, mathlib, ptx
+from . import carry, contraction, mathlib, ptx
 from .own_stores import ordered
 from .tensor import (
     BOOL,
@@ -78,6 +78,31 @@ def _arithmetic(function, view=None, unit="alu"):
         return _result(data, a.dtype, unit)
 
     return create
+
+
+def _sum(function, negative):
+    """Return fadd or fsub: in a launch that contracts, one rounding of what a product adds to or is subtracted from."""
+    separate = _arithmetic(function)
+
+    @carry.carries(carry.lanewise)
+    def create(self, a, b):
+        if a.exact is None and b.exact is None:
+            return separate(self, a, b)
+        return _result(contraction.added(a, b, negative), a.dtype, "none")  # its time is the product's
+
+    return create
+
+
+_rounded_product = _arithmetic(np.multiply)
+
+
+@carry.carries(carry.lanewise)
+def _product(self, a, b):
+    """Multiply; in a launch that contracts an fp32 product keeps its exact value."""
+    product = _rounded_product(self, a, b)
+    if context.launch.contracts and product.dtype.name == "fp32":
+        product.exact = contraction.exact_product(a, b)
+    return product
 
 
 def _comparison(function, view=None):
@@ -257,9 +282,7 @@ class Builder:
 
     # ---- arithmetic
 
-    create_fadd = _arithmetic(np.add)
-    create_fsub = _arithmetic(np.subtract)
-    create_fmul = _arithmetic(np.multiply)
+    create_fadd, create_fsub, create_fmul = _sum(np.add, False), _sum(np.subtract, True), _product
     create_fdiv = create_precise_divf = create_approx_divf = _arithmetic(np.divide, unit="mufu")
     create_frem = _arithmetic(np.fmod)
     create_add = _arithmetic(_bool_aware(np.add, np.logical_xor))

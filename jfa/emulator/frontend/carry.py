@@ -13,6 +13,7 @@ import triton.language as tl
 from ..context import context
 from ..counting import Active
 from ..undefined import MARK, everywhere, product, selected, some, union
+from . import contraction
 from .tensor import Scalar, Tensor, make, scalar
 
 
@@ -47,6 +48,8 @@ def carrying(function):
     @functools.wraps(function)
     def call(*operands, **named):
         result = function(*operands, **named)
+        if rule is moved and context.launch.contracts:
+            contraction.move(function, operands, result)
         if context.launch.has_undefined:
             carry(rule, function, (*operands, *named.values()), result)
         return result

@@ -9,6 +9,7 @@ from .. import dtypes
 from ..context import context
 from ..errors import EmulatorError
 from ..undefined import MARK, reduced, some, union
+from .contraction import rounded, sum_in_pairs
 from .own_stores import ordered
 from .support import UnsupportedConstruct, assign
 from .tensor import INT32, Hooks, Scalar, canonical, fix, held_dtype, joined, make, rearranged, wrap
@@ -86,12 +87,15 @@ def reduce_native(value, axis, keep_dims, function):
         raise ValueError("cannot reduce a scalar")
     data, marks = value.data, value.undefined
     _charge("reduce", data)
+    along = -1 if axis is None else _axis_of(axis, data.ndim)
+    if function is _sum and value.exact is not None and data.shape[along] > 1:
+        data = sum_in_pairs(value.exact, data, along)
     if axis is None:
         result = function(data.reshape(-1), 0, False)
         if keep_dims:
             result = np.asarray(result).reshape((1,) * data.ndim)
     else:
-        axis = _axis_of(axis, data.ndim)
+        axis = along
         result = function(data, axis, keep_dims)
     return _typed(result, value.dtype, reduced(marks, axis, keep_dims))
 
@@ -195,6 +199,7 @@ def _tree_reduce(values, axis, keep_dims, combine_fn):
     else:
         work_axis = _axis_of(axis, rank)
     combine = _Combine(combine_fn, [v.dtype for v in values])
+    values = [rounded(v) for v in values]
     while (n := values[0].data.shape[work_axis]) > 1:
         half = n // 2
         merged = combine(_slices(values, slice(0, half), work_axis), _slices(values, slice(half, 2 * half), work_axis))
@@ -241,6 +246,7 @@ def associative_scan(input, axis, combine_fn, reverse=False):
 def _step_scan(values, axis, combine_fn):
     n, step = values[0].data.shape[axis], 1
     combine = _Combine(combine_fn, [v.dtype for v in values])
+    values = [rounded(v) for v in values]
     while step < n:
         earlier = [
             _beside(v, slice(0, step), v, slice(0, n - step), axis) for v in values

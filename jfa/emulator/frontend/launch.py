@@ -266,6 +266,7 @@ def _execute(function, values, grid, launch_options, memory, options):
         handed = [v for v in values.values() if isinstance(v, EmulatedFunction)]
         state.names = lambda name: any(f.names(name) for f in (function, *handed))
         state.charge = machine.charge if options.policy == "timed" else None
+        state.contracts = options.contract and bool(launch_options.get("enable_fp_fusion", True))
         state.exchange = machine.exchange if function.uses_tlx else None
         cluster = cluster_of(function, launch_options)
         options = _with_residents(function, options, grid, cluster, launch_options)

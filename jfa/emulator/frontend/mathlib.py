@@ -23,8 +23,26 @@ def multiply_high(x, y):
 def fused_multiply_add(x, y, z):
     """Return x * y + z with one rounding: exact products of float32 fit float64."""
     if z.dtype == np.float32:
-        return (x.astype(np.float64) * y + z).astype(np.float32)
+        return rounded_once(x.astype(np.float64) * y, z.astype(np.float64))
     return x * y + z
+
+
+_DROPPED = np.int64((1 << 29) - 1)  # of a float64's fraction what float32 has no room for
+_MIDDLE = np.int64(1 << 28)
+
+
+def rounded_once(x, y):
+    """Return x + y of float64 arrays, rounded to float32 once (results below float32's normal range may be rounded twice).
+
+    Where the float64 sum lies in the middle of two float32 numbers it goes one step to where the exact sum is.
+    """
+    total = np.asarray(x + y)
+    middle = total.view(np.int64) & _DROPPED == _MIDDLE
+    if middle.any():
+        part = total - x
+        lost = (x - (total - part)) + (y - part)  # exactly what the float64 sum dropped
+        total = np.where(middle & (lost != 0), np.nextafter(total, np.copysign(np.inf, lost)), total)
+    return total.astype(np.float32)
 
 
 def erf(x):

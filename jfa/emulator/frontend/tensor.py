@@ -115,10 +115,11 @@ def _round_float(value, name):
 
 class Tensor(tl.tensor):
     """A block of values. `data`: numpy array in held form, `dtype`: Triton scalar (or pointer) type, `allocation`: of pointers,
-    `undefined`: marks in data's shape, None where all lanes are defined."""
+    `undefined`: marks in data's shape, None where all lanes are defined, `exact`: a product before it was rounded, float64."""
 
     allocation = None
     undefined = None
+    exact = None
     __array_ufunc__ = None  # numpy's functions do not run on values of a kernel
 
     def __new__(cls, handle, type):
@@ -298,7 +299,11 @@ def wrap(data, dtype, allocation=None, undefined=None):
 
 def rearranged(t, function):
     """Return the value whose array is function(t.data), where `function` only moves, repeats or picks lanes: marks go with them."""
-    return wrap(function(t.data), t.dtype, t.allocation, None if t.undefined is None else some(function(t.undefined)))
+    marks = None if t.undefined is None else some(function(t.undefined))
+    moved = wrap(function(t.data), t.dtype, t.allocation, marks)
+    if t.exact is not None:
+        moved.exact = function(t.exact)
+    return moved
 
 
 def marks_of(x):
@@ -394,6 +399,7 @@ class _Operator:
     def __init__(self, name, python, array, kinds="if", compares=False, unit="alu"):
         self.name, self.python, self.array = name, python, array
         self.kinds, self.compares, self.unit = kinds, compares, unit
+        self.fuses = name in ("__add__", "__sub__", "__mul__")
 
     def scalars(self, a, b, dtype):
         """Return two Python numbers of one scalar type; NotImplemented where the slow path must decide."""
@@ -404,6 +410,8 @@ class _Operator:
             value = self.python(a, b)
             return scalar(value, BOOL) if self.compares else scalar(_wrap_integer(value, name), dtype)
         if name == "fp32" and "f" in self.kinds:
+            if self.fuses and context.launch.contracts:
+                return NotImplemented  # the builder keeps products exact for sums
             value = self.python(a, b)
             return scalar(value, BOOL) if self.compares else scalar(float(np.float32(value)), dtype)
         if name == "int1" and "b" in self.kinds:
@@ -413,13 +421,14 @@ class _Operator:
     def arrays(self, x, y, dtype):
         name = dtype.name
         kind = "i" if name in _INTEGERS else "f" if name in _FLOATS else "b"
-        if kind not in self.kinds:
+        launch = context.launch
+        if kind not in self.kinds or launch.contracts and self.fuses and name == "fp32":
             return NotImplemented
         try:
             data = self.array(x, y)
         except ValueError:
             return NotImplemented
-        if context.launch.charge:
+        if launch.charge:
             self._charge(x, y, data)
         if self.compares:
             count_lanes("compares", data)
