@@ -2,8 +2,9 @@
 
 python tests/gpu/run_huge.py [--backend hopper portable] [--dims 64 128 192]
 
-Exit status 1 if a number is not finite or an output is wrong where a row's maximum is clear. The emulator cannot replace it: it
-rounds after the product and after the difference of an exponent, which a GPU's compiler fuses.
+Exit status 1 if a number is not finite or an output is wrong where a row's maximum is clear. A GPU's compiler fuses product and
+difference of an exponent, so the product is not rounded; the emulator does that with the option `contract` only, with which
+tests/kernels/test_huge_scores.py runs the same problems.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ LARGEST = (1e3, 1e6, 1e8, 1e12, 1e30, 1e36)
 WAYS = {"full": {}, "causal": {"causal": True}, "shared": {"broadcast_q": True}}
 
 
-def check(backend: str, dim: int, way: str, largest: float, seed: int = 0) -> bool:
-    """Print what one problem gives; return whether it is right."""
+def check(backend: str, dim: int, way: str, largest: float, seed: int = 0, device: str = "cuda") -> bool:
+    """Print what one problem gives; return whether it is right. On "cpu" the emulator runs it."""
     generator = torch.Generator().manual_seed(seed)
     offsets = torch.tensor([0, 200, 330, 340], dtype=torch.int32)
     shared = way == "shared"
@@ -40,15 +41,16 @@ def check(backend: str, dim: int, way: str, largest: float, seed: int = 0) -> bo
     moved = reference.attention(exact[0] * noise, *exact[1:], query_offset, offsets, **WAYS[way])
     clear = (moved - out64).abs().amax(2, keepdim=True) < 1e-3  # rows whose maximum leads by more than its rounding
     dout = torch.randn(out64.shape, generator=generator).bfloat16() * clear
-    inputs = [x.cuda().requires_grad_() for x in (q, k, v)]
-    on_gpu = None if shared else offsets.cuda()
+    inputs = [x.to(device).requires_grad_() for x in (q, k, v)]
+    there = offsets.to(device)
     out, lse = jfa.jagged_flash_attention(
-        *inputs, on_gpu, offsets.cuda(), backend=backend, return_lse=True, **WAYS[way]
+        *inputs, None if shared else there, there, backend=backend, return_lse=True, **WAYS[way]
     )
-    gradients = torch.autograd.grad(out, inputs, dout.cuda())
+    gradients = torch.autograd.grad(out, inputs, dout.to(device))
     strange = [int((~torch.isfinite(x)).sum()) for x in (out, lse, *gradients)]
-    error = ((out.cpu().double() - out64) * clear).abs().nan_to_num(math.inf).max().item()
-    right = not any(strange) and error < 0.03
+    off = (out.cpu().double() - out64) * clear / out64.abs().clamp(min=1)  # P and out are rounded to bf16
+    error = off.abs().nan_to_num(math.inf).max().item()
+    right = not any(strange) and error < 2**-6
     if not right:
         print(
             f"{backend} D={dim} {way} {largest:.0e}: not finite in (out, lse, dq, dk, dv) {strange}, out off by {error:.2g}"

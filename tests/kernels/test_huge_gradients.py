@@ -117,16 +117,16 @@ def test_gradients_stay_right(name, form):
         assert_right(problem, q, k, v, dout, lse, got, want, 2**-6)
 
 
-def clear(attend, q, k, v):
+def clear(attend, q, k, v, least=0.9):
     """[rows, H, 1]: 1 for rows whose fp64 output stays when each number of q is changed by 2**-14, else 0.
 
-    The others have scores so close that fp32 products decide which key is theirs: their dO is set to 0.
+    The others have scores so close that fp32 products decide which key is theirs: their dO is set to 0. More than ``least`` stay.
     """
     exact = [x.detach().double().nan_to_num() for x in (q, k, v)]
     noise = torch.randn(exact[0].shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     moved = attend(exact[0] * (1 + 2**-14 * noise), *exact[1:]) - attend(*exact)
     same = moved.abs().amax(2, keepdim=True) < 1e-3
-    assert same.double().mean() > 0.9
+    assert same.double().mean() > least
     return same
 
 

@@ -32,11 +32,12 @@ import triton.language.extra.tlx as tlx
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
 from jfa.kernels.blackwell.epilogue import finish_tile, free_accumulators, rescale_steps, store_tile
 from jfa.kernels.blackwell.listed import listed_steps
-from jfa.kernels.blackwell.softmax import HUGE, NO_MAXIMUM, Scale, exp2_on_both_pipes, running_maximum, split_columns
+from jfa.kernels.blackwell.softmax import NO_MAXIMUM, Scale, exp2_on_both_pipes, running_maximum, split_columns
 from jfa.kernels.common.block_lists import block_lists
 from jfa.kernels.common.nouns import Tile, aggregate, load_tile
 from jfa.kernels.common.packed import fma_pairs
 from jfa.kernels.common.ring import Ring, alloc_ring
+from jfa.kernels.common.softmax import HUGE
 from jfa.kernels.common.units import first_unit
 
 

@@ -34,11 +34,10 @@ from jfa.kernels.blackwell.config import (
 )
 from jfa.kernels.blackwell.forward import forward_kernel
 from jfa.kernels.blackwell.plain import plain_forward_kernel
-from jfa.kernels.blackwell.softmax import HUGE
 from jfa.kernels.common.host import num_sms, scale_log2
 from jfa.kernels.common.padded_rows import finish_dq, padded, padded_rows, row_constants
 from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor
-from jfa.kernels.common.softmax import LOG2_E
+from jfa.kernels.common.softmax import HUGE, LOG2_E
 from jfa.kernels.common.tile_list import tile_list
 
 EMULATED_SMS = 2  # without a GPU: enough to have CTAs that take several tiles and CTAs side by side

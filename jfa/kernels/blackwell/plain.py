@@ -12,7 +12,7 @@ import triton.language.extra.tlx as tlx
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
 from jfa.kernels.blackwell.softmax import NO_MAXIMUM
 from jfa.kernels.common.nouns import load_tile
-from jfa.kernels.common.softmax import softmax_end, softmax_step
+from jfa.kernels.common.softmax import scale_of, softmax_end, softmax_step
 
 
 @triton.jit
@@ -49,6 +49,7 @@ def plain_forward_kernel(
         tlx.async_descriptor_load(q_desc, q_tile[0], tile.q.box(tile.row, head), loaded[0])
         tlx.barrier_wait(loaded[0], 0)
 
+        scale = scale_of(scale_log2)
         row_max = tl.full([BLOCK_M], NO_MAXIMUM, tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
         tlx.local_store(acc[0], tl.zeros([BLOCK_M, HEAD_DIM], tl.float32))
@@ -63,13 +64,13 @@ def plain_forward_kernel(
             tlx.async_dot(q_tile[0], tlx.local_trans(k_tile[0]), s_tile[0], use_acc=False, mBarriers=[multiplied[0]])
             tlx.barrier_wait(multiplied[0], 0)
             scores = mask_pairs(tlx.local_load(s_tile[0]), tile, block)
-            p, row_max, row_sum, alpha = softmax_step(scores, row_max, row_sum, scale_log2, False)
+            p, row_max, row_sum, alpha = softmax_step(scores, row_max, row_sum, scale, False)
             tlx.local_store(acc[0], tlx.local_load(acc[0]) * alpha[:, None])
             tlx.local_store(p_tile[0], p.to(DTYPE))
             tlx.async_dot(p_tile[0], v_tile[0], acc[0], use_acc=True, mBarriers=[multiplied[0]])
             tlx.barrier_wait(multiplied[0], 1)
 
-        out, lse = softmax_end(tlx.local_load(acc[0]), row_max, row_sum)
+        out, lse = softmax_end(tlx.local_load(acc[0]), row_max, row_sum, scale)
         write_tile(o_desc, q_tile, lse_ptr + head.to(tl.int64) * rows_out, tile, head, out, lse)
 
 

@@ -19,7 +19,6 @@ NO_MAXIMUM = tl.constexpr(-1.0e38)
 # Growth of the maximum, in bits, that is put up with before the accumulator is rescaled: P stays below 2**8, far inside fp16.
 THRESHOLD = tl.constexpr(8.0)
 
-HUGE = tl.constexpr(float(1 << 30))  # of a maximum in log2 units: fp32 numbers there are at least 64 apart
 # at least 4 apart: below it a maximum is off by fewer bits than e4m3 has to spare
 HUGE_MXFP8 = tl.constexpr(float(1 << 26))
 
@@ -46,7 +45,7 @@ class Scale:
 
     The exponent ``s * scale - maximum`` rounds only the maximum. Beyond ``huge`` this rounding error alone can exceed
     the range of P's format. A row with such a large maximum is scaled by a power of two instead, which is exact: scores
-    that differ then differ by 64 bits (MXFP8: 4 bits) or more, so P is 1 at the maximum and 0 (nearly) elsewhere under
+    that differ then differ by 8 bits (MXFP8: 4 bits) or more, so P is 1 at the maximum and 0 (nearly) elsewhere under
     either factor.
     """
 

@@ -26,7 +26,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from jfa.kernels.common.block_lists import EDGES, block_lists
 from jfa.kernels.common.nouns import Span, aggregate
-from jfa.kernels.common.softmax import softmax_end, softmax_step
+from jfa.kernels.common.softmax import scale_of, softmax_end, softmax_step
 from jfa.kernels.hopper.columns import (
     Pieces,
     Tiles,
@@ -165,7 +165,7 @@ def mask_scores(scores, tile, rows, block, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def attend_block(mine, k, v, so_far, count, tile, block, part, scale_log2, cfg, MASKED: tl.constexpr):
+def attend_block(mine, k, v, so_far, count, tile, block, part, scale, cfg, MASKED: tl.constexpr):
     """Compute one key block in the steady state: its scores run beside the previous block's p V, its softmax behind them."""
     scores = score_block(mine, k, count, part, cfg.parts)
     acc = accumulate_block(so_far.p, so_far.acc, v, count - 1)
@@ -175,7 +175,7 @@ def attend_block(mine, k, v, so_far, count, tile, block, part, scale_log2, cfg, 
     if MASKED:
         scores = mask_scores(scores, tile, mine.positions, block, cfg.block_n)
     may_be_empty: tl.constexpr = tile.band.has_lo or tile.band.has_hi
-    p, row_max, row_sum, alpha = softmax_step(scores, so_far.row_max, so_far.row_sum, scale_log2, may_be_empty)
+    p, row_max, row_sum, alpha = softmax_step(scores, so_far.row_max, so_far.row_sum, scale, may_be_empty)
     left = tlx.async_dot_wait(0, acc.left)
     right = acc.right
     if v.width > 0:
@@ -186,25 +186,25 @@ def attend_block(mine, k, v, so_far, count, tile, block, part, scale_log2, cfg, 
 
 
 @triton.jit
-def attend_band(mine, k, v, so_far, count, tile, blocks, part, scale_log2, cfg):
+def attend_band(mine, k, v, so_far, count, tile, blocks, part, scale, cfg):
     """Walk the key blocks of a band behind the first: masked ones at both edges, between them the bulk, which needs no mask."""
     last = blocks.end - 1
     if tile.band.has_hi:
         for back in range(1, blocks.end - blocks.bulk_end):
             block = last - back
-            so_far, count = attend_block(mine, k, v, so_far, count, tile, block, part, scale_log2, cfg, True)
+            so_far, count = attend_block(mine, k, v, so_far, count, tile, block, part, scale, cfg, True)
     for _ in range(min(blocks.bulk_end, last) - blocks.bulk_begin):
-        so_far, count = attend_block(mine, k, v, so_far, count, tile, 0, part, scale_log2, cfg, False)
+        so_far, count = attend_block(mine, k, v, so_far, count, tile, 0, part, scale, cfg, False)
     if tile.band.has_lo:
         left = min(blocks.bulk_begin, last)
         for back in range(left - blocks.first):
             block = left - 1 - back
-            so_far, count = attend_block(mine, k, v, so_far, count, tile, block, part, scale_log2, cfg, True)
+            so_far, count = attend_block(mine, k, v, so_far, count, tile, block, part, scale, cfg, True)
     return so_far, count
 
 
 @triton.jit
-def attend_list(mine, k, v, so_far, count, tile, listed, part, scale_log2, cfg):
+def attend_list(mine, k, v, so_far, count, tile, listed, part, scale, cfg):
     """Walk the listed blocks behind the first. A list rises, so what a band cuts stands at its two ends; see EDGES."""
     bulk = tile.key_blocks(cfg.block_m, cfg.block_n)
     entries = listed.count()
@@ -214,23 +214,23 @@ def attend_list(mine, k, v, so_far, count, tile, listed, part, scale_log2, cfg):
             high += ((back < entries) & (listed.block(back) >= bulk.bulk_end)).to(tl.int32)
         for back in range(1, high):
             block = listed.block(back)
-            so_far, count = attend_block(mine, k, v, so_far, count, tile, block, part, scale_log2, cfg, True)
+            so_far, count = attend_block(mine, k, v, so_far, count, tile, block, part, scale, cfg, True)
     low = 0
     if tile.band.has_lo:
         for ahead in tl.static_range(EDGES):
             left = entries - 1 - ahead
             low += ((left >= high) & (listed.block(left) < bulk.bulk_begin)).to(tl.int32)
     for _ in range(entries - high - low):
-        so_far, count = attend_block(mine, k, v, so_far, count, tile, 0, part, scale_log2, cfg, False)
+        so_far, count = attend_block(mine, k, v, so_far, count, tile, 0, part, scale, cfg, False)
     if tile.band.has_lo:
         for back in range(entries - low, entries):
             block = listed.block(back)
-            so_far, count = attend_block(mine, k, v, so_far, count, tile, block, part, scale_log2, cfg, True)
+            so_far, count = attend_block(mine, k, v, so_far, count, tile, block, part, scale, cfg, True)
     return so_far, count
 
 
 @triton.jit
-def attend_tile(mine, k, v, count, tile, blocks, part, scale_log2, cfg: tl.constexpr):
+def attend_tile(mine, k, v, count, tile, blocks, part, scale, cfg: tl.constexpr):
     """Compute all key blocks of 64 query rows but the last p V. Return (Softmax, count)."""
     scores = score_block(mine, k, count, part, cfg.parts)
     scores = tlx.async_dot_wait(0, scores)
@@ -238,22 +238,22 @@ def attend_tile(mine, k, v, count, tile, blocks, part, scale_log2, cfg: tl.const
     scores = mask_scores(scores, tile, mine.positions, blocks.block(0), cfg.block_n)
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
-    p, row_max, row_sum, alpha = softmax_step(scores, row_max, row_sum, scale_log2, True)
+    p, row_max, row_sum, alpha = softmax_step(scores, row_max, row_sum, scale, True)
     so_far = Softmax(zero_pieces(ROWS, v), row_max, row_sum, p.to(v.left.dtype))
     count += 1
     if cfg.list_heads:
-        return attend_list(mine, k, v, so_far, count, tile, blocks, part, scale_log2, cfg)
+        return attend_list(mine, k, v, so_far, count, tile, blocks, part, scale, cfg)
     else:
-        return attend_band(mine, k, v, so_far, count, tile, blocks, part, scale_log2, cfg)
+        return attend_band(mine, k, v, so_far, count, tile, blocks, part, scale, cfg)
 
 
 @triton.jit
-def store_tile(box_o, o_tiles, slot, lse, rows_out, acc, so_far, tile, row, head):
+def store_tile(box_o, o_tiles, slot, lse, rows_out, acc, so_far, tile, row, head, scale):
     """Finish 64 rows: divide, write the log-sum-exp, and store O by TMA, clipped at the sequence's end."""
-    left, row_lse = softmax_end(acc.left, so_far.row_max, so_far.row_sum)
+    left, row_lse = softmax_end(acc.left, so_far.row_max, so_far.row_sum, scale)
     right = acc.right
     if o_tiles.width > 0:
-        right, row_lse = softmax_end(acc.right, so_far.row_max, so_far.row_sum)
+        right, row_lse = softmax_end(acc.right, so_far.row_max, so_far.row_sum, scale)
     rows = row + tl.arange(0, ROWS)
     tl.store(lse + head.to(tl.int64) * rows_out + tile.out.begin + rows, row_lse, mask=rows < tile.out.length)
     tlx.async_descriptor_store_wait(0)
@@ -267,6 +267,7 @@ def consume(box_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, co
     The next tile is looked up before the epilogue.
     """
     part: tl.constexpr = consumer % cfg.parts
+    scale = scale_of(scale_log2)
     q = q.nth(consumer)
     k = k.nth(consumer // cfg.parts)
     v = v.nth(consumer // cfg.parts)
@@ -284,7 +285,7 @@ def consume(box_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, co
         if not cfg.resident or done == 0:
             tlx.barrier_wait(q.fulls[slot], phase)
         mine = Rows(row + tl.arange(0, ROWS), q, slot)
-        so_far, count = attend_tile(mine, k, v, count, tile, blocks, part, scale_log2, cfg)
+        so_far, count = attend_tile(mine, k, v, count, tile, blocks, part, scale, cfg)
         if not cfg.resident and not cfg.late_queries:
             tlx.barrier_arrive(q.empties[slot], 1)
         acc = accumulate_block(so_far.p, so_far.acc, v, count - 1)
@@ -298,11 +299,11 @@ def consume(box_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, co
         acc = Pieces(left, right)
         v.release(count - 1)
         if cfg.late_queries:
-            store_tile(box_o, o_tiles, slot, lse, rows_out, acc, so_far, tile, row, head)
+            store_tile(box_o, o_tiles, slot, lse, rows_out, acc, so_far, tile, row, head, scale)
             tlx.async_descriptor_store_wait(0)
             tlx.barrier_arrive(q.empties[slot], 1)
         else:
-            store_tile(box_o, o_tiles, consumer, lse, rows_out, acc, so_far, tile, row, head)
+            store_tile(box_o, o_tiles, consumer, lse, rows_out, acc, so_far, tile, row, head, scale)
         tile = next_tile
     if cfg.parts == 2 and part == 0:
         wait_turn(part, cfg.parts)

@@ -79,7 +79,7 @@ SPILLS = {
     "backward-d128-causal": 80,
     "backward-wide-d256-causal": 8,
     "backward-wide-d256-window": 8,
-    "forward-d256-window": 12,
+    "forward-d256-window": 52,
     "backward-resident-q128-d128": 32,
     "backward-resident-q128-d128-static": 32,
     "backward-resident-q128-d128-causal": 736,

@@ -12,9 +12,7 @@ import triton.language as tl
 
 from jfa.kernels.common.block_lists import block_lists
 from jfa.kernels.common.nouns import Band, Span, Tile, aggregate
-from jfa.kernels.common.softmax import at_most_one, hide, lse_to_subtract, softmax_step
-
-LN_2 = tl.constexpr(0.6931471805599453)
+from jfa.kernels.common.softmax import at_most_one, hide, lse_to_subtract, scale_of, softmax_end, softmax_step
 
 
 @aggregate
@@ -121,19 +119,18 @@ def forward_kernel(
         q = matrix(q_ptr, stride_qr, stride_qh, stride_qd, D, BLOCK_D).load(tile.q, queries, head)
         acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
         l, m = tl.zeros([BLOCK_M], tl.float32), tl.full([BLOCK_M], float("-inf"), tl.float32)
+        factors = scale_of(scale)
         listed = lists.of(head, unit // PARTS, tl.to_tensor(0))
         for back in range(listed.entries()):
             block, masked = listed.block(back), listed.masked(back)
             for part in range(COLUMNS // BLOCK_N):
                 keys = block * COLUMNS + part * BLOCK_N + tl.arange(0, BLOCK_N)
                 acc, l, m = attend(
-                    (acc, l, m), q, k, v, tile, queries, keys, head // GROUP, masked, scale, NEGATIVE, PRECISION
+                    (acc, l, m), q, k, v, tile, queries, keys, head // GROUP, masked, factors, NEGATIVE, PRECISION
                 )
-        empty = l == 0.0
-        l = tl.where(empty, 1.0, l)
-        natural = tl.where(empty, float("-inf"), (m + tl.math.log2(l)) * LN_2)
+        acc, natural = softmax_end(acc, m, l, factors)
         Rows(lse_ptr, tl.to_tensor(rows_out)).store(tile.out, queries, head, natural)
-        matrix(out_ptr, num_heads * DV, DV, 1, DV, BLOCK_DV).store(tile.out, queries, head, acc / l[:, None])
+        matrix(out_ptr, num_heads * DV, DV, 1, DV, BLOCK_DV).store(tile.out, queries, head, acc)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from jfa.kernels.common.nouns import aggregate, load_tile
-from jfa.kernels.common.softmax import hide, softmax_end, softmax_step
+from jfa.kernels.common.softmax import hide, scale_of, softmax_end, softmax_step
 from jfa.kernels.portable.rows import Operand, contiguous, padded, per_row, positions
 from jfa.kernels.portable.walk import seen_keys
 
@@ -86,14 +86,15 @@ def forward_kernel(
     v = Operand(v_ptr, v_desc, (v_row, v_head), DV, 1, False).of(tile.kv, kv_head)
     out = contiguous(out_ptr, out_desc, num_kv_heads, DV, GROUP, BOXED).of(tile.out, kv_head)
     lse = per_row(lse_ptr, rows_out, GROUP, BOXED).of(tile.out, kv_head)
+    factors = scale_of(scale)
     if chunks is not None:
-        acc, l, m = attend(q, k, v, tile, part.chunk, part.chunks, scale, c)
+        acc, l, m = attend(q, k, v, tile, part.chunk, part.chunks, factors, c)
         last, acc, l, m = merge(acc, l, m, part)
         if last:
-            finish(acc, l, m, out, lse, tile.row, c)
+            finish(acc, l, m, out, lse, tile.row, factors, c)
     else:
-        acc, l, m = attend(q, k, v, tile, 0, 1, scale, c)
-        finish(acc, l, m, out, lse, tile.row, c)
+        acc, l, m = attend(q, k, v, tile, 0, 1, factors, c)
+        finish(acc, l, m, out, lse, tile.row, factors, c)
 
 
 @triton.jit
@@ -146,9 +147,9 @@ def attend_block(acc, l, m, q, k, v, i, tile, position, scale, c, masked):
 
 
 @triton.jit
-def finish(acc, l, m, out, lse, m0, c):
+def finish(acc, l, m, out, lse, m0, scale, c):
     """Normalise a tile and write its output rows and natural-log LSE; a row without keys gets 0 and -inf."""
-    acc, natural = softmax_end(acc, m, l)
+    acc, natural = softmax_end(acc, m, l, scale)
     lse.store_numbers(m0, natural, c.block_m)
     out.store(m0, acc, c.block_m)
 

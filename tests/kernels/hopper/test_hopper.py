@@ -23,7 +23,7 @@ POLICIES = ("eager", "lazy", "random")
 @pytest.mark.parametrize("seed", range(18))
 def test_random_cases_agree_with_fp64(seed):
     dtype = torch.float16 if seed % 3 == 0 else torch.bfloat16
-    with emulator.options(policy=POLICIES[seed % 3], seed=seed):
+    with emulator.options(policy=POLICIES[seed % 3], seed=seed, contract=seed % 2 == 1):
         judge(random_case(seed, dtype), backend="hopper", deterministic=seed % 5 == 4)
 
 

@@ -26,7 +26,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 def test_random_cases_agree_with_fp64(seed):
     case = random_case(3000 + seed, FP16 if seed % 3 == 0 else BF16, longest=150)
     case = replace(case, dim=DIMS[seed % 7][0], dim_v=DIMS[seed % 7][1], scale_up=1.0)
-    with emulator.options(policy=POLICIES[seed % 3], seed=seed):
+    with emulator.options(policy=POLICIES[seed % 3], seed=seed, contract=seed % 2 == 1):
         judge(case, backend="hopper", deterministic=seed % 5 == 4)
 
 

@@ -42,7 +42,8 @@ def tensors(len_q, len_kv, heads=2, kv_heads=1, dim=16, shared=0, dtype=torch.fl
 @given(seed=st.integers(0, 10**6), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
 @hypothesis_settings(max_examples=16)
 def test_random_problems_agree_with_fp64(seed, dtype):
-    judge(random_case(seed, dtype, longest=100, most=4), backend="portable")
+    with emulator.options(contract=seed % 2 == 1):
+        judge(random_case(seed, dtype, longest=100, most=4), backend="portable")
 
 
 @given(seed=st.integers(0, 10**6), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
