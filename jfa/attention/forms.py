@@ -97,8 +97,13 @@ class Lesson:
 
     def of(self, inputs: Sequence[Tensor]) -> Lesson:
         """Return the lesson of inputs that are aligned like these: itself, if each begins at whole 16 bytes."""
-        misaligned = tuple(x.data_ptr() & 15 != 0 for x in inputs)
-        return self._misaligned.setdefault(misaligned, Lesson()) if any(misaligned) else self
+        misaligned = [x.data_ptr() & 15 != 0 for x in inputs]
+        if not any(misaligned):
+            return self
+        found = self._misaligned.get(tuple(misaligned))
+        if found is None:
+            found = self._misaligned[tuple(misaligned)] = Lesson()
+        return found
 
     def record(self, sizes: dict[str, int], run: Callable) -> tuple[Form | None, tuple | None]:
         """Record a pass that no form serves yet.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jfa.block_sparse.grid import Grid, block_pairs, grid_of, query_grid
+from jfa.block_sparse.grid import Grid, block_pairs, grid_of, query_capacity, query_grid
 from jfa.block_sparse.lists import BlockLists
 from jfa.masks import Band, Block
 
@@ -48,13 +48,14 @@ def check_lists(
     if lists.heads not in {1, num_kv_heads, num_heads}:
         raise ValueError(f"block_lists.heads must be 1, {num_kv_heads} or {num_heads}, got {lists.heads}")
     batches = key_offset.numel() - 1
-    grid_q = query_grid(query_offset, key_offset, total_q, lists.block, broadcast_q)
-    if lists.rows != grid_q.rows or lists.starts.numel() != lists.heads * lists.rows + 1:
+    rows = query_capacity(total_q, batches, lists.block, broadcast_q)
+    if lists.rows != rows or lists.starts.numel() != lists.heads * lists.rows + 1:
         raise ValueError(
-            f"block_lists must have rows = {grid_q.rows} for {total_q} query rows in {batches} sequences and blocks of "
+            f"block_lists must have rows = {rows} for {total_q} query rows in {batches} sequences and blocks of "
             f"{lists.block}, and heads * rows + 1 starts; got rows = {lists.rows} and {lists.starts.numel()} starts"
         )
     if contents:
+        grid_q = query_grid(query_offset, key_offset, total_q, lists.block, broadcast_q)
         grid_k = grid_of(key_offset, total_kv, lists.other_block)
         _check_contents(lists, grid_q, grid_k, Band.make(causal, window_size) if band is None else band)
 

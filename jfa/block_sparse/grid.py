@@ -89,6 +89,11 @@ def capacity_of(total: int, batches: int, block: int) -> int:
     return total // block + batches if batches else 0
 
 
+def query_capacity(total_q: int, batches: int, block: int, broadcast_q: bool) -> int:
+    """Return the rows of a :func:`query_grid`, known from shapes alone."""
+    return batches * -(-total_q // block) if broadcast_q else capacity_of(total_q, batches, block)
+
+
 def of_rows(per_sequence: Tensor, grid: Grid) -> Tensor:
     return per_sequence[grid.seq] if grid.rows else grid.seq
 

@@ -129,6 +129,12 @@ class Tape:
         size, stride = (tuple(self._nth(x) for x in y) for y in (found.size, found.stride))
         return replace(found, offset=self._nth(found.offset), size=size, stride=stride)
 
+    def _spot(self, place: Place) -> Place:
+        """Return a place as :meth:`_locate` does, whose size and stride are each one of the values."""
+        found = self._locate(place)
+        numbers = dict(offset=self._nth(found.offset), size=self._nth(found.size), stride=self._nth(found.stride))
+        return replace(found, **numbers)
+
     def _located(self, step: Launch | Fill | ByTorch) -> Launch | Fill | ByTorch:
         def located(x):
             if isinstance(x, Place):
@@ -139,7 +145,7 @@ class Tape:
         if isinstance(step, Fill):
             return Fill(located(step.place), step.word, self._nth(step.words))
         if isinstance(step, ByTorch):
-            return replace(step, args=mapped(mapped(step.args, self._whole_place, Place), self._nth, Size))
+            return replace(step, args=mapped(mapped(step.args, self._spot, Place), self._nth, Size))
         grid, args = tuple(self._nth(x) for x in step.grid), tuple(located(x) for x in step.args)
         return replace(step, grid=grid, args=args)
 
@@ -230,7 +236,7 @@ class Deck:
             if isinstance(step, Fill):
                 self._steps.append((None, self._slot(step.place), step.word, step.words))
             elif isinstance(step, ByTorch):
-                self._steps.append((None, partial(_call, step, tape.roles), None, None))
+                self._steps.append((None, _compiled_call(step, tape), None, None))
             else:
                 pointers += self._lay_out(step)
         count = max(1, len(self._where))
@@ -337,22 +343,53 @@ class Deck:
                     driver.retry(code, index, fill, self.addresses[function], table, words, stream)
 
 
-def _call(
-    step: ByTorch, roles: list[str], values: tuple, inputs: Sequence[Tensor], results: list[Tensor], kept, scratch
-):
-    """Call what is left to torch, with tensors and numbers for the places and names of ``step``."""
-    own = dict(kept=kept, scratch=scratch)
+def _compiled_call(step: ByTorch, tape: Tape) -> Callable:
+    """Return a function of (values, inputs, results, kept, scratch) that calls what is left to torch.
 
-    def tensor(place: Place) -> Tensor:
-        size, stride = (tuple(resolved(x, values) for x in y) for y in (place.size, place.stride))
-        elements = resolved(place.offset, values) // place.dtype.itemsize
-        if place.source in own:
-            return own[place.source].view(place.dtype).as_strided(size, stride, elements)
-        base = results[place.source[1]] if isinstance(place.source, tuple) else inputs[roles.index(place.source)]
-        return base.as_strided(size, stride, base.storage_offset() + elements)
+    It is written out, too: taking the arguments apart in every call would take longer than most of what torch does with them.
+    """
+    names: dict = dict(function=step.function, grad=torch.is_grad_enabled, no_grad=torch.no_grad)
+    written = []
+    for i, x in enumerate(step.args):
+        if isinstance(x, Place):
+            names[f"dtype{i}"] = x.dtype
+            written.append(_written(x, tape, f"dtype{i}"))
+        elif type(x) is Nth:
+            written.append(f"values[{int(x)}]")
+        elif leaves(x, Place) or leaves(x, Nth):
+            sources = {place: compile(_written(place, tape, "dtype"), "tape", "eval") for place in leaves(x, Place)}
+            names[f"rebuilt{i}"] = partial(_rebuilt, x, sources)
+            written.append(f"rebuilt{i}(values, inputs, results, kept, scratch)")
+        else:
+            names[f"x{i}"] = x
+            written.append(f"x{i}")
+    lines = [
+        "def call(values, inputs, results, kept, scratch):",
+        f"    if not grad(): return function({', '.join(written)})",
+        f"    with no_grad(): return function({', '.join(written)})",
+    ]
+    exec("\n".join(lines), names)
+    return names["call"]
 
-    with torch.no_grad():
-        step.function(*mapped(mapped(step.args, tensor, Place), lambda n: values[n], Nth))
+
+def _written(place: Place, tape: Tape, dtype: str) -> str:
+    """Return the source of a tensor at a place, whose size and stride are each one of the values."""
+    size, stride = f"values[{int(place.size)}]", f"values[{int(place.stride)}]"
+    offset = f"values[{int(place.offset)}]" if type(place.offset) is Nth else f"{place.offset}"
+    elements = f"{offset} // {place.dtype.itemsize}"
+    if place.source in ("kept", "scratch"):
+        return f"{place.source}.view({dtype}).as_strided({size}, {stride}, {elements})"
+    if isinstance(place.source, tuple):
+        return f"results[{place.source[1]}].as_strided({size}, {stride}, {elements})"
+    base = f"inputs[{tape.roles.index(place.source)}]"
+    return f"{base}.as_strided({size}, {stride}, {base}.storage_offset() + {elements})"
+
+
+def _rebuilt(x: object, sources: dict, *given) -> object:
+    """Return a structure with tensors and numbers for its places and names; ``given`` as :func:`_compiled_call`'s function."""
+    names = dict(zip(("values", "inputs", "results", "kept", "scratch"), given))
+    tensor = lambda place: eval(sources[place], names | {"dtype": place.dtype})
+    return mapped(mapped(x, tensor, Place), lambda n: given[0][n], Nth)
 
 
 def _packet(step: Launch) -> Packet:
