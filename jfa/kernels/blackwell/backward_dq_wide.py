@@ -7,8 +7,8 @@
     mma       1 warp    the three products
     store     1 warp    TMA: dQ to memory
 
-As :mod:`jfa.kernels.blackwell.backward_dq`, but dQ leaves as it is returned, through the memory of Q; and blocks are of 64 keys,
-since S twice, dP and dQ of 128 keys would need 576 of 512 columns of tensor memory.
+As :mod:`jfa.kernels.blackwell.backward_dq`, but dQ is stored as it is returned, not in fp32; and blocks are of 64 keys, since S
+twice, dP and dQ of 128 keys would need 576 of 512 columns of tensor memory.
 """
 
 import triton
@@ -21,10 +21,12 @@ from jfa.kernels.blackwell.tails import (
     TailRing,
     TailSums,
     add_half,
+    alloc_pieces,
     alloc_tail_ring,
     alloc_tail_sums,
     score,
-    write_half,
+    store_piece,
+    write_piece,
 )
 from jfa.kernels.common.nouns import aggregate
 from jfa.kernels.common.packed import fma_pairs
@@ -34,6 +36,7 @@ from jfa.kernels.common.units import first_unit
 
 BLOCK_N = WIDE_BLOCK  # keys of a block
 HALF_N = tl.constexpr(BLOCK_N.value // 2)  # of a compute group
+PIECES = tl.constexpr(3)  # of 64 columns of dQ
 
 
 @triton.jit
@@ -44,8 +47,7 @@ def wide_dq_kernel(
     k_tail_desc,
     v_desc,
     do_desc,
-    dq_desc,
-    dq_tail_desc,
+    dq_desc,  # boxes of 64 columns
     lse_ptr,  # [H, padded_count] fp32, in base 2
     delta_ptr,  # [H, padded_count] fp32
     records_ptr,
@@ -88,7 +90,7 @@ def wide_dq_kernel(
             walk = first_unit(counts_ptr, cfg.heads)
             while walk.going():
                 tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
-                store_tile(Boxes(dq_desc, dq_tail_desc), memory, tile, walk)
+                store_tile(dq_desc, memory.pieces, tile, walk)
                 walk = walk.next(0, False)
 
 
@@ -109,7 +111,7 @@ class Scores:
 
 @aggregate
 class Memory:
-    """What the roles of a CTA hand to each other; ``do`` comes and goes with ``q``, through whose buffers dQ leaves."""
+    """Buffers and barriers shared by the roles of a CTA; ``do`` is loaded and freed with ``q``."""
 
     q: TailRing
     do: tlx.buffered_tensor
@@ -117,8 +119,9 @@ class Memory:
     v: Ring
     scores: Scores
     dq: TailSums
-    dq_fulls: tlx.mbarrier  # the tile's last product is done, Q and dO will not be read again
-    out_fulls: tlx.mbarrier  # dQ has been read from TMEM and written to SMEM
+    dq_fulls: tlx.mbarrier  # the tile's last product is done
+    dq_empties: tlx.mbarrier  # both compute groups have read dQ
+    pieces: Ring  # of dQ on their way to memory
 
 
 @triton.jit
@@ -135,8 +138,8 @@ def alloc_memory(DTYPE: tl.constexpr, cfg: tl.constexpr):
     storage.set_buffer_overlap(tlx.reuse_group(s, ds, group_type=tlx.reuse_group_type.shared))
     dp = tlx.local_alloc((BLOCK_M, BLOCK_N), tl.float32, 1, tlx.storage_kind.tmem)
     scores = Scores(s, ds, dp, tlx.alloc_barriers(2), tlx.alloc_barriers(1), tlx.alloc_barriers(2))
-    out_fulls = tlx.alloc_barriers(1, arrive_count=2)
-    return Memory(q, do, k, v, scores, alloc_tail_sums(BLOCK_M, cfg), tlx.alloc_barriers(1), out_fulls)
+    empties, pieces = tlx.alloc_barriers(1, arrive_count=2), alloc_pieces(BLOCK_M, cfg.tail_dim, DTYPE)
+    return Memory(q, do, k, v, scores, alloc_tail_sums(BLOCK_M, cfg), tlx.alloc_barriers(1), empties, pieces)
 
 
 @triton.jit
@@ -164,8 +167,8 @@ def load_keys(k_boxes, v_desc, memory, tile, kv_head, count):
 #   2  dQ    += dS(i-1) K    half by half as the compute groups publish dS
 #   3  dP(i)  = dO V(i)^T    over dP(i-1), which was read before dS(i-1) was published
 #
-# Products run in the order of their issue. A new tile's Q is there only after dQ of the tile before has left through its buffer:
-# so 2 may overwrite its tensor memory.
+# Products run in the order of their issue. A tile's first 2 waits until both groups have read dQ of the tile before. Its last 3
+# frees Q and dO, so those of the next tile come while this one ends.
 
 
 @triton.jit
@@ -180,6 +183,8 @@ def multiply_tile(memory, tile, walk, count):
             slot, phase = k.main.slot(count)
             tlx.barrier_wait(k.main.fulls[slot], phase)
             score(q, 0, k, slot, scores.s[count & 1], scores.s_fulls[count & 1])
+        if step == 1:
+            tlx.barrier_wait(memory.dq_empties[0], (walk.done & 1) ^ 1)
         if step > 0:
             multiply_ds(memory, count - 1, step > 1)
         if step < steps:
@@ -189,6 +194,8 @@ def multiply_tile(memory, tile, walk, count):
             tlx.async_dot(memory.do[0], v_transposed, scores.dp[0], use_acc=False, mBarriers=[scores.dp_fulls[0]])
             tlx.tcgen05_commit(v.empties[slot])
             count += 1
+        if step + 1 == steps:
+            tlx.tcgen05_commit(q.main.empties[0])
     tlx.tcgen05_commit(memory.dq_fulls[0])
     return count
 
@@ -238,20 +245,20 @@ def compute_stretch(scores, half: tl.constexpr, tile, begin, end, rows, count, s
 
 @triton.jit
 def write_dq(memory, half: tl.constexpr, done, sm_scale):
-    """Copy half of dQ's columns to the SMEM of Q, which the tile no longer needs."""
+    """Copy half of each piece of dQ to SMEM. Then the next tile's products may overwrite it."""
+    WIDTH: tl.constexpr = memory.pieces.buffers.shape[1]
+    count = PIECES * done
     tlx.barrier_wait(memory.dq_fulls[0], done & 1)
-    write_half(memory.dq.main[0], half, sm_scale, memory.q.main.buffers[0])
-    write_half(memory.dq.tail[0], half, sm_scale, memory.q.tails[0])
-    tlx.fence("async_shared")
-    tlx.barrier_arrive(memory.out_fulls[0])
+    for i in tl.static_range(2):
+        write_piece(memory.dq.main[0], i * WIDTH, half, sm_scale, memory.pieces, count + i)
+    write_piece(memory.dq.tail[0], 0, half, sm_scale, memory.pieces, count + 2)
+    tlx.barrier_arrive(memory.dq_empties[0])
 
 
 @triton.jit
-def store_tile(dq_boxes, memory, tile, walk):
-    """Copy dQ from SMEM to memory; boxes end with the sequence. Then the next Q and dO may come."""
-    MAIN: tl.constexpr = memory.q.main.buffers.shape[1]
-    tlx.barrier_wait(memory.out_fulls[0], walk.done & 1)
-    tlx.async_descriptor_store(dq_boxes.main, memory.q.main.buffers[0], tile.q.box(tile.row, walk.head()))
-    tlx.async_descriptor_store(dq_boxes.tail, memory.q.tails[0], tile.q.box(tile.row, walk.head(), MAIN))
-    tlx.async_descriptor_store_wait(0)
-    tlx.barrier_arrive(memory.q.main.empties[0])
+def store_tile(dq_desc, pieces, tile, walk):
+    """Copy dQ from SMEM to memory, piece by piece."""
+    WIDTH: tl.constexpr = pieces.buffers.shape[1]
+    for i in tl.static_range(3):
+        box = tile.q.box(tile.row, walk.head(), i * WIDTH)
+        store_piece(dq_desc, pieces, PIECES * walk.done + i, box)

@@ -6,7 +6,7 @@ For a tile of 128 keys of one key/value head, each query head of its group and e
     dP^T = V dO^T          dS^T = P^T (dP^T - delta)           dK += dS^T Q
 
     load       4 warps   TMA: K and V once per tile; per block Q with its rows' lse and delta, and dO
-    compute    2 x 4     each group half of the queries: P^T and dS^T into TMEM where S^T was; at the end dK and dV into SMEM
+    compute    2 x 4     each group half of the queries: P^T and dS^T into TMEM where S^T was; at the end dV and dK into SMEM
     mma        1 warp    the four products
     store      1 warp    TMA: dK and dV to memory
 
@@ -26,10 +26,12 @@ from jfa.kernels.blackwell.tails import (
     TailRing,
     TailSums,
     add_half,
+    alloc_pieces,
     alloc_tail_ring,
     alloc_tail_sums,
     score,
-    write_half,
+    store_piece,
+    write_piece,
 )
 from jfa.kernels.common.nouns import RowPointers, aggregate
 from jfa.kernels.common.packed import fma_pairs
@@ -39,6 +41,7 @@ from jfa.kernels.common.units import first_unit
 
 BLOCK_M = WIDE_BLOCK  # queries of a block
 HALF_M = tl.constexpr(BLOCK_M.value // 2)  # of a compute group
+PIECES = tl.constexpr(5)  # of 64 columns: two of dV, three of dK
 
 
 @triton.jit
@@ -49,8 +52,7 @@ def wide_backward_kernel(
     k_tail_desc,
     v_desc,
     do_desc,
-    dk_desc,
-    dk_tail_desc,
+    dk_desc,  # boxes of 64 columns, as of dV
     dv_desc,
     lse_ptr,  # [H, padded_count] fp32, in base 2
     delta_ptr,  # [H, padded_count] fp32
@@ -94,7 +96,7 @@ def wide_backward_kernel(
             walk = first_unit(counts_ptr, cfg.heads)
             while walk.going():
                 tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
-                store_tile(Boxes(dk_desc, dk_tail_desc), dv_desc, memory, tile, walk)
+                store_tile(dk_desc, dv_desc, memory.pieces, tile, walk)
                 walk = walk.next(0, False)
 
 
@@ -119,7 +121,7 @@ class Scores:
 
 @aggregate
 class Memory:
-    """What the roles of a CTA hand to each other. dK and dV leave through the buffers of K and V."""
+    """Buffers and barriers shared by the roles of a CTA."""
 
     k: TailRing
     v: Ring
@@ -129,8 +131,9 @@ class Memory:
     scores: Scores
     dk: TailSums
     dv: tlx.buffered_tensor
-    dkv_fulls: tlx.mbarrier  # the tile's last product is done, K and V will not be read again
-    out_fulls: tlx.mbarrier  # dK and dV have been read from TMEM and written to SMEM
+    dkv_fulls: tlx.mbarrier  # the tile's last product is done
+    dkv_empties: tlx.mbarrier  # both compute groups have read dK and dV
+    pieces: Ring  # of dV, then dK, on their way to memory
 
 
 @triton.jit
@@ -145,8 +148,8 @@ def alloc_memory(DTYPE: tl.constexpr, cfg: tl.constexpr):
     rows = RowConstants(lses, tlx.local_alloc((BLOCK_M,), tl.float32, q.main.stages), q.main)
     dv = tlx.local_alloc((BLOCK_N, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem)
     dk = alloc_tail_sums(BLOCK_N, cfg)
-    out_fulls = tlx.alloc_barriers(1, arrive_count=2)
-    return Memory(k, v, q, do, rows, alloc_scores(DTYPE), dk, dv, tlx.alloc_barriers(1), out_fulls)
+    empties, pieces = tlx.alloc_barriers(1, arrive_count=2), alloc_pieces(BLOCK_N, cfg.tail_dim, DTYPE)
+    return Memory(k, v, q, do, rows, alloc_scores(DTYPE), dk, dv, tlx.alloc_barriers(1), empties, pieces)
 
 
 @triton.jit
@@ -196,8 +199,8 @@ def load_queries(q_boxes, do_desc, constants, memory, tile, walk, count, cfg: tl
 #   4  dP(i)  = V dO(i)^T       over dP(i-1), which was read before dS(i-1) was published
 #
 # Products run in the order of their issue. The compute groups make dS(i-1) during 1 and 2, and P(i) during 3 and 4. P may be
-# published a block ahead of 2, so it has a barrier per S. A new tile's K and V are there only after dK and dV of the tile before
-# have left through their buffers: so 2 and 3 may overwrite their tensor memory.
+# published a block ahead of 2, so it has a barrier per S. A tile's first 2 waits until both groups have read dK and dV of the
+# tile before. K is freed by a tile's last 1 and V by its last 4, so those of the next tile come while this one ends.
 
 
 @triton.jit
@@ -211,6 +214,10 @@ def multiply_tile(memory, tile, walk, count, cfg: tl.constexpr):
             slot, phase = q.main.slot(count)
             tlx.barrier_wait(q.main.fulls[slot], phase)
             score(k, 0, q, slot, scores.s[count & 1], scores.s_fulls[count & 1])
+        if step + 1 == steps:
+            tlx.tcgen05_commit(k.main.empties[0])
+        if step == 1:
+            tlx.barrier_wait(memory.dkv_empties[0], (walk.done & 1) ^ 1)
         if step > 0:
             multiply_weights(memory, count - 1, step > 1)
         else:
@@ -221,6 +228,8 @@ def multiply_tile(memory, tile, walk, count, cfg: tl.constexpr):
             do_transposed = tlx.local_trans(do.buffers[slot])
             tlx.async_dot(v.buffers[0], do_transposed, scores.dp[0], use_acc=False, mBarriers=[scores.dp_fulls[0]])
             count += 1
+        if step + 1 == steps:
+            tlx.tcgen05_commit(v.empties[0])
     tlx.tcgen05_commit(memory.dkv_fulls[0])
     return count
 
@@ -294,27 +303,27 @@ def compute_stretch(memory, half: tl.constexpr, tile, begin, end, count, scale_l
 
 @triton.jit
 def write_gradients(memory, half: tl.constexpr, done, sm_scale):
-    """Copy half of dK's and dV's columns to the SMEM of K and V, which the tile no longer needs."""
+    """Copy half of each piece of dV and dK to SMEM. Then the next tile's products may overwrite them."""
+    WIDTH: tl.constexpr = memory.pieces.buffers.shape[1]
+    pieces, count = memory.pieces, PIECES * done
     tlx.barrier_wait(memory.dkv_fulls[0], done & 1)
-    write_half(memory.dv[0], half, 1.0, memory.v.buffers[0])
-    write_half(memory.dk.main[0], half, sm_scale, memory.k.main.buffers[0])
-    write_half(memory.dk.tail[0], half, sm_scale, memory.k.tails[0])
-    tlx.fence("async_shared")
-    tlx.barrier_arrive(memory.out_fulls[0])
+    for i in tl.static_range(2):
+        write_piece(memory.dv[0], i * WIDTH, half, 1.0, pieces, count + i)
+    for i in tl.static_range(2):
+        write_piece(memory.dk.main[0], i * WIDTH, half, sm_scale, pieces, count + 2 + i)
+    write_piece(memory.dk.tail[0], 0, half, sm_scale, pieces, count + 4)
+    tlx.barrier_arrive(memory.dkv_empties[0])
 
 
 # --------------------------------------------------------------------------------------------------------------- store
 
 
 @triton.jit
-def store_tile(dk_boxes, dv_desc, memory, tile, walk):
-    """Copy dK and dV from SMEM to memory; boxes end with the sequence. Then the next K and V may come."""
-    MAIN: tl.constexpr = memory.v.buffers.shape[1]
-    tlx.barrier_wait(memory.out_fulls[0], walk.done & 1)
-    box = tile.kv.box(tile.row, walk.head())
-    tlx.async_descriptor_store(dv_desc, memory.v.buffers[0], box)
-    tlx.async_descriptor_store(dk_boxes.main, memory.k.main.buffers[0], box)
-    tlx.async_descriptor_store(dk_boxes.tail, memory.k.tails[0], tile.kv.box(tile.row, walk.head(), MAIN))
-    tlx.async_descriptor_store_wait(0)
-    tlx.barrier_arrive(memory.k.main.empties[0])
-    tlx.barrier_arrive(memory.v.empties[0])
+def store_tile(dk_desc, dv_desc, pieces, tile, walk):
+    """Copy dV and dK from SMEM to memory, piece by piece."""
+    WIDTH: tl.constexpr = pieces.buffers.shape[1]
+    count, head = PIECES * walk.done, walk.head()
+    for i in tl.static_range(2):
+        store_piece(dv_desc, pieces, count + i, tile.kv.box(tile.row, head, i * WIDTH))
+    for i in tl.static_range(3):
+        store_piece(dk_desc, pieces, count + 2 + i, tile.kv.box(tile.row, head, i * WIDTH))

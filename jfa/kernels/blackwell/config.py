@@ -202,8 +202,8 @@ class WideConfig(Config):
     """
 
     tail_dim: int = TAIL
-    slots: int = 4
-    value_slots: int = 3
+    slots: int = 3
+    value_slots: int = 2
     compute_registers: int = 176
     small_registers: int = 64
 

@@ -1,7 +1,7 @@
 """Rows of up to 192 columns in the Blackwell backward: a box of 128 columns and a *tail* of 64.
 
-A product over columns is two products into one sum, a sum with columns is two sums side by side. Results leave through the memory
-of an operand of the same size, which the tile no longer needs.
+A product over columns is two products into one sum, a sum with columns is two sums side by side. Results are stored in pieces of 64
+columns, so that the operands of the next tile can be loaded meanwhile.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
@@ -91,9 +91,32 @@ def add_half(left, column: tl.constexpr, b, slot, half: tl.constexpr, sums, use_
 
 
 @triton.jit
-def write_half(sums, half: tl.constexpr, scale, to):
-    """Copy half of the columns of sums [128, columns] in TMEM, times ``scale``, to a buffer in SMEM."""
-    ROWS: tl.constexpr = to.shape[0]
-    HALF: tl.constexpr = to.shape[1] // 2
-    part = tlx.local_load(tlx.subslice(sums, half * HALF, HALF)) * scale
-    tlx.local_store(tlx.local_slice(to, [0, half * HALF], [ROWS, HALF]), part.to(to.dtype))
+def alloc_pieces(ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr):
+    """Allocate the ring through which a result is stored in pieces of some columns; both compute groups fill a piece."""
+    buffers = tlx.local_alloc((ROWS, COLUMNS), DTYPE, 2)
+    return Ring(buffers, tlx.alloc_barriers(2, arrive_count=2), tlx.alloc_barriers(2), 2, 0, 0)
+
+
+@triton.jit
+def write_piece(sums, first: tl.constexpr, half: tl.constexpr, scale, pieces, count):
+    """Copy half of a piece, which begins at column ``first`` of sums in TMEM, times ``scale``, to the count-th slot."""
+    ROWS: tl.constexpr = pieces.buffers.shape[0]
+    HALF: tl.constexpr = pieces.buffers.shape[1] // 2
+    slot, phase = pieces.slot(count)
+    part = tlx.local_load(tlx.subslice(sums, first + half * HALF, HALF)) * scale
+    tlx.barrier_wait(pieces.empties[slot], phase ^ 1)
+    tlx.local_store(
+        tlx.local_slice(pieces.buffers[slot], [0, half * HALF], [ROWS, HALF]), part.to(pieces.buffers.dtype)
+    )
+    tlx.fence("async_shared")
+    tlx.barrier_arrive(pieces.fulls[slot])
+
+
+@triton.jit
+def store_piece(desc, pieces, count, box):
+    """Copy the count-th piece to memory; the box ends with the sequence."""
+    slot, phase = pieces.slot(count)
+    tlx.barrier_wait(pieces.fulls[slot], phase)
+    tlx.async_descriptor_store(desc, pieces.buffers[slot], box)
+    tlx.async_descriptor_store_wait(0)
+    tlx.barrier_arrive(pieces.empties[slot])

@@ -270,14 +270,15 @@ def _wide_numbers() -> dict[str, str]:
 
 def _wide(name: str, problem: Problem) -> CompileConfig:
     rows = WIDE_BLOCK.value
-    signature = _boxes("q+", rows) | _boxes("k+ v") | _boxes("do", rows) | _boxes("dk+ dv") | _wide_numbers()
+    signature = _boxes("q+", rows) | _boxes("k+ v") | _boxes("do", rows)
+    signature |= dict.fromkeys(("dk_desc", "dv_desc"), _box(TAIL)) | _wide_numbers()
     cfg, kernel = wide_config(problem, keys=True), "backward_wide:wide_backward_kernel"
     return _attention(f"backward-wide-{name}", kernel, signature, cfg, WIDE_ROLES, BACKWARD_SPILLS)
 
 
 def _wide_dq(name: str, problem: Problem) -> CompileConfig:
     rows = WIDE_BLOCK.value
-    signature = _boxes("q+") | _boxes("k+ v", rows) | _boxes("do dq+") | _wide_numbers()
+    signature = _boxes("q+") | _boxes("k+ v", rows) | _boxes("do") | {"dq_desc": _box(TAIL)} | _wide_numbers()
     cfg, kernel = wide_config(problem, keys=False), "backward_dq_wide:wide_dq_kernel"
     return _attention(f"dq-wide-{name}", kernel, signature, cfg, WIDE_ROLES, BACKWARD_SPILLS)
 

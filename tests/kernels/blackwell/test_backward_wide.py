@@ -150,8 +150,15 @@ CASES = {
 }
 # (how, the broken line): why nothing needs to find it.
 ROWS_HERE = "tlx.barrier_wait(ring.fulls[slot], phase)"
+DKV_READ = "tlx.barrier_wait(memory.dkv_empties[0], (walk.done & 1) ^ 1)"
 ARGUED = {
     "dkdv": {
+        (
+            "drop",
+            DKV_READ,
+        ): "a group's last piece waits for the slot of the third, which both groups fill behind dV; and dK's "
+        "first product stands behind P of both; kept, for it does not hang on the number of slots",
+        ("late", DKV_READ): "as above",
         ("drop", ROWS_HERE): "S comes after Q, whose barrier lse and delta share; kept, for a copy engine's writes are "
         "promised to those who wait on the copy's own barrier",
         ("late", ROWS_HERE): "as above",
