@@ -260,6 +260,8 @@ def _load_block_pointer(pointer, mask, other, boundary_check, padding_option):
     padding_option = tl.core._unwrap_if_constexpr(padding_option) or ""
     if padding_option not in ("", "zero", "nan"):
         raise ValueError(f"Padding option {padding_option} not supported")
+    if padding_option == "nan" and pointer.base.dtype.element_ty.is_int():
+        raise ValueError("Padding option `nan` is not supported for integer block pointers")
     pointers, mask = pointer._materialize(boundary_check, _semantic=Hooks.semantic)
     fill = {"": None, "zero": 0, "nan": float("nan")}[padding_option]
     return load(fix(pointers), mask, None if mask is None else fill)
@@ -270,6 +272,38 @@ def _store_block_pointer(pointer, value, mask, boundary_check):
         raise ValueError("`mask` argument cannot be specified for storing block pointers")
     pointers, mask = pointer._materialize(boundary_check, _semantic=Hooks.semantic)
     return store(fix(pointers), value, mask)
+
+
+_BLOCK_POINTER = getattr(tl.core, "_block_ptr", None)  # a class of its own in some versions of Triton, else a tensor
+
+if _BLOCK_POINTER is not None:
+
+    class BlockPointer(_BLOCK_POINTER):
+        """A block pointer whose methods run here."""
+
+        def advance(self, offsets):
+            return advance(self, offsets)
+
+        def load(self, mask=None, other=None, boundary_check=(), padding_option="", **hints):
+            return load(self, mask, other, boundary_check, padding_option, **hints)
+
+        def store(self, value, mask=None, boundary_check=(), **hints):
+            return store(self, value, mask, boundary_check, **hints)
+
+    def _block_pointer(made):
+        object.__setattr__(made, "__class__", BlockPointer)
+        return made
+
+    def make_block_ptr(base, shape, strides, offsets, block_shape, order):
+        """Emulate tl.make_block_ptr."""
+        raw = tl.make_block_ptr.__wrapped__
+        return _block_pointer(raw(base, shape, strides, offsets, block_shape, order, _semantic=Hooks.semantic))
+
+    def advance(base, offsets):
+        """Emulate tl.advance."""
+        if not isinstance(base, _BLOCK_POINTER):
+            raise ValueError("`tl.advance` only supports block pointers created by `tl.make_block_ptr`")
+        return _block_pointer(_BLOCK_POINTER.advance(base, offsets, _semantic=Hooks.semantic))
 
 
 # ---- atomics
@@ -413,6 +447,8 @@ FUNCTIONS |= {
     "atomic_store": atomic_store,
     "atomic_poll": atomic_poll,
 }
+if _BLOCK_POINTER is not None:
+    FUNCTIONS |= {"make_block_ptr": make_block_ptr, "advance": advance}
 
 
 @carry.carrying_builder

@@ -19,6 +19,7 @@ from ..context import context
 from ..errors import NotSupported
 from ..locations import MARK
 from . import extension, language, owners, support
+from .explain import cause_of, translate
 from .rewrite import Source, compile_function
 from .tensor import Tensor, fix, install_members
 
@@ -73,13 +74,20 @@ class EmulatedFunction:
         fresh = self.function is None or self._text() is not self._bound_text
         if fresh or len(cells) != len(self._cells) or any(a is not b for a, b in zip(cells, self._cells)):
             self._build(cells)
+        self._bind_globals()
+        missing = frozenset(name for name in self._names if name not in self.globals and name not in _BUILTINS)
+        if missing != self._missing:
+            self._build(cells, missing)
+            self._bind_globals()
+
+    def _bind_globals(self):
         user = self.python.__globals__
         for name in self._names:
             value = user.get(name, _ABSENT)
             if value is not self._seen.get(name, _UNSEEN):
                 self._bind_global(name, value)
 
-    def _build(self, cells):
+    def _build(self, cells, missing=frozenset()):
         free = self.python.__code__.co_freevars
         try:
             self._source = Source.of(self.jit, self.python)
@@ -89,7 +97,8 @@ class EmulatedFunction:
                 cause="it was made by exec from text: register the text with linecache, or define it in a file or a notebook cell.",
             ) from error
         self._bound_text = self._text()
-        code = compile_function(self._source, free)
+        code, branches = compile_function(self._source, free, missing)
+        self._missing = missing
         self.globals = {
             MARK: self,
             "__builtins__": _BUILTINS,
@@ -97,6 +106,7 @@ class EmulatedFunction:
         }
         self.globals |= {f"__jfa_{k}": v for k, v in support.HELPERS.items()}
         self.globals["__jfa_register_task"] = register_task
+        self.globals["__jfa_branches"] = branches
         self._seen, self.forbidden, self._cells, self._tlx = {}, {}, cells, None
         exec(code, self.globals)
         self._named = _global_names(code)
@@ -128,6 +138,15 @@ class EmulatedFunction:
         if self._tlx is None:
             self._tlx = self._reaches_tlx()
         return self._tlx
+
+    def written(self, path):
+        """Return what a global or enclosing name and attributes of it stand for in the user's own module; None where nothing."""
+        enclosing = dict(zip(self.python.__code__.co_freevars, self._cells))
+        value = enclosing.get(path[0], self.python.__globals__.get(path[0], language.BUILTINS.get(path[0], _ABSENT)))
+        value = _BUILTINS.get(path[0]) if value is _ABSENT else value
+        for name in path[1:]:
+            value = getattr(value, name, None)
+        return value
 
     def names(self, name):
         """Return whether this function or one it reaches has that name, or an attribute of that name, in it."""
@@ -527,7 +546,18 @@ def register_task(spec, function, variables, names, name, line, owner=None):
     private = {n: variables[n] for n in names if n in variables}
     _refuse_captured_blocks(spec, function, private)
     file = function.__code__.co_filename
-    return tlx.register_task(spec, lambda: function(private), name, (file, line))
+    return tlx.register_task(spec, lambda: _run_task(function, private), name, (file, line))
+
+
+def _run_task(function, private):
+    """Run a task's body; what the compiler would refuse in it is raised as the compiler's error."""
+    try:
+        function(private)
+    except Exception as error:
+        translated = translate(error)
+        if translated is error:
+            raise
+        raise translated from cause_of(error)
 
 
 def _refuse_captured_blocks(spec, function, private):

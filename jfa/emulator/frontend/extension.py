@@ -20,11 +20,13 @@ class Extension:
 
     Attributes:
         module: the registered module, None before. load: a function that imports it.
+        at_end: called with a CTA when its program has ended.
         handed: type of value -> function(value, whether it is returned) that says why a jit function cannot take or return it.
     """
 
     module: ModuleType | None = None
     load: Callable[[], object] | None = None
+    at_end: Callable[[Any], None] | None = None
     handed: ClassVar[dict[type, Callable[[Any, bool], str | None]]] = {}
 
 

@@ -11,7 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from .. import dtypes
 from ..context import Launch, context, running
 from ..memory import Allocation, GlobalMemory, TensorMap
-from . import access, support
+from . import access, extension, support
 from .access import Descriptor
 from .binding import EmulatedFunction, bind, emulated, is_jit
 from .explain import cause_of, returned, translate
@@ -297,6 +297,8 @@ def _run_program(function, values):
         result = function(**values)
         if isinstance(result, tl.tensor):
             raise returned(function)
+        if extension.Extension.at_end is not None:
+            extension.Extension.at_end(context.launch.task.cta)
     except Exception as error:
         translated = translate(error)
         if translated is error:

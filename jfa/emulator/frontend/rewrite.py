@@ -16,6 +16,11 @@ import re
 import textwrap
 from collections import Counter
 
+import triton.language as tl
+
+from ..locations import MARK
+from . import branches
+
 REFUSED = (
     ast.Break, ast.Continue, ast.Try, ast.Raise, ast.Delete, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.ClassDef,
     ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Match,
@@ -23,6 +28,7 @@ REFUSED = (
 REFUSED_EXPRESSIONS = (
     ast.Lambda, ast.GeneratorExp, ast.SetComp, ast.DictComp, ast.Set, ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr,
 )  # fmt: skip
+_TYPE_NAMES = frozenset(name for name, value in vars(tl).items() if isinstance(value, tl.dtype))
 _LANGUAGES = ("tl", "tlx", "triton")  # names of modules, so no field of a config
 _NAMED_CALLS = re.compile(r"alloc|storage_alias|create_context|make_tensor_descriptor")
 
@@ -198,6 +204,15 @@ def _chain(node):
     return (node.id, tuple(reversed(path))) if path and isinstance(node, ast.Name) else (None, ())
 
 
+def _attributes(node):
+    """Return ("tl", "math", "exp") of an expression tl.math.exp, () of one of another form."""
+    path = []
+    while isinstance(node, ast.Attribute):
+        path.append(node.attr)
+        node = node.value
+    return (node.id, *reversed(path)) if isinstance(node, ast.Name) else ()
+
+
 def _forget(names, at):
     """Return statements that unbind those of the names that are bound: what the compiler does not know after a loop or branch."""
     missing = ast.ExceptHandler(ast.Name("NameError", ast.Load()), None, [ast.Pass()])
@@ -218,12 +233,42 @@ def _refusals(statements):
     return found
 
 
-class Rewriter(ast.NodeTransformer):
-    """Transforms one function definition; `base` is the line offset of its source in its file."""
+def _reads(node):
+    """Yield the names that the compiler looks up in a statement or expression whatever is true: outside of `if` and its like."""
+    if isinstance(node, ast.Name):
+        yield node
+    parts = ast.iter_child_nodes(node)
+    if isinstance(node, ast.If | ast.IfExp):
+        parts = [node.test]
+    elif isinstance(node, ast.BoolOp):
+        parts = node.values[:1]
+    elif isinstance(node, ast.For):
+        parts = [node.iter] if _is_call_of(node.iter, "static_range") else [node.iter, *_until_return(node.body)]
+    elif isinstance(node, ast.AnnAssign):
+        parts = [] if node.value is None else [node.value]
+    elif isinstance(node, REFUSED + REFUSED_EXPRESSIONS + (ast.FunctionDef, ast.ListComp, ast.Assert, ast.JoinedStr)):
+        parts = []
+    for part in parts:
+        yield from _reads(part)
 
-    def __init__(self, filename, base, features):
-        self.filename, self.base, self.features = filename, base, features
+
+def _until_return(statements):
+    """Return the statements that the compiler looks at: those up to a `return` in the same block."""
+    ends = next((i for i, s in enumerate(statements) if isinstance(s, ast.Return)), len(statements))
+    return statements[: ends + 1]
+
+
+class Rewriter(ast.NodeTransformer):
+    """Transforms one function definition; `base` is the line offset of its source in its file.
+
+    missing: names that mean nothing in a kernel where the function stands.
+    """
+
+    def __init__(self, filename, base, features, missing=frozenset()):
+        self.filename, self.base, self.features, self.missing = filename, base, features, missing
         self.loops, self.unrolled, self.counter, self.constexprs = 0, 0, 0, set()
+        self.branches = []  # (assignments if it is taken, if not) of each `if`
+        self.bound = set()  # names of this function's own
         self.defined = set()  # names the compiler knows at this point: what a loop or branch may carry
         self.ended = set()  # variables of loops that may be read after their loop
 
@@ -242,14 +287,29 @@ class Rewriter(ast.NodeTransformer):
         function.args.defaults, function.args.kw_defaults = [], [None] * len(function.args.kwonlyargs)
         arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
         self.defined = {a.arg for a in arguments}
+        self.bound = self.defined | {
+            n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        }
         self.ended = _read_outside_loops(function)
         self.threads = any(isinstance(n, ast.Attribute) and n.attr == "thread_id" for n in ast.walk(function))
         for argument in arguments:
             if _is_constexpr(argument.annotation):
                 self.constexprs.add(argument.arg)
             argument.annotation = None
+        unknown = self._unknown(function.body)
         function.body = self._block(function.body)
+        if unknown is not None:  # the compiler refuses it, whether it runs or not
+            function.body.insert(
+                0, _located(ast.Expr(_call("__jfa_undefined", ast.Constant(unknown.id), at=unknown)), unknown)
+            )
         return function
+
+    def _unknown(self, statements):
+        """Return the first name among those that the compiler looks up in these statements that means nothing, else None."""
+        if not self.missing:
+            return None
+        reads = (name for statement in _until_return(statements) for name in _reads(statement))
+        return next((n for n in reads if isinstance(n.ctx, ast.Load) and n.id in self.missing - self.bound), None)
 
     def _block(self, statements):
         out = []
@@ -369,6 +429,7 @@ class Rewriter(ast.NodeTransformer):
         if isinstance(op, ast.In | ast.NotIn):
             message = f"AST comparison operator '{type(op).__name__}' is not (currently) implemented."
             return self._refuse(node, message, "__jfa_refuse_use")
+        left, right = (_call("__jfa_sequence", x, at=node) if isinstance(x, ast.Tuple) else x for x in (left, right))
         node.left, node.comparators = left, [right]
         return node
 
@@ -415,6 +476,8 @@ class Rewriter(ast.NodeTransformer):
         return node
 
     def visit_Subscript(self, node):
+        if isinstance(node.value, ast.Dict):
+            return _call("__jfa_of_dict", self.visit(node.value), self.visit(node.slice), at=node)
         if isinstance(node.slice, ast.Slice) and _is_field(node.value):
             node.value = _call("__jfa_field", node.value, ast.Constant(ast.unparse(node)), at=node)
         return self.generic_visit(node)
@@ -435,7 +498,7 @@ class Rewriter(ast.NodeTransformer):
         return _call("__jfa_sequence", node, at=node)
 
     def visit_Call(self, node):
-        raw = _raw_arguments(node)
+        raw, names = _raw_arguments(node), self._global_arguments(node)
         copies = [
             self.visit(copy.deepcopy(value)) if owner is None else _located(ast.Name(owner, ast.Load()), node)
             for _, _, value, owner, _ in raw
@@ -444,16 +507,31 @@ class Rewriter(ast.NodeTransformer):
         if raw:
             places = tuple((place, nested, ast.unparse(value), path) for place, nested, value, _, path in raw)
             node.func = _call("__jfa_takes", node.func, ast.Constant(places), *copies, at=node)
+        if names:
+            node.func = _call("__jfa_takes_names", node.func, ast.Name(MARK, ast.Load()), ast.Constant(names), at=node)
         for i, argument in enumerate(node.args):
             if isinstance(argument, ast.Starred):
                 node.args[i] = argument
         return node
+
+    def _global_arguments(self, call):
+        """Return paths, such as ("tl", "maximum"), of a call's arguments that are no names of this function, types apart."""
+        path = _attributes(call.func)
+        if not path or path[0] in _LANGUAGES:
+            return ()
+        found = []
+        for argument in (*call.args, *(k.value for k in call.keywords)):
+            values = argument.elts if isinstance(argument, ast.Tuple | ast.List) else [argument]
+            found += [p for p in map(_attributes, values) if p and p[0] not in self.bound and p[-1] not in _TYPE_NAMES]
+        return tuple(found)
 
     # ---- control flow
 
     def visit_If(self, node):
         names = sorted(_assigned(node.body) | _assigned(node.orelse))
         refusals = _refusals(node.body) + _refusals(node.orelse)
+        unknown = self._unknown(node.body) or self._unknown(node.orelse)
+        refusals += [repr(NameError(f"{unknown.id} is not defined"))] if unknown is not None else []
         if self.loops and any(isinstance(n, ast.Return) for s in node.body + node.orelse for n in ast.walk(s)):
             refusals.append("Cannot have `return` statements inside `while` or `for` statements in triton.")
         one_sided = (_assigned(node.body) ^ _assigned(node.orelse)) | _annotated(node.body + node.orelse)
@@ -465,13 +543,14 @@ class Rewriter(ast.NodeTransformer):
         node.test = _call("__jfa_test", *arguments, at=node)
         same = {n for n, value in _copied(node.body).items() if _copied(node.orelse).get(n) == value}
         watched = [n for n in names if n in self.defined and n not in same]
+        both = _assigned(node.body) & _assigned(node.orelse)
+        tried = self._branches(node) if watched or both else None
         before = set(self.defined)
         node.body = self._scope(node.body, keeps=True)
         after, self.defined = self.defined, before
         node.orelse = self._scope(node.orelse, keeps=True) if node.orelse else []
         self.defined |= after
-        both = _assigned(node.body) & _assigned(node.orelse)
-        out = self._watch_types(node, watched, both) if watched else [node]
+        out = [node] if tried is None else self._watch_types(node, watched, both, tried)
         if lost:
             dynamic = _call("__jfa_at_run_time", ast.Name(condition, ast.Load()), at=node)
             out.append(_located(ast.If(dynamic, _forget(lost, node), []), node))
@@ -484,12 +563,26 @@ class Rewriter(ast.NodeTransformer):
         after = _located(ast.Expr(_call("__jfa_converge", ast.Name(memory, ast.Load()), at=node)), node)
         return [before, *statements, after]
 
-    def _watch_types(self, node, names, both):
+    def _branches(self, node):
+        """Return an expression for the assignments of both branches of an `if`, to be tried out where they are not taken."""
+        trial = _Trial(self.filename, self.base, self.features)
+        trial.bound, trial.defined, trial.ended = self.bound, set(self.defined), self.ended
+
+        def rewrite(statement):
+            new = trial.visit(copy.deepcopy(statement))
+            return new if isinstance(new, list) else [] if new is None else [new]
+
+        parts = (branches.program(part, rewrite, self.filename, self.base) for part in (node.body, node.orelse))
+        self.branches.append(tuple(parts))
+        place = ast.Constant(len(self.branches) - 1)
+        return _located(ast.Subscript(ast.Name("__jfa_branches", ast.Load()), place, ast.Load()), node)
+
+    def _watch_types(self, node, names, both, tried):
         """Remember, around a branch, the types of `names`, and compare after it where its condition is a run-time value.
 
-        both: the names that are assigned in both branches.
+        both: the names that are assigned in both branches. tried: expression for the assignments of both ways.
         """
-        memory, before = self._remember(node, names)
+        memory, before = self._remember(node, names, tried)
         node.test = _call("__jfa_watch", node.test.args[0], ast.Name(memory, ast.Load()), *node.test.args[1:], at=node)
         arguments = (ast.Name(memory, ast.Load()), ast.Tuple([ast.Constant(n) for n in sorted(both)], ast.Load()))
         check = _call("__jfa_check_branch", _call("locals", at=node), *arguments, at=node)
@@ -497,11 +590,11 @@ class Rewriter(ast.NodeTransformer):
         after = _located(guarded, node)
         return [before, node, after]
 
-    def _remember(self, node, names):
+    def _remember(self, node, names, *tried):
         """Return (name, statement `name = types of names, or None`): each place looks only the first few times it is reached."""
         memory = self._fresh("m")
         listed = _located(ast.Tuple([ast.Constant(n) for n in names], ast.Load()), node)
-        types = _call("__jfa_types", _call("locals", at=node), listed, at=node)
+        types = _call("__jfa_types", _call("locals", at=node), listed, *tried, at=node)
         looks = _call("__jfa_looks", ast.Constant((self.filename, self.base, self.counter)), at=node)
         value = _located(ast.IfExp(looks, types, ast.Constant(None)), node)
         return memory, _located(ast.Assign([ast.Name(memory, ast.Store())], value), node)
@@ -642,12 +735,23 @@ class Rewriter(ast.NodeTransformer):
         )
 
 
-def compile_function(source, free_names):
-    """Return a code object that, executed, defines `__jfa_make(free names…)`, which returns the rewritten function."""
+class _Trial(Rewriter):
+    """Transforms assignments to be tried out (see branches.py): calls with effects raise."""
+
+    def visit_Call(self, node):
+        node = super().visit_Call(node)
+        node.func = _call("__jfa_without_effects", node.func, at=node)
+        return node
+
+
+def compile_function(source, free_names, missing=frozenset()):
+    """Return a code object that, executed, defines `__jfa_make(free names…)`, which returns the rewritten function; and the
+    assignments of its branches. missing: see Rewriter."""
     tree = ast.parse(source.text)
     function = next(n for n in tree.body if isinstance(n, ast.FunctionDef))
     base = source.first_line - 1
-    function = Rewriter(source.filename, base, Features()).rewrite(function)
+    rewriter = Rewriter(source.filename, base, Features(), missing)
+    function = rewriter.rewrite(function)
     function.name = (
         "__jfa_function"  # its own name means to it what it means in its module: a method may be called as a function
     )
@@ -659,4 +763,4 @@ def compile_function(source, free_names):
     module = ast.Module([_located(maker, function)], [])
     ast.fix_missing_locations(module)
     ast.increment_lineno(module, base)
-    return compile(module, source.filename, "exec")
+    return compile(module, source.filename, "exec"), rewriter.branches

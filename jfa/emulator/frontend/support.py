@@ -16,8 +16,8 @@ from ..locations import here, show
 from ..machine.running import pause
 from ..undefined import MARK, mark
 from ..undefined import check as check_defined
-from . import extension, owners
-from .tensor import BOOL, INT32, INT64, Hooks, Scalar, Tensor, canonical, fix, literal, marks_of, scalar
+from . import branches, extension, owners
+from .tensor import BOOL, INT32, INT64, Extent, Hooks, Scalar, Tensor, canonical, fix, literal, marks_of, scalar
 from .threads import ThreadScalar, converge, diverge, lanes
 
 _unwrap = tl.core._unwrap_if_constexpr
@@ -25,7 +25,28 @@ _NUMBERS = (bool, int, float)
 
 
 class Sequence(tuple):
-    """A list or tuple of a kernel: immutable, and can be concatenated with Triton's tuples."""
+    """A list or tuple of a kernel: immutable, and can be concatenated with Triton's tuples.
+
+    To the compiler two of them are equal if their values are the same ones or equal constants: it does not compare run-time values
+    there, and orders no tuples.
+    """
+
+    __slots__ = ()
+    __hash__ = tuple.__hash__
+
+    def __eq__(self, other):
+        if not isinstance(other, tuple | tl.tuple):
+            refuse_use(f"a tuple is compared with {_unwrap(other)!r}, which is none: compare its elements, t[0] == ...")
+        other = tuple(other)
+        return len(self) == len(other) and all(map(_is_same, self, other))
+
+    def __ne__(self, other):
+        return not self == other
+
+    def _refused(self, other):
+        refuse_use("the compiler has no <, <=, > or >= for tuples: compare their elements, t[0] < ...")
+
+    __lt__ = __le__ = __gt__ = __ge__ = _refused
 
     def __add__(self, other):
         return Sequence(tuple(self) + tuple(other))
@@ -49,6 +70,18 @@ def sequence(values):
     return Sequence(values)
 
 
+def _is_same(a, b):
+    """Return whether two elements of tuples are equal to the compiler, which compares constants only."""
+    if a is b:
+        return True
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        refuse_use(
+            "== of tuples compares constants, and an element is a run-time value here (each number of `t = (1, 2)` is one): "
+            "compare element by element, or annotate the tuple as tl.constexpr"
+        )
+    return builtins.bool(a == b)
+
+
 def assign(value, name=""):
     """Bind `name = value`: Python numbers become values of Triton types. What a call's aggregate holds learns its name."""
     kind = type(value)
@@ -58,6 +91,8 @@ def assign(value, name=""):
         return scalar(value, INT32) if -(2**31) <= value < 2**31 else literal(value)
     if kind is bool or kind is float:
         return literal(value)
+    if kind is Extent:
+        return literal(int(value))
     if kind is tl.constexpr or kind is Fixed:
         return assign(value.value)
     if kind is tuple or kind is Sequence:
@@ -88,10 +123,12 @@ def _is_no_value(kind):
     """Return whether the compiler has no run-time value of this type, so that a plain name cannot hold one."""
     if issubclass(kind, str | bytes | complex | dict | enum.Enum):
         return True
-    if not extension.defines(kind):
+    if issubclass(kind, tl.core.base_type) and not issubclass(kind, tl.dtype):
+        return True
+    if not (extension.defines(kind) or kind.__module__.startswith(extension.NAME)):
         return False
     real = getattr(sys.modules.get(extension.NAME), kind.__name__, None)
-    return isinstance(real, type) and real is not kind and not issubclass(real, tl.core.base_value)
+    return isinstance(real, type) and not issubclass(real, tl.core.base_value)
 
 
 def constexpr(value):
@@ -102,8 +139,8 @@ def constexpr(value):
     if isinstance(value, enum.Enum):
         return tl.constexpr(value)  # which TLX does not take everywhere
     if isinstance(value, int) and type(value) is not bool and type(value) is not int:
-        return int(value) if type(value).__name__ == "Extent" else value
-    return value
+        return int(value) if type(value) is Extent else value
+    return KnownDict(value) if type(value) is dict else value
 
 
 def constexpr_local(value, name=None, variables=()):
@@ -195,8 +232,29 @@ class Refused(Exception):
     """Raised where the compiler supports the construct but not this use of it; becomes its CompilationError."""
 
 
+class KnownDict(dict):
+    """A dict under the annotation tl.constexpr: the compiler looks up numbers in it, no texts."""
+
+    def __getitem__(self, key):
+        if isinstance(key, str):
+            refuse_use(
+                f"the compiler does not look texts up, as {key!r} here: take numbers for keys, or fields of a tuple"
+            )
+        return dict.__getitem__(self, _unwrap(key))
+
+
+def of_dict(dictionary, key):
+    """Refuse `{...}[key]`: the compiler looks a constexpr up, which is no key."""
+    raise KeyError(key)
+
+
 def refuse(message, kind=UnsupportedConstruct):
     raise kind(message)
+
+
+def undefined(name):
+    """Refuse a name that means nothing, at its place."""
+    raise NameError(f"name '{name}' is not defined", name=name)
 
 
 def refuse_use(message):
@@ -217,7 +275,7 @@ def _truth(condition):
         check_defined(condition.undefined, "branch")
         return builtins.bool(condition.data.reshape(-1)[0])
     condition = condition if kind is Fixed else _unwrap(condition)
-    if type(condition) not in _CONDITION_TYPES and type(condition).__name__ != "Extent":
+    if type(condition) not in _CONDITION_TYPES and type(condition) is not Extent:
         kind = type(condition).__name__
         refuse(f"`if` conditionals can only accept values of type {{bool, int, NoneType}}, not objects of type {kind}")
     return builtins.bool(condition)
@@ -263,7 +321,18 @@ def watch(condition, memory, refusal=None):
     taken = test(condition, refusal)
     if memory:
         memory[None] = "then" if taken else "else"
+        (then, other), variables = memory[_OTHER]
+        memory[_OTHER] = branches.try_out(other if taken else then, variables, sys._getframe(1).f_globals)
+        if (then if taken else other).returns:  # then nothing is compared after it
+            _try_both(then, other, variables, sys._getframe(1).f_globals)
     return taken
+
+
+def _try_both(then, other, variables, namespace):
+    """Compare the types that both branches of an `if` would leave."""
+    both = then.names & other.names
+    outcomes = (branches.try_out(branch, variables, namespace) for branch in (then, other))
+    branches.compare(*({n: v for n, v in outcome.items() if n in both} for outcome in outcomes), both)
 
 
 _POLLS_PER_PAUSE = 64
@@ -513,9 +582,15 @@ def type_of(value):
     return getattr(value, "compiled_type", None) or type(value).__name__
 
 
-def types_of(variables, names):
-    """Return the types of those names that are bound."""
-    return {name: type_of(variables[name]) for name in names if name in variables}
+_OTHER = ...  # key of what the other branch would make of the names
+
+
+def types_of(variables, names, tried=None):
+    """Return the types of those names that are bound. tried: the assignments of an `if` (see branches.py), kept with them."""
+    types = {name: type_of(variables[name]) for name in names if name in variables}
+    if tried is not None:
+        types[_OTHER] = tried, dict(variables)
+    return types
 
 
 def check_loop(variables, memory):
@@ -538,13 +613,29 @@ def check_branch(variables, memory, both=()):
 
     both: names that are assigned in both branches; the compiler does not check them if they are constants afterwards.
     """
-    branch = memory.pop(None, "then")
+    branch, other = memory.pop(None), memory.pop(_OTHER)
     for name, before in memory.items():
         now = type_of(variables.get(name))
         if now != before and not (name in both and now == "constexpr"):
             raise AssertionError(
                 f"initial value for `{name}` is of type {before}, but the {branch} block redefines it as {now}"
             )
+    _check_other(variables, memory, both, branch, other)
+
+
+def _check_other(variables, memory, both, branch, other):
+    """Require the same of the branch that is not taken, as far as it is known what that makes of the names."""
+    for name in other.keys() & {name for name, before in memory.items() if before != "constexpr"}:
+        now = branches.run_time_type(other[name])
+        if now is not None and now != memory[name]:
+            raise AssertionError(
+                f"initial value for `{name}` is of type {memory[name]}, but the {'else' if branch == 'then' else 'then'} block "
+                f"redefines it as {now}"
+            )
+    taken = {
+        name: variables[name] for name in both if name in variables and memory.get(name, "constexpr") == "constexpr"
+    }
+    branches.compare(*((taken, other) if branch == "then" else (other, taken)), both)
 
 
 # ---- Python's builtins as a kernel sees them
@@ -622,6 +713,28 @@ def takes(function, places, *owners):
     return function
 
 
+_HANDED = (tl.constexpr, tl.dtype, int, float, str)
+
+
+def takes_names(function, caller, names):
+    """Return `function` if it takes what these global names stand for: a jit function does not take a builtin, a class or a module.
+
+    Args:
+        caller: the EmulatedFunction with the call. names: (name, attribute, ...) each, as in ("tl", "maximum").
+    """
+    if getattr(function, "is_jit_function", False):
+        for path in names:
+            value = caller.written(path)
+            if isinstance(value, _HANDED) or value is None or hasattr(value, "type"):
+                continue
+            if not isinstance(value, enum.Enum):  # of which the call itself tells more
+                what = f"{'.'.join(path)} to a jit function: it is neither a value, a constexpr nor a jit function"
+                refuse_use(
+                    f"the compiler cannot hand {what}; give it a name first, NAME: tl.constexpr = {'.'.join(path)}"
+                )
+    return function
+
+
 def _walk(value, path):
     """Return (whether a path leads to what is plain Python to the compiler, what it leads to)."""
     if path is None:
@@ -687,6 +800,7 @@ HELPERS = {
     "setattr": set_attribute,
     "refuse": refuse,
     "refuse_use": refuse_use,
+    "undefined": undefined,
     "test": test,
     "watch": watch,
     "chosen": chosen,
@@ -703,11 +817,14 @@ HELPERS = {
     "static_range": StaticRange,
     "looks": looks,
     "types": types_of,
+    "without_effects": branches.callable_without_effects,
     "check_loop": check_loop,
     "check_branch": check_branch,
     "sequence": sequence,
     "named": named,
     "takes": takes,
+    "takes_names": takes_names,
+    "of_dict": of_dict,
     "context": ignored_context,
     "lanes": lanes,
     "converge": converge,

@@ -97,6 +97,8 @@ class Allocation:
         self.reuses_view = ""  # the name of the view that it reuses, which it must not
         self.swizzled_as: tuple[Allocation, int] = (self, 0)  # see _swizzle_of
         self.scale, self.shift, self.group = 1, 0, 1  # see offset()
+        self.scales_stored: Where | None = None  # where 8-bit integers were first stored in tensor memory
+        self.scales_taken = False  # whether a product took them
         self.tiles: dict[int, buffered_tensor] = {}
         aliases.members.append(self)
         aliases.grew(self)
@@ -469,6 +471,7 @@ def local_alloc(
             raise NotImplementedError("User-specified layout encoding is only supported for shared memory (smem)")
         if not isinstance(layout, layout_encoding) and not type(layout).__name__.endswith(("layout", "encoding")):
             raise TypeError(f"`layout` must be a tlx.shared_layout_encoding, got {type(layout).__name__}")
+        _check_layout(layout, shape, _name)
     if storage == storage_kind.tmem:
         _check_tmem_tile(task, shape, dtype, _name)
     aliases = _aliases(task.cta, storage, plain(reuse), _name)
@@ -480,6 +483,16 @@ def local_alloc(
     )
     _check_capacity(task.cta)
     return buffered_tensor(allocation, (), shape, dtype, num, _name)
+
+
+def _check_layout(layout: Any, shape: list[int], name: str) -> None:
+    """Refuse layouts that the compiler cannot give a buffer in shared memory."""
+    kind = type(layout).__name__
+    if kind == "tensor_memory_layout_encoding":
+        raise TypeError(f"{name} is in shared memory: with a {kind} the compiler aborts")
+    order = getattr(layout, "order", None)
+    if order is not None and len(order) != len(shape):
+        raise ValueError(f"{name} has {len(shape)} dimensions, its layout {len(order)}: the compiler aborts")
 
 
 def _swizzle_of(allocation: Allocation, reuse: Any, layout: Any) -> tuple[Allocation, int]:
@@ -761,6 +774,8 @@ def local_store(dst: Any, src: Any) -> None:
             f"{dst.name} holds {dst.dtype} in tensor memory, where the compiler can lay out block scales only, and this kernel has "
             "no async_dot_scaled: keep 8-bit integers in shared memory"
         )
+    if dst.space == "tmem" and dst.dtype.name in _SCALES:
+        dst.allocation.scales_stored = dst.allocation.scales_stored or where
     if fault == "drop":
         return
     if Active.counts is not None:
@@ -770,6 +785,23 @@ def local_store(dst: Any, src: Any) -> None:
         task.machine.clock.spend(
             task, "local_store", f"store {dst.name}", where, space=dst.space, bytes=dst.nbytes, warps=task.num_warps
         )
+
+
+def check_scales(cta: CTA) -> None:
+    """Refuse 8-bit integers that a CTA stored in tensor memory and no product took: the compiler finds no layout for them.
+
+    A CTA without scaled products says nothing, for its loops may have had no turn.
+    """
+    tiles = [a for a in cta.allocations if isinstance(a, Allocation) and a.scales_stored is not None]
+    if all(a.scales_taken for a in tiles) or not any(getattr(a, "scales_taken", False) for a in cta.allocations):
+        return
+    tile = next(a for a in tiles if not a.scales_taken)
+    raise errors.TensorMemoryError(
+        f"{tile.name} holds {tile.dtype} in tensor memory, and no async_dot_scaled takes it for its scales",
+        [f"stored at {show(tile.scales_stored)}"],
+        cause="the compiler lays 8-bit integers out as a product's block scales only: keep others in shared memory.",
+        where=tile.scales_stored,
+    )
 
 
 def _check_warps(task: Task, tile: buffered_tensor, what: str, where: Where) -> None:
@@ -873,6 +905,7 @@ def _group_handed(group: reuse_group, returned: bool) -> str | None:
     return "a jit function cannot return a reuse_group: write it as set_buffer_overlap's argument" if returned else None
 
 
+Extension.at_end = check_scales
 Extension.handed.update(
     {buffered_tensor: _buffer_handed, storage_alias_spec: _alias_handed, reuse_group: _group_handed}
 )

@@ -405,6 +405,8 @@ def async_dot_scaled(
     As, Bs, Cs, SAs, SBs = ([x.twin(task, cta, where) for cta in pair] for x in (A, B, acc, A_scale, B_scale))
     for c in Cs:
         _check_accumulator(c, m, n, two, where)
+    for scales in (*SAs, *SBs):
+        scales.allocation.scales_taken = True
     if fault == "drop" or not predicate(pred):
         return None
     targets = [] if fault == "nobar" else _commit_targets(task, bars, pair, where)

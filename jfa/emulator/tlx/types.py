@@ -76,6 +76,22 @@ except ImportError:
         pass
 
 
+_swizzled = swizzled_shared_layout_encoding
+
+
+class _SwizzledInKernels(_swizzled):
+    """The class as kernels name it: a number that a kernel gives by keyword stays a constexpr, which it cannot repeat a list by."""
+
+    @classmethod
+    def make_default(cls, *args: Any, **kwargs: Any) -> layout_encoding:
+        if kwargs:
+            raise TypeError("object of type 'constexpr' has no len(): give make_default the rank by position")
+        return _swizzled.make_default(*args)
+
+
+_SwizzledInKernels.__name__ = _swizzled.__name__
+swizzled_shared_layout_encoding = _SwizzledInKernels  # type: ignore[misc]
+
 __all__ = [
     *("DummyRegisterLayoutEncoding", "TMemCTAMode", "layout", "layout_encoding", "nv_mma_shared_layout_encoding"),
     *("padded_shared_layout_encoding", "reuse_group_type", "shared_layout_encoding", "storage_kind", "swizzled_layout"),

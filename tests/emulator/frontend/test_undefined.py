@@ -309,7 +309,7 @@ def test_every_operation_of_the_builder_has_a_rule(builder):
 NO_OPERAND = (
     "program_id num_programs arange static_assert static_print device_print range static_range condition constexpr "
     "load store make_tensor_descriptor load_tensor_descriptor store_tensor_descriptor _experimental_descriptor_load "
-    "_experimental_descriptor_store dot_scaled zeros zeros_like"
+    "_experimental_descriptor_store dot_scaled zeros zeros_like make_block_ptr advance"
 ).split()  # of these the last ones read memory or take a shape only: see test_memory.py
 CALLS = {
     "flip": lambda f, x: f(x, 0),

@@ -129,6 +129,11 @@ _SCALED = (
     "tlx.barrier_wait(done[0], 0)",
 )  # fmt: skip
 
+
+def _layout(text):
+    return f"a = tlx.local_alloc((N, N), tl.float32, 1, layout={text})", _USE
+
+
 REFUSED = {  # lines -> what the emulator's sentence must say
     ("v = tl.zeros((cfg.extents[1], 16), tl.float32)", _SUM): r"cfg.extents\[1\] is a plain int .* write tl.constexpr\(cfg.ext",
     ("v = tl.zeros([16, cfg.tile.shape[0]], tl.float32)", _SUM): r"cfg.tile.shape\[0\] is a plain int",
@@ -141,6 +146,13 @@ REFUSED = {  # lines -> what the emulator's sentence must say
     ("tl.store(o, three((n, tlx.storage_kind.tmem)))",): r"storage_kind.tmem as a constexpr only: write tl.constexpr\(stor",
     ("tl.store(o, three(anything=tlx.reuse_group_type.distinct))",): "reuse_group_type.distinct as a constexpr only",
     ("used(tlx.storage_kind.smem, N)",): "storage_kind.smem as a constexpr only",
+    _layout("tlx.swizzled_shared_layout_encoding.make_default(rank=2)"): "give make_default the rank by position",
+    ("k: tl.constexpr = tlx.swizzled_shared_layout_encoding.make_default(rank=2)", *_layout("k")): "the rank by position",
+    ("k = tlx.swizzled_shared_layout_encoding.make_default(2)", *_layout("k")): "annotate the name as tl.constexpr",
+    _layout("tlx.swizzled_layout.make_default(1)"): "has 2 dimensions, its layout 1",
+    _layout("tlx.tensor_memory_layout_encoding.make_default((N, N))"): "is in shared memory",
+    ("tl.store(o, three(tlx.local_alloc))",): "cannot hand tlx.local_alloc to a jit function",
+    ("tl.store(o, three((n, tlx)))",): "cannot hand tlx to a jit function",
     ("a = tlx.local_alloc((N, N), tl.float32, cfg.extents[0])", _USE): r"cfg.extents\[0\] is a plain int .* where local_alloc",
     ("a = tlx.alloc_barriers(cfg.tile.sizes[1])",): "where alloc_barriers takes a constexpr",
     ("for i in tl.static_range(cfg.tile.shape[1]):", "    tl.store(o + i, 1.0)"): "where static_range takes a constexpr",
@@ -201,6 +213,8 @@ TAKEN = [
     _reuse(("(64, 64)", "tl.bfloat16"), ("(64, 32)", "tl.float32"))[:-1],
     (*_SPEC, "a = tlx.local_alloc((64, 64), tl.bfloat16, 1, reuse=spec)", "b = tlx.local_alloc((64, 8), tl.float32, 1, reuse=a)",
      "tlx.local_store(b[0], tl.zeros((64, 8), tl.float32))"),
+    _layout("tlx.swizzled_shared_layout_encoding.make_default(2)"), _layout("tlx.swizzled_layout.make_default(rank=2)"),
+    _layout("tlx.swizzled_layout(3, 3, 3)"),
     _in_tmem("tl.float8e5"), _in_tmem("tl.int16", 64), _in_tmem("tl.int8")[:1], _SCALED,
 ]  # fmt: skip
 
@@ -238,6 +252,33 @@ def test_both_refuse(lines):
 def test_both_take(lines):
     assert not _compiled()[lines]
     _launch(lines)
+
+
+_STORED = "tlx.local_store(t[0], tl.zeros((128, 4), tl.uint8))"
+_SPARE = "t = tlx.local_alloc((128, 4), tl.uint8, 1, tlx.storage_kind.tmem"
+
+
+@pytest.mark.parametrize(
+    ("lines", "runs"),
+    [
+        ((_SPARE + ")", *_SCALED), True),
+        ((_SPARE + ")", _STORED, *_SCALED), False),
+        ((*_SCALED, _SPARE + ")", _STORED), False),
+        ((*_SCALED, _SPARE + ", reuse=s)", _STORED), False),
+    ],
+    ids=["allocated only", "stored before", "stored after", "stored over the scales"],
+)
+def test_scales_that_no_product_takes(lines, runs):
+    signature = {"x": "*fp32", "o": "*fp32", "n": "i32"}
+    (refusal,) = verdict.compiled([verdict.Kernel(_source(lines), signature, {"N": 32}, 100, stage="llir")])
+    assert bool(refusal) is not runs
+    if runs:
+        _launch(lines)
+        return
+    with pytest.raises(
+        emulator.errors.TensorMemoryError, match="t holds uint8 in tensor memory, and no async_dot_scaled"
+    ):
+        _launch(lines)
 
 
 _METHODS = """
