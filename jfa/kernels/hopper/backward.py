@@ -310,14 +310,6 @@ def walk_blocks_ahead(operands, part, tile, slot, sums, count, blocks, group):
 
 
 @triton.jit
-def store_gradient(desc, stage, gradient, rows, row, head):
-    """Send 64 rows of a gradient out through a staging buffer, clipped at the end of the sequence, the Span ``rows``."""
-    tlx.local_store(stage, gradient.to(stage.dtype))
-    tlx.fence("async_shared")
-    tlx.async_descriptor_store(desc, stage, rows.box(row, head))
-
-
-@triton.jit
 def consume(box_dk, box_dv, stages, queue, operands, group, scale, lists, part: tl.constexpr, cfg: tl.constexpr):
     """Consume: dV and dK of 64 keys of every tile."""
     k = operands.k

@@ -32,7 +32,6 @@ from triton.language.extra.cuda import gdc_wait
 from jfa.kernels.common.nouns import RowPointers, Span, Tile, aggregate
 from jfa.kernels.common.ring import Ring, alloc_ring, ring_slot
 from jfa.kernels.common.softmax import at_most
-from jfa.kernels.hopper.backward import store_gradient
 from jfa.kernels.hopper.queue import Queue, alloc_numbers
 
 # Keys of a tile: cut so that no program is left with a mega-sequence, at the price of reloading dO.
@@ -189,7 +188,10 @@ def key_block(desc_dk, desc_dv, operands, tile, slot, group, count, use, row, he
     tlx.barrier_wait(ds_ring.empties[group], use & 1)
     tlx.async_descriptor_store_wait(0)
     tlx.barrier_arrive(operands.v.empties[v], 1)
-    store_gradient(desc_dk, operands.stages[group], dk, tile.kv, row, head)
+    stage = operands.stages[group]
+    tlx.local_store(stage, dk.to(stage.dtype))
+    tlx.fence("async_shared")
+    tlx.async_descriptor_store(desc_dk, stage, tile.kv.box(row, head))
 
 
 @triton.jit
