@@ -387,3 +387,31 @@ def test_the_number_of_a_phase_is_no_parity():
     _phase_number[(1,)](out, out, 4, 32)
     with pytest.raises(errors.ParityError, match="parity 2"):
         _phase_number[(1,)](out, out, 5, 32)
+
+
+@triton.jit
+def _divides_in_a_task(out):
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            tl.store(out, 1)
+        with tlx.async_task(num_warps=1):
+            _ = 1 / 0
+
+
+@triton.jit
+def _unknown_name_in_a_task(out):
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            tl.store(out, nowhere)  # noqa: F821
+        with tlx.async_task(num_warps=1):
+            tl.store(out + 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sentence"),
+    [(_divides_in_a_task, "division by zero"), (_unknown_name_in_a_task, "nowhere is not defined")],
+    ids=["division", "name"],
+)
+def test_what_is_refused_in_a_task_is_the_compiler_s_error(kernel, sentence):
+    with pytest.raises(triton.CompilationError, match=sentence):
+        kernel[(1,)](torch.zeros(4, dtype=torch.int32))
