@@ -225,6 +225,7 @@ check("13.2", locate)
 # * One role asks for the next unit, once per tile: best the load role, which is the first to need it. All roles read the answer.
 # * After -1 a role ends. Nobody asks again.
 # * The programs that began do all the work: the check counts programs, questions and failed questions.
+# * The ring of K has `STAGES` buffers and uses them all.
 #
 # `done` is what the three functions call the number of tiles that this program has finished, `steps_done` the number of steps of those tiles.
 
@@ -326,7 +327,7 @@ check("13.3", clc_kernel)
 # The kernel below is right without surplus units, and hangs with them.
 # Each role by itself looks sensible.
 # Run the check first, find out who waits for what, and then decide on *one* way in which all roles treat a surplus unit.
-# Nothing may be done with a surplus unit's record, no result may change, no tile is done twice, and the queue still hands out the units.
+# Nothing may be done with a surplus unit's record, no result may change, no tile is done twice, the ring of K has `STAGES` buffers and uses them all, and the queue still hands out the units.
 # There may be nothing but surplus units.
 
 

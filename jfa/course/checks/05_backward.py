@@ -329,11 +329,11 @@ def block_gradients(q, k, v, dout, lse, delta, scale):
 # -- the packed kernels ------------------------------------------------------------------------------------------------
 
 
-def _tame(g, name, len_q, len_kv, heads=2, group=1, dim=16, poison=False):
+def _tame(g, name, len_q, len_kv, heads=2, group=1, dim=16, poison=False, **tile):
     """Return a packed backward on normal numbers."""
     q = torch.randn(sum(len_q), heads, dim, generator=g)
     k = torch.randn(sum(len_kv), heads // group, dim, generator=g)
-    return _backward_case(g, name, len_q, len_kv, q, k, 1 / math.sqrt(dim), poison)
+    return _backward_case(g, name, len_q, len_kv, q, k, 1 / math.sqrt(dim), poison, tile)
 
 
 def _hard(g, names, len_q, len_kv, heads=2, group=1):
@@ -348,7 +348,7 @@ FAR_BELOW = ["near -30000"]  # alone: its roundings would widen the tolerance of
 HARD = [kind for kind in kinds.SCORES if kind not in FAR_BELOW]
 
 
-def _backward_case(g, name, len_q, len_kv, q, k, scale, poison=False):
+def _backward_case(g, name, len_q, len_kv, q, k, scale, poison=False, tile=None):
     """Return inputs of a packed backward. ``poison``: NaN and infinities in queries without keys, which must not reach any gradient."""
     q_offsets, k_offsets = kinds.offsets(len_q), kinds.offsets(len_kv)
     heads, group = q.shape[1], q.shape[1] // k.shape[1]
@@ -366,11 +366,11 @@ def _backward_case(g, name, len_q, len_kv, q, k, scale, poison=False):
             for x in (q, dout, delta.T):
                 kinds.poison(x, slice(q0, q1))
     return Case(
-        name, (q, k, v, dout, lse, delta, q_offsets, k_offsets, group, scale), offsets=tuple(k_offsets.tolist())
+        name, (q, k, v, dout, lse, delta, q_offsets, k_offsets, group, scale), tile or {}, tuple(k_offsets.tolist())
     )
 
 
-def _packed_gradients(q, k, v, dout, lse, delta, q_offsets, k_offsets, group, scale):
+def _packed_gradients(q, k, v, dout, lse, delta, q_offsets, k_offsets, group, scale, **tile):
     """Return dq, dk, dv by the formulas, sequence by sequence."""
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for (q0, q1), (k0, k1) in zip(_spans(q_offsets), _spans(k_offsets)):
@@ -396,14 +396,16 @@ def _dkdv_cases(seed):
         _hard(g, HARD, 5, 19, heads=2, group=2),
         _hard(g, FAR_BELOW, 17, 5),
         _tame(g, "a neighbour of NaN, which has no keys", [5, 18, 6], [20, 0, 19], heads=3, group=3, poison=True),
+        _tame(g, "32 queries at a time", [35], [20], heads=1, BM=32),
+        _tame(g, "32 keys per tile", [9, 5], [40, 3], heads=1, BN=32),
     ]
 
 
-def _dkdv_launch(kernel, q, k, v, dout, lse, delta, q_offsets, k_offsets, group, scale):
+def _dkdv_launch(kernel, q, k, v, dout, lse, delta, q_offsets, k_offsets, group, scale, BM=16, BN=16):
     import torch
 
     lengths = (k_offsets[1:] - k_offsets[:-1]).tolist()
-    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, 16)], dtype=torch.int32)
+    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, BN)], dtype=torch.int32)
     total, heads, dim = q.shape
     dk, dv = torch.full(k.shape, float("nan")), torch.full(v.shape, float("nan"))
     kernel[(len(tiles), heads // group)](
@@ -423,16 +425,17 @@ def _dkdv_launch(kernel, q, k, v, dout, lse, delta, q_offsets, k_offsets, group,
         heads,
         D=dim,
         GROUP=group,
-        BM=16,
-        BN=16,
+        BM=BM,
+        BN=BN,
     )
     return dk, dv
 
 
 def _dkdv_loads(case):
     q, k, *_, q_offsets, k_offsets, group, _ = case.args
-    steps = [-(-(q1 - q0) // 16) for q0, q1 in _spans(q_offsets)]
-    tiles = [-(-(k1 - k0) // 16) for k0, k1 in _spans(k_offsets)]
+    rows, columns = case.kwargs.get("BM", 16), case.kwargs.get("BN", 16)
+    steps = [-(-(q1 - q0) // rows) for q0, q1 in _spans(q_offsets)]
+    tiles = [-(-(k1 - k0) // columns) for k0, k1 in _spans(k_offsets)]
     return k.shape[1] * sum(t * (8 + 4 * n * group) for t, n in zip(tiles, steps))
 
 
@@ -443,7 +446,7 @@ DKDV = Exercise(
     kind="kernel",
     call=_dkdv_launch,
     cases=_dkdv_cases,
-    reference=lambda *args: _packed_gradients(*args)[1:],
+    reference=lambda *args, **tile: _packed_gradients(*args)[1:],
     outputs=(Output("dk", ("token", "head", "dim")), Output("dv", ("token", "head", "dim"))),
     difficulty=2,
     minutes=35,
@@ -654,18 +657,20 @@ def _one_pass_cases(seed):
         _hard(g, HARD, 5, 19, heads=1),
         _hard(g, FAR_BELOW, 17, 5, heads=1),
         _tame(g, "a neighbour of NaN, which has no keys", [5, 18, 6], [20, 0, 19], poison=True),
+        _tame(g, "D 32, 32 queries at a time", [35], [20], heads=1, dim=32, BM=32),
+        _tame(g, "32 keys per tile", [9, 5], [40, 3], heads=1, BN=32),
     ]
 
 
-def _one_pass_launch(kernel, q, k, v, dout, lse, delta, q_offsets, k_offsets, group, scale):
+def _one_pass_launch(kernel, q, k, v, dout, lse, delta, q_offsets, k_offsets, group, scale, BM=16, BN=16):
     import torch
 
     lengths = (k_offsets[1:] - k_offsets[:-1]).tolist()
-    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, 16)], dtype=torch.int32)
+    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, BN)], dtype=torch.int32)
     total, heads, dim = q.shape
     dq, dk, dv = torch.zeros(q.shape), torch.full(k.shape, float("nan")), torch.full(v.shape, float("nan"))
     kernel[(len(tiles), heads)](
-        q, k, v, dout, lse, delta, q_offsets, k_offsets, tiles, dq, dk, dv, scale, total, heads, D=dim, BM=16, BN=16
+        q, k, v, dout, lse, delta, q_offsets, k_offsets, tiles, dq, dk, dv, scale, total, heads, D=dim, BM=BM, BN=BN
     )
     return dq, dk, dv
 

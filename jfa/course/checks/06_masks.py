@@ -347,14 +347,14 @@ HARD = [kind for kind in kinds.SCORES if kind not in FAR_BELOW]
 def _window_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, len_q, len_kv, left, right, heads=2, dim=16, poison=None):
+    def case(name, len_q, len_kv, left, right, heads=2, dim=16, poison=None, **tile):
         q = torch.randn(sum(len_q), heads, dim, generator=g)
         k, v = (torch.randn(sum(len_kv), heads, dim, generator=g) + x for x in (0.0, 0.5))
         qo, ko = kinds.offsets(len_q), kinds.offsets(len_kv)
         if poison is not None:
             for x in (k, v):
                 kinds.poison(x, slice(int(ko[poison]), int(ko[poison + 1])))
-        return Case(name, (q, k, v, qo, ko, 1 / math.sqrt(dim), left, right), offsets=tuple(qo.tolist()))
+        return Case(name, (q, k, v, qo, ko, 1 / math.sqrt(dim), left, right), tile, offsets=tuple(qo.tolist()))
 
     def hard(names, len_q, len_kv, left, right):
         parts = [kinds.query_and_key(name, len_q, len_kv, 16, 16, g, heads=1) for name in names]
@@ -373,22 +373,24 @@ def _window_cases(seed):
         hard(HARD, 5, 36, 60, 2),
         hard(FAR_BELOW, 17, 40, 60, 0),
         case("a neighbour of NaN, which has no queries", [7, 0, 19], [9, 18, 6], 30, 30, poison=1),
+        case("D 32, 32 queries per tile", [40], [60], 12, 4, heads=1, dim=32, BM=32),
+        case("32 keys per block", [20], [70], 40, 3, heads=1, BN=32),
     ]
 
 
-def _window_launch(kernel, q, k, v, q_offsets, k_offsets, scale, left, right):
+def _window_launch(kernel, q, k, v, q_offsets, k_offsets, scale, left, right, BM=16, BN=16):
     import torch
 
     lengths = (q_offsets[1:] - q_offsets[:-1]).tolist()
-    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, 16)], dtype=torch.int32)
+    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, BM)], dtype=torch.int32)
     out, heads = torch.full(q.shape, float("nan")), q.shape[1]
     kernel[(len(tiles), heads)](
-        q, k, v, q_offsets, k_offsets, tiles, out, scale, left, right, heads, D=q.shape[2], BM=16, BN=16
+        q, k, v, q_offsets, k_offsets, tiles, out, scale, left, right, heads, D=q.shape[2], BM=BM, BN=BN
     )
     return out
 
 
-def _window(q, k, v, q_offsets, k_offsets, scale, left, right):
+def _window(q, k, v, q_offsets, k_offsets, scale, left, right, **tile):
     out = torch.zeros_like(q)
     for (q0, q1), (k0, k1) in zip(_spans(q_offsets), _spans(k_offsets)):
         if k1 > k0 and q1 > q0:
@@ -400,26 +402,30 @@ def _window(q, k, v, q_offsets, k_offsets, scale, left, right):
     return out
 
 
+def _tile(case):
+    return case.kwargs.get("BM", 16), case.kwargs.get("BN", 16)
+
+
 def _window_blocks(case):
     """Return (programs, visited blocks, partial blocks), all heads together."""
     q, _, _, q_offsets, k_offsets, _, left, right = case.args
     programs = visited = partial = 0
     for (q0, q1), (k0, k1) in zip(_spans(q_offsets), _spans(k_offsets)):
-        found = block_kinds(Band.make(window_size=(left, right)), q1 - q0, k1 - k0, 16, 16)
-        programs += -(-(q1 - q0) // 16)
+        found = block_kinds(Band.make(window_size=(left, right)), q1 - q0, k1 - k0, *_tile(case))
+        programs += -(-(q1 - q0) // _tile(case)[0])
         visited += int((found > 0).sum())
         partial += int((found == 1).sum())
     return q.shape[1] * programs, q.shape[1] * visited, q.shape[1] * partial
 
 
 def _masked_lanes(case):
-    programs, _, partial = _window_blocks(case)
-    return 3 * 256 * partial + 256 * programs
+    (programs, _, partial), (rows, columns) = _window_blocks(case), _tile(case)
+    return 3 * rows * columns * partial + 256 * programs
 
 
 def _window_exponentials(case):
-    programs, visited, _ = _window_blocks(case)
-    return (256 + 32) * visited + 32 * programs
+    (programs, visited, _), (rows, columns) = _window_blocks(case), _tile(case)
+    return (rows * columns + 2 * rows) * visited + 2 * rows * programs
 
 
 _MASKED = "blocks of scores for partial blocks only, so each at most 3 times their number of scores and 256 elements more per program"

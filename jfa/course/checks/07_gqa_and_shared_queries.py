@@ -131,13 +131,14 @@ def _with_kind(kind, len_q, len_kv, heads, kv_heads, dim, g):
 def _grouped_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, len_q, len_kv, heads=4, kv_heads=2, dim=16, kind=None):
+    def case(name, len_q, len_kv, heads=4, kv_heads=2, dim=16, kind=None, **tile):
         q, k = _with_kind(kind, len_q, len_kv, heads, kv_heads, dim, g)
         q = q + 0.1 * torch.randn(q.shape, generator=g)
         v = torch.randn(k.shape, generator=g) + 0.5
         return Case(
             name,
             (q, k, v, kinds.offsets(len_q), kinds.offsets(len_kv), 1 / math.sqrt(dim)),
+            tile,
             offsets=tuple(kinds.offsets(len_q).tolist()),
         )
 
@@ -151,24 +152,26 @@ def _grouped_cases(seed):
         poisoned,
         *(case(found.says, [7, 2], [37, 18], 2, 1, kind=name) for name, found in kinds.SCORES.items()),
         case("as many key heads as query heads, D 32", [5], [18], 2, 2, dim=32),
+        case("32 rows per tile", [20, 1], [20, 9], 2, 1, BM=32),
+        case("32 keys per block", [3], [40], 2, 1, BN=32),
     ]
 
 
-def _grouped_launch(kernel, q, k, v, q_offsets, k_offsets, scale):
+def _grouped_launch(kernel, q, k, v, q_offsets, k_offsets, scale, BM=16, BN=16):
     import torch
 
     heads, kv_heads = q.shape[1], k.shape[1]
     group = heads // kv_heads
     lengths = (q_offsets[1:] - q_offsets[:-1]).tolist()
-    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n * group, 16)], dtype=torch.int32)
+    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n * group, BM)], dtype=torch.int32)
     out = torch.full(q.shape, float("nan"))
     kernel[(len(tiles), kv_heads)](
-        q, k, v, q_offsets, k_offsets, tiles, out, scale, heads, kv_heads, GROUP=group, D=q.shape[2], BM=16, BN=16
+        q, k, v, q_offsets, k_offsets, tiles, out, scale, heads, kv_heads, GROUP=group, D=q.shape[2], BM=BM, BN=BN
     )
     return out
 
 
-def _grouped(q, k, v, q_offsets, k_offsets, scale):
+def _grouped(q, k, v, q_offsets, k_offsets, scale, **tile):
     group = q.shape[1] // k.shape[1]
     out = torch.zeros_like(q)
     for (q0, q1), (k0, k1) in zip(_spans(q_offsets), _spans(k_offsets)):
@@ -182,8 +185,9 @@ def _grouped(q, k, v, q_offsets, k_offsets, scale):
 def _grouped_loads(case):
     q, k, _, q_offsets, k_offsets, _ = case.args
     group, total = q.shape[1] // k.shape[1], 0
+    rows, columns = case.kwargs.get("BM", 16), case.kwargs.get("BN", 16)
     for (q0, q1), (k0, k1) in zip(_spans(q_offsets), _spans(k_offsets)):
-        total += -(-(q1 - q0) * group // 16) * k.shape[1] * (7 + 2 * -(-(k1 - k0) // 16))
+        total += -(-(q1 - q0) * group // rows) * k.shape[1] * (7 + 2 * -(-(k1 - k0) // columns))
     return total
 
 
@@ -385,7 +389,7 @@ GROUPED = Exercise(
 def _pooled_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, len_q, lengths, slots, rows, heads=1, dim=16, kind=None):
+    def case(name, len_q, lengths, slots, rows, heads=1, dim=16, kind=None, **tile):
         drawn = [kinds.drawn(kind, len_q, n, dim, 16, g, heads=heads) for n in lengths]
         q = drawn[0][0] + 0.1 * torch.randn(len_q, heads, dim, generator=g)
         k = torch.cat([k for _, k in drawn])
@@ -401,7 +405,7 @@ def _pooled_cases(seed):
             out,
             1 / math.sqrt(dim),
         )
-        return Case(name, args)
+        return Case(name, args, tile)
 
     # sequence 1 answers nowhere, so nothing but a leak can carry its NaN into a result
     poisoned = case("the neighbour is NaN and answers nowhere", 2, [5, 18, 6], [0, -1, 2], 4)
@@ -416,18 +420,20 @@ def _pooled_cases(seed):
         poisoned,
         *(case(found.says, 4, [37, 18], [0, 4], 8, kind=name) for name, found in kinds.SCORES.items()),
         case("16 queries, D 32", 16, [18], [1], 17, dim=32),
+        case("32 queries per tile", 20, [18], [1], 24, BL=32),
+        case("32 keys per block", 2, [40], [1], 4, BN=32),
     ]
 
 
-def _pooled_launch(kernel, q, k, v, k_offsets, slots, out, scale):
+def _pooled_launch(kernel, q, k, v, k_offsets, slots, out, scale, BL=16, BN=16):
     out = out.clone()
     kernel[(len(slots), q.shape[1])](
-        q, k, v, k_offsets, slots, out, scale, q.shape[0], out.shape[0], q.shape[1], D=q.shape[2], BL=16, BN=16
+        q, k, v, k_offsets, slots, out, scale, q.shape[0], out.shape[0], q.shape[1], D=q.shape[2], BL=BL, BN=BN
     )
     return out
 
 
-def _pooled(q, k, v, k_offsets, slots, out, scale):
+def _pooled(q, k, v, k_offsets, slots, out, scale, **tile):
     out = out.clone()
     for (begin, end), slot in zip(_spans(k_offsets), slots.tolist()):
         if 0 <= slot <= len(out) - len(q):
@@ -437,8 +443,8 @@ def _pooled(q, k, v, k_offsets, slots, out, scale):
 
 
 def _pooled_loads(case):
-    q, _, _, k_offsets, *_ = case.args
-    return q.shape[1] * sum(4 + 2 * -(-(end - begin) // 16) for begin, end in _spans(k_offsets))
+    (q, _, _, k_offsets, *_), block = case.args, case.kwargs.get("BN", 16)
+    return q.shape[1] * sum(4 + 2 * -(-(end - begin) // block) for begin, end in _spans(k_offsets))
 
 
 def _untouched(case, out):

@@ -32,6 +32,21 @@ def _sums(q, k, records):
     return out
 
 
+def _ring_of_k(records, sms, stages):
+    """Require STAGES places for K beside two for Q; some program has at least its even share of all steps."""
+
+    def most(case):
+        return 2 + case.args[stages] if len(records(case)) else 0
+
+    def least(case):
+        steps = sum(-(-length // BM) for _, _, length in records(case).tolist())
+        programs = max(1, min(case.args[sms], len(records(case))))
+        return 2 + min(case.args[stages], -(-steps // programs)) if len(records(case)) else 0
+
+    text = "ring of K has STAGES buffers and uses them all"
+    return Limit("all the buffers", "loaded_places", at_most=most, at_least=least, text=text)
+
+
 # -- 13.1 --------------------------------------------------------------------------------------------------------------
 
 
@@ -498,6 +513,21 @@ _SINGLE = "unit = tlx.clc_consumer(queue, done & 1)"
 _HALVES = "unit = tlx.clc_consumer(queue, done & 1, k=done & 1)"
 _STATIC = "unit = unit + tl.num_programs(0)"
 
+_ONE_BUFFER = Mutant(
+    "one buffer of K, whatever STAGES is",
+    "every block of keys goes through one buffer, so no copy runs ahead.",
+    caught_by="all the buffers",
+    edit=tuple(
+        (f"{call} done, steps_done, BM, D, STAGES)", f"{call} done, steps_done, BM, D, 1)")
+        for call in (
+            "load_tile(q_desc, k_desc, queries, keys, record,",
+            "compute_tile(queries, keys, outs, half, record,",
+        )
+    ),
+    expect="ring of K has STAGES buffers and uses them all",
+    recognise=False,
+)
+
 STEAL = Exercise(
     id="13.3",
     title="The CLC loop of every role",
@@ -508,6 +538,7 @@ STEAL = Exercise(
     reference=_clc,
     outputs=(Output("out", ("row",)), Output("programs"), Output("questions"), Output("failed")),
     schedules=SCHEDULES,
+    limits=(_ring_of_k(lambda case: case.args[2], 3, 4),),
     difficulty=3,
     minutes=65,
     tol=2e-5,
@@ -518,6 +549,7 @@ STEAL = Exercise(
         "queue = tlx.clc_create_context(num_consumers=4, num_stages=2). load: while unit >= 0: tlx.clc_producer(queue, ((done >> 1) & 1) ^ 1, k=done & 1); load_tile(...); unit = tlx.clc_consumer(queue, (done >> 1) & 1, k=done & 1); steps_done += ...; done += 1. The others are the same without the producer.",
     ),
     mutants=(
+        _ONE_BUFFER,
         Mutant(
             "a consumer per task",
             "the compute task is two groups of warps: a stage is freed while one of them still reads it.",
@@ -770,6 +802,7 @@ SURPLUS = Exercise(
         "Either all roles loop while (unit >= 0) & (unit < count), or all loop while unit >= 0 and skip the work of a surplus unit.",
     ),
     mutants=(
+        _ONE_BUFFER,
         Mutant(
             "the store role takes surplus for tiles",
             "a record that nobody initialised is read.",
@@ -898,6 +931,7 @@ SURPLUS = Exercise(
     limits=(
         Limit("steals", "tlx:clc_producer", at_least=_asked, text="the queue still hands out the units"),
         Limit("each tile once", "stores", at_most=lambda case: 2 * _asked(case), text="no tile is done twice"),
+        _ring_of_k(lambda case: case.args[2][: int(case.args[3])], 4, 5),
     ),
     variants=(
         ((_STORE_LOOP, _STORE_SKIPS), (_COMPUTE_LOOP, _COMPUTE_SKIPS), (_LOAD_LOOP, _LOAD_SKIPS)),
