@@ -30,7 +30,7 @@ ARGUED = {
     ): "that of half 1, waited for next, is committed later by the same pipe",
     ("late", "tlx.barrier_wait(accs.fulls[0], phase)"): LATER,
     ("late", "tlx.barrier_wait(accs.fulls[1], phase)"): LATER,
-    ("late", "tlx.barrier_wait(o.empties[part], (outs & 1) ^ 1)"): LATER,
+    ("late", "tlx.barrier_wait(o.empties[slot], phase_o ^ 1)"): LATER,
     ("late", "tlx.barrier_wait(k.ring.fulls[slot], phase)"): LATER,  # the copy of Q's scales
 }
 
