@@ -85,8 +85,9 @@ def async_descriptor_load(
     if fault == "drop" or not predicate(pred):
         return
     targets = _load_targets(task, result, barrier, integers(multicast_targets), truth(two_ctas), where)
-    for view, *_ in targets if Active.counts is not None else ():
-        Active.counts.place("loaded_places", view)
+    if Active.counts is not None:
+        for view, *_ in targets:
+            Active.counts.place("loaded_places", view)
     tensor_map, stored = desc.map, result.view.dtype
 
     def fetch() -> np.ndarray:

@@ -76,7 +76,7 @@ except ImportError:
         pass
 
 
-_swizzled = swizzled_shared_layout_encoding
+_swizzled: Any = swizzled_shared_layout_encoding
 
 
 class _SwizzledInKernels(_swizzled):
@@ -90,7 +90,7 @@ class _SwizzledInKernels(_swizzled):
 
 
 _SwizzledInKernels.__name__ = _swizzled.__name__
-swizzled_shared_layout_encoding = _SwizzledInKernels  # type: ignore[misc]
+swizzled_shared_layout_encoding = _SwizzledInKernels
 
 __all__ = [
     *("DummyRegisterLayoutEncoding", "TMemCTAMode", "layout", "layout_encoding", "nv_mma_shared_layout_encoding"),
