@@ -13,7 +13,9 @@
 # Each kernel is run under several schedules: copies and products complete at once, as late as they may, or in a random order.
 # An answer passes when the numbers are right under all of them and the emulator finds nothing; fences count (`fences="strict"`).
 #
-# Three exercises are bug hunts. They give you a faulty kernel. Run the check before you change anything: it says "not started", and then the report that the kernel runs into.
+# Three exercises are bug hunts.
+# They give you a faulty kernel.
+# Run the check before you change anything: it says "not started", and then the report that the kernel runs into.
 # The faulty line is seldom the line that the report names.
 
 # %% tags=["setup"]
@@ -31,7 +33,8 @@ from jfa.emulator import sweep
 progress()
 
 # %% [markdown]
-# The next cell is given: the helpers of the chapter. Tiles have 128 rows and 32 columns, slices are 16 or 32 wide, and all sizes come from the descriptors' boxes.
+# The next cell is given: the helpers of the chapter.
+# Tiles have 128 rows and 32 columns, slices are 16 or 32 wide, and all sizes come from the descriptors' boxes.
 
 
 # %%
@@ -64,10 +67,12 @@ def leave(c_desc, staging, values, row):
 # ## 11.1 The producer of a ring
 #
 # (difficulty 1 of 3, 10 minutes) Write the load role: for each of the `steps` slices wait until its buffers are free, announce the bytes *of both operands* on `fulls[slot]`, and start both copies.
-# Turn `k` of the ring uses slot `k % STAGES`; `place` gives slot and phase. There are 1, 2 or 3 stages: the ring has `STAGES` buffers and uses them all.
+# Turn `k` of the ring uses slot `k % STAGES`; `place` gives slot and phase.
+# There are 1, 2 or 3 stages: the ring has `STAGES` buffers and uses them all.
 # Do it with what is there, without `load_slice`: two copies per slice, and one announcement per slice.
 #
-# Slice k of A starts at `[0, k * BK]`, of B at `[k * BK, 0]`. What lies beyond the last slice is not yours.
+# Slice k of A starts at `[0, k * BK]`, of B at `[k * BK, 0]`.
+# What lies beyond the last slice is not yours.
 
 
 # %% tags=["ex-11.1"]
@@ -106,15 +111,18 @@ check("11.1", ring_kernel)
 # %% [markdown]
 # ## 11.2 An epilogue for jagged tiles
 #
-# (difficulty 3 of 3, 20 minutes) Here tile t sums over `steps[t]` slices, and `steps[t]` may be 0, as with packed sequences of different lengths. The load and the MMA role skip a tile without slices, and *do not count it*: it uses no accumulator.
-# Write the epilogue. It must
+# (difficulty 3 of 3, 20 minutes) Here tile t sums over `steps[t]` slices, and `steps[t]` may be 0, as with packed sequences of different lengths.
+# The load and the MMA role skip a tile without slices, and *do not count it*: it uses no accumulator.
+# Write the epilogue.
+# It must
 #
 # 1. walk over the same tiles as the other roles: `tl.program_id(0)`, then every `tl.num_programs(0)`-th, of `tiles`;
 # 2. for a tile with slices: wait for its accumulator, load it, give it back on `acc_empties`, and store the tile at row `tile * BM` with `leave`;
 # 3. for a tile without: store zeros, with `leave` as well, for nobody has written the output;
 # 4. never write into `staging` while the store before still reads it, and not end before the last store has read it.
 #
-# The other roles and the kernel stay as they are. The accumulators are used in turn: the count-th tile *with slices* of this program has accumulator and phase `place(count, 2)`.
+# The other roles and the kernel stay as they are.
+# The accumulators are used in turn: the count-th tile *with slices* of this program has accumulator and phase `place(count, 2)`.
 
 
 # %% tags=["ex-11.2"]
@@ -189,9 +197,11 @@ check("11.2", jagged_kernel)
 # %% [markdown]
 # ## 11.3 Bug hunt: the second tile hangs
 #
-# (difficulty 2 of 3, 30 minutes) One tile is right, and many a second tile hangs. Some do not: with 2 stages and 4 slices per tile all is well.
+# (difficulty 2 of 3, 30 minutes) One tile is right, and many a second tile hangs.
+# Some do not: with 2 stages and 4 slices per tile all is well.
 # Run the check, draw the graph in your head, and ask which two roles disagree, and about what.
-# One line is wrong. Mend it, and leave the rest: three async tasks, one wait per slice on each side of the ring, and each slice copied once; the ring has `STAGES` buffers and uses them all.
+# One line is wrong.
+# Mend it, and leave the rest: three async tasks, one wait per slice on each side of the ring, and each slice copied once; the ring has `STAGES` buffers and uses them all.
 
 
 # %% tags=["ex-11.3"]
@@ -250,8 +260,10 @@ check("11.3", second_tile_kernel)
 # %% [markdown]
 # ## 11.4 Bug hunt: right whenever the tensor core is quick
 #
-# (difficulty 2 of 3, 25 minutes) Somebody wanted the epilogue to start early. On a quick tensor core the numbers are right.
-# The report names a load and a product that nothing orders. Neither line is wrong: find what should have ordered them.
+# (difficulty 2 of 3, 25 minutes) Somebody wanted the epilogue to start early.
+# On a quick tensor core the numbers are right.
+# The report names a load and a product that nothing orders.
+# Neither line is wrong: find what should have ordered them.
 # Keep three async tasks, one product per slice, and the accumulator handed over by the tensor core itself, once per tile; the ring has `STAGES` buffers and uses them all.
 
 
@@ -307,9 +319,12 @@ check("11.4", early_kernel)
 # ## 11.5 Bug hunt: eight warps, one column
 #
 # (difficulty 3 of 3, 30 minutes) A small network: `out = relu(X W)**2 V`. The hidden layer never leaves the chip: each block of its columns, S, is made in tensor memory, and the *default task of eight warps* turns it into P in bf16, stored over S.
-# The kernel was right with four warps. With eight it has a race *inside one task*. Somebody has tried a fence; it did not help.
+# The kernel was right with four warps.
+# With eight it has a race *inside one task*.
+# Somebody has tried a fence; it did not help.
 #
-# Mend it, and leave the rest: P stays over S (at most 128 columns of tensor memory), both products read tensor memory as given, and two async tasks. It is launched with `num_warps=8`.
+# Mend it, and leave the rest: P stays over S (at most 128 columns of tensor memory), both products read tensor memory as given, and two async tasks.
+# It is launched with `num_warps=8`.
 
 
 # %% tags=["ex-11.5"]
@@ -369,7 +384,9 @@ check("11.5", hidden_kernel)
 # %% [markdown]
 # ## 11.6 Six broken kernels: what happens?
 #
-# (difficulty 2 of 3, 25 minutes) No kernel to write. `second_tile_kernel` of 11.3, as it should be, is launched on one program with `tiles` tiles of `steps` slices (each at least 1) and a ring of `stages`. It is broken in one of six ways:
+# (difficulty 2 of 3, 25 minutes) No kernel to write.
+# `second_tile_kernel` of 11.3, as it should be, is launched on one program with `tiles` tiles of `steps` slices (each at least 1) and a ring of `stages`.
+# It is broken in one of six ways:
 #
 # | fault | what is changed |
 # |---|---|
@@ -380,8 +397,10 @@ check("11.5", hidden_kernel)
 # | `no store wait` | the epilogue does not wait before it writes into `staging` again; it still waits at the end |
 # | `no fence` | `leave` has no fence |
 #
-# Say what the emulator finds: `"deadlock"`, `"race"`, `"over-arrival"`, `"phase"` (a wait that can come two phases late), `"fence"` or `"nothing"`. It depends on the sizes.
-# Each of these has *one* finding under all schedules; that was explored, and not guessed. The judge runs the broken kernels on sizes that you do not see.
+# Say what the emulator finds: `"deadlock"`, `"race"`, `"over-arrival"`, `"phase"` (a wait that can come two phases late), `"fence"` or `"nothing"`.
+# It depends on the sizes.
+# Each of these has *one* finding under all schedules; that was explored, and not guessed.
+# The judge runs the broken kernels on sizes that you do not see.
 
 
 # %% tags=["ex-11.6"]
@@ -396,8 +415,11 @@ check("11.6", findings)
 # %% [markdown]
 # ## Last: sweep your own kernel
 #
-# `jagged_kernel` of 11.2 is yours. Is each of its synchronisations needed, and does the instance below show it? Read the map by rows: what would you lose with each?
-# Change `STEPS` to `[1, 0, 2]` and look again: which faults are no longer found, and why? Nothing is checked here.
+# `jagged_kernel` of 11.2 is yours.
+# Is each of its synchronisations needed, and does the instance below show it?
+# Read the map by rows: what would you lose with each?
+# Change `STEPS` to `[1, 0, 2]` and look again: which faults are no longer found, and why?
+# Nothing is checked here.
 
 # %%
 STEPS = [1, 0, 2, 3, 1]

@@ -24,10 +24,13 @@ from jfa.course import check, hint, progress
 progress()
 
 # %% [markdown]
-# The next cell is given. Exercises 13.1, 13.3 and 13.4 use it.
+# The next cell is given.
+# Exercises 13.1, 13.3 and 13.4 use it.
 #
-# **The work.** Sequences are packed. Tile `u` takes `2 * BM` rows of `q` and all keys of its sequence, and its output is, for each of its rows, the product of the query with the *sum of the keys*: `out[i] = q[i] . (k[0] + k[1] + ...)`.
-# A record has three numbers: `q_row`, `k_row`, `k_len`. The rows of `q` come in two halves of `BM`; the keys come in blocks of `BM` rows, so a tile has `ceil(k_len / BM)` steps, but never zero: a tile without keys does one step, in which nothing counts.
+# **The work.** Sequences are packed.
+# Tile `u` takes `2 * BM` rows of `q` and all keys of its sequence, and its output is, for each of its rows, the product of the query with the *sum of the keys*: `out[i] = q[i] . (k[0] + k[1] + ...)`.
+# A record has three numbers: `q_row`, `k_row`, `k_len`.
+# The rows of `q` come in two halves of `BM`; the keys come in blocks of `BM` rows, so a tile has `ceil(k_len / BM)` steps, but never zero: a tile without keys does one step, in which nothing counts.
 # Behind the last key of a sequence lie rows of others, which may hold anything.
 
 
@@ -442,7 +445,8 @@ check("13.5", reuse_kernel)
 # * `zigzag_end`: when a static launch of `sms` programs ends that deals the same list by zigzag (chapter 08): round 0 from SM 0 upwards, round 1 backwards, and so on.
 #
 # `jfa.schedule` is closed here.
-# When does stealing win? Try costs that the list's order foresaw, and costs that it did not.
+# When does stealing win?
+# Try costs that the list's order foresaw, and costs that it did not.
 
 
 # %% tags=["ex-13.6"]

@@ -24,7 +24,8 @@ from jfa.course import check, hint, progress
 progress()
 
 # %% [markdown]
-# The next cell is given. Exercises 14.1 and 14.2 use it.
+# The next cell is given.
+# Exercises 14.1 and 14.2 use it.
 #
 # **The work.** A program is one key tile of one sequence.
 # It has `blocks` blocks of `BM` queries, and for each of them dS `[BM, BN]` is ready in memory.
@@ -442,7 +443,8 @@ check("14.4", early_kernel)
 #
 # Return three whole numbers: `shared`, the bytes of shared memory; `left`, the registers per thread of the reduce role; and `most`, how many slices it can hold at most (no more than there are), or -1 if shared memory does not suffice, or not even 0 held slices fit.
 #
-# The rule is rough: it agrees with nine of the ten rows of the chapter's compile table. The tenth, two stages of 32 columns with two held, lies exactly at its edge, and spills 4 bytes.
+# The rule is rough: it agrees with nine of the ten rows of the chapter's compile table.
+# The tenth, two stages of 32 columns with two held, lies exactly at its edge, and spills 4 bytes.
 
 
 # %% tags=["ex-14.5"]

@@ -16,7 +16,8 @@
 #
 # **Time.** 75 minutes, and 140 for the exercises.
 #
-# **Needs.** Chapter 10. No GPU: the kernels run on the emulator.
+# **Needs.** Chapter 10.
+# No GPU: the kernels run on the emulator.
 
 # %%
 import torch
@@ -44,7 +45,8 @@ torch.manual_seed(0)
 #
 # In a kernel each side of a token is a barrier: `fulls[slot]` and `empties[slot]`.
 # "Put down" is an arrival, "pick up" is a wait.
-# Predict first: a copy takes 3 ticks, a product 2, and copies may be under way side by side. How many buffers keep the tensor core busy?
+# Predict first: a copy takes 3 ticks, a product 2, and copies may be under way side by side.
+# How many buffers keep the tensor core busy?
 
 
 # %%
@@ -78,7 +80,8 @@ plots.segments(rows, title="six blocks through two buffers, and through three", 
 # ## The math, down to shapes
 #
 # `C = A B` with `A: [M, K]` and `B: [K, N]` in bf16, and `C: [M, N]` in fp32.
-# A *tile* of C has `BM x BN` elements. It needs `K / BK` *slices*: `[BM, BK]` of A and `[BK, BN]` of B, both through the TMA.
+# A *tile* of C has `BM x BN` elements.
+# It needs `K / BK` *slices*: `[BM, BK]` of A and `[BK, BN]` of B, both through the TMA.
 #
 # | per slice | BM = BN = 128, BK = 64 |
 # |---|---|
@@ -377,12 +380,14 @@ plots.timelines(timelines)
 # Read the MMA line of each: islands in version 1, one block per tile in version 2, and no seam between tiles in version 4.
 # In the model a tile costs 18,332 cycles, then 7,836, 6,517 and 5,865.
 # What is left is the wait for copies: a tile takes 8 slices of 256 cycles, and the model's TMA delivers a slice every 650 cycles or so.
-# Predict before you try it (last section): do more stages help? Does a larger tile?
+# Predict before you try it (last section): do more stages help?
+# Does a larger tile?
 #
 # ## Reading a deadlock
 #
 # From here on a small instance is enough: tiles of 128 x 32, slices of 32, and as many tiles and slices as the bug needs.
-# `broken` runs it with one synchronisation broken. `drop` leaves it out, and `flip` waits for the other parity.
+# `broken` runs it with one synchronisation broken.
+# `drop` leaves it out, and `flip` waits for the other parity.
 
 
 # %%
@@ -439,7 +444,8 @@ plots.wait_graph(stuck, title="the producer waits for `phase`: nobody can begin"
 # The epilogue waits too, but it is not part of the cycle: mend the cycle, and it goes on.
 # **Look for the cycle first, then ask which of its waits should have passed.** Here it is the one on a barrier in phase 0 that nobody could have completed.
 #
-# Not every deadlock has a cycle. In the next one the roles disagree about the number of tiles: the load role has one fewer.
+# Not every deadlock has a cycle.
+# In the next one the roles disagree about the number of tiles: the load role has one fewer.
 
 # %%
 try:
@@ -449,7 +455,8 @@ except emulator.EmulatorError as error:
 plots.wait_graph(stuck, title="the load role has ended one tile too early")
 
 # %% [markdown]
-# The chain ends at a task that **has ended**. The arrival will never come: a loop has too few turns, or an arrive stands behind a branch.
+# The chain ends at a task that **has ended**.
+# The arrival will never come: a loop has too few turns, or an arrive stands behind a branch.
 #
 # | the graph | look for |
 # |---|---|
@@ -461,8 +468,10 @@ plots.wait_graph(stuck, title="the load role has ended one tile too early")
 # ## Reading a race
 #
 # A race is two accesses to one place, at least one of them a write, that nothing orders.
-# "Nothing orders" is exact. The emulator keeps a *vector clock* for each task and each engine: for every other one, how many of its steps this one knows of.
-# A step ends with every arrival. An arrival puts the clock on the barrier, and a wait merges it into the waiter's own.
+# "Nothing orders" is exact.
+# The emulator keeps a *vector clock* for each task and each engine: for every other one, how many of its steps this one knows of.
+# A step ends with every arrival.
+# An arrival puts the clock on the barrier, and a wait merges it into the waiter's own.
 # An access is known to a later one if the later clock reaches it.
 #
 # Drop the MMA role's wait for `acc_empties`, and draw the two clocks of the race.
@@ -473,15 +482,19 @@ print(race)
 plots.race_clocks(race)
 
 # %% [markdown]
-# Read the yellow line. The epilogue's load belongs to its step 2 (the star on its own line), and the product knows 0 steps of the epilogue.
+# Read the yellow line.
+# The epilogue's load belongs to its step 2 (the star on its own line), and the product knows 0 steps of the epilogue.
 # No chain of barriers leads from the load to the product, so on some run the product is first.
-# On this run it was not: the numbers were right. That is why a race is looked for in clocks and not in results.
+# On this run it was not: the numbers were right.
+# That is why a race is looked for in clocks and not in results.
 #
-# **The likely mistake:** to mend the line that the report names. The two lines are where the accesses are; the fault is the *missing order between them*, often in a third place.
+# **The likely mistake:** to mend the line that the report names.
+# The two lines are where the accesses are; the fault is the *missing order between them*, often in a third place.
 #
 # ## Version 5: break everything, read the table
 #
-# One broken synchronisation teaches one report. `sweep.sweep` breaks all of them, one at a time, and notes how each was found.
+# One broken synchronisation teaches one report.
+# `sweep.sweep` breaks all of them, one at a time, and notes how each was found.
 # A kernel is well tested when every broken variant is found.
 
 # %%
@@ -490,11 +503,13 @@ plots.sweep_map(result, title="three tiles of two slices")
 
 # %% [markdown]
 # Read it by columns.
-# A dropped *arrival* starves somebody: deadlock. A dropped *wait* lets somebody through too early: a race, or a value that nobody wrote.
+# A dropped *arrival* starves somebody: deadlock.
+# A dropped *wait* lets somebody through too early: a race, or a value that nobody wrote.
 # A flipped parity does either, depending on who meets it first: on `empties` it holds the first turn, on `fulls` it lets the first turn through.
 # The fence is neither: only what the TMA sees is at stake.
 #
-# Now the same sweep on fewer tiles. Predict first: which synchronisations are never needed if there are only two tiles?
+# Now the same sweep on fewer tiles.
+# Predict first: which synchronisations are never needed if there are only two tiles?
 
 # %%
 fewer = {tiles: sweep.sweep(launch_of(tiles)) for tiles in (1, 2)}
@@ -509,7 +524,8 @@ plots.sweep_map(fewer[2], title="two tiles: three faults are not found")
 # ## Version 6: all schedules, not three of them
 #
 # A sweep runs each variant under a few schedules: copies at once, copies late, two random ones.
-# How many are there? `explore` runs a small launch once per *class*: two schedules are in one class if they differ only in the order of steps that commute.
+# How many are there?
+# `explore` runs a small launch once per *class*: two schedules are in one class if they differ only in the order of steps that commute.
 # The GEMM of two tiles and three slices:
 
 # %%
@@ -517,8 +533,10 @@ proof = explore.explore(launch_of(tiles=2, steps=3))
 print(proof)
 
 # %% [markdown]
-# One class. Every schedule of this instance does the same, so the one run was a proof: no deadlock, no race, the same numbers, whatever the clock does.
-# That is no luck. The roles meet at waits that do not depend on who comes first, so the order of everything that matters is fixed by the code.
+# One class.
+# Every schedule of this instance does the same, so the one run was a proof: no deadlock, no race, the same numbers, whatever the clock does.
+# That is no luck.
+# The roles meet at waits that do not depend on who comes first, so the order of everything that matters is fixed by the code.
 # Without the idea of classes there is no end to it:
 
 
@@ -542,9 +560,11 @@ for mutant in fewer[2].clean:
     print(f"{mutant.how:5} {mutant.site.text:46} {words}")
 
 # %% [markdown]
-# At two tiles they are *proved* harmless, and at three they are not. "Proved" always means: for these shapes and this grid.
+# At two tiles they are *proved* harmless, and at three they are not.
+# "Proved" always means: for these shapes and this grid.
 #
-# A broken kernel has more classes, because what it leaves unordered may come either way. Its one mistake shows in as many ways:
+# A broken kernel has more classes, because what it leaves unordered may come either way.
+# Its one mistake shows in as many ways:
 
 # %%
 flipped = next(m for m in result.mutants if m.how == "flip" and "fulls[slot]" in m.site.text)
@@ -555,7 +575,8 @@ print(faces)
 # Undefined values, races, waits two phases late, and one schedule in which everybody waits: one flipped bit.
 # If two of your runs report different errors, look for one fault, not for two.
 #
-# The first bad schedule is a list of choices. It replays exactly:
+# The first bad schedule is a list of choices.
+# It replays exactly:
 
 
 # %%
@@ -573,9 +594,12 @@ except emulator.EmulatorError as error:
 # %% [markdown]
 # ## Eight warps are not one
 #
-# So far a task was one thing. It is not: it has 4 or 8 warps, and they run apart until something joins them.
-# With 8 warps the tensor memory shows it. Each warp reaches only 32 of the 128 lanes, so two groups of four warps share the lanes and split the *columns* of every tile.
-# Take scores S in fp32 and store P in bf16 over them, as attention does. P needs half the columns:
+# So far a task was one thing.
+# It is not: it has 4 or 8 warps, and they run apart until something joins them.
+# With 8 warps the tensor memory shows it.
+# Each warp reaches only 32 of the 128 lanes, so two groups of four warps share the lanes and split the *columns* of every tile.
+# Take scores S in fp32 and store P in bf16 over them, as attention does.
+# P needs half the columns:
 
 # %%
 S = [plots.Segment(0, 64, "S: loaded by warps 0-3", 0), plots.Segment(64, 64, "by warps 4-7", 1)]
@@ -624,14 +648,17 @@ print()
 print(eight)
 
 # %% [markdown]
-# A fence orders memory, not warps. A wait does not join them either: every warp waits for itself.
+# A fence orders memory, not warps.
+# A wait does not join them either: every warp waits for itself.
 # What does: `tl.debug_barrier()`, a named barrier of all threads, an arrive, a reduction over the columns.
 # This fault was in a public kernel: its authors counted wrong results in 13 % of the runs on a B200.
 #
 # ## What no tile-level tool sees
 #
-# The emulator orders *buffers and barriers*. Global memory between programs is another matter: it knows atomics, but a plain store and a plain load there are not steps of its schedules.
-# The next kernel splits K between two programs. Each takes a ticket, and whoever comes second adds the other's half.
+# The emulator orders *buffers and barriers*.
+# Global memory between programs is another matter: it knows atomics, but a plain store and a plain load there are not steps of its schedules.
+# The next kernel splits K between two programs.
+# Each takes a ticket, and whoever comes second adds the other's half.
 # It is wrong: the ticket is taken *before* the half is stored, so the second may read a half that is not there.
 
 
@@ -659,7 +686,8 @@ def launch_split():
 print(explore.explore(launch_split, max_ctas=2))
 
 # %% [markdown]
-# All schedules, all "ok", and wrong on a GPU. Know the edge of your tools:
+# All schedules, all "ok", and wrong on a GPU.
+# Know the edge of your tools:
 #
 # | not seen here | who sees it |
 # |---|---|
@@ -669,14 +697,16 @@ print(explore.explore(launch_split, max_ctas=2))
 #
 # ## Your own kernel
 #
-# Put a kernel into a file, with a function that launches a *small* instance and returns its outputs: `launch()` in `my_gemm.py`. Then
+# Put a kernel into a file, with a function that launches a *small* instance and returns its outputs: `launch()` in `my_gemm.py`.
+# Then
 #
 # ```
 # jfa emulator sweep my_gemm.py:launch
 # jfa emulator explore my_gemm.py:launch
 # ```
 #
-# Small means: every ring goes round at least twice, every accumulator comes back at least once, and there are two programs if you use atomics. If the sweep leaves a variant unfound, make the instance larger before you call it superfluous.
+# Small means: every ring goes round at least twice, every accumulator comes back at least once, and there are two programs if you use atomics.
+# If the sweep leaves a variant unfound, make the instance larger before you call it superfluous.
 #
 # ## Exercises
 #

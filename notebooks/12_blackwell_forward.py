@@ -493,7 +493,8 @@ def three_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, cfg: tl.con
 
 
 # %% [markdown]
-# Predict: one half only. What does the new role gain?
+# Predict: one half only.
+# What does the new role gain?
 
 # %%
 line = study("3: MMA role", three_roles, cfg=Config(halves=1))
@@ -892,7 +893,8 @@ def sliced_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, cfg: tl.co
 
 
 # %% [markdown]
-# Predict: the exponentials take as long as before. What gets shorter?
+# Predict: the exponentials take as long as before.
+# What gets shorter?
 
 # %%
 line = study("6: P in slices", sliced_roles, rows=TILE, cfg=Config(p_slices=2))

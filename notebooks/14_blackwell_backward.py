@@ -615,7 +615,8 @@ for deterministic in (False, True):
 #
 # <details><summary>D = 64: what changes about dQ?</summary>
 #
-# S and dP keep their 128 columns, dV and dK need 64 each: 384. So dQ has 64 columns of its own.
+# S and dP keep their 128 columns, dV and dK need 64 each: 384.
+# So dQ has 64 columns of its own.
 # The mma role waits for `dq_empties` before the next dQ, not before the next dP, and that is a whole step later.
 # </details>
 #

@@ -19,7 +19,8 @@
 #
 # **Time.** 90 minutes, and 130 for the exercises.
 #
-# **Needs.** Chapters 12 and 14. No GPU: the emulator runs pairs of CTAs, and its cycles are a model of a B200.
+# **Needs.** Chapters 12 and 14.
+# No GPU: the emulator runs pairs of CTAs, and its cycles are a model of a B200.
 
 # %%
 import contextlib
@@ -104,9 +105,11 @@ plots.blocks(tables, shares, title="C = A B by a pair: only B is read across")
 # Look at the last cell.
 # With 128 rows per CTA each row has a lane of tensor memory.
 # With 64 rows per CTA a single CTA leaves lanes empty; a pair's accumulator does not: it *folds*, and the second half of its columns lies in the other 64 lanes.
-# So a result of [64, 128] takes 64 columns. Chapter 14's fifth seat, dQ, will fit because of it.
+# So a result of [64, 128] takes 64 columns.
+# Chapter 14's fifth seat, dQ, will fit because of it.
 #
-# What is it worth? The tensor core takes `2 M N K / 8192` cycles, shared memory delivers 128 bytes per cycle.
+# What is it worth?
+# The tensor core takes `2 M N K / 8192` cycles, shared memory delivers 128 bytes per cycle.
 # At `M = N = 128` a single CTA reads as long as it multiplies, and it must also take in what the TMA writes.
 
 
@@ -213,7 +216,8 @@ print("largest error:", (multiply(one_cta, A, B, 256) - A.double() @ B.double())
 # %% [markdown]
 # ## Version 2: a pair
 #
-# Read it beside version 1. Five things are different; each has a comment.
+# Read it beside version 1.
+# Five things are different; each has a comment.
 # Before you read on: which of the two CTAs must wait for what, and where?
 
 
@@ -269,12 +273,15 @@ for policy in ("eager", "lazy", "random"):
 # Follow one slice.
 # Both load roles wait *at home* for `empties`, and both may start their copies at different times.
 # The bytes of all four copies count on one barrier, the leader's `fulls[slot]`.
-# When they are complete, only the leader knows. That is enough: only the leader issues.
+# When they are complete, only the leader knows.
+# That is enough: only the leader issues.
 # The product reads the shared memory of both CTAs, and when it is done it arrives at `empties[slot]` *in both*.
 #
 # May the peer's copy come before the leader has announced any bytes?
-# Yes. The count of bytes then is below zero for a while, and the phase cannot end, because the announcement is the one arrival that it needs.
-# And may the peer be a whole phase ahead? No: it waits for `empties`, which is completed by a product that the leader issues after its own wait.
+# Yes.
+# The count of bytes then is below zero for a while, and the phase cannot end, because the announcement is the one arrival that it needs.
+# And may the peer be a whole phase ahead?
+# No: it waits for `empties`, which is completed by a product that the leader issues after its own wait.
 
 # %%
 lines = {
@@ -319,11 +326,13 @@ plots.timelines(
 # | $dK \mathrel{+}= dS^T Q$ | $dS^T$, tensor memory | Q, 64 *columns* | [128, 128] |
 # | $dQ = dS\, K$ | dS, my 64 queries x **all 256 keys** | K of all 256 keys, 64 *columns* | [64, 128], folded: 64 columns |
 #
-# Half of B means half of its *columns*. For $Q^T$ these are 64 queries, so rows of Q; for Q in the fourth product they are 64 columns.
+# Half of B means half of its *columns*.
+# For $Q^T$ these are 64 queries, so rows of Q; for Q in the fourth product they are 64 columns.
 # So Q and dO come twice, once cut along the rows and once along the columns: two boxes of 16 KiB, together as much as one whole tile.
 #
 # In the first four products everything is at home.
-# In the fifth the rows are queries. Each CTA has made dS of *its keys* and needs dS of *its queries*: of the other CTA's keys, too.
+# In the fifth the rows are queries.
+# Each CTA has made dS of *its keys* and needs dS of *its queries*: of the other CTA's keys, too.
 # That is the one thing that must be carried across.
 
 # %%
@@ -385,9 +394,11 @@ plots.bars(
 
 # %% [markdown]
 # dQ saves nothing: half of B, but over twice as many keys.
-# It has another gain. A pair's dQ of a block is [128, 128] *for 256 keys*: each CTA sends 64 rows out, half as much as before, and adds half as often to each address.
+# It has another gain.
+# A pair's dQ of a block is [128, 128] *for 256 keys*: each CTA sends 64 rows out, half as much as before, and adds half as often to each address.
 #
-# Shared memory is used by more than products. Count it all, in cycles of 128 bytes:
+# Shared memory is used by more than products.
+# Count it all, in cycles of 128 bytes:
 
 # %%
 rows = {}
@@ -420,7 +431,8 @@ print(f"the tensor core's cycles for the five products: {tensor}")
 # Stages for dQ, lse and delta, and for form A a staging tile of 16 KiB must fit into the rest.
 #
 # Tensor memory: S, dP, dV and dK take 128 columns each, as before.
-# P^T is bf16 and takes the lower half of S's columns. The folded dQ takes the **upper half**: in chapter 14 it had to wait for dP's seat.
+# P^T is bf16 and takes the lower half of S's columns.
+# The folded dQ takes the **upper half**: in chapter 14 it had to wait for dP's seat.
 # Version 6 has a map.
 #
 # Two groups of four warps read S, each half of it (chapter 11, eight warps).
@@ -691,7 +703,8 @@ largest_errors(exchange_copies)
 #
 # ## Version 5: the exchange, by words (form B)
 #
-# The half that leaves is in registers. Why store it at home and copy it?
+# The half that leaves is in registers.
+# Why store it at home and copy it?
 # `async_remote_shmem_store` writes from registers into the peer's shared memory; its bytes count on the peer's barrier as before.
 # No staging tile, and less traffic (the table above).
 #
@@ -765,7 +778,8 @@ largest_errors(exchange_words)
 # %% [markdown]
 # ### Is each synchronisation needed?
 #
-# Break each in turn, on three blocks (chapter 11, version 5). Predict: which one does form A not need?
+# Break each in turn, on three blocks (chapter 11, version 5).
+# Predict: which one does form A not need?
 
 
 # %%
@@ -795,8 +809,10 @@ plots.sweep_map(swept[exchange_copies], title="form A, three blocks")
 # * `parts` and `words` are *two buffers*, and `parts[rank]` is an index. A run-time index compiles; a `local_slice` at a run-time offset does not.
 # * The words are allocated first, and the bf16 views reuse them. The other way round the compiler (fbtriton 3.7.4) refuses the wider type over the narrower one.
 #
-# Which one? The package copies: *one* instruction per block and CTA, where words are 4,096 stores, each of which updates a barrier of the other CTA.
-# Its price is 16 KiB of staging. Which of the two is faster on a chip is not known here.
+# Which one?
+# The package copies: *one* instruction per block and CTA, where words are 4,096 stores, each of which updates a barrier of the other CTA.
+# Its price is 16 KiB of staging.
+# Which of the two is faster on a chip is not known here.
 #
 # The compiler's report on both forms, for sm_100:
 
@@ -811,7 +827,8 @@ header = ("", "SMEM, B", "TMEM columns", "copies", "st.async", "cluster barriers
 print(plots.table(header, table))
 
 # %% [markdown]
-# 64 columns for dQ of [64, 128]: the fold. 32 `st.async` per thread are 128 x 32 words over 128 threads.
+# 64 columns for dQ of [64, 128]: the fold.
+# 32 `st.async` per thread are 128 x 32 words over 128 threads.
 # The cluster barriers are the compiler's own; more about them under "pitfalls".
 #
 # The timeline of a pair, form A: read from a CTA's `compute` to its peer's `relay`, and from there to the product.
@@ -843,7 +860,8 @@ print(
 print(inspect.getsource(backward_2cta.give_ds.fn))
 
 # %% [markdown]
-# `give_ds` is version 4 in eight lines: a group makes dS of 64 queries. The group whose queries belong to this CTA keeps its half, the other group sends.
+# `give_ds` is version 4 in eight lines: a group makes dS of 64 queries.
+# The group whose queries belong to this CTA keeps its half, the other group sends.
 #
 # The same work by both forms, on two SMs: 256 keys against 1,024 queries.
 
@@ -994,7 +1012,8 @@ for call, answer in calls.items():
 #
 # The last one is a matter of averages: a last tile is half empty in the mean.
 # With a gain of 1.31 the two forms break even at 142 keys, causal, with 1.19, at 273; the package takes the pair from 512 keys on.
-# Predict: sequences of 128, 129, 300 and 2,048 keys. How much of a pair's work is masked, how much of a single CTA's?
+# Predict: sequences of 128, 129, 300 and 2,048 keys.
+# How much of a pair's work is masked, how much of a single CTA's?
 
 
 # %%
@@ -1014,7 +1033,8 @@ plots.bars(
 )
 
 # %% [markdown]
-# **Resident on a pair?** 129 to 256 shared queries do not fit into one CTA's tensor memory. Into a pair's they would: S 64 and dP 64 columns (blocks of 64 queries), dQ of 256 queries 2 x 64, dV and dK 128 each, together 512.
+# **Resident on a pair?** 129 to 256 shared queries do not fit into one CTA's tensor memory.
+# Into a pair's they would: S 64 and dP 64 columns (blocks of 64 queries), dQ of 256 queries 2 x 64, dV and dK 128 each, together 512.
 # Shared memory says no: K, V and K's columns 96 KiB, Q and dO by rows and by columns 128, dS with what is sent 48, together 272 of 227 KiB.
 # The notes say what would be left if less were kept, and why it was not built.
 #
@@ -1074,8 +1094,10 @@ print(leaves)
 plots.wait_graph(leaves, title="the peer's load role has ended: both epilogues wait for the leader")
 
 # %% [markdown]
-# Where it comes from: an odd number of tiles, an `if` around a CTA's share, an early `return`. The rule is short:
-# **what one CTA of a pair does, both do**, the same number of times. What does not exist is masked, not skipped.
+# Where it comes from: an odd number of tiles, an `if` around a CTA's share, an early `return`.
+# The rule is short:
+# **what one CTA of a pair does, both do**, the same number of times.
+# What does not exist is masked, not skipped.
 #
 # **Two: a completion that stays at home.** `tcgen05_commit` without `two_ctas` tells the leader only.
 
@@ -1196,7 +1218,8 @@ report(give, False, lines=slice(4))
 report(give, True)
 
 # %% [markdown]
-# The numbers are right in both, here as on most runs of a GPU. The fault is that nothing orders the write behind the start of the peer.
+# The numbers are right in both, here as on most runs of a GPU.
+# The fault is that nothing orders the write behind the start of the peer.
 #
 # ## What is claimed in public
 #

@@ -223,7 +223,8 @@ plots.lines(
 # %% [markdown]
 # Up to $2^{12}$ nobody notices.
 # Beyond it small numbers fall off the ruler's lower end: all of the tensor's, or only those of the outlier's group.
-# Groups *contain* the damage. That is all they do.
+# Groups *contain* the damage.
+# That is all they do.
 #
 # ## Version 1: groups of 32, and what a NaN does
 #
@@ -257,7 +258,8 @@ for n, name in enumerate(("ordinary", "zeros", "one NaN", "448")):
 
 # %% [markdown]
 # **One NaN becomes 32.** Its group's code is 0xFF, which E8M0 defines as NaN, so the other 31 numbers are lost with it.
-# In bf16 a NaN is one bad number. In MXFP8 it is a bad *group*.
+# In bf16 a NaN is one bad number.
+# In MXFP8 it is a bad *group*.
 # Along D the group belongs to one token, which was lost anyway.
 # Along tokens it takes 31 neighbours down, and if a group crosses from one sequence into the next, those of a *stranger*: a new way to leak, which no mask stops.
 #
@@ -306,9 +308,11 @@ for p in ("own", "fixed"):
 #
 # ### How wrong may the maximum be?
 #
-# Chapter 12 kept an old maximum until it was exceeded by 8 octaves. P then reaches 256, which bf16 holds easily.
+# Chapter 12 kept an old maximum until it was exceeded by 8 octaves.
+# P then reaches 256, which bf16 holds easily.
 # Stored as $256 P$ it must not exceed 448.
-# And in the other direction? Predict both ends of the plain before you run it.
+# And in the other direction?
+# Predict both ends of the plain before you run it.
 
 # %%
 stale = [-12, -10, -8, -6, -4, -2, 0, 0.4, 0.8, 1, 1.5, 2, 4, 8]
@@ -327,7 +331,8 @@ plots.lines(
 # Above 0.807 the largest P saturate, and those are the ones that count: 0.074 at 1, 0.29 at 2, 0.97 at 8.
 # There is no way to use chapter 12's threshold of 8: a maximum must not be left *behind*.
 #
-# But look to the left. A maximum that is 8 octaves **too high** costs next to nothing: 256 P is then at most 1, and e4m3 has nine more octaves below that, six of them with all eight marks.
+# But look to the left.
+# A maximum that is 8 octaves **too high** costs next to nothing: 256 P is then at most 1, and e4m3 has nine more octaves below that, six of them with all eight marks.
 # So the idea survives in the other direction.
 # When the maximum has to grow, let it grow by a **margin** more than it must, and the next few blocks need no rescaling.
 # How often does a row's accumulator have to be rescaled, over 16 blocks of 32 keys?
@@ -565,9 +570,11 @@ others = [run_forward(True, policy) for policy in ("eager", "random")]
 print("the same bits under two other schedules:", all(torch.equal(out, o) for o in others))
 
 # %% [markdown]
-# **Look at the first line.** Against fp64 the kernel is as good as its reference, but the two differ by 2 %. Is it broken?
+# **Look at the first line.** Against fp64 the kernel is as good as its reference, but the two differ by 2 %.
+# Is it broken?
 #
-# No. The reference rounds P relative to the row's *final* maximum.
+# No.
+# The reference rounds P relative to the row's *final* maximum.
 # The kernel rounds each block's P relative to the maximum *so far*, and multiplies the sum by `alpha` later.
 # Rounding and multiplying do not commute, unless the factor is a power of two.
 # Other block sizes, another order, and the roundings fall differently: right, and impossible to check to better than 2 %.
@@ -592,7 +599,8 @@ print(f"version 4 against reference.mxfp8_attention: {relative_error(out, packag
 # ### Why the gain is small
 #
 # Double speed of the tensor core sounds like half of the time.
-# But 8-bit operands do not save a single exponential. The emulator counts:
+# But 8-bit operands do not save a single exponential.
+# The emulator counts:
 
 # %%
 with emulator.counting() as counts:
@@ -637,7 +645,8 @@ plots.bars(
 # A tile of 128 rows and 4 groups takes 4 columns.
 # P is 32 columns now, inside its S of 128, so there are 96 columns in each S that nobody needs while P is there.
 #
-# But *when* are they free? The scales for S of half 0 are read while S0 is being **written**: they may not lie in S0.
+# But *when* are they free?
+# The scales for S of half 0 are read while S0 is being **written**: they may not lie in S0.
 # They lie in S1, and S1 must have been read before they come.
 #
 # The package's kernel, [jfa/kernels/blackwell/mxfp8_forward.py](../jfa/kernels/blackwell/mxfp8_forward.py), goes one step further and puts P of a half into the other half's S as well:
@@ -676,7 +685,8 @@ source = inspect.getsource(mxfp8_forward)
 print(source[source.index("# Issue order") : source.index("@triton.jit\ndef multiply_tile")])
 
 # %% [markdown]
-# The rest is chapter 12's: five roles, correction, store. K and V have a ring each, of four slots of 16 KiB.
+# The rest is chapter 12's: five roles, correction, store.
+# K and V have a ring each, of four slots of 16 KiB.
 # alpha is in shared memory, since its old place in S is taken.
 # The whole maximum with its margin is `integer_maximum` in [softmax.py](../jfa/kernels/blackwell/softmax.py).
 #
@@ -769,7 +779,8 @@ plots.segments(
 
 # %% [markdown]
 # How bad is a group that is shared with a stranger?
-# Predict: half of the group belongs to a sequence whose values are $2^{10}$ times larger. What happens to the error of the other half?
+# Predict: half of the group belongs to a sequence whose values are $2^{10}$ times larger.
+# What happens to the error of the other half?
 
 # %%
 mine, stranger = v[:16], v[16:32]
@@ -800,7 +811,8 @@ for name, x in (("packed rows", shared), ("each sequence", apart)):
     print(f"groups of {name:13}: tokens lost per sequence {lost}")
 
 # %% [markdown]
-# Inside sequence 1 the 31 neighbours are lost either way. Sequence 0 must not notice.
+# Inside sequence 1 the 31 neighbours are lost either way.
+# Sequence 0 must not notice.
 #
 # ### Where the scales lie
 #
@@ -871,7 +883,8 @@ for one in run["quantizer"]:
 #
 # **dS needs two encodings**, along queries for dK and along keys for dQ, and it exists in registers only.
 # Squares of 32 x 32 with one scale serve both: a square lies along either axis.
-# Is a scale per 1,024 numbers worse than one per 32? By the sentence of this chapter, it should not be.
+# Is a scale per 1,024 numbers worse than one per 32?
+# By the sentence of this chapter, it should not be.
 
 
 # %%
@@ -916,7 +929,8 @@ for name, a, b in (("quantised, as in the forward", q_q, k_q), ("bf16", half[0],
 #
 # ### What all of it costs
 #
-# The package's reference has the whole backward, through autograd. The same problem with everything rounded, against fp64:
+# The package's reference has the whole backward, through autograd.
+# The same problem with everything rounded, against fp64:
 
 # %%
 grads = []
@@ -941,13 +955,13 @@ plots.bars(
 
 # %% [markdown]
 # dQ and dK collect the most: S enters through P, dP is a product of rounded operands, dS is rounded, and so is the K or Q that it is multiplied by.
-# Independent errors add in squares: 0.037 of S, 0.037 of dP, 0.027 of dS and 0.026 of the last operand give
-# $\sqrt{0.037^2 + 0.037^2 + 0.027^2 + 0.026^2} \approx 0.064$.
+# Independent errors add in squares: 0.037 of S, 0.037 of dP, 0.027 of dS and 0.026 of the last operand give $\sqrt{0.037^2 + 0.037^2 + 0.027^2 + 0.026^2} \approx 0.064$.
 # Most of it is the format's three bits of mantissa, which no choice of scales gives back.
 #
 # ### What the package does today
 #
-# The rounding above is the reference's. On Blackwell the op's backward has the five products of the table, in 8 bits; the emulator runs it below.
+# The rounding above is the reference's.
+# On Blackwell the op's backward has the five products of the table, in 8 bits; the emulator runs it below.
 # With `deterministic=True` the op multiplies in **bf16** what the forward *rounded*: bf16 holds the rounded numbers exactly, so it starts from the forward's P; but P, dS and dO are rounded to bf16 only.
 
 # %%
@@ -1001,7 +1015,8 @@ except ValueError as error:
 # %% [markdown]
 # ### Which inputs break it
 #
-# Predict: all inputs a million times smaller; rows of V between $2^{-6}$ and $2^6$; scores four times as large; one channel of Q and K eight times as large. Which two hurt?
+# Predict: all inputs a million times smaller; rows of V between $2^{-6}$ and $2^6$; scores four times as large; one channel of Q and K eight times as large.
+# Which two hurt?
 # Recorded errors on a CPU, with the package's reference ([docs/mxfp8-notes.md](../docs/mxfp8-notes.md)):
 
 # %%
@@ -1022,7 +1037,8 @@ plots.panels(
 # What hurts is **large scores**.
 # The error of a score is relative to it, and the exponential turns it into an error of P: $2^{s + \epsilon} = 2^s \cdot 2^\epsilon$.
 # Scores four times as large make P four times as wrong.
-# One large channel makes large scores. Its neighbours in the group do not suffer: three octaves are well inside the range.
+# One large channel makes large scores.
+# Its neighbours in the group do not suffer: three octaves are well inside the range.
 #
 # ### Does it train?
 #
@@ -1052,7 +1068,8 @@ for kind in ("fp32", *kinds):
 
 # %% [markdown]
 # The loss falls from 3.6 to about 1.4 in all of them; MXFP8 is at most 0.02 behind on the way and 0.003 at the end.
-# "Forward only" has the forward in MXFP8 and a backward with a P of its own, from bf16: the mistake described above. In this small run it does *not* drift.
+# "Forward only" has the forward in MXFP8 and a backward with a P of its own, from bf16: the mistake described above.
+# In this small run it does *not* drift.
 # The drift was reported for models and lengths far beyond this one, so the run neither shows nor refutes it.
 #
 # ## What is claimed in public
@@ -1091,29 +1108,35 @@ for kind in ("fp32", *kinds):
 #
 # <details><summary>Why must groups lie along the contracted axis?</summary>
 #
-# The tensor core adds 32 products before it multiplies by a scale. Only a factor that all 32 share can be multiplied afterwards.
+# The tensor core adds 32 products before it multiplies by a scale.
+# Only a factor that all 32 share can be multiplied afterwards.
 # </details>
 #
 # <details><summary>Which tensors of forward and backward are quantised twice, and which never reach memory?</summary>
 #
-# Q, K, V and dO twice: along D and along tokens. P and dS are made and quantised in the kernel; P with a constant, dS in squares.
+# Q, K, V and dO twice: along D and along tokens.
+# P and dS are made and quantised in the kernel; P with a constant, dS in squares.
 # </details>
 #
 # <details><summary>A group's largest number is 449. Which code does RCEIL give, and what is 449 stored as?</summary>
 #
-# 449 / 448 is a little more than 1, so the scale is 2: code 128. 449 / 2 = 224.5 is rounded to 224: 448 after all, and nothing saturated.
-# With code 127 it would have saturated at 448: the same number. 470 shows the difference: with code 128 it is stored as 240, which is 480; with code 127 it is 448.
+# 449 / 448 is a little more than 1, so the scale is 2: code 128.
+# 449 / 2 = 224.5 is rounded to 224: 448 after all, and nothing saturated.
+# With code 127 it would have saturated at 448: the same number.
+# 470 shows the difference: with code 128 it is stored as 240, which is 480; with code 127 it is 448.
 # </details>
 #
 # <details><summary>Chapter 12 rescales only when the maximum grew by 8 octaves. Why not here?</summary>
 #
-# P would reach 256, stored as 65,536. e4m3 ends at 448. At most log2(448 / 256) = 0.807 octaves are possible.
+# P would reach 256, stored as 65,536. e4m3 ends at 448.
+# At most log2(448 / 256) = 0.807 octaves are possible.
 # A maximum that is too *high* is harmless for some eight octaves, so one may raise it in advance.
 # </details>
 #
 # <details><summary>Two variants of this course keep chapter 12's skeleton. What does each change?</summary>
 #
-# MXFP8: what a tile is made of (bytes, scales, P's rounding), not which tiles there are. Block-sparse (chapter 17): which key block comes next, not what a tile is made of.
+# MXFP8: what a tile is made of (bytes, scales, P's rounding), not which tiles there are.
+# Block-sparse (chapter 17): which key block comes next, not what a tile is made of.
 # </details>
 #
 # ## Try this
@@ -1142,7 +1165,8 @@ for name, x in samples.items():
     print(f"{name:25} {relative_error(dequantise(data, codes), x):.3f}, other axis {wrong:.3f}")
 
 # %% [markdown]
-# **Infinity is not NaN.** E8M0 has no infinity. The package gives a group with an infinity the largest scale, code 254: the infinity becomes $448 \cdot 2^{127}$, which is infinite in fp32, and the others of its group become 0.
+# **Infinity is not NaN.** E8M0 has no infinity.
+# The package gives a group with an infinity the largest scale, code 254: the infinity becomes $448 \cdot 2^{127}$, which is infinite in fp32, and the others of its group become 0.
 
 # %%
 x = v[:32, :1].clone()
@@ -1152,9 +1176,13 @@ print("infinite:", int(there.isinf().sum()), "| NaN:", int(there.isnan().sum()),
 print("zeros:", int((there == 0).sum()))
 
 # %% [markdown]
-# **The sum of 256 P.** If the row sum is taken from the numbers that are stored, and the product has P's scale, O is 256 times too small. If the product was never told the scale, O is 256 times too large. If both are wrong, O is right, and only the LSE tells: it is 8 octaves too large. All of them are one line away from each other: exercise 16.6.
+# **The sum of 256 P.** If the row sum is taken from the numbers that are stored, and the product has P's scale, O is 256 times too small.
+# If the product was never told the scale, O is 256 times too large.
+# If both are wrong, O is right, and only the LSE tells: it is 8 octaves too large.
+# All of them are one line away from each other: exercise 16.6.
 #
-# **A threshold above 0.807.** Shown above: at 8 octaves the error is 0.97. A margin in the other direction is fine.
+# **A threshold above 0.807.** Shown above: at 8 octaves the error is 0.97.
+# A margin in the other direction is fine.
 #
 # **A group across a border.** Shown above: harmless up to $2^{10}$, and then not.
 #

@@ -212,7 +212,8 @@ def masked_attention(q, k, v, chosen, block, causal=False):
 # The backward walks the other way and may not: there the queries' tail must be masked.
 # With the stricter meaning a pair has one kind, from whichever side it is seen.
 #
-# `select_blocks` makes lists for packed sequences. Two sequences, causal, one head:
+# `select_blocks` makes lists for packed sequences.
+# Two sequences, causal, one head:
 
 # %%
 lengths = [100, 40]
@@ -235,7 +236,8 @@ print("starts", lists.starts.tolist(), "| room for", lists.columns.numel(), "ent
 #
 # Query block 6 of sequence 0 has 4 queries (100 = 6 * 16 + 4), so all of its pairs are PARTIAL.
 #
-# And the kernel? Compare its loop with chapter 06: `for block in range(first, end)` became a walk over entries.
+# And the kernel?
+# Compare its loop with chapter 06: `for block in range(first, end)` became a walk over entries.
 # This one does one head of one causal sequence; heads, packed sequences and the LSE are exercise 17.4.
 
 
@@ -297,7 +299,8 @@ plots.panels(
 )
 
 # %% [markdown]
-# A list may be empty. Then `l` stays 0, the output is 0, and the LSE is minus infinity: the same convention as a query that a mask leaves nothing.
+# A list may be empty.
+# Then `l` stays 0, the output is 0, and the LSE is minus infinity: the same convention as a query that a mask leaves nothing.
 #
 # The LSE is that of the *chosen* keys.
 # It is what the backward needs, and what a merge with other keys needs (chapter 02).
@@ -336,7 +339,8 @@ plots.segments(
 # The order matters for more than looks: floating-point sums depend on it.
 # With rising lists and one owner per gradient tile the backward gives the same bits every time, whatever runs first.
 #
-# The op does all that for `block_lists=`. Here with two heads that share one key head, against fp64:
+# The op does all that for `block_lists=`.
+# Here with two heads that share one key head, against fp64:
 
 # %%
 q, v = torch.randn(140, 2, 16), torch.randn(140, 1, 16)
@@ -371,7 +375,8 @@ for what, a, b in zip(("out", "dQ", "dK", "dV"), grads["portable"], grads["refer
 # The package's Blackwell forward keeps 128: both softmax groups take the same queries and every other listed block.
 # The price is traffic: each block of keys serves 128 queries, where a dense tile has 256.
 #
-# The Hopper forward over lists, on a *modelled* H200: one head of 640 tokens, 5 by 5 blocks, one SM. It takes about 15 seconds.
+# The Hopper forward over lists, on a *modelled* H200: one head of 640 tokens, 5 by 5 blocks, one SM.
+# It takes about 15 seconds.
 
 
 # %%
@@ -447,7 +452,9 @@ for way in ("forward", "backward"):
 #
 # Lists that name *everything* are about 6 % slower than the dense kernel in the forward.
 # The dense kernel computes its next block, over lists the load role must read it; how much of the 6 % that is was not measured.
-# And the choice itself is not free. Where does sparse stop paying? A line through the two sparse points tells:
+# And the choice itself is not free.
+# Where does sparse stop paying?
+# A line through the two sparse points tells:
 
 
 # %%
@@ -474,7 +481,8 @@ print(f"forward with its choice ({select_ms:.3f} ms): at share {share:.2f}")
 #
 # ## Version 4: balance by the length of the list
 #
-# Chapter 08's rules need a cost per tile. For a dense tile that is its number of key blocks.
+# Chapter 08's rules need a cost per tile.
+# For a dense tile that is its number of key blocks.
 # For a sparse one it is the *length of its list*.
 #
 # With one ratio for all, lists are as long as the sequences, only shorter, and the dense order is a good order.
@@ -564,12 +572,14 @@ print(f"{float(out[20:40].abs().max()):.0f}")
 #
 # <details><summary>Ratio 0.25, causal, blocks of 128, equal lengths. How many blocks does query block 5 choose? And query block 2?</summary>
 #
-# Query block 5 has 6 candidates: ceil(1.5) = 2. Query block 2 has 3: ceil(0.75) = 1.
+# Query block 5 has 6 candidates: ceil(1.5) = 2.
+# Query block 2 has 3: ceil(0.75) = 1.
 # </details>
 #
 # <details><summary>Why may a pair of blocks not be FULL if only its queries hang over the end?</summary>
 #
-# The forward would not mind: rows that do not exist are not stored. The backward sums over queries, and rows that do not exist must add nothing to dK and dV.
+# The forward would not mind: rows that do not exist are not stored.
+# The backward sums over queries, and rows that do not exist must add nothing to dK and dV.
 # </details>
 #
 # <details><summary>Two heads share a key head. May their lists differ?</summary>
@@ -591,7 +601,8 @@ print(f"{float(out[20:40].abs().max()):.0f}")
 #
 # ## Pitfalls
 #
-# **Dividing by the block's size.** The last block of a sequence has fewer rows. Divide by 16 all the same, and its score shrinks:
+# **Dividing by the block's size.** The last block of a sequence has fewer rows.
+# Divide by 16 all the same, and its score shrinks:
 
 # %%
 g = torch.Generator().manual_seed(5)
@@ -624,7 +635,8 @@ except ValueError as error:
 # The op refuses such lists by name: on CPU tensors it always reads their contents.
 # On a GPU that would wait for the device, so there it is yours to ask for: `check_offsets=True`, or `check_lists` in a test.
 #
-# **Lists that do not rise, or hold a block twice.** A block that is there twice counts twice. An order that changes from run to run changes the last bits of every sum.
+# **Lists that do not rise, or hold a block twice.** A block that is there twice counts twice.
+# An order that changes from run to run changes the last bits of every sum.
 
 # %%
 sides = dict(total_q=n, total_kv=n, num_heads=1, num_kv_heads=1)

@@ -9,10 +9,15 @@
 # %% [markdown]
 # # Exercises 10: TLX primitives
 #
-# Read [notebooks/10_tlx_primitives.py](../notebooks/10_tlx_primitives.py) first. Each kernel is run under several schedules: copies and matrix products complete at once, as late
-# as they may, or in a random order. An answer passes when the numbers are right under all of them and the emulator finds nothing.
+# Read [notebooks/10_tlx_primitives.py](../notebooks/10_tlx_primitives.py) first.
+# Each kernel is run under several schedules: copies and matrix products complete at once, as late as they may, or in a random order.
+# An answer passes when the numbers are right under all of them and the emulator finds nothing.
 #
-# Two exercises are bug hunts. They give you a faulty kernel. Run its check before you change anything: it says "not started", and then the report that the kernel as given runs into. Read the report, find the line, mend it. You need not guess.
+# Two exercises are bug hunts.
+# They give you a faulty kernel.
+# Run its check before you change anything: it says "not started", and then the report that the kernel as given runs into.
+# Read the report, find the line, mend it.
+# You need not guess.
 
 # %% tags=["setup"]
 import triton
@@ -26,9 +31,9 @@ progress()
 # %% [markdown]
 # ## 10.1 In by TMA, out by TMA
 #
-# (difficulty 1 of 3, 15 minutes) Scale a tile: load it with the TMA into shared memory, multiply by `factor` in registers, put the result into a second buffer, and let the TMA
-# store that buffer. The TMA is another reader than your threads: what they wrote becomes visible to it with `tlx.fence("async_shared")`. Before the kernel ends the
-# store must have read its buffer: `tlx.async_descriptor_store_wait(0)`.
+# (difficulty 1 of 3, 15 minutes) Scale a tile: load it with the TMA into shared memory, multiply by `factor` in registers, put the result into a second buffer, and let the TMA store that buffer.
+# The TMA is another reader than your threads: what they wrote becomes visible to it with `tlx.fence("async_shared")`.
+# Before the kernel ends the store must have read its buffer: `tlx.async_descriptor_store_wait(0)`.
 #
 # Launched on one program with two descriptors of `[ROWS, COLS]` fp32 tensors and boxes of the same size.
 
@@ -58,12 +63,15 @@ check("10.1", scale_kernel)
 # %% [markdown]
 # ## 10.2 The parity puzzle
 #
-# (difficulty 1 of 3, 10 minutes) No kernel, only counting. A ring has `stages` buffers, each with a barrier `full` and a barrier `empty`, all fresh. Round `k` (0, 1, 2, ...) uses one
-# buffer. The producer waits until it is empty, fills it, and completes a phase of `full`; the consumer waits for `full`, reads, and arrives on `empty`. Nothing holds the producer
-# back in its first turn around the ring.
+# (difficulty 1 of 3, 10 minutes) No kernel, only counting.
+# A ring has `stages` buffers, each with a barrier `full` and a barrier `empty`, all fresh.
+# Round `k` (0, 1, 2, ...) uses one buffer.
+# The producer waits until it is empty, fills it, and completes a phase of `full`; the consumer waits for `full`, reads, and arrives on `empty`.
+# Nothing holds the producer back in its first turn around the ring.
 #
-# `barrier_wait(bar, parity)` returns once the phase of that parity has completed: phase 0, 1, 2, ... of a barrier have parity 0, 1, 0, ... A fresh barrier lets parity 1 pass and
-# holds parity 0. Return for round `k`: the buffer's number, the parity the consumer waits for on `full`, and the parity the producer waits for on `empty`.
+# `barrier_wait(bar, parity)` returns once the phase of that parity has completed: phase 0, 1, 2, ... of a barrier have parity 0, 1, 0, ...
+# A fresh barrier lets parity 1 pass and holds parity 0.
+# Return for round `k`: the buffer's number, the parity the consumer waits for on `full`, and the parity the producer waits for on `empty`.
 
 
 # %% tags=["ex-10.2"]
@@ -81,11 +89,11 @@ check("10.2", ring_round)
 # %% [markdown]
 # ## 10.3 A consumer
 #
-# (difficulty 2 of 3, 10 minutes) The producer below streams the chunks of a wide matrix through a ring of `STAGES` buffers. Write the consumer: for each row the *largest* value over all
-# chunks. It must tell the producer when a buffer is free again.
+# (difficulty 2 of 3, 10 minutes) The producer below streams the chunks of a wide matrix through a ring of `STAGES` buffers.
+# Write the consumer: for each row the *largest* value over all chunks.
+# It must tell the producer when a buffer is free again.
 #
-# Launched on one program with 1, 2 or 3 stages; the matrix has `chunks * COLS` columns. It stays a producer and a consumer, two async tasks, and
-# every chunk goes through the ring; the ring has `STAGES` buffers and uses them all.
+# Launched on one program with 1, 2 or 3 stages; the matrix has `chunks * COLS` columns. It stays a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring has `STAGES` buffers and uses them all.
 
 
 # %% tags=["ex-10.3"]
@@ -122,7 +130,10 @@ check("10.3", row_max_kernel)
 # %% [markdown]
 # ## 10.4 Bug hunt: given back twice
 #
-# (difficulty 2 of 3, 20 minutes) This kernel adds the chunks of a matrix. Run the check: the report names a barrier, who waits on it, and what arrived there. One line is wrong. Mend it, and leave the rest: 1, 2 or 3 stages, a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring has `STAGES` buffers and uses them all.
+# (difficulty 2 of 3, 20 minutes) This kernel adds the chunks of a matrix.
+# Run the check: the report names a barrier, who waits on it, and what arrived there.
+# One line is wrong.
+# Mend it, and leave the rest: 1, 2 or 3 stages, a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring has `STAGES` buffers and uses them all.
 
 
 # %% tags=["ex-10.4"]
@@ -162,8 +173,11 @@ check("10.4", row_sum_kernel)
 # %% [markdown]
 # ## 10.5 Bug hunt: right under some schedules only
 #
-# (difficulty 3 of 3, 20 minutes) A matrix product over `steps` slices of K, through one pair of buffers. It gives the right numbers as long as the tensor core is quick. The tensor core is not your
-# thread: `async_dot` returns before the product is done. The report names two accesses to one buffer that nothing orders. Mend the order, not the numbers, and keep three async tasks and tensor memory, as given.
+# (difficulty 3 of 3, 20 minutes) A matrix product over `steps` slices of K, through one pair of buffers.
+# It gives the right numbers as long as the tensor core is quick.
+# The tensor core is not your thread: `async_dot` returns before the product is done.
+# The report names two accesses to one buffer that nothing orders.
+# Mend the order, not the numbers, and keep three async tasks and tensor memory, as given.
 
 
 # %% tags=["ex-10.5"]
@@ -206,10 +220,12 @@ check("10.5", gemm_kernel)
 # %% [markdown]
 # ## 10.6 One product in tensor memory
 #
-# (difficulty 3 of 3, 20 minutes) Compute `out = A @ B + C` for one tile, the whole way: A and B come by TMA on one barrier, C is loaded with ordinary loads and put *into tensor memory* as the accumulator's
-# first value, one `async_dot` adds to it, and you read the result back after the tensor core says that it is done. No async tasks are needed.
+# (difficulty 3 of 3, 20 minutes) Compute `out = A @ B + C` for one tile, the whole way: A and B come by TMA on one barrier, C is loaded with ordinary loads and put *into tensor memory* as the accumulator's first value, one `async_dot` adds to it, and you read the result back after the tensor core says that it is done.
+# No async tasks are needed.
 #
-# Launched on one program. Descriptors for A `[M, K]` and B `[K, N]`, bf16; `c` and `out` are `[M, N]` fp32, contiguous. M is 128, N and K are 64 or 128.
+# Launched on one program.
+# Descriptors for A `[M, K]` and B `[K, N]`, bf16; `c` and `out` are `[M, N]` fp32, contiguous.
+# M is 128, N and K are 64 or 128.
 
 
 # %% tags=["ex-10.6"]
@@ -307,8 +323,7 @@ check("10.7", two_consumers_kernel)
 #
 # (difficulty 3 of 3, 15 minutes) The other direction: `out = exp(x)`, chunk by chunk, and each chunk leaves through shared memory by TMA.
 # The chunk is loaded for you.
-# Put its exponentials into a staging buffer, let the TMA store that buffer, and go on *without waiting for this store*: the next chunk goes into the next of
-# `STAGES` buffers.
+# Put its exponentials into a staging buffer, let the TMA store that buffer, and go on *without waiting for this store*: the next chunk goes into the next of `STAGES` buffers.
 # `tlx.async_descriptor_store_wait(n)` returns when at most `n` stores of this task still read shared memory.
 # Which n makes a buffer safe to write again, and where does the wait belong?
 #
@@ -342,7 +357,8 @@ check("10.8", exp_stream_kernel)
 # ## 10.9 Bug hunt: an innocent wait
 #
 # (difficulty 3 of 3, 20 minutes) This kernel adds the squares of a matrix.
-# With one stage it is right, with more the consumer waits for ever. The report names this wait, and the line with the wait is innocent: another line is wrong.
+# With one stage it is right, with more the consumer waits for ever.
+# The report names this wait, and the line with the wait is innocent: another line is wrong.
 # Follow the consumer's `phase` through the first rounds by hand, with two buffers, and compare it with exercise 10.2.
 # Mend that line, and leave the rest: 1, 2 or 3 stages, a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring has `STAGES` buffers and uses them all.
 

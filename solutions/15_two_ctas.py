@@ -13,7 +13,9 @@
 # Each kernel is run on pairs of CTAs under several schedules, with strict fences.
 # An answer passes when the numbers are right under all of them and the emulator finds nothing.
 #
-# Two exercises are bug hunts. They give you a faulty kernel. Run the check before you change anything: it says "not started", and then the report that the kernel runs into.
+# Two exercises are bug hunts.
+# They give you a faulty kernel.
+# Run the check before you change anything: it says "not started", and then the report that the kernel runs into.
 
 # %% tags=["setup"]
 import torch
@@ -54,7 +56,9 @@ def leave(c_ptr, acc, done, row, end):
 # ## 15.1 Predict: bytes and columns
 #
 # (difficulty 1 of 3, 20 minutes) No kernel.
-# A product C = A B in bf16 has `m` rows per CTA (64 or 128), `n` columns and a depth of `k`. B lies in shared memory; A lies there too, or in tensor memory (`a_in_tmem`). C is fp32, in tensor memory.
+# A product C = A B in bf16 has `m` rows per CTA (64 or 128), `n` columns and a depth of `k`.
+# B lies in shared memory; A lies there too, or in tensor memory (`a_in_tmem`).
+# C is fp32, in tensor memory.
 #
 # Return four whole numbers:
 #
@@ -91,8 +95,10 @@ check("15.1", traffic)
 # (difficulty 2 of 3, 25 minutes) C = relu(X)² B by pairs: BM rows of X per CTA, all columns of B per pair.
 # Now **threads make A**: the role `make_a` loads X, squares it and stores it into the ring in shared memory, while the TMA brings B.
 #
-# A slice is ready for the product when *three* things have happened at the leader's barrier `fulls[slot]`: B's bytes of both CTAs, announced once (`barrier_expect_bytes` is an arrival, too), and an arrival of each CTA's `make_a`. So `fulls` has `arrive_count=3`.
-# A slot is free when the product that read it is done: `empties[slot]`, one arrival per CTA's own barrier. Both roles that fill a slot wait for it.
+# A slice is ready for the product when *three* things have happened at the leader's barrier `fulls[slot]`: B's bytes of both CTAs, announced once (`barrier_expect_bytes` is an arrival, too), and an arrival of each CTA's `make_a`.
+# So `fulls` has `arrive_count=3`.
+# A slot is free when the product that read it is done: `empties[slot]`, one arrival per CTA's own barrier.
+# Both roles that fill a slot wait for it.
 #
 # Write the end of `make_a`, which hands A over, and the roles `load_b` and `multiply` of the pair:
 #
@@ -179,10 +185,13 @@ check("15.2", pair_kernel)
 # ## 15.3 Bug hunt: the neighbour's buffer
 #
 # (difficulty 2 of 3, 5 minutes) Two CTAs share the columns of X and want each row's maximum.
-# For each block of rows each makes its own maximum and puts it into the *other's* `inbox`. A CTA whose columns do not exist sends nothing, so the inbox is first filled with minus infinity.
-# It is right on most runs. Mend it, and keep `remote_shmem_store`, one or none per CTA and block.
+# For each block of rows each makes its own maximum and puts it into the *other's* `inbox`.
+# A CTA whose columns do not exist sends nothing, so the inbox is first filled with minus infinity.
+# It is right on most runs.
+# Mend it, and keep `remote_shmem_store`, one or none per CTA and block.
 #
-# Ask of the inbox: who writes it, who reads it, and what orders each two of them? It is used again for the next block.
+# Ask of the inbox: who writes it, who reads it, and what orders each two of them?
+# It is used again for the next block.
 
 
 # %% tags=["ex-15.3"]
@@ -219,15 +228,19 @@ check("15.3", neighbour_kernel)
 # Block `j` uses slot `j % 2`; each slot has barriers of its own, and a staging tile of its own.
 # `parts[2 * slot + r]` is the part of slot's tile that holds the keys of CTA `r`.
 #
-# `made(...)` gives dS^T of this CTA's keys and of 64 queries: half `h` of block `j` has the queries from `(2 * j + h) * HALF`. CTA `h` needs them. Keys that do not exist are zero there, so a CTA without any takes part like the other.
+# `made(...)` gives dS^T of this CTA's keys and of 64 queries: half `h` of block `j` has the queries from `(2 * j + h) * HALF`.
+# CTA `h` needs them.
+# Keys that do not exist are zero there, so a CTA without any takes part like the other.
 #
 # Write two roles:
 #
 # * `give`: once the slot is free, put the own half into the own tile and the other half, through `staging[slot]`, into the peer's; tell the leader's `ds_fulls[slot]` that the own half is there;
 # * `pass_on`: wait at home for what the peer sends (`come[slot]`, `2 * BN * HALF` bytes), and tell the leader's `ds_fulls[slot]`.
 #
-# `ds_fulls` has `arrive_count=4`: two CTAs, two roles. `ds_empties[slot]` gets an arrival in both CTAs when the product has read the slot's tiles.
-# Use one copy per block and CTA. The other roles are in the next cell; the kernel stays as it is.
+# `ds_fulls` has `arrive_count=4`: two CTAs, two roles.
+# `ds_empties[slot]` gets an arrival in both CTAs when the product has read the slot's tiles.
+# Use one copy per block and CTA.
+# The other roles are in the next cell; the kernel stays as it is.
 
 
 # %%
@@ -336,8 +349,10 @@ check("15.4", exchange_kernel)
 # %% [markdown]
 # ## 15.5 Bug hunt: an odd number of tiles
 #
-# (difficulty 2 of 3, 25 minutes) A packed tensor: the rows of all sequences one behind the other. Each pair multiplies 256 rows *of one sequence*, 128 per CTA, and a list names sequence and first row of each pair's tile.
-# It hangs as soon as a sequence has an odd number of 128-row tiles. Somebody had saved the work of a CTA that has no rows.
+# (difficulty 2 of 3, 25 minutes) A packed tensor: the rows of all sequences one behind the other.
+# Each pair multiplies 256 rows *of one sequence*, 128 per CTA, and a list names sequence and first row of each pair's tile.
+# It hangs as soon as a sequence has an odd number of 128-row tiles.
+# Somebody had saved the work of a CTA that has no rows.
 #
 # Mend it: each pair makes one product per slice, for both CTAs, and no row of another sequence is written.
 # The products read the shared memory of both: each CTA waits in `leave` until the products are done, with rows or without.
@@ -395,7 +410,8 @@ check("15.5", odd_kernel)
 # %% [markdown]
 # ## 15.6 Which form, and why
 #
-# (difficulty 1 of 3, 30 minutes) Write a policy for the backward that says why. The first line of this table that fits decides:
+# (difficulty 1 of 3, 30 minutes) Write a policy for the backward that says why.
+# The first line of this table that fits decides:
 #
 # | the call | form | the reason must contain |
 # |---|---|---|
@@ -405,7 +421,8 @@ check("15.5", odd_kernel)
 # | fewer than 512 keys per sequence | `"single"` | that mean, rounded down, and the word *keys* |
 # | anything else | `"pair"` | the same |
 #
-# "Keys per sequence" is the mean over the sequences that have keys: the others make no tiles. Without any keys the mean is 0.
+# "Keys per sequence" is the mean over the sequences that have keys: the others make no tiles.
+# Without any keys the mean is 0.
 # `lengths_q` and `lengths_kv` are lists; with shared queries `lengths_q` has one entry.
 
 

@@ -144,10 +144,13 @@ check("16.3", predict)
 # ## 16.4 A Triton kernel: quantise a jagged batch along tokens
 #
 # (difficulty 3 of 3, 30 minutes) `x` and `data` are [total, H, D], packed by `offsets`; groups are 32 *tokens* of one sequence and head, so each of the D columns has scales of its own.
-# Groups are counted from the sequence's own start. The last one may have fewer than 32 tokens; it is as if filled up with zeros.
+# Groups are counted from the sequence's own start.
+# The last one may have fewer than 32 tokens; it is as if filled up with zeros.
 #
 # Launched on (G, B, H): program (g, b, h) does group g of sequence b, head h; G is enough for the longest sequence, so many programs have nothing to do.
-# Codes are [places, H, D]. A kernel cannot know how many groups the sequences before have, so the first group of sequence b has place `offsets[b] // 32 + b`, and the others follow. Places of no group must stay as they are.
+# Codes are [places, H, D].
+# A kernel cannot know how many groups the sequences before have, so the first group of sequence b has place `offsets[b] // 32 + b`, and the others follow.
+# Places of no group must stay as they are.
 #
 # Rules for codes and data as in 16.1, but there are no infinities.
 # NaN occurs, also in the tokens of a neighbour.
@@ -187,7 +190,8 @@ check("16.4", quantise_tokens)
 # ## 16.5 Bug hunt: scores scaled along the wrong axis
 #
 # (difficulty 2 of 3, 45 minutes) The backward uses K twice: $S = Q K^T$ contracts over D, $dQ = dS\, K$ over keys.
-# This kernel does both products for 128 queries. K comes in both encodings: `k_*` with groups along D, `kt_*` with groups along keys.
+# This kernel does both products for 128 queries.
+# K comes in both encodings: `k_*` with groups along D, `kt_*` with groups along keys.
 #
 # | | data | tiles of codes |
 # |---|---|---|
@@ -198,7 +202,8 @@ check("16.4", quantise_tokens)
 #
 # The kernel is right as long as all scales of K are equal.
 # Nothing is reported when they are not, for a tile has 512 bytes in either encoding.
-# Repair it. `s` and `dq` must both be right, for any number of key blocks.
+# Repair it.
+# `s` and `dq` must both be right, for any number of key blocks.
 # It makes two scaled products per block of keys and program, and shall go on doing so.
 
 
@@ -293,7 +298,8 @@ check("16.5", both_products)
 # * Codes of Q and K are tiles along D, those of V along keys; `scale_log2` is a power of two.
 # * It makes two scaled products per block of keys and program.
 #
-# The first case has one key block. The second fault needs two.
+# The first case has one key block.
+# The second fault needs two.
 
 
 # %% tags=["ex-16.6"]

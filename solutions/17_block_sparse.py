@@ -162,14 +162,19 @@ check("17.3", turn)
 # %% [markdown]
 # ## 17.4 The forward kernel over lists
 #
-# (difficulty 2 of 3, 50 minutes) The chapter's kernel knew one head of one sequence. Write the whole: packed sequences, heads that share key heads, and the LSE.
+# (difficulty 2 of 3, 50 minutes) The chapter's kernel knew one head of one sequence.
+# Write the whole: packed sequences, heads that share key heads, and the LSE.
 #
 # The mask is causal, bottom right: query `i` sees the keys `j <= i + len_kv - len_q` of its own sequence, of those blocks that its list names.
 # Launched on `(number of tiles, H)`: program `(t, h)` works on `tiles[t] = (sequence, first query in it)`, and its list is that of head h, row t, from `starts[h * T + t]` to the next start, with `T` tiles.
-# `kinds` is 2 for FULL, 1 for PARTIAL. Query head h uses key head `h // GROUP`. `BM = BN = 16`.
+# `kinds` is 2 for FULL, 1 for PARTIAL.
+# Query head h uses key head `h // GROUP`.
+# `BM = BN = 16`.
 #
-# A query whose list or mask leaves it nothing gets out 0 and lse minus infinity. The lse is the natural logarithm.
-# Scores may be huge or very negative. Rows of other sequences may hold NaN.
+# A query whose list or mask leaves it nothing gets out 0 and lse minus infinity.
+# The lse is the natural logarithm.
+# Scores may be huge or very negative.
+# Rows of other sequences may hold NaN.
 #
 # Limits: a program loads what is chosen, so all loads together take at most `2 * BN * D + 8` elements per list entry, and `BM * D + 16` per program.
 # `tl.where` may make blocks of scores for PARTIAL entries only: at most 2 blocks of 256 each, and 64 lanes more per entry and per program.
@@ -230,7 +235,8 @@ check("17.4", sparse_kernel)
 # ## 17.5 Bug hunt: the last block counts as full
 #
 # (difficulty 2 of 3, 10 minutes) For each entry of some lists you get the block of queries `i`, the block of keys `j`, the lengths of their sequence, and its band: a pair of rows counts if `lo <= key row - query row <= hi`, both counted in the sequence.
-# All are int64 tensors of one length. Each of these pairs of blocks has at least one pair of rows that counts.
+# All are int64 tensors of one length.
+# Each of these pairs of blocks has at least one pair of rows that counts.
 #
 # Return int8 kinds: 2 if both blocks are whole and every pair of their rows counts, else 1.
 # A whole block is one of which all `block` rows exist.
@@ -262,14 +268,16 @@ check("17.5", pair_kinds)
 # ## 17.6 Predict: the ratio at which sparse stops paying
 #
 # (difficulty 2 of 3, 20 minutes) A model of one sequence, in whole cycles.
-# `candidates` is a list: the number of candidate key blocks n of each block of queries, the same for all heads. The sequence has `key_blocks` blocks of keys.
+# `candidates` is a list: the number of candidate key blocks n of each block of queries, the same for all heads.
+# The sequence has `key_blocks` blocks of keys.
 #
 # * A dense tile takes `start` cycles, and `step` per candidate.
 # * A sparse tile takes `start` cycles, and `step + lost` per chosen block: its place comes from memory, and a part of the overlap is lost.
 # * Choosing comes before: `pool` cycles per block that is pooled, and `score` per candidate and query head. Query blocks are pooled for each of `heads` heads, key blocks for each of `kv_heads`.
 # * With a ratio of r percent a tile with n candidates chooses ceil(r * n / 100) blocks. A tile without candidates still takes `start` cycles, dense or sparse.
 #
-# All tiles of all heads run one after another. Return three whole numbers:
+# All tiles of all heads run one after another.
+# Return three whole numbers:
 #
 # * `dense`: cycles of the dense attention, all heads;
 # * `choice`: cycles of the choosing;

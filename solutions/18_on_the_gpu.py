@@ -9,8 +9,9 @@
 # %% [markdown]
 # # Exercises 18: on the GPU
 #
-# Read [notebooks/18_on_the_gpu.py](../notebooks/18_on_the_gpu.py) first. No exercise here needs a GPU: they are about what you do *before* you start
-# one and after it has answered. Count, predict, read, decide.
+# Read [notebooks/18_on_the_gpu.py](../notebooks/18_on_the_gpu.py) first.
+# No exercise here needs a GPU: they are about what you do *before* you start one and after it has answered.
+# Count, predict, read, decide.
 #
 # `jfa.masks`, `jfa.schedule` and `jfa.bench` count these things for you, and are closed here.
 
@@ -27,9 +28,10 @@ progress()
 # %% [markdown]
 # ## 18.1 The FLOPs of a causal batch
 #
-# (difficulty 1 of 3, 15 minutes) TFLOP/s are FLOPs over time, so the FLOPs must be right first. Count exactly the pairs that the mask allows. Causal,
-# aligned at the end: the last query of a sequence sees its last key, so query `i` of `n` sees the keys `0 .. i + m - n` of `m`. Where that is
-# negative it sees none.
+# (difficulty 1 of 3, 15 minutes) TFLOP/s are FLOPs over time, so the FLOPs must be right first.
+# Count exactly the pairs that the mask allows.
+# Causal, aligned at the end: the last query of a sequence sees its last key, so query `i` of `n` sees the keys `0 .. i + m - n` of `m`.
+# Where that is negative it sees none.
 #
 # Forward there are two products, Q K^T and P V: each pair costs `2 * D` FLOPs in each of them, for each head. Backward there are five such products.
 # Return a whole number.
@@ -53,15 +55,18 @@ check("18.1", causal_flops)
 # %% [markdown]
 # ## 18.2 The fewest bytes of attention pooling
 #
-# (difficulty 2 of 3, 15 minutes) A forward with a shared query (`broadcast_q`): B sequences of keys and values, one query `[len_q, heads, head_dim]`
-# for all of them. However clever the kernel is, it reads every input once and writes every output once. Count these bytes:
+# (difficulty 2 of 3, 15 minutes) A forward with a shared query (`broadcast_q`): B sequences of keys and values, one query `[len_q, heads, head_dim]` for all of them.
+# However clever the kernel is, it reads every input once and writes every output once.
+# Count these bytes:
 #
 # - the query, once: it is shared;
 # - K and V: `[total_kv, kv_heads, head_dim]` each, and `kv_heads` may be smaller than `heads`;
 # - the output: `len_q` rows for *every* sequence, also for one without keys (its rows are zeros, and somebody must write them);
 # - the log-sum-exp: one fp32 number for each output row and head.
 #
-# All but the log-sum-exp have `itemsize` bytes per number. Leave the offsets out. Return a whole number.
+# All but the log-sum-exp have `itemsize` bytes per number.
+# Leave the offsets out.
+# Return a whole number.
 
 
 # %% tags=["ex-18.2"]
@@ -83,11 +88,12 @@ check("18.2", pooling_bytes)
 # %% [markdown]
 # ## 18.3 Predict before you measure
 #
-# (difficulty 1 of 3, 20 minutes) A kernel keeps three machines busy at the same time: memory, tensor cores, exponential units. Each needs its own
-# time for its own work, and in the best case they overlap completely. So the kernel cannot be faster than the slowest of the three.
+# (difficulty 1 of 3, 20 minutes) A kernel keeps three machines busy at the same time: memory, tensor cores, exponential units.
+# Each needs its own time for its own work, and in the best case they overlap completely.
+# So the kernel cannot be faster than the slowest of the three.
 #
-# `chip` holds `tb_per_s` (10^12 bytes per second), `tflops` (10^12 FLOPs per second) and `texp_per_s` (10^12 exponentials per second). Return the floor in
-# **milliseconds** and what sets it: `"bytes"`, `"tensor"` or `"exp"`.
+# `chip` holds `tb_per_s` (10^12 bytes per second), `tflops` (10^12 FLOPs per second) and `texp_per_s` (10^12 exponentials per second).
+# Return the floor in **milliseconds** and what sets it: `"bytes"`, `"tensor"` or `"exp"`.
 
 
 # %% tags=["ex-18.3"]
@@ -117,8 +123,11 @@ check("18.3", predict)
 # {"shape": "self", "name": "fa4", "ms": None, "note": "flash-attn-4 is not installed"}
 # ```
 #
-# `"jfa"` is ours, every other name is a peer. For one `shape` find the *best* peer and say how many times as fast as it we are: above 1 we are
-# faster. A single run is disturbed easily, so compare medians. Return (the peer's name, the ratio). At least one peer has been measured.
+# `"jfa"` is ours, every other name is a peer.
+# For one `shape` find the *best* peer and say how many times as fast as it we are: above 1 we are faster.
+# A single run is disturbed easily, so compare medians.
+# Return (the peer's name, the ratio).
+# At least one peer has been measured.
 
 
 # %% tags=["ex-18.4"]
@@ -172,11 +181,11 @@ check("18.5", what_bounds)
 # %% [markdown]
 # ## 18.6 No schedule beats this
 #
-# (difficulty 2 of 3, 10 minutes) `costs` are the costs of the tiles of a launch, `workers` is the number of SMs. Whatever the order, the launch takes
-# at least as long as its largest tile, and at least as long as the work divided evenly over all SMs.
+# (difficulty 2 of 3, 10 minutes) `costs` are the costs of the tiles of a launch, `workers` is the number of SMs.
+# Whatever the order, the launch takes at least as long as its largest tile, and at least as long as the work divided evenly over all SMs.
 #
-# Return (that bound, `pieces`): `pieces` is the smallest number of equal parts into which the *largest* tile must be cut so that a part is no larger
-# than the even share. It is 1 if the largest tile is no problem.
+# Return (that bound, `pieces`): `pieces` is the smallest number of equal parts into which the *largest* tile must be cut so that a part is no larger than the even share.
+# It is 1 if the largest tile is no problem.
 
 
 # %% tags=["ex-18.6"]
