@@ -9,12 +9,13 @@
 # %% [markdown]
 # # Exercises 04: the jagged forward
 #
-# Read [notebooks/04_jagged_forward.py](../notebooks/04_jagged_forward.py) first. All tensors are packed: `q: [total_q, H, D]`, `k: [total_kv, H, D]`,
-# `v: [total_kv, H, Dv]`, fp32 and contiguous; `q_offsets, k_offsets: [B + 1]` int32. Rows of other sequences may hold NaN or huge numbers: none of them may reach your
-# result. The kernels run on the emulator.
+# Read [notebooks/04_jagged_forward.py](../notebooks/04_jagged_forward.py) first.
+# All tensors are packed: `q: [total_q, H, D]`, `k: [total_kv, H, D]`, `v: [total_kv, H, Dv]`, fp32 and contiguous; `q_offsets, k_offsets: [B + 1]` int32.
+# Rows of other sequences may hold NaN or huge numbers: none of them may reach your result.
+# The kernels run on the emulator.
 #
-# Every program does its own share and nobody else's: **each element of a result is stored once**. Scores may lie anywhere between -50,000 and 50,000, in any
-# order along the keys, and neighbouring queries may differ by hundreds.
+# Every program does its own share and nobody else's: **each element of a result is stored once**.
+# Scores may lie anywhere between -50,000 and 50,000, in any order along the keys, and neighbouring queries may differ by hundreds.
 #
 # `tl.dot` rounds fp32 operands to TF32, which is too coarse for the checks here: ask for `input_precision="ieee"`.
 
@@ -30,9 +31,11 @@ progress()
 # %% [markdown]
 # ## 4.1 A tile list without empty tiles
 #
-# (difficulty 1 of 3, 10 minutes) On the host: given the packed `offsets` and a block size, make the list of tiles that the launch needs. A tile is a pair
-# (sequence, first row inside the sequence). A sequence of length `n` has `ceil(n / block)` tiles; one of length 0 has none. Return a tensor
-# `[tiles, 2]`, int32, sequences in order, rows ascending. (`jfa.schedule`, which makes such lists, is closed here.)
+# (difficulty 1 of 3, 10 minutes) On the host: given the packed `offsets` and a block size, make the list of tiles that the launch needs.
+# A tile is a pair (sequence, first row inside the sequence).
+# A sequence of length `n` has `ceil(n / block)` tiles; one of length 0 has none.
+# Return a tensor `[tiles, 2]`, int32, sequences in order, rows ascending.
+# (`jfa.schedule`, which makes such lists, is closed here.)
 #
 # Example: lengths `[3, 0, 5]` and block 2 give `(0, 0), (0, 2), (2, 0), (2, 2), (2, 4)`.
 
@@ -49,10 +52,11 @@ check("4.1", tile_list)
 # %% [markdown]
 # ## 4.2 The log-sum-exp of every query
 #
-# (difficulty 2 of 3, 30 minutes) The forward pass keeps one number for the backward: `lse[h, t] = log(sum over keys j of exp(scale * q_t . k_j))`, over the keys of
-# `t`'s own sequence, natural logarithm, `-inf` where that sequence has no key. Write the kernel that computes only this, walking the keys in blocks.
+# (difficulty 2 of 3, 30 minutes) The forward pass keeps one number for the backward: `lse[h, t] = log(sum over keys j of exp(scale * q_t . k_j))`, over the keys of `t`'s own sequence, natural logarithm, `-inf` where that sequence has no key.
+# Write the kernel that computes only this, walking the keys in blocks.
 #
-# Launched on `(number of tiles, H)`: program `(t, h)` works on the tile `tiles[t] = (sequence, first row)`, a list as in 4.1 with block `BM`. `BM=BN=16`.
+# Launched on `(number of tiles, H)`: program `(t, h)` works on the tile `tiles[t] = (sequence, first row)`, a list as in 4.1 with block `BM`.
+# `BM=BN=16`.
 # Limit: no block larger than 512 elements.
 
 
@@ -85,11 +89,15 @@ check("4.2", lse_kernel)
 # %% [markdown]
 # ## 4.3 The poisoned neighbour
 #
-# (difficulty 2 of 3, 10 minutes) One step of a forward pass: `acc = acc + P @ V` for one block of keys, of which only the first `valid` belong to this sequence. The
-# probabilities of the others are already 0. The rows after them belong to the next sequence, and in this exercise the next sequence is broken: it holds NaN and infinities.
-# `0 * NaN` is NaN. Finish the kernel so that nothing of the neighbour arrives, in at most 3 loads.
+# (difficulty 2 of 3, 10 minutes) One step of a forward pass: `acc = acc + P @ V` for one block of keys, of which only the first `valid` belong to this sequence.
+# The probabilities of the others are already 0.
+# The rows after them belong to the next sequence, and in this exercise the next sequence is broken: it holds NaN and infinities.
+# `0 * NaN` is NaN.
+# Finish the kernel so that nothing of the neighbour arrives, in at most 3 loads.
 #
-# Launched as `pv_kernel[(1,)](p, v, acc, valid, ROWS=16, KEYS=16, D=16)`. The tensor `v` has 16 rows, all of them readable. Limit: at most 3 loads.
+# Launched as `pv_kernel[(1,)](p, v, acc, valid, ROWS=16, KEYS=16, D=16)`.
+# The tensor `v` has 16 rows, all of them readable.
+# Limit: at most 3 loads.
 
 
 # %% tags=["ex-4.3"]
@@ -111,10 +119,12 @@ check("4.3", pv_kernel)
 # %% [markdown]
 # ## 4.4 Attention with a distance penalty
 #
-# (difficulty 3 of 3, 50 minutes) The whole jagged forward, with one thing added: a score loses `slope[h]` for each position between query and key (ALiBi), so
-# `s = scale * q_i . k_j - slope[h] * |i - j|`, with `i` and `j` counted from the start of their own sequence. Queries whose sequence has no keys give 0. `Dv` may differ from `D`.
+# (difficulty 3 of 3, 50 minutes) The whole jagged forward, with one thing added: a score loses `slope[h]` for each position between query and key (ALiBi), so `s = scale * q_i . k_j - slope[h] * |i - j|`, with `i` and `j` counted from the start of their own sequence.
+# Queries whose sequence has no keys give 0.
+# `Dv` may differ from `D`.
 #
-# Launched as in 4.2, on `(number of tiles, H)`, `BM=BN=16`. Limit: no block larger than 512 elements.
+# Launched as in 4.2, on `(number of tiles, H)`, `BM=BN=16`.
+# Limit: no block larger than 512 elements.
 
 
 # %% tags=["ex-4.4"]
@@ -150,11 +160,13 @@ check("4.4", alibi_kernel)
 # %% [markdown]
 # ## 4.5 One query that pools a sequence
 #
-# (difficulty 3 of 3, 45 minutes) Pooling by attention: one learned query `q: [H, D]`, the same for every sequence, attends to each sequence's keys, and the sequence becomes one
-# row `out[b, h]`. One program a (sequence, head). A tile of one query has no use for `tl.dot`: multiply and `tl.sum` instead. A sequence without keys gives 0.
+# (difficulty 3 of 3, 45 minutes) Pooling by attention: one learned query `q: [H, D]`, the same for every sequence, attends to each sequence's keys, and the sequence becomes one row `out[b, h]`.
+# One program a (sequence, head).
+# A tile of one query has no use for `tl.dot`: multiply and `tl.sum` instead.
+# A sequence without keys gives 0.
 #
-# Launched as `pool_kernel[(B, H)](q, k, v, k_offsets, out, scale, H, D=D, BN=16)`. Limits: no block larger than 16 rows of `D` columns,
-# and at most 2 loads for each block of keys and 3 more for each program.
+# Launched as `pool_kernel[(B, H)](q, k, v, k_offsets, out, scale, H, D=D, BN=16)`.
+# Limits: no block larger than 16 rows of `D` columns, and at most 2 loads for each block of keys and 3 more for each program.
 
 
 # %% tags=["ex-4.5"]
@@ -174,12 +186,12 @@ check("4.5", pool_kernel)
 #
 # (difficulty 3 of 3, 40 minutes) A long sequence may be given to several programs, each with a share of the keys.
 # Part `p` of `parts` has left its normalised output `outs[p]` and its `lses[p]`, as if its keys were all there are.
-# Put them together, in one kernel and for any number of parts: `lse` is the log of the sum of all `exp(lses[p])`, and the share of part `p` in `out` is
-# `exp(lses[p] - lse)`.
+# Put them together, in one kernel and for any number of parts: `lse` is the log of the sum of all `exp(lses[p])`, and the share of part `p` in `out` is `exp(lses[p] - lse)`.
 # A part without keys for a row has `-inf` there, and its row of `outs` was never written: it may hold NaN.
 # A row without any key gets `out` 0 and `lse` `-inf`.
 #
-# Launched as `merge_kernel[(cdiv(total_q, BM), H)](outs, lses, out, lse, parts, total_q, H, D=D, BM=16)`. `lses` lie between -50,000 and 50,000.
+# Launched as `merge_kernel[(cdiv(total_q, BM), H)](outs, lses, out, lse, parts, total_q, H, D=D, BM=16)`.
+# `lses` lie between -50,000 and 50,000.
 # Limits: no block larger than 512 elements, and at most 2 loads for each part and program.
 
 

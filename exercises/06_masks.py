@@ -9,12 +9,15 @@
 # %% [markdown]
 # # Exercises 06: masks and loop peeling
 #
-# Read [notebooks/06_masks.py](../notebooks/06_masks.py) first. A band is two numbers: query `i` sees the keys `i + lo <= j <= i + hi` with `0 <= j < len_kv`, both counted from the start of
-# their own sequence. An open side is `-2**30` or `2**30`. `d = len_kv - len_q` throughout.
+# Read [notebooks/06_masks.py](../notebooks/06_masks.py) first.
+# A band is two numbers: query `i` sees the keys `i + lo <= j <= i + hi` with `0 <= j < len_kv`, both counted from the start of their own sequence.
+# An open side is `-2**30` or `2**30`.
+# `d = len_kv - len_q` throughout.
 #
 # The kernels run on the emulator; ask `tl.dot` for `input_precision="ieee"`.
 #
-# `jfa.masks` and `jfa.schedule` hold the answers of 6.1, 6.2 and 6.6: they are closed here. So is torch's own softmax in 6.4, where the work block by block is the point.
+# `jfa.masks` and `jfa.schedule` hold the answers of 6.1, 6.2 and 6.6: they are closed here.
+# So is torch's own softmax in 6.4, where the work block by block is the point.
 
 # %% tags=["setup"]
 import torch
@@ -48,11 +51,14 @@ check("6.1", band)
 # %% [markdown]
 # ## 6.2 The four block numbers, inside a kernel
 #
-# (difficulty 2 of 3, 40 minutes) A kernel cannot ask the host for its ranges: each program computes its own. Program `t` reads the row `tiles[t] = (row0, rows, len_q, len_kv, lo, hi)` and stores
-# `(first, bulk_begin, bulk_end, end)`, in blocks of `BN` keys, to `ranges[t]`.
+# (difficulty 2 of 3, 40 minutes) A kernel cannot ask the host for its ranges: each program computes its own.
+# Program `t` reads the row `tiles[t] = (row0, rows, len_q, len_kv, lo, hi)` and stores `(first, bulk_begin, bulk_end, end)`, in blocks of `BN` keys, to `ranges[t]`.
 #
-# The tile holds the queries `row0 .. row0 + rows - 1`; those past the last query do not exist, but the first one does. Blocks `first .. end - 1` are those with at least one pair that counts. Blocks
-# `bulk_begin .. bulk_end - 1` are those that need no mask: *every* query of the tile sees *all* `BN` keys. If nothing counts, store four zeros. If there is no bulk, `bulk_begin` and `bulk_end` are both `end`.
+# The tile holds the queries `row0 .. row0 + rows - 1`; those past the last query do not exist, but the first one does.
+# Blocks `first .. end - 1` are those with at least one pair that counts.
+# Blocks `bulk_begin .. bulk_end - 1` are those that need no mask: *every* query of the tile sees *all* `BN` keys.
+# If nothing counts, store four zeros.
+# If there is no bulk, `bulk_begin` and `bulk_end` are both `end`.
 #
 # In a kernel `//` rounds towards zero.
 
@@ -77,13 +83,17 @@ check("6.2", ranges_kernel)
 # %% [markdown]
 # ## 6.3 The peeled kernel of a jagged window
 #
-# (difficulty 3 of 3, 65 minutes) The chapter's kernel knew one sequence and got its ranges from the host. Write the whole: packed sequences, heads, and ranges of your own.
-# Query `i` sees the keys `d - left <= j - i <= d + right` of its own sequence, `d = len_kv - len_q`; `left` and `right` are at least 0. A query that sees nothing gives 0.
+# (difficulty 3 of 3, 65 minutes) The chapter's kernel knew one sequence and got its ranges from the host.
+# Write the whole: packed sequences, heads, and ranges of your own.
+# Query `i` sees the keys `d - left <= j - i <= d + right` of its own sequence, `d = len_kv - len_q`; `left` and `right` are at least 0.
+# A query that sees nothing gives 0.
 #
-# Launched on `(number of tiles, H)`: program `(t, h)` works on `tiles[t] = (sequence, first query in it)`. `BM = BN = 16`. Scores may be huge or very negative. Rows of other sequences may hold NaN.
+# Launched on `(number of tiles, H)`: program `(t, h)` works on `tiles[t] = (sequence, first query in it)`.
+# `BM = BN = 16`.
+# Scores may be huge or very negative.
+# Rows of other sequences may hold NaN.
 #
-# Limits: comparisons and `tl.where` may make blocks of scores for partial blocks only, so each at most 3 times their number of scores and 256 elements more per program; no more
-# exponentials than visited blocks have scores, and 32 more per block and per program.
+# Limits: comparisons and `tl.where` may make blocks of scores for partial blocks only, so each at most 3 times their number of scores and 256 elements more per program; no more exponentials than visited blocks have scores, and 32 more per block and per program.
 
 
 # %% tags=["ex-6.3"]
@@ -108,8 +118,11 @@ check("6.3", window_kernel)
 # %% [markdown]
 # ## 6.4 Bug hunt: counted from the wrong end
 #
-# (difficulty 2 of 3, 15 minutes) One sequence in PyTorch, blockwise, with a window `(left, right)` around the bottom-right diagonal. It passed every test with as many queries as keys.
-# Run the check first. It names a row of the output; the fault is elsewhere. Mend it, and keep the work small: no block of keys that no query sees may be touched.
+# (difficulty 2 of 3, 15 minutes) One sequence in PyTorch, blockwise, with a window `(left, right)` around the bottom-right diagonal.
+# It passed every test with as many queries as keys.
+# Run the check first.
+# It names a row of the output; the fault is elsewhere.
+# Mend it, and keep the work small: no block of keys that no query sees may be touched.
 #
 # Limits: at most 2 matrix products per block of keys that some query sees; no new tensor with more elements than n x block scores, or than q, k or v.
 # A query that sees nothing gives 0.
@@ -142,8 +155,10 @@ check("6.4", window_attention)
 # %% [markdown]
 # ## 6.5 Bug hunt: the row that may see nothing
 #
-# (difficulty 1 of 3, 20 minutes) One step of an online softmax, from a library that masks with −1e9. Two things go wrong: a row that may see nothing gets weights, and a row whose true scores are lower
-# than −1e9 sees what it must not. Mend it. A row that has seen nothing so far keeps `m = -inf` and `l = 0`, and its weights are 0.
+# (difficulty 1 of 3, 20 minutes) One step of an online softmax, from a library that masks with −1e9.
+# Two things go wrong: a row that may see nothing gets weights, and a row whose true scores are lower than −1e9 sees what it must not.
+# Mend it.
+# A row that has seen nothing so far keeps `m = -inf` and `l = 0`, and its weights are 0.
 
 
 # %% tags=["ex-6.5"]
@@ -166,9 +181,11 @@ check("6.5", softmax_step)
 # %% [markdown]
 # ## 6.6 Predict pairs, full and partial blocks
 #
-# (difficulty 2 of 3, 35 minutes) Before a kernel runs, one wants to know its work. For packed sequences and a band per sequence: how many pairs count, how many blocks are full, how many partial?
-# Blocks are cut per sequence, `BM` queries by `BN` keys. Rows past the last query ask for nothing; keys past the last key make a block partial. Lengths go to 100,000: a loop over pairs takes too long, a loop over
-# tiles is fine.
+# (difficulty 2 of 3, 35 minutes) Before a kernel runs, one wants to know its work.
+# For packed sequences and a band per sequence: how many pairs count, how many blocks are full, how many partial?
+# Blocks are cut per sequence, `BM` queries by `BN` keys.
+# Rows past the last query ask for nothing; keys past the last key make a block partial.
+# Lengths go to 100,000: a loop over pairs takes too long, a loop over tiles is fine.
 
 
 # %% tags=["ex-6.6"]

@@ -306,8 +306,10 @@ print(plots.table(["lengths", "mask GiB", "offsets KiB", "scores computed / want
 #
 # ## Try this
 #
-# * Give `pareto_lengths` an `alpha` of 3 (a thinner tail) and run the two pictures again. Which alpha brings the pair waste under 90 %?
-# * Add one sequence of 4096 tokens to a batch of 1023 sequences of 16. Predict both wastes, then compute them.
+# * Give `pareto_lengths` an `alpha` of 3 (a thinner tail) and run the two pictures again.
+#   Which alpha brings the pair waste under 90 %?
+# * Add one sequence of 4096 tokens to a batch of 1023 sequences of 16.
+#   Predict both wastes, then compute them.
 #
 # ## Pitfalls
 #
@@ -381,9 +383,13 @@ print(plots.table(headers, rows))
 #
 # ## What differs on a GPU
 #
-# * Reading an offset on the host (`int(offsets[-1])`, `.tolist()`) waits for the device. Every helper in `jfa.layout` says in its docstring whether it does.
-# * Offsets are int32: kernels do arithmetic on them for every row, and 32 bits are cheaper. Products such as row times row size need 64 bits.
-# * Time. The waste above is counted, not timed. How much of it turns into time depends on what a kernel skips.
+# * Reading an offset on the host (`int(offsets[-1])`, `.tolist()`) waits for the device.
+#   Every helper in `jfa.layout` says in its docstring whether it does.
+# * Offsets are int32: kernels do arithmetic on them for every row, and 32 bits are cheaper.
+#   Products such as row times row size need 64 bits.
+# * Time.
+#   The waste above is counted, not timed.
+#   How much of it turns into time depends on what a kernel skips.
 #
 # ## What was verified here
 #

@@ -380,8 +380,10 @@ plots.lines(
 #
 # ## Try this
 #
-# * In `attention_in_blocks`, start m at 0 instead of −∞ and give it scores near −200. Predict the output first.
-# * Sort the keys so that scores rise along the sequence, and count the conversions with the last picture's code. Then let them fall.
+# * In `attention_in_blocks`, start m at 0 instead of −∞ and give it scores near −200.
+#   Predict the output first.
+# * Sort the keys so that scores rise along the sequence, and count the conversions with the last picture's code.
+#   Then let them fall.
 #
 # ## Pitfalls
 #
@@ -453,10 +455,14 @@ print("merged with base-2 numbers:", apart(wrong, out), "| merged right:", apart
 # %% [markdown]
 # ## What differs on a GPU
 #
-# * exp(x) is computed as 2^(x·log₂e): one multiplication and the hardware's power of 2. The factor log₂e is folded into the scale.
-# * The products run on tensor cores in bfloat16 or float16, with float32 sums. m, l and acc stay float32. The weights are rounded to 16 bits before they meet V.
-# * Blocks have 64 to 128 keys, and several are on their way at once. The recurrence is the one above.
-# * A kernel may keep an old m on purpose while it is not too far off. Chapter 12 does.
+# * exp(x) is computed as 2^(x·log₂e): one multiplication and the hardware's power of 2.
+#   The factor log₂e is folded into the scale.
+# * The products run on tensor cores in bfloat16 or float16, with float32 sums. m, l and acc stay float32.
+#   The weights are rounded to 16 bits before they meet V.
+# * Blocks have 64 to 128 keys, and several are on their way at once.
+#   The recurrence is the one above.
+# * A kernel may keep an old m on purpose while it is not too far off.
+#   Chapter 12 does.
 #
 # ## What was verified here
 #

@@ -585,9 +585,15 @@ plots.lines(
 #
 # ## Try this
 #
-# * Give `double_v2` a grid of 5 programs for 200 elements. Is anything wrong? Why not?
-# * Remove `other` from `b`'s load in `matmul_kernel`, keep it in `a`'s. 0 · NaN is NaN: run it and see. Chapter 04 meets the same trap at the border of two sequences.
-# * Change `BK` to 64. How many loads does the product make now? `with emulator.counting() as counts:` around the launch tells: `counts.loads`.
+# * Give `double_v2` a grid of 5 programs for 200 elements.
+#   Is anything wrong?
+#   Why not?
+# * Remove `other` from `b`'s load in `matmul_kernel`, keep it in `a`'s.
+#   0 · NaN is NaN: run it and see.
+#   Chapter 04 meets the same trap at the border of two sequences.
+# * Change `BK` to 64.
+#   How many loads does the product make now?
+#   `with emulator.counting() as counts:` around the launch tells: `counts.loads`.
 #
 # ## Pitfalls
 #
@@ -601,10 +607,13 @@ plots.lines(
 #
 # ## What differs on a GPU
 #
-# * The programs run at the same time, in no order you can rely on. The emulator runs them one after another, unless told otherwise.
-# * `tl.dot` needs a K of at least 16 for 16-bit operands and 32 for 8-bit ones. M and N may be as small as 1 in Triton 3.7; the hardware's tile is larger, and the rest of it is computed for nothing.
+# * The programs run at the same time, in no order you can rely on.
+#   The emulator runs them one after another, unless told otherwise.
+# * `tl.dot` needs a K of at least 16 for 16-bit operands and 32 for 8-bit ones.
+#   M and N may be as small as 1 in Triton 3.7; the hardware's tile is larger, and the rest of it is computed for nothing.
 # * fp32 operands of `tl.dot` are rounded to TF32 unless `input_precision="ieee"` is asked for.
-# * Registers are finite. A block of 128 x 128 fp32 is 64 KB: spread over 4 warps that is 128 registers per thread.
+# * Registers are finite.
+#   A block of 128 x 128 fp32 is 64 KB: spread over 4 warps that is 128 registers per thread.
 #
 # ## What was verified here
 #

@@ -487,25 +487,36 @@ print(
 #
 # ## Checkpoint
 #
-# 1. Lengths `[64, 64, 1]`, tiles of 64. How many programs do versions 1 and 3 launch for each head?
+# 1. Lengths `[64, 64, 1]`, tiles of 64.
+#    How many programs do versions 1 and 3 launch for each head?
 # 2. Why does masking S not make masking V unnecessary, although P is exactly 0 there?
-# 3. Queries past the sequence's end were loaded as 0. Do they disturb the result?
+# 3. Queries past the sequence's end were loaded as 0.
+#    Do they disturb the result?
 # 4. Why is `lse` kept, and not `m` and `l`?
 #
 # <details><summary>Answers</summary>
 #
-# 1. Three for both: one tile for each sequence. The list pays when lengths differ by more than a tile.
-# 2. The product computes `0 * v`. For a NaN or an infinity in `v` that is NaN.
+# 1. Three for both: one tile for each sequence.
+#    The list pays when lengths differ by more than a tile.
+# 2. The product computes `0 * v`.
+#    For a NaN or an infinity in `v` that is NaN.
 # 3. No. Each row of a tile has its own softmax; such a row is computed and not stored.
-# 4. The backward needs $P = e^{S - \mathrm{lse}}$ only. One number per query, and it also merges partial results (chapter 02).
+# 4. The backward needs $P = e^{S - \mathrm{lse}}$ only.
+#    One number per query, and it also merges partial results (chapter 02).
 #
 # </details>
 #
 # ## Try this
 #
-# - Poison a sequence's *keys* instead of its values. Does version 1 leak now? Why, or why not?
-# - Swap `longest_first` for the plain order. The numbers do not change. What does? Chapter 08 answers.
-# - Set `BN` to 64 for keys of length 17. How many score columns are computed in vain?
+# - Poison a sequence's *keys* instead of its values.
+#   Does version 1 leak now?
+#   Why, or why not?
+# - Swap `longest_first` for the plain order.
+#   The numbers do not change.
+#   What does?
+#   Chapter 08 answers.
+# - Set `BN` to 64 for keys of length 17.
+#   How many score columns are computed in vain?
 #
 # ## Pitfalls
 #
@@ -518,9 +529,11 @@ print(
 #
 # ## What differs on a real GPU
 #
-# - Reading `q_offsets` on the host (`int(...)`, `.tolist()`) stops the GPU's queue. Version 3's list is built with tensor operations on the device in the package.
+# - Reading `q_offsets` on the host (`int(...)`, `.tolist()`) stops the GPU's queue.
+#   Version 3's list is built with tensor operations on the device in the package.
 # - The order of the list matters only when there are more tiles than SMs; on the emulator it never does.
-# - bf16 inputs: P is rounded to bf16 before `P @ V`, and the sum `l` is not. The package's kernels do the same on both sides.
+# - bf16 inputs: P is rounded to bf16 before `P @ V`, and the sum `l` is not.
+#   The package's kernels do the same on both sides.
 #
 # ## Verified here, and not
 #

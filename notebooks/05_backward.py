@@ -33,17 +33,23 @@ _ = torch.manual_seed(0)
 # ## The mental model: compute it again
 #
 # The forward made P, the matrix of probabilities, block by block, and threw every block away.
-# The backward needs P again. There are two ways to have it.
+# The backward needs P again.
+# There are two ways to have it.
 #
-# *Store it*: one number per (query, key) pair. That is the memory that flash attention was invented to avoid.
+# *Store it*: one number per (query, key) pair.
+# That is the memory that flash attention was invented to avoid.
 #
 # *Compute it again*, from Q, K and one number per query, the log-sum-exp: P = exp(S − lse).
-# This costs one matrix product more. It needs no running maximum and no rescaling, because the final answer is known.
+# This costs one matrix product more.
+# It needs no running maximum and no rescaling, because the final answer is known.
 #
-# So the backward is simpler than the forward in one way. Each block of P is right the first time, and blocks may come in any order.
+# So the backward is simpler than the forward in one way.
+# Each block of P is right the first time, and blocks may come in any order.
 #
-# Here is the work for one block of BM queries and BN keys. Read an arrow as "goes into".
-# Five boxes are matrix products: S, dP, dV, dK, dQ. Q, K and dO are needed a second time in the bottom row; those arrows are left out.
+# Here is the work for one block of BM queries and BN keys.
+# Read an arrow as "goes into".
+# Five boxes are matrix products: S, dP, dV, dK, dQ.
+# Q, K and dO are needed a second time in the bottom row; those arrows are left out.
 
 # %%
 places = {
@@ -69,8 +75,9 @@ plots.blocks(places, arrows, title="one block of the backward (scale left out)",
 # %% [markdown]
 # ## The math, down to shapes
 #
-# One sequence, one head. `n` queries, `m` keys. A gradient is written with a d in front: dQ is the derivative of the loss by Q,
-# and has Q's shape. dO, the gradient of the output, is given.
+# One sequence, one head.
+# `n` queries, `m` keys.
+# A gradient is written with a d in front: dQ is the derivative of the loss by Q, and has Q's shape. dO, the gradient of the output, is given.
 #
 # The forward was
 #
@@ -80,18 +87,22 @@ plots.blocks(places, arrows, title="one block of the backward (scale left out)",
 #
 # $$dV = P^T dO, \qquad dP = dO\, V^T .$$
 #
-# **Through the softmax.** A row of P sums to 1. Raising one score lowers all other probabilities of its row.
+# **Through the softmax.** A row of P sums to 1.
+# Raising one score lowers all other probabilities of its row.
 # The derivative of a softmax says just that:
 #
 # $$dS_{ij} = P_{ij}\,\Big(dP_{ij} - \sum_k P_{ik}\, dP_{ik}\Big).$$
 #
-# The sum runs over the *whole row*. That looks like trouble: a block of keys does not have the whole row.
+# The sum runs over the *whole row*.
+# That looks like trouble: a block of keys does not have the whole row.
 #
 # **Delta.** Put in what dP is, and the sum becomes something that the forward has already computed:
 #
 # $$\sum_k P_{ik}\,dP_{ik} \;=\; \sum_k P_{ik}\,(dO_i \cdot V_k) \;=\; dO_i \cdot \sum_k P_{ik} V_k \;=\; dO_i \cdot O_i .$$
 #
-# It is called $\mathrm{delta}_i$. One number per query, from two rows that lie in memory. No P is needed.
+# It is called $\mathrm{delta}_i$.
+# One number per query, from two rows that lie in memory.
+# No P is needed.
 #
 # **Through the scores.**
 #
@@ -105,21 +116,27 @@ plots.blocks(places, arrows, title="one block of the backward (scale left out)",
 # | dK = dSᵀ Q | [m, n] [n, D] | queries | |
 # | dQ = dS K | [n, m] [m, D] | keys | |
 #
-# The forward has two products. So the backward does 5/2 = 2.5 times its FLOPs.
+# The forward has two products.
+# So the backward does 5/2 = 2.5 times its FLOPs.
 #
 # The likely mistake is hidden in the last column. dV and dK sum over *queries*, dQ sums over *keys*.
-# Whoever holds a tile of keys can finish dK and dV alone, but has only a part of dQ. This one asymmetry shapes every backward kernel.
+# Whoever holds a tile of keys can finish dK and dV alone, but has only a part of dQ.
+# This one asymmetry shapes every backward kernel.
 #
 # **If lse is an output as well** (chapter 02 merges with it), it has a gradient of its own, dlse.
-# Its derivative is $\partial\,\mathrm{lse}_i / \partial S_{ij} = P_{ij}$. So it joins for free:
+# Its derivative is $\partial\,\mathrm{lse}_i / \partial S_{ij} = P_{ij}$.
+# So it joins for free:
 #
 # $$\mathrm{delta}_i = dO_i \cdot O_i - d\mathrm{lse}_i .$$
 #
-# **A query without keys** has lse = −∞, and no P at all. Its gradients are 0. The formula does not give that: exp(S − (−∞)) is infinite.
+# **A query without keys** has lse = −∞, and no P at all.
+# Its gradients are 0.
+# The formula does not give that: exp(S − (−∞)) is infinite.
 #
 # ## Version 0: dense, P stored
 #
-# Ten lines of PyTorch. Against autograd, in double precision:
+# Ten lines of PyTorch.
+# Against autograd, in double precision:
 
 
 # %%
@@ -161,7 +178,9 @@ print("version 0, largest error:", apart(backward_v0(q, k, v, out, dout, p, scal
 # %% [markdown]
 # ## Version 1: P again, block by block
 #
-# The same five products, one block of keys at a time. What is kept from the forward: `out` and `lse`. Nothing has n · m elements.
+# The same five products, one block of keys at a time.
+# What is kept from the forward: `out` and `lse`.
+# Nothing has n · m elements.
 
 
 # %%
@@ -185,7 +204,8 @@ print("version 1, largest error:", apart(grads, right))
 print("largest block of P:", largest, "elements; all of P:", n * m)
 
 # %% [markdown]
-# What does storing cost? PyTorch can tell: a hook sees each tensor that autograd keeps for the backward.
+# What does storing cost?
+# PyTorch can tell: a hook sees each tensor that autograd keeps for the backward.
 # Predict first: by how much does the count grow when n doubles?
 
 
@@ -228,19 +248,27 @@ plots.lines(
 )  # fmt: skip
 
 # %% [markdown]
-# Up to n = 2048 PyTorch counted; beyond, it is the formula. Stored: Q, K, V and n² for P. Computed again: Q, K, V, the output and n for lse.
+# Up to n = 2048 PyTorch counted; beyond, it is the formula.
+# Stored: Q, K, V and n² for P.
+# Computed again: Q, K, V, the output and n for lse.
 # At n = 16,384 it is 272 million against 4.2 million elements, for each head: 64 times less.
 #
 # ## Who owns what
 #
-# Now split the work among programs. There are two ways to cut the grid of blocks.
+# Now split the work among programs.
+# There are two ways to cut the grid of blocks.
 #
-# *By key tiles.* A program holds a tile of K and V, and walks over the queries. It finishes dK and dV of its keys alone.
-# For dQ it has parts only. Every program has a part of every row. They must add into the same memory: with **atomics**, additions that the memory
-# system carries out one after another, so that none is lost.
+# *By key tiles.* A program holds a tile of K and V, and walks over the queries.
+# It finishes dK and dV of its keys alone.
+# For dQ it has parts only.
+# Every program has a part of every row.
+# They must add into the same memory: with **atomics**, additions that the memory system carries out one after another, so that none is lost.
 #
-# *Twice.* One kernel cut by key tiles for dK and dV. A second kernel cut by query tiles for dQ. Nobody shares, nobody adds.
-# But the second kernel needs dS, too. So it computes S and dP again.
+# *Twice.* One kernel cut by key tiles for dK and dV.
+# A second kernel cut by query tiles for dQ.
+# Nobody shares, nobody adds.
+# But the second kernel needs dS, too.
+# So it computes S and dP again.
 
 # %%
 by_key_tile = torch.arange(3).repeat(4, 1)
@@ -262,9 +290,11 @@ plots.owners(
 #
 # ## Version 2: one kernel, dQ by atomics
 #
-# A program takes a tile of `BN` keys of one sequence, one head. `block_of_ds` is shared by all kernels of this chapter.
+# A program takes a tile of `BN` keys of one sequence, one head.
+# `block_of_ds` is shared by all kernels of this chapter.
 #
-# Look at the values that masked lanes get. `lse` gets plus infinity: then P = exp(S − ∞) is exactly 0 for queries past the end.
+# Look at the values that masked lanes get.
+# `lse` gets plus infinity: then P = exp(S − ∞) is exactly 0 for queries past the end.
 # No further mask is needed for them.
 
 
@@ -328,8 +358,10 @@ def backward_v2(q, k, v, out, lse, dout, scale, order=None, dq_dtype=torch.float
 print("version 2, largest error:", apart(backward_v2(q, k, v, out, lse, dout, scale), right))
 
 # %% [markdown]
-# **Why `MASK_KEYS`?** The tail of K is loaded as 0, so a key past the end adds dS · 0 = 0 to dQ. It seems that no mask is needed.
-# Try it without, on the same numbers, and then with scores that are all far below zero. Predict both lines.
+# **Why `MASK_KEYS`?** The tail of K is loaded as 0, so a key past the end adds dS · 0 = 0 to dQ.
+# It seems that no mask is needed.
+# Try it without, on the same numbers, and then with scores that are all far below zero.
+# Predict both lines.
 
 # %%
 low_q, low_k = q.abs() * 7, -k.abs() * 7  # every score far below 0
@@ -345,14 +377,18 @@ for name, args, want in (
           f"with it, error {apart(masked, want):.1g}")  # fmt: skip
 
 # %% [markdown]
-# A key past the end has the score 0, for its K row is 0. If the true scores lie below −88, then exp(0 − lse) overflows to infinity.
-# And infinity times 0 is NaN. It is the fault of chapter 04's tail tile again: a number that is not finite stays so when it is multiplied by 0.
+# A key past the end has the score 0, for its K row is 0.
+# If the true scores lie below −88, then exp(0 − lse) overflows to infinity.
+# And infinity times 0 is NaN.
+# It is the fault of chapter 04's tail tile again: a number that is not finite stays so when it is multiplied by 0.
 #
-# In dK and dV it does no harm. Row j of them depends on column j of P only, and rows past the end are not stored.
+# In dK and dV it does no harm.
+# Row j of them depends on column j of P only, and rows past the end are not stored.
 #
 # ## Version 3: two kernels, nobody shares
 #
-# The same kernel without the addition for dK and dV. And its mirror for dQ: hold a tile of queries, walk over the keys.
+# The same kernel without the addition for dK and dV.
+# And its mirror for dQ: hold a tile of queries, walk over the keys.
 
 
 # %%
@@ -427,15 +463,18 @@ plots.panels(
 )
 
 # %% [markdown]
-# 100 products against 140, just as the table said. And 4,000 additions: 5 key tiles, each of them to all 800 elements of dQ.
+# 100 products against 140, just as the table said.
+# And 4,000 additions: 5 key tiles, each of them to all 800 elements of dQ.
 #
-# Which is faster depends on the machine. On one H200 (2026-11-29, the recorded notes in [docs/portable-notes.md](../docs/portable-notes.md))
-# plain Triton took 2.97 ms with atomics and 1.65 + 1.01 ms with two kernels, on the shape called *self*.
+# Which is faster depends on the machine.
+# On one H200 (2026-11-29, the recorded notes in [docs/portable-notes.md](../docs/portable-notes.md)) plain Triton took 2.97 ms with atomics and 1.65 + 1.01 ms with two kernels, on the shape called *self*.
 # Chapter 14's kernel for Blackwell goes the other way: there a role of its own adds dQ while the tensor cores work on.
 #
 # ## What order does to bits
 #
-# Additions of floating-point numbers round. In another order they round differently. With atomics the order is *whoever comes first*, and on a GPU that differs from run to run.
+# Additions of floating-point numbers round.
+# In another order they round differently.
+# With atomics the order is *whoever comes first*, and on a GPU that differs from run to run.
 # Here it is the order of the tile list, so we can try 20 orders on purpose: the same dQ element, in fp32 and in bf16 accumulators, against fp64.
 
 # %%
@@ -468,13 +507,19 @@ plots.strips(
 )
 
 # %% [markdown]
-# Twenty orders give several answers each in version 2. In fp32 they differ in the seventh digit. That is harmless for training, and a nuisance for whoever hunts a bug by comparing two runs.
-# In bf16 the worst is off by a hundredth of the value: 25 roundings to 8 bits. So dQ is added up in fp32 always, even if it is returned in bf16.
+# Twenty orders give several answers each in version 2.
+# In fp32 they differ in the seventh digit.
+# That is harmless for training, and a nuisance for whoever hunts a bug by comparing two runs.
+# In bf16 the worst is off by a hundredth of the value: 25 roundings to 8 bits.
+# So dQ is added up in fp32 always, even if it is returned in bf16.
 #
-# Version 3 gives one answer. It did not become more exact, only repeatable: each program adds in the order of its own loop.
+# Version 3 gives one answer.
+# It did not become more exact, only repeatable: each program adds in the order of its own loop.
 # A kernel with this property is called *deterministic*.
 #
-# The last error would be an addition without an atomic: load dQ, add, store. Two programs that load the same old value lose one part. The emulator sees that:
+# The last error would be an addition without an atomic: load dQ, add, store.
+# Two programs that load the same old value lose one part.
+# The emulator sees that:
 
 
 # %%
@@ -493,10 +538,13 @@ except emulator.EmulatorError as error:
 # %% [markdown]
 # ## Version 4: jagged
 #
-# For packed sequences each kernel gets a tile list, as in chapter 04. The one for dQ cuts *queries*, the one for dK and dV cuts *keys*. They are two different lists.
+# For packed sequences each kernel gets a tile list, as in chapter 04.
+# The one for dQ cuts *queries*, the one for dK and dV cuts *keys*.
+# They are two different lists.
 # Heads come as the second axis of the grid.
 #
-# Here is the dQ kernel. What is new against version 3 is marked.
+# Here is the dQ kernel.
+# What is new against version 3 is marked.
 
 
 # %%
@@ -576,13 +624,17 @@ print("version 4, dQ, largest error:", apart([pdq], packed_right[:1]))
 print("the query without keys: lse", lse32[:, 38].tolist(), "dQ", pdq[38].abs().max().item())
 
 # %% [markdown]
-# The mirror, dK and dV over a list of key tiles, is exercise 5.3. There a group of query heads shares a key head, which adds one more sum.
+# The mirror, dK and dV over a list of key tiles, is exercise 5.3.
+# There a group of query heads shares a key head, which adds one more sum.
 # Exercise 5.4 is version 2 for packed sequences, with a mistake in it.
 #
 # ## Version 5: the package's op, and a check that needs no formula
 #
-# `torch.autograd.gradcheck` does not ask how a gradient was derived. It changes each input by a little in both directions and compares the slope of the outputs with what `backward()` says.
-# It needs double precision, or the slope drowns in rounding. And it is slow, one or two forwards for each input element, so the problem is tiny. Both outputs are checked, lse too.
+# `torch.autograd.gradcheck` does not ask how a gradient was derived.
+# It changes each input by a little in both directions and compares the slope of the outputs with what `backward()` says.
+# It needs double precision, or the slope drowns in rounding.
+# And it is slow, one or two forwards for each input element, so the problem is tiny.
+# Both outputs are checked, lse too.
 
 # %%
 tiny = packed_problem([2, 0, 3, 1], [3, 2, 4, 0], heads=2, dim=4, dtype=torch.float64)
@@ -602,7 +654,8 @@ def op_finite(q, k, v):
 print("gradcheck of the packed op, out and lse:", torch.autograd.gradcheck(op_finite, leaves))
 
 # %% [markdown]
-# The same op with the portable kernel, on the emulator. It is version 3 with the rest of the contract: masks, grouped heads, shared queries, any head size.
+# The same op with the portable kernel, on the emulator.
+# It is version 3 with the rest of the contract: masks, grouped heads, shared queries, any head size.
 
 # %%
 leaves = [x.clone().requires_grad_() for x in (pq, pk, pv)]
@@ -629,35 +682,46 @@ print(
 #
 # <details><summary>Why do the rows of dS sum to 0 (when lse has no gradient)?</summary>
 #
-# Adding the same number to all scores of a row changes no probability, so the loss does not change. The sum of dS over the row is that derivative. In the formula: the sum of P (dP − delta) is
-# delta − delta.
+# Adding the same number to all scores of a row changes no probability, so the loss does not change.
+# The sum of dS over the row is that derivative.
+# In the formula: the sum of P (dP − delta) is delta − delta.
 # </details>
 #
 # <details><summary>A colleague computes delta as the sum of P · dP over each block, and subtracts that. What goes wrong?</summary>
 #
-# The sum over one block is a part of the row's sum. It is right only if one block holds all keys. Over the *whole* row the sum of P · dP is delta, and it is a right, if slower, way.
+# The sum over one block is a part of the row's sum.
+# It is right only if one block holds all keys.
+# Over the *whole* row the sum of P · dP is delta, and it is a right, if slower, way.
 # </details>
 #
 # <details><summary>Queries past the end get lse = +∞ and Q = 0. Is one of the two enough?</summary>
 #
-# With lse = +∞ alone P is 0, so dV and dS are 0, as long as the Q and dO that were loaded are finite. With Q = dO = 0 alone, P is exp(0 − lse): finite only if the lse loaded there is.
+# With lse = +∞ alone P is 0, so dV and dS are 0, as long as the Q and dO that were loaded are finite.
+# With Q = dO = 0 alone, P is exp(0 − lse): finite only if the lse loaded there is.
 # The kernels do both, since a neighbour's rows may hold anything.
 # </details>
 #
 # <details><summary>Sequences of 64 queries and 1,000,000 keys. Which of version 3's kernels lacks parallel work?</summary>
 #
-# dQ: one tile of queries for each head, and a loop over a million keys. Either many programs split the keys and their parts are added, or it waits for one program. Chapters 07 and 08.
+# dQ: one tile of queries for each head, and a loop over a million keys.
+# Either many programs split the keys and their parts are added, or it waits for one program.
+# Chapters 07 and 08.
 # </details>
 #
 # ## Try this
 #
-# - In version 2, give each key tile its own dQ buffer `[tiles, n, D]` and sum at the end. The result repeats. How much memory is it for n = 16,384, D = 128, tiles of 128?
-# - Set one row of `dout` to 0. Which rows of the three gradients become 0, and which only change?
-# - Multiply `dout` by 1000. Which intermediate values grow, and which do not? (bf16 has the range for it; fp16 ends at 65,504.)
+# - In version 2, give each key tile its own dQ buffer `[tiles, n, D]` and sum at the end.
+#   The result repeats.
+#   How much memory is it for n = 16,384, D = 128, tiles of 128?
+# - Set one row of `dout` to 0.
+#   Which rows of the three gradients become 0, and which only change?
+# - Multiply `dout` by 1000.
+#   Which intermediate values grow, and which do not? (bf16 has the range for it; fp16 ends at 65,504.)
 #
 # ## Pitfalls
 #
-# Each with a number. The mutated formulas below run on version 1's numbers.
+# Each with a number.
+# The mutated formulas below run on version 1's numbers.
 
 
 # %%
@@ -701,25 +765,36 @@ plots.panels(
 # | dQ added up in bf16 | the strips |
 # | a query without keys | version 4's last line |
 #
-# The sixth deserves a word. An *epilogue* is what a kernel does with its finished accumulator. For a matrix product that is a plain store: the tile is private. dQ in version 2 is not.
-# A template that "just stores the tile", or that applies an optimiser's step to it on the way, is right for dK and dV and wrong for dQ. Chapters 07 and 14 meet it again.
+# The sixth deserves a word.
+# An *epilogue* is what a kernel does with its finished accumulator.
+# For a matrix product that is a plain store: the tile is private. dQ in version 2 is not.
+# A template that "just stores the tile", or that applies an optimiser's step to it on the way, is right for dK and dV and wrong for dQ.
+# Chapters 07 and 14 meet it again.
 #
 # ## What differs on a real GPU
 #
-# - Operands are bf16, so P and dS are rounded to bf16 before products 3, 4 and 5. The accumulators stay fp32.
-# - The backward holds more at once than the forward: two accumulators and five operand tiles. Registers run out first. Tiles are smaller than in the forward.
-# - Atomics on fp32 exist in vector form (four at a time, in the L2 cache). Contention for one row costs time: chapter 07 counts it.
-# - FlashAttention 4's paper (2026) puts its deterministic backward at no more than three quarters of the other one's speed on a B200. A pull request of that project (number 2150) reports for packed
-#   sequences on a B200: 1201 TFLOP/s against 1232 dense, and 913 deterministic. Theirs, not measured here.
+# - Operands are bf16, so P and dS are rounded to bf16 before products 3, 4 and 5.
+#   The accumulators stay fp32.
+# - The backward holds more at once than the forward: two accumulators and five operand tiles.
+#   Registers run out first.
+#   Tiles are smaller than in the forward.
+# - Atomics on fp32 exist in vector form (four at a time, in the L2 cache).
+#   Contention for one row costs time: chapter 07 counts it.
+# - FlashAttention 4's paper (2026) puts its deterministic backward at no more than three quarters of the other one's speed on a B200.
+#   A pull request of that project (number 2150) reports for packed sequences on a B200: 1201 TFLOP/s against 1232 dense, and 913 deterministic.
+#   Theirs, not measured here.
 #
 # ## Verified here, and not
 #
-# Every version ran on a CPU or on the emulator when this notebook ran, and was compared with autograd in double precision; gradcheck ran on the op. The kept elements were counted up to n = 2048.
-# Nothing here was timed. The two H200 times are quoted from this project's own notes.
+# Every version ran on a CPU or on the emulator when this notebook ran, and was compared with autograd in double precision; gradcheck ran on the op.
+# The kept elements were counted up to n = 2048.
+# Nothing here was timed.
+# The two H200 times are quoted from this project's own notes.
 #
 # ## Sources
 #
-# - Dao et al., *FlashAttention*, arXiv 2205.14135 (2022), appendix B: the backward with recomputation. Dao, *FlashAttention-2*, arXiv 2307.08691 (2023): lse in place of maximum and sum, dQ by atomics.
+# - Dao et al., *FlashAttention*, arXiv 2205.14135 (2022), appendix B: the backward with recomputation.
+#   Dao, *FlashAttention-2*, arXiv 2307.08691 (2023): lse in place of maximum and sum, dQ by atomics.
 # - FlashAttention 4, arXiv 2603.05451 (2026), and Dao-AILab/flash-attention pull request 2150 (2026): the figures of the deterministic backward.
 # - `jfa/kernels/portable/backward.py`: version 3 with everything; `docs/portable-notes.md`, version 2: both ways measured on one H200, 2026-11-29.
 #

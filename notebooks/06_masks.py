@@ -10,7 +10,9 @@
 # # 06 · Masks and loop peeling
 #
 # **Goals.** Describe causal masks (both alignments) and windows (both kinds) by two numbers per sequence. Say in closed form which blocks are empty, which are full, and which need a mask.
-# Peel a loop with a `tl.constexpr`. Read in the machine code what a mask costs. Know why −1e9 is not minus infinity.
+# Peel a loop with a `tl.constexpr`.
+# Read in the machine code what a mask costs.
+# Know why −1e9 is not minus infinity.
 #
 # **Time.** 50 minutes, and 205 for the exercises. **Needs.** Chapter 04 (the jagged forward). No GPU.
 
@@ -30,26 +32,33 @@ _ = torch.manual_seed(0)
 # %% [markdown]
 # ## The mental model: two parallel lines
 #
-# Draw all pairs of one sequence as a grid: queries down, keys to the right. A mask says which squares count.
+# Draw all pairs of one sequence as a grid: queries down, keys to the right.
+# A mask says which squares count.
 # Every mask of this chapter is a **band**: the squares between two lines that go down to the right, one key per query.
 #
-# So two numbers are enough. Query i sees the keys
+# So two numbers are enough.
+# Query i sees the keys
 #
 # $$i + \mathrm{lo} \;\le\; j \;\le\; i + \mathrm{hi}, \qquad 0 \le j < \mathrm{len}_{kv} .$$
 #
 # A side that does not exist is *open*: lo is a huge negative number, or hi a huge positive one.
 #
-# **Causal** means: do not look at later tokens. With as many queries as keys that is hi = 0. With unequal lengths one must say *which token is query 0*:
+# **Causal** means: do not look at later tokens.
+# With as many queries as keys that is hi = 0.
+# With unequal lengths one must say *which token is query 0*:
 #
 # - *top left*: query 0 stands at key 0. hi = 0.
-# - *bottom right*: the last query stands at the last key. hi = d, with d = len_kv − len_q. This is the choice of FlashAttention: the queries are the newest tokens, and the earlier keys come from a cache.
+# - *bottom right*: the last query stands at the last key. hi = d, with d = len_kv − len_q.
+#   This is the choice of FlashAttention: the queries are the newest tokens, and the earlier keys come from a cache.
 #
-# **Window** means: only neighbours. Here too there are two kinds:
+# **Window** means: only neighbours.
+# Here too there are two kinds:
 #
 # - W, counted from both starts: |i − j| ≤ W. lo = −W, hi = W.
 # - (left, right), counted from the bottom-right diagonal, as in FlashAttention: lo = d − left, hi = d + right.
 #
-# Two masks together: take the larger lo and the smaller hi. The likely mistake is to forget d, and with equal lengths no test will notice: d is 0.
+# Two masks together: take the larger lo and the smaller hi.
+# The likely mistake is to forget d, and with equal lengths no test will notice: d is 0.
 
 # %%
 cases = {
@@ -64,22 +73,32 @@ plots.band_planes(
 )
 
 # %% [markdown]
-# Look at the last one. There are 16 queries and 12 keys, so d = −4. The first four queries see nothing. That is no error: their output is 0, their lse minus infinity.
+# Look at the last one.
+# There are 16 queries and 12 keys, so d = −4.
+# The first four queries see nothing.
+# That is no error: their output is 0, their lse minus infinity.
 #
 # ## Blocks: empty, partial, full
 #
-# A kernel works on blocks of BM queries and BN keys. For each block one of three things holds:
+# A kernel works on blocks of BM queries and BN keys.
+# For each block one of three things holds:
 #
-# - **empty**: no pair counts. Skip it. Do not even load K.
-# - **full** (F): all pairs count. It needs no mask.
-# - **partial** (P): some count. It needs a mask.
+# - **empty**: no pair counts.
+#   Skip it.
+#   Do not even load K.
+# - **full** (F): all pairs count.
+#   It needs no mask.
+# - **partial** (P): some count.
+#   It needs a mask.
 #
-# In one block j − i takes every value from *nearest* = first key − last query to *farthest* = last key − first query. So
+# In one block j − i takes every value from *nearest* = first key − last query to *farthest* = last key − first query.
+# So
 #
 # - empty if nearest > hi or farthest < lo,
 # - full if nearest ≥ lo and farthest ≤ hi, and no key of the block lies past the end.
 #
-# The full blocks of a row of blocks lie side by side: they are what is left between the two lines. That is why a loop can be cut in three.
+# The full blocks of a row of blocks lie side by side: they are what is left between the two lines.
+# That is why a loop can be cut in three.
 
 # %%
 for name, band, n, m in (
@@ -94,7 +113,9 @@ for name, band, n, m in (
 # %% [markdown]
 # In the last picture the first blocks of queries see nothing at all, and the last column is never full: 450 is no multiple of 64, so its last keys do not exist.
 #
-# How many of the visited blocks need a mask? Predict for a causal mask: does the share grow or fall with the length? And for a window of fixed width?
+# How many of the visited blocks need a mask?
+# Predict for a causal mask: does the share grow or fall with the length?
+# And for a window of fixed width?
 
 # %%
 lengths = [256, 512, 1024, 2048, 4096, 8192, 16384]
@@ -119,14 +140,20 @@ plots.lines(
 )
 
 # %% [markdown]
-# Causal: one block of each row of blocks lies on the diagonal, and a row has up to n / 128 of them, so the share falls like 1 / n. At 16,384 it is 1.6 %.
-# A window has two edges and a fixed number of blocks: the share stays. With a window of 256 two thirds of the blocks are edges, and peeling gains little there.
+# Causal: one block of each row of blocks lies on the diagonal, and a row has up to n / 128 of them, so the share falls like 1 / n.
+# At 16,384 it is 1.6 %.
+# A window has two edges and a fixed number of blocks: the share stays.
+# With a window of 256 two thirds of the blocks are edges, and peeling gains little there.
 #
 # ## Version 0: every block, every mask
 #
-# One sequence, one head. The mask is applied to each block, needed or not. `BM = BN = 16` here.
+# One sequence, one head.
+# The mask is applied to each block, needed or not.
+# `BM = BN = 16` here.
 #
-# There is one trap already. The first block may lie outside the band for some rows. Then the maximum m is still −∞, and exp(s − m) = exp(−∞ + ∞) is NaN.
+# There is one trap already.
+# The first block may lie outside the band for some rows.
+# Then the maximum m is still −∞, and exp(s − m) = exp(−∞ + ∞) is NaN.
 # So the exponent is taken from an *anchor*: m, or 0 while m is −∞. exp(−∞ − 0) is 0, as it should be.
 
 
@@ -239,27 +266,35 @@ for name, band in masks.items():
 # %% [markdown]
 # ## Version 1: skip what is empty
 #
-# The loop runs from `first` to `end`, the first and last block that the band touches. In closed form, for the queries `row0 .. last`:
+# The loop runs from `first` to `end`, the first and last block that the band touches.
+# In closed form, for the queries `row0 .. last`:
 #
 # $$\mathrm{first} = \lfloor \max(0, \mathrm{row0} + \mathrm{lo}) / BN \rfloor, \qquad \mathrm{end} = \lceil \min(\mathrm{len}_{kv}, \mathrm{last} + \mathrm{hi} + 1) / BN \rceil .$$
 #
-# The *first* row reaches farthest left, the *last* row farthest right. If the key range is empty, no block is visited.
+# The *first* row reaches farthest left, the *last* row farthest right.
+# If the key range is empty, no block is visited.
 #
 # ## Version 2: bulk and tail
 #
-# For a causal mask all full blocks come first, then the diagonal. So the loop is cut in two: a **bulk** without a mask, and a tail with one. This is *loop peeling*.
-# The body is written once. `APPLY_MASK` is a `tl.constexpr`, a value that the compiler knows, so each of the two loops is compiled with only the code that it needs.
+# For a causal mask all full blocks come first, then the diagonal.
+# So the loop is cut in two: a **bulk** without a mask, and a tail with one.
+# This is *loop peeling*.
+# The body is written once.
+# `APPLY_MASK` is a `tl.constexpr`, a value that the compiler knows, so each of the two loops is compiled with only the code that it needs.
 #
 # ## Version 3: left edge, bulk, right edge
 #
-# A window has a left edge, too. The bulk is what *every* row sees:
+# A window has a left edge, too.
+# The bulk is what *every* row sees:
 #
 # $$\mathrm{bulk\_begin} = \lceil \max(0, \mathrm{last} + \mathrm{lo}) / BN \rceil, \qquad \mathrm{bulk\_end} = \lfloor \min(\mathrm{len}_{kv}, \mathrm{row0} + \mathrm{hi} + 1) / BN \rfloor .$$
 #
-# Compare with version 1: first and last row have changed places, and so have floor and ceiling. Visited blocks are rounded outwards, full ones inwards.
+# Compare with version 1: first and last row have changed places, and so have floor and ceiling.
+# Visited blocks are rounded outwards, full ones inwards.
 # Then both are clamped, so that first ≤ bulk_begin ≤ bulk_end ≤ end, or a block would be visited twice or not at all.
 #
-# What does it save? The emulator counts *selects*, the elements that `tl.where` makes, and exponentials.
+# What does it save?
+# The emulator counts *selects*, the elements that `tl.where` makes, and exponentials.
 
 # %%
 work = {}
@@ -279,14 +314,18 @@ plots.panels(
 )
 
 # %% [markdown]
-# Skipping saves exponentials, loads, products: real work. Peeling saves selects and comparisons only. Version 2 does not help here, for nearly every tile has a left edge.
+# Skipping saves exponentials, loads, products: real work.
+# Peeling saves selects and comparisons only.
+# Version 2 does not help here, for nearly every tile has a left edge.
 #
 # ## Version 4: the mirror
 #
-# The backward walks the other way: a tile of keys, over the blocks of queries that see it. Key j is seen by the queries j − hi ≤ i ≤ j − lo. It is the same band with its sides exchanged and negated,
-# so the same formulas serve.
+# The backward walks the other way: a tile of keys, over the blocks of queries that see it.
+# Key j is seen by the queries j − hi ≤ i ≤ j − lo.
+# It is the same band with its sides exchanged and negated, so the same formulas serve.
 #
-# One thing is not symmetric. Queries past the end add to dK, so a query block that hangs over the end is masked (chapter 05 did it by lse = +∞).
+# One thing is not symmetric.
+# Queries past the end add to dK, so a query block that hangs over the end is masked (chapter 05 did it by lse = +∞).
 
 # %%
 n, m, block = 150, 170, 16
@@ -302,10 +341,13 @@ for t in (0, 1, 2, 5, 9, 10):
 # %% [markdown]
 # ## Version 5: what a mask costs in the machine code
 #
-# The compiler can tell, without a GPU. Here is the inner loop as a GPU would run it: bf16, base-2 exponentials, 64 x 64 scores on 128 threads, so 32 scores per thread.
+# The compiler can tell, without a GPU.
+# Here is the inner loop as a GPU would run it: bf16, base-2 exponentials, 64 x 64 scores on 128 threads, so 32 scores per thread.
 # Two words of PTX, the assembler of NVIDIA GPUs: **setp** compares two numbers and sets a predicate, **selp** selects one of two numbers by a predicate.
 #
-# The loop is compiled with and without its mask, for a Hopper (sm_90) and a Blackwell (sm_100). It takes about 20 seconds. Predict: how many of each per score?
+# The loop is compiled with and without its mask, for a Hopper (sm_90) and a Blackwell (sm_100).
+# It takes about 20 seconds.
+# Predict: how many of each per score?
 
 # %%
 from jfa.compiled import compile_kernel
@@ -359,8 +401,11 @@ plots.panels(
 )
 
 # %% [markdown]
-# Two to three comparisons and three selects for each score. The bulk has none of them. A score costs one exponential, which takes about as long as the mask's instructions: a B200 does 16 exponentials per clock on one SM,
-# and 128 simple operations. Six operations per score are 6/128 = 0.047 clocks, the exponential 1/16 = 0.0625. A masked block is nearly twice as expensive outside the tensor cores.
+# Two to three comparisons and three selects for each score.
+# The bulk has none of them.
+# A score costs one exponential, which takes about as long as the mask's instructions: a B200 does 16 exponentials per clock on one SM, and 128 simple operations.
+# Six operations per score are 6/128 = 0.047 clocks, the exponential 1/16 = 0.0625.
+# A masked block is nearly twice as expensive outside the tensor cores.
 #
 # `jfa.compiled.diff` shows the rest of two reports, line by line:
 
@@ -387,17 +432,22 @@ print(diff(reports["sm_100, without the mask"], reports["sm_100, with the mask"]
 #
 # <details><summary>Causal, bottom right, 3 queries and 10 keys. How many pairs count?</summary>
 #
-# d = 7. Query i sees the keys 0 .. i + 7: 8, 9 and 10. Together 27.
+# d = 7.
+# Query i sees the keys 0 .. i + 7: 8, 9 and 10.
+# Together 27.
 # </details>
 #
 # <details><summary>A band with lo = 5 and hi = 2. How many blocks are visited?</summary>
 #
-# None. No j satisfies both. The formulas for `first` and `end` alone may still give a block: the case lo > hi must be asked for.
+# None.
+# No j satisfies both.
+# The formulas for `first` and `end` alone may still give a block: the case lo > hi must be asked for.
 # </details>
 #
 # <details><summary>A block is full, but its last key lies past the sequence's end. What is wrong in this sentence?</summary>
 #
-# It cannot be full. Its surplus keys must be masked, so it is partial.
+# It cannot be full.
+# Its surplus keys must be masked, so it is partial.
 # </details>
 #
 # <details><summary>Why is it safe that rows past the last query are never masked in the forward?</summary>
@@ -407,15 +457,20 @@ print(diff(reports["sm_100, without the mask"], reports["sm_100, with the mask"]
 #
 # ## Try this
 #
-# - In `attend`, let version 3's bulk reach one block further (`bulk_end + 1`). Which masks show it, and which do not?
-# - Set `BM = 64` and `BN = 16` in the share picture (`block_kinds(band, n, n, 64, 16)`). Why does the share of partial blocks rise?
-# - Compile `bf16_loop` with a causal mask only (`distance <= hi`). How many selects per score are left?
+# - In `attend`, let version 3's bulk reach one block further (`bulk_end + 1`).
+#   Which masks show it, and which do not?
+# - Set `BM = 64` and `BN = 16` in the share picture (`block_kinds(band, n, n, 64, 16)`).
+#   Why does the share of partial blocks rise?
+# - Compile `bf16_loop` with a causal mask only (`distance <= hi`).
+#   How many selects per score are left?
 #
 # ## Pitfalls
 #
 # Each with a number.
 #
-# **−1e9 is a score like any other.** A row that may see nothing has only such scores. Its maximum is −1e9, and exp(−1e9 + 1e9) = 1. So the row averages *everything*:
+# **−1e9 is a score like any other.** A row that may see nothing has only such scores.
+# Its maximum is −1e9, and exp(−1e9 + 1e9) = 1.
+# So the row averages *everything*:
 
 # %%
 s = torch.randn(3, 6)
@@ -438,10 +493,13 @@ print(
 )
 
 # %% [markdown]
-# The first line is the worst of the three: a plausible number. The second is NaN, and somebody will notice. (In fp16, which ends at 65,504, −1e9 becomes −∞ anyway, and the code that was written for −1e9 meets NaN.)
+# The first line is the worst of the three: a plausible number.
+# The second is NaN, and somebody will notice.
+# (In fp16, which ends at 65,504, −1e9 becomes −∞ anyway, and the code that was written for −1e9 meets NaN.)
 # At commit 2889aef of its public fork, tlx_jfa, the kernel that this course grew from, masks with −1.0e9, and masks every block of a window, in its bulk loop too.
 #
-# **Triton's `//` is not Python's.** Python rounds down, Triton towards zero as C does. They differ for negative numbers, and `row0 + lo` is negative for every window near the start:
+# **Triton's `//` is not Python's.** Python rounds down, Triton towards zero as C does.
+# They differ for negative numbers, and `row0 + lo` is negative for every window near the start:
 
 
 # %%
@@ -460,7 +518,8 @@ print("Triton x // 16", quotients.tolist())
 # %% [markdown]
 # So clamp to 0 *before* the division, and both agree.
 #
-# **Floor for ceiling at the bulk's end** and its kin. Each of these wrong ranges, over all tiles of 40 small problems: how many tiles would compute something wrong?
+# **Floor for ceiling at the bulk's end** and its kin.
+# Each of these wrong ranges, over all tiles of 40 small problems: how many tiles would compute something wrong?
 
 # %%
 
@@ -517,14 +576,18 @@ plots.panels(
 #
 # ## What differs on a real GPU
 #
-# - A second loop costs code and a new start of the pipeline: the loads of the first bulk block are not in flight while the left edge runs. The notes of this project saw it on an H200: one loop for bulk and edges won in the
-#   forward (pma128 0.2095 → 0.1997 ms), two stayed better in others ([docs/portable-notes.md](../docs/portable-notes.md), version 13, 2026-11-29).
-# - The mask's instructions run beside the tensor cores. Where those are the limit, the mask is hidden. Where the softmax is (chapter 09), it is not.
+# - A second loop costs code and a new start of the pipeline: the loads of the first bulk block are not in flight while the left edge runs.
+#   The notes of this project saw it on an H200: one loop for bulk and edges won in the forward (pma128 0.2095 → 0.1997 ms), two stayed better in others ([docs/portable-notes.md](../docs/portable-notes.md), version 13, 2026-11-29).
+# - The mask's instructions run beside the tensor cores.
+#   Where those are the limit, the mask is hidden.
+#   Where the softmax is (chapter 09), it is not.
 # - Blackwell's compiler can hold a row's causal mask as bits of one register and move them to predicates in one instruction (facebookexperimental/triton, pull request 1737): fewer comparisons, same result.
 #
 # ## Verified here, and not
 #
-# All versions ran on the emulator and were compared with the fp64 reference for three masks. The counts are counts. The instructions were compiled by fbtriton 3.7.4 when this notebook ran; nothing was timed here.
+# All versions ran on the emulator and were compared with the fp64 reference for three masks.
+# The counts are counts.
+# The instructions were compiled by fbtriton 3.7.4 when this notebook ran; nothing was timed here.
 # The comparison of clocks is arithmetic with the rates of the FlashAttention-4 paper.
 #
 # ## Sources
@@ -532,6 +595,7 @@ plots.panels(
 # - Dao-AILab/flash-attention, its README (version 2.1 on): causal masks aligned to the bottom right, windows (left, right) around that diagonal.
 # - FlashAttention-4, arXiv 2603.05451 (2026): 16 exponentials per clock and SM on Blackwell.
 # - facebookexperimental/triton, pull request 1737 (2026). tlx_jfa at commit 2889aef of a public fork of ads_model_kernel_library, read 2026-11.
-# - NVIDIA, *PTX ISA*: setp, selp. `jfa/masks.py` and `jfa/kernels/common/band.py`: the formulas as the package has them.
+# - NVIDIA, *PTX ISA*: setp, selp.
+#   `jfa/masks.py` and `jfa/kernels/common/band.py`: the formulas as the package has them.
 #
 # Next: 07, GQA and broadcast-Q.

@@ -10,7 +10,8 @@
 # # 07 · GQA and broadcast-Q
 #
 # **Goals.** Pack the heads of a group into the rows of one tile, so that keys and values are read once. Share one query among all sequences, and read it where it lies. See why its gradient is the hard one, and compare three
-# ways to sum it: by how often an address is added to, by memory, by bits. Read the roof of attention pooling.
+# ways to sum it: by how often an address is added to, by memory, by bits.
+# Read the roof of attention pooling.
 #
 # **Time.** 60 minutes, and 260 for the exercises. **Needs.** Chapters 04 and 05 (the forward kernel; the five products of the backward). No GPU.
 
@@ -34,9 +35,13 @@ _ = torch.manual_seed(0)
 #
 # Attention has three tensors, and any of them may be shared.
 #
-# * **Grouped-query attention** (GQA): `H` query heads share `H_kv` key/value heads. A group of `G = H / H_kv` neighbours reads one key head. Keys are what a long history costs, so this makes them `G` times cheaper.
-# * **Broadcast-Q**: all *sequences* share one query. A few learned queries, called **seeds**, ask every user's history the same questions, and each history answers with as many rows. The Set Transformer calls it pooling by
-#   multihead attention (**PMA**). The text this course grew from names two users of it: the seed pooling of Meta's GEM, and Kunlun (arXiv 2602.10016), where dense queries read jagged keys.
+# * **Grouped-query attention** (GQA): `H` query heads share `H_kv` key/value heads.
+#   A group of `G = H / H_kv` neighbours reads one key head.
+#   Keys are what a long history costs, so this makes them `G` times cheaper.
+# * **Broadcast-Q**: all *sequences* share one query.
+#   A few learned queries, called **seeds**, ask every user's history the same questions, and each history answers with as many rows.
+#   The Set Transformer calls it pooling by multihead attention (**PMA**).
+#   The text this course grew from names two users of it: the seed pooling of Meta's GEM, and Kunlun (arXiv 2602.10016), where dense queries read jagged keys.
 #
 # In the picture: query heads by rows, what they read by columns.
 
@@ -70,15 +75,20 @@ plots.score_grids(
 # | `out` | `[total_q, H, D]` | `[B * Lq, H, D]`, or wherever `output_offset` says |
 # | who sums in the backward | dK, dV over the heads of a group | dQ over **all sequences** |
 #
-# Forward, what is shared is only read. Backward, the gradient of what is shared is a *sum over those who share it*:
+# Forward, what is shared is only read.
+# Backward, the gradient of what is shared is a *sum over those who share it*:
 #
 # $$ dK_c = \sum_{h \,\in\, \text{group } c} \; \text{scale} \cdot dS_h^{T} Q_h , \qquad dQ = \sum_{b=1}^{B} \; \text{scale} \cdot dS_b K_b . $$
 #
-# The first sum has `G` terms, and they meet in one tile. The second has `B` terms, thousands, from sequences that know nothing of each other. That is the whole difficulty of this chapter.
+# The first sum has `G` terms, and they meet in one tile.
+# The second has `B` terms, thousands, from sequences that know nothing of each other.
+# That is the whole difficulty of this chapter.
 #
 # ## Version 0: a launch for each head, or keys repeated
 #
-# The obvious way to do GQA is to make it ordinary: repeat each key head `G` times. The result is right, and everything that was saved is spent again. Count what the package's kernel loads, with keys repeated and with keys shared:
+# The obvious way to do GQA is to make it ordinary: repeat each key head `G` times.
+# The result is right, and everything that was saved is spent again.
+# Count what the package's kernel loads, with keys repeated and with keys shared:
 
 
 # %%
@@ -105,11 +115,16 @@ plots.panels(
 # %% [markdown]
 # ## Version 1: heads become rows
 #
-# How does a kernel read a key once for four heads? A tile is a block of *rows*, and each row has its own softmax. Nothing says that the rows must be positions. Put the heads of a group side by side:
+# How does a kernel read a key once for four heads?
+# A tile is a block of *rows*, and each row has its own softmax.
+# Nothing says that the rows must be positions.
+# Put the heads of a group side by side:
 #
 # $$ r \;\mapsto\; \text{position } r \,/\!/\, G, \quad \text{head } r \bmod G . $$
 #
-# A sequence of `n` positions has `n * G` packed rows. Everything between the load of Q and the store of O stays what it was. In memory the heads of a position are neighbours, so the tile is as contiguous as before.
+# A sequence of `n` positions has `n * G` packed rows.
+# Everything between the load of Q and the store of O stays what it was.
+# In memory the heads of a position are neighbours, so the tile is as contiguous as before.
 
 # %%
 nobody = plots.Segment(12, 4, "", None)
@@ -125,7 +140,10 @@ plots.segments(
 )
 
 # %% [markdown]
-# Two likely mistakes. `h % H_kv` instead of `h // G`: shapes agree, results do not. And a mask by position: the tile's rows end at `n * G`, not at `n`. With PyTorch the packing is two lines:
+# Two likely mistakes.
+# `h % H_kv` instead of `h // G`: shapes agree, results do not.
+# And a mask by position: the tile's rows end at `n * G`, not at `n`.
+# With PyTorch the packing is two lines:
 
 # %%
 n, G = 33, H // H_KV
@@ -138,13 +156,18 @@ right = reference.attention(q, k, v, offsets, offsets)[5:38]
 print("packed heads against the reference:", float((back - right).abs().max()))
 
 # %% [markdown]
-# A bonus for short queries. With one new token for each sequence (decoding), a tile of one row wastes a tensor core that wants 64. Eight heads in a group give it eight.
+# A bonus for short queries.
+# With one new token for each sequence (decoding), a tile of one row wastes a tensor core that wants 64.
+# Eight heads in a group give it eight.
 #
-# In the backward, the packed rows do the group's sum for nothing: `dS^T Q` contracts over rows, and the rows are the heads. The likely mistake there is to compute a dK for each query head and store them over each other.
+# In the backward, the packed rows do the group's sum for nothing: `dS^T Q` contracts over rows, and the rows are the heads.
+# The likely mistake there is to compute a dK for each query head and store them over each other.
 #
 # ## Version 2: broadcast-Q, read in place
 #
-# The lazy way makes `B` copies of the seeds and calls ordinary attention. The kernel does not need them: the query's address simply does not depend on `b`. What the copies cost, for 32 seeds of 4 heads with D = 128, in bf16:
+# The lazy way makes `B` copies of the seeds and calls ordinary attention.
+# The kernel does not need them: the query's address simply does not depend on `b`.
+# What the copies cost, for 32 seeds of 4 heads with D = 128, in bf16:
 
 # %%
 batches = [16, 64, 256, 1024, 4096]
@@ -176,8 +199,11 @@ print("pooled:", tuple(stacked.shape))
 print("the sketch's mean over the batch:", tuple(stacked.mean(0).shape))
 
 # %% [markdown]
-# Do not copy the last step. `(5, 4, 32)` is what pooling is for: four rows for each user. The mean over users, `(4, 32)`, has forgotten who was who. It is good for one thing, to show that the shape of the *query* came back, and
-# that is also the shape of its gradient. The package's op answers with `B * Lq` packed rows:
+# Do not copy the last step.
+# `(5, 4, 32)` is what pooling is for: four rows for each user.
+# The mean over users, `(4, 32)`, has forgotten who was who.
+# It is good for one thing, to show that the shape of the *query* came back, and that is also the shape of its gradient.
+# The package's op answers with `B * Lq` packed rows:
 
 # %%
 x = history[:, None]
@@ -190,7 +216,8 @@ print("the op:", tuple(op.shape), "| apart:", float((op.reshape(5, 4, 32) - stac
 # %% [markdown]
 # ## Version 3: the gradient of a shared query, contended
 #
-# Chapter 05's backward, for one head: `P` from the log-sum-exp, `dP = dO V^T`, `dS = P * (dP - delta)`. dK and dV of a key tile belong to that tile alone, and are stored. dQ belongs to everybody. The first idea is chapter 05's:
+# Chapter 05's backward, for one head: `P` from the log-sum-exp, `dP = dO V^T`, `dS = P * (dP - delta)`. dK and dV of a key tile belong to that tile alone, and are stored. dQ belongs to everybody.
+# The first idea is chapter 05's:
 # let everybody add.
 
 
@@ -272,7 +299,10 @@ def dq_by(way, **schedule):
 print("contended, error:", float((dq_by("atomic") - exact).abs().max()))
 
 # %% [markdown]
-# Right. Two things are wrong with it all the same. Each of the 256 addresses is added to 40 times, and on a GPU additions to one address are executed one after another. And nobody chooses their order:
+# Right.
+# Two things are wrong with it all the same.
+# Each of the 256 addresses is added to 40 times, and on a GPU additions to one address are executed one after another.
+# And nobody chooses their order:
 
 # %%
 orders = [dq_by("atomic", policy="random", seed=s) for s in range(12)]
@@ -285,15 +315,23 @@ print(f"partials:  {differ} of 11 other orders give other bits")
 # %% [markdown]
 # ## Version 4: one partial for each sequence
 #
-# Nobody shares an address. Sequence `b` stores its dQ as partial `b`, and a second pass adds the partials in the order of the sequences. That is the last branch of the kernel, and the second line of the output above:
-# the same bits under every order. The price is memory: `B` times the size of dQ, written and read again.
+# Nobody shares an address.
+# Sequence `b` stores its dQ as partial `b`, and a second pass adds the partials in the order of the sequences.
+# That is the last branch of the kernel, and the second line of the output above:
+# the same bits under every order.
+# The price is memory: `B` times the size of dQ, written and read again.
 #
 # ## Version 5: Q stays, the sequences pass by
 #
-# A partial for each *sequence* is more than is needed. A partial for each *worker* is enough. A persistent program (chapter 08) keeps Q and its dQ on the chip. Sequences pass by: it loads their keys, stores their dK and dV, and
-# adds to the dQ that it holds. At the end it leaves one partial. With 132 workers there are 132 of them, whatever `B` is.
+# A partial for each *sequence* is more than is needed.
+# A partial for each *worker* is enough.
+# A persistent program (chapter 08) keeps Q and its dQ on the chip.
+# Sequences pass by: it loads their keys, stores their dK and dV, and adds to the dQ that it holds.
+# At the end it leaves one partial.
+# With 132 workers there are 132 of them, whatever `B` is.
 #
-# This is the package's backward for shared queries, `jfa/kernels/portable/resident.py`; you write the dQ half in exercise 7.6. The three ways in numbers, for 64 and for 1,024 sequences of 1,000 keys, on 132 SMs with key tiles of 128:
+# This is the package's backward for shared queries, `jfa/kernels/portable/resident.py`; you write the dQ half in exercise 7.6.
+# The three ways in numbers, for 64 and for 1,024 sequences of 1,000 keys, on 132 SMs with key tiles of 128:
 
 
 # %%
@@ -316,7 +354,8 @@ plots.panels(
 )
 
 # %% [markdown]
-# And as a picture of the addresses. One line is one way; each box is a program that writes to the place below it.
+# And as a picture of the addresses.
+# One line is one way; each box is a program that writes to the place below it.
 
 # %%
 crowd = {
@@ -327,11 +366,14 @@ crowd = {
 plots.segments(crowd, title="12 sequences, 3 workers: who writes to which dQ", xlabel="sequence")
 
 # %% [markdown]
-# Nothing else in the backward is affected. dK and dV have private addresses. That is the answer to "why is dQ harder than dK and dV here": not the mathematics, the *ownership*.
+# Nothing else in the backward is affected. dK and dV have private addresses.
+# That is the answer to "why is dQ harder than dK and dV here": not the mathematics, the *ownership*.
 #
 # ## In which precision to add
 #
-# One more choice hides in the sum. bf16 has 8 bits of mantissa. Near 256 its neighbours are 2 apart, so adding 1 to 256 gives 256. A sum of many parts of one sign stops growing:
+# One more choice hides in the sum. bf16 has 8 bits of mantissa.
+# Near 256 its neighbours are 2 apart, so adding 1 to 256 gives 256.
+# A sum of many parts of one sign stops growing:
 
 # %%
 counts = [1, 4, 16, 64, 256, 1024]
@@ -351,12 +393,17 @@ plots.lines(
 )  # fmt: skip
 
 # %% [markdown]
-# At 256 parts the bf16 sum is off by 0.7 %, which a test may let through. At 1,024 it has lost half of its value. The public source knows it: `jfa2889` keeps dQ in fp32 exactly if `broadcast_q` is set, and in the query's dtype otherwise. (`jfa2889` is `tlx_jfa` at commit 2889aef of a public fork of
-# ads_model_kernel_library. Its backward also asserts `G == 1`, and its CPU path asserts that `broadcast_q` is off, so GQA gradients and PMA on a CPU are beyond it.)
+# At 256 parts the bf16 sum is off by 0.7 %, which a test may let through.
+# At 1,024 it has lost half of its value.
+# The public source knows it: `jfa2889` keeps dQ in fp32 exactly if `broadcast_q` is set, and in the query's dtype otherwise.
+# (`jfa2889` is `tlx_jfa` at commit 2889aef of a public fork of ads_model_kernel_library. Its backward also asserts `G == 1`, and its CPU path asserts that `broadcast_q` is off, so GQA gradients and PMA on a CPU are beyond it.)
 #
 # ## The roof
 #
-# How fast can pooling be? Seeds are few: 32 queries do 2 x 32 FLOPs with each number of K. Reading K and V from memory takes longer than the products. The recorded results on one H200, under its roofs, in TFLOP/s:
+# How fast can pooling be?
+# Seeds are few: 32 queries do 2 x 32 FLOPs with each number of K.
+# Reading K and V from memory takes longer than the products.
+# The recorded results on one H200, under its roofs, in TFLOP/s:
 
 # %%
 results = recorded.read_all()
@@ -367,8 +414,11 @@ recorded.roofline([r for r in results if r.on_gpu], "forward", names=names)
 recorded.roofline([r for r in results if r.on_gpu], "backward", names=names)
 
 # %% [markdown]
-# `pma32` stands on the slope: 117 TFLOP/s forward and 129 backward, near its roof. `pma128` has four times the work for each byte: 416 and 473. FlashAttention 4, given `B` copies of the query, reached 47 and 49, and 204 and 166 (all on
-# one H200, 2026-11-29, `jfa/bench/results`). The gap is not a better product. It is Q read once, and dQ summed once.
+# `pma32` stands on the slope: 117 TFLOP/s forward and 129 backward, near its roof.
+# `pma128` has four times the work for each byte: 416 and 473.
+# FlashAttention 4, given `B` copies of the query, reached 47 and 49, and 204 and 166 (all on one H200, 2026-11-29, `jfa/bench/results`).
+# The gap is not a better product.
+# It is Q read once, and dQ summed once.
 #
 # ## Exercises
 #
@@ -387,12 +437,15 @@ recorded.roofline([r for r in results if r.on_gpu], "backward", names=names)
 #
 # <details><summary>What is broadcast-Q, and why is dQ harder than dK and dV there?</summary>
 #
-# One dense query for all jagged sequences. Forward it is only read. Backward its gradient is a sum over all sequences, so all of them want to add to the same few addresses; dK and dV of a sequence have an owner.
+# One dense query for all jagged sequences.
+# Forward it is only read.
+# Backward its gradient is a sum over all sequences, so all of them want to add to the same few addresses; dK and dV of a sequence have an owner.
 # </details>
 #
 # <details><summary>H = 12, H_kv = 3. Which key head does query head 7 read? Which packed row is position 5, head 7?</summary>
 #
-# G = 4, so key head 7 // 4 = 1. Inside the group it is head 3: row 5 * 4 + 3 = 23.
+# G = 4, so key head 7 // 4 = 1.
+# Inside the group it is head 3: row 5 * 4 + 3 = 23.
 # </details>
 #
 # <details><summary>Where does GQA's backward sum over the group, if heads are packed into rows?</summary>
@@ -407,18 +460,24 @@ recorded.roofline([r for r in results if r.on_gpu], "backward", names=names)
 #
 # <details><summary>The loss is a mean over users. Does dQ become a mean over sequences?</summary>
 #
-# Its 1/B is in dO already. The backward sums. Who divides again trains the seeds B times too slowly.
+# Its 1/B is in dO already.
+# The backward sums.
+# Who divides again trains the seeds B times too slowly.
 # </details>
 #
 # ## Try this
 #
 # * Try it with GQA *and* packing: give `jagged_flash_attention` 8 query heads and 2 key heads on jagged lengths, and compare the gradients of K with those of repeated keys, summed over the group.
 # * Use `output_offset` to let the pooled rows stand before each user's history in one packed tensor.
-# * In `dq_by("partial")`, add the partials in reversed order. Are the bits the same? Is the result any worse?
+# * In `dq_by("partial")`, add the partials in reversed order.
+#   Are the bits the same?
+#   Is the result any worse?
 #
 # ## Pitfalls
 #
-# **An epilogue that assumes its address is its own.** Take the working kernel and replace the atomic add by load, add, store. On one sequence it is right. The emulator says what happens on forty:
+# **An epilogue that assumes its address is its own.** Take the working kernel and replace the atomic add by load, add, store.
+# On one sequence it is right.
+# The emulator says what happens on forty:
 
 # %%
 run = emulator.run(
@@ -428,9 +487,11 @@ run = emulator.run(
 print(str(run.findings[0]).split("\n")[0])
 
 # %% [markdown]
-# Every kernel that was written for queries with an owner has such an epilogue. It is the last place where one looks.
+# Every kernel that was written for queries with an owner has such an epilogue.
+# It is the last place where one looks.
 #
-# **h % H_kv.** Both maps give every key head the same number of readers, so nothing looks odd. How far off is it?
+# **h % H_kv.** Both maps give every key head the same number of readers, so nothing looks odd.
+# How far off is it?
 
 # %%
 n = max(LENGTHS)
@@ -443,20 +504,30 @@ off = [float((right[:, h] - wrong[:, h]).abs().max()) for h in range(H)]
 print("largest error by head:", [round(e, 2) for e in off])
 
 # %% [markdown]
-# **The mean over the batch**: the sketch above. **B copies of Q**: the memory figure. **A bf16 sum**: the precision figure. **delta or lse taken from the shared query's row**: exercise 7.6 has both among its known mistakes.
+# **The mean over the batch**: the sketch above.
+# **B copies of Q**: the memory figure.
+# **A bf16 sum**: the precision figure. **delta or lse taken from the shared query's row**: exercise 7.6 has both among its known mistakes.
 #
 # ## What differs on a GPU
 #
-# * Atomics to one address are executed one after the other in L2. Here they only count.
-# * A worker keeps Q, dQ and one key tile on the chip: registers and shared memory limit `Lq * G` to 128 packed rows in the package's resident form. Longer seeds take a pass of their own for dQ.
-# * Blackwell's tensor core wants 128 rows. 32 seeds fill a quarter of it. That costs nothing, since memory is the limit.
+# * Atomics to one address are executed one after the other in L2.
+#   Here they only count.
+# * A worker keeps Q, dQ and one key tile on the chip: registers and shared memory limit `Lq * G` to 128 packed rows in the package's resident form.
+#   Longer seeds take a pass of their own for dQ.
+# * Blackwell's tensor core wants 128 rows.
+#   32 seeds fill a quarter of it.
+#   That costs nothing, since memory is the limit.
 #
 # ## Verified here, and not
 #
-# The kernels above ran on the emulator when this notebook ran, dQ was compared with fp64 autograd. The TFLOP/s were measured on one H200 and read from the recorded files. Nothing was timed here.
+# The kernels above ran on the emulator when this notebook ran, dQ was compared with fp64 autograd.
+# The TFLOP/s were measured on one H200 and read from the recorded files.
+# Nothing was timed here.
 #
 # ## Sources
 #
-# * Ainslie et al., *GQA*, arXiv 2305.13245. Lee et al., *Set Transformer*, arXiv 1810.00825 (2019): PMA.
+# * Ainslie et al., *GQA*, arXiv 2305.13245.
+#   Lee et al., *Set Transformer*, arXiv 1810.00825 (2019): PMA.
 # * The original text of this course (May 2026): GEM's seed pooling, Kunlun (arXiv 2602.10016), the sketch.
-# * `tlx_jfa` at 2889aef, read in 2026. `jfa/bench/results/h200-2026-11-29-*.json`.
+# * `tlx_jfa` at 2889aef, read in 2026.
+#   `jfa/bench/results/h200-2026-11-29-*.json`.

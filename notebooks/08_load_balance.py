@@ -10,7 +10,9 @@
 # # 08 · Load balance
 #
 # **Goals.** Say what decides when a launch ends. Deal tiles to workers four ways, and know what each way looks at: round robin, zigzag, longest first, a queue. Know the bound that no way of dealing
-# beats, and the one thing that beats it. Make the list of tiles on the device without asking the host. See the same rules at work between four GPUs.
+# beats, and the one thing that beats it.
+# Make the list of tiles on the device without asking the host.
+# See the same rules at work between four GPUs.
 #
 # **Time.** 60 minutes, and 135 for the exercises. **Needs.** Chapter 04 (tiles, tile lists). No GPU.
 
@@ -39,11 +41,17 @@ from jfa.schedule import split_decision, split_tiles, zigzag
 # %% [markdown]
 # ## The mental model: the slowest worker decides
 #
-# A GPU is a row of workers. An H200 has 132 streaming multiprocessors (**SMs**), a B200 has 148. Each tile of chapter 04 is a parcel of work, and one SM carries it out from beginning to end. The launch is
-# over when the *last* SM is done. What the others do while they wait for it is nothing.
+# A GPU is a row of workers.
+# An H200 has 132 streaming multiprocessors (**SMs**), a B200 has 148.
+# Each tile of chapter 04 is a parcel of work, and one SM carries it out from beginning to end.
+# The launch is over when the *last* SM is done.
+# What the others do while they wait for it is nothing.
 #
-# So the mean load does not matter by itself. The largest one does. Here is one batch of 48 tiles on 8 workers, dealt in three ways. It is the example of the text this course grew from. A box is a tile; its length
-# is its cost.
+# So the mean load does not matter by itself.
+# The largest one does.
+# Here is one batch of 48 tiles on 8 workers, dealt in three ways.
+# It is the example of the text this course grew from.
+# A box is a tile; its length is its cost.
 
 # %%
 costs = np.random.default_rng(1).integers(32, 512, size=48)
@@ -56,7 +64,9 @@ dealt = {
 plots.worker_loads(dealt, costs)
 
 # %% [markdown]
-# All three do the same work: 12,556, or 1,569.5 for each worker. Round robin ends at 1,937. Zigzag ends at 1,604, longest first at 1,577.
+# All three do the same work: 12,556, or 1,569.5 for each worker.
+# Round robin ends at 1,937.
+# Zigzag ends at 1,604, longest first at 1,577.
 #
 # Some words, used from here on:
 #
@@ -72,18 +82,25 @@ plots.worker_loads(dealt, costs)
 #
 # ## The math: two lower bounds
 #
-# Let tile $t$ cost $c_t$, let there be $W$ workers. Whatever the schedule, some worker has at least the mean load, and some worker has the largest tile:
+# Let tile $t$ cost $c_t$, let there be $W$ workers.
+# Whatever the schedule, some worker has at least the mean load, and some worker has the largest tile:
 #
 # $$ \text{makespan} \;\ge\; \max\Big( \max_t c_t,\; \frac{1}{W} \sum_t c_t \Big) . $$
 #
-# Two numbers, known before anything is dealt. The second is a matter of dealing well. The first is not a matter of dealing at all. Keep them apart: most of this chapter is about the second, and the end of it about
-# the first.
+# Two numbers, known before anything is dealt.
+# The second is a matter of dealing well.
+# The first is not a matter of dealing at all.
+# Keep them apart: most of this chapter is about the second, and the end of it about the first.
 #
 # ## What does a tile cost?
 #
-# A query tile walks over blocks of keys. Its cost is the number of blocks it visits. That is known from the lengths and the mask, before any attention is computed. Three likely mistakes:
+# A query tile walks over blocks of keys.
+# Its cost is the number of blocks it visits.
+# That is known from the lengths and the mask, before any attention is computed.
+# Three likely mistakes:
 #
-# * *The number of its query rows.* A tile with one row runs the same loop as a full one. Empty rows are computed, too.
+# * *The number of its query rows.* A tile with one row runs the same loop as a full one.
+#   Empty rows are computed, too.
 # * *The number of pairs that count.* A block that is half masked away takes as long as a full one.
 # * *One cost for the whole sequence.* Under a causal mask the last tile of a sequence sees all keys, and the first sees one block.
 
@@ -107,19 +124,26 @@ plots.panels(
 )
 
 # %% [markdown]
-# Without a mask the tiles of a sequence cost the same. With a causal mask they are a staircase.
+# Without a mask the tiles of a sequence cost the same.
+# With a causal mask they are a staircase.
 #
 # ## Version 0: the order of the grid
 #
-# The simplest launch has one program for each tile, in the order in which the sequences lie in memory. The hardware starts as many programs as fit. When one ends, it starts the next. That is a queue already, and it
-# costs nothing. What it lacks is an order: a long tile that comes last starts last, and everybody waits for it.
+# The simplest launch has one program for each tile, in the order in which the sequences lie in memory.
+# The hardware starts as many programs as fit.
+# When one ends, it starts the next.
+# That is a queue already, and it costs nothing.
+# What it lacks is an order: a long tile that comes last starts last, and everybody waits for it.
 #
-# A **persistent** kernel takes that queue out of the hardware's hands. It starts one program for each SM and lets it loop, which saves starting costs and lets loads of the next tile begin early (chapter 13). Now
-# somebody must say which tiles a program takes.
+# A **persistent** kernel takes that queue out of the hardware's hands.
+# It starts one program for each SM and lets it loop, which saves starting costs and lets loads of the next tile begin early (chapter 13).
+# Now somebody must say which tiles a program takes.
 #
 # ## Version 1: sorted, round robin
 #
-# The obvious rule: program $w$ takes the tiles $w, w + W, w + 2W, \dots$ Sorting by cost first seems to help. It helps less than one hopes. Look at who gets the larger one in *each* round: always worker 0.
+# The obvious rule: program $w$ takes the tiles $w, w + W, w + 2W, \dots$ Sorting by cost first seems to help.
+# It helps less than one hopes.
+# Look at who gets the larger one in *each* round: always worker 0.
 
 # %%
 in_order = np.sort(costs)[::-1]
@@ -142,7 +166,8 @@ plots.panels(
 # %% [markdown]
 # ## Version 2: zigzag
 #
-# Deal like somebody who wants to be fair with a sorted pack: first round from left to right, second round from right to left, and so on. Who got the largest of one round gets the smallest of the next.
+# Deal like somebody who wants to be fair with a sorted pack: first round from left to right, second round from right to left, and so on.
+# Who got the largest of one round gets the smallest of the next.
 
 
 # %%
@@ -162,8 +187,9 @@ plots.segments(
 )
 
 # %% [markdown]
-# The whole rule is arithmetic on the round and the worker's number. So a persistent kernel needs no list of lists: it computes its next place. `jfa.schedule.zigzag_slot` is the formula on the host, `zigzag_unit` the
-# same in a kernel; you write it yourself in exercise 8.1.
+# The whole rule is arithmetic on the round and the worker's number.
+# So a persistent kernel needs no list of lists: it computes its next place.
+# `jfa.schedule.zigzag_slot` is the formula on the host, `zigzag_unit` the same in a kernel; you write it yourself in exercise 8.1.
 #
 # The eight loads of the 48 tiles, for comparison with the original text, which has the same ones:
 
@@ -174,8 +200,11 @@ before, after = (results[n].makespan for n in ("unsorted, round robin", "sorted,
 print(f"the launch ends {100 * (1 - after / before):.0f} % earlier")
 
 # %% [markdown]
-# **A claim, and what it is measured against.** The original text says that zigzag alone is worth about 20 % of the forward (claimed, May 2026). In this model it is 17 % on these 48 tiles, *against round robin in an
-# unsorted order*. A reader may take it for 20 % against an ordinary launch. Against version 0, the hardware's own queue, it depends on the lengths. Here are the bench shapes of this project on an H200's 132 SMs:
+# **A claim, and what it is measured against.** The original text says that zigzag alone is worth about 20 % of the forward (claimed, May 2026).
+# In this model it is 17 % on these 48 tiles, *against round robin in an unsorted order*.
+# A reader may take it for 20 % against an ordinary launch.
+# Against version 0, the hardware's own queue, it depends on the lengths.
+# Here are the bench shapes of this project on an H200's 132 SMs:
 
 
 # %%
@@ -212,20 +241,28 @@ plots.panels(
 # %% [markdown]
 # Read it by rows.
 #
-# * `self`, `self-causal`: zigzag is nearly even. Against the plain grid it wins 0 to 5 %, against round robin 12 to 23 %. On `cross` it wins 11 % and 35 %.
-# * `pma32`, `pma128` (attention pooling, chapter 07): zigzag *loses* to the plain grid. Their lengths have a heavy tail, so the sorted list falls steeply at its head. Zigzag deals equal *numbers* of tiles. No
-#   second tile is small enough to make up for the first.
+# * `self`, `self-causal`: zigzag is nearly even.
+#   Against the plain grid it wins 0 to 5 %, against round robin 12 to 23 %.
+#   On `cross` it wins 11 % and 35 %.
+# * `pma32`, `pma128` (attention pooling, chapter 07): zigzag *loses* to the plain grid.
+#   Their lengths have a heavy tail, so the sorted list falls steeply at its head.
+#   Zigzag deals equal *numbers* of tiles.
+#   No second tile is small enough to make up for the first.
 # * Longest first is even everywhere.
 #
 # ## Version 3: longest first
 #
-# Go through the sorted list and give each tile to the worker with the least load so far. This is Graham's LPT rule (1969): its makespan is at most 4/3 of the best possible one, in practice within a few per mille. It
-# needs the running loads of all workers while it deals. On the host that is a heap. In a kernel nobody has it, and that is the reason why kernels use zigzag.
+# Go through the sorted list and give each tile to the worker with the least load so far.
+# This is Graham's LPT rule (1969): its makespan is at most 4/3 of the best possible one, in practice within a few per mille.
+# It needs the running loads of all workers while it deals.
+# On the host that is a heap.
+# In a kernel nobody has it, and that is the reason why kernels use zigzag.
 #
 # ## Version 4: a queue
 #
-# There is a way to get longest first without computing anything. Sort the list, and let whoever is free take the next tile. As long as costs are exact the two are the same: the free worker *is* the one with the
-# least load.
+# There is a way to get longest first without computing anything.
+# Sort the list, and let whoever is free take the next tile.
+# As long as costs are exact the two are the same: the free worker *is* the one with the least load.
 
 # %%
 queue = simulate_queue(in_order, 8)
@@ -233,8 +270,10 @@ print("longest first ends at", results["sorted, longest first"].makespan)
 print("the sorted queue ends at", queue.makespan)
 
 # %% [markdown]
-# And where costs are not exact, the queue goes on being right. Clocks differ, a cache misses, another kernel shares the SM. A static schedule keeps its lists, whatever happens. Let every tile take up to `j` more or
-# less than planned:
+# And where costs are not exact, the queue goes on being right.
+# Clocks differ, a cache misses, another kernel shares the SM.
+# A static schedule keeps its lists, whatever happens.
+# Let every tile take up to `j` more or less than planned:
 
 
 # %%
@@ -264,11 +303,18 @@ plots.bands(
 # %% [markdown]
 # ### The queue in hardware: CLC
 #
-# On Hopper a queue is a counter in memory and one atomic add for each tile. On Blackwell the launch hardware offers its own: **cluster launch control** (CLC). The grid has one program (CTA) for each tile. As many as
-# fit begin. A program that is nearly done asks the hardware to *cancel* a program that has not begun, and does its tile instead. People say that it steals the tile. The answer is the number of the stolen program,
-# or -1: none is left.
+# On Hopper a queue is a counter in memory and one atomic add for each tile.
+# On Blackwell the launch hardware offers its own: **cluster launch control** (CLC).
+# The grid has one program (CTA) for each tile.
+# As many as fit begin.
+# A program that is nearly done asks the hardware to *cancel* a program that has not begun, and does its tile instead.
+# People say that it steals the tile.
+# The answer is the number of the stolen program, or -1: none is left.
 #
-# The handshake, in lanes. Each worker begins with its own tile. It asks once for each tile it runs. It is told -1 exactly once, and then it stops.
+# The handshake, in lanes.
+# Each worker begins with its own tile.
+# It asks once for each tile it runs.
+# It is told -1 exactly once, and then it stops.
 
 # %%
 lane_costs = [9, 4, 6, 5, 3, 4, 2, 3, 2, 2]
@@ -288,11 +334,15 @@ plots.segments(
 )
 
 # %% [markdown]
-# Chapter 13 writes this with TLX: `clc_create_context`, `clc_producer`, `clc_consumer`. Here we keep the three rules that a kernel must obey. The first tile is the program's own, it is not asked for. After a -1 that
-# program asks no more; what the hardware would answer is undefined. And whoever wants to steal must leave something to be stolen: a grid of one program for each SM has nothing pending.
+# Chapter 13 writes this with TLX: `clc_create_context`, `clc_producer`, `clc_consumer`.
+# Here we keep the three rules that a kernel must obey.
+# The first tile is the program's own, it is not asked for.
+# After a -1 that program asks no more; what the hardware would answer is undefined.
+# And whoever wants to steal must leave something to be stolen: a grid of one program for each SM has nothing pending.
 #
-# **A queue that runs ahead is no queue.** It is tempting to fetch the next few tiles early, to hide the time of the answer. But fetched is dealt. Let each worker draw its next tiles *before* it runs the current
-# one:
+# **A queue that runs ahead is no queue.** It is tempting to fetch the next few tiles early, to hide the time of the answer.
+# But fetched is dealt.
+# Let each worker draw its next tiles *before* it runs the current one:
 
 
 # %%
@@ -327,13 +377,18 @@ plots.bars(
 )
 
 # %% [markdown]
-# One tile in advance costs 12 %, eight of them nearly undo the queue. This happened here. The notes of this project's Hopper kernel ([docs/hopper-notes.md](../docs/hopper-notes.md), versions 4 and 5) predicted that a scheduler four tiles ahead would help. Measured on an H200 it made
-# pma128 slower, 0.198 ms instead of 0.154 ms. The longest sequences had been dealt out before anybody had finished one.
+# One tile in advance costs 12 %, eight of them nearly undo the queue.
+# This happened here.
+# The notes of this project's Hopper kernel ([docs/hopper-notes.md](../docs/hopper-notes.md), versions 4 and 5) predicted that a scheduler four tiles ahead would help.
+# Measured on an H200 it made pma128 slower, 0.198 ms instead of 0.154 ms.
+# The longest sequences had been dealt out before anybody had finished one.
 #
 # ## Version 5: the mega-tile, and what helps
 #
-# Back to the first bound. Draw lengths with a Pareto tail: the chance of a length above $x$ falls as $x^{-\alpha}$. Small $\alpha$ means a heavy tail: a few enormous users among many small ones. Where the largest tile costs
-# more than the mean load, everything waits for that one tile.
+# Back to the first bound.
+# Draw lengths with a Pareto tail: the chance of a length above $x$ falls as $x^{-\alpha}$.
+# Small $\alpha$ means a heavy tail: a few enormous users among many small ones.
+# Where the largest tile costs more than the mean load, everything waits for that one tile.
 
 # %%
 alphas = [0.8, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0]
@@ -358,7 +413,9 @@ plots.bands(
 )
 
 # %% [markdown]
-# On the left every rule looks good: all are close to the bound. That is no success. Look at what the bound is there:
+# On the left every rule looks good: all are close to the bound.
+# That is no success.
+# Look at what the bound is there:
 
 # %%
 plots.bands(
@@ -372,11 +429,15 @@ plots.bands(
 )
 
 # %% [markdown]
-# At $\alpha = 0.8$ one tile takes about ten mean loads. The other 31 workers idle, whatever the rule. **The original text is wrong here:** it asks when a single mega-tile is hopeless for a static schedule, and says that this is CLC's job.
-# CLC moves whole tiles. No order of whole tiles ends before the largest of them does, and stealing is an order.
+# At $\alpha = 0.8$ one tile takes about ten mean loads.
+# The other 31 workers idle, whatever the rule.
+# **The original text is wrong here:** it asks when a single mega-tile is hopeless for a static schedule, and says that this is CLC's job.
+# CLC moves whole tiles.
+# No order of whole tiles ends before the largest of them does, and stealing is an order.
 #
-# What helps is to cut the tile: along its *keys*. Chapter 02 showed that partial results over disjoint keys merge exactly, by their log-sum-exps. So a mega-tile becomes several parts that run side by side, each of
-# which leaves an output and an LSE, and one cheap pass merges them.
+# What helps is to cut the tile: along its *keys*.
+# Chapter 02 showed that partial results over disjoint keys merge exactly, by their log-sum-exps.
+# So a mega-tile becomes several parts that run side by side, each of which leaves an output and an LSE, and one cheap pass merges them.
 
 # %%
 mega = np.array([400] + [10] * 32)
@@ -389,8 +450,12 @@ plots.worker_loads({"whole tiles, longest first": longest_first(mega, 8)}, mega)
 plots.worker_loads({"the largest cut into parts": longest_first(parts, 8)}, parts)
 
 # %% [markdown]
-# Longest first on whole tiles ends at 400, with the mean load at 90. Cut, it ends near the mean. The cost is not nothing: each part writes a partial output (`D` numbers per row, and the LSE), and the merge reads them
-# again. So cut only what is longer than the mean load, and not into crumbs. `split_tiles` does it on the device. That the merge is exact, on one query tile whose 1,000 keys are cut in three:
+# Longest first on whole tiles ends at 400, with the mean load at 90.
+# Cut, it ends near the mean.
+# The cost is not nothing: each part writes a partial output (`D` numbers per row, and the LSE), and the merge reads them again.
+# So cut only what is longer than the mean load, and not into crumbs.
+# `split_tiles` does it on the device.
+# That the merge is exact, on one query tile whose 1,000 keys are cut in three:
 
 # %%
 _ = torch.manual_seed(3)
@@ -417,20 +482,35 @@ print("part     :", cut.part[:n].tolist())
 print("blocks   :", list(zip(cut.begin[:n].tolist(), cut.end[:n].tolist())))
 
 # %% [markdown]
-# Heads matter, too. With 16 heads there are 16 mega-tiles, and they fill 16 SMs. The largest tile stays what it was; the mean load grows with the number of heads. Exercise 8.3 asks how often a mega-tile still decides.
+# Heads matter, too.
+# With 16 heads there are 16 mega-tiles, and they fill 16 SMs.
+# The largest tile stays what it was; the mean load grows with the number of heads.
+# Exercise 8.3 asks how often a mega-tile still decides.
 #
 # ## Version 6: the list, made on the device
 #
-# Where does the sorted list come from? Chapter 04 made it on the host, with `.tolist()`. On a GPU that line waits until everything launched before has finished, then copies, then sorts in Python, while the GPU idles.
+# Where does the sorted list come from?
+# Chapter 04 made it on the host, with `.tolist()`.
+# On a GPU that line waits until everything launched before has finished, then copies, then sorts in Python, while the GPU idles.
 #
-# Made on the device, the list has one difficulty: nobody on the host knows how long it will be. So it gets a **capacity** from shapes alone, and a count in a tensor. Slots past the count hold -1.
+# Made on the device, the list has one difficulty: nobody on the host knows how long it will be.
+# So it gets a **capacity** from shapes alone, and a count in a tensor.
+# Slots past the count hold -1.
 #
 # $$ \sum_b \Big\lceil \frac{n_b}{M} \Big\rceil \;\le\; \Big\lceil \frac{\text{total}}{M} \Big\rceil + B . $$
 #
-# The left side needs the lengths. The right side needs `q.shape[0]` and `len(offsets)`, which the host knows. The likely mistake is to drop the `+ B`: each sequence may have one tile that is not full.
+# The left side needs the lengths.
+# The right side needs `q.shape[0]` and `len(offsets)`, which the host knows.
+# The likely mistake is to drop the `+ B`: each sequence may have one tile that is not full.
 #
-# Then it is bookkeeping with tensor operations. How many tiles has each sequence? Their running sum says where each sequence's tiles begin in the list. Slot $i$ belongs to the first sequence whose running sum is
-# above $i$: a search in a sorted tensor. The row follows by subtraction, the cost from the row. A stable sort, and done. No step asks the host for a number. Exercise 8.2 writes it.
+# Then it is bookkeeping with tensor operations.
+# How many tiles has each sequence?
+# Their running sum says where each sequence's tiles begin in the list.
+# Slot $i$ belongs to the first sequence whose running sum is above $i$: a search in a sorted tensor.
+# The row follows by subtraction, the cost from the row.
+# A stable sort, and done.
+# No step asks the host for a number.
+# Exercise 8.2 writes it.
 
 # %%
 tiles = query_tiles(offsets, offsets, 128, 128, total_q=sum(LENGTHS), band=Band.make(True))
@@ -451,7 +531,9 @@ for name in ("seq", "row", "cost"):
 #
 # ### The kernel that deals itself its tiles
 #
-# A persistent kernel on the emulator. It reads the count from the device and computes its places. Each program notes what it ran:
+# A persistent kernel on the emulator.
+# It reads the count from the device and computes its places.
+# Each program notes what it ran:
 
 
 # %%
@@ -479,8 +561,10 @@ print("loads            :", load.tolist())
 # %% [markdown]
 # ### Empty tiles
 #
-# What a list saves becomes clear beside the grid that needs none: `max_len / block` tiles for each sequence, most of which find that they are past their sequence's end and return. A static worker takes them in turn. CLC
-# steals them one by one, each with its own question and answer. So a list of valid tiles comes first and CLC second: stealing empty tiles efficiently gains nothing.
+# What a list saves becomes clear beside the grid that needs none: `max_len / block` tiles for each sequence, most of which find that they are past their sequence's end and return.
+# A static worker takes them in turn.
+# CLC steals them one by one, each with its own question and answer.
+# So a list of valid tiles comes first and CLC second: stealing empty tiles efficiently gains nothing.
 
 # %%
 shown = ["self", "cross", "pma128"]
@@ -502,13 +586,16 @@ plots.panels(
 )
 
 # %% [markdown]
-# The last panel belongs to the backward of chapter 15: two CTAs work on a *pair* of key tiles, so a sequence with an odd number gets one empty companion. People call it a **sentinel**. It is a small waste for long
-# sequences and a large one for short ones: exercise 8.6.
+# The last panel belongs to the backward of chapter 15: two CTAs work on a *pair* of key tiles, so a sequence with an odd number gets one empty companion.
+# People call it a **sentinel**.
+# It is a small waste for long sequences and a large one for short ones: exercise 8.6.
 #
 # ### What a list costs
 #
-# The package's lists are made by a kernel in which every sequence looks at the lengths of all others, to find its place in the order. That is B x B comparisons. For a thousand sequences it is nothing. For ten thousand
-# it is worth a look:
+# The package's lists are made by a kernel in which every sequence looks at the lengths of all others, to find its place in the order.
+# That is B x B comparisons.
+# For a thousand sequences it is nothing.
+# For ten thousand it is worth a look:
 
 # %%
 batches = [32, 64, 128, 256]
@@ -533,17 +620,21 @@ plots.lines(
 )
 
 # %% [markdown]
-# One line has slope 2, the other slope 1. This is not a theory: FlashAttention's varlen scheduler looked through all batches in each CTA, and at 8,192 sequences of 34 tokens it was 73 times slower than padding (pull request
-# 2520). A list of metadata made beforehand repaired it (2559). The bench shape `tiny-8192` is that case. Measured with our portable kernel on an H200 (2026-11-30, docs/portable-notes.md): the lists are 5 % of the call at
-# 8,192 sequences, and 18 % at twice as many.
+# One line has slope 2, the other slope 1.
+# This is not a theory: FlashAttention's varlen scheduler looked through all batches in each CTA, and at 8,192 sequences of 34 tokens it was 73 times slower than padding (pull request 2520).
+# A list of metadata made beforehand repaired it (2559).
+# The bench shape `tiny-8192` is that case.
+# Measured with our portable kernel on an H200 (2026-11-30, docs/portable-notes.md): the lists are 5 % of the call at 8,192 sequences, and 18 % at twice as many.
 #
 # ## The same between GPUs
 #
-# Data-parallel training deals *sequences* to **ranks** (processes, one GPU each). A step ends when the slowest rank does, so it is the same problem again, with two things new. First, there are two costs at once: the
-# linear layers cost tokens, attention costs pairs. Second, the gradients must be added up with the right weights.
+# Data-parallel training deals *sequences* to **ranks** (processes, one GPU each).
+# A step ends when the slowest rank does, so it is the same problem again, with two things new.
+# First, there are two costs at once: the linear layers cost tokens, attention costs pairs.
+# Second, the gradients must be added up with the right weights.
 #
-# [examples/balance_ranks.py](../examples/balance_ranks.py) runs four processes, with `torch.distributed` over gloo (its backend for CPUs). Predict before you run it: zigzag by tokens and zigzag by pairs, which is better for
-# attention?
+# [examples/balance_ranks.py](../examples/balance_ranks.py) runs four processes, with `torch.distributed` over gloo (its backend for CPUs).
+# Predict before you run it: zigzag by tokens and zigzag by pairs, which is better for attention?
 
 # %%
 example = Path(jfa.__file__).resolve().parents[1] / "examples" / "balance_ranks.py"
@@ -567,9 +658,12 @@ plots.panels(
 )
 
 # %% [markdown]
-# * There is only one zigzag: it looks at the *order*, and sequences sorted by tokens are sorted by pairs. Longest first looks at sizes, so there are two of it, and each is even in its own measure only.
-# * **The likely mistake is in the last panel.** Each rank computes a mean loss over its own tokens, and the gradients are averaged. With equal token counts that is right. With jagged shares a token on a rank with few of
-#   them weighs more. Add sums, and divide by the tokens of all ranks.
+# * There is only one zigzag: it looks at the *order*, and sequences sorted by tokens are sorted by pairs.
+#   Longest first looks at sizes, so there are two of it, and each is even in its own measure only.
+# * **The likely mistake is in the last panel.** Each rank computes a mean loss over its own tokens, and the gradients are averaged.
+#   With equal token counts that is right.
+#   With jagged shares a token on a rank with few of them weighs more.
+#   Add sums, and divide by the tokens of all ranks.
 #
 # ## Who uses which policy
 #
@@ -580,12 +674,15 @@ plots.panels(
 # | this project, Blackwell | CLC over a sorted list; zigzag without CLC | CLC; zigzag, or round robin for shared queries; always static with `deterministic` |
 # | this project, Hopper | an atomic counter over a sorted list; zigzag with `deterministic` | sorted lists |
 #
-# (`jfa2889` is `tlx_jfa` at commit 2889aef of a public fork of facebookresearch's ads_model_kernel_library.) The text and the source disagree, and the source makes sense: with a queue the order within a round
-# does not matter. What CLC adds to a static list is robustness against what cannot be planned. On a balanced problem that is little: 0.53 % on one MXFP8 shape (Triton fork, pull request 2799). FlashAttention 4 keeps
-# CLC off for varlen attention with as many key heads as query heads. Others prune: sycl-tla dropped 29 thousand empty groups from a grouped GEMM (516). cuDNN offers an order that is longest first *and* keeps tiles
-# that share keys together in L2 (cudnn-frontend 585).
+# (`jfa2889` is `tlx_jfa` at commit 2889aef of a public fork of facebookresearch's ads_model_kernel_library.)
+# The text and the source disagree, and the source makes sense: with a queue the order within a round does not matter.
+# What CLC adds to a static list is robustness against what cannot be planned.
+# On a balanced problem that is little: 0.53 % on one MXFP8 shape (Triton fork, pull request 2799).
+# FlashAttention 4 keeps CLC off for varlen attention with as many key heads as query heads.
+# Others prune: sycl-tla dropped 29 thousand empty groups from a grouped GEMM (516). cuDNN offers an order that is longest first *and* keeps tiles that share keys together in L2 (cudnn-frontend 585).
 #
-# Deterministic results and stealing exclude each other where *order of addition* matters: in a backward that adds dQ in memory. A forward tile is computed alike by whoever runs it.
+# Deterministic results and stealing exclude each other where *order of addition* matters: in a backward that adds dQ in memory.
+# A forward tile is computed alike by whoever runs it.
 #
 # ## Exercises
 #
@@ -604,36 +701,46 @@ plots.panels(
 #
 # <details><summary>Eight workers, tiles of cost 100, 10, 10, ... (81 tiles in all). What is the bound? Which rule reaches it?</summary>
 #
-# Sum 900, mean 112.5, largest 100: the bound is 112.5, and with whole tiles of 10 the best is 120. Longest first reaches it: one worker gets 100 and 10 or 20, the others eleven or so of the small ones.
+# Sum 900, mean 112.5, largest 100: the bound is 112.5, and with whole tiles of 10 the best is 120.
+# Longest first reaches it: one worker gets 100 and 10 or 20, the others eleven or so of the small ones.
 # </details>
 #
 # <details><summary>Why does sorted round robin not balance?</summary>
 #
-# In every round worker 0 gets the largest and the last worker the smallest. The differences add up instead of cancelling.
+# In every round worker 0 gets the largest and the last worker the smallest.
+# The differences add up instead of cancelling.
 # </details>
 #
 # <details><summary>Which static policy do forward and backward use, and what does CLC add?</summary>
 #
-# See the table: zigzag over a sorted list where tiles differ; round robin where they cost the same (shared queries in the backward). CLC adds what no plan has: it reacts to times as they are. It does not cut tiles.
+# See the table: zigzag over a sorted list where tiles differ; round robin where they cost the same (shared queries in the backward).
+# CLC adds what no plan has: it reacts to times as they are.
+# It does not cut tiles.
 # </details>
 #
 # <details><summary>A colleague sets the grid to the number of SMs and turns CLC on. What happens?</summary>
 #
-# Every program runs its own tile, asks, and is told -1: all programs have begun, none is pending. All other tiles are never run, or, with a static list, nothing is ever stolen.
+# Every program runs its own tile, asks, and is told -1: all programs have begun, none is pending.
+# All other tiles are never run, or, with a static list, nothing is ever stolen.
 # </details>
 #
 # <details><summary>Why is the list's capacity an upper bound, and not the number of tiles?</summary>
 #
-# The number depends on the lengths, which only the device knows. A tensor's size must be known on the host.
+# The number depends on the lengths, which only the device knows.
+# A tensor's size must be known on the host.
 # </details>
 #
 # ## Try this
 #
-# * The original text's own: draw Pareto lengths and find the tail from which on a single mega-tile is hopeless. The second figure of version 5 shows it for 512 tiles on 32 workers: the median crosses the line between 1.75 and 2. What changes
-#   with 16 heads, and with 4 tiles per worker instead of 16?
-# * In `with_jitter`, slow one worker down by a third instead of jittering every tile. How does zigzag do, and the queue?
-# * Give `over_bound` 148 workers instead of 132. Which shapes get worse, and why (`pma128`)?
-# * Change the example to eight ranks. Which rule suffers most?
+# * The original text's own: draw Pareto lengths and find the tail from which on a single mega-tile is hopeless.
+#   The second figure of version 5 shows it for 512 tiles on 32 workers: the median crosses the line between 1.75 and 2.
+#   What changes with 16 heads, and with 4 tiles per worker instead of 16?
+# * In `with_jitter`, slow one worker down by a third instead of jittering every tile.
+#   How does zigzag do, and the queue?
+# * Give `over_bound` 148 workers instead of 132.
+#   Which shapes get worse, and why (`pma128`)?
+# * Change the example to eight ranks.
+#   Which rule suffers most?
 #
 # ## Pitfalls
 #
@@ -645,14 +752,17 @@ print("zigzag without sorting:", round(balance(unsorted, costs).imbalance, 3))
 print("round robin           :", round(results["unsorted, round robin"].imbalance, 3))
 
 # %% [markdown]
-# **Rising order.** "Small ones first, to get going." The largest tile starts last. The queue, both ways:
+# **Rising order.** "Small ones first, to get going."
+# The largest tile starts last.
+# The queue, both ways:
 
 # %%
 for name, order in (("falling", in_order), ("rising", in_order[::-1])):
     print(f"{name}: the queue ends at {simulate_queue(order, 8).makespan:.0f}")
 
 # %% [markdown]
-# **Sequences are sorted instead of tiles.** Under a causal mask the tiles of one sequence differ as much as sequences do. The makespans of zigzag over both lists, self attention, causal, 148 workers:
+# **Sequences are sorted instead of tiles.** Under a causal mask the tiles of one sequence differ as much as sequences do.
+# The makespans of zigzag over both lists, self attention, causal, 148 workers:
 
 # %%
 lengths = SHAPES["self-causal"].lengths()[0]
@@ -667,7 +777,8 @@ late = balance(as_listed, c).makespan / balance(zigzag(c, 148), c).makespan
 print(f"sorted by sequence, zigzag ends {100 * (late - 1):.0f} % later than sorted by tile")
 
 # %% [markdown]
-# **CLC without pruning.** The grid of the longest, with stealing: every empty tile costs a question and an answer. Suppose each takes a quarter of a key block's time:
+# **CLC without pruning.** The grid of the longest, with stealing: every empty tile costs a question and an answer.
+# Suppose each takes a quarter of a key block's time:
 
 # %%
 c = head_costs("cross")
@@ -681,20 +792,31 @@ print(f"unpruned, as the grid has them: {simulate_queue(full, 132, order=mixed).
 print(f"pruned and sorted:              {simulate_queue(np.sort(c + ask)[::-1], 132).makespan:.1f}")
 
 # %% [markdown]
-# **A static schedule for a problem that is not static**, and **a queue that draws ahead**: the figures of version 4. **A mega-tile left to the scheduler**: version 5. **Mean of means**: the last panel of the ranks.
+# **A static schedule for a problem that is not static**, and **a queue that draws ahead**: the figures of version 4.
+# **A mega-tile left to the scheduler**: version 5.
+# **Mean of means**: the last panel of the ranks.
 #
 # ## What differs on a GPU
 #
-# * A tile does not cost only its key blocks. It begins and ends: loading Q, writing O, starting a program. The package's models add one block for it. Short tiles are mostly that.
-# * Order moves data, too. Tiles of one sequence read the same keys. Running them side by side keeps those in the L2 cache: worth 12 % on the dense shape of this project's Hopper kernel (measured on an H200, docs/hopper-notes.md).
+# * A tile does not cost only its key blocks.
+#   It begins and ends: loading Q, writing O, starting a program.
+#   The package's models add one block for it.
+#   Short tiles are mostly that.
+# * Order moves data, too.
+#   Tiles of one sequence read the same keys.
+#   Running them side by side keeps those in the L2 cache: worth 12 % on the dense shape of this project's Hopper kernel (measured on an H200, docs/hopper-notes.md).
 #   Longest first keeps equal costs in memory order for that reason.
-# * A split that fills idle SMs competes for the memory's bandwidth, which is shared. Where the kernel is bound by bytes, more SMs at work do not move more bytes.
-# * An atomic counter is a round trip to L2, about a microsecond under load. CLC's answer comes from the launch hardware.
+# * A split that fills idle SMs competes for the memory's bandwidth, which is shared.
+#   Where the kernel is bound by bytes, more SMs at work do not move more bytes.
+# * An atomic counter is a round trip to L2, about a microsecond under load.
+#   CLC's answer comes from the launch hardware.
 #
 # ## Verified here, and not
 #
-# Makespans, bounds, jitter and the CLC lanes are models; `tests/schedule` holds them to their promises. The persistent kernel and the lists ran on the emulator when this notebook ran, the four ranks as four processes on
-# this CPU. Nothing here was timed, and no CLC instruction was executed: no Blackwell GPU was there. Times that are quoted were measured on an H200 and stand in the notes that are named.
+# Makespans, bounds, jitter and the CLC lanes are models; `tests/schedule` holds them to their promises.
+# The persistent kernel and the lists ran on the emulator when this notebook ran, the four ranks as four processes on this CPU.
+# Nothing here was timed, and no CLC instruction was executed: no Blackwell GPU was there.
+# Times that are quoted were measured on an H200 and stand in the notes that are named.
 #
 # ## Sources
 #

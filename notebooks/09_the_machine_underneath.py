@@ -479,7 +479,8 @@ for arch, warps in ((90, 8), (100, 4)):
 #   While one waits, the other may work.
 #   It needs P on top of S, or TMEM does not suffice.
 # - **4: both.**
-#   Now SMEM is the limit: two rings of two blocks of 128 keys would be 256 KB. So blocks of 64 keys.
+#   Now SMEM is the limit: two rings of two blocks of 128 keys would be 256 KB.
+#   So blocks of 64 keys.
 
 
 # %%
@@ -599,7 +600,8 @@ plots.timelines({"version 5: from the middle": line}, (start, start + 7_000))
 # %% [markdown]
 # This picture shows half as many cycles as the last timeline.
 # At nearly every moment the tensor core works, and at least one of the two softmax groups.
-# The lanes `mma`, `load` and `store` wait most of the time. That costs nothing: a waiting warp needs no unit, and nobody else is held up by it.
+# The lanes `mma`, `load` and `store` wait most of the time.
+# That costs nothing: a waiting warp needs no unit, and nobody else is held up by it.
 #
 # ## Version 6: the bound
 #
@@ -654,7 +656,8 @@ plots.lines(
 # It still wins in this model, by a factor of two.
 # With 2048 keys it is more than four.
 #
-# The model knows no cost of registers, no code size, no second program on the SM. So look at measurements.
+# The model knows no cost of registers, no code size, no second program on the SM.
+# So look at measurements.
 # An H200, the same package, forward: how many times as fast is TLX as plain Triton?
 
 # %%
@@ -774,7 +777,8 @@ plots.segments(
 #
 # Each with a number.
 #
-# **The sum for the largest.** "The products take 2048 cycles and the exponentials 2048, so a step takes 4096." Only if nothing overlaps.
+# **The sum for the largest.** "The products take 2048 cycles and the exponentials 2048, so a step takes 4096."
+# Only if nothing overlaps.
 # And the reverse, a bound taken for a time:
 
 # %%
@@ -793,7 +797,8 @@ for name in ("1: turns", "2: loads ahead"):
 
 # %% [markdown]
 # **Padded work counted as work.**
-# A tile of 128 rows takes the tensor core as long when 32 of them exist. "Busy" is not "useful":
+# A tile of 128 rows takes the tensor core as long when 32 of them exist.
+# "Busy" is not "useful":
 
 # %%
 for queries in (32, 64, 128):

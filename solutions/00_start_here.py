@@ -9,9 +9,11 @@
 # %% [markdown]
 # # Exercises 00: start here
 #
-# Four small ones, to practise *how* this course works. The text is in `notebooks/00_start_here.py`; keep it open beside this.
+# Four small ones, to practise *how* this course works.
+# The text is in `notebooks/00_start_here.py`; keep it open beside this.
 #
-# Run the first cell now (Shift+Enter). It shows what you have solved so far.
+# Run the first cell now (Shift+Enter).
+# It shows what you have solved so far.
 
 # %% tags=["setup"]
 from jfa.course import check, hint, progress
@@ -23,10 +25,12 @@ progress()
 #
 # *Difficulty 1 of 3, 5 minutes.*
 #
-# A batch holds several sequences. `lengths` says how many tokens each one has, for example `[7, 3, 19, 5, 11]`.
+# A batch holds several sequences.
+# `lengths` says how many tokens each one has, for example `[7, 3, 19, 5, 11]`.
 # Return the number of tokens in the whole batch.
 #
-# 1. Run the two cells below as they are. The report says **not started**: that is no fault, only a state.
+# 1. Run the two cells below as they are.
+#    The report says **not started**: that is no fault, only a state.
 # 2. Replace the line marked `YOUR CODE` and run both cells again.
 
 
@@ -46,10 +50,13 @@ check("0.1", count_tokens)
 #
 # *Difficulty 1 of 3, 5 minutes.*
 #
-# Return the length of the longest sequence. A batch without any sequence has the longest length 0.
+# Return the length of the longest sequence.
+# A batch without any sequence has the longest length 0.
 #
-# Write `return max(lengths)` first, although you may see already what is wrong with it. Read the report: it names the
-# smallest case that goes wrong. Then mend it. `hint("0.2")` gives a first hint, and calling it again a closer one.
+# Write `return max(lengths)` first, although you may see already what is wrong with it.
+# Read the report: it names the smallest case that goes wrong.
+# Then mend it.
+# `hint("0.2")` gives a first hint, and calling it again a closer one.
 
 
 # %% tags=["ex-0.2"]
@@ -68,17 +75,20 @@ check("0.2", longest)
 #
 # *Difficulty 1 of 3, 5 minutes.*
 #
-# `weights` is a tensor [n, n] of positive numbers. Return the shares: every row divided by its own sum, so that each row sums to 1.
+# `weights` is a tensor [n, n] of positive numbers.
+# Return the shares: every row divided by its own sum, so that each row sums to 1.
 #
-# Some exercises limit *how* you get there. Here the limit is: **at most 6 torch operations**, whatever n is. Write a Python loop over the rows first,
-# and read what the report says about it. Then do it without a loop: sums along one axis, and broadcasting, do all rows at once.
+# Some exercises limit *how* you get there.
+# Here the limit is: **at most 6 torch operations**, whatever n is.
+# Write a Python loop over the rows first, and read what the report says about it.
+# Then do it without a loop: sums along one axis, and broadcasting, do all rows at once.
 #
-# What you write counts once, however much torch makes of it (`torch.einsum(...)` is one operation). NumPy's operations count as torch's do, and each
-# number that leaves torch as a Python float counts one: a loop is a loop in any library.
+# What you write counts once, however much torch makes of it (`torch.einsum(...)` is one operation).
+# NumPy's operations count as torch's do, and each number that leaves torch as a Python float counts one: a loop is a loop in any library.
 #
-# Two rules hold in every exercise, unless its text says otherwise. A result is a tensor of its own: it shares no memory with an input, and the inputs stay
-# as they are. And the finished thing is no answer: torch's attention (`scaled_dot_product_attention`, `flex_attention`), this package's attention and
-# reference, and the solutions are out of bounds everywhere.
+# Two rules hold in every exercise, unless its text says otherwise.
+# A result is a tensor of its own: it shares no memory with an input, and the inputs stay as they are.
+# And the finished thing is no answer: torch's attention (`scaled_dot_product_attention`, `flex_attention`), this package's attention and reference, and the solutions are out of bounds everywhere.
 
 # %% tags=["ex-0.3"]
 import torch
@@ -99,19 +109,26 @@ check("0.3", shares)
 #
 # *Difficulty 1 of 3, 10 minutes.*
 #
-# Sequences of lengths `[7, 3, 19, 5, 11]` lie one after another in one tensor of 45 rows. Row 0 is the first token of
-# sequence 0. Which sequence does **row 30** belong to, and which position does it have inside that sequence? Everything
-# counts from 0. Put the pair `(sequence, position)` into `where`: as two numbers you found on paper, or computed.
+# Sequences of lengths `[7, 3, 19, 5, 11]` lie one after another in one tensor of 45 rows.
+# Row 0 is the first token of sequence 0.
+# Which sequence does **row 30** belong to, and which position does it have inside that sequence?
+# Everything counts from 0.
+# Put the pair `(sequence, position)` into `where`: as two numbers you found on paper, or computed.
 #
 # Then make the round trip, once in your life:
 #
-# 1. **Save** (Ctrl+S). The file on disk is an ordinary Python file: open it in any editor.
-# 2. **Restart** the kernel (Kernel menu, *Restart Kernel*). All variables are gone. Your code is not.
+# 1. **Save** (Ctrl+S).
+#    The file on disk is an ordinary Python file: open it in any editor.
+# 2. **Restart** the kernel (Kernel menu, *Restart Kernel*).
+#    All variables are gone.
+#    Your code is not.
 # 3. **Close** the tab and open the file again by a double click.
-# 4. Run all cells (Run menu, *Run All Cells*). The reports are back.
-# 5. In a terminal (File, New, Terminal): `jfa grade 0`. It judges the *saved file*, without any notebook.
-# 6. `jfa reset 0.1` puts exercise 0.1 back to its start, and prints where your answer is kept. In the notebook: File,
-#    *Reload Notebook from Disk*.
+# 4. Run all cells (Run menu, *Run All Cells*).
+#    The reports are back.
+# 5. In a terminal (File, New, Terminal): `jfa grade 0`.
+#    It judges the *saved file*, without any notebook.
+# 6. `jfa reset 0.1` puts exercise 0.1 back to its start, and prints where your answer is kept.
+#    In the notebook: File, *Reload Notebook from Disk*.
 
 # %% tags=["ex-0.4"]
 lengths = [7, 3, 19, 5, 11]

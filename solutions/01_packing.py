@@ -9,13 +9,14 @@
 # %% [markdown]
 # # Exercises 01: packing and waste
 #
-# The text is in `notebooks/01_packing.py`. Each exercise stands alone: none needs the answer of another.
+# The text is in `notebooks/01_packing.py`.
+# Each exercise stands alone: none needs the answer of another.
 #
 # `values` is always a packed tensor, `offsets` the rows at which its sequences begin, with one more entry for the end.
 # Sequences of length 0 are ordinary sequences.
 #
-# Out of bounds here: `jfa.layout` and torch's nested tensors, which do the packing for you. Results are tensors of their own and share no memory with
-# the inputs.
+# Out of bounds here: `jfa.layout` and torch's nested tensors, which do the packing for you.
+# Results are tensors of their own and share no memory with the inputs.
 
 # %% tags=["setup"]
 import torch
@@ -29,8 +30,11 @@ progress()
 #
 # *Difficulty 1 of 3, 10 minutes.*
 #
-# Make the B+1 offsets of B lengths. The first is 0, the last the number of all tokens. Kernels want them as **int32**. A batch
-# of no sequences has the offsets `[0]`. A batch may have many millions of tokens.
+# Make the B+1 offsets of B lengths.
+# The first is 0, the last the number of all tokens.
+# Kernels want them as **int32**.
+# A batch of no sequences has the offsets `[0]`.
+# A batch may have many millions of tokens.
 
 
 # %% tags=["ex-1.1"]
@@ -51,8 +55,9 @@ check("1.1", offsets_from_lengths)
 #
 # *Difficulty 2 of 3, 15 minutes.*
 #
-# A kernel that looks at row `r` of a packed tensor asks: which sequence is this, and which position inside it? Answer for
-# all rows at once. Mind the empty sequences: they own no row, but they keep their number.
+# A kernel that looks at row `r` of a packed tensor asks: which sequence is this, and which position inside it?
+# Answer for all rows at once.
+# Mind the empty sequences: they own no row, but they keep their number.
 
 
 # %% tags=["ex-1.2"]
@@ -74,8 +79,9 @@ check("1.2", locate_rows)
 #
 # *Difficulty 2 of 3, 15 minutes.*
 #
-# Put each sequence at the beginning of its own line of a rectangle that is as long as the longest sequence. Free places hold
-# `fill`, and nothing of a neighbour, even if the neighbour holds NaN. Values are values: zeros, NaN and infinities among them stay where they belong.
+# Put each sequence at the beginning of its own line of a rectangle that is as long as the longest sequence.
+# Free places hold `fill`, and nothing of a neighbour, even if the neighbour holds NaN.
+# Values are values: zeros, NaN and infinities among them stay where they belong.
 # The values may have any dtype, and the rectangle has the same.
 
 
@@ -99,9 +105,9 @@ check("1.3", to_padded)
 #
 # *Difficulty 2 of 3, 15 minutes.*
 #
-# The chapter counted the waste of self-attention. In *cross*-attention sequence b has `len_q[b]` queries and `len_kv[b]` keys. Padded,
-# the queries become a rectangle of `B x max(len_q)` places, the keys one of `B x max(len_kv)`, and every sequence computes `max(len_q) x
-# max(len_kv)` scores.
+# The chapter counted the waste of self-attention.
+# In *cross*-attention sequence b has `len_q[b]` queries and `len_kv[b]` keys.
+# Padded, the queries become a rectangle of `B x max(len_q)` places, the keys one of `B x max(len_kv)`, and every sequence computes `max(len_q) x max(len_kv)` scores.
 #
 # Return two shares between 0 and 1:
 #
@@ -135,8 +141,9 @@ check("1.4", cross_waste)
 # A data loader wants the sequences in another order, or only some of them, or one of them twice: `order` lists the sequences of the new batch.
 # Build it, packed as well: its values and its int32 offsets.
 #
-# A Python loop over the sequences is slow on a GPU, so the limit is: **at most 60 torch operations, however many sequences there
-# are**. (Slicing and indexing count too. So do NumPy's operations, and each number that leaves torch as a Python float.) The values keep their dtype.
+# A Python loop over the sequences is slow on a GPU, so the limit is: **at most 60 torch operations, however many sequences there are**.
+# (Slicing and indexing count too. So do NumPy's operations, and each number that leaves torch as a Python float.)
+# The values keep their dtype.
 
 
 # %% tags=["ex-1.5"]
@@ -163,11 +170,14 @@ check("1.5", take_sequences)
 #
 # *Difficulty 3 of 3, 15 minutes.*
 #
-# Self-attention on a batch that came padded: `q`, `k` and `v` are `[B, M, D]`, and only the first `lengths[b]` places of line b hold
-# tokens. The other places hold **garbage**: huge numbers, even NaN. None of it may reach the output. Scores are scaled by
-# 1/sqrt(D). Output places without a token are 0, so a sequence of length 0 is all zeros.
+# Self-attention on a batch that came padded: `q`, `k` and `v` are `[B, M, D]`, and only the first `lengths[b]` places of line b hold tokens.
+# The other places hold **garbage**: huge numbers, even NaN.
+# None of it may reach the output.
+# Scores are scaled by 1/sqrt(D).
+# Output places without a token are 0, so a sequence of length 0 is all zeros.
 #
-# `torch.softmax` is allowed here. The likely mistake: a weight of 0 does not silence a value of NaN.
+# `torch.softmax` is allowed here.
+# The likely mistake: a weight of 0 does not silence a value of NaN.
 
 
 # %% tags=["ex-1.6"]

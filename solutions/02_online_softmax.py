@@ -9,13 +9,17 @@
 # %% [markdown]
 # # Exercises 02: online softmax
 #
-# The text is in `notebooks/02_online_softmax.py`. Each exercise stands alone.
+# The text is in `notebooks/02_online_softmax.py`.
+# Each exercise stands alone.
 #
-# `torch.softmax` and `torch.logsumexp` are forbidden here, in all their forms: you are building them. So are `jfa.layout` (except where an exercise gives
-# it to you) and torch's nested tensors. LSE is the natural logarithm of a row's sum of exponentials. A row that may look at nothing has output 0 and LSE -inf.
+# `torch.softmax` and `torch.logsumexp` are forbidden here, in all their forms: you are building them.
+# So are `jfa.layout` (except where an exercise gives it to you) and torch's nested tensors.
+# LSE is the natural logarithm of a row's sum of exponentials.
+# A row that may look at nothing has output 0 and LSE -inf.
 #
-# Scores may lie anywhere between -50,000 and 50,000, in any order along the keys, unless an exercise says otherwise. Results are tensors of their own and
-# share no memory with the inputs. Limits on operations and memory hold for NumPy and Python lists as well.
+# Scores may lie anywhere between -50,000 and 50,000, in any order along the keys, unless an exercise says otherwise.
+# Results are tensors of their own and share no memory with the inputs.
+# Limits on operations and memory hold for NumPy and Python lists as well.
 
 # %% tags=["setup"]
 import torch
@@ -29,9 +33,11 @@ progress()
 #
 # *Difficulty 1 of 3, 20 minutes.*
 #
-# The chapter's stable softmax had no mask. Add one. Where `allowed` is False, the score does not exist: it may be anything, even
-# larger than all others, and it must neither get a weight nor influence one. A row may have no allowed score at all. Scores lie
-# anywhere between -10,000 and 10,000.
+# The chapter's stable softmax had no mask.
+# Add one.
+# Where `allowed` is False, the score does not exist: it may be anything, even larger than all others, and it must neither get a weight nor influence one.
+# A row may have no allowed score at all.
+# Scores lie anywhere between -10,000 and 10,000.
 
 
 # %% tags=["ex-2.1"]
@@ -56,12 +62,13 @@ check("2.1", masked_softmax)
 #
 # *Difficulty 2 of 3, 15 minutes.*
 #
-# Two workers went over different keys for the same n queries. Each brings back its maximum `m` [n], its sum `l` [n] of exp(score - m), and its
-# unnormalised output `acc` [n, D], the sum of exp(score - m) * value. Merge them into what one worker would have brought back that
-# saw all the keys.
+# Two workers went over different keys for the same n queries.
+# Each brings back its maximum `m` [n], its sum `l` [n] of exp(score - m), and its unnormalised output `acc` [n, D], the sum of exp(score - m) * value.
+# Merge them into what one worker would have brought back that saw all the keys.
 #
-# A worker that saw no key for a query reports m = -inf, l = 0, acc = 0. Both may. The limit: **at most 2 exponentials** (calls of
-# `torch.exp`, or of any function that exponentiates: `exp2`, `e ** x`, ...; each may work on a whole tensor), and **no number leaves torch as a Python float**.
+# A worker that saw no key for a query reports m = -inf, l = 0, acc = 0.
+# Both may.
+# The limit: **at most 2 exponentials** (calls of `torch.exp`, or of any function that exponentiates: `exp2`, `e ** x`, ...; each may work on a whole tensor), and **no number leaves torch as a Python float**.
 
 
 # %% tags=["ex-2.2"]
@@ -85,12 +92,14 @@ check("2.2", merge)
 #
 # *Difficulty 2 of 3, 35 minutes.*
 #
-# The chapter's blockwise attention let every query see every key. Make it causal: query i sees the keys 0..i. Go over the keys in blocks of
-# `block` (the last one may be shorter) and return the LSE as well. Scores are scaled by 1/sqrt(D).
+# The chapter's blockwise attention let every query see every key.
+# Make it causal: query i sees the keys 0..i.
+# Go over the keys in blocks of `block` (the last one may be shorter) and return the LSE as well.
+# Scores are scaled by 1/sqrt(D).
 #
-# The limit is the point of the exercise: **no tensor with more than n x max(block, D) elements**, and **no more than 12 times that alive at the same time**
-# in all tensors you make together, lists included. A whole n x n matrix of scores, or a mask of that size, is too large, also as a list of rows. And
-# `block` decides the blocks: **one exponential for the scores of a whole block of keys**, not one per key.
+# The limit is the point of the exercise: **no tensor with more than n x max(block, D) elements**, and **no more than 12 times that alive at the same time** in all tensors you make together, lists included.
+# A whole n x n matrix of scores, or a mask of that size, is too large, also as a list of rows.
+# And `block` decides the blocks: **one exponential for the scores of a whole block of keys**, not one per key.
 
 
 # %% tags=["ex-2.3"]
@@ -125,11 +134,9 @@ check("2.3", causal_attention)
 # *Difficulty 2 of 3, 45 minutes.*
 #
 # Cross-attention on packed tensors: sequence b owns the rows `q_offsets[b] : q_offsets[b + 1]` of `q` and the rows `k_offsets[b] :
-# k_offsets[b + 1]` of `k` and `v`. Its queries see all its keys and no others. Either length may be 0. Behind the last offset `k` and `v` have
-# rows that belong to nobody, and they are poisoned with NaN.
+# k_offsets[b + 1]` of `k` and `v`. Its queries see all its keys and no others. Either length may be 0. Behind the last offset `k` and `v` have rows that belong to nobody, and they are poisoned with NaN.
 #
-# Go over the keys in blocks again: **no tensor with more than total_q x max(block, D) elements**, no more than 12 times that alive at the same time, and
-# one exponential for the scores of a whole block of keys.
+# Go over the keys in blocks again: **no tensor with more than total_q x max(block, D) elements**, no more than 12 times that alive at the same time, and one exponential for the scores of a whole block of keys.
 
 
 # %% tags=["ex-2.4"]
@@ -169,12 +176,16 @@ check("2.4", packed_attention)
 #
 # *Difficulty 3 of 3, 35 minutes.*
 #
-# Now with heads. There are H query heads and fewer key/value heads, H_kv. Query head h reads key/value head **h // (H // H_kv)**: neighbouring query
-# heads share one. One sequence, few queries, many keys, every query sees every key.
-# The LSE stands like the output, a row per query: [n_q, H]. (The package keeps it transposed, [H, n_q], so that a kernel writes each head's numbers side by side.)
+# Now with heads.
+# There are H query heads and fewer key/value heads, H_kv.
+# Query head h reads key/value head **h // (H // H_kv)**: neighbouring query heads share one.
+# One sequence, few queries, many keys, every query sees every key.
+# The LSE stands like the output, a row per query: [n_q, H].
+# (The package keeps it transposed, [H, n_q], so that a kernel writes each head's numbers side by side.)
 #
-# The point of sharing is that K and V are small, so do not blow them up: **no tensor with more than n_q x H x max(block, D) elements**. Repeating K
-# for each query head breaks that limit, and so does a copy of all of K. Together, no more than 12 times that alive at the same time.
+# The point of sharing is that K and V are small, so do not blow them up: **no tensor with more than n_q x H x max(block, D) elements**.
+# Repeating K for each query head breaks that limit, and so does a copy of all of K.
+# Together, no more than 12 times that alive at the same time.
 # `block` decides the blocks, as in 2.3: one exponential for the scores of a whole block of keys.
 
 
@@ -210,13 +221,15 @@ check("2.5", gqa_attention)
 #
 # *Difficulty 3 of 3, 25 minutes.*
 #
-# Pooling by attention has a few learned queries, the same for every sequence: `q` is `[L, D]`. Sequence b's answer fills the output rows `b * L` to
-# `b * L + L - 1`. A sequence without keys gets zeros.
+# Pooling by attention has a few learned queries, the same for every sequence: `q` is `[L, D]`.
+# Sequence b's answer fills the output rows `b * L` to `b * L + L - 1`.
+# A sequence without keys gets zeros.
 #
-# With so few queries a loop over sequences is nearly all overhead. The packed layout offers something better: one product `k @ q.T` has all scores
-# of all sequences, one row per key. What remains is a maximum and two sums *per sequence*, along the packed rows. The limit: **at most 50 torch
-# operations, however many sequences there are** (NumPy's count as well). `jfa.layout.sequence_ids(k_offsets, total)` tells each key row's sequence; look at `scatter_reduce` (with
-# "amax") and `index_add`.
+# With so few queries a loop over sequences is nearly all overhead.
+# The packed layout offers something better: one product `k @ q.T` has all scores of all sequences, one row per key.
+# What remains is a maximum and two sums *per sequence*, along the packed rows.
+# The limit: **at most 50 torch operations, however many sequences there are** (NumPy's count as well).
+# `jfa.layout.sequence_ids(k_offsets, total)` tells each key row's sequence; look at `scatter_reduce` (with "amax") and `index_add`.
 
 # %% tags=["ex-2.6"]
 from jfa.layout import sequence_ids

@@ -9,13 +9,16 @@
 # %% [markdown]
 # # Exercises 03: first Triton kernels
 #
-# Read [notebooks/03_first_triton_kernels.py](../notebooks/03_first_triton_kernels.py) first. Every answer here is a kernel. It runs on the
-# emulator, on your CPU; the same source compiles for a GPU. Write the body below the docstring, then run the check cell under it.
+# Read [notebooks/03_first_triton_kernels.py](../notebooks/03_first_triton_kernels.py) first.
+# Every answer here is a kernel.
+# It runs on the emulator, on your CPU; the same source compiles for a GPU.
+# Write the body below the docstring, then run the check cell under it.
 #
-# A kernel returns nothing: it stores its result through the pointers it was given. Each exercise shows how the check launches it.
+# A kernel returns nothing: it stores its result through the pointers it was given.
+# Each exercise shows how the check launches it.
 #
-# Every program does its own share and nobody else's: **each element of a result is stored once**. Numbers that go into a softmax or a log-sum-exp may lie
-# anywhere between -50,000 and 50,000, in any order.
+# Every program does its own share and nobody else's: **each element of a result is stored once**.
+# Numbers that go into a softmax or a log-sum-exp may lie anywhere between -50,000 and 50,000, in any order.
 
 # %% tags=["setup"]
 import triton
@@ -28,10 +31,11 @@ progress()
 # %% [markdown]
 # ## 3.1 Scale and add, any length
 #
-# (difficulty 1 of 3, 15 minutes) Compute `out[i] = a * x[i] + y[i]` for `0 <= i < n`. Program `p` owns the elements
-# `p * BLOCK .. (p + 1) * BLOCK - 1`, so the last program's block may hang over the end.
+# (difficulty 1 of 3, 15 minutes) Compute `out[i] = a * x[i] + y[i]` for `0 <= i < n`.
+# Program `p` owns the elements `p * BLOCK .. (p + 1) * BLOCK - 1`, so the last program's block may hang over the end.
 #
-# Launched as `axpy_kernel[(triton.cdiv(n, BLOCK),)](x, y, out, a, n, BLOCK=64)`. The three tensors end exactly at element `n`.
+# Launched as `axpy_kernel[(triton.cdiv(n, BLOCK),)](x, y, out, a, n, BLOCK=64)`.
+# The three tensors end exactly at element `n`.
 
 
 # %% tags=["ex-3.1"]
@@ -53,10 +57,12 @@ check("3.1", axpy_kernel)
 # %% [markdown]
 # ## 3.2 Transpose, whatever the strides
 #
-# (difficulty 1 of 3, 15 minutes) Write `out[c, r] = x[r, c]`. Program `(i, j)` moves the tile of `x` whose rows start at `i * BLOCK` and whose
-# columns start at `j * BLOCK`. Both tensors may be views: element `(r, c)` of `x` is `x_row * r + x_col * c` elements after `x_ptr`.
+# (difficulty 1 of 3, 15 minutes) Write `out[c, r] = x[r, c]`.
+# Program `(i, j)` moves the tile of `x` whose rows start at `i * BLOCK` and whose columns start at `j * BLOCK`.
+# Both tensors may be views: element `(r, c)` of `x` is `x_row * r + x_col * c` elements after `x_ptr`.
 #
-# Launched on a grid of `(cdiv(rows, BLOCK), cdiv(cols, BLOCK))` with `BLOCK=16`. Limit: at most 1 load for each program.
+# Launched on a grid of `(cdiv(rows, BLOCK), cdiv(cols, BLOCK))` with `BLOCK=16`.
+# Limit: at most 1 load for each program.
 
 
 # %% tags=["ex-3.2"]
@@ -80,8 +86,9 @@ check("3.2", transpose_kernel)
 # %% [markdown]
 # ## 3.3 Log-sum-exp of a row
 #
-# (difficulty 2 of 3, 10 minutes) One program per row: `out[r] = log(sum over c of exp(x[r, c]))`, natural logarithm. Some rows hold only
-# numbers near -200, some near +200: neither may overflow or vanish. `BLOCK` is a power of two and at least `cols`.
+# (difficulty 2 of 3, 10 minutes) One program per row: `out[r] = log(sum over c of exp(x[r, c]))`, natural logarithm.
+# Some rows hold only numbers near -200, some near +200: neither may overflow or vanish.
+# `BLOCK` is a power of two and at least `cols`.
 #
 # Launched as `row_lse_kernel[(rows,)](x, out, cols, x.stride(0), BLOCK=triton.next_power_of_2(cols))`.
 
@@ -105,12 +112,13 @@ check("3.3", row_lse_kernel)
 # %% [markdown]
 # ## 3.4 Softmax of rows longer than a block
 #
-# (difficulty 2 of 3, 25 minutes) The same softmax as in the chapter, but a row may be much longer than `BLOCK`, so it has to be walked in
-# steps of `BLOCK` columns. Walk it twice: once for the row's maximum `m` and the sum `l` of `exp(x - m)`, once to write the result. When a step raises the
-# maximum, what was summed so far was summed with the old one: multiply it by `exp(old - new)`. That is the recurrence of chapter 02.
+# (difficulty 2 of 3, 25 minutes) The same softmax as in the chapter, but a row may be much longer than `BLOCK`, so it has to be walked in steps of `BLOCK` columns.
+# Walk it twice: once for the row's maximum `m` and the sum `l` of `exp(x - m)`, once to write the result.
+# When a step raises the maximum, what was summed so far was summed with the old one: multiply it by `exp(old - new)`.
+# That is the recurrence of chapter 02.
 #
-# Launched as `long_softmax_kernel[(rows,)](x, out, cols, x.stride(0), out.stride(0), BLOCK=32)`. Limits: no block larger than 32 elements,
-# and at most 2 loads for each block of a row.
+# Launched as `long_softmax_kernel[(rows,)](x, out, cols, x.stride(0), out.stride(0), BLOCK=32)`.
+# Limits: no block larger than 32 elements, and at most 2 loads for each block of a row.
 
 
 # %% tags=["ex-3.4"]
@@ -140,11 +148,15 @@ check("3.4", long_softmax_kernel)
 # %% [markdown]
 # ## 3.5 Scores: A times B transposed
 #
-# (difficulty 3 of 3, 25 minutes) The product that attention starts with: `out = A @ B^T`, so row `n` of B meets row `m` of A. A and B are bf16, the
-# sum over K is kept in fp32, and the result leaves in fp32. The numbers may be as large as bf16 allows. Program `(i, j)` makes one `BM x BN` tile of the result. M, N and K are no multiples of the block
-# sizes. All three tensors are contiguous.
+# (difficulty 3 of 3, 25 minutes) The product that attention starts with: `out = A @ B^T`, so row `n` of B meets row `m` of A.
+# A and B are bf16, the sum over K is kept in fp32, and the result leaves in fp32.
+# The numbers may be as large as bf16 allows.
+# Program `(i, j)` makes one `BM x BN` tile of the result.
+# M, N and K are no multiples of the block sizes.
+# All three tensors are contiguous.
 #
-# Launched on `(cdiv(M, BM), cdiv(N, BN))` with `BM=BN=BK=16`. Limit: no block larger than 256 elements.
+# Launched on `(cdiv(M, BM), cdiv(N, BN))` with `BM=BN=BK=16`.
+# Limit: no block larger than 256 elements.
 
 
 # %% tags=["ex-3.5"]
@@ -176,8 +188,11 @@ check("3.5", scores_kernel)
 # %% [markdown]
 # ## 3.6 The mean of every sequence
 #
-# (difficulty 3 of 3, 25 minutes) Your first jagged kernel. `x` holds the rows of all sequences one after another; sequence `b` owns the rows
-# `offsets[b] .. offsets[b + 1] - 1`. Program `b` writes the mean of its rows to `out[b]`. A sequence without rows gets zeros. Rows of other sequences may hold NaN:
+# (difficulty 3 of 3, 25 minutes) Your first jagged kernel.
+# `x` holds the rows of all sequences one after another; sequence `b` owns the rows `offsets[b] .. offsets[b + 1] - 1`.
+# Program `b` writes the mean of its rows to `out[b]`.
+# A sequence without rows gets zeros.
+# Rows of other sequences may hold NaN:
 # what you load and then throw away must not reach your sum.
 #
 # Launched as `mean_pool_kernel[(num_sequences,)](x, offsets, out, D, BLOCK_L=16, BLOCK_D=triton.next_power_of_2(D))`.
@@ -211,9 +226,11 @@ check("3.6", mean_pool_kernel)
 # %% [markdown]
 # ## 3.7 Bug hunt: an innocent line
 #
-# (difficulty 2 of 3, 10 minutes) Program `(i, j)` of a grid of `(cdiv(rows, BR), cdiv(cols, BC))` writes the largest number of its tile of `x` to
-# `out[i, j]`; `out` is contiguous. On square grids the kernel below is right. On the others the report names the line with the store, and that line is innocent:
-# one other line is wrong. Run the check, read which elements are touched by whom, then work out where the number in the address comes from.
+# (difficulty 2 of 3, 10 minutes) Program `(i, j)` of a grid of `(cdiv(rows, BR), cdiv(cols, BC))` writes the largest number of its tile of `x` to `out[i, j]`; `out` is contiguous.
+# On square grids the kernel below is right.
+# On the others the report names the line with the store, and that line is innocent:
+# one other line is wrong.
+# Run the check, read which elements are touched by whom, then work out where the number in the address comes from.
 # A mask on the store would silence the report, and leave results unwritten.
 
 
@@ -242,11 +259,12 @@ check("3.7", tile_max_kernel)
 # %% [markdown]
 # ## 3.8 The best key of each query
 #
-# (difficulty 3 of 3, 30 minutes) For each row of `q` find the row of `k` with which its product is largest: `best[m]` is that product, `which[m]` the number of the
-# row of `k`, the lower one where several are equal. The scores `[M, N]` are never stored anywhere: a program owns `BM` queries, walks over the keys in blocks of
-# `BN`, and carries the best so far. `N` is at least 1 and no multiple of `BN`; all products of a query may be negative.
+# (difficulty 3 of 3, 30 minutes) For each row of `q` find the row of `k` with which its product is largest: `best[m]` is that product, `which[m]` the number of the row of `k`, the lower one where several are equal.
+# The scores `[M, N]` are never stored anywhere: a program owns `BM` queries, walks over the keys in blocks of `BN`, and carries the best so far.
+# `N` is at least 1 and no multiple of `BN`; all products of a query may be negative.
 #
-# Launched as `best_key_kernel[(cdiv(M, BM),)](q, k, best, which, M, N, D=D, BM=16, BN=16)`. `tl.argmax` gives the position inside a block.
+# Launched as `best_key_kernel[(cdiv(M, BM),)](q, k, best, which, M, N, D=D, BM=16, BN=16)`.
+# `tl.argmax` gives the position inside a block.
 # Limit: no block larger than 512 elements.
 
 

@@ -9,8 +9,10 @@
 # %% [markdown]
 # # Exercises 05: the backward
 #
-# Read [notebooks/05_backward.py](../notebooks/05_backward.py) first. Packed tensors are as in chapter 04: `q: [total_q, H, D]`, `lse` and `delta: [H, total_q]`,
-# offsets `[B + 1]` int32, all contiguous. `lse` is natural. The kernels run on the emulator; ask `tl.dot` for `input_precision="ieee"`.
+# Read [notebooks/05_backward.py](../notebooks/05_backward.py) first.
+# Packed tensors are as in chapter 04: `q: [total_q, H, D]`, `lse` and `delta: [H, total_q]`, offsets `[B + 1]` int32, all contiguous.
+# `lse` is natural.
+# The kernels run on the emulator; ask `tl.dot` for `input_precision="ieee"`.
 #
 # Rows of other sequences may hold NaN or huge numbers: none of them may reach your result.
 
@@ -27,7 +29,9 @@ progress()
 # ## 5.1 Delta of every packed row
 #
 # (difficulty 1 of 3, 10 minutes) Before any block is touched, the backward needs `delta[h, t]`: the dot product of `dout` and `out` in row `t`, head `h`, minus the gradient of lse.
-# `dlse` is `None` if nobody used lse. Inputs may be bf16. Products of two bf16 numbers do not fit bf16, so compute in fp32 and return fp32.
+# `dlse` is `None` if nobody used lse.
+# Inputs may be bf16.
+# Products of two bf16 numbers do not fit bf16, so compute in fp32 and return fp32.
 
 
 # %% tags=["ex-5.1"]
@@ -48,10 +52,13 @@ check("5.1", row_constants)
 # %% [markdown]
 # ## 5.2 One block's contributions
 #
-# (difficulty 2 of 3, 15 minutes) Some queries of a sequence against some of its keys. What does this block add to the three gradients? `lse` and `delta` are those of the *whole* rows,
-# so they may belong to many more keys than you are given. That is why no softmax of this block can help you.
+# (difficulty 2 of 3, 15 minutes) Some queries of a sequence against some of its keys.
+# What does this block add to the three gradients?
+# `lse` and `delta` are those of the *whole* rows, so they may belong to many more keys than you are given.
+# That is why no softmax of this block can help you.
 #
-# A row with `lse = -inf` sees no key. It adds nothing to any gradient, whatever its `q`, `dout` and `delta` hold, NaN included, and its row of `dq` is 0.
+# A row with `lse = -inf` sees no key.
+# It adds nothing to any gradient, whatever its `q`, `dout` and `delta` hold, NaN included, and its row of `dq` is 0.
 #
 # Limit: at most 5 matrix products.
 
@@ -78,11 +85,15 @@ check("5.2", block_gradients)
 # %% [markdown]
 # ## 5.3 The jagged dK/dV kernel
 #
-# (difficulty 2 of 3, 35 minutes) The mirror of the chapter's jagged dQ, with one thing more. `GROUP` query heads share a key head: query head `h` reads key head `h // GROUP` (chapter 02).
+# (difficulty 2 of 3, 35 minutes) The mirror of the chapter's jagged dQ, with one thing more.
+# `GROUP` query heads share a key head: query head `h` reads key head `h // GROUP` (chapter 02).
 # So the gradients of a key head are a sum over the heads of its group.
 #
-# Launched on `(number of tiles, H // GROUP)`: program `(t, g)` works on key head `g` and on the *key* tile `tiles[t] = (sequence, first key in it)`. `BM = BN = 16`.
-# `lse` is `-inf` for queries whose sequence has no key. `dk` and `dv` hold NaN before the launch. Keys whose sequence has no query get 0.
+# Launched on `(number of tiles, H // GROUP)`: program `(t, g)` works on key head `g` and on the *key* tile `tiles[t] = (sequence, first key in it)`.
+# `BM = BN = 16`.
+# `lse` is `-inf` for queries whose sequence has no key.
+# `dk` and `dv` hold NaN before the launch.
+# Keys whose sequence has no query get 0.
 #
 # Limits: no block larger than 512 elements; at most 8 loads per program, and 4 more for each block of queries and head of the group.
 
@@ -133,11 +144,14 @@ check("5.3", dkdv_kernel)
 # %% [markdown]
 # ## 5.4 Bug hunt: right for one sequence
 #
-# (difficulty 2 of 3, 30 minutes) Version 2 of the chapter, made jagged by a colleague: one kernel, dQ by atomics. Run the check before you change anything, and read what the emulator says.
-# The line that it names is where the fault shows. Ask what that line was given, and from whom. A first repair can satisfy one sequence and still be wrong for two.
+# (difficulty 2 of 3, 30 minutes) Version 2 of the chapter, made jagged by a colleague: one kernel, dQ by atomics.
+# Run the check before you change anything, and read what the emulator says.
+# The line that it names is where the fault shows.
+# Ask what that line was given, and from whom.
+# A first repair can satisfy one sequence and still be wrong for two.
 #
-# Launched on `(number of key tiles, H)`, `BM = BN = 16`; `dq` holds 0 before the launch, `dk` and `dv` hold NaN. Queries whose sequence has no key have `lse = -inf` and get `dq = 0`;
-# all else of theirs may be NaN.
+# Launched on `(number of key tiles, H)`, `BM = BN = 16`; `dq` holds 0 before the launch, `dk` and `dv` hold NaN.
+# Queries whose sequence has no key have `lse = -inf` and get `dq = 0`; all else of theirs may be NaN.
 
 
 # %% tags=["ex-5.4"]
@@ -197,16 +211,20 @@ check("5.4", one_pass_kernel)
 #
 # (difficulty 2 of 3, 30 minutes) Three ways to a packed backward, every query sees every key of its sequence, head dim `D` for all tensors:
 #
-# - `"stored"`: the forward kept P. Counted as one kernel that reads P and does the other four products, without atomics.
+# - `"stored"`: the forward kept P.
+#   Counted as one kernel that reads P and does the other four products, without atomics.
 # - `"atomics"`: version 2.
 # - `"two kernels"`: version 3.
 #
 # Predict three integers.
 #
-# - **FLOPs** of the matrix products, over the pairs that exist. A product costs 2 · D FLOPs for each pair and head.
-# - **Bytes** that must move at least: each kernel reads each tensor it needs once, and writes each result once. `q, k, v, dout`, the three gradients and P are bf16 (2 bytes);
-#   `lse` and `delta` are fp32 (4). `delta` is given; P makes `lse` unnecessary. With atomics there is also an fp32 accumulator as large as `dq`: zeros are written to it once, and it is read
-#   once to make `dq`. What the additions themselves move is not counted here.
+# - **FLOPs** of the matrix products, over the pairs that exist.
+#   A product costs 2 · D FLOPs for each pair and head.
+# - **Bytes** that must move at least: each kernel reads each tensor it needs once, and writes each result once.
+#   `q, k, v, dout`, the three gradients and P are bf16 (2 bytes); `lse` and `delta` are fp32 (4).
+#   `delta` is given; P makes `lse` unnecessary.
+#   With atomics there is also an fp32 accumulator as large as `dq`: zeros are written to it once, and it is read once to make `dq`.
+#   What the additions themselves move is not counted here.
 # - **Additions**: how many fp32 numbers atomics add, with key tiles of `BN` keys.
 
 
@@ -238,11 +256,15 @@ check("5.5", cost)
 #
 # (difficulty 3 of 3, 25 minutes) Two workers each attended to a part of the keys, and chapter 02's merge made one result of their two:
 # `lse = log(exp(lse1) + exp(lse2))`, `out = exp(lse1 - lse) · out1 + exp(lse2 - lse) · out2`.
-# Now the gradients `dout` and `dlse` of the merged result arrive. Give each worker its own: `dout1`, `dlse1` and `dout2`, `dlse2`. Then each runs its backward as if it had been alone, and its delta is 5.1's.
+# Now the gradients `dout` and `dlse` of the merged result arrive.
+# Give each worker its own: `dout1`, `dlse1` and `dout2`, `dlse2`.
+# Then each runs its backward as if it had been alone, and its delta is 5.1's.
 #
 # This is where dlse comes from: even if nobody uses the merged lse (`dlse` is 0), the parts' lse have gradients, for they decide the shares.
 #
-# A part without keys has `lse = -inf` and `out = 0`; its gradients are 0, and the other part gets everything. Both may be empty. Lse may be hundreds, of either sign.
+# A part without keys has `lse = -inf` and `out = 0`; its gradients are 0, and the other part gets everything.
+# Both may be empty.
+# Lse may be hundreds, of either sign.
 
 
 # %% tags=["ex-5.6"]

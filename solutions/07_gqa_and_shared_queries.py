@@ -9,8 +9,11 @@
 # %% [markdown]
 # # Exercises 07: GQA and broadcast-Q
 #
-# Read [notebooks/07_gqa_and_shared_queries.py](../notebooks/07_gqa_and_shared_queries.py) first. All tensors are fp32 and contiguous; offsets are int32. `H` query heads share `H_kv` key/value heads in groups of
-# `G = H // H_kv`: query head `h` reads key/value head `h // G`. Rows of other sequences, and rows of no sequence, may hold NaN. The kernels run on the emulator; ask `tl.dot` for `input_precision="ieee"`.
+# Read [notebooks/07_gqa_and_shared_queries.py](../notebooks/07_gqa_and_shared_queries.py) first.
+# All tensors are fp32 and contiguous; offsets are int32.
+# `H` query heads share `H_kv` key/value heads in groups of `G = H // H_kv`: query head `h` reads key/value head `h // G`.
+# Rows of other sequences, and rows of no sequence, may hold NaN.
+# The kernels run on the emulator; ask `tl.dot` for `input_precision="ieee"`.
 
 # %% tags=["setup"]
 import torch
@@ -24,9 +27,11 @@ progress()
 # %% [markdown]
 # ## 7.1 Packed rows
 #
-# (difficulty 1 of 3, 15 minutes) A tile holds the packed rows `first .. first + rows - 1` of one sequence and one key/value head. Packed row `r` is position `r // group` of the sequence, and head `r % group` of the group.
-# A sequence of `len_q` positions has `len_q * group` packed rows. For key/value head `kv_head`, say of each row of the tile: its position, its *query* head (of all `H`), and whether it exists. Where it does not
-# exist, position and head are -1.
+# (difficulty 1 of 3, 15 minutes) A tile holds the packed rows `first .. first + rows - 1` of one sequence and one key/value head.
+# Packed row `r` is position `r // group` of the sequence, and head `r % group` of the group.
+# A sequence of `len_q` positions has `len_q * group` packed rows.
+# For key/value head `kv_head`, say of each row of the tile: its position, its *query* head (of all `H`), and whether it exists.
+# Where it does not exist, position and head are -1.
 
 
 # %% tags=["ex-7.1"]
@@ -47,10 +52,13 @@ check("7.1", packed_rows)
 # %% [markdown]
 # ## 7.2 A forward that reads each key once per group
 #
-# (difficulty 2 of 3, 60 minutes) Jagged attention with grouped heads. The tile list counts *packed* rows: program `(t, c)` works on key/value head `c`, sequence `tiles[t][0]`, packed rows from `tiles[t][1]` on. Load the tile's
-# queries (of all heads of the group), walk over the keys once, store. Queries whose sequence has no keys give 0.
+# (difficulty 2 of 3, 60 minutes) Jagged attention with grouped heads.
+# The tile list counts *packed* rows: program `(t, c)` works on key/value head `c`, sequence `tiles[t][0]`, packed rows from `tiles[t][1]` on.
+# Load the tile's queries (of all heads of the group), walk over the keys once, store.
+# Queries whose sequence has no keys give 0.
 #
-# Launched on `(number of tiles, H_kv)` with `BM=BN=16`. Limits: at most 2 loads for each block of keys of each program, and 7 more for each program; no block larger than 512 elements.
+# Launched on `(number of tiles, H_kv)` with `BM=BN=16`.
+# Limits: at most 2 loads for each block of keys of each program, and 7 more for each program; no block larger than 512 elements.
 
 
 # %% tags=["ex-7.2"]
@@ -117,11 +125,16 @@ check("7.2", grouped_kernel)
 # %% [markdown]
 # ## 7.3 One query for all, and an answer where it is wanted
 #
-# (difficulty 2 of 3, 55 minutes) Attention pooling. `q` is `[Lq, H, D]`, the same for every sequence, and it is read where it lies: nobody copies it. Sequence `b` answers with `Lq` rows of `out`, and `slots[b]` says from which
-# row on: the caller may want the answers between other rows. A slot that is not wholly inside `out` (negative, or too far behind) means: do not write. Rows of `out` that no slot covers stay as they are. A sequence without
-# keys answers with zeros.
+# (difficulty 2 of 3, 55 minutes) Attention pooling.
+# `q` is `[Lq, H, D]`, the same for every sequence, and it is read where it lies: nobody copies it.
+# Sequence `b` answers with `Lq` rows of `out`, and `slots[b]` says from which row on: the caller may want the answers between other rows.
+# A slot that is not wholly inside `out` (negative, or too far behind) means: do not write.
+# Rows of `out` that no slot covers stay as they are.
+# A sequence without keys answers with zeros.
 #
-# Program `(b, h)` of `(B, H)`; `Lq` is at most `BL`. Launched with `BL=16, BN=16`. Limits: at most 2 loads for each block of keys and 4 more for each program; no block larger than 512 elements.
+# Program `(b, h)` of `(B, H)`; `Lq` is at most `BL`.
+# Launched with `BL=16, BN=16`.
+# Limits: at most 2 loads for each block of keys and 4 more for each program; no block larger than 512 elements.
 
 
 # %% tags=["ex-7.3"]
@@ -184,10 +197,12 @@ check("7.3", pooled_kernel)
 #
 # * `"contended"`: each tile of `block` keys of each sequence adds its share to dQ with atomics.
 # * `"partials"`: each sequence that has keys leaves one partial dQ in memory, and one pass adds them up.
-# * `"resident"`: `workers` programs share the sequences that have keys; each keeps its dQ on the chip and leaves one partial, and one pass adds them up. Programs that get no sequence leave nothing.
+# * `"resident"`: `workers` programs share the sequences that have keys; each keeps its dQ on the chip and leaves one partial, and one pass adds them up.
+#   Programs that get no sequence leave nothing.
 #
-# Predict `adds`, the atomic adds that one element of dQ gets; `extra`, the elements of memory for partials; and `moved`, the elements written, by atomics (each lane is one) or stores, of partials and of the final dQ. In the contended
-# way the atomics write dQ itself; in the others the pass writes it once. The check asks for numbers that are not shown here.
+# Predict `adds`, the atomic adds that one element of dQ gets; `extra`, the elements of memory for partials; and `moved`, the elements written, by atomics (each lane is one) or stores, of partials and of the final dQ.
+# In the contended way the atomics write dQ itself; in the others the pass writes it once.
+# The check asks for numbers that are not shown here.
 
 
 # %% tags=["ex-7.4"]
@@ -210,10 +225,15 @@ check("7.4", dq_traffic)
 # %% [markdown]
 # ## 7.5 Bug hunt: the gradient that stops growing
 #
-# (difficulty 2 of 3, 15 minutes) A kernel adds up `parts` partial dQ in a fixed order. It is right for a handful of sequences. In training, with hundreds, the seeds hardly learn. The parts are bf16, `dq` is fp32, and what comes out
-# is far too small. Find where the numbers are lost. The order of the sum must stay a fixed one, and no part may be read twice.
+# (difficulty 2 of 3, 15 minutes) A kernel adds up `parts` partial dQ in a fixed order.
+# It is right for a handful of sequences.
+# In training, with hundreds, the seeds hardly learn.
+# The parts are bf16, `dq` is fp32, and what comes out is far too small.
+# Find where the numbers are lost.
+# The order of the sum must stay a fixed one, and no part may be read twice.
 #
-# Launched on one program for each 16 elements. Limit: at most as many loads as there are parts, for each program.
+# Launched on one program for each 16 elements.
+# Limit: at most as many loads as there are parts, for each program.
 
 
 # %% tags=["ex-7.5"]
@@ -241,13 +261,19 @@ check("7.5", sum_kernel)
 # %% [markdown]
 # ## 7.6 The resident dQ
 #
-# (difficulty 3 of 3, 95 minutes) The chapter describes it and does not show it. Program `w` of `W` keeps Q and its dQ on the chip. The sequences pass by: it takes `w`, `w + W`, `w + 2 W`, ... and adds what each contributes. At the end it
-# leaves one partial. A second kernel adds the partials, always in the same order. So no atomic is needed, and every run gives the same bits; the check runs your kernels under four orders of their programs and compares
-# bit by bit.
+# (difficulty 3 of 3, 95 minutes) The chapter describes it and does not show it.
+# Program `w` of `W` keeps Q and its dQ on the chip.
+# The sequences pass by: it takes `w`, `w + W`, `w + 2 W`, ... and adds what each contributes.
+# At the end it leaves one partial.
+# A second kernel adds the partials, always in the same order.
+# So no atomic is needed, and every run gives the same bits; the check runs your kernels under four orders of their programs and compares bit by bit.
 #
-# Write both kernels and the launch, for one head. `block_dq` is given: the contribution of one block of keys. `q` is `[LQ, D]`, `k, v` are `[total_kv, D]`, `dout` is `[B, LQ, D]`, `lse` and `delta` are `[B, LQ]`, with natural logarithms. The result
-# is `dq [LQ, D]`, fp32. Sequences may have no keys: their `lse` is -inf, and they contribute nothing. Limits: at most `W * LQ * D + LQ * D` elements stored;
-# the kernels make the products, at least one per block of keys.
+# Write both kernels and the launch, for one head.
+# `block_dq` is given: the contribution of one block of keys.
+# `q` is `[LQ, D]`, `k, v` are `[total_kv, D]`, `dout` is `[B, LQ, D]`, `lse` and `delta` are `[B, LQ]`, with natural logarithms.
+# The result is `dq [LQ, D]`, fp32.
+# Sequences may have no keys: their `lse` is -inf, and they contribute nothing.
+# Limits: at most `W * LQ * D + LQ * D` elements stored; the kernels make the products, at least one per block of keys.
 
 
 # %% tags=["ex-7.6"]

@@ -45,7 +45,8 @@ B200 = {"tensor_2": 8192, "tensor_1": 16384, "rows": 128, "mufu": 16, "smem": 12
 # - The tensor core takes `rates["rows"]` rows of the first operand at a time.
 #   A rest of fewer rows takes as long as a full one.
 # - For each such group of rows, shared memory delivers the *whole* second operand (K, or V), again.
-#   Of the first operand it delivers the rows that exist, once: Q for S. P does not come from shared memory.
+#   Of the first operand it delivers the rows that exist, once: Q for S.
+#   P does not come from shared memory.
 # - One exponential per score.
 #   The tile has exactly `M` rows.
 
@@ -211,7 +212,8 @@ check("9.4", account)
 # %% [markdown]
 # ## 9.5 Bug hunt: a wait that comes too early
 #
-# (difficulty 2 of 3, 25 minutes) One warp group; two buffers for K, two for S. For each of 128 queries it sums the exponentials of its scores.
+# (difficulty 2 of 3, 25 minutes) One warp group; two buffers for K, two for S.
+# For each of 128 queries it sums the exponentials of its scores.
 # (Scores are small here: nobody subtracts a maximum.)
 #
 # The author's plan: while the tensor core makes the S of block j, the exp2 units work on block j − 1.
