@@ -17,6 +17,7 @@ gradient is that of one process with the whole batch, however the users are deal
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -246,8 +247,8 @@ def main() -> None:
     state = full_state(model)  # all ranks take part
     if first and args.save:
         torch.save(state, args.save)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    del model
+    end()
 
 
 def begin() -> torch.device:
@@ -263,8 +264,19 @@ def begin() -> torch.device:
     return device
 
 
+def end() -> None:
+    """Leave the other processes; call it when no model is left.
+
+    DDP's reducer owns the process group too. If it is the last owner, it joins gloo's thread while it holds the GIL, and that
+    thread may need the GIL to release a tensor: the process would never end. ``destroy_process_group`` releases the GIL first.
+    """
+    if dist.is_initialized():
+        gc.collect()  # a model may be part of a reference cycle
+        dist.destroy_process_group()
+
+
 def line(run: dict) -> str:
-    """Run one training; return its numbers as text."""
+    """Return the numbers of one training as text."""
     time_ = "not timed" if run["step_ms"] is None else f"{run['step_ms']:.1f} ms per step"
     most = run["most_over_mean"]
     return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import socket
 import subprocess
 import sys
 
@@ -40,9 +41,10 @@ def launch(folder, ranks: int, *options: str) -> tuple[dict, dict, str]:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     weights, times = folder / f"{ranks}{len(options)}.pt", folder / f"{ranks}{len(options)}.json"
     command = [*start, str(SCRIPT), *SMALL, "--save", str(weights), "--json", str(times), *options]
-    done = subprocess.run(command, capture_output=True, text=True)
+    run = lambda: subprocess.run(command, capture_output=True, text=True, timeout=250)
+    done = run()
     if done.returncode and PORT_LOST.search(done.stderr):
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = run()
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return torch.load(weights), json.loads(times.read_text()), done.stdout
 
@@ -67,6 +69,35 @@ def test_two_processes_train_as_one_does(alone, options, tmp_path):
     assert all(found["speedup"][way] > 0 for way in ("zigzag", "longest first"))
     assert {"device", "torch", "date"} <= found["environment"].keys()
     assert printed.count("ms per step") == 3, "one rank prints"
+
+
+# The reducer of a DDP model that outlives its process group may join gloo's thread while holding the GIL which that thread needs.
+NO_MODEL_LEFT = """
+import gc, runpy, sys
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def destroy(end=dist.destroy_process_group):
+    print("models left:", sum(isinstance(x, DistributedDataParallel) for x in gc.get_objects()))
+    end()
+
+dist.destroy_process_group = destroy
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.xdist_group("torchrun")
+def test_no_model_outlives_its_process_group(tmp_path, monkeypatch):
+    port = socket.create_server(("127.0.0.1", 0))
+    for name, value in dict(
+        RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port.getsockname()[1])
+    ).items():
+        monkeypatch.setenv(name, value)
+    port.close()
+    code = NO_MODEL_LEFT.replace("sys.argv[0]", repr(str(SCRIPT)))
+    done = subprocess.run([sys.executable, "-c", code, *SMALL], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "models left: 0"
 
 
 @pytest.fixture(scope="module")
