@@ -65,8 +65,9 @@ def plain_forward_kernel(
             tlx.barrier_wait(multiplied[0], 0)
             scores = mask_pairs(tlx.local_load(s_tile[0]), tile, block)
             p, row_max, row_sum, alpha = softmax_step(scores, row_max, row_sum, scale, False)
-            tlx.local_store(acc[0], tlx.local_load(acc[0]) * alpha[:, None])
+            # P first: a thread holds a row of P or of O, but not both without spilling.
             tlx.local_store(p_tile[0], p.to(DTYPE))
+            tlx.local_store(acc[0], tlx.local_load(acc[0]) * alpha[:, None])
             tlx.async_dot(p_tile[0], v_tile[0], acc[0], use_acc=True, mBarriers=[multiplied[0]])
             tlx.barrier_wait(multiplied[0], 1)
 

@@ -81,22 +81,38 @@ HUGE = {
 }
 
 
-@pytest.mark.parametrize("largest", [1e6, 3e9, 1e12, 1e36])
-@pytest.mark.parametrize("name", HUGE)
-def test_huge_scores_stay_right(name, largest):
-    """From 2**31 on the maximum's rounding alone exceeds fp32's exponents: such rows take a scale that rounds nothing."""
-    problem, q, k, v, _ = make(**HUGE[name], seed=3)
+def make_huge(case: dict, largest: float):
+    """(problem, q, k, v) whose scores, before the scale, are up to ``largest``."""
+    problem, q, k, v, _ = make(**case, seed=3)
     rows, keys = int(problem.query_offset[-1]), int(problem.key_offset[-1])
     grow = (
         largest / (q[:rows].double().flatten(1).norm(dim=1).max() * k[:keys].double().flatten(1).norm(dim=1).max())
     ) ** 0.5
-    q, k = (q * grow).to(q.dtype), (k * grow).to(k.dtype)
-    out, lse = launch.forward(problem, q, k, v)
+    return problem, (q * grow).to(q.dtype), (k * grow).to(k.dtype), v
+
+
+def assert_huge_right(problem, q, k, v, out, lse):
     want, want_lse = reference(problem, q, k, v)
     assert_close("out", out, want, problem.dtype)
     finite = torch.isfinite(want_lse)
     assert torch.equal(torch.isfinite(lse), finite)
     torch.testing.assert_close(lse[finite].double(), want_lse[finite], rtol=2**-20, atol=2**-10)
+
+
+@pytest.mark.parametrize("largest", [1e6, 3e9, 1e12, 1e36])
+@pytest.mark.parametrize("name", HUGE)
+def test_huge_scores_stay_right(name, largest):
+    """From 2**31 on the maximum's rounding alone exceeds fp32's exponents: such rows take a scale that rounds nothing."""
+    inputs = make_huge(HUGE[name], largest)
+    assert_huge_right(*inputs, *launch.forward(*inputs))
+
+
+@pytest.mark.parametrize("largest", [1e6, 3e9, 1e12, 1e36])
+@pytest.mark.parametrize("name", ["halves", "causal, d128"])
+def test_the_plain_kernel_keeps_huge_scores_right(name, largest):
+    inputs = make_huge(HUGE[name], largest)
+    with emulator.options(contract=True):  # without it nothing is lost, whatever the scale
+        assert_huge_right(*inputs, *launch.plain_forward(*inputs))
 
 
 def test_split_keys_do_not_rely_on_the_stated_maximum():
