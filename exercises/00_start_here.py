@@ -9,8 +9,8 @@
 # %% [markdown]
 # # Exercises 00: start here
 #
-# Four small ones, to practise *how* this course works.
-# The text is in `notebooks/00_start_here.py`; keep it open beside this.
+# Four small exercises, to practice *how* this course works.
+# The chapter is `notebooks/00_start_here.py`; keep it open next to this file.
 #
 # Run the first cell now (Shift+Enter).
 # It shows what you have solved so far.
@@ -30,13 +30,13 @@ progress()
 # Return the number of tokens in the whole batch.
 #
 # 1. Run the two cells below as they are.
-#    The report says **not started**: that is no fault, only a state.
+#    The report says **not started**: that is a state, not an error.
 # 2. Replace the line marked `YOUR CODE` and run both cells again.
 
 
 # %% tags=["ex-0.1"]
 def count_tokens(lengths):
-    """lengths: list of B numbers -> how many tokens they are together."""
+    """Return the number of tokens, an int; lengths: list of B ints."""
     raise NotImplementedError("0.1: not started")  # YOUR CODE
 
 
@@ -49,17 +49,17 @@ check("0.1", count_tokens)
 # *Difficulty 1 of 3, 5 minutes.*
 #
 # Return the length of the longest sequence.
-# A batch without any sequence has the longest length 0.
+# For a batch without any sequence return 0.
 #
-# Write `return max(lengths)` first, although you may see already what is wrong with it.
+# Write `return max(lengths)` first, even if you already see what is wrong with it.
 # Read the report: it names the smallest case that goes wrong.
-# Then mend it.
-# `hint("0.2")` gives a first hint, and calling it again a closer one.
+# Then fix it.
+# `hint("0.2")` gives a first hint; call it again for a more detailed one.
 
 
 # %% tags=["ex-0.2"]
 def longest(lengths):
-    """lengths: list of B numbers -> the largest of them, 0 for an empty list."""
+    """Return the largest length, an int, or 0 for an empty list; lengths: list of B ints."""
     raise NotImplementedError("0.2: not started")  # YOUR CODE
 
 
@@ -79,19 +79,19 @@ check("0.2", longest)
 # Write a Python loop over the rows first, and read what the report says about it.
 # Then do it without a loop: sums along one axis, and broadcasting, do all rows at once.
 #
-# What you write counts once, however much torch makes of it (`torch.einsum(...)` is one operation).
-# NumPy's operations count as torch's do, and each number that leaves torch as a Python float counts one: a loop is a loop in any library.
+# Each call that you write counts as one operation, whatever torch does inside (`torch.einsum(...)` is one).
+# NumPy's operations count as torch's do, and so does each number that is read out of a tensor as a Python float: a loop is a loop in any library.
 #
 # Two rules hold in every exercise, unless its text says otherwise.
 # A result is a tensor of its own: it shares no memory with an input, and the inputs stay as they are.
-# And the finished thing is no answer: torch's attention (`scaled_dot_product_attention`, `flex_attention`), this package's attention and reference, and the solutions are out of bounds everywhere.
+# And ready-made implementations are not allowed: torch's attention (`scaled_dot_product_attention`, `flex_attention`), this package's attention and reference, and the solutions are out of bounds everywhere.
 
 # %% tags=["ex-0.3"]
 import torch
 
 
 def shares(weights):
-    """weights: [n, n] float, all positive -> [n, n], each row summing to 1."""
+    """Divide each row by its sum; weights: [n, n] float, all positive -> [n, n]."""
     raise NotImplementedError("0.3: not started")  # YOUR CODE
 
 
@@ -103,25 +103,25 @@ check("0.3", shares)
 #
 # *Difficulty 1 of 3, 10 minutes.*
 #
-# Sequences of lengths `[7, 3, 19, 5, 11]` lie one after another in one tensor of 45 rows.
+# Sequences of lengths `[7, 3, 19, 5, 11]` are stored one after another in one tensor of 45 rows.
 # Row 0 is the first token of sequence 0.
-# Which sequence does **row 30** belong to, and which position does it have inside that sequence?
-# Everything counts from 0.
-# Put the pair `(sequence, position)` into `where`: as two numbers you found on paper, or computed.
+# Which sequence does **row 30** belong to, and at which position inside that sequence is it?
+# Count everything from 0.
+# Assign the pair of ints `(sequence, position)` to `where`: work it out on paper, or compute it.
 #
-# Then make the round trip, once in your life:
+# Then make the round trip once:
 #
 # 1. **Save** (Ctrl+S).
 #    The file on disk is an ordinary Python file: open it in any editor.
 # 2. **Restart** the kernel (Kernel menu, *Restart Kernel*).
 #    All variables are gone.
 #    Your code is not.
-# 3. **Close** the tab and open the file again by a double click.
+# 3. **Close** the tab and open the file again with a double click.
 # 4. Run all cells (Run menu, *Run All Cells*).
 #    The reports are back.
 # 5. In a terminal (File, New, Terminal): `jfa grade 0`.
-#    It judges the *saved file*, without any notebook.
-# 6. `jfa reset 0.1` puts exercise 0.1 back to its start, and prints where your answer is kept.
+#    It judges the *saved file*, without a notebook.
+# 6. `jfa reset 0.1` restores exercise 0.1 to its initial state, and prints where your answer is kept.
 #    In the notebook: File, *Reload Notebook from Disk*.
 
 # %% tags=["ex-0.4"]

@@ -9,20 +9,21 @@
 # %% [markdown]
 # # 00 Start here
 #
-# This course ends at attention over sequences of different lengths on an NVIDIA Blackwell GPU, in a kernel where groups of threads (*warps*) each have a job of their own.
-# It begins with a list of five numbers.
-# No GPU is needed: where a chapter needs the machine, it runs on an emulator that is part of the course.
+# This course begins with a list of five numbers.
+# It ends with a kernel that computes attention over sequences of different lengths on an NVIDIA Blackwell GPU.
+# In that kernel each group of threads (a *warp*) has its own job.
+# No GPU is needed: the course contains an emulator that runs the kernels on a CPU.
 #
 # **Goals.** After this chapter you
-# * know what the course builds, and why anybody wants it,
+# * know what the course builds, and why it is useful,
 # * can run a chapter, solve an exercise, and read a report,
 # * have saved, restarted, reopened, graded and reset an exercise once.
 #
 # **Time** 15 minutes to read, 25 for the exercises.
-# **You need** Python, a little PyTorch (indexing, `@` for matrix products), and to have met attention once.
+# **You need** Python, a little PyTorch (indexing, `@` for matrix products), and a rough idea of attention.
 #
-# Run a cell with Shift+Enter.
-# Run them from the top, in order.
+# Press Shift+Enter to run a cell.
+# Run the cells from the top, in order.
 
 # %%
 import importlib.util
@@ -54,7 +55,7 @@ plots.padded_and_packed(lengths)
 
 # %% [markdown]
 # The lower layout is called **packed**, or *jagged*.
-# Its price is a second, small tensor: the **offsets**, the rows at which the sequences begin.
+# It needs a second, small tensor: the **offsets**, which hold the row at which each sequence begins.
 # Everything in this course works on packed tensors.
 #
 # ## Attention, with shapes
@@ -68,15 +69,15 @@ plots.padded_and_packed(lengths)
 # | K | [n, D] | what each token offers |
 # | V | [n, D] | what it hands over |
 # | S = Q Kᵀ / √D | [n, n] | a score for each pair (query, key) |
-# | P = softmax of each row of S | [n, n] | shares; each row sums to 1 |
-# | O = P V | [n, D] | for each query a mixture of values |
+# | P = softmax of each row of S | [n, n] | the weights, or *shares*; each row sums to 1 |
+# | O = P V | [n, D] | for each query, the weighted mean of the values |
 #
-# The likely mistake: to read [n, n] and think of it as small.
+# The likely mistake is to think of [n, n] as small.
 # For n = 8192 it has 67 million entries, per head.
 # *Flash* attention never stores it.
 # Chapter 02 shows how that is possible.
 #
-# ## The simplest right version
+# ## The simplest correct version
 #
 # Start with something slow that cannot be misunderstood.
 # One query, one key, one number at a time.
@@ -84,7 +85,7 @@ plots.padded_and_packed(lengths)
 
 # %%
 def attention_by_loops(q, k, v):
-    """One sequence, one score at a time: q, k, v [n, D] -> [n, D]."""
+    """Attend within one sequence, one score at a time: q, k, v [n, D] -> [n, D]."""
     n, dim = q.shape
     out = torch.zeros_like(v)
     for i in range(n):
@@ -97,14 +98,13 @@ def attention_by_loops(q, k, v):
 
 
 # %% [markdown]
-# Now the same with matrices.
-# And a second opinion: PyTorch's own function.
-# A result counts here only after it was compared with something else.
+# Now the same with matrices, and PyTorch's own function as a second opinion.
+# In this course a result counts only after it has been compared with an independent one.
 
 
 # %%
 def attention_by_matrices(q, k, v):
-    """The same in three lines."""
+    """Compute the same in three lines."""
     scores = q @ k.T / q.shape[1] ** 0.5
     weights = torch.softmax(scores, dim=1)
     return weights @ v
@@ -121,13 +121,13 @@ print("matrices against PyTorch:", float((by_matrices - by_torch).abs().max()))
 # ## Five sequences at once
 #
 # Lay the five sequences one after another, 45 rows.
-# A query may only meet keys of its own sequence.
-# Of the 45 x 45 pairs, those in five squares along the diagonal count.
-# The rest must not even be looked at.
+# A query may only see keys of its own sequence.
+# So of the 45 x 45 pairs, only those in the five squares along the diagonal count.
+# The others should not be computed at all.
 #
-# Padded, each sequence computes a 19 x 19 square.
-# Packed *and* done right, only the blue squares are computed.
-# That is the work of the chapters to come.
+# A padded batch computes a 19 x 19 square for each sequence.
+# A good kernel on the packed batch computes only the blue squares.
+# The coming chapters build that kernel.
 
 # %%
 owner = torch.repeat_interleave(torch.arange(5), torch.tensor(lengths))
@@ -153,20 +153,20 @@ print(f"padded {padded_scores} scores, packed {packed_scores}: {times:.1f} times
 # The map of all chapters, with what each teaches and needs, is in the [README](../README.md).
 #
 # All are ordinary `.py` files that open as notebooks.
-# Nothing in a chapter answers an exercise: exercises vary it or go a step further.
+# No chapter contains the answer to an exercise: exercises change the chapter's code or go a step further.
 #
 # **check** runs your function in a separate process, on several inputs, and compares with an independent reference.
 # Its report is in one of four states:
 #
 # | state | meaning |
 # |---|---|
-# | not started | the gap is still a gap |
-# | not right yet | it names the smallest case that fails, and the sequence and row where |
-# | right answer, wrong method | the numbers are right, but a limit is broken, say "no tensor larger than ..." |
+# | not started | the gap is not filled in yet |
+# | not right yet | the report names the smallest case that fails, with its sequence and row |
+# | right answer, wrong method | the numbers are right, but a limit is broken, for example "no tensor larger than ..." |
 # | passed | done |
 #
 # **hint("0.1")** gives a hint.
-# Call it again for a closer one; the last is near the answer.
+# Call it again for a more detailed one; the last hint nearly gives the answer.
 # **progress()** shows what is solved.
 #
 # In a terminal (File, New, Terminal):
@@ -175,12 +175,12 @@ print(f"padded {padded_scores} scores, packed {packed_scores}: {times:.1f} times
 # |---|---|
 # | `jfa grade 0` | judges the saved files of chapter 00, without a notebook |
 # | `jfa progress` | what is solved so far |
-# | `jfa reset 0.1` | puts an exercise back to its start; your answer is kept in a backup |
-# | `jfa doctor` | looks at this installation and says how to repair it |
+# | `jfa reset 0.1` | restores an exercise to its initial state; your answer is kept in a backup |
+# | `jfa doctor` | checks this installation and says how to repair it |
 #
 # ## Exercises
 #
-# Open [exercises/00_start_here.py](../exercises/00_start_here.py) by a double click in the file browser on the left.
+# Open [exercises/00_start_here.py](../exercises/00_start_here.py): double-click it in the file browser on the left.
 #
 # The minutes here and in all chapters are an estimate by a rule, not a measurement: nobody has timed readers.
 # The rule counts what is new: five minutes for an exercise's text and the report, two for each line of its solution that the chapter does not show, one for each other line, and half a minute for each line of a program that is given to be mended.
@@ -211,7 +211,7 @@ print(f"padded {padded_scores} scores, packed {packed_scores}: {times:.1f} times
 #
 # <details><summary>You changed a function and ran check without running the function's cell again. What was checked?</summary>
 #
-# The function as it was: the kernel knows only cells that were run.
+# The old function: the notebook's Python process knows only cells that were run.
 # The report says so when the function, the cell and the saved file differ.
 # </details>
 #
@@ -222,8 +222,7 @@ print(f"padded {padded_scores} scores, packed {packed_scores}: {times:.1f} times
 #
 # ## Pitfalls
 #
-# Neither of the first two raises an error.
-# Each is shown by a cell.
+# The first two raise no error; a cell below each shows what happens instead.
 #
 # **The softmax along the wrong axis.** Every query's shares must sum to 1: rows, not columns.
 # The result has the right shape either way.
@@ -236,9 +235,9 @@ for axis in (1, 0):
     print(f"softmax(dim={axis}): {good} of 19 rows sum to 1")
 
 # %% [markdown]
-# **The forgotten 1/√D.** Without it scores grow with D, and one key takes nearly everything.
-# Where a share p is near 1 or 0, its derivative p (1 - p) is near 0, and so is what the queries and keys learn from it.
-# Again the shapes do not tell.
+# **The forgotten 1/√D.** Without it the scores grow with D, and one key gets nearly all the weight.
+# Where a share p is near 1 or 0, its derivative p (1 - p) is near 0, so the queries and keys get almost no gradient.
+# Again the shapes are right either way.
 
 # %%
 dims = [8, 32, 128, 512]
@@ -258,20 +257,19 @@ plots.lines(
 )
 
 # %% [markdown]
-# **Cells run out of order.** A notebook shows code in one order and remembers it in another.
+# **Cells run out of order.** The variables of a notebook depend on the order in which you ran the cells, not on the order in which they stand.
 # When something is odd: Kernel menu, *Restart Kernel and Run All Cells*.
-# The number in brackets left of a cell is the order in which it ran.
+# The number in brackets to the left of a cell is the order in which it ran.
 #
 # ## What differs on a GPU
 #
-# Nothing in this chapter.
-# Later chapters end with a section like this one.
-# It says what the emulator does not show: time, mostly.
+# In this chapter, nothing.
+# In later chapters this section says what the emulator does not show, which is mostly time.
 #
 # ## What was verified here
 #
 # The cells above ran on a CPU: the loops, the matrices and PyTorch agree up to rounding, as printed.
-# The numbers of the pictures are folded below them.
+# The numbers behind each picture can be unfolded below it.
 # No GPU was used.
 #
 # ## Sources

@@ -10,8 +10,8 @@
 # # 01 Packing and waste
 #
 # **Goals.** After this chapter you
-# * can go from lengths to offsets, from a list to a packed tensor, and back, without copying more than you must,
-# * can say what padding costs, in tokens and in FLOPs (floating-point operations), and why the second number is the worse one,
+# * can go from lengths to offsets, from a list to a packed tensor, and back, with as few copies as possible,
+# * can say what padding costs, in tokens and in FLOPs (floating-point operations), and why it costs more FLOPs than tokens,
 # * know four mistakes of padding and packing that raise no error.
 #
 # **Time** 30 minutes to read, 85 for the exercises.
@@ -19,9 +19,8 @@
 #
 # ## Mental model: a tape with marks
 #
-# A packed batch is a tape.
-# Sequences lie on it one after another.
-# The **offsets** are marks on the tape: where each sequence begins, and one last mark at the end.
+# A packed batch is a tape with the sequences on it, one after another.
+# The **offsets** are marks on the tape: one where each sequence begins, and a last one at the end.
 # B sequences have B + 1 marks.
 
 # %%
@@ -36,7 +35,7 @@ plots.padded_and_packed(lengths)
 # Read the lower strip: sequence 2 occupies the rows from mark 10 up to, but not including, mark 29.
 # Its length is the difference of its two marks.
 # A sequence of length 0 has two equal marks.
-# It owns no row, and keeps its number.
+# It owns no row, but it still counts when sequences are numbered.
 #
 # ## The math
 #
@@ -49,21 +48,21 @@ plots.padded_and_packed(lengths)
 # Sequence b is `values[o[b] : o[b + 1]]`.
 # That slice is a *view*: nothing is copied.
 #
-# The likely mistake: to take o[b + 1] for the last row of sequence b.
-# It is the first row *after* it.
+# The likely mistake is to read o[b + 1] as the last row of sequence b.
+# It is the first row *after* sequence b.
 #
 # Padded to the longest length M, the batch has B·M places.
-# So the share of places that hold nothing is
+# So the share of places that hold no token is
 #
 # $$ \text{token waste} = 1 - \frac{\sum_b n_b}{B\,M}. $$
 #
 # Attention computes a score for each *pair*.
-# Padded that is M² per sequence, and only n² of them are wanted:
+# A padded batch computes M² scores per sequence, and only n² of them are needed:
 #
 # $$ \text{pair waste} = 1 - \frac{\sum_b n_b^2}{B\,M^2}. $$
 #
-# A sequence half as long as the longest wastes half of its tokens, and three quarters of its pairs.
-# FLOPs follow the pairs.
+# A sequence half as long as the longest wastes half of its places, but three quarters of its pairs.
+# The FLOPs of attention are proportional to the pairs.
 
 # %%
 total, longest, batches = sum(lengths), max(lengths), len(lengths)
@@ -74,7 +73,7 @@ computed = batches * longest**2
 print(f"{pairs} pairs of {computed}: pair waste {100 * (1 - pairs / computed):.1f} %")
 
 # %% [markdown]
-# The same as a picture: what each of the five sequences computes, and what of it counts.
+# The same as a picture: the square that each of the five sequences computes, and the part of it that counts.
 
 # %%
 squares = {}
@@ -87,8 +86,8 @@ plots.score_grids(squares, title="the padded batch computes every square; the bl
 # %% [markdown]
 # ## Version 1: a list and a loop
 #
-# The simplest right thing: keep the sequences in a list and attend one after another.
-# No waste, but a loop in Python, and on a GPU a few launches for each sequence, however short it is.
+# The simplest correct way: keep the sequences in a list and attend to one after another.
+# Nothing is wasted, but there is a loop in Python, and on a GPU a few kernel launches per sequence, however short it is.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -96,7 +95,7 @@ D = 16
 
 
 def one_sequence(q, k, v):
-    """q [n, D], k, v [m, D] -> [n, D]."""
+    """Attend within one sequence: q [n, D], k, v [m, D] -> [n, D]."""
     return torch.softmax(q @ k.T / q.shape[1] ** 0.5, dim=1) @ v
 
 
@@ -108,8 +107,8 @@ by_list = [one_sequence(q, k, v) for q, k, v in zip(queries, keys, values)]
 # %% [markdown]
 # ## Version 2: a padded rectangle and a mask
 #
-# One launch, but B·M places and B·M² scores.
-# The reference below *really pads*: it forms every score and masks afterwards.
+# All sequences at once, but with B·M places and B·M² scores.
+# The reference below *really pads*: it computes every score and masks afterwards.
 
 # %%
 q, offsets = layout.pack(queries)
@@ -127,9 +126,9 @@ print("against the list:", float((by_padding - torch.cat(by_list)).abs().max()))
 # %% [markdown]
 # ## Version 3: packed
 #
-# The same inputs as one tape and its marks.
-# The result is packed as well, row for row.
-# `reference.attention` is the judge of this whole course: it computes in float64 if you like, and every kernel to come is compared with it.
+# The same inputs as one tape with its marks.
+# The result is packed in the same way.
+# `reference.attention` is this course's reference: it computes in float64 if its inputs are float64, and every kernel to come is compared with it.
 
 # %%
 by_packing = reference.attention(q[:, None], k[:, None], v[:, None], offsets, offsets)[:, 0]
@@ -137,8 +136,7 @@ print("offsets", offsets.tolist(), offsets.dtype)
 print("against the list:", float((by_packing - torch.cat(by_list)).abs().max()))
 
 # %% [markdown]
-# Unpacking gives views.
-# Write into one, and the tape changes.
+# `layout.unpack` returns views: if you write into one, the tape changes.
 
 # %%
 tape = q.clone()
@@ -150,8 +148,7 @@ print("rows of the tape that are zero now:", torch.nonzero((tape == 0).all(1)).f
 # ## Version 4: PyTorch's nested tensors
 #
 # PyTorch has this layout built in: a *nested tensor* with `layout=torch.jagged` is a tape and its offsets in one object.
-# Going there and back copies nothing.
-# The address of the memory says so.
+# Converting to it and back copies nothing, as the memory addresses show.
 
 # %%
 nested = layout.to_nested(q, offsets)
@@ -162,15 +159,15 @@ print("same memory and back:", tape_again.data_ptr() == q.data_ptr())
 print("offsets inside are", nested.offsets().dtype, "and come back as", offsets_again.dtype)
 
 # %% [markdown]
-# A nested tensor that was *narrowed* has holes between its sequences.
-# Then there is no tape to share, and `from_nested` gathers the rows.
+# A nested tensor made by `torch.nested.narrow` has gaps between its sequences.
+# Then there is no tape to share, and `from_nested` copies the rows into a new one.
 #
 # ## Cross-attention: two tapes
 #
 # Queries and keys may come from different places: a decoder looks at an encoder, a pooling query looks at a history.
-# Then there are two tapes and two sets of marks, `query_offset` and `key_offset`, with the same number of sequences.
-# Either length may be 0.
-# A query without keys has nothing to average, and its output is 0.
+# Then there are two tapes, and two sets of marks for the same sequences: `query_offset` and `key_offset`.
+# A sequence may have no queries, or no keys.
+# A query without keys has nothing to average; its output is defined as 0.
 
 # %%
 query_offset = layout.offsets_from_lengths([2, 1, 0, 3])
@@ -184,16 +181,19 @@ print("rows of the output that are 0:", zeros, "(sequence 1 has a query and no k
 # %% [markdown]
 # ## How bad is it, really?
 #
-# That depends on how lengths are spread.
-# Four generators, all seeded.
-# *Uniform*: every length equally likely.
-# *Log-uniform*: as many between 16 and 32 as between 2048 and 4096.
-# *Pareto*: most are short, a few are enormous.
-# *Sparsity*: the rule of the TritonBench benchmarks, which draws from [(2 s - 1) M, M) for s of 0.5 or more: at s = 0.95 every length is within 10 % of the largest.
+# That depends on the distribution of the lengths.
+# Here are four of them, all seeded.
+#
+# * *Uniform*: every length is equally likely.
+# * *Log-uniform*: as many lengths between 16 and 32 as between 2048 and 4096.
+# * *Pareto*: most are short, a few are very long.
+# * *Sparsity*: the rule of the TritonBench benchmarks.
+#   For a parameter s of at least 0.5 it draws lengths from [(2s − 1)·M, M), so at s = 0.95 every length is within 10 % of the largest.
 #
 # Predict first: which one wastes most, and which one hardly anything?
 #
-# The axis of lengths is logarithmic, with bins of equal ratio: there the log-uniform lengths are level, and the uniform ones pile up at the right.
+# The axis of lengths is logarithmic, and each bin covers the same ratio of lengths.
+# So the log-uniform lengths look flat, and the uniform ones pile up on the right.
 
 # %%
 samples = {
@@ -219,18 +219,18 @@ plots.bars(
 )
 
 # %% [markdown]
-# With a Pareto tail nearly all places and practically all pairs are waste: one long sequence sets the size of the rectangle for everybody.
+# With Pareto lengths nearly all places and practically all pairs are waste: one long sequence sets the size of the rectangle for all of them.
 # Where all lengths are within 10 % of each other, padding wastes 5 % of the tokens and 10 % of the pairs.
-# Counted in tokens or in pairs, packing never loses.
+# Packing never has more tokens or pairs than padding.
 #
-# **The usual remedy** is to sort by length and pad each group to its own maximum.
-# It helps, more with every group.
-# But the waste is zero only when each group has a single length, and sorting training data by length changes what a batch holds.
+# **The usual remedy** is to sort by length and pad each group of similar lengths to its own maximum.
+# It helps, and more groups help more.
+# But the waste is zero only if each group has a single length, and sorting training data by length changes which samples share a batch.
 
 
 # %%
 def waste_in_groups(sample, groups):
-    """Pair waste in %: the sorted batch is cut into equal groups, each padded to its own longest."""
+    """Return the pair waste in % of a sorted batch in equal groups, each padded to its longest."""
     parts = torch.sort(sample).values.long().chunk(groups)
     computed = sum(len(p) * int(p.max()) ** 2 for p in parts)
     return 100 * (1 - int((sample.long() ** 2).sum()) / computed)
@@ -249,9 +249,8 @@ plots.lines(
 # %% [markdown]
 # ## What a mask on padded data costs
 #
-# The mask itself is data.
-# A boolean mask [B, M, M] must be made, stored and read.
-# Compare with the marks: B + 1 numbers of 4 bytes.
+# A padded batch also needs a mask, and the mask is data: a boolean tensor [B, M, M] must be made, stored and read.
+# Compare it with the offsets, which are B + 1 numbers of 4 bytes:
 
 # %%
 rows = []
@@ -262,8 +261,15 @@ for name, sample in samples.items():
 print(plots.table(["lengths", "mask GiB", "offsets KiB", "scores computed / wanted"], rows))
 
 # %% [markdown]
-# A mask can be cheap only where it is *computed* inside the kernel from two lengths, and never stored.
+# A mask is cheap only if the kernel *computes* it from two lengths and never stores it.
 # Chapters 04 and 06 do that.
+#
+# ## Summary
+#
+# * A packed batch is one tensor of rows plus B + 1 offsets; sequence b is `values[o[b] : o[b + 1]]`, a view.
+# * Padding wastes places in proportion to the length and pairs in proportion to its square, and the FLOPs of attention follow the pairs.
+# * Sorting into groups reduces the waste; packing removes it.
+# * An empty sequence is legal, and a query without keys has output 0.
 #
 # ## Exercises
 #
@@ -289,19 +295,19 @@ print(plots.table(["lengths", "mask GiB", "offsets KiB", "scores computed / want
 #
 # <details><summary>All sequences of a batch have half the length of the longest, except the longest itself. For a large batch, what are the two wastes?</summary>
 #
-# Near 50 % of the tokens and near 75 % of the pairs.
+# Close to 50 % of the tokens and close to 75 % of the pairs.
 # </details>
 #
 # <details><summary>Why do offsets have B + 1 entries, when the last one is just the number of rows?</summary>
 #
-# So that every sequence finds its end in the same way, without a special case.
-# And the tensor may have more rows than the last offset says: rows that belong to nobody.
+# So that the end of every sequence is found in the same way, without a special case for the last one.
+# And the tensor may have more rows than the last offset says: rows that belong to no sequence.
 # </details>
 #
 # <details><summary>A packed batch is permuted within each sequence. Does attention notice?</summary>
 #
-# Without a causal mask or positions: the output rows are permuted along, nothing else changes.
-# A row that moves to another *sequence* changes everything there.
+# Without a causal mask or positions, the output rows are permuted in the same way, and nothing else changes.
+# A row that moves to another *sequence* changes every output there.
 # </details>
 #
 # ## Try this
@@ -313,9 +319,9 @@ print(plots.table(["lengths", "mask GiB", "offsets KiB", "scores computed / want
 #
 # ## Pitfalls
 #
-# Each is run, not told.
+# A cell shows each of them.
 #
-# **Marks that are off by one.** Shift every inner mark by one row, and each sequence hands its first row to its neighbour.
+# **Offsets that are off by one.** Shift every inner offset by one row, and each sequence loses its first row to the sequence before it.
 # Nothing crashes.
 # Count the rows whose output changed:
 
@@ -327,9 +333,8 @@ changed = (wrong - by_packing).abs().amax(1) > 1e-4
 print(int(changed.sum()), "of", len(q), "rows are wrong, and no error was raised")
 
 # %% [markdown]
-# **NaN in a place that has weight 0.** Free places of a padded tensor hold whatever was there before.
-# Their weight is exactly 0.
-# But 0 · NaN is NaN, and it reaches every row of its sequence.
+# **NaN in a place that has weight 0.** The free places of a padded tensor hold whatever was in memory before.
+# Their weight is exactly 0, but 0 · NaN is NaN, and it reaches every output row of the sequence.
 
 # %%
 M = longest
@@ -344,10 +349,10 @@ print("with dirty values:  ", int((weights @ dirty).isnan().sum()), "of", D, "ou
 print("with cleaned values:", int((weights @ clean).isnan().sum()), "of", D, "outputs are NaN")
 
 # %% [markdown]
-# A GPU kernel has the same trap in another form: its last block of keys reaches into the *next sequence*.
-# Chapter 04 meets it again.
+# A GPU kernel has the same problem in another form: its last block of keys reaches into the *next sequence*.
+# Chapter 04 returns to it.
 #
-# **A mask value of -1e9.** It looks like minus infinity until a row has nothing but masked keys.
+# **A mask value of -1e9.** It works like minus infinity until all keys of a row are masked.
 # Then all scores are equal, and the row becomes the average of everything that was forbidden.
 
 # %%
@@ -356,14 +361,14 @@ for mask_value in (-1e9, -torch.inf):
     print(f"four masked keys with {mask_value}: weights {row[0].tolist()}")
 
 # %% [markdown]
-# With -inf it is NaN, which at least is loud.
-# Right is neither: a query that may see nothing gives 0.
-# Chapter 02 builds that in.
+# With -inf the row is NaN, which is at least noticed.
+# Neither is right: a query that may see no key must give 0.
+# Chapter 02 shows how.
 #
-# **A maximum read from the device.** `int(lengths.max())` looks innocent.
-# On a GPU it makes the CPU wait until the GPU has finished everything before.
-# In a training step that is a stall in each layer.
-# So sizes here come from shapes, or are passed in, and lists of work are built on the device with an *upper bound* for their size.
+# **A maximum read from the device.** `int(lengths.max())` looks harmless.
+# On a GPU it makes the CPU wait until the GPU has finished all earlier work.
+# In a training step that is one stall per layer.
+# So in this package sizes come from shapes or are passed in, and lists of work (one entry per block of rows) are built on the GPU with an *upper bound* on their size.
 # For the lengths above and blocks of 64 rows:
 
 # %%
@@ -379,16 +384,15 @@ headers = ["lengths", "blocks that exist", "bound from shapes", "blocks of the p
 print(plots.table(headers, rows))
 
 # %% [markdown]
-# The bound costs a little, the rectangle costs everything.
+# The bound is at most 34 % above the number of blocks that exist; the padded batch has up to 24 times as many.
 #
 # ## What differs on a GPU
 #
 # * Reading an offset on the host (`int(offsets[-1])`, `.tolist()`) waits for the device.
 #   Every helper in `jfa.layout` says in its docstring whether it does.
-# * Offsets are int32: kernels do arithmetic on them for every row, and 32 bits are cheaper.
-#   Products such as row times row size need 64 bits.
-# * Time.
-#   The waste above is counted, not timed.
+# * Offsets are int32: kernels do arithmetic with them for every row, and 32 bits are cheaper.
+#   A product such as row times row size may need 64 bits.
+# * The waste above is counted, not timed.
 #   How much of it turns into time depends on what a kernel skips.
 #
 # ## What was verified here

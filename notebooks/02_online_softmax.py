@@ -10,8 +10,8 @@
 # # 02 Online softmax
 #
 # **Goals.** After this chapter you
-# * can compute a softmax that neither overflows nor vanishes,
-# * can compute attention without ever holding a row of scores, block by block, and say why that is exact,
+# * can compute a softmax that neither overflows nor underflows,
+# * can compute attention block by block, without ever holding a whole row of scores, and say why the result is exact,
 # * know what the LSE (log-sum-exp) is good for: merging partial results, and later the backward pass.
 #
 # **Time** 40 minutes to read, 175 for the exercises.
@@ -19,9 +19,9 @@
 #
 # ## Mental model: a running total in a currency that changes
 #
-# You add up amounts, and the currency is "the largest amount so far".
-# A larger one comes along: everything counted so far must be converted, once, by one factor.
-# Then you go on.
+# You add up amounts, measured in a currency that the largest amount so far defines.
+# When a larger amount comes along, the total so far must be converted, by one factor.
+# Then you go on in the new currency.
 # At the end you have the exact total, and you have looked at each amount once.
 #
 # In the picture one query meets 16 keys, four at a time.
@@ -44,8 +44,8 @@ plots.online_walk(scores.tolist(), block=4)
 
 # %% [markdown]
 # Look at the third block: its scores are all below m.
-# Nothing is converted there, the factor is 1.
-# Only a *new* maximum costs anything.
+# There the factor is 1, and nothing is converted.
+# Only a *new* maximum requires a conversion.
 #
 # ## The math
 #
@@ -53,7 +53,7 @@ plots.online_walk(scores.tolist(), block=4)
 #
 # $$ o = \frac{\sum_j e^{s_j} v_j}{\sum_j e^{s_j}} = \frac{\sum_j e^{s_j - m} v_j}{\sum_j e^{s_j - m}} \quad \text{for every number } m. $$
 #
-# The second form is the first with numerator and denominator multiplied by the same number.
+# The second form multiplies numerator and denominator of the first by the same number, e^(−m).
 # So m may be chosen freely.
 # The largest score is the choice that keeps every exponential at most 1, and at least one of them at exactly 1.
 #
@@ -69,15 +69,16 @@ plots.online_walk(scores.tolist(), block=4)
 #
 # $$ m' = \max(m, \max_j S_{\cdot j}), \quad f = e^{m - m'}, \quad l' = f\,l + \sum_j e^{S_{\cdot j} - m'}, \quad acc' = f\,acc + e^{S - m'} V. $$
 #
-# In the end o = acc / l, and the **log-sum-exp** is LSE = m + ln l.
+# Here f is the conversion factor.
+# At the end o = acc / l, and the **log-sum-exp** is LSE = m + ln l.
 #
-# The likely mistake: to convert l and forget acc, or the reverse.
+# The likely mistake is to convert l and forget acc, or the reverse.
 # Both are in the old currency.
 #
 # ## Version 0: as written
 #
-# The formula without any m.
-# Float32 ends at exp(88.7), float16 at exp(11.09), and scores of a hundred are nothing unusual.
+# This is the formula without m.
+# exp(88.7) is the limit of float32 and exp(11.09) that of float16, and scores around 100 are not unusual.
 
 
 # %%
@@ -98,7 +99,7 @@ for shift in (0.0, 50.0, 100.0, -110.0):
 # ## Version 1: two passes
 #
 # Subtract the maximum first.
-# It reads the scores twice, so all of them must be there.
+# This reads all scores twice, so all of them must be kept.
 
 
 # %%
@@ -113,14 +114,13 @@ for shift in (0.0, 50.0, 100.0, -110.0):
 # %% [markdown]
 # ## Version 2: one pass, one number at a time
 #
-# Here is the running total in its smallest form.
-# Plain Python, one score after another.
-# `m` starts at minus infinity and `l` at 0: the state of someone who has seen nothing.
+# Here is the running total in its smallest form: plain Python, one score after another.
+# `m` starts at minus infinity and `l` at 0, the state before the first score.
 
 
 # %%
 def running_sum(numbers):
-    """m and l after each number."""
+    """Return the maximum m and the sum l of exp(s - m) over all numbers s."""
     m, l = -math.inf, 0.0
     for s in numbers:
         if s > m:
@@ -136,25 +136,25 @@ print("m + ln l  =", m + math.log(l))
 print("logsumexp =", float(torch.logsumexp(scores.double(), 0)))
 
 # %% [markdown]
-# exp(−∞ − s) is 0: the first number needs no special case.
-# Two people who each did half of the numbers can put their results together in the same way, with one conversion.
-# That is exercise 2.2, and it is how a long sequence is shared among several workers.
+# exp(−∞ − s) is 0, so the first number needs no special case.
+# Two workers who each processed half of the numbers can merge their results in the same way.
+# That is exercise 2.2, and it is how a long sequence is split among several workers.
 #
 # ## Version 3: attention of one sequence, block by block
 #
 # The same for all queries of a sequence at once, and with acc.
 # The loop is over blocks of keys.
-# What exists at any time is [n, block], never [n, n].
+# At any time only [n, block] scores exist, never [n, n].
 
 
 # %%
 def apart(a, b):
-    """The largest difference between two tensors."""
+    """Return the largest difference between two tensors."""
     return float((a - b).abs().max())
 
 
 def attention_in_blocks(q, k, v, block):
-    """q, k, v [n, D] -> [n, D]; every query sees every key."""
+    """Attend from every query to every key, in blocks of keys: q, k, v [n, D] -> [n, D]."""
     m = torch.full((len(q), 1), -torch.inf)
     l = torch.zeros(len(q), 1)
     acc = torch.zeros_like(v)
@@ -193,10 +193,10 @@ plots.lines(
 )
 
 # %% [markdown]
-# A few units in the seventh digit, at every size: what float32 has to offer.
+# A few units in the seventh digit, at every size: that is the precision of float32.
 #
-# What it saves is memory.
-# Elements alive for one head of D = 128, in blocks of 128 keys:
+# The blocks save memory.
+# The number of elements that must exist at once, for one head with D = 128 and blocks of 128 keys:
 
 # %%
 lengths_n = [512, 1024, 2048, 4096, 8192, 16384]
@@ -216,9 +216,10 @@ plots.lines(
 # %% [markdown]
 # ## Version 4: packed sequences
 #
-# An outer loop over sequences, with two pairs of marks.
+# For a packed batch, put an outer loop over the sequences around it, and take the bounds of queries and keys from their offsets.
 # The package's `blockwise_attention` is this loop, with masks and heads; every kernel of this course computes the same recurrence.
-# Against attention that really pads, on the lengths of chapter 01, D = 32, blocks of 16:
+# Here it is compared with attention that really pads, on the lengths of chapter 01, with D = 32 and blocks of 16.
+# (*Causal* means that a query sees only its own position and earlier ones; chapter 06 is about such masks.)
 
 # %%
 lengths = [7, 3, 19, 5, 11]
@@ -235,12 +236,12 @@ for causal in (False, True):
 # %% [markdown]
 # ## Version 5: heads, and heads that share
 #
-# With heads the packed tensors are [total, H, D], and each head attends for itself.
+# With H heads the packed tensors are [total, H, D], and each head attends independently of the others.
 # In **grouped-query attention** (GQA) there are fewer key/value heads than query heads.
-# Query head h reads key/value head h // (H // H_kv): neighbours share.
+# Query head h reads key/value head h // (H // H_kv), so neighboring query heads share one.
 #
 # The likely mistake is h % H_kv.
-# Shapes agree, sums look plausible, and a model trained one way is ruined the other way.
+# The shapes agree and the outputs look plausible, but a model trained with one rule gives wrong results with the other.
 
 # %%
 H, H_kv = 6, 2
@@ -258,7 +259,7 @@ plots.score_grids(
 )
 
 # %% [markdown]
-# A second opinion again: PyTorch's own function on padded inputs with a mask, six query heads over two key/value heads.
+# PyTorch's own function gives a second opinion, on padded inputs with a mask: six query heads over two key/value heads.
 
 # %%
 q = torch.randn(45, H, 16, generator=generator)
@@ -275,12 +276,13 @@ print("against scaled_dot_product_attention:", apart(out, by_torch))
 print("out", tuple(out.shape), "| lse", tuple(lse.shape), "= [heads, rows]")
 
 # %% [markdown]
-# ## Version 6: the LSE puts halves together
+# ## Version 6: merge two halves by their LSE
 #
-# Give one worker the first half of each sequence's keys, another the rest.
-# Each returns its normalised output and its LSE.
-# That is enough to get the whole: with L = ln(e^a + e^b), the shares are e^(a − L) and e^(b − L).
-# `merge_attention` in the package does it for packed outputs.
+# Give one worker the first half of each sequence's keys, and another the rest.
+# Each returns its normalized output and its LSE.
+# That is enough to compute the whole: if a and b are the two LSEs, the whole has the LSE L = ln(e^a + e^b).
+# Its output is the sum of both outputs, weighted by e^(a − L) and e^(b − L).
+# The package's `merge_attention` does this for packed outputs.
 
 # %%
 half = (n + 1) // 2
@@ -295,14 +297,15 @@ merged, merged_lse = reference.merge_attention(*parts)
 print("merged against whole:", apart(merged, out), "| LSE:", apart(merged_lse, lse))
 
 # %% [markdown]
-# The same merge serves a sequence that is split over several SMs, the processors of a GPU (chapter 08), or a prompt that lives on another machine.
-# And the backward pass needs the LSE instead of the weights: P = exp(S − LSE) brings any block of them back.
+# The same merge is used when a sequence is split over several SMs, the processors of a GPU (chapter 08), or when part of the keys is on another machine.
+# The backward pass needs the LSE as well: P = exp(S − LSE) recomputes any block of the weights (chapter 05).
 #
-# ## Version 7: one set of queries for everybody
+# ## Version 7: one set of queries for all sequences
 #
-# Pooling by attention: a few learned queries, shared by all sequences, read each sequence's keys and turn a history of any length into a fixed number of rows.
-# The sketch is one line: Q is the same, whatever b.
-# Output rows b·L to b·L + L − 1 belong to sequence b.
+# *Attention pooling* turns a history of any length into a fixed number of rows.
+# A few learned queries, shared by all sequences, attend to the keys of each sequence.
+# Q has L rows and is the same for every sequence b; output rows b·L to b·L + L − 1 belong to sequence b.
+# The package calls this **broadcast-Q**.
 
 # %%
 shared = torch.randn(2, 1, 16, generator=generator)  # L = 2 queries
@@ -313,14 +316,14 @@ zeros = torch.nonzero((pooled[:, 0] == 0).all(1)).flatten().tolist()
 print("pooled", tuple(pooled.shape), "| rows of zeros:", zeros, "(no history)")
 
 # %% [markdown]
-# A loop over 10,000 short histories is all overhead.
+# For 10,000 short histories, a loop over sequences is almost pure overhead.
 # Exercise 2.6 finds a way without one.
 #
 # ## How often does the maximum rise?
 #
-# If scores come in random order, the n-th block holds a new maximum with chance 1/n.
-# So the number of conversions grows like a logarithm.
-# On Blackwell this matters: converting acc costs a trip through tensor memory, and chapter 12 skips most of them.
+# If scores come in random order, the n-th block holds a new maximum with probability 1/n.
+# So the number of conversions grows only like the logarithm of the number of blocks.
+# This matters on Blackwell, where each conversion reads and writes acc in a separate memory: chapter 12 skips most of them.
 
 # %%
 counts = [1, 2, 4, 8, 16, 32, 64]
@@ -338,10 +341,17 @@ plots.lines(
 )
 
 # %% [markdown]
+# ## Summary
+#
+# * Subtracting any m leaves a softmax unchanged; the maximum keeps it in range.
+# * Online: m, l and acc are updated block by block, and a new maximum converts l and acc by one factor.
+# * The result is exact up to rounding, and only one block of scores exists at a time.
+# * LSE = m + ln l is enough to merge partial results, and to recompute the weights later.
+#
 # ## Exercises
 #
 # Open [exercises/02_online_softmax.py](../exercises/02_online_softmax.py).
-# In 2.3 to 2.5 an answer that forms all scores at once is called right, and sent back: the method is the point.
+# In 2.3 to 2.5 an answer that computes all scores at once gets "right answer, wrong method": the method is the point.
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
@@ -368,14 +378,14 @@ plots.lines(
 #
 # <details><summary>Could m be any upper bound of the scores instead of the maximum?</summary>
 #
-# In exact arithmetic any number at all will do.
+# In exact arithmetic any number will do.
 # In float32 the bound must not be much larger than the largest score: with a bound 110 above, every exponential is 0.
 # </details>
 #
 # <details><summary>Why is the LSE of a query without keys −∞, and not 0?</summary>
 #
-# It is the logarithm of a sum with no terms, ln 0.
-# And merging then works by itself: the share e^(−∞ − L) is 0.
+# It is the logarithm of an empty sum, ln 0.
+# And merging then needs no special case: the weight e^(−∞ − L) is 0.
 # </details>
 #
 # ## Try this
@@ -387,15 +397,15 @@ plots.lines(
 #
 # ## Pitfalls
 #
-# Each with a number.
+# A cell below each one shows its effect.
 #
-# **acc is not converted.** The bug hides where the first block holds the maximum.
+# **acc is not converted.** The bug stays hidden if the first block holds the maximum.
 # Here are two orders of the same keys, and the error of the broken version:
 
 
 # %%
 def broken_in_blocks(q, k, v, block):
-    """attention_in_blocks with one factor forgotten."""
+    """Compute attention_in_blocks with one factor forgotten."""
     m, l, acc = torch.full((len(q), 1), -torch.inf), torch.zeros(len(q), 1), torch.zeros_like(v)
     for k_block, v_block in zip(k.split(block), v.split(block)):
         s = q @ k_block.T / q.shape[1] ** 0.5
@@ -420,15 +430,15 @@ for name, order in (
     print(f"{name}: error {apart(broken, right):.2g}")
 
 # %% [markdown]
-# One test with falling scores would have passed it.
-# That is why the checks of this course use many orders, huge scores and very negative ones.
+# A single test with falling scores would not have found it.
+# That is why the checks of this course use several orders, huge scores and very negative ones.
 #
 # **m starts at 0.** Then m never falls below 0.
 # For scores near −200 every exponential is 0, and so is l.
 
 # %%
 s = torch.tensor([-200.0, -201.0, -202.0])
-m = torch.clamp(s.max(), min=0.0)  # what "start at 0" amounts to
+m = torch.clamp(s.max(), min=0.0)  # the effect of starting at 0
 print("exponentials with m = 0:          ", torch.exp(s - m))
 print("exponentials with the true maximum:", torch.exp(s - s.max()))
 
@@ -442,10 +452,10 @@ print("naive:", torch.exp(masked - masked.max()))
 print("cured:", torch.exp(masked - 0.0))
 
 # %% [markdown]
-# **A logarithm of another base.** GPUs compute powers of 2, so kernels like to hold the LSE in base 2.
-# Mix the two and outputs stay right, while merged results and gradients are wrong.
-# In this course LSE is natural, always.
-# The error of one mixed-up merge:
+# **A logarithm of another base.** GPUs compute powers of 2, so kernels often keep the LSE in base 2.
+# If the two are mixed up, outputs stay right, but merged results and gradients are wrong.
+# In this course every LSE is a natural logarithm.
+# The error of one merge with the wrong base:
 
 # %%
 in_base_2 = [lse / math.log(2) for lse in (parts[1], parts[3])]
@@ -456,18 +466,17 @@ print("merged with base-2 numbers:", apart(wrong, out), "| merged right:", apart
 # ## What differs on a GPU
 #
 # * exp(x) is computed as 2^(x·log₂e): one multiplication and the hardware's power of 2.
-#   The factor log₂e is folded into the scale.
+#   The factor log₂e is combined with the scale of the scores.
 # * The products run on tensor cores in bfloat16 or float16, with float32 sums. m, l and acc stay float32.
-#   The weights are rounded to 16 bits before they meet V.
-# * Blocks have 64 to 128 keys, and several are on their way at once.
+#   The weights are rounded to 16 bits before they are multiplied by V.
+# * Blocks have 64 to 128 keys, and several are being loaded at once.
 #   The recurrence is the one above.
-# * A kernel may keep an old m on purpose while it is not too far off.
-#   Chapter 12 does.
+# * A kernel may deliberately keep an old m while it is close enough to the maximum, as in chapter 12.
 #
 # ## What was verified here
 #
 # Everything ran on a CPU in float32.
-# Blockwise equals padded within 5·10⁻⁷ on the lengths of chapter 01, causal or not; six heads over two equal PyTorch's own function.
+# Blockwise equals padded within 5·10⁻⁷ on the lengths of chapter 01, causal or not; six heads over two agree with PyTorch's own function up to rounding.
 # The tests of `jfa.reference` repeat it in float64 for random lengths, masks, heads and scores of ±300, gradients too.
 # Element counts are arithmetic, not measurements.
 # No GPU was used.

@@ -9,10 +9,10 @@
 # %% [markdown]
 # # Exercises 01: packing and waste
 #
-# The text is in `notebooks/01_packing.py`.
+# The chapter is `notebooks/01_packing.py`.
 # Each exercise stands alone: none needs the answer of another.
 #
-# `values` is always a packed tensor, `offsets` the rows at which its sequences begin, with one more entry for the end.
+# `values` is always a packed tensor, and `offsets` holds the row at which each sequence begins, with one more entry for the end.
 # Sequences of length 0 are ordinary sequences.
 #
 # Out of bounds here: `jfa.layout` and torch's nested tensors, which do the packing for you.
@@ -39,7 +39,7 @@ progress()
 
 # %% tags=["ex-1.1"]
 def offsets_from_lengths(lengths):
-    """lengths: [B] int64 tensor -> [B+1] int32 tensor."""
+    """Return the offsets, [B+1] int32; lengths: [B] int64."""
     ### BEGIN SOLUTION
     offsets = torch.zeros(len(lengths) + 1, dtype=torch.int32)
     offsets[1:] = torch.cumsum(lengths, 0)
@@ -56,13 +56,13 @@ check("1.1", offsets_from_lengths)
 # *Difficulty 2 of 3, 15 minutes.*
 #
 # A kernel that looks at row `r` of a packed tensor asks: which sequence is this, and which position inside it?
-# Answer for all rows at once.
-# Mind the empty sequences: they own no row, but they keep their number.
+# Answer for all rows at once: return two tensors with one entry per row, `sequence` and `position`, both counted from 0.
+# Mind the empty sequences: they own no row, but they count when sequences are numbered.
 
 
 # %% tags=["ex-1.2"]
 def locate_rows(offsets):
-    """offsets: [B+1] int32 -> (sequence [total], position [total]), integers of any width."""
+    """Return (sequence [total], position [total]), integers of any width; offsets: [B+1] int32."""
     ### BEGIN SOLUTION
     rows = torch.arange(int(offsets[-1]))
     sequence = torch.searchsorted(offsets[1:], rows, right=True)
@@ -79,15 +79,15 @@ check("1.2", locate_rows)
 #
 # *Difficulty 2 of 3, 15 minutes.*
 #
-# Put each sequence at the beginning of its own line of a rectangle that is as long as the longest sequence.
-# Free places hold `fill`, and nothing of a neighbour, even if the neighbour holds NaN.
-# Values are values: zeros, NaN and infinities among them stay where they belong.
+# Return a rectangle `[B, longest, D]`, as long as the longest sequence: line `b` begins with the rows of sequence `b`.
+# All other places hold `fill`, and nothing of another sequence, even if that one holds NaN.
+# Zeros, NaN and infinities among the values are ordinary values: keep them.
 # The values may have any dtype, and the rectangle has the same.
 
 
 # %% tags=["ex-1.3"]
 def to_padded(values, offsets, fill):
-    """values: [total, D], offsets: [B+1] int32, fill: number -> [B, longest, D], same dtype."""
+    """Return [B, longest, D]; values: [total, D], offsets: [B+1] int32, fill: number."""
     ### BEGIN SOLUTION
     lengths = offsets[1:] - offsets[:-1]
     padded = values.new_full((len(lengths), int(lengths.max()), values.shape[1]), fill)
@@ -111,15 +111,15 @@ check("1.3", to_padded)
 #
 # Return two shares between 0 and 1:
 #
-# * **tokens**: of the places of both rectangles together, how many hold no token;
-# * **pairs**: of the scores computed, how many belong to no real (query, key) pair.
+# * **tokens**: the share of places, in both rectangles together, that hold no token;
+# * **pairs**: the share of computed scores that belong to no real (query, key) pair.
 #
 # A batch with no places wastes nothing (0.0), and one with no scores wastes no pairs.
 
 
 # %% tags=["ex-1.4"]
 def cross_waste(len_q, len_kv):
-    """len_q, len_kv: two lists of B whole numbers -> (token waste, pair waste), floats."""
+    """Return (token waste, pair waste), floats; len_q, len_kv: lists of B ints."""
     ### BEGIN SOLUTION
     batches = len(len_q)
     max_q, max_kv = max(len_q, default=0), max(len_kv, default=0)
@@ -148,9 +148,9 @@ check("1.4", cross_waste)
 
 # %% tags=["ex-1.5"]
 def take_sequences(values, offsets, order):
-    """values: [total, D], offsets: [B+1] int32, order: [N] int64, each 0..B-1.
+    """Return the new values [new total, D] and the new offsets [N+1] int32.
 
-    Returns the new values [new total, D] and the new offsets [N+1] int32.
+    values: [total, D], offsets: [B+1] int32, order: [N] int64, each 0..B-1.
     """
     ### BEGIN SOLUTION
     lengths = (offsets[1:] - offsets[:-1])[order]
@@ -177,12 +177,12 @@ check("1.5", take_sequences)
 # Output places without a token are 0, so a sequence of length 0 is all zeros.
 #
 # `torch.softmax` is allowed here.
-# The likely mistake: a weight of 0 does not silence a value of NaN.
+# The likely mistake is to rely on the weights: 0 times NaN is NaN.
 
 
 # %% tags=["ex-1.6"]
 def padded_attention(q, k, v, lengths):
-    """q, k, v: [B, M, D], lengths: [B] int64 -> [B, M, D]."""
+    """Return the output [B, M, D]; q, k, v: [B, M, D], lengths: [B] int64."""
     ### BEGIN SOLUTION
     real = torch.arange(q.shape[1]) < lengths[:, None]
     scores = q @ k.transpose(1, 2) / q.shape[2] ** 0.5
