@@ -11,11 +11,12 @@
 #
 # Read [notebooks/04_jagged_forward.py](../notebooks/04_jagged_forward.py) first.
 # All tensors are packed: `q: [total_q, H, D]`, `k: [total_kv, H, D]`, `v: [total_kv, H, Dv]`, fp32 and contiguous; `q_offsets, k_offsets: [B + 1]` int32.
+# `Dv` equals `D` unless an exercise says otherwise.
 # Rows of other sequences may hold NaN or huge numbers: none of them may reach your result.
 # The kernels run on the emulator.
 #
-# Every program does its own share and nobody else's: **each element of a result is stored once**.
-# Scores may lie anywhere between -50,000 and 50,000, in any order along the keys, and neighbouring queries may differ by hundreds.
+# Every program does its own share of the work and no other: **each element of a result is stored once**.
+# Scores may lie anywhere between -50,000 and 50,000, in any order along the keys, and those of neighboring queries may differ by hundreds.
 #
 # `tl.dot` rounds fp32 operands to TF32, which is too coarse for the checks here: ask for `input_precision="ieee"`.
 
@@ -31,18 +32,18 @@ progress()
 # %% [markdown]
 # ## 4.1 A tile list without empty tiles
 #
-# (difficulty 1 of 3, 10 minutes) On the host: given the packed `offsets` and a block size, make the list of tiles that the launch needs.
+# (difficulty 1 of 3, 10 minutes) On the host: from the packed `offsets` and a block size, make the list of tiles that the launch needs.
 # A tile is a pair (sequence, first row inside the sequence).
 # A sequence of length `n` has `ceil(n / block)` tiles; one of length 0 has none.
 # Return a tensor `[tiles, 2]`, int32, sequences in order, rows ascending.
-# (`jfa.schedule`, which makes such lists, is closed here.)
+# (`jfa.schedule`, which makes such lists, is out of bounds here.)
 #
 # Example: lengths `[3, 0, 5]` and block 2 give `(0, 0), (0, 2), (2, 0), (2, 2), (2, 4)`.
 
 
 # %% tags=["ex-4.1"]
 def tile_list(offsets, block):
-    """offsets: [B + 1] int32 -> [tiles, 2] int32, rows (sequence, first row inside it)."""
+    """Return [tiles, 2] int32: (sequence, first row inside it); offsets: [B + 1] int32."""
     raise NotImplementedError("4.1: not started")  # YOUR CODE
 
 
@@ -76,7 +77,7 @@ def lse_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """lse: [H, total_q] fp32; D is a power of two, 16 or 32."""
+    """Store lse: [H, total_q] fp32; q: [total_q, H, D], k: [total_kv, H, D]; D is 16 or 32."""
     tile, head = tl.program_id(0), tl.program_id(1)
     seq = tl.load(tiles_ptr + 2 * tile)
     first = tl.load(tiles_ptr + 2 * tile + 1)
@@ -90,10 +91,10 @@ check("4.2", lse_kernel)
 # ## 4.3 The poisoned neighbour
 #
 # (difficulty 2 of 3, 10 minutes) One step of a forward pass: `acc = acc + P @ V` for one block of keys, of which only the first `valid` belong to this sequence.
-# The probabilities of the others are already 0.
-# The rows after them belong to the next sequence, and in this exercise the next sequence is broken: it holds NaN and infinities.
+# The probabilities of the other keys are already 0.
+# Those keys belong to the next sequence, and in this exercise the next sequence is broken: its values are NaN and infinities.
 # `0 * NaN` is NaN.
-# Finish the kernel so that nothing of the neighbour arrives, in at most 3 loads.
+# Finish the kernel so that nothing of the next sequence reaches `acc`, in at most 3 loads.
 #
 # Launched as `pv_kernel[(1,)](p, v, acc, valid, ROWS=16, KEYS=16, D=16)`.
 # The tensor `v` has 16 rows, all of them readable.
@@ -105,7 +106,7 @@ check("4.2", lse_kernel)
 def pv_kernel(
     p_ptr, v_ptr, acc_ptr, valid, ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr
 ):
-    """acc += P @ V[:valid]; p: [ROWS, KEYS] fp32 (zero from column `valid` on), v: [KEYS, D] fp32, acc: [ROWS, D] fp32, in place."""
+    """Add P @ V[:valid] to acc; p: [ROWS, KEYS], v: [KEYS, D], acc: [ROWS, D], all fp32."""
     r, j, d = tl.arange(0, ROWS), tl.arange(0, KEYS), tl.arange(0, D)
     p = tl.load(p_ptr + r[:, None] * KEYS + j[None, :])
     acc = tl.load(acc_ptr + r[:, None] * D + d[None, :])
@@ -119,7 +120,8 @@ check("4.3", pv_kernel)
 # %% [markdown]
 # ## 4.4 Attention with a distance penalty
 #
-# (difficulty 3 of 3, 50 minutes) The whole jagged forward, with one thing added: a score loses `slope[h]` for each position between query and key (ALiBi), so `s = scale * q_i . k_j - slope[h] * |i - j|`, with `i` and `j` counted from the start of their own sequence.
+# (difficulty 3 of 3, 50 minutes) The whole jagged forward with an addition (ALiBi): each score is lowered by `slope[h]` per position between query and key.
+# So `s = scale * q_i . k_j - slope[h] * |i - j|`, with `i` and `j` counted from the start of their own sequence.
 # Queries whose sequence has no keys give 0.
 # `Dv` may differ from `D`.
 #
@@ -145,7 +147,7 @@ def alibi_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """out: [total_q, H, DV] fp32; slope: [H] fp32; D and DV are powers of two, 16 or 32."""
+    """Store out: [total_q, H, DV] fp32; slope: [H] fp32; D and DV are 16 or 32."""
     tile, head = tl.program_id(0), tl.program_id(1)
     seq = tl.load(tiles_ptr + 2 * tile)
     first = tl.load(tiles_ptr + 2 * tile + 1)
@@ -160,9 +162,9 @@ check("4.4", alibi_kernel)
 # %% [markdown]
 # ## 4.5 One query that pools a sequence
 #
-# (difficulty 3 of 3, 45 minutes) Pooling by attention: one learned query `q: [H, D]`, the same for every sequence, attends to each sequence's keys, and the sequence becomes one row `out[b, h]`.
-# One program a (sequence, head).
-# A tile of one query has no use for `tl.dot`: multiply and `tl.sum` instead.
+# (difficulty 3 of 3, 45 minutes) Attention pooling: one learned query `q: [H, D]`, the same for every sequence, attends to each sequence's keys, and the sequence becomes one row `out[b, h]`.
+# Program `(b, h)` computes it for sequence `b` and head `h`.
+# For a single query use a product and `tl.sum` instead of `tl.dot`.
 # A sequence without keys gives 0.
 #
 # Launched as `pool_kernel[(B, H)](q, k, v, k_offsets, out, scale, H, D=D, BN=16)`.
@@ -174,7 +176,7 @@ check("4.4", alibi_kernel)
 def pool_kernel(
     q_ptr, k_ptr, v_ptr, k_offsets_ptr, out_ptr, scale, H, D: tl.constexpr, BN: tl.constexpr
 ):
-    """out: [B, H, D] fp32; q: [H, D]; k, v: [total_kv, H, D]; D is a power of two."""
+    """Store out: [B, H, D] fp32; q: [H, D]; k, v: [total_kv, H, D]; D is a power of two."""
     pass  # YOUR CODE
 
 
@@ -185,8 +187,8 @@ check("4.5", pool_kernel)
 # ## 4.6 Merge the parts
 #
 # (difficulty 3 of 3, 40 minutes) A long sequence may be given to several programs, each with a share of the keys.
-# Part `p` of `parts` has left its normalised output `outs[p]` and its `lses[p]`, as if its keys were all there are.
-# Put them together, in one kernel and for any number of parts: `lse` is the log of the sum of all `exp(lses[p])`, and the share of part `p` in `out` is `exp(lses[p] - lse)`.
+# Part `p` of `parts` has stored its normalized output `outs[p]` and its `lses[p]`, as if its keys were the only ones.
+# Merge them, in one kernel and for any number of parts: `lse` is the log of the sum of all `exp(lses[p])`, and the share of part `p` in `out` is `exp(lses[p] - lse)`.
 # A part without keys for a row has `-inf` there, and its row of `outs` was never written: it may hold NaN.
 # A row without any key gets `out` 0 and `lse` `-inf`.
 #
@@ -200,7 +202,7 @@ check("4.5", pool_kernel)
 def merge_kernel(
     outs_ptr, lses_ptr, out_ptr, lse_ptr, parts, total_q, H, D: tl.constexpr, BM: tl.constexpr
 ):
-    """outs: [parts, total_q, H, D], lses: [parts, H, total_q] -> out: [total_q, H, D], lse: [H, total_q]."""
+    """Merge outs [parts, total_q, H, D], lses [parts, H, total_q]; out, lse have no parts axis."""
     pass  # YOUR CODE
 
 
@@ -210,11 +212,11 @@ check("4.6", merge_kernel)
 # %% [markdown]
 # ## 4.7 Bug hunt: right for self-attention
 #
-# (difficulty 2 of 3, 25 minutes) The chapter's forward, and it has passed every test with as many keys as queries.
-# Then somebody calls it with other keys, and the report names the load of K.
-# That line is innocent: its mask compares with what it was told is the end.
+# (difficulty 2 of 3, 25 minutes) This is the chapter's forward, and it has passed every test with as many keys as queries.
+# Called with more or fewer keys than queries, it fails, and the report names the load of K.
+# That line is innocent: its mask compares with the end that it was given.
 # One other line is wrong.
-# A second mask on the load would silence the report, and give wrong numbers where there are more keys than queries.
+# A second mask on the load would silence the report, but give wrong numbers where there are more keys than queries.
 #
 # Launched as in 4.2, on `(number of tiles, H)`, `BM=BN=16`.
 
@@ -225,7 +227,7 @@ def cross_kernel(
     q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, out_ptr, scale, H,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """out: [total_q, H, D] fp32; program (tile, head)."""
+    """Store out: [total_q, H, D] fp32; program (tile, head)."""
     # YOUR CODE: one line below is wrong
     tile, head = tl.program_id(0), tl.program_id(1)
     seq = tl.load(tiles_ptr + 2 * tile)

@@ -11,7 +11,7 @@
 #
 # **Goals.** After this chapter you
 # * can read and write a Triton kernel: programs, blocks, pointers, masks, strides, loops over blocks,
-# * know an out-of-bounds access and a missing `other` when a report shows them,
+# * can recognize an out-of-bounds access and a missing `other` in a report,
 # * have built a row softmax and a bf16 matrix product, the two halves of attention.
 #
 # **Time** 60 minutes to read, 155 for the exercises.
@@ -32,10 +32,9 @@ print("Triton", triton.__version__)
 # %% [markdown]
 # ## Mental model: one program, one block
 #
-# In PyTorch you name a whole tensor and the library decides who computes what.
+# In PyTorch you operate on whole tensors and the library decides how the work is divided.
 # In Triton you write what *one program* does to *one block*, and launch many programs at once.
-# A program knows its number.
-# From the number it works out which elements are its own.
+# Each program knows its number, and computes from it which elements are its own.
 #
 # A block is a tile of numbers in registers.
 # It has a fixed size, a power of two, known when the kernel is compiled.
@@ -48,7 +47,7 @@ print("Triton", triton.__version__)
 # %%
 n, block = 200, 64
 owned = [plots.Segment(p * block, min(block, n - p * block), f"program {p}", p) for p in range(4)]
-past_the_end = plots.Segment(n, 4 * block - n, "nobody's: mask them", None)
+past_the_end = plots.Segment(n, 4 * block - n, "past the end: mask", None)
 plots.segments(
     {"elements": [*owned, past_the_end]},
     title="200 elements, blocks of 64",
@@ -62,7 +61,8 @@ plots.segments(
 # Program p owns the elements p · BLOCK + i for i = 0 ... BLOCK − 1, and those below n exist.
 # So a launch over n elements needs ceil(n / BLOCK) programs.
 #
-# Everything that this chapter and its exercises use:
+# The table lists everything that this chapter and its exercises use.
+# (*Host* is the CPU side, the Python code that launches kernels. *Tensor cores* are the GPU's units for matrix products.)
 #
 # | you write | it is |
 # |---|---|
@@ -80,13 +80,13 @@ plots.segments(
 # | `tl.dot(a, b, acc)` | acc + a @ b on the tensor cores |
 # | `triton.cdiv(n, b)`, `triton.next_power_of_2(n)` | on the host: ceil(n / b), and the smallest power of two that is at least n |
 #
-# The likely mistake: `tl.max` for `tl.maximum`.
+# The likely mistake is `tl.max` in place of `tl.maximum`.
 # The first reduces one block, the second compares two.
 #
 # ## Version 1: a kernel that is right by luck
 #
 # A tensor argument arrives as a *pointer to its first element*.
-# `x_ptr + i` with a block `i` of numbers is a block of pointers, one for each lane.
+# `x_ptr + i` with a block `i` of numbers is a block of pointers, one per lane.
 #
 # `BLOCK: tl.constexpr` is a number that is known when the kernel is compiled.
 # `kernel[grid](...)` launches `grid` programs.
@@ -108,8 +108,8 @@ print("largest error on 256 elements:", (out - 2 * x).abs().max().item())
 # %% [markdown]
 # 256 is a multiple of 64.
 # What happens with 200?
-# On a GPU the last program reads and writes 56 elements behind the tensor.
-# Where that memory belongs to another tensor, nothing complains, and somebody else's numbers change.
+# On a GPU the last program reads and writes 56 elements past the end of the tensor.
+# If that memory belongs to another tensor, no error is raised, and that tensor's numbers change.
 # The emulator knows where each tensor ends.
 #
 # Predict first: which elements will the report name, and which line, the load or the store?
@@ -125,7 +125,7 @@ except emulator.EmulatorError as error:
 # %% [markdown]
 # **Read the report.**
 # It names the argument, the line, the elements that the last program touches (192 to 255), and the first of them that does not exist: 200.
-# The cure is a mask: a block of booleans that says which lanes may touch memory.
+# The fix is a mask: a block of booleans that says which lanes may access memory.
 #
 # ## Version 2: masks
 #
@@ -147,10 +147,10 @@ double_v2[(triton.cdiv(200, 64),)](x, out, 200, BLOCK=64)
 print("largest error on 200 elements:", (out - 2 * x).abs().max().item())
 
 # %% [markdown]
-# `other=0.0` is what a masked lane holds after the load.
-# Leave it out and the lane holds *anything*: whatever was in that register.
-# Elementwise work never notices, since the lane is not stored.
-# A sum over the block does notice.
+# A masked lane holds the value of `other` after the load, here 0.
+# Without `other` it holds an *undefined* value: whatever was in that register.
+# That does not matter to elementwise work, since the lane is not stored.
+# It does matter to a sum over the block.
 #
 # Predict first: what happens to the sum of five ones in a block of eight, with and without `other`?
 
@@ -175,8 +175,8 @@ except emulator.EmulatorError as error:
     print("\nwithout other:", error)
 
 # %% [markdown]
-# The emulator marks such lanes and follows the mark: when one reaches a store, the report names the *load* that lacks its `other`.
-# On a GPU such a lane may hold zero by chance, and then the fault sleeps until another register allocation wakes it.
+# The emulator tracks undefined lanes: when one influences a stored value, the report names the *load* that lacks its `other`.
+# On a GPU such a lane may hold zero by chance, and the bug shows only when the compiler allocates registers differently.
 #
 # **The rule.**
 # Give every masked load an `other` that is neutral for what comes next: 0 for a sum, minus infinity for a maximum.
@@ -184,11 +184,11 @@ except emulator.EmulatorError as error:
 # ## Version 3: two dimensions are strides
 #
 # Memory is one line of elements.
-# A matrix is an agreement about it: element (r, c) lies `r * row_stride + c * column_stride` elements after the first one.
-# A transposed tensor or a slice has the same memory and other strides.
+# A matrix is a rule for reading it: element (r, c) is `r * row_stride + c * column_stride` elements after the first one.
+# A transposed tensor or a slice uses the same memory with other strides.
 #
-# The picture: four views of the same twelve elements.
-# The number in a cell is its place in memory, the colour its row in the contiguous view.
+# The picture shows four views of the same twelve elements.
+# The number in a cell is its place in memory, and the color is its row in the contiguous view.
 
 # %%
 memory = torch.arange(12)
@@ -204,13 +204,13 @@ views = {
 }
 plots.number_grids(
     views,
-    title="where the elements of four views lie: the number is the place in memory",
+    title="four views of the same memory: the number is the place in memory",
     looks={name: (view // 4).numpy() for name, view in views.items()},
 )
 
 # %% [markdown]
 # The last view begins at place 5, and its strides are those of `x`.
-# In a kernel its pointer points to that element already, so its addresses are counted from there.
+# In a kernel its pointer already points to that element, so addresses are relative to it.
 #
 # A 2-D block of addresses comes from a column of row numbers, `[:, None]`, and a row of column numbers, `[None, :]`.
 # Here is the second tile of a contiguous [6, 50] tensor, cut into tiles of 4 x 4: rows 4 to 7, columns 0 to 3.
@@ -239,7 +239,7 @@ def scale_rows(
     x_ptr, factor_ptr, out_ptr, rows, cols, x_row, x_col, out_row, out_col,
     BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """out[r, c] = factor[r] * x[r, c]; a program per tile of BR x BC."""
+    """Compute out[r, c] = factor[r] * x[r, c]; one program per tile of BR x BC."""
     r = tl.program_id(0) * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (r[:, None] < rows) & (c[None, :] < cols)
@@ -268,22 +268,21 @@ for name, view in {
 # %% [markdown]
 # A kernel that takes strides works on any view without a copy.
 #
-# **The likely mistake.**
-# Taking `cols` for the row stride.
-# It is right for a contiguous tensor, and wrong for every slice of one.
+# **The likely mistake** is to use `cols` as the row stride.
+# It is right for a contiguous tensor, and wrong for a slice of columns.
 # Tests on contiguous tensors never show it, so the checks of this course use views.
 #
 # ## Version 4: a row softmax
 #
 # One program per row.
-# The block is the next power of two, so some lanes are masked; their neutral value is minus infinity, since exp(−∞) = 0 adds nothing.
-# The maximum is taken out before the exponential, as in chapter 02.
+# The block size is the next power of two, so some lanes are masked; their neutral value is minus infinity, since exp(−∞) = 0 adds nothing.
+# The maximum is subtracted before the exponential, as in chapter 02.
 
 
 # %%
 @triton.jit
 def softmax_kernel(x_ptr, out_ptr, cols, x_row, out_row, BLOCK: tl.constexpr):
-    """out[r] = softmax(x[r]); a program per row, BLOCK >= cols."""
+    """Compute out[r] = softmax(x[r]); one program per row, BLOCK >= cols."""
     row = tl.program_id(0)
     c = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * x_row + c, mask=c < cols, other=float("-inf"))
@@ -299,15 +298,15 @@ def run_softmax(kernel, x):
 
 
 x = torch.randn(5, 33) * 4
-x[1] += 500  # exp(500) overflows: only a maximum taken out first survives this row
+x[1] += 500  # exp(500) overflows unless the maximum is subtracted first
 want = torch.softmax(x.double(), dim=1)
 print("largest error:", (run_softmax(softmax_kernel, x) - want).abs().max().item())
 
 # %% [markdown]
-# Two wrong versions, run beside it.
+# Now compare it with two wrong versions.
 # The first forgets the maximum.
-# The second fills the spare lanes with 0, so 31 more columns with score 0 join every row.
-# Look at the row sums: a softmax that is not a distribution is the quickest sign.
+# The second fills the spare lanes with 0, which adds 31 columns with score 0 to every row.
+# Look at the row sums: if they are not 1, the softmax is wrong.
 
 
 # %%
@@ -343,18 +342,18 @@ for name, kernel in versions.items():
 # ## Version 5: a row longer than a block
 #
 # A block has a size limit, a row has none.
-# So a program walks: a loop over blocks, with a few numbers that it carries from one step to the next.
+# So the program loops over blocks and carries a few numbers from one step to the next.
 # The bounds of the loop may be arguments.
 # The kernel below carries two numbers per row, the largest and the smallest value so far.
 #
-# The likely mistake: an `other` that is neutral for one of the two.
+# The likely mistake is an `other` that is neutral for only one of the two.
 # A masked lane of −∞ is harmless for the maximum and ruins the minimum.
 
 
 # %%
 @triton.jit
 def row_range(x_ptr, out_ptr, cols, x_row, BLOCK: tl.constexpr):
-    """out[r] = largest - smallest of x[r]; a program per row of any length."""
+    """Compute out[r] = largest - smallest of x[r]; one program per row of any length."""
     row = tl.program_id(0)
     largest, smallest = float("-inf"), float("inf")
     for start in range(0, cols, BLOCK):
@@ -372,15 +371,15 @@ print("largest error:", (out - (x.amax(1) - x.amin(1))).abs().max().item())
 # %% [markdown]
 # ## Version 6: bounds that come from memory
 #
-# A pointer without a block loads one number, and that number may bound a loop, choose a row or skip the work.
-# With the offsets of chapter 01 this is what makes a kernel jagged.
-# Here each program copies the *last* row of its sequence, and zeros where the sequence has none.
+# A load from a single pointer gives one number, and that number may bound a loop, choose a row or skip the work.
+# A kernel that loads the offsets of chapter 01 in this way works on jagged data.
+# Here each program copies the *last* row of its sequence, or stores zeros if the sequence is empty.
 
 
 # %%
 @triton.jit
 def last_rows(x_ptr, offsets_ptr, out_ptr, D, BLOCK: tl.constexpr):
-    """out[b] = the last row of sequence b; x: [total, D], offsets: [B + 1]."""
+    """Copy the last row of sequence b to out[b]; x: [total, D], offsets: [B + 1]."""
     b = tl.program_id(0)
     begin, end = tl.load(offsets_ptr + b), tl.load(offsets_ptr + b + 1)
     d = tl.arange(0, BLOCK)
@@ -401,7 +400,7 @@ print(
 # ## Version 7: a bf16 matrix product
 #
 # `tl.dot(a, b, acc)` multiplies two blocks on the tensor cores and adds to an accumulator.
-# Its operands are bf16 here, 8 bits of mantissa; the accumulator is fp32.
+# Its operands are bf16 here, with a mantissa of 8 bits; the accumulator is fp32.
 # One program owns one tile of the result and walks along K.
 #
 # ```
@@ -421,7 +420,7 @@ def matmul_kernel(
     a_ptr, b_ptr, out_ptr, M, N, K, a_row, b_row, out_row,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """out = A @ B; a: [M, K], b: [K, N] bf16, out: [M, N] fp32; acc has the type ACC after a step."""
+    """Compute out = A @ B; a: [M, K], b: [K, N] bf16, out: [M, N] fp32; acc is rounded to ACC."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     acc = tl.zeros((BM, BN), dtype=tl.float32)
@@ -452,13 +451,14 @@ print("largest error, fp32 accumulator:", error)
 # %% [markdown]
 # ## Why the accumulator is fp32
 #
-# Predict the shape of the curves before you run the cell: the error of a sum of K products of positive numbers, kept in fp32 and kept in bf16, as K grows.
+# The next cell sums K products of positive numbers, with the accumulator in fp32 and in bf16.
 # The kernel rounds its accumulator once per step, so once per 16 products.
+# Predict how each error changes as K grows.
 
 
 # %%
 def error_curve():
-    """Median relative error over a 16 x 16 tile, for growing K, per type of the accumulator."""
+    """Return K values and, per accumulator type, the median relative error of a 16 x 16 tile."""
     lengths, curves = [32, 64, 128, 256, 512, 1024], {"fp32": [], "bf16": []}
     for K in lengths:
         a, b = torch.rand(16, K).bfloat16(), torch.rand(K, 16).bfloat16()
@@ -480,16 +480,16 @@ plots.lines(
 )
 
 # %% [markdown]
-# In bf16 the sum is rounded to 8 bits after every step, and that is its error.
-# It could be worse.
-# Where the sum is large and what is added is small, the addition changes nothing at all: it is less than half a unit in the sum's last place.
-# How often that happens depends on how much is added at a time.
-# The next cell counts it in PyTorch, for the same sum of 1024 products, added 1, 2, 4, 8 or 16 at a time to a bf16 accumulator.
+# In bf16 the sum is rounded to 8 bits after every step, and that causes its error.
+# It can be worse.
+# If the sum is large and the addend is less than half a unit in the sum's last place, the addition changes nothing at all.
+# How often that happens depends on how many products are added at a time.
+# The next cell counts it in PyTorch, for a sum of 1024 products, added 1, 2, 4, 8 or 16 at a time to a bf16 accumulator.
 
 
 # %%
 def summed_in_bf16(a, b, step):
-    """(share of additions that change nothing in %, median relative error in %)."""
+    """Return (share of additions that change nothing, median relative error), both in %."""
     acc, lost, additions = torch.zeros(len(a), b.shape[1]), 0, 0
     for k in range(0, a.shape[1], step):
         products = a[:, k : k + step].float() @ b[k : k + step].float()
@@ -515,31 +515,39 @@ plots.lines(
 )
 
 # %% [markdown]
-# One at a time, more than half of the additions are lost, and a fifth of the sum with them.
-# In the kernel above, 16 at a time, none is lost, and rounding alone costs half a percent.
-# The gradient dQ of attention is a sum over all blocks of keys, and so is the output.
-# Both are kept in fp32 in every kernel of this course.
+# If products are added one at a time, more than half of the additions are lost, and with them a fifth of the sum.
+# If they are added 16 at a time, as in the kernel above, none is lost, and rounding alone costs half a percent.
+# The output of attention is a sum over all blocks of keys, and so is the gradient dQ (chapter 05).
+# Every kernel of this course accumulates both in fp32.
 #
 # ## What `TRITON_INTERPRET=1` does here
 #
-# Triton has an interpreter of its own, switched on by this variable before `import triton`.
-# You need not set it: with or without it, once `jfa.emulator` is imported, kernels on CPU tensors run on jfa's emulator, with the reports above.
+# Triton has its own interpreter, which this environment variable enables if it is set before `import triton`.
+# You do not need it: once `jfa.emulator` is imported, kernels on CPU tensors run on jfa's emulator, with or without the variable.
 #
-# | with `TRITON_INTERPRET=1` | |
+# | with `TRITON_INTERPRET=1` | what happens |
 # |---|---|
 # | CPU tensors | jfa's emulator, as without it |
-# | CUDA tensors | jfa's emulator too; without the variable the GPU |
+# | CUDA tensors | jfa's emulator too; without the variable, the GPU |
 # | after `emulator.uninstall()` | Triton's own interpreter |
-# | `triton.compile` in this process | refused; `jfa compile` works, in a process of its own |
+# | `triton.compile` in this process | refused; `jfa compile` works, because it runs in a separate process |
 #
-# Triton's own interpreter (fbtriton 3.7.4, tried November 2026) is another thing.
-# It reads behind a tensor's end without a word, gives 0 for a masked lane without `other`, makes −5.9e-39 of 2.5 + 2.5 in bf16, and ends in a TypeError at `tl.dot`.
-# It has no TLX, which begins in chapter 10.
+# Triton's own interpreter (fbtriton 3.7.4, tried November 2026) does not find the errors of this chapter.
+# It reads past a tensor's end without an error, gives 0 for a masked lane without `other`, computes 2.5 + 2.5 = −5.9e-39 in bf16, and raises a TypeError at `tl.dot`.
+# It has no TLX, the Triton extension used from chapter 10 on.
+#
+# ## Summary
+#
+# * A program computes one block; its number says which one, and masks protect the elements that do not exist.
+# * Each masked load that feeds a reduction needs an `other` that is neutral for it.
+# * Strides, not shapes, give addresses.
+# * Loop bounds may come from memory: this is what makes a kernel jagged.
+# * Operands are bf16; accumulators are fp32.
 #
 # ## Exercises
 #
 # Open [exercises/03_first_triton_kernels.py](../exercises/03_first_triton_kernels.py).
-# The end of this chapter says where the minutes come from.
+# The minutes are an [estimate by a rule](00_start_here.py).
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
@@ -569,10 +577,10 @@ plots.lines(
 # <details><summary>x has shape [8, 64] and strides (64, 1). What are the strides of x[:, ::4], and of x.t()?</summary>
 #
 # (64, 4) and (1, 64).
-# Neither moved an element.
+# Neither moves an element.
 # </details>
 #
-# <details><summary>A kernel passes all tests in Triton's interpreter and gives NaN on a GPU once a week. What do you look for first?</summary>
+# <details><summary>A kernel passes all tests in Triton's interpreter and gives NaN on a GPU about once a week. What do you look for first?</summary>
 #
 # A masked load without `other` whose lanes reach a reduction or a dot.
 # </details>
@@ -580,7 +588,7 @@ plots.lines(
 # <details><summary>In version 5, what does a row of 150 columns and BLOCK = 32 do in its last step?</summary>
 #
 # It loads columns 128 to 149 and masks the other ten lanes.
-# Without the two `tl.where` a 0 would take part in the maximum and in the minimum.
+# Without the two `tl.where` calls, a 0 would take part in the maximum and in the minimum.
 # </details>
 #
 # ## Try this
@@ -588,12 +596,12 @@ plots.lines(
 # * Give `double_v2` a grid of 5 programs for 200 elements.
 #   Is anything wrong?
 #   Why not?
-# * Remove `other` from `b`'s load in `matmul_kernel`, keep it in `a`'s.
+# * Remove `other` from `b`'s load in `matmul_kernel`, and keep it in `a`'s.
 #   0 · NaN is NaN: run it and see.
-#   Chapter 04 meets the same trap at the border of two sequences.
+#   In chapter 04 the same happens at the border of two sequences.
 # * Change `BK` to 64.
 #   How many loads does the product make now?
-#   `with emulator.counting() as counts:` around the launch tells: `counts.loads`.
+#   Launch it inside `with emulator.counting() as counts:` and read `counts.loads`.
 #
 # ## Pitfalls
 #
@@ -601,8 +609,8 @@ plots.lines(
 # |---|---|
 # | no mask on the last block | version 1: the emulator's report |
 # | masked load without `other`, then a reduction | the sum of five ones |
-# | `cols` taken for the row stride | version 3, and exercise 3.2 |
-# | 0 as neutral value of a maximum | the row sums, and version 5 |
+# | `cols` used as the row stride | version 3, and exercise 3.2 |
+# | 0 as the neutral value of a maximum | the row sums, and version 5 |
 # | accumulating in bf16 | the two error pictures |
 #
 # ## What differs on a GPU
@@ -610,18 +618,17 @@ plots.lines(
 # * The programs run at the same time, in no order you can rely on.
 #   The emulator runs them one after another, unless told otherwise.
 # * `tl.dot` needs a K of at least 16 for 16-bit operands and 32 for 8-bit ones.
-#   M and N may be as small as 1 in Triton 3.7; the hardware's tile is larger, and the rest of it is computed for nothing.
+#   M and N may be as small as 1 in Triton 3.7; the hardware's tile is larger, and the rest of it is wasted.
 # * fp32 operands of `tl.dot` are rounded to TF32 unless `input_precision="ieee"` is asked for.
 # * Registers are finite.
-#   A block of 128 x 128 fp32 is 64 KB: spread over 4 warps that is 128 registers per thread.
+#   A block of 128 x 128 fp32 is 64 KB: spread over 4 warps (128 threads), that is 128 registers per thread.
 #
 # ## What was verified here
 #
 # Every kernel above ran on the emulator when this notebook ran, against fp64 where an error is printed.
-# The limits of `tl.dot` were tried with the pinned compiler for sm_90 and sm_100: (1, 1, 16) compiles in bf16, K = 8 does not.
-# The lines on `TRITON_INTERPRET` were tried on a CPU; its row on CUDA tensors was not run.
+# The limits of `tl.dot` were tried with the pinned compiler for sm_90 (Hopper) and sm_100 (Blackwell): (1, 1, 16) compiles in bf16, K = 8 does not.
+# The rows on `TRITON_INTERPRET` were tried on a CPU; the row on CUDA tensors was not run.
 # Nothing in this chapter was timed; the emulator's speed says nothing about a GPU's.
-# The exercises' minutes are an [estimate by a rule](00_start_here.py); nobody was timed.
 #
 # ## Sources
 #

@@ -11,7 +11,7 @@
 #
 # **Goals.** After this chapter you
 # * can write flash attention over packed sequences: find your rows through the offsets, walk the keys in blocks, mask the tails, keep the log-sum-exp,
-# * have seen a poisoned neighbour leak through V, and stopped it,
+# * have seen NaN leak from one sequence into another through V, and stopped it,
 # * can go from one launch per sequence to one launch over a list of tiles.
 #
 # **Time** 75 minutes to read, 210 for the exercises.
@@ -33,21 +33,20 @@ _ = torch.manual_seed(0)
 # %% [markdown]
 # ## The mental model: a tile belongs to one sequence
 #
-# The packed tensor is one long column of rows.
-# Sequences lie in it one after another; `offsets` says where each begins.
+# The packed tensor is one long column of rows, one sequence after another; `offsets` says where each begins.
 # Cut each sequence's queries into tiles of `BM` rows.
-# The last tile of a sequence is rarely full: its block hangs over into the *next sequence*, not into empty memory.
-# That is the whole difference from a padded batch, and the source of every bug in this chapter.
+# The last tile of a sequence is rarely full: its block extends into the *next sequence*, not into empty memory.
+# That is the main difference from a padded batch, and the source of most bugs in this chapter.
 #
 # One program takes one tile and one head.
-# It loads its queries once, then walks over the keys of its own sequence in blocks of `BN`.
+# It loads its queries once, then loops over the keys of its own sequence in blocks of `BN`.
 
 # %%
 LENGTHS = [5, 0, 33, 1, 17]
 
 
 def tile_rows(lengths, block):
-    """The packed rows by sequence, and below them each tile: its own rows, and those of somebody else that its block covers."""
+    """Return a lane for the packed rows, and one per tile: its own rows, and others it covers."""
     rows, begin = {"packed rows": []}, 0
     for b, n in enumerate(lengths):
         rows["packed rows"] += [plots.Segment(begin, n, f"sequence {b}", b)] if n else []
@@ -61,35 +60,37 @@ def tile_rows(lengths, block):
 
 plots.segments(
     tile_rows(LENGTHS, 16),
-    title=f"lengths {LENGTHS}, tiles of 16: seven have work, four hang over their sequence's end",
-    xlabel="row of the packed tensor; the ticks are the offsets (hatched: rows of others, or past the end)",
+    title=f"lengths {LENGTHS}, tiles of 16",
+    xlabel="row of the packed tensor; ticks: offsets; hatched: rows of others, or past the end",
     ticks=[0, *torch.tensor(LENGTHS).cumsum(0).unique().tolist()],
 )
 
 # %% [markdown]
+# There are seven tiles; three are full, and the other four cover hatched rows: rows of the next sequences, or rows past the end of the tensor.
+#
 # Shapes, for the rest of the chapter:
 #
-# | name | shape | |
+# | name | shape | meaning |
 # |---|---|---|
 # | `q` | `[total_q, H, D]` | packed queries |
 # | `k`, `v` | `[total_kv, H, D]` | packed keys and values |
 # | `q_offsets`, `k_offsets` | `[B + 1]` int32 | sequence `b` owns rows `offsets[b] .. offsets[b + 1] - 1` |
-# | `out` | `[total_q, H, D]` | |
-# | `lse` | `[H, total_q]` fp32 | natural logarithm; what the backward pass needs |
+# | `out` | `[total_q, H, D]` | packed outputs |
+# | `lse` | `[H, total_q]` fp32 | log-sum-exp of each query, natural logarithm; the backward pass needs it |
 #
 # Row `r` of head `h` starts at element `(r * H + h) * D`.
 
 
 # %%
 def make_problem(len_q, len_kv, heads=2, dim=16):
-    """Random packed q, k, v and their offsets."""
+    """Return random packed q, k, v and their offsets."""
     offsets = [torch.tensor([0, *n]).cumsum(0).to(torch.int32) for n in (len_q, len_kv)]
     q, k, v = (torch.randn(sum(n), heads, dim) for n in (len_q, len_kv, len_kv))
     return q, k, v, *offsets
 
 
 def right_answer(problem):
-    """(out, lse) in fp64, by the package's reference."""
+    """Return (out, lse) in fp64, from the package's reference."""
     q, k, v, q_offsets, k_offsets = problem
     return reference.attention(
         q.double(), k.double(), v.double(), q_offsets, k_offsets, return_lse=True
@@ -101,23 +102,25 @@ def largest_error(out, problem):
 
 
 # %% [markdown]
-# ## Version 0: one launch for each sequence
+# ## Version 0: one launch per sequence
 #
-# The simplest right thing.
+# This is the simplest correct way.
 # The host slices one sequence out of the packed tensors, and launches a dense flash attention on it.
-# Inside, everything is chapter 02's recurrence.
+# The kernel computes chapter 02's recurrence.
 #
 # For a tile of queries, with $m$ the running maximum, $l$ the running sum and $A$ the running output, a block of keys with scores $S$ gives
 #
 # $$m' = \max(m, \max_j S_j), \quad \alpha = e^{m - m'}, \quad P = e^{S - m'}, \quad l' = \alpha l + \sum_j P_j, \quad A' = \alpha A + P V .$$
 #
-# (`input_precision="ieee"` below keeps `tl.dot` from rounding the fp32 operands to TF32, so that errors stay near 1e-7.)
+# Here $\alpha$ is chapter 02's conversion factor f, and $A$ is its acc.
+#
+# (`input_precision="ieee"` below keeps `tl.dot` from rounding the fp32 operands to TF32, a format with 11 bits of mantissa, so that errors stay near 1e-7.)
 
 
 # %%
 @triton.jit
 def softmax_step(s, m, l):
-    """One block of scores [BM, BN] joins the running softmax: -> (P, alpha, new m, new l)."""
+    """Add one block of scores [BM, BN] to the running softmax: -> (P, alpha, new m, new l)."""
     m_new = tl.maximum(m, tl.max(s, axis=1))
     alpha = tl.exp(m - m_new)
     p = tl.exp(s - m_new[:, None])
@@ -138,7 +141,7 @@ def dense_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """One sequence: program (tile, head)."""
+    """Attend within one sequence; program (tile, head)."""
     head = tl.program_id(1)
     d = tl.arange(0, D)
     i = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -197,20 +200,20 @@ problem = make_problem(LENGTHS, [17, 4, 40, 9, 21])
 print("largest error of version 0:", largest_error(attend_v0(*problem), problem))
 
 # %% [markdown]
-# It is right, and it would be slow on a GPU for two reasons.
-# The host reads the offsets back, which makes the GPU wait.
+# The result is right, but on a GPU this would be slow for two reasons.
+# The host reads the offsets back, so it cannot launch ahead and the GPU idles.
 # And each launch is far too small to fill the chip.
 
 # %% [markdown]
 # ## Version 1: one launch, offsets read in the kernel
 #
-# A grid of (tiles of the longest sequence, heads, sequences).
-# Each program looks its own bounds up.
-# Programs whose tile lies past their sequence's end return at once.
+# The grid is (tiles of the longest sequence, heads, sequences).
+# Each program loads the bounds of its sequence.
+# A program whose tile starts past its sequence's end returns at once.
 #
-# This version holds a mistake.
+# With `MASK_V=False` this version contains a mistake.
 # Scores of keys past the end are set to minus infinity, so their probabilities are exactly 0.
-# The author concluded that V needs no mask.
+# From that the author concluded that V needs no mask.
 
 
 # %%
@@ -219,7 +222,7 @@ def jagged_v1(
     q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, out_ptr, scale, total_kv, H,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, MASK_V: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile, head, sequence)."""
+    """Attend within all sequences; program (tile, head, sequence)."""
     tile, head, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     q_begin, q_end = tl.load(q_offsets_ptr + seq), tl.load(q_offsets_ptr + seq + 1)
     k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)
@@ -283,14 +286,14 @@ print(
 )
 
 # %% [markdown]
-# Right on random numbers, so it ships.
-# Weeks later one user's sequence holds a NaN: a bad feature, an overflow upstream.
-# Predict first: whose outputs become NaN?
+# The result is right on random numbers, so the kernel ships.
+# Weeks later the sequence of one user holds a NaN, from a bad feature or an overflow upstream.
+# Predict first: the outputs of which sequences become NaN?
 
 
 # %%
 def poisoned(problem, sequence):
-    """The same problem, with the values of one sequence set to NaN."""
+    """Return the same problem with the values of one sequence set to NaN."""
     q, k, v, q_offsets, k_offsets = problem
     v = v.clone()
     v[int(k_offsets[sequence]) : int(k_offsets[sequence + 1])] = float("nan")
@@ -317,37 +320,40 @@ print(
 
 # %% [markdown]
 # **Zero times NaN is NaN.** Sequence 2 has 40 keys, so its last block of 16 holds 8 of its own and 8 of sequence 3.
-# Their probabilities are 0, their values are not numbers.
-# A probability of 0 does not protect you; a zero *value* does.
+# Their probabilities are 0, but their values are NaN.
+# A probability of 0 does not remove a NaN; replacing the *value* by 0 does.
 # So V's tail rows are masked on load.
 #
-# The same trap waits in every kernel of this course, in other clothes: a TMA load fetches a whole box and knows nothing of your mask.
+# Every kernel of this course has this problem in some form.
+# A GPU's copy engine (TMA, chapter 09), for example, always fetches a whole box of rows, without a mask.
 # Chapter 12 shows what to do there.
 
 # %% [markdown]
 # ## Version 2: the log-sum-exp, and queries without keys
 #
 # Two things are missing.
-# The backward pass wants $\mathrm{lse}_i = m_i + \ln l_i$ for each query.
-# And a query whose sequence has no key: the loop does no step, $l = 0$, and `acc / l` would be 0/0.
-# The contract says: output 0, lse minus infinity.
+# The backward pass needs $\mathrm{lse}_i = m_i + \ln l_i$ for each query.
+# And if a sequence has no keys, the loop does no step, $l = 0$, and `acc / l` is 0/0.
+# The package defines the result in that case: output 0, lse minus infinity.
+# Version 1's kernel already divides safely; the kernel below also stores the lse.
 #
 # ## Version 3: a list of tiles
 #
 # Version 1 launches `tiles of the longest x H x B` programs.
 # With skewed lengths almost all of them return at once.
-# That is not free: each costs a launch slot, and on a persistent kernel (chapter 13) a turn.
-# So make a list of the tiles that exist, and launch exactly these.
-# Longest first is a good order: the big ones start early and the small ones fill the gaps (chapter 08).
+# That is not free: the GPU still has to start and end each of them.
+# So make a list of the tiles that exist, and launch one program per entry and head.
+# Longest first is a good order: the tiles with the most keys start early, and the short ones fill the gaps (chapter 08).
 
 
 # %%
 @triton.jit
 def jagged_v3(
-    q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tile_seq_ptr, tile_row_ptr, out_ptr, lse_ptr, scale, total_q, H,
+    q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tile_seq_ptr, tile_row_ptr,
+    out_ptr, lse_ptr, scale, total_q, H,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Program (entry of the tile list, head)."""
+    """Attend within all sequences, and store the lse; program (entry of the tile list, head)."""
     head = tl.program_id(1)
     seq = tl.load(tile_seq_ptr + tl.program_id(0))
     first = tl.load(tile_row_ptr + tl.program_id(0))
@@ -384,7 +390,7 @@ def jagged_v3(
 
 
 def longest_first(q_offsets, k_offsets, block):
-    """Tiles with work as (sequence, first row) tensors, those with the most keys first."""
+    """Return the tiles as two tensors, (sequence, first row), those with the most keys first."""
     len_q = (q_offsets[1:] - q_offsets[:-1]).tolist()
     len_kv = (k_offsets[1:] - k_offsets[:-1]).tolist()
     tiles = [(-len_kv[b], b, row) for b, n in enumerate(len_q) for row in range(0, n, block)]
@@ -425,8 +431,8 @@ print("largest error, lse:", (lse - want_lse)[has_keys].abs().max().item())
 print("the query without keys: lse", lse[:, 38].tolist(), "out", out[38].abs().max().item())
 
 # %% [markdown]
-# How many programs, how many loads?
-# `emulator.counting()` counts what a launch does.
+# How many programs and loads does each version need?
+# `emulator.counting()` counts them.
 
 # %%
 skewed = make_problem([200, 3, 0, 5, 1, 9, 2, 16], [200, 3, 0, 5, 1, 9, 2, 16], heads=1)
@@ -450,15 +456,15 @@ plots.panels(
 )
 
 # %% [markdown]
-# The grid of version 1 holds 13 tiles for each of 8 sequences, 104 programs; 19 have work.
-# Version 3 launches these 19, once.
-# It loads more than version 0 does, since each program looks up its own tile and offsets: two numbers of the list and four offsets.
-# Against seven launches, and a host that waits for the offsets, that is cheap.
+# The grid of version 1 has 13 tiles for each of 8 sequences, so 104 programs; 19 have work.
+# Version 3 launches these 19, in one launch.
+# It does more loads than version 0, since each program loads its own entry of the list and its bounds: two numbers of the list and four offsets.
+# That is cheap compared with seven launches and a host that waits for the offsets.
 #
 # ## What the package does
 #
-# `jfa.jagged_flash_attention` is version 3 with the rest of the contract: masks, grouped heads, shared queries, any head size and stride, a list built on the device without asking the host, and a backward.
-# On CPU tensors it uses the reference, unless you ask for the kernel by name; then the emulator runs it.
+# `jfa.jagged_flash_attention` is version 3 with everything else that a model needs: masks, grouped heads, shared queries, other head sizes and strides, a tile list built on the GPU without a wait on the host, and a backward.
+# On CPU tensors it uses the reference, unless you select a kernel with `backend=`; then the emulator runs it.
 
 # %%
 import jfa
@@ -470,6 +476,13 @@ print(
 )
 
 # %% [markdown]
+# ## Summary
+#
+# * A tile belongs to one sequence and one head; its program loads the bounds from the offsets.
+# * The tail of a tile covers rows of the next sequence: mask Q, K *and* V on load, the scores with −∞, and the stores.
+# * A query without keys gives output 0 and lse −∞.
+# * A list of the tiles that exist replaces a grid sized by the longest sequence.
+#
 # ## Exercises
 #
 # Open [exercises/04_jagged_forward.py](../exercises/04_jagged_forward.py).
@@ -488,19 +501,19 @@ print(
 # ## Checkpoint
 #
 # 1. Lengths `[64, 64, 1]`, tiles of 64.
-#    How many programs do versions 1 and 3 launch for each head?
-# 2. Why does masking S not make masking V unnecessary, although P is exactly 0 there?
+#    How many programs do versions 1 and 3 launch per head?
+# 2. P is exactly 0 where S is masked. Why must V be masked as well?
 # 3. Queries past the sequence's end were loaded as 0.
 #    Do they disturb the result?
 # 4. Why is `lse` kept, and not `m` and `l`?
 #
 # <details><summary>Answers</summary>
 #
-# 1. Three for both: one tile for each sequence.
-#    The list pays when lengths differ by more than a tile.
+# 1. Three for both: one tile per sequence.
+#    The list pays off when lengths differ by more than a tile.
 # 2. The product computes `0 * v`.
 #    For a NaN or an infinity in `v` that is NaN.
-# 3. No. Each row of a tile has its own softmax; such a row is computed and not stored.
+# 3. No. Each row of a tile has its own softmax; such a row is computed but not stored.
 # 4. The backward needs $P = e^{S - \mathrm{lse}}$ only.
 #    One number per query, and it also merges partial results (chapter 02).
 #
@@ -511,29 +524,29 @@ print(
 # - Poison a sequence's *keys* instead of its values.
 #   Does version 1 leak now?
 #   Why, or why not?
-# - Swap `longest_first` for the plain order.
-#   The numbers do not change.
+# - Replace `longest_first` with the order in memory.
+#   The results do not change.
 #   What does?
-#   Chapter 08 answers.
+#   Chapter 08 has the answer.
 # - Set `BN` to 64 for keys of length 17.
-#   How many score columns are computed in vain?
+#   How many score columns are wasted?
 #
 # ## Pitfalls
 #
 # | pitfall | where you saw it |
 # |---|---|
 # | the tile's tail belongs to the next sequence | the first picture |
-# | 0 * NaN leaks the neighbour through V | version 1, poisoned |
+# | 0 * NaN carries a NaN of the next sequence through V | version 1, poisoned |
 # | a query without keys: 0/0 | version 3's last lines |
 # | a grid sized by the longest sequence | the count of programs |
 #
 # ## What differs on a real GPU
 #
-# - Reading `q_offsets` on the host (`int(...)`, `.tolist()`) stops the GPU's queue.
-#   Version 3's list is built with tensor operations on the device in the package.
-# - The order of the list matters only when there are more tiles than SMs; on the emulator it never does.
-# - bf16 inputs: P is rounded to bf16 before `P @ V`, and the sum `l` is not.
-#   The package's kernels do the same on both sides.
+# - Reading `q_offsets` on the host (`int(...)`, `.tolist()`) waits until the GPU has finished all earlier work.
+#   The package builds version 3's list on the GPU instead.
+# - The order of the list matters only when there are more tiles than SMs; on the emulator it does not change the result.
+# - With bf16 inputs, P is rounded to bf16 before `P @ V`, but the sum `l` is taken from the unrounded P.
+#   The package's kernels do this on the emulator and on a GPU.
 #
 # ## Verified here, and not
 #

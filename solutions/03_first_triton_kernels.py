@@ -17,7 +17,7 @@
 # A kernel returns nothing: it stores its result through the pointers it was given.
 # Each exercise shows how the check launches it.
 #
-# Every program does its own share and nobody else's: **each element of a result is stored once**.
+# Every program does its own share of the work and no other: **each element of a result is stored once**.
 # Numbers that go into a softmax or a log-sum-exp may lie anywhere between -50,000 and 50,000, in any order.
 
 # %% tags=["setup"]
@@ -41,7 +41,7 @@ progress()
 # %% tags=["ex-3.1"]
 @triton.jit
 def axpy_kernel(x_ptr, y_ptr, out_ptr, a, n, BLOCK: tl.constexpr):
-    """out = a * x + y; x, y, out: [n] fp32, contiguous."""
+    """Compute out = a * x + y; x, y, out: [n] fp32, contiguous."""
     ### BEGIN SOLUTION
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = i < n
@@ -70,7 +70,7 @@ check("3.1", axpy_kernel)
 def transpose_kernel(
     x_ptr, out_ptr, rows, cols, x_row, x_col, out_row, out_col, BLOCK: tl.constexpr
 ):
-    """out = x transposed; x: [rows, cols], out: [cols, rows], fp32, any strides (in elements)."""
+    """Transpose x to out; x: [rows, cols], out: [cols, rows], fp32, any strides (in elements)."""
     ### BEGIN SOLUTION
     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -87,7 +87,7 @@ check("3.2", transpose_kernel)
 # ## 3.3 Log-sum-exp of a row
 #
 # (difficulty 2 of 3, 10 minutes) One program per row: `out[r] = log(sum over c of exp(x[r, c]))`, natural logarithm.
-# Some rows hold only numbers near -200, some near +200: neither may overflow or vanish.
+# Some rows hold only numbers near -200, some only numbers near +200: neither may overflow or underflow.
 # `BLOCK` is a power of two and at least `cols`.
 #
 # Launched as `row_lse_kernel[(rows,)](x, out, cols, x.stride(0), BLOCK=triton.next_power_of_2(cols))`.
@@ -96,7 +96,7 @@ check("3.2", transpose_kernel)
 # %% tags=["ex-3.3"]
 @triton.jit
 def row_lse_kernel(x_ptr, out_ptr, cols, x_row, BLOCK: tl.constexpr):
-    """out[r] = log sum_c exp(x[r, c]); x: [rows, cols] fp32, rows x_row elements apart; out: [rows] fp32."""
+    """Store out[r] = log sum_c exp(x[r, c]); x: [rows, cols], row stride x_row; out: [rows]."""
     ### BEGIN SOLUTION
     row = tl.program_id(0)
     c = tl.arange(0, BLOCK)
@@ -112,9 +112,9 @@ check("3.3", row_lse_kernel)
 # %% [markdown]
 # ## 3.4 Softmax of rows longer than a block
 #
-# (difficulty 2 of 3, 25 minutes) The same softmax as in the chapter, but a row may be much longer than `BLOCK`, so it has to be walked in steps of `BLOCK` columns.
-# Walk it twice: once for the row's maximum `m` and the sum `l` of `exp(x - m)`, once to write the result.
-# When a step raises the maximum, what was summed so far was summed with the old one: multiply it by `exp(old - new)`.
+# (difficulty 2 of 3, 25 minutes) The same softmax as in the chapter, but a row may be much longer than `BLOCK`, so the program goes through it in steps of `BLOCK` columns.
+# Do so twice: once for the row's maximum `m` and the sum `l` of `exp(x - m)`, and once to write the result.
+# When a step raises the maximum, the sum so far belongs to the old one: multiply it by `exp(old - new)`.
 # That is the recurrence of chapter 02.
 #
 # Launched as `long_softmax_kernel[(rows,)](x, out, cols, x.stride(0), out.stride(0), BLOCK=32)`.
@@ -124,7 +124,7 @@ check("3.3", row_lse_kernel)
 # %% tags=["ex-3.4"]
 @triton.jit
 def long_softmax_kernel(x_ptr, out_ptr, cols, x_row, out_row, BLOCK: tl.constexpr):
-    """out[r] = softmax(x[r]); x, out: [rows, cols] fp32, rows x_row and out_row elements apart."""
+    """Store out[r] = softmax(x[r]); x, out: [rows, cols] fp32, row strides x_row and out_row."""
     ### BEGIN SOLUTION
     row = tl.program_id(0)
     m = float("-inf")
@@ -148,11 +148,11 @@ check("3.4", long_softmax_kernel)
 # %% [markdown]
 # ## 3.5 Scores: A times B transposed
 #
-# (difficulty 3 of 3, 25 minutes) The product that attention starts with: `out = A @ B^T`, so row `n` of B meets row `m` of A.
-# A and B are bf16, the sum over K is kept in fp32, and the result leaves in fp32.
+# (difficulty 3 of 3, 25 minutes) The product that attention starts with: `out = A @ B^T`, so `out[m, n]` is the dot product of row `m` of A and row `n` of B.
+# A and B are bf16; the sum over K is kept in fp32, and the result is fp32.
 # The numbers may be as large as bf16 allows.
-# Program `(i, j)` makes one `BM x BN` tile of the result.
-# M, N and K are no multiples of the block sizes.
+# Program `(i, j)` computes one `BM x BN` tile of the result.
+# M, N and K need not be multiples of the block sizes.
 # All three tensors are contiguous.
 #
 # Launched on `(cdiv(M, BM), cdiv(N, BN))` with `BM=BN=BK=16`.
@@ -164,7 +164,7 @@ check("3.4", long_softmax_kernel)
 def scores_kernel(
     a_ptr, b_ptr, out_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
 ):
-    """out = A @ B^T; a: [M, K] bf16, b: [N, K] bf16, out: [M, N] fp32, all contiguous."""
+    """Compute out = A @ B^T; a: [M, K] bf16, b: [N, K] bf16, out: [M, N] fp32, all contiguous."""
     ### BEGIN SOLUTION
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -189,11 +189,10 @@ check("3.5", scores_kernel)
 # ## 3.6 The mean of every sequence
 #
 # (difficulty 3 of 3, 25 minutes) Your first jagged kernel.
-# `x` holds the rows of all sequences one after another; sequence `b` owns the rows `offsets[b] .. offsets[b + 1] - 1`.
+# `x` holds the rows of all sequences, one sequence after another; sequence `b` owns the rows `offsets[b] .. offsets[b + 1] - 1`.
 # Program `b` writes the mean of its rows to `out[b]`.
 # A sequence without rows gets zeros.
-# Rows of other sequences may hold NaN:
-# what you load and then throw away must not reach your sum.
+# Rows of other sequences may hold NaN: what you load and do not use must not reach your sum.
 #
 # Launched as `mean_pool_kernel[(num_sequences,)](x, offsets, out, D, BLOCK_L=16, BLOCK_D=triton.next_power_of_2(D))`.
 # Limit: no block larger than 16 rows of `BLOCK_D` columns.
@@ -202,7 +201,7 @@ check("3.5", scores_kernel)
 # %% tags=["ex-3.6"]
 @triton.jit
 def mean_pool_kernel(x_ptr, offsets_ptr, out_ptr, D, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr):
-    """out[b] = mean over rows of sequence b; x: [total, D] fp32, offsets: [B + 1] int32, out: [B, D] fp32."""
+    """Store means in out: [B, D] fp32; x: [total, D] fp32, contiguous; offsets: [B + 1] int32."""
     ### BEGIN SOLUTION
     b = tl.program_id(0)
     begin = tl.load(offsets_ptr + b)
@@ -228,16 +227,15 @@ check("3.6", mean_pool_kernel)
 #
 # (difficulty 2 of 3, 10 minutes) Program `(i, j)` of a grid of `(cdiv(rows, BR), cdiv(cols, BC))` writes the largest number of its tile of `x` to `out[i, j]`; `out` is contiguous.
 # On square grids the kernel below is right.
-# On the others the report names the line with the store, and that line is innocent:
-# one other line is wrong.
-# Run the check, read which elements are touched by whom, then work out where the number in the address comes from.
-# A mask on the store would silence the report, and leave results unwritten.
+# On other grids the report names the line with the store, but that line is innocent: one other line is wrong.
+# Run the check, read which program accesses which elements, then work out where the number in the address comes from.
+# A mask on the store would silence the report, but leave results unwritten.
 
 
 # %% tags=["ex-3.7"]
 @triton.jit
 def tile_max_kernel(x_ptr, out_ptr, rows, cols, x_row, BR: tl.constexpr, BC: tl.constexpr):
-    """out[i, j] = max of tile (i, j); x: [rows, cols] fp32, rows x_row elements apart."""
+    """Store the maximum of tile (i, j) in out[i, j]; x: [rows, cols] fp32, row stride x_row."""
     # YOUR CODE: one line below is wrong
     i, j = tl.program_id(0), tl.program_id(1)
     ### BEGIN SOLUTION
@@ -259,11 +257,12 @@ check("3.7", tile_max_kernel)
 # %% [markdown]
 # ## 3.8 The best key of each query
 #
-# (difficulty 3 of 3, 30 minutes) For each row of `q` find the row of `k` with which its product is largest: `best[m]` is that product, `which[m]` the number of the row of `k`, the lower one where several are equal.
-# The scores `[M, N]` are never stored anywhere: a program owns `BM` queries, walks over the keys in blocks of `BN`, and carries the best so far.
-# `N` is at least 1 and no multiple of `BN`; all products of a query may be negative.
+# (difficulty 3 of 3, 30 minutes) For each row `m` of `q`, find the row of `k` with the largest dot product: store the product in `best[m]` and the number of the row of `k` in `which[m]`, the lowest one if several are equal.
+# The scores `[M, N]` are never stored: a program owns `BM` queries, loops over the keys in blocks of `BN`, and carries the best so far.
+# `N` is at least 1 and need not be a multiple of `BN`; all products of a query may be negative.
 #
 # Launched as `best_key_kernel[(cdiv(M, BM),)](q, k, best, which, M, N, D=D, BM=16, BN=16)`.
+# All tensors are contiguous, and D is 16 or 32.
 # `tl.argmax` gives the position inside a block.
 # Limit: no block larger than 512 elements.
 
@@ -273,7 +272,7 @@ check("3.7", tile_max_kernel)
 def best_key_kernel(
     q_ptr, k_ptr, best_ptr, which_ptr, M, N, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):
-    """best: [M] fp32, which: [M] int32; q: [M, D], k: [N, D] bf16, contiguous; D is 16 or 32."""
+    """Find the best keys; best: [M] fp32, which: [M] int32; q: [M, D], k: [N, D] bf16."""
     ### BEGIN SOLUTION
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     d = tl.arange(0, D)
