@@ -40,3 +40,42 @@ class CompileConfig:
     max_spill_bytes: int | dict[int, int] = 0
     serialized: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+
+
+# What kernels take besides descriptors and block lists, by the names of parameters; _ptr behind one is left out. Other pointers
+# are to bf16, other numbers i32.
+_TYPES = {
+    "*fp32": "lse lse2 dlse delta sums partials dq_partial partial_acc partial_ml",
+    "*bf16": "out dout dq",
+    "*i32": "query_offset key_offset output_offset records counts counter counters key_records key_counts key_counters where "
+    "blocks chunks arrivals",
+    "*u8": "q_scales q_t_scales k_scales k_t_scales v_scales do_scales do_t_scales",
+    "fp32": "scale scale_log2 sm_scale coarse_scale score_limit",
+}
+_TYPE_OF = {name: kind for kind, names in _TYPES.items() for name in names.split()}
+_LISTS = {"starts": "*i32", "columns": "*i32", "kinds": "*i8", "list_rows": "i32", "list_capacity": "i32"}
+
+
+def typed(
+    kernel: Any, constexprs: dict[str, Any], boxes: dict[str, str | None], aligned: bool = False
+) -> dict[str, Any]:
+    """Return the ``kernel``, ``signature`` and ``constexprs`` of a CompileConfig, types found by the names of parameters.
+
+    Args:
+        kernel: the jit function.
+        constexprs: with a ``cfg`` whose ``list_heads`` is 0 there are no block lists.
+        boxes: types of the descriptors, None for one that there is not.
+        aligned: promise that pointers and strides are multiples of 16, as those of contiguous tensors.
+    """
+    types = dict(boxes)
+    if getattr(constexprs.get("cfg"), "list_heads", 1) == 0:
+        types |= {name: None for name in _LISTS if name in kernel.arg_names}
+    constexprs = constexprs | {name: None for name, kind in types.items() if kind is None}
+    signature = {name: types.get(name) or _type(name, aligned) for name in kernel.arg_names if name not in constexprs}
+    return dict(kernel=f"{kernel.__module__}:{kernel.__name__}", signature=signature, constexprs=constexprs)
+
+
+def _type(name: str, aligned: bool) -> str:
+    kind = (_LISTS | _TYPE_OF).get(name.removesuffix("_ptr"), "*bf16" if name.endswith("_ptr") else "i32")
+    whole = kind.startswith("*") or name.endswith(("_row", "_head")) or name.startswith("stride_")
+    return f"{kind}:16" if aligned and whole else kind

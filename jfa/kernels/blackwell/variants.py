@@ -8,6 +8,12 @@ import torch
 
 from jfa.block_sparse import BlockLists
 from jfa.kernels.base import Problem
+from jfa.kernels.blackwell.backward_1cta import backward_kernel
+from jfa.kernels.blackwell.backward_2cta import pair_backward_kernel
+from jfa.kernels.blackwell.backward_dq import dq_kernel
+from jfa.kernels.blackwell.backward_dq_wide import wide_dq_kernel
+from jfa.kernels.blackwell.backward_resident import resident_backward_kernel
+from jfa.kernels.blackwell.backward_wide import wide_backward_kernel
 from jfa.kernels.blackwell.config import (
     BLOCK,
     TAIL,
@@ -20,13 +26,17 @@ from jfa.kernels.blackwell.config import (
     plain_config,
     wide_config,
 )
+from jfa.kernels.blackwell.forward import forward_kernel
+from jfa.kernels.blackwell.mxfp8_backward import mxfp8_backward_kernel
+from jfa.kernels.blackwell.mxfp8_forward import mxfp8_forward_kernel
+from jfa.kernels.blackwell.plain import plain_forward_kernel
 from jfa.kernels.common.example import example_problem
-from jfa.kernels.compile_config import CompileConfig
+from jfa.kernels.common.padded_rows import blocks_kernel, constants_kernel, finish_kernel
+from jfa.kernels.common.tile_list import list_kernel
+from jfa.kernels.compile_config import CompileConfig, typed
 from jfa.masks import Band
 
 TARGETS = (100, 103)
-TAILS = ("q_tail_desc", "k_tail_desc")
-LISTS = {"starts": "*i32", "columns": "*i32", "kinds": "*i8", "list_rows": "i32", "list_capacity": "i32"}
 FORWARD_ROLES = ("correction", "softmax 0", "softmax 1", "mma", "load", "store")
 RESIDENT_ROLES = ("store", "compute 0", "compute 1", "mma", "load")
 DQ_ROLES = ("load", "compute 0", "compute 1", "mma")
@@ -111,216 +121,126 @@ def compile_configs() -> list[CompileConfig]:
     return configs + _lists()
 
 
-def _box(columns: int, rows: int = BLOCK) -> str:
+def _box(columns: int, rows: int = BLOCK, dtype: str = "bf16") -> str:
     """Return the type of a ragged descriptor; see jfa.kernels.common.ragged."""
-    return f"tensordesc<bf16[1, 1, 1, {rows}, {columns}]>"
+    return f"tensordesc<{dtype}[1, 1, 1, {rows}, {columns}]>"
 
 
-def _attention(
-    name: str,
-    kernel: str,
-    signature: dict[str, str],
-    cfg,
-    roles: tuple[str, ...],
-    spills: int,
-    walks_lists: bool = False,
-) -> CompileConfig:
-    """Return the configuration of one of the attention kernels; one that walks lists can be compiled without them."""
-    lists = LISTS if walks_lists else {}
-    if walks_lists and cfg.list_heads:
-        signature, lists = signature | lists, {}
-    return CompileConfig(
-        name=f"blackwell-{name}",
-        kernel=f"jfa.kernels.blackwell.{kernel}",
-        signature=signature,
-        constexprs={"cfg": cfg} | dict.fromkeys(lists),
-        targets=TARGETS,
-        roles=roles,
-        max_spill_bytes=spills,
-    )
+def _boxes(names: str, *box) -> dict[str, str]:
+    """Return the types of some descriptors, all with the same :func:`_box`."""
+    return {f"{name}_desc": _box(*box) for name in names.split()}
 
 
-def _forward_signature(columns: int, o_columns: int) -> dict[str, str]:
-    return {
-        **dict.fromkeys(("q_desc", "k_desc", "v_desc"), _box(columns)),
-        "o_desc": _box(o_columns),
-        "lse_ptr": "*fp32",
-        **dict.fromkeys(("records_ptr", "counts_ptr"), "*i32"),
-        "rows_out": "i32",
-        "scale_log2": "fp32",
-    }
+def _attention(name: str, kernel, cfg, boxes: dict[str, str | None], roles: tuple[str, ...], spills: int):
+    """Return the configuration of one of the attention kernels."""
+    shape = typed(kernel, {"cfg": cfg}, boxes)
+    return CompileConfig(name=f"blackwell-{name}", **shape, targets=TARGETS, roles=roles, max_spill_bytes=spills)
 
 
 def _forward(name: str, problem: Problem, clc: bool) -> CompileConfig:
     cfg = forward_config(problem, clc=clc)
-    signature = _forward_signature(cfg.head_dim, cfg.head_dim // cfg.o_parts)
-    signature |= dict.fromkeys(("coarse_scale", "score_limit"), "fp32")
+    boxes = _boxes("q k v", cfg.head_dim) | _boxes("o", cfg.head_dim // cfg.o_parts)
+    tails = _boxes("q_tail k_tail", cfg.tail_dim)
     spills = FORWARD_SPILLS[clc] if problem.band != Band() else 0
     if cfg.tail_dim and cfg.split_keys:
         spills = TAIL_SPILLS
-    name = f"forward-{name}-{'clc' if clc else 'static'}"
-    if cfg.tail_dim:
-        signature |= dict.fromkeys(TAILS, _box(cfg.tail_dim))
-    config = _attention(name, "forward:forward_kernel", signature, cfg, FORWARD_ROLES, spills, True)
-    return config if cfg.tail_dim else replace(config, constexprs=config.constexprs | dict.fromkeys(TAILS))
+    boxes |= tails if cfg.tail_dim else dict.fromkeys(tails)
+    return _attention(f"forward-{name}-{_schedule(clc)}", forward_kernel, cfg, boxes, FORWARD_ROLES, spills)
+
+
+def _schedule(clc: bool) -> str:
+    return "clc" if clc else "static"
 
 
 def _mxfp8_forward(name: str, problem: Problem, clc: bool) -> CompileConfig:
     cfg = mxfp8_config(problem, clc=clc)
-    signature = _forward_signature(cfg.head_dim, cfg.head_dim // cfg.o_parts)
-    signature |= dict.fromkeys(("q_desc", "k_desc", "v_desc"), _box(cfg.head_dim).replace("bf16", "fp8e4nv"))
-    signature |= dict.fromkeys(("q_scales", "k_scales", "v_scales"), "*u8")
-    signature |= dict.fromkeys(("q_blocks", "kv_blocks"), "i32") | dict.fromkeys(
-        ("coarse_scale", "score_limit"), "fp32"
-    )
+    boxes = _boxes("q k v", cfg.head_dim, BLOCK, "fp8e4nv") | _boxes("o", cfg.head_dim // cfg.o_parts)
     spills = FORWARD_SPILLS[clc] if problem.band != Band() else 0
-    name = f"mxfp8-forward-{name}-{'clc' if clc else 'static'}"
-    return _attention(name, "mxfp8_forward:mxfp8_forward_kernel", signature, cfg, FORWARD_ROLES, spills)
+    name = f"mxfp8-forward-{name}-{_schedule(clc)}"
+    return _attention(name, mxfp8_forward_kernel, cfg, boxes, FORWARD_ROLES, spills)
 
 
 def _mxfp8_backward(name: str, problem: Problem, clc: bool) -> CompileConfig:
     cfg = mxfp8_backward_config(problem, clc=clc)
-    encoded = ("q", "q_t", "k", "k_t", "v", "do", "do_t")
-    signature = {f"{x}_desc": _box(cfg.head_dim).replace("bf16", "fp8e4nv") for x in encoded}
-    signature |= {k: v for k, v in _backward_signature(cfg).items() if k not in signature}
-    signature |= {f"{x}_scales": "*u8" for x in encoded} | dict.fromkeys(("q_blocks", "kv_blocks", "do_blocks"), "i32")
-    name = f"mxfp8-backward-{name}-{'clc' if clc else 'static'}"
-    kernel = "mxfp8_backward:mxfp8_backward_kernel"
-    return _attention(name, kernel, signature, cfg, BACKWARD_ROLES, MXFP8_BACKWARD_SPILLS)
+    boxes = (
+        _boxes("q q_t k k_t v do do_t", cfg.head_dim, BLOCK, "fp8e4nv") | _boxes("dk dv", cfg.head_dim) | _dq_box(cfg)
+    )
+    name = f"mxfp8-backward-{name}-{_schedule(clc)}"
+    return _attention(name, mxfp8_backward_kernel, cfg, boxes, BACKWARD_ROLES, MXFP8_BACKWARD_SPILLS)
 
 
 def _plain(name: str, problem: Problem) -> CompileConfig:
     cfg = plain_config(problem)
-    signature = _forward_signature(cfg.head_dim, cfg.head_dim)
-    return _attention(f"plain-{name}", "plain:plain_forward_kernel", signature, cfg, (), PLAIN_SPILLS)
+    return _attention(f"plain-{name}", plain_forward_kernel, cfg, _boxes("q k v o", cfg.head_dim), (), PLAIN_SPILLS)
 
 
-def _backward_signature(cfg) -> dict[str, str]:
-    return {
-        **dict.fromkeys(("q_desc", "k_desc", "v_desc", "do_desc", "dk_desc", "dv_desc"), _box(cfg.head_dim)),
-        "dq_desc": f"tensordesc<fp32[{BLOCK}, {cfg.dq_columns}]>",
-        **dict.fromkeys(("lse_ptr", "delta_ptr"), "*fp32"),
-        **dict.fromkeys(("records_ptr", "counts_ptr"), "*i32"),
-        **dict.fromkeys(("padded_count", "dq_rows"), "i32"),
-        **dict.fromkeys(("scale_log2", "sm_scale"), "fp32"),
-    }
+def _dq_box(cfg) -> dict[str, str]:
+    return {"dq_desc": f"tensordesc<fp32[{BLOCK}, {cfg.dq_columns}]>"}
 
 
 def _backward(name: str, problem: Problem, clc: bool) -> CompileConfig:
     cfg = backward_config(problem, clc=clc, form="single")
     spills = LISTED_BACKWARD_SPILLS if cfg.list_heads else BACKWARD_SPILLS
-    name = f"backward-{name}-{'clc' if cfg.clc else 'static'}"
-    signature = _backward_signature(cfg)
-    return _attention(name, "backward_1cta:backward_kernel", signature, cfg, BACKWARD_ROLES, spills, True)
+    boxes = _boxes("q k v do dk dv", cfg.head_dim) | _dq_box(cfg)
+    return _attention(f"backward-{name}-{_schedule(cfg.clc)}", backward_kernel, cfg, boxes, BACKWARD_ROLES, spills)
 
 
 def _pair(name: str, problem: Problem, clc: bool) -> CompileConfig:
     cfg = backward_config(problem, clc=clc, form="pair")
-    rows, columns = _box(cfg.head_dim, BLOCK // 2), _box(cfg.head_dim // 2)
-    signature = {
-        **{f"{x}_{part}_desc": box for x in ("q", "do") for part, box in (("rows", rows), ("columns", columns))},
-        **dict.fromkeys(("k_desc", "v_desc"), _box(cfg.head_dim)),
-        **dict.fromkeys(("dk_desc", "dv_desc"), columns),
-        "k_columns_desc": _box(cfg.head_dim // 2, 2 * BLOCK),
-        "dq_desc": f"tensordesc<fp32[2, {BLOCK // 2}, {cfg.dq_columns}]>",
-    }
-    signature |= {k: v for k, v in _backward_signature(cfg).items() if k not in signature and not k.endswith("_desc")}
+    columns, half = cfg.head_dim, cfg.head_dim // 2
+    boxes = _boxes("q_rows do_rows", columns, BLOCK // 2) | _boxes("q_columns do_columns dk dv", half)
+    boxes |= _boxes("k v", columns) | _boxes("k_columns", half, 2 * BLOCK)
+    boxes |= {"dq_desc": f"tensordesc<fp32[2, {BLOCK // 2}, {cfg.dq_columns}]>"}
     spills = next(PAIR_SPILLS[mask] for mask, band in BANDS.items() if band == problem.band)
-    name = f"backward-pair-{name}-{'clc' if cfg.clc else 'static'}"
-    config = _attention(name, "backward_2cta:pair_backward_kernel", signature, cfg, PAIR_ROLES, spills)
+    name = f"backward-pair-{name}-{_schedule(cfg.clc)}"
+    config = _attention(name, pair_backward_kernel, cfg, boxes, PAIR_ROLES, spills)
     return replace(config, options={"ctas_per_cga": (2, 1, 1)})
 
 
 def _resident(name: str, problem: Problem) -> CompileConfig:
     cfg = backward_config(problem)
-    signature = {k: v for k, v in _backward_signature(cfg).items() if k != "dq_rows"} | {"rows_q": "i32"}
-    signature |= dict.fromkeys(("q_desc", "do_desc"), _box(cfg.head_dim, BLOCK // cfg.group))
-    return _attention(
-        f"backward-resident-{name}",
-        "backward_resident:resident_backward_kernel",
-        signature,
-        cfg,
-        RESIDENT_ROLES,
-        BACKWARD_SPILLS,
-    )
+    boxes = _boxes("q do", cfg.head_dim, BLOCK // cfg.group) | _boxes("k v dk dv", cfg.head_dim) | _dq_box(cfg)
+    name = f"backward-resident-{name}"
+    return _attention(name, resident_backward_kernel, cfg, boxes, RESIDENT_ROLES, BACKWARD_SPILLS)
 
 
 def _dq(name: str, problem: Problem) -> CompileConfig:
     cfg = dq_config(problem)
-    without = ("dk_desc", "dv_desc", "dq_rows", "sm_scale")
-    signature = {k: v for k, v in _backward_signature(cfg).items() if k not in without}
-    return _attention(f"dq-{name}", "backward_dq:dq_kernel", signature, cfg, DQ_ROLES, BACKWARD_SPILLS)
-
-
-def _boxes(names: str, rows: int = BLOCK) -> dict[str, str]:
-    """Return the types of descriptors of 128 columns; of a name with a + also that of the 64 columns behind them."""
-    types = {}
-    for name in names.split():
-        types[f"{name.removesuffix('+')}_desc"] = _box(BLOCK, rows)
-        if name.endswith("+"):
-            types[f"{name.removesuffix('+')}_tail_desc"] = _box(TAIL, rows)
-    return types
-
-
-def _wide_numbers() -> dict[str, str]:
-    """Return the types of what both kernels of the backward of rows in two boxes take besides descriptors."""
-    pointers = dict.fromkeys(("lse_ptr", "delta_ptr"), "*fp32") | dict.fromkeys(("records_ptr", "counts_ptr"), "*i32")
-    return pointers | {"padded_count": "i32", "scale_log2": "fp32", "sm_scale": "fp32"}
+    boxes = _boxes("q k v do", cfg.head_dim) | _dq_box(cfg)
+    return _attention(f"dq-{name}", dq_kernel, cfg, boxes, DQ_ROLES, BACKWARD_SPILLS)
 
 
 def _wide(name: str, problem: Problem) -> CompileConfig:
-    rows = WIDE_BLOCK.value
-    signature = _boxes("q+", rows) | _boxes("k+ v") | _boxes("do", rows)
-    signature |= dict.fromkeys(("dk_desc", "dv_desc"), _box(TAIL)) | _wide_numbers()
-    cfg, kernel = wide_config(problem, keys=True), "backward_wide:wide_backward_kernel"
-    return _attention(f"backward-wide-{name}", kernel, signature, cfg, WIDE_ROLES, BACKWARD_SPILLS)
+    cfg, rows = wide_config(problem, keys=True), WIDE_BLOCK.value
+    boxes = _boxes("q do", BLOCK, rows) | _boxes("q_tail", TAIL, rows)
+    boxes |= _boxes("k v", BLOCK) | _boxes("k_tail dk dv", TAIL)
+    return _attention(f"backward-wide-{name}", wide_backward_kernel, cfg, boxes, WIDE_ROLES, BACKWARD_SPILLS)
 
 
 def _wide_dq(name: str, problem: Problem) -> CompileConfig:
-    rows = WIDE_BLOCK.value
-    signature = _boxes("q+") | _boxes("k+ v", rows) | _boxes("do") | {"dq_desc": _box(TAIL)} | _wide_numbers()
-    cfg, kernel = wide_config(problem, keys=False), "backward_dq_wide:wide_dq_kernel"
-    return _attention(f"dq-wide-{name}", kernel, signature, cfg, WIDE_ROLES, BACKWARD_SPILLS)
+    cfg, rows = wide_config(problem, keys=False), WIDE_BLOCK.value
+    boxes = _boxes("q do", BLOCK) | _boxes("q_tail dq", TAIL)
+    boxes |= _boxes("k v", BLOCK, rows) | _boxes("k_tail", TAIL, rows)
+    return _attention(f"dq-wide-{name}", wide_dq_kernel, cfg, boxes, WIDE_ROLES, BACKWARD_SPILLS)
 
 
 def _lists() -> list[CompileConfig]:
     """Return the small kernels before and after the backward, and those that make the lists of tiles."""
-    offsets = dict.fromkeys(("query_offset", "key_offset", "output_offset", "records", "counts"), "*i32")
-    numbers = "batches rows_q rows_kv rows_out capacity lo_start lo_end hi_start hi_end".split()
     listed = {"BLOCK": BLOCK, "BROADCAST_Q": False, "SLOTS": False, "PAD": BLOCK, "TILES": 16, "OTHERS": 256}
-    floats = dict.fromkeys(("lse", "dlse", "lse2", "delta"), "*fp32")
-    integers = dict.fromkeys(("rows_out", "padded_count", "out_row", "out_head", "dout_row", "dout_head"), "i32")
-    shape = {"DIM": 128, "ROWS": BLOCK}
-    rows, lists = "jfa.kernels.common.padded_rows", "jfa.kernels.common.tile_list:list_kernel"
+    of_blocks = {"BROADCAST_Q": False, "SLOTS": False, "PAD": BLOCK, "STEPS": 8, "N": 128}
     small = {
-        "list-queries": (lists, offsets | dict.fromkeys(numbers, "i32"), listed | {"KEYS": False}),
-        "list-keys": (lists, offsets | dict.fromkeys(numbers, "i32"), listed | {"KEYS": True}),
-        "blocks": (
-            f"{rows}:blocks_kernel",
-            dict.fromkeys(("query_offset", "output_offset", "blocks"), "*i32")
-            | dict.fromkeys(("batches", "rows_q", "rows_out", "count"), "i32"),
-            {"BROADCAST_Q": False, "SLOTS": False, "PAD": BLOCK, "STEPS": 8, "N": 128},
-        ),
-        "constants": (
-            f"{rows}:constants_kernel",
-            dict.fromkeys(("out", "dout"), "*bf16") | floats | {"blocks": "*i32"} | integers,
-            shape | {"DIM_BLOCK": 128, "HAS_DLSE": True},
-        ),
-        "finish": (
-            f"{rows}:finish_kernel",
-            {"sums": "*fp32", "dq": "*bf16", "blocks": "*i32", "heads": "i32", "padded_count": "i32", "scale": "fp32"},
-            shape | {"COLUMNS": 128},
-        ),
+        "list-queries": (list_kernel, listed | {"KEYS": False}),
+        "list-keys": (list_kernel, listed | {"KEYS": True}),
+        "blocks": (blocks_kernel, of_blocks),
+        "constants": (constants_kernel, {"DIM": 128, "DIM_BLOCK": 128, "ROWS": BLOCK, "HAS_DLSE": True}),
+        "finish": (finish_kernel, {"DIM": 128, "COLUMNS": 128, "ROWS": BLOCK}),
     }
     return [
         CompileConfig(
             name=f"blackwell-{name}",
-            kernel=kernel,
-            signature=signature,
-            constexprs=constexprs,
+            **typed(kernel, constexprs, {}),
             targets=TARGETS,
             num_warps=8 if name == "constants" else 4,
-            max_spill_bytes=0,
         )
-        for name, (kernel, signature, constexprs) in small.items()
+        for name, (kernel, constexprs) in small.items()
     ]

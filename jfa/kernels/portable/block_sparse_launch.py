@@ -10,7 +10,7 @@ from torch import Tensor
 from jfa.block_sparse import Grid, grid_of, query_grid
 from jfa.kernels.base import Problem, transposed_lists
 from jfa.kernels.common.host import on_device, scale_log2
-from jfa.kernels.compile_config import CompileConfig
+from jfa.kernels.compile_config import CompileConfig, typed
 from jfa.kernels.portable import block_sparse as kernels
 from jfa.kernels.portable import launch
 from jfa.kernels.portable.config import EMULATED, Tile
@@ -153,20 +153,9 @@ def _config(kind: str, tile: Tile, causal: bool) -> CompileConfig:
     known = dict(D=128, DV=128, BLOCK_D=128, BLOCK_DV=128, GROUP=1, ROWS=128, COLUMNS=128, LIST_HEADS=8, HAS_LO=False)
     known |= sides | dict(HAS_HI=causal, NEGATIVE=False, PRECISION="tf32")
     known |= dict.fromkeys(("stride_qd", "stride_kd", "stride_vd", "stride_dd"), 1)
-    constexprs = {name: known[name] for name in kernel.arg_names if name in known}
-    types = dict(lse_ptr="*fp32:16", delta_ptr="*fp32:16", kinds="*i8:16", scale="fp32", sm_scale="fp32")
-    types |= dict.fromkeys(("records", "starts", "columns"), "*i32:16")
-
-    def type_of(name: str) -> str:
-        return types.get(
-            name, "*bf16:16" if name.endswith("_ptr") else "i32:16" if name.startswith("stride") else "i32"
-        )
-
     return CompileConfig(
         name=f"portable-block-sparse-{kind}{'-causal' if causal else ''}",
-        kernel=f"{kernels.__name__}:{kernel.__name__}",
-        signature={name: type_of(name) for name in kernel.arg_names if name not in constexprs},
-        constexprs=constexprs,
+        **typed(kernel, {name: known[name] for name in kernel.arg_names if name in known}, {}, aligned=True),
         targets=(90, 100),
         num_warps=tile.warps,
         options=dict(num_stages=tile.stages),

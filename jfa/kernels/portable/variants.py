@@ -3,21 +3,18 @@ inputs."""
 
 from __future__ import annotations
 
-from jfa.kernels.compile_config import CompileConfig
+from jfa.kernels.compile_config import CompileConfig, typed
 from jfa.kernels.portable.backward import dkdv_kernel, dq_kernel
 from jfa.kernels.portable.config import TILES
 from jfa.kernels.portable.forward import forward_kernel
 from jfa.kernels.portable.resident import resident_kernel
 
 KERNELS = {
-    "forward": (forward_kernel, "forward"),
-    "dkdv": (dkdv_kernel, "backward"),
-    "dq": (dq_kernel, "backward"),
-    "resident": (resident_kernel, "resident"),
+    "forward": forward_kernel,
+    "dkdv": dkdv_kernel,
+    "dq": dq_kernel,
+    "resident": resident_kernel,
 }
-SCALARS = {"scale": "fp32", "sm_scale": "fp32"}
-FP32 = ("lse_ptr", "dlse_ptr", "delta_ptr", "dq_partial_ptr", "partial_acc", "partial_ml")
-INT32 = ("records", "counts", "chunks", "arrivals")
 # Recorded spill bytes per thread, stores and loads, the most of sm_90 and sm_100: a row of the table may not need more.
 SPILLS = {"forward-long": 292, "wide-dkdv": 252, "wide-dq": 272, "resident-128": 200, "resident-128-sm100": 312}
 # The same without TMA, on sm_90: only for tensors that it cannot address.
@@ -62,49 +59,26 @@ def compile_configs() -> list[CompileConfig]:
 
 
 def _config(kind: str, row: str, dim: int, **more) -> CompileConfig:
-    kernel, module = KERNELS[kind]
-    tile = TILES[row]
-    sides = (
-        {"BLOCK_N": tile.keep, "BLOCK_M": tile.step} if kind == "dkdv" else {"BLOCK_M": tile.keep, "BLOCK_N": tile.step}
-    )
-    group = more.get("GROUP", 1)
-    known = USUAL | sides | dict(D=dim, DV=dim) | {n: x for n, x in more.items() if n not in ("SPLIT", "POINTERS")}
+    kernel, tile, group = KERNELS[kind], TILES[row], more.get("GROUP", 1)
+    keep, step = ("BLOCK_N", "BLOCK_M") if kind == "dkdv" else ("BLOCK_M", "BLOCK_N")
+    known = USUAL | {keep: tile.keep, step: tile.step} | dict(D=dim, DV=dim)
+    known |= {n: x for n, x in more.items() if n not in ("SPLIT", "POINTERS")}
     if "SPLIT" in more:
         del known["chunks"]
-    if "POINTERS" in more:
-        known |= {n: None for n in kernel.arg_names if n.endswith("_desc")}
-    if kind == "forward" and group > 1:
-        known |= dict(q_desc=None)
-    own_side = ("q_desc", "out_desc") if kind == "forward" else ()
-    kept, passed = (group, tile.keep), (group if kind == "dkdv" else 1, tile.step)
-    constexprs = {n: known[n] for n in kernel.arg_names if n in known}
+    boxes = {}
+    for name in (n for n in kernel.arg_names if n.endswith("_desc")):
+        kept = kind == "forward" and name in ("q_desc", "out_desc")
+        heads, rows = group if kept or kind == "dkdv" else 1, tile.keep if kept else tile.step
+        there = "POINTERS" not in more and not (kind == "forward" and group > 1 and name == "q_desc")
+        boxes[name] = f"tensordesc<bf16[1, 1, {heads}, {rows // heads}, {dim}]>" if there else None
     tag = "".join(f"-{n.lower()}" for n, on in more.items() if on is True and n != "KEYS_FIRST")
     tag += f"-group{group}" if group > 1 else ""
     return CompileConfig(
         name=f"portable-{row}-d{dim}{tag}",
-        kernel=f"jfa.kernels.portable.{module}:{kernel.__name__}",
-        signature={
-            n: _type(n, kept if n in own_side else passed, dim) for n in kernel.arg_names if n not in constexprs
-        },
-        constexprs=constexprs,
+        **typed(kernel, {n: known[n] for n in kernel.arg_names if n in known}, boxes, aligned=True),
         targets=TARGETS.get(row, (90, 100)),
         num_warps=tile.warps,
         options=dict(num_stages=tile.stages) | ({"maxnreg": tile.registers} if tile.registers else {}),
         max_spill_bytes=(POINTER_SPILLS if "POINTERS" in more else SPILLS).get(row, 0),
         serialized=row in SERIALIZED,
     )
-
-
-def _type(name: str, box: tuple[int, int], dim: int):
-    if name.endswith("_desc"):
-        heads, rows = box
-        return f"tensordesc<bf16[1, 1, {heads}, {rows // heads}, {dim}]>"
-    if name.endswith(("_row", "_head")):
-        return "i32:16"  # contiguous
-    if name in SCALARS:
-        return SCALARS[name]
-    if name in FP32:
-        return "*fp32:16"
-    if name in INT32:
-        return "*i32:16"
-    return "*bf16:16" if name.endswith("_ptr") else "i32"
