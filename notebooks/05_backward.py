@@ -7,14 +7,17 @@
 # ---
 
 # %% [markdown]
-# # 05 · The backward
+# # 05 The backward
 #
-# **Goals.** Derive the five matrix products of the backward and write them by hand.
-# Know why two numbers per query, the log-sum-exp and delta, are all that the forward must leave behind.
-# Decide who may write dQ, and see what atomics cost in repeatability.
-# Check the gradients of a packed op.
+# **Goals.** After this chapter you
+# * can derive the five matrix products of the backward and write them by hand,
+# * know why the output and one number per query, the log-sum-exp, are all that the forward must keep,
+# * can decide which program may write dQ, and have seen that atomics make results differ from run to run,
+# * can check the gradients of a packed op.
 #
-# **Time.** 75 minutes, and 145 for the exercises. **Needs.** Chapter 04 (the jagged forward). No GPU.
+# **Time** 75 minutes to read, 145 for the exercises.
+# **You need** chapter 04 (the jagged forward).
+# No GPU.
 
 # %%
 import math
@@ -32,19 +35,19 @@ _ = torch.manual_seed(0)
 # %% [markdown]
 # ## The mental model: compute it again
 #
-# The forward made P, the matrix of probabilities, block by block, and threw every block away.
+# The forward computed P, the matrix of probabilities, block by block, and discarded every block.
 # The backward needs P again.
-# There are two ways to have it.
+# There are two ways to get it.
 #
 # *Store it*: one number per (query, key) pair.
 # That is the memory that flash attention was invented to avoid.
 #
-# *Compute it again*, from Q, K and one number per query, the log-sum-exp: P = exp(S − lse).
-# This costs one matrix product more.
-# It needs no running maximum and no rescaling, because the final answer is known.
+# *Recompute it* from Q, K and one number per query, the log-sum-exp: P = exp(S − lse).
+# This costs one more matrix product.
+# It needs no running maximum and no rescaling, because the log-sum-exp is already known.
 #
-# So the backward is simpler than the forward in one way.
-# Each block of P is right the first time, and blocks may come in any order.
+# So in one way the backward is simpler than the forward.
+# Each block of P is final when it is computed, and blocks may come in any order.
 #
 # Here is the work for one block of BM queries and BN keys.
 # Read an arrow as "goes into".
@@ -56,7 +59,7 @@ places = {
     "Q": ((0.0, 3.0, 1.6, 0.7), "[BM, D]", 5),
     "K": ((0.0, 1.5, 1.6, 0.7), "[BN, D]", 5),
     "S = Q Kᵀ": ((2.4, 1.5, 1.6, 2.2), "product 1\n[BM, BN]\n\nthen\nP = exp(S − lse)", 0),
-    "dS = P (dP − delta)": ((4.8, 1.5, 2.2, 2.2), "[BM, BN]\nno product:\nelement by element", 2),
+    "dS = P (dP − delta)": ((4.8, 1.5, 2.2, 2.2), "[BM, BN]\nelement by element", 2),
     "dP = dO Vᵀ": ((7.8, 1.5, 1.6, 2.2), "product 2\n[BM, BN]", 0),
     "dO": ((10.2, 3.0, 1.6, 0.7), "[BM, D]", 5),
     "V": ((10.2, 1.5, 1.6, 0.7), "[BN, D]", 5),
@@ -77,66 +80,62 @@ plots.blocks(places, arrows, title="one block of the backward (scale left out)",
 #
 # One sequence, one head.
 # `n` queries, `m` keys.
-# A gradient is written with a d in front: dQ is the derivative of the loss by Q, and has Q's shape. dO, the gradient of the output, is given.
+# A gradient is written with a d in front: dQ is the derivative of the loss with respect to Q, and has Q's shape.
+# The gradient of the output, dO, is given.
 #
 # The forward was
 #
 # $$S = \mathrm{scale}\; Q K^T, \qquad P_{ij} = e^{S_{ij} - \mathrm{lse}_i}, \qquad O = P V .$$
 #
-# **The last step first.** O = P V is a plain matrix product, so
+# **The last step first.** The product O = P V is an ordinary matrix product, so
 #
 # $$dV = P^T dO, \qquad dP = dO\, V^T .$$
 #
 # **Through the softmax.** A row of P sums to 1.
 # Raising one score lowers all other probabilities of its row.
-# The derivative of a softmax says just that:
+# The derivative of the softmax is
 #
 # $$dS_{ij} = P_{ij}\,\Big(dP_{ij} - \sum_k P_{ik}\, dP_{ik}\Big).$$
 #
-# The sum runs over the *whole row*.
-# That looks like trouble: a block of keys does not have the whole row.
+# The sum runs over the *whole row*, but a program that works on a block of keys has only a part of the row.
 #
-# **Delta.** Put in what dP is, and the sum becomes something that the forward has already computed:
+# **Delta.** Substitute dP, and the sum needs only the output, which the forward has already computed:
 #
 # $$\sum_k P_{ik}\,dP_{ik} \;=\; \sum_k P_{ik}\,(dO_i \cdot V_k) \;=\; dO_i \cdot \sum_k P_{ik} V_k \;=\; dO_i \cdot O_i .$$
 #
-# It is called $\mathrm{delta}_i$.
-# One number per query, from two rows that lie in memory.
-# No P is needed.
+# The result is called $\mathrm{delta}_i$.
+# It is one number per query, computed from two rows in memory, without P.
 #
 # **Through the scores.**
 #
 # $$dQ = \mathrm{scale}\; dS\, K, \qquad dK = \mathrm{scale}\; dS^T Q .$$
 #
-# | product | shapes | contracted over | |
-# |---|---|---|---|
-# | S = Q Kᵀ | [n, D] [D, m] | D | again, as in the forward |
-# | dP = dO Vᵀ | [n, D] [D, m] | D | |
-# | dV = Pᵀ dO | [m, n] [n, D] | queries | |
-# | dK = dSᵀ Q | [m, n] [n, D] | queries | |
-# | dQ = dS K | [n, m] [m, D] | keys | |
+# | product | shapes | sums over |
+# |---|---|---|
+# | S = Q Kᵀ | [n, D] [D, m] | D |
+# | dP = dO Vᵀ | [n, D] [D, m] | D |
+# | dV = Pᵀ dO | [m, n] [n, D] | queries |
+# | dK = dSᵀ Q | [m, n] [n, D] | queries |
+# | dQ = dS K | [n, m] [m, D] | keys |
 #
-# The forward has two products.
-# So the backward does 5/2 = 2.5 times its FLOPs.
+# The forward has two products of this size, so the backward does 5/2 = 2.5 times its FLOPs.
 #
-# The likely mistake is hidden in the last column. dV and dK sum over *queries*, dQ sums over *keys*.
-# Whoever holds a tile of keys can finish dK and dV alone, but has only a part of dQ.
-# This one asymmetry shapes every backward kernel.
+# Look at the last column: dV and dK sum over *queries*, dQ sums over *keys*.
+# A program that holds a tile of keys can finish dK and dV alone, but has only a part of dQ.
+# This asymmetry shapes every backward kernel.
 #
 # **If lse is an output as well** (chapter 02 merges with it), it has a gradient of its own, dlse.
-# Its derivative is $\partial\,\mathrm{lse}_i / \partial S_{ij} = P_{ij}$.
-# So it joins for free:
+# Since $\partial\,\mathrm{lse}_i / \partial S_{ij} = P_{ij}$, it only changes delta:
 #
 # $$\mathrm{delta}_i = dO_i \cdot O_i - d\mathrm{lse}_i .$$
 #
 # **A query without keys** has lse = −∞, and no P at all.
 # Its gradients are 0.
-# The formula does not give that: exp(S − (−∞)) is infinite.
+# The formula alone does not give that: exp(S − (−∞)) is infinite.
 #
 # ## Version 0: dense, P stored
 #
-# Ten lines of PyTorch.
-# Against autograd, in double precision:
+# The formulas in a few lines of PyTorch, compared with autograd in double precision:
 
 
 # %%
@@ -148,7 +147,7 @@ def forward_dense(q, k, v, scale):
 
 
 def backward_v0(q, k, v, out, dout, p, scale):
-    """All of P is there: [n, m]."""
+    """Return dq, dk, dv from the stored P, [n, m]."""
     dv = p.T @ dout
     dp = dout @ v.T
     delta = (out * dout).sum(1, keepdim=True)
@@ -157,14 +156,14 @@ def backward_v0(q, k, v, out, dout, p, scale):
 
 
 def by_autograd(q, k, v, dout, scale):
-    """dq, dk, dv in double precision by PyTorch."""
+    """Return dq, dk, dv in double precision from PyTorch's autograd."""
     q, k, v = (x.double().requires_grad_() for x in (q, k, v))
     out = torch.softmax(scale * q @ k.T, 1) @ v
     return torch.autograd.grad(out, (q, k, v), dout.double())
 
 
 def apart(ours, right):
-    """The largest difference over several tensors."""
+    """Return the largest difference over several pairs of tensors."""
     return max(float((a - b).abs().max()) for a, b in zip(ours, right))
 
 
@@ -176,11 +175,10 @@ out, lse, p = forward_dense(q, k, v, scale)
 print("version 0, largest error:", apart(backward_v0(q, k, v, out, dout, p, scale), right))
 
 # %% [markdown]
-# ## Version 1: P again, block by block
+# ## Version 1: P recomputed, block by block
 #
 # The same five products, one block of keys at a time.
-# What is kept from the forward: `out` and `lse`.
-# Nothing has n · m elements.
+# From the forward only `out` and `lse` are kept, and no tensor has n · m elements.
 
 
 # %%
@@ -190,7 +188,7 @@ def backward_v1(q, k, v, out, lse, dout, scale, block=16):
     largest = 0
     for j in range(0, len(k), block):
         keys = slice(j, j + block)
-        p = torch.exp(scale * q @ k[keys].T - lse[:, None])  # [n, block]: right at once
+        p = torch.exp(scale * q @ k[keys].T - lse[:, None])  # [n, block], final
         ds = p * (dout @ v[keys].T - delta)
         dv[keys] = p.T @ dout  # finished: this block owns these keys
         dk[keys] = scale * ds.T @ q  # finished
@@ -204,14 +202,14 @@ print("version 1, largest error:", apart(grads, right))
 print("largest block of P:", largest, "elements; all of P:", n * m)
 
 # %% [markdown]
-# What does storing cost?
-# PyTorch can tell: a hook sees each tensor that autograd keeps for the backward.
-# Predict first: by how much does the count grow when n doubles?
+# How much memory does storing P cost?
+# PyTorch can count it: it calls a hook for each tensor that autograd keeps for the backward.
+# Predict first: by what factor does the count grow when n doubles?
 
 
 # %%
 def elements_kept(attend, n, dim=64):
-    """Elements that autograd keeps for the backward, one head, n queries and n keys."""
+    """Count the elements that autograd keeps for the backward; one head, n queries, n keys."""
     kept = {}
 
     def see(x):
@@ -239,7 +237,7 @@ stored = [elements_kept(store_p, n) for n in counted] + [3 * n * 64 + n * n for 
 again = [elements_kept(recompute_p, n) for n in counted] + [4 * n * 64 + n for n in sizes[4:]]
 plots.lines(
     sizes,
-    {"P stored": stored, "P computed again": again},
+    {"P stored": stored, "P recomputed": again},
     title="elements kept for the backward, one head, D = 64",
     xlabel="n",
     ylabel="elements",
@@ -248,27 +246,23 @@ plots.lines(
 )  # fmt: skip
 
 # %% [markdown]
-# Up to n = 2048 PyTorch counted; beyond, it is the formula.
-# Stored: Q, K, V and n² for P.
-# Computed again: Q, K, V, the output and n for lse.
-# At n = 16,384 it is 272 million against 4.2 million elements, for each head: 64 times less.
+# Up to n = 2048 the elements were counted by PyTorch; beyond that they follow from a formula.
+# If P is stored, they are Q, K, V and n² elements of P.
+# If P is recomputed, they are Q, K, V, the output and n elements of lse.
+# At n = 16,384 that is 272 million against 4.2 million elements per head: 64 times less.
 #
 # ## Who owns what
 #
 # Now split the work among programs.
-# There are two ways to cut the grid of blocks.
+# There are two ways to divide the grid of blocks.
 #
-# *By key tiles.* A program holds a tile of K and V, and walks over the queries.
-# It finishes dK and dV of its keys alone.
-# For dQ it has parts only.
-# Every program has a part of every row.
-# They must add into the same memory: with **atomics**, additions that the memory system carries out one after another, so that none is lost.
+# *By key tiles.* A program holds a tile of K and V, and loops over the queries.
+# It finishes dK and dV of its keys alone, but it computes only a part of each row of dQ.
+# So all programs must add to the same dQ in memory, with **atomics**: additions that the memory system carries out one after another, so that none is lost.
 #
-# *Twice.* One kernel cut by key tiles for dK and dV.
-# A second kernel cut by query tiles for dQ.
-# Nobody shares, nobody adds.
-# But the second kernel needs dS, too.
-# So it computes S and dP again.
+# *Twice.* One kernel is divided by key tiles and computes dK and dV; a second one is divided by query tiles and computes dQ.
+# Then each result has one owner, and no additions in memory are needed.
+# But the second kernel needs dS as well, so it computes S and dP again.
 
 # %%
 by_key_tile = torch.arange(3).repeat(4, 1)
@@ -283,7 +277,7 @@ plots.owners(
 )
 
 # %% [markdown]
-# | | products for each block | additions to shared memory | result repeats bit by bit |
+# | | products per block | additions to dQ in memory | results repeat bit by bit |
 # |---|---|---|---|
 # | version 2, one kernel | 5 | all of dQ, once per key tile | no |
 # | version 3, two kernels | 4 + 3 = 7 | none | yes |
@@ -291,17 +285,17 @@ plots.owners(
 # ## Version 2: one kernel, dQ by atomics
 #
 # A program takes a tile of `BN` keys of one sequence, one head.
-# `block_of_ds` is shared by all kernels of this chapter.
+# All kernels of this chapter use `block_of_ds`.
 #
-# Look at the values that masked lanes get.
-# `lse` gets plus infinity: then P = exp(S − ∞) is exactly 0 for queries past the end.
-# No further mask is needed for them.
+# Look at the values of masked lanes.
+# Those of `lse` are plus infinity: then P = exp(S − ∞) is exactly 0 for queries past the end.
+# No other mask is needed for them.
 
 
 # %%
 @triton.jit
 def block_of_ds(q, k, v, do, lse, delta, scale):
-    """P and dS of one block, both [BM, BN]."""
+    """Return P and dS of one block, both [BM, BN]."""
     s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     p = tl.exp(s - lse[:, None])
     dp = tl.dot(do, tl.trans(v), input_precision="ieee")
@@ -314,7 +308,7 @@ def by_keys(
     scale, len_q, len_kv, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     ADD_DQ: tl.constexpr, MASK_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of BN keys from first_keys[program] on; ADD_DQ: adds their part of dQ."""
+    """Store dK and dV of BN keys from first_keys[program] on; with ADD_DQ, add their part of dQ."""
     d = tl.arange(0, D)
     j = tl.load(first_keys_ptr + tl.program_id(0)) + tl.arange(0, BN)
     at_keys = j[:, None] * D + d[None, :]
@@ -342,7 +336,7 @@ def by_keys(
 
 
 def backward_v2(q, k, v, out, lse, dout, scale, order=None, dq_dtype=torch.float32, mask=True):
-    """One kernel; `order` is the order in which the key tiles run."""
+    """Return dq, dk, dv from one kernel; `order` is the order in which the key tiles run."""
     first_keys = torch.arange(0, len(k), 16, dtype=torch.int32)
     first_keys = first_keys if order is None else first_keys[order]
     dq = torch.zeros(q.shape, dtype=dq_dtype)
@@ -360,8 +354,8 @@ print("version 2, largest error:", apart(backward_v2(q, k, v, out, lse, dout, sc
 # %% [markdown]
 # **Why `MASK_KEYS`?** The tail of K is loaded as 0, so a key past the end adds dS · 0 = 0 to dQ.
 # It seems that no mask is needed.
-# Try it without, on the same numbers, and then with scores that are all far below zero.
-# Predict both lines.
+# Try it without one, first on the same numbers, then with scores that are all far below zero.
+# Predict both lines of the output.
 
 # %%
 low_q, low_k = q.abs() * 7, -k.abs() * 7  # every score far below 0
@@ -377,18 +371,16 @@ for name, args, want in (
           f"with it, error {apart(masked, want):.1g}")  # fmt: skip
 
 # %% [markdown]
-# A key past the end has the score 0, for its K row is 0.
-# If the true scores lie below −88, then exp(0 − lse) overflows to infinity.
-# And infinity times 0 is NaN.
-# It is the fault of chapter 04's tail tile again: a number that is not finite stays so when it is multiplied by 0.
+# A key past the end has the score 0, because its row of K was loaded as 0.
+# If lse is below −88, then exp(0 − lse) overflows to infinity, and infinity times 0 is NaN.
+# It is the same problem as in chapter 04's tail tile: multiplying by 0 does not remove a number that is not finite.
 #
-# In dK and dV it does no harm.
-# Row j of them depends on column j of P only, and rows past the end are not stored.
+# In dK and dV it does no harm: their row j depends only on column j of P, and rows past the end are not stored.
 #
-# ## Version 3: two kernels, nobody shares
+# ## Version 3: two kernels, one owner per result
 #
-# The same kernel without the addition for dK and dV.
-# And its mirror for dQ: hold a tile of queries, walk over the keys.
+# For dK and dV use the same kernel without the addition.
+# For dQ use its mirror: hold a tile of queries, and loop over the keys.
 
 
 # %%
@@ -397,7 +389,7 @@ def by_queries(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, scale, len_q, len_kv,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """dQ of the BM queries of this program."""
+    """Store dQ of the BM queries of this program."""
     d = tl.arange(0, D)
     i = tl.program_id(0) * BM + tl.arange(0, BM)
     at_rows = i[:, None] * D + d[None, :]
@@ -444,7 +436,7 @@ def backward_v3(q, k, v, out, lse, dout, scale, order=None):
 print("version 3, largest error:", apart(backward_v3(q, k, v, out, lse, dout, scale), right))
 
 # %% [markdown]
-# What each of them does, counted by the emulator on 50 queries and 70 keys: 4 x 5 blocks.
+# The work of both versions, counted by the emulator on 50 queries and 70 keys (4 x 5 blocks):
 
 # %%
 versions = {"v2: one kernel, atomics": backward_v2, "v3: two kernels": backward_v3}
@@ -463,19 +455,19 @@ plots.panels(
 )
 
 # %% [markdown]
-# 100 products against 140, just as the table said.
-# And 4,000 additions: 5 key tiles, each of them to all 800 elements of dQ.
+# 100 products against 140, as in the table above.
+# Version 2 also does 4,000 additions: each of 5 key tiles adds to all 800 elements of dQ.
 #
 # Which is faster depends on the machine.
-# On one H200 (2026-11-29, the recorded notes in [docs/portable-notes.md](../docs/portable-notes.md)) plain Triton took 2.97 ms with atomics and 1.65 + 1.01 ms with two kernels, on the shape called *self*.
-# Chapter 14's kernel for Blackwell goes the other way: there a role of its own adds dQ while the tensor cores work on.
+# On one H200, plain Triton took 2.97 ms with atomics and 1.65 + 1.01 ms with two kernels, on the benchmark shape *self* (2026-11-29, recorded in [docs/portable-notes.md](../docs/portable-notes.md)).
+# Chapter 14's kernel for Blackwell uses atomics: there a separate group of warps adds dQ while the tensor cores continue.
 #
-# ## What order does to bits
+# ## How the order changes the bits
 #
-# Additions of floating-point numbers round.
-# In another order they round differently.
-# With atomics the order is *whoever comes first*, and on a GPU that differs from run to run.
-# Here it is the order of the tile list, so we can try 20 orders on purpose: the same dQ element, in fp32 and in bf16 accumulators, against fp64.
+# Each addition of floating-point numbers rounds, so another order gives another result.
+# With atomics the programs add in the order in which they happen to arrive, and on a GPU that differs from run to run.
+# On the emulator they add in the order of the tile list, so we can choose the order.
+# The next cell tries 20 of them, and compares one element of dQ, accumulated in fp32 and in bf16, with fp64.
 
 # %%
 many = torch.randn(400, D)
@@ -486,7 +478,7 @@ orders = [torch.randperm(25, generator=torch.Generator().manual_seed(s)) for s i
 
 
 def one_element(backward, **options):
-    """|error| of dQ[3, 5] for each of the 20 orders."""
+    """Return the absolute error of dQ[3, 5] for each of the 20 orders."""
     runs = [
         backward(q, many, values, wide_out, wide_lse, dout, scale, order, **options)[0]
         for order in orders
@@ -507,19 +499,18 @@ plots.strips(
 )
 
 # %% [markdown]
-# Twenty orders give several answers each in version 2.
-# In fp32 they differ in the seventh digit.
-# That is harmless for training, and a nuisance for whoever hunts a bug by comparing two runs.
-# In bf16 the worst is off by a hundredth of the value: 25 roundings to 8 bits.
-# So dQ is added up in fp32 always, even if it is returned in bf16.
+# In version 2, twenty orders give several answers.
+# In fp32 they differ in the seventh digit, which is harmless for training but makes debugging by comparing two runs harder.
+# In bf16, with 25 roundings to 8 bits, the worst one is off by about a hundredth of the value.
+# So dQ is always accumulated in fp32, even if it is returned in bf16.
 #
 # Version 3 gives one answer.
-# It did not become more exact, only repeatable: each program adds in the order of its own loop.
+# It is not more accurate, only repeatable: each program adds in the order of its own loop.
 # A kernel with this property is called *deterministic*.
 #
-# The last error would be an addition without an atomic: load dQ, add, store.
-# Two programs that load the same old value lose one part.
-# The emulator sees that:
+# An addition without an atomic would be worse: load dQ, add, store.
+# If two programs load the same old value, one of their parts is lost.
+# The emulator detects that:
 
 
 # %%
@@ -539,12 +530,10 @@ except emulator.EmulatorError as error:
 # ## Version 4: jagged
 #
 # For packed sequences each kernel gets a tile list, as in chapter 04.
-# The one for dQ cuts *queries*, the one for dK and dV cuts *keys*.
-# They are two different lists.
-# Heads come as the second axis of the grid.
+# The list for dQ has tiles of *queries*, and the list for dK and dV has tiles of *keys*.
+# Heads are the second axis of the grid.
 #
-# Here is the dQ kernel.
-# What is new against version 3 is marked.
+# Here is the dQ kernel; comments mark what is new compared with version 3.
 
 
 # %%
@@ -553,7 +542,7 @@ def jagged_dq(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, q_offsets_ptr, k_offsets_ptr,
     tiles_ptr, dq_ptr, scale, total_q, H, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Program (entry of the tile list over queries, head)."""
+    """Store dQ of packed sequences; program (entry of the list of query tiles, head)."""
     head = tl.program_id(1)
     seq = tl.load(tiles_ptr + 2 * tl.program_id(0))
     first = tl.load(tiles_ptr + 2 * tl.program_id(0) + 1)
@@ -561,7 +550,7 @@ def jagged_dq(
     k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)
     d = tl.arange(0, D)
     rows = q_begin + first + tl.arange(0, BM)
-    mine = rows < q_end  # not `< total_q`: the tail of this tile lies on the next sequence
+    mine = rows < q_end  # not `< total_q`: the tail of this tile covers the next sequence
     at_rows = (rows[:, None] * H + head) * D + d[None, :]
     q = tl.load(q_ptr + at_rows, mask=mine[:, None], other=0.0)
     do = tl.load(do_ptr + at_rows, mask=mine[:, None], other=0.0)
@@ -580,7 +569,7 @@ def jagged_dq(
 
 
 def tiles_of(offsets, block=16):
-    """[tiles, 2] int32: (sequence, first row in it)."""
+    """Return the tiles, [tiles, 2] int32: (sequence, first row in it)."""
     lengths = (offsets[1:] - offsets[:-1]).tolist()
     tiles = [(b, row) for b, n in enumerate(lengths) for row in range(0, n, block)]
     return torch.tensor(tiles, dtype=torch.int32).reshape(-1, 2)
@@ -624,17 +613,17 @@ print("version 4, dQ, largest error:", apart([pdq], packed_right[:1]))
 print("the query without keys: lse", lse32[:, 38].tolist(), "dQ", pdq[38].abs().max().item())
 
 # %% [markdown]
-# The mirror, dK and dV over a list of key tiles, is exercise 5.3.
+# The kernel for dK and dV, over a list of key tiles, is exercise 5.3.
 # There a group of query heads shares a key head, which adds one more sum.
 # Exercise 5.4 is version 2 for packed sequences, with a mistake in it.
 #
 # ## Version 5: the package's op, and a check that needs no formula
 #
-# `torch.autograd.gradcheck` does not ask how a gradient was derived.
-# It changes each input by a little in both directions and compares the slope of the outputs with what `backward()` says.
-# It needs double precision, or the slope drowns in rounding.
-# And it is slow, one or two forwards for each input element, so the problem is tiny.
-# Both outputs are checked, lse too.
+# `torch.autograd.gradcheck` does not need to know how a gradient was derived.
+# It changes each input element a little in both directions and compares the slope of the outputs with the result of `backward()`.
+# It needs double precision, because in fp32 rounding would dominate the slope.
+# It is slow, with two forwards per input element, so the problem here is tiny.
+# The check covers both outputs, out and lse.
 
 # %%
 tiny = packed_problem([2, 0, 3, 1], [3, 2, 4, 0], heads=2, dim=4, dtype=torch.float64)
@@ -646,7 +635,7 @@ def op(q, k, v):
 
 
 def op_finite(q, k, v):
-    """Without the queries that see no key: their lse is minus infinity, which has no slope."""
+    """Leave out the queries that see no key: their lse is minus infinity, which has no slope."""
     out, lse = op(q, k, v)
     return out, lse[torch.isfinite(lse)]
 
@@ -655,7 +644,7 @@ print("gradcheck of the packed op, out and lse:", torch.autograd.gradcheck(op_fi
 
 # %% [markdown]
 # The same op with the portable kernel, on the emulator.
-# It is version 3 with the rest of the contract: masks, grouped heads, shared queries, any head size.
+# It is version 3 with everything else that a model needs: masks, grouped heads, shared queries, other head sizes.
 
 # %%
 leaves = [x.clone().requires_grad_() for x in (pq, pk, pv)]
@@ -665,9 +654,18 @@ print(
 )
 
 # %% [markdown]
+# ## Summary
+#
+# * Five products: S and dP for P and dS, then dV, dK and dQ. P = exp(S − lse), dS = P (dP − delta), delta = dO · O − dlse.
+# * The forward keeps `out` and `lse`; nothing of size n · m is stored.
+# * A key tile owns dK and dV, a query tile owns dQ: either add dQ with atomics, or compute S and dP twice.
+# * Atomics give another rounding in each run; dQ is accumulated in fp32.
+# * Mask the keys past the end in dS, and load lse as +∞ for queries past the end.
+#
 # ## Exercises
 #
 # Open [exercises/05_backward.py](../exercises/05_backward.py).
+# The minutes are an [estimate by a rule](00_start_here.py).
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
@@ -689,30 +687,30 @@ print(
 #
 # <details><summary>A colleague computes delta as the sum of P · dP over each block, and subtracts that. What goes wrong?</summary>
 #
-# The sum over one block is a part of the row's sum.
+# The sum over one block is only a part of the row's sum.
 # It is right only if one block holds all keys.
-# Over the *whole* row the sum of P · dP is delta, and it is a right, if slower, way.
+# Over the *whole* row the sum of P · dP is delta, so that works, but it is slower.
 # </details>
 #
 # <details><summary>Queries past the end get lse = +∞ and Q = 0. Is one of the two enough?</summary>
 #
-# With lse = +∞ alone P is 0, so dV and dS are 0, as long as the Q and dO that were loaded are finite.
-# With Q = dO = 0 alone, P is exp(0 − lse): finite only if the lse loaded there is.
-# The kernels do both, since a neighbour's rows may hold anything.
+# With lse = +∞ alone, P is 0, so dV and dS are 0, as long as the loaded Q and dO are finite.
+# With Q = dO = 0 alone, P is exp(0 − lse), which may overflow.
+# The kernels do both, since the rows of the next sequence may hold anything.
 # </details>
 #
 # <details><summary>Sequences of 64 queries and 1,000,000 keys. Which of version 3's kernels lacks parallel work?</summary>
 #
-# dQ: one tile of queries for each head, and a loop over a million keys.
-# Either many programs split the keys and their parts are added, or it waits for one program.
-# Chapters 07 and 08.
+# The kernel for dQ: there is one tile of queries per head, with a loop over a million keys.
+# Either several programs split the keys and their parts are added, or the launch waits for one program.
+# See chapters 07 and 08.
 # </details>
 #
 # ## Try this
 #
-# - In version 2, give each key tile its own dQ buffer `[tiles, n, D]` and sum at the end.
-#   The result repeats.
-#   How much memory is it for n = 16,384, D = 128, tiles of 128?
+# - In version 2, give each key tile its own dQ buffer, so `[tiles, n, D]` in all, and sum at the end.
+#   Then the result repeats bit by bit.
+#   How much memory does that take for n = 16,384, D = 128, tiles of 128?
 # - Set one row of `dout` to 0.
 #   Which rows of the three gradients become 0, and which only change?
 # - Multiply `dout` by 1000.
@@ -720,13 +718,12 @@ print(
 #
 # ## Pitfalls
 #
-# Each with a number.
-# The mutated formulas below run on version 1's numbers.
+# The formulas below contain one mistake each, and run on version 1's numbers.
 
 
 # %%
 def with_mistake(mistake):
-    """Version 0's formulas with one thing wrong; the error of (dq, dk, dv)."""
+    """Return the errors of (dq, dk, dv) of version 0's formulas with one mistake."""
     log2e = math.log2(math.e)
     s = scale * q @ k.T
     p = (
@@ -749,7 +746,7 @@ plots.panels(
         f"error of {x}": ([errors[name][i] for name in names], "{:.1g}")
         for i, x in enumerate(("dQ", "dK", "dV"))
     },
-    title="one mistake each; a test that looks at dV alone misses two of the three",
+    title="one mistake each; a test of dV alone misses two of the three",
     one_axis=True,
 )
 
@@ -757,32 +754,31 @@ plots.panels(
 # | pitfall | where you saw it |
 # |---|---|
 # | lse in one base, exponential in another | the picture above |
-# | delta forgotten: dV is right, so half of the test passes | the picture above |
+# | delta forgotten: dV is right, so a test of dV passes | the picture above |
 # | the scale on one of dQ and dK, or twice (once in Q, once at the end) | the picture above |
 # | 0 · ∞ in dQ for keys past the end | version 2 with low scores |
 # | rows of the next sequence in a tail tile | version 4's mark, exercise 5.4 |
-# | an epilogue that believes its addresses are its own | `add_without_atomics` |
+# | an epilogue that assumes a private address | `add_without_atomics` |
 # | dQ added up in bf16 | the strips |
 # | a query without keys | version 4's last line |
 #
-# The sixth deserves a word.
-# An *epilogue* is what a kernel does with its finished accumulator.
-# For a matrix product that is a plain store: the tile is private. dQ in version 2 is not.
-# A template that "just stores the tile", or that applies an optimiser's step to it on the way, is right for dK and dV and wrong for dQ.
-# Chapters 07 and 14 meet it again.
+# On the sixth: an *epilogue* is the part of a kernel that handles its finished accumulator.
+# For a matrix product it is a plain store, since no other program writes to the same tile.
+# For dQ in version 2 that is not true.
+# A template that just stores the tile, or that also applies an optimizer step to it, is right for dK and dV and wrong for dQ.
+# Chapters 07 and 14 return to this.
 #
 # ## What differs on a real GPU
 #
 # - Operands are bf16, so P and dS are rounded to bf16 before products 3, 4 and 5.
 #   The accumulators stay fp32.
 # - The backward holds more at once than the forward: two accumulators and five operand tiles.
-#   Registers run out first.
-#   Tiles are smaller than in the forward.
+#   Registers are the tightest resource, so tiles are smaller than in the forward.
 # - Atomics on fp32 exist in vector form (four at a time, in the L2 cache).
-#   Contention for one row costs time: chapter 07 counts it.
-# - FlashAttention 4's paper (2026) puts its deterministic backward at no more than three quarters of the other one's speed on a B200.
-#   A pull request of that project (number 2150) reports for packed sequences on a B200: 1201 TFLOP/s against 1232 dense, and 913 deterministic.
-#   Theirs, not measured here.
+#   If many programs add to the same row, they wait for each other: chapter 07 counts how often.
+# - According to FlashAttention 4's paper (2026), its deterministic backward reaches at most three quarters of the speed of its nondeterministic one on a B200.
+#   A pull request of that project (number 2150) reports 1201 TFLOP/s for packed sequences on a B200, 1232 for dense ones, and 913 with determinism.
+#   These figures are quoted, not measured here.
 #
 # ## Verified here, and not
 #

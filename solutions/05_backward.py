@@ -28,17 +28,17 @@ progress()
 # %% [markdown]
 # ## 5.1 Delta of every packed row
 #
-# (difficulty 1 of 3, 10 minutes) Before any block is touched, the backward needs `delta[h, t]`: the dot product of `dout` and `out` in row `t`, head `h`, minus the gradient of lse.
-# `dlse` is `None` if nobody used lse.
+# (difficulty 1 of 3, 10 minutes) Before it processes any block, the backward needs `delta[h, t]`: the dot product of `dout` and `out` in row `t`, head `h`, minus the gradient of lse.
+# `dlse` is `None` if lse was not used.
 # Inputs may be bf16.
 # Products of two bf16 numbers do not fit bf16, so compute in fp32 and return fp32.
 
 
 # %% tags=["ex-5.1"]
 def row_constants(out, dout, dlse):
-    """out, dout: [total_q, H, Dv] fp32 or bf16; dlse: [H, total_q] fp32 or None.
+    """Return delta [H, total_q] fp32.
 
-    Returns delta [H, total_q] fp32.
+    out, dout: [total_q, H, Dv] fp32 or bf16; dlse: [H, total_q] fp32 or None.
     """
     ### BEGIN SOLUTION
     delta = (out.float() * dout.float()).sum(2).T
@@ -52,10 +52,10 @@ check("5.1", row_constants)
 # %% [markdown]
 # ## 5.2 One block's contributions
 #
-# (difficulty 2 of 3, 15 minutes) Some queries of a sequence against some of its keys.
-# What does this block add to the three gradients?
-# `lse` and `delta` are those of the *whole* rows, so they may belong to many more keys than you are given.
-# That is why no softmax of this block can help you.
+# (difficulty 2 of 3, 15 minutes) You get some queries of a sequence and some of its keys.
+# Compute what this block adds to the three gradients, dQ, dK and dV.
+# `lse` and `delta` belong to the *whole* rows, and a row may have many more keys than you are given.
+# So a softmax over this block does not give P.
 #
 # A row with `lse = -inf` sees no key.
 # It adds nothing to any gradient, whatever its `q`, `dout` and `delta` hold, NaN included, and its row of `dq` is 0.
@@ -65,9 +65,9 @@ check("5.1", row_constants)
 
 # %% tags=["ex-5.2"]
 def block_gradients(q, k, v, dout, lse, delta, scale):
-    """q: [m, D], k: [n, D], v: [n, Dv], dout: [m, Dv], lse, delta: [m], all fp32.
+    """Return (dq [m, D], dk [n, D], dv [n, Dv]).
 
-    Returns (dq [m, D], dk [n, D], dv [n, Dv]).
+    q: [m, D], k: [n, D], v: [n, Dv], dout: [m, Dv], lse, delta: [m], all fp32.
     """
     ### BEGIN SOLUTION
     alive = lse > -torch.inf
@@ -85,9 +85,9 @@ check("5.2", block_gradients)
 # %% [markdown]
 # ## 5.3 The jagged dK/dV kernel
 #
-# (difficulty 2 of 3, 35 minutes) The mirror of the chapter's jagged dQ, with one thing more.
+# (difficulty 2 of 3, 35 minutes) The mirror of the chapter's jagged dQ kernel, with an addition.
 # `GROUP` query heads share a key head: query head `h` reads key head `h // GROUP` (chapter 02).
-# So the gradients of a key head are a sum over the heads of its group.
+# So the gradients of a key head are sums over the heads of its group.
 #
 # Launched on `(number of tiles, H // GROUP)`: program `(t, g)` works on key head `g` and on the *key* tile `tiles[t] = (sequence, first key in it)`.
 # `BM = BN = 16`.
@@ -105,7 +105,7 @@ def dkdv_kernel(
     tiles_ptr, dk_ptr, dv_ptr, scale, total_q, H,
     D: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """q, dout: [total_q, H, D]; k, v, dk, dv: [total_kv, H // GROUP, D]."""
+    """Store dk, dv: [total_kv, H // GROUP, D], like k, v; q, dout: [total_q, H, D]; all fp32."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     seq = tl.load(tiles_ptr + 2 * tile)
     first = tl.load(tiles_ptr + 2 * tile + 1)
@@ -144,14 +144,14 @@ check("5.3", dkdv_kernel)
 # %% [markdown]
 # ## 5.4 Bug hunt: right for one sequence
 #
-# (difficulty 2 of 3, 30 minutes) Version 2 of the chapter, made jagged by a colleague: one kernel, dQ by atomics.
-# Run the check before you change anything, and read what the emulator says.
-# The line that it names is where the fault shows.
-# Ask what that line was given, and from whom.
-# A first repair can satisfy one sequence and still be wrong for two.
+# (difficulty 2 of 3, 30 minutes) This is version 2 of the chapter, made jagged by a colleague: one kernel, dQ by atomics.
+# Run the check before you change anything, and read the emulator's report.
+# The line that it names is where the error shows, not where it is made.
+# Ask where the values in that line come from.
+# A first fix can be right for one sequence and still be wrong for two.
 #
 # Launched on `(number of key tiles, H)`, `BM = BN = 16`; `dq` holds 0 before the launch, `dk` and `dv` hold NaN.
-# Queries whose sequence has no key have `lse = -inf` and get `dq = 0`; all else of theirs may be NaN.
+# Queries whose sequence has no key have `lse = -inf` and get `dq = 0`; their other inputs may be NaN.
 
 
 # %% tags=["ex-5.4"]
@@ -161,8 +161,8 @@ def one_pass_kernel(
     tiles_ptr, dq_ptr, dk_ptr, dv_ptr, scale, total_q, H,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """q, dout, dq: [total_q, H, D]; k, v, dk, dv: [total_kv, H, D]; lse, delta: [H, total_q]."""
-    # YOUR CODE: mend this kernel
+    """Compute dq: [total_q, H, D], like q, dout; dk, dv: [total_kv, H, D], like k, v."""
+    # YOUR CODE: fix this kernel
     tile, head = tl.program_id(0), tl.program_id(1)
     seq = tl.load(tiles_ptr + 2 * tile)
     first = tl.load(tiles_ptr + 2 * tile + 1)
@@ -209,7 +209,7 @@ check("5.4", one_pass_kernel)
 # %% [markdown]
 # ## 5.5 Predict products, bytes and additions
 #
-# (difficulty 2 of 3, 30 minutes) Three ways to a packed backward, every query sees every key of its sequence, head dim `D` for all tensors:
+# (difficulty 2 of 3, 30 minutes) There are three ways to compute a packed backward, here without a mask and with the same head dim `D` for all tensors:
 #
 # - `"stored"`: the forward kept P.
 #   Counted as one kernel that reads P and does the other four products, without atomics.
@@ -220,17 +220,17 @@ check("5.4", one_pass_kernel)
 #
 # - **FLOPs** of the matrix products, over the pairs that exist.
 #   A product costs 2 · D FLOPs for each pair and head.
-# - **Bytes** that must move at least: each kernel reads each tensor it needs once, and writes each result once.
+# - **Bytes**, the least that must be moved: each kernel reads each tensor that it needs once, and writes each result once.
 #   `q, k, v, dout`, the three gradients and P are bf16 (2 bytes); `lse` and `delta` are fp32 (4).
 #   `delta` is given; P makes `lse` unnecessary.
-#   With atomics there is also an fp32 accumulator as large as `dq`: zeros are written to it once, and it is read once to make `dq`.
-#   What the additions themselves move is not counted here.
+#   With atomics there is also an fp32 accumulator with the shape of `dq`: zeros are written to it once, and it is read once to make `dq`.
+#   The bytes that the additions themselves move are not counted.
 # - **Additions**: how many fp32 numbers atomics add, with key tiles of `BN` keys.
 
 
 # %% tags=["ex-5.5"]
 def cost(strategy, len_q, len_kv, heads, D, BN):
-    """len_q, len_kv: lists of lengths -> (FLOPs, bytes, additions), ints."""
+    """Return (FLOPs, bytes, additions), ints; len_q, len_kv: lists of ints."""
     ### BEGIN SOLUTION
     pairs = heads * sum(n * m for n, m in zip(len_q, len_kv))
     rows, keys = heads * sum(len_q), heads * sum(len_kv)
@@ -254,24 +254,24 @@ check("5.5", cost)
 # %% [markdown]
 # ## 5.6 Back through a merge
 #
-# (difficulty 3 of 3, 25 minutes) Two workers each attended to a part of the keys, and chapter 02's merge made one result of their two:
+# (difficulty 3 of 3, 25 minutes) Two workers each attended to a part of the keys, and chapter 02's merge combined their results:
 # `lse = log(exp(lse1) + exp(lse2))`, `out = exp(lse1 - lse) · out1 + exp(lse2 - lse) · out2`.
-# Now the gradients `dout` and `dlse` of the merged result arrive.
-# Give each worker its own: `dout1`, `dlse1` and `dout2`, `dlse2`.
-# Then each runs its backward as if it had been alone, and its delta is 5.1's.
+# You get the gradients `dout` and `dlse` of the merged result.
+# Compute the gradients for each worker: `dout1`, `dlse1` and `dout2`, `dlse2`.
+# Then each worker runs its backward as if it had been alone, with delta as in 5.1.
 #
-# This is where dlse comes from: even if nobody uses the merged lse (`dlse` is 0), the parts' lse have gradients, for they decide the shares.
+# This is where dlse comes from: even if the merged lse is not used (`dlse` is 0), the lse of each part has a gradient, because it determines the part's share.
 #
 # A part without keys has `lse = -inf` and `out = 0`; its gradients are 0, and the other part gets everything.
 # Both may be empty.
-# Lse may be hundreds, of either sign.
+# The lse may be several hundred, positive or negative.
 
 
 # %% tags=["ex-5.6"]
 def merge_backward(out1, lse1, out2, lse2, dout, dlse):
-    """out1, out2, dout: [T, H, D]; lse1, lse2, dlse: [H, T], all fp32.
+    """Return (dout1, dlse1, dout2, dlse2), with the shapes of out1, lse1, out2, lse2.
 
-    Returns (dout1, dlse1, dout2, dlse2), shaped like out1, lse1, out2, lse2.
+    out1, out2, dout: [T, H, D]; lse1, lse2, dlse: [H, T], all fp32.
     """
     ### BEGIN SOLUTION
     lse = torch.logaddexp(lse1, lse2)
