@@ -16,7 +16,7 @@
 #
 # The kernels run on the emulator; ask `tl.dot` for `input_precision="ieee"`.
 #
-# `jfa.masks` and `jfa.schedule` hold the answers of 6.1, 6.2 and 6.6: they are closed here.
+# `jfa.masks` and `jfa.schedule` contain the answers of 6.1, 6.2 and 6.6, so they are out of bounds here.
 # So is torch's own softmax in 6.4, where the work block by block is the point.
 
 # %% tags=["setup"]
@@ -31,17 +31,17 @@ progress()
 # %% [markdown]
 # ## 6.1 The band of a call
 #
-# (difficulty 1 of 3, 30 minutes) Turn the arguments of a call into `(lo, hi)`.
+# (difficulty 1 of 3, 30 minutes) Turn the arguments of a call into the band's two numbers, `(lo, hi)`.
 #
 # - `causal`: `None`, `"top_left"` or `"bottom_right"`.
-# - `window`: `None`; or an int W, keys with `|i - j| <= W`; or a pair `(left, right)` around the bottom-right diagonal, where -1 leaves that side open.
+# - `window`: `None`; or an int W, for keys with `|i - j| <= W`; or a pair `(left, right)` around the bottom-right diagonal, in which -1 leaves that side open.
 #
-# Both may be given; then a pair of query and key must satisfy both.
+# If both are given, a pair of query and key must satisfy both.
 
 
 # %% tags=["ex-6.1"]
 def band(causal, window, len_q, len_kv):
-    """-> (lo, hi), ints; an open side is -2**30 or 2**30."""
+    """Return (lo, hi), ints; an open side is -2**30 or 2**30."""
     raise NotImplementedError("6.1: not started")  # YOUR CODE
 
 
@@ -51,22 +51,22 @@ check("6.1", band)
 # %% [markdown]
 # ## 6.2 The four block numbers, inside a kernel
 #
-# (difficulty 2 of 3, 40 minutes) A kernel cannot ask the host for its ranges: each program computes its own.
+# (difficulty 2 of 3, 40 minutes) In a jagged kernel each program computes its own ranges.
 # Program `t` reads the row `tiles[t] = (row0, rows, len_q, len_kv, lo, hi)` and stores `(first, bulk_begin, bulk_end, end)`, in blocks of `BN` keys, to `ranges[t]`.
 #
-# The tile holds the queries `row0 .. row0 + rows - 1`; those past the last query do not exist, but the first one does.
+# The tile holds the queries `row0 .. row0 + rows - 1`; those past the last query do not exist, but query `row0` does.
 # Blocks `first .. end - 1` are those with at least one pair that counts.
 # Blocks `bulk_begin .. bulk_end - 1` are those that need no mask: *every* query of the tile sees *all* `BN` keys.
-# If nothing counts, store four zeros.
+# If no pair counts, store four zeros.
 # If there is no bulk, `bulk_begin` and `bulk_end` are both `end`.
 #
-# In a kernel `//` rounds towards zero.
+# In a kernel `//` rounds toward zero.
 
 
 # %% tags=["ex-6.2"]
 @triton.jit
 def ranges_kernel(tiles_ptr, ranges_ptr, BN: tl.constexpr):
-    """tiles: [T, 6] int32, ranges: [T, 4] int32; one program per tile."""
+    """Store ranges: [T, 4] int32; tiles: [T, 6] int32; one program per tile."""
     tile = tl.program_id(0)
     row0 = tl.load(tiles_ptr + 6 * tile)
     rows = tl.load(tiles_ptr + 6 * tile + 1)
@@ -83,10 +83,10 @@ check("6.2", ranges_kernel)
 # %% [markdown]
 # ## 6.3 The peeled kernel of a jagged window
 #
-# (difficulty 3 of 3, 65 minutes) The chapter's kernel knew one sequence and got its ranges from the host.
-# Write the whole: packed sequences, heads, and ranges of your own.
+# (difficulty 3 of 3, 65 minutes) The chapter's kernel handles one sequence and gets its ranges from the host.
+# Write the complete one: packed sequences, heads, and ranges computed in the kernel.
 # Query `i` sees the keys `d - left <= j - i <= d + right` of its own sequence, `d = len_kv - len_q`; `left` and `right` are at least 0.
-# A query that sees nothing gives 0.
+# A query that sees no key gives 0.
 #
 # Launched on `(number of tiles, H)`: program `(t, h)` works on `tiles[t] = (sequence, first query in it)`.
 # `BM = BN = 16`.
@@ -102,7 +102,7 @@ def window_kernel(
     q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, out_ptr, scale, left, right, H,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """q, out: [total_q, H, D]; k, v: [total_kv, H, D]; fp32, contiguous."""
+    """Store out: [total_q, H, D], like q; k, v: [total_kv, H, D]; fp32, contiguous."""
     tile, head = tl.program_id(0), tl.program_id(1)
     seq = tl.load(tiles_ptr + 2 * tile)
     row0 = tl.load(tiles_ptr + 2 * tile + 1)
@@ -121,17 +121,17 @@ check("6.3", window_kernel)
 # (difficulty 2 of 3, 15 minutes) One sequence in PyTorch, blockwise, with a window `(left, right)` around the bottom-right diagonal.
 # It passed every test with as many queries as keys.
 # Run the check first.
-# It names a row of the output; the fault is elsewhere.
-# Mend it, and keep the work small: no block of keys that no query sees may be touched.
+# It names a row of the output; the mistake is elsewhere.
+# Fix it, and keep the work small: no block of keys that no query sees may be used.
 #
 # Limits: at most 2 matrix products per block of keys that some query sees; no new tensor with more elements than n x block scores, or than q, k or v.
-# A query that sees nothing gives 0.
+# A query that sees no key gives 0.
 
 
 # %% tags=["ex-6.4"]
 def window_attention(q, k, v, left, right, block):
-    """q: [n, D], k, v: [m, D] -> [n, D]; keys are taken `block` at a time."""
-    # YOUR CODE: mend this function
+    """Return the output [n, D]; q: [n, D], k, v: [m, D]; keys are taken `block` at a time."""
+    # YOUR CODE: fix this function
     n, m = len(q), len(k)
     lo, hi = -left, right
     i = torch.arange(n)[:, None]
@@ -156,18 +156,19 @@ check("6.4", window_attention)
 # ## 6.5 Bug hunt: the row that may see nothing
 #
 # (difficulty 1 of 3, 20 minutes) One step of an online softmax, from a library that masks with −1e9.
-# Two things go wrong: a row that may see nothing gets weights, and a row whose true scores are lower than −1e9 sees what it must not.
-# Mend it.
-# A row that has seen nothing so far keeps `m = -inf` and `l = 0`, and its weights are 0.
+# Two things go wrong: a row that may see no key gets weights, and a row whose true scores are lower than −1e9 gives weight to masked keys.
+# Fix it.
+# A row that has seen no key so far keeps `m = -inf` and `l = 0`, and its weights are 0.
+# `p` are the weights of this block relative to the new m, and `alpha` is the factor that converts the old sum.
 
 
 # %% tags=["ex-6.5"]
 def softmax_step(s, allowed, m, l):
-    """s, allowed: [n, block]; m, l: [n], the state so far.
+    """Return (p [n, block], alpha [n], new m [n], new l [n]).
 
-    Returns (p [n, block], alpha [n], new m [n], new l [n]).
+    s: [n, block] float; allowed: [n, block] bool; m, l: [n], the state so far.
     """
-    # YOUR CODE: mend this function
+    # YOUR CODE: fix this function
     s = torch.where(allowed, s, -1e9)
     m_new = torch.maximum(m, s.amax(1))
     alpha = torch.exp(m - m_new)
@@ -181,16 +182,16 @@ check("6.5", softmax_step)
 # %% [markdown]
 # ## 6.6 Predict pairs, full and partial blocks
 #
-# (difficulty 2 of 3, 35 minutes) Before a kernel runs, one wants to know its work.
-# For packed sequences and a band per sequence: how many pairs count, how many blocks are full, how many partial?
-# Blocks are cut per sequence, `BM` queries by `BN` keys.
-# Rows past the last query ask for nothing; keys past the last key make a block partial.
-# Lengths go to 100,000: a loop over pairs takes too long, a loop over tiles is fine.
+# (difficulty 2 of 3, 35 minutes) It is useful to know a kernel's work before it runs.
+# For packed sequences with one band per sequence, return the number of pairs that count, of full blocks and of partial blocks.
+# Each sequence is divided into blocks of `BM` queries by `BN` keys.
+# Rows past the last query do not matter; keys past the last key make a block partial.
+# Lengths go up to 100,000: a loop over pairs takes too long, a loop over tiles is fine.
 
 
 # %% tags=["ex-6.6"]
 def work(len_q, len_kv, lo, hi, BM, BN):
-    """len_q, len_kv, lo, hi: lists, one entry per sequence -> (pairs, full, partial), ints."""
+    """Return (pairs, full, partial), ints; len_q, len_kv, lo, hi: lists, one int per sequence."""
     raise NotImplementedError("6.6: not started")  # YOUR CODE
 
 

@@ -7,14 +7,18 @@
 # ---
 
 # %% [markdown]
-# # 06 · Masks and loop peeling
+# # 06 Masks and loop peeling
 #
-# **Goals.** Describe causal masks (both alignments) and windows (both kinds) by two numbers per sequence. Say in closed form which blocks are empty, which are full, and which need a mask.
-# Peel a loop with a `tl.constexpr`.
-# Read in the machine code what a mask costs.
-# Know why −1e9 is not minus infinity.
+# **Goals.** After this chapter you
+# * can describe causal masks (both alignments) and windows (both kinds) by two numbers per sequence,
+# * can say in closed form which blocks are empty, which are full, and which need a mask,
+# * can peel a loop with a `tl.constexpr`,
+# * can read in the compiled code what a mask costs,
+# * know why −1e9 is not minus infinity.
 #
-# **Time.** 50 minutes, and 205 for the exercises. **Needs.** Chapter 04 (the jagged forward). No GPU.
+# **Time** 50 minutes to read, 205 for the exercises.
+# **You need** chapter 04 (the jagged forward); version 4 also uses chapter 05 (the backward).
+# No GPU.
 
 # %%
 import math
@@ -34,31 +38,31 @@ _ = torch.manual_seed(0)
 #
 # Draw all pairs of one sequence as a grid: queries down, keys to the right.
 # A mask says which squares count.
-# Every mask of this chapter is a **band**: the squares between two lines that go down to the right, one key per query.
+# Every mask of this chapter is a **band**: the squares between two parallel diagonal lines.
 #
 # So two numbers are enough.
 # Query i sees the keys
 #
 # $$i + \mathrm{lo} \;\le\; j \;\le\; i + \mathrm{hi}, \qquad 0 \le j < \mathrm{len}_{kv} .$$
 #
-# A side that does not exist is *open*: lo is a huge negative number, or hi a huge positive one.
+# A band may have no bound on one side: that side is *open*, and lo is a huge negative number, or hi a huge positive one.
 #
-# **Causal** means: do not look at later tokens.
+# **Causal** means that a query does not see later tokens.
 # With as many queries as keys that is hi = 0.
-# With unequal lengths one must say *which token is query 0*:
+# With unequal lengths one must say *which key belongs to query 0*:
 #
-# - *top left*: query 0 stands at key 0. hi = 0.
-# - *bottom right*: the last query stands at the last key. hi = d, with d = len_kv − len_q.
+# - *top left*: query 0 is aligned with key 0, so hi = 0.
+# - *bottom right*: the last query is aligned with the last key, so hi = d, with d = len_kv − len_q.
 #   This is the choice of FlashAttention: the queries are the newest tokens, and the earlier keys come from a cache.
 #
-# **Window** means: only neighbours.
-# Here too there are two kinds:
+# **Window** means that a query sees only keys near its own position.
+# Again there are two kinds:
 #
-# - W, counted from both starts: |i − j| ≤ W. lo = −W, hi = W.
+# - W, counted from both starts: |i − j| ≤ W, so lo = −W and hi = W.
 # - (left, right), counted from the bottom-right diagonal, as in FlashAttention: lo = d − left, hi = d + right.
 #
-# Two masks together: take the larger lo and the smaller hi.
-# The likely mistake is to forget d, and with equal lengths no test will notice: d is 0.
+# To combine two masks, take the larger lo and the smaller hi.
+# The likely mistake is to forget d, and tests with equal lengths do not show it, because then d is 0.
 
 # %%
 cases = {
@@ -73,32 +77,27 @@ plots.band_planes(
 )
 
 # %% [markdown]
-# Look at the last one.
-# There are 16 queries and 12 keys, so d = −4.
-# The first four queries see nothing.
-# That is no error: their output is 0, their lse minus infinity.
+# Look at the last mask: with 16 queries and 12 keys, d = −4, and the first four queries see no key.
+# That is legal: their output is 0, and their lse is minus infinity.
 #
 # ## Blocks: empty, partial, full
 #
 # A kernel works on blocks of BM queries and BN keys.
-# For each block one of three things holds:
+# Each block is of one of three kinds:
 #
-# - **empty**: no pair counts.
-#   Skip it.
-#   Do not even load K.
-# - **full** (F): all pairs count.
-#   It needs no mask.
-# - **partial** (P): some count.
-#   It needs a mask.
+# - **empty**: no pair counts. Skip the block, without loading K.
+# - **full** (F): all pairs count. The block needs no mask.
+# - **partial** (P): some pairs count. The block needs a mask.
 #
-# In one block j − i takes every value from *nearest* = first key − last query to *farthest* = last key − first query.
-# So
+# In one block j − i takes every value from *smallest* = first key − last query to *largest* = last key − first query.
+# So a block is
 #
-# - empty if nearest > hi or farthest < lo,
-# - full if nearest ≥ lo and farthest ≤ hi, and no key of the block lies past the end.
+# - empty if smallest > hi or largest < lo,
+# - full if smallest ≥ lo and largest ≤ hi, and no key of the block is past the end,
+# - partial otherwise.
 #
-# The full blocks of a row of blocks lie side by side: they are what is left between the two lines.
-# That is why a loop can be cut in three.
+# In a row of blocks the full ones are contiguous, with partial ones to the left and right.
+# That is why the loop over blocks can be split into three.
 
 # %%
 for name, band, n, m in (
@@ -111,11 +110,11 @@ for name, band, n, m in (
     display(plots.block_map(kinds, title=f"{name}: {n} x {m}", block_m=64, block_n=64))
 
 # %% [markdown]
-# In the last picture the first blocks of queries see nothing at all, and the last column is never full: 450 is no multiple of 64, so its last keys do not exist.
+# In the last picture the first blocks of queries see no key, and the last column is never full: 450 is not a multiple of 64, so the block's last keys do not exist.
 #
-# How many of the visited blocks need a mask?
-# Predict for a causal mask: does the share grow or fall with the length?
-# And for a window of fixed width?
+# What share of the visited blocks needs a mask?
+# Predict: does it grow or fall with the length under a causal mask?
+# And with a window of fixed width?
 
 # %%
 lengths = [256, 512, 1024, 2048, 4096, 8192, 16384]
@@ -140,10 +139,10 @@ plots.lines(
 )
 
 # %% [markdown]
-# Causal: one block of each row of blocks lies on the diagonal, and a row has up to n / 128 of them, so the share falls like 1 / n.
-# At 16,384 it is 1.6 %.
-# A window has two edges and a fixed number of blocks: the share stays.
-# With a window of 256 two thirds of the blocks are edges, and peeling gains little there.
+# Under a causal mask one block per row of blocks is on the diagonal, and a row has up to n / 128 blocks, so the share falls like 1 / n.
+# At n = 16,384 it is 1.6 %.
+# A window has two edges and a fixed number of blocks, so the share stays constant.
+# With a window of 256 two thirds of the blocks are at an edge, so there is little to gain by treating full blocks differently.
 #
 # ## Version 0: every block, every mask
 #
@@ -151,8 +150,8 @@ plots.lines(
 # The mask is applied to each block, needed or not.
 # `BM = BN = 16` here.
 #
-# There is one trap already.
-# The first block may lie outside the band for some rows.
+# There is a pitfall already here.
+# The first block may be outside the band for some rows.
 # Then the maximum m is still −∞, and exp(s − m) = exp(−∞ + ∞) is NaN.
 # So the exponent is taken from an *anchor*: m, or 0 while m is −∞. exp(−∞ − 0) is 0, as it should be.
 
@@ -163,7 +162,7 @@ def block_step(
     m, l, acc, q, i, block, k_ptr, v_ptr, scale, len_kv, lo, hi,
     D: tl.constexpr, BN: tl.constexpr, APPLY_MASK: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys joins the running softmax of the queries i."""
+    """Add one block of keys to the running softmax of the queries i."""
     d = tl.arange(0, D)
     j = block * BN + tl.arange(0, BN)
     if APPLY_MASK:
@@ -190,7 +189,7 @@ def attend_kernel(
     q_ptr, k_ptr, v_ptr, ranges_ptr, out_ptr, scale, len_q, len_kv, lo, hi,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PEEL: tl.constexpr,
 ):  # fmt: skip
-    """Program t: queries t * BM on. ranges: [tiles, 4], first, bulk_begin, bulk_end, end."""
+    """Attend from BM queries; ranges: [tiles, 4] int32, (first, bulk_begin, bulk_end, end)."""
     tile = tl.program_id(0)
     first = tl.load(ranges_ptr + 4 * tile)
     bulk_begin = tl.load(ranges_ptr + 4 * tile + 1)
@@ -225,7 +224,7 @@ def attend_kernel(
 
 
 def attend(q, k, v, band, version):
-    """version 0: all blocks, masked; 1: empty ones skipped; 2: right edge peeled; 3: both."""
+    """Run version 0: all blocks masked; 1: empty ones skipped; 2: right edge peeled; 3: both."""
     n, m = len(q), len(k)
     start = torch.arange(0, n, 16)
     stop = (start + 16).clamp(max=n)
@@ -234,7 +233,7 @@ def attend(q, k, v, band, version):
     if version == 0:
         first, end = torch.zeros_like(first), torch.full_like(end, triton.cdiv(m, 16))
     ranges = torch.stack([first, bulk_begin, bulk_end, end], 1).to(torch.int32)
-    if version == 2:  # one edge only: what lies left of the bulk is masked with the tail, later
+    if version == 2:  # a tile with a left edge has no bulk here: all its blocks are masked
         no_left_edge = ranges[:, 0] == ranges[:, 1]
         ranges[~no_left_edge, 1:3] = ranges[~no_left_edge, 3:4]
     out = torch.full_like(q, float("nan"))
@@ -264,37 +263,37 @@ for name, band in masks.items():
     print(f"{name:<26}", "largest errors of versions 0 to 3:", [f"{float(e):.0e}" for e in errors])
 
 # %% [markdown]
-# ## Version 1: skip what is empty
+# ## Version 1: skip empty blocks
 #
-# The loop runs from `first` to `end`, the first and last block that the band touches.
+# The loop runs over the blocks from `first` up to, but not including, `end`: those that the band touches.
 # In closed form, for the queries `row0 .. last`:
 #
 # $$\mathrm{first} = \lfloor \max(0, \mathrm{row0} + \mathrm{lo}) / BN \rfloor, \qquad \mathrm{end} = \lceil \min(\mathrm{len}_{kv}, \mathrm{last} + \mathrm{hi} + 1) / BN \rceil .$$
 #
-# The *first* row reaches farthest left, the *last* row farthest right.
+# The *first* row extends farthest to the left, the *last* row farthest to the right.
 # If the key range is empty, no block is visited.
 #
 # ## Version 2: bulk and tail
 #
 # For a causal mask all full blocks come first, then the diagonal.
-# So the loop is cut in two: a **bulk** without a mask, and a tail with one.
+# So the loop is split in two: a **bulk** without a mask, and a tail with one.
 # This is *loop peeling*.
 # The body is written once.
 # `APPLY_MASK` is a `tl.constexpr`, a value that the compiler knows, so each of the two loops is compiled with only the code that it needs.
 #
 # ## Version 3: left edge, bulk, right edge
 #
-# A window has a left edge, too.
-# The bulk is what *every* row sees:
+# A window also has a left edge.
+# The bulk consists of the blocks that *every* row sees completely:
 #
 # $$\mathrm{bulk\_begin} = \lceil \max(0, \mathrm{last} + \mathrm{lo}) / BN \rceil, \qquad \mathrm{bulk\_end} = \lfloor \min(\mathrm{len}_{kv}, \mathrm{row0} + \mathrm{hi} + 1) / BN \rfloor .$$
 #
-# Compare with version 1: first and last row have changed places, and so have floor and ceiling.
-# Visited blocks are rounded outwards, full ones inwards.
-# Then both are clamped, so that first ≤ bulk_begin ≤ bulk_end ≤ end, or a block would be visited twice or not at all.
+# Compared with version 1, the first and the last row have changed places, and so have floor and ceiling.
+# The range of visited blocks is rounded outward, and the range of full blocks inward.
+# Then both are clamped so that first ≤ bulk_begin ≤ bulk_end ≤ end; otherwise a block would be visited twice or not at all.
 #
-# What does it save?
-# The emulator counts *selects*, the elements that `tl.where` makes, and exponentials.
+# What does each version save?
+# The emulator counts exponentials, loaded elements and *selects*, the elements that `tl.where` computes.
 
 # %%
 work = {}
@@ -314,13 +313,13 @@ plots.panels(
 )
 
 # %% [markdown]
-# Skipping saves exponentials, loads, products: real work.
-# Peeling saves selects and comparisons only.
-# Version 2 does not help here, for nearly every tile has a left edge.
+# Skipping empty blocks saves exponentials, loads and products.
+# Peeling saves only selects and comparisons.
+# Version 2 does not help here, because nearly every tile has a left edge.
 #
-# ## Version 4: the mirror
+# ## Version 4: the mirror, for the backward
 #
-# The backward walks the other way: a tile of keys, over the blocks of queries that see it.
+# For dK and dV the backward loops the other way: a tile of keys, over the blocks of queries that see it (chapter 05).
 # Key j is seen by the queries j − hi ≤ i ≤ j − lo.
 # It is the same band with its sides exchanged and negated, so the same formulas serve.
 #
@@ -341,13 +340,13 @@ for t in (0, 1, 2, 5, 9, 10):
 # %% [markdown]
 # ## Version 5: what a mask costs in the machine code
 #
-# The compiler can tell, without a GPU.
-# Here is the inner loop as a GPU would run it: bf16, base-2 exponentials, 64 x 64 scores on 128 threads, so 32 scores per thread.
-# Two words of PTX, the assembler of NVIDIA GPUs: **setp** compares two numbers and sets a predicate, **selp** selects one of two numbers by a predicate.
+# The compiler shows this without a GPU.
+# Here is the inner loop in the form that a GPU runs: bf16, base-2 exponentials, 64 x 64 scores on 128 threads, so 32 scores per thread.
+# Two instructions of PTX, the assembly language of NVIDIA GPUs, matter here: **setp** compares two numbers and sets a predicate, **selp** selects one of two numbers by a predicate.
 #
 # The loop is compiled with and without its mask, for a Hopper (sm_90) and a Blackwell (sm_100).
-# It takes about 20 seconds.
-# Predict: how many of each per score?
+# The cell takes about 20 seconds.
+# Predict: how many of each instruction are there per score?
 
 # %%
 from jfa.compiled import compile_kernel
@@ -401,11 +400,10 @@ plots.panels(
 )
 
 # %% [markdown]
-# Two to three comparisons and three selects for each score.
-# The bulk has none of them.
-# A score costs one exponential, which takes about as long as the mask's instructions: a B200 does 16 exponentials per clock on one SM, and 128 simple operations.
-# Six operations per score are 6/128 = 0.047 clocks, the exponential 1/16 = 0.0625.
-# A masked block is nearly twice as expensive outside the tensor cores.
+# A masked score needs two to three comparisons and three selects; the bulk needs none of them.
+# Each score also costs one exponential, which takes about as long as the mask's instructions: per clock, one SM of a B200 computes 16 exponentials or 128 simple operations.
+# Six operations per score take 6/128 = 0.047 clocks, and the exponential takes 1/16 = 0.0625.
+# So outside the tensor cores a masked block is nearly twice as expensive.
 #
 # `jfa.compiled.diff` shows the rest of two reports, line by line:
 
@@ -415,9 +413,18 @@ from jfa.compiled import diff
 print(diff(reports["sm_100, without the mask"], reports["sm_100, with the mask"]))
 
 # %% [markdown]
+# ## Summary
+#
+# * A causal mask, a window, or both: a band, i + lo ≤ j ≤ i + hi, two numbers per sequence.
+# * With unequal lengths, d = len_kv − len_q says how the two ends are aligned.
+# * Blocks are empty (skip), full (no mask) or partial (mask); four numbers per tile say where each kind begins.
+# * `APPLY_MASK` as a `tl.constexpr` compiles the body twice: with and without the mask.
+# * A row may see nothing in a block, or nothing at all: subtract an anchor, not −∞.
+#
 # ## Exercises
 #
 # Open [exercises/06_masks.py](../exercises/06_masks.py).
+# The minutes are an [estimate by a rule](00_start_here.py).
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
@@ -433,32 +440,30 @@ print(diff(reports["sm_100, without the mask"], reports["sm_100, with the mask"]
 # <details><summary>Causal, bottom right, 3 queries and 10 keys. How many pairs count?</summary>
 #
 # d = 7.
-# Query i sees the keys 0 .. i + 7: 8, 9 and 10.
-# Together 27.
+# Query i sees the keys 0 .. i + 7, so the three queries see 8, 9 and 10 keys: 27 pairs.
 # </details>
 #
 # <details><summary>A band with lo = 5 and hi = 2. How many blocks are visited?</summary>
 #
-# None.
-# No j satisfies both.
-# The formulas for `first` and `end` alone may still give a block: the case lo > hi must be asked for.
+# None: no j satisfies both conditions.
+# The formulas for `first` and `end` alone may still give a block, so the case lo > hi needs a test of its own.
 # </details>
 #
-# <details><summary>A block is full, but its last key lies past the sequence's end. What is wrong in this sentence?</summary>
+# <details><summary>"This block is full, but its last key is past the sequence's end." What is wrong with this sentence?</summary>
 #
-# It cannot be full.
-# Its surplus keys must be masked, so it is partial.
+# Such a block cannot be full.
+# The keys past the end must be masked, so it is partial.
 # </details>
 #
 # <details><summary>Why is it safe that rows past the last query are never masked in the forward?</summary>
 #
-# Each row has its own softmax, and these rows are not stored.
+# Each row has its own softmax, and the rows past the end are not stored.
 # </details>
 #
 # ## Try this
 #
-# - In `attend`, let version 3's bulk reach one block further (`bulk_end + 1`).
-#   Which masks show it, and which do not?
+# - In `attend`, extend version 3's bulk by one block (`bulk_end + 1`).
+#   Which masks show the mistake, and which do not?
 # - Set `BM = 64` and `BN = 16` in the share picture (`block_kinds(band, n, n, 64, 16)`).
 #   Why does the share of partial blocks rise?
 # - Compile `bf16_loop` with a causal mask only (`distance <= hi`).
@@ -466,9 +471,9 @@ print(diff(reports["sm_100, without the mask"], reports["sm_100, with the mask"]
 #
 # ## Pitfalls
 #
-# Each with a number.
+# A cell shows each of them.
 #
-# **−1e9 is a score like any other.** A row that may see nothing has only such scores.
+# **−1e9 is a score like any other.** A row that may see no key has only such scores.
 # Its maximum is −1e9, and exp(−1e9 + 1e9) = 1.
 # So the row averages *everything*:
 
@@ -493,12 +498,12 @@ print(
 )
 
 # %% [markdown]
-# The first line is the worst of the three: a plausible number.
-# The second is NaN, and somebody will notice.
-# (In fp16, which ends at 65,504, −1e9 becomes −∞ anyway, and the code that was written for −1e9 meets NaN.)
-# At commit 2889aef of its public fork, tlx_jfa, the kernel that this course grew from, masks with −1.0e9, and masks every block of a window, in its bulk loop too.
+# The first line is the worst of the three, because it is a plausible number.
+# The second is NaN, which will be noticed.
+# (In fp16, whose largest number is 65,504, −1e9 becomes −∞ anyway, and code written for −1e9 produces NaN.)
+# The kernel that this course grew from, tlx_jfa (at commit 2889aef of a public fork), masks with −1.0e9, and under a window it also masks the blocks of its bulk loop.
 #
-# **Triton's `//` is not Python's.** Python rounds down, Triton towards zero as C does.
+# **Triton's `//` is not Python's.** Python rounds down, Triton rounds toward zero as C does.
 # They differ for negative numbers, and `row0 + lo` is negative for every window near the start:
 
 
@@ -516,10 +521,10 @@ print("Python x // 16", [number // 16 for number in x.tolist()])
 print("Triton x // 16", quotients.tolist())
 
 # %% [markdown]
-# So clamp to 0 *before* the division, and both agree.
+# So clamp to 0 *before* the division; then both agree.
 #
-# **Floor for ceiling at the bulk's end** and its kin.
-# Each of these wrong ranges, over all tiles of 40 small problems: how many tiles would compute something wrong?
+# **A bulk rounded the wrong way.** Each of the ranges below has one wrong rounding.
+# The cell counts over all tiles of 40 small problems: in what share of them would the bulk contain a block that needs a mask?
 
 # %%
 
@@ -539,7 +544,7 @@ def ranges_of(band, n, m, wrong):
 
 
 def wrong_tiles(mistake):
-    """Tiles whose bulk holds a block that is not full."""
+    """Return the share of tiles, in %, whose bulk contains a block that is not full."""
     wrong = tiles = 0
     for n in (1, 16, 50, 64, 100):
         for m in (5, 32, 64, 90):
@@ -568,7 +573,7 @@ plots.panels(
 # | pitfall | where you saw it |
 # |---|---|
 # | d = len_kv − len_q forgotten, right for equal lengths | the first picture |
-# | −∞ minus −∞ in a block that is masked for a row | version 0's anchor |
+# | −∞ minus −∞ in a row whose block is masked away | version 0's anchor |
 # | −1e9 averages what it should hide | row 0 above |
 # | truncation of negative numbers | `divide` |
 # | a rounding in the wrong direction | the last picture |
@@ -576,18 +581,17 @@ plots.panels(
 #
 # ## What differs on a real GPU
 #
-# - A second loop costs code and a new start of the pipeline: the loads of the first bulk block are not in flight while the left edge runs.
-#   The notes of this project saw it on an H200: one loop for bulk and edges won in the forward (pma128 0.2095 → 0.1997 ms), two stayed better in others ([docs/portable-notes.md](../docs/portable-notes.md), version 13, 2026-11-29).
-# - The mask's instructions run beside the tensor cores.
-#   Where those are the limit, the mask is hidden.
-#   Where the softmax is (chapter 09), it is not.
-# - Blackwell's compiler can hold a row's causal mask as bits of one register and move them to predicates in one instruction (facebookexperimental/triton, pull request 1737): fewer comparisons, same result.
+# - A second loop costs code size, and its loads start late: those of the first bulk block are not in flight while the left edge runs.
+#   This was measured on an H200: a single loop for bulk and edges made one forward faster (shape pma128, 0.2095 → 0.1997 ms), while two loops stayed faster for other kernels ([docs/portable-notes.md](../docs/portable-notes.md), version 13, 2026-11-29).
+# - The mask's instructions run in parallel with the tensor cores.
+#   Where the tensor cores are the limit, the mask costs no time.
+#   Where the softmax is the limit (chapter 09), it does.
+# - For Blackwell, the compiler can hold a row's causal mask as bits of one register and move them to predicates in one instruction (facebookexperimental/triton, pull request 1737): fewer comparisons, same result.
 #
 # ## Verified here, and not
 #
 # All versions ran on the emulator and were compared with the fp64 reference for three masks.
-# The counts are counts.
-# The instructions were compiled by fbtriton 3.7.4 when this notebook ran; nothing was timed here.
+# The instruction counts come from fbtriton 3.7.4, which compiled the loops when this notebook ran; nothing was timed here.
 # The comparison of clocks is arithmetic with the rates of the FlashAttention-4 paper.
 #
 # ## Sources
@@ -598,4 +602,4 @@ plots.panels(
 # - NVIDIA, *PTX ISA*: setp, selp.
 #   `jfa/masks.py` and `jfa/kernels/common/band.py`: the formulas as the package has them.
 #
-# Next: 07, GQA and broadcast-Q.
+# Next: [07 GQA and broadcast-Q](07_gqa_and_shared_queries.py).
