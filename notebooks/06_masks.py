@@ -17,7 +17,7 @@
 # * know why −1e9 is not minus infinity.
 #
 # **Time** 50 minutes to read, 205 for the exercises.
-# **You need** chapter 04 (the jagged forward); version 4 also uses chapter 05 (the backward).
+# **You need** chapter 04 (the jagged forward).
 # No GPU.
 
 # %%
