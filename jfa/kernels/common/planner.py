@@ -13,7 +13,9 @@ Options of the one planner:
 - tiles of queries or of keys; of rows packed with the heads of a group (PACK rows per position);
 - SPLIT: a tile with much more work than the mean load of a worker becomes several records, one per chunk of its other side;
 - RESTS: a sequence's last tile, if it is not full, is ordered by its own number of rows and not with its sequence;
-- counters are cleared by the same kernel, for the launch that reads the list.
+- counters are cleared by the same kernel, for the launch that reads the list;
+- PAD: records say where a sequence's queries begin in arrays padded to whole blocks, and the kernel that reads the list may be
+  set up while it is made (programmatic dependent launch).
 
 :mod:`jfa.kernels.common.tile_list` orders tile by tile instead, for kernels that assign tiles statically and cannot
 draw them from a queue.
@@ -28,6 +30,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import band_constants, cdiv, power_of_two
@@ -141,6 +144,16 @@ def plan_pass(problem: Problem, forward: Cut, counters: int, dq: Cut, keys: Cut)
     return [first, second, third]
 
 
+def plan_padded(problem: Problem, cut: Cut, keys: Cut | None, counters: int, pad: int) -> list[Plan]:
+    """List the tiles of ``cut`` and, by the same launch, those of ``keys``, if given; each list has ``counters`` of its own.
+
+    ``pad``: see :class:`jfa.kernels.common.sequences.Sequences`. No number of sequences is sorted by torch.
+    """
+    plans = [_unwritten(problem, one, counters) for one in (cut, keys) if one]
+    _launch(problem, cut, counters, *plans, key_block=keys.block if keys else 0, pad=pad)
+    return plans
+
+
 def _launch(
     problem: Problem,
     cut: Cut,
@@ -150,13 +163,11 @@ def _launch(
     key_block: int = 0,
     dq: Plan | None = None,
     dq_block: int = 0,
+    pad: int = 0,
 ) -> None:
     """Fill ``plan``, and by the same launch the lists of a backward's passes where they are given."""
     segments = (problem.num_batches + 2) * (2 if cut.rests else 1)
-    others = min(2048, max(256, power_of_two(segments)))
-    down, size = problem.band.has_hi and not cut.keys, power_of_two(counters) if counters else 0
-    shape = cut.block, cut.keys, cut.pack, cut.rests, problem.broadcast_q, down, key_block, dq_block, others, size
-    _variant(*shape).launch(
+    _variant(*plan_shape(problem, cut, counters, key_block, dq_block, pad)).launch(
         problem.device,
         (cdiv(segments, OWN), 1 + (keys is not None) + (dq is not None)),
         problem.query_offset,
@@ -166,7 +177,7 @@ def _launch(
         plan.counts,
         plan.chunks,
         plan.counters,
-        *((keys.records, keys.counts) if keys else (None, None)),
+        *((keys.records, keys.counts, keys.counters) if keys else (None, None, None)),
         *((dq.records, dq.counts) if dq else (None, None)),
         counters,
         problem.num_batches,
@@ -182,6 +193,14 @@ def _launch(
     )
 
 
+def plan_shape(problem: Problem, cut: Cut, counters: int, key_block: int = 0, dq_block: int = 0, pad: int = 0) -> tuple:
+    """Return the fields of the :class:`PlanConfig` of a launch, in their order."""
+    segments = (problem.num_batches + 2) * (2 if cut.rests else 1)
+    others = min(2048, max(256, power_of_two(segments)))
+    down, size = problem.band.has_hi and not cut.keys, power_of_two(counters) if counters else 0
+    return cut.block, cut.keys, cut.pack, cut.rests, problem.broadcast_q, down, key_block, dq_block, others, size, pad
+
+
 @dataclass(frozen=True)
 class PlanConfig:
     """Compile-time configuration of the planner's kernel.
@@ -192,7 +211,8 @@ class PlanConfig:
         down: a sequence's last queries come first.
         key_block, dq_block: rows per tile of the lists of a backward's passes over keys and for dQ; 0: that list is not made.
         others: segments that are compared at once.
-        counters: counters to clear, rounded up to a power of two.
+        counters: counters of a list to clear, rounded up to a power of two.
+        pad: rows to whose multiples a backward pads each sequence's queries; 0: its kernels have no such arrays.
         own: segments that one program lists.
         step: tiles of each that it writes at once.
     """
@@ -207,6 +227,7 @@ class PlanConfig:
     dq_block: int
     others: int
     counters: int
+    pad: int
     own: int = OWN
     step: int = TILES
 
@@ -236,6 +257,7 @@ def plan_kernel(
     counters,
     key_records,
     key_counts,
+    key_counters,
     dq_records,
     dq_counts,
     num_counters,
@@ -258,24 +280,26 @@ def plan_kernel(
 
     The first list is what a :class:`Cut` says; key_*, dq_*: those of a backward's passes, or None.
     """
+    if cfg.pad:
+        gdc_launch_dependents()  # the kernel that reads the list may be set up already; it waits for this one's end itself
     band = BandConstants(lo_start, lo_end, hi_start, hi_end)
     rows = Sizes(batches, rows_q, rows_kv, rows_out)
     offsets = Offsets(query_offset, key_offset, output_offset)
-    sequences = Sequences(offsets, rows, band, cfg.broadcast_q, True, True, True, 0)
+    sequences = Sequences(offsets, rows, band, cfg.broadcast_q, True, True, True, cfg.pad)
     number = tl.program_id(1) if cfg.key_block > 0 else 0
     if number == 0:
         to = Target(records, counts, chunks, counters, num_counters, capacity, cfg.counters)
         cut = Cutting(cfg.block, cfg.keys, cfg.pack, cfg.down, cfg.rests, chunks is not None)
         write_list(sequences, to, cut, slots, least_chunk, cfg.own, cfg.others, cfg.step)
+    elif cfg.dq_block > 0 and number == 2:
+        to_dq = Target(dq_records, dq_counts, None, counters, num_counters, dq_capacity, 0)
+        by_dq = Cutting(cfg.dq_block, False, cfg.pack, cfg.down, False, False)
+        write_list(sequences, to_dq, by_dq, 0, 0, cfg.own, cfg.others, cfg.step)
     elif cfg.key_block > 0:
-        if number == 1:
-            to_keys = Target(key_records, key_counts, None, counters, num_counters, key_capacity, 0)
-            by_keys = Cutting(cfg.key_block, True, 1, False, False, False)
-            write_list(sequences, to_keys, by_keys, 0, 0, cfg.own, cfg.others, cfg.step)
-        elif cfg.dq_block > 0:
-            to_dq = Target(dq_records, dq_counts, None, counters, num_counters, dq_capacity, 0)
-            by_dq = Cutting(cfg.dq_block, False, cfg.pack, cfg.down, False, False)
-            write_list(sequences, to_dq, by_dq, 0, 0, cfg.own, cfg.others, cfg.step)
+        size: tl.constexpr = cfg.counters if cfg.pad else 0
+        to_keys = Target(key_records, key_counts, None, key_counters, num_counters, key_capacity, size)
+        by_keys = Cutting(cfg.key_block, True, 1, False, False, False)
+        write_list(sequences, to_keys, by_keys, 0, 0, cfg.own, cfg.others, cfg.step)
 
 
 @aggregate

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from jfa.kernels.base import Problem
 from jfa.kernels.common.example import example_problem
+from jfa.kernels.common.planner import Cut, PlanConfig, plan_kernel, plan_shape
 from jfa.kernels.compile_config import CompileConfig, typed
 from jfa.kernels.hopper.backward import backward_kernel
 from jfa.kernels.hopper.backward_dq import dq_kernel
@@ -21,7 +22,7 @@ from jfa.kernels.hopper.config import (
 )
 from jfa.kernels.hopper.forward import forward_kernel
 from jfa.kernels.hopper.prepare import finish_kernel, prepare_kernel
-from jfa.kernels.hopper.tiles import list_config, list_kernel
+from jfa.kernels.hopper.tiles import PAD
 from jfa.masks import Band
 
 CAUSAL = Band.make(causal=True)
@@ -89,7 +90,7 @@ SPILLS = {
     "backward-resident-q128-d128-static": 32,
     "backward-resident-q128-d128-causal": 736,
     "backward-resident-q128-d128-window": 1616,
-    "both-lists-2048": 24,
+    "both-lists-2048": 16,
 }
 
 
@@ -188,15 +189,21 @@ def _lists() -> list[CompileConfig]:
     """Return the kernel that makes the lists of tiles: one list, the other, both, both for many sequences."""
     causal, shared = example_problem(128, CAUSAL), example_problem(128, rows_q=64, **SHARED)
     slots, many = replace(shared, output_offset=shared.key_offset), replace(shared, num_batches=2000)
-    configs = {
-        "list-queries": list_config(causal, 128, 0),
-        "list-keys": list_config(slots, 0, 1024),
-        "both-lists": list_config(causal, 128, 128),
-        "both-lists-2048": list_config(many, 64, 1024),
+    queries, keys, heads = Cut(128), Cut(1024, keys=True), causal.num_heads
+    shapes = {
+        "list-queries": plan_shape(causal, queries, heads, pad=PAD.value),
+        "list-keys": plan_shape(slots, keys, heads, pad=PAD.value),
+        "both-lists": plan_shape(causal, queries, heads, 128, pad=PAD.value),
+        "both-lists-2048": plan_shape(many, Cut(64), heads, 1024, pad=PAD.value),
     }
-    return [
-        _config(name, list_kernel, {"cfg": cfg}, warps=8 if cfg.others > 1024 else 4) for name, cfg in configs.items()
-    ]
+    return [_list(name, PlanConfig(*shape), name == "list-keys") for name, shape in shapes.items()]
+
+
+def _list(name: str, cfg: PlanConfig, slots: bool) -> CompileConfig:
+    missing = ["chunks", "dq_records", "dq_counts"]
+    missing += [] if slots else ["output_offset"]
+    missing += [] if cfg.key_block else ["key_records", "key_counts", "key_counters"]
+    return _config(name, plan_kernel, {"cfg": cfg} | dict.fromkeys(missing), warps=8 if cfg.others > 1024 else 4)
 
 
 def _small() -> list[CompileConfig]:
