@@ -7,13 +7,17 @@
 # ---
 
 # %% [markdown]
-# # 07 · GQA and broadcast-Q
+# # 07 GQA and broadcast-Q
 #
-# **Goals.** Pack the heads of a group into the rows of one tile, so that keys and values are read once. Share one query among all sequences, and read it where it lies. See why its gradient is the hard one, and compare three
-# ways to sum it: by how often an address is added to, by memory, by bits.
-# Read the roof of attention pooling.
+# **Goals.** After this chapter you
+# * can pack the heads of a group into the rows of one tile, so that keys and values are read once,
+# * can share one set of queries among all sequences without copying it,
+# * know why its gradient is the hard one, and can compare three ways to sum it: by additions per address, by memory, and by whether the bits repeat,
+# * can read the roofline of attention pooling.
 #
-# **Time.** 60 minutes, and 260 for the exercises. **Needs.** Chapters 04 and 05 (the forward kernel; the five products of the backward). No GPU.
+# **Time** 60 minutes to read, 260 for the exercises.
+# **You need** chapters 04 and 05 (the forward kernel; the five products of the backward).
+# No GPU.
 
 # %%
 import math
@@ -33,17 +37,17 @@ _ = torch.manual_seed(0)
 # %% [markdown]
 # ## The mental model: who shares what
 #
-# Attention has three tensors, and any of them may be shared.
+# Attention has three input tensors, and each of them may be shared.
 #
 # * **Grouped-query attention** (GQA): `H` query heads share `H_kv` key/value heads.
-#   A group of `G = H / H_kv` neighbours reads one key head.
-#   Keys are what a long history costs, so this makes them `G` times cheaper.
-# * **Broadcast-Q**: all *sequences* share one query.
-#   A few learned queries, called **seeds**, ask every user's history the same questions, and each history answers with as many rows.
-#   The Set Transformer calls it pooling by multihead attention (**PMA**).
-#   The text this course grew from names two users of it: the seed pooling of Meta's GEM, and Kunlun (arXiv 2602.10016), where dense queries read jagged keys.
+#   A group of `G = H / H_kv` neighboring query heads reads one key/value head.
+#   The keys and values of a long history are what takes memory and bandwidth, so this saves a factor of `G`.
+# * **Broadcast-Q**: all *sequences* share one set of queries.
+#   A few learned queries, called **seeds**, are applied to the history of every user, and each history gives one output row per seed.
+#   The Set Transformer calls this pooling by multihead attention (**PMA**).
+#   The text that this course grew from names two uses of it: the seed pooling of Meta's GEM, and Kunlun (arXiv 2602.10016), where dense queries attend to jagged keys.
 #
-# In the picture: query heads by rows, what they read by columns.
+# In the pictures a filled cell means that the row's query reads the column's key.
 
 # %%
 H, H_KV = 8, 2
@@ -61,7 +65,7 @@ plots.score_grids(
 # %%
 plots.score_grids(
     {"one seed, six histories": shared},
-    title="broadcast-Q: every line is the same query",
+    title="broadcast-Q: every row is the same query",
     xlabel="key, packed", ylabel="sequence", counts=False,
 )  # fmt: skip
 
@@ -73,27 +77,27 @@ plots.score_grids(
 # | `q` | `[total_q, H, D]` | `[Lq, H, D]` |
 # | `k`, `v` | `[total_kv, H_kv, D]` | `[total_kv, H, D]` |
 # | `out` | `[total_q, H, D]` | `[B * Lq, H, D]`, or wherever `output_offset` says |
-# | who sums in the backward | dK, dV over the heads of a group | dQ over **all sequences** |
+# | sums in the backward | dK, dV over the heads of a group | dQ over **all sequences** |
 #
-# Forward, what is shared is only read.
-# Backward, the gradient of what is shared is a *sum over those who share it*:
+# In the forward, a shared tensor is only read.
+# In the backward, its gradient is a *sum over all heads or sequences that share it*:
 #
 # $$ dK_c = \sum_{h \,\in\, \text{group } c} \; \text{scale} \cdot dS_h^{T} Q_h , \qquad dQ = \sum_{b=1}^{B} \; \text{scale} \cdot dS_b K_b . $$
 #
-# The first sum has `G` terms, and they meet in one tile.
-# The second has `B` terms, thousands, from sequences that know nothing of each other.
-# That is the whole difficulty of this chapter.
+# The first sum has `G` terms, which one program can compute in one tile.
+# The second has `B` terms, often thousands, from sequences that different programs work on.
+# That is the main difficulty of this chapter.
 #
-# ## Version 0: a launch for each head, or keys repeated
+# ## Version 0: keys repeated
 #
-# The obvious way to do GQA is to make it ordinary: repeat each key head `G` times.
-# The result is right, and everything that was saved is spent again.
-# Count what the package's kernel loads, with keys repeated and with keys shared:
+# The obvious way to do GQA is to repeat each key head `G` times and call ordinary attention.
+# The result is right, but nothing is saved.
+# Count the elements that the package's kernel loads, with keys repeated and with keys shared:
 
 
 # %%
 def loaded(q, k, v, offsets):
-    """Elements that the package's portable kernel loads."""
+    """Count the elements that the package's portable kernel loads."""
     n = int(offsets.diff().max())
     with emulator.counting() as counted:
         jfa.jagged_flash_attention(q, k, v, offsets, offsets, n, n, backend="portable")
@@ -117,14 +121,13 @@ plots.panels(
 #
 # How does a kernel read a key once for four heads?
 # A tile is a block of *rows*, and each row has its own softmax.
-# Nothing says that the rows must be positions.
-# Put the heads of a group side by side:
+# The rows need not be different positions, so put the heads of a group next to each other:
 #
 # $$ r \;\mapsto\; \text{position } r \,/\!/\, G, \quad \text{head } r \bmod G . $$
 #
 # A sequence of `n` positions has `n * G` packed rows.
-# Everything between the load of Q and the store of O stays what it was.
-# In memory the heads of a position are neighbours, so the tile is as contiguous as before.
+# Everything between the load of Q and the store of O stays the same.
+# In memory the heads of a position are adjacent, so the loads are as contiguous as before.
 
 # %%
 nobody = plots.Segment(12, 4, "", None)
@@ -135,15 +138,15 @@ tail = {
 }
 plots.segments(
     tail,
-    title="a tile of 16 packed rows: three positions, group 4; four rows belong to nobody",
+    title="a tile of 16 packed rows: three positions, group 4; four rows are unused",
     xlabel="row of the tile",
 )
 
 # %% [markdown]
-# Two likely mistakes.
-# `h % H_kv` instead of `h // G`: shapes agree, results do not.
-# And a mask by position: the tile's rows end at `n * G`, not at `n`.
-# With PyTorch the packing is two lines:
+# There are two likely mistakes.
+# One is `h % H_kv` instead of `h // G`: the shapes agree, but the results are wrong.
+# The other is a mask by position: the rows of a sequence end at `n * G`, not at `n`.
+# In PyTorch the packing is one line, and so is the unpacking:
 
 # %%
 n, G = 33, H // H_KV
@@ -156,18 +159,18 @@ right = reference.attention(q, k, v, offsets, offsets)[5:38]
 print("packed heads against the reference:", float((back - right).abs().max()))
 
 # %% [markdown]
-# A bonus for short queries.
-# With one new token for each sequence (decoding), a tile of one row wastes a tensor core that wants 64.
-# Eight heads in a group give it eight.
+# Packing helps most when there are few queries.
+# With one new token per sequence (decoding), a tile of one row wastes most of a tensor core that works on 64 rows at a time.
+# A group of eight heads gives it eight rows.
 #
-# In the backward, the packed rows do the group's sum for nothing: `dS^T Q` contracts over rows, and the rows are the heads.
-# The likely mistake there is to compute a dK for each query head and store them over each other.
+# In the backward, the packed rows also compute the group's sum: `dS^T Q` sums over rows, and the rows include the heads of the group.
+# The likely mistake there is to compute one dK per query head and store each over the one before.
 #
 # ## Version 2: broadcast-Q, read in place
 #
-# The lazy way makes `B` copies of the seeds and calls ordinary attention.
-# The kernel does not need them: the query's address simply does not depend on `b`.
-# What the copies cost, for 32 seeds of 4 heads with D = 128, in bf16:
+# The easy way is to make `B` copies of the seeds and call ordinary attention.
+# A kernel does not need the copies: the query's address simply does not depend on `b`.
+# The figure shows the memory that the copies take, for 32 seeds of 4 heads with D = 128, in bf16:
 
 # %%
 batches = [16, 64, 256, 1024, 4096]
@@ -182,9 +185,9 @@ plots.lines(
 )  # fmt: skip
 
 # %% [markdown]
-# ### The sketch of the original text
+# ### The original text's sketch
 #
-# It pools in a loop, stacks the results, and ends with a mean over the batch:
+# The text that this course grew from pools in a loop, stacks the results, and ends with a mean over the batch:
 
 # %%
 seeds = torch.randn(4, 32)
@@ -200,10 +203,10 @@ print("the sketch's mean over the batch:", tuple(stacked.mean(0).shape))
 
 # %% [markdown]
 # Do not copy the last step.
-# `(5, 4, 32)` is what pooling is for: four rows for each user.
-# The mean over users, `(4, 32)`, has forgotten who was who.
-# It is good for one thing, to show that the shape of the *query* came back, and that is also the shape of its gradient.
-# The package's op answers with `B * Lq` packed rows:
+# The purpose of pooling is the result of shape `(5, 4, 32)`: four rows per user.
+# The mean over users, of shape `(4, 32)`, no longer says anything about a single user.
+# It only shows that a sum over the batch has the shape of the *query*, which is also the shape of the query's gradient.
+# The package's op returns `B * Lq` packed rows:
 
 # %%
 x = history[:, None]
@@ -216,9 +219,11 @@ print("the op:", tuple(op.shape), "| apart:", float((op.reshape(5, 4, 32) - stac
 # %% [markdown]
 # ## Version 3: the gradient of a shared query, contended
 #
-# Chapter 05's backward, for one head: `P` from the log-sum-exp, `dP = dO V^T`, `dS = P * (dP - delta)`. dK and dV of a key tile belong to that tile alone, and are stored. dQ belongs to everybody.
-# The first idea is chapter 05's:
-# let everybody add.
+# This is chapter 05's backward, for one head: `P` from the log-sum-exp, `dP = dO V^T`, `dS = P * (dP - delta)`.
+# Only one program computes dK and dV of a key tile, and it stores them.
+# All programs compute parts of dQ.
+# The first idea is that of chapter 05: all of them add to dQ with atomics.
+# The kernel below does this with `WAY="atomic"`; it shows only dQ, and its other two ways are used further down.
 
 
 # %%
@@ -226,7 +231,7 @@ print("the op:", tuple(op.shape), "| apart:", float((op.reshape(5, 4, 32) - stac
 def key_tile_dq(
     q, dout, lse, delta, k_ptr, v_ptr, start, end, scale, D: tl.constexpr, BN: tl.constexpr
 ):
-    """What one block of keys contributes to dQ: [BL, D]."""
+    """Return the contribution of one block of keys to dQ: [LQ, D]."""
     j, d = start + tl.arange(0, BN), tl.arange(0, D)
     at = j[:, None] * D + d[None, :]
     k = tl.load(k_ptr + at, mask=j[:, None] < end, other=0.0)
@@ -242,7 +247,7 @@ def each_sequence(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, offsets_ptr, dq_ptr, scale,
     WAY: tl.constexpr, LQ: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Program b: sequence b's dQ, added to one place or left as a partial of its own."""
+    """Add sequence b's dQ to the shared one, or store it as partial b; one program per sequence."""
     b = tl.program_id(0)
     i, d = tl.arange(0, LQ), tl.arange(0, D)
     at = i[:, None] * D + d[None, :]
@@ -261,7 +266,7 @@ def each_sequence(
 
 
 # %% [markdown]
-# A problem with 40 sequences, and what chapter 05 computes beforehand, lse and delta, by the reference:
+# Here is a problem with 40 sequences; lse, delta and the exact gradient come from the reference:
 
 # %%
 B, LQ, D = 40, 16, 16
@@ -282,7 +287,7 @@ lse = lse[0].detach().float().reshape(B, LQ)
 
 
 def dq_by(way, **schedule):
-    """dQ by one launch; partials are added here, in the order of the sequences."""
+    """Return dQ from one launch; partials are added here, in the order of the sequences."""
     dq = torch.zeros(LQ, D) if way != "partial" else torch.empty(B, LQ, D)
     with emulator.options(**schedule):
         each_sequence[(B,)](
@@ -299,10 +304,9 @@ def dq_by(way, **schedule):
 print("contended, error:", float((dq_by("atomic") - exact).abs().max()))
 
 # %% [markdown]
-# Right.
-# Two things are wrong with it all the same.
-# Each of the 256 addresses is added to 40 times, and on a GPU additions to one address are executed one after another.
-# And nobody chooses their order:
+# The result is right, but there are two problems.
+# Each of the 256 elements of dQ gets 40 additions, and a GPU executes additions to one address one after another.
+# And their order is arbitrary:
 
 # %%
 orders = [dq_by("atomic", policy="random", seed=s) for s in range(12)]
@@ -313,30 +317,30 @@ differ = sum(not torch.equal(orders[0], other) for other in orders[1:])
 print(f"partials:  {differ} of 11 other orders give other bits")
 
 # %% [markdown]
-# ## Version 4: one partial for each sequence
+# ## Version 4: one partial per sequence
 #
-# Nobody shares an address.
+# Now each address has one writer.
 # Sequence `b` stores its dQ as partial `b`, and a second pass adds the partials in the order of the sequences.
-# That is the last branch of the kernel, and the second line of the output above:
-# the same bits under every order.
+# That is the last branch of the kernel, and the second line of the output above: the bits are the same under every order.
 # The price is memory: `B` times the size of dQ, written and read again.
 #
-# ## Version 5: Q stays, the sequences pass by
+# ## Version 5: Q and dQ stay on the chip
 #
-# A partial for each *sequence* is more than is needed.
-# A partial for each *worker* is enough.
-# A persistent program (chapter 08) keeps Q and its dQ on the chip.
-# Sequences pass by: it loads their keys, stores their dK and dV, and adds to the dQ that it holds.
-# At the end it leaves one partial.
-# With 132 workers there are 132 of them, whatever `B` is.
+# One partial per *sequence* is more than is needed; one per *worker* is enough.
+# A worker is a program that processes many sequences, one after another, and there is one per SM (chapter 08 calls such a program *persistent*).
+# It keeps Q and its own dQ on the chip.
+# For each of its sequences it loads the keys, stores dK and dV, and adds to its dQ.
+# At the end it stores one partial.
+# With 132 workers there are at most 132 partials, whatever `B` is.
 #
-# This is the package's backward for shared queries, `jfa/kernels/portable/resident.py`; you write the dQ half in exercise 7.6.
-# The three ways in numbers, for 64 and for 1,024 sequences of 1,000 keys, on 132 SMs with key tiles of 128:
+# This is the package's backward for shared queries, `jfa/kernels/portable/resident.py`; you write the dQ part in exercise 7.6.
+# The figure compares the three ways for 64 and for 1,024 sequences of 1,000 keys, on 132 SMs with key tiles of 128.
+# In the contended way each key tile adds once, as in a kernel that is divided by key tiles:
 
 
 # %%
 def compared(B, keys=1000, block=128, workers=132):
-    """By way: adds to one address, and partial dQs in memory."""
+    """Return, per way, (adds to one address, partial dQs in memory)."""
     tiles = B * -(-keys // block)
     return [(tiles, 0), (0, B), (0, min(workers, B))]
 
@@ -354,8 +358,8 @@ plots.panels(
 )
 
 # %% [markdown]
-# And as a picture of the addresses.
-# One line is one way; each box is a program that writes to the place below it.
+# The next picture shows the owners of the addresses.
+# Each line is one of the ways, and each box is one copy of dQ in memory, with the sequences that are added up in it:
 
 # %%
 crowd = {
@@ -366,14 +370,15 @@ crowd = {
 plots.segments(crowd, title="12 sequences, 3 workers: who writes to which dQ", xlabel="sequence")
 
 # %% [markdown]
-# Nothing else in the backward is affected. dK and dV have private addresses.
-# That is the answer to "why is dQ harder than dK and dV here": not the mathematics, the *ownership*.
+# Nothing else in the backward changes, since dK and dV of each sequence have their own addresses.
+# So dQ is harder than dK and dV here because of *ownership*, not because of the mathematics.
 #
 # ## In which precision to add
 #
-# One more choice hides in the sum. bf16 has 8 bits of mantissa.
-# Near 256 its neighbours are 2 apart, so adding 1 to 256 gives 256.
-# A sum of many parts of one sign stops growing:
+# The sum also needs enough precision.
+# bf16 has a mantissa of 8 bits.
+# Above 256 neighboring bf16 numbers are 2 apart, so adding 1 to 256 gives 256.
+# A sum of many parts of the same sign stops growing:
 
 # %%
 counts = [1, 4, 16, 64, 256, 1024]
@@ -393,17 +398,19 @@ plots.lines(
 )  # fmt: skip
 
 # %% [markdown]
-# At 256 parts the bf16 sum is off by 0.7 %, which a test may let through.
-# At 1,024 it has lost half of its value.
-# The public source knows it: `jfa2889` keeps dQ in fp32 exactly if `broadcast_q` is set, and in the query's dtype otherwise.
+# At 256 parts the error of the bf16 sum is 0.7 %, which a test may accept.
+# At 1,024 parts the sum has lost half of its value.
+# The public source of the original kernel, `jfa2889`, takes care of it: it keeps dQ in fp32 if `broadcast_q` is set, and in the query's dtype otherwise.
 # (`jfa2889` is `tlx_jfa` at commit 2889aef of a public fork of ads_model_kernel_library. Its backward also asserts `G == 1`, and its CPU path asserts that `broadcast_q` is off, so GQA gradients and PMA on a CPU are beyond it.)
 #
 # ## The roof
 #
 # How fast can pooling be?
-# Seeds are few: 32 queries do 2 x 32 FLOPs with each number of K.
-# Reading K and V from memory takes longer than the products.
-# The recorded results on one H200, under its roofs, in TFLOP/s:
+# There are few seeds: with 32 queries, each number read from K is used in 2 x 32 FLOPs.
+# So reading K and V from memory takes longer than the products.
+# The two figures are *rooflines* of one H200: below the sloped roof the memory's bandwidth is the limit, below the flat one the tensor cores are.
+# The points are recorded results, in TFLOP/s.
+# For comparison, `self` is a batch of ordinary self-attention, and `cross` one of cross-attention (`jfa/bench/shapes.py` has their lengths).
 
 # %%
 results = recorded.read_all()
@@ -414,15 +421,23 @@ recorded.roofline([r for r in results if r.on_gpu], "forward", names=names)
 recorded.roofline([r for r in results if r.on_gpu], "backward", names=names)
 
 # %% [markdown]
-# `pma32` stands on the slope: 117 TFLOP/s forward and 129 backward, near its roof.
-# `pma128` has four times the work for each byte: 416 and 473.
-# FlashAttention 4, given `B` copies of the query, reached 47 and 49, and 204 and 166 (all on one H200, 2026-11-29, `jfa/bench/results`).
-# The gap is not a better product.
-# It is Q read once, and dQ summed once.
+# `pma32` (32 seeds) is on the slope: 117 TFLOP/s forward and 129 backward, close to its roof.
+# `pma128` (128 seeds) does four times as much work per byte: 416 and 473.
+# FlashAttention 4, called with `B` copies of the query, reached 47 and 49 on `pma32`, and 204 and 166 on `pma128` (all on one H200, 2026-11-29, `jfa/bench/results`).
+# The difference does not come from faster products, but from reading Q once and summing dQ once.
+#
+# ## Summary
+#
+# * GQA: pack the heads of a group into rows, row r = position r // G and head r mod G, so that a tile reads each key once.
+# * Broadcast-Q: the query's address does not depend on the sequence; the output has `B * Lq` rows.
+# * The gradient of a shared tensor is a sum over all that share it: over G heads in one tile, or over B sequences in many programs.
+# * dQ of a shared query: atomics (contended, not repeatable), one partial per sequence, or one partial per worker.
+# * Add in fp32.
 #
 # ## Exercises
 #
 # Open [exercises/07_gqa_and_shared_queries.py](../exercises/07_gqa_and_shared_queries.py).
+# The minutes are an [estimate by a rule](00_start_here.py).
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
@@ -437,9 +452,9 @@ recorded.roofline([r for r in results if r.on_gpu], "backward", names=names)
 #
 # <details><summary>What is broadcast-Q, and why is dQ harder than dK and dV there?</summary>
 #
-# One dense query for all jagged sequences.
-# Forward it is only read.
-# Backward its gradient is a sum over all sequences, so all of them want to add to the same few addresses; dK and dV of a sequence have an owner.
+# One dense set of queries for all jagged sequences.
+# In the forward it is only read.
+# In the backward its gradient is a sum over all sequences, so all of them add to the same few addresses; dK and dV of a sequence have one owner each.
 # </details>
 #
 # <details><summary>H = 12, H_kv = 3. Which key head does query head 7 read? Which packed row is position 5, head 7?</summary>
@@ -450,34 +465,33 @@ recorded.roofline([r for r in results if r.on_gpu], "backward", names=names)
 #
 # <details><summary>Where does GQA's backward sum over the group, if heads are packed into rows?</summary>
 #
-# In the product `dS^T Q` itself: it contracts over the packed rows, which are the positions of all heads.
+# In the product `dS^T Q` itself: it sums over the packed rows, which are the positions of all heads of the group.
 # </details>
 #
 # <details><summary>Each sequence has its own lse and delta, although all have the same query. Why?</summary>
 #
-# Both belong to a row of scores, and the scores are made with the sequence's own keys.
+# Both belong to a row of scores, and the scores depend on the sequence's own keys.
 # </details>
 #
 # <details><summary>The loss is a mean over users. Does dQ become a mean over sequences?</summary>
 #
-# Its 1/B is in dO already.
-# The backward sums.
-# Who divides again trains the seeds B times too slowly.
+# No: the factor 1/B is already in dO, and the backward sums.
+# If you divide again, the gradient of the seeds is B times too small.
 # </details>
 #
 # ## Try this
 #
-# * Try it with GQA *and* packing: give `jagged_flash_attention` 8 query heads and 2 key heads on jagged lengths, and compare the gradients of K with those of repeated keys, summed over the group.
-# * Use `output_offset` to let the pooled rows stand before each user's history in one packed tensor.
+# * Combine GQA and packing: give `jagged_flash_attention` 8 query heads and 2 key heads on jagged lengths, and compare the gradients of K with those of repeated keys, summed over the group.
+# * Use `output_offset` to place the pooled rows before each user's history in one packed tensor.
 # * In `dq_by("partial")`, add the partials in reversed order.
 #   Are the bits the same?
 #   Is the result any worse?
 #
 # ## Pitfalls
 #
-# **An epilogue that assumes its address is its own.** Take the working kernel and replace the atomic add by load, add, store.
-# On one sequence it is right.
-# The emulator says what happens on forty:
+# **An epilogue that assumes a private address.** Take the working kernel and replace the atomic add by load, add, store.
+# With one sequence it is right.
+# The emulator reports what happens with forty:
 
 # %%
 run = emulator.run(
@@ -487,11 +501,10 @@ run = emulator.run(
 print(str(run.findings[0]).split("\n")[0])
 
 # %% [markdown]
-# Every kernel that was written for queries with an owner has such an epilogue.
-# It is the last place where one looks.
+# Kernels written for ordinary queries, which have one owner each, often have such an epilogue, and it is easy to overlook.
 #
 # **h % H_kv.** Both maps give every key head the same number of readers, so nothing looks odd.
-# How far off is it?
+# How large is the error?
 
 # %%
 n = max(LENGTHS)
@@ -510,24 +523,23 @@ print("largest error by head:", [round(e, 2) for e in off])
 #
 # ## What differs on a GPU
 #
-# * Atomics to one address are executed one after the other in L2.
-#   Here they only count.
-# * A worker keeps Q, dQ and one key tile on the chip: registers and shared memory limit `Lq * G` to 128 packed rows in the package's resident form.
-#   Longer seeds take a pass of their own for dQ.
-# * Blackwell's tensor core wants 128 rows.
-#   32 seeds fill a quarter of it.
-#   That costs nothing, since memory is the limit.
+# * Atomics to one address are executed one after another in the L2 cache.
+#   Here they are only counted.
+# * A worker keeps Q, dQ and one key tile on the chip: registers and shared memory limit `Lq * G` to 128 packed rows in the package's kernel for version 5.
+#   With more rows, a separate pass computes dQ.
+# * Blackwell's tensor core works on 128 rows at a time, so 32 seeds fill a quarter of it.
+#   That costs no time, since memory is the limit.
 #
 # ## Verified here, and not
 #
-# The kernels above ran on the emulator when this notebook ran, dQ was compared with fp64 autograd.
-# The TFLOP/s were measured on one H200 and read from the recorded files.
+# The kernels above ran on the emulator when this notebook ran, and dQ was compared with fp64 autograd.
+# The TFLOP/s were measured on one H200 and are read from the recorded files.
 # Nothing was timed here.
 #
 # ## Sources
 #
 # * Ainslie et al., *GQA*, arXiv 2305.13245.
 #   Lee et al., *Set Transformer*, arXiv 1810.00825 (2019): PMA.
-# * The original text of this course (May 2026): GEM's seed pooling, Kunlun (arXiv 2602.10016), the sketch.
+# * The text that this course grew from (May 2026): GEM's seed pooling, Kunlun (arXiv 2602.10016), the sketch.
 # * `tlx_jfa` at 2889aef, read in 2026.
 #   `jfa/bench/results/h200-2026-11-29-*.json`.

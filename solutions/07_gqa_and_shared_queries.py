@@ -30,13 +30,13 @@ progress()
 # (difficulty 1 of 3, 15 minutes) A tile holds the packed rows `first .. first + rows - 1` of one sequence and one key/value head.
 # Packed row `r` is position `r // group` of the sequence, and head `r % group` of the group.
 # A sequence of `len_q` positions has `len_q * group` packed rows.
-# For key/value head `kv_head`, say of each row of the tile: its position, its *query* head (of all `H`), and whether it exists.
+# For key/value head `kv_head`, return three tensors with one entry per row of the tile: its position, its *query* head (counted over all `H`), and whether the row exists.
 # Where it does not exist, position and head are -1.
 
 
 # %% tags=["ex-7.1"]
 def packed_rows(first, rows, len_q, group, kv_head):
-    """-> (position, head, exists), each [rows]: position and head integers, exists bool."""
+    """Return (position, head, exists), each [rows]: position and head integers, exists bool."""
     ### BEGIN SOLUTION
     r = first + torch.arange(rows)
     exists = r < len_q * group
@@ -54,7 +54,7 @@ check("7.1", packed_rows)
 #
 # (difficulty 2 of 3, 60 minutes) Jagged attention with grouped heads.
 # The tile list counts *packed* rows: program `(t, c)` works on key/value head `c`, sequence `tiles[t][0]`, packed rows from `tiles[t][1]` on.
-# Load the tile's queries (of all heads of the group), walk over the keys once, store.
+# Load the tile's queries (of all heads of the group), loop over the keys once, and store.
 # Queries whose sequence has no keys give 0.
 #
 # Launched on `(number of tiles, H_kv)` with `BM=BN=16`.
@@ -79,7 +79,7 @@ def grouped_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """q, out: [total_q, H, D]; k, v: [total_kv, H_KV, D]; GROUP = H // H_KV; D is 16 or 32."""
+    """Store out: [total_q, H, D], like q; k, v: [total_kv, H_KV, D]; D is 16 or 32."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     seq = tl.load(tiles_ptr + 2 * tile)
     first = tl.load(tiles_ptr + 2 * tile + 1)
@@ -126,11 +126,12 @@ check("7.2", grouped_kernel)
 # ## 7.3 One query for all, and an answer where it is wanted
 #
 # (difficulty 2 of 3, 55 minutes) Attention pooling.
-# `q` is `[Lq, H, D]`, the same for every sequence, and it is read where it lies: nobody copies it.
-# Sequence `b` answers with `Lq` rows of `out`, and `slots[b]` says from which row on: the caller may want the answers between other rows.
-# A slot that is not wholly inside `out` (negative, or too far behind) means: do not write.
+# `q` is `[Lq, H, D]`, the same for every sequence, and it is not copied.
+# Sequence `b` writes `Lq` rows of `out`, and `slots[b]` is the first of them: the caller may want the pooled rows between other rows.
+# (`slots` is `[B]` int32; the package's op calls it `output_offset`.)
+# If the rows of a slot are not all inside `out` (negative, or past the end), do not write any of them.
 # Rows of `out` that no slot covers stay as they are.
-# A sequence without keys answers with zeros.
+# A sequence without keys writes zeros.
 #
 # Program `(b, h)` of `(B, H)`; `Lq` is at most `BL`.
 # Launched with `BL=16, BN=16`.
@@ -154,7 +155,7 @@ def pooled_kernel(
     BL: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """q [LQ, H, D]; k, v [total_kv, H, D]; slots [B] int32; out [ROWS, H, D]; D is 16 or 32."""
+    """Store pooled rows in out [ROWS, H, D]; q [LQ, H, D]; k, v [total_kv, H, D]; D is 16 or 32."""
     b, head = tl.program_id(0), tl.program_id(1)
     ### BEGIN SOLUTION
     begin, end = tl.load(k_offsets_ptr + b), tl.load(k_offsets_ptr + b + 1)
@@ -193,21 +194,26 @@ check("7.3", pooled_kernel)
 # %% [markdown]
 # ## 7.4 Predict: who adds how often, and what it costs
 #
-# (difficulty 1 of 3, 20 minutes) dQ of a shared query `[Lq, H, D]` over sequences with the given numbers of keys, in three ways:
+# (difficulty 1 of 3, 20 minutes) There are three ways to compute dQ of a shared query `[len_q, heads, dim]`, over sequences with the given numbers of keys (`lengths`):
 #
-# * `"contended"`: each tile of `block` keys of each sequence adds its share to dQ with atomics.
-# * `"partials"`: each sequence that has keys leaves one partial dQ in memory, and one pass adds them up.
-# * `"resident"`: `workers` programs share the sequences that have keys; each keeps its dQ on the chip and leaves one partial, and one pass adds them up.
-#   Programs that get no sequence leave nothing.
+# * `"contended"`: each tile of `block` keys of each sequence adds its part to dQ with atomics.
+# * `"partials"`: each sequence that has keys stores one partial dQ in memory, and one pass adds them up.
+# * `"resident"`: `workers` programs share the sequences that have keys; each keeps its dQ on the chip and stores one partial, and one pass adds them up.
+#   Programs that get no sequence store nothing.
 #
-# Predict `adds`, the atomic adds that one element of dQ gets; `extra`, the elements of memory for partials; and `moved`, the elements written, by atomics (each lane is one) or stores, of partials and of the final dQ.
-# In the contended way the atomics write dQ itself; in the others the pass writes it once.
-# The check asks for numbers that are not shown here.
+# Return three predictions:
+#
+# * `adds`: the number of atomic adds to one element of dQ;
+# * `extra`: the number of elements that the partials take in memory;
+# * `moved`: the number of elements written to partials and to the final dQ, by stores or atomics (each lane of an atomic counts as one).
+#   In the contended way the atomics write dQ itself; in the others the last pass writes it once.
+#
+# The check uses numbers that are not shown here.
 
 
 # %% tags=["ex-7.4"]
 def dq_traffic(way, lengths, block, workers, len_q, heads, dim):
-    """lengths: list of ints -> (adds, extra, moved), three ints."""
+    """Return (adds, extra, moved), three ints; lengths: list of ints, the keys per sequence."""
     ### BEGIN SOLUTION
     one = len_q * heads * dim
     with_keys = sum(n > 0 for n in lengths)
@@ -226,11 +232,11 @@ check("7.4", dq_traffic)
 # ## 7.5 Bug hunt: the gradient that stops growing
 #
 # (difficulty 2 of 3, 15 minutes) A kernel adds up `parts` partial dQ in a fixed order.
-# It is right for a handful of sequences.
-# In training, with hundreds, the seeds hardly learn.
-# The parts are bf16, `dq` is fp32, and what comes out is far too small.
-# Find where the numbers are lost.
-# The order of the sum must stay a fixed one, and no part may be read twice.
+# It is right for a few sequences.
+# In training, with hundreds of them, the seeds hardly learn.
+# The parts are bf16, `dq` is fp32, and the result is far too small.
+# Find where the sum loses its terms, and fix it.
+# The order of the sum must stay fixed, and no part may be read twice.
 #
 # Launched on one program for each 16 elements.
 # Limit: at most as many loads as there are parts, for each program.
@@ -239,8 +245,8 @@ check("7.4", dq_traffic)
 # %% tags=["ex-7.5"]
 @triton.jit
 def sum_kernel(part_ptr, dq_ptr, parts, N, BLOCK: tl.constexpr):
-    """part: [parts, N] bf16, dq: [N] fp32, N a multiple of BLOCK."""
-    # YOUR CODE: the kernel below is right for a handful of parts only
+    """Store the sum of the parts in dq: [N] fp32; part: [parts, N] bf16, N a multiple of BLOCK."""
+    # YOUR CODE: the kernel below is right for a few parts only
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ### BEGIN SOLUTION
     total = tl.zeros((BLOCK,), tl.float32)
@@ -261,15 +267,15 @@ check("7.5", sum_kernel)
 # %% [markdown]
 # ## 7.6 The resident dQ
 #
-# (difficulty 3 of 3, 95 minutes) The chapter describes it and does not show it.
-# Program `w` of `W` keeps Q and its dQ on the chip.
-# The sequences pass by: it takes `w`, `w + W`, `w + 2 W`, ... and adds what each contributes.
-# At the end it leaves one partial.
+# (difficulty 3 of 3, 95 minutes) This is version 5, which the chapter describes but does not show.
+# Program `w` of `W` (`W` is `workers`) keeps Q and its own dQ on the chip.
+# It processes the sequences `w`, `w + W`, `w + 2 W`, ... and adds the contribution of each.
+# At the end it stores one partial.
 # A second kernel adds the partials, always in the same order.
-# So no atomic is needed, and every run gives the same bits; the check runs your kernels under four orders of their programs and compares bit by bit.
+# So no atomics are needed, and every run gives the same bits; the check runs your kernels under four orders of their programs and compares bit by bit.
 #
 # Write both kernels and the launch, for one head.
-# `block_dq` is given: the contribution of one block of keys.
+# `block_dq` is given: it returns the contribution of one block of keys; rows of `k` and `v` that do not exist must be 0.
 # `q` is `[LQ, D]`, `k, v` are `[total_kv, D]`, `dout` is `[B, LQ, D]`, `lse` and `delta` are `[B, LQ]`, with natural logarithms.
 # The result is `dq [LQ, D]`, fp32.
 # Sequences may have no keys: their `lse` is -inf, and they contribute nothing.
@@ -279,7 +285,7 @@ check("7.5", sum_kernel)
 # %% tags=["ex-7.6"]
 @triton.jit
 def block_dq(q, k, v, dout, lse, delta, exists, scale):
-    """q, dout [BL, D]; k, v [BN, D], 0 where no key is; lse, delta [BL]; exists [BN] -> [BL, D]."""
+    """Return a block's dQ [BL, D]; q, dout [BL, D]; k, v [BN, D]; lse, delta [BL]; exists [BN]."""
     s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     p = tl.where(exists[None, :], tl.exp(s - lse[:, None]), 0.0)
     dp = tl.dot(dout, tl.trans(v), input_precision="ieee")
@@ -287,7 +293,7 @@ def block_dq(q, k, v, dout, lse, delta, exists, scale):
 
 
 def resident_dq(q, k, v, dout, lse, delta, k_offsets, scale, workers):
-    """-> dq [LQ, D]; LQ <= 16, D is 16 or 32. Launch kernels of your own; blocks of 16 keys."""
+    """Return dq [LQ, D] from kernels of your own; LQ <= 16, D is 16 or 32; blocks of 16 keys."""
     ### BEGIN SOLUTION
     len_q, dim = q.shape
     partials = torch.empty(workers, len_q, dim)
