@@ -10,7 +10,7 @@
 # # Exercises 08: load balance
 #
 # Read [notebooks/08_load_balance.py](../notebooks/08_load_balance.py) first.
-# `jfa.schedule` is closed here, for you are building it, and so is `jfa.layout` in 8.2.
+# `jfa.schedule` is out of bounds here, because you are building it, and so is `jfa.layout` in 8.2.
 # Everything runs on a CPU.
 
 # %% tags=["setup"]
@@ -25,19 +25,19 @@ progress()
 # %% [markdown]
 # ## 8.1 Zigzag, as a persistent kernel computes it
 #
-# (difficulty 1 of 3, 15 minutes) `count` tiles lie sorted by falling cost: place 0 is the largest.
-# Round `r` deals the places `r * workers` to `r * workers + workers - 1`, one for each worker.
-# Even rounds (0, 2, ...) are dealt from worker 0 upwards, odd rounds backwards, so that worker 0 gets the last place of the round.
-# The last round may be short: places from `count` on do not exist, and who would get one gets nothing.
+# (difficulty 1 of 3, 15 minutes) `count` tiles are sorted by falling cost: place 0 is the largest.
+# Round `r` assigns the places `r * workers` to `r * workers + workers - 1`, one per worker.
+# Even rounds (0, 2, ...) go from worker 0 upward, odd rounds backward, so that worker 0 gets the last place of the round.
+# The last round may be short: places from `count` on do not exist, and a worker that would get one gets nothing.
 #
-# Which places does one worker run, in order?
-# The check deals with your function to all workers.
-# The chapter's 48 tiles on 8 workers must come out with the loads of the text.
+# Return the places that one worker runs, in order.
+# The check calls your function for all workers.
+# The chapter's 48 tiles on 8 workers must get the loads that the chapter prints.
 
 
 # %% tags=["ex-8.1"]
 def zigzag_places(worker, workers, count):
-    """worker in 0 .. workers - 1 -> list of ints: its places in the sorted list, by round."""
+    """Return the worker's places in the sorted list, a list of ints; worker counts from 0."""
     raise NotImplementedError("8.1: not started")  # YOUR CODE
 
 
@@ -50,22 +50,22 @@ check("8.1", zigzag_places)
 # (difficulty 2 of 3, 25 minutes) Causal self attention over packed sequences.
 # Make the list of all query tiles, the most expensive first, with tensor operations only.
 #
-# * Sequence `b` has `offsets[b + 1] - offsets[b]` rows, maybe none, and a tile for every `block_m` rows begun.
+# * Sequence `b` has `n = offsets[b + 1] - offsets[b]` rows, possibly none, and `ceil(n / block_m)` tiles.
 # * A tile that begins at row `r` of a sequence of `n` rows sees the keys `0 .. min(r + block_m, n) - 1`.
-#   Its cost is the number of blocks of `block_n` keys begun: `ceil(min(r + block_m, n) / block_n)`.
+#   Its cost is its number of blocks of `block_n` keys: `ceil(min(r + block_m, n) / block_n)`.
 # * All results have the capacity `ceil(total / block_m) + B` slots.
 #   `total` is the number of rows of the packed tensor, at least `offsets[-1]`.
-# * Order: falling cost; tiles of equal cost stay in the order of memory.
-#   Behind the last tile `seq` and `row` are -1, and `cost` is 0.
-#   `count` is a tensor with one number.
+# * Order: falling cost; tiles of equal cost stay in memory order.
+#   After the last tile `seq` and `row` are -1, and `cost` is 0.
+#   `row` counts from the start of its sequence, and `count` is a tensor with one number, the number of tiles.
 #
-# **No host reads**: no number of a tensor may be asked for, so no `.item()`, `.tolist()`, `int(...)`, no `if` or `range` on a tensor, and no operation whose result's size depends on numbers (`nonzero`, `x[mask]`, `repeat_interleave` without `output_size`).
+# **No host reads**: no number of a tensor may be read on the host, so no `.item()`, `.tolist()`, `int(...)`, no `if` or `range` on a tensor, and no operation whose result's size depends on values (`nonzero`, `x[mask]`, `repeat_interleave` without `output_size`).
 # And no loop over sequences: at most 60 torch operations, however many sequences there are.
 
 
 # %% tags=["ex-8.2"]
 def sorted_tiles(offsets, total, block_m, block_n):
-    """offsets [B + 1] int32, B >= 1 -> (seq, row, cost [capacity], count [1]): integers."""
+    """Return (seq, row, cost [capacity], count [1]), integers; offsets [B + 1] int32, B >= 1."""
     raise NotImplementedError("8.2: not started")  # YOUR CODE
 
 
@@ -75,22 +75,21 @@ check("8.2", sorted_tiles)
 # %% [markdown]
 # ## 8.3 Predict: how often does a mega-tile decide?
 #
-# (difficulty 2 of 3, 15 minutes) The chapter's question, turned into a number.
+# (difficulty 2 of 3, 15 minutes) This turns the chapter's question into a number.
 # The costs of `tiles` tiles are drawn independently, with $P(\text{cost} > x) = x^{-\alpha}$ for $x \ge 1$.
-# Each tile exists once for each of `heads` heads, with the same cost.
-# What is the chance that the largest tile alone costs more than the mean load of the `workers`?
-# In those batches no schedule of whole tiles is any better than another.
+# Each tile exists once per head (`heads` of them), with the same cost.
+# What is the probability that the largest tile alone costs more than the mean load of the `workers`?
+# In such a batch a mega-tile decides, and no schedule of whole tiles reaches the mean load.
 #
-# Write the function that predicts it.
-# Compute it or simulate it, as you like.
-# The check asks for alphas, heads and workers that are not shown here, and compares with a simulation of its own; within 0.015 is right.
+# Write the function that predicts this probability; compute it or simulate it.
+# The check uses alphas, heads and workers that are not shown here, and compares with its own simulation; within 0.015 is right.
 # Ten thousand random batches are enough for that.
 # (If $u$ is uniform on $(0, 1]$, then $u^{-1/\alpha}$ has this distribution.)
 
 
 # %% tags=["ex-8.3"]
 def mega_share(alpha, tiles, heads, workers):
-    """-> float in 0 .. 1: the share of batches whose largest tile costs more than the mean load."""
+    """Return the share of batches, 0 to 1, whose largest tile costs more than the mean load."""
     raise NotImplementedError("8.3: not started")  # YOUR CODE
 
 
@@ -102,26 +101,26 @@ check("8.3", mega_share)
 #
 # (difficulty 2 of 3, 20 minutes) A persistent kernel with a queue in memory: `asked` is a counter that starts at 0, and one atomic add draws a number.
 # W programs share `count` tiles.
-# They obey the rules of CLC:
+# They follow the rules of CLC:
 #
 # * The first tile of program `w` is tile `w`.
-#   It is not asked for.
+#   It is not requested.
 # * The other tiles, from W on, are drawn from the counter: the first one drawn is tile W.
-# * A program asks exactly once for each tile it runs, before it runs it, so that the answer is there in time.
-#   If what it gets lies past the end, it stops and asks no more.
+# * A program draws exactly once per tile that it runs, before it runs the tile, so that the answer arrives in time.
+#   If the drawn tile is past the end, it stops and draws no more.
 #   So in the end `asked` equals `count`.
-# * Another launch may have drawn from the same counter before: then it does not start at 0, and the tiles that were drawn are not yours.
+# * Another launch may have drawn from the same counter before: then it does not start at 0, and the tiles already drawn are not yours.
 #
-# Each tile is added to `out` once.
+# Each tile must be added to `out` once.
 # The kernel below breaks two of the rules.
 # Run the check first.
-# Its report names a line where two programs meet; that is not the line to mend.
+# Its report names a line where two programs conflict; that is not the line to fix.
 
 
 # %% tags=["ex-8.4"]
 @triton.jit
 def queue_kernel(x_ptr, out_ptr, asked_ptr, count, BLOCK: tl.constexpr):
-    """out += 2 x, tile by tile; x, out: [count * BLOCK] fp32, asked: [1] int32."""
+    """Add 2 x to out, tile by tile; x, out: [count * BLOCK] fp32, asked: [1] int32."""
     # YOUR CODE: below, tiles are drawn wrongly
     rows = tl.arange(0, BLOCK)
     tile = tl.program_id(0)
@@ -141,26 +140,26 @@ check("8.4", queue_kernel)
 # ## 8.5 Cut the long tiles, and merge them
 #
 # (difficulty 3 of 3, 45 minutes) Each sequence has one query, `q[b]`, and its own packed keys.
-# So each sequence is one tile, and its cost is its number of blocks, `ceil(n / block)`.
-# Cut what is longer than the mean load:
+# So each sequence is one tile, and its cost is its number of blocks of keys, `ceil(n / block)`.
+# Cut the tiles that cost more than the mean load:
 #
 # * `size = max(1, ceil(sum of all costs / workers))`, in blocks.
 # * A tile with `cost > size` is cut into `parts = ceil(cost / size)` nearly equal parts.
 #   Part `p` takes the blocks `p * cost // parts` up to, but not including, `(p + 1) * cost // parts`.
-#   Other tiles with keys are one part.
-#   A sequence without keys has none, and its output is 0.
-# * Each part computes its output and log-sum-exp by itself, as a worker of its own would: no tensor with more than size x block x D elements, unless it is `out` or `plan`.
+#   Other tiles with keys have one part.
+#   A sequence without keys has no part, and its output is 0.
+# * Each part computes its output and log-sum-exp by itself, as a separate worker would: no tensor with more than size x block x D elements, unless it is `out` or `plan`.
 #   Then the parts of a tile are merged.
 #
-# Return the outputs, the plan (one row for each part: sequence, first block, end block; in order), and what the merge costs: a part of a cut tile leaves `D + 1` numbers in memory, a whole tile nothing; `moved` is their total number.
+# Return the outputs, the plan (one row per part: sequence, first block, end block; in order), and the memory traffic of the merge, `moved`: each part of a cut tile stores `D + 1` numbers, a whole tile none; `moved` is their total number, an int.
 # `torch.softmax` and `torch.logsumexp` are forbidden, and nested tensors, too.
 # Scores are `q . k / sqrt(D)`.
-# Behind the last offset lie rows of no sequence, which hold NaN.
+# Rows after the last offset belong to no sequence and hold NaN.
 
 
 # %% tags=["ex-8.5"]
 def attend_in_parts(q, k, v, k_offsets, workers, block):
-    """q [B, D]; k, v [rows, D]; k_offsets [B + 1] -> (out [B, D], plan [parts, 3] ints, moved)."""
+    """Return (out [B, D], plan [parts, 3] ints, moved); q [B, D]; k, v [rows, D]."""
     raise NotImplementedError("8.5: not started")  # YOUR CODE
 
 
@@ -173,19 +172,18 @@ check("8.5", attend_in_parts)
 # (difficulty 1 of 3, 15 minutes) Sequences of the given `lengths` are cut into tiles of `block` rows.
 # Predict three numbers:
 #
-# * `launched`: the programs of a grid that is sized by the longest sequence, one row of tiles for each sequence;
-# * `valid`: how many of them have at least one row;
+# * `launched`: the programs of a grid that is sized by the longest sequence, with the same number of tiles for each sequence;
+# * `valid`: the number of those that have at least one row;
 # * `share`: a kernel on two CTAs takes the tiles of a sequence in pairs, and an odd one gets an empty companion, a sentinel.
-#   Of all units then launched, valid ones and sentinels, which share are sentinels?
-#   0 where nothing is launched.
+#   Return the share of sentinels among all tiles launched then, valid ones and sentinels; 0 if there are none.
 #
-# The check asks for lengths that are not shown here.
+# The check uses lengths that are not shown here.
 # One of them is the bench shape `pma32`, whose share is 20.5 %.
 
 
 # %% tags=["ex-8.6"]
 def count_tiles(lengths, block):
-    """lengths [B] integers -> (launched int, valid int, share float in 0 .. 1)."""
+    """Return (launched, valid, share): int, int, float in 0 .. 1; lengths: [B] integer tensor."""
     raise NotImplementedError("8.6: not started")  # YOUR CODE
 
 

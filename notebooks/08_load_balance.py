@@ -7,14 +7,18 @@
 # ---
 
 # %% [markdown]
-# # 08 · Load balance
+# # 08 Load balance
 #
-# **Goals.** Say what decides when a launch ends. Deal tiles to workers four ways, and know what each way looks at: round robin, zigzag, longest first, a queue. Know the bound that no way of dealing
-# beats, and the one thing that beats it.
-# Make the list of tiles on the device without asking the host.
-# See the same rules at work between four GPUs.
+# **Goals.** After this chapter you
+# * can say what determines when a launch ends,
+# * can assign tiles to workers in four ways (round robin, zigzag, longest first, a queue), and know what information each way uses,
+# * know the bound that no assignment of whole tiles beats, and how splitting a tile beats it,
+# * can make the list of tiles on the GPU, without making the host wait for it,
+# * have seen the same rules at work between four processes.
 #
-# **Time.** 60 minutes, and 135 for the exercises. **Needs.** Chapter 04 (tiles, tile lists). No GPU.
+# **Time** 60 minutes to read, 135 for the exercises.
+# **You need** chapter 04 (tiles, tile lists).
+# No GPU.
 
 # %%
 import heapq
@@ -41,17 +45,14 @@ from jfa.schedule import split_decision, split_tiles, zigzag
 # %% [markdown]
 # ## The mental model: the slowest worker decides
 #
-# A GPU is a row of workers.
-# An H200 has 132 streaming multiprocessors (**SMs**), a B200 has 148.
-# Each tile of chapter 04 is a parcel of work, and one SM carries it out from beginning to end.
-# The launch is over when the *last* SM is done.
-# What the others do while they wait for it is nothing.
+# A GPU is a set of workers, its streaming multiprocessors (**SMs**): an H200 has 132, a B200 has 148.
+# Each tile of chapter 04 is a piece of work that one SM does from beginning to end.
+# The launch ends when the *last* SM is done, and the others idle while they wait for it.
+# So the largest load decides, not the mean.
 #
-# So the mean load does not matter by itself.
-# The largest one does.
-# Here is one batch of 48 tiles on 8 workers, dealt in three ways.
-# It is the example of the text this course grew from.
-# A box is a tile; its length is its cost.
+# Here is one batch of 48 tiles, assigned to 8 workers in three ways that this chapter explains.
+# The tiles are the example of the text that this course grew from.
+# A box is a tile, and its length is its cost.
 
 # %%
 costs = np.random.default_rng(1).integers(32, 512, size=48)
@@ -64,45 +65,43 @@ dealt = {
 plots.worker_loads(dealt, costs)
 
 # %% [markdown]
-# All three do the same work: 12,556, or 1,569.5 for each worker.
+# All three do the same work: 12,556 in total, or 1,569.5 per worker.
 # Round robin ends at 1,937.
 # Zigzag ends at 1,604, longest first at 1,577.
 #
-# Some words, used from here on:
+# Some terms, used from here on:
 #
-# | word | meaning |
+# | term | meaning |
 # |---|---|
 # | **cost** of a tile | how long it takes, in any unit; here: how many blocks of keys it visits |
 # | **load** of a worker | the sum of its tiles' costs |
 # | **makespan** | the largest load: when the launch ends |
 # | **imbalance** | makespan / mean load; 1 is even |
-# | **static** schedule | who gets which tile is decided before the launch |
-# | **dynamic** schedule | whoever is free takes the next tile |
-# | **persistent** kernel | one program for each SM, which works through many tiles in a loop |
+# | **static** schedule | the tiles of each worker are fixed before the launch |
+# | **dynamic** schedule | a worker that is free takes the next tile |
+# | **persistent** kernel | one program per SM, which works through many tiles in a loop |
 #
 # ## The math: two lower bounds
 #
-# Let tile $t$ cost $c_t$, let there be $W$ workers.
-# Whatever the schedule, some worker has at least the mean load, and some worker has the largest tile:
+# Let tile $t$ have the cost $c_t$, and let there be $W$ workers.
+# Under every schedule some worker has at least the mean load, and some worker has the largest tile:
 #
 # $$ \text{makespan} \;\ge\; \max\Big( \max_t c_t,\; \frac{1}{W} \sum_t c_t \Big) . $$
 #
-# Two numbers, known before anything is dealt.
-# The second is a matter of dealing well.
-# The first is not a matter of dealing at all.
-# Keep them apart: most of this chapter is about the second, and the end of it about the first.
+# Both numbers are known before any tile is assigned.
+# A good assignment comes close to the second one, the mean load.
+# No assignment of whole tiles beats the first one, the largest tile.
+# Most of this chapter is about the second number, and version 5 is about the first.
 #
 # ## What does a tile cost?
 #
-# A query tile walks over blocks of keys.
-# Its cost is the number of blocks it visits.
-# That is known from the lengths and the mask, before any attention is computed.
-# Three likely mistakes:
+# The program of a query tile loops over blocks of keys, and the tile's cost is the number of blocks that it visits.
+# That number follows from the lengths and the mask, before any attention is computed.
+# Three other measures are likely mistakes:
 #
-# * *The number of its query rows.* A tile with one row runs the same loop as a full one.
-#   Empty rows are computed, too.
+# * *The number of query rows.* A tile with one row runs the same loop as a full one, because empty rows are computed, too.
 # * *The number of pairs that count.* A block that is half masked away takes as long as a full one.
-# * *One cost for the whole sequence.* Under a causal mask the last tile of a sequence sees all keys, and the first sees one block.
+# * *One cost for the whole sequence.* Under a causal mask the last tile of a sequence sees all keys, and the first one sees one block.
 
 # %%
 LENGTHS = [300, 40, 600, 130, 0, 260]
@@ -124,26 +123,25 @@ plots.panels(
 )
 
 # %% [markdown]
-# Without a mask the tiles of a sequence cost the same.
-# With a causal mask they are a staircase.
+# Without a mask, all tiles of a sequence cost the same.
+# With a causal mask, the costs rise within each sequence.
 #
 # ## Version 0: the order of the grid
 #
-# The simplest launch has one program for each tile, in the order in which the sequences lie in memory.
-# The hardware starts as many programs as fit.
-# When one ends, it starts the next.
-# That is a queue already, and it costs nothing.
-# What it lacks is an order: a long tile that comes last starts last, and everybody waits for it.
+# The simplest launch has one program per tile, in the order of the sequences in memory.
+# The hardware starts as many programs as fit on the GPU, and when one ends, it starts the next.
+# That is already a queue, and it costs nothing.
+# But its order is arbitrary: a long tile at the end starts last, and all other SMs wait for it.
 #
-# A **persistent** kernel takes that queue out of the hardware's hands.
-# It starts one program for each SM and lets it loop, which saves starting costs and lets loads of the next tile begin early (chapter 13).
-# Now somebody must say which tiles a program takes.
+# A **persistent** kernel replaces that queue.
+# It starts one program per SM and lets it loop over tiles, which saves start-up costs and lets the loads of the next tile begin early (chapter 13).
+# Now a rule must say which tiles each program takes.
 #
 # ## Version 1: sorted, round robin
 #
-# The obvious rule: program $w$ takes the tiles $w, w + W, w + 2W, \dots$ Sorting by cost first seems to help.
-# It helps less than one hopes.
-# Look at who gets the larger one in *each* round: always worker 0.
+# The obvious rule is that program $w$ takes the tiles $w$, $w + W$, $w + 2W$ and so on.
+# It seems to help to sort the tiles by cost first.
+# It helps less than expected, because worker 0 gets the largest tile of *each* round.
 
 # %%
 in_order = np.sort(costs)[::-1]
@@ -166,13 +164,13 @@ plots.panels(
 # %% [markdown]
 # ## Version 2: zigzag
 #
-# Deal like somebody who wants to be fair with a sorted pack: first round from left to right, second round from right to left, and so on.
-# Who got the largest of one round gets the smallest of the next.
+# Deal the sorted tiles like cards: the first round from left to right, the second from right to left, and so on.
+# The worker that gets the largest tile of one round gets the smallest of the next.
 
 
 # %%
 def rounds(dealt, workers):
-    """Each worker's line: in which round it got which place of the sorted list."""
+    """Return a lane per round: the place of the sorted list that each worker gets in it."""
     turns = max(map(len, dealt))
     return {
         f"round {r}": [plots.Segment(w, 1, str(dealt[w][r]), w) for w in range(workers)]
@@ -187,11 +185,11 @@ plots.segments(
 )
 
 # %% [markdown]
-# The whole rule is arithmetic on the round and the worker's number.
-# So a persistent kernel needs no list of lists: it computes its next place.
-# `jfa.schedule.zigzag_slot` is the formula on the host, `zigzag_unit` the same in a kernel; you write it yourself in exercise 8.1.
+# The rule is arithmetic on the round and the worker's number.
+# So a persistent kernel needs no list of tiles per worker: each program computes its next place in the sorted list.
+# `jfa.schedule.zigzag_slot` is the formula on the host, and `zigzag_unit` the same in a kernel; you write it in exercise 8.1.
 #
-# The eight loads of the 48 tiles, for comparison with the original text, which has the same ones:
+# The loads of the eight workers are those of the original text:
 
 # %%
 print("round robin:", results["unsorted, round robin"].loads.tolist())
@@ -201,15 +199,15 @@ print(f"the launch ends {100 * (1 - after / before):.0f} % earlier")
 
 # %% [markdown]
 # **A claim, and what it is measured against.** The original text says that zigzag alone is worth about 20 % of the forward (claimed, May 2026).
-# In this model it is 17 % on these 48 tiles, *against round robin in an unsorted order*.
-# A reader may take it for 20 % against an ordinary launch.
-# Against version 0, the hardware's own queue, it depends on the lengths.
-# Here are the bench shapes of this project on an H200's 132 SMs:
+# In this model it is 17 % on these 48 tiles, compared *with round robin in an unsorted order*.
+# That is not the same as 20 % compared with an ordinary launch.
+# Compared with version 0, the hardware's own queue, the gain depends on the lengths.
+# The next cell computes it for this project's benchmark shapes (`jfa/bench/shapes.py`) on the 132 SMs of an H200:
 
 
 # %%
 def head_costs(name):
-    """The costs of all (tile, head) units of a bench shape, in memory order, in blocks of 128."""
+    """Return the costs of a shape's (tile, head) units, in memory order, in blocks of 128 keys."""
     shape = SHAPES[name]
     len_q, len_kv = shape.lengths()
     shared, total_q = bool(shape.shared_q), shape.shared_q or int(len_q.sum())
@@ -221,7 +219,7 @@ def head_costs(name):
 
 
 def over_bound(c, workers):
-    """Makespan over the bound: dealing rules, and the queue in grid order."""
+    """Return makespan / bound of three assignment rules and of the queue in grid order."""
     rules = {"round robin": round_robin, "zigzag": zigzag, "longest first": longest_first}
     spans = {name: balance(rule(c, workers), c) for name, rule in rules.items()}
     bound = spans["zigzag"].bound
@@ -239,30 +237,28 @@ plots.panels(
 )
 
 # %% [markdown]
-# Read it by rows.
+# Compare the bars of each shape.
 #
 # * `self`, `self-causal`: zigzag is nearly even.
-#   Against the plain grid it wins 0 to 5 %, against round robin 12 to 23 %.
-#   On `cross` it wins 11 % and 35 %.
+#   It beats the plain grid by 0 to 5 %, and round robin by 12 to 23 %.
+#   On `cross` it beats them by 11 % and 35 %.
 # * `pma32`, `pma128` (attention pooling, chapter 07): zigzag *loses* to the plain grid.
-#   Their lengths have a heavy tail, so the sorted list falls steeply at its head.
-#   Zigzag deals equal *numbers* of tiles.
-#   No second tile is small enough to make up for the first.
-# * Longest first is even everywhere.
+#   Their lengths have a heavy tail, so the costs fall steeply at the head of the sorted list.
+#   Zigzag gives each worker the same *number* of tiles, and no second tile is small enough to make up for a very large first one.
+# * Longest first is even for all shapes.
 #
 # ## Version 3: longest first
 #
 # Go through the sorted list and give each tile to the worker with the least load so far.
-# This is Graham's LPT rule (1969): its makespan is at most 4/3 of the best possible one, in practice within a few per mille.
-# It needs the running loads of all workers while it deals.
-# On the host that is a heap.
-# In a kernel nobody has it, and that is the reason why kernels use zigzag.
+# This is Graham's LPT rule (*longest processing time*, 1969): its makespan is at most 4/3 of the best possible one, and usually much closer.
+# It needs the current loads of all workers.
+# On the host they are in a heap; a program on the GPU does not know them, and that is why kernels use zigzag.
 #
 # ## Version 4: a queue
 #
-# There is a way to get longest first without computing anything.
-# Sort the list, and let whoever is free take the next tile.
-# As long as costs are exact the two are the same: the free worker *is* the one with the least load.
+# There is a way to get longest first without knowing any loads.
+# Sort the list, and let each worker that is free take the next tile.
+# If the costs are exact, the two are the same: the first free worker *is* the one with the least load.
 
 # %%
 queue = simulate_queue(in_order, 8)
@@ -270,15 +266,14 @@ print("longest first ends at", results["sorted, longest first"].makespan)
 print("the sorted queue ends at", queue.makespan)
 
 # %% [markdown]
-# And where costs are not exact, the queue goes on being right.
-# Clocks differ, a cache misses, another kernel shares the SM.
-# A static schedule keeps its lists, whatever happens.
-# Let every tile take up to `j` more or less than planned:
+# In practice costs are not exact: clocks differ, caches miss, another kernel shares the SM.
+# The queue adapts to the real times, while a static schedule does not.
+# In the next cell each tile takes between 1 − j and 1 + j times its planned cost:
 
 
 # %%
 def with_jitter(c, workers, jitter, seed):
-    """(zigzag, queue) makespans over the mean load, when tiles take other times than planned."""
+    """Return the makespans of (zigzag, queue) over the mean load, with jittered tile times."""
     factor = 1 + jitter * np.random.default_rng(seed).uniform(-1, 1, len(c))
     real = c * factor
     static = balance(zigzag(c, workers), real)
@@ -292,7 +287,7 @@ drawn = {j: [with_jitter(even, 64, j, seed) for seed in range(60)] for j in jitt
 plots.bands(
     jitters,
     {
-        "zigzag, dealt beforehand": [[z for z, _ in drawn[j]] for j in jitters],
+        "zigzag, assigned beforehand": [[z for z, _ in drawn[j]] for j in jitters],
         "queue over the sorted list": [[q for _, q in drawn[j]] for j in jitters],
     },
     title="600 tiles on 64 workers, 60 seeds",
@@ -303,18 +298,16 @@ plots.bands(
 # %% [markdown]
 # ### The queue in hardware: CLC
 #
-# On Hopper a queue is a counter in memory and one atomic add for each tile.
-# On Blackwell the launch hardware offers its own: **cluster launch control** (CLC).
-# The grid has one program (CTA) for each tile.
-# As many as fit begin.
-# A program that is nearly done asks the hardware to *cancel* a program that has not begun, and does its tile instead.
-# People say that it steals the tile.
-# The answer is the number of the stolen program, or -1: none is left.
+# On Hopper the queue is a counter in memory, with one atomic add per tile.
+# On Blackwell the launch hardware has its own: **cluster launch control** (CLC).
+# The grid has one program per tile; NVIDIA calls a running program a **CTA** (cooperative thread array).
+# As many CTAs as fit on the GPU begin.
+# A CTA that is nearly done asks the hardware to *cancel* a program that has not begun, and does that program's tile instead: it *steals* the tile.
+# The answer is the number of the stolen program, or -1 if none is left.
 #
-# The handshake, in lanes.
-# Each worker begins with its own tile.
-# It asks once for each tile it runs.
-# It is told -1 exactly once, and then it stops.
+# The picture shows three workers.
+# Each begins with its own tile and asks once per tile that it runs.
+# It gets -1 exactly once, and then it stops.
 
 # %%
 lane_costs = [9, 4, 6, 5, 3, 4, 2, 3, 2, 2]
@@ -335,27 +328,28 @@ plots.segments(
 
 # %% [markdown]
 # Chapter 13 writes this with TLX: `clc_create_context`, `clc_producer`, `clc_consumer`.
-# Here we keep the three rules that a kernel must obey.
-# The first tile is the program's own, it is not asked for.
-# After a -1 that program asks no more; what the hardware would answer is undefined.
-# And whoever wants to steal must leave something to be stolen: a grid of one program for each SM has nothing pending.
+# A kernel that uses CLC must obey three rules:
 #
-# **A queue that runs ahead is no queue.** It is tempting to fetch the next few tiles early, to hide the time of the answer.
-# But fetched is dealt.
-# Let each worker draw its next tiles *before* it runs the current one:
+# * The first tile is the program's own; it is not requested.
+# * After a -1 the program must not ask again; the hardware's answer would be undefined.
+# * There must be programs that have not begun: a grid of one program per SM leaves nothing to steal.
+#
+# **A queue that fetches ahead stops being a queue.** It is tempting to fetch the next few tiles early, to hide the latency of the answer.
+# But a tile that has been fetched is assigned, and can no longer go to another worker.
+# In the next cell each worker draws its next tiles *before* it runs the current one:
 
 
 # %%
 def run_ahead(c, workers, ahead):
-    """Makespan of a queue whose workers hold ``ahead`` tiles besides the one that runs."""
+    """Return the makespan of a queue whose workers draw `ahead` tiles before they need them."""
     waiting = np.sort(c).tolist()  # drawn from the end: the largest first
     held = [[] for _ in range(workers)]
-    for _ in range(ahead):  # at the start everybody draws, in turn
+    for _ in range(ahead):  # at the start all workers draw, in turn
         for mine in held:
             mine += [waiting.pop()] if waiting else []
     end, free = 0.0, [(0.0, w) for w in range(workers)]
     while waiting or any(held):
-        now, w = heapq.heappop(free)  # whoever is free first draws, then runs what it drew first
+        now, w = heapq.heappop(free)  # the first free worker draws, then runs its oldest tile
         held[w] += [waiting.pop()] if waiting else []
         if held[w]:
             done = now + held[w].pop(0)
@@ -377,18 +371,17 @@ plots.bars(
 )
 
 # %% [markdown]
-# One tile in advance costs 12 %, eight of them nearly undo the queue.
-# This happened here.
-# The notes of this project's Hopper kernel ([docs/hopper-notes.md](../docs/hopper-notes.md), versions 4 and 5) predicted that a scheduler four tiles ahead would help.
-# Measured on an H200 it made pma128 slower, 0.198 ms instead of 0.154 ms.
-# The longest sequences had been dealt out before anybody had finished one.
+# One tile in advance costs 12 %; with eight, most of the queue's advantage is gone.
+# This happened in this project.
+# The notes of its Hopper kernel ([docs/hopper-notes.md](../docs/hopper-notes.md), versions 4 and 5) predicted that a scheduler four tiles ahead would help.
+# Measured on an H200, it made pma128 slower, 0.198 ms instead of 0.154 ms: the longest sequences were all assigned before any worker had finished one.
 #
 # ## Version 5: the mega-tile, and what helps
 #
-# Back to the first bound.
-# Draw lengths with a Pareto tail: the chance of a length above $x$ falls as $x^{-\alpha}$.
-# Small $\alpha$ means a heavy tail: a few enormous users among many small ones.
-# Where the largest tile costs more than the mean load, everything waits for that one tile.
+# Now for the other bound, the largest tile.
+# Draw costs with a Pareto tail: the probability of a cost above $x$ falls as $x^{-\alpha}$.
+# A small $\alpha$ means a heavy tail: a few users with very long histories among many with short ones.
+# If the largest tile costs more than the mean load, all workers wait for that one tile; we call it a **mega-tile**.
 
 # %%
 alphas = [0.8, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0]
@@ -413,9 +406,8 @@ plots.bands(
 )
 
 # %% [markdown]
-# On the left every rule looks good: all are close to the bound.
-# That is no success.
-# Look at what the bound is there:
+# On the left all rules are close to the bound.
+# But that is not a success; look at the bound itself:
 
 # %%
 plots.bands(
@@ -429,15 +421,13 @@ plots.bands(
 )
 
 # %% [markdown]
-# At $\alpha = 0.8$ one tile takes about ten mean loads.
-# The other 31 workers idle, whatever the rule.
-# **The original text is wrong here:** it asks when a single mega-tile is hopeless for a static schedule, and says that this is CLC's job.
-# CLC moves whole tiles.
-# No order of whole tiles ends before the largest of them does, and stealing is an order.
+# At $\alpha = 0.8$ one tile costs about ten times the mean load, and under every rule the other 31 workers idle most of the time.
+# **The original text is wrong here:** it says that CLC helps when a static schedule cannot cope with a single mega-tile.
+# But CLC moves whole tiles, and no order of whole tiles ends before the largest of them.
 #
-# What helps is to cut the tile: along its *keys*.
-# Chapter 02 showed that partial results over disjoint keys merge exactly, by their log-sum-exps.
-# So a mega-tile becomes several parts that run side by side, each of which leaves an output and an LSE, and one cheap pass merges them.
+# What helps is to split the tile along its *keys*.
+# Chapter 02 showed that partial results over disjoint keys can be merged exactly, by their log-sum-exps.
+# So a mega-tile becomes several parts that run in parallel, each part stores an output and an LSE, and one cheap pass merges them.
 
 # %%
 mega = np.array([400] + [10] * 32)
@@ -450,12 +440,12 @@ plots.worker_loads({"whole tiles, longest first": longest_first(mega, 8)}, mega)
 plots.worker_loads({"the largest cut into parts": longest_first(parts, 8)}, parts)
 
 # %% [markdown]
-# Longest first on whole tiles ends at 400, with the mean load at 90.
-# Cut, it ends near the mean.
-# The cost is not nothing: each part writes a partial output (`D` numbers per row, and the LSE), and the merge reads them again.
-# So cut only what is longer than the mean load, and not into crumbs.
-# `split_tiles` does it on the device.
-# That the merge is exact, on one query tile whose 1,000 keys are cut in three:
+# With whole tiles, longest first ends at 400, while the mean load is 90.
+# With the large tile split, it ends near the mean.
+# Splitting has a cost: each part writes a partial output (`D` numbers per row, and the LSE), and the merge reads them again.
+# So split only tiles that cost more than the mean load, and into few parts.
+# The package's `split_tiles` does this on the GPU.
+# The next cell shows that the merge is exact, on one query tile whose 1,000 keys are split in three, and prints a list with split tiles:
 
 # %%
 _ = torch.manual_seed(3)
@@ -482,35 +472,37 @@ print("part     :", cut.part[:n].tolist())
 print("blocks   :", list(zip(cut.begin[:n].tolist(), cut.end[:n].tolist())))
 
 # %% [markdown]
-# Heads matter, too.
-# With 16 heads there are 16 mega-tiles, and they fill 16 SMs.
-# The largest tile stays what it was; the mean load grows with the number of heads.
+# The number of heads matters as well.
+# With 16 heads there are 16 mega-tiles, which occupy 16 SMs.
+# The largest tile stays the same, but the mean load grows with the number of heads.
 # Exercise 8.3 asks how often a mega-tile still decides.
 #
 # ## Version 6: the list, made on the device
 #
 # Where does the sorted list come from?
 # Chapter 04 made it on the host, with `.tolist()`.
-# On a GPU that line waits until everything launched before has finished, then copies, then sorts in Python, while the GPU idles.
+# With tensors on a GPU, that line waits until all earlier work has finished, then copies, then sorts in Python, while the GPU idles.
 #
-# Made on the device, the list has one difficulty: nobody on the host knows how long it will be.
-# So it gets a **capacity** from shapes alone, and a count in a tensor.
-# Slots past the count hold -1.
+# If the GPU makes the list, the host does not know how long it will be.
+# So the list gets a **capacity** that follows from shapes alone, and the number of entries is stored in a tensor.
+# Slots past that count hold -1.
 #
 # $$ \sum_b \Big\lceil \frac{n_b}{M} \Big\rceil \;\le\; \Big\lceil \frac{\text{total}}{M} \Big\rceil + B . $$
 #
 # The left side needs the lengths.
 # The right side needs `q.shape[0]` and `len(offsets)`, which the host knows.
+# Here $n_b$ are the lengths, $M$ is the tile size, and total is their sum.
 # The likely mistake is to drop the `+ B`: each sequence may have one tile that is not full.
 #
-# Then it is bookkeeping with tensor operations.
-# How many tiles has each sequence?
-# Their running sum says where each sequence's tiles begin in the list.
-# Slot $i$ belongs to the first sequence whose running sum is above $i$: a search in a sorted tensor.
-# The row follows by subtraction, the cost from the row.
-# A stable sort, and done.
-# No step asks the host for a number.
-# Exercise 8.2 writes it.
+# The rest is done with tensor operations:
+#
+# 1. Compute the number of tiles of each sequence; its running sum says where each sequence's tiles begin in the list.
+# 2. Slot $i$ belongs to the first sequence whose running sum is above $i$: a search in a sorted tensor.
+# 3. The row follows by subtraction, and the cost from the row.
+# 4. A stable sort by cost puts the list in order.
+#
+# No step reads a number on the host.
+# You write this in exercise 8.2.
 
 # %%
 tiles = query_tiles(offsets, offsets, 128, 128, total_q=sum(LENGTHS), band=Band.make(True))
@@ -519,9 +511,10 @@ for name in ("seq", "row", "cost"):
     print(f"{name:>4}:", getattr(tiles, name).tolist())
 
 # %% [markdown]
-# Tiles with the same cost keep the order of memory: neighbours share keys in the L2 cache.
+# Tiles of equal cost stay in memory order, so that tiles of one sequence run at about the same time and share keys in the L2 cache.
 #
-# What must *not* happen in such code is easy to write and hard to see, since it costs nothing on a CPU:
+# Such code must never make the host wait for the GPU.
+# The lines below do, and on a CPU nothing shows it:
 #
 # | line | why it waits |
 # |---|---|
@@ -529,17 +522,16 @@ for name in ("seq", "row", "cost"):
 # | `x[mask]`, `nonzero`, `unique`, `torch.where(mask)` | the result's *size* depends on numbers |
 # | `repeat_interleave(y, counts)` without `output_size` | the same, well hidden |
 #
-# ### The kernel that deals itself its tiles
+# ### A kernel that computes its own tiles
 #
-# A persistent kernel on the emulator.
-# It reads the count from the device and computes its places.
-# Each program notes what it ran:
+# Here is a persistent kernel on the emulator.
+# Each program loads the count, computes its places in the list, and records what it ran:
 
 
 # %%
 @triton.jit
 def static_worker(cost_ptr, counts_ptr, load_ptr, ran_by_ptr):
-    """Program w of W runs the places that zigzag deals to it, until one lies past the count."""
+    """Run the places that zigzag gives to program w of W, until one is past the count."""
     worker, workers = tl.program_id(0), tl.num_programs(0)
     count = tl.load(counts_ptr)
     done, load = 0, 0
@@ -561,10 +553,9 @@ print("loads            :", load.tolist())
 # %% [markdown]
 # ### Empty tiles
 #
-# What a list saves becomes clear beside the grid that needs none: `max_len / block` tiles for each sequence, most of which find that they are past their sequence's end and return.
-# A static worker takes them in turn.
-# CLC steals them one by one, each with its own question and answer.
-# So a list of valid tiles comes first and CLC second: stealing empty tiles efficiently gains nothing.
+# Compare the list with a grid that needs none: `max_len / block` tiles per sequence, most of which are past their sequence's end and return at once.
+# A static worker takes the empty tiles one after another, and CLC steals them one by one, each with a request and an answer.
+# So make a list of valid tiles first, and use CLC second: nothing is gained by stealing empty tiles efficiently.
 
 # %%
 shown = ["self", "cross", "pma128"]
@@ -586,16 +577,13 @@ plots.panels(
 )
 
 # %% [markdown]
-# The last panel belongs to the backward of chapter 15: two CTAs work on a *pair* of key tiles, so a sequence with an odd number gets one empty companion.
-# People call it a **sentinel**.
-# It is a small waste for long sequences and a large one for short ones: exercise 8.6.
+# The last panel is about the backward of chapter 15: two CTAs work on a *pair* of key tiles, so a sequence with an odd number of tiles gets an empty one, called a **sentinel**.
+# It wastes little for long sequences and much for short ones; exercise 8.6 computes the share.
 #
 # ### What a list costs
 #
-# The package's lists are made by a kernel in which every sequence looks at the lengths of all others, to find its place in the order.
-# That is B x B comparisons.
-# For a thousand sequences it is nothing.
-# For ten thousand it is worth a look:
+# In the package, a kernel makes the lists; for each sequence it compares the lengths of all others, to find the sequence's place in the order.
+# That takes B x B comparisons: negligible for a thousand sequences, but not for ten thousand:
 
 # %%
 batches = [32, 64, 128, 256]
@@ -621,20 +609,20 @@ plots.lines(
 
 # %% [markdown]
 # One line has slope 2, the other slope 1.
-# This is not a theory: FlashAttention's varlen scheduler looked through all batches in each CTA, and at 8,192 sequences of 34 tokens it was 73 times slower than padding (pull request 2520).
-# A list of metadata made beforehand repaired it (2559).
-# The bench shape `tiny-8192` is that case.
-# Measured with our portable kernel on an H200 (2026-11-30, docs/portable-notes.md): the lists are 5 % of the call at 8,192 sequences, and 18 % at twice as many.
+# This happens in practice: FlashAttention's varlen scheduler searched all batches in each CTA, and with 8,192 sequences of 34 tokens it was 73 times slower than padding (pull request 2520).
+# Metadata computed before the launch fixed it (pull request 2559).
+# The benchmark shape `tiny-8192` is that case.
+# For this package's portable kernel on an H200, the lists take 5 % of a call's time at 8,192 sequences, and 18 % at twice as many (measured 2026-11-30, docs/portable-notes.md).
 #
 # ## The same between GPUs
 #
 # Data-parallel training deals *sequences* to **ranks** (processes, one GPU each).
-# A step ends when the slowest rank does, so it is the same problem again, with two things new.
-# First, there are two costs at once: the linear layers cost tokens, attention costs pairs.
-# Second, the gradients must be added up with the right weights.
+# A step ends when the slowest rank does, so it is the same problem, with two differences.
+# First, there are two costs at once: that of the linear layers is proportional to tokens, that of attention to pairs.
+# Second, the gradients must be added with the right weights.
 #
 # [examples/balance_ranks.py](../examples/balance_ranks.py) runs four processes, with `torch.distributed` over gloo (its backend for CPUs).
-# Predict before you run it: zigzag by tokens and zigzag by pairs, which is better for attention?
+# Predict before you run it: which is better for attention, zigzag by tokens or zigzag by pairs?
 
 # %%
 example = Path(jfa.__file__).resolve().parents[1] / "examples" / "balance_ranks.py"
@@ -658,14 +646,17 @@ plots.panels(
 )
 
 # %% [markdown]
-# * There is only one zigzag: it looks at the *order*, and sequences sorted by tokens are sorted by pairs.
-#   Longest first looks at sizes, so there are two of it, and each is even in its own measure only.
-# * **The likely mistake is in the last panel.** Each rank computes a mean loss over its own tokens, and the gradients are averaged.
-#   With equal token counts that is right.
-#   With jagged shares a token on a rank with few of them weighs more.
-#   Add sums, and divide by the tokens of all ranks.
+# * Both give the same assignment: zigzag uses only the *order*, and sequences sorted by tokens are also sorted by pairs.
+#   Longest first uses sizes, so by tokens and by pairs it gives two assignments, and each is even only in its own measure.
+# * **The likely mistake is in the last panel.** Each rank computes the mean loss over its own tokens, and the gradients are averaged.
+#   That is right if all ranks have the same number of tokens.
+#   Otherwise a token on a rank with few tokens gets a larger weight.
+#   Instead, add up the sums, and divide by the tokens of all ranks.
 #
-# ## Who uses which policy
+# ## Policies in use
+#
+# The table compares the original text, its public source and this project.
+# (*Cluster*: CTAs that are launched together, here two, chapter 15.)
 #
 # | | forward | backward |
 # |---|---|---|
@@ -675,18 +666,28 @@ plots.panels(
 # | this project, Hopper | an atomic counter over a sorted list; zigzag with `deterministic` | sorted lists |
 #
 # (`jfa2889` is `tlx_jfa` at commit 2889aef of a public fork of facebookresearch's ads_model_kernel_library.)
-# The text and the source disagree, and the source makes sense: with a queue the order within a round does not matter.
-# What CLC adds to a static list is robustness against what cannot be planned.
-# On a balanced problem that is little: 0.53 % on one MXFP8 shape (Triton fork, pull request 2799).
-# FlashAttention 4 keeps CLC off for varlen attention with as many key heads as query heads.
-# Others prune: sycl-tla dropped 29 thousand empty groups from a grouped GEMM (516). cuDNN offers an order that is longest first *and* keeps tiles that share keys together in L2 (cudnn-frontend 585).
+# The text and the source disagree, and the source is consistent: with a queue the order within a round does not matter.
+# Compared with a static list, CLC adapts to times that cannot be planned.
+# On a balanced problem the gain is small: 0.53 % on one MXFP8 shape (Triton fork, pull request 2799).
+# FlashAttention 4 does not use CLC for varlen attention with as many key heads as query heads.
+# Other projects prune empty work: sycl-tla dropped 29 thousand empty groups from a grouped GEMM (pull request 516).
+# cuDNN offers an order that is longest first *and* keeps tiles that share keys together in L2 (cudnn-frontend, pull request 585).
 #
-# Deterministic results and stealing exclude each other where *order of addition* matters: in a backward that adds dQ in memory.
-# A forward tile is computed alike by whoever runs it.
+# Stealing makes results nondeterministic where the *order of additions* matters, as in a backward that adds to dQ in memory.
+# A tile of the forward gives the same result on every worker.
+#
+# ## Summary
+#
+# * The launch ends with the largest load; the bound is the larger of the mean load and the largest tile.
+# * A tile costs the blocks of keys that it visits.
+# * Sort by cost; then zigzag (static, arithmetic only), longest first (needs all loads) or a queue (adapts to real times).
+# * No order of whole tiles helps against a mega-tile; splitting its keys does.
+# * Make the list on the GPU, with a capacity from shapes and a count in a tensor, and without empty tiles.
 #
 # ## Exercises
 #
 # Open [exercises/08_load_balance.py](../exercises/08_load_balance.py).
+# The minutes are an [estimate by a rule](00_start_here.py).
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
@@ -701,8 +702,8 @@ plots.panels(
 #
 # <details><summary>Eight workers, tiles of cost 100, 10, 10, ... (81 tiles in all). What is the bound? Which rule reaches it?</summary>
 #
-# Sum 900, mean 112.5, largest 100: the bound is 112.5, and with whole tiles of 10 the best is 120.
-# Longest first reaches it: one worker gets 100 and 10 or 20, the others eleven or so of the small ones.
+# The sum is 900, the mean load 112.5 and the largest tile 100, so the bound is 112.5; with whole tiles the best makespan is 120.
+# Longest first reaches it: one worker gets the tile of 100 and one or two small ones, the others get eleven or twelve small ones.
 # </details>
 #
 # <details><summary>Why does sorted round robin not balance?</summary>
@@ -713,15 +714,15 @@ plots.panels(
 #
 # <details><summary>Which static policy do forward and backward use, and what does CLC add?</summary>
 #
-# See the table: zigzag over a sorted list where tiles differ; round robin where they cost the same (shared queries in the backward).
-# CLC adds what no plan has: it reacts to times as they are.
-# It does not cut tiles.
+# See the table: zigzag over a sorted list if the tiles differ; round robin if they cost the same (shared queries in the backward).
+# CLC reacts to the real times of the tiles, which no static plan can.
+# It does not split tiles.
 # </details>
 #
 # <details><summary>A colleague sets the grid to the number of SMs and turns CLC on. What happens?</summary>
 #
-# Every program runs its own tile, asks, and is told -1: all programs have begun, none is pending.
-# All other tiles are never run, or, with a static list, nothing is ever stolen.
+# Every program runs its own tile, asks, and gets -1, because all programs have begun and none is pending.
+# All other tiles are never run; or, if each program also has a static list, nothing is ever stolen.
 # </details>
 #
 # <details><summary>Why is the list's capacity an upper bound, and not the number of tiles?</summary>
@@ -732,19 +733,19 @@ plots.panels(
 #
 # ## Try this
 #
-# * The original text's own: draw Pareto lengths and find the tail from which on a single mega-tile is hopeless.
+# * From the original text: draw Pareto lengths and find the alpha below which a single mega-tile decides.
 #   The second figure of version 5 shows it for 512 tiles on 32 workers: the median crosses the line between 1.75 and 2.
 #   What changes with 16 heads, and with 4 tiles per worker instead of 16?
 # * In `with_jitter`, slow one worker down by a third instead of jittering every tile.
-#   How does zigzag do, and the queue?
+#   How well do zigzag and the queue do?
 # * Give `over_bound` 148 workers instead of 132.
 #   Which shapes get worse, and why (`pma128`)?
 # * Change the example to eight ranks.
-#   Which rule suffers most?
+#   Which rule loses most?
 #
 # ## Pitfalls
 #
-# **Zigzag over an unsorted list** is worse than round robin: it pairs at random, with a pattern.
+# **Zigzag over an unsorted list** can be worse than round robin: it pairs large and small tiles at random.
 
 # %%
 unsorted = [[r * 8 + (w if r % 2 == 0 else 7 - w) for r in range(6)] for w in range(8)]
@@ -762,7 +763,7 @@ for name, order in (("falling", in_order), ("rising", in_order[::-1])):
 
 # %% [markdown]
 # **Sequences are sorted instead of tiles.** Under a causal mask the tiles of one sequence differ as much as sequences do.
-# The makespans of zigzag over both lists, self attention, causal, 148 workers:
+# The cell compares the makespans of zigzag over both lists, for causal self-attention on 148 workers:
 
 # %%
 lengths = SHAPES["self-causal"].lengths()[0]
@@ -777,8 +778,8 @@ late = balance(as_listed, c).makespan / balance(zigzag(c, 148), c).makespan
 print(f"sorted by sequence, zigzag ends {100 * (late - 1):.0f} % later than sorted by tile")
 
 # %% [markdown]
-# **CLC without pruning.** The grid of the longest, with stealing: every empty tile costs a question and an answer.
-# Suppose each takes a quarter of a key block's time:
+# **CLC without pruning.** With a grid sized by the longest sequence, every empty tile costs a request and an answer.
+# Suppose both together take a quarter of a key block's time:
 
 # %%
 c = head_costs("cross")
@@ -787,40 +788,37 @@ empties = 4 * (len(len_q) * int(-(-len_q.max() // 128))) - len(c)
 ask = 0.25
 full = np.concatenate([c + ask, np.full(empties, ask)])
 mixed = np.random.default_rng(0).permutation(len(full)).tolist()
-print(f"{empties} empty units beside {len(c)} with work")
+print(f"{empties} empty units and {len(c)} with work")
 print(f"unpruned, as the grid has them: {simulate_queue(full, 132, order=mixed).makespan:.1f}")
 print(f"pruned and sorted:              {simulate_queue(np.sort(c + ask)[::-1], 132).makespan:.1f}")
 
 # %% [markdown]
-# **A static schedule for a problem that is not static**, and **a queue that draws ahead**: the figures of version 4.
-# **A mega-tile left to the scheduler**: version 5.
-# **Mean of means**: the last panel of the ranks.
+# **A static schedule although times vary**, and **a queue that fetches ahead**: see the figures of version 4.
+# **A mega-tile left to the scheduler**: see version 5.
+# **A mean of means**: see the last panel of the figure with the ranks.
 #
 # ## What differs on a GPU
 #
-# * A tile does not cost only its key blocks.
-#   It begins and ends: loading Q, writing O, starting a program.
-#   The package's models add one block for it.
-#   Short tiles are mostly that.
-# * Order moves data, too.
-#   Tiles of one sequence read the same keys.
-#   Running them side by side keeps those in the L2 cache: worth 12 % on the dense shape of this project's Hopper kernel (measured on an H200, docs/hopper-notes.md).
-#   Longest first keeps equal costs in memory order for that reason.
-# * A split that fills idle SMs competes for the memory's bandwidth, which is shared.
-#   Where the kernel is bound by bytes, more SMs at work do not move more bytes.
+# * A tile costs more than its key blocks: a program must start, load Q and write O.
+#   The package's models add the cost of one block for this, and for short tiles it is most of the cost.
+# * The order also affects memory traffic.
+#   Tiles of one sequence read the same keys, and if they run at the same time, these stay in the L2 cache: this gained 12 % on the dense shape with this project's Hopper kernel (measured on an H200, docs/hopper-notes.md).
+#   That is why longest first keeps tiles of equal cost in memory order.
+# * A split that fills idle SMs competes for the memory bandwidth, which all SMs share.
+#   If bandwidth is the limit, more busy SMs do not move more bytes.
 # * An atomic counter is a round trip to L2, about a microsecond under load.
 #   CLC's answer comes from the launch hardware.
 #
 # ## Verified here, and not
 #
-# Makespans, bounds, jitter and the CLC lanes are models; `tests/schedule` holds them to their promises.
-# The persistent kernel and the lists ran on the emulator when this notebook ran, the four ranks as four processes on this CPU.
-# Nothing here was timed, and no CLC instruction was executed: no Blackwell GPU was there.
-# Times that are quoted were measured on an H200 and stand in the notes that are named.
+# Makespans, bounds, jitter and the CLC lanes are models, which `tests/schedule` tests.
+# The persistent kernel and the lists ran on the emulator when this notebook ran, and the four ranks ran as four processes on this CPU.
+# Nothing here was timed, and no CLC instruction was executed: no Blackwell GPU was available.
+# The quoted times were measured on an H200 and are in the notes named with them.
 #
 # ## Sources
 #
 # * R. L. Graham, *Bounds on multiprocessing timing anomalies*, SIAM J. Appl. Math. 17 (1969): longest first and its 4/3.
-# * NVIDIA, *CUDA programming guide*, cluster launch control, and PTX ISA `clusterlaunchcontrol.try_cancel` (2025): what a -1 is, and what may not be asked after it.
+# * NVIDIA, *CUDA programming guide*, cluster launch control, and PTX ISA `clusterlaunchcontrol.try_cancel` (2025): the meaning of -1, and why no request may follow it.
 # * Pull requests, read in 2026: Dao-AILab/flash-attention 2520, 2559; facebookexperimental/triton 2799; NVIDIA/cudnn-frontend 585; sycl-tla 516.
 # * `tlx_jfa` at 2889aef, and the original text of this course (May 2026) for its 48 tiles and its claims.
