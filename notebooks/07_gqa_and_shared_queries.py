@@ -543,3 +543,5 @@ print("largest error by head:", [round(e, 2) for e in off])
 # * The text that this course grew from (May 2026): GEM's seed pooling, Kunlun (arXiv 2602.10016), the sketch.
 # * `tlx_jfa` at 2889aef, read in 2026.
 #   `jfa/bench/results/h200-2026-11-29-*.json`.
+#
+# Next: [08 load balance](08_load_balance.py).

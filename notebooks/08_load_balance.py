@@ -822,3 +822,5 @@ print(f"pruned and sorted:              {simulate_queue(np.sort(c + ask)[::-1], 
 # * NVIDIA, *CUDA programming guide*, cluster launch control, and PTX ISA `clusterlaunchcontrol.try_cancel` (2025): the meaning of -1, and why no request may follow it.
 # * Pull requests, read in 2026: Dao-AILab/flash-attention 2520, 2559; facebookexperimental/triton 2799; NVIDIA/cudnn-frontend 585; sycl-tla 516.
 # * `tlx_jfa` at 2889aef, and the original text of this course (May 2026) for its 48 tiles and its claims.
+#
+# Next: [09 the machine underneath](09_the_machine_underneath.py).

@@ -7,17 +7,16 @@
 # ---
 
 # %% [markdown]
-# # 09 · The machine underneath, and why plain Triton stalls
+# # 09 The machine underneath, and why plain Triton stalls
 #
-# **Goals.**
-# Name the units of one SM, and what each does per clock.
-# Compute by hand how many cycles a tile of attention costs on each of them.
-# Read a timeline.
-# Say why one group of warps that does everything keeps a Blackwell GPU idle, what helps, and when it does not pay.
+# **Goals.** After this chapter you
+# * can name the units of one SM and what each does per clock,
+# * can compute by hand how many cycles a tile of attention takes on each of them,
+# * can read a timeline,
+# * can say why one group of warps that does everything leaves most of a Blackwell GPU idle, what helps, and when it does not pay off.
 #
-# **Time.** 60 minutes, and 195 for the exercises.
-# **Needs.**
-# Chapter 04 (the jagged forward).
+# **Time** 60 minutes to read, 195 for the exercises.
+# **You need** chapter 04 (the jagged forward).
 # No GPU: every cycle count of this chapter is modelled unless it says "measured".
 
 # %%
@@ -39,17 +38,15 @@ from jfa.emulator.timeline import Timeline
 D, BM, BN = 128, 128, 128
 
 # %% [markdown]
-# ## The mental model: a workshop with six machines
+# ## The mental model: a workshop with several machines
 #
 # A Triton program looks like a list of orders: load, multiply, exponentiate, store.
-# The chip under it is a workshop.
-# Each kind of order has a machine of its own, and the machines can all run at the same time.
-# A B200 has 148 such workshops.
-# Each is called a *streaming multiprocessor*, **SM**.
+# The chip that runs it is a set of workshops, the *streaming multiprocessors* (**SMs**); a B200 has 148 of them.
+# In each workshop every kind of order has its own machine (a *unit*), and all machines can run at the same time.
 #
 # So there are two questions about any kernel.
-# How long does each machine need?
-# And how much of that time do the others stand still?
+# How long is each unit busy?
+# And how much of that time do the other units idle?
 
 # %%
 MACHINE = {  # heading -> ((x, y, width, height), words, colour)
@@ -79,16 +76,18 @@ plots.blocks(MACHINE, LINKS, title="one SM: its units, and what each does per cl
 # %% [markdown]
 # | term | what it is |
 # |---|---|
-# | **warp** | 32 threads in step. Four warps are a *warp group*. |
-# | **MUFU** | the unit that makes exponentials (and other special functions) |
-# | **tensor core** | multiplies tiles. On Blackwell one thread starts a product and goes on; the product ends later. |
+# | **warp** | 32 threads that execute the same instructions together. Four warps are a *warp group*. |
+# | **MUFU** | the unit that computes exponentials (exp2) and other special functions |
+# | **tensor core** | multiplies tiles. On Blackwell one thread starts a product and continues; the product ends later. |
 # | **SMEM**, **TMEM** | shared memory; Blackwell's tensor memory, which holds accumulators |
-# | **TMA** | the copy engine: one thread names a box of a tensor, the engine fetches it |
+# | **TMA** | the tensor memory accelerator, a copy engine: one thread names a box of a tensor, and the engine copies it |
 # | **rate** | how much a unit does per clock. Two users of one unit share its rate. |
 # | **latency** | how long you wait for the first result, however fast the unit is |
+# | **FLOP/clk** | floating-point operations per clock; a multiply-add counts as two |
 #
-# The rates lie in `jfa/emulator/rates.py`, each with its source. "assumed" means that nobody has published that number for this chip.
-# We come back to those.
+# The rates are in `jfa/emulator/rates.py`, each with its source.
+# "assumed" means that no published number for this chip was found.
+# The end of this chapter shows how much depends on those.
 
 # %%
 SHOWN = ["tensor_2", "tensor_1", "mufu", "alu", "smem", "tmem_read", "l2", "hbm"]
@@ -98,21 +97,21 @@ print(plots.table(["rate", "B200", "H200", "unit", "source for the B200"], rows)
 # %% [markdown]
 # ## Version 0: arithmetic
 #
-# One step of the forward: M queries meet N keys, head dimension D.
+# Take one step of the forward: M queries, N keys, head dimension D.
 #
 # $$ \text{tensor} = \frac{2 \cdot 2MND}{\text{FLOP/clk}}, \qquad \exp = \frac{MN}{16}, \qquad \text{SMEM} = \frac{\text{operand bytes}}{128} . $$
 #
-# The first 2 counts the two products, the second 2 counts a multiply-add as two FLOPs.
+# The first 2 counts the two products, and the second 2 counts a multiply-add as two FLOPs.
 #
-# For the operand bytes one must know how the tensor core works.
-# It takes 128 rows at a time, and reads *both* operands of a product from SMEM, each time.
-# So S = QKᵀ reads Q and K, and O += PV reads V only: P lies in tensor memory.
+# The operand bytes depend on how the tensor core works.
+# It takes 128 rows at a time, and reads both operands of each product from SMEM, unless one of them is in tensor memory.
+# So S = QKᵀ reads Q and K, and O += PV reads only V, because P is in tensor memory.
 # With 256 queries there are two products of 128 rows, and each reads K and V again.
 
 
 # %%
 def tile_cycles(m, n, d, itemsize, chip):
-    """{unit: cycles} of one forward step; m is a multiple of 128."""
+    """Return {unit: cycles} of one forward step; m is a multiple of 128."""
     halves = m // 128
     operands = halves * (128 * d + n * d + n * d) * itemsize  # Q and K, then V
     return {
@@ -142,25 +141,25 @@ plots.bars(
 # These are the 2048, 2048 and 1536 cycles of the FlashAttention-4 paper.
 # (On an H200 a product takes 64 rows and P comes from registers, so its SMEM bar is a lower bound.)
 #
-# Look at what changed from Hopper to Blackwell.
-# The tensor core doubled, the exponentials did not.
-# On an H200 the products hide everything else.
-# On a B200 products and exponentials need the same time, and with FP8 the exponentials alone are the limit.
+# Compare Hopper (H200) with Blackwell (B200).
+# The tensor core became twice as fast, but the exponentials did not.
+# On an H200 the products take longest.
+# On a B200 products and exponentials take the same time, and with FP8 the exponentials alone are the limit.
 #
 # If the units take turns, a step costs the **sum**: 5632 cycles.
 # If they overlap perfectly, it costs the **largest**: 2048.
 # In the first case the tensor core is busy for 36 % of the time, in the second for 100 %.
-# Predict: where will a kernel end up whose every line waits for the line before?
+# Predict: what is the share in a kernel in which every line waits for the line before?
 # (It is lower than 36 %.)
 #
-# ## The other half: latencies
+# ## Latencies
 #
 # A rate says how long a unit is *busy*.
-# A latency says how long the one who asked *waits*.
+# A latency says how long the warp that started the operation *waits* for its result.
 
 # %%
 LADDER = {
-    "a barrier passed": "barrier",
+    "a barrier operation": "barrier",
     "shared memory, a load": "smem_latency",
     "a waiting warp wakes": "wakeup",
     "a matrix product": "mma_latency",
@@ -173,23 +172,23 @@ plots.strips(
         f"{words}{' (assumed)' if B200.rates[name].assumed else ''}": [B200[name]]
         for words, name in LADDER.items()
     },
-    title="a ladder of latencies on a B200, as the model has them",
+    title="latencies on a B200, as the model has them",
     xlabel="cycles (log axis)",
     log_x=True,
 )
 
 # %% [markdown]
-# A block of K and V fetched by TMA takes about 1000 cycles before its first byte arrives.
-# A product takes 200 beyond its own work.
-# Who waits for both in every step loses 1500 cycles or more per step, whatever the rates.
+# When a block of K and V is fetched by TMA, its first byte arrives after about 1000 cycles.
+# A product takes about 200 cycles in addition to its work.
+# A step has one such fetch and two products, so warps that wait for each of them lose about 1500 cycles per step, whatever the rates.
 #
 # ## The roof
 #
-# Above one SM stands memory.
-# A kernel with f FLOPs per byte cannot pass f times the bandwidth.
-# In attention the queries that share one read of K and V decide: with L queries per sequence it is about L FLOPs per byte in bf16.
+# All SMs share the memory.
+# A kernel that does f FLOPs per byte cannot do more FLOPs per second than f times the memory bandwidth.
+# For attention f depends on the number of queries that use one read of K and V: with L queries per sequence it is about L FLOPs per byte in bf16.
 #
-# The dots are measured on one H200 (bf16, forward, recorded 2026-11-29): this package's plain Triton kernel, and its TLX kernel for Hopper.
+# The dots were measured on one H200 (bf16, forward, recorded 2026-11-29): this package's plain Triton kernel, and its TLX kernel for Hopper.
 
 # %%
 H200_ROOF = recorded.newest_ceilings("H200")  # TB/s of a large copy, TFLOP/s of an 8192^3 product
@@ -210,36 +209,36 @@ plots.roofline(
 )
 
 # %% [markdown]
-# Left of the corner, bytes decide.
-# Right of it, memory is out of the way, and what is inside the SM decides.
+# To the left of the corner, memory bandwidth is the limit.
+# To the right of it, the units inside the SM are.
 # There, on `dense` and `self`, the two kernels differ most.
-# Keep that for the end of the chapter.
+# The end of the chapter returns to this.
 #
 # ## Enough TLX to read on
 #
-# Plain Triton has no words for "start this and go on".
-# TLX, an extension of Triton, has.
-# You will write it from chapter 10 on; here you only read it.
+# Plain Triton has no way to say "start this operation and continue".
+# TLX, an extension of Triton, has one.
+# You will write TLX from chapter 10 on; here you read it, and exercises 9.5 and 9.6 change it.
 #
 # | TLX | meaning |
 # |---|---|
 # | `tlx.local_alloc(shape, dtype, n)` | n buffers in SMEM, or in TMEM with `tlx.storage_kind.tmem` |
 # | `tlx.alloc_barriers(n)` | n *mbarriers*. Each counts arrivals; a full count completes a *phase*. |
 # | `tlx.barrier_expect_bytes(bar, n)` | tells the barrier: n bytes will come |
-# | `tlx.async_descriptor_load(desc, buffer, [row, col], bar)` | starts a copy by TMA, and goes on. The barrier completes when the bytes are there. |
-# | `tlx.async_dot(a, b, acc, mBarriers=[bar])` | starts a product, and goes on. The barrier completes when it is done. |
-# | `tlx.barrier_wait(bar, phase & 1)` | waits until that phase has completed. Phases are numbered 0, 1, 2, ... and asked for by their last bit. |
-# | `tlx.local_load(buffer)` | SMEM or TMEM to registers; `local_store` the other way |
+# | `tlx.async_descriptor_load(desc, buffer, [row, col], bar)` | starts a copy by TMA and continues. The barrier completes when the bytes have arrived. |
+# | `tlx.async_dot(a, b, acc, mBarriers=[bar])` | starts a product and continues. The barrier completes when the product is done. |
+# | `tlx.barrier_wait(bar, phase & 1)` | waits until that phase has completed. Phases are numbered 0, 1, 2, ..., and the last bit selects one. |
+# | `tlx.local_load(buffer)` | copies SMEM or TMEM to registers; `local_store` copies back |
 #
 # ## Version 1: one warp group, one thing after another
 #
-# What a Triton programmer would write, said in TLX so that every wait is visible.
+# This is the kernel that a Triton programmer would write, expressed in TLX so that every wait is visible.
 
 
 # %%
 @triton.jit
 def softmax_step(scores, m, l, scale_log2):
-    """One block joins a running softmax in base 2: -> (P, alpha, m, l)."""
+    """Add one block to a running softmax in base 2: -> (P, alpha, m, l)."""
     m_new = tl.maximum(m, tl.max(scores, axis=1) * scale_log2)
     alpha = tl.math.exp2(m - m_new)
     p = tl.math.exp2(scores * scale_log2 - m_new[:, None])
@@ -248,7 +247,7 @@ def softmax_step(scores, m, l, scale_log2):
 
 @triton.jit
 def load_block(k_desc, v_desc, k_tile, v_tile, full, row, BYTES: tl.constexpr):
-    """Ask for one block of keys and values; `full` completes when both are there."""
+    """Start the copies of one block of keys and values; `full` completes when both have arrived."""
     tlx.barrier_expect_bytes(full, 2 * BYTES)
     tlx.async_descriptor_load(k_desc, k_tile, [row, 0], full)
     tlx.async_descriptor_load(v_desc, v_tile, [row, 0], full)
@@ -259,6 +258,7 @@ def turns(
     q_desc, k_desc, v_desc, out_ptr, blocks, scale_log2,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
+    """Attend from BM queries; one warp group waits for each operation before it starts the next."""
     row = tl.program_id(0) * BM
     q = tlx.local_alloc((BM, D), tl.bfloat16, 1)
     k = tlx.local_alloc((BN, D), tl.bfloat16, 1)
@@ -277,9 +277,9 @@ def turns(
     l = tl.zeros((BM,), tl.float32)
     for j in range(blocks):
         load_block(k_desc, v_desc, k[0], v[0], kv_full[0], j * BN, 2 * BN * D)
-        tlx.barrier_wait(kv_full[0], j & 1)  # everybody waits for memory
+        tlx.barrier_wait(kv_full[0], j & 1)  # all warps wait for memory
         tlx.async_dot(q[0], tlx.local_trans(k[0]), s[0], use_acc=False, mBarriers=[multiplied[0]])
-        tlx.barrier_wait(multiplied[0], 0)  # everybody waits for the tensor core
+        tlx.barrier_wait(multiplied[0], 0)  # all warps wait for the tensor core
         p, alpha, m, l = softmax_step(tlx.local_load(s[0]), m, l, scale_log2)
         tlx.local_store(p_tile[0], p.to(tl.bfloat16))
         if j > 0:
@@ -292,7 +292,7 @@ def turns(
 
 # %%
 def make_problem(len_kv, seed=0):
-    """256 queries, one head, bf16, and the answer in fp64."""
+    """Return bf16 q (256 queries, one head), k and v, and the output in fp64."""
     g = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(n, D, generator=g).bfloat16() for n in (256, len_kv, len_kv))
     want = torch.softmax(q.double() @ k.double().t() / math.sqrt(D), dim=1) @ v.double()
@@ -300,7 +300,7 @@ def make_problem(len_kv, seed=0):
 
 
 def launcher(kernel, problem, rows, block=BN, **constants):
-    """A function that launches `kernel` on the problem, `rows` queries per program."""
+    """Return a function that launches `kernel` on the problem, `rows` queries per program."""
     q, k, v, _ = problem
     out = torch.full((256, D), float("nan"))
     boxes = [TensorDescriptor.from_tensor(q, [BM, D])]
@@ -316,14 +316,14 @@ def launcher(kernel, problem, rows, block=BN, **constants):
 
 
 def record(launch, chip=B200):
-    """The timeline of a launch on one SM under the policy "timed" (modelled)."""
+    """Return the timeline of a launch on one SM under the policy "timed" (modelled)."""
     with emulator.options(policy="timed", rates=chip, trace=True, max_ctas=1):
         launch()
     return Timeline.of(emulator.last())
 
 
 def busy(line, unit="tensor"):
-    """Share of the run in which a unit of the one SM was occupied, whichever program had it."""
+    """Return the share of the run in which a unit of the SM was busy, over all its programs."""
     spans = [s for (_, u), found in line.occupied.items() if u == unit for s in found]
     return sum(end - begin for begin, end in spans) / line.cycles
 
@@ -351,15 +351,14 @@ plots.timelines({"version 1: two steps from the middle": line}, (start, start + 
 
 # %% [markdown]
 # **How to read it.**
-# One lane per worker.
-# `main` is the warp group, `TMA` and `MMA` (the tensor core) are engines that work by themselves.
-# Orange is a warp group that waits.
-# Draw a vertical line anywhere: hardly ever do two lanes work at the same time.
+# There is one lane per worker.
+# `main` is the warp group; `TMA` and `MMA` (the tensor core) are engines that run independently of it.
+# Orange marks a warp group that waits.
+# Draw a vertical line anywhere: two lanes hardly ever work at the same time.
 #
-# The tensor core is busy for about 15 % of the time.
-# Not 36 %: the rest is latency, paid anew in each step.
+# The tensor core is busy for about 15 % of the time, not 36 %; the difference is latency, which is paid in each step.
 # Where do the cycles go?
-# The timeline keeps them per barrier.
+# The timeline sums the waiting time per barrier.
 
 # %%
 for (track, barrier), waited in list(line.waits().items())[:3]:
@@ -372,11 +371,11 @@ print({unit: round(c) for unit, c in by_arithmetic.items()})
 # %% [markdown]
 # ## What the compiler makes of plain Triton
 #
-# Perhaps the compiler repairs it?
-# It does repair a part.
-# Here is the same loop in plain Triton, compiled for a Hopper (sm_90) and a Blackwell (sm_100).
-# It takes about 20 seconds.
-# The list shows the inner loop's instructions of PTX, the assembler of NVIDIA GPUs, in their order; runs of equal ones are counted.
+# Does the compiler remove these waits?
+# It removes some of them.
+# Here is the same loop in plain Triton, compiled for a Hopper (sm_90) and a Blackwell (sm_100) GPU.
+# The cell takes about 20 seconds.
+# It lists the important instructions of the inner loop in order, in PTX, the assembly language of NVIDIA GPUs; runs of equal instructions are counted.
 # Predict: which of the three waits of version 1 are gone?
 
 # %%
@@ -421,7 +420,7 @@ WORDS = {  # PTX -> what it means
 
 
 def inner_loop(arch, warps):
-    """(words of the inner loop in order, SMEM bytes, TMEM columns) of plain_loop."""
+    """Return (instructions of plain_loop's inner loop in order, SMEM bytes, TMEM columns)."""
     sizes = {"D": 128, "BM": 128, "BN": 128}
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(4)}
     source = ASTSource(plain_loop, {**TYPES, "BN": "constexpr"}, sizes, aligned)
@@ -449,38 +448,38 @@ for arch, warps in ((90, 8), (100, 4)):
         print(f"    {count:>4} x {word:<20} {WORDS[word]}")
 
 # %% [markdown]
-# **The loads are repaired.**
-# Copies start early and are waited for late: that is what `num_stages` does.
+# **The loads no longer make the warps wait.**
+# Copies start early and are waited for late; that is the effect of `num_stages`.
 #
-# **The products are not.**
-# Between S and the exponentials stands a wait, on both chips, for the exponentials need S.
-# The same warps make the exponentials, so they cannot use this time.
-# On sm_100 the compiler even starts the next S early, behind PV.
-# But then the same warps come back to the loop's head, and wait for both.
+# **The products still do.**
+# On both chips there is a wait between S and the exponentials, because the exponentials need S.
+# The same warps compute the exponentials, so they have nothing to do during that wait.
+# On sm_100 the compiler even starts the next S early, after PV.
+# But then the same warps return to the start of the loop and wait for both products.
 #
 # **Tensor memory is full.**
-# On sm_100 this program takes all 512 columns.
-# S and the accumulator need 128 each and P 64, and what a program takes is rounded up to a power of two.
-# P gets columns of its own, although the S that it was made from is not needed any more.
-# On top of S it would be 256 columns, and with fewer stages in SMEM two programs would fit.
-# As it is, no second program fits beside it on the SM, and nobody fills the gaps.
+# TMEM has 512 columns, and on sm_100 this program takes all of them.
+# S and the accumulator need 128 columns each and P needs 64, and the sum is rounded up to a power of two.
+# P gets its own columns, although the S that it was computed from is no longer needed.
+# If P were stored over S, 256 columns would be enough, and with fewer stages in SMEM two programs would fit on an SM.
+# As it is, only one program fits, and while it waits, the units idle.
 #
-# Triton's model has one kind of warp: all run the same code in the same order.
-# It has no word for how long a piece of tensor memory is in use, and none for the hardware's queue of chapter 08.
-# Everything that follows in this course is about leaving that model.
+# Triton's model has one kind of warp: all warps run the same code in the same order.
+# It cannot express how long a piece of tensor memory is in use, and it has no access to the hardware's queue of chapter 08.
+# The rest of this course leaves that model.
 #
-# ## Versions 2, 3, 4: repairs inside the model
+# ## Versions 2, 3, 4: improvements within the model
 #
 # - **2: loads ahead.**
-#   A ring of two buffers for K and V: the next block is asked for before this one is used.
-#   (What `num_stages` does.)
+#   A ring of two buffers for K and V: the load of the next block starts before this block is used.
+#   (That is what `num_stages` does.)
 # - **3: two groups.**
-#   Two warp groups with 128 queries each, as two programs on one SM would be.
+#   Two warp groups with 128 queries each, like two programs on one SM.
 #   While one waits, the other may work.
-#   It needs P on top of S, or TMEM does not suffice.
+#   P must be stored over S, or TMEM is too small.
 # - **4: both.**
-#   Now SMEM is the limit: two rings of two blocks of 128 keys would be 256 KB.
-#   So blocks of 64 keys.
+#   Now SMEM is the limit: two rings of two blocks of 128 keys would take 256 KB.
+#   So the blocks have 64 keys.
 
 
 # %%
@@ -490,7 +489,7 @@ def one_group(
     kv_fulls, multiplied, GROUPS: tl.constexpr, AHEAD: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Version 1 for the queries of one group; its ring holds AHEAD blocks of keys."""
+    """Run version 1 for the queries of one group; its ring holds AHEAD blocks of keys."""
     row = (tl.program_id(0) * GROUPS + part) * BM
     ring = part * AHEAD  # this group's first buffer
     tlx.barrier_expect_bytes(q_fulls[part], 2 * BM * D)
@@ -528,11 +527,11 @@ def groups_kernel(
     GROUPS: tl.constexpr, AHEAD: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """GROUPS warp groups, each with its own queries, its own ring and its own half of TMEM."""
+    """Run GROUPS warp groups, each with its own queries, its own ring and its own half of TMEM."""
     q = tlx.local_alloc((BM, D), tl.bfloat16, GROUPS)
     k = tlx.local_alloc((BN, D), tl.bfloat16, GROUPS * AHEAD)
     v = tlx.local_alloc((BN, D), tl.bfloat16, GROUPS * AHEAD)
-    scores = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)  # P lies on its own S
+    scores = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)  # P is stored over its S
     s = tlx.local_alloc((BM, BN), tl.float32, GROUPS, tlx.storage_kind.tmem, reuse=scores)
     p_tile = tlx.local_alloc((BM, BN), tl.bfloat16, 2 * GROUPS, tlx.storage_kind.tmem, reuse=scores)
     acc = tlx.local_alloc((BM, D), tl.float32, GROUPS, tlx.storage_kind.tmem)
@@ -561,22 +560,21 @@ plots.timelines({"version 3: two groups, each as in version 1": line}, (start, s
 
 # %% [markdown]
 # Version 2 saves the wait for memory and nothing else.
-# Version 3 nearly doubles: when one group waits, the other one often works.
-# Version 4 should be the sum of both gains.
-# It is not: half as many keys per step, so twice as many waits for products.
+# Version 3 is nearly twice as fast: when one group waits, the other one often works.
+# Version 4 does not combine both gains: it has half as many keys per step, so twice as many waits for products.
 #
 # What would help now?
-# Both groups read *the same* K and V, but each fetches its own copy, for no program can hand a buffer to another.
+# Both groups read *the same* K and V, but each loads its own copy, as two separate programs would.
 # **If one worker loaded for both**, a single ring of 128-key blocks would fit.
-# **If another worker issued the products**, they would queue up and no softmax would wait for their start.
-# That is warp specialization: workers that differ.
-# Its price is that each hand-over must be said, by a barrier.
+# **If another worker issued the products**, the tensor core would get the next product while the softmax of the last one still runs.
+# Workers with different jobs: that is **warp specialization**.
+# Its price is that each transfer of data between workers needs a barrier.
 #
-# ## Version 5: the promise
+# ## Version 5: the package's kernel
 #
 # The package's forward for Blackwell has six kinds of workers.
 # Chapters 10 to 13 build it.
-# Here it is as a black box, on the same 256 queries and keys.
+# Here it is a black box, on 256 queries and the same number of keys.
 
 # %%
 from jfa.kernels.blackwell import modelled
@@ -599,15 +597,15 @@ plots.timelines({"version 5: from the middle": line}, (start, start + 7_000))
 
 # %% [markdown]
 # This picture shows half as many cycles as the last timeline.
-# At nearly every moment the tensor core works, and at least one of the two softmax groups.
+# At nearly every moment the tensor core and at least one of the two softmax groups work.
 # The lanes `mma`, `load` and `store` wait most of the time.
-# That costs nothing: a waiting warp needs no unit, and nobody else is held up by it.
+# That costs nothing: a waiting warp occupies no unit, and no other warp waits for it.
 #
-# ## Version 6: the bound
+# ## The bound
 #
-# How far could it go?
-# If units overlapped perfectly, a step would cost the largest of its units' cycles.
-# We compare, per 256 queries and 128 keys.
+# How much faster could it be?
+# If the units overlapped perfectly, a step would take as long as its busiest unit.
+# Compare the cycles per step of 256 queries and 128 keys:
 
 # %%
 bound = max(tile_cycles(256, BN, D, 2, B200).values())
@@ -620,10 +618,9 @@ plots.panels(
 )
 
 # %% [markdown]
-# ## When it does not pay
+# ## When it does not pay off
 #
-# A specialized kernel takes its time to start: barriers are made, workers start, the ring fills.
-# Until then the units wait, whoever programs them.
+# A specialized kernel needs time to start: it initializes barriers, starts workers and fills the ring, and meanwhile the units idle.
 # So the number of key blocks matters.
 # Fit a line through the cycles: a fixed part, and a part per block.
 
@@ -653,12 +650,10 @@ plots.lines(
 
 # %% [markdown]
 # With 128 keys two thirds of the specialized kernel's time are its beginning and its end.
-# It still wins in this model, by a factor of two.
-# With 2048 keys it is more than four.
+# In this model it is still twice as fast as version 1, and with 2048 keys more than four times as fast.
 #
-# The model knows no cost of registers, no code size, no second program on the SM.
-# So look at measurements.
-# An H200, the same package, forward: how many times as fast is TLX as plain Triton?
+# The model does not include the cost of registers, code size, or a second program on the SM.
+# So look at measurements on an H200, forward: how many times as fast as this package's plain Triton kernel is its TLX kernel?
 
 # %%
 order = sorted(NAMES, key=intensity.get)
@@ -676,21 +671,20 @@ plots.panels(
 )
 
 # %% [markdown]
-# Three ways not to gain:
+# In three cases there is little to gain:
 #
-# - **Bytes decide** (`pma32`): both kernels stand near the roof of memory.
-#   Nothing inside the SM can lift a roof.
-# - **Exponentials decide** (`self-d64`): with D = 64 there are half as many FLOPs per exponential.
+# - **Memory bandwidth is the limit** (`pma32`): both kernels are near the roof of memory, and no change inside the SM can raise it.
+# - **Exponentials are the limit** (`self-d64`): with D = 64 there are half as many FLOPs per exponential.
 #   On an H200 both units then need the same time, and the rest of the softmax runs on the same warps.
-# - **Few steps** (`self-window`): a window of 256 keys is a handful of blocks per tile.
+# - **There are few steps** (`self-window`): a window of 256 keys is only a few blocks per tile.
 #   Public reports agree.
-#   The TLX template of FlexAttention was *slower* below 512 keys, 0.89 times at 128 to 256, and 1.12 to 1.13 times as fast at 8k to 16k (PyTorch pull request 188644, 2026).
+#   The TLX template of FlexAttention was *slower* below 512 keys (0.89 times as fast at 128 to 256 keys), and 1.12 to 1.13 times as fast at 8k to 16k keys (PyTorch pull request 188644, 2026).
 #
-# ## How much depends on rates that nobody knows
+# ## How much depends on unknown rates
 #
 # Some rates are assumed.
-# A conclusion that changes when such a number is halved or doubled is no conclusion.
-# The bars show the share of time in which the tensor core is busy, each rate once at half and once at twice its value.
+# A conclusion that changes when an assumed rate is halved or doubled would not be reliable.
+# The bars show the share of time in which the tensor core is busy, with each rate once at half and once at twice its value.
 
 # %%
 DOUBTED = ["tmem_read", "tmem_write", "tma_latency", "wakeup", "barrier", "smem_latency", "cvt"]
@@ -717,14 +711,22 @@ plots.segments(
 )
 
 # %% [markdown]
-# The two kernels never come near each other.
-# That much survives every doubt.
-# *How* busy version 5 is does not.
-# It depends on the TMA's latency, for with four blocks of keys the beginning of the tile weighs a lot, and on tensor memory, whose bandwidth on a B200 nobody has published.
+# The ranges of the two versions never overlap, so that conclusion does not depend on the assumed rates.
+# *How* busy version 5 is does depend on them.
+# It depends on the TMA's latency, because with four blocks of keys the start of the tile weighs a lot, and on the bandwidth of tensor memory, for which no figure for a B200 is published.
+#
+# ## Summary
+#
+# * Each unit of an SM has a rate, and operations also have latencies; all units can run at the same time.
+# * A step costs between the largest and the sum of its units' cycles, plus the latencies that it waits for.
+# * On a B200 products and exponentials are balanced, so they must overlap; in plain Triton the same warps wait for both.
+# * Warp specialization: workers with different jobs, a shared ring, and a barrier for each transfer.
+# * It gains little if bandwidth or exponentials are the limit, or if there are few steps.
 #
 # ## Exercises
 #
 # Open [exercises/09_the_machine_underneath.py](../exercises/09_the_machine_underneath.py).
+# The minutes are an [estimate by a rule](00_start_here.py).
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
@@ -745,21 +747,20 @@ plots.segments(
 #
 # <details><summary>A kernel's tensor core is busy for 20 % of the time, its exp2 units too. Is it limited by either?</summary>
 #
-# By neither.
-# It is limited by waits: no unit is near 100 %.
+# Probably by neither: if no unit is near 100 %, waits are the limit.
 # </details>
 #
 # <details><summary>Why can plain Triton hide the wait for K and V, and not the wait for S?</summary>
 #
-# K and V of the next step are known without this step's results, so they can be asked for early by the same warps.
-# The exponentials need S, and they are those warps' own next work.
-# (The *next* S could be asked for early, too: exercise 9.6. Then one group of warps must order by hand what two kinds of workers do by themselves.)
+# The next step's K and V do not depend on this step's results, so the same warps can start their loads early.
+# The exponentials need S, and they are the next work of those same warps.
+# (The product for the *next* S could also start early, as in exercise 9.6. Then one group of warps must interleave by hand what two kinds of workers overlap by themselves.)
 # </details>
 #
 # <details><summary>Two programs on one SM hide each other's waits. Why is that no cure on a B200 for D = 128?</summary>
 #
-# They must fit: 512 columns of tensor memory and 227 KB of SMEM for both.
-# And each fetches its own K and V.
+# Both must fit into 512 columns of tensor memory and 227 KB of SMEM.
+# And each loads its own K and V.
 # </details>
 #
 # ## Try this
@@ -769,17 +770,17 @@ plots.segments(
 #   Why?
 #   (The kernel itself would not run there: TMEM is Blackwell's.)
 # - In version 4 use blocks of 32 keys.
-#   Predict the cycles from the two runs that you have.
+#   Predict the cycles from the runs with 128 and 64 keys.
 # - Give `tile_cycles` 8-bit inputs and D = 256.
-#   Which unit would you have to make faster, and by how much, before another one takes over?
+#   Which unit would you have to make faster, and by how much, before another one becomes the limit?
 #
 # ## Pitfalls
 #
-# Each with a number.
+# A cell shows a number for each of them.
 #
-# **The sum for the largest.** "The products take 2048 cycles and the exponentials 2048, so a step takes 4096."
-# Only if nothing overlaps.
-# And the reverse, a bound taken for a time:
+# **The sum in place of the largest.** "The products take 2048 cycles and the exponentials 2048, so a step takes 4096."
+# That is true only if nothing overlaps.
+# The opposite mistake is to read a bound as a time:
 
 # %%
 step = {name: versions[name] for name in ("1: turns", "5: the package's")}
@@ -787,8 +788,8 @@ print({name: f"{c / bound:.1f} times the bound" for name, c in step.items()})
 
 # %% [markdown]
 # **Latency counted once per block.**
-# With two buffers the latency of a load is hidden behind the step before, or it is not: it depends on which is longer.
-# Versions 1 and 2, cycles waited for K and V:
+# With two buffers a load runs during the step before, so its latency costs time only if it is longer than that step.
+# The cycles that versions 1 and 2 wait for K and V:
 
 # %%
 for name in ("1: turns", "2: loads ahead"):
@@ -797,7 +798,7 @@ for name in ("1: turns", "2: loads ahead"):
 
 # %% [markdown]
 # **Padded work counted as work.**
-# A tile of 128 rows takes the tensor core as long when 32 of them exist.
+# A tile of 128 rows takes the tensor core just as long if only 32 of them exist.
 # "Busy" is not "useful":
 
 # %%
@@ -806,10 +807,9 @@ for queries in (32, 64, 128):
     print(f"{queries} queries in a tile of 128: busy 70 % would be {70 * share:.0f} % useful")
 
 # %% [markdown]
-# **A share of one unit taken as a verdict.**
-# In version 3 the tensor core is busy for 30 %.
-# The exp2 units are, too.
-# Halve the exponentials' cost: how much does it gain?
+# **Speeding up a unit that is not the limit.**
+# In version 3 the tensor core is busy for 30 % of the time, and the exp2 units for 34 %.
+# How much faster is the kernel if the exponentials take half the time?
 
 # %%
 launch = launcher(groups_kernel, PROBLEM, 2 * BM, GROUPS=2, AHEAD=1)
@@ -819,29 +819,29 @@ print(f"{now:,.0f} cycles; with exp2 units twice as fast {then:,.0f}: {1 - then 
 # %% [markdown]
 # | pitfall | where you saw it |
 # |---|---|
-# | sum for the largest, bound for a time | the table of steps |
+# | the sum in place of the largest, a bound read as a time | the figure of cycles per step |
 # | latency as a cost per block | versions 1 and 2 |
-# | busy taken for useful | tiles of 32 queries |
+# | busy read as useful | tiles of 32 queries |
 # | speeding up a unit that is not the limit | exp2 units twice as fast |
-# | FlashAttention-4's algorithm without its roles: the same mathematics, one kind of warp | versions 1 and 5 |
-# | specializing what bytes or exponentials limit | the measured ratios |
+# | FlashAttention-4's algorithm with one kind of warp, without its roles | versions 1 and 5 |
+# | specializing a kernel that bandwidth or exponentials limit | the measured ratios |
 #
 # ## What differs on a real GPU
 #
-# - Four schedulers hide many short latencies by switching warps, instruction by instruction.
-#   The model does it operation by operation.
-# - Bank conflicts, clock under power limits, and the L2's two halves are not modelled.
-#   Twice the tensor rate at the same power is a real question on a B200.
-# - A B200 is *a* Blackwell.
+# - Each SM has four schedulers, which hide many short latencies by switching between warps at every instruction.
+#   The model switches only between operations.
+# - Bank conflicts, lower clocks under a power limit, and the two halves of the L2 cache are not modelled.
+#   Whether a B200 can sustain its tensor rate within its power limit is not answered here.
+# - Not every Blackwell GPU is a B200.
 #   The consumer chips (sm_120) have neither tensor memory nor these products (flash-attention, issue 2634).
 # - Published for a B200, not measured here: FlashAttention-4 reaches 1613 TFLOP/s, 71 % of the peak (arXiv 2603.05451, 2026).
-#   FP8 does not double that: TLX's own MXFP8 forward ran at about 1180 TFLOP/s beside 1182 of its bf16 one (1.052 ms at batch 1, 32 heads, 8704 tokens, D = 128; facebookexperimental/triton, 2026; TFLOP/s derived).
-#   The exponentials are the limit, as the second group of bars said.
+#   FP8 does not double that: TLX's own MXFP8 forward ran at about 1180 TFLOP/s, and its bf16 one at 1182 (1.052 ms at batch 1, 32 heads, 8704 tokens, D = 128; facebookexperimental/triton, 2026; TFLOP/s derived).
+#   The exponentials are the limit, as the second group of bars in the first bar chart shows.
 #
 # ## Verified here, and not
 #
 # Versions 1 to 4 ran on the emulator under three schedules and were compared with fp64; version 5 has tests of its own.
-# All their cycles are modelled with the rates of `jfa/emulator/rates.py`, sources included; no B200 was there.
+# All their cycles are modelled with the rates of `jfa/emulator/rates.py`, which names its sources; no B200 was available.
 # The inner loops were compiled by fbtriton 3.7.4 when this notebook ran.
 # The H200 points were measured on 2026-11-29 and are read from `jfa/bench/results`.
 #
@@ -854,4 +854,4 @@ print(f"{now:,.0f} cycles; with exp2 units twice as fast {then:,.0f}: {1 - then 
 #   Dao-AILab/flash-attention issue 2634: sm_120.
 # - `jfa/emulator/rates.py`, `jfa/kernels/blackwell/modelled.py`, [docs/blackwell-notes.md](../docs/blackwell-notes.md): the full table of doubted rates.
 #
-# Next: 10, TLX primitives.
+# Next: [10 TLX primitives](10_tlx_primitives.py).

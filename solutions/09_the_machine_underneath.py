@@ -13,14 +13,14 @@
 # The first four exercises are arithmetic, the last two are kernels on the emulator.
 # Rates come as a dict, so that the same function serves any chip:
 #
-# | key | what |
+# | key | meaning |
 # |---|---|
 # | `"tensor_2"`, `"tensor_1"` | FLOP per clock for 16-bit and 8-bit inputs |
-# | `"rows"` | rows that one product takes at a time: 128 on a B200, 64 on an H200 |
+# | `"rows"` | rows of the first operand that the tensor core takes at a time: 128 on a B200, 64 on an H200 |
 # | `"mufu"` | exponentials per clock |
 # | `"smem"` | bytes per clock of shared memory, reads and writes together |
 #
-# `jfa.emulator.rates` may be read, but is no help: the judge's chips are not all real.
+# You may read `jfa.emulator.rates`, but it does not contain the answers: some of the check's chips are invented.
 
 # %% tags=["setup"]
 import torch
@@ -37,14 +37,14 @@ B200 = {"tensor_2": 8192, "tensor_1": 16384, "rows": 128, "mufu": 16, "smem": 12
 # %% [markdown]
 # ## 9.1 Cycles of a tile, unit by unit
 #
-# (difficulty 1 of 3, 15 minutes) One step of the forward: `M` queries meet `N` keys, head dimension `D`, inputs of `itemsize` bytes (2 or 1).
-# Return how many cycles it occupies the tensor core, the exp2 units, and shared memory.
+# (difficulty 1 of 3, 15 minutes) One step of the forward: `M` queries, `N` keys, head dimension `D`, inputs of `itemsize` bytes (2 or 1).
+# Return for how many cycles it occupies the tensor core, the exp2 units, and shared memory, as three numbers.
 #
 # - The two products are S = Q Kᵀ and O += P V.
 #   A multiply-add is two FLOPs.
 # - The tensor core takes `rates["rows"]` rows of the first operand at a time.
-#   A rest of fewer rows takes as long as a full one.
-# - For each such group of rows, shared memory delivers the *whole* second operand (K, or V), again.
+#   A last group with fewer rows takes as long as a full one.
+# - For each such group of rows, shared memory delivers the *whole* second operand (K, or V) again.
 #   Of the first operand it delivers the rows that exist, once: Q for S.
 #   P does not come from shared memory.
 # - One exponential per score.
@@ -53,7 +53,7 @@ B200 = {"tensor_2": 8192, "tensor_1": 16384, "rows": 128, "mufu": 16, "smem": 12
 
 # %% tags=["ex-9.1"]
 def tile_cycles(M, N, D, itemsize, rates):
-    """-> (tensor, exp, smem), cycles."""
+    """Return (tensor, exp, smem), each in cycles."""
     ### BEGIN SOLUTION
     groups = -(-M // rates["rows"])
     flops = 2 * 2 * groups * rates["rows"] * N * D
@@ -71,7 +71,7 @@ check("9.1", tile_cycles)
 # (difficulty 2 of 3, 45 minutes) Which unit limits a perfectly overlapped kernel?
 # `direction` is `"forward"` (a tile of 256 queries and 128 keys) or `"backward"` (128 queries, 128 keys).
 #
-# The forward is 9.1's.
+# The forward is that of 9.1.
 # The backward has five products.
 # M is the number of queries, N the number of keys:
 #
@@ -84,15 +84,18 @@ check("9.1", tile_cycles)
 # | dQ = dS K | M x D, N | shared memory |
 #
 # The second operand always comes from shared memory, once per `rates["rows"]` rows, as in 9.1.
-# Besides, shared memory takes dS once (M x N, `itemsize` bytes each). dQ goes out through it: in fp32, written once and read once.
+# In addition, dS is written to shared memory once (M x N numbers of `itemsize` bytes).
+# dQ leaves through it in fp32: it is written once and read once.
 # P is recomputed: one exponential per score.
 #
-# Return the names of all units within 5 % of the slowest one (at least 0.95 times its cycles), in alphabetical order and joined by `" and "`, such as `"exp and tensor"` (names: `exp`, `smem`, `tensor`), and the cycles of the slowest.
+# Return two values.
+# The first is a string with the names of all units within 5 % of the slowest one (at least 0.95 times its cycles), in alphabetical order and joined by `" and "`, such as `"exp and tensor"`; the names are `exp`, `smem` and `tensor`.
+# The second is the number of cycles of the slowest unit.
 
 
 # %% tags=["ex-9.2"]
 def limit(direction, D, itemsize, rates):
-    """-> (names, cycles)"""
+    """Return (names, cycles): a string and a number."""
     ### BEGIN SOLUTION
     M, N = (256, 128) if direction == "forward" else (128, 128)
     rows = rates["rows"]
@@ -124,27 +127,30 @@ check("9.2", limit)
 # %% [markdown]
 # ## 9.3 Predict the ring
 #
-# (difficulty 2 of 3, 20 minutes) A worker loads tiles of B by TMA into a ring of buffers; another multiplies them: `acc += A B`, with A `[M, K]` in shared memory for good, a new B `[K, N]` in each step, bf16.
+# (difficulty 2 of 3, 20 minutes) One worker loads tiles of B by TMA into a ring of buffers, and another multiplies them: `acc += A B`.
+# A `[M, K]` stays in shared memory, and each step has a new B `[K, N]`; both are bf16.
 # M is 64 or 128.
 # How many buffers does the ring need so that no unit waits for a buffer?
-# Little's law answers: what is under way = how long one is under way x how many come per cycle.
+# Little's law gives the answer: the number of buffers in use is the time that one is in use, times the number of buffers needed per cycle.
 #
-# - **Round trip** of one buffer: from the start of its load to the start of the next load into it.
-#   The load: its latency `"tma_latency"`, then its transfer through the slowest of `"tma_issue"`, `"l2"` and `"smem"` (bytes per clock each).
-#   The multiplying worker wakes (`"wakeup"`).
-#   The product: the slower of tensor core and shared memory's operands (A and B, once), then its latency `"mma_latency"`.
-#   The loading worker wakes (`"wakeup"`).
-# - **Period**: cycles per step when nothing waits: what the busiest unit needs per step.
-#   Shared memory is one unit for all who use it.
+# - **Round trip** of one buffer: the cycles from the start of its load to the start of the next load into it.
+#   It is the sum of five parts:
+#   1. The load: its latency `"tma_latency"`, then its transfer through the slowest of `"tma_issue"`, `"l2"` and `"smem"` (each in bytes per clock).
+#   2. The multiplying worker wakes (`"wakeup"`).
+#   3. The product takes the time of the slower of two: the tensor core, and shared memory delivering the operands (A and B, once each).
+#   4. The product's latency `"mma_latency"`.
+#   5. The loading worker wakes (`"wakeup"`).
+# - **Period**: the cycles per step if no unit waits, which is the time of the busiest unit per step.
+#   Shared memory is a single unit for all its uses: the transfer of the load and the operands of the product.
 # - Fewer than 128 rows of A take the tensor core as long as 128.
 #
-# Return round trip, period, and the smallest number of buffers whose trips fill every period.
-# The timed emulator agrees: with one buffer a step of this ring takes your round trip, with your number of buffers it takes your period, within 10 %.
+# Return the round trip, the period, and the smallest number of buffers with which a buffer is free in every period.
+# The timed emulator agrees within 10 %: with one buffer a step of this ring takes your round trip, and with your number of buffers it takes your period.
 
 
 # %% tags=["ex-9.3"]
 def ring(M, N, K, rates):
-    """-> (round_trip, period, buffers): cycles, cycles, a whole number."""
+    """Return (round_trip, period, buffers): cycles, cycles, an int."""
     ### BEGIN SOLUTION
     moved = 2 * K * N
     transfer = moved / min(rates["tma_issue"], rates["l2"], rates["smem"])
@@ -164,14 +170,14 @@ check("9.3", ring)
 # ## 9.4 Busy shares and the longest chain
 #
 # (difficulty 2 of 3, 50 minutes) Write the tool that reads a timeline.
-# `events` is a list of `(unit, start, end)`.
-# `needs[i]` lists the numbers of the events that event i had to wait for (any numbers, in any order, without circles).
+# `events` is a list of `(unit, start, end)`, with the times in cycles.
+# `needs[i]` lists the indices of the events that event i had to wait for (any indices, in any order, without cycles).
 #
-# - **Busy**: for each unit its share of the time from the first start to the last end of all events.
+# - **Busy**: for each unit, its share of the time from the first start to the last end of all events.
 #   Events of one unit may overlap; a cycle counts once.
 # - **Longest chain**: the largest sum of durations along a path of `needs`.
 #   No overlap can make the kernel faster than this.
-#   Time that passes *between* two events is no part of it.
+#   Time that passes *between* two events is not part of it.
 #
 # Without events return `({}, 0)`; if no time passes at all, shares are 0.
 # There may be thousands of events, and very many paths.
@@ -179,7 +185,7 @@ check("9.3", ring)
 
 # %% tags=["ex-9.4"]
 def account(events, needs):
-    """-> (busy: {unit: share}, chain: cycles)"""
+    """Return (busy: {unit: share}, chain: cycles)."""
     ### BEGIN SOLUTION
     if not events:
         return {}, 0
@@ -212,16 +218,16 @@ check("9.4", account)
 # %% [markdown]
 # ## 9.5 Bug hunt: a wait that comes too early
 #
-# (difficulty 2 of 3, 25 minutes) One warp group; two buffers for K, two for S.
+# (difficulty 2 of 3, 25 minutes) A kernel has one warp group, two buffers for K and two for S.
 # For each of 128 queries it sums the exponentials of its scores.
-# (Scores are small here: nobody subtracts a maximum.)
+# (Scores are small here, so no maximum is subtracted.)
 #
-# The author's plan: while the tensor core makes the S of block j, the exp2 units work on block j − 1.
+# The author's plan: while the tensor core computes the S of block j, the exp2 units work on block j − 1.
 # The numbers are right, but the timeline shows the two units taking turns.
-# Run the check first: it names the longest wait, and that wait is needed.
-# It only stands in the wrong place.
-# Put it where it belongs.
-# Before you do: what else, besides S, is free only after it?
+# Run the check first: it names the longest wait.
+# That wait is needed, but it is in the wrong place.
+# Move it to the right one.
+# Before you do: which buffer, other than S, is free only after it?
 #
 # Limit: at most 3,500 modelled cycles, and 1,700 more per block of 128 keys.
 
@@ -232,7 +238,7 @@ def sums_kernel(
     q_desc, k_desc, out_ptr, blocks, scale_log2,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """q: [M, D], k: [blocks * N, D], bf16; out: [M] fp32, the sums of exp2(scores * scale_log2)."""
+    """Store sums of exp2(scores * scale_log2) in out: [M] fp32; q: [M, D], k: [blocks * N, D]."""
     # YOUR CODE: one wait below serializes two units
     q = tlx.local_alloc((M, D), tl.bfloat16, 1)
     k = tlx.local_alloc((N, D), tl.bfloat16, 2)
@@ -275,35 +281,35 @@ check("9.5", sums_kernel)
 # %% [markdown]
 # ## 9.6 The next product before this softmax
 #
-# (difficulty 3 of 3, 40 minutes) The chapter said that the next S could be asked for early, by the same warps.
-# Write it: attention for one tile of 128 queries, one warp group, no tasks.
+# (difficulty 3 of 3, 40 minutes) The chapter says that the same warps could start the product for the next S early.
+# Write that kernel: attention for one tile of 128 queries, one warp group, no tasks.
 # Two waits of version 1 must move.
-# While the exp2 units work on block j, the tensor core should have the S of block j + 1 to make; and the wait for block j's PV may come a step later.
+# While the exp2 units work on block j, the tensor core should compute the S of block j + 1; and the wait for block j's PV may come a step later.
 #
 # Buffers, barriers and helpers are given; the first three loads are started for you.
 # Buffers of a ring are used in turn: block j has `k[j % 2]`, `v[j % 2]`, `s[j % 2]`.
 # There is one `p` and one `acc`.
-# Before each step ask of each buffer: who still reads it?
-# The emulator asks, too.
+# Before each step ask, for each buffer, which operation may still read it.
+# The emulator checks it, too.
 #
 # `blocks` is at least 1.
-# Scores may be huge or very negative, no row is hidden.
+# Scores may be huge or very negative; every row has visible keys.
 # Limit: at most 3,000 modelled cycles, and 1,700 more per block of 64 keys.
 #
-# Given, in the next cell: `load_box` starts a copy, `softmax_step` is chapter 4's, in base 2.
+# Given, in the next cell: `load_box` starts a copy, and `softmax_step` is that of chapter 04, in base 2.
 
 
 # %%
 @triton.jit
 def load_box(desc, tile, full, row, BYTES: tl.constexpr):
-    """Start the copy of the box at `row`; `full` completes when it is there."""
+    """Start the copy of the box at `row`; `full` completes when it has arrived."""
     tlx.barrier_expect_bytes(full, BYTES)
     tlx.async_descriptor_load(desc, tile, [row, 0], full)
 
 
 @triton.jit
 def softmax_step(scores, m, l, scale_log2):
-    """One block joins a running softmax in base 2: -> (P, alpha, m, l)."""
+    """Add one block to a running softmax in base 2: -> (P, alpha, m, l)."""
     m_new = tl.maximum(m, tl.max(scores, axis=1) * scale_log2)
     alpha = tl.math.exp2(m - m_new)
     p = tl.math.exp2(scores * scale_log2 - m_new[:, None])
@@ -316,7 +322,7 @@ def early_kernel(
     q_desc, k_desc, v_desc, out_ptr, blocks, scale_log2,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """q: [M, D], k and v: [blocks * N, D], bf16; out: [M, D] fp32."""
+    """Store attention in out: [M, D] fp32; q: [M, D], k and v: [blocks * N, D], bf16."""
     q = tlx.local_alloc((M, D), tl.bfloat16, 1)
     k = tlx.local_alloc((N, D), tl.bfloat16, 2)
     v = tlx.local_alloc((N, D), tl.bfloat16, 2)
