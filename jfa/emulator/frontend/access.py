@@ -281,6 +281,11 @@ if _BLOCK_POINTER is not None:
     class BlockPointer(_BLOCK_POINTER):
         """A block pointer whose methods run here."""
 
+        @property
+        def compiled_type(self):
+            """What must not change from one iteration of a loop to the next."""
+            return f"block_ptr<{self.base.type}, {self.block_shape}, {self.order}>"
+
         def advance(self, offsets):
             return advance(self, offsets)
 
@@ -515,6 +520,11 @@ class Descriptor(tl.tensor_descriptor):
     @property
     def handle(self):
         return self
+
+    @property
+    def compiled_type(self):
+        """What must not change from one iteration of a loop to the next."""
+        return f"tensor_descriptor<{self.block_shape}, {self._dtype}>"
 
     @property
     def dtype(self):

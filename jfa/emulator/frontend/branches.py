@@ -8,7 +8,7 @@ known that way (TLX, atomics, calls with effects) makes the assigned names unkno
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from types import CodeType
 from typing import Any
 
@@ -33,8 +33,9 @@ class Unknown(Exception):
 
 
 class Program:
-    """The assignments of a branch. steps: ("set", names, code), ("if", names, code of the condition, Program, Program) or
-    ("forget", names). returns: whether a `return` ends it."""
+    """The assignments of a branch. steps: ("set", names, code), ("if", names, code of the condition, Program, Program),
+    ("loop", names, its variable, Program), ("forget", names) or ("read", (), names that may not be bound). returns: whether a
+    `return` ends it."""
 
     def __init__(self) -> None:
         self.steps: list[tuple] = []
@@ -49,32 +50,61 @@ class Program:
 # ---- made when a kernel is rewritten
 
 
-def program(
-    statements: list[ast.stmt], rewrite: Callable[[ast.stmt], list[ast.stmt]], filename: str, base: int
-) -> Program:
-    """Return the assignments of some statements.
+class Maker:
+    """Makes programs.
 
     rewrite: returns a statement in the form in which it runs, with each call's function handed to `callable_without_effects`.
+    reads: returns the names that a statement or expression reads. doubts: names that may not be bound where they are read.
     """
-    made = Program()
-    for statement in statements:
-        if isinstance(statement, ast.Return):
-            made.returns = True
-            break
-        names = _names(statement)
-        if not names:
-            continue
+
+    def __init__(
+        self,
+        rewrite: Callable[[ast.stmt], list[ast.stmt]],
+        reads: Callable[[ast.AST], Collection[str]],
+        doubts: Collection[str],
+        filename: str,
+        base: int,
+    ) -> None:
+        self.rewrite, self.reads, self.doubts, self.filename, self.base = rewrite, reads, doubts, filename, base
+
+    def program(self, statements: list[ast.stmt]) -> Program:
+        """Return the assignments of some statements, and the reads of doubtful names."""
+        made = Program()
+        for statement in statements:
+            names = _names(statement)
+            if names or self._doubtful(statement):
+                made.steps += self._steps(statement, names)
+            if isinstance(statement, ast.Return):
+                made.returns = True
+                break
+        return made
+
+    def _doubtful(self, statement: ast.AST) -> bool:
+        return any(isinstance(n, ast.Name) and n.id in self.doubts for n in ast.walk(statement))
+
+    def _steps(self, statement: ast.stmt, names: frozenset[str]) -> Iterator[tuple]:
+        compound = isinstance(statement, ast.If | ast.For | ast.While | ast.With)
+        head = getattr(statement, "test", getattr(statement, "iter", None)) if compound else statement
+        read = [] if head is None else sorted(set(self.reads(head)) & set(self.doubts))
+        if read:
+            yield "read", frozenset(), read
         if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
-            made.steps.append(("set", names, _code(rewrite(statement), filename, base)))
+            yield "set", names, _code(self.rewrite(statement), self.filename, self.base)
         elif isinstance(statement, ast.If):
-            (test,) = rewrite(ast.copy_location(ast.Expr(statement.test), statement))
+            (test,) = self.rewrite(ast.copy_location(ast.Expr(statement.test), statement))
             keep = ast.copy_location(ast.Assign([ast.Name("__jfa_condition", ast.Store())], test.value), statement)
-            code = _code([keep], filename, base)
-            parts = (program(part, rewrite, filename, base) for part in (statement.body, statement.orelse))
-            made.steps.append(("if", names, code, *parts))
-        else:
-            made.steps.append(("forget", names))
-    return made
+            code = _code([keep], self.filename, self.base)
+            yield "if", names, code, *map(self.program, (statement.body, statement.orelse))
+        elif isinstance(statement, ast.For | ast.While) and self._doubtful(statement) and not _is_unrolled(statement):
+            target = _names(statement.target) if isinstance(statement, ast.For) else frozenset()
+            yield "loop", names, target, self.program(statement.body)
+        elif names:
+            yield "forget", names
+
+
+def _is_unrolled(statement: ast.For | ast.While) -> bool:
+    function = getattr(getattr(statement, "iter", None), "func", None)
+    return getattr(function, "attr", getattr(function, "id", None)) == "static_range"
 
 
 def _names(statement: ast.stmt) -> frozenset[str]:
@@ -100,16 +130,34 @@ def try_out(branch: Program, names: dict[str, Any], namespace: dict[str, Any]) -
     Active.counts = None
     try:
         with running(launch), np.errstate(all="ignore"):
-            return _run(branch, dict(names), namespace)
+            left = _run(branch, dict(names), namespace)
+            left.pop(_UNKNOWN, None)
+            return left
     finally:
         Active.counts = counts
 
 
+def look_into(body: Program, target: Collection[str], names: dict[str, Any], namespace: dict[str, Any]) -> None:
+    """Look for names that a loop's body reads and nothing has bound. target: the loop's variable.
+
+    Raises NameError as the compiler does.
+    """
+    inside = dict(names)
+    _forget(inside, target)
+    try_out(body, inside, namespace)
+
+
 def _run(branch: Program, names: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
     for kind, assigned, *parts in branch.steps:
-        if kind == "forget" or not _execute(parts[0], names, namespace):
-            for name in assigned:
-                names.pop(name, None)
+        if kind == "read":
+            _require(parts[0], names, namespace)
+        elif kind == "loop":
+            inside = dict(names)
+            _forget(inside, parts[0])
+            _run(parts[1], inside, namespace)
+            _forget(names, parts[0] | (assigned & (names.keys() | _unknown(names))))
+        elif kind == "forget" or not _execute(parts[0], names, namespace):
+            _forget(names, assigned)
         elif kind == "if":
             condition = names.pop("__jfa_condition")
             if not isinstance(condition, Tensor):
@@ -117,8 +165,39 @@ def _run(branch: Program, names: dict[str, Any], namespace: dict[str, Any]) -> d
             else:
                 then, other = (_run(part, dict(names), namespace) for part in parts[1:])
                 compare(then, other, parts[1].names & parts[2].names)
-                names = {name: value for name, value in then.items() if name in other}
+                names = _join(then, other)
+        else:
+            names[_UNKNOWN] = _unknown(names) - assigned
     return names
+
+
+_UNKNOWN = "__jfa_unknown"  # key of the names that are bound to what is not known
+
+
+def _unknown(names: dict[str, Any]) -> frozenset[str]:
+    return names.get(_UNKNOWN, frozenset())
+
+
+def _forget(names: dict[str, Any], which: Collection[str]) -> None:
+    """Keep of these names only that they are bound."""
+    for name in which:
+        names.pop(name, None)
+    names[_UNKNOWN] = _unknown(names) | frozenset(which)
+
+
+def _join(then: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return the names that both branches of an `if` leave bound."""
+    bound = (then.keys() | _unknown(then)) & (other.keys() | _unknown(other))
+    names = {name: value for name, value in then.items() if name in other}
+    names[_UNKNOWN] = frozenset(bound - {_UNKNOWN} - (names.keys() - {_UNKNOWN}))
+    return names
+
+
+def _require(read: Collection[str], names: dict[str, Any], namespace: dict[str, Any]) -> None:
+    for name in read:
+        known = name in names or name in _unknown(names) or name in namespace or name in namespace["__builtins__"]
+        if not known:
+            raise NameError(f"{name} is not defined", name=name)
 
 
 def _execute(code: CodeType, names: dict[str, Any], namespace: dict[str, Any]) -> bool:

@@ -252,6 +252,41 @@ def _reads(node):
         yield from _reads(part)
 
 
+def _doubtful(statements, known):
+    """Return (names read in these statements where nothing has surely bound them, names surely bound behind them).
+
+    known: names that are bound before. What an unrolled loop reads is left out, for it may have no turn.
+    """
+    found, known = set(), set(known)
+    for statement in _until_return(statements):
+        if isinstance(statement, ast.If):
+            found |= _names_read(statement.test) - known
+            parts = [_doubtful(part, known) for part in (statement.body, statement.orelse)]
+            found |= parts[0][0] | parts[1][0]
+            known |= parts[0][1] & parts[1][1]
+        elif isinstance(statement, ast.For | ast.While) and not _is_call_of(
+            getattr(statement, "iter", None), "static_range"
+        ):
+            target = _assigned([statement.target]) if isinstance(statement, ast.For) else set()
+            head = statement.iter if isinstance(statement, ast.For) else statement.test
+            found |= _names_read(head) - known | _doubtful(statement.body, known | target)[0]
+            known |= target
+        elif not isinstance(statement, ast.For | ast.While | ast.With):
+            found |= _names_read(statement) - known
+            known |= _assigned([statement]) | {
+                n.target.id
+                for n in ast.walk(statement)
+                if isinstance(n, ast.comprehension) and isinstance(n.target, ast.Name)
+            }
+    return found, known
+
+
+def _names_read(node):
+    """Return the names that the compiler looks up in a statement or expression whatever is true."""
+    changed = {node.target.id} if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) else set()
+    return changed | {n.id for n in _reads(node) if isinstance(n.ctx, ast.Load)}
+
+
 def _until_return(statements):
     """Return the statements that the compiler looks at: those up to a `return` in the same block."""
     ends = next((i for i, s in enumerate(statements) if isinstance(s, ast.Return)), len(statements))
@@ -270,6 +305,7 @@ class Rewriter(ast.NodeTransformer):
         self.branches = []  # (assignments if it is taken, if not) of each `if`
         self.bound = set()  # names of this function's own
         self.defined = set()  # names the compiler knows at this point: what a loop or branch may carry
+        self.sure = set()  # those of them that are bound whatever is true
         self.ended = set()  # variables of loops that may be read after their loop
 
     def _fresh(self, stem):
@@ -290,6 +326,7 @@ class Rewriter(ast.NodeTransformer):
         self.bound = self.defined | {
             n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
         }
+        self.sure = set(self.defined)
         self.ended = _read_outside_loops(function)
         self.threads = any(isinstance(n, ast.Attribute) and n.attr == "thread_id" for n in ast.walk(function))
         for argument in arguments:
@@ -320,9 +357,9 @@ class Rewriter(ast.NodeTransformer):
 
     def _scope(self, statements, keeps):
         """Rewrite a nested block; what it defines is known afterwards only if `keeps` (the compiler unrolls it, or branches)."""
-        before = set(self.defined)
+        before, sure = set(self.defined), set(self.sure)
         rewritten = self._block(statements)
-        inside, self.defined = self.defined, before
+        inside, self.defined, self.sure = self.defined, before, sure
         if keeps:
             self.defined = before | inside
         return rewritten
@@ -366,6 +403,7 @@ class Rewriter(ast.NodeTransformer):
             value = _call("__jfa_assign", value, at=node)
         node.value = value
         self.defined |= _assigned([node])
+        self.sure |= _assigned([node])
         return node
 
     def visit_AnnAssign(self, node):
@@ -380,6 +418,7 @@ class Rewriter(ast.NodeTransformer):
         ):  # else it is new: loops and branches forget what they define
             arguments += [ast.Constant(node.target.id), _call("locals", at=node)]
         self.defined |= _assigned([node])
+        self.sure |= _assigned([node])
         return _located(ast.Assign([node.target], _call("__jfa_constexpr_local", *arguments, at=node)), node)
 
     def visit_AugAssign(self, node):
@@ -544,12 +583,14 @@ class Rewriter(ast.NodeTransformer):
         same = {n for n, value in _copied(node.body).items() if _copied(node.orelse).get(n) == value}
         watched = [n for n in names if n in self.defined and n not in same]
         both = _assigned(node.body) & _assigned(node.orelse)
-        tried = self._branches(node) if watched or both else None
+        doubts, sure = self._doubts([node], self.sure)
+        tried = self._branches(node, doubts) if watched or both or doubts else None
         before = set(self.defined)
         node.body = self._scope(node.body, keeps=True)
         after, self.defined = self.defined, before
         node.orelse = self._scope(node.orelse, keeps=True) if node.orelse else []
         self.defined |= after
+        self.sure |= sure
         out = [node] if tried is None else self._watch_types(node, watched, both, tried)
         if lost:
             dynamic = _call("__jfa_at_run_time", ast.Name(condition, ast.Load()), at=node)
@@ -563,17 +604,30 @@ class Rewriter(ast.NodeTransformer):
         after = _located(ast.Expr(_call("__jfa_converge", ast.Name(memory, ast.Load()), at=node)), node)
         return [before, *statements, after]
 
-    def _branches(self, node):
-        """Return an expression for the assignments of both branches of an `if`, to be tried out where they are not taken."""
+    def _doubts(self, statements, known):
+        """Return (names whose reads in these statements are to be looked at when they run, names surely bound behind them)."""
+        found, known = _doubtful(statements, known)
+        return found & (self.bound | self.missing), known
+
+    def _branches(self, node, doubts):
+        """Return an expression for the assignments of both branches of an `if`, to be tried out where they are not taken.
+
+        doubts: names that may not be bound where the branches read them.
+        """
+        return self._programs(node, (node.body, node.orelse), doubts)
+
+    def _programs(self, node, parts, doubts):
+        """Return an expression for the assignments of some lists of statements, to be tried out."""
         trial = _Trial(self.filename, self.base, self.features)
         trial.bound, trial.defined, trial.ended = self.bound, set(self.defined), self.ended
+        trial.sure = set(self.sure)
 
         def rewrite(statement):
             new = trial.visit(copy.deepcopy(statement))
             return new if isinstance(new, list) else [] if new is None else [new]
 
-        parts = (branches.program(part, rewrite, self.filename, self.base) for part in (node.body, node.orelse))
-        self.branches.append(tuple(parts))
+        made = branches.Maker(rewrite, _names_read, doubts, self.filename, self.base)
+        self.branches.append(tuple(made.program(part) for part in parts))
         place = ast.Constant(len(self.branches) - 1)
         return _located(ast.Subscript(ast.Name("__jfa_branches", ast.Load()), place, ast.Load()), node)
 
@@ -612,6 +666,7 @@ class Rewriter(ast.NodeTransformer):
         node.iter = _call("__jfa_iterate", ast.Name(values, ast.Load()), ast.Constant(node.target.id), at=node)
         carried = sorted((_assigned(node.body) - {node.target.id}) & self.defined)
         lost, annotated = _assigned(node.body) - {node.target.id} - self.defined, _annotated(node.body)
+        looked = [] if static else self._look_into(node, {node.target.id})
         self.loops += not static
         self.unrolled += static
         node.body = self._scope(node.body, keeps=static)
@@ -620,7 +675,17 @@ class Rewriter(ast.NodeTransformer):
         self.defined.add(node.target.id)
         if static:
             return [begin, node]
-        return [begin, *self._dynamic_loop(node, carried, lost, annotated), self._leave(node, values)]
+        self.sure.add(node.target.id)
+        return [begin, *looked, *self._dynamic_loop(node, carried, lost, annotated), self._leave(node, values)]
+
+    def _look_into(self, node, target=frozenset()):
+        """Return statements that look, before a loop, for names that its body reads and nothing has bound: it may have no turn."""
+        doubts, _ = self._doubts(node.body, self.sure | target)
+        if not doubts:
+            return []
+        looks = _call("__jfa_looks", ast.Constant((self.filename, self.base, self._fresh("l"))), at=node)
+        arguments = self._programs(node, [node.body], doubts), ast.Constant(tuple(target)), _call("locals", at=node)
+        return [_located(ast.If(looks, [ast.Expr(_call("__jfa_look_into", *arguments, at=node))], []), node)]
 
     def _leave(self, node, values):
         """Leave a loop's variable the type it had in there, turns or not, and no value that can be used."""
@@ -640,11 +705,12 @@ class Rewriter(ast.NodeTransformer):
             return self._refuse(node, "`else` after a loop is not supported")
         carried = sorted(_assigned(node.body) & self.defined)
         lost, annotated = _assigned(node.body) - self.defined, _annotated(node.body)
+        looked = self._look_into(node)
         node.test = _call("__jfa_while", self.visit(node.test), *self._counter(node), at=node)
         self.loops += 1
         node.body = self._scope(node.body, keeps=False)
         self.loops -= 1
-        return self._dynamic_loop(node, carried, lost, annotated)
+        return looked + self._dynamic_loop(node, carried, lost, annotated)
 
     def _counter(self, node):
         """Return (site, name, value) of what a `while` counts: the first name of its condition that its body changes."""

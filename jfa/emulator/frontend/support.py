@@ -328,6 +328,11 @@ def watch(condition, memory, refusal=None):
     return taken
 
 
+def look_into(programs, target, variables):
+    """Look, before a loop, for names that its body reads and nothing has bound (see branches.py)."""
+    branches.look_into(programs[0], target, variables, sys._getframe(1).f_globals)
+
+
 def _try_both(then, other, variables, namespace):
     """Compare the types that both branches of an `if` would leave."""
     both = then.names & other.names
@@ -816,6 +821,7 @@ HELPERS = {
     "iterate": iterate,
     "static_range": StaticRange,
     "looks": looks,
+    "look_into": look_into,
     "types": types_of,
     "without_effects": branches.callable_without_effects,
     "check_loop": check_loop,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Element: TypeAlias = "buffered_tensor | reuse_group"
 
 _ALIGN = 128  # bytes between two SMEM allocations
+_DEFAULT_LAYOUT = object()  # where none is given: the compiler refuses an explicit None
 _SLICES = ("slice", "columns")  # what views that show a part of each row or column are remembered under
 _SWIZZLE_LEAST = 16  # bytes of a row that a tile in SMEM of two or more dimensions must have to be read by TMA or MMA
 _SWIZZLE_ROWS = 8  # of a tile in SMEM: the pattern of its swizzle, which a slice must not cut
@@ -450,7 +451,7 @@ def local_alloc(
     num: Value,
     storage: Any = storage_kind.smem,
     reuse: Any = None,
-    layout: Any = None,
+    layout: Any = _DEFAULT_LAYOUT,
     _name: str = "buffer",
 ) -> buffered_tensor:
     """Allocate `num` tiles of `shape` and dtype in SMEM or TMEM.
@@ -465,8 +466,14 @@ def local_alloc(
     num = integer(constant(num, "num"))
     if num < 1:
         raise ValueError(f"local_alloc of {num} buffers for {_name}: at least one is needed")
-    layout = plain(layout)
+    if not isinstance(storage, storage_kind):
+        raise TypeError(
+            f"storage must be a tlx.storage_kind, got {storage!r}: the compiler compares it with tlx.storage_kind.smem, "
+            "and puts what differs into tensor memory"
+        )
+    layout = None if layout is _DEFAULT_LAYOUT else (plain(layout),)
     if layout is not None:
+        (layout,) = layout
         if storage != storage_kind.smem:
             raise NotImplementedError("User-specified layout encoding is only supported for shared memory (smem)")
         if not isinstance(layout, layout_encoding) and not type(layout).__name__.endswith(("layout", "encoding")):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ..locations import Where
     from ..machine.tasks import Task
 
+_GROUP = 4  # warps that setmaxnreg serves together
+
 
 class async_task:
     """One task of an async_tasks region: async_task("default") or async_task(num_warps=..., registers=..., replicate=...)."""
@@ -147,18 +149,38 @@ def _check_threads(task: Task, others: Sequence[async_task], default: async_task
 
 
 def _check_registers(task: Task, others: Sequence[async_task], default: async_task, where: Where) -> None:
-    total = 0
     for spec in others:
         if not limits.MIN_REGISTERS <= spec.num_regs <= limits.MAX_REGISTERS:
             raise errors.RegisterLimitError(f"registers={spec.num_regs} is outside 24..256", [f"at {show(where)}"])
-        total += spec.num_regs * spec.num_warps * spec.replicate * limits.WARP
+    groups = _register_groups(others)
+    total = sum(limits.WARP * warps * registers for warps, registers in groups)
     least = limits.MIN_REGISTERS * task.cta.num_warps * default.replicate * limits.WARP
     if total + least > limits.REGISTERS:
-        lines = [f"{s.num_warps} warps x {s.replicate} x 32 x {s.num_regs} registers" for s in others]
+        lines = [f"{warps} warps x 32 x {registers} registers" for warps, registers in groups]
+        if any(s.num_warps < _GROUP for s in others):
+            lines.append("four warps in a row get the most that one of their tasks asks for")
         raise errors.RegisterLimitError(
             f"{total:,} registers for the tasks and at least {least:,} for the default one: an SM has {limits.REGISTERS:,}",
             [f"at {show(where)}", *lines],
         )
+
+
+def _register_groups(others: Sequence[async_task]) -> list[tuple[int, int]]:
+    """Return [(warps, registers per thread), ...] as setmaxnreg serves them: whole groups of four warps.
+
+    The compiler places larger tasks first, and fills the last group up; a group gets what its most demanding task asks for.
+    """
+    tasks = [s for s in others for _ in range(s.replicate)]
+    if all(s.warp_group_start_id is None for s in others):
+        tasks.sort(key=lambda s: (-s.num_warps, -s.num_regs))
+        starts = [sum(s.num_warps for s in tasks[:k]) for k in range(len(tasks))]
+    else:
+        starts = [s.warp_group_start_id + s.num_warps * k for s in others for k in range(s.replicate)]
+    groups: dict[int, int] = {}
+    for spec, start in zip(tasks, starts):
+        for number in range(start // _GROUP, (start + spec.num_warps - 1) // _GROUP + 1):
+            groups[number] = max(groups.get(number, 0), spec.num_regs)
+    return [(_GROUP, registers) for registers in groups.values()]
 
 
 def register_task(task: async_task, body: Callable[[], object], name: str, location: tuple[str, int]) -> None:

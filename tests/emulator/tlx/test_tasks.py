@@ -121,6 +121,49 @@ def test_tasks_that_cannot_be(kind, error, message):
 
 
 @triton.jit
+def _roles(out, BIG: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, STARTS: tl.constexpr):
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            tl.store(out, 1)
+        if STARTS:
+            with tlx.async_task(num_warps=8, registers=BIG, warp_group_start_id=4):
+                tl.store(out, 1)
+            with tlx.async_task(num_warps=1, registers=FIRST, warp_group_start_id=12):
+                tl.store(out, 1)
+            with tlx.async_task(num_warps=1, registers=SECOND, warp_group_start_id=STARTS):
+                tl.store(out, 1)
+        else:
+            with tlx.async_task(num_warps=1, registers=FIRST):
+                tl.store(out, 1)
+            with tlx.async_task(num_warps=8, registers=BIG):
+                tl.store(out, 1)
+            with tlx.async_task(num_warps=1, registers=SECOND):
+                tl.store(out, 1)
+
+
+@pytest.mark.parametrize(
+    "numbers, starts, total",
+    [
+        ((152, 24, 24), 0, None),
+        ((152, 24, 152), 0, None),  # 8 x 32 x 152 + 4 x 32 x 152
+        ((208, 24, 24), 0, None),
+        ((208, 24, 152), 0, "72,704"),
+        ((208, 80, 24), 0, "63,488"),
+        ((208, 40, 32), 13, None),
+        ((208, 40, 32), 16, None),
+        ((208, 40, 40), 16, "63,488"),  # in a group of its own
+    ],
+)
+def test_small_tasks_share_the_registers_of_four_warps(numbers, starts, total):
+    run = emulator.run(_roles, (1,), torch.zeros(1), *numbers, starts)
+    assert [type(f) for f in run.findings] == [errors.RegisterLimitError] * bool(total)
+    if total:
+        assert f"{total} registers for the tasks" in str(run.findings[0]) and "four warps in a row" in str(
+            run.findings[0]
+        )
+
+
+@triton.jit
 def _handshake(out, WARP: tl.constexpr, NAMED: tl.constexpr):
     buffer = tlx.local_alloc((128,), tl.float32, 1)
     if WARP:
