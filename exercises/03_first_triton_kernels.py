@@ -34,8 +34,9 @@ progress()
 # (difficulty 1 of 3, 15 minutes) Compute `out[i] = a * x[i] + y[i]` for `0 <= i < n`.
 # Program `p` owns the elements `p * BLOCK .. (p + 1) * BLOCK - 1`, so the last program's block may hang over the end.
 #
-# Launched as `axpy_kernel[(triton.cdiv(n, BLOCK),)](x, y, out, a, n, BLOCK=64)`.
+# Launched as `axpy_kernel[(triton.cdiv(n, BLOCK),)](x, y, out, a, n, BLOCK=64)`, and with other blocks.
 # The three tensors end exactly at element `n`.
+# Limit: no block larger than `BLOCK` elements.
 
 
 # %% tags=["ex-3.1"]
@@ -55,8 +56,8 @@ check("3.1", axpy_kernel)
 # Program `(i, j)` moves the tile of `x` whose rows start at `i * BLOCK` and whose columns start at `j * BLOCK`.
 # Both tensors may be views: element `(r, c)` of `x` is `x_row * r + x_col * c` elements after `x_ptr`.
 #
-# Launched on a grid of `(cdiv(rows, BLOCK), cdiv(cols, BLOCK))` with `BLOCK=16`.
-# Limit: at most 1 load for each program.
+# Launched on a grid of `(cdiv(rows, BLOCK), cdiv(cols, BLOCK))` with `BLOCK=16`, and with other blocks.
+# Limits: at most 1 load for each program, and no block larger than `BLOCK * BLOCK` elements.
 
 
 # %% tags=["ex-3.2"]
@@ -79,6 +80,7 @@ check("3.2", transpose_kernel)
 # `BLOCK` is a power of two and at least `cols`.
 #
 # Launched as `row_lse_kernel[(rows,)](x, out, cols, x.stride(0), BLOCK=triton.next_power_of_2(cols))`.
+# Limit: no block larger than `BLOCK` elements.
 
 
 # %% tags=["ex-3.3"]
@@ -123,8 +125,8 @@ check("3.4", long_softmax_kernel)
 # M, N and K need not be multiples of the block sizes.
 # All three tensors are contiguous.
 #
-# Launched on `(cdiv(M, BM), cdiv(N, BN))` with `BM=BN=BK=16`.
-# Limit: no block larger than 256 elements.
+# Launched on `(cdiv(M, BM), cdiv(N, BN))` with `BM=BN=BK=16`, and with other tiles.
+# Limit: no block larger than the largest of these tiles: `BM x BK`, `BN x BK`, `BM x BN`.
 
 
 # %% tags=["ex-3.5"]

@@ -165,7 +165,7 @@ check("7.4", dq_traffic)
 # Find where the sum loses its terms, and fix it.
 # The order of the sum must stay fixed, and no part may be read twice.
 #
-# Launched on one program for each 16 elements.
+# Launched on one program for each `BLOCK` elements, 16 or 64.
 # Limit: at most as many loads as there are parts, for each program.
 
 

@@ -128,7 +128,7 @@ check("12.1", lazy_attention)
 # P of a half is written only after its S has been read, so P may live inside S.
 # Change the allocations so that it does; all six buffers stay in tensor memory, and the body stays as it is.
 #
-# Launched on one program with `D=128, BM=BN=128`.
+# Launched on one program with `D=64` or `D=128`, `BM=BN=128` and any scale.
 
 
 # %% tags=["ex-12.2"]
@@ -197,7 +197,8 @@ check("12.2", crowded_kernel)
 # On another schedule it is two accesses to one buffer that nothing orders.
 # Mend the kernel without giving the trick up: the limit is 13,500 modelled cycles.
 #
-# Launched on one program with `D=64, BM=128, BN=64, BUFFERS=4` and six key blocks.
+# The limit is for `D=BN=64, BUFFERS=4` and six key blocks.
+# Launched on one program with these and with other sizes and scales: `D` is 64 or 128, `BN` 32 to 128, `BUFFERS` at least 2, and there is at least one key block. `BM` is always 128.
 
 
 # %% tags=["ex-12.3"]
@@ -274,7 +275,7 @@ check("12.3", early_kernel)
 # 3. at the end writes `out = acc / sum` and the natural log-sum-exp `lse = (maximum + log2(sum)) * ln 2`, once the last product is done.
 #
 # Only `correct` is yours; the kernel and its softmax role stay as they are.
-# There are 1 to 5 key blocks.
+# There are 1 to 5 key blocks, `D` and `BN` are 64 or 128, `BM` is always 128.
 #
 # `alphas`, `sums` and `maxima` are `[BM, 1]` buffers.
 # A column has one element: `tl.reshape(x, [BM])` makes a vector of it.
@@ -386,7 +387,8 @@ check("12.4", corrected_kernel)
 # Give each half a task of its own.
 # The limit is 25,000 modelled cycles; the given kernel takes about 29,500.
 #
-# Launched on one program with `D=128, BM=BN=128, BUFFERS=3` and four key blocks.
+# The limit is for `D=BN=128, BUFFERS=3` and four key blocks.
+# Launched on one program with these and with other sizes and scales: `D` and `BN` are 64 or 128, `BUFFERS` is at least 2, and there is at least one key block. `BM` is always 128.
 
 
 # %% tags=["ex-12.5"]
@@ -770,7 +772,7 @@ def issue_pv(
 # - `acc_fulls[half]` is told once per tile that has blocks, when its last P V is done: `tlx.tcgen05_commit`.
 #
 # The limits are 18,900 modelled cycles for four tiles of two blocks (as given: 20,700), and 13,600 for four tiles of one block (14,300).
-# Launched on one program with `D=BN=64, BM=128, BUFFERS=4`.
+# Launched on one program with `D=BN=64, BM=128`, and with `BUFFERS=4` or `3`.
 
 
 # %% tags=["ex-12.8"]

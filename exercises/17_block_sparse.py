@@ -113,7 +113,7 @@ check("17.3", turn)
 # Launched on `(number of tiles, H)`: program `(t, h)` works on `tiles[t] = (sequence, first query in it)`, and its list is that of head h, row t, from `starts[h * T + t]` to the next start, with `T` tiles.
 # `kinds` is 2 for FULL, 1 for PARTIAL.
 # Query head h uses key head `h // GROUP`.
-# `BM = BN = 16`.
+# `BM` and `BN` are 16 or 32.
 #
 # A query whose list or mask leaves it nothing gets out 0 and lse minus infinity.
 # The lse is the natural logarithm.
@@ -121,7 +121,7 @@ check("17.3", turn)
 # Rows of other sequences may hold NaN.
 #
 # Limits: a program loads what is chosen, so all loads together take at most `2 * BN * D + 8` elements per list entry, and `BM * D + 16` per program.
-# `tl.where` may make blocks of scores for PARTIAL entries only: at most 2 blocks of 256 each, and 64 lanes more per entry and per program.
+# `tl.where` may make blocks of scores for PARTIAL entries only: at most 2 blocks of `BM * BN` each, and `4 * BM` lanes more per entry and per program.
 
 
 # %% tags=["ex-17.4"]

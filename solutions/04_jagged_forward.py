@@ -123,8 +123,8 @@ check("4.2", lse_kernel)
 # `0 * NaN` is NaN.
 # Finish the kernel so that nothing of the next sequence reaches `acc`, in at most 3 loads.
 #
-# Launched as `pv_kernel[(1,)](p, v, acc, valid, ROWS=16, KEYS=16, D=16)`.
-# The tensor `v` has 16 rows, all of them readable.
+# Launched as `pv_kernel[(1,)](p, v, acc, valid, ROWS=16, KEYS=16, D=16)`, and with other sizes.
+# The tensor `v` has `KEYS` rows, all of them readable.
 # Limit: at most 3 loads.
 
 
@@ -230,8 +230,8 @@ check("4.4", alibi_kernel)
 # For a single query use a product and `tl.sum` instead of `tl.dot`.
 # A sequence without keys gives 0.
 #
-# Launched as `pool_kernel[(B, H)](q, k, v, k_offsets, out, scale, H, D=D, BN=16)`.
-# Limits: no block larger than 16 rows of `D` columns, and at most 2 loads for each block of keys and 3 more for each program.
+# Launched as `pool_kernel[(B, H)](q, k, v, k_offsets, out, scale, H, D=D, BN=16)`, and with other `BN`.
+# Limits: no block larger than `BN` rows of `D` columns, and at most 2 loads for each block of keys and 3 more for each program.
 
 
 # %% tags=["ex-4.5"]

@@ -32,6 +32,7 @@ progress()
 # A record has three numbers: `q_row`, `k_row`, `k_len`.
 # The rows of `q` come in two halves of `BM`; the keys come in blocks of `BM` rows, so a tile has `ceil(k_len / BM)` steps, but never zero: a tile without keys does one step, in which nothing counts.
 # Behind the last key of a sequence lie rows of others, which may hold anything.
+# `BM` and `D` differ from launch to launch.
 
 
 # %%
@@ -413,7 +414,8 @@ check("13.4", surplus_kernel)
 # The kernel is right for one tile and for two.
 # Run the check, read who the two parties of the report are, and mend it.
 # Fences count here.
-# O keeps leaving through Q's buffer (all of shared memory together: at most 34,000 bytes), and the loads still run ahead of the products: eight tiles of two blocks each take at most 16,000 modelled cycles.
+# `BM = D = 64`, and there are 1, 2 or 3 `STAGES`.
+# O keeps leaving through Q's buffer (all of shared memory together: at most 34,000 bytes with two stages), and the loads still run ahead of the products: eight tiles of two blocks each take at most 16,000 modelled cycles.
 
 
 # %% tags=["ex-13.5"]

@@ -53,7 +53,15 @@ AXPY = Exercise(
     difficulty=1,
     minutes=15,
     tol=1e-6,
-    limits=(_share(lambda case: case.args[0].numel()),),
+    limits=(
+        _share(lambda case: case.args[0].numel()),
+        Limit(
+            "a block each",
+            "peak_tile",
+            at_most=lambda case: case.kwargs.get("block", 64),
+            text="no block larger than `BLOCK` elements",
+        ),
+    ),
     hints=(
         "Which element numbers does program p own? Build them as one block: a start plus tl.arange(0, BLOCK).",
         "Elements at or past n do not exist: build a mask and give it to both loads and to the store.",
@@ -104,6 +112,14 @@ def axpy_kernel(x_ptr, y_ptr, out_ptr, a, n, BLOCK: tl.constexpr):
             "scales the wrong operand",
             "a multiplies y here; it should multiply x.",
             edit=("a * x + y, mask", "x + a * y, mask"),
+        ),
+        Mutant(
+            "64 elements for good",
+            "right numbers, but a program takes 64 elements, whatever BLOCK is.",
+            caught_by="a block each",
+            edit=("tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)", "tl.program_id(0) * 64 + tl.arange(0, 64)"),
+            expect="no block larger",
+            recognise=False,
         ),
     ),
     variants=(
@@ -189,6 +205,12 @@ TRANSPOSE = Exercise(
     ),
     limits=(
         Limit("one load per tile", "loads", at_most=_tiles_of, text="at most 1 load for each program"),
+        Limit(
+            "a tile each",
+            "peak_tile",
+            at_most=lambda case: case.kwargs.get("block", 16) ** 2,
+            text="no block larger than `BLOCK * BLOCK` elements",
+        ),
         _share(lambda case: case.args[0].numel()),
     ),
     mutants=(
@@ -230,6 +252,17 @@ TRANSPOSE = Exercise(
             expect="NaN",
             recognise=False,
         ),
+        Mutant(
+            "tiles of 32 for good",
+            "right numbers, but a tile has 32 rows and columns, whatever BLOCK is.",
+            caught_by="a tile each",
+            edit=(
+                ("tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)", "tl.program_id(0) * 32 + tl.arange(0, 32)"),
+                ("tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)", "tl.program_id(1) * 32 + tl.arange(0, 32)"),
+            ),
+            expect="no block larger",
+            recognise=False,
+        ),
     ),
     variants=(
         """
@@ -266,6 +299,7 @@ def _lse_cases(seed):
         Case("rows near -200 and +200, in a wider matrix", (wide,)),
         Case("a kind of numbers per row", (kinds.score_rows(kinds.MODERATE, 21, 8, g),), labels=tuple(kinds.MODERATE)),
         Case("rows near -30,000", (kinds.score_rows(["near -30000"] * 2, 21, 8, g),)),
+        Case("rows of 200", (torch.randn(3, 200, generator=g) - 5.0,)),
     ]
 
 
@@ -294,7 +328,15 @@ LSE = Exercise(
     difficulty=2,
     minutes=10,
     tol=1e-6,
-    limits=(_share(lambda case: len(case.args[0])),),
+    limits=(
+        _share(lambda case: len(case.args[0])),
+        Limit(
+            "a row each",
+            "peak_tile",
+            at_most=lambda case: 1 << (case.args[0].shape[1] - 1).bit_length(),
+            text="no block larger than `BLOCK` elements",
+        ),
+    ),
     hints=(
         "The block is wider than the row. What value in the spare lanes changes neither a maximum nor a sum of exponentials?",
         "log(sum exp(x)) = m + log(sum exp(x - m)) for any m; with m the maximum nothing overflows.",
@@ -341,6 +383,19 @@ LSE = Exercise(
             "forgets to add the maximum back",
             "The maximum was taken out of the exponent and never added back.",
             edit=("m + tl.log", "tl.log"),
+        ),
+        Mutant(
+            "256 lanes for good",
+            "right numbers, but every row takes 256 lanes, whatever BLOCK is.",
+            caught_by="a row each",
+            edit=("c = tl.arange(0, BLOCK)", "c = tl.arange(0, 256)"),
+            expect="no block larger",
+            recognise=False,
+        ),
+        Mutant(
+            "64 lanes for good",
+            "Only the first 64 columns of a row were summed: BLOCK says how many lanes it takes.",
+            edit=("c = tl.arange(0, BLOCK)", "c = tl.arange(0, 64)"),
         ),
     ),
     variants=(
@@ -594,8 +649,9 @@ def long_softmax_kernel(x_ptr, out_ptr, cols, x_row, out_row, BLOCK: tl.constexp
 def _scores_cases(seed):
     g = _rng(seed)
 
-    def case(name, m, n, k):
-        return Case(name, tuple((torch.randn(rows, k, generator=g) * 2.0).to(torch.bfloat16) for rows in (m, n)))
+    def case(name, m, n, k, **tile):
+        ab = tuple((torch.randn(rows, k, generator=g) * 2.0).to(torch.bfloat16) for rows in (m, n))
+        return Case(name, ab, tile)
 
     large = case("numbers beyond fp16's range", 16, 16, 24)
     large = Case(large.name, (large.args[0] * kinds.LARGE_BF16, large.args[1]))
@@ -604,16 +660,23 @@ def _scores_cases(seed):
         case("K of 40", 16, 16, 40),
         case("M 21, N 35, K 72", 21, 35, 72),
         large,
+        case("tiles of 32 x 64, steps of 32", 70, 90, 40, BM=32, BN=64, BK=32),
+        case("tiles of 64 x 16, steps of 64", 100, 20, 70, BM=64, BK=64),
     ]
 
 
-def _scores_launch(kernel, a, b):
+def _scores_launch(kernel, a, b, BM=16, BN=16, BK=16):
     import triton
 
     (m, k), n = a.shape, b.shape[0]
     out = unwritten(m, n)
-    kernel[(triton.cdiv(m, 16), triton.cdiv(n, 16))](a, b, out, m, n, k, BM=16, BN=16, BK=16)
+    kernel[(triton.cdiv(m, BM), triton.cdiv(n, BN))](a, b, out, m, n, k, BM=BM, BN=BN, BK=BK)
     return out
+
+
+def _scores_tile(case):
+    m, n, k = (case.kwargs.get(name, 16) for name in ("BM", "BN", "BK"))
+    return max(m * k, n * k, m * n)
 
 
 SCORES = Exercise(
@@ -623,7 +686,7 @@ SCORES = Exercise(
     kind="kernel",
     call=_scores_launch,
     cases=_scores_cases,
-    reference=lambda a, b: a @ b.t(),
+    reference=lambda a, b, **tile: a @ b.t(),
     outputs=(Output("out", ("row", "column"), dtype="float32"),),
     difficulty=3,
     minutes=25,
@@ -634,7 +697,12 @@ SCORES = Exercise(
         "bt = tl.load(b_ptr + n[None, :] * K + k[:, None], mask=(n[None, :] < N) & (k[:, None] < K), other=0.0); acc = tl.dot(a, bt, acc).",
     ),
     limits=(
-        Limit("tiled", "peak_tile", at_most=256, text="no block larger than 256 elements"),
+        Limit(
+            "tiled",
+            "peak_tile",
+            at_most=_scores_tile,
+            text="no block larger than the largest of these tiles: `BM x BK`, `BN x BK`, `BM x BN`",
+        ),
         _share(lambda case: len(case.args[0]) * len(case.args[1])),
     ),
     mutants=(
@@ -685,6 +753,23 @@ SCORES = Exercise(
             edit=("mask=(m[:, None] < M) & (k[None, :] < K), other=0.0", "mask=(m[:, None] < M) & (k[None, :] < K)"),
             expect="other",
             recognise=False,
+        ),
+        Mutant(
+            "16 rows and columns for good",
+            "a program makes a tile of BM x BN, whatever these are: most of the result was never stored.",
+            caught_by="returns",
+            edit=(
+                ("tl.program_id(0) * BM + tl.arange(0, BM)", "tl.program_id(0) * 16 + tl.arange(0, 16)"),
+                ("tl.program_id(1) * BN + tl.arange(0, BN)", "tl.program_id(1) * 16 + tl.arange(0, 16)"),
+                ("tl.zeros((BM, BN), dtype=tl.float32)", "tl.zeros((16, 16), dtype=tl.float32)"),
+            ),
+            expect="NaN",
+            recognise=False,
+        ),
+        Mutant(
+            "strides of a tile for good",
+            "A row of A or B is K elements long, not one step.",
+            edit=("a_ptr + m[:, None] * K + k", "a_ptr + m[:, None] * BK + k"),
         ),
     ),
     variants=(

@@ -345,24 +345,26 @@ def lse_kernel(q_ptr, k_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, lse_ptr, s
 def _pv_cases(seed):
     g = _rng(seed)
 
-    def case(name, valid, poison):
-        p = torch.rand(16, 16, generator=g)
+    def case(name, valid, poison, rows=16, keys=16, dim=16):
+        p = torch.rand(rows, keys, generator=g)
         p[:, valid:] = 0.0
-        v = torch.randn(16, 16, generator=g)
-        v[valid:] = torch.tensor(poison)[: 16 - valid].repeat(16)[: 16 - valid, None]
-        return Case(name, (p, v, torch.randn(16, 16, generator=g), valid))
+        v = torch.randn(keys, dim, generator=g)
+        v[valid:] = torch.tensor(poison)[: keys - valid].repeat(keys)[: keys - valid, None]
+        return Case(name, (p, v, torch.randn(rows, dim, generator=g), valid))
 
     nan, inf = float("nan"), float("inf")
     return [
         case("all 16 keys valid", 16, [0.0]),
         case("5 valid, then huge numbers", 5, [1e30]),
         case("11 valid, then NaN and infinities", 11, [nan, inf, -inf]),
+        case("32 rows, 64 keys, D = 32: 37 valid, then NaN", 37, [nan], 32, 64, 32),
+        case("16 rows, 32 keys, D = 64: one valid, then infinities", 1, [inf, -inf], 16, 32, 64),
     ]
 
 
 def _pv_launch(kernel, p, v, acc, valid):
     out = acc.clone()
-    kernel[(1,)](p, v, out, valid, ROWS=16, KEYS=16, D=16)
+    kernel[(1,)](p, v, out, valid, ROWS=p.shape[0], KEYS=v.shape[0], D=v.shape[1])
     return out
 
 
@@ -431,6 +433,22 @@ PV = Exercise(
             "columns masked instead of rows",
             "V is masked along its columns; keys are its rows.",
             edit=("mask=j[:, None] < valid", "mask=d[None, :] < valid"),
+        ),
+        Mutant(
+            "16 columns of V for good",
+            "V has D columns, whatever D is.",
+            caught_by="runs",
+            edit=(
+                "v = tl.load(v_ptr + j[:, None] * D + d[None, :], mask=j[:, None] < valid, other=0.0)",
+                "v = tl.load(v_ptr + j[:, None] * 16 + tl.arange(0, 16)[None, :], mask=j[:, None] < valid, other=0.0)",
+            ),
+            expect="16",
+            recognise=False,
+        ),
+        Mutant(
+            "rows of 16 for good",
+            "Row j of V begins D * j elements after the first, whatever D is.",
+            edit=("v_ptr + j[:, None] * D + d[None, :], mask", "v_ptr + j[:, None] * 16 + d[None, :], mask"),
         ),
     ),
     variants=(
@@ -762,8 +780,8 @@ POOL = Exercise(
         Limit(
             "tiled",
             "peak_tile",
-            at_most=lambda case: 16 * case.args[0].shape[1],
-            text="no block larger than 16 rows of `D` columns",
+            at_most=lambda case: case.kwargs.get("BN", 16) * case.args[0].shape[1],
+            text="no block larger than `BN` rows of `D` columns",
         ),
         Limit(
             "loads",
@@ -829,6 +847,17 @@ POOL = Exercise(
             "every program uses head 0's query",
             "Every head pools with the query of head 0.",
             edit=("tl.load(q_ptr + head * D + d)", "tl.load(q_ptr + d)"),
+        ),
+        Mutant(
+            "16 keys at a time for good",
+            "right numbers, but 16 keys are taken at a time, whatever BN is.",
+            caught_by="tiled",
+            edit=(
+                ("for start in range(begin, end, BN):", "for start in range(begin, end, 16):"),
+                ("rows = start + tl.arange(0, BN)", "rows = start + tl.arange(0, 16)"),
+            ),
+            expect="no block larger",
+            recognise=False,
         ),
     ),
     variants=(

@@ -639,6 +639,7 @@ def _one_window_cases(seed):
         case("one query, 50 keys", 1, 50, 20, 0),
         case("50 queries, one key", 50, 1, 4, 0),
         case("blocks of 7, a window (9, 5)", 25, 40, 9, 5, block=7),
+        case("blocks of 16, a window (30, 10)", 25, 70, 30, 10, block=16),
         *map(hard, kinds.SCORES),
     ]
 
@@ -741,6 +742,14 @@ def window_attention(q, k, v, left, right, block):
             caught_by="few products",
             edit=(("begin // block * block, end, block", "0, m, block"),),
             expect="torch's mm ran",
+            recognise=False,
+        ),
+        Mutant(
+            "blocks of 8 keys for good",
+            "right numbers, but 8 keys are taken at a time, whatever block is.",
+            caught_by="few products",
+            edit=("n, m = len(q), len(k)", "n, m, block = len(q), len(k), 8"),
+            expect="at most 2 matrix products",
             recognise=False,
         ),
     ),

@@ -704,8 +704,8 @@ def dq_traffic(way, lengths, block, workers, len_q, heads, dim):
 def _sum_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, parts, n=32, lift=1.0, factor=1.0):
-        return Case(name, ((factor * (lift + 0.25 * torch.randn(parts, n, generator=g))).to(torch.bfloat16),))
+    def case(name, parts, n=32, lift=1.0, factor=1.0, **block):
+        return Case(name, ((factor * (lift + 0.25 * torch.randn(parts, n, generator=g))).to(torch.bfloat16),), block)
 
     return [
         case("three parts", 3),
@@ -714,14 +714,15 @@ def _sum_cases(seed):
         case("512 parts, large numbers", 512, n=16, factor=kinds.LARGE_BF16),
         case("one part", 1, n=16),
         case("300 small parts behind a large one", 300, n=16, lift=1.0),
+        case("64 elements per program", 5, n=128, block=64),
     ]
 
 
-def _sum_launch(kernel, part):
+def _sum_launch(kernel, part, block=16):
     import torch
 
     dq = torch.full((part.shape[1],), float("nan"))
-    kernel[(part.shape[1] // 16,)](part, dq, part.shape[0], part.shape[1], BLOCK=16)
+    kernel[(part.shape[1] // block,)](part, dq, part.shape[0], part.shape[1], BLOCK=block)
     return dq
 
 
@@ -733,7 +734,7 @@ SUM = Exercise(
     hunt=True,
     call=_sum_launch,
     cases=_sum_cases,
-    reference=lambda part: part.sum(0),
+    reference=lambda part, block=16: part.sum(0),
     outputs=(Output("dq", ("element",)),),
     schedules=(("lazy", 1), ("random", 1)),
     difficulty=2,
@@ -749,7 +750,7 @@ SUM = Exercise(
         Limit(
             "each part once",
             "loads",
-            at_most=lambda case: case.args[0].shape[0] * (case.args[0].shape[1] // 16),
+            at_most=lambda case: case.args[0].shape[0] * (case.args[0].shape[1] // case.kwargs.get("block", 16)),
             text="at most as many loads as there are parts, for each program",
         ),
     ),

@@ -22,18 +22,22 @@ def _qkv(g, rows, keys, dim, lift=1.0):
     )
 
 
-def _attention(q, k, v):
-    """Return (out, lse) in float64, whatever the tensors' type."""
-    scores = q.double() @ k.double().t() / math.sqrt(q.shape[1])
+def _attention(q, k, v, block=0, scale=None, **launch):
+    """Return (out, lse) in float64, whatever the tensors' type; ``scale`` is 1 / sqrt(D) if the case has none of its own."""
+    scores = q.double() @ k.double().t() * _scale(q, scale)
     return torch.softmax(scores, dim=1) @ v.double(), torch.logsumexp(scores, dim=1)
 
 
-def _in_bf16(q, k, v, block):
+def _scale(q, scale):
+    return 1 / math.sqrt(q.shape[1]) if scale is None else scale
+
+
+def _in_bf16(q, k, v, block, scale=None, **launch):
     """Return (out, lse) as a right kernel computes them: block by block in fp32, P rounded to bf16 before the second product."""
     q, k, v = q.float(), k.float(), v.float()
     m, l, acc = q.new_full((len(q), 1), -math.inf), q.new_zeros(len(q), 1), torch.zeros_like(q)
     for start in range(0, len(k), block):
-        scores = q @ k[start : start + block].T / math.sqrt(q.shape[1])
+        scores = q @ k[start : start + block].T * _scale(q, scale)
         new = torch.maximum(m, scores.amax(1, keepdim=True))
         p, shrink = torch.exp(scores - new), torch.exp(m - new)
         m, l, acc = new, l * shrink + p.sum(1, keepdim=True), acc * shrink + kinds.to_bf16(p) @ v[start : start + block]
@@ -43,8 +47,8 @@ def _in_bf16(q, k, v, block):
 def _four_times(function):
     """Return the function's results once for each schedule."""
 
-    def again(q, k, v, block):
-        found = function(q, k, v, block)
+    def again(q, k, v, block, **launch):
+        found = function(q, k, v, block, **launch)
         return (
             tuple(torch.stack([x] * SCHEDULES) for x in found)
             if isinstance(found, tuple)
@@ -275,30 +279,34 @@ def lazy_attention(scores, values, threshold):
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 
-def _kernel_cases(rows, block, dim, counts):
+def _kernel_cases(rows, block, dim, counts, *others):
+    """Return an exercise's cases: ``counts`` key blocks at its usual sizes, and ``others`` as (name, block, dim, count, launch)."""
+
     def cases(seed):
         g = _rng(seed)
         found = [Case(f"{n} key block{'s' * (n > 1)}", (*_qkv(g, rows, n * block, dim), block)) for n in counts]
         found.append(
             Case("scores up to 60: the maximum moves", (*_qkv(g, rows, counts[-1] * block, dim, lift=12.0), block))
         )
+        for name, width, columns, n, launch in others:
+            found.append(Case(name, (*_qkv(g, rows, n * width, columns), width), launch))
         return found
 
     return cases
 
 
-def _out(q, k, v, block):
-    return _attention(q, k, v)[0]
+def _out(q, k, v, block, **launch):
+    return _attention(q, k, v, **launch)[0]
 
 
-def _out_in_bf16(q, k, v, block):
-    return _in_bf16(q, k, v, block)[0]
+def _out_in_bf16(q, k, v, block, **launch):
+    return _in_bf16(q, k, v, block, **launch)[0]
 
 
 def _right(case, result):
     """Return a property's view of the values: as near to fp64 as a P rounded to bf16 allows."""
-    want = _out(*case.args)
-    allowed = max(TOL, SLACK * (_out_in_bf16(*case.args) - want).abs().max().item())
+    want = _out(*case.args, **case.kwargs)
+    allowed = max(TOL, SLACK * (_out_in_bf16(*case.args, **case.kwargs) - want).abs().max().item())
     for schedule, out in enumerate(result[0]):
         off = (out.double() - want).abs().max().item()
         if not off <= allowed:
@@ -307,12 +315,13 @@ def _right(case, result):
 
 
 def _within(limit):
-    """Apply the limit to the cases of several key blocks; a single block has nothing to overlap with."""
+    """Apply the limit to the cases of several key blocks at the exercise's usual sizes; a single block overlaps with nothing."""
 
     def test(case, result):
         q, k, v, block = case.args
         cycles = int(result[1])
-        return f"{cycles:,} modelled cycles; the limit is {limit:,}." if len(k) > block and cycles > limit else None
+        limited = len(k) > block and not case.kwargs
+        return f"{cycles:,} modelled cycles; the limit is {limit:,}." if limited and cycles > limit else None
 
     return test
 
@@ -320,7 +329,7 @@ def _within(limit):
 # -- 12.2 --------------------------------------------------------------------------------------------------------------
 
 
-def _crowded_launch(kernel, q, k, v, block):
+def _crowded_launch(kernel, q, k, v, block, scale=None):
     import math
 
     import torch
@@ -333,7 +342,15 @@ def _crowded_launch(kernel, q, k, v, block):
         out = unwritten(*q.shape)
         boxes = [TensorDescriptor.from_tensor(t, [128, dim]) for t in (q, k, v)]
         with emulator.options(policy=policy, seed=seed):
-            kernel[(1,)](*boxes, out, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block)
+            kernel[(1,)](
+                *boxes,
+                out,
+                math.log2(math.e) * (1 / math.sqrt(dim) if scale is None else scale),
+                len(k) // block,
+                D=dim,
+                BM=128,
+                BN=block,
+            )
         results.append(out)
     return torch.stack(results)
 
@@ -345,7 +362,7 @@ CROWDED = Exercise(
     kind="kernel",
     hunt=True,
     call=_crowded_launch,
-    cases=_kernel_cases(256, 128, 128, (1, 2)),
+    cases=_kernel_cases(256, 128, 128, (1, 2), ("D = 64, another scale", 128, 64, 2, {"scale": 0.25})),
     reference=_four_times(_out),
     arithmetic=_four_times(_out_in_bf16),
     slack=SLACK,
@@ -447,6 +464,14 @@ CROWDED = Exercise(
             expect="accs",
             recognise=False,
         ),
+        Mutant(
+            "accumulators of 128 columns",
+            "O has D columns, whatever D is.",
+            caught_by="runs",
+            edit=("accs = tlx.local_alloc((BM, D), tl.float32, 2,", "accs = tlx.local_alloc((BM, 128), tl.float32, 2,"),
+            expect="128",
+            recognise=False,
+        ),
     ),
     variants=(
         (
@@ -487,7 +512,7 @@ CROWDED = Exercise(
 # -- 12.3 --------------------------------------------------------------------------------------------------------------
 
 
-def _early_launch(kernel, q, k, v, block):
+def _early_launch(kernel, q, k, v, block, scale=None, buffers=4):
     import math
 
     import torch
@@ -505,7 +530,14 @@ def _early_launch(kernel, q, k, v, block):
         ]
         with emulator.options(policy=policy, seed=seed, rates=B200):
             kernel[(1,)](
-                *boxes, out, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block, BUFFERS=4
+                *boxes,
+                out,
+                math.log2(math.e) * (1 / math.sqrt(dim) if scale is None else scale),
+                len(k) // block,
+                D=dim,
+                BM=128,
+                BN=block,
+                BUFFERS=buffers,
             )
         results.append(out)
     return torch.stack(results), int(emulator.last().time)
@@ -518,7 +550,14 @@ EARLY = Exercise(
     kind="kernel",
     hunt=True,
     call=_early_launch,
-    cases=_kernel_cases(128, 64, 64, (1, 6, 3)),
+    cases=_kernel_cases(
+        128,
+        64,
+        64,
+        (1, 6, 3),
+        ("D = 128, BN = 32, three buffers, another scale", 32, 128, 5, {"scale": 0.2, "buffers": 3}),
+        ("BN = 128, two buffers", 128, 64, 4, {"buffers": 2}),
+    ),
     outputs=(Output("out", ("schedule", "row", "dim")), Output("cycles")),
     difficulty=2,
     minutes=40,
@@ -590,6 +629,33 @@ EARLY = Exercise(
             expect="fp64",
             recognise=False,
         ),
+        Mutant(
+            "four buffers for good",
+            "with other BUFFERS the tensor core looks for K and V in buffers where they are not.",
+            caught_by="runs",
+            edit=(
+                ("slot, phase = ring(2 * j, BUFFERS)", "slot, phase = ring(2 * j, 4)"),
+                ("slot, phase = ring(2 * j - 1, BUFFERS)", "slot, phase = ring(2 * j - 1, 4)"),
+            ),
+            expect="kv_fulls",
+            recognise=False,
+        ),
+        Mutant(
+            "64 columns for good",
+            "O has D columns, whatever D is.",
+            caught_by="runs",
+            edit=("tlx.local_load(acc[0]) / l[:, None], D, BM)", "tlx.local_load(acc[0]) / l[:, None], 64, BM)"),
+            expect="64",
+            recognise=False,
+        ),
+        Mutant(
+            "the scale of D = 64 for good",
+            "scores are multiplied by scale_log2, whatever it is.",
+            caught_by="right numbers",
+            edit=("tlx.local_load(s[0]) * scale_log2", "tlx.local_load(s[0]) * 0.18033688011112042"),
+            expect="fp64",
+            recognise=False,
+        ),
     ),
     variants=(
         (
@@ -626,7 +692,7 @@ EARLY = Exercise(
 # -- 12.4 --------------------------------------------------------------------------------------------------------------
 
 
-def _corrected_launch(kernel, q, k, v, block):
+def _corrected_launch(kernel, q, k, v, block, scale=None, buffers=3):
     import math
 
     import torch
@@ -646,26 +712,26 @@ def _corrected_launch(kernel, q, k, v, block):
                 *boxes,
                 out,
                 lse,
-                math.log2(math.e) / math.sqrt(dim),
+                math.log2(math.e) * (1 / math.sqrt(dim) if scale is None else scale),
                 len(k) // block,
                 D=dim,
                 BM=128,
                 BN=block,
-                BUFFERS=3,
+                BUFFERS=buffers,
             )
         outs.append(out)
         lses.append(lse)
     return torch.stack(outs), torch.stack(lses)
 
 
-def _out_and_lse(q, k, v, block):
-    return _attention(q, k, v)
+def _out_and_lse(q, k, v, block, **launch):
+    return _attention(q, k, v, **launch)
 
 
 def _stores(case):
     """Return the stores to tensor memory of all launches if no row ever asks for a rescale: P and alpha of each block, sums, maxima."""
     q, k, _, block = case.args
-    scores = q.float() @ k.float().T * (math.log2(math.e) / math.sqrt(q.shape[1]))
+    scores = q.float() @ k.float().T * math.log2(math.e) * _scale(q, case.kwargs.get("scale"))
     tops = scores.reshape(len(q), -1, block).amax(2)
     if bool((tops[:, 1:] - tops[:, :1] > 7.9).any()):
         return None
@@ -678,7 +744,13 @@ CORRECTED = Exercise(
     name="corrected_kernel",
     kind="kernel",
     call=_corrected_launch,
-    cases=_kernel_cases(256, 64, 64, (1, 3, 2, 4, 5)),
+    cases=_kernel_cases(
+        256,
+        64,
+        64,
+        (1, 3, 2, 4, 5),
+        ("D = 128, BN = 128, another scale", 128, 128, 2, {"scale": 0.2, "buffers": 2}),
+    ),
     reference=_four_times(_out_and_lse),
     arithmetic=_four_times(_in_bf16),
     slack=SLACK,
@@ -794,6 +866,14 @@ CORRECTED = Exercise(
             expect="accs",
             recognise=False,
         ),
+        Mutant(
+            "64 columns for good",
+            "O has D columns, whatever D is.",
+            caught_by="runs",
+            edit=("tlx.local_load(accs[half]) / total, D, BM)", "tlx.local_load(accs[half]) / total, 64, BM)"),
+            expect="64",
+            recognise=False,
+        ),
     ),
     variants=(
         (  # S of block j is done, so the product before it is: the tensor core works in order, and no wait is needed in the loop
@@ -819,7 +899,7 @@ CORRECTED = Exercise(
 # -- 12.5 --------------------------------------------------------------------------------------------------------------
 
 
-def _ping_launch(kernel, q, k, v, block):
+def _ping_launch(kernel, q, k, v, block, scale=None, buffers=3):
     import math
 
     import torch
@@ -831,10 +911,20 @@ def _ping_launch(kernel, q, k, v, block):
     results, dim = [], q.shape[1]
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("timed", 0)):
         out = unwritten(*q.shape)
-        boxes = [TensorDescriptor.from_tensor(t, [128, dim]) for t in (q, k, v)]
+        boxes = [
+            TensorDescriptor.from_tensor(q, [128, dim]),
+            *(TensorDescriptor.from_tensor(t, [block, dim]) for t in (k, v)),
+        ]
         with emulator.options(policy=policy, seed=seed, rates=B200):
             kernel[(1,)](
-                *boxes, out, math.log2(math.e) / math.sqrt(dim), len(k) // block, D=dim, BM=128, BN=block, BUFFERS=3
+                *boxes,
+                out,
+                math.log2(math.e) * (1 / math.sqrt(dim) if scale is None else scale),
+                len(k) // block,
+                D=dim,
+                BM=128,
+                BN=block,
+                BUFFERS=buffers,
             )
         results.append(out)
     return torch.stack(results), int(emulator.last().time)
@@ -876,7 +966,14 @@ PING_PONG = Exercise(
     kind="kernel",
     hunt=True,
     call=_ping_launch,
-    cases=_kernel_cases(256, 128, 128, (1, 4)),
+    cases=_kernel_cases(
+        256,
+        128,
+        128,
+        (1, 4),
+        ("D = BN = 64, five buffers, another scale", 64, 64, 3, {"scale": 0.25, "buffers": 5}),
+        ("two buffers", 128, 128, 3, {"buffers": 2}),
+    ),
     outputs=(Output("out", ("schedule", "row", "dim")), Output("cycles")),
     difficulty=3,
     minutes=55,
@@ -944,6 +1041,30 @@ PING_PONG = Exercise(
                 "with tlx.async_task(num_warps=1):  # softmax of half 1",
             ),
             expect="it takes four",
+            recognise=False,
+        ),
+        Mutant(
+            "three buffers for good",
+            "with other BUFFERS the roles look for K and V in buffers where they are not.",
+            caught_by="runs",
+            edit=("acc_readys, acc_fulls, blocks, BUFFERS,\n", "acc_readys, acc_fulls, blocks, 3,\n"),
+            expect="kv",
+            recognise=False,
+        ),
+        Mutant(
+            "128 columns for good",
+            "O has D columns, whatever D is.",
+            caught_by="runs",
+            edit=("out_ptr, 1, blocks, l, D, BM)", "out_ptr, 1, blocks, l, 128, BM)"),
+            expect="128",
+            recognise=False,
+        ),
+        Mutant(
+            "the scale of D = 128 for good",
+            "scores are multiplied by scale_log2, whatever it is.",
+            caught_by="right numbers",
+            edit=("1, j, m, l, scale_log2,\n", "1, j, m, l, 0.12751743082459868,\n"),
+            expect="fp64",
             recognise=False,
         ),
     ),
@@ -1153,8 +1274,8 @@ def _near(exact, rounded, slack=4.0):
     """Return a property's test: under each schedule as near to fp64 as a P rounded to bf16 allows, under a stale maximum too."""
 
     def test(case, result):
-        want = exact(*case.args)
-        allowed = max(TOL, slack * (rounded(*case.args) - want).abs().max().item())
+        want = exact(*case.args, **case.kwargs)
+        allowed = max(TOL, slack * (rounded(*case.args, **case.kwargs) - want).abs().max().item())
         for schedule, out in enumerate(result[0]):
             off = (out.double() - want).abs().max().item()
             if not off <= allowed:
@@ -1449,9 +1570,9 @@ SLICED = Exercise(
 def _tiles_cases(seed):
     g = _rng(seed)
 
-    def case(name, counts, lift=1.0, limit=None):
+    def case(name, counts, lift=1.0, limit=None, **launch):
         q, k, v = _qkv(g, 256 * len(counts), 64 * max(1, sum(counts)), 64, lift)
-        return Case(name, (q, k, v, list(counts), 64), extra=limit)
+        return Case(name, (q, k, v, list(counts), 64), launch, extra=limit)
 
     return [
         case("one tile of one block", [1]),
@@ -1460,13 +1581,14 @@ def _tiles_cases(seed):
         case("tiles of 2, 0, 0, 0, 1 and 3 blocks", [2, 0, 0, 0, 1, 3]),
         case("no blocks in the first and the last tile, scores up to 60", [0, 3, 1, 0], lift=12.0),
         case("no blocks at all", [0, 0]),
+        case("tiles of 3, 1 and 2 blocks, three buffers", [3, 1, 2], buffers=3),
     ]
 
 
 def _by_tile(function):
     """Return (q, k, v, counts, block) -> out: each tile of 256 queries with its own key blocks, zeros without any."""
 
-    def whole(q, k, v, counts, block):
+    def whole(q, k, v, counts, block, **launch):
         outs, first = [], 0
         for tile, blocks in enumerate(counts):
             rows, keys = slice(256 * tile, 256 * tile + 256), slice(first * block, (first + blocks) * block)
@@ -1478,7 +1600,7 @@ def _by_tile(function):
     return whole
 
 
-def _tiles_launch(kernel, q, k, v, counts, block):
+def _tiles_launch(kernel, q, k, v, counts, block, buffers=4):
     import math
 
     import torch
@@ -1505,7 +1627,7 @@ def _tiles_launch(kernel, q, k, v, counts, block):
                 D=dim,
                 BM=128,
                 BN=block,
-                BUFFERS=4,
+                BUFFERS=buffers,
             )
         results.append(out)
     return torch.stack(results), int(emulator.last().time)
@@ -1694,6 +1816,14 @@ AHEAD = Exercise(
                 ),
             ),
             expect="q_fulls",
+            recognise=False,
+        ),
+        Mutant(
+            "four buffers for good",
+            "with other BUFFERS K is looked for in buffers where it is not.",
+            caught_by="runs",
+            edit=(_NEXT, _NEXT.replace("BUFFERS", "4")),
+            expect="kv",
             recognise=False,
         ),
     ),

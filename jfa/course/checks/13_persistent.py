@@ -12,23 +12,23 @@ SCHEDULES = (("lazy", 1), ("random", 1), ("random", 2))
 BM = 16
 
 
-def _packed(g, lengths, dim=16, spare=0):
-    """Return q, k, records of tiles of 2 * BM queries; between sequences' keys lie unused rows, ``spare`` rows of q behind."""
-    q = torch.randn(2 * BM * len(lengths) + spare, dim, generator=g)
+def _packed(g, lengths, dim=16, spare=0, block=BM):
+    """Return q, k, records of tiles of 2 * block queries; between sequences' keys lie unused rows, ``spare`` rows of q behind."""
+    q = torch.randn(2 * block * len(lengths) + spare, dim, generator=g)
     k, records = [], []
     for n, length in enumerate(lengths):
-        records.append([2 * BM * n, sum(map(len, k)), length])
+        records.append([2 * block * n, sum(map(len, k)), length])
         k += [torch.randn(length, dim, generator=g) + 0.2, kinds.poison(torch.empty(5, dim), slice(None))]
-    keys = torch.cat(k) if k else kinds.poison(torch.empty(BM, dim), slice(None))
+    keys = torch.cat(k) if k else kinds.poison(torch.empty(block, dim), slice(None))
     return q, keys, torch.tensor(records, dtype=torch.int32)
 
 
-def _sums(q, k, records):
+def _sums(q, k, records, block=BM):
     """Return [rows of q] fp64: each query times the sum of its tile's keys; 0 in rows of no tile."""
     out = torch.zeros(len(q), dtype=torch.float64)
     for q_row, k_row, k_len in records.tolist():
         total = k[k_row : k_row + k_len].double().sum(0)
-        out[q_row : q_row + 2 * BM] = q[q_row : q_row + 2 * BM].double() @ total
+        out[q_row : q_row + 2 * block] = q[q_row : q_row + 2 * block].double() @ total
     return out
 
 
@@ -39,7 +39,8 @@ def _ring_of_k(records, sms, stages):
         return 2 + case.args[stages] if len(records(case)) else 0
 
     def least(case):
-        steps = sum(-(-length // BM) for _, _, length in records(case).tolist())
+        block = case.kwargs.get("block", BM)
+        steps = sum(-(-length // block) for _, _, length in records(case).tolist())
         programs = max(1, min(case.args[sms], len(records(case))))
         return 2 + min(case.args[stages], -(-steps // programs)) if len(records(case)) else 0
 
@@ -53,8 +54,8 @@ def _ring_of_k(records, sms, stages):
 def _phase_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, lengths, programs, stages):
-        return Case(name, (*_packed(g, lengths), programs, stages))
+    def case(name, lengths, programs, stages, dim=16, **tile):
+        return Case(name, (*_packed(g, lengths, dim, **tile), programs, stages), tile)
 
     return [
         case("one tile of one step, NaN behind its keys", [10], 1, 2),
@@ -67,18 +68,19 @@ def _phase_cases(seed):
         case("lengths around a block, two programs", kinds.around_block(BM), 2, 1),
         case("more programs than tiles", [20, 3], 4, 2),
         case("only tiles without keys", [0, 0, 0], 1, 2),
+        case("blocks of 32 rows, D = 8", [70, 5, 0, 32], 1, 2, dim=8, block=32),
     ]
 
 
-def _sum_launch(kernel, q, k, records, programs, stages):
+def _sum_launch(kernel, q, k, records, programs, stages, block=16):
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     import jfa.emulator as emulator
 
     out, dim = unwritten(len(q)), q.shape[1]
-    boxes = [TensorDescriptor.from_tensor(t, [16, dim]) for t in (q, k)]
+    boxes = [TensorDescriptor.from_tensor(t, [block, dim]) for t in (q, k)]
     with emulator.options(max_ctas=2):
-        kernel[(programs,)](*boxes, out, records, len(records), BM=16, D=dim, STAGES=stages)
+        kernel[(programs,)](*boxes, out, records, len(records), BM=block, D=dim, STAGES=stages)
     return out
 
 
@@ -91,7 +93,7 @@ PHASES = Exercise(
     kind="kernel",
     call=_sum_launch,
     cases=_phase_cases,
-    reference=lambda q, k, records, programs, stages: _sums(q, k, records),
+    reference=lambda q, k, records, programs, stages, block=BM: _sums(q, k, records, block),
     outputs=(Output("out", ("row",)),),
     schedules=SCHEDULES,
     difficulty=2,
@@ -240,6 +242,14 @@ PHASES = Exercise(
                 "                steps_done = steps_done + steps_of(record[2], BM)\n",
             ),
             expect="stays as it is",
+            recognise=False,
+        ),
+        Mutant(
+            "16 rows for good",
+            "blocks have BM rows, whatever BM is.",
+            caught_by="runs",
+            edit=("steps = steps_of(k_len, BM)", "steps = steps_of(k_len, 16)"),
+            expect="k_fulls",
             recognise=False,
         ),
     ),
@@ -459,8 +469,8 @@ def locate(unit, records, tiles, heads, kv_heads, block):
 def _clc_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, lengths, sms, stages):
-        return Case(name, (*_packed(g, lengths), sms, stages))
+    def case(name, lengths, sms, stages, dim=16, **tile):
+        return Case(name, (*_packed(g, lengths, dim, **tile), sms, stages), tile)
 
     return [
         case("one tile, one SM", [20], 1, 2),
@@ -471,25 +481,26 @@ def _clc_cases(seed):
         case("nine tiles on two SMs, one stage of K", [40, 33, 17, 16, 15, 9, 4, 1, 0], 2, 1),
         case("one of 200 among short ones, three SMs", [200, 9, 8, 7, 6, 5, 4, 3], 3, 2),
         case("more SMs than tiles", [20, 3], 4, 2),
+        case("blocks of 32 rows, D = 8, two SMs", [70, 5, 0, 32], 2, 2, dim=8, block=32),
     ]
 
 
-def _clc_launch(kernel, q, k, records, sms, stages):
+def _clc_launch(kernel, q, k, records, sms, stages, block=16):
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     import jfa.emulator as emulator
 
     out, dim = unwritten(len(q)), q.shape[1]
-    boxes = [TensorDescriptor.from_tensor(t, [16, dim]) for t in (q, k)]
+    boxes = [TensorDescriptor.from_tensor(t, [block, dim]) for t in (q, k)]
     with emulator.options(max_ctas=sms):
-        kernel[(len(records),)](*boxes, out, records, BM=16, D=dim, STAGES=stages)
+        kernel[(len(records),)](*boxes, out, records, BM=block, D=dim, STAGES=stages)
     counted = emulator.last().stats
     return out, int(counted["ctas"]), int(counted["clc queries"]), int(counted["clc failed queries"])
 
 
-def _clc(q, k, records, sms, stages):
+def _clc(q, k, records, sms, stages, block=BM):
     programs = min(sms, len(records))
-    return _sums(q, k, records), programs, len(records) - programs, programs
+    return _sums(q, k, records, block), programs, len(records) - programs, programs
 
 
 _PRODUCER = "                tlx.clc_producer(queue, ((done >> 1) & 1) ^ 1, k=done & 1)\n"
@@ -666,6 +677,17 @@ STEAL = Exercise(
             expect="",
             recognise=False,
         ),
+        Mutant(
+            "steps of 16 rows for good",
+            "a tile's steps depend on BM.",
+            caught_by="runs",
+            edit=(
+                _LOAD_END + "\n                steps_done += steps_of(record[2], BM)",
+                _LOAD_END + "\n                steps_done += steps_of(record[2], 16)",
+            ),
+            expect="k_empties[1]",
+            recognise=False,
+        ),
     ),
     variants=(
         (  # asked when the tile's loads are on their way
@@ -697,12 +719,12 @@ STEAL = Exercise(
 def _surplus_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, lengths, surplus, sms, stages=2):
-        q, k, records = _packed(g, lengths, spare=0 if lengths else 2 * BM)
+    def case(name, lengths, surplus, sms, stages=2, dim=16, **tile):
+        q, k, records = _packed(g, lengths, dim, spare=0 if lengths else 2 * BM, **tile)
         far = torch.randint(2**27, 2**30, (surplus, 2), generator=g, dtype=torch.int32)  # rows of no tensor
         behind = torch.cat([far, torch.randint(1, 40, (surplus, 1), generator=g, dtype=torch.int32)], dim=1)
         room = torch.cat([records.reshape(-1, 3), behind])
-        return Case(name, (q, k, room, torch.tensor([len(lengths)], dtype=torch.int32), sms, stages))
+        return Case(name, (q, k, room, torch.tensor([len(lengths)], dtype=torch.int32), sms, stages), tile)
 
     return [
         case("no surplus, one SM", [20, 3], 0, 1),
@@ -712,19 +734,20 @@ def _surplus_cases(seed):
         case("more surplus than tiles, three SMs, one stage", [40, 30, 20, 10], 9, 3, 1),
         case("one surplus unit behind seven tiles, two SMs", [60, 33, 32, 17, 16, 15, 1], 1, 2, 3),
         case("nothing but surplus units", [], 3, 2),
+        case("two surplus units, blocks of 32 rows, D = 8", [70, 33, 5], 2, 2, dim=8, block=32),
     ]
 
 
-def _surplus_launch(kernel, q, k, room, count, sms, stages):
+def _surplus_launch(kernel, q, k, room, count, sms, stages, block=16):
     import torch
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     import jfa.emulator as emulator
 
     out, dim = unwritten(len(q)) if int(count[0]) else torch.zeros(len(q)), q.shape[1]
-    boxes = [TensorDescriptor.from_tensor(t, [16, dim]) for t in (q, k)]
+    boxes = [TensorDescriptor.from_tensor(t, [block, dim]) for t in (q, k)]
     with emulator.options(max_ctas=sms):
-        kernel[(len(room),)](*boxes, out, room, count, BM=16, D=dim, STAGES=stages)
+        kernel[(len(room),)](*boxes, out, room, count, BM=block, D=dim, STAGES=stages)
     return out
 
 
@@ -789,7 +812,7 @@ SURPLUS = Exercise(
     hunt=True,
     call=_surplus_launch,
     cases=_surplus_cases,
-    reference=lambda q, k, room, count, sms, stages: _sums(q, k, room[: int(count[0])]),
+    reference=lambda q, k, room, count, sms, stages, block=BM: _sums(q, k, room[: int(count[0])], block),
     outputs=(Output("out", ("row",)),),
     schedules=SCHEDULES,
     difficulty=2,
@@ -802,6 +825,17 @@ SURPLUS = Exercise(
         "Either all roles loop while (unit >= 0) & (unit < count), or all loop while unit >= 0 and skip the work of a surplus unit.",
     ),
     mutants=(
+        Mutant(
+            "steps of 16 rows for good",
+            "a tile's steps depend on BM.",
+            caught_by="runs",
+            edit=(
+                _LOAD_END + "\n                steps_done += steps_of(record[2], BM)",
+                _LOAD_END + "\n                steps_done += steps_of(record[2], 16)",
+            ),
+            expect="k_empties[1]",
+            recognise=False,
+        ),
         _ONE_BUFFER,
         Mutant(
             "the store role takes surplus for tiles",
@@ -968,6 +1002,8 @@ def _reuse_cases(seed):
         case("five tiles of 3, 1, 2, 1, 1 blocks", [3, 1, 2, 1, 1]),
         case("seven tiles on two programs", [2, 1, 1, 3, 2, 1, 2], programs=2),
         case("eight tiles of two blocks each", [2] * 8),
+        case("three tiles, three stages", [1, 4, 2], stages=3),
+        case("three tiles, one stage", [2, 1, 3], stages=1),
     ]
 
 
@@ -1017,7 +1053,12 @@ REUSE = Exercise(
         "q_empties says that the products have read Q; by then O has not even been written. The load role must wait for o_empties[slot], too, with the same parity.",
     ),
     limits=(
-        Limit("O in Q's buffer", "shared_bytes", at_most=34_000, text="at most 34,000 bytes"),
+        Limit(
+            "O in Q's buffer",
+            "shared_bytes",
+            at_most=lambda case: 34_000 if case.args[4] == 2 else None,
+            text="at most 34,000 bytes",
+        ),
         Limit(
             "loads run ahead",
             "cycles",
@@ -1145,6 +1186,17 @@ REUSE = Exercise(
                 (_STORE_ARRIVES, _STORE_ARRIVES + "                tlx.barrier_arrive(q_empties[slot])\n"),
             ),
             expect="q_",
+            recognise=False,
+        ),
+        Mutant(
+            "two stages for good",
+            "K has STAGES buffers, whatever that is.",
+            caught_by="runs",
+            edit=(
+                "stage, k_phase = ring(steps_done + j, STAGES)\n                    tlx.barrier_wait(k_empties",
+                "stage, k_phase = ring(steps_done + j, 2)\n                    tlx.barrier_wait(k_empties",
+            ),
+            expect="k_",
             recognise=False,
         ),
     ),

@@ -645,17 +645,17 @@ FAR_BELOW = ["near -30000"]  # alone: its roundings would widen the tolerance of
 HARD = [kind for kind in kinds.SCORES if kind not in FAR_BELOW]
 
 
-def _causal_lists(g, len_q, len_kv, heads, share):
-    """Return lists of random candidates under the causal mask, with their kinds."""
+def _causal_lists(g, len_q, len_kv, heads, share, BM=16, BN=16):
+    """Return lists of random candidates under the causal mask, with their kinds; blocks of BM queries and BN keys."""
     starts, columns, sorts = [0], [], []
     for _ in range(heads):
         for n, m in zip(len_q, len_kv):
-            found = block_kinds(Band.make(True), n, m, 16, 16)
+            found = block_kinds(Band.make(True), n, m, BM, BN)
             for i, row in enumerate(found):
                 for j, kind in enumerate(row):
                     if kind != Block.EMPTY and torch.rand(1, generator=g) < share:
                         columns.append(j)
-                        sorts.append(2 if kind == Block.FULL and 16 * i + 16 <= n else 1)
+                        sorts.append(2 if kind == Block.FULL and BM * i + BM <= n else 1)
                 starts.append(len(columns))
     return (
         torch.tensor(starts, dtype=torch.int32),
@@ -665,21 +665,21 @@ def _causal_lists(g, len_q, len_kv, heads, share):
 
 
 def _sparse_cases(seed):
-    def lists(name, len_q, len_kv, heads, share):
+    def lists(name, len_q, len_kv, heads, share, **tile):
         g = kinds.generator(sum(name.encode()))  # not of the seed: shapes must not depend on it
-        return _causal_lists(g, len_q, len_kv, heads, share)
+        return _causal_lists(g, len_q, len_kv, heads, share, **tile)
 
     g = kinds.generator(seed)
 
-    def case(name, len_q, len_kv, heads=1, kv_heads=1, share=0.5, poison=None, dim=16, scale=0.25):
+    def case(name, len_q, len_kv, heads=1, kv_heads=1, share=0.5, poison=None, dim=16, scale=0.25, **tile):
         q = torch.randn(sum(len_q), heads, dim, generator=g)
         k, v = (torch.randn(sum(len_kv), kv_heads, dim, generator=g) + x for x in (0.0, 0.5))
         qo, ko = kinds.offsets(len_q), kinds.offsets(len_kv)
         if poison is not None:
             for x in (k, v):
                 kinds.poison(x, slice(int(ko[poison]), int(ko[poison + 1])))
-        args = (q, k, v, qo, ko, *lists(name, len_q, len_kv, heads, share), scale)
-        return Case(name, args, offsets=tuple(qo.tolist()))
+        args = (q, k, v, qo, ko, *lists(name, len_q, len_kv, heads, share, **tile), scale)
+        return Case(name, args, tile, offsets=tuple(qo.tolist()))
 
     def hard(names, len_q, len_kv):
         q, k, qo, ko = kinds.packed(names, len_q, len_kv, 16, 16, g, heads=1)
@@ -701,35 +701,37 @@ def _sparse_cases(seed):
         hard(FAR_BELOW, 17, 40),
         case("a neighbour of NaN, which has no queries", [7, 0, 19], [9, 18, 6], 1, 1, 1.1, poison=1),
         case("head dim 32, a scale of its own", [40], [50], 2, 1, 0.9, dim=32, scale=0.1),
+        case("32 queries per tile", [70, 20], [90, 35], 2, 1, 0.8, BM=32),
+        case("32 keys per block", [40, 20], [110, 35], 2, 1, 0.8, BN=32),
     ]
 
 
-def _sparse_launch(kernel, q, k, v, q_offsets, k_offsets, starts, columns, sorts, scale):
+def _sparse_launch(kernel, q, k, v, q_offsets, k_offsets, starts, columns, sorts, scale, BM=16, BN=16):
     import torch
 
     lengths = (q_offsets[1:] - q_offsets[:-1]).tolist()
-    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, 16)], dtype=torch.int32)
+    tiles = torch.tensor([(b, r) for b, n in enumerate(lengths) for r in range(0, n, BM)], dtype=torch.int32)
     rows, heads, dim = q.shape
     out, lse = unwritten(rows, heads, dim), unwritten(rows, heads)
     kernel[(len(tiles), heads)](
         q, k, v, q_offsets, k_offsets, tiles, starts, columns, sorts, out, lse, scale, len(tiles), heads,
-        GROUP=heads // k.shape[1], D=dim, BM=16, BN=16,
+        GROUP=heads // k.shape[1], D=dim, BM=BM, BN=BN,
     )  # fmt: skip
     return out, lse
 
 
-def _sparse(q, k, v, q_offsets, k_offsets, starts, columns, sorts, scale):
+def _sparse(q, k, v, q_offsets, k_offsets, starts, columns, sorts, scale, BM=16, BN=16):
     rows, heads, _ = q.shape
     out, lse = torch.zeros_like(q), torch.full((rows, heads), float("-inf"), dtype=q.dtype)
     tiles = (len(starts) - 1) // heads
     for h in range(heads):
         tile, kv = h * tiles, h * k.shape[1] // heads
         for (q0, q1), (k0, k1) in zip(_spans(q_offsets), _spans(k_offsets)):
-            for r in range(q0, q1, 16):
+            for r in range(q0, q1, BM):
                 chosen = columns[int(starts[tile]) : int(starts[tile + 1])].tolist()
                 tile += 1
-                i = torch.arange(r, min(r + 16, q1))[:, None] - q0
-                j = [x for c in chosen for x in range(16 * c, min(16 * c + 16, k1 - k0))]
+                i = torch.arange(r, min(r + BM, q1))[:, None] - q0
+                j = [x for c in chosen for x in range(BN * c, min(BN * c + BN, k1 - k0))]
                 if not j:
                     continue
                 j = torch.tensor(j)
@@ -740,14 +742,19 @@ def _sparse(q, k, v, q_offsets, k_offsets, starts, columns, sorts, scale):
     return out, lse
 
 
+def _sizes(case):
+    return case.kwargs.get("BM", 16), case.kwargs.get("BN", 16)
+
+
 def _sparse_loads(case):
-    (starts, columns), tile = case.args[5:7], 16 * case.args[0].shape[2]
-    return (2 * tile + 8) * len(columns) + (tile + 16) * (len(starts) - 1)
+    (starts, columns), dim = case.args[5:7], case.args[0].shape[2]
+    rows, keys = _sizes(case)
+    return (2 * keys * dim + 8) * len(columns) + (rows * dim + 16) * (len(starts) - 1)
 
 
 def _sparse_selects(case):
-    starts, columns, sorts = case.args[5:8]
-    return 512 * int((sorts == 1).sum()) + 64 * (len(columns) + len(starts) - 1)
+    (starts, columns, sorts), (rows, keys) = case.args[5:8], _sizes(case)
+    return 2 * rows * keys * int((sorts == 1).sum()) + 4 * rows * (len(columns) + len(starts) - 1)
 
 
 _SEEN = "seen = (j[None, :] - i[:, None] <= len_kv - len_q) & (j < len_kv)[None, :]"
@@ -782,7 +789,7 @@ SPARSE = Exercise(
             "masks for PARTIAL only",
             "selects",
             at_most=_sparse_selects,
-            text="for PARTIAL entries only: at most 2 blocks of 256 each, and 64 lanes more per entry and per program",
+            text="for PARTIAL entries only: at most 2 blocks of `BM * BN` each, and `4 * BM` lanes more per entry and per program",
         ),
     ),
     mutants=(
@@ -896,6 +903,27 @@ SPARSE = Exercise(
                 ('tl.dot(q, tl.trans(k), input_precision="ieee")', "tl.dot(q, tl.trans(k))"),
                 ('tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")', "tl.dot(p, v, acc * alpha[:, None])"),
             ),
+        ),
+        Mutant(
+            "blocks of 16 keys for good",
+            "A column counts blocks of BN keys, whatever BN is: here it was multiplied by 16.",
+            edit=(
+                "tl.load(columns_ptr + entry) * BN + tl.arange(0, BN)",
+                "tl.load(columns_ptr + entry) * 16 + tl.arange(0, 16)",
+            ),
+        ),
+        Mutant(
+            "tiles of 16 queries for good",
+            "A tile has BM queries, whatever BM is.",
+            edit=(
+                ("i = row0 + tl.arange(0, BM)", "i = row0 + tl.arange(0, 16)"),
+                ('m = tl.full((BM,), float("-inf"), tl.float32)', 'm = tl.full((16,), float("-inf"), tl.float32)'),
+                ("l = tl.zeros((BM,), tl.float32)", "l = tl.zeros((16,), tl.float32)"),
+                ("acc = tl.zeros((BM, D), tl.float32)", "acc = tl.zeros((16, D), tl.float32)"),
+            ),
+            caught_by="returns",
+            expect="NaN",
+            recognise=False,
         ),
     ),
     variants=(
