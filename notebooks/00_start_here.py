@@ -257,7 +257,7 @@ plots.lines(
 )
 
 # %% [markdown]
-# **Cells run out of order.** The variables of a notebook depend on the order in which you ran the cells, not on the order in which they stand.
+# **Cells run out of order.** The variables of a notebook depend on the order in which you ran the cells, not on their order in the file.
 # When something is odd: Kernel menu, *Restart Kernel and Run All Cells*.
 # The number in brackets to the left of a cell is the order in which it ran.
 #

@@ -492,7 +492,7 @@ print(
 # |---|---|---|---|
 # | 4.1 | a tile list without empty tiles | 1 | 10 |
 # | 4.2 | the log-sum-exp of every query | 2 | 30 |
-# | 4.3 | the poisoned neighbour | 2 | 10 |
+# | 4.3 | the poisoned neighbor | 2 | 10 |
 # | 4.4 | attention with a distance penalty | 3 | 50 |
 # | 4.5 | one query that pools a sequence | 3 | 45 |
 # | 4.6 | merge the parts of a split sequence | 3 | 40 |

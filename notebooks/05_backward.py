@@ -273,7 +273,7 @@ plots.owners(
         "version 3: dK and dV": (by_key_tile, "", "dK\ndV"),
         "version 3: dQ": (by_query_tile, "dQ", ""),
     },
-    title="who computes a block of S (number and colour: the program), and who writes the results",
+    title="who computes a block of S (number and color: the program), and who writes the results",
 )
 
 # %% [markdown]

@@ -130,11 +130,11 @@ plots.panels(
 # In memory the heads of a position are adjacent, so the loads are as contiguous as before.
 
 # %%
-nobody = plots.Segment(12, 4, "", None)
+unused = plots.Segment(12, 4, "", None)
 tail = {
-    "packed row": [*(plots.Segment(r, 1, str(r), r // 4) for r in range(12)), nobody],
-    "position": [*(plots.Segment(4 * i, 4, f"position {i}", i) for i in range(3)), nobody],
-    "head": [*(plots.Segment(r, 1, f"h{r % 4}", r // 4) for r in range(12)), nobody],
+    "packed row": [*(plots.Segment(r, 1, str(r), r // 4) for r in range(12)), unused],
+    "position": [*(plots.Segment(4 * i, 4, f"position {i}", i) for i in range(3)), unused],
+    "head": [*(plots.Segment(r, 1, f"h{r % 4}", r // 4) for r in range(12)), unused],
 }
 plots.segments(
     tail,

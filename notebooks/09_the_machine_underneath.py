@@ -49,7 +49,7 @@ D, BM, BN = 128, 128, 128
 # And how much of that time do the other units idle?
 
 # %%
-MACHINE = {  # heading -> ((x, y, width, height), words, colour)
+MACHINE = {  # heading -> ((x, y, width, height), words, color)
     "exp2 units (MUFU)": ((0, 3.1, 2.4, 1.3), "16 exponentials\nper clock", 3),
     "warps": ((2.9, 3.1, 2.7, 1.3), "groups of 32 threads\n128 multiply-adds per clock", 0),
     "tensor memory": ((6.2, 3.1, 3.8, 1.3), "accumulators, 256 KB\n(Blackwell only)", 4),
@@ -707,7 +707,7 @@ for name, measure in measures.items():
 plots.segments(
     bars,
     title="tensor core busy, 256 x 512: from its worst to its best (modelled)",
-    xlabel="percent; the colours meet at the rates as they are",
+    xlabel="percent; the two colors meet at the current rates",
 )
 
 # %% [markdown]

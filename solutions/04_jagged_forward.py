@@ -115,7 +115,7 @@ def lse_kernel(
 check("4.2", lse_kernel)
 
 # %% [markdown]
-# ## 4.3 The poisoned neighbour
+# ## 4.3 The poisoned neighbor
 #
 # (difficulty 2 of 3, 10 minutes) One step of a forward pass: `acc = acc + P @ V` for one block of keys, of which only the first `valid` belong to this sequence.
 # The probabilities of the other keys are already 0.

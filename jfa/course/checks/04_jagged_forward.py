@@ -370,7 +370,7 @@ def _pv_launch(kernel, p, v, acc, valid):
 
 PV = Exercise(
     id="4.3",
-    title="The poisoned neighbour",
+    title="The poisoned neighbor",
     name="pv_kernel",
     kind="kernel",
     call=_pv_launch,
