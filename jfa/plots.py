@@ -391,8 +391,9 @@ def number_grids(
     widths = [a.shape[1] + 0.7 for a in arrays.values()]
     tall = max(a.shape[0] for a in arrays.values())
     figure, panels = canvas(
-        min(11.0, 0.52 * sum(widths) + 0.5), 0.4 * tall + 1.1, 1, len(arrays), squeeze=False, width_ratios=widths
+        min(11.0, 0.52 * sum(widths) + 0.5), 0.4 * tall + 1.3, 1, len(arrays), squeeze=False, width_ratios=widths
     )
+    figure.get_layout_engine().set(h_pad=0.1, w_pad=0.08)  # headings keep off the title and the edge
     for n, (axes, (name, grid)) in enumerate(zip(panels[0], arrays.items())):
         look = np.broadcast_to(np.asarray((looks or {}).get(name, 0)), grid.shape)
         pale = np.broadcast_to(np.asarray((masked or {}).get(name, False), dtype=bool), grid.shape)

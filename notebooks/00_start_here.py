@@ -182,8 +182,8 @@ print(f"padded {padded_scores} scores, packed {packed_scores}: {times:.1f} times
 #
 # Open [exercises/00_start_here.py](../exercises/00_start_here.py): double-click it in the file browser on the left.
 #
-# The minutes here and in all chapters are an estimate by a rule, not a measurement: nobody has timed readers.
-# The rule counts what is new: five minutes for an exercise's text and the report, two for each line of its solution that the chapter does not show, one for each other line, and half a minute for each line of a program that is given to be mended.
+# The minutes here and in all chapters are an estimate by a rule, not a measurement: no reader has been timed.
+# The rule counts what is new: five minutes for an exercise's text and the report, two for each line of its solution that the chapter does not show, one for each other line, and half a minute for each line of a program that is given to be fixed.
 # The sum is rounded to five minutes.
 # You may need half of it, or twice as much.
 #

@@ -224,7 +224,7 @@ plots.number_grids(
         "r[:, None] * 50\n[4, 1]": column,
         "c[None, :] * 1\n[1, 4]": row,
         "addresses\n[4, 4]": column + row,
-        "(r[:, None] < 6) & (c[None, :] < 50)\n1: may touch memory": (r[:, None] < 6)
+        "(r[:, None] < 6) & (c[None, :] < 50)\n1: may access memory": (r[:, None] < 6)
         * torch.ones_like(row),
     },
     title="a block of addresses, and its mask",

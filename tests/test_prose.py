@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jfa.course import notebook
 from tests.support import ROOT
 
 PACKAGE = sorted((ROOT / "jfa").rglob("*.py"))
@@ -17,6 +18,9 @@ TEXTS = sorted(
     for path in (ROOT / folder).rglob("*")
     if path.suffix in (".py", ".md")
 ) + sorted(ROOT.glob("*.md"))
+
+# The chapters that were read against these rules, with their solutions; the exercises are made of these.
+CHAPTERS = sorted(path for folder in ("notebooks", "solutions") for path in (ROOT / folder).glob("0*.py"))
 
 # Words that begin a docstring which describes a thing where it should say what the function does.
 NO_VERBS = set(
@@ -42,6 +46,15 @@ RIDDLES = re.compile(
     r"\bhears?\b|\bheard\b|\bin (?:nobody|no \w+)'s way\b|\bhas not the\b|\bwhat of what\b|\bof what\b[^.]*\bof which\b",
     re.IGNORECASE,
 )
+# American spelling, and words of the house that a reader from elsewhere must translate.
+FOREIGN = re.compile(
+    r"\b(?:neighbour|colour|behaviour|(?:un)?normalis|optimis|quantis|serialis|practis|towards\b|learnt\b|nobody\b|everybody\b|"
+    r"somebody\b|whoever\b|mend(?:s|ed|ing)?\b|hears?\b|alike\b|anew\b|in vain\b|beside\b)",
+    re.IGNORECASE,
+)
+# The end of a sentence and the start of the next: "... first. Then", not "B. Smith" and not "`a. B`".
+SENTENCES = re.compile(r"[a-z0-9)`\"*][.?!]\)? +(?=[A-Z][a-z]|[A-Z] |`)")
+NO_PROSE = re.compile(r"\s*(?:[|#<>$*(-]|\d+\. )")  # tables, headings, folds, formulas, lead-ins, items, asides
 
 
 def may_be_verb(word: str) -> bool:
@@ -87,7 +100,22 @@ def phrases(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
+def foreign(text: str) -> list[str]:
+    """Return a sentence per word that a chapter should not use."""
+    return [f"line {i}: {m.group()!r}" for i, line in enumerate(text.splitlines(), 1) for m in FOREIGN.finditer(line)]
+
+
+def crowded(source: str) -> list[str]:
+    """Return each line of Markdown prose that holds more than one sentence; code between ``` is no prose."""
+    found, code = [], False
+    for line in source.splitlines():
+        code ^= line.startswith("```")
+        if not code and not NO_PROSE.match(line) and SENTENCES.search(line):
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("path", [*PACKAGE, *CHAPTERS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_docstrings_of_functions_start_with_a_verb(path: Path):
     assert without_verb(path.read_text(encoding="utf-8")) == []
 
@@ -100,6 +128,21 @@ def test_docstrings_of_classes_and_modules_ask_no_question(path: Path):
 def test_rates_are_per_something_and_nobody_hears():
     found = {str(path.relative_to(ROOT)): phrases(path.read_text(encoding="utf-8")) for path in TEXTS}
     assert {name: bad for name, bad in found.items() if bad} == {}
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_chapters_are_american_and_have_a_sentence_per_line(path: Path):
+    assert foreign(path.read_text(encoding="utf-8")) == []
+    assert [x for c in notebook.read(path).cells if c.kind == "markdown" for x in crowded(c.source)] == []
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in CHAPTERS if p.parent.name == "notebooks" and p.stem[:2] > "00"], ids=lambda p: p.stem
+)
+def test_chapters_end_with_a_summary_and_name_the_next_one(path: Path):
+    text = path.read_text(encoding="utf-8")
+    assert text.index("\n# ## Summary\n") < text.index("\n# ## Exercises\n")
+    assert re.search(r"\n# Next: \[\d\d [^\]]+\]\(\d\d_\w+\.py\)\.\n*$", text)
 
 
 def test_breaches_would_be_seen():
@@ -117,3 +160,30 @@ def test_breaches_would_be_seen():
         assert not phrases(text), text
     assert phrases("It spills 12 bytes a thread.") and phrases("``waiting`` hears of long runs.")
     assert not phrases("Which tiles a program takes, and 12 bytes per thread.")
+    for text in (
+        "its neighbour",
+        "normalised",
+        "Whoever holds a tile",
+        "read it beside this",
+        "mend it",
+        "moved towards it",
+    ):
+        assert foreign(text), text
+    for text in (
+        "recommended",
+        "on the other side",
+        "toward it",
+        "amendments",
+        "neighboring",
+        "modelled",
+        "the besides",
+    ):
+        assert not foreign(text), text
+    assert crowded("It is full. The next one is not.") and crowded("Is it? `x` says so.")
+    for text in (
+        "By R. L. Graham, in 1969.",
+        "Of Q, K and V, e.g. the first",
+        "| a. Then | b |",
+        "**Why?** It is so. Then",
+    ):
+        assert not crowded(text), text

@@ -36,9 +36,9 @@ def test_chapter_00_says_what_the_minutes_are():
     text_and_report, new, known, given = (
         words[TOOL[name]] for name in ("BASE", "PER_NEW_LINE", "PER_KNOWN_LINE", "PER_GIVEN_LINE")
     )
-    assert "not a measurement: nobody has timed readers" in text
+    assert "not a measurement: no reader has been timed" in text
     assert f"{text_and_report} for an exercise's text and the report, {new} for each line of its solution" in text
-    assert f"{known} for each other line, and {given} for each line of a program that is given to be mended" in text
+    assert f"{known} for each other line, and {given} for each line of a program that is given to be fixed" in text
 
 
 def _notebook(chapter):
