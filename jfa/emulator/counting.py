@@ -109,6 +109,15 @@ def count_lanes(name: str, data) -> None:
 
 
 @contextlib.contextmanager
+def uncounted(name: str) -> Iterator[None]:
+    """Leave one of the counts as it is: what happens inside is how a line is carried out, not what it asks for."""
+    before = getattr(Active.counts, name, 0)
+    yield
+    if Active.counts is not None:
+        setattr(Active.counts, name, before)
+
+
+@contextlib.contextmanager
 def counting() -> Iterator[Counts]:
     """Count in ``with counting() as counts: kernel[grid](...)``; nested blocks count for themselves only."""
     outer, Active.counts = Active.counts, Counts()

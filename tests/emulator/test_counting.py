@@ -171,3 +171,21 @@ def test_scaled_products_count_as_products():
         three[(1,)](out, 128)
     assert (out == 3 * 128 * 2).all()
     assert (counts.mmas, counts.accumulated) == (3, 2)
+
+
+@triton.jit
+def through_block_pointers(x_ptr, out_ptr, rows, columns, M: tl.constexpr, N: tl.constexpr):
+    there = tl.make_block_ptr(x_ptr, (rows, columns), (columns, 1), (0, 0), (M, N), (1, 0))
+    out = tl.make_block_ptr(out_ptr, (rows, columns), (columns, 1), (0, 0), (M, N), (1, 0))
+    x = tl.load(there, boundary_check=(0, 1), padding_option="zero")
+    tl.store(out, tl.where(x > 0, x, 0.0), boundary_check=(0,))
+
+
+@pytest.mark.skipif(not hasattr(tl, "advance"), reason="this Triton has no block pointers of this kind")
+@pytest.mark.filterwarnings("ignore")
+def test_a_checked_side_of_a_block_pointer_counts_once_per_row_or_column():
+    x, out = torch.randn(9, 32), torch.empty(9, 32)
+    with emulator.counting() as counts:
+        through_block_pointers[(1,)](x, out, 9, 32, M=16, N=32)
+    assert torch.equal(out, x.relu())
+    assert counts.compares == (16 + 32) + 16 + 16 * 32  # the load's sides, the store's, and x > 0

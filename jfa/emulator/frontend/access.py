@@ -10,7 +10,7 @@ import triton.language as tl
 
 from .. import dtypes
 from ..context import context
-from ..counting import Active
+from ..counting import Active, count_lanes, uncounted
 from ..locations import here
 from ..machine.running import pause
 from ..memory import TensorMap
@@ -254,6 +254,17 @@ def check_box(tensor_map, offsets, marks, where=None):
         check(marks.reshape(tensor_map.block_shape)[inside], "store", where)
 
 
+def _materialized(pointer, boundary_check):
+    """Return a block pointer's pointers and mask. A checked side counts as one comparison per row or column, as a mask does."""
+    with uncounted("compares"):
+        pointers, mask = pointer._materialize(boundary_check, _semantic=Hooks.semantic)
+    sides = boundary_check if isinstance(boundary_check, tuple | list | tl.tuple) else (boundary_check,)
+    for side in sides if mask is not None else ():
+        length = tl.core._unwrap_if_constexpr(pointer.block_shape[tl.core._unwrap_if_constexpr(side)])
+        count_lanes("compares", np.empty(length, np.bool_))
+    return pointers, mask
+
+
 def _load_block_pointer(pointer, mask, other, boundary_check, padding_option):
     if mask is not None or other is not None:
         raise ValueError("`mask` and `other` arguments cannot be specified for loading block pointers")
@@ -262,7 +273,7 @@ def _load_block_pointer(pointer, mask, other, boundary_check, padding_option):
         raise ValueError(f"Padding option {padding_option} not supported")
     if padding_option == "nan" and pointer.base.dtype.element_ty.is_int():
         raise ValueError("Padding option `nan` is not supported for integer block pointers")
-    pointers, mask = pointer._materialize(boundary_check, _semantic=Hooks.semantic)
+    pointers, mask = _materialized(pointer, boundary_check)
     fill = {"": None, "zero": 0, "nan": float("nan")}[padding_option]
     return load(fix(pointers), mask, None if mask is None else fill)
 
@@ -270,7 +281,7 @@ def _load_block_pointer(pointer, mask, other, boundary_check, padding_option):
 def _store_block_pointer(pointer, value, mask, boundary_check):
     if mask is not None:
         raise ValueError("`mask` argument cannot be specified for storing block pointers")
-    pointers, mask = pointer._materialize(boundary_check, _semantic=Hooks.semantic)
+    pointers, mask = _materialized(pointer, boundary_check)
     return store(fix(pointers), value, mask)
 
 
