@@ -18,6 +18,7 @@ import torch
 from jfa.course import kinds
 from jfa.course.precision import rounding_errors
 from jfa.course.spec import Case, Exercise, Output
+from jfa.course.symptom import symptom
 from jfa.course.wire import Other
 
 
@@ -152,8 +153,19 @@ def nan_fault(name: str, got: Any, want: Any, output: Output, case: Case) -> str
     if not bad.any():
         return None
     return (
-        f"{name} holds NaN at {place(_first(bad), output, case)}{_spread(bad, output, case)}.{_never_stored(got, bad)}"
+        f"{name} holds NaN at {place(_first(bad), output, case)}{_spread(bad, output, case)}."
+        f"{_never_stored(got, bad) or _origin_of_nan(case)}"
     )
+
+
+def _origin_of_nan(case: Case) -> str:
+    """Return a sentence about where a NaN can come from: out of the inputs, or from the arithmetic."""
+    given = [_numbers(x) for x in (*case.args, *case.kwargs.values()) if isinstance(x, torch.Tensor | np.ndarray)]
+    if any(x is not None and x.dtype.kind == "f" and np.isnan(x).any() for x in given):
+        return (
+            " Some rows of the inputs are NaN on purpose. A product with 0 does not remove it: select, or do not load."
+        )
+    return " No input is NaN: it comes from inf - inf, 0 / 0 or 0 * inf, or from memory where nothing was stored yet."
 
 
 def _never_stored(got: Any, bad: np.ndarray) -> str:
@@ -192,7 +204,7 @@ def value_fault(
     first = _first(bad)
     return (
         f"{name} is wrong at {place(first, output, case)}: you have {_show(numbers[first])}{_off_by(numbers, right, bad)}"
-        f"{_spread(bad, output, case)}."
+        f"{_spread(bad, output, case)}.{symptom(numbers, right, bad, output.tol or tol)}"
     )
 
 

@@ -156,7 +156,7 @@ def test_never_stored_is_said_only_where_it_is_so():
     got[:2] = torch.tensor([1.0, float("nan")])
     assert _fault(got, want, row)[1].endswith("To some of these places nothing was ever stored.")
     for nan in (torch.tensor([1.0, 1.0, float("nan"), 1.0]), torch.tensor([1.0, 1.0, float("inf"), 1.0]) * 0 + 1):
-        assert _fault(nan, want, row)[1].endswith("at row 2.")
+        assert "at row 2. " in (sentence := _fault(nan, want, row)[1]) and "ever stored" not in sentence
     assert torch.equal(unwritten(2, 3).isnan(), torch.ones(2, 3, dtype=torch.bool))
 
 
