@@ -254,6 +254,9 @@ FEW_RINGS = ((1, 2), (3, 2), (1, 1), (5, 1), (7, 3), (4, 2))
 
 # ---------------------------------------------------------------------------------------------- values
 
+OWN_SCALE = 0.4
+"""A scale that belongs to no head dim in use: an answer that makes 1/sqrt(D) itself fails."""
+
 DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int64)
 """Value dtypes besides fp32, for results that must keep the dtype of their input."""
 

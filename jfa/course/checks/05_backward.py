@@ -31,6 +31,7 @@ def _delta_cases(seed):
         case("bf16 rows whose products are all near 9", 20, 2, 128, torch.bfloat16, shift=3.0),
         case("bf16, as many heads as rows", 5, 5, 64, torch.bfloat16),
         case("bf16 numbers whose products fp16 cannot hold", 6, 2, 16, torch.bfloat16, lift=2.0**10),
+        case("no rows at all", 0, 2, 8),
     ]
 
 
@@ -148,9 +149,9 @@ def _block_cases(seed):
         keys = slice(first, first + n)
         return Case(name, (q, k[keys].contiguous(), v[keys].contiguous(), dout, lse, delta, scale))
 
-    def tame(name, m, n, total, dim=8, dim_v=8, first=0, blind=()):
+    def tame(name, m, n, total, dim=8, dim_v=8, first=0, blind=(), scale=None):
         q, k = torch.randn(m, dim, generator=g), torch.randn(total, dim, generator=g)
-        return block(name, q, k, dim_v, first, n, 1 / math.sqrt(dim), blind)
+        return block(name, q, k, dim_v, first, n, scale or 1 / math.sqrt(dim), blind)
 
     def hard(kind):
         q, k = kinds.query_and_key(kind, 12, 40, 16, 16, g)
@@ -160,6 +161,7 @@ def _block_cases(seed):
         tame("all keys in one block", 5, 6, 6),
         tame("16 of 200 keys", 7, 16, 200, first=90),
         tame("D 8 and Dv 12", 9, 4, 30, dim_v=12),
+        tame(f"a scale of {kinds.OWN_SCALE}", 9, 4, 30, scale=kinds.OWN_SCALE),
         *map(hard, kinds.SCORES),
         tame("rows 1 and 4 see no key and hold NaN", 6, 8, 20, blind=(1, 4)),
     ]
@@ -194,6 +196,11 @@ BLOCK = Exercise(
     ),
     limits=(Limit("five products", "op:mm", at_most=5, text="at most 5 matrix products"),),
     mutants=(
+        Mutant(
+            "scale made from D",
+            "The scale is handed over; a caller may want another than 1/sqrt(D).",
+            edit=(("alive = lse > -torch.inf", "alive, scale = lse > -torch.inf, q.shape[1] ** -0.5"),),
+        ),
         Mutant(
             "scale on dq only",
             "dk lacks the scale: S is scale q kᵀ, so both of its factors carry it.",
@@ -329,11 +336,11 @@ def block_gradients(q, k, v, dout, lse, delta, scale):
 # -- the packed kernels ------------------------------------------------------------------------------------------------
 
 
-def _tame(g, name, len_q, len_kv, heads=2, group=1, dim=16, poison=False, **tile):
+def _tame(g, name, len_q, len_kv, heads=2, group=1, dim=16, poison=False, scale=None, **tile):
     """Return a packed backward on normal numbers."""
     q = torch.randn(sum(len_q), heads, dim, generator=g)
     k = torch.randn(sum(len_kv), heads // group, dim, generator=g)
-    return _backward_case(g, name, len_q, len_kv, q, k, 1 / math.sqrt(dim), poison, tile)
+    return _backward_case(g, name, len_q, len_kv, q, k, scale or 1 / math.sqrt(dim), poison, tile)
 
 
 def _hard(g, names, len_q, len_kv, heads=2, group=1):
@@ -397,7 +404,7 @@ def _dkdv_cases(seed):
         _hard(g, FAR_BELOW, 17, 5),
         _tame(g, "a neighbour of NaN, which has no keys", [5, 18, 6], [20, 0, 19], heads=3, group=3, poison=True),
         _tame(g, "32 queries at a time", [35], [20], heads=1, BM=32),
-        _tame(g, "32 keys per tile", [9, 5], [40, 3], heads=1, BN=32),
+        _tame(g, f"32 keys per tile, a scale of {kinds.OWN_SCALE}", [9, 5], [40, 3], 1, scale=kinds.OWN_SCALE, BN=32),
     ]
 
 
@@ -518,6 +525,14 @@ DKDV = Exercise(
             edit=(
                 ("lse_ptr + head * total_q + rows", "lse_ptr + kv_head * total_q + rows"),
                 ("delta_ptr + head * total_q + rows", "delta_ptr + kv_head * total_q + rows"),
+            ),
+        ),
+        Mutant(
+            "scale made from D",
+            "The scale is handed over; a caller may want another than 1/sqrt(D).",
+            edit=(
+                ('input_precision="ieee") * scale - lse', 'input_precision="ieee") * (1.0 / (D**0.5)) - lse'),
+                ("dk * scale, mask", "dk * (1.0 / (D**0.5)), mask"),
             ),
         ),
         Mutant("dk without the scale", "dk lacks the scale.", edit=("dk * scale, mask", "dk, mask")),
@@ -658,7 +673,8 @@ def _one_pass_cases(seed):
         _hard(g, FAR_BELOW, 17, 5, heads=1),
         _tame(g, "a neighbour of NaN, which has no keys", [5, 18, 6], [20, 0, 19], poison=True),
         _tame(g, "D 32, 32 queries at a time", [35], [20], heads=1, dim=32, BM=32),
-        _tame(g, "32 keys per tile", [9, 5], [40, 3], heads=1, BN=32),
+        _tame(g, f"32 keys per tile, a scale of {kinds.OWN_SCALE}", [9, 5], [40, 3], 1, scale=kinds.OWN_SCALE, BN=32),
+        _tame(g, "D 32, 16 queries at a time", [18], [20], heads=1, dim=32),
     ]
 
 
@@ -743,6 +759,14 @@ ONE_PASS = Exercise(
             ),
             expect="NaN",
             recognise=False,
+        ),
+        Mutant(
+            "scale made from D",
+            "The scale is handed over; a caller may want another than 1/sqrt(D).",
+            edit=(
+                'tl.dot(ds, k, input_precision="ieee") * scale',
+                'tl.dot(ds, k, input_precision="ieee") * (1.0 / (D**0.5))',
+            ),
         ),
         Mutant(
             "stops at the last full tile",
@@ -836,7 +860,7 @@ COST = Exercise(
     name="cost",
     cases=_cost_cases,
     reference=_cost,
-    outputs=(Output("FLOPs"), Output("bytes"), Output("additions")),
+    outputs=tuple(Output(name, dtype="int") for name in ("FLOPs", "bytes", "additions")),
     difficulty=2,
     minutes=30,
     hints=(
@@ -867,6 +891,13 @@ COST = Exercise(
             "one multiply-add is one FLOP",
             "A multiplication and an addition are two FLOPs.",
             edit=("return 2 * D * products * pairs", "return D * products * pairs"),
+        ),
+        Mutant(
+            "bytes as a float",
+            "a size in bytes is a whole number.",
+            caught_by="returns",
+            edit=("return 2 * D * products * pairs, moved,", "return 2 * D * products * pairs, moved / 1,"),
+            expect="a whole number",
         ),
         Mutant(
             "tail key tile dropped",

@@ -39,6 +39,9 @@ def _band_cases(seed):
         case("bottom_right", 6, 20, 9),
         case("bottom_right", (4, 2), 7, 30),
         case("bottom_right", 3, 4, 30),
+        case(None, 40, 4, 9),
+        case(None, (40, 50), 4, 9),
+        case("bottom_right", (1, 1), 20, 9),
     ]
 
 
@@ -48,7 +51,7 @@ BAND = Exercise(
     name="band",
     cases=_band_cases,
     reference=lambda causal, window, n, m: Band.make(causal or False, window).offsets(n, m),
-    outputs=(Output("lo"), Output("hi")),
+    outputs=(Output("lo", dtype="int"), Output("hi", dtype="int")),
     difficulty=1,
     minutes=30,
     forbid=("jfa.masks", "jfa.schedule"),
@@ -92,6 +95,11 @@ BAND = Exercise(
             "-1 taken as a number",
             "-1 leaves a side open; here it moved the side by one.",
             edit=(("lo if left == -1 else d - left", "d - left"), ("hi if right == -1 else d + right", "d + right")),
+        ),
+        Mutant(
+            "closed sides cut to the lengths",
+            "A closed side was cut to the keys that there are; the band is asked for as the call says it.",
+            edit=("    return lo, hi", "    return lo, hi if hi == 2**30 else min(hi, len_kv - 1)"),
         ),
         Mutant(
             "window one short",
@@ -164,6 +172,7 @@ def _range_cases(seed):
         case("window far to the left: some tiles see nothing", [(80, 40, -90 - s, -30)]),
         case("window that begins past the start", [(20, 80, 33 + s, 60)]),
         case("lo > hi: nothing counts", [(40, 64, 5, 2 - s)]),
+        case("no keys at all; one key", [(40, 0, -far, far), (20, 0, -5 - s, 3), (20, 1, -far, far)]),
         case("tiles of 64 queries, blocks of 32 keys", [(150, 260, -70 - s, 110)], 64, 32),
         case("lo at the edge of a block", [(64, 64, x + s, x + 40) for x in (-17, -16, -15, -1, 0, 1, 15, 16, 17)]),
         case("hi at the edge of a block", [(64, 64, x - 40, x + s) for x in (-17, -16, -15, -1, 0, 1, 15, 16, 17)]),
@@ -325,6 +334,20 @@ RANGES = Exercise(
             edit=("(key_begin >= key_end) | (lo > hi)", "key_begin >= key_end"),
         ),
         Mutant(
+            "end from the last key's number",
+            "The last key's number was divided: of no keys it is -1, and // rounds it towards zero, to block 0.",
+            edit=(
+                (
+                    "end = tl.cdiv(tl.maximum(key_end, 0), BN)",
+                    "end = (tl.minimum(len_kv, tl.maximum(key_end, 0)) - 1) // BN + 1",
+                ),
+                (
+                    "if (key_begin >= key_end) | (lo > hi):",
+                    "if (row0 + lo >= tl.maximum(len_kv, 1)) | (last + hi < 0) | (lo > hi):",
+                ),
+            ),
+        ),
+        Mutant(
             "no keys gives one block",
             "A tile that sees nothing visits a block.",
             edit=("        first = 0\n        end = 0\n", "        first = 0\n        end = 1\n"),
@@ -347,34 +370,38 @@ HARD = [kind for kind in kinds.SCORES if kind not in FAR_BELOW]
 def _window_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, len_q, len_kv, left, right, heads=2, dim=16, poison=None, **tile):
+    def case(name, len_q, len_kv, left, right, heads=2, dim=16, poison=None, scale=None, **tile):
         q = torch.randn(sum(len_q), heads, dim, generator=g)
         k, v = (torch.randn(sum(len_kv), heads, dim, generator=g) + x for x in (0.0, 0.5))
         qo, ko = kinds.offsets(len_q), kinds.offsets(len_kv)
         if poison is not None:
             for x in (k, v):
                 kinds.poison(x, slice(int(ko[poison]), int(ko[poison + 1])))
-        return Case(name, (q, k, v, qo, ko, 1 / math.sqrt(dim), left, right), tile, offsets=tuple(qo.tolist()))
+        scale = scale or 1 / math.sqrt(dim)
+        return Case(name, (q, k, v, qo, ko, scale, left, right), tile, offsets=tuple(qo.tolist()))
 
-    def hard(names, len_q, len_kv, left, right):
+    def hard(names, len_q, len_kv, left, right, said=""):
         parts = [kinds.query_and_key(name, len_q, len_kv, 16, 16, g, heads=1) for name in names]
         q, k = (torch.cat(x) for x in zip(*parts))
         qo, ko = kinds.offsets([len_q] * len(names)), kinds.offsets([len_kv] * len(names))
-        said = kinds.SCORES[names[0]].says if len(names) == 1 else f"sequences with hard scores: {', '.join(names)}"
+        several = f"sequences with hard scores: {', '.join(names)}"
+        said = said or (kinds.SCORES[names[0]].says if len(names) == 1 else several)
         v = torch.randn(k.shape, generator=g)
         return Case(said, (q, k, v, qo, ko, 0.25, left, right), offsets=tuple(qo.tolist()))
 
     return [
         case("16 queries, 16 keys, all seen", [16], [16], 20, 20, heads=1),
         case("40 queries and keys, a window (5, 0)", [40], [40], 5, 0, heads=1),
-        case("a wide window: a bulk between two edges", [40], [90], 45, 3, heads=1),
+        case("a wide window: a bulk between two edges", [40], [90], 45, 3),
         case("lengths 5, 0, 33, 1, 17; one without keys", kinds.RAGGED, [17, 4, 40, 0, 21], 12, 4),
         case("more queries than keys: rows that see nothing", [50, 20], [20, 9], 6, 2),
         hard(HARD, 5, 36, 60, 2),
         hard(FAR_BELOW, 17, 40, 60, 0),
+        hard(["near -400"], 20, 44, 6, 2, "all scores near -400, rows that see nothing of their tile's first blocks"),
         case("a neighbour of NaN, which has no queries", [7, 0, 19], [9, 18, 6], 30, 30, poison=1),
         case("D 32, 32 queries per tile", [40], [60], 12, 4, heads=1, dim=32, BM=32),
         case("32 keys per block", [20], [70], 40, 3, heads=1, BN=32),
+        case(f"D 32, a scale of {kinds.OWN_SCALE}", [20], [30], 9, 3, heads=1, dim=32, scale=kinds.OWN_SCALE),
     ]
 
 
@@ -467,6 +494,11 @@ WINDOW = Exercise(
             edit=("lo, hi = len_kv - len_q - left, len_kv - len_q + right", "lo, hi = -left, right"),
         ),
         Mutant(
+            "scale made from D",
+            "The scale is handed over; a caller may want another than 1/sqrt(D).",
+            edit=('input_precision="ieee") * scale', 'input_precision="ieee") * (1.0 / (D**0.5))'),
+        ),
+        Mutant(
             "left side one short",
             "The key at the window's left end is seen, too.",
             edit=("(distance >= lo)", "(distance > lo)"),
@@ -499,6 +531,16 @@ WINDOW = Exercise(
             edit=('anchor = tl.where(m_new == float("-inf"), 0.0, m_new)', "anchor = m_new"),
             expect="NaN",
             recognise=False,
+        ),
+        Mutant(
+            "the anchor kept as the maximum",
+            "A row that has seen nothing so far keeps a maximum of 0, the anchor: lower scores that follow vanish.",
+            edit=("            m = m_new\n", "            m = anchor\n"),
+        ),
+        Mutant(
+            "values of head 0 in the bulk",
+            "The full blocks' values are those of head 0, whatever head the program has.",
+            edit=("v = tl.load(v_ptr + at_keys)\n", "v = tl.load(v_ptr + at_keys - head * D)\n"),
         ),
         Mutant(
             "-1e9 for minus infinity",
@@ -977,7 +1019,7 @@ WORK = Exercise(
     name="work",
     cases=_work_cases,
     reference=_work,
-    outputs=(Output("pairs"), Output("full"), Output("partial")),
+    outputs=tuple(Output(name, dtype="int") for name in ("pairs", "full", "partial")),
     difficulty=2,
     minutes=35,
     forbid=("jfa.masks", "jfa.schedule"),

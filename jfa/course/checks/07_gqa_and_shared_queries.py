@@ -131,13 +131,13 @@ def _with_kind(kind, len_q, len_kv, heads, kv_heads, dim, g):
 def _grouped_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, len_q, len_kv, heads=4, kv_heads=2, dim=16, kind=None, **tile):
+    def case(name, len_q, len_kv, heads=4, kv_heads=2, dim=16, kind=None, scale=None, **tile):
         q, k = _with_kind(kind, len_q, len_kv, heads, kv_heads, dim, g)
         q = q + 0.1 * torch.randn(q.shape, generator=g)
         v = torch.randn(k.shape, generator=g) + 0.5
         return Case(
             name,
-            (q, k, v, kinds.offsets(len_q), kinds.offsets(len_kv), 1 / math.sqrt(dim)),
+            (q, k, v, kinds.offsets(len_q), kinds.offsets(len_kv), scale or 1 / math.sqrt(dim)),
             tile,
             offsets=tuple(kinds.offsets(len_q).tolist()),
         )
@@ -153,7 +153,7 @@ def _grouped_cases(seed):
         *(case(found.says, [7, 2], [37, 18], 2, 1, kind=name) for name, found in kinds.SCORES.items()),
         case("as many key heads as query heads, D 32", [5], [18], 2, 2, dim=32),
         case("32 rows per tile", [20, 1], [20, 9], 2, 1, BM=32),
-        case("32 keys per block", [3], [40], 2, 1, BN=32),
+        case(f"32 keys per block, a scale of {kinds.OWN_SCALE}", [3], [40], 2, 1, scale=kinds.OWN_SCALE, BN=32),
     ]
 
 
@@ -244,6 +244,11 @@ GROUPED = Exercise(
         Limit("tiled", "peak_tile", at_most=512, text="no block larger than 512 elements"),
     ),
     mutants=(
+        Mutant(
+            "scale made from D",
+            "The scale is handed over; a caller may want another than 1/sqrt(D).",
+            edit=('input_precision="ieee") * scale', 'input_precision="ieee") * (1.0 / (D**0.5))'),
+        ),
         Mutant(
             "keys of head 0",
             "The keys are those of key head 0, whatever head the program has.",
@@ -389,7 +394,7 @@ GROUPED = Exercise(
 def _pooled_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, len_q, lengths, slots, rows, heads=1, dim=16, kind=None, **tile):
+    def case(name, len_q, lengths, slots, rows, heads=1, dim=16, kind=None, scale=None, **tile):
         drawn = [kinds.drawn(kind, len_q, n, dim, 16, g, heads=heads) for n in lengths]
         q = drawn[0][0] + 0.1 * torch.randn(len_q, heads, dim, generator=g)
         k = torch.cat([k for _, k in drawn])
@@ -403,7 +408,7 @@ def _pooled_cases(seed):
             kinds.offsets(lengths),
             torch.tensor(slots, dtype=torch.int32),
             out,
-            1 / math.sqrt(dim),
+            scale or 1 / math.sqrt(dim),
         )
         return Case(name, args, tile)
 
@@ -421,7 +426,7 @@ def _pooled_cases(seed):
         *(case(found.says, 4, [37, 18], [0, 4], 8, kind=name) for name, found in kinds.SCORES.items()),
         case("16 queries, D 32", 16, [18], [1], 17, dim=32),
         case("32 queries per tile", 20, [18], [1], 24, BL=32),
-        case("32 keys per block", 2, [40], [1], 4, BN=32),
+        case(f"32 keys per block, a scale of {kinds.OWN_SCALE}", 2, [40], [1], 4, scale=kinds.OWN_SCALE, BN=32),
     ]
 
 
@@ -487,6 +492,11 @@ POOLED = Exercise(
         Limit("tiled", "peak_tile", at_most=512, text="no block larger than 512 elements"),
     ),
     mutants=(
+        Mutant(
+            "scale made from D",
+            "The scale is handed over; a caller may want another than 1/sqrt(D).",
+            edit=('input_precision="ieee") * scale', 'input_precision="ieee") * (1.0 / (D**0.5))'),
+        ),
         Mutant(
             "keys of the first head",
             "The keys are those of head 0, whatever head the program has.",
@@ -627,7 +637,7 @@ TRAFFIC = Exercise(
     name="dq_traffic",
     cases=_traffic_cases,
     reference=_traffic,
-    outputs=(Output("adds"), Output("extra"), Output("moved")),
+    outputs=tuple(Output(name, dtype="int") for name in ("adds", "extra", "moved")),
     difficulty=1,
     minutes=20,
     hints=(
@@ -871,14 +881,14 @@ def sum_kernel(part_ptr, dq_ptr, parts, N, BLOCK: tl.constexpr):
 def _resident_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, len_q, lengths, workers, dim=16, kind=None):
+    def case(name, len_q, lengths, workers, dim=16, kind=None, scale=None):
         drawn = [kinds.drawn(kind, len_q, n, dim, 16, g) for n in lengths]
         q = drawn[0][0] + 0.1 * torch.randn(len_q, dim, generator=g)
         k = torch.cat([*(k for _, k in drawn), torch.full((3, dim), math.nan)])
         v = torch.randn(k.shape, generator=g)
         v[len(k) - 3 :] = math.nan
         dout = torch.randn(len(lengths), len_q, dim, generator=g) + 0.3
-        scale, offsets = 1 / math.sqrt(dim), kinds.offsets(lengths)
+        scale, offsets = scale or 1 / math.sqrt(dim), kinds.offsets(lengths)
         lse, delta = torch.full((len(lengths), len_q), -math.inf), torch.zeros(len(lengths), len_q)
         for b, (begin, end) in enumerate(_spans(offsets)):
             if end > begin:
@@ -894,6 +904,7 @@ def _resident_cases(seed):
         case("more workers than sequences", 16, [6, 5], 4),
         case("only sequences without keys", 2, [0, 0], 2),
         case("D 32, seven workers, 20 sequences", 5, [(7 * b) % 23 for b in range(20)], 7, dim=32),
+        case(f"a scale of {kinds.OWN_SCALE}", 2, [20, 3], 2, scale=kinds.OWN_SCALE),
         case("scores rise from -100 to 100 along the keys", 3, [37, 18], 2, kind="rising"),
         case("all scores near -400", 3, [37, 18], 2, kind="near -400"),
         case("one score of 95 among small ones", 3, [37, 18], 2, kind="above 90"),
@@ -1000,6 +1011,11 @@ def resident_dq(q, k, v, dout, lse, delta, k_offsets, scale, workers):
                 "    tl.store(partial_ptr + worker * LQ * D + row, dq,",
                 "    dq = dq / B\n    tl.store(partial_ptr + worker * LQ * D + row, dq,",
             ),
+        ),
+        Mutant(
+            "scale made from D",
+            "The scale is handed over; a caller may want another than 1/sqrt(D).",
+            edit=("    len_q, dim = q.shape\n", "    len_q, dim = q.shape\n    scale = dim**-0.5\n"),
         ),
         Mutant(
             "dQ starts anew for each sequence",
