@@ -1,6 +1,7 @@
 """Every exercise of every chapter: what its author promises holds, and what the course promises its readers holds."""
 
 import ast
+import inspect
 import re
 
 import numpy as np
@@ -183,6 +184,23 @@ def _zeros(value):
     if isinstance(value, dict):
         return {k: _zeros(v) for k, v in value.items()}
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) and not value.is_nested else value
+
+
+def _arguments(exercise, case):
+    """Return a case's arguments by name."""
+    names = list(inspect.signature(exercise.call or exercise.reference).parameters)[1 if exercise.call else 0 :]
+    return dict(zip(names, case.args)) | case.kwargs
+
+
+@every_exercise
+def test_a_scale_that_is_handed_over_is_not_always_that_of_the_head_dim(exercise):
+    if exercise.kind == "value" or not (exercise.call or exercise.reference):
+        return
+    cases = [_arguments(exercise, c) for c in exercise.cases(0) if not c.raises]
+    scaled = [a for a in cases if isinstance(a.get("scale"), float)]
+    dims = [{n for t in tree_leaves(a) if isinstance(t, torch.Tensor) for n in t.shape} for a in scaled]
+    own = [a["scale"] for a, found in zip(scaled, dims) if all(abs(a["scale"] ** 2 * n - 1) > 1e-3 for n in found)]
+    assert own or not scaled, "an answer that makes 1/sqrt(D) itself passes"
 
 
 @every_exercise

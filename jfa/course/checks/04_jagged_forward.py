@@ -156,11 +156,11 @@ def tile_list(offsets, block):
 def _lse_cases(seed):
     g = _rng(seed)
 
-    def case(name, len_q, len_kv, heads=2, dim=16, lift=1.0, shift=0.0, **tile):
+    def case(name, len_q, len_kv, heads=2, dim=16, lift=1.0, shift=0.0, scale=None, **tile):
         q, k, _, qo, ko = _jagged(g, len_q, len_kv, heads, dim, lift=lift)
         if shift:
             q, k = q.abs() * shift, k.abs()  # every score far from 0, all of one sign
-        return Case(name, (q, k, qo, ko, 1 / math.sqrt(dim)), tile, offsets=tuple(qo.tolist()))
+        return Case(name, (q, k, qo, ko, scale or 1 / math.sqrt(dim)), tile, offsets=tuple(qo.tolist()))
 
     def hard(name, names):
         q, k, qo, ko = kinds.packed(names, 16, 37, 16, 16, g, heads=1)
@@ -177,7 +177,7 @@ def _lse_cases(seed):
         poisoned,
         case("a sequence of 200", [3, 20], [2, 200], heads=1, lift=4.0),
         case("32 queries per tile", [35, 3], [20, 7], heads=1, BM=32),
-        case("32 keys per block", [5, 18], [40, 33], heads=1, BN=32),
+        case(f"32 keys per block, a scale of {kinds.OWN_SCALE}", [5, 18], [40, 33], 1, scale=kinds.OWN_SCALE, BN=32),
         *(hard(*h) for h in HARD),
     ]
 
@@ -259,6 +259,11 @@ LSE = Exercise(
             "no running maximum",
             "The maximum is 0 throughout: where all scores are far below it, every exponential vanishes.",
             edit=("m_new = tl.maximum(m, tl.max(s, axis=1))", "m_new = tl.maximum(m, 0.0)"),
+        ),
+        Mutant(
+            "scale made from D",
+            "The scale is handed over; a caller may want another than 1/sqrt(D).",
+            edit=('input_precision="ieee") * scale', 'input_precision="ieee") * (1.0 / (D**0.5))'),
         ),
         Mutant(
             "forgets the scale",
@@ -482,10 +487,11 @@ def pv_kernel(p_ptr, v_ptr, acc_ptr, valid, ROWS: tl.constexpr, KEYS: tl.constex
 def _alibi_cases(seed):
     g = _rng(seed)
 
-    def case(name, len_q, len_kv, heads=2, dim=16, dim_v=16, lift=1.0, **tile):
+    def case(name, len_q, len_kv, heads=2, dim=16, dim_v=16, lift=1.0, scale=None, **tile):
         q, k, v, qo, ko = _jagged(g, len_q, len_kv, heads, dim, dim_v, lift)
         slope = 0.05 + 0.3 * torch.rand(heads, generator=g)
-        return Case(name, (q, k, v, slope, qo, ko, 1 / math.sqrt(dim)), tile, offsets=tuple(qo.tolist()))
+        scale = scale or 1 / math.sqrt(dim)
+        return Case(name, (q, k, v, slope, qo, ko, scale), tile, offsets=tuple(qo.tolist()))
 
     def hard(name, names):
         q, k, qo, ko = kinds.packed(names, 16, 37, 16, 16, g, heads=1)
@@ -506,7 +512,7 @@ def _alibi_cases(seed):
         case("one of 200 keys", [18, 2], [200, 3], heads=1),
         case("D 32", [6, 3], [9, 20], heads=1, dim=32),
         case("32 queries per tile", [35], [20], heads=1, BM=32),
-        case("32 keys per block", [5, 18], [40, 33], heads=1, BN=32),
+        case(f"32 keys per block, a scale of {kinds.OWN_SCALE}", [5, 18], [40, 33], 1, scale=kinds.OWN_SCALE, BN=32),
         *(hard(*h) for h in HARD),
     ]
 
@@ -706,9 +712,10 @@ def alibi_kernel(q_ptr, k_ptr, v_ptr, slope_ptr, q_offsets_ptr, k_offsets_ptr, t
 def _pool_cases(seed):
     g = _rng(seed)
 
-    def case(name, lengths, heads=2, dim=16, lift=1.0, **block):
+    def case(name, lengths, heads=2, dim=16, lift=1.0, scale=None, **block):
         _, k, v, _, ko = _jagged(g, [1], lengths, heads, dim)
-        return Case(name, (torch.randn(heads, dim, generator=g) * lift, k, v, ko, 1 / math.sqrt(dim)), block)
+        q, scale = torch.randn(heads, dim, generator=g) * lift, scale or 1 / math.sqrt(dim)
+        return Case(name, (q, k, v, ko, scale), block)
 
     def hard(name, names):
         q, _ = kinds.query_and_key("rising", 1, 1, 16, 16, g)
@@ -720,7 +727,7 @@ def _pool_cases(seed):
         case("lengths 5, 0, 33, 1, 17", [5, 0, 33, 1, 17]),
         case("scores up to 300", [40, 7], lift=100.0),
         case("one of 200", [2, 200], dim=32),
-        case("blocks of 8 keys", [19, 3], heads=1, BN=8),
+        case(f"blocks of 8 keys, a scale of {kinds.OWN_SCALE}", [19, 3], heads=1, scale=kinds.OWN_SCALE, BN=8),
         *(hard(*h) for h in HARD),
     ]
 
@@ -1095,9 +1102,9 @@ def merge_kernel(outs_ptr, lses_ptr, out_ptr, lse_ptr, parts, total_q, H, D: tl.
 def _cross_cases(seed):
     g = _rng(seed)
 
-    def case(name, len_q, len_kv, heads=2, dim=16, **tile):
+    def case(name, len_q, len_kv, heads=2, dim=16, scale=None, **tile):
         q, k, v, qo, ko = _jagged(g, len_q, len_kv, heads, dim)
-        return Case(name, (q, k, v, qo, ko, 1 / math.sqrt(dim)), tile, offsets=tuple(qo.tolist()))
+        return Case(name, (q, k, v, qo, ko, scale or 1 / math.sqrt(dim)), tile, offsets=tuple(qo.tolist()))
 
     poisoned = case("the neighbour's keys and values are NaN", [4, 0, 19], [5, 18, 6])
     for tensor in poisoned.args[1:3]:
@@ -1109,7 +1116,7 @@ def _cross_cases(seed):
         case("lengths 5, 0, 33, 1, 17; one without keys", [5, 0, 33, 1, 17], [17, 4, 40, 0, 21]),
         poisoned,
         case("one head, D 32, 32 queries per tile", [35], [20], heads=1, dim=32, BM=32),
-        case("32 keys per block", [5, 18], [40, 33], heads=1, BN=32),
+        case(f"32 keys per block, a scale of {kinds.OWN_SCALE}", [5, 18], [40, 33], 1, scale=kinds.OWN_SCALE, BN=32),
     ]
 
 
