@@ -125,13 +125,10 @@ LATE_LOADS = {
 }  # the next operation is another wait
 SWEPT = {
     ("hopper", "forward"): (
-        ("hopper/forward.py", "hopper/queue.py", "common/ring.py"),
+        hopper_sweep.files_of("forward"),
         hopper_sweep.ARGUED["forward"] | LATE_LOADS,
     ),
-    ("hopper", "backward"): (
-        ("hopper/backward.py", "hopper/queue.py", "common/ring.py"),
-        hopper_sweep.ARGUED["backward"],
-    ),
+    ("hopper", "backward"): (hopper_sweep.files_of("backward"), hopper_sweep.ARGUED["backward"]),
     ("blackwell", "backward"): (("blackwell/backward_1cta.py", "common/ring.py"), blackwell_sweep.ARGUED["general"]),
 }
 

@@ -107,11 +107,14 @@ def launcher(kernel: str, len_q, len_kv, dim: int = 128, **options):
     return launch
 
 
+def files_of(kernel: str) -> tuple[str, ...]:
+    """Where a kernel's synchronisations stand."""
+    return f"hopper/{kernel}.py", "hopper/queue.py", "hopper/columns.py", "common/ring.py"
+
+
 def mutants(kernel: str, every: int = 1):
     """See clean_mutants: of one of the kernels and of the queue, over all of its cases."""
-    launches = [launcher(kernel, **case) for case in CASES[kernel]]
-    shared = "hopper/queue.py", "hopper/columns.py", "common/ring.py"
-    return clean_mutants(launches, every, (f"hopper/{kernel}.py", *shared))
+    return clean_mutants([launcher(kernel, **case) for case in CASES[kernel]], every, files_of(kernel))
 
 
 @pytest.fixture(autouse=True)
@@ -166,8 +169,7 @@ INSTANCES = [
 @pytest.mark.parametrize("kernel, case", INSTANCES)
 def test_what_is_argued_of_a_backward_kernel_is_proved_for_an_instance(kernel, case):
     """No schedule of this launch goes wrong with an argued mutant."""
-    files = f"hopper/{kernel}.py", "hopper/queue.py", "hopper/columns.py", "common/ring.py"
-    found = explored(launcher(kernel, **case), ARGUED[kernel], files)
+    found = explored(launcher(kernel, **case), ARGUED[kernel], files_of(kernel))
     two_pieces = case.get("dim") == 96  # else there are no columns to the right to wait for
     assert found.keys() == {key for key in ARGUED[kernel] if two_pieces or "right" not in key[1]}
     assert {key: str(one) for key, one in found.items() if not one.proved} == {}
