@@ -50,7 +50,7 @@ _TYPES = {
     "*i32": "query_offset key_offset output_offset records counts counter counters key_records key_counts key_counters where "
     "blocks chunks arrivals",
     "*u8": "q_scales q_t_scales k_scales k_t_scales v_scales do_scales do_t_scales",
-    "fp32": "scale scale_log2 sm_scale coarse_scale score_limit",
+    "fp32": "scale scale_log2 sm_scale coarse_scale",
 }
 _TYPE_OF = {name: kind for kind, names in _TYPES.items() for name in names.split()}
 _LISTS = {"starts": "*i32", "columns": "*i32", "kinds": "*i8", "list_rows": "i32", "list_capacity": "i32"}

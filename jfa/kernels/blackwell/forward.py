@@ -32,12 +32,12 @@ import triton.language.extra.tlx as tlx
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
 from jfa.kernels.blackwell.epilogue import finish_tile, free_accumulators, rescale_steps, store_tile
 from jfa.kernels.blackwell.listed import listed_steps
-from jfa.kernels.blackwell.softmax import NO_MAXIMUM, Scale, exp2_on_both_pipes, running_maximum, split_columns
+from jfa.kernels.blackwell.softmax import NO_MAXIMUM, exp2_on_both_pipes, running_maximum, split_columns
 from jfa.kernels.common.block_lists import block_lists
 from jfa.kernels.common.nouns import Tile, aggregate, load_tile
 from jfa.kernels.common.packed import fma_pairs
 from jfa.kernels.common.ring import Ring, alloc_ring
-from jfa.kernels.common.softmax import HUGE
+from jfa.kernels.common.softmax import HUGE, Scale
 from jfa.kernels.common.units import first_unit
 
 
@@ -52,8 +52,7 @@ def forward_kernel(
     counts_ptr,  # [2] int32: tiles with work, all tiles; the kernel visits the first kind
     rows_out,
     scale_log2,  # |sm_scale| * log2(e), positive
-    coarse_scale,  # for rows whose scores exceed the limit; see jfa.kernels.blackwell.softmax.Scale
-    score_limit,
+    coarse_scale,  # of the common Scale; made here, before the roles part, it would spill in all of them
     starts,  # block lists, or None; see jfa.block_sparse.BlockLists
     columns,
     kinds,
@@ -63,7 +62,7 @@ def forward_kernel(
     k_tail_desc,
     cfg: tl.constexpr,  # ForwardConfig
 ):
-    memory, scale = alloc_memory(tlx.dtype_of(q_desc), cfg), Scale(scale_log2, coarse_scale, score_limit, HUGE)
+    memory, scale = alloc_memory(tlx.dtype_of(q_desc), cfg), Scale(scale_log2, coarse_scale, HUGE)
     lists = block_lists(starts, columns, kinds, list_rows, cfg.heads, list_capacity, cfg.list_heads)
     if cfg.clc:
         queue = tlx.clc_create_context(num_consumers=6, num_stages=2)

@@ -37,7 +37,7 @@ from jfa.kernels.blackwell.plain import plain_forward_kernel
 from jfa.kernels.common.host import num_sms, scale_log2
 from jfa.kernels.common.padded_rows import finish_dq, padded, padded_rows, row_constants
 from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor
-from jfa.kernels.common.softmax import HUGE, LOG2_E
+from jfa.kernels.common.softmax import LOG2_E
 from jfa.kernels.common.tile_list import tile_list
 
 EMULATED_SMS = 2  # without a GPU: enough to have CTAs that take several tiles and CTAs side by side
@@ -217,7 +217,6 @@ def launch_forward(problem: Problem, q, k, v, out, lse, records: Tensor, counts:
         problem.rows_out,
         scale,
         2.0 ** math.ceil(math.log2(scale)),
-        min(HUGE.value * (1 - 2.0**-20) / scale, 2.0**127),
         *list_arguments(problem.block_lists),
         *(_boxes(config.tail_dim, q, k) if config.tail_dim else (None, None)),
         config,

@@ -36,9 +36,9 @@ from jfa.kernels.blackwell.scales import (
     first_query_block,
 )
 from jfa.kernels.blackwell.softmax import (
+    HUGE_BASE,
     HUGE_MXFP8,
     NO_MAXIMUM,
-    Scale,
     exp2_on_both_pipes,
     fold_columns,
     integer_maximum,
@@ -46,6 +46,7 @@ from jfa.kernels.blackwell.softmax import (
 from jfa.kernels.common.nouns import Span, aggregate, load_tile
 from jfa.kernels.common.packed import fma_pairs
 from jfa.kernels.common.ring import Ring, alloc_ring, pair_slot
+from jfa.kernels.common.softmax import Scale
 from jfa.kernels.common.units import first_unit
 
 
@@ -65,11 +66,10 @@ def mxfp8_forward_kernel(
     kv_blocks,
     rows_out,
     scale_log2,  # |sm_scale| * log2(e), positive
-    coarse_scale,  # for rows whose scores exceed the limit; see jfa.kernels.blackwell.softmax.Scale
-    score_limit,
+    coarse_scale,  # of the common Scale; made here, before the roles part, it would spill in all of them
     cfg: tl.constexpr,  # Mxfp8Config
 ):
-    memory, scale = alloc_memory(tlx.dtype_of(o_desc), cfg), Scale(scale_log2, coarse_scale, score_limit, HUGE_MXFP8)
+    memory, scale = alloc_memory(tlx.dtype_of(o_desc), cfg), Scale(scale_log2, coarse_scale, HUGE_MXFP8)
     if cfg.clc:
         queue = tlx.clc_create_context(num_consumers=6, num_stages=2)
     with tlx.async_tasks():
@@ -463,7 +463,8 @@ def correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps_done, outs,
     tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     steps = steps_of(tile, cfg)
     rescale_steps(memory, steps.count, steps_done, walk.done, cfg)
-    outs = finish_tile(memory, lse_ptr, rows_out, tile, steps, walk, outs, scale, cfg)
+    bases = Scale(scale.fine, scale.coarse, HUGE_BASE)
+    outs = finish_tile(memory, lse_ptr, rows_out, tile, steps, walk, outs, bases, cfg)
     return steps_done + steps.count, outs
 
 

@@ -22,7 +22,6 @@ from jfa.kernels.blackwell.config import (
 )
 from jfa.kernels.blackwell.mxfp8_backward import mxfp8_backward_kernel
 from jfa.kernels.blackwell.mxfp8_forward import mxfp8_forward_kernel
-from jfa.kernels.blackwell.softmax import HUGE_MXFP8
 from jfa.kernels.common.host import scale_log2
 from jfa.kernels.common.padded_rows import finish_dq, padded, padded_rows, row_constants
 from jfa.kernels.common.quantize import quantize_keys, quantize_outputs, quantize_queries
@@ -187,7 +186,6 @@ def launch_forward(
         problem.rows_out,
         scale,
         2.0 ** math.ceil(math.log2(scale)),
-        min(HUGE_MXFP8.value * (1 - 2.0**-20) / scale, 2.0**127),
         config,
         **launch.WARPS,
     )

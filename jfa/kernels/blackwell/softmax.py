@@ -11,9 +11,6 @@ No ``from __future__ import annotations`` here: Triton reads the annotations as 
 import triton
 import triton.language as tl
 
-from jfa.kernels.common.nouns import aggregate
-from jfa.kernels.common.softmax import LN_2
-
 # Stands for "no key seen yet" in place of -inf, so that no difference of two maxima is NaN. Scores never come near it.
 NO_MAXIMUM = tl.constexpr(-1.0e38)
 # Growth of the maximum, in bits, that is put up with before the accumulator is rescaled: P stays below 2**8, far inside fp16.
@@ -21,6 +18,8 @@ THRESHOLD = tl.constexpr(8.0)
 
 # at least 4 apart: below it a maximum is off by fewer bits than e4m3 has to spare
 HUGE_MXFP8 = tl.constexpr(float(1 << 26))
+# of a row's base, which exceeds its maximum by a margin and roundings
+HUGE_BASE = tl.constexpr(HUGE_MXFP8.value + 64)
 
 HALF_ULP = tl.constexpr(2.0**-24)  # of an fp32 number, relative, at most
 
@@ -39,37 +38,14 @@ QUARTIC_4 = tl.constexpr(0.009570101911150505)
 SMALLEST_POWER = tl.constexpr(-125.0)  # below it the exponent field would run out
 
 
-@aggregate
-class Scale:
-    """Factors from raw scores to log2 units.
-
-    The exponent ``s * scale - maximum`` rounds only the maximum. Beyond ``huge`` this rounding error alone can exceed
-    the range of P's format. A row with such a large maximum is scaled by a power of two instead, which is exact: scores
-    that differ then differ by 8 bits (MXFP8: 4 bits) or more, so P is 1 at the maximum and 0 (nearly) elsewhere under
-    either factor.
-    """
-
-    fine: tl.tensor  # |sm_scale| * log2(e), positive
-    coarse: tl.tensor  # the least power of two that is not smaller
-    limit: tl.tensor  # raw scores up to which ``fine`` is used: just below huge / fine
-    huge: tl.constexpr
-
-    @triton.jit
-    def lse(self, row_max, row_sum):
-        """Return the natural log-sum-exp of rows; log2(0) makes it -inf for a row without keys."""
-        lse = (row_max + tl.math.log2(row_sum)) * LN_2
-        return tl.where(tl.abs(row_max) > self.huge, lse * (self.fine / self.coarse), lse)
-
-
 @triton.jit
 def running_maximum(scores, row_max, scale):
     """Return (maximum to use from now on, factor for what was accumulated under the old one, this block's scale), each [M].
 
     ``scores`` [M, N] are raw; maxima are in log2 units.
     """
-    largest = tl.max(scores, 1)
-    row_scale = tl.where(tl.abs(largest) > scale.limit, scale.coarse, scale.fine)
-    grown = tl.maximum(row_max, largest * row_scale)
+    block_max, row_scale = scale.of_rows(tl.max(scores, 1))
+    grown = tl.maximum(row_max, block_max)
     growth = row_max - grown  # negative
     keep = growth >= -THRESHOLD
     alpha = tl.where(keep, 1.0, tl.math.exp2(growth))
@@ -83,12 +59,11 @@ def integer_maximum(scores, row_base, scale, ROOM: tl.constexpr, MARGIN: tl.cons
     For a P that is then rounded to few bits: 2**(s - base) never exceeds 2**ROOM. A base is whole, so factors are powers of
     two. Scaled by one P rounds as before, so the result does not depend on the blocks in which the base was smaller: any order of
     blocks gives it. Where the base must grow it grows by MARGIN more, so that it will not have to again soon. Rows of huge scores
-    (:class:`Scale`) take their maximum itself as base.
+    (:class:`jfa.kernels.common.softmax.Scale`) take their maximum itself as base.
     """
     largest = tl.max(scores, 1)
-    is_huge = tl.abs(largest) > scale.limit
-    row_scale = tl.where(is_huge, scale.coarse, scale.fine)
-    top = largest * row_scale
+    is_huge = scale.is_huge(largest)
+    top, row_scale = scale.of_rows(largest)
     whole = tl.math.ceil(top + tl.abs(top) * HALF_ULP)  # not below the true product
     grown = tl.where(is_huge, top, whole + (MARGIN - ROOM))
     grown = tl.where(tl.where(is_huge, top, whole) > row_base + ROOM, grown, row_base)

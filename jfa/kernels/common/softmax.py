@@ -80,9 +80,14 @@ class Scale:
     huge: tl.constexpr  # size of a maximum in log2 units up to which ``fine`` is used
 
     @triton.jit
+    def is_huge(self, extreme):
+        """Return whether rows are scaled by ``coarse``, [M]. ``extreme``: raw, the largest score times the sign."""
+        return tl.abs(extreme * self.fine) > self.huge
+
+    @triton.jit
     def of_rows(self, extreme):
-        """Return (maximum in log2 units, factor of this block's scores), [M] each. ``extreme``: raw, the largest times the sign."""
-        factor = tl.where(tl.abs(extreme * self.fine) > self.huge, self.coarse, self.fine)
+        """Return (maximum in log2 units, factor of this block's scores), [M] each, of raw extremes as in :meth:`is_huge`."""
+        factor = tl.where(self.is_huge(extreme), self.coarse, self.fine)
         return extreme * factor, factor
 
     @triton.jit

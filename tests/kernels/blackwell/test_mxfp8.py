@@ -11,6 +11,8 @@ pytest.importorskip("greenlet")
 import jfa.emulator as emulator  # noqa: E402
 from jfa.kernels.blackwell import mxfp8_launch  # noqa: E402
 from jfa.kernels.blackwell.config import mxfp8_backward_config, mxfp8_config  # noqa: E402
+from jfa.kernels.blackwell.softmax import HUGE_MXFP8  # noqa: E402
+from jfa.kernels.common.softmax import LOG2_E  # noqa: E402
 from jfa.masks import Band  # noqa: E402
 from jfa.mxfp8 import quantize_jagged  # noqa: E402
 from jfa.reference import attention, mxfp8_attention, mxfp8_attention_backward  # noqa: E402
@@ -145,6 +147,21 @@ def test_huge_scores_stay_right(largest):
     torch.testing.assert_close(lse[finite].double(), want_lse[finite], rtol=2**-20, atol=2**-10)
     wrong = (out[:240].double() - want[:240]).norm(dim=2) / want[:240].norm(dim=2)
     assert wrong.max() <= 2**-4 + 2**-7
+
+
+@pytest.mark.parametrize("margin", [0, 4, 8, 16])
+@pytest.mark.parametrize("below", [-40, -6, 0, 6, 12, 24, 60, 1e6])
+def test_the_lse_of_a_maximum_near_the_limit_is_right(below, margin):
+    """A row's base exceeds its maximum by a few bits, so it may lie beyond the limit where the maximum does not."""
+    raw = 3.0 * 2**19  # q k of the largest; the factor is two thirds of its power of two, so the wrong one is seen
+    sm_scale = (HUGE_MXFP8.value - below) / raw / LOG2_E
+    problem, q, k, v, _ = make([1], [3], sm_scale=sm_scale)
+    q[:1], k[:3] = 0, 0
+    q[0, 0, 0] = 2.0**10
+    k[:3, 0, 0] = torch.tensor([1.0, 3.0, -2.0]) * 2**9
+    config = dataclasses.replace(mxfp8_config(problem), margin=margin)
+    out, lse = mxfp8_launch.forward(problem, q, k, v, config=config)
+    torch.testing.assert_close(lse[0, 0].item(), raw * sm_scale, rtol=2**-21, atol=0)
 
 
 def test_nothing_to_do_ends():
