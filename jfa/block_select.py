@@ -5,6 +5,8 @@
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -21,6 +23,12 @@ RUNTIME += ["hi_start", "hi_end"]
 
 
 @triton.jit
+def clamped(offset, total):
+    """Return an offset, int32 or int64, as an int32 inside a tensor of ``total`` rows."""
+    return tl.minimum(tl.maximum(offset, 0), total).to(tl.int32)
+
+
+@triton.jit
 def sequence_of(offsets, row, batches, total, BLOCK: tl.constexpr, SHARED: tl.constexpr):
     """Return (sequence, its first row, its length, which of its blocks) of a grid row; SHARED: each has ``total`` rows."""
     if SHARED:
@@ -31,11 +39,11 @@ def sequence_of(offsets, row, batches, total, BLOCK: tl.constexpr, SHARED: tl.co
         low = -1
         for base in range(0, batches, SEQUENCES):
             seq = base + tl.arange(0, SEQUENCES)
-            first = tl.minimum(tl.maximum(tl.load(offsets + seq, mask=seq < batches, other=0), 0), total) // BLOCK + seq
+            first = clamped(tl.load(offsets + seq, mask=seq < batches, other=0), total) // BLOCK + seq
             low += tl.sum(((first <= row) & (seq < batches)).to(tl.int32), 0)
         low = tl.maximum(low, 0)
-        begin = tl.minimum(tl.maximum(tl.load(offsets + low), 0), total)
-        end = tl.maximum(tl.minimum(tl.load(offsets + low + 1), total), begin)
+        begin = clamped(tl.load(offsets + low), total)
+        end = tl.maximum(clamped(tl.load(offsets + low + 1), total), begin)
         return low, begin, end - begin, row - (begin // BLOCK + low)
 
 
@@ -68,8 +76,8 @@ def score_kernel(
     """Write scores [heads, rows, width] fp32 of pooled rows, for the blocks of the row's sequence. Grid: (rows, heads, chunks)."""
     row, head = tl.program_id(0), tl.program_id(1)
     seq, _, len_q, index = sequence_of(query_offset, row, batches, total_q, BLOCK_Q, SHARED)
-    begin = tl.minimum(tl.maximum(tl.load(key_offset + seq), 0), total_kv)
-    length = tl.maximum(tl.minimum(tl.load(key_offset + seq + 1), total_kv), begin) - begin
+    begin = clamped(tl.load(key_offset + seq), total_kv)
+    length = tl.maximum(clamped(tl.load(key_offset + seq + 1), total_kv), begin) - begin
     block = tl.program_id(2) * CHUNK + tl.arange(0, CHUNK)
     if (index * BLOCK_Q < len_q) & (tl.program_id(2) * CHUNK * BLOCK_KV < length):
         d = tl.arange(0, BLOCK_D)
@@ -98,8 +106,8 @@ def choose_kernel(
     """Write marks [heads, rows, width] int8, a kind or 0, and counts [heads * rows]. Grid: (rows, heads)."""
     row, head = tl.program_id(0), tl.program_id(1)
     seq, _, len_q, index = sequence_of(query_offset, row, batches, total_q, BLOCK_Q, SHARED)
-    begin = tl.minimum(tl.maximum(tl.load(key_offset + seq), 0), total_kv)
-    length = tl.maximum(tl.minimum(tl.load(key_offset + seq + 1), total_kv), begin) - begin
+    begin = clamped(tl.load(key_offset + seq), total_kv)
+    length = tl.maximum(clamped(tl.load(key_offset + seq + 1), total_kv), begin) - begin
     lo = tl.maximum(lo_start, lo_end + length - len_q)
     hi = tl.minimum(hi_start, hi_end + length - len_q)
 
@@ -238,8 +246,8 @@ def transpose_kernel(
         blocks = tl.cdiv(total_q, BLOCK_Q)
         first_row = seq * blocks
     else:
-        q_begin = tl.minimum(tl.maximum(tl.load(query_offset + seq), 0), total_q)
-        q_end = tl.maximum(tl.minimum(tl.load(query_offset + seq + 1), total_q), q_begin)
+        q_begin = clamped(tl.load(query_offset + seq), total_q)
+        q_end = tl.maximum(clamped(tl.load(query_offset + seq + 1), total_q), q_begin)
         blocks = tl.cdiv(q_end - q_begin, BLOCK_Q)
         first_row = q_begin // BLOCK_Q + seq
     blocks = tl.where(index * BLOCK_KV < length, blocks, 0)
@@ -268,13 +276,16 @@ def transpose_kernel(
 
 def transposed(
     lists: tuple[torch.Tensor, ...], heads: int, list_rows: int, query_offset, key_offset, total_q: int, total_kv: int,
-    broadcast_q: bool, blocks: tuple[int, int], rows: int,
+    broadcast_q: bool, blocks: tuple[int, int], rows: int, launch: Callable | None = None, by_torch: Callable | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return (starts, columns, kinds) of the other side; see :func:`jfa.block_sparse.transpose`.
 
     Args:
         lists: (starts, columns, kinds) of ``heads`` * ``list_rows`` lists, each rising.
         blocks: (rows per block of queries, of keys). rows: capacity of the keys' grid.
+        launch: a function of (device, grid, arguments, constexprs and options) that launches :func:`transpose_kernel` in
+            place of Triton's own launcher.
+        by_torch: a function that calls its first argument with the others, or notes that it is to be called.
     """
     device, capacity, batches = lists[0].device, lists[1].numel(), key_offset.numel() - 1
     counts = torch.empty(heads * rows, dtype=torch.int32, device=device)
@@ -282,11 +293,24 @@ def transposed(
     columns, kinds = torch.empty_like(lists[1]), torch.empty_like(lists[2])
     query_offset = key_offset if broadcast_q else query_offset
     depth = max(total_kv // blocks[1] + 1, 1).bit_length() + 1
+    to = counts, starts, columns, kinds
+    numbers = batches, total_q, total_kv, list_rows, capacity, depth
     for fill in (False, True):
-        transpose_kernel[(rows, heads)](
-            *lists, query_offset, key_offset, counts, starts, columns, kinds, batches, total_q, total_kv, list_rows,
-            capacity, depth, BLOCK_Q=blocks[0], BLOCK_KV=blocks[1], SHARED=broadcast_q, ROWS=32, FILL=fill, num_warps=1,
-        )  # fmt: skip
+        options = dict(BLOCK_Q=blocks[0], BLOCK_KV=blocks[1], SHARED=broadcast_q, ROWS=32, FILL=fill, num_warps=1)
+        given = *lists, query_offset, key_offset, *to, *numbers
+        if launch is None:
+            transpose_kernel[(rows, heads)](*given, **options)
+        else:
+            launch(device, (rows, heads), given, options)
         if not fill:
-            torch.cumsum(counts, 0, dtype=torch.int32, out=starts[1:])
+            (_call if by_torch is None else by_torch)(_add_up, counts, starts)
     return starts, columns, kinds
+
+
+def _add_up(counts: torch.Tensor, starts: torch.Tensor) -> None:
+    """Write to ``starts`` behind its first number the sums of ``counts``."""
+    torch.cumsum(counts, 0, dtype=torch.int32, out=starts[1:])
+
+
+def _call(function: Callable, *args) -> None:
+    function(*args)

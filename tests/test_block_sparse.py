@@ -21,7 +21,7 @@ from jfa.block_sparse import (
     selection,
     transpose,
 )
-from jfa.kernels import base
+from jfa.kernels.common import transposing
 from jfa.layout import offsets_from_lengths
 from jfa.masks import Band, Block, block_kinds
 
@@ -431,7 +431,7 @@ def test_a_plan_carries_its_lists_and_their_transpose(backend, deterministic, mo
     for given in (dict(plan=made), dict(plan=made, block_lists=lists), dict(backend=backend, block_lists=lists)):
         out, lse = jfa.jagged_flash_attention(q, k, v, qo, ko, deterministic=deterministic, return_lse=True, **given)
         if "plan" in given:
-            monkeypatch.setattr(base, "transpose", _no_more)
+            monkeypatch.setattr(transposing, "transpose", _no_more)
         results.append((out, lse, *torch.autograd.grad(out.float().square().sum(), (q, k, v))))
         monkeypatch.undo()
     for result in results[:2]:

@@ -107,18 +107,14 @@ def jagged_flash_attention(
             query, key, value, query_offset, key_offset, broadcast_q, precision
         )
     kept = None
-    if (
-        block_lists is None
-        and precision is None
-        and check_offsets in (None, False, True)
-        and (return_lse is True or return_lse is False)
-    ):
+    if precision is None and check_offsets in (None, False, True) and (return_lse is True or return_lse is False):
         tensors = query, key, value, query_offset, key_offset, output_offset
         switches, hints = (causal, broadcast_q, deterministic), (max_seq_len_q, max_seq_len_kv)
-        kept, sizes = prepared.find(tensors, hints, sm_scale, window_size, switches, backend, plan)
+        lists = block_lists if plan is None or block_lists is not None else getattr(plan, "block_lists", None)
+        kept, sizes = prepared.find(tensors, hints, sm_scale, window_size, switches, backend, plan, lists)
         again = None
         if kept is not None:
-            again = kept.attend(query, key, value, tensors[3:], plan, sizes, return_lse, check_offsets)
+            again = kept.attend(query, key, value, tensors[3:], plan, sizes, return_lse, check_offsets, lists)
         if again is not None:
             out = restore(again[0]) if nested else again[0]
             return (out, again[1]) if return_lse else out

@@ -17,7 +17,9 @@ MOST_ROWS = 2**30  # that a ragged descriptor counts
 MOST_SEQUENCES = 2**24
 LARGEST_HINT = 2**31 - 1
 SIZES = "rows_q", "rows_kv", "sequences", "max_q", "max_kv"
-_MOST = dict(zip(SIZES, (MOST_ROWS, MOST_ROWS, MOST_SEQUENCES, LARGEST_HINT, LARGEST_HINT)))
+CAPACITY = "capacity"  # entries that block lists have room for, where a call has some: one size more
+MOST_ENTRIES = 2**31 - 1
+_MOST = dict(zip(SIZES, (MOST_ROWS, MOST_ROWS, MOST_SEQUENCES, LARGEST_HINT, LARGEST_HINT))) | {CAPACITY: MOST_ENTRIES}
 
 
 @dataclass(frozen=True)

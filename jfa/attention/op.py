@@ -32,8 +32,7 @@ def prepare(problem: Problem, check: bool, query_offset: Tensor | None = None, b
     """
     if check or problem.device.type == "cpu":
         check_contents(problem, query_offset)
-    wide = backend and problem.block_lists is None
-    wide = wide and getattr(registry.load(backend, problem.precision), "INT64_OFFSETS", False)
+    wide = backend and getattr(registry.load(backend, problem.precision), "INT64_OFFSETS", False)
     offsets = problem.query_offset, problem.key_offset, problem.output_offset
     narrow = tuple(
         x if x is None or ((wide or x.dtype is torch.int32) and x.is_contiguous()) else narrowed(x) for x in offsets
@@ -288,23 +287,24 @@ def checks(arguments: Sequence) -> bool:
 
 
 def _kept(query, key, value, arguments: Sequence) -> tuple:
-    """Return what is kept of calls like this one (jfa.attention.prepared), or None, and its sizes."""
+    """Return what is kept of calls like this one (jfa.attention.prepared), or None; its sizes; and its block lists."""
     from jfa.attention import prepared  # which imports this module
 
     *offsets, plan, lists, scale, lo_s, lo_e, hi_s, hi_e, shared, determ, backend, check, precision, max_q, max_kv = (
         arguments[:-4]
     )
-    if plan or lists or precision:
-        return None, ()
+    if plan or precision:
+        return None, (), None
+    lists = BlockLists(*lists, *arguments[-4:]) if lists else None
     options = "op", scale, lo_s, lo_e, hi_s, hi_e, shared, determ, backend
-    return prepared.find_checked((query, key, value, *offsets), (max_q, max_kv), shared, options)
+    return *prepared.find_checked((query, key, value, *offsets), (max_q, max_kv), shared, options, None, lists), lists
 
 
 def _attention(query, key, value, *arguments):
     """Return (out, lse); differentiable where grad mode is on and nothing but autograd has to see the op."""
-    kept, sizes = _kept(query, key, value, arguments)
+    kept, sizes, lists = _kept(query, key, value, arguments)
     if kept is not None:
-        found = kept.attend(query, key, value, arguments[:3], None, sizes, True, checks(arguments))
+        found = kept.attend(query, key, value, arguments[:3], None, sizes, True, checks(arguments), lists)
         if found is not None:
             return tuple(found)
     call = call_of(query, key, value, arguments)
@@ -328,10 +328,11 @@ def _below_autograd(keyset, *arguments):
 
 
 def _attention_backward(dout, dlse, query, key, value, out, lse, needs, *arguments):
-    kept, sizes = _kept(query, key, value, arguments)
+    kept, sizes, lists = _kept(query, key, value, arguments)
     grads = None
     if kept is not None and dout is not None:
-        grads = kept.backward_alone(dout, dlse, (query, key, value, out, lse), arguments[:3], sizes, tuple(needs))
+        tensors = query, key, value, out, lse
+        grads = kept.backward_alone(dout, dlse, tensors, arguments[:3], sizes, tuple(needs), lists)
     if grads is None:
         problem, backend, plan_tensors = problem_of(query, key, value, arguments)
         grads = run_backward(problem, backend, dout, dlse, query, key, value, out, lse, plan_tensors, tuple(needs))

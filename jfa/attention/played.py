@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jfa.attention import autograd, op
-from jfa.attention.forms import SIZES, Form, Lesson, Look, Pass
+from jfa.attention.forms import Form, Lesson, Look, Pass
 from jfa.kernels import registry
 from jfa.kernels.base import Problem
 
@@ -22,7 +22,7 @@ class Played(autograd.EagerCall):
 
     Attributes:
         form, values: of its forward, and the numbers that its ``sizes`` gave.
-        watched: the offsets, then a plan's tensors.
+        watched: the offsets, block lists, then a plan's tensors.
         grad: a backward may follow.
         lists: what its forward left: one tensor, or None, or after the long way the backend's own.
         walked: a backward of it has been.
@@ -112,7 +112,6 @@ class Played(autograd.EagerCall):
 
     def _record_backward(self, lesson: Lesson, sizes: tuple, first: bool, dout, dlse, tensors, needs):
         """Return the form of a backward with these sizes, or None, and its numbers."""
-        names = *SIZES, *(f"more_{i}" for i in range(len(sizes) - len(SIZES)))
         query, key, value, out, lse, dout, *more = (Look.at(x) for x in (*tensors, dout, *self.watched))
         dlse = None if dlse is None else Look.at(dlse)
 
@@ -137,7 +136,7 @@ class Played(autograd.EagerCall):
             self._leave(first, lists)
             return Pass(backend, grads)
 
-        return lesson.record(dict(zip(names, sizes)), run)
+        return lesson.record(self.prepared.named(sizes), run)
 
     def _stand_in_lists(self, recorder, first: bool, values: tuple):
         """Return stand-ins for the lists that the forward kept."""

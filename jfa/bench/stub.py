@@ -26,6 +26,7 @@ _POINTERS = {
     torch.float32: "*fp32",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.int8: "*i8",
 }
 _SIZES = {"i32": 4, "i64": 8, "fp32": 4}
 FIRST_OFFSET = 48  # the driver's offsets do not begin at 0

@@ -41,6 +41,8 @@ def check_lists(
         if not isinstance(x, Tensor) or x.dtype != dtype or x.ndim != 1:
             found = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"block_lists.{name} must be a 1-D {dtype} tensor, got {found}")
+        if not x.is_contiguous():
+            raise ValueError(f"block_lists.{name} must be contiguous, got stride {x.stride(0)}")
         if x.device != key_offset.device:
             raise ValueError(f"block_lists.{name} is on {x.device}, the offsets are on {key_offset.device}")
     if lists.columns.shape != lists.kinds.shape:

@@ -14,7 +14,7 @@ A backend is a module with these functions; :mod:`jfa.attention` validates, pick
                                                     takes a jfa.mxfp8.BlockScaled for each input in problem.quantized
     TAPE = True                                     optional: all its launches are those of a common.launcher.Variant, so that a
                                                     call may be done again from a tape
-    INT64_OFFSETS = True                            optional: without block_lists it takes offsets that are int64, too
+    INT64_OFFSETS = True                            optional: it takes offsets that are int64, too
     forms(problem) -> {"forward": str, "backward": str}
                                                     optional: which of its kernels a call gets, and why, in words
 
@@ -30,7 +30,7 @@ from functools import cache
 
 import torch
 
-from jfa.block_sparse import BlockLists, transpose
+from jfa.block_sparse import BlockLists
 from jfa.masks import Band
 
 
@@ -76,14 +76,6 @@ NO_BACKWARD = "none: quantized inputs get no gradient, which would need them alo
 def came_quantized(problem: Problem) -> str:
     """Return the end of a sentence about a forward in MXFP8: which inputs came quantized; nothing if none did."""
     return f"; {' and '.join(problem.quantized)} as given, quantized already" if problem.quantized else ""
-
-
-def transposed_lists(problem: Problem, given: list[torch.Tensor] | None = None) -> BlockLists:
-    """Return a problem's transposed block lists: from a plan's tensors, or newly computed."""
-    if given:
-        return problem.block_lists.other_side(*given)
-    sides = dict(total_q=problem.rows_q, total_kv=problem.rows_kv, broadcast_q=problem.broadcast_q)
-    return transpose(problem.block_lists, problem.query_offset, problem.key_offset, **sides)
 
 
 def list_arguments(lists: BlockLists | None) -> tuple:

@@ -7,6 +7,7 @@ what is called most: ``python -m tests.kernels.test_host_work``.
 from __future__ import annotations
 
 import collections
+import itertools
 import random
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 import jfa  # noqa: E402
 from jfa.attention import make_problem, op, prepared  # noqa: E402
 from jfa.bench.stub import StubDriver, stubbed  # noqa: E402
+from jfa.block_sparse import lists_from_mask  # noqa: E402
 from jfa.kernels.common.launcher import Variant, facts  # noqa: E402
 from jfa.kernels.common.tape import Tape  # noqa: E402
 from jfa.masks import Band  # noqa: E402
@@ -54,6 +56,12 @@ MOST_ODD = {
     "200 shared queries, deterministic": (36, 88),
     "offsets checked": (43, 92),
     "by the registered op": (42, 91),
+}
+# And of calls with block lists: launches and Python calls, of a forward, and of a forward and its backward.
+MOST_LISTED = {
+    ("portable", False): ((2, 48), (7, 106)),
+    ("hopper", False): ((2, 46), (7, 102)),
+    ("hopper", True): ((2, 46), (8, 106)),
 }
 OTHER_TOTALS = 6  # calls more where the sizes are new: both passes measure them, and store what changed
 
@@ -197,6 +205,58 @@ def test_an_odd_call_that_comes_again_does_no_more_on_the_host_than_recorded(bac
             with work:
                 call()
             assert sum(work.calls.values()) <= most, work.calls.most_common(40)
+
+
+def listed_call(backend: str, deterministic: bool, lengths: list[int], dtype=torch.int32):
+    """Return (forward, forward and backward) of a call that attends to the blocks of a list."""
+    rows = sum(lengths)
+    inputs = [torch.ones(rows, HEADS, DIM, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    offsets = torch.tensor([0, *itertools.accumulate(lengths)], dtype=dtype)
+    masks = [torch.ones(-(-n // 128), -(-n // 128), dtype=torch.bool) for n in lengths]
+    lists = lists_from_mask(masks, offsets, offsets, total_q=rows, total_kv=rows)
+    options = dict(backend=backend, block_lists=lists, deterministic=deterministic)
+
+    def forward():
+        return jfa.jagged_flash_attention(*inputs, offsets, offsets, **options)
+
+    def both():
+        out = forward()
+        torch.autograd.grad(out, inputs, torch.ones_like(out))
+
+    return forward, both
+
+
+@pytest.mark.parametrize("backend, deterministic", MOST_LISTED)
+def test_a_call_with_block_lists_does_no_more_on_the_host_than_recorded(backend, deterministic):
+    launches = []
+    driver = StubDriver(lambda *args: launches.append(args) or 0, lambda *args: 0)
+    with stubbed(driver):
+        for call, most in zip(listed_call(backend, deterministic, [200] * 8), MOST_LISTED[backend, deterministic]):
+            for _ in range(6):
+                call()
+            work = Work(None)
+            launches.clear()
+            with work:
+                call()
+            assert len(launches) == most[0]
+            assert sum(work.calls.values()) <= most[1], work.calls.most_common(40)
+
+
+@pytest.mark.parametrize("backend, deterministic", MOST_LISTED)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_block_lists_of_other_totals_are_played_too(backend, deterministic, dtype, monkeypatch):
+    """Other totals, numbers of sequences and of entries: one or two forms serve all."""
+    plays, play, rng = [], Tape.play, random.Random(1)
+    monkeypatch.setattr(Tape, "play", lambda *args: plays.append(1) or play(*args))
+    with stubbed():
+        for step in range(12):
+            lengths = [rng.randint(20, 900) for _ in range(rng.choice([5, 9, 17]))]
+            _, both = listed_call(backend, deterministic, lengths, dtype)
+            plays.clear()
+            both()
+            assert step < 6 or len(plays) == 2
+        (kept,) = prepared._KNOWN.values()
+    assert len(kept.forward[True].forms) <= 2
 
 
 @pytest.mark.parametrize("backend", ["portable", "hopper"])

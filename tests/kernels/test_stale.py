@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ import jfa  # noqa: E402
 from jfa import reference  # noqa: E402
 from jfa.attention import op, prepared  # noqa: E402
 from jfa.bench.stub import StubDriver, stubbed  # noqa: E402
+from jfa.block_sparse import lists_from_mask  # noqa: E402
 from jfa.kernels.common import launcher  # noqa: E402
 from jfa.layout import offsets_from_lengths  # noqa: E402
 from tests.kernels.emulated_driver import emulated  # noqa: E402
@@ -46,11 +48,17 @@ class Batch:
         """Return out, dq, dk, dv of the inputs in fp64, rounded to ``dtype`` before."""
         with torch.inference_mode(False), torch.enable_grad():
             leaves = [x.to(dtype).double().requires_grad_() for x in self.inputs]
-            out = reference.attention(*leaves, self.offsets.long(), self.offsets.long(), dtype=torch.float64)
+            own = self.offsets.long()
+            out = reference.attention(*leaves, own, own, dtype=torch.float64, block_lists=self.lists())
             return out, *torch.autograd.grad(out, leaves, self.dout.double())
+
+    def lists(self):
+        """Return the call's block lists, if it has some."""
+        return None
 
     def attend(self, inputs, offsets=None, **options):
         offsets = self.offsets if offsets is None else offsets
+        options = dict(block_lists=self.lists()) | options
         return jfa.jagged_flash_attention(*inputs, offsets, offsets, backend="portable", **options)
 
     def assert_right(self, out, inputs, which=(0, 1, 2)) -> None:
@@ -61,6 +69,28 @@ class Batch:
         for i, grad in zip(which, grads):
             assert grad.dtype is inputs[i].dtype
             near(grad, expected[1 + i])
+
+
+class ListBatch(Batch):
+    """The same with block lists of its own, by blocks of 16: what each head's queries attend to changes from call to call."""
+
+    BLOCK = 16
+
+    def __init__(self, rng: random.Random):
+        super().__init__(rng)
+        self.generator = torch.Generator().manual_seed(rng.randrange(2**31))
+        self.choose(rng.choice([0.3, 0.7, 1.0]))
+
+    def choose(self, share: float, heads: int = HEADS) -> None:
+        """Make other lists."""
+        blocks = [-(-n // self.BLOCK) for n in self.offsets.diff().tolist()]
+        masks = [torch.rand(heads, n, n, generator=self.generator) < share for n in blocks]
+        sizes = dict(total_q=ROWS, total_kv=ROWS, block_q=self.BLOCK, block_kv=self.BLOCK)
+        self._lists = lists_from_mask(masks, self.offsets, self.offsets, **sizes)
+
+    def lists(self):
+        """Return the lists; for offsets that changed in place since they are made anew, as a caller has to."""
+        return self._lists
 
 
 def near(found, expected) -> None:
@@ -143,8 +173,12 @@ def offsets_in_steps(b: Batch) -> None:
 def offsets_changed_in_place(b: Batch) -> None:
     q, wanted = b.leaves(), b.offsets
     b.offsets = torch.tensor([0, 24, 24, 24], dtype=torch.int32)
+    if isinstance(b, ListBatch):
+        b.choose(0.6)
     b.assert_right(b.attend(q), q)
     b.offsets.copy_(wanted)
+    if isinstance(b, ListBatch):
+        b.choose(0.6)
     b.assert_right(b.attend(q), q)
 
 
@@ -214,7 +248,10 @@ def fake(b: Batch) -> None:
 
     with FakeTensorMode() as mode:
         inputs = [mode.from_tensor(x) for x in b.inputs]
-        out = b.attend(inputs, mode.from_tensor(b.offsets))
+        lists = b.lists()
+        if lists is not None:
+            lists = lists.__class__(*map(mode.from_tensor, lists.tensors), lists.heads, lists.rows, b.BLOCK, b.BLOCK)
+        out = b.attend(inputs, mode.from_tensor(b.offsets), block_lists=lists)
     assert type(out).__name__ == "FakeTensor" and out.shape == b.inputs[0].shape
 
 
@@ -227,7 +264,7 @@ def compiled(b: Batch) -> None:
 def by_the_op(b: Batch) -> None:
     q = b.leaves()
     problem = jfa.attention.make_problem(
-        *q, b.offsets, b.offsets, None, DIM**-0.5, jfa.masks.Band.make(), False, False, 0, 0
+        *q, b.offsets, b.offsets, None, DIM**-0.5, jfa.masks.Band.make(), False, False, 0, 0, b.lists()
     )
     out, _ = op.attend_by_op(*q, op.Call(problem, "portable", None, False, b.offsets))
     b.assert_right(out, q)
@@ -307,26 +344,132 @@ SITUATIONS = [
 ]
 
 
-@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda f: f.__name__)
-def test_a_situation_among_plain_calls(situation):
+# ------------------------------------------------------------------------------------------- situations of block lists
+def lists_changed_in_place(b: ListBatch) -> None:
+    q, share = b.leaves(), b.lists()
+    b.assert_right(b.attend(q), q)
+    starts = share.starts.clone()
+    share.starts.zero_()  # nothing is listed
+    out = b.attend(q)
+    assert not out.any()
+    b.assert_right(out, q)
+    share.starts.copy_(starts)
+    b.assert_right(b.attend(q), q)
+
+
+def lists_changed_before_the_backward(b: ListBatch) -> None:
+    for x in b.lists().tensors:
+        q = b.leaves()
+        out = b.attend(q)
+        x.add_(0)
+        with pytest.raises(RuntimeError, match="lists"):
+            torch.autograd.grad(out, q, b.dout)
+
+
+def lists_for_all_heads(b: ListBatch) -> None:
+    for heads in (1, HEADS):
+        b.choose(0.5, heads)
+        q = b.leaves()
+        b.assert_right(b.attend(q), q)
+
+
+def lists_of_other_blocks(b: ListBatch) -> None:
+    q = b.leaves()
+    for block in (32, 16):
+        b.BLOCK = block
+        b.choose(0.6)
+        b.assert_right(b.attend(q), q)
+
+
+def lists_with_room(b: ListBatch) -> None:
+    """Entries past the last start mean nothing."""
+    q, lists = b.leaves(), b.lists()
+    for more in (1, 7, 100):
+        columns = torch.cat([lists.columns, torch.full((more,), 10**6, dtype=torch.int32)])
+        b._lists = replace(lists, columns=columns, kinds=torch.cat([lists.kinds, torch.zeros(more, dtype=torch.int8)]))
+        b.assert_right(b.attend(q), q)
+
+
+def lists_not_at_whole_16_bytes(b: ListBatch) -> None:
+    q, lists = b.leaves(), b.lists()
+    moved = (torch.cat([x.new_zeros(1), x])[1:] for x in lists.tensors)
+    b._lists = lists.__class__(*moved, lists.heads, lists.rows, lists.block, lists.other_block)
+    b.assert_right(b.attend(q), q)
+
+
+def lists_in_steps(b: ListBatch) -> None:
+    lists = b.lists()
+    for name in ("starts", "columns", "kinds"):
+        x = getattr(lists, name)
+        steps = x.repeat_interleave(2)[::2]
+        if x.numel() < 2:
+            continue
+        with pytest.raises(ValueError, match=f"block_lists.{name} must be contiguous"):
+            b.attend(b.leaves(), block_lists=replace(lists, **{name: steps}))
+
+
+def lists_in_a_plan(b: ListBatch) -> None:
+    facts = dict(rows_q=ROWS, rows_kv=ROWS, num_heads=HEADS, head_dim=DIM, backend="portable", block_lists=b.lists())
+    made = jfa.plan(b.offsets, b.offsets, **facts)
+    for given in ({"block_lists": None}, {}, {}):
+        q = b.leaves()
+        b.assert_right(b.attend(q, plan=made, **given), q)
+    other = ListBatch(random.Random(1))
+    with pytest.raises(ValueError, match="plan was built for other block_lists"):
+        b.attend(b.leaves(), plan=made, block_lists=other.lists())
+
+
+def none_after_lists(b: ListBatch) -> None:
+    for batch in (b, Batch(random.Random(5)), b):
+        plain(batch)
+
+
+def shared_queries(b: ListBatch) -> None:
+    """One query of all sequences; its gradient is a sum over them."""
+    q, count = b.leaves(), len(b.offsets) - 1
+    blocks = [-(-n // b.BLOCK) for n in b.offsets.diff().tolist()]
+    masks = [torch.rand(HEADS, -(-ROWS // b.BLOCK), n, generator=b.generator) < 0.6 for n in blocks]
+    sides = dict(total_q=ROWS, total_kv=ROWS, broadcast_q=True, block_q=b.BLOCK, block_kv=b.BLOCK)
+    options = dict(block_lists=lists_from_mask(masks, None, b.offsets, **sides), broadcast_q=True)
+    out = jfa.jagged_flash_attention(*q, None, b.offsets, backend="portable", **options)
+    exact = [x.detach().double().requires_grad_() for x in q]
+    expected = reference.attention(*exact, None, b.offsets.long(), dtype=torch.float64, **options)
+    near(out, expected)
+    dout = b.dout.repeat(count, 1, 1)
+    grads = torch.autograd.grad(out, q, dout), torch.autograd.grad(expected, exact, dout.double())
+    for found, wanted in zip(*grads):
+        near(found, wanted)
+
+
+LIST_SITUATIONS = [
+    *(lists_changed_in_place, lists_changed_before_the_backward, lists_for_all_heads, lists_of_other_blocks),
+    *(lists_with_room, lists_not_at_whole_16_bytes, lists_in_steps, lists_in_a_plan, none_after_lists, shared_queries),
+]
+ALL = [(Batch, f) for f in SITUATIONS] + [(ListBatch, f) for f in SITUATIONS + LIST_SITUATIONS]
+
+
+@pytest.mark.parametrize("kind, situation", ALL, ids=lambda x: x.__name__)
+def test_a_situation_among_plain_calls(kind, situation):
     """First of all calls, then among calls that are played, then twice in a row, and plain calls are right after it."""
     rng = random.Random(situation.__name__)
     with emulated():
-        situation(Batch(rng))
+        situation(kind(rng))
         for _ in range(3):
-            plain(Batch(rng))
+            plain(kind(rng))
         for _ in range(2):
-            situation(Batch(rng))
-        plain(Batch(rng))
+            situation(kind(rng))
+        plain(kind(rng))
         assert any(x.tape for kept in prepared._KNOWN.values() for x in kept.forward[True].forms)
+        reasons = {x.why_not for kept in prepared._KNOWN.values() for x in kept.forward[True].forms if not x.tape}
+        assert reasons <= {"offsets that have to be copied"}
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_situations_in_any_order(seed):
     rng = random.Random(seed)
     with emulated():
-        for situation in rng.choices([f for f in SITUATIONS if f not in (compiled, func_vmap)], k=30):
-            situation(Batch(rng))
+        for kind, situation in rng.choices([x for x in ALL if x[1] not in (compiled, func_vmap)], k=40):
+            situation(kind(rng))
 
 
 # ------------------------------------------------------------------------------------------------------ what launches get

@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.kernels import portable
-from jfa.kernels.base import Problem, list_arguments, transposed_lists, unfit_blocks, wrong_gpu
+from jfa.kernels.base import Problem, list_arguments, unfit_blocks, wrong_gpu
 from jfa.kernels.blackwell.backward_1cta import backward_kernel
 from jfa.kernels.blackwell.backward_2cta import pair_backward_kernel
 from jfa.kernels.blackwell.backward_dq import dq_kernel
@@ -39,6 +39,7 @@ from jfa.kernels.common.padded_rows import finish_dq, padded, padded_rows, row_c
 from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor
 from jfa.kernels.common.softmax import LOG2_E
 from jfa.kernels.common.tile_list import tile_list
+from jfa.kernels.common.transposing import transposed_lists
 
 EMULATED_SMS = 2  # without a GPU: enough to have CTAs that take several tiles and CTAs side by side
 BLOCK_LISTS = True

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from jfa.block_sparse import BlockLists
 from jfa.kernels import portable
-from jfa.kernels.base import Problem, list_arguments, transposed_lists, unfit_blocks, wrong_gpu
+from jfa.kernels.base import Problem, list_arguments, unfit_blocks, wrong_gpu
 from jfa.kernels.common.host import num_sms, power_of_two, scale_log2
 from jfa.kernels.common.launcher import Variant, by_torch
 from jfa.kernels.common.ragged import empty_tma_ready, make_tma_ready, ragged_descriptor, rows_descriptor
+from jfa.kernels.common.transposing import transposed_lists
 from jfa.kernels.hopper import backward as general
 from jfa.kernels.hopper import backward_resident as resident
 from jfa.kernels.hopper import backward_wide as wide

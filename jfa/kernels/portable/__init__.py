@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jfa.kernels.base import Problem, transposed_lists
+from jfa.kernels.base import Problem
 from jfa.kernels.common.host import on_device
 from jfa.kernels.portable import block_sparse_launch, config, launch
 
@@ -32,7 +32,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return (out [rows_out, H, Dv], lse [H, rows_out])."""
     if problem.block_lists is not None:
-        return block_sparse_launch.forward(problem, q, k, v)
+        return block_sparse_launch.forward(problem, q, k, v, plan)
     return launch.forward(problem, q, k, v, launch.given(problem, plan)[0])
 
 
@@ -46,19 +46,21 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
 def plan(problem: Problem) -> list[Tensor]:
     """Return the lists of the forward and, unless the query is shared, of the passes over queries and over keys.
 
-    Beside block lists it is their transpose alone.
+    Beside block lists they are the records of both sides' blocks, and the transposed lists.
     """
     if problem.num_batches == 0:
         return []
     with on_device(problem):
         if problem.block_lists is not None:
-            return list(transposed_lists(problem).tensors)
+            return block_sparse_launch.plan(problem)
         return launch.plan(problem)
 
 
-def make_lists(problem: Problem) -> list | None:
+def make_lists(problem: Problem) -> list | block_sparse_launch.Records | None:
     """Build the lists of one forward and its backward, in one launch; None where there is nothing to share."""
     with on_device(problem):
+        if problem.block_lists is not None:
+            return block_sparse_launch.make_records(problem)
         return launch.make_lists(problem)
 
 

@@ -10,8 +10,10 @@ A block may be longer than a tile or a step: a list's entry then takes several s
 import triton
 import triton.language as tl
 
+from jfa.block_select import sequence_of
 from jfa.kernels.common.block_lists import block_lists
 from jfa.kernels.common.nouns import Band, Span, Tile, aggregate
+from jfa.kernels.common.sequences import BandConstants, Offsets, Sequences, Sizes
 from jfa.kernels.common.softmax import at_most_one, hide, lse_to_subtract, scale_of, softmax_end, softmax_step
 
 
@@ -69,6 +71,43 @@ class Rows:
         tl.store(self.base + head.to(tl.int64) * self.count + span.begin + rows, x, mask=rows < span.length)
 
 
+# Triton would compile anew for each of these that turns divisible by 16.
+RUNTIME = "list_rows capacity rows_out q_blocks batches rows_q rows_kv lo_start lo_end hi_start hi_end".split()
+
+
+@triton.jit(do_not_specialize=RUNTIME)
+def record_kernel(
+    query_offset, key_offset, output_offset, records, q_blocks, batches, rows_q, rows_kv, rows_out,
+    lo_start, lo_end, hi_start, hi_end, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, BROADCAST_Q: tl.constexpr,
+):  # fmt: skip
+    """Write the record that :func:`load_record` reads, one per program: of ``q_blocks`` blocks of queries, then of keys."""
+    row = tl.program_id(0)
+    offsets, sizes = Offsets(query_offset, key_offset, output_offset), Sizes(batches, rows_q, rows_kv, rows_out)
+    band = BandConstants(lo_start, lo_end, hi_start, hi_end)
+    sequences = Sequences(offsets, sizes, band, BROADCAST_Q, True, True, False, 0)
+    if row < q_blocks:
+        sequence, _, _, index = sequence_of(query_offset, row, batches, rows_q, BLOCK_Q, BROADCAST_Q)
+        store_block(records, row, sequences, sequence, index, BLOCK_Q)
+    else:
+        sequence, _, _, index = sequence_of(key_offset, row - q_blocks, batches, rows_kv, BLOCK_KV, False)
+        store_block(records, row, sequences, sequence, index, BLOCK_KV)
+
+
+@triton.jit
+def store_block(records, row, sequences, sequence, index, BLOCK: tl.constexpr):
+    """Write the record of a block of a sequence, which may be past its end."""
+    tile, _ = sequences.tile(sequence, False)
+    at = records + row * 8
+    tl.store(at, tile.q.begin)
+    tl.store(at + 1, tile.q.length)
+    tl.store(at + 2, tile.out.begin)
+    tl.store(at + 3, tile.kv.begin)
+    tl.store(at + 4, tile.kv.length)
+    tl.store(at + 5, tile.band.lo)
+    tl.store(at + 6, tile.band.hi)
+    tl.store(at + 7, tl.where(index >= 0, index * BLOCK, 1 << 30))  # wrong offsets: no block, like one past the end
+
+
 @triton.jit
 def load_record(records, row, first, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     """Return the Tile of a grid row: q_begin, len_q, out_begin, kv_begin, len_kv, lo, hi, and the block's first row + ``first``."""
@@ -99,7 +138,7 @@ def matrix(ptr, row, head, col, COLS: tl.constexpr, BLOCK: tl.constexpr):
     return Matrix(ptr, tl.to_tensor(row), tl.to_tensor(head), tl.to_tensor(col), COLS, BLOCK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, records, starts, columns, kinds, list_rows, capacity, num_heads, rows_out, scale,
     stride_qr, stride_qh, stride_qd, stride_kr, stride_kh, stride_kd, stride_vr, stride_vh, stride_vd,
@@ -150,7 +189,7 @@ def row_constants(lse, delta, tile, queries, head):
     return lse_to_subtract(natural), delta.load(tile.out, queries, head, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def dq_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dq_ptr, records, starts, columns, kinds, list_rows, capacity, num_heads,
     rows_out, scale, sm_scale, stride_qr, stride_qh, stride_qd, stride_kr, stride_kh, stride_kd, stride_vr, stride_vh, stride_vd,
@@ -188,7 +227,7 @@ def dq_kernel(
         matrix(dq_ptr, num_heads * D, D, 1, D, BLOCK_D).store(tile.out, queries, head, dq * sm_scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def dkdv_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, records, starts, columns, kinds, list_rows, capacity,
     num_heads, rows_out, scale, sm_scale, stride_qr, stride_qh, stride_qd, stride_kr, stride_kh, stride_kd,

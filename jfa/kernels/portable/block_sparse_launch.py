@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from jfa.block_sparse import Grid, grid_of, query_grid
-from jfa.kernels.base import Problem, transposed_lists
-from jfa.kernels.common.host import on_device, scale_log2
+from jfa.block_sparse import BlockLists
+from jfa.block_sparse.grid import capacity_of, query_capacity
+from jfa.kernels.base import Problem
+from jfa.kernels.common.host import band_constants, on_device, scale_log2
+from jfa.kernels.common.launcher import Variant, by_torch
+from jfa.kernels.common.transposing import transposed_lists
 from jfa.kernels.compile_config import CompileConfig, typed
 from jfa.kernels.portable import block_sparse as kernels
 from jfa.kernels.portable import launch
@@ -19,114 +24,145 @@ FORWARD, DQ, DKDV = Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 8, 2)  
 WIDE = Tile(32, 32, 4, 1)  # head dims above 128, or above 64 in fp32
 
 
-def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+@dataclass
+class Records:
+    """Data of each block for the kernels; one serves a forward and its backward.
+
+    Attributes:
+        queries: [blocks, 8] int32, of the queries' grid; see :func:`jfa.kernels.portable.block_sparse.load_record`.
+        keys: the same of the keys' grid, or None.
+        turned: (starts, columns, kinds) of the transposed lists, if a plan has them.
+    """
+
+    queries: Tensor
+    keys: Tensor | None
+    turned: list[Tensor] | None = None
+
+
+def blocks_of(problem: Problem) -> tuple[int, int]:
+    """Return the rows of the queries' grid and of the keys' grid."""
+    lists, sequences = problem.block_lists, problem.num_batches
+    queries = query_capacity(problem.rows_q, sequences, lists.block, problem.broadcast_q)
+    return queries, capacity_of(problem.rows_kv, sequences, lists.other_block)
+
+
+def make_records(problem: Problem, with_keys: bool = True) -> Records | None:
+    """Write the records of both sides, or of the queries' blocks alone; None where a side has no blocks."""
+    (queries, keys), lists = blocks_of(problem), problem.block_lists
+    if queries == 0 or keys == 0:
+        return None
+    count = queries + keys if with_keys else queries
+    words = torch.empty(count, 8, dtype=torch.int32, device=problem.device)
+    offsets = problem.query_offset, problem.key_offset, problem.output_offset
+    sizes = queries, problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out
+    shared = problem.broadcast_q
+    constants = ("BLOCK_Q", lists.block), ("BLOCK_KV", lists.other_block), ("BROADCAST_Q", shared), ("num_warps", 1)
+    arguments = *offsets, words, *sizes, *band_constants(problem.band)
+    _variant(kernels.record_kernel, constants).launch(problem.device, (count,), *arguments)
+    return Records(words[:queries], words[queries:] if with_keys else None)
+
+
+def plan(problem: Problem) -> list[Tensor]:
+    """Return the records of both sides and the transposed lists; only those where a side has no blocks."""
+    records, turned = make_records(problem), transposed_lists(problem).tensors
+    return list(turned) if records is None else [records.queries, records.keys, *turned]
+
+
+def given_records(problem: Problem, plan: Records | list[Tensor] | None, with_keys: bool) -> Records | None:
+    """Return the records in what :func:`plan` or :func:`make_records` returned, or in a plan of transposed lists; or new ones."""
+    if isinstance(plan, Records):
+        return plan
+    if plan and len(plan) == 5:
+        return Records(plan[0], plan[1], plan[2:])
+    records = make_records(problem, with_keys)
+    if records is not None:
+        records.turned = plan or None
+    return records
+
+
+# --------------------------------------------------------------------------------------------------------------- passes
+def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, plan=None) -> tuple[Tensor, Tensor]:
     """Return (out [rows_out, H, Dv], lse [H, rows_out])."""
     out = torch.zeros(problem.rows_out, problem.num_heads, problem.head_dim_v, dtype=q.dtype, device=q.device)
-    lse = torch.full((problem.num_heads, problem.rows_out), -math.inf, dtype=torch.float32, device=q.device)
-    queries, keys = grids(problem)
-    if queries.rows:
-        tile = _tile(problem, FORWARD)
-        with on_device(problem):
-            kernels.forward_kernel[_grid(queries, tile.keep, problem.num_heads)](
-                q, k, v, out, lse, *_lists(problem, problem.block_lists, queries, queries, keys),
-                problem.num_heads, problem.rows_out, scale_log2(problem.sm_scale), *q.stride(), *k.stride(), *v.stride(),
-                BLOCK_M=tile.keep, BLOCK_N=tile.step, NEGATIVE=problem.sm_scale < 0,
-                **_sizes(problem, problem.block_lists), **tile.launch, **launch.constants(problem),
-            )  # fmt: skip
+    lse = torch.empty(problem.num_heads, problem.rows_out, dtype=torch.float32, device=q.device).fill_(-math.inf)
+    with on_device(problem):
+        records = given_records(problem, plan, False)
+        if records is None:
+            return out, lse
+        tile, lists, heads = _tile(problem, FORWARD), problem.block_lists, problem.num_heads
+        constants = _constants(problem, lists, tile.keep, tile.step) + (("NEGATIVE", problem.sm_scale < 0),)
+        _variant(kernels.forward_kernel, constants, tile).launch(
+            problem.device, _grid(records.queries, lists, tile, heads), q, k, v, out, lse, *_lists(records.queries, lists),
+            heads, problem.rows_out, scale_log2(problem.sm_scale), *q.stride(), *k.stride(), *v.stride(),
+        )  # fmt: skip
     return out, lse
 
 
-def backward(problem: Problem, dout, dlse, q, k, v, out, lse, needs=(True, True, True), turned=None):
-    """Return (dq, dk, dv); those that are not needed are None. ``turned``: the transposed lists' tensors, if a plan has them."""
-    dout, out, lse = dout.contiguous(), out.contiguous(), lse.contiguous()
-    dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.zeros_like(lse)
+def backward(problem: Problem, dout, dlse, q, k, v, out, lse, needs=(True, True, True), plan=None):
+    """Return (dq, dk, dv); those that are not needed are None. ``plan``: see :func:`given_records`."""
     with on_device(problem):
-        if problem.rows_out and problem.num_batches:
-            launch.delta_pass(problem, dout, dlse, out, delta)
-        given = problem, dout, q, k, v, lse, delta
+        records = given_records(problem, plan, True)
+        if records is None:
+            return tuple(torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        dout, out, lse = launch.with_rows(dout), out.contiguous(), lse.contiguous()
+        delta = launch.empty_like(lse)
+        launch.delta_pass(problem, dout, None if dlse is None else dlse.contiguous(), out, delta)
+        given = problem, records, dout, q, k, v, lse, delta
         dq = _dq(*given) if needs[0] else None
-        dk, dv = _dkdv(*given, turned) if any(needs[1:]) else (None, None)
+        dk, dv = _dkdv(*given) if any(needs[1:]) else (None, None)
     return dq, dk, dv
 
 
-def _dq(problem: Problem, dout, q, k, v, lse, delta) -> Tensor:
+def _dq(problem: Problem, records: Records, dout, q, k, v, lse, delta) -> Tensor:
     rows = problem.rows_out, *q.shape[1:]
     dq = torch.zeros(rows, dtype=torch.float32 if problem.broadcast_q else q.dtype, device=q.device)
-    queries, keys = grids(problem)
-    tile = _tile(problem, DQ)
-    if queries.rows:
-        kernels.dq_kernel[_grid(queries, tile.keep, problem.num_heads)](
-            q, k, v, dout, lse, delta, dq, *_lists(problem, problem.block_lists, queries, queries, keys),
-            problem.num_heads, problem.rows_out, scale_log2(problem.sm_scale), problem.sm_scale,
-            *q.stride(), *k.stride(), *v.stride(), *dout.stride(), BLOCK_M=tile.keep, BLOCK_N=tile.step,
-            **_sizes(problem, problem.block_lists), **tile.launch, **launch.constants(problem),
-        )  # fmt: skip
+    tile, lists, heads = _tile(problem, DQ), problem.block_lists, problem.num_heads
+    _variant(kernels.dq_kernel, _constants(problem, lists, tile.keep, tile.step), tile).launch(
+        problem.device, _grid(records.queries, lists, tile, heads),
+        q, k, v, dout, lse, delta, dq, *_lists(records.queries, lists), heads, problem.rows_out,
+        scale_log2(problem.sm_scale), problem.sm_scale, *q.stride(), *k.stride(), *v.stride(), *dout.stride(),
+    )  # fmt: skip
     if not problem.broadcast_q:
         return dq
-    return dq.view(-1, *q.shape).sum(0).to(q.dtype) if problem.num_batches else torch.zeros_like(q)
+    total = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    by_torch(_sum_of_batches, total, dq)
+    return total
 
 
-def _dkdv(problem: Problem, dout, q, k, v, lse, delta, turned=None) -> tuple[Tensor, Tensor]:
+def _sum_of_batches(total: Tensor, dq: Tensor) -> None:
+    """Write to ``total`` [Lq, H, D] the sum of a shared query's gradients [B * Lq, H, D] over the sequences."""
+    total.copy_(dq.view(-1, *total.shape).sum(0))
+
+
+def _dkdv(problem: Problem, records: Records, dout, q, k, v, lse, delta) -> tuple[Tensor, Tensor]:
     dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
-    queries, keys = grids(problem)
-    if queries.rows and keys.rows:
-        turned = transposed_lists(problem, turned)
-        tile = _tile(problem, DKDV)
-        kernels.dkdv_kernel[_grid(keys, tile.keep, problem.num_kv_heads)](
-            q, k, v, dout, lse, delta, dk, dv, *_lists(problem, turned, keys, queries, keys),
-            problem.num_heads, problem.rows_out, scale_log2(problem.sm_scale), problem.sm_scale,
-            *q.stride(), *k.stride(), *v.stride(), *dout.stride(), BLOCK_M=tile.step, BLOCK_N=tile.keep,
-            **_sizes(problem, turned), **tile.launch, **launch.constants(problem),
-        )  # fmt: skip
+    turned, tile = transposed_lists(problem, records.turned), _tile(problem, DKDV)
+    _variant(kernels.dkdv_kernel, _constants(problem, turned, tile.step, tile.keep), tile).launch(
+        problem.device, _grid(records.keys, turned, tile, problem.num_kv_heads),
+        q, k, v, dout, lse, delta, dk, dv, *_lists(records.keys, turned), problem.num_heads, problem.rows_out,
+        scale_log2(problem.sm_scale), problem.sm_scale, *q.stride(), *k.stride(), *v.stride(), *dout.stride(),
+    )  # fmt: skip
     return dk, dv
 
 
-def grids(problem: Problem) -> tuple[Grid, Grid]:
-    """Return the grids of the queries' and the keys' blocks."""
-    lists = problem.block_lists
-    offsets = problem.query_offset, problem.key_offset
-    queries = query_grid(*offsets, problem.rows_q, lists.block, problem.broadcast_q)
-    return queries, grid_of(problem.key_offset, problem.rows_kv, lists.other_block)
+def _lists(records: Tensor, lists: BlockLists) -> tuple:
+    return records, *lists.tensors, records.shape[0], lists.columns.numel()
 
 
-def records_of(problem: Problem, side: Grid, queries: Grid, keys: Grid) -> Tensor:
-    """Return [side.rows, 8] int32: what :func:`jfa.kernels.portable.block_sparse.load_record` reads, per row of the walking side.
-
-    A sequence whose output rows are not inside the tensor has no queries.
-    """
-    len_q, q_begin, out_begin = queries.length, _begins(problem.query_offset, problem.rows_q), None
-    if problem.broadcast_q:
-        q_begin = torch.zeros_like(len_q)
-        out_begin = torch.arange(problem.num_batches, device=len_q.device) * problem.rows_q
-        if problem.output_offset is not None:
-            out_begin = problem.output_offset[:-1].long()
-            inside = (out_begin >= 0) & (out_begin + problem.rows_q <= problem.rows_out)
-            len_q, out_begin = torch.where(inside, len_q, 0), torch.where(inside, out_begin, 0)
-    lo, hi = problem.band.bounds(len_q, keys.length)
-    out_begin = q_begin if out_begin is None else out_begin
-    fields = q_begin, len_q, out_begin, _begins(problem.key_offset, problem.rows_kv), keys.length, lo, hi
-    of_sequence = torch.stack(fields, 1)[side.seq]
-    row = torch.where(side.exist > 0, side.index * side.block, 1 << 30)  # past any sequence: nothing to do
-    return torch.cat([of_sequence, row[:, None]], 1).to(torch.int32)
+def _grid(records: Tensor, lists: BlockLists, tile: Tile, heads: int) -> tuple[int]:
+    return (records.shape[0] * (lists.block // tile.keep) * heads,)
 
 
-def _begins(offsets: Tensor, rows: int) -> Tensor:
-    return offsets[:-1].long().clamp(0, rows)
-
-
-def _lists(problem: Problem, lists, side: Grid, queries: Grid, keys: Grid) -> tuple:
-    records = records_of(problem, side, queries, keys)
-    return records, *lists.tensors, side.rows, lists.columns.numel()
-
-
-def _grid(side: Grid, keep: int, heads: int) -> tuple[int]:
-    return (side.rows * (side.block // keep) * heads,)
-
-
-def _sizes(problem: Problem, lists) -> dict:
+def _constants(problem: Problem, lists: BlockLists, queries: int, keys: int) -> tuple:
+    """Return the constexprs of a kernel that walks ``lists``, with tiles of so many queries and keys."""
     sizes = dict(BLOCK_D=launch.columns(problem.head_dim), BLOCK_DV=launch.columns(problem.head_dim_v))
-    return sizes | dict(ROWS=lists.block, COLUMNS=lists.other_block, LIST_HEADS=lists.heads)
+    sizes |= dict(BLOCK_M=queries, BLOCK_N=keys, ROWS=lists.block, COLUMNS=lists.other_block, LIST_HEADS=lists.heads)
+    return tuple((sizes | launch.constants(problem)).items())
+
+
+@cache
+def _variant(kernel, constants: tuple, tile: Tile | None = None) -> Variant:
+    return Variant(kernel, **dict(constants), **(tile.launch if tile else {}))
 
 
 def _tile(problem: Problem, tile: Tile) -> Tile:
