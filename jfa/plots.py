@@ -144,7 +144,8 @@ def bands(
         rows += [[name, float(v), *(float(q[n]) for q in (low, medians[name], high))] for n, v in enumerate(x)]
     if level is not None:
         axes.axhline(level[0], color=BLACK, linestyle="--", linewidth=1)
-        axes.text(x[-1], level[0], level[1], ha="right", va="bottom", fontsize=8)
+        above = {"xytext": (0, 2), "textcoords": "offset points", "ha": "right", "va": "bottom"}
+        axes.annotate(level[1], (x[-1], level[0]), fontsize=8, **above)
     if log_y:
         axes.set_yscale("log")
     axes.grid(alpha=0.3)
@@ -306,7 +307,12 @@ def panels(
         drawn = panel.barh(labels, values, color=CYCLE[i % 7], hatch=HATCHES[i % 7], edgecolor="white")
         panel.bar_label(drawn, [form.format(v) for v in values], fontsize=8, padding=3)
         panel.margins(x=0.18)
-        panel.xaxis.set_major_locator(MaxNLocator(5))  # six digits per tick still have room
+        if 0 < max(map(abs, values), default=0) < 0.02:
+            # An exponent per tick: matplotlib's one exponent for the axis would hide a part of the axis label.
+            panel.xaxis.set_major_locator(MaxNLocator(2, steps=[1, 2, 5, 10]))
+            panel.xaxis.set_major_formatter(lambda v, _: f"{v:.0e}" if v else "0")
+        else:
+            panel.xaxis.set_major_locator(MaxNLocator(5))  # six digits per tick still have room
         label(panel, "", name, "")
     axes[0][0].invert_yaxis()
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, wrap=True)
@@ -607,8 +613,9 @@ def owners(
     arrays = {name: np.asarray(grid) for name, (grid, _, _) in grids.items()}
     height, width = (max(a.shape[i] for a in arrays.values()) for i in (0, 1))
     figure, panels = canvas(
-        0.62 * (width + 3) * len(grids) + 0.3, 0.55 * (height + 3) + 0.3, 1, len(grids), squeeze=False
+        0.62 * (width + 3) * len(grids) + 0.3, 0.55 * (height + 3) + 0.5, 1, len(grids), squeeze=False
     )
+    figure.get_layout_engine().set(h_pad=0.1)  # headings keep off the title
     lines_ = [title]
     for axes, (name, (_, beside, below)) in zip(panels[0], grids.items()):
         grid = arrays[name]
@@ -696,7 +703,8 @@ def band_planes(shown: Mapping[str, tuple[int, int, int, int]], *, title: str) -
     Args:
         shown: heading -> (len_q, len_kv, lo, hi): query i sees keys i + lo .. i + hi. A side far outside the grid has no line.
     """
-    figure, panels = canvas(2.5 * len(shown) + 0.6, 3.3, 1, len(shown), squeeze=False)
+    tallest = max(len_q / len_kv for len_q, len_kv, _, _ in shown.values())
+    figure, panels = canvas(2.5 * len(shown) + 0.6, max(3.3, 1.3 + 1.9 * tallest), 1, len(shown), squeeze=False)
     rows = []
     for axes, (name, (len_q, len_kv, lo, hi)) in zip(panels[0], shown.items()):
         distance = np.arange(len_kv) - np.arange(len_q)[:, None]

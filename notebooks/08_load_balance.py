@@ -52,7 +52,7 @@ from jfa.schedule import split_decision, split_tiles, zigzag
 #
 # Here is one batch of 48 tiles, assigned to 8 workers in three ways that this chapter explains.
 # The tiles are the example of the text that this course grew from.
-# A box is a tile, and its length is its cost.
+# A box is a tile, and its length is its cost; the dashed line is the mean load.
 
 # %%
 costs = np.random.default_rng(1).integers(32, 512, size=48)
@@ -406,6 +406,7 @@ plots.bands(
 )
 
 # %% [markdown]
+# The lines are medians over the seeds, and the shaded areas hold the middle 80 %.
 # On the left all rules are close to the bound.
 # But that is not a success; look at the bound itself:
 
