@@ -351,12 +351,12 @@ plots.timelines({"version 1: two steps from the middle": line}, (start, start + 
 
 # %% [markdown]
 # **How to read it.**
-# There is one lane per worker.
-# `main` is the warp group; `TMA` and `MMA` (the tensor core) are engines that run independently of it.
-# Orange marks a warp group that waits.
-# Draw a vertical line anywhere: two lanes hardly ever work at the same time.
+# There is one lane per worker and one per unit.
+# `main` is the warp group; `TMA`, `tensor core` and `exp2 units` are units, each with its busy share of the span shown.
+# Orange marks a warp group that waits, and an arrow leads from the completion that ended a wait to the wait.
+# Draw a vertical line anywhere: two units are hardly ever busy at the same time.
 #
-# The tensor core is busy for about 15 % of the time, not 36 %; the difference is latency, which is paid in each step.
+# Over the whole run the tensor core is busy for about 15 % of the time, not 36 %; the difference is latency, which is paid in each step.
 # Where do the cycles go?
 # The timeline sums the waiting time per barrier.
 
@@ -597,7 +597,7 @@ plots.timelines({"version 5: from the middle": line}, (start, start + 7_000))
 
 # %% [markdown]
 # This picture shows half as many cycles as the last timeline.
-# At nearly every moment the tensor core and at least one of the two softmax groups work.
+# The tensor core is busy for three quarters of it, and most of the time at least one of the two softmax groups computes.
 # The lanes `mma`, `load` and `store` wait most of the time.
 # That costs nothing: a waiting warp occupies no unit, and no other warp waits for it.
 #
