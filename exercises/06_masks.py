@@ -85,7 +85,7 @@ check("6.2", ranges_kernel)
 #
 # (difficulty 3 of 3, 65 minutes) The chapter's kernel handles one sequence and gets its ranges from the host.
 # Write the complete one: packed sequences, heads, and ranges computed in the kernel.
-# Query `i` sees the keys `d - left <= j - i <= d + right` of its own sequence, `d = len_kv - len_q`; `left` and `right` are at least 0.
+# Query `i` sees key `j` of its own sequence if `d - left <= j - i <= d + right`, with `d = len_kv - len_q`; `left` and `right` are at least 0.
 # A query that sees no key gives 0.
 #
 # Launched on `(number of tiles, H)`: program `(t, h)` works on `tiles[t] = (sequence, first query in it)`.

@@ -61,7 +61,7 @@ plots.padded_and_packed(lengths)
 # ## Attention, with shapes
 #
 # One sequence has n tokens.
-# Each token has a query, a key and a value, rows of D numbers:
+# Each token has a query, a key and a value, each a row of D numbers:
 #
 # | | shape | meaning |
 # |---|---|---|

@@ -78,7 +78,7 @@ plots.online_walk(scores.tolist(), block=4)
 # ## Version 0: as written
 #
 # This is the formula without m.
-# exp(88.7) is the limit of float32 and exp(11.09) that of float16, and scores around 100 are not unusual.
+# The exponential overflows above 88.7 in float32 and above 11.09 in float16, and scores around 100 are not unusual.
 
 
 # %%

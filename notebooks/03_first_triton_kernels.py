@@ -36,13 +36,13 @@ print("Triton", triton.__version__)
 # In Triton you write what *one program* does to *one block*, and launch many programs at once.
 # Each program knows its number, and computes from it which elements are its own.
 #
-# A block is a tile of numbers in registers.
+# A block is a tile of numbers in registers, the storage closest to the arithmetic units.
 # It has a fixed size, a power of two, known when the kernel is compiled.
 # Arithmetic on a block happens to all its elements, its *lanes*, at once.
 # There is no indexing into a block: you choose what to load, you compute, you choose where to store.
 #
 # The picture: 200 elements, blocks of 64, so four programs.
-# The last block hangs over the end by 56.
+# The last block extends past the end by 56 elements.
 
 # %%
 n, block = 200, 64
@@ -69,9 +69,9 @@ plots.segments(
 # | `tl.program_id(a)`, `tl.num_programs(a)` | this program's number on axis a of the grid, and how many there are |
 # | `tl.arange(0, N)` | the block 0, 1, ... N − 1; N is a power of two |
 # | `tl.load(ptrs, mask=, other=)` | what the pointers point to; lanes where the mask is False get `other` |
-# | `tl.store(ptrs, values, mask=)` | the other way; lanes where the mask is False are not stored |
-# | `x[:, None]`, `x[None, :]` | a column [N, 1] and a row [1, N]; together they spread to a block |
-# | `tl.sum(x, axis=)`, `tl.max`, `tl.min` | one axis reduced to a number |
+# | `tl.store(ptrs, values, mask=)` | stores to where the pointers point; lanes where the mask is False are not stored |
+# | `x[:, None]`, `x[None, :]` | a column [N, 1] and a row [1, N]; combined they broadcast to [N, N] |
+# | `tl.sum(x, axis=)`, `tl.max`, `tl.min` | reduces one axis |
 # | `tl.argmax(x, axis=)` | the *position* of the largest; of several equal ones the first |
 # | `tl.maximum(a, b)`, `tl.minimum` | element by element, of two blocks or two numbers |
 # | `tl.where(c, a, b)` | a where c is True, else b |
@@ -619,7 +619,7 @@ plots.lines(
 #   The emulator runs them one after another, unless told otherwise.
 # * `tl.dot` needs a K of at least 16 for 16-bit operands and 32 for 8-bit ones.
 #   M and N may be as small as 1 in Triton 3.7; the hardware's tile is larger, and the rest of it is wasted.
-# * fp32 operands of `tl.dot` are rounded to TF32 unless `input_precision="ieee"` is asked for.
+# * fp32 operands of `tl.dot` are rounded to TF32 (11 bits of mantissa) unless you pass `input_precision="ieee"`.
 # * Registers are finite.
 #   A block of 128 x 128 fp32 is 64 KB: spread over 4 warps (128 threads), that is 128 registers per thread.
 #

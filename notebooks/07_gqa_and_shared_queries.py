@@ -519,7 +519,8 @@ print("largest error by head:", [round(e, 2) for e in off])
 # %% [markdown]
 # **The mean over the batch**: the sketch above.
 # **B copies of Q**: the memory figure.
-# **A bf16 sum**: the precision figure. **delta or lse taken from the shared query's row**: exercise 7.6 has both among its known mistakes.
+# **A bf16 sum**: the precision figure.
+# **The delta or lse of another sequence**: exercise 7.6 has both among its known mistakes.
 #
 # ## What differs on a GPU
 #

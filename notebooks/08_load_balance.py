@@ -51,7 +51,7 @@ from jfa.schedule import split_decision, split_tiles, zigzag
 # So the largest load decides, not the mean.
 #
 # Here is one batch of 48 tiles, assigned to 8 workers in three ways that this chapter explains.
-# The tiles are the example of the text that this course grew from.
+# The tiles are the example of the text that this course grew from, called *the original text* in this chapter.
 # A box is a tile, and its length is its cost; the dashed line is the mean load.
 
 # %%
@@ -617,7 +617,7 @@ plots.lines(
 #
 # ## The same between GPUs
 #
-# Data-parallel training deals *sequences* to **ranks** (processes, one GPU each).
+# Data-parallel training distributes *sequences* over **ranks** (processes, one GPU each).
 # A step ends when the slowest rank does, so it is the same problem, with two differences.
 # First, there are two costs at once: that of the linear layers is proportional to tokens, that of attention to pairs.
 # Second, the gradients must be added with the right weights.
@@ -710,7 +710,7 @@ plots.panels(
 # <details><summary>Why does sorted round robin not balance?</summary>
 #
 # In every round worker 0 gets the largest and the last worker the smallest.
-# The differences add up instead of cancelling.
+# The differences add up instead of canceling.
 # </details>
 #
 # <details><summary>Which static policy do forward and backward use, and what does CLC add?</summary>

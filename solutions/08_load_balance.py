@@ -54,7 +54,7 @@ check("8.1", zigzag_places)
 # %% [markdown]
 # ## 8.2 A sorted tile list that never asks the host
 #
-# (difficulty 2 of 3, 25 minutes) Causal self attention over packed sequences.
+# (difficulty 2 of 3, 25 minutes) Causal self-attention over packed sequences.
 # Make the list of all query tiles, the most expensive first, with tensor operations only.
 #
 # * Sequence `b` has `n = offsets[b + 1] - offsets[b]` rows, possibly none, and `ceil(n / block_m)` tiles.
@@ -123,7 +123,7 @@ check("8.3", mega_share)
 # %% [markdown]
 # ## 8.4 Bug hunt: a queue worker that is too eager
 #
-# (difficulty 2 of 3, 20 minutes) A persistent kernel with a queue in memory: `asked` is a counter that starts at 0, and one atomic add draws a number.
+# (difficulty 2 of 3, 20 minutes) A persistent kernel with a queue in memory: `asked` is a counter, normally 0 at the start, and one atomic add draws a number from it.
 # W programs share `count` tiles.
 # They follow the rules of CLC:
 #
@@ -184,7 +184,8 @@ check("8.4", queue_kernel)
 # * Each part computes its output and log-sum-exp by itself, as a separate worker would: no tensor with more than size x block x D elements, unless it is `out` or `plan`.
 #   Then the parts of a tile are merged.
 #
-# Return the outputs, the plan (one row per part: sequence, first block, end block; in order), and the memory traffic of the merge, `moved`: each part of a cut tile stores `D + 1` numbers, a whole tile none; `moved` is their total number, an int.
+# Return the outputs, the plan (one row per part: sequence, first block, end block; in order), and `moved`, an int: how many numbers are stored for the merge.
+# Each part of a cut tile stores `D + 1` numbers, a whole tile none.
 # `torch.softmax` and `torch.logsumexp` are forbidden, and nested tensors, too.
 # Scores are `q . k / sqrt(D)`.
 # Rows after the last offset belong to no sequence and hold NaN.

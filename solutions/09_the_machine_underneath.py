@@ -75,7 +75,7 @@ check("9.1", tile_cycles)
 # The backward has five products.
 # M is the number of queries, N the number of keys:
 #
-# | product | rows x columns, contracted over | first operand from |
+# | product | rows x columns, summed over | first operand from |
 # |---|---|---|
 # | Sᵀ = K Qᵀ | N x M, D | shared memory |
 # | dPᵀ = V dOᵀ | N x M, D | shared memory |
@@ -171,7 +171,7 @@ check("9.3", ring)
 #
 # (difficulty 2 of 3, 50 minutes) Write the tool that reads a timeline.
 # `events` is a list of `(unit, start, end)`, with the times in cycles.
-# `needs[i]` lists the indices of the events that event i had to wait for (any indices, in any order, without cycles).
+# `needs[i]` lists the indices of the events that event i had to wait for (any indices, in any order; no event waits for itself, directly or through others).
 #
 # - **Busy**: for each unit, its share of the time from the first start to the last end of all events.
 #   Events of one unit may overlap; a cycle counts once.
