@@ -124,7 +124,8 @@ def _run(launch, **options):
     finally:
         Last.runs = None
     found = {(w.kind, w.where[:1]): w for run in runs for w in run.warnings}
-    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs], found
+    outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+    return [t for t in outputs if t is None or hasattr(type(t), "clone")], found  # a launch itself returns a kernel
 
 
 def sites(launch: Callable, kernel: str = "") -> list[Site]:

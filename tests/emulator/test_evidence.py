@@ -230,3 +230,16 @@ def test_other_errors_have_neither():
     with pytest.raises(errors.ParityError) as caught:
         wrong_parity[(1,)]()
     assert caught.value.waits == () and caught.value.accesses == ()
+
+
+@triton.jit
+def _predicated(y, n, LEAST: tl.constexpr):
+    bar = tlx.alloc_barriers(1)
+    tlx.barrier_wait(bar[0], n, pred=n < LEAST)
+    tl.store(y, 1.0)
+
+
+@pytest.mark.parametrize("n, least, found", [(3, 2, False), (2, 2, False), (3, 4, True)])
+def test_a_wait_that_its_predicate_turns_off_needs_no_parity(n, least, found):
+    run = emulator.run(_predicated, (1,), torch.zeros(1), n, least)
+    assert [type(f) for f in run.findings] == [errors.ParityError] * found

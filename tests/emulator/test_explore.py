@@ -4,6 +4,8 @@ import os
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 import jfa.emulator as emulator
 from jfa.emulator import errors, explore, sweep
@@ -11,11 +13,14 @@ from jfa.emulator import errors, explore, sweep
 from . import tutorials
 from .test_sweep import LAUNCHES, SUPERFLUOUS
 
-pytest.importorskip("triton.language.extra.tlx")
+tlx = pytest.importorskip("triton.language.extra.tlx")
 from .reports import kernels  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 needs_tutorials = pytest.mark.skipif(not os.path.isdir(tutorials.TUTORIALS), reason="needs fbtriton's tutorials")
+
+
+emulator.install()
 
 
 def launch_pipeline():
@@ -48,6 +53,36 @@ def test_several_launches_are_one_schedule():
 def test_a_result_that_is_not_the_expected_one_is_found():
     found = explore.explore(launch_pipeline, expected=[kernels.double()[1] + 1])
     assert found.first.kind == "wrong result"
+
+
+@triton.jit
+def _first_come(y, ORDERED: tl.constexpr):
+    """Two tasks arrive at one barrier; the waiter can miss the first phase unless the second arrival follows from its wait."""
+    full = tlx.alloc_barriers(1, arrive_count=1)
+    seen = tlx.alloc_barriers(1, arrive_count=1)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            tlx.barrier_wait(full[0], 0)
+            if ORDERED:
+                tlx.barrier_arrive(seen[0], 1)
+            tlx.barrier_wait(full[0], 1)
+        with tlx.async_task(num_warps=1):
+            tlx.barrier_arrive(full[0], 1)
+        with tlx.async_task(num_warps=1):
+            if ORDERED:
+                tlx.barrier_wait(seen[0], 0)
+            tlx.barrier_arrive(full[0], 1)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_launch_that_returns_its_kernel_or_nothing(ordered):
+    launches = (
+        lambda: _first_come[(1,)](torch.zeros(1), ordered),
+        lambda: [None, _first_come[(1,)](torch.zeros(1), ordered)],
+    )
+    for launch in launches:
+        found = explore.explore(launch)
+        assert found.proved if ordered else found.first.kind == "PhaseError"
 
 
 @needs_tutorials

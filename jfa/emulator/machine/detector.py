@@ -6,7 +6,7 @@ clocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
@@ -96,6 +96,9 @@ class Detector:
             return
         if task.stores and (task.parent is None or task.stores is not task.parent.stores):
             self._unread(task)
+        copies = [op for group in (*task.groups, task.copies) for op in group]
+        if copies and (task.parent is None or task.copies is not task.parent.copies):
+            self._uncopied(task, copies)
         if task.dots:
             op = task.dots[0]
             self.machine.report(
@@ -117,6 +120,21 @@ class Detector:
                 [f"issued at {show(op.where)}"],
                 "tlx.async_descriptor_store_wait(0) is missing at the end: the next CTA on this SM gets the shared memory.\n"
                 "  Fix: let the task that stores wait for its stores before it ends; no other task can.",
+                op.where,
+            )
+        )
+
+    def _uncopied(self, task: Task, copies: Sequence[AsyncOp]) -> None:
+        """Warn of the cp.async copies of a task that has ended that nobody waited for."""
+        op = copies[0]
+        what = (
+            f"cp.async into {op.title}" if len(copies) == 1 else f"{len(copies)} cp.async, the first into {op.title},"
+        )
+        self.machine.warn(
+            errors.InFlightError(
+                f"{task.label} ends while its {what} may still write to shared memory: nobody waited for it",
+                [f"issued at {show(op.where)}"],
+                "a prefetch past the last block, or tlx.async_load_wait_group(0) is missing at the end.",
                 op.where,
             )
         )

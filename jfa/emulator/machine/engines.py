@@ -165,8 +165,8 @@ def cp_async(
 
 
 def commit_group(task: Task) -> None:
-    task.groups.append(task.copies)
-    task.copies = []
+    task.groups.append(list(task.copies))
+    task.copies.clear()  # in place: the default task shares it with the code around it
 
 
 def wait_group(task: Task, pending: int, where: Where) -> None:

@@ -175,13 +175,14 @@ def run_region(
     """Start the tasks of an async_tasks region and wait for all of them.
 
     specs: [(name, body, num_warps, replica), ...]; body() is the task's code. default: the spec that runs on the warps of
-    `task` itself, so each of the two waits for TMA stores of the other.
+    `task` itself, so each of the two waits for TMA stores and cp.async groups of the other.
     """
     machine, cta = task.machine, task.cta
     warps.join(task)
     children = [Task(machine, cta, name, body, num_warps, replica, task) for name, body, num_warps, replica in specs]
     if default is not None:
-        children[default].stores = task.stores
+        own = children[default]
+        own.stores, own.copies, own.groups = task.stores, task.copies, task.groups
     task.publish()
     task.children = set(children)
     for child in children:

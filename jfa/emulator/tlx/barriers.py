@@ -154,11 +154,12 @@ def barrier_wait(bar: mbarrier, phase: Value, pred: Value = None) -> None:
     task = running()
     where = here()
     target = bar.machine_barrier(task, where)
-    if parity not in (0, 1):
+    waits = predicate(pred)
+    if waits and parity not in (0, 1):
         summary = f"{task.label} waits for parity {parity} of mbarrier {target.label}"
         raise errors.ParityError(summary, [f"at {show(where)}"], where=where)
     fault = task.machine.scheduler.step(task, "barrier_wait", target.name, where)
-    if fault == "drop" or not predicate(pred):
+    if fault == "drop" or not waits:
         return
     if fault == "flip":
         parity ^= 1

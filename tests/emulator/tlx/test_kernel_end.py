@@ -104,6 +104,44 @@ def test_a_buffer_overwritten_at_the_end_while_its_store_reads_it(policy, how):
 
 
 @triton.jit
+def _gathers(x, y, N: tl.constexpr, PARTS: tl.constexpr, WHERE: tl.constexpr, PENDING: tl.constexpr):
+    """Copies PARTS blocks by cp.async; at most PENDING groups may be outstanding when it has waited, if it waits."""
+    parts = tlx.local_alloc((N,), tl.float32, PARTS)
+    i = tl.arange(0, N)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            for k in tl.static_range(PARTS):
+                token = tlx.async_load(x + k * N + tl.arange(0, N), parts[k])
+                tlx.async_load_commit_group([token])
+            if WHERE == "task":
+                tlx.async_load_wait_group(PENDING)
+        with tlx.async_task(num_warps=1):
+            tl.store(y + PARTS * N, 1.0)
+    if WHERE == "behind":
+        tlx.async_load_wait_group(PENDING)
+        if PENDING == 0:
+            for k in tl.static_range(PARTS):
+                tl.store(y + k * N + i, tlx.local_load(parts[k]))
+
+
+@every_policy
+@pytest.mark.parametrize(
+    "where, pending, left", [("task", 0, 0), ("behind", 0, 0), ("task", 1, 1), ("behind", 2, 2), ("nowhere", 0, 3)]
+)
+def test_a_gather_that_nobody_waits_for(policy, where, pending, left):
+    """Groups belong to the threads that issued them: the default task and the code around it are the same ones."""
+    x, y = torch.randn(3 * 32), torch.zeros(3 * 32 + 1)
+    with emulator.options(policy=policy):
+        run = emulator.run(_gathers, (1,), x, y, 32, 3, where, pending)
+    assert not run.findings and [type(w) for w in run.warnings] == [errors.InFlightError] * bool(left)
+    if left:
+        what = "cp.async into parts[2]" if left == 1 else f"{left} cp.async, the first into parts[{3 - left}],"
+        assert what in str(run.warnings[0]) and "test_kernel_end.py" in str(run.warnings[0])
+    if where == "behind" and not pending:
+        assert torch.equal(y[:-1], x)
+
+
+@triton.jit
 def _announces(out, N: tl.constexpr, BYTES: tl.constexpr):
     full = tlx.alloc_barriers(1, arrive_count=1)
     if BYTES:
