@@ -153,7 +153,7 @@ print("rows of the tape that are zero now:", torch.nonzero((tape == 0).all(1)).f
 # %%
 nested = layout.to_nested(q, offsets)
 tape_again, offsets_again = layout.from_nested(nested)
-print("shape", nested.shape, "where the word with a letter is the ragged dimension")
+print("shape", nested.shape, "(the name is the ragged dimension)")
 print("same memory there:   ", nested.values().data_ptr() == q.data_ptr())
 print("same memory and back:", tape_again.data_ptr() == q.data_ptr())
 print("offsets inside are", nested.offsets().dtype, "and come back as", offsets_again.dtype)

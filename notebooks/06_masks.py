@@ -17,7 +17,7 @@
 # * know why −1e9 is not minus infinity.
 #
 # **Time** 50 minutes to read, 205 for the exercises.
-# **You need** chapter 04 (the jagged forward).
+# **You need** chapters 04 (the jagged forward) and 05 (the backward; only for version 4).
 # No GPU.
 
 # %%

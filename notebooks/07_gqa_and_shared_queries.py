@@ -311,10 +311,10 @@ print("contended, error:", float((dq_by("atomic") - exact).abs().max()))
 # %%
 orders = [dq_by("atomic", policy="random", seed=s) for s in range(12)]
 differ = sum(not torch.equal(orders[0], other) for other in orders[1:])
-print(f"contended: {differ} of 11 other orders give other bits")
+print(f"contended: {differ} of 11 other orders change the bits")
 orders = [dq_by("partial", policy="random", seed=s) for s in range(12)]
 differ = sum(not torch.equal(orders[0], other) for other in orders[1:])
-print(f"partials:  {differ} of 11 other orders give other bits")
+print(f"partials:  {differ} of 11 other orders change the bits")
 
 # %% [markdown]
 # ## Version 4: one partial per sequence
