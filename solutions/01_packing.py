@@ -82,7 +82,7 @@ check("1.2", locate_rows)
 # Return a rectangle `[B, longest, D]`, as long as the longest sequence: line `b` begins with the rows of sequence `b`.
 # All other places hold `fill`, and nothing of another sequence, even if that one holds NaN.
 # Zeros, NaN and infinities among the values are ordinary values: keep them.
-# The values may have any dtype, and the rectangle has the same.
+# The values may have any dtype, and the rectangle has the same: no value may change by a bit.
 
 
 # %% tags=["ex-1.3"]
@@ -143,7 +143,7 @@ check("1.4", cross_waste)
 #
 # A Python loop over the sequences is slow on a GPU, so the limit is: **at most 60 torch operations, however many sequences there are**.
 # (Slicing and indexing count too. So do NumPy's operations, and each number that leaves torch as a Python float.)
-# The values keep their dtype.
+# The values keep their dtype and every bit.
 
 
 # %% tags=["ex-1.5"]

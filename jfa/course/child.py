@@ -360,7 +360,8 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # a lone element may have the stride 0
 
 
 def _plain(tensor: Any) -> bool:

@@ -9,6 +9,7 @@ counts in any library.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import sys
 import tracemalloc
@@ -225,7 +226,7 @@ class _Array(np.ndarray):
     def __array_function__(self, func, types, args, kwargs):
         if _Array.meter is not None:
             _Array.meter.counts["ops"] += 1
-        return _as_counted(func(*tree_map(plain_arrays, args), **tree_map(plain_arrays, kwargs)))
+        return _as_counted(func(*tree_map(_for_numpy, args), **tree_map(_for_numpy, kwargs)))
 
     def __getitem__(self, key):
         if _Array.meter is not None:
@@ -241,6 +242,13 @@ class _Array(np.ndarray):
 def plain_arrays(value: Any) -> Any:
     """Return the value itself, as an ordinary array if it is one that counts."""
     return value.view(np.ndarray) if isinstance(value, _Array) else value
+
+
+def _for_numpy(value: Any) -> Any:
+    """Return an argument as NumPy's own code gets it: arrays that do not count, and functions that see arrays that do."""
+    if not inspect.isfunction(value):
+        return plain_arrays(value)
+    return lambda *args, **kwargs: tree_map(plain_arrays, value(*map(_as_counted, args), **kwargs))
 
 
 _MAX_DEPTH, _MAX_ITEMS = 12, 200_000  # of a result, as it crosses over to the judge

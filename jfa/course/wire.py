@@ -120,6 +120,7 @@ def _encode_tensor(value: torch.Tensor, blob: bytearray, depth: int) -> dict:
         if value.layout != torch.strided or name not in _DTYPES:
             return {"t": "other", "name": f"tensor of layout {value.layout}, dtype {value.dtype}"}
         flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        flat = flat.as_strided(flat.shape, (1,))  # a lone element may have the stride 0 and count as contiguous
         entry = {
             "t": "tensor",
             "dtype": name,

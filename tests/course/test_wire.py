@@ -40,6 +40,12 @@ def test_views_and_gradients():
     assert torch.equal(again["t"], x.T) and again["leaf"].requires_grad
 
 
+def test_a_lone_element_of_stride_0():
+    lone = torch.tensor(2.5).expand(1, 1)
+    assert lone.stride() == (0, 0)
+    assert torch.equal(unpack(pack(lone)), torch.tensor([[2.5]]))
+
+
 def test_nested_tensors():
     parts = [torch.randn(2, 4), torch.randn(0, 4), torch.randn(3, 4)]
     for layout in (torch.jagged, torch.strided):

@@ -31,6 +31,30 @@ def _dtype_kept(case, result):
 DTYPE_KEPT = Property("dtype kept", _dtype_kept)
 
 
+def _numbers_kept(moved):
+    """Return a property: values are moved, so each bit of them stays. ``moved`` is the reference, run in the values' own dtype."""
+
+    def test(case, result):
+        values = result[0] if isinstance(result, tuple) else result
+        want = moved(*case.args)
+        want = want[0] if isinstance(want, tuple) else want
+        same = (values == want) | ((values != values) & (want != want))
+        return (
+            None
+            if bool(same.all())
+            else f"Some values came out rounded. {str(want.dtype)[6:]} holds them exactly: move them as they are."
+        )
+
+    return Property("numbers kept", test)
+
+
+def _typed(dtype, rows, columns, g):
+    """Return numbers of a dtype that use all of its bits."""
+    if dtype.is_floating_point:
+        return torch.randn(rows, columns, generator=g, dtype=torch.float64).to(dtype)
+    return torch.randint(-(2**62), 2**62, (rows, columns), generator=g)
+
+
 # ------------------------------------------------------------------------------------------------------------ 1.1
 def _length_cases(seed):
     g = _generator(seed)
@@ -152,6 +176,7 @@ def _offset_cases(seed):
         ("empty ones at both ends", [0, a, 0, 0, b, c, 0]),
     ]
     shapes += [("a long one among short ones", RAGGED), ("one of 200", [4, 200, 1])]
+    shapes += [("three hundred sequences", [(3 * b) % 4 for b in range(300)])]
     cases = [Case(name, (_offsets(x),)) for name, x in shapes]
     return [*cases, Case("no tokens at all", (_offsets([0, 0]),))]
 
@@ -213,6 +238,11 @@ def locate_rows(offsets):
     return sequence, rows - offsets[sequence]
 """,
         ),
+        Mutant(
+            "sequence numbers in 8 bits",
+            "The sequences' numbers were kept in 8 bits: from 128 on they are wrong.",
+            edit=("return sequence, position", "return sequence.to(torch.int8), position"),
+        ),
     ),
     variants=(
         """
@@ -243,8 +273,8 @@ def _packed_cases(seed):
         return torch.randn(sum(lengths), dim, generator=g), _offsets(lengths)
 
     def typed(dtype, fill):
-        values, offsets = packed([2, 0, 5], 3)
-        return Case(f"values of {str(dtype).removeprefix('torch.')}", ((8 * values).round().to(dtype), offsets, fill))
+        values = _typed(dtype, 7, 3, g)
+        return Case(f"values of {str(dtype).removeprefix('torch.')}", (values, _offsets([2, 0, 5]), fill))
 
     wild, bounds = packed([4, 2, 5], 3)
     return [
@@ -259,6 +289,7 @@ def _packed_cases(seed):
         ),
         Case("a neighbour of NaN and infinities", (kinds.poison(wild, slice(4, 6)), bounds, 1.0)),
         *(typed(dtype, 7) for dtype in kinds.DTYPES),
+        Case("all sequences of one length", (*packed([4, 4, 4], 3), 2.0)),
     ]
 
 
@@ -278,7 +309,7 @@ _PAD = Exercise(
     cases=_packed_cases,
     reference=_pad_reference,
     outputs=(Output("padded", ("sequence", "position", "dim")),),
-    properties=(DTYPE_KEPT,),
+    properties=(DTYPE_KEPT, _numbers_kept(_pad_reference)),
     difficulty=2,
     minutes=15,
     hints=(
@@ -357,6 +388,28 @@ def to_padded(values, offsets, fill):
                 "padded[b, : lengths[b]] = values[offsets[b] : offsets[b + 1]]",
                 "padded[b, : max(lengths[b] - 1, 0)] = values[offsets[b] : max(offsets[b + 1] - 1, offsets[b])]",
             ),
+        ),
+        Mutant(
+            "through fp32",
+            "The values went through fp32, which cannot hold all numbers of float64.",
+            caught_by="numbers kept",
+            edit=(
+                "    padded = values.new_full(",
+                "    dtype = values.dtype\n    values = values.float().to(dtype) if dtype.is_floating_point else values\n    padded = values.new_full(",
+            ),
+            expect="rounded",
+            recognise=False,
+        ),
+        Mutant(
+            "a view where all are as long",
+            "Where all sequences are equally long, values itself came back in another shape: a result has memory of its own.",
+            caught_by="returns",
+            edit=(
+                "    padded = values.new_full(",
+                "    if len(set(lengths.tolist())) == 1:\n        return values.view(len(lengths), -1, values.shape[1])\n    padded = values.new_full(",
+            ),
+            expect="shares its memory",
+            recognise=False,
         ),
     ),
     variants=(
@@ -491,7 +544,7 @@ def _take_cases(seed):
 
     def case(name, lengths, order, dtype=torch.float32):
         ends = torch.tensor([0] + [lengths[b] for b in order]).cumsum(0)
-        values = (8 * torch.randn(sum(lengths), 3, generator=g)).round().to(dtype) / 8
+        values = _typed(dtype, sum(lengths), 3, g)
         return Case(
             name, (values, _offsets(lengths), torch.tensor(order, dtype=torch.int64)), offsets=tuple(ends.tolist())
         )
@@ -505,6 +558,8 @@ def _take_cases(seed):
         case("nothing taken", [2, 3], []),
         case("values of float64", [2, 0, 4], [2, 1, 0, 0], torch.float64),
         case("values of bfloat16", [2, 0, 4], [2, 1, 0, 0], torch.bfloat16),
+        case("values of int64", [2, 0, 4], [2, 1, 0, 0], torch.int64),
+        case("all in their old order", [2, 0, 3, 1], [0, 1, 2, 3]),
         case("two hundred sequences", many, [(37 * b) % 200 for b in range(200)]),
     ]
 
@@ -522,7 +577,7 @@ _TAKE = Exercise(
     cases=_take_cases,
     reference=_take_reference,
     outputs=(Output("values", ("token", "dim")), Output("offsets", ("entry",), dtype="int32")),
-    properties=(DTYPE_KEPT,),
+    properties=(DTYPE_KEPT, _numbers_kept(_take_reference)),
     difficulty=3,
     minutes=15,
     hints=(
@@ -564,10 +619,10 @@ def take_sequences(values, offsets, order):
             caught_by="no loop over sequences",
             source="""
 def take_sequences(values, offsets, order):
-    v, bounds = values.float().numpy(), offsets.tolist()
-    parts = [v[bounds[b]:bounds[b + 1]].copy() for b in order.tolist()]
+    rows, bounds = torch.arange(len(values)).numpy(), offsets.tolist()
+    parts = [rows[bounds[b]:bounds[b + 1]].copy() for b in order.tolist()]
     ends = torch.tensor([0] + [len(p) for p in parts]).cumsum(0).to(torch.int32)
-    return torch.cat([values[:0], *map(torch.from_numpy, parts)]).to(values.dtype), ends
+    return values[torch.cat([torch.zeros(0, dtype=torch.int64), *map(torch.from_numpy, parts)])], ends
 """,
             expect="60",
         ),
@@ -608,6 +663,28 @@ def take_sequences(values, offsets, order):
             caught_by="returns",
             edit=("dtype=torch.int32", "dtype=torch.int64"),
             expect="int32",
+        ),
+        Mutant(
+            "through fp32",
+            "The values went through fp32, which cannot hold all numbers of float64.",
+            caught_by="numbers kept",
+            edit=(
+                "return values[rows], new_offsets",
+                "dtype = values.dtype\n    values = values.float().to(dtype) if dtype.is_floating_point else values\n    return values[rows], new_offsets",
+            ),
+            expect="rounded",
+            recognise=False,
+        ),
+        Mutant(
+            "the batch itself where nothing moves",
+            "Where order changes nothing, the batch itself came back: a result has memory of its own.",
+            caught_by="returns",
+            edit=(
+                "    lengths = (",
+                "    if order.tolist() == list(range(len(offsets) - 1)):\n        return values, offsets\n    lengths = (",
+            ),
+            expect="shares its memory",
+            recognise=False,
         ),
     ),
     variants=(
@@ -667,7 +744,7 @@ def _padded_cases(seed):
         case("scores of several hundred", [6, 3, 17], 17, 16, scale=10.0),
         case("one of 200", [5, 200], 200, 8),
         hard("scores that need the maximum, one kind per line", kinds.MODERATE),
-        hard("scores near -30,000", ["near -30000"]),
+        hard("scores near -30,000, the second line not full", ["near -30000", "near -30000"]),
     ]
 
 
@@ -743,6 +820,11 @@ def padded_attention(q, k, v, lengths):
     return torch.where(real[:, :, None], weights @ v, 0)
 """,
             expect="Keys in free places still get a share",
+        ),
+        Mutant(
+            "-1e4 in masked places",
+            "Keys in free places have the score -1e4, which is a score like any other once all are lower.",
+            edit=("scores, -torch.inf)", "scores, -1e4)"),
         ),
     ),
     variants=(

@@ -59,6 +59,7 @@ def _softmax_cases(seed):
         case("a row of 200", 3, 200, scale=4.0),
         Case("scores that need the maximum, one kind per row", (hard, mask), labels=tuple(names)),
         Case("forbidden scores of NaN and infinities", (wild, seen)),
+        case("all scores near -9,997", 4, 9, scale=0.5, lift=-9997.0),
     ]
 
 
@@ -137,6 +138,11 @@ _SOFTMAX = Exercise(
             caught_by="returns",
             edit=("torch.where(total > 0, total, 1.0)", "total"),
             expect="NaN",
+        ),
+        Mutant(
+            "-1e4 in masked places",
+            "Forbidden scores became -1e4, which is a score like any other once all are nearly as low.",
+            edit=("scores, -torch.inf)", "scores, -1e4)"),
         ),
     ),
     variants=(
@@ -579,6 +585,7 @@ def _packed_cases(seed):
         case("ragged, large scores", [5, 0, 33, 1, 17], [17, 3, 20, 0, 33], scale=20.0),
         case("one of 200", [5, 200, 1], [9, 200, 0], slack=5),
         case("blocks of 3", [2, 3, 1], [7, 0, 8], dim=4, block=3),
+        case("sequences of one key", [3, 1, 2], [1, 5, 1], dim=4, block=4),
         hard("scores that need the maximum, one kind per sequence", kinds.MODERATE),
         hard("scores near -30,000", ["near -30000"]),
     ]
@@ -693,6 +700,11 @@ _PACKED = Exercise(
             "acc was not rescaled when the maximum rose.",
             edit=("acc * shrink[:, None] + weights", "acc + weights"),
         ),
+        Mutant(
+            "nothing for a single key",
+            "Sequences of one key were taken for sequences without any.",
+            edit=("if last > first:", "if last > first + 1:"),
+        ),
     ),
     variants=(
         """
@@ -750,12 +762,15 @@ def _gqa_cases(seed):
         _, k = kinds.query_and_key(kind, 8, 40, 8, 16, g, heads=2)
         return Case(kinds.SCORES[kind].says, (q, k, torch.randn(40, 2, 8, generator=g), 16))
 
+    apart = hard("rising")
+    apart.args[0][:, 1::2, 1] -= 150.0 * 8**0.5 / 8  # meets 8 in every key
     return [
         case("two heads, two key heads", 4, 8, 2, 2, 4, 4),
         case("four heads, two key heads", 4, 8, 4, 2, 4, 4),
         case("six heads, two key heads, a short last block", 4, 9, 6, 2, 8, 4),
         case("all heads share one", 16, 33, 4, 1, 8, 16, scale=20.0),
         case("200 keys", 16, 200, 8, 2, 8, 16),
+        Case("every second head's scores lie 150 lower", apart.args),
         *map(hard, kinds.SCORES),
     ]
 
@@ -892,6 +907,17 @@ def gqa_attention(q, k, v, block):
             "no scale",
             "The scores were not scaled by 1/sqrt(D).",
             edit=(" / dim**0.5", ""),
+        ),
+        Mutant(
+            "one maximum for all heads",
+            "All heads of a query share one maximum: a head whose scores lie far below it loses every weight.",
+            caught_by="returns",
+            edit=(
+                "new_m = torch.maximum(m, scores.amax(-1))",
+                "new_m = torch.maximum(m, scores.amax((1, 2, 3))[:, None, None].expand_as(m))",
+            ),
+            expect="NaN",
+            recognise=False,
         ),
     ),
     variants=(

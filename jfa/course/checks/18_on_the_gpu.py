@@ -478,6 +478,7 @@ def _bounds_cases(seed):
         case("exponential units busy", [3e5] * 8, 9.0, 55.0, 81.0),
         case("nobody is busy", [2e5] * 8, 33.0, 47.0, 20.0),
         case("one SM works, the others wait", [2e4] * 7 + [1e5], 24.0, 12.0, 5.0),
+        case("one SM works, and no unit is busy", [2e4] * 7 + [1e5], 8.0, 6.0, 5.0),
         case("a little uneven", [8e4] * 3 + [6e4] * 4 + [9e4], 16.0, 61.0, 30.0),
         *(Case(f"a unit {where} 70 percent", (even, 20.0, x, 30.0)) for where, x in zip(edges, kinds.around(70.0))),
         Case("a balance of exactly 0.75", (torch.tensor([2.0**16, 2.0**15]), 10.0, 54.0, 20.0)),
@@ -551,6 +552,11 @@ BOUNDS = Exercise(
             "upside down",
             "The balance is upside down: it cannot be larger than 1.",
             edit=("active_cycles.mean() / active_cycles.max()", "active_cycles.max() / active_cycles.mean()"),
+        ),
+        Mutant(
+            "busy units first",
+            "The balance comes first: where most SMs wait for a few, that is the answer, whether a unit is busy or not.",
+            edit=("if balance < 0.75:", "if balance < 0.75 and max(dram, tensor, xu) >= 70 * balance:"),
         ),
     ),
     variants=(
