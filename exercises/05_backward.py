@@ -176,7 +176,7 @@ check("5.4", one_pass_kernel)
 # Predict three integers.
 #
 # - **FLOPs** of the matrix products, over the pairs that exist.
-#   A product costs 2 · D FLOPs for each pair and head.
+#   A product costs 2 · D FLOPs per pair and head.
 # - **Bytes**, the least that must be moved: each kernel reads each tensor that it needs once, and writes each result once.
 #   `q, k, v, dout`, the three gradients and P are bf16 (2 bytes); `lse` and `delta` are fp32 (4).
 #   `delta` is given; P makes `lse` unnecessary.
