@@ -18,7 +18,7 @@ import torch
 from jfa.course import kinds
 from jfa.course.precision import rounding_errors
 from jfa.course.spec import Case, Exercise, Output
-from jfa.course.symptom import symptom
+from jfa.course.symptom import multiple, symptom
 from jfa.course.wire import Other
 
 
@@ -163,7 +163,8 @@ def _origin_of_nan(case: Case) -> str:
     given = [_numbers(x) for x in (*case.args, *case.kwargs.values()) if isinstance(x, torch.Tensor | np.ndarray)]
     if any(x is not None and x.dtype.kind == "f" and np.isnan(x).any() for x in given):
         return (
-            " Some rows of the inputs are NaN on purpose. A product with 0 does not remove it: select, or do not load."
+            " Some rows of the inputs are NaN on purpose, and a product with 0 does not remove one: select, or do not load."
+            " Else it comes from inf - inf, 0 / 0 or 0 * inf."
         )
     return " No input is NaN: it comes from inf - inf, 0 / 0 or 0 * inf, or from memory where nothing was stored yet."
 
@@ -200,7 +201,7 @@ def value_fault(
     if not bad.any():
         return None
     if numbers.ndim == 0:
-        return f"{name} is {_show(numbers[()])}, which is not right{_off_by(numbers, right, bad)}."
+        return f"{name} is {_show(numbers[()])}, which is not right{_off_by(numbers, right, bad)}.{multiple(numbers, right)}"
     first = _first(bad)
     return (
         f"{name} is wrong at {place(first, output, case)}: you have {_show(numbers[first])}{_off_by(numbers, right, bad)}"

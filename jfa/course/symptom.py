@@ -11,6 +11,7 @@ import numpy as np
 
 _FEWEST = 4  # wrong numbers: with fewer, many patterns fit by chance
 _NAMED = {math.log2(math.e): "log2(e)", math.log(2): "ln 2", 0.5: "one half", math.sqrt(2): "the root of 2"}
+_PLAIN = (-1.0, 2.0, 4.0, 8.0, 0.5, 0.25, 0.125)  # factors by which one number alone is told to be off
 _ROUNDED = 2.0**-7  # relative: bf16 rounds by at most 2**-9, and sums of a few such errors stay below this
 
 
@@ -30,6 +31,20 @@ def symptom(numbers: np.ndarray, right: np.ndarray, bad: np.ndarray, tol: float)
     if np.abs(got).max() == 0:
         return " All of these are 0."
     return _constant(got, want, near) or _elsewhere(got, want, near) or _fewer_bits(numbers, right, bad)
+
+
+def multiple(number: np.ndarray, right: np.ndarray) -> str:
+    """Return a sentence if one number is the right one with the wrong sign, or times a small power of two; else ""."""
+    if (
+        "b" in (number.dtype.kind, right.dtype.kind)
+        or not right
+        or not np.isfinite([float(number), float(right)]).all()
+    ):
+        return ""
+    factor = next((f for f in _PLAIN if math.isclose(float(number), f * float(right), rel_tol=1e-9)), None)
+    if factor is None:
+        return ""
+    return " It has the wrong sign." if factor < 0 else f" It is {factor:g} times what it must be."
 
 
 def _constant(got: np.ndarray, want: np.ndarray, near: float) -> str:

@@ -6,7 +6,7 @@ import torch
 
 from jfa.course import compare
 from jfa.course.spec import Case, Output
-from jfa.course.symptom import symptom
+from jfa.course.symptom import multiple, symptom
 
 RIGHT = np.random.default_rng(3).standard_normal((9, 5))
 TOL = 1e-5
@@ -80,3 +80,14 @@ def test_where_a_nan_comes_from(hidden, words):
     got = torch.tensor([1.0, float("nan"), 2.0])
     sentence = compare.nan_fault("out", got, torch.ones(3), Output("out", ("row",)), Case("c", (given,)))
     assert "row 1" in sentence and words in sentence
+
+
+@pytest.mark.parametrize("got, want, words", [(6, 3, "2 times"), (0.75, 3.0, "0.25 times"), (-5, 5, "wrong sign")])
+def test_one_number_that_is_a_plain_multiple(got, want, words):
+    assert words in multiple(np.asarray(got), np.asarray(want))
+    assert words in compare.value_fault("n", got, want, Output("n"), Case("c"), 1e-5)
+
+
+@pytest.mark.parametrize("got, want", [(7, 3), (0, 3), (3, 0), (True, False), (float("inf"), 2.0), (3.0001, 1.5)])
+def test_one_number_that_is_no_plain_multiple(got, want):
+    assert multiple(np.asarray(got), np.asarray(want)) == ""

@@ -736,14 +736,15 @@ def account(events, needs):
 def _sums_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, blocks):
+    def case(name, blocks, **scale):
         q, k = (torch.randn(n, 128, generator=g).to(torch.bfloat16) for n in (128, 128 * blocks))
-        return Case(name, (q, k, 128))
+        return Case(name, (q, k, 128), scale)
 
-    return [case(f"{n} block{'s' * (n > 1)} of 128 keys", n) for n in (1, 2, 3, 8)]
+    several = [case(f"{n} block{'s' * (n > 1)} of 128 keys", n) for n in (1, 2, 3, 8)]
+    return [*several, case("2 blocks of 128 keys, a scale of 0.05", 2, scale=0.05)]
 
 
-def _sums_launch(kernel, q, k, block):
+def _sums_launch(kernel, q, k, block, scale=None):
     import math
 
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -751,13 +752,13 @@ def _sums_launch(kernel, q, k, block):
     rows, dim = q.shape
     out = unwritten(rows)
     boxes = [TensorDescriptor.from_tensor(x, [n, dim]) for x, n in ((q, rows), (k, block))]
-    scale = math.log2(math.e) / math.sqrt(dim)
+    scale = math.log2(math.e) * (scale or 1 / math.sqrt(dim))
     kernel[(1,)](*boxes, out, k.shape[0] // block, scale, M=rows, N=block, D=dim)
     return out
 
 
-def _sums(q, k, block):
-    return torch.exp(q @ k.T / math.sqrt(q.shape[1])).sum(1)
+def _sums(q, k, block, scale=None):
+    return torch.exp(q @ k.T * (scale or 1 / math.sqrt(q.shape[1]))).sum(1)
 
 
 def _sums_limit(case):
@@ -944,12 +945,12 @@ DIM, KEYS = 64, 64
 def _early_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, blocks, lift=1.0):
+    def case(name, blocks, lift=1.0, **scale):
         q, k, v = (
             (torch.randn(n, DIM, generator=g) * f).to(torch.bfloat16)
             for n, f in ((128, lift), (KEYS * blocks, 1.0), (KEYS * blocks, 1.0))
         )
-        return Case(name, (q, k, v, KEYS))
+        return Case(name, (q, k, v, KEYS), scale)
 
     def hard(names):
         """Give row r scores of the kind names[r % len]: q picks a column of k, and 8 / sqrt(64) is 1."""
@@ -968,10 +969,11 @@ def _early_cases(seed):
         hard(kinds.MODERATE),
         hard(["near -30000"]),
         case("eight blocks, large scores", 8, lift=3.0),
+        case(f"two blocks, a scale of {kinds.OWN_SCALE}", 2, scale=kinds.OWN_SCALE),
     ]
 
 
-def _early_launch(kernel, q, k, v, block):
+def _early_launch(kernel, q, k, v, block, scale=None):
     import math
 
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -979,21 +981,21 @@ def _early_launch(kernel, q, k, v, block):
     rows, dim = q.shape
     out = unwritten(rows, dim)
     boxes = [TensorDescriptor.from_tensor(x, [n, dim]) for x, n in ((q, rows), (k, block), (v, block))]
-    scale = math.log2(math.e) / math.sqrt(dim)
+    scale = math.log2(math.e) * (scale or 1 / math.sqrt(dim))
     kernel[(1,)](*boxes, out, k.shape[0] // block, scale, M=rows, N=block, D=dim)
     return out
 
 
-def _attention(q, k, v, block):
-    return torch.softmax(q @ k.T / math.sqrt(q.shape[1]), 1) @ v
+def _attention(q, k, v, block, scale=None):
+    return torch.softmax(q @ k.T * (scale or 1 / math.sqrt(q.shape[1])), 1) @ v
 
 
-def _in_bf16(q, k, v, block):
+def _in_bf16(q, k, v, block, scale=None):
     """Compute it as a right kernel does: block by block in fp32, P rounded to bf16."""
     q, k, v = q.float(), k.float(), v.float()
     m, l, acc = q.new_full((len(q), 1), -math.inf), q.new_zeros(len(q), 1), torch.zeros_like(q)
     for start in range(0, len(k), block):
-        s = q @ k[start : start + block].T / math.sqrt(q.shape[1])
+        s = q @ k[start : start + block].T * (scale or 1 / math.sqrt(q.shape[1]))
         new = torch.maximum(m, s.amax(1, keepdim=True))
         p, shrink = torch.exp(s - new), torch.exp(m - new)
         m, l, acc = new, l * shrink + p.sum(1, keepdim=True), acc * shrink + kinds.to_bf16(p) @ v[start : start + block]
@@ -1052,6 +1054,11 @@ EARLY = Exercise(
         "load v[nxt] for j + 1; store P; wait v_fulls[now]; start PV. After the loop wait for the last PV.",
     ),
     mutants=(
+        Mutant(
+            "scale made from D",
+            "The scale is handed over; a caller may want another than 1/sqrt(D).",
+            edit=(_SOFTMAX, _SOFTMAX.replace("scale_log2)", "1.4426950408889634 / (D**0.5))")),
+        ),
         Mutant(
             "PV is waited for at once",
             "the wait for PV stands right behind it.",
