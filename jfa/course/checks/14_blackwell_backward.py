@@ -763,6 +763,7 @@ def _budget_cases(seed):
         ("much for compute: none may be held", 64, 2, 2, 2, 64, 200),
         ("much for compute: not even one on its way", 64, 2, 2, 2, 64, 216),
         ("five stages", 128, 2, 1, 5, 16, 184),
+        ("as much as an SM has, more than a CTA may have", 64, 3, 2, 10, 16, 168),
         ("eight registers short of one more slice", 128, 2, 1, 4, 16, 184 + 4),
         ("a compute group with an odd number of registers", 64, 2, 2, 4, 16, 187),
         ("compute leaves less than nothing", 128, 2, 1, 4, 16, 240),
@@ -797,6 +798,11 @@ BUDGET = Exercise(
             "dQ's stages in bf16",
             "The stages hold dQ in fp32: four bytes per number.",
             edit=("stages * 128 * columns * 4", "stages * 128 * columns * 2"),
+        ),
+        Mutant(
+            "the SM's limit",
+            "232,448 bytes is what one CTA may have. The SM's 228 KiB are 1 KiB more.",
+            edit=("shared > 232448", "shared > 233472"),
         ),
         Mutant("no dS", "dS lies in shared memory, too.", edit=(" + 128 * 128 * 2 + q_slots", " + q_slots")),
         Mutant(
