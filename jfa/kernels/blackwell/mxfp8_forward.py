@@ -23,7 +23,16 @@ import triton.language.extra.tlx as tlx
 
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
 from jfa.kernels.blackwell.epilogue import finish_tile, free_accumulators, rescale, store_tile
-from jfa.kernels.blackwell.forward import Issued, RowSums, hand_rows, mask_scores, nothing_issued, steps_of
+from jfa.kernels.blackwell.forward import (
+    Issued,
+    RowSums,
+    await_queries,
+    free_queries,
+    hand_rows,
+    mask_scores,
+    nothing_issued,
+    steps_of,
+)
 from jfa.kernels.blackwell.scales import (
     GROUPS,
     P_BITS,
@@ -328,11 +337,7 @@ def score(memory, half, k_count, is_first, is_last, q_phase, split_keys, cfg: tl
     """Issue S = Q K^T of one half; a tile's first waits for Q, its last frees it. Half 1 frees a common K."""
     q, k, scores, columns = memory.q, memory.k, memory.scores, memory.columns
     if is_first:
-        if cfg.split_keys:
-            if half == 0:
-                tlx.barrier_wait(q.ring.fulls[0], q_phase)
-        else:
-            tlx.barrier_wait(q.ring.fulls[half], q_phase)
+        await_queries(q.ring, half, q_phase, cfg)
     slot, phase = k.slot(k_count)
     if (half == 0) | (split_keys == 1):
         tlx.barrier_wait(k.ring.fulls[slot], phase)
@@ -353,15 +358,7 @@ def score(memory, half, k_count, is_first, is_last, q_phase, split_keys, cfg: tl
     if (half == 1) | (split_keys == 1):
         tlx.tcgen05_commit(k.ring.empties[slot])
     if is_last:
-        if cfg.split_keys:
-            if half == 1:
-                tlx.tcgen05_commit(q.ring.empties[0])
-        else:
-            if split_keys == 0:
-                tlx.tcgen05_commit(q.ring.empties[half])
-            elif half == 1:
-                tlx.tcgen05_commit(q.ring.empties[0])
-                tlx.tcgen05_commit(q.ring.empties[1])
+        free_queries(q.ring, half, split_keys, cfg)
 
 
 @triton.jit

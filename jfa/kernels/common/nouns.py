@@ -179,14 +179,7 @@ def load_tile(records, index, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
 @triton.jit
 def store_record(records, index, tile, row, mask):
     """Write the records ``index`` (a block) of ``tile`` with ``row`` in place of its own; fields broadcast."""
-    at = records + index * RECORD
-    same = row * 0
-    tl.store(at, tile.q.begin + same, mask=mask)
-    tl.store(at + 1, tile.q.length + same, mask=mask)
-    tl.store(at + 2, row, mask=mask)
-    tl.store(at + 3, tile.out.begin + same, mask=mask)
-    tl.store(at + 4, tile.kv.begin + same, mask=mask)
-    tl.store(at + 5, tile.kv.length + same, mask=mask)
-    tl.store(at + 6, tile.band.lo + same, mask=mask)
-    tl.store(at + 7, tile.band.hi + same, mask=mask)
-    tl.store(at + 8, tile.pad_begin + same, mask=mask)
+    q, kv, out, band = tile.q, tile.kv, tile.out, tile.band
+    fields = (q.begin, q.length, row, out.begin, kv.begin, kv.length, band.lo, band.hi, tile.pad_begin)
+    for i in tl.static_range(RECORD):
+        tl.store(records + index * RECORD + i, fields[i] + row * 0, mask=mask)

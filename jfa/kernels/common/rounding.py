@@ -6,6 +6,22 @@ import triton
 import triton.language as tl
 
 
+@triton.constexpr_function
+def _of_type(assembly, dtype):
+    """Return assembly with T as PTX's name of ``dtype`` (tl.bfloat16 or tl.float16), and ONES as the bits of two of its 1."""
+    name, ones = ("bf16", "0x3F803F80") if dtype == tl.bfloat16 else ("f16", "0x3C003C00")
+    return assembly.replace("T", name).replace("ONES", ones)
+
+
+_ROUND = tl.constexpr("cvt.rn.Tx2.f32 $0, $2, $1;")
+_ROUND_TO_ONE = tl.constexpr("""{
+            .reg .b32 pair, one;
+            cvt.rn.Tx2.f32 pair, $2, $1;
+            mov.b32 one, ONES;
+            min.NaN.Tx2 $0, pair, one;
+            }""")
+
+
 @triton.jit
 def rounded_pairs(x, dtype: tl.constexpr):
     """Return ``x`` (fp32) in ``dtype`` (tl.bfloat16 or tl.float16), rounded to nearest even like ``x.to(dtype)``.
@@ -14,14 +30,7 @@ def rounded_pairs(x, dtype: tl.constexpr):
     backward pass, it rounds one by one, on the unit that also computes exponentials and as slowly as those, and
     keeps a register for each half.
     """
-    if dtype == tl.bfloat16:
-        return tl.inline_asm_elementwise(
-            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2
-        )
-    else:
-        return tl.inline_asm_elementwise(
-            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.float16, is_pure=True, pack=2
-        )
+    return tl.inline_asm_elementwise(_of_type(_ROUND, dtype), "=r,r,r", [x], dtype=dtype.value, is_pure=True, pack=2)
 
 
 @triton.jit
@@ -30,31 +39,6 @@ def rounded_probabilities(p, dtype: tl.constexpr):
 
     A minimum of pairs behind the rounding is half the instructions of one of fp32 numbers before it.
     """
-    if dtype == tl.bfloat16:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 pair, one;
-            cvt.rn.bf16x2.f32 pair, $2, $1;
-            mov.b32 one, 0x3F803F80;
-            min.NaN.bf16x2 $0, pair, one;
-            }""",
-            "=r,r,r",
-            [p],
-            dtype=tl.bfloat16,
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 pair, one;
-            cvt.rn.f16x2.f32 pair, $2, $1;
-            mov.b32 one, 0x3C003C00;
-            min.NaN.f16x2 $0, pair, one;
-            }""",
-            "=r,r,r",
-            [p],
-            dtype=tl.float16,
-            is_pure=True,
-            pack=2,
-        )
+    return tl.inline_asm_elementwise(
+        _of_type(_ROUND_TO_ONE, dtype), "=r,r,r", [p], dtype=dtype.value, is_pure=True, pack=2
+    )
