@@ -21,9 +21,8 @@ from jfa.kernels.common.softmax import at_most_one, lse_to_subtract
 from jfa.kernels.portable.rows import Operand, Rows, contiguous, padded, per_row, positions
 from jfa.kernels.portable.walk import seen_keys, seen_queries
 
-RUNTIME = [
-    "rows_out"
-]  # numbers that change with the data: Triton would compile anew for each that turns divisible by 16
+# Numbers that change with the data: Triton would compile anew for each that turns divisible by 16.
+RUNTIME = ["rows_out"]
 
 
 @aggregate
@@ -57,6 +56,41 @@ def delta_of(out, dout, dlse, r0, BLOCK: tl.constexpr):
     if dlse is not None:
         delta -= dlse.load_numbers(r0, BLOCK, 0.0)
     return do, delta
+
+
+@aggregate
+class Side:
+    """What is read per query row beside Q. ``dlse`` may be None; ``delta``, if not None, is written."""
+
+    out: Operand
+    dout: Operand
+    lse: Operand
+    dlse: tl.core.base_value
+    delta: tl.core.base_value
+
+    @triton.jit
+    def load(self, tile, r0, kv_head, BLOCK: tl.constexpr):
+        """Return (dO, LSE in log2 units, delta) of the packed rows from r0 on in one sequence."""
+        dlse = None
+        if self.dlse is not None:
+            dlse = self.dlse.of(tile.out, kv_head)
+        do, delta = delta_of(self.out.of(tile.out, kv_head), self.dout.of(tile.out, kv_head), dlse, r0, BLOCK)
+        if self.delta is not None:
+            self.delta.of(tile.out, kv_head).store_numbers(r0, delta, BLOCK)
+        lse = lse_to_subtract(self.lse.of(tile.out, kv_head).load_numbers(r0, BLOCK, float("inf")))
+        return do, lse, delta
+
+
+@triton.jit
+def side_of(out, dout, lse_ptr, dlse_ptr, delta_ptr, rows_out):
+    """Return the Side of a kernel; ``dlse_ptr`` and ``delta_ptr`` may be None."""
+    dlse = None
+    if dlse_ptr is not None:
+        dlse = per_row(dlse_ptr, rows_out, out.group, False)
+    delta = None
+    if delta_ptr is not None:
+        delta = per_row(delta_ptr, rows_out, out.group, False)
+    return Side(out, dout, per_row(lse_ptr, rows_out, out.group, False), dlse, delta)
 
 
 # ------------------------------------------------------------------------------------------------------------------ dQ
@@ -103,16 +137,12 @@ def dq_kernel(
     if unit >= tl.load(counts + 1):
         return
     c = Choices(BLOCK_M, BLOCK_N, GROUP, False, PRECISION)
-    out = contiguous(out_ptr, None, num_kv_heads, DV, GROUP, False).of(tile.out, kv_head)
-    dout = Operand(dout_ptr, None, (dout_row, dout_head), DV, GROUP, False).of(tile.out, kv_head)
-    dlse = None
-    if dlse_ptr is not None:
-        dlse = per_row(dlse_ptr, rows_out, GROUP, False).of(tile.out, kv_head)
-    do, delta = delta_of(out, dout, dlse, tile.row, BLOCK_M)
-    per_row(delta_ptr, rows_out, GROUP, False).of(tile.out, kv_head).store_numbers(tile.row, delta, BLOCK_M)
-    lse = per_row(lse_ptr, rows_out, GROUP, False).of(tile.out, kv_head).load_numbers(tile.row, BLOCK_M, float("inf"))
+    out = contiguous(out_ptr, None, num_kv_heads, DV, GROUP, False)
+    dout = Operand(dout_ptr, None, (dout_row, dout_head), DV, GROUP, False)
+    side = side_of(out, dout, lse_ptr, dlse_ptr, delta_ptr, rows_out)
+    do, lse, delta = side.load(tile, tile.row, kv_head, BLOCK_M)
     q = Operand(q_ptr, None, (q_row, q_head), D, GROUP, False).of(tile.q, kv_head).load(tile.row, BLOCK_M, True)
-    x = Queries(q, do, lse_to_subtract(lse), delta, positions(tile.row, BLOCK_M, GROUP, False))
+    x = Queries(q, do, lse, delta, positions(tile.row, BLOCK_M, GROUP, False))
     k = Operand(k_ptr, k_desc, (k_row, k_head), D, 1, False).of(tile.kv, kv_head)
     v = Operand(v_ptr, v_desc, (v_row, v_head), DV, 1, False).of(tile.kv, kv_head)
     dq = dq_over_keys(tl.zeros([BLOCK_M, padded(D)], tl.float32), x, k, v, tile, scale, c)

@@ -17,9 +17,8 @@ from jfa.kernels.common.softmax import hide, scale_of, softmax_end, softmax_step
 from jfa.kernels.portable.rows import Operand, contiguous, padded, per_row, positions
 from jfa.kernels.portable.walk import seen_keys
 
-RUNTIME = [
-    "rows_out"
-]  # numbers that change with the data: Triton would compile anew for each that turns divisible by 16
+# Numbers that change with the data: Triton would compile anew for each that turns divisible by 16.
+RUNTIME = ["rows_out"]
 
 
 @aggregate

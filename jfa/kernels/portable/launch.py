@@ -53,27 +53,27 @@ def boxes_of(rows: int, *packed: Tensor, heads: int = 1) -> tuple:
 
 def constants(problem: Problem) -> dict:
     """Return the constexprs that all kernels share."""
-    return dict(
-        GROUP=problem.group_size,
-        D=problem.head_dim,
-        DV=problem.head_dim_v,
-        HAS_LO=problem.band.has_lo,
-        HAS_HI=problem.band.has_hi,
-        PRECISION="tf32x3" if problem.dtype == torch.float32 else "tf32",
-    )
+    return _constants(_sizes(problem), problem.dtype == torch.float32)
+
+
+def _sizes(problem: Problem) -> tuple:
+    band = problem.band
+    return problem.group_size, problem.head_dim, problem.head_dim_v, band.has_lo, band.has_hi
+
+
+def _constants(sizes: tuple, full: bool) -> dict:
+    return dict(zip(("GROUP", "D", "DV", "HAS_LO", "HAS_HI"), sizes), PRECISION="tf32x3" if full else "tf32")
 
 
 def variant(name: str, problem: Problem, tile: Tile | None = None, **more) -> Variant:
     """Return the kernel ``name`` for a problem's sizes and mask, with the launch options of ``tile`` and more constexprs."""
-    band = problem.band
-    sizes = problem.group_size, problem.head_dim, problem.head_dim_v, band.has_lo, band.has_hi
-    return _variant(name, sizes, problem.dtype == torch.float32, tile, **more)
+    return _variant(name, _sizes(problem), problem.dtype == torch.float32, tile, **more)
 
 
 @cache
 def _variant(name: str, sizes: tuple, full: bool, tile: Tile | None, **more) -> Variant:
     kernel = KERNELS[name]
-    known = dict(zip(("GROUP", "D", "DV", "HAS_LO", "HAS_HI"), sizes), PRECISION="tf32x3" if full else "tf32") | more
+    known = _constants(sizes, full) | more
     options = {p.name: known[p.name] for p in kernel.params if p.is_constexpr}
     return Variant(kernel, **options, **(tile.launch if tile else {}))
 
@@ -169,27 +169,17 @@ def forward(
         # A box of several heads would become an operand in registers, and triton 3.6 then gave wrong scores.
         (q_box,) = boxes_of(tile.keep, q) if problem.group_size == 1 else (None,)
         (out_box,) = boxes_of(tile.keep, out, heads=problem.group_size)
+        tensors, boxes = (q, k, v, out, lse), (q_box, k_box, v_box, out_box)
+        listed = plan.records, plan.counts, plan.chunks, plan.counters
         variant("forward", problem, tile, BLOCK_M=tile.keep, BLOCK_N=tile.step, NEGATIVE=problem.sm_scale < 0).launch(
             problem.device,
             grid_of(problem, plan),
-            q,
-            k,
-            v,
-            out,
-            lse,
-            q_box,
-            k_box,
-            v_box,
-            out_box,
+            *tensors,
+            *boxes,
             *strides(q, k, v),
-            plan.records,
-            plan.counts,
-            plan.chunks,
-            plan.counters,
-            partial,
-            partial[parts * tile.keep * width :],
-            problem.rows_out,
-            problem.num_kv_heads,
+            *listed,
+            *(partial, partial[parts * tile.keep * width :]),
+            *(problem.rows_out, problem.num_kv_heads),
             scale_log2(problem.sm_scale),
         )
     return out, lse
@@ -237,13 +227,9 @@ def delta_pass(problem: Problem, dout, dlse, out, delta) -> None:
     variant("delta", problem, BLOCK_M=block).launch(
         problem.device,
         (cdiv(problem.rows_out, block) * problem.num_heads,),
-        out,
-        dout,
-        dlse,
-        delta,
+        *(out, dout, dlse, delta),
         *strides(dout),
-        problem.rows_out,
-        problem.num_heads,
+        *(problem.rows_out, problem.num_heads),
     )
 
 
@@ -252,27 +238,16 @@ def dq_pass(problem: Problem, dout, dlse, q, k, v, out, lse, delta, plan=None, t
     tile = tile or config.dq_tile(problem)
     plan = plan or plan_tiles(problem, config.dq_cut(problem, tile))
     dq = empty_like(q)
-    boxes = boxes_of(tile.step, k, v)
+    tensors = q, k, v, out, dout, lse, dlse, delta, dq
     variant("dq", problem, tile, BLOCK_M=tile.keep, BLOCK_N=tile.step).launch(
         problem.device,
         grid_of(problem, plan),
-        q,
-        k,
-        v,
-        out,
-        dout,
-        lse,
-        dlse,
-        delta,
-        dq,
-        *boxes,
+        *tensors,
+        *boxes_of(tile.step, k, v),
         *strides(q, k, v, dout),
-        plan.records,
-        plan.counts,
-        problem.rows_out,
-        problem.num_kv_heads,
-        scale_log2(problem.sm_scale),
-        problem.sm_scale,
+        *(plan.records, plan.counts),
+        *(problem.rows_out, problem.num_kv_heads),
+        *(scale_log2(problem.sm_scale), problem.sm_scale),
     )
     return dq
 
@@ -284,26 +259,16 @@ def dkdv_pass(
     tile = tile or config.dkdv_tile(problem)
     plan = plan or plan_tiles(problem, config.dkdv_cut(problem, tile))
     dk, dv = empty_like(k), empty_like(v)
-    boxes = boxes_of(tile.step, q, dout, heads=problem.group_size)
+    tensors = q, k, v, dout, lse, delta, dk, dv
     variant("dkdv", problem, tile, BLOCK_M=tile.step, BLOCK_N=tile.keep).launch(
         problem.device,
         grid_of(problem, plan),
-        q,
-        k,
-        v,
-        dout,
-        lse,
-        delta,
-        dk,
-        dv,
-        *boxes,
+        *tensors,
+        *boxes_of(tile.step, q, dout, heads=problem.group_size),
         *strides(q, k, v, dout),
-        plan.records,
-        plan.counts,
-        problem.rows_out,
-        problem.num_kv_heads,
-        scale_log2(problem.sm_scale),
-        problem.sm_scale,
+        *(plan.records, plan.counts),
+        *(problem.rows_out, problem.num_kv_heads),
+        *(scale_log2(problem.sm_scale), problem.sm_scale),
     )
     return dk, dv
 
@@ -319,31 +284,18 @@ def resident_backward(
     plan = plan_tiles(problem, config.resident_cut(piece))
     dk, dv = empty_like(k), empty_like(v)
     partial = _new_partials(problem, workers, tile.keep)
+    tensors = q, k, v, out, dout, lse, dlse, dk, dv, partial
     variant("resident", problem, tile, BLOCK_M=tile.keep, BLOCK_N=tile.step, KEYS_FIRST=tile.keep < 64).launch(
         problem.device,
         (workers * problem.num_kv_heads,),
-        q,
-        k,
-        v,
-        out,
-        dout,
-        lse,
-        dlse,
-        dk,
-        dv,
-        partial,
+        *tensors,
         *boxes_of(tile.step, k, v),
         *boxes_of(tile.step, dk, dv),
         *strides(q, k, v, dout),
-        plan.records,
-        plan.counts,
-        problem.rows_q,
-        problem.rows_out,
-        problem.num_kv_heads,
-        workers,
-        piece,
-        scale_log2(problem.sm_scale),
-        problem.sm_scale,
+        *(plan.records, plan.counts),
+        *(problem.rows_q, problem.rows_out, problem.num_kv_heads),
+        *(workers, piece),
+        *(scale_log2(problem.sm_scale), problem.sm_scale),
     )
     return _sum_partials(problem, partial, q, tile.keep, workers), dk, dv
 
@@ -355,31 +307,17 @@ def shared_dq(problem: Problem, dout, dlse, q, k, v, out, lse, delta, tile: Tile
     sms = num_sms(problem.device, config.EMULATED_SMS)
     workers = min(problem.num_batches, max(1, sms * 2 // (count * problem.num_kv_heads)))
     partial = _new_partials(problem, workers, count * tile.keep)
-    boxes = boxes_of(tile.step, k, v)
+    tensors = q, k, v, out, dout, lse, dlse, delta, partial
     variant("shared_dq", problem, tile, BLOCK_M=tile.keep, BLOCK_N=tile.step).launch(
         problem.device,
         (workers * count * problem.num_kv_heads,),
-        q,
-        k,
-        v,
-        out,
-        dout,
-        lse,
-        dlse,
-        delta,
-        partial,
-        *boxes,
+        *tensors,
+        *boxes_of(tile.step, k, v),
         *strides(q, k, v, dout),
-        problem.key_offset,
-        problem.output_offset,
-        problem.num_batches,
-        problem.rows_q,
-        problem.rows_kv,
-        problem.rows_out,
+        *(problem.key_offset, problem.output_offset),
+        *(problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out),
         *band_constants(problem.band),
-        problem.num_kv_heads,
-        workers,
-        count,
+        *(problem.num_kv_heads, workers, count),
         scale_log2(problem.sm_scale),
     )
     return _sum_partials(problem, partial, q, count * tile.keep, workers)
@@ -396,12 +334,9 @@ def _sum_partials(problem: Problem, partial: Tensor, q: Tensor, padded_rows: int
     variant("sum_dq", problem, BLOCK=block, STEP=16).launch(
         problem.device,
         (cdiv(padded_rows * columns(problem.head_dim), block) * problem.num_kv_heads,),
-        partial,
-        dq,
-        problem.rows_q,
-        padded_rows,
-        problem.num_kv_heads,
-        workers,
+        *(partial, dq),
+        *(problem.rows_q, padded_rows),
+        *(problem.num_kv_heads, workers),
         problem.sm_scale,
     )
     return dq

@@ -19,10 +19,10 @@ import triton.language as tl
 from jfa.kernels.common.band import in_band
 from jfa.kernels.common.nouns import Span, Tile, aggregate, load_tile
 from jfa.kernels.common.sequences import BandConstants, Offsets, Sequences, Sizes
-from jfa.kernels.common.softmax import at_most_one, lse_to_subtract
+from jfa.kernels.common.softmax import at_most_one
 from jfa.kernels.common.units import zigzag_unit
-from jfa.kernels.portable.backward import Choices, Queries, delta_of, dq_over_keys
-from jfa.kernels.portable.rows import Operand, Rows, contiguous, padded, per_row, positions
+from jfa.kernels.portable.backward import Choices, Queries, dq_over_keys, side_of
+from jfa.kernels.portable.rows import Operand, Rows, contiguous, padded, positions
 
 # Numbers that change with the data: Triton would compile anew for each that turns divisible by 16.
 RUNTIME = "batches rows_q rows_kv rows_out lo_start lo_end hi_start hi_end workers tiles piece".split()
@@ -36,41 +36,6 @@ class KeyRows:
     v: Rows
     dk: Rows
     dv: Rows
-
-
-@aggregate
-class Side:
-    """Other per-sequence data of a program. ``dlse`` may be None; ``delta``, if not None, is written."""
-
-    out: Operand
-    dout: Operand
-    lse: Operand
-    dlse: tl.core.base_value
-    delta: tl.core.base_value
-
-    @triton.jit
-    def load(self, q, tile, r0, kv_head, BLOCK: tl.constexpr):
-        """Return the Queries of the packed rows from r0 on in one sequence; ``q``: those rows of the query."""
-        dlse = None
-        if self.dlse is not None:
-            dlse = self.dlse.of(tile.out, kv_head)
-        do, delta = delta_of(self.out.of(tile.out, kv_head), self.dout.of(tile.out, kv_head), dlse, r0, BLOCK)
-        if self.delta is not None:
-            self.delta.of(tile.out, kv_head).store_numbers(r0, delta, BLOCK)
-        lse = lse_to_subtract(self.lse.of(tile.out, kv_head).load_numbers(r0, BLOCK, float("inf")))
-        return Queries(q, do, lse, delta, positions(r0, BLOCK, self.out.group, False))
-
-
-@triton.jit
-def side_of(out, dout, lse_ptr, dlse_ptr, delta_ptr, rows_out):
-    """Return the Side of a kernel; ``dlse_ptr`` and ``delta_ptr`` may be None."""
-    dlse = None
-    if dlse_ptr is not None:
-        dlse = per_row(dlse_ptr, rows_out, out.group, False)
-    delta = None
-    if delta_ptr is not None:
-        delta = per_row(delta_ptr, rows_out, out.group, False)
-    return Side(out, dout, per_row(lse_ptr, rows_out, out.group, False), dlse, delta)
 
 
 # ------------------------------------------------------------------------------------------------------------- resident
@@ -170,7 +135,8 @@ def walk(q, side, keys, pieces, kv_head, scale, sm_scale, c, KEYS_FIRST: tl.cons
         unit = zigzag_unit(done, pieces.worker, pieces.workers)
         if unit < count:
             tile = load_tile(pieces.records, unit, pieces.has_lo, pieces.has_hi)
-            x = side.load(q, tile, 0, kv_head, c.block_m)
+            do, lse, delta = side.load(tile, 0, kv_head, c.block_m)
+            x = Queries(q, do, lse, delta, positions(0, c.block_m, c.group, False))
             rows = keys_of(keys, tile, kv_head)
             for n0 in range(tile.row, tl.minimum(tile.row + pieces.length, tile.kv.length), c.block_n):
                 dq = resident_block(dq, x, rows, n0, tile, scale, sm_scale, c, KEYS_FIRST)
@@ -312,7 +278,8 @@ def dq_over_sequences(q, side, k, v, sequences, m0, worker, workers, kv_head, sc
     for b in range(worker, sequences.rows.batches, workers):
         tile, _ = sequences.tile(b, False)
         tile = Tile(m0, tile.q, tile.kv, tile.out, tile.band, tile.pad_begin)
-        x = side.load(q, tile, m0, kv_head, c.block_m)
+        do, lse, delta = side.load(tile, m0, kv_head, c.block_m)
+        x = Queries(q, do, lse, delta, positions(m0, c.block_m, c.group, False))
         dq = dq_over_keys(dq, x, k.of(tile.kv, kv_head), v.of(tile.kv, kv_head), tile, scale, c)
     return dq
 
