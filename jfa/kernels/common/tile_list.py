@@ -47,16 +47,9 @@ def tile_list(problem: Problem, block: int, keys: bool, pad: int) -> tuple[Tenso
     slots = problem.output_offset if problem.output_offset is not None else problem.key_offset
     parts = min(64, -(-capacity // (_TILES * batches)))
     list_kernel[(batches, parts)](
-        problem.query_offset,
-        problem.key_offset,
-        slots,
-        records,
-        counts,
-        batches,
-        problem.rows_q,
-        problem.rows_kv,
-        problem.rows_out,
-        capacity,
+        *(problem.query_offset, problem.key_offset, slots),
+        *(records, counts),
+        *(batches, problem.rows_q, problem.rows_kv, problem.rows_out, capacity),
         *band_constants(problem.band),
         BLOCK=block,
         KEYS=keys,

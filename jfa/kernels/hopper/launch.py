@@ -10,6 +10,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.block_sparse import BlockLists
 from jfa.kernels import portable
@@ -192,6 +193,11 @@ def _sms(problem: Problem) -> int:
     return num_sms(problem.device, EMULATED_SMS)
 
 
+def _box(x: Tensor, rows: int, columns: int) -> TensorDescriptor | None:
+    """Return the descriptor of one piece of a tensor's columns, or None where the piece has none."""
+    return ragged_descriptor(x, rows, columns) if columns else None
+
+
 def launch_forward(problem: Problem, cfg: ForwardConfig, tiles: TileList, q, k, v, scale: float, out, lse) -> None:
     """Write out and lse. ``tiles``: of ``cfg.block_m`` queries."""
     columns, lists = problem.num_heads // cfg.heads, problem.block_lists
@@ -199,70 +205,46 @@ def launch_forward(problem: Problem, cfg: ForwardConfig, tiles: TileList, q, k, 
         grid = (max(1, _sms(problem) // columns), columns)
     else:
         grid = (min(_sms(problem), tiles.records.shape[0] * columns),)
+    boxed = (q, 64), (k, cfg.block_n), (v, cfg.block_n), (out, 64)
+    left, left_v = cfg.head_dim - cfg.right, cfg.head_dim_v - cfg.right_v
+    widths = (left, left, left_v, left_v), (cfg.right, cfg.right, cfg.right_v, cfg.right_v)
     _variant(forward_kernel, cfg, launch_pdl=True).launch(
         problem.device,
         grid,
-        ragged_descriptor(q, 64, cfg.head_dim - cfg.right),
-        ragged_descriptor(k, cfg.block_n, cfg.head_dim - cfg.right),
-        ragged_descriptor(v, cfg.block_n, cfg.head_dim_v - cfg.right_v),
-        ragged_descriptor(out, 64, cfg.head_dim_v - cfg.right_v),
-        ragged_descriptor(q, 64, cfg.right) if cfg.right else None,
-        ragged_descriptor(k, cfg.block_n, cfg.right) if cfg.right else None,
-        ragged_descriptor(v, cfg.block_n, cfg.right_v) if cfg.right_v else None,
-        ragged_descriptor(out, 64, cfg.right_v) if cfg.right_v else None,
+        *(_box(*one, width) for side in widths for one, width in zip(boxed, side)),
         lse,
-        problem.rows_q,
-        problem.rows_out,
-        tiles.records,
-        tiles.counts,
-        tiles.counters(columns),
-        problem.num_heads,
-        problem.group_size,
+        *(problem.rows_q, problem.rows_out),
+        *(tiles.records, tiles.counts, tiles.counters(columns)),
+        *(problem.num_heads, problem.group_size),
         scale_log2(scale),
         *list_arguments(lists),
     )
 
 
 def launch_backward(
-    problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v, dout, dk, dv, lists: BlockLists | None = None
+    problem: Problem, tiles: TileList, constants: PaddedRows, q, k, v, dout, dk, dv, lists: BlockLists | None = None
 ) -> Tensor | None:
     """Write dk and dv, and return dQ's sums [H, rows, D] fp32, padded and not yet scaled.
 
     Return None where dQ is left to :func:`launch_dq`. ``lists``: the transposed block lists, if the problem has some.
     """
     cfg = backward_config(problem)
-    d, right = cfg.head_dim, cfg.right
-    left = d - right
-    dq_rows = padded(problem.rows_q) if problem.broadcast_q else rows.count
-    sums = torch.zeros(problem.num_heads, dq_rows if cfg.with_dq else 1, d, dtype=torch.float32, device=q.device)
+    dq_rows = padded(problem.rows_q) if problem.broadcast_q else constants.count
+    size = problem.num_heads, dq_rows if cfg.with_dq else 1, cfg.head_dim
+    sums = torch.zeros(size, dtype=torch.float32, device=q.device)
+    boxes: list[TensorDescriptor | None] = []
+    for width in (cfg.head_dim - cfg.right, cfg.right):
+        boxes += [_box(x, rows, width) for x, rows in ((q, 64), (k, 128), (v, 128), (dout, 64))]
+        boxes += [rows_descriptor(sums, 64, min(width, 64)) if width else None]
+        boxes += [_box(x, 64, width) for x in (dk, dv)]
     _variant(general.backward_kernel, cfg).launch(
         problem.device,
         (min(_sms(problem), tiles.records.shape[0] * problem.num_kv_heads),),
-        ragged_descriptor(q, 64, left),
-        ragged_descriptor(k, 128, left),
-        ragged_descriptor(v, 128, left),
-        ragged_descriptor(dout, 64, left),
-        rows_descriptor(sums, 64, 64),
-        ragged_descriptor(dk, 64, left),
-        ragged_descriptor(dv, 64, left),
-        ragged_descriptor(q, 64, right) if right else None,
-        ragged_descriptor(k, 128, right) if right else None,
-        ragged_descriptor(v, 128, right) if right else None,
-        ragged_descriptor(dout, 64, right) if right else None,
-        rows_descriptor(sums, 64, right) if right else None,
-        ragged_descriptor(dk, 64, right) if right else None,
-        ragged_descriptor(dv, 64, right) if right else None,
-        rows.lse2,
-        rows.delta,
-        rows.count,
-        dq_rows,
-        tiles.records,
-        tiles.counts,
-        tiles.counters(1),
-        problem.num_kv_heads,
-        problem.group_size,
-        problem.sm_scale,
-        scale_log2(problem.sm_scale),
+        *boxes,
+        *(constants.lse2, constants.delta, constants.count, dq_rows),
+        *(tiles.records, tiles.counts, tiles.counters(1)),
+        *(problem.num_kv_heads, problem.group_size),
+        *(problem.sm_scale, scale_log2(problem.sm_scale)),
         *list_arguments(lists),
     )
     return sums if cfg.with_dq else None
@@ -302,17 +284,11 @@ def _launch_pieces(problem: Problem, kernel: Variant, boxed, rows: PaddedRows, t
     kernel.launch(
         problem.device,
         (min(_sms(problem), tiles.records.shape[0] * heads),),
-        *(ragged_descriptor(x, 64, width) if width else None for x, columns in boxed for width in columns),
-        rows.lse2,
-        rows.delta,
-        rows.count,
-        tiles.records,
-        tiles.counts,
-        counter,
-        heads,
-        problem.group_size,
-        problem.sm_scale,
-        scale_log2(problem.sm_scale),
+        *(_box(x, 64, width) for x, columns in boxed for width in columns),
+        *(rows.lse2, rows.delta, rows.count),
+        *(tiles.records, tiles.counts, counter),
+        *(heads, problem.group_size),
+        *(problem.sm_scale, scale_log2(problem.sm_scale)),
     )
 
 
@@ -337,23 +313,13 @@ def launch_resident(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v
     _variant(resident.backward_resident_kernel, cfg, launch_pdl=True).launch(
         problem.device,
         (programs, heads),
-        ragged_descriptor(q, cfg.rows_q, d),
-        ragged_descriptor(k, 64, d),
-        ragged_descriptor(v, 64, d),
-        ragged_descriptor(dout, cfg.rows_q, d),
+        *(_box(x, size, d) for x, size in ((q, cfg.rows_q), (k, 64), (v, 64), (dout, cfg.rows_q))),
         rows_descriptor(partials, d, cfg.rows_q),
-        ragged_descriptor(dk, 64, d),
-        ragged_descriptor(dv, 64, d),
-        rows.lse2,
-        rows.delta,
-        rows.count,
-        problem.rows_q,
-        tiles.records,
-        tiles.counts,
-        tiles.counters(heads),
+        *(_box(x, 64, d) for x in (dk, dv)),
+        *(rows.lse2, rows.delta, rows.count, problem.rows_q),
+        *(tiles.records, tiles.counts, tiles.counters(heads)),
         heads,
-        problem.sm_scale,
-        scale_log2(problem.sm_scale),
+        *(problem.sm_scale, scale_log2(problem.sm_scale)),
     )
     dq = torch.empty(problem.rows_q, heads, problem.head_dim, dtype=q.dtype, device=q.device)
     _sum_variant(cfg.rows_q, problem.head_dim, d, power_of_two(programs)).launch(
