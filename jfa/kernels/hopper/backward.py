@@ -121,6 +121,15 @@ def always_zero(count):
 
 
 @triton.jit
+def visits(tile, head, lists, cfg: tl.constexpr):
+    """Return the blocks of one head's queries that a tile visits: those that its band leaves, or those that its list names."""
+    if cfg.list_heads == 0:
+        return tile.query_blocks(BLOCK_N, BLOCK_M)
+    else:
+        return key_list(tile, head, lists, cfg.broadcast_q)
+
+
+@triton.jit
 def load_queries(box_q, box_do, lse2, delta, queries, count, tile, row, head):
     """Fill the count-th slot; ``lse2`` and ``delta`` point at the constants of the sequence's first query."""
     q = queries.q
@@ -141,20 +150,14 @@ def produce(box_q, box_k, box_v, box_do, constants, queue, k, v, queries, group,
     unit = queue.draw(done)
     while unit < queue.units:
         tile, kv_head = queue.next_tile(unit)
-        blocks = tile.query_blocks(BLOCK_N, BLOCK_M)
         k.load(done, box_k, tile.kv, tile.row, kv_head)
         v.load(done, box_v, tile.kv, tile.row, kv_head)
         for head in range(kv_head * group, kv_head * group + group):
             lse2, delta = constants.of_sequence(tile, head)
-            if cfg.list_heads == 0:
-                for block in range(blocks.first, blocks.end):
-                    load_queries(box_q, box_do, lse2, delta, queries, count, tile, block * BLOCK_M, head)
-                    count += 1
-            else:
-                listed = key_list(tile, head, lists, cfg.broadcast_q)
-                for i in range(listed.count()):
-                    load_queries(box_q, box_do, lse2, delta, queries, count, tile, listed.nth(i) * BLOCK_M, head)
-                    count += 1
+            blocks = visits(tile, head, lists, cfg)
+            for n in range(blocks.count()):
+                load_queries(box_q, box_do, lse2, delta, queries, count, tile, blocks.nth(n) * BLOCK_M, head)
+                count += 1
         done += 1
         unit = queue.draw(done)
 
@@ -390,7 +393,6 @@ def add_up(box_dq, stages, dq_rows, queue, k, ds, group, lists, cfg: tl.constexp
     unit = queue.receive(done)
     while unit < queue.units:
         tile, kv_head = queue.next_tile(unit)
-        blocks = tile.query_blocks(BLOCK_N, BLOCK_M)
         begin = tile.pad_begin
         if cfg.broadcast_q:
             begin = 0
@@ -398,15 +400,10 @@ def add_up(box_dq, stages, dq_rows, queue, k, ds, group, lists, cfg: tl.constexp
         tlx.barrier_wait(k.fulls[slot], phase)
         for head in range(kv_head * group, kv_head * group + group):
             row = head * dq_rows + begin
-            if cfg.list_heads == 0:
-                for block in range(blocks.first, blocks.end):
-                    add_block(box_dq, stages, ds, k, slot + always_zero(count), count, row + block * BLOCK_M)
-                    count += 1
-            else:
-                listed = key_list(tile, head, lists, cfg.broadcast_q)
-                for i in range(listed.count()):
-                    add_block(box_dq, stages, ds, k, slot + always_zero(count), count, row + listed.nth(i) * BLOCK_M)
-                    count += 1
+            blocks = visits(tile, head, lists, cfg)
+            for n in range(blocks.count()):
+                add_block(box_dq, stages, ds, k, slot + always_zero(count), count, row + blocks.nth(n) * BLOCK_M)
+                count += 1
         tlx.barrier_arrive(k.empties[slot], 1)
         done += 1
         unit = queue.receive(done)
