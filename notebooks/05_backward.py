@@ -656,10 +656,11 @@ print(
 # %% [markdown]
 # ## Summary
 #
-# * Five products: S and dP for P and dS, then dV, dK and dQ. P = exp(S − lse), dS = P (dP − delta), delta = dO · O − dlse.
+# * There are five products: S and dP give P and dS, and from these follow dV, dK and dQ.
+# * P = exp(S − lse), dS = P (dP − delta), delta = dO · O − dlse.
 # * The forward keeps `out` and `lse`; nothing of size n · m is stored.
 # * A key tile owns dK and dV, a query tile owns dQ: either add dQ with atomics, or compute S and dP twice.
-# * Atomics give another rounding in each run; dQ is accumulated in fp32.
+# * The order of atomics differs from run to run, so their results do not repeat; dQ is accumulated in fp32.
 # * Mask the keys past the end in dS, and load lse as +∞ for queries past the end.
 #
 # ## Exercises

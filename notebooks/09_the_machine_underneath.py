@@ -180,7 +180,7 @@ plots.strips(
 # %% [markdown]
 # When a block of K and V is fetched by TMA, its first byte arrives after about 1000 cycles.
 # A product takes about 200 cycles in addition to its work.
-# A step has one such fetch and two products, so warps that wait for each of them lose about 1500 cycles per step, whatever the rates.
+# A step has one such fetch and two products, so warps that wait for each of them lose 1400 cycles or more per step, whatever the rates.
 #
 # ## The roof
 #
@@ -574,7 +574,7 @@ plots.timelines({"version 3: two groups, each as in version 1": line}, (start, s
 #
 # The package's forward for Blackwell has six kinds of workers.
 # Chapters 10 to 13 build it.
-# Here it is a black box, on 256 queries and the same number of keys.
+# Here it is a black box, on a problem of the same size: 256 queries and 1024 keys.
 
 # %%
 from jfa.kernels.blackwell import modelled
@@ -759,7 +759,7 @@ plots.segments(
 #
 # <details><summary>Two programs on one SM hide each other's waits. Why is that no cure on a B200 for D = 128?</summary>
 #
-# Both must fit into 512 columns of tensor memory and 227 KB of SMEM.
+# Both must fit into 512 columns of tensor memory and 228 KB of SMEM.
 # And each loads its own K and V.
 # </details>
 #
