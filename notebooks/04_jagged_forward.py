@@ -544,6 +544,10 @@ print(
 #
 # - Reading `q_offsets` on the host (`int(...)`, `.tolist()`) waits until the GPU has finished all earlier work.
 #   The package builds version 3's list on the GPU instead.
+# - A GPU's compiler makes one instruction of a product and a difference, and that instruction does not round the product.
+#   In these kernels `tl.where` stands between `* scale` and `- m_new`, so both exponentials get the rounded score.
+#   In a kernel without a mask the exponent of the largest score would be the rounding error of its product instead of 0: beyond scores of about 1e9 the exponential overflows and the row becomes NaN.
+#   Multiplying Q by `scale` before the product avoids this.
 # - The order of the list matters only when there are more tiles than SMs; on the emulator it does not change the result.
 # - With bf16 inputs, P is rounded to bf16 before `P @ V`, but the sum `l` is taken from the unrounded P.
 #   The package's kernels do this on the emulator and on a GPU.

@@ -350,10 +350,10 @@ def lse_kernel(q_ptr, k_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, lse_ptr, s
 def _pv_cases(seed):
     g = _rng(seed)
 
-    def case(name, valid, poison, rows=16, keys=16, dim=16):
+    def case(name, valid, poison, rows=16, keys=16, dim=16, lift=1.0):
         p = torch.rand(rows, keys, generator=g)
         p[:, valid:] = 0.0
-        v = torch.randn(keys, dim, generator=g)
+        v = lift * torch.randn(keys, dim, generator=g)
         v[valid:] = torch.tensor(poison)[: keys - valid].repeat(keys)[: keys - valid, None]
         return Case(name, (p, v, torch.randn(rows, dim, generator=g), valid))
 
@@ -362,6 +362,7 @@ def _pv_cases(seed):
         case("all 16 keys valid", 16, [0.0]),
         case("5 valid, then huge numbers", 5, [1e30]),
         case("11 valid, then NaN and infinities", 11, [nan, inf, -inf]),
+        case("9 valid of about a million, then NaN", 9, [nan], lift=1e6),
         case("32 rows, 64 keys, D = 32: 37 valid, then NaN", 37, [nan], 32, 64, 32),
         case("16 rows, 32 keys, D = 64: one valid, then infinities", 1, [inf, -inf], 16, 32, 64),
     ]
@@ -454,6 +455,14 @@ PV = Exercise(
             "rows of 16 for good",
             "Row j of V begins D * j elements after the first, whatever D is.",
             edit=("v_ptr + j[:, None] * D + d[None, :], mask", "v_ptr + j[:, None] * 16 + d[None, :], mask"),
+        ),
+        Mutant(
+            "large numbers are cut off",
+            "Values were cut off at a number that the neighbour's exceed, and so may a sequence's own.",
+            edit=(
+                "mask=j[:, None] < valid, other=0.0)\n",
+                "mask=j[:, None] < KEYS, other=0.0)\n    v = tl.minimum(tl.maximum(v, -1000.0), 1000.0)\n",
+            ),
         ),
     ),
     variants=(

@@ -72,6 +72,7 @@ SCALE = Exercise(
     tol=1e-6,
     limits=(
         _at_least("in by TMA", "tlx:async_descriptor_load", 1, "load it with the TMA into shared memory"),
+        _at_least("read from its buffer", "tlx:local_load", 1, "multiply by `factor` in registers"),
         _at_least("through shared memory", "tlx:local_store", 1, "put the result into a second buffer"),
         _at_least("out by TMA", "tlx:async_descriptor_store", 1, "let the TMA store that buffer"),
     ),
@@ -149,6 +150,14 @@ def scale_kernel(x_desc, out_desc, factor, ROWS: tl.constexpr, COLS: tl.constexp
             "stores the source",
             "The buffer that was stored is the unscaled one.",
             edit=("async_descriptor_store(out_desc, result[0]", "async_descriptor_store(out_desc, source[0]"),
+        ),
+        Mutant(
+            "loads once more",
+            "right numbers, but what the TMA brought is never read: the descriptor loads the tile a second time.",
+            caught_by="read from its buffer",
+            edit=("x = tlx.local_load(source[0])", "x = x_desc.load([0, 0])"),
+            expect="multiply by",
+            recognise=False,
         ),
     ),
     variants=(

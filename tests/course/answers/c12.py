@@ -1,4 +1,4 @@
-"""Answers to chapter 12's exercises 12.7 to 12.9."""
+"""Answers to chapter 12's exercises."""
 
 from tests.course.answers import right, wrong
 
@@ -29,6 +29,346 @@ TIME = "step = max([path, *(work.get(name, 0) + cycles for name, cycles in spill
 BETTER = "if best is None or (step, path) < best:"
 
 ATTEMPTS = [
+    # ------------------------------------------------------------------------------------------ 12.1
+    wrong("12.1", "8 for good", ("> threshold", "> 8.0")),
+    wrong(
+        "12.1",
+        "the reference of the block before",
+        (
+            "        reference = new\n",
+            "        reference = torch.where(grew, block_max, block_max.minimum(reference))\n",
+        ),
+    ),
+    wrong("12.1", "the sum is not rescaled", ("total = total * alpha +", "total = total +")),
+    wrong(
+        "12.1",
+        "raised by all or by none",
+        ("grew = block_max - reference > threshold", "grew = (block_max - reference > threshold).any().expand(rows)"),
+    ),
+    wrong("12.1", "natural exponentials", ("p = torch.exp2(s - new[:, None])", "p = torch.exp(s - new[:, None])")),
+    wrong("12.1", "whether, not how often", ("raised += grew", "raised |= grew")),
+    wrong("12.1", "counts as int32", ("dtype=torch.int64", "dtype=torch.int32")),
+    wrong(
+        "12.1",
+        "starts at 0",
+        ('torch.full((rows,), float("-inf"), dtype=scores.dtype)', "torch.zeros(rows, dtype=scores.dtype)"),
+    ),
+    wrong(
+        "12.1",
+        "growth of the magnitude",
+        ("block_max - reference > threshold", "(block_max - reference).abs() > threshold"),
+    ),
+    wrong(
+        "12.1",
+        "exact in the end, by a second walk",
+        (
+            "    return out / total[:, None], raised",
+            "    flat = scores.reshape(rows, -1)\n    p = torch.exp2(flat - flat.amax(1, keepdim=True))\n    return p @ values / p.sum(1, keepdim=True), raised",
+        ),
+    ),
+    wrong(
+        "12.1",
+        "torch's softmax in the end",
+        (
+            "    return out / total[:, None], raised",
+            "    return torch.softmax(scores.reshape(rows, -1) * 0.6931471805599453, 1) @ values, raised",
+        ),
+    ),
+    right(
+        "12.1",
+        "in place, by masks",
+        source="""
+import torch
+
+
+def lazy_attention(scores, values, threshold=8.0):
+    rows, blocks, width = scores.shape
+    ref = scores[:, 0].amax(-1)
+    count = torch.zeros_like(ref, dtype=torch.long)
+    acc, norm = scores.new_zeros(rows, values.size(1)), scores.new_zeros(rows)
+    for s, v in zip(scores.unbind(1), values.split(width)):
+        top = s.amax(-1)
+        up = top > ref + threshold
+        up &= top - ref > threshold
+        factor = torch.exp2(torch.where(up, ref - top, 0))
+        ref = ref.masked_scatter(up, top[up])
+        count.add_(up)
+        p = torch.exp2(s - ref[:, None])
+        norm.mul_(factor).add_(p.sum(-1))
+        torch.addmm(acc * factor[:, None], p, v, out=acc)
+    return acc.div_(norm[:, None]), count
+""",
+    ),
+    # ------------------------------------------------------------------------------------------ 12.2
+    wrong(
+        "12.2",
+        "P of both halves in one place",
+        ("p_tiles = tlx.local_alloc((BM, BN), tl.bfloat16, 2,", "p_tiles = tlx.local_alloc((BM, BN), tl.bfloat16, 1,"),
+    ),
+    wrong(
+        "12.2",
+        "S of both halves in one place",
+        ("s = tlx.local_alloc((BM, BN), tl.float32, 2,", "s = tlx.local_alloc((BM, BN), tl.float32, 1,"),
+    ),
+    wrong(
+        "12.2",
+        "P in fp8",
+        ("p_tiles = tlx.local_alloc((BM, BN), tl.bfloat16, 2,", "p_tiles = tlx.local_alloc((BM, BN), tl.float8e5, 2,"),
+    ),
+    wrong(
+        "12.2",
+        "O in bf16",
+        ("accs = tlx.local_alloc((BM, D), tl.float32, 2,", "accs = tlx.local_alloc((BM, D), tl.bfloat16, 2,"),
+    ),
+    right(
+        "12.2",
+        "no overlap is set",
+        ("    storage.set_buffer_overlap(tlx.reuse_group(s, p_tiles, group_type=tlx.reuse_group_type.shared))\n", ""),
+    ),
+    wrong(
+        "12.2",
+        "P inside O",
+        ("tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=storage)", "tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=accs)"),
+        ("    storage.set_buffer_overlap(tlx.reuse_group(s, p_tiles, group_type=tlx.reuse_group_type.shared))\n", ""),
+    ),
+    wrong(
+        "12.2",
+        "half the queries",
+        ("accs = tlx.local_alloc((BM, D), tl.float32, 2,", "accs = tlx.local_alloc((BM // 2, D), tl.float32, 2,"),
+    ),
+    wrong(
+        "12.2",
+        "one half of Q",
+        ("q = tlx.local_alloc((BM, D), tl.bfloat16, 2)", "q = tlx.local_alloc((BM, D), tl.bfloat16, 1)"),
+    ),
+    right("12.2", "P first", ("tlx.reuse_group(s, p_tiles, group", "tlx.reuse_group(p_tiles, s, group")),
+    # ------------------------------------------------------------------------------------------ 12.3
+    wrong(
+        "12.3",
+        "S is given back when P is wanted",
+        ("                tlx.barrier_arrive(s_empty[0], 1)\n", ""),
+        (
+            "                p = tl.math.exp2(scores - m_new[:, None])\n                l =",
+            "                p = tl.math.exp2(scores - m_new[:, None])\n                if j > 0:\n                    tlx.barrier_arrive(s_empty[0], 1)\n                l =",
+        ),
+    ),
+    wrong(
+        "12.3",
+        "P V before the next S",
+        (
+            "                if j < blocks:\n                    slot, phase = ring(2 * j, BUFFERS)",
+            "                if j > 0:\n                    tlx.barrier_wait(p_full[0], (j - 1) & 1)\n                if j < blocks:\n                    slot, phase = ring(2 * j, BUFFERS)",
+        ),
+        (
+            "                    tlx.barrier_wait(p_full[0], (j - 1) & 1)\n                    p, v",
+            "                    p, v",
+        ),
+    ),
+    wrong("12.3", "given back twice", ("tlx.barrier_arrive(s_empty[0], 1)", "tlx.barrier_arrive(s_empty[0], 2)")),
+    wrong(
+        "12.3",
+        "waits from the second block, its own parity",
+        ("tlx.barrier_wait(s_empty[0], (j & 1) ^ 1)", "tlx.barrier_wait(s_empty[0], j & 1)"),
+    ),
+    wrong(
+        "12.3",
+        "waits at even blocks only",
+        (
+            "                    tlx.barrier_wait(s_empty[0], (j & 1) ^ 1)\n",
+            "                    if j % 2 == 0:\n                        tlx.barrier_wait(s_empty[0], (j & 1) ^ 1)\n",
+        ),
+    ),
+    wrong(
+        "12.3",
+        "waits for O instead",
+        ("tlx.barrier_wait(s_empty[0], (j & 1) ^ 1)", "tlx.barrier_wait(acc_full[0], (j & 1) ^ 1)"),
+    ),
+    wrong(
+        "12.3",
+        "waits behind the product",
+        ("                    tlx.barrier_wait(s_empty[0], (j & 1) ^ 1)\n", ""),
+        (
+            "mBarriers=[s_full[0], k_read])\n",
+            "mBarriers=[s_full[0], k_read])\n                    tlx.barrier_wait(s_empty[0], (j & 1) ^ 1)\n",
+        ),
+    ),
+    wrong(
+        "12.3",
+        "the first block's maximum",
+        (
+            "m_new = tl.maximum(m, tl.max(scores, axis=1))",
+            'm_new = tl.where(m == float("-inf"), tl.max(scores, axis=1), m)',
+        ),
+    ),
+    right(
+        "12.3",
+        "waits from the second block on",
+        (
+            "                    tlx.barrier_wait(s_empty[0], (j & 1) ^ 1)\n",
+            "                    if j > 0:\n                        tlx.barrier_wait(s_empty[0], (j + 1) & 1)\n",
+        ),
+    ),
+    # ------------------------------------------------------------------------------------------ 12.4
+    wrong(
+        "12.4",
+        "only half 0 asks",
+        (
+            "if tl.min(tl.reshape(alpha, [BM]), 0) < 1.0:",
+            "if (tl.min(tl.reshape(alpha, [BM]), 0) < 1.0) & (half == 0):",
+        ),
+    ),
+    wrong(
+        "12.4",
+        "asks the largest",
+        ("tl.min(tl.reshape(alpha, [BM]), 0) < 1.0", "tl.max(tl.reshape(alpha, [BM]), 0) < 1.0"),
+    ),
+    wrong(
+        "12.4",
+        "asks for a large change",
+        ("tl.min(tl.reshape(alpha, [BM]), 0) < 1.0", "tl.min(tl.reshape(alpha, [BM]), 0) < 1e-6"),
+    ),
+    wrong("12.4", "divides by alpha", ("tlx.local_load(accs[half]) * alpha)", "tlx.local_load(accs[half]) / alpha)")),
+    wrong(
+        "12.4",
+        "lse in log2 units of the maximum",
+        ("(top + tl.math.log2(total)) * 0.6931471805599453", "top + tl.log(total)"),
+    ),
+    wrong("12.4", "lse without the maximum", ("(top + tl.math.log2(total))", "tl.math.log2(total)")),
+    wrong(
+        "12.4",
+        "alphas waited for one phase later",
+        ("tlx.barrier_wait(alpha_fulls[half], (j - 1) & 1)", "tlx.barrier_wait(alpha_fulls[half], j & 1)"),
+    ),
+    wrong("12.4", "one block too few", ("for j in range(1, blocks):", "for j in range(1, blocks - 1):")),
+    wrong("12.4", "stored into half 0's rows", ("store_rows(out_ptr, half * BM,", "store_rows(out_ptr, 0 * half,")),
+    wrong(
+        "12.4",
+        "lets P V through twice",
+        (
+            "    for half in tl.static_range(2):\n        tlx.barrier_arrive(acc_readys[half])\n    for j",
+            "    for half in tl.static_range(2):\n        tlx.barrier_arrive(acc_readys[half], 2)\n    for j",
+        ),
+    ),
+    right(
+        "12.4",
+        "lse by natural logarithms, a loop over both halves' sums",
+        ("(top + tl.math.log2(total)) * 0.6931471805599453", "top * 0.6931471805599453 + tl.log(total)"),
+        ("tlx.local_load(accs[half]) / total,", "tlx.local_load(accs[half]) * (1.0 / total),"),
+    ),
+    # ------------------------------------------------------------------------------------------ 12.5
+    wrong("12.5", "half 1 keeps half 0's rows", ("out_ptr, 1, blocks, l, D, BM)", "out_ptr, 0, blocks, l, D, BM)")),
+    wrong(
+        "12.5",
+        "half 1 stops before the last block",
+        (
+            "            half_end(accs, acc_fulls, out_ptr, 1, blocks, l, D, BM)\n",
+            "            half_end(accs, acc_fulls, out_ptr, 1, blocks - 1, l, D, BM)\n",
+        ),
+    ),
+    wrong(
+        "12.5",
+        "half 1 begins with a maximum of 0",
+        (
+            'softmax of half 1\n            m = tl.full((BM,), float("-inf"), tl.float32)',
+            "softmax of half 1\n            m = tl.full((BM,), 1.0e4, tl.float32)",
+        ),
+    ),
+    wrong("12.5", "block 0 in every step of half 1", ("1, j, m, l, scale_log2,", "1, 0 * j, m, l, scale_log2,")),
+    wrong(
+        "12.5",
+        "l of half 1 starts at 1",
+        (
+            'softmax of half 1\n            m = tl.full((BM,), float("-inf"), tl.float32)\n            l = tl.zeros((BM,), tl.float32)',
+            "softmax of half 1\n            m = tl.full((BM,), 0.0, tl.float32)\n            l = tl.zeros((BM,), tl.float32) + 1.0",
+        ),
+    ),
+    wrong(
+        "12.5",
+        "both tasks replicated",
+        (
+            "with tlx.async_task(num_warps=4):  # softmax of half 1",
+            "with tlx.async_task(num_warps=4, replicate=2):  # softmax of half 1",
+        ),
+    ),
+    wrong(
+        "12.5",
+        "two groups of two warps",
+        (
+            "with tlx.async_task(num_warps=4):  # softmax of half 1",
+            "with tlx.async_task(num_warps=2):  # softmax of half 1",
+        ),
+    ),
+    right(
+        "12.5",
+        "half 1 in the default task",
+        ("0, j, m, l, scale_log2,", "1, j, m, l, scale_log2 * 1.0,"),
+        ("out_ptr, 0, blocks, l, D, BM)", "out_ptr, 1, blocks, l * 1.0, D, BM)"),
+        ("1, j, m, l, scale_log2,\n", "0, j, m, l, scale_log2,\n"),
+        ("out_ptr, 1, blocks, l, D, BM)", "out_ptr, 0, blocks, l, D, BM)"),
+    ),
+    # ------------------------------------------------------------------------------------------ 12.6
+    wrong("12.6", "empty only by the window", ("    if key_begin >= key_end:\n", "    if first + lo > last + hi:\n")),
+    wrong("12.6", "bulk of some queries", ("full_begin = max(0, last + lo)", "full_begin = max(0, first + lo)")),
+    wrong(
+        "12.6",
+        "the tail needs no mask",
+        ("full_end = min(len_kv, first + hi + 1)", "full_end = min(-(-len_kv // block) * block, first + hi + 1)"),
+    ),
+    wrong(
+        "12.6", "no bulk at all", ("bulk_end = min(max(full_end // block, bulk_begin), end)", "bulk_end = bulk_begin")
+    ),
+    wrong(
+        "12.6",
+        "a bulk that ends before it begins",
+        ("bulk_end = min(max(full_end // block, bulk_begin), end)", "bulk_end = min(full_end // block, end)"),
+    ),
+    wrong(
+        "12.6",
+        "blocks of 16",
+        ("begin, end = key_begin // block, -(-key_end // block)", "begin, end = key_begin // 16, -(-key_end // 16)"),
+    ),
+    wrong(
+        "12.6",
+        "in keys",
+        (
+            "return begin, bulk_begin, bulk_end, end",
+            "return begin * block, bulk_begin * block, bulk_end * block, end * block",
+        ),
+    ),
+    wrong(
+        "12.6",
+        "floats",
+        (
+            "begin, end = key_begin // block, -(-key_end // block)",
+            "begin, end = key_begin / block // 1, -(-key_end / block // 1)",
+        ),
+    ),
+    wrong(
+        "12.6",
+        "the package's own",
+        source="def peel(first, last, len_kv, lo, hi, block):\n    from jfa.masks import Band\n\n    return Band(lo, hi).blocks(first, last, len_kv, block)\n",
+    ),
+    right(
+        "12.6",
+        "numpy over pairs",
+        source="""
+import numpy as np
+
+
+def peel(first, last, len_kv, lo, hi, block):
+    keys = np.arange(-(-len_kv // block) * block)
+    real = keys < len_kv
+    ends = np.array([first, last])[:, None]
+    both = real & (keys >= ends + lo) & (keys <= ends + hi)
+    some = real & (keys >= first + lo) & (keys <= last + hi)
+    some, every = (x.reshape(-1, block) for x in (some, both.all(0)))
+    some, every = np.flatnonzero(some.any(1)).tolist(), np.flatnonzero(every.all(1)).tolist()
+    if not some:
+        return 0, 0, 0, 0
+    bulk = (every[0], every[-1] + 1) if every else (some[0], some[0])
+    return some[0], *bulk, some[-1] + 1
+""",
+    ),
     # ------------------------------------------------------------------------------------------ 12.7
     wrong(
         "12.7",
