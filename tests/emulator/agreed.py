@@ -143,9 +143,23 @@ LANGUAGE = {
     "descriptor carried, other shape": ("p = tl.make_tensor_descriptor(x, (N, N), (N, 1), (16, 16))", "for j in range(2):", "    v = p.load([0, 0])", "    p = tl.make_tensor_descriptor(x, (n, N), (N, 1), (16, 16))",),
     "descriptor carried 3": ("p = tl.make_tensor_descriptor(x, (N, N), (N, 1), (16, 16))", "for j in range(2):", "    v = p.load([0, 0])", "    p = tl.make_tensor_descriptor(o, (N, N), (N, 1), (16, 16))",),
     "descriptor carried, other rank": ("p = tl.make_tensor_descriptor(x, (N, N), (N, 1), (16, 16))", "if n > 2:", "    p = tl.make_tensor_descriptor(o, (N,), (1,), (256,))",),
+    "atomic, constant mask": ("tl.atomic_add(o + i, 1.0, mask=True)",),
+    "atomic of one, constant mask": ("tl.atomic_xor(o, 1.0, mask=N > 2)",),
+    "atomic maximum of one float, constant mask": ("tl.atomic_max(o, 1.0, mask=True)",),
+    "atomic minimum of one integer, constant mask": ("tl.atomic_min(o.to(tl.pointer_type(tl.int32)), 1, mask=True)",),
+    "atomic minimum of floats, constant mask": ("tl.atomic_min(o + i, i * 1.0, mask=False)",),
+    "cat, reordered, of two dimensions": ("c = tl.cat(i[None, :], i[None, :], can_reorder=True)",),
+    "cat, reordered by position": ("c = tl.cat(i[:, None], i[:, None], True)",),
+    "cat of two dimensions": ("c = tl.cat(i[None, :], i[None, :])",),
+    "dot of halves into integers": ("z = tl.zeros((16, 16), tl.float16)", "c = tl.dot(z, z, out_dtype=tl.int32)",),
+    "dot of fp8 into doubles": ("z = tl.zeros((32, 32), tl.float8e5)", "c = tl.dot(z, z, out_dtype=tl.float64)",),
+    "dot of halves into halves": ("z = tl.zeros((16, 16), tl.float16)", "c = tl.dot(z, z, out_dtype=tl.float16)",),
+    "variable of a comprehension": ("q = [z * 2 for z in (1, 2)]", "if n > 5:", "    tl.store(o, q[0])",),
 }
 
 TLX = {
+    "reinterpret, shape None": ("t = tlx.local_alloc((N, N), tl.float32, 1)", "v = tlx.local_reinterpret(t[0], tl.int32, None)",),
+    "reinterpret, no shape": ("t = tlx.local_alloc((N, N), tl.float32, 1)", "v = tlx.local_reinterpret(t[0], tl.int32)",),
     "layout None, load": ("t = tlx.local_alloc((N, N), tl.float32, 1)", "tlx.local_store(t[0], tl.zeros((N, N), tl.float32))", "v = tlx.local_load(t[0], layout=None)",),
     "layout None, alloc": ("t = tlx.local_alloc((N, N), tl.float32, 1, layout=None)", "tlx.local_store(t[0], tl.zeros((N, N), tl.float32))",),
     "t[0][0] 2d": ("t = tlx.local_alloc((N, N), tl.float32, 2)", "tlx.local_store(t[0], tl.zeros((N,N), tl.float32))", "v = tlx.local_load(t[0][0])",),

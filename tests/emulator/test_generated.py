@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies  # noqa: 
 
 import jfa.emulator as emulator  # noqa: E402
 
-from . import agreed, generated  # noqa: E402
+from . import agreed, generated, generated_wide  # noqa: E402
 from .verdict import Kernel, compiled, load  # noqa: E402
 
 emulator.install()
@@ -72,6 +72,9 @@ def _test(strategy, batches, stage, arch):
     check()
 
 
+WIDE_TRITON, WIDE_TLX = (
+    made.map(lambda text: (text, None)) for made in (generated_wide.triton_kernels(), generated_wide.tlx_kernels())
+)
 TRITON, TLX = generated.triton_kernels(), generated.tlx_kernels().map(lambda text: (text, None))
 
 
@@ -82,6 +85,21 @@ def test_a_sample_of_triton_kernels():
 @pytest.mark.slow
 def test_a_sample_of_tlx_kernels():
     _test(TLX, 1, "ttgir", 100)
+
+
+def test_a_sample_of_longer_kernels():
+    _test(WIDE_TRITON, 1, "ttir", 90)
+    _test(WIDE_TLX, 1, "ttgir", 100)
+
+
+@pytest.mark.slow
+def test_many_longer_triton_kernels():
+    _test(WIDE_TRITON, 14, "ttir", 90)
+
+
+@pytest.mark.slow
+def test_many_longer_tlx_kernels():
+    _test(WIDE_TLX, 6, "ttgir", 100)
 
 
 @pytest.mark.slow

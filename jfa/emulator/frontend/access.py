@@ -351,6 +351,14 @@ def _check_atomic(pointer, op):
     return element
 
 
+def _check_constant_mask(pointer, op, element):
+    """Refuse mask=True or False where the compiler does: everywhere but in a maximum or minimum of one floating-point number."""
+    if pointer.type.is_block() or op not in ("max", "min") or not element.is_floating():
+        raise AttributeError(
+            f"the compiler cannot take a constant for the mask of atomic_{op}: leave it out, or write a comparison"
+        )
+
+
 def _on_bits(combine):
     """Return `combine` of integers for floating-point values: on their bits."""
 
@@ -366,6 +374,8 @@ def _atomic(op):
 
     def atomic(pointer, val, mask=None, sem=None, scope=None, **_):
         element = _check_atomic(pointer, op)
+        if isinstance(tl.core._unwrap_if_constexpr(mask), bool):
+            _check_constant_mask(pointer, op, element)
         val, mask = _value(val), _value(mask)
         Hooks.semantic._str_to_sem(tl.core._unwrap_if_constexpr(sem))
         Hooks.semantic._str_to_scope(tl.core._unwrap_if_constexpr(scope))

@@ -438,6 +438,11 @@ class Builder:
 
     @carry.carries(carry.moved)
     def create_splat(self, dst, a):
+        same = dst.scalar.name.removeprefix("u") == a.dtype.name.removeprefix("u")
+        if not (same or a.dtype.is_ptr() or a.dtype is tl.uint16):  # uint16: marks, see carry.moved
+            raise TypeError(
+                f"a block of {dst.scalar} cannot be filled with {a.dtype}"
+            )  # zeros of a product of another type
         return make(np.full(list(dst.shape), a.data, a.data.dtype), a.dtype, a.allocation)
 
     @carry.carries(carry.moved)

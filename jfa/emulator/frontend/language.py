@@ -312,6 +312,8 @@ def cat(input, other, can_reorder=False, dim=0):
     input, other, dim = fix(input), fix(other), _unwrap(dim)
     if input.dtype.name != other.dtype.name or input.data.ndim != other.data.ndim:
         raise ValueError(f"cat needs two tensors of one type and rank, got {input.type} and {other.type}")
+    if _unwrap(can_reorder) and input.data.ndim != 1:
+        raise AssertionError(f"cat with can_reorder=True joins blocks of one dimension, not {input.data.ndim}")
     return joined([input, other], lambda lanes: np.concatenate(lanes, dim))
 
 
