@@ -340,14 +340,21 @@ def reduce_tile(dq_desc, dk_desc, dv_desc, memory, records_ptr, walk, dq_rows, q
     """Add every block's dQ of a tile to memory, then store dK and dV. Returns the blocks done so far."""
     tile, keys = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi), memory.keys
     if cfg.with_dq:
-        first_head = walk.head() * cfg.group
-        for member in range(cfg.group):
-            blocks = head_steps(tile, first_head + member, lists, cfg)
-            row = (first_head + member) * dq_rows + (0 if cfg.broadcast_q else tile.pad_begin)
-            for n in range(blocks.count()):
-                reduce_dq(dq_desc, memory.grads, row + blocks.nth(n) * BLOCK_M, q_count, cfg)
-                q_count += 1
+        q_count = reduce_blocks(dq_desc, memory.grads, tile, walk, dq_rows, q_count, lists, cfg)
     store_dkv(dk_desc, dv_desc, keys.k[0], keys.v[0], keys, tile, walk)
+    return q_count
+
+
+@triton.jit
+def reduce_blocks(dq_desc, grads, tile, walk, dq_rows, q_count, lists, cfg: tl.constexpr):
+    """Add every block's dQ of a tile to memory, for each head of the group. Returns the blocks done so far."""
+    first_head = walk.head() * cfg.group
+    for member in range(cfg.group):
+        blocks = head_steps(tile, first_head + member, lists, cfg)
+        row = (first_head + member) * dq_rows + (0 if cfg.broadcast_q else tile.pad_begin)
+        for n in range(blocks.count()):
+            reduce_dq(dq_desc, grads, row + blocks.nth(n) * BLOCK_M, q_count, cfg)
+            q_count += 1
     return q_count
 
 

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.blackwell.backward_1cta import mask_pairs, query_steps, reduce_dq, store_dkv, write_dkv
+from jfa.kernels.blackwell.backward_1cta import mask_pairs, query_steps, reduce_blocks, store_dkv, write_dkv
 from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N, HALF_M
 from jfa.kernels.blackwell.mxfp8_memory import SQUARE, SQUARES, alloc_memory
 from jfa.kernels.blackwell.scales import (
@@ -412,11 +412,6 @@ def store_squares(scores, ds, column: tl.constexpr):
 def reduce_tile(dq_desc, dk_desc, dv_desc, memory, records_ptr, walk, dq_rows, q_count, cfg: tl.constexpr):
     """Add every block's dQ of a tile to memory, then store dK and dV. Returns the blocks done so far."""
     tile, keys = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi), memory.keys
-    blocks = query_steps(tile)
-    for member in range(cfg.group):
-        row = (walk.head() * cfg.group + member) * dq_rows + (0 if cfg.broadcast_q else tile.pad_begin)
-        for block in range(blocks.first, blocks.end):
-            reduce_dq(dq_desc, memory.grads, row + block * BLOCK_M, q_count, cfg)
-            q_count += 1
+    q_count = reduce_blocks(dq_desc, memory.grads, tile, walk, dq_rows, q_count, None, cfg)
     store_dkv(dk_desc, dv_desc, keys.outs[0], keys.outs[1], keys, tile, walk)
     return q_count
