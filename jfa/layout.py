@@ -74,6 +74,8 @@ def check_offsets(
         raise TypeError(f"{name} must be a torch.Tensor of int32, got {type(offsets).__name__}")
     if offsets.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} must be int32 (int64 is accepted), got {offsets.dtype}")
+    if offsets.layout is not torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {offsets.layout}")
     if offsets.ndim != 1 or offsets.numel() < 1:
         raise ValueError(
             f"{name} must be 1-D with one entry more than there are sequences, got shape {tuple(offsets.shape)}"

@@ -575,3 +575,97 @@ def test_explain_names_the_form(backend):
     offsets = torch.tensor([0, 10, 40])
     text = str(jfa.explain(q, kv, kv, None, offsets, broadcast_q=True, backend=backend))
     assert "forward: " in text and "backward: resident" in text
+
+
+# ------------------------------------------------------------------------------------------- what users hand over by mistake
+def _small(dtype=torch.float32):
+    """Return q, k, v of two sequences and their offsets."""
+    g = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(rows, 2, 16, generator=g).to(dtype) for rows in (9, 11, 11))
+    return q, k, v, torch.tensor([0, 4, 9], dtype=torch.int32), torch.tensor([0, 6, 11], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("backend", ["reference", "portable"])
+@pytest.mark.parametrize(
+    "scale, kind",
+    [
+        (2j, TypeError),
+        ([0.5], TypeError),
+        ({}, TypeError),
+        (torch.ones(3), (TypeError, ValueError, RuntimeError)),
+        (torch.tensor(1j), (TypeError, ValueError, RuntimeError)),
+        (-(10**309), OverflowError),
+        (torch.tensor(0.5, requires_grad=True), ValueError),
+        (torch.nn.Parameter(torch.ones(1)), ValueError),
+    ],
+    ids=str,
+)
+def test_a_scale_that_is_no_constant_number_is_named(backend, scale, kind):
+    *tensors, qo, ko = _small()
+    with pytest.raises(kind, match="sm_scale"):
+        jfa.jagged_flash_attention(*tensors, qo, ko, sm_scale=scale, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["reference", "portable"])
+def test_a_scale_may_be_a_number_in_a_tensor(backend):
+    *tensors, qo, ko = _small()
+    expected = jfa.jagged_flash_attention(*tensors, qo, ko, sm_scale=0.25, backend=backend)
+    leaf = torch.tensor(0.25, requires_grad=True)
+    with torch.no_grad():
+        found = jfa.jagged_flash_attention(*tensors, qo, ko, sm_scale=leaf, backend=backend)
+    assert torch.equal(found, expected)
+    assert torch.equal(jfa.jagged_flash_attention(*tensors, qo, ko, sm_scale=leaf.detach(), backend=backend), expected)
+
+
+@pytest.mark.parametrize("name", ["max_seq_len_q", "max_seq_len_kv"])
+@pytest.mark.parametrize("told", [torch.tensor(6.9), torch.tensor([6, 7]), torch.tensor([]), torch.ones(1)], ids=str)
+def test_a_hint_in_a_tensor_is_one_whole_number(name, told):
+    *tensors, qo, ko = _small()
+    with pytest.raises(TypeError, match=f"{name} must be an int"):
+        jfa.jagged_flash_attention(*tensors, qo, ko, **{name: told})
+
+
+@pytest.mark.parametrize("name", ["query_offset", "key_offset", "output_offset"])
+def test_sparse_offsets_are_named(name):
+    q, k, v, qo, ko = _small()
+    offsets = dict(query_offset=qo, key_offset=ko)
+    if name == "output_offset":
+        offsets = dict(key_offset=ko, output_offset=torch.tensor([0, 9, 18], dtype=torch.int32), broadcast_q=True)
+    offsets[name] = offsets[name].to_sparse()
+    with pytest.raises(TypeError, match=f"{name} must be a dense tensor"):
+        jfa.jagged_flash_attention(q, k, v, **offsets)
+
+
+@pytest.mark.parametrize("backend", ["reference", "portable", "hopper"])
+@pytest.mark.parametrize("which", range(5))
+def test_a_minus_that_torch_keeps_apart_counts(backend, which):
+    """``x.conj().imag`` shares x's memory and is its negative: kernels read memory. Inputs, and gradients of both outputs."""
+    *inputs, qo, ko = _small(torch.float16)
+    g = torch.Generator().manual_seed(4)
+    gradients = [torch.randn(9, 2, 16, generator=g).half(), torch.randn(2, 9, generator=g)]
+    results = []
+    for negated in (lambda x: -x, torch._neg_view):
+        given = [negated(x) if i == which else x for i, x in enumerate((*inputs, *gradients))]
+        assert negated is not torch._neg_view or given[which].is_neg()
+        leaves = [x.detach().requires_grad_() for x in given[:3]]
+        outputs = jfa.jagged_flash_attention(*leaves, qo, ko, return_lse=True, backend=backend)
+        results.append([*outputs, *torch.autograd.grad(outputs, leaves, given[3:])])
+    for found, expected in zip(*results):
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
+
+
+def test_many_gradients_at_once_are_right_or_refused():
+    *inputs, qo, ko = _small()
+    gradients = torch.randn(3, 9, 2, 16, generator=torch.Generator().manual_seed(5))
+    leaves = [x.requires_grad_() for x in inputs]
+    single = jfa.jagged_flash_attention(*leaves, qo, ko)
+    expected = torch.autograd.grad(single, leaves[0], gradients[2], retain_graph=True)[0]
+    many = torch.autograd.grad(single, leaves[0], gradients, is_grads_batched=True)[0]
+    torch.testing.assert_close(many[2], expected)
+    out = jfa.jagged_flash_attention(*leaves, qo, ko, backend="portable")
+    with pytest.raises(NotImplementedError, match="is_grads_batched"):
+        torch.autograd.grad(out, leaves[0], gradients, is_grads_batched=True)
+    _, back = torch.func.vjp(
+        lambda q: jfa.jagged_flash_attention(q, *inputs[1:], qo, ko, backend="portable"), leaves[0].detach()
+    )
+    torch.testing.assert_close(torch.func.vmap(back)(gradients)[0][2], expected, rtol=1e-4, atol=1e-5)

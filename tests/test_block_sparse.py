@@ -455,3 +455,22 @@ def test_a_plan_refuses_other_lists_and_bad_ones():
         jfa.plan(qo, ko, **facts, block_lists=replace(lists, rows=9))
     with pytest.raises(TypeError, match="block_lists must be"):
         jfa.plan(qo, ko, **facts, block_lists=[lists])
+
+
+@pytest.mark.parametrize("name", ["block", "other_block"])
+@pytest.mark.parametrize("rows", [0, -16, None, 16.0, True, "16"])
+def test_blocks_without_rows_are_named(name, rows):
+    q, k, v, qo, ko, lists = problem(torch.float32)
+    with pytest.raises(ValueError, match=f"block_lists.{name} must be a positive number of rows"):
+        call(q, k, v, qo, ko, replace(lists, **{name: rows}))
+
+
+@pytest.mark.parametrize("block_q, block_kv", [(8, 16), (16, 24), (48, 16), (1, 16)])
+def test_the_portable_kernels_name_blocks_that_they_cannot_walk(block_q, block_kv):
+    q, k, v, qo, ko, _ = problem(torch.float32)
+    sizes = [[-(-n // block) for n in o.diff().tolist()] for o, block in ((qo, block_q), (ko, block_kv))]
+    masks = [torch.ones(n, m, dtype=torch.bool) for n, m in zip(*sizes)]
+    lists = lists_from_mask(masks, qo, ko, total_q=len(q), total_kv=len(k), block_q=block_q, block_kv=block_kv)
+    torch.testing.assert_close(call(q, k, v, qo, ko, lists)[0], jfa.jagged_flash_attention(q, k, v, qo, ko))
+    with pytest.raises(ValueError, match="walks block_lists with blocks of a power of two from 16 on"):
+        call(q, k, v, qo, ko, lists, backend="portable")

@@ -233,7 +233,8 @@ def maximum(name: str, told) -> int:
     if told is None:
         return 0
     if not isinstance(told, int | torch.SymInt):
-        if not isinstance(told, Tensor | numbers.Integral):
+        whole = told.numel() == 1 and not told.is_floating_point() if isinstance(told, Tensor) else False
+        if not whole and not isinstance(told, numbers.Integral):
             raise TypeError(f"{name} must be an int, got {told!r}")
         told = int(told)
     if told < 0:
@@ -247,9 +248,14 @@ def scale_of(sm_scale: float | None, query: Tensor) -> float:
     """Return the factor on the scores: ``sm_scale``, or 1/sqrt(D) where it is None."""
     if sm_scale is None:
         return 1.0 / math.sqrt(query.shape[-1])
-    if isinstance(sm_scale, str | bytes | bool):
+    if isinstance(sm_scale, Tensor) and sm_scale.requires_grad and torch.is_grad_enabled():
+        raise ValueError("sm_scale requires a gradient, but gets none: multiply the query by it instead")
+    if isinstance(sm_scale, str | bytes | bool) or not hasattr(sm_scale, "__float__"):
         raise TypeError(f"sm_scale must be a number, got {sm_scale!r}")
-    sm_scale = float(sm_scale)
+    try:
+        sm_scale = float(sm_scale)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise type(error)(f"sm_scale must be a number in fp64's range: {error}") from None
     if not math.isfinite(sm_scale):
         raise ValueError(f"sm_scale must be finite, got {sm_scale}")
     return sm_scale

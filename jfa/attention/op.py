@@ -67,6 +67,20 @@ def run_backward(problem: Problem, backend: str, dout, dlse, query, key, value, 
         return module.backward(problem, dout, dlse, query, key, value, out, lse, plan, needs=needs)
 
 
+def plain_gradient(grad: Tensor) -> Tensor:
+    """Return a gradient as kernels read it from memory, where torch keeps a minus apart from a tensor's numbers.
+
+    Raises:
+        NotImplementedError: many gradients at once, in a tensor that has no memory.
+    """
+    if torch._C._functorch.is_legacy_batchedtensor(grad):
+        raise NotImplementedError(
+            "jagged_flash_attention's kernels do not take torch.autograd.grad(is_grads_batched=True); "
+            "torch.func.vmap of torch.func.vjp does the same"
+        )
+    return grad.resolve_neg() if grad.is_neg() else grad
+
+
 # ------------------------------------------------------------------------------------------------------------------ eager
 @dataclass(frozen=True)
 class Call:
@@ -87,7 +101,7 @@ def is_plain(*tensors: Tensor) -> bool:
     if torch.autograd._profiler_enabled():
         return False
     for x in tensors:
-        if type(x) not in PLAIN or x.is_meta:
+        if type(x) not in PLAIN or x.is_meta or x.is_neg():  # torch's dispatcher carries the minus out
             return False
     return True
 
@@ -135,6 +149,8 @@ class LongWay(autograd.EagerCall):
 
     def backward(self, dout: Tensor, dlse: Tensor | None, tensors: Sequence[Tensor], needs: tuple) -> list:
         """Return (dq, dk, dv), None for those that are not needed."""
+        if self.backend != "reference":
+            dout, dlse = plain_gradient(dout), None if dlse is None else plain_gradient(dlse)
         grads = run_backward(self.problem, self.backend, dout, dlse, *tensors, self.plan, needs)
         return [grad if need else None for grad, need in zip(grads, needs)]
 

@@ -65,6 +65,7 @@ class Played(autograd.EagerCall):
     def backward(self, dout: Tensor, dlse: Tensor | None, tensors: Sequence[Tensor], needs: tuple) -> Sequence:
         """Return (dq, dk, dv): play a tape, or take the long way. ``tensors``: query, key, value, out, lse."""
         first, self.walked = not self.walked, True
+        dout, dlse = op.plain_gradient(dout), None if dlse is None else op.plain_gradient(dlse)
         found = self.play_backward(first, dout, dlse, tensors, needs)
         if found is not None:
             return found

@@ -45,6 +45,10 @@ def check_lists(
             raise ValueError(f"block_lists.{name} must be contiguous, got stride {x.stride(0)}")
         if x.device != key_offset.device:
             raise ValueError(f"block_lists.{name} is on {x.device}, the offsets are on {key_offset.device}")
+    for name in ("block", "other_block"):
+        rows = getattr(lists, name)
+        if isinstance(rows, bool) or not isinstance(rows, int | torch.SymInt) or rows < 1:
+            raise ValueError(f"block_lists.{name} must be a positive number of rows, got {rows!r}")
     if lists.columns.shape != lists.kinds.shape:
         raise ValueError(f"block_lists has {lists.columns.numel()} columns and {lists.kinds.numel()} kinds")
     if lists.heads not in {1, num_kv_heads, num_heads}:

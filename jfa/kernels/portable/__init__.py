@@ -24,6 +24,12 @@ def supports(problem: Problem) -> str | None:
         return f"a head dim of more than {MAX_HEAD_DIM} is too large for backend 'portable'; backend 'reference' can"
     if problem.device.type not in ("cuda", "cpu"):
         return f"query is on {problem.device.type}, backend 'portable' runs on cuda and cpu; backend 'reference' can"
+    if problem.block_lists is not None and any(rows < 16 or rows & rows - 1 for rows in problem.block_lists.sizes):
+        queries, keys = problem.block_lists.sizes
+        return (
+            "backend 'portable' walks block_lists with blocks of a power of two from 16 on, not of "
+            f"{queries} queries and {keys} keys; backend 'reference' can"
+        )
     return None
 
 
