@@ -1093,7 +1093,7 @@ def _small(g, rows, columns, spread=1):
 def _attend_cases(seed):
     g = kinds.generator(seed)
 
-    def problem(blocks, levels, row_levels=None):
+    def problem(blocks, levels, row_levels=None, scale=SCALE):
         """Return random scores; of row i and key j they lie ``levels[i % len(levels)][j] + row_levels[i]`` octaves higher."""
         keys = 128 * blocks
         q, q_codes = _small(g, 128, 128)
@@ -1117,7 +1117,7 @@ def _attend_cases(seed):
             k[:, 32] = 1
         bytes_ = [x.float().to(torch.float8_e4m3fn).view(torch.uint8) for x in (q, k, v.T)]
         v_tiles = torch.cat([_pack(c) for c in v_codes.split(4, 1)])
-        return (*(x.contiguous() for x in bytes_), _pack(q_codes), _pack(k_codes), v_tiles, SCALE)
+        return (*(x.contiguous() for x in bytes_), _pack(q_codes), _pack(k_codes), v_tiles, scale)
 
     def hard(name, names, blocks=2):
         levels = [kinds.SCORES[n].keys(128 * blocks, 128).double() * LOG2_E for n in names]
@@ -1130,6 +1130,7 @@ def _attend_cases(seed):
     return [
         Case("one key block", problem(1, [])),
         Case("two key blocks", problem(2, [])),
+        Case("two key blocks, half the scale", problem(2, [], scale=SCALE / 2)),
         Case("three key blocks, each 5 octaves higher", problem(3, [5 * steps])),
         Case("three key blocks, each lower", problem(3, [-6 * steps])),
         hard("rising, falling and huge in one block", ["rising", "falling", "huge in one block", "ties"]),
@@ -1206,6 +1207,11 @@ ATTEND = Exercise(
         "p = exp2(x - m_new) is summed as it is, and 256 * p is stored. And m_new = maximum(m, ceil(max(x))), at every step.",
     ),
     mutants=(
+        Mutant(
+            "a scale of its own",
+            "The scale is handed over as scale_log2; another one stands here.",
+            edit=("* scale_log2\n", "* 0.0625\n"),
+        ),
         Mutant(
             "S twice",
             "right numbers, but the first product is made twice.",
