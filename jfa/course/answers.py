@@ -14,6 +14,7 @@ from jfa.course.mutants import without_course_calls
 from jfa.course.notebook import Cell, Notebook
 from jfa.course.paths import Course
 from jfa.course.spec import Exercise
+from jfa.course.syntax import parse
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def _defines(cell: Cell, name: str) -> bool:
 
 def _tree(source: str) -> ast.Module:
     try:
-        return ast.parse(source)
+        return parse(source)
     except UNPARSABLE:
         return ast.Module([], [])
 
@@ -179,6 +180,6 @@ def _tree(source: str) -> ast.Module:
 def _fingerprint(source: str) -> str:
     """Return a cell's code regardless of comments and layout."""
     try:
-        return ast.dump(ast.parse(runnable(source)))
+        return ast.dump(parse(runnable(source)))
     except UNPARSABLE:
         return source.strip()

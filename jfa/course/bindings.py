@@ -7,6 +7,8 @@ import ast
 import textwrap
 from collections.abc import Iterator, Set
 
+from jfa.course.syntax import parse
+
 _LIBRARIES = {"tl", "tlx", "torch", "triton", "jfa", "np", "numpy"}
 _SETTERS = {"setattr", "delattr", "__setattr__", "__delattr__", "__setitem__", "__delitem__", "setdefault", "pop"}
 _RUNNERS = {"exec", "eval", "compile"}
@@ -20,7 +22,7 @@ def rebound(source: str, names: Set[str]) -> str | None:
     ``match``, a walrus, ``del``, ``globals()[..]``, ``setattr``, ``exec``), an attribute of one, or an attribute of a module.
     """
     try:
-        tree = ast.parse(textwrap.dedent(source))
+        tree = parse(textwrap.dedent(source))
     except (SyntaxError, ValueError):
         return None
     modules = _LIBRARIES | {
@@ -36,7 +38,7 @@ def rebound(source: str, names: Set[str]) -> str | None:
 def touches(source: str, names: Set[str]) -> bool:
     """Return whether a cell gives one of ``names`` another value, defines it anew or sets an attribute of it."""
     try:
-        tree = ast.parse(textwrap.dedent(source))
+        tree = parse(textwrap.dedent(source))
     except (SyntaxError, ValueError):
         return False
     defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
@@ -107,7 +109,7 @@ def _called(call: ast.Call, names: Set[str], modules: Set[str]) -> Iterator[str]
 def rebound_text(text: str, names: Set[str]) -> str | None:
     """Return the names that executed text would set, its definitions included."""
     try:
-        tree = ast.parse(text)
+        tree = parse(text)
     except (SyntaxError, ValueError):
         return None
     defined = (n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef))

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_flatten
 from jfa.course import clock, closed_modules, guard, kinds, landlock, measure, originals, seccomp, uncounted, wire
 from jfa.course.job import Job
 from jfa.course.sources import Cells, compile_visible
+from jfa.course.syntax import parse
 
 _PRINT_LIMIT = 20_000
 _FRAME = struct.Struct("<Q")
@@ -264,7 +265,7 @@ def _define_missing(sources: list[str], namespace: dict) -> None:
     """Run definitions in cells below the answer, for names it lacks: a notebook need not be run from top to bottom."""
     for number, source in enumerate(sources):
         with contextlib.suppress(Exception):
-            tree = ast.parse(source)
+            tree = parse(source)
             wanted = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name not in namespace]
             for node in wanted:
                 text = ast.get_source_segment(source, node) or ""
@@ -274,7 +275,7 @@ def _define_missing(sources: list[str], namespace: dict) -> None:
 def _defined(source: str) -> list[str]:
     """Return names a cell defines."""
     with contextlib.suppress(SyntaxError):
-        return [n.name for n in ast.parse(source).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+        return [n.name for n in parse(source).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     return []
 
 

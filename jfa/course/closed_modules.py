@@ -17,6 +17,7 @@ from typing import Any
 import jfa
 from jfa.course import originals
 from jfa.course.guard import ForbiddenError, Violations
+from jfa.course.syntax import parse
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def close(words: Iterable[str], allow: Iterable[str], violations: Violations, be
 def _imported(source: str) -> Iterator[str]:
     """Yield the names of the package's modules that a cell may import, or reach as attributes."""
     try:
-        tree = ast.parse(source)
+        tree = parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):

@@ -13,6 +13,7 @@ from jfa.course import guard
 from jfa.course.bindings import rebound
 from jfa.course.notebook import runnable
 from jfa.course.spec import Kept
+from jfa.course.syntax import parse
 
 
 def definitions(source: str) -> dict[str, ast.AST]:
@@ -23,7 +24,7 @@ def definitions(source: str) -> dict[str, ast.AST]:
 def _candidates(source: str) -> dict[str, list[ast.AST]]:
     """Return by name all definitions that the cell may leave bound: below ``if``, ``try``, ``with`` or a loop it may be any."""
     try:
-        tree = ast.parse(textwrap.dedent(runnable(source)))
+        tree = parse(textwrap.dedent(runnable(source)))
     except (SyntaxError, ValueError):
         return {}
     found: dict[str, list[ast.AST]] = {}
@@ -79,7 +80,7 @@ def changed(kept: Kept, source: str, skeleton: str) -> str | None:
 
 def _plain(node: ast.AST, free: tuple[str, ...]) -> str:
     """Return a definition as text, without docstrings, `pass`, and the statements that are the learner's."""
-    return ast.unparse(_Without(free).visit(ast.parse(ast.unparse(node))))
+    return ast.unparse(_Without(free).visit(parse(ast.unparse(node))))
 
 
 class _Without(ast.NodeTransformer):

@@ -22,6 +22,7 @@ from jfa.course.paths import Course
 from jfa.course.printable import clean
 from jfa.course.report import Checked, Result
 from jfa.course.spec import Case, Exercise
+from jfa.course.syntax import parse
 from jfa.course.trial import Trial
 
 Closed = Mapping[str, list[str]]
@@ -138,7 +139,7 @@ def _is_untouched(answer: Answer, exercise: Exercise) -> bool:
 def _tree(source: str) -> str | None:
     """Return the cell's AST as text."""
     try:
-        tree = ast.parse(textwrap.dedent(source))
+        tree = parse(textwrap.dedent(source))
         return ast.dump(tree) if tree.body else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -190,7 +191,7 @@ def _parameters(source: str, exercise: Exercise) -> list[str]:
     if exercise.call is not None:
         return list(inspect.signature(exercise.call).parameters)[1:]
     try:
-        tree = ast.parse(textwrap.dedent(source))
+        tree = parse(textwrap.dedent(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == exercise.name]

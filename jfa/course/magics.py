@@ -10,6 +10,8 @@ import ast
 import re
 from functools import lru_cache
 
+from jfa.course import syntax
+
 UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)  # what ast.parse raises for any text
 
 _RUNS_ITS_CELL = {"time", "capture", "prun"}  # cell magics whose body runs in the notebook's own namespace
@@ -71,12 +73,12 @@ def open_quotes(line: str, quotes: str | None) -> str | None:
 
 def parse(source: str) -> ast.Module:
     """Return the tree of a source that may hold magics; raises one of UNPARSABLE."""
-    return ast.parse(runnable(source))
+    return syntax.parse(runnable(source))
 
 
 def _parses(source: str) -> bool:
     try:
-        ast.parse(source)
+        syntax.parse(source)
     except UNPARSABLE:
         return False
     return True
@@ -106,7 +108,7 @@ def _without_magics(source: str) -> str:
 
 def _without_calls(text: str) -> str:
     """Return IPython's ``get_ipython().run_line_magic(...)`` and the like, replaced by what they would leave in the namespace."""
-    tree, data = ast.parse(text), [line.encode() for line in text.split("\n")]
+    tree, data = syntax.parse(text), [line.encode() for line in text.split("\n")]
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     calls = [node for node in ast.walk(tree) if _is_ipython_call(node) and node.lineno == node.end_lineno]
     for node in sorted(calls, key=lambda n: (n.lineno, n.col_offset), reverse=True):
@@ -130,7 +132,7 @@ def _stand_in(call: ast.Call, is_statement: bool) -> str:
     if call.func.attr == "run_line_magic" and not str(words[0]).isidentifier():
         raise SyntaxError("no magic has such a name")
     if call.func.attr == "run_line_magic" and len(words) == 2 and words[0] == "time" and _parses(words[1]):
-        statement = ast.parse(words[1]).body
+        statement = syntax.parse(words[1]).body
         if is_statement and statement and "\n" not in words[1]:
             return words[1]
         if len(statement) == 1 and isinstance(statement[0], ast.Expr):
@@ -143,7 +145,7 @@ def _without_lines(source: str) -> str:
     lines = source.split("\n")
     for _ in lines:
         try:
-            ast.parse("\n".join(lines))
+            syntax.parse("\n".join(lines))
             break
         except SyntaxError as error:
             at = (error.lineno or 0) - 1

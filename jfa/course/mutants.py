@@ -19,6 +19,7 @@ from jfa.course.precision import reference_for
 from jfa.course.sources import compile_visible
 from jfa.course.spec import Case, Exercise, Mutant
 from jfa.course.strip import solution_source
+from jfa.course.syntax import parse
 
 _SECONDS = (
     5.0  # of this thread's computing, for all mutants of a case together: a verdict's words must not depend on the load
@@ -111,7 +112,7 @@ def run_trusted(exercise: Exercise, source: str, case: Case, given: tuple[str, .
 
 def without_course_calls(source: str) -> str:
     """Return a cell without its imports from jfa.course and its check(), hint() and progress() calls."""
-    tree = ast.parse(runnable(source))
+    tree = parse(runnable(source))
     tree.body = [node for node in tree.body if not _is_course(node)]
     return ast.unparse(tree)
 

@@ -17,6 +17,7 @@ from jfa.course.mutants import without_course_calls
 from jfa.course.paths import Course, find_course
 from jfa.course.report import Checked, Result
 from jfa.course.spec import Exercise
+from jfa.course.syntax import parse
 
 NOTEBOOK_SEED = 0  # fixed, so that a message can be talked about; `jfa grade --seed` uses others
 
@@ -213,7 +214,7 @@ def _history_helpers() -> list[tuple[str, str]]:
     helpers = []
     for number, source in enumerate(_history()):
         try:
-            tree = ast.parse(without_course_calls(source))
+            tree = parse(without_course_calls(source))
         except magics.UNPARSABLE:
             continue
         tree.body = [node for node in tree.body if _is_definition(node)]

@@ -11,6 +11,7 @@ from jfa.course import catalog, mistakes, mutants, upkeep
 from jfa.course.answers import Pristine
 from jfa.course.judge import cases_of
 from jfa.course.paths import Course
+from jfa.course.syntax import parse
 
 _NEVER = {".git", ".venv", ".jfa", "__pycache__", ".ruff_cache", ".pytest_cache", "build", "dist", ".ipynb_checkpoints"}
 _GIVEAWAYS = {"variants", "edit"}  # keyword arguments of a spec that hold (parts of) right answers
@@ -67,7 +68,7 @@ def _write_exercises(course: Course, folder: Path, with_solutions: bool) -> None
 
 def without_answers(source: str) -> str:
     """Return a check module's source without its variants and without the parts of the solution that mutants quote."""
-    tree = ast.parse(source)
+    tree = parse(source)
     spans = [k for n in ast.walk(tree) if isinstance(n, ast.Call) for k in n.keywords if k.arg in _GIVEAWAYS]
     names = {n.id for k in spans for n in ast.walk(k.value) if isinstance(n, ast.Name)}
     spans += [

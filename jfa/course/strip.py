@@ -13,6 +13,7 @@ import re
 import textwrap
 
 from jfa.course.notebook import Notebook, drop_cells
+from jfa.course.syntax import parse
 
 _BEGIN = re.compile(r"^(?P<indent>\s*)#+\s*BEGIN SOLUTION(?P<silent>\s+NO PROMPT)?\s*$")
 _END = re.compile(r"^\s*#+\s*END SOLUTION\s*$")
@@ -111,7 +112,7 @@ def _is_kernel(lines: list[str], function: int) -> bool:
 
 def _assigned(region: list[str]) -> list[str]:
     """Return names that a module-level region binds with plain assignments."""
-    tree = ast.parse(textwrap.dedent("\n".join(region)))
+    tree = parse(textwrap.dedent("\n".join(region)))
     names = []
     for node in tree.body:
         targets = (
