@@ -39,7 +39,7 @@ progress()
 
 # %% tags=["ex-1.1"]
 def offsets_from_lengths(lengths):
-    """Return the offsets, [B+1] int32; lengths: [B] int64."""
+    """lengths: [B] int64 tensor -> [B+1] int32 tensor."""
     ### BEGIN SOLUTION
     offsets = torch.zeros(len(lengths) + 1, dtype=torch.int32)
     offsets[1:] = torch.cumsum(lengths, 0)
