@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # 11 · A warp-specialized GEMM: hunting deadlocks and races
+# # 11 A warp-specialized GEMM: hunting deadlocks and races
 #
 # **Goals.** Build a matrix product (a *GEMM*) out of roles: a ring that feeds the tensor core, a role that multiplies, a role that stores, two accumulators between them, and a loop over tiles that never drains.
 # Read a deadlock as a graph and a race as two clocks.

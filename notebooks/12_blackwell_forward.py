@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # 12 · The Blackwell forward
+# # 12 The Blackwell forward
 #
 # **Goals.** Build the warp-specialized forward of a B200 step by step: from one role to the five of the package's kernel.
 # (Two replicas of a task are one role here and everywhere in this course.)

@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # 13 · Persistent kernels
+# # 13 Persistent kernels
 #
 # **Goals.** Let one program per SM work through many tiles, in every role at once.
 # Keep the phases of all barriers right from tile to tile.

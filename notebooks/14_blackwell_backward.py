@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # 14 · The Blackwell backward
+# # 14 The Blackwell backward
 #
 # **Goals.** Write the five products transposed, and say why.
 # Know at any moment who owns which columns of tensor memory.

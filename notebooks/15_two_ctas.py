@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # 15 · Two CTAs
+# # 15 Two CTAs
 #
 # **Goals.** Know what a pair of CTAs shares and what it does not.
 # Let one of the two, the leader, issue products for both, and count bytes and arrivals on the right barrier.

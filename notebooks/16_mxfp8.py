@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # 16 · MXFP8
+# # 16 MXFP8
 #
 # **Goals.** Say what a shared power-of-two scale can do for 8-bit numbers, and what it cannot.
 # Know which operand of attention is scaled along which axis, and why.

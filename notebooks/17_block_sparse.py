@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # 17 · Block-sparse attention
+# # 17 Block-sparse attention
 #
 # **Goals.** Score blocks of keys cheaply and choose the best ones for each block of queries.
 # Write the choice down as lists, and turn the lists round for the backward.

@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # 18 · On the GPU: run it, measure it
+# # 18 On the GPU: run it, measure it
 #
 # **Goals.** After this chapter you
 # * can say, before anything runs, how fast a shape could be on a chip, and what stops it from being faster,
