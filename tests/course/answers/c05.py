@@ -510,4 +510,228 @@ def merge_backward(out1, lse1, out2, lse2, dout, dlse):
         return torch.autograd.grad(loss, x)
 """,
     ),
+    # ------------------------------------------------------------------------------------------ tried later
+    wrong(
+        "5.1",
+        "stacks rows: fails at no rows",
+        source="""
+def row_constants(out, dout, dlse):
+    delta = torch.stack([(out[t].float() * dout[t].float()).sum(1) for t in range(len(out))], 1)
+    return delta if dlse is None else delta - dlse
+""",
+    ),
+    wrong(
+        "5.2",
+        "scale from D",
+        source="""
+def block_gradients(q, k, v, dout, lse, delta, scale):
+    dead = lse == float("-inf")
+    q, dout = q.masked_fill(dead[:, None], 0.0), dout.masked_fill(dead[:, None], 0.0)
+    lse, delta = lse.masked_fill(dead, float("inf")), delta.masked_fill(dead, 0.0)
+    p = torch.exp(q @ k.T * q.shape[1] ** -0.5 - lse[:, None])
+    dp = dout @ v.T
+    ds = p * (dp - delta[:, None])
+    return ds @ k * q.shape[1] ** -0.5, ds.T @ q * q.shape[1] ** -0.5, p.T @ dout
+""",
+    ),
+    wrong(
+        "5.2",
+        "zeros when any row is dead",
+        source="""
+def block_gradients(q, k, v, dout, lse, delta, scale):
+    dead = lse == float("-inf")
+    q, dout = q.masked_fill(dead[:, None], 0.0), dout.masked_fill(dead[:, None], 0.0)
+    lse, delta = lse.masked_fill(dead, float("inf")), delta.masked_fill(dead, 0.0)
+    if dead.any():
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    p = torch.exp(q @ k.T * scale - lse[:, None])
+    dp = dout @ v.T
+    ds = p * (dp - delta[:, None])
+    return ds @ k * scale, ds.T @ q * scale, p.T @ dout
+""",
+    ),
+    right(
+        "5.2",
+        "lse as one more column",
+        source="""
+def block_gradients(q, k, v, dout, lse, delta, scale):
+    alive = torch.isfinite(lse)
+    zero = lambda x: torch.where(alive.view(-1, *[1] * (x.ndim - 1)), x, torch.zeros_like(x))
+    qz, do, de, ls = zero(q), zero(dout), zero(delta), zero(lse)
+    scores = torch.matmul(qz, k.transpose(0, 1)).mul(scale).sub(ls.unsqueeze(-1))
+    bias = torch.zeros(len(q), 1).masked_fill(~alive[:, None], float("-inf"))
+    p = (scores + bias).exp()
+    ds = p.mul(torch.matmul(do, v.transpose(0, 1)).sub(de.unsqueeze(-1)))
+    dq = torch.matmul(ds, k).mul_(scale)
+    dk = torch.matmul(ds.transpose(0, 1), qz).mul_(scale)
+    return dq, dk, torch.matmul(p.transpose(0, 1), do)
+""",
+    ),
+    right(
+        "5.2",
+        "two helpers, dict of rows",
+        source="""
+def _probabilities(q, k, lse, scale):
+    return torch.exp(torch.addmm(-lse[:, None], q, k.T, alpha=scale))
+
+def block_gradients(q, k, v, dout, lse, delta, scale):
+    keep = (lse != -float("inf")).nonzero(as_tuple=True)[0]
+    if keep.numel() == 0:
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    live = {name: x[keep] for name, x in dict(q=q, dout=dout, lse=lse, delta=delta).items()}
+    p = _probabilities(live["q"], k, live["lse"], scale)
+    ds = scale * p * torch.addmm(-live["delta"][:, None], live["dout"], v.T)
+    return torch.zeros_like(q).index_copy(0, keep, ds @ k), ds.T @ live["q"], p.T @ live["dout"]
+""",
+    ),
+    wrong(
+        "5.3",
+        "scale from D",
+        ('k), input_precision="ieee") * scale', 'k), input_precision="ieee") * (1.0 / (D ** 0.5))'),
+        ("dk * scale", "dk * (1.0 / (D ** 0.5))"),
+    ),
+    wrong(
+        "5.3",
+        "delta of the neighbour",
+        (
+            "delta = tl.load(delta_ptr + head * total_q + rows, mask=mine, other=0.0)",
+            "delta = tl.load(delta_ptr + head * total_q + rows, mask=rows < total_q, other=0.0)",
+        ),
+    ),
+    right(
+        "5.3",
+        "block pointers",
+        source="""
+@triton.jit
+def dkdv_kernel(
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, q_offsets_ptr, k_offsets_ptr,
+    tiles_ptr, dk_ptr, dv_ptr, scale, total_q, H,
+    D: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):
+    tile, g = tl.program_id(0), tl.program_id(1)
+    seq = tl.load(tiles_ptr + 2 * tile)
+    first = tl.load(tiles_ptr + 2 * tile + 1)
+    q0 = tl.load(q_offsets_ptr + seq)
+    nq = tl.load(q_offsets_ptr + seq + 1) - q0
+    k0 = tl.load(k_offsets_ptr + seq)
+    nk = tl.load(k_offsets_ptr + seq + 1) - k0
+    HK = H // GROUP
+    at = (k0 * HK + g) * D
+    kb = tl.make_block_ptr(k_ptr + at, (nk, D), (HK * D, 1), (first, 0), (BN, D), (1, 0))
+    vb = tl.make_block_ptr(v_ptr + at, (nk, D), (HK * D, 1), (first, 0), (BN, D), (1, 0))
+    k = tl.load(kb, boundary_check=(0,), padding_option="zero")
+    v = tl.load(vb, boundary_check=(0,), padding_option="zero")
+    dk = tl.zeros((BN, D), tl.float32)
+    dv = tl.zeros((BN, D), tl.float32)
+    for m in range(GROUP):
+        h = g * GROUP + m
+        qb = tl.make_block_ptr(q_ptr + (q0 * H + h) * D, (nq, D), (H * D, 1), (0, 0), (BM, D), (1, 0))
+        ob = tl.make_block_ptr(dout_ptr + (q0 * H + h) * D, (nq, D), (H * D, 1), (0, 0), (BM, D), (1, 0))
+        for s in range(0, nq, BM):
+            i = s + tl.arange(0, BM)
+            q = tl.load(qb, boundary_check=(0,), padding_option="zero")
+            do = tl.load(ob, boundary_check=(0,), padding_option="zero")
+            lse = tl.load(lse_ptr + h * total_q + q0 + i, mask=i < nq, other=0.0)
+            de = tl.load(delta_ptr + h * total_q + q0 + i, mask=i < nq, other=0.0)
+            p = tl.exp(tl.dot(q, k.T, input_precision="ieee") * scale - lse[:, None])
+            dv += tl.dot(p.T, do, input_precision="ieee")
+            ds = p * (tl.dot(do, v.T, input_precision="ieee") - de[:, None])
+            dk += tl.dot(ds.T, q, input_precision="ieee") * scale
+            qb = tl.advance(qb, (BM, 0))
+            ob = tl.advance(ob, (BM, 0))
+    tl.store(tl.make_block_ptr(dk_ptr + at, (nk, D), (HK * D, 1), (first, 0), (BN, D), (1, 0)), dk, boundary_check=(0,))
+    tl.store(tl.make_block_ptr(dv_ptr + at, (nk, D), (HK * D, 1), (first, 0), (BN, D), (1, 0)), dv, boundary_check=(0,))
+""",
+    ),
+    right(
+        "5.3",
+        "early return, while loop, helper",
+        source="""
+@triton.jit
+def _rows(ptr, rows, head, H, D: tl.constexpr, end):
+    return tl.load(ptr + (rows[:, None] * H + head) * D + tl.arange(0, D)[None, :], mask=(rows < end)[:, None], other=0.0)
+
+@triton.jit
+def dkdv_kernel(
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, q_offsets_ptr, k_offsets_ptr,
+    tiles_ptr, dk_ptr, dv_ptr, scale, total_q, H,
+    D: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):
+    seq = tl.load(tiles_ptr + 2 * tl.program_id(0))
+    q_begin, q_end = tl.load(q_offsets_ptr + seq), tl.load(q_offsets_ptr + seq + 1)
+    k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)
+    g, HK = tl.program_id(1), H // GROUP
+    keys = k_begin + tl.load(tiles_ptr + 2 * tl.program_id(0) + 1) + tl.arange(0, BN)
+    at = (keys[:, None] * HK + g) * D + tl.arange(0, D)[None, :]
+    dk = tl.zeros((BN, D), tl.float32)
+    dv = tl.zeros((BN, D), tl.float32)
+    if q_begin == q_end:
+        tl.store(dk_ptr + at, dk, mask=(keys < k_end)[:, None])
+        tl.store(dv_ptr + at, dv, mask=(keys < k_end)[:, None])
+        return
+    k, v = _rows(k_ptr, keys, g, HK, D, k_end), _rows(v_ptr, keys, g, HK, D, k_end)
+    head = g * GROUP
+    while head < (g + 1) * GROUP:
+        start = q_begin
+        while start < q_end:
+            rows = start + tl.arange(0, BM)
+            q, do = _rows(q_ptr, rows, head, H, D, q_end), _rows(dout_ptr, rows, head, H, D, q_end)
+            lse = tl.load(lse_ptr + head * total_q + rows, mask=rows < q_end, other=0.0)
+            de = tl.load(delta_ptr + head * total_q + rows, mask=rows < q_end, other=0.0)
+            p = tl.exp(tl.dot(q, tl.trans(k), input_precision="ieee") * scale - lse[:, None])
+            dv = tl.dot(tl.trans(p), do, acc=dv, input_precision="ieee")
+            ds = p * (tl.dot(do, tl.trans(v), input_precision="ieee") - de[:, None]) * scale
+            dk = tl.dot(tl.trans(ds), q, acc=dk, input_precision="ieee")
+            start += BM
+        head += 1
+    tl.store(dk_ptr + at, dk, mask=(keys < k_end)[:, None])
+    tl.store(dv_ptr + at, dv, mask=(keys < k_end)[:, None])
+""",
+    ),
+    wrong(
+        "5.4",
+        "scale from D",
+        ('tl.dot(ds, k, input_precision="ieee") * scale', 'tl.dot(ds, k, input_precision="ieee") * (1.0 / (D ** 0.5))'),
+    ),
+    wrong(
+        "5.5", "float bytes", ("return 2 * D * products * pairs, moved,", "return 2 * D * products * pairs, moved / 1,")
+    ),
+    right(
+        "5.6",
+        "softmax of two",
+        source="""
+def merge_backward(out1, lse1, out2, lse2, dout, dlse):
+    lse = torch.stack([lse1, lse2])
+    w = torch.softmax(lse, 0).nan_to_num(0.0)
+    outs = torch.stack([out1, out2])
+    dots = torch.einsum("pthd,thd->pht", outs, dout)
+    dl = w * (dots - (w * dots).sum(0) + dlse)
+    do = w.permute(0, 2, 1)[..., None] * dout
+    return do[0], dl[0], do[1], dl[1]
+""",
+    ),
+    right(
+        "5.6",
+        "early returns row by row",
+        source="""
+def _one(o1, l1, o2, l2, do, dl):
+    if l1 == -torch.inf and l2 == -torch.inf:
+        return torch.zeros_like(do), torch.zeros(()), torch.zeros_like(do), torch.zeros(())
+    if l1 == -torch.inf:
+        return torch.zeros_like(do), torch.zeros(()), do, dl
+    if l2 == -torch.inf:
+        return do, dl, torch.zeros_like(do), torch.zeros(())
+    a = 1 / (1 + torch.exp(l2 - l1))
+    b = 1 / (1 + torch.exp(l1 - l2))
+    g = a * b * ((o1 - o2) @ do)
+    return a * do, a * dl + g, b * do, b * dl - g
+
+def merge_backward(out1, lse1, out2, lse2, dout, dlse):
+    a, b, c, d = (torch.empty_like(x) for x in (out1, lse1, out2, lse2))
+    for t in range(out1.shape[0]):
+        for h in range(out1.shape[1]):
+            a[t, h], b[h, t], c[t, h], d[h, t] = _one(out1[t, h], lse1[h, t], out2[t, h], lse2[h, t], dout[t, h], dlse[h, t])
+    return a, b, c, d
+""",
+    ),
 ]

@@ -617,4 +617,164 @@ def work(len_q, len_kv, lo, hi, BM, BN):
     return total, whole, part
 """,
     ),
+    # ------------------------------------------------------------------------------------------ tried later
+    wrong(
+        "6.1",
+        "window cut to the keys",
+        (
+            "    return lo, hi",
+            "    if window is not None and hi < 2**30:\n        hi = min(hi, len_kv - 1)\n    return lo, hi",
+        ),
+    ),
+    right(
+        "6.1",
+        "classes",
+        source="""
+from dataclasses import dataclass
+
+@dataclass
+class _Side:
+    at: int
+
+OPEN = 2**30
+
+def _clip(low: int, high: int, low2: int, high2: int) -> tuple[int, int]:
+    return max(low, low2), min(high, high2)
+
+def band(causal: str | None, window: int | tuple[int, int] | None, len_q: int, len_kv: int) -> tuple[int, int]:
+    '''The band as two offsets.'''
+    if causal is None and window is None:
+        return -OPEN, OPEN
+    diagonal = len_kv - len_q
+    low, high = -OPEN, OPEN
+    if window is not None:
+        if type(window) is tuple:
+            low = diagonal - window[0] if window[0] >= 0 else -OPEN
+            high = diagonal + window[1] if window[1] >= 0 else OPEN
+        else:
+            low, high = -window, +window
+    if causal is None:
+        return low, high
+    return _clip(low, high, -OPEN, {"top_left": 0, "bottom_right": diagonal}[causal])
+""",
+    ),
+    wrong(
+        "6.2",
+        "end from the last key: one block without keys",
+        (
+            "    if (key_begin >= key_end) | (lo > hi):",
+            "    end = (tl.minimum(len_kv - 1, last + hi)) // BN + 1\n    if (key_begin > key_end) | (lo > hi) | (last + hi < 0) | (row0 + lo >= tl.maximum(len_kv, 1)):",
+        ),
+    ),
+    right(
+        "6.2",
+        "helpers and floor division of one's own",
+        source="""
+@triton.jit
+def _floor(x, n: tl.constexpr):
+    return tl.where(x >= 0, x // n, -((-x + n - 1) // n))
+
+@triton.jit
+def _ceil(x, n: tl.constexpr):
+    return -_floor(-x, n)
+
+@triton.jit
+def ranges_kernel(tiles_ptr, ranges_ptr, BN: tl.constexpr):
+    t = tl.program_id(axis=0)
+    p = tiles_ptr + t * 6
+    row0 = tl.load(p)
+    n, m = tl.load(p + 2), tl.load(p + 3)
+    lo, hi = tl.load(p + 4), tl.load(p + 5)
+    end_row = min(row0 + tl.load(p + 1), n) - 1
+    a = max(row0 + lo, 0)
+    b = min(end_row + hi, m - 1)
+    out = ranges_ptr + t * 4
+    if a > b or lo > hi:
+        for c in tl.static_range(4):
+            tl.store(out + c, 0)
+        return
+    first, end = _floor(a, BN), _floor(b, BN) + 1
+    x = max(first, _ceil(end_row + lo, BN))
+    y = min(end, _floor(min(row0 + hi + 1, m), BN))
+    if x >= y:
+        x = end
+        y = end
+    tl.store(out, first)
+    tl.store(out + 1, x)
+    tl.store(out + 2, y)
+    tl.store(out + 3, end)
+""",
+    ),
+    wrong("6.3", "scale from D", ('input_precision="ieee") * scale', 'input_precision="ieee") * (1.0 / (D ** 0.5))')),
+    wrong("6.3", "m never updated", ("            m = m_new\n", "            m = tl.maximum(m, anchor)\n")),
+    wrong(
+        "6.3",
+        "edges of the bulk: V of the next head",
+        ("v = tl.load(v_ptr + at_keys)", "v = tl.load(v_ptr + at_keys + 0 * H + (head + 1) % H * D - head * D)"),
+    ),
+    right(
+        "6.3",
+        "additive mask, early return, block pointers",
+        source="""
+@triton.jit
+def _visit(acc, l, m, q, kb, vb, scale, i, j, lo, hi, n, EDGE: tl.constexpr):
+    if EDGE:
+        k = tl.load(kb, boundary_check=(0,), padding_option="zero")
+        v = tl.load(vb, boundary_check=(0,), padding_option="zero")
+    else:
+        k = tl.load(kb)
+        v = tl.load(vb)
+    s = tl.dot(q, k.T, input_precision="ieee") * scale
+    if EDGE:
+        gap = j[None, :] - i[:, None]
+        s += tl.where((gap >= lo) & (gap <= hi) & (j < n)[None, :], 0.0, float("-inf"))
+    new = tl.maximum(m, tl.max(s, 1))
+    base = tl.where(new > float("-inf"), new, 0.0)
+    p = tl.exp(s - base[:, None])
+    a = tl.exp(m - base)
+    return acc * a[:, None] + tl.dot(p, v, input_precision="ieee"), l * a + tl.sum(p, 1), new
+
+@triton.jit
+def window_kernel(
+    q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, out_ptr, scale, left, right, H,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):
+    tile, head = tl.program_id(0), tl.program_id(1)
+    seq = tl.load(tiles_ptr + 2 * tile)
+    row0 = tl.load(tiles_ptr + 2 * tile + 1)
+    q0, k0 = tl.load(q_offsets_ptr + seq), tl.load(k_offsets_ptr + seq)
+    nq = tl.load(q_offsets_ptr + seq + 1) - q0
+    nk = tl.load(k_offsets_ptr + seq + 1) - k0
+    lo = nk - nq - left
+    hi = nk - nq + right
+    ob = tl.make_block_ptr(out_ptr + (q0 * H + head) * D, (nq, D), (H * D, 1), (row0, 0), (BM, D), (1, 0))
+    acc = tl.zeros((BM, D), tl.float32)
+    end_row = min(row0 + BM, nq)
+    begin = max(row0 + lo, 0)
+    stop = min(end_row + hi, nk)
+    if begin >= stop:
+        tl.store(ob, acc, boundary_check=(0,))
+        return
+    b0 = begin // BN
+    b3 = (stop + BN - 1) // BN
+    b1 = min(max((max(end_row - 1 + lo, 0) + BN - 1) // BN, b0), b3)
+    b2 = max(min(max(min(row0 + hi + 1, nk), 0) // BN, b3), b1)
+    q = tl.load(tl.make_block_ptr(q_ptr + (q0 * H + head) * D, (nq, D), (H * D, 1), (row0, 0), (BM, D), (1, 0)), boundary_check=(0,), padding_option="zero")
+    kb = tl.make_block_ptr(k_ptr + (k0 * H + head) * D, (nk, D), (H * D, 1), (b0 * BN, 0), (BN, D), (1, 0))
+    vb = tl.make_block_ptr(v_ptr + (k0 * H + head) * D, (nk, D), (H * D, 1), (b0 * BN, 0), (BN, D), (1, 0))
+    i = row0 + tl.arange(0, BM)
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    l = tl.zeros((BM,), tl.float32)
+    for b in range(b0, b1):
+        acc, l, m = _visit(acc, l, m, q, kb, vb, scale, i, b * BN + tl.arange(0, BN), lo, hi, nk, True)
+        kb, vb = tl.advance(kb, (BN, 0)), tl.advance(vb, (BN, 0))
+    for b in range(b1, b2):
+        acc, l, m = _visit(acc, l, m, q, kb, vb, scale, i, b * BN + tl.arange(0, BN), lo, hi, nk, False)
+        kb, vb = tl.advance(kb, (BN, 0)), tl.advance(vb, (BN, 0))
+    for b in range(b2, b3):
+        acc, l, m = _visit(acc, l, m, q, kb, vb, scale, i, b * BN + tl.arange(0, BN), lo, hi, nk, True)
+        kb, vb = tl.advance(kb, (BN, 0)), tl.advance(vb, (BN, 0))
+    tl.store(ob, acc / tl.where(l == 0, 1.0, l)[:, None], boundary_check=(0,))
+""",
+    ),
 ]

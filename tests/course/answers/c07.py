@@ -419,4 +419,73 @@ def resident_dq(q, k, v, dout, lse, delta, k_offsets, scale, workers):
             "        dout = tl.load(dout_ptr + b * LQ * D + row, mask=(i[:, None] < LQ) & (begin < end), other=0.0)\n",
         ),
     ),
+    # ------------------------------------------------------------------------------------------ tried later
+    wrong("7.2", "scale from D", ('input_precision="ieee") * scale', 'input_precision="ieee") * (D ** -0.5)')),
+    right(
+        "7.2",
+        "block pointers and an early return",
+        source="""
+@triton.jit
+def grouped_kernel(q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr, out_ptr, scale, H, H_KV, GROUP: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    t, c = tl.program_id(0), tl.program_id(1)
+    b = tl.load(tiles_ptr + 2 * t)
+    r = tl.load(tiles_ptr + 2 * t + 1) + tl.arange(0, BM)
+    q0 = tl.load(q_offsets_ptr + b)
+    n = (tl.load(q_offsets_ptr + b + 1) - q0) * GROUP
+    k0 = tl.load(k_offsets_ptr + b)
+    m_len = tl.load(k_offsets_ptr + b + 1) - k0
+    ok = (r < n)[:, None]
+    row = (q0 + r // GROUP) * H + c * GROUP + r % GROUP
+    at = row[:, None] * D + tl.arange(0, D)[None, :]
+    if m_len == 0:
+        tl.store(out_ptr + at, tl.zeros((BM, D), tl.float32), mask=ok)
+        return
+    q = tl.load(q_ptr + at, mask=ok, other=0.0) * scale * 1.4426950408889634
+    kb = tl.make_block_ptr(k_ptr + (k0 * H_KV + c) * D, (D, m_len), (1, H_KV * D), (0, 0), (D, BN), (0, 1))
+    vb = tl.make_block_ptr(v_ptr + (k0 * H_KV + c) * D, (m_len, D), (H_KV * D, 1), (0, 0), (BN, D), (1, 0))
+    top = tl.full([BM], value=-float("inf"), dtype=tl.float32)
+    total = tl.zeros([BM], dtype=tl.float32)
+    acc = tl.zeros([BM, D], dtype=tl.float32)
+    for start in tl.range(0, m_len, BN):
+        s = tl.dot(q, tl.load(kb, boundary_check=(1,), padding_option="zero"), input_precision="ieee")
+        s += tl.where(start + tl.arange(0, BN) < m_len, 0.0, -float("inf"))[None, :]
+        new = tl.maximum(top, tl.max(s, axis=1))
+        p = tl.math.exp2(s - new[:, None])
+        shrink = tl.math.exp2(top - new)
+        total = total * shrink + tl.sum(p, axis=1)
+        acc = acc * shrink[:, None] + tl.dot(p, tl.load(vb, boundary_check=(0,), padding_option="zero"), input_precision="ieee")
+        top = new
+        kb = tl.advance(kb, (0, BN))
+        vb = tl.advance(vb, (BN, 0))
+    tl.store(out_ptr + at, acc / total[:, None], mask=ok)
+""",
+    ),
+    wrong("7.3", "scale from D", ('input_precision="ieee") * scale', 'input_precision="ieee") * (D ** -0.5)')),
+    right(
+        "7.3",
+        "return at once, additive mask",
+        (
+            "    if (slot >= 0) & (slot + LQ <= ROWS):\n",
+            "    if slot < 0:\n        return\n    if slot > ROWS - LQ:\n        return\n    if True:\n",
+        ),
+        ('s = tl.where(j[None, :] < end, s, float("-inf"))', 's += tl.where(j < end, 0.0, float("-inf"))[None, :]'),
+    ),
+    wrong("7.4", "floats", ("return 0, partials * one, ", "return 0, float(partials * one), ")),
+    right(
+        "7.5",
+        "kahan, backwards",
+        (
+            "    for b in range(parts):\n        total += tl.load(part_ptr + b * N + at).to(tl.float32)\n",
+            "    lost = tl.zeros((BLOCK,), tl.float32)\n    for step in range(parts):\n        x = tl.load(part_ptr + (parts - 1 - step) * N + at).to(tl.float32) - lost\n        new = total + x\n        lost = (new - total) - x\n        total = new\n",
+        ),
+    ),
+    wrong("7.6", "scale from D", ("    len_q, dim = q.shape\n", "    len_q, dim = q.shape\n    scale = dim ** -0.5\n")),
+    right(
+        "7.6",
+        "contiguous shares",
+        (
+            "for b in range(worker, B, workers):",
+            "share = (B + workers - 1) // workers\n    for b in range(worker * share, min((worker + 1) * share, B)):",
+        ),
+    ),
 ]

@@ -446,4 +446,76 @@ def count_tiles(lengths, block: int):
     return int(t.max()) * t.size, int(t.sum()), sentinels / max(units, 1)
 """,
     ),
+    # ------------------------------------------------------------------------------------------ tried later
+    right(
+        "8.2",
+        "comparison table instead of a search",
+        source="""
+def sorted_tiles(offsets, total, block_m, block_n):
+    n = torch.diff(offsets).to(torch.int64)
+    B = n.shape[0]
+    per = torch.div(n + (block_m - 1), block_m, rounding_mode="trunc")
+    stop = torch.cumsum(per, dim=0)
+    begin = stop - per
+    i = torch.arange((total + block_m - 1) // block_m + B)
+    seq = (i[:, None] >= stop[None, :]).sum(1).clamp(0, B - 1)
+    row = block_m * (i - begin.gather(0, seq))
+    live = i < stop[-1]
+    cost = torch.div(torch.minimum(row + block_m, n.gather(0, seq)) + (block_n - 1), block_n, rounding_mode="trunc")
+    cost = torch.where(live, cost, torch.zeros_like(cost))
+    key = -cost * (len(i) + 1) + i
+    order = key.argsort()
+    gone = ~live[order]
+    return seq[order].masked_fill(gone, -1), row[order].masked_fill(gone, -1), cost[order], stop[-1].reshape(1)
+""",
+    ),
+    wrong(
+        "8.5",
+        "moved float",
+        (
+            "return out, torch.tensor(plan, dtype=torch.int64).reshape(-1, 3), moved",
+            "return out, torch.tensor(plan, dtype=torch.int64).reshape(-1, 3), moved * 1.0",
+        ),
+    ),
+    right(
+        "8.5",
+        "parts collected, then merged by weights",
+        source="""
+import math
+def _part(q, k, v):
+    s = torch.mv(k, q) * (1.0 / math.sqrt(q.numel()))
+    m = torch.amax(s)
+    e = (s - m).exp()
+    return e @ v / e.sum(), m + e.sum().log()
+
+def attend_in_parts(q, k, v, k_offsets, workers, block):
+    o = [int(x) for x in k_offsets]
+    cost = [math.ceil((o[b + 1] - o[b]) / block) for b in range(len(o) - 1)]
+    size = max(1, math.ceil(sum(cost) / workers))
+    plan, moved, out = [], 0, torch.zeros(q.shape)
+    for b in range(len(cost)):
+        if cost[b] == 0:
+            continue
+        parts = 1 if cost[b] <= size else math.ceil(cost[b] / size)
+        cuts = [p * cost[b] // parts for p in range(parts + 1)]
+        done = []
+        for a, z in zip(cuts, cuts[1:]):
+            plan.append([b, a, z])
+            lo, hi = o[b] + a * block, min(o[b] + z * block, o[b + 1])
+            done.append(_part(q[b], k[lo:hi], v[lo:hi]))
+        lses = torch.stack([l for _, l in done])
+        w = (lses - lses.max()).exp()
+        w = w / w.sum()
+        for weight, (piece, _) in zip(w, done):
+            out[b] += weight * piece
+        if parts > 1:
+            moved += parts * (q.shape[1] + 1)
+    return out, torch.tensor(plan).view(-1, 3).to(torch.int64), moved
+""",
+    ),
+    wrong(
+        "8.6",
+        "float launched",
+        ("return len(lengths) * int(tiles.max())", "return 1.0 * len(lengths) * int(tiles.max())"),
+    ),
 ]

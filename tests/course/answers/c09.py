@@ -601,4 +601,55 @@ def early_kernel(
             "        rounded = probs.to(tl.bfloat16)\n        tlx.local_store(p[0], rounded)\n        if j + 1 < blocks:\n            load_box(v_desc, v[nxt], v_fulls[nxt], (j + 1) * N, BYTES)\n",
         ),
     ),
+    # ------------------------------------------------------------------------------------------ tried later
+    right(
+        "9.4",
+        "Kahn's order and merged intervals",
+        source="""
+from collections import defaultdict, deque
+def account(events, needs):
+    busy, chain = {}, 0
+    if len(events) == 0:
+        return busy, chain
+    t0, t1 = min(s for _, s, _ in events), max(e for *_, e in events)
+    lanes = defaultdict(list)
+    for unit, s, e in events:
+        lanes[unit].append((s, e))
+    for unit, spans in lanes.items():
+        spans.sort()
+        total, (a, b) = 0, spans[0]
+        for s, e in spans[1:]:
+            if s > b:
+                total += b - a
+                a, b = s, e
+            elif e > b:
+                b = e
+        total += b - a
+        busy[unit] = total / (t1 - t0) if t1 != t0 else 0
+    waits = [len(set(n)) for n in needs]
+    users = defaultdict(set)
+    for i, n in enumerate(needs):
+        for j in n:
+            users[j].add(i)
+    best = [0] * len(events)
+    ready = deque(i for i, w in enumerate(waits) if w == 0)
+    while ready:
+        i = ready.popleft()
+        best[i] += events[i][2] - events[i][1]
+        for u in users[i]:
+            best[u] = max(best[u], best[i])
+            waits[u] -= 1
+            if waits[u] == 0:
+                ready.append(u)
+    return busy, max(best)
+""",
+    ),
+    wrong(
+        "9.6", "wait acc parity 0", ("tlx.barrier_wait(acc_full[0], (j - 1) & 1)", "tlx.barrier_wait(acc_full[0], 0)")
+    ),
+    wrong(
+        "9.6",
+        "scale of D",
+        ("m, l, scale_log2)\n        if j > 0:", "m, l, 1.4426950408889634 / (D ** 0.5))\n        if j > 0:"),
+    ),
 ]

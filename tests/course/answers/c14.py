@@ -492,4 +492,23 @@ def budget(head_dim: int, q_slots: int, do_slots: int, stages: int, columns: int
         (FREE, ""),
         (DK, DK.replace("mBarriers=[dk_fulls[0]]", "mBarriers=[dk_fulls[0], empties[slot]]")),
     ),
+    # ------------------------------------------------------------------------------------------ tried later
+    right(
+        "14.3",
+        "guarded wait",
+        (
+            "        tlx.barrier_wait(dq_empties[0], (j & 1) ^ 1)\n",
+            "        if j > 0:\n            tlx.barrier_wait(dq_empties[0], (j - 1) % 2)\n",
+        ),
+    ),
+    wrong("14.5", "limit 228 K", ("232448", "233472")),
+    right(
+        "14.6",
+        "dk first",
+        ("        tlx.async_dot(ds[slot], k[slot], dq[0], use_acc=n > 0, force_async=True)\n", ""),
+        (
+            "        tlx.tcgen05_commit(empties[slot])\n",
+            "        tlx.async_dot(ds[slot], k[slot], dq[0], use_acc=n > 0, mBarriers=[empties[slot]])\n",
+        ),
+    ),
 ]

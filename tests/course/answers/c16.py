@@ -516,4 +516,6 @@ def predict(form, power, rows, keys, dim, flops, exps, fmas, operations):
         ("tlx.local_load(acc[0]) / l[:, None])", "tlx.local_load(acc[0]) / (l[:, None] * 0.00390625))"),
         ("m + tl.math.log2(l))", "m + (tl.math.log2(l) - 8.0))"),
     ),
+    # ------------------------------------------------------------------------------------------ tried later
+    wrong("16.6", "scale hard", ("* scale_log2\n", "* 0.0625\n")),
 ]
