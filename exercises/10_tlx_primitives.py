@@ -13,11 +13,11 @@
 # Each kernel is run under several schedules: copies and matrix products complete at once, as late as they may, or in a random order.
 # An answer passes when the numbers are right under all of them and the emulator finds nothing.
 #
-# Two exercises are bug hunts.
+# Three exercises are bug hunts.
 # They give you a faulty kernel.
 # Run its check before you change anything: it says "not started", and then the report that the kernel as given runs into.
-# Read the report, find the line, mend it.
-# You need not guess.
+# Read the report, find the line, fix it.
+# No guessing is needed.
 
 # %% tags=["setup"]
 import triton
@@ -32,10 +32,10 @@ progress()
 # ## 10.1 In by TMA, out by TMA
 #
 # (difficulty 1 of 3, 15 minutes) Scale a tile: load it with the TMA into shared memory, multiply by `factor` in registers, put the result into a second buffer, and let the TMA store that buffer.
-# The TMA is another reader than your threads: what they wrote becomes visible to it with `tlx.fence("async_shared")`.
-# Before the kernel ends the store must have read its buffer: `tlx.async_descriptor_store_wait(0)`.
+# The TMA reads through another proxy than your threads: what they wrote becomes visible to it with `tlx.fence("async_shared")`.
+# Before the kernel ends, the store must have read its buffer: `tlx.async_descriptor_store_wait(0)`.
 #
-# Launched on one program with two descriptors of `[ROWS, COLS]` fp32 tensors and boxes of the same size.
+# Launched on one program, with two descriptors of `[ROWS, COLS]` fp32 tensors whose boxes are the whole tensors.
 
 
 # %% tags=["ex-10.1"]
@@ -67,7 +67,7 @@ check("10.1", scale_kernel)
 
 # %% tags=["ex-10.2"]
 def ring_round(k, stages):
-    """-> (buffer number, parity of the wait for full, parity of the wait for empty)."""
+    """Return (buffer number, parity of the wait for full, parity of the wait for empty)."""
     raise NotImplementedError("10.2: not started")  # YOUR CODE
 
 
@@ -115,7 +115,7 @@ check("10.3", row_max_kernel)
 # (difficulty 2 of 3, 20 minutes) This kernel adds the chunks of a matrix.
 # Run the check: the report names a barrier, who waits on it, and what arrived there.
 # One line is wrong.
-# Mend it, and leave the rest: 1, 2 or 3 stages, a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring has `STAGES` buffers and uses them all.
+# Fix it, and leave the rest: 1, 2 or 3 stages, a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring has `STAGES` buffers and uses them all.
 
 
 # %% tags=["ex-10.4"]
@@ -155,7 +155,7 @@ check("10.4", row_sum_kernel)
 # It gives the right numbers as long as the tensor core is quick.
 # The tensor core is not your thread: `async_dot` returns before the product is done.
 # The report names two accesses to one buffer that nothing orders.
-# Mend the order, not the numbers, and keep three async tasks and tensor memory, as given.
+# Fix the order, not the numbers, and keep three async tasks and tensor memory, as given.
 
 
 # %% tags=["ex-10.5"]
@@ -301,10 +301,10 @@ check("10.8", exp_stream_kernel)
 # ## 10.9 Bug hunt: an innocent wait
 #
 # (difficulty 3 of 3, 20 minutes) This kernel adds the squares of a matrix.
-# With one stage it is right, with more the consumer waits for ever.
+# With one stage it is right, with more the consumer waits forever.
 # The report names this wait, and the line with the wait is innocent: another line is wrong.
 # Follow the consumer's `phase` through the first rounds by hand, with two buffers, and compare it with exercise 10.2.
-# Mend that line, and leave the rest: 1, 2 or 3 stages, a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring has `STAGES` buffers and uses them all.
+# Fix that line, and leave the rest: 1, 2 or 3 stages, a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring has `STAGES` buffers and uses them all.
 
 
 # %% tags=["ex-10.9"]

@@ -40,7 +40,7 @@ progress()
 # %%
 @triton.jit
 def place(turn, STAGES: tl.constexpr):
-    """(slot, phase) of a turn of a ring."""
+    """Return (slot, phase) of a turn of a ring."""
     return turn % STAGES, (turn // STAGES) & 1
 
 
@@ -69,10 +69,10 @@ def leave(c_desc, staging, values, row):
 # (difficulty 1 of 3, 10 minutes) Write the load role: for each of the `steps` slices wait until its buffers are free, announce the bytes *of both operands* on `fulls[slot]`, and start both copies.
 # Turn `k` of the ring uses slot `k % STAGES`; `place` gives slot and phase.
 # There are 1, 2 or 3 stages: the ring has `STAGES` buffers and uses them all.
-# Do it with what is there, without `load_slice`: two copies per slice, and one announcement per slice.
+# Do it with what is there: two tasks, no `load_slice`, two copies per slice, and one announcement per slice.
 #
 # Slice k of A starts at `[0, k * BK]`, of B at `[k * BK, 0]`.
-# What lies beyond the last slice is not yours.
+# Do not read beyond the last slice.
 
 
 # %% tags=["ex-11.1"]
@@ -197,11 +197,11 @@ check("11.2", jagged_kernel)
 # %% [markdown]
 # ## 11.3 Bug hunt: the second tile hangs
 #
-# (difficulty 2 of 3, 30 minutes) One tile is right, and many a second tile hangs.
-# Some do not: with 2 stages and 4 slices per tile all is well.
+# (difficulty 2 of 3, 30 minutes) A launch of one tile is right, and most launches of two tiles hang.
+# Some do not: with 2 stages and 4 slices per tile the result is right.
 # Run the check, draw the graph in your head, and ask which two roles disagree, and about what.
 # One line is wrong.
-# Mend it, and leave the rest: three async tasks, one wait per slice on each side of the ring, and each slice copied once; the ring has `STAGES` buffers and uses them all.
+# Fix it, and leave the rest: three async tasks, one wait per slice on each side of the ring, and each slice copied once; the ring has `STAGES` buffers and uses them all.
 
 
 # %% tags=["ex-11.3"]
@@ -260,7 +260,7 @@ check("11.3", second_tile_kernel)
 # %% [markdown]
 # ## 11.4 Bug hunt: right whenever the tensor core is quick
 #
-# (difficulty 2 of 3, 25 minutes) Somebody wanted the epilogue to start early.
+# (difficulty 2 of 3, 25 minutes) Here the epilogue was meant to start early.
 # On a quick tensor core the numbers are right.
 # The report names a load and a product that nothing orders.
 # Neither line is wrong: find what should have ordered them.
@@ -321,9 +321,9 @@ check("11.4", early_kernel)
 # (difficulty 3 of 3, 30 minutes) A small network: `out = relu(X W)**2 V`. The hidden layer never leaves the chip: each block of its columns, S, is made in tensor memory, and the *default task of eight warps* turns it into P in bf16, stored over S.
 # The kernel was right with four warps.
 # With eight it has a race *inside one task*.
-# Somebody has tried a fence; it did not help.
+# A fence was tried and did not help.
 #
-# Mend it, and leave the rest: P stays over S (at most 128 columns of tensor memory), both products read tensor memory as given, and two async tasks.
+# Fix it, and leave the rest: P stays over S (at most 128 columns of tensor memory), both products read tensor memory as given, and two async tasks.
 # It is launched with `num_warps=8`.
 
 
@@ -391,7 +391,7 @@ check("11.5", hidden_kernel)
 # | fault | what is changed |
 # |---|---|
 # | `two announcements` | the load role announces A's bytes and B's bytes in two calls of `barrier_expect_bytes` |
-# | `kept slices` | the products have no `mBarriers`: nobody arrives on `empties` |
+# | `kept slices` | the products have no `mBarriers`: nothing arrives on `empties` |
 # | `early release` | the epilogue arrives on `acc_empties` *before* it loads the accumulator |
 # | `double release` | the epilogue arrives on `acc_empties` twice, after the load |
 # | `no store wait` | the epilogue does not wait before it writes into `staging` again; it still waits at the end |
@@ -405,7 +405,7 @@ check("11.5", hidden_kernel)
 
 # %% tags=["ex-11.6"]
 def findings(tiles, steps, stages):
-    """-> {fault: finding} for the six faults."""
+    """Return {fault: finding} for the six faults."""
     raise NotImplementedError("11.6: not started")  # YOUR CODE
 
 

@@ -12,11 +12,11 @@
 # **Goals.** After this chapter you
 # * know the machine under a warp-specialized kernel: shared and tensor memory, the TMA, the tensor core, barriers,
 # * can use each from TLX, the Triton extension that names them, and can count arrivals and phases by hand,
-# * have broken each on purpose, read the report, and swept a kernel for what its synchronisation is good for.
+# * have broken each on purpose, read the report, and let a *sweep* show which waits, arrivals and fences a kernel needs.
 #
 # **Time** 100 minutes to read, 145 for the exercises.
 # **You need** chapter 03.
-# No GPU: TLX kernels have no interpreter anywhere else; here the emulator runs them.
+# No GPU is needed: the course's emulator runs TLX kernels on a CPU, which Triton's own interpreter cannot.
 
 # %%
 import torch
@@ -103,11 +103,11 @@ plots.blocks(MACHINE, LINKS, title="a Blackwell GPU: who computes, what remember
 #
 # The tensor core only *reads* shared memory; its results go to tensor memory.
 # A plain load goes through the registers of the threads that ask, a TMA copy does not.
+# The numbers in the picture are a B200's; `jfa/emulator/rates.py` has the rates with their sources, NVIDIA's CUDA programming guide the sizes.
 #
-# The TMA and the tensor core work *beside* your threads.
-# They finish when they finish.
-# Nothing in your program's order of lines says when: only barriers do.
-# That is the whole art, and every bug of this chapter.
+# The TMA and the tensor core work *concurrently* with your threads.
+# The order of the lines in your program does not say when they finish: only barriers do.
+# Most bugs in this chapter come from forgetting that.
 
 # %% [markdown]
 # ## 1. Buffers
@@ -184,7 +184,7 @@ attempt(lambda: run_tma_copy(wait=False))
 # %% [markdown]
 # The second one is a *race*: two accesses to one place, at least one of them a write, and no barrier between them.
 # The emulator does not need the copy to be late to see it.
-# It keeps, for every task and engine, what it can know of the others, and reports accesses that nobody ordered.
+# For each task and each engine it tracks which steps of the others must have happened before, and reports two accesses that no barrier orders.
 # A race is found even on the run where the numbers come out right.
 
 # %% [markdown]
@@ -247,20 +247,20 @@ plots.segments(
 )
 
 # %% [markdown]
-# **The likely mistake.** A parity cannot tell one phase from the next but one.
-# Suppose that the consumer comes for phase 0 of `full`, and that more than one phase has completed meanwhile, since nothing held the producer back:
+# **The likely mistake.** A parity cannot tell phase n from phase n + 2.
+# Suppose that the consumer waits for phase 0 of `full`, and that more than one phase has already completed, because nothing held the producer back:
 
 
 # %%
 def passes(in_progress, parity):
-    """The rule of parities."""
+    """Return whether a wait for `parity` passes: the rule of parities."""
     return parity != in_progress % 2
 
 
 SAYS = {
     0: "rightly: nothing was filled yet",
     1: "rightly: phase 0 is complete",
-    2: "one turn too many: it waits for a phase that it has missed, for ever",
+    2: "one turn too many: it waits forever for a phase that it has missed",
     3: "two turns too many: it passes, on the wrong turn's data",
 }
 for completed, words in SAYS.items():
@@ -271,12 +271,12 @@ for completed, words in SAYS.items():
 # One turn too many hangs, two too many is silently wrong.
 # The emulator reports both where it happens: a wait that can come two phases late is an error there, whether it would pass or hang.
 #
-# How a phase gets complete: a barrier made with `arrive_count=c` wants c arrivals, and all bytes that were announced.
+# When a phase completes: a barrier made with `arrive_count=c` needs c arrivals and all the bytes that were announced.
 #
-# | what happens | arrivals | bytes |
+# | event | arrivals | bytes still awaited |
 # |---|---|---|
-# | `barrier_expect_bytes(bar, n)` | 1 | n more are awaited |
-# | a TMA copy on `bar` delivers | 0 | as many as it delivers are done |
+# | `barrier_expect_bytes(bar, n)` | 1 | + n |
+# | a TMA copy on `bar` delivers n bytes | 0 | - n |
 # | `barrier_arrive(bar, 1)` in a task, whatever its number of warps | 1 | 0 |
 # | a product with `bar` in `mBarriers` is done | 1 for each barrier | 0 |
 # | `tcgen05_commit(bar)`, all earlier products done | 1 | 0 |
@@ -339,10 +339,10 @@ print("largest relative error:", ((sums - wide.double().exp().sum(1)) / sums).ab
 
 # %% [markdown]
 # **Broken.** Take the producer's wait away.
-# It now refills buffers before anybody has read them.
+# It now refills buffers before they have been read.
 # One mistake can show in more than one way.
 # Run it on two schedules: copies that finish at once, and copies that finish as late as they may.
-# Predict first: who is blamed, the producer or the consumer?
+# Predict first: which line does each report name, the producer's or the consumer's?
 
 # %%
 attempt(lambda: run_stream(hold_back=False), policy="eager")
@@ -352,20 +352,20 @@ attempt(lambda: run_stream(hold_back=False), policy="lazy")
 # %% [markdown]
 # The first report sees two copies into one buffer that nothing orders.
 # The second sees the producer announce a third chunk on a barrier whose phase has not completed.
-# Both point at the producer: it came round too early.
+# Both point at the producer: it returned to a buffer too early.
 
 # %% [markdown]
 # ### What each role does when
 #
 # The emulator also keeps a clock: its *timed* policy knows how many cycles a copy, a load or 4,096 exponentials take on a B200.
-# The picture is a model, not a measurement, and says so.
+# The picture is a model, not a measurement.
 # Predict first: with one buffer, which role waits?
 # With three?
 
 
 # %%
 def timeline(launch):
-    """The timeline of a launch, modelled on a B200."""
+    """Return the timeline of a launch, modelled on a B200."""
     with emulator.options(policy="timed", rates=B200, trace=True):
         launch()
     return Timeline.of(emulator.last())
@@ -378,7 +378,7 @@ plots.timelines({"one buffer": one, "three buffers": three})
 # %% [markdown]
 # With one buffer the copy and the arithmetic take turns: both roles wait most of the time.
 # With three the copies run ahead, and the launch takes less than half as long.
-# The consumer still waits, once for each turn of the ring: three chunks of this little arithmetic are over before the copy that replaces the first of them has arrived.
+# The consumer still waits once per turn of the ring: it finishes three chunks before the copy that replaces the first of them has arrived.
 
 # %% [markdown]
 # ### Several workers, and their registers
@@ -387,7 +387,7 @@ plots.timelines({"one buffer": one, "three buffers": three})
 # `registers=` says how many registers each thread of a task gets.
 # Either all tasks but the default one name it, or none does; the default task gets what is left.
 # It is a multiple of 8 from 24 to 256, and the threads of all tasks together have the SM's 65,536.
-# The Blackwell forward of chapter 12 uses them to the last one, with 128 threads each for a correction role, two softmax roles and four single warps:
+# The Blackwell forward of chapter 12 uses all of them, with 128 threads each for a correction role, two softmax roles and, together, four single warps:
 #
 # $$ 128 \cdot (96 + 2 \cdot 192 + 32) = 65{,}536. $$
 #
@@ -487,11 +487,11 @@ attempt(lambda: run_product(accumulators=5))
 #
 # `async_dot` is asynchronous only with `mBarriers` or with `force_async=True`.
 # With neither, the compiler adds a barrier of its own and waits for it on the spot.
-# `force_async=True` starts a product that nobody is told of.
-# `tlx.tcgen05_commit(bar)` makes up for it later: one arrival on `bar` when all products that this task has started so far are done.
+# `force_async=True` starts a product whose end no barrier reports.
+# `tlx.tcgen05_commit(bar)` reports it later: one arrival on `bar` when all products that this task has started so far are done.
 #
 # `local_load` and `local_store` reach tensor memory as well.
-# So an accumulator can be changed between two products; a correction role lives on it.
+# So an accumulator can be changed between two products, as the correction role of chapter 12 does.
 # Below, half of the first product is kept and the second is added to it.
 
 
@@ -572,27 +572,27 @@ for count in (3, 4, 5):
     print()
 
 # %% [markdown]
-# Four.
+# The answer is four.
 # With 5 nothing is left that could arrive.
 # With 3 the phase may complete without one of the four: here the waits return while the copy is still under way.
 #
 # ## Tensor memory for experts
 #
-# One page to come back to.
-# Marked [compiled]: read in the PTX that fbtriton 3.7.4 makes for sm_100.
+# A reference page; come back to it from chapter 12.
+# [compiled] marks what was read in the PTX that fbtriton 3.7.4 makes for sm_100.
 #
 # | | |
 # |---|---|
 # | size | 128 lanes x 512 columns x 4 bytes = 256 KB per SM, all CTAs of the SM together |
 # | rows of a tile | row r of a 128-row tile is lane r; its columns are the tile's columns: an fp32 tile of N columns takes N, a bf16 tile N / 2 |
-# | who may touch it | a warp reaches the 32 lanes of its place in its warp group only: warp w the lanes 32 (w mod 4) to 32 (w mod 4) + 31. So a task needs 4 warps, or 8, to see a whole tile |
+# | who may touch it | warp w reaches only lanes 32 (w mod 4) to 32 (w mod 4) + 31. So a task needs 4 or 8 warps to access a whole tile |
 # | shapes of a product | M is 64 or 128, 32 ≤ N ≤ 256 in TLX, K a multiple of 16 for 16-bit types; one instruction does K = 16, so K = 64 is four of them [compiled] |
 # | allocation | columns in powers of two, at least 32: three accumulators of 64 columns ask for 192 and get 256, five get 512 [compiled] |
 # | wait | a thread's own loads and stores: `tcgen05.wait::ld`, `::st`, put in by the compiler behind each `local_load` and `local_store` [compiled] |
 # | commit | `tcgen05.commit`: one arrival when all earlier products of this thread are done. `mBarriers` is the same instruction behind the product [compiled] |
-# | fence | `fence("async_shared")` is about shared memory (section 6). PTX has a `tcgen05.fence` too; none stands in the kernels compiled for this chapter [compiled] |
+# | fence | `fence("async_shared")` is about shared memory (section 6). PTX has a `tcgen05.fence` too; the kernels compiled for this chapter contain none [compiled] |
 #
-# What comes in order, and who says so:
+# Which operations are ordered, and who guarantees it:
 #
 # | two operations | in order? |
 # |---|---|
@@ -603,7 +603,7 @@ for count in (3, 4, 5):
 # | a thread's load of an accumulator, and a product on it | no order without a barrier |
 #
 # The picture: four accumulators of 48 fp32 columns, and what is allocated for them.
-# The hatched columns are allocated and not used: nobody else can have them.
+# The hatched columns are allocated and not used; no other CTA can have them.
 
 # %%
 LANE_ROWS = [f"lanes {32 * i} to {32 * i + 31}\nwarps {i}, {i + 4}" for i in range(4)]
@@ -621,11 +621,11 @@ plots.segments(
 # Chapter 12 shows how: buffers that are never alive at the same time share columns.
 
 # %% [markdown]
-# ## 6. Fences: two ways into one memory
+# ## 6. Fences: two paths to one memory
 #
 # Threads and engines reach shared memory by two paths, the *generic* and the *async* proxy.
-# A barrier orders time.
-# It does not make what threads wrote through one path visible on the other.
+# A barrier orders execution.
+# It does not make what threads wrote through the generic proxy visible to the async one.
 # `tlx.fence("async_shared")` does.
 # It belongs between the last `local_store` and whatever lets a TMA store or a tensor core read the buffer.
 
@@ -651,15 +651,15 @@ attempt(lambda: run_ship(False), fences="strict")
 
 # %% [markdown]
 # fbtriton 3.7.4 adds this fence by itself, in the task that reads, right before the store: also where the writer is another task (its PTX has a `fence.proxy.async` behind the reader's wait).
-# So a kernel without it works there, and another compiler need not be so kind.
-# Write it where the writing is.
-# `fences="strict"` asks the emulator to insist on all of them; without it a missing one is a warning.
+# So a kernel without it works there; another compiler may not add it.
+# Write the fence right after the stores.
+# With `fences="strict"` the emulator reports a missing fence as an error; without it, as a warning.
 #
-# ## 7. The sweep: what is each synchronisation good for?
+# ## 7. The sweep: which synchronisation is needed?
 #
 # The emulator can break a kernel on purpose.
-# For each wait, arrive, announcement and fence it makes a version without it, or with the other parity, or with half the bytes, and runs each on four schedules.
-# Here it takes `stream_exp` apart.
+# A *sweep* does this for each wait, arrive, announcement and fence: it makes a version without it, or with the other parity, or with half the bytes, and runs each version under four schedules.
+# Here is the sweep of `stream_exp`.
 
 # %%
 from jfa.emulator import sweep
@@ -677,7 +677,7 @@ plots.sweep_map(swept)
 
 # %% [markdown]
 # Every broken version was found.
-# A version that nothing finds means one of two things: the synchronisation is superfluous, or the launch never needed it, say with one chunk.
+# A version that goes unnoticed means one of two things: the synchronisation is superfluous, or this launch never needed it, for example because it has one chunk only.
 #
 # **Sweep your own kernel.** Write a function without arguments that launches it and returns its outputs, and put it in the place of `stream_once`.
 # A solved 10.3 is a good start: paste the kernel into a cell, launch it as its text says, and predict before you run which of its lines a sweep will call superfluous.
@@ -688,9 +688,9 @@ plots.sweep_map(swept)
 #
 # | you read | it means | look for |
 # |---|---|---|
-# | `DeadlockError` | everybody waits, nothing is in flight | the barrier it names: who should arrive there? |
-# | `RaceError` | two accesses, one a write, unordered | the two lines: which barrier should lie between them? |
-# | `OverArrivalError` | more arrivals in a phase than the barrier counts | a role that comes round too early, or `arrive_count` |
+# | `DeadlockError` | every task waits, nothing is in flight | the barrier it names: who should arrive there? |
+# | `RaceError` | two accesses, one a write, unordered | the two lines: which barrier should order them? |
+# | `OverArrivalError` | more arrivals in a phase than the barrier counts | a role that arrives a turn too early, or `arrive_count` |
 # | `PhaseError` | a wait can pass on an old phase | a producer that nothing holds back |
 # | `ExpectBytesError` | bytes announced and delivered differ | element size, number of loads on the barrier |
 # | `PoisonError` | memory that nobody wrote | `use_acc` on the first product; a wrong buffer number |
@@ -724,7 +724,7 @@ plots.sweep_map(swept)
 #
 # <details><summary>Why does the producer wait for phase ^ 1?</summary>
 #
-# In its first turn nobody has given a buffer back.
+# In its first turn no buffer has been given back yet.
 # Parity 1 passes on a fresh barrier, so the first turn goes through, and later turns wait for the consumer.
 # </details>
 #
@@ -738,7 +738,7 @@ plots.sweep_map(swept)
 #
 # No.
 # It says that nothing in the program makes the output right.
-# Another schedule, another clock, another chip may show it.
+# Another schedule, clock rate or chip may show the wrong one.
 # </details>
 #
 # <details><summary>How many fp32 accumulators of 128 x 256 fit into tensor memory? How many columns are allocated for three bf16 tiles of 128 x 128?</summary>
@@ -765,7 +765,7 @@ plots.sweep_map(swept)
 # |---|---|
 # | reading a buffer nobody filled | section 1 |
 # | bytes counted in elements, or for one load of two | section 2 |
-# | no wait: right by luck | section 2, section 5 |
+# | no wait: the numbers are right by luck | section 2, section 5 |
 # | nothing holds the producer back | section 4 |
 # | tensor memory has 512 columns | section 5 |
 # | no fence between threads and engines | section 6 |
@@ -788,5 +788,6 @@ plots.sweep_map(swept)
 # - Triton, tutorials of Gluon, *TCGen05 Copy Instruction* (triton-lang.org, read 2026-11): the tensor core as one queue.
 # - NVIDIA, PTX ISA 8.8: `mbarrier`, `cp.async.bulk.tensor`, `tcgen05`, and the proxy fences.
 # - The rates of the model: `jfa/emulator/rates.py`.
+# - NVIDIA, CUDA C++ Programming Guide, technical specifications per compute capability: registers, warps and shared memory.
 #
-# Next: [12 the Blackwell forward](12_blackwell_forward.py).
+# Next: [11 a warp-specialized GEMM](11_warp_specialized_gemm.py).

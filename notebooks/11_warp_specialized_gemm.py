@@ -9,10 +9,10 @@
 # %% [markdown]
 # # 11 A warp-specialized GEMM: hunting deadlocks and races
 #
-# **Goals.** Build a matrix product (a *GEMM*) out of roles: a ring that feeds the tensor core, a role that multiplies, a role that stores, two accumulators between them, and a loop over tiles that never drains.
+# **Goals.** Build a matrix product (a *GEMM*) out of roles: a ring that feeds the tensor core, a role that multiplies, a role that stores, two accumulators between them, and a loop over tiles that keeps the pipeline full.
 # Read a deadlock as a graph and a race as two clocks.
 # Break every synchronisation of a kernel in turn, and run every schedule of a small launch.
-# Know what none of these tools sees.
+# Know what these tools cannot see.
 #
 # **Time.** 75 minutes, and 140 for the exercises.
 #
@@ -41,17 +41,17 @@ torch.manual_seed(0)
 # The token says *empty* or *full*.
 # The producer may only pick up an empty token; it fills the buffer and puts the token down as full.
 # The consumer may only pick up a full one; it reads the buffer and puts the token down as empty.
-# Nobody can overwrite what is still being read, and nobody can read what is not there, because nobody holds two sides of a token.
+# A token is in one hand at a time, so a buffer is never overwritten while it is read, nor read before it is filled.
 #
 # In a kernel each side of a token is a barrier: `fulls[slot]` and `empties[slot]`.
 # "Put down" is an arrival, "pick up" is a wait.
-# Predict first: a copy takes 3 ticks, a product 2, and copies may be under way side by side.
+# Predict first: a copy takes 3 ticks, a product 2, and several copies may be under way at once.
 # How many buffers keep the tensor core busy?
 
 
 # %%
 def token_game(buffers, blocks, copy=3, product=2):
-    """Each buffer's states: filled for `copy` ticks, then read for `product` ticks, in order."""
+    """Return each buffer's states: filled for `copy` ticks, read for `product` ticks, in order."""
     history, free, busy_until = {f"buffer {n}": [] for n in range(buffers)}, [0] * buffers, 0
     for k in range(blocks):
         slot = k % buffers
@@ -74,8 +74,8 @@ rows = {f"{n} buffers: {row[7:]}": line for n in (2, 3) for row, line in games[n
 plots.segments(rows, title="six blocks through two buffers, and through three", xlabel="ticks")
 
 # %% [markdown]
-# A buffer is busy for `copy + product` ticks and used for `product` of them, so `(copy + product) / product` buffers keep the reader busy: 2.5, that is 3.
-# With two the reader idles for one tick in five; with three the buffers wait, full, for the reader.
+# A buffer is busy for `copy + product` ticks and used for `product` of them, so `(copy + product) / product` buffers keep the reader busy: 2.5, rounded up to 3.
+# With two buffers the reader idles for one tick in five; with three, full buffers wait for the reader.
 #
 # ## The math, down to shapes
 #
@@ -87,10 +87,10 @@ plots.segments(rows, title="six blocks through two buffers, and through three", 
 # |---|---|
 # | bytes to shared memory | `2 (BM + BN) BK` = 32,768 |
 # | FLOPs | `2 BM BN BK` = 2,097,152 |
-# | cycles of the tensor core at 8,192 FLOPs per cycle | 256 |
-# | cycles until the first byte of a copy is there | about 1,500 in the model |
+# | cycles of the tensor core at 8,192 FLOPs per cycle (a B200's rate in `jfa/emulator/rates.py`) | 256 |
+# | cycles until a copy has arrived | about 1,500 in the model |
 #
-# The last two rows are the whole problem: one copy takes as long as six products.
+# The last two rows are the whole problem: one copy takes about as long as six products.
 # To hide it, copies must be under way while the tensor core works, and the tensor core must work while results leave.
 
 # %%
@@ -98,12 +98,12 @@ SHAPE = dict(m=256, n=256, k=512)
 
 
 def operands(m, n, k):
-    """A and B in bf16, an empty C in fp32."""
+    """Return A and B in bf16, and an empty C in fp32."""
     return torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16(), torch.empty(m, n)
 
 
 def boxes(a, b, c, bm=128, bn=128, bk=64):
-    """Descriptors of A, B and C whose boxes are slices and tiles."""
+    """Return descriptors of A, B and C whose boxes are slices and tiles."""
     return [
         TensorDescriptor.from_tensor(a, [bm, bk]),
         TensorDescriptor.from_tensor(b, [bk, bn]),
@@ -112,7 +112,7 @@ def boxes(a, b, c, bm=128, bn=128, bk=64):
 
 
 def timed(launch):
-    """The timeline of a launch, modelled with the rates of a B200."""
+    """Return the timeline of a launch, modelled with the rates of a B200."""
     with emulator.options(policy="timed", rates=B200, trace=True):
         launch()
     return Timeline.of(emulator.last())
@@ -124,7 +124,7 @@ wanted = a.double() @ b.double()
 # %% [markdown]
 # ## Version 1: a straight line
 #
-# One program per tile, and one thing after the other: copy a slice, wait, multiply, wait, and at the end store the tile.
+# One program per tile, and one step after the other: copy a slice, wait, multiply, wait, and at the end store the tile.
 # Two helpers are shared by all versions: `load_slice` starts the two copies of a slice on *one* barrier and announces the bytes of both; `leave` sends a tile out through shared memory.
 # The fence makes what threads wrote visible to the TMA (chapter 10, section 6).
 
@@ -181,13 +181,13 @@ print(f"modelled cycles per tile: {timelines['1 straight line'].cycles:,.0f}")
 # The product itself gives the buffer back: `mBarriers=[empties[slot]]` is an arrival when the product is *done*, not when it was issued.
 # One more arrival is needed when *all* products are done: `tcgen05_commit` arrives after everything this task has issued.
 #
-# Count turns, not slices: turn `k` uses slot `k % STAGES`, for the `k // STAGES`-th time, so its phase is the parity of that number.
+# A *turn* is one use of the ring: turn `k` uses slot `k % STAGES`, for the `k // STAGES`-th time, so its phase is the parity of that number.
 
 
 # %%
 @triton.jit
 def place(turn, STAGES: tl.constexpr):
-    """(slot, phase) of a turn of a ring."""
+    """Return (slot, phase) of a turn of a ring."""
     return turn % STAGES, (turn // STAGES) & 1
 
 
@@ -229,11 +229,11 @@ print(f"modelled cycles per tile: {timelines['2 ring of 4'].cycles:,.0f}")
 # %% [markdown]
 # ## Version 3: three roles, two accumulators
 #
-# While a tile leaves, the tensor core has nothing to do: its accumulator is being read.
-# A second accumulator mends that, and a third role: the MMA role fills one accumulator while the *epilogue* reads the other.
-# The two play the token game too; their buffers lie in tensor memory.
+# While a tile is stored, the tensor core has nothing to do: its accumulator is being read.
+# A second accumulator and a third role fix that: the MMA role fills one accumulator while the *epilogue* reads the other.
+# These two roles play the token game too; their buffers are in tensor memory.
 #
-# Here each program makes two tiles, so each accumulator is used once and nobody has to give it back.
+# Here each program makes two tiles, so each accumulator is used once and need not be given back.
 
 
 # %%
@@ -286,7 +286,7 @@ print(f"modelled cycles per tile: {timelines['3 two accumulators'].cycles / 2:,.
 # Nothing drains between two tiles: the load role is already copying the next one.
 # Two things change, and both are where the bugs are:
 #
-# - **Turns are counted through all tiles.** The ring does not know where a tile ends. A role that starts its count anew at each tile disagrees with the barriers, which do not.
+# - **Turns are counted through all tiles.** The ring does not know where a tile ends. A role that restarts its count at each tile disagrees with the barriers, which do not restart.
 # - **Accumulators come back.** The MMA role waits for `acc_empties`, the epilogue arrives there, and a second count says which accumulator it is and in which phase.
 #
 # Each role is a function of its own now, and the entry is a list of roles.
@@ -377,9 +377,9 @@ print(f"modelled cycles per tile: {timelines['4 persistent'].cycles / 4:,.0f}")
 plots.timelines(timelines)
 
 # %% [markdown]
-# Read the MMA line of each: islands in version 1, one block per tile in version 2, and no seam between tiles in version 4.
+# Read the MMA line of each: isolated products in version 1, one block of products per tile in version 2, and no gap between tiles in version 4.
 # In the model a tile costs 18,332 cycles, then 7,836, 6,517 and 5,865.
-# What is left is the wait for copies: a tile takes 8 slices of 256 cycles, and the model's TMA delivers a slice every 650 cycles or so.
+# The rest is the wait for copies: a tile takes 8 slices of 256 cycles, and the model's TMA delivers a slice about every 650 cycles.
 # Predict before you try it (last section): do more stages help?
 # Does a larger tile?
 #
@@ -392,7 +392,7 @@ plots.timelines(timelines)
 
 # %%
 def small(tiles, steps=2, stages=2, programs=1, **options):
-    """Launch the persistent GEMM on `tiles` tiles of `steps` slices; returns its output."""
+    """Launch the persistent GEMM on `tiles` tiles of `steps` slices; return its output."""
     a, b, c = operands(128 * tiles, 32, 32 * steps)
     persistent[(programs,)](
         *boxes(a, b, c, bn=32, bk=32), tiles, 1, steps, STAGES=stages, **options
@@ -401,7 +401,7 @@ def small(tiles, steps=2, stages=2, programs=1, **options):
 
 
 def launch_of(tiles, steps=2, stages=2):
-    """A launch without arguments that gives the same each time: `sweep` and `explore` need it."""
+    """Return a launch without arguments, the same each time, for `sweep` and `explore`."""
 
     def launch():
         torch.manual_seed(1)
@@ -411,7 +411,7 @@ def launch_of(tiles, steps=2, stages=2):
 
 
 def broken(how, kind, barriers, tiles=3, **options):
-    """The emulator's error when operations `kind` on these barriers are broken."""
+    """Return the emulator's error when operations `kind` on these barriers are broken."""
 
     def fault(operation, name, task, where):
         return how if operation == kind and name.startswith(barriers) else None
@@ -425,7 +425,7 @@ def broken(how, kind, barriers, tiles=3, **options):
 
 # %% [markdown]
 # The most common deadlock of all: the producer waits for `phase`, not for `phase ^ 1`.
-# On a fresh barrier parity 0 holds, so it waits for somebody to empty a buffer that nobody has filled.
+# On a fresh barrier parity 0 holds, so it waits until a buffer is emptied that has never been filled.
 
 # %%
 stuck = broken("flip", "barrier_wait", "empties")
@@ -434,15 +434,15 @@ print(stuck)
 # %% [markdown]
 # A report of five lines per task is hard to read once there are six roles.
 # Draw it: from each task to the barrier it waits for, and from each barrier to the task that must arrive there next.
-# The emulator knows the second kind of arrow from who has arrived there before; where nobody has, from whose code arrives there (dashed).
+# The emulator takes the second kind of arrow from the tasks that have arrived there before; if none has, from the tasks whose code contains such an arrival (dashed).
 
 # %%
-plots.wait_graph(stuck, title="the producer waits for `phase`: nobody can begin")
+plots.wait_graph(stuck, title="the producer waits for `phase`: no role can begin")
 
 # %% [markdown]
 # The bold arrows form a **cycle**: the load role waits for the MMA role, which waits for the load role.
-# The epilogue waits too, but it is not part of the cycle: mend the cycle, and it goes on.
-# **Look for the cycle first, then ask which of its waits should have passed.** Here it is the one on a barrier in phase 0 that nobody could have completed.
+# The epilogue waits too, but it is not part of the cycle: fix the cycle, and it goes on.
+# **Look for the cycle first, then ask which of its waits should have passed.** Here it is the one on a barrier in phase 0 that no task could have completed.
 #
 # Not every deadlock has a cycle.
 # In the next one the roles disagree about the number of tiles: the load role has one fewer.
@@ -456,23 +456,23 @@ plots.wait_graph(stuck, title="the load role has ended one tile too early")
 
 # %% [markdown]
 # The chain ends at a task that **has ended**.
-# The arrival will never come: a loop has too few turns, or an arrive stands behind a branch.
+# The arrival will never come: a loop has too few turns, or an arrive is skipped by a branch.
 #
 # | the graph | look for |
 # |---|---|
 # | a cycle, and one of its barriers was never used | a wait on the wrong parity at the start |
 # | a cycle of barriers that have been used | a phase that is not carried over; a missing arrival |
-# | a chain that ends at an ended task | loops of different length; a role that leaves early |
+# | a chain that ends at an ended task | loops of different length; a role that returns early |
 # | a chain that ends where no task's code arrives | an arrive on the wrong barrier, or none |
 #
 # ## Reading a race
 #
 # A race is two accesses to one place, at least one of them a write, that nothing orders.
-# "Nothing orders" is exact.
-# The emulator keeps a *vector clock* for each task and each engine: for every other one, how many of its steps this one knows of.
-# A step ends with every arrival.
-# An arrival puts the clock on the barrier, and a wait merges it into the waiter's own.
-# An access is known to a later one if the later clock reaches it.
+# "Nothing orders" has an exact meaning.
+# The emulator keeps a *vector clock* per task and per engine: for every other task and engine, the number of its steps that are known to have happened.
+# Each arrival ends a step of the task that arrives.
+# An arrival stores the task's clock on the barrier, and a wait merges the stored clock into the waiter's own.
+# Access 1 is ordered before access 2 if the clock at access 2 includes the step of access 1.
 #
 # Drop the MMA role's wait for `acc_empties`, and draw the two clocks of the race.
 
@@ -484,16 +484,16 @@ plots.race_clocks(race)
 # %% [markdown]
 # Read the yellow line.
 # The epilogue's load belongs to its step 2 (the star on its own line), and the product knows 0 steps of the epilogue.
-# No chain of barriers leads from the load to the product, so on some run the product is first.
-# On this run it was not: the numbers were right.
-# That is why a race is looked for in clocks and not in results.
+# No chain of barriers leads from the load to the product, so in some run the product comes first.
+# In this run it did not, and the numbers were right.
+# That is why the emulator looks for races in clocks and not in results.
 #
-# **The likely mistake:** to mend the line that the report names.
+# **The likely mistake:** changing the line that the report names.
 # The two lines are where the accesses are; the fault is the *missing order between them*, often in a third place.
 #
 # ## Version 5: break everything, read the table
 #
-# One broken synchronisation teaches one report.
+# One broken synchronisation shows one report.
 # `sweep.sweep` breaks all of them, one at a time, and notes how each was found.
 # A kernel is well tested when every broken variant is found.
 
@@ -503,10 +503,10 @@ plots.sweep_map(result, title="three tiles of two slices")
 
 # %% [markdown]
 # Read it by columns.
-# A dropped *arrival* starves somebody: deadlock.
-# A dropped *wait* lets somebody through too early: a race, or a value that nobody wrote.
-# A flipped parity does either, depending on who meets it first: on `empties` it holds the first turn, on `fulls` it lets the first turn through.
-# The fence is neither: only what the TMA sees is at stake.
+# Without an *arrival* a task waits forever: a deadlock.
+# Without a *wait* a task goes on too early: a race, or a value that was never written.
+# A flipped parity does either: on `empties` it blocks the first turn, on `fulls` it lets the first turn through.
+# A missing fence is neither: the order is right, but the TMA may not see what the threads wrote.
 #
 # Now the same sweep on fewer tiles.
 # Predict first: which synchronisations are never needed if there are only two tiles?
@@ -518,7 +518,7 @@ for tiles, found in fewer.items():
 plots.sweep_map(fewer[2], title="two tiles: three faults are not found")
 
 # %% [markdown]
-# Two accumulators and two tiles: nobody ever waits for an accumulator to come back, so nothing that gives it back matters.
+# With two accumulators and two tiles no role ever waits for an accumulator to come back, so what gives it back is not needed.
 # **A variant that is not found is either superfluous, or the test is too small to need it.** A sweep tells you which tests your kernel is missing.
 #
 # ## Version 6: all schedules, not three of them
@@ -533,11 +533,10 @@ proof = explore.explore(launch_of(tiles=2, steps=3))
 print(proof)
 
 # %% [markdown]
-# One class.
-# Every schedule of this instance does the same, so the one run was a proof: no deadlock, no race, the same numbers, whatever the clock does.
-# That is no luck.
-# The roles meet at waits that do not depend on who comes first, so the order of everything that matters is fixed by the code.
-# Without the idea of classes there is no end to it:
+# There is one class.
+# Every schedule of this instance is equivalent to the one that ran, so that run is a proof: no deadlock, no race and the same numbers, whatever takes how long.
+# The reason: no wait of these roles depends on which task comes first, so the code fixes the order of all steps that do not commute.
+# Without classes the search would run every order of steps separately; here it stops after 100 of them:
 
 
 # %%
@@ -563,8 +562,8 @@ for mutant in fewer[2].clean:
 # At two tiles they are *proved* harmless, and at three they are not.
 # "Proved" always means: for these shapes and this grid.
 #
-# A broken kernel has more classes, because what it leaves unordered may come either way.
-# Its one mistake shows in as many ways:
+# A broken kernel has more classes, because unordered steps may come in either order.
+# So one mistake can show in several ways:
 
 # %%
 flipped = next(m for m in result.mutants if m.how == "flip" and "fulls[slot]" in m.site.text)
@@ -572,8 +571,8 @@ faces = explore.mutant(flipped, launch_of(tiles=3), stop=False)
 print(faces)
 
 # %% [markdown]
-# Undefined values, races, waits two phases late, and one schedule in which everybody waits: one flipped bit.
-# If two of your runs report different errors, look for one fault, not for two.
+# Undefined values, races, waits two phases late, and one schedule in which every task waits: all from one flipped bit.
+# If two runs of yours report different errors, look for one fault first.
 #
 # The first bad schedule is a list of choices.
 # It replays exactly:
@@ -594,9 +593,9 @@ except emulator.EmulatorError as error:
 # %% [markdown]
 # ## Eight warps are not one
 #
-# So far a task was one thing.
-# It is not: it has 4 or 8 warps, and they run apart until something joins them.
-# With 8 warps the tensor memory shows it.
+# So far we treated a task as one thread of control.
+# In fact it has 4 or 8 warps, which run independently until something synchronises them.
+# With 8 warps this matters in tensor memory.
 # Each warp reaches only 32 of the 128 lanes, so two groups of four warps share the lanes and split the *columns* of every tile.
 # Take scores S in fp32 and store P in bf16 over them, as attention does.
 # P needs half the columns:
@@ -615,7 +614,7 @@ plots.segments(
 )
 
 # %% [markdown]
-# Warps 4-7 store into columns that warps 0-3 still load from, unless somebody joins the groups in between.
+# Warps 4-7 store into columns that warps 0-3 still load from, unless something synchronises the two groups in between.
 # Predict which of these four runs is clean: four warps, eight warps, eight with a fence, eight with `tl.debug_barrier()`.
 
 
@@ -648,17 +647,17 @@ print()
 print(eight)
 
 # %% [markdown]
-# A fence orders memory, not warps.
-# A wait does not join them either: every warp waits for itself.
-# What does: `tl.debug_barrier()`, a named barrier of all threads, an arrive, a reduction over the columns.
-# This fault was in a public kernel: its authors counted wrong results in 13 % of the runs on a B200.
+# A fence orders memory accesses, not warps.
+# A wait does not synchronise the warps of a task either: each warp waits for itself.
+# These do: `tl.debug_barrier()`, a named barrier of all threads, an arrive, a reduction over the columns.
+# A public kernel had this fault: its authors report wrong results in 13 % of the runs on a B200 (issue 1992, see the sources).
 #
 # ## What no tile-level tool sees
 #
 # The emulator orders *buffers and barriers*.
 # Global memory between programs is another matter: it knows atomics, but a plain store and a plain load there are not steps of its schedules.
 # The next kernel splits K between two programs.
-# Each takes a ticket, and whoever comes second adds the other's half.
+# Each takes a ticket, and the program that comes second adds the other's half.
 # It is wrong: the ticket is taken *before* the half is stored, so the second may read a half that is not there.
 
 
@@ -686,8 +685,8 @@ def launch_split():
 print(explore.explore(launch_split, max_ctas=2))
 
 # %% [markdown]
-# All schedules, all "ok", and wrong on a GPU.
-# Know the edge of your tools:
+# All schedules are "ok", and the kernel is wrong on a GPU.
+# Know the limits of your tools:
 #
 # | not seen here | who sees it |
 # |---|---|
@@ -735,7 +734,7 @@ print(explore.explore(launch_split, max_ctas=2))
 #
 # 1. The arrival says "issued". The producer overwrites a buffer that the tensor core still reads: a race.
 # 2. With several programs the tiles of one are 0, 2, 4, ...: their numbers say nothing about how often *this* program has used an accumulator.
-# 3. Waits and arrivals of one phase commute: the phase ends with the last of them in any order. An atomic that hands out work, a poll, or two tasks that arrive at one barrier in turn make several.
+# 3. Waits and arrivals of one phase commute: the phase ends with the last of them in any order. An atomic that hands out work, a poll, or two tasks that take turns arriving at one barrier create several.
 # 4. The wait is superfluous, or the instance never has more tiles than accumulators. Explore the variant at a larger instance.
 # 5. An arrive and a row maximum.
 #
@@ -754,17 +753,17 @@ print(explore.explore(launch_split, max_ctas=2))
 # |---|---|
 # | the producer waits for `phase` | Reading a deadlock |
 # | roles that disagree about the number of turns | Reading a deadlock |
-# | an accumulator that nobody waits for: right numbers, and a race | Reading a race |
+# | an accumulator used again without a wait: right numbers, and a race | Reading a race |
 # | a test too small to need its barriers | Version 5 |
 # | "it ran on three schedules" | Version 6 |
-# | a fence or a wait taken for a barrier of warps | Eight warps are not one |
-# | trusting a tool beyond its edge | What no tile-level tool sees |
+# | a fence or a wait mistaken for a barrier of warps | Eight warps are not one |
+# | trusting a tool beyond its limits | What no tile-level tool sees |
 #
 # ## What differs on a real GPU
 #
-# - A deadlock is a process that does not end. There is no graph; you build it from a debugger's list of where each warp stands.
-# - A race shows when it likes. The public 8-warp fault gave wrong numbers in 13 % of the runs.
-# - The cycles above are a model's, with the rates in `jfa/emulator/rates.py`. A real GEMM takes larger tiles, two CTAs per product and more stages.
+# - A deadlock is a process that does not end. There is no graph; you build it from a debugger's list of where each warp is.
+# - A race shows in some runs only. The public 8-warp fault gave wrong numbers in 13 % of the runs.
+# - The cycles above are modelled, with the rates in `jfa/emulator/rates.py`. A real GEMM takes larger tiles, two CTAs per product and more stages.
 #
 # ## Verified here, and not
 #

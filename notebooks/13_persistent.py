@@ -11,9 +11,9 @@
 #
 # **Goals.** Let one program per SM work through many tiles, in every role at once.
 # Keep the phases of all barriers right from tile to tile.
-# Deal tiles by zigzag inside the kernel, then let the hardware hand them out (CLC).
-# Take away the seam between two tiles.
-# Read the nine numbers of a tile's record, and say why all roles must leave together.
+# Deal tiles by zigzag inside the kernel, then let the hardware hand them out (*cluster launch control*, CLC).
+# Remove the idle time between two tiles.
+# Read the nine numbers of a tile's record, and say why all roles must end together.
 #
 # **Time.** 60 minutes, and 250 for the exercises.
 # **Needs.** Chapters 08 and 12.
@@ -41,16 +41,16 @@ from jfa.layout import offsets_from_lengths
 D, BM, BN = 128, 128, 128
 
 # %% [markdown]
-# ## The mental model: stay at the bench
+# ## The mental model: a shop that stays open
 #
-# Versions 1 to 7 of chapter 12 work like a shop that closes after each customer; version 8 stays open, and this chapter says how.
-# A program starts, sets up its barriers, loads Q, fills its ring of buffers, works, stores, ends.
-# Then the next program does all of that again on the same SM, and while it does, the tensor core waits.
+# Versions 1 to 7 of chapter 12 work like a shop that closes after each customer; version 8 stays open, and this chapter explains how.
+# In versions 1 to 7 a program starts, sets up its barriers, loads Q, fills its ring of buffers, works, stores, ends.
+# Then the next program does all of that again on the same SM, and in the meantime the tensor core waits.
 #
 # A **persistent** program stays.
 # It takes one tile after another in a loop.
-# Its barriers and buffers live on, its load role is busy with the next tile while the others finish this one.
-# Not to scale:
+# It keeps its barriers and buffers, and its load role works on the next tile while the others finish this one.
+# The picture is not to scale:
 
 # %%
 piece = plots.Segment
@@ -78,19 +78,19 @@ plots.segments(
 #
 # | word | meaning |
 # |---|---|
-# | **unit** | one parcel of work: a tile of one head; `unit` is its place in the list |
-# | **record** | what a kernel must know of a tile, in one row of integers |
+# | **unit** | a piece of work: one tile of one head; `unit` is its place in the list |
+# | **record** | what a kernel must know about a tile, in one row of integers |
 # | `done` | tiles that this program has finished |
 # | `steps_done` | key blocks of all tiles that this program has finished |
-# | **seam** | the time at a tile's end in which a unit of the chip waits although work is there |
+# | **seam** | the time between two tiles in which a hardware unit (such as the tensor core) waits although there is work |
 # | **surplus unit** | a unit that was launched, but has no tile |
 #
 # ## The math: which phase is it?
 #
 # A barrier counts its completed phases, and a wait names only their parity (chapter 10).
-# So whoever waits for the $n$-th completion, counted from 0, must wait for the parity $n \bmod 2$.
-# In chapter 12, up to version 7, one tile was a program's whole life, and $n$ was the step $j$.
-# Now the barriers live longer than a tile:
+# So a role that waits for the $n$-th completion, counted from 0, must wait for the parity $n \bmod 2$.
+# In chapter 12, up to version 7, a program had one tile, and $n$ was the step $j$.
+# Now a barrier is used for many tiles:
 #
 # | barrier | completes | $n$ |
 # |---|---|---|
@@ -99,10 +99,9 @@ plots.segments(
 # | `alpha_fulls` | once per step, but not in a tile's first | `steps_done - done + j - 1` |
 # | ring of K and V | twice per step, in `BUFFERS` slots | $i$ = `2 * (steps_done + j)`: slot $i \bmod B$, turn $\lfloor i / B \rfloor$ |
 #
-# Every role keeps these two counters for itself.
-# Nobody tells them to it, and they must agree.
+# Every role keeps its own copy of these two counters, and the copies must agree.
 # Here is `s_fulls` over three tiles of 1, 3 and 2 steps.
-# The likely mistake is in the last line: counting anew for each tile.
+# The likely mistake is in the last line: restarting the count at each tile.
 
 # %%
 steps = [1, 3, 2]
@@ -114,7 +113,7 @@ plots.segments(
         "step j of the tile": [piece(b + j, 1, str(j), t) for b, t, j in pairs],
         "steps_done + j": [piece(b + j, 1, str(b + j), t) for b, t, j in pairs],
         "parity to wait for": [piece(b + j, 1, str((b + j) % 2), (b + j) % 2) for b, t, j in pairs],
-        "if each tile counts anew": [piece(b + j, 1, str(j % 2), j % 2) for b, t, j in pairs],
+        "if the count restarts": [piece(b + j, 1, str(j % 2), j % 2) for b, t, j in pairs],
     },
     title="one barrier over three tiles of 1, 3 and 2 steps",
     xlabel="completed phases of s_fulls",
@@ -123,13 +122,13 @@ plots.segments(
 
 # %% [markdown]
 # The last two lines agree in tile 0 and differ in tile 1.
-# With tiles of an even number of steps they would agree for ever: a test on even tiles proves nothing.
+# With an even number of steps in every tile they would always agree: a test on such tiles proves nothing.
 #
 # ## The kernel
 #
 # These are the roles of chapter 12, version 5, one function per tile and role.
 # Two things are new: the counters, and *tuples*.
-# A buffer and its barriers travel as one argument, `queries = (q, q_fulls, q_empties)`, and a role takes apart what it needs.
+# A buffer and its barriers are passed as one argument, `queries = (q, q_fulls, q_empties)`, and a role unpacks what it needs.
 # A tuple costs nothing: the compiler sees its parts.
 #
 # A batch is one head of packed sequences.
@@ -140,13 +139,13 @@ plots.segments(
 # %%
 @triton.jit
 def ring(count, BUFFERS: tl.constexpr):
-    """(buffer, phase) of the count-th use of a ring of buffers."""
+    """Return (buffer, phase) of the count-th use of a ring of buffers."""
     return count % BUFFERS, (count // BUFFERS) & 1
 
 
 @triton.jit
 def read_record(records_ptr, unit):
-    """(first query row, first key row, steps) of a tile; a step is a block of keys."""
+    """Return (first query row, first key row, steps) of a tile; a step is a block of keys."""
     at = records_ptr + unit * 3
     return tl.load(at), tl.load(at + 1), tl.load(at + 2)
 
@@ -156,7 +155,7 @@ def load_tile(
     boxes, queries, kv, record, done, steps_done,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr,
 ):  # fmt: skip
-    """Q of both halves, then K0 V0 K1 V1 ... through one ring that goes on from the tile before."""
+    """Load Q of both halves, then K0 V0 K1 V1 ... through one ring over all tiles."""
     q_desc, k_desc, v_desc = boxes
     q, q_fulls, q_empties = queries
     tiles, fulls, empties = kv
@@ -179,7 +178,7 @@ def load_tile(
 # %%
 @triton.jit
 def score(half, queries, kv, scores, done, j, steps, total, BUFFERS: tl.constexpr):
-    """S = Q K^T of one half, step j of its tile, step ``total`` of this program.
+    """Issue S = Q K^T of one half, step j of its tile, step ``total`` of this program.
 
     A tile's first step waits for Q, its last gives Q back. Half 1 gives K back.
     """
@@ -201,7 +200,7 @@ def score(half, queries, kv, scores, done, j, steps, total, BUFFERS: tl.constexp
 
 @triton.jit
 def accumulate(half, kv, scores, outs, total, use_acc, BUFFERS: tl.constexpr):
-    """O += P V of one half, step ``total`` of this program. Half 1 gives V back."""
+    """Issue O += P V of one half, step ``total`` of this program. Half 1 gives V back."""
     tiles, fulls, empties = kv
     _, p_tiles, _, p_fulls = scores
     accs, acc_readys, _ = outs
@@ -217,7 +216,7 @@ def accumulate(half, kv, scores, outs, total, use_acc, BUFFERS: tl.constexpr):
 
 @triton.jit
 def multiply_tile(queries, kv, scores, outs, ends, steps, done, steps_done, BUFFERS: tl.constexpr):
-    """One tile from its first S to its last P V: nothing of the next tile goes in between."""
+    """Issue the products of one tile, from its first S to its last P V."""
     _, _, acc_fulls = outs
     _, _, sum_empties = ends
     for half in tl.static_range(2):
@@ -239,7 +238,7 @@ def softmax_tile(
     scores, alphas, ends, half, steps, done, steps_done, scale_log2,
     SUMS_IN_S: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """One half: maximum, exponentials, row sum; alpha to the correction, P to the tensor core."""
+    """Make P of one half: maximum, exponentials, row sum; alpha goes to the correction."""
     s, p_tiles, s_fulls, p_fulls = scores
     alpha_tiles, alpha_fulls = alphas
     sums, sum_fulls, sum_empties = ends
@@ -270,7 +269,7 @@ def correct_tile(
     outs, alphas, ends, out_ptr, q_row, steps, done, steps_done,
     SEAMLESS: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """Rescales O where a row asks for it; at the tile's end divides by the sums and stores."""
+    """Rescale O where a row needs it; at the tile's end divide by the sums and store."""
     accs, acc_readys, acc_fulls = outs
     alpha_tiles, alpha_fulls = alphas
     sums, sum_fulls, sum_empties = ends
@@ -300,7 +299,7 @@ def correct_tile(
 # %% [markdown]
 # Look at the last lines of `correct_tile`, where `SEAMLESS` is not set.
 # A tile's *first* product needs no rescaling, only a free accumulator.
-# So one more arrival on `acc_readys` follows each tile, and one goes before the first tile.
+# So the correction arrives once more on `acc_readys` after each tile, and once before the first tile.
 # That makes exactly one arrival per step, and `steps_done + j` counts them.
 #
 # ### The loop of a role
@@ -317,17 +316,17 @@ def correct_tile(
 # ```
 #
 # No role asks another one which tile comes next.
-# They compute it alike, or (version 4) read the same answer.
+# All roles compute the same number, or (version 4) read the same answer.
 #
-# The kernel below has all versions as constants.
-# `CLC`, `ASK_LATE` and `SEAMLESS` wait for their sections; read over them at first.
-# The last argument is a log: the correction notes for each unit who ran it, from when to when (`tlx.clock64` is the SM's clock).
+# The kernel below contains all versions, selected by constants.
+# `CLC`, `ASK_LATE` and `SEAMLESS` are explained in their sections; skip them at first.
+# `log_ptr` is a log: for each unit the correction stores which program ran it, from when to when (`tlx.clock64` is the SM's clock).
 
 
 # %%
 @triton.jit
 def next_place(turn, ZIGZAG: tl.constexpr):
-    """The place in the list that this program takes in its ``turn``-th turn."""
+    """Return the place in the list that this program takes in its ``turn``-th turn."""
     worker, workers = tl.program_id(0), tl.num_programs(0)
     if ZIGZAG:
         worker = tl.where(turn % 2 == 0, worker, workers - 1 - worker)
@@ -336,7 +335,7 @@ def next_place(turn, ZIGZAG: tl.constexpr):
 
 @triton.jit
 def note(log_ptr, unit, begin):
-    """Who ran a unit, from when to when."""
+    """Store which program ran a unit, from when to when."""
     tl.store(log_ptr + unit * 3, tl.program_id(0))
     tl.store(log_ptr + unit * 3 + 1, begin)
     tl.store(log_ptr + unit * 3 + 2, tlx.clock64())
@@ -346,7 +345,7 @@ def note(log_ptr, unit, begin):
 def multiply_seamless(
     going, queries, kv, scores, outs, steps, steps_before, done, steps_done, BUFFERS: tl.constexpr
 ):
-    """Per step and half: the P V that is due, maybe the tile before's; then the next S."""
+    """Issue per step and half: the P V that is due, maybe of the tile before; then the next S."""
     _, _, acc_fulls = outs
     for j in range(steps):
         total = steps_done + j
@@ -368,7 +367,7 @@ def forward_kernel(
     SUMS_IN_S: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BUFFERS: tl.constexpr,
 ):  # fmt: skip
-    """Attention of ``units`` tiles of 256 queries; out: [rows, D] fp32, log: [units, 3] int64."""
+    """Attend ``units`` tiles of 256 queries; out: [rows, D] fp32, log: [units, 3] int64."""
     q = tlx.local_alloc((BM, D), tl.bfloat16, 2)
     kv_tiles = tlx.local_alloc((BN, D), tl.bfloat16, BUFFERS)
     storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
@@ -477,12 +476,12 @@ def forward_kernel(
 
 
 # %% [markdown]
-# The host's side: a batch, the list of its tiles, a launch on so many SMs, and the score.
+# The host's side: a batch, the list of its tiles, a launch on a given number of SMs, and the modelled result.
 
 
 # %%
 def make_batch(blocks, sort, seed=0):
-    """Packed q, k, v of len(blocks) sequences, records [tiles, 3] and the answer in fp64."""
+    """Return packed q, k, v of len(blocks) sequences, records [tiles, 3], the answer in fp64."""
     g = torch.Generator().manual_seed(seed)
     rows_q, rows_kv = 256 * len(blocks), BN * sum(blocks)
     q, k, v = (torch.randn(n, D, generator=g).bfloat16() for n in (rows_q, rows_kv, rows_kv))
@@ -500,7 +499,7 @@ VERSION = dict(ZIGZAG=False, CLC=False, ASK_LATE=False, SEAMLESS=False, SUMS_IN_
 
 
 def launch(batch, programs, kernel=forward_kernel, units=None, **changes):
-    """The output and the log of a launch of ``programs`` programs."""
+    """Return the output and the log of a launch of ``programs`` programs."""
     q, k, v, records, _ = batch
     out, log = torch.full(q.shape, float("nan")), torch.full((len(records), 3), -1)
     boxes = [TensorDescriptor.from_tensor(t, [BM, D]) for t in (q, k, v)]
@@ -513,7 +512,7 @@ def launch(batch, programs, kernel=forward_kernel, units=None, **changes):
 
 
 def check(batch, programs, **changes):
-    """The largest error of a launch on 2 SMs over three schedules."""
+    """Return the largest error of a launch on 2 SMs over three schedules."""
     errors = []
     for policy in ("eager", "lazy", "random"):
         with emulator.options(policy=policy, seed=1, max_ctas=2):
@@ -541,8 +540,8 @@ print(f"largest error on two SMs, three schedules: {check(SMALL, 2):.0e}")
 #
 # With as many programs as tiles each loop runs once: that is chapter 12, version 5.
 # With as many programs as SMs the same source is persistent.
-# Four tiles of 1,024 keys on one SM.
-# Predict: what does staying save?
+# The batch: four tiles of 1,024 keys, on one SM.
+# Predict: what does a persistent program save?
 
 # %%
 FOUR = make_batch([8, 8, 8, 8], sort=True)
@@ -552,23 +551,23 @@ score_board = {
 }
 
 # %% [markdown]
-# About 4,500 cycles for each tile but the last.
+# It saves about 4,500 modelled cycles per tile, except for the last one.
 # A part of them is the model's guess for a launch (1,500 cycles between two programs of an SM, marked *assumed* in `jfa/emulator/rates.py`).
-# The rest is real work that nothing overlaps with: the first Q, K and V on their way, the last O on its way out.
+# The rest is work that overlaps with nothing: the first Q, K and V are loaded, the last O is stored.
 #
 # A GPU could also put two programs on one SM, so that one works while the other one starts.
-# Not here: this program fills shared memory and tensor memory.
+# That is not possible here: one program of this kernel fills shared memory and tensor memory.
 #
 # ## Version 3: zigzag in the kernel
 #
-# Sixteen tiles of very different lengths on four SMs, first in the order of memory, as packed.
-# A static persistent kernel takes every fourth.
+# The batch: sixteen tiles of very different lengths on four SMs, at first in the order in which they are packed.
+# A static persistent kernel gives every fourth tile to the same SM.
 # Zigzag (chapter 08) needs a sorted list and one line of arithmetic, `next_place`.
 
 
 # %%
 def on_sms(log, sms):
-    """Per SM its (tile, begin, end); a program goes to the SM that was free first."""
+    """Return (tile, begin, end) per SM; a program goes to the SM that was free first."""
     mine = {}
     for unit, (program, begin, end) in enumerate(log.tolist()):
         mine.setdefault(program, []).append((str(unit), begin, end))
@@ -596,9 +595,9 @@ plots.gantt(
 
 # %% [markdown]
 # The units of the third picture are places in the sorted list, the others' are in the order of memory.
-# Note what version 1 does well: the hardware starts the next program wherever an SM is free.
-# Version 2 gave that away, and on this batch it loses more than it saves on starts.
-# Zigzag plans beforehand, from the sorted list, what that queue did by itself.
+# Note what version 1 does well: the hardware starts the next program as soon as an SM is free.
+# Version 2 gives that up, and on this batch it loses more than it saves on starts.
+# Zigzag gets a similar balance without a queue, by planning from the sorted list.
 #
 # ## Version 4: the hardware hands out the work
 #
@@ -611,10 +610,10 @@ plots.gantt(
 # |---|---|---|
 # | `clc_create_context(num_consumers, num_stages)` | all, before the tasks | per stage: a full barrier, an empty barrier that counts `num_consumers`, 16 bytes for an answer |
 # | `clc_producer(queue, parity, k=stage)` | one role only | wait until stage `k` is empty, expect 16 bytes on its full barrier, ask |
-# | `clc_consumer(queue, parity, k=stage)` | every role, the asking one too | wait until stage `k` is full, read the answer; if it names a unit, arrive on its empty barrier. Gives the unit, or -1 |
+# | `clc_consumer(queue, parity, k=stage)` | every role, the asking one too | wait until stage `k` is full, read the answer; if it names a unit, arrive on its empty barrier. Returns the unit, or -1 |
 #
 # The parities are those of any ring.
-# For turn `done` and two stages: stage `done & 1`, the consumer waits for `(done >> 1) & 1`, the producer for the opposite, since nobody frees a stage before its first use.
+# For turn `done` and two stages: the stage is `done & 1`, the consumer waits for `(done >> 1) & 1`, the producer for the opposite, since a stage is free before its first use.
 #
 # **How many consumers?** Not one per `async_task`, but one per group of warps that calls `clc_consumer`.
 # The softmax task has two replicas, so here it is 1 + 2 + 1 + 1 = 5.
@@ -623,7 +622,7 @@ plots.gantt(
 # **Why two stages?** The load role is a tile ahead of the others.
 # With one stage it could not ask again before the slowest role has read the last answer.
 #
-# A CLC context cannot be handed to another jit function in fbtriton 3.7.4, so the calls stand in the kernel itself.
+# A CLC context cannot be handed to another jit function in fbtriton 3.7.4, so the calls are in the kernel itself.
 
 # %%
 print(f"largest error on two SMs, three schedules: {check(SMALL, 5, CLC=True):.0e}")
@@ -632,7 +631,7 @@ FULL = study("4: CLC, one SM", FOUR, 4, 1, CLC=True)
 
 # %%
 def lanes(run, cta, until):
-    """The handshake as it happened: answers, and which tile each role was in."""
+    """Return the handshake as it happened: answers, and which tile each role was in."""
     mine = [e for e in run.events if e[0] == cta and "clc" in e[2] or e[1] == "CLC"]
     tracks = [("load", "load"), ("mma", "mma"), ("softmax[0]", "softmax 0"),
               ("softmax[1]", "softmax 1"), ("correction", "correction")]  # fmt: skip
@@ -663,9 +662,9 @@ plots.segments(
 # Read it from the top.
 # Each question takes 900 cycles (*assumed* in the model).
 # The load role asks at the beginning of a tile, and reads the answer at once when it is done with that tile.
-# Its stage is held until the last of five readers has been there, the correction, a whole tile later.
-# The last answer is -1: nobody frees its stage, and nobody needs it again.
-# At every moment the roles are in two different tiles.
+# Its stage is held until the last of five readers has read it: the correction, a whole tile later.
+# The last answer is -1: no role frees its stage, and no role needs it again.
+# Most of the time the roles are in two different tiles.
 #
 # Now the skewed batch.
 # Predict: will the queue beat zigzag?
@@ -684,25 +683,25 @@ plots.gantt(
 # %% [markdown]
 # **Look at the second turn of version 4.**
 # SM 0 has the largest tile, and its second tile is unit 4, the largest of those that were left.
-# All four programs ask when they begin, in the order in which they began: the second round was *dealt*, before anybody knew who would be free.
-# A queue that is asked a tile ahead is a queue from the third round on only.
+# All four programs ask when they begin, in the order in which they began: the second round was *dealt*, before it was known which SM would be free first.
+# A queue that is asked one tile ahead balances only from the third round on.
 # (Chapter 08 drew the same line for queues that run ahead.)
 #
 # Version 4b asks when the last load of the tile is on its way.
-# The answer takes 900 cycles, the ring still holds work for some thousand, so nobody waits for it.
+# The answer takes 900 cycles (assumed), and the ring still holds work for longer than that, so no role waits for the answer.
 # Now the SM with the largest tile asks last.
 #
 # The package asks early, like version 4.
 # Moving its question behind the tile's loads was tried once in the model (2026-11-30): 2 % fewer cycles on this batch, the same on four equal tiles.
-# On a chip nobody has tried it, and there the time of an answer is not known.
-# With 148 SMs and many tiles for each the dealt round weighs less than with four SMs and 16 tiles.
+# It was not tried on a chip, where the time of an answer is not known.
+# With 148 SMs and many tiles per SM the dealt round matters less than with four SMs and 16 tiles.
 #
 # ## Version 5: no seam
 #
 # Look at the end of a tile in version 2.
 # The tensor core has multiplied the last P V of both halves.
-# Before the next tile's first S it waits on `sum_empties`, on which the correction arrives when it has stored its half of O: the row sums lie in the columns of S, and the accumulator is not free before.
-# That is the safe way to write it at first, and it is a seam.
+# Before the next tile's first S it waits on `sum_empties`, on which the correction arrives when it has stored its half of O: until then the columns of S hold the row sums, and the accumulator is in use.
+# That is the safe way to write it at first, and it creates a seam.
 
 # %%
 score_board["5: no seam"] = study("5: no seam", FOUR, 1, 1, SEAMLESS=True, SUMS_IN_S=False)
@@ -710,7 +709,7 @@ print(f"largest error: {check(SMALL, 2, SEAMLESS=True, SUMS_IN_S=False):.0e}")
 
 
 def from_seam(run):
-    """The timeline, with cycle 0 where the correction begins to store the first tile."""
+    """Return the timeline, with cycle 0 where the correction begins to store the first tile."""
     line = Timeline.of(run)
     seam = min(e.start for e in line.events if e.track == "correction" and e.name == "store")
     events = [(*e[:3], e.start - seam, e.end - seam, e.args) for e in line.events]
@@ -730,10 +729,10 @@ plots.timelines(
 # Three changes do that, and each needs the others.
 #
 # 1. **The order of products.** A tile's last P0 V is followed by the *next tile's* S0, then P1 V, then S1: the same alternation as between two steps.
-#    `multiply_seamless` has no beginning and no end of a tile, only "the P V that is due".
-#    One round more follows the last tile, for what is still due then.
-# 2. **The row sums leave tensor memory.** They lay in the columns of S, and the next tile's S now comes before anybody has read them.
-#    In shared memory it is the softmax that waits on `sum_empties`, not the tensor core.
+#    `multiply_seamless` does not treat the beginning or the end of a tile specially: it issues "the P V that is due".
+#    One round more follows the last tile, for its last P V.
+# 2. **The row sums move to shared memory.** They were in the columns of S, and the next tile's S is now issued before they have been read.
+#    With the sums in shared memory the softmax waits on `sum_empties`, not the tensor core.
 # 3. **Give back as soon as it is read.** The correction arrives on `sum_empties` and `acc_readys` right after its loads, and divides and stores afterwards.
 #
 # The softmax groups begin the next tile while the correction still divides and stores.
@@ -776,15 +775,15 @@ print(f"the package, four tiles on one SM: {cycles:,.0f} modelled cycles, {busy:
 
 # %% [markdown]
 # Open its entry in [jfa/kernels/blackwell/forward.py](../jfa/kernels/blackwell/forward.py): you know this loop.
-# What travels here as `unit` and `done` is one aggregate there, `Walk`.
+# `unit` and `done` of this chapter are one aggregate there, `Walk`.
 #
-# What it does beyond version 5: P in slices, a quarter of the exponentials on the FMA pipe, four buffers in the ring because O leaves through small ones, O in slices of 32 columns.
+# It does more than version 5: P is written in slices, a quarter of the exponentials run on the FMA pipe, O is stored in slices of 32 columns through small buffers, and the room that this saves gives the ring a fourth buffer.
 #
 # ## Version 6: jagged
 #
 # ### A record of nine numbers
 #
-# With lengths that are no multiples, several heads, masks and shared queries, a tile's record has nine numbers.
+# With arbitrary lengths, several heads, masks and shared queries, a tile's record has nine numbers.
 # A kernel on the device makes the list (chapter 08); `jfa.plan` shows it.
 
 # %%
@@ -801,8 +800,8 @@ print(plots.table(NAMES, tiles))
 print(f"tiles with work, all tiles: {counts.tolist()}; room for {len(records)} records")
 
 # %% [markdown]
-# Sorted by work: the last tile of the longest sequence first.
-# `lo` and `hi` are the band of the mask (chapter 06); an open side is far away, and a kernel without that side does not read it.
+# The records are sorted by work: the last tile of the longest sequence comes first.
+# `lo` and `hi` are the band of the mask (chapter 06); an open side has a bound beyond every key, and a kernel compiled without that side does not read it.
 # `out_begin` differs from `q_begin` only where queries are shared (chapter 07), `pad_begin` is the backward's.
 # Here is the second record on the packed tensors:
 
@@ -812,7 +811,7 @@ total = sum(LENGTHS)
 
 
 def tape(begin, length, inner, size):
-    """A packed tensor with one sequence and, inside it, the rows that a tile takes."""
+    """Return pieces of a packed tensor: one sequence and, inside it, the rows of a tile."""
     end = min(inner + size, length)
     parts = [(0, begin, "others", None), (begin, inner, "same\nsequence", 5)]
     parts += [(begin + inner, end - inner, "this tile", 0)]
@@ -834,16 +833,16 @@ plots.segments(
 
 # %% [markdown]
 # A **unit** is a tile of one head: `tile = unit // heads`, `head = unit % heads`, and the key head is `head // group` (chapter 07).
-# So the heads of a tile stand side by side in the list, cost the same, and share K and V in the L2 cache.
+# So the heads of a tile are neighbours in the list, cost the same, and share K and V in the L2 cache.
 #
 # ### Never zero steps
 #
 # A query tile of a sequence without keys has nothing to do.
-# Zero steps look like the natural thing, and hang: see the pitfalls.
+# Zero steps would be the natural choice, but they make the kernel hang: see the pitfalls.
 # The package gives such a tile *one wholly masked step*.
 # Every role takes the same path as always, and the output is 0, the log-sum-exp minus infinity.
 #
-# ### Shared tiles
+# ### Tiles that share their queries
 #
 # A tile with at most 128 queries left has an empty second half.
 # There both softmax groups take the *same* queries and every other key block, and the correction merges two partial results by their sums and maxima (chapter 02).
@@ -858,31 +857,30 @@ plots.panels(
         "modelled cycles": ([shared[n][0] for n in sizes], "{:,.0f}"),
         "tensor core busy (modelled)": ([100 * shared[n][1] for n in sizes], "{:.1f} %"),
     },
-    title="one tile of so many queries, 2,048 keys, the package's forward on one SM",
+    title="one tile of 64 to 256 queries, 2,048 keys, the package's forward on one SM",
 )
 
 # %% [markdown]
-# 128 queries take three fifths of the time of 129.
-# (The notes have 71.3 % for 64 queries and 4,096 keys in the steady part of the run; the panel counts the whole run, its beginning and end too.)
+# 128 queries take three fifths of the time of 129 (modelled).
+# ([docs/blackwell-notes.md](../docs/blackwell-notes.md) has 71.3 % for 64 queries and 4,096 keys in the steady part of the run; the panel counts the whole run, with its beginning and its end.)
 #
 # ### Surplus units
 #
-# How many tiles there are only the device knows, so the grid is sized by an upper bound, and some units have no tile: **surplus units**.
-# Each role reads the count from memory, and its loop runs `while (unit >= 0) & (unit < units)`.
-# Both tests, in every role.
+# Only the device knows how many tiles there are, so the host sizes the grid by an upper bound, and some units have no tile: **surplus units**.
+# Each role reads the count from memory, and its loop runs `while (unit >= 0) & (unit < units)`: both tests, in every role.
 #
 # The two ends differ: -1 says that nothing is left to steal; a surplus unit says that the list is over, although more programs may be pending.
 # Those start later, find that they are surplus, and end.
 # It costs little, since the list is sorted and all surplus comes last.
 #
-# ### All roles leave together
+# ### All roles end together
 #
 # Why must they?
-# A role that leaves early no longer arrives where others wait.
-# A role that stays waits for a tile that nobody loads.
-# On a chip there is a third reason that no emulator of ours shows.
-# A role's warps get their registers with `setmaxnreg` from a pool that the program's warps share, and an increase waits until others have given theirs back.
-# A warp that leaves out of step can leave it waiting for ever: one such hang, and a CLC kernel that stood still at its first launch, are reported in flashinfer 4533 (2026-08-15).
+# A role that ends early no longer arrives where others wait.
+# A role that goes on waits for a tile that is never loaded.
+# On a chip there is a third reason, which this emulator does not show.
+# A role's warps get their registers with `setmaxnreg` from a pool that the program's warps share, and an increase waits until other warps have given registers back.
+# If a warp ends out of step, that wait can last forever: one such hang, and a CLC kernel that hung at its first launch, are reported in flashinfer 4533 (2026-08-15).
 #
 # And the whole op, jagged, causal, with an empty sequence, four heads on two key heads:
 
@@ -898,18 +896,18 @@ with emulator.options(policy="random", seed=3, max_ctas=3):
 print("largest error:", (out - want).abs().max().item())
 
 # %% [markdown]
-# ## Where does O leave?
+# ## Through which buffer is O stored?
 #
 # Version 5 stores O from registers with `tl.store`.
 # The package writes it to shared memory, from where a sixth role sends it by TMA.
 # But shared memory is full.
-# One place is nearly free at a tile's end: the tile's own Q, which its last S has read.
+# One buffer is nearly free at a tile's end: the tile's own Q, which its last S has read.
 #
-# It is a good idea with a trap in it.
-# Q's buffer belongs to *two* tiles by then, the one whose O leaves through it and the one whose Q comes next.
+# The idea is good, and it has a trap.
+# *Two* tiles then use Q's buffer: the one whose O is stored through it, and the one whose Q comes next.
 # "The last S has read Q" no longer means "Q's buffer is free".
-# FlashAttention 3 chose another neighbour, V: there the producer loads the next tile's Q and first K while O leaves, and waits for a barrier of O's before V (Tri Dao, flash-attention issue 1396, 2025-02-10).
-# Two public kernels met the bug itself: the Triton fork's pull request 2561 moved the wait for O in front of Q's load, and flash-attention 2754 reports errors up to 5.6.
+# FlashAttention 3 uses V's buffer instead: there the producer loads the next tile's Q and first K while O is stored, and waits for O's barrier before it loads V (Tri Dao, flash-attention issue 1396, 2025-02-10).
+# Two public kernels had this bug: the Triton fork's pull request 2561 moved the wait for O in front of Q's load, and flash-attention 2754 reports errors up to 5.6.
 # The package avoids the question with two buffers of 16 KiB.
 # Exercise 13.5 is the bug.
 #
@@ -936,7 +934,7 @@ print("largest error:", (out - want).abs().max().item())
 #
 # <details><summary>Why does a kernel with wrong phases pass a test on tiles of 2 and 4 steps?</summary>
 #
-# Counting anew and counting on differ only after an odd number of steps.
+# A count that restarts and a count that goes on differ only after an odd number of steps.
 # </details>
 #
 # <details><summary>A kernel on CLC has a load warp, an mma warp, three replicas of a softmax task and a default task, in a cluster of two. How many consumers?</summary>
@@ -946,21 +944,21 @@ print("largest error:", (out - want).abs().max().item())
 #
 # <details><summary>What protects the row sums in version 2, and what in version 5?</summary>
 #
-# In version 2 the tensor core waits on `sum_empties` before it overwrites S, where the sums lie.
-# In version 5 they lie in shared memory, and the softmax waits on the same barrier before it writes the next tile's sums.
+# In version 2 the tensor core waits on `sum_empties` before it overwrites S, whose columns hold the sums.
+# In version 5 they are in shared memory, and the softmax waits on the same barrier before it writes the next tile's sums.
 # </details>
 #
 # <details><summary>Why must the list be sorted, although CLC balances by itself?</summary>
 #
 # The queue gives out units in their order.
-# If the longest comes last, it starts last, and everybody waits for it (chapter 08).
+# If the longest comes last, it starts last, and every other SM waits for it (chapter 08).
 # </details>
 #
 # ## Try this
 #
 # * Give `study` a B200 whose questions take five times as long: `B200.scaled("clc", 5)`. Does asking late still pay?
 # * Give the ring two buffers, then four. How much later may the load role ask?
-# * Let version 1 run the sorted list. Which of the versions does it come near, and why does it stay behind?
+# * Let version 1 run the sorted list. Which version does it come close to, and why is it slower?
 # * Zigzag with twice as many SMs as tiles in the first round: who works, who does not?
 #
 # ## Pitfalls
@@ -970,7 +968,7 @@ print("largest error:", (out - want).abs().max().item())
 
 # %%
 def changed(kernel, old, new, count=1):
-    """The kernel with one place of its source changed."""
+    """Return the kernel with one place of its source changed."""
     source = inspect.getsource(kernel.fn)
     assert source.count(old) == count, f"{old!r} occurs {source.count(old)} times"
     source, name = source.replace(old, new), f"<{kernel.fn.__name__}, changed>"
@@ -992,7 +990,7 @@ def attempt(batch, programs, lines=6, **changes):
 
 
 # %% [markdown]
-# **Phases that begin anew.** The softmax forgets `steps_done`.
+# **Phases that restart.** The softmax ignores `steps_done`.
 
 # %%
 forgets = changed(
@@ -1008,13 +1006,13 @@ NO_KEYS = (*SMALL[:3], torch.tensor([[0, 0, 2], [256, 0, 0]], dtype=torch.int32)
 attempt(NO_KEYS, 1, SEAMLESS=True, SUMS_IN_S=False, lines=8)
 
 # %% [markdown]
-# **One consumer per task, not per group of warps.** Two replicas arrive, one was counted.
+# **One consumer per task, not per group of warps.** Both replicas of the softmax arrive, but only one was counted.
 
 # %%
 attempt(SMALL, 5, kernel=changed(forward_kernel, "num_consumers=5", "num_consumers=4"), CLC=True)
 
 # %% [markdown]
-# **The producer waits like a consumer.** Nobody frees a stage before its first use.
+# **The producer waits for the consumer's parity.** No role frees a stage before its first use.
 
 # %%
 waits = changed(forward_kernel, "((done >> 1) & 1) ^ 1, k=", "(done >> 1) & 1, k=", count=2)
@@ -1034,15 +1032,15 @@ attempt(SMALL, 2, CLC=True)
 
 # %% [markdown]
 # **A queue that is asked too early**: version 4 against 4b.
-# **A role that leaves alone**: exercise 13.4.
+# **A role that ends alone**: exercise 13.4.
 # **O in Q's buffer**: exercise 13.5.
 #
 # ## What differs on a GPU
 #
 # * The time of a launch and of a CLC answer are assumptions of the model.
 #   Vary them (`B200.scaled`) before you believe a difference of a few percent.
-# * 148 SMs share the L2 cache and memory. Whether tiles that run side by side share keys matters there, and not in this model, where the SMs share nothing but the queue.
-# * Results do not depend on who runs a tile: each is computed in the same order. In the backward they can, where tiles add into one dQ (chapters 05 and 14).
+# * 148 SMs share the L2 cache and memory. Whether tiles that run at the same time share keys matters there, but not in this model, where the SMs share only the queue.
+# * Results do not depend on which program runs a tile: each tile is computed in the same order. In the backward they can, where tiles add into one dQ (chapters 05 and 14).
 # * A CLC context can be handed to other jit functions in the Triton fork since 2026-08-13 (pull request 2817), so role loops can move out of the kernel there.
 # * The compiler's report on this kernel: it fits sm_100 and spills 1.2 KB per thread, as chapter 12's did, since the correction holds whole rows of O in registers. `jfa compile blackwell` shows the package's kernel.
 #

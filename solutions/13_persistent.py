@@ -10,7 +10,7 @@
 # # Exercises 13: persistent kernels
 #
 # Read [notebooks/13_persistent.py](../notebooks/13_persistent.py) first.
-# The kernels here do less than attention, so that they stay short and quick: what counts is who waits for whom.
+# The kernels here do less than attention, so that they stay short and quick: what matters is which role waits for which.
 # They run on the emulator under several schedules, and an answer passes when the numbers are right and nothing is found.
 
 # %% tags=["setup"]
@@ -31,20 +31,20 @@ progress()
 # Tile `u` takes `2 * BM` rows of `q` and all keys of its sequence, and its output is, for each of its rows, the product of the query with the *sum of the keys*: `out[i] = q[i] . (k[0] + k[1] + ...)`.
 # A record has three numbers: `q_row`, `k_row`, `k_len`.
 # The rows of `q` come in two halves of `BM`; the keys come in blocks of `BM` rows, so a tile has `ceil(k_len / BM)` steps, but never zero: a tile without keys does one step, in which nothing counts.
-# Behind the last key of a sequence lie rows of others, which may hold anything.
+# The rows after the last key of a sequence belong to other sequences and may hold anything, NaN included.
 # `BM` and `D` differ from launch to launch.
 
 
 # %%
 @triton.jit
 def ring(count, STAGES: tl.constexpr):
-    """(stage, phase) of the count-th use of a ring of buffers."""
+    """Return (stage, phase) of the count-th use of a ring of buffers."""
     return count % STAGES, (count // STAGES) & 1
 
 
 @triton.jit
 def read_record(records_ptr, unit):
-    """(q_row, k_row, k_len) of a tile."""
+    """Return (q_row, k_row, k_len) of a tile."""
     return (
         tl.load(records_ptr + unit * 3),
         tl.load(records_ptr + unit * 3 + 1),
@@ -54,7 +54,7 @@ def read_record(records_ptr, unit):
 
 @triton.jit
 def steps_of(k_len, BM: tl.constexpr):
-    """Blocks of keys that a tile visits: at least one."""
+    """Return the number of blocks of keys that a tile visits: at least one."""
     return tl.maximum(tl.cdiv(k_len, BM), 1)
 
 
@@ -185,8 +185,8 @@ check("13.1", sum_kernel)
 #
 # (difficulty 1 of 3, 20 minutes) No kernel: the arithmetic at the beginning of every role, on the host.
 # `records` `[room, 9]` has a record per tile in the chapter's order: `q_begin, q_len, row, out_begin, k_begin, k_len, lo, hi, pad_begin`.
-# The first `tiles` of them are tiles; what lies behind is not initialised.
-# Unit `u` is one head of one tile, and the heads of a tile stand side by side.
+# The first `tiles` of them are tiles; the others are not initialised.
+# Unit `u` is one head of one tile, and the heads of a tile are neighbours.
 # A tile has two halves of `block` rows each; rows from `q_len` on do not exist.
 #
 # Return seven whole numbers:
@@ -196,12 +196,12 @@ check("13.1", sum_kernel)
 # * `out_row`: the row of the output that belongs to `begin`. It differs from `begin` where queries are shared;
 # * `shared`: 1 if the second half is empty, else 0.
 #
-# For a surplus unit, one that has no tile, return seven times -1.
+# For a surplus unit, one that has no tile, return -1 seven times.
 
 
 # %% tags=["ex-13.2"]
 def locate(unit, records, tiles, heads, kv_heads, block):
-    """-> (head, kv_head, begin, middle, end, out_row, shared)."""
+    """Return (head, kv_head, begin, middle, end, out_row, shared)."""
     ### BEGIN SOLUTION
     tile, head = unit // heads, unit % heads
     if tile >= tiles:
@@ -227,11 +227,11 @@ check("13.2", locate)
 #
 # * Every program begins with its own unit, `tl.program_id(0)`.
 # * One role asks for the next unit, once per tile: best the load role, which is the first to need it. All roles read the answer.
-# * After -1 a role ends. Nobody asks again.
+# * After -1 a role ends, and no role asks again.
 # * The programs that began do all the work: the check counts programs, questions and failed questions.
 # * The ring of K has `STAGES` buffers and uses them all.
 #
-# `done` is what the three functions call the number of tiles that this program has finished, `steps_done` the number of steps of those tiles.
+# The three functions take `done`, the number of tiles that this program has finished, and `steps_done`, the number of steps of those tiles.
 
 
 # %%
@@ -307,7 +307,7 @@ def clc_kernel(
                 steps_done += steps_of(record[2], BM)
                 done += 1
     ### STARTER
-    # # YOUR CODE: the queue's context, and what stands for each pass
+    # # YOUR CODE: the queue's context, and code in place of each pass
     # with tlx.async_tasks():
     #     with tlx.async_task("default"):  # store
     #         pass
@@ -330,9 +330,9 @@ check("13.3", clc_kernel)
 #
 # The kernel below is right without surplus units, and hangs with them.
 # Each role by itself looks sensible.
-# Run the check first, find out who waits for what, and then decide on *one* way in which all roles treat a surplus unit.
+# Run the check first, find out which role waits for what, and then let all roles treat a surplus unit in the *same* way.
 # Nothing may be done with a surplus unit's record, no result may change, no tile is done twice, the ring of K has `STAGES` buffers and uses them all, and the queue still hands out the units.
-# There may be nothing but surplus units.
+# All units may be surplus.
 
 
 # %% tags=["ex-13.4"]
@@ -412,7 +412,7 @@ check("13.4", surplus_kernel)
 # `o_empties` says that O has left.
 #
 # The kernel is right for one tile and for two.
-# Run the check, read who the two parties of the report are, and mend it.
+# Run the check, see which two accesses the report names, and fix the kernel.
 # Fences count here.
 # `BM = D = 64`, and there are 1, 2 or 3 `STAGES`.
 # O keeps leaving through Q's buffer (all of shared memory together: at most 34,000 bytes with two stages), and the loads still run ahead of the products: eight tiles of two blocks each take at most 16,000 modelled cycles.
@@ -425,7 +425,7 @@ def reuse_kernel(
     BM: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """out: [units * BM, D] bf16; tile u takes its BM rows of Q and the first steps[u] blocks."""
-    # YOUR CODE: below, a buffer has two masters
+    # YOUR CODE: below, two tiles use one buffer at once
     q_tiles = tlx.local_alloc((BM, D), tl.bfloat16, 2)
     k_tiles = tlx.local_alloc((BM, D), tl.bfloat16, STAGES)
     accs = tlx.local_alloc((BM, BM), tl.float32, 2, tlx.storage_kind.tmem)
@@ -529,7 +529,7 @@ check("13.5", reuse_kernel)
 
 # %% tags=["ex-13.6"]
 def predict(costs, sms, early):
-    """costs: list of floats -> (owner list of ints, failed, queue_end, zigzag_end)."""
+    """Return (owner, failed, queue_end, zigzag_end); costs: list of floats."""
     ### BEGIN SOLUTION
     started = min(len(costs), sms)
     answers = iter(range(started, len(costs)))
