@@ -34,14 +34,14 @@ progress()
 #
 # * Wait on `dq_fulls[0]`: block `j` of this program is in `dq[0]`. The mma role completes it once per block.
 # * Arrive on `dq_empties[0]` when dQ has been read: once per block.
-# * Behind you the kernel uses the stages' memory for something else (`reuse`). When you return, no store may still read it.
+# * After your role the kernel uses the stages' memory for something else (`reuse`). When you return, no store may still read it.
 # * A record has four numbers: `q_begin`, `q_len`, the first row of dS, the first row of K.
 
 
 # %%
 @triton.jit
 def read_record(records_ptr):
-    """(q_begin, q_len, ds_row, k_row) of this program's tile."""
+    """Return (q_begin, q_len, ds_row, k_row) of this program's tile."""
     at = records_ptr + tl.program_id(0) * 4
     return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
 
@@ -51,7 +51,7 @@ def load_blocks(
     ds_desc, k_desc, slots, key, ds_row, k_row, blocks,
     BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Load role: K once, dS of each block through two slots."""
+    """Load K once, and dS of each block through two slots."""
     ds_tiles, ds_fulls, ds_empties = slots
     k_tile, k_full = key
     if blocks > 0:
@@ -65,7 +65,7 @@ def load_blocks(
 
 @triton.jit
 def multiply_blocks(slots, key, dq, dq_fulls, dq_empties, blocks):
-    """Mma role: dQ = dS K of each block, into the same place."""
+    """Multiply dQ = dS K of each block, into the same columns."""
     ds_tiles, ds_fulls, ds_empties = slots
     k_tile, k_full = key
     if blocks > 0:
@@ -79,7 +79,7 @@ def multiply_blocks(slots, key, dq, dq_fulls, dq_empties, blocks):
 
 @triton.jit
 def reuse(stages, STAGES: tl.constexpr, BM: tl.constexpr, NCOL: tl.constexpr):
-    """Stand-in for whoever uses the stages' memory next: clears it."""
+    """Clear the stages' memory, in place of the code that would use it next."""
     for i in tl.static_range(STAGES):
         tlx.local_store(stages[i], tl.zeros((BM, NCOL), tl.float32))
 
@@ -87,8 +87,8 @@ def reuse(stages, STAGES: tl.constexpr, BM: tl.constexpr, NCOL: tl.constexpr):
 # %% [markdown]
 # ## 14.1 Bug hunt: the sketch of dQ's staging
 #
-# (difficulty 2 of 3, 35 minutes) The text that this course grew from showed how dQ leaves in slices of `NCOL` columns through two stages: a sketch, never run.
-# `reduce_sketch` is written after it, and has four faults of different kinds.
+# (difficulty 2 of 3, 35 minutes) The text that this course grew from has a sketch, never run, that stores dQ in slices of `NCOL` columns through two stages.
+# `reduce_sketch` follows it, and has four faults of different kinds.
 # Run the check, repair what it finds, run it again: each fault hides the next.
 # All blocks are whole here, so nothing needs to be clipped.
 # Only `reduce_sketch` is yours; the kernel stays as it is.
@@ -153,17 +153,17 @@ check("14.1", sketch_kernel)
 # %% [markdown]
 # ## 14.2 The reduce role, staged and clipped
 #
-# (difficulty 2 of 3, 30 minutes) Now from nothing, and jagged.
+# (difficulty 2 of 3, 30 minutes) Now from scratch, and for jagged sequences.
 # Write `reduce_role`, with `STAGES` (1, 2, 3 or 4) stages of `NCOL` columns.
 #
-# * `dq_desc` is dQ `[rows, D]` in fp32, packed: the rows behind a sequence's last query belong to the next sequence.
-#   The stages' boxes are always `BM` rows high, so a last block that is not full reaches into the neighbour.
+# * `dq_desc` is dQ `[rows, D]` in fp32, packed: the rows after a sequence's last query belong to the next sequence.
+#   The stages' boxes always have `BM` rows, so a last block that is not full reaches into the next sequence.
 #   Add nothing there: neither a number nor a NaN.
-# * Rows of dQ from `q_len` on are rubbish: any numbers, or NaN.
+# * Rows of dQ from `q_len` on are undefined: any numbers, or NaN.
 # * `STAGES` need not divide the number of slices `D // NCOL`.
-#   So slice `i` of block `j` does not always have the same stage.
+#   So slice `i` does not use the same stage in each block.
 # * A program without queries (`blocks` = 0) does nothing.
-# * Memory has other programs' parts already: add, do not overwrite.
+# * Memory already holds the parts of other programs: add, do not overwrite.
 # * Only `reduce_role` is yours; the kernel stays as it is.
 
 
@@ -225,7 +225,7 @@ check("14.2", staged_kernel)
 # %% [markdown]
 # ## 14.3 Bug hunt: dQ in dP's columns
 #
-# (difficulty 3 of 3, 20 minutes) The heart of the backward in small: a program has K and V of 128 keys and walks over blocks of 128 queries.
+# (difficulty 3 of 3, 20 minutes) The core of the backward, simplified: a program has K and V of 128 keys and walks over blocks of 128 queries.
 #
 # * mma makes dP = V dO^T in `dp[0]`;
 # * compute multiplies it with `w`, a matrix in memory that stands for P, and writes dS to shared memory;
@@ -233,15 +233,15 @@ check("14.2", staged_kernel)
 # * reduce adds dQ to memory.
 #
 # dO has two slots, dS one.
-# The given roles are right; `seat_mma` is not, and the line that the report names is not the only one that you should look at.
-# The repair is one statement: which barrier, which phase, and before *what*?
+# The given roles are right; `seat_mma` is not, and the line that the report names is not the only one to look at.
+# The fix is one statement: a wait. On which barrier, for which phase, and before *which* product?
 # Only `seat_mma` is yours; the kernel stays as it is.
 
 
 # %%
 @triton.jit
 def seat_load(k_desc, v_desc, do_desc, kv, dos, blocks, B: tl.constexpr, D: tl.constexpr):
-    """K and V once, dO of each block through two slots."""
+    """Load K and V once, and dO of each block through two slots."""
     k, v, kv_full = kv
     do, do_fulls, do_empties = dos
     tlx.barrier_expect_bytes(kv_full[0], 4 * B * D)
@@ -255,7 +255,7 @@ def seat_load(k_desc, v_desc, do_desc, kv, dos, blocks, B: tl.constexpr, D: tl.c
 
 @triton.jit
 def seat_compute(w_ptr, dp, dp_fulls, ds, ds_fulls, blocks, B: tl.constexpr):
-    """dS = w dP, [keys, queries], to shared memory."""
+    """Write dS = w dP, [keys, queries], to shared memory."""
     for j in range(blocks):
         tlx.barrier_wait(dp_fulls[0], j & 1)
         at = tl.arange(0, B)[:, None] * (blocks * B) + j * B + tl.arange(0, B)[None, :]
@@ -287,7 +287,7 @@ def seat_reduce(
 def seat_mma(
     kv, dos, dp, dp_fulls, ds, ds_fulls, dq, dq_fulls, dq_empties, blocks,
 ):  # fmt: skip
-    """dP and dQ of each block, in the same columns."""
+    """Multiply dP and dQ of each block, in the same columns."""
     # YOUR CODE: something is missing here
     k, v, kv_full = kv
     do, do_fulls, do_empties = dos
@@ -340,9 +340,9 @@ check("14.3", seat_kernel)
 # (difficulty 2 of 3, 50 minutes) The kernel of 14.3 once more, with its mma role repaired; now the reduce role is yours.
 # dQ has `SLICES = D // 16` slices, and there are `STAGES` stages, a divisor of `SLICES`.
 # The last `HELD` slices (0 to `SLICES`) must leave tensor memory *before* the role waits for a stage for any of them.
-# Arrive on `dq_empties[0]` as soon as that is so.
+# Arrive on `dq_empties[0]` as soon as they have been loaded.
 #
-# The clock is the judge.
+# Time is checked as well.
 # A launch may take at most as many modelled cycles as the table says:
 #
 # | blocks | columns of dQ | stages | held | cycles |
@@ -363,7 +363,7 @@ check("14.3", seat_kernel)
 def early_mma(
     kv, dos, dp, dp_fulls, ds, ds_fulls, dq, dq_fulls, dq_empties, blocks,
 ):  # fmt: skip
-    """dP and dQ of each block, in the same columns; the next dP waits for the reduction."""
+    """Multiply dP and dQ in the same columns; the next dP waits for the reduction."""
     k, v, kv_full = kv
     do, do_fulls, do_empties = dos
     tlx.barrier_wait(kv_full[0], 0)
@@ -426,7 +426,7 @@ check("14.4", early_kernel)
 # %% [markdown]
 # ## 14.5 Predict: stages and held slices, do they fit?
 #
-# (difficulty 2 of 3, 20 minutes) No kernel: the budget of the package's backward, before one compiles.
+# (difficulty 2 of 3, 20 minutes) No kernel: estimate the budget of the package's backward before it is compiled.
 #
 # **Shared memory**, in bytes, for blocks of 128 queries and tiles of 128 keys:
 #
@@ -441,15 +441,15 @@ check("14.4", early_kernel)
 # The reduce role's four warps have what is left.
 # As a rule of thumb, dQ needs one register per held column, one per column of the slice that is on its way, and 8 for all else.
 #
-# Return three whole numbers: `shared`, the bytes of shared memory; `left`, the registers per thread of the reduce role; and `most`, how many slices it can hold at most (no more than there are), or -1 if shared memory does not suffice, or not even 0 held slices fit.
+# Return three whole numbers: `shared`, the bytes of shared memory; `left`, the registers per thread of the reduce role; and `most`, how many slices it can hold at most (no more than there are), or -1 if there is not enough shared memory, or if there are not enough registers even for 0 held slices.
 #
 # The rule is rough: it agrees with nine of the ten rows of the chapter's compile table.
-# The tenth, two stages of 32 columns with two held, lies exactly at its edge, and spills 4 bytes.
+# The tenth, two stages of 32 columns with two held, is exactly at its limit, and spills 4 bytes per thread.
 
 
 # %% tags=["ex-14.5"]
 def budget(head_dim, q_slots, do_slots, stages, columns, compute):
-    """-> (shared, left, most)."""
+    """Return (shared, left, most)."""
     raise NotImplementedError("14.5: not started")  # YOUR CODE
 
 
@@ -460,21 +460,21 @@ check("14.5", budget)
 # ## 14.6 dQ stays in tensor memory over all tiles
 #
 # (difficulty 3 of 3, 30 minutes) The resident form.
-# All tiles share one block of `B` queries, so Q is loaded once, and dQ is a sum over *all tiles of a program*, of whatever sequences.
-# For each tile dS `[queries, keys]` is ready in memory, and K.
+# All tiles share one block of `B` queries, so Q is loaded once, and dQ is a sum over *all tiles of a program*, whichever sequences they belong to.
+# For each tile, dS `[queries, keys]` and K are ready in memory.
 # The mma role has two products per tile:
 #
-# * dQ += dS K, in `dq[0]`, from the first tile of this program to its last. It leaves **once**, as this program's partial;
-# * dK = dS^T Q, in `dk[0]`, which leaves **after each tile**.
+# * dQ += dS K, in `dq[0]`, from the first tile of this program to its last. It is stored **once**, as this program's partial;
+# * dK = dS^T Q, in `dk[0]`, which is stored **after each tile**.
 #
 # Write `resident_mma` for the tiles `begin` to `end - 1`:
 #
 # * `q_full[0]`: Q is there, once;
 # * `tiles = (ds, k, fulls, empties)`: a ring of two slots; the n-th tile *of this program* is in slot `n % 2`. A slot is free when the products that read it are done;
-# * `dk_fulls[0]`, `dk_empties[0]`: the store role reads dK after each tile, and arrives when it has;
+# * `dk_fulls[0]`, `dk_empties[0]`: the store role reads dK after each tile, and then arrives on `dk_empties[0]`;
 # * `dq_full[0]`: dQ of all tiles is there. The store role waits for it once, and not at all if the program has no tiles.
 #
-# A program may have no tiles; its partial is zero, which the store role sees to.
+# A program may have no tiles; the store role then stores zeros as its partial.
 # Only `resident_mma` is yours; the kernel stays as it is.
 
 
@@ -483,7 +483,7 @@ check("14.5", budget)
 def resident_load(
     q_desc, ds_desc, k_desc, q, q_full, tiles, begin, end, B: tl.constexpr, D: tl.constexpr
 ):
-    """Q once; dS and K of each tile through two slots."""
+    """Load Q once, and dS and K of each tile through two slots."""
     ds, k, fulls, empties = tiles
     if begin < end:
         tlx.barrier_expect_bytes(q_full[0], 2 * B * D)
@@ -501,7 +501,7 @@ def resident_store(
     dk_ptr, part_ptr, dk, dk_fulls, dk_empties, dq, dq_full, begin, end,
     B: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """dK of each tile, then the partial of dQ."""
+    """Store dK of each tile, then the partial of dQ."""
     inner = tl.arange(0, B)[:, None] * D + tl.arange(0, D)[None, :]
     for n in range(end - begin):
         tlx.barrier_wait(dk_fulls[0], n & 1)
@@ -549,7 +549,7 @@ def resident_kernel(
 
 @triton.jit
 def resident_mma(q, q_full, tiles, dk, dk_fulls, dk_empties, dq, dq_full, begin, end):
-    """Both products of each tile."""
+    """Issue both products of each tile."""
     pass  # YOUR CODE
 
 

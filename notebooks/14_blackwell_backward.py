@@ -42,18 +42,18 @@ from jfa.layout import offsets_from_lengths
 D, BM, BN = 128, 128, 128
 
 # %% [markdown]
-# ## The mental model: a full table
+# ## The mental model: four seats for five results
 #
 # In the forward the difficult part was the softmax.
-# In the backward it is *room*.
-# Five products per block want five places for their results, and tensor memory has four.
-# So one place serves two guests in turn, and the second guest, dQ, is slow to leave.
-# Whoever wants to sit there next waits.
+# In the backward it is *space* in tensor memory.
+# Five products per block need space for five results, and at D = 128 tensor memory has space for four.
+# So two results, dP and dQ, share one place (we call it the *seat*) in turn, and dQ is slow to leave it.
+# The next dP has to wait until dQ is out.
 # Most of this chapter is about that one seat.
 #
 # A program takes a tile of 128 keys and walks over all blocks of 128 queries that see it (chapter 05).
-# dK and dV of the tile stay on the chip until its end.
-# dQ of a block does not: other programs add to the same dQ, so each block's part is sent to memory at once, and added there.
+# dK and dV of the tile stay on the chip until all blocks are done.
+# dQ of a block does not: other programs add to the same dQ, so each block's part is sent to memory right away and added there.
 
 # %%
 boxes = {
@@ -64,15 +64,15 @@ boxes = {
     "memory": ((10.3, 0.5, 1.7, 1.4), "dQ, fp32:\nmany programs\nadd", 5),
 }
 links = [("load", "mma", "->"), ("mma", "compute"), ("mma", "reduce"), ("reduce", "memory", "->")]
-plots.blocks(boxes, links, title="four roles: the arrows are what each hands on")
+plots.blocks(boxes, links, title="four roles, and what each hands to the next")
 
 # %% [markdown]
 # ## The math, down to shapes
 #
 # Chapter 05 had S with a row per query.
-# Here everything is turned round: **keys are rows**.
+# Here S is transposed: **keys are rows**.
 #
-# | | product | first operand lies in | result [rows, columns] | lives |
+# | | product | first operand is in | result [rows, columns] | is needed |
 # |---|---|---|---|---|
 # | 1 | $S^T = K Q^T$ | shared memory | [keys, queries] | until P is made |
 # | 2 | $dP^T = V\, dO^T$ | shared memory | [keys, queries] | until dS is made |
@@ -83,17 +83,17 @@ plots.blocks(boxes, links, title="four roles: the arrows are what each hands on"
 # with $P^T = 2^{S^T \cdot scale - lse}$ and $dS^T = P^T \circ (dP^T - \delta)$, where $lse$ and $\delta$ belong to a query, so to a *column*.
 #
 # Why transposed?
-# A product's first operand may lie in tensor memory, with its rows on the same lanes as the result's.
+# A product's first operand may be in tensor memory, with its rows on the same lanes as the result's.
 # dV has a row per key, and so has $P^T$: it can go from the registers straight back to tensor memory.
-# Without the turn, P would have to go through shared memory to be read transposed.
-# $dS^T$ must go there anyway: product 5 reads it transposed, and tensor memory cannot be read so.
+# If S were not transposed, P would have to go through shared memory to be read transposed.
+# $dS^T$ must go there anyway: product 5 reads it transposed, and an operand in tensor memory cannot be read transposed.
 #
 # A query that does not exist gets $lse = +\infty$, so its column of P is zero, and nothing else needs a mask.
 #
-# ### The room
+# ### The memory budget
 #
-# At $D = 128$ each fp32 result takes 128 of the 512 columns: S, dP, dV and dK fill it, and P lies in the columns of S (chapter 12).
-# There is nothing left for dQ.
+# At $D = 128$ each fp32 result takes 128 of the 512 columns: S, dP, dV and dK fill tensor memory, and P shares the columns of S (chapter 12).
+# No columns are left for dQ.
 # It takes the place of dP, which is free once dS is made.
 # Shared memory, in KiB:
 
@@ -105,7 +105,7 @@ print(f"together {sum(kib.values()) + 2} of 227 KiB")
 # %% [markdown]
 # ## Version 1: one role
 #
-# All steps in one line, by four warps.
+# Four warps do all steps, one after the other.
 # It is chapter 05's kernel with tensor memory, for lengths that are multiples of 128.
 # Read it for the *order of the five products* and for the reuse of `dp`.
 
@@ -116,7 +116,7 @@ def one_role(
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_ptr, dv_ptr, lse_ptr, delta_ptr,
     blocks, scale_log2, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """dK, dV of 128 keys; adds dQ / scale of all blocks to memory. lse is in base 2."""
+    """Compute dK, dV of 128 keys; add dQ / scale of all blocks to memory. lse is in base 2."""
     q = tlx.local_alloc((BM, D), tl.bfloat16, 1)
     do = tlx.local_alloc((BM, D), tl.bfloat16, 1)
     k = tlx.local_alloc((BN, D), tl.bfloat16, 1)
@@ -178,15 +178,15 @@ def one_role(
 # Three things to see:
 #
 # * **One wait for three products.** The tensor core finishes products in the order in which one warp issued them. So the last one's barrier says that dV and dK are done as well.
-# * **`store_reduce="add"`.** The TMA adds the stage to memory, one fp32 number after the other, at the L2 cache. No warp waits for it; the kernel only must not touch the stage before `store_wait` says that it has been read.
-# * **No scale on dQ.** It is multiplied once, at the very end, outside. The sketch that this course grew from also multiplied dQ by $\ln 2$, since its K was scaled into base 2. The public kernel (2889aef) feeds K unscaled, and so do we: that factor is out of date, and a dQ that is off by 0.69 is the sign of it.
+# * **`store_reduce="add"`.** The TMA adds the stage to memory, one fp32 number after the other, at the L2 cache. No warp waits for it; the kernel must only not overwrite the stage before `store_wait` says that it has been read.
+# * **No scale on dQ.** It is multiplied once, at the very end, outside. The sketch that this course grew from also multiplied dQ by $\ln 2$, since its K was scaled into base 2. The public kernel (2889aef) feeds K unscaled, and so do we: that factor is out of date, and its symptom is a dQ that is too small by the factor 0.69.
 
 # %%
 GENERATOR = torch.Generator().manual_seed(0)
 
 
 def inputs(len_q, len_kv):
-    """q, k, v, dout bf16; lse (base 2), delta fp32; (dq, dk, dv) fp64 of autograd."""
+    """Return q, k, v, dout bf16, lse (base 2), delta fp32; and (dq, dk, dv) fp64 by autograd."""
     q, k, v, do = (
         torch.randn(n, D, generator=GENERATOR).bfloat16() for n in (len_q, len_kv, len_kv, len_q)
     )
@@ -199,7 +199,7 @@ def inputs(len_q, len_kv):
 
 
 def run_one_role(q, k, v, do, lse, delta):
-    """(dq, dk, dv) fp32."""
+    """Return (dq, dk, dv) in fp32."""
     dq, dk, dv = (torch.zeros(len(t), D) for t in (q, k, v))
     boxes = [TensorDescriptor.from_tensor(t, [128, D]) for t in (q, k, v, do, dq)]
     scale = D**-0.5
@@ -217,20 +217,20 @@ for policy in ("lazy", "random"):
     print(f"{policy:7} largest error of dQ, dK, dV:", *(f"{e:.4f}" for e in errors))
 
 # %% [markdown]
-# bf16 operands, so errors near 0.01.
-# Now the clock: one tile of 128 keys against 1,024 queries.
+# The operands are bf16, so errors near 0.01 are expected.
+# Now the modelled time: one tile of 128 keys against 1,024 queries.
 
 
 # %%
 def timed(launch, *args, **kwargs):
-    """The timeline of the last kernel that a call launches, on the modelled B200."""
+    """Return the timeline of the last kernel that a call launches, on the modelled B200."""
     with emulator.options(policy="timed", rates=B200, trace=True):
         launch(*args, **kwargs)
     return Timeline.of(emulator.last())
 
 
 def middle(line):
-    """From 35 to 80 % of a run: no beginning, no end."""
+    """Return the steady part of a run: from 35 to 80 %."""
     return tuple(line.start + share * line.cycles for share in (0.35, 0.8))
 
 
@@ -241,11 +241,11 @@ print(lines["1: one role"].table(max_waits=4))
 # ## Version 2: four roles
 #
 # From here on the kernel is the package's, [jfa/kernels/blackwell/backward_1cta.py](../jfa/kernels/blackwell/backward_1cta.py).
-# It has switches, and with all of them off it is the first thing one would write: four roles, one stage for dQ, nothing released early.
+# It has options, and with all of them off it is the straightforward version: four roles, one stage for dQ, nothing released early.
 # `examples.backward` runs it on the same tile.
 #
-# Open the file beside this page.
-# Its head has the roles.
+# Open the file next to this page.
+# The comment at its top lists the roles.
 # In [backward_memory.py](../jfa/kernels/blackwell/backward_memory.py) `Memory` and the aggregates above it name every buffer together with its barriers.
 # The mma role's order is the table above `multiply_tile`:
 
@@ -254,7 +254,7 @@ source = inspect.getsource(backward_1cta)
 print(source[source.index("# Issue order") : source.index("@triton.jit\ndef multiply_tile")])
 
 # %% [markdown]
-# ### How dQ leaves
+# ### How dQ is stored
 #
 # A slice is 16 columns of dQ: 128 rows of 64 bytes, 8 KiB.
 # The reduce role loads a slice into registers, writes it to a stage, and has the TMA add it to memory.
@@ -299,7 +299,7 @@ plots.panels(
 # Roles gain nothing while they all wait for one stage.
 #
 # Here is that wait, in versions 2 and 6: the lanes of reduce and TMA.
-# A slice's way is tensor memory, registers, stage, L2.
+# A slice goes from tensor memory to registers, to a stage, to L2.
 
 # %%
 SPAN = (20_000, 30_000)  # modelled cycles
@@ -311,7 +311,7 @@ plots.timelines({"version 2": first, "version 6": shipped}, span=SPAN)
 # In version 2 the compute groups wait for dP nearly all the time.
 # dP's columns are held by dQ, and dQ leaves slice by slice.
 #
-# ## Who owns which columns, and when
+# ## Which role uses which columns, and when
 #
 # The same two versions as maps of tensor memory, taken from their modelled events.
 # Time goes to the right.
@@ -320,7 +320,7 @@ plots.timelines({"version 2": first, "version 6": shipped}, span=SPAN)
 
 # %%
 def holds(line):
-    """Who holds which columns when: pieces for ``plots.tmem_map``."""
+    """Return which role holds which columns when: pieces for ``plots.tmem_map``."""
     products = [e for e in line.events if e.track == "MMA" and " @ " in e.short]
     loads = [e for e in line.events if e.short.startswith("load ")]
     found = []
@@ -358,23 +358,23 @@ plots.tmem_map(holds(shipped), title="version 6, as shipped", span=BLOCKS)
 
 # %% [markdown]
 # Follow columns 128 to 255: dP written, dP read, dQ written, dQ read, and again.
-# The grey gaps are time in which nobody needs them.
+# The grey gaps are time in which no role uses them.
 # In version 2 `reduce` holds them most of the time.
 # In version 6 it holds them for the loads of eight slices, and most stores come later.
 #
 # ## Versions 3 to 6: stages and early release
 #
 # **Stages** let the reduction write slice `i + 1` while the TMA still reads slice `i`.
-# More are better, until shared memory is full: eight do not fit beside the rest (a pitfall below).
+# More are better, until shared memory is full: with eight stages the kernel does not fit (a pitfall below).
 #
 # **Early release** needs no shared memory.
 # The stages are full after the first slices, so the reduction would wait with the rest of dQ still in tensor memory.
 # Instead it loads the last `held_slices` slices into registers, *arrives on `dq_empties`*, and only then waits for stages.
-# The mma role may overwrite the columns that much earlier.
+# So the mma role may overwrite the columns earlier.
 #
-# What it costs is registers: a slice of 16 columns is 16 registers per thread.
-# The reduce role has what the others leave over.
-# Registers are handed out to groups of four warps, so mma and load, with two idle warps, count as 128 threads:
+# The cost is registers: a slice of 16 columns is 16 registers per thread.
+# The reduce role gets the registers that the other roles leave.
+# Registers are allocated to groups of four warps, so mma and load, with two idle warps, count as 128 threads:
 
 # %%
 pool, compute, small = 65_536, 2 * 128 * 184, 128 * 40
@@ -382,7 +382,7 @@ print(f"left for reduce: {(pool - compute - small) // 128} registers per thread"
 
 # %% [markdown]
 # The compiler decides whether that is enough.
-# This table was made with `jfa.compiled` for sm_100 (fbtriton 3.7.4, November 2026), the full-mask kernel at D = 128, stealing; bytes per thread:
+# This table was made with `jfa.compiled` for sm_100 (fbtriton 3.7.4, November 2026), the kernel without a causal mask or window at D = 128, with tiles from the CLC queue; spills in bytes per thread, cycles modelled:
 #
 # | stages x columns | held slices | columns held | spill stores / loads | modelled cycles |
 # |---|---|---|---|---|
@@ -397,9 +397,9 @@ print(f"left for reduce: {(pool - compute - small) // 128} registers per thread"
 # | 2 x 32 | 2 | 64 | 4 / 12 | 45,790 |
 # | 2 x 32 | 3 | 96 | 76 / 132 | 44,213 |
 #
-# Chapter 12 taught to distrust a model that has no registers; here is the case.
-# Six or more held slices are faster *in the model*, and spill.
-# Five slices is the last row of 16 columns without spills.
+# The model has no registers (chapter 12), and here that matters.
+# Six or more held slices are faster *in the model*, and they spill.
+# Five is the largest number of held slices of 16 columns without spills.
 # In every row the compiler's report gives the reduce role the 104 registers computed above.
 #
 # **Fewer, wider slices?**
@@ -422,12 +422,12 @@ for name, line in wide.items():
 # ## Version 7: the order of the products
 #
 # The order in the table is a choice.
-# Below, one product at a time changes its place in the mma role: the cell edits the source of the package's function.
+# The next cell moves one product at a time in the mma role, by editing the source of the package's function.
 
 
 # %%
 def changed(kernel, *pairs):
-    """A function of backward_1cta with places of its source changed."""
+    """Return a function of backward_1cta with places of its source changed."""
     source = inspect.getsource(kernel.fn)
     for old, new in pairs:
         assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times"
@@ -441,7 +441,7 @@ def changed(kernel, *pairs):
 
 @contextlib.contextmanager
 def replaced(**functions):
-    """The package's kernel with some of its functions replaced, for a while."""
+    """Replace functions of the package's kernel inside a `with` block."""
     before = {name: getattr(backward_1cta, name) for name in functions}
     for name, function in functions.items():
         setattr(backward_1cta, name, function)
@@ -478,13 +478,13 @@ plots.panels(
 )
 
 # %% [markdown]
-# **Look.** S first gives the compute groups work while dS of the block before is multiplied.
+# Issuing S first gives the compute groups work while dS of the block before is multiplied.
 # dQ before dK lets the reduction start one product earlier.
-# dV before dP is even faster in this model: dV needs no seat, so the tensor core works while dQ leaves.
-# The difference is 1.4 %, and the model knows no noise: a thing to measure on a chip before one believes it.
+# dV before dP is even faster in this model: dV does not need the seat, so the tensor core works while dQ leaves it.
+# The difference is 1.4 % of modelled cycles: measure it on a chip before you believe it.
 #
-# Why is each order *right*?
-# The table says it line by line: what a product overwrites has been read by one that was issued before, or by a role that has arrived on a barrier that the mma role has waited for.
+# Why is each order *correct*?
+# The table says it line by line: whatever a product overwrites has already been read, either by a product that was issued earlier, or by a role that then arrived on a barrier for which the mma role waits.
 #
 # ## Version 8: short shared queries keep dQ on the chip
 #
@@ -505,10 +505,10 @@ plots.bars(
 )  # fmt: skip
 
 # %% [markdown]
-# At most 128 queries are one block.
+# At most 128 queries fit into one block.
 # So a program can keep Q in shared memory and dQ in tensor memory while *all its tiles, of all sequences,* pass by.
-# At D = 128 the four places are S, dP, dQ, and one that dV and dK share in turn.
-# At its end a program writes one fp32 partial; a second kernel adds the partials in order, so the result does not depend on who was first.
+# At D = 128 the four places are S, dP, dQ, and one that dV and dK use in turn.
+# At its end a program writes one fp32 partial; a second kernel adds the partials in a fixed order, so the result does not depend on which program was first.
 #
 # The package has it in [backward_resident.py](../jfa/kernels/blackwell/backward_resident.py).
 # Its notes have 32 shared queries against six sequences of 512 keys on one SM: 150,827 modelled cycles resident, 276,415 in the general form; with four query heads per key head 150,827 and 647,648, since the heads of a group share the block of 128 rows.
@@ -516,8 +516,8 @@ plots.bars(
 #
 # ## Version 9: the same bits every time
 #
-# fp32 sums depend on their order (chapter 05), and the order in which programs add to dQ is the machine's.
-# `deterministic=True` gives dQ to a kernel of its own, with tiles of queries: nobody shares.
+# fp32 sums depend on their order (chapter 05), and the order in which programs add to dQ changes from run to run.
+# With `deterministic=True` a separate kernel computes dQ, with tiles of queries: each number of dQ is written by one program.
 
 
 # %%
@@ -529,7 +529,7 @@ data = [torch.randn(n, 1, D, generator=g).bfloat16() for n in sizes]
 
 
 def gradients(seed, **options):
-    """The op's dQ (bf16), and the fp32 sums in memory; ``seed`` draws the programs' order."""
+    """Return the op's dQ (bf16) and its fp32 sums in memory; ``seed`` draws the programs' order."""
     sums, inner = [], launch.launch_backward
     launch.launch_backward = lambda *args: (inner(*args), sums.append(args[7].clone()))
     q, k, v = (t.clone().requires_grad_() for t in data[:3])
@@ -555,8 +555,8 @@ for deterministic in (False, True):
 
 # %% [markdown]
 # Three key tiles add to each number of the first sequence.
-# In bf16 two orders often round to the same bits, so equal bits of the result prove nothing; the fp32 sums tell.
-# The price is a second pass over Q and K: S and dP are computed twice, seven products in place of five.
+# In bf16 two orders often round to the same bits, so equal bits of the result prove nothing; the fp32 sums show the difference.
+# The price is a second pass over Q and K: S and dP are computed twice, seven products instead of five.
 #
 # ## What is claimed in public
 #
@@ -581,16 +581,16 @@ for deterministic in (False, True):
 #
 # ## Checkpoint
 #
-# For the first question have only `backward_1cta.py` open, and write your own table before you unfold ours.
+# For the first question open `backward_1cta.py` only, and write your own table before you unfold ours.
 #
-# <details><summary>Which barrier protects which buffer? For each buffer: who waits for what before it is <em>read</em>, and before it is <em>overwritten</em>?</summary>
+# <details><summary>Which barrier protects which buffer? For each buffer: which role waits for what before it is <em>read</em>, and before it is <em>overwritten</em>?</summary>
 #
 # | buffer | read after | overwritten after |
 # |---|---|---|
 # | K, V (shared) | `k_fulls`, `v_fulls` (load's TMA) | `dkv_fulls`: compute writes dV and dK there; then `empties` (reduce, after dV and dK have left): load writes the next tile's K and V |
 # | dV, dK in K's and V's buffers | `out_fulls`, two arrivals (compute) | `keys.empties` |
 # | Q | `q.fulls` | `q.empties`, three arrivals: mma by commit behind dK, and both compute groups |
-# | lse, delta | `q.fulls` (they come with Q) | `q.empties`: the same, for the compute groups' sake |
+# | lse, delta | `q.fulls` (they come with Q) | `q.empties`: here the arrivals of the compute groups matter |
 # | dO | `do.fulls` | `do.empties`, committed behind dV |
 # | S | `s_fulls` | no barrier of its own: P's `p_fulls`, both halves, came after S was read, and dV was issued before the next S |
 # | P (in S) | `p_fulls`, one per half | products run in order: the next S is behind dV |
@@ -657,7 +657,7 @@ WAIT = text[text.index(SEAT) : text.index("            do_transposed")]
 attempt(multiply_tile=changed(tile, (WAIT, "")))
 
 # %% [markdown]
-# **Released before the last slice is loaded.** The arrival stands in front of the loads of the held slices.
+# **Released before the last slice is loaded.** The arrival comes before the loads of the held slices.
 
 # %%
 reduce_dq, add_slice = backward_1cta.reduce_dq, backward_1cta.add_slice
@@ -677,8 +677,8 @@ attempt(add_slice=changed(add_slice, ("cfg.dq_stages - 1", "cfg.dq_stages")))
 attempt(add_slice=changed(add_slice, ('    tlx.fence("async_shared")\n', "")))
 
 # %% [markdown]
-# **A plain store in place of an add.** The epilogue takes its address for its own.
-# Nothing is broken on one tile; with three key tiles the last one wins.
+# **A plain store instead of an add.** The epilogue assumes that no other program writes to its addresses.
+# One tile alone is right; with three key tiles the last store wins.
 
 # %%
 plain = changed(add_slice, (', store_reduce="add"', ""))
@@ -697,9 +697,9 @@ attempt(dict(dq_stages=8), slice(2))
 # ## What differs on a GPU
 #
 # * The model gives a reduce-add the L2's bandwidth and no contention between programs. On a chip adds to the same address wait for each other; the 9 to 11 % above are about that.
-# * Bank conflicts of the stage's stores do not exist in the model.
+# * The model has no bank conflicts, so the stores into the stages are too fast in it.
 # * The rate of tensor memory is an assumption (nobody has published a B200's), and this chapter's chain depends on it.
-# * Registers are in no model; the compiler's table above is where they count.
+# * The model has no registers; the compiler's table above shows what they limit.
 #
 # ## Verified here, and not
 #
