@@ -63,13 +63,21 @@ def may_be_verb(word: str) -> bool:
     return word[:1].isalpha() and word not in NO_VERBS and not word.endswith(" of") and not inflected
 
 
+# lengths: [B] int64 tensor -> [B+1] int32 tensor
+SIGNATURE = re.compile(r"\w+: \[[^\]]*\][\w ]* -> \[[^\]]*\][\w ]*\.?$")
+
+
 def first_words(source: str) -> list[tuple[int, str]]:
-    """Return (line, first word in lower case, or "share of") per function's docstring; a property may be described."""
+    """Return (line, first word in lower case, or "share of") per function's docstring.
+
+    A property may be described, and a docstring that is a signature has no verb.
+    """
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             text = (ast.get_docstring(node) or "").split()
-            if text and not any("property" in ast.unparse(d) for d in node.decorator_list):
+            described = any("property" in ast.unparse(d) for d in node.decorator_list)
+            if text and not described and not SIGNATURE.match(" ".join(text)):
                 word = text[0].strip(".,:;").lower()
                 found.append((node.lineno, f"{word} of" if word in NOUNS and text[1:2] == ["of"] else word))
     return found
@@ -147,6 +155,8 @@ def test_chapters_end_with_a_summary_and_name_the_next_one(path: Path):
 
 def test_breaches_would_be_seen():
     assert without_verb('def f():\n    """The value of x."""') and without_verb('def f():\n    """(a, b) of x."""')
+    assert not without_verb('def f(x):\n    """lengths: [B] int64 -> [B+1] int32."""')
+    assert without_verb('def f(x):\n    """lengths: [B] int64 -> [B+1] int32, their sums."""')
     assert not without_verb('class A:\n    @property\n    def f(self):\n        """The value of x."""')
     for text in ("Returns x.", "Returning x.", "Index of x.", "Share of x in y."):
         assert without_verb(f'def f():\n    """{text}"""'), text
