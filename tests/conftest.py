@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,6 +16,10 @@ CACHES = {"TRITON_CACHE_DIR": "triton", "MPLCONFIGDIR": "matplotlib", "TORCHINDU
 for name, folder in CACHES.items():
     os.environ.setdefault(name, str(ROOT / ".jfa" / "cache" / folder))
 os.environ.setdefault("MPLBACKEND", "agg")
+
+# A shell's background job ignores SIGINT, and so would the commands that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
