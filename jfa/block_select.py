@@ -274,9 +274,13 @@ def transpose_kernel(
         tl.store(counts + at, found)
 
 
+def _call(function: Callable, *args) -> None:
+    function(*args)
+
+
 def transposed(
     lists: tuple[torch.Tensor, ...], heads: int, list_rows: int, query_offset, key_offset, total_q: int, total_kv: int,
-    broadcast_q: bool, blocks: tuple[int, int], rows: int, launch: Callable | None = None, by_torch: Callable | None = None,
+    broadcast_q: bool, blocks: tuple[int, int], rows: int, launch: Callable | None = None, by_torch: Callable = _call,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return (starts, columns, kinds) of the other side; see :func:`jfa.block_sparse.transpose`.
 
@@ -303,14 +307,10 @@ def transposed(
         else:
             launch(device, (rows, heads), given, options)
         if not fill:
-            (_call if by_torch is None else by_torch)(_add_up, counts, starts)
+            by_torch(_add_up, counts, starts)
     return starts, columns, kinds
 
 
 def _add_up(counts: torch.Tensor, starts: torch.Tensor) -> None:
     """Write to ``starts`` behind its first number the sums of ``counts``."""
     torch.cumsum(counts, 0, dtype=torch.int32, out=starts[1:])
-
-
-def _call(function: Callable, *args) -> None:
-    function(*args)

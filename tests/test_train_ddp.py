@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import runpy
-import socket
 import subprocess
 import sys
 
@@ -73,7 +72,7 @@ def test_two_processes_train_as_one_does(alone, options, tmp_path):
 
 # The reducer of a DDP model that outlives its process group may join gloo's thread while holding the GIL which that thread needs.
 NO_MODEL_LEFT = """
-import gc, runpy, sys
+import gc, runpy
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -82,19 +81,16 @@ def destroy(end=dist.destroy_process_group):
     end()
 
 dist.destroy_process_group = destroy
-runpy.run_path(sys.argv[0], run_name="__main__")
+runpy.run_path({script!r}, run_name="__main__")
 """
 
 
 @pytest.mark.xdist_group("torchrun")
-def test_no_model_outlives_its_process_group(tmp_path, monkeypatch):
-    port = socket.create_server(("127.0.0.1", 0))
-    for name, value in dict(
-        RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port.getsockname()[1])
-    ).items():
+def test_no_model_outlives_its_process_group(monkeypatch):
+    # port 0: rank 0 opens any that is free
+    for name, value in dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0").items():
         monkeypatch.setenv(name, value)
-    port.close()
-    code = NO_MODEL_LEFT.replace("sys.argv[0]", repr(str(SCRIPT)))
+    code = NO_MODEL_LEFT.format(script=str(SCRIPT))
     done = subprocess.run([sys.executable, "-c", code, *SMALL], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "models left: 0"

@@ -110,7 +110,7 @@ def jagged_flash_attention(
     if precision is None and check_offsets in (None, False, True) and (return_lse is True or return_lse is False):
         tensors = query, key, value, query_offset, key_offset, output_offset
         switches, hints = (causal, broadcast_q, deterministic), (max_seq_len_q, max_seq_len_kv)
-        lists = block_lists if plan is None or block_lists is not None else getattr(plan, "block_lists", None)
+        lists = getattr(plan, "block_lists", None) if block_lists is None else block_lists
         kept, sizes = prepared.find(tensors, hints, sm_scale, window_size, switches, backend, plan, lists)
         again = None
         if kept is not None:

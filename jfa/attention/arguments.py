@@ -233,8 +233,8 @@ def maximum(name: str, told) -> int:
     if told is None:
         return 0
     if not isinstance(told, int | torch.SymInt):
-        whole = told.numel() == 1 and not told.is_floating_point() if isinstance(told, Tensor) else False
-        if not whole and not isinstance(told, numbers.Integral):
+        whole = isinstance(told, Tensor) and told.numel() == 1 and not (told.is_floating_point() or told.is_complex())
+        if not (whole or isinstance(told, numbers.Integral)):
             raise TypeError(f"{name} must be an int, got {told!r}")
         told = int(told)
     if told < 0:

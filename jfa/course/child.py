@@ -361,8 +361,7 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # a lone element may have the stride 0
+    return wire.dense_row(tensor).view(torch.uint8)
 
 
 def _plain(tensor: Any) -> bool:

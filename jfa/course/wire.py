@@ -105,6 +105,12 @@ def _encode(value: Any, blob: bytearray, depth: int) -> Any:
     return {"t": "other", "name": value.type_name if isinstance(value, Other) else type(value).__name__}
 
 
+def dense_row(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's numbers as one row with stride 1."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.as_strided(flat.shape, (1,))  # a lone element may have the stride 0 and count as contiguous
+
+
 def _encode_tensor(value: torch.Tensor, blob: bytearray, depth: int) -> dict:
     with torch._C.DisableTorchFunctionSubclass():
         if value.is_nested:
@@ -119,8 +125,7 @@ def _encode_tensor(value: torch.Tensor, blob: bytearray, depth: int) -> dict:
             return {"t": "other", "name": "tensor on the device 'meta', where no numbers are"}
         if value.layout != torch.strided or name not in _DTYPES:
             return {"t": "other", "name": f"tensor of layout {value.layout}, dtype {value.dtype}"}
-        flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-        flat = flat.as_strided(flat.shape, (1,))  # a lone element may have the stride 0 and count as contiguous
+        flat = dense_row(value.resolve_conj().resolve_neg().cpu())
         entry = {
             "t": "tensor",
             "dtype": name,

@@ -52,8 +52,8 @@ _TYPES = {
     "*u8": "q_scales q_t_scales k_scales k_t_scales v_scales do_scales do_t_scales",
     "fp32": "scale scale_log2 sm_scale coarse_scale",
 }
-_TYPE_OF = {name: kind for kind, names in _TYPES.items() for name in names.split()}
 _LISTS = {"starts": "*i32", "columns": "*i32", "kinds": "*i8", "list_rows": "i32", "list_capacity": "i32"}
+_TYPE_OF = _LISTS | {name: kind for kind, names in _TYPES.items() for name in names.split()}
 
 
 def typed(
@@ -76,6 +76,6 @@ def typed(
 
 
 def _type(name: str, aligned: bool) -> str:
-    kind = (_LISTS | _TYPE_OF).get(name.removesuffix("_ptr"), "*bf16" if name.endswith("_ptr") else "i32")
+    kind = _TYPE_OF.get(name.removesuffix("_ptr"), "*bf16" if name.endswith("_ptr") else "i32")
     whole = kind.startswith("*") or name.endswith(("_row", "_head")) or name.startswith("stride_")
     return f"{kind}:16" if aligned and whole else kind

@@ -31,10 +31,10 @@ from jfa.masks import Band  # noqa: E402
 SEQUENCES, LENGTH, HEADS, DIM = 8, 64, 8, 128
 # (backend, with a plan) -> launches and Python calls of a forward, then of a forward and its backward. Calls may be fewer.
 MOST = {
-    ("portable", False): ((2, 230), (4, 390)),
+    ("portable", False): ((2, 230), (4, 385)),
     ("portable", True): ((1, 180), (3, 357)),
-    ("hopper", False): ((2, 237), (5, 414)),
-    ("hopper", True): ((1, 166), (4, 346)),
+    ("hopper", False): ((2, 216), (5, 378)),
+    ("hopper", True): ((1, 150), (4, 314)),
     ("blackwell", False): ((2, 128), (7, 260)),
     ("blackwell", True): ((1, 125), (5, 248)),
 }

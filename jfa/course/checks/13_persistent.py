@@ -524,6 +524,17 @@ _SINGLE = "unit = tlx.clc_consumer(queue, done & 1)"
 _HALVES = "unit = tlx.clc_consumer(queue, done & 1, k=done & 1)"
 _STATIC = "unit = unit + tl.num_programs(0)"
 
+_STEPS_OF_16_ROWS = Mutant(
+    "steps of 16 rows for good",
+    "a tile's steps depend on BM.",
+    caught_by="runs",
+    edit=(
+        _LOAD_END + "\n                steps_done += steps_of(record[2], BM)",
+        _LOAD_END + "\n                steps_done += steps_of(record[2], 16)",
+    ),
+    expect="k_empties[1]",
+    recognise=False,
+)
 _ONE_BUFFER = Mutant(
     "one buffer of K, whatever STAGES is",
     "every block of keys goes through one buffer, so no copy runs ahead.",
@@ -677,17 +688,7 @@ STEAL = Exercise(
             expect="",
             recognise=False,
         ),
-        Mutant(
-            "steps of 16 rows for good",
-            "a tile's steps depend on BM.",
-            caught_by="runs",
-            edit=(
-                _LOAD_END + "\n                steps_done += steps_of(record[2], BM)",
-                _LOAD_END + "\n                steps_done += steps_of(record[2], 16)",
-            ),
-            expect="k_empties[1]",
-            recognise=False,
-        ),
+        _STEPS_OF_16_ROWS,
     ),
     variants=(
         (  # asked when the tile's loads are on their way
@@ -825,17 +826,7 @@ SURPLUS = Exercise(
         "Either all roles loop while (unit >= 0) & (unit < count), or all loop while unit >= 0 and skip the work of a surplus unit.",
     ),
     mutants=(
-        Mutant(
-            "steps of 16 rows for good",
-            "a tile's steps depend on BM.",
-            caught_by="runs",
-            edit=(
-                _LOAD_END + "\n                steps_done += steps_of(record[2], BM)",
-                _LOAD_END + "\n                steps_done += steps_of(record[2], 16)",
-            ),
-            expect="k_empties[1]",
-            recognise=False,
-        ),
+        _STEPS_OF_16_ROWS,
         _ONE_BUFFER,
         Mutant(
             "the store role takes surplus for tiles",

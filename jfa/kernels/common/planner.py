@@ -176,7 +176,7 @@ def _launch(
         *((dq.records, dq.counts) if dq else (None, None)),
         counters,
         *(problem.num_batches, problem.rows_q, problem.rows_kv, problem.rows_out),
-        *(made.records.shape[0] if made else 0 for made in (plan, keys, dq)),
+        *[made.records.shape[0] if made else 0 for made in (plan, keys, dq)],
         *(cut.slots, cut.least_chunk),
         *band_constants(problem.band),
     )

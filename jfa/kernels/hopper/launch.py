@@ -193,11 +193,6 @@ def _sms(problem: Problem) -> int:
     return num_sms(problem.device, EMULATED_SMS)
 
 
-def _box(x: Tensor, rows: int, columns: int) -> TensorDescriptor | None:
-    """Return the descriptor of one piece of a tensor's columns, or None where the piece has none."""
-    return ragged_descriptor(x, rows, columns) if columns else None
-
-
 def launch_forward(problem: Problem, cfg: ForwardConfig, tiles: TileList, q, k, v, scale: float, out, lse) -> None:
     """Write out and lse. ``tiles``: of ``cfg.block_m`` queries."""
     columns, lists = problem.num_heads // cfg.heads, problem.block_lists
@@ -211,7 +206,7 @@ def launch_forward(problem: Problem, cfg: ForwardConfig, tiles: TileList, q, k, 
     _variant(forward_kernel, cfg, launch_pdl=True).launch(
         problem.device,
         grid,
-        *(_box(*one, width) for side in widths for one, width in zip(boxed, side)),
+        *[ragged_descriptor(*one, n) if n else None for side in widths for one, n in zip(boxed, side)],
         lse,
         *(problem.rows_q, problem.rows_out),
         *(tiles.records, tiles.counts, tiles.counters(columns)),
@@ -234,9 +229,12 @@ def launch_backward(
     sums = torch.zeros(size, dtype=torch.float32, device=q.device)
     boxes: list[TensorDescriptor | None] = []
     for width in (cfg.head_dim - cfg.right, cfg.right):
-        boxes += [_box(x, rows, width) for x, rows in ((q, 64), (k, 128), (v, 128), (dout, 64))]
-        boxes += [rows_descriptor(sums, 64, min(width, 64)) if width else None]
-        boxes += [_box(x, 64, width) for x in (dk, dv)]
+        if width == 0:
+            boxes += [None] * 7
+            continue
+        boxes += [ragged_descriptor(x, rows, width) for x, rows in ((q, 64), (k, 128), (v, 128), (dout, 64))]
+        boxes += [rows_descriptor(sums, 64, min(width, 64))]
+        boxes += [ragged_descriptor(x, 64, width) for x in (dk, dv)]
     _variant(general.backward_kernel, cfg).launch(
         problem.device,
         (min(_sms(problem), tiles.records.shape[0] * problem.num_kv_heads),),
@@ -284,7 +282,7 @@ def _launch_pieces(problem: Problem, kernel: Variant, boxed, rows: PaddedRows, t
     kernel.launch(
         problem.device,
         (min(_sms(problem), tiles.records.shape[0] * heads),),
-        *(_box(x, 64, width) for x, columns in boxed for width in columns),
+        *[ragged_descriptor(x, 64, width) if width else None for x, columns in boxed for width in columns],
         *(rows.lse2, rows.delta, rows.count),
         *(tiles.records, tiles.counts, counter),
         *(heads, problem.group_size),
@@ -313,9 +311,9 @@ def launch_resident(problem: Problem, tiles: TileList, rows: PaddedRows, q, k, v
     _variant(resident.backward_resident_kernel, cfg, launch_pdl=True).launch(
         problem.device,
         (programs, heads),
-        *(_box(x, size, d) for x, size in ((q, cfg.rows_q), (k, 64), (v, 64), (dout, cfg.rows_q))),
+        *[ragged_descriptor(x, size, d) for x, size in ((q, cfg.rows_q), (k, 64), (v, 64), (dout, cfg.rows_q))],
         rows_descriptor(partials, d, cfg.rows_q),
-        *(_box(x, 64, d) for x in (dk, dv)),
+        *[ragged_descriptor(x, 64, d) for x in (dk, dv)],
         *(rows.lse2, rows.delta, rows.count, problem.rows_q),
         *(tiles.records, tiles.counts, tiles.counters(heads)),
         heads,
