@@ -11,9 +11,9 @@
 #
 # Read [notebooks/12_blackwell_forward.py](../notebooks/12_blackwell_forward.py) first.
 # Kernels here are dense and small: one head, `q: [256, D]`, `k, v: [blocks * BN, D]`, bf16, and every length a multiple of the block.
-# They run on the emulator under several schedules, and an answer passes when the numbers are right and nothing is found.
+# They run on the emulator under several schedules, and an answer passes when the numbers are right and the emulator reports nothing.
 #
-# Buffers and barriers are passed one by one here, not in the chapter's nouns: a role that you write names each of them.
+# Buffers and barriers are passed one by one here, not in the chapter's aggregates, so a role that you write names each of them.
 
 # %% tags=["setup"]
 import torch
@@ -33,13 +33,13 @@ progress()
 # %%
 @triton.jit
 def ring(count, BUFFERS: tl.constexpr):
-    """(buffer, phase) of the count-th use of a ring of buffers."""
+    """Return (buffer, phase) of the count-th use of a ring of buffers."""
     return count % BUFFERS, (count // BUFFERS) & 1
 
 
 @triton.jit
 def store_rows(out_ptr, row, values, D: tl.constexpr, BM: tl.constexpr):
-    """values [BM, D] to the rows row .. row + BM - 1 of out."""
+    """Store values [BM, D] to the rows row .. row + BM - 1 of out."""
     rows, d = row + tl.arange(0, BM), tl.arange(0, D)
     tl.store(out_ptr + rows[:, None] * D + d[None, :], values)
 
@@ -49,7 +49,7 @@ def load_role(
     q_desc, k_desc, v_desc, q, kv, q_fulls, kv_fulls, kv_empties, blocks, HALVES: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr,
 ):  # fmt: skip
-    """Each half's Q once, then K0 V0 K1 V1 ... through one ring."""
+    """Load each half's Q once, then K0 V0 K1 V1 ... through one ring."""
     for half in tl.static_range(HALVES):
         tlx.barrier_expect_bytes(q_fulls[half], 2 * BM * D)
         tlx.async_descriptor_load(q_desc, q[half], [half * BM, 0], q_fulls[half])
@@ -68,7 +68,7 @@ def mma_role(
     q, kv, s, p_tiles, accs, q_fulls, kv_fulls, kv_empties, s_fulls, p_fulls, acc_readys, acc_fulls,
     blocks, BUFFERS: tl.constexpr,
 ):  # fmt: skip
-    """S of block 0 for both halves; then per block P V of a half, followed by its next S."""
+    """Issue S of block 0 for both halves; then per block and half P V and its next S."""
     k_slot, k_phase = ring(0, BUFFERS)
     tlx.barrier_wait(kv_fulls[k_slot], k_phase)
     for half in tl.static_range(2):
@@ -100,20 +100,20 @@ def mma_role(
 #
 # (difficulty 2 of 3, 40 minutes) No kernel: the idea in PyTorch.
 # `scores: [rows, blocks, BN]` are in log2 units, `values: [blocks * BN, D]`.
-# Walk the blocks.
+# Loop over the blocks.
 # A row raises its reference maximum only if the block's maximum exceeds the *current reference* by more than `threshold`; otherwise it keeps the stale one, and some exponentials are larger than 1.
 # The first block always sets it.
-# In the end the output is exact all the same.
+# The output is exact nevertheless.
 #
 # Return `out: [rows, D]` and `raised: [rows]`, how often each row raised its reference after the first block (int64).
 # Use `torch.exp2`.
-# Walk block by block: no exponential of more than one block at a time (at most `rows * BN` elements in any new tensor, or the size of `out` if that is larger), and no more than 12 times that alive at the same time, lists included.
-# Build the softmax yourself: `torch.softmax` and its kin are forbidden.
+# Work block by block: no exponential of more than one block at a time (at most `rows * BN` elements in any new tensor, or the size of `out` if that is larger), and no more than 12 times that alive at the same time, lists included.
+# Build the softmax yourself: `torch.softmax` and similar functions are forbidden.
 
 
 # %% tags=["ex-12.1"]
 def lazy_attention(scores, values, threshold):
-    """-> (out [rows, D], raised [rows] int64)."""
+    """Return (out [rows, D], raised [rows] int64)."""
     raise NotImplementedError("12.1: not started")  # YOUR CODE
 
 
@@ -123,9 +123,9 @@ check("12.1", lazy_attention)
 # %% [markdown]
 # ## 12.2 Six buffers into 512 columns
 #
-# (difficulty 2 of 3, 30 minutes) This kernel wants S, P and an accumulator for each of two halves: 2 x 128 + 2 x 64 + 2 x 128 = 640 columns.
+# (difficulty 2 of 3, 30 minutes) This kernel needs S, P and an accumulator for each of two halves: 2 x 128 + 2 x 64 + 2 x 128 = 640 columns.
 # Tensor memory has 512.
-# P of a half is written only after its S has been read, so P may live inside S.
+# P of a half is written only after its S has been read, so P may be inside S.
 # Change the allocations so that it does; all six buffers stay in tensor memory, and the body stays as it is.
 #
 # Launched on one program with `D=64` or `D=128`, `BM=BN=128` and any scale.
@@ -137,7 +137,7 @@ def crowded_kernel(
     q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Two halves, one after the other in one task; out: [256, D] fp32."""
+    """Attend with two halves, one after the other in one task; out: [256, D] fp32."""
     # YOUR CODE: the buffers below do not fit
     q = tlx.local_alloc((BM, D), tl.bfloat16, 2)
     kv = tlx.local_alloc((BN, D), tl.bfloat16, 2)
@@ -173,7 +173,7 @@ def crowded_kernel(
 
 @triton.jit
 def crowded_softmax(s_tile, p_tile, acc, m, l, scale_log2, j):
-    """S -> P of one half, and its accumulator rescaled; returns the new m and l."""
+    """Make P of one half from S, rescale its accumulator, and return the new m and l."""
     scores = tlx.local_load(s_tile) * scale_log2
     m_new = tl.maximum(m, tl.max(scores, axis=1))
     alpha = tl.math.exp2(m - m_new)
@@ -192,13 +192,14 @@ check("12.2", crowded_kernel)
 #
 # (difficulty 2 of 3, 40 minutes) One half, and S and P in columns of their own.
 # That allows a trick: the tensor core starts the *next* S before it waits for P, so it works while the softmax does.
-# Somebody forgot what this needs.
+# The synchronization that this needs is missing.
 # Run the check before you change anything: the report says that one S can be overtaken by the next.
-# On another schedule it is two accesses to one buffer that nothing orders.
-# Mend the kernel without giving the trick up: the limit is 13,500 modelled cycles.
+# On another schedule it reports two accesses to one buffer that nothing orders.
+# Fix the kernel and keep the trick: the limit is 13,500 modelled cycles.
 #
 # The limit is for `D=BN=64, BUFFERS=4` and six key blocks.
-# Launched on one program with these and with other sizes and scales: `D` is 64 or 128, `BN` 32 to 128, `BUFFERS` at least 2, and there is at least one key block. `BM` is always 128.
+# Launched on one program with these and with other sizes and scales: `D` is 64 or 128, `BN` 32 to 128, `BUFFERS` at least 2, and there is at least one key block.
+# `BM` is always 128.
 
 
 # %% tags=["ex-12.3"]
@@ -271,7 +272,7 @@ check("12.3", early_kernel)
 # Write the role that
 #
 # 1. lets the first product of each half through: arrive on `acc_readys[half]`;
-# 2. for every further block and half waits for `alpha_fulls[half]`, multiplies the accumulator by alpha *if any row asks for it*, and lets the product through;
+# 2. for every further block and half waits for `alpha_fulls[half]`, multiplies the accumulator by alpha *if any row needs it*, and lets the product through;
 # 3. at the end writes `out = acc / sum` and the natural log-sum-exp `lse = (maximum + log2(sum)) * ln 2`, once the last product is done.
 #
 # Only `correct` is yours; the kernel and its softmax role stay as they are.
@@ -279,7 +280,7 @@ check("12.3", early_kernel)
 #
 # `alphas`, `sums` and `maxima` are `[BM, 1]` buffers.
 # A column has one element: `tl.reshape(x, [BM])` makes a vector of it.
-# The products complete `acc_fulls[half]`, one phase per block.
+# Each block's product completes one phase of `acc_fulls[half]`.
 
 
 # %% tags=["ex-12.4"]
@@ -345,7 +346,7 @@ def publish(
     s, p_tiles, alphas, sums, maxima, s_fulls, p_fulls, alpha_fulls, sum_fulls,
     half, scale_log2, blocks, BM: tl.constexpr,
 ):  # fmt: skip
-    """The softmax of one half, with a stale maximum until it grows by more than 8."""
+    """Compute the softmax of one half, with a stale maximum until it grows by more than 8."""
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
     for j in range(blocks):
@@ -372,7 +373,7 @@ def correct(
     accs, alphas, sums, maxima, alpha_fulls, sum_fulls, acc_readys, acc_fulls,
     out_ptr, lse_ptr, blocks, D: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """Rescales between products, divides at the end, writes out and lse."""
+    """Rescale between products, divide at the end, write out and lse."""
     pass  # YOUR CODE
 
 
@@ -383,12 +384,13 @@ check("12.4", corrected_kernel)
 # ## 12.5 Ping-pong
 #
 # (difficulty 3 of 3, 55 minutes) The kernel below has two halves, and one softmax task that serves them in turn.
-# So the exponentials of one half never overlap with the other half's waiting.
+# So the exponentials of one half never overlap with the products of the other.
 # Give each half a task of its own.
 # The limit is 25,000 modelled cycles; the given kernel takes about 29,500.
 #
 # The limit is for `D=BN=128, BUFFERS=3` and four key blocks.
-# Launched on one program with these and with other sizes and scales: `D` and `BN` are 64 or 128, `BUFFERS` is at least 2, and there is at least one key block. `BM` is always 128.
+# Launched on one program with these and with other sizes and scales: `D` and `BN` are 64 or 128, `BUFFERS` is at least 2, and there is at least one key block.
+# `BM` is always 128.
 
 
 # %% tags=["ex-12.5"]
@@ -444,7 +446,7 @@ def ping_pong_kernel(
 
 @triton.jit
 def half_step(s, p_tiles, accs, s_fulls, p_fulls, acc_readys, acc_fulls, half, j, m, l, scale_log2):
-    """One block of one half: S -> P, accumulator rescaled; returns m and l."""
+    """Make P of one block of one half, rescale its accumulator, and return m and l."""
     tlx.barrier_wait(s_fulls[half], j & 1)
     scores = tlx.local_load(s[half]) * scale_log2
     m_new = tl.maximum(m, tl.max(scores, axis=1))
@@ -461,7 +463,7 @@ def half_step(s, p_tiles, accs, s_fulls, p_fulls, acc_readys, acc_fulls, half, j
 
 @triton.jit
 def half_end(accs, acc_fulls, out_ptr, half, blocks, l, D: tl.constexpr, BM: tl.constexpr):
-    """The result of one half, once its last product is done."""
+    """Store the result of one half, once its last product is done."""
     tlx.barrier_wait(acc_fulls[half], (blocks - 1) & 1)
     store_rows(out_ptr, half * BM, tlx.local_load(accs[half]) / l[:, None], D, BM)
 
@@ -483,7 +485,7 @@ check("12.5", ping_pong_kernel)
 
 # %% tags=["ex-12.6"]
 def peel(first, last, len_kv, lo, hi, block):
-    """-> (begin, bulk_begin, bulk_end, end), in blocks of keys."""
+    """Return (begin, bulk_begin, bulk_end, end), in blocks of keys."""
     raise NotImplementedError("12.6: not started")  # YOUR CODE
 
 
@@ -500,7 +502,7 @@ check("12.6", peel)
 # Publish P in three slices: 64, 32 and 32 columns from left to right, `p_fulls[0]`, `[1]` and `[2]`, each as soon as it is stored.
 # They get shorter because only what follows the last exponential cannot be hidden.
 # `publish_slices` makes them from exponents that are in registers; `multiply_slices` multiplies each with its rows of V as soon as it is there.
-# `done` is told once per block, when all of O is there.
+# The products arrive on `done` once per block, when all of O is there.
 # The kernel and its roles stay as they are.
 #
 # As given both functions take P whole: 22,800 modelled cycles for six key blocks at `D=128`.
@@ -552,7 +554,7 @@ def softmax_role(
     s, p_tile, acc, s_full, p_fulls, acc_ready, acc_full, out_ptr, scale_log2, blocks,
     D: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """The softmax with a stale maximum; it rescales its own accumulator, and says so before P."""
+    """Compute the softmax with a stale maximum; rescale O, and arrive on acc_ready before P."""
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
     for j in range(blocks):
@@ -578,7 +580,7 @@ def one_half_mma(
     q, kv, s, p_tile, acc, q_full, kv_fulls, kv_empties, s_full, p_fulls, acc_ready, acc_full,
     blocks, D: tl.constexpr, BUFFERS: tl.constexpr,
 ):  # fmt: skip
-    """S of block 0; then per block P V, followed by the next S, which overwrites P."""
+    """Issue S of block 0; then per block P V, followed by the next S, which overwrites P."""
     tlx.barrier_wait(q_full[0], 0)
     for j in range(blocks + 1):
         if j > 0:
@@ -596,13 +598,13 @@ def one_half_mma(
 
 @triton.jit
 def halves(x):
-    """Left and right half of the columns of x [M, N], in registers."""
+    """Return the left and right half of the columns of x [M, N], in registers."""
     return x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute(0, 2, 1).split()
 
 
 @triton.jit
 def publish_slices(exponents, p_tile, p_fulls):
-    """P = 2 ** exponents [BM, BN], to p_tile; returns P's row sums [BM]."""
+    """Store P = 2 ** exponents [BM, BN] to p_tile; return P's row sums [BM]."""
     # YOUR CODE: P is published whole
     p = tl.math.exp2(exponents)
     tlx.local_store(p_tile, p.to(tl.bfloat16))
@@ -612,7 +614,7 @@ def publish_slices(exponents, p_tile, p_fulls):
 
 @triton.jit
 def multiply_slices(p_tile, v, acc, p_fulls, done, j, D: tl.constexpr):
-    """O += P V of block j, which overwrites O in block 0; done: O has this block's share."""
+    """Issue O += P V of block j (O = P V in block 0); done: O has this block's share."""
     # YOUR CODE: the product waits for all of P
     tlx.barrier_wait(p_fulls[0], j & 1)
     tlx.async_dot(p_tile, v, acc, use_acc=j > 0, mBarriers=[done])
@@ -633,7 +635,7 @@ def load_tiles(
     q_desc, k_desc, v_desc, q, kv, q_fulls, q_empties, kv_fulls, kv_empties, firsts_ptr, tiles,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BUFFERS: tl.constexpr,
 ):  # fmt: skip
-    """Per tile with blocks: K of the first, Q of both halves, then V0 K1 V1 ..."""
+    """Load per tile with blocks K of the first, Q of both halves, then V0 K1 V1 ..."""
     step, worked = 0, 0
     for tile in range(tiles):
         first = tl.load(firsts_ptr + tile)
@@ -663,7 +665,7 @@ def softmax_tiles(
     s, p_tiles, alphas, sums, s_fulls, p_fulls, alpha_fulls, sum_fulls, sum_empties, firsts_ptr,
     half, scale_log2, tiles, BM: tl.constexpr,
 ):  # fmt: skip
-    """One half of every tile: P to the products, alpha and the row sums to the correction."""
+    """Make P of one half of every tile; hand alpha and the row sums to the correction."""
     step, worked = 0, 0
     for tile in range(tiles):
         blocks = tl.load(firsts_ptr + tile + 1) - tl.load(firsts_ptr + tile)
@@ -696,7 +698,7 @@ def correct_tiles(
     accs, alphas, sums, alpha_fulls, sum_fulls, sum_empties, acc_readys, acc_fulls, firsts_ptr,
     out_ptr, tiles, D: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """Rescale O between products; at a tile's end divide, give O free and store it."""
+    """Rescale O between products; at a tile's end divide, free the accumulator and store O."""
     for half in tl.static_range(2):
         tlx.barrier_arrive(acc_readys[half])
     rescales, worked = 0, 0
@@ -728,7 +730,7 @@ def correct_tiles(
 
 @triton.jit
 def issue_s(q, kv, s, s_fulls, kv_fulls, kv_empties, half, step, BUFFERS: tl.constexpr):
-    """Issue S of a half's step: half 0 waits for K, half 1 gives it back."""
+    """Issue S of a half's step: half 0 waits for K, half 1 frees it."""
     slot, phase = ring(2 * step, BUFFERS)
     if half == 0:
         tlx.barrier_wait(kv_fulls[slot], phase)
@@ -743,7 +745,7 @@ def issue_pv(
     p_tiles, kv, accs, p_fulls, acc_readys, kv_fulls, kv_empties, half, step, add,
     BUFFERS: tl.constexpr,
 ):  # fmt: skip
-    """Issue O = P V of a half's step, or O += P V where ``add``: waits for V, P and O's turn."""
+    """Issue O = P V of a half's step (O += P V where ``add``), once V, P and O are ready."""
     slot, phase = ring(2 * step + 1, BUFFERS)
     if half == 0:
         tlx.barrier_wait(kv_fulls[slot], phase)
@@ -758,18 +760,18 @@ def issue_pv(
 # ## 12.8 The next tile's S, early
 #
 # (difficulty 3 of 3, 65 minutes) A program takes one tile after another, as in version 8, but here each tile has its own number of key blocks, and some have none.
-# Version 8's loop counts on equal numbers.
+# Version 8's loop assumes equal numbers.
 # `multiply_tiles` below is right and has a seam: a tile's first S is issued behind the last P V of the tile before, of both halves.
 # Until then the softmax groups have nothing to do.
 #
-# Issue each tile's first S as early as the memory allows: P lies inside S, so S of a half may follow the P V of that half, and need not wait for the other half's.
+# Issue each tile's first S as early as the memory allows: P is inside S, so S of a half may follow the P V of that half, and need not wait for the other half's.
 # The order at every step of every half is: the P V that is due, maybe of the tile before, then the S that comes next.
 # Only `multiply_tiles` is yours; the kernel stays as it is.
 #
-# What the other roles count on:
+# The other roles rely on this:
 #
-# - `q_fulls[half]` completes once per tile that has blocks, and `q_empties[half]` is told when the tile's last S of this half has read Q;
-# - `acc_fulls[half]` is told once per tile that has blocks, when its last P V is done: `tlx.tcgen05_commit`.
+# - `q_fulls[half]` completes once per tile that has blocks, and the mma role commits on `q_empties[half]` when the tile's last S of this half has read Q;
+# - the mma role commits on `acc_fulls[half]` once per tile that has blocks, when its last P V is done: `tlx.tcgen05_commit`.
 #
 # The limits are 18,900 modelled cycles for four tiles of two blocks (as given: 20,700), and 13,600 for four tiles of one block (14,300).
 # Launched on one program with `D=BN=64, BM=128`, and with `BUFFERS=4` or `3`.
@@ -871,11 +873,11 @@ check("12.8", tiles_kernel)
 #
 # (difficulty 2 of 3, 40 minutes) No kernel.
 # The emulator counts cycles and has no registers; the compiler has registers and counts no cycles.
-# Who deals out registers among the roles needs both.
+# To divide registers among the roles you need both.
 #
 # `reports` is a list of dicts as `jfa compile --json` prints them, of one kernel with its registers split in different ways.
-# `work` says how many modelled cycles each role is busy per step if nothing spills; a role that is not in it is busy for 0.
-# Return the place in the list of the fastest split that may ship, or -1 if none may.
+# `work` has the modelled cycles per step of each role if nothing spills; a role that is not in it is busy for 0.
+# Return the index of the fastest split that may ship, or -1 if none may.
 #
 # A split may ship if it compiled (`error` is None), if its split is in force (`setmaxnreg_ignored` is False: else all roles have the same registers), and if it fits, limits included:
 # 232,448 bytes of `smem`, 512 columns of `tmem`, 1,024 `threads`, and 65,536 registers for all threads together at launch, when each thread has `registers`.
@@ -883,12 +885,12 @@ check("12.8", tiles_kernel)
 # How fast it is we estimate:
 #
 # - `role_spills` holds bytes per thread as (stored, loaded).
-#   Take it that a role moves them once per step: an upper bound, since the report does not say where they are.
+#   Assume that a role moves them once per step: an upper bound, since the report does not say where they are.
 # - A warp has 32 threads, and the path to memory moves 128 bytes per cycle.
-# - Roles whose code is one stand under one key, such as `"softmax 0, softmax 1"`: each of them moves those bytes.
-#   `"before the roles part"` belongs to no role and is met once per launch: it counts for nothing.
+# - Roles that share their code share a key, such as `"softmax 0, softmax 1"`: each of them moves those bytes.
+#   `"before the roles part"` belongs to no role and is executed once per launch: leave it out.
 # - A role's step takes its work and its own spills, one after the other.
-#   Roles work side by side, so the slowest one counts; but they share the path, so a step takes at least all their spills together.
+#   Roles work at the same time, so the slowest one counts; but they share the path, so a step takes at least all their spills together.
 # - Of splits that are equally fast take the one whose roles spill fewer bytes, all their threads together; of those the first.
 #
 # The cell below holds five real reports, shortened, of the chapter's version 6 (sm_100, fbtriton 3.7.4, November 2026); its own split, 184 for the softmax, is left out, since it hardly spills.
@@ -900,7 +902,7 @@ ROLES = ("correction", "softmax 0", "softmax 1", "mma", "load")
 
 
 def report(registers, role_spills, **other):
-    """What `jfa compile --json` says of a split of version 6, as far as it is needed here."""
+    """Return what this exercise needs of `jfa compile --json` for a split of version 6."""
     warps = (4, 4, 4, 1, 1)
     roles = [dict(name=n, warps=w, registers=r) for n, w, r in zip(ROLES, warps, registers)]
     fields = dict(error=None, setmaxnreg_ignored=False, smem=180_684, tmem=512, threads=512)
@@ -935,7 +937,7 @@ SPLITS = [
 
 # %% tags=["ex-12.9"]
 def choose_split(reports, work):
-    """-> place in reports of the fastest split that may ship, -1 if none may."""
+    """Return the index in reports of the fastest split that may ship, -1 if none may."""
     raise NotImplementedError("12.9: not started")  # YOUR CODE
 
 

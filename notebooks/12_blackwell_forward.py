@@ -12,7 +12,7 @@
 # **Goals.** Build the warp-specialized forward of a B200 step by step: from one role to the five of the package's kernel.
 # (Two replicas of a task are one role here and everywhere in this course.)
 # At each step predict what the timeline will show, then look.
-# In the end name every barrier of the package's kernel.
+# In the end explain every barrier of the package's kernel.
 #
 # **Time.** 150 minutes, and 385 for the exercises.
 # **Needs.** Chapters 04 and 10.
@@ -57,9 +57,9 @@ D, BM, BN = tl.constexpr(DIM), tl.constexpr(BLOCK), tl.constexpr(BLOCK)  # as ke
 # | operands of the products | shared memory | 1,536 |
 # | K and V from memory | TMA | in parallel |
 #
-# If the jobs take turns, a step costs their sum.
+# If the jobs run one after another, a step costs their sum.
 # If they overlap, it costs the largest.
-# Everything in this chapter serves that overlap.
+# This chapter is about that overlap.
 # The tensor core is asynchronous already; it is idle only while the other jobs make it wait.
 #
 # All versions solve one problem: 512 queries, two tiles of 256, against 1,024 keys of one head, on one SM.
@@ -69,7 +69,7 @@ D, BM, BN = tl.constexpr(DIM), tl.constexpr(BLOCK), tl.constexpr(BLOCK)  # as ke
 
 # %%
 def make_problem(len_q, len_kv, seed=0):
-    """Dense attention of one head in bf16, and the answer in fp64."""
+    """Return q, k, v of one head in bf16, and their dense attention in fp64."""
     g = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(n, DIM, generator=g).bfloat16() for n in (len_q, len_kv, len_kv))
     want = torch.softmax(q.double() @ k.double().t() / math.sqrt(DIM), dim=1) @ v.double()
@@ -84,7 +84,7 @@ LINES = {}  # version -> timeline of its first program
 
 
 def launch(kernel, problem, rows=BLOCK, **constants):
-    """Run a kernel of ``rows`` queries per program; returns its output [queries, D]."""
+    """Run a kernel of ``rows`` queries per program; return its output [queries, D]."""
     q, k, v, _ = problem
     out = torch.full(q.shape, float("nan"))
     boxes = [TensorDescriptor.from_tensor(t, [BLOCK, DIM]) for t in (q, k, v)]
@@ -93,18 +93,18 @@ def launch(kernel, problem, rows=BLOCK, **constants):
 
 
 def model(run):
-    """Run something on one modelled SM; returns the timeline of all its programs."""
+    """Run something on one modelled SM; return the timeline of all its programs."""
     return record_one_sm(run, B200)
 
 
 def busy(line, begin, end):
-    """Share of the cycles from ``begin`` to ``end`` in which the tensor core worked."""
+    """Return the share of the cycles ``begin`` .. ``end`` in which the tensor core worked."""
     spans = [s for (_, unit), each in line.occupied.items() if unit == "tensor" for s in each]
     return sum(max(0, min(b, end) - max(a, begin)) for a, b in spans) / (end - begin)
 
 
 def enter(name, line):
-    """Put a modelled run into the score; returns the timeline of its first program."""
+    """Add a modelled run to SCORE; return the timeline of its first program."""
     first = line.ctas()[0]
     mine = {key: spans for key, spans in line.occupied.items() if key[0] == first}
     LINES[name] = Timeline([e for e in line.events if e.cta == first], "B200", mine)
@@ -117,7 +117,7 @@ def enter(name, line):
 
 
 def study(name, kernel, launch=launch, small=SMALL, **constants):
-    """Compare a version with fp64 on three schedules, then model it; returns a timeline."""
+    """Compare a version with fp64 on three schedules, then model it; return a timeline."""
     errors = []
     for policy in ("eager", "lazy", "random"):
         with emulator.options(policy=policy, seed=1):
@@ -136,7 +136,7 @@ def show(line, cycles=9000):
 # %%
 @triton.jit
 def softmax_block(scores, m, l, scale_log2):
-    """Online softmax in base 2: -> (P, alpha, new m, new l)."""
+    """Return (P, alpha, new m, new l) of a step of the online softmax, in base 2."""
     m_new = tl.maximum(m, tl.max(scores, axis=1) * scale_log2)
     alpha = tl.math.exp2(m - m_new)
     p = tl.math.exp2(scores * scale_log2 - m_new[:, None])
@@ -145,7 +145,7 @@ def softmax_block(scores, m, l, scale_log2):
 
 @triton.jit
 def store_columns(out_ptr, row, column, values):
-    """Store values [BM, N] to the columns ``column`` .. of BM rows of out [queries, D]."""
+    """Store values [BM, N] to BM rows of out [queries, D], from column ``column`` on."""
     rows, columns = row + tl.arange(0, BM), column + tl.arange(0, values.shape[1])
     tl.store(out_ptr + rows[:, None] * D + columns[None, :], values)
 
@@ -153,8 +153,8 @@ def store_columns(out_ptr, row, column, values):
 # %% [markdown]
 # ## Version 1: one role does everything
 #
-# A straight line: load, wait, multiply, wait, softmax, multiply, wait.
-# `S`, `P` and the accumulator live in tensor memory.
+# All steps run one after another: load, wait, multiply, wait, softmax, multiply, wait.
+# `S`, `P` and the accumulator are in tensor memory.
 #
 # Predict: for which share of the time will the tensor core work?
 
@@ -162,7 +162,7 @@ def store_columns(out_ptr, row, column, values):
 # %%
 @triton.jit
 def one_role(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks):
-    """One program: 128 queries."""
+    """Attend with the 128 queries of one program."""
     row = tl.program_id(0) * BM
     q = tlx.local_alloc((BM, D), tl.bfloat16, 1)
     k = tlx.local_alloc((BN, D), tl.bfloat16, 1)
@@ -203,25 +203,24 @@ line = study("1: one role", one_role)
 show(line)
 
 # %% [markdown]
-# **Look.** At any moment exactly one unit works.
-# The rest of the picture is waiting.
-# A full bar is a unit at work; a thin bar below is a result under way.
+# **Look.** At any moment exactly one unit works, and all others wait.
+# A full bar is a unit at work; a thin bar below it is the latency until the result is there.
 #
 # ## Aggregates: one name for values that belong together
 #
 # From here on several roles share buffers and barriers.
-# A ring of buffers has six fields that belong together: memory, two arrays of barriers, how many buffers, how large, and the first one's index.
+# A ring of buffers has six fields that belong together: the memory, two arrays of barriers, the number of buffers, their size, and the index of the first one.
 # If they were passed one by one, the roles of this chapter would take up to fourteen arguments, and two swapped barriers make a kernel hang.
-# So the package gives such groups a name, and so does this chapter.
-# A Triton *aggregate* is a class that the compiler splits into its fields first: it costs no register and no instruction.
+# So the package gives such a group a name, and this chapter does the same.
+# A Triton *aggregate* is a class that the compiler splits into its fields at the start: it costs no register and no instruction.
 # `Ring` is the package's, from [jfa/kernels/common/ring.py](../jfa/kernels/common/ring.py):
 #
 # | | what it does |
 # |---|---|
 # | `alloc_ring(ROWS, COLUMNS, DTYPE, STAGES, READERS)` | allocates the buffers and the barriers `fulls` and `empties` |
-# | `ring.slot(count)` | buffer and phase of the ring's `count`-th use |
+# | `ring.slot(count)` | returns buffer and phase of the ring's `count`-th use |
 # | `ring.load(count, desc, box)` | waits until that buffer is empty, announces its bytes, copies a box into it |
-# | `ring.nth(number)` | another ring of the same allocation, where several equal ones share it |
+# | `ring.nth(number)` | returns ring number `number` of an allocation that several equal rings share |
 #
 # The compile-time choices of a version are passed as one object as well, a constexpr called `cfg`:
 
@@ -229,7 +228,7 @@ show(line)
 # %%
 @dataclass(frozen=True)
 class Config:
-    """Compile-time choices of a version; the names are those of the package's ForwardConfig."""
+    """Compile-time choices of a version; names as in the package's ForwardConfig."""
 
     halves: int = 2  # of 128 queries, per program
     kv_slots: int = 3  # buffers of the ring of K and V
@@ -245,7 +244,7 @@ class Config:
 #
 # A warp of its own runs ahead through a ring of three buffers.
 # K and V share the ring: K0, V0, K1, V1, ...
-# The products give the buffers back themselves: `mBarriers=[s_full[0], kv.empties[slot]]`.
+# When a product ends, it arrives on the barrier that frees the buffer: `mBarriers=[s_full[0], kv.empties[slot]]`.
 #
 # Predict: which of the waits disappears, and which does not?
 
@@ -253,7 +252,7 @@ class Config:
 # %%
 @triton.jit
 def load_role(q_desc, k_desc, v_desc, q, kv, row, blocks, cfg: tl.constexpr):
-    """Q of each half once, then K0 V0 K1 V1 ... through one ring."""
+    """Load Q of each half once, then K0 V0 K1 V1 ... through one ring."""
     HALVES: tl.constexpr = cfg.halves
     for half in tl.static_range(HALVES):
         q.nth(half).load(0, q_desc, [row + half * BM, 0])
@@ -267,7 +266,7 @@ def load_role(q_desc, k_desc, v_desc, q, kv, row, blocks, cfg: tl.constexpr):
 # %%
 @triton.jit
 def two_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, cfg: tl.constexpr):
-    """One program: 128 queries."""
+    """Attend with the 128 queries of one program."""
     row = tl.program_id(0) * BM
     q = alloc_ring(BM, D, tl.bfloat16, 1, 1)
     kv = alloc_ring(BN, D, tl.bfloat16, cfg.kv_slots, 1)
@@ -308,15 +307,15 @@ show(line)
 # %% [markdown]
 # ## Version 3: an MMA role, and P inside S
 #
-# The products get a warp of their own.
-# The softmax role now only says "P is there" and waits for "S is there".
+# One warp does nothing but issue products: the mma role.
+# The softmax role now only arrives on "P is full" and waits for "S is full".
 #
 # Tensor memory has 512 columns.
 # Two halves want S (128 columns each), P (64, since bf16 takes half) and an accumulator (128): 640.
 # But P of a half is written only after its S has been read.
-# So P may live in the columns of S.
-# `storage_alias_spec` says so; it adds no barrier.
-# What keeps the two apart is order: the next S of a half is issued after the product that reads its P, and the tensor core executes one task's products in order.
+# So P may share the columns of S.
+# `storage_alias_spec` expresses that; it adds no barrier.
+# Only the order of the products keeps the two apart: the next S of a half is issued after the product that reads its P, and the tensor core executes one task's products in order.
 # That order is observed, and the emulator models it.
 # PTX promises it only for products on one accumulator and of one shape (chapter 10), and these two write different accumulators.
 
@@ -334,7 +333,7 @@ plots.segments(
 )
 
 # %% [markdown]
-# The aggregates of tensor memory follow, with all that later versions need: `alphas` and `readys` wait for version 5, `maxima` and the `empties` of the row sums for version 8.
+# The aggregates of tensor memory follow, with all that later versions need: `alphas` and `readys` are used from version 5 on, `maxima` and the `empties` of the row sums in version 8.
 # A barrier or a column inside S that a version does not use costs it nothing.
 
 
@@ -383,7 +382,7 @@ class Memory:
 
 @triton.jit
 def alloc_memory(cfg: tl.constexpr):
-    """Allocate a program's memory; P, alpha and the row sums lie inside S of their half."""
+    """Allocate a program's memory; P, alpha and the row sums are inside S of their half."""
     HALVES: tl.constexpr = cfg.halves
     q = alloc_ring(BM, D, tl.bfloat16, 1, 1, HALVES)
     kv = alloc_ring(BN, D, tl.bfloat16, cfg.kv_slots, 1)
@@ -412,7 +411,7 @@ def alloc_memory(cfg: tl.constexpr):
 
 # %% [markdown]
 # Two functions issue products; the MMA role is a loop around them.
-# Half 0 waits for the block of keys that both halves share, half 1 gives it back.
+# Half 0 waits for the block of keys that both halves share, half 1 frees it.
 
 
 # %%
@@ -445,7 +444,7 @@ def accumulate(memory, half, step, HALVES: tl.constexpr):
 
 @triton.jit
 def mma_role(memory, blocks, cfg: tl.constexpr):
-    """S of the first block for every half; then per block P V of a half, followed by its next S."""
+    """Issue S of the first block for all halves; then per block and half P V and its next S."""
     HALVES: tl.constexpr = cfg.halves
     for half in tl.static_range(HALVES):
         tlx.barrier_wait(memory.q.fulls[half], 0)
@@ -460,7 +459,7 @@ def mma_role(memory, blocks, cfg: tl.constexpr):
 # %%
 @triton.jit
 def softmax_role(memory, half, out_ptr, row, scale_log2, blocks):
-    """One half: softmax, rescaling of its own accumulator, and the end."""
+    """Compute the softmax of one half, rescale its accumulator, and store the result."""
     scores, accs = memory.scores, memory.accs
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
@@ -478,7 +477,7 @@ def softmax_role(memory, half, out_ptr, row, scale_log2, blocks):
 
 @triton.jit
 def three_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, cfg: tl.constexpr):
-    """One program: 128 queries per half."""
+    """Attend with 128 queries per half in one program."""
     memory, row = alloc_memory(cfg), tl.program_id(0) * cfg.halves * BM
     with tlx.async_tasks():
         with tlx.async_task("default"):  # softmax 0
@@ -503,7 +502,7 @@ show(line)
 # %% [markdown]
 # **Look.** It hardly helps: while the softmax works, nothing is multiplied.
 # With one half there is no other product to issue, but that is not the reason.
-# P lies inside S, so the next S would overwrite the P that is being made.
+# P is inside S, so the next S would overwrite the P that is being computed.
 #
 # ### Version 3b: S of its own
 #
@@ -516,7 +515,7 @@ show(line)
 # %%
 @triton.jit
 def mma_early(memory, s_empties, blocks):
-    """One half: the next S as soon as this one has been read, and then P V."""
+    """Issue, for one half, the next S as soon as this one has been read, and then P V."""
     tlx.barrier_wait(memory.q.fulls[0], 0)
     score(memory, 0, 0, 1)
     for j in range(blocks):
@@ -528,7 +527,7 @@ def mma_early(memory, s_empties, blocks):
 
 @triton.jit
 def softmax_early(memory, s_empties, out_ptr, row, scale_log2, blocks):
-    """As softmax_role, but it gives S back before it computes."""
+    """Do as softmax_role does, but free S before computing."""
     scores, accs = memory.scores, memory.accs
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
@@ -548,7 +547,7 @@ def softmax_early(memory, s_empties, out_ptr, row, scale_log2, blocks):
 
 @triton.jit
 def three_roles_apart(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, cfg: tl.constexpr):
-    """One program: 128 queries."""
+    """Attend with the 128 queries of one program."""
     memory, row = alloc_memory(cfg), tl.program_id(0) * BM
     p = tlx.local_alloc((BM, BN), tl.bfloat16, 1, tlx.storage_kind.tmem)  # columns of its own
     s_empties = tlx.alloc_barriers(1)
@@ -569,7 +568,7 @@ line = study("3b: S of its own", three_roles_apart, cfg=Config(halves=1))
 show(line)
 
 # %% [markdown]
-# That is nearly a quarter less, with one half.
+# That is nearly a quarter fewer cycles, with one half.
 # What remains is the chain S, softmax, P V, with one group of softmax warps for all of it.
 #
 # ## Version 4: two softmax groups in ping-pong
@@ -577,7 +576,7 @@ show(line)
 # Now two halves share every block of keys.
 # While one group computes exponentials, the tensor core multiplies for the other.
 # The MMA role alternates: P0 V, next S0, P1 V, next S1.
-# Both halves fill the 512 columns, so P lies inside S again: what keeps the tensor core busy now is the other half.
+# Both halves fill the 512 columns, so P is inside S again: now the other half keeps the tensor core busy.
 #
 # Predict: how much faster, at most?
 
@@ -591,7 +590,7 @@ show(line)
 # Each group still rescales its own accumulator: it loads 128 columns, multiplies, stores them, and only then may P V start.
 # Two ideas take that off its critical path.
 #
-# 1. **A role of its own.** The softmax hands over `alpha` and goes on.
+# 1. **A correction role.** The softmax hands over `alpha` and goes on.
 #    Four other warps rescale, while the exponentials run.
 # 2. **A stale maximum is fine.** $e^{s - m}$ is exact for *any* reference $m$, as long as it does not overflow.
 #    So keep the old maximum until it is exceeded by more than 8 (in log2 units: a factor of 256).
@@ -614,7 +613,7 @@ def running_maximum(s, m, scale_log2, cfg: tl.constexpr):
 
 @triton.jit
 def hand_alpha(scores, half, step, alpha):
-    """Leave alpha to the correction; before the first step nothing is accumulated yet."""
+    """Hand alpha to the correction; before the first step nothing is accumulated yet."""
     if step > 0:
         tlx.local_store(scores.alphas[half], alpha[:, None])
         tlx.barrier_arrive(scores.alpha_fulls[half])
@@ -622,7 +621,7 @@ def hand_alpha(scores, half, step, alpha):
 
 @triton.jit
 def softmax_only(memory, half, scale_log2, blocks, cfg: tl.constexpr):
-    """One half: maximum, exponentials, row sum; alpha to the correction, P to the tensor core."""
+    """Compute maxima, exponentials and row sums of one half; hand over alpha and P."""
     scores, rows = memory.scores, memory.rows
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), tl.float32)
@@ -642,7 +641,7 @@ def softmax_only(memory, half, scale_log2, blocks, cfg: tl.constexpr):
 # %%
 @triton.jit
 def correction_role(memory, out_ptr, row, blocks):
-    """Rescale an accumulator only if some row asks for it, and store the result."""
+    """Rescale an accumulator only if some row needs it, and store the result."""
     scores, accs, rows = memory.scores, memory.accs, memory.rows
     for half in tl.static_range(2):
         tlx.barrier_arrive(accs.readys[half])  # the first product overwrites: nothing to rescale
@@ -662,7 +661,7 @@ def correction_role(memory, out_ptr, row, blocks):
 
 @triton.jit
 def accumulate_ready(memory, half, step, use_acc, cfg: tl.constexpr):
-    """As accumulate, but it waits for O to be rescaled too, and takes P slice by slice."""
+    """Do as accumulate does, but wait for the rescaled O too, and take P slice by slice."""
     SLICES: tl.constexpr = cfg.p_slices
     WIDTH: tl.constexpr = BN // SLICES
     kv, scores, accs = memory.kv, memory.scores, memory.accs
@@ -682,7 +681,7 @@ def accumulate_ready(memory, half, step, use_acc, cfg: tl.constexpr):
 
 @triton.jit
 def mma_corrected(memory, blocks, cfg: tl.constexpr):
-    """As before; "the last P V is done" is committed once, behind it."""
+    """Issue as before, but commit "the last P V is done" once, behind it."""
     for half in tl.static_range(2):
         tlx.barrier_wait(memory.q.fulls[half], 0)
         score(memory, half, 0, 2)
@@ -698,7 +697,7 @@ def mma_corrected(memory, blocks, cfg: tl.constexpr):
 # %%
 @triton.jit
 def four_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, cfg: tl.constexpr):
-    """One program: 256 queries."""
+    """Attend with the 256 queries of one program."""
     memory, row = alloc_memory(cfg), tl.program_id(0) * 2 * BM
     with tlx.async_tasks():
         with tlx.async_task("default"):  # correction
@@ -717,13 +716,13 @@ line = study("5b: and a threshold of 8", four_roles, rows=TILE, cfg=Config())
 show(line)
 
 # %% [markdown]
-# What lies where in S of half 0, and who holds it when: the last blocks of the tile, from the events of that run.
+# The next picture shows what the columns of S of half 0 hold over time, and which role uses them: the last blocks of the tile, from the events of that run.
 # `alpha` and the row sum take one column each, 64 and 65, behind P: two lines, drawn thicker than they are.
 
 
 # %%
 def holds(line):
-    """Who holds which columns of half 0's S when: pieces for ``plots.tmem_map``."""
+    """Return which role holds which columns of half 0's S when, for ``plots.tmem_map``."""
     events = sorted(line.events, key=lambda e: e.start)
 
     def times(words, track=""):
@@ -752,7 +751,7 @@ def holds(line):
 version_5 = LINES["5b: and a threshold of 8"]
 plots.tmem_map(
     holds(version_5),
-    title="the 128 columns of half 0's S in version 5, and who holds them",
+    title="the 128 columns of half 0's S in version 5, and which role holds them",
     columns=128,
     span=(version_5.end - 14000, version_5.end - 3000),
 )
@@ -760,7 +759,7 @@ plots.tmem_map(
 # %% [markdown]
 # The correction does not wait for the product before it touches the accumulator.
 # It need not: `alpha` of a block comes from a group that has read S of that block, that S was issued after the earlier product, and a task's products finish in order, as observed (version 3).
-# Such an argument is worth writing down, and worth checking: the emulator's race detector followed it on three schedules.
+# Write such an argument down and check it: the emulator's race detector found no conflict on three schedules.
 #
 # **Look.** The separate role makes the kernel faster; the threshold makes no difference.
 # In this model four correction warps have time to spare, and rescaling every block costs no time.
@@ -772,7 +771,7 @@ plots.tmem_map(
 
 # %%
 def rescales(threshold, blocks=64, rows=1024, seed=0):
-    """Share of (row, block) pairs after the first block whose reference maximum moves."""
+    """Return the share of (row, block) pairs, after block 0, whose reference maximum moves."""
     g = torch.Generator().manual_seed(seed)
     tops = (torch.randn(rows, blocks, BLOCK, generator=g) * math.log2(math.e)).amax(dim=2)
     at, moved = tops[:, 0], 0
@@ -787,20 +786,20 @@ for threshold in (0.0, 1.0, 8.0):
     print(f"threshold {threshold:>3}: {rescales(threshold):.2%} of rows and blocks rescale")
 
 # %% [markdown]
-# A whole half is rescaled as soon as one of its 128 rows asks for it, so even a few percent of rows would touch nearly every block.
-# One answer for 128 rows is a limit of the tile model, in which all warps of a task branch together.
+# A whole half is rescaled as soon as one of its 128 rows needs it, so even a few percent of rows would touch nearly every block.
+# One decision for 128 rows is a limit of the tile model, in which all warps of a task branch together.
 # The hardware can decide per warp, and FlashAttention-4 does: there 32 rows share a vote.
 #
 # ## Version 6: P in slices
 #
-# What holds version 5 back?
-# Follow one half through a step: S is loaded from tensor memory, its maximum taken, 16,384 exponentials, converted, stored, and only then can the tensor core start P V and the next S.
+# What limits version 5?
+# Follow one half through a step: S is loaded from tensor memory, its maxima are taken, 16,384 exponentials are computed, converted and stored, and only then can the tensor core start P V and the next S.
 # That chain is longer than the other half's products.
 #
 # But a product over 128 keys is the sum of two products over 64.
 # So the softmax publishes P in slices, with a barrier for each, and P V starts on the first slice while the second is still being computed.
 # `accumulate_ready` above was written for that: a slice of P's columns meets the same rows of V.
-# The row sum moves behind the last slice, where nobody waits for it.
+# The row sum moves behind the last slice, where no other role waits for it.
 #
 # Slices also take fewer registers, and that holds for the correction too: it takes O in slices of 32 columns.
 
@@ -811,7 +810,7 @@ from jfa.kernels.blackwell.softmax import exp2_on_both_pipes, split_columns
 
 @triton.jit
 def softmax_step(scores, half, step, j, state, scale_log2, cfg: tl.constexpr):
-    """Make P of a half's step, number ``j`` of its tile; takes and returns (maxima, row sums)."""
+    """Make P of a half's step, number ``j`` of its tile; take and return (maxima, row sums)."""
     SLICES: tl.constexpr = cfg.p_slices
     WIDTH: tl.constexpr = BN // SLICES
     m, l = state
@@ -834,7 +833,7 @@ def softmax_step(scores, half, step, j, state, scale_log2, cfg: tl.constexpr):
 
 @triton.jit
 def softmax_sliced(memory, half, scale_log2, blocks, cfg: tl.constexpr):
-    """One half of one tile."""
+    """Compute the softmax of one half of one tile, slice by slice."""
     state = (tl.full((BM,), float("-inf"), tl.float32), tl.zeros((BM,), tl.float32))
     for j in range(blocks):
         state = softmax_step(memory.scores, half, j, j, state, scale_log2, cfg)
@@ -846,7 +845,7 @@ def softmax_sliced(memory, half, scale_log2, blocks, cfg: tl.constexpr):
 # %%
 @triton.jit
 def rescale_step(memory, half, phase, cfg: tl.constexpr):
-    """Multiply O of a half by alpha, slice by slice, if any row asks for it."""
+    """Multiply O of a half by alpha, slice by slice, if any row needs it."""
     WIDTH: tl.constexpr = cfg.o_columns
     scores, accs = memory.scores, memory.accs
     tlx.barrier_wait(scores.alpha_fulls[half], phase)
@@ -860,7 +859,7 @@ def rescale_step(memory, half, phase, cfg: tl.constexpr):
 
 @triton.jit
 def correct_sliced(memory, out_ptr, row, blocks, cfg: tl.constexpr):
-    """As correction_role, with ``o_columns`` columns of O in registers at a time."""
+    """Do as correction_role does, with ``o_columns`` columns of O in registers at a time."""
     WIDTH: tl.constexpr = cfg.o_columns
     accs, rows = memory.accs, memory.rows
     for half in tl.static_range(2):
@@ -879,7 +878,7 @@ def correct_sliced(memory, out_ptr, row, blocks, cfg: tl.constexpr):
 
 @triton.jit
 def sliced_roles(q_desc, k_desc, v_desc, out_ptr, scale_log2, blocks, cfg: tl.constexpr):
-    """One program: 256 queries. The roles of version 5, in slices."""
+    """Attend with the 256 queries of one program, in the roles of version 5, in slices."""
     memory, row = alloc_memory(cfg), tl.program_id(0) * 2 * BM
     with tlx.async_tasks():
         with tlx.async_task("default"):  # correction
@@ -905,7 +904,7 @@ show(line)
 #
 # The exp2 units make 16 results per cycle and SM; a half's 16,384 exponentials occupy them for 1,024 cycles.
 # The FMA pipe, which multiplies and adds, makes 128 results per cycle at the same time.
-# $2^x$ can be computed there: $x = n + f$ with a whole $n$ and $|f| \le 1/2$, a polynomial gives $2^f$, and $n$ is added to the exponent bits of the result (FlashAttention-4).
+# $2^x$ can be computed there: split $x = n + f$ with an integer $n$ and $|f| \le 1/2$, compute $2^f$ by a polynomial, and add $n$ to the exponent bits of the result (FlashAttention-4).
 # P is rounded to bf16 afterwards, so a polynomial of degree 3 is exact enough:
 
 # %%
@@ -927,9 +926,9 @@ plots.lines(
 )
 
 # %% [markdown]
-# Which share should go there?
-# Both units must work at the same time, so each slice is divided: a quarter of its columns takes the FMA pipe, three quarters the exp2 units.
-# `exp2_on_both_pipes` of the package does it; version 6 already called it, with a share of 0.
+# Which share of the exponentials should go there?
+# Both units must work at the same time, so each slice is divided: a quarter of its columns goes to the FMA pipe, three quarters to the exp2 units.
+# `exp2_on_both_pipes` of the package does that; version 6 already called it, with a share of 0.
 #
 # Predict: what would half of the columns do?
 
@@ -967,34 +966,35 @@ plots.bars(
 
 # %% [markdown]
 # **Look.** Each helps alone, and together they give less than the sum.
-# Slices hide the end of the exponentials behind the product; what the FMA pipe shortens cannot be hidden any more.
+# Slices hide the last exponentials behind the product; exponentials that the FMA pipe has made shorter leave less to hide.
 # One more slice costs a store and an arrival in the chain.
-# These are rates of a model: on a chip the best pair is found by trying.
+# These are modelled rates: on a GPU, find the best pair by measuring.
 #
 # ## Version 8: a store role, and no seam
 #
 # So far a program solves one tile and ends.
-# Its first products wait for Q and K, its last ones are followed by a division and a store, and all that time the tensor core has nothing to do.
-# In version 8 a program keeps its SM and takes one tile after another (chapter 13 is about that), and the seam between two tiles is closed:
+# Its first products wait for Q and K, its last ones are followed by a division and a store, and in both times the tensor core is idle.
+# We call this gap between two tiles the *seam*.
+# In version 8 a program keeps its SM and takes one tile after another (chapter 13 is about that), and the seam is closed:
 #
-# - **S goes ahead.** The mma role's loop does not stop at a tile's end: after a tile's last P0 V comes the next tile's first S0, and after that the last P1 V.
+# - **S is issued early.** The mma role's loop does not stop at a tile's end: after a tile's last P0 V comes the next tile's first S0, and after that the last P1 V.
 #   So the softmax groups go on while O is still being divided and stored.
 #   The loop runs one round more than there are tiles, for the last P V.
 # - **Row sums move to shared memory.** Inside S the next tile's S would overwrite them before the correction has read them.
-#   Barriers `rows.fulls` and `rows.empties` hand them over.
-# - **A store role.** The correction writes O in bf16 to shared memory, in two parts with a buffer each, and a role of its own copies it out by TMA.
-#   Once `o.empties` lets it, the correction takes the next half while the copy is under way.
-#   An accumulator is free as soon as it has been read: the correction says so on `accs.readys`.
-# - **Q is freed by its last S**, and the load role fetches the next tile's K before its Q: the ring has room for it earlier.
-# - **A fourth buffer** for K and V: storing O in parts leaves room for it in shared memory.
+#   The barriers `rows.fulls` and `rows.empties` hand them over.
+# - **A store role.** The correction writes O in bf16 to shared memory, in two parts with a buffer each, and another role copies it out by TMA.
+#   Once `o.empties` has completed, the correction takes the next half while the copy is under way.
+#   An accumulator is free as soon as it has been read: then the correction arrives on `accs.readys`.
+# - **Q is freed by its last S**, and the load role fetches the next tile's K before its Q: the ring has a free buffer for K earlier.
+# - **A fourth buffer** for K and V: storing O in parts leaves shared memory for it.
 #
-# All counters go on from tile to tile: `done` tiles, and `done * blocks + j` steps.
+# All counters continue from tile to tile: `done` tiles, and `done * blocks + j` steps.
 
 
 # %%
 @triton.jit
 def alloc_persistent(cfg: tl.constexpr):
-    """Allocate memory with row sums and maxima in SMEM, and the ring through which O leaves."""
+    """Allocate memory with row sums and maxima in SMEM, and the ring through which O is stored."""
     memory = alloc_memory(cfg)
     sums = tlx.local_alloc((BM,), tl.float32, 2)
     maxima = tlx.local_alloc((BM,), tl.float32, 2)
@@ -1005,7 +1005,7 @@ def alloc_persistent(cfg: tl.constexpr):
 
 @triton.jit
 def load_tile(q_desc, k_desc, v_desc, memory, tile, done, blocks):
-    """K0, then Q of both halves, then V0 K1 V1 ..., through rings that go on from tile to tile."""
+    """Load K0, Q of both halves, V0 K1 V1 ..., through rings that continue from tile to tile."""
     kv, loaded = memory.kv, 2 * done * blocks
     kv.load(loaded, k_desc, [0, 0])
     for half in tl.static_range(2):
@@ -1018,7 +1018,7 @@ def load_tile(q_desc, k_desc, v_desc, memory, tile, done, blocks):
 
 @triton.jit
 def multiply_tile(memory, going, done, blocks, cfg: tl.constexpr):
-    """Per step and half: the P V that is due, maybe the tile before's, and the next S."""
+    """Issue per step and half the P V that is due, maybe the previous tile's, and the next S."""
     steps = tl.where(going, blocks, 1)
     for j in range(steps):
         step = done * blocks + j
@@ -1038,7 +1038,7 @@ def multiply_tile(memory, going, done, blocks, cfg: tl.constexpr):
 # %%
 @triton.jit
 def softmax_tile(memory, half, done, blocks, scale_log2, cfg: tl.constexpr):
-    """One half of a tile."""
+    """Compute the softmax of one half of a tile, and hand over its row sums and maxima."""
     rows = memory.rows
     state = (tl.full((BM,), float("-inf"), tl.float32), tl.zeros((BM,), tl.float32))
     for j in range(blocks):
@@ -1105,7 +1105,7 @@ def store_tile(o_desc, o, tile, done, cfg: tl.constexpr):
 def persistent_roles(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, tiles, scale_log2, blocks, cfg: tl.constexpr
 ):
-    """Every num_programs-th tile of 256 queries; o [queries, D] bf16, lse [queries] fp32."""
+    """Attend with every num_programs-th 256 queries: o [queries, D] bf16, lse [queries] fp32."""
     memory, o = alloc_persistent(cfg)
     with tlx.async_tasks():
         with tlx.async_task("default"):  # correction
@@ -1143,7 +1143,7 @@ LAST = Config(kv_slots=4, p_slices=2, fma_eighths=2)
 
 
 def launch_persistent(kernel, problem, cfg, programs=1):
-    """Run version 8 on ``programs`` SMs; returns its output, after a look at the log-sum-exp."""
+    """Run version 8 on ``programs`` SMs, check the log-sum-exp, and return the output."""
     q, k, v, _ = problem
     out, lse = torch.full_like(q, float("nan")), torch.full((len(q),), float("nan"))
     boxes = [TensorDescriptor.from_tensor(t, [BLOCK, DIM]) for t in (q, k, v)]
@@ -1161,7 +1161,7 @@ show(line)
 
 # %% [markdown]
 # The error is larger because this version writes O in bf16, as the package does.
-# The seam on one axis: the last third of the first tile and the beginning of the second, in version 7 and in version 8.
+# Here is the seam of version 7 and of version 8 on one axis: the last third of the first tile and the beginning of the second.
 
 # %%
 eight, seven = "8: store role, no seam", "7: exp2 on both pipes"
@@ -1172,7 +1172,7 @@ plots.timelines({seven: LINES[seven], eight: LINES[eight]}, window)
 # %% [markdown]
 # ## The score
 #
-# And the package's kernel on the same problem, on the same axis:
+# Add the package's kernel on the same problem, and compare:
 
 # %%
 package = enter("the package's kernel", model(forward_launch(QUERIES, BLOCKS * BLOCK)))
@@ -1199,9 +1199,9 @@ print(f"tensor core busy {busy_share(long_tile, 0.35, 0.8):.1%} (modelled)")
 
 # %% [markdown]
 # Version 8 and the package's kernel have the same roles, the same barriers, and issue copies and products in the same order.
-# The remaining difference is what a jagged batch needs and the package's roles read per tile: bounds, masks, heads.
+# The package's roles also read per tile what a jagged batch needs: bounds, masks, heads.
 #
-# The ladder on one axis: the same 9,000 cycles of five versions, each in its steady state.
+# Five versions on one axis: the same 9,000 cycles of each, in its steady state.
 # Follow the green boxes of the tensor core from panel to panel (`s[0]` is a product S, `a0` a product P V or a slice of one, written to `accs[0]`), and the arrows from what completed a barrier's phase to the wait that this ended.
 
 # %%
@@ -1212,7 +1212,7 @@ plots.timelines({name: LINES[name] for name in rungs}, (9000, 18000))
 # ## What the compiler says
 #
 # `jfa.compiled` compiles a kernel for sm_100 without a GPU.
-# Registers per thread, spills, shared and tensor memory are facts, not a model.
+# Its registers per thread, spills, shared and tensor memory are facts, not a model.
 # The cell takes about 20 seconds on two idle cores.
 
 # %%
@@ -1260,8 +1260,8 @@ print(reports[-1].to_text())
 # **Read it.** Spills are bytes per thread that do not fit into registers and go to memory and back.
 #
 # Version 1 fits into its registers.
-# It says 512 of 512 columns of tensor memory although its buffers need 320: columns are allocated in powers of two.
-# So no second CTA of it fits onto the SM before the first has ended.
+# The report says 512 of 512 columns of tensor memory although its buffers need 320: columns are allocated in powers of two.
+# So a second CTA of this kernel fits onto the SM only after the first has ended.
 #
 # Version 5 spills over a kilobyte per thread.
 # Its correction loads rows of 128 columns of O with 96 registers per thread, and in its softmax a row of 128 scores and its 128 exponentials do not fit into 192 registers at once.
@@ -1269,7 +1269,7 @@ print(reports[-1].to_text())
 # It still spills a few addresses.
 # (With 192, 32 and 96 it spills 328 and 680 bytes, nearly all of it the correction's; compiled for this text, November 2026.)
 # Version 8 spills nothing.
-# The emulator does not see any of that; only the compiler does.
+# The emulator shows none of that; only the compiler does.
 # `jfa compile blackwell` prints the report of the package's kernels.
 
 # %% [markdown]
@@ -1278,8 +1278,8 @@ print(reports[-1].to_text())
 # Three things turn version 8 into the package's kernel.
 #
 # - **Boundaries.** Every TMA box is bounded by its own sequence: a *ragged* descriptor fills rows past the end with zeros and stores nothing there.
-#   So a poisoned neighbour cannot leak through V (chapter 04's trap).
-# - **Peeling.** A mask costs two comparisons and a select for each score.
+#   So NaN of a neighboring sequence cannot leak through V (chapter 04's trap).
+# - **Peeling.** A mask costs two comparisons and a select per score.
 #   Most blocks need none: every query of the tile sees every key of the block.
 #   The loop is split into masked blocks at the left edge, an unmasked bulk, and masked blocks at the right edge.
 # - **Lists.** Each program walks a list of tiles that have work, with their bounds (chapter 13).
@@ -1290,8 +1290,8 @@ title = "512 queries, 1,100 keys, causal, 600 keys back"
 plots.block_map(kinds, title=title, block_m=128, block_n=128)
 
 # %% [markdown]
-# Each line of blocks is one tile's loop: some P (an edge), then F (bulk), then P.
-# Blocks without a letter are never visited.
+# Each row of blocks is one tile's loop: some P (partly visible: an edge), then F (fully visible: the bulk), then P.
+# Blocks without a letter are not visited.
 
 # %% [markdown]
 # ## Read the kernel
@@ -1313,10 +1313,10 @@ for one, name in zip(mine, theirs.split()):
     print(f"{one.fn.__name__:<14} here, {name:<14} there: {words}")
 
 # %% [markdown]
-# And every barrier.
-# The table is made from a run of the package's kernel: who arrives, who waits.
+# You have also met every barrier.
+# The table is made from a run of the package's kernel: which roles arrive, and which wait.
 # The last column is ours.
-# Cover it with a hand and say it yourself.
+# Cover it and write down your own first.
 
 # %%
 BARRIERS = {
@@ -1337,7 +1337,7 @@ BARRIERS = {
 
 
 def barrier_table(line, meanings):
-    """Who arrives at each barrier of a run, who waits there, and what it says."""
+    """Return a table: who arrives at each barrier of a run, who waits, and what it says."""
     found = line.barriers()
     assert set(found) == set(meanings)
     rows = [[name, *(", ".join(side) for side in found[name]), meanings[name]] for name in meanings]
@@ -1355,19 +1355,19 @@ same = LINES[eight].barriers() == package.barriers()
 print("the same barriers, arrivals and waits:", same)
 
 # %% [markdown]
-# Three barriers of the file are not met in this run:
+# Three barriers of the file do not occur in this run:
 #
 # | barrier | when there is one | what it says |
 # |---|---|---|
-# | `tails.k.fulls` | head dims beyond 128 | columns 128 and up of a block of K are there: a box of their own |
+# | `tails.k.fulls` | head dims beyond 128 | columns 128 and up of a block of K are there: they are a separate box |
 # | `tails.k.empties` | the same | the products of both halves have read them |
 # | the queue's | tiles are stolen | chapter 13 |
 #
-# The columns of Q beyond 128 come with Q's others: `q.fulls` counts the bytes of both.
+# The columns of Q beyond 128 are loaded with the other columns of Q: `q.fulls` counts the bytes of both.
 
 # %% [markdown]
-# And run it: three sequences, one empty, tails everywhere, causal.
-# The same source that a B200 runs.
+# Now run it on three sequences: one is empty, no length is a multiple of a block, and the mask is causal.
+# It is the same source that a B200 runs.
 
 # %%
 lengths = [200, 0, 77]
@@ -1394,7 +1394,7 @@ plots.timelines(
 # ## Exercises
 #
 # Open [exercises/12_blackwell_forward.py](../exercises/12_blackwell_forward.py).
-# Their kernels pass buffers and barriers one by one: what you write there names each of them.
+# Their kernels pass buffers and barriers one by one, so your code names each of them.
 # The minutes are an [estimate by a rule](00_start_here.py).
 #
 # | | | difficulty | minutes |
@@ -1417,38 +1417,39 @@ plots.timelines(
 # 4. Why must all warps of the correction take the same branch?
 # 5. `scores` has no barrier "S is free", and none "alpha has been read". Why does it need neither?
 # 6. Why can version 8 not leave the row sums inside S?
-# 7. Who waits for `accs.readys` in a tile's first step, and for what?
+# 7. Which role waits for `accs.readys` in a tile's first step, and for what?
 #
 # <details><summary>Answers</summary>
 #
-# 1. P lies inside S, so S, softmax and P V depend on each other in a circle, and one more role does not break it.
-#    Columns of its own for P (version 3b) or a second half do.
-# 2. Order. Both are products of the MMA role, S(i + 1) is issued after P(i) V, and a task's products run in order: observed, and promised by PTX only for one accumulator and shape.
+# 1. P is inside S, so S, softmax and P V depend on each other in a circle, and one more role does not break it.
+#    Separate columns for P (version 3b) or a second half do.
+# 2. The order of products: both are issued by the MMA role, S(i + 1) after P(i) V, and a task's products run in order (observed, and promised by PTX only for one accumulator and shape).
 # 3. By a factor of at most 2^8 = 256, far inside bf16's range.
 #    Output and row sum carry the same factor, and the division removes it.
 # 4. In the tile model all warps of a task branch together, so the decision is one number for the whole half: the smallest alpha.
 #    On the hardware it may be one per warp, if each warp rescales its own 32 rows and all of them arrive.
 # 5. The next S of a half is issued after P V, P V waits for `accs.readys`, and the correction arrives there after it has read alpha.
 #    P V also waits for `p_fulls`, and the softmax arrives there after it has read S.
-# 6. The next tile's first S comes before the correction has read them, and nothing would hold it back.
-# 7. The mma role: until the correction has read the tile before's O out of the accumulator. In a program's first tile the correction arrives at once.
+# 6. The next tile's first S is issued before the correction has read them, and no barrier would delay it.
+# 7. The mma role, until the correction has read the previous tile's O out of the accumulator.
+#    In a program's first tile the correction arrives at once.
 #
 # </details>
 #
 # ## Try this
 #
-# - Give version 4 a ring of two buffers, then of four (`kv_slots`). When does the load role stop mattering?
-# - Slow the exponentials: `B200.scaled("mufu", 0.5)` in `model`. Which versions suffer most?
+# - Give version 4 a ring of two buffers, then of four (`kv_slots`). From which number on does one more buffer gain nothing?
+# - Slow the exponentials: `B200.scaled("mufu", 0.5)` in `model`. Which versions lose most?
 # - Swap the order in `mma_role`: both P V first, then both S. Predict the timeline, then look.
 # - Half of the exponentials on the FMA pipe: `fma_eighths=4`. Which unit is the bottleneck now? (`line.table()` says it.)
-# - Take `kv_slots=3` in `LAST`. Whose wait grows?
+# - Take `kv_slots=3` in `LAST`. Which role waits longer?
 #
 # ## Pitfalls
 #
 # | pitfall | where you saw it |
 # |---|---|
 # | one more role, with P still inside S | version 3 against 3b |
-# | 640 columns of 512 | exercise 12.2 |
+# | 640 columns needed, 512 there | exercise 12.2 |
 # | S overwritten while it is read | exercise 12.3 |
 # | rescaling on the critical path | version 4 against 5 |
 # | a role with too few registers | version 5 against 6 in the compiler's table |
@@ -1466,7 +1467,7 @@ plots.timelines(
 #
 # Every version ran on the emulator when this notebook ran: three schedules, no finding, against fp64.
 # A test compares version 8 with the package's kernel: roles, barriers, the order in which each role meets them, products and copies (`tests/kernels/blackwell/test_ladder.py`).
-# Another breaks each synchronisation of version 8 in turn, in 58 ways: 57 are found, and one is argued and holds on every schedule of a small launch (`tests/kernels/blackwell/test_sweep_ladder.py`).
+# Another breaks each synchronization of version 8 in turn, in 58 ways: 57 are found; the remaining one is harmless by an argument that holds on every schedule of a small launch (`tests/kernels/blackwell/test_sweep_ladder.py`).
 # Cycles are modelled; with the same rules the model is within 10 percent of three kernels timed on an H200 (`tests/emulator/test_rates.py`).
 # Nothing in this chapter ran on a Blackwell GPU.
 #

@@ -80,8 +80,8 @@ def _lazy_cases(seed):
     return [
         case("one block", 2, 1, 4, 8.0),
         case("two blocks, threshold 0", 3, 2, 8, 0.0),
-        case("maxima that rise by about 3 a block, threshold 8", 5, 9, 16, 8.0, rising=3.0),
-        case("maxima that rise by about 30 a block, threshold 8", 4, 5, 16, 8.0, rising=30.0),
+        case("maxima that rise by about 3 per block, threshold 8", 5, 9, 16, 8.0, rising=3.0),
+        case("maxima that rise by about 30 per block, threshold 8", 4, 5, 16, 8.0, rising=30.0),
         Case(
             "maxima that grow by just below, exactly and just above the threshold",
             (edge, torch.randn(12, 8, generator=g), 8.0),
@@ -403,7 +403,7 @@ CROWDED = Exercise(
         ),
         Mutant(
             "P in shared memory",
-            "right numbers, but P moved to shared memory, where K and V want the room.",
+            "right numbers, but P moved to shared memory, where K and V need the space.",
             caught_by="P in tensor memory",
             edit=(
                 ("tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=storage)", "tl.bfloat16, 2)"),
@@ -563,23 +563,23 @@ EARLY = Exercise(
     minutes=40,
     time_limit=60.0,
     hints=(
-        "The softmax may still read S while the tensor core writes the next S into it. Somebody must say that S has been read, and somebody must wait for it.",
-        "A barrier for that is there already and nobody uses it: s_empty. The scores are in registers right after local_load.",
+        "The softmax may still read S while the tensor core writes the next S into it. One role must arrive when S has been read, and another must wait for that.",
+        "A barrier for that exists and is not used yet: s_empty. The scores are in registers right after local_load.",
         "softmax: tlx.barrier_arrive(s_empty[0], 1) right after the local_load; mma: tlx.barrier_wait(s_empty[0], (j & 1) ^ 1) before the S product.",
     ),
     properties=(Property("right numbers", _right), Property("overlap", _within(13_500))),
     mutants=(
         Mutant(
-            "waits but nobody arrives",
-            "the tensor core waits for ever.",
+            "waits but no role arrives",
+            "the tensor core waits forever.",
             caught_by="runs",
             edit=("                tlx.barrier_arrive(s_empty[0], 1)\n", ""),
             expect="s_empty",
             recognise=False,
         ),
         Mutant(
-            "arrives but nobody waits",
-            "the arrivals pile up and hold nobody back.",
+            "arrives but no role waits",
+            "the arrivals accumulate, and no product waits for them.",
             caught_by="runs",
             edit=("                    tlx.barrier_wait(s_empty[0], (j & 1) ^ 1)\n", ""),
             expect="s_full[0] can come two phases late",
@@ -587,7 +587,7 @@ EARLY = Exercise(
         ),
         Mutant(
             "waits for the wrong parity",
-            "before the first S nobody has arrived.",
+            "before the first S no role has arrived.",
             caught_by="runs",
             edit=("tlx.barrier_wait(s_empty[0], (j & 1) ^ 1)", "tlx.barrier_wait(s_empty[0], j & 1)"),
             expect="s_empty",
@@ -761,7 +761,7 @@ CORRECTED = Exercise(
             "left alone at a factor of 1",
             "tmem_stores",
             at_most=_stores,
-            text="multiplies the accumulator by alpha if any row asks for it",
+            text="multiplies the accumulator by alpha if any row needs it",
         ),
     ),
     outputs=(Output("out", ("schedule", "row", "dim")), Output("lse", ("schedule", "row"), tol=1e-5)),
@@ -815,7 +815,7 @@ CORRECTED = Exercise(
                 "            if tl.min(tl.reshape(alpha, [BM]), 0) < 1.0:\n                tlx.local_store(accs[half], tlx.local_load(accs[half]) * alpha)\n",
                 "            tlx.local_store(accs[half], tlx.local_load(accs[half]) * alpha)\n",
             ),
-            expect="if any row asks",
+            expect="if any row needs",
             recognise=False,
         ),
         Mutant(
@@ -1026,7 +1026,7 @@ PING_PONG = Exercise(
         ),
         Mutant(
             "half 1 ends a block too soon",
-            "the second task leaves its last block out: nobody publishes that P.",
+            "the second task leaves its last block out: no role publishes that P.",
             caught_by="runs",
             edit=(_HALF_1, _HALF_1.replace("in range(blocks):", "in range(blocks - 1):")),
             expect="p_fulls[1]",
@@ -1454,7 +1454,7 @@ SLICED = Exercise(
         ),
         Mutant(
             "every slice overwrites O in block 0",
-            "in block 0 each product starts O anew: of the three only the last is left.",
+            "in block 0 each product overwrites O: only the last of the three is left.",
             caught_by="right numbers",
             edit=(
                 (
@@ -1500,7 +1500,7 @@ SLICED = Exercise(
         ),
         Mutant(
             "done after the first slice",
-            "the barrier tells of the first product: O lacks the rest.",
+            "the barrier completes after the first product: O lacks the rest.",
             caught_by="runs",
             edit=(
                 ("use_acc=j > 0, force_async=True)", "use_acc=j > 0, mBarriers=[done])"),
@@ -1779,7 +1779,7 @@ AHEAD = Exercise(
         ),
         Mutant(
             "O is never overwritten",
-            "every product adds: a tile's O begins with the tile before's, or with what lay there.",
+            "every product adds: a tile's O begins with the tile before's, or with what was there.",
             caught_by="runs",
             edit=(_DUE, _DUE.replace("place > 0", "True")),
             expect="accs",
@@ -1794,8 +1794,8 @@ AHEAD = Exercise(
             recognise=False,
         ),
         Mutant(
-            "O is told complete at every step",
-            "acc_fulls is told once per tile, behind its last P V.",
+            "O is committed as complete at every step",
+            "acc_fulls takes one commit per tile, behind its last P V.",
             caught_by="runs",
             edit=(
                 _DUE,
@@ -1806,7 +1806,7 @@ AHEAD = Exercise(
         ),
         Mutant(
             "waits for Q at every step",
-            "Q comes once per tile: a second wait for it waits for ever, or passes on an old phase.",
+            "Q comes once per tile: a second wait for it waits forever, or passes on an old phase.",
             caught_by="runs",
             edit=(
                 _NEXT,
