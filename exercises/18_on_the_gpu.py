@@ -10,10 +10,9 @@
 # # Exercises 18: on the GPU
 #
 # Read [notebooks/18_on_the_gpu.py](../notebooks/18_on_the_gpu.py) first.
-# No exercise here needs a GPU: they are about what you do *before* you start one and after it has answered.
-# Count, predict, read, decide.
+# No exercise here needs a GPU: they are about what you do before a run on a GPU, and with its result.
 #
-# `jfa.masks`, `jfa.schedule` and `jfa.bench` count these things for you, and are closed here.
+# `jfa.masks`, `jfa.schedule` and `jfa.bench` would count for you, so they are not allowed here.
 
 # %% tags=["setup"]
 import math
@@ -30,16 +29,17 @@ progress()
 #
 # (difficulty 1 of 3, 15 minutes) TFLOP/s are FLOPs over time, so the FLOPs must be right first.
 # Count exactly the pairs that the mask allows.
-# Causal, aligned at the end: the last query of a sequence sees its last key, so query `i` of `n` sees the keys `0 .. i + m - n` of `m`.
+# The mask is causal and aligned at the end: the last query of a sequence sees its last key, so query `i` of `n` sees the keys `0 .. i + m - n` of `m`.
 # Where that is negative it sees none.
 #
-# Forward there are two products, Q K^T and P V: each pair costs `2 * D` FLOPs in each of them, for each head. Backward there are five such products.
+# The forward has two products, Q K^T and P V: each pair costs `2 * D` FLOPs in each of them, per head.
+# The backward has five such products.
 # Return a whole number.
 
 
 # %% tags=["ex-18.1"]
 def causal_flops(len_q, len_kv, heads, head_dim, backward=False):
-    """len_q, len_kv: [B] int64 -> FLOPs of the forward's or the backward's products, an int."""
+    """Return the FLOPs of the forward's or the backward's products; len_q, len_kv: [B] int64."""
     raise NotImplementedError("18.1: not started")  # YOUR CODE
 
 
@@ -55,8 +55,8 @@ check("18.1", causal_flops)
 #
 # - the query, once: it is shared;
 # - K and V: `[total_kv, kv_heads, head_dim]` each, and `kv_heads` may be smaller than `heads`;
-# - the output: `len_q` rows for *every* sequence, also for one without keys (its rows are zeros, and somebody must write them);
-# - the log-sum-exp: one fp32 number for each output row and head.
+# - the output: `len_q` rows for *every* sequence, also for one without keys (its rows are zeros, and they must be written);
+# - the log-sum-exp: one fp32 number per output row and head.
 #
 # All but the log-sum-exp have `itemsize` bytes per number.
 # Leave the offsets out.
@@ -65,7 +65,7 @@ check("18.1", causal_flops)
 
 # %% tags=["ex-18.2"]
 def pooling_bytes(len_kv, len_q, heads, kv_heads, head_dim, itemsize):
-    """len_kv: [B] int64, the others ints -> the fewest bytes of one forward, an int."""
+    """Return the fewest bytes of one forward; len_kv: [B] int64, the others ints."""
     raise NotImplementedError("18.2: not started")  # YOUR CODE
 
 
@@ -75,17 +75,17 @@ check("18.2", pooling_bytes)
 # %% [markdown]
 # ## 18.3 Predict before you measure
 #
-# (difficulty 1 of 3, 20 minutes) A kernel keeps three machines busy at the same time: memory, tensor cores, exponential units.
+# (difficulty 1 of 3, 20 minutes) A kernel keeps three units busy at the same time: memory, tensor cores, exponential units.
 # Each needs its own time for its own work, and in the best case they overlap completely.
 # So the kernel cannot be faster than the slowest of the three.
 #
 # `chip` holds `tb_per_s` (10^12 bytes per second), `tflops` (10^12 FLOPs per second) and `texp_per_s` (10^12 exponentials per second).
-# Return the floor in **milliseconds** and what sets it: `"bytes"`, `"tensor"` or `"exp"`.
+# Return the least time in **milliseconds** and what limits it: `"bytes"`, `"tensor"` or `"exp"`.
 
 
 # %% tags=["ex-18.3"]
 def predict(flops, least_bytes, exponentials, chip):
-    """Numbers of one call and a chip's ceilings -> (milliseconds, "bytes" | "tensor" | "exp")."""
+    """Return (milliseconds, "bytes" | "tensor" | "exp") from one call's numbers and a chip."""
     raise NotImplementedError("18.3: not started")  # YOUR CODE
 
 
@@ -103,7 +103,7 @@ check("18.3", predict)
 # ```
 #
 # `"jfa"` is ours, every other name is a peer.
-# For one `shape` find the *best* peer and say how many times as fast as it we are: above 1 we are faster.
+# For one `shape` find the *best* peer and the ratio of its time to ours: above 1 we are faster.
 # A single run is disturbed easily, so compare medians.
 # Return (the peer's name, the ratio).
 # At least one peer has been measured.
@@ -111,7 +111,7 @@ check("18.3", predict)
 
 # %% tags=["ex-18.4"]
 def ratio_to_best_peer(result, shape):
-    """A result file's contents and a shape's name -> (best peer's name, its median time / our median time)."""
+    """Return (best peer's name, its median time / our median time) for a shape of a result."""
     raise NotImplementedError("18.4: not started")  # YOUR CODE
 
 
@@ -129,15 +129,18 @@ check("18.4", ratio_to_best_peer)
 # Decide in this order:
 #
 # 1. `balance` = mean of the active cycles / largest active cycles. Below 0.75 the answer is `"imbalance"`: most SMs wait for a few.
-# 2. Otherwise ask how busy each unit was *while SMs had work*: its percentage divided by `balance`. If the busiest reaches 70 or more, it is the limit: `"bytes"`, `"tensor"` or `"exp"`.
-# 3. If none does: `"waiting"`. Everybody waits for somebody at a barrier, and no unit is the limit.
+# 2. Otherwise compute how busy each unit was *while SMs had work*: its percentage divided by `balance`. If the busiest reaches 70 or more, it is the limit: `"bytes"`, `"tensor"` or `"exp"`.
+# 3. If none does, the answer is `"waiting"`: roles wait for each other at barriers, and no unit is the limit.
 #
 # Return (balance, the word).
 
 
 # %% tags=["ex-18.5"]
 def what_bounds(active_cycles, dram, tensor, xu):
-    """active_cycles: [SMs] float, the others percent -> (balance, "imbalance" | "bytes" | "tensor" | "exp" | "waiting")."""
+    """Return (balance, "imbalance" | "bytes" | "tensor" | "exp" | "waiting").
+
+    active_cycles: [SMs] float; dram, tensor, xu: percent of the peak.
+    """
     raise NotImplementedError("18.5: not started")  # YOUR CODE
 
 
@@ -151,12 +154,12 @@ check("18.5", what_bounds)
 # Whatever the order, the launch takes at least as long as its largest tile, and at least as long as the work divided evenly over all SMs.
 #
 # Return (that bound, `pieces`): `pieces` is the smallest number of equal parts into which the *largest* tile must be cut so that a part is no larger than the even share.
-# It is 1 if the largest tile is no problem.
+# It is 1 if the largest tile is no larger than that.
 
 
 # %% tags=["ex-18.6"]
 def makespan_bound(costs, workers):
-    """costs: list of numbers > 0, workers: int -> (least time of the launch, parts the largest tile must be cut into)."""
+    """Return (least time of the launch, parts of the largest tile); costs: numbers > 0."""
     raise NotImplementedError("18.6: not started")  # YOUR CODE
 
 

@@ -11,17 +11,17 @@
 #
 # **Goals.** After this chapter you
 # * can say, before anything runs, how fast a shape could be on a chip, and what stops it from being faster,
-# * can check and time the op on the machine you have, and read your result beside recorded ones,
-# * can tell from five counters which machine inside the GPU a kernel waits for.
+# * can check and time the op on the machine you have, and compare your result with recorded ones,
+# * can tell from five counters which unit of the GPU limits a kernel.
 #
 # **Time.** 60 minutes, and 90 for the exercises.
 # **Needs.** Any kernel chapter (04 is enough).
 #
 # This notebook runs on a B200, an H100 or H200, another NVIDIA GPU, or none.
-# It finds out where it is.
+# It detects which of them it has.
 # Without a GPU it shows the emulator's model, what the compiler says, and results that were recorded on real GPUs.
-# On a GPU the suite and the measuring cell compile kernels, ours and the peers': allow some minutes the first time.
-# On two idle cores of a CPU everything runs in about a minute: 40 seconds of processor time were measured, the two compilations included.
+# On a GPU the suite and the cell that measures compile kernels, ours and those of the libraries that we compare with (the *peers*): allow some minutes the first time.
+# On two idle cores of a CPU everything runs in about a minute: 40 seconds of processor time were measured, including the two compilations.
 
 # %%
 import json
@@ -43,11 +43,11 @@ DEVICE = torch.device("cuda" if GPU else "cpu")
 HERE = torch.cuda.get_device_name() if GPU else "CPU, no GPU"
 
 # %% [markdown]
-# ## What is here
+# ## Which GPU, which backend
 #
-# `jfa doctor` says it all.
-# The two lines that matter for this chapter: which GPU, and which backend a call gets.
-# `jfa.explain` takes the arguments of a call and tells the backend and the reason.
+# `jfa doctor` prints a full report of the environment.
+# Two facts matter for this chapter: which GPU there is, and which backend a call gets.
+# `jfa.explain` takes the arguments of a call and returns the backend and the reason for it.
 
 # %%
 q = torch.randn(8, 2, 64, dtype=torch.bfloat16, device=DEVICE)
@@ -56,18 +56,18 @@ print("this machine:", HERE)
 print(jfa.explain(q, q, q, offsets, offsets, 5, 5))
 
 # %% [markdown]
-# ## Mental model: three machines under one roof
+# ## Mental model: three units under one roof
 #
-# A kernel keeps three machines busy at the same time.
-# **Memory** brings bytes.
+# A kernel keeps three units busy at the same time.
+# **Memory** delivers bytes.
 # **Tensor cores** multiply.
 # The **exponential units** (NVIDIA calls them MUFU or XU) compute `exp2`.
-# In the best case all three run beside each other, and the slowest decides.
+# In the best case all three work at the same time, and the slowest one determines the time.
 #
-# The first two make a *roof*.
-# A shape stands at its number of FLOPs for each byte that it must move.
-# Left of the corner bytes decide, right of it FLOPs do.
-# Nobody can be above the roof, so it shows what there is to win before you write a line.
+# The first two make a *roof*: the largest possible TFLOP/s for each number of FLOPs per byte.
+# Each shape has a place on the horizontal axis: its FLOPs per byte that it must move.
+# Left of the roof's corner the bytes are the limit, right of it the FLOPs.
+# No kernel can be above the roof, so it shows how much there is to gain before you write a line.
 
 # %%
 # a large copy and an 8192^3 bf16 product, as the newest recorded run on an H200 measured them
@@ -84,9 +84,9 @@ recorded.roofline([], roofs=ROOFS)
 
 # %% [markdown]
 # Look at `pma32`: 32 shared queries read long key sequences.
-# It stands far left.
-# However good its kernel is, it cannot pass 130 TFLOP/s on an H200: a sixth of what `dense` may hope for.
-# Whoever calls 100 TFLOP/s slow has not looked at the roof.
+# It is far left.
+# However good its kernel is, it cannot exceed 130 TFLOP/s on an H200: a sixth of the limit of `dense`.
+# So 100 TFLOP/s are not slow for this shape.
 #
 # ### The math
 #
@@ -99,15 +99,15 @@ recorded.roofline([], roofs=ROOFS)
 #
 # $$ t \;\ge\; \max\left(\frac{\text{bytes}}{\text{TB/s}},\; \frac{\text{FLOPs}}{\text{TFLOP/s}},\; \frac{\text{exponentials}}{16 \cdot \text{SMs} \cdot \text{clock}}\right) $$
 #
-# Each SM makes 16 exponentials per clock, on both chips.
+# Each SM computes 16 exponentials per clock, on both chips.
 # The tensor cores became twice as fast from Hopper to Blackwell, the exponential units did not.
-# So the limit moves.
-# The table counts it, for the forward.
+# So another unit may become the limit.
+# The table shows which one, for the forward.
 
 
 # %%
 def floor_rows(names, chip, ceilings):
-    """Rows (shape, ms by bytes, by FLOPs, by exponentials, the limit) of a forward."""
+    """Return rows (shape, ms by bytes, by FLOPs, by exponentials, the limit) of a forward."""
     exps_per_ms = 16 * chip["sms"] * chip["clock_sustained"] / 1e3
     rows = []
     for name in names:
@@ -134,14 +134,14 @@ print(plots.table(headers, floor_rows(shapes.DEFAULT, B200, MODELLED_B200)))
 # %% [markdown]
 # Two things to see.
 # With `D = 128` a B200 needs as long for the exponentials as for the products: this is why its kernels compute a part of them on other units (chapter 12).
-# With `D = 64` there are half as many FLOPs for each exponential, and on a B200 the exponentials alone are the limit.
+# With `D = 64` there are half as many FLOPs per exponential, and on a B200 the exponentials alone are the limit.
 #
-# ## Version 1 of every measurement: is it right?
+# ## Before every measurement: is it right?
 #
-# A fast wrong number is worth nothing, and the first question about any timing is what the kernel computed.
-# The suite below is small: masks, grouped heads, a shared query, empty sequences, a NaN in a neighbour.
+# The time of a kernel means nothing if its result is wrong.
+# The suite below is small: masks, grouped heads, a shared query, empty sequences, a NaN in a neighboring sequence.
 # Each result and each gradient is compared with float64.
-# It may be off by twice what the same mathematics in bf16 is off, and by one rounding.
+# The allowed error is twice the error of the same computation in bf16, plus one rounding.
 
 # %%
 SUITE = {
@@ -156,7 +156,7 @@ SUITE = {
 
 
 def suite_inputs(len_q, len_kv=None, heads=2, **options):
-    """Tensors of one case; the last sequence has keys but no queries, and its keys and values are NaN."""
+    """Make the tensors of one case; its last sequence has no queries, and NaN keys and values."""
     shared = isinstance(len_q, int)
     len_kv = [*(len_kv or len_q), 6]
     rows_q = len_q if shared else sum(len_q)
@@ -164,9 +164,8 @@ def suite_inputs(len_q, len_kv=None, heads=2, **options):
     q = torch.randn(rows_q, heads, 64, generator=generator)
     k, v = (torch.randn(sum(len_kv), 2, 64, generator=generator) for _ in range(2))
     if shared:
-        len_kv = len_kv[
-            :-1
-        ]  # a shared query has rows in every sequence: here the NaN rows belong to none
+        # a shared query has rows in every sequence, so here the NaN rows belong to no sequence
+        len_kv = len_kv[:-1]
     k[sum(len_kv) - (0 if shared else 6) :] = torch.nan
     v[sum(len_kv) - (0 if shared else 6) :] = torch.nan
     tensors = [x.bfloat16().to(DEVICE).requires_grad_() for x in (q, k, v)]
@@ -179,7 +178,7 @@ def suite_inputs(len_q, len_kv=None, heads=2, **options):
 
 
 def results(attend, tensors, dtype):
-    """[out, dQ, dK, dV] in float64."""
+    """Return [out, dQ, dK, dV] in float64."""
     inputs = [x.detach().to(dtype).requires_grad_() for x in tensors]
     out = attend(*inputs)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
@@ -187,7 +186,10 @@ def results(attend, tensors, dtype):
 
 
 def worst_ratio(backend, case):
-    """The largest of: error / allowed error, over out, dQ, dK, dV; at most 1 is right. NaN counts as infinitely wrong."""
+    """Return the largest error / allowed error of out, dQ, dK, dV: right if at most 1.
+
+    NaN counts as an infinite error.
+    """
     tensors, offsets, options = suite_inputs(**case)
     by_reference = lambda dtype: (
         lambda q, k, v: reference.attention(q, k, v, *offsets, dtype=dtype, **options)
@@ -198,14 +200,14 @@ def worst_ratio(backend, case):
     low = results(by_reference(torch.bfloat16), tensors, torch.bfloat16)
     ratios = []
     for g, t, p in zip(got, truth, low):
-        known = torch.isfinite(t)  # the poisoned sequence's own rows have no gradient to compare
+        known = torch.isfinite(t)  # rows of the NaN sequence have no gradient to compare
         allowed = 2 * (p - t)[known].nan_to_num().abs().max() + 2**-7 * t[known].abs().max()
         ratios.append(float((g - t)[known].nan_to_num(nan=torch.inf).abs().max() / allowed))
     return max(ratios)
 
 
 def backends_here():
-    """Backends that can run here: on a GPU those made for it, on a CPU all of them, the kernels on the emulator."""
+    """Return the backends that can run here: those for this GPU; on a CPU all, emulated."""
     example = [torch.zeros(8, 2, 64, dtype=torch.bfloat16, device=DEVICE)] * 3
     usable = []
     for name in ("portable", "hopper", "blackwell"):
@@ -240,29 +242,28 @@ print(
 # %% [markdown]
 # ## How to time, and how not to
 #
-# A GPU works behind your back.
-# A launch returns at once; the work comes later.
-# Five habits make a timing honest:
+# A GPU works asynchronously: a launch returns at once, and the work is done later.
+# Five habits make a timing reliable:
 #
 # | habit | without it |
 # |---|---|
 # | time between two *events on the device*, and wait for the second | you time how long Python takes to queue the work |
 # | warm up first | the first call compiles |
-# | clear the L2 cache before each run | a small problem is read from the cache, as it never will be in training |
+# | clear the L2 cache before each run | a small problem is read from the cache, which does not happen in training |
 # | random inputs, never zeros | zeros need less power, and the clock rises |
 # | the median of several runs | one disturbed run moves the mean |
 #
-# `jfa/bench/runner.py` is these five habits in a hundred lines.
-# The last one you can see on any machine.
+# `jfa/bench/runner.py` follows all five in a hundred lines.
+# You can see the effect of the last one on any machine.
 #
-# Here is the same small call, forty times.
-# Four of the runs are disturbed on purpose: a pause ten times as long as the call falls into them, as another program would do it.
+# The next cell times the same small call forty times.
+# Four of the runs are disturbed on purpose, as another program might disturb them: each contains a pause ten times as long as the call.
 # Predict: by how much does the mean move, and by how much the median?
 
 
 # %%
 def wall_clock_ms(call, runs, disturb=lambda run: 0.0):
-    """Milliseconds of each run; `disturb(run)` seconds of pause fall into it."""
+    """Return the milliseconds of each run, including a pause of `disturb(run)` seconds."""
     times = []
     for run in range(runs):
         start = time.perf_counter()
@@ -282,9 +283,8 @@ DISTURBED = {6, 17, 23, 34}
 times = wall_clock_ms(small_call, 40, lambda run: usual / 100 if run in DISTURBED else 0.0)
 left_alone = [t for run, t in enumerate(times) if run not in DISTURBED]
 for name, of in (("median", statistics.median), ("mean", statistics.fmean)):
-    print(
-        f"{name:<6} of the 36 runs left alone {of(left_alone):.3g} ms, of all forty {of(times):.3g} ms"
-    )
+    alone, every = of(left_alone), of(times)
+    print(f"{name:<6} of the 36 undisturbed runs {alone:.3g} ms, of all forty {every:.3g} ms")
 run = list(range(len(times)))
 plots.lines(
     run,
@@ -301,7 +301,7 @@ plots.lines(
 
 # %% [markdown]
 # Four disturbed runs of forty, each ten times too long, double the mean.
-# The median moves by two places among the forty runs in their order: whatever else the machine does meanwhile, that is a step to a neighbouring time.
+# The median moves by two places among the forty times in sorted order, which is a step to a neighboring time.
 #
 # **The likely mistake: no waiting.** On a GPU the next cell times one call twice, without and with waiting for the device.
 
@@ -320,10 +320,10 @@ else:
     print("no GPU here: a CPU call returns when it is done, so there is nothing to see")
 
 # %% [markdown]
-# **The likely mistake: FLOPs of the padded batch.** TFLOP/s are FLOPs over time, and one may choose the FLOPs.
-# Counting the padded rectangle makes a jagged kernel look better than any machine.
-# Here only pairs that the mask allows count.
-# How much others could inflate:
+# **The likely mistake: FLOPs of the padded batch.** TFLOP/s are FLOPs over time, and the FLOPs depend on what is counted.
+# With all pairs of the padded rectangle, a jagged kernel seems faster than the GPU can be.
+# Here only pairs that the mask allows are counted.
+# The table shows by which factor the padded count would be larger:
 
 # %%
 rows = []
@@ -336,8 +336,8 @@ print(plots.table(["shape", "GFLOP forward, exact", "padded would be x"], rows))
 # ## Measure here
 #
 # This is the shell command `jfa bench --json FILE`, called from Python.
-# On a GPU: three shapes from the left, the middle and the right of the roof, against every peer that is installed; one that is not is said to be so.
-# On a CPU it times the PyTorch reference on two tiny shapes, which shows the form of a result and nothing else.
+# On a GPU it times three shapes, from the left, the middle and the right of the roof, and every peer that is installed; the result names the peers that are not.
+# On a CPU it times the PyTorch reference on two tiny shapes, which shows only the form of a result.
 
 # %%
 folder = find_course().state / "results"  # ignored by git
@@ -355,19 +355,19 @@ here = recorded.Recorded(result_file.stem, json.loads(result_file.read_text()))
 print(here.where)
 if GPU and here.fastest("dense"):
     backend, tflops = here.fastest("dense")
-    print(
-        f"one point: dense forward, {backend}: {tflops:.0f} TFLOP/s = {here.share_of_bound('dense', 'forward'):.0f} % of the roof measured here"
-    )
+    share = here.share_of_bound("dense", "forward")
+    print(f"one point: dense forward, {backend}: {tflops:.0f} TFLOP/s", end=" ")
+    print(f"= {share:.0f} % of the roof measured here")
 
 # %% [markdown]
 # ## What was recorded
 #
 # The files in `jfa/bench/results/` are such results, each from one run on the GPU that it names, with driver, versions and date.
-# Ratio: our fastest backend to the best peer *of the same run*.
+# "ratio" compares our fastest backend with the best peer *of the same run*.
 # Times of two runs or two machines are not compared.
-# A peer that a run's list does not name was not there, and the ratio says nothing about it.
-# "of bound": how near we are to the roof that the run itself measured.
-# A name such as `jfa:hopper-deterministic` is the same backend asked for gradients that repeat bit by bit; its forward is the same kernel, timed once more.
+# A peer that a run's list does not name was not installed, and the ratio says nothing about it.
+# "of bound" is our share of the roof that the run itself measured.
+# A name such as `jfa:hopper-deterministic` is the same backend with gradients that are the same bits in every run; its forward is the same kernel, timed once more.
 
 # %%
 known = recorded.read_all()
@@ -376,9 +376,8 @@ for result in known:
     others = dict.fromkeys(
         t["name"] for t in result.content["timings"] if not recorded.is_ours(t["name"])
     )
-    print(
-        f"{result.name}: {result.where}\npeers in this run: {', '.join(others) or 'none'}. {result.content.get('note', '')}"
-    )
+    print(f"{result.name}: {result.where}")
+    print(f"peers in this run: {', '.join(others) or 'none'}. {result.content.get('note', '')}")
     for way in WAYS:
         print(f"\n{way}\n{plots.table(columns, result.comparison(way))}")
     print()
@@ -386,12 +385,12 @@ if not known:
     print("no result file is in jfa/bench/results")
 
 # %% [markdown]
-# And under the roof: every recorded GPU, and this one if it is a GPU.
+# The same results under the roof: every recorded GPU, and this one if it is a GPU.
 
 
 # %%
 def under_the_roof(way):
-    """The shapes, the roofs, and every result there is."""
+    """Draw the shapes, the roofs, and all results."""
     everything = known + ([here] if GPU else [])
     return recorded.roofline(
         everything, way, roofs=None if any(r.ceilings for r in everything) else ROOFS
@@ -405,8 +404,8 @@ under_the_roof("backward")
 
 # %% [markdown]
 # How to read it: go straight up from a point to the roof.
-# That distance is all that there is to win on this shape, by anybody.
-# A point near the slope is limited by memory, and a better product will not help it.
+# That distance is the most that any kernel can gain on this shape.
+# A point near the slope is limited by memory, and a faster product will not help it.
 # A point far below both lines waits: for exponentials, for a barrier, or for the one SM that got the longest sequence.
 #
 # If your GPU is one that was recorded, compare your point with it:
@@ -428,8 +427,8 @@ print(
 # %% [markdown]
 # ### Quoted, not measured
 #
-# No B200 was there to measure on.
-# These figures are others' and are quoted.
+# We had no B200 to measure on.
+# These figures are quoted from others.
 
 # %%
 for figure in recorded.QUOTED:
@@ -438,10 +437,10 @@ for figure in recorded.QUOTED:
 # %% [markdown]
 # ## Without a GPU: what the compiler says
 #
-# `jfa compile` compiles a kernel for a GPU that is not there.
-# It cannot tell how fast it is.
+# `jfa compile` compiles a kernel for a GPU that this machine does not have.
+# It cannot tell how fast the kernel is.
 # It can tell whether it fits, how many registers each role gets, and whether values are spilled.
-# This takes ten seconds or more for each kernel.
+# This takes ten seconds or more per kernel.
 
 # %%
 from jfa.compiled import compile_configs, select, shipped_configs
@@ -458,9 +457,9 @@ for name in ("hopper-forward-d128", "blackwell-forward-d128-full-static"):
 #
 # ## Without a GPU: what the model says
 #
-# The emulator keeps a clock.
+# The emulator models time.
 # Its rates are in `jfa/emulator/rates.py`, each with a source.
-# Below the Hopper forward runs on two modelled SMs: one sequence of 640, one of 128, one of 64.
+# Below, the Hopper forward runs on two modelled SMs: one sequence of 640, one of 128, one of 64.
 # Everything in this picture is modelled.
 
 # %%
@@ -472,7 +471,7 @@ q, k, v = (torch.randn(sum(LENGTHS), 1, 128).bfloat16() for _ in range(3))
 
 
 def modelled(backend, chip):
-    """The timeline of one forward on two SMs of a chip."""
+    """Return the timeline of one forward on two SMs of a chip."""
     launch = lambda: jfa.jagged_flash_attention(
         q, k, v, tape, tape, max(LENGTHS), max(LENGTHS), backend=backend
     )
@@ -486,7 +485,7 @@ plots.timelines({f"modelled SM {cta[0]}": (hopper, cta) for cta in hopper.ctas()
 # ## Profile: five numbers and what they mean
 #
 # A time says that a kernel is slow.
-# A profiler says who is waiting for whom.
+# A profiler says what it waits for.
 # On a machine with Nsight Compute:
 #
 # ```
@@ -499,9 +498,9 @@ plots.timelines({f"modelled SM {cta[0]}": (hopper, cta) for cta in hopper.ctas()
 # python -m jfa bench --shapes pma32 --peers --forward-only --runs 3
 # ```
 #
-# | | counter | high means | the kernel's own words for it | what helps |
+# | | counter | high means | seen in the kernel as | what helps |
 # |---|---|---|---|---|
-# | 1 | `gpu__dram_throughput` | **memory**: TMA cannot bring tiles faster | consumers wait at `k_fulls`, `v_fulls` | fewer bytes: read Q once, keep tiles, no copies. Near 100 %: done |
+# | 1 | `gpu__dram_throughput` | **memory**: TMA cannot load tiles faster | consumers wait at `k_fulls`, `v_fulls` | fewer bytes: read Q once, keep tiles, no copies. Near 100 %: done |
 # | 2 | `sm__pipe_tensor_cycles_active` | **tensor cores** are busy | softmax waits for scores | skip empty blocks, peel masks. Near 100 %: done |
 # | 3 | `sm__inst_executed_pipe_xu` | **exponentials** (and conversions) | the tensor core waits for P | two groups in ping-pong, a polynomial on other units, fewer rescalings |
 # | 4 | `smsp__..._stalled_barrier` while 1-3 are low | **waiting**: roles hand over too late | the barrier with the longest wait in `jfa timeline` | more buffers, earlier releases, another order |
@@ -509,25 +508,25 @@ plots.timelines({f"modelled SM {cta[0]}": (hopper, cta) for cta in hopper.ctas()
 #
 # Read them from the bottom.
 # With idle SMs every mean is low, so 5 comes first.
-# Then 1, 2 and 3: one of them near its peak is the limit, and a limit is no fault.
-# Only if none is, look at 4.
+# Then 1, 2 and 3: one of them near its peak is the limit, and reaching a limit is not a fault.
+# Only if none is near its peak, look at 4.
 #
 # **The likely mistake** is to read 4 alone.
 # Warps of a specialized kernel wait most of the time *by design*: the producer waits for an empty buffer, and that is right.
-# A wait is bad only while no machine is busy.
-# Mind also that a wait for an `mbarrier` is a loop of try-wait instructions, which a profiler may book under another stall than `barrier`.
-# Its source view shows the line.
+# A wait is bad only while no unit is busy.
+# Note also that a wait for an `mbarrier` is a loop of try-wait instructions, which a profiler may count as another stall than `barrier`.
+# The profiler's source view shows the line.
 #
 # The names differ between chips and versions; `ncu --query-metrics` lists yours.
 # Counters may need permission: `ERR_NVGPUCTRPERM` means that the administrator has to allow them.
 #
 # The emulator has the same five, modelled.
-# Which of the sentences above apply?
+# Which rows of the table apply?
 
 
 # %%
 def five_numbers(timeline):
-    """Modelled counterparts of the five counters; the unit shares are means over the SMs and the whole run."""
+    """Return modelled counterparts of the five counters: means over SMs and the whole run."""
     ends = [max(e.end for t in timeline.tracks(cta) for e in t.events) for cta in timeline.ctas()]
     waits = timeline.waits()
     (track, barrier), cycles = next(iter(waits.items()))
@@ -549,16 +548,15 @@ for backend, chip, drawn in (
 
 # %% [markdown]
 # Read them from the bottom again.
-# Short sequences on two SMs: a part of the distance to 100 % is the SM that ends first.
-# On the Hopper model the memory path and the tensor cores are both busy most of the time, one beside the other: this is what overlap looks like.
+# With short sequences on two SMs, a part of the distance to 100 % is due to the SM that ends first.
+# On the Hopper model the memory path and the tensor cores are both busy most of the time, so they overlap.
 # On the Blackwell model no unit is near its peak, so counter 4 may be read, and it names a role that waits by design, for a finished output.
-# What the model says about long sequences on an H200, and how far that is from the measured time, is a test of the project (`tests/emulator/test_rates.py`).
+# A test compares the model with times measured for long sequences on an H200 (`tests/emulator/test_rates.py`).
 #
 # ## How long are the kernels?
 #
-# A claim about kernels is also about their size.
-# These are lines that hold code: no blank lines, no comments, no docstrings.
-# They are counted now.
+# Size matters too: it is what you have to read and maintain.
+# The next cell counts lines of code, without blank lines, comments and docstrings.
 
 # %%
 files = lines.kernel_files()
@@ -577,15 +575,15 @@ plots.bars(
 
 # %% [markdown]
 # Quoted for comparison: about 3.2 thousand lines for JFA on Blackwell against about 10 thousand for FA4.
-# How those were counted is not known, and the feature lists differ, so read this as a size and not as a score.
+# How those were counted is not known, and the feature lists differ, so this is a size and not a comparison of quality.
 # A backend here also uses `common`.
 #
 # ## The original as a peer
 #
 # The public kernels that this course grew from need a Blackwell GPU and fbtriton.
-# They are cloned, not shipped.
+# You clone them; they are not part of this repository.
 # The repository changes, and not every commit has them: at 2c128ab there was no `tlx_jfa` folder in it, while a public fork, `jackiexu77/ads_model_kernel_library-1`, had one at 7f421ec (both read in November 2026).
-# So look for the file by its name in whatever was cloned, and look at what was found:
+# So look for the file by its name in your clone, and check what was found:
 #
 # ```
 # git clone https://github.com/facebookresearch/ads_model_kernel_library peer    # or a fork
@@ -596,13 +594,13 @@ plots.bars(
 # ```
 #
 # `tlx_jfa=FILE` is any Python file with a function `jagged_flash_attention` that takes the arguments of ours.
-# Modules beside it are found.
-# It has no causal mask, and its backward knows no grouped heads, so ask for shapes without them.
+# It can import modules from its own folder.
+# The public `tlx_jfa` has no causal mask, and its backward does not support grouped heads, so time shapes without them.
 #
 # **What such a run measures.** In the source read, the public function `jagged_flash_attention` has no parameter for offsets on the CPU and passes none.
-# Without them its load balancing is off, and so is the backward on pairs of CTAs, which wants a shared query, `D = 128`, one query head for each key head, no window and the CPU offsets.
-# That backward is reached through the operator below it.
-# Put this file beside the one that was found, and give *its* path:
+# Without them its load balancing is off, and so is the backward on pairs of CTAs, which needs a shared query, `D = 128`, one query head per key head, no window and the CPU offsets.
+# To get that backward, call the operator that the function wraps.
+# Put this file into the folder of the one that was found, and pass *its* path:
 #
 # ```python
 # # peer_balanced.py
@@ -628,9 +626,9 @@ plots.bars(
 # A result should say which of the two it measured.
 # Neither was run for this text.
 #
-# ## A result worth sharing
+# ## Share a result
 #
-# Where your result is, and what makes it worth something to others: the GPU, the driver, the versions, the date, the ceilings of the same run, and every peer that did not run with the reason.
+# The next cell prints where your result is, and what others need to judge it: the GPU, the driver, the versions, the date, the ceilings of the same run, and every peer that did not run, with the reason.
 
 # %%
 print("written:", result_file.relative_to(find_course().root))
@@ -658,24 +656,24 @@ if not GPU:
 # ## Checkpoint
 #
 # 1. A kernel reaches 104 TFLOP/s on `pma32` on an H200 whose tensor cores do 790. Is that bad?
-# 2. Somebody reports 900 TFLOP/s on `self` with an H200. What do you ask first?
-# 3. Why does the limit of a `D = 64` forward move from Hopper to Blackwell?
+# 2. A report claims 900 TFLOP/s on `self` with an H200. What do you ask first?
+# 3. Why is the limit of a `D = 64` forward another one on Blackwell than on Hopper?
 # 4. Tensor cores 45 %, memory 30 %, exponentials 25 %, mean active cycles half of the largest. What do you change?
 # 5. Why is a ratio within one run worth more than a ratio of two published numbers?
 #
 # <details><summary>Answers</summary>
 #
 # 1. No. The roof over `pma32` is near 128 TFLOP/s at 4.24 TB/s: that is 81 % of what bytes allow.
-# 2. Which FLOPs were counted. No bf16 kernel there does more than its tensor cores. Counted with the padded rectangle it would be easy.
+# 2. Which FLOPs were counted. No bf16 kernel can exceed the rate of the tensor cores. With the FLOPs of the padded rectangle such a number is easy to reach.
 # 3. Per exponential there are half as many FLOPs as with `D = 128`. The tensor cores became twice as fast, the exponential units did not.
-# 4. The distribution of work. Half of the SM time is idle; the others' percentages while working are twice as high.
+# 4. The distribution of work. Half of the SM time is idle; while SMs work, the percentages are twice as high.
 # 5. The clock, the temperature, the driver, the versions, the lengths and the counting of FLOPs are the same for both.
 #
 # </details>
 #
 # ## Try this
 #
-# - On a GPU: run `self` with `--backend portable hopper`. Where is the difference larger, at `pma32` or at `dense`? Predict from the roof.
+# - On a GPU: run `pma32` and `dense` with `--backend portable hopper`. At which of them is the difference larger? Predict from the roof.
 # - Change `LENGTHS` to `[256, 256, 256]` and run the model again. Which of the five numbers changes most?
 # - `jfa timeline hopper_fa_ws_pipelined_pingpong` draws a public kernel. Find the barrier with the longest wait, and say whether it is a fault.
 #
@@ -688,12 +686,12 @@ if not GPU:
 # | FLOPs of the padded batch | the table of exact counts |
 # | TFLOP/s without a roof | the first picture |
 # | percentages of idle SMs | counter 5 comes first |
-# | a wait taken for a fault | counter 4 |
+# | a wait mistaken for a fault | counter 4 |
 #
 # ## What differs on a GPU
 #
 # On a GPU the suite runs the compiled kernels, and your points join the picture.
-# On a CPU the same suite runs the kernels' sources on the emulator, and nothing is timed that says anything about a GPU.
+# On a CPU the same suite runs the kernels' sources on the emulator, and the times say nothing about a GPU.
 #
 # ## Verified here, and not
 #
@@ -713,4 +711,4 @@ if not GPU:
 # - `tlx_jfa` in a public fork of facebookresearch/ads_model_kernel_library, jackiexu77/ads_model_kernel_library-1 at 7f421ec, read 2026-11: the peer, its
 #   arguments, and when its backward takes pairs of CTAs.
 # - Named shapes: `jfa/bench/shapes.py`, each with its source.
-# - What was tried, predicted and measured on the way: the lab notebooks `docs/*-notes.md`.
+# - What was tried, predicted and measured during development: the lab notebooks `docs/*-notes.md`.

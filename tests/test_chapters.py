@@ -41,16 +41,10 @@ def course(tmp_path_factory):
 
 
 WIDEST = 100  # columns of a code cell: what JupyterLab shows beside its sidebar without scrolling
-# Written before this rule: to be emptied, never to grow.
-WIDER_ALREADY = {f"{folder}/{stem}" for folder in ("notebooks", "exercises", "solutions") for stem in (
-    "18_on_the_gpu",
-)}  # fmt: skip
 
 
 @pytest.mark.parametrize("path", CHAPTERS + SOLUTIONS + EXERCISES, ids=name)
 def test_code_cells_are_not_too_wide_to_read(path):
-    if name(path) in WIDER_ALREADY:
-        pytest.skip("from before this rule")
     cells = [c for c in notebook.read(path).cells if c.kind == "code"]
     wide = [line for c in cells for line in c.source.split("\n") if len(line) > WIDEST]
     assert not wide, f"{name(path)}: {len(wide)} lines of code are wider than {WIDEST} columns, such as {wide[0]}"

@@ -1,4 +1,4 @@
-"""Checks of chapter 18: on the GPU. All exercises are about numbers, so that no GPU is needed."""
+"""Checks of chapter 18: on the GPU. All exercises are about numbers, so no GPU is needed."""
 
 import random
 import statistics
@@ -256,7 +256,7 @@ PREDICT = Exercise(
     minutes=20,
     forbid=COUNTERS,
     hints=(
-        "Three times: work divided by speed, each with the same unit. Which of the three counts if they run beside each other?",
+        "Three times: work divided by speed, each with the same unit. Which of the three counts if they run at the same time?",
         "seconds = bytes / (tb_per_s * 1e12), and so on. The largest is the floor; a millisecond is 1e-3 seconds.",
         'floors = {"bytes": ..., "tensor": ..., "exp": ...}; limit = max(floors, key=floors.get); return floors[limit] * 1e3, limit.',
     ),
@@ -388,8 +388,8 @@ READ = Exercise(
     minutes=15,
     forbid=COUNTERS,
     hints=(
-        "First throw out what does not belong: other shapes, and entries without times. Then one number for each name.",
-        "statistics.median(t['ms']) for each name. The best peer is the one with the smallest median, and ours is none.",
+        "First leave out what does not belong: other shapes, and entries without times. Then one number per name.",
+        "statistics.median(t['ms']) for each name. The best peer is the one with the smallest median, and ours is not a peer.",
         "medians = {name: median}; ours = medians.pop('jfa'); best = min(medians, key=medians.get); return best, medians[best] / ours.",
     ),
     mutants=(
@@ -410,7 +410,7 @@ READ = Exercise(
         ),
         Mutant(
             "against ourselves",
-            "Our own time was among the peers, so that we were compared with ourselves.",
+            "Our own time was among the peers, so we were compared with ourselves.",
             edit=('medians.pop("jfa")', 'medians["jfa"]'),
         ),
         Mutant(
@@ -473,10 +473,10 @@ def _bounds_cases(seed):
 
     even, edges = torch.full((4,), 2.0**15), ("just below", "at exactly", "just above")
     return [
-        case("all SMs alike, memory busy", [9e4, 9.2e4, 8.9e4, 9.1e4], 90.0, 31.0, 14.0),
+        case("all SMs equally busy, memory busy", [9e4, 9.2e4, 8.9e4, 9.1e4], 90.0, 31.0, 14.0),
         case("tensor cores busy", [5e5] * 8, 12.0, 84.0, 44.0),
         case("exponential units busy", [3e5] * 8, 9.0, 55.0, 81.0),
-        case("nobody is busy", [2e5] * 8, 33.0, 47.0, 20.0),
+        case("no unit is busy", [2e5] * 8, 33.0, 47.0, 20.0),
         case("one SM works, the others wait", [2e4] * 7 + [1e5], 24.0, 12.0, 5.0),
         case("one SM works, and no unit is busy", [2e4] * 7 + [1e5], 8.0, 6.0, 5.0),
         case("a little uneven", [8e4] * 3 + [6e4] * 4 + [9e4], 16.0, 61.0, 30.0),
@@ -649,7 +649,7 @@ MAKESPAN = Exercise(
         ),
         Mutant(
             "one piece too few",
-            "The number of pieces was rounded down, so that a piece is still larger than the even share.",
+            "The number of pieces was rounded down, so a piece is still larger than the even share.",
             edit=("math.ceil(largest / even_share)", "int(largest / even_share)"),
         ),
         Mutant(
