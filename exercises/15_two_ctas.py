@@ -11,11 +11,11 @@
 #
 # Read [notebooks/15_two_ctas.py](../notebooks/15_two_ctas.py) first.
 # Each kernel is run on pairs of CTAs under several schedules, with strict fences.
-# An answer passes when the numbers are right under all of them and the emulator finds nothing.
+# An answer passes when the numbers are right under all of them and the emulator reports nothing.
 #
 # Two exercises are bug hunts.
 # They give you a faulty kernel.
-# Run the check before you change anything: it says "not started", and then the report that the kernel runs into.
+# Run the check before you change anything: it says "not started", and then prints the emulator's report on that kernel.
 
 # %% tags=["setup"]
 import torch
@@ -37,7 +37,7 @@ progress()
 # %%
 @triton.jit
 def place(turn, STAGES: tl.constexpr):
-    """(slot, phase) of a turn of a ring."""
+    """Return (slot, phase) of a turn of a ring."""
     return turn % STAGES, (turn // STAGES) & 1
 
 
@@ -57,7 +57,7 @@ def leave(c_ptr, acc, done, row, end):
 #
 # (difficulty 1 of 3, 20 minutes) No kernel.
 # A product C = A B in bf16 has `m` rows per CTA (64 or 128), `n` columns and a depth of `k`.
-# B lies in shared memory; A lies there too, or in tensor memory (`a_in_tmem`).
+# B is in shared memory; A is there too, or in tensor memory (`a_in_tmem`).
 # C is fp32, in tensor memory.
 #
 # Return four whole numbers:
@@ -71,7 +71,7 @@ def leave(c_ptr, acc, done, row, end):
 
 # %% tags=["ex-15.1"]
 def traffic(m, n, k, a_in_tmem):
-    """-> (one, pair, one_columns, pair_columns)."""
+    """Return (one, pair, one_columns, pair_columns)."""
     raise NotImplementedError("15.1: not started")  # YOUR CODE
 
 
@@ -82,9 +82,9 @@ check("15.1", traffic)
 # ## 15.2 Who expects, who arrives where, who issues
 #
 # (difficulty 2 of 3, 25 minutes) C = relu(X)² B by pairs: BM rows of X per CTA, all columns of B per pair.
-# Now **threads make A**: the role `make_a` loads X, squares it and stores it into the ring in shared memory, while the TMA brings B.
+# Now **threads make A**: the role `make_a` loads X, squares it and stores it into the ring in shared memory, while the TMA loads B.
 #
-# A slice is ready for the product when *three* things have happened at the leader's barrier `fulls[slot]`: B's bytes of both CTAs, announced once (`barrier_expect_bytes` is an arrival, too), and an arrival of each CTA's `make_a`.
+# A slice is ready for the product when *three* arrivals have come to the leader's barrier `fulls[slot]`: the announcement of B's bytes of both CTAs (`barrier_expect_bytes` counts as one arrival), and one of each CTA's `make_a`.
 # So `fulls` has `arrive_count=3`.
 # A slot is free when the product that read it is done: `empties[slot]`, one arrival per CTA's own barrier.
 # Both roles that fill a slot wait for it.
@@ -93,7 +93,7 @@ check("15.1", traffic)
 #
 # * CTA `rank` holds columns `rank * HALF` to `rank * HALF + HALF - 1` of B; slice k starts at row `k * BK`;
 # * one product per slice, for both CTAs;
-# * `done[0]` is told in both CTAs when all products are done.
+# * `done[0]` completes in both CTAs when all products are done.
 #
 # The kernel `pair_kernel` stays as it is.
 
@@ -101,7 +101,7 @@ check("15.1", traffic)
 # %% tags=["ex-15.2"]
 @triton.jit
 def pair_kernel(x_ptr, b_desc, c_ptr, steps, BM: tl.constexpr, STAGES: tl.constexpr):
-    """C [programs * BM, 2 * HALF] = relu(X)**2 B; X: [programs * BM, steps * BK]."""
+    """Compute C [programs * BM, 2 * HALF] = relu(X)**2 B; X: [programs * BM, steps * BK]."""
     BK: tl.constexpr = b_desc.block_shape[0]
     HALF: tl.constexpr = b_desc.block_shape[1]
     rank, row = tlx.cluster_cta_rank(), tl.program_id(0) * BM
@@ -137,7 +137,7 @@ def make_a(x_ptr, a, fulls, empties, row, steps, STAGES: tl.constexpr):
 
 @triton.jit
 def load_b(b_desc, b, fulls, empties, rank, steps, STAGES: tl.constexpr):
-    """Bring this CTA's half of B, slice by slice."""
+    """Load this CTA's half of B, slice by slice."""
     BK: tl.constexpr = b_desc.block_shape[0]
     HALF: tl.constexpr = b_desc.block_shape[1]
     pass  # YOUR CODE
@@ -145,7 +145,7 @@ def load_b(b_desc, b, fulls, empties, rank, steps, STAGES: tl.constexpr):
 
 @triton.jit
 def multiply(a, b, acc, fulls, empties, done, rank, steps, STAGES: tl.constexpr):
-    """One product per slice, for both CTAs."""
+    """Issue one product per slice, for both CTAs."""
     pass  # YOUR CODE
 
 
@@ -153,22 +153,22 @@ def multiply(a, b, acc, fulls, empties, done, rank, steps, STAGES: tl.constexpr)
 check("15.2", pair_kernel)
 
 # %% [markdown]
-# ## 15.3 Bug hunt: the neighbour's buffer
+# ## 15.3 Bug hunt: the neighbor's buffer
 #
-# (difficulty 2 of 3, 5 minutes) Two CTAs share the columns of X and want each row's maximum.
-# For each block of rows each makes its own maximum and puts it into the *other's* `inbox`.
+# (difficulty 2 of 3, 5 minutes) Two CTAs share the columns of X and compute each row's maximum.
+# For each block of rows each CTA computes the maximum of its columns and stores it into the *other's* `inbox`.
 # A CTA whose columns do not exist sends nothing, so the inbox is first filled with minus infinity.
-# It is right on most runs.
-# Mend it, and keep `remote_shmem_store`, one or none per CTA and block.
+# The result is right on most runs.
+# Fix the kernel, and keep `remote_shmem_store`, one or none per CTA and block.
 #
-# Ask of the inbox: who writes it, who reads it, and what orders each two of them?
-# It is used again for the next block.
+# For the inbox, find all writes and reads, and what orders each two of them.
+# The inbox is used again for the next block.
 
 
 # %% tags=["ex-15.3"]
 @triton.jit
 def neighbour_kernel(x_ptr, out_ptr, blocks, columns, R: tl.constexpr, C: tl.constexpr):
-    """out [blocks * R]: the maximum of each row of X [blocks * R, columns], columns <= 2 C."""
+    """Store out [blocks * R]: each row's maximum of X [blocks * R, columns], columns <= 2 C."""
     # YOUR CODE: something is missing below
     rank = tlx.cluster_cta_rank()
     inbox = tlx.local_alloc((R,), tl.float32, 1)
@@ -194,17 +194,17 @@ check("15.3", neighbour_kernel)
 # ## 15.4 The exchange, with two buffers
 #
 # (difficulty 3 of 3, 25 minutes) dQ = dS K of a pair again, but dS has **two** tiles, so a block may be made and sent while the one before is being multiplied.
-# Block `j` uses slot `j % 2`; each slot has barriers of its own, and a staging tile of its own.
+# Block `j` uses slot `j % 2`; each slot has its own barriers and its own staging tile.
 # `parts[2 * slot + r]` is the part of slot's tile that holds the keys of CTA `r`.
 #
-# `made(...)` gives dS^T of this CTA's keys and of 64 queries: half `h` of block `j` has the queries from `(2 * j + h) * HALF`.
+# `made(...)` returns dS^T of this CTA's keys and of 64 queries: half `h` of block `j` has the queries from `(2 * j + h) * HALF`.
 # CTA `h` needs them.
-# Keys that do not exist are zero there, so a CTA without any takes part like the other.
+# Keys that do not exist are zero there, so a CTA without any keys does the same as the other.
 #
 # Write two roles:
 #
-# * `give`: once the slot is free, put the own half into the own tile and the other half, through `staging[slot]`, into the peer's; tell the leader's `ds_fulls[slot]` that the own half is there;
-# * `pass_on`: wait at home for what the peer sends (`come[slot]`, `2 * BN * HALF` bytes), and tell the leader's `ds_fulls[slot]`.
+# * `give`: once the slot is free, store the half that this CTA needs into its own tile, and send the other half, through `staging[slot]`, to the peer's tile; arrive on the leader's `ds_fulls[slot]` when the first half is stored;
+# * `pass_on`: wait in this CTA for what the peer sends (`come[slot]`, `2 * BN * HALF` bytes), and arrive on the leader's `ds_fulls[slot]`.
 #
 # `ds_fulls` has `arrive_count=4`: two CTAs, two roles.
 # `ds_empties[slot]` gets an arrival in both CTAs when the product has read the slot's tiles.
@@ -215,7 +215,7 @@ check("15.3", neighbour_kernel)
 # %%
 @triton.jit
 def made(ds_ptr, keys, rank, first_query, queries, BN: tl.constexpr, HALF: tl.constexpr):
-    """dS^T [BN, HALF] of this CTA's keys, zero where a key does not exist."""
+    """Return dS^T [BN, HALF] of this CTA's keys, zero where a key does not exist."""
     key, query = rank * BN + tl.arange(0, BN), first_query + tl.arange(0, HALF)
     at = key[:, None] * queries + query[None, :]
     return tl.load(ds_ptr + at, mask=key[:, None] < keys, other=0.0)
@@ -223,7 +223,7 @@ def made(ds_ptr, keys, rank, first_query, queries, BN: tl.constexpr, HALF: tl.co
 
 @triton.jit
 def multiply_dq(ds, k, dq, ds_fulls, ds_empties, dq_fulls, dq_empties, blocks):
-    """mma, of the leader."""
+    """Issue dQ of each block, for both CTAs (role mma of the leader)."""
     for j in range(blocks):
         slot, phase = place(j, 2)
         tlx.barrier_wait(ds_fulls[slot], phase)
@@ -235,7 +235,7 @@ def multiply_dq(ds, k, dq, ds_fulls, ds_empties, dq_fulls, dq_empties, blocks):
 
 @triton.jit
 def store_dq(dq_ptr, dq, dq_fulls, dq_empties, blocks, rank):
-    """reduce: HALF rows of each block's dQ."""
+    """Store HALF rows of each block's dQ (role reduce)."""
     HALF: tl.constexpr = dq.shape[0]
     D: tl.constexpr = dq.shape[1]
     for j in range(blocks):
@@ -251,7 +251,7 @@ def store_dq(dq_ptr, dq, dq_fulls, dq_empties, blocks, rank):
 def exchange_kernel(
     ds_ptr, k_desc, dq_ptr, blocks, keys, BN: tl.constexpr, HALF: tl.constexpr, D: tl.constexpr
 ):
-    """dQ = dS K of at most 2 BN keys by one pair. ds_ptr: dS^T [keys, blocks * 2 * HALF]."""
+    """Compute dQ = dS K of at most 2 BN keys; ds_ptr: dS^T [keys, blocks * 2 * HALF]."""
     rank = tlx.cluster_cta_rank()
     k = tlx.local_alloc((2 * BN, D // 2), tl.bfloat16, 1)
     ds = tlx.local_alloc((2 * BN, HALF), tl.bfloat16, 2)
@@ -281,7 +281,7 @@ def exchange_kernel(
 
 @triton.jit
 def give(ds_ptr, parts, staging, come, ds_fulls, ds_empties, blocks, keys, rank):
-    """compute: the own half into the own tile, the other into the peer's."""
+    """Store one half of dS here, and copy the other to the peer (role compute)."""
     BN: tl.constexpr = parts.shape[0]
     HALF: tl.constexpr = parts.shape[1]
     queries = blocks * 2 * HALF
@@ -290,7 +290,7 @@ def give(ds_ptr, parts, staging, come, ds_fulls, ds_empties, blocks, keys, rank)
 
 @triton.jit
 def pass_on(come, ds_fulls, blocks, BN: tl.constexpr, HALF: tl.constexpr):
-    """relay: tell the leader what has come here."""
+    """Wait for each half that is sent here, and arrive at the leader's ds_fulls (role relay)."""
     pass  # YOUR CODE
 
 
@@ -300,19 +300,19 @@ check("15.4", exchange_kernel)
 # %% [markdown]
 # ## 15.5 Bug hunt: an odd number of tiles
 #
-# (difficulty 2 of 3, 25 minutes) A packed tensor: the rows of all sequences one behind the other.
-# Each pair multiplies 256 rows *of one sequence*, 128 per CTA, and a list names sequence and first row of each pair's tile.
-# It hangs as soon as a sequence has an odd number of 128-row tiles.
-# Somebody had saved the work of a CTA that has no rows.
+# (difficulty 2 of 3, 25 minutes) A is a packed tensor: the rows of all sequences, one after the other.
+# Each pair multiplies 256 rows *of one sequence*, 128 per CTA, and a list gives each pair's tile: its first row and the end of its sequence.
+# The kernel hangs as soon as a sequence has an odd number of 128-row tiles.
+# It tries to save the work of a CTA that has no rows.
 #
-# Mend it: each pair makes one product per slice, for both CTAs, and no row of another sequence is written.
+# Fix it: each pair makes one product per slice, for both CTAs, and no row of another sequence is written.
 # The products read the shared memory of both: each CTA waits in `leave` until the products are done, with rows or without.
 
 
 # %% tags=["ex-15.5"]
 @triton.jit
 def odd_kernel(a_desc, b_desc, c_ptr, records_ptr, steps, STAGES: tl.constexpr):
-    """C = A B for each tile; records [pairs, 2]: its first row, and its sequence's end."""
+    """Compute C = A B per tile; records [pairs, 2]: its first row, and its sequence's end."""
     # YOUR CODE: a pair that leaves one behind, below
     BM: tl.constexpr = a_desc.block_shape[0]
     BK: tl.constexpr = a_desc.block_shape[1]
@@ -357,7 +357,7 @@ check("15.5", odd_kernel)
 # %% [markdown]
 # ## 15.6 Which form, and why
 #
-# (difficulty 1 of 3, 30 minutes) Write a policy for the backward that says why.
+# (difficulty 1 of 3, 30 minutes) Write a function that chooses a form of the backward and gives the reason.
 # The first line of this table that fits decides:
 #
 # | the call | form | the reason must contain |
@@ -368,14 +368,14 @@ check("15.5", odd_kernel)
 # | fewer than 512 keys per sequence | `"single"` | that mean, rounded down, and the word *keys* |
 # | anything else | `"pair"` | the same |
 #
-# "Keys per sequence" is the mean over the sequences that have keys: the others make no tiles.
+# "Keys per sequence" is the mean over the sequences that have keys: the others have no tiles.
 # Without any keys the mean is 0.
 # `lengths_q` and `lengths_kv` are lists; with shared queries `lengths_q` has one entry.
 
 
 # %% tags=["ex-15.6"]
 def backward_form(lengths_q, lengths_kv, head_dim, group, broadcast_q, deterministic):
-    """-> (form, reason): two strings. group: query heads per key head."""
+    """Return (form, reason), two strings. group: query heads per key head."""
     raise NotImplementedError("15.6: not started")  # YOUR CODE
 
 

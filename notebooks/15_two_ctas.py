@@ -10,7 +10,7 @@
 # # 15 Two CTAs
 #
 # **Goals.** Know what a pair of CTAs shares and what it does not.
-# Let one of the two, the leader, issue products for both, and count bytes and arrivals on the right barrier.
+# Let one of the two, the leader, issue products for both, and count bytes and arrivals on the correct CTA's barrier.
 # Halve what a product reads from shared memory.
 # Exchange dS through distributed shared memory, in two forms.
 # Budget tensor and shared memory of a pair.
@@ -50,20 +50,19 @@ torch.manual_seed(0)
 PAIR = dict(ctas_per_cga=(2, 1, 1))  # a launch option: programs 2 i and 2 i + 1 are a pair
 
 # %% [markdown]
-# ## The mental model: one cook, two tables
+# ## The mental model: one product on two SMs
 #
-# A *cluster* is a group of CTAs that the hardware starts together, on neighbouring SMs.
-# In a cluster of two the tensor cores of both SMs can work on *one* product.
-# Think of one cook who works at two tables.
+# A *cluster* is a group of CTAs that the hardware starts together, on neighboring SMs.
+# In a cluster of two the tensor cores of both SMs can work on *one* product C = A B.
 #
-# * Rows of A, and rows of the result, belong to the table on which they lie: the cook never carries them across.
-# * B is split: half of its columns lie on each table, and the cook reads both halves for both tables.
+# * Each SM holds its own rows of A and computes the same rows of C: no other SM reads them.
+# * B is split: each SM holds half of its columns, and the tensor cores of both SMs read both halves.
 #
-# That is the whole gain: **each SM holds and reads half of B.**
-# And it is the whole trouble: a product now needs that *two* CTAs are ready, and its result concerns two.
+# This is the gain: **each SM holds and reads half of B.**
+# This is the cost: a product can start only when *both* CTAs are ready, and both must learn that it is done.
 #
 # Each CTA still has its own program counter, its own shared memory, tensor memory and barriers, and may be ahead of or behind the other.
-# Four things reach across:
+# Four operations cross from one CTA to the other:
 #
 # | what | in TLX |
 # |---|---|
@@ -72,11 +71,11 @@ PAIR = dict(ctas_per_cga=(2, 1, 1))  # a launch option: programs 2 i and 2 i + 1
 # | a copy whose bytes count on the leader's barrier | `async_descriptor_load(..., two_ctas=True)` |
 # | arrivals at, and writes to, the other CTA's shared memory | `barrier_arrive(bar, 1, remote_cta_rank=r)`, `async_remote_shmem_copy`, `async_remote_shmem_store` |
 #
-# One thing does not: **nobody can wait on a barrier of the other CTA.**
-# You wait at home, and you arrive wherever you like.
+# Waiting does not: **a CTA cannot wait on a barrier of the other CTA.**
+# It waits on its own barriers only, but it may arrive on those of both.
 
 # %%
-tables = {
+memories = {
     "SM 0: the leader": ((0.0, 0.0, 4.3, 3.9), "", 5),
     "SM 1: the peer": ((6.5, 0.0, 4.3, 3.9), "", 5),
     "A, rows 0-127": ((0.2, 2.15, 1.9, 1.1), "shared memory", 0),
@@ -87,7 +86,7 @@ tables = {
     "C, rows 128-255": ((6.7, 0.35, 3.9, 1.1), "tensor memory,\nall 128 columns", 1),
 }
 shares = [("SM 0: the leader", "SM 1: the peer")]
-plots.blocks(tables, shares, title="C = A B by a pair: only B is read across")
+plots.blocks(memories, shares, title="C = A B by a pair: only B is read by both")
 
 # %% [markdown]
 # ## The math, down to bytes
@@ -104,18 +103,18 @@ plots.blocks(tables, shares, title="C = A B by a pair: only B is read across")
 #
 # Look at the last cell.
 # With 128 rows per CTA each row has a lane of tensor memory.
-# With 64 rows per CTA a single CTA leaves lanes empty; a pair's accumulator does not: it *folds*, and the second half of its columns lies in the other 64 lanes.
+# With 64 rows per CTA a single CTA leaves lanes empty; a pair's accumulator does not: it *folds*, and the second half of its columns is in the other 64 lanes.
 # So a result of [64, 128] takes 64 columns.
-# Chapter 14's fifth seat, dQ, will fit because of it.
+# Because of that the fifth result of chapter 14, dQ, will fit.
 #
-# What is it worth?
+# How much does a pair save?
 # The tensor core takes `2 M N K / 8192` cycles, shared memory delivers 128 bytes per cycle.
-# At `M = N = 128` a single CTA reads as long as it multiplies, and it must also take in what the TMA writes.
+# At `M = N = 128` a single CTA reads as long as it multiplies, and its shared memory also receives what the TMA writes.
 
 
 # %%
 def per_slice(n, k=64, m=128):
-    """(tensor cycles, read cycles of one CTA, of a CTA of a pair) for a slice, by the model."""
+    """Return (tensor cycles, read cycles of one CTA, of a CTA of a pair) of a modelled slice."""
     one = B200.demand("mma", m=m, n=n, k=k).needs
     pair = B200.demand("mma", m=2 * m, n=n, k=k, two_cta=True).needs
     assert one["tensor"] == pair["tensor"]
@@ -146,13 +145,13 @@ plots.bars(
 # %%
 @triton.jit
 def place(turn, STAGES: tl.constexpr):
-    """(slot, phase) of a turn of a ring."""
+    """Return (slot, phase) of a turn of a ring."""
     return turn % STAGES, (turn // STAGES) & 1
 
 
 @triton.jit
 def leave(c_ptr, acc, done, row):
-    """Store a finished tile, by plain stores: the tail is not what this chapter is about."""
+    """Store a finished tile, by plain stores: this chapter is not about the epilogue."""
     BM: tl.constexpr = acc.shape[0]
     BN: tl.constexpr = acc.shape[1]
     tlx.barrier_wait(done, 0)
@@ -162,7 +161,7 @@ def leave(c_ptr, acc, done, row):
 
 @triton.jit
 def one_cta(a_desc, b_desc, c_ptr, steps, STAGES: tl.constexpr):
-    """C = A B, BM rows per program."""
+    """Compute C = A B, BM rows per program."""
     BM: tl.constexpr = a_desc.block_shape[0]
     BK: tl.constexpr = a_desc.block_shape[1]
     BN: tl.constexpr = b_desc.block_shape[1]
@@ -193,7 +192,7 @@ def one_cta(a_desc, b_desc, c_ptr, steps, STAGES: tl.constexpr):
 
 
 def multiply(kernel, a, b, columns, stages=4, bk=64, **options):
-    """C = A B by a kernel of this chapter; `columns` of B are in each CTA's boxes."""
+    """Compute C = A B by a kernel of this chapter; boxes of B have `columns` columns."""
     c = torch.full((len(a), b.shape[1]), float("nan"))
     boxes = [
         TensorDescriptor.from_tensor(a, [128, bk]),
@@ -204,7 +203,7 @@ def multiply(kernel, a, b, columns, stages=4, bk=64, **options):
 
 
 def timed(launch, *args, **kwargs):
-    """The timeline of a launch, modelled with the rates of a B200."""
+    """Return the timeline of a launch, modelled with the rates of a B200."""
     with emulator.options(policy="timed", rates=B200, trace=True):
         launch(*args, **kwargs)
     return Timeline.of(emulator.last())
@@ -216,15 +215,15 @@ print("largest error:", (multiply(one_cta, A, B, 256) - A.double() @ B.double())
 # %% [markdown]
 # ## Version 2: a pair
 #
-# Read it beside version 1.
-# Five things are different; each has a comment.
+# Compare it with version 1.
+# Five places are different; each has a numbered comment.
 # Before you read on: which of the two CTAs must wait for what, and where?
 
 
 # %%
 @triton.jit
 def pair(a_desc, b_desc, c_ptr, steps, STAGES: tl.constexpr):
-    """C = A B, 2 x BM rows per pair. The boxes of B have half of the columns."""
+    """Compute C = A B, 2 x BM rows per pair. The boxes of B have half of the columns."""
     BM: tl.constexpr = a_desc.block_shape[0]
     BK: tl.constexpr = a_desc.block_shape[1]
     HALF: tl.constexpr = b_desc.block_shape[1]  # 1. each CTA holds half of B
@@ -245,7 +244,7 @@ def pair(a_desc, b_desc, c_ptr, steps, STAGES: tl.constexpr):
                     slot, phase = place(k, STAGES)
                     free = [empties[slot]]
                     tlx.barrier_wait(fulls[slot], phase)
-                    # 3. it completes in both CTAs: each one's `empties` gets an arrival
+                    # 3. it completes in both CTAs: the `empties` of each gets an arrival
                     tlx.async_dot(
                         a[slot], b[slot], acc[0], use_acc=k > 0, mBarriers=free, two_ctas=True
                     )
@@ -271,24 +270,24 @@ for policy in ("eager", "lazy", "random"):
 
 # %% [markdown]
 # Follow one slice.
-# Both load roles wait *at home* for `empties`, and both may start their copies at different times.
+# Each load role waits for `empties` of *its own CTA*, so the two may start their copies at different times.
 # The bytes of all four copies count on one barrier, the leader's `fulls[slot]`.
-# When they are complete, only the leader knows.
-# That is enough: only the leader issues.
+# When they are complete, only the leader can see it.
+# That is enough, because only the leader issues products.
 # The product reads the shared memory of both CTAs, and when it is done it arrives at `empties[slot]` *in both*.
 #
 # May the peer's copy come before the leader has announced any bytes?
 # Yes.
-# The count of bytes then is below zero for a while, and the phase cannot end, because the announcement is the one arrival that it needs.
-# And may the peer be a whole phase ahead?
-# No: it waits for `empties`, which is completed by a product that the leader issues after its own wait.
+# Then the count of bytes is below zero for a while, and the phase cannot end, because the announcement is the one arrival that it needs.
+# May the peer be a whole phase ahead?
+# No: it waits for `empties`, and the product that arrives there is issued after the leader's own wait.
 
 # %%
 lines = {
     "one CTA": timed(multiply, one_cta, A, B, 256),
     "pair": timed(multiply, pair, A, B, 128, **PAIR),
 }
-middle = (3_000, 8_000)  # modelled cycles: the ring is full, the tail has not come
+middle = (3_000, 8_000)  # modelled cycles: the ring is full, the epilogue has not begun
 plots.panels(
     list(lines),
     {
@@ -311,29 +310,29 @@ plots.timelines(
 )
 
 # %% [markdown]
-# The peer has no mma role in this picture, and its tensor core works all the same.
+# In this picture the peer's mma role issues nothing, and still its tensor core works.
 #
-# ## Five products on two tables
+# ## The five products of the backward on two SMs
 #
 # Now the backward of chapter 14: 128 queries at a time against **2 x 128 keys**, D = 128.
 # Keys are rows in the transposed products, so each CTA owns 128 keys.
 #
-# | product | A: own rows | B: half here | result here |
+# | product | A: own rows | B: half per CTA | result per CTA |
 # |---|---|---|---|
 # | $S^T = K Q^T$ | K [128, 128] | Q, 64 *rows* | [128, 128] |
 # | $dP^T = V\, dO^T$ | V [128, 128] | dO, 64 *rows* | [128, 128] |
 # | $dV \mathrel{+}= P^T dO$ | $P^T$, tensor memory | dO, 64 *columns* | [128, 128] |
 # | $dK \mathrel{+}= dS^T Q$ | $dS^T$, tensor memory | Q, 64 *columns* | [128, 128] |
-# | $dQ = dS\, K$ | dS, my 64 queries x **all 256 keys** | K of all 256 keys, 64 *columns* | [64, 128], folded: 64 columns |
+# | $dQ = dS\, K$ | dS, 64 queries of its own x **all 256 keys** | K of all 256 keys, 64 *columns* | [64, 128], folded: 64 columns |
 #
 # Half of B means half of its *columns*.
 # For $Q^T$ these are 64 queries, so rows of Q; for Q in the fourth product they are 64 columns.
-# So Q and dO come twice, once cut along the rows and once along the columns: two boxes of 16 KiB, together as much as one whole tile.
+# So Q and dO are loaded twice, once cut along the rows and once along the columns: two boxes of 16 KiB, together as much as one whole tile.
 #
-# In the first four products everything is at home.
+# In the first four products each CTA has its own rows of A.
 # In the fifth the rows are queries.
-# Each CTA has made dS of *its keys* and needs dS of *its queries*: of the other CTA's keys, too.
-# That is the one thing that must be carried across.
+# Each CTA has made dS of *its keys* and needs dS of *its queries*, for the other CTA's keys too.
+# So the two CTAs must exchange parts of dS, and nothing else.
 
 # %%
 exchange = {
@@ -350,7 +349,7 @@ arrows = [
     ("keys 0-127, queries 64-127", "dQ, queries 64-127", "->"),
     ("keys 128-255, queries 0-63", "dQ, queries 0-63", "->"),
 ]
-plots.blocks(exchange, arrows, title="dS of a pair: half of it changes the table")
+plots.blocks(exchange, arrows, title="dS of a pair: half of it goes to the other CTA")
 
 # %% [markdown]
 # ### What it saves
@@ -362,7 +361,7 @@ KIB = 1024
 
 
 def reads(m, n, k, in_tmem=False, halves=1):
-    """KiB that one CTA's share of a product reads from shared memory, bf16."""
+    """Return the KiB that one CTA's share of a product reads from shared memory, bf16."""
     return (0 if in_tmem else 2 * m * k / KIB) + 2 * n * k / halves / KIB
 
 
@@ -393,12 +392,12 @@ plots.bars(
 )
 
 # %% [markdown]
-# dQ saves nothing: half of B, but over twice as many keys.
-# It has another gain.
-# A pair's dQ of a block is [128, 128] *for 256 keys*: each CTA sends 64 rows out, half as much as before, and adds half as often to each address.
+# The product of dQ saves nothing: half of B, but over twice as many keys.
+# dQ gains in another way.
+# A pair's dQ of a block is [128, 128] *for 256 keys*: each CTA sends 64 rows to memory, half as much as before, and adds half as often to each address.
 #
-# Shared memory is used by more than products.
-# Count it all, in cycles of 128 bytes:
+# Not only products use shared memory.
+# This table counts all uses, in cycles of 128 bytes:
 
 # %%
 rows = {}
@@ -415,36 +414,37 @@ print(plots.table(header, [(name, *r) for name, r in rows.items()]))
 print(f"the tensor core's cycles for the five products: {tensor}")
 
 # %% [markdown]
-# dS: written once by one CTA; of a pair's half that leaves, form A writes, reads and (on the other side) writes again, form B only writes on the other side.
-# dQ's stages: fp32, written by threads and read by the TMA.
+# The column dS: a single CTA writes dS once.
+# In a pair, half of dS goes to the other CTA: form A writes it, reads it, and writes it again in the other CTA's memory; form B only writes it there.
+# The column of dQ's stages: fp32, written by threads and read by the TMA.
 #
-# The loads of Q and dO come on top, 512 cycles in each.
+# The loads of Q and dO are not in the table, 512 cycles in each line.
 # (Chapter 14's kernel reads dS for dK from shared memory as well: 256 cycles more than the first line.)
 #
 # The FlashAttention-4 paper has 3,328 cycles for one CTA, as here, and **2,688** for a pair.
 # Its pair differs from ours in the last column: it counts a whole dQ tile of 64 KiB per CTA (1,024 cycles), a product for it of 48 KiB, and no exchange.
 # In all three counts one thing is the same: *for a single CTA shared memory is the limit, with 3,328 against 2,560 cycles; for a pair it no longer is, or hardly.*
 #
-# ### The room
+# ### The memory budget
 #
 # Shared memory per CTA at D = 128: K 32, V 32, rows of Q 16 and of dO 16, columns of Q 16 and of dO 16, columns of K for dQ 32, dS 32 KiB: 192 of 227.
 # Stages for dQ, lse and delta, and for form A a staging tile of 16 KiB must fit into the rest.
 #
 # Tensor memory: S, dP, dV and dK take 128 columns each, as before.
 # P^T is bf16 and takes the lower half of S's columns.
-# The folded dQ takes the **upper half**: in chapter 14 it had to wait for dP's seat.
+# The folded dQ takes the **upper half**; in chapter 14 it had to share dP's columns.
 # Version 6 has a map.
 #
 # Two groups of four warps read S, each half of it (chapter 11, eight warps).
-# **Before anybody writes P or dQ into these columns, both must have read.**
-# A public kernel lacked that join, and was wrong in 13 % of its runs on a B200 (chapter 11).
+# **Before P or dQ is written into these columns, both groups must have read S.**
+# A public kernel lacked that synchronization, and was wrong in 13 % of its runs on a B200 (chapter 11).
 #
 # ## Version 3: S, dP, dV, dK of a pair
 #
-# One role per CTA and one thing after the other, as version 1 of chapter 14; no dQ yet.
+# One role per CTA does all steps one after the other, as version 1 of chapter 14 does; there is no dQ yet.
 # Operands that *threads* make need a second kind of signal: both CTAs' P must be in tensor memory before the leader may issue.
-# So `p_full` counts **two arrivals**, one from each CTA, and both are made at the leader's.
-# A wait with `pred=leads` is only the leader's; in the peer `async_dot(two_ctas=True)` issues nothing.
+# So `p_full` counts **two arrivals**, one from each CTA, and both CTAs arrive on the leader's `p_full`.
+# Only the leader waits where `pred=leads`; in the peer `async_dot(two_ctas=True)` issues nothing.
 
 
 # %%
@@ -453,7 +453,7 @@ def pair_dkv(
     k_desc, v_desc, q_rows, do_rows, q_columns, do_columns, dk_ptr, dv_ptr, lse_ptr, delta_ptr,
     blocks, scale_log2, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """dK / scale and dV of 2 x BN keys, over blocks of BM queries. lse is in base 2."""
+    """Compute dK / scale and dV of 2 x BN keys from blocks of BM queries; lse in base 2."""
     rank = tlx.cluster_cta_rank()
     leads = rank == 0
     k = tlx.local_alloc((BN, D), tl.bfloat16, 1)
@@ -503,7 +503,7 @@ def pair_dkv(
         rows = row + tl.arange(0, BM)
         p_t = tl.math.exp2(tlx.local_load(s[0]) * scale_log2 - tl.load(lse_ptr + rows)[None, :])
         tlx.local_store(p[0], p_t.to(tl.bfloat16))
-        tlx.barrier_arrive(p_full[0], 1, remote_cta_rank=0)  # "my P is there"
+        tlx.barrier_arrive(p_full[0], 1, remote_cta_rank=0)  # "P of this CTA is there"
         tlx.barrier_wait(p_full[0], j & 1, pred=leads)
         tlx.async_dot(p[0], do_half[0], dv[0], use_acc=j > 0, force_async=True, two_ctas=True)
 
@@ -523,7 +523,7 @@ D, BM, BN = 128, 128, 128
 
 
 def inputs(len_q, len_kv):
-    """q, k, v, dout bf16; lse (base 2), delta fp32; (dq, dk, dv) fp64 of autograd."""
+    """Return q, k, v, dout bf16, lse (base 2), delta fp32; and (dq, dk, dv) fp64 by autograd."""
     q, k, v, do = (torch.randn(n, D).bfloat16() for n in (len_q, len_kv, len_kv, len_q))
     leaves = [t.double().requires_grad_() for t in (q, k, v)]
     scores = leaves[0] @ leaves[1].T / math.sqrt(D)
@@ -534,7 +534,7 @@ def inputs(len_q, len_kv):
 
 
 def run_dkv(q, k, v, do, lse, delta):
-    """(dk, dv) fp32."""
+    """Return (dk, dv) in fp32."""
     dk, dv = (torch.full((len(k), D), float("nan")) for _ in range(2))
     whole, rows, columns = [BN, D], [BM // 2, D], [BM, D // 2]
     given = ((k, whole), (v, whole), (q, rows), (do, rows), (q, columns), (do, columns))
@@ -554,14 +554,15 @@ for policy in ("lazy", "random"):
     print(f"{policy:7} largest error of dK, dV:", *(f"{e:.4f}" for e in errors))
 
 # %% [markdown]
-# Two pairs, four tiles of 128 keys, and no exchange.
+# This run had two pairs, four tiles of 128 keys, and no exchange.
 #
 # ## Version 4: the exchange, by copies (form A)
 #
-# The fifth product alone: dS^T is given in memory, and a load stands for the softmax that would have made it.
+# This version computes the fifth product alone: dS^T is given in memory, and a load replaces the softmax that would have made it.
 # Each CTA has a tile `ds` of [256 keys, 64 queries], and sees it as two `parts` of 128 keys.
 # **`parts[r]` holds what CTA r has made, in both CTAs.**
-# So a CTA writes its own half into its own `parts[rank]`, and the other half into the *other's* `parts[rank]`.
+# So a CTA writes the half that it needs itself into its own `parts[rank]`, and the other half into `parts[rank]` of the *other CTA*.
+# Each line below names a role and what it does per block:
 #
 # ```
 # compute     wait ds_empties      the product before has read both CTAs' tiles
@@ -570,28 +571,28 @@ for policy in ("lazy", "random"):
 #             fence                the TMA and the tensor core will read what threads wrote
 #             copy staging -> the peer's parts[rank]; the bytes count on the PEER's `come`
 #             arrive at the leader's ds_fulls
-# relay       expect and wait `come` at home; fence; arrive at the leader's ds_fulls
+# relay       expect and wait for its own CTA's `come`; fence; arrive at the leader's ds_fulls
 # mma         the leader: wait for four arrivals, multiply, complete in both CTAs
-# reduce      dQ out of tensor memory; arrive at the leader's dq_empties
+# reduce      read dQ from tensor memory; arrive at the leader's dq_empties
 # ```
 #
 # Why a relay?
-# The bytes can only be counted by a barrier of the CTA into which they go, and the one who must know is the leader.
-# Nobody can wait across, so somebody at home waits and passes the word on.
-# A warp of its own does it, so that no group of the softmax stands still meanwhile.
+# The bytes can only be counted by a barrier of the CTA that receives them, and the leader must learn that they are there.
+# The leader cannot wait on the peer's barrier, so a role of the receiving CTA waits and then arrives on a barrier of the leader.
+# A separate warp does that, so no softmax group has to wait.
 
 
 # %%
 @triton.jit
 def made(ds_ptr, key, query, queries, BN: tl.constexpr, HALF: tl.constexpr):
-    """dS^T of BN keys and HALF queries, out of memory: stands for the softmax."""
+    """Load dS^T of BN keys and HALF queries from memory, in place of the softmax."""
     at = (key + tl.arange(0, BN))[:, None] * queries + (query + tl.arange(0, HALF))[None, :]
     return tl.load(ds_ptr + at)
 
 
 @triton.jit
 def send_copies(ds_ptr, parts, staging, come, ds_fulls, ds_empties, blocks, rank):
-    """compute: the own half into the own tile, the other through staging into the peer's."""
+    """Store one half of dS here, and copy the other to the peer (role compute)."""
     BN: tl.constexpr = parts.shape[0]
     HALF: tl.constexpr = parts.shape[1]
     queries, key, peer = blocks * 2 * HALF, rank * BN, 1 - rank
@@ -608,7 +609,7 @@ def send_copies(ds_ptr, parts, staging, come, ds_fulls, ds_empties, blocks, rank
 
 @triton.jit
 def relay(come, ds_fulls, blocks, BYTES: tl.constexpr):
-    """Wait at home for what the peer sends, and tell the leader."""
+    """Wait here for what the peer sends, and arrive at the leader's ds_fulls."""
     for j in range(blocks):
         tlx.barrier_expect_bytes(come[0], BYTES)
         tlx.barrier_wait(come[0], j & 1)
@@ -618,7 +619,7 @@ def relay(come, ds_fulls, blocks, BYTES: tl.constexpr):
 
 @triton.jit
 def multiply_dq(ds, keys, dq, ds_fulls, ds_empties, dq_fulls, dq_empties, blocks):
-    """mma, of the leader: dQ of each block, for both."""
+    """Issue dQ of each block, for both CTAs (role mma of the leader)."""
     ds_rows, after = tlx.local_trans(ds), [dq_fulls[0], ds_empties[0]]
     for j in range(blocks):
         tlx.barrier_wait(ds_fulls[0], j & 1)
@@ -628,7 +629,7 @@ def multiply_dq(ds, keys, dq, ds_fulls, ds_empties, dq_fulls, dq_empties, blocks
 
 @triton.jit
 def store_dq(dq_ptr, dq, dq_fulls, dq_empties, blocks, rank):
-    """reduce: 64 rows of each block's dQ (plain stores here)."""
+    """Store 64 rows of each block's dQ, here by plain stores (role reduce)."""
     HALF: tl.constexpr = dq.shape[0]
     D: tl.constexpr = dq.shape[1]
     for j in range(blocks):
@@ -643,7 +644,7 @@ def store_dq(dq_ptr, dq, dq_fulls, dq_empties, blocks, rank):
 def exchange_copies(
     ds_ptr, k_desc, dq_ptr, blocks, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):
-    """dQ = dS K of 2 x BN keys by one pair. ds_ptr: dS^T [2 BN, blocks * BM]."""
+    """Compute dQ = dS K of 2 x BN keys by one pair. ds_ptr: dS^T [2 BN, blocks * BM]."""
     rank = tlx.cluster_cta_rank()
     HALF: tl.constexpr = BM // 2
     keys = tlx.local_alloc((2 * BN, D // 2), tl.bfloat16, 1)
@@ -675,7 +676,7 @@ def exchange_copies(
 
 
 def run_exchange(kernel, ds_t, k):
-    """dQ [queries, D] fp32 of dS^T [256, queries] and K [256, D]."""
+    """Return dQ [queries, D] fp32 of dS^T [256, queries] and K [256, D]."""
     dq = torch.full((ds_t.shape[1], D), float("nan"))
     box = TensorDescriptor.from_tensor(k, [2 * BN, D // 2])
     kernel[(2,)](ds_t, box, dq, ds_t.shape[1] // BM, D=D, BM=BM, BN=BN, **PAIR)
@@ -683,7 +684,7 @@ def run_exchange(kernel, ds_t, k):
 
 
 def largest_errors(kernel):
-    """Of dQ, under three schedules; the fences are checked strictly."""
+    """Print the largest error of dQ under three schedules, with fences checked strictly."""
     for policy in ("eager", "lazy", "random"):
         with emulator.options(policy=policy, seed=2, fences="strict"):
             error = (run_exchange(kernel, DS, K) - DS.double().T @ K.double()).abs().max()
@@ -694,28 +695,28 @@ DS, K = torch.randn(256, 4 * BM).bfloat16(), torch.randn(256, D).bfloat16()
 largest_errors(exchange_copies)
 
 # %% [markdown]
-# Some questions to ask of such code, and their answers:
+# Four questions about this code, and their answers:
 #
-# * *Who protects the peer's tile from being overwritten while the tensor core reads it?* `ds_empties`, and the sender waits for its own: the product completes in both CTAs at once, so one wait covers both tiles.
-# * *Who protects `staging`?* The same wait. The product can only have been issued after the peer's relay had arrived, and that is after the copy has read `staging`.
-# * *Why four arrivals?* Own halves of two CTAs, and received halves of two CTAs. Two would do, those of the relays: what a relay has received was sent behind the sender's own store and fence. Then that proof must stand beside the code; with four the reader needs none.
-# * *Where does dQ go?* To 64 rows per CTA, and no row belongs to both. If both stored 128 rows, each would be added twice.
+# * *Which barrier protects the peer's tile from being overwritten while the tensor core reads it?* `ds_empties`, and the sender waits for its own: the product completes in both CTAs at once, so one wait covers both tiles.
+# * *Which barrier protects `staging`?* The same one. The product can only have been issued after the peer's relay had arrived, and that is after the copy has read `staging`.
+# * *Why four arrivals?* One per CTA for the half that it keeps, and one per CTA for the half that it has received. Two would do, those of the relays: what a relay has received was sent behind the sender's own store and fence. But then that proof would have to be written next to the code; with four arrivals the reader needs no proof.
+# * *Which rows of dQ does a CTA store?* 64 of 128, and no row belongs to both. If both stored 128 rows, each would be added twice.
 #
 # ## Version 5: the exchange, by words (form B)
 #
-# The half that leaves is in registers.
-# Why store it at home and copy it?
+# The half of dS that goes to the peer is in registers.
+# Why store it to `staging` and copy it from there?
 # `async_remote_shmem_store` writes from registers into the peer's shared memory; its bytes count on the peer's barrier as before.
-# No staging tile, and less traffic (the table above).
+# That needs no staging tile, and causes less traffic (the table above).
 #
-# The instruction underneath knows 32- and 64-bit words only, and dS has 16 bits.
-# So two neighbours travel in one word, and the peer's tile is also seen as words.
+# The instruction that it compiles to (`st.async`) handles 32- and 64-bit words only, and dS has 16 bits.
+# So two neighboring numbers are packed into one word, and a second buffer gives the peer's tile as words.
 
 
 # %%
 @triton.jit
 def two_per_word(x):
-    """[R, C] of 16 bits -> [R, C / 2] int32: columns 2 i (low) and 2 i + 1 (high) in word i."""
+    """Pack [R, C] of 16 bits into [R, C / 2] int32: word i has columns 2 i (low), 2 i + 1."""
     R: tl.constexpr = x.shape[0]
     C: tl.constexpr = x.shape[1]
     low, high = tl.split(tl.reshape(x.to(tl.int16, bitcast=True), (R, C // 2, 2)))
@@ -724,7 +725,7 @@ def two_per_word(x):
 
 @triton.jit
 def send_words(ds_ptr, parts, words, come, ds_fulls, ds_empties, blocks, rank):
-    """compute: the own half into the own tile, the other out of registers into the peer's."""
+    """Store one half of dS here, and the other from registers to the peer (role compute)."""
     BN: tl.constexpr = parts.shape[0]
     HALF: tl.constexpr = parts.shape[1]
     queries, key, peer = blocks * 2 * HALF, rank * BN, 1 - rank
@@ -742,7 +743,7 @@ def send_words(ds_ptr, parts, words, come, ds_fulls, ds_empties, blocks, rank):
 def exchange_words(
     ds_ptr, k_desc, dq_ptr, blocks, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):
-    """dQ = dS K of 2 x BN keys by one pair. ds_ptr: dS^T [2 BN, blocks * BM]."""
+    """Compute dQ = dS K of 2 x BN keys by one pair. ds_ptr: dS^T [2 BN, blocks * BM]."""
     rank = tlx.cluster_cta_rank()
     HALF: tl.constexpr = BM // 2
     keys = tlx.local_alloc((2 * BN, D // 2), tl.bfloat16, 1)
@@ -776,15 +777,15 @@ def exchange_words(
 largest_errors(exchange_words)
 
 # %% [markdown]
-# ### Is each synchronisation needed?
+# ### Is each synchronization needed?
 #
-# Break each in turn, on three blocks (chapter 11, version 5).
+# Break each of them in turn, on three blocks (chapter 11, version 5).
 # Predict: which one does form A not need?
 
 
 # %%
 def three_blocks(kernel):
-    """A launch that gives the same each time."""
+    """Return a launch of a kernel whose inputs are the same each time."""
 
     def launch():
         torch.manual_seed(3)
@@ -801,18 +802,18 @@ for kernel, result in swept.items():
 plots.sweep_map(swept[exchange_copies], title="form A, three blocks")
 
 # %% [markdown]
-# In form A the relay's fence protects nothing: what came was written by the copy engine, and the tensor core reads through the same proxy.
-# In form B threads wrote it, *of another CTA*, and the receiver must fence.
+# In form A the relay's fence protects nothing: the copy engine wrote the received half, and the tensor core reads through the same proxy.
+# In form B threads *of another CTA* wrote it, and the receiver must fence.
 #
 # Two details of the second kernel:
 #
 # * `parts` and `words` are *two buffers*, and `parts[rank]` is an index. A run-time index compiles; a `local_slice` at a run-time offset does not.
-# * The words are allocated first, and the bf16 views reuse them. The other way round the compiler (fbtriton 3.7.4) refuses the wider type over the narrower one.
+# * The words are allocated first, and the bf16 buffers reuse them. In the opposite order the compiler (fbtriton 3.7.4) refuses to place the wider type over the narrower one.
 #
-# Which one?
-# The package copies: *one* instruction per block and CTA, where words are 4,096 stores, each of which updates a barrier of the other CTA.
+# Which form is better?
+# The package uses form A: *one* instruction per block and CTA, where words are 4,096 stores, each of which updates a barrier of the other CTA.
 # Its price is 16 KiB of staging.
-# Which of the two is faster on a chip is not known here.
+# We have not measured which of the two is faster on a GPU.
 #
 # The compiler's report on both forms, for sm_100:
 
@@ -827,11 +828,11 @@ header = ("", "SMEM, B", "TMEM columns", "copies", "st.async", "cluster barriers
 print(plots.table(header, table))
 
 # %% [markdown]
-# 64 columns for dQ of [64, 128]: the fold.
+# dQ of [64, 128] takes 64 columns, because it folds.
 # 32 `st.async` per thread are 128 x 32 words over 128 threads.
-# The cluster barriers are the compiler's own; more about them under "pitfalls".
+# The compiler has inserted the cluster barriers; more about them under "Pitfalls".
 #
-# The timeline of a pair, form A: read from a CTA's `compute` to its peer's `relay`, and from there to the product.
+# Here is the timeline of a pair in form A: follow the arrows from a CTA's `compute` to its peer's `relay`, and from there to the product.
 
 # %%
 line = timed(run_exchange, exchange_copies, DS, K)
@@ -841,14 +842,14 @@ plots.timelines({"leader": (line, (0, 0, 0)), "peer": (line, (1, 0, 0))})
 # ## Version 6: the backward
 #
 # The package's kernel is [backward_2cta.py](../jfa/kernels/blackwell/backward_2cta.py), with the pair's helpers in [pair.py](../jfa/kernels/blackwell/pair.py).
-# You know its pieces by now.
-# Read its head first, then the table of barriers in [pair_memory.py](../jfa/kernels/blackwell/pair_memory.py): each line says *whose* barrier it is.
+# You know its parts by now.
+# Read the text at its top first, then the table of barriers in [pair_memory.py](../jfa/kernels/blackwell/pair_memory.py): each line says *which CTA's* barrier it is.
 #
 # Three choices differ from our versions 3 and 4:
 #
-# * **A tile is 256 keys**, one entry of the list for the whole pair. So there is no list with an odd number of tiles to pad with a sentinel (chapter 08): where a sequence ends in the first half, the second CTA's keys lie past the end, load as zeros, are masked, and are never stored. Both CTAs always take the same number of steps.
+# * **A tile is 256 keys**, one entry of the list for the whole pair. So there is no list with an odd number of tiles to pad with a sentinel (chapter 08): where a sequence ends in the first half, the second CTA's keys are past the end, load as zeros, are masked, and are never stored. Both CTAs always take the same number of steps.
 # * **The peer's mma warp is the relay.** It has nothing to issue anyway.
-# * **dS is written twice**: into dP's columns of tensor memory, as A of dK (at home, without waiting for the exchange), and into shared memory, for dQ. While the halves are under way the tensor core does dK.
+# * **dS is written twice**: into dP's columns of tensor memory, as A of dK (which does not wait for the exchange), and into shared memory, for dQ. During the exchange the tensor core computes dK.
 
 # %%
 barriers = inspect.getsource(pair_memory)
@@ -885,7 +886,7 @@ backwards = {form: timed(package, form) for form in ("single", "pair")}
 
 
 def steady(line):
-    """From 35 to 80 % of a run."""
+    """Return the steady part of a run: from 35 to 80 %."""
     return tuple(line.start + share * line.cycles for share in (0.35, 0.8))
 
 
@@ -916,15 +917,15 @@ plots.panels(
 # | 128, 1024 | 46,413 | 39,453 | 1.18 |
 # | 512, 256 | 27,099 | 23,605 | 1.15 |
 #
-# The same notes have the compiler's report: 232,068 bytes of shared memory of 232,448, all 512 columns, no spills without a mask, 8 / 12 bytes per thread (stores / loads) causal.
+# The same notes have the compiler's report: 232,068 bytes of shared memory of 232,448, all 512 columns, no spills without a mask, and with a causal mask spills of 8 / 12 bytes per thread (stores / loads).
 #
-# Who holds which columns of the leader's tensor memory, from the events of that run.
-# Compare it with chapter 14's map: dQ has a place of its own, *beside P*, and dP's columns are never lent.
+# The next picture shows which role holds which columns of the leader's tensor memory, from the events of the run above.
+# Compare it with chapter 14's map: dQ has its own columns, *next to P*, and no longer uses those of dP.
 
 
 # %%
 def holds(line):
-    """Who holds which columns when: pieces for ``plots.tmem_map``."""
+    """Return which role holds which columns when, for ``plots.tmem_map``."""
     events = sorted((e for e in line.events if e.cta == (0, 0, 0)), key=lambda e: e.start)
 
     def named(prefix, begin, end):
@@ -974,15 +975,15 @@ plots.tmem_map(
 # %% [markdown]
 # ## Version 7: which form for which shape
 #
-# Three forms of the backward exist now, and a call gets one by its shape.
-# The package decides in one function, which says why.
+# There are now three forms of the backward, and the package chooses one by the shape of a call.
+# One function decides, and gives the reason.
 
 # %%
 print(inspect.getsource(config.backward_form))
 
 
 def asked(lengths_q, lengths_kv, dim=128, heads=1, **options):
-    """What `jfa.explain` says about the backward of a call with one key head."""
+    """Return what `jfa.explain` says about the backward of a call with one key head."""
     q = torch.zeros(sum(lengths_q), heads, dim, dtype=torch.bfloat16)
     k = torch.zeros(sum(lengths_kv), 1, dim, dtype=torch.bfloat16)
     offsets = [offsets_from_lengths(n) for n in (lengths_q, lengths_kv)]
@@ -1004,21 +1005,21 @@ for call, answer in calls.items():
 # %% [markdown]
 # Why in this order?
 #
-# * **Resident** first: with at most 128 shared queries dQ never leaves the chip until the end. No form that adds to memory can have that; a pair saves shared-memory reads, the resident form saves *all* adds.
-# * **Deterministic**: the order of adds is the machine's, so dQ gets a kernel of its own (chapter 14, version 9). The package has that beside single CTAs only.
+# * **Resident** first: with at most 128 shared queries dQ stays on the chip until the end. No form that adds to memory can have that; a pair saves shared-memory reads, the resident form saves *all* adds.
+# * **Deterministic**: the order of adds changes from run to run, so a separate kernel computes dQ (chapter 14, version 9). The package has that kernel for single CTAs only.
 # * **D <= 64**: the pair's kernel has tiles of 128 columns; half of them would be empty.
-# * **Block lists** (chapter 17): lists are walked by one CTA per tile.
+# * **Block lists** (chapter 17): one CTA per tile processes a list.
 # * **Few keys per sequence**: a tile of 256 keys whose sequence has 100 keys leaves one CTA with masked rows only. Chapter 8 calls it waste by tile size: a list of tiles of 256 keys covers more rows than one of 128.
 #
-# The last one is a matter of averages: a last tile is half empty in the mean.
-# With a gain of 1.31 the two forms break even at 142 keys, causal, with 1.19, at 273; the package takes the pair from 512 keys on.
-# Predict: sequences of 128, 129, 300 and 2,048 keys.
-# How much of a pair's work is masked, how much of a single CTA's?
+# The last rule is about averages: a sequence's last tile is half empty on average.
+# With a gain of 1.31 the two forms break even at 142 keys; with the causal gain of 1.19, at 273; the package takes the pair from 512 keys on.
+# Predict for sequences of 128, 129, 300 and 2,048 keys:
+# How much of a pair's work is masked, and how much of a single CTA's?
 
 
 # %%
 def covered(lengths, tile):
-    """Share of the rows in tiles of `tile` keys that hold a key."""
+    """Return the share of the rows in tiles of `tile` keys that hold a key."""
     return sum(lengths) / sum(-(-n // tile) * tile for n in lengths)
 
 
@@ -1034,9 +1035,9 @@ plots.bars(
 
 # %% [markdown]
 # **Resident on a pair?** 129 to 256 shared queries do not fit into one CTA's tensor memory.
-# Into a pair's they would: S 64 and dP 64 columns (blocks of 64 queries), dQ of 256 queries 2 x 64, dV and dK 128 each, together 512.
-# Shared memory says no: K, V and K's columns 96 KiB, Q and dO by rows and by columns 128, dS with what is sent 48, together 272 of 227 KiB.
-# The notes say what would be left if less were kept, and why it was not built.
+# They would fit into a pair's: S 64 and dP 64 columns (blocks of 64 queries), dQ of 256 queries 2 x 64, dV and dK 128 each, together 512.
+# But shared memory is too small: K, V and K's columns 96 KiB, Q and dO by rows and by columns 128, dS with what is sent 48, together 272 of 227 KiB.
+# The notes say how much would remain if fewer buffers were kept, and why we did not build it.
 #
 # ### What the public kernel chooses
 #
@@ -1047,20 +1048,20 @@ plots.bars(
 # | self and cross attention, D > 64 | one CTA | pair where sequences are long enough, else single |
 # | D <= 64, or deterministic | one CTA | single |
 #
-# Two remarks on that source, by reading:
+# Two remarks on that source, from reading it:
 #
-# * Its public function takes no CPU offsets and passes none on. So the usage shown in its README never reaches the two-CTA kernel; one has to call the operator underneath with `cpu_query_offset=` and `cpu_key_offset=`.
-# * Its comment on why self and cross attention stay with one CTA: bulk copies of lse and delta at unaligned offsets fault. We lay these rows out padded, so that reason does not hold here.
+# * Its public function takes no CPU offsets and passes none on. So the usage shown in its README never reaches the two-CTA kernel; to get it, call the operator that the function wraps with `cpu_query_offset=` and `cpu_key_offset=`.
+# * A comment says why self and cross attention use one CTA: bulk copies of lse and delta at unaligned offsets fault. We store these rows padded, so that reason does not apply here.
 #
 # ## How a pair hangs
 #
-# **One: a CTA leaves early.** Its share of a slice never comes, and the leader waits for bytes.
-# Below the peer's load role makes one slice fewer, as if its tile were shorter.
+# **One: a CTA ends early.** Its share of a slice is never loaded, and the leader waits for its bytes.
+# Below, the peer's load role loads one slice fewer, as if its tile were shorter.
 
 
 # %%
 def changed(kernel, *pairs):
-    """A kernel or role of this chapter with places of its source changed."""
+    """Return a kernel or role of this chapter with places of its source changed."""
     source = inspect.getsource(kernel.fn)
     for old, new in pairs:
         assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times"
@@ -1078,7 +1079,7 @@ def small_product(kernel):
 
 
 def error_of(launch, *args):
-    """The emulator's error of a launch."""
+    """Return the emulator's error of a launch, or None."""
     try:
         with emulator.options(policy="lazy", seed=1, fences="strict"):
             launch(*args)
@@ -1094,12 +1095,12 @@ print(leaves)
 plots.wait_graph(leaves, title="the peer's load role has ended: both epilogues wait for the leader")
 
 # %% [markdown]
-# Where it comes from: an odd number of tiles, an `if` around a CTA's share, an early `return`.
+# Usual causes are an odd number of tiles, an `if` around a CTA's share, or an early `return`.
 # The rule is short:
 # **what one CTA of a pair does, both do**, the same number of times.
-# What does not exist is masked, not skipped.
+# Rows that do not exist are masked, not skipped.
 #
-# **Two: a completion that stays at home.** `tcgen05_commit` without `two_ctas` tells the leader only.
+# **Two: a completion in one CTA only.** `tcgen05_commit` without `two_ctas` arrives in the leader only.
 
 # %%
 ALONE = ("tcgen05_commit(done[0], two_ctas=True)", "tcgen05_commit(done[0])")
@@ -1108,8 +1109,8 @@ plots.wait_graph(
 )
 
 # %% [markdown]
-# **Three: a signal at the wrong CTA.** The peer arrives on its own barrier instead of the leader's, or its copy counts at home.
-# It is a forgotten `remote_cta_rank=0` or `two_ctas=True`; in the source everything seems to arrive.
+# **Three: a signal at the wrong CTA.** The peer arrives on its own barrier instead of the leader's, or its copy counts on its own barrier.
+# The cause is a forgotten `remote_cta_rank=0` or `two_ctas=True`; when you read the source, each arrival seems to be there.
 
 
 # %%
@@ -1129,27 +1130,27 @@ report(small_product, changed(pair, HOME))
 # %% [markdown]
 # ## Pitfalls
 #
-# **Bytes counted for one.** The leader announces only its own: the phase is over before the peer's half is there.
+# **Bytes of one CTA announced.** The leader announces only its own bytes: the phase ends before the peer's half is there.
 
 # %%
 report(small_product, changed(pair, ("2 * 2 * (BM + HALF) * BK", "2 * (BM + HALF) * BK")))
 
 # %% [markdown]
-# **Both announce.** The peer announces on *its* barrier bytes that come to the leader's.
+# **Both announce.** The peer announces on *its* barrier bytes that count on the leader's.
 
 # %%
 report(small_product, changed(pair, (", pred=rank == 0)", ")")))
 
 
 # %% [markdown]
-# **The wrong half, or the wrong place.** Sending the own half is a plain wrong number, and no tool can know.
-# Landing in `parts[1 - rank]` is a race with the owner.
+# **The wrong half, or the wrong place.** A CTA that sends the half that it should keep computes wrong numbers, and the emulator cannot detect that.
+# A copy into `parts[1 - rank]` is a race with the CTA that writes there.
 
 
 # %%
 @contextlib.contextmanager
 def replaced(**functions):
-    """Roles of this chapter replaced, for a while."""
+    """Replace roles of this chapter inside a `with` block."""
     before = {name: globals()[name] for name in functions}
     globals().update(functions)
     try:
@@ -1170,7 +1171,7 @@ with replaced(send_copies=changed(send_copies, ("copy(parts[rank]", "copy(parts[
     report(exchanged, exchange_copies)
 
 # %% [markdown]
-# **Nobody asks whether the tile is free.** Without the wait for `ds_empties` the next block overwrites dS while it is being multiplied, or `staging` while it is being copied.
+# **No wait for a free tile.** Without the wait for `ds_empties` the next block overwrites dS while it is being multiplied, or `staging` while it is being copied.
 
 # %%
 WAIT = "        tlx.barrier_wait(ds_empties[0], (j & 1) ^ 1)\n"
@@ -1186,15 +1187,15 @@ with replaced(store_dq=changed(store_dq, ("(2 * j + rank) * HALF", "2 * j * HALF
 
 
 # %% [markdown]
-# **A write before the peer has started.** A cluster's CTAs are placed together, but nothing says that the other one has run its first instruction, or that its barriers exist.
+# **A write before the peer has started.** A cluster's CTAs are placed together, but that does not mean that the other one has run its first instruction, or that its barriers are initialized.
 # fbtriton 3.7.4 puts a cluster barrier at the start of a kernel that arrives at remote barriers or has products of a pair, and one at the end of the latter.
-# It does not for a kernel that only *writes* to its neighbour (compiled for sm_100, and in pull request 2292 of the fork the maintainers mend a test for that).
+# It adds none to a kernel that only *writes* to its neighbor (compiled for sm_100; in pull request 2292 of the fork the maintainers fix a test for that reason).
 
 
 # %%
 @triton.jit
-def neighbours(x_ptr, out_ptr, N: tl.constexpr, BARRIER: tl.constexpr):
-    """Each CTA gives its block to the other."""
+def neighbors(x_ptr, out_ptr, N: tl.constexpr, BARRIER: tl.constexpr):
+    """Exchange the blocks of two CTAs."""
     rank = tlx.cluster_cta_rank()
     inbox = tlx.local_alloc((N,), tl.float32, 1)
     come = tlx.alloc_barriers(1)
@@ -1208,9 +1209,9 @@ def neighbours(x_ptr, out_ptr, N: tl.constexpr, BARRIER: tl.constexpr):
 
 
 def give(barrier):
-    """Launch it, and print whether the blocks have changed places."""
+    """Launch it, and print whether the blocks were exchanged."""
     x, out = torch.randn(2, 64), torch.zeros(2, 64)
-    neighbours[(2,)](x, out, 64, barrier, **PAIR)
+    neighbors[(2,)](x, out, 64, barrier, **PAIR)
     print("right:", torch.equal(out, x.flip(0)))
 
 
@@ -1219,13 +1220,13 @@ report(give, True)
 
 # %% [markdown]
 # The numbers are right in both, here as on most runs of a GPU.
-# The fault is that nothing orders the write behind the start of the peer.
+# The fault is that nothing orders the write after the start of the peer.
 #
 # ## What is claimed in public
 #
-# All on B200s, none measured here:
+# All of these numbers are for B200s; we measured none of them:
 #
-# * *The text this course grew from (May 2026):* for shared queries the forward is 13 % and the backward 50 % faster than FlashAttention 4's; its dense forward has 87 % of it, and its dense backward is 17 % faster.
+# * *The text this course grew from (May 2026):* for shared queries the forward is 13 % and the backward 50 % faster than FlashAttention 4's; its dense forward has 87 % of its speed, and its dense backward is 17 % faster.
 # * *The Triton fork, pull request 1591 (2026-05-26):* the two-CTA backward reaches 866 TFLOP/s at 8k tokens where the one-CTA kernel has 827 (fp16). At 1k it is *slower*, 312.5 against 327.3; at 16k it has 1,163 where FlashAttention 4 has 1,289 (bf16).
 # * *Comments in tlx_jfa (2889aef):* its persistent pair is 6 to 12 % faster than one CTA on shared queries.
 # * *The fork, pull request 2560 (2026-07-30):* a two-CTA **forward**. On average FlashAttention 4's, with two CTAs, has 1,210 TFLOP/s and the fork's with one CTA 1,182: about 2 % are at stake there.
@@ -1239,26 +1240,26 @@ report(give, True)
 # |---|---|---|---|
 # | 15.1 | predict: bytes and columns, one CTA and a pair | 1 | 20 |
 # | 15.2 | a pair's product: who expects, who arrives where, who issues | 2 | 25 |
-# | 15.3 | bug hunt: the neighbour's buffer | 2 | 5 |
+# | 15.3 | bug hunt: the neighbor's buffer | 2 | 5 |
 # | 15.4 | the exchange, with two buffers | 3 | 25 |
 # | 15.5 | bug hunt: an odd number of tiles | 2 | 25 |
 # | 15.6 | which form, and why | 1 | 30 |
 #
 # ## Checkpoint
 #
-# 1. Version 2: why does the peer's load role wait for `empties` at home, and who arrives there?
+# 1. Version 2: why does the peer's load role wait for `empties` of its own CTA, and what arrives there?
 # 2. A pair's dQ is [64, 128] per CTA. Why does it take 64 columns, and what would it take in a single CTA with M = 64?
 # 3. Why can the leader not wait for the exchanged dS itself?
 # 4. Form B needs a fence in the relay, form A does not. Why?
 # 5. A sequence of 130 keys: what does the second CTA of its tile do, step by step?
-# 6. Which of the five products reads as many bytes per CTA in a pair as alone, and what does the pair gain there?
+# 6. Which of the five products reads as many bytes per CTA in a pair as in a single CTA, and what does the pair gain there?
 #
 # <details><summary>Answers</summary>
 #
-# 1. Nobody can wait across. The leader's product arrives in both CTAs, by `two_ctas=True`.
-# 2. The second half of its columns lies in lanes 64 to 127. Alone it takes 128 columns and leaves lanes empty.
+# 1. No CTA can wait on a barrier of another. The leader's product arrives in both CTAs, by `two_ctas=True`.
+# 2. The second half of its columns is in lanes 64 to 127. In a single CTA it takes 128 columns and leaves lanes empty.
 # 3. Its bytes can only be counted by a barrier of the CTA into which they are written, and waits are local.
-# 4. Words are written by threads, so the tensor core sees them only behind a fence. A copy is made by the copy engine, which the tensor core's reads are ordered with through the barrier.
+# 4. Threads write the words, so the tensor core sees them only behind a fence. The copy engine makes a copy, and the barrier orders its writes before the tensor core's reads.
 # 5. Everything the first one does: two of its keys exist, 126 load as zeros and are masked. It sends halves of dS, receives halves, takes its 64 rows of dQ, and its stores of dK and dV are clipped at the end.
 # 6. dQ: half of B, twice the keys. But only 64 rows of dQ leave each CTA, and each address is added to once per 256 keys.
 #
@@ -1267,25 +1268,25 @@ report(give, True)
 # ## Try this
 #
 # * Multiply on a pair with 2 stages and with 6. Which of the two forms needs fewer stages for the same cycles, and why?
-# * Give the tensor core half of its rate (`B200.scaled("tensor_2", 0.5)`). What is left of the pair's gain? And with `"smem"` doubled?
+# * Give the tensor core half of its rate (`B200.scaled("tensor_2", 0.5)`). How much of the pair's gain remains? And with `"smem"` doubled?
 # * Sweep the exchange on two blocks, and on one. Which faults are no longer found, and why?
-# * Turn `exchange_copies` into a ring of two dS tiles. (Exercise 15.4 is that.)
+# * Turn `exchange_copies` into a ring of two dS tiles. (This is exercise 15.4.)
 # * `package("pair", keys=128)`: how long does a pair take for half a tile?
 #
 # ## What differs on a GPU
 #
-# * A hang is a hang, and the debugger shows two CTAs.
-# * The model gives distributed shared memory the latency of a TMA load and the bandwidth of shared memory. Nobody has told it about the network between SMs.
+# * A deadlock gives no report: the kernel hangs, and a debugger shows two CTAs.
+# * The model gives distributed shared memory the latency of a TMA load and the bandwidth of shared memory. It does not model the network between SMs.
 # * Arrivals at a remote barrier cost more than local ones; the model makes no difference.
-# * A cluster needs two free SMs of one GPC at once. With an odd number of SMs left per GPC some stay idle.
-# * Layouts: that the words of form B land where the bf16 tile expects them was read from the compiler's layouts (both are swizzled over 128 bytes), not run.
+# * A cluster needs two free SMs of one GPC at once. Where a GPC has an odd number of free SMs, one stays idle.
+# * Layouts: the words of form B are written where the bf16 tile expects them. We read that from the compiler's layouts (both are swizzled over 128 bytes), but did not run it.
 #
 # ## Verified here, and not
 #
 # | what | how |
 # |---|---|
 # | versions 1 to 5 | run above on the emulator, under several schedules, against fp64 |
-# | version 6, the package's kernel | modelled above; its numbers are the package's tests' (`tests/kernels/blackwell`) |
+# | version 6, the package's kernel | modelled above; the package's tests check its numbers (`tests/kernels/blackwell`) |
 # | both forms of the exchange compile for sm_100 | fbtriton 3.7.4, the cell in version 5 |
 # | cycles | modelled |
 # | anything on a Blackwell GPU | not run |

@@ -48,7 +48,7 @@ RIDDLES = re.compile(
 )
 # American spelling, and words of the house that a reader from elsewhere must translate.
 FOREIGN = re.compile(
-    r"\b(?:neighbour|colour|behaviour|(?:un)?normalis|optimis|quantis|serialis|practis|towards\b|learnt\b|nobody\b|everybody\b|"
+    r"\b(?:neighbour(?!_)|colour|behaviour|(?:un)?normalis|optimis|quantis|serialis|practis|towards\b|learnt\b|nobody\b|everybody\b|"
     r"somebody\b|whoever\b|mend(?:s|ed|ing)?\b|hears?\b|alike\b|anew\b|in vain\b|beside\b)",
     re.IGNORECASE,
 )

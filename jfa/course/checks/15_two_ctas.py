@@ -72,8 +72,8 @@ TRAFFIC = Exercise(
     difficulty=1,
     minutes=20,
     hints=(
-        "A is [m, k], B is [k, n], two bytes per number. Which of them does each SM read whole, which by half, and which lies elsewhere?",
-        "A's rows are per CTA: a pair changes nothing about them. Of B each SM reads half. An A in tensor memory costs shared memory nothing.",
+        "A is [m, k], B is [k, n], two bytes per number. Which of them does each SM read whole, which by half, and which is elsewhere?",
+        "A's rows are per CTA: a pair changes nothing about them. Of B each SM reads half. An A in tensor memory is not read from shared memory at all.",
         "one = a + 2 n k, pair = a + n k, with a = 2 m k or 0. Columns: the next power of two of n, at least 32; a pair with m = 64 needs n / 2 of them.",
     ),
     mutants=(
@@ -170,8 +170,8 @@ def _pair_cases(seed):
         case("four slices, two stages", 4, 2),
         case("five slices, two stages", 5, 2),
         case("seven slices, three stages", 7, 3),
-        case("two slices, three stages: the ring never goes round", 2, 3),
-        case("three pairs, a neighbour's NaN beyond the last slice", 4, 2, pairs=3),
+        case("two slices, three stages: no stage is used twice", 2, 3),
+        case("three pairs, a neighbor's NaN beyond the last slice", 4, 2, pairs=3),
         case("slices of 32", 3, 2, depth=32),
     ]
 
@@ -228,13 +228,13 @@ PAIR = Exercise(
     ),
     hints=(
         "Go through the three arrivals of fulls one by one: whose barrier is it, and how does each of the three get there from the peer? Then ask the same of empties.",
-        "barrier_arrive has remote_cta_rank, a load and a product have two_ctas. The announcement is made by the leader alone and counts the bytes of both halves; whoever writes with threads needs a fence before the arrival.",
+        "barrier_arrive has remote_cta_rank, a load and a product have two_ctas. The announcement is made by the leader alone and counts the bytes of both halves; where threads write the operand, a fence must come before the arrival.",
         'make_a: fence("async_shared"); barrier_arrive(fulls[slot], 1, remote_cta_rank=0). load_b: wait empties[slot], phase ^ 1; barrier_expect_bytes(fulls[slot], 2 * 2 * BK * HALF, pred=rank == 0); load with two_ctas=True. multiply, if rank == 0: wait fulls, async_dot(..., mBarriers=[empties[slot]], two_ctas=True); tcgen05_commit(done[0], two_ctas=True).',
     ),
     mutants=(
         Mutant(
             "both announce",
-            "the peer announces bytes on its own barrier, and there they never come.",
+            "the peer announces bytes on its own barrier, where no copy counts.",
             caught_by="runs",
             edit=(", pred=rank == 0)", ")"),
             expect="of cta 1",
@@ -249,8 +249,8 @@ PAIR = Exercise(
             recognise=False,
         ),
         Mutant(
-            "arrives at home",
-            "the peer's arrival stays with the peer: the leader waits for it for ever.",
+            "arrives in its own CTA",
+            "the peer arrives on its own barrier: the leader waits for that arrival forever.",
             caught_by="runs",
             edit=(_ARRIVE, "        tlx.barrier_arrive(fulls[slot], 1)\n"),
             expect="fulls[0] of cta 0",
@@ -268,7 +268,7 @@ PAIR = Exercise(
             recognise=False,
         ),
         Mutant(
-            "the copy counts at home",
+            "the copy counts in its own CTA",
             "without two_ctas the peer's bytes count on its own barrier.",
             caught_by="runs",
             edit=(_LOAD, _LOAD.replace(", two_ctas=True", "")),
@@ -276,7 +276,7 @@ PAIR = Exercise(
             recognise=False,
         ),
         Mutant(
-            "the commit stays at home",
+            "the commit arrives in one CTA",
             "the peer waits for done as well.",
             caught_by="runs",
             edit=("tcgen05_commit(done[0], two_ctas=True)", "tcgen05_commit(done[0])"),
@@ -293,7 +293,7 @@ PAIR = Exercise(
         ),
         Mutant(
             "no fence",
-            "the tensor core reads by another way than threads write.",
+            "the tensor core reads through another proxy than threads write.",
             caught_by="runs",
             edit=('        tlx.fence("async_shared")\n' + _ARRIVE, _ARRIVE),
             expect="never fenced",
@@ -325,7 +325,7 @@ PAIR = Exercise(
             edit=("[k * BK, rank * HALF]", "[k * BK, (1 - rank) * HALF]"),
         ),
         Mutant(
-            "each for itself",
+            "a product per CTA",
             "a product of one CTA cannot use the other's half of B.",
             caught_by="runs",
             edit=(_ISSUE, _ISSUE.replace(", two_ctas=True", "")),
@@ -333,7 +333,7 @@ PAIR = Exercise(
         ),
         Mutant(
             "accumulates from the first slice",
-            "the first product adds to what nobody has written.",
+            "the first product adds to memory that was never written.",
             caught_by="runs",
             edit=("use_acc=k > 0", "use_acc=True"),
             recognise=False,
@@ -433,7 +433,7 @@ NEIGHBOUR = Exercise(
     ),
     hints=(
         "Write down the three accesses to one inbox in a block: the owner's fill, the peer's store, the owner's load. Which two does the barrier order?",
-        "The fill and the peer's store are not ordered: the fill may come second and wipe the maximum away. And in the first block the peer may not even have started.",
+        "The fill and the peer's store are not ordered: the fill may come second and overwrite the maximum. And in the first block the peer may not even have started.",
         "A second tlx.cluster_barrier() in every block, directly behind the fill, and made by both CTAs.",
     ),
     mutants=(
@@ -495,7 +495,7 @@ NEIGHBOUR = Exercise(
         ),
         Mutant(
             "not filled",
-            "a CTA without columns sends nothing, so nobody has written the inbox.",
+            "a CTA without columns sends nothing, so the inbox was never written.",
             caught_by="runs",
             edit=(_INIT, ""),
             expect="inbox[0]",
@@ -635,7 +635,7 @@ EXCHANGE = Exercise(
             ),
         ),
         Mutant(
-            "lands in the other part",
+            "copies into the other part",
             "two CTAs write one part: yours belongs where your keys are.",
             caught_by="runs",
             edit=(_COPY, _COPY.replace("parts[part]", "parts[2 * slot + 1 - rank]")),
@@ -658,15 +658,15 @@ EXCHANGE = Exercise(
             recognise=False,
         ),
         Mutant(
-            "the relay tells itself",
-            "the leader is not told what has come to the peer.",
+            "the relay arrives in its own CTA",
+            "the leader does not learn that the peer has received its half.",
             caught_by="runs",
             edit=(_COME + _TELL.rstrip(), _COME + _TELL.replace(", remote_cta_rank=0", "")),
             recognise=False,
         ),
         Mutant(
             "the relay does not wait",
-            "the leader is told before the half has come.",
+            "the leader's barrier completes before the half has come.",
             caught_by="runs",
             edit=(_COME, ""),
             recognise=False,
@@ -689,7 +689,7 @@ EXCHANGE = Exercise(
         ),
         Mutant(
             "no fence",
-            "the copy engine and the tensor core read by another way than threads write.",
+            "the copy engine and the tensor core read through another proxy than threads write.",
             caught_by="runs",
             edit=(_FENCE, ""),
             expect="never fenced",
@@ -785,7 +785,7 @@ def _odd_cases(seed):
         case("129 rows: one row in the second CTA", [129]),
         case("lengths 5, 0, 33, 1, 17", list(kinds.LENGTHS["lengths 5, 0, 33, 1, 17"])),
         case("three tiles", [384], steps=3),
-        case("odd and even side by side", [130, 100, 256], steps=5),
+        case("odd and even numbers of tiles", [130, 100, 256], steps=5),
         case("five slices, one stage", [20], steps=5, stages=1),
         case("one slice", [300], steps=1, stages=3),
     ]
@@ -873,8 +873,8 @@ ODD = Exercise(
             recognise=False,
         ),
         Mutant(
-            "the peer brings B only",
-            "the product reads the peer's A as well, and nobody has written it.",
+            "the peer loads B only",
+            "the product reads the peer's A as well, and it was never written.",
             caught_by="runs",
             edit=(_ODD_A, "                if row < end:\n    " + _ODD_A),
             recognise=False,
@@ -911,14 +911,14 @@ ODD = Exercise(
             recognise=False,
         ),
         Mutant(
-            "each for itself",
-            "without two_ctas the peer's bytes count at home.",
+            "a product per CTA",
+            "without two_ctas the peer's bytes count in its own CTA.",
             caught_by="runs",
             edit=(_ODD_A, _ODD_A.replace(", two_ctas=True", "")),
             recognise=False,
         ),
         Mutant(
-            "rows of the neighbour",
+            "rows of the neighbor",
             "A row past the sequence's end is written: it belongs to another sequence.",
             caught_by="runs",
             edit=("leave(c_ptr, acc[0], done[0], row, end)", "leave(c_ptr, acc[0], done[0], row, row + BM)"),
@@ -953,7 +953,7 @@ def _form_cases(seed):
 
     return [
         case("long self attention", [n, n], [n, n]),
-        case("empty sequences beside long ones", [n, 0, 0, 0], [n, 0, 0, 0]),
+        case("empty and long sequences", [n, 0, 0, 0], [n, 0, 0, 0]),
         case("many queries, few keys", [n, n], [64, 64]),
         case("short sequences", [100, 300], [100, 300]),
         case("exactly 512 keys", [512], [512]),
