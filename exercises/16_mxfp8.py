@@ -14,10 +14,10 @@
 # A **group** is 32 numbers along one axis, and its **code** is a byte: code `e` stands for the scale 2^(e - 127).
 # A number of the group is its e4m3 number times the scale.
 # The code of a group whose largest magnitude is `amax` is the *smallest* one from 0 on with `amax <= 448 * scale`.
-# This is exact: judged are all bits of all codes.
+# The definition is exact: the check compares all bits of all codes.
 #
 # Kernels run on the emulator.
-# `jfa.mxfp8` holds answers, so it is closed here.
+# `jfa.mxfp8` contains answers, so it is not allowed here.
 
 # %% tags=["setup"]
 import math
@@ -32,7 +32,7 @@ from jfa.course import check, hint, progress
 progress()
 
 # %% [markdown]
-# ## 16.1 Quantise, with everything that is not ordinary
+# ## 16.1 Quantize, with everything that is not ordinary
 #
 # (difficulty 1 of 3, 30 minutes) `x` is fp32, [..., n], n a multiple of 32, and groups lie along the last axis.
 # Return two tensors: `data` [..., n] of `torch.float8_e4m3fn`, and `codes` [..., n / 32] of `torch.uint8`.
@@ -48,7 +48,7 @@ progress()
 
 # %% tags=["ex-16.1"]
 def quantise(x):
-    """[..., n] fp32 -> (data [..., n] float8_e4m3fn, codes [..., n / 32] uint8)."""
+    """Return (data [..., n] float8_e4m3fn, codes [..., n / 32] uint8) of x [..., n] fp32."""
     raise NotImplementedError("16.1: not started")  # YOUR CODE
 
 
@@ -56,24 +56,24 @@ def quantise(x):
 check("16.1", quantise)
 
 # %% [markdown]
-# ## 16.2 Where does a scale lie, and back
+# ## 16.2 Where is a scale stored, and back
 #
 # (difficulty 2 of 3, 20 minutes) The codes of an operand with `rows` rows and `columns` groups per row are stored in tiles of 128 rows x 4 groups, 512 bytes each.
 # Tiles follow each other from left to right, then downwards: all tiles of the first 128 rows, then those of the next.
-# If the last tiles are not full, their other bytes belong to nobody.
+# If the last tiles are not full, their other bytes belong to no code.
 # The order inside a tile is in the chapter's picture of a scale tile.
 #
 # Return three int64 tensors:
 #
-# * `at` [n]: the byte in which the code of (`row[i]`, `column[i]`) lies, counted from the first tile's first byte;
-# * `its_row`, `its_column` [m]: whose code lies in byte `byte[i]`; -1 in both if nobody's.
+# * `at` [n]: the byte of the code of (`row[i]`, `column[i]`), counted from the first tile's first byte;
+# * `its_row`, `its_column` [m]: row and column of the code in byte `byte[i]`; -1 in both if the byte belongs to no code.
 #
 # `row`, `column` and `byte` are int64 tensors, `rows` and `columns` Python numbers.
 
 
 # %% tags=["ex-16.2"]
 def locate(row, column, byte, rows, columns):
-    """-> (at [n], its_row [m], its_column [m]), int64."""
+    """Return (at [n], its_row [m], its_column [m]), int64."""
     raise NotImplementedError("16.2: not started")  # YOUR CODE
 
 
@@ -83,28 +83,28 @@ check("16.2", locate)
 # %% [markdown]
 # ## 16.3 Predict: the largest threshold, and how many exponentials must leave
 #
-# (difficulty 2 of 3, 15 minutes) P is at most 1 while the maximum is true, and at most 2^t while it is t octaves too low.
+# (difficulty 2 of 3, 15 minutes) P is at most 1 with the true maximum, and at most 2^t with one that is t octaves too low.
 # It is stored as P * 2^`power` in the format `form`: "e4m3" or "e5m2".
 # e5m2 has 5 bits of exponent with bias 15 and 2 of mantissa; as in IEEE formats its largest exponent field is kept for infinity and NaN.
 #
 # A step has `rows` x `keys` scores and two products over `dim`: the tensor core does 4 * rows * keys * dim FLOPs, `flops` per cycle.
-# The exp2 units make `exps` exponentials per cycle.
-# An exponential that leaves them takes `operations` operations on the FMA pipe, which does `fmas` per cycle.
-# All three work side by side.
+# The exp2 units compute `exps` exponentials per cycle.
+# An exponential that *leaves* them is computed on the FMA pipe instead: it takes `operations` operations there, and the pipe does `fmas` per cycle.
+# All three units work at the same time.
 #
 # Return four numbers:
 #
-# * `threshold`: the largest t >= 0 with which no P is larger than the format's largest number; -1.0 if P with the true maximum is already;
+# * `threshold`: the largest t >= 0 with which no stored P is larger than the format's largest number; -1.0 if P is too large even with the true maximum;
 # * `smallest`: the whole number n, the smallest for which P = 2^n is not stored as 0 (a tie between two numbers goes to the even one, which is 0 here);
 # * `moved`: the smallest whole number of exponentials that must leave, so that the exp2 units take no longer than the tensor core;
-# * `fits`: True if then the FMA pipe, too, takes no longer than the tensor core.
+# * `fits`: True if then the FMA pipe takes no longer than the tensor core either.
 #
 # `rows` to `operations` are whole numbers.
 
 
 # %% tags=["ex-16.3"]
 def predict(form, power, rows, keys, dim, flops, exps, fmas, operations):
-    """-> (threshold: float, smallest: int, moved: int, fits: bool)."""
+    """Return (threshold: float, smallest: int, moved: int, fits: bool)."""
     raise NotImplementedError("16.3: not started")  # YOUR CODE
 
 
@@ -112,19 +112,19 @@ def predict(form, power, rows, keys, dim, flops, exps, fmas, operations):
 check("16.3", predict)
 
 # %% [markdown]
-# ## 16.4 A Triton kernel: quantise a jagged batch along tokens
+# ## 16.4 A Triton kernel: quantize a jagged batch along tokens
 #
 # (difficulty 3 of 3, 30 minutes) `x` and `data` are [total, H, D], packed by `offsets`; groups are 32 *tokens* of one sequence and head, so each of the D columns has scales of its own.
 # Groups are counted from the sequence's own start.
-# The last one may have fewer than 32 tokens; it is as if filled up with zeros.
+# The last one may have fewer than 32 tokens; treat it as if it were filled up with zeros.
 #
-# Launched on (G, B, H): program (g, b, h) does group g of sequence b, head h; G is enough for the longest sequence, so many programs have nothing to do.
+# Launched on (G, B, H): program (g, b, h) does group g of sequence b, head h; G is large enough for the longest sequence, so many programs have nothing to do.
 # Codes are [places, H, D].
 # A kernel cannot know how many groups the sequences before have, so the first group of sequence b has place `offsets[b] // 32 + b`, and the others follow.
 # Places of no group must stay as they are.
 #
 # Rules for codes and data as in 16.1, but there are no infinities.
-# NaN occurs, also in the tokens of a neighbour.
+# NaN occurs, also in the tokens of a neighboring sequence.
 # Each number is loaded once: all loads together take at most `total * H * D` elements, and 8 more per program.
 #
 # `data_ptr` points to e4m3 numbers (`tl.float8e4nv`), `codes_ptr` to `tl.uint8`.
@@ -135,7 +135,7 @@ check("16.3", predict)
 # %% tags=["ex-16.4"]
 @triton.jit
 def quantise_tokens(x_ptr, offsets_ptr, data_ptr, codes_ptr, H, D: tl.constexpr):
-    """Program (g, b, h): group g of sequence b, head h."""
+    """Quantize group g of sequence b, head h, in program (g, b, h)."""
     g, b, h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin, end = tl.load(offsets_ptr + b), tl.load(offsets_ptr + b + 1)
     pass  # YOUR CODE
@@ -159,10 +159,10 @@ check("16.4", quantise_tokens)
 # | K, groups along keys | [keys, 128] | [1, keys / 128, 32, 16] |
 #
 # The kernel is right as long as all scales of K are equal.
-# Nothing is reported when they are not, for a tile has 512 bytes in either encoding.
-# Repair it.
+# The emulator reports nothing when they are not, because a tile has 512 bytes in either encoding.
+# Fix the kernel.
 # `s` and `dq` must both be right, for any number of key blocks.
-# It makes two scaled products per block of keys and program, and shall go on doing so.
+# It makes two scaled products per block of keys and program, and must not make more.
 
 
 # %% tags=["ex-16.5"]
@@ -171,7 +171,7 @@ def both_products(
     q_desc, q_codes_desc, ds_desc, ds_codes_desc, k_desc, k_codes_desc, kt_desc, kt_codes_desc,
     s_ptr, dq_ptr, blocks, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """s [queries, blocks * BLOCK] = Q K^T, dq [queries, D] = dS K; fp32."""
+    """Compute s [queries, blocks * BLOCK] = Q K^T, dq [queries, D] = dS K; fp32."""
     # YOUR CODE: below, K has the wrong scales in one of the products
     OPERAND: tl.constexpr = BLOCK * D + BLOCK * D // 32  # bytes: data and codes
     i = tl.program_id(0)
@@ -228,10 +228,10 @@ check("16.5", both_products)
 # %% [markdown]
 # ## 16.6 Bug hunt: P's scale, applied here and forgotten there
 #
-# (difficulty 2 of 3, 45 minutes) The chapter's version 4, as somebody made it out of a bf16 kernel.
-# It has two faults.
+# (difficulty 2 of 3, 45 minutes) This is the chapter's version 4, adapted from a bf16 kernel with two faults.
+# The fixed kernel must do this:
 #
-# * `out` must be $P V$ divided by P's row sum, and `lse` = m + log2(row sum), in octaves, as if P had never been scaled.
+# * `out` is $P V$ divided by P's row sum, and `lse` = m + log2(row sum), in octaves, as if P had never been scaled.
 # * The row sum is that of P *before* it is rounded to e4m3.
 # * P is stored as e4m3, as 256 P: its scale is 2^-8. The maximum m is rounded up to a whole number, and no P may saturate.
 # * Codes of Q and K are tiles along D, those of V along keys; `scale_log2` is a power of two.
@@ -247,7 +247,7 @@ def attend(
     q_desc, k_desc, v_desc, q_codes_desc, k_codes_desc, v_codes_desc, out_ptr, lse_ptr,
     scale_log2, blocks, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out [queries, D], lse [queries] in base 2; fp32."""
+    """Compute out [queries, D], lse [queries] in base 2; fp32."""
     # YOUR CODE: two faults are below
     BYTES: tl.constexpr = BLOCK * D + BLOCK * D // 32
     i = tl.program_id(0)

@@ -11,9 +11,9 @@
 #
 # **Goals.** Say what a shared power-of-two scale can do for 8-bit numbers, and what it cannot.
 # Know which operand of attention is scaled along which axis, and why.
-# Quantise packed sequences so that no group and no NaN crosses from one to the next.
-# Give the tensor core its scales in the layout it wants, and P on the fly.
-# Read why the whole gains less than half of the time.
+# Quantize packed sequences so that no group and no NaN crosses from one to the next.
+# Give the tensor core its scales in the layout that it requires, and quantize P inside the kernel.
+# Explain why MXFP8 saves less than half of the time.
 #
 # **Time.** 80 minutes, and 185 for the exercises.
 # **Needs.** Chapter 12; chapter 14 for the backward.
@@ -45,19 +45,19 @@ D, BLOCK = 128, 128
 LOG2_E = math.log2(math.e)
 
 # %% [markdown]
-# ## The mental model: a ruler that slides by octaves
+# ## The mental model: a ruler that moves by octaves
 #
 # **FP8 E4M3** (*e4m3* from here on) is one byte: a sign, 4 bits of exponent, 3 bits of mantissa.
-# It is a ruler with **eight marks per octave**, an octave being the stretch from one power of two to the next.
+# Think of its numbers as the marks of a ruler with **eight marks per octave**, where an octave is the range from one power of two to the next.
 # The ruler begins at $2^{-6}$ (below it there are only the seven multiples of $2^{-9}$), and it ends at **448**.
 # There is no infinity, and NaN is the code 0x7F.
 #
 # **E8M0** is a byte, too, and holds an exponent only: code $e$ means $2^{e-127}$, and 0xFF means NaN.
-# It is what the *scales* are made of.
-# Multiplied by such a scale the ruler slides, by whole octaves.
+# The *scales* have this format.
+# Multiplied by such a scale, the ruler moves by whole octaves.
 #
 # Look at three rulers, one above the other; the thick line is their length.
-# Where two of them overlap, whose marks are finer?
+# Where two of them overlap, which one has the finer marks?
 
 # %%
 codes = torch.arange(1, 127, dtype=torch.uint8)  # the positive numbers
@@ -72,29 +72,29 @@ plots.rulers(
 
 # %% [markdown]
 # Neither: the marks coincide.
-# The scale moves the *ends* of the ruler, and an octave has eight marks wherever it lies.
-# That is the sentence to take from this chapter:
+# The scale moves the *ends* of the ruler, and each octave has eight marks, wherever it is.
+# This is the main point of the chapter:
 #
 # > A power-of-two scale buys **range, not precision**.
 #
-# An integer format is different: its marks stand at equal distances, so its scale decides how fine they are.
-# Numbers from a normal distribution, multiplied by ever larger powers of two, tell the difference.
+# An integer format is different: the distances between its marks are equal, so its scale decides how fine they are.
+# To see the difference, multiply numbers from a normal distribution by larger and larger powers of two.
 # The error is relative, $\lVert \hat x - x \rVert / \lVert x \rVert$, as everywhere in this chapter.
 
 
 # %%
 def e4m3(x):
-    """Round to e4m3 and back; what is too large becomes 448."""
+    """Round to e4m3 and back; numbers beyond 448 become 448."""
     return x.clamp(-448, 448).to(torch.float8_e4m3fn).float()
 
 
 def relative_error(found, wanted):
-    """Frobenius norm of the difference over that of what is wanted."""
+    """Return the Frobenius norm of the difference, divided by that of ``wanted``."""
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
-def quantise(x):
-    """[..., n] -> (e4m3 [..., n], scale codes [..., n / 32]): one scale per 32 along the last axis.
+def quantize(x):
+    """Return (e4m3 [..., n], codes [..., n / 32]) of x [..., n]: a scale per 32 of the last axis.
 
     For ordinary numbers; the special ones are exercise 16.1.
     """
@@ -105,8 +105,8 @@ def quantise(x):
     return data.clamp(-448, 448).to(torch.float8_e4m3fn), codes.to(torch.uint8)
 
 
-def dequantise(data, codes):
-    """The numbers that data and codes stand for, fp32."""
+def dequantize(data, codes):
+    """Return the numbers that data and codes stand for, fp32."""
     return (
         data.float().unflatten(-1, (-1, 32)) * torch.exp2(codes.float() - 127)[..., None]
     ).flatten(-2)
@@ -130,7 +130,7 @@ plots.lines(
             relative_error(e4m3(normal * 2.0**k), normal * 2.0**k) for k in offsets_2
         ],
         "e4m3, a scale per 32": [
-            relative_error(dequantise(*quantise(normal * 2.0**k)), normal * 2.0**k)
+            relative_error(dequantize(*quantize(normal * 2.0**k)), normal * 2.0**k)
             for k in offsets_2
         ],
     },
@@ -141,25 +141,25 @@ plots.lines(
 )
 
 # %% [markdown]
-# The integers have one good place, and on both sides of it the error grows at once.
-# e4m3 is flat over some ten octaves and then falls off a cliff, at one end by running out of small numbers, at the other by saturation.
-# With a scale per 32 the plain has no end, and it lies *not a bit lower*: 0.026, the price of three bits of mantissa.
+# The integers are good at one scale only, and on both sides of it the error grows at once.
+# The error of e4m3 is constant over some ten octaves and then rises steeply: on the left because numbers become too small, on the right because they saturate.
+# With a scale per 32 the error is constant everywhere, but *not smaller*: 0.026, the price of three bits of mantissa.
 #
-# So three questions decide about a quantised attention, and none of them is "how many scales?":
+# So three questions are important for quantized attention, and none of them is "how many scales?":
 #
 # 1. Do all numbers of a group fit on the ruler?
-# 2. Who shares a group, and what happens to its members if one of them is huge, or NaN?
-# 3. Which axis do groups lie along?
+# 2. Which numbers share a group, and what happens to them if one of them is huge, or NaN?
+# 3. Along which axis are the groups?
 #
 # ## The math, down to shapes
 #
 # **MXFP8** is e4m3 with one E8M0 scale per **32** numbers: 8.25 bits per number.
-# The tensor core multiplies $A$ $[M, K]$ by $B$ $[K, N]$ group by group of the contracted axis:
+# The tensor core multiplies $A$ $[M, K]$ by $B$ $[K, N]$, one group of the contracted axis after the other:
 #
 # $$ C_{ij} = \sum_{g} 2^{a_{ig} + b_{gj} - 254} \sum_{k \in g} \hat A_{ik} \hat B_{kj} $$
 #
 # A scale can be taken out of the inner sum only if it is the same for all 32 terms of that sum.
-# Hence the one rule: **groups lie along the contracted axis.**
+# Hence the rule: **groups lie along the contracted axis.**
 #
 # Attention contracts over different axes in different products:
 #
@@ -174,8 +174,8 @@ plots.lines(
 #
 # The forward needs Q and K along D ("row" encoding) and V along tokens ("column" encoding).
 # The backward needs Q, K and dO in both encodings and V along D; with P and dS these are nine.
-# Taken together, each of Q, K, V and dO is quantised twice.
-# P and dS are made inside the kernel and never reach memory.
+# In forward and backward together, each of Q, K, V and dO is quantized twice.
+# P and dS are made inside the kernel and never written to memory.
 #
 # The choice of a scale is called RCEIL: round the exponent *up*.
 #
@@ -185,34 +185,34 @@ plots.lines(
 #
 # ## Version 0: one scale for the whole tensor
 #
-# By the sentence above one scale should do as well as thousands.
-# It does, until the tensor has an outlier.
+# If scales buy range and not precision, one scale should be as good as thousands.
+# It is, until the tensor has an outlier.
 
 
 # %%
 def one_scale(x):
-    """A single power of two for the whole tensor, by RCEIL."""
+    """Round to e4m3 and back with a single power of two for the whole tensor, by RCEIL."""
     scale = torch.exp2((x.abs().max() / 448).log2().ceil())
     return e4m3(x / scale) * scale
 
 
 sizes = [0, 4, 8, 10, 12, 14, 16, 18, 20]
-one, per_group, beside = [], [], []
+one, per_group, sharing = [], [], []
 for k in sizes:
     x = normal.clone()
     x[0, 0] = 2.0**k
     rest = torch.ones_like(x, dtype=torch.bool)
     rest[0, 0] = False
     one.append(relative_error(one_scale(x)[rest], x[rest]))
-    grouped = dequantise(*quantise(x))
+    grouped = dequantize(*quantize(x))
     per_group.append(relative_error(grouped[rest], x[rest]))
-    beside.append(relative_error(grouped[0, 1:32], x[0, 1:32]))
+    sharing.append(relative_error(grouped[0, 1:32], x[0, 1:32]))
 plots.lines(
     sizes,
     {
         "one scale": one,
         "per 32: all": per_group,
-        "per 32: its group": beside,
+        "per 32: its group": sharing,
     },
     title="one outlier among 32,768 numbers: error of the others",
     xlabel="log2 of the outlier",
@@ -221,20 +221,20 @@ plots.lines(
 )
 
 # %% [markdown]
-# Up to $2^{12}$ nobody notices.
-# Beyond it small numbers fall off the ruler's lower end: all of the tensor's, or only those of the outlier's group.
-# Groups *contain* the damage.
-# That is all they do.
+# Up to $2^{12}$ there is no effect.
+# Beyond it small numbers fall below the ruler's lower end: with one scale those of the whole tensor, with groups only those of the outlier's group.
+# Groups *limit* the damage to 32 numbers, and do nothing else.
 #
 # ## Version 1: groups of 32, and what a NaN does
 #
-# `quantise` above is the whole of it for ordinary numbers.
-# A kernel has the same in a few instructions; here is TLX's helper on four groups: ordinary ones, zeros, a NaN, and one whose largest number is just 448.
+# `quantize` above is complete for ordinary numbers.
+# A kernel does the same in a few instructions; here is TLX's helper on four groups: ordinary numbers, zeros, a NaN, and one whose largest number is exactly 448.
 
 
 # %%
 @triton.jit
-def quantise_kernel(x_ptr, out_ptr, codes_ptr, M: tl.constexpr, K: tl.constexpr):
+def quantize_kernel(x_ptr, out_ptr, codes_ptr, M: tl.constexpr, K: tl.constexpr):
+    """Store the e4m3 numbers of x [M, K] as fp32, and a code per 32 columns."""
     rows, columns = tl.arange(0, M), tl.arange(0, K)
     x = tl.load(x_ptr + rows[:, None] * K + columns[None, :])
     data, codes = tlx._to_mxfp8_block(x, 32, tl.float8e4nv)
@@ -245,7 +245,7 @@ def quantise_kernel(x_ptr, out_ptr, codes_ptr, M: tl.constexpr, K: tl.constexpr)
 x = normal[:1].clone()
 x[0, 32:64], x[0, 70], x[0, 96:128] = 0.0, float("nan"), 448.0
 data, codes = torch.empty(1, 128), torch.empty(1, 4, dtype=torch.uint8)
-quantise_kernel[(1,)](x, data, codes, 1, 128)
+quantize_kernel[(1,)](x, data, codes, 1, 128)
 there = data * torch.exp2(codes.float() - 127).masked_fill(
     codes == 255, math.nan
 ).repeat_interleave(32)
@@ -261,30 +261,30 @@ for n, name in enumerate(("ordinary", "zeros", "one NaN", "448")):
 # In bf16 a NaN is one bad number.
 # In MXFP8 it is a bad *group*.
 # Along D the group belongs to one token, which was lost anyway.
-# Along tokens it takes 31 neighbours down, and if a group crosses from one sequence into the next, those of a *stranger*: a new way to leak, which no mask stops.
+# Along tokens, 31 neighboring tokens are lost too, and if a group crosses from one sequence into the next, tokens of *another sequence*: a new way to leak, which no mask stops.
 #
-# ## Version 2: quantised attention in PyTorch
+# ## Version 2: quantized attention in PyTorch
 #
 # The reference for all that follows: one head, everything rounded where the kernel rounds it.
-# `p` chooses P's scales: "own" per 32 keys, or "fixed", the constant $2^{-8}$: P is at most 1, so it is stored as $256 P \le 256 < 448$.
-# `behind` makes the maximum stale, as chapter 12's lazy rescaling does: by so many octaves P is larger than 1.
+# `p` chooses P's scales: "own", one per 32 keys, or "fixed", the constant $2^{-8}$: P is at most 1, so it is stored as $256 P \le 256 < 448$.
+# `behind` makes the maximum stale, as chapter 12's lazy rescaling does: it is that many octaves too low, so P may exceed 1 by as many octaves.
 
 
 # %%
 def along_tokens(x):
-    """Quantise [tokens, D] with groups along tokens, and come back."""
-    return dequantise(*quantise(x.T.contiguous())).T
+    """Quantize [tokens, D] with groups along tokens, and dequantize."""
+    return dequantize(*quantize(x.T.contiguous())).T
 
 
 def mx_attention(q, k, v, p="fixed", behind=0.0, inputs=True):
-    """One head: q [queries, D], k, v [keys, D], fp32; ``inputs=False`` leaves them as they are."""
+    """Attend with one head: q [queries, D], k, v [keys, D], fp32; ``inputs``: round them, too."""
     if inputs:
-        q, k, v = dequantise(*quantise(q)), dequantise(*quantise(k)), along_tokens(v)
+        q, k, v = dequantize(*quantize(q)), dequantize(*quantize(k)), along_tokens(v)
     s = q @ k.T * (LOG2_E / math.sqrt(q.shape[1]))
     weights = torch.exp2(s - (s.amax(1, keepdim=True) - behind))
     total = weights.sum(1, keepdim=True)
     if p == "own":
-        weights = dequantise(*quantise(weights))
+        weights = dequantize(*quantize(weights))
     elif p == "fixed":
         weights = e4m3(256 * weights) / 256
     return weights @ v / total
@@ -302,17 +302,17 @@ for p in ("own", "fixed"):
     print(f"   only P rounded {relative_error(mx_attention(q, k, v, p, inputs=False), exact):.4f}")
 
 # %% [markdown]
-# 256 queries, 512 keys, normal numbers.
-# P's own scales cost a maximum per 32 numbers of every row, and buy nothing: what a scale of its own would store more finely is smaller than $2^{-14}$ of the row's largest number.
-# So kernels take the constant.
+# These are 256 queries, 512 keys, and normal numbers.
+# Scales of P's own groups cost a maximum per 32 numbers of every row, and gain nothing: they would improve only numbers below $2^{-14}$ of the row's largest number.
+# So kernels use the constant.
 #
 # ### How wrong may the maximum be?
 #
 # Chapter 12 kept an old maximum until it was exceeded by 8 octaves.
-# P then reaches 256, which bf16 holds easily.
+# P then reaches 256, which is well inside bf16's range.
 # Stored as $256 P$ it must not exceed 448.
-# And in the other direction?
-# Predict both ends of the plain before you run it.
+# What if the maximum is too high?
+# Predict both ends of the flat part before you run it.
 
 # %%
 stale = [-12, -10, -8, -6, -4, -2, 0, 0.4, 0.8, 1, 1.5, 2, 4, 8]
@@ -328,12 +328,12 @@ plots.lines(
 )
 
 # %% [markdown]
-# Above 0.807 the largest P saturate, and those are the ones that count: 0.074 at 1, 0.29 at 2, 0.97 at 8.
-# There is no way to use chapter 12's threshold of 8: a maximum must not be left *behind*.
+# Above 0.807 the largest P saturate, and they matter most: the error is 0.074 at 1, 0.29 at 2, 0.97 at 8.
+# So chapter 12's threshold of 8 cannot be used: the maximum must not be too low.
 #
 # But look to the left.
-# A maximum that is 8 octaves **too high** costs next to nothing: 256 P is then at most 1, and e4m3 has nine more octaves below that, six of them with all eight marks.
-# So the idea survives in the other direction.
+# A maximum that is 8 octaves **too high** costs almost nothing: 256 P is then at most 1, and e4m3 has nine more octaves below that, six of them with all eight marks.
+# So the idea works in the other direction.
 # When the maximum has to grow, let it grow by a **margin** more than it must, and the next few blocks need no rescaling.
 # How often does a row's accumulator have to be rescaled, over 16 blocks of 32 keys?
 
@@ -353,11 +353,11 @@ for margin in (0, 1, 2, 4):
 #
 # The instruction is `tlx.async_dot_scaled(A, B, acc, A_scale, "e4m3", B_scale, "e4m3")`.
 # Data comes by TMA as before, at half of the bytes.
-# The tensor core reads the scales from tensor memory: they come by TMA to shared memory and go on by `tlx.tmem_copy`, which runs on the tensor core's own pipe, so products issued behind it see them without a barrier.
+# The tensor core reads the scales from tensor memory: the TMA loads them into shared memory, and `tlx.tmem_copy` copies them on; it runs on the tensor core's own pipe, so products issued behind it see them without a barrier.
 # (TLX also takes scales in shared memory.)
 #
-# In memory the scales of 128 rows x 4 groups (that is 128 numbers of each row) are **one tile of 512 bytes** in an order of their own: 32 lines of 16 bytes.
-# Here is the beginning of a tile and its last line; each cell says `row,group`.
+# In memory the scales of 128 rows x 4 groups (that is 128 numbers of each row) are **one tile of 512 bytes** in a special order: 32 lines of 16 bytes.
+# Here is the beginning of a tile and its last line; each cell has `row,group`.
 
 
 # %%
@@ -372,7 +372,7 @@ plots.number_grids(
 )
 
 # %% [markdown]
-# A line holds the rows that are equal modulo 32, four of them.
+# A line holds the four rows that are equal modulo 32.
 # Exercise 16.2 asks for the formula.
 #
 # One program computes 128 x 128 scores:
@@ -384,7 +384,7 @@ def scores_kernel(
     q_desc, k_desc, q_codes_desc, k_codes_desc, out_ptr, columns,
     D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """S [queries, keys] of whole blocks; data [tokens, D], codes [tokens / 128, 1, 32, 16]."""
+    """Store S [queries, keys]; data [tokens, D], codes [tokens / 128, 1, 32, 16], whole blocks."""
     i, j = tl.program_id(0), tl.program_id(1)
     q = tlx.local_alloc((BLOCK, D), tl.float8e4nv, 1)
     k = tlx.local_alloc((BLOCK, D), tl.float8e4nv, 1)
@@ -416,46 +416,46 @@ def scores_kernel(
 
 
 def boxes(data, codes):
-    """Descriptors of a quantised operand: 128 x 128 boxes of data, whole scale tiles."""
+    """Make descriptors of a quantized operand: 128 x 128 boxes of data, whole scale tiles."""
     return (
         TensorDescriptor.from_tensor(data, [BLOCK, D]),
         TensorDescriptor.from_tensor(codes, [1, 1, 32, 16]),
     )
 
 
-(q8, q_codes), (k8, k_codes) = quantise(q), quantise(k)
+(q8, q_codes), (k8, k_codes) = quantize(q), quantize(k)
 q_box, q_scales = boxes(q8, pack_scales(q_codes))
 k_box, k_scales = boxes(k8, pack_scales(k_codes))
 scores = torch.full((256, 512), math.nan)
 for policy in ("eager", "lazy", "random"):
     with emulator.options(policy=policy, seed=1):
         scores_kernel[(2, 4)](q_box, k_box, q_scales, k_scales, scores, 512, D=D, BLOCK=BLOCK)
-    wanted = dequantise(q8, q_codes) @ dequantise(k8, k_codes).T
+    wanted = dequantize(q8, q_codes) @ dequantize(k8, k_codes).T
     print(
-        f"{policy:6} against the quantised product {relative_error(scores, wanted):.0e},",
+        f"{policy:6} against the quantized product {relative_error(scores, wanted):.0e},",
         f"against Q K^T {relative_error(scores, q @ k.T):.3f}",
     )
 
 # %% [markdown]
-# Two errors, and they mean different things.
-# Against the *quantised* product the kernel must be as good as fp32: that is its correctness.
-# Against the true product it is off by 0.037: that is the format, and no kernel can mend it.
-# Every kernel of this chapter is judged by the first number; whoever uses it pays the second.
+# The two errors mean different things.
+# Against the *quantized* product the kernel must be as exact as fp32: that tests whether it is correct.
+# Against the true product it is off by 0.037: that is due to the format, and no kernel can do better.
+# We test every kernel of this chapter by the first number; the second is the price of using MXFP8.
 #
-# ## Version 4: P on the fly
+# ## Version 4: P quantized inside the kernel
 #
-# The forward with one role, as version 1 of chapter 12.
-# New are three things:
+# This is the forward with one role, as version 1 of chapter 12.
+# Three things are new:
 #
 # * **P goes from registers to tensor memory as e4m3**: 128 x 128 numbers take 32 columns instead of 64.
 # * **P's scale tile is a constant.** Code 119 is $2^{-8}$; it is stored once, before the loop.
-# * **The running maximum is rounded up to a whole number** (in octaves, as all of our softmax is). The reason comes below.
+# * **The running maximum is rounded up to a whole number** of octaves (our softmax is in base 2, so octaves are its unit). The reason comes below.
 
 
 # %%
 @triton.jit
 def load_operand(desc, codes_desc, tile, codes, row, block, full):
-    """One operand and its scale tile, both on one barrier, which expects them already."""
+    """Load one operand and its scale tile, on one barrier that already expects their bytes."""
     tlx.async_descriptor_load(desc, tile, [row, 0], full)
     tlx.async_descriptor_load(codes_desc, codes, [block, 0, 0, 0], full)
 
@@ -465,7 +465,7 @@ def mx_forward(
     q_desc, k_desc, v_desc, q_codes_desc, k_codes_desc, v_codes_desc, out_ptr, scale_log2, blocks,
     WHOLE: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """O [queries, D] of one head in whole blocks. WHOLE: the maximum is rounded up."""
+    """Store O [queries, D] of one head in whole blocks. WHOLE: the maximum is rounded up."""
     BYTES: tl.constexpr = BLOCK * D + BLOCK * D // 32
     i = tl.program_id(0)
     q = tlx.local_alloc((BLOCK, D), tl.float8e4nv, 1)
@@ -528,11 +528,11 @@ def mx_forward(
 
 # %% [markdown]
 # V's groups lie along keys, the axis that $P V$ contracts.
-# So its scale tile has a row per *column* of V, and four groups of 32 keys: quantise $V^T$, and turn the data back.
+# So its scale tile has a row per *column* of V, and four groups of 32 keys: quantize $V^T$, and transpose the data back.
 
 
 # %%
-v8, v_codes = quantise(v.T.contiguous())  # [D, keys], codes [D, keys / 32]
+v8, v_codes = quantize(v.T.contiguous())  # [D, keys], codes [D, keys / 32]
 v8 = v8.T.contiguous()
 v_tiles = torch.cat(
     [pack_scales(c.contiguous()) for c in v_codes.split(4, dim=1)]
@@ -541,7 +541,7 @@ v_box, v_scales = boxes(v8, v_tiles)
 
 
 def run_forward(whole, policy="lazy"):
-    """O of version 4, fp32."""
+    """Return O of version 4, fp32."""
     out = torch.full((256, D), math.nan)
     given = (q_box, k_box, v_box, q_scales, k_scales, v_scales)
     with emulator.options(policy=policy, seed=1):
@@ -552,8 +552,8 @@ def run_forward(whole, policy="lazy"):
 
 
 def whole_reference(q, k, v):
-    """mx_attention with the maximum rounded up to a whole number of octaves."""
-    q, k, v = dequantise(*quantise(q)), dequantise(*quantise(k)), along_tokens(v)
+    """Do as mx_attention does, with the maximum rounded up to a whole number of octaves."""
+    q, k, v = dequantize(*quantize(q)), dequantize(*quantize(k)), along_tokens(v)
     s = q @ k.T * (LOG2_E / math.sqrt(D))
     weights = torch.exp2(s - s.amax(1, keepdim=True).ceil())
     return (e4m3(256 * weights) / 256) @ v / weights.sum(1, keepdim=True)
@@ -577,12 +577,12 @@ print("the same bits under two other schedules:", all(torch.equal(out, o) for o 
 # The reference rounds P relative to the row's *final* maximum.
 # The kernel rounds each block's P relative to the maximum *so far*, and multiplies the sum by `alpha` later.
 # Rounding and multiplying do not commute, unless the factor is a power of two.
-# Other block sizes, another order, and the roundings fall differently: right, and impossible to check to better than 2 %.
+# With other block sizes or another order the rounding errors are different: the result is right, but cannot be checked to better than 2 %.
 #
 # With a maximum that is a whole number of octaves every `alpha` *is* a power of two.
-# The order of blocks does not matter any more, and kernel and reference agree to the last bits of fp32.
-# (Except for P below $2^{-14}$ of the maximum: they are subnormal as e4m3, and an early block with a lower maximum stores them a little better.)
-# The price: P's largest number lies between 128 and 256 instead of at 256, and the error of this example grows from 0.053 to 0.056.
+# Then the order of blocks does not matter, and kernel and reference agree to the last bits of fp32.
+# (Except for P below $2^{-14}$ of the maximum: they are subnormal as e4m3, and an early block with a lower maximum stores them a little more exactly.)
+# The price is that P's largest stored number is between 128 and 256 instead of 256, and the error of this example grows from 0.053 to 0.056.
 # The package's reference and its kernel do it this way.
 # `reference.mxfp8_attention` takes packed sequences, as the op does:
 
@@ -598,9 +598,9 @@ print(f"version 4 against reference.mxfp8_attention: {relative_error(out, packag
 #
 # ### Why the gain is small
 #
-# Double speed of the tensor core sounds like half of the time.
+# One might expect that a tensor core of twice the speed halves the time.
 # But 8-bit operands do not save a single exponential.
-# The emulator counts:
+# The emulator counts them:
 
 # %%
 with emulator.counting() as counts:
@@ -631,23 +631,23 @@ plots.bars(
 )
 
 # %% [markdown]
-# In bf16 products and exponentials are even, at 2,048 cycles.
-# In MXFP8 the products take half, and the exponentials are what they were.
+# In bf16 products and exponentials take equally long, 2,048 cycles.
+# In MXFP8 the products take half of that, and the exponentials take as long as before.
 # A kernel that overlapped everything perfectly would then be limited by the exp2 units, and be *not a cycle faster*.
 #
-# Only if exponentials leave the exp2 units can products gain.
-# Chapter 12's package kernel computes a part of them by a polynomial on the FMA pipe; here that part decides about everything (exercise 16.3).
+# Faster products help only if some exponentials are computed elsewhere than on the exp2 units.
+# Chapter 12's package kernel computes a part of them by a polynomial on the FMA pipe; here the choice of that part matters most (exercise 16.3).
 # And the FMA pipe has other work: scaling, maxima, sums, and now rounding P to 8 bits.
 #
-# ### Who lies where in tensor memory
+# ### The layout of tensor memory
 #
-# At D = 128 S0, S1, O0, O1 already fill the 512 columns, so scale tiles need a place inside something else.
+# At D = 128 S0, S1, O0, O1 already fill the 512 columns, so scale tiles must share columns with another buffer.
 # A tile of 128 rows and 4 groups takes 4 columns.
-# P is 32 columns now, inside its S of 128, so there are 96 columns in each S that nobody needs while P is there.
+# P takes 32 columns now, inside its S of 128, so 96 columns of each S are unused while P is there.
 #
 # But *when* are they free?
-# The scales for S of half 0 are read while S0 is being **written**: they may not lie in S0.
-# They lie in S1, and S1 must have been read before they come.
+# The scales for S of half 0 are read while S0 is being **written**, so they must not be inside S0.
+# They are inside S1, and S1 must have been read before they are copied there.
 #
 # The package's kernel, [jfa/kernels/blackwell/mxfp8_forward.py](../jfa/kernels/blackwell/mxfp8_forward.py), goes one step further and puts P of a half into the other half's S as well:
 
@@ -668,7 +668,7 @@ plots.segments(
         ],
         "P and four scale tiles": inside,
     },
-    title="tensor memory at D = 128: what belongs to a half lies in S of the other",
+    title="tensor memory at D = 128: P and scales of a half are inside S of the other half",
     xlabel="column (128 lanes of 4 bytes each)",
     ticks=range(0, 513, 64),
 )
@@ -676,28 +676,28 @@ plots.segments(
 # %% [markdown]
 # Why P, too?
 # With P0 inside S0 (chapter 12) the next S0 had to wait for $P_0 V$.
-# Products are quick now and the softmax is the slow one, so its next scores should be there *before* it has finished with the old ones.
-# With P0 in S1 the next S0 may be written as soon as S0 is in registers: S is made a step ahead.
-# The order of issue is what keeps all this right; here it is, from the source:
+# Now products are fast and the softmax is slow, so its next scores should be there *before* it has finished with the old ones.
+# With P0 in S1 the next S0 may be written as soon as S0 is in registers: S is computed one step ahead.
+# All this is correct because of the order in which products are issued; here it is, from the source:
 
 # %%
 source = inspect.getsource(mxfp8_forward)
 print(source[source.index("# Issue order") : source.index("@triton.jit\ndef multiply_tile")])
 
 # %% [markdown]
-# The rest is chapter 12's: five roles, correction, store.
-# K and V have a ring each, of four slots of 16 KiB.
+# The rest is as in chapter 12: five roles, with a correction and a store role.
+# K and V have one ring each, of four slots of 16 KiB.
 # alpha is in shared memory, since its old place in S is taken.
-# The whole maximum with its margin is `integer_maximum` in [softmax.py](../jfa/kernels/blackwell/softmax.py).
+# The maximum as a whole number, with its margin, is `integer_maximum` in [softmax.py](../jfa/kernels/blackwell/softmax.py).
 #
-# Now the clock, on one tile of 256 queries against 2,048 keys (about 20 seconds).
-# `fma_parts` says how many sixteenths of the exponentials the FMA pipe computes.
+# Now the modelled time, on one tile of 256 queries against 2,048 keys (about 20 seconds).
+# `fma_parts` is how many sixteenths of the exponentials the FMA pipe computes.
 # Predict: does the fastest choice leave more or fewer exponentials on the exp2 units than in bf16?
 
 
 # %%
 def modelled(launch, *args, **options):
-    """(modelled cycles, shares of time that tensor core and exp2 units work) of one launch."""
+    """Return (modelled cycles, {unit: share of the time that it works}) of one launch."""
     with emulator.options(policy="timed", rates=B200, races=False, trace=True, max_ctas=1):
         launch(*args, **options)
     run = emulator.last()
@@ -729,20 +729,21 @@ for name, (time, _) in runs.items():
     print(f"{name:16} {runs['bf16'][0] / time:.2f} times as fast as bf16 (modelled)")
 
 # %% [markdown]
-# Even with every exponential on the exp2 units MXFP8 is faster, for no kernel overlaps perfectly, and shorter products leave shorter waits.
-# A quarter of them on the FMA pipe is the best of the three, and shipped: the same quarter as in bf16.
-# With none the exp2 units are the busiest; with half the FMA pipe is, for it also scales, takes maxima, adds up rows and converts P to 8 bits.
-# The tensor core idles more than half of the time: more speed there buys nothing.
-# (One tile, so its beginning and end weigh more than in a long run.)
+# Even with every exponential on the exp2 units MXFP8 is faster, because no kernel overlaps perfectly, and shorter products cause shorter waits.
+# A quarter of them on the FMA pipe is the best of the three, and what the package uses: the same quarter as in bf16.
+# With none the exp2 units are the busiest; with half the FMA pipe is, because it also scales, takes maxima, adds up rows and converts P to 8 bits.
+# The tensor core is idle more than half of the time, so a faster one would gain nothing.
+# (This is one tile, so its beginning and end weigh more than in a long run.)
 #
-# Compiled for sm_100 (fbtriton 3.7.4, November 2026, `jfa compile "blackwell-mxfp8-forward-*"`), D = 128 without a mask: no spills, 207,388 bytes of shared memory with the queue, all 512 columns. With a window 8 bytes per thread are spilled and 28 loaded back.
+# Compiled for sm_100 (fbtriton 3.7.4, November 2026, `jfa compile "blackwell-mxfp8-forward-*"`), D = 128 without a mask: no spills, 207,388 bytes of shared memory with the queue, all 512 columns.
+# With a window 8 bytes per thread are spilled and 28 loaded back.
 #
-# FlashAttention-4's remedy, a polynomial, is the same; what is new is the balance.
-# The polynomial has one degree more than in bf16: where P is rounded to three bits, an error of $10^{-4}$ flips one rounding in a thousand.
+# The polynomial on the FMA pipe is FlashAttention-4's idea; only the balance is different here.
+# The polynomial has one degree more than in bf16: where P is rounded to three bits, an error of $10^{-4}$ changes one rounding in a thousand.
 #
 # ## Version 6: jagged
 #
-# Along D nothing changes: a token's groups are its own.
+# Along D nothing changes: a group belongs to one token.
 # Along tokens a group is 32 *rows*, and sequences do not end at multiples of 32.
 # Take four sequences of 40, 70, 20 and 48 tokens.
 # Groups cut from the packed rows cross three borders; groups counted from each sequence's own start cross none, and the last group of a sequence is filled up with zeros.
@@ -754,7 +755,7 @@ bounds = o.tolist()
 
 
 def groups(begin, end):
-    """Groups of 32 from ``begin`` on: (first, length), the last one shorter."""
+    """Return groups of 32 from ``begin`` on: (first, length), the last one shorter."""
     return [(at, min(32, end - at)) for at in range(begin, end, 32)]
 
 
@@ -778,16 +779,16 @@ plots.segments(
 )
 
 # %% [markdown]
-# How bad is a group that is shared with a stranger?
+# How bad is a group that is shared with another sequence?
 # Predict: half of the group belongs to a sequence whose values are $2^{10}$ times larger.
 # What happens to the error of the other half?
 
 # %%
-mine, stranger = v[:16], v[16:32]
+mine, other = v[:16], v[16:32]
 pair = offsets_from_lengths([16, 16])
 print("  larger by   shared group   own group")
 for octaves in (0, 10, 12, 14, 16, 20):
-    packed = torch.cat([mine, stranger * 2.0**octaves])
+    packed = torch.cat([mine, other * 2.0**octaves])
     shared = along_tokens(packed)[:16]
     apart = quantize_jagged(packed[:, None], pair, "tokens").dequantize()[:16, 0]
     print(
@@ -796,10 +797,10 @@ for octaves in (0, 10, 12, 14, 16, 20):
     )
 
 # %% [markdown]
-# Up to $2^{10}$ nothing at all, which is the sentence about range once more.
-# And then everything: at $2^{20}$ my values are all zero.
+# Up to $2^{10}$ nothing changes: the scale has enough range for both.
+# Beyond that small numbers are lost; at $2^{20}$ the first sequence's values are all zero.
 # A batch of ordinary numbers will never show you this fault.
-# A stranger's NaN shows it at once:
+# A NaN of another sequence shows it at once:
 
 # %%
 packed = v[: bounds[-1]].clone()
@@ -811,14 +812,14 @@ for name, x in (("packed rows", shared), ("each sequence", apart)):
     print(f"groups of {name:13}: tokens lost per sequence {lost}")
 
 # %% [markdown]
-# Inside sequence 1 the 31 neighbours are lost either way.
-# Sequence 0 must not notice.
+# Inside sequence 1 the 31 neighboring tokens are lost in either case.
+# Sequence 0 must not be affected.
 #
-# ### Where the scales lie
+# ### Where the scales are in memory
 #
 # Scale tiles are for 128 tokens each, so each sequence needs whole tiles of its own, and a kernel must find its first tile without adding up lengths.
-# The package uses a rule that chapter 05 had for padded rows: sequence $b$ begins at block $\lfloor o_b / 128 \rfloor + b$.
-# It leaves a tile or less unused per sequence.
+# The package uses the rule of chapter 05 for padded rows: sequence $b$ begins at block $\lfloor o_b / 128 \rfloor + b$.
+# It leaves at most one tile unused per sequence.
 
 # %%
 batch = [300, 0, 128, 40]
@@ -835,17 +836,17 @@ for n, length in enumerate(batch):
     print(f"sequence {n}: {length:3} tokens, tiles {tiles}")
 
 # %% [markdown]
-# The data stays packed, in both encodings: a box that hangs over a sequence's end is cut by the ragged descriptor (chapter 12), and what is cut off reads as zero.
+# The data stays packed, in both encodings: the ragged descriptor (chapter 12) cuts a box that extends past a sequence's end, and the rows past the end read as zero.
 #
-# The op does all of it with `precision="mxfp8"`: it takes bf16 tensors, quantises them per sequence, and runs the kernel.
-# Here with two query heads on one key head, causal, on the emulator; the last sequence is full of NaN:
+# The op does all of it with `precision="mxfp8"`: it takes bf16 tensors, quantizes them per sequence, and runs the kernel.
+# The next cell has two query heads on one key head, a causal mask, and a last sequence full of NaN; it runs on the emulator:
 
 # %%
 batch = [150, 0, 70]
 ob = offsets_from_lengths([*batch, 60])
 inputs = [torch.randn(280, h, D, generator=g).bfloat16() for h in (2, 1, 1)]
 for one in inputs[1:]:
-    one[220:] = math.nan  # sequence 3: its own rows are lost, nobody else's
+    one[220:] = math.nan  # sequence 3: its own rows are lost, and no others
 call = dict(causal=True)
 found = jfa.jagged_flash_attention(
     *inputs, ob, ob, 150, 150, precision="mxfp8", backend="blackwell", **call
@@ -859,10 +860,10 @@ print(f"against the reference in MXFP8 {relative_error(found[:220], wanted_o[:22
 print(f"against fp64 {relative_error(found[:220], true_o[:220]):.3f}")
 
 # %% [markdown]
-# The first of the two is what rounding the output to bf16 costs.
+# The first of the two is the error of rounding the output to bf16.
 #
 # On a GPU one Triton pass writes both encodings, [jfa/kernels/common/quantize.py](../jfa/kernels/common/quantize.py).
-# It needs no Blackwell; these times are read from one recorded run on one H200, 113 thousand tokens of 64 sequences:
+# It does not need a Blackwell GPU; these times are from one recorded run on one H200, 113 thousand tokens of 64 sequences:
 
 # %%
 run = json.loads((recorded.FOLDER / "h200-2026-11-30-mxfp8.json").read_text())
@@ -879,17 +880,17 @@ for one in run["quantizer"]:
 # The table at the beginning has six products.
 # Five of them belong to the backward, S among them: it is computed again.
 #
-# **P has one constant in both directions.** $P^T$ in $dV = P^T dO$ is contracted over queries, but a constant lies along every axis.
+# **P has the same constant in both directions.** $P^T$ in $dV = P^T dO$ is contracted over queries, but a constant is the same along every axis.
 #
 # **dS needs two encodings**, along queries for dK and along keys for dQ, and it exists in registers only.
-# Squares of 32 x 32 with one scale serve both: a square lies along either axis.
+# Squares of 32 x 32 with one scale serve both: such a square is 32 long along either axis.
 # Is a scale per 1,024 numbers worse than one per 32?
-# By the sentence of this chapter, it should not be.
+# It should not be, since scales buy range and not precision.
 
 
 # %%
 def squares(x):
-    """Quantise with one scale per 32 x 32, and come back."""
+    """Quantize with one scale per 32 x 32, and dequantize."""
     parts = x.float().unflatten(0, (-1, 32)).unflatten(2, (-1, 32))
     scale = torch.exp2((parts.abs().amax((1, 3), keepdim=True) / 448).log2().ceil())
     return (e4m3(parts / scale) * scale).flatten(2).flatten(0, 1)
@@ -899,7 +900,7 @@ do = torch.randn(256, D, generator=torch.Generator().manual_seed(1)).double()
 p64 = torch.softmax(q.double() @ k.double().T / math.sqrt(D), 1)
 ds = p64 * (do @ v.double().T - (exact * do).sum(1, keepdim=True))
 dq, dk = ds @ k.double(), ds.T @ q.double()
-along_keys, along_queries = dequantise(*quantise(ds)), along_tokens(ds)
+along_keys, along_queries = dequantize(*quantize(ds)), along_tokens(ds)
 print("only dS rounded     per 32   32 x 32")
 print(f"dQ = dS K           {relative_error(along_keys.double() @ k.double(), dq):.4f}   ", end="")
 print(f"{relative_error(squares(ds).double() @ k.double(), dq):.4f}")
@@ -910,27 +911,27 @@ print(
 print(f"{relative_error(squares(ds).T.double() @ q.double(), dk):.4f}")
 
 # %% [markdown]
-# The same to four digits.
+# The errors are the same to four digits.
 #
 # **The backward recomputes P, in the forward's precision.**
-# The forward leaves the LSE of its *quantised* scores.
-# If the backward computes S from the unquantised Q and K, P is no longer a probability:
+# The forward stores the LSE of its *quantized* scores.
+# If the backward computes S from the unquantized Q and K, the rows of P no longer sum to 1:
 
 # %%
-q_q, k_q = dequantise(q8, q_codes), dequantise(k8, k_codes)
+q_q, k_q = dequantize(q8, q_codes), dequantize(k8, k_codes)
 lse = torch.logsumexp(q_q @ k_q.T / math.sqrt(D), 1)
-for name, a, b in (("quantised, as in the forward", q_q, k_q), ("bf16", half[0], half[1])):
+for name, a, b in (("quantized, as in the forward", q_q, k_q), ("bf16", half[0], half[1])):
     rows = torch.exp(a @ b.T / math.sqrt(D) - lse[:, None]).sum(1)
     print(f"S from {name:29} a row of P sums to {rows.min():.4f} ... {rows.max():.4f}")
 
 # %% [markdown]
-# Up to 2 % too much or too little, in every step of a training.
-# The authors of Attn-QAT (arXiv 2603.00040) report that training drifts away if the backward recomputes P in another precision than the forward's; their format is FP4.
+# The sums are up to 2 % too large or too small, in every step of a training.
+# The authors of Attn-QAT (arXiv 2603.00040) report that training diverges if the backward recomputes P in another precision than the forward's; their format is FP4.
 #
-# ### What all of it costs
+# ### The error of everything together
 #
 # The package's reference has the whole backward, through autograd.
-# The same problem with everything rounded, against fp64:
+# Here is the same problem with everything rounded, against fp64:
 
 # %%
 grads = []
@@ -954,15 +955,15 @@ plots.bars(
 )
 
 # %% [markdown]
-# dQ and dK collect the most: S enters through P, dP is a product of rounded operands, dS is rounded, and so is the K or Q that it is multiplied by.
+# dQ and dK have the largest errors: S enters through P, dP is a product of rounded operands, dS is rounded, and so is the K or Q that it is multiplied by.
 # Independent errors add in squares: 0.037 of S, 0.037 of dP, 0.027 of dS and 0.026 of the last operand give $\sqrt{0.037^2 + 0.037^2 + 0.027^2 + 0.026^2} \approx 0.064$.
-# Most of it is the format's three bits of mantissa, which no choice of scales gives back.
+# Most of it is due to the format's three bits of mantissa, and no choice of scales can reduce it.
 #
 # ### What the package does today
 #
-# The rounding above is the reference's.
-# On Blackwell the op's backward has the five products of the table, in 8 bits; the emulator runs it below.
-# With `deterministic=True` the op multiplies in **bf16** what the forward *rounded*: bf16 holds the rounded numbers exactly, so it starts from the forward's P; but P, dS and dO are rounded to bf16 only.
+# The errors above are those of the reference.
+# On Blackwell the op's backward computes the five products of the table in 8 bits; the emulator runs it below.
+# With `deterministic=True` the op multiplies in **bf16** the numbers that the forward *rounded*: bf16 holds them exactly, so it starts from the forward's P; but P, dS and dO are rounded to bf16 only.
 
 # %%
 short = offsets_from_lengths([128])
@@ -991,12 +992,12 @@ for name in list(gradients)[1:]:
     print(f"{name:24} {', '.join(said)}")
 
 # %% [markdown]
-# ### Numbers that are in MXFP8 already
+# ### Tensors that are already in MXFP8
 #
-# Keys and values that many calls read are worth encoding once.
-# The op takes what `quantize_jagged` returns in the place of a tensor: query and key along `"head_dim"`, value along `"tokens"`.
-# It multiplies them as they are, so the bits are those of a call that encodes the same numbers itself.
-# There is no backward from them, because gradients need each operand along its other axis, too: a gradient that is asked for is an error, not a zero.
+# If many calls read the same keys and values, encode them once.
+# The op takes what `quantize_jagged` returns in place of a tensor: query and key along `"head_dim"`, value along `"tokens"`.
+# It multiplies them as they are, so the result has the same bits as a call that encodes the same numbers itself.
+# They have no backward, because gradients need each operand along its other axis, too: if you ask for a gradient, you get an error, not a zero.
 
 # %%
 cache = quantize_jagged(given[1], short, "head_dim"), quantize_jagged(given[2], short, "tokens")
@@ -1015,9 +1016,9 @@ except ValueError as error:
 # %% [markdown]
 # ### Which inputs break it
 #
-# Predict: all inputs a million times smaller; rows of V between $2^{-6}$ and $2^6$; scores four times as large; one channel of Q and K eight times as large.
-# Which two hurt?
-# Recorded errors on a CPU, with the package's reference ([docs/mxfp8-notes.md](../docs/mxfp8-notes.md)):
+# Take four kinds of input: all inputs a million times smaller; rows of V between $2^{-6}$ and $2^6$; scores four times as large; one channel of Q and K eight times as large.
+# Predict which two increase the error.
+# These errors were recorded on a CPU, with the package's reference ([docs/mxfp8-notes.md](../docs/mxfp8-notes.md)):
 
 # %%
 measured = json.loads((recorded.FOLDER / "cpu-2026-11-30-mxfp8-errors.json").read_text())["errors"]
@@ -1033,16 +1034,16 @@ plots.panels(
 )
 
 # %% [markdown]
-# Range is what a scale buys, and so size alone never hurts.
-# What hurts is **large scores**.
+# A scale provides range, so the size of the inputs alone does not matter.
+# **Large scores** do.
 # The error of a score is relative to it, and the exponential turns it into an error of P: $2^{s + \epsilon} = 2^s \cdot 2^\epsilon$.
-# Scores four times as large make P four times as wrong.
+# Scores four times as large make the error of P four times as large.
 # One large channel makes large scores.
-# Its neighbours in the group do not suffer: three octaves are well inside the range.
+# The other channels of its group are not affected: three octaves are well inside the range.
 #
 # ### Does it train?
 #
-# A small model of two layers, D = 64, histories of 16 to 128 items, 400 steps; from the same weights on the same batches.
+# We trained a small model of two layers, D = 64, on histories of 16 to 128 items, for 400 steps, in each precision from the same weights and on the same batches.
 # MXFP8 is *simulated*: operands are rounded, products are fp32.
 # Recorded by [examples/train_mxfp8.py](../examples/train_mxfp8.py) on a CPU.
 
@@ -1067,15 +1068,15 @@ for kind in ("fp32", *kinds):
     print(f"{kind:18} mean loss of the last 40 steps: {last[0]} and {last[1]} (two seeds)")
 
 # %% [markdown]
-# The loss falls from 3.6 to about 1.4 in all of them; MXFP8 is at most 0.02 behind on the way and 0.003 at the end.
-# "Forward only" has the forward in MXFP8 and a backward with a P of its own, from bf16: the mistake described above.
-# In this small run it does *not* drift.
-# The drift was reported for models and lengths far beyond this one, so the run neither shows nor refutes it.
+# The loss falls from 3.6 to about 1.4 in all of them; the loss of MXFP8 is at most 0.02 higher during the run and 0.003 higher at the end.
+# "Forward only" has the forward in MXFP8 and a backward that recomputes P from bf16: the mistake described above.
+# In this small run it does *not* diverge.
+# Divergence was reported for much larger models and lengths than this one, so the run neither shows nor refutes it.
 #
 # ## What is claimed in public
 #
-# Quoted with date, not measured here.
-# The first list are pull requests of the Triton fork (facebookexperimental/triton), at 8k tokens where a length is needed; not all of them name the head dim:
+# These numbers are quoted with their dates; we measured none of them.
+# The table lists pull requests of the Triton fork (facebookexperimental/triton), at 8k tokens where a length matters; not all of them name the head dim:
 #
 # | | pull request | reported |
 # |---|---|---|
@@ -1084,11 +1085,11 @@ for kind in ("fp32", *kinds):
 # | P's fixed scale $2^{-8}$ in the backward | 1628, 2026-06-01 | +2.0 to +3.0 % |
 # | the backward | 1654, 2026-06-08 | 741 -> 818 TFLOP/s |
 # | alpha through shared memory | 2771, 2026-08-06 | +1.3 % |
-# | correction warps of their own, on a shared GPU | 2814, 2026-08-11 | 6.6 % lower mean latency |
+# | separate correction warps, on a shared GPU | 2814, 2026-08-11 | 6.6 % lower mean latency |
 # | forward and backward in its library: dense or causal, D = 128, lengths a multiple of 256 | 3621, 2026-09-16 | |
 #
-# * *cuDNN's documentation* (2026-04-20): the same axes as in the table above, a fixed scale for P, and dS quantised in both orientations on the fly.
-# * *QuACK*, pull request 198 (2026-09-03, open): scales per 32 x 32, so that a transposition needs no new quantisation.
+# * *cuDNN's documentation* (2026-04-20): the same axes as in the table above, a fixed scale for P, and dS quantized in both orientations on the fly.
+# * *QuACK*, pull request 198 (2026-09-03, open): scales per 32 x 32, so that a transposition needs no new quantization.
 # * *Attn-QAT* (arXiv 2603.00040): 1.39 times FlashAttention 4 on a B200, with FP4.
 #
 # ## Exercises
@@ -1097,10 +1098,10 @@ for kind in ("fp32", *kinds):
 #
 # | | | difficulty | minutes |
 # |---|---|---|---|
-# | 16.1 | quantise, with zeros, NaN, infinity and exact borders | 1 | 30 |
-# | 16.2 | where does a scale lie, and back | 2 | 20 |
+# | 16.1 | quantize, with zeros, NaN, infinity and exact borders | 1 | 30 |
+# | 16.2 | where is a scale stored, and back | 2 | 20 |
 # | 16.3 | predict: the largest threshold, and how many exponentials must leave | 2 | 15 |
-# | 16.4 | a Triton kernel: quantise a jagged batch along tokens | 3 | 30 |
+# | 16.4 | a Triton kernel: quantize a jagged batch along tokens | 3 | 30 |
 # | 16.5 | bug hunt: scores scaled along the wrong axis | 2 | 45 |
 # | 16.6 | bug hunt: P's scale, applied here and forgotten there | 2 | 45 |
 #
@@ -1112,16 +1113,16 @@ for kind in ("fp32", *kinds):
 # Only a factor that all 32 share can be multiplied afterwards.
 # </details>
 #
-# <details><summary>Which tensors of forward and backward are quantised twice, and which never reach memory?</summary>
+# <details><summary>Which tensors of forward and backward are quantized twice, and which never reach memory?</summary>
 #
 # Q, K, V and dO twice: along D and along tokens.
-# P and dS are made and quantised in the kernel; P with a constant, dS in squares.
+# P and dS are made and quantized in the kernel; P with a constant, dS in squares.
 # </details>
 #
 # <details><summary>A group's largest number is 449. Which code does RCEIL give, and what is 449 stored as?</summary>
 #
 # 449 / 448 is a little more than 1, so the scale is 2: code 128.
-# 449 / 2 = 224.5 is rounded to 224: 448 after all, and nothing saturated.
+# 449 / 2 = 224.5 is rounded to 224, which stands for 448, and nothing saturates.
 # With code 127 it would have saturated at 448: the same number.
 # 470 shows the difference: with code 128 it is stored as 240, which is 480; with code 127 it is 448.
 # </details>
@@ -1130,25 +1131,25 @@ for kind in ("fp32", *kinds):
 #
 # P would reach 256, stored as 65,536. e4m3 ends at 448.
 # At most log2(448 / 256) = 0.807 octaves are possible.
-# A maximum that is too *high* is harmless for some eight octaves, so one may raise it in advance.
+# A maximum that is too *high* by up to about eight octaves is harmless, so a kernel may raise it in advance.
 # </details>
 #
-# <details><summary>Two variants of this course keep chapter 12's skeleton. What does each change?</summary>
+# <details><summary>Two variants in this course keep the structure of chapter 12's kernel. What does each change?</summary>
 #
-# MXFP8: what a tile is made of (bytes, scales, P's rounding), not which tiles there are.
-# Block-sparse (chapter 17): which key block comes next, not what a tile is made of.
+# MXFP8 changes the contents of a tile (bytes, scales, P's rounding), not which tiles there are.
+# Block-sparse attention (chapter 17) changes which key block comes next, not the contents of a tile.
 # </details>
 #
 # ## Try this
 #
-# * Replace `ceil` by `floor` in `quantise`. Why is the error of normal numbers larger, not smaller?
+# * Replace `ceil` by `floor` in `quantize`. Why is the error of normal numbers larger, not smaller?
 # * In `mx_attention` store $16 P$ instead of $256 P$. How stale may the maximum be, and what does it cost?
-# * Make `quantise` use e5m2 (largest number 57,344) and draw the second figure again. What is the price of its wider plain?
+# * Make `quantize` use e5m2 (largest number 57,344) and draw the second figure again. What is the price of its wider range?
 # * Let `run_forward` go over the key blocks from the last to the first, with and without WHOLE.
 #
 # ## Pitfalls
 #
-# **The codes of the other axis.** A tile of 128 tokens x 128 columns has 128 x 4 codes in either encoding, so nothing complains if they are mixed up.
+# **The codes of the other axis.** A tile of 128 tokens x 128 columns has 128 x 4 codes in either encoding, so there is no error if they are mixed up.
 # With equal scales the result is right, and normal numbers have nearly equal scales: the largest of 32 of them is mostly between 1.75 and 3.5.
 
 # %%
@@ -1159,10 +1160,10 @@ samples = {
     "tokens of different size": block * torch.exp2(torch.arange(128) % 8)[:, None],
 }
 for name, x in samples.items():
-    data, codes = quantise(x)
-    other = quantise(x.T.contiguous())[1]
-    wrong = relative_error(dequantise(data, other), x)
-    print(f"{name:25} {relative_error(dequantise(data, codes), x):.3f}, other axis {wrong:.3f}")
+    data, codes = quantize(x)
+    other = quantize(x.T.contiguous())[1]
+    wrong = relative_error(dequantize(data, other), x)
+    print(f"{name:25} {relative_error(dequantize(data, codes), x):.3f}, other axis {wrong:.3f}")
 
 # %% [markdown]
 # **Infinity is not NaN.** E8M0 has no infinity.
@@ -1177,38 +1178,38 @@ print("zeros:", int((there == 0).sum()))
 
 # %% [markdown]
 # **The sum of 256 P.** If the row sum is taken from the numbers that are stored, and the product has P's scale, O is 256 times too small.
-# If the product was never told the scale, O is 256 times too large.
-# If both are wrong, O is right, and only the LSE tells: it is 8 octaves too large.
-# All of them are one line away from each other: exercise 16.6.
+# If the product does not get the scale, O is 256 times too large.
+# If both are wrong, O is right, and only the LSE shows it: it is 8 octaves too large.
+# These variants differ by one line each: exercise 16.6.
 #
-# **A threshold above 0.807.** Shown above: at 8 octaves the error is 0.97.
-# A margin in the other direction is fine.
+# **A threshold above 0.807.** See version 2: at 8 octaves the error is 0.97.
+# A margin in the other direction is harmless.
 #
-# **A group across a border.** Shown above: harmless up to $2^{10}$, and then not.
+# **A group across a border.** See version 6: harmless up to $2^{10}$, and not beyond.
 #
 # | pitfall | where you saw it |
 # |---|---|
 # | a scale per 32 as if it were precision | the second figure |
 # | an outlier, one scale | version 0 |
-# | NaN takes its group along | version 1, version 6 |
-# | a maximum left behind | version 2 |
+# | a NaN makes its whole group NaN | version 1, version 6 |
+# | a maximum that is too low | version 2 |
 # | a reference in another order of rounding | version 4 |
 # | half of the products' time is not half of the time | version 5 |
 # | P of the backward in another precision | version 7 |
 #
 # ## What differs on a real GPU
 #
-# * Quantising is a pass of its own over Q, K, V, and in the backward dO: bytes that the saved time must pay for.
+# * Quantizing is a separate pass over Q, K, V, and in the backward dO; the time saved must be more than this pass takes.
 # * The conversion to e4m3 takes instructions of the same warps that compute exponentials.
-# * The tensor core's power limit: 8-bit products at full rate may lower the clock. The model knows no clock but one.
-# * Scale tiles compete for tensor memory's bandwidth; the model charges their copies nothing.
+# * The tensor core's power limit: 8-bit products at full rate may lower the clock. The model has one fixed clock.
+# * Scale tiles compete for tensor memory's bandwidth; in the model their copies are free.
 #
 # ## Verified here, and not
 #
-# Versions 3 and 4 ran on the emulator under several schedules and agree with the quantised reference to fp32's last bits.
+# Versions 3 and 4 ran on the emulator under several schedules and agree with the quantized reference to fp32's last bits.
 # The errors against fp64 were computed here or read from the recorded file; a trained model's numbers may be worse than any of these.
 # The training run was simulated on a CPU: two seeds, a small model.
-# The quantiser's times were measured on one H200.
+# The quantizer's times were measured on one H200.
 # The package's forward and backward ran on the emulator, jagged, against the package's reference; the package's tests have more shapes, and its sweep breaks each of their barriers in turn.
 # The cycles of version 5 are modelled.
 # Nothing in this chapter ran on a Blackwell GPU.
@@ -1222,4 +1223,4 @@ print("zeros:", int((there == 0).sum()))
 # * Attn-QAT, arXiv 2603.00040.
 # * The text that this course grew from (May 2026): its first variant.
 #
-# Next: 17, block-sparse attention.
+# Next: [17 Block-sparse attention](17_block_sparse.py).

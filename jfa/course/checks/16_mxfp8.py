@@ -87,7 +87,7 @@ def _quantise_cases(seed):
 
 
 def _halves(g):
-    """Return [32]: 448 and numbers exactly between two neighbours of e4m3."""
+    """Return [32]: 448 and numbers exactly between two neighboring numbers of e4m3."""
     codes = torch.randint(8, 125, (32,), generator=g).to(torch.uint8)
     low, high = (c.view(torch.float8_e4m3fn).float() for c in (codes, codes + 1))
     x = (low + high) / 2
@@ -121,7 +121,7 @@ _BORDER = "(mantissa > 0.875).int()"
 
 QUANTISE = Exercise(
     id="16.1",
-    title="Quantise, with everything that is not ordinary",
+    title="Quantize, with everything that is not ordinary",
     name="quantise",
     call=_quantise_call,
     cases=_quantise_cases,
@@ -140,7 +140,7 @@ QUANTISE = Exercise(
     mutants=(
         Mutant(
             "rounds the scale down",
-            "The scale was rounded down, so that the largest numbers of some groups saturate. It is rounded up.",
+            "The scale was rounded down, so the largest numbers of some groups saturate. Round it up.",
             edit=(f" + {_BORDER}", ""),
         ),
         Mutant(
@@ -284,7 +284,7 @@ def _locate_cases(seed):
 
     return [
         case("one tile, 128 x 4", 128, 4),
-        case("two tiles side by side", 128, 8),
+        case("two tiles, one to the right of the other", 128, 8),
         case("two tiles, one below the other", 256, 4),
         case("384 x 12: three by three tiles", 384, 12),
         case("200 rows, 6 groups: tiles that are not full", 200, 6),
@@ -313,7 +313,7 @@ _ITS_ROW = "its_row = tile // across * 128 + place // 4 * 32 + line"
 
 LOCATE = Exercise(
     id="16.2",
-    title="Where does a scale lie, and back",
+    title="Where is a scale stored, and back",
     name="locate",
     cases=_locate_cases,
     reference=_locate,
@@ -329,7 +329,7 @@ LOCATE = Exercise(
     mutants=(
         Mutant(
             "row by row",
-            "The codes of a tile lie row by row in this answer. A line of 16 bytes holds four rows, 32 apart.",
+            "The codes of a tile are in order of rows in this answer. A line of 16 bytes holds four rows, 32 apart.",
             edit=(
                 (_AT, "at = tile * 512 + row % 128 * 4 + column % 4"),
                 (_ITS_ROW, "its_row = tile // across * 128 + byte % 512 // 4 + 0 * line"),
@@ -365,22 +365,22 @@ LOCATE = Exercise(
         ),
         Mutant(
             "padding has an owner",
-            "Bytes of tiles that are not full belong to nobody: -1.",
+            "Bytes of a tile that hold no code have -1 in both outputs.",
             edit=("real = (its_row < rows) & (its_column < columns)", "real = its_row >= 0"),
         ),
         Mutant(
             "padding below only",
-            "A byte belongs to nobody, too, if its group is behind the last one.",
+            "A byte holds no code, too, if its group is behind the last one.",
             edit=("real = (its_row < rows) & (its_column < columns)", "real = its_row < rows"),
         ),
         Mutant(
             "padding at the side only",
-            "A byte belongs to nobody, too, if its row is behind the last one.",
+            "A byte holds no code, too, if its row is behind the last one.",
             edit=("real = (its_row < rows) & (its_column < columns)", "real = its_column < columns"),
         ),
         Mutant(
             "-1 in one of the two",
-            "Where a byte belongs to nobody both its row and its group are -1.",
+            "Where a byte holds no code both its row and its group are -1.",
             edit=("torch.where(real, its_column, -1)", "its_column"),
         ),
     ),
@@ -633,8 +633,8 @@ def _jagged_cases(seed):
         case("one sequence of 70 tokens, two heads", [70], 2),
         case("40 and 70 tokens: a tail in the middle", [40, 70]),
         case("lengths 5, 0, 33, 1, 17", kinds.RAGGED, 2),
-        case("a neighbour of NaN behind", [40, 20], nan=(1,)),
-        case("a neighbour of NaN in front", [20, 45, 3], nan=(0,)),
+        case("a sequence of NaN behind", [40, 20], nan=(1,)),
+        case("a sequence of NaN in front", [20, 45, 3], nan=(0,)),
         one_nan,
         borders,
         case("zeros in every third column", [50, 31], zeros=True),
@@ -688,7 +688,7 @@ _LOAD = "x = tl.load(x_ptr + at, mask=row[:, None] < end, other=0.0)"
 
 JAGGED = Exercise(
     id="16.4",
-    title="A Triton kernel: quantise a jagged batch along tokens",
+    title="A Triton kernel: quantize a jagged batch along tokens",
     name="quantise_tokens",
     kind="kernel",
     call=_jagged_launch,
@@ -719,12 +719,12 @@ JAGGED = Exercise(
     ),
     mutants=(
         Mutant(
-            "the neighbour fills the tail",
+            "the next sequence fills the tail",
             "The last group of a sequence was filled up with the next sequence's tokens, not with zeros.",
             edit=(_LOAD, _LOAD.replace("< end", "< tl.load(offsets_ptr + tl.num_programs(1))")),
         ),
         Mutant(
-            "stores into the neighbour",
+            "stores into the next sequence",
             "The rows behind the sequence's end were stored, over the next sequence's first ones.",
             edit=(
                 (".to(tl.float8e4nv), mask=row[:, None] < end)", ".to(tl.float8e4nv), mask=row[:, None] < tl.load(offsets_ptr + tl.num_programs(1)))"),
@@ -768,7 +768,7 @@ JAGGED = Exercise(
         ),
         Mutant(
             "rounds the scale down",
-            "The scale was rounded down, so that the largest numbers of some groups saturate.",
+            "The scale was rounded down, so the largest numbers of some groups saturate.",
             edit=(" + ((bits & 0x7FFFFF) > 0x600000).to(tl.int32)", ""),
         ),
         Mutant(
@@ -1094,7 +1094,7 @@ def _attend_cases(seed):
     g = kinds.generator(seed)
 
     def problem(blocks, levels, row_levels=None, scale=SCALE):
-        """Return random scores; of row i and key j they lie ``levels[i % len(levels)][j] + row_levels[i]`` octaves higher."""
+        """Return random scores; of row i and key j they are ``levels[i % len(levels)][j] + row_levels[i]`` octaves higher."""
         keys = 128 * blocks
         q, q_codes = _small(g, 128, 128)
         k, k_codes = _small(g, keys, 128)
@@ -1229,8 +1229,8 @@ ATTEND = Exercise(
             edit=(_L, "l = l * alpha + tl.sum(256.0 * p, axis=1)"),
         ),
         Mutant(
-            "nobody takes the 256 away",
-            "The product was not told P's scale: out is 256 times too large.",
+            "no step takes the 256 away",
+            "The product did not get P's scale: out is 256 times too large.",
             edit=(_P_CODE, _P_CODE.replace("119", "127")),
         ),
         Mutant(
