@@ -287,7 +287,7 @@ def _packed_cases(seed):
             "zeros among the values",
             (*(f(x) for f, x in zip((kinds.with_true_zeros, lambda x: x), packed([1, 4, 2], 3))), 9.0),
         ),
-        Case("a neighbour of NaN and infinities", (kinds.poison(wild, slice(4, 6)), bounds, 1.0)),
+        Case("a neighbor of NaN and infinities", (kinds.poison(wild, slice(4, 6)), bounds, 1.0)),
         *(typed(dtype, 7) for dtype in kinds.DTYPES),
         Case("all sequences of one length", (*packed([4, 4, 4], 3), 2.0)),
     ]
@@ -337,7 +337,7 @@ _PAD = Exercise(
             edit=("padded[b, : lengths[b]]", "padded[b, len(padded[b]) - lengths[b] :]"),
         ),
         Mutant(
-            "free places hold the neighbour",
+            "free places hold the neighbor",
             "Behind the end of a sequence the line goes on with the next sequence's rows.",
             source="""
 def to_padded(values, offsets, fill):
@@ -348,7 +348,7 @@ def to_padded(values, offsets, fill):
         ),
         Mutant(
             "multiplied by a mask",
-            "Free places are NaN where the neighbour is: a product with 0 does not remove NaN.",
+            "Free places are NaN where the neighbor is: a product with 0 does not remove NaN.",
             caught_by="returns",
             source="""
 def to_padded(values, offsets, fill):

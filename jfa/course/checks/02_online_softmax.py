@@ -566,7 +566,7 @@ def _packed_cases(seed):
         q_offsets, k_offsets = _offsets(len_q), _offsets(len_kv)
         if slack:
             k[-slack:] = v[-slack:] = float("nan")
-        if wild is not None:  # a neighbour whose numbers would be seen anywhere
+        if wild is not None:  # a neighbor whose numbers would be seen anywhere
             mine = slice(int(k_offsets[wild]), int(k_offsets[wild + 1]))
             k[mine], v[mine] = k[mine] * 30, v[mine] * 30
         return Case(name, (q, k, v, q_offsets, k_offsets, block), offsets=tuple(q_offsets.tolist()))
@@ -581,7 +581,7 @@ def _packed_cases(seed):
         case("an empty query side", [3, 0, 2], [2, 4, 3], dim=4, block=2),
         case("an empty key side", [3, 2], [0, 5], dim=4, block=2),
         case("poisoned rows behind the last offset", [3, 4], [5, 3], block=4, slack=3),
-        case("a loud neighbour", [4, 3, 5], [6, 7, 5], block=4, wild=1),
+        case("a loud neighbor", [4, 3, 5], [6, 7, 5], block=4, wild=1),
         case("ragged, large scores", [5, 0, 33, 1, 17], [17, 3, 20, 0, 33], scale=20.0),
         case("one of 200", [5, 200, 1], [9, 200, 0], slack=5),
         case("blocks of 3", [2, 3, 1], [7, 0, 8], dim=4, block=3),
@@ -662,7 +662,7 @@ _PACKED = Exercise(
             edit=("int(k_offsets[b]), int(k_offsets[b + 1])", "int(q_offsets[b]), min(int(q_offsets[b + 1]), len(k))"),
         ),
         Mutant(
-            "blocks run into the neighbour",
+            "blocks run into the neighbor",
             "The last block of a sequence goes on into the next sequence's keys.",
             edit=("end = min(start + block, last)", "end = min(start + block, len(k))"),
         ),
@@ -832,7 +832,7 @@ _GQA = Exercise(
         ),
         Mutant(
             "head h reads h % H_kv",
-            "Query head h read key/value head h % H_kv. Neighbouring query heads share one: h // (H // H_kv).",
+            "Query head h read key/value head h % H_kv. Neighboring query heads share one: h // (H // H_kv).",
             edit=(
                 (
                     "q.reshape(n, kv_heads, heads // kv_heads, dim)",

@@ -817,14 +817,14 @@ def _pool_cases(seed):
         offsets = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
         return Case(name, (x, offsets))
 
-    neighbour = case("a neighbour of NaN between two others", [5, 3, 7], 8)
-    neighbour.args[0][5:8] = float("nan")  # its own mean is NaN, nobody else's is
+    neighbor = case("a neighbor of NaN between two others", [5, 3, 7], 8)
+    neighbor.args[0][5:8] = float("nan")  # its own mean is NaN, nobody else's is
     return [
         case("lengths 2 and 3", [2, 3], 8),
         case("lengths 5, 0, 33, 1, 17", [5, 0, 33, 1, 17], 12),
         case("rows past the last sequence hold NaN", [7, 20], 16, slack=9),
         case("one sequence of 200", [3, 200, 1], 8),
-        neighbour,
+        neighbor,
         Case("8 rows at a time", case("", [20, 0, 9], 8).args, {"rows": 8}),
     ]
 
@@ -872,13 +872,13 @@ POOL = Exercise(
     ),
     mutants=(
         Mutant(
-            "tail reads the neighbour",
+            "tail reads the neighbor",
             "The last block of a sequence also sums rows of the next one: mask rows at or past this sequence's end.",
             edit=("(r[:, None] < end)", "(r[:, None] < tl.load(offsets_ptr + tl.num_programs(0)))"),
         ),
         Mutant(
             "multiplied by a mask",
-            "rows of the neighbour are multiplied by 0, and 0 * NaN is NaN.",
+            "rows of the neighbor are multiplied by 0, and 0 * NaN is NaN.",
             caught_by="returns",
             edit=(
                 ("(r[:, None] < end) &", "(r[:, None] < tl.load(offsets_ptr + tl.num_programs(0))) &"),

@@ -81,7 +81,7 @@ TILE_LIST = Exercise(
     minutes=10,
     forbid=("jfa.schedule",),
     hints=(
-        "Lengths are differences of neighbouring offsets. Which first rows does a sequence of length n have?",
+        "Lengths are differences of neighboring offsets. Which first rows does a sequence of length n have?",
         "range(0, n, block) gives exactly the first rows, and nothing for n = 0. An empty list still needs the shape [0, 2].",
         "tiles = [(b, row) for b, n in enumerate(lengths) for row in range(0, n, block)]; torch.tensor(tiles, dtype=torch.int32).reshape(-1, 2).",
     ),
@@ -167,7 +167,7 @@ def _lse_cases(seed):
         return Case(name, (q, k, qo, ko, 0.25), offsets=tuple(qo.tolist()), labels=tuple(names))
 
     # sequence 1 has keys but no queries, so nothing but a leak can carry its NaN into a result
-    poisoned = case("the neighbour's keys are NaN", [4, 0, 19], [5, 18, 6])
+    poisoned = case("the neighbor's keys are NaN", [4, 0, 19], [5, 18, 6])
     poisoned.args[1][5:23] = float("nan")
     return [
         case("one sequence, one tile", [9], [7], heads=1),
@@ -458,7 +458,7 @@ PV = Exercise(
         ),
         Mutant(
             "large numbers are cut off",
-            "Values were cut off at a number that the neighbour's exceed, and so may a sequence's own.",
+            "Values were cut off at a number that the neighbor's exceed, and so may a sequence's own.",
             edit=(
                 "mask=j[:, None] < valid, other=0.0)\n",
                 "mask=j[:, None] < KEYS, other=0.0)\n    v = tl.minimum(tl.maximum(v, -1000.0), 1000.0)\n",
@@ -510,7 +510,7 @@ def _alibi_cases(seed):
         )
 
     # sequence 1 has keys but no queries, so nothing but a leak can carry its NaN into a result
-    poisoned = case("the neighbour's keys and values are NaN", [4, 0, 19], [5, 18, 6])
+    poisoned = case("the neighbor's keys and values are NaN", [4, 0, 19], [5, 18, 6])
     for tensor in poisoned.args[1:3]:
         tensor[5:23] = float("nan")
     return [
@@ -1115,7 +1115,7 @@ def _cross_cases(seed):
         q, k, v, qo, ko = _jagged(g, len_q, len_kv, heads, dim)
         return Case(name, (q, k, v, qo, ko, scale or 1 / math.sqrt(dim)), tile, offsets=tuple(qo.tolist()))
 
-    poisoned = case("the neighbour's keys and values are NaN", [4, 0, 19], [5, 18, 6])
+    poisoned = case("the neighbor's keys and values are NaN", [4, 0, 19], [5, 18, 6])
     for tensor in poisoned.args[1:3]:
         tensor[5:23] = math.nan
     return [

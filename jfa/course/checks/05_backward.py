@@ -402,7 +402,7 @@ def _dkdv_cases(seed):
         _tame(g, "lengths 5, 0, 33, 1, 17; one without keys", kinds.RAGGED, [17, 4, 40, 0, 21], heads=2, dim=32),
         _hard(g, HARD, 5, 19, heads=2, group=2),
         _hard(g, FAR_BELOW, 17, 5),
-        _tame(g, "a neighbour of NaN, which has no keys", [5, 18, 6], [20, 0, 19], heads=3, group=3, poison=True),
+        _tame(g, "a neighbor of NaN, which has no keys", [5, 18, 6], [20, 0, 19], heads=3, group=3, poison=True),
         _tame(g, "32 queries at a time", [35], [20], heads=1, BM=32),
         _tame(g, f"32 keys per tile, a scale of {kinds.OWN_SCALE}", [9, 5], [40, 3], 1, scale=kinds.OWN_SCALE, BN=32),
     ]
@@ -495,7 +495,7 @@ DKDV = Exercise(
         ),
         Mutant(
             "heads of a group apart",
-            "The heads of a group are taken as kv_head, kv_head + H_kv, ...; a group is GROUP neighbours.",
+            "The heads of a group are taken as kv_head, kv_head + H_kv, ...; a group is GROUP neighbors.",
             edit=("head = kv_head * GROUP + member", "head = kv_head + member * (H // GROUP)"),
         ),
         Mutant(
@@ -507,7 +507,7 @@ DKDV = Exercise(
             ),
         ),
         Mutant(
-            "queries of the neighbour",
+            "queries of the neighbor",
             "The tail of a query block reaches into the next sequence: its rows are bounded by total_q instead of q_end.",
             edit=("mine = rows < q_end", "mine = rows < total_q"),
         ),
@@ -671,7 +671,7 @@ def _one_pass_cases(seed):
         _tame(g, "lengths 5, 0, 33, 1, 17; one without keys", kinds.RAGGED, [17, 4, 40, 0, 21]),
         _hard(g, HARD, 5, 19, heads=1),
         _hard(g, FAR_BELOW, 17, 5, heads=1),
-        _tame(g, "a neighbour of NaN, which has no keys", [5, 18, 6], [20, 0, 19], poison=True),
+        _tame(g, "a neighbor of NaN, which has no keys", [5, 18, 6], [20, 0, 19], poison=True),
         _tame(g, "D 32, 32 queries at a time", [35], [20], heads=1, dim=32, BM=32),
         _tame(g, f"32 keys per tile, a scale of {kinds.OWN_SCALE}", [9, 5], [40, 3], 1, scale=kinds.OWN_SCALE, BN=32),
         _tame(g, "D 32, 16 queries at a time", [18], [20], heads=1, dim=32),

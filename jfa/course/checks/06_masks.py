@@ -398,7 +398,7 @@ def _window_cases(seed):
         hard(HARD, 5, 36, 60, 2),
         hard(FAR_BELOW, 17, 40, 60, 0),
         hard(["near -400"], 20, 44, 6, 2, "all scores near -400, rows that see nothing of their tile's first blocks"),
-        case("a neighbour of NaN, which has no queries", [7, 0, 19], [9, 18, 6], 30, 30, poison=1),
+        case("a neighbor of NaN, which has no queries", [7, 0, 19], [9, 18, 6], 30, 30, poison=1),
         case("D 32, 32 queries per tile", [40], [60], 12, 4, heads=1, dim=32, BM=32),
         case("32 keys per block", [20], [70], 40, 3, heads=1, BN=32),
         case(f"D 32, a scale of {kinds.OWN_SCALE}", [20], [30], 9, 3, heads=1, dim=32, scale=kinds.OWN_SCALE),

@@ -53,7 +53,7 @@ ROWS = Exercise(
     difficulty=1,
     minutes=15,
     hints=(
-        "Number the tile's rows: r = first + 0, 1, 2, ... Neighbouring r are the heads of one position.",
+        "Number the tile's rows: r = first + 0, 1, 2, ... Neighboring r are the heads of one position.",
         "position = r // group, head inside the group = r % group. The group of key/value head c begins at query head c * group.",
         "exists = r < len_q * group; torch.where(exists, ..., -1) for the other two.",
     ),
@@ -81,7 +81,7 @@ ROWS = Exercise(
         ),
         Mutant(
             "heads of a group lie apart",
-            "Heads of a group are taken h % H_kv apart. They are neighbours.",
+            "Heads of a group are taken h % H_kv apart. They are neighbors.",
             edit=("kv_head * group + r % group", "kv_head + (r % group) * group"),
         ),
         Mutant(
@@ -142,7 +142,7 @@ def _grouped_cases(seed):
             offsets=tuple(kinds.offsets(len_q).tolist()),
         )
 
-    poisoned = case("the neighbour's keys and values are NaN", [4, 0, 9], [5, 18, 6])
+    poisoned = case("the neighbor's keys and values are NaN", [4, 0, 9], [5, 18, 6])
     for tensor in poisoned.args[1:3]:
         kinds.poison(tensor, slice(5, 23))
     return [
@@ -256,7 +256,7 @@ GROUPED = Exercise(
         ),
         Mutant(
             "h % H_kv",
-            "Query head h reads key head h % H_kv; it should be h // G: neighbours share.",
+            "Query head h reads key head h % H_kv; it should be h // G: neighbors share.",
             edit=("H + kv_head * GROUP + r % GROUP)", "H + kv_head + (r % GROUP) * H_KV)"),
         ),
         Mutant(
@@ -413,7 +413,7 @@ def _pooled_cases(seed):
         return Case(name, args, tile)
 
     # sequence 1 answers nowhere, so nothing but a leak can carry its NaN into a result
-    poisoned = case("the neighbour is NaN and answers nowhere", 2, [5, 18, 6], [0, -1, 2], 4)
+    poisoned = case("the neighbor is NaN and answers nowhere", 2, [5, 18, 6], [0, -1, 2], 4)
     for tensor in poisoned.args[1:3]:
         kinds.poison(tensor, slice(5, 23))
     return [

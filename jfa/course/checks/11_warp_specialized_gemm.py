@@ -80,7 +80,7 @@ def _ring_cases(seed):
         case("five slices, two stages", 5, 2),
         case("seven slices, three stages", 7, 3),
         case("two slices, three stages: the ring never goes round", 2, 3),
-        case("a neighbour's NaN beyond the last slice", 5, 3, depth=16, beyond=16),
+        case("a neighbor's NaN beyond the last slice", 5, 3, depth=16, beyond=16),
     ]
 
 

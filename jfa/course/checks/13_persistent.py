@@ -375,7 +375,7 @@ LOCATE = Exercise(
         ),
         Mutant(
             "interleaved key heads",
-            "Neighbouring heads share a key head; here every kv_heads-th head does.",
+            "Neighboring heads share a key head; here every kv_heads-th head does.",
             edit=("head // (heads // kv_heads)", "head % kv_heads"),
         ),
         Mutant(
@@ -400,7 +400,7 @@ LOCATE = Exercise(
         ),
         Mutant(
             "rows that do not exist",
-            "A tail tile reaches past its sequence: into its neighbour.",
+            "A tail tile reaches past its sequence: into its neighbor.",
             edit=("q_begin + min(row + 2 * block, q_len)", "q_begin + row + 2 * block"),
         ),
         Mutant(

@@ -232,7 +232,7 @@ def _reduce_cases(seed):
     return [
         case("one block, two stages", [128], 2),
         case("one row", [1], 2),
-        case("a tail, and a neighbour behind it", [129, 7], 1),
+        case("a tail, and a neighbor behind it", [129, 7], 1),
         case("lengths 5, 0, 33, 1, 17, three stages", kinds.RAGGED, 3),
         case("three blocks, three stages for four slices", [300], 3),
         case("one more row than two blocks, four stages", [257], 4),
@@ -275,14 +275,14 @@ REDUCE = Exercise(
     time_limit=40.0,
     kept=Kept(("staged_kernel",), "the kernel stays as it is"),
     hints=(
-        "What does an add of zero do to the neighbour's rows? And which rows of a block are real?",
+        "What does an add of zero do to the neighbor's rows? And which rows of a block are real?",
         "Count slices over all blocks, j * SLICES + i, as a ring counts its uses; its slot is that number modulo STAGES. With STAGES - 1 pending stores the stage filled longest ago is free.",
         "Per slice: load, tl.where(real[:, None], part, 0.0), store_wait(STAGES - 1), local_store, fence, descriptor store with store_reduce='add' at [q_begin + j * BM, i * NCOL]. After the slices arrive; at the very end store_wait(0).",
     ),
     mutants=(
         Mutant(
             "not clipped",
-            "rows past q_len are added to the neighbour.",
+            "rows past q_len are added to the neighbor.",
             caught_by="returns",
             edit=(_MASK, ""),
             expect="NaN",

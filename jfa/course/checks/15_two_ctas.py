@@ -411,7 +411,7 @@ _ROWS = "        rows = j * R"
 
 NEIGHBOUR = Exercise(
     id="15.3",
-    title="Bug hunt: the neighbour's buffer",
+    title="Bug hunt: the neighbor's buffer",
     name="neighbour_kernel",
     kind="kernel",
     hunt=True,

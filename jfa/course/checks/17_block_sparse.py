@@ -48,7 +48,7 @@ def _score_cases(seed):
         case("NaN in rows behind the last offset", [20, 9], [35, 18], spare=7),
         case("lengths 5, 0, 33, 1, 17; one without keys", kinds.RAGGED, [17, 4, 40, 0, 21], 2, 2),
         case("four heads on two key heads", [20, 33], [40, 7], 4, 2),
-        case("a neighbour of NaN, which has no queries", [40, 0, 19], [20, 18, 36], poison=1),
+        case("a neighbor of NaN, which has no queries", [40, 0, 19], [20, 18, 36], poison=1),
         case("one of 200 among short ones", [4, 200, 1], [4, 200, 1], 2, 1),
         case("blocks of 5", kinds.around_block(5), kinds.around_block(5)[::-1], 1, 1, block=5),
         case("a negative scale", [20, 3], [35, 50], scale=-0.25),
@@ -132,7 +132,7 @@ SCORES = Exercise(
         ),
         Mutant(
             "heads by remainder",
-            "Query head h went to key head h % H_kv. Neighbouring query heads share a key head: h // (H // H_kv).",
+            "Query head h went to key head h % H_kv. Neighboring query heads share a key head: h // (H // H_kv).",
             edit=("b = b.repeat_interleave(group, 1)", "b = b.repeat(1, group, 1)"),
         ),
         Mutant(
@@ -699,7 +699,7 @@ def _sparse_cases(seed):
         case("more queries than keys: rows that see nothing", [50], [20], 1, 1, share=1.1),
         hard(HARD, 5, 36),
         hard(FAR_BELOW, 17, 40),
-        case("a neighbour of NaN, which has no queries", [7, 0, 19], [9, 18, 6], 1, 1, 1.1, poison=1),
+        case("a neighbor of NaN, which has no queries", [7, 0, 19], [9, 18, 6], 1, 1, 1.1, poison=1),
         case("head dim 32, a scale of its own", [40], [50], 2, 1, 0.9, dim=32, scale=0.1),
         case("32 queries per tile", [70, 20], [90, 35], 2, 1, 0.8, BM=32),
         case("32 keys per block", [40, 20], [110, 35], 2, 1, 0.8, BN=32),
@@ -811,7 +811,7 @@ SPARSE = Exercise(
         ),
         Mutant(
             "heads by remainder",
-            "Query head h went to key head h % (H // GROUP). Neighbouring query heads share a key head.",
+            "Query head h went to key head h % (H // GROUP). Neighboring query heads share a key head.",
             edit=("+ head // GROUP)[:, None]", "+ head % (H // GROUP))[:, None]"),
         ),
         Mutant(
