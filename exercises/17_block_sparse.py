@@ -18,7 +18,7 @@
 #
 # The kernel runs on the emulator; ask `tl.dot` for `input_precision="ieee"`.
 #
-# `jfa.block_sparse` and `jfa.block_select` hold answers, so they are closed here, and so is `jfa.masks`.
+# `jfa.block_sparse` and `jfa.block_select` contain answers, so they are not allowed here, and neither is `jfa.masks`.
 
 # %% tags=["setup"]
 import torch
@@ -37,14 +37,14 @@ progress()
 #
 # Return [H, R, W]: R blocks of queries of all sequences, numbered one after another; W the most key blocks of any sequence.
 # Where a sequence has no such key block, the score is minus infinity.
-# Rows behind the last offset belong to nobody and hold anything, NaN too.
+# Rows behind the last offset belong to no sequence and may hold anything, NaN too.
 #
 # The pooling must come before the product: no new tensor has more elements than `block * H * D` times the number of blocks (of queries or of keys, whichever are more).
 
 
 # %% tags=["ex-17.1"]
 def block_scores(q, k, q_offsets, k_offsets, scale, block):
-    """-> [H, R, W], fp32."""
+    """Return [H, R, W], fp32."""
     raise NotImplementedError("17.1: not started")  # YOUR CODE
 
 
@@ -54,24 +54,24 @@ check("17.1", block_scores)
 # %% [markdown]
 # ## 17.2 Choose the best blocks, as lists
 #
-# (difficulty 2 of 3, 40 minutes) `scores` is [H, R, W]; `candidates` [R, W] says which key blocks the mask leaves a pair of, `always` [R, W] which ones shall be chosen whatever they score.
-# A block of `always` that is no candidate does not count.
-# Scores of blocks that are no candidates may be anything.
+# (difficulty 2 of 3, 40 minutes) `scores` is [H, R, W]; `candidates` [R, W] is True for key blocks with at least one pair that the mask allows, `always` [R, W] for those that must be chosen, whatever their score is.
+# A block of `always` that is not a candidate does not count.
+# Scores of blocks that are not candidates may be anything.
 #
 # The ratio is `share / parts`, two whole numbers above 0.
 # Of n candidates a row chooses ceil(n * share / parts), exactly, but at least as many as `always` names; with no candidates it chooses none.
-# Those of `always` come first, then the highest scores; equal scores prefer the lower block; NaN counts as plus infinity.
+# Those of `always` come first, then the highest scores; of equal scores the lower block wins; NaN counts as plus infinity.
 # Each head chooses for itself.
 #
 # Return two int32 tensors:
 #
 # * `starts` [H * R + 1]: the list of head h, row r lies from `starts[h * R + r]` to the next start;
-# * `columns` [H * R * W]: the lists one after another, each *rising*; -1 in the places behind the last list.
+# * `columns` [H * R * W]: the lists one after another, each in *ascending* order; -1 in the places behind the last list.
 
 
 # %% tags=["ex-17.2"]
 def choose(scores, candidates, always, share, parts):
-    """-> (starts [H * R + 1] int32, columns [H * R * W] int32)."""
+    """Return (starts [H * R + 1] int32, columns [H * R * W] int32)."""
     raise NotImplementedError("17.2: not started")  # YOUR CODE
 
 
@@ -79,24 +79,24 @@ def choose(scores, candidates, always, share, parts):
 check("17.2", choose)
 
 # %% [markdown]
-# ## 17.3 Turn the lists round
+# ## 17.3 Transpose the lists
 #
-# (difficulty 2 of 3, 40 minutes) The backward asks which blocks of queries chose a block of keys.
+# (difficulty 2 of 3, 40 minutes) The backward needs to know which blocks of queries chose a block of keys.
 #
 # `starts` [heads * R + 1], `columns` and `kinds` [capacity] are lists of `heads` heads over R blocks of queries; a column is a key block counted *inside its sequence*.
-# Entries from `starts[-1]` on hold anything.
+# Entries from `starts[-1]` on may hold anything.
 # `q_first` and `k_first` [B + 1] give the number of each sequence's first block, of queries and of keys, in the numbering over all sequences; `k_blocks` is `k_first[-1]` as a Python number.
 #
-# Return lists of the same form from the keys' side: `starts` [heads * k_blocks + 1] int32, `columns` [capacity] int32, the blocks of queries inside their sequence, rising within a list; `kinds` [capacity] int8.
+# Return lists of the same form from the keys' side: `starts` [heads * k_blocks + 1] int32, `columns` [capacity] int32, the blocks of queries inside their sequence, in ascending order within a list; `kinds` [capacity] int8.
 # Behind the last list `columns` is -1 and `kinds` is 0.
 # A pair keeps its kind.
 #
-# **No host reads**: no number of a tensor may be asked for, so no `.item()`, `.tolist()`, `int(...)`, no `if` or `range` on a tensor, and no operation whose result's size depends on numbers (`nonzero`, `x[mask]`, `repeat_interleave` without `output_size`).
+# **No host reads**: the host may not read a number of a tensor, so no `.item()`, `.tolist()`, `int(...)`, no `if` or `range` on a tensor, and no operation whose result's size depends on the numbers (`nonzero`, `x[mask]`, `repeat_interleave` without `output_size`).
 
 
 # %% tags=["ex-17.3"]
 def turn(starts, columns, kinds, q_first, k_first, heads, k_blocks):
-    """-> (starts [heads * k_blocks + 1] int32, columns [capacity] int32, kinds [capacity] int8)."""
+    """Return (starts [heads * k_blocks + 1], columns [capacity] int32, kinds [capacity] int8)."""
     raise NotImplementedError("17.3: not started")  # YOUR CODE
 
 
@@ -106,8 +106,8 @@ check("17.3", turn)
 # %% [markdown]
 # ## 17.4 The forward kernel over lists
 #
-# (difficulty 2 of 3, 50 minutes) The chapter's kernel knew one head of one sequence.
-# Write the whole: packed sequences, heads that share key heads, and the LSE.
+# (difficulty 2 of 3, 50 minutes) The chapter's kernel handles one head of one sequence.
+# Write the general kernel: packed sequences, heads that share key heads, and the LSE.
 #
 # The mask is causal, bottom right: query `i` sees the keys `j <= i + len_kv - len_q` of its own sequence, of those blocks that its list names.
 # Launched on `(number of tiles, H)`: program `(t, h)` works on `tiles[t] = (sequence, first query in it)`, and its list is that of head h, row t, from `starts[h * T + t]` to the next start, with `T` tiles.
@@ -115,7 +115,7 @@ check("17.3", turn)
 # Query head h uses key head `h // GROUP`.
 # `BM` and `BN` are 16 or 32.
 #
-# A query whose list or mask leaves it nothing gets out 0 and lse minus infinity.
+# A query whose list or mask leaves it no key gets out 0 and lse minus infinity.
 # The lse is the natural logarithm.
 # Scores may be huge or very negative.
 # Rows of other sequences may hold NaN.
@@ -131,7 +131,7 @@ def sparse_kernel(
     starts_ptr, columns_ptr, kinds_ptr, out_ptr, lse_ptr, scale, T, H,
     GROUP: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """q, out: [total_q, H, D]; k, v: [total_kv, H // GROUP, D]; lse: [total_q, H]; fp32."""
+    """Attend: q, out [total_q, H, D]; k, v [total_kv, H // GROUP, D]; lse [total_q, H]; fp32."""
     tile, head = tl.program_id(0), tl.program_id(1)
     seq = tl.load(tiles_ptr + 2 * tile)
     row0 = tl.load(tiles_ptr + 2 * tile + 1)
@@ -155,13 +155,13 @@ check("17.4", sparse_kernel)
 # A whole block is one of which all `block` rows exist.
 #
 # The function below is right for lengths that are multiples of the block.
-# Run the check, find out which entries are wrong, and mend it for all lengths.
+# Run the check, find out which entries are wrong, and fix it for all lengths.
 
 
 # %% tags=["ex-17.5"]
 def pair_kinds(i, j, len_q, len_kv, lo, hi, block):
-    """-> [entries] int8: 2 FULL, 1 PARTIAL."""
-    # YOUR CODE: below, a block that hangs over the end may count as full
+    """Return [entries] int8: 2 FULL, 1 PARTIAL."""
+    # YOUR CODE: below, a block that extends past the end may count as full
     q_begin, k_begin = i * block, j * block
     whole = (q_begin < len_q) & (k_begin < len_kv)
     q_last = torch.minimum(q_begin + block, len_q) - 1
@@ -176,13 +176,13 @@ check("17.5", pair_kinds)
 # %% [markdown]
 # ## 17.6 Predict: the ratio at which sparse stops paying
 #
-# (difficulty 2 of 3, 20 minutes) A model of one sequence, in whole cycles.
+# (difficulty 2 of 3, 20 minutes) Compute a model of one sequence, in whole cycles.
 # `candidates` is a list: the number of candidate key blocks n of each block of queries, the same for all heads.
 # The sequence has `key_blocks` blocks of keys.
 #
 # * A dense tile takes `start` cycles, and `step` per candidate.
-# * A sparse tile takes `start` cycles, and `step + lost` per chosen block: its place comes from memory, and a part of the overlap is lost.
-# * Choosing comes before: `pool` cycles per block that is pooled, and `score` per candidate and query head. Query blocks are pooled for each of `heads` heads, key blocks for each of `kv_heads`.
+# * A sparse tile takes `start` cycles, and `step + lost` per chosen block: the block's number is read from memory, and a part of the overlap is lost.
+# * Choosing comes first: `pool` cycles per block that is pooled, and `score` per candidate and query head. Query blocks are pooled for each of `heads` heads, key blocks for each of `kv_heads`.
 # * With a ratio of r percent a tile with n candidates chooses ceil(r * n / 100) blocks. A tile without candidates still takes `start` cycles, dense or sparse.
 #
 # All tiles of all heads run one after another.
@@ -197,7 +197,7 @@ check("17.5", pair_kinds)
 
 # %% tags=["ex-17.6"]
 def predict(candidates, key_blocks, heads, kv_heads, start, step, lost, pool, score):
-    """candidates: list of ints, the rest ints -> (dense, choice, percent), ints."""
+    """Return (dense, choice, percent), ints; candidates: a list of ints, the rest ints."""
     raise NotImplementedError("17.6: not started")  # YOUR CODE
 
 

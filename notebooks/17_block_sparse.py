@@ -10,10 +10,10 @@
 # # 17 Block-sparse attention
 #
 # **Goals.** Score blocks of keys cheaply and choose the best ones for each block of queries.
-# Write the choice down as lists, and turn the lists round for the backward.
-# Walk a list in a kernel, with full and partial blocks apart.
+# Store the choice as lists, and transpose the lists for the backward.
+# Process a list in a kernel, with full and partial blocks treated differently.
 # Balance tiles by the length of their list.
-# Say what the choice costs, what it loses, and when it does not pay.
+# Say what the choice costs, how much attention it loses, and when it does not pay.
 #
 # **Time.** 70 minutes, and 195 for the exercises.
 # **Needs.** Chapters 08 and 12.
@@ -42,45 +42,45 @@ from jfa.schedule import balance, zigzag
 _ = torch.manual_seed(0)
 
 # %% [markdown]
-# ## The mental model: read the summaries, then some of the books
+# ## The mental model: compare summaries, then read a few blocks
 #
-# Full attention reads every book in the library for every question.
-# Block-sparse attention first reads one *summary* per shelf, and then only the shelves whose summaries fit the question.
+# Full attention reads every block of keys for every block of queries.
+# Block-sparse attention first compares *summaries*, and then reads only the blocks of keys whose summaries fit.
 #
-# The shelves are the blocks of keys that the kernels have walked since chapter 04.
+# The blocks of keys are those that the kernels have processed since chapter 04.
 # The summary of a block is the mean of its rows.
-# Questions are summarised too: one mean per block of queries, because a tile of queries walks its key blocks together.
+# Queries are summarized too: one mean per block of queries, because a tile of queries processes its key blocks together.
 #
-# Everything else stays: tiles, the running softmax, rings, roles, the backward's five products.
-# Only one question gets a new answer: *which key block comes next?*
+# Everything else stays the same: tiles, the running softmax, rings, roles, the backward's five products.
+# Only the answer to one question changes: *which key block comes next?*
 #
 # Here is a sequence of 128 tokens in blocks of 16.
-# Its tokens belong to four topics that take turns every 32 tokens, and queries look for keys of their own topic.
+# Its tokens belong to four topics that alternate every 32 tokens, and queries look for keys of their own topic.
 # Left: the scores of the summaries.
 # Middle: the best three of eight per row.
-# Right: where the attention really goes, in percent per row.
+# Right: the share of the attention that each block gets, in percent per row.
 
 
 # %%
 def tokens(n, dim, kind, g):
-    """q, k [n, dim]: "random" ones, or four topics in runs of 32 ("clustered"), or "shuffled"."""
+    """Make q, k [n, dim]: "random", or four topics in runs of 32 ("clustered"), or "shuffled"."""
     q, k = (torch.randn(n, dim, generator=g) for _ in range(2))
     if kind != "random":
         topic = torch.arange(n) // 32 % 4
         if kind == "shuffled":
             topic = topic[torch.randperm(n, generator=g)]
-        centres = 1.5 * torch.randn(4, dim, generator=g)
-        q, k = q + centres[topic], k + centres[topic]
+        centers = 1.5 * torch.randn(4, dim, generator=g)
+        q, k = q + centers[topic], k + centers[topic]
     return q, k
 
 
 def summaries(x, block):
-    """[n, dim] -> [n / block, dim]: the mean of each block."""
+    """Return [n / block, dim], the mean of each block of x [n, dim]."""
     return x.unflatten(0, (-1, block)).mean(1)
 
 
 def mass(q, k, block, causal=False):
-    """[blocks, blocks]: the share of a query block's attention that each key block gets."""
+    """Return [blocks, blocks]: the share of a query block's attention that a key block gets."""
     s = q @ k.T / math.sqrt(q.shape[1])
     if causal:
         s = s.masked_fill(torch.ones_like(s).triu(1).bool(), -math.inf)
@@ -100,7 +100,7 @@ plots.number_grids(
         "attention, %": [[f"{100 * x:.0f}" for x in row] for row in shares.tolist()],
     },
     looks={"pooled scores": best * 3, "chosen (1)": best * 3, "attention, %": best * 3},
-    title="query blocks down, key blocks to the right; the chosen pairs have the other colour",
+    title="query blocks down, key blocks to the right; the chosen pairs have the other color",
 )
 
 # %%
@@ -108,15 +108,15 @@ kept = float((shares * best).sum() / shares.sum())
 print(f"{best.float().mean():.0%} of the pairs carry {kept:.0%} of the attention")
 
 # %% [markdown]
-# That is the bargain: a part of the work for most of the result.
-# It is a bargain only if attention is concentrated, *and* if it is concentrated by block.
-# Predict before you look: what share of the attention do the best half of the blocks hold for random tokens?
-# And for the same topics, once the tokens are shuffled?
+# So a part of the work gives most of the result.
+# That works only if attention is concentrated, *and* if it is concentrated by block.
+# Predict before you look: which share of the attention is in the best half of the blocks for random tokens?
+# And for the same topics, if the tokens are shuffled?
 
 
 # %%
 def recall(kind, ratio, n=512, block=32):
-    """The share of the attention inside the chosen blocks, one head of ``n`` tokens."""
+    """Return the share of the attention inside the chosen blocks, one head of ``n`` tokens."""
     causal = kind.endswith("causal")
     q, k = tokens(n, 16, kind.split(",")[0], torch.Generator().manual_seed(2))
     o = offsets_from_lengths([n])
@@ -141,27 +141,27 @@ plots.lines(
 )
 
 # %% [markdown]
-# Random tokens: half of the blocks hold little more than half of the attention.
-# Shuffled topics: the same, although each query attends to a quarter of the keys only.
-# A mean of four topics is no summary of any of them.
-# Whether the choice works is a property of the data, so measure recall on yours.
+# For random tokens, half of the blocks hold little more than half of the attention.
+# For shuffled topics it is the same, although each query attends to a quarter of the keys only.
+# The mean of tokens of four topics does not summarize any of them.
+# Whether the choice works is a property of the data, so measure its *recall* on yours: the share of the attention in the chosen blocks.
 #
 # ## The math
 #
-# One head; block `i` of queries holds the rows $Q_i$, block `j` of keys the rows $K_j$, as many as exist.
+# Take one head: block `i` of queries has the rows $Q_i$, block `j` of keys the rows $K_j$, as many as exist.
 #
 # | | shape | |
 # |---|---|---|
 # | pooled queries $\bar q_i$ | [query blocks, D] | the mean over the rows **that exist** |
 # | pooled keys $\bar k_j$ | [key blocks, D] | likewise |
 # | score $\bar q_i \cdot \bar k_j$ * scale | [query blocks, key blocks] | per sequence and head |
-# | candidates $n_i$ | [query blocks] | blocks that the mask leaves a pair of |
+# | candidates $n_i$ | [query blocks] | key blocks with at least one pair that the mask allows |
 # | count $c_i$ | [query blocks] | max(1, ceil(ratio * $n_i$)); 0 where $n_i$ is 0 |
 #
 # The mean is linear, so $\bar q_i \cdot \bar k_j$ is the mean of all scores of the pair of blocks: one product instead of $128^2$.
 #
-# Three rules make the choice the same everywhere: equal scores prefer the lower block, a list rises, and every head of every sequence chooses for itself.
-# No gradient flows through the choice: it is a constant of the step.
+# Three rules make the choice the same everywhere: of equal scores the lower block wins, a list is in ascending order, and every head of every sequence chooses for itself.
+# No gradient flows through the choice: a step treats it as a constant.
 #
 # **Ceil makes short sequences dense.** A sequence of one block keeps it, whatever the ratio.
 # Here are the lengths of the bench shape `self`, 128 sequences of 16 to 4,096 tokens in blocks of 128:
@@ -178,17 +178,17 @@ for ratio in (0.25, 0.5, 0.75):
 
 # %% [markdown]
 # Sparse attention is for long sequences.
-# The long ones have most of the pairs, so the batch as a whole comes near the ratio.
+# The long ones have most of the pairs, so for the whole batch the share is close to the ratio.
 #
 # ## Version 0: a mask of blocks
 #
-# The reference of this chapter needs no kernel: blow the table of chosen blocks up to a mask, and use dense attention.
-# Right, and as slow as before.
+# The reference of this chapter needs no kernel: expand the table of chosen blocks to a mask, and use dense attention.
+# The result is right, and takes as long as before.
 
 
 # %%
 def masked_attention(q, k, v, chosen, block, causal=False):
-    """One head [n, D], chosen [blocks, blocks]: dense attention under the blown-up mask."""
+    """Attend with one head [n, D] under the mask of the chosen blocks, [blocks, blocks]."""
     mask = chosen.bool().repeat_interleave(block, 0).repeat_interleave(block, 1)
     mask = mask[: len(q), : len(k)]
     if causal:
@@ -200,20 +200,20 @@ def masked_attention(q, k, v, chosen, block, causal=False):
 # %% [markdown]
 # ## Version 1: lists
 #
-# A kernel should not look at blocks that nobody chose, not even to skip them.
-# So the choice is stored as lists, as a sparse matrix is (the format is called CSR):
+# A kernel should not look at blocks that were not chosen, not even to skip them.
+# So the choice is stored as lists, in a format for sparse matrices (CSR):
 #
-# - `starts` [rows + 1]: the list of query block r lies from `starts[r]` to `starts[r + 1]`;
-# - `columns`: the chosen key blocks, rising, counted inside their sequence;
+# - `starts` [rows + 1]: the list of query block r has the entries `starts[r]` to `starts[r + 1] - 1`;
+# - `columns`: the chosen key blocks in ascending order, counted inside their sequence;
 # - `kinds`: **FULL** pairs need no mask, **PARTIAL** ones do.
 #
 # In this package FULL means more than in chapter 06: both blocks are whole and no mask cuts the pair.
-# The forward alone could call a pair full although its queries hang over the end.
-# The backward walks the other way and may not: there the queries' tail must be masked.
-# With the stricter meaning a pair has one kind, from whichever side it is seen.
+# For the forward alone, a pair could be full although its query block extends past the sequence's end.
+# The backward sums over queries, so there the missing queries must be masked.
+# With the stricter meaning a pair has the same kind in both.
 #
 # `select_blocks` makes lists for packed sequences.
-# Two sequences, causal, one head:
+# Here are two sequences, causal, with one head:
 
 # %%
 lengths = [100, 40]
@@ -228,17 +228,17 @@ for r in range(grid.rows):
     said = " ".join(f"{int(lists.columns[e])}{letters[int(lists.kinds[e])]}" for e in at)
     if grid.exist[r]:
         print(f"sequence {int(grid.seq[r])}, query block {int(grid.index[r])}: {said}")
-print("starts", lists.starts.tolist(), "| room for", lists.columns.numel(), "entries")
+print("starts", lists.starts.tolist(), "| space for", lists.columns.numel(), "entries")
 
 # %% [markdown]
-# The room is an upper bound, known from shapes alone, so nothing waits for the device.
-# Entries behind the last start mean nothing.
+# The space for entries is an upper bound that follows from shapes alone, so nothing waits for the device.
+# Entries behind the last start have no meaning.
 #
 # Query block 6 of sequence 0 has 4 queries (100 = 6 * 16 + 4), so all of its pairs are PARTIAL.
 #
-# And the kernel?
-# Compare its loop with chapter 06: `for block in range(first, end)` became a walk over entries.
-# This one does one head of one causal sequence; heads, packed sequences and the LSE are exercise 17.4.
+# Now the kernel.
+# Compare its loop with chapter 06: `for block in range(first, end)` became a loop over entries.
+# This kernel handles one head of one causal sequence; heads, packed sequences and the LSE are exercise 17.4.
 
 
 # %%
@@ -247,7 +247,7 @@ def list_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, starts_ptr, columns_ptr, kinds_ptr, scale, n,
     D: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Program t: queries t * B on, over the key blocks of list t; causal."""
+    """Attend with queries t * B on, in program t, over the key blocks of list t; causal."""
     tile = tl.program_id(0)
     d = tl.arange(0, D)
     i = tile * B + tl.arange(0, B)
@@ -274,7 +274,7 @@ def list_kernel(
 
 
 def run_lists(ratio, n=100):
-    """Attention of the first sequence over its lists, and what the emulator counted."""
+    """Attend in the first sequence over its lists; return (error, counts, listed blocks)."""
     o = offsets_from_lengths([n])
     x = [t[:n].contiguous() for t in (q, k, v)]
     kept = select_blocks(*x[:2], o, o, ratio=ratio, causal=True, block_q=16, block_kv=16)
@@ -300,24 +300,24 @@ plots.panels(
 
 # %% [markdown]
 # A list may be empty.
-# Then `l` stays 0, the output is 0, and the LSE is minus infinity: the same convention as a query that a mask leaves nothing.
+# Then `l` stays 0, the output is 0, and the LSE is minus infinity: the same convention as for a query that sees no key.
 #
 # The LSE is that of the *chosen* keys.
-# It is what the backward needs, and what a merge with other keys needs (chapter 02).
+# The backward needs it, and so does a merge with other keys (chapter 02).
 #
 # ## Version 2: the backward's lists
 #
-# dK and dV belong to a block of keys, and their tile asks the opposite question: *who chose me?*
+# dK and dV belong to a block of keys, and their tile needs the opposite information: *which query blocks chose this key block?*
 # That is the transpose of the lists.
-# Counting gives it: count the entries of each key block, sum up for the starts, place each entry behind those of earlier query blocks.
-# Nobody needs to know a count on the host.
+# It is computed by counting: count the entries of each key block, take the running sums as starts, and place each entry behind those of earlier query blocks.
+# The host does not need to read any count.
 
 # %%
 turned = transpose(lists, o, o, total_q=140, total_kv=140)
 
 
 def strip(one, side):
-    """The entries of all lists, as segments; the colour is the list."""
+    """Return the entries of all lists as segments; the color is the list."""
     at = [int(x) for x in one.starts]
     rows = [r for r in range(side.rows) for _ in range(at[r], at[r + 1])]
     columns = one.columns.tolist()
@@ -329,18 +329,18 @@ plots.segments(
         "by query block:\nits key blocks": strip(lists, grid),
         "by key block:\nits query blocks": strip(turned, grid),
     },
-    title="the same pairs in both orders; a run of one colour is one list",
+    title="the same pairs in both orders; a run of one color is one list",
     xlabel="entry",
     ticks=range(0, int(lists.starts[-1]) + 1, 2),
 )
 
 # %% [markdown]
-# Both strips have the same entries, sequence 0 first, and within a list they rise.
-# The order matters for more than looks: floating-point sums depend on it.
-# With rising lists and one owner per gradient tile the backward gives the same bits every time, whatever runs first.
+# Both strips have the same entries, sequence 0 first, in ascending order within a list.
+# The order matters, because floating-point sums depend on it.
+# With ascending lists and one owner per gradient tile the backward gives the same bits every time, whichever program runs first.
 #
 # The op does all that for `block_lists=`.
-# Here with two heads that share one key head, against fp64:
+# The next cell has two heads that share one key head, compared with fp64:
 
 # %%
 q, v = torch.randn(140, 2, 16), torch.randn(140, 1, 16)
@@ -357,31 +357,31 @@ for what, a, b in zip(("out", "dQ", "dK", "dV"), grads["portable"], grads["refer
 # %% [markdown]
 # ## Version 3: the same change in a kernel with roles
 #
-# A kernel of chapter 12's kind has one more difficulty: *several* roles must agree which block comes next.
-# They do not tell each other.
-# Each role reads the same list and comes to the same answer, as each role computes its own phases in chapter 13.
-# [jfa/kernels/common/block_lists.py](../jfa/kernels/common/block_lists.py) has all of it: `Lists.of` finds a tile's list, `Listed.nth(n)` names its n-th block.
+# A kernel like that of chapter 12 has one more difficulty: *several* roles must agree which block comes next.
+# They send each other no messages about it.
+# Each role reads the same list and finds the same answer, just as each role computes its own phases in chapter 13.
+# The code for it is in [jfa/kernels/common/block_lists.py](../jfa/kernels/common/block_lists.py): `Lists.of` finds a tile's list, `Listed.nth(n)` returns its n-th block.
 #
-# - The load role asks for the block and issues the copies.
-# - The softmax role needs the keys' positions where it masks. A list rises, so what a band or the sequence's end cuts stands at its two ends, and the Hopper kernel reads the list only there.
-# - The role that multiplies does not care: it takes what the ring holds. It needs the *count*.
+# - The load role reads the number of each block and issues the copies.
+# - The softmax role needs the keys' positions where it masks. A list is ascending, so the blocks that a band or the sequence's end cuts are at its two ends, and the Hopper kernel reads the list only there.
+# - The role that multiplies does not need the list: it takes what is in the ring. It needs the *count*.
 #
-# An empty list counts as one block that lies behind the sequence and is masked whole.
-# So no role needs a path of its own for it, and nobody waits for a block that does not come.
+# An empty list counts as one block that is behind the sequence and completely masked.
+# So no role needs a special case for it, and no role waits for a block that does not come.
 #
 # Blocks have 128 queries here.
-# FlashAttention-4's kernel for Blackwell (SM100), where two softmax groups take 128 queries each, forces 256 (issue 2727 asks for 128; open on 2026-07-23).
-# Coarser blocks choose worse: a block of 256 queries must take what either half wants.
-# The package's Blackwell forward keeps 128: both softmax groups take the same queries and every other listed block.
+# FlashAttention-4's kernel for Blackwell (SM100), where two softmax groups take 128 queries each, requires 256 (issue 2727 asks for 128; open on 2026-07-23).
+# Coarser blocks choose less well: a block of 256 queries must take what either half needs.
+# The package's Blackwell forward keeps 128: both softmax groups take the same queries, and each takes every other listed block.
 # The price is traffic: each block of keys serves 128 queries, where a dense tile has 256.
 #
-# The Hopper forward over lists, on a *modelled* H200: one head of 640 tokens, 5 by 5 blocks, one SM.
+# The next cell runs the Hopper forward over lists, on a *modelled* H200: one head of 640 tokens, 5 by 5 blocks, one SM.
 # It takes about 15 seconds.
 
 
 # %%
 def modelled(ratio):
-    """Modelled cycles of the Hopper forward; ratio None: the dense kernel."""
+    """Return the modelled cycles of the Hopper forward; ratio None: the dense kernel."""
     g = torch.Generator().manual_seed(0)
     x = [torch.randn(640, 1, 128, generator=g).bfloat16() for _ in range(3)]
     o = offsets_from_lengths([640])
@@ -411,17 +411,17 @@ print(
 
 # %% [markdown]
 # The line does not go through zero.
-# The rest is what each tile costs whatever its list: its start, Q's way in, O's way out, the ring's first filling.
-# A ratio of 0.2 therefore is not five times as fast.
+# The constant part is the cost of a tile that does not depend on its list: its start, loading Q, storing O, the first filling of the ring.
+# So a ratio of 0.2 is not five times as fast.
 #
-# The Hopper backward walks the transposed lists in the same way, in halves of 64 queries.
+# The Hopper backward processes the transposed lists in the same way, in halves of 64 queries.
 # With `deterministic=True` the gradients come from the portable kernels.
 #
 # ### Measured
 #
 # 24 sequences of 2,048 to 8,192 tokens (log-uniform, seed 1) in whole blocks of 128, 4 heads, D 128, bf16.
 # FlexAttention is PyTorch's compiled kernel, over the same blocks.
-# Everything below is read from one recorded run on one H200; the choosing was timed apart.
+# Everything below is read from one recorded run on one H200; the choosing was timed separately.
 
 # %%
 run = json.loads((recorded.FOLDER / "h200-2026-11-30-sparse.json").read_text())
@@ -450,16 +450,16 @@ for way in ("forward", "backward"):
 # %% [markdown]
 # The original text of this course claims 1.3 to 1.5 for the forward at ratio 0.5 (claimed, May 2026); this run has 1.73.
 #
-# Lists that name *everything* are about 6 % slower than the dense kernel in the forward.
-# The dense kernel computes its next block, over lists the load role must read it; how much of the 6 % that is was not measured.
-# And the choice itself is not free.
-# Where does sparse stop paying?
-# A line through the two sparse points tells:
+# Lists with *all* blocks are about 6 % slower than the dense kernel in the forward.
+# The dense kernel computes the number of its next block, while with lists the load role must read it; we did not measure how much of the 6 % that is.
+# And the choice itself takes time.
+# Up to which share of the blocks is sparse attention faster?
+# A line through the two sparse points gives an estimate:
 
 
 # %%
 def crossing(way, budget):
-    """(ms per share of the pairs, ms at none, the share at which the line reaches the budget)."""
+    """Return (ms per share of the pairs, ms at share 0, share where the line is at the budget)."""
     half, quarter = (measured["hopper", r] for r in (0.5, 0.25))
     rise = (half[f"{way}_ms"] - quarter[f"{way}_ms"]) / (half["pairs"] - quarter["pairs"])
     rest = quarter[f"{way}_ms"] - rise * quarter["pairs"]
@@ -474,9 +474,9 @@ share = crossing("forward", dense_ms["forward_ms"] - select_ms)[2]
 print(f"forward with its choice ({select_ms:.3f} ms): at share {share:.2f}")
 
 # %% [markdown]
-# A straight line through two points, no measurement of its own.
-# The choice costs 8.7 % of the dense forward, and 15 % of the sparse one at ratio 0.5; most of that is reading Q and K once to pool them ([docs/hopper-notes.md](../docs/hopper-notes.md), 2026-11-30).
-# A training step pays it once, for a forward and a backward.
+# This is a straight line through two points, not a measurement.
+# The choice takes 8.7 % of the time of the dense forward, and 15 % of the sparse one at ratio 0.5; most of that is reading Q and K once to pool them ([docs/hopper-notes.md](../docs/hopper-notes.md), 2026-11-30).
+# A training step chooses once, for a forward and a backward.
 # Exercise 17.6 makes the same estimate for one sequence, in whole cycles.
 #
 # ## Version 4: balance by the length of the list
@@ -485,9 +485,9 @@ print(f"forward with its choice ({select_ms:.3f} ms): at share {share:.2f}")
 # For a dense tile that is its number of key blocks.
 # For a sparse one it is the *length of its list*.
 #
-# With one ratio for all, lists are as long as the sequences, only shorter, and the dense order is a good order.
-# Lists of your own need not be.
-# Here is a batch of three: 3,072 tokens that see their neighbours only (3 blocks each), 1,024 tokens that see everything, 1,536 tokens that see every second block.
+# With one ratio for all sequences, the lengths of the lists are proportional to those of the sequences, and the dense order is a good order.
+# Lists that you make yourself may have any lengths.
+# Here is a batch of three: 3,072 tokens that see neighboring blocks only (3 blocks each), 1,024 tokens that see everything, 1,536 tokens that see every second block.
 # `lists_from_mask` makes lists from such tables.
 
 # %%
@@ -506,7 +506,7 @@ names = [f"{'ABC'[s]}{i}" for s, i in zip(side.seq[there].tolist(), side.index[t
 
 
 def gantt_lines(dealt):
-    """Per worker its (tile, begin, end); a tile takes as long as its list."""
+    """Return per worker its (tile, begin, end); a tile takes as long as its list."""
     found = []
     for places in dealt:
         ends = [0, *(sum(counts[p] for p in places[: n + 1]) for n in range(len(places)))]
@@ -528,7 +528,7 @@ for name, dealt in deals.items():
 
 # %% [markdown]
 # The first deal begins with sequence A, the longest, whose tiles are the cheapest.
-# The queue of chapter 08 takes the same list: sort by list length, and let whoever is free take the next.
+# The queue of chapter 08 can take the same list: sort by list length, and let each free worker take the next tile.
 #
 # ## Version 5: shared queries choose per sequence
 #
@@ -558,7 +558,7 @@ print(f"{float(out[20:40].abs().max()):.0f}")
 # |---|---|---|---|
 # | 17.1 | pooled block scores of a jagged batch | 1 | 35 |
 # | 17.2 | choose the best blocks, as lists | 2 | 40 |
-# | 17.3 | turn the lists round, without host reads | 2 | 40 |
+# | 17.3 | transpose the lists, without host reads | 2 | 40 |
 # | 17.4 | the forward kernel over lists: packed, heads, LSE | 2 | 50 |
 # | 17.5 | bug hunt: the last block counts as full | 2 | 10 |
 # | 17.6 | predict the ratio at which sparse stops paying | 2 | 20 |
@@ -576,9 +576,9 @@ print(f"{float(out[20:40].abs().max()):.0f}")
 # Query block 2 has 3: ceil(0.75) = 1.
 # </details>
 #
-# <details><summary>Why may a pair of blocks not be FULL if only its queries hang over the end?</summary>
+# <details><summary>Why may a pair of blocks not be FULL if only its query block extends past the end?</summary>
 #
-# The forward would not mind: rows that do not exist are not stored.
+# In the forward it would do no harm: rows that do not exist are not stored.
 # The backward sums over queries, and rows that do not exist must add nothing to dK and dV.
 # </details>
 #
@@ -589,7 +589,8 @@ print(f"{float(out[20:40].abs().max()):.0f}")
 #
 # <details><summary>How much cheaper are the pooled scores than the scores themselves?</summary>
 #
-# One product per pair of blocks instead of 128 * 128. What is left is reading Q and K once to pool them.
+# One product per pair of blocks instead of 128 * 128.
+# The remaining cost is reading Q and K once to pool them.
 # </details>
 #
 # ## Try this
@@ -597,12 +598,12 @@ print(f"{float(out[20:40].abs().max()):.0f}")
 # - In `recall`, let `block` be 8, then 128. What happens to "clustered", and why?
 # - Give `select_blocks` `keep=("first", "diagonal")` in `recall`. For which data does it help?
 # - Replace the mean in `summaries` by the maximum over the rows. Is $\bar q \cdot \bar k$ still the mean of the block's scores?
-# - In version 4, let sequence A see everything. Which of the two deals is even now?
+# - In version 4, let sequence A see everything. Which of the two deals is balanced now?
 #
 # ## Pitfalls
 #
 # **Dividing by the block's size.** The last block of a sequence has fewer rows.
-# Divide by 16 all the same, and its score shrinks:
+# If you divide by 16 nevertheless, its score becomes smaller:
 
 # %%
 g = torch.Generator().manual_seed(5)
@@ -612,7 +613,7 @@ right, wrong = (float(query @ tail.sum(0) / n / 4) for n in (2, 16))
 print(f"score over 2 rows: {right:.2f}, over 16: {wrong:.2f}, so the tail is hardly ever chosen")
 
 # %% [markdown]
-# **A block as FULL that needs a mask.** Without a mask later keys count, and so do the free places of the last block: a key of zeros has the score 0, and exp(0) is 1.
+# **A block marked FULL that needs a mask.** Without a mask later keys count, and so do the missing rows of the last block: a key of zeros has the score 0, and exp(0) is 1.
 
 # %%
 n = 40
@@ -631,11 +632,11 @@ except ValueError as error:
     print(f"the op: {error}")
 
 # %% [markdown]
-# No crash and no NaN, only wrong numbers.
-# The op refuses such lists by name: on CPU tensors it always reads their contents.
-# On a GPU that would wait for the device, so there it is yours to ask for: `check_offsets=True`, or `check_lists` in a test.
+# There is no crash and no NaN, only wrong numbers.
+# The op rejects such lists with a message: on CPU tensors it always reads their contents.
+# On a GPU that would wait for the device, so there you must ask for the check: `check_offsets=True`, or `check_lists` in a test.
 #
-# **Lists that do not rise, or hold a block twice.** A block that is there twice counts twice.
+# **Lists that are not ascending, or hold a block twice.** A block that is there twice counts twice.
 # An order that changes from run to run changes the last bits of every sum.
 
 # %%
@@ -651,7 +652,7 @@ for columns in ([0, 1, 2], [0, 0, 2], [2, 1, 0], [0, 1, 3]):
         print(columns, error)
 
 # %% [markdown]
-# **Floor for ceil.** With ratio 0.25 and three candidates, floor keeps nothing, and the output of these queries is 0:
+# **Floor instead of ceil.** With ratio 0.25 and three candidates, floor keeps nothing, and the output of these queries is 0:
 
 # %%
 nothing = [torch.zeros(3, 3).bool()]
@@ -665,26 +666,26 @@ print("largest output", float(out.abs().max()), "| LSE", float(lse.max()))
 # |---|---|
 # | data whose blocks have no topic | the recall picture |
 # | a short sequence is dense at any ratio | the bench shape `self` |
-# | a mean over places instead of rows | `tail` |
-# | a block as FULL that needs a mask | `marked` |
+# | a mean over the block's size instead of its rows | `tail` |
+# | a block marked FULL that needs a mask | `marked` |
 # | unsorted or doubled entries | `check_lists` |
 # | floor: empty lists | `none` |
 # | tiles dealt by the length of their sequence | the Gantt picture |
 #
 # ## What differs on a real GPU
 #
-# - Chosen blocks lie scattered. Neighbouring tiles of a dense kernel read the same key blocks at nearly the same time, and the L2 cache serves all but the first; with lists they share less.
-# - Choosing is a launch of its own. For short sequences its latency alone may be more than is saved.
-# - The next block's number comes from memory: the load role must read it early enough, or the ring runs dry.
-# - Sparse kernels hang in ways of their own: FlashAttention 2761 (packed, sparse and split keys together) and FlashInfer 4533 were deadlocks, both when roles disagreed about what is left to do.
+# - Chosen blocks are scattered. Neighboring tiles of a dense kernel read the same key blocks at nearly the same time, and the L2 cache serves all but the first; with lists they share less.
+# - Choosing is a separate launch. For short sequences its latency alone may be more than is saved.
+# - The next block's number comes from memory: the load role must read it early enough, or the ring becomes empty.
+# - Sparse kernels have their own kinds of deadlocks: FlashAttention 2761 (packed, sparse and split keys together) and FlashInfer 4533, both where roles disagreed about what is left to do.
 #
 # ## Verified here, and not
 #
 # The kernels of versions 1, 2 and 5 ran on the emulator and were compared with fp64.
 # The cycles of version 3 are modelled.
-# The milliseconds were measured on one H200 on 2026-11-30, in one run, and read from the recorded file; the choosing was timed apart.
-# The Gantt picture counts key blocks; it is no measurement.
-# Blackwell's kernels walk lists on the emulator and compile; nothing of them ran on a GPU.
+# The milliseconds were measured on one H200 on 2026-11-30, in one run, and read from the recorded file; the choosing was timed separately.
+# The Gantt picture counts key blocks; it is not a measurement.
+# The Blackwell kernels over lists ran on the emulator and compile; none of them ran on a GPU.
 # Recall was computed for made-up tokens, not for a trained model.
 #
 # ## Sources
@@ -694,4 +695,4 @@ print("largest output", float(out.abs().max()), "| LSE", float(lse.max()))
 # - flashinfer-ai/flashinfer: issue 3587 (no block-sparse kernel for SM100), 4533 (hangs). Read 2026-11.
 # - The text this course grew from: the second variant, with its claim of 1.3 to 1.5 (May 2026).
 #
-# Next: 18, on the GPU.
+# Next: [18 On the GPU](18_on_the_gpu.py).

@@ -245,12 +245,12 @@ def _choice_cases(seed):
         case("many equal scores", 2, 6, 9, 1, 3, ties=True),
         case("all scores equal", 1, 3, 7, 2, 5, ties=True, nan=1.0),
         case("some NaN", 1, 5, 8, 1, 4, nan=0.15),
-        case("high and broken scores that are no candidates", 2, 8, 9, 1, 3, wild=True),
+        case("high and broken scores outside the candidates", 2, 8, 9, 1, 3, wild=True),
         case("always: fewer and more than the share", 2, 8, 8, 1, 4, always=0.3),
         case("always, also where there is no candidate", 2, 8, 9, 1, 5, always=0.5, wild=True),
         case("infinities and NaN among the candidates", 1, 12, 7, 2, 5, infinite=True),
         case("infinities, and blocks that must be chosen", 1, 12, 8, 1, 3, always=0.3, infinite=True),
-        case("minus infinity beside no candidates", 1, 6, 6, 4, 5, counts=[1, 2, 3, 4, 5, 6], infinite=True),
+        case("minus infinity, and some keys are not candidates", 1, 6, 6, 4, 5, counts=[1, 2, 3, 4, 5, 6], infinite=True),
         case("minus infinity behind no candidates", 1, 12, 9, 9, 10, wild=True, infinite=True),
         case("everything", 2, 3, 4, 1, 1),
         case("rows without candidates at both ends", 1, 5, 4, 1, 2, counts=[0, 2, 4, 3, 0], always=0.4),
@@ -334,7 +334,7 @@ CHOOSE = Exercise(
         ),
         Mutant(
             "best first",
-            "The columns come in the order of their scores. A list must rise.",
+            "The columns come in the order of their scores. A list must be in ascending order.",
             edit=(
                 (
                     "found = chosen.nonzero()[:, 2]",
@@ -509,7 +509,7 @@ _TARGET = "target = head * k_blocks + k_first.long()[seq] + columns"
 
 TURN = Exercise(
     id="17.3",
-    title="Turn the lists round",
+    title="Transpose the lists",
     name="turn",
     cases=_turn_cases,
     reference=_turn,
@@ -522,7 +522,7 @@ TURN = Exercise(
     minutes=40,
     forbid=(*CLOSED, "host reads"),
     hints=(
-        "Give each entry three numbers: the list it lies in (searchsorted over the starts), hence head and block of queries; its sequence (searchsorted over q_first); and the list it must go to.",
+        "Give each entry three numbers: the list that it is in (searchsorted over the starts), hence head and block of queries; its sequence (searchsorted over q_first); and the list it must go to.",
         "The new list of an entry is head * k_blocks + k_first[seq] + column. Give rubbish a list behind all others. A stable sort by the new list then keeps the queries rising.",
         "counts = zeros(heads * k_blocks + 1).scatter_add_(0, target, ones); the new starts are their running sum; columns and kinds are permuted by target.argsort(stable=True), rubbish set to -1 and 0 before.",
     ),
@@ -557,7 +557,7 @@ TURN = Exercise(
         ),
         Mutant(
             "falling lists",
-            "The blocks of queries fall within a list. They must rise: a backward's sums take their order from it.",
+            "The blocks of queries fall within a list. They must be in ascending order, which fixes the order of the backward's sums.",
             edit=(
                 "order = target.argsort(stable=True)",
                 "order = entries.flip(0)[target.flip(0).argsort(stable=True)]",
@@ -774,7 +774,7 @@ SPARSE = Exercise(
     time_limit=20.0,
     forbid=CLOSED,
     hints=(
-        "The chapter's loop over entries stays. What changes is where a row lies: row (k_begin + j) of head h // GROUP is at ((k_begin + j) * (H // GROUP) + h // GROUP) * D.",
+        "The chapter's loop over entries stays. What changes is the address of a row: row (k_begin + j) of head h // GROUP is at ((k_begin + j) * (H // GROUP) + h // GROUP) * D.",
         "The list of this program: starts[h * T + t] to starts[h * T + t + 1]. Mask only `if` the entry's kind is 1: j - i <= len_kv - len_q, and j < len_kv.",
         "Take exponents from an anchor: m, or 0 while m is -inf. At the end: out = acc / l and lse = m + log(l), or 0 and -inf where l is 0. Store rows i < len_q only.",
     ),
@@ -803,7 +803,7 @@ SPARSE = Exercise(
         ),
         Mutant(
             "wrong stride between heads",
-            "Keys of one row lie H heads apart in this answer; k and v have H // GROUP heads.",
+            "Keys of one row are H heads apart in this answer; k and v have H // GROUP heads.",
             edit=("(k_begin + j) * (H // GROUP) + head // GROUP", "(k_begin + j) * H + head // GROUP"),
             caught_by="runs",
             expect="outside the tensor",
@@ -822,7 +822,7 @@ SPARSE = Exercise(
         ),
         Mutant(
             "never masked",
-            "PARTIAL pairs were not masked: later keys count, and free places behind the sequence.",
+            "PARTIAL pairs were not masked: later keys count, and rows behind the sequence.",
             edit=("if tl.load(kinds_ptr + entry) == 1:", "if tl.load(kinds_ptr + entry) == 0:"),
         ),
         Mutant(
@@ -1009,7 +1009,7 @@ KINDS = Exercise(
     minutes=10,
     forbid=CLOSED,
     hints=(
-        "Take 35 keys in blocks of 16. Which rows of key block 2 exist? What does the function say of it?",
+        "Take 35 keys in blocks of 16. Which rows of key block 2 exist? What does the function return for it?",
         "A block that begins inside the sequence need not end inside it. And it is not only the keys that have an end.",
         "whole = (q_begin + block <= len_q) & (k_begin + block <= len_kv).",
     ),
@@ -1026,7 +1026,7 @@ KINDS = Exercise(
         ),
         Mutant(
             "every last block is partial",
-            "Each sequence's last block counts as PARTIAL, also where all of its rows exist: right results, and a mask for nothing.",
+            "Each sequence's last block counts as PARTIAL, also where all of its rows exist: right results, and a mask that is not needed.",
             edit=(_WHOLE, "whole = (q_begin + block < len_q) & (k_begin + block < len_kv)"),
         ),
         Mutant(
@@ -1157,7 +1157,7 @@ PREDICT = Exercise(
     hints=(
         "dense is a sum over tiles, times heads. In choice, query blocks are pooled once per head and key blocks once per key head.",
         "ceil(r * n / 100) in whole numbers: (r * n + 99) // 100. With floats, 7 / 100 * 100 is a little more than 7.",
-        "Walk r from 1 to 100 and keep the last one with choice + heads * sum(start + (step + lost) * c) < dense.",
+        "Try r from 1 to 100 and keep the last one with choice + heads * sum(start + (step + lost) * c) < dense.",
     ),
     mutants=(
         Mutant(
