@@ -250,7 +250,9 @@ def _choice_cases(seed):
         case("always, also where there is no candidate", 2, 8, 9, 1, 5, always=0.5, wild=True),
         case("infinities and NaN among the candidates", 1, 12, 7, 2, 5, infinite=True),
         case("infinities, and blocks that must be chosen", 1, 12, 8, 1, 3, always=0.3, infinite=True),
-        case("minus infinity, and some keys are not candidates", 1, 6, 6, 4, 5, counts=[1, 2, 3, 4, 5, 6], infinite=True),
+        case(
+            "minus infinity, and some keys are not candidates", 1, 6, 6, 4, 5, counts=[1, 2, 3, 4, 5, 6], infinite=True
+        ),
         case("minus infinity behind no candidates", 1, 12, 9, 9, 10, wild=True, infinite=True),
         case("everything", 2, 3, 4, 1, 1),
         case("rows without candidates at both ends", 1, 5, 4, 1, 2, counts=[0, 2, 4, 3, 0], always=0.4),
