@@ -49,7 +49,7 @@ class Plan:
 
 
 def write(plan: Plan) -> list[str]:
-    """Write the source folder anew; exercises that chapters name and that are not there yet.
+    """Write the source folder again; exercises that chapters name and that are not there yet.
 
     Raises:
         links.BrokenLink, citations.NoSources: naming the file.

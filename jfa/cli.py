@@ -51,7 +51,7 @@ COMMANDS = {
     ),
     "timeline": Command("jfa.workbench.timeline:main", "what each role of a kernel did when, on the emulator's clock"),
     "emulator": Command(
-        "jfa.workbench.schedules:main", "sweep a kernel's synchronisation on the emulator for faults it would miss"
+        "jfa.workbench.schedules:main", "sweep a kernel's synchronization on the emulator for faults it would miss"
     ),
     "bench": Command("jfa.bench.cli:main", "measure kernels on this machine's GPU and store the results"),
     "verify": Command(

@@ -159,13 +159,13 @@ def gather_index(offsets: Tensor, max_len: int, total: int) -> tuple[Tensor, Ten
 
 
 def sequence_ids(offsets: Tensor, total: int) -> Tensor:
-    """Return [total] int64: the sequence that owns each row (rows past the last offset get B). No host synchronisation."""
+    """Return [total] int64: the sequence that owns each row (rows past the last offset get B). No host synchronization."""
     rows = torch.arange(total, device=offsets.device, dtype=offsets.dtype)
     return torch.searchsorted(offsets[1:].contiguous(), rows, right=True)
 
 
 def positions(offsets: Tensor, total: int) -> Tensor:
-    """Return [total] int64: each row's position inside its sequence. No host synchronisation."""
+    """Return [total] int64: each row's position inside its sequence. No host synchronization."""
     rows = torch.arange(total, device=offsets.device)
     return rows - offsets.long()[sequence_ids(offsets, total).clamp(max=offsets.numel() - 1)]
 

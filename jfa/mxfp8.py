@@ -176,7 +176,7 @@ def dequantize(x: BlockScaled) -> Tensor:
 
 
 def check_arguments(x: Tensor, offsets: Tensor, length: int | None) -> None:
-    """Raise TypeError or ValueError, naming the argument, unless they can be quantised. Contents are read on the CPU only."""
+    """Raise TypeError or ValueError, naming the argument, unless they can be quantized. Contents are read on the CPU only."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
     if x.ndim != 3:

@@ -194,7 +194,7 @@ def _attend(
 
 
 def _padded(x: Tensor, start: Tensor, length: Tensor, max_len: int) -> tuple[Tensor, Tensor]:
-    """Pad [total, H, D] to ([B, max_len, H, D] with zeros in free places, [B, max_len] bool); never a neighbour's rows."""
+    """Pad [total, H, D] to ([B, max_len, H, D] with zeros in free places, [B, max_len] bool); never a neighbor's rows."""
     place = torch.arange(max_len, device=x.device)
     valid = place < length[:, None]
     index = torch.where(valid, start[:, None] + place, 0)
@@ -272,7 +272,7 @@ def blockwise_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return the same attention, one block of keys at a time, with the online softmax; shapes as :func:`attention`.
 
-    For each sequence it keeps the running maximum m, the running sum l and an unnormalised output acc, and never a full row
+    For each sequence it keeps the running maximum m, the running sum l and an unnormalized output acc, and never a full row
     of scores. A Python loop over sequences and blocks: for study and for tests, not for speed.
     """
     band = Band.make(causal, window_size)

@@ -1,4 +1,4 @@
-"""Check and normalise the arguments of a call: tensors, offsets, nested tensors, autocast, masks, hints.
+"""Check and normalize the arguments of a call: tensors, offsets, nested tensors, autocast, masks, hints.
 
 Nothing here reads a tensor's contents except :func:`check_contents`.
 """
@@ -447,7 +447,7 @@ def make_problem(
     block_lists: BlockLists | None = None,
     precision: str = "",
 ) -> Problem:
-    """Return the normalised form of a call whose arguments have passed :func:`check_arguments`."""
+    """Return the normalized form of a call whose arguments have passed :func:`check_arguments`."""
     batches = key_offset.shape[0] - 1
     rows_q, heads, dim = q.shape
     return Problem(

@@ -49,7 +49,7 @@ def on_device(device: torch.device):
 
 def is_current(device: torch.device) -> bool:
     """Return whether ``device`` is the current one, so that launches go there. A tensor is on a GPU, so CUDA is
-    initialised."""
+    initialized."""
     return device.type != "cuda" or device.index is None or device.index == torch._C._cuda_getDevice()
 
 

@@ -14,7 +14,7 @@ Only calls on a GPU with plain tensors are cached: eager ones (:func:`find`), an
 modes or profilers always take the long way. Block lists are inputs of a call like its offsets; how many entries they have room
 for is one more of its sizes.
 
-Each call checks anew what may change between two calls of one signature: grad mode, whether a feature must see the op,
+Each call checks again what may change between two calls of one signature: grad mode, whether a feature must see the op,
 the current device and stream, and the addresses and their alignment. Of a tensor only its shape, strides and type are
 kept, so no address can be stale.
 """

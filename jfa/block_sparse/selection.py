@@ -44,7 +44,7 @@ def select_blocks(
         query_offset, key_offset: [B+1] integers; ``query_offset`` is not read with ``broadcast_q``.
         ratio: share of the candidates to keep, in (0, 1], taken as the nearest fraction with a denominator up to a million.
         keep: blocks that are always among the chosen: "diagonal" (the blocks that hold a key aligned with one of the queries, both
-            ends aligned), "first", "last". They count towards the share; where they are more, all of them are kept.
+            ends aligned), "first", "last". They count toward the share; where they are more, all of them are kept.
         causal, window_size, sm_scale: as in :func:`jfa.jagged_flash_attention`.
         max_seq_len_kv: a bound of the key lengths: the lists' memory grows with it. Without it the key tensor's rows are the bound.
         block_q, block_kv: rows per block, powers of two from 16 on.

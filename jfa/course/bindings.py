@@ -36,7 +36,7 @@ def rebound(source: str, names: Set[str]) -> str | None:
 
 
 def touches(source: str, names: Set[str]) -> bool:
-    """Return whether a cell gives one of ``names`` another value, defines it anew or sets an attribute of it."""
+    """Return whether a cell gives one of ``names`` another value, defines it again or sets an attribute of it."""
     try:
         tree = parse(textwrap.dedent(source))
     except (SyntaxError, ValueError):

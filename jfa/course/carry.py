@@ -13,7 +13,7 @@ from jfa.course.notebook import Cell, Notebook, as_percent, dump, join_percent, 
 def carry(mine: Notebook, skeleton: Notebook, seen: list[Notebook]) -> tuple[str, int] | None:
     """Return (text of the new file, exercises whose answers it has), or None where the file has all that the skeleton has.
 
-    Whatever no skeleton ever shipped is the learner's own, and stays: answers by their tag, other cells beside the neighbour
+    Whatever no skeleton ever shipped is the learner's own, and stays: answers by their tag, other cells beside the neighbor
     they had. ``seen`` are older skeletons; a cell of theirs gives way to what the present one has in its place.
     """
     plan = _Plan(mine, skeleton, seen)
@@ -101,7 +101,7 @@ class _Plan:
         return result + last
 
     def _anchor(self, i: int, slots: list, before: list, after: list, last: list) -> list[Cell]:
-        """Return the list that an own cell joins: beside the nearer neighbour, rather above an exercise than below a cell."""
+        """Return the list that an own cell joins: beside the nearer neighbor, rather above an exercise than below a cell."""
         above = max((j for j in self.homes if j < i), default=None)
         below = min((j for j in self.homes if j > i), default=None)
         if below is None:

@@ -1,7 +1,7 @@
 """Adversarial inputs by name: scores, lengths, turns of a ring, dtypes, numbers. An exercise's cases draw from them.
 
 Moderate random numbers do not show that an answer forgets the running maximum, is right only for an even number of key
-blocks, or lets a neighbour's NaN through. Each kind here exists because of mistakes that no other kind shows;
+blocks, or lets a neighbor's NaN through. Each kind here exists because of mistakes that no other kind shows;
 ``catches`` says which. The table in CONTRIBUTING, "Adding an exercise", is made of these.
 """
 

@@ -105,7 +105,7 @@ class LaunchError(EmulatorError):
     """The launch itself is impossible: a grid that its cluster does not divide, too many threads."""
 
 
-# ---------------------------------------------------------------- synchronisation
+# ---------------------------------------------------------------- synchronization
 
 
 class DeadlockError(EmulatorError):
@@ -298,7 +298,7 @@ class OutOfBoundsError(EmulatorError):
 class GlobalRaceError(EmulatorError):
     """Two CTAs write one address of global memory without atomics."""
 
-    cause = "two programs compute the same tile, or a tile's tail reaches into its neighbour's rows."
+    cause = "two programs compute the same tile, or a tile's tail reaches into its neighbor's rows."
 
 
 class DeviceAssertError(EmulatorError):

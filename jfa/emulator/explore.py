@@ -7,7 +7,7 @@
         my_matmul(a, b)               # that one again
 
 Two schedules are equivalent if they differ only in the order of steps that commute (machine/control.py says which steps
-there are and which commute). This is dynamic partial-order reduction. Each execution runs the launch anew: it replays a
+there are and which commute). This is dynamic partial-order reduction. Each execution runs the launch again: it replays a
 prefix of choices and continues with arbitrary ones. Afterwards, wherever two dependent steps could have happened in the
 other order, the state before the first becomes a branching point. Source sets say which other step to begin with there,
 sleep sets which need not be tried again. A wait that never ran counts as a step as well, so schedules in which it runs
@@ -272,7 +272,7 @@ def _next(path: list[Node]) -> int:
 
 
 def mutant(mutant, launch: Callable, expected=None, known=None, **bounds) -> Exploration:
-    """Explore a launch with one synchronisation broken, as a `sweep.Mutant` says: a bad schedule, or the proof of a bound.
+    """Explore a launch with one synchronization broken, as a `sweep.Mutant` says: a bad schedule, or the proof of a bound.
 
     expected, known: outputs and warnings of the whole launch; None: those of a run of it. bounds: `explore`'s and the emulator's.
     """

@@ -39,7 +39,7 @@ class Options:
         cold: under "timed", a box that no TMA load of this launch has fetched before comes from HBM, not from L2. Off
             by default: the emulated SM stands for one of a chip whose other SMs have already fetched the shared data.
         trace: keep the events that `Timeline` draws.
-        fault: called as fault(kind, name, task, location) before each synchronisation; may return "drop", "flip" or "late"
+        fault: called as fault(kind, name, task, location) before each synchronization; may return "drop", "flip" or "late"
             (fault injection).
     """
 

@@ -1,12 +1,12 @@
-"""Inject faults: break each synchronisation of a kernel in turn and see whether, and how, the emulator finds it::
+"""Inject faults: break each synchronization of a kernel in turn and see whether, and how, the emulator finds it::
 
     from jfa.emulator import sweep
     result = sweep.sweep(lambda: [my_matmul(a, b)])
     print(result.table())
     result.clean          # mutants that nothing found: for a human to judge
 
-If all mutants of a kernel are found, the emulator knows of no superfluous synchronisation. A clean mutant means that
-the synchronisation is superfluous, or that the kernel's tests do not cover it.
+If all mutants of a kernel are found, the emulator knows of no superfluous synchronization. A clean mutant means that
+the synchronization is superfluous, or that the kernel's tests do not cover it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SCHEDULES = (
 
 @dataclass(frozen=True)
 class Site:
-    """A synchronisation in the source: its kind and place; `count`: its executions in the run without faults."""
+    """A synchronization in the source: its kind and place; `count`: its executions in the run without faults."""
 
     kind: str
     file: str
@@ -129,7 +129,7 @@ def _run(launch, **options):
 
 
 def sites(launch: Callable, kernel: str = "") -> list[Site]:
-    """Return the synchronisation sites that a launch executes, in order of first execution; those of one kernel, if it is named."""
+    """Return the synchronization sites that a launch executes, in order of first execution; those of one kernel, if it is named."""
     seen: Counter = Counter()
 
     def record(kind, name, task, where):
@@ -193,7 +193,7 @@ def sweep(
     kernel: str = "",
     seconds: float | None = None,
 ) -> Result:
-    """Break every synchronisation that `launch()` executes and judge each mutant.
+    """Break every synchronization that `launch()` executes and judge each mutant.
 
     launch: launches the kernel and returns its output tensors; must give the same result each time.
     select: keeps the mutants for which select(mutant) is true. progress: called with each judged mutant.

@@ -7,7 +7,7 @@ A backend is a module with these functions; :mod:`jfa.attention` validates, pick
     backward(problem, dout, dlse, q, k, v, out, lse, plan, needs=(True, True, True)) -> (dq, dk, dv)
                                                     dlse [H, rows_out] fp32 or None; gradients in the inputs' dtypes;
                                                     a gradient that is not needed may be None
-    plan(problem) -> list[Tensor]                   optional: tile lists and schedules, built without synchronising
+    plan(problem) -> list[Tensor]                   optional: tile lists and schedules, built without synchronizing
     make_lists(problem) -> object                   optional: what serves one forward and its backward, built in one go
     BLOCK_LISTS = True                              optional: it takes problems with block_lists
     MXFP8 = True                                    optional: it takes problems whose precision is "mxfp8"; its forward then
@@ -36,7 +36,7 @@ from jfa.masks import Band
 
 @dataclass(frozen=True)
 class Problem:
-    """One call, validated and normalised: its static properties and its offset tensors.
+    """One call, validated and normalized: its static properties and its offset tensors.
 
     Shapes: q [total_q, H, D] (broadcast_q: [Lq, H, D]), k [total_kv, H_kv, D], v [total_kv, H_kv, Dv]; H % H_kv == 0.
     """

@@ -26,8 +26,8 @@ class CompileConfig:
         roles: names of the default task and of the others, in the order in which the kernel opens them, replicas apart.
         max_spill_bytes: recorded spill loads plus stores per thread in bytes, for all targets or per target; more is a
             regression.
-        serialized: True where ptxas serialises the wgmmas of sm_90 and the variant was nevertheless measured to be the
-            fastest; elsewhere serialised wgmmas are reported as a problem.
+        serialized: True where ptxas serializes the wgmmas of sm_90 and the variant was nevertheless measured to be the
+            fastest; elsewhere serialized wgmmas are reported as a problem.
     """
 
     name: str

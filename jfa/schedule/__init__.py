@@ -1,6 +1,6 @@
 """Assign tiles to workers, and order them.
 
-:mod:`jfa.schedule.tiles` builds lists of tiles from offsets, on any device and without synchronising;
+:mod:`jfa.schedule.tiles` builds lists of tiles from offsets, on any device and without synchronizing;
 :mod:`jfa.schedule.assign` deals tiles to workers (on the host, for planning, tests and teaching);
 :mod:`jfa.schedule.clc` models Blackwell's work-stealing queue; :mod:`jfa.schedule.split` cuts mega-tiles along their
 keys.

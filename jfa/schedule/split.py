@@ -77,7 +77,7 @@ class SplitTiles:
 
 
 def split_tiles(tiles: Tiles, workers: int, *, copies: int = 1, least_blocks: int = 8) -> SplitTiles:
-    """Cut every tile that costs more than a worker's mean load into equal parts; no host synchronisation.
+    """Cut every tile that costs more than a worker's mean load into equal parts; no host synchronization.
 
     Args:
         tiles: in longest-first order. workers: SMs. copies: heads, each of which has all these tiles.

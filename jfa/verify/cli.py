@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         "--only", nargs="+", metavar="JOB", help="jobs KIND:BACKEND:ITEM; shell patterns and 'op' for 'op:*'"
     )
     p.add_argument("--again", action="store_true", help="run failed jobs, or those of --only, once more")
-    p.add_argument("--fresh", action="store_true", help="begin the file anew")
+    p.add_argument("--fresh", action="store_true", help="begin the file again")
     p.add_argument("--shapes", nargs="+", metavar="NAME", help="what to time (default: the ten named shapes)")
     p.add_argument("--peers", nargs="*", metavar="NAME", help="what to time beside ours (default: fa2 fa4 cudnn)")
     p.add_argument("--backends", nargs="+", metavar="NAME", help="what to check (default: all that run on this GPU)")
@@ -178,7 +178,7 @@ class Session:
         try:
             self.record = Record.open(path, self.facts, self.args.fresh)
         except ValueError as error:
-            hint = "--fresh begins the file anew, --out names another"
+            hint = "--fresh begins the file again, --out names another"
             raise Mistake(f"{path} cannot be continued: {error}. {hint}") from None
         self._forget(stages)
         self.record.content["backends"] = self.offered

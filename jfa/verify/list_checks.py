@@ -1,4 +1,4 @@
-"""Tile lists built on the device: no synchronisation, captured in a CUDA graph, replayed after the offsets changed."""
+"""Tile lists built on the device: no synchronization, captured in a CUDA graph, replayed after the offsets changed."""
 
 from __future__ import annotations
 

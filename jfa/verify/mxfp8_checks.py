@@ -1,4 +1,4 @@
-"""MXFP8: the quantiser's bytes against PyTorch's, and attention against the reference that rounds the same operands."""
+"""MXFP8: the quantizer's bytes against PyTorch's, and attention against the reference that rounds the same operands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTHS = (0, 1, 5, 31, 32, 33, 127, 128, 129, 700)
 TOLERANCE = 4e-3  # relative, of which rounding the results to bf16 takes 1.7e-3
 
 
-# -------------------------------------------------------------------------------------------------------- the quantiser
+# -------------------------------------------------------------------------------------------------------- the quantizer
 def odd_numbers(rng: random.Random, shape) -> Tensor:
     """Return numbers of a random spread of exponents, zeros of both signs, denormals, NaN and infinities among them."""
     g = torch.Generator().manual_seed(rng.randrange(1 << 30))

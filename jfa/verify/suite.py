@@ -91,7 +91,7 @@ CHECKS = {
     "large": Check(numbers.large, range(40), range(12), 120, True, "sequences of up to 1500 tokens"),
     "sparse": Check(_sparse, range(40), range(12), 120, True, "block lists"),
     "mxfp8": Check(_mxfp8, range(20), (), 120, True, "attention in MXFP8 against the same roundings in fp64"),
-    "quantize": Check(_quantize, (), range(20), 120, True, "the MXFP8 quantiser, byte by byte"),
+    "quantize": Check(_quantize, (), range(20), 120, True, "the MXFP8 quantizer, byte by byte"),
     "wide": Check(numbers.wide, range(12), range(4), 120, True, "head sizes of 160 to 256"),
     "random": Check(
         numbers.random_batch, range(0, 1000, 10), range(0, 200, 10), 200, False, "ten random problems each"

@@ -1,7 +1,7 @@
 """jfa emulator sweep | explore: test whether a kernel is right under other timings, and whether faults in it would be
 found.
 
-    jfa emulator sweep FILE.py:launch         break each synchronisation in turn: what nothing finds is superfluous or untested
+    jfa emulator sweep FILE.py:launch         break each synchronization in turn: what nothing finds is superfluous or untested
     jfa emulator explore FILE.py:launch       run every class of schedules of a small launch, up to a bound
 
 example:

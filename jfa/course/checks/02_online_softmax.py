@@ -244,8 +244,8 @@ _MERGE = Exercise(
             edit=("torch.exp(m1 - anchor), torch.exp(m2 - anchor)", "torch.exp(m2 - anchor), torch.exp(m1 - anchor)"),
         ),
         Mutant(
-            "normalised too early",
-            "acc was divided by l. The merged acc stays unnormalised, as those of the halves are.",
+            "normalized too early",
+            "acc was divided by l. The merged acc stays unnormalized, as those of the halves are.",
             edit=("return m, l, acc", "return m, l, acc / torch.where(l > 0, l, 1.0)[:, None]"),
         ),
         Mutant(
@@ -500,7 +500,7 @@ def causal_attention(q, k, v, block):
         ),
         Mutant(
             "each block a softmax of its own",
-            "Every block was normalised by itself and the results were added.",
+            "Every block was normalized by itself and the results were added.",
             source="""
 def causal_attention(q, k, v, block):
     n, dim = q.shape
@@ -1085,7 +1085,7 @@ def pool(q, k, v, k_offsets):
 """,
         ),
         Mutant(
-            "not normalised",
+            "not normalized",
             "The weighted sums were not divided by the sum of their weights.",
             edit=("acc / torch.where(l > 0, l, 1.0)[:, :, None]", "acc + 0.0"),
         ),

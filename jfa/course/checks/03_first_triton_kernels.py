@@ -540,7 +540,7 @@ LONG = Exercise(
             recognise=False,
         ),
         Mutant(
-            "every block normalised by itself",
+            "every block normalized by itself",
             "Each block of the row sums to one by itself: the sum and the maximum must run over the whole row.",
             source="""
 @triton.jit

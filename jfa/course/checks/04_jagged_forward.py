@@ -911,7 +911,7 @@ def pool_kernel(q_ptr, k_ptr, v_ptr, k_offsets_ptr, out_ptr, scale, H, D: tl.con
     q = tl.load(q_ptr + h * D + d)
     lse = float("-inf")
     mean = tl.zeros((D,), tl.float32)
-    for start in range(first, last, BN):       # merge normalised means by their log-sum-exps
+    for start in range(first, last, BN):       # merge normalized means by their log-sum-exps
         rows = start + tl.arange(0, BN)
         at = (rows[:, None] * H + h) * D + d[None, :]
         k = tl.load(k_ptr + at, mask=rows[:, None] < last, other=0.0)
@@ -1058,7 +1058,7 @@ MERGE = Exercise(
             edit=("acc * alpha[:, None]", "acc"),
         ),
         Mutant(
-            "not normalised",
+            "not normalized",
             "The sum of the parts was not divided by the sum of their shares.",
             edit=("acc / tl.where(l > 0, l, 1.0)[:, None]", "acc"),
         ),
@@ -1087,7 +1087,7 @@ def merge_kernel(outs_ptr, lses_ptr, out_ptr, lse_ptr, parts, total_q, H, D: tl.
     head = tl.program_id(1)
     exists = rows < total_q
     d = tl.arange(0, D)[None, :]
-    lse = tl.full((BM,), float("-inf"), tl.float32)   # carried normalised: out and lse of all parts so far
+    lse = tl.full((BM,), float("-inf"), tl.float32)   # carried normalized: out and lse of all parts so far
     out = tl.zeros((BM, D), tl.float32)
     for p in range(parts):
         new = tl.load(lses_ptr + (p * H + head) * total_q + rows, mask=exists, other=float("-inf"))

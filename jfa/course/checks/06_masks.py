@@ -307,7 +307,7 @@ RANGES = Exercise(
         ),
         Mutant(
             "truncated before it is clamped",
-            "The full range was divided before it was clamped: in a kernel // rounds towards zero, and a negative end becomes block 0.",
+            "The full range was divided before it was clamped: in a kernel // rounds toward zero, and a negative end becomes block 0.",
             edit=("tl.cdiv(tl.maximum(0, last + lo), BN)", "(last + lo + BN) // BN"),
         ),
         Mutant(
@@ -335,7 +335,7 @@ RANGES = Exercise(
         ),
         Mutant(
             "end from the last key's number",
-            "The last key's number was divided: of no keys it is -1, and // rounds it towards zero, to block 0.",
+            "The last key's number was divided: of no keys it is -1, and // rounds it toward zero, to block 0.",
             edit=(
                 (
                     "end = tl.cdiv(tl.maximum(key_end, 0), BN)",

@@ -1018,7 +1018,7 @@ def resident_dq(q, k, v, dout, lse, delta, k_offsets, scale, workers):
             edit=("    len_q, dim = q.shape\n", "    len_q, dim = q.shape\n    scale = dim**-0.5\n"),
         ),
         Mutant(
-            "dQ starts anew for each sequence",
+            "dQ starts again for each sequence",
             "Only the last sequence of each worker is in dQ.",
             edit=(
                 "        begin, end = tl.load(k_offsets_ptr + b), tl.load(k_offsets_ptr + b + 1)\n        dout",

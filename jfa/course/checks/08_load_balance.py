@@ -718,7 +718,7 @@ PARTS = Exercise(
     forbid=("softmax", "jfa.schedule", "nested"),
     hints=(
         "First the plan, in whole numbers: costs, size, and for each sequence the borders of its parts. parts = ceil(cost / size) is 1 for a tile that is not cut and 0 for one without keys.",
-        "A part is ordinary attention over its own rows: out_p normalised by its own sum, lse_p = its maximum + log of its sum. Its last row is the smaller of bounds[b] + end * block and the sequence's end.",
+        "A part is ordinary attention over its own rows: out_p normalized by its own sum, lse_p = its maximum + log of its sum. Its last row is the smaller of bounds[b] + end * block and the sequence's end.",
         "Merge: total = logaddexp of the parts' lse; out = sum over parts of out_p * exp(lse_p - total). Begin with out 0 and lse -inf, and take the parts one by one.",
     ),
     limits=(
@@ -830,7 +830,7 @@ def attend_in_parts(q, k, v, k_offsets, workers, block):
                          for n in [-(-c // size)] for p in range(n)], dtype=torch.int32).reshape(-1, 3)
     total, best = torch.zeros(len(q)), torch.full((len(q),), -torch.inf)
     acc = torch.zeros_like(q)
-    for b, first, end in plan.tolist():           # unnormalised, one running maximum for each sequence
+    for b, first, end in plan.tolist():           # unnormalized, one running maximum for each sequence
         begin, last = int(k_offsets[b]), int(k_offsets[b + 1])
         keys = slice(begin + first * block, min(last, begin + end * block))
         s = (k[keys] * q[b]).sum(1) / q.shape[1] ** 0.5

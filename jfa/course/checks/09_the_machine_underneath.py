@@ -794,7 +794,7 @@ SUMS = Exercise(
     ),
     hints=(
         "The wait stands right behind the product that it waits for. Who needs that product's result first, and when?",
-        "S of block j is needed one round later. But the product also reads k[now], and one round later that buffer is loaded anew.",
+        "S of block j is needed one round later. But the product also reads k[now], and one round later that buffer is loaded again.",
         "Wait at the top of the round, before the load: if j > 0, for s_fulls[other], with the phase of block j - 1: ((j - 1) // 2) & 1.",
     ),
     mutants=(
@@ -1049,7 +1049,7 @@ EARLY = Exercise(
     ),
     hints=(
         "Before the loop: load K of block 1, wait for Q and K of block 0, start the S of block 0. In round j: start the S of block j + 1, then do the softmax of block j.",
-        "k[now] is free when S of block j is there; acc, p and the other v when PV of block j - 1 is there. Load a buffer anew right after the wait that freed it.",
+        "k[now] is free when S of block j is there; acc, p and the other v when PV of block j - 1 is there. Load a buffer again right after the wait that freed it.",
         "In round j: wait k_fulls[nxt], start S of j + 1; wait s_fulls[now]; load k[now] for j + 2; softmax; if j > 0 wait acc_full with (j - 1) & 1 and rescale; "
         "load v[nxt] for j + 1; store P; wait v_fulls[now]; start PV. After the loop wait for the last PV.",
     ),

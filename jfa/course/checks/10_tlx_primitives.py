@@ -395,7 +395,7 @@ ROW_MAX = Exercise(
             recognise=False,
         ),
         Mutant(
-            "waits for parity 0 for ever",
+            "waits for parity 0 forever",
             "in the second turn that phase is long over.",
             caught_by="runs",
             edit=("tlx.barrier_wait(fulls[slot], (k // STAGES) & 1)", "tlx.barrier_wait(fulls[slot], 0)"),
@@ -709,7 +709,7 @@ def gemm_kernel(a_desc, b_desc, out_ptr, steps, M: tl.constexpr, N: tl.constexpr
         ),
         Mutant(
             "never frees the buffers",
-            "the load task waits for ever.",
+            "the load task waits forever.",
             caught_by="runs",
             edit=(", mBarriers=[empty[0]])", ", force_async=True)"),
             expect="empty",

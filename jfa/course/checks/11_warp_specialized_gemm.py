@@ -417,7 +417,7 @@ JAGGED = Exercise(
         ),
         Mutant(
             "never gives back",
-            "the third tile with slices waits for an accumulator for ever.",
+            "the third tile with slices waits for an accumulator forever.",
             caught_by="runs",
             edit=("            tlx.barrier_arrive(acc_empties[which], 1)\n", ""),
             expect="acc_empties[0]",
@@ -621,7 +621,7 @@ SECOND_TILE = Exercise(
     ),
     hints=(
         "Two roles walk round the same ring. Write down slot and phase of the first slice of the second tile, once for the load role and once for the MMA role, with 3 slices and 2 stages.",
-        "The load role counts its turns through all tiles. The MMA role begins anew with each: only by luck do the two agree.",
+        "The load role counts its turns through all tiles. The MMA role begins again with each: only by luck do the two agree.",
         "The MMA role's turn is count * steps + k. Not tile * steps + k: with two programs this one's tiles are 0, 2, 4, ...",
     ),
     mutants=(
@@ -644,7 +644,7 @@ SECOND_TILE = Exercise(
             recognise=False,
         ),
         Mutant(
-            "both begin anew",
+            "both begin again",
             "the roles agree now, and the barriers do not: they remember the tile before.",
             caught_by="runs",
             edit=(
@@ -816,7 +816,7 @@ EARLY = Exercise(
         ),
         Mutant(
             "commits with the next tile",
-            "the last tile has no next one: the epilogue waits for ever.",
+            "the last tile has no next one: the epilogue waits forever.",
             caught_by="runs",
             edit=(
                 (
@@ -881,7 +881,7 @@ EARLY = Exercise(
         ),
         Mutant(
             "never hands over",
-            "the epilogue waits for ever.",
+            "the epilogue waits forever.",
             caught_by="runs",
             edit=("                tlx.tcgen05_commit(acc_fulls[which])\n", ""),
             expect="acc_fulls[0]",
@@ -1157,7 +1157,7 @@ FINDINGS = Exercise(
     minutes=25,
     time_limit=5.0,
     hints=(
-        "For each fault ask which role waits for ever or passes too early, and from which turn on: a ring that never goes round and an accumulator that never comes back hide faults.",
+        "For each fault ask which role waits forever or passes too early, and from which turn on: a ring that never goes round and an accumulator that never comes back hide faults.",
         "kept slices: the load role's first wait that needs an arrival is turn number stages. early and double release: the first wait that needs one is the third tile's. no store wait: the second tile writes into staging.",
         "An arrival too many within one phase is an over-arrival; a whole phase too many, for arrive_count=1, lets a wait come two phases late: phase. A fence is missing whatever the sizes are.",
     ),

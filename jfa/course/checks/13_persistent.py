@@ -108,7 +108,7 @@ PHASES = Exercise(
     ),
     mutants=(
         Mutant(
-            "phases begin anew",
+            "phases begin again",
             "the ring is counted from 0 in each tile.",
             caught_by="runs",
             edit=(
@@ -420,7 +420,7 @@ LOCATE = Exercise(
         ),
         Mutant(
             "surplus by room",
-            "Surplus was told by the room for records. What lies behind the tiles is not initialised.",
+            "Surplus was told by the room for records. What lies behind the tiles is not initialized.",
             edit=("if tile >= tiles", "if tile >= len(records)"),
         ),
         Mutant(
@@ -830,7 +830,7 @@ SURPLUS = Exercise(
         _ONE_BUFFER,
         Mutant(
             "the store role takes surplus for tiles",
-            "a record that nobody initialised is read.",
+            "a record that nobody initialized is read.",
             caught_by="runs",
             edit=(_STORE_LOOP, _STORE_LOOP.replace(_BOTH, "while unit >= 0:")),
             expect="",

@@ -519,7 +519,7 @@ SEAT = Exercise(
         ),
         Mutant(
             "always the same phase",
-            "parity 1 passes at once, and again for ever once the first phase is over.",
+            "parity 1 passes at once, and again forever once the first phase is over.",
             caught_by="runs",
             edit=(_SEAT, "        tlx.barrier_wait(dq_empties[0], 1)\n"),
             expect="dq",
@@ -961,14 +961,14 @@ RESIDENT = Exercise(
     time_limit=40.0,
     kept=Kept(("resident_kernel",), "the kernel stays as it is"),
     hints=(
-        "Which of the two products begins anew with each tile, and which with the program? Which barrier belongs to which of the two?",
+        "Which of the two products begins again with each tile, and which with the program? Which barrier belongs to which of the two?",
         "use_acc is a condition: n > 0 for dQ, False for dK. What an asynchronous product reads is free when the product is done, so the ring's slot is given back by tlx.tcgen05_commit, not by an arrival of this warp.",
         "Wait q_full once. Per tile: wait fulls[n % 2]; dQ with use_acc=n > 0; wait dk_empties[0] with (n & 1) ^ 1; dK with mBarriers=[dk_fulls[0]]; commit empties[n % 2]. Behind the loop, if there was a tile, commit dq_full[0].",
     ),
     mutants=(
         Mutant(
-            "dQ begins anew with each tile",
-            "dQ was begun anew with each tile: a partial holds its last tile only.",
+            "dQ begins again with each tile",
+            "dQ was begun again with each tile: a partial holds its last tile only.",
             edit=("use_acc=n > 0", "use_acc=False"),
         ),
         Mutant(
@@ -1045,7 +1045,7 @@ RESIDENT = Exercise(
         ),
         Mutant(
             "dQ is never announced",
-            "the store role waits for dq_full for ever.",
+            "the store role waits for dq_full forever.",
             caught_by="runs",
             edit=(_FULL, ""),
             expect="dq_full",

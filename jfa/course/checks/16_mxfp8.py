@@ -235,7 +235,7 @@ def quantise(x):
         ),
         Mutant(
             "cut off, not rounded",
-            "Data were rounded towards zero. e4m3 takes the nearest number.",
+            "Data were rounded toward zero. e4m3 takes the nearest number.",
             edit=(
                 "data = scaled.clamp(-448, 448)",
                 "scaled = (scaled.view(torch.int32) & -(1 << 20)).view(torch.float32)\n    data = scaled.clamp(-448, 448)",

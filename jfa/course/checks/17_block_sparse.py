@@ -372,7 +372,7 @@ CHOOSE = Exercise(
         ),
         Mutant(
             "always on top of the share",
-            "The blocks of `always` came on top of the share. They count towards it.",
+            "The blocks of `always` came on top of the share. They count toward it.",
             edit=(
                 "torch.maximum((n * share + parts - 1) // parts, kept.sum(1))",
                 "torch.minimum((n * share + parts - 1) // parts + kept.sum(1), n)",

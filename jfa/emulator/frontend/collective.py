@@ -264,7 +264,7 @@ def _beside(left, from_left, right, from_right, axis):
 
 
 def map_elementwise(scalar_fn, *args, pack=1):
-    """Emulate tl.map_elementwise: a scalar function over all elements, `pack` neighbours at a time.
+    """Emulate tl.map_elementwise: a scalar function over all elements, `pack` neighbors at a time.
 
     A function without branches does the same on whole blocks, so that is tried first; one that asks for the truth of a block is
     called element by element.

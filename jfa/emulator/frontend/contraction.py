@@ -31,7 +31,7 @@ def added(a, b, negative):
 
 
 def sum_in_pairs(exact, data, axis):
-    """Return neighbours along an axis of even extent added up, [..., extent / 2]: the later product goes in unrounded.
+    """Return neighbors along an axis of even extent added up, [..., extent / 2]: the later product goes in unrounded.
 
     What a thread does that adds up products of its own.
     """

@@ -31,7 +31,7 @@ class EmulatedDriver:
         return 0
 
     def get_device_interface(self):
-        """Return a stand-in for the device interface with which benchmarking code synchronises."""
+        """Return a stand-in for the device interface with which benchmarking code synchronizes."""
         return types.SimpleNamespace(synchronize=lambda *_: None, current_device=lambda: 0, device_count=lambda: 1)
 
     def get_benchmarker(self):

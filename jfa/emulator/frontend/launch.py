@@ -137,7 +137,7 @@ class Arguments:
         if dtype is not None:
             return full_value(value, dtype)
         if value == 1 and parameter is not None and not parameter.do_not_specialize:
-            return 1  # Triton specialises on the value 1: the parameter is a constexpr then
+            return 1  # Triton specializes on the value 1: the parameter is a constexpr then
         return literal(value)
 
     def _float(self, value, parameter):

@@ -1,4 +1,4 @@
-"""Warn where a program loads from global memory what other lanes stored, without a synchronisation in between.
+"""Warn where a program loads from global memory what other lanes stored, without a synchronization in between.
 
 On a GPU the warps of a program run independently: a load may execute before another warp's store that precedes it in
 the source. Which thread owns a lane is the compiler's choice, so this is only a warning. Accesses count as ordered in

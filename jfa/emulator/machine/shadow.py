@@ -18,9 +18,9 @@ size: this is what makes detection cheap. A new region splits atoms, which copie
 What could go wrong, and which tests would show it:
   - a false alarm on a correct kernel: the conformance tests run public kernels under every policy and many random
     seeds;
-  - a missed race: the fault sweep drops, flips and moves every synchronisation of public kernels and counts the
+  - a missed race: the fault sweep drops, flips and moves every synchronization of public kernels and counts the
     mutants found;
-  - too coarse granules (a false race between neighbours): tests with 4-byte slots and byte-wide buffers side by side;
+  - too coarse granules (a false race between neighbors): tests with 4-byte slots and byte-wide buffers side by side;
   - components that pile up over thousands of copies: a test counts them; finished copies that the clock of every live
     task covers are retired.
 """

@@ -1,4 +1,4 @@
-"""The actors: tasks (one per warp-specialised region and replica), asynchronous operations, CTAs and clusters."""
+"""The actors: tasks (one per warp-specialized region and replica), asynchronous operations, CTAs and clusters."""
 
 from __future__ import annotations
 

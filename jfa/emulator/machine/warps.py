@@ -1,4 +1,4 @@
-"""Warp groups of one task: which warps touch which part of a tensor-memory tile, and when they are synchronised.
+"""Warp groups of one task: which warps touch which part of a tensor-memory tile, and when they are synchronized.
 
 Each warp reaches a quarter of the 128 lanes, so a task of 8 warps is two groups of four that share the lanes and split
 the columns of every tile they load or store (PTX: tcgen05.ld and tcgen05.st, shape 32x32b; Triton: its default layout).

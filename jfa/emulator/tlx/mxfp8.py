@@ -1,4 +1,4 @@
-"""Quantising blocks to MXFP8: fp8 values with one power-of-two scale (E8M0) per 32 along the last axis."""
+"""Quantizing blocks to MXFP8: fp8 values with one power-of-two scale (E8M0) per 32 along the last axis."""
 
 from __future__ import annotations
 

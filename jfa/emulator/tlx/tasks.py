@@ -1,4 +1,4 @@
-"""Warp specialisation: async_tasks, async_task, and what they cost in threads and registers."""
+"""Warp specialization: async_tasks, async_task, and what they cost in threads and registers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class async_tasks:
 def _run(region: async_tasks, task: Task) -> None:
     task.regions.remove(region)
     entries = region.entries
-    if all(entry[0].is_default for entry in entries):  # nothing to specialise: the code runs in place
+    if all(entry[0].is_default for entry in entries):  # nothing to specialize: the code runs in place
         for _, body, _, _ in entries:
             body()
         return

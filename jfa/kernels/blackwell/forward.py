@@ -22,7 +22,7 @@ protects them (:func:`multiply_tile`). Row sums and maxima are in SMEM, because 
 they are read.
 
 Jagged: every TMA box is bounded by its own sequence (:mod:`jfa.kernels.common.ragged`), so a tail tile reads zeros and never its
-neighbour, and stores nothing past its end.
+neighbor, and stores nothing past its end.
 """
 
 import triton
@@ -240,7 +240,7 @@ def walk_steps(tile, walk, lists, cfg: tl.constexpr):
 
 @triton.jit
 def steps_of(tile, cfg: tl.constexpr):
-    """Return a tile's Steps: at least one, wholly masked if it sees no key, so that no role waits for another in vain."""
+    """Return a tile's Steps: at least one, wholly masked if it sees no key, so that no role waits for another forever."""
     if cfg.split_keys:
         split_keys = tl.to_tensor(1)
     else:

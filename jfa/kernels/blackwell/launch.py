@@ -197,12 +197,12 @@ def plain_forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Te
 
 
 def query_list(problem: Problem, rows: int) -> list[Tensor]:
-    """Return [records, counts] of tiles of ``rows`` queries, longest first, built without synchronising."""
+    """Return [records, counts] of tiles of ``rows`` queries, longest first, built without synchronizing."""
     return [*tile_list(problem, rows, keys=False, pad=BLOCK)]
 
 
 def key_list(problem: Problem, rows: int = BLOCK) -> list[Tensor]:
-    """Return [records, counts] of the backward's tiles of ``rows`` keys, built without synchronising."""
+    """Return [records, counts] of the backward's tiles of ``rows`` keys, built without synchronizing."""
     return [*tile_list(problem, rows, keys=True, pad=BLOCK)]
 
 

@@ -192,5 +192,5 @@ def launch_forward(
 
 
 def _boxes(x: BlockScaled, columns: int):
-    """Return a ragged descriptor of a quantised tensor's elements, copied if TMA cannot address them."""
+    """Return a ragged descriptor of a quantized tensor's elements, copied if TMA cannot address them."""
     return ragged_descriptor(make_tma_ready(x.data), BLOCK, columns)

@@ -2,7 +2,7 @@
 
 A scale tile holds the E8M0 codes of 128 rows and four groups of 32, as the tensor cores want them: 512 contiguous
 bytes, so one bulk copy loads it and one ``tcgen05.cp`` takes it to TMEM. A sequence owns whole tiles
-(:mod:`jfa.mxfp8`): none of its own holds a neighbour's code.
+(:mod:`jfa.mxfp8`): none of its own holds a neighbor's code.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
@@ -24,7 +24,7 @@ P_CODE = tl.constexpr(127 - P_BITS.value)  # E8M0 of 2**-8, which the tensor cor
 
 @aggregate
 class ScaleTiles:
-    """The scale tiles of a quantised tensor: [heads, blocks] x 512 bytes."""
+    """The scale tiles of a quantized tensor: [heads, blocks] x 512 bytes."""
 
     ptr: tl.tensor
     blocks: tl.tensor  # per head

@@ -2,7 +2,7 @@
 
 Triton binds, classifies and hashes every argument of every launch, which takes 20 to 60 microseconds of Python. Which
 machine code a launch gets depends only on the constexprs and options, fixed per :class:`Variant`, and on what Triton
-specialises on (types, multiples of 16, ones), which :func:`facts` reads. So a variant remembers the kernel that Triton
+specializes on (types, multiples of 16, ones), which :func:`facts` reads. So a variant remembers the kernel that Triton
 compiled for the same facts, with memory in which its arguments are laid out (:mod:`.packet`); without such memory it
 passes the arguments to Triton's launcher.
 """

@@ -84,7 +84,7 @@ class Blocks:
 
     @triton.jit
     def at_least_one(self):
-        """Return these blocks or, where there are none, block 0, wholly masked: so that no role waits for another in vain."""
+        """Return these blocks or, where there are none, block 0, wholly masked: so that no role waits for another forever."""
         none = self.end <= self.first
         first, bulk_begin = tl.where(none, 0, self.first), tl.where(none, 0, self.bulk_begin)
         return Blocks(first, bulk_begin, tl.where(none, 0, self.bulk_end), tl.where(none, 1, self.end))

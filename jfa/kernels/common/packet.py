@@ -2,7 +2,7 @@
 changed.
 
 Triton's own launcher processes all arguments at each launch: it asks the driver about each pointer, encodes each TMA
-descriptor anew and converts each number by its type. A :class:`Packet` does this once. Afterwards a new address costs
+descriptor again and converts each number by its type. A :class:`Packet` does this once. Afterwards a new address costs
 one store, and a descriptor whose tensor moved gets its new address (``cuTensorMapReplaceAddress``).
 
 The mapping from arguments to parameters follows from the types that Triton compiled for; the layout is read from the

@@ -1,4 +1,4 @@
-"""Build lists of tiles, the sequences with most work first, with one small kernel, without a sort or a synchronisation.
+"""Build lists of tiles, the sequences with most work first, with one small kernel, without a sort or a synchronization.
 
 A list is ``records`` [capacity, RECORD] int32 (:class:`jfa.kernels.common.nouns.Tile`) and ``counts`` [2] int32. The
 capacity follows from shapes alone, so building works inside a CUDA-graph capture. A record holds all that a kernel must
@@ -228,7 +228,7 @@ def _variant(*shape) -> Variant:
     return Variant(plan_kernel, cfg=cfg, num_warps=8 if cfg.others > 1024 else 4)
 
 
-# Triton would compile anew for each of these that turns divisible by 16.
+# Triton would compile again for each of these that turns divisible by 16.
 UNSPECIALISED = (
     "num_counters batches rows_q rows_kv rows_out capacity key_capacity dq_capacity slots least_chunk "
     "lo_start lo_end hi_start hi_end"

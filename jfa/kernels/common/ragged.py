@@ -71,7 +71,7 @@ def make_tma_ready(packed: torch.Tensor) -> torch.Tensor:
 
 
 def empty_tma_ready(like: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return an uninitialised [rows, H, dim] for ``like`` [rows, H, *] that TMA can address: a view of rows padded to 16 bytes."""
+    """Return an uninitialized [rows, H, dim] for ``like`` [rows, H, *] that TMA can address: a view of rows padded to 16 bytes."""
     rows, heads = like.shape[:2]
     step = 16 // like.element_size()
     return like.new_empty(rows, heads, -(-dim // step) * step)[:, :, :dim]

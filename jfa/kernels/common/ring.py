@@ -76,7 +76,7 @@ def alloc_ring(
 ):
     """Allocate a ring of boxes [ROWS, COLUMNS] that READERS empty, or RINGS of them side by side.
 
-    BY_THREAD: readers are warp groups whose threads arrive one by one, which saves them two synchronisations per
+    BY_THREAD: readers are warp groups whose threads arrive one by one, which saves them two synchronizations per
     arrival.
     """
     BUFFERS: tl.constexpr = RINGS * STAGES

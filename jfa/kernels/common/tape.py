@@ -151,7 +151,7 @@ class Tape:
 
     # ------------------------------------------------------------------------------------------------------- playing it
     def allocate(self, values: tuple) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
-        """Return (results, kept, scratch), uninitialised, on the current device."""
+        """Return (results, kept, scratch), uninitialized, on the current device."""
         empty = self._empty
         results = [empty(values[n], values[m], dtype) for n, m, dtype in self.results]
         n = self.kept_words

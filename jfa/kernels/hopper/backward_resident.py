@@ -10,7 +10,7 @@ afterwards.
     dP^T = V dO^T          dS^T = P^T (dP^T - delta)            dK = dS^T Q          dQ^T += K^T dS^T
 
 Four roles. Two *key groups* take blocks of 64 keys in turn, each against all queries at once and one product after
-another, so that a thread never holds more than two accumulators. They share only their input and are not synchronised:
+another, so that a thread never holds more than two accumulators. They share only their input and are not synchronized:
 one multiplies while the other computes exponentials or stores. Each hands its dS^T through shared memory to the *query
 group*, which only holds dQ^T and adds to it. The producer brings keys, values and output gradients.
 

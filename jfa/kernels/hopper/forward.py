@@ -8,8 +8,8 @@ A consumer is a warp group with 64 query rows. A CTA has heads * parts of them (
 
 * parts = 2, heads = 1: a tile is 128 queries of one head. The two consumers share every key and value block and take
   turns on the tensor cores, one computing its softmax while the other multiplies. The choice for long queries.
-* parts = 1, heads = 2: a tile is 64 queries of two neighbouring heads, each consumer with its own ring. The choice for
-  at most 64 queries per sequence: then memory bandwidth is the limit, and the data of neighbouring heads are adjacent
+* parts = 1, heads = 2: a tile is 64 queries of two neighboring heads, each consumer with its own ring. The choice for
+  at most 64 queries per sequence: then memory bandwidth is the limit, and the data of neighboring heads are adjacent
   in memory.
 
 The grid is persistent and draws tiles from a queue, longest first (jfa.kernels.hopper.queue). Resident queries, those

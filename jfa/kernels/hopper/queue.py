@@ -84,7 +84,7 @@ class Queue:
     def next_tile(self, unit):
         """Return (tile, head) of a unit. One past the end gives tile 0: a record may be read for it, and is not used.
 
-        Units run through chunks of CHUNK tiles; in a chunk head by head. Lists are sorted longest first, so neighbours
+        Units run through chunks of CHUNK tiles; in a chunk head by head. Lists are sorted longest first, so neighbors
         have about the same length.
         """
         if self.by_column:

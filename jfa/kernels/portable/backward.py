@@ -21,7 +21,7 @@ from jfa.kernels.common.softmax import at_most_one, lse_to_subtract
 from jfa.kernels.portable.rows import Operand, Rows, contiguous, padded, per_row, positions
 from jfa.kernels.portable.walk import seen_keys, seen_queries
 
-# Numbers that change with the data: Triton would compile anew for each that turns divisible by 16.
+# Numbers that change with the data: Triton would compile again for each that turns divisible by 16.
 RUNTIME = ["rows_out"]
 
 

@@ -71,7 +71,7 @@ class Rows:
         tl.store(self.base + head.to(tl.int64) * self.count + span.begin + rows, x, mask=rows < span.length)
 
 
-# Triton would compile anew for each of these that turns divisible by 16.
+# Triton would compile again for each of these that turns divisible by 16.
 RUNTIME = "list_rows capacity rows_out q_blocks batches rows_q rows_kv lo_start lo_end hi_start hi_end".split()
 
 

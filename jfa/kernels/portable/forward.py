@@ -17,7 +17,7 @@ from jfa.kernels.common.softmax import hide, scale_of, softmax_end, softmax_step
 from jfa.kernels.portable.rows import Operand, contiguous, padded, per_row, positions
 from jfa.kernels.portable.walk import seen_keys
 
-# Numbers that change with the data: Triton would compile anew for each that turns divisible by 16.
+# Numbers that change with the data: Triton would compile again for each that turns divisible by 16.
 RUNTIME = ["rows_out"]
 
 
@@ -147,7 +147,7 @@ def attend_block(acc, l, m, q, k, v, i, tile, position, scale, c, masked):
 
 @triton.jit
 def finish(acc, l, m, out, lse, m0, scale, c):
-    """Normalise a tile and write its output rows and natural-log LSE; a row without keys gets 0 and -inf."""
+    """Normalize a tile and write its output rows and natural-log LSE; a row without keys gets 0 and -inf."""
     acc, natural = softmax_end(acc, m, l, scale)
     lse.store_numbers(m0, natural, c.block_m)
     out.store(m0, acc, c.block_m)

@@ -97,7 +97,7 @@ def with_rows(x: Tensor) -> Tensor:
 
 
 def empty_like(x: Tensor) -> Tensor:
-    """Return an uninitialised contiguous tensor of the shape and type of ``x``."""
+    """Return an uninitialized contiguous tensor of the shape and type of ``x``."""
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 

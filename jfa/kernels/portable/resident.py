@@ -24,7 +24,7 @@ from jfa.kernels.common.units import zigzag_unit
 from jfa.kernels.portable.backward import Choices, Queries, dq_over_keys, side_of
 from jfa.kernels.portable.rows import Operand, Rows, contiguous, padded, positions
 
-# Numbers that change with the data: Triton would compile anew for each that turns divisible by 16.
+# Numbers that change with the data: Triton would compile again for each that turns divisible by 16.
 RUNTIME = "batches rows_q rows_kv rows_out lo_start lo_end hi_start hi_end workers tiles piece".split()
 
 
