@@ -81,7 +81,8 @@ check("10.2", ring_round)
 # Write the consumer: for each row the *largest* value over all chunks.
 # It must tell the producer when a buffer is free again.
 #
-# Launched on one program with 1, 2 or 3 stages; the matrix has `chunks * COLS` columns. It stays a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring has `STAGES` buffers and uses them all.
+# Launched on one program with 1, 2 or 3 stages; the matrix has `chunks * COLS` columns.
+# It stays a producer and a consumer, two async tasks, and every chunk goes through the ring; the ring has `STAGES` buffers and uses them all.
 
 
 # %% tags=["ex-10.3"]

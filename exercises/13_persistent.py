@@ -149,7 +149,7 @@ def compute_role(
     queries, keys, outs, half, records_ptr, units,
     BM: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One half of all tiles of this program."""
+    """Attend with one half of all tiles of this program."""
     pass  # YOUR CODE
 
 
@@ -161,13 +161,13 @@ check("13.1", sum_kernel)
 #
 # (difficulty 1 of 3, 20 minutes) No kernel: the arithmetic at the beginning of every role, on the host.
 # `records` `[room, 9]` has a record per tile in the chapter's order: `q_begin, q_len, row, out_begin, k_begin, k_len, lo, hi, pad_begin`.
-# The first `tiles` of them are tiles; the others are not initialised.
-# Unit `u` is one head of one tile, and the heads of a tile are neighbours.
+# The first `tiles` of them are tiles; the others are not initialized.
+# Unit `u` is one head of one tile, and the heads of a tile are adjacent.
 # A tile has two halves of `block` rows each; rows from `q_len` on do not exist.
 #
 # Return seven whole numbers:
 #
-# * `head` and `kv_head`: `heads` is a multiple of `kv_heads`, and neighbouring heads share a key head;
+# * `head` and `kv_head`: `heads` is a multiple of `kv_heads`, and neighboring heads share a key head;
 # * `begin`, `middle`, `end`: rows of the packed `query`. The first half is `begin .. middle - 1`, the second `middle .. end - 1`, only rows that exist;
 # * `out_row`: the row of the output that belongs to `begin`. It differs from `begin` where queries are shared;
 # * `shared`: 1 if the second half is empty, else 0.
@@ -264,7 +264,7 @@ check("13.3", clc_kernel)
 #
 # (difficulty 2 of 3, 40 minutes) The list of tiles is made on the device, so its length is in memory: `count`.
 # The launch has `room` programs, an upper bound; the list is sorted, so units from `count` on are surplus.
-# Their records are not initialised.
+# Their records are not initialized.
 #
 # The kernel below is right without surplus units, and hangs with them.
 # Each role by itself looks sensible.

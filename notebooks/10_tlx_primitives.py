@@ -52,7 +52,7 @@ def attempt(launch, **options):
 
 # %%
 LANES = "32 fp32 lanes\n4 exp2 units"
-MACHINE = {  # heading -> ((x, y, width, height), words, colour)
+MACHINE = {  # heading -> ((x, y, width, height), words, color)
     "one SM": ((0, 1.3, 10.4, 4.3), "", 5),
     "warps": (
         (0.2, 3.4, 6.4, 1.8),
@@ -655,7 +655,7 @@ attempt(lambda: run_ship(False), fences="strict")
 # Write the fence right after the stores.
 # With `fences="strict"` the emulator reports a missing fence as an error; without it, as a warning.
 #
-# ## 7. The sweep: which synchronisation is needed?
+# ## 7. The sweep: which synchronization is needed?
 #
 # The emulator can break a kernel on purpose.
 # A *sweep* does this for each wait, arrive, announcement and fence: it makes a version without it, or with the other parity, or with half the bytes, and runs each version under four schedules.
@@ -666,7 +666,7 @@ from jfa.emulator import sweep
 
 
 def stream_once():
-    """One launch; a sweep compares what it returns."""
+    """Launch once; a sweep compares what this returns."""
     run_stream(stages=2)
     return [sums.clone()]
 
@@ -677,7 +677,7 @@ plots.sweep_map(swept)
 
 # %% [markdown]
 # Every broken version was found.
-# A version that goes unnoticed means one of two things: the synchronisation is superfluous, or this launch never needed it, for example because it has one chunk only.
+# A version that goes unnoticed means one of two things: the synchronization is superfluous, or this launch never needed it, for example because it has one chunk only.
 #
 # **Sweep your own kernel.** Write a function without arguments that launches it and returns its outputs, and put it in the place of `stream_once`.
 # A solved 10.3 is a good start: paste the kernel into a cell, launch it as its text says, and predict before you run which of its lines a sweep will call superfluous.
@@ -693,9 +693,18 @@ plots.sweep_map(swept)
 # | `OverArrivalError` | more arrivals in a phase than the barrier counts | a role that arrives a turn too early, or `arrive_count` |
 # | `PhaseError` | a wait can pass on an old phase | a producer that nothing holds back |
 # | `ExpectBytesError` | bytes announced and delivered differ | element size, number of loads on the barrier |
-# | `PoisonError` | memory that nobody wrote | `use_acc` on the first product; a wrong buffer number |
+# | `PoisonError` | memory that was never written | `use_acc` on the first product; a wrong buffer number |
 # | `MissingFenceError` | threads wrote, an engine reads | `tlx.fence("async_shared")` before the hand-over |
 # | `TensorMemoryError` | more than 512 columns | buffers that could share |
+#
+# ## Summary
+#
+# * A buffer in shared or tensor memory starts undefined; a barrier's phase ends when all its arrivals and all announced bytes are there.
+# * The bytes of a TMA load are announced on its barrier, and the task that reads the buffer waits for that phase.
+# * A wait names the parity of a phase; a producer waits for `phase ^ 1`, which passes at once on a fresh barrier.
+# * A product runs asynchronously in the tensor core; its barrier, or a commit behind it, says when its result is there and its operands are free.
+# * Threads and engines reach shared memory by two paths: a fence must come between a thread's store and an engine's read.
+# * A sweep breaks each wait, arrival and fence in turn, and so shows which of them a kernel and its tests need.
 #
 # ## Exercises
 #
@@ -763,7 +772,7 @@ plots.sweep_map(swept)
 #
 # | pitfall | where you saw it |
 # |---|---|
-# | reading a buffer nobody filled | section 1 |
+# | reading a buffer that was never filled | section 1 |
 # | bytes counted in elements, or for one load of two | section 2 |
 # | no wait: the numbers are right by luck | section 2, section 5 |
 # | nothing holds the producer back | section 4 |

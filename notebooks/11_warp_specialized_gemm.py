@@ -11,7 +11,7 @@
 #
 # **Goals.** Build a matrix product (a *GEMM*) out of roles: a ring that feeds the tensor core, a role that multiplies, a role that stores, two accumulators between them, and a loop over tiles that keeps the pipeline full.
 # Read a deadlock as a graph and a race as two clocks.
-# Break every synchronisation of a kernel in turn, and run every schedule of a small launch.
+# Break every synchronization of a kernel in turn, and run every schedule of a small launch.
 # Know what these tools cannot see.
 #
 # **Time.** 75 minutes, and 140 for the exercises.
@@ -386,7 +386,7 @@ plots.timelines(timelines)
 # ## Reading a deadlock
 #
 # From here on a small instance is enough: tiles of 128 x 32, slices of 32, and as many tiles and slices as the bug needs.
-# `broken` runs it with one synchronisation broken.
+# `broken` runs it with one synchronization broken.
 # `drop` leaves it out, and `flip` waits for the other parity.
 
 
@@ -493,7 +493,7 @@ plots.race_clocks(race)
 #
 # ## Version 5: break everything, read the table
 #
-# One broken synchronisation shows one report.
+# One broken synchronization shows one report.
 # `sweep.sweep` breaks all of them, one at a time, and notes how each was found.
 # A kernel is well tested when every broken variant is found.
 
@@ -509,7 +509,7 @@ plots.sweep_map(result, title="three tiles of two slices")
 # A missing fence is neither: the order is right, but the TMA may not see what the threads wrote.
 #
 # Now the same sweep on fewer tiles.
-# Predict first: which synchronisations are never needed if there are only two tiles?
+# Predict first: which synchronizations are never needed if there are only two tiles?
 
 # %%
 fewer = {tiles: sweep.sweep(launch_of(tiles)) for tiles in (1, 2)}
@@ -541,7 +541,7 @@ print(proof)
 
 # %%
 def once(control):
-    """One schedule of the GEMM, chosen by the search."""
+    """Run one schedule of the GEMM, chosen by the search."""
     with emulator.options(control=control):
         launch_of(tiles=2, steps=3)()
     return explore.Outcome(explore.OK, control.token)
@@ -580,7 +580,7 @@ print(faces)
 
 # %%
 def flip(kind, name, task, where):
-    """The fault of that variant, for the emulator."""
+    """Return the fault of that variant, for the emulator."""
     return "flip" if flipped.site.hit(kind, where) else None
 
 
@@ -594,7 +594,7 @@ except emulator.EmulatorError as error:
 # ## Eight warps are not one
 #
 # So far we treated a task as one thread of control.
-# In fact it has 4 or 8 warps, which run independently until something synchronises them.
+# In fact it has 4 or 8 warps, which run independently until something synchronizes them.
 # With 8 warps this matters in tensor memory.
 # Each warp reaches only 32 of the 128 lanes, so two groups of four warps share the lanes and split the *columns* of every tile.
 # Take scores S in fp32 and store P in bf16 over them, as attention does.
@@ -614,7 +614,7 @@ plots.segments(
 )
 
 # %% [markdown]
-# Warps 4-7 store into columns that warps 0-3 still load from, unless something synchronises the two groups in between.
+# Warps 4-7 store into columns that warps 0-3 still load from, unless something synchronizes the two groups in between.
 # Predict which of these four runs is clean: four warps, eight warps, eight with a fence, eight with `tl.debug_barrier()`.
 
 
@@ -648,7 +648,7 @@ print(eight)
 
 # %% [markdown]
 # A fence orders memory accesses, not warps.
-# A wait does not synchronise the warps of a task either: each warp waits for itself.
+# A wait does not synchronize the warps of a task either: each warp waits for itself.
 # These do: `tl.debug_barrier()`, a named barrier of all threads, an arrive, a reduction over the columns.
 # A public kernel had this fault: its authors report wrong results in 13 % of the runs on a B200 (issue 1992, see the sources).
 #
@@ -707,6 +707,15 @@ print(explore.explore(launch_split, max_ctas=2))
 # Small means: every ring goes round at least twice, every accumulator comes back at least once, and there are two programs if you use atomics.
 # If the sweep leaves a variant unfound, make the instance larger before you call it superfluous.
 #
+# ## Summary
+#
+# * A role is a task with one job; rings of buffers with `fulls` and `empties` connect the roles.
+# * Two accumulators let the MMA role start a tile while the epilogue stores the one before.
+# * A persistent kernel loops over tiles in every role; the counters of its rings continue from tile to tile.
+# * A deadlock is a circle of waits; a race is two accesses that no chain of barriers orders, even if they did not collide in this run.
+# * A sweep tells which synchronization the tests need; `explore` runs every class of schedules of a small launch.
+# * Eight warps are two groups of four that run apart until an arrive or a row maximum joins them; a wait or a fence does not.
+#
 # ## Exercises
 #
 # Open [exercises/11_warp_specialized_gemm.py](../exercises/11_warp_specialized_gemm.py).
@@ -718,7 +727,7 @@ print(explore.explore(launch_split, max_ctas=2))
 # | 11.3 | bug hunt: the second tile hangs | 2 | 30 |
 # | 11.4 | bug hunt: right whenever the tensor core is quick | 2 | 25 |
 # | 11.5 | bug hunt: eight warps, one column | 3 | 30 |
-# | 11.6 | six broken synchronisations: say what each does before you run it | 2 | 25 |
+# | 11.6 | six broken synchronizations: say what each does before you run it | 2 | 25 |
 #
 # The last cell there sweeps the kernel that you wrote in 11.2.
 #
@@ -794,3 +803,5 @@ print(
 # - cute2promela (metaworld.me, 2026-05-27): CuTe kernels as Promela, absence of deadlocks by the model checker SPIN.
 # - C. Flanagan and P. Godefroid, "Dynamic partial-order reduction for model checking software", POPL 2005: the idea behind `explore`.
 # - The rates of the model: `jfa/emulator/rates.py`.
+#
+# Next: [12 The Blackwell forward](12_blackwell_forward.py).

@@ -1391,6 +1391,15 @@ plots.timelines(
 # With 277 rows there is little of the steady state to see: the picture shows how a tile begins and ends.
 
 # %% [markdown]
+# ## Summary
+#
+# * Products and exponentials of a step take equally long, so a fast forward must overlap them.
+# * P inside S makes S, softmax and P V depend on each other; a second half of queries gives the tensor core other work meanwhile.
+# * A correction role takes the rescaling off the softmax's path, and a stale maximum makes most rescalings unnecessary and stays exact.
+# * Slices of P let P V start early; a share of the exponentials goes to the FMA pipe.
+# * Across tiles, the next tile's S is issued before the last P V, and a store role copies O out: no seam.
+# * The order of products in one task protects columns that have no barrier of their own.
+#
 # ## Exercises
 #
 # Open [exercises/12_blackwell_forward.py](../exercises/12_blackwell_forward.py).
@@ -1476,3 +1485,5 @@ plots.timelines(
 # - FlashAttention-4, arXiv 2603.05451: cycles per tile, ping-pong, conditional rescaling, the exponential on the FMA pipe.
 # - TLX in fbtriton 3.7.4: names and semantics. The kernels are our own.
 # - Milakov and Gimelshein, arXiv 1805.02867: the online softmax.
+#
+# Next: [13 Persistent kernels](13_persistent.py).

@@ -757,7 +757,7 @@ plots.panels(
 
 # %%
 def package(len_q, len_kv, sms=1, **options):
-    """A forward of the package on ``sms`` modelled SMs: (modelled cycles, tensor core busy)."""
+    """Model the package's forward on ``sms`` SMs; return (cycles, share of tensor core busy)."""
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(n, 1, D, generator=g).bfloat16() for n in (len_q, len_kv, len_kv))
     with emulator.options(policy="timed", rates=B200, trace=True, races=False, max_ctas=sms):
@@ -833,7 +833,7 @@ plots.segments(
 
 # %% [markdown]
 # A **unit** is a tile of one head: `tile = unit // heads`, `head = unit % heads`, and the key head is `head // group` (chapter 07).
-# So the heads of a tile are neighbours in the list, cost the same, and share K and V in the L2 cache.
+# So the heads of a tile are adjacent in the list, cost the same, and share K and V in the L2 cache.
 #
 # ### Never zero steps
 #
@@ -910,6 +910,14 @@ print("largest error:", (out - want).abs().max().item())
 # Two public kernels had this bug: the Triton fork's pull request 2561 moved the wait for O in front of Q's load, and flash-attention 2754 reports errors up to 5.6.
 # The package avoids the question with two buffers of 16 KiB.
 # Exercise 13.5 is the bug.
+#
+# ## Summary
+#
+# * A persistent program processes many tiles; each role counts for itself, and all counts continue from tile to tile.
+# * Zigzag deals tiles in advance; CLC hands them out while the kernel runs, and every role reads the same answers.
+# * The idle time between two tiles disappears if loads, S and stores of neighboring tiles overlap.
+# * A record of nine numbers per tile describes a jagged batch; a tile without work still takes one masked step.
+# * All roles must end together: a role that stops early leaves the others waiting.
 #
 # ## Exercises
 #
@@ -1057,3 +1065,5 @@ attempt(SMALL, 2, CLC=True)
 # * TLX in fbtriton 3.7.4: names and semantics of `clc_*`. The kernels are our own.
 # * Pull requests and issues, read in 2026: facebookexperimental/triton 2561 and 2817; Dao-AILab/flash-attention 1396 and 2754; flashinfer-ai/flashinfer 4533 (its author's comment of 2026-08-15).
 # * [docs/blackwell-notes.md](../docs/blackwell-notes.md): the package's versions and their modelled figures.
+#
+# Next: [14 The Blackwell backward](14_blackwell_backward.py).

@@ -10,7 +10,7 @@
 # # 14 The Blackwell backward
 #
 # **Goals.** Write the five products transposed, and say why.
-# Know at any moment who owns which columns of tensor memory.
+# Know at any moment which role uses which columns of tensor memory.
 # Let dQ leave through staging buffers by TMA reduce-add, and release its columns early.
 # Trade registers against cycles, with the compiler's report on both sides.
 # Keep dQ on the chip where all sequences share their queries.
@@ -566,6 +566,14 @@ for deterministic in (False, True):
 # Both are quoted with their dates, and they do not agree.
 # Versions, shapes and drivers differ, and neither was measured here.
 #
+# ## Summary
+#
+# * With keys as rows, P goes from registers straight to tensor memory, as a left operand; dS goes to shared memory, because dQ reads it transposed.
+# * Five products need five results, and at D = 128 tensor memory has space for four: dQ shares the columns of dP.
+# * dQ is sent to memory in slices, by TMA reduce-add through staging buffers; loading the last slices early frees the columns.
+# * Held slices cost registers: the compiler's report, not the model, shows how many fit.
+# * Short shared queries keep dQ on the chip; `deterministic=True` computes dQ in a separate kernel.
+#
 # ## Exercises
 #
 # Open [exercises/14_blackwell_backward.py](../exercises/14_blackwell_backward.py).
@@ -698,7 +706,7 @@ attempt(dict(dq_stages=8), slice(2))
 #
 # * The model gives a reduce-add the L2's bandwidth and no contention between programs. On a chip adds to the same address wait for each other; the 9 to 11 % above are about that.
 # * The model has no bank conflicts, so the stores into the stages are too fast in it.
-# * The rate of tensor memory is an assumption (nobody has published a B200's), and this chapter's chain depends on it.
+# * The rate of tensor memory is an assumption (no rate of a B200 has been published), and this chapter's chain depends on it.
 # * The model has no registers; the compiler's table above shows what they limit.
 #
 # ## Verified here, and not
@@ -716,3 +724,5 @@ attempt(dict(dq_stages=8), slice(2))
 # * facebookexperimental/triton, pull request 2848 (2026-08-14).
 # * The text that this course grew from (May 2026), quoted as claimed.
 # * [docs/blackwell-notes.md](../docs/blackwell-notes.md): the package's versions, modelled and compiled.
+#
+# Next: [15 Two CTAs](15_two_ctas.py).

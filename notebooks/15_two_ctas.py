@@ -1232,6 +1232,15 @@ report(give, True)
 # * *The fork, pull request 2560 (2026-07-30):* a two-CTA **forward**. On average FlashAttention 4's, with two CTAs, has 1,210 TFLOP/s and the fork's with one CTA 1,182: about 2 % are at stake there.
 # * *cuDNN's front end, issue 1085:* version 9.26 no longer uses its two-CTA configurations for ragged forwards, and takes 22 to 33 % longer at 4k to 16k tokens with head dims (192, 128).
 #
+# ## Summary
+#
+# * In a pair each CTA holds its own rows of A and C, and half of B; one product runs on both SMs.
+# * The leader issues for both, and bytes and arrivals count on the leader's barriers; its products complete in both CTAs.
+# * A CTA waits on its own barriers only, so a relay tells the leader what the other CTA has received.
+# * dS is exchanged by one copy per block (form A) or by stores of words (form B), which need a fence.
+# * With 64 rows per CTA an accumulator folds, so dQ fits into the columns that P leaves free.
+# * What one CTA of a pair does, both do, the same number of times; rows that do not exist are masked.
+#
 # ## Exercises
 #
 # Open [exercises/15_two_ctas.py](../exercises/15_two_ctas.py).
@@ -1300,3 +1309,5 @@ report(give, True)
 # * tlx_jfa at commit 2889aef of a public fork of ads_model_kernel_library.
 # * cudnn-frontend, issue 1085.
 # * The text that this course grew from (May 2026), quoted as claimed.
+#
+# Next: [16 MXFP8](16_mxfp8.py).

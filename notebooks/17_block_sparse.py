@@ -550,6 +550,15 @@ print(f"largest error {float((out - exact).abs().max()):.0e}; the empty sequence
 print(f"{float(out[20:40].abs().max()):.0f}")
 
 # %% [markdown]
+# ## Summary
+#
+# * Pooled scores choose key blocks at the price of one product per pair of blocks.
+# * The choice works only if attention is concentrated by block: measure its recall on your data.
+# * Lists in CSR form hold the choice; the backward uses their transpose, computed without host reads.
+# * FULL pairs need no mask; a pair whose queries or keys extend past the end is PARTIAL.
+# * The time of a tile follows the length of its list, plus a constant part; balance by list length.
+# * The choice itself takes time, so sparse attention pays for long sequences and small ratios.
+#
 # ## Exercises
 #
 # Open [exercises/17_block_sparse.py](../exercises/17_block_sparse.py).

@@ -639,6 +639,14 @@ if not GPU:
     print("a CPU's result is for looking at the format; please do not share it as a measurement")
 
 # %% [markdown]
+# ## Summary
+#
+# * Bytes, FLOPs and exponentials give a least time for every shape; compare measured times with it.
+# * Check the result before you time it, against float64, with an error allowed that bf16 explains.
+# * Time on the device, after a warm-up, with a cleared L2 cache and random inputs, and report the median.
+# * Count only the FLOPs of pairs that the mask allows.
+# * Compare with peers of the same run; read the balance of the SMs before the other counters.
+#
 # ## Exercises
 #
 # Open [exercises/18_on_the_gpu.py](../exercises/18_on_the_gpu.py).

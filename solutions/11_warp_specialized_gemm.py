@@ -123,7 +123,7 @@ check("11.1", ring_kernel)
 #
 # 1. walk over the same tiles as the other roles: `tl.program_id(0)`, then every `tl.num_programs(0)`-th, of `tiles`;
 # 2. for a tile with slices: wait for its accumulator, load it, give it back on `acc_empties`, and store the tile at row `tile * BM` with `leave`;
-# 3. for a tile without: store zeros, with `leave` as well, for nobody has written the output;
+# 3. for a tile without: store zeros, with `leave` as well, because the output was never written;
 # 4. never write into `staging` while the store before still reads it, and not end before the last store has read it.
 #
 # The other roles and the kernel stay as they are.
@@ -457,7 +457,7 @@ check("11.6", findings)
 # ## Last: sweep your own kernel
 #
 # `jagged_kernel` of 11.2 is yours.
-# Is each of its synchronisations needed, and does the instance below show it?
+# Is each of its synchronizations needed, and does the instance below show it?
 # Read the map by rows: what would you lose with each?
 # Change `STEPS` to `[1, 0, 2]` and look again: which faults are no longer found, and why?
 # Nothing is checked here.
@@ -467,7 +467,7 @@ STEPS = [1, 0, 2, 3, 1]
 
 
 def launch_mine():
-    """The jagged kernel on a small instance; the same each time."""
+    """Launch the jagged kernel on a small instance, the same each time."""
     torch.manual_seed(0)
     a, b = torch.randn(128 * len(STEPS), 64).bfloat16(), torch.randn(64, 32).bfloat16()
     c = torch.empty(128 * len(STEPS), 32)

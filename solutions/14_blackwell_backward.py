@@ -139,7 +139,7 @@ def sketch_kernel(
     ds_desc, k_desc, dq_desc, records_ptr,
     BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, NCOL: tl.constexpr,
 ):  # fmt: skip
-    """Roles: reduce (default), mma, load."""
+    """Run the roles reduce (default), mma, load."""
     ds_tiles = tlx.local_alloc((BM, BN), tl.bfloat16, 2)
     ds_fulls = tlx.alloc_barriers(2)
     ds_empties = tlx.alloc_barriers(2)
@@ -189,7 +189,7 @@ def staged_kernel(
     ds_desc, k_desc, dq_desc, records_ptr,
     BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, NCOL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Roles: reduce (default), mma, load."""
+    """Run the roles reduce (default), mma, load."""
     ds_tiles = tlx.local_alloc((BM, BN), tl.bfloat16, 2)
     ds_fulls = tlx.alloc_barriers(2)
     ds_empties = tlx.alloc_barriers(2)
@@ -266,7 +266,8 @@ check("14.2", staged_kernel)
 #
 # dO has two slots, dS one.
 # The given roles are right; `seat_mma` is not, and the line that the report names is not the only one to look at.
-# The fix is one statement: a wait. On which barrier, for which phase, and before *which* product?
+# The fix is one statement: a wait.
+# On which barrier, for which phase, and before *which* product?
 # Only `seat_mma` is yours; the kernel stays as it is.
 
 
@@ -341,7 +342,7 @@ def seat_mma(
 
 @triton.jit
 def seat_kernel(k_desc, v_desc, do_desc, w_ptr, dq_desc, blocks, B: tl.constexpr, D: tl.constexpr):
-    """Roles: reduce (default), compute, mma, load."""
+    """Run the roles reduce (default), compute, mma, load."""
     k = tlx.local_alloc((B, D), tl.bfloat16, 1)
     v = tlx.local_alloc((B, D), tl.bfloat16, 1)
     kv_full = tlx.alloc_barriers(1)
@@ -421,7 +422,7 @@ def early_kernel(
     k_desc, v_desc, do_desc, w_ptr, dq_desc, blocks,
     B: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
-    """Roles: reduce (default), compute, mma, load."""
+    """Run the roles reduce (default), compute, mma, load."""
     k = tlx.local_alloc((B, D), tl.bfloat16, 1)
     v = tlx.local_alloc((B, D), tl.bfloat16, 1)
     kv_full = tlx.alloc_barriers(1)
@@ -593,7 +594,7 @@ def resident_store(
 def resident_kernel(
     q_desc, ds_desc, k_desc, dk_ptr, part_ptr, count, B: tl.constexpr, D: tl.constexpr
 ):
-    """Roles: store (default), mma, load. A program has an equal share of ``count`` tiles."""
+    """Run the roles store (default), mma, load. A program has an equal share of ``count`` tiles."""
     q = tlx.local_alloc((B, D), tl.bfloat16, 1)
     q_full = tlx.alloc_barriers(1)
     ds = tlx.local_alloc((B, B), tl.bfloat16, 2)
