@@ -1078,7 +1078,7 @@ def _code(line: str) -> str:
     return code if len(code) <= 64 else code[:63] + "…"
 
 
-FOUND = {  # how a broken synchronisation was found: letter, colour, hatch
+FOUND = {  # how a broken synchronization was found: letter, colour, hatch
     "DeadlockError": ("D", BLUE, ""), "RaceError": ("R", VERMILLION, ""), "PoisonError": ("U", ORANGE, "..."),
     "PhaseError": ("P", GREEN, ""), "OverArrivalError": ("A", PURPLE, "xx"), "ExpectBytesError": ("B", SKY, "///"),
     "MissingFenceError": ("F", YELLOW, ""), "InFlightError": ("I", "#BBBBBB", ""), "wrong result": ("W", BLACK, ""),
@@ -1091,8 +1091,8 @@ SAID = {
 }  # fmt: skip
 
 
-def sweep_map(result: Any, *, title: str = "each synchronisation broken in turn") -> Picture:
-    """Draw a sweep: a row per synchronisation, a column per way to break it, and how the emulator found it.
+def sweep_map(result: Any, *, title: str = "each synchronization broken in turn") -> Picture:
+    """Draw a sweep: a row per synchronization, a column per way to break it, and how the emulator found it.
 
     Args:
         result: a :class:`jfa.emulator.sweep.Result`.
@@ -1116,7 +1116,7 @@ def sweep_map(result: Any, *, title: str = "each synchronisation broken in turn"
     axes.set_yticks(np.arange(len(sites)) + 0.5, [f"{_code(s.text)}  (line {s.line})" for s in sites])
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
-    label(axes, "", "how it is broken", "synchronisation")
+    label(axes, "", "how it is broken", "synchronization")
     axes.tick_params(length=0)
     from matplotlib.patches import Patch
 
@@ -1129,4 +1129,4 @@ def sweep_map(result: Any, *, title: str = "each synchronisation broken in turn"
     found = {(m.site, m.how): SAID.get(m.found, m.found) for m in result.mutants}
     rows = [[s.line, _code(s.text), *(found.get((s, how), "") for how in faults)] for s in sites]
     words = f"{len(result.mutants)} broken kernels, {len(result.found)} found"
-    return Picture(figure, f"{title}: {words}\n{table(['line', 'synchronisation', *faults], rows)}")
+    return Picture(figure, f"{title}: {words}\n{table(['line', 'synchronization', *faults], rows)}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,9 @@ TEXTS = sorted(
     if path.suffix in (".py", ".md")
 ) + sorted(ROOT.glob("*.md"))
 
-# The chapters that were read against these rules, with their solutions; the exercises are made of these.
-CHAPTERS = sorted(path for folder in ("notebooks", "solutions") for path in (ROOT / folder).glob("0*.py"))
+# The chapters and their solutions; the exercises are made of these.
+CHAPTERS = sorted(path for folder in ("notebooks", "solutions") for path in (ROOT / folder).glob("[0-9]*.py"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "jfa").rglob("*.md")])
 
 # Words that begin a docstring which describes a thing where it should say what the function does.
 NO_VERBS = set(
@@ -49,9 +52,19 @@ RIDDLES = re.compile(
 # American spelling, and words of the house that a reader from elsewhere must translate.
 FOREIGN = re.compile(
     r"\b(?:neighbour(?!_)|colour|behaviour|(?:un)?normalis|optimis|quantis|serialis|practis|towards\b|learnt\b|nobody\b|everybody\b|"
-    r"somebody\b|whoever\b|mend(?:s|ed|ing)?\b|hears?\b|alike\b|anew\b|in vain\b|beside\b)",
+    r"somebody\b|whoever\b|mend(?:s|ed|ing)?\b|hears?\b|alike\b|anew\b|in vain\b|beside\b|"
+    r"(?:synchron|(?:un)?initial|special|summar|organ)is(?:e|es|ed|ing|ation|ations)\b|for ever\b)",
     re.IGNORECASE,
 )
+# British spelling alone: what the package's docstrings, comments and messages are held to.
+BRITISH = re.compile(
+    r"\b(?:neighbour(?:s|ing)?\b(?!_)|(?:synchron|(?:un)?initial|special|(?:un)?normal|optim|serial|summar|organ)"
+    r"is(?:e|es|ed|ing|ation|ations)\b(?!\()|(?:un)?quantis(?:es|ed|er|ers|ing|ation)\b|towards\b|learnt\b|for ever\b|"
+    r"anew\b|in vain\b)",
+    re.IGNORECASE,
+)
+NAMES = re.compile(r"\b(?:quantise|quantise_tokens)\b")  # of exercises, as learners' answers have them
+FENCED = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)  # commands, output and names in a page
 # The end of a sentence and the start of the next: "... first. Then", not "B. Smith" and not "`a. B`".
 SENTENCES = re.compile(r"[a-z0-9)`\"*][.?!]\)? +(?=[A-Z][a-z]|[A-Z] |`)")
 NO_PROSE = re.compile(r"\s*(?:[|#<>$*(-]|\d+\. )")  # tables, headings, folds, formulas, lead-ins, items, asides
@@ -110,7 +123,20 @@ def phrases(text: str) -> list[str]:
 
 def foreign(text: str) -> list[str]:
     """Return a sentence per word that a chapter should not use."""
-    return [f"line {i}: {m.group()!r}" for i, line in enumerate(text.splitlines(), 1) for m in FOREIGN.finditer(line)]
+    lines = [NAMES.sub("", line) for line in text.splitlines()]
+    return [f"line {i}: {m.group()!r}" for i, line in enumerate(lines, 1) for m in FOREIGN.finditer(line)]
+
+
+def prose(page: str) -> str:
+    """Return a page without code; its lines keep their numbers."""
+    return FENCED.sub(lambda m: "\n" * m.group().count("\n"), page)
+
+
+def comments_and_texts(source: str) -> str:
+    """Return the comments and string literals of a module, one a line."""
+    found = tokenize.generate_tokens(io.StringIO(source).readline)
+    kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    return "\n".join(token.string for token in found if token.type in kinds)
 
 
 def crowded(source: str) -> list[str]:
@@ -144,13 +170,31 @@ def test_chapters_are_american_and_have_a_sentence_per_line(path: Path):
     assert [x for c in notebook.read(path).cells if c.kind == "markdown" for x in crowded(c.source)] == []
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in CHAPTERS if p.parent.name == "notebooks" and p.stem[:2] > "00"], ids=lambda p: p.stem
-)
-def test_chapters_end_with_a_summary_and_name_the_next_one(path: Path):
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_are_american_and_free_of_house_words(path: Path):
+    assert foreign(prose(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_comments_docstrings_and_messages_are_american(path: Path):
+    text = comments_and_texts(path.read_text(encoding="utf-8"))
+    assert [m.group() for m in BRITISH.finditer(text)] == []
+
+
+NOTEBOOKS = [p for p in CHAPTERS if p.parent.name == "notebooks"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda p: p.stem)
+def test_chapters_have_a_summary_before_the_exercises(path: Path):
     text = path.read_text(encoding="utf-8")
-    assert text.index("\n# ## Summary\n") < text.index("\n# ## Exercises\n")
-    assert re.search(r"\n# Next: \[\d\d [^\]]+\]\(\d\d_\w+\.py\)\.\n*$", text)
+    points = text[text.index("\n# ## Summary\n") : text.index("\n# ## Exercises\n")].count("\n# * ")
+    assert 3 <= points <= 7
+
+
+@pytest.mark.parametrize(("path", "after"), list(zip(NOTEBOOKS, NOTEBOOKS[1:])), ids=lambda p: p.stem)
+def test_chapters_end_with_a_link_to_the_next_one(path: Path, after: Path):
+    text = path.read_text(encoding="utf-8")
+    assert re.search(rf"\n# Next: \[{after.stem[:2]} [^\]]+\]\({after.name}\)\.\n*$", text)
 
 
 def test_breaches_would_be_seen():
@@ -187,8 +231,16 @@ def test_breaches_would_be_seen():
         "neighboring",
         "modelled",
         "the besides",
+        "specialist",
+        "check the answer quantise(x)",
     ):
         assert not foreign(text), text
+    for text in ("its neighbours", "Synchronise it", "the quantiser", "an uninitialised lane", "made anew"):
+        assert foreign(text) and BRITISH.search(text), text
+    for text in ("neighbour_kernel", "memory.synchronise(3)", "quantise", "specialised_for"):
+        assert not BRITISH.search(text), text
+    assert comments_and_texts('x = "one"  # two\nneighbour = 3') == '"one"\n# two'
+    assert prose("a\n```\nbeside\n```\nb `beside` c") == "a\n\n\n\nb  c"
     assert crowded("It is full. The next one is not.") and crowded("Is it? `x` says so.")
     for text in (
         "By R. L. Graham, in 1969.",
