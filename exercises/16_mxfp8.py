@@ -123,7 +123,7 @@ check("16.3", predict)
 # A kernel cannot know how many groups the sequences before have, so the first group of sequence b has place `offsets[b] // 32 + b`, and the others follow.
 # Places of no group must stay as they are.
 #
-# Rules for codes and data as in 16.1, but there are no infinities.
+# Rules for codes and data as in 16.1, tiny and huge numbers included, but there are no infinities.
 # NaN occurs, also in the tokens of a neighboring sequence.
 # Each number is loaded once: all loads together take at most `total * H * D` elements, and 8 more per program.
 #
@@ -161,7 +161,8 @@ check("16.4", quantise_tokens)
 # The kernel is right as long as all scales of K are equal.
 # The emulator reports nothing when they are not, because a tile has 512 bytes in either encoding.
 # Fix the kernel.
-# `s` and `dq` must both be right, for any number of key blocks.
+# `s` and `dq` must both be right, for any number of key blocks and of programs, which have 128 queries each.
+# `D` and `BLOCK` are always 128, so one tile of codes belongs to each block of data.
 # It makes two scaled products per block of keys and program, and must not make more.
 
 
@@ -236,6 +237,7 @@ check("16.5", both_products)
 # * P is stored as e4m3, as 256 P: its scale is 2^-8. The maximum m is rounded up to a whole number, and no P may saturate.
 # * Codes of Q and K are tiles along D, those of V along keys; `scale_log2` is a power of two.
 # * It makes two scaled products per block of keys and program.
+# * A program has 128 queries; there may be more programs, and any number of key blocks. `D` and `BLOCK` are always 128.
 #
 # The first case has one key block.
 # The second fault needs two.

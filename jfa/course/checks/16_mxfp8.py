@@ -444,6 +444,7 @@ def _predict_cases(seed):
         case("numbers that do not divide", "e5m2", 3, rng.randint(100, 200), rng.randint(50, 99), 72, 10_007, 15, 100),
         case("a little over a whole number must leave", "e4m3", 8, 128, 100, 72, 10_007, 15, 100),
         case("a little under a whole number must leave", "e4m3", 8, 128, 100, 72, 9_941, 15, 100),
+        case("a FMA pipe that takes longer than the exp2 units", "e4m3", 8, 44, 27, 8, 580, 3, 91, 6),
         case("a FMA pipe that just suffices", "e4m3", 8, operations=8),
         case("a FMA pipe that just does not", "e4m3", 8, operations=9),
         case("half a FMA pipe", "e4m3", 8, fmas=64, operations=8),
@@ -554,6 +555,14 @@ PREDICT = Exercise(
             edit=("max(0, rows * keys - exps * work // flops)", "rows * keys - exps * work // flops"),
         ),
         Mutant(
+            "the exp2 units in place of the tensor core",
+            "The FMA pipe was compared with the exp2 units. It may take as long as the tensor core, which is a little longer.",
+            edit=(
+                "moved * operations * flops <= work * fmas",
+                "moved * operations * exps <= (rows * keys - moved) * fmas",
+            ),
+        ),
+        Mutant(
             "exactly as long does not fit",
             "As long as the tensor core is not longer: it fits.",
             edit=("flops <= work", "flops < work"),
@@ -607,13 +616,14 @@ PLACE = 7  # what codes of no group hold
 def _jagged_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, lengths, heads=1, dim=16, nan=(), zeros=False):
+    def case(name, lengths, heads=1, dim=16, nan=(), zeros=False, octaves=0):
         total = sum(lengths)
         x = torch.randn(total, heads, dim, generator=g)
         x *= torch.exp2(torch.randint(-12, 13, (1, heads, dim), generator=g).float())
         x *= torch.exp2(torch.randint(-3, 4, (total, 1, 1), generator=g).float())
         if zeros:
             x[:, :, ::3] = 0
+        x = torch.ldexp(x.double(), torch.tensor(octaves)).clamp(-3e38, 3e38).float()
         offsets = kinds.offsets(lengths)
         for b in nan:  # all of a sequence
             x[int(offsets[b]) : int(offsets[b + 1])] = math.nan
@@ -638,6 +648,8 @@ def _jagged_cases(seed):
         one_nan,
         borders,
         case("zeros in every third column", [50, 31], zeros=True),
+        case("tiny numbers, down to 1e-44", [40, 9], octaves=-124),
+        case("huge numbers, up to 3e38", [33, 40], 2, octaves=116),
         case("lengths around 32", kinds.around_block(32), dim=8),
         case("empty ones at both ends", [0, 7, 0, 0, 3, 0], 3, 32),
     ]
@@ -836,12 +848,11 @@ def quantise_tokens(x_ptr, offsets_ptr, data_ptr, codes_ptr, H, D: tl.constexpr)
     broken = tl.max((x != x).to(tl.int32), axis=1)
     x = tl.where(x != x, 0.0, x)
     amax = tl.max(tl.abs(x), axis=1)
-    half = tl.maximum(amax, 1e-30).to(tl.int32, bitcast=True)
-    power = (half & 0x7F800000).to(tl.float32, bitcast=True)   # 2^floor(log2 amax)
-    power = tl.where(amax > 1.75 * power, 2.0 * power, power)
-    code = tl.where(amax > 0, (power.to(tl.int32, bitcast=True) >> 23) - 8, 0)
-    small = x * (256.0 / power)[:, None]
-    small = tl.where((amax > 0)[:, None], small, x * 0.0)
+    floor = tl.maximum(amax, 2.0**-118).to(tl.int32, bitcast=True)  # no code is below 0
+    power = (floor & 0x7F800000).to(tl.float32, bitcast=True)   # 2^floor(log2 amax)
+    code = (power.to(tl.int32, bitcast=True) >> 23) - 8 + (amax > 1.75 * power).to(tl.int32)
+    code = tl.where(amax > 2.0**-119 * 1.75, code, 0)
+    small = x * tl.math.exp2(127.0 - code.to(tl.float32))[:, None]
     tl.store(data_ptr + at, small.to(tl.float8e4nv), mask=real)
     code = tl.where(broken > 0, 255, code).to(tl.uint8)
     tl.store(codes_ptr + ((begin // 32 + b + g) * H + h) * D + tl.arange(0, D), code, mask=(first < end) & (tl.arange(0, D) < D))
@@ -1093,10 +1104,10 @@ def _small(g, rows, columns, spread=1):
 def _attend_cases(seed):
     g = kinds.generator(seed)
 
-    def problem(blocks, levels, row_levels=None, scale=SCALE):
+    def problem(blocks, levels, row_levels=None, scale=SCALE, queries=128):
         """Return random scores; of row i and key j they are ``levels[i % len(levels)][j] + row_levels[i]`` octaves higher."""
         keys = 128 * blocks
-        q, q_codes = _small(g, 128, 128)
+        q, q_codes = _small(g, queries, 128)
         k, k_codes = _small(g, keys, 128)
         v, v_codes = _small(g, 128, keys, spread=3)  # V^T: groups along keys
         if levels:  # the first group of 32 columns: one per kind, with which a row's keys are lifted
@@ -1105,7 +1116,7 @@ def _attend_cases(seed):
             top = lifted.abs().amax(1).clamp(min=1)
             k_codes[:, 0] = 127 + (top / 256).log2().ceil().long().clamp(min=-8)
             k[:, : len(levels)] = lifted / torch.exp2(k_codes[:, :1].double() - 127)
-            rows = torch.arange(128)
+            rows = torch.arange(queries)
             q[rows, rows % len(levels)] = 4
         if row_levels is not None:
             q[:, 32:64], k[:, 32:64] = 0, 0
@@ -1131,6 +1142,7 @@ def _attend_cases(seed):
         Case("one key block", problem(1, [])),
         Case("two key blocks", problem(2, [])),
         Case("two key blocks, half the scale", problem(2, [], scale=SCALE / 2)),
+        Case("256 queries", problem(2, [], queries=256)),
         Case("three key blocks, each 5 octaves higher", problem(3, [5 * steps])),
         Case("three key blocks, each lower", problem(3, [-6 * steps])),
         hard("rising, falling and huge in one block", ["rising", "falling", "huge in one block", "ties"]),
