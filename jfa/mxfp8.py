@@ -15,7 +15,7 @@ layout in which Blackwell's tensor cores read them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -108,6 +108,8 @@ class BlockScaled:
         axis: along which the groups lie, ``"head_dim"`` or ``"tokens"``.
         offsets: [B + 1]; sequence b's rows begin at ``offsets[b]``, its blocks at :func:`first_blocks`.
         length: the rows of every sequence, or None where the next offset ends it.
+        other: the same values encoded along the other axis, which attention's backward multiplies; None if there is no backward.
+        source: the tensor that receives the gradient of attention over these values, unrounded as it is; None if none does.
     """
 
     data: Tensor
@@ -115,6 +117,8 @@ class BlockScaled:
     axis: str
     offsets: Tensor
     length: int | None = None
+    other: BlockScaled | None = None
+    source: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -131,6 +135,18 @@ class BlockScaled:
         """Return bfloat16, the type of what attention over it returns, whatever type it was encoded from."""
         return torch.bfloat16
 
+    def along(self, axis: str) -> BlockScaled:
+        """Return the encoding whose groups lie along ``axis``: this one or the other.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if axis == self.axis:
+            return self
+        if self.other is None:
+            raise ValueError(f"the values are encoded along {self.axis!r} only: quantize_jagged(..., both=True)")
+        return self.other
+
     def dequantize(self) -> Tensor:
         """Return the values in fp32 [rows, H, D]: 448 * 2**127, which an infinity is encoded as, comes out as infinity."""
         rows, _, dim = self.data.shape
@@ -144,7 +160,9 @@ class BlockScaled:
         return table.packed(table.padded(self.data.float()) * scale_values(codes), rows)
 
 
-def quantize_jagged(x: Tensor, offsets: Tensor, axis: str, *, length: int | None = None) -> BlockScaled:
+def quantize_jagged(
+    x: Tensor, offsets: Tensor, axis: str, *, length: int | None = None, both: bool = False
+) -> BlockScaled:
     """Encode a packed jagged tensor in MXFP8.
 
     Args:
@@ -155,6 +173,8 @@ def quantize_jagged(x: Tensor, offsets: Tensor, axis: str, *, length: int | None
             :func:`jfa.jagged_flash_attention` takes query and key along "head_dim" and value along "tokens".
         length: sequence b has ``length`` rows from ``offsets[b]`` on, in any order; a slot that does not fit belongs to nobody.
             Shared queries' outputs are placed so.
+        both: encode along the other axis as well (``other``), as a backward of attention needs. Attention over the result
+            is then differentiable: ``x``, if it requires a gradient, receives that of its values, straight through the rounding.
 
     Returns:
         :class:`BlockScaled`. Rows that no sequence has are 0 there.
@@ -165,7 +185,20 @@ def quantize_jagged(x: Tensor, offsets: Tensor, axis: str, *, length: int | None
     check_arguments(x, offsets, length)
     if axis not in AXES:
         raise ValueError(f"axis must be 'head_dim' or 'tokens', got {axis!r}")
-    return _quantize(x, offsets, axis, length)
+    check_both(both)
+    found = _quantize(x.detach(), offsets, axis, length)
+    return joined(found, _quantize(x.detach(), offsets, other_axis(axis), length), x) if both else found
+
+
+def other_axis(axis: str) -> str:
+    """Return the axis of :data:`AXES` that ``axis`` is not."""
+    return AXES[1 - AXES.index(axis)]
+
+
+def joined(x: BlockScaled, other: BlockScaled, source: Tensor) -> BlockScaled:
+    """Return the encoding ``x`` of ``source`` with that along the other axis; ``source`` gets a gradient if it requires one."""
+    wanted = torch.is_grad_enabled() and source.requires_grad
+    return replace(x, other=other, source=source if wanted else None)
 
 
 def dequantize(x: BlockScaled) -> Tensor:
@@ -173,6 +206,12 @@ def dequantize(x: BlockScaled) -> Tensor:
     if not isinstance(x, BlockScaled):
         raise TypeError(f"x must come from quantize_jagged, got {type(x).__name__}")
     return x.dequantize()
+
+
+def check_both(both) -> None:
+    """Raise TypeError unless ``both`` is a bool."""
+    if both is not True and both is not False:
+        raise TypeError(f"both must be True or False, got {both!r}")
 
 
 def check_arguments(x: Tensor, offsets: Tensor, length: int | None) -> None:

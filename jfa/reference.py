@@ -367,7 +367,7 @@ def mxfp8_attention(
 
     Args:
         query, key, value: also encoded already, query and key along "head_dim" and value along "tokens", for these offsets; then
-            there is no backward.
+            autograd does not follow.
         dtype: of everything that is not encoded, default fp64; the output and the LSE are in it if it is given, else in the
             query's and in fp64.
     """
@@ -386,9 +386,9 @@ def mxfp8_attention(
 def mxfp8_attention_backward(
     dout: Tensor,
     dlse: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Tensor | BlockScaled,
+    key: Tensor | BlockScaled,
+    value: Tensor | BlockScaled,
     out: Tensor,
     lse: Tensor,
     query_offset: Tensor | None,
@@ -407,7 +407,8 @@ def mxfp8_attention_backward(
     P = exp(S - lse) from Q and K as the forward encodes them. dV = P^T dO with P at the fixed scale and dO in groups of queries;
     dP = dO V^T with both in groups along the head dim; dS = P (dP - delta + dlse) from P before its rounding, delta the sum of
     out * dout over a row; dK = dS^T Q and dQ = dS K with one scale per 32 x 32 square of dS, counted from the sequence's first
-    query and key, and Q and K in groups of tokens.
+    query and key, and Q and K in groups of tokens. Inputs may be encoded already, along both axes (``quantize_jagged(...,
+    both=True)``).
     """
     band = Band.make(causal, window_size) if band is None else band
     scale = 1.0 / math.sqrt(query.shape[-1]) if sm_scale is None else float(sm_scale)
@@ -522,7 +523,7 @@ class _ScaledCall:
         self, x: Tensor | BlockScaled, offsets: Tensor, axis: str, name: str, length: int | None = None
     ) -> Tensor:
         if isinstance(x, BlockScaled):
-            return x.dequantize().to(self.dtype)
+            return x.along(axis).dequantize().to(self.dtype)
         if f"{name} by {axis}" in self.exact:
             return x.detach().to(self.dtype)
         x = x.float() if x.dtype == torch.float64 else x

@@ -1,4 +1,5 @@
-"""Inputs in MXFP8 as they are: the bits of precision="mxfp8", nothing encoded again, tracers, plans, explanations, errors."""
+"""Inputs in MXFP8 as they are: the bits of precision="mxfp8" in both passes, nothing encoded again, tracers, plans,
+explanations, errors."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ EVERY = tuple(AXES)
 SUBSETS = [names for n in (1, 2, 3) for names in itertools.combinations(EVERY, n)]
 
 
-def encoded(inputs, names=EVERY):
+def encoded(inputs, names=EVERY, both=False):
     """Return q, k, v, those of ``names`` quantized for their offsets, and the offsets."""
     q, k, v, query_offset, key_offset = inputs
     where = [
@@ -31,7 +32,7 @@ def encoded(inputs, names=EVERY):
         key_offset,
     ]
     given = zip(AXES.items(), (q, k, v), where)
-    three = [quantize_jagged(x, offsets, axis) if name in names else x for (name, axis), x, offsets in given]
+    three = [quantize_jagged(x, offsets, axis, both=both) if name in names else x for (name, axis), x, offsets in given]
     return *three, query_offset, key_offset
 
 
@@ -149,6 +150,162 @@ def test_the_kernels_encodings_serve_as_well():
     assert same(attend(three, options), attend((q, k, v, *offsets), options, precision="mxfp8"))
 
 
+# ---------------------------------------------------------------------------------------------------------------- backward
+def gradients(inputs, options, dout, dlse, names=(), **more):
+    """Return (out, lse, dq, dk, dv); those of ``names`` are encoded first, along both axes."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs[:3]]
+    given = encoded((*leaves, *inputs[3:]), names, both=True)
+    out, lse = attend(given, options, **more)
+    loss = (out.float() * dout.float()).sum() + (torch.where(torch.isfinite(lse), lse, 0) * dlse).sum()
+    return out.detach(), lse.detach(), *torch.autograd.grad(loss, leaves)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_inputs_encoded_by_the_call(case):
+    call = problem(**CASES[case])
+    assert same(gradients(*call, EVERY), gradients(*call, precision="mxfp8"))
+
+
+@pytest.mark.parametrize("names", SUBSETS[:-1], ids="-".join)
+def test_gradients_of_inputs_in_either_form(names):
+    for case in ("causal", "shared queries in slots", "grouped heads"):
+        call = problem(**CASES[case], seed=4)
+        assert same(gradients(*call, names), gradients(*call, precision="mxfp8"))
+
+
+BACKWARD_CASES = {
+    "grouped heads": dict(len_q=[140, 0, 5], len_kv=[130, 9, 160], heads=2, kv_heads=1, dim=64, dim_v=64),
+    "shared queries": dict(len_q=35, len_kv=[40, 0, 130], heads=1, kv_heads=1, dim=64, dim_v=64),
+    "other dims, window": dict(
+        len_q=[70, 33], len_kv=[90, 70], heads=1, kv_heads=1, dim=24, dim_v=40, window_size=(20, 9)
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BACKWARD_CASES)
+@pytest.mark.parametrize("names", [EVERY, ("value",), ("query", "key")], ids="-".join)
+def test_the_kernels_multiply_them_as_they_are_in_the_backward(case, names):
+    """Under one schedule every bit is the same: the kernels get the same bytes."""
+    pytest.importorskip("greenlet")
+    call = problem(**BACKWARD_CASES[case], seed=5)
+    wanted = gradients(*call, precision="mxfp8", backend="blackwell")
+    assert same(gradients(*call, names, backend="blackwell"), wanted)
+    simulated = gradients(*call, names, backend="reference")
+    for a, b in zip(wanted, simulated):  # from here P and dS differ where the forward's output was rounded otherwise
+        finite = torch.isfinite(b)
+        assert (a[finite].double() - b[finite].double()).norm() <= 0.01 * b[finite].double().norm()
+
+
+def test_the_deterministic_backward_takes_them_too():
+    pytest.importorskip("greenlet")
+    call = problem([40, 5], [33, 70], heads=1, kv_heads=1, dim=64, dim_v=64, causal=True)
+    options = dict(backend="blackwell", deterministic=True)
+    assert same(gradients(*call, EVERY, **options), gradients(*call, precision="mxfp8", **options))
+
+
+@pytest.mark.parametrize("backend", ["reference", "blackwell"])
+def test_the_backward_encodes_the_outputs_gradient_only(backend, monkeypatch):
+    pytest.importorskip("greenlet")
+    (q, k, v, *offsets), options, dout, _ = problem([40, 3], [33, 70], heads=1, kv_heads=1)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    given = encoded((*leaves, *offsets), both=True)
+    seen = counted(monkeypatch)
+    out, _ = attend(given, options, backend=backend)
+    assert seen == []
+    out.backward(dout)
+    assert sorted(seen) == ["head_dim", "tokens"] and all(x.grad.any() for x in leaves)
+
+
+def test_the_kernels_encodings_have_a_gradient_as_well():
+    quantize = pytest.importorskip("jfa.kernels.common.quantize")
+    inputs, options, dout, dlse = problem([40, 3], [33, 70], heads=1, kv_heads=1)
+    leaves = [x.clone().requires_grad_() for x in inputs[:3]]
+    given = zip(leaves, (inputs[3], inputs[4], inputs[4]), AXES.values())
+    three = [quantize.quantize_jagged(x, offsets, axis, both=True) for x, offsets, axis in given]
+    out, lse = attend((*three, *inputs[3:]), options)
+    grads = torch.autograd.grad(((out * dout).float().sum() + (lse * dlse).sum()), leaves)
+    wanted = gradients(inputs, options, dout, dlse, precision="mxfp8")
+    for a, b in zip(grads, wanted[2:]):
+        torch.testing.assert_close(a, b, rtol=2**-6, atol=1e-2)  # the losses' gradients are rounded differently
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_gradient_has_the_type_of_what_was_encoded(dtype):
+    inputs, options, dout, dlse = problem(**CASES["window"])
+    wide = [x.to(dtype) for x in inputs[:3]]
+    found = gradients((*wide, *inputs[3:]), options, dout, dlse, EVERY)
+    wanted = gradients(inputs, options, dout, dlse, precision="mxfp8")
+    assert all(x.dtype == dtype for x in found[2:])
+    assert same([x.bfloat16() for x in found[2:]], wanted[2:])
+
+
+def test_some_may_require_a_gradient_and_others_not():
+    (q, k, v, *offsets), options, dout, _ = problem(**CASES["causal"])
+    wanted = gradients((q, k, v, *offsets), options, dout, torch.zeros(1), precision="mxfp8")
+    q.requires_grad_()
+    k, v = encoded((q, k, v, *offsets), ("key", "value"), both=True)[1:3]
+    assert k.source is None
+    jfa.jagged_flash_attention(q, k, v, *offsets, **options).backward(dout)
+    assert torch.equal(q.grad, wanted[2])
+    with torch.no_grad():
+        kept = quantize_jagged(q, offsets[0], "head_dim", both=True)
+    assert kept.source is None and not jfa.jagged_flash_attention(kept, k, v, *offsets, **options).requires_grad
+
+
+def test_gradients_under_torch_compile_and_a_profiler():
+    inputs, options, dout, _ = problem(**CASES["window"])
+    wanted = gradients(inputs, options, dout, torch.zeros(1), EVERY)[2:]
+    leaves = [x.clone().requires_grad_() for x in inputs[:3]]
+
+    def call(q, k, v):
+        return jfa.jagged_flash_attention(*encoded((q, k, v, *inputs[3:]), both=True), **options)
+
+    torch.compile(call, backend="aot_eager")(*leaves).backward(dout)
+    assert same([x.grad for x in leaves], wanted)
+    leaves = [x.clone().requires_grad_() for x in inputs[:3]]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        call(*leaves).backward(dout)
+    assert "jfa::quantized_attention_backward" in {event.key for event in seen.key_averages()}
+    assert same([x.grad for x in leaves], wanted)
+
+
+def test_the_backwards_op_has_a_right_fake():
+    inputs, options, dout, dlse = problem(**CASES["shared queries"])
+    q, k, v, *offsets = encoded(inputs, both=True)
+    out, lse = attend((q, k, v, *offsets), options)
+    parts = [part for x in (q, k, v) for part in quantized._parts(x)]
+    found = jfa.attention.make_problem(q, k, v, *offsets, None, 0.2, jfa.Band(), True, False, 0, 0, None, "mxfp8")
+    arguments = op.op_arguments(op.Call(found, "auto", None, True, offsets[0]), *offsets, None)
+    given = (dout, dlse, parts, out, lse, [True, False, True], *arguments)
+    torch.library.opcheck(torch.ops.jfa.quantized_attention_backward, given, test_utils="test_faketensor")
+
+
+def test_gradients_cannot_be_differentiated_again():
+    (q, k, v, *offsets), options, dout, _ = problem(**CASES["self"])
+    q.requires_grad_()
+    given = encoded((q, k, v, *offsets), both=True)
+    (dq,) = torch.autograd.grad(jfa.jagged_flash_attention(*given), q, dout, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no double backward"):
+        dq.float().square().sum().backward()
+
+
+def test_a_transform_of_torch_func_is_refused():
+    inputs, *_ = problem(**CASES["self"])
+    k, v, *offsets = encoded(inputs, ("key", "value"), both=True)[1:]
+    with pytest.raises(NotImplementedError, match=r"torch\.func cannot differentiate a call with quantized inputs"):
+        torch.func.grad(lambda q: jfa.jagged_flash_attention(q, k, v, *offsets).float().sum())(inputs[0])
+
+
+def test_an_encoding_changed_before_the_backward_is_an_error():
+    (q, k, v, *offsets), _, dout, _ = problem(**CASES["self"])
+    q.requires_grad_()
+    given = encoded((q, k, v, *offsets), both=True)
+    out = jfa.jagged_flash_attention(*given)
+    given[1].other.scales.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward(dout)
+
+
 # --------------------------------------------------------------------------------------------------- tracers, plans, types
 @pytest.mark.parametrize("names", [EVERY, ("key", "value")], ids="-".join)
 def test_tracers_see_one_op(names):
@@ -159,10 +316,9 @@ def test_tracers_see_one_op(names):
     assert same(torch.compile(call, fullgraph=True, backend="aot_eager")(q, k, v), wanted)
     found = jfa.attention.make_problem(q, k, v, *offsets, None, 0.2, jfa.Band(), False, False, 0, 0, None, "mxfp8")
     assert found.quantized == names
-    parts = zip(*(quantized._parts(x) for x in (q, k, v)))
+    parts = [part for x in (q, k, v) for part in quantized._parts(x)]
     arguments = op.op_arguments(op.Call(found, "auto", None, True, offsets[0]), *offsets, None)
-    given = [x for part in parts for x in part]
-    torch.library.opcheck(torch.ops.jfa.quantized_attention, (*given, *arguments), test_utils="test_faketensor")
+    torch.library.opcheck(torch.ops.jfa.quantized_attention, (parts, *arguments), test_utils="test_faketensor")
 
 
 def test_encoding_and_attention_compile_as_one():
@@ -222,7 +378,9 @@ def test_explain_names_what_came_quantized(monkeypatch):
     inputs, options, *_ = problem(**CASES["self"])
     told = dict(jfa.explain(*encoded(inputs)).forms)
     assert "query and key and value as given, quantized already" in told["forward"]
-    assert told["backward"].startswith("none: quantized inputs get no gradient")
+    assert told["backward"].startswith("none: query and key and value quantized along one axis only")
+    told = dict(jfa.explain(*encoded(inputs, both=True)).forms)
+    assert "as given" in told["forward"] and told["backward"].startswith("MXFP8 simulated")
     told = dict(jfa.explain(*encoded(inputs, ("key", "value"))).forms)
     assert "key and value as given" in told["forward"] and "query" not in told["forward"]
     assert "as given" not in str(jfa.explain(*inputs, precision="mxfp8"))
@@ -231,6 +389,8 @@ def test_explain_names_what_came_quantized(monkeypatch):
     told = registry.choose(problem_of(*encoded(inputs), "mxfp8", "cuda"), "auto")
     assert told.backend == "blackwell" and "as given" in dict(told.forms)["forward"]
     assert dict(told.forms)["backward"].startswith("none")
+    told = registry.choose(problem_of(*encoded(inputs, both=True), "mxfp8", "cuda"), "auto")
+    assert dict(told.forms)["backward"].startswith("MXFP8, one CTA per key tile")
 
 
 # ------------------------------------------------------------------------------------------------------------------ errors
@@ -241,7 +401,7 @@ def test_a_gradient_that_is_asked_for_is_an_error():
         given[asks] = given[asks].clone().requires_grad_()
         for f in (jfa.jagged_flash_attention, jfa.explain):
             with pytest.raises(
-                ValueError, match=f"{EVERY[asks]} requires a gradient beside .* no backward from quantized"
+                ValueError, match=f"{EVERY[asks]} requires a gradient beside .* along the other axis, too"
             ):
                 f(*given)
         with torch.no_grad():
@@ -328,7 +488,40 @@ def a_tuple(given, inputs):
     given[0] = (given[0].data, given[0].scales)
 
 
+def other_turned(given, inputs):
+    given[0] = dataclasses.replace(given[0], other=given[0])
+
+
+def other_of_other_rows(given, inputs):
+    other = quantize_jagged(inputs[1][:-1], torch.tensor([0, 3, 12, 12, 81], dtype=torch.int32), "tokens")
+    given[1] = dataclasses.replace(given[1], other=other)
+
+
+def other_for_other_lengths(given, inputs):
+    other = quantize_jagged(inputs[1], torch.tensor([0, 4, 12, 12, 82], dtype=torch.int32), "tokens")
+    given[1] = dataclasses.replace(given[1], other=other)
+
+
+def other_as_data(given, inputs):
+    given[2] = dataclasses.replace(given[2], other=given[2].data)
+
+
+def others_scales(given, inputs):
+    other = quantize_jagged(inputs[2], inputs[4], "head_dim")
+    given[2] = dataclasses.replace(given[2], other=dataclasses.replace(other, scales=other.scales[:, 1:]))
+
+
+def another_source(given, inputs):
+    given[2] = dataclasses.replace(given[2], source=inputs[2][:, :, :5])
+
+
 WRONG = {
+    other_turned: (ValueError, r"query\.other is quantized along 'head_dim', as query is"),
+    other_of_other_rows: (ValueError, r"key\.other is of \(81, 2, 48\)"),
+    other_for_other_lengths: (ValueError, r"key\.other is quantized for other offsets than the call's"),
+    other_as_data: (TypeError, r"value\.other must come from quantize_jagged, got Tensor"),
+    others_scales: (ValueError, r"value\.other\.scales must be uint8"),
+    another_source: (ValueError, r"value\.source must be the tensor \(82, 2, 48\) that was quantized"),
     turned: (ValueError, r"key is quantized along 'tokens', but its product contracts 'head_dim'"),
     value_by_dim: (ValueError, r"value is quantized along 'head_dim', but its product contracts 'tokens'"),
     other_lengths: (ValueError, r"key is quantized for other offsets than the call's"),

@@ -71,17 +71,47 @@ def _check_tensor(name: str, x) -> None:
 
 def _check_quantized(name: str, x: BlockScaled) -> None:
     """Check an input in MXFP8: its parts belong together, and its groups lie along the axis that its product contracts."""
+    _check_parts(name, x)
+    if x.axis != QUANTIZED_AXES[name]:
+        raise ValueError(
+            f"{name} is quantized along {x.axis!r}, but its product contracts {QUANTIZED_AXES[name]!r}: "
+            f"quantize_jagged({name}, offsets, {QUANTIZED_AXES[name]!r})"
+        )
+    _check_encoding(name, x)
+    if x.other is not None:
+        _check_other(name, x)
+    if x.source is not None and (not isinstance(x.source, Tensor) or x.source.shape != x.shape):
+        what = tuple(x.source.shape) if isinstance(x.source, Tensor) else type(x.source).__name__
+        raise ValueError(f"{name}.source must be the tensor {tuple(x.shape)} that was quantized, got {what}")
+
+
+def _check_other(name: str, x: BlockScaled) -> None:
+    """Check the encoding along the other axis: it is of as many values, in the same sequences."""
+    other, called = x.other, f"{name}.other"
+    if not isinstance(other, BlockScaled):
+        raise TypeError(f"{called} must come from quantize_jagged, got {type(other).__name__}")
+    _check_parts(called, other)
+    if other.axis == x.axis:
+        raise ValueError(f"{called} is quantized along {x.axis!r}, as {name} is: it must be the other axis")
+    _check_encoding(called, other)
+    if other.shape != x.shape or other.device != x.device or other.offsets.shape != x.offsets.shape:
+        raise ValueError(
+            f"{called} is of {tuple(other.shape)} in {other.offsets.numel() - 1} sequences on {other.device}, "
+            f"but {name} of {tuple(x.shape)} in {x.offsets.numel() - 1} on {x.device}"
+        )
+
+
+def _check_parts(name: str, x: BlockScaled) -> None:
     parts = dict(data=x.data, scales=x.scales, offsets=x.offsets)
     for part, tensor in parts.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}.{part} must be a torch.Tensor, got {type(tensor).__name__}")
         if tensor.device != x.data.device:
             raise ValueError(f"{name}.{part} is on {tensor.device}, but {name}.data is on {x.data.device}")
-    if x.axis != QUANTIZED_AXES[name]:
-        raise ValueError(
-            f"{name} is quantized along {x.axis!r}, but its product contracts {QUANTIZED_AXES[name]!r}: "
-            f"quantize_jagged({name}, offsets, {QUANTIZED_AXES[name]!r})"
-        )
+
+
+def _check_encoding(name: str, x: BlockScaled) -> None:
+    """Check types and shapes of one encoding."""
     if x.length is not None:
         raise ValueError(f"{name} is quantized with length={x.length}, which places outputs: leave length out")
     if x.data.dtype != torch.float8_e4m3fn or x.data.ndim != 3:
@@ -103,17 +133,36 @@ def quantized_names(query, key, value) -> tuple[str, ...]:
 
 
 def _check_beside_quantized(names: tuple[str, ...], **inputs) -> None:
-    """Check what comes in 16 bits beside inputs in MXFP8: it is encoded by the call, and no gradient is wanted."""
+    """Check what comes in 16 bits beside inputs in MXFP8, and that a gradient can be had if one is wanted."""
+    one_way = one_way_names(**inputs)
     beside = f"beside quantized {' and '.join(names)}"
     for name, x in inputs.items():
         if name not in names and x.dtype != torch.bfloat16:
             raise TypeError(f"{name} must be bfloat16, or quantized, too, {beside}; got {x.dtype}")
-        data = x.data if name in names else x
-        if torch.is_grad_enabled() and data.requires_grad:
+        if not torch.is_grad_enabled():
+            continue
+        if name in names and x.data.requires_grad:
             raise ValueError(
-                f"{name} requires a gradient {beside}, but there is no backward from quantized inputs: it needs them along their "
-                "other axis, too. Use torch.no_grad(), or bfloat16 inputs with precision='mxfp8'"
+                f"{name}.data requires a gradient, but elements in e4m3 get none: quantize_jagged(x, offsets, axis, both=True) "
+                "of a tensor x that requires one passes it on to x"
             )
+        if one_way and needs_gradient(x):
+            raise ValueError(
+                f"{name} requires a gradient {beside}, but a backward needs {' and '.join(one_way)} along the other axis, too: "
+                "quantize_jagged(x, offsets, axis, both=True); or use torch.no_grad(), or bfloat16 inputs with precision='mxfp8'"
+            )
+
+
+def needs_gradient(x: Tensor | BlockScaled) -> bool:
+    """Return whether an input, or what it was encoded from, requires a gradient."""
+    source = x.source if isinstance(x, BlockScaled) else x
+    return source is not None and source.requires_grad
+
+
+def one_way_names(query, key, value) -> tuple[str, ...]:
+    """Return which of the three come in MXFP8 along the forward's axis only."""
+    given = (("query", query), ("key", key), ("value", value))
+    return tuple(name for name, x in given if isinstance(x, BlockScaled) and x.other is None)
 
 
 def unwrap_quantized(query, key, value, query_offset, key_offset, broadcast_q, precision):
@@ -322,15 +371,16 @@ def check_quantized_offsets(problem: Problem, query, key, value) -> None:
         ("key", key, problem.key_offset),
         ("value", value, problem.key_offset),
     ):
-        if (
-            isinstance(x, BlockScaled)
-            and x.offsets is not offsets
-            and not torch.equal(x.offsets.long(), offsets.long())
-        ):
-            raise ValueError(
-                f"{name} is quantized for other offsets than the call's, so its groups lie across sequences: "
-                f"{x.offsets.tolist()} and {offsets.tolist()}"
-            )
+        if not isinstance(x, BlockScaled):
+            continue
+        for called, encoding in ((name, x), (f"{name}.other", x.other)):
+            if encoding is None or encoding.offsets is offsets:
+                continue
+            if not torch.equal(encoding.offsets.long(), offsets.long()):
+                raise ValueError(
+                    f"{called} is quantized for other offsets than the call's, so its groups lie across sequences: "
+                    f"{encoding.offsets.tolist()} and {offsets.tolist()}"
+                )
 
 
 def check_block_lists(problem: Problem, contents: bool = False) -> None:
@@ -473,4 +523,5 @@ def make_problem(
         block_lists=block_lists,
         precision=precision,
         quantized=quantized_names(q, k, v),
+        one_way=one_way_names(q, k, v),
     )

@@ -62,7 +62,8 @@ class Problem:
     max_seq_len_kv: int = 0
     block_lists: BlockLists | None = None  # of the queries' blocks: pairs outside the listed blocks do not count
     precision: str = ""  # of the products' operands: the inputs' own, or "mxfp8"
-    quantized: tuple[str, ...] = ()  # inputs that come as jfa.mxfp8.BlockScaled; then there is no backward
+    quantized: tuple[str, ...] = ()  # inputs that come as jfa.mxfp8.BlockScaled
+    one_way: tuple[str, ...] = ()  # those of them that are encoded along the forward's axis only: there is no backward
 
     @property
     def group_size(self) -> int:
@@ -70,7 +71,14 @@ class Problem:
         return self.num_heads // self.num_kv_heads
 
 
-NO_BACKWARD = "none: quantized inputs get no gradient, which would need them along their other axis, too"
+def no_backward(problem: Problem) -> str:
+    """Return why a call with quantized inputs has no backward; nothing if it has one."""
+    if not problem.one_way:
+        return ""
+    return (
+        f"none: {' and '.join(problem.one_way)} quantized along one axis only, and gradients need the other, too "
+        "(quantize_jagged(..., both=True))"
+    )
 
 
 def came_quantized(problem: Problem) -> str:

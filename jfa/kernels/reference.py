@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jfa.kernels.base import NO_BACKWARD, Problem, came_quantized
+from jfa.kernels.base import Problem, came_quantized, no_backward
 from jfa.reference import attention, mxfp8_attention, mxfp8_attention_backward
 
 BLOCK_LISTS = True
@@ -26,7 +26,7 @@ def forms(problem: Problem) -> dict[str, str]:
         return {}
     forward = "MXFP8 simulated: Q, K, V and P are in e4m3 with shared scales, products are fp32"
     backward = "MXFP8 simulated: P again from the forward's Q and K; dO, P and dS rounded, too"
-    return {"forward": forward + came_quantized(problem), "backward": NO_BACKWARD if problem.quantized else backward}
+    return {"forward": forward + came_quantized(problem), "backward": no_backward(problem) or backward}
 
 
 def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, plan=None) -> tuple[Tensor, Tensor]:

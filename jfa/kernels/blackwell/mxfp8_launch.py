@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from jfa.kernels.base import NO_BACKWARD, Problem, came_quantized
+from jfa.kernels.base import Problem, came_quantized, no_backward
 from jfa.kernels.blackwell import launch
 from jfa.kernels.blackwell.config import (
     BLOCK,
@@ -44,8 +44,8 @@ def forms(problem: Problem) -> dict[str, str]:
     config = mxfp8_config(problem)
     rows = "128 queries per tile, shared by both softmax groups" if config.split_keys else "256 queries per tile"
     forward = f"MXFP8, {rows}; tiles are {'stolen' if config.clc else 'dealt in zigzag'}{came_quantized(problem)}"
-    if problem.quantized:
-        backward = NO_BACKWARD
+    if problem.one_way:
+        backward = no_backward(problem)
     elif problem.deterministic:
         backward = f"bf16 products of the operands that the forward rounded; {launch.forms(problem)['backward']}"
     else:
@@ -106,9 +106,12 @@ def encode_inputs(problem: Problem, q, k, v) -> tuple[BlockScaled, BlockScaled, 
 def backward(
     problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(True, True, True), config=None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return (dq, dk, dv) in the inputs' dtype; rows that no tile covers are 0. dq is summed in fp32."""
-    if 0 in (dout.numel(), q.numel(), k.numel(), problem.num_batches):
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    """Return (dq, dk, dv) in the problem's dtype; rows that no tile covers are 0. dq is summed in fp32.
+
+    Inputs that came encoded have both encodings, and both are taken as they are.
+    """
+    if 0 in (dout.numel(), problem.rows_q, problem.rows_kv, problem.num_batches):
+        return tuple(torch.zeros(x.shape, dtype=problem.dtype, device=x.device) for x in (q, k, v))
     if problem.deterministic:
         return backward_of_rounded(problem, dout, dlse, q, k, v, out, lse, needs)
     config = config or mxfp8_backward_config(problem)
@@ -116,11 +119,11 @@ def backward(
     dout = make_tma_ready(dout)
     rows = padded_rows(problem, BLOCK)
     lse2, delta = row_constants(problem, rows, out, dout, lse, dlse)
-    dk, dv = (empty_tma_ready(x, x.shape[2]).zero_() for x in (k, v))
+    dk, dv = (empty_tma_ready(out.new_empty(*x.shape[:2], 0), x.shape[2]).zero_() for x in (k, v))
     dq_rows = padded(problem.rows_q, BLOCK) if problem.broadcast_q else rows.count
     sums = torch.zeros(problem.num_heads, dq_rows, config.head_dim, dtype=torch.float32, device=q.device)
     launch_backward(problem, dout, q, k, v, dk, dv, sums, lse2, delta, records, counts, config)
-    return finish_dq(problem, rows, sums, q.dtype), dk.contiguous(), dv.contiguous()
+    return finish_dq(problem, rows, sums, problem.dtype), dk.contiguous(), dv.contiguous()
 
 
 def backward_of_rounded(problem: Problem, dout, dlse, q, k, v, out, lse, needs):
@@ -128,16 +131,28 @@ def backward_of_rounded(problem: Problem, dout, dlse, q, k, v, out, lse, needs):
 
     bf16 holds every MXFP8 number, so P is recomputed exactly as the forward had it; the five products are bf16's.
     """
-    rounded = (x.dequantize().to(q.dtype) for x in encode_inputs(problem, q, k, v))
+    rounded = (x.dequantize().to(problem.dtype) for x in encode_inputs(problem, q, k, v))
     return launch.backward(problem, dout, dlse, *rounded, out, lse, needs=needs)
+
+
+def encode_for_backward(problem: Problem, q, k, v) -> tuple[BlockScaled, ...]:
+    """Return Q and K along the head dim and along tokens, each, and V along the head dim, as the backward multiplies them."""
+    given = {name: x for name, x in (("query", q), ("key", k), ("value", v)) if name in problem.quantized}
+    found = {name: tuple(x.along(axis) for axis in AXES) for name, x in given.items()}
+    if "query" not in found:
+        found["query"] = quantize_queries(problem, q)
+    wanted = {name: (x, axes) for name, x, axes in (("key", k, AXES), ("value", v, ("head_dim",))) if name not in found}
+    if wanted:
+        tensors, axes = zip(*wanted.values())
+        found |= zip(wanted, quantize_keys(problem, *tensors, axes=axes))
+    return *found["query"], *found["key"], found["value"][0]
 
 
 def launch_backward(
     problem: Problem, dout, q, k, v, dk, dv, sums, lse2, delta, records: Tensor, counts: Tensor, config: BackwardConfig
 ) -> None:
     """Quantise and launch the backward once; dk and dv must be addressable by TMA. ``sums`` receives dQ / sm_scale."""
-    q_d, q_t = quantize_queries(problem, q)
-    (k_d, k_t), (v_d,) = quantize_keys(problem, k, v, axes=(AXES, ("head_dim",)))
+    q_d, q_t, k_d, k_t, v_d = encode_for_backward(problem, q, k, v)
     do_d, do_t = quantize_outputs(problem, dout)
     encoded = (q_d, q_t, k_d, k_t, v_d, do_d, do_t)
     mxfp8_backward_kernel[launch.ctas(problem, records, config.heads, config.clc)](

@@ -20,7 +20,7 @@ from jfa import mxfp8
 from jfa.kernels.base import Problem
 from jfa.kernels.common.launcher import Variant
 from jfa.kernels.compile_config import CompileConfig
-from jfa.mxfp8 import AXES, BLOCK, BlockScaled, check_arguments, num_blocks
+from jfa.mxfp8 import AXES, BLOCK, BlockScaled, check_arguments, check_both, joined, num_blocks, other_axis
 
 TILE_WORDS = tl.constexpr(128)  # of 4 scales each, in a tile
 ROWS = tl.constexpr(BLOCK)
@@ -29,7 +29,13 @@ NATIVE = (8, 9)  # compute capability from which on there is an instruction that
 
 # ---------------------------------------------------------------------------------------------------------------- host
 def quantize_jagged(
-    x: Tensor, offsets: Tensor, axis: str, *, length: int | None = None, records: Tensor | None = None
+    x: Tensor,
+    offsets: Tensor,
+    axis: str,
+    *,
+    length: int | None = None,
+    both: bool = False,
+    records: Tensor | None = None,
 ) -> BlockScaled:
     """Encode ``x`` as :func:`jfa.mxfp8.quantize_jagged` does, by a kernel; CPU tensors run it on the emulator.
 
@@ -37,7 +43,11 @@ def quantize_jagged(
     """
     if axis not in AXES:
         raise ValueError(f"axis must be 'head_dim' or 'tokens', got {axis!r}")
-    return _quantize(x, offsets, (axis,), length, records)[0]
+    check_both(both)
+    if not both:
+        return _quantize(x, offsets, (axis,), length, records)[0]
+    found = dict(zip(AXES, _quantize(x, offsets, AXES, length, records)))
+    return joined(found[axis], found[other_axis(axis)], x)
 
 
 def quantize_both(
@@ -86,6 +96,7 @@ def _quantize(
     x: Tensor, offsets: Tensor, axes: tuple[str, ...], length: int | None, records: Tensor | None
 ) -> tuple[BlockScaled, ...]:
     check_arguments(x, offsets, length)
+    x = x.detach()
     if x.stride(2) != 1:
         x = x.contiguous()
     batches, (rows, heads, dim) = offsets.numel() - 1, x.shape
