@@ -997,7 +997,8 @@ for name in list(gradients)[1:]:
 # If many calls read the same keys and values, encode them once.
 # The op takes what `quantize_jagged` returns in place of a tensor: query and key along `"head_dim"`, value along `"tokens"`.
 # It multiplies them as they are, so the result has the same bits as a call that encodes the same numbers itself.
-# They have no backward, because gradients need each operand along its other axis, too: if you ask for a gradient, you get an error, not a zero.
+# Gradients need each operand along its other axis, too: if you ask for a gradient beside such a cache, you get an error, not a zero.
+# `quantize_jagged(..., both=True)` encodes along both axes, and attention's gradient then goes to the tensor that was encoded.
 
 # %%
 cache = quantize_jagged(given[1], short, "head_dim"), quantize_jagged(given[2], short, "tokens")
@@ -1012,6 +1013,15 @@ try:
     jfa.jagged_flash_attention(given[0].clone().requires_grad_(), *cache, short)
 except ValueError as error:
     print(error)
+
+leaves = [x.clone().requires_grad_() for x in given]
+axes = "head_dim", "head_dim", "tokens"
+both = [quantize_jagged(x, short, axis, both=True) for x, axis in zip(leaves, axes)]
+jfa.jagged_flash_attention(*both).float().sum().backward()
+found = [x.grad for x in leaves]
+leaves = [x.clone().requires_grad_() for x in given]
+jfa.jagged_flash_attention(*leaves, short, short, precision="mxfp8").float().sum().backward()
+print("same gradients:", all(torch.equal(g, x.grad) for g, x in zip(found, leaves)))
 
 # %% [markdown]
 # ### Which inputs break it

@@ -188,6 +188,23 @@ def test_slots_of_one_length_in_any_order(axis):
     assert torch.equal(q.dequantize(), want)
 
 
+@pytest.mark.parametrize("axis", mxfp8.AXES)
+def test_both_encodings_at_once(axis):
+    x, offsets = values(70, 2, 40, 8).requires_grad_(), offsets_from_lengths([33, 0, 37])
+    found = quantize_jagged(x, offsets, axis, both=True)
+    other = mxfp8.other_axis(axis)
+    assert found.axis == axis and found.other.axis == other != axis and found.source is x
+    assert found.along(axis) is found and found.along(other) is found.other
+    for got in (found, found.other):
+        want = quantize_jagged(x, offsets, got.axis)
+        assert torch.equal(got.data.view(torch.uint8), want.data.view(torch.uint8))
+        assert torch.equal(got.scales, want.scales) and not got.data.requires_grad
+    assert want.other is None and want.source is None
+    with pytest.raises(ValueError, match=f"encoded along {want.axis!r} only"):
+        want.along(mxfp8.other_axis(want.axis))
+    assert quantize_jagged(x.detach(), offsets, axis, both=True).source is None
+
+
 def test_a_slot_that_does_not_fit_belongs_to_nobody():
     x = values(70, 1, 32, 7)
     q = quantize_jagged(x, torch.tensor([0, -1, 36, 0]), "tokens", length=35)
@@ -236,5 +253,8 @@ def test_errors_of_length_and_of_dequantize():
     for length in (-1, 1.5, True):
         with pytest.raises(ValueError, match="length must be"):
             quantize_jagged(X, O, "tokens", length=length)
+    for both in (1, None, "tokens"):
+        with pytest.raises(TypeError, match="both must be True or False"):
+            quantize_jagged(X, O, "tokens", both=both)
     with pytest.raises(TypeError, match="x must come from quantize_jagged"):
         dequantize(X)

@@ -10,8 +10,9 @@ A backend is a module with these functions; :mod:`jfa.attention` validates, pick
     plan(problem) -> list[Tensor]                   optional: tile lists and schedules, built without synchronizing
     make_lists(problem) -> object                   optional: what serves one forward and its backward, built in one go
     BLOCK_LISTS = True                              optional: it takes problems with block_lists
-    MXFP8 = True                                    optional: it takes problems whose precision is "mxfp8"; its forward then
+    MXFP8 = True                                    optional: it takes problems whose precision is "mxfp8"; it then
                                                     takes a jfa.mxfp8.BlockScaled for each input in problem.quantized
+                                                    (the backward: with both encodings)
     TAPE = True                                     optional: all its launches are those of a common.launcher.Variant, so that a
                                                     call may be done again from a tape
     INT64_OFFSETS = True                            optional: it takes offsets that are int64, too
