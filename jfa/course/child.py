@@ -25,7 +25,19 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from jfa.course import clock, closed_modules, guard, kinds, landlock, measure, originals, seccomp, uncounted, wire
+from jfa.course import (
+    arrays,
+    clock,
+    closed_modules,
+    guard,
+    kinds,
+    landlock,
+    measure,
+    originals,
+    seccomp,
+    uncounted,
+    wire,
+)
 from jfa.course.job import Job
 from jfa.course.sources import Cells, compile_visible
 from jfa.course.syntax import parse
@@ -344,9 +356,9 @@ def _measured(job: Job, violations: guard.Violations) -> Iterator[dict[str, int]
     families = [f for f in job.forbid if not (f == "numpy" and job.needs_triton)]
     meter = measure.Meter(families, violations, watch_python="live_numel" in job.measures)
     counts: dict[str, int] = {}
-    arrays = contextlib.nullcontext() if job.needs_triton else measure.counted_numpy(meter)
+    numpy_counts = contextlib.nullcontext() if job.needs_triton else arrays.counted(meter)
     with (
-        arrays,
+        numpy_counts,
         measure.kernel_counts(job.needs_triton) as kernel,
         meter,
         measure.Watch(meter),

@@ -9,7 +9,6 @@ counts in any library.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import sys
 import tracemalloc
@@ -22,30 +21,34 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
-from jfa.course import host_reads
+from jfa.course import arrays, host_reads
 from jfa.course.guard import FAMILIES, Violations, is_own_file, note_host_read, note_operation
 from jfa.course.wire import Other
 
 _EXPONENTIALS = {
     "exp", "exp2", "expm1", "sigmoid", "tanh", "sinh", "cosh", "softplus", "logaddexp", "logaddexp2", "logsumexp", "logcumsumexp",
-    "log_sigmoid_forward", "log_sigmoid", "silu", "elu", "mish", "float_power", "_softmax", "_log_softmax", "power",
+    "log_sigmoid_forward", "log_sigmoid", "silu", "elu", "mish", "float_power", "_softmax", "_log_softmax", "linalg_matrix_exp",
 }  # fmt: skip
 _FREE = {
     "__get__", "__len__", "__repr__", "__str__", "__format__", "__hash__", "dim", "ndimension", "size", "stride", "numel",
     "nelement", "is_floating_point", "is_complex", "is_contiguous", "element_size", "storage_offset", "data_ptr",
     "untyped_storage", "requires_grad_", "detach", "tolist", "numpy", "__array__", "__iter__",
 }  # fmt: skip
-_TO_PYTHON = {"item", "tolist", "__float__"}
+_TO_PYTHON = {
+    "item",
+    "tolist",
+    "__float__",
+    "apply_",
+    "map_",
+    "map2_",
+}  # the last three call a Python function per number
 # Namespaces of operations before any answer was read; those of others come from it (torch.library), and hide what they do.
 _KNOWN_NAMESPACES = {name.split("::")[0] for name in torch._C._dispatch_get_all_op_names()} | {"higher_order", "jfa"}
 # bytes of Python's own that no answer has to account for: lists of offsets, frames, tensors' wrappers
 _PYTHON_FREE = 2**16
 _BOOKKEEPING = 600  # bytes that counting one living tensor takes, its Python object included
-_ARRAY_MAKERS = (
-    "array", "asarray", "asanyarray", "ascontiguousarray", "zeros", "ones", "empty", "full", "arange", "fromiter", "from_dlpack",
-)  # fmt: skip
 
 
 class Meter(TorchDispatchMode):
@@ -107,8 +110,9 @@ class Meter(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         self._new_memory(results, args, kwargs)
-        if plain in _EXPONENTIALS or plain == "pow" and isinstance(args[1], torch.Tensor):
-            for result in results:
+        if plain.removeprefix("_foreach_") in _EXPONENTIALS or plain == "pow" and isinstance(args[1], torch.Tensor):
+            changed = args[0] if out is None else ()  # a list of tensors, in place
+            for result in [*results, *changed]:
                 self.exponential(result)
         return out
 
@@ -125,6 +129,11 @@ class Meter(TorchDispatchMode):
                 if _memory(result) not in given:
                     self.peak_numel = max(self.peak_numel, result.numel())
                     self.alive.add(result)
+
+    def floats_left(self, count: int, operations: int) -> None:
+        """Count floats that became Python's, and the operations that they stand for: one each, unless counted before."""
+        self.counts["python_floats"] += count
+        self.counts["ops"] += operations
 
     def exponential(self, result: Any) -> None:
         """Count one exponentiation and what came of it (a tensor or an array)."""
@@ -200,55 +209,8 @@ class Watch(TorchFunctionMode):
         finally:
             meter.depth -= name != "__iter__"
         if name in _TO_PYTHON and args and args[0].is_floating_point():
-            meter.counts["python_floats"] += args[0].numel()
-            meter.counts["ops"] += args[0].numel() if name == "tolist" else 0
-        becomes_array = _Array.meter is not None and name in ("numpy", "__array__")
-        return _as_counted(out) if becomes_array else out
-
-
-class _Array(np.ndarray):
-    """A NumPy array whose operations count."""
-
-    meter: Meter | None = None
-
-    def __array_ufunc__(self, ufunc, method, *inputs, out=None, **kwargs):
-        if _Array.meter is not None:
-            _Array.meter.counts["ops"] += 1
-            if ufunc.__name__.startswith("logaddexp") and method != "__call__":
-                note_operation("logsumexp", _Array.meter.families, _Array.meter.violations)
-        if out is not None:
-            kwargs["out"] = tuple(plain_arrays(x) for x in out)
-        result = getattr(ufunc, method)(*(plain_arrays(x) for x in inputs), **kwargs)
-        if _Array.meter is not None and ufunc.__name__ in _EXPONENTIALS and isinstance(result, np.ndarray | np.generic):
-            _Array.meter.exponential(np.asarray(result))
-        return _as_counted(result)
-
-    def __array_function__(self, func, types, args, kwargs):
-        if _Array.meter is not None:
-            _Array.meter.counts["ops"] += 1
-        return _as_counted(func(*tree_map(_for_numpy, args), **tree_map(_for_numpy, kwargs)))
-
-    def __getitem__(self, key):
-        if _Array.meter is not None:
-            _Array.meter.counts["ops"] += 1
-        return super().__getitem__(key)
-
-    def __setitem__(self, key, value):
-        if _Array.meter is not None:
-            _Array.meter.counts["ops"] += 1
-        super().__setitem__(key, value)
-
-
-def plain_arrays(value: Any) -> Any:
-    """Return the value itself, as an ordinary array if it is one that counts."""
-    return value.view(np.ndarray) if isinstance(value, _Array) else value
-
-
-def _for_numpy(value: Any) -> Any:
-    """Return an argument as NumPy's own code gets it: arrays that do not count, and functions that see arrays that do."""
-    if not inspect.isfunction(value):
-        return plain_arrays(value)
-    return lambda *args, **kwargs: tree_map(plain_arrays, value(*map(_as_counted, args), **kwargs))
+            meter.floats_left(args[0].numel(), 0 if name in ("item", "__float__") else args[0].numel())
+        return arrays.as_counted(out) if name in ("numpy", "__array__") and arrays.is_counting() else out
 
 
 _MAX_DEPTH, _MAX_ITEMS = 12, 200_000  # of a result, as it crosses over to the judge
@@ -302,31 +264,6 @@ def _plain_tensor(value: torch.Tensor) -> Any:
         if torch._C._dispatch_keys(value).has(torch._C.DispatchKey.Python):
             return Other(f"tensor of its own class, {kind.__name__}")
         return torch.Tensor.as_subclass(value, torch.Tensor)
-
-
-def _as_counted(result: Any) -> Any:
-    if isinstance(result, tuple | list):
-        return type(result)(_as_counted(r) for r in result)
-    return result.view(_Array) if type(result) is np.ndarray else result
-
-
-@contextlib.contextmanager
-def counted_numpy(meter: Meter) -> Iterator[None]:
-    """Make NumPy arrays that are made inside count their operations on the meter."""
-    originals = {name: getattr(np, name) for name in _ARRAY_MAKERS}
-
-    def counting(make):
-        return lambda *args, **kwargs: _as_counted(make(*args, **kwargs))
-
-    _Array.meter = meter
-    for name, make in originals.items():
-        setattr(np, name, counting(make))
-    try:
-        yield
-    finally:
-        _Array.meter = None
-        for name, make in originals.items():
-            setattr(np, name, make)
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -1,13 +1,18 @@
 """What counts as a new tensor: results with memory of their own, by whatever way they came; views of any kind do not."""
 
+import array
+import math
 import operator
+import pickle
+import struct
 
 import numpy as np
 import pytest
 import torch
 
+from jfa.course import arrays
 from jfa.course.guard import Violations
-from jfa.course.measure import Meter, Watch, counted_numpy
+from jfa.course.measure import Meter, Watch
 
 VIEWS = {
     "reshape": lambda x: x.reshape(4, 2, 8),
@@ -55,7 +60,7 @@ def test_a_result_written_into_the_input_is_not_new():
 def counted(function, *tensors, forbidden=(), python=False):
     """(counts, violations) of one call, as an answer's call is counted."""
     meter = Meter(forbidden, Violations(), watch_python=python)
-    with counted_numpy(meter), meter, Watch(meter):
+    with arrays.counted(meter), meter, Watch(meter):
         function(*tensors)
     return meter.take(), meter.violations.words
 
@@ -100,6 +105,23 @@ LOOPS = {
     ],
     "lists": lambda w: torch.tensor([[x / sum(row) for x in row] for row in w.tolist()]),
     "numbers": lambda w: [x.item() for x in w[0]],
+    "NumPy's numbers": lambda w: [x + 1 for x in w.numpy()[0].tolist()],
+    "NumPy's numbers, one by one": lambda w: [w.numpy().item(0, i) for i in range(50)],
+    "a flat iterator": lambda w: sum(w.numpy()[0].flat),
+    "an iterator over cells": lambda w: [float(x) for x in np.nditer(w.numpy()[0])],
+    "places and numbers": lambda w: [x for _, x in np.ndenumerate(w.numpy()[0])],
+    "bytes": lambda w: struct.unpack("50f", w.numpy()[0].tobytes()),
+    "bytes, by the built-in": lambda w: array.array("f", bytes(w.numpy()[0])),
+    "a memoryview": lambda w: list(memoryview(w.numpy()[0])),
+    "the array's memory": lambda w: w.numpy()[0].data.tolist(),
+    "a pickle": lambda w: pickle.dumps(w.numpy()[0]),
+    "a plain view": lambda w: [row.sum() for row in w.numpy().view(np.ndarray)],
+    "the base of a view": lambda w: [row.sum() for row in w.numpy()[:].base],
+    "a buffer read again": lambda w: [x for x in np.frombuffer(w.numpy()[0], np.float32)],
+    "a function that NumPy calls per number": lambda w: np.vectorize(lambda x: x + 1)(w.numpy()[0]),
+    "a universal function of one's own": lambda w: np.frompyfunc(lambda x: x + 1, 1, 1)(w.numpy()[0]),
+    "a function that torch calls per number": lambda w: w[0].clone().apply_(lambda x: x + 1),
+    "a function of two tensors": lambda w: w[0].clone().map_(w[1], lambda x, y: x + y),
     "aten": lambda w: [torch.ops.aten.mul(w[i], 2) for i in range(50)],
 }
 
@@ -183,12 +205,52 @@ def test_what_is_gone_does_not_count():
     assert counts["peak_numel"] == 2500 and counts["live_numel"] <= 5 * 2500
 
 
+FEW_OF_NUMPY = {
+    "a flat assignment": (lambda w: operator.setitem(w.numpy().copy().flat, slice(None, None, 51), 0), 3),
+    "integers": (lambda w: (np.arange(50).tolist(), bytes(np.arange(50))), 1),
+    "text and other memory": (lambda w: (bytes("ab", "ascii"), bytearray(3), memoryview(b"abc"), bytes([1, 2])), 0),
+    "kinds": (lambda w: (isinstance(b"a", bytes), issubclass(bytearray, bytearray), bytes.fromhex("00")), 0),
+    "a view of another shape": (lambda w: w.numpy().reshape(-1).view(), 2),
+}
+
+
+@pytest.mark.parametrize("name", FEW_OF_NUMPY)
+def test_what_reads_no_floats_counts_as_what_it_is(name):
+    function, most = FEW_OF_NUMPY[name]
+    counts, _ = counted(function, _rows())
+    assert counts["ops"] <= most and counts["python_floats"] == 0
+
+
+def test_builtins_are_as_they_were_when_counting_ends():
+    before = bytes, memoryview, bytearray, np.nditer
+    counted(lambda w: w.numpy().tobytes(), _rows())
+    assert (bytes, memoryview, bytearray, np.nditer) == before and type(bytes(2)) is bytes
+
+
+LEAVING = {
+    "a list": lambda w: w.numpy()[0].tolist(),
+    "an index": lambda w: [w.numpy()[0, i] for i in range(50)],
+    "Python's own exp": lambda w: np.frompyfunc(math.exp, 1, 1)(w.numpy()[0]),
+    "apply_": lambda w: w[0].clone().apply_(math.exp),
+    "memory": lambda w: memoryview(w.numpy()[0]),
+}
+
+
+@pytest.mark.parametrize("name", LEAVING)
+def test_floats_that_leave_numpy_count_as_those_that_leave_torch(name):
+    assert counted(LEAVING[name], _rows())[0]["python_floats"] == 50
+
+
 EXPONENTIALS = {
     "exp and exp2": lambda w: (torch.exp(w), torch.exp2(w)),
     "powers of e": lambda w: (2.718**w, torch.pow(torch.tensor(2.718), w)),
     "in place": lambda w: (w.clone().exp_(), w.clone().exp2_()),
     "numpy": lambda w: (np.exp(w.numpy()), np.exp2(np.asarray(w))),
     "other names": lambda w: (w.sigmoid(), torch.special.expm1(w)),
+    "several at once": lambda w: torch._foreach_exp([w, w + 1]),
+    "several in place": lambda w: torch._foreach_exp_([w.clone(), w.clone()]),
+    "of matrices": lambda w: (torch.linalg.matrix_exp(w), torch.matrix_exp(w)),
+    "of a plain view": lambda w: [np.exp(w.numpy().view(np.ndarray)) for _ in range(2)],
 }
 
 
