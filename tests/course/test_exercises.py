@@ -155,7 +155,8 @@ def test_references_hold_no_nan_and_stand_out_from_the_tolerance(exercise):
     for case, reference in _references(exercise):
         for array in _arrays(reference):
             if array.dtype.kind == "f":
-                wild = "a neighbor of NaN" in case.name  # whose own result is NaN: it must not be anybody else's
+                # a sequence whose own result is NaN, or values that are only moved
+                wild = "a neighbor of NaN" in case.name or "NaN and infinities among the values" in case.name
                 assert wild or not (np.isnan(array) | np.isposinf(array)).any(), (
                     f"{case.name}: reference holds NaN or +inf"
                 )

@@ -38,14 +38,28 @@ def _numbers_kept(moved):
         values = result[0] if isinstance(result, tuple) else result
         want = moved(*case.args)
         want = want[0] if isinstance(want, tuple) else want
-        same = (values == want) | ((values != values) & (want != want))
-        return (
-            None
-            if bool(same.all())
-            else f"Some values came out rounded. {str(want.dtype)[6:]} holds them exactly: move them as they are."
-        )
+        if values.dtype != want.dtype or values.shape != want.shape or torch.equal(_bits(values), _bits(want)):
+            return None  # another dtype or shape has a sentence of its own
+        if bool(((values == want) | ((values != values) & (want != want))).all()):
+            return "Some values came out with other bits (0.0 where -0.0 was, or another NaN): move them as they are."
+        return f"Some values came out rounded. {str(want.dtype)[6:]} holds them exactly: move them as they are."
 
     return Property("numbers kept", test)
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(values):
+    """Return values as integers of their width, so -0.0 differs from 0.0 and a NaN equals itself."""
+    return values.contiguous().view(_INTEGERS[values.element_size()])
+
+
+def _with_odd_bits(values):
+    """Put -0.0, NaN and both infinities among the values, in place; return them."""
+    odd = torch.tensor([-0.0, torch.nan, -0.0, torch.inf, -torch.inf], dtype=values.dtype)
+    values.view(-1)[::2] = odd.repeat(values.numel())[: (values.numel() + 1) // 2]
+    return values
 
 
 def _typed(dtype, rows, columns, g):
@@ -290,6 +304,10 @@ def _packed_cases(seed):
         Case("a neighbor of NaN and infinities", (kinds.poison(wild, slice(4, 6)), bounds, 1.0)),
         *(typed(dtype, 7) for dtype in kinds.DTYPES),
         Case("all sequences of one length", (*packed([4, 4, 4], 3), 2.0)),
+        Case("only empty sequences", (*packed([0, 0], 3), 1.0)),
+        Case(
+            "-0.0, NaN and infinities among the values", (_with_odd_bits(packed([3, 2], 3)[0]), _offsets([3, 2]), 2.0)
+        ),
     ]
 
 
@@ -398,6 +416,22 @@ def to_padded(values, offsets, fill):
                 "    dtype = values.dtype\n    values = values.float().to(dtype) if dtype.is_floating_point else values\n    padded = values.new_full(",
             ),
             expect="rounded",
+            recognise=False,
+        ),
+        Mutant(
+            "adds 0",
+            "A sum with 0 turned -0.0 into 0.0: the values are to be moved, not computed.",
+            caught_by="numbers kept",
+            edit=("= values[offsets[b] : offsets[b + 1]]", "= values[offsets[b] : offsets[b + 1]] + 0"),
+            expect="other bits",
+            recognise=False,
+        ),
+        Mutant(
+            "at least one place",
+            "A batch of only empty sequences got a place each: its longest sequence has length 0.",
+            caught_by="returns",
+            edit=("int(lengths.max())", "max(1, int(lengths.max()))"),
+            expect="shape [2, 1, 3] instead of [2, 0, 3]",
             recognise=False,
         ),
         Mutant(
@@ -549,6 +583,8 @@ def _take_cases(seed):
             name, (values, _offsets(lengths), torch.tensor(order, dtype=torch.int64)), offsets=tuple(ends.tolist())
         )
 
+    odd = case("-0.0, NaN and infinities among the values", [2, 0, 3], [2, 1, 0, 2])
+    _with_odd_bits(odd.args[0])
     many = [(7 * b) % 5 for b in range(200)]
     return [
         case("two sequences exchanged", [2, 3], [1, 0]),
@@ -561,6 +597,7 @@ def _take_cases(seed):
         case("values of int64", [2, 0, 4], [2, 1, 0, 0], torch.int64),
         case("all in their old order", [2, 0, 3, 1], [0, 1, 2, 3]),
         case("two hundred sequences", many, [(37 * b) % 200 for b in range(200)]),
+        odd,
     ]
 
 

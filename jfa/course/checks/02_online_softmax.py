@@ -586,6 +586,7 @@ def _packed_cases(seed):
         case("one of 200", [5, 200, 1], [9, 200, 0], slack=5),
         case("blocks of 3", [2, 3, 1], [7, 0, 8], dim=4, block=3),
         case("sequences of one key", [3, 1, 2], [1, 5, 1], dim=4, block=4),
+        case("blocks of one key", [3, 2], [4, 3], dim=4, block=1),
         hard("scores that need the maximum, one kind per sequence", kinds.MODERATE),
         hard("scores near -30,000", ["near -30000"]),
     ]
@@ -770,6 +771,7 @@ def _gqa_cases(seed):
         case("six heads, two key heads, a short last block", 4, 9, 6, 2, 8, 4),
         case("all heads share one", 16, 33, 4, 1, 8, 16, scale=20.0),
         case("200 keys", 16, 200, 8, 2, 8, 16),
+        case("blocks of one key", 3, 5, 4, 2, 4, 1),
         Case("every second head's scores lie 150 lower", apart.args),
         *map(hard, kinds.SCORES),
     ]

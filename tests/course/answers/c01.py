@@ -79,6 +79,9 @@ ATTEMPTS = [
     right("1.3", "rows of a table with one more", source=_padded(PLACES + "table = torch.cat([values, values.new_full((1, values.shape[1]), fill)])\nrows = torch.where(inside, offsets[:-1, None] + place, len(values))\nreturn table[rows]")),
     right("1.3", "stacked parts", source=_padded("b = offsets.tolist()\nparts = [values[x:y] for x, y in zip(b, b[1:])]\nm = max(map(len, parts))\nreturn torch.stack([torch.nn.functional.pad(p, (0, 0, 0, m - len(p)), value=fill) for p in parts])")),
     right("1.3", "masked_scatter", source=_padded(PLACES + "out = values.new_full((*inside.shape, values.shape[1]), fill)\nreturn out.masked_scatter(inside[:, :, None], values)")),
+    wrong("1.3", "computed, not moved", ("= values[offsets[b] : offsets[b + 1]]", "= values[offsets[b] : offsets[b + 1]] * 1 + 0")),
+    wrong("1.3", "a NaN of its own", ("    return padded", "    return torch.where(padded != padded, -torch.tensor(torch.nan, dtype=values.dtype), padded)")),
+    right("1.3", "masked_scatter", source=_padded("n = offsets.diff()\nout = torch.full((len(n), int(n.max()), values.shape[1]), fill, dtype=values.dtype)\ninside = torch.arange(out.shape[1]) < n[:, None]\nreturn out.masked_scatter(inside[..., None].expand_as(out), values[: int(offsets[-1])])")),
     # ------------------------------------------------------------------------------------------ 1.4
     wrong("1.4", "in percent", source=_waste("b, mq, mk = len(len_q), max(len_q, default=0), max(len_kv, default=0)\np, s = b * (mq + mk), b * mq * mk\nreturn 100 * (1 - sum(len_q + len_kv) / p if p else 0.0), 100 * (1 - sum(x * y for x, y in zip(len_q, len_kv)) / s if s else 0.0)")),
     wrong("1.4", "one length for both", source=_waste("b, m = len(len_q), max(len_q + len_kv, default=0)\nreturn (1 - sum(len_q + len_kv) / (2 * b * m) if b * m else 0.0), (1 - sum(x * y for x, y in zip(len_q, len_kv)) / (b * m * m) if b * m else 0.0)")),
@@ -103,6 +106,8 @@ ATTEMPTS = [
     right("1.5", "split once, joined once", source=_take(NEW + "parts = torch.split(values, offsets.diff().tolist())\nreturn torch.cat([values[:0], *(parts[i] for i in order.tolist())]), new")),
     right("1.5", "index_select by owners", source=_take(NEW + "who = torch.repeat_interleave(torch.arange(len(order)), n)\nat = torch.arange(len(who)) - ends[who]\nreturn torch.index_select(values, 0, offsets.long()[order[who]] + at), new")),
     right("1.5", "numpy", source=_take("import numpy as np\n\no, i = offsets.numpy().astype(np.int64), order.numpy()\nn = np.diff(o)[i]\nnew = np.concatenate([[0], np.cumsum(n)])\nrows = np.repeat(o[i] - new[:-1], n) + np.arange(new[-1])\nreturn values[torch.from_numpy(rows)], torch.from_numpy(new.astype(np.int32))")),
+    wrong("1.5", "a product with ones and zeros", ("return values[rows], new_offsets", "return torch.nn.functional.one_hot(rows, len(values)).to(values.dtype) @ values, new_offsets")),
+    wrong("1.5", "added up on zeros", ("return values[rows], new_offsets", "out = torch.zeros(len(rows), values.shape[1], dtype=values.dtype)\n    return out.index_add(0, torch.arange(len(rows)), values[rows]), new_offsets")),
     # ------------------------------------------------------------------------------------------ 1.6
     wrong("1.6", "a bias that is added", source=_attention(REAL + "bias = torch.where(real, 0.0, -torch.inf)[:, None]\nw = torch.softmax(q @ k.mT / q.shape[2] ** 0.5 + bias, -1)\nreturn torch.where(real[..., None], w @ torch.where(real[..., None], v, 0), 0)")),
     wrong("1.6", "-1e4 in masked places", source=_attention(REAL + "s = (q @ k.mT / q.shape[2] ** 0.5).masked_fill(~real[:, None], -1e4)\nreturn torch.where(real[..., None], s.softmax(-1) @ torch.where(real[..., None], v, 0), 0)")),

@@ -49,6 +49,9 @@ ATTEMPTS = [
     right("2.1", "base 2 and out=", source=_softmax("import math\n\ns = scores.masked_fill(~allowed, float('-inf')) / math.log(2)\ntop = s.amax(1, keepdim=True)\ntop.masked_fill_(top.isinf(), 0)\nw = torch.empty_like(s)\ntorch.exp2(s - top, out=w)\nt = w.sum(1, keepdim=True)\nlse = (top + t.log2()) * math.log(2)\nreturn w.div_(t + (t == 0)), lse.squeeze(1)")),
     # ------------------------------------------------------------------------------------------ 2.2
     wrong("2.2", "in place", source=_merge("m = torch.maximum(m1, m2)\na, b = torch.exp(m1 - m.clamp(min=-1e30)), torch.exp(m2 - m.clamp(min=-1e30))\nacc1 *= a[:, None]\nacc1 += b[:, None] * acc2\nreturn m, l1 * a + l2 * b, acc1.clone()")),
+    wrong("2.2", "three in one call", source=_merge("m = torch.maximum(m1, m2)\na = m.clamp(min=-1e30)\ns, t, _ = torch._foreach_exp([m1 - a, m2 - a, m - a])\nreturn m, l1 * s + l2 * t, acc1 * s[:, None] + acc2 * t[:, None]")),
+    wrong("2.2", "Python's exp in a ufunc", source=_merge("import math\n\nimport numpy as np\n\nexp = np.frompyfunc(math.exp, 1, 1)\nm = torch.maximum(m1, m2)\na = m.clamp(min=-1e30)\ns, t = (torch.from_numpy(exp((x - a).numpy()).astype('float32')) for x in (m1, m2))\nreturn m, l1 * s + l2 * t, acc1 * s[:, None] + acc2 * t[:, None]")),
+    right("2.2", "vmap over the queries", source=_merge("def one(m1, l1, a1, m2, l2, a2):\n    m = torch.maximum(m1, m2)\n    x = torch.where(m == -torch.inf, 0.0, m)\n    s, t = torch.exp(m1 - x), torch.exp(m2 - x)\n    return m, l1 * s + l2 * t, a1 * s + a2 * t\nreturn torch.vmap(one)(m1, l1, acc1, m2, l2, acc2)")),
     wrong("2.2", "the larger one as it is", source=_merge("if bool((m1 >= m2).all()):\n    s = torch.exp(m2 - m1.clamp(min=-1e30))\n    return m1, l1 + s * l2, acc1 + s[:, None] * acc2\nm = torch.maximum(m1, m2)\na, b = torch.exp(torch.stack([m1, m2]) - m.clamp(min=-1e30))\nreturn m, a * l1 + b * l2, a[:, None] * acc1 + b[:, None] * acc2")),
     wrong("2.2", "the first half's maximum", source=_merge("m = torch.where(m1 > -torch.inf, m1, m2)\nx = torch.where(m > -torch.inf, m, 0)\na, b = torch.exp(m1 - x), torch.exp(m2 - x)\nreturn m, a * l1 + b * l2, a[:, None] * acc1 + b[:, None] * acc2")),
     wrong("2.2", "merged means", source=_merge("m = torch.maximum(m1, m2)\nx = m.clamp(min=-1e30)\na, b = torch.exp(m1 - x), torch.exp(m2 - x)\nl = a * l1 + b * l2\nreturn m, l, (a[:, None] * acc1 + b[:, None] * acc2) / l.clamp(min=1e-30)[:, None]")),
@@ -106,6 +109,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, block: int = 16) -> tuple[
     return acc.div(l[:, None]), m.add(l.log())
 """),
     # ------------------------------------------------------------------------------------------ 2.4
+    wrong("2.4", "blocks of two at least", ("        for start in range(first", "        block = max(block, 2)\n        for start in range(first")),
     wrong("2.4", "out is never cleared", ("out = torch.zeros_like(q)", "out = torch.empty_like(q)")),
     wrong("2.4", "lse of no keys is 0", ("lse = q.new_full((len(q),), -torch.inf)", "lse = q.new_zeros(len(q))")),
     wrong("2.4", "blocks counted over the whole batch", ("for start in range(first, last, block):", "for start in range(first // block * block, last, block):")),
@@ -137,6 +141,7 @@ def packed_attention(q, k, v, q_offsets, k_offsets, block):
     return torch.vstack(outs), torch.hstack(lses)
 """),
     # ------------------------------------------------------------------------------------------ 2.5
+    wrong("2.5", "blocks of two at least", ("    n, heads, dim = q.shape\n", "    n, heads, dim = q.shape\n    block = max(block, 2)\n")),
     wrong("2.5", "lse with heads first", ("return out.reshape(n, heads, dim), lse.reshape(n, heads)", "return out.reshape(n, heads, dim), lse.reshape(n, heads).T.contiguous()")),
     wrong("2.5", "grouped the other way round", ("grouped = q.reshape(n, kv_heads, heads // kv_heads, dim)", "grouped = q.reshape(n, heads // kv_heads, kv_heads, dim).transpose(1, 2)"), ("out.reshape(n, heads, dim), lse.reshape(n, heads)", "out.transpose(1, 2).reshape(n, heads, dim), lse.transpose(1, 2).reshape(n, heads)")),
     wrong("2.5", "one maximum per query", (GQA_NEW, "new_m = torch.maximum(m, scores.amax((1, 2, 3))[:, None, None].expand_as(m))")),

@@ -11,6 +11,9 @@ BLOCK = """        s = tl.where(n[None, :] < N, tl.dot(q, kt), float("-inf"))
 
 ATTEMPTS = [
     # ------------------------------------------------------------------------------------------ 3.1
+    wrong(
+        "3.1", "the factor in bf16", ("a * x + y, mask=valid)", "a.to(tl.bfloat16).to(tl.float32) * x + y, mask=valid)")
+    ),
     wrong("3.1", "y is forgotten", ("a * x + y, mask=valid)", "a * x, mask=valid)")),
     wrong(
         "3.1",
