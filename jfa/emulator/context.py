@@ -43,6 +43,7 @@ class Launch:
         report: takes an error after which the launch could go on.
         fresh: functions whose bindings were compared with the user's names in this launch.
         looks: place in a kernel -> how often types were compared there.
+        returned: function and types of its arguments -> the type of what it returns; see frontend/returns.py.
         polls: iterations of `while` loops.
         printed: what static_print has printed.
     """
@@ -50,7 +51,7 @@ class Launch:
     __slots__ = (
         *("task", "memory", "num_warps", "names", "charge", "exchange", "product"),
         *("contracts", "follows_undefined", "has_undefined", "origins", "reported", "report"),
-        *("fresh", "looks", "polls", "printed"),
+        *("fresh", "looks", "returned", "polls", "printed"),
     )
 
     def __init__(
@@ -73,6 +74,7 @@ class Launch:
         self.report = report
         self.fresh: set[Any] = set()
         self.looks: dict[Any, int] = {}
+        self.returned: dict[tuple, Any] = {}
         self.polls = 0
         self.printed: set[tuple] = set()
 

@@ -108,6 +108,7 @@ _KINDS = {
     "masked atomic": "that no atomic returned",
     "unwritten memory": "out of {name}, where nobody had written",
     "unwaited product": "made from a product that was still being computed",
+    "no return": "of a function that ended without a `return`",
     "ended loop": "of a loop's variable after its loop",
 }
 
@@ -140,6 +141,14 @@ def _error(origin: Origin, count: int, use: str, where: tuple) -> PoisonError:
             [f"{'stored' if use == 'store' else 'used'} at {at}", f"the async_dot stands at {came}"],
             cause="async_dot returns at once; on a GPU its registers hold anything until the product is waited for.\n"
             "  Fix: x = tlx.async_dot_wait(0, x) before x is used.",
+            where=where,
+        )
+    if origin.kind == "no return":
+        return PoisonError(
+            summary,
+            [f"at {at}", f"the function ends at {came}"],
+            cause="where another `return` of a function returns a value, its end without one returns a register that nobody set.\n"
+            "  Fix: write a `return` for that case, too.",
             where=where,
         )
     if origin.kind == "ended loop":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
@@ -28,14 +29,20 @@ EFFECTS = frozenset(
 """Names of the language's functions and methods that do more than compute, or that cannot be tried out."""
 
 
+OTHER = "__jfa_other"  # what an expression would be that is not evaluated
+
+
 class Unknown(Exception):
     """Raised where a value cannot be had without effects."""
 
 
 class Program:
-    """The assignments of a branch. steps: ("set", names, code), ("if", names, code of the condition, Program, Program),
-    ("loop", names, its variable, Program), ("forget", names) or ("read", (), names that may not be bound). returns: whether a
-    `return` ends it."""
+    """The assignments of a branch. returns: whether a `return` ends it.
+
+    steps: ("set", names, code), ("if", names, code of the condition, Program, Program), ("loop", names, its variable, Program),
+    ("unrolled", names, code of its values, its variable, Program), ("forget", names), ("return", (), code of the value, line)
+    or ("read", (), {name that may not be bound: line}).
+    """
 
     def __init__(self) -> None:
         self.steps: list[tuple] = []
@@ -54,13 +61,13 @@ class Maker:
     """Makes programs.
 
     rewrite: returns a statement in the form in which it runs, with each call's function handed to `callable_without_effects`.
-    reads: returns the names that a statement or expression reads. doubts: names that may not be bound where they are read.
+    reads: returns {name: line} of what a statement or expression reads. doubts: names that may not be bound where they are read.
     """
 
     def __init__(
         self,
         rewrite: Callable[[ast.stmt], list[ast.stmt]],
-        reads: Callable[[ast.AST], Collection[str]],
+        reads: Callable[[ast.AST], dict[str, int]],
         doubts: Collection[str],
         filename: str,
         base: int,
@@ -72,7 +79,7 @@ class Maker:
         made = Program()
         for statement in statements:
             names = _names(statement)
-            if names or self._doubtful(statement):
+            if names or self._doubtful(statement) or _has_return(statement):
                 made.steps += self._steps(statement, names)
             if isinstance(statement, ast.Return):
                 made.returns = True
@@ -85,21 +92,39 @@ class Maker:
     def _steps(self, statement: ast.stmt, names: frozenset[str]) -> Iterator[tuple]:
         compound = isinstance(statement, ast.If | ast.For | ast.While | ast.With)
         head = getattr(statement, "test", getattr(statement, "iter", None)) if compound else statement
-        read = [] if head is None else sorted(set(self.reads(head)) & set(self.doubts))
+        reads = {} if head is None else self.reads(head)
+        read = {name: reads[name] + self.base for name in sorted(reads.keys() & set(self.doubts))}
         if read:
             yield "read", frozenset(), read
         if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
             yield "set", names, _code(self.rewrite(statement), self.filename, self.base)
+        elif isinstance(statement, ast.Return):
+            yield "return", names, self._kept(_RETURNED, statement, statement.value), statement.lineno + self.base
         elif isinstance(statement, ast.If):
-            (test,) = self.rewrite(ast.copy_location(ast.Expr(statement.test), statement))
-            keep = ast.copy_location(ast.Assign([ast.Name("__jfa_condition", ast.Store())], test.value), statement)
-            code = _code([keep], self.filename, self.base)
+            code = self._kept(_CONDITION, statement, statement.test)
             yield "if", names, code, *map(self.program, (statement.body, statement.orelse))
-        elif isinstance(statement, ast.For | ast.While) and self._doubtful(statement) and not _is_unrolled(statement):
+        elif isinstance(statement, ast.For) and _is_unrolled(statement) and _has_return(statement):
+            code = self._kept(_VALUES, statement, statement.iter)
+            yield "unrolled", names, code, _names(statement.target), self.program(statement.body)
+        elif isinstance(statement, ast.For | ast.While) and not _is_unrolled(statement):
             target = _names(statement.target) if isinstance(statement, ast.For) else frozenset()
             yield "loop", names, target, self.program(statement.body)
         elif names:
             yield "forget", names
+
+    def _kept(self, name: str, statement: ast.stmt, value: ast.expr | None) -> CodeType:
+        """Return code that keeps the value of an expression under a name of ours."""
+        expression = ast.Expr(ast.Constant(None) if value is None else value)
+        (rewritten,) = self.rewrite(ast.fix_missing_locations(ast.copy_location(expression, statement)))
+        keep = ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], rewritten.value), statement)
+        return _code([keep], self.filename, self.base)
+
+
+_CONDITION, _RETURNED, _VALUES = "__jfa_condition", "__jfa_returned", "__jfa_values"
+
+
+def _has_return(statement: ast.AST) -> bool:
+    return any(isinstance(n, ast.Return) for n in ast.walk(statement))
 
 
 def _is_unrolled(statement: ast.For | ast.While) -> bool:
@@ -119,22 +144,59 @@ def _code(statements: list[ast.stmt], filename: str, base: int) -> CodeType:
 # ---- run where the other branch is taken
 
 
+@dataclass
+class Names:
+    """The names of a kernel while a branch is tried out.
+
+    values: those whose values are known. unknown: those that are bound to what is not known. returned: (value, line) of each
+    `return`, where they are wanted.
+    """
+
+    values: dict[str, Any]
+    unknown: set[str] = field(default_factory=set)
+    returned: list[tuple[Any, int]] | None = None
+
+    def copy(self) -> Names:
+        return Names(dict(self.values), set(self.unknown), self.returned)
+
+    @property
+    def bound(self) -> set[str]:
+        return self.values.keys() | self.unknown
+
+    def forget(self, which: Collection[str]) -> None:
+        """Keep of these names only that they are bound."""
+        for name in which:
+            self.values.pop(name, None)
+        self.unknown |= set(which)
+
+    def forget_constants(self, which: Collection[str]) -> None:
+        """Keep of these names their types, which no turn of a loop changes: of what is no run-time value only that it is bound."""
+        self.forget({name for name in which if not isinstance(self.values.get(name), Tensor)})
+
+    def execute(self, code: CodeType, namespace: dict[str, Any]) -> bool:
+        """Run some code on the names; whether that worked."""
+        try:
+            exec(code, namespace, self.values)
+        except Exception:  # whatever it is: then the names are not known, and the launch finds it once it goes there
+            return False
+        return True
+
+    def take(self, other: Names) -> None:
+        """Become the same as some other names."""
+        self.values, self.unknown = other.values, other.unknown
+
+
 def try_out(branch: Program, names: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
     """Return the names as a branch would leave them, without those that are not known then.
 
     Raises AssertionError where a nested `if` leaves a name with two types.
     """
-    outer, counts = context.launch, Active.counts
-    launch = Launch(outer.memory, outer.num_warps, False)
-    launch.task, launch.names, launch.fresh = outer.task, outer.names, outer.fresh
-    Active.counts = None
-    try:
-        with running(launch), np.errstate(all="ignore"):
-            left = _run(branch, dict(names), namespace)
-            left.pop(_UNKNOWN, None)
-            return left
-    finally:
-        Active.counts = counts
+    return _tried(branch, Names(dict(names)), namespace).values
+
+
+def returned_by(body: Program, names: dict[str, Any], namespace: dict[str, Any]) -> list[tuple[Any, int]]:
+    """Return (value, line) of each `return` of a function; the value is Unknown where it is not known."""
+    return _tried(body, Names(dict(names), returned=[]), namespace).returned
 
 
 def look_into(body: Program, target: Collection[str], names: dict[str, Any], namespace: dict[str, Any]) -> None:
@@ -142,70 +204,92 @@ def look_into(body: Program, target: Collection[str], names: dict[str, Any], nam
 
     Raises NameError as the compiler does.
     """
-    inside = dict(names)
-    _forget(inside, target)
-    try_out(body, inside, namespace)
+    inside = Names(dict(names))
+    inside.forget(target)
+    _tried(body, inside, namespace)
 
 
-def _run(branch: Program, names: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
+def _tried(branch: Program, names: Names, namespace: dict[str, Any]) -> Names:
+    outer, counts = context.launch, Active.counts
+    launch = Launch(outer.memory, outer.num_warps, False)
+    launch.task, launch.names, launch.fresh = outer.task, outer.names, outer.fresh
+    Active.counts = None
+    try:
+        with running(launch), np.errstate(all="ignore"):
+            _run(branch, names, namespace)
+            return names
+    finally:
+        Active.counts = counts
+
+
+def _run(branch: Program, names: Names, namespace: dict[str, Any]) -> None:
     for kind, assigned, *parts in branch.steps:
         if kind == "read":
             _require(parts[0], names, namespace)
+        elif kind == "return":
+            _return(*parts, names, namespace)
         elif kind == "loop":
-            inside = dict(names)
-            _forget(inside, parts[0])
-            _run(parts[1], inside, namespace)
-            _forget(names, parts[0] | (assigned & (names.keys() | _unknown(names))))
-        elif kind == "forget" or not _execute(parts[0], names, namespace):
-            _forget(names, assigned)
+            _loop(assigned, *parts, names, namespace)
+        elif kind == "forget" or not names.execute(parts[0], namespace):
+            names.forget(assigned)
         elif kind == "if":
-            condition = names.pop("__jfa_condition")
-            if not isinstance(condition, Tensor):
-                names = _run(parts[1] if condition else parts[2], names, namespace)
-            else:
-                then, other = (_run(part, dict(names), namespace) for part in parts[1:])
-                compare(then, other, parts[1].names & parts[2].names)
-                names = _join(then, other)
+            _branch(*parts[1:], names, namespace)
+        elif kind == "unrolled":
+            _unrolled(*parts[1:], names, namespace)
         else:
-            names[_UNKNOWN] = _unknown(names) - assigned
-    return names
+            names.unknown -= assigned
 
 
-_UNKNOWN = "__jfa_unknown"  # key of the names that are bound to what is not known
+def _return(code: CodeType, line: int, names: Names, namespace: dict[str, Any]) -> None:
+    if names.returned is not None:
+        known = names.execute(code, namespace)
+        names.returned.append((names.values.pop(_RETURNED) if known else Unknown, line))
 
 
-def _unknown(names: dict[str, Any]) -> frozenset[str]:
-    return names.get(_UNKNOWN, frozenset())
+def _loop(
+    assigned: frozenset[str], target: frozenset[str], body: Program, names: Names, namespace: dict[str, Any]
+) -> None:
+    inside = names.copy()
+    inside.forget(target)
+    inside.forget_constants(assigned & names.bound)
+    _run(body, inside, namespace)
+    names.forget(target)
+    names.forget_constants(assigned & names.bound)
 
 
-def _forget(names: dict[str, Any], which: Collection[str]) -> None:
-    """Keep of these names only that they are bound."""
-    for name in which:
-        names.pop(name, None)
-    names[_UNKNOWN] = _unknown(names) | frozenset(which)
+def _unrolled(target: frozenset[str], body: Program, names: Names, namespace: dict[str, Any]) -> None:
+    for value in names.values.pop(_VALUES):
+        names.values |= dict.fromkeys(target, value)
+        _run(body, names, namespace)
 
 
-def _join(then: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _branch(then: Program, other: Program, names: Names, namespace: dict[str, Any]) -> None:
+    condition = names.values.pop(_CONDITION)
+    if not isinstance(condition, Tensor):
+        _run(then if condition else other, names, namespace)
+        return
+    ways = names.copy(), names.copy()
+    for part, way in zip((then, other), ways):
+        _run(part, way, namespace)
+    if names.returned is None:
+        compare(*(way.values for way in ways), then.names & other.names)
+    names.take(_join(*ways))
+
+
+def _join(then: Names, other: Names) -> Names:
     """Return the names that both branches of an `if` leave bound."""
-    bound = (then.keys() | _unknown(then)) & (other.keys() | _unknown(other))
-    names = {name: value for name, value in then.items() if name in other}
-    names[_UNKNOWN] = frozenset(bound - {_UNKNOWN} - (names.keys() - {_UNKNOWN}))
-    return names
+    values = {
+        n: v for n, v in then.values.items() if n in other.values and run_time_type(v) == run_time_type(other.values[n])
+    }
+    return Names(values, (then.bound & other.bound) - values.keys())
 
 
-def _require(read: Collection[str], names: dict[str, Any], namespace: dict[str, Any]) -> None:
-    for name in read:
-        known = name in names or name in _unknown(names) or name in namespace or name in namespace["__builtins__"]
-        if not known:
-            raise NameError(f"{name} is not defined", name=name)
-
-
-def _execute(code: CodeType, names: dict[str, Any], namespace: dict[str, Any]) -> bool:
-    try:
-        exec(code, namespace, names)
-    except Exception:  # whatever it is: then the names are not known, and the launch finds it once it goes there
-        return False
-    return True
+def _require(read: dict[str, int], names: Names, namespace: dict[str, Any]) -> None:
+    for name, line in read.items():
+        if not (name in names.bound or name in namespace or name in namespace["__builtins__"]):
+            error = NameError(f"{name} is not defined", name=name)
+            error.kernel_line = line  # where a report shows it: not where it is tried out
+            raise error
 
 
 def compare(then: dict[str, Any], other: dict[str, Any], both: Collection[str]) -> None:

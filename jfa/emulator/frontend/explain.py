@@ -134,12 +134,15 @@ def translate(error):
     kind, message = _message(error, function)
     cls = _KINDS[kind]
     translated = cls.__new__(cls)
+    column, text = _column(frame, instruction), function.source.text
+    other = getattr(error, "kernel_line", None)  # another line of the same function
+    if other is not None:
+        line, code = other, text.splitlines()[other - function.source.first_line]
+        column = len(code) - len(code.lstrip())
     file = frame.f_code.co_filename
     where = place(file, line) if source((file, line)) else f"line {line}"
     translated.place = f"{where}, in {function.__name__}{_callers(frames[:-1])}:"
-    translated.__init__(
-        function.source.text, _Node(line - function.source.first_line + 1, _column(frame, instruction)), message
-    )
+    translated.__init__(text, _Node(line - function.source.first_line + 1, column), message)
     return translated
 
 

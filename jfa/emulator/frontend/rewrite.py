@@ -29,6 +29,8 @@ REFUSED_EXPRESSIONS = (
     ast.Lambda, ast.GeneratorExp, ast.SetComp, ast.DictComp, ast.Set, ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr,
 )  # fmt: skip
 _TYPE_NAMES = frozenset(name for name, value in vars(tl).items() if isinstance(value, tl.dtype))
+_RETURN_IN_A_LOOP = "Cannot have `return` statements inside `while` or `for` statements in triton."
+_RETURNS = "__jfa_returns"  # the common type of what a function returns
 _LANGUAGES = ("tl", "tlx", "triton")  # names of modules, so no field of a config
 _NAMED_CALLS = re.compile(r"alloc|storage_alias|create_context|make_tensor_descriptor")
 
@@ -220,11 +222,11 @@ def _forget(names, at):
 
 
 def _refusals(statements):
-    """Find unsupported statements directly among these statements, not inside another `if`."""
+    """Return (message, line) of unsupported statements directly among these statements, not inside another `if`."""
     found = []
     for statement in statements:
         if isinstance(statement, REFUSED):
-            found.append(f"unsupported AST node type: {type(statement).__name__}")
+            found.append((f"unsupported AST node type: {type(statement).__name__}", statement.lineno))
         for block in ("body", "orelse"):
             if not isinstance(statement, ast.If | ast.FunctionDef) and isinstance(
                 getattr(statement, block, None), list
@@ -283,8 +285,21 @@ def _doubtful(statements, known):
 
 def _names_read(node):
     """Return the names that the compiler looks up in a statement or expression whatever is true."""
-    changed = {node.target.id} if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) else set()
-    return changed | {n.id for n in _reads(node) if isinstance(n.ctx, ast.Load)}
+    return set(_lines_of_reads(node))
+
+
+def _lines_of_reads(node):
+    """Return {name: line that reads it first} of those names."""
+    changed = [node.target] if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) else []
+    read = [n for n in _reads(node) if isinstance(n.ctx, ast.Load)]
+    return {n.id: n.lineno for n in reversed(changed + read)}
+
+
+def _has_returns_of_values(function):
+    """Return whether an `if` or a loop of a function returns values, so that the compiler compares and unifies what it returns."""
+    returns = [n for n in ast.walk(function) if isinstance(n, ast.Return)]
+    is_nothing = (n.value is None or isinstance(n.value, ast.Constant) and n.value.value is None for n in returns)
+    return any(n not in function.body for n in returns) and not all(is_nothing)
 
 
 def _until_return(statements):
@@ -306,6 +321,7 @@ class Rewriter(ast.NodeTransformer):
         self.bound = set()  # names of this function's own
         self.defined = set()  # names the compiler knows at this point: what a loop or branch may carry
         self.sure = set()  # those of them that are bound whatever is true
+        self.unifies = False  # whether what its `return`s return gets one type
         self.ended = set()  # variables of loops that may be read after their loop
 
     def _fresh(self, stem):
@@ -334,12 +350,36 @@ class Rewriter(ast.NodeTransformer):
                 self.constexprs.add(argument.arg)
             argument.annotation = None
         unknown = self._unknown(function.body)
+        self.unifies = _has_returns_of_values(function)
+        tried = self._programs(function.body[0], [function.body], ()) if self.unifies else None
         function.body = self._block(function.body)
+        if self.unifies:
+            function.body = self._unify_returns(function.body, tried)
         if unknown is not None:  # the compiler refuses it, whether it runs or not
             function.body.insert(
                 0, _located(ast.Expr(_call("__jfa_undefined", ast.Constant(unknown.id), at=unknown)), unknown)
             )
         return function
+
+    def _unify_returns(self, body, tried):
+        """Find the common type of what a function returns before it runs; where it ends without a `return`, return that, undefined.
+
+        tried: expression for its assignments.
+        """
+        first, last = body[0], body[-1]
+        name = ast.Name(_RETURNS, ast.Store())
+        common = _call("__jfa_common_type", tried, _call("locals", at=first), at=first)
+        ends = _call("__jfa_returned_nothing", ast.Name(_RETURNS, ast.Load()), at=last)
+        return [_located(ast.Assign([name], common), first), *body, _located(ast.Return(ends), last)]
+
+    def visit_Return(self, node):
+        if self.loops:
+            return self._refuse(node, _RETURN_IN_A_LOOP)
+        node = self.generic_visit(node)
+        if self.unifies:
+            value = ast.Constant(None) if node.value is None else node.value
+            node.value = _call("__jfa_returned", value, ast.Name(_RETURNS, ast.Load()), at=node)
+        return node
 
     def _unknown(self, statements):
         """Return the first name among those that the compiler looks up in these statements that means nothing, else None."""
@@ -497,7 +537,7 @@ class Rewriter(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_IfExp(self, node):
-        others = [n if isinstance(n, ast.Constant) else ast.Constant(...) for n in (node.orelse, node.body)]
+        others = [self._other(n) for n in (node.orelse, node.body)]
         node, name = self.generic_visit(node), self._fresh("t")
         stored = _located(ast.NamedExpr(ast.Name(name, ast.Store()), node.test), node)
         node.test = _call("__jfa_test", stored, at=node)
@@ -507,6 +547,15 @@ class Rewriter(ast.NodeTransformer):
         ]
         node.body, node.orelse = chosen
         return node
+
+    def _other(self, node):
+        """Return a constant, or an expression for (program of what `a if condition else b` would be otherwise, place)."""
+        if isinstance(node, ast.Constant):
+            return node
+        keep = _located(ast.Assign([ast.Name(branches.OTHER, ast.Store())], copy.deepcopy(node)), node)
+        programs = self._programs(node, [[keep]], ())
+        place = ast.Constant((self.filename, self.base, self._fresh("o")))
+        return _located(ast.Tuple([programs, place], ast.Load()), node)
 
     def visit_Attribute(self, node):
         node = self.generic_visit(node)
@@ -570,15 +619,16 @@ class Rewriter(ast.NodeTransformer):
         names = sorted(_assigned(node.body) | _assigned(node.orelse))
         refusals = _refusals(node.body) + _refusals(node.orelse)
         unknown = self._unknown(node.body) or self._unknown(node.orelse)
-        refusals += [repr(NameError(f"{unknown.id} is not defined"))] if unknown is not None else []
-        if self.loops and any(isinstance(n, ast.Return) for s in node.body + node.orelse for n in ast.walk(s)):
-            refusals.append("Cannot have `return` statements inside `while` or `for` statements in triton.")
+        refusals += [(repr(NameError(f"{unknown.id} is not defined")), unknown.lineno)] if unknown is not None else []
+        returns = [n for s in node.body + node.orelse for n in ast.walk(s) if isinstance(n, ast.Return)]
+        if self.loops and returns:
+            refusals.append((_RETURN_IN_A_LOOP, returns[0].lineno))
         one_sided = (_assigned(node.body) ^ _assigned(node.orelse)) | _annotated(node.body + node.orelse)
         lost, condition = one_sided - self.defined, self._fresh("t")
         test = self.visit(node.test)
         if lost:
             test = _located(ast.NamedExpr(ast.Name(condition, ast.Store()), test), node)
-        arguments = [test] + ([ast.Constant(refusals[0])] if refusals else [])
+        arguments = [test] + [ast.Constant((message, line + self.base)) for message, line in refusals[:1]]
         node.test = _call("__jfa_test", *arguments, at=node)
         same = {n for n, value in _copied(node.body).items() if _copied(node.orelse).get(n) == value}
         watched = [n for n in names if n in self.defined and n not in same]
@@ -626,7 +676,7 @@ class Rewriter(ast.NodeTransformer):
             new = trial.visit(copy.deepcopy(statement))
             return new if isinstance(new, list) else [] if new is None else [new]
 
-        made = branches.Maker(rewrite, _names_read, doubts, self.filename, self.base)
+        made = branches.Maker(rewrite, _lines_of_reads, doubts, self.filename, self.base)
         self.branches.append(tuple(made.program(part) for part in parts))
         place = ast.Constant(len(self.branches) - 1)
         return _located(ast.Subscript(ast.Name("__jfa_branches", ast.Load()), place, ast.Load()), node)
@@ -803,6 +853,9 @@ class Rewriter(ast.NodeTransformer):
 
 class _Trial(Rewriter):
     """Transforms assignments to be tried out (see branches.py): calls with effects raise."""
+
+    def _other(self, node):
+        return node if isinstance(node, ast.Constant) else ast.Constant(...)
 
     def visit_Call(self, node):
         node = super().visit_Call(node)

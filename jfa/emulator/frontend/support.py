@@ -16,7 +16,7 @@ from ..locations import here, show
 from ..machine.running import pause
 from ..undefined import MARK, mark
 from ..undefined import check as check_defined
-from . import branches, extension, owners
+from . import branches, extension, owners, returns
 from .tensor import BOOL, INT32, INT64, Extent, Hooks, Scalar, Tensor, canonical, fix, literal, marks_of, scalar
 from .threads import ThreadScalar, converge, diverge, lanes
 
@@ -248,8 +248,11 @@ def of_dict(dictionary, key):
     raise KeyError(key)
 
 
-def refuse(message, kind=UnsupportedConstruct):
-    raise kind(message)
+def refuse(message, kind=UnsupportedConstruct, line=None):
+    """Refuse what stands where the kernel is, or in that line of the same function."""
+    error = kind(message)
+    error.kernel_line = line
+    raise error
 
 
 def undefined(name):
@@ -282,10 +285,13 @@ def _truth(condition):
 
 
 def test(condition, refusal=None):
-    """Evaluate an `if` condition. `refusal`: what in the branches cannot be compiled, if the condition is a run-time value."""
+    """Evaluate an `if` condition.
+
+    refusal: (message, line) of what in the branches cannot be compiled, if the condition is a run-time value.
+    """
     if type(condition) is Scalar:
         if refusal is not None:
-            refuse(refusal)
+            refuse(refusal[0], line=refusal[1])
         if condition.undefined is not None:
             check_defined(condition.undefined, "branch")
         return builtins.bool(condition.value)
@@ -295,15 +301,26 @@ def test(condition, refusal=None):
 
 
 def chosen(condition, value, other=...):
-    """Evaluate `a if condition else b`: under a run-time condition a tensor of one type. other: the other value, if known."""
+    """Evaluate `a if condition else b`: under a run-time condition a tensor of one type.
+
+    other: the other value; or ((its program,), place), to be tried out; or ... where it is not known.
+    """
     if not isinstance(condition, Tensor):
         return value
     value = _as_tensor(value)
+    if type(other) is tuple:
+        other = _tried_value(*other, sys._getframe(1)) if looks(other[1]) else ...
     if other is not ... and type_of(_as_tensor(other)) != type_of(value):
         raise AssertionError(
             f"Ternary expression with dynamic condition has inconsistent types {type_of(value)} and {type_of(_as_tensor(other))}"
         )
     return value
+
+
+def _tried_value(programs, _, frame):
+    """Return what an expression would be, as far as it decides the type of another; else ...."""
+    tried = branches.try_out(programs[0], frame.f_locals, frame.f_globals).get(branches.OTHER, ...)
+    return tried if isinstance(tried, Tensor) else ...
 
 
 def _as_tensor(value):
@@ -802,6 +819,9 @@ HELPERS = {
     "value": value_of,
     "name": name_of,
     "field": field,
+    "common_type": returns.common_type,
+    "returned": returns.returned,
+    "returned_nothing": returns.returned_nothing,
     "setattr": set_attribute,
     "refuse": refuse,
     "refuse_use": refuse_use,

@@ -58,3 +58,68 @@ def test_a_load_of_the_other_branch_has_its_type():
         triton.CompilationError, match="Mismatched type for v between then block .*int32.* and else block .*fp32"
     ):
         _other_branch_loads_another_type[(1,)](torch.zeros(16), torch.zeros(16), 3, N=16)
+
+
+@triton.jit
+def _name_in_the_other_branch(x, out, n, N: tl.constexpr):
+    if n > 2:
+        tl.store(out, 1.0)
+    else:
+        tl.store(out, 2.0)
+        tl.store(out + 1, missing)  # noqa: F821
+
+
+@triton.jit
+def _name_of_one_way(x, out, n, N: tl.constexpr):
+    if N > 99:
+        late = n * 2
+    if n > 90:
+        tl.store(out, 2.0)
+        early = n + late
+        tl.store(out, early)
+
+
+@triton.jit
+def _name_in_a_loop_without_turns(x, out, n, N: tl.constexpr):
+    if N > 99:
+        late = n * 2
+    for k in range(n - 3):
+        early = n + k
+        tl.store(out, early + late)
+
+
+@triton.jit
+def _return_in_a_loops_branch(x, out, n, N: tl.constexpr):
+    for k in range(n):
+        if k > n:
+            tl.store(out, 1.0)
+            return
+
+
+@triton.jit
+def _import_in_a_branch(x, out, n, N: tl.constexpr):
+    if n > 90:
+        tl.store(out, 1.0)
+        import math  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    "kernel, line, message",
+    [
+        (_name_in_the_other_branch, "tl.store(out + 1, missing)", "missing is not defined"),
+        (_name_of_one_way, "early = n + late", "late is not defined"),
+        (_name_in_a_loop_without_turns, "tl.store(out, early + late)", "late is not defined"),
+        (_return_in_a_loops_branch, "return", "Cannot have `return` statements"),
+        (_import_in_a_branch, "import math", "unsupported AST node type: Import"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_refusal_in_code_that_does_not_run_shows_its_own_line(kernel, line, message):
+    """Not the line of the `if` or loop around it."""
+    with pytest.raises(triton.CompilationError) as caught:
+        kernel[(1,)](torch.zeros(16), torch.zeros(16), 3, N=16)
+    text, start = kernel.src, kernel.starting_line_number
+    expected = next(k for k, code in enumerate(text.splitlines()) if code.strip().startswith(line))
+    assert f"test_branches.py:{start + expected + 1}, in {kernel.fn.__name__}" in str(caught.value) and message in str(
+        caught.value
+    )
