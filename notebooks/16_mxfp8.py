@@ -997,7 +997,7 @@ for name in list(gradients)[1:]:
 # If many calls read the same keys and values, encode them once.
 # The op takes what `quantize_jagged` returns in place of a tensor: query and key along `"head_dim"`, value along `"tokens"`.
 # It multiplies them as they are, so the result has the same bits as a call that encodes the same numbers itself.
-# Gradients need each operand along its other axis, too: if you ask for a gradient beside such a cache, you get an error, not a zero.
+# Gradients need each operand along its other axis, too: if you ask for a gradient together with such a cache, you get an error, not a zero.
 # `quantize_jagged(..., both=True)` encodes along both axes, and attention's gradient then goes to the tensor that was encoded.
 
 # %%
