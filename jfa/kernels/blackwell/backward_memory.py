@@ -104,7 +104,7 @@ def alloc_memory(DTYPE: tl.constexpr, cfg: tl.constexpr):
 
 @triton.jit
 def alloc_scores(ds):
-    """Allocate Scores beside ``ds``."""
+    """Allocate Scores around the given ``ds``."""
     storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
     s = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem, reuse=storage)
     p = tlx.local_alloc((BLOCK_N, 2 * BLOCK_M), ds.dtype, 1, tlx.storage_kind.tmem, reuse=storage)

@@ -273,7 +273,7 @@ def backward_form(problem: Problem) -> tuple[str, str]:
     group, columns = problem.group_size, max(problem.head_dim, problem.head_dim_v)
     keys = problem.rows_kv // max(problem.num_batches, 1)
     if problem.head_dim > BLOCK:
-        return "wide", f"head dim {problem.head_dim} (> {BLOCK}) leaves dQ no tensor memory beside them"
+        return "wide", f"head dim {problem.head_dim} (> {BLOCK}) leaves dQ no tensor memory next to them"
     resident = problem.broadcast_q and problem.rows_q * group <= BLOCK and group in (1, 2, 4, 8, 16)
     if resident and problem.block_lists is None:
         return "resident", f"{problem.rows_q} queries x {group} heads per key head (<= {BLOCK}) stay on chip"
@@ -320,7 +320,7 @@ def backward_config(problem: Problem, clc: bool = True, form: str | None = None)
         zigzag=not problem.broadcast_q,
         do_slots=2 if small else 1,
         held_slices=4 if small else 5,
-        # As many as compile without spills beside the slices of dQ that the reduction holds.
+        # As many as compile without spills together with the slices of dQ that the reduction holds.
         compute_registers=192 if small else 176 if form == "pair" else 184,
         dq_stages=2 if form == "pair" else 4,
         list_heads=problem.block_lists.heads if problem.block_lists else 0,

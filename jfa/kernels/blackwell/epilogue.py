@@ -32,14 +32,14 @@ def finish_tile(memory, lse_ptr, rows_out, tile, steps, walk, outs, scale, cfg: 
 
 @triton.jit
 def free_accumulators(accs):
-    """Say that P V may write to both accumulators."""
+    """Signal that P V may write to both accumulators."""
     for half in tl.static_range(2):
         tlx.barrier_arrive(accs.readys[half])
 
 
 @triton.jit
 def rescale_steps(memory, count, alphas_done, cfg: tl.constexpr):
-    """Multiply O by alpha before each P V but a tile's first, if any row of the half asks for it."""
+    """Multiply O by alpha before each P V but a tile's first, if any row of the half needs it."""
     scores, accs = memory.scores, memory.accs
     for step in range(1, count):
         phase = (alphas_done + step - 1) & 1
@@ -51,7 +51,7 @@ def rescale_steps(memory, count, alphas_done, cfg: tl.constexpr):
 
 @triton.jit
 def rescale(acc, alpha, cfg: tl.constexpr):
-    """Multiply an accumulator by alpha [M, 1], slice by slice, if any row asks for it."""
+    """Multiply an accumulator by alpha [M, 1], slice by slice, if any row needs it."""
     WIDTH: tl.constexpr = cfg.o_columns
     if rescale_needed(alpha):
         for i in tl.static_range(cfg.head_dim // WIDTH):

@@ -4,7 +4,7 @@ One CTA works on a tile of 256 queries of one head, in two halves of 128 rows th
 
     load        1 warp    TMA: Q once per tile, then K and V blocks through one ring
     mma         1 warp    tensor cores: S = Q K^T of a half, O += P V of a half, always alternating
-    softmax     2 x 4     a group per half: maximum, exp2, row sum; leaves P where S was, in slices
+    softmax     2 x 4     a group per half: maximum, exp2, row sum; stores P where S was, in slices
     correction  4 warps   rescales O where the maximum grew, at the end divides by the sum and writes O to SMEM, LSE out
     store       1 warp    TMA: O to global memory, half of its columns at a time
 
@@ -341,7 +341,7 @@ def nothing_issued():
 
 # Issue order of a step, i its number, P(i-1) and V(i-1) those of the step before (before step 0: of the tile before's last):
 #
-#   1  O0 += P0(i-1) V(i-1)   waits for P0 slice by slice, and for "O0 rescaled", which the correction says after reading alpha0
+#   1  O0 += P0(i-1) V(i-1)   waits for P0 slice by slice, and for "O0 rescaled", which the correction signals after reading alpha0
 #   2  S0  = Q0 K(i)^T        overwrites P0 and alpha0: P0 is read by 1, issued before; alpha0 was read before 1 could start
 #   3  O1 += P1(i-1) V(i-1)   softmax 0 is at work on S0 meanwhile
 #   4  S1  = Q1 K(i)^T        as 2, behind 3; softmax 1 is at work on S1 during the next step's 1 and 2
@@ -397,7 +397,7 @@ def await_queries(q, half, phase, cfg: tl.constexpr):
 
 @triton.jit
 def free_queries(q, half, split_keys, cfg: tl.constexpr):
-    """Say that Q may be overwritten once the products issued so far are done, those of a tile's last step among them."""
+    """Signal that Q may be overwritten once the products issued so far are done, those of a tile's last step among them."""
     if cfg.split_keys:
         if half == 1:
             tlx.tcgen05_commit(q.empties[0])
@@ -492,7 +492,7 @@ def softmax_tile(memory, half, records_ptr, walk, steps_done, scale, lists, cfg:
 
 @triton.jit
 def hand_rows(rows, half, done, row_max, row_sum):
-    """Leave a tile's row maxima and sums to the correction."""
+    """Hand a tile's row maxima and sums to the correction."""
     tlx.barrier_wait(rows.empties[half], (done & 1) ^ 1)
     tlx.local_store(rows.sums[half], row_sum)
     tlx.local_store(rows.maxima[half], row_max)

@@ -41,7 +41,7 @@ from jfa.kernels.common.softmax import LOG2_E
 from jfa.kernels.common.tile_list import tile_list
 from jfa.kernels.common.transposing import transposed_lists
 
-EMULATED_SMS = 2  # without a GPU: enough to have CTAs that take several tiles and CTAs side by side
+EMULATED_SMS = 2  # without a GPU: enough to have CTAs that take several tiles, and several CTAs at a time
 BLOCK_LISTS = True
 DTYPES = (torch.bfloat16, torch.float16)
 WARPS = dict(num_warps=4, num_stages=1)  # of the default task; the kernels make their pipelines themselves
@@ -102,7 +102,7 @@ def portable_backward(problem: Problem) -> str:
 def plan(problem: Problem) -> list[Tensor]:
     """Return tile lists to be reused for the same offsets: of the forward, the backward and, if it has its own kernel, dQ.
 
-    Beside block lists their transpose takes dQ's place.
+    With block lists their transpose takes dQ's place.
     """
     lists = [
         *query_list(problem, forward_config(problem).tile_rows),

@@ -36,7 +36,10 @@ class ListedSteps:
 
     @triton.jit
     def bulk(self, half, blocks):
-        """Return the steps [begin, end) that need no mask. A list rises, so what a band cuts stands at its ends; see EDGES."""
+        """Return the steps [begin, end) that need no mask.
+
+        A list is ascending, so the blocks that a band cuts are at its ends; see EDGES.
+        """
         listed, entries = self.listed, self.listed.entries()
         left = 0
         right = 0

@@ -1,9 +1,9 @@
 """Model how busy a B200's tensor cores are, and how much the result depends on rates that have not been measured there.
 
 ``python -m jfa.kernels.blackwell.modelled`` prints two tables, made by running the kernels on the emulator's clock: the forward
-beside the plain kernel and the public tutorials of fbtriton, and the same with each rate that no B200 source gives halved and
+next to the plain kernel and the public tutorials of fbtriton, and the same with each rate that no B200 source gives halved and
 doubled (:meth:`jfa.emulator.rates.Chip.assumed`). Modelled, not measured. ``--kernels`` prints the first table only, ``--pair``
-the backward on pairs of CTAs beside that on single ones.
+the backward on pairs of CTAs next to that on single ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PAIR_SHAPES = (
     ("128, 1024", 128, 1024, False),
     ("512, 256", 512, 256, False),
 )
-# Given by public sources, but for other GPUs or for all of them alike.
+# Given by public sources, but for other GPUs or equally for all of them.
 NOT_BLACKWELL = ("smem_latency", "cvt")
 PERSISTENT, STEALING, PIPELINED = (
     "blackwell_fa_ws_pipelined_persistent",

@@ -14,7 +14,7 @@ bytes; its codes are written twice, as rows of keys and as rows of queries.
 
 TMEM at D = 128: S^T, dP^T, dV, dK of 128 columns each. dQ takes dP^T's place, P^T (32 columns) S^T's. Scales lie in
 columns that are free at the time: those of S and dK inside dP^T, once its columns there have been read (``dp_reads``);
-those of dP, dV and dQ inside S^T beside P, once both compute groups have read it (``s_reads``). At D = 64 dQ and all
+those of dP, dV and dQ inside S^T next to P, once both compute groups have read it (``s_reads``). At D = 64 dQ and all
 scales have columns of their own.
 """
 
@@ -181,7 +181,7 @@ def load_blocks(q, q_t, do, do_t, constants, memory, records_ptr, walk, q_count,
 #   2  dK    += dS(i-1)^T Q     scales inside dP(i-1), too, which dS(i-1) says was read
 #   3  dQ     = dS(i-1) K       into dP(i-1), behind 1 and 2, which used scales there; its own lie inside S(i), once that is read
 #   4  dP(i)  = V dO(i)^T       once dQ has been read; scales inside S(i). When it is there, dS may be overwritten
-#   5  dV    += P(i)^T dO(i)    scales inside S(i), beside P(i)
+#   5  dV    += P(i)^T dO(i)    scales inside S(i), next to P(i)
 #
 # At D = 64 only dQ waits for a place: until the one before has been read. Copies and products run in the order of their issue, so 1
 # of the next step may overwrite P and the scales of 3, 4 and 5. A new tile's K is there only after dK and dV of the tile before

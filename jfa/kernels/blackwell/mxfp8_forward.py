@@ -322,7 +322,7 @@ def multiply_tile(memory, records_ptr, walk, issued, cfg: tl.constexpr):
                 k_half = k_count + half * steps.split_keys
                 score(memory, half, k_half, step == 0, step + 1 == count, walk.done & 1, steps.split_keys, cfg)
             elif half == 0:
-                tlx.tcgen05_commit(memory.scores.s_reads[0])  # no further S0 will be where softmax 1 wants to leave P
+                tlx.tcgen05_commit(memory.scores.s_reads[0])  # no further S0 is written where softmax 1 stores P
             if pending:
                 accumulate(memory, half, v_count + half * v_split, phase, v_split, use_acc)
                 if step == 0:
@@ -467,7 +467,7 @@ def correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps_done, outs,
 
 @triton.jit
 def rescale_steps(memory, count, steps_done, done, cfg: tl.constexpr):
-    """Multiply O by alpha between a step's P V and the next, if any row of the half asks for it."""
+    """Multiply O by alpha between a step's P V and the next, if any row of the half needs it."""
     scores, accs = memory.scores, memory.accs
     for step in range(1, count):
         number = steps_done + step - 1

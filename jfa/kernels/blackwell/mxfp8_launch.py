@@ -1,4 +1,4 @@
-"""The Blackwell backend in MXFP8: quantise, then launch.
+"""The Blackwell backend in MXFP8: quantize, then launch.
 
 See :mod:`jfa.kernels.base` for the contract and :mod:`jfa.mxfp8` for the format.
 """
@@ -151,7 +151,7 @@ def encode_for_backward(problem: Problem, q, k, v) -> tuple[BlockScaled, ...]:
 def launch_backward(
     problem: Problem, dout, q, k, v, dk, dv, sums, lse2, delta, records: Tensor, counts: Tensor, config: BackwardConfig
 ) -> None:
-    """Quantise and launch the backward once; dk and dv must be addressable by TMA. ``sums`` receives dQ / sm_scale."""
+    """Quantize and launch the backward once; dk and dv must be addressable by TMA. ``sums`` receives dQ / sm_scale."""
     q_d, q_t, k_d, k_t, v_d = encode_for_backward(problem, q, k, v)
     do_d, do_t = quantize_outputs(problem, dout)
     encoded = (q_d, q_t, k_d, k_t, v_d, do_d, do_t)

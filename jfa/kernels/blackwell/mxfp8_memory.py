@@ -1,4 +1,4 @@
-"""Buffers, tensor memory and barriers of the MXFP8 backward: what lies inside what, and where its scales go.
+"""Buffers, tensor memory and barriers of the MXFP8 backward: which buffers share memory, and where the scales are.
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
@@ -174,7 +174,7 @@ def alloc_tight(cfg: tl.constexpr):
 
 @triton.jit
 def alloc_roomy(cfg: tl.constexpr):
-    """Allocate S with P inside, dP, dQ and scales, each in a place of its own: 360 columns beside dV and dK at D = 64."""
+    """Allocate S with P inside, dP, dQ and scales, each in a place of its own: 360 columns in addition to dV and dK at D = 64."""
     storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
     s = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem, reuse=storage)
     p = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float8e4nv, 1, tlx.storage_kind.tmem, reuse=storage)

@@ -7,7 +7,7 @@ B's columns, which both tensor cores read. So boxes of B are halved, and a produ
     load, each CTA          TMA of its own rows and of its half of B         the leader's: it expects the bytes of both
     compute, each CTA       arrives when its operand is written              the leader's
     mma of the leader       waits, issues for both                           its own
-    tensor cores            a commit with two_ctas                           both CTAs', so each CTA waits at home for what it reads
+    tensor cores            a commit with two_ctas                           both CTAs', so each CTA waits on its own barrier
 
 A CTA can wait only on its own barriers, but can arrive at those of the other. The leader is the CTA of rank 0. The
 compiler makes both CTAs wait for each other before the first instruction that could reach the other, and at the end of

@@ -11,9 +11,9 @@ No ``from __future__ import annotations`` here: Triton reads the annotations as 
 import triton
 import triton.language as tl
 
-# Stands for "no key seen yet" in place of -inf, so that no difference of two maxima is NaN. Scores never come near it.
+# Stands for "no key seen yet" instead of -inf, so that no difference of two maxima is NaN. Scores never come near it.
 NO_MAXIMUM = tl.constexpr(-1.0e38)
-# Growth of the maximum, in bits, that is put up with before the accumulator is rescaled: P stays below 2**8, far inside fp16.
+# Growth of the maximum, in bits, that is tolerated before the accumulator is rescaled: P stays below 2**8, far inside fp16.
 THRESHOLD = tl.constexpr(8.0)
 
 # at least 4 apart: below it a maximum is off by fewer bits than e4m3 has to spare

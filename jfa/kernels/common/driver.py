@@ -11,7 +11,7 @@ from functools import cache
 
 SUCCESS, INVALID_CONTEXT = 0, 201
 MAP_BYTES = 128  # of a CUtensorMap
-_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID: the launch may begin beside the one before it
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID: the launch may begin before the previous one ends
 _MOST_PARAMETERS = 4096
 
 

@@ -11,7 +11,7 @@ from jfa.kernels.base import Problem
 from jfa.kernels.common.softmax import LOG2_E
 from jfa.masks import Band
 
-# Stands for a scale of 0: scores vanish beside it, and a masked -inf stays -inf where * 0 makes it NaN
+# Stands for a scale of 0: scores times it vanish, and a masked -inf stays -inf where * 0 makes it NaN
 ZERO_SCALE = 2.0**-120
 
 

@@ -138,12 +138,12 @@ _RECORDING = threading.local()
 
 
 def recording():
-    """Return the jfa.kernels.common.recorder.Recorder that this thread's launches are told to, or None."""
+    """Return the jfa.kernels.common.recorder.Recorder that this thread's launches are reported to, or None."""
     return getattr(_RECORDING, "recorder", None)
 
 
 def record_to(recorder) -> None:
-    """Tell this thread's launches to ``recorder`` from now on, in place of launching; None: launch again."""
+    """Report this thread's launches to ``recorder`` from now on, instead of launching; None: launch again."""
     _RECORDING.recorder = recorder
 
 

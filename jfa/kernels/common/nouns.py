@@ -178,7 +178,7 @@ def load_tile(records, index, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
 
 @triton.jit
 def store_record(records, index, tile, row, mask):
-    """Write the records ``index`` (a block) of ``tile`` with ``row`` in place of its own; fields broadcast."""
+    """Write the records ``index`` (a block) of ``tile`` with ``row`` instead of its own; fields broadcast."""
     q, kv, out, band = tile.q, tile.kv, tile.out, tile.band
     fields = (q.begin, q.length, row, out.begin, kv.begin, kv.length, band.lo, band.hi, tile.pad_begin)
     for i in tl.static_range(RECORD):

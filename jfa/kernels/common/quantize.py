@@ -206,7 +206,7 @@ def to_e4m3(x, NATIVE_E4M3: tl.constexpr = True):
         bits = x.to(tl.int32, bitcast=True)
         a = bits & 0x7FFFFFFF
         normal = ((a + 0x7FFFF + ((a >> 20) & 1)) >> 20) - 960  # exponents are biased by 127 and by 7: 120 * 8
-        # Beside 2**14 an fp32 number keeps multiples of 2**-9, e4m3's smallest: the addition rounds.
+        # Added to 2**14 an fp32 number keeps multiples of 2**-9, e4m3's smallest: the addition rounds.
         tiny = (a.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) & 0xF
         code = tl.where(a < 0x3C800000, tiny, tl.minimum(normal, 0x7E))  # below 2**-6
         return tl.where(a > 0x7F800000, 0x7F, code | ((bits >> 24) & 0x80)).to(tl.uint8)
@@ -217,7 +217,7 @@ def to_e4m3(x, NATIVE_E4M3: tl.constexpr = True):
 def records_kernel(
     offsets, records, batches, rows, length, count, SLOTS: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr
 ):
-    """Write (first row, rows) of N blocks per program; minus the rows where they follow the last sequence and are no one's.
+    """Write (first row, rows) of N blocks per program; minus the rows where they follow the last sequence.
 
     Sequence b has the blocks from begin // 128 + b on, the rows after the last sequence likewise; halving STEPS times finds a
     block's sequence. SLOTS: each sequence has ``length`` rows and as many blocks, or none if they do not fit.

@@ -175,7 +175,7 @@ class Tape:
 
         Returns:
             (results, kept), or None where nothing was done: another thread plays this tape, an input is not at whole 16 bytes that
-            was when this was recorded, or somebody wants to see Triton's launches.
+            was when this was recorded, or a hook on Triton's launches is set.
         """
         deck = self._deck
         if launcher.hooks() or not deck.lock.acquire(blocking=False):

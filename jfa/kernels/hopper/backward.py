@@ -214,7 +214,7 @@ def use_scores(operands, part, tile, slot, scores, dv, count, block, masked):
 #     issue dV +=     P rounded, in registers
 #     issue dP^T      dO has been there since S^T; waited for with dV: dS needs dP^T
 #     issue dK +=     dS in registers; its copy for the adder goes to shared memory meanwhile
-#     wait for all    dK done: nobody reads Q and dO any more, and they are given back
+#     wait for all    dK done: Q and dO are not read any more, and are given back
 
 
 @triton.jit

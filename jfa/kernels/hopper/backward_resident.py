@@ -12,7 +12,7 @@ afterwards.
 Four roles. Two *key groups* take blocks of 64 keys in turn, each against all queries at once and one product after
 another, so that a thread never holds more than two accumulators. They share only their input and are not synchronized:
 one multiplies while the other computes exponentials or stores. Each hands its dS^T through shared memory to the *query
-group*, which only holds dQ^T and adds to it. The producer brings keys, values and output gradients.
+group*, which only holds dQ^T and adds to it. The producer loads keys, values and output gradients.
 
 The accumulators of S^T and dP^T start from -lse/scale and -delta: no row constants stay in registers, nothing is
 subtracted.
@@ -224,7 +224,7 @@ def key_group(desc_dk, desc_dv, queue, operands, group: tl.constexpr):
 
 @triton.jit
 def query_group(desc_dq, dq_tile, heads, queue, k, gradients, ds):
-    """Sum dQ^T [D, LQ] += K^T dS^T over all blocks; at the end it leaves the program's partial."""
+    """Sum dQ^T [D, LQ] += K^T dS^T over all blocks; at the end store the program's partial."""
     D: tl.constexpr = dq_tile.shape[0]
     LQ: tl.constexpr = dq_tile.shape[1]
     dq = tl.zeros([D, LQ], tl.float32)
@@ -245,7 +245,7 @@ def query_group(desc_dq, dq_tile, heads, queue, k, gradients, ds):
             count += 1
         done += 1
         unit = queue.receive(done)
-    # dQ leaves through the buffers of dO, once nobody needs one any more.
+    # dQ leaves through the buffers of dO, once they are not needed any more.
     for back in tl.static_range(gradients.stages):
         last, phase = ring_slot(tl.maximum(done - 1 - back, 0), gradients.stages)
         tlx.barrier_wait(gradients.empties[last], phase, pred=done > back)

@@ -8,7 +8,7 @@ For a tile of 64 keys of one key/value head and every block of 64 queries that s
 Registers are the limit: dK and dV of 64 keys and 256 columns are 128 KB, half of the register file. Each group owns one
 of them whole (128 registers per thread) and computes the left factor of its second product in registers. Only P^T [64,
 64] passes from one group to the other, through shared memory, 8 KB per block. So no product is computed twice, and the
-only wait is for P. Each group issues its next first product ahead of its second one, so exp2 and dS run beside
+only wait is for P. Each group issues its next first product ahead of its second one, so exp2 and dS run at the same time as
 products.
 
 Dividing the columns of dK and dV among both groups instead would make each compute S^T and dP^T twice, or by halves of
@@ -71,7 +71,7 @@ class Operands:
 
     Attributes:
         k, v: the tile's keys and values. dK is stored through K's buffer, dV through V's.
-        q, do: rings of query blocks, with log-sum-exp beside Q and delta beside dO.
+        q, do: rings of query blocks, with log-sum-exp in Q's ring and delta in dO's.
         p: ring of P^T, from the weights group to the scores group.
         k_read, v_read: barriers: the group that reads K (or V) is done with the tile's.
         scale_log2: from scores to log2 units.
@@ -119,7 +119,7 @@ def produce(box_q, box_k, box_v, box_do, constants, queue, operands, group):
 #
 #     issue S^T(i)              Q(i) full
 #     issue dV += P(i-1) dO     dO(i-1) full; P(i-1) is in registers
-#     wait for all but dV       S^T(i) done: Q(i) is given back; P(i) is made, and handed over, beside dV's product
+#     wait for all but dV       S^T(i) done: Q(i) is given back; P(i) is made, and handed over, during dV's product
 #     wait for all              dV done: dO(i-1) is given back
 
 
@@ -210,7 +210,7 @@ def sum_values(box_dv, queue, operands, group):
 #
 #     issue dP^T(i)             dO(i) full; its sum starts at -delta
 #     issue dK += dS(i-1) Q     Q(i-1) full; dS(i-1) is in registers
-#     wait for all but dK       dP^T(i) done: dO(i) is given back; dS(i) = P(i) dP(i) beside dK's product
+#     wait for all but dK       dP^T(i) done: dO(i) is given back; dS(i) = P(i) dP(i) during dK's product
 #     wait for all              dK done: Q(i-1) is given back
 
 

@@ -1,4 +1,4 @@
-"""Jagged attention forward for sm_90: a producer brings tiles by TMA, consumer warp groups run wgmma and the softmax.
+"""Jagged attention forward for sm_90: a producer loads tiles by TMA, consumer warp groups run wgmma and the softmax.
 
     query [total_q, H, D] --ragged TMA--> q tiles  \\
     key   [total_kv, H_kv, D]  ------->   k ring    > consumers --ragged TMA--> out [rows_out, H, Dv], lse [H, rows_out]
@@ -160,13 +160,13 @@ def mask_scores(scores, tile, rows, block, BLOCK_N: tl.constexpr):
 #
 #     issue S(i)              K(i) full; the other consumer has issued its S
 #     issue O += P V(i - 1)   V(i - 1) full; P(i - 1) is in registers
-#     wait for all but one    S(i) done: K(i) is given back; the softmax of i runs beside P V(i - 1)
+#     wait for all but one    S(i) done: K(i) is given back; the softmax of i runs during P V(i - 1)
 #     wait for all            O done: V(i - 1) is given back; O is rescaled by alpha(i)
 
 
 @triton.jit
 def attend_block(mine, k, v, so_far, count, tile, block, part, scale, cfg, MASKED: tl.constexpr):
-    """Compute one key block in the steady state: its scores run beside the previous block's p V, its softmax behind them."""
+    """Compute one key block in the steady state: its scores run during the previous block's p V, its softmax behind them."""
     scores = score_block(mine, k, count, part, cfg.parts)
     acc = accumulate_block(so_far.p, so_far.acc, v, count - 1)
     LATER: tl.constexpr = 1 + (v.width > 0)  # products of p V
@@ -205,7 +205,7 @@ def attend_band(mine, k, v, so_far, count, tile, blocks, part, scale, cfg):
 
 @triton.jit
 def attend_list(mine, k, v, so_far, count, tile, listed, part, scale, cfg):
-    """Walk the listed blocks behind the first. A list rises, so what a band cuts stands at its two ends; see EDGES."""
+    """Walk the listed blocks behind the first. A list is ascending, so the blocks that a band cuts are at its ends; see EDGES."""
     bulk = tile.key_blocks(cfg.block_m, cfg.block_n)
     entries = listed.count()
     high = 1

@@ -68,7 +68,7 @@ def _unfit_lists(problem: Problem) -> str | None:
 
 
 def forms(problem: Problem) -> dict[str, str]:
-    """Return which kernel each pass of a call gets, and on what grounds."""
+    """Return which kernel each pass of a call gets, and why."""
     cfg, left = forward_config(problem), portable_backward(problem)
     queries = f"{cfg.block_m} queries of {'two heads' if cfg.heads == 2 else 'one head'} per tile"
     kept = "the shared query stays on chip" if cfg.resident else "queries stream"
@@ -92,7 +92,7 @@ def forms(problem: Problem) -> dict[str, str]:
 def plan(problem: Problem) -> list[Tensor]:
     """Return the tile lists of the forward and the backward, for several calls with the same offsets.
 
-    Beside block lists also their transpose, which the backward walks.
+    With block lists also their transpose, which the backward walks.
     """
     lists = _both_lists(problem)
     tensors = [x for tiles in (lists.queries, lists.keys) for x in (tiles.records, tiles.counts)]

@@ -43,7 +43,7 @@ def prepare_rows(
 
     Args:
         tiles: of ``block`` queries, or None for shared queries, which need no list.
-        beside: the launch before this one was the list kernel, whose results are not used here. Run beside it, and end
+        beside: the launch before this one was the list kernel, whose results are not used here. Run at the same time, and end
             after it.
     """
     count, heads = padded_rows(problem), problem.num_heads

@@ -52,7 +52,7 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, plan=None, needs=(
 def plan(problem: Problem) -> list[Tensor]:
     """Return the lists of the forward and, unless the query is shared, of the passes over queries and over keys.
 
-    Beside block lists they are the records of both sides' blocks, and the transposed lists.
+    With block lists they are the records of both sides' blocks, and the transposed lists.
     """
     if problem.num_batches == 0:
         return []
@@ -71,7 +71,7 @@ def make_lists(problem: Problem) -> list | block_sparse_launch.Records | None:
 
 
 def forms(problem: Problem) -> dict[str, str]:
-    """Return which kernel each pass of a call gets, and on what grounds."""
+    """Return which kernel each pass of a call gets, and why."""
     if problem.block_lists is not None:
         lists = problem.block_lists
         sizes = f"blocks of {lists.block} queries and {lists.other_block} keys"

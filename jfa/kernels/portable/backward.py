@@ -60,7 +60,7 @@ def delta_of(out, dout, dlse, r0, BLOCK: tl.constexpr):
 
 @aggregate
 class Side:
-    """Tensors that are read per query row beside Q. ``dlse`` may be None; ``delta``, if not None, is written."""
+    """Tensors that are read per query row in addition to Q. ``dlse`` may be None; ``delta``, if not None, is written."""
 
     out: Operand
     dout: Operand

@@ -98,7 +98,7 @@ def shared_memory(device: torch.device) -> int:
 
 
 def fitted(tile: Tile, problem: Problem, kept: int, passed: int) -> Tile:
-    """Return the tile with as many stages as shared memory has room for, beside ``kept`` tiles that stay and ``passed`` per stage.
+    """Return the tile with as many stages as shared memory has room for, next to ``kept`` tiles that stay and ``passed`` per stage.
 
     The table is an H200's, where all fit; a GPU with 99 KB of it runs the same tiles with a shorter pipeline.
     """
