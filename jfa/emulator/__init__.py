@@ -118,7 +118,7 @@ class _AfterTriton:
 
 def _install_quietly():
     if "jfa.emulator.frontend.hooks" in sys.modules:
-        return  # the hooks themselves are importing Triton: whoever wants them installs them
+        return  # the hooks themselves are importing Triton: their caller installs them
     try:
         install()
     except Exception as error:  # an unknown Triton must stay usable without the emulator

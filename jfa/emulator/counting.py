@@ -17,7 +17,7 @@ class Counts:
     Attributes:
         loads, stores: calls of tl.load, tl.store, descriptor loads and stores, and TMA copies, of any size; atomics are neither.
         load_elements, store_elements: lanes that were loaded or stored, masked ones left out; a TMA box counts in full.
-        atomics: calls of tl.atomic_add and its kin.
+        atomics: calls of tl.atomic_add and similar functions.
         atomic_elements: their lanes, masked ones left out.
         selects: lanes of blocks that tl.where made.
         compares: lanes of blocks that a comparison made.
@@ -110,7 +110,7 @@ def count_lanes(name: str, data) -> None:
 
 @contextlib.contextmanager
 def uncounted(name: str) -> Iterator[None]:
-    """Leave one of the counts as it is: what happens inside is how a line is carried out, not what it asks for."""
+    """Leave one of the counts as it is: what happens inside is how a line is executed, not what the kernel requests."""
     before = getattr(Active.counts, name, 0)
     yield
     if Active.counts is not None:

@@ -8,7 +8,7 @@ A type is named by Triton's short name (``bf16``, ``fp8e4nv``, ``int32`` …). I
   one rounding per operation.
 * *stored*: what lies in memory, bit for bit: fp16 as float16, bf16 as uint16, fp8 as uint8, int1 as uint8.
 
-Conversions go through torch where it has the format, since its vectorised conversions are ten times as fast as numpy's.
+Conversions go through torch where it has the format, since its vectorized conversions are ten times as fast as numpy's.
 """
 
 from functools import lru_cache

@@ -107,7 +107,9 @@ class Explorer(Control):
     def _choose(self, machine, actors):
         depth = len(self.steps)
         if self.steps:
-            moot = machine.pending_clusters  # who starts next depends on who ends first, which no use says
+            moot = (
+                machine.pending_clusters
+            )  # which cluster starts next depends on which ends first, and no use records that
             self.sleep = {p: uses for p, uses in self.sleep.items() if not (moot or _in_the_way(uses, self.steps[-1]))}
         if depth == len(self.path):
             awake = [number for number in sorted(actors) if number not in self.sleep]

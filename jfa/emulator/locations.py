@@ -35,7 +35,7 @@ def source(location):
 
 
 def place(file, line):
-    """Return 'file.py:12'; 'cell In[3], line 12' where the file is a notebook's cell, whose own name is a number nobody knows."""
+    """Return 'file.py:12'; 'cell In[3], line 12' where the file is a notebook's cell, whose own name is a meaningless number."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     kind, name = (shell.compile.format_code_name(file) if shell is not None else None) or ("File", file)
     return f"{os.path.basename(file)}:{line}" if kind == "File" else f"{kind.lower()} {name}, line {line}"

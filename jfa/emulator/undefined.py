@@ -1,6 +1,6 @@
 """Undefined values, without Triton: which lanes hold no usable value, and where each of them came from.
 
-Beside its data a block has *marks*: an array of the block's shape, 0 where a lane is defined, else the number of its
+In addition to its data a block has *marks*: an array of the block's shape, 0 where a lane is defined, else the number of its
 `Origin` (a masked lane of a load without `other`, memory that was never written, a product that was not waited for).
 None stands for "all lanes are defined", so a kernel without undefined values pays nothing. Two undefined operands give
 the mark with the larger number.

@@ -226,7 +226,7 @@ _BUILTINS = {
         NameError,
     )  # the last two for rewritten code
 }
-"""What a kernel finds of Python beside `language.BUILTINS`."""
+"""The names of Python that a kernel finds in addition to `language.BUILTINS`."""
 _TUPLES = (tuple, support.Sequence)
 _ABSENT, _UNSEEN = object(), object()
 

@@ -1,9 +1,9 @@
 """Products that go into a sum unrounded, as a GPU's compiler computes them: the option `contract`.
 
 x * y + z is one instruction there, a fused multiply-add: the product is exact and the sum rounded once. Whatever else uses the
-product gets it rounded. So in a launch that contracts, an fp32 product has its exact value beside its data (two fp32 factors have
-48 bits, float64 has 53), operations that only move lanes take it along, and a sum or a difference uses it. Of two products in one
-sum the left one goes in unrounded. Assignments, calls and loops are seen through; selects and memory are not.
+product gets it rounded. So in a launch that contracts, an fp32 product has its exact value in addition to its data (two fp32
+factors have 48 bits, float64 has 53), operations that only move lanes take it along, and a sum or a difference uses it. Of two
+products in one sum the left one goes in unrounded. Assignments, calls and loops are seen through; selects and memory are not.
 """
 
 import numpy as np

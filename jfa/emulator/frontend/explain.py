@@ -9,7 +9,7 @@ from .. import errors
 from ..locations import MARK, place, source
 from . import language, support
 
-# What usually mends a message of Triton's front end: (pattern, advice). The first that matches is shown.
+# What usually fixes the cause of a message of Triton's front end: (pattern, advice). The first that matches is shown.
 FIXES = (
     (
         r"Boolean value of Tensor with more than one",

@@ -1,4 +1,4 @@
-"""The language that kernels may use beside Triton's: TLX, which registers itself here when it is imported.
+"""The language that kernels may use in addition to Triton's: TLX, which registers itself here when it is imported.
 
 The frontend knows only its name. It is imported on first use, because the import takes a while.
 """

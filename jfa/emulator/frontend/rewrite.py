@@ -835,7 +835,7 @@ class Rewriter(ast.NodeTransformer):
         return [_located(definition, node), _located(ast.Expr(register), node)]
 
     def _task_name(self, node):
-        """Return what a comment beside or above the `with` calls the task; else "default" or its line."""
+        """Return what a comment next to or above the `with` calls the task; else "default" or its line."""
         line = node.lineno + self.base
         text, above = linecache.getline(self.filename, line), linecache.getline(self.filename, line - 1)
         comment = re.search(r"#\s*(.+)", text) or re.match(r"\s*#\s*(.+)", above)

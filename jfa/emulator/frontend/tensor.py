@@ -450,7 +450,7 @@ class _Operator:
 
 
 def _literal_for(value, dtype):
-    """Return a Python number `value` as an operand beside `dtype`, or None where promotion or a range error is due."""
+    """Return a Python number `value` as an operand next to one of `dtype`, or None where promotion or a range error is due."""
     name = dtype.name
     kind = type(value)
     if name in _INTEGERS:

@@ -60,7 +60,7 @@ class MBarrier:
 
     # ------------------------------------------------------------ arriving
     def arrive(self, count: int, clock: dict, time: float, what: tuple) -> None:
-        """Count `count` arrivals of someone whose clock is given; `what` = (verb, actor, location[, turns[, task]]) for reports.
+        """Count `count` arrivals of an actor whose clock is given; `what` = (verb, actor, location[, turns[, task]]) for reports.
 
         task: the label of the one that the actor, an engine's operation, works for.
         """
@@ -277,7 +277,7 @@ class ClusterBarrier:
         return generation
 
     def settle(self) -> None:
-        """Open if everybody who still runs is inside (also called when a task ends)."""
+        """Open if every task that still runs is inside (also called when a task ends)."""
         if not self.inside or self.missing():
             return
         self.generation += 1

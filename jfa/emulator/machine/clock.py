@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .tasks import CTA, Task
 
 # Block operations of one warp group that go register by register. In a chain of them the next starts on the first registers
-# while the last ones are still under way, so units work side by side: a chain takes as long as its busiest unit. Anything
+# while the last ones are still under way, so units work at the same time: a chain takes as long as its busiest unit. Anything
 # else (a reduction, a load, a barrier) needs the whole block and ends the chain.
 _ELEMENTWISE = ("alu", "mufu", "cvt", "int")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 WAIT, ADD, TOUCH = "wait", "add", "touch"
-_SPINS = 3  # pauses in a row of a task that polls, with nobody else's step between, before it must let others go on
+_SPINS = 3  # pauses in a row of a task that polls, without a step of another process between, before it must let others go on
 
 
 class Redundant(BaseException):
@@ -164,7 +164,7 @@ class Control:
             self._learn(self._number(task))
             return task
         if not scheduler.tasks:
-            # what was in flight lands after the end, where nobody looks
+            # what was in flight lands after the end, which nothing observes
             return scheduler.ops[0] if scheduler.ops else None
         silent = next((op for op in scheduler.ops if op.eligible and not self._uses(op)), None)
         if silent is not None:

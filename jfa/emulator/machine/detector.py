@@ -65,7 +65,7 @@ class Detector:
             self.access(task, view, write, True, where, name, report)
 
     def tolerant_read(self, task: Task, view: View, where: Where, name: str) -> bool:
-        """Look at a read that may meet poison, for kernels load memory that nobody wrote and never use it.
+        """Look at a read that may meet poison: kernels may load memory that was never written and not use it.
 
         Returns whether it did.
         """
@@ -125,7 +125,7 @@ class Detector:
         )
 
     def _uncopied(self, task: Task, copies: Sequence[AsyncOp]) -> None:
-        """Warn of the cp.async copies of a task that has ended that nobody waited for."""
+        """Warn of the cp.async copies of a task that has ended that were not waited for."""
         op = copies[0]
         what = (
             f"cp.async into {op.title}" if len(copies) == 1 else f"{len(copies)} cp.async, the first into {op.title},"
@@ -176,7 +176,7 @@ class Detector:
         return Component(self._components, label)
 
     def completed(self, op: AsyncOp) -> None:
-        """Note a completed operation; now and then forget lines that nobody needs any more."""
+        """Note a completed operation; now and then forget lines that are not needed any more."""
         if not op.piped:
             op.task.cta.cluster.finished.append(op.component)
         self._since_collect += 1

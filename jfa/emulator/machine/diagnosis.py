@@ -26,7 +26,7 @@ class Diagnosis:
         self.warnings: list[errors.EmulatorError] = []
         self.read_early: dict[
             str, list[str]
-        ] = {}  # place where memory that nobody wrote was loaded -> notes on the waits before
+        ] = {}  # place where unwritten memory was loaded -> notes on the waits before
         self._reported: set[tuple] = set()
 
     # ------------------------------------------------------------ what becomes of a finding

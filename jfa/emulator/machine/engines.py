@@ -1,7 +1,7 @@
 """Operations that engines do for a task: TMA copies, tensor-core MMAs, cp.async, cluster launch control.
 
 Each function issues an AsyncOp. Under the eager policy it completes at once; otherwise the scheduler chooses when. The
-race detector treats both alike: no task is ordered after the operation until a barrier orders it.
+race detector treats both in the same way: no task is ordered after the operation until a barrier orders it.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def _touch(access: Access, names: dict[int, str]) -> Touch:
 
 
 def _lines(actor: Any) -> dict[int, str]:
-    """Return component -> name for the tasks of the actor's cluster that run or ran beside each other, and for what they drive."""
+    """Return component -> name for the tasks of the actor's cluster that run or ran at the same time, and for what they drive."""
     names: dict[int, str] = {}
     for cta in getattr(actor, "task", actor).cta.cluster.ctas:
         for task in cta.tasks:

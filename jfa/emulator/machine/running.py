@@ -35,6 +35,6 @@ def pause() -> None:
 def charge(kind: str, elements: int = 1, **facts: object) -> None:
     """Take the time of a block operation of the running task (policy "timed"); nothing under the other policies."""
     task = context.launch.task
-    # an engine's arithmetic runs outside every task: it costs what the engine's demand says, and nobody's instructions
+    # an engine's arithmetic runs outside every task: it costs what the engine's demand says, and no task's instructions
     if task is not None and task.machine.timed and getcurrent() is task.greenlet:
         task.machine.clock.charge(task, "alu", kind=kind, elements=elements, warps=task.num_warps, **facts)

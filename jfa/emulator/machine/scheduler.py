@@ -134,7 +134,7 @@ class Scheduler:
         if self.timed:
             task.time += 1
         if self._idle % _PATIENCE == 0:
-            self.machine.start_cluster(task.time)  # whoever it polls for may not be resident yet
+            self.machine.start_cluster(task.time)  # the CTA that it polls for may not be resident yet
         self._give_way(task)
 
     def _give_way(self, task: Task) -> None:

@@ -1,7 +1,7 @@
 """Happens-before race detection.
 
 What it must find: two accesses to the same bytes of SMEM or TMEM, at least one of them a write, that no chain of
-barriers orders; reads of bytes nobody wrote; ordinary stores read by the async proxy (TMA, tensor core) without a proxy
+barriers orders; reads of bytes that were never written; ordinary stores read by the async proxy (TMA, tensor core) without a proxy
 fence in between. It must find them in *every* schedule in which the two accesses happen, not only in one where they
 collide, and it must never report a pair that is ordered.
 
@@ -20,7 +20,7 @@ What could go wrong, and which tests would show it:
     seeds;
   - a missed race: the fault sweep drops, flips and moves every synchronization of public kernels and counts the
     mutants found;
-  - too coarse granules (a false race between neighbors): tests with 4-byte slots and byte-wide buffers side by side;
+  - too coarse granules (a false race between neighbors): tests with 4-byte slots and adjacent byte-wide buffers;
   - components that pile up over thousands of copies: a test counts them; finished copies that the clock of every live
     task covers are retired.
 """

@@ -231,7 +231,7 @@ class View:
         """Return regions of a tile in tensor memory that each of `groups` groups of four warps loads and stores (see warps.py).
 
         The groups split the columns; a tile of 256 rows, two tiles of 128 side by side, between the two. A tile of fewer
-        columns than groups is everybody's.
+        columns than groups belongs to all groups.
         """
         if self._shares is None or len(self._shares) != groups:
             self._shares = [self._share(k, groups) for k in range(groups)]

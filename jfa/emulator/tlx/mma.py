@@ -195,7 +195,7 @@ def _tcgen05(
 
 
 def _count(accumulate: bool) -> None:
-    """Count a product into tensor memory, if anybody counts."""
+    """Count a product into tensor memory, inside `counting()`."""
     if Active.counts is not None:
         Active.counts.mmas += 1
         Active.counts.accumulated += bool(accumulate)

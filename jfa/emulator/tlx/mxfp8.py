@@ -16,7 +16,7 @@ _LARGEST = {"fp8e4nv": 448.0, "fp8e5": 57344.0}
 
 def scales_of(amax: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return exponents (uint8 E8M0) of amax / largest value, rounded up to a power of two, and the factors 2^(127 - e) that
-    quantise."""
+    quantize."""
     ratio = np.asarray(amax, np.float32) * np.float32(1.0 / _LARGEST[name])
     mantissa, exponent = np.frexp(ratio.astype(np.float64))
     code = np.where(mantissa == 0.5, exponent - 1, exponent) + 127
