@@ -127,6 +127,8 @@ check("12.1", lazy_attention)
 # Tensor memory has 512.
 # P of a half is written only after its S has been read, so P may be inside S.
 # Change the allocations so that it does; all six buffers stay in tensor memory, and the body stays as it is.
+# Which S a P lies in is up to you, for this body makes both S before it writes either P.
+# So `set_buffer_overlap` is optional here: without it the members of one `storage_alias_spec` all begin at the same column.
 #
 # Launched on one program with `D=64` or `D=128`, `BM=BN=128` and any scale.
 
@@ -200,6 +202,7 @@ check("12.2", crowded_kernel)
 # The limit is for `D=BN=64, BUFFERS=4` and six key blocks.
 # Launched on one program with these and with other sizes and scales: `D` is 64 or 128, `BN` 32 to 128, `BUFFERS` at least 2, and there is at least one key block.
 # `BM` is always 128.
+# As given, the ring of K and V has `BUFFERS` buffers and uses them all.
 
 
 # %% tags=["ex-12.3"]
@@ -391,6 +394,7 @@ check("12.4", corrected_kernel)
 # The limit is for `D=BN=128, BUFFERS=3` and four key blocks.
 # Launched on one program with these and with other sizes and scales: `D` and `BN` are 64 or 128, `BUFFERS` is at least 2, and there is at least one key block.
 # `BM` is always 128.
+# As given, the ring of K and V has `BUFFERS` buffers and uses them all.
 
 
 # %% tags=["ex-12.5"]

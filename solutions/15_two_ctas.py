@@ -107,6 +107,7 @@ check("15.1", traffic)
 # * `done[0]` completes in both CTAs when all products are done.
 #
 # The kernel `pair_kernel` stays as it is.
+# Launched with 1 to 7 slices, `BM` 64 or 128, `BK` 16 or 32, `HALF` 32 or 64 and `STAGES` 1 to 3.
 
 
 # %% tags=["ex-15.2"]
@@ -189,6 +190,7 @@ check("15.2", pair_kernel)
 # A CTA whose columns do not exist sends nothing, so the inbox is first filled with minus infinity.
 # The result is right on most runs.
 # Fix the kernel, and keep `remote_shmem_store`, one or none per CTA and block.
+# Launched on one pair, with different numbers of rows `R` per block and of columns `C` per CTA.
 #
 # For the inbox, find all writes and reads, and what orders each two of them.
 # The inbox is used again for the next block.
@@ -228,7 +230,7 @@ check("15.3", neighbour_kernel)
 # Block `j` uses slot `j % 2`; each slot has its own barriers and its own staging tile.
 # `parts[2 * slot + r]` is the part of slot's tile that holds the keys of CTA `r`.
 #
-# `made(...)` returns dS^T of this CTA's keys and of 64 queries: half `h` of block `j` has the queries from `(2 * j + h) * HALF`.
+# `made(...)` returns dS^T of this CTA's keys and of `HALF` queries: half `h` of block `j` has the queries from `(2 * j + h) * HALF`.
 # CTA `h` needs them.
 # Keys that do not exist are zero there, so a CTA without any keys does the same as the other.
 #
@@ -241,6 +243,7 @@ check("15.3", neighbour_kernel)
 # `ds_empties[slot]` gets an arrival in both CTAs when the product has read the slot's tiles.
 # Use one copy per block and CTA.
 # The other roles are in the next cell; the kernel stays as it is.
+# Launched on one pair with 1 to 6 blocks, `BN` 16 to 64, `HALF` 64 or 128 and `D` 64 or 128.
 
 
 # %%
@@ -350,7 +353,8 @@ check("15.4", exchange_kernel)
 # ## 15.5 Bug hunt: an odd number of tiles
 #
 # (difficulty 2 of 3, 25 minutes) A is a packed tensor: the rows of all sequences, one after the other.
-# Each pair multiplies 256 rows *of one sequence*, 128 per CTA, and a list gives each pair's tile: its first row and the end of its sequence.
+# Each pair multiplies 256 rows *of one sequence*, always 128 per CTA, and a list gives each pair's tile: its first row and the end of its sequence.
+# The number of slices, their depth, the columns and `STAGES` differ from launch to launch.
 # The kernel hangs as soon as a sequence has an odd number of 128-row tiles.
 # It tries to save the work of a CTA that has no rows.
 #

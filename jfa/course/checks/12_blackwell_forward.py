@@ -512,6 +512,16 @@ CROWDED = Exercise(
 # -- 12.3 --------------------------------------------------------------------------------------------------------------
 
 
+def _all_buffers(halves, given):
+    """Require that K and V go through all BUFFERS places; Q has one for each half. ``given``: BUFFERS unless a case has its own."""
+
+    def places(case):
+        return halves + min(case.kwargs.get("buffers", given), 2 * len(case.args[1]) // case.args[3])
+
+    text = "the ring of K and V has `BUFFERS` buffers and uses them all"
+    return Limit("all the buffers", "loaded_places", at_most=places, at_least=places, text=text)
+
+
 def _early_launch(kernel, q, k, v, block, scale=None, buffers=4):
     import math
 
@@ -568,7 +578,26 @@ EARLY = Exercise(
         "softmax: tlx.barrier_arrive(s_empty[0], 1) right after the local_load; mma: tlx.barrier_wait(s_empty[0], (j & 1) ^ 1) before the S product.",
     ),
     properties=(Property("right numbers", _right), Property("overlap", _within(13_500))),
+    limits=(_all_buffers(1, 4),),
     mutants=(
+        Mutant(
+            "a ring of four buffers for good",
+            "the ring has as many buffers as the launch asks for.",
+            caught_by="all the buffers",
+            edit=(
+                (
+                    "kv = tlx.local_alloc((BN, D), tl.bfloat16, BUFFERS)",
+                    "kv = tlx.local_alloc((BN, D), tl.bfloat16, 4)",
+                ),
+                ("kv_fulls = tlx.alloc_barriers(BUFFERS)", "kv_fulls = tlx.alloc_barriers(4)"),
+                ("kv_empties = tlx.alloc_barriers(BUFFERS)", "kv_empties = tlx.alloc_barriers(4)"),
+                ("ring(2 * j, BUFFERS)", "ring(2 * j, 4)"),
+                ("ring(2 * j - 1, BUFFERS)", "ring(2 * j - 1, 4)"),
+                ("1, D, BM, BN, BUFFERS,", "1, D, BM, BN, 4,"),
+            ),
+            expect="places",
+            recognise=False,
+        ),
         Mutant(
             "waits but no role arrives",
             "the tensor core waits forever.",
@@ -984,8 +1013,28 @@ PING_PONG = Exercise(
         "In a task of its own: for j in range(blocks): m, l = half_step(..., half, j, m, l, scale_log2); then half_end(accs, acc_fulls, out_ptr, half, blocks, l, D, BM).",
     ),
     properties=(Property("right numbers", _right), Property("overlap", _within(25_000))),
-    limits=(Limit("a task for each half", "tasks", at_least=4, text="Give each half a task of its own"),),
+    limits=(
+        Limit("a task for each half", "tasks", at_least=4, text="Give each half a task of its own"),
+        _all_buffers(2, 3),
+    ),
     mutants=(
+        Mutant(
+            "a ring of three buffers for good",
+            "the ring has as many buffers as the launch asks for.",
+            caught_by="all the buffers",
+            edit=(
+                (
+                    "kv = tlx.local_alloc((BN, D), tl.bfloat16, BUFFERS)",
+                    "kv = tlx.local_alloc((BN, D), tl.bfloat16, 3)",
+                ),
+                ("kv_fulls = tlx.alloc_barriers(BUFFERS)", "kv_fulls = tlx.alloc_barriers(3)"),
+                ("kv_empties = tlx.alloc_barriers(BUFFERS)", "kv_empties = tlx.alloc_barriers(3)"),
+                ("acc_readys, acc_fulls, blocks, BUFFERS,", "acc_readys, acc_fulls, blocks, 3,"),
+                ("2, D, BM, BN, BUFFERS,", "2, D, BM, BN, 3,"),
+            ),
+            expect="places",
+            recognise=False,
+        ),
         Mutant(
             "still one task",
             "the given kernel in another form.",
@@ -1125,6 +1174,9 @@ def _peel_cases(seed):
         Case("a window smaller than a block", (64, 95, 200 + shift, -3, 3, 32)),
         Case("a window that ends before the keys do not begin", (0, 15, 40 + shift, -90, -60, 16)),
         Case("a window past the last key", (300, 331, 100 + shift, -20, 20, 16)),
+        *(  # every bound once in front of a block's edge, on it and behind it
+            Case(f"a window moved by {by} keys", (64, 79, 200 + shift, by - 48, by + 31, 16)) for by in (-1, 0, 1, 2)
+        ),
     ]
 
 
@@ -1204,6 +1256,13 @@ PEEL = Exercise(
             caught_by="bulk needs no mask",
             edit=("full_end = min(len_kv, first + hi + 1)", "full_end = min(len_kv, last + hi + 1)"),
             expect="masked",
+        ),
+        Mutant(
+            "the bulk's hi is exclusive",
+            "a block whose last key is the first query's last one needs no mask.",
+            caught_by="bulk needs no mask",
+            edit=("full_end = min(len_kv, first + hi + 1)", "full_end = min(len_kv, first + hi)"),
+            expect="treated as an edge",
         ),
         Mutant(
             "forgets the tail",

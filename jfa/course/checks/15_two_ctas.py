@@ -158,11 +158,11 @@ def traffic(m, n, k, a_in_tmem):
 def _pair_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, steps, stages, pairs=1, depth=16):
-        x = _whole(g, 2 * BM * pairs, steps * depth)
-        b = _whole(g, (steps + 1) * depth, 64)
+    def case(name, steps, stages, pairs=1, depth=16, half=32, rows=BM):
+        x = _whole(g, 2 * rows * pairs, steps * depth)
+        b = _whole(g, (steps + 1) * depth, 2 * half)
         b[steps * depth :] = float("nan")  # nobody's
-        return Case(name, (x, b, steps, stages, depth))
+        return Case(name, (x, b, steps, stages, depth, rows))
 
     return [
         case("one slice, one stage", 1, 1),
@@ -173,10 +173,11 @@ def _pair_cases(seed):
         case("two slices, three stages: no stage is used twice", 2, 3),
         case("three pairs, a neighbor's NaN beyond the last slice", 4, 2, pairs=3),
         case("slices of 32", 3, 2, depth=32),
+        case("64 rows and 64 columns per CTA", 3, 2, half=64, rows=64),
     ]
 
 
-def _pair_launch(kernel, x, b, steps, stages, depth):
+def _pair_launch(kernel, x, b, steps, stages, depth, rows):
     import torch
     from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -184,17 +185,17 @@ def _pair_launch(kernel, x, b, steps, stages, depth):
 
     results = []
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
-        out = unwritten(len(x), 64)
-        box = TensorDescriptor.from_tensor(b, [depth, 32])
+        out = unwritten(len(x), b.shape[1])
+        box = TensorDescriptor.from_tensor(b, [depth, b.shape[1] // 2])
         with emulator.options(policy=policy, seed=seed, fences="strict"):
-            kernel[(len(x) // 128,)](x, box, out, steps, BM=128, STAGES=stages, ctas_per_cga=(2, 1, 1))
+            kernel[(len(x) // rows,)](x, box, out, steps, BM=rows, STAGES=stages, ctas_per_cga=(2, 1, 1))
         for warning in emulator.last().warnings:
             raise warning
         results.append(out)
     return torch.stack(results)
 
 
-def _pair_reference(x, b, steps, stages, depth):
+def _pair_reference(x, b, steps, stages, depth, rows):
     return _each_schedule(x.clamp(min=0) ** 2 @ b[: steps * depth])
 
 
@@ -222,7 +223,7 @@ PAIR = Exercise(
         _exactly(
             "one product per slice",
             "mmas",
-            lambda case: case.args[2] * len(case.args[0]) // (2 * BM),
+            lambda case: case.args[2] * len(case.args[0]) // (2 * case.args[5]),
             "one product per slice, for both CTAs",
         ),
     ),
@@ -323,6 +324,25 @@ PAIR = Exercise(
             "halves exchanged",
             "The halves of B are exchanged: CTA 0 has the first columns.",
             edit=("[k * BK, rank * HALF]", "[k * BK, (1 - rank) * HALF]"),
+        ),
+        Mutant(
+            "halves of 32 columns",
+            "a half has HALF columns, and its bytes are announced.",
+            caught_by="runs",
+            edit=("2 * 2 * BK * HALF", "2 * 2 * BK * 32"),
+            expect="2048 bytes more were delivered",
+            recognise=False,
+        ),
+        Mutant(
+            "announces before the slot is free",
+            "the announcement counts in the phase before.",
+            caught_by="runs",
+            edit=(
+                _FREE_B + "_bytes(fulls[slot], 2 * 2 * BK * HALF, pred=rank == 0)\n",
+                "        " + _ANNOUNCE + "\n" + _FREE_B.removesuffix("        tlx.barrier_expect"),
+            ),
+            expect="fulls[0]",
+            recognise=False,
         ),
         Mutant(
             "a product per CTA",
@@ -427,7 +447,8 @@ NEIGHBOUR = Exercise(
         Limit(
             "through the inbox",
             "tlx:remote_shmem_store",
-            at_least=lambda case: SCHEDULES * case.args[1],
+            at_most=lambda case: SCHEDULES * 2 * case.args[1],
+            at_least=lambda case: SCHEDULES * case.args[1] * (case.args[0].shape[1] > case.args[2]),
             text="keep `remote_shmem_store`, one or none per CTA and block",
         ),
     ),
@@ -507,6 +528,17 @@ NEIGHBOUR = Exercise(
             edit=('tl.full((R,), float("-inf"), tl.float32)', "tl.zeros((R,), tl.float32)"),
         ),
         Mutant(
+            "sends twice",
+            "one store per CTA and block carries its maximum.",
+            caught_by="through the inbox",
+            edit=(
+                _SEND,
+                _SEND + "            tlx.remote_shmem_store(inbox[0], mine, 1 - rank)\n",
+            ),
+            expect="remote_shmem_store",
+            recognise=False,
+        ),
+        Mutant(
             "to itself",
             "Each CTA sends to itself: the other one's columns are left out.",
             edit=("mine, 1 - rank)", "mine, rank)"),
@@ -521,6 +553,9 @@ NEIGHBOUR = Exercise(
             (_ENTRY, _INIT),
             (_SEND, "        tlx.cluster_barrier()\n" + _SEND),
         ),
+        (
+            ("        if rank * C < columns:\n", "        if (rank == 1) & (C < columns):\n"),
+        ),  # nobody reads the second's inbox
         (
             (
                 "    inbox = tlx.local_alloc((R,), tl.float32, 1)\n",
@@ -540,42 +575,41 @@ NEIGHBOUR = Exercise(
 def _exchange_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, blocks, keys):
-        k = _whole(g, 128, 64)
+    def case(name, blocks, keys, bn=64, half=64, dim=64):
+        k = _whole(g, 2 * bn, dim)
         k[keys:] = 0
-        return Case(name, (_whole(g, max(keys, 1), blocks * 128), k, blocks, keys))
+        return Case(name, (_whole(g, max(keys, 1), blocks * 2 * half), k, blocks, keys, half))
 
     return [
         case("one block", 1, 128),
         case("two blocks: each slot once", 2, 128),
-        case("three blocks", 3, 128),
-        case("five blocks", 5, 128),
+        case("three blocks of 32 keys per CTA, head dim 128", 3, 64, bn=32, dim=128),
         case("six blocks, 100 keys", 6, 100),
         case("65 keys: one of them in the second CTA", 3, 65),
         case("64 keys: none in the second CTA", 3, 64),
-        case("5 keys", 2, 5),
+        case("5 keys, halves of 128 queries", 2, 5, bn=16, half=128),
     ]
 
 
-def _exchange_launch(kernel, ds, k, blocks, keys):
+def _exchange_launch(kernel, ds, k, blocks, keys, half):
     import torch
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     import jfa.emulator as emulator
 
-    results = []
+    results, (rows, dim) = [], k.shape
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
-        out = unwritten(blocks * 128, 64)
-        box = TensorDescriptor.from_tensor(k, [128, 32])
+        out = unwritten(blocks * 2 * half, dim)
+        box = TensorDescriptor.from_tensor(k, [rows, dim // 2])
         with emulator.options(policy=policy, seed=seed, fences="strict"):
-            kernel[(2,)](ds, box, out, blocks, keys, BN=64, HALF=64, D=64, ctas_per_cga=(2, 1, 1))
+            kernel[(2,)](ds, box, out, blocks, keys, BN=rows // 2, HALF=half, D=dim, ctas_per_cga=(2, 1, 1))
         for warning in emulator.last().warnings:
             raise warning
         results.append(out)
     return torch.stack(results)
 
 
-def _exchange_reference(ds, k, blocks, keys):
+def _exchange_reference(ds, k, blocks, keys, half):
     return _each_schedule(ds[:keys].T @ k[:keys])
 
 
@@ -632,6 +666,14 @@ EXCHANGE = Exercise(
                     "other = made(ds_ptr, keys, rank, (2 * j + 1 - rank) * HALF",
                     "other = made(ds_ptr, keys, rank, (2 * j + rank) * HALF",
                 ),
+            ),
+        ),
+        Mutant(
+            "halves of 64 queries",
+            "Half h of block j begins at query (2 j + h) * HALF, whatever HALF is: here it was 64 for good.",
+            edit=(
+                ("(2 * j + rank) * HALF", "(2 * j + rank) * 64"),
+                ("(2 * j + 1 - rank) * HALF", "(2 * j + 1 - rank) * 64"),
             ),
         ),
         Mutant(
@@ -766,7 +808,7 @@ EXCHANGE = Exercise(
 def _odd_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, lengths, steps=2, stages=2, depth=32):
+    def case(name, lengths, steps=2, stages=2, depth=32, half=32):
         """Return sequences with a row of NaN behind each; a record per tile of 256 rows."""
         a, records, begin, keep = [], [], 0, []
         for n in lengths:
@@ -774,7 +816,7 @@ def _odd_cases(seed):
             records += [[begin + t, begin + n] for t in range(0, n, 256)]
             keep += [*range(begin, begin + n)]
             begin += n + 1
-        b = _whole(g, steps * depth, 64)
+        b = _whole(g, steps * depth, 2 * half)
         rows = torch.zeros(begin, dtype=torch.bool)
         rows[keep] = True
         return Case(name, (torch.cat(a), b, torch.tensor(records, dtype=torch.int32), rows, steps, stages, depth))
@@ -784,7 +826,8 @@ def _odd_cases(seed):
         case("128 rows: one tile", [128]),
         case("129 rows: one row in the second CTA", [129]),
         case("lengths 5, 0, 33, 1, 17", list(kinds.LENGTHS["lengths 5, 0, 33, 1, 17"])),
-        case("three tiles", [384], steps=3),
+        case("three tiles, slices of 16", [384], steps=3, depth=16),
+        case("64 columns per CTA", [100, 140], half=64),
         case("odd and even numbers of tiles", [130, 100, 256], steps=5),
         case("five slices, one stage", [20], steps=5, stages=1),
         case("one slice", [300], steps=1, stages=3),
@@ -799,8 +842,9 @@ def _odd_launch(kernel, a, b, records, rows, steps, stages, depth):
 
     results = []
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
-        out = torch.where(rows[:, None], unwritten(len(a), 64), torch.tensor(7.0))
-        boxes = [TensorDescriptor.from_tensor(t, box) for t, box in ((a, [128, depth]), (b, [depth, 32]))]
+        out = torch.where(rows[:, None], unwritten(len(a), b.shape[1]), torch.tensor(7.0))
+        half = b.shape[1] // 2
+        boxes = [TensorDescriptor.from_tensor(t, box) for t, box in ((a, [128, depth]), (b, [depth, half]))]
         with emulator.options(policy=policy, seed=seed, fences="strict"):
             kernel[(2 * len(records),)](*boxes, out, records, steps, STAGES=stages, ctas_per_cga=(2, 1, 1))
         for warning in emulator.last().warnings:
@@ -965,6 +1009,7 @@ def _form_cases(seed):
         case("few queries, many keys", [64, 64], [n, n]),
         case("lengths 5, 0, 33, 1, 17", [5, 0, 33, 1, 17], [5, 0, 33, 1, 17]),
         case("head dim 64", [n], [n], head_dim=64),
+        case("head dim 64 and short keys", [n], [100], head_dim=64),
         case("head dim 80", [n], [n], head_dim=80),
         case("deterministic", [n], [n], deterministic=True),
         case("deterministic, and a small head", [n], [n], head_dim=32, deterministic=True),
@@ -974,6 +1019,14 @@ def _form_cases(seed):
         case("shared, deterministic, resident", [32], [n], shared=True, deterministic=True),
         case("shared, resident, small head, short keys", [8], [5, 0, 7], head_dim=64, shared=True),
         case("200 shared queries, short keys", [200], [300, 310], shared=True),
+        case(
+            "200 shared queries, deterministic, head dim 64",
+            [200],
+            [n, 30],
+            head_dim=64,
+            shared=True,
+            deterministic=True,
+        ),
         case("few queries, but not shared", [32], [n], group=4),
     ]
 
@@ -1086,6 +1139,15 @@ FORM = Exercise(
             "at most 64 includes 64.",
             caught_by="the form",
             edit=("head_dim <= 64", "head_dim < 64"),
+        ),
+        Mutant(
+            "head dim after the keys",
+            "where head_dim and the keys both say single, the table's first line counts, and its reason.",
+            caught_by="the reason",
+            edit=(
+                "    if head_dim <= 64:",
+                "    if head_dim <= 64 and sum(lengths_kv) >= 512 * sum(n > 0 for n in lengths_kv):",
+            ),
         ),
         Mutant(
             "rounded up",

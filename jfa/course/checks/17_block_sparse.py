@@ -47,10 +47,10 @@ def _score_cases(seed):
         case("20 queries, 35 keys: tails of 4 and 3 rows", [20], [35]),
         case("NaN in rows behind the last offset", [20, 9], [35, 18], spare=7),
         case("lengths 5, 0, 33, 1, 17; one without keys", kinds.RAGGED, [17, 4, 40, 0, 21], 2, 2),
-        case("four heads on two key heads", [20, 33], [40, 7], 4, 2),
+        case("four heads on two key heads, head dim 12", [20, 33], [40, 7], 4, 2, dim=12),
         case("a neighbor of NaN, which has no queries", [40, 0, 19], [20, 18, 36], poison=1),
         case("one of 200 among short ones", [4, 200, 1], [4, 200, 1], 2, 1),
-        case("blocks of 5", kinds.around_block(5), kinds.around_block(5)[::-1], 1, 1, block=5),
+        case("blocks of 5", kinds.around_block(5), kinds.around_block(5)[::-1], 1, 1, block=5, dim=3),
         case("a negative scale", [20, 3], [35, 50], scale=-0.25),
         case("empty ones at both ends", [0, 7, 0, 0, 3, 0], [0, 7, 0, 5, 3, 0], 2, 1),
     ]
@@ -939,6 +939,8 @@ SPARSE = Exercise(
             ("p = tl.exp(s - anchor[:, None])", "p = tl.math.exp2(s - anchor[:, None])"),
             ("m + tl.log(tl.where(some, l, 1.0))", "m * 0.6931471805599453 + tl.log(tl.where(some, l, 1.0))"),
         ),
+        # causal, so that no query that exists sees a key behind the last one
+        ((_SEEN, "seen = j[None, :] - i[:, None] <= len_kv - len_q"),),
         # pointers of the head first, a bias for the mask's rows, stores in the other order
         (
             ("        at = ((k_begin + j) * (H // GROUP) + head // GROUP)[:, None] * D + d[None, :]\n", "        at = k_begin * (H // GROUP) * D + head // GROUP * D + j[:, None] * (H // GROUP * D) + d[None, :]\n"),
@@ -1116,6 +1118,7 @@ def _pay_cases(seed):
         case("16 heads on 2 key heads", [30] * 10, 30, 16, 2),
         case("choosing costs more than attention", [3] * 3, 3, 1, 1, step=50, pool=900),
         case("nothing lost, nothing to pool", [10] * 4, 10, lost=0, pool=0, score=0),
+        case("a score costs a third of a step", [60] * 20, 60, 2, 1, step=900, score=rng.randint(290, 310)),
         case("some tiles without candidates", [0, 5, 0, 9, 3], 9, 3, 1),
         case("100 candidates: a percent is a block", [100, 100], 100, 2, 1, pool=300),
         case("no queries", [], 7, 4, 2),
@@ -1199,6 +1202,14 @@ PREDICT = Exercise(
             "scores the whole square",
             "Only candidates are scored, not every key block.",
             edit=("score * heads * sum(candidates)", "score * heads * len(candidates) * key_blocks"),
+        ),
+        Mutant(
+            "scores what is chosen",
+            "Every candidate is scored, chosen or not: the choice takes the same time at every ratio.",
+            edit=(
+                "return choice + heads * sum",
+                "return choice + score * heads * (sum(chosen) - sum(candidates)) + heads * sum",
+            ),
         ),
         Mutant(
             "choosing is free",

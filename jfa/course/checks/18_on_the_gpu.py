@@ -481,6 +481,7 @@ def _bounds_cases(seed):
         case("one SM works, and no unit is busy", [2e4] * 7 + [1e5], 8.0, 6.0, 5.0),
         case("a little uneven", [8e4] * 3 + [6e4] * 4 + [9e4], 16.0, 61.0, 30.0),
         *(Case(f"a unit {where} 70 percent", (even, 20.0, x, 30.0)) for where, x in zip(edges, kinds.around(70.0))),
+        Case("a balance just below 0.75", (torch.tensor([2.0**16, 2.0**15 - 64]), 10.0, 60.0, 20.0)),
         Case("a balance of exactly 0.75", (torch.tensor([2.0**16, 2.0**15]), 10.0, 54.0, 20.0)),
         Case("exactly 70 percent while SMs had work", (torch.tensor([2.0**16, 2.0**15]), 52.5, 20.0, 10.0)),
     ]
@@ -532,6 +533,11 @@ BOUNDS = Exercise(
             "at most 0.75",
             "A balance of exactly 0.75 is no imbalance: below 0.75.",
             edit=("if balance < 0.75:", "if balance <= 0.75:"),
+        ),
+        Mutant(
+            "0.7 for both",
+            "A balance below 0.75 is an imbalance; 70 is the units' bound.",
+            edit=("if balance < 0.75:", "if balance < 0.7:"),
         ),
         Mutant(
             "imbalance overlooked",

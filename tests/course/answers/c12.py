@@ -28,6 +28,8 @@ CYCLES = "spills[name] += (stored + loaded) * 32 * warps[name] / 128"
 TIME = "step = max([path, *(work.get(name, 0) + cycles for name, cycles in spills.items())])"
 BETTER = "if best is None or (step, path) < best:"
 
+OVERLAP = "    storage.set_buffer_overlap(tlx.reuse_group(s, p_tiles, group_type=tlx.reuse_group_type.shared))\n"
+
 ATTEMPTS = [
     # ------------------------------------------------------------------------------------------ 12.1
     wrong("12.1", "8 for good", ("> threshold", "> 8.0")),
@@ -99,6 +101,29 @@ def lazy_attention(scores, values, threshold=8.0):
     return acc.div_(norm[:, None]), count
 """,
     ),
+    wrong("12.1", "at least the threshold", ("reference > threshold", "reference >= threshold")),
+    wrong(
+        "12.1",
+        "the first block counts",
+        ("        if j > 0:\n            raised += grew\n", "        raised += grew\n"),
+    ),
+    wrong("12.1", "alpha of the sum alone", ("out = out * alpha[:, None] + p", "out = out + p")),
+    wrong(
+        "12.1",
+        "the mean reference of all rows",
+        (
+            "new = torch.where(grew, block_max, reference)",
+            "new = torch.where(grew, block_max, reference).mean().expand(rows)",
+        ),
+    ),
+    wrong(
+        "12.1",
+        "raised to just the threshold",
+        (
+            "torch.where(grew, block_max, reference)",
+            "torch.where(grew, (block_max - threshold).maximum(reference), reference)",
+        ),
+    ),
     # ------------------------------------------------------------------------------------------ 12.2
     wrong(
         "12.2",
@@ -142,6 +167,35 @@ def lazy_attention(scores, values, threshold=8.0):
         ("q = tlx.local_alloc((BM, D), tl.bfloat16, 2)", "q = tlx.local_alloc((BM, D), tl.bfloat16, 1)"),
     ),
     right("12.2", "P first", ("tlx.reuse_group(s, p_tiles, group", "tlx.reuse_group(p_tiles, s, group")),
+    wrong(
+        "12.2",
+        "S and O inside one another",
+        ("    accs = tlx.local_alloc((BM, D), tl.float32, 2, tlx.storage_kind.tmem)\n", ""),
+        (OVERLAP, "    accs = tlx.local_alloc((BM, D), tl.float32, 2, tlx.storage_kind.tmem, reuse=s)\n"),
+    ),
+    wrong(
+        "12.2",
+        "S and P one after the other, S in bf16",
+        ("s = tlx.local_alloc((BM, BN), tl.float32, 2,", "s = tlx.local_alloc((BM, BN), tl.bfloat16, 2,"),
+    ),
+    wrong(
+        "12.2",
+        "everything in one place",
+        ("    accs = tlx.local_alloc((BM, D), tl.float32, 2, tlx.storage_kind.tmem)\n", ""),
+        (
+            OVERLAP,
+            "    accs = tlx.local_alloc((BM, D), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)\n"
+            + OVERLAP.replace("(s, p_tiles", "(s, p_tiles, accs"),
+        ),
+    ),
+    right(
+        "12.2",
+        "P lies in S, said by reuse",
+        ("    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)\n", ""),
+        ("tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)", "tl.float32, 2, tlx.storage_kind.tmem)"),
+        ("tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=storage)", "tl.bfloat16, 2, tlx.storage_kind.tmem, reuse=s)"),
+        (OVERLAP, ""),
+    ),
     # ------------------------------------------------------------------------------------------ 12.3
     wrong(
         "12.3",
@@ -208,6 +262,38 @@ def lazy_attention(scores, values, threshold=8.0):
             "                    if j > 0:\n                        tlx.barrier_wait(s_empty[0], (j + 1) & 1)\n",
         ),
     ),
+    wrong(
+        "12.3",
+        "given back once per two blocks",
+        (
+            "                tlx.barrier_arrive(s_empty[0], 1)\n",
+            "                if j & 1:\n                    tlx.barrier_arrive(s_empty[0], 1)\n",
+        ),
+    ),
+    wrong(
+        "12.3",
+        "given back with P",
+        ("                tlx.barrier_arrive(s_empty[0], 1)\n", ""),
+        (
+            "                tlx.barrier_arrive(p_full[0], 1)\n",
+            "                tlx.barrier_arrive(p_full[0], 1)\n                tlx.barrier_arrive(s_empty[0], 1)\n",
+        ),
+    ),
+    right(
+        "12.3",
+        "the next S behind the P V before last",
+        (
+            "            for j in range(blocks + 1):\n",
+            "            for j in range(blocks + 1):\n                if j > 1:\n                    tlx.barrier_wait(acc_full[0], (j - 2) & 1)\n",
+        ),
+    ),
+    wrong(
+        "12.3",
+        "two slots for good",
+        ("ring(2 * j, BUFFERS)", "ring(2 * j, 2)"),
+        ("ring(2 * j - 1, BUFFERS)", "ring(2 * j - 1, 2)"),
+        ("1, D, BM, BN, BUFFERS,", "1, D, BM, BN, 2,"),
+    ),
     # ------------------------------------------------------------------------------------------ 12.4
     wrong(
         "12.4",
@@ -255,6 +341,17 @@ def lazy_attention(scores, values, threshold=8.0):
         ("(top + tl.math.log2(total)) * 0.6931471805599453", "top * 0.6931471805599453 + tl.log(total)"),
         ("tlx.local_load(accs[half]) / total,", "tlx.local_load(accs[half]) * (1.0 / total),"),
     ),
+    wrong(
+        "12.4",
+        "waits for the block before that",
+        ("tlx.barrier_wait(acc_fulls[half], (j - 1) & 1)", "tlx.barrier_wait(acc_fulls[half], j & 1)"),
+    ),
+    wrong(
+        "12.4",
+        "does not wait for the last product",
+        ("        tlx.barrier_wait(acc_fulls[half], (blocks - 1) & 1)\n", ""),
+    ),
+    wrong("12.4", "lse of half 0 twice", ("lse_ptr + half * BM + tl.arange(0, BM)", "lse_ptr + tl.arange(0, BM)")),
     # ------------------------------------------------------------------------------------------ 12.5
     wrong("12.5", "half 1 keeps half 0's rows", ("out_ptr, 1, blocks, l, D, BM)", "out_ptr, 0, blocks, l, D, BM)")),
     wrong(
@@ -305,6 +402,25 @@ def lazy_attention(scores, values, threshold=8.0):
         ("out_ptr, 0, blocks, l, D, BM)", "out_ptr, 1, blocks, l * 1.0, D, BM)"),
         ("1, j, m, l, scale_log2,\n", "0, j, m, l, scale_log2,\n"),
         ("out_ptr, 1, blocks, l, D, BM)", "out_ptr, 0, blocks, l, D, BM)"),
+    ),
+    wrong(
+        "12.5",
+        "two buffers for good",
+        ("acc_readys, acc_fulls, blocks, BUFFERS,", "acc_readys, acc_fulls, blocks, 2,"),
+        ("2, D, BM, BN, BUFFERS,", "2, D, BM, BN, 2,"),
+    ),
+    wrong(
+        "12.5",
+        "half 1 walks the blocks from the last",
+        ("1, j, m, l, scale_log2,", "1, blocks - 1 - j, m, l, scale_log2,"),
+    ),
+    wrong(
+        "12.5",
+        "a block too many in half 1",
+        (
+            'with tlx.async_task(num_warps=4):  # softmax of half 1\n            m = tl.full((BM,), float("-inf"), tl.float32)\n            l = tl.zeros((BM,), tl.float32)\n            for j in range(blocks):',
+            'with tlx.async_task(num_warps=4):  # softmax of half 1\n            m = tl.full((BM,), float("-inf"), tl.float32)\n            l = tl.zeros((BM,), tl.float32)\n            for j in range(blocks + 1):',
+        ),
     ),
     # ------------------------------------------------------------------------------------------ 12.6
     wrong("12.6", "empty only by the window", ("    if key_begin >= key_end:\n", "    if first + lo > last + hi:\n")),
@@ -369,6 +485,12 @@ def peel(first, last, len_kv, lo, hi, block):
     return some[0], *bulk, some[-1] + 1
 """,
     ),
+    wrong("12.6", "the window's upper side exclusive", ("last + hi + 1)", "last + hi)")),
+    wrong("12.6", "the bulk's upper side exclusive", ("first + hi + 1)", "first + hi)")),
+    wrong("12.6", "the last query excluded", ("full_begin = max(0, last + lo)", "full_begin = max(0, last - 1 + lo)")),
+    wrong("12.6", "negative blocks", ("key_begin = max(0, first + lo)", "key_begin = first + lo")),
+    wrong("12.6", "rounded down at the end", ("-(-key_end // block)", "key_end // block")),
+    wrong("12.6", "one block more at the end", ("-(-key_end // block)", "key_end // block + 1")),
     # ------------------------------------------------------------------------------------------ 12.7
     wrong(
         "12.7",

@@ -35,6 +35,18 @@ PASS = """        tlx.barrier_expect_bytes(come[slot], 2 * BN * HALF)
 FREE = "        tlx.barrier_wait(ds_empties[slot], phase ^ 1)\n"
 EXPECT5 = "tlx.barrier_expect_bytes(full, 2 * 2 * (BM + HALF) * BK, pred=rank == 0)"
 
+WAIT_B, EXPECT_B, BOX_B, FETCH_B = LOAD_B.splitlines(True)
+COPY = "        tlx.async_remote_shmem_copy(parts[part], staging[slot], 1 - rank, come[slot])\n"
+TELL = "        tlx.barrier_arrive(ds_fulls[slot], 1, remote_cta_rank=0)\n"
+FENCE = '        tlx.fence("async_shared")\n'
+TURNS5 = "            turns = steps\n"
+LOADS5 = """                tlx.async_descriptor_load(a_desc, a[slot], [row, k * BK], full, two_ctas=True)
+                box = [k * BK, rank * HALF]
+                tlx.async_descriptor_load(b_desc, b[slot], box, full, two_ctas=True)
+"""
+COMMIT5 = "                tlx.tcgen05_commit(done[0], two_ctas=True)\n"
+FILLED = 'tlx.local_store(inbox[0], tl.full((R,), float("-inf"), tl.float32))\n'
+
 ATTEMPTS = [
     # ------------------------------------------------------------------------------------------ 15.1
     wrong("15.1", "A halved as well", ("a + n * k, alloc", "a // 2 + n * k, alloc")),
@@ -83,6 +95,59 @@ def traffic(m, n, k, a_in_tmem):
         pair = columns(n)
     return [a + n * k * 2, a + n * k, columns(n), pair]
 """,
+    ),
+    wrong("15.1", "folds below 64 rows", ("m == 64", "m < 64")),
+    wrong("15.1", "the leader reads both CTAs' B", ("a + n * k, allocated", "a + 4 * n * k, allocated")),
+    wrong("15.1", "half of B for the single CTA, too", ("a + 2 * n * k, a", "a + n * k, a")),
+    wrong("15.1", "C read as well", ("a + 2 * n * k, a + n * k", "a + 2 * n * k + 4 * m * n, a + n * k + 4 * m * n")),
+    wrong("15.1", "a depth of 64", ("2 * m * k\n", "2 * m * 64\n"), ("2 * n * k, a + n * k", "2 * n * 64, a + n * 64")),
+    wrong("15.1", "128 rows for A", ("2 * m * k\n", "2 * 128 * k\n")),
+    wrong("15.1", "columns of two CTAs", ("allocated(n), allocated(folded)", "allocated(n), 2 * allocated(folded)")),
+    wrong(
+        "15.1",
+        "the nearest power",
+        (
+            "        size = 32\n        while size < columns:\n            size *= 2\n        return size\n",
+            "        return max(32, 2 ** round(__import__('math').log2(columns)))\n",
+        ),
+    ),
+    wrong(
+        "15.1",
+        "the bit length, also of a power",
+        (
+            "        size = 32\n        while size < columns:\n            size *= 2\n        return size\n",
+            "        return max(32, 1 << columns.bit_length())\n",
+        ),
+    ),
+    wrong(
+        "15.1",
+        "A in tensor memory takes columns of C",
+        (
+            "allocated(n), allocated(folded)",
+            "allocated(n + a_in_tmem * k // 2), allocated(folded + a_in_tmem * k // 2)",
+        ),
+    ),
+    wrong("15.1", "pair and one exchanged", ("a + 2 * n * k, a + n * k", "a + n * k, a + 2 * n * k")),
+    right(
+        "15.1",
+        "half of the allocation, at least 32",
+        ("allocated(n), allocated(folded)", "allocated(n), max(32, allocated(n) * m // 128)"),
+    ),
+    right(
+        "15.1",
+        "torch, and a list of sizes",
+        source='''
+def traffic(m, n, k, a_in_tmem):
+    """Rows, columns, depth: bytes by numel."""
+    sizes = torch.tensor([32, 64, 128, 256, 512])
+    elements = {"a": torch.Size([m, k]).numel(), "b": torch.Size([k, n]).numel()}
+    if a_in_tmem:
+        elements["a"] -= elements["a"]
+    one = sum(elements.values()) * 2
+    pair = one - elements["b"]
+    columns = [int(sizes[torch.searchsorted(sizes, c)]) for c in (n, n if m > 64 else n // 2)]
+    return one, pair, *columns
+''',
     ),
     # ------------------------------------------------------------------------------------------ 15.2
     wrong("15.2", "arrives at home", (A_END, A_END.replace(", 1, remote_cta_rank=0", ", 1"))),
@@ -159,6 +224,109 @@ def traffic(m, n, k, a_in_tmem):
                 "two_ctas=True, force_async=True)\n            tlx.tcgen05_commit(empties[slot], two_ctas=True)\n",
             ).replace("            free = [empties[slot]]\n", ""),
         ),
+    ),
+    right(
+        "15.2",
+        "arrives in both CTAs: nobody waits in the second",
+        (A_END, A_END + "        tlx.barrier_arrive(fulls[slot], 1, remote_cta_rank=1)\n"),
+    ),
+    wrong("15.2", "the phase by turns, not by rounds", (LOAD_B, LOAD_B.replace("phase ^ 1", "(k & 1) ^ 1"))),
+    wrong("15.2", "two stages for good", (LOAD_B, "        slot, phase = place(k, 2)\n" + LOAD_B)),
+    wrong("15.2", "slices of 16", (LOAD_B, LOAD_B.replace("BK", "16"))),
+    wrong("15.2", "halves of 32 columns", (LOAD_B, LOAD_B.replace("HALF", "32"))),
+    wrong("15.2", "announces before the slot is free", (WAIT_B + EXPECT_B, EXPECT_B + WAIT_B)),
+    wrong("15.2", "the next slice", (BOX_B, BOX_B.replace("k * BK", "(k + 1) * BK"))),
+    wrong("15.2", "only the leader loads", (FETCH_B, "        if rank == 0:\n    " + FETCH_B)),
+    wrong("15.2", "the peer announces", (EXPECT_B, EXPECT_B.replace("rank == 0", "rank == 1"))),
+    wrong(
+        "15.2",
+        "announced twice, a half each",
+        (EXPECT_B, EXPECT_B.replace("2 * 2 *", "2 *") + EXPECT_B.replace("2 * 2 *", "2 *")),
+    ),
+    wrong(
+        "15.2",
+        "waits for the other phase of a slice",
+        (MULTIPLY, MULTIPLY.replace("fulls[slot], phase)", "fulls[slot], phase ^ 1)")),
+    ),
+    wrong("15.2", "the first slice does not count", (MULTIPLY, MULTIPLY.replace("k > 0", "k > 1"))),
+    wrong("15.2", "one slice short", (MULTIPLY, MULTIPLY.replace("range(steps)", "range(steps - 1)"))),
+    wrong("15.2", "the first slot's A", (MULTIPLY, MULTIPLY.replace("a[slot]", "a[0]"))),
+    wrong(
+        "15.2",
+        "slots freed at home only",
+        (
+            MULTIPLY,
+            MULTIPLY.replace(
+                "mBarriers=free, two_ctas=True)\n",
+                "two_ctas=True, force_async=True)\n            tlx.tcgen05_commit(free[0])\n",
+            ),
+        ),
+    ),
+    right(
+        "15.2",
+        "both CTAs commit done: only the leader's counts",
+        (MULTIPLY, MULTIPLY.replace("        tlx.tcgen05_commit", "    tlx.tcgen05_commit")),
+    ),
+    wrong(
+        "15.2",
+        "done after the first slice",
+        (
+            MULTIPLY,
+            MULTIPLY.replace(
+                "        tlx.tcgen05_commit(", "            if k == 0:\n                tlx.tcgen05_commit("
+            ),
+        ),
+    ),
+    right(
+        "15.2",
+        "done with the last slice, counters by hand",
+        (
+            MULTIPLY,
+            """    if rank == 0:
+        slot, phase, k = 0, 0, 0
+        while k < steps:
+            tlx.barrier_wait(fulls[slot], phase)
+            if k + 1 < steps:
+                told = [empties[slot]]
+                tlx.async_dot(a[slot], b[slot], acc[0], use_acc=k != 0, mBarriers=told, two_ctas=True)
+            else:
+                told = [empties[slot], done[0]]
+                tlx.async_dot(a[slot], b[slot], acc[0], use_acc=k != 0, mBarriers=told, two_ctas=True)
+            k += 1
+            slot += 1
+            if slot == STAGES:
+                slot, phase = 0, phase ^ 1
+""",
+        ),
+        (LOAD_B, LOAD_B.replace("2 * 2 * BK * HALF", "BK * 4 * HALF").replace("phase ^ 1", "1 - phase")),
+    ),
+    right(
+        "15.2",
+        "helpers, and no wait in the first round",
+        (
+            LOAD_B,
+            """        if k >= STAGES:
+            tlx.barrier_wait(empties[slot], phase ^ 1)
+        bring_half(b_desc, b[slot], fulls[slot], k, rank)
+""",
+        ),
+        (
+            MULTIPLY,
+            MULTIPLY
+            + '''
+
+@triton.jit
+def bring_half(desc, tile, full, k, rank):
+    """One CTA's half of a slice; the leader's barrier counts both."""
+    ROWS: tl.constexpr = desc.block_shape[0]
+    COLUMNS: tl.constexpr = desc.block_shape[1]
+    BOTH: tl.constexpr = 2 * ROWS * COLUMNS * 2
+    if rank == 0:
+        tlx.barrier_expect_bytes(full, BOTH)
+    tlx.async_descriptor_load(desc, tile, [ROWS * k, COLUMNS * rank], full, two_ctas=True)
+''',
+        ),
+        (A_END, "        arrives_at = fulls[slot]\n" + A_END.replace("fulls[slot], 1, ", "arrives_at, ")),
     ),
     # ------------------------------------------------------------------------------------------ 15.3
     wrong("15.3", "only the first barrier", (SECOND, SECOND.splitlines(True)[0])),
@@ -240,6 +408,107 @@ def neighbour_kernel(x_ptr, out_ptr, blocks, columns, R: tl.constexpr, C: tl.con
             "tl.maximum(mine, tlx.local_load(inbox[0])))\n",
             'tl.maximum(mine, tlx.local_load(inbox[0])))\n        tlx.local_store(inbox[0], tl.full((R,), float("-inf"), tl.float32))\n        tlx.cluster_barrier()\n',
         ),
+    ),
+    wrong(
+        "15.3",
+        "two inboxes in turn, still one barrier",
+        ("(R,), tl.float32, 1)", "(R,), tl.float32, 2)"),
+        (FIRST, FIRST.splitlines(True)[0].replace("inbox[0]", "inbox[j % 2]")),
+        (SECOND, SECOND.replace("inbox[0]", "inbox[j % 2]")),
+        ("tlx.local_load(inbox[0])", "tlx.local_load(inbox[j % 2])"),
+    ),
+    wrong("15.3", "sends twice", (SECOND, SECOND.splitlines(True)[0] + SECOND)),
+    wrong(
+        "15.3",
+        "sends behind both barriers",
+        (
+            "        if rank * C < columns:\n" + SECOND,
+            "        tlx.cluster_barrier()\n        if rank * C < columns:\n" + SECOND.splitlines(True)[0],
+        ),
+    ),
+    wrong(
+        "15.3",
+        "fills the other's inbox",
+        (
+            FIRST,
+            FIRST.replace("tlx.local_store(inbox[0], ", "tlx.remote_shmem_store(inbox[0], ").replace(
+                "tl.float32))\n", "tl.float32), 1 - rank)\n"
+            ),
+        ),
+    ),
+    wrong(
+        "15.3",
+        "32 columns for good",
+        ("at = rank * C + tl.arange(0, C)", "at = rank * 32 + tl.arange(0, 32)"),
+        ("if rank * C < columns", "if rank * 32 < columns"),
+    ),
+    wrong(
+        "15.3",
+        "blocks of 32 rows for good",
+        ("rows = j * R + tl.arange(0, R)", "rows = j * 32 + tl.arange(0, 32)"),
+        ("(R,), tl.float32, 1)", "(32,), tl.float32, 1)"),
+        (FIRST, FIRST.replace("(R,)", "(32,)")),
+    ),
+    wrong(
+        "15.3",
+        "reads before the second barrier",
+        (
+            SECOND,
+            SECOND.splitlines(True)[0] + "        theirs = tlx.local_load(inbox[0])\n        tlx.cluster_barrier()\n",
+        ),
+        ("tlx.local_load(inbox[0]))", "theirs)"),
+    ),
+    wrong(
+        "15.3",
+        "a barrier for odd blocks",
+        (
+            FIRST,
+            FIRST.replace(
+                "        tlx.cluster_barrier()\n", "        if j % 2 == 1:\n            tlx.cluster_barrier()\n"
+            ),
+        ),
+    ),
+    wrong(
+        "15.3",
+        "filled before the loop only, sends nothing",
+        (FIRST, ""),
+        ("    for j in range(blocks):\n", "    " + FILLED + "    for j in range(blocks):\n"),
+    ),
+    wrong("15.3", "the block before", ("tl.store(out_ptr + rows, ", "tl.store(out_ptr + rows - (j > 0) * R, ")),
+    wrong(
+        "15.3", "the own maximum is lost", ("tl.maximum(mine, tlx.local_load(inbox[0])))", "tlx.local_load(inbox[0]))")
+    ),
+    right(
+        "15.3",
+        "two inboxes, filled again behind the reading",
+        source='''
+@triton.jit
+def neighbour_kernel(x_ptr, out_ptr, blocks, columns, R: tl.constexpr, C: tl.constexpr):
+    """One barrier per block: between a reading and the next store into that inbox lies the other inbox's block."""
+    rank = tlx.cluster_cta_rank()
+    inbox = tlx.local_alloc((R,), tl.float32, 2)
+    nothing = tl.full((R,), float("-inf"), tl.float32)
+    for n in tl.static_range(2):
+        tlx.local_store(inbox[n], nothing)
+    tlx.cluster_barrier()
+    for j in range(blocks):
+        rows = j * R + tl.arange(0, R)
+        at = rank * C + tl.arange(0, C)
+        x = tl.load(x_ptr + rows[:, None] * columns + at[None, :], mask=at[None, :] < columns, other=float("-inf"))
+        mine = tl.max(x, 1)
+        if rank * C < columns:
+            tlx.remote_shmem_store(inbox[j % 2], mine, 1 - rank)
+        tlx.cluster_barrier()
+        theirs = tlx.local_load(inbox[j % 2])
+        tlx.local_store(inbox[j % 2], nothing)
+        if rank == 0:
+            tl.store(out_ptr + rows, tl.maximum(mine, theirs))
+''',
+    ),
+    right(
+        "15.3",
+        "only the second CTA sends: nobody reads its inbox",
+        ("        if rank * C < columns:\n", "        if (rank == 1) & (C < columns):\n"),
     ),
     # ------------------------------------------------------------------------------------------ 15.4
     wrong("15.4", "slot not waited for", (FREE, "")),
@@ -333,6 +602,95 @@ def neighbour_kernel(x_ptr, out_ptr, blocks, columns, R: tl.constexpr, C: tl.con
         (FREE, ""),
         (GIVE, GIVE.replace("        tlx.local_store(parts", FREE + "        tlx.local_store(parts")),
     ),
+    wrong("15.4", "halves of 64 queries", (GIVE, GIVE.replace("rank) * HALF", "rank) * 64"))),
+    wrong("15.4", "64 keys for the bytes", (PASS, PASS.replace("BN * HALF", "64 * 64"))),
+    wrong("15.4", "told of the other slot", (PASS, PASS.replace("ds_fulls[slot]", "ds_fulls[slot ^ 1]"))),
+    wrong("15.4", "waits for the other slot", (PASS, PASS.replace("come[slot]", "come[1 - slot]"))),
+    wrong("15.4", "announces behind the wait", (PASS, "".join(PASS.splitlines(True)[i] for i in (1, 0, 2)))),
+    wrong("15.4", "the copy before the fence", (FENCE + COPY, COPY + FENCE)),
+    wrong("15.4", "copied to the leader", (COPY, COPY.replace("1 - rank", "0"))),
+    wrong("15.4", "the own part is copied", (COPY, COPY.replace("staging[slot], 1", "parts[part], 1"))),
+    wrong("15.4", "counted at the leader's barrier at once", (COPY, COPY.replace("come[slot]", "ds_fulls[slot]"))),
+    wrong(
+        "15.4",
+        "the other CTA is told",
+        (
+            TELL.rstrip("\n") + "\n\n\n@triton.jit\ndef pass_on",
+            TELL.rstrip("\n").replace("rank=0", "rank=1") + "\n\n\n@triton.jit\ndef pass_on",
+        ),
+    ),
+    wrong("15.4", "the other CTA's keys", (GIVE, GIVE.replace("keys, rank, (2 * j + 1", "keys, 1 - rank, (2 * j + 1"))),
+    wrong(
+        "15.4",
+        "one block short",
+        (
+            "    for j in range(blocks):\n        slot, phase = place(j, 2)\n        part",
+            "    for j in range(blocks - 1):\n        slot, phase = place(j, 2)\n        part",
+        ),
+    ),
+    wrong("15.4", "waits from the fourth block on", (FREE, "        if j > 2:\n    " + FREE)),
+    wrong("15.4", "the queries of one half", (GIVE, GIVE.replace("HALF, queries", "HALF, queries // 2"))),
+    wrong(
+        "15.4",
+        "the relay of the leader only",
+        (
+            PASS,
+            PASS.replace(
+                "        tlx.barrier_arrive", "        if tlx.cluster_cta_rank() == 0:\n            tlx.barrier_arrive"
+            ),
+        ),
+    ),
+    right(
+        "15.4",
+        "told first, then copied; no wait in the first round",
+        (FREE, "        if j >= 2:\n    " + FREE),
+        (COPY + TELL, TELL + COPY),
+    ),
+    right(
+        "15.4",
+        "bytes announced by the role that gives",
+        (FREE, FREE + "        tlx.barrier_expect_bytes(come[slot], 2 * BN * HALF)\n"),
+        (PASS, PASS.split("\n", 1)[1]),
+    ),
+    right(
+        "15.4",
+        "a loop over the slots, and a helper",
+        (
+            "    for j in range(blocks):\n        slot, phase = place(j, 2)\n        part = 2 * slot + rank\n"
+            + FREE
+            + GIVE,
+            """    turn = 0
+    while turn < blocks:
+        which = turn & 1
+        tlx.barrier_wait(ds_empties[which], ((turn >> 1) + 1) & 1)
+        keep = (rank * BN + tl.arange(0, BN))[:, None] < keys
+        theirs = tl.load(place_of(ds_ptr, turn, 1 - rank, rank, queries, BN, HALF), mask=keep, other=0.0)
+        tlx.local_store(staging[which], theirs)
+        ours = tl.load(place_of(ds_ptr, turn, rank, rank, queries, BN, HALF), mask=keep, other=0.0)
+        tlx.local_store(parts[which + which + rank], ours)
+        tlx.fence("async_shared")
+        tlx.barrier_arrive(ds_fulls[which], 1, remote_cta_rank=0)
+        tlx.async_remote_shmem_copy(parts[which + which + rank], staging[which], 1 - rank, come[which])
+        turn += 1
+""",
+        ),
+        (
+            "    for j in range(blocks):\n        slot, phase = place(j, 2)\n" + PASS,
+            """    for turn in range(0, blocks, 1):
+        which = turn % 2
+        tlx.barrier_expect_bytes(come[which], BN * HALF * 2)
+        tlx.barrier_wait(come[which], turn // 2 % 2)
+        tlx.barrier_arrive(ds_fulls[which], remote_cta_rank=0)
+
+
+@triton.jit
+def place_of(ds_ptr, turn, half, rank, width, BN: tl.constexpr, HALF: tl.constexpr):
+    rows = rank * BN + tl.arange(0, BN)
+    columns = (turn * 2 + half) * HALF + tl.arange(0, HALF)
+    return ds_ptr + rows[:, None] * width + columns[None, :]
+""",
+        ),
+    ),
     # ------------------------------------------------------------------------------------------ 15.5
     wrong(
         "15.5",
@@ -386,6 +744,120 @@ def neighbour_kernel(x_ptr, out_ptr, blocks, columns, R: tl.constexpr, C: tl.con
             "            first = tl.load(record)\n            for k in range(0, steps):\n",
         ),
         ("[row, k * BK]", "[first + BM * rank, k * BK]"),
+    ),
+    wrong(
+        "15.5", "one turn at least", (TURNS5, "            turns = tl.where(row < end, steps, tl.minimum(steps, 1))\n")
+    ),
+    wrong(
+        "15.5",
+        "the leader's rows decide, but the peer's end too",
+        (TURNS5, "            turns = tl.where(row <= end, steps, 0)\n"),
+    ),
+    wrong(
+        "15.5",
+        "the absent CTA brings no B",
+        (
+            LOADS5,
+            LOADS5.replace(
+                "                tlx.async_descriptor_load(b_desc",
+                "                if row < end:\n                    tlx.async_descriptor_load(b_desc",
+            ),
+        ),
+    ),
+    wrong("15.5", "B counted at home", (LOADS5, LOADS5.replace("box, full, two_ctas=True", "box, full"))),
+    wrong("15.5", "the first columns twice", (LOADS5, LOADS5.replace("rank * HALF]", "0]"))),
+    wrong("15.5", "done at home", (COMMIT5, COMMIT5.replace(", two_ctas=True", ""))),
+    wrong("15.5", "slices of 32", (LOADS5, LOADS5.replace("k * BK", "k * 32"))),
+    wrong("15.5", "bytes of slices of 32", (EXPECT5, EXPECT5.replace("BK", "32"))),
+    wrong("15.5", "boxes of 32 columns", (LOADS5, LOADS5.replace("rank * HALF]", "rank * 32]"))),
+    wrong(
+        "15.5",
+        "two stages for good",
+        (
+            "            for k in range(turns):\n                slot, phase = place(k, STAGES)",
+            "            for k in range(turns):\n                slot, phase = place(k, 2)",
+        ),
+    ),
+    wrong("15.5", "the last row belongs to the next sequence", ("done[0], row, end)", "done[0], row, end - 1)")),
+    wrong("15.5", "the parity of the turn", ("empties[slot], phase ^ 1)", "empties[slot], (k & 1) ^ 1)")),
+    wrong(
+        "15.5",
+        "only the leader stores",
+        (
+            "            leave(c_ptr, acc[0], done[0], row, end)",
+            "            if rank == 0:\n                leave(c_ptr, acc[0], done[0], row, end)",
+        ),
+    ),
+    wrong("15.5", "commits per slice, done after the first", (COMMIT5, "    " + COMMIT5)),
+    right(
+        "15.5",
+        "A and B by a role each",
+        (
+            TURNS5 + "            for k in range(turns):\n",
+            "            for k in range(steps):\n",
+        ),
+        (
+            LOADS5,
+            """                tlx.async_descriptor_load(a_desc, a[slot], [row, k * BK], full, two_ctas=True)
+        with tlx.async_task(num_warps=1, registers=24):  # load of B
+            for k in range(steps):
+                slot, phase = place(k, STAGES)
+                tlx.barrier_wait(empties[slot], phase ^ 1)
+                tlx.async_descriptor_load(b_desc, b[slot], [k * BK, HALF * rank], fulls[slot], two_ctas=True)
+""",
+        ),
+    ),
+    right(
+        "15.5",
+        "a while loop, and a helper that brings a slice",
+        source='''
+@triton.jit
+def bring(a_desc, b_desc, a, b, full, row, k, rank):
+    """Both halves of the pair's slice k, counted by the leader."""
+    ROWS: tl.constexpr = a_desc.block_shape[0]
+    DEPTH: tl.constexpr = b_desc.block_shape[0]
+    COLUMNS: tl.constexpr = b_desc.block_shape[1]
+    if rank == 0:
+        tlx.barrier_expect_bytes(full, 4 * DEPTH * ROWS + 4 * DEPTH * COLUMNS)
+    tlx.async_descriptor_load(b_desc, b, [k * DEPTH, rank * COLUMNS], full, two_ctas=True)
+    tlx.async_descriptor_load(a_desc, a, [row, k * DEPTH], full, two_ctas=True)
+
+
+@triton.jit
+def odd_kernel(a_desc, b_desc, c_ptr, records_ptr, steps, STAGES: tl.constexpr):
+    """C = A B for each tile; records [pairs, 2]: its first row, and its sequence's end."""
+    BM: tl.constexpr = a_desc.block_shape[0]
+    BK: tl.constexpr = a_desc.block_shape[1]
+    HALF: tl.constexpr = b_desc.block_shape[1]
+    rank = tlx.cluster_cta_rank()
+    pair = tl.program_id(0) // 2
+    first, end = tl.load(records_ptr + 2 * pair), tl.load(records_ptr + 2 * pair + 1)
+    row = first + rank * BM
+    a = tlx.local_alloc((BM, BK), tl.bfloat16, STAGES)
+    b = tlx.local_alloc((BK, HALF), tl.bfloat16, STAGES)
+    acc = tlx.local_alloc((BM, 2 * HALF), tl.float32, 1, tlx.storage_kind.tmem)
+    fulls = tlx.alloc_barriers(STAGES)
+    empties = tlx.alloc_barriers(STAGES)
+    done = tlx.alloc_barriers(1)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            leave(c_ptr, acc[0], done[0], row, end)
+        with tlx.async_task(num_warps=1, registers=24):
+            k, slot, phase = 0, 0, 1
+            while k < steps:
+                tlx.barrier_wait(empties[slot], phase)
+                bring(a_desc, b_desc, a[slot], b[slot], fulls[slot], row, k, rank)
+                k, slot = k + 1, slot + 1
+                if slot == STAGES:
+                    slot, phase = 0, phase ^ 1
+        with tlx.async_task(num_warps=1, registers=24):
+            if rank == 0:
+                for k in range(steps):
+                    at = k % STAGES
+                    tlx.barrier_wait(fulls[at], k // STAGES % 2)
+                    tlx.async_dot(a[at], b[at], acc[0], use_acc=k != 0, mBarriers=[empties[at]], two_ctas=True)
+                tlx.tcgen05_commit(done[0], two_ctas=True)
+''',
     ),
     # ------------------------------------------------------------------------------------------ 15.6
     wrong(
@@ -467,5 +939,100 @@ def backward_form(lengths_q: list, lengths_kv: list, head_dim: int, group: int, 
         return "single", why
     return "pair", f"{mean} keys"
 ''',
+    ),
+    wrong("15.6", "all keys together", ("sum(lengths) // max(len(lengths), 1)", "sum(lengths)")),
+    wrong(
+        "15.6",
+        "the median",
+        ("sum(lengths) // max(len(lengths), 1)", "sorted(lengths)[len(lengths) // 2] if lengths else 0"),
+    ),
+    wrong("15.6", "the first sequence", ("sum(lengths) // max(len(lengths), 1)", "(lengths or [0])[0]")),
+    wrong(
+        "15.6",
+        "head_dim after the keys",
+        (
+            '    if head_dim <= 64:\n        return "single", f"head_dim {head_dim}: the pair\'s kernel is for 128"\n',
+            "",
+        ),
+        (
+            '    return "pair"',
+            '    if head_dim <= 64:\n        return "single", f"head_dim {head_dim}: the pair\'s kernel is for 128"\n    return "pair"',
+        ),
+    ),
+    wrong(
+        "15.6", "head_dim before deterministic", ("    if deterministic:", "    if deterministic and head_dim > 64:")
+    ),
+    wrong("15.6", "below 128 head dims", ("head_dim <= 64", "head_dim < 128")),
+    wrong("15.6", "capital letters", ('return "pair"', 'return "Pair"')),
+    wrong("15.6", "no word for the keys", ('f"{keys} keys per sequence fill', 'f"{keys} per sequence fill')),
+    wrong("15.6", "no word for the queries", ("queries in all heads", "rows in all heads")),
+    wrong(
+        "15.6", "heads alone in the reason", ('f"{lengths_q[0] * group} queries', 'f"{group} x {lengths_q[0]} queries')
+    ),
+    wrong(
+        "15.6",
+        "the whole tile for one row too many",
+        ("lengths_q[0] * group <= 128", "lengths_q[0] <= 128 // group + (128 % group > 0)"),
+    ),
+    wrong(
+        "15.6",
+        "nothing for no keys",
+        ("    if keys < 512:", "    if not lengths:\n        return None\n    if keys < 512:"),
+    ),
+    wrong(
+        "15.6", "1000 in thousands", ('f"{keys} keys per sequence fill', 'f"{keys / 1000:.1f}k keys per sequence fill')
+    ),
+    wrong(
+        "15.6",
+        "a dictionary",
+        (
+            'return "pair", f"{keys} keys per sequence fill tiles of 256"',
+            'return {"form": "pair", "reason": f"{keys} keys"}',
+        ),
+    ),
+    right(
+        "15.6",
+        "match, and a mean of fractions",
+        source='''
+import math
+from fractions import Fraction
+
+def backward_form(lengths_q, lengths_kv, head_dim, group, broadcast_q, deterministic):
+    """The first row that fits."""
+    filled = [Fraction(n) for n in lengths_kv if n]
+    mean = math.floor(sum(filled) / len(filled)) if filled else 0
+    rows = group * lengths_q[0] if broadcast_q else math.inf
+    match (rows <= 128, bool(deterministic), head_dim > 64, mean >= 512):
+        case (True, _, _, _):
+            return ("resident", f"{rows} Queries (times heads)")
+        case (_, True, _, _):
+            return ("single", "Deterministic")
+        case (_, _, False, _):
+            return ("single", f"D={head_dim}")
+        case (_, _, _, long):
+            return ("pair" if long else "single", f"{mean:,} keys")
+''',
+    ),
+    right(
+        "15.6",
+        "numpy, other names",
+        source="""
+import numpy as np
+
+def _why(form, **facts):
+    return form, ", ".join(f"{name}: {value}" for name, value in facts.items())
+
+def backward_form(lengths_q, lengths_kv, head_dim, group, broadcast_q, deterministic):
+    kv = np.asarray(lengths_kv, dtype=np.int64)
+    present = np.count_nonzero(kv)
+    keys = int(kv.sum() // present) if present else 0
+    if broadcast_q and (queries := lengths_q[0] * group) < 129:
+        return _why("resident", queries=queries)
+    if deterministic:
+        return _why("single", deterministic=deterministic)
+    if head_dim < 65:
+        return _why("single", head_dim=head_dim)
+    return _why("single" if keys < 512 else "pair", keys=keys)
+""",
     ),
 ]

@@ -54,6 +54,23 @@ SOFT = """        m_new = tl.maximum(m, tl.max(s, axis=1))
         m = m_new
 """
 
+MEAN = "rows.mean(0)"
+WHOLE = "(q_begin + block <= len_q) & (k_begin + block <= len_kv)"
+COUNT = "torch.maximum((n * share + parts - 1) // parts, kept.sum(1))"
+TARGET = "head * k_blocks + k_first.long()[seq] + columns"
+CHOSEN = "[(percent * n + 99) // 100 for n in candidates]"
+ENTRY = "    for entry in range(begin, end):\n"
+OPENING = """def choose(scores, candidates, always, share, parts):
+    H, R, W = scores.shape
+"""
+CLOSING = """    starts = torch.zeros(H * R + 1, dtype=torch.int32)
+    starts[1:] = chosen.sum(2).flatten().cumsum(0)
+    columns = torch.full((H * R * W,), -1, dtype=torch.int32)
+    found = chosen.nonzero()[:, 2]
+    columns[: len(found)] = found.int()
+    return starts, columns
+"""
+
 ATTEMPTS = [
     # ------------------------------------------------------------------------------------------ 17.1
     wrong("17.1", "key heads in turn", ("b = b.repeat_interleave(group, 1)", "b = b.repeat(1, group, 1)")),
@@ -153,6 +170,129 @@ def block_scores(q, k, q_offsets, k_offsets, scale, block):
 """,
     ),
     right("17.1", "scale at the queries", (", a, b) * scale", ", a * scale, b)")),
+    wrong("17.1", "1 / sqrt(D) as well", ("b) * scale", "b) * scale / q.shape[2] ** 0.5")),
+    wrong(
+        "17.1",
+        "8 numbers per head",
+        ('torch.einsum("ihd,jhd->hij", a, b)', 'torch.einsum("ihd,jhd->hij", a[..., :8], b[..., :8])'),
+    ),
+    wrong("17.1", "blocks of 16", (".split(block)", ".split(16)")),
+    wrong("17.1", "two heads per key head", ("group = q.shape[1], q.shape[1] // k.shape[1]", "group = q.shape[1], 2")),
+    wrong(
+        "17.1",
+        "an empty sequence has a block",
+        ("for rows in x[begin:end].split(block) if len(rows)]", "for rows in x[begin:end].split(block)]"),
+    ),
+    wrong("17.1", "-1e30 for no block", ('float("-inf"))', "-1e30)")),
+    wrong("17.1", "NaN for no block", ('float("-inf"))', 'float("nan"))')),
+    wrong("17.1", "one row too many per sequence", ("x[begin:end].split", "x[begin : end + 1].split")),
+    wrong("17.1", "the last row of a tail left out", (MEAN, "(rows[:-1] if 1 < len(rows) < block else rows).mean(0)")),
+    wrong("17.1", "the middle of a block", (MEAN, "rows.median(0).values")),
+    wrong("17.1", "unit means", (MEAN, "torch.nn.functional.normalize(rows.mean(0), dim=-1)")),
+    wrong(
+        "17.1",
+        "the mean of heads of a group",
+        (
+            "b = b.repeat_interleave(group, 1)",
+            "a = a.unflatten(1, (-1, group)).mean(2).repeat_interleave(group, 1); b = b.repeat_interleave(group, 1)",
+        ),
+    ),
+    wrong("17.1", "the first key blocks are the last", ("a, b) * scale", "a, b.flip(0)) * scale")),
+    wrong(
+        "17.1",
+        "running sums: a neighbour's NaN stays in them",
+        source="""
+def block_scores(q, k, q_offsets, k_offsets, scale, block):
+    heads, group = q.shape[1], q.shape[1] // k.shape[1]
+
+    def pooled(x, offsets):
+        run = torch.cat([x.new_zeros(1, *x.shape[1:]), x[: int(offsets[-1])].cumsum(0)])
+        bounds, found = offsets.tolist(), []
+        for begin, end in zip(bounds, bounds[1:]):
+            edges = torch.tensor([*range(begin, end, block), end])
+            found.append(run[edges].diff(dim=0) / edges.diff()[:, None, None])
+        return found
+
+    queries, keys = pooled(q, q_offsets), pooled(k, k_offsets)
+    out = torch.full((heads, sum(map(len, queries)), max(map(len, keys))), float("-inf"))
+    row = 0
+    for a, b in zip(queries, keys):
+        b = b.repeat_interleave(group, 1)
+        out[:, row : row + len(a), : len(b)] = torch.einsum("ihd,jhd->hij", a, b) * scale
+        row += len(a)
+    return out
+""",
+    ),
+    right(
+        "17.1",
+        "blocks filled up with zeros, one product for all",
+        source='''
+def filled(x, offsets, block):
+    """[blocks, H, D] means, and the sequence of each block and its number in it."""
+    lengths = offsets.diff().tolist()
+    count = [(n + block - 1) // block for n in lengths]
+    room = x.new_zeros(sum(count) * block, *x.shape[1:])
+    size = torch.zeros(sum(count))
+    at, first = 0, offsets.tolist()
+    for n, c, begin in zip(lengths, count, first):
+        room[at * block : at * block + n] = x[begin : begin + n]
+        for b in range(c):
+            size[at + b] = min(block, n - b * block)
+        at += c
+    seq = [s for s, c in enumerate(count) for _ in range(c)]
+    place = [b for c in count for b in range(c)]
+    return room.unflatten(0, (-1, block)).sum(1) / size[:, None, None], torch.tensor(seq), torch.tensor(place)
+
+
+def block_scores(q, k, q_offsets, k_offsets, scale, block):
+    a, seq_a, _ = filled(q, q_offsets, block)
+    b, seq_b, place = filled(k, k_offsets, block)
+    of_head = torch.arange(q.shape[1]).div(q.shape[1] // k.shape[1], rounding_mode="floor")
+    out = torch.full((q.shape[1], len(a), int(place.max()) + 1), float("-inf"))
+    for h in range(q.shape[1]):
+        all_pairs = a[:, h] @ b[:, of_head[h]].mT * scale
+        rows, cols = (seq_a[:, None] == seq_b[None, :]).nonzero(as_tuple=True)
+        out[h, rows, place[cols]] = all_pairs[rows, cols]
+    return out
+''',
+    ),
+    right(
+        "17.1",
+        "numpy's reduceat",
+        source="""
+import numpy as np
+
+
+def cut(offsets, block):
+    edges, owners = [], []
+    for s in range(len(offsets) - 1):
+        for start in range(int(offsets[s]), int(offsets[s + 1]), block):
+            edges.append((start, min(start + block, int(offsets[s + 1]))))
+            owners.append(s)
+    return edges, owners
+
+
+def means(x, edges):
+    rows = x.numpy().astype(np.float64)
+    starts = np.array([e[0] for e in edges])
+    total = np.add.reduceat(rows[: edges[-1][1]], starts, axis=0)
+    return total / np.array([e[1] - e[0] for e in edges])[:, None, None]
+
+
+def block_scores(q, k, q_offsets, k_offsets, scale, block):
+    (qe, qs), (ke, ks) = cut(q_offsets, block), cut(k_offsets, block)
+    a, b = means(q, qe), means(k, ke)
+    H = q.shape[1]
+    width = max(ks.count(s) for s in set(ks))
+    out = np.full((H, len(qe), width), -np.inf, dtype=np.float32)
+    for r, s in enumerate(qs):
+        mine = [n for n, owner in enumerate(ks) if owner == s]
+        for h in range(H):
+            for c, n in enumerate(mine):
+                out[h, r, c] = scale * float(a[r, h] @ b[n, h * k.shape[1] // H])
+    return torch.from_numpy(out)
+""",
+    ),
     # ------------------------------------------------------------------------------------------ 17.2
     wrong("17.2", "rounded down", source=loop(count="len(cand) * share // parts")),
     wrong("17.2", "rounded down, one at least", source=loop(count="max(1, len(cand) * share // parts) if cand else 0")),
@@ -258,6 +398,150 @@ def choose(scores, candidates, always, share, parts):
     return torch.tensor(starts, dtype=torch.int32), torch.tensor(out, dtype=torch.int32)
 """,
     ),
+    wrong(
+        "17.2",
+        "all that reach the last score of the share",
+        source=OPENING
+        + """    x = torch.where(scores.isnan(), float("inf"), scores).masked_fill(~candidates, float("-inf"))
+    kept = always & candidates
+    n = candidates.sum(1)
+    count = torch.maximum((n * share + parts - 1) // parts, kept.sum(1))
+    ranked = x.sort(dim=2, descending=True).values
+    least = ranked.gather(2, (count - 1).clamp(min=0)[None, :, None].expand(H, R, 1))
+    chosen = (x >= least) & candidates & (count > 0)[:, None] | kept
+"""
+        + CLOSING,
+    ),
+    wrong(
+        "17.2",
+        "half a block counts as none",
+        (COUNT, "torch.maximum((2 * n * share + parts - 1) // (2 * parts), kept.sum(1))"),
+    ),
+    wrong("17.2", "one more than the ratio", (COUNT, "torch.maximum(n * share // parts + 1, kept.sum(1)).minimum(n)")),
+    wrong(
+        "17.2",
+        "the share of what always leaves",
+        (COUNT, "((n - kept.sum(1)) * share + parts - 1) // parts + kept.sum(1)"),
+    ),
+    wrong(
+        "17.2", "always counted where it is no candidate", ("parts, kept.sum(1))", "parts, always.sum(1)).minimum(n)")
+    ),
+    wrong(
+        "17.2",
+        "starts without the zero",
+        (
+            "starts = torch.zeros(heads * rows + 1, dtype=torch.int32)\n    starts[1:] = chosen.sum(2).flatten().cumsum(0)",
+            "starts = chosen.sum(2).flatten().cumsum(0).int()",
+        ),
+    ),
+    wrong(
+        "17.2",
+        "empty lists have no start",
+        ("    columns = torch.full", "    starts = starts.unique()\n    columns = torch.full"),
+    ),
+    wrong(
+        "17.2",
+        "counts for starts",
+        ("starts[1:] = chosen.sum(2).flatten().cumsum(0)", "starts[1:] = chosen.sum(2).flatten()"),
+    ),
+    wrong(
+        "17.2",
+        "no places behind the last list",
+        ("    return starts, columns", "    return starts, columns[: len(found)]"),
+    ),
+    wrong(
+        "17.2",
+        "columns over the whole table",
+        ("found = chosen.nonzero()[:, 2]", "found = chosen.flatten().nonzero()[:, 0]"),
+    ),
+    wrong(
+        "17.2",
+        "falling lists",
+        ("found = chosen.nonzero()[:, 2]", "found = width - 1 - chosen.flip(2).nonzero()[:, 2]"),
+    ),
+    wrong(
+        "17.2",
+        "a block of always twice",
+        ("    starts = torch.zeros(heads", "    twice = (chosen & kept).flatten(0, 1)\n    starts = torch.zeros(heads"),
+        ("chosen.sum(2).flatten().cumsum(0)", "(chosen.sum(2).flatten() + twice.sum(1)).cumsum(0)"),
+        (
+            "found = chosen.nonzero()[:, 2]",
+            "found = chosen.flatten(0, 1).nonzero().repeat_interleave(1 + twice[chosen.flatten(0, 1)].long(), 0)[: heads * rows * width, 1]",
+        ),
+    ),
+    wrong(
+        "17.2",
+        "NaN is the largest finite score",
+        (
+            'torch.where(scores.isnan(), float("inf"), scores)',
+            "torch.where(scores.isnan(), torch.finfo(scores.dtype).max, scores)",
+        ),
+    ),
+    wrong(
+        "17.2",
+        "infinity is the largest finite score",
+        ('torch.where(scores.isnan(), float("inf"), scores)', 'scores.nan_to_num(nan=float("inf"))'),
+    ),
+    wrong(
+        "17.2",
+        "changes the scores",
+        (
+            'rank = torch.where(scores.isnan(), float("inf"), scores)',
+            'scores[scores.isnan()] = float("inf")\n    rank = scores',
+        ),
+    ),
+    wrong("17.2", "the absolute score", ('float("inf"), scores)', 'float("inf"), scores.abs())')),
+    right(
+        "17.2",
+        "the best again and again",
+        source=OPENING
+        + """    chosen = torch.zeros(H, R, W, dtype=torch.bool)
+    for r in range(R):
+        able = candidates[r]
+        must = able & always[r]
+        total = int(able.sum())
+        want = max(-(-total * share // parts), int(must.sum()))
+        for h in range(H):
+            chosen[h, r] = must
+            left = able & ~must
+            for _ in range(want - int(must.sum())):
+                best = None
+                for j in range(W):
+                    if left[j]:
+                        x = float(scores[h, r, j])
+                        x = float("inf") if x != x else x
+                        if best is None or x > best[0]:
+                            best = (x, j)
+                left[best[1]] = False
+                chosen[h, r, best[1]] = True
+"""
+        + CLOSING,
+    ),
+    right(
+        "17.2",
+        "ranks by two argsorts, a heap of columns",
+        source='''
+import heapq
+import math
+
+def choose(scores, candidates, always, share, parts):
+    """Lists of (tier, -score, column), the smallest first."""
+    H, R, W = scores.shape
+    lengths, flat = [], []
+    for s in scores.flatten(0, 1).split(R):
+        for row, able, must in zip(s.tolist(), candidates.tolist(), always.tolist()):
+            keys = [(not must[j], -(math.inf if math.isnan(x) else x), j) for j, x in enumerate(row) if able[j]]
+            least = sum(1 for key in keys if not key[0])
+            count, rest = divmod(len(keys) * share, parts)
+            picked = heapq.nsmallest(max(least, count + bool(rest)), keys)
+            flat.extend(sorted(key[2] for key in picked))
+            lengths.append(len(picked))
+    starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    out = torch.empty(H * R * W, dtype=torch.int32).fill_(-1)
+    out[: len(flat)] = torch.tensor(flat, dtype=torch.int32)
+    return starts, out
+''',
+    ),
     # ------------------------------------------------------------------------------------------ 17.3
     wrong(
         "17.3",
@@ -356,6 +640,125 @@ def turn(starts, columns, kinds, q_first, k_first, heads, k_blocks):
     inside = torch.where(there, row - q_first[seq], -1)[order].to(torch.int32)
     return new, inside, torch.where(there, kinds, torch.zeros_like(kinds))[order].to(torch.int8)
 ''',
+    ),
+    wrong(
+        "17.3",
+        "lists per query block",
+        ("heads * k_blocks + 1, dtype=torch.int64)", "heads * rows + heads * k_blocks + 1, dtype=torch.int64)"),
+        ("counts[:-1].cumsum(0)", "counts[: heads * k_blocks].cumsum(0).flip(0)"),
+    ),
+    wrong(
+        "17.3",
+        "the last list forgotten",
+        ("new_starts[1:] = counts[:-1].cumsum(0)", "new_starts[1:-1] = counts[:-2].cumsum(0)"),
+    ),
+    wrong("17.3", "the last entry forgotten", ("entries < starts[-1]", "entries < starts[-1] - 1")),
+    wrong(
+        "17.3",
+        "the capacity cut to what is real",
+        ("inside[order].int(), new_kinds[order]", "inside[order][: columns.numel() - 1].int(), new_kinds[order]"),
+    ),
+    wrong("17.3", "the first key block of the next sequence", ("k_first.long()[seq]", "k_first.long()[seq + 1]")),
+    wrong("17.3", "query blocks for key blocks", ("k_first.long()[seq]", "q_first.long()[seq]")),
+    wrong("17.3", "heads by key blocks of the batch without head", ("head * k_blocks", "head * (k_blocks - 1)")),
+    wrong("17.3", "head last", (TARGET, "(k_first.long()[seq] + columns) * heads + head")),
+    wrong(
+        "17.3",
+        "the same number of blocks per sequence",
+        (
+            "torch.searchsorted(q_first[1:].long(), row, right=True).clamp(max=q_first.numel() - 2)",
+            "(row * (q_first.numel() - 1)) // max(rows, 1)",
+        ),
+    ),
+    wrong(
+        "17.3",
+        "sorted by kind as well",
+        ("order = target.argsort(stable=True)", "order = (target * 4 + new_kind(real, kinds)).argsort(stable=True)"),
+        (
+            "    lists = starts.numel() - 1\n",
+            "    new_kind = lambda real, kinds: torch.where(real, kinds, 0).long()\n    lists = starts.numel() - 1\n",
+        ),
+    ),
+    wrong(
+        "17.3", "kinds of PARTIAL only", ("torch.where(real, kinds, 0)", "torch.where(real, torch.ones_like(kinds), 0)")
+    ),
+    wrong(
+        "17.3",
+        "rubbish clamped into the last list",
+        ("torch.where(real, target, heads * k_blocks)", "torch.where(real, target, heads * k_blocks - 1)"),
+    ),
+    wrong(
+        "17.3",
+        "starts as int64",
+        (
+            "new_starts = torch.zeros(heads * k_blocks + 1, dtype=torch.int32)",
+            "new_starts = torch.zeros(heads * k_blocks + 1, dtype=torch.int64)",
+        ),
+    ),
+    wrong(
+        "17.3",
+        "duplicates: each list counted once",
+        ("torch.ones_like(target))", "torch.ones_like(target))\n    counts.clamp_(max=1)"),
+    ),
+    right(
+        "17.3",
+        "counting sort: a place by pairs",
+        source='''
+def turn(starts, columns, kinds, q_first, k_first, heads, k_blocks):
+    """Each entry's place is the number of entries that come before it."""
+    n_rows = q_first[-1].long()
+    size = columns.numel()
+    e = torch.arange(size)
+    lists = starts.numel() - 1
+    rows = lists // heads
+    here = e < starts[-1]
+    begun = (e.view(-1, 1) >= starts[:-1].view(1, -1)).long()
+    ended = (e.view(-1, 1) >= starts[1:].view(1, -1)).long()
+    index = torch.arange(lists).view(1, -1)
+    owner = ((begun - ended) * index).sum(1)
+    head = torch.div(owner, rows, rounding_mode="trunc")
+    row = owner - head * rows
+    before = (row.view(-1, 1) >= q_first.view(1, -1)).sum(1) - 1
+    seq = before.clamp(0, q_first.numel() - 2)
+    to = head * k_blocks + torch.take(k_first.long(), seq) + columns.long()
+    to = torch.where(here, to, torch.full_like(to, heads * k_blocks))
+    key = to * size + e
+    place = (key.view(1, -1) < key.view(-1, 1)).sum(1)
+    out = torch.zeros(size, dtype=torch.int32)
+    out[place] = torch.where(here, row - torch.take(q_first.long(), seq), -torch.ones_like(row)).int()
+    sort = torch.zeros(size, dtype=torch.int8)
+    sort[place] = torch.where(here, kinds, torch.zeros_like(kinds)).to(torch.int8)
+    bounds = torch.arange(heads * k_blocks + 1)
+    return (to.view(1, -1) < bounds.view(-1, 1)).sum(1).to(torch.int32), out, sort
+''',
+    ),
+    right(
+        "17.3",
+        "kind and row packed into the sorted key",
+        source="""
+def turn(starts, columns, kinds, q_first, k_first, heads, k_blocks):
+    lists = len(starts) - 1
+    rows = max(lists // heads, 1)
+    room = len(columns)
+    position = torch.arange(room)
+    owner = torch.bucketize(position, starts[1:].long(), right=True)
+    garbage = position >= starts[-1:].long()
+    head, row = owner.div(rows, rounding_mode="floor"), owner.remainder(rows)
+    seq = torch.bucketize(row, q_first[1:].long(), right=True).clamp_(max=len(q_first) - 2)
+    inside = row - q_first.long().index_select(0, seq)
+    new_list = head.mul(k_blocks).add(k_first.long().index_select(0, seq)).add(columns.long())
+    packed = (new_list * (rows + 1) + inside) * 4 + kinds
+    nobody = heads * k_blocks * (rows + 1) * 4
+    packed = packed.masked_fill(garbage, nobody).sort()[0]
+    kind, pair = packed % 4, packed // 4
+    empty = packed >= nobody
+    firsts = torch.arange(heads * k_blocks + 1) * (rows + 1) * 4
+    return (
+        torch.searchsorted(packed, firsts).to(torch.int32),
+        torch.where(empty, -1, pair % (rows + 1)).to(torch.int32),
+        torch.where(empty, 0, kind).to(torch.int8),
+    )
+""",
     ),
     # ------------------------------------------------------------------------------------------ 17.4
     wrong("17.4", "top left", ("<= len_kv - len_q)", "<= 0)")),
@@ -477,6 +880,169 @@ def turn(starts, columns, kinds, q_first, k_first, heads, k_blocks):
         ('input_precision="ieee") * scale', 'input_precision="ieee")'),
         ("        m = m_new\n", "        m = m_new\n        entry += 1\n"),
     ),
+    wrong("17.4", "the last entry left out", (ENTRY, ENTRY.replace("end)", "end - 1)"))),
+    wrong("17.4", "the first entry left out", (ENTRY, ENTRY.replace("begin,", "begin + 1,"))),
+    wrong("17.4", "one entry too many", (ENTRY, ENTRY.replace("end)", "end + 1)"))),
+    wrong(
+        "17.4",
+        "only the last entry is masked",
+        (MASK, MASK.replace("tl.load(kinds_ptr + entry) == 1", "entry == end - 1")),
+    ),
+    right("17.4", "the diagonal hides what lies behind the keys", (MASK, MASK.replace(" & (j < len_kv)[None, :]", ""))),
+    wrong("17.4", "one key per row is enough to be FULL", (MASK, MASK.replace("== 1", "== 1 + (BM > BN)"))),
+    wrong("17.4", "the tile's number for its row", ("i = row0 + tl.arange(0, BM)", "i = tile * BM + tl.arange(0, BM)")),
+    wrong("17.4", "blocks of BM keys", ("tl.load(columns_ptr + entry) * BN", "tl.load(columns_ptr + entry) * BM")),
+    wrong("17.4", "two heads per key head", ("head // GROUP)[:, None]", "head // 2)[:, None]")),
+    wrong(
+        "17.4",
+        "16 numbers per row",
+        (
+            's = tl.dot(q, tl.trans(k), input_precision="ieee") * scale',
+            's = tl.dot(tl.where((d < 16)[None, :], q, 0.0), tl.trans(k), input_precision="ieee") * scale',
+        ),
+    ),
+    wrong(
+        "17.4", "1 / sqrt(D)", ('input_precision="ieee") * scale', 'input_precision="ieee") * (1.0 / tl.sqrt(D * 1.0))')
+    ),
+    wrong("17.4", "a scale of a quarter", ('input_precision="ieee") * scale', 'input_precision="ieee") * 0.25')),
+    wrong(
+        "17.4",
+        "lse heads first",
+        (
+            "tl.store(lse_ptr + at_rows, lse",
+            "tl.store(lse_ptr + head * tl.load(q_offsets_ptr + seq + 1) + q_begin + i, lse",
+        ),
+    ),
+    wrong(
+        "17.4",
+        "values of the query's head",
+        (
+            "v = tl.load(v_ptr + at,",
+            "v = tl.load(v_ptr + ((k_begin + j) * (H // GROUP) + head % (H // GROUP))[:, None] * D + d[None, :],",
+        ),
+    ),
+    wrong(
+        "17.4",
+        "keys of the queries' sequence begin",
+        (
+            "k_begin = tl.load(q_offsets_ptr + seq), tl.load(k_offsets_ptr + seq)",
+            "k_begin = tl.load(q_offsets_ptr + seq), tl.load(q_offsets_ptr + seq)",
+        ),
+    ),
+    wrong("17.4", "the lengths exchanged", ("<= len_kv - len_q) & (j < len_kv)", "<= len_kv - len_q) & (j < len_q)")),
+    wrong("17.4", "nothing for rows that see little", ("    some = l > 0\n", "    some = l > 1\n")),
+    wrong(
+        "17.4",
+        "the list of the next tile",
+        ("starts_ptr + head * T + tile)", "starts_ptr + head * T + tile + 1)"),
+        ("head * T + tile + 1)\n    for", "head * T + tile + 2)\n    for"),
+    ),
+    right(
+        "17.4",
+        "FULL blocks first, then PARTIAL ones, in a helper",
+        source='''
+@triton.jit
+def one_block(q, k_ptr, v_ptr, at, real, hide, m, l, acc, scale):
+    """Online softmax over one block of keys; `hide` is added to the scores."""
+    k = tl.load(k_ptr + at, mask=real, other=0.0)
+    v = tl.load(v_ptr + at, mask=real, other=0.0)
+    s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale + hide
+    top = tl.maximum(tl.max(s, 1), m)
+    base = tl.maximum(top, -1e38)
+    p = tl.exp(s - base[:, None])
+    shrink = tl.exp(tl.maximum(m, -3e38) - base)
+    l = l * shrink + tl.sum(p, 1)
+    acc = acc * shrink[:, None] + tl.dot(p, v, input_precision="ieee")
+    return top, l, acc
+
+
+@triton.jit
+def sparse_kernel(
+    q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr,
+    starts_ptr, columns_ptr, kinds_ptr, out_ptr, lse_ptr, scale, T, H,
+    GROUP: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Two walks over the list."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    seq = tl.load(tiles_ptr + 2 * tile)
+    row0 = tl.load(tiles_ptr + 2 * tile + 1)
+    q_begin, k_begin = tl.load(q_offsets_ptr + seq), tl.load(k_offsets_ptr + seq)
+    len_q = tl.load(q_offsets_ptr + seq + 1) - q_begin
+    len_kv = tl.load(k_offsets_ptr + seq + 1) - k_begin
+    kv_heads = H // GROUP
+    d = tl.arange(0, D)
+    i = row0 + tl.arange(0, BM)
+    is_row = i < len_q
+    rows = (q_begin + i) * H + head
+    q = tl.load(q_ptr + rows[:, None] * D + d[None, :], mask=is_row[:, None], other=0.0)
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    l = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, D), tl.float32)
+    mine = starts_ptr + head * T + tile
+    first, last = tl.load(mine), tl.load(mine + 1)
+    last_key = i + len_kv - len_q
+    for kind in tl.static_range(2, 0, -1):
+        for n in range(first, last):
+            if tl.load(kinds_ptr + n) == kind:
+                j = tl.load(columns_ptr + n) * BN + tl.arange(0, BN)
+                at = (k_begin + j)[:, None] * (kv_heads * D) + (head // GROUP) * D + d[None, :]
+                if kind == 1:
+                    hide = tl.where((j[None, :] <= last_key[:, None]) & (j < len_kv)[None, :], 0.0, float("-inf"))
+                    m, l, acc = one_block(q, k_ptr, v_ptr, at, (j < len_kv)[:, None], hide, m, l, acc, scale)
+                else:
+                    m, l, acc = one_block(q, k_ptr, v_ptr, at, (j < len_kv)[:, None], 0.0, m, l, acc, scale)
+    empty = l == 0.0
+    safe = tl.where(empty, 1.0, l)
+    tl.store(lse_ptr + rows, tl.where(empty, float("-inf"), m + tl.log(safe)), mask=is_row)
+    tl.store(out_ptr + rows[:, None] * D + d[None, :], acc / safe[:, None], mask=is_row[:, None])
+''',
+    ),
+    right(
+        "17.4",
+        "log-sum-exp carried, no sum",
+        source='''
+@triton.jit
+def sparse_kernel(
+    q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, tiles_ptr,
+    starts_ptr, columns_ptr, kinds_ptr, out_ptr, lse_ptr, scale, T, H,
+    GROUP: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """The output stays normalised: each block is mixed in by its share of the sum."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    record = tiles_ptr + tile * 2
+    seq, row0 = tl.load(record), tl.load(record + 1)
+    q_begin, q_end = tl.load(q_offsets_ptr + seq), tl.load(q_offsets_ptr + seq + 1)
+    k_begin, k_end = tl.load(k_offsets_ptr + seq), tl.load(k_offsets_ptr + seq + 1)
+    row = q_begin + row0 + tl.arange(0, BM)
+    d = tl.arange(0, D)
+    q = tl.load(q_ptr + (row[:, None] * H + head) * D + d[None, :], mask=row[:, None] < q_end, other=0.0)
+    lse = tl.full((BM,), float("-inf"), tl.float32)
+    out = tl.zeros((BM, D), tl.float32)
+    begin, end = tl.load(starts_ptr + head * T + tile), tl.load(starts_ptr + head * T + tile + 1)
+    for entry in range(begin, end):
+        key = k_begin + tl.load(columns_ptr + entry) * BN + tl.arange(0, BN)
+        at = (key[:, None] * (H // GROUP) + head // GROUP) * D + d[None, :]
+        k = tl.load(k_ptr + at, mask=key[:, None] < k_end, other=0.0)
+        s = tl.dot(q, k.T, input_precision="ieee") * scale
+        if tl.load(kinds_ptr + entry) != 2:
+            s = tl.where((key[None, :] < k_end) & (key[None, :] - k_end <= row[:, None] - q_end), s, float("-inf"))
+        top = tl.max(s, 1)
+        base = tl.where(top == float("-inf"), 0.0, top)
+        p = tl.exp(s - base[:, None])
+        total = tl.sum(p, 1)
+        new = base + tl.log(total)
+        high = tl.maximum(new, lse)
+        high = tl.where(high == float("-inf"), 0.0, high)
+        a, b = tl.exp(lse - high), tl.exp(new - high)
+        both = tl.maximum(a + b, 1e-30)
+        v = tl.load(v_ptr + at, mask=key[:, None] < k_end, other=0.0)
+        here = tl.dot(p, v, input_precision="ieee") / tl.maximum(total, 1e-30)[:, None]
+        out = (out * a[:, None] + here * b[:, None]) / both[:, None]
+        lse = high + tl.log(a + b)
+    tl.store(out_ptr + (row[:, None] * H + head) * D + d[None, :], out, mask=row[:, None] < q_end)
+    tl.store(lse_ptr + row * H + head, lse, mask=row < q_end)
+''',
+    ),
     # ------------------------------------------------------------------------------------------ 17.5
     wrong(
         "17.5",
@@ -560,6 +1126,52 @@ def pair_kinds(i, j, len_q, len_kv, lo, hi, block):
     return kinds
 """,
     ),
+    wrong("17.5", "blocks of 16", ("q_begin, k_begin = i * block, j * block", "q_begin, k_begin = i * 16, j * 16")),
+    wrong("17.5", "the bounds' lower side inclusive only", ("(k_last - q_begin <= hi)", "(k_last - q_begin < hi)")),
+    wrong("17.5", "the lower bound exclusive", ("(k_begin - q_last >= lo)", "(k_begin - q_last > lo)")),
+    wrong(
+        "17.5",
+        "query minus key",
+        ("(k_begin - q_last >= lo) & (k_last - q_begin <= hi)", "(q_begin - k_last >= lo) & (q_last - k_begin <= hi)"),
+    ),
+    wrong(
+        "17.5",
+        "the first rows decide",
+        (
+            "(k_begin - q_last >= lo) & (k_last - q_begin <= hi)",
+            "(k_begin - q_begin >= lo) & (k_begin - q_begin <= hi)",
+        ),
+    ),
+    wrong("17.5", "a row past the block", ("(k_last - q_begin <= hi)", "(k_last + 1 - q_begin <= hi)")),
+    wrong("17.5", "PARTIAL and FULL exchanged", ("torch.where(full, 2, 1)", "torch.where(full, 1, 2)")),
+    wrong("17.5", "bool plus one, as int64", ("torch.where(full, 2, 1).to(torch.int8)", "1 + full.long()")),
+    wrong("17.5", "both in one sum", (WHOLE, "(q_begin + k_begin + 2 * block <= len_q + len_kv)")),
+    wrong(
+        "17.5", "the longer one", (WHOLE, "(torch.maximum(q_begin, k_begin) + block <= torch.maximum(len_q, len_kv))")
+    ),
+    wrong(
+        "17.5", "the first entry's lengths", (WHOLE, "(q_begin + block <= len_q[0]) & (k_begin + block <= len_kv[0])")
+    ),
+    wrong("17.5", "cut only where a sequence is short", (WHOLE, "(len_q >= block) & (len_kv >= block)")),
+    right(
+        "17.5",
+        "missing rows counted",
+        (WHOLE, "((q_begin + block - len_q).clamp(min=0) + (k_begin + block - len_kv).clamp(min=0)) == 0"),
+    ),
+    right(
+        "17.5",
+        "a Python loop over entries",
+        source="""
+def pair_kinds(i, j, len_q, len_kv, lo, hi, block):
+    found = []
+    for a, b, n, m, least, most in zip(*(x.tolist() for x in (i, j, len_q, len_kv, lo, hi))):
+        rows, keys = range(a * block, (a + 1) * block), range(b * block, (b + 1) * block)
+        inside = rows.stop <= n and keys.stop <= m
+        band = keys.start - (rows.stop - 1) >= least and (keys.stop - 1) - rows.start <= most
+        found.append(2 if inside and band else 1)
+    return torch.tensor(found, dtype=torch.int8)
+""",
+    ),
     # ------------------------------------------------------------------------------------------ 17.6
     wrong("17.6", "at most", ("sparse(r) < dense", "sparse(r) <= dense")),
     wrong("17.6", "the smallest", ("max(paying, default=0)", "min(paying, default=0)")),
@@ -629,6 +1241,79 @@ def predict(candidates, key_blocks, heads, kv_heads, start, step, lost, pool, sc
     cost = choice + heads * (start * c.size + (step + lost) * chosen.sum(1))
     good = np.flatnonzero(cost < dense)
     return dense, choice, int(r[good[-1]]) if good.size else 0
+""",
+    ),
+    wrong("17.6", "one more than the whole part", (CHOSEN, "[percent * n // 100 + 1 for n in candidates]")),
+    wrong("17.6", "one more, none of none", (CHOSEN, "[(percent * n // 100 + 1) if n else 0 for n in candidates]")),
+    wrong("17.6", "a share, not percent", (CHOSEN, "[percent * n for n in candidates]")),
+    wrong("17.6", "as a fraction", ("max(paying, default=0)", "max(paying, default=0) / 100")),
+    wrong("17.6", "up to 50 percent", ("range(1, 101)", "range(1, 51)")),
+    wrong("17.6", "in steps of five", ("range(1, 101)", "range(5, 101, 5)")),
+    wrong("17.6", "the key blocks twice", ("kv_heads * key_blocks", "2 * kv_heads * key_blocks")),
+    wrong("17.6", "key blocks by their candidates", ("kv_heads * key_blocks", "kv_heads * max(candidates, default=0)")),
+    wrong("17.6", "tiles by key blocks", ("heads * len(candidates) +", "heads * key_blocks +")),
+    wrong("17.6", "sparse pays no step", ("(step + lost) * c", "lost * c")),
+    wrong("17.6", "a dense tile loses as well", ("start + step * n for n", "start + (step + lost) * n for n")),
+    wrong(
+        "17.6",
+        "choosing only for what is chosen",
+        (
+            "        return choice + heads",
+            "        return pool * (heads * len(candidates) + kv_heads * key_blocks) + score * heads * sum(chosen) + heads",
+        ),
+    ),
+    wrong(
+        "17.6",
+        "start once per head",
+        (
+            "dense = heads * sum(start + step * n for n in candidates)",
+            "dense = heads * (start + step * sum(candidates))",
+        ),
+    ),
+    wrong(
+        "17.6",
+        "solved for r without rounding",
+        (
+            "    return dense, choice, max(paying, default=0)",
+            "    room = dense - choice - heads * start * len(candidates)\n    r = int(100 * room / max(1, heads * (step + lost) * sum(candidates)))\n    return dense, choice, max(0, min(r, 100))",
+        ),
+    ),
+    right(
+        "17.6",
+        "counted by multiplicity, a generator",
+        source='''
+from collections import Counter
+from itertools import takewhile
+
+def predict(candidates, key_blocks, heads, kv_heads, start, step, lost, pool, score):
+    """Equal tiles together."""
+    tiles = Counter(candidates)
+    dense = heads * sum(times * (start + n * step) for n, times in tiles.items())
+    pooled = heads * len(candidates) + kv_heads * key_blocks
+    choice = pooled * pool + heads * score * sum(n * times for n, times in tiles.items())
+    cost = lambda r: heads * sum(t * (start + (step + lost) * ((r * n) // 100 + ((r * n) % 100 > 0))) for n, t in tiles.items())
+    return dense, choice, sum(1 for _ in takewhile(lambda r: cost(r) + choice < dense, range(1, 101)))
+''',
+    ),
+    right(
+        "17.6",
+        "fractions and bisect",
+        source="""
+import bisect
+import math
+from fractions import Fraction
+
+def predict(candidates, key_blocks, heads, kv_heads, start, step, lost, pool, score):
+    dense, choice = 0, key_blocks * pool * kv_heads
+    for n in candidates:
+        dense += (start + step * n) * heads
+        choice += (pool + score * n) * heads
+    def too_dear(r):
+        total = choice
+        for n in candidates:
+            total += heads * (start + math.ceil(Fraction(r * n, 100)) * (step + lost))
+        return total >= dense
+    return dense, choice, bisect.bisect_left(range(1, 101), True, key=too_dear)
 """,
     ),
 ]
