@@ -1,5 +1,7 @@
 """What the clock's model says of the forward: the tensor cores' share, beside the public kernels in the same model."""
 
+import re
+
 import pytest
 
 triton = pytest.importorskip("triton")
@@ -7,6 +9,7 @@ pytest.importorskip("greenlet")
 
 from jfa.emulator.rates import B200  # noqa: E402
 from jfa.kernels.blackwell import modelled  # noqa: E402
+from jfa.verify import predictions  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -58,6 +61,34 @@ def test_a_pair_reads_less_shared_memory():
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_mxfp8_backward_is_not_slower(head_dim):
     assert modelled.mxfp8_backward_speedup(B200, head_dim=head_dim) >= 1.03
+
+
+def cycles(run) -> float:
+    return modelled.record_one_sm(run, B200).cycles
+
+
+SEALED = {  # what an entry's `how` gives as "modelled A / B": functions, since each launch builds its tensors
+    "mxfp8-forward-quarter": lambda: (
+        modelled.mxfp8_forward_launch(256, 2048, fma_parts=8),
+        modelled.mxfp8_forward_launch(256, 2048),
+    ),
+    "mxfp8-forward-margin": lambda: (
+        modelled.mxfp8_forward_launch(256, 2048, margin=0),
+        modelled.mxfp8_forward_launch(256, 2048),
+    ),
+    "mxfp8-backward": lambda: (
+        modelled.backward_launch("single", 1024, 128),
+        modelled.backward_launch("mxfp8", 1024, 128),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEALED)
+def test_a_sealed_prediction_quotes_the_model_as_it_is(name):
+    how = next(p.how for p in predictions.read() if p.id == name)
+    quoted = [int(n.replace(",", "")) for n in re.search(r"modelled ([\d,]+) / ([\d,]+) =", how).groups()]
+    assert [cycles(run) for run in SEALED[name]()] == pytest.approx(quoted, rel=0.005)
 
 
 @pytest.mark.parametrize("len_q, len_kv", [(256, 2048), (1024, 1024)], ids=["long tile", "four tiles"])
