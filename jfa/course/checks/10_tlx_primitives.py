@@ -730,7 +730,7 @@ def gemm_kernel(a_desc, b_desc, out_ptr, steps, M: tl.constexpr, N: tl.constexpr
         ),
         Mutant(
             "accumulates onto nothing",
-            "the first product adds to tensor memory that nobody wrote.",
+            "the first product adds to tensor memory that was never written.",
             caught_by="runs",
             edit=("use_acc=k > 0", "use_acc=True"),
             expect="acc[0]",
@@ -1029,7 +1029,7 @@ TWO_CONSUMERS = Exercise(
         ),
         Mutant(
             "waits like a consumer",
-            "in the first turn nobody has given a buffer back: the producer must pass a fresh barrier.",
+            "in the first turn no buffer has been given back: the producer must pass a fresh barrier.",
             caught_by="runs",
             edit=(
                 "tlx.barrier_wait(empties[slot], ((k // STAGES) & 1) ^ 1)",
@@ -1058,7 +1058,7 @@ TWO_CONSUMERS = Exercise(
         ),
         Mutant(
             "y announced on a barrier of its own turn",
-            "y's copy completes on the next buffer's barrier, so nobody waits for it.",
+            "y's copy completes on the next buffer's barrier, so it is not waited for.",
             caught_by="runs",
             edit=("ys[slot], [0, k * COLS], fulls[slot])", "ys[slot], [0, k * COLS], fulls[(k + 1) % STAGES])"),
             recognise=False,
@@ -1368,7 +1368,7 @@ SQUARE_SUM = Exercise(
         ),
         Mutant(
             "the producer is made to agree",
-            "both sides use the wrong parity now: the producer waits for a buffer that nobody has given back.",
+            "both sides use the wrong parity now: the producer waits for a buffer that was not given back.",
             caught_by="runs",
             edit=(
                 ("phase = phase ^ (slot == STAGES)", "phase = phase ^ 1"),
@@ -1378,7 +1378,7 @@ SQUARE_SUM = Exercise(
         ),
         Mutant(
             "the consumer waits for empties as well",
-            "an arrive that nobody makes is waited for.",
+            "an arrive that is never made is waited for.",
             caught_by="runs",
             edit=(
                 ("phase = phase ^ (slot == STAGES)", "phase = phase ^ 1"),

@@ -155,7 +155,7 @@ RING = Exercise(
         ),
         Mutant(
             "waits for the phase itself",
-            "on a fresh barrier parity 0 holds: nobody can begin.",
+            "on a fresh barrier parity 0 blocks: no role can begin.",
             caught_by="runs",
             edit=("tlx.barrier_wait(empties[slot], phase ^ 1)", "tlx.barrier_wait(empties[slot], phase)"),
             expect="empties[0], parity 0",
@@ -226,7 +226,7 @@ RING = Exercise(
         ),
         Mutant(
             "goes one slice too far",
-            "the last copy reads beyond the last slice, and nobody waits for it.",
+            "the last copy reads beyond the last slice, and it is not waited for.",
             caught_by="runs",
             edit=(
                 "            for k in range(steps):\n                slot, phase = place(k, STAGES)\n                tlx.barrier_wait(empties",
@@ -393,7 +393,7 @@ JAGGED = Exercise(
         ),
         Mutant(
             "leaves empty tiles out",
-            "Nobody else writes the rows of a tile without slices: store zeros there.",
+            "No other role writes the rows of a tile without slices: store zeros there.",
             caught_by="returns",
             edit=(
                 "        tlx.async_descriptor_store_wait(0)\n        leave(c_desc, staging, values, tile * BM)",
@@ -1164,7 +1164,7 @@ FINDINGS = Exercise(
     mutants=(
         Mutant(
             "sizes do not matter",
-            "With few tiles nobody needs what the fault breaks: a fault that is never reached is not found.",
+            "With few tiles the kernel does not need what the fault breaks: a fault that is never reached is not found.",
             source="""
 def findings(tiles, steps, stages):
     return {"two announcements": "over-arrival", "kept slices": "deadlock", "early release": "race",
@@ -1208,7 +1208,7 @@ def findings(tiles, steps, stages):
         ),
         Mutant(
             "an early release is a deadlock",
-            "Everybody goes on: the accumulator is overwritten while it is loaded.",
+            "All roles continue: the accumulator is overwritten while it is loaded.",
             edit=('"early release": "race"', '"early release": "deadlock"'),
         ),
     ),

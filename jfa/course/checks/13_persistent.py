@@ -103,7 +103,7 @@ PHASES = Exercise(
     kept=Kept(("sum_kernel",), "the kernel stays as it is"),
     hints=(
         "The load role shows the loop: it, too, counts tiles and steps. Which of the two counters does each of the four barriers follow?",
-        "q_fulls and o_empties complete once per tile: parities from `done` (for o_empties the opposite one, since nobody empties before the first). The ring goes on: ring(steps_done + j, STAGES).",
+        "q_fulls and o_empties complete once per tile: parities from `done` (for o_empties the opposite one, since no role empties before the first). The ring goes on: ring(steps_done + j, STAGES).",
         "while unit < units: steps = steps_of(k_len, BM); per step wait k_fulls[stage], load, arrive k_empties[stage], mask with tl.where; then wait q_fulls[half] (done & 1), multiply and sum, arrive q_empties[half], wait o_empties[half] ((done & 1) ^ 1), store, arrive o_fulls[half]; steps_done += steps; done += 1.",
     ),
     mutants=(
@@ -147,7 +147,7 @@ PHASES = Exercise(
         ),
         Mutant(
             "first wait for o_empties never passes",
-            "nobody empties a buffer before its first use.",
+            "no role empties a buffer before its first use.",
             caught_by="runs",
             edit=("tlx.barrier_wait(o_empties[half], (done & 1) ^ 1)", "tlx.barrier_wait(o_empties[half], done & 1)"),
             expect="o_empties",
@@ -590,7 +590,7 @@ STEAL = Exercise(
         ),
         Mutant(
             "the producer waits like a consumer",
-            "nobody frees a stage before its first use.",
+            "no role frees a stage before its first use.",
             caught_by="runs",
             edit=("((done >> 1) & 1) ^ 1, k", "(done >> 1) & 1, k"),
             expect="clc_empty",
@@ -822,7 +822,7 @@ SURPLUS = Exercise(
     time_limit=40.0,
     hints=(
         "The report names who waits: on which barrier, and who should arrive there? Then look whether that role is still alive.",
-        "The load role leaves at the first surplus unit, so nobody asks for another answer. The store role wants one.",
+        "The load role leaves at the first surplus unit, so no role asks for another answer. The store role wants one.",
         "Either all roles loop while (unit >= 0) & (unit < count), or all loop while unit >= 0 and skip the work of a surplus unit.",
     ),
     mutants=(
@@ -830,7 +830,7 @@ SURPLUS = Exercise(
         _ONE_BUFFER,
         Mutant(
             "the store role takes surplus for tiles",
-            "a record that nobody initialized is read.",
+            "a record that was never initialized is read.",
             caught_by="runs",
             edit=(_STORE_LOOP, _STORE_LOOP.replace(_BOTH, "while unit >= 0:")),
             expect="",
@@ -921,7 +921,7 @@ SURPLUS = Exercise(
         ),
         Mutant(
             "one tile per program",
-            "right numbers, but nobody steals: every program of the grid is started.",
+            "right numbers, but no program steals: every program of the grid is started.",
             caught_by="steals",
             edit=(
                 (_STORE_LOOP, _STORE_LOOP.replace(_CONSUMER, "unit = -1")),
@@ -1121,7 +1121,7 @@ REUSE = Exercise(
         ),
         Mutant(
             "the wrong parity",
-            "the first tiles wait for an O that nobody has sent.",
+            "the first tiles wait for an O that was not sent.",
             caught_by="runs",
             edit=(_LOAD_WAITS, _Q_WAIT + "                tlx.barrier_wait(o_empties[slot], phase)\n"),
             expect="o_empties",
@@ -1333,7 +1333,9 @@ PREDICT = Exercise(
             edit=("min(free)", "min(free, key=lambda f: (f[0], -f[1]))"),
         ),
         Mutant(
-            "asks in turn", "The SMs asked in turn. Whoever is free first asks first.", edit=("min(free)", "free[0]")
+            "asks in turn",
+            "The SMs asked in turn. The SM that is free first asks first.",
+            edit=("min(free)", "free[0]"),
         ),
         Mutant(
             "round robin",

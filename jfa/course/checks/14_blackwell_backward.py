@@ -1033,8 +1033,8 @@ RESIDENT = Exercise(
             recognise=False,
         ),
         Mutant(
-            "Q is waited for by everybody",
-            "a program without tiles waits for a Q that nobody loads.",
+            "Q is waited for by all programs",
+            "a program without tiles waits for a Q that is never loaded.",
             caught_by="runs",
             edit=(
                 "    if begin < end:\n        tlx.barrier_wait(q_full[0], 0)\n",
